@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <string>
+
+#include "../cache/kv_source.hpp"
+#include "../core/scalar.hpp"
+#include "../core/workspace.hpp"
+#include "../policy/mask.hpp"
+#include "../policy/mask/positional.hpp"
+#include "../policy/score.hpp"
+
+namespace mha::inline v0 {
+
+/// One attention call as a backend gets it: checked, with its policies prepared.
+///
+/// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
+/// Shapes    q (B, Lq, Hq, D)  kv: keys (B, Lk, Hkv, D), values (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv)
+///           log_sum_exp (B, Hq, Lq), null data if not wanted
+/// Errors    none: whoever makes one has checked it
+template <class T, class Source, class M, class S> struct AttendCall {
+  using Scalar = T;
+
+  TensorView<const T, 4> q;
+  Source kv;
+  M mask;
+  S score;
+  TensorView<T, 4> out;
+  TensorView<Accumulator<T>, 3> log_sum_exp;
+  CallShape shape;
+  Index kv_heads = 0, head_dim = 0, value_dim = 0;
+  Accumulator<T> scale{};
+
+  /// The key/value head that query head h reads.
+  MHA_HOST_DEVICE constexpr Index kv_head(Index h) const { return h / (shape.heads / kv_heads); }
+};
+
+/// c = a · b + bias.
+///
+/// Shapes    a (M, K)  b (K, N)  bias (N), null data for none  c (M, N); any strides
+template <class T> struct GemmCall {
+  TensorView<const T, 2> a, b;
+  TensorView<const T, 1> bias;
+  TensorView<T, 2> c;
+};
+
+/// What a call of these sizes would do, in words and numbers.
+struct AttendPlan {
+  CallShape shape;
+  Index kv_heads = 0, head_dim = 0, value_dim = 0;
+};
+
+/// Whether this machine can run a backend, and if not why.
+struct Support {
+  bool ok = true;
+  std::string reason;
+};
+
+/// A machine that attention runs on. The layer and attention() are written once against these members:
+///   static constexpr const char* name
+///   using Workspace                        scratch of its memory, kept from call to call
+///   Support supported() const
+///   void gemm(const GemmCall<T>&, Workspace&) const
+///   void attend(const AttendCall<T, …>&, Workspace&) const
+///   std::string explain<T>(const AttendPlan&) const
+/// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
+/// softmax. tests/support/plain_backend.hpp is a whole one in a hundred lines.
+template <class B>
+concept Backend = std::default_initializable<B> &&
+    requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
+             const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {
+  { B::name } -> std::convertible_to<const char*>;
+  { backend.supported() } -> std::same_as<Support>;
+  backend.gemm(gemm, workspace);
+  backend.attend(call, workspace);
+  { backend.template explain<float>(plan) } -> std::convertible_to<std::string>;
+};
+
+}  // namespace mha::inline v0

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <Eigen/Core>
+#include <type_traits>
+
+#include "../backend.hpp"
+
+namespace mha::inline v0::detail::cpu {
+
+template <class A, int Order> using Matrix = Eigen::Matrix<A, Eigen::Dynamic, Eigen::Dynamic, Order>;
+template <class A, int Order> using ConstMap = Eigen::Map<const Matrix<A, Order>, 0, Eigen::OuterStride<>>;
+template <class A, int Order> using MutableMap = Eigen::Map<Matrix<A, Order>, 0, Eigen::OuterStride<>>;
+
+/// The view's elements in accumulator precision, rows contiguous: the view itself if it is so already.
+template <class T, class A = Accumulator<T>>
+TensorView<const A, 2> rows_of(const TensorView<const T, 2>& v, Workspace::Frame& frame) {
+  if constexpr (std::is_same_v<T, A>)
+    if (v.stride[1] == 1 || v.extent[1] <= 1) return v;
+  A* const copy = frame.take<A>(static_cast<std::size_t>(v.size()));
+  const auto to = view(copy, v.extent[0], v.extent[1]);
+  for (Index i = 0; i < v.extent[0]; ++i)
+    for (Index j = 0; j < v.extent[1]; ++j) to(i, j) = static_cast<A>(v(i, j));
+  return to;
+}
+
+/// An Eigen outer stride is at least the inner extent, also where there is only one row to stride over.
+template <class A> std::ptrdiff_t outer_stride(const TensorView<A, 2>& v, int outer_axis) {
+  return std::max<std::ptrdiff_t>(v.stride[outer_axis], v.extent[1 - outer_axis]);
+}
+
+/// c (M, N) row-major = a (M, K) · b (K, N) + bias (N), by Eigen; a's rows are contiguous, b is contiguous either way.
+template <class A>
+void eigen_product(const TensorView<const A, 2>& a, const TensorView<const A, 2>& b, const A* bias,
+                   const TensorView<A, 2>& c) {
+  const ConstMap<A, Eigen::RowMajor> left(a.data, a.extent[0], a.extent[1], Eigen::OuterStride<>(outer_stride(a, 0)));
+  MutableMap<A, Eigen::RowMajor> to(c.data, c.extent[0], c.extent[1], Eigen::OuterStride<>(outer_stride(c, 0)));
+  if (b.stride[1] == 1 || b.extent[1] <= 1)
+    to.noalias() =
+        left * ConstMap<A, Eigen::RowMajor>(b.data, b.extent[0], b.extent[1], Eigen::OuterStride<>(outer_stride(b, 0)));
+  else
+    to.noalias() =
+        left * ConstMap<A, Eigen::ColMajor>(b.data, b.extent[0], b.extent[1], Eigen::OuterStride<>(outer_stride(b, 1)));
+  if (bias != nullptr) to.rowwise() += Eigen::Map<const Eigen::Matrix<A, 1, Eigen::Dynamic>>(bias, c.extent[1]);
+}
+
+/// A dense product with the rows of c shared among the executor's workers.
+template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& workspace, const Threads& threads) {
+  using A = Accumulator<T>;
+  const Index m = call.c.extent[0], n = call.c.extent[1], k = call.a.extent[1];
+  if (m == 0 || n == 0) return;
+  auto frame = workspace.frame();
+  const TensorView<const A, 2> a = rows_of(call.a, frame);
+  // A transposed checkpoint, contiguous along its first axis, is read in place as well.
+  const bool transposed_weight = std::is_same_v<T, A> && call.b.stride[0] == 1;
+  TensorView<const A, 2> b;
+  if constexpr (std::is_same_v<T, A>)
+    b = transposed_weight ? call.b : rows_of(call.b, frame);
+  else
+    b = rows_of(call.b, frame);
+  A* bias = nullptr;
+  if (call.bias.data != nullptr) {
+    bias = frame.take<A>(static_cast<std::size_t>(n));
+    for (Index j = 0; j < n; ++j) bias[j] = static_cast<A>(call.bias(j));
+  }
+  TensorView<A, 2> c;
+  bool in_place = false;
+  if constexpr (std::is_same_v<T, A>) {
+    in_place = call.c.stride[1] == 1 || n == 1;
+    if (in_place) c = call.c;
+  }
+  if (!in_place) c = view(frame.take<A>(static_cast<std::size_t>(m) * static_cast<std::size_t>(n)), m, n);
+
+  constexpr double enough_flop = 4e6;
+  const double flop = 2.0 * m * n * k;
+  const Index parts = flop < enough_flop ? 1 : std::min<Index>(m, threads.workers());
+  const auto rows = [&](Index part, Index) {
+    const Index first = static_cast<Index>(std::int64_t{m} * part / parts);
+    const Index last = static_cast<Index>(std::int64_t{m} * (part + 1) / parts);
+    eigen_product<A>({&a(first, 0), {last - first, k}, {a.stride[0], a.stride[1]}}, b, bias,
+                     {&c(first, 0), {last - first, n}, {c.stride[0], c.stride[1]}});
+  };
+  if (parts == 1)
+    rows(0, 0);
+  else
+    threads.run(parts, rows);
+
+  if (!in_place)
+    for (Index i = 0; i < m; ++i)
+      for (Index j = 0; j < n; ++j) call.c(i, j) = static_cast<T>(c(i, j));
+}
+
+}  // namespace mha::inline v0::detail::cpu

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../backend.hpp"
+
+namespace mha::inline v0 {
+
+/// Attention exactly as the formula is written, in any scalar: numbers, dual numbers, a type of the user's own.
+///
+/// It stores a whole row of logits and adds in the order of the indices. It is the oracle that every other backend is
+/// tested against and the text to read first; it is not fast.
+/// A user's scalar needs + − · /, ==, <, conversion from int, exp and log found by argument, and numeric_limits with an
+/// infinity.
+/// Source    Vaswani et al. 2017, §3.2.1, eq. 1
+struct Reference {
+  static constexpr const char* name = "Reference";
+  using Workspace = mha::Workspace;
+
+  Support supported() const { return {}; }
+
+  /// c = a · b + bias.
+  template <class T> void gemm(const GemmCall<T>& call, Workspace&) const {
+    using A = Accumulator<T>;
+    for (Index i = 0; i < call.c.extent[0]; ++i)
+      for (Index j = 0; j < call.c.extent[1]; ++j) {
+        A sum(0);
+        for (Index k = 0; k < call.a.extent[1]; ++k) sum += A(call.a(i, k)) * A(call.b(k, j));
+        if (call.bias.data != nullptr) sum += A(call.bias(j));
+        call.c(i, j) = T(sum);
+      }
+  }
+
+  /// out = Σ_k weight_k · v_k for every batch, head and query.
+  template <class T, class Source, class M, class S>
+  void attend(const AttendCall<T, Source, M, S>& call, Workspace&) const {
+    using A = Accumulator<T>;
+    std::vector<Weight<A>> row;  // (visible keys)
+    for (Index b = 0; b < call.shape.batch; ++b)
+      for (Index h = 0; h < call.shape.heads; ++h)
+        for (Index i = 0; i < call.shape.queries; ++i) {
+          const A log_sum_exp = softmax_row(call, b, h, i, row);
+          if (call.log_sum_exp.data != nullptr) call.log_sum_exp(b, h, i) = log_sum_exp;
+          for (Index d = 0; d < call.value_dim; ++d) {
+            A sum(0);  // a row without visible keys stays 0
+            for (const auto& [k, weight] : row) sum += weight * A(call.kv.run(b, call.kv_head(h), k, k + 1).value[d]);
+            call.out(b, i, h, d) = T(sum);
+          }
+        }
+  }
+
+  /// The softmax itself, (B, Hq, Lq, Lk); hidden pairs are 0.
+  template <class T, class Source, class M, class S>
+  void weights(const AttendCall<T, Source, M, S>& call, TensorView<Accumulator<T>, 4> to, Workspace&) const {
+    using A = Accumulator<T>;
+    std::vector<Weight<A>> row;
+    for (Index b = 0; b < call.shape.batch; ++b)
+      for (Index h = 0; h < call.shape.heads; ++h)
+        for (Index i = 0; i < call.shape.queries; ++i) {
+          softmax_row(call, b, h, i, row);
+          for (Index k = 0; k < call.shape.keys; ++k) to(b, h, i, k) = A(0);
+          for (const auto& [k, weight] : row) to(b, h, i, k) = weight;
+        }
+  }
+
+  template <class T> std::string explain(const AttendPlan&) const {
+    return std::string("Reference: plain loops in ") + detail::scalar_name<T>() +
+           ", one row of logits at a time, one thread";
+  }
+
+ private:
+  /// A visible key and its softmax weight.
+  template <class A> struct Weight {
+    Index key;
+    A value;
+  };
+
+  /// One row of the softmax, hidden keys left out; returns its natural log-sum-exp, −∞ if nothing is visible.
+  template <class T, class Source, class M, class S, class A>
+  static A softmax_row(const AttendCall<T, Source, M, S>& call, Index b, Index h, Index i,
+                       std::vector<Weight<A>>& row) {
+    using mha::exp;
+    using mha::log;
+    row.clear();
+    const Index q = call.shape.origin + i, g = call.kv_head(h);
+    for (Index k = 0; k < call.shape.keys; ++k) {
+      if (!call.mask(b, h, q, k)) continue;
+      const T* const key = call.kv.run(b, g, k, k + 1).key;
+      A dot(0);
+      for (Index d = 0; d < call.head_dim; ++d) dot += A(call.q(b, i, h, d)) * A(key[d]);
+      const A logit = call.score(A(call.scale * dot), b, h, q, k);
+      if (!(logit == minus_infinity<A>())) row.push_back({k, logit});
+    }
+    if (row.empty()) return minus_infinity<A>();
+
+    A max = row.front().value;
+    for (const auto& w : row)
+      if (w.value > max) max = w.value;
+    A sum(0);
+    for (auto& w : row) {
+      w.value = exp(w.value - max);
+      sum += w.value;
+    }
+    for (auto& w : row) w.value = w.value / sum;
+    return max + log(sum);
+  }
+};
+
+}  // namespace mha::inline v0

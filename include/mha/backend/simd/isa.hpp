@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+#include <string_view>
+
+#include "../../config.hpp"
+#include "../../core/check.hpp"
+
+namespace mha::inline v0 {
+
+/// An instruction-set level of the CPU kernels. The best one of the machine is chosen at run time, so a program
+/// compiled without flags uses it. MHA_ISA=baseline|avx2|avx512 in the environment, or force_isa(), lowers it.
+enum class IsaLevel : int { baseline = 0, avx2 = 1, avx512 = 2 };
+
+constexpr const char* to_string(IsaLevel level) {
+  return level == IsaLevel::avx512 ? "avx512" : level == IsaLevel::avx2 ? "avx2" : "baseline";
+}
+
+/// The best level this machine runs.
+inline IsaLevel best_isa() {
+#if defined(__x86_64__)
+  static const IsaLevel best = [] {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return IsaLevel::baseline;
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    return avx512 ? IsaLevel::avx512 : IsaLevel::avx2;
+  }();
+  return best;
+#else
+  return IsaLevel::baseline;
+#endif
+}
+
+namespace detail {
+
+/// The level that MHA_ISA asks for; a level above the machine's, or an unknown name, is an error and not a guess.
+inline IsaLevel isa_from_environment() {
+  const char* const asked = std::getenv("MHA_ISA");
+  if (asked == nullptr || *asked == '\0') return best_isa();
+  for (const IsaLevel level : {IsaLevel::baseline, IsaLevel::avx2, IsaLevel::avx512})
+    if (std::string_view(asked) == to_string(level)) {
+      require(level <= best_isa(), "MHA_ISA: this machine runs up to ", to_string(best_isa()), " but ", asked,
+              " was asked for");
+      return level;
+    }
+  fail("MHA_ISA: '", asked, "' is none of baseline, avx2, avx512");
+}
+
+inline std::atomic<IsaLevel>& chosen_isa() {
+  static std::atomic<IsaLevel> level{isa_from_environment()};
+  return level;
+}
+
+}  // namespace detail
+
+/// The level the kernels use now.
+///
+/// Errors    ShapeError if MHA_ISA names no level of this machine
+inline IsaLevel current_isa() { return detail::chosen_isa().load(std::memory_order_relaxed); }
+
+/// Use this level from the next call on, in every thread.
+///
+/// Errors    ShapeError if the machine does not run it
+inline void force_isa(IsaLevel level) {
+  detail::require(level <= best_isa(), "force_isa: this machine runs up to ", to_string(best_isa()), " but ",
+                  to_string(level), " was asked for");
+  detail::chosen_isa().store(level, std::memory_order_relaxed);
+}
+
+namespace detail::simd {
+
+// One tag per level: the width of its registers and a way to run a body compiled for it. A body is a class with
+// `template <class Isa> static void run(args...)`, always_inline, so that it takes on the instructions of its caller.
+
+struct Baseline {
+  static constexpr IsaLevel level = IsaLevel::baseline;
+  static constexpr int register_bytes = 16;
+  static constexpr int registers = 16;
+  template <class Body, class... Args> MHA_NO_INLINE static void run(Args... args) {
+    Body::template run<Baseline>(args...);
+  }
+};
+
+#if defined(__x86_64__)
+struct Avx2 {
+  static constexpr IsaLevel level = IsaLevel::avx2;
+  static constexpr int register_bytes = 32;
+  static constexpr int registers = 16;
+  template <class Body, class... Args> __attribute__((target("avx2,fma"))) MHA_NO_INLINE static void run(Args... args) {
+    Body::template run<Avx2>(args...);
+  }
+};
+
+struct Avx512 {
+  static constexpr IsaLevel level = IsaLevel::avx512;
+  static constexpr int register_bytes = 64;
+  static constexpr int registers = 32;
+  template <class Body, class... Args>
+  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) MHA_NO_INLINE static void run(Args... args) {
+    Body::template run<Avx512>(args...);
+  }
+};
+#endif
+
+/// f(tag) for the level in use.
+template <class F> auto with_isa(IsaLevel level, F&& f) {
+#if defined(__x86_64__)
+  if (level == IsaLevel::avx512) return f(Avx512{});
+  if (level == IsaLevel::avx2) return f(Avx2{});
+#endif
+  static_cast<void>(level);
+  return f(Baseline{});
+}
+
+}  // namespace detail::simd
+
+}  // namespace mha::inline v0

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <limits>
+
+#include "isa.hpp"
+#include "vector.hpp"
+
+/// The inner loops of attention over one tile of queries × one block of keys.
+///
+/// Queries lie in lanes: a tile is stored as (rows, lanes), so that the maximum, the sum and the rescale of a softmax
+/// row never cross lanes, and keys and values are read in place, whatever their stride. Each lane's arithmetic is one
+/// chain in the order of d and of the keys, independent of the other lanes: a row's bits do not depend on its tile.
+namespace mha::inline v0::detail::simd {
+
+/// s (n, lanes) = keys (n, dim) · q (dim, lanes): Rows keys × Vectors registers of queries at a time.
+template <class T, int Rows, int Vectors> struct ScoresBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const T* keys, std::ptrdiff_t stride, Index n, const T* q, Index dim, T* s) {
+    constexpr int lanes = Vectors * Vector<T, Isa>::width;
+    Index k = 0;
+    for (; k + Rows <= n; k += Rows) rows<Isa, Rows>(keys + k * stride, stride, q, dim, s + std::ptrdiff_t{k} * lanes);
+    for (; k < n; ++k) rows<Isa, 1>(keys + k * stride, stride, q, dim, s + std::ptrdiff_t{k} * lanes);
+  }
+
+ private:
+  template <class Isa, int R>
+  MHA_ALWAYS_INLINE static void rows(const T* keys, std::ptrdiff_t stride, const T* q, Index dim, T* s) {
+    using V = vector_t<T, Isa>;
+    constexpr int W = Vector<T, Isa>::width;
+    V sum[R][Vectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    for (Index d = 0; d < dim; ++d) {
+      V lane[Vectors];
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) load(lane[j], q + (std::ptrdiff_t{d} * Vectors + j) * W);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        V key;
+        broadcast(key, keys[i * stride + d]);
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) sum[i][j] = key * lane[j] + sum[i][j];
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) store(s + (i * Vectors + j) * W, sum[i][j]);
+  }
+};
+
+/// One step of the online softmax, down the columns of s (n, lanes): logits become weights, max and sum move on, and
+/// fade is what earlier contributions are multiplied by. `slope` turns differences of s into powers of two.
+template <class T, int Vectors> struct SoftmaxBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(T* s, Index n, T slope, T* max, T* sum, T* fade) {
+    using V = vector_t<T, Isa>;
+    constexpr int W = Vector<T, Isa>::width;
+    constexpr T hidden = -std::numeric_limits<T>::infinity();
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) {
+      V before, highest;
+      load(before, max + j * W);
+      highest = before;
+      for (Index k = 0; k < n; ++k) {
+        V x;
+        load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
+        highest = x > highest ? x : highest;
+      }
+      store(max + j * W, highest);
+      // While nothing is visible the maximum is −∞; measuring from 0 instead keeps −∞ − (−∞) out.
+      const V zero{};
+      const V from = highest == hidden ? zero : highest;
+      V f = (before - from) * slope;
+      exp2_in_place<T, Isa>(f);
+      store(fade + j * W, f);
+      V total;
+      load(total, sum + j * W);
+      total = total * f;
+      for (Index k = 0; k < n; ++k) {
+        V x;
+        load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
+        x = (x - from) * slope;
+        exp2_in_place<T, Isa>(x);
+        total = total + x;
+        store(s + (std::ptrdiff_t{k} * Vectors + j) * W, x);
+      }
+      store(sum + j * W, total);
+    }
+  }
+};
+
+/// out (dim, lanes) = out · fade + valuesᵀ (dim, n) · p (n, lanes). Guarded: a pair whose `visible` (n, lanes) is 0
+/// adds nothing even if its value is NaN or infinite; the other lanes keep their bits.
+template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
+                                    const T* fade, Index dim, T* out) {
+    constexpr int lanes = Vectors * Vector<T, Isa>::width;
+    Index d = 0;
+    for (; d + Rows <= dim; d += Rows)
+      rows<Isa, Rows>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
+    for (; d < dim; ++d) rows<Isa, 1>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
+  }
+
+ private:
+  template <class Isa, int R>
+  MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
+                                     const T* fade, T* out) {
+    using V = vector_t<T, Isa>;
+    constexpr int W = Vector<T, Isa>::width;
+    V sum[R][Vectors];
+    {
+      V f[Vectors];
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) load(f[j], fade + j * W);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) {
+          V o;
+          load(o, out + (i * Vectors + j) * W);
+          sum[i][j] = o * f[j];
+        }
+    }
+    for (Index k = 0; k < n; ++k) {
+      V weight[Vectors];
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        V value;
+        broadcast(value, values[k * stride + i]);
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) {
+          if constexpr (Guarded) {
+            const V zero{};
+            V seen;
+            load(seen, visible + (std::ptrdiff_t{k} * Vectors + j) * W);
+            const V guarded = seen != zero ? value : zero;
+            sum[i][j] = guarded * weight[j] + sum[i][j];
+          } else {
+            sum[i][j] = value * weight[j] + sum[i][j];
+          }
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) store(out + (i * Vectors + j) * W, sum[i][j]);
+  }
+};
+
+/// The kernels of one scalar at one instruction-set level and one tile width.
+template <class T> struct TileKernels {
+  Index lanes;  ///< queries of a tile
+  Index rows;   ///< keys computed together: the grain at which hidden keys are skipped
+  void (*scores)(const T* keys, std::ptrdiff_t stride, Index n, const T* q, Index dim, T* s);
+  void (*softmax)(T* s, Index n, T slope, T* max, T* sum, T* fade);
+  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
+                 Index dim, T* out);
+  void (*guarded_values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
+                         Index dim, T* out);
+};
+
+template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> make_tile_kernels() {
+  return {Vectors * Vector<T, Isa>::width,
+          Rows,
+          &Isa::template run<ScoresBody<T, Rows, Vectors>>,
+          &Isa::template run<SoftmaxBody<T, Vectors>>,
+          &Isa::template run<ValuesBody<T, Rows, Vectors, false>>,
+          &Isa::template run<ValuesBody<T, Rows, Vectors, true>>};
+}
+
+/// The kernels for a call of this many queries: few queries take a tile one register wide.
+template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
+  return with_isa(level, [&](auto isa) {
+    using Isa = decltype(isa);
+    // Accumulators, one row of queries and a broadcast value fill the registers.
+    constexpr int rows = Isa::registers == 32 ? 8 : 4;
+    constexpr int vectors = Isa::level == IsaLevel::baseline ? 2 : 3;
+    return queries <= Vector<T, Isa>::width ? make_tile_kernels<T, Isa, 8, 1>()
+                                            : make_tile_kernels<T, Isa, rows, vectors>();
+  });
+}
+
+}  // namespace mha::inline v0::detail::simd

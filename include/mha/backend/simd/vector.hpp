@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../../config.hpp"
+
+namespace mha::inline v0::detail::simd {
+
+/// Compiler vector types of one register. Values travel through references and plain operators: a vector passed by
+/// value between functions of different instruction sets has no agreed calling convention.
+template <class T, class Isa> struct Vector {
+  static constexpr int width = Isa::register_bytes / static_cast<int>(sizeof(T));
+  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  typedef T type __attribute__((vector_size(Isa::register_bytes)));
+  typedef Int int_type __attribute__((vector_size(Isa::register_bytes)));
+  /// The same for memory of any alignment.
+  typedef T unaligned __attribute__((vector_size(Isa::register_bytes), aligned(alignof(T)), may_alias));
+};
+
+template <class T, class Isa> using vector_t = typename Vector<T, Isa>::type;
+
+template <class V, class T> MHA_ALWAYS_INLINE void load(V& v, const T* p) {
+  typedef T unaligned __attribute__((vector_size(sizeof(V)), aligned(alignof(T)), may_alias));
+  v = *reinterpret_cast<const unaligned*>(p);
+}
+
+template <class V, class T> MHA_ALWAYS_INLINE void store(T* p, const V& v) {
+  typedef T unaligned __attribute__((vector_size(sizeof(V)), aligned(alignof(T)), may_alias));
+  *reinterpret_cast<unaligned*>(p) = v;
+}
+
+/// Every lane the same.
+template <class V, class T> MHA_ALWAYS_INLINE void broadcast(V& v, const T& x) {
+#if MHA_BROADCAST_BY_ASM
+  // g++ lowers {x, x, …} before it knows that its caller has the wide registers, to an insertion per lane.
+  if constexpr (sizeof(V) > 16) {
+    if constexpr (sizeof(T) == 4)
+      asm("vbroadcastss %1, %0" : "=v"(v) : "m"(x));
+    else
+      asm("vbroadcastsd %1, %0" : "=v"(v) : "m"(x));
+    return;
+  }
+#endif
+  v = x - V{};  // not x + 0, which would turn −0 into 0
+}
+
+/// Constants of 2^f on [−½, ½]: minimax in relative error among polynomials with the constant term 1, so that exp2(0)
+/// is exactly 1 and a rescale by it changes nothing.
+template <class T> struct Exp2Constants;
+template <> struct Exp2Constants<float> {
+  static constexpr float round_to_int = 12582912.f;  // 1.5 · 2^23: adding it leaves the integer in the low bits
+  static constexpr int mantissa_bits = 23, bias = 127;
+  static constexpr float lowest = -126.f;
+  static constexpr float coefficient[] = {0.00015353362068858489f,
+                                          0.00133988743939813901f,
+                                          0.00961843735695742056f,
+                                          0.0555033247119085717f,
+                                          0.240226479136368521f,
+                                          0.693147202855031648f,
+                                          1.f};
+};
+template <> struct Exp2Constants<double> {
+  static constexpr double round_to_int = 6755399441055744.;  // 1.5 · 2^52
+  static constexpr int mantissa_bits = 52, bias = 1023;
+  static constexpr double lowest = -1022.;
+  static constexpr double coefficient[] = {4.43477129820037671e-10, 7.0737832485031333e-9,  1.0178199571842138e-7,
+                                           1.3215435282308488e-6,   1.52527334931274893e-5, 0.000154035304571120909,
+                                           0.00133335581467746205,  0.00961812910759412009, 0.0555041086648200832,
+                                           0.240226506959101313,    0.693147180559945326,   1.};
+};
+
+/// x ← 2^x for x ≤ 1 (the differences logit − max of a softmax).
+///
+/// Numerics  relative error below 1.5 ulp; 2^0 = 1 exactly; results below the smallest normal number, −∞ among them,
+///           are exactly 0; NaN stays NaN
+template <class T, class Isa> MHA_ALWAYS_INLINE void exp2_in_place(vector_t<T, Isa>& x) {
+  using V = vector_t<T, Isa>;
+  using I = typename Vector<T, Isa>::int_type;
+  using C = Exp2Constants<T>;
+  constexpr int terms = static_cast<int>(sizeof(C::coefficient) / sizeof(T));
+  const V shifted = x + C::round_to_int;
+  const V fraction = x - (shifted - C::round_to_int);
+  V p = C::coefficient[0] - V{};
+#pragma GCC unroll 16
+  for (int i = 1; i < terms; ++i) p = p * fraction + C::coefficient[i];
+  // The product with 2^n, and not an addition to the exponent, keeps NaN a NaN.
+  const I power =
+      ((I)shifted << C::mantissa_bits) + (static_cast<typename Vector<T, Isa>::Int>(C::bias) << C::mantissa_bits);
+  const V r = p * (V)power;
+  x = x < C::lowest ? V{} : r;
+}
+
+}  // namespace mha::inline v0::detail::simd

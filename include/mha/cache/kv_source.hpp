@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+
+#include "../core/view.hpp"
+
+namespace mha::inline v0 {
+
+/// Consecutive keys of one sequence and key/value head: row i is at key + i·key_stride, contiguous along D.
+template <class T> struct KvRun {
+  const T* key;
+  const T* value;
+  std::ptrdiff_t key_stride, value_stride;
+  Index count;
+};
+
+/// Where keys and values live, by absolute position: run(b, g, begin, end) gives the rows from `begin` on that lie at
+/// one stride, at least one and at most end − begin of them. A kernel loops over runs and never asks what is behind.
+template <class S>
+concept KvSource = requires(const S& source, Index i) {
+  typename S::Scalar;
+  { source.run(i, i, i, i) } -> std::same_as<KvRun<typename S::Scalar>>;
+};
+
+/// Keys and values in two strided arrays; any range is one run.
+///
+/// Shapes    key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv), both contiguous along the last axis
+template <class T> struct ContiguousKv {
+  using Scalar = T;
+  TensorView<const T, 4> key, value;
+
+  MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
+    return {&key(b, begin, g, 0), &value(b, begin, g, 0), key.stride[1], value.stride[1], end - begin};
+  }
+};
+
+}  // namespace mha::inline v0

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <optional>
+#include <type_traits>
+
+#include "core/scalar.hpp"
+#include "core/tensor.hpp"
+#include "core/workspace.hpp"
+#include "policy/mask/positional.hpp"
+#include "policy/role.hpp"
+#include "policy/score.hpp"
+
+namespace mha::inline v0 {
+
+/// What dot products are multiplied by in this call; 1/√D if not given.
+struct Scale {
+  double value;
+};
+
+/// The absolute position of the call's first query; Lk − Lq if not given, so that the last query meets the last key.
+struct Origin {
+  Index position;
+};
+
+/// Also write the natural log-sum-exp of every row, −∞ for a fully masked one.
+///
+/// Shapes    (B, Hq, Lq); (Lq) for a call of one head
+template <class A> struct LogSumExp {
+  TensorView<A, 3> to;
+
+  template <ViewableOfRank<1, 3> View>
+  requires std::is_lvalue_reference_v<View&>
+  constexpr explicit LogSumExp(View& owner) : to(three(view(owner))) {}
+  template <int Rank> constexpr explicit LogSumExp(TensorView<A, Rank>&& v) : to(three(v)) {}
+
+ private:
+  static constexpr TensorView<A, 3> three(const TensorView<A, 3>& v) { return v; }
+  static constexpr TensorView<A, 3> three(const TensorView<A, 1>& v) {
+    return {v.data, {1, 1, v.extent[0]}, {0, 0, v.stride[0]}};
+  }
+};
+template <class View> LogSumExp(View&) -> LogSumExp<ScalarOf<View>>;
+template <class A, int Rank> LogSumExp(TensorView<A, Rank>&&) -> LogSumExp<A>;
+
+/// Where a layer writes its result: layer(x, mha::into(y)).
+template <class View> struct Into { View to; };
+template <ViewableOfRank<2, 3> Owner> constexpr auto into(Owner& owner) {
+  return Into<decltype(view(owner))>{view(owner)};
+}
+template <class T, int Rank> constexpr auto into(TensorView<T, Rank>&& v) { return Into<TensorView<T, Rank>>{v}; }
+
+namespace detail {
+
+template <class T> constexpr bool is_log_sum_exp = false;
+template <class A> constexpr bool is_log_sum_exp<LogSumExp<A>> = true;
+template <class T> constexpr bool is_into = false;
+template <class V> constexpr bool is_into<Into<V>> = true;
+
+template <class E>
+concept WorkspaceArgument = requires {
+  requires std::remove_cvref_t<E>::is_workspace;
+};
+template <class E>
+concept ScaleArgument = std::same_as<std::remove_cvref_t<E>, Scale>;
+template <class E>
+concept OriginArgument = std::same_as<std::remove_cvref_t<E>, Origin>;
+template <class E>
+concept LogSumExpArgument = is_log_sum_exp<std::remove_cvref_t<E>>;
+template <class E>
+concept IntoArgument = is_into<std::remove_cvref_t<E>>;
+template <class E>
+concept PolicyArgument = role_of<E>()
+== Role::mask || role_of<E>() == Role::score || role_of<E>() == Role::ambiguous;
+
+/// The sentences for what attention() may be given after its tensors.
+template <class... Extra> constexpr void check_call_arguments() {
+  static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
+                  LogSumExpArgument<Extra>)&&...),
+                "mha: after the tensors attention takes masks, scores, Scale, Origin, LogSumExp and a Workspace "
+                "(see mha/call.hpp)");
+  static_assert(((role_of<Extra>() != Role::ambiguous) && ...),
+                "mha: a functor can be called as a mask and as a score: say which with 'static constexpr mha::Role "
+                "role = mha::Role::mask;' (see mha/policy/role.hpp)");
+  static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1,
+                "mha: Scale, Origin, LogSumExp and a Workspace may be given once each (see mha/call.hpp)");
+}
+
+template <class A, class B> constexpr auto intersect(const A& a, const B& b) {
+  if constexpr (std::same_as<A, Full>)
+    return b;
+  else if constexpr (std::same_as<B, Full>)
+    return a;
+  else
+    return And<A, B>{a, b};
+}
+template <class A, class B> constexpr auto chain(const A& a, const B& b) {
+  if constexpr (std::same_as<A, NoScore>)
+    return b;
+  else if constexpr (std::same_as<B, NoScore>)
+    return a;
+  else
+    return Chain<A, B>{a, b};
+}
+
+/// All masks of a call as one.
+constexpr Full collect_masks() { return {}; }
+template <class E, class... Rest> constexpr auto collect_masks(const E& first, const Rest&... rest) {
+  if constexpr (Mask<E>)
+    return intersect(first, collect_masks(rest...));
+  else
+    return collect_masks(rest...);
+}
+
+/// All scores of a call as one, in the order written.
+constexpr NoScore collect_scores() { return {}; }
+template <class E, class... Rest> constexpr auto collect_scores(const E& first, const Rest&... rest) {
+  if constexpr (Score<E>)
+    return chain(first, collect_scores(rest...));
+  else
+    return collect_scores(rest...);
+}
+
+/// The plain values of a call.
+template <class A> struct CallOptions {
+  std::optional<double> scale;
+  std::optional<Index> origin;
+  std::optional<TensorView<A, 3>> log_sum_exp;
+};
+
+template <class A, class... Extra> CallOptions<A> collect_options(const Extra&... extra) {
+  CallOptions<A> options;
+  [[maybe_unused]] const auto take = [&](const auto& e) {
+    using E = std::remove_cvref_t<decltype(e)>;
+    if constexpr (ScaleArgument<E>)
+      options.scale = e.value;
+    else if constexpr (OriginArgument<E>)
+      options.origin = e.position;
+    else if constexpr (LogSumExpArgument<E>) {
+      static_assert(std::same_as<E, LogSumExp<A>>,
+                    "mha: LogSumExp has the accumulator's scalar: float for half, bfloat16 and float, else the scalar "
+                    "itself (see mha/call.hpp)");
+      options.log_sum_exp = e.to;
+    }
+  };
+  (take(extra), ...);
+  return options;
+}
+
+/// The call's workspace, or the fallback.
+template <class W> W& workspace_or(W& own) { return own; }
+template <class W, class E, class... Rest> W& workspace_or(W& own, E& first, Rest&... rest) {
+  if constexpr (WorkspaceArgument<E>) {
+    static_assert(std::same_as<E, W>, "mha: this backend has a Workspace type of its own: B::Workspace");
+    return first;
+  } else {
+    return workspace_or(own, rest...);
+  }
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline v0

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "../config.hpp"
+
+namespace mha::inline v0 {
+
+/// Data that a policy value points at and does not own: lengths, ids, a table.
+///
+/// Made from a pointer and a size or from a named container; a temporary container is refused, because the pointer
+/// would outlive it. `memory` tells a backend where the data lies.
+template <class T> struct Borrowed {
+  const T* data = nullptr;
+  Index size = 0;
+  Memory memory = Memory::host;
+
+  Borrowed() = default;
+  constexpr Borrowed(const T* first, Index count, Memory where = Memory::host)
+      : data(first), size(count), memory(where) {}
+
+  template <class Range>
+  requires(!std::same_as<std::remove_cv_t<Range>, Borrowed> &&
+           requires(Range & r) {
+             { r.data() } -> std::convertible_to<const T*>;
+             r.size();
+           }) constexpr Borrowed(Range& range)
+      : data(range.data()), size(static_cast<Index>(range.size())) {}
+
+  template <class Range>
+  requires(!std::same_as<Range, Borrowed> && !std::is_lvalue_reference_v<Range> && requires(const Range& r) {
+    { r.data() } -> std::convertible_to<const T*>;
+    r.size();
+  }) Borrowed(const Range&& temporary_owner)
+  = delete;
+
+  MHA_HOST_DEVICE constexpr const T& operator[](Index i) const { return data[i]; }
+};
+
+}  // namespace mha::inline v0

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <limits>
+#include <type_traits>
+
+#include "../config.hpp"
+
+namespace mha::inline v0 {
+
+template <class T>
+concept Arithmetic = std::is_arithmetic_v<T>;
+
+/// A value and its derivatives with respect to N variables: evaluating a score on duals differentiates it.
+///
+/// Numbers convert to a Dual with zero derivatives; a Dual never converts back, because that would lose them silently.
+/// Source    forward-mode automatic differentiation, Griewank & Walther, chapter 3
+template <class T, int N = 1> struct Dual {
+  T value{};
+  T derivative[std::size_t{N}]{};
+
+  Dual() = default;
+  template <Arithmetic A> MHA_HOST_DEVICE constexpr Dual(A v) : value(static_cast<T>(v)) {}
+
+  /// The i-th variable itself: its derivative with respect to itself is 1.
+  MHA_HOST_DEVICE static constexpr Dual variable(T v, int i = 0) {
+    Dual r(v);
+    r.derivative[i] = T(1);
+    return r;
+  }
+  /// f(x) from f's value and slope at x.
+  MHA_HOST_DEVICE constexpr Dual chain(T f, T slope) const {
+    Dual r(f);
+    for (int i = 0; i < N; ++i) r.derivative[i] = slope * derivative[i];
+    return r;
+  }
+
+  friend MHA_HOST_DEVICE constexpr Dual operator-(const Dual& a) { return a.chain(-a.value, T(-1)); }
+  friend MHA_HOST_DEVICE constexpr Dual operator+(const Dual& a, const Dual& b) {
+    Dual r(a.value + b.value);
+    for (int i = 0; i < N; ++i) r.derivative[i] = a.derivative[i] + b.derivative[i];
+    return r;
+  }
+  friend MHA_HOST_DEVICE constexpr Dual operator-(const Dual& a, const Dual& b) {
+    Dual r(a.value - b.value);
+    for (int i = 0; i < N; ++i) r.derivative[i] = a.derivative[i] - b.derivative[i];
+    return r;
+  }
+  friend MHA_HOST_DEVICE constexpr Dual operator*(const Dual& a, const Dual& b) {
+    Dual r(a.value * b.value);
+    for (int i = 0; i < N; ++i) r.derivative[i] = a.derivative[i] * b.value + a.value * b.derivative[i];
+    return r;
+  }
+  friend MHA_HOST_DEVICE constexpr Dual operator/(const Dual& a, const Dual& b) {
+    Dual r(a.value / b.value);
+    for (int i = 0; i < N; ++i) r.derivative[i] = (a.derivative[i] - r.value * b.derivative[i]) / b.value;
+    return r;
+  }
+  MHA_HOST_DEVICE constexpr Dual& operator+=(const Dual& b) { return *this = *this + b; }
+  MHA_HOST_DEVICE constexpr Dual& operator-=(const Dual& b) { return *this = *this - b; }
+  MHA_HOST_DEVICE constexpr Dual& operator*=(const Dual& b) { return *this = *this * b; }
+  MHA_HOST_DEVICE constexpr Dual& operator/=(const Dual& b) { return *this = *this / b; }
+
+  friend MHA_HOST_DEVICE constexpr bool operator==(const Dual& a, const Dual& b) { return a.value == b.value; }
+  friend MHA_HOST_DEVICE constexpr bool operator<(const Dual& a, const Dual& b) { return a.value < b.value; }
+  friend MHA_HOST_DEVICE constexpr bool operator>(const Dual& a, const Dual& b) { return a.value > b.value; }
+  friend MHA_HOST_DEVICE constexpr bool operator<=(const Dual& a, const Dual& b) { return a.value <= b.value; }
+  friend MHA_HOST_DEVICE constexpr bool operator>=(const Dual& a, const Dual& b) { return a.value >= b.value; }
+};
+
+// The maths a score may use: the same names for numbers and for duals.
+
+template <Arithmetic T> MHA_HOST_DEVICE T exp(T x) { return std::exp(x); }
+template <Arithmetic T> MHA_HOST_DEVICE T log(T x) { return std::log(x); }
+template <Arithmetic T> MHA_HOST_DEVICE T tanh(T x) { return std::tanh(x); }
+template <Arithmetic T> MHA_HOST_DEVICE T sqrt(T x) { return std::sqrt(x); }
+template <Arithmetic T> MHA_HOST_DEVICE constexpr T abs(T x) { return x < T(0) ? -x : x; }
+
+template <class T, int N> MHA_HOST_DEVICE Dual<T, N> exp(const Dual<T, N>& a) {
+  const T e = mha::exp(a.value);
+  return a.chain(e, e);
+}
+template <class T, int N> MHA_HOST_DEVICE Dual<T, N> log(const Dual<T, N>& a) {
+  return a.chain(mha::log(a.value), T(1) / a.value);
+}
+template <class T, int N> MHA_HOST_DEVICE Dual<T, N> tanh(const Dual<T, N>& a) {
+  const T t = mha::tanh(a.value);
+  return a.chain(t, T(1) - t * t);
+}
+template <class T, int N> MHA_HOST_DEVICE Dual<T, N> sqrt(const Dual<T, N>& a) {
+  const T r = mha::sqrt(a.value);
+  return a.chain(r, T(1) / (T(2) * r));
+}
+template <class T, int N> MHA_HOST_DEVICE constexpr Dual<T, N> abs(const Dual<T, N>& a) {
+  return a.value < T(0) ? -a : a;
+}
+
+}  // namespace mha::inline v0
+
+/// Limits are those of the value: infinity and the like have zero derivatives.
+template <class T, int N> struct std::numeric_limits<mha::Dual<T, N>> : std::numeric_limits<T> {
+  static constexpr mha::Dual<T, N> infinity() { return std::numeric_limits<T>::infinity(); }
+  static constexpr mha::Dual<T, N> lowest() { return std::numeric_limits<T>::lowest(); }
+  static constexpr mha::Dual<T, N> max() { return std::numeric_limits<T>::max(); }
+  static constexpr mha::Dual<T, N> min() { return std::numeric_limits<T>::min(); }
+  static constexpr mha::Dual<T, N> epsilon() { return std::numeric_limits<T>::epsilon(); }
+  static constexpr mha::Dual<T, N> quiet_NaN() { return std::numeric_limits<T>::quiet_NaN(); }
+};

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "../config.hpp"
+
+namespace mha::inline v0 {
+
+/// bfloat16 storage: the upper half of a float32. Arithmetic is done in float; conversion rounds to nearest even.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+
+  bfloat16() = default;
+  MHA_HOST_DEVICE explicit constexpr bfloat16(float x) {
+    const auto w = std::bit_cast<std::uint32_t>(x);
+    // A NaN keeps its upper bits and stays one even if only lower bits were set.
+    bits = x != x ? static_cast<std::uint16_t>((w >> 16) | 0x40u)
+                  : static_cast<std::uint16_t>((w + 0x7fffu + ((w >> 16) & 1u)) >> 16);
+  }
+  MHA_HOST_DEVICE constexpr operator float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+  static constexpr bfloat16 from_bits(std::uint16_t b) {
+    bfloat16 x;
+    x.bits = b;
+    return x;
+  }
+};
+
+/// IEEE 754 binary16 storage. Arithmetic is done in float; conversion rounds to nearest even, subnormals included.
+struct half {
+  std::uint16_t bits = 0;
+
+  half() = default;
+  MHA_HOST_DEVICE explicit constexpr half(float x) {
+    const auto w = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t sign = (w >> 16) & 0x8000u, magnitude = w & 0x7fffffffu;
+    std::uint32_t r;
+    if (magnitude > 0x7f800000u) {
+      r = 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // NaN keeps what fits of its payload
+    } else if (magnitude >= 0x47800000u) {
+      r = 0x7c00u;  // 65536 and above, infinity included
+    } else if (magnitude >= 0x38800000u) {
+      const std::uint32_t rebased = magnitude - 0x38000000u;  // exponent bias 127 → 15
+      r = (rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13;  // may carry into infinity, as it should
+    } else {
+      // Subnormal: adding 0.5 leaves the value's multiple of 2^-24, correctly rounded, in the low bits of the sum.
+      const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+      r = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u;
+    }
+    bits = static_cast<std::uint16_t>(sign | r);
+  }
+  MHA_HOST_DEVICE constexpr operator float() const {
+    const std::uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+    if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    if (magnitude >= 0x0400u) return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    return sign != 0 ? -value : value;
+  }
+  static constexpr half from_bits(std::uint16_t b) {
+    half x;
+    x.bits = b;
+    return x;
+  }
+};
+
+/// What a scalar is accumulated in; specialise it for a storage scalar of your own.
+template <class T> struct ScalarTraits { using Accumulator = T; };
+template <> struct ScalarTraits<half> { using Accumulator = float; };
+template <> struct ScalarTraits<bfloat16> { using Accumulator = float; };
+
+/// float for half, bfloat16 and float; the scalar itself otherwise.
+template <class T> using Accumulator = typename ScalarTraits<std::remove_cv_t<T>>::Accumulator;
+
+/// −∞ of a scalar: what a hidden logit is.
+template <class T> MHA_HOST_DEVICE constexpr T minus_infinity() {
+  static_assert(std::numeric_limits<T>::has_infinity,
+                "mha: this scalar has no infinity, so hidden logits cannot be written in it: "
+                "specialise std::numeric_limits (see mha/core/scalar.hpp)");
+  return -std::numeric_limits<T>::infinity();
+}
+
+namespace detail {
+
+template <class T> constexpr const char* scalar_name() {
+  if constexpr (std::same_as<T, float>)
+    return "float";
+  else if constexpr (std::same_as<T, double>)
+    return "double";
+  else if constexpr (std::same_as<T, half>)
+    return "half";
+  else if constexpr (std::same_as<T, bfloat16>)
+    return "bfloat16";
+  else
+    return "user scalar";
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline v0

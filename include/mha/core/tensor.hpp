@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "check.hpp"
+#include "view.hpp"
+
+namespace mha::inline v0 {
+
+/// Alignment of memory that the library owns: one cache line, one AVX-512 register.
+inline constexpr std::size_t alignment = 64;
+
+namespace detail {
+
+struct AlignedDelete {
+  std::size_t count = 0;
+  template <class T> void operator()(T* p) const {
+    std::destroy_n(p, count);
+    ::operator delete (p, std::align_val_t{alignment});
+  }
+};
+
+/// An aligned array of n value-initialised elements.
+template <class T> std::unique_ptr<T[], AlignedDelete> aligned_array(std::size_t n) {
+  if (n == 0) return {};
+  if (n > static_cast<std::size_t>(-1) / 2 / sizeof(T)) throw std::bad_array_new_length();
+  void* raw = ::operator new (n * sizeof(T), std::align_val_t{alignment});
+  T* const p = static_cast<T*>(raw);
+  try {
+    std::uninitialized_value_construct_n(p, n);
+  } catch (...) {
+    ::operator delete (raw, std::align_val_t{alignment});
+    throw;
+  }
+  return std::unique_ptr<T[], AlignedDelete>(p, AlignedDelete{n});
+}
+
+}  // namespace detail
+
+/// An owning, row-major, 64-byte aligned array with Rank axes, zero at first.
+///
+/// Errors    ShapeError on a negative extent
+template <class T, int Rank> class Tensor {
+ public:
+  static constexpr int rank = Rank;
+  using Scalar = T;
+
+  Tensor() = default;
+
+  template <std::convertible_to<Index>... I>
+  requires(sizeof...(I) == Rank) explicit Tensor(I... extents)
+      : shape_(mha::view(static_cast<T*>(nullptr), extents...)) {
+    for (int a = 0; a < Rank; ++a)
+      detail::require(shape_.extent[a] >= 0, "Tensor: extent ", shape_.extent[a], " on axis ", a);
+    data_ = detail::aligned_array<T>(size());
+  }
+
+  Tensor(const Tensor& other) : shape_(other.shape_), data_(detail::aligned_array<T>(other.size())) {
+    std::copy_n(other.data(), size(), data());
+  }
+  Tensor(Tensor&& other) noexcept : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}
+  Tensor& operator=(Tensor other) noexcept {
+    shape_ = std::exchange(other.shape_, {});
+    data_ = std::move(other.data_);
+    return *this;
+  }
+  ~Tensor() = default;
+
+  T* data() { return data_.get(); }
+  const T* data() const { return data_.get(); }
+  std::size_t size() const { return static_cast<std::size_t>(shape_.size()); }
+  Index extent(int axis) const { return shape_.extent[axis]; }
+
+  T* begin() { return data(); }
+  T* end() { return data() + size(); }
+  const T* begin() const { return data(); }
+  const T* end() const { return data() + size(); }
+
+  template <class... I>
+  requires(sizeof...(I) == Rank) T& operator()(I... i) { return view()(i...); }
+  template <class... I>
+  requires(sizeof...(I) == Rank) const T& operator()(I... i) const { return view()(i...); }
+
+  TensorView<T, Rank> view() & {
+    TensorView<T, Rank> v = shape_;
+    v.data = data();
+    return v;
+  }
+  TensorView<const T, Rank> view() const& {
+    TensorView<const T, Rank> v = shape_;
+    v.data = data();
+    return v;
+  }
+  void view() && = delete;
+  void view() const&& = delete;
+
+ private:
+  TensorView<T, Rank> shape_;  // its data pointer stays null, so that copies and moves cannot dangle
+  std::unique_ptr<T[], detail::AlignedDelete> data_;
+};
+
+template <class T, int Rank> struct ViewTraits<Tensor<T, Rank>> {
+  using Scalar = T;
+  static constexpr int rank = Rank;
+  static TensorView<T, Rank> view(Tensor<T, Rank>& t) { return t.view(); }
+  static TensorView<const T, Rank> view(const Tensor<T, Rank>& t) { return t.view(); }
+};
+
+namespace detail {
+
+/// What attention and the layer return for an input of this type: a Tensor, unless its ViewTraits know better (Eigen).
+template <class Owner> struct ResultOf {
+  using Traits = ViewTraits<Owner>;
+  template <class... I> static auto make(I... extents) {
+    if constexpr (requires { Traits::make(extents...); })
+      return Traits::make(extents...);
+    else
+      return Tensor<typename Traits::Scalar, static_cast<int>(sizeof...(I))>(extents...);
+  }
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline v0

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tensor.hpp"
+
+namespace mha::inline v0 {
+
+/// Scratch memory of the host that is kept from call to call: after the first call of a shape no other allocates.
+///
+/// Give one to each thread that calls a layer; the layer itself is const and may be shared.
+class Workspace {
+ public:
+  static constexpr bool is_workspace = true;
+
+  Workspace() = default;
+  explicit Workspace(std::size_t bytes) { reserve(bytes); }
+  Workspace(Workspace&&) noexcept = default;
+  Workspace& operator=(Workspace&&) noexcept = default;
+
+  /// One allocation that holds at least this many bytes. Only between calls.
+  void reserve(std::size_t bytes) {
+    if (blocks_.size() == 1 && blocks_[0].size >= bytes) return;
+    blocks_.clear();
+    used_ = 0;
+    if (bytes > 0) grow(bytes);
+  }
+
+  /// Bytes held.
+  std::size_t bytes() const {
+    std::size_t n = 0;
+    for (const Block& b : blocks_) n += b.size;
+    return n;
+  }
+  /// How often memory was allocated since construction.
+  int allocations() const { return allocations_; }
+
+  /// What is taken while a Frame lives is given back when it ends; frames nest.
+  class Frame {
+   public:
+    explicit Frame(Workspace& w) : workspace_(w), block_(w.blocks_.size()), used_(w.used_) {}
+    Frame(const Frame&) = delete;
+    Frame& operator=(const Frame&) = delete;
+    ~Frame() { workspace_.restore(block_, used_); }
+
+    /// n uninitialised elements, 64-byte aligned, valid while the frame lives.
+    template <class T> T* take(std::size_t n) {
+      static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
+                    "mha: a Workspace holds trivial types only (see mha/core/workspace.hpp)");
+      return reinterpret_cast<T*>(workspace_.take_bytes(n * sizeof(T)));
+    }
+
+   private:
+    Workspace& workspace_;
+    std::size_t block_, used_;
+  };
+
+  Frame frame() { return Frame(*this); }
+
+ private:
+  struct Block {
+    std::unique_ptr<std::byte[], detail::AlignedDelete> memory;
+    std::size_t size = 0;
+  };
+
+  void grow(std::size_t size) {
+    Block b;
+    b.memory.reset(static_cast<std::byte*>(::operator new (size, std::align_val_t{alignment})));
+    b.size = size;
+    blocks_.push_back(std::move(b));
+    used_ = 0;
+    ++allocations_;
+  }
+
+  std::byte* take_bytes(std::size_t n) {
+    n = (n + alignment - 1) / alignment * alignment;
+    // An outer frame still uses earlier blocks, so growing adds one and moves nothing.
+    if (blocks_.empty() || blocks_.back().size - used_ < n) grow(n > bytes() ? n : bytes());
+    std::byte* const p = blocks_.back().memory.get() + used_;
+    used_ += n;
+    peak_ = std::max(peak_, bytes() - blocks_.back().size + used_);
+    return p;
+  }
+
+  void restore(std::size_t block, std::size_t used) noexcept {
+    if (block == 0 || (block == 1 && used == 0)) {
+      // Nothing is in use. If one block did not do, the next call finds one that does.
+      used_ = 0;
+      if (blocks_.size() == 1 && blocks_[0].size >= peak_) return;
+      blocks_.clear();
+      try {
+        if (peak_ > 0) grow(peak_);
+      } catch (const std::bad_alloc&) {
+        blocks_.clear();  // nothing is lost: the next call allocates again
+      }
+    } else {
+      blocks_.resize(block);
+      used_ = used;
+    }
+  }
+
+  std::vector<Block> blocks_;
+  std::size_t used_ = 0;  ///< bytes of the last block that are taken
+  std::size_t peak_ = 0;  ///< the most that was ever in use at once
+  int allocations_ = 0;
+};
+
+}  // namespace mha::inline v0

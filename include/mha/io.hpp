@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Front door of the component mha::io: checkpoints from files. Needs nlohmann_json.
+#include "io/mapped_file.hpp"
+#include "io/safetensors.hpp"

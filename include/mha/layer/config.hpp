@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "../core/check.hpp"
+#include "../policy/heads.hpp"
+
+namespace mha::inline v0 {
+
+/// The sizes of a layer. 0 means: derived from the others.
+struct Config {
+  Index d_model = 0;            ///< E, the width of query rows and of the result
+  Index num_heads = 0;          ///< Hq
+  Index num_kv_heads = 0;       ///< Hkv; by the heads policy if 0
+  Index head_dim = 0;           ///< D; d_model / num_heads if 0
+  Index value_dim = 0;          ///< Dv; head_dim if 0
+  Index kv_model = 0;           ///< width of the rows that keys and values are made from; d_model if 0
+  bool bias = false;            ///< whether the projections add a bias
+  std::optional<double> scale;  ///< 1/√head_dim if not given
+
+  Index query_width() const { return num_heads * head_dim; }
+  Index key_width() const { return num_kv_heads * head_dim; }
+  Index value_width() const { return num_kv_heads * value_dim; }
+};
+
+namespace detail {
+
+/// The configuration with every size filled in, or a ShapeError that says which do not fit.
+template <Heads H> Config completed(Config c) {
+  require(c.d_model > 0, "Config: d_model is ", c.d_model, ", the least is 1");
+  require(c.num_heads > 0, "Config: num_heads is ", c.num_heads, ", the least is 1");
+  require(c.num_kv_heads >= 0, "Config: num_kv_heads is ", c.num_kv_heads, ", the least is 1");
+  require(c.head_dim >= 0, "Config: head_dim is ", c.head_dim, ", the least is 1");
+  require(c.value_dim >= 0, "Config: value_dim is ", c.value_dim, ", the least is 1");
+  require(c.kv_model >= 0, "Config: kv_model is ", c.kv_model, ", the least is 1");
+  if (c.head_dim == 0) {
+    require(c.d_model % c.num_heads == 0, "Config: num_heads ", c.num_heads, " does not divide d_model ", c.d_model,
+            ": give head_dim");
+    c.head_dim = c.d_model / c.num_heads;
+  }
+  if (c.value_dim == 0) c.value_dim = c.head_dim;
+  if (c.kv_model == 0) c.kv_model = c.d_model;
+  const Index by_policy = H::kv_heads(c.num_heads);
+  if (by_policy == Dynamic) {
+    require(c.num_kv_heads > 0, "Config: GroupedQuery<Dynamic> needs num_kv_heads, it is ", c.num_kv_heads);
+  } else {
+    require(c.num_kv_heads == 0 || c.num_kv_heads == by_policy, "Config: num_kv_heads is ", c.num_kv_heads,
+            " but the heads policy says ", by_policy);
+    c.num_kv_heads = by_policy;
+  }
+  require(c.num_heads % c.num_kv_heads == 0, "Config: num_kv_heads ", c.num_kv_heads, " does not divide num_heads ",
+          c.num_heads);
+  const std::int64_t widest = std::int64_t{c.num_heads} * (c.head_dim > c.value_dim ? c.head_dim : c.value_dim);
+  require(widest <= std::numeric_limits<Index>::max(), "Config: ", c.num_heads, " heads are ", widest,
+          " wide together, the most is ", std::numeric_limits<Index>::max());
+  if (c.scale) require(std::isfinite(*c.scale), "Config: scale is ", *c.scale, ", not finite");
+  return c;
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline v0

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <utility>
+
+#include "role.hpp"
+
+namespace mha::inline v0 {
+
+/// What a mask says of a rectangle of (query, key) pairs. `none` and `full` are promises; `partial` is always allowed.
+enum class TileVisibility : unsigned char { none, partial, full };
+
+/// Which keys a query sees: `bool operator()(Index b, Index h, Index q, Index k) const`, true = visible.
+///
+/// Positions are absolute (CallShape): the same mask serves a whole prompt, a chunk of it and a single step. Write
+/// MHA_HOST_DEVICE before the operator where CUDA is wanted. Optional members:
+///   TileVisibility tile(b, h, q_begin, q_end, k_begin, k_end) const   lets kernels skip hidden tiles and leave visible
+///                                                                     ones untested; without it a mask is right,
+///                                                                     slower
+///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
+///   Mask with_data(f) const                     its Borrowed members replaced by f(member): how data moves to a device
+///   static constexpr bool borrows = true        points at memory of somebody else
+///
+/// A whole mask, in the user's own code:
+///   struct Strided { bool operator()(int, int, int q, int k) const { return k <= q && (q - k) % 4 == 0; } };
+///   auto y = mha::attention(q, k, v, Strided{});
+template <class P>
+concept Mask = role_of<P>()
+== Role::mask&& MaskFunctor<std::remove_cvref_t<P>>;
+
+/// What `mask` says of queries [q_begin, q_end) × keys [k_begin, k_end); `partial` if it has no opinion.
+template <class M>
+MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, Index q_begin, Index q_end,
+                                              Index k_begin, Index k_end) {
+  if constexpr (requires { mask.tile(b, h, q_begin, q_end, k_begin, k_end); })
+    return mask.tile(b, h, q_begin, q_end, k_begin, k_end);
+  else
+    return TileVisibility::partial;
+}
+
+/// The policy value a kernel gets for one call.
+template <class P> constexpr auto prepared(const P& policy, const CallShape& shape) {
+  if constexpr (requires { policy.prepared(shape); })
+    return policy.prepared(shape);
+  else
+    return policy;
+}
+
+/// The policy value with every Borrowed member replaced by f(member).
+template <class P, class F> constexpr P with_data(const P& policy, F&& f) {
+  if constexpr (requires { policy.with_data(f); })
+    return policy.with_data(f);
+  else
+    return policy;
+}
+
+/// Visible where both are.
+template <class A, class B> struct And {
+  static constexpr Role role = Role::mask;
+  static constexpr bool borrows = Borrows<A> || Borrows<B>;
+  A a;
+  B b;
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index n, Index h, Index q, Index k) const {
+    return a(n, h, q, k) && b(n, h, q, k);
+  }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index n, Index h, Index q0, Index q1, Index k0, Index k1) const {
+    const auto x = mha::tile(a, n, h, q0, q1, k0, k1);
+    if (x == TileVisibility::none) return x;
+    const auto y = mha::tile(b, n, h, q0, q1, k0, k1);
+    return x < y ? x : y;
+  }
+  constexpr auto prepared(const CallShape& s) const;
+  template <class F> constexpr And with_data(F&& f) const { return {mha::with_data(a, f), mha::with_data(b, f)}; }
+};
+template <class A, class B> And(A, B) -> And<A, B>;
+
+/// Visible where either is.
+template <class A, class B> struct Or {
+  static constexpr Role role = Role::mask;
+  static constexpr bool borrows = Borrows<A> || Borrows<B>;
+  A a;
+  B b;
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index n, Index h, Index q, Index k) const {
+    return a(n, h, q, k) || b(n, h, q, k);
+  }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index n, Index h, Index q0, Index q1, Index k0, Index k1) const {
+    const auto x = mha::tile(a, n, h, q0, q1, k0, k1);
+    if (x == TileVisibility::full) return x;
+    const auto y = mha::tile(b, n, h, q0, q1, k0, k1);
+    return x < y ? y : x;
+  }
+  constexpr auto prepared(const CallShape& s) const;
+  template <class F> constexpr Or with_data(F&& f) const { return {mha::with_data(a, f), mha::with_data(b, f)}; }
+};
+template <class A, class B> Or(A, B) -> Or<A, B>;
+
+/// Visible where the other is not.
+template <class A> struct Not {
+  static constexpr Role role = Role::mask;
+  static constexpr bool borrows = Borrows<A>;
+  A a;
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index n, Index h, Index q, Index k) const { return !a(n, h, q, k); }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index n, Index h, Index q0, Index q1, Index k0, Index k1) const {
+    const auto x = mha::tile(a, n, h, q0, q1, k0, k1);
+    return x == TileVisibility::none   ? TileVisibility::full
+           : x == TileVisibility::full ? TileVisibility::none
+                                       : TileVisibility::partial;
+  }
+  constexpr auto prepared(const CallShape& s) const;
+  template <class F> constexpr Not with_data(F&& f) const { return {mha::with_data(a, f)}; }
+};
+template <class A> Not(A) -> Not<A>;
+
+// prepared() may change a part's type, so the parts are asked first and the composition is deduced from them.
+template <class A, class B> constexpr auto And<A, B>::prepared(const CallShape& s) const {
+  return mha::And{mha::prepared(a, s), mha::prepared(b, s)};
+}
+template <class A, class B> constexpr auto Or<A, B>::prepared(const CallShape& s) const {
+  return mha::Or{mha::prepared(a, s), mha::prepared(b, s)};
+}
+template <class A> constexpr auto Not<A>::prepared(const CallShape& s) const {
+  auto part = mha::prepared(a, s);
+  return Not<decltype(part)>{part};  // Not{Not{x}} would be a copy of x's negation, not a second one
+}
+
+/// Masks compose with &&, || and !. For two masks of your own namespace write mha::And{A{}, B{}} or mha::mask(A{}).
+template <Mask A, Mask B> constexpr And<A, B> operator&&(const A& a, const B& b) { return {a, b}; }
+template <Mask A, Mask B> constexpr Or<A, B> operator||(const A& a, const B& b) { return {a, b}; }
+template <Mask A> constexpr Not<A> operator!(const A& a) { return {a}; }
+
+/// A lambda as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
+template <class F> struct FunctionMask : F { static constexpr Role role = Role::mask; };
+template <class F> constexpr FunctionMask<F> mask(F f) {
+  static_assert(MaskFunctor<F>,
+                "mha: mask(f) needs a functor 'bool operator()(Index b, Index h, Index q, Index k) const' that returns "
+                "exactly bool (see mha/policy/mask.hpp)");
+  return {f};
+}
+
+}  // namespace mha::inline v0

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../broadcast.hpp"
+#include "../mask.hpp"
+
+namespace mha::inline v0 {
+
+/// A table of booleans, true = visible.
+///
+/// Shapes    (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk); an axis of extent 1 is repeated. Rows are the call's queries.
+/// Cost      no classification: every tile is tested pair by pair
+/// Errors    ShapeError if an axis is neither 1 nor the call's
+struct Dense {
+  static constexpr Role role = Role::mask;
+  static constexpr bool borrows = true;
+  TensorView<const bool, 4> visible;
+  Index origin = 0;  ///< set by prepared()
+
+  Dense() = default;
+  constexpr explicit Dense(TensorView<const bool, 4> table, Index first_query = 0)
+      : visible(table), origin(first_query) {}
+  template <ViewableOfRank<2, 3, 4> Table>
+  requires std::same_as < ScalarOf<Table>,
+  bool > constexpr explicit Dense(Table& table) : visible(detail::as_pair_table(view(table))) {}
+  template <ViewableOfRank<2, 3, 4> Table>
+  requires(!std::is_lvalue_reference_v<Table>) explicit Dense(const Table&& temporary_owner) = delete;
+  template <int Rank>
+  constexpr explicit Dense(TensorView<bool, Rank>&& table) : visible(detail::as_pair_table(table)) {}
+  template <int Rank>
+  requires(Rank != 4) constexpr explicit Dense(TensorView<const bool, Rank>&& table)
+      : visible(detail::as_pair_table(table)) {}
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
+    return visible(b, h, q - origin, k);
+  }
+  Dense prepared(const CallShape& s) const { return Dense(detail::broadcast_to_call(visible, s, "Dense"), s.origin); }
+};
+
+}  // namespace mha::inline v0

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../../core/borrowed.hpp"
+#include "../../core/check.hpp"
+#include "../mask.hpp"
+
+namespace mha::inline v0 {
+
+/// Sequence b has lengths[b] keys; the rest of its row is padding and hidden.
+///
+/// Shapes    lengths (B)
+/// Errors    ShapeError if there is not one length per sequence, or one is negative or above Lk
+struct Padding {
+  static constexpr Role role = Role::mask;
+  static constexpr bool borrows = true;
+  Borrowed<Index> lengths;
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index b, Index, Index, Index k) const { return k < lengths[b]; }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index, Index, Index, Index k_begin, Index k_end) const {
+    if (k_begin >= lengths[b]) return TileVisibility::none;
+    return k_end <= lengths[b] ? TileVisibility::full : TileVisibility::partial;
+  }
+  Padding prepared(const CallShape& s) const {
+    detail::require(lengths.size == s.batch, "Padding: ", lengths.size, " lengths for a batch of ", s.batch);
+    detail::require(lengths.data != nullptr || lengths.size == 0, "Padding: the data of ", lengths.size,
+                    " lengths is null");
+    if (lengths.memory == Memory::host)
+      for (Index b = 0; b < lengths.size; ++b)
+        detail::require(lengths[b] >= 0 && lengths[b] <= s.keys, "Padding: length ", lengths[b], " of sequence ", b,
+                        " is outside [0, ", s.keys, "], the number of keys");
+    return *this;
+  }
+  template <class F> Padding with_data(F&& f) const { return {f(lengths)}; }
+};
+
+}  // namespace mha::inline v0

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/check.hpp"
+#include "../mask.hpp"
+
+namespace mha::inline v0 {
+
+/// Every key is visible.
+struct Full {
+  static constexpr Role role = Role::mask;
+  MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index, Index) const { return true; }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index, Index, Index, Index, Index) const {
+    return TileVisibility::full;
+  }
+};
+
+/// A query sees its own position and those before it: k <= q.
+///
+/// Positions are absolute, so with Lq < Lk the last query meets the last key (bottom-right alignment).
+struct Causal {
+  static constexpr Role role = Role::mask;
+  MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index q, Index k) const { return k <= q; }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index, Index q_begin, Index q_end, Index k_begin,
+                                                Index k_end) const {
+    if (k_begin >= q_end) return TileVisibility::none;
+    return k_end - 1 <= q_begin ? TileVisibility::full : TileVisibility::partial;
+  }
+};
+
+/// Causal with the first query at the first key, whatever the lengths: PyTorch's is_causal.
+struct CausalTopLeft {
+  static constexpr Role role = Role::mask;
+  Index origin = 0;  ///< set by prepared()
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index q, Index k) const { return k <= q - origin; }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin,
+                                                Index k_end) const {
+    return Causal{}.tile(b, h, q_begin - origin, q_end - origin, k_begin, k_end);
+  }
+  constexpr CausalTopLeft prepared(const CallShape& s) const { return {s.origin}; }
+};
+
+/// The inclusive reach [q − left, q + right]: left + 1 keys when right is 0, the query's own position among them.
+///
+/// Errors    ShapeError if left or right is negative
+struct SlidingWindow {
+  static constexpr Role role = Role::mask;
+  Required<Index> left;
+  Index right = 0;
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index q, Index k) const {
+    return k >= std::int64_t{q} - left.value && k <= std::int64_t{q} + right;
+  }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index, Index q_begin, Index q_end, Index k_begin,
+                                                Index k_end) const {
+    const std::int64_t first = q_begin, last = std::int64_t{q_end} - 1;
+    if (k_end - 1 < first - left.value || k_begin > last + right) return TileVisibility::none;
+    return k_begin >= last - left.value && k_end - 1 <= first + right ? TileVisibility::full : TileVisibility::partial;
+  }
+  SlidingWindow prepared(const CallShape&) const {
+    detail::require(left.value >= 0, "SlidingWindow: left is ", left.value, ", the least is 0");
+    detail::require(right >= 0, "SlidingWindow: right is ", right, ", the least is 0");
+    return *this;
+  }
+};
+
+}  // namespace mha::inline v0

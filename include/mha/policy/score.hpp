@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "../core/dual.hpp"
+#include "mask.hpp"
+#include "role.hpp"
+
+namespace mha::inline v0 {
+
+/// What happens to a scaled logit before mask and softmax: `T operator()(T s, Index b, Index h, Index q, Index k)
+/// const`.
+///
+/// Make the logit a template parameter and use the maths of mha:: (abs, exp, log, tanh, sqrt): it then works in every
+/// scalar and on dual numbers, which is how its derivative is had. A result of −∞ hides the pair. Optional members:
+///   prepared(const CallShape&) const   as for masks: checks its data, takes what it needs from the call
+///   at_head(Index b, Index h) const    a score for that head, so that what depends on the head is computed once
+///   static constexpr bool borrows      points at memory of somebody else
+///
+/// A whole score, in the user's own code:
+///   struct Distance {
+///     float slope;
+///     template <class T> T operator()(T s, int, int, int q, int k) const { return s - slope * float(mha::abs(q - k));
+///     }
+///   };
+template <class P>
+concept Score = role_of<P>()
+== Role::score&& ScoreFunctor<std::remove_cvref_t<P>>;
+
+/// The score as it is for one sequence and head.
+template <class S> MHA_HOST_DEVICE constexpr auto at_head(const S& score, Index b, Index h) {
+  if constexpr (requires { score.at_head(b, h); })
+    return score.at_head(b, h);
+  else
+    return score;
+}
+
+/// Logits as they are.
+struct NoScore {
+  static constexpr Role role = Role::score;
+  template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index, Index) const { return s; }
+};
+
+/// First a, then b: Chain{SoftCap{30.f}, Alibi{}}.
+template <class A, class B> struct Chain {
+  static constexpr Role role = Role::score;
+  static constexpr bool borrows = Borrows<A> || Borrows<B>;
+  A first;
+  B second;
+
+  template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
+    return second(first(s, b, h, q, k), b, h, q, k);
+  }
+  constexpr auto prepared(const CallShape& s) const {
+    return chained(mha::prepared(first, s), mha::prepared(second, s));
+  }
+  MHA_HOST_DEVICE constexpr auto at_head(Index b, Index h) const {
+    return chained(mha::at_head(first, b, h), mha::at_head(second, b, h));
+  }
+
+ private:
+  template <class X, class Y> MHA_HOST_DEVICE static constexpr Chain<X, Y> chained(X x, Y y) { return {x, y}; }
+};
+template <class A, class B> Chain(A, B) -> Chain<A, B>;
+
+/// A lambda as a score: mha::score([](auto s, int, int, int q, int k) { return s - 0.1f * float(q - k); }).
+template <class F> struct FunctionScore : F { static constexpr Role role = Role::score; };
+template <class F> constexpr FunctionScore<F> score(F f) {
+  static_assert(ScoreFunctor<F>,
+                "mha: score(f) needs a functor 'template <class T> T operator()(T s, Index b, Index h, Index q, Index "
+                "k) const' (see mha/policy/score.hpp)");
+  return {f};
+}
+
+/// The score and its derivative with respect to the logit, by one evaluation on a dual number.
+template <class T, class S>
+MHA_HOST_DEVICE Dual<T> differentiate(const S& score, T logit, Index b, Index h, Index q, Index k) {
+  static_assert(
+      requires(Dual<T> x) { score(x, b, h, q, k); },
+      "mha: this score takes one number type only, so it has no derivative: make the logit a template "
+      "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+  return score(Dual<T>::variable(logit), b, h, q, k);
+}
+
+}  // namespace mha::inline v0

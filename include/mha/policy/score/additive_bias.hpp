@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../../core/scalar.hpp"
+#include "../broadcast.hpp"
+#include "../score.hpp"
+
+namespace mha::inline v0 {
+
+/// A table added to the scaled logits; −∞ hides the pair, a large finite number does not.
+///
+/// Shapes    (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk); an axis of extent 1 is repeated. Rows are the call's queries.
+/// Errors    ShapeError if an axis is neither 1 nor the call's
+template <class B> struct AdditiveBias {
+  static constexpr Role role = Role::score;
+  static constexpr bool borrows = true;
+  TensorView<const B, 4> bias;
+  Index origin = 0;  ///< set by prepared()
+
+  AdditiveBias() = default;
+  constexpr explicit AdditiveBias(TensorView<const B, 4> table, Index first_query) : bias(table), origin(first_query) {}
+  template <ViewableOfRank<2, 3, 4> Table>
+  constexpr explicit AdditiveBias(Table& table) : bias(detail::as_pair_table(view(table))) {}
+  template <ViewableOfRank<2, 3, 4> Table>
+  requires(!std::is_lvalue_reference_v<Table>) explicit AdditiveBias(const Table&& temporary_owner) = delete;
+  template <class U, int Rank>
+  constexpr explicit AdditiveBias(TensorView<U, Rank>&& table) : bias(detail::as_pair_table(table)) {}
+
+  template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
+    return s + static_cast<Accumulator<B>>(bias(b, h, q - origin, k));
+  }
+  AdditiveBias prepared(const CallShape& s) const {
+    return AdditiveBias(detail::broadcast_to_call(bias, s, "AdditiveBias"), s.origin);
+  }
+};
+template <Viewable Table> AdditiveBias(Table&) -> AdditiveBias<ScalarOf<Table>>;
+template <class T, int Rank> AdditiveBias(TensorView<T, Rank>&&) -> AdditiveBias<std::remove_const_t<T>>;
+
+}  // namespace mha::inline v0

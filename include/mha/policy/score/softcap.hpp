@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+
+#include "../../core/check.hpp"
+#include "../score.hpp"
+
+namespace mha::inline v0 {
+
+/// Keeps logits inside (−cap, cap), nearly linear around 0.
+///
+/// Formula   cap · tanh(s / cap)
+/// Errors    ShapeError if cap is not a positive finite number
+/// Source    Gemma 2 technical report 2024, §2
+struct SoftCap {
+  static constexpr Role role = Role::score;
+  Required<float> cap;
+
+  template <class T> MHA_HOST_DEVICE T operator()(T s, Index, Index, Index, Index) const {
+    using mha::tanh;
+    return cap.value * tanh(s / cap.value);
+  }
+  SoftCap prepared(const CallShape&) const {
+    detail::require(std::isfinite(cap.value) && cap.value > 0, "SoftCap: cap is ", cap.value,
+                    ", it must be a positive finite number");
+    return *this;
+  }
+};
+
+}  // namespace mha::inline v0
