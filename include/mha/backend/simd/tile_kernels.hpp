@@ -29,13 +29,13 @@ template <class T, int Rows, int Vectors> struct ScoresBody {
   MHA_ALWAYS_INLINE static void rows(const T* keys, std::ptrdiff_t stride, const T* q, Index dim, T* s) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
-    V sum[R][Vectors];
+    V sum[std::size_t{R}][std::size_t{Vectors}];
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     for (Index d = 0; d < dim; ++d) {
-      V lane[Vectors];
+      V lane[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(lane[j], q + (std::ptrdiff_t{d} * Vectors + j) * W);
 #pragma GCC unroll 16
@@ -112,9 +112,9 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
                                      const T* fade, T* out) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
-    V sum[R][Vectors];
+    V sum[std::size_t{R}][std::size_t{Vectors}];
     {
-      V f[Vectors];
+      V f[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(f[j], fade + j * W);
 #pragma GCC unroll 16
@@ -127,7 +127,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
         }
     }
     for (Index k = 0; k < n; ++k) {
-      V weight[Vectors];
+      V weight[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
 #pragma GCC unroll 16
