@@ -5,12 +5,14 @@
 #include <optional>
 #include <type_traits>
 
+#include "core/borrowed.hpp"
 #include "core/scalar.hpp"
 #include "core/tensor.hpp"
 #include "core/workspace.hpp"
 #include "policy/mask/positional.hpp"
 #include "policy/role.hpp"
 #include "policy/score.hpp"
+#include "policy/sink.hpp"
 
 namespace mha::inline v0 {
 
@@ -24,19 +26,31 @@ struct Origin {
   Index position;
 };
 
+/// A ragged batch: sequences of different lengths packed into rows (ΣL, …), sequence b in rows offsets[b] …
+/// offsets[b + 1] − 1. Each attends within itself; with key offsets too, sequence b's queries attend sequence b's keys.
+///
+/// Shapes    offsets (B + 1), from 0 to ΣL, not decreasing
+struct Packed {
+  Borrowed<Index> query_offsets;
+  Borrowed<Index> key_offsets{};  ///< the same as the queries' if empty
+};
+
 /// Also write the natural log-sum-exp of every row, −∞ for a fully masked one.
 ///
-/// Shapes    (B, Hq, Lq); (Lq) for a call of one head
+/// Shapes    (B, Hq, Lq); (Hq, Lq) for a call without a batch, (Lq) for one head; ragged: (Hq, ΣLq)
 template <class A> struct LogSumExp {
   TensorView<A, 3> to;
 
-  template <ViewableOfRank<1, 3> View>
+  template <ViewableOfRank<1, 2, 3> View>
   requires std::is_lvalue_reference_v<View&>
   constexpr explicit LogSumExp(View& owner) : to(three(view(owner))) {}
   template <int Rank> constexpr explicit LogSumExp(TensorView<A, Rank>&& v) : to(three(v)) {}
 
  private:
   static constexpr TensorView<A, 3> three(const TensorView<A, 3>& v) { return v; }
+  static constexpr TensorView<A, 3> three(const TensorView<A, 2>& v) {
+    return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
+  }
   static constexpr TensorView<A, 3> three(const TensorView<A, 1>& v) {
     return {v.data, {1, 1, v.extent[0]}, {0, 0, v.stride[0]}};
   }
@@ -67,25 +81,32 @@ concept ScaleArgument = std::same_as<std::remove_cvref_t<E>, Scale>;
 template <class E>
 concept OriginArgument = std::same_as<std::remove_cvref_t<E>, Origin>;
 template <class E>
+concept PackedArgument = std::same_as<std::remove_cvref_t<E>, Packed>;
+template <class E>
 concept LogSumExpArgument = is_log_sum_exp<std::remove_cvref_t<E>>;
 template <class E>
 concept IntoArgument = is_into<std::remove_cvref_t<E>>;
+constexpr bool is_call_role(Role r) {
+  return r == Role::mask || r == Role::score || r == Role::sink || r == Role::ambiguous;
+}
 template <class E>
-concept PolicyArgument = role_of<E>()
-== Role::mask || role_of<E>() == Role::score || role_of<E>() == Role::ambiguous;
+concept PolicyArgument = is_call_role(role_of<E>());
 
 /// The sentences for what attention() may be given after its tensors.
 template <class... Extra> constexpr void check_call_arguments() {
-  static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-                  LogSumExpArgument<Extra>)&&...),
-                "mha: after the tensors attention takes masks, scores, Scale, Origin, LogSumExp and a Workspace "
-                "(see mha/call.hpp)");
+  static_assert(
+      ((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
+        LogSumExpArgument<Extra> || PackedArgument<Extra>)&&...),
+      "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Packed, LogSumExp and a Workspace "
+      "(see mha/call.hpp)");
   static_assert(((role_of<Extra>() != Role::ambiguous) && ...),
                 "mha: a functor can be called as a mask and as a score: say which with 'static constexpr mha::Role "
                 "role = mha::Role::mask;' (see mha/policy/role.hpp)");
-  static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1,
-                "mha: Scale, Origin, LogSumExp and a Workspace may be given once each (see mha/call.hpp)");
+  static_assert(
+      (0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+          (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
+          (0 + ... + int(PackedArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
+      "mha: Scale, Origin, Packed, LogSumExp, a Sink and a Workspace may be given once each (see mha/call.hpp)");
 }
 
 template <class A, class B> constexpr auto intersect(const A& a, const B& b) {
@@ -127,6 +148,7 @@ template <class E, class... Rest> constexpr auto collect_scores(const E& first, 
 template <class A> struct CallOptions {
   std::optional<double> scale;
   std::optional<Index> origin;
+  std::optional<Packed> packed;
   std::optional<TensorView<A, 3>> log_sum_exp;
 };
 
@@ -138,6 +160,8 @@ template <class A, class... Extra> CallOptions<A> collect_options(const Extra&..
       options.scale = e.value;
     else if constexpr (OriginArgument<E>)
       options.origin = e.position;
+    else if constexpr (PackedArgument<E>)
+      options.packed = e;
     else if constexpr (LogSumExpArgument<E>) {
       static_assert(std::same_as<E, LogSumExp<A>>,
                     "mha: LogSumExp has the accumulator's scalar: float for half, bfloat16 and float, else the scalar "
@@ -147,6 +171,16 @@ template <class A, class... Extra> CallOptions<A> collect_options(const Extra&..
   };
   (take(extra), ...);
   return options;
+}
+
+/// The call's sink, or the fallback.
+template <class S> constexpr S collect_sink(const S& own) { return own; }
+template <class S, class E, class... Rest>
+constexpr auto collect_sink(const S& own, const E& first, const Rest&... rest) {
+  if constexpr (role_of<E>() == Role::sink)
+    return first;
+  else
+    return collect_sink(own, rest...);
 }
 
 /// The call's workspace, or the fallback.

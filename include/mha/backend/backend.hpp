@@ -5,6 +5,7 @@
 #include <string>
 
 #include "../cache/kv_source.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/scalar.hpp"
 #include "../core/workspace.hpp"
 #include "../policy/mask.hpp"
@@ -15,9 +16,11 @@ namespace mha::inline v0 {
 
 /// One attention call as a backend gets it: checked, with its policies prepared.
 ///
-/// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
+/// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v, the sink a further term of the denominator
 /// Shapes    q (B, Lq, Hq, D)  kv: keys (B, Lk, Hkv, D), values (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv)
-///           log_sum_exp (B, Hq, Lq), null data if not wanted
+///           log_sum_exp (B, Hq, Lq), null data if not wanted  sink (Hq), empty for none
+/// Ragged    with q_offsets, q and out are (1, ΣLq, Hq, ·) and log_sum_exp (1, Hq, ΣLq): reach rows through query(),
+///           output() and row_log_sum_exp(), lengths through queries(b) and keys(b), and every batch is served alike
 /// Errors    none: whoever makes one has checked it
 template <class T, class Source, class M, class S> struct AttendCall {
   using Scalar = T;
@@ -31,9 +34,33 @@ template <class T, class Source, class M, class S> struct AttendCall {
   CallShape shape;
   Index kv_heads = 0, head_dim = 0, value_dim = 0;
   Accumulator<T> scale{};
+  Borrowed<float> sink{};
+  const Index* q_offsets = nullptr;
+  const Index* k_offsets = nullptr;
 
   /// The key/value head that query head h reads.
   MHA_HOST_DEVICE constexpr Index kv_head(Index h) const { return h / (shape.heads / kv_heads); }
+
+  /// Lengths of sequence b.
+  MHA_HOST_DEVICE constexpr Index queries(Index b) const {
+    return q_offsets != nullptr ? q_offsets[b + 1] - q_offsets[b] : shape.queries;
+  }
+  MHA_HOST_DEVICE constexpr Index keys(Index b) const {
+    return k_offsets != nullptr ? k_offsets[b + 1] - k_offsets[b] : shape.keys;
+  }
+  /// The absolute position of query row i of sequence b.
+  MHA_HOST_DEVICE constexpr Index position(Index b, Index i) const { return shape.origin[b] + i; }
+
+  /// Row i of sequence b: query h (D) at strides q.stride, output h (Dv) at strides out.stride.
+  MHA_HOST_DEVICE constexpr const T* query(Index b, Index i, Index h) const {
+    return q_offsets != nullptr ? &q(0, q_offsets[b] + i, h, 0) : &q(b, i, h, 0);
+  }
+  MHA_HOST_DEVICE constexpr T* output(Index b, Index i, Index h) const {
+    return q_offsets != nullptr ? &out(0, q_offsets[b] + i, h, 0) : &out(b, i, h, 0);
+  }
+  MHA_HOST_DEVICE constexpr Accumulator<T>& row_log_sum_exp(Index b, Index h, Index i) const {
+    return q_offsets != nullptr ? log_sum_exp(0, h, q_offsets[b] + i) : log_sum_exp(b, h, i);
+  }
 };
 
 /// c = a · b + bias.

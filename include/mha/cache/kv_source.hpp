@@ -27,13 +27,16 @@ concept KvSource = requires(const S& source, Index i) {
 
 /// Keys and values in two strided arrays; any range is one run.
 ///
-/// Shapes    key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv), both contiguous along the last axis
+/// Shapes    key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv), both contiguous along the last axis. Ragged: (1, ΣLk, Hkv, ·)
+///           and offsets (B + 1), sequence b in rows offsets[b] … offsets[b + 1] − 1
 template <class T> struct ContiguousKv {
   using Scalar = T;
   TensorView<const T, 4> key, value;
+  const Index* offsets = nullptr;
 
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    return {&key(b, begin, g, 0), &value(b, begin, g, 0), key.stride[1], value.stride[1], end - begin};
+    const Index sequence = offsets != nullptr ? 0 : b, row = offsets != nullptr ? offsets[b] + begin : begin;
+    return {&key(sequence, row, g, 0), &value(sequence, row, g, 0), key.stride[1], value.stride[1], end - begin};
   }
 };
 

@@ -9,7 +9,7 @@
 
 namespace mha::inline v0 {
 
-/// Weights uniform in ±gain·√(6 / (in + out)) of their matrix, biases 0.
+/// Weights uniform in ±gain·√(6 / (in + out)) of their matrix, biases 0, norms and gates 1.
 ///
 /// The same seed gives the same weights on every machine and for every projection policy.
 /// Source    Glorot & Bengio 2010, eq. 16
@@ -32,6 +32,8 @@ struct XavierUniform {
     const TensorView<T, 2>& o = p.output.weight;
     for (Index i = 0; i < o.extent[0]; ++i)
       for (Index j = 0; j < o.extent[1]; ++j) o(i, j) = draw(o.extent[0], o.extent[1]);
+    for (const TensorView<T, 1>* ones : {&p.query_norm, &p.key_norm, &p.gate})
+      for (Index i = 0; i < ones->extent[0]; ++i) (*ones)(i) = T(Accumulator<T>(1));
   }
 };
 

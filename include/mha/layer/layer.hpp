@@ -1,67 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
 
-#include "../attention.hpp"
+#include "../call.hpp"
+#include "../launch.hpp"
 #include "../policy/concat.hpp"
 #include "../policy/output.hpp"
+#include "../policy/position.hpp"
 #include "../policy/projection.hpp"
+#include "../policy/qk_norm.hpp"
 #include "config.hpp"
+#include "cost.hpp"
 #include "parameters.hpp"
+#include "sequence.hpp"
 
 namespace mha::inline v0 {
 
-/// What a layer is called on: one sequence (L, E) or a batch (B, L, E).
-template <class T>
-concept Sequence = ViewableOfRank<T, 2, 3>;
+/// Keys and values that a layer projected once, to be attended by many calls: layer(x, layer.project_memory(memory)).
+///
+/// Shapes    key (B, Lk, Hkv, D), normalised and turned to its position  value (B, Lk, Hkv, Dv)
+template <class T> struct KeyValues { Tensor<T, 4> key, value; };
 
 namespace detail {
 
-template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 3>& v) { return v; }
-template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>& v) {
-  return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
-}
-template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
-  return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
-}
+template <class T> constexpr bool is_key_values = false;
+template <class T> constexpr bool is_key_values<KeyValues<T>> = true;
 
-/// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.
-template <class T> constexpr bool rows_collapse(const TensorView<T, 3>& v) {
-  return v.extent[0] <= 1 || v.extent[1] == 0 || v.stride[0] == v.extent[1] * v.stride[1];
-}
-template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& v) {
-  return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
-}
+/// What cross-attention attends to: rows still to be projected, or keys and values already made.
+template <class M>
+concept MemoryArgument = Sequence<M> || is_key_values<std::remove_cvref_t<M>>;
 
 template <class E>
-concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E>;
+concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
+    PackedArgument<E> || OriginArgument<E>;
 
 }  // namespace detail
 
 /// A multi-head attention layer with one template parameter per role. Users name MultiHeadAttention, which sorts its
 /// policies into this order; the code is shared whatever order they were written in.
 ///
-/// Formula   Q = X W_Q + b_Q,  K = X_kv W_K + b_K,  V = X_kv W_V + b_V,
+/// Formula   Q = X W_Q + b_Q,  K = X_kv W_K + b_K,  V = X_kv W_V + b_V;  norm and position on Q and K;
 ///           head_h = attention(Q_h, K_g(h), V_g(h)),  Y = concat(heads) W_O + b_O
 /// Source    Vaswani et al. 2017, §3.2.2
-template <class T, Backend B, Heads H, Mask M, Score S, class P, class C, class O> class Layer {
+template <class T, Backend B, Heads H, Mask M, Score S, SinkPolicy Z, Norm N, Position R, Projection P, Concat C,
+          Output O>
+class Layer {
  public:
   using Scalar = T;
   using Workspace = typename B::Workspace;
 
-  Layer(const Config& config, M mask, S score)
-      : config_(detail::completed<H>(config)), parameters_(config_), mask_(std::move(mask)), score_(std::move(score)) {}
+  Layer(const Config& config, M mask, S score, Z sink, N norm, R position)
+      : config_(detail::completed<H>(config)),
+        parameters_(config_),
+        mask_(std::move(mask)),
+        score_(std::move(score)),
+        sink_(std::move(sink)),
+        norm_(std::move(norm)),
+        position_(std::move(position)) {
+    static_cast<void>(sink_.logits(config_.num_heads));
+    if constexpr (requires { position_.check(Index{}); }) position_.check(config_.head_dim);
+  }
 
   /// The configuration with every size filled in.
   const Config& config() const { return config_; }
 
-  /// Read-only named views of the weights.
+  /// Read-only named views of the weights; null data while the layer has none.
   ParameterViews<const T> parameters() const { return parameters_.views(); }
-  std::ptrdiff_t parameter_count() const { return parameters_.size(); }
+  std::int64_t parameter_count() const { return parameters_.size(); }
 
   /// f(ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale.
   ///
@@ -76,39 +87,79 @@ template <class T, Backend B, Heads H, Mask M, Score S, class P, class C, class 
     update([&](auto& p) { draw(p); });
   }
 
-  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives.
+  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives; or
+  /// another layer's, to run the same weights under another mask: windowed.borrow(layer.parameters()).
   ///
-  /// Errors    ShapeError if a matrix or bias has not the layer's shape; nothing changes then
+  /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
+    parameters_.borrow(weights, std::move(keep_alive));
+  }
+  void borrow(const ParameterViews<const T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
     parameters_.borrow(weights, std::move(keep_alive));
   }
 
   /// Self-attention.
   ///
-  /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv
-  /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), into(y), LogSumExp,
-  ///           a Workspace
-  /// Errors    ShapeError if a size is not the configuration's
+  /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E) and Packed
+  /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Packed, Origin,
+  /// into(y),
+  ///           LogSumExp, a Workspace
+  /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <Sequence X, class... Extra>
-  requires(!(Sequence<Extra> || ...)) auto operator()(const X& x, Extra&&... extra) const {
-    return run(x, x, extra...);
+  requires(!(detail::MemoryArgument<Extra> || ...)) auto operator()(const X& x, Extra&&... extra) const {
+    return run(x, detail::read_sequence(x), extra...);
   }
 
   /// Cross-attention: queries from x, keys and values from memory.
   ///
-  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv)
+  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv), or what project_memory() returned
   template <Sequence X, Sequence Memory, class... Extra>
   auto operator()(const X& x, const Memory& memory, Extra&&... extra) const {
+    return run(x, detail::read_sequence(memory), extra...);
+  }
+  template <Sequence X, class... Extra>
+  auto operator()(const X& x, const KeyValues<T>& memory, Extra&&... extra) const {
     return run(x, memory, extra...);
+  }
+
+  /// Keys and values of a memory, projected once.
+  ///
+  /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
+  /// Then      Packed, a Workspace
+  template <Sequence Memory, class... Extra> KeyValues<T> project_memory(const Memory& memory, Extra&&... extra) const {
+    const auto from = detail::read_sequence(memory);
+    check_memory(from);
+    Workspace own;
+    Workspace& workspace = detail::workspace_or(own, extra...);
+    auto frame = workspace.frame();
+    const auto options = detail::collect_options<Accumulator<T>>(extra...);
+    KeyValues<T> to{Tensor<T, 4>(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
+                    Tensor<T, 4>(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim)};
+    const Index* offsets = nullptr;
+    Index sequences = from.extent[0];
+    if (options.packed) {
+      const auto& k =
+          options.packed->key_offsets.size > 0 ? options.packed->key_offsets : options.packed->query_offsets;
+      detail::require_offsets("project_memory", "k", k, from.extent[1]);
+      offsets = k.data;
+      sequences = k.size - 1;
+    }
+    const Source source{to.key.view(), to.value.view(), to.key.view(), to.value.view(), from};
+    make_keys_and_values(source, parameters_.views(), offsets, sequences, frame, workspace);
+    return to;
   }
 
   /// The softmax of every head, which a call never stores: (B, Hq, Lq, Lk).
   template <Sequence X, class... Extra>
-  requires(!(Sequence<Extra> || ...)) auto attention_weights(const X& x, Extra&&... extra) const {
-    return weights(x, x, extra...);
+  requires(!(detail::MemoryArgument<Extra> || ...)) auto attention_weights(const X& x, Extra&&... extra) const {
+    return weights(x, detail::read_sequence(x), extra...);
   }
   template <Sequence X, Sequence Memory, class... Extra>
   auto attention_weights(const X& x, const Memory& memory, Extra&&... extra) const {
+    return weights(x, detail::read_sequence(memory), extra...);
+  }
+  template <Sequence X, class... Extra>
+  auto attention_weights(const X& x, const KeyValues<T>& memory, Extra&&... extra) const {
     return weights(x, memory, extra...);
   }
 
@@ -131,119 +182,205 @@ template <class T, Backend B, Heads H, Mask M, Score S, class P, class C, class 
   std::string explain(Index batch, Index queries, Index keys) const {
     const Config& c = config_;
     const CallShape shape{batch, c.num_heads, queries, keys, keys - queries};
-    const double q_rows = double(batch) * queries, k_rows = double(batch) * keys;
-    const double projections =
-        2 * (q_rows * c.d_model * c.query_width() + k_rows * c.kv_model * (double(c.key_width()) + c.value_width()) +
-             (O::has_weights ? q_rows * c.num_heads * c.value_dim * c.d_model : 0));
-    const double pairs = 2.0 * batch * c.num_heads * queries * keys * (double(c.head_dim) + c.value_dim);
+    const Cost cost = mha::cost<GroupedQuery<Dynamic>>(c, batch, queries, keys);
     const auto n = [](auto x) { return std::to_string(x); };
     const auto gflop = [](double flop) { return std::to_string(flop * 1e-9) + " GFLOP"; };
-    return "heads:      " + n(c.num_heads) + " query, " + n(c.num_kv_heads) + " key/value, head_dim " + n(c.head_dim) +
-           ", value_dim " + n(c.value_dim) + "\nweights:    " + n(parameter_count()) + " " + detail::scalar_name<T>() +
-           (parameters_.owned() ? ", owned" : ", borrowed") + ", " + P::name + ", " + C::name + ", " + O::name +
-           "\nprojections: " + gflop(projections) + " in dense products" + "\nattention:  " + gflop(pairs) +
-           " if every pair were visible; " + B{}.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim}) +
-           "\nworkspace:  " +
-           n(static_cast<std::size_t>(q_rows * (c.query_width() + double(c.num_heads) * c.value_dim) +
-                                      k_rows * (double(c.key_width()) + c.value_width())) *
-             sizeof(T)) +
+    const double output_flop = O::has_weights ? cost.output_flop : 0;
+    return "heads:       " + n(c.num_heads) + " query, " + n(c.num_kv_heads) + " key/value, head_dim " + n(c.head_dim) +
+           ", value_dim " + n(c.value_dim) + "\nweights:     " + n(parameter_count()) + " " + detail::scalar_name<T>() +
+           (!parameters_.present()   ? ", none yet"
+            : parameters_.borrowed() ? ", borrowed"
+                                     : ", owned") +
+           "\npolicies:    " + P::name + ", " + N::name + ", " + R::name + ", " + C::name + ", " + O::name +
+           "\nprojections: " + gflop(cost.projection_flop + output_flop) + " in dense products" +
+           "\nattention:   " + gflop(cost.attention_flop()) + " if every pair were visible; " +
+           B{}.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim}) + "\nworkspace:   " +
+           n(static_cast<std::int64_t>(cost.activation_elements) * static_cast<std::int64_t>(sizeof(T))) +
            " bytes for Q, K, V and the heads\n";
   }
 
  private:
-  /// Q, K, V of one call in workspace memory.
-  struct Projected {
-    TensorView<T, 4> q, k, v;
-  };
-
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
-    check_arguments<X, Memory, Extra...>();
+    check_arguments<X, Extra...>();
     const auto from = detail::read_sequence(x);
-    const Index width = O::width(C::width(config_.num_heads, config_.value_dim), config_.d_model);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
-      forward(from, detail::read_sequence(memory), find_into(extra...), extra...);
+      forward(from, memory, find_into(extra...), extra...);
     } else {
+      const Index width = output_width();
       auto y = [&] {
         if constexpr (ViewTraits<X>::rank == 2)
           return detail::ResultOf<X>::make(from.extent[1], width);
         else
           return detail::ResultOf<X>::make(from.extent[0], from.extent[1], width);
       }();
-      forward(from, detail::read_sequence(memory), detail::with_batch(view(y)), extra...);
+      forward(from, memory, detail::with_batch(view(y)), extra...);
       return y;
     }
   }
 
-  template <class... Extra>
-  void forward(const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory, const TensorView<T, 3>& y,
+  template <class Memory, class... Extra>
+  void forward(const TensorView<const T, 3>& x, const Memory& memory, const TensorView<T, 3>& y,
                Extra&... extra) const {
     const Config& c = config_;
-    const Index concat = C::width(c.num_heads, c.value_dim);
-    check_inputs(x, memory);
+    const Index batch = x.extent[0], length = x.extent[1], concat = c.num_heads * c.value_dim;
+    check_x(x);
+    check_memory(memory);
     detail::require_data("layer", "the result", y);
-    detail::require_equal("layer", "batch", "x", x.extent[0], "the result", y.extent[0]);
-    detail::require_equal("layer", "length", "x", x.extent[1], "the result", y.extent[1]);
-    detail::require_equal("layer", "width", "the layer's output", O::width(concat, c.d_model), "the result",
-                          y.extent[2]);
+    detail::require_equal("layer", "batch", "x", batch, "the result", y.extent[0]);
+    detail::require_equal("layer", "length", "x", length, "the result", y.extent[1]);
+    detail::require_equal("layer", "width", "the layer's output", output_width(), "the result", y.extent[2]);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const Projected p = project(x, memory, true, frame, workspace);
+    const auto q = buffer(frame, batch, length, c.num_heads, c.head_dim);
+    const Source keys = source(memory, true, frame);
     // The canonical layout (B, L, H, Dv) is already the concatenation (B·L, H·Dv).
-    const auto heads =
-        view_blhd(take(frame, x.extent[0], x.extent[1], concat), x.extent[0], x.extent[1], c.num_heads, c.value_dim);
-    detail::attend_views<B, T>("layer", heads, p.q, p.k, p.v, detail::intersect(mask_, detail::collect_masks(extra...)),
-                               detail::chain(score_, detail::collect_scores(extra...)), options(extra...), workspace);
-    const TensorView<const T, 2> rows = view(heads.data, x.extent[0] * x.extent[1], concat);
-    if constexpr (O::has_weights) {
-      const auto w = parameters_.views().output;
-      into_rows(y, frame, [&](const TensorView<T, 2>& to) {
-        B{}.gemm(GemmCall<T>{rows, w.weight, w.bias, to}, workspace);
-      });
-    } else {
-      into_rows(y, frame, [&](const TensorView<T, 2>& to) {
-        for (Index i = 0; i < rows.extent[0]; ++i)
-          for (Index j = 0; j < concat; ++j) to(i, j) = rows(i, j);
-      });
-    }
+    const auto heads = buffer(frame, batch, length, c.num_heads, c.value_dim);
+    // Everything is checked before anything is computed: the views' memory is filled below.
+    const auto call = detail::attend_call<T>("layer", heads, TensorView<const T, 4>(q), keys.key, keys.value,
+                                             detail::intersect(mask_, detail::collect_masks(extra...)),
+                                             detail::chain(score_, detail::collect_scores(extra...)), sink_,
+                                             options(extra...), frame);
+    detail::require_supported<B>("layer");
+
+    const auto w = parameters_.views();
+    make_queries(x, w, q, call.shape.origin, call.q_offsets, call.shape.batch, frame, workspace);
+    make_keys_and_values(keys, w, call.k_offsets, call.shape.batch, frame, workspace);
+    detail::run<B>(call, workspace);
+    if constexpr (C::has_gates) C::template apply<T>(heads, w.gate);
+    const TensorView<const T, 2> rows = view(heads.data, batch * length, concat);
+    detail::into_rows(y, frame, [&](const TensorView<T, 2>& to) {
+      if constexpr (O::has_weights)
+        B{}.gemm(GemmCall<T>{rows, w.output.weight, w.output.bias, to}, workspace);
+      else
+        detail::copy_sequence(detail::with_batch(rows), detail::with_batch(to));
+    });
   }
 
   template <class X, class Memory, class... Extra>
   auto weights(const X& x, const Memory& memory, Extra&... extra) const {
-    check_arguments<X, Memory, Extra...>();
+    check_arguments<X, Extra...>();
     const auto from = detail::read_sequence(x);
-    const auto over = detail::read_sequence(memory);
-    check_inputs(from, over);
+    const Config& c = config_;
+    check_x(from);
+    check_memory(memory);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const Projected p = project(from, over, false, frame, workspace);
-    Tensor<Accumulator<T>, 4> to(from.extent[0], config_.num_heads, from.extent[1], over.extent[1]);
-    detail::weights_views<B, T>("layer", to.view(), p.q, p.k, detail::intersect(mask_, detail::collect_masks(extra...)),
-                                detail::chain(score_, detail::collect_scores(extra...)), options(extra...), workspace);
-    return to;
+    const auto q = buffer(frame, from.extent[0], from.extent[1], c.num_heads, c.head_dim);
+    const Source keys = source(memory, false, frame);
+    auto call = detail::checked_call<T>(
+        "layer", TensorView<const T, 4>(q), keys.key, detail::intersect(mask_, detail::collect_masks(extra...)),
+        detail::chain(score_, detail::collect_scores(extra...)), sink_, options(extra...), frame);
+    call.kv = {keys.key, keys.key, call.k_offsets};
+    detail::require_supported<B>("layer");
+    const auto w = parameters_.views();
+    make_queries(from, w, q, call.shape.origin, call.q_offsets, call.shape.batch, frame, workspace);
+    make_keys_and_values(keys, w, call.k_offsets, call.shape.batch, frame, workspace);
+    return detail::run_weights<B>(call, workspace);
   }
 
-  template <class X, class Memory, class... Extra> static constexpr void check_arguments() {
-    static_assert((detail::LayerArgument<Extra> && ...),
-                  "mha: after its tensors a layer call takes masks, scores, mha::into(y), LogSumExp and a Workspace "
-                  "(see mha/call.hpp)");
-    static_assert(std::is_same_v<T, ScalarOf<X>> && std::is_same_v<T, ScalarOf<Memory>>,
+  Index output_width() const { return O::width(config_.num_heads * config_.value_dim, config_.d_model); }
+
+  static TensorView<T, 4> buffer(typename Workspace::Frame& frame, Index batch, Index length, Index heads, Index dim) {
+    return view_blhd(detail::take<T>(frame, batch, length, heads * dim), batch, length, heads, dim);
+  }
+
+  /// Where a call's keys and values are, and where they are still to be made from.
+  struct Source {
+    TensorView<const T, 4> key, value;
+    TensorView<T, 4> to_key, to_value;  // null data: nothing to make
+    TensorView<const T, 3> rows;
+  };
+  Source source(const TensorView<const T, 3>& memory, bool values, typename Workspace::Frame& frame) const {
+    const Config& c = config_;
+    Source s;
+    s.rows = memory;
+    s.to_key = buffer(frame, memory.extent[0], memory.extent[1], c.num_kv_heads, c.head_dim);
+    if (values) s.to_value = buffer(frame, memory.extent[0], memory.extent[1], c.num_kv_heads, c.value_dim);
+    s.key = s.to_key;
+    s.value = s.to_value;
+    return s;
+  }
+  Source source(const KeyValues<T>& memory, bool, typename Workspace::Frame&) const {
+    return {memory.key.view(), memory.value.view(), {}, {}, {}};
+  }
+
+  void make_queries(const TensorView<const T, 3>& x, const ParameterViews<const T>& w, const TensorView<T, 4>& q,
+                    const Origins& origin, const Index* offsets, Index sequences, typename Workspace::Frame& frame,
+                    Workspace& workspace) const {
+    project(detail::as_rows(x, frame), w.query, q, workspace);
+    if constexpr (N::has_weights) norm_.template apply<T>(q, w.query_norm);
+    turn(q, origin, offsets, sequences);
+  }
+
+  void make_keys_and_values(const Source& s, const ParameterViews<const T>& w, const Index* offsets, Index sequences,
+                            typename Workspace::Frame& frame, Workspace& workspace) const {
+    if (s.rows.extent[2] == 0) return;
+    const auto rows = detail::as_rows(s.rows, frame);
+    project(rows, w.key, s.to_key, workspace);
+    if constexpr (N::has_weights) norm_.template apply<T>(s.to_key, w.key_norm);
+    turn(s.to_key, Origins(Index{0}), offsets, sequences);
+    if (s.to_value.data != nullptr) project(rows, w.value, s.to_value, workspace);
+  }
+
+  /// rows (B·L, E) → to (B, L, H, D), contiguous.
+  static void project(const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,
+                      const TensorView<T, 4>& to, Workspace& workspace) {
+    const Index columns = weights.head_count() * weights.head_dim();
+    P::for_each_product(weights, [&](const ProjectionProduct<T>& product) {
+      const TensorView<T, 2> part{
+          to.data + product.first_column, {rows.extent[0], product.matrix.extent[1]}, {columns, 1}};
+      B{}.gemm(GemmCall<T>{rows, product.matrix, product.bias, part}, workspace);
+    });
+  }
+
+  /// Lets the position of every row enter, sequence by sequence where the rows are packed.
+  void turn(const TensorView<T, 4>& x, const Origins& first, const Index* offsets, Index sequences) const {
+    if constexpr (requires { position_.apply(x, first); }) {
+      if (offsets == nullptr) return position_.apply(x, first);
+      for (Index b = 0; b < sequences; ++b) {
+        TensorView<T, 4> sequence = x;
+        sequence.data += offsets[b] * x.stride[1];
+        sequence.extent[1] = offsets[b + 1] - offsets[b];
+        position_.apply(sequence, Origins(first[b]));
+      }
+    }
+  }
+
+  template <class X, class... Extra> static constexpr void check_arguments() {
+    static_assert(
+        (detail::LayerArgument<Extra> && ...),
+        "mha: after its tensors a layer call takes masks, scores, Packed, Origin, mha::into(y), LogSumExp and "
+        "a Workspace (see mha/call.hpp)");
+    static_assert(std::is_same_v<T, ScalarOf<X>>,
                   "mha: the layer's scalar and the input's differ (see mha/layer/multi_head_attention.hpp)");
   }
 
-  void check_inputs(const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory) const {
-    detail::require_data("layer", "x", x);
-    detail::require_data("layer", "memory", memory);
+  void check_x(const TensorView<const T, 3>& x) const {
+    detail::require(parameters_.present(), "layer: it has 0 of its ", parameter_count(),
+                    " weights: call initialize, update or borrow first");
+    check_rows("x", x);
     detail::require(x.extent[2] == config_.d_model, "layer: x has width ", x.extent[2], " but d_model is ",
                     config_.d_model);
+  }
+  void check_memory(const TensorView<const T, 3>& memory) const {
+    detail::require(parameters_.present(), "layer: it has 0 of its ", parameter_count(),
+                    " weights: call initialize, update or borrow first");
+    check_rows("memory", memory);
     detail::require(memory.extent[2] == config_.kv_model, "layer: the keys' rows have width ", memory.extent[2],
                     " but kv_model is ", config_.kv_model);
-    detail::require_equal("layer", "batch", "x", x.extent[0], "memory", memory.extent[0]);
-    for (const auto* v : {&x, &memory})
-      detail::require(std::int64_t{v->extent[0]} * v->extent[1] <= std::numeric_limits<Index>::max(),
-                      "layer: ", v->extent[0], " sequences of ", v->extent[1], " rows are more than ",
-                      std::numeric_limits<Index>::max(), " rows");
+  }
+  void check_memory(const KeyValues<T>& memory) const {
+    detail::require_equal("layer", "heads", "key", memory.key.extent(2), "the layer", config_.num_kv_heads);
+    detail::require_equal("layer", "head size", "key", memory.key.extent(3), "the layer", config_.head_dim);
+    detail::require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", config_.value_dim);
+  }
+  static void check_rows(const char* name, const TensorView<const T, 3>& v) {
+    detail::require_data("layer", name, v);
+    detail::require(std::int64_t{v.extent[0]} * v.extent[1] <= std::numeric_limits<Index>::max(), "layer: ", name,
+                    " has ", v.extent[0], " sequences of ", v.extent[1], " rows, the most rows are ",
+                    std::numeric_limits<Index>::max());
   }
 
   template <class... Extra> auto options(const Extra&... extra) const {
@@ -261,57 +398,13 @@ template <class T, Backend B, Heads H, Mask M, Score S, class P, class C, class 
     }
   }
 
-  static T* take(typename Workspace::Frame& frame, Index batch, Index length, Index width) {
-    return frame.template take<T>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(length) *
-                                  static_cast<std::size_t>(width));
-  }
-
-  Projected project(const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory, bool values,
-                    typename Workspace::Frame& frame, Workspace& workspace) const {
-    const auto w = parameters_.views();
-    const auto q_rows = as_rows(x, frame);
-    const auto k_rows = memory.data == x.data ? q_rows : as_rows(memory, frame);
-    const auto made = [&](const TensorView<const T, 2>& rows, Index length, const HeadWeights<const T>& weights) {
-      const Index columns = weights.head_count() * weights.head_dim();
-      T* const data = take(frame, x.extent[0], length, columns);
-      P::for_each_product(weights, [&](const ProjectionProduct<T>& product) {
-        const TensorView<T, 2> to{
-            data + product.first_column, {rows.extent[0], product.matrix.extent[1]}, {columns, 1}};
-        B{}.gemm(GemmCall<T>{rows, product.matrix, product.bias, to}, workspace);
-      });
-      return view_blhd(data, x.extent[0], length, weights.head_count(), weights.head_dim());
-    };
-    Projected p;
-    p.q = made(q_rows, x.extent[1], w.query);
-    p.k = made(k_rows, memory.extent[1], w.key);
-    if (values) p.v = made(k_rows, memory.extent[1], w.value);
-    return p;
-  }
-
-  /// (B, L, E) as (B·L, E); copied if the sequences do not follow each other.
-  static TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, typename Workspace::Frame& frame) {
-    if (detail::rows_collapse(v)) return detail::collapsed(v);
-    const auto copy = view(take(frame, v.extent[0], v.extent[1], v.extent[2]), v.extent[0], v.extent[1], v.extent[2]);
-    for (Index b = 0; b < v.extent[0]; ++b)
-      for (Index l = 0; l < v.extent[1]; ++l)
-        for (Index e = 0; e < v.extent[2]; ++e) copy(b, l, e) = v(b, l, e);
-    return detail::collapsed<const T>(copy);
-  }
-
-  /// f writes (B·L, E); it ends up in y, whatever y's strides.
-  template <class F> static void into_rows(const TensorView<T, 3>& y, typename Workspace::Frame& frame, F&& f) {
-    if (detail::rows_collapse(y)) return f(detail::collapsed(y));
-    const auto copy = view(take(frame, y.extent[0], y.extent[1], y.extent[2]), y.extent[0], y.extent[1], y.extent[2]);
-    f(detail::collapsed(copy));
-    for (Index b = 0; b < y.extent[0]; ++b)
-      for (Index l = 0; l < y.extent[1]; ++l)
-        for (Index e = 0; e < y.extent[2]; ++e) y(b, l, e) = copy(b, l, e);
-  }
-
   Config config_;
-  Parameters<T, P, O::has_weights> parameters_;
+  Parameters<T, P, N, C, O> parameters_;
   M mask_;
   S score_;
+  [[no_unique_address]] Z sink_;
+  [[no_unique_address]] N norm_;
+  [[no_unique_address]] R position_;
 };
 
 }  // namespace mha::inline v0

@@ -15,10 +15,14 @@ template <class Scalar, class B, class... P> struct LayerOf {
   using HeadsPolicy = typename PickRole<Role::heads, MultiHead, P...>::type;
   using MaskPolicy = typename PickRole<Role::mask, Full, P...>::type;
   using ScorePolicy = typename PickRole<Role::score, NoScore, P...>::type;
+  using SinkPolicyOf = typename PickRole<Role::sink, NoSink, P...>::type;
+  using NormPolicy = typename PickRole<Role::norm, NoNorm, P...>::type;
+  using PositionPolicy = typename PickRole<Role::position, NoPosition, P...>::type;
   using ProjectionPolicy = typename PickRole<Role::projection, FusedProjection, P...>::type;
   using ConcatPolicy = typename PickRole<Role::concat, ConcatHeads, P...>::type;
   using OutputPolicy = typename PickRole<Role::output, LinearOutput, P...>::type;
-  using type = Layer<Scalar, B, HeadsPolicy, MaskPolicy, ScorePolicy, ProjectionPolicy, ConcatPolicy, OutputPolicy>;
+  using type = Layer<Scalar, B, HeadsPolicy, MaskPolicy, ScorePolicy, SinkPolicyOf, NormPolicy, PositionPolicy,
+                     ProjectionPolicy, ConcatPolicy, OutputPolicy>;
 };
 
 /// The value of a role among the constructor's arguments, else the policy's default.
@@ -54,6 +58,9 @@ template <class... P> constexpr void check_layer_policies() {
                 "mha: two masks: write mha::And<A, B> or mha::Or<A, B> (see mha/policy/mask.hpp)");
   static_assert(count_role<Role::score, P...> <= 1,
                 "mha: two scores: write mha::Chain<First, Second> (see mha/policy/score.hpp)");
+  static_assert(count_role<Role::sink, P...> <= 1, "mha: two sinks: keep one (see mha/policy/sink.hpp)");
+  static_assert(count_role<Role::norm, P...> <= 1, "mha: two norms: keep one (see mha/policy/qk_norm.hpp)");
+  static_assert(count_role<Role::position, P...> <= 1, "mha: two positions: keep one (see mha/policy/position.hpp)");
   static_assert(count_role<Role::projection, P...> <= 1,
                 "mha: two projection policies: keep one of FusedProjection, PerHeadProjection "
                 "(see mha/policy/projection.hpp)");
@@ -69,7 +76,8 @@ template <class... P> constexpr void check_layer_policies() {
 /// Policies  heads: MultiHead (default), GroupedQuery<n>, MultiQuery · mask: Full (default), Causal, SlidingWindow, …,
 /// a
 ///           functor · score: NoScore (default), SoftCap, Alibi, …, a functor · projection: FusedProjection (default),
-///           PerHeadProjection · concat: ConcatHeads · output: LinearOutput (default), NoOutput
+///           PerHeadProjection · sink: Sink · norm: QkNorm ·
+///           position: Rotary<…> · concat: ConcatHeads (default), GatedHeads · output: LinearOutput (default), NoOutput
 /// Values    policies with data take it from the constructor, after the Config: layer({...}, SlidingWindow{.left =
 /// 255}) Threads   calls are const; one layer serves many threads, each with a Workspace of its own Errors ShapeError
 /// if the configuration does not fit together
@@ -86,7 +94,10 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
   template <class... Values>
   explicit MultiHeadAttention(const Config& config, const Values&... values)
       : Roles::type(config, detail::policy_value<Role::mask, typename Roles::MaskPolicy>(values...),
-                    detail::policy_value<Role::score, typename Roles::ScorePolicy>(values...)) {
+                    detail::policy_value<Role::score, typename Roles::ScorePolicy>(values...),
+                    detail::policy_value<Role::sink, typename Roles::SinkPolicyOf>(values...),
+                    detail::policy_value<Role::norm, typename Roles::NormPolicy>(values...),
+                    detail::policy_value<Role::position, typename Roles::PositionPolicy>(values...)) {
     static_assert((detail::is_one_of<Values, Policies...> && ...),
                   "mha: the constructor got a policy value that the layer's type does not name");
   }

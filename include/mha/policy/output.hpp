@@ -5,6 +5,11 @@
 
 namespace mha::inline v0 {
 
+/// What follows the concatenation.
+template <class P>
+concept Output = role_of<P>()
+== Role::output;
+
 /// Y = concat(heads) W_O + b_O, back to d_model.
 struct LinearOutput {
   static constexpr Role role = Role::output;

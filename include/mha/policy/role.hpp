@@ -9,13 +9,24 @@
 namespace mha::inline v0 {
 
 /// The part a policy plays in a layer. A layer has one policy per role; the order in which they are written is free.
-enum class Role { none, ambiguous, heads, mask, score, projection, concat, output };
+enum class Role { none, ambiguous, heads, mask, score, sink, norm, position, projection, concat, output };
 
-/// Sizes of one attention call. Positions are absolute: query row i stands at position origin + i, key row j at j.
+/// The absolute position of each sequence's first query: one for all, or one each when the batch is ragged.
+struct Origins {
+  Index all = 0;
+  const Index* each = nullptr;
+
+  constexpr Origins() = default;
+  MHA_HOST_DEVICE constexpr Origins(Index common) : all(common) {}
+  MHA_HOST_DEVICE constexpr explicit Origins(const Index* per_sequence) : each(per_sequence) {}
+  MHA_HOST_DEVICE constexpr Index operator[](Index b) const { return each != nullptr ? each[b] : all; }
+};
+
+/// Sizes of one attention call; of a ragged one `queries` and `keys` are those of its longest sequences. Positions are
+/// absolute: query row i of sequence b stands at position origin[b] + i, key row j at j.
 struct CallShape {
   Index batch = 0, heads = 0, queries = 0, keys = 0;
-  Index origin =
-      0;  ///< position of the first query; by default keys − queries, so that the last query meets the last key
+  Origins origin;  ///< keys − queries if not given, so that the last query meets the last key
 };
 
 /// A policy that says what it is: `static constexpr mha::Role role = mha::Role::mask;`

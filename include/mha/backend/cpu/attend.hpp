@@ -63,13 +63,14 @@ template <class T, class Source, class M, class S> class QueryTile {
         b_(b),
         h_(h),
         first_(first),
-        count_(std::min(kernels.lanes, call.shape.queries - first)),
-        q_begin_(call.shape.origin + first),
+        count_(std::min(kernels.lanes, call.queries(b) - first)),
+        keys_(call.keys(b)),
+        q_begin_(call.position(b, first)),
         logits_are_dots_(std::is_same_v<S, NoScore> && call.scale > A(0) && call.scale <= A(1)),
         slope_(logits_are_dots_ ? call.scale * log2e : log2e) {
     const std::ptrdiff_t lanes = kernels_.lanes;
     for (Index d = 0; d < call_.head_dim; ++d) {
-      const T* const from = &call_.q(b_, first_, h_, d);
+      const T* const from = call_.query(b_, first_, h_) + d * call_.q.stride[3];
       for (Index i = 0; i < count_; ++i) at_.q[d * lanes + i] = static_cast<A>(from[i * call_.q.stride[1]]);
       for (Index i = count_; i < kernels_.lanes; ++i) at_.q[d * lanes + i] = A(0);
     }
@@ -87,7 +88,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   void weights(const TensorView<A, 4>& to) {
     reset();
     for (Index i = 0; i < count_; ++i)
-      for (Index k = 0; k < call_.shape.keys; ++k) to(b_, h_, first_ + i, k) = A(0);
+      for (Index k = 0; k < keys_; ++k) to(b_, h_, first_ + i, k) = A(0);
     for_each_block([&](Index begin, Index end) {
       for (Index k = begin; k < end; ++k)
         for (Index i = 0; i < count_; ++i) to(b_, h_, first_ + i, k) = s(k - begin, i);
@@ -97,7 +98,7 @@ template <class T, class Source, class M, class S> class QueryTile {
       for (Index k = begin; k < end; ++k)
         for (Index i = 0; i < count_; ++i) {
           A& w = to(b_, h_, first_ + i, k);
-          w = w == hidden ? A(0) : std::exp2((w - at_.max[i]) * slope_) / at_.sum[i];
+          w = w == hidden ? A(0) : std::exp2((w - at_.max[i]) * slope_) / denominator(i);
         }
     });
   }
@@ -131,8 +132,8 @@ template <class T, class Source, class M, class S> class QueryTile {
 
   /// f(begin, end) for every block of keys that some query of the tile may see, its logits in s, hidden ones −∞.
   template <class F> void for_each_block(F&& f) {
-    for (Index begin = 0; begin < call_.shape.keys; begin += key_block) {
-      Index from = begin, to = std::min(begin + key_block, call_.shape.keys);
+    for (Index begin = 0; begin < keys_; begin += key_block) {
+      Index from = begin, to = std::min(begin + key_block, keys_);
       const TileVisibility seen = visibility(from, to);
       if (seen == TileVisibility::none) continue;
       if (seen == TileVisibility::partial) {
@@ -191,18 +192,25 @@ template <class T, class Source, class M, class S> class QueryTile {
     return nan == A(0);
   }
 
+  /// What a row is divided by: the sum over its keys and, relative to the same maximum, the sink.
+  A denominator(Index i) const {
+    if (call_.sink.size == 0) return at_.sum[i];
+    const A max = logits_are_dots_ ? at_.max[i] * call_.scale : at_.max[i];
+    return at_.sum[i] + std::exp2((static_cast<A>(call_.sink[h_]) - max) * log2e);
+  }
+
   void finish() const {
     const std::ptrdiff_t lanes = kernels_.lanes;
-    for (Index i = 0; i < count_; ++i) at_.fade[i] = at_.sum[i] == A(0) ? A(0) : A(1) / at_.sum[i];
+    for (Index i = 0; i < count_; ++i) at_.fade[i] = at_.sum[i] == A(0) ? A(0) : A(1) / denominator(i);
     for (Index d = 0; d < call_.value_dim; ++d) {
-      T* const to = &call_.out(b_, first_, h_, d);
+      T* const to = call_.output(b_, first_, h_) + d * call_.out.stride[3];
       for (Index i = 0; i < count_; ++i)
         to[i * call_.out.stride[1]] =
             at_.sum[i] == A(0) ? T(A(0)) : static_cast<T>(at_.out[d * lanes + i] * at_.fade[i]);
     }
     if (call_.log_sum_exp.data == nullptr) return;
     for (Index i = 0; i < count_; ++i)
-      call_.log_sum_exp(b_, h_, first_ + i) =
+      call_.row_log_sum_exp(b_, h_, first_ + i) =
           at_.sum[i] == A(0) ? hidden : (at_.max[i] * slope_ + std::log2(at_.sum[i])) * ln2;
   }
 
@@ -211,7 +219,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   const TileScratch<A>& at_;
   const M mask_;  // copies: a reference could alias the tile and keep loops scalar
   const HeadScore score_;
-  const Index b_, h_, first_, count_, q_begin_;
+  const Index b_, h_, first_, count_, keys_, q_begin_;
   const bool logits_are_dots_;
   const A slope_;
 };
@@ -240,6 +248,7 @@ void for_each_tile(const AttendCall<T, Source, M, S>& call, Workspace& workspace
     // Late queries of a causal mask see the most keys.
     const Index first = (tiles - 1 - t % tiles) * kernels.lanes;
     const Index h = t / tiles % call.shape.heads, b = t / tiles / call.shape.heads;
+    if (first >= call.queries(b)) return;  // a short sequence of a ragged batch
     QueryTile<T, Source, M, S> query_tile(call, kernels, scratch[worker], b, h, first);
     f(query_tile);
   };
@@ -250,22 +259,23 @@ void for_each_tile(const AttendCall<T, Source, M, S>& call, Workspace& workspace
 }
 
 /// Keys and values in accumulator precision, (B, Hkv, Lk, D): 16-bit storage is widened once per call.
-template <class A, class Source>
-ContiguousKv<A> widened(const Source& kv, const CallShape& shape, Index kv_heads, Index head_dim, Index value_dim,
-                        Workspace::Frame& frame) {
-  const auto elements = [&](Index dim) {
-    return static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(kv_heads) *
-           static_cast<std::size_t>(shape.keys) * static_cast<std::size_t>(dim);
+template <class A, class T, class Source, class M, class S>
+ContiguousKv<A> widened(const AttendCall<T, Source, M, S>& call, Workspace::Frame& frame) {
+  const Index batch = call.shape.batch, heads = call.kv_heads, keys = call.shape.keys;
+  const auto take = [&](Index dim) {
+    return view_bhld(frame.take<A>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(heads) *
+                                   static_cast<std::size_t>(keys) * static_cast<std::size_t>(dim)),
+                     batch, heads, keys, dim);
   };
-  const auto key = view_bhld(frame.take<A>(elements(head_dim)), shape.batch, kv_heads, shape.keys, head_dim);
-  const auto value = view_bhld(frame.take<A>(elements(value_dim)), shape.batch, kv_heads, shape.keys, value_dim);
-  for (Index b = 0; b < shape.batch; ++b)
-    for (Index g = 0; g < kv_heads; ++g)
-      for (Index k = 0; k < shape.keys;) {
-        const auto run = kv.run(b, g, k, shape.keys);
+  const auto key = take(call.head_dim), value = take(call.value_dim);
+  for (Index b = 0; b < batch; ++b)
+    for (Index g = 0; g < heads; ++g)
+      for (Index k = 0; k < call.keys(b);) {
+        const auto run = call.kv.run(b, g, k, call.keys(b));
         for (Index i = 0; i < run.count; ++i, ++k) {
-          for (Index d = 0; d < head_dim; ++d) key(b, k, g, d) = static_cast<A>(run.key[i * run.key_stride + d]);
-          for (Index d = 0; d < value_dim; ++d) value(b, k, g, d) = static_cast<A>(run.value[i * run.value_stride + d]);
+          for (Index d = 0; d < call.head_dim; ++d) key(b, k, g, d) = static_cast<A>(run.key[i * run.key_stride + d]);
+          for (Index d = 0; d < call.value_dim; ++d)
+            value(b, k, g, d) = static_cast<A>(run.value[i * run.value_stride + d]);
         }
       }
   return {key, value};

@@ -71,9 +71,10 @@ template <Executor Threads> struct CpuWith {
       f(call);
     } else {
       auto frame = workspace.frame();
-      const auto kv = detail::cpu::widened<A>(call.kv, call.shape, call.kv_heads, call.head_dim, call.value_dim, frame);
+      const auto kv = detail::cpu::widened<A>(call, frame);
       f(AttendCall<T, ContiguousKv<A>, M, S>{call.q, kv, call.mask, call.score, call.out, call.log_sum_exp, call.shape,
-                                             call.kv_heads, call.head_dim, call.value_dim, call.scale});
+                                             call.kv_heads, call.head_dim, call.value_dim, call.scale, call.sink,
+                                             call.q_offsets, call.k_offsets});
     }
   }
 };

@@ -41,13 +41,14 @@ struct Reference {
     std::vector<Weight<A>> row;  // (visible keys)
     for (Index b = 0; b < call.shape.batch; ++b)
       for (Index h = 0; h < call.shape.heads; ++h)
-        for (Index i = 0; i < call.shape.queries; ++i) {
+        for (Index i = 0; i < call.queries(b); ++i) {
           const A log_sum_exp = softmax_row(call, b, h, i, row);
-          if (call.log_sum_exp.data != nullptr) call.log_sum_exp(b, h, i) = log_sum_exp;
+          if (call.log_sum_exp.data != nullptr) call.row_log_sum_exp(b, h, i) = log_sum_exp;
+          T* const out = call.output(b, i, h);
           for (Index d = 0; d < call.value_dim; ++d) {
             A sum(0);  // a row without visible keys stays 0
             for (const auto& [k, weight] : row) sum += weight * A(call.kv.run(b, call.kv_head(h), k, k + 1).value[d]);
-            call.out(b, i, h, d) = T(sum);
+            out[d * call.out.stride[3]] = T(sum);
           }
         }
   }
@@ -59,9 +60,9 @@ struct Reference {
     std::vector<Weight<A>> row;
     for (Index b = 0; b < call.shape.batch; ++b)
       for (Index h = 0; h < call.shape.heads; ++h)
-        for (Index i = 0; i < call.shape.queries; ++i) {
+        for (Index i = 0; i < call.queries(b); ++i) {
           softmax_row(call, b, h, i, row);
-          for (Index k = 0; k < call.shape.keys; ++k) to(b, h, i, k) = A(0);
+          for (Index k = 0; k < call.keys(b); ++k) to(b, h, i, k) = A(0);
           for (const auto& [k, weight] : row) to(b, h, i, k) = weight;
         }
   }
@@ -85,13 +86,14 @@ struct Reference {
     using mha::exp;
     using mha::log;
     row.clear();
-    const Index q = call.shape.origin + i, g = call.kv_head(h);
-    for (Index k = 0; k < call.shape.keys; ++k) {
-      if (!call.mask(b, h, q, k)) continue;
+    const Index position = call.position(b, i), g = call.kv_head(h);
+    const T* const query = call.query(b, i, h);
+    for (Index k = 0; k < call.keys(b); ++k) {
+      if (!call.mask(b, h, position, k)) continue;
       const T* const key = call.kv.run(b, g, k, k + 1).key;
       A dot(0);
-      for (Index d = 0; d < call.head_dim; ++d) dot += A(call.q(b, i, h, d)) * A(key[d]);
-      const A logit = call.score(A(call.scale * dot), b, h, q, k);
+      for (Index d = 0; d < call.head_dim; ++d) dot += A(query[d * call.q.stride[3]]) * A(key[d]);
+      const A logit = call.score(A(call.scale * dot), b, h, position, k);
       if (!(logit == minus_infinity<A>())) row.push_back({k, logit});
     }
     if (row.empty()) return minus_infinity<A>();
@@ -104,7 +106,8 @@ struct Reference {
       w.value = exp(w.value - max);
       sum += w.value;
     }
-    for (auto& w : row) w.value = w.value / sum;
+    const A denominator = call.sink.size == 0 ? sum : sum + exp(A(call.sink[h]) - max);
+    for (auto& w : row) w.value = w.value / denominator;
     return max + log(sum);
   }
 };

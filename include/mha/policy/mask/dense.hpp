@@ -15,10 +15,10 @@ struct Dense {
   static constexpr Role role = Role::mask;
   static constexpr bool borrows = true;
   TensorView<const bool, 4> visible;
-  Index origin = 0;  ///< set by prepared()
+  Origins origin;  ///< set by prepared()
 
   Dense() = default;
-  constexpr explicit Dense(TensorView<const bool, 4> table, Index first_query = 0)
+  constexpr explicit Dense(TensorView<const bool, 4> table, Origins first_query = {})
       : visible(table), origin(first_query) {}
   template <ViewableOfRank<2, 3, 4> Table>
   requires std::same_as < ScalarOf<Table>,
@@ -32,7 +32,7 @@ struct Dense {
       : visible(detail::as_pair_table(table)) {}
 
   MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
-    return visible(b, h, q - origin, k);
+    return visible(b, h, q - origin[b], k);
   }
   Dense prepared(const CallShape& s) const { return Dense(detail::broadcast_to_call(visible, s, "Dense"), s.origin); }
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../core/borrowed.hpp"
-#include "../../core/check.hpp"
+#include "../lengths.hpp"
 #include "../mask.hpp"
 
 namespace mha::inline v0 {
@@ -22,13 +22,7 @@ struct Padding {
     return k_end <= lengths[b] ? TileVisibility::full : TileVisibility::partial;
   }
   Padding prepared(const CallShape& s) const {
-    detail::require(lengths.size == s.batch, "Padding: ", lengths.size, " lengths for a batch of ", s.batch);
-    detail::require(lengths.data != nullptr || lengths.size == 0, "Padding: the data of ", lengths.size,
-                    " lengths is null");
-    if (lengths.memory == Memory::host)
-      for (Index b = 0; b < lengths.size; ++b)
-        detail::require(lengths[b] >= 0 && lengths[b] <= s.keys, "Padding: length ", lengths[b], " of sequence ", b,
-                        " is outside [0, ", s.keys, "], the number of keys");
+    detail::require_lengths("Padding", lengths, s);
     return *this;
   }
   template <class F> Padding with_data(F&& f) const { return {f(lengths)}; }

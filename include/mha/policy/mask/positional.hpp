@@ -33,12 +33,12 @@ struct Causal {
 /// Causal with the first query at the first key, whatever the lengths: PyTorch's is_causal.
 struct CausalTopLeft {
   static constexpr Role role = Role::mask;
-  Index origin = 0;  ///< set by prepared()
+  Origins origin;  ///< set by prepared()
 
-  MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index q, Index k) const { return k <= q - origin; }
+  MHA_HOST_DEVICE constexpr bool operator()(Index b, Index, Index q, Index k) const { return k <= q - origin[b]; }
   MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin,
                                                 Index k_end) const {
-    return Causal{}.tile(b, h, q_begin - origin, q_end - origin, k_begin, k_end);
+    return Causal{}.tile(b, h, q_begin - origin[b], q_end - origin[b], k_begin, k_end);
   }
   constexpr CausalTopLeft prepared(const CallShape& s) const { return {s.origin}; }
 };

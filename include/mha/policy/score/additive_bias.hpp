@@ -15,10 +15,11 @@ template <class B> struct AdditiveBias {
   static constexpr Role role = Role::score;
   static constexpr bool borrows = true;
   TensorView<const B, 4> bias;
-  Index origin = 0;  ///< set by prepared()
+  Origins origin;  ///< set by prepared()
 
   AdditiveBias() = default;
-  constexpr explicit AdditiveBias(TensorView<const B, 4> table, Index first_query) : bias(table), origin(first_query) {}
+  constexpr explicit AdditiveBias(TensorView<const B, 4> table, Origins first_query)
+      : bias(table), origin(first_query) {}
   template <ViewableOfRank<2, 3, 4> Table>
   constexpr explicit AdditiveBias(Table& table) : bias(detail::as_pair_table(view(table))) {}
   template <ViewableOfRank<2, 3, 4> Table>
@@ -27,7 +28,7 @@ template <class B> struct AdditiveBias {
   constexpr explicit AdditiveBias(TensorView<U, Rank>&& table) : bias(detail::as_pair_table(table)) {}
 
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
-    return s + static_cast<Accumulator<B>>(bias(b, h, q - origin, k));
+    return s + static_cast<Accumulator<B>>(bias(b, h, q - origin[b], k));
   }
   AdditiveBias prepared(const CallShape& s) const {
     return AdditiveBias(detail::broadcast_to_call(bias, s, "AdditiveBias"), s.origin);

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "backend/backend.hpp"
+#include "call.hpp"
+#include "core/check.hpp"
+
+/// From what a caller hands over to what a backend gets: views with four axes, checked sizes, prepared policies.
+namespace mha::inline v0 {
+
+namespace detail {
+
+/// One head (L, D), one sequence (L, H, D) or a batch (B, L, H, D), as four axes.
+template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 4>& v) { return v; }
+template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 2>& v) {
+  return {v.data, {1, v.extent[0], 1, v.extent[1]}, {0, v.stride[0], 0, v.stride[1]}};
+}
+template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 3>& v) {
+  return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
+}
+
+template <class Owner> constexpr auto read_heads(const Owner& owner) {
+  TensorView<const ScalarOf<Owner>, 4> v = with_heads(ViewTraits<Owner>::view(owner));
+  return v;
+}
+
+/// Rows contiguous along the last axis, as a KvRun promises: packed once if they are not (Eigen's column-major
+/// default).
+template <class T>
+TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Workspace::Frame& frame, Tensor<T, 4>& copy) {
+  if (v.stride[3] == 1 || v.extent[3] <= 1) return v;
+  TensorView<T, 4> to;
+  if constexpr (std::is_trivially_copyable_v<T>) {
+    to = view(frame.take<T>(static_cast<std::size_t>(v.size())), v.extent[0], v.extent[1], v.extent[2], v.extent[3]);
+  } else {
+    copy = Tensor<T, 4>(v.extent[0], v.extent[1], v.extent[2], v.extent[3]);
+    to = copy.view();
+  }
+  for (Index b = 0; b < v.extent[0]; ++b)
+    for (Index l = 0; l < v.extent[1]; ++l)
+      for (Index h = 0; h < v.extent[2]; ++h)
+        for (Index d = 0; d < v.extent[3]; ++d) to(b, l, h, d) = v(b, l, h, d);
+  return to;
+}
+
+template <class B> void require_supported(const char* call) {
+  const Support support = B{}.supported();
+  if (!support.ok) throw std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason);
+}
+
+/// Row numbers that cut `rows` packed rows into sequences.
+inline void require_offsets(const char* name, const char* tensor, const Borrowed<Index>& offsets, Index rows) {
+  require(offsets.size >= 1 && offsets.data != nullptr, name, ": Packed has ", offsets.size, " offsets for ", tensor,
+          ", one more than the sequences are wanted");
+  require(offsets[0] == 0, name, ": the first offset of ", tensor, " is ", offsets[0], ", it must be 0");
+  for (Index b = 1; b < offsets.size; ++b)
+    require(offsets[b] >= offsets[b - 1], name, ": the offsets of ", tensor, " decrease from ", offsets[b - 1], " to ",
+            offsets[b], " at sequence ", b - 1);
+  require(offsets[offsets.size - 1] == rows, name, ": the last offset of ", tensor, " is ", offsets[offsets.size - 1],
+          " but there are ", rows, " rows");
+}
+
+inline Index longest(const Borrowed<Index>& offsets) {
+  Index n = 0;
+  for (Index b = 1; b < offsets.size; ++b) n = std::max(n, offsets[b] - offsets[b - 1]);
+  return n;
+}
+
+/// Sizes and positions of a call. Of a ragged one the origins are written into `origins` (B), from the caller's frame.
+template <class Frame>
+CallShape call_shape(const char* name, Index batch, Index heads, Index queries, Index keys,
+                     const std::optional<Index>& origin, const std::optional<Packed>& packed, Frame& frame) {
+  CallShape shape{batch, heads, queries, keys, origin ? *origin : keys - queries};
+  if (packed) {
+    const Borrowed<Index>& q = packed->query_offsets;
+    const Borrowed<Index>& k = packed->key_offsets.size > 0 ? packed->key_offsets : q;
+    require(batch == 1, name, ": Packed rows have batch ", batch,
+            ", their sequences are cut by offsets, so 1 is wanted");
+    require_offsets(name, "q", q, queries);
+    require_offsets(name, "k", k, keys);
+    require(q.size == k.size, name, ": Packed has ", q.size - 1, " query sequences but ", k.size - 1, " key sequences");
+    shape = {q.size - 1, heads, longest(q), longest(k), 0};
+    if (origin) {
+      shape.origin = *origin;
+    } else {
+      Index* const each = frame.template take<Index>(static_cast<std::size_t>(shape.batch));
+      for (Index b = 0; b < shape.batch; ++b) each[b] = (k[b + 1] - k[b]) - (q[b + 1] - q[b]);
+      shape.origin = Origins(each);
+    }
+  }
+  constexpr Index furthest = std::numeric_limits<Index>::max() / 2;
+  for (Index b = 0; b < (shape.origin.each != nullptr ? shape.batch : 1); ++b)
+    require(std::int64_t{shape.origin[b]} + shape.queries <= furthest && shape.origin[b] >= -furthest, name,
+            ": the origin ", shape.origin[b], " puts ", shape.queries, " queries beyond position ", furthest);
+  return shape;
+}
+
+/// Checks q and k against each other and prepares the policies: everything of a call but its values and outputs.
+template <class T, class M, class S, class Sink, class Frame>
+auto checked_call(const char* name, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k, const M& mask,
+                  const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
+  using A = Accumulator<T>;
+  require_data(name, "q", q);
+  require_data(name, "k", k);
+  require_equal(name, "batch", "q", q.batch(), "k", k.batch());
+  require_equal(name, "head size", "q", q.dim(), "k", k.dim());
+  require(q.dim() > 0, name, ": q has head size 0, the least is 1");
+  require(q.heads() == 0 || (k.heads() > 0 && q.heads() % k.heads() == 0), name, ": k has ", k.heads(),
+          " heads, which does not divide q's ", q.heads());
+  const CallShape shape =
+      call_shape(name, q.batch(), q.heads(), q.length(), k.length(), options.origin, options.packed, frame);
+  if (options.scale) require(std::isfinite(*options.scale), name, ": the scale is ", *options.scale, ", not finite");
+  const auto on_host = [&](const auto& borrowed) {
+    if (borrowed.memory != Memory::host)
+      fail(name, ": a policy borrows device memory, but the backend computes on the host");
+    return borrowed;
+  };
+  const auto ready_mask = mha::prepared(with_data(mask, on_host), shape);
+  const auto ready_score = mha::prepared(with_data(score, on_host), shape);
+  AttendCall<T, ContiguousKv<T>, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>>
+      call{q, {k, k}, ready_mask, ready_score, {}, {}, shape, k.heads(), q.dim(), q.dim(), A(0)};
+  call.scale = static_cast<A>(options.scale ? *options.scale : 1 / std::sqrt(double(q.dim())));
+  call.sink = sink.logits(q.heads());
+  if (options.packed) {
+    const Packed& p = *options.packed;
+    call.q_offsets = p.query_offsets.data;
+    call.k_offsets = p.key_offsets.size > 0 ? p.key_offsets.data : p.query_offsets.data;
+  }
+  return call;
+}
+
+/// A whole call, checked before anything is computed; k and v have contiguous rows by the time it runs.
+template <class T, class M, class S, class Sink, class Frame>
+auto attend_call(const char* name, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
+                 const TensorView<const T, 4>& k, const TensorView<const T, 4>& v, const M& mask, const S& score,
+                 const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
+  require_data(name, "v", v);
+  require_data(name, "out", out);
+  require_equal(name, "batch", "k", k.batch(), "v", v.batch());
+  require_equal(name, "length", "k", k.length(), "v", v.length());
+  require_equal(name, "heads", "k", k.heads(), "v", v.heads());
+  require_equal(name, "batch", "q", q.batch(), "out", out.batch());
+  require_equal(name, "length", "q", q.length(), "out", out.length());
+  require_equal(name, "heads", "q", q.heads(), "out", out.heads());
+  require_equal(name, "head size", "v", v.dim(), "out", out.dim());
+  auto call = checked_call<T>(name, q, k, mask, score, sink, options, frame);
+  if (options.log_sum_exp) {
+    const auto& to = *options.log_sum_exp;
+    require_data(name, "log-sum-exp", to);
+    require_equal(name, "batch", "q", q.batch(), "log-sum-exp", to.extent[0]);
+    require_equal(name, "heads", "q", q.heads(), "log-sum-exp", to.extent[1]);
+    require_equal(name, "length", "q", q.length(), "log-sum-exp", to.extent[2]);
+    call.log_sum_exp = to;
+  }
+  call.kv = {k, v, call.k_offsets};
+  call.value_dim = v.dim();
+  call.out = out;
+  return call;
+}
+
+template <class B, class Call> void run(const Call& call, typename B::Workspace& workspace) {
+  if (call.q.batch() > 0 && call.q.heads() > 0 && call.q.length() > 0) B{}.attend(call, workspace);
+}
+
+/// The softmax of a call, (B, Hq, Lq, Lk), in memory of its own.
+template <class B, class Call> auto run_weights(const Call& call, typename B::Workspace& workspace) {
+  using A = Accumulator<typename Call::Scalar>;
+  static_assert(
+      requires(const B backend, Tensor<A, 4> to) { backend.weights(call, to.view(), workspace); },
+      "mha: this backend does not return attention weights: it has no member weights(call, to, workspace) "
+      "(see mha/backend/backend.hpp)");
+  const CallShape& shape = call.shape;
+  Tensor<A, 4> to(shape.batch, shape.heads, shape.queries, shape.keys);
+  if (to.size() > 0) B{}.weights(call, to.view(), workspace);
+  return to;
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline v0

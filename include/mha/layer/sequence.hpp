@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "../core/view.hpp"
+
+namespace mha::inline v0 {
+
+/// What a layer is called on: one sequence (L, E), packed sequences (ΣL, E), or a batch (B, L, E).
+template <class T>
+concept Sequence = ViewableOfRank<T, 2, 3>;
+
+namespace detail {
+
+template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 3>& v) { return v; }
+template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>& v) {
+  return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
+}
+template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
+  return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
+}
+
+template <class T, class Frame> T* take(Frame& frame, Index batch, Index length, Index width) {
+  return frame.template take<T>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(length) *
+                                static_cast<std::size_t>(width));
+}
+
+template <class T, class U> void copy_sequence(const TensorView<T, 3>& from, const TensorView<U, 3>& to) {
+  for (Index b = 0; b < from.extent[0]; ++b)
+    for (Index l = 0; l < from.extent[1]; ++l)
+      for (Index e = 0; e < from.extent[2]; ++e) to(b, l, e) = from(b, l, e);
+}
+
+/// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.
+template <class T> constexpr bool rows_collapse(const TensorView<T, 3>& v) {
+  return v.extent[0] <= 1 || v.extent[1] == 0 || v.stride[0] == v.extent[1] * v.stride[1];
+}
+template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& v) {
+  return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
+}
+
+/// (B, L, E) as (B·L, E); copied if the sequences do not follow each other.
+template <class T, class Frame> TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame) {
+  if (rows_collapse(v)) return collapsed(v);
+  const auto copy = view(take<T>(frame, v.extent[0], v.extent[1], v.extent[2]), v.extent[0], v.extent[1], v.extent[2]);
+  copy_sequence(v, copy);
+  return collapsed<const T>(copy);
+}
+
+/// f writes (B·L, E); it ends up in y, whatever y's strides.
+template <class T, class Frame, class F> void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f) {
+  if (rows_collapse(y)) return f(collapsed(y));
+  const auto copy = view(take<T>(frame, y.extent[0], y.extent[1], y.extent[2]), y.extent[0], y.extent[1], y.extent[2]);
+  f(collapsed(copy));
+  copy_sequence(copy, y);
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline v0

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
+#include "role.hpp"
+
+namespace mha::inline v0::detail {
+
+/// One length in [0, Lk] per sequence; lengths on a device are taken on trust.
+inline void require_lengths(const char* policy, const Borrowed<Index>& lengths, const CallShape& s) {
+  require(lengths.size == s.batch, policy, ": ", lengths.size, " lengths for a batch of ", s.batch);
+  require(lengths.data != nullptr || lengths.size == 0, policy, ": the data of ", lengths.size, " lengths is null");
+  if (lengths.memory != Memory::host) return;
+  for (Index b = 0; b < lengths.size; ++b)
+    require(lengths[b] >= 0 && lengths[b] <= s.keys, policy, ": length ", lengths[b], " of sequence ", b,
+            " is outside [0, ", s.keys, "], the number of keys");
+}
+
+}  // namespace mha::inline v0::detail

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../../core/borrowed.hpp"
+#include "../../core/check.hpp"
+#include "../mask.hpp"
+
+namespace mha::inline v0 {
+
+/// A map of square blocks of positions: pair (q, k) is visible if bit (q / block, k / block) of its head is set.
+///
+/// Shapes    map (H, Nq, Nk) or (Nq, Nk) for all heads, row-major, non-zero = visible, N = positions / block, rounded
+/// up Cost      a tile is classified by the few bits it touches Errors    ShapeError if block is not positive, the map
+/// has not H·Nq·Nk or Nq·Nk elements, or a query lies before
+///           position 0 or beyond the map
+struct BlockSparseView {
+  static constexpr Role role = Role::mask;
+  static constexpr bool borrows = true;
+  Required<Index> block;
+  Required<Index> query_blocks;  ///< Nq
+  Required<Index> key_blocks;    ///< Nk
+  Borrowed<std::uint8_t> map;
+  std::ptrdiff_t head_stride = 0;  ///< set by prepared()
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index, Index h, Index q, Index k) const {
+    return q >= 0 && bit(h, q / block.value, k / block.value);
+  }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index h, Index q_begin, Index q_end, Index k_begin,
+                                                Index k_end) const {
+    if (q_end <= 0) return TileVisibility::none;
+    bool any = false, all = q_begin >= 0;
+    for (Index i = (q_begin > 0 ? q_begin : 0) / block.value; i <= (q_end - 1) / block.value; ++i)
+      for (Index j = k_begin / block.value; j <= (k_end - 1) / block.value; ++j) {
+        any = any || bit(h, i, j);
+        all = all && bit(h, i, j);
+        if (any && !all) return TileVisibility::partial;
+      }
+    return all ? TileVisibility::full : any ? TileVisibility::partial : TileVisibility::none;
+  }
+  BlockSparseView prepared(const CallShape& s) const {
+    detail::require(block.value > 0, "BlockSparse: block is ", block.value, ", the least is 1");
+    const std::int64_t one = std::int64_t{query_blocks.value} * key_blocks.value, all = one * s.heads;
+    detail::require(map.size == one || map.size == all, "BlockSparse: the map has ", map.size, " elements for ",
+                    query_blocks.value, " x ", key_blocks.value, " blocks and ", s.heads, " heads: give ", one, " or ",
+                    all);
+    detail::require(map.data != nullptr || map.size == 0, "BlockSparse: the data of ", map.size, " elements is null");
+    detail::require(std::int64_t{key_blocks.value} * block.value >= s.keys, "BlockSparse: the map covers ",
+                    key_blocks.value, " blocks of ", block.value, " keys but the call has ", s.keys, " keys");
+    for (Index b = 0; b < s.batch; ++b)
+      detail::require(std::int64_t{query_blocks.value} * block.value >= std::int64_t{s.origin[b]} + s.queries,
+                      "BlockSparse: the map covers ", query_blocks.value, " blocks of ", block.value,
+                      " queries but the last query is at position ", s.origin[b] + s.queries - 1);
+    BlockSparseView ready = *this;
+    ready.head_stride = map.size == one ? 0 : static_cast<std::ptrdiff_t>(one);
+    return ready;
+  }
+  template <class F> BlockSparseView with_data(F&& f) const {
+    BlockSparseView moved = *this;
+    moved.map = f(map);
+    return moved;
+  }
+
+ private:
+  MHA_HOST_DEVICE constexpr bool bit(Index h, Index i, Index j) const {
+    return map.data[h * head_stride + std::ptrdiff_t{i} * key_blocks.value + j] != 0;
+  }
+};
+
+/// BlockSparseView that owns its map, so that a layer can hold it. Copies share the map.
+class BlockSparse {
+ public:
+  static constexpr Role role = Role::mask;
+
+  BlockSparse(Index block, Index query_blocks, Index key_blocks, std::vector<std::uint8_t> map)
+      : map_(std::make_shared<const std::vector<std::uint8_t>>(std::move(map))),
+        view_{block, query_blocks, key_blocks, Borrowed<std::uint8_t>(*map_)} {}
+
+  bool operator()(Index b, Index h, Index q, Index k) const { return view_(b, h, q, k); }
+  TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
+    return view_.tile(b, h, q_begin, q_end, k_begin, k_end);
+  }
+  /// What a kernel gets is the view: the layer keeps the map alive during its call.
+  BlockSparseView prepared(const CallShape& s) const { return view_.prepared(s); }
+
+ private:
+  std::shared_ptr<const std::vector<std::uint8_t>> map_;
+  BlockSparseView view_;
+};
+
+}  // namespace mha::inline v0

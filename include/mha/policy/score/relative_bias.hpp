@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../../core/check.hpp"
+#include "../score.hpp"
+
+namespace mha::inline v0 {
+
+/// Which of a fixed number of buckets a distance falls into: small distances one each, larger ones logarithmically.
+///
+/// Formula   n = |k − q| of one direction (bidirectional: half of the buckets each way; else only k ≤ q, others 0);
+///           n < exact: n;  else exact + ⌊log(n/exact) / log(max_distance/exact) · (buckets − exact)⌋, at most the last
+/// Source    Raffel et al. 2020 (T5), §2.1 and its published code
+struct RelativeBuckets {
+  Index count = 32;
+  Index max_distance = 128;
+  bool bidirectional = true;
+
+  Index bucket(Index q, Index k) const {
+    Index n = q - k, buckets = count, base = 0;
+    if (bidirectional) {
+      buckets /= 2;
+      if (n < 0) {
+        base = buckets;
+        n = -n;
+      }
+    } else if (n < 0) {
+      n = 0;
+    }
+    const Index exact = buckets / 2;
+    if (n < exact) return base + n;
+    // In float, as the checkpoints were trained: a distance on the edge of a bucket falls where it fell then.
+    const float ratio = std::log(static_cast<float>(n) / static_cast<float>(exact)) /
+                        static_cast<float>(std::log(static_cast<double>(max_distance) / exact));
+    const Index far = exact + static_cast<Index>(ratio * static_cast<float>(buckets - exact));
+    return base + (far < buckets - 1 ? far : buckets - 1);
+  }
+};
+
+/// A learned bias per head and bucket of distance.
+///
+/// Shapes    table (buckets, Hq), as T5's relative_attention_bias.weight
+/// Errors    ShapeError if the table has not buckets · Hq elements, or the buckets do not fit together
+class RelativeBias {
+ public:
+  static constexpr Role role = Role::score;
+
+  explicit RelativeBias(std::vector<float> table, RelativeBuckets buckets = {})
+      : table_(std::make_shared<const std::vector<float>>(std::move(table))), buckets_(buckets) {}
+
+  /// One head's bias by distance.
+  struct Head {
+    static constexpr Role role = Role::score;
+    const float* by_distance;  ///< of k − q = 0
+    template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
+      return s + by_distance[k - q];
+    }
+  };
+
+  /// The bias of all heads by distance, made once per call.
+  class Prepared {
+   public:
+    static constexpr Role role = Role::score;
+    Prepared(std::shared_ptr<const std::vector<float>> by_distance, Index least, Index most)
+        : by_distance_(std::move(by_distance)), least_(least), distances_(std::ptrdiff_t{most} - least + 1) {}
+    Head at_head(Index, Index h) const { return {by_distance_->data() + h * distances_ - least_}; }
+    template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
+      return at_head(b, h)(s, b, h, q, k);
+    }
+
+   private:
+    std::shared_ptr<const std::vector<float>> by_distance_;  // (Hq, most − least + 1)
+    Index least_;
+    std::ptrdiff_t distances_;
+  };
+
+  template <class T> T operator()(T s, Index, Index h, Index q, Index k) const {
+    const std::size_t heads = table_->size() / static_cast<std::size_t>(buckets_.count);
+    return s + (*table_)[static_cast<std::size_t>(buckets_.bucket(q, k)) * heads + static_cast<std::size_t>(h)];
+  }
+
+  Prepared prepared(const CallShape& s) const {
+    const Index exact = (buckets_.bidirectional ? buckets_.count / 2 : buckets_.count) / 2;
+    detail::require(exact >= 1, "RelativeBias: ", buckets_.count, " buckets are too few, the least is ",
+                    buckets_.bidirectional ? 4 : 2);
+    detail::require(buckets_.max_distance > exact, "RelativeBias: max_distance ", buckets_.max_distance,
+                    " is not above ", exact, ", the distances with a bucket each");
+    const std::size_t wanted = static_cast<std::size_t>(buckets_.count) * static_cast<std::size_t>(s.heads);
+    detail::require(table_->size() == wanted, "RelativeBias: the table has ", table_->size(), " elements, ",
+                    buckets_.count, " buckets x ", s.heads, " heads are ", wanted);
+    Index least = 0, most = 0;
+    for (Index b = 0; b < s.batch; ++b) {
+      least = std::min(least, -(s.origin[b] + s.queries - 1));
+      most = std::max(most, s.keys - 1 - s.origin[b]);
+    }
+    auto by_distance = std::make_shared<std::vector<float>>();
+    by_distance->reserve(static_cast<std::size_t>(s.heads) * static_cast<std::size_t>(most - least + 1));
+    for (Index h = 0; h < s.heads; ++h)
+      for (Index distance = least; distance <= most; ++distance)
+        by_distance->push_back((*this)(0.f, 0, h, 0, distance));
+    return Prepared(std::move(by_distance), least, most);
+  }
+
+ private:
+  std::shared_ptr<const std::vector<float>> table_;
+  RelativeBuckets buckets_;
+};
+
+}  // namespace mha::inline v0

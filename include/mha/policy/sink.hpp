@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
+#include "role.hpp"
+
+namespace mha::inline v0 {
+
+/// A term of every row's denominator that has no value row: attention that may go nowhere.
+template <class P>
+concept SinkPolicy = role_of<P>()
+== Role::sink;
+
+/// Rows are normalised by what they see.
+struct NoSink {
+  static constexpr Role role = Role::sink;
+  constexpr Borrowed<float> logits(Index) const { return {}; }
+};
+
+/// One learned logit per query head joins the softmax as if it were a key with the value 0.
+///
+/// Formula   weight_k = exp(s_k − m) / (Σ exp(s_j − m) + exp(sink_h − m))
+/// Shapes    logits (Hq)
+/// Numerics  not part of the log-sum-exp; a fully masked row stays 0
+/// Errors    ShapeError if there is not one logit per head, or one is NaN or +∞
+/// Source    Xiao et al. 2023; OpenAI gpt-oss 2025
+class Sink {
+ public:
+  static constexpr Role role = Role::sink;
+
+  explicit Sink(std::vector<float> per_head)
+      : logits_(std::make_shared<const std::vector<float>>(std::move(per_head))) {}
+
+  /// The logits for a call with this many heads.
+  Borrowed<float> logits(Index heads) const {
+    const Borrowed<float> all(*logits_);
+    detail::require(all.size == heads, "Sink: ", all.size, " logits for ", heads, " heads");
+    for (Index h = 0; h < all.size; ++h)
+      detail::require(all[h] < INFINITY, "Sink: the logit of head ", h, " is ", all[h], ", it must be below infinity");
+    return all;
+  }
+
+ private:
+  std::shared_ptr<const std::vector<float>> logits_;
+};
+
+}  // namespace mha::inline v0
