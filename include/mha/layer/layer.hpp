@@ -17,6 +17,7 @@
 #include "../policy/qk_norm.hpp"
 #include "config.hpp"
 #include "cost.hpp"
+#include "explain.hpp"
 #include "parameters.hpp"
 #include "sequence.hpp"
 
@@ -165,38 +166,23 @@ class Layer {
 
   /// The softmax averaged over the heads: (B, Lq, Lk).
   template <Sequence X, class... Extra> auto mean_attention_weights(const X& x, Extra&&... extra) const {
-    const auto each = attention_weights(x, extra...);
-    using A = Accumulator<T>;
-    Tensor<A, 3> mean(each.extent(0), each.extent(2), each.extent(3));
-    for (Index b = 0; b < each.extent(0); ++b)
-      for (Index i = 0; i < each.extent(2); ++i)
-        for (Index k = 0; k < each.extent(3); ++k) {
-          A sum(0);
-          for (Index h = 0; h < each.extent(1); ++h) sum += each(b, h, i, k);
-          mean(b, i, k) = sum / A(each.extent(1));
-        }
-    return mean;
+    return detail::mean_over_heads(attention_weights(x, extra...));
   }
 
   /// What a call of this shape does: sizes, products, kernel, work and memory, one fact a line.
   std::string explain(Index batch, Index queries, Index keys) const {
-    const Config& c = config_;
-    const CallShape shape{batch, c.num_heads, queries, keys, keys - queries};
-    const Cost cost = mha::cost<GroupedQuery<Dynamic>>(c, batch, queries, keys);
-    const auto n = [](auto x) { return std::to_string(x); };
-    const auto gflop = [](double flop) { return std::to_string(flop * 1e-9) + " GFLOP"; };
-    const double output_flop = O::has_weights ? cost.output_flop : 0;
-    return "heads:       " + n(c.num_heads) + " query, " + n(c.num_kv_heads) + " key/value, head_dim " + n(c.head_dim) +
-           ", value_dim " + n(c.value_dim) + "\nweights:     " + n(parameter_count()) + " " + detail::scalar_name<T>() +
-           (!parameters_.present()   ? ", none yet"
-            : parameters_.borrowed() ? ", borrowed"
-                                     : ", owned") +
-           "\npolicies:    " + P::name + ", " + N::name + ", " + R::name + ", " + C::name + ", " + O::name +
-           "\nprojections: " + gflop(cost.projection_flop + output_flop) + " in dense products" +
-           "\nattention:   " + gflop(cost.attention_flop()) + " if every pair were visible; " +
-           B{}.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim}) + "\nworkspace:   " +
-           n(static_cast<std::int64_t>(cost.activation_elements) * static_cast<std::int64_t>(sizeof(T))) +
-           " bytes for Q, K, V and the heads\n";
+    const CallShape shape{batch, config_.num_heads, queries, keys, keys - queries};
+    Cost cost = mha::cost<GroupedQuery<Dynamic>>(config_, batch, queries, keys);
+    if (!O::has_weights) cost.output_flop = 0;
+    const std::string weights = std::to_string(parameter_count()) + " " + detail::scalar_name<T>() +
+                                (!parameters_.present()   ? ", none yet"
+                                 : parameters_.borrowed() ? ", borrowed"
+                                                          : ", owned");
+    const std::string policies =
+        std::string(P::name) + ", " + N::name + ", " + R::name + ", " + C::name + ", " + O::name;
+    return detail::explain_layer(
+        config_, cost, weights, policies,
+        B{}.template explain<T>({shape, config_.num_kv_heads, config_.head_dim, config_.value_dim}), sizeof(T));
   }
 
  private:

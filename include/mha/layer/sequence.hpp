@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "../core/tensor.hpp"
 #include "../core/view.hpp"
 
 namespace mha::inline v0 {
@@ -54,6 +55,19 @@ template <class T, class Frame, class F> void into_rows(const TensorView<T, 3>& 
   const auto copy = view(take<T>(frame, y.extent[0], y.extent[1], y.extent[2]), y.extent[0], y.extent[1], y.extent[2]);
   f(collapsed(copy));
   copy_sequence(copy, y);
+}
+
+/// (B, H, Lq, Lk) averaged over H.
+template <class A> Tensor<A, 3> mean_over_heads(const Tensor<A, 4>& each) {
+  Tensor<A, 3> mean(each.extent(0), each.extent(2), each.extent(3));
+  for (Index b = 0; b < each.extent(0); ++b)
+    for (Index i = 0; i < each.extent(2); ++i)
+      for (Index k = 0; k < each.extent(3); ++k) {
+        A sum(0);
+        for (Index h = 0; h < each.extent(1); ++h) sum += each(b, h, i, k);
+        mean(b, i, k) = sum / A(each.extent(1));
+      }
+  return mean;
 }
 
 }  // namespace detail

@@ -55,8 +55,8 @@ class Pool {
 
   template <class F> void run(Index tasks, F& f) {
     // One parallel call at a time: a nested or a second one stays on its own thread as worker 0.
-    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
-    if (!turn.owns_lock() || inside_) {
+    std::unique_lock<std::mutex> turn(turn_, std::defer_lock);
+    if (inside_ || !turn.try_lock()) {
       for (Index t = 0; t < tasks; ++t) f(t, Index{0});
       return;
     }

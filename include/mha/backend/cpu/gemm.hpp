@@ -14,11 +14,17 @@ template <class A, int Order> using Matrix = Eigen::Matrix<A, Eigen::Dynamic, Ei
 template <class A, int Order> using ConstMap = Eigen::Map<const Matrix<A, Order>, 0, Eigen::OuterStride<>>;
 template <class A, int Order> using MutableMap = Eigen::Map<Matrix<A, Order>, 0, Eigen::OuterStride<>>;
 
+/// Whether an Eigen map can stand on the view: contiguous along `inner`, and the other axis strides over it.
+template <class T> bool is_mappable(const TensorView<T, 2>& v, int inner) {
+  const int outer = 1 - inner;
+  return (v.stride[inner] == 1 || v.extent[inner] <= 1) && (v.stride[outer] >= v.extent[inner] || v.extent[outer] <= 1);
+}
+
 /// The view's elements in accumulator precision, rows contiguous: the view itself if it is so already.
 template <class T, class A = Accumulator<T>>
 TensorView<const A, 2> rows_of(const TensorView<const T, 2>& v, Workspace::Frame& frame) {
   if constexpr (std::is_same_v<T, A>)
-    if (v.stride[1] == 1 || v.extent[1] <= 1) return v;
+    if (is_mappable(v, 1)) return v;
   A* const copy = frame.take<A>(static_cast<std::size_t>(v.size()));
   const auto to = view(copy, v.extent[0], v.extent[1]);
   for (Index i = 0; i < v.extent[0]; ++i)
@@ -37,7 +43,7 @@ void eigen_product(const TensorView<const A, 2>& a, const TensorView<const A, 2>
                    const TensorView<A, 2>& c) {
   const ConstMap<A, Eigen::RowMajor> left(a.data, a.extent[0], a.extent[1], Eigen::OuterStride<>(outer_stride(a, 0)));
   MutableMap<A, Eigen::RowMajor> to(c.data, c.extent[0], c.extent[1], Eigen::OuterStride<>(outer_stride(c, 0)));
-  if (b.stride[1] == 1 || b.extent[1] <= 1)
+  if (is_mappable(b, 1))
     to.noalias() =
         left * ConstMap<A, Eigen::RowMajor>(b.data, b.extent[0], b.extent[1], Eigen::OuterStride<>(outer_stride(b, 0)));
   else
@@ -54,10 +60,9 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
   auto frame = workspace.frame();
   const TensorView<const A, 2> a = rows_of(call.a, frame);
   // A transposed checkpoint, contiguous along its first axis, is read in place as well.
-  const bool transposed_weight = std::is_same_v<T, A> && call.b.stride[0] == 1;
   TensorView<const A, 2> b;
   if constexpr (std::is_same_v<T, A>)
-    b = transposed_weight ? call.b : rows_of(call.b, frame);
+    b = is_mappable(call.b, 0) ? call.b : rows_of(call.b, frame);
   else
     b = rows_of(call.b, frame);
   A* bias = nullptr;
@@ -68,7 +73,7 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
   TensorView<A, 2> c;
   bool in_place = false;
   if constexpr (std::is_same_v<T, A>) {
-    in_place = call.c.stride[1] == 1 || n == 1;
+    in_place = is_mappable(call.c, 1);
     if (in_place) c = call.c;
   }
   if (!in_place) c = view(frame.take<A>(static_cast<std::size_t>(m) * static_cast<std::size_t>(n)), m, n);

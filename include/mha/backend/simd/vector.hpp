@@ -12,7 +12,7 @@ namespace mha::inline v0::detail::simd {
 /// value between functions of different instruction sets has no agreed calling convention.
 template <class T, class Isa> struct Vector {
   static constexpr int width = Isa::register_bytes / static_cast<int>(sizeof(T));
-  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  using Int = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   typedef T type __attribute__((vector_size(Isa::register_bytes)));
   typedef Int int_type __attribute__((vector_size(Isa::register_bytes)));
   /// The same for memory of any alignment.
