@@ -20,7 +20,7 @@ struct Config {
   Index value_dim = 0;          ///< Dv; head_dim if 0
   Index kv_model = 0;           ///< width of the rows that keys and values are made from; d_model if 0
   bool bias = false;            ///< whether the projections add a bias
-  std::optional<double> scale;  ///< 1/√head_dim if not given
+  std::optional<double> scale{};  ///< 1/√head_dim if not given
 
   Index query_width() const { return num_heads * head_dim; }
   Index key_width() const { return num_kv_heads * head_dim; }
