@@ -17,16 +17,16 @@ concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
 /// Scaled dot-product attention into memory of the caller's.
 ///
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
-/// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D)  v (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv), any strides; or one head
-/// each,
-///           (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); or without the batch axis, (ΣL, H, D), for Packed sequences. Query
-///           head h reads key/value head h / (Hq / Hkv).
+/// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D)  v (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv), any strides;
+///           one head each: (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); without the batch axis: (L, H, D), packed (ΣL, H, D).
+///           Query head h reads key/value head h / (Hq / Hkv).
 /// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Scale (default 1/√D),
-/// Origin,
-///           Packed (ragged batches), LogSumExp, a Workspace
+///           Origin, Packed (ragged batches), LogSumExp, a Workspace
 /// Units     logits in natural-log scale; mask true = visible
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
-/// Cost      4·B·Hq·(visible pairs)·D FLOP; Lq × Lk is never stored; no allocation once the workspace has grown
+/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. On Cpu a
+/// caller's
+///           Workspace, once grown, spares every allocation but those of RelativeBias
 /// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null or the scale is not finite
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <Backend B = Cpu, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>

@@ -155,15 +155,15 @@ template <class A> struct CallOptions {
 template <class A, class... Extra> CallOptions<A> collect_options(const Extra&... extra) {
   CallOptions<A> options;
   [[maybe_unused]] const auto take = [&](const auto& e) {
-    using E = std::remove_cvref_t<decltype(e)>;
-    if constexpr (ScaleArgument<E>)
+    using Given = std::remove_cvref_t<decltype(e)>;
+    if constexpr (ScaleArgument<Given>)
       options.scale = e.value;
-    else if constexpr (OriginArgument<E>)
+    else if constexpr (OriginArgument<Given>)
       options.origin = e.position;
-    else if constexpr (PackedArgument<E>)
+    else if constexpr (PackedArgument<Given>)
       options.packed = e;
-    else if constexpr (LogSumExpArgument<E>) {
-      static_assert(std::same_as<E, LogSumExp<A>>,
+    else if constexpr (LogSumExpArgument<Given>) {
+      static_assert(std::same_as<Given, LogSumExp<A>>,
                     "mha: LogSumExp has the accumulator's scalar: float for half, bfloat16 and float, else the scalar "
                     "itself (see mha/call.hpp)");
       options.log_sum_exp = e.to;

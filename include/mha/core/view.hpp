@@ -96,8 +96,8 @@ template <class T> constexpr TensorView<T, 2> transposed(const TensorView<T, 2>&
 
 /// How a foreign type becomes a view: specialised for Tensor and TensorView here, for Eigen in interop/eigen.hpp.
 ///
-/// A specialisation has `using Scalar`, `static constexpr int rank`, and `static auto view(Owner&)`; for a type that
-/// attention and the layer may return, also `template <class T> using Result` and `make(extents...)`.
+/// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`; with
+/// `static auto make(extents...)` attention and the layer return that type, else a Tensor.
 template <class Owner> struct ViewTraits;
 
 template <class T, int Rank> struct ViewTraits<TensorView<T, Rank>> {

@@ -13,13 +13,13 @@ namespace mha::inline v0 {
 
 /// The sizes of a layer. 0 means: derived from the others.
 struct Config {
-  Index d_model = 0;            ///< E, the width of query rows and of the result
-  Index num_heads = 0;          ///< Hq
-  Index num_kv_heads = 0;       ///< Hkv; by the heads policy if 0
-  Index head_dim = 0;           ///< D; d_model / num_heads if 0
-  Index value_dim = 0;          ///< Dv; head_dim if 0
-  Index kv_model = 0;           ///< width of the rows that keys and values are made from; d_model if 0
-  bool bias = false;            ///< whether the projections add a bias
+  Index d_model = 0;              ///< E, the width of query rows and of the result
+  Index num_heads = 0;            ///< Hq
+  Index num_kv_heads = 0;         ///< Hkv; by the heads policy if 0
+  Index head_dim = 0;             ///< D; d_model / num_heads if 0
+  Index value_dim = 0;            ///< Dv; head_dim if 0
+  Index kv_model = 0;             ///< width of the rows that keys and values are made from; d_model if 0
+  bool bias = false;              ///< whether the projections add a bias
   std::optional<double> scale{};  ///< 1/√head_dim if not given
 
   Index query_width() const { return num_heads * head_dim; }

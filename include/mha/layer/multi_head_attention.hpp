@@ -73,17 +73,22 @@ template <class... P> constexpr void check_layer_policies() {
 
 /// Multi-head attention as a layer: its scalar, the machine it runs on, and policies in any order.
 ///
-/// Policies  heads: MultiHead (default), GroupedQuery<n>, MultiQuery · mask: Full (default), Causal, SlidingWindow, …,
-/// a
-///           functor · score: NoScore (default), SoftCap, Alibi, …, a functor · projection: FusedProjection (default),
-///           PerHeadProjection · sink: Sink · norm: QkNorm ·
-///           position: Rotary<…> · concat: ConcatHeads (default), GatedHeads · output: LinearOutput (default), NoOutput
-/// Values    policies with data take it from the constructor, after the Config: layer({...}, SlidingWindow{.left =
-/// 255}) Threads   calls are const; one layer serves many threads, each with a Workspace of its own Errors ShapeError
-/// if the configuration does not fit together
+/// Policies  heads       MultiHead (default), GroupedQuery<n>, MultiQuery
+///           mask        Full (default), Causal, SlidingWindow, …, or a functor
+///           score       NoScore (default), SoftCap, Alibi, …, or a functor
+///           sink        NoSink (default), Sink
+///           norm        NoNorm (default), QkNorm
+///           position    NoPosition (default), Rotary<…>
+///           projection  FusedProjection (default), PerHeadProjection
+///           concat      ConcatHeads (default), GatedHeads
+///           output      LinearOutput (default), NoOutput
+/// Values    policies with data take it from the constructor: layer({...}, SlidingWindow{.left = 255})
+/// Threads   calls are const; one layer serves many threads, each with a Workspace of its own
+/// Errors    ShapeError if the configuration does not fit together
 ///
-///   mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::Causal> layer({.d_model = 512, .num_heads =
-///   8}); layer.initialize(mha::XavierUniform{.seed = 1}); auto y = layer(x);   // (L, 512) → (L, 512)
+///   mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> layer({.d_model = 512, .num_heads = 8});
+///   layer.initialize(mha::XavierUniform{.seed = 1});
+///   auto y = layer(x);  // (L, 512) → (L, 512)
 template <class Scalar, class B = Cpu, class... Policies>
 class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type {
   static_assert(Backend<B>, "mha: the second template argument is no backend (see mha/backend/backend.hpp)");

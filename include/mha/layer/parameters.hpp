@@ -43,9 +43,9 @@ template <class T> struct ParameterViews {
 /// Shapes    query (E, Hq·D)  key (E_kv, Hkv·D)  value (E_kv, Hkv·Dv)  output (Hq·Dv, E)  biases (columns of theirs)
 ///           query_norm, key_norm (D)  gate (Hq)
 template <class T> struct BorrowedWeights {
-  TensorView<const T, 2> query, key, value, output;
-  TensorView<const T, 1> query_bias, key_bias, value_bias, output_bias;
-  TensorView<const T, 1> query_norm, key_norm, gate;
+  TensorView<const T, 2> query{}, key{}, value{}, output{};
+  TensorView<const T, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
+  TensorView<const T, 1> query_norm{}, key_norm{}, gate{};
 };
 
 /// A layer's parameters: one flat allocation of its own, or views of somebody else's memory kept alive with it. There

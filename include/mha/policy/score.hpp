@@ -22,7 +22,8 @@ namespace mha::inline v0 {
 /// A whole score, in the user's own code:
 ///   struct Distance {
 ///     float slope;
-///     template <class T> T operator()(T s, int, int, int q, int k) const { return s - slope * float(mha::abs(q - k));
+///     template <class T> T operator()(T s, int, int, int q, int k) const {
+///       return s - slope * float(mha::abs(q - k));
 ///     }
 ///   };
 template <class P>

@@ -161,8 +161,8 @@ template <class T, class Source, class M, class S> class QueryTile {
 
   void logits(Index begin, Index end, TileVisibility seen) {
     for_each_run(begin, end, [&](const KvRun<A>& run, Index row) {
-      kernels_.scores(run.key, run.key_stride, run.count, at_.q, call_.head_dim,
-                      at_.s + std::ptrdiff_t{row} * kernels_.lanes);
+      const std::ptrdiff_t lanes = kernels_.lanes;
+      kernels_.scores({run.key, run.key_stride, at_.q, lanes, at_.s + row * lanes, lanes, run.count, call_.head_dim});
     });
     if (!logits_are_dots_)
       for (Index k = begin; k < end; ++k) {

@@ -7,6 +7,8 @@
 #include <type_traits>
 
 #include "../backend.hpp"
+#include "executor.hpp"
+#include "product.hpp"
 
 namespace mha::inline v0::detail::cpu {
 
@@ -52,7 +54,11 @@ void eigen_product(const TensorView<const A, 2>& a, const TensorView<const A, 2>
   if (bias != nullptr) to.rowwise() += Eigen::Map<const Eigen::Matrix<A, 1, Eigen::Dynamic>>(bias, c.extent[1]);
 }
 
-/// A dense product with the rows of c shared among the executor's workers.
+/// Below this much work a product stays on the calling thread.
+inline constexpr double enough_flop = 4e6;
+
+/// A dense product shared among the executor's workers: by own kernels chosen by instruction set; by Eigen at the
+/// baseline level, which is any processor's, and where weights are only streamed once.
 template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& workspace, const Threads& threads) {
   using A = Accumulator<T>;
   const Index m = call.c.extent[0], n = call.c.extent[1], k = call.a.extent[1];
@@ -78,19 +84,40 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
   }
   if (!in_place) c = view(frame.take<A>(static_cast<std::size_t>(m) * static_cast<std::size_t>(n)), m, n);
 
-  constexpr double enough_flop = 4e6;
+  const IsaLevel isa = current_isa();
   const double flop = 2.0 * m * n * k;
-  const Index parts = flop < enough_flop ? 1 : std::min<Index>(m, threads.workers());
-  const auto rows = [&](Index part, Index) {
-    const Index first = static_cast<Index>(std::int64_t{m} * part / parts);
-    const Index last = static_cast<Index>(std::int64_t{m} * (part + 1) / parts);
-    eigen_product<A>({&a(first, 0), {last - first, k}, {a.stride[0], a.stride[1]}}, b, bias,
-                     {&c(first, 0), {last - first, n}, {c.stride[0], c.stride[1]}});
+  const Index workers = flop < enough_flop ? 1 : threads.workers();
+  const auto share = [&](Index parts, const auto& part) {
+    if (workers == 1)
+      Serial{}.run(parts, part);
+    else
+      threads.run(parts, part);
   };
-  if (parts == 1)
-    rows(0, 0);
-  else
-    threads.run(parts, rows);
+  // One row, or a few against a transposed matrix, have nothing to lie in lanes and reuse no panel.
+  const bool streams = m == 1 || (m <= 4 && !is_mappable(b, 1));
+  if (isa == IsaLevel::baseline || streams) {
+    const Index parts = std::min(m, workers);
+    share(parts, [&](Index part, Index) {
+      const Index first = static_cast<Index>(std::int64_t{m} * part / parts);
+      const Index last = static_cast<Index>(std::int64_t{m} * (part + 1) / parts);
+      eigen_product<A>({&a(first, 0), {last - first, k}, {a.stride[0], a.stride[1]}}, b, bias,
+                       {&c(first, 0), {last - first, n}, {c.stride[0], c.stride[1]}});
+    });
+  } else {
+    const bool prefilled = bias != nullptr || k == 0;
+    if (prefilled)
+      for (Index i = 0; i < m; ++i) {
+        if (bias != nullptr)
+          std::copy_n(bias, n, &c(i, 0));
+        else
+          std::fill_n(&c(i, 0), n, A(0));
+      }
+    const DenseProduct<A> product(a, b, c, isa, prefilled);
+    A* const scratch = frame.take<A>(product.scratch() * static_cast<std::size_t>(workers));
+    share(product.parts(), [&](Index part, Index worker) {
+      product.run(part, scratch + product.scratch() * static_cast<std::size_t>(worker));
+    });
+  }
 
   if (!in_place)
     for (Index i = 0; i < m; ++i)

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "isa.hpp"
+#include "product_kernel.hpp"
 #include "vector.hpp"
 
 /// The inner loops of attention over one tile of queries × one block of keys.
@@ -13,45 +14,6 @@
 /// row never cross lanes, and keys and values are read in place, whatever their stride. Each lane's arithmetic is one
 /// chain in the order of d and of the keys, independent of the other lanes: a row's bits do not depend on its tile.
 namespace mha::inline v0::detail::simd {
-
-/// s (n, lanes) = keys (n, dim) · q (dim, lanes): Rows keys × Vectors registers of queries at a time.
-template <class T, int Rows, int Vectors> struct ScoresBody {
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const T* keys, std::ptrdiff_t stride, Index n, const T* q, Index dim, T* s) {
-    constexpr int lanes = Vectors * Vector<T, Isa>::width;
-    Index k = 0;
-    for (; k + Rows <= n; k += Rows) rows<Isa, Rows>(keys + k * stride, stride, q, dim, s + std::ptrdiff_t{k} * lanes);
-    for (; k < n; ++k) rows<Isa, 1>(keys + k * stride, stride, q, dim, s + std::ptrdiff_t{k} * lanes);
-  }
-
- private:
-  template <class Isa, int R>
-  MHA_ALWAYS_INLINE static void rows(const T* keys, std::ptrdiff_t stride, const T* q, Index dim, T* s) {
-    using V = vector_t<T, Isa>;
-    constexpr int W = Vector<T, Isa>::width;
-    V sum[std::size_t{R}][std::size_t{Vectors}];
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
-    for (Index d = 0; d < dim; ++d) {
-      V lane[std::size_t{Vectors}];
-#pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) load(lane[j], q + (std::ptrdiff_t{d} * Vectors + j) * W);
-#pragma GCC unroll 16
-      for (int i = 0; i < R; ++i) {
-        V key;
-        broadcast(key, keys[i * stride + d]);
-#pragma GCC unroll 8
-        for (int j = 0; j < Vectors; ++j) sum[i][j] = key * lane[j] + sum[i][j];
-      }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) store(s + (i * Vectors + j) * W, sum[i][j]);
-  }
-};
 
 /// One step of the online softmax, down the columns of s (n, lanes): logits become weights, max and sum move on, and
 /// fade is what earlier contributions are multiplied by. `slope` turns differences of s into powers of two.
@@ -157,9 +119,9 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
 
 /// The kernels of one scalar at one instruction-set level and one tile width.
 template <class T> struct TileKernels {
-  Index lanes;  ///< queries of a tile
-  Index rows;   ///< keys computed together: the grain at which hidden keys are skipped
-  void (*scores)(const T* keys, std::ptrdiff_t stride, Index n, const T* q, Index dim, T* s);
+  Index lanes;              ///< queries of a tile
+  Index rows;               ///< keys computed together: the grain at which hidden keys are skipped
+  ProductKernel<T> scores;  ///< s (n, lanes) = keys (n, dim) · q (dim, lanes)
   void (*softmax)(T* s, Index n, T slope, T* max, T* sum, T* fade);
   void (*values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
                  Index dim, T* out);
@@ -170,7 +132,7 @@ template <class T> struct TileKernels {
 template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> make_tile_kernels() {
   return {Vectors * Vector<T, Isa>::width,
           Rows,
-          &Isa::template run<ScoresBody<T, Rows, Vectors>>,
+          &Isa::template run<ProductBody<T, Rows, Vectors>>,
           &Isa::template run<SoftmaxBody<T, Vectors>>,
           &Isa::template run<ValuesBody<T, Rows, Vectors, false>>,
           &Isa::template run<ValuesBody<T, Rows, Vectors, true>>};

@@ -15,10 +15,10 @@ namespace mha::inline v0 {
 
 /// A map of square blocks of positions: pair (q, k) is visible if bit (q / block, k / block) of its head is set.
 ///
-/// Shapes    map (H, Nq, Nk) or (Nq, Nk) for all heads, row-major, non-zero = visible, N = positions / block, rounded
-/// up Cost      a tile is classified by the few bits it touches Errors    ShapeError if block is not positive, the map
-/// has not H·Nq·Nk or Nq·Nk elements, or a query lies before
-///           position 0 or beyond the map
+/// Shapes    map (H, Nq, Nk), or (Nq, Nk) for all heads; row-major, non-zero = visible, N = ⌈positions / block⌉
+/// Cost      a tile is classified by the few elements it touches
+/// Errors    ShapeError if block is not positive, the map has not H·Nq·Nk or Nq·Nk elements, or a query or key lies
+///           beyond the map
 struct BlockSparseView {
   static constexpr Role role = Role::mask;
   static constexpr bool borrows = true;

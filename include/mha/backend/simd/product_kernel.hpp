@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "isa.hpp"
+#include "vector.hpp"
+
+namespace mha::inline v0::detail::simd {
+
+/// Where the operands of one product lie: c (n, lanes) = rows (n, depth) · columns (depth, lanes), each with the
+/// distance between its rows. `add` keeps what c held.
+template <class T> struct ProductArgs {
+  const T* rows;
+  std::ptrdiff_t rows_stride;
+  const T* columns;
+  std::ptrdiff_t columns_stride;
+  T* c;
+  std::ptrdiff_t c_stride;
+  Index n, depth;
+  bool add = false;
+};
+
+/// The dense product under both attention scores and projections: Rows rows × Vectors registers of columns at a time.
+///
+/// Numerics  every element is one chain of fused multiply-adds from 0 in the order of the depth, added to c at the end:
+///           its bits do not depend on n, on the tile or on which operand lies in lanes
+template <class T, int Rows, int Vectors> struct ProductBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(ProductArgs<T> p) {
+    Index i = 0;
+    for (; i + Rows <= p.n; i += Rows) some_rows<Isa, Rows>(p, i);
+    for (; i < p.n; ++i) some_rows<Isa, 1>(p, i);
+  }
+
+ private:
+  template <class Isa, int R> MHA_ALWAYS_INLINE static void some_rows(const ProductArgs<T>& p, Index first) {
+    using V = vector_t<T, Isa>;
+    constexpr int W = Vector<T, Isa>::width;
+    const T* const rows = p.rows + first * p.rows_stride;
+    const T* columns = p.columns;
+    const std::ptrdiff_t rows_stride = p.rows_stride, columns_stride = p.columns_stride;
+    const Index depth = p.depth;
+    V sum[std::size_t{R}][std::size_t{Vectors}];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    for (Index k = 0; k < depth; ++k, columns += columns_stride) {
+      V column[std::size_t{Vectors}];
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) load(column[j], columns + j * W);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        V row;
+        broadcast(row, rows[i * rows_stride + k]);
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) sum[i][j] = row * column[j] + sum[i][j];
+      }
+    }
+    T* const c = p.c + first * p.c_stride;
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        T* const to = c + i * p.c_stride + j * W;
+        if (p.add) {
+          V before;
+          load(before, to);
+          sum[i][j] = before + sum[i][j];
+        }
+        store(to, sum[i][j]);
+      }
+  }
+};
+
+template <class T> using ProductKernel = void (*)(ProductArgs<T>);
+
+/// A product kernel of one level and its number of lanes.
+template <class T> struct WideProduct {
+  Index lanes;
+  ProductKernel<T> run;
+};
+
+/// The kernel for a product of this shape: wide and flat for few rows, where the columns are read once and many chains
+/// must be in flight; one register for few columns.
+template <class T> WideProduct<T> product_kernel(IsaLevel level, Index rows, Index columns) {
+  return with_isa(level, [&](auto isa) {
+    using Isa = decltype(isa);
+    constexpr bool many_registers = Isa::registers == 32;
+    constexpr int vectors = Isa::level == IsaLevel::baseline ? 2 : 3;
+    constexpr Index width = Vector<T, Isa>::width;
+    if (columns <= width) return WideProduct<T>{width, &Isa::template run<ProductBody<T, 8, 1>>};
+    if (rows <= 4) return WideProduct<T>{6 * width, &Isa::template run<ProductBody<T, many_registers ? 4 : 2, 6>>};
+    return WideProduct<T>{vectors * width, &Isa::template run<ProductBody<T, many_registers ? 8 : 4, vectors>>};
+  });
+}
+
+}  // namespace mha::inline v0::detail::simd
