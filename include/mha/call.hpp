@@ -94,14 +94,11 @@ concept PolicyArgument = is_call_role(role_of<E>());
 
 /// The sentences for what attention() may be given after its tensors.
 template <class... Extra> constexpr void check_call_arguments() {
-  static_assert(
-      ((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-        LogSumExpArgument<Extra> || PackedArgument<Extra>)&&...),
-      "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Packed, LogSumExp and a Workspace "
-      "(see mha/call.hpp)");
-  static_assert(((role_of<Extra>() != Role::ambiguous) && ...),
-                "mha: a functor can be called as a mask and as a score: say which with 'static constexpr mha::Role "
-                "role = mha::Role::mask;' (see mha/policy/role.hpp)");
+  check_functors<Extra...>();
+  static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
+                  LogSumExpArgument<Extra> || PackedArgument<Extra>)&&...),
+                "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Packed, LogSumExp and a "
+                "Workspace (see mha/call.hpp)");
   static_assert(
       (0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
           (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&

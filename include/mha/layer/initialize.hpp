@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <random>
 
+#include "../core/scalar.hpp"
 #include "parameters.hpp"
 
 namespace mha::inline v0 {

@@ -186,7 +186,7 @@ class Layer {
 
  private:
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
-    check_arguments<X, Extra...>();
+    check_arguments<X, Memory, Extra...>();
     const auto from = detail::read_sequence(x);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       forward(from, memory, find_into(extra...), extra...);
@@ -244,7 +244,7 @@ class Layer {
 
   template <class X, class Memory, class... Extra>
   auto weights(const X& x, const Memory& memory, Extra&... extra) const {
-    check_arguments<X, Extra...>();
+    check_arguments<X, Memory, Extra...>();
     const auto from = detail::read_sequence(x);
     const Config& c = config_;
     check_x(from);
@@ -333,12 +333,14 @@ class Layer {
     }
   }
 
-  template <class X, class... Extra> static constexpr void check_arguments() {
+  template <class X, class Memory, class... Extra> static constexpr void check_arguments() {
+    detail::check_functors<Extra...>();
     static_assert(
         (detail::LayerArgument<Extra> && ...),
         "mha: after its tensors a layer call takes masks, scores, Packed, Origin, mha::into(y), LogSumExp and "
         "a Workspace (see mha/call.hpp)");
-    static_assert(std::is_same_v<T, ScalarOf<X>>,
+    constexpr bool same_memory = std::is_same_v<Memory, TensorView<const T, 3>> || detail::is_key_values<Memory>;
+    static_assert(std::is_same_v<T, ScalarOf<X>> && same_memory,
                   "mha: the layer's scalar and the input's differ (see mha/layer/multi_head_attention.hpp)");
   }
 

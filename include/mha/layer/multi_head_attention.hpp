@@ -4,6 +4,7 @@
 #include <concepts>
 #include <type_traits>
 
+#include "../backend/cpu/cpu.hpp"
 #include "initialize.hpp"
 #include "layer.hpp"
 

@@ -95,13 +95,16 @@ enum class Fault { unknown, almost, ambiguous, borrowing };
 
 /// Whether policy P has this fault.
 template <Fault F, class P> constexpr bool has_fault() {
+  using U = std::remove_cvref_t<P>;
   constexpr bool callable = AlmostMask<P> || AlmostScore<P>;
+  constexpr Role role = role_of<P>();
   if constexpr (F == Fault::unknown)
-    return role_of<P>() == Role::none && !callable;
+    return role == Role::none && !callable;
   else if constexpr (F == Fault::almost)
-    return role_of<P>() == Role::none && callable;
+    return (role == Role::none && callable) || (role == Role::mask && !MaskFunctor<U>) ||
+           (role == Role::score && !ScoreFunctor<U>);
   else if constexpr (F == Fault::ambiguous)
-    return role_of<P>() == Role::ambiguous;
+    return role == Role::ambiguous;
   else
     return Borrows<P>;
 }
@@ -124,10 +127,8 @@ template <Role R, class Default, class P, class... Rest> struct PickRole<R, Defa
 /// True when the type is NoType; otherwise the compiler's note for the failed assertion names Faulty.
 template <class Faulty> constexpr bool no_faulty_policy = std::same_as<Faulty, NoType>;
 
-/// The sentences for policies that have no role or an unclear one; P is any list of policies.
-template <class... P> constexpr void check_roles() {
-  static_assert(no_faulty_policy<typename FirstFaulty<Fault::unknown, P...>::type>,
-                "mha: a type in the list is no policy (see mha/policy/role.hpp for the roles)");
+/// The sentences for functors that are almost a policy, or two at once.
+template <class... P> constexpr void check_functors() {
   static_assert(no_faulty_policy<typename FirstFaulty<Fault::almost, P...>::type>,
                 "mha: a functor is neither a mask, 'bool operator()(Index b, Index h, Index q, Index k) const', nor a "
                 "score, 'template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const' "
@@ -135,6 +136,13 @@ template <class... P> constexpr void check_roles() {
   static_assert(no_faulty_policy<typename FirstFaulty<Fault::ambiguous, P...>::type>,
                 "mha: a functor can be called as a mask and as a score: say which with 'static constexpr mha::Role "
                 "role = mha::Role::mask;' (see mha/policy/role.hpp)");
+}
+
+/// The sentences for a list of which every type should be a policy.
+template <class... P> constexpr void check_roles() {
+  static_assert(no_faulty_policy<typename FirstFaulty<Fault::unknown, P...>::type>,
+                "mha: a type in the list is no policy (see mha/policy/role.hpp for the roles)");
+  check_functors<P...>();
 }
 
 }  // namespace detail
