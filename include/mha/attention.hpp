@@ -24,9 +24,8 @@ concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
 ///           Origin, Packed (ragged batches), LogSumExp, a Workspace
 /// Units     logits in natural-log scale; mask true = visible
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
-/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. On Cpu a
-/// caller's
-///           Workspace, once grown, spares every allocation but those of RelativeBias
+/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
+///           that has grown, Cpu allocates nothing (but for RelativeBias)
 /// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null or the scale is not finite
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <Backend B = Cpu, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>

@@ -9,8 +9,7 @@ namespace mha::inline v0 {
 
 /// How the head outputs (B, L, H, Dv) become rows (B, L, H·Dv). The layout makes the concatenation itself free.
 template <class P>
-concept Concat = role_of<P>()
-== Role::concat;
+concept Concat = plays<P, Role::concat>;
 
 /// The heads side by side.
 ///

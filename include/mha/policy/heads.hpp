@@ -7,8 +7,7 @@ namespace mha::inline v0 {
 
 /// How many key/value heads there are for the query heads. Query head h reads key/value head h / (Hq / Hkv).
 template <class P>
-concept Heads = role_of<P>()
-== Role::heads&& requires {
+concept Heads = plays<P, Role::heads> && requires {
   { std::remove_cvref_t<P>::kv_heads(Index{}) } -> std::same_as<Index>;
 };
 

@@ -26,8 +26,7 @@ enum class TileVisibility : unsigned char { none, partial, full };
 ///   struct Strided { bool operator()(int, int, int q, int k) const { return k <= q && (q - k) % 4 == 0; } };
 ///   auto y = mha::attention(q, k, v, Strided{});
 template <class P>
-concept Mask = role_of<P>()
-== Role::mask&& MaskFunctor<std::remove_cvref_t<P>>;
+concept Mask = plays<P, Role::mask> && MaskFunctor<std::remove_cvref_t<P>>;
 
 /// What `mask` says of queries [q_begin, q_end) × keys [k_begin, k_end); `partial` if it has no opinion.
 template <class M>

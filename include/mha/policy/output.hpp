@@ -7,8 +7,7 @@ namespace mha::inline v0 {
 
 /// What follows the concatenation.
 template <class P>
-concept Output = role_of<P>()
-== Role::output;
+concept Output = plays<P, Role::output>;
 
 /// Y = concat(heads) W_O + b_O, back to d_model.
 struct LinearOutput {

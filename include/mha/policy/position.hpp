@@ -17,8 +17,7 @@ namespace mha::inline v0 {
 /// How a row's position enters q and k: `void apply(TensorView<T, 4> x, const Origins& first) const`, in place, row l
 /// of sequence b at position first[b] + l.
 template <class P>
-concept Position = role_of<P>()
-== Role::position;
+concept Position = plays<P, Role::position>;
 
 /// Positions do not enter.
 struct NoPosition {

@@ -59,8 +59,7 @@ template <class T> struct ProjectionProduct {
 
 /// How Q, K and V are made from model rows: the memory layout of a layer's own weights, and the products to run.
 template <class P>
-concept Projection = role_of<P>()
-== Role::projection;
+concept Projection = plays<P, Role::projection>;
 
 /// One product for all heads; the weights are one matrix (E, H·D).
 struct FusedProjection {

@@ -10,8 +10,7 @@ namespace mha::inline v0 {
 
 /// What is done to each head's query and key rows after the projection and before the position.
 template <class P>
-concept Norm = role_of<P>()
-== Role::norm;
+concept Norm = plays<P, Role::norm>;
 
 /// Rows as the projection made them.
 struct NoNorm {

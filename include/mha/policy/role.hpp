@@ -63,6 +63,9 @@ template <class P> constexpr Role role_of() {
     return Role::none;
 }
 
+/// Whether a type plays this role.
+template <class P, Role R> inline constexpr bool plays = role_of<P>() == R;
+
 /// The value points at memory of somebody else: it may be given to a call, never to a layer.
 template <class P>
 concept Borrows = requires {

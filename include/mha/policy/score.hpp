@@ -10,8 +10,8 @@
 
 namespace mha::inline v0 {
 
-/// What happens to a scaled logit before mask and softmax: `T operator()(T s, Index b, Index h, Index q, Index k)
-/// const`.
+/// What happens to a scaled logit before mask and softmax:
+///   T operator()(T s, Index b, Index h, Index q, Index k) const
 ///
 /// Make the logit a template parameter and use the maths of mha:: (abs, exp, log, tanh, sqrt): it then works in every
 /// scalar and on dual numbers, which is how its derivative is had. A result of −∞ hides the pair. Optional members:
@@ -27,8 +27,7 @@ namespace mha::inline v0 {
 ///     }
 ///   };
 template <class P>
-concept Score = role_of<P>()
-== Role::score&& ScoreFunctor<std::remove_cvref_t<P>>;
+concept Score = plays<P, Role::score> && ScoreFunctor<std::remove_cvref_t<P>>;
 
 /// The score as it is for one sequence and head.
 template <class S> MHA_HOST_DEVICE constexpr auto at_head(const S& score, Index b, Index h) {

@@ -14,8 +14,7 @@ namespace mha::inline v0 {
 
 /// A term of every row's denominator that has no value row: attention that may go nowhere.
 template <class P>
-concept SinkPolicy = role_of<P>()
-== Role::sink;
+concept SinkPolicy = plays<P, Role::sink>;
 
 /// Rows are normalised by what they see.
 struct NoSink {
