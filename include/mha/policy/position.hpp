@@ -125,7 +125,7 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
       for (Index l = 0; l < x.length(); ++l)
         for (Index i = 0; i < r / 2; ++i) {
           const double angle = (double(first[b]) + l) * frequency[static_cast<std::size_t>(i)];
-          const A c(std::cos(angle)), s(std::sin(angle));
+          const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
           for (Index h = 0; h < x.heads(); ++h) {
             T& even = x(b, l, h, Pairing::first(i, r));
             T& odd = x(b, l, h, Pairing::second(i, r));

@@ -38,7 +38,7 @@ struct QkNorm {
         for (Index h = 0; h < x.heads(); ++h) {
           A sum(0);
           for (Index d = 0; d < x.dim(); ++d) sum += A(x(b, l, h, d)) * A(x(b, l, h, d));
-          const A inverse = A(1) / sqrt(sum / A(x.dim()) + A(eps));
+          const A inverse = A(1) / sqrt(sum / A(x.dim()) + static_cast<A>(eps));
           for (Index d = 0; d < x.dim(); ++d) x(b, l, h, d) = T(A(x(b, l, h, d)) * inverse * A(weight(d)));
         }
   }

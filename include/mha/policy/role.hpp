@@ -26,7 +26,7 @@ struct Origins {
 /// absolute: query row i of sequence b stands at position origin[b] + i, key row j at j.
 struct CallShape {
   Index batch = 0, heads = 0, queries = 0, keys = 0;
-  Origins origin;  ///< keys − queries if not given, so that the last query meets the last key
+  Origins origin{};  ///< keys − queries if not given, so that the last query meets the last key
 };
 
 /// A policy that says what it is: `static constexpr mha::Role role = mha::Role::mask;`

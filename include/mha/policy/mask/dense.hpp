@@ -15,7 +15,7 @@ struct Dense {
   static constexpr Role role = Role::mask;
   static constexpr bool borrows = true;
   TensorView<const bool, 4> visible;
-  Origins origin;  ///< set by prepared()
+  Origins origin{};  ///< set by prepared()
 
   Dense() = default;
   constexpr explicit Dense(TensorView<const bool, 4> table, Origins first_query = {})

@@ -33,7 +33,7 @@ struct Causal {
 /// Causal with the first query at the first key, whatever the lengths: PyTorch's is_causal.
 struct CausalTopLeft {
   static constexpr Role role = Role::mask;
-  Origins origin;  ///< set by prepared()
+  Origins origin{};  ///< set by prepared()
 
   MHA_HOST_DEVICE constexpr bool operator()(Index b, Index, Index q, Index k) const { return k <= q - origin[b]; }
   MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin,

@@ -15,7 +15,7 @@ template <class B> struct AdditiveBias {
   static constexpr Role role = Role::score;
   static constexpr bool borrows = true;
   TensorView<const B, 4> bias;
-  Origins origin;  ///< set by prepared()
+  Origins origin{};  ///< set by prepared()
 
   AdditiveBias() = default;
   constexpr explicit AdditiveBias(TensorView<const B, 4> table, Origins first_query)
