@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention() on one thread against the materialised Eigen baseline, and on all threads against one.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <iterator>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#include <mha/mha.hpp>
+
+#include "counting_allocator.hpp"
+#include "eigen_baseline.hpp"
+#include "measure.hpp"
+
+namespace {
+
+using Tensor = mha::Tensor<float, 4>;
+using bench::EigenAttention;
+constexpr int batch = 1, heads = 2, rounds = 9;
+
+struct Inputs {
+  Tensor q, k, v, out, expected;
+  Inputs(int length, int dim)
+      : q(batch, length, heads, dim),
+        k(batch, length, heads, dim),
+        v(batch, length, heads, dim),
+        out(batch, length, heads, dim),
+        expected(batch, length, heads, dim) {
+    std::mt19937 gen(7);
+    std::normal_distribution<float> normal;
+    for (Tensor* t : {&q, &k, &v}) std::generate(t->begin(), t->end(), [&] { return normal(gen); });
+  }
+};
+
+double visible_flop(int length, int dim, bool causal) {
+  const double pairs = causal ? 0.5 * length * (length + 1.0) : double(length) * length;
+  return 4 * pairs * dim * batch * heads;
+}
+
+template <class Backend> void ours(Inputs& in, bool causal, mha::Workspace& workspace) {
+  if (causal)
+    mha::attention_into<Backend>(in.out, in.q, in.k, in.v, mha::Causal{}, workspace);
+  else
+    mha::attention_into<Backend>(in.out, in.q, in.k, in.v, workspace);
+}
+
+/// Samples of one shape; repetitions of the benchmark add to them.
+struct Samples {
+  int length = 0, dim = 0;
+  bool causal = false;
+  std::vector<double> ours, eigen, triangular, peak;
+  bench::Footprint our_footprint, our_second, eigen_footprint;
+};
+struct Scaling {
+  int length = 0, dim = 0;
+  bool causal = false;
+  std::vector<double> one, all;
+};
+std::map<std::string, Samples> against_eigen;
+std::map<std::string, Scaling> over_threads;
+std::vector<std::string> order, thread_order;  // as they ran
+
+void attention(benchmark::State& state, int length, int dim, bool causal) {
+  const std::string key = std::to_string(dim) + "/" + std::to_string(length) + (causal ? "/causal" : "/full");
+  const auto [found, is_new] = against_eigen.try_emplace(key);
+  if (is_new) order.push_back(key);
+  Samples& samples = found->second;
+  samples.length = length;
+  samples.dim = dim;
+  samples.causal = causal;
+
+  Inputs in(length, dim);
+  mha::Workspace workspace;
+  EigenAttention eigen;
+  const auto hidden = causal ? EigenAttention::Causal::hide : EigenAttention::Causal::none;
+  const auto run_ours = [&] { ours<mha::CpuWith<mha::Serial>>(in, causal, workspace); };
+  const auto run_eigen = [&] { eigen(in.expected.view(), in.q.view(), in.k.view(), in.v.view(), hidden); };
+  const auto run_triangular = [&] {
+    eigen(in.expected.view(), in.q.view(), in.k.view(), in.v.view(), EigenAttention::Causal::triangular);
+  };
+  samples.our_footprint = bench::footprint(run_ours);
+  samples.our_second = bench::footprint(run_ours);
+  samples.eigen_footprint = bench::footprint(run_eigen);
+  // A fast wrong answer is no result.
+  for (std::size_t i = 0; i < in.out.size(); ++i)
+    if (!(std::abs(in.out.data()[i] - in.expected.data()[i]) < 1e-4f)) {
+      state.SkipWithError("the results differ");
+      return;
+    }
+
+  const int our_calls = bench::calls_per_sample(bench::thread_seconds, run_ours);
+  const int eigen_calls = bench::calls_per_sample(bench::thread_seconds, run_eigen);
+  for ([[maybe_unused]] auto _ : state) {
+    samples.ours.push_back(bench::seconds_per_call(bench::thread_seconds, our_calls, run_ours));
+    samples.eigen.push_back(bench::seconds_per_call(bench::thread_seconds, eigen_calls, run_eigen));
+    if (causal)
+      samples.triangular.push_back(bench::seconds_per_call(bench::thread_seconds, eigen_calls, run_triangular));
+    samples.peak.push_back(bench::peak_gflops());
+    state.SetIterationTime(samples.ours.back());
+  }
+  const double flop = visible_flop(length, dim, causal) * 1e-9;
+  state.counters["ours_GFLOPs"] = flop / bench::median(samples.ours);
+  state.counters["eigen_GFLOPs"] = flop / bench::median(samples.eigen);
+  state.counters["ratio"] = bench::median_ratio(samples.eigen, samples.ours);
+  state.counters["peak_GFLOPs"] = bench::median(samples.peak);
+}
+
+void scaling(benchmark::State& state, int length, int dim, bool causal) {
+  const std::string key = std::to_string(dim) + "/" + std::to_string(length) + (causal ? "/causal" : "/full");
+  const auto [found, is_new] = over_threads.try_emplace(key);
+  if (is_new) thread_order.push_back(key);
+  Scaling& samples = found->second;
+  samples.length = length;
+  samples.dim = dim;
+  samples.causal = causal;
+  Inputs in(length, dim);
+  mha::Workspace workspace;
+  const auto one = [&] { ours<mha::CpuWith<mha::Serial>>(in, causal, workspace); };
+  const auto all = [&] { ours<mha::Cpu>(in, causal, workspace); };
+  const int one_calls = bench::calls_per_sample(bench::wall_seconds, one);
+  const int all_calls = bench::calls_per_sample(bench::wall_seconds, all);
+  for ([[maybe_unused]] auto _ : state) {
+    samples.one.push_back(bench::seconds_per_call(bench::wall_seconds, one_calls, one));
+    samples.all.push_back(bench::seconds_per_call(bench::wall_seconds, all_calls, all));
+    state.SetIterationTime(samples.all.back());
+  }
+  state.counters["speedup"] = bench::median_ratio(samples.one, samples.all);
+}
+
+void print_tables() {
+  std::printf("\n%s\n", bench::machine().c_str());
+  bench::Table table({"D", "L", "mask", "ours GFLOP/s", "% of FMA peak", "Eigen GFLOP/s", "ours : Eigen",
+                      "ours : Eigen triangular", "ours MiB", "Eigen MiB", "allocations, 2nd call"});
+  for (const std::string& key : order) {
+    const Samples& s = against_eigen.at(key);
+    if (s.ours.empty()) continue;
+    const double flop = visible_flop(s.length, s.dim, s.causal) * 1e-9;
+    std::vector<double> of_peak;
+    for (std::size_t i = 0; i < s.ours.size(); ++i) of_peak.push_back(100 * flop / s.ours[i] / s.peak[i]);
+    const bool counted = bench::counts_allocations;
+    table.add(
+        {std::to_string(s.dim), std::to_string(s.length), s.causal ? "causal" : "full",
+         bench::number(flop / bench::median(s.ours), 1), bench::number(bench::median(of_peak), 0),
+         bench::number(flop / bench::median(s.eigen), 1), bench::number(bench::median_ratio(s.eigen, s.ours), 2) + "×",
+         s.causal ? bench::number(bench::median_ratio(s.triangular, s.ours), 2) + "×" : "",
+         counted ? bench::mebibytes(s.our_footprint.bytes) : "",
+         counted ? bench::mebibytes(s.eigen_footprint.bytes) : "", counted ? std::to_string(s.our_second.count) : ""});
+  }
+  table.print();
+  bench::Table threads({"D", "L", "mask", "threads", "one thread GFLOP/s", "all GFLOP/s", "speedup"});
+  for (const std::string& key : thread_order) {
+    const Scaling& s = over_threads.at(key);
+    const double flop = visible_flop(s.length, s.dim, s.causal) * 1e-9;
+    threads.add({std::to_string(s.dim), std::to_string(s.length), s.causal ? "causal" : "full",
+                 std::to_string(mha::ThreadPool{}.workers()), bench::number(flop / bench::median(s.one), 1),
+                 bench::number(flop / bench::median(s.all), 1),
+                 bench::number(bench::median_ratio(s.one, s.all), 2) + "×"});
+  }
+  threads.print();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const int dim : {64, 128})
+    for (const int length : {512, 1024, 2048, 4096})
+      for (const bool causal : {false, true}) {
+        const std::string shape =
+            "/D:" + std::to_string(dim) + "/L:" + std::to_string(length) + (causal ? "/causal" : "/full");
+        benchmark::RegisterBenchmark(("attention" + shape).c_str(), attention, length, dim, causal)
+            ->Iterations(rounds)
+            ->UseManualTime()
+            ->Unit(benchmark::kMillisecond);
+        if (length == 512 || length == 2048)
+          benchmark::RegisterBenchmark(("threads" + shape).c_str(), scaling, length, dim, causal)
+              ->Iterations(rounds)
+              ->UseManualTime()
+              ->Unit(benchmark::kMillisecond);
+      }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  print_tables();
+  return 0;
+}

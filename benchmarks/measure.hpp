@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clocks, interleaved samples, the arithmetic peak of this machine, and tables.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <time.h>
+
+#include <mha/backend/simd/isa.hpp>
+#include <mha/backend/simd/vector.hpp>
+
+namespace bench {
+
+/// Processor time of the calling thread: other programs on the machine do not count.
+inline double thread_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+/// For work on several threads.
+inline double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+using Clock = double (*)();
+
+inline double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+/// Median of a[i] / b[i]: both samples of a round saw the same machine.
+inline double median_ratio(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) ratios.push_back(a[i] / b[i]);
+  return median(ratios);
+}
+
+/// Seconds of one call of f, from as many calls as fill a sample.
+template <class F> double seconds_per_call(Clock clock, int calls, F&& f) {
+  const double begin = clock();
+  for (int i = 0; i < calls; ++i) f();
+  return (clock() - begin) / calls;
+}
+
+/// How many calls fill a sample of a few milliseconds; the first, untimed, call warms up.
+template <class F> int calls_per_sample(Clock clock, F&& f) {
+  f();
+  constexpr double sample = 5e-3;
+  const double once = seconds_per_call(clock, 1, f);
+  return once >= sample ? 1 : static_cast<int>(sample / std::max(once, 1e-7)) + 1;
+}
+
+/// Multiply-adds that depend on nothing but registers: as many chains as hide the latency and fit.
+template <class T> struct PeakBody {
+  static constexpr int chains = 12;
+  template <class Isa> MHA_ALWAYS_INLINE static void run(int steps, T* out) {
+    using V = mha::detail::simd::vector_t<T, Isa>;
+    V sum[chains], factor, term;
+    mha::detail::simd::load(factor, out);
+    mha::detail::simd::load(term, out + 16);
+#pragma GCC unroll 16
+    for (int c = 0; c < chains; ++c) mha::detail::simd::load(sum[c], out + c);  // all different, or they become one
+    for (int i = 0; i < steps; ++i)
+#pragma GCC unroll 16
+      for (int c = 0; c < chains; ++c) sum[c] = sum[c] * factor + term;
+    for (int c = 1; c < chains; ++c) sum[0] = sum[0] + sum[c];
+    mha::detail::simd::store(out, sum[0]);
+  }
+};
+
+/// GFLOP/s of one thread at the library's instruction-set level, a multiply-add counted as two.
+inline double peak_gflops(Clock clock = thread_seconds) {
+  constexpr int steps = 200000;
+  static float numbers[32];
+  for (int i = 0; i < 32; ++i) numbers[i] = 0.5f + 0.01f * static_cast<float>(i);
+  return mha::detail::simd::with_isa(mha::current_isa(), [&](auto isa) {
+    using Isa = decltype(isa);
+    constexpr double flop = 2.0 * steps * PeakBody<float>::chains * mha::detail::simd::Vector<float, Isa>::width;
+    return flop / seconds_per_call(clock, 1, [&] { Isa::template run<PeakBody<float>>(steps, +numbers); }) * 1e-9;
+  });
+}
+
+/// One line on what ran where, so that a table can be read on its own.
+inline std::string machine() {
+  std::string model = "unknown processor";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.rfind("model name", 0) == 0) {
+      model = line.substr(std::min(line.find(':') + 2, line.size()));
+      break;
+    }
+#if defined(__AVX512F__)
+  const char* const flags = "AVX-512 allowed everywhere (-march=native or alike)";
+#elif defined(__AVX2__)
+  const char* const flags = "AVX2 allowed everywhere (-march=native or alike)";
+#else
+  const char* const flags = "no machine flags";
+#endif
+#if defined(__clang__)
+  const char* const compiler = __VERSION__;
+#else
+  const char* const compiler = "g++ " __VERSION__;
+#endif
+  return model + ", " + std::to_string(std::thread::hardware_concurrency()) + " threads, kernels " +
+         mha::to_string(mha::current_isa()) + "; " + compiler + ", " + flags;
+}
+
+/// Rows of a Markdown table.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void print() const {
+    if (rows_.size() < 2) return;
+    std::printf("\n");
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+      for (std::size_t c = 0; c < rows_[r].size(); ++c) std::printf("| %s ", rows_[r][c].c_str());
+      std::printf("|\n");
+      if (r > 0) continue;
+      for (std::size_t c = 0; c < rows_[r].size(); ++c) std::printf("|%s", c == 0 ? "---" : "---:");
+      std::printf("|\n");
+    }
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+inline std::string number(double value, int decimals) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
+  return text.data();
+}
+inline std::string mebibytes(std::size_t bytes) { return number(static_cast<double>(bytes) / (1 << 20), 2); }
+
+}  // namespace bench

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# What our own tests, examples and benchmarks are compiled with; nothing of it reaches a consumer.
+set(CMAKE_CXX_EXTENSIONS OFF)
+option(MHA_WARNINGS_AS_ERRORS "Treat warnings in mha's own code as errors" OFF)
+
+add_library(mha_development INTERFACE)
+target_link_libraries(mha_development INTERFACE mha::mha)
+target_compile_options(
+  mha_development
+  INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
+            $<$<BOOL:${MHA_WARNINGS_AS_ERRORS}>:-Werror>)
+
+# The typed suites take a gigabyte or two per compiler process.
+set(MHA_HEAVY_JOBS 2 CACHE STRING "How many of the heaviest translation units compile at once (Ninja)")
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS mha_heavy=${MHA_HEAVY_JOBS})
+
+set(MHA_MINILM_DIR "${PROJECT_SOURCE_DIR}/build/models/minilm"
+    CACHE PATH "Folder with config.json, vocab.txt and model.safetensors of MiniLM; cmake/fetch_minilm.sh fills it")
+set(MHA_ONNX_DIR "${PROJECT_SOURCE_DIR}/build/onnx"
+    CACHE PATH "Folder with the Attention cases of the package onnx as text; tests/onnx/fetch.sh fills it")

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -D CASE=… -D COMPILER=… -D COMPILER_ID=… -D INCLUDES=a|b -P check.cmake
+file(READ "${CASE}" text)
+cmake_path(GET CASE FILENAME name)
+
+# The rules for a case: one `// expect: sentence` (a substring, or else a regular expression), one `#ifdef MHA_FAIL` pair
+# whose branches are one line each.
+if(NOT text MATCHES "\n// expect: ([^\n]+)\n")
+  message(FATAL_ERROR "${name} has no `// expect: …` line")
+endif()
+set(sentence "${CMAKE_MATCH_1}")
+if(NOT text MATCHES "\n#ifdef MHA_FAIL\n[^\n]+\n#else\n[^\n]+\n#endif\n")
+  message(FATAL_ERROR "${name}: the two variants must differ in one line between #ifdef MHA_FAIL, #else and #endif")
+endif()
+string(REGEX MATCHALL "MHA_FAIL" uses "${text}")
+list(LENGTH uses count)
+if(NOT count EQUAL 1)
+  message(FATAL_ERROR "${name}: the two variants must differ in one line, but MHA_FAIL occurs ${count} times")
+endif()
+
+# Without quoted source lines the sentence can only come from the diagnostic itself.
+if(COMPILER_ID MATCHES "Clang")
+  set(quiet -fno-caret-diagnostics)
+else()
+  set(quiet -fno-diagnostics-show-caret)
+endif()
+string(REPLACE "|" ";" directories "${INCLUDES}")
+list(TRANSFORM directories PREPEND "-I")
+set(command "${COMPILER}" -std=c++20 -fsyntax-only ${quiet} -fdiagnostics-color=never ${directories})
+
+execute_process(COMMAND ${command} "${CASE}" RESULT_VARIABLE failed ERROR_VARIABLE output)
+if(failed)
+  message("${output}")
+  message(FATAL_ERROR "${name} must compile without MHA_FAIL")
+endif()
+
+execute_process(COMMAND ${command} -DMHA_FAIL "${CASE}" RESULT_VARIABLE failed ERROR_VARIABLE output)
+if(NOT failed)
+  message(FATAL_ERROR "${name} compiles with MHA_FAIL, but must not")
+endif()
+# Only error lines count; a bracket or semicolon would upset CMake's lists.
+string(REGEX REPLACE "[][;]" "." lines "${output}")
+string(REGEX REPLACE "[][;]" "." sentence_line "${sentence}")
+string(REGEX MATCHALL "[^\n]*error:[^\n]*" errors "${lines}")
+foreach(error IN LISTS errors)
+  string(FIND "${error}" "${sentence_line}" at)
+  if(NOT at EQUAL -1 OR error MATCHES "${sentence}")
+    return()
+  endif()
+endforeach()
+message("${output}")
+message(FATAL_ERROR "${name} fails without the sentence\n  ${sentence}")

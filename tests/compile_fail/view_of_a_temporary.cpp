@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: deleted (function|constructor)
+#include <mha/core/tensor.hpp>
+
+mha::Tensor<float, 2> owner(2, 2);
+
+#ifdef MHA_FAIL
+auto view = mha::view(mha::Tensor<float, 2>(2, 2));
+#else
+auto view = mha::view(owner);
+#endif

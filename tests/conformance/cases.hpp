@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the conformance suite varies, one case of it, and what the double reference says of that case.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <mha/backend/simd/isa.hpp>
+#include <mha/core/tensor.hpp>
+
+#include "covering.hpp"
+#include "random.hpp"
+
+namespace conformance {
+
+using mha::Index;
+
+enum class Machine { pool, serial, plain };
+enum class Storage { float32, float64, half, bfloat16 };
+enum class Groups { multi_head, grouped, multi_query };
+enum class MaskKind {
+  full,
+  causal,
+  top_left,
+  window,
+  padding,
+  prefix,
+  block_sparse,
+  dense,
+  functor,
+  both,
+  either,
+  negated,
+  composed,
+  two
+};
+enum class ScoreKind { none, soft_cap, alibi, bias, relative, chain, two, functor, lambda };
+enum class ScaleKind { standard, explicit_one, negative, large, zero };
+enum class Layout { blhd, bhld, v_in_k, strided, column_major, reversed };
+enum class OriginKind { standard, zero, shifted };
+enum class SinkKind { none, some };
+
+/// The factors of the covering array, in its order.
+enum Factor { machine, storage, groups, mask, score, scale, layout, isa, origin, sink, queries, keys, head_dim, value_dim };
+
+// One in how many combinations of backend, scalar, mask and score is compiled. Sanitizers make compilers slow.
+#if defined(MHA_CONFORMANCE_THIN) || defined(__SANITIZE_ADDRESS__)
+inline constexpr int thinning = 10;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+inline constexpr int thinning = 10;
+#else
+inline constexpr int thinning = 5;
+#endif
+#else
+inline constexpr int thinning = 5;
+#endif
+
+/// Which combinations are compiled: chosen so that every two levels still meet.
+constexpr bool compiled(int machine_level, int storage_level, int mask_level, int score_level) {
+  return (machine_level + 3 * storage_level + mask_level + score_level) % thinning == 0;
+}
+
+/// A factor's name and its levels'.
+struct FactorLevels {
+  std::string name;
+  std::vector<std::string> levels;
+};
+const std::vector<FactorLevels>& factors();
+
+struct Case {
+  support::CoveringRow row;
+
+  template <class Level> Level at(Factor f) const { return static_cast<Level>(row[f]); }
+  std::string text() const;
+};
+
+/// The cases of this process: every two levels of different factors meet in one of them.
+const std::vector<Case>& cases();
+
+/// The numbers of a case, in double what the backend gets in its scalar.
+struct Problem {
+  Case which;
+  Index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
+  Index origin = 0;                  ///< position of the first query
+  double scale = 0;
+  Index left = 0, right = 0;         ///< reach of the window
+  float cap = 0, slope = 0;          ///< of the soft cap and of the user's score
+  std::vector<Index> lengths;        // (B)
+  Index block = 0;                   ///< positions of one bit of the block-sparse map
+  std::vector<std::uint8_t> map;     // (1 or H, Nq, Nk)
+  std::vector<float> relative;       // (8 buckets, H)
+  std::vector<float> sink;           // (H), −∞ for none
+  mha::Tensor<bool, 3> table;        // (1 or H, Lq, Lk)
+  mha::Tensor<double, 3> bias;       // (1 or H, Lq, Lk), some of it −∞
+  mha::Tensor<double, 4> q, k, v;    // (B, L, H, D), filled by the runner from its rounded values
+
+  Index query_blocks() const { return std::max((origin + queries + block - 1) / block, 1); }
+  Index key_blocks() const { return (keys + block - 1) / block; }
+
+  /// Sizes and policy data; q, k and v are left to the runner.
+  Problem(Case which, support::Random& random);
+};
+
+/// What the reference backend computes in double, and what an answer may differ by.
+struct Expected {
+  mha::Tensor<double, 4> out;          // (B, Lq, Hq, Dv)
+  mha::Tensor<double, 3> log_sum_exp;  // (B, Hq, Lq)
+  mha::Tensor<double, 4> weights;      // (B, Hq, Lq, Lk)
+  mha::Tensor<double, 3> magnitude;    // (B, Hq, Lq): the largest sum of absolute terms behind one visible logit
+  double largest_value = 0;            // max |v|
+};
+Expected expected(const Problem& problem);
+
+/// Runs a case on its backend and reports what is off as test failures.
+template <class T, Storage In> void run(const Case& which, support::Random& random);
+extern template void run<float, Storage::float32>(const Case&, support::Random&);
+extern template void run<double, Storage::float64>(const Case&, support::Random&);
+extern template void run<mha::half, Storage::half>(const Case&, support::Random&);
+extern template void run<mha::bfloat16, Storage::bfloat16>(const Case&, support::Random&);
+
+}  // namespace conformance

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every backend, scalar, policy, layout, instruction set and size against the reference in double, two by two.
+#include <cstddef>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "cases.hpp"
+
+namespace {
+
+using conformance::Case;
+using conformance::cases;
+using conformance::Storage;
+
+std::vector<int> level_counts() {
+  std::vector<int> counts;
+  for (const auto& factor : conformance::factors()) counts.push_back(static_cast<int>(factor.levels.size()));
+  return counts;
+}
+
+std::vector<support::CoveringRow> rows() {
+  std::vector<support::CoveringRow> all;
+  for (const Case& c : cases()) all.push_back(c.row);
+  return all;
+}
+
+TEST(CoveringArray, HasEveryPairOfLevels) {
+  EXPECT_EQ(support::missing_pairs(level_counts(), rows()), 0u) << "of " << cases().size() << " cases";
+}
+
+TEST(CoveringArray, MissesPairsWithoutTheCasesOfOneLevel) {
+  auto fewer = rows();
+  std::erase_if(fewer, [](const auto& row) { return row[conformance::mask] == 1 && row[conformance::score] == 2; });
+  EXPECT_GE(support::missing_pairs(level_counts(), fewer), 1u);
+}
+
+TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReference) {
+  support::Random random("conformance");
+  int failed = 0;
+  for (std::size_t i = 0; i < cases().size() && failed < 10; ++i) {
+    const Case& c = cases()[i];
+    SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
+    // A stream of its own for each case: one can be repeated without those before it.
+    support::Random stream("case " + std::to_string(i));
+    switch (c.at<Storage>(conformance::storage)) {
+      case Storage::float32: conformance::run<float, Storage::float32>(c, stream); break;
+      case Storage::float64: conformance::run<double, Storage::float64>(c, stream); break;
+      case Storage::half: conformance::run<mha::half, Storage::half>(c, stream); break;
+      case Storage::bfloat16: conformance::run<mha::bfloat16, Storage::bfloat16>(c, stream); break;
+    }
+    failed += HasFailure() ? 1 : 0;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// One conformance case on a backend in a scalar; included once per scalar, so that the compiler's work is spread.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <gtest/gtest.h>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <mha/mha.hpp>
+
+#include "cases.hpp"
+#include "compare.hpp"
+#include "plain_backend.hpp"
+
+namespace conformance {
+
+/// A mask of a user's own: no tile(), so kernels test it pair by pair.
+struct EveryThird {
+  bool operator()(Index, Index h, Index q, Index k) const { return (q + 2 * k + h + 1000) % 3 != 0; }
+};
+
+/// A score of a user's own.
+struct Distance {
+  float slope;
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+    return s - slope * static_cast<float>(mha::abs(q - k));
+  }
+};
+
+/// A (B, L, H, D) array somewhere in memory that is otherwise poisoned.
+template <class T> struct Placed {
+  std::vector<T> memory;
+  std::ptrdiff_t offset = 0;
+  Index extent[4] = {};
+  std::ptrdiff_t stride[4] = {};
+
+  Placed(Layout layout, Index B, Index L, Index H, Index D) : extent{B, L, H, D} {
+    const std::ptrdiff_t b = B, l = L, h = H, d = D;
+    std::ptrdiff_t size = b * l * h * d;
+    const auto strides = [&](std::ptrdiff_t sb, std::ptrdiff_t sl, std::ptrdiff_t sh, std::ptrdiff_t sd) {
+      stride[0] = sb;
+      stride[1] = sl;
+      stride[2] = sh;
+      stride[3] = sd;
+    };
+    switch (layout) {
+      case Layout::blhd:
+      case Layout::v_in_k: strides(l * h * d, h * d, d, 1); break;
+      case Layout::bhld: strides(h * l * d, d, l * d, 1); break;
+      case Layout::strided:
+        strides(l * (h * (d + 3) + 5) + 7, h * (d + 3) + 5, d + 3, 1);
+        size = b * stride[0];
+        break;
+      case Layout::column_major: strides(l * h * d, 1, d * l, l); break;
+      case Layout::reversed:
+        strides(l * h * d, -h * d, d, 1);
+        offset = l > 0 ? (l - 1) * h * d : 0;
+        break;
+    }
+    // An odd start: nothing may rely on alignment beyond the element's.
+    offset += 1;
+    memory.resize(static_cast<std::size_t>(size) + 2);
+    support::poison_all(memory);
+  }
+
+  mha::TensorView<T, 4> view() {
+    mha::TensorView<T, 4> v{memory.data() + offset, {}, {}};
+    for (int a = 0; a < 4; ++a) {
+      v.extent[a] = extent[a];
+      v.stride[a] = stride[a];
+    }
+    return v;
+  }
+};
+
+template <class View, class F> void for_each_index(const View& v, F&& f) {
+  for (Index b = 0; b < v.extent[0]; ++b)
+    for (Index l = 0; l < v.extent[1]; ++l)
+      for (Index h = 0; h < v.extent[2]; ++h)
+        for (Index d = 0; d < v.extent[3]; ++d) f(b, l, h, d);
+}
+
+template <class T> void fill(const mha::TensorView<T, 4>& v, support::Random& random) {
+  for_each_index(v, [&](Index b, Index l, Index h, Index d) { v(b, l, h, d) = random.rounded<T>(random.normal()); });
+}
+
+template <class T> mha::Tensor<double, 4> exact(const mha::TensorView<T, 4>& v) {
+  mha::Tensor<double, 4> copy(v.extent[0], v.extent[1], v.extent[2], v.extent[3]);
+  for_each_index(v, [&](Index b, Index l, Index h, Index d) { copy(b, l, h, d) = support::to_double(v(b, l, h, d)); });
+  return copy;
+}
+
+template <auto Kind> using Kinds = std::integral_constant<int, static_cast<int>(Kind)>;
+
+/// f(kind, masks...) with the library's policies of the case.
+template <class F> void with_masks(const Problem& p, F&& f) {
+  const mha::SlidingWindow window{.left = p.left, .right = p.right};
+  const mha::Padding padding{p.lengths};
+  switch (p.which.at<MaskKind>(mask)) {
+    case MaskKind::full: return f(Kinds<MaskKind::full>{});
+    case MaskKind::causal: return f(Kinds<MaskKind::causal>{}, mha::Causal{});
+    case MaskKind::top_left: return f(Kinds<MaskKind::top_left>{}, mha::CausalTopLeft{});
+    case MaskKind::window: return f(Kinds<MaskKind::window>{}, window);
+    case MaskKind::padding: return f(Kinds<MaskKind::padding>{}, padding);
+    case MaskKind::prefix: return f(Kinds<MaskKind::prefix>{}, mha::Prefix{p.lengths});
+    case MaskKind::block_sparse:
+      return f(Kinds<MaskKind::block_sparse>{},
+               mha::BlockSparse(p.block, p.query_blocks(), p.key_blocks(), p.map));
+    case MaskKind::dense: return f(Kinds<MaskKind::dense>{}, mha::Dense(p.table));
+    case MaskKind::functor: return f(Kinds<MaskKind::functor>{}, EveryThird{});
+    case MaskKind::both: return f(Kinds<MaskKind::both>{}, mha::Causal{} && padding);
+    case MaskKind::either: return f(Kinds<MaskKind::either>{}, window || mha::CausalTopLeft{});
+    case MaskKind::negated: return f(Kinds<MaskKind::negated>{}, !window);
+    case MaskKind::composed: return f(Kinds<MaskKind::composed>{}, (mha::Causal{} && padding) || !mha::mask(EveryThird{}));
+    case MaskKind::two: return f(Kinds<MaskKind::two>{}, window, EveryThird{});
+  }
+}
+
+/// f(kind, scores...) with the library's policies of the case.
+template <class T, class F> void with_scores(const Problem& p, const mha::Tensor<T, 3>& bias, F&& f) {
+  const mha::SoftCap soft_cap{.cap = p.cap};
+  switch (p.which.at<ScoreKind>(score)) {
+    case ScoreKind::none: return f(Kinds<ScoreKind::none>{});
+    case ScoreKind::soft_cap: return f(Kinds<ScoreKind::soft_cap>{}, soft_cap);
+    case ScoreKind::alibi: return f(Kinds<ScoreKind::alibi>{}, mha::Alibi{});
+    case ScoreKind::bias: return f(Kinds<ScoreKind::bias>{}, mha::AdditiveBias(bias));
+    case ScoreKind::relative:
+      return f(Kinds<ScoreKind::relative>{},
+               mha::RelativeBias(p.relative, {.count = 8, .max_distance = 20, .bidirectional = true}));
+    case ScoreKind::chain: return f(Kinds<ScoreKind::chain>{}, mha::Chain{soft_cap, mha::AdditiveBias(bias)});
+    case ScoreKind::two: return f(Kinds<ScoreKind::two>{}, mha::Alibi{}, soft_cap);
+    case ScoreKind::functor: return f(Kinds<ScoreKind::functor>{}, Distance{.slope = p.slope});
+    case ScoreKind::lambda:
+      return f(Kinds<ScoreKind::lambda>{}, [](auto s, Index, Index h, Index, Index k) {
+        return (k + h) % 5 == 0 ? mha::minus_infinity<decltype(s)>() : s * decltype(s)(0.5);
+      });
+  }
+}
+
+/// What a row of weights may be off by, relative to a weight; the log-sum-exp by the same, absolutely.
+///
+/// With u = unit roundoff of the accumulator: a logit is off by at most δ = (D + 16)·u·magnitude (Higham's γ_D for the
+/// dot product, 16 for scale, score and the product with log2 e); the softmax then by e^(2δ) − 1; the exponential and
+/// the sums over Lk keys, rescaled every block, by (2·Lk + 32)·u. The oracle's own error is that with double's u.
+template <class T> double row_bound(const Problem& p, double magnitude) {
+  const double u = support::unit_roundoff<mha::Accumulator<T>>() + support::unit_roundoff<double>();
+  return std::expm1(2 * (p.head_dim + 16) * u * magnitude) + (2 * p.keys + 32) * u;
+}
+
+/// Weights below this are allowed to vanish: the smallest normal number of the accumulator.
+template <class T> double vanishing() { return static_cast<double>(std::numeric_limits<mha::Accumulator<T>>::min()); }
+
+template <class T> void compare(const Problem& p, const Expected& e, const mha::TensorView<T, 4>& out,
+                                const mha::Tensor<mha::Accumulator<T>, 3>& log_sum_exp) {
+  support::Worst worst_out, worst_lse;
+  for (Index b = 0; b < p.batch; ++b)
+    for (Index h = 0; h < p.heads; ++h)
+      for (Index i = 0; i < p.queries; ++i) {
+        const std::string place = "(" + std::to_string(b) + ", " + std::to_string(i) + ", " + std::to_string(h) + ")";
+        const double relative = row_bound<T>(p, e.magnitude(b, h, i)), lse = e.log_sum_exp(b, h, i);
+        worst_lse.see(support::to_double(log_sum_exp(b, h, i)), lse,
+                      relative + 4 * support::unit_roundoff<mha::Accumulator<T>>() * std::abs(lse), place);
+        for (Index d = 0; d < p.value_dim; ++d) {
+          const double value = e.out(b, i, h, d);
+          worst_out.see(support::to_double(out(b, i, h, d)), value,
+                        (relative + p.keys * vanishing<T>()) * e.largest_value + support::storage_error<T>(value),
+                        place);
+        }
+      }
+  EXPECT_LE(worst_out.error(), 1) << "output at (b, i, h) = " << worst_out.text();
+  EXPECT_LE(worst_lse.error(), 1) << "log-sum-exp at (b, i, h) = " << worst_lse.text();
+}
+
+template <class T>
+void compare_weights(const Problem& p, const Expected& e, const mha::Tensor<mha::Accumulator<T>, 4>& weights) {
+  support::Worst worst;
+  for_each_index(e.weights.view(), [&](Index b, Index h, Index i, Index k) {
+    const double w = e.weights(b, h, i, k);
+    worst.see(support::to_double(weights(b, h, i, k)), w,
+              w == 0 ? 0 : row_bound<T>(p, e.magnitude(b, h, i)) * w + vanishing<T>(),
+              "(" + std::to_string(b) + ", " + std::to_string(h) + ", " + std::to_string(i) + ", " +
+                  std::to_string(k) + ")");
+  });
+  EXPECT_LE(worst.error(), 1) << "weight at (b, h, i, k) = " << worst.text();
+}
+
+/// Leaves NaN in all memory that a workspace holds, so that a read of what was never written shows.
+inline void poison(mha::Workspace& workspace) {
+  const std::size_t bytes = workspace.bytes();
+  if (bytes == 0) return;
+  auto frame = workspace.frame();
+  std::memset(frame.take<unsigned char>(bytes), 0xff, bytes);
+}
+
+template <class B, class T, Machine On, Storage In> void run_on(const Case& which, support::Random& random) {
+  using A = mha::Accumulator<T>;
+  Problem p(which, random);
+  const Layout layout = which.at<Layout>(conformance::layout);
+  Placed<T> q(layout, p.batch, p.queries, p.heads, p.head_dim), out(layout, p.batch, p.queries, p.heads, p.value_dim);
+  const Index wide = std::max(p.head_dim, p.value_dim);
+  Placed<T> k(layout, p.batch, p.keys, p.kv_heads, layout == Layout::v_in_k ? wide : p.head_dim);
+  Placed<T> v(layout, p.batch, p.keys, p.kv_heads, p.value_dim);
+  auto k_view = k.view(), v_view = v.view();
+  if (layout == Layout::v_in_k) {
+    v_view = k.view();
+    v_view.extent[3] = p.value_dim;
+    fill(k_view, random);
+    k_view.data += wide - p.head_dim;
+    k_view.extent[3] = p.head_dim;
+  } else {
+    fill(k_view, random);
+    fill(v_view, random);
+  }
+  fill(q.view(), random);
+  mha::Tensor<T, 3> bias(p.bias.extent(0), p.queries, p.keys);
+  for (std::size_t i = 0; i < bias.size(); ++i) {
+    bias.data()[i] = random.rounded<T>(p.bias.data()[i]);
+    p.bias.data()[i] = support::to_double(bias.data()[i]);
+  }
+  p.q = exact(q.view());
+  p.k = exact(k_view);
+  p.v = exact(v_view);
+  const Expected e = expected(p);
+
+  const mha::IsaLevel before = mha::current_isa();
+  mha::force_isa(which.at<mha::IsaLevel>(isa));
+  static typename B::Workspace workspace;
+  poison(workspace);
+  mha::Tensor<A, 3> log_sum_exp(p.batch, p.heads, p.queries);
+  support::poison_all(log_sum_exp);
+  mha::Tensor<A, 4> weights;
+  const auto explicitly = [&](const auto&... policies) {
+    const mha::Scale scaled{p.scale};
+    const mha::Origin at{p.origin};
+    const mha::Sink sinks(p.sink);
+    mha::attention_into<B>(out.view(), q.view(), k_view, v_view, scaled, policies..., at, sinks,
+                           mha::LogSumExp(log_sum_exp), workspace);
+    weights = mha::attention_weights<B>(q.view(), k_view, workspace, sinks, policies..., at, scaled);
+  };
+  const bool defaults = which.at<ScaleKind>(conformance::scale) == ScaleKind::standard &&
+                        which.at<OriginKind>(conformance::origin) == OriginKind::standard &&
+                        which.at<SinkKind>(conformance::sink) == SinkKind::none;
+  const auto call = [&](const auto&... policies) {
+    if constexpr (sizeof...(policies) < 2) {
+      if (!defaults) return explicitly(policies...);
+      mha::attention_into<B>(out.view(), q.view(), k_view, v_view, policies..., mha::LogSumExp(log_sum_exp), workspace);
+      weights = mha::attention_weights<B>(q.view(), k_view, policies..., workspace);
+    } else {
+      explicitly(policies...);
+    }
+  };
+  with_masks(p, [&]<int M>(std::integral_constant<int, M>, const auto&... masks) {
+    with_scores(p, bias, [&]<int S>(std::integral_constant<int, S>, const auto&... scores) {
+      if constexpr (compiled(static_cast<int>(On), static_cast<int>(In), M, S))
+        call(masks..., scores...);
+      else
+        FAIL() << "this case is not compiled";
+    });
+  });
+  mha::force_isa(before);
+
+  compare<T>(p, e, out.view(), log_sum_exp);
+  compare_weights<T>(p, e, weights);
+  std::size_t kept = 0;
+  for (const T x : out.memory)
+    if (support::bits(x) == support::bits(support::poison<T>())) ++kept;
+  EXPECT_EQ(kept, out.memory.size() - static_cast<std::size_t>(out.view().size())) << "memory beside the output changed";
+}
+
+template <class T, Storage In> void run(const Case& which, support::Random& random) {
+  switch (which.at<Machine>(machine)) {
+    case Machine::pool: return run_on<mha::Cpu, T, Machine::pool, In>(which, random);
+    case Machine::serial: return run_on<mha::CpuWith<mha::Serial>, T, Machine::serial, In>(which, random);
+    case Machine::plain: return run_on<support::PlainBackend, T, Machine::plain, In>(which, random);
+  }
+}
+
+}  // namespace conformance

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// One row, one answer: a row's bits depend on its query, the keys it sees and its position, on nothing else.
+#include <vector>
+
+#include "law.hpp"
+
+namespace {
+
+using laws::at_every_isa;
+using laws::attend;
+using laws::Index;
+using laws::Inputs;
+using laws::Sizes;
+using Cpu = mha::CpuWith<mha::Serial>;
+
+template <class T> class Bits : public testing::Test {};
+using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(Bits, Scalars);
+
+/// f(name, policies...) with masks and scores that reach the different paths of a kernel.
+template <class F> void with_policies(F&& f) {
+  f("full", mha::Full{});
+  f("causal", mha::Causal{});
+  f("window", mha::SlidingWindow{.left = 50, .right = 3});
+  f("functor", laws::Strided{});
+  f("causal, soft cap, ALiBi", mha::Causal{}, mha::SoftCap{.cap = 4}, mha::Alibi{});
+  f("prefix or window", mha::SlidingWindow{.left = 9} || !mha::SlidingWindow{.left = 140});
+}
+
+TYPED_TEST(Bits, OneQueryEqualsItsRowAmongMany) {
+  support::Random random("one query");
+  const Sizes sizes{.batch = 1, .queries = 150, .keys = 150, .head_dim = 13, .value_dim = 9};
+  const Inputs<TypeParam> in(sizes, random);
+  at_every_isa([&] {
+    with_policies([&](const char* name, const auto&... policies) {
+      const auto many = attend<Cpu>(in, policies...);
+      for (const Index i : {0, 1, 63, 127, 128, 149}) {
+        const auto one = attend<Cpu>(laws::rows(in.q, i, 1), in.k, in.v, policies..., mha::Origin{i});
+        for (Index h = 0; h < sizes.heads; ++h)
+          EXPECT_TRUE(same_row(one, 0, 0, many, 0, i, h)) << name << ", row " << i << ", head " << h;
+      }
+      const auto some = attend<Cpu>(laws::rows(in.q, 41, 77), in.k, in.v, policies..., mha::Origin{41});
+      for (Index i = 0; i < 77; ++i) EXPECT_TRUE(same_row(some, 0, i, many, 0, 41 + i, 1)) << name << ", row " << i;
+    });
+  });
+}
+
+TYPED_TEST(Bits, OneStepEqualsTheLastRowOfThePrompt) {
+  support::Random random("step");
+  const Sizes sizes{.batch = 1, .queries = 140, .keys = 140};
+  const Inputs<TypeParam> in(sizes, random);
+  at_every_isa([&] {
+    const auto prompt = attend<Cpu>(in, mha::Causal{}, mha::Alibi{});
+    for (const Index length : {1, 2, 17, 128, 129, 140}) {
+      const auto step = attend<Cpu>(laws::rows(in.q, length - 1, 1), laws::rows(in.k, 0, length),
+                                    laws::rows(in.v, 0, length), mha::Causal{}, mha::Alibi{});
+      for (Index h = 0; h < sizes.heads; ++h)
+        EXPECT_TRUE(same_row(step, 0, 0, prompt, 0, length - 1, h)) << "after " << length << " tokens";
+    }
+  });
+}
+
+TYPED_TEST(Bits, CausalPrefixIgnoresTheFuture) {
+  support::Random random("future");
+  const Sizes sizes{.queries = 140, .keys = 140};
+  const Inputs<TypeParam> in(sizes, random), other(sizes, random);
+  at_every_isa([&] {
+    const auto before = attend<Cpu>(in, mha::Causal{});
+    for (const Index now : {0, 15, 16, 100, 127, 128}) {
+      Inputs<TypeParam> changed = in;
+      for (Index b = 0; b < sizes.batch; ++b)
+        for (Index l = now + 1; l < 140; ++l)
+          for (Index h = 0; h < sizes.heads; ++h) {
+            for (Index d = 0; d < sizes.head_dim; ++d) changed.q(b, l, h, d) = other.q(b, l, h, d);
+            for (Index d = 0; d < sizes.head_dim; ++d) changed.k(b, l, h, d) = other.k(b, l, h, d);
+            for (Index d = 0; d < sizes.value_dim; ++d) changed.v(b, l, h, d) = other.v(b, l, h, d);
+          }
+      const auto after = attend<Cpu>(changed, mha::Causal{});
+      for (Index b = 0; b < sizes.batch; ++b)
+        for (Index h = 0; h < sizes.heads; ++h) {
+          for (Index i = 0; i <= now; ++i) EXPECT_TRUE(same_row(after, b, i, before, b, i, h)) << i << " of " << now;
+          EXPECT_FALSE(same_row(after, b, now + 1, before, b, now + 1, h)) << "the change did nothing";
+        }
+    }
+  });
+}
+
+TYPED_TEST(Bits, PaddedEqualsAlone) {
+  support::Random random("padded");
+  const Sizes sizes{.batch = 4, .queries = 140, .keys = 140};
+  const Inputs<TypeParam> in(sizes, random);
+  const std::vector<Index> lengths = {140, 1, 128, 77};
+  at_every_isa([&] {
+    const auto batch = attend<Cpu>(in, mha::Padding{lengths});
+    for (Index b = 0; b < 4; ++b) {
+      const Index length = lengths[static_cast<std::size_t>(b)];
+      const auto alone = attend<Cpu>(laws::rows(in.q, 0, length, b, 1), laws::rows(in.k, 0, length, b, 1),
+                                     laws::rows(in.v, 0, length, b, 1));
+      for (Index h = 0; h < sizes.heads; ++h)
+        for (Index i = 0; i < length; ++i)
+          EXPECT_TRUE(same_row(alone, 0, i, batch, b, i, h)) << "sequence " << b << ", row " << i;
+    }
+  });
+}
+
+TYPED_TEST(Bits, PackedEqualsAlone) {
+  support::Random random("packed");
+  const Sizes sizes{.batch = 1, .queries = 200, .keys = 260};
+  const Inputs<TypeParam> in(sizes, random);
+  const std::vector<Index> queries = {0, 1, 1, 130, 200}, keys = {0, 60, 70, 199, 260};
+  const mha::Packed packed{queries, keys};
+  at_every_isa([&] {
+    const auto all = attend<Cpu>(in, mha::Causal{}, mha::Alibi{}, packed);
+    for (std::size_t s = 0; s + 1 < queries.size(); ++s) {
+      const Index count = queries[s + 1] - queries[s], seen = keys[s + 1] - keys[s];
+      const auto alone =
+          attend<Cpu>(laws::rows(in.q, queries[s], count), laws::rows(in.k, keys[s], seen),
+                      laws::rows(in.v, keys[s], seen), mha::Causal{}, mha::Alibi{});
+      for (Index h = 0; h < sizes.heads; ++h)
+        for (Index i = 0; i < count; ++i)
+          EXPECT_TRUE(same_row(alone, 0, i, all, 0, queries[s] + i, h)) << "sequence " << s << ", row " << i;
+    }
+  });
+}
+
+TYPED_TEST(Bits, BatchMatesDoNotMatter) {
+  support::Random random("batch mates");
+  const Sizes sizes{.batch = 3, .heads = 4, .kv_heads = 2};
+  const Inputs<TypeParam> in(sizes, random);
+  at_every_isa([&] {
+    const auto all = attend<Cpu>(in, mha::Causal{}, mha::Alibi{});
+    for (Index b = 0; b < 3; ++b) {
+      const auto alone = attend<Cpu>(laws::rows(in.q, 0, sizes.queries, b, 1), laws::rows(in.k, 0, sizes.keys, b, 1),
+                                     laws::rows(in.v, 0, sizes.keys, b, 1), mha::Causal{}, mha::Alibi{});
+      for (Index h = 0; h < 4; ++h)
+        for (Index i = 0; i < sizes.queries; ++i) EXPECT_TRUE(same_row(alone, 0, i, all, b, i, h)) << b << ", " << i;
+    }
+  });
+}
+
+TYPED_TEST(Bits, LayoutDoesNotMatter) {
+  using T = TypeParam;
+  support::Random random("layout");
+  const Sizes sizes{.heads = 4, .kv_heads = 2};
+  const Inputs<T> in(sizes, random);
+  const auto bhld = [](const mha::Tensor<T, 4>& t) {
+    mha::Tensor<T, 4> moved(t.extent(0), t.extent(2), t.extent(1), t.extent(3));
+    for (Index b = 0; b < t.extent(0); ++b)
+      for (Index l = 0; l < t.extent(1); ++l)
+        for (Index h = 0; h < t.extent(2); ++h)
+          for (Index d = 0; d < t.extent(3); ++d) moved(b, h, l, d) = t(b, l, h, d);
+    return moved;
+  };
+  const auto q = bhld(in.q), k = bhld(in.k), v = bhld(in.v);
+  const auto seen_as = [](const mha::Tensor<T, 4>& t) {
+    return mha::view_bhld(t.data(), t.extent(0), t.extent(1), t.extent(2), t.extent(3));
+  };
+  at_every_isa([&] {
+    expect_same_bits(attend<Cpu>(in, mha::Causal{}), attend<Cpu>(seen_as(q), seen_as(k), seen_as(v), mha::Causal{}),
+                     "(B, H, L, D) memory");
+    // The last axis not contiguous either: packed once, the same values.
+    mha::Tensor<T, 4> turned(sizes.batch, sizes.kv_heads, sizes.head_dim, sizes.keys);
+    for (Index b = 0; b < sizes.batch; ++b)
+      for (Index l = 0; l < sizes.keys; ++l)
+        for (Index h = 0; h < sizes.kv_heads; ++h)
+          for (Index d = 0; d < sizes.head_dim; ++d) turned(b, h, d, l) = in.k(b, l, h, d);
+    const auto t = turned.view();
+    const mha::TensorView<const T, 4> key{t.data,
+                                          {sizes.batch, sizes.keys, sizes.kv_heads, sizes.head_dim},
+                                          {t.stride[0], t.stride[3], t.stride[1], t.stride[2]}};
+    expect_same_bits(attend<Cpu>(in, mha::Causal{}), attend<Cpu>(in.q, key, in.v, mha::Causal{}), "transposed keys");
+  });
+}
+
+}  // namespace

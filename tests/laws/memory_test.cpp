@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory is O(L), and a workspace makes later calls allocate nothing: counted by replacing operator new.
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+#include "law.hpp"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<std::size_t> allocations{0}, allocated{0}, largest{0};
+
+void* counted(std::size_t size, std::size_t align) {
+  if (counting.load(std::memory_order_relaxed)) {
+    ++allocations;
+    allocated += size;
+    std::size_t seen = largest.load();
+    while (size > seen && !largest.compare_exchange_weak(seen, size)) {
+    }
+  }
+  void* const p = align <= alignof(std::max_align_t) ? std::malloc(size == 0 ? 1 : size)
+                                                     : std::aligned_alloc(align, (size + align - 1) / align * align);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+
+/// Out of line, or the compiler takes free() after operator new for a mistake.
+[[gnu::noinline]] void release(void* p) noexcept { std::free(p); }
+
+/// What f() allocated, in bytes and calls, on all threads.
+struct Counted {
+  std::size_t calls, bytes, largest;
+};
+template <class F> Counted count(F&& f) {
+  allocations = allocated = largest = 0;
+  counting = true;
+  f();
+  counting = false;
+  return {allocations, allocated, largest};
+}
+
+}  // namespace
+
+void* operator new(std::size_t n) { return counted(n, 1); }
+void* operator new[](std::size_t n) { return counted(n, 1); }
+void* operator new(std::size_t n, std::align_val_t a) { return counted(n, static_cast<std::size_t>(a)); }
+void* operator new[](std::size_t n, std::align_val_t a) { return counted(n, static_cast<std::size_t>(a)); }
+void operator delete(void* p) noexcept { release(p); }
+void operator delete[](void* p) noexcept { release(p); }
+void operator delete(void* p, std::size_t) noexcept { release(p); }
+void operator delete[](void* p, std::size_t) noexcept { release(p); }
+void operator delete(void* p, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { release(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { release(p); }
+
+namespace {
+
+using laws::Index;
+using laws::Inputs;
+
+/// Everything allocated by one call, the result included, over keys and queries of this length.
+template <class B, class T, class... Policies> std::size_t bytes_of_a_call(Index length, const Policies&... policies) {
+  support::Random random("memory");
+  const Inputs<T> in({.batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length, .head_dim = 8, .value_dim = 8},
+                     random);
+  static_cast<void>(mha::attention<B>(in.q, in.k, in.v, policies...));  // threads start at the first call
+  return count([&] { static_cast<void>(mha::attention<B>(in.q, in.k, in.v, policies...)); }).bytes;
+}
+
+template <class T> class Memory : public testing::Test {};
+using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(Memory, Scalars);
+
+TYPED_TEST(Memory, GrowsWithTheLengthAndNotWithItsSquare) {
+  const auto expect_linear = [](const auto&... policies) {
+    const std::size_t small = bytes_of_a_call<mha::Cpu, TypeParam>(512, policies...);
+    const std::size_t big = bytes_of_a_call<mha::Cpu, TypeParam>(2048, policies...);
+    EXPECT_GT(small, 0u);
+    EXPECT_LE(big, 4 * small) << "512 rows took " << small << " bytes";
+    EXPECT_LT(big, 2048u * 2048u * sizeof(TypeParam) / 8);
+  };
+  expect_linear();
+  expect_linear(mha::Causal{}, mha::Alibi{});
+  expect_linear(laws::Strided{});
+}
+
+TYPED_TEST(Memory, SecondCallAllocatesNothing) {
+  support::Random random("no allocation");
+  const Inputs<TypeParam> in({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 160, .keys = 160, .head_dim = 16}, random);
+  mha::Tensor<TypeParam, 4> out(2, 160, 4, in.v.extent(3));
+  mha::Workspace workspace;
+  const auto call = [&] { mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}, mha::SoftCap{.cap = 3}, workspace); };
+  call();
+  const int before = workspace.allocations();
+  const Counted second = count(call);
+  EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
+  EXPECT_EQ(workspace.allocations(), before);
+  EXPECT_GT(count([&] { mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}); }).calls, 0u) << "nothing is counted";
+}
+
+TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
+  mha::MultiHeadAttention<TypeParam, mha::Cpu, mha::GroupedQuery<2>, mha::Causal> layer(
+      {.d_model = 32, .num_heads = 4, .bias = true});
+  layer.initialize(mha::XavierUniform{.seed = 5});
+  support::Random random("layer without allocation");
+  mha::Tensor<TypeParam, 3> x(2, 40, 32), y(2, 40, 32);
+  random.fill(x);
+  mha::Workspace workspace;
+  const auto call = [&] { layer(x, mha::into(y), workspace); };
+  call();
+  const int before = workspace.allocations();
+  const Counted second = count(call);
+  EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
+  EXPECT_EQ(workspace.allocations(), before);
+  // Nor do calls of another shape, once there was one.
+  mha::Tensor<TypeParam, 3> step(2, 1, 32), to(2, 1, 32);
+  layer(step, mha::into(to), workspace);
+  const auto both = [&] {
+    layer(step, mha::into(to), workspace);
+    call();
+  };
+  EXPECT_EQ(count(both).calls, 0u);
+}
+
+TEST(MemoryLargest, NothingOfTheSizeOfTheWeightsIsAllocated) {
+  support::Random random("largest");
+  const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 2, .queries = 1500, .keys = 1500, .head_dim = 8}, random);
+  mha::Tensor<float, 4> out(1, 1500, 2, in.v.extent(3));
+  const Counted fused = count([&] { mha::attention_into(out, in.q, in.k, in.v); });
+  EXPECT_LT(fused.largest, 1500u * 1500u * sizeof(float) / 8);
+  const Counted stored = count([&] { static_cast<void>(mha::attention_weights(in.q, in.k)); });
+  EXPECT_GE(stored.largest, 2u * 1500u * 1500u * sizeof(float)) << "the counter does not see it";
+}
+
+}  // namespace

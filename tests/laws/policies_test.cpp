@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Policies by what they must equal: a sink is a key without a value, a gate a factor, reused keys the same keys.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "law.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using laws::at_every_isa;
+using laws::attend;
+using laws::Index;
+using laws::Inputs;
+using laws::Sizes;
+using Cpu = mha::CpuWith<mha::Serial>;
+
+constexpr Index heads = 4;
+const Sizes sizes{.batch = 2, .heads = heads, .kv_heads = 2, .queries = 21, .keys = 140};
+const std::vector<float> sink_logits{0.5f, -3, 6, 1};
+
+/// The sink written out: a key after the last that everybody sees, with a logit of its own and the value 0.
+struct ShowsSink {
+  Index keys;
+  bool operator()(Index, Index, Index, Index k) const { return k == keys; }
+};
+struct SinkLogit {
+  Index keys;
+  template <class T> T operator()(T s, Index, Index h, Index, Index k) const {
+    return k == keys ? T(sink_logits[static_cast<std::size_t>(h)]) : s;
+  }
+};
+template <class T> mha::Tensor<double, 4> with_zero_row(const mha::Tensor<T, 4>& from) {
+  mha::Tensor<double, 4> to(from.extent(0), from.extent(1) + 1, from.extent(2), from.extent(3));
+  for (Index b = 0; b < from.extent(0); ++b)
+    for (Index l = 0; l < from.extent(1); ++l)
+      for (Index h = 0; h < from.extent(2); ++h)
+        for (Index d = 0; d < from.extent(3); ++d) to(b, l, h, d) = support::to_double(from(b, l, h, d));
+  return to;
+}
+template <class T> mha::Tensor<double, 4> doubled(const mha::Tensor<T, 4>& from) {
+  mha::Tensor<double, 4> to(from.extent(0), from.extent(1), from.extent(2), from.extent(3));
+  std::transform(from.begin(), from.end(), to.begin(), [](T x) { return support::to_double(x); });
+  return to;
+}
+
+template <class B, class T, class M, class S, class... Rest>
+void expect_sink_is_a_key(const Inputs<T>& in, double bound, const char* name, const M& mask, const S& score,
+                          const Rest&... rest) {
+  const mha::Origin origin{sizes.keys - sizes.queries};
+  const auto with_sink = attend<B>(in, mask, score, rest..., mha::Sink(sink_logits));
+  const auto without = attend<B>(in, mask, score, rest...);
+  const auto key =
+      attend<mha::Reference>(doubled(in.q), with_zero_row(in.k), with_zero_row(in.v),
+                             mha::Or{mask, ShowsSink{sizes.keys}}, score, SinkLogit{sizes.keys}, rest..., origin);
+  double most = 0;
+  for (std::size_t i = 0; i < key.out.size(); ++i)
+    most = std::max(most, std::abs(key.out.data()[i] - support::to_double(with_sink.out.data()[i])));
+  EXPECT_LE(most, bound) << name;
+  EXPECT_GT(laws::largest_difference(with_sink.out, without.out), 1e-3) << name << ": the sink takes its share";
+  EXPECT_EQ(support::differing(with_sink.log_sum_exp, without.log_sum_exp), 0u) << name << ": not part of it";
+}
+
+template <class B, class T> void expect_sink_is_a_key(double bound) {
+  support::Random random("sink is a key");
+  const Inputs<T> in(sizes, random);
+  expect_sink_is_a_key<B>(in, bound, "full", mha::Full{}, mha::NoScore{});
+  expect_sink_is_a_key<B>(in, bound, "causal", mha::Causal{}, mha::NoScore{});
+  expect_sink_is_a_key<B>(in, bound, "functor, soft cap", laws::Strided{}, mha::SoftCap{.cap = 2});
+  expect_sink_is_a_key<B>(in, bound, "large scale", mha::Full{}, mha::NoScore{}, mha::Scale{1.7});
+}
+
+TEST(SinkLaw, IsAKeyWithALogitOfItsOwnAndNoValue) {
+  expect_sink_is_a_key<mha::Reference, double>(1e-13);
+  at_every_isa([] {
+    expect_sink_is_a_key<Cpu, double>(1e-13);
+    expect_sink_is_a_key<Cpu, float>(1e-5);
+  });
+}
+
+template <class B> void expect_weights_leave_the_sinks_share() {
+  support::Random random("sink weights");
+  const Inputs<double> in({.batch = 1, .heads = heads, .queries = 5, .keys = 9}, random);
+  const auto plain = mha::attention_weights<B>(in.q, in.k, mha::Causal{});
+  const auto taken = mha::attention_weights<B>(in.q, in.k, mha::Causal{}, mha::Sink(sink_logits));
+  mha::Tensor<double, 3> lse(1, heads, 5);
+  mha::attention<B>(in.q, in.k, in.v, mha::Causal{}, mha::LogSumExp(lse));
+  for (Index h = 0; h < heads; ++h)
+    for (Index i = 0; i < 5; ++i) {
+      const double sink = sink_logits[static_cast<std::size_t>(h)];
+      const double left = 1 / (1 + std::exp(sink - lse(0, h, i)));
+      for (Index k = 0; k < 9; ++k) EXPECT_NEAR(taken(0, h, i, k), plain(0, h, i, k) * left, 1e-14);
+    }
+}
+TEST(SinkLaw, WeightsSumToWhatTheSinkLeaves) {
+  expect_weights_leave_the_sinks_share<mha::Reference>();
+  expect_weights_leave_the_sinks_share<Cpu>();
+}
+
+template <class B> void expect_sink_edges() {
+  constexpr float infinity = std::numeric_limits<float>::infinity(), huge = std::numeric_limits<float>::max();
+  support::Random random("sink edges");
+  const Inputs<float> in(sizes, random);
+  const auto plain = attend<B>(in, mha::Causal{});
+  laws::expect_same_bits(attend<B>(in, mha::Causal{}, mha::Sink(std::vector<float>(heads, -infinity))), plain,
+                         "a sink of -inf");
+  laws::expect_same_bits(attend<B>(in, mha::Causal{}, mha::Sink(std::vector<float>(heads, -huge))), plain,
+                         "a sink of the lowest number");
+  const auto nothing_left = attend<B>(in, mha::Causal{}, mha::Sink(std::vector<float>(heads, huge)));
+  for (const float x : nothing_left.out) ASSERT_EQ(x, 0);
+  EXPECT_EQ(support::differing(nothing_left.log_sum_exp, plain.log_sum_exp), 0u);
+
+  const auto hidden = attend<B>(in, !mha::Full{}, mha::Sink(sink_logits));
+  for (const float x : hidden.out) ASSERT_EQ(x, 0) << "a fully hidden row";
+  for (const float x : hidden.log_sum_exp) ASSERT_EQ(x, -infinity);
+}
+TEST(SinkLaw, HoldsAtTheEdges) {
+  expect_sink_edges<mha::Reference>();
+  at_every_isa([] { expect_sink_edges<Cpu>(); });
+}
+
+TEST(SinkLaw, ALayersSinkIsTheCallsSink) {
+  using Plain = mha::MultiHeadAttention<double, Cpu, mha::NoOutput>;
+  using Sinking = mha::MultiHeadAttention<double, Cpu, mha::Sink, mha::NoOutput>;
+  const mha::Config config{.d_model = 8, .num_heads = 4};
+  Plain plain(config);
+  plain.initialize(mha::XavierUniform{.seed = 8});
+  Sinking sinking(config, mha::Sink(sink_logits));
+  sinking.borrow(plain.parameters());
+  support::Random random("layer sink");
+  mha::Tensor<double, 2> x(6, 8);
+  random.fill(x);
+  mha::Tensor<double, 3> lse(1, 4, 6);
+  const auto y = plain(x, mha::LogSumExp(lse));
+  const auto z = sinking(x);
+  for (Index i = 0; i < 6; ++i)
+    for (Index h = 0; h < 4; ++h) {
+      const double left = 1 / (1 + std::exp(sink_logits[static_cast<std::size_t>(h)] - lse(0, h, i)));
+      for (Index d = 0; d < 2; ++d) EXPECT_NEAR(z(i, h * 2 + d), y(i, h * 2 + d) * left, 1e-14);
+    }
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] {
+              Sinking(config, mha::Sink({1, 2, 3}));
+            }),
+            "Sink: 3 logits for 4 heads");
+}
+
+template <class B> void expect_merged_ranges_are_the_whole() {
+  support::Random random("merge");
+  const Inputs<double> in(sizes, random);
+  const auto whole = attend<mha::Reference>(in, mha::Causal{}, mha::SoftCap{.cap = 3});
+  // Keys [first, last) stand at positions from 0 in a call of their own, so the queries' origin moves with them.
+  const auto part = [&](auto backend, Index first, Index last) {
+    return attend<decltype(backend)>(in.q, laws::rows(in.k, first, last - first), laws::rows(in.v, first, last - first),
+                                     mha::Causal{}, mha::SoftCap{.cap = 3},
+                                     mha::Origin{sizes.keys - sizes.queries - first});
+  };
+  auto all = part(B{}, 50, 50);
+  for (const auto& [first, last] : {std::pair{120, 130}, {0, 50}, {130, 140}, {50, 120}}) {
+    const auto next = first == 50 ? part(mha::Reference{}, first, last) : part(B{}, first, last);
+    mha::merge(all.out, all.log_sum_exp, next.out, next.log_sum_exp);
+  }
+  EXPECT_LE(laws::largest_difference(all.out, whole.out), 1e-13);
+  EXPECT_LE(laws::largest_difference(all.log_sum_exp, whole.log_sum_exp), 1e-12);
+}
+TEST(MergeLaw, KeyRangesOfAnyBackendInAnyOrderAreTheWhole) {
+  expect_merged_ranges_are_the_whole<mha::Reference>();
+  at_every_isa([] { expect_merged_ranges_are_the_whole<Cpu>(); });
+}
+
+TEST(GatedHeadsLaw, GatesAreFactorsOfTheHeads) {
+  const mha::Config config{.d_model = 12, .num_heads = 3};
+  mha::MultiHeadAttention<double, Cpu, mha::GatedHeads, mha::NoOutput> gated(config);
+  mha::MultiHeadAttention<double, Cpu, mha::NoOutput> plain(config);
+  gated.initialize(mha::XavierUniform{.seed = 2});
+  plain.initialize(mha::XavierUniform{.seed = 2});
+  EXPECT_EQ(gated.parameter_count(), plain.parameter_count() + 3);
+  support::Random random("gates");
+  mha::Tensor<double, 2> x(5, 12);
+  random.fill(x);
+  const auto heads_of = plain(x);
+  auto y = gated(x);
+  EXPECT_TRUE(std::equal(y.begin(), y.end(), heads_of.begin())) << "gates are 1 at first";
+  const double gates[3] = {0, 2, -0.5};
+  gated.update([&](auto& p) { std::copy_n(gates, 3, p.gate.data); });
+  y = gated(x);
+  for (Index i = 0; i < 5; ++i)
+    for (Index e = 0; e < 12; ++e) EXPECT_EQ(y(i, e), heads_of(i, e) * gates[e / 4]);
+}
+
+TEST(GatedHeadsLaw, AClosedGateIsAHeadWithoutOutputWeights) {
+  const mha::Config config{.d_model = 12, .num_heads = 3, .bias = true};
+  mha::MultiHeadAttention<double, Cpu, mha::GatedHeads> gated(config);
+  mha::MultiHeadAttention<double, Cpu> pruned(config);
+  gated.initialize(mha::XavierUniform{.seed = 2});
+  pruned.initialize(mha::XavierUniform{.seed = 2});
+  gated.update([](auto& p) { p.gate(1) = 0; });
+  pruned.update([](auto& p) {
+    for (Index row = 4; row < 8; ++row)
+      for (Index e = 0; e < 12; ++e) p.output.weight(row, e) = 0;
+  });
+  support::Random random("closed gate");
+  mha::Tensor<double, 2> x(5, 12);
+  random.fill(x);
+  EXPECT_LE(laws::largest_difference(gated(x), pruned(x)), 1e-15);
+}
+
+/// Counts its dense products.
+struct Counting : mha::Reference {
+  static constexpr const char* name = "Counting";
+  static inline int products = 0;
+  template <class T> void gemm(const mha::GemmCall<T>& call, Workspace& workspace) const {
+    ++products;
+    mha::Reference{}.gemm(call, workspace);
+  }
+};
+static_assert(mha::Backend<Counting>);
+
+TEST(ProjectedMemory, IsProjectedOnceAndReused) {
+  mha::MultiHeadAttention<double, Counting, mha::GroupedQuery<2>, mha::QkNorm, mha::Rotary<>> cross(
+      {.d_model = 12, .num_heads = 6, .head_dim = 4, .value_dim = 3, .kv_model = 10, .bias = true});
+  cross.initialize(mha::XavierUniform{.seed = 3});
+  support::Random random("memory");
+  mha::Tensor<double, 3> x(2, 3, 12), memory(2, 7, 10);
+  random.fill(x);
+  random.fill(memory);
+  Counting::products = 0;
+  const auto direct = cross(x, memory);
+  EXPECT_EQ(Counting::products, 4) << "query, key, value, output";
+  Counting::products = 0;
+  const auto kept = cross.project_memory(memory);
+  EXPECT_EQ(Counting::products, 2) << "key, value";
+  for (int call = 0; call < 3; ++call) {
+    Counting::products = 0;
+    const auto reused = cross(x, kept);
+    EXPECT_EQ(Counting::products, 2) << "query, output";
+    EXPECT_EQ(support::differing(reused, direct), 0u);
+  }
+  const std::vector<Index> lengths{7, 2};
+  EXPECT_EQ(support::differing(cross(x, kept, mha::Padding{lengths}), cross(x, memory, mha::Padding{lengths})), 0u);
+  EXPECT_EQ(support::differing(cross.attention_weights(x, kept), cross.attention_weights(x, memory)), 0u);
+  EXPECT_EQ(support::differing(cross.mean_attention_weights(x, kept), cross.mean_attention_weights(x, memory)), 0u);
+}
+
+TEST(ProjectedMemory, OfAnotherLayerIsRefused) {
+  using Layer = mha::MultiHeadAttention<float, Cpu, mha::GroupedQuery<mha::Dynamic>>;
+  Layer layer({.d_model = 12, .num_heads = 6, .num_kv_heads = 3});
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  const mha::Tensor<float, 3> x(2, 3, 12);
+  const auto refusal = [&](const mha::KeyValues<float>& memory) {
+    return mha_test::message_of<mha::ShapeError>([&] { layer(x, memory); });
+  };
+  const auto keys_and_values = [](Index batch, Index length, Index kv_heads, Index d, Index dv) {
+    return mha::KeyValues<float>{mha::Tensor<float, 4>(batch, length, kv_heads, d),
+                                 mha::Tensor<float, 4>(batch, length, kv_heads, dv)};
+  };
+  EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 2)), "");
+  EXPECT_EQ(refusal(keys_and_values(2, 5, 2, 2, 2)), "layer: key has heads 2 but the layer has heads 3");
+  EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 4, 2)), "layer: key has head size 4 but the layer has head size 2");
+  EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 4)), "layer: value has head size 4 but the layer has head size 2");
+  EXPECT_EQ(refusal(keys_and_values(1, 5, 3, 2, 2)), "layer: q has batch 2 but k has batch 1");
+}
+
+TEST(ProjectedMemory, OfPackedRowsHasNoBatch) {
+  mha::MultiHeadAttention<float, Cpu, mha::Rotary<>> layer({.d_model = 8, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  const mha::Tensor<float, 3> memory(2, 5, 8);
+  const std::vector<Index> offsets{0, 2, 5};
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.project_memory(memory, mha::Packed{offsets}); }),
+            "project_memory: Packed rows have batch 2, their sequences are cut by offsets, so 1 is wanted");
+}
+
+TEST(SharedWeights, RunUnderAnotherMaskWithoutACopy) {
+  const mha::Config config{.d_model = 12, .num_heads = 3, .bias = true};
+  mha::MultiHeadAttention<double, Cpu> layer(config);
+  layer.initialize(mha::XavierUniform{.seed = 6});
+  mha::MultiHeadAttention<double, Cpu, mha::SlidingWindow> windowed(config, mha::SlidingWindow{.left = 2});
+  windowed.borrow(layer.parameters());
+  const auto own = layer.parameters(), shared = windowed.parameters();
+  EXPECT_EQ(shared.query.heads.data, own.query.heads.data);
+  EXPECT_EQ(shared.key.heads.data, own.key.heads.data);
+  EXPECT_EQ(shared.value.heads.data, own.value.heads.data);
+  EXPECT_EQ(shared.output.weight.data, own.output.weight.data);
+  EXPECT_EQ(shared.output.bias.data, own.output.bias.data);
+  support::Random random("shared");
+  mha::Tensor<double, 2> x(7, 12);
+  random.fill(x);
+  EXPECT_EQ(support::differing(windowed(x), layer(x, mha::SlidingWindow{.left = 2})), 0u);
+  layer.update([](auto& p) { p.output.bias(0) += 1; });
+  EXPECT_EQ(support::differing(windowed(x), layer(x, mha::SlidingWindow{.left = 2})), 0u) << "they see the change";
+}
+
+TEST(SharedWeights, AreRefusedWhereThereAreNone) {
+  const mha::Config config{.d_model = 8, .num_heads = 2};
+  const mha::MultiHeadAttention<float, Cpu> empty(config);
+  mha::MultiHeadAttention<float, Cpu> other(config);
+  const mha::Tensor<float, 2> x(3, 8);
+  const auto message = [](auto&& f) { return mha_test::message_of<mha::ShapeError>(f); };
+  const std::string wanted = "layer: it has 0 of its 256 weights: call initialize, update or borrow first";
+  EXPECT_EQ(message([&] { empty(x); }), wanted);
+  EXPECT_EQ(message([&] { empty(x, x); }), wanted);
+  EXPECT_EQ(message([&] { empty.attention_weights(x); }), wanted);
+  EXPECT_EQ(message([&] { empty.project_memory(x); }), wanted);
+  EXPECT_NE(message([&] { other.borrow(empty.parameters()); }), "");
+  EXPECT_EQ(message([&] { other(x); }), wanted) << "a refused borrow changes nothing";
+}
+
+TEST(LayerPolicies, ANormWantsAnEpsThatIsNotNegative) {
+  const auto refusal = [](double eps) {
+    return mha_test::message_of<mha::ShapeError>([&] {
+      mha::MultiHeadAttention<float, Cpu, mha::QkNorm>({.d_model = 8, .num_heads = 2}, mha::QkNorm{.eps = eps});
+    });
+  };
+  EXPECT_EQ(refusal(0), "");
+  EXPECT_EQ(refusal(-1), "QkNorm: eps is -1.000000, it must be a finite number, 0 or above");
+  EXPECT_NE(refusal(std::numeric_limits<double>::quiet_NaN()), "");
+}
+
+TEST(LayerPolicies, ALayerOwnsItsBlockMapAndItsBias) {
+  mha::Tensor<double, 2> x(6, 8);
+  support::Random random("owned");
+  random.fill(x);
+  const std::vector<std::uint8_t> map{1, 0, 1, 1};
+  std::vector<float> table(8);
+  random.fill(table);
+  const auto make = [&] {
+    auto layer = mha::make_attention<double, Cpu>(
+        {.d_model = 8, .num_heads = 2}, mha::BlockSparse(3, 2, 2, std::vector<std::uint8_t>(map)),
+        mha::RelativeBias(std::vector<float>(table), {.count = 4, .max_distance = 4}));
+    layer.initialize(mha::XavierUniform{.seed = 9});
+    return layer;
+  };
+  const auto layer = make();
+  mha::MultiHeadAttention<double, mha::Reference> plain({.d_model = 8, .num_heads = 2});
+  plain.borrow(layer.parameters());
+  const auto expected = plain(x, mha::BlockSparseView{.block = 3, .query_blocks = 2, .key_blocks = 2, .map = map},
+                              mha::RelativeBias(table, {.count = 4, .max_distance = 4}));
+  EXPECT_LE(laws::largest_difference(layer(x), expected), 1e-13);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>(
+                [&] { mha::MultiHeadAttention<double, Cpu, mha::Rotary<>>({.d_model = 6, .num_heads = 2}); }),
+            "Rotary: 3 coordinates of 3 would turn, an even number is wanted");
+}
+
+}  // namespace

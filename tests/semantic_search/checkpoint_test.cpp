@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint.hpp"
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "model.hpp"
+#include "tiny_model.hpp"
+
+namespace {
+
+/// What loading the folder says, with the folder's own path left out.
+std::string fault(const std::filesystem::path& folder) {
+  std::string message = mha_test::message_of<std::runtime_error>([&] { semantic_search::SentenceModel model(folder); });
+  for (std::size_t at; (at = message.find(folder.string())) != std::string::npos;)
+    message.replace(at, folder.string().size(), "DIR");
+  return message;
+}
+
+std::string fault_after(const std::function<void(tiny::Model&)>& change) {
+  tiny::Model model;
+  change(model);
+  return fault(model.write());
+}
+
+TEST(Checkpoint, AGoodFolderLoads) {
+  const tiny::Model model;
+  const semantic_search::Checkpoint file(model.write());
+  EXPECT_EQ(file.config().heads, tiny::kHeads);
+  EXPECT_EQ(file.config().max_tokens, tiny::kPositions);  // never more than the positions
+  EXPECT_EQ(fault(model.scratch.root()), "");
+}
+
+TEST(Checkpoint, APrefixOfTheEncoderIsFound) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  model.scratch.write("model.safetensors", model.weights("bert."));
+  EXPECT_EQ(fault(folder), "");
+}
+
+TEST(Checkpoint, AMissingFolderSaysHowToGetIt) {
+  EXPECT_EQ(fault("/no/such/folder"),
+            "there is no model folder 'DIR': run cmake/fetch_minilm.sh to download all-MiniLM-L6-v2 (84 MB), or name "
+            "a folder with --model");
+  for (const char* file : {"config.json", "vocab.txt", "model.safetensors"}) {
+    const tiny::Model model;
+    const auto folder = model.write();
+    std::filesystem::remove(folder / file);
+    EXPECT_EQ(fault(folder), std::string("the model folder 'DIR' has no ") + file +
+                                 ": it should hold config.json, vocab.txt and model.safetensors, as "
+                                 "cmake/fetch_minilm.sh makes it");
+  }
+}
+
+TEST(Checkpoint, EveryKeyOfTheConfigIsNeeded) {
+  for (const char* key : {"num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size",
+                          "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "hidden_act"})
+    EXPECT_EQ(fault_after([&](tiny::Model& m) { m.config.erase(key); }),
+              std::string("DIR/config.json: the key '") + key + "' is missing");
+}
+
+TEST(Checkpoint, WhatTheConfigAsksForIsChecked) {
+  const auto with = [](const char* key, const nlohmann::json& value) {
+    return fault_after([&](tiny::Model& m) { m.config[key] = value; });
+  };
+  EXPECT_EQ(with("hidden_act", "relu"), "DIR/config.json: 'hidden_act' is \"relu\", only \"gelu\" is supported");
+  EXPECT_EQ(with("model_type", "gpt2"), "DIR/config.json: 'model_type' is \"gpt2\", only \"bert\" is supported");
+  EXPECT_EQ(with("position_embedding_type", "relative_key"),
+            "DIR/config.json: 'position_embedding_type' is \"relative_key\", only \"absolute\" is supported");
+  EXPECT_EQ(with("hidden_size", 0), "DIR/config.json: 'hidden_size' is 0, expected a positive integer");
+  EXPECT_EQ(with("hidden_size", -8), "DIR/config.json: 'hidden_size' is -8, expected a positive integer");
+  EXPECT_EQ(with("hidden_size", "8"), "DIR/config.json: 'hidden_size' is \"8\", expected a positive integer");
+  EXPECT_EQ(with("vocab_size", 5000000000), "DIR/config.json: 'vocab_size' is 5000000000, expected a positive integer");
+  EXPECT_EQ(with("num_attention_heads", 3),
+            "DIR/config.json: 'hidden_size' 8 is not a multiple of 'num_attention_heads' 3");
+  EXPECT_EQ(with("layer_norm_eps", -1), "DIR/config.json: 'layer_norm_eps' is -1, expected a number from 0");
+}
+
+TEST(Checkpoint, FilesThatAreNotJsonAreNamed) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  model.scratch.write("config.json", "{\"hidden_size\": ");
+  EXPECT_EQ(fault(folder), "DIR/config.json: is not valid JSON at its byte 17");
+  model.scratch.write("config.json", "[]");
+  EXPECT_EQ(fault(folder), "DIR/config.json: is JSON, but not an object");
+}
+
+TEST(Checkpoint, OtherPoolingIsRefused) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  model.scratch.write("1_Pooling/config.json",
+                      R"({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false})");
+  EXPECT_EQ(fault(folder), "");
+  model.scratch.write("1_Pooling/config.json", R"({"pooling_mode_cls_token": true})");
+  EXPECT_EQ(fault(folder), "DIR/1_Pooling/config.json: 'pooling_mode_cls_token' is true, only false is supported");
+}
+
+TEST(Checkpoint, MissingOrMisshapenTensorsAreNamed) {
+  const std::string name = "encoder.layer.1.attention.self.query.weight";
+  EXPECT_EQ(fault_after([&](tiny::Model& m) { m.tensors.erase(name); }),
+            "DIR/model.safetensors: there is no tensor '" + name + "' among the 36 of this file");
+  EXPECT_EQ(fault_after([&](tiny::Model& m) {
+              m.add(name, {8, 7});
+            }),
+            "DIR/model.safetensors: tensor '" + name + "' has shape (8, 7), config.json asks for (8, 8)");
+  EXPECT_EQ(fault_after([&](tiny::Model& m) { m.add("embeddings.LayerNorm.bias", {9}); }),
+            "DIR/model.safetensors: tensor 'embeddings.LayerNorm.bias' has size 9, config.json asks for 8");
+  EXPECT_EQ(fault_after([&](tiny::Model& m) {
+              m.add("embeddings.LayerNorm.bias", {8, 1});
+            }),
+            "DIR/model.safetensors: tensor 'embeddings.LayerNorm.bias' has rank 2, expected 1");
+  EXPECT_EQ(fault_after([&](tiny::Model& m) { m.config["vocab_size"] = 16; }),
+            "DIR/model.safetensors: tensor 'embeddings.word_embeddings.weight' has shape (15, 8), config.json asks for "
+            "(16, 8)");
+}
+
+TEST(Checkpoint, DamagedWeightsAreOneSentence) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  const std::string good = model.weights();
+  const auto with = [&](const std::string& bytes) {
+    model.scratch.write("model.safetensors", bytes);
+    return fault(folder);
+  };
+  EXPECT_EQ(with(good.substr(0, good.size() - 100)).find("DIR/model.safetensors: tensor 'encoder.layer."), 0u);
+  EXPECT_NE(with(good.substr(0, good.size() - 100)).find("(is it truncated?)"), std::string::npos);
+  EXPECT_EQ(with("").find("DIR/model.safetensors: the file is truncated"), 0u);
+  std::string long_header = good;
+  long_header[3] = '\x01';  // 16 MiB longer
+  EXPECT_EQ(with(long_header).find("DIR/model.safetensors: the header length is "), 0u);
+  std::string other_dtype = good;
+  other_dtype.replace(other_dtype.find("\"F32\""), 5, "\"I32\"");
+  EXPECT_EQ(with(other_dtype), "DIR/model.safetensors: tensor 'embeddings.LayerNorm.bias' has dtype I32, expected F32");
+}
+
+TEST(Checkpoint, AVocabularyLargerThanTheModelIsRefused) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  std::string words;
+  for (const std::string& word : tiny::kVocabulary) words += word + "\n";
+  model.scratch.write("vocab.txt", words + "extra\n");
+  EXPECT_EQ(fault(folder), "DIR/vocab.txt: has 16 tokens, config.json says 15");
+}
+
+}  // namespace

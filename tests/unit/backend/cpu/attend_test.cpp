@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <gtest/gtest.h>
+#include <limits>
+#include <vector>
+
+#include <mha/attention.hpp>
+#include <mha/core/tensor.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::Tensor;
+using mha::TileVisibility;
+using Cpu = mha::CpuWith<mha::Serial>;
+
+/// A source whose runs are at most `page` keys long: what a paged cache will look like.
+template <class T> struct Pages {
+  using Scalar = T;
+  mha::ContiguousKv<T> all;
+  Index page = 1;
+  mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
+    return all.run(b, g, begin, std::min(end, (begin / page + 1) * page));
+  }
+};
+static_assert(mha::KvSource<Pages<float>>);
+
+template <class T, class Source, class M> auto call_of(const Tensor<T, 4>& q, const Source& kv, Tensor<T, 4>& out,
+                                                       Tensor<T, 3>& lse, Index kv_heads, Index keys, const M& mask) {
+  mha::AttendCall<T, Source, M, mha::NoScore> call;
+  call.q = q.view();
+  call.kv = kv;
+  call.mask = mask;
+  call.out = out.view();
+  call.log_sum_exp = lse.view();
+  call.shape = {q.extent(0), q.extent(2), q.extent(1), keys, keys - q.extent(1)};
+  call.kv_heads = kv_heads;
+  call.head_dim = q.extent(3);
+  call.value_dim = out.extent(3);
+  call.scale = T(0.25);
+  return call;
+}
+
+TEST(Attend, ReadsASourceRunByRun) {
+  support::Random random("runs");
+  const Tensor<float, 4> shape(2, 40, 4, 6);
+  Tensor<float, 4> q = shape, k(2, 300, 2, 6), v(2, 300, 2, 5), whole(2, 40, 4, 5), paged(2, 40, 4, 5);
+  Tensor<float, 3> lse(2, 4, 40), paged_lse(2, 4, 40);
+  random.fill(q);
+  random.fill(k);
+  random.fill(v);
+  const mha::ContiguousKv<float> kv{k.view(), v.view()};
+  mha::Workspace workspace;
+  Cpu{}.attend(call_of(q, kv, whole, lse, 2, 300, mha::Causal{}), workspace);
+  for (const Index page : {1, 7, 16, 64, 128}) {
+    support::poison_all(paged);
+    Cpu{}.attend(call_of(q, Pages<float>{kv, page}, paged, paged_lse, 2, 300, mha::Causal{}), workspace);
+    EXPECT_EQ(support::differing(paged, whole), 0u) << "pages of " << page;
+    EXPECT_EQ(support::differing(paged_lse, lse), 0u) << "pages of " << page;
+  }
+}
+
+/// Counts how often a pair is asked for, and answers tile() as told.
+struct Counting {
+  TileVisibility left, right;  ///< of keys below 128, and of the others
+  std::atomic<int>* pairs;
+  bool operator()(Index, Index, Index, Index) const {
+    ++*pairs;
+    return true;
+  }
+  TileVisibility tile(Index, Index, Index, Index, Index k_begin, Index k_end) const {
+    if (k_end <= 128) return left;
+    return k_begin >= 128 ? right : TileVisibility::partial;
+  }
+};
+
+TEST(Attend, AsksPairsOfPartialTilesOnly) {
+  support::Random random("classification");
+  Tensor<float, 4> q(1, 20, 1, 4), k(1, 256, 1, 4), v(1, 256, 1, 3);
+  random.fill(q);
+  random.fill(k);
+  random.fill(v);
+  std::atomic<int> pairs{0};
+  const auto run = [&](TileVisibility left, TileVisibility right) {
+    pairs = 0;
+    return mha::attention<Cpu>(q, k, v, Counting{left, right, &pairs});
+  };
+  run(TileVisibility::full, TileVisibility::full);
+  EXPECT_EQ(pairs, 0);
+  run(TileVisibility::full, TileVisibility::partial);
+  EXPECT_EQ(pairs, 20 * 128);
+  // A hidden tile is neither asked nor read: NaN there changes nothing.
+  const auto clean = run(TileVisibility::none, TileVisibility::full);
+  EXPECT_EQ(pairs, 0);
+  for (Index j = 0; j < 128; ++j) k(0, j, 0, 0) = v(0, j, 0, 0) = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(support::differing(run(TileVisibility::none, TileVisibility::full), clean), 0u);
+}
+
+TEST(Attend, CausalTilesBeyondTheDiagonalAreNotVisited) {
+  support::Random random("causal work");
+  const Index length = 512;
+  Tensor<float, 4> q(1, length, 1, 4), k(1, length, 1, 4), v(1, length, 1, 3);
+  random.fill(q);
+  random.fill(k);
+  random.fill(v);
+  std::atomic<int> scored{0};
+  const auto counted = [&](auto s, Index, Index, Index, Index) {
+    ++scored;
+    return s;
+  };
+  static_cast<void>(mha::attention<Cpu>(q, k, v, mha::Causal{}, mha::score(counted)));
+  const int visible = length * (length + 1) / 2;
+  EXPECT_GE(scored, visible);
+  // At most one tile of up to 48 queries and 8 keys of grain beside the diagonal.
+  EXPECT_LE(scored, visible + length * (48 + 8));
+}
+
+TEST(Attend, WidensSixteenBitKeysByValue) {
+  support::Random random("widened");
+  Tensor<mha::half, 4> q(1, 9, 2, 5), k(1, 40, 1, 5), v(1, 40, 1, 4);
+  random.fill(q);
+  random.fill(k);
+  random.fill(v);
+  const auto wide = [](const Tensor<mha::half, 4>& t) {
+    Tensor<float, 4> w(t.extent(0), t.extent(1), t.extent(2), t.extent(3));
+    for (std::size_t i = 0; i < t.size(); ++i) w.data()[i] = t.data()[i];
+    return w;
+  };
+  const auto out = mha::attention<Cpu>(q, k, v, mha::Causal{});
+  const auto exact = mha::attention<Cpu>(wide(q), wide(k), wide(v), mha::Causal{});
+  for (std::size_t i = 0; i < out.size(); ++i)
+    EXPECT_EQ(support::bits(out.data()[i]), support::bits(mha::half(exact.data()[i])));
+}
+
+TEST(Attend, WritesOnlyTheRowsOfShortSequences) {
+  support::Random random("ragged tail");
+  Tensor<float, 3> q(10, 1, 4), k(10, 1, 4), v(10, 1, 4), out(10, 1, 4);
+  random.fill(q);
+  random.fill(k);
+  random.fill(v);
+  support::poison_all(out);
+  const std::vector<Index> offsets = {0, 3, 3, 10};
+  mha::attention_into<Cpu>(out, q, k, v, mha::Packed{offsets});
+  for (const float x : out) EXPECT_FALSE(std::isnan(x));
+}
+
+}  // namespace

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <gtest/gtest.h>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <mha/backend/cpu/executor.hpp>
+
+namespace {
+
+using mha::Index;
+
+// Before main, and so before the pool starts: more threads than a small machine has, unless the caller says otherwise.
+[[maybe_unused]] const int four_threads = setenv("MHA_NUM_THREADS", "4", 0);
+
+template <class E> class ExecutorContract : public testing::Test {};
+using Executors = testing::Types<mha::Serial, mha::ThreadPool>;
+TYPED_TEST_SUITE(ExecutorContract, Executors);
+
+TYPED_TEST(ExecutorContract, RunsEveryTaskOnce) {
+  const TypeParam executor;
+  ASSERT_GE(executor.workers(), 1);
+  for (const Index tasks : {0, 1, 2, 7, 1000}) {
+    std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
+    std::atomic<bool> in_range{true};
+    executor.run(tasks, [&](Index task, Index worker) {
+      ++runs[static_cast<std::size_t>(task)];
+      if (worker < 0 || worker >= executor.workers()) in_range = false;
+    });
+    for (const auto& n : runs) EXPECT_EQ(n, 1);
+    EXPECT_TRUE(in_range);
+  }
+}
+
+TYPED_TEST(ExecutorContract, NeverRunsOneWorkerTwiceAtOnce) {
+  const TypeParam executor;
+  std::vector<std::atomic<int>> busy(static_cast<std::size_t>(executor.workers()));
+  std::atomic<int> clashes{0};
+  executor.run(2000, [&](Index, Index worker) {
+    auto& mine = busy[static_cast<std::size_t>(worker)];
+    if (mine.fetch_add(1) != 0) ++clashes;
+    std::this_thread::yield();
+    mine.fetch_sub(1);
+  });
+  EXPECT_EQ(clashes, 0);
+}
+
+TYPED_TEST(ExecutorContract, HandsAnExceptionToTheCallerAndGoesOn) {
+  const TypeParam executor;
+  for (const Index bad : {0, 3, 99}) {
+    EXPECT_THROW(executor.run(100,
+                              [&](Index task, Index) {
+                                if (task == bad) throw std::runtime_error("bad task");
+                              }),
+                 std::runtime_error);
+    std::atomic<int> runs{0};
+    executor.run(50, [&](Index, Index) { ++runs; });
+    EXPECT_EQ(runs, 50);
+  }
+}
+
+TYPED_TEST(ExecutorContract, RunsNestedAndConcurrentCalls) {
+  const TypeParam executor;
+  std::atomic<int> inner{0};
+  executor.run(8, [&](Index, Index) {
+    executor.run(5, [&](Index, Index worker) { inner += worker < executor.workers() ? 1 : 1000; });
+  });
+  EXPECT_EQ(inner, 40);
+  std::atomic<int> total{0};
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 4; ++c)
+    callers.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) executor.run(30, [&](Index, Index) { ++total; });
+    });
+  for (std::thread& t : callers) t.join();
+  EXPECT_EQ(total, 4 * 20 * 30);
+}
+
+TEST(ThreadPool, UsesTheThreadsItNames) {
+  const mha::ThreadPool pool;
+  if (pool.workers() == 1) GTEST_SKIP() << "MHA_NUM_THREADS is 1, so the pool has no threads of its own";
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  // Tasks wait for each other, so that one thread cannot take them all.
+  std::atomic<int> arrived{0};
+  pool.run(pool.workers(), [&](Index, Index) {
+    ++arrived;
+    while (arrived < pool.workers()) std::this_thread::yield();
+    const std::lock_guard<std::mutex> lock(mutex);
+    seen.insert(std::this_thread::get_id());
+  });
+  EXPECT_EQ(static_cast<Index>(seen.size()), pool.workers());
+  EXPECT_EQ(seen.count(std::this_thread::get_id()), 1u) << "the caller works too";
+}
+
+TEST(ThreadPool, TakesItsSizeFromTheEnvironment) {
+  const char* const asked = std::getenv("MHA_NUM_THREADS");
+  ASSERT_NE(asked, nullptr);
+  EXPECT_EQ(mha::ThreadPool{}.workers(), std::stoi(asked));
+}
+
+struct NoRun {
+  static constexpr const char* name = "NoRun";
+  Index workers() const { return 1; }
+};
+
+TEST(Executor, IsAConcept) {
+  EXPECT_TRUE(mha::Executor<mha::Serial>);
+  EXPECT_TRUE(mha::Executor<mha::ThreadPool>);
+  EXPECT_FALSE(mha::Executor<NoRun>);
+  EXPECT_FALSE(mha::Executor<int>);
+}
+
+TEST(ThreadPoolDeathTest, RefusesAnEnvironmentThatIsNoNumber) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const char* const text : {"four", "0", "-2", "4097", "3 "})
+    EXPECT_EXIT(
+        {
+          setenv("MHA_NUM_THREADS", text, 1);
+          try {
+            static_cast<void>(mha::ThreadPool{}.workers());
+          } catch (const mha::ShapeError& e) {
+            std::fputs(e.what(), stderr);
+            std::_Exit(7);
+          }
+          std::_Exit(0);
+        },
+        testing::ExitedWithCode(7), "MHA_NUM_THREADS: '.*' is no number of threads between 1 and 4096");
+}
+
+}  // namespace

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstddef>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include <mha/backend/cpu/cpu.hpp>
+#include <mha/core/tensor.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::TensorView;
+using support::Random;
+
+/// How a matrix lies in memory.
+enum class Lie { rows, columns, gaps, every_second, reversed, overlapping };
+constexpr Lie lies[] = {Lie::rows, Lie::columns, Lie::gaps, Lie::every_second, Lie::reversed, Lie::overlapping};
+
+template <class T> struct Matrix {
+  std::vector<T> memory;
+  TensorView<T, 2> view;
+
+  Matrix(Lie lie, Index n, Index m) : memory(static_cast<std::size_t>((n + 2) * (2 * m + 5) + 4)) {
+    support::poison_all(memory);
+    T* const p = memory.data() + 1;
+    switch (lie) {
+      case Lie::rows: view = {p, {n, m}, {m, 1}}; break;
+      case Lie::columns: view = {p, {n, m}, {1, n}}; break;
+      case Lie::gaps: view = {p, {n, m}, {m + 3, 1}}; break;
+      case Lie::every_second: view = {p, {n, m}, {2 * m + 1, 2}}; break;
+      case Lie::reversed: view = {p + (n > 0 ? (n - 1) * std::ptrdiff_t{m} : 0), {n, m}, {-m, 1}}; break;
+      case Lie::overlapping: view = {p, {n, m}, {1, 1}}; break;  // a window sliding over one row
+    }
+  }
+  void fill(Random& random) {
+    for (Index i = 0; i < view.extent[0]; ++i)
+      for (Index j = 0; j < view.extent[1]; ++j) view(i, j) = random.rounded<T>(random.normal());
+  }
+};
+
+template <class T, class Backend>
+void expect_product(Index m, Index n, Index k, Lie of_a, Lie of_b, Lie of_c, bool with_bias, Random& random) {
+  SCOPED_TRACE("(" + std::to_string(m) + ", " + std::to_string(k) + ") x (" + std::to_string(k) + ", " +
+               std::to_string(n) + "), a " + std::to_string(int(of_a)) + ", b " + std::to_string(int(of_b)) + ", c " +
+               std::to_string(int(of_c)));
+  Matrix<T> a(of_a, m, k), b(of_b, k, n), c(of_c, m, n);
+  a.fill(random);
+  b.fill(random);
+  std::vector<T> bias(static_cast<std::size_t>(2 * n));
+  random.fill(bias);
+  TensorView<const T, 1> bias_view;
+  if (with_bias) bias_view = {bias.data(), {n}, {2}};
+  mha::Workspace workspace;
+  Backend{}.gemm(mha::GemmCall<T>{a.view, b.view, bias_view, c.view}, workspace);
+  using A = mha::Accumulator<T>;
+  for (Index i = 0; i < m; ++i)
+    for (Index j = 0; j < n; ++j) {
+      double sum = with_bias ? support::to_double(bias_view(j)) : 0, magnitude = std::abs(sum);
+      for (Index l = 0; l < k; ++l) {
+        const double term = support::to_double(a.view(i, l)) * support::to_double(b.view(l, j));
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      // γ_k of the sum, and one rounding to storage.
+      ASSERT_NEAR(support::to_double(c.view(i, j)), sum,
+                  (k + 4) * 2 * support::unit_roundoff<A>() * magnitude + 1.1 * support::storage_error<T>(sum))
+          << i << ", " << j;
+    }
+  std::size_t untouched = 0;
+  for (const T x : c.memory)
+    if (support::bits(x) == support::bits(support::poison<T>())) ++untouched;
+  EXPECT_EQ(untouched, c.memory.size() - static_cast<std::size_t>(m) * static_cast<std::size_t>(n));
+}
+
+template <class T> class Gemm : public testing::Test {};
+using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(Gemm, Scalars);
+
+TYPED_TEST(Gemm, MultipliesEveryShapeAndLayoutAtEveryLevel) {
+  Random random("gemm");
+  const mha::IsaLevel before = mha::current_isa();
+  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
+    mha::force_isa(static_cast<mha::IsaLevel>(level));
+    SCOPED_TRACE(mha::to_string(mha::current_isa()));
+    for (const Index m : {1, 2, 4, 5, 17, 70})
+      for (const Index n : {1, 3, 16, 50})
+        for (const Index k : {1, 7, 300}) {
+          const Lie of_a = lies[random.below(6)], of_b = lies[random.below(6)], of_c = lies[random.below(5)];
+          expect_product<TypeParam, mha::CpuWith<mha::Serial>>(m, n, k, of_a, of_b, of_c, random.chance(0.5), random);
+        }
+    for (const Lie of_a : lies)
+      for (const Lie of_b : lies)
+        expect_product<TypeParam, mha::CpuWith<mha::Serial>>(9, 8, 11, of_a, of_b, Lie::gaps, true, random);
+  }
+  mha::force_isa(before);
+}
+
+TYPED_TEST(Gemm, SharesLargeProductsAmongThreads) {
+  Random random("parallel gemm");
+  expect_product<TypeParam, mha::Cpu>(130, 140, 150, Lie::rows, Lie::rows, Lie::rows, true, random);
+  expect_product<TypeParam, mha::Cpu>(3, 700, 1000, Lie::rows, Lie::columns, Lie::gaps, true, random);
+  expect_product<TypeParam, mha::Cpu>(150, 130, 140, Lie::gaps, Lie::columns, Lie::columns, false, random);
+}
+
+TYPED_TEST(Gemm, BitsDoNotDependOnThreads) {
+  using T = TypeParam;
+  Random random("gemm bits");
+  mha::Tensor<T, 2> a(131, 160), b(160, 150), serial(131, 150), pooled(131, 150);
+  random.fill(a);
+  random.fill(b);
+  mha::Workspace workspace;
+  mha::CpuWith<mha::Serial>{}.gemm(mha::GemmCall<T>{a.view(), b.view(), {}, serial.view()}, workspace);
+  mha::Cpu{}.gemm(mha::GemmCall<T>{a.view(), b.view(), {}, pooled.view()}, workspace);
+  EXPECT_EQ(support::differing(serial, pooled), 0u);
+}
+
+TYPED_TEST(Gemm, EmptyDepthLeavesTheBias) {
+  using T = TypeParam;
+  mha::Tensor<T, 2> a(3, 0), b(0, 2), c(3, 2);
+  support::poison_all(c);
+  mha::Tensor<T, 1> bias(2);
+  bias(0) = Random::rounded<T>(2);
+  bias(1) = Random::rounded<T>(-3);
+  mha::Workspace workspace;
+  mha::Cpu{}.gemm(mha::GemmCall<T>{a.view(), b.view(), bias.view(), c.view()}, workspace);
+  for (Index i = 0; i < 3; ++i) {
+    EXPECT_EQ(support::to_double(c(i, 0)), 2);
+    EXPECT_EQ(support::to_double(c(i, 1)), -3);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <gtest/gtest.h>
+#include <string>
+
+#include <mha/backend/simd/isa.hpp>
+
+namespace {
+
+using mha::IsaLevel;
+using mha::detail::isa_from_environment;
+
+constexpr IsaLevel levels[] = {IsaLevel::baseline, IsaLevel::avx2, IsaLevel::avx512};
+
+/// MHA_ISA for the time of one test.
+class Isa : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const char* const before = std::getenv("MHA_ISA"); before != nullptr) before_ = before;
+    level_ = mha::current_isa();
+  }
+  void TearDown() override {
+    // Set but empty means the best level, as unset does.
+    setenv("MHA_ISA", before_.c_str(), 1);
+    mha::force_isa(level_);
+  }
+  static std::string message(const char* asked) {
+    setenv("MHA_ISA", asked, 1);
+    try {
+      isa_from_environment();
+    } catch (const mha::ShapeError& e) {
+      return e.what();
+    }
+    return "no error";
+  }
+
+ private:
+  std::string before_;
+  IsaLevel level_ = IsaLevel::baseline;
+};
+
+TEST_F(Isa, LevelsHaveNamesAndAnOrder) {
+  EXPECT_STREQ(to_string(IsaLevel::baseline), "baseline");
+  EXPECT_STREQ(to_string(IsaLevel::avx2), "avx2");
+  EXPECT_STREQ(to_string(IsaLevel::avx512), "avx512");
+  EXPECT_LT(IsaLevel::baseline, IsaLevel::avx2);
+  EXPECT_LT(IsaLevel::avx2, IsaLevel::avx512);
+}
+
+TEST_F(Isa, EnvironmentLowersTheLevel) {
+  unsetenv("MHA_ISA");
+  EXPECT_EQ(isa_from_environment(), mha::best_isa());
+  setenv("MHA_ISA", "", 1);
+  EXPECT_EQ(isa_from_environment(), mha::best_isa());
+  for (const IsaLevel level : levels)
+    if (level <= mha::best_isa()) {
+      setenv("MHA_ISA", to_string(level), 1);
+      EXPECT_EQ(isa_from_environment(), level);
+    }
+}
+
+TEST_F(Isa, UnknownOrMissingLevelsAreErrors) {
+  EXPECT_EQ(message("sse9"), "MHA_ISA: 'sse9' is none of baseline, avx2, avx512");
+  for (const IsaLevel level : levels) {
+    if (level <= mha::best_isa()) continue;
+    EXPECT_EQ(message(to_string(level)), std::string("MHA_ISA: this machine runs up to ") + to_string(mha::best_isa()) +
+                                             " but " + to_string(level) + " was asked for");
+  }
+}
+
+TEST_F(Isa, ForcedLevelIsTheOneInUse) {
+  for (const IsaLevel level : levels)
+    if (level <= mha::best_isa()) {
+      mha::force_isa(level);
+      EXPECT_EQ(mha::current_isa(), level);
+    } else {
+      const IsaLevel before = mha::current_isa();
+      EXPECT_THROW(mha::force_isa(level), mha::ShapeError);
+      EXPECT_EQ(mha::current_isa(), before);
+    }
+}
+
+struct WriteLevel {
+  template <class Tag> static void run(IsaLevel* to) { *to = Tag::level; }
+};
+
+TEST_F(Isa, DispatchReachesTheBodyOfTheLevel) {
+  for (const IsaLevel level : levels) {
+    if (level > mha::best_isa()) continue;
+    IsaLevel ran = IsaLevel::baseline;
+    const int bytes = mha::detail::simd::with_isa(level, [&](auto isa) {
+      isa.template run<WriteLevel>(&ran);
+      return isa.register_bytes;
+    });
+    EXPECT_EQ(ran, level);
+    EXPECT_EQ(bytes, 16 << static_cast<int>(level));
+  }
+}
+
+}  // namespace

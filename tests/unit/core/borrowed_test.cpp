@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <concepts>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/core/borrowed.hpp>
+
+namespace {
+
+using mha::Borrowed;
+using mha::Index;
+
+TEST(Borrowed, PointsAtNamedContainers) {
+  std::vector<Index> v{3, 1, 2};
+  const std::vector<Index> c{4, 5};
+  std::array<Index, 2> a{6, 7};
+  const std::span<const Index> s(v.data() + 1, 2);
+  const Borrowed<Index> of_v = v, of_c = c, of_a = a, of_s = s;
+  EXPECT_EQ(of_v.data, v.data());
+  EXPECT_EQ(of_v.size, 3);
+  EXPECT_EQ(of_v[1], 1);
+  v[1] = 9;
+  EXPECT_EQ(of_v[1], 9) << "it borrows, so it sees the change";
+  EXPECT_EQ(of_c[1], 5);
+  EXPECT_EQ(of_a.size, 2);
+  EXPECT_EQ(of_s.data, v.data() + 1);
+  EXPECT_EQ(of_v.memory, mha::Memory::host);
+}
+
+TEST(Borrowed, IsMadeFromAPointerAndASize) {
+  const Index memory[2] = {1, 2};
+  const Borrowed<Index> host{memory, 2};
+  EXPECT_EQ(host[1], 2);
+  EXPECT_EQ(host.memory, mha::Memory::host);
+  const Borrowed<Index> device{memory, 2, mha::Memory::device};
+  EXPECT_EQ(device.memory, mha::Memory::device);
+  constexpr Borrowed<Index> nothing;
+  static_assert(nothing.data == nullptr && nothing.size == 0 && nothing.memory == mha::Memory::host);
+}
+
+TEST(Borrowed, RefusesATemporaryOwner) {
+  using Vector = std::vector<Index>;
+  static_assert(std::is_constructible_v<Borrowed<Index>, Vector&>);
+  static_assert(std::is_constructible_v<Borrowed<Index>, const Vector&>);
+  static_assert(!std::is_constructible_v<Borrowed<Index>, Vector>);
+  static_assert(!std::is_constructible_v<Borrowed<Index>, const Vector>);
+  static_assert(!std::is_constructible_v<Borrowed<Index>, std::array<Index, 2>>);
+}
+
+TEST(Borrowed, RefusesElementsOfAnotherType) {
+  static_assert(!std::is_constructible_v<Borrowed<Index>, std::vector<long>&>);
+  static_assert(!std::is_constructible_v<Borrowed<Index>, std::vector<float>&>);
+  static_assert(!std::is_constructible_v<Borrowed<Index>, std::string&>);
+  static_assert(!std::is_constructible_v<Borrowed<Index>, Index>);
+}
+
+TEST(Borrowed, IsATriviallyCopyableValue) {
+  static_assert(std::is_trivially_copyable_v<Borrowed<Index>>);
+  std::vector<Index> v{1};
+  Borrowed<Index> a = v;
+  Borrowed<Index> b(a);  // not a view of `a` as a container
+  EXPECT_EQ(b.data, v.data());
+  b = Borrowed<Index>(a);
+  EXPECT_EQ(b.size, 1);
+}
+
+}  // namespace

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/io/safetensors.hpp>
+
+#include "scratch.hpp"
+
+namespace {
+
+using mha_test::message_of;
+using mha_test::safetensors_bytes;
+
+template <class T> std::string raw(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// 24 bytes of floats, 4 of bfloat16, 4 of half, 16 of int64; the header is padded so that the data is 8-byte aligned.
+std::string four_tensors() {
+  std::string json =
+      R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+      R"("b":{"dtype":"BF16","shape":[2],"data_offsets":[24,28]},"h":{"dtype":"F16","shape":[2,1],"data_offsets":[28,32]},)"
+      R"("i":{"dtype":"I64","shape":[2],"data_offsets":[32,48]}})";
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  return safetensors_bytes(
+      json, raw<float>({0, 1, 2, 10, 11, 12}) + raw<mha::bfloat16>({mha::bfloat16(1.5f), mha::bfloat16(-2.f)}) +
+                raw<mha::half>({mha::half(0.25f), mha::half(3.f)}) + raw<std::int64_t>({-7, std::int64_t{1} << 40}));
+}
+
+TEST(Safetensors, ViewsTensorsInTheMapping) {
+  const mha_test::Scratch scratch;
+  const mha::Safetensors file(scratch.write("m.safetensors", four_tensors()));
+  EXPECT_EQ(file.names(), (std::vector<std::string>{"b", "h", "i", "w"}));
+  EXPECT_TRUE(file.contains("w"));
+  EXPECT_FALSE(file.contains("__metadata__"));
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  EXPECT_EQ(file.info("w").shape, (std::vector<std::uint64_t>{2, 3}));
+
+  const mha::TensorView<const float, 2> w = file.view<float, 2>("w");
+  EXPECT_EQ(w.extent[0], 2);
+  EXPECT_EQ(w.extent[1], 3);
+  EXPECT_EQ(w(0, 2), 2.f);
+  EXPECT_EQ(w(1, 0), 10.f);
+  EXPECT_EQ(mha::transposed(w)(2, 1), 12.f);
+  EXPECT_EQ(w.data, (file.view<float, 2>("w").data));  // a view, not a copy
+  EXPECT_EQ(static_cast<float>(file.view<mha::bfloat16, 1>("b")(1)), -2.f);
+  EXPECT_EQ(static_cast<float>(file.view<mha::half, 2>("h")(0, 0)), 0.25f);
+  EXPECT_EQ((file.view<std::int64_t, 1>("i")(1)), std::int64_t{1} << 40);
+  EXPECT_EQ((file.view<long long, 1>("i")(0)), -7);
+}
+
+TEST(Safetensors, MappingOutlivesTheReader) {
+  const mha_test::Scratch scratch;
+  auto file = std::make_unique<mha::Safetensors>(scratch.write("m.safetensors", four_tensors()));
+  const auto w = file->view<float, 2>("w");
+  const std::shared_ptr<const void> keep = file->mapping();
+  file.reset();
+  EXPECT_EQ(keep.use_count(), 1);
+  EXPECT_EQ(w(1, 2), 12.f);
+}
+
+TEST(Safetensors, WrongNameDtypeOrRankSaysWhatIsThere) {
+  const mha_test::Scratch scratch;
+  const auto path = scratch.write("m.safetensors", four_tensors());
+  const mha::Safetensors file(path);
+  const auto says = [&](auto&& f) { return message_of<mha::SafetensorsError>(f); };
+  EXPECT_EQ(says([&] { file.view<float, 2>("x"); }),
+            path.string() + ": there is no tensor 'x' among the 4 of this file");
+  EXPECT_EQ(says([&] { file.view<float, 1>("b"); }), path.string() + ": tensor 'b' has dtype BF16, expected F32");
+  EXPECT_EQ(says([&] { file.copy<std::uint64_t, 1>("i"); }),
+            path.string() + ": tensor 'i' has dtype I64, expected U64");
+  EXPECT_EQ(says([&] { file.view<float, 1>("w"); }), path.string() + ": tensor 'w' has rank 2, expected 1");
+}
+
+TEST(Safetensors, UnalignedTensorIsRefusedAsViewAndCopied) {
+  const mha_test::Scratch scratch;
+  std::string json = R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                     R"("y":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})";
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  const auto path = scratch.write("m.safetensors", safetensors_bytes(json, "\x05" + raw<float>({1.25f, -4.f})));
+  const mha::Safetensors file(path);
+  const std::string place = std::to_string(8 + json.size() + 1);
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { file.view<float, 1>("y"); }),
+            path.string() + ": tensor 'y' begins at byte " + place +
+                " of the file, which is not a multiple of the 4 that F32 needs to be read in place; copy() can read "
+                "it");
+  const auto y = file.copy<float, 1>("y");
+  ASSERT_EQ(y.extent(0), 2);
+  EXPECT_EQ(y(0), 1.25f);
+  EXPECT_EQ(y(1), -4.f);
+  EXPECT_EQ((file.view<std::uint8_t, 1>("x")(0)), 5);
+}
+
+TEST(Safetensors, EmptyTensorsAndEmptyFilesAreValid) {
+  const mha_test::Scratch scratch;
+  const mha::Safetensors none(scratch.write("none.safetensors", safetensors_bytes("{}", "")));
+  EXPECT_TRUE(none.names().empty());
+  const mha::Safetensors file(
+      scratch.write("m.safetensors", safetensors_bytes(R"({"e":{"dtype":"F32","shape":[0,3],"data_offsets":[0,0]},  )"
+                                                       R"("f":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                                                       raw<float>({2.f}))));
+  EXPECT_EQ((file.copy<float, 2>("e").size()), 0u);
+  EXPECT_EQ((file.copy<float, 1>("f")(0)), 2.f);
+}
+
+TEST(Safetensors, ExtentBeyondIndexIsRefusedWhenViewed) {
+  const mha_test::Scratch scratch;
+  const mha::Safetensors file(scratch.write(
+      "m.safetensors", safetensors_bytes(R"({"e":{"dtype":"F32","shape":[3000000000,0],"data_offsets":[0,0]}})", "")));
+  EXPECT_NE(message_of<mha::SafetensorsError>([&] {
+              file.view<float, 2>("e");
+            }).find("tensor 'e' has an extent of 3000000000, more than the largest Index 2147483647"),
+            std::string::npos);
+}
+
+TEST(Safetensors, AbsentFileIsTheSameTypeOfError) {
+  EXPECT_EQ(message_of<mha::SafetensorsError>([] { mha::Safetensors("/no/such/model.safetensors"); }),
+            "cannot open '/no/such/model.safetensors': No such file or directory");
+}
+
+}  // namespace

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/reference/reference.hpp>
+#include <mha/launch.hpp>
+#include <mha/policy/mask/padding.hpp>
+
+#include "scratch.hpp"
+
+namespace {
+
+using mha::CallShape;
+using mha::Index;
+using mha::Packed;
+using mha_test::message_of;
+
+TEST(Launch, OneHeadAndOneSequenceAreFourAxes) {
+  float numbers[24] = {};
+  const auto head = mha::detail::with_heads(mha::view(numbers, 4, 6));
+  EXPECT_EQ(head.batch(), 1);
+  EXPECT_EQ(head.length(), 4);
+  EXPECT_EQ(head.heads(), 1);
+  EXPECT_EQ(head.dim(), 6);
+  EXPECT_EQ(&head(0, 3, 0, 5), numbers + 23);
+  const auto sequence = mha::detail::with_heads(mha::view(numbers, 4, 2, 3));
+  EXPECT_EQ(sequence.batch(), 1);
+  EXPECT_EQ(sequence.length(), 4);
+  EXPECT_EQ(sequence.heads(), 2);
+  EXPECT_EQ(&sequence(0, 2, 1, 0), numbers + 15);
+  const mha::Tensor<float, 4> batch(2, 3, 4, 5);
+  EXPECT_EQ(mha::detail::read_heads(batch).data, batch.data());
+}
+
+TEST(Launch, RowsAreReadInPlaceOrPackedOnce) {
+  double numbers[24];
+  for (int i = 0; i < 24; ++i) numbers[i] = i;
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  mha::Tensor<double, 4> copy;
+  const mha::TensorView<const double, 4> rows = mha::view_bhld(numbers, 1, 2, 3, 4);
+  EXPECT_EQ(mha::detail::unit_rows(rows, frame, copy).data, numbers);
+  EXPECT_EQ(workspace.allocations(), 0);
+  const mha::TensorView<const double, 4> columns{numbers, {1, 3, 2, 4}, {0, 1, 12, 3}};
+  const auto packed = mha::detail::unit_rows(columns, frame, copy);
+  EXPECT_NE(packed.data, numbers);
+  EXPECT_EQ(packed.stride[3], 1);
+  EXPECT_EQ(copy.size(), 0u) << "memory comes from the caller's frame";
+  for (int l = 0; l < 3; ++l)
+    for (int h = 0; h < 2; ++h)
+      for (int d = 0; d < 4; ++d) EXPECT_EQ(packed(0, l, h, d), columns(0, l, h, d));
+}
+
+std::string offsets_refusal(const mha::Borrowed<Index>& offsets, Index rows) {
+  return message_of<mha::ShapeError>([&] { mha::detail::require_offsets("call", "q", offsets, rows); });
+}
+
+TEST(Offsets, CutTheRowsIntoSequences) {
+  const std::vector<int> good{0, 2, 2, 5}, none{0}, late{1, 5}, falls{0, 4, 3, 5}, is_short{0, 4};
+  EXPECT_EQ(offsets_refusal(good, 5), "");
+  EXPECT_EQ(offsets_refusal(none, 0), "");
+  EXPECT_EQ(offsets_refusal({}, 5), "call: Packed has 0 offsets for q, one more than the sequences are wanted");
+  EXPECT_EQ(offsets_refusal({nullptr, 3}, 5),
+            "call: Packed has 3 offsets for q, one more than the sequences are wanted");
+  EXPECT_EQ(offsets_refusal(late, 5), "call: the first offset of q is 1, it must be 0");
+  EXPECT_EQ(offsets_refusal(falls, 5), "call: the offsets of q decrease from 4 to 3 at sequence 1");
+  EXPECT_EQ(offsets_refusal(is_short, 5), "call: the last offset of q is 4 but there are 5 rows");
+  EXPECT_EQ(offsets_refusal(none, 2), "call: the last offset of q is 0 but there are 2 rows");
+  EXPECT_EQ(mha::detail::longest(good), 3);
+  EXPECT_EQ(mha::detail::longest(none), 0);
+}
+
+/// A frame that counts what is taken from it.
+struct CountingFrame {
+  int taken = 0;
+  std::vector<Index> memory;
+  template <class T> T* take(std::size_t n) {
+    ++taken;
+    memory.assign(n, -99);
+    return memory.data();
+  }
+};
+
+TEST(CallShape, PutsTheLastQueryAtTheLastKeyUnlessToldOtherwise) {
+  CountingFrame frame;
+  const CallShape standard = mha::detail::call_shape("call", 2, 3, 4, 9, {}, {}, frame);
+  EXPECT_EQ(standard.batch, 2);
+  EXPECT_EQ(standard.heads, 3);
+  EXPECT_EQ(standard.queries, 4);
+  EXPECT_EQ(standard.keys, 9);
+  EXPECT_EQ(standard.origin[1], 5);
+  EXPECT_EQ(mha::detail::call_shape("call", 2, 3, 9, 4, {}, {}, frame).origin[0], -5);
+  EXPECT_EQ(mha::detail::call_shape("call", 2, 3, 4, 9, 7, {}, frame).origin[1], 7);
+  EXPECT_EQ(frame.taken, 0);
+}
+
+TEST(CallShape, OfARaggedBatchHasTheLongestLengthsAndAnOriginEach) {
+  const std::vector<int> q{0, 2, 2, 5}, k{0, 7, 8, 9};
+  CountingFrame frame;
+  const CallShape self = mha::detail::call_shape("call", 1, 3, 5, 5, {}, Packed{q}, frame);
+  EXPECT_EQ(self.batch, 3);
+  EXPECT_EQ(self.queries, 3);
+  EXPECT_EQ(self.keys, 3);
+  for (int b = 0; b < 3; ++b) EXPECT_EQ(self.origin[b], 0);
+  const CallShape cross = mha::detail::call_shape("call", 1, 3, 5, 9, {}, Packed{q, k}, frame);
+  EXPECT_EQ(cross.keys, 7);
+  const int origins[3] = {5, 1, -2};
+  for (int b = 0; b < 3; ++b) EXPECT_EQ(cross.origin[b], origins[b]);
+  EXPECT_EQ(frame.taken, 2);
+  EXPECT_EQ(mha::detail::call_shape("call", 1, 3, 5, 9, 4, Packed{q, k}, frame).origin[2], 4);
+  EXPECT_EQ(frame.taken, 2) << "one origin for all needs no memory";
+}
+
+TEST(CallShape, RefusesPackedRowsThatDoNotFit) {
+  const std::vector<int> two{0, 1, 3}, three{0, 1, 2, 3};
+  CountingFrame frame;
+  const auto refusal = [&](Index batch, Index queries, Index keys, const Packed& packed) {
+    return message_of<mha::ShapeError>(
+        [&] { mha::detail::call_shape("call", batch, 1, queries, keys, {}, packed, frame); });
+  };
+  EXPECT_EQ(refusal(1, 3, 3, Packed{two}), "");
+  EXPECT_EQ(refusal(2, 3, 3, Packed{two}),
+            "call: Packed rows have batch 2, their sequences are cut by offsets, so 1 is wanted");
+  EXPECT_EQ(refusal(1, 3, 4, Packed{two}), "call: the last offset of k is 3 but there are 4 rows");
+  EXPECT_EQ(refusal(1, 3, 3, Packed{two, three}), "call: Packed has 2 query sequences but 3 key sequences");
+}
+
+TEST(CallShape, RefusesPositionsThatWouldOverflow) {
+  constexpr Index most = std::numeric_limits<Index>::max();
+  CountingFrame frame;
+  const auto refusal = [&](Index origin) {
+    return message_of<mha::ShapeError>([&] { mha::detail::call_shape("call", 1, 1, 8, 8, origin, {}, frame); });
+  };
+  EXPECT_EQ(refusal(most / 2 - 8), "");
+  EXPECT_EQ(refusal(most / 2 - 7), "call: the origin 1073741816 puts 8 queries beyond position 1073741823");
+  EXPECT_NE(refusal(most), "");
+  EXPECT_NE(refusal(std::numeric_limits<Index>::min()), "");
+}
+
+struct Absent : mha::Reference {
+  static constexpr const char* name = "Absent";
+  mha::Support supported() const { return {false, "it has no machine"}; }
+};
+
+TEST(Launch, SaysWhyABackendCannotRun) {
+  mha::detail::require_supported<mha::Reference>("call");
+  EXPECT_EQ(message_of<std::runtime_error>([] { mha::detail::require_supported<Absent>("call"); }),
+            "call: Absent cannot run here: it has no machine");
+}
+
+class CheckedCall : public testing::Test {
+ protected:
+  mha::Tensor<float, 4> q{2, 3, 4, 5}, k{2, 6, 2, 5}, v{2, 6, 2, 7}, out{2, 3, 4, 7};
+  mha::Workspace workspace;
+
+  template <class M = mha::Full, class Sink = mha::NoSink>
+  auto make(const M& mask = {}, const mha::detail::CallOptions<float>& options = {}, const Sink& sink = {}) {
+    auto frame = workspace.frame();
+    return mha::detail::attend_call<float>(
+        "call", out.view(), mha::TensorView<const float, 4>(q.view()), mha::TensorView<const float, 4>(k.view()),
+        mha::TensorView<const float, 4>(v.view()), mask, mha::NoScore{}, sink, options, frame);
+  }
+  template <class... Options> std::string refusal(const Options&... options) {
+    return message_of<mha::ShapeError>([&] { make(options...); });
+  }
+};
+
+TEST_F(CheckedCall, CarriesSizesDefaultsAndViews) {
+  const auto call = make();
+  EXPECT_EQ(call.kv_heads, 2);
+  EXPECT_EQ(call.head_dim, 5);
+  EXPECT_EQ(call.value_dim, 7);
+  EXPECT_FLOAT_EQ(call.scale, static_cast<float>(1 / std::sqrt(5.0)));
+  EXPECT_EQ(call.shape.origin[0], 3);
+  EXPECT_EQ(call.out.data, out.data());
+  EXPECT_EQ(call.kv.value.data, v.data());
+  EXPECT_EQ(call.log_sum_exp.data, nullptr);
+  EXPECT_EQ(call.sink.size, 0);
+  EXPECT_EQ(call.q_offsets, nullptr);
+  const mha::Sink sink({1, 2, 3, 4});
+  EXPECT_EQ(make(mha::Full{}, {}, sink).sink[3], 4);
+}
+
+TEST_F(CheckedCall, PreparesItsPolicies) {
+  const std::vector<int> lengths{1, 6}, wrong{1, 7};
+  EXPECT_EQ(refusal(mha::Padding{lengths}), "");
+  EXPECT_EQ(refusal(mha::Padding{wrong}), "Padding: length 7 of sequence 1 is outside [0, 6], the number of keys");
+  EXPECT_EQ(refusal(mha::Padding{mha::Borrowed<Index>(lengths.data(), 2, mha::Memory::device)}),
+            "call: a policy borrows device memory, but the backend computes on the host");
+  EXPECT_EQ(refusal(mha::Full{}, mha::detail::CallOptions<float>{}, mha::Sink({1, 2})), "Sink: 2 logits for 4 heads");
+}
+
+TEST_F(CheckedCall, RefusesWhatDoesNotFit) {
+  mha::detail::CallOptions<float> options;
+  options.scale = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(refusal(mha::Full{}, options), "call: the scale is inf, not finite");
+  k = mha::Tensor<float, 4>(2, 6, 3, 5);
+  v = mha::Tensor<float, 4>(2, 6, 3, 7);
+  EXPECT_EQ(refusal(), "call: k has 3 heads, which does not divide q's 4");
+  k = mha::Tensor<float, 4>(2, 6, 2, 4);
+  v = mha::Tensor<float, 4>(2, 6, 2, 7);
+  EXPECT_EQ(refusal(), "call: q has head size 5 but k has head size 4");
+  k = mha::Tensor<float, 4>(2, 5, 2, 5);
+  EXPECT_EQ(refusal(), "call: k has length 5 but v has length 6");
+}
+
+struct CountingAttend : mha::Reference {
+  static inline int calls = 0;
+  template <class Call> void attend(const Call&, Workspace&) const { ++calls; }
+};
+
+TEST_F(CheckedCall, ReachesTheBackendOnlyWhenThereAreQueries) {
+  CountingAttend::calls = 0;
+  mha::detail::run<CountingAttend>(make(), workspace);
+  EXPECT_EQ(CountingAttend::calls, 1);
+  q = mha::Tensor<float, 4>(2, 0, 4, 5);
+  out = mha::Tensor<float, 4>(2, 0, 4, 7);
+  mha::detail::run<CountingAttend>(make(), workspace);
+  EXPECT_EQ(CountingAttend::calls, 1);
+}
+
+}  // namespace

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/core/tensor.hpp>
+#include <mha/layer/cost.hpp>
+#include <mha/policy/mask/block_sparse.hpp>
+#include <mha/policy/mask/dense.hpp>
+#include <mha/policy/mask/document.hpp>
+#include <mha/policy/mask/padding.hpp>
+#include <mha/policy/mask/prefix.hpp>
+
+#include "random.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using mha::CallShape;
+using mha::Config;
+using mha::Cost;
+
+Cost model(int d_model, int heads, int kv_heads = 0, int length = 1) {
+  return mha::cost({.d_model = d_model, .num_heads = heads, .num_kv_heads = kv_heads}, 1, length, length);
+}
+
+TEST(Cost, HasThePublishedParameters) {
+  EXPECT_EQ(model(512, 8).parameters, 1'048'576) << "Transformer base";
+  EXPECT_EQ(model(768, 12).parameters, 2'359'296) << "GPT-2 small";
+  EXPECT_EQ(model(12288, 96).parameters, 603'979'776) << "GPT-3";
+  EXPECT_EQ(model(4096, 32).parameters, 67'108'864) << "Llama 3.1 8B, every head its own keys";
+  EXPECT_EQ(model(4096, 32, 8).parameters, 41'943'040) << "Llama 3.1 8B";
+  EXPECT_EQ(model(16384, 128).parameters, 1'073'741'824) << "Llama 3.1 405B, every head its own keys";
+}
+
+TEST(Cost, AttentionOvertakesTheProjectionsAtTwiceTheModelsWidth) {
+  EXPECT_EQ(model(768, 12).crossover_length, 1536);
+  EXPECT_EQ(model(12288, 96).crossover_length, 24576);
+  EXPECT_EQ(model(4096, 32).crossover_length, 8192);
+  EXPECT_EQ(model(16384, 128).crossover_length, 32768);
+  const Cost at = model(768, 12, 0, 1536);
+  EXPECT_EQ(at.attention_flop(), at.projection_flop + at.output_flop);
+  const Config grouped{.d_model = 4096, .num_heads = 32, .num_kv_heads = 8};
+  const int crossover = static_cast<int>(mha::cost(grouped, 1, 1, 1).crossover_length);
+  const Cost there = mha::cost(grouped, 1, crossover, crossover);
+  EXPECT_EQ(there.attention_flop(), there.projection_flop + there.output_flop);
+}
+
+TEST(Cost, CachesTheKeyValueHeadsOnly) {
+  EXPECT_EQ(model(4096, 32).cache_elements, 2 * 32 * 128);
+  EXPECT_EQ(model(4096, 32, 8).cache_elements, 2 * 8 * 128);
+  EXPECT_EQ(model(4096, 32, 1).cache_elements, 2 * 128);
+  EXPECT_EQ(mha::cost<mha::MultiQuery>({.d_model = 4096, .num_heads = 32}, 3, 5, 7).cache_elements, 3 * 7 * 2 * 128);
+  EXPECT_EQ(mha::cost<mha::GroupedQuery<4>>({.d_model = 4096, .num_heads = 32}, 1, 1, 1).cache_elements, 2 * 4 * 128);
+  EXPECT_EQ(mha::cost<mha::MultiHead>({.d_model = 64, .num_heads = 4}, 1, 1, 10).cache_elements, 10 * 2 * 64);
+}
+
+TEST(Cost, FollowsTheGeneralFormulas) {
+  const Config c{.d_model = 20, .num_heads = 6, .num_kv_heads = 2, .head_dim = 5, .value_dim = 3, .kv_model = 14};
+  const int B = 3, Lq = 7, Lk = 11;
+  const Cost cost = mha::cost(c, B, Lq, Lk);
+  const std::int64_t q = 20 * 6 * 5, k = 14 * 2 * 5, v = 14 * 2 * 3, o = 6 * 3 * 20;
+  EXPECT_EQ(cost.parameters, q + k + v + o);
+  EXPECT_EQ(cost.projection_flop, 2.0 * B * (Lq * q + Lk * (k + v)));
+  EXPECT_EQ(cost.output_flop, 2.0 * B * Lq * o);
+  EXPECT_EQ(cost.visible_pairs, B * Lq * Lk);
+  EXPECT_EQ(cost.score_flop, 2.0 * B * Lq * Lk * 6 * 5);
+  EXPECT_EQ(cost.value_flop, 2.0 * B * Lq * Lk * 6 * 3);
+  EXPECT_EQ(cost.attention_flop(), cost.score_flop + cost.value_flop);
+  EXPECT_EQ(cost.total_flop(), cost.projection_flop + cost.attention_flop() + cost.output_flop);
+  EXPECT_EQ(cost.cache_elements, B * Lk * 2 * (5 + 3));
+  EXPECT_EQ(cost.activation_elements, B * (Lq * 6 * (5 + 3) + Lk * 2 * (5 + 3)));
+  Config with_bias = c;
+  with_bias.bias = true;
+  EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).parameters, cost.parameters + 6 * 5 + 2 * 5 + 2 * 3 + 20);
+  const Cost causal = mha::cost(c, B, Lk, Lk, mha::Causal{});
+  EXPECT_EQ(causal.visible_pairs, B * Lk * (Lk + 1) / 2);
+  EXPECT_EQ(causal.attention_flop(), 2 * causal.visible_pairs * 6 * (5 + 3));
+}
+
+TEST(Cost, IsTheTextbooksForEqualHeads) {
+  const double L = 100, E = 64;
+  const Cost cost = model(64, 4, 0, 100);
+  EXPECT_EQ(cost.projection_flop, 6 * L * E * E);
+  EXPECT_EQ(cost.score_flop, 2 * L * L * E);
+  EXPECT_EQ(cost.value_flop, 2 * L * L * E);
+  EXPECT_EQ(cost.output_flop, 2 * L * E * E);
+}
+
+TEST(Cost, OfLongBatchesDoesNotOverflow) {
+  const Cost cost = mha::cost({.d_model = 16384, .num_heads = 128}, 64, 100'000, 100'000);
+  EXPECT_EQ(cost.visible_pairs, 64e10);
+  EXPECT_EQ(cost.cache_elements, std::int64_t{64} * 100'000 * 2 * 16384);
+}
+
+TEST(Cost, RefusesAConfigurationThatDoesNotFit) {
+  const auto refusal = [](const Config& c) {
+    return mha_test::message_of<mha::ShapeError>([&] { mha::cost(c, 1, 1, 1); });
+  };
+  EXPECT_EQ(refusal({.d_model = 12, .num_heads = 3}), "");
+  EXPECT_EQ(refusal({.d_model = 12, .num_heads = 4, .num_kv_heads = 3}),
+            "Config: num_kv_heads 3 does not divide num_heads 4");
+  EXPECT_NE(refusal({.d_model = 12, .num_heads = 0}), "");
+}
+
+/// The pairs of head 0, one by one.
+template <class M> double by_counting(const M& mask, const CallShape& s) {
+  const auto ready = mha::prepared(mask, s);
+  double pairs = 0;
+  for (int b = 0; b < s.batch; ++b)
+    for (int q = s.origin[b]; q < s.origin[b] + s.queries; ++q)
+      for (int k = 0; k < s.keys; ++k) pairs += ready(b, 0, q, k) ? 1 : 0;
+  return pairs;
+}
+
+struct Strided {
+  bool operator()(int, int, int q, int k) const { return (q + k + 900) % 3 == 0; }
+};
+
+TEST(VisiblePairs, AreCountedAsTheMaskShowsThem) {
+  support::Random random("pairs");
+  constexpr int keys = 150, B = 2;
+  const std::vector<int> lengths{37, 150};
+  std::vector<int> ids;
+  for (int b = 0, id = 0; b < B; ++b, id = 0)
+    for (int k = 0; k < keys; ++k) ids.push_back(id += random.chance(0.03) ? 1 : 0);
+  std::vector<std::uint8_t> map(100);
+  for (auto& bit : map) bit = random.chance(0.4) ? 1 : 0;
+  for (const int queries : {1, 63, 64, 65, 150})
+    for (const int origin : {keys - queries, 0, -20}) {
+      const CallShape s{.batch = B, .heads = 2, .queries = queries, .keys = keys, .origin = origin};
+      const std::string at = std::to_string(queries) + " queries from " + std::to_string(origin);
+      const auto check = [&](const char* name, const auto& mask) {
+        EXPECT_EQ(mha::visible_pairs(mask, s), by_counting(mask, s)) << name << ", " << at;
+      };
+      check("full", mha::Full{});
+      check("causal", mha::Causal{});
+      check("top left", mha::CausalTopLeft{});
+      check("window", mha::SlidingWindow{.left = 20, .right = 3});
+      check("padding", mha::Padding{lengths});
+      check("document", mha::Document{ids});
+      check("prefix", mha::Prefix{lengths});
+      check("block sparse", mha::BlockSparseView{.block = 15, .query_blocks = 10, .key_blocks = 10, .map = map});
+      check("functor", Strided{});
+      check("composed", (mha::Causal{} && mha::Padding{lengths}) || !mha::SlidingWindow{.left = 9});
+      mha::Tensor<bool, 2> table(queries, keys);
+      for (bool& visible : table) visible = random.chance(0.5);
+      check("dense", mha::Dense{table});
+    }
+}
+
+TEST(VisiblePairs, OfNothingAreNone) {
+  EXPECT_EQ(mha::visible_pairs(mha::Causal{}, {.batch = 0, .heads = 1, .queries = 3, .keys = 3, .origin = 0}), 0);
+  EXPECT_EQ(mha::visible_pairs(mha::Full{}, {.batch = 1, .heads = 1, .queries = 0, .keys = 3, .origin = 0}), 0);
+  EXPECT_EQ(mha::visible_pairs(mha::Full{}, {.batch = 1, .heads = 1, .queries = 3, .keys = 0, .origin = 0}), 0);
+}
+
+}  // namespace

@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstddef>
+#include <Eigen/Core>
+#include <limits>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/cpu/cpu.hpp>
+#include <mha/backend/reference/reference.hpp>
+#include <mha/interop/eigen.hpp>
+#include <mha/layer/layer.hpp>
+#include <mha/layer/multi_head_attention.hpp>
+#include <mha/policy/mask/dense.hpp>
+#include <mha/policy/mask/padding.hpp>
+#include <mha/policy/score/additive_bias.hpp>
+#include <mha/policy/score/softcap.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using ColMatrix = Eigen::MatrixXd;
+using mha::Config;
+
+template <class Backend = mha::Cpu, class... Policies>
+using LayerOf = mha::MultiHeadAttention<double, Backend, Policies...>;
+
+template <class Layer> Layer make(const Config& config) {
+  Layer layer(config);
+  layer.initialize(mha::XavierUniform{.seed = 11});
+  if (config.bias)
+    layer.update([](auto& p) {
+      double next = 0.01;
+      for (const auto& b : {p.query.bias_row(), p.key.bias_row(), p.value.bias_row(), p.output.bias})
+        for (int i = 0; i < b.extent[0]; ++i) b(i) = next += 0.01;
+    });
+  return layer;
+}
+
+RowMatrix random_rows(const char* stream, int rows, int columns) {
+  support::Random random(stream);
+  RowMatrix m(rows, columns);
+  for (double& x : m.reshaped()) x = random.normal();
+  return m;
+}
+mha::Tensor<double, 3> random_batch(const char* stream, int batch, int length, int width) {
+  support::Random random(stream);
+  mha::Tensor<double, 3> t(batch, length, width);
+  random.fill(t);
+  return t;
+}
+RowMatrix sequence(const mha::Tensor<double, 3>& t, int b) {
+  return Eigen::Map<const RowMatrix>(t.data() + std::ptrdiff_t{b} * t.extent(1) * t.extent(2), t.extent(1),
+                                     t.extent(2));
+}
+
+void expect_near(const RowMatrix& a, const RowMatrix& b, double bound) {
+  ASSERT_EQ(a.rows(), b.rows());
+  ASSERT_EQ(a.cols(), b.cols());
+  EXPECT_LE((a - b).cwiseAbs().maxCoeff(), bound) << a << "\n\ninstead of\n\n" << b;
+}
+
+template <class View> RowMatrix dense(const View& v) {
+  RowMatrix m(v.extent[0], v.extent[1]);
+  for (int i = 0; i < v.extent[0]; ++i)
+    for (int j = 0; j < v.extent[1]; ++j) m(i, j) = v(i, j);
+  return m;
+}
+template <class View> Eigen::RowVectorXd row(const View& v) {
+  Eigen::RowVectorXd m(v.extent[0]);
+  for (int i = 0; i < v.extent[0]; ++i) m(i) = v(i);
+  return m;
+}
+
+/// The layer by its formula: one head after the other, every matrix written out.
+template <class Layer, class Visible>
+RowMatrix by_formula(const Layer& layer, const RowMatrix& x, const RowMatrix& memory, Visible&& visible) {
+  const Config& c = layer.config();
+  const auto p = layer.parameters();
+  RowMatrix heads(x.rows(), c.num_heads * c.value_dim);
+  for (int h = 0; h < c.num_heads; ++h) {
+    const int g = h / (c.num_heads / c.num_kv_heads);
+    RowMatrix q = x * dense(p.query.head(h)), k = memory * dense(p.key.head(g)), v = memory * dense(p.value.head(g));
+    if (c.bias) {
+      q.rowwise() += row(p.query.head_bias(h));
+      k.rowwise() += row(p.key.head_bias(g));
+      v.rowwise() += row(p.value.head_bias(g));
+    }
+    RowMatrix s = q * k.transpose() * (c.scale ? *c.scale : 1 / std::sqrt(double(c.head_dim)));
+    for (int i = 0; i < s.rows(); ++i)
+      for (int j = 0; j < s.cols(); ++j) s(i, j) = visible(i + int(s.cols() - s.rows()), j) ? std::exp(s(i, j)) : 0;
+    for (int i = 0; i < s.rows(); ++i)
+      if (s.row(i).sum() > 0) s.row(i) /= s.row(i).sum();
+    heads.middleCols(h * c.value_dim, c.value_dim) = s * v;
+  }
+  if (p.output.matrix().data == nullptr) return heads;
+  RowMatrix y = heads * dense(p.output.matrix());
+  if (c.bias) y.rowwise() += row(p.output.bias);
+  return y;
+}
+constexpr auto all_visible = [](int, int) { return true; };
+constexpr auto causal = [](int q, int k) { return k <= q; };
+
+template <class Backend> class LayerCall : public testing::Test {};
+using Backends = testing::Types<mha::Reference, mha::Cpu>;
+TYPED_TEST_SUITE(LayerCall, Backends, );
+
+TYPED_TEST(LayerCall, IsTheFormula) {
+  const auto layer = make<LayerOf<TypeParam>>({.d_model = 12, .num_heads = 3});
+  const RowMatrix x = random_rows("x", 7, 12);
+  expect_near(layer(x), by_formula(layer, x, x, all_visible), 1e-12);
+}
+
+TYPED_TEST(LayerCall, IsTheFormulaWithEverySizeDifferent) {
+  using L = LayerOf<TypeParam, mha::GroupedQuery<2>, mha::Causal>;
+  const auto layer = make<L>(
+      {.d_model = 10, .num_heads = 4, .head_dim = 3, .value_dim = 5, .kv_model = 7, .bias = true, .scale = 0.3});
+  const RowMatrix x = random_rows("x", 6, 10), memory = random_rows("memory", 9, 7);
+  const RowMatrix y = layer(x, memory);
+  expect_near(y, by_formula(layer, x, memory, causal), 1e-12);
+  EXPECT_EQ(y.cols(), 10);
+}
+
+TYPED_TEST(LayerCall, NoOutputReturnsTheHeads) {
+  using L = LayerOf<TypeParam, mha::MultiQuery, mha::NoOutput>;
+  const auto layer = make<L>({.d_model = 6, .num_heads = 3, .value_dim = 5});
+  const RowMatrix x = random_rows("x", 5, 6);
+  const RowMatrix y = layer(x);
+  EXPECT_EQ(y.cols(), 15);
+  expect_near(y, by_formula(layer, x, x, all_visible), 1e-12);
+
+  ColMatrix columns(5, 15);
+  layer(x, mha::into(columns));
+  EXPECT_EQ(RowMatrix(columns), y);
+}
+
+TYPED_TEST(LayerCall, FusedAndPerHeadProjectionsAgree) {
+  const Config config{.d_model = 12, .num_heads = 4, .value_dim = 2, .bias = true};
+  using Fused = LayerOf<TypeParam, mha::GroupedQuery<2>>;
+  using PerHead = LayerOf<TypeParam, mha::GroupedQuery<2>, mha::PerHeadProjection>;
+  const auto fused = make<Fused>(config);
+  const auto per_head = make<PerHead>(config);
+  const RowMatrix x = random_rows("x", 6, 12);
+  expect_near(fused(x), per_head(x), 1e-13);
+}
+
+TYPED_TEST(LayerCall, NoKeysGiveTheOutputBias) {
+  const auto layer = make<LayerOf<TypeParam>>({.d_model = 4, .num_heads = 2, .bias = true});
+  const RowMatrix x = random_rows("x", 3, 4), none(0, 4);
+  const RowMatrix y = layer(x, none);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(y.row(i), row(layer.parameters().output.bias));
+  EXPECT_EQ(RowMatrix(layer(none, x)).rows(), 0);
+  EXPECT_EQ(layer(mha::Tensor<double, 3>(0, 3, 4)).extent(0), 0);
+}
+
+TEST(Layer, StorageOrderOfTheInputDoesNotMatter) {
+  const auto layer = make<LayerOf<>>({.d_model = 12, .num_heads = 3});
+  const RowMatrix x = random_rows("x", 7, 12);
+  const ColMatrix columns = x;
+  const RowMatrix y = layer(x);
+  static_assert(std::is_same_v<decltype(layer(columns)), RowMatrix>, "results have contiguous rows");
+  expect_near(layer(columns), y, 1e-13);
+  expect_near(layer(x.topRows(7)), y, 0);
+  expect_near(layer(Eigen::Map<const RowMatrix>(x.data(), 7, 12)), y, 0);
+}
+
+TEST(Layer, TakesViewsAndTensors) {
+  const auto layer = make<LayerOf<>>({.d_model = 12, .num_heads = 3});
+  const mha::Tensor<double, 3> x = random_batch("x", 3, 5, 12);
+  const mha::Tensor<double, 3> y = layer(x);
+  EXPECT_EQ(y.extent(0), 3);
+  EXPECT_EQ(y.extent(1), 5);
+  EXPECT_EQ(y.extent(2), 12);
+  EXPECT_EQ(support::differing(layer(x.view()), y), 0U);
+  const mha::Tensor<double, 2> one = layer(mha::view(x.data(), 5, 12));
+  EXPECT_TRUE(std::equal(one.begin(), one.end(), y.begin()));
+}
+
+TEST(Layer, ABatchEqualsItsSequences) {
+  const auto layer = make<LayerOf<mha::Cpu, mha::Causal>>({.d_model = 8, .num_heads = 2});
+  const mha::Tensor<double, 3> x = random_batch("x", 3, 6, 8), memory = random_batch("memory", 3, 9, 8);
+  const auto self = layer(x), cross = layer(x, memory);
+  for (int b = 0; b < 3; ++b) {
+    expect_near(sequence(self, b), layer(sequence(x, b)), 1e-13);
+    expect_near(sequence(cross, b), layer(sequence(x, b), sequence(memory, b)), 1e-13);
+  }
+}
+
+TEST(Layer, BatchesNeedNotFollowEachOther) {
+  const auto layer = make<LayerOf<>>({.d_model = 8, .num_heads = 2});
+  const mha::Tensor<double, 3> x = random_batch("x", 3, 6, 8);
+  const auto y = layer(x);
+  // The same numbers as (L, B, E) memory, and with every other row.
+  mha::Tensor<double, 3> swapped(6, 3, 8), spread(3, 12, 8);
+  for (int b = 0; b < 3; ++b)
+    for (int l = 0; l < 6; ++l)
+      for (int e = 0; e < 8; ++e) swapped(l, b, e) = spread(b, 2 * l, e) = x(b, l, e);
+  EXPECT_EQ(support::differing(layer(mha::TensorView<double, 3>{swapped.data(), {3, 6, 8}, {8, 24, 1}}), y), 0U);
+  EXPECT_EQ(support::differing(layer(mha::TensorView<double, 3>{spread.data(), {3, 6, 8}, {96, 16, 1}}), y), 0U);
+}
+
+// A learned query repeated, or a sequence read backwards: a stride of zero or less than a row is a stride.
+TYPED_TEST(LayerCall, RowsMayRepeatOverlapOrRunBackwards) {
+  const auto layer = make<LayerOf<TypeParam>>({.d_model = 4, .num_heads = 2});
+  const RowMatrix memory = random_rows("memory", 6, 4);
+  const std::vector<double> numbers{1, -2, 3, -4, 5, -6, 7};
+  const auto strided = [&](std::ptrdiff_t first, std::ptrdiff_t stride) {
+    return mha::TensorView<const double, 2>{numbers.data() + first, {4, 4}, {stride, 1}};
+  };
+  for (const auto& x : {strided(0, 0), strided(0, 1), strided(3, -1)}) {
+    SCOPED_TRACE("row stride " + std::to_string(x.stride[0]));
+    const mha::Tensor<double, 2> found = layer(x, mha::view(memory));
+    expect_near(dense(found.view()), layer(dense(x), memory), 1e-13);
+  }
+}
+
+// Cross-attention of some rows over all of them: the two share a pointer and nothing else.
+TYPED_TEST(LayerCall, QueriesMayBeTheFirstRowsOfTheMemory) {
+  const auto layer = make<LayerOf<TypeParam>>({.d_model = 8, .num_heads = 2});
+  const RowMatrix all = random_rows("all", 9, 8);
+  const RowMatrix first = all.topRows(2);
+  expect_near(layer(all.topRows(2), all), layer(first, all), 1e-13);
+  const RowMatrix few = all.topRows(4);
+  expect_near(layer(all, all.topRows(4)), layer(all, few), 1e-13);
+
+  const auto narrow = make<LayerOf<TypeParam>>({.d_model = 8, .num_heads = 2, .kv_model = 5});
+  const RowMatrix left = all.leftCols(5);
+  expect_near(narrow(all, all.leftCols(5)), narrow(all, left), 1e-13);
+}
+
+TEST(Layer, IntoWritesOnlyItsElements) {
+  const auto layer = make<LayerOf<>>({.d_model = 8, .num_heads = 2, .bias = true});
+  const RowMatrix x = random_rows("x", 5, 8);
+  const RowMatrix y = layer(x);
+
+  RowMatrix frame = RowMatrix::Constant(9, 12, 77);
+  auto middle = frame.block(2, 1, 5, 8);
+  layer(x, mha::into(middle));
+  expect_near(middle, y, 1e-13);
+  EXPECT_EQ((frame.array() == 77).count(), 9 * 12 - 5 * 8);
+
+  ColMatrix columns(5, 8);
+  layer(x, mha::into(columns));
+  expect_near(columns, y, 1e-13);
+
+  const mha::Tensor<double, 3> batch = random_batch("batch", 3, 5, 8);
+  const auto expected = layer(batch);
+  mha::Tensor<double, 4> spread(5, 3, 2, 8);  // (L, B, …): sequences interleaved, a gap after each row
+  std::fill(spread.begin(), spread.end(), 77.);
+  layer(batch, mha::into(mha::TensorView<double, 3>{spread.data(), {3, 5, 8}, {16, 48, 1}}));
+  for (int b = 0; b < 3; ++b)
+    for (int l = 0; l < 5; ++l)
+      for (int e = 0; e < 8; ++e) {
+        EXPECT_NEAR(spread(l, b, 0, e), expected(b, l, e), 1e-13);
+        EXPECT_EQ(spread(l, b, 1, e), 77);
+      }
+}
+
+TEST(Layer, TheSecondCallAllocatesNothing) {
+  const auto layer = make<LayerOf<mha::Cpu, mha::GroupedQuery<1>>>({.d_model = 32, .num_heads = 2, .bias = true});
+  const RowMatrix x = random_rows("x", 70, 32);
+  const ColMatrix columns = x;
+  RowMatrix y(70, 32);
+  mha::Workspace workspace;
+  layer(x, workspace, mha::into(y));
+  const RowMatrix first = y;
+  const int allocations = workspace.allocations();
+  const std::size_t bytes = workspace.bytes();
+  EXPECT_GT(allocations, 0);
+  for (int i = 0; i < 3; ++i) layer(x, workspace, mha::into(y));
+  EXPECT_EQ(workspace.allocations(), allocations);
+  EXPECT_EQ(workspace.bytes(), bytes);
+  EXPECT_EQ(y, first);
+  layer(RowMatrix(x.topRows(9)), workspace);  // a smaller call fits
+  EXPECT_EQ(workspace.allocations(), allocations);
+
+  layer(columns, workspace, mha::into(y));  // needs a little more: its rows are packed
+  const int grown = workspace.allocations();
+  layer(columns, workspace, mha::into(y));
+  EXPECT_EQ(workspace.allocations(), grown);
+
+  mha::Workspace sized(bytes);
+  layer(x, sized, mha::into(y));
+  EXPECT_EQ(sized.allocations(), 1);
+}
+
+TEST(Layer, LogSumExpOfEveryHead) {
+  const auto layer = make<LayerOf<mha::Cpu, mha::GroupedQuery<1>, mha::Causal>>({.d_model = 8, .num_heads = 2});
+  const mha::Tensor<double, 3> x = random_batch("x", 2, 5, 8);
+  mha::Tensor<double, 3> lse(2, 2, 5);
+  const auto y = layer(x, mha::LogSumExp{lse});
+  EXPECT_EQ(support::differing(layer(x), y), 0U);
+  for (int b = 0; b < 2; ++b)
+    for (int h = 0; h < 2; ++h) {
+      const RowMatrix q = sequence(x, b) * dense(layer.parameters().query.head(h)),
+                      k = sequence(x, b) * dense(layer.parameters().key.head(0));
+      for (int i = 0; i < 5; ++i) {
+        double sum = 0;
+        for (int j = 0; j <= i; ++j) sum += std::exp(q.row(i).dot(k.row(j)) / 2);
+        EXPECT_NEAR(lse(b, h, i), std::log(sum), 1e-12);
+      }
+    }
+}
+
+TEST(Layer, CallMasksIntersectWithTheLayers) {
+  const auto layer = make<LayerOf<mha::Cpu, mha::Causal>>({.d_model = 8, .num_heads = 2});
+  const mha::Tensor<double, 3> x = random_batch("x", 2, 6, 8);
+  const std::vector<int> lengths{4, 6};
+  const auto y = layer(x, mha::Padding{lengths}, mha::SlidingWindow{.left = 2, .right = 5});
+  for (int b = 0; b < 2; ++b) {
+    const int length = lengths[std::size_t(b)];
+    expect_near(sequence(y, b),
+                by_formula(layer, sequence(x, b), sequence(x, b),
+                           [&](int q, int k) { return k <= q && k < length && k >= q - 2; }),
+                1e-12);
+  }
+}
+
+TEST(Layer, CallScoresComeAfterTheLayers) {
+  LayerOf<mha::Cpu, mha::SoftCap> layer({.d_model = 8, .num_heads = 2}, mha::SoftCap{0.5f});
+  layer.initialize(mha::XavierUniform{.seed = 11, .gain = 4});
+  const RowMatrix x = random_rows("x", 4, 8);
+  RowMatrix bias = random_rows("bias", 4, 4);
+  bias(0, 3) = -std::numeric_limits<double>::infinity();
+  const auto weights = layer.attention_weights(x, mha::AdditiveBias{bias});
+  for (int h = 0; h < 2; ++h) {
+    const RowMatrix q = x * dense(layer.parameters().query.head(h)), k = x * dense(layer.parameters().key.head(h));
+    for (int i = 0; i < 4; ++i) {
+      Eigen::RowVectorXd s(4);
+      for (int j = 0; j < 4; ++j) s(j) = std::exp(0.5 * std::tanh(q.row(i).dot(k.row(j)) / 2 / 0.5) + bias(i, j));
+      for (int j = 0; j < 4; ++j) EXPECT_NEAR(weights(0, h, i, j), s(j) / s.sum(), 1e-12);
+    }
+  }
+  EXPECT_EQ(weights(0, 0, 0, 3), 0);
+}
+
+TYPED_TEST(LayerCall, AttentionWeightsAreTheSoftmax) {
+  const auto layer =
+      make<LayerOf<TypeParam, mha::GroupedQuery<2>, mha::Causal, mha::NoOutput>>({.d_model = 8, .num_heads = 4});
+  const mha::Tensor<double, 3> x = random_batch("x", 2, 5, 8), memory = random_batch("memory", 2, 7, 8);
+  mha::Workspace workspace;
+  const mha::Tensor<double, 4> w = layer.attention_weights(x, memory, workspace);
+  const mha::Tensor<double, 3> y = layer(x, memory);
+  const mha::Tensor<double, 3> mean = layer.mean_attention_weights(x, memory);
+  for (int b = 0; b < 2; ++b) {
+    for (int h = 0; h < 4; ++h) {
+      const RowMatrix v = sequence(memory, b) * dense(layer.parameters().value.head(h / 2));
+      for (int i = 0; i < 5; ++i) {
+        double sum = 0;
+        for (int k = 0; k < 7; ++k) sum += w(b, h, i, k);
+        EXPECT_NEAR(sum, 1, 1e-13);
+        for (int k = i + 3; k < 7; ++k) EXPECT_EQ(w(b, h, i, k), 0);
+        for (int d = 0; d < 2; ++d) {
+          double head = 0;
+          for (int k = 0; k < 7; ++k) head += w(b, h, i, k) * v(k, d);
+          EXPECT_NEAR(y(b, i, h * 2 + d), head, 1e-12);
+        }
+      }
+    }
+    for (int i = 0; i < 5; ++i)
+      for (int k = 0; k < 7; ++k)
+        EXPECT_NEAR(mean(b, i, k), (w(b, 0, i, k) + w(b, 1, i, k) + w(b, 2, i, k) + w(b, 3, i, k)) / 4, 1e-15);
+  }
+  const auto one = layer.attention_weights(sequence(x, 1));
+  EXPECT_EQ(one.extent(0), 1);
+  const auto mean_of_one = layer.mean_attention_weights(sequence(x, 1));
+  EXPECT_EQ(mean_of_one.extent(1), 5);
+}
+
+TEST(Layer, CopiesAreIndependentAndMovesWork) {
+  auto a = make<LayerOf<>>({.d_model = 8, .num_heads = 2});
+  const RowMatrix x = random_rows("x", 3, 8);
+  const RowMatrix before = a(x);
+  LayerOf<> b = a;
+  EXPECT_NE(a.parameters().flat().data(), b.parameters().flat().data());
+  b.update([](auto& p) { p.output.matrix()(0, 0) += 1; });
+  EXPECT_EQ(RowMatrix(a(x)), before);
+  const RowMatrix changed = b(x);
+  EXPECT_NE(changed, before);
+
+  LayerOf<> c = std::move(b);
+  EXPECT_EQ(RowMatrix(c(x)), changed);
+  a = c;
+  c.update([](auto& p) { std::fill(p.flat().begin(), p.flat().end(), 0.); });
+  EXPECT_EQ(RowMatrix(a(x)), changed);
+  EXPECT_TRUE(RowMatrix(c(x)).isZero(0));
+}
+
+TEST(Layer, BorrowsACheckpointAndKeepsItAlive) {
+  const auto own = make<LayerOf<>>({.d_model = 6, .num_heads = 2, .bias = true});
+  const RowMatrix x = random_rows("x", 4, 6);
+  // As PyTorch stores them: (out, in), all in one allocation that only the layer holds.
+  struct File {
+    RowMatrix q, k, v, o;
+    Eigen::RowVectorXd qb, kb, vb, ob;
+  };
+  const auto p = own.parameters();
+  auto file = std::make_shared<const File>(File{dense(p.query.matrix()).transpose(), dense(p.key.matrix()).transpose(),
+                                                dense(p.value.matrix()).transpose(),
+                                                dense(p.output.matrix()).transpose(), row(p.query.bias_row()),
+                                                row(p.key.bias_row()), row(p.value.bias_row()), row(p.output.bias)});
+  const std::weak_ptr<const File> watch = file;
+  const auto vector = [](const Eigen::RowVectorXd& v) { return mha::view(v.data(), static_cast<int>(v.size())); };
+
+  auto layer = std::make_unique<LayerOf<>>(own);
+  const mha::BorrowedWeights<double> weights{.query = mha::transposed(mha::view(file->q)),
+                                             .key = mha::transposed(mha::view(file->k)),
+                                             .value = mha::transposed(mha::view(file->v)),
+                                             .output = mha::transposed(mha::view(file->o)),
+                                             .query_bias = vector(file->qb),
+                                             .key_bias = vector(file->kb),
+                                             .value_bias = vector(file->vb),
+                                             .output_bias = vector(file->ob)};
+  layer->borrow(weights, std::exchange(file, nullptr));
+  expect_near((*layer)(x), own(x), 1e-13);
+  EXPECT_NE(layer->explain(1, 4, 4).find("borrowed"), std::string::npos);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer->update([](auto&) { FAIL(); }); }),
+            "update: the layer's 168 parameters are borrowed and read-only, 0 are its own");
+  EXPECT_NE(mha_test::message_of<mha::ShapeError>([&] { layer->initialize(mha::XavierUniform{}); }), "");
+
+  const LayerOf<> copy = *layer;
+  layer.reset();
+  EXPECT_FALSE(watch.expired());
+  expect_near(copy(x), own(x), 1e-13);
+}
+
+TEST(Layer, ANewLayerHasNoWeights) {
+  const LayerOf<> layer({.d_model = 8, .num_heads = 2});
+  const RowMatrix x = random_rows("x", 4, 8);
+  const std::string expected = "layer: it has 0 of its 256 weights: call initialize, update or borrow first";
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer(x); }), expected);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer(x, x); }), expected);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.attention_weights(x); }), expected);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.project_memory(x); }), expected);
+  EXPECT_NE(layer.explain(1, 4, 4).find("256 double, none yet"), std::string::npos);
+  EXPECT_EQ(layer.parameters().query.heads.data, nullptr);
+}
+
+// One set of weights under two masks: the second layer points at the first's memory.
+TEST(Layer, BorrowsAnotherLayersWeights) {
+  auto full = make<LayerOf<mha::Cpu, mha::PerHeadProjection>>({.d_model = 8, .num_heads = 2, .bias = true});
+  LayerOf<mha::Cpu, mha::Causal, mha::PerHeadProjection> decoder({.d_model = 8, .num_heads = 2, .bias = true});
+  decoder.borrow(full.parameters());
+  EXPECT_EQ(decoder.parameters().query.heads.data, full.parameters().query.heads.data);
+  const RowMatrix x = random_rows("x", 5, 8);
+  EXPECT_EQ(RowMatrix(decoder(x)), RowMatrix(full(x, mha::Causal{})));
+  full.update([](auto& p) { p.output.matrix()(0, 0) += 1; });
+  EXPECT_EQ(RowMatrix(decoder(x)), RowMatrix(full(x, mha::Causal{})));
+}
+
+TYPED_TEST(LayerCall, KeysAndValuesProjectedOnceGiveTheSameBits) {
+  const auto layer = make<LayerOf<TypeParam, mha::GroupedQuery<2>, mha::Causal>>(
+      {.d_model = 8, .num_heads = 4, .value_dim = 3, .kv_model = 5, .bias = true});
+  const mha::Tensor<double, 3> x = random_batch("x", 2, 4, 8), memory = random_batch("memory", 2, 6, 5);
+  const mha::KeyValues<double> made = layer.project_memory(memory);
+  EXPECT_EQ(made.key.extent(2), 2);
+  EXPECT_EQ(made.key.extent(3), 2);
+  EXPECT_EQ(made.value.extent(3), 3);
+  EXPECT_EQ(support::differing(layer(x, made), layer(x, memory)), 0U);
+  EXPECT_EQ(support::differing(layer.attention_weights(x, made), layer.attention_weights(x, memory)), 0U);
+  EXPECT_EQ(support::differing(layer.mean_attention_weights(x, made), layer.mean_attention_weights(x, memory)), 0U);
+
+  mha::KeyValues<double> other{mha::Tensor<double, 4>(2, 6, 4, 2), mha::Tensor<double, 4>(2, 6, 4, 3)};
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer(x, other); }),
+            "layer: key has heads 4 but the layer has heads 2");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.project_memory(x); }),
+            "layer: the keys' rows have width 8 but kv_model is 5");
+}
+
+TYPED_TEST(LayerCall, PackedSequencesAreEachOnTheirOwn) {
+  const auto layer = make<LayerOf<TypeParam, mha::Causal>>({.d_model = 8, .num_heads = 2, .kv_model = 5});
+  const RowMatrix x = random_rows("x", 9, 8), memory = random_rows("memory", 12, 5);
+  const std::vector<int> offsets{0, 4, 4, 9}, key_offsets{0, 7, 8, 12}, none{0}, few{0, 4, 8}, back{0, 5, 4, 9};
+  const RowMatrix y = layer(x, memory, mha::Packed{offsets, key_offsets});
+  expect_near(y.topRows(4), layer(RowMatrix(x.topRows(4)), RowMatrix(memory.topRows(7))), 1e-13);
+  expect_near(y.bottomRows(5), layer(RowMatrix(x.bottomRows(5)), RowMatrix(memory.bottomRows(4))), 1e-13);
+  const auto made = layer.project_memory(memory, mha::Packed{key_offsets});
+  expect_near(layer(x, made, mha::Packed{offsets, key_offsets}), y, 0);
+
+  const auto error = [&](const mha::Packed& packed) {
+    RowMatrix poisoned = RowMatrix::Constant(9, 8, 77);
+    const auto message = mha_test::message_of<mha::ShapeError>([&] { layer(x, memory, packed, mha::into(poisoned)); });
+    EXPECT_TRUE((poisoned.array() == 77).all());
+    return message;
+  };
+  EXPECT_EQ(error({few, key_offsets}), "layer: the last offset of q is 8 but there are 9 rows");
+  EXPECT_EQ(error({back, key_offsets}), "layer: the offsets of q decrease from 5 to 4 at sequence 1");
+  EXPECT_EQ(error({offsets, offsets}), "layer: the last offset of k is 9 but there are 12 rows");
+  EXPECT_EQ(error({none, key_offsets}), "layer: the last offset of q is 0 but there are 9 rows");
+}
+
+TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
+  const auto layer = make<LayerOf<>>({.d_model = 8, .num_heads = 2, .kv_model = 6});
+  mha::Tensor<double, 3> y(2, 3, 8), lse(2, 2, 3);
+  support::poison_all(y);
+  support::poison_all(lse);
+  const mha::Tensor<double, 3> poisoned = y, poisoned_lse = lse;
+  const auto error = [&](auto&&... arguments) {
+    return mha_test::message_of<mha::ShapeError>([&] { layer(arguments...); });
+  };
+  const mha::Tensor<double, 3> x(2, 3, 8), memory(2, 5, 6);
+  EXPECT_EQ(error(mha::Tensor<double, 3>(2, 3, 7), memory, mha::into(y)), "layer: x has width 7 but d_model is 8");
+  EXPECT_EQ(error(x, mha::Tensor<double, 3>(2, 5, 8), mha::into(y)),
+            "layer: the keys' rows have width 8 but kv_model is 6");
+  EXPECT_EQ(error(x, mha::into(y)), "layer: the keys' rows have width 8 but kv_model is 6");
+  EXPECT_EQ(error(x, mha::Tensor<double, 3>(3, 5, 6), mha::into(y)), "layer: q has batch 2 but k has batch 3");
+  EXPECT_EQ(error(mha::Tensor<double, 3>(1, 3, 8), mha::Tensor<double, 3>(1, 5, 6), mha::into(y)),
+            "layer: x has batch 1 but the result has batch 2");
+  EXPECT_EQ(error(mha::Tensor<double, 3>(2, 4, 8), memory, mha::into(y)),
+            "layer: x has length 4 but the result has length 3");
+  mha::Tensor<double, 3> wide(2, 3, 9);
+  EXPECT_EQ(error(x, memory, mha::into(wide)), "layer: the layer's output has width 8 but the result has width 9");
+  mha::Tensor<double, 3> long_lse(2, 2, 4);
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{long_lse}),
+            "layer: q has length 3 but log-sum-exp has length 4");
+  const std::vector<int> lengths{5, 6}, one{5};
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{lse}, mha::Padding{lengths}),
+            "Padding: length 6 of sequence 1 is outside [0, 5], the number of keys");
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{lse}, mha::Padding{one}),
+            "Padding: 1 lengths for a batch of 2");
+  EXPECT_EQ(error(mha::view(static_cast<const double*>(nullptr), 2, 3, 8), memory, mha::into(y)),
+            "layer: x has 48 elements but its data is null");
+  EXPECT_EQ(error(x, mha::view(static_cast<const double*>(nullptr), 2, 5, 6), mha::into(y)),
+            "layer: memory has 60 elements but its data is null");
+  EXPECT_EQ(error(x, memory, mha::into(mha::view(static_cast<double*>(nullptr), 2, 3, 8))),
+            "layer: the result has 48 elements but its data is null");
+  EXPECT_EQ(support::differing(y, poisoned), 0U);
+  EXPECT_EQ(support::differing(lse, poisoned_lse), 0U);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.attention_weights(x); }),
+            "layer: the keys' rows have width 8 but kv_model is 6");
+}
+
+TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
+  const auto cpu =
+      make<LayerOf<mha::CpuWith<mha::Serial>, mha::GroupedQuery<2>>>({.d_model = 512, .num_heads = 8, .value_dim = 32});
+  const auto plain =
+      make<LayerOf<mha::Reference, mha::PerHeadProjection, mha::NoOutput>>({.d_model = 4, .num_heads = 2});
+  const auto expect_facts = [](const std::string& text, std::initializer_list<const char*> facts) {
+    for (const char* fact : facts) EXPECT_NE(text.find(fact), std::string::npos) << "no '" << fact << "' in\n" << text;
+  };
+  expect_facts(cpu.explain(2, 100, 100),
+               {"8 query, 2 key/value, head_dim 64, value_dim 32", "491520 double, owned", "FusedProjection",
+                "ConcatHeads", "LinearOutput", "0.196608 GFLOP in dense products", "0.030720 GFLOP if every pair",
+                "Cpu: fused online softmax in double", "Serial with 1 workers"});
+  expect_facts(plain.explain(1, 200, 300),
+               {"48 double, owned", "PerHeadProjection", "NoOutput", "0.000026 GFLOP in dense products",
+                "0.000960 GFLOP if every pair", "Reference: plain loops"});
+}
+
+}  // namespace

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/layer/parameters.hpp>
+#include <mha/policy/concat.hpp>
+#include <mha/policy/output.hpp>
+#include <mha/policy/qk_norm.hpp>
+
+#include "scratch.hpp"
+
+namespace {
+
+using mha::Config;
+using mha::FusedProjection;
+using mha::PerHeadProjection;
+
+using Fused = mha::Parameters<float, FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>;
+using Headless = mha::Parameters<float, FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::NoOutput>;
+using PerHead = mha::Parameters<float, PerHeadProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>;
+using Everything = mha::Parameters<float, FusedProjection, mha::QkNorm, mha::GatedHeads, mha::LinearOutput>;
+
+// E = 5, E_kv = 7, Hq = 4, Hkv = 2, D = 3, Dv = 2: no two sizes agree by accident.
+Config sizes(bool bias) {
+  return mha::detail::completed<mha::GroupedQuery<2>>(
+      {.d_model = 5, .num_heads = 4, .head_dim = 3, .value_dim = 2, .kv_model = 7, .bias = bias});
+}
+constexpr int query_size = 5 * 12, key_size = 7 * 6, value_size = 7 * 4, output_size = 8 * 5;
+
+/// Counts through the flat array, so that every weight is the number of its place.
+template <class Parameters> void number(Parameters& p) {
+  const auto flat = p.writable().flat();
+  std::iota(flat.begin(), flat.end(), 0.f);
+}
+
+TEST(Parameters, AreCountedBeforeTheyAreThere) {
+  Fused plain(sizes(false));
+  EXPECT_FALSE(plain.present());
+  EXPECT_EQ(plain.size(), query_size + key_size + value_size + output_size);
+  EXPECT_TRUE(plain.views().flat().empty());
+  EXPECT_EQ(plain.views().query.heads.data, nullptr);
+  EXPECT_EQ(plain.views().output.matrix().data, nullptr);
+  EXPECT_EQ(Fused(sizes(true)).size(), plain.size() + 12 + 6 + 4 + 5);
+  EXPECT_EQ(Headless(sizes(true)).size(), query_size + 12 + key_size + 6 + value_size + 4);
+  EXPECT_EQ(Everything(sizes(true)).size(), plain.size() + 12 + 6 + 4 + 5 + 2 * 3 + 4);
+}
+
+TEST(Parameters, StartAtZero) {
+  Fused p(sizes(false));
+  EXPECT_EQ(p.writable().flat().size(), std::size_t{query_size + key_size + value_size + output_size});
+  EXPECT_TRUE(p.present());
+  for (const float x : p.views().flat()) EXPECT_EQ(x, 0.f);
+  EXPECT_EQ(p.views().query.matrix().data, p.views().flat().data());
+}
+
+TEST(Parameters, NormsAndGatesStandAtTheEnd) {
+  Everything own(sizes(true));
+  number(own);
+  const auto p = own.views();
+  const int first = int(own.size()) - 10;
+  EXPECT_EQ(p.query_norm.extent[0], 3);
+  EXPECT_EQ(p.query_norm(0), first);
+  EXPECT_EQ(p.key_norm(2), first + 5);
+  EXPECT_EQ(p.gate.extent[0], 4);
+  EXPECT_EQ(p.gate(3), first + 9);
+}
+
+TEST(Parameters, FusedLayoutHasHeadsSideBySide) {
+  Fused own(sizes(true));
+  number(own);
+  const auto p = own.views();
+  const auto q = p.query.matrix();  // (E, Hq·D)
+  EXPECT_EQ(q.extent[0], 5);
+  EXPECT_EQ(q.extent[1], 12);
+  EXPECT_EQ(q(2, 7), 2 * 12 + 7);
+  EXPECT_EQ(p.query.heads(2, 2, 1), q(2, 2 * 3 + 1));
+  EXPECT_EQ(p.query.head(2)(2, 1), q(2, 2 * 3 + 1));
+  EXPECT_EQ(p.query.bias(2, 1), query_size + 2 * 3 + 1);
+  EXPECT_EQ(p.query.bias_row()(7), query_size + 7);
+  EXPECT_EQ(p.query.head_bias(2)(1), query_size + 7);
+
+  int at = query_size + 12;
+  EXPECT_EQ(p.key.matrix().extent[0], 7);
+  EXPECT_EQ(p.key.matrix().extent[1], 6);
+  EXPECT_EQ(p.key.matrix()(6, 5), at + key_size - 1);
+  at += key_size + 6;
+  EXPECT_EQ(p.value.matrix().extent[0], 7);
+  EXPECT_EQ(p.value.matrix().extent[1], 4);
+  EXPECT_EQ(p.value.heads(1, 0, 0), at + 2);
+  at += value_size + 4;
+  EXPECT_EQ(p.output.matrix().extent[0], 8);
+  EXPECT_EQ(p.output.matrix().extent[1], 5);
+  EXPECT_EQ(p.output.matrix()(7, 4), at + output_size - 1);
+  EXPECT_EQ(p.output.bias(4), at + output_size + 4);
+  EXPECT_EQ(p.flat().back(), p.output.bias(4));
+}
+
+TEST(Parameters, PerHeadLayoutHasHeadsOneAfterTheOther) {
+  PerHead own(sizes(false));
+  number(own);
+  const auto p = own.views();
+  EXPECT_EQ(p.query.head(2)(4, 1), 2 * 15 + 4 * 3 + 1);
+  EXPECT_EQ(p.query.heads(3, 0, 2), 3 * 15 + 2);
+  EXPECT_EQ(p.value.head(1)(6, 1), query_size + key_size + value_size - 1);
+  EXPECT_EQ(p.query.bias.data, nullptr);
+  EXPECT_EQ(p.query.bias_row().data, nullptr);
+  EXPECT_EQ(p.output.bias.data, nullptr);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(p.query.matrix()); }),
+            "HeadWeights: the 4 heads lie 15 elements apart, side by side would be 3: ask for head(h) instead");
+}
+
+TEST(Parameters, WithoutOutputThereIsNoOutputMatrix) {
+  Headless p(sizes(true));
+  EXPECT_EQ(p.writable().output.matrix().data, nullptr);
+}
+
+/// A set of matrices for sizes(…), and a way to spoil one.
+struct Checkpoint {
+  std::vector<float> q, k, v, o, qb, kb, vb, ob;
+  mha::BorrowedWeights<float> weights;
+
+  explicit Checkpoint(bool bias)
+      : q(query_size), k(key_size), v(value_size), o(output_size), qb(12), kb(6), vb(4), ob(5) {
+    float next = 0;
+    for (auto* values : {&q, &k, &v, &o, &qb, &kb, &vb, &ob})
+      for (float& x : *values) x = ++next;
+    weights.query = mha::view(std::as_const(q).data(), 5, 12);
+    weights.key = mha::view(std::as_const(k).data(), 7, 6);
+    weights.value = mha::view(std::as_const(v).data(), 7, 4);
+    weights.output = mha::view(std::as_const(o).data(), 8, 5);
+    if (!bias) return;
+    weights.query_bias = mha::view(std::as_const(qb).data(), 12);
+    weights.key_bias = mha::view(std::as_const(kb).data(), 6);
+    weights.value_bias = mha::view(std::as_const(vb).data(), 4);
+    weights.output_bias = mha::view(std::as_const(ob).data(), 5);
+  }
+  Checkpoint(const Checkpoint&) = delete;
+};
+
+TEST(Parameters, BorrowedViewsPointAtTheCheckpoint) {
+  const Checkpoint file(true);
+  Fused p(sizes(true));
+  EXPECT_FALSE(p.borrowed());
+  p.borrow(file.weights, nullptr);
+  EXPECT_TRUE(p.borrowed());
+  EXPECT_TRUE(p.present());
+  const auto views = p.views();
+  EXPECT_EQ(views.query.matrix().data, file.q.data());
+  EXPECT_EQ(views.query.head(3)(4, 2), file.q[4 * 12 + 11]);
+  EXPECT_EQ(views.key.bias(1, 2), file.kb[5]);
+  EXPECT_EQ(views.value.matrix()(6, 3), file.v.back());
+  EXPECT_EQ(views.output.matrix()(7, 4), file.o.back());
+  EXPECT_EQ(views.output.bias(4), file.ob.back());
+  EXPECT_TRUE(views.flat().empty());
+  EXPECT_EQ(p.size(), query_size + key_size + value_size + output_size + 12 + 6 + 4 + 5);
+}
+
+TEST(Parameters, TransposedMatricesAreReadInPlace) {
+  std::vector<float> out_in(query_size);
+  std::iota(out_in.begin(), out_in.end(), 0.f);
+  Checkpoint file(false);
+  file.weights.query = mha::transposed(mha::view(std::as_const(out_in).data(), 12, 5));
+  Fused p(sizes(false));
+  p.borrow(file.weights, nullptr);
+  EXPECT_EQ(p.views().query.matrix()(2, 7), 7 * 5 + 2);
+  EXPECT_EQ(p.views().query.head(2)(2, 1), 7 * 5 + 2);
+  EXPECT_EQ(p.views().query.head(2).data, out_in.data() + 6 * 5);
+}
+
+TEST(Parameters, BorrowedWeightsAreNotWritable) {
+  const Checkpoint file(false);
+  Fused p(sizes(false));
+  p.borrow(file.weights, nullptr);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { p.writable(); }),
+            "update: the layer's 170 parameters are borrowed and read-only, 0 are its own");
+}
+
+TEST(Parameters, KeepAliveLivesAsLongAsACopy) {
+  const Checkpoint file(false);
+  auto mapping = std::make_shared<int>(1);
+  const std::weak_ptr<int> watch = mapping;
+  auto first = std::make_unique<Fused>(sizes(false));
+  first->borrow(file.weights, std::move(mapping));
+  auto second = std::make_unique<Fused>(*first);
+  first.reset();
+  EXPECT_FALSE(watch.expired());
+  second.reset();
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(Parameters, CopiesAreIndependentAndMovesKeepTheMemory) {
+  Fused a(sizes(true));
+  number(a);
+  Fused b = a;
+  EXPECT_NE(a.views().flat().data(), b.views().flat().data());
+  b.writable().query.matrix()(0, 1) = -5;
+  EXPECT_EQ(a.views().query.matrix()(0, 1), 1);
+  EXPECT_EQ(b.views().query.matrix()(0, 1), -5);
+  EXPECT_EQ(b.views().output.bias(4), a.views().output.bias(4));
+
+  const float* const memory = b.views().flat().data();
+  const Fused c = std::move(b);
+  EXPECT_EQ(c.views().flat().data(), memory);
+  EXPECT_EQ(c.views().query.matrix()(0, 1), -5);
+
+  a = c;
+  EXPECT_EQ(a.views().query.matrix()(0, 1), -5);
+  EXPECT_NE(a.views().flat().data(), memory);
+}
+
+/// What borrow() says to a spoilt checkpoint; it must leave the parameters as they were.
+template <class Spoil> std::string error_of(bool bias, Spoil&& spoil) {
+  Checkpoint file(bias);
+  spoil(file.weights);
+  Fused p(sizes(bias));
+  number(p);
+  const std::string message = mha_test::message_of<mha::ShapeError>([&] { p.borrow(file.weights, nullptr); });
+  EXPECT_FALSE(p.borrowed());
+  EXPECT_EQ(p.views().query.matrix()(0, 3), 3);
+  return message;
+}
+
+using Weights = mha::BorrowedWeights<float>;
+
+TEST(Parameters, BorrowSaysWhichMatrixHasWhichShape) {
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.query = {}; }),
+            "borrow: the query matrix is (0, 0), the layer wants (5, 12)");
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.output = {}; }),
+            "borrow: the output matrix is (0, 0), the layer wants (8, 5)");
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.query.extent[1] = 11; }),
+            "borrow: the query matrix is (5, 11), the layer wants (5, 12)");
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.key.extent[0] = 5; }),
+            "borrow: the key matrix is (5, 6), the layer wants (7, 6)");
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.value.extent[1] = 6; }),
+            "borrow: the value matrix is (7, 6), the layer wants (7, 4)");
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.output.extent[0] = 12; }),
+            "borrow: the output matrix is (12, 5), the layer wants (8, 5)");
+}
+
+TEST(Parameters, BorrowRecognisesATransposedMatrix) {
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.query = mha::transposed(w.query); }),
+            "borrow: the query matrix is (12, 5), the layer wants (5, 12): pass mha::transposed(view)");
+  EXPECT_EQ(error_of(true, [](Weights& w) { w.output = mha::transposed(w.output); }),
+            "borrow: the output matrix is (5, 8), the layer wants (8, 5): pass mha::transposed(view)");
+}
+
+TEST(Parameters, BorrowWantsEveryBiasOrNone) {
+  std::vector<float> one(12);
+  EXPECT_EQ(error_of(false, [&](Weights& w) { w.key_bias = mha::view(std::as_const(one).data(), 6); }),
+            "borrow: the key bias has 6 elements, the layer wants 0");
+  EXPECT_EQ(error_of(true, [](Weights& w) { w.value_bias = {}; }),
+            "borrow: the value bias has 0 elements, the layer wants 4");
+  EXPECT_EQ(error_of(true, [](Weights& w) { w.output_bias.extent[0] = 8; }),
+            "borrow: the output bias has 8 elements, the layer wants 5");
+}
+
+TEST(Parameters, WithoutOutputAnOutputMatrixIsRefused) {
+  Checkpoint file(false);
+  Headless p(sizes(false));
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { p.borrow(file.weights, nullptr); }),
+            "borrow: the output matrix is (8, 5), the layer wants (0, 0)");
+  file.weights.output = {};
+  p.borrow(file.weights, nullptr);
+  EXPECT_TRUE(p.borrowed());
+}
+
+TEST(Parameters, BorrowWantsMemory) {
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.key.data = nullptr; }),
+            "borrow: key has 42 elements but its data is null");
+  EXPECT_EQ(error_of(true, [](Weights& w) { w.key_bias.data = nullptr; }),
+            "borrow: key bias has 6 elements but its data is null");
+}
+
+TEST(Parameters, BorrowWantsNormsAndGatesWhereTheLayerHasThem) {
+  std::vector<float> numbers(6);
+  const auto vector = [&](int n) { return mha::view(std::as_const(numbers).data(), n); };
+  EXPECT_EQ(error_of(false, [&](Weights& w) { w.query_norm = vector(3); }),
+            "borrow: the query_norm has 3 elements, the layer wants 0");
+  Checkpoint file(false);
+  Everything p(sizes(false));
+  const auto error = [&] { return mha_test::message_of<mha::ShapeError>([&] { p.borrow(file.weights, nullptr); }); };
+  EXPECT_EQ(error(), "borrow: the query_norm has 0 elements, the layer wants 3");
+  file.weights.query_norm = vector(3);
+  file.weights.key_norm = vector(2);
+  EXPECT_EQ(error(), "borrow: the key_norm has 2 elements, the layer wants 3");
+  file.weights.key_norm = vector(3);
+  EXPECT_EQ(error(), "borrow: the gate has 0 elements, the layer wants 4");
+  file.weights.gate = vector(4);
+  EXPECT_EQ(error(), "");
+  EXPECT_EQ(p.views().gate.data, numbers.data());
+}
+
+// Another layer's parameters, of any projection layout, are borrowed as they lie.
+TEST(Parameters, BorrowsTheViewsOfOthers) {
+  PerHead owner(sizes(true));
+  number(owner);
+  Fused p(sizes(true));
+  p.borrow(std::as_const(owner).views(), nullptr);
+  EXPECT_EQ(p.views().query.heads(3, 4, 2), owner.views().query.heads(3, 4, 2));
+  EXPECT_EQ(p.views().query.heads.data, owner.views().query.heads.data);
+  EXPECT_TRUE(p.views().flat().empty());
+
+  auto other = sizes(true);
+  other.kv_model = 6;
+  Fused narrow(other);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { narrow.borrow(owner.views(), nullptr); }),
+            "borrow: the key weights are (2, 7, 3), the layer wants (2, 6, 3)");
+  Fused plain(sizes(false));
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { plain.borrow(owner.views(), nullptr); }),
+            "borrow: the query bias is (4, 3), the layer wants (0, 0)");
+}
+
+// 4·65536² parameters are no error until the layer is to own them in one allocation.
+TEST(Parameters, MoreThanAnIndexCountsCannotBeOwned) {
+  Fused big(mha::detail::completed<mha::MultiHead>({.d_model = 65536, .num_heads = 512}));
+  EXPECT_EQ(big.size(), 17179869184);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { big.writable(); }),
+            "update: the layer has 17179869184 parameters, the most in one allocation is 2147483647: borrow them");
+}
+
+}  // namespace
