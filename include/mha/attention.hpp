@@ -77,7 +77,7 @@ template <Backend B = Cpu, AttentionTensor Q, AttentionTensor K, class... Extra>
 Tensor<Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Extra&&... extra) {
   using T = ScalarOf<Q>;
   static_assert(std::is_same_v<T, ScalarOf<K>>, "mha: attention_weights needs q and k of one scalar type");
-  detail::check_call_arguments<Extra...>();
+  detail::check_weights_arguments<Extra...>();
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
   auto frame = workspace.frame();

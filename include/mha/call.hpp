@@ -96,7 +96,8 @@ concept PolicyArgument = is_call_role(role_of<E>());
 template <class... Extra> constexpr void check_call_arguments() {
   check_functors<Extra...>();
   static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-                  LogSumExpArgument<Extra> || PackedArgument<Extra>)&&...),
+                  LogSumExpArgument<Extra> || PackedArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
+                 ...),
                 "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Packed, LogSumExp and a "
                 "Workspace (see mha/call.hpp)");
   static_assert(
@@ -104,6 +105,37 @@ template <class... Extra> constexpr void check_call_arguments() {
           (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
           (0 + ... + int(PackedArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
       "mha: Scale, Origin, Packed, LogSumExp, a Sink and a Workspace may be given once each (see mha/call.hpp)");
+}
+
+/// The sentences for what attention_weights() may be given: nothing that would be left unwritten.
+template <class... Extra> constexpr void check_weights_arguments() {
+  check_call_arguments<Extra...>();
+  static_assert(!(LogSumExpArgument<Extra> || ...),
+                "mha: attention_weights writes no log-sum-exp: ask attention() for it (see mha/call.hpp)");
+}
+
+template <class E>
+concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
+    PackedArgument<E> || OriginArgument<E>;
+
+/// The sentences for what a layer may be given after its tensors.
+template <class... Extra> constexpr void check_layer_arguments() {
+  check_functors<Extra...>();
+  static_assert(
+      (LayerArgument<Extra> && ...),
+      "mha: after its tensors a layer call takes masks, scores, Packed, Origin, mha::into(y), LogSumExp and a "
+      "Workspace (see mha/call.hpp)");
+}
+template <class... Extra> constexpr void check_layer_weights_arguments() {
+  check_layer_arguments<Extra...>();
+  static_assert(!((IntoArgument<Extra> || LogSumExpArgument<Extra>) || ...),
+                "mha: attention_weights returns the weights and writes nothing else: no mha::into(y), no LogSumExp "
+                "(see mha/call.hpp)");
+}
+template <class... Extra> constexpr void check_project_arguments() {
+  static_assert(((PackedArgument<Extra> || WorkspaceArgument<Extra>)&&...),
+                "mha: project_memory takes Packed and a Workspace; masks and scores belong to the call that attends "
+                "(see mha/call.hpp)");
 }
 
 template <class A, class B> constexpr auto intersect(const A& a, const B& b) {
@@ -163,7 +195,7 @@ template <class A, class... Extra> CallOptions<A> collect_options(const Extra&..
       static_assert(std::same_as<Given, LogSumExp<A>>,
                     "mha: LogSumExp has the accumulator's scalar: float for half, bfloat16 and float, else the scalar "
                     "itself (see mha/call.hpp)");
-      options.log_sum_exp = e.to;
+      if constexpr (std::same_as<Given, LogSumExp<A>>) options.log_sum_exp = e.to;
     }
   };
   (take(extra), ...);

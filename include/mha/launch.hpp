@@ -57,6 +57,10 @@ template <class B> void require_supported(const char* call) {
   if (!support.ok) throw std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason);
 }
 
+inline void require_no_batch(const char* name, Index batch) {
+  require(batch == 1, name, ": Packed rows have batch ", batch, ", their sequences are cut by offsets, so 1 is wanted");
+}
+
 /// Row numbers that cut `rows` packed rows into sequences.
 inline void require_offsets(const char* name, const char* tensor, const Borrowed<Index>& offsets, Index rows) {
   require(offsets.size >= 1 && offsets.data != nullptr, name, ": Packed has ", offsets.size, " offsets for ", tensor,
@@ -83,12 +87,11 @@ CallShape call_shape(const char* name, Index batch, Index heads, Index queries, 
   if (packed) {
     const Borrowed<Index>& q = packed->query_offsets;
     const Borrowed<Index>& k = packed->key_offsets.size > 0 ? packed->key_offsets : q;
-    require(batch == 1, name, ": Packed rows have batch ", batch,
-            ", their sequences are cut by offsets, so 1 is wanted");
+    require_no_batch(name, batch);
     require_offsets(name, "q", q, queries);
     require_offsets(name, "k", k, keys);
     require(q.size == k.size, name, ": Packed has ", q.size - 1, " query sequences but ", k.size - 1, " key sequences");
-    shape = {q.size - 1, heads, longest(q), longest(k), 0};
+    shape = {q.size - 1, heads, longest(q), longest(k), 0, q.data};
     if (origin) {
       shape.origin = *origin;
     } else {

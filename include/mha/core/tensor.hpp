@@ -45,7 +45,7 @@ template <class T> std::unique_ptr<T[], AlignedDelete> aligned_array(std::size_t
 
 /// An owning, row-major, 64-byte aligned array with Rank axes, zero at first.
 ///
-/// Errors    ShapeError on a negative extent
+/// Errors    ShapeError on a negative extent; std::bad_alloc if the elements are more than memory can hold
 template <class T, int Rank> class Tensor {
  public:
   static constexpr int rank = Rank;
@@ -54,10 +54,14 @@ template <class T, int Rank> class Tensor {
   Tensor() = default;
 
   template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == Rank) explicit Tensor(I... extents)
-      : shape_(mha::view(static_cast<T*>(nullptr), extents...)) {
-    for (int a = 0; a < Rank; ++a)
-      detail::require(shape_.extent[a] >= 0, "Tensor: extent ", shape_.extent[a], " on axis ", a);
+  requires(sizeof...(I) == Rank) explicit Tensor(I... extents) {
+    const Index extent[] = {static_cast<Index>(extents)...};
+    std::ptrdiff_t most = 1;  // no stride is larger, whatever axes are empty
+    for (int a = 0; a < Rank; ++a) {
+      detail::require(extent[a] >= 0, "Tensor: extent ", extent[a], " on axis ", a);
+      if (__builtin_mul_overflow(most, std::max(extent[a], Index{1}), &most)) throw std::bad_array_new_length();
+    }
+    shape_ = mha::view(static_cast<T*>(nullptr), extents...);
     data_ = detail::aligned_array<T>(size());
   }
 

@@ -37,10 +37,6 @@ template <class T> constexpr bool is_key_values<KeyValues<T>> = true;
 template <class M>
 concept MemoryArgument = Sequence<M> || is_key_values<std::remove_cvref_t<M>>;
 
-template <class E>
-concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
-    PackedArgument<E> || OriginArgument<E>;
-
 }  // namespace detail
 
 /// A multi-head attention layer with one template parameter per role. Users name MultiHeadAttention, which sorts its
@@ -65,6 +61,7 @@ class Layer {
         norm_(std::move(norm)),
         position_(std::move(position)) {
     static_cast<void>(sink_.logits(config_.num_heads));
+    if constexpr (requires { norm_.check(); }) norm_.check();
     if constexpr (requires { position_.check(Index{}); }) position_.check(config_.head_dim);
   }
 
@@ -127,6 +124,7 @@ class Layer {
   /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
   /// Then      Packed, a Workspace
   template <Sequence Memory, class... Extra> KeyValues<T> project_memory(const Memory& memory, Extra&&... extra) const {
+    detail::check_project_arguments<Extra...>();
     const auto from = detail::read_sequence(memory);
     check_memory(from);
     Workspace own;
@@ -140,6 +138,7 @@ class Layer {
     if (options.packed) {
       const auto& k =
           options.packed->key_offsets.size > 0 ? options.packed->key_offsets : options.packed->query_offsets;
+      detail::require_no_batch("project_memory", from.extent[0]);
       detail::require_offsets("project_memory", "k", k, from.extent[1]);
       offsets = k.data;
       sequences = k.size - 1;
@@ -186,7 +185,8 @@ class Layer {
 
  private:
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
-    check_arguments<X, Memory, Extra...>();
+    detail::check_layer_arguments<Extra...>();
+    check_scalars<X, Memory>();
     const auto from = detail::read_sequence(x);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       forward(from, memory, find_into(extra...), extra...);
@@ -244,7 +244,8 @@ class Layer {
 
   template <class X, class Memory, class... Extra>
   auto weights(const X& x, const Memory& memory, Extra&... extra) const {
-    check_arguments<X, Memory, Extra...>();
+    detail::check_layer_weights_arguments<Extra...>();
+    check_scalars<X, Memory>();
     const auto from = detail::read_sequence(x);
     const Config& c = config_;
     check_x(from);
@@ -333,12 +334,7 @@ class Layer {
     }
   }
 
-  template <class X, class Memory, class... Extra> static constexpr void check_arguments() {
-    detail::check_functors<Extra...>();
-    static_assert(
-        (detail::LayerArgument<Extra> && ...),
-        "mha: after its tensors a layer call takes masks, scores, Packed, Origin, mha::into(y), LogSumExp and "
-        "a Workspace (see mha/call.hpp)");
+  template <class X, class Memory> static constexpr void check_scalars() {
     constexpr bool same_memory = std::is_same_v<Memory, TensorView<const T, 3>> || detail::is_key_values<Memory>;
     static_assert(std::is_same_v<T, ScalarOf<X>> && same_memory,
                   "mha: the layer's scalar and the input's differ (see mha/layer/multi_head_attention.hpp)");

@@ -12,40 +12,6 @@ namespace mha::inline v0 {
 
 namespace detail {
 
-template <class Scalar, class B, class... P> struct LayerOf {
-  using HeadsPolicy = typename PickRole<Role::heads, MultiHead, P...>::type;
-  using MaskPolicy = typename PickRole<Role::mask, Full, P...>::type;
-  using ScorePolicy = typename PickRole<Role::score, NoScore, P...>::type;
-  using SinkPolicyOf = typename PickRole<Role::sink, NoSink, P...>::type;
-  using NormPolicy = typename PickRole<Role::norm, NoNorm, P...>::type;
-  using PositionPolicy = typename PickRole<Role::position, NoPosition, P...>::type;
-  using ProjectionPolicy = typename PickRole<Role::projection, FusedProjection, P...>::type;
-  using ConcatPolicy = typename PickRole<Role::concat, ConcatHeads, P...>::type;
-  using OutputPolicy = typename PickRole<Role::output, LinearOutput, P...>::type;
-  using type = Layer<Scalar, B, HeadsPolicy, MaskPolicy, ScorePolicy, SinkPolicyOf, NormPolicy, PositionPolicy,
-                     ProjectionPolicy, ConcatPolicy, OutputPolicy>;
-};
-
-/// The value of a role among the constructor's arguments, else the policy's default.
-template <Role R, class Policy> constexpr Policy policy_value() {
-  static_assert(std::default_initializable<Policy>,
-                "mha: this policy has a member without a default: give its value to the constructor, "
-                "layer({...}, mha::SlidingWindow{.left = 256}) (see mha/layer/multi_head_attention.hpp)");
-  if constexpr (std::default_initializable<Policy>)
-    return Policy{};
-  else
-    __builtin_unreachable();
-}
-template <Role R, class Policy, class V, class... Rest>
-constexpr Policy policy_value(const V& first, const Rest&... rest) {
-  if constexpr (role_of<V>() == R)
-    return first;
-  else
-    return policy_value<R, Policy>(rest...);
-}
-
-template <class Value, class... Policies> constexpr bool is_one_of = (std::same_as<Value, Policies> || ...);
-
 /// The sentences for a layer's list of policies.
 template <class... P> constexpr void check_layer_policies() {
   check_roles<P...>();
@@ -70,6 +36,46 @@ template <class... P> constexpr void check_layer_policies() {
                 "mha: two output policies: keep one of LinearOutput, NoOutput (see mha/policy/output.hpp)");
 }
 
+/// P if it keeps its role's concept, else what stands in for it, so that our sentence is the only error.
+template <bool Keeps, class P, class StandIn> using OrStandIn = std::conditional_t<Keeps, P, StandIn>;
+
+template <class Scalar, class B, class... P> struct LayerOf {
+  static_assert(Backend<B>, "mha: the second template argument is no backend (see mha/backend/backend.hpp)");
+  static_assert((check_layer_policies<P...>(), true));
+  using HeadsPolicy = typename PickRole<Role::heads, MultiHead, P...>::type;
+  using MaskPolicy = typename PickRole<Role::mask, Full, P...>::type;
+  using ScorePolicy = typename PickRole<Role::score, NoScore, P...>::type;
+  using SinkPolicyOf = typename PickRole<Role::sink, NoSink, P...>::type;
+  using NormPolicy = typename PickRole<Role::norm, NoNorm, P...>::type;
+  using PositionPolicy = typename PickRole<Role::position, NoPosition, P...>::type;
+  using ProjectionPolicy = typename PickRole<Role::projection, FusedProjection, P...>::type;
+  using ConcatPolicy = typename PickRole<Role::concat, ConcatHeads, P...>::type;
+  using OutputPolicy = typename PickRole<Role::output, LinearOutput, P...>::type;
+  using type = Layer<Scalar, OrStandIn<Backend<B>, B, Cpu>, HeadsPolicy, OrStandIn<Mask<MaskPolicy>, MaskPolicy, Full>,
+                     OrStandIn<Score<ScorePolicy>, ScorePolicy, NoScore>, SinkPolicyOf, NormPolicy, PositionPolicy,
+                     ProjectionPolicy, ConcatPolicy, OutputPolicy>;
+};
+
+/// The value of a role among the constructor's arguments, else the policy's default.
+template <Role R, class Policy> constexpr Policy policy_value() {
+  static_assert(std::default_initializable<Policy>,
+                "mha: this policy has a member without a default: give its value to the constructor, "
+                "layer({...}, mha::SlidingWindow{.left = 256}) (see mha/layer/multi_head_attention.hpp)");
+  if constexpr (std::default_initializable<Policy>)
+    return Policy{};
+  else
+    __builtin_unreachable();
+}
+template <Role R, class Policy, class V, class... Rest>
+constexpr Policy policy_value(const V& first, const Rest&... rest) {
+  if constexpr (role_of<V>() == R)
+    return first;
+  else
+    return policy_value<R, Policy>(rest...);
+}
+
+template <class Value, class... Policies> constexpr bool is_one_of = (std::same_as<Value, Policies> || ...);
+
 }  // namespace detail
 
 /// Multi-head attention as a layer: its scalar, the machine it runs on, and policies in any order.
@@ -92,8 +98,6 @@ template <class... P> constexpr void check_layer_policies() {
 ///   auto y = layer(x);  // (L, 512) → (L, 512)
 template <class Scalar, class B = Cpu, class... Policies>
 class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type {
-  static_assert(Backend<B>, "mha: the second template argument is no backend (see mha/backend/backend.hpp)");
-  static_assert((detail::check_layer_policies<Policies...>(), true));
   using Roles = detail::LayerOf<Scalar, B, Policies...>;
 
  public:

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
+
+#include "../core/check.hpp"
 #include "../core/dual.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -28,6 +31,10 @@ struct QkNorm {
   static constexpr const char* name = "QkNorm";
   static constexpr bool has_weights = true;
   double eps = 1e-6;
+
+  void check() const {
+    detail::require(eps >= 0 && std::isfinite(eps), "QkNorm: eps is ", eps, ", it must be a finite number, 0 or above");
+  }
 
   /// Shapes    x (B, L, H, D), in place  weight (D)
   template <class T> void apply(const TensorView<T, 4>& x, const TensorView<const T, 1>& weight) const {

@@ -27,6 +27,12 @@ struct Origins {
 struct CallShape {
   Index batch = 0, heads = 0, queries = 0, keys = 0;
   Origins origin{};  ///< keys − queries if not given, so that the last query meets the last key
+  const Index* query_offsets = nullptr;  ///< of a ragged call, (batch + 1)
+
+  /// One past the position of sequence b's last query.
+  MHA_HOST_DEVICE constexpr Index queries_end(Index b) const {
+    return origin[b] + (query_offsets != nullptr ? query_offsets[b + 1] - query_offsets[b] : queries);
+  }
 };
 
 /// A policy that says what it is: `static constexpr mha::Role role = mha::Role::mask;`

@@ -24,24 +24,23 @@ template <Executor Threads> struct CpuWith {
   Support supported() const { return {}; }
 
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
-    check_scalar<T>();
-    detail::cpu::gemm(call, workspace, Threads{});
+    if constexpr (check_scalar<T>()) detail::cpu::gemm(call, workspace, Threads{});
   }
 
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    check_scalar<T>();
-    with_accumulator_kv(call, workspace, [&](const auto& wide) {
-      detail::cpu::for_each_tile(wide, workspace, Threads{}, [](auto& tile) { tile.attend(); });
-    });
+    if constexpr (check_scalar<T>())
+      with_accumulator_kv(call, workspace, [&](const auto& wide) {
+        detail::cpu::for_each_tile(wide, workspace, Threads{}, [](auto& tile) { tile.attend(); });
+      });
   }
 
   template <class T, class Source, class M, class S>
   void weights(const AttendCall<T, Source, M, S>& call, TensorView<Accumulator<T>, 4> to, Workspace& workspace) const {
-    check_scalar<T>();
-    with_accumulator_kv(call, workspace, [&](const auto& wide) {
-      detail::cpu::for_each_tile(wide, workspace, Threads{}, [&](auto& tile) { tile.weights(to); });
-    });
+    if constexpr (check_scalar<T>())
+      with_accumulator_kv(call, workspace, [&](const auto& wide) {
+        detail::cpu::for_each_tile(wide, workspace, Threads{}, [&](auto& tile) { tile.weights(to); });
+      });
   }
 
   template <class T> std::string explain(const AttendPlan& plan) const {
@@ -58,10 +57,12 @@ template <Executor Threads> struct CpuWith {
   }
 
  private:
-  template <class T> static constexpr void check_scalar() {
-    static_assert(std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>,
+  template <class T> static constexpr bool check_scalar() {
+    constexpr bool computes = std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>;
+    static_assert(computes,
                   "mha: Cpu computes in float or double (half and bfloat16 are storage): use the backend Reference for "
                   "other scalars (see mha/backend/reference/reference.hpp)");
+    return computes;  // the sentence is enough: nothing more is instantiated
   }
 
   template <class T, class Source, class M, class S, class F>

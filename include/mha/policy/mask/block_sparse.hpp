@@ -53,9 +53,9 @@ struct BlockSparseView {
     detail::require(std::int64_t{key_blocks.value} * block.value >= s.keys, "BlockSparse: the map covers ",
                     key_blocks.value, " blocks of ", block.value, " keys but the call has ", s.keys, " keys");
     for (Index b = 0; b < s.batch; ++b)
-      detail::require(std::int64_t{query_blocks.value} * block.value >= std::int64_t{s.origin[b]} + s.queries,
+      detail::require(std::int64_t{query_blocks.value} * block.value >= s.queries_end(b),
                       "BlockSparse: the map covers ", query_blocks.value, " blocks of ", block.value,
-                      " queries but the last query is at position ", s.origin[b] + s.queries - 1);
+                      " queries but the last query is at position ", s.queries_end(b) - 1);
     BlockSparseView ready = *this;
     ready.head_stride = map.size == one ? 0 : static_cast<std::ptrdiff_t>(one);
     return ready;

@@ -41,8 +41,8 @@ struct Document {
                     " sequences of ", s.keys, " keys: give ", s.keys, " or ", rows);
     detail::require(ids.data != nullptr || ids.size == 0, "Document: the data of ", ids.size, " ids is null");
     for (Index b = 0; b < s.batch; ++b)
-      detail::require(s.origin[b] + s.queries <= s.keys, "Document: the last query is at position ",
-                      s.origin[b] + s.queries - 1, " but there are ids for ", s.keys);
+      detail::require(s.queries_end(b) <= s.keys, "Document: the last query is at position ", s.queries_end(b) - 1,
+                      " but there are ids for ", s.keys);
     if (ids.memory == Memory::host)
       for (Index i = 1; i < ids.size; ++i)
         detail::require(i % s.keys == 0 || ids[i] >= ids[i - 1], "Document: ids decrease from ", ids[i - 1], " to ",

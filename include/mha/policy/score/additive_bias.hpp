@@ -28,7 +28,7 @@ template <class B> struct AdditiveBias {
   constexpr explicit AdditiveBias(TensorView<U, Rank>&& table) : bias(detail::as_pair_table(table)) {}
 
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
-    return s + static_cast<Accumulator<B>>(bias(b, h, q - origin[b], k));
+    return static_cast<T>(s + static_cast<Accumulator<B>>(bias(b, h, q - origin[b], k)));
   }
   AdditiveBias prepared(const CallShape& s) const {
     return AdditiveBias(detail::broadcast_to_call(bias, s, "AdditiveBias"), s.origin);
