@@ -48,7 +48,6 @@ template <class A> struct TileScratch {
 template <class T, class Source, class M, class S> class QueryTile {
   using A = Accumulator<T>;
   static constexpr A hidden = -std::numeric_limits<A>::infinity();
-  static constexpr A ln2 = std::numbers::ln2_v<A>;
   static constexpr A log2e = std::numbers::log2e_v<A>;
   using HeadScore = decltype(at_head(std::declval<const S&>(), Index{}, Index{}));
 
@@ -211,7 +210,8 @@ template <class T, class Source, class M, class S> class QueryTile {
     if (call_.log_sum_exp.data == nullptr) return;
     for (Index i = 0; i < count_; ++i)
       call_.row_log_sum_exp(b_, h_, first_ + i) =
-          at_.sum[i] == A(0) ? hidden : (at_.max[i] * slope_ + std::log2(at_.sum[i])) * ln2;
+          at_.sum[i] == A(0) ? hidden
+                             : (logits_are_dots_ ? call_.scale * at_.max[i] : at_.max[i]) + std::log(at_.sum[i]);
   }
 
   const AttendCall<T, Source, M, S>& call_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <limits>
+
 #include "../../core/scalar.hpp"
 #include "../broadcast.hpp"
 #include "../score.hpp"
@@ -28,7 +30,12 @@ template <class B> struct AdditiveBias {
   constexpr explicit AdditiveBias(TensorView<U, Rank>&& table) : bias(detail::as_pair_table(table)) {}
 
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
-    return static_cast<T>(s + static_cast<Accumulator<B>>(bias(b, h, q - origin[b], k)));
+    using A = Accumulator<B>;
+    const A add = static_cast<A>(bias(b, h, q - origin[b], k));
+    // Not a sum: the NaN of a poisoned key would swallow the −∞ that hides it.
+    if constexpr (std::numeric_limits<A>::has_infinity)
+      if (add == minus_infinity<A>()) return minus_infinity<T>();
+    return static_cast<T>(s + add);
   }
   AdditiveBias prepared(const CallShape& s) const {
     return AdditiveBias(detail::broadcast_to_call(bias, s, "AdditiveBias"), s.origin);
