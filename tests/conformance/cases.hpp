@@ -44,7 +44,22 @@ enum class OriginKind { standard, zero, shifted };
 enum class SinkKind { none, some };
 
 /// The factors of the covering array, in its order.
-enum Factor { machine, storage, groups, mask, score, scale, layout, isa, origin, sink, queries, keys, head_dim, value_dim };
+enum Factor {
+  machine,
+  storage,
+  groups,
+  mask,
+  score,
+  scale,
+  layout,
+  isa,
+  origin,
+  sink,
+  queries,
+  keys,
+  head_dim,
+  value_dim
+};
 
 // One in how many combinations of backend, scalar, mask and score is compiled. Sanitizers make compilers slow.
 #if defined(MHA_CONFORMANCE_THIN) || defined(__SANITIZE_ADDRESS__)
@@ -85,18 +100,18 @@ const std::vector<Case>& cases();
 struct Problem {
   Case which;
   Index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
-  Index origin = 0;                  ///< position of the first query
+  Index origin = 0;  ///< position of the first query
   double scale = 0;
-  Index left = 0, right = 0;         ///< reach of the window
-  float cap = 0, slope = 0;          ///< of the soft cap and of the user's score
-  std::vector<Index> lengths;        // (B)
-  Index block = 0;                   ///< positions of one bit of the block-sparse map
-  std::vector<std::uint8_t> map;     // (1 or H, Nq, Nk)
-  std::vector<float> relative;       // (8 buckets, H)
-  std::vector<float> sink;           // (H), −∞ for none
-  mha::Tensor<bool, 3> table;        // (1 or H, Lq, Lk)
-  mha::Tensor<double, 3> bias;       // (1 or H, Lq, Lk), some of it −∞
-  mha::Tensor<double, 4> q, k, v;    // (B, L, H, D), filled by the runner from its rounded values
+  Index left = 0, right = 0;       ///< reach of the window
+  float cap = 0, slope = 0;        ///< of the soft cap and of the user's score
+  std::vector<Index> lengths;      // (B)
+  Index block = 0;                 ///< positions of one bit of the block-sparse map
+  std::vector<std::uint8_t> map;   // (1 or H, Nq, Nk)
+  std::vector<float> relative;     // (8 buckets, H)
+  std::vector<float> sink;         // (H), −∞ for none
+  mha::Tensor<bool, 3> table;      // (1 or H, Lq, Lk)
+  mha::Tensor<double, 3> bias;     // (1 or H, Lq, Lk), some of it −∞
+  mha::Tensor<double, 4> q, k, v;  // (B, L, H, D), filled by the runner from its rounded values
 
   Index query_blocks() const { return std::max((origin + queries + block - 1) / block, 1); }
   Index key_blocks() const { return (keys + block - 1) / block; }

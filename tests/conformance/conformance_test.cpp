@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every backend, scalar, policy, layout, instruction set and size against the reference in double, two by two.
 #include <cstddef>
-#include <gtest/gtest.h>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "cases.hpp"
 
@@ -44,10 +45,18 @@ TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReference) {
     // A stream of its own for each case: one can be repeated without those before it.
     support::Random stream("case " + std::to_string(i));
     switch (c.at<Storage>(conformance::storage)) {
-      case Storage::float32: conformance::run<float, Storage::float32>(c, stream); break;
-      case Storage::float64: conformance::run<double, Storage::float64>(c, stream); break;
-      case Storage::half: conformance::run<mha::half, Storage::half>(c, stream); break;
-      case Storage::bfloat16: conformance::run<mha::bfloat16, Storage::bfloat16>(c, stream); break;
+      case Storage::float32:
+        conformance::run<float, Storage::float32>(c, stream);
+        break;
+      case Storage::float64:
+        conformance::run<double, Storage::float64>(c, stream);
+        break;
+      case Storage::half:
+        conformance::run<mha::half, Storage::half>(c, stream);
+        break;
+      case Storage::bfloat16:
+        conformance::run<mha::bfloat16, Storage::bfloat16>(c, stream);
+        break;
     }
     failed += HasFailure() ? 1 : 0;
   }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layer on Cpu and on the plain backend against the layer on the reference in double.
 #include <cmath>
-#include <gtest/gtest.h>
 #include <memory>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/mha.hpp>
 
@@ -61,8 +62,7 @@ template <class A, class B> void expect_close(const A& value, const B& expected,
   ASSERT_EQ(value.size(), expected.size());
   double most = 0, worst = 0;
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double difference =
-        std::abs(support::to_double(value.data()[i]) - support::to_double(expected.data()[i]));
+    const double difference = std::abs(support::to_double(value.data()[i]) - support::to_double(expected.data()[i]));
     if (!(difference <= worst)) worst = difference;
     most = std::max(most, std::abs(support::to_double(expected.data()[i])));
   }
@@ -102,9 +102,8 @@ TYPED_TEST(LayerConformance, AgreesWithTheDoubleReference) {
   TestFixture::check("grouped, other widths",
                      {.d_model = 20, .num_heads = 6, .head_dim = 7, .value_dim = 5, .kv_model = 31, .bias = true},
                      mha::GroupedQuery<2>{}, mha::SlidingWindow{.left = 11, .right = 4});
-  TestFixture::check("one key head, per-head products",
-                     {.d_model = 48, .num_heads = 4, .bias = true, .scale = 0.2}, mha::MultiQuery{},
-                     mha::PerHeadProjection{}, mha::Alibi{});
+  TestFixture::check("one key head, per-head products", {.d_model = 48, .num_heads = 4, .bias = true, .scale = 0.2},
+                     mha::MultiQuery{}, mha::PerHeadProjection{}, mha::Alibi{});
   TestFixture::check("no output", {.d_model = 24, .num_heads = 4, .num_kv_heads = 2, .value_dim = 9},
                      mha::GroupedQuery<mha::Dynamic>{}, mha::NoOutput{}, mha::Causal{});
 }
@@ -132,8 +131,8 @@ TYPED_TEST(LayerConformance, FusedAndPerHeadProjectionsGiveTheSameValues) {
 
 TYPED_TEST(LayerConformance, BorrowedTransposedWeightsEqualOwnedOnes) {
   using T = typename TypeParam::T;
-  const Config config{.d_model = 24, .num_heads = 4, .num_kv_heads = 2, .head_dim = 5, .value_dim = 7, .kv_model = 18,
-                      .bias = true};
+  const Config config{
+      .d_model = 24, .num_heads = 4, .num_kv_heads = 2, .head_dim = 5, .value_dim = 7, .kv_model = 18, .bias = true};
   mha::MultiHeadAttention<T, typename TypeParam::Backend, mha::GroupedQuery<2>> owned(config), borrowed(config);
   owned.initialize(mha::XavierUniform{.seed = 12});
   Random random("borrowed");

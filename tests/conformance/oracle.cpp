@@ -31,9 +31,10 @@ const std::vector<FactorLevels>& factors() {
         {"scalar", {"float", "double", "half", "bfloat16"}},
         {"heads", {"MHA", "GQA", "MQA"}},
         {"mask",
-         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "Prefix", "BlockSparse", "Dense", "functor", "a && b", "a || b", "!a",
-          "(a && b) || !functor", "two masks"}},
-        {"score", {"none", "SoftCap", "Alibi", "AdditiveBias", "RelativeBias", "Chain", "two scores", "functor", "lambda"}},
+         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "Prefix", "BlockSparse", "Dense", "functor",
+          "a && b", "a || b", "!a", "(a && b) || !functor", "two masks"}},
+        {"score",
+         {"none", "SoftCap", "Alibi", "AdditiveBias", "RelativeBias", "Chain", "two scores", "functor", "lambda"}},
         {"scale", {"default", "explicit", "negative", "above 1", "0"}},
         {"layout", {"blhd", "bhld", "V in K", "strided", "column-major", "reversed"}},
         {"isa", levels},
@@ -62,25 +63,38 @@ bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
   const bool not_padding = k < p.lengths[static_cast<std::size_t>(b)];
   const bool functor = (q + 2 * k + h + 1000) % 3 != 0;
   switch (p.which.at<MaskKind>(mask)) {
-    case MaskKind::full: return true;
-    case MaskKind::causal: return past;
-    case MaskKind::top_left: return k <= i;
-    case MaskKind::window: return in_window;
-    case MaskKind::padding: return not_padding;
-    case MaskKind::prefix: return not_padding || past;
+    case MaskKind::full:
+      return true;
+    case MaskKind::causal:
+      return past;
+    case MaskKind::top_left:
+      return k <= i;
+    case MaskKind::window:
+      return in_window;
+    case MaskKind::padding:
+      return not_padding;
+    case MaskKind::prefix:
+      return not_padding || past;
     case MaskKind::block_sparse: {
       if (q < 0) return false;
       const Index one = p.query_blocks() * p.key_blocks();
       const Index of_head = p.map.size() == static_cast<std::size_t>(one) ? 0 : h * one;
       return p.map[static_cast<std::size_t>(of_head + q / p.block * p.key_blocks() + k / p.block)] != 0;
     }
-    case MaskKind::dense: return p.table(p.table.extent(0) == 1 ? 0 : h, i, k);
-    case MaskKind::functor: return functor;
-    case MaskKind::both: return past && not_padding;
-    case MaskKind::either: return in_window || k <= i;
-    case MaskKind::negated: return !in_window;
-    case MaskKind::composed: return (past && not_padding) || !functor;
-    case MaskKind::two: return in_window && functor;
+    case MaskKind::dense:
+      return p.table(p.table.extent(0) == 1 ? 0 : h, i, k);
+    case MaskKind::functor:
+      return functor;
+    case MaskKind::both:
+      return past && not_padding;
+    case MaskKind::either:
+      return in_window || k <= i;
+    case MaskKind::negated:
+      return !in_window;
+    case MaskKind::composed:
+      return (past && not_padding) || !functor;
+    case MaskKind::two:
+      return in_window && functor;
   }
   return false;
 }
@@ -88,7 +102,8 @@ bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
 double alibi_slope(Index h, Index heads) {
   Index power = 1;
   while (2 * power <= heads) power *= 2;
-  const double slope = h < power ? std::pow(2.0, -8.0 / power * (h + 1)) : std::pow(2.0, -4.0 / power * (2 * (h - power) + 1));
+  const double slope =
+      h < power ? std::pow(2.0, -8.0 / power * (h + 1)) : std::pow(2.0, -4.0 / power * (2 * (h - power) + 1));
   return static_cast<double>(static_cast<float>(slope));
 }
 
@@ -105,16 +120,24 @@ double changed(const Problem& p, double s, Index h, Index q, Index k) {
   const auto bias = [&] { return p.bias(p.bias.extent(0) == 1 ? 0 : h, q - p.origin, k); };
   const auto capped = [&](double x) { return cap * std::tanh(x / cap); };
   switch (p.which.at<ScoreKind>(score)) {
-    case ScoreKind::none: return s;
-    case ScoreKind::soft_cap: return capped(s);
-    case ScoreKind::alibi: return s - alibi_slope(h, p.heads) * distance;
-    case ScoreKind::bias: return s + bias();
+    case ScoreKind::none:
+      return s;
+    case ScoreKind::soft_cap:
+      return capped(s);
+    case ScoreKind::alibi:
+      return s - alibi_slope(h, p.heads) * distance;
+    case ScoreKind::bias:
+      return s + bias();
     case ScoreKind::relative:
       return s + static_cast<double>(p.relative[static_cast<std::size_t>(t5_bucket(q, k) * p.heads + h)]);
-    case ScoreKind::chain: return capped(s) + bias();
-    case ScoreKind::two: return capped(s - alibi_slope(h, p.heads) * distance);
-    case ScoreKind::functor: return s - slope * distance;
-    case ScoreKind::lambda: return (k + h) % 5 == 0 ? -std::numeric_limits<double>::infinity() : s * 0.5;
+    case ScoreKind::chain:
+      return capped(s) + bias();
+    case ScoreKind::two:
+      return capped(s - alibi_slope(h, p.heads) * distance);
+    case ScoreKind::functor:
+      return s - slope * distance;
+    case ScoreKind::lambda:
+      return (k + h) % 5 == 0 ? -std::numeric_limits<double>::infinity() : s * 0.5;
   }
   return s;
 }
@@ -170,7 +193,9 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
   value_dim = size_of(which, conformance::value_dim);
   batch = 1 + random.below(2);
   switch (which.at<Groups>(groups)) {
-    case Groups::multi_head: heads = kv_heads = 1 + random.below(3); break;
+    case Groups::multi_head:
+      heads = kv_heads = 1 + random.below(3);
+      break;
     case Groups::grouped:
       kv_heads = 2;
       heads = random.chance(0.5) ? 4 : 6;
@@ -181,17 +206,33 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
       break;
   }
   switch (which.at<OriginKind>(conformance::origin)) {
-    case OriginKind::standard: origin = keys - queries; break;
-    case OriginKind::zero: origin = 0; break;
-    case OriginKind::shifted: origin = keys - queries + random.below(9) - 4; break;
+    case OriginKind::standard:
+      origin = keys - queries;
+      break;
+    case OriginKind::zero:
+      origin = 0;
+      break;
+    case OriginKind::shifted:
+      origin = keys - queries + random.below(9) - 4;
+      break;
   }
   const double standard = 1 / std::sqrt(static_cast<double>(head_dim));
   switch (which.at<ScaleKind>(conformance::scale)) {
-    case ScaleKind::standard: scale = standard; break;
-    case ScaleKind::explicit_one: scale = 0.7 * standard; break;
-    case ScaleKind::negative: scale = -standard; break;
-    case ScaleKind::large: scale = 1.5; break;
-    case ScaleKind::zero: scale = 0; break;
+    case ScaleKind::standard:
+      scale = standard;
+      break;
+    case ScaleKind::explicit_one:
+      scale = 0.7 * standard;
+      break;
+    case ScaleKind::negative:
+      scale = -standard;
+      break;
+    case ScaleKind::large:
+      scale = 1.5;
+      break;
+    case ScaleKind::zero:
+      scale = 0;
+      break;
   }
   left = random.below(40);
   right = random.chance(0.5) ? 0 : random.below(20);
@@ -203,9 +244,8 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
   for (std::uint8_t& x : map) x = random.chance(0.5) ? 1 : 0;
   for (Index i = 0; i < 8 * heads; ++i) relative.push_back(static_cast<float>(2 * random.normal()));
   for (Index h = 0; h < heads; ++h)
-    sink.push_back(which.at<SinkKind>(conformance::sink) == SinkKind::some
-                       ? static_cast<float>(3 * random.normal())
-                       : -std::numeric_limits<float>::infinity());
+    sink.push_back(which.at<SinkKind>(conformance::sink) == SinkKind::some ? static_cast<float>(3 * random.normal())
+                                                                           : -std::numeric_limits<float>::infinity());
   table = mha::Tensor<bool, 3>(random.chance(0.5) ? 1 : heads, queries, keys);
   const double density = random.chance(0.5) ? 0.5 : 0.05;
   for (bool& x : table) x = random.chance(density);

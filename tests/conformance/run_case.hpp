@@ -4,11 +4,12 @@
 
 #include <cmath>
 #include <cstring>
-#include <gtest/gtest.h>
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/mha.hpp>
 
@@ -49,13 +50,19 @@ template <class T> struct Placed {
     };
     switch (layout) {
       case Layout::blhd:
-      case Layout::v_in_k: strides(l * h * d, h * d, d, 1); break;
-      case Layout::bhld: strides(h * l * d, d, l * d, 1); break;
+      case Layout::v_in_k:
+        strides(l * h * d, h * d, d, 1);
+        break;
+      case Layout::bhld:
+        strides(h * l * d, d, l * d, 1);
+        break;
       case Layout::strided:
         strides(l * (h * (d + 3) + 5) + 7, h * (d + 3) + 5, d + 3, 1);
         size = b * stride[0];
         break;
-      case Layout::column_major: strides(l * h * d, 1, d * l, l); break;
+      case Layout::column_major:
+        strides(l * h * d, 1, d * l, l);
+        break;
       case Layout::reversed:
         strides(l * h * d, -h * d, d, 1);
         offset = l > 0 ? (l - 1) * h * d : 0;
@@ -101,22 +108,34 @@ template <class F> void with_masks(const Problem& p, F&& f) {
   const mha::SlidingWindow window{.left = p.left, .right = p.right};
   const mha::Padding padding{p.lengths};
   switch (p.which.at<MaskKind>(mask)) {
-    case MaskKind::full: return f(Kinds<MaskKind::full>{});
-    case MaskKind::causal: return f(Kinds<MaskKind::causal>{}, mha::Causal{});
-    case MaskKind::top_left: return f(Kinds<MaskKind::top_left>{}, mha::CausalTopLeft{});
-    case MaskKind::window: return f(Kinds<MaskKind::window>{}, window);
-    case MaskKind::padding: return f(Kinds<MaskKind::padding>{}, padding);
-    case MaskKind::prefix: return f(Kinds<MaskKind::prefix>{}, mha::Prefix{p.lengths});
+    case MaskKind::full:
+      return f(Kinds<MaskKind::full>{});
+    case MaskKind::causal:
+      return f(Kinds<MaskKind::causal>{}, mha::Causal{});
+    case MaskKind::top_left:
+      return f(Kinds<MaskKind::top_left>{}, mha::CausalTopLeft{});
+    case MaskKind::window:
+      return f(Kinds<MaskKind::window>{}, window);
+    case MaskKind::padding:
+      return f(Kinds<MaskKind::padding>{}, padding);
+    case MaskKind::prefix:
+      return f(Kinds<MaskKind::prefix>{}, mha::Prefix{p.lengths});
     case MaskKind::block_sparse:
-      return f(Kinds<MaskKind::block_sparse>{},
-               mha::BlockSparse(p.block, p.query_blocks(), p.key_blocks(), p.map));
-    case MaskKind::dense: return f(Kinds<MaskKind::dense>{}, mha::Dense(p.table));
-    case MaskKind::functor: return f(Kinds<MaskKind::functor>{}, EveryThird{});
-    case MaskKind::both: return f(Kinds<MaskKind::both>{}, mha::Causal{} && padding);
-    case MaskKind::either: return f(Kinds<MaskKind::either>{}, window || mha::CausalTopLeft{});
-    case MaskKind::negated: return f(Kinds<MaskKind::negated>{}, !window);
-    case MaskKind::composed: return f(Kinds<MaskKind::composed>{}, (mha::Causal{} && padding) || !mha::mask(EveryThird{}));
-    case MaskKind::two: return f(Kinds<MaskKind::two>{}, window, EveryThird{});
+      return f(Kinds<MaskKind::block_sparse>{}, mha::BlockSparse(p.block, p.query_blocks(), p.key_blocks(), p.map));
+    case MaskKind::dense:
+      return f(Kinds<MaskKind::dense>{}, mha::Dense(p.table));
+    case MaskKind::functor:
+      return f(Kinds<MaskKind::functor>{}, EveryThird{});
+    case MaskKind::both:
+      return f(Kinds<MaskKind::both>{}, mha::Causal{} && padding);
+    case MaskKind::either:
+      return f(Kinds<MaskKind::either>{}, window || mha::CausalTopLeft{});
+    case MaskKind::negated:
+      return f(Kinds<MaskKind::negated>{}, !window);
+    case MaskKind::composed:
+      return f(Kinds<MaskKind::composed>{}, (mha::Causal{} && padding) || !mha::mask(EveryThird{}));
+    case MaskKind::two:
+      return f(Kinds<MaskKind::two>{}, window, EveryThird{});
   }
 }
 
@@ -124,16 +143,23 @@ template <class F> void with_masks(const Problem& p, F&& f) {
 template <class T, class F> void with_scores(const Problem& p, const mha::Tensor<T, 3>& bias, F&& f) {
   const mha::SoftCap soft_cap{.cap = p.cap};
   switch (p.which.at<ScoreKind>(score)) {
-    case ScoreKind::none: return f(Kinds<ScoreKind::none>{});
-    case ScoreKind::soft_cap: return f(Kinds<ScoreKind::soft_cap>{}, soft_cap);
-    case ScoreKind::alibi: return f(Kinds<ScoreKind::alibi>{}, mha::Alibi{});
-    case ScoreKind::bias: return f(Kinds<ScoreKind::bias>{}, mha::AdditiveBias(bias));
+    case ScoreKind::none:
+      return f(Kinds<ScoreKind::none>{});
+    case ScoreKind::soft_cap:
+      return f(Kinds<ScoreKind::soft_cap>{}, soft_cap);
+    case ScoreKind::alibi:
+      return f(Kinds<ScoreKind::alibi>{}, mha::Alibi{});
+    case ScoreKind::bias:
+      return f(Kinds<ScoreKind::bias>{}, mha::AdditiveBias(bias));
     case ScoreKind::relative:
       return f(Kinds<ScoreKind::relative>{},
                mha::RelativeBias(p.relative, {.count = 8, .max_distance = 20, .bidirectional = true}));
-    case ScoreKind::chain: return f(Kinds<ScoreKind::chain>{}, mha::Chain{soft_cap, mha::AdditiveBias(bias)});
-    case ScoreKind::two: return f(Kinds<ScoreKind::two>{}, mha::Alibi{}, soft_cap);
-    case ScoreKind::functor: return f(Kinds<ScoreKind::functor>{}, Distance{.slope = p.slope});
+    case ScoreKind::chain:
+      return f(Kinds<ScoreKind::chain>{}, mha::Chain{soft_cap, mha::AdditiveBias(bias)});
+    case ScoreKind::two:
+      return f(Kinds<ScoreKind::two>{}, mha::Alibi{}, soft_cap);
+    case ScoreKind::functor:
+      return f(Kinds<ScoreKind::functor>{}, Distance{.slope = p.slope});
     case ScoreKind::lambda:
       return f(Kinds<ScoreKind::lambda>{}, [](auto s, Index, Index h, Index, Index k) {
         return (k + h) % 5 == 0 ? mha::minus_infinity<decltype(s)>() : s * decltype(s)(0.5);
@@ -154,8 +180,9 @@ template <class T> double row_bound(const Problem& p, double magnitude) {
 /// Weights below this are allowed to vanish: the smallest normal number of the accumulator.
 template <class T> double vanishing() { return static_cast<double>(std::numeric_limits<mha::Accumulator<T>>::min()); }
 
-template <class T> void compare(const Problem& p, const Expected& e, const mha::TensorView<T, 4>& out,
-                                const mha::Tensor<mha::Accumulator<T>, 3>& log_sum_exp) {
+template <class T>
+void compare(const Problem& p, const Expected& e, const mha::TensorView<T, 4>& out,
+             const mha::Tensor<mha::Accumulator<T>, 3>& log_sum_exp) {
   support::Worst worst_out, worst_lse;
   for (Index b = 0; b < p.batch; ++b)
     for (Index h = 0; h < p.heads; ++h)
@@ -180,10 +207,10 @@ void compare_weights(const Problem& p, const Expected& e, const mha::Tensor<mha:
   support::Worst worst;
   for_each_index(e.weights.view(), [&](Index b, Index h, Index i, Index k) {
     const double w = e.weights(b, h, i, k);
-    worst.see(support::to_double(weights(b, h, i, k)), w,
-              w == 0 ? 0 : row_bound<T>(p, e.magnitude(b, h, i)) * w + vanishing<T>(),
-              "(" + std::to_string(b) + ", " + std::to_string(h) + ", " + std::to_string(i) + ", " +
-                  std::to_string(k) + ")");
+    worst.see(
+        support::to_double(weights(b, h, i, k)), w,
+        w == 0 ? 0 : row_bound<T>(p, e.magnitude(b, h, i)) * w + vanishing<T>(),
+        "(" + std::to_string(b) + ", " + std::to_string(h) + ", " + std::to_string(i) + ", " + std::to_string(k) + ")");
   });
   EXPECT_LE(worst.error(), 1) << "weight at (b, h, i, k) = " << worst.text();
 }
@@ -268,14 +295,18 @@ template <class B, class T, Machine On, Storage In> void run_on(const Case& whic
   std::size_t kept = 0;
   for (const T x : out.memory)
     if (support::bits(x) == support::bits(support::poison<T>())) ++kept;
-  EXPECT_EQ(kept, out.memory.size() - static_cast<std::size_t>(out.view().size())) << "memory beside the output changed";
+  EXPECT_EQ(kept, out.memory.size() - static_cast<std::size_t>(out.view().size()))
+      << "memory beside the output changed";
 }
 
 template <class T, Storage In> void run(const Case& which, support::Random& random) {
   switch (which.at<Machine>(machine)) {
-    case Machine::pool: return run_on<mha::Cpu, T, Machine::pool, In>(which, random);
-    case Machine::serial: return run_on<mha::CpuWith<mha::Serial>, T, Machine::serial, In>(which, random);
-    case Machine::plain: return run_on<support::PlainBackend, T, Machine::plain, In>(which, random);
+    case Machine::pool:
+      return run_on<mha::Cpu, T, Machine::pool, In>(which, random);
+    case Machine::serial:
+      return run_on<mha::CpuWith<mha::Serial>, T, Machine::serial, In>(which, random);
+    case Machine::plain:
+      return run_on<support::PlainBackend, T, Machine::plain, In>(which, random);
   }
 }
 

@@ -113,9 +113,8 @@ TYPED_TEST(Bits, PackedEqualsAlone) {
     const auto all = attend<Cpu>(in, mha::Causal{}, mha::Alibi{}, packed);
     for (std::size_t s = 0; s + 1 < queries.size(); ++s) {
       const Index count = queries[s + 1] - queries[s], seen = keys[s + 1] - keys[s];
-      const auto alone =
-          attend<Cpu>(laws::rows(in.q, queries[s], count), laws::rows(in.k, keys[s], seen),
-                      laws::rows(in.v, keys[s], seen), mha::Causal{}, mha::Alibi{});
+      const auto alone = attend<Cpu>(laws::rows(in.q, queries[s], count), laws::rows(in.k, keys[s], seen),
+                                     laws::rows(in.v, keys[s], seen), mha::Causal{}, mha::Alibi{});
       for (Index h = 0; h < sizes.heads; ++h)
         for (Index i = 0; i < count; ++i)
           EXPECT_TRUE(same_row(alone, 0, i, all, 0, queries[s] + i, h)) << "sequence " << s << ", row " << i;

@@ -26,8 +26,8 @@ enum class Where { keys, values };
 
 /// Poisons one row after the other; visible(h, i, k) says which queries may notice.
 template <class B, class T, class Visible, class... Policies>
-void expect_hidden_poison_does_nothing(const std::string& name, const Inputs<T>& in, Where where, const Visible& visible,
-                                       const Policies&... policies) {
+void expect_hidden_poison_does_nothing(const std::string& name, const Inputs<T>& in, Where where,
+                                       const Visible& visible, const Policies&... policies) {
   const auto clean = attend<B>(in, policies...);
   int noticed = 0, hidden = 0;
   for (const Index k : poisoned_keys)
@@ -118,10 +118,13 @@ TYPED_TEST(Hidden, PoisonBehindABiasOfMinusInfinityDoesNothing) {
   mha::Tensor<float, 3> bias(2, 35, 150);
   for (float& x : bias)
     x = random.chance(0.4) ? -std::numeric_limits<float>::infinity() : static_cast<float>(random.normal());
-  const auto visible = [&](Index h, Index i, Index k) { return bias(h, i, k) != -std::numeric_limits<float>::infinity(); };
+  const auto visible = [&](Index h, Index i, Index k) {
+    return bias(h, i, k) != -std::numeric_limits<float>::infinity();
+  };
   laws::at_every_isa([&] {
     for (const Where where : {Where::keys, Where::values})
-      expect_hidden_poison_does_nothing<typename TypeParam::Backend>("bias", in, where, visible, mha::AdditiveBias(bias));
+      expect_hidden_poison_does_nothing<typename TypeParam::Backend>("bias", in, where, visible,
+                                                                     mha::AdditiveBias(bias));
   });
 }
 

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <exception>
-#include <gtest/gtest.h>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/mha.hpp>
 

@@ -64,8 +64,9 @@ using laws::Inputs;
 /// Everything allocated by one call, the result included, over keys and queries of this length.
 template <class B, class T, class... Policies> std::size_t bytes_of_a_call(Index length, const Policies&... policies) {
   support::Random random("memory");
-  const Inputs<T> in({.batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length, .head_dim = 8, .value_dim = 8},
-                     random);
+  const Inputs<T> in(
+      {.batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length, .head_dim = 8, .value_dim = 8},
+      random);
   static_cast<void>(mha::attention<B>(in.q, in.k, in.v, policies...));  // threads start at the first call
   return count([&] { static_cast<void>(mha::attention<B>(in.q, in.k, in.v, policies...)); }).bytes;
 }
@@ -89,16 +90,20 @@ TYPED_TEST(Memory, GrowsWithTheLengthAndNotWithItsSquare) {
 
 TYPED_TEST(Memory, SecondCallAllocatesNothing) {
   support::Random random("no allocation");
-  const Inputs<TypeParam> in({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 160, .keys = 160, .head_dim = 16}, random);
+  const Inputs<TypeParam> in({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 160, .keys = 160, .head_dim = 16},
+                             random);
   mha::Tensor<TypeParam, 4> out(2, 160, 4, in.v.extent(3));
   mha::Workspace workspace;
-  const auto call = [&] { mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}, mha::SoftCap{.cap = 3}, workspace); };
+  const auto call = [&] {
+    mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}, mha::SoftCap{.cap = 3}, workspace);
+  };
   call();
   const int before = workspace.allocations();
   const Counted second = count(call);
   EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
   EXPECT_EQ(workspace.allocations(), before);
-  EXPECT_GT(count([&] { mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}); }).calls, 0u) << "nothing is counted";
+  EXPECT_GT(count([&] { mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}); }).calls, 0u)
+      << "nothing is counted";
 }
 
 TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {

@@ -96,10 +96,11 @@ TYPED_TEST(Softmax, SplitOverKeysMergesToTheWhole) {
   const Index origin = sizes.keys - sizes.queries;
   const auto whole = attend<B>(in, mha::Causal{});
   for (const Index cut : {0, 1, 64, 128, 140, 149, 150}) {
-    auto first = attend<B>(in.q, laws::rows(in.k, 0, cut), laws::rows(in.v, 0, cut), mha::Causal{}, mha::Origin{origin});
+    auto first =
+        attend<B>(in.q, laws::rows(in.k, 0, cut), laws::rows(in.v, 0, cut), mha::Causal{}, mha::Origin{origin});
     // Positions of the second part start at its own first key.
-    const auto second = attend<B>(in.q, laws::rows(in.k, cut, sizes.keys - cut), laws::rows(in.v, cut, sizes.keys - cut),
-                                  mha::Causal{}, mha::Origin{origin - cut});
+    const auto second = attend<B>(in.q, laws::rows(in.k, cut, sizes.keys - cut),
+                                  laws::rows(in.v, cut, sizes.keys - cut), mha::Causal{}, mha::Origin{origin - cut});
     mha::merge(first.out, first.log_sum_exp, second.out, second.log_sum_exp);
     EXPECT_LE(laws::largest_difference(first.out, whole.out), rounding<T>) << "cut at " << cut;
     EXPECT_LE(laws::largest_difference(first.log_sum_exp, whole.log_sum_exp), rounding<T>) << "cut at " << cut;

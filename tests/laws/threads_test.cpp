@@ -19,7 +19,8 @@ using laws::Sizes;
 [[maybe_unused]] const int four_threads = setenv("MHA_NUM_THREADS", "4", 0);
 
 /// Large enough for the kernels to go parallel.
-constexpr Sizes large{.batch = 2, .heads = 4, .kv_heads = 2, .queries = 160, .keys = 160, .head_dim = 16, .value_dim = 16};
+constexpr Sizes large{
+    .batch = 2, .heads = 4, .kv_heads = 2, .queries = 160, .keys = 160, .head_dim = 16, .value_dim = 16};
 
 template <class T> class Threads : public testing::Test {};
 using Scalars = testing::Types<float, double, mha::bfloat16>;
@@ -65,7 +66,8 @@ TEST(ThreadsShared, ErrorsOfAFunctorReachTheCaller) {
 
 TEST(ThreadsShared, ConcurrentCallsAgreeWithSerialOnes) {
   support::Random random("concurrent");
-  const Inputs<float> in(large, random), other({.batch = 1, .heads = 8, .kv_heads = 8, .queries = 130, .keys = 200}, random);
+  const Inputs<float> in(large, random),
+      other({.batch = 1, .heads = 8, .kv_heads = 8, .queries = 130, .keys = 200}, random);
   const auto first = attend<mha::CpuWith<mha::Serial>>(in, mha::Causal{});
   const auto second = attend<mha::CpuWith<mha::Serial>>(other, mha::SlidingWindow{.left = 70});
   std::atomic<int> wrong{0};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The covering array's cases in float only: what a mutation run compiles of the conformance suite.
 #include <cstddef>
-#include <gtest/gtest.h>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "../conformance/cases.hpp"
 

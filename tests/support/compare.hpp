@@ -16,8 +16,8 @@
 namespace support {
 
 template <class T>
-using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
-                                std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+using Bits =
+    std::conditional_t<sizeof(T) == 8, std::uint64_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
 
 template <class T> Bits<T> bits(T x) { return std::bit_cast<Bits<T>>(x); }
 
@@ -70,8 +70,9 @@ class Worst {
   void see(double value, double expected, double bound, const std::string& place) {
     double error = 0;
     if (std::isnan(expected) || std::isinf(expected) || !std::isfinite(value))
-      error = value == expected || (std::isnan(value) && std::isnan(expected)) ? 0
-                                                                               : std::numeric_limits<double>::infinity();
+      error = value == expected || (std::isnan(value) && std::isnan(expected))
+                  ? 0
+                  : std::numeric_limits<double>::infinity();
     else if (value != expected)
       error = std::abs(value - expected) / bound;
     if (!(error <= error_)) {

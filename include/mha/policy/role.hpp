@@ -26,7 +26,7 @@ struct Origins {
 /// absolute: query row i of sequence b stands at position origin[b] + i, key row j at j.
 struct CallShape {
   Index batch = 0, heads = 0, queries = 0, keys = 0;
-  Origins origin{};  ///< keys − queries if not given, so that the last query meets the last key
+  Origins origin{};                      ///< keys − queries if not given, so that the last query meets the last key
   const Index* query_offsets = nullptr;  ///< of a ragged call, (batch + 1)
 
   /// One past the position of sequence b's last query.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gtest/gtest.h>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include <mha/backend/backend.hpp>
 #include <mha/backend/cpu/cpu.hpp>

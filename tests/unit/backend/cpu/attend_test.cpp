@@ -3,9 +3,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
-#include <gtest/gtest.h>
 #include <limits>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/attention.hpp>
 #include <mha/core/tensor.hpp>
@@ -31,8 +32,9 @@ template <class T> struct Pages {
 };
 static_assert(mha::KvSource<Pages<float>>);
 
-template <class T, class Source, class M> auto call_of(const Tensor<T, 4>& q, const Source& kv, Tensor<T, 4>& out,
-                                                       Tensor<T, 3>& lse, Index kv_heads, Index keys, const M& mask) {
+template <class T, class Source, class M>
+auto call_of(const Tensor<T, 4>& q, const Source& kv, Tensor<T, 4>& out, Tensor<T, 3>& lse, Index kv_heads, Index keys,
+             const M& mask) {
   mha::AttendCall<T, Source, M, mha::NoScore> call;
   call.q = q.view();
   call.kv = kv;

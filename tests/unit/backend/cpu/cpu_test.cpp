@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gtest/gtest.h>
 #include <string>
 #include <type_traits>
+
+#include <gtest/gtest.h>
 
 #include <mha/mha.hpp>
 

@@ -2,13 +2,14 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <gtest/gtest.h>
 #include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/backend/cpu/executor.hpp>
 

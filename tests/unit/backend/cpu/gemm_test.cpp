@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstddef>
-#include <gtest/gtest.h>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/core/tensor.hpp>
@@ -29,12 +30,24 @@ template <class T> struct Matrix {
     support::poison_all(memory);
     T* const p = memory.data() + 1;
     switch (lie) {
-      case Lie::rows: view = {p, {n, m}, {m, 1}}; break;
-      case Lie::columns: view = {p, {n, m}, {1, n}}; break;
-      case Lie::gaps: view = {p, {n, m}, {m + 3, 1}}; break;
-      case Lie::every_second: view = {p, {n, m}, {2 * m + 1, 2}}; break;
-      case Lie::reversed: view = {p + (n > 0 ? (n - 1) * std::ptrdiff_t{m} : 0), {n, m}, {-m, 1}}; break;
-      case Lie::overlapping: view = {p, {n, m}, {1, 1}}; break;  // a window sliding over one row
+      case Lie::rows:
+        view = {p, {n, m}, {m, 1}};
+        break;
+      case Lie::columns:
+        view = {p, {n, m}, {1, n}};
+        break;
+      case Lie::gaps:
+        view = {p, {n, m}, {m + 3, 1}};
+        break;
+      case Lie::every_second:
+        view = {p, {n, m}, {2 * m + 1, 2}};
+        break;
+      case Lie::reversed:
+        view = {p + (n > 0 ? (n - 1) * std::ptrdiff_t{m} : 0), {n, m}, {-m, 1}};
+        break;
+      case Lie::overlapping:
+        view = {p, {n, m}, {1, 1}};
+        break;  // a window sliding over one row
     }
   }
   void fill(Random& random) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
-#include <gtest/gtest.h>
 #include <limits>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include <mha/mha.hpp>
 
@@ -106,8 +107,8 @@ TEST(Reference, MultipliesMatrices) {
   const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, 2, 1, 0, 3}, bias[] = {10, 20};
   float c[4] = {};
   // (2, 3) · (3, 2), then b given as the transpose of itself.
-  mha::Reference{}.gemm(mha::GemmCall<float>{mha::view(a, 2, 3), mha::view(b, 3, 2), mha::view(bias, 2), mha::view(c, 2, 2)},
-                        workspace);
+  mha::Reference{}.gemm(
+      mha::GemmCall<float>{mha::view(a, 2, 3), mha::view(b, 3, 2), mha::view(bias, 2), mha::view(c, 2, 2)}, workspace);
   EXPECT_EQ(c[0], 1 * 1 + 2 * 2 + 3 * 0 + 10);
   EXPECT_EQ(c[1], 1 * 0 + 2 * 1 + 3 * 3 + 20);
   EXPECT_EQ(c[2], 4 * 1 + 5 * 2 + 6 * 0 + 10);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
-#include <gtest/gtest.h>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include <mha/backend/simd/isa.hpp>
 

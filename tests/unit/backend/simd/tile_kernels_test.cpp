@@ -2,10 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <gtest/gtest.h>
 #include <limits>
 #include <numbers>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/backend/simd/tile_kernels.hpp>
 
@@ -56,8 +57,7 @@ TYPED_TEST(TileKernels, SoftmaxStepsFollowTheRecurrence) {
     std::vector<double> reference_max(count(1, lanes), hidden), reference_sum(count(1, lanes), 0);
     for (const Index n : {1, 5, 40}) {
       std::vector<T> s(count(n, lanes));
-      for (T& x : s)
-        x = random.chance(0.3) ? -std::numeric_limits<T>::infinity() : static_cast<T>(4 * random.normal());
+      for (T& x : s) x = random.chance(0.3) ? -std::numeric_limits<T>::infinity() : static_cast<T>(4 * random.normal());
       const std::vector<T> logits = s;
       const std::vector<double> before = reference_max;
       kernels.softmax(s.data(), n, slope, max.data(), sum.data(), fade.data());
@@ -194,7 +194,8 @@ TYPED_TEST(TileKernels, ScoresAreDotProductsOfKeysAndQueries) {
       for (Index lane = 0; lane < lanes; ++lane) {
         double dot = 0;
         for (Index d = 0; d < dim; ++d)
-          dot += double(keys[static_cast<std::size_t>(k * dim + d)]) * double(q[static_cast<std::size_t>(d * lanes + lane)]);
+          dot += double(keys[static_cast<std::size_t>(k * dim + d)]) *
+                 double(q[static_cast<std::size_t>(d * lanes + lane)]);
         EXPECT_NEAR(double(s[static_cast<std::size_t>(k * lanes + lane)]), dot, 200 * support::unit_roundoff<T>());
       }
   });

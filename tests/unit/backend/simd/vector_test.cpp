@@ -2,9 +2,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <gtest/gtest.h>
 #include <limits>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <mha/backend/simd/vector.hpp>
 
@@ -81,8 +82,9 @@ TYPED_TEST(VectorExp2, IsExactAtWholeNumbers) {
 
 TYPED_TEST(VectorExp2, IsExactlyZeroBelowTheNormalNumbers) {
   using T = TypeParam;
-  const std::vector<T> x = {-std::numeric_limits<T>::infinity(), std::numeric_limits<T>::lowest(), T(-1e9),
-                            T(-32768), T(-5000), std::nextafter(lowest<T>, T(-1e6))};
+  const std::vector<T> x = {
+      -std::numeric_limits<T>::infinity(), std::numeric_limits<T>::lowest(), T(-1e9), T(-32768), T(-5000),
+      std::nextafter(lowest<T>, T(-1e6))};
   unit::for_each_level([&]<class Isa>(Isa) {
     for (const T y : exp2_of<Isa>(x)) EXPECT_EQ(support::bits(y), 0u);
     EXPECT_EQ(exp2_of<Isa>(std::vector<T>{lowest<T>})[0], std::numeric_limits<T>::min());
