@@ -95,6 +95,8 @@ Tensor<Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Ex
 /// Joins attention over other keys into a first part, so that both together are attention over all of them.
 ///
 /// Formula   lse = log(exp(lse₁) + exp(lse₂)),  out = out₁·exp(lse₁ − lse) + out₂·exp(lse₂ − lse)
+/// A Sink belongs to the whole row, so neither part may have one.
+///
 /// Shapes    out, other_out (B, Lq, H, Dv)  log_sum_exp, other_log_sum_exp (B, H, Lq), natural; an empty part changes
 ///           nothing
 /// Errors    ShapeError if the sizes do not agree
@@ -121,11 +123,12 @@ void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherL
   for (Index b = 0; b < o.batch(); ++b)
     for (Index h = 0; h < o.heads(); ++h)
       for (Index i = 0; i < o.length(); ++i) {
+        const bool first_empty = l(b, h, i) == minus_infinity<A>(), second_empty = m(b, h, i) == minus_infinity<A>();
         const auto w = merge_weights(l(b, h, i), m(b, h, i));
         for (Index d = 0; d < o.dim(); ++d) {
           // An empty part is 0 by rule; what its memory holds is not looked at.
-          const A first = w.first == A(0) ? A(0) : w.first * A(o(b, i, h, d));
-          const A second = w.second == A(0) ? A(0) : w.second * A(p(b, i, h, d));
+          const A first = first_empty ? A(0) : w.first * A(o(b, i, h, d));
+          const A second = second_empty ? A(0) : w.second * A(p(b, i, h, d));
           o(b, i, h, d) = T(first + second);
         }
         l(b, h, i) = w.log_sum_exp;

@@ -125,6 +125,11 @@ template <class... Extra> constexpr void check_layer_arguments() {
       (LayerArgument<Extra> && ...),
       "mha: after its tensors a layer call takes masks, scores, Packed, Origin, mha::into(y), LogSumExp and a "
       "Workspace (see mha/call.hpp)");
+  static_assert(
+      (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+          (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(PackedArgument<Extra>)) <= 1 &&
+          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1,
+      "mha: Packed, Origin, mha::into(y), LogSumExp and a Workspace may be given once each (see mha/call.hpp)");
 }
 template <class... Extra> constexpr void check_layer_weights_arguments() {
   check_layer_arguments<Extra...>();

@@ -15,6 +15,10 @@
 #error "mha: needs g++ 12, clang 14 or newer (vector types and function-level target attributes)"
 #endif
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "mha: needs IEEE arithmetic, where hidden logits are -infinity and NaN is NaN: compile without -ffast-math"
+#endif
+
 #define MHA_ALWAYS_INLINE inline __attribute__((always_inline))
 /// Whether vector broadcasts need help: see backend/simd/vector.hpp.
 #if defined(__x86_64__) && !defined(__clang__)

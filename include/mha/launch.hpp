@@ -63,6 +63,8 @@ inline void require_no_batch(const char* name, Index batch) {
 
 /// Row numbers that cut `rows` packed rows into sequences.
 inline void require_offsets(const char* name, const char* tensor, const Borrowed<Index>& offsets, Index rows) {
+  require(offsets.memory == Memory::host, name, ": the offsets of ", tensor,
+          " are in device memory, the backend computes on the host");
   require(offsets.size >= 1 && offsets.data != nullptr, name, ": Packed has ", offsets.size, " offsets for ", tensor,
           ", one more than the sequences are wanted");
   require(offsets[0] == 0, name, ": the first offset of ", tensor, " is ", offsets[0], ", it must be 0");
@@ -121,7 +123,12 @@ auto checked_call(const char* name, const TensorView<const T, 4>& q, const Tenso
           " heads, which does not divide q's ", q.heads());
   const CallShape shape =
       call_shape(name, q.batch(), q.heads(), q.length(), k.length(), options.origin, options.packed, frame);
-  if (options.scale) require(std::isfinite(*options.scale), name, ": the scale is ", *options.scale, ", not finite");
+  if (options.scale) {
+    require(std::isfinite(*options.scale), name, ": the scale is ", *options.scale, ", not finite");
+    if constexpr (Arithmetic<A>)
+      require(std::abs(*options.scale) <= double(std::numeric_limits<A>::max()), name, ": the scale ", *options.scale,
+              " is beyond the largest number of the accumulator, ", double(std::numeric_limits<A>::max()));
+  }
   const auto on_host = [&](const auto& borrowed) {
     if (borrowed.memory != Memory::host)
       fail(name, ": a policy borrows device memory, but the backend computes on the host");

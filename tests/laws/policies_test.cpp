@@ -345,4 +345,53 @@ TEST(LayerPolicies, ALayerOwnsItsBlockMapAndItsBias) {
             "Rotary: 3 coordinates of 3 would turn, an even number is wanted");
 }
 
+// A part whose weight underflows is not an empty part: its NaN is a visible one.
+TEST(Merge, KeepsAVisibleNanOfANegligiblePart) {
+  mha::Tensor<float, 4> out(1, 1, 1, 1), other(1, 1, 1, 1);
+  mha::Tensor<float, 3> lse(1, 1, 1), other_lse(1, 1, 1);
+  out(0, 0, 0, 0) = std::numeric_limits<float>::quiet_NaN();
+  lse(0, 0, 0) = -200;
+  other(0, 0, 0, 0) = 1;
+  mha::merge(out, lse, other, other_lse);
+  EXPECT_TRUE(std::isnan(out(0, 0, 0, 0)));
+}
+
+// Head biases with memory between them are no row.
+TEST(SharedWeights, BiasesThatLieApartAreReadHeadByHead) {
+  using Layer = mha::MultiHeadAttention<float, Cpu>;
+  Layer owner({.d_model = 8, .num_heads = 2, .bias = true}), reader({.d_model = 8, .num_heads = 2, .bias = true});
+  owner.update([](auto& p) {
+    for (std::size_t i = 0; i < p.flat().size(); ++i) p.flat()[i] = std::sin(static_cast<float>(i));
+  });
+  std::vector<float> apart(16, std::numeric_limits<float>::quiet_NaN());
+  auto weights = owner.parameters();
+  for (Index h = 0; h < 2; ++h)
+    for (Index d = 0; d < 4; ++d) apart[static_cast<std::size_t>(8 * h + d)] = weights.query.bias(h, d);
+  weights.query.bias = {apart.data(), {2, 4}, {8, 1}};
+  reader.borrow(weights);
+  mha::Tensor<float, 3> x(1, 3, 8);
+  for (float& e : x) e = 0.5f;
+  EXPECT_LE(laws::largest_difference(reader(x), owner(x)), 1e-6);
+}
+
+// One long and many short 16-bit sequences: widened rows are those there are.
+TEST(RaggedBatch, OfHalvesEqualsItsSequencesAlone) {
+  std::vector<Index> offsets{0, 40, 41, 41, 47};
+  mha::Tensor<mha::bfloat16, 3> q(47, 4, 8), k(47, 2, 8), v(47, 2, 8);
+  float at = 0;
+  for (auto* t : {&q, &k, &v})
+    for (mha::bfloat16& e : *t) e = mha::bfloat16(std::sin(at += 0.7f));
+  const auto packed = mha::attention<Cpu>(q, k, v, mha::Packed{offsets}, mha::Causal{});
+  for (std::size_t b = 0; b + 1 < offsets.size(); ++b) {
+    const Index first = offsets[b], length = offsets[b + 1] - first;
+    if (length == 0) continue;
+    const auto alone =
+        mha::attention<Cpu>(mha::view(&q(first, 0, 0), length, 4, 8), mha::view(&k(first, 0, 0), length, 2, 8),
+                            mha::view(&v(first, 0, 0), length, 2, 8), mha::Causal{});
+    for (Index i = 0; i < length; ++i)
+      for (Index h = 0; h < 4; ++h)
+        for (Index d = 0; d < 8; ++d) EXPECT_EQ(packed(first + i, h, d).bits, alone(i, h, d).bits);
+  }
+}
+
 }  // namespace

@@ -226,4 +226,18 @@ TEST_F(CheckedCall, ReachesTheBackendOnlyWhenThereAreQueries) {
   EXPECT_EQ(CountingAttend::calls, 1);
 }
 
+TEST(CheckedScale, BeyondTheAccumulatorIsRefused) {
+  mha::Tensor<float, 2> x(2, 4), y(2, 4);
+  EXPECT_NE(message_of<mha::ShapeError>([&] {
+              mha::detail::CallOptions<float> options;
+              options.scale = 1e39;
+              mha::Workspace workspace;
+              auto frame = workspace.frame();
+              const mha::TensorView<const float, 4> q = mha::view(x.data(), 1, 2, 1, 4);
+              mha::detail::checked_call<float>("attention", q, q, mha::Full{}, mha::NoScore{}, mha::NoSink{}, options,
+                                               frame);
+            }).find("beyond the largest number"),
+            std::string::npos);
+}
+
 }  // namespace

@@ -86,7 +86,8 @@ class Layer {
   }
 
   /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives; or
-  /// another layer's, to run the same weights under another mask: windowed.borrow(layer.parameters()).
+  /// another layer's, to run the same weights under another mask: windowed.borrow(layer.parameters()). Without a
+  /// `keep_alive`, whoever owns the memory must outlive this layer.
   ///
   /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {

@@ -87,6 +87,8 @@ template <class T, class Projection, class N, class C, class O> class Parameters
   /// Errors    ShapeError if a matrix, bias or vector has not the configuration's shape; nothing changes then
   void borrow(const ParameterViews<const T>& w, std::shared_ptr<const void> keep_alive) {
     const Config& c = config_;
+    detail::require(own_.size() == 0 || w.query.heads.data != own_.data(), "borrow: the weights are the layer's own ",
+                    size(), " numbers, another layer's are wanted");
     check("query", w.query, c.d_model, c.num_heads, c.head_dim);
     check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim);
     check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim);

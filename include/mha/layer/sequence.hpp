@@ -41,9 +41,9 @@ template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& 
   return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
 }
 
-/// (B, L, E) as (B·L, E); copied if the sequences do not follow each other.
+/// (B, L, E) as (B·L, E), rows contiguous; copied once if the sequences do not follow each other or rows are scattered.
 template <class T, class Frame> TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame) {
-  if (rows_collapse(v)) return collapsed(v);
+  if (rows_collapse(v) && (v.stride[2] == 1 || v.extent[2] <= 1)) return collapsed(v);
   const auto copy = view(take<T>(frame, v.extent[0], v.extent[1], v.extent[2]), v.extent[0], v.extent[1], v.extent[2]);
   copy_sequence(v, copy);
   return collapsed<const T>(copy);

@@ -20,6 +20,7 @@ enum class TileVisibility : unsigned char { none, partial, full };
 ///                                                                     slower
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
 ///   Mask with_data(f) const                     its Borrowed members replaced by f(member): how data moves to a device
+///       The result must not point into *this, which is gone by then, unless by shared_ptr.
 ///   static constexpr bool borrows = true        points at memory of somebody else
 ///
 /// A whole mask, in the user's own code:

@@ -30,7 +30,11 @@ template <class T> struct HeadWeights {
   }
 
   /// Whether the heads lie side by side, as columns of one matrix.
-  bool is_matrix() const { return head_count() == 1 || heads.stride[0] == head_dim() * heads.stride[2]; }
+  bool is_matrix() const {
+    if (head_count() == 1) return true;
+    return heads.stride[0] == head_dim() * heads.stride[2] &&
+           (bias.data == nullptr || bias.stride[0] == head_dim() * bias.stride[1]);
+  }
 
   /// All heads as one matrix (E, H·D), head h in columns [h·D, (h+1)·D).
   ///

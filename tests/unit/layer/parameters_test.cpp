@@ -325,4 +325,13 @@ TEST(Parameters, MoreThanAnIndexCountsCannotBeOwned) {
             "update: the layer has 17179869184 parameters, the most in one allocation is 2147483647: borrow them");
 }
 
+// Borrowing from itself would free what it then reads.
+TEST(Parameters, ItsOwnWeightsAreNotBorrowed) {
+  Fused p(sizes(false));
+  p.writable();
+  EXPECT_NE(mha_test::message_of<mha::ShapeError>([&] { p.borrow(std::as_const(p).views(), nullptr); }).find("own"),
+            std::string::npos);
+  EXPECT_FALSE(p.borrowed());
+}
+
 }  // namespace

@@ -258,27 +258,35 @@ void for_each_tile(const AttendCall<T, Source, M, S>& call, Workspace& workspace
     Serial{}.run(static_cast<Index>(tasks), task);
 }
 
-/// Keys and values in accumulator precision, (B, Hkv, Lk, D): 16-bit storage is widened once per call.
+/// Keys and values in accumulator precision: 16-bit storage is widened once per call. (B, Hkv, Lk, D) in memory, of a
+/// ragged batch (1, Hkv, ΣLk, D).
 template <class A, class T, class Source, class M, class S>
 ContiguousKv<A> widened(const AttendCall<T, Source, M, S>& call, Workspace::Frame& frame) {
-  const Index batch = call.shape.batch, heads = call.kv_heads, keys = call.shape.keys;
+  const bool ragged = call.k_offsets != nullptr;
+  const Index sequences = call.shape.batch, heads = call.kv_heads;
+  const Index batch = ragged ? 1 : sequences, rows = ragged ? call.k_offsets[sequences] : call.shape.keys;
   const auto take = [&](Index dim) {
     return view_bhld(frame.take<A>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(heads) *
-                                   static_cast<std::size_t>(keys) * static_cast<std::size_t>(dim)),
-                     batch, heads, keys, dim);
+                                   static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim)),
+                     batch, heads, rows, dim);
   };
-  const auto key = take(call.head_dim), value = take(call.value_dim);
-  for (Index b = 0; b < batch; ++b)
+  const ContiguousKv<A> to{take(call.head_dim), take(call.value_dim), call.k_offsets};
+  for (Index b = 0; b < sequences; ++b)
     for (Index g = 0; g < heads; ++g)
       for (Index k = 0; k < call.keys(b);) {
         const auto run = call.kv.run(b, g, k, call.keys(b));
-        for (Index i = 0; i < run.count; ++i, ++k) {
-          for (Index d = 0; d < call.head_dim; ++d) key(b, k, g, d) = static_cast<A>(run.key[i * run.key_stride + d]);
+        const KvRun<A> wide = to.run(b, g, k, k + run.count);
+        A* const key = const_cast<A*>(wide.key);  // the frame's memory, taken above
+        A* const value = const_cast<A*>(wide.value);
+        for (Index i = 0; i < run.count; ++i) {
+          for (Index d = 0; d < call.head_dim; ++d)
+            key[i * wide.key_stride + d] = static_cast<A>(run.key[i * run.key_stride + d]);
           for (Index d = 0; d < call.value_dim; ++d)
-            value(b, k, g, d) = static_cast<A>(run.value[i * run.value_stride + d]);
+            value[i * wide.value_stride + d] = static_cast<A>(run.value[i * run.value_stride + d]);
         }
+        k += run.count;
       }
-  return {key, value};
+  return to;
 }
 
 }  // namespace mha::inline v0::detail::cpu

@@ -10,6 +10,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -120,7 +121,11 @@ class Pool {
   void start() {
     while (static_cast<Index>(threads_.size()) + 1 < size()) {
       const Index worker = static_cast<Index>(threads_.size()) + 1;
-      threads_.emplace_back([this, worker, seen = generation_]() mutable { serve(worker, seen); });
+      try {
+        threads_.emplace_back([this, worker, seen = generation_]() mutable { serve(worker, seen); });
+      } catch (const std::system_error&) {
+        return;  // the system gives no more threads: the ones there are do the work
+      }
     }
   }
 

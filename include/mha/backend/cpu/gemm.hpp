@@ -96,7 +96,8 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
   // One row, or a few against a transposed matrix, have nothing to lie in lanes and reuse no panel.
   const bool streams = m == 1 || (m <= 4 && !is_mappable(b, 1));
   if (isa == IsaLevel::baseline || streams) {
-    const Index parts = std::min(m, workers);
+    // Cut by rows alone, so that the bits do not depend on the workers.
+    const Index parts = streams ? m : (m + 63) / 64;
     share(parts, [&](Index part, Index) {
       const Index first = static_cast<Index>(std::int64_t{m} * part / parts);
       const Index last = static_cast<Index>(std::int64_t{m} * (part + 1) / parts);

@@ -147,4 +147,29 @@ TYPED_TEST(Gemm, EmptyDepthLeavesTheBias) {
   }
 }
 
+/// Hands the tasks to as many workers as it is told, one after another.
+template <int Workers> struct Pretended {
+  static constexpr const char* name = "Pretended";
+  Index workers() const { return Workers; }
+  template <class F> void run(Index tasks, F&& f) const {
+    for (Index t = 0; t < tasks; ++t) f(t, t % Workers);
+  }
+};
+
+// Few rows against a transposed matrix take Eigen's path, which must not be cut by the number of workers.
+TYPED_TEST(Gemm, BitsOfFewRowsDoNotDependOnWorkers) {
+  using T = TypeParam;
+  Random random("gemm few rows");
+  for (const Index rows : {2, 3, 4}) {
+    mha::Tensor<T, 2> a(rows, 1030), b(1030, 1030), alone(rows, 1030), shared(rows, 1030);
+    random.fill(a);
+    random.fill(b);
+    mha::Workspace workspace;
+    const auto transposed = mha::transposed(mha::TensorView<const T, 2>(b.view()));
+    mha::detail::cpu::gemm(mha::GemmCall<T>{a.view(), transposed, {}, alone.view()}, workspace, Pretended<1>{});
+    mha::detail::cpu::gemm(mha::GemmCall<T>{a.view(), transposed, {}, shared.view()}, workspace, Pretended<4>{});
+    EXPECT_EQ(support::differing(alone, shared), 0u) << rows;
+  }
+}
+
 }  // namespace
