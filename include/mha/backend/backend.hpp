@@ -53,10 +53,10 @@ template <class T, class Source, class M, class S> struct AttendCall {
 
   /// Row i of sequence b: query h (D) at strides q.stride, output h (Dv) at strides out.stride.
   MHA_HOST_DEVICE constexpr const T* query(Index b, Index i, Index h) const {
-    return q_offsets != nullptr ? &q(0, q_offsets[b] + i, h, 0) : &q(b, i, h, 0);
+    return q_offsets != nullptr ? q.pointer(0, q_offsets[b] + i, h, 0) : q.pointer(b, i, h, 0);
   }
   MHA_HOST_DEVICE constexpr T* output(Index b, Index i, Index h) const {
-    return q_offsets != nullptr ? &out(0, q_offsets[b] + i, h, 0) : &out(b, i, h, 0);
+    return q_offsets != nullptr ? out.pointer(0, q_offsets[b] + i, h, 0) : out.pointer(b, i, h, 0);
   }
   MHA_HOST_DEVICE constexpr Accumulator<T>& row_log_sum_exp(Index b, Index h, Index i) const {
     return q_offsets != nullptr ? log_sum_exp(0, h, q_offsets[b] + i) : log_sum_exp(b, h, i);

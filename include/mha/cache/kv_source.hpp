@@ -36,7 +36,8 @@ template <class T> struct ContiguousKv {
 
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     const Index sequence = offsets != nullptr ? 0 : b, row = offsets != nullptr ? offsets[b] + begin : begin;
-    return {&key(sequence, row, g, 0), &value(sequence, row, g, 0), key.stride[1], value.stride[1], end - begin};
+    return {key.pointer(sequence, row, g, 0), value.pointer(sequence, row, g, 0), key.stride[1], value.stride[1],
+            end - begin};
   }
 };
 

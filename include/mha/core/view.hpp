@@ -22,13 +22,16 @@ template <class T, int Rank> struct TensorView {
   Index extent[std::size_t{Rank}] = {};
   std::ptrdiff_t stride[std::size_t{Rank}] = {};
 
+  /// Where an element lies; of a view without elements, where it would.
   template <class... I>
-  requires(sizeof...(I) == Rank) MHA_HOST_DEVICE constexpr T& operator()(I... i) const {
-    std::ptrdiff_t at = 0;
+  requires(sizeof...(I) == Rank) MHA_HOST_DEVICE constexpr T* pointer(I... i) const {
+    std::ptrdiff_t offset = 0;
     int axis = 0;
-    ((at += static_cast<std::ptrdiff_t>(i) * stride[axis++]), ...);
-    return data[at];
+    ((offset += static_cast<std::ptrdiff_t>(i) * stride[axis++]), ...);
+    return data + offset;
   }
+  template <class... I>
+  requires(sizeof...(I) == Rank) MHA_HOST_DEVICE constexpr T& operator()(I... i) const { return *pointer(i...); }
 
   MHA_HOST_DEVICE constexpr std::ptrdiff_t size() const {
     std::ptrdiff_t n = 1;

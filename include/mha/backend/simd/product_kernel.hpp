@@ -54,7 +54,7 @@ template <class T, int Rows, int Vectors> struct ProductBody {
         V row;
         broadcast(row, rows[i * rows_stride + k]);
 #pragma GCC unroll 8
-        for (int j = 0; j < Vectors; ++j) sum[i][j] = row * column[j] + sum[i][j];
+        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], row, column[j]);
       }
     }
     T* const c = p.c + first * p.c_stride;

@@ -103,9 +103,9 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
             V seen;
             load(seen, visible + (std::ptrdiff_t{k} * Vectors + j) * W);
             const V guarded = seen != zero ? value : zero;
-            sum[i][j] = guarded * weight[j] + sum[i][j];
+            multiply_add<R * Vectors == 1>(sum[i][j], guarded, weight[j]);
           } else {
-            sum[i][j] = value * weight[j] + sum[i][j];
+            multiply_add<R * Vectors == 1>(sum[i][j], value, weight[j]);
           }
         }
       }

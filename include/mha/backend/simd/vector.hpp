@@ -46,6 +46,15 @@ template <class V, class T> MHA_ALWAYS_INLINE void broadcast(V& v, const T& x) {
   v = x - V{};  // not x + 0, which would turn −0 into 0
 }
 
+/// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone in its loop is named, because g++
+/// leaves it unfused under -mtune=znver…, and a row's bits would depend on how many are computed beside it.
+template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const V& a, const V& b) {
+#if MHA_BROADCAST_BY_ASM
+  if constexpr (Alone) asm("" : "+v"(sum));
+#endif
+  sum = a * b + sum;
+}
+
 /// Constants of 2^f on [−½, ½]: minimax in relative error among polynomials with the constant term 1, so that exp2(0)
 /// is exactly 1 and a rescale by it changes nothing.
 template <class T> struct Exp2Constants;
