@@ -2,5 +2,5 @@
 #pragma once
 
 /// Front door of the component mha::openmp: the executor OpenMp, for mha::CpuWith<mha::OpenMp>.
-#include "backend/cpu/openmp.hpp"
+#include "backend/openmp.hpp"
 #include "mha.hpp"

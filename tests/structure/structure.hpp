@@ -185,7 +185,7 @@ inline Findings foreign_violations(const Tree& tree) {
     }
     if (path == "mha.hpp") {
       for (const std::string& file : ours) {
-        if (room_of(file) == "io" || file == "backend/cpu/openmp.hpp") findings.push_back("mha.hpp: reaches " + file);
+        if (room_of(file) == "io" || file == "backend/openmp.hpp") findings.push_back("mha.hpp: reaches " + file);
       }
     }
   }
@@ -223,7 +223,7 @@ inline Findings header_violations(const Tree& tree) {
       if (path != "config.hpp" && std::regex_search(line, compiler)) {
         findings.push_back(path + ": only config.hpp asks for the compiler: " + line);
       }
-      const bool guard = path == "backend/cpu/openmp.hpp" && line == "#if !defined(_OPENMP)";  // before its #error
+      const bool guard = path == "backend/openmp.hpp" && line == "#if !defined(_OPENMP)";  // before its #error
       if (!guard && std::regex_search(line, flags)) findings.push_back(path + ": depends on compiler flags: " + line);
       if (std::regex_search(line, unnamed)) findings.push_back(path + ": unnamed namespace in a header");
     }

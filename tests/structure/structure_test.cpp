@@ -164,8 +164,8 @@ TEST(Rules, AHeaderDependsOnNoFlag) {
     return header_violations({{path, "#pragma once\n" + line + "\n"}}).size();
   };
   EXPECT_EQ(findings_in("core/a.hpp", "#ifdef _OPENMP"), 1u);
-  EXPECT_EQ(findings_in("backend/cpu/openmp.hpp", "#ifdef _OPENMP"), 1u);
-  EXPECT_EQ(findings_in("backend/cpu/openmp.hpp", "#if !defined(_OPENMP)"), 0u);
+  EXPECT_EQ(findings_in("backend/openmp.hpp", "#ifdef _OPENMP"), 1u);
+  EXPECT_EQ(findings_in("backend/openmp.hpp", "#if !defined(_OPENMP)"), 0u);
   EXPECT_EQ(findings_in("core/a.hpp", "#if defined(__GNUC__) && 1"), 1u);
   EXPECT_EQ(findings_in("config.hpp", "#if defined(__GNUC__)"), 0u);
   EXPECT_EQ(findings_in("core/a.hpp", "namespace {"), 1u);

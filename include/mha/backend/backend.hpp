@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <span>
 #include <string>
 
 #include "../cache/kv_source.hpp"
@@ -72,6 +73,24 @@ template <class T> struct GemmCall {
   TensorView<T, 2> c;
 };
 
+/// One matrix of a layer with its bias, as a backend packs it.
+///
+/// Shapes    matrix (K, N), any strides  bias (N), null data for none
+template <class T> struct DenseWeights {
+  TensorView<const T, 2> matrix;
+  TensorView<const T, 1> bias;
+};
+
+/// c[i] = a · matrix + bias for parts first, first + 1, … of weights that the backend packed.
+///
+/// Shapes    a (M, K)  c[i] (M, N of part first + i); any strides
+template <class T, class Packed> struct PackedGemmCall {
+  TensorView<const T, 2> a;
+  const Packed& weights;
+  Index first = 0;
+  std::span<const TensorView<T, 2>> c;
+};
+
 /// What a call of these sizes would do, in words and numbers.
 struct AttendPlan {
   CallShape shape;
@@ -91,6 +110,9 @@ struct Support {
 ///   void gemm(const GemmCall<T>&, Workspace&) const
 ///   void attend(const AttendCall<T, …>&, Workspace&) const
 ///   std::string explain<T>(const AttendPlan&) const
+/// Optional, both of:
+///   PackedWeights<T> pack(std::span<const DenseWeights<T>>) const     made once from matrices of one K, kept by a
+///   layer void gemm(const PackedGemmCall<T, PackedWeights<T>>&, Workspace&) const
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
 /// softmax. tests/support/plain_backend.hpp is a whole one in a hundred lines.
 template <class B>
@@ -102,6 +124,12 @@ concept Backend = std::default_initializable<B> &&
   backend.gemm(gemm, workspace);
   backend.attend(call, workspace);
   { backend.template explain<float>(plan) } -> std::convertible_to<std::string>;
+};
+
+/// A backend that multiplies by weights it packed once.
+template <class B, class T>
+concept PacksWeights = requires(const B backend, std::span<const DenseWeights<T>> parts) {
+  backend.pack(parts);
 };
 
 }  // namespace mha::inline v0

@@ -10,7 +10,7 @@
 
 #include "../backend.hpp"
 #include "../simd/tile_kernels.hpp"
-#include "executor.hpp"
+#include "../executor.hpp"
 
 namespace mha::inline v0::detail::cpu {
 

@@ -7,7 +7,7 @@
 
 #include "../backend.hpp"
 #include "attend.hpp"
-#include "executor.hpp"
+#include "../executor.hpp"
 #include "gemm.hpp"
 
 namespace mha::inline v0 {

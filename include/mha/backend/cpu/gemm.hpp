@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "../backend.hpp"
-#include "executor.hpp"
+#include "../executor.hpp"
 #include "product.hpp"
 
 namespace mha::inline v0::detail::cpu {

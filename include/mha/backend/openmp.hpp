@@ -5,7 +5,7 @@
 
 #include <omp.h>
 
-#include "../../config.hpp"
+#include "../config.hpp"
 
 #if !defined(_OPENMP)
 #error "mha: OpenMp needs OpenMP switched on: link mha::openmp, or compile with -fopenmp (see mha/openmp.hpp)"

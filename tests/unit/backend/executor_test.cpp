@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include <mha/backend/cpu/executor.hpp>
+#include <mha/backend/executor.hpp>
 
 namespace {
 

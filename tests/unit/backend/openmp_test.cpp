@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <mha/backend/cpu/executor.hpp>
+#include <mha/backend/executor.hpp>
 
 #if defined(_OPENMP)
 

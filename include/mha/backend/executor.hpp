@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../config.hpp"
-#include "../../core/check.hpp"
+#include "../config.hpp"
+#include "../core/check.hpp"
 
 namespace mha::inline v0 {
 
