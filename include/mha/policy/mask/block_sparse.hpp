@@ -13,6 +13,28 @@
 
 namespace mha::inline v0 {
 
+namespace detail {
+
+/// Division of positions by a number that stays: one multiplication each.
+///
+/// Formula   n / d = ⌊n · ⌈2^(31 + s) / d⌉ / 2^(31 + s)⌋ with s = ⌈log2 d⌉, for every n in [0, 2³¹)
+/// Source    Granlund and Montgomery 1994, theorem 4.2
+struct Divisor {
+  std::uint64_t multiplier = 0;
+  int shift = 31;
+
+  MHA_HOST_DEVICE constexpr explicit Divisor(Index d) {
+    const std::uint64_t by = d > 0 ? static_cast<std::uint64_t>(d) : 1;
+    while ((std::uint64_t{1} << (shift - 31)) < by) ++shift;
+    multiplier = ((std::uint64_t{1} << shift) + by - 1) / by;
+  }
+  MHA_HOST_DEVICE constexpr Index quotient(Index n) const {
+    return static_cast<Index>(static_cast<std::uint64_t>(n) * multiplier >> shift);
+  }
+};
+
+}  // namespace detail
+
 /// A map of square blocks of positions: pair (q, k) is visible if bit (q / block, k / block) of its head is set.
 ///
 /// Shapes    map (H, Nq, Nk), or (Nq, Nk) for all heads; row-major, non-zero = visible, N = ⌈positions / block⌉
@@ -27,16 +49,18 @@ struct BlockSparseView {
   Required<Index> key_blocks;    ///< Nk
   Borrowed<std::uint8_t> map;
   std::ptrdiff_t head_stride = 0;  ///< set by prepared()
+  detail::Divisor by_block{block.value};
 
   MHA_HOST_DEVICE constexpr bool operator()(Index, Index h, Index q, Index k) const {
-    return q >= 0 && bit(h, q / block.value, k / block.value);
+    return q >= 0 && bit(h, by_block.quotient(q), by_block.quotient(k));
   }
   MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index h, Index q_begin, Index q_end, Index k_begin,
                                                 Index k_end) const {
     if (q_end <= 0) return TileVisibility::none;
     bool any = false, all = q_begin >= 0;
-    for (Index i = (q_begin > 0 ? q_begin : 0) / block.value; i <= (q_end - 1) / block.value; ++i)
-      for (Index j = k_begin / block.value; j <= (k_end - 1) / block.value; ++j) {
+    const Index last_i = by_block.quotient(q_end - 1), last_j = by_block.quotient(k_end - 1);
+    for (Index i = by_block.quotient(q_begin > 0 ? q_begin : 0); i <= last_i; ++i)
+      for (Index j = by_block.quotient(k_begin); j <= last_j; ++j) {
         any = any || bit(h, i, j);
         all = all && bit(h, i, j);
         if (any && !all) return TileVisibility::partial;
