@@ -249,7 +249,7 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
   slope = static_cast<float>(1 + random.below(512)) / 1024;  // times a distance it is exact in float
   for (Index b = 0; b < batch; ++b) lengths.push_back(random.below(keys + 1));
   for (Index rows = random.chance(0.5) ? 1 : batch, row = 0; row < rows; ++row)
-    for (Index k = 0, id = random.below(3); k < keys; ++k)
+    for (Index at = 0, id = random.below(3); at < keys; ++at)
       ids.push_back(id += random.chance(0.1) ? 1 + random.below(2) : 0);
   block = 1 + random.below(40);
   map.resize(static_cast<std::size_t>(query_blocks() * key_blocks() * (random.chance(0.5) ? 1 : heads)));
