@@ -52,7 +52,7 @@ mha::BlockSparse blocks(int block, double density) {
     for (int j = 0; j <= i; ++j)
       map[static_cast<std::size_t>(i) * static_cast<std::size_t>(n) + static_cast<std::size_t>(j)] =
           i == j || std::bernoulli_distribution(density)(gen) ? 1 : 0;
-  return {block, n, n, std::move(map)};
+  return {{.block = block, .query_blocks = n, .key_blocks = n}, std::move(map)};
 }
 
 /// Samples of one mask, and of the full and the causal call in the same rounds.

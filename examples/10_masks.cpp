@@ -105,7 +105,8 @@ int main() {
   const double causal_documents = price("Document: 8 of 512, && Causal", mha::Document{eighths} && mha::Causal{});
   std::vector<std::uint8_t> diagonal(64 * 64);  // 64 blocks of 64: the diagonal and the first column
   for (std::size_t i = 0; i < 64; ++i) diagonal[i * 64 + i] = diagonal[i * 64] = 1;
-  const double sparse = price("BlockSparse: diagonal, 1st column", mha::BlockSparse(64, 64, 64, diagonal));
+  const double sparse = price("BlockSparse: diagonal, 1st column",
+                              mha::BlockSparse({.block = 64, .query_blocks = 64, .key_blocks = 64}, diagonal));
 
   // The same numbers by counting on paper, times 2·Hq·(D + Dv) = 2048 FLOP a pair.
   constexpr double n = 4096, pair = 2.0 * 8 * (64 + 64);

@@ -168,7 +168,8 @@ TEST(VisiblePairs, AreCountedAsTheMaskShowsThem) {
       check("document", mha::Document{ids});
       check("prefix", mha::Prefix{lengths});
       check("block sparse", mha::BlockSparseView{.block = 15, .query_blocks = 10, .key_blocks = 10, .map = map});
-      check("block sparse, by head", mha::BlockSparse(30, 5, 5, {map.begin(), map.begin() + 50}));
+      check("block sparse, by head",
+            mha::BlockSparse({.block = 30, .query_blocks = 5, .key_blocks = 5}, {map.begin(), map.begin() + 50}));
       check("functor", Strided{});
       check("composed", (mha::Causal{} && mha::Padding{lengths}) || !mha::SlidingWindow{.left = 9});
       mha::Tensor<bool, 2> table(queries, keys);

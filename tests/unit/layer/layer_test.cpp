@@ -476,6 +476,13 @@ TYPED_TEST(LayerCall, KeysAndValuesProjectedOnceGiveTheSameBits) {
             "layer: the keys' rows have width 8 but kv_model is 5");
 }
 
+TYPED_TEST(LayerCall, QueriesStandAtTheirOrigin) {
+  const auto layer = make<LayerOf<TypeParam, mha::Causal, mha::Rotary<>>>({.d_model = 8, .num_heads = 2});
+  const RowMatrix x = random_rows("x", 7, 8), y = layer(x);
+  expect_near(layer(RowMatrix(x.bottomRows(3)), x), y.bottomRows(3), 1e-13);
+  expect_near(layer(RowMatrix(x.middleRows(2, 3)), x, mha::Origin{2}), y.middleRows(2, 3), 1e-13);
+}
+
 TYPED_TEST(LayerCall, PackedSequencesAreEachOnTheirOwn) {
   const auto layer = make<LayerOf<TypeParam, mha::Causal>>({.d_model = 8, .num_heads = 2, .kv_model = 5});
   const RowMatrix x = random_rows("x", 9, 8), memory = random_rows("memory", 12, 5);

@@ -97,13 +97,21 @@ struct BlockSparseView {
 };
 
 /// BlockSparseView that owns its map, so that a layer can hold it. Copies share the map.
+///
+///   mha::BlockSparse({.block = 64, .query_blocks = 8, .key_blocks = 8}, map)
 class BlockSparse {
  public:
   static constexpr Role role = Role::mask;
 
-  BlockSparse(Index block, Index query_blocks, Index key_blocks, std::vector<std::uint8_t> map)
+  struct Blocks {
+    Required<Index> block;
+    Required<Index> query_blocks;  ///< Nq
+    Required<Index> key_blocks;    ///< Nk
+  };
+
+  BlockSparse(const Blocks& blocks, std::vector<std::uint8_t> map)
       : map_(std::make_shared<const std::vector<std::uint8_t>>(std::move(map))),
-        view_{block, query_blocks, key_blocks, Borrowed<std::uint8_t>(*map_)} {}
+        view_{blocks.block, blocks.query_blocks, blocks.key_blocks, Borrowed<std::uint8_t>(*map_)} {}
 
   bool operator()(Index b, Index h, Index q, Index k) const { return view_(b, h, q, k); }
   TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {

@@ -117,7 +117,7 @@ TEST(BlockSparse, WantsAMapThatCoversTheCall) {
 
 TEST(BlockSparse, ALayersMaskOwnsItsMapAndSharesItWithCopies) {
   std::optional<BlockSparse> first;
-  first.emplace(2, 1, 2, Map{0, 1});
+  first.emplace(BlockSparse::Blocks{.block = 2, .query_blocks = 1, .key_blocks = 2}, Map{0, 1});
   const BlockSparse copy = *first;
   first.reset();
   EXPECT_FALSE(copy(0, 0, 0, 1));
