@@ -82,7 +82,7 @@ int main() {
   flush();
   // A map of 4 x 4 blocks of 4 positions, owned by the mask; the same map from memory of yours is a BlockSparseView.
   const std::vector<std::uint8_t> map{1, 0, 0, 0, /**/ 1, 1, 0, 0, /**/ 1, 0, 1, 0, /**/ 1, 0, 1, 1};
-  const mha::BlockSparse blocks(4, 4, 4, map);
+  const mha::BlockSparse blocks({.block = 4, .query_blocks = 4, .key_blocks = 4}, map);
   const auto set = [&](int q, int k) { return map[std::size_t(q / 4 * 4 + k / 4)] != 0; };
   show("BlockSparse", blocks, set);
   show("BlockSparse && Causal", blocks && mha::Causal{}, [&](int q, int k) { return set(q, k) && k <= q; });
