@@ -101,9 +101,8 @@ template <class Layer> void whole_layer(benchmark::State& state, const char* mas
   const Matrix x = random_rows(length, d_model, 3);
   Matrix y(length, d_model), expected(length, d_model);
   mha::Workspace workspace;
-  const double pairs = causal ? 0.5 * length * (length + 1.0) : double(length) * length;
-  const double flop = 8.0 * length * d_model * d_model + 4 * pairs * d_model;
-  Row& row = row_of(std::string("layer, ") + mask, "L " + std::to_string(length), flop);
+  Row& row =
+      row_of(std::string("layer, ") + mask, "L " + std::to_string(length), layer.cost(1, length, length).total_flop());
   const auto ours = [&] { layer(x, workspace, mha::into(y)); };
   const auto eigens = [&] { eigen(x, expected, causal); };
   row.bytes = bench::footprint(ours).bytes;

@@ -168,20 +168,22 @@ class Layer {
     return detail::mean_over_heads(attention_weights(x, extra...));
   }
 
-  /// What a call of this shape does: sizes, products, kernel, work and memory, one fact a line.
-  std::string explain(Index batch, Index queries, Index keys) const {
+  /// What a call of this shape costs, stage by stage; masks of the call intersect with the layer's.
+  ///
+  /// Errors    ShapeError if a size is negative, or a mask's data does not fit it
+  template <Mask... Masks> Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
+    return detail::layer_cost<T, N, C, O>(config_, batch, queries, keys,
+                                          detail::intersect(mask_, detail::collect_masks(masks...)));
+  }
+
+  /// The cost, policies, kernel and memory of such a call, one fact a line.
+  template <Mask... Masks> std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
     const CallShape shape{batch, config_.num_heads, queries, keys, keys - queries};
-    Cost cost = mha::cost<GroupedQuery<Dynamic>>(config_, batch, queries, keys);
-    if (!O::has_weights) cost.output_flop = 0;
-    const std::string weights = std::to_string(parameter_count()) + " " + detail::scalar_name<T>() +
-                                (!parameters_.present()   ? ", none yet"
-                                 : parameters_.borrowed() ? ", borrowed"
-                                                          : ", owned");
-    const std::string policies =
-        std::string(P::name) + ", " + N::name + ", " + R::name + ", " + C::name + ", " + O::name;
-    return detail::explain_layer(
-        config_, cost, weights, policies,
-        B{}.template explain<T>({shape, config_.num_kv_heads, config_.head_dim, config_.value_dim}), sizeof(T));
+    return detail::explain_layer<T, B>(config_, cost(batch, queries, keys, masks...), shape,
+                                       !parameters_.present()   ? "none yet"
+                                       : parameters_.borrowed() ? "borrowed"
+                                                                : "owned",
+                                       {P::name, N::name, R::name, C::name, O::name});
   }
 
  private:

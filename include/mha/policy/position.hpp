@@ -84,10 +84,13 @@ struct Llama3Scaling {
     return (1 - smooth) * f / factor + smooth * f;
   }
   void check() const {
-    detail::require(factor > 0 && original_length > 0, "Llama3Scaling: factor is ", factor, " and original_length is ",
-                    original_length, ", both must be positive");
-    detail::require(low_frequency < high_frequency, "Llama3Scaling: low_frequency ", low_frequency,
-                    " is not below high_frequency ", high_frequency);
+    detail::require(factor > 0 && std::isfinite(factor), "Llama3Scaling: factor is ", factor,
+                    ", it must be a positive finite number");
+    detail::require(original_length > 0 && std::isfinite(original_length), "Llama3Scaling: original_length is ",
+                    original_length, ", it must be a positive finite number");
+    detail::require(low_frequency >= 0, "Llama3Scaling: low_frequency is ", low_frequency, ", the least is 0");
+    detail::require(low_frequency < high_frequency && std::isfinite(high_frequency), "Llama3Scaling: low_frequency ",
+                    low_frequency, " is not below a finite high_frequency, which is ", high_frequency);
   }
 };
 
@@ -112,6 +115,9 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
                     " would turn, an even number is wanted");
     detail::require(base > 0 && std::isfinite(base), "Rotary: base is ", base, ", it must be a positive finite number");
     scaling.check();
+    const double scaled = scaling.base(base, turning(head_dim));
+    detail::require(scaled > 0 && std::isfinite(scaled), "Rotary: base ", base, " is scaled to ", scaled,
+                    ", it must stay a positive finite number");
   }
 
   template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
