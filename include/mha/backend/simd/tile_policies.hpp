@@ -34,11 +34,14 @@ template <class A, class P> struct LogitPatch {
 // was: in two loops the compiler would hoist, and fuse, different parts of the user's expression. Policies are copied
 // and logits go through arrays of the body's own, because what may alias keeps a loop scalar.
 
+/// A copy, unless copying may cost something.
+template <class P> using LocalPolicy = std::conditional_t<std::is_trivially_copyable_v<P>, const P, const P&>;
+
 /// s ← score(scale · s).
 template <class A> struct ScoreBody {
   template <class Isa, class S> MHA_ALWAYS_INLINE static void run(LogitPatch<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
-    const S score = *p.policy;
+    LocalPolicy<S> score = *p.policy;
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
@@ -57,7 +60,7 @@ template <class A> struct HideBody {
     using Flag = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
     constexpr int W = Vector<A, Isa>::width;
     constexpr A hidden = -std::numeric_limits<A>::infinity();
-    const M mask = *p.policy;
+    LocalPolicy<M> mask = *p.policy;
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
@@ -175,8 +178,8 @@ template <class A, class M, class S> class TilePolicies {
     }
   }
 
-  const M mask_;
-  const HeadScore score_;
+  const M& mask_;  // the call's
+  HeadScore score_;
   Index b_, h_, q_begin_, count_, width_ = 1;
   PolicyKernel<A, HeadScore> score_kernel_ = nullptr;
   PolicyKernel<A, M> hide_kernel_ = nullptr;

@@ -46,12 +46,17 @@ template <class V, class T> MHA_ALWAYS_INLINE void broadcast(V& v, const T& x) {
   v = x - V{};  // not x + 0, which would turn −0 into 0
 }
 
+/// x is rounded here: without it a product may be fused with an addition that follows, or not, as the compiler likes.
+template <class V> MHA_ALWAYS_INLINE void round_here([[maybe_unused]] V& x) {
+#ifdef MHA_VECTOR_REGISTER
+  asm("" : "+" MHA_VECTOR_REGISTER(x));
+#endif
+}
+
 /// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone in its loop is named, because g++
 /// leaves it unfused under -mtune=znver…, and a row's bits would depend on how many are computed beside it.
 template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const V& a, const V& b) {
-#if MHA_BROADCAST_BY_ASM
-  if constexpr (Alone) asm("" : "+v"(sum));
-#endif
+  if constexpr (Alone) round_here(sum);
   sum = a * b + sum;
 }
 
