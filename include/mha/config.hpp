@@ -35,6 +35,7 @@
 #endif
 
 #define MHA_NO_INLINE __attribute__((noinline))
+#define MHA_FLATTEN __attribute__((flatten))
 
 namespace mha::inline v0 {
 

@@ -22,13 +22,15 @@ template <class T> struct NextRows {
   Index dim = 0, count = 0;
 };
 
-/// Asks for elements [begin, end) of row i, into the second-level cache: the first has no room for a block.
-template <class T> MHA_ALWAYS_INLINE void prefetch(const NextRows<T>& next, Index i, Index begin, Index end) {
-  constexpr Index line = 64 / sizeof(T);
-  if (i >= next.count) return;
-  const T* const row = next.data + i * next.stride;
-  for (Index d = (begin + line - 1) / line * line; d < end && d < next.dim; d += line)
-    __builtin_prefetch(row + d, 0, 2);
+/// Asks for elements [begin, begin + Count) of a row, into the second-level cache: the first has no room for a block.
+template <int Count, class T> MHA_ALWAYS_INLINE void prefetch(const T* row, Index begin) {
+  constexpr int line = 64 / sizeof(T);
+  if constexpr (Count >= line) {
+#pragma GCC unroll 16
+    for (int d = 0; d < Count; d += line) __builtin_prefetch(row + begin + d, 0, 2);
+  } else {
+    if (begin % line == 0) __builtin_prefetch(row + begin, 0, 2);
+  }
 }
 
 /// s (n, W) = keys (n, dim) · q (dim, W) for the first Rows of a register's W columns, with keys in lanes; n and dim
@@ -44,7 +46,11 @@ template <class A, class T, int Rows> struct FewScoresBody {
 #pragma GCC unroll 16
       for (int r = 0; r < W; ++r) sum[r] = V{};
       for (Index d = 0; d < dim; d += W) {
-        for (int i = 0; i < W; ++i) prefetch(next, k + i, d, d + W);
+        if (k + W <= next.count && d < next.dim) {
+          const T* const ahead = next.data + k * next.stride;
+#pragma GCC unroll 16
+          for (int i = 0; i < W; ++i) prefetch<W>(ahead + i * next.stride, d);
+        }
         V key[std::size_t{W}];
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) load_widened<A, Isa>(key[i], keys + i * stride + d);
@@ -103,7 +109,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
     }
     const T* value = values + d;
     for (Index k = 0; k < n; ++k, value += stride) {
-      prefetch(next, k, d, d + Vectors * W);
+      if (k < next.count && d < next.dim) prefetch<Vectors * W>(next.data + k * next.stride, d);
       V v[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load_widened<A, Isa>(v[j], value + j * W);

@@ -30,7 +30,7 @@ template <class T, int Vectors> struct SoftmaxBody {
       for (Index k = 0; k < n; ++k) {
         V x;
         load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
-        highest = x > highest ? x : highest;
+        raise<T>(highest, x);
       }
       store(max + j * W, highest);
       // While nothing is visible the maximum is −∞; measuring from 0 instead keeps −∞ − (−∞) out.

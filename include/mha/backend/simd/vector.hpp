@@ -60,6 +60,21 @@ template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const
   sum = a * b + sum;
 }
 
+/// highest ← the larger of both; a NaN in x is left out.
+template <class T, class V> MHA_ALWAYS_INLINE void raise(V& highest, const V& x) {
+#if MHA_BROADCAST_BY_ASM
+  // g++ makes a comparison and a blend of it. With a NaN the instruction gives its last operand.
+  if constexpr (sizeof(V) > 16) {
+    if constexpr (sizeof(T) == 4)
+      asm("vmaxps %1, %2, %0" : "=v"(highest) : "v"(highest), "v"(x));
+    else
+      asm("vmaxpd %1, %2, %0" : "=v"(highest) : "v"(highest), "v"(x));
+    return;
+  }
+#endif
+  highest = x > highest ? x : highest;
+}
+
 /// Constants of 2^f on [−½, ½]: minimax in relative error among polynomials with the constant term 1, so that exp2(0)
 /// is exactly 1 and a rescale by it changes nothing.
 template <class T> struct Exp2Constants;

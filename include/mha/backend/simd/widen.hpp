@@ -11,6 +11,23 @@
 
 namespace mha::inline v0::detail::simd {
 
+template <int W> struct SixteenBit {
+  typedef std::uint16_t type __attribute__((vector_size(W * 2), aligned(2), may_alias));
+};
+template <int W> using Sixteen = typename SixteenBit<W>::type;
+
+/// W 16-bit words at any address, each in 32 bits.
+template <class I, class Stored> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const Stored* from) {
+#if MHA_BROADCAST_BY_ASM
+  // g++ widens a register's halves apart and joins them.
+  if constexpr (sizeof(I) > 16) {
+    asm("vpmovzxwd %1, %0" : "=v"(w) : "m"(*from));
+    return;
+  }
+#endif
+  w = __builtin_convertvector(*from, I);
+}
+
 /// One register of A from storage T: float and double as they are, bfloat16 and half by integer arithmetic, exactly
 /// what their conversion to float gives, NaN payloads included.
 template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vector_t<A, Isa>& v, const T* from) {
@@ -20,9 +37,8 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
   } else if constexpr (std::is_same_v<A, float> && (std::is_same_v<T, bfloat16> || std::is_same_v<T, half>)) {
     using V = vector_t<float, Isa>;
     using I = typename Vector<float, Isa>::int_type;
-    typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
-    const Stored stored = *reinterpret_cast<const Stored*>(from);
-    const I w = __builtin_convertvector(stored, I);
+    I w;
+    load_zero_extended(w, reinterpret_cast<const Sixteen<W>*>(from));
     if constexpr (std::is_same_v<T, bfloat16>) {
       v = (V)(w << 16);
     } else {
