@@ -26,6 +26,9 @@ inline constexpr Index key_block = 128;
 /// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
 inline constexpr Index key_chunk = 32 * key_block;
 
+/// Hidden keys in the middle of a block that are worth leaving out.
+inline constexpr Index smallest_gap = 32;
+
 /// The rows of one tile, lane by lane: `heads` query heads of one key/value head, from h on, with queries
 /// [first, first + count) of sequence b each.
 struct TileRows {
@@ -141,21 +144,19 @@ template <class T, class Source, class M, class S> class QueryTile {
     const simd::TileState<A>& state = at_.total;
     reset(state);
     for_each_row([&](Index h, Index i, Index) {
-      for (Index k = 0; k < keys_; ++k) to(rows_.b, h, i, k) = A(0);
+      for (Index k = 0; k < keys_; ++k) to(rows_.b, h, i, k) = hidden;
     });
-    for_each_block(0, keys_, [&](Index begin, Index end) {
+    for_each_block(0, keys_, [&](const Segments& segments, Index n) {
       for_each_row([&](Index h, Index i, Index lane) {
-        for (Index k = begin; k < end; ++k) to(rows_.b, h, i, k) = s(k - begin)[lane];
+        for_each_key(segments, [&](Index k, Index row) { to(rows_.b, h, i, k) = s(row)[lane]; });
       });
-      softmax(end - begin, state);
+      softmax(n, state);
     });
-    for_each_block(0, keys_, [&](Index begin, Index end) {
-      for_each_row([&](Index h, Index i, Index lane) {
-        for (Index k = begin; k < end; ++k) {
-          A& w = to(rows_.b, h, i, k);
-          w = w == hidden ? A(0) : std::exp2((w - state.max[lane]) * slope_) / denominator(state, lane);
-        }
-      });
+    for_each_row([&](Index h, Index i, Index lane) {
+      for (Index k = 0; k < keys_; ++k) {
+        A& w = to(rows_.b, h, i, k);
+        w = w == hidden ? A(0) : std::exp2((w - state.max[lane]) * slope_) / denominator(state, lane);
+      }
     });
   }
 
@@ -245,19 +246,22 @@ template <class T, class Source, class M, class S> class QueryTile {
     reset(to);
     const bool by_rows = !Guarded && few_.rows > 0;
     if (by_rows) std::fill_n(at_.row_out, std::ptrdiff_t{few_.rows} * call_.value_dim, A(0));
-    for_each_block(chunk * key_chunk, std::min((chunk + 1) * key_chunk, keys_), [&](Index begin, Index end) {
+    for_each_block(chunk * key_chunk, std::min((chunk + 1) * key_chunk, keys_), [&](const Segments& segments, Index n) {
       if constexpr (Guarded)
-        for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{end - begin} * kernels_.lanes; ++i)
+        for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
-      softmax(end - begin, to);
-      for_each_run(begin, end, [&](const KvRun<Stored>& run, Index row) {
-        if (by_rows)
-          few_.values(run.value, run.value_stride, run.count, s(row), at_.fade, call_.value_dim, at_.row_out,
-                      next_keys(row + run.count == end - begin ? end : keys_));
-        else
-          values<Guarded>(run, row, to);
-        std::fill_n(at_.fade, kernels_.lanes, A(1));  // a second run of the block continues the first
-      });
+      softmax(n, to);
+      Index row = 0;
+      for (const simd::KeyRange& keys : segments)
+        for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
+          if (by_rows)
+            few_.values(run.value, run.value_stride, run.count, s(row), at_.fade, call_.value_dim, at_.row_out,
+                        next_keys(row + run.count == n ? keys.end : keys_));
+          else
+            values<Guarded>(run, row, to);
+          std::fill_n(at_.fade, kernels_.lanes, A(1));  // a second run of the block continues the first
+          row += run.count;
+        });
     });
     if (by_rows)
       for (Index lane = 0; lane < rows_.lanes(); ++lane)
@@ -276,14 +280,59 @@ template <class T, class Source, class M, class S> class QueryTile {
                                                           at_.fade, call_.value_dim, to.out);
   }
 
-  /// f(begin, end) for every block of keys [first, last) that some query may see, its logits in s, hidden ones −∞.
+  /// f(segments, rows) for every block of keys [first, last) that some query may see: the logits of its segments lie
+  /// one after another in the `rows` rows of s, hidden ones −∞.
   template <class F> void for_each_block(Index first, Index last, F&& f) {
     for (Index begin = first; begin < last; begin += key_block) {
-      const simd::KeyRange keys = visible(begin, std::min(begin + key_block, last));
-      if (keys.seen == TileVisibility::none) continue;
-      logits(keys);
-      f(keys.begin, keys.end);
+      const Segments segments = visible_segments(begin, std::min(begin + key_block, last));
+      Index rows = 0;
+      for (const simd::KeyRange& keys : segments) {
+        logits(keys, rows);
+        rows += keys.end - keys.begin;
+      }
+      if (rows > 0) f(segments, rows);
     }
+  }
+
+  /// What a tile sees of a block: a few ranges of keys. Hidden keys between them are neither read nor multiplied, which
+  /// changes no bit, because they would add exactly nothing.
+  class Segments {
+   public:
+    void add(const simd::KeyRange& keys) { ranges_[size_++] = keys; }
+    const simd::KeyRange* begin() const { return ranges_; }
+    const simd::KeyRange* end() const { return ranges_ + size_; }
+
+   private:
+    simd::KeyRange ranges_[std::size_t{key_block / smallest_gap + 1}];
+    int size_ = 0;
+  };
+
+  Segments visible_segments(Index begin, Index end) const {
+    Segments segments;
+    simd::KeyRange all = visible(begin, end);
+    if (all.seen == TileVisibility::none) return segments;
+    if (all.seen == TileVisibility::partial)
+      for (Index gap = all.begin + smallest_gap; gap + smallest_gap < all.end;) {
+        if (visible(gap, gap + smallest_gap).seen != TileVisibility::none) {
+          gap += smallest_gap;
+          continue;
+        }
+        segments.add({all.begin, gap, TileVisibility::partial});
+        all.begin = gap + smallest_gap;
+        while (all.begin + smallest_gap < all.end &&
+               visible(all.begin, all.begin + smallest_gap).seen == TileVisibility::none)
+          all.begin += smallest_gap;
+        gap = all.begin + smallest_gap;
+      }
+    segments.add(all);
+    return segments;
+  }
+
+  /// f(k, row) for the keys of the segments and their rows of s.
+  template <class F> static void for_each_key(const Segments& segments, F&& f) {
+    Index row = 0;
+    for (const simd::KeyRange& keys : segments)
+      for (Index k = keys.begin; k < keys.end; ++k) f(k, row++);
   }
 
   Policies policies(Index head) const {
@@ -343,24 +392,25 @@ template <class T, class Source, class M, class S> class QueryTile {
     }
   }
 
-  void logits(const simd::KeyRange& keys) {
+  /// The logits of `keys` into the rows of s from `first` on.
+  void logits(const simd::KeyRange& keys, Index first) {
     const std::ptrdiff_t lanes = kernels_.lanes;
     for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index row) {
       Index done = 0;
       if (few_.rows > 0) {
         done = run.count / kernels_.lanes * kernels_.lanes;
-        few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, s(row),
+        few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, s(first + row),
                     {run.value, run.value_stride, call_.value_dim, run.count});
       }
       if (done == run.count) return;
       const auto [key, stride] =
           widened(run.key + done * run.key_stride, run.key_stride, run.count - done, call_.head_dim, at_.wide_keys);
-      kernels_.scores({key, stride, at_.q, lanes, s(row + done), lanes, run.count - done, call_.head_dim});
+      kernels_.scores({key, stride, at_.q, lanes, s(first + row + done), lanes, run.count - done, call_.head_dim});
     });
     for (Index head = 0; head < rows_.heads; ++head) {
       if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
       const Policies policy = policies(head);
-      A* const columns = at_.s + head * rows_.count;
+      A* const columns = s(first) + head * rows_.count;
       if (!logits_are_dots_) policy.score(columns, kernels_.lanes, call_.scale, keys.begin, keys.end);
       policy.hide(columns, kernels_.lanes, keys, kernels_.rows);
     }

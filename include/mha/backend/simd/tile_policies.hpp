@@ -131,19 +131,26 @@ template <class A, class M, class S> class TilePolicies {
     const Index whole = count_ / width_ * width_;
     for (Index begin = keys.begin; begin < keys.end; begin += grain) {
       const Index end = std::min(begin + grain, keys.end);
-      const TileVisibility seen = visibility(begin, end);
+      if (visibility(begin, end) == TileVisibility::full) continue;
       A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
-      if (seen == TileVisibility::none)
-        for (Index k = 0; k < end - begin; ++k) std::fill_n(rows + std::ptrdiff_t{k} * lanes, count_, hidden);
-      if (seen == TileVisibility::partial)
-        for (Index i = 0; i < whole; i += width_)
-          columns(hide_kernel_, mask_, rows + i, lanes, A(0), q_begin_ + i, begin, end);
+      for (Index i = 0; i < whole; i += width_) hide_columns(rows + i, lanes, i, width_, begin, end);
     }
-    for (Index i = whole; i < count_; ++i)
-      one_column(hide_kernel_, mask_, s + i, lanes, A(0), q_begin_ + i, keys.begin, keys.end);
+    for (Index i = whole; i < count_; ++i) hide_columns(s + i, lanes, i, 1, keys.begin, keys.end);
   }
 
  private:
+  /// Queries [i, i + n) of the tile, one or a register of them, whose first column is s.
+  void hide_columns(A* s, Index lanes, Index i, Index n, Index begin, Index end) const {
+    const Index q = q_begin_ + i;
+    const TileVisibility seen = tile(mask_, b_, h_, q, q + n, begin, end);
+    if (seen == TileVisibility::none)
+      for (Index k = 0; k < end - begin; ++k) std::fill_n(s + std::ptrdiff_t{k} * lanes, n, hidden);
+    else if (seen == TileVisibility::partial && n == 1)
+      one_column(hide_kernel_, mask_, s, lanes, A(0), q, begin, end);
+    else if (seen == TileVisibility::partial)
+      columns(hide_kernel_, mask_, s, lanes, A(0), q, begin, end);
+  }
+
   /// A register of queries from q on, against each key.
   template <class P>
   void columns(PolicyKernel<A, P> kernel, const P& policy, A* s, Index lanes, A scale, Index q, Index begin,
