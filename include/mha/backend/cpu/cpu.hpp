@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "attend.hpp"
 #include "../executor.hpp"
 #include "gemm.hpp"
+#include "packed.hpp"
 
 namespace mha::inline v0 {
 
@@ -25,6 +27,15 @@ template <Executor Threads> struct CpuWith {
 
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) detail::cpu::gemm(call, workspace, Threads{});
+  }
+
+  /// Weights packed for the kernels of every instruction-set level.
+  template <class T> detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts) const {
+    return {parts, Threads{}};
+  }
+  template <class T>
+  void gemm(const PackedGemmCall<T, detail::cpu::PackedWeights<T>>& call, Workspace& workspace) const {
+    detail::cpu::gemm(call, workspace, Threads{});
   }
 
   template <class T, class Source, class M, class S>
