@@ -120,8 +120,8 @@ inline double read_gbps(const float* from, std::size_t count, Clock clock = thre
       return 0;
     });
   };
-  return static_cast<double>(count * sizeof(float)) /
-         seconds_per_call(clock, calls_per_sample(clock, read), read) * 1e-9;
+  return static_cast<double>(count * sizeof(float)) / seconds_per_call(clock, calls_per_sample(clock, read), read) *
+         1e-9;
 }
 
 /// One line on what ran where, so that a table can be read on its own.

@@ -2,6 +2,7 @@
 // Dense products by packed weights: against Eigen called directly, the arithmetic peak, and for one row the bandwidth.
 #include <algorithm>
 #include <cstdio>
+#include <Eigen/Core>
 #include <map>
 #include <random>
 #include <span>
@@ -10,7 +11,6 @@
 #include <vector>
 
 #include <benchmark/benchmark.h>
-#include <Eigen/Core>
 
 #include <mha/mha.hpp>
 
@@ -100,9 +100,9 @@ void print_table() {
       of_bandwidth.push_back(r.bytes() * 1e-7 / r.packed[i] / r.bandwidth[i]);
     }
     const double seconds = bench::median(r.packed);
-    table.add({std::to_string(r.rows) + " × " + std::to_string(r.d) + "²",
-               bench::number(r.flop() * 1e-9 / seconds, 1), bench::number(bench::median(of_peak), 0),
-               bench::number(r.bytes() * 1e-9 / seconds, 1), bench::number(bench::median(of_bandwidth), 0),
+    table.add({std::to_string(r.rows) + " × " + std::to_string(r.d) + "²", bench::number(r.flop() * 1e-9 / seconds, 1),
+               bench::number(bench::median(of_peak), 0), bench::number(r.bytes() * 1e-9 / seconds, 1),
+               bench::number(bench::median(of_bandwidth), 0),
                bench::number(r.flop() * 1e-9 / bench::median(r.eigen), 1),
                bench::number(bench::median_ratio(r.eigen, r.packed), 2) + "×",
                bench::number(bench::median_ratio(r.eigen, r.loose), 2) + "×"});

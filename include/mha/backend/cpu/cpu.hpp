@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "../backend.hpp"
-#include "attend.hpp"
 #include "../executor.hpp"
+#include "attend.hpp"
 #include "gemm.hpp"
 #include "packed.hpp"
 
@@ -19,7 +19,11 @@ namespace mha::inline v0 {
 /// Lq × Lk is never stored: work memory is O(tile) per thread, plus a widened copy of K and V for 16-bit storage.
 /// Scalars   float, double; half and bfloat16 in storage, computed in float
 /// Bits      an output row depends on its own query, keys and mask only, not on the threads or on other rows
-template <Executor Threads> struct CpuWith {
+template <Executor Threads> class CpuWith {
+  template <class T>
+  static constexpr bool computes = std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>;
+
+ public:
   static constexpr const char* name = "Cpu";
   using Workspace = mha::Workspace;
 
@@ -30,9 +34,9 @@ template <Executor Threads> struct CpuWith {
   }
 
   /// Weights packed for the kernels of every instruction-set level.
-  template <class T> detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts) const {
-    return {parts, Threads{}};
-  }
+  template <class T>
+  requires(computes<T>) detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts)
+  const { return {parts, Threads{}}; }
   template <class T>
   void gemm(const PackedGemmCall<T, detail::cpu::PackedWeights<T>>& call, Workspace& workspace) const {
     detail::cpu::gemm(call, workspace, Threads{});
@@ -69,11 +73,10 @@ template <Executor Threads> struct CpuWith {
 
  private:
   template <class T> static constexpr bool check_scalar() {
-    constexpr bool computes = std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>;
-    static_assert(computes,
+    static_assert(computes<T>,
                   "mha: Cpu computes in float or double (half and bfloat16 are storage): use the backend Reference for "
                   "other scalars (see mha/backend/reference/reference.hpp)");
-    return computes;  // the sentence is enough: nothing more is instantiated
+    return computes<T>;  // the sentence is enough: nothing more is instantiated
   }
 
   template <class T, class Source, class M, class S, class F>

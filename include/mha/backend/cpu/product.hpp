@@ -122,7 +122,7 @@ template <class T, class Columns> class DenseProduct {
   }
 
  private:
-  static constexpr Index most_rows = 128;   // so many rows of a, packed, and the results of a group stay in the L2 cache
+  static constexpr Index most_rows = 128;  // so many rows of a, packed, and the results of a group stay in the L2 cache
   static constexpr Index most_panels = 24;
 
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }

@@ -15,7 +15,8 @@ namespace mha::inline v0::detail::simd {
 /// under one level multiply under any other.
 template <class A> inline constexpr Index panel_columns = 192 / static_cast<Index>(sizeof(A));
 
-/// Bytes of a panel that the kernel asks for ahead: a few rows, so that a single row of a product is bound by bandwidth.
+/// Bytes of a panel that the kernel asks for ahead: a few rows, so that a single row of a product is bound by
+/// bandwidth.
 inline constexpr std::ptrdiff_t prefetch_distance = 8192;
 
 /// Rows of the depth in one chain of sums. It is the only size that the bits of a product depend on.
@@ -122,7 +123,8 @@ template <class A, class S> struct PanelBody {
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     for (; panel != end; panel += panel_columns<A>, ++rows) {
 #pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) __builtin_prefetch(panel + j * W + prefetch_distance / static_cast<std::ptrdiff_t>(sizeof(S)), 0, 2);
+      for (int j = 0; j < Vectors; ++j)
+        __builtin_prefetch(panel + j * W + prefetch_distance / static_cast<std::ptrdiff_t>(sizeof(S)), 0, 2);
       V column[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load_wide(column[j], panel + j * W);
@@ -153,9 +155,7 @@ template <class A, class S> using PanelKernel = void (*)(PanelArgs<A, S>);
 
 /// The kernel of a level.
 template <class A, class S> PanelKernel<A, S> panel_kernel(IsaLevel level) {
-  return with_isa(level, [](auto isa) -> PanelKernel<A, S> {
-    return &decltype(isa)::template run<PanelBody<A, S>>;
-  });
+  return with_isa(level, [](auto isa) -> PanelKernel<A, S> { return &decltype(isa)::template run<PanelBody<A, S>>; });
 }
 
 }  // namespace mha::inline v0::detail::simd
