@@ -99,25 +99,31 @@ template <class T, class Columns> class DenseProduct {
     const Index first_row = task / groups_ * most_rows, n = std::min(most_rows, rows() - first_row);
     const Index begin = task % groups_ * group_panels_, end = std::min(begin + group_panels_, panels_);
     A* const slots = scratch + (row_blocks_ == 1 ? 0 : block_size());
-    Index k = 0;
-    do {
-      const A* block = shared_ + shared_at(k);
-      if (row_blocks_ > 1) {
-        pack_rows(first_row, n, k, scratch);
-        block = scratch;
-      }
+    if (row_blocks_ == 1) {
+      // Few rows: the weights are read once, from end to end.
       for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
-        const Index d = std::min(depth_block, depth() - k);
-        const T* const panel = columns_.panel(part, p, k, d, panel_scratch);
-        const auto [c, stride] = target(part, p, slot, first_row, slots);
-        const A* const before = k == 0 ? columns_.bias(part, p) : c;
-        kernel_({block, panel, before, k == 0 ? 0 : stride, c, stride, n, d, count(part, p)});
+        for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
+          const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
+          const T* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
+          add(part, p, k, shared_ + shared_at(k), panel, next, target(part, p, slot, 0, slots), n);
+        }
       });
-      k += depth_block;
-    } while (k < depth());
+    } else {
+      // Many rows: a block of them meets every panel before the next depth.
+      for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
+        pack_rows(first_row, n, k, scratch);
+        const T* first_panel = nullptr;
+        for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
+          const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
+          if (slot == 0) first_panel = panel;
+          const T* const next = begin + slot + 1 < end ? panel + std::ptrdiff_t{depth()} * panel_columns<T>
+                                                       : first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>;
+          add(part, p, k, scratch, panel, next, target(part, p, slot, first_row, slots), n);
+        });
+      }
+    }
     for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
-      const auto [c, stride] = target(part, p, slot, first_row, slots);
-      if (!direct(part, p)) hand_over(part, p, first_row, n, c);
+      if (!direct(part, p)) hand_over(part, p, first_row, n, target(part, p, slot, first_row, slots).c);
     });
   }
 
@@ -129,6 +135,7 @@ template <class T, class Columns> class DenseProduct {
   Index rows() const { return a_.extent[0]; }
   Index depth() const { return a_.extent[1]; }
   Index depth_blocks() const { return (depth() + depth_block - 1) / depth_block; }
+  Index depth_at(Index k) const { return std::min(depth_block, depth() - k); }
   std::size_t block_size() const { return size(block_rows_) * size(depth_block); }
   std::ptrdiff_t shared_at(Index k) const { return std::ptrdiff_t{k} * block_rows_; }
   std::size_t slot_size() const { return size(block_rows_) * size(panel_columns<T>); }
@@ -154,6 +161,15 @@ template <class T, class Columns> class DenseProduct {
     return {slots + static_cast<std::ptrdiff_t>(slot_size()) * (in_place_ ? part : slot), panel_columns<T>};
   }
 
+  /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias.
+  void add(Index part, Index p, Index k, const A* rows, const T* panel, const T* next, const Target& to,
+           Index n) const {
+    const A* const before = k == 0 ? columns_.bias(part, p) : to.c;
+    const std::ptrdiff_t stride = k == 0 ? 0 : to.stride;
+    kernel_({rows, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n, depth_at(k),
+             count(part, p)});
+  }
+
   /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row.
   template <class F> void for_each_panel(Index begin, Index end, F&& f) const {
     Index first = 0;  // panel of the part at hand, among all
@@ -166,7 +182,7 @@ template <class T, class Columns> class DenseProduct {
 
   /// to (n, depth_block) = rows of a at depths [k, k + depth_block).
   void pack_rows(Index first, Index n, Index k, A* to) const {
-    const Index d = std::min(depth_block, depth() - k);
+    const Index d = depth_at(k);
     for (Index i = 0; i < n; ++i, to += depth_block) {
       const T* from = &a_(first + i, k);
       if (a_.stride[1] == 1)

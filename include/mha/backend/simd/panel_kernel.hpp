@@ -15,10 +15,6 @@ namespace mha::inline v0::detail::simd {
 /// under one level multiply under any other.
 template <class A> inline constexpr Index panel_columns = 192 / static_cast<Index>(sizeof(A));
 
-/// Bytes of a panel that the kernel asks for ahead: a few rows, so that a single row of a product is bound by
-/// bandwidth.
-inline constexpr std::ptrdiff_t prefetch_distance = 8192;
-
 /// Rows of the depth in one chain of sums. It is the only size that the bits of a product depend on.
 inline constexpr Index depth_block = 256;
 
@@ -28,6 +24,7 @@ inline constexpr Index depth_block = 256;
 template <class A, class S> struct PanelArgs {
   const A* rows;
   const S* panel;
+  const S* next;  ///< the panel wanted after this one: fetched to the second-level cache meanwhile
   const A* before;
   std::ptrdiff_t before_stride;
   A* c;
@@ -89,23 +86,28 @@ template <class A, class S> struct PanelBody {
     constexpr int most = Isa::registers == 32 ? 8 : 4;
     // Tiles of nearly the same height: a last one of one row would be as slow as a whole one.
     const Index tiles = (p.n + most - 1) / most;
-    for (Index t = 0, first = 0; t < tiles; ++t) {
+    if (tiles == 0) return;
+    // Each tile fetches its share, register by register of a row: all at once would wait for memory in the first.
+    const std::ptrdiff_t step = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S)) / Vectors / tiles;
+    const char* next = reinterpret_cast<const char*>(p.next);
+    for (Index t = 0, first = 0; t < tiles; ++t, next += step * Vectors * p.depth) {
       const Index rows = (p.n - first + (tiles - t) - 1) / (tiles - t);
       if constexpr (most == 8) {
-        if (rows == 8) tile<Isa, 8, Vectors>(p, first);
-        if (rows == 7) tile<Isa, 7, Vectors>(p, first);
-        if (rows == 6) tile<Isa, 6, Vectors>(p, first);
-        if (rows == 5) tile<Isa, 5, Vectors>(p, first);
+        if (rows == 8) tile<Isa, 8, Vectors>(p, first, next, step);
+        if (rows == 7) tile<Isa, 7, Vectors>(p, first, next, step);
+        if (rows == 6) tile<Isa, 6, Vectors>(p, first, next, step);
+        if (rows == 5) tile<Isa, 5, Vectors>(p, first, next, step);
       }
-      if (rows == 4) tile<Isa, 4, Vectors>(p, first);
-      if (rows == 3) tile<Isa, 3, Vectors>(p, first);
-      if (rows == 2) tile<Isa, 2, Vectors>(p, first);
-      if (rows == 1) tile<Isa, 1, Vectors>(p, first);
+      if (rows == 4) tile<Isa, 4, Vectors>(p, first, next, step);
+      if (rows == 3) tile<Isa, 3, Vectors>(p, first, next, step);
+      if (rows == 2) tile<Isa, 2, Vectors>(p, first, next, step);
+      if (rows == 1) tile<Isa, 1, Vectors>(p, first, next, step);
       first += rows;
     }
   }
 
-  template <class Isa, int R, int Vectors> MHA_ALWAYS_INLINE static void tile(const PanelArgs<A, S>& p, Index first) {
+  template <class Isa, int R, int Vectors>
+  MHA_ALWAYS_INLINE static void tile(const PanelArgs<A, S>& p, Index first, const char* next, std::ptrdiff_t step) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
     const A* rows = p.rows + std::ptrdiff_t{first} * depth_block;
@@ -123,8 +125,7 @@ template <class A, class S> struct PanelBody {
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     for (; panel != end; panel += panel_columns<A>, ++rows) {
 #pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j)
-        __builtin_prefetch(panel + j * W + prefetch_distance / static_cast<std::ptrdiff_t>(sizeof(S)), 0, 2);
+      for (int j = 0; j < Vectors; ++j, next += step) __builtin_prefetch(next, 0, 2);
       V column[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load_wide(column[j], panel + j * W);

@@ -46,8 +46,8 @@ template <class S> struct Product {
   A& result(Index i, Index j) { return c[static_cast<std::size_t>(i * c_stride + j)]; }
 
   template <class Isa> void run(Isa, Index wanted = columns, bool with_bias = false) {
-    panel_kernel<A, S>(Isa::level)(
-        {rows.data(), panel.data(), with_bias ? bias.data() : nullptr, 0, c.data(), c_stride, n, depth, wanted});
+    panel_kernel<A, S>(Isa::level)({rows.data(), panel.data(), panel.data(), with_bias ? bias.data() : nullptr, 0,
+                                    c.data(), c_stride, n, depth, wanted});
   }
 };
 
@@ -115,9 +115,9 @@ TYPED_TEST(PanelKernel, AddsTheWholeSumToWhatWasThere) {
     sums.run(isa);
     random.fill(added.c);
     const std::vector<A> before = added.c;
-    panel_kernel<A, TypeParam>(decltype(isa)::level)({added.rows.data(), added.panel.data(), added.c.data(),
-                                                      added.c_stride, added.c.data(), added.c_stride, 9, 21,
-                                                      added.columns});
+    panel_kernel<A, TypeParam>(decltype(isa)::level)({added.rows.data(), added.panel.data(), added.panel.data(),
+                                                      added.c.data(), added.c_stride, added.c.data(), added.c_stride, 9,
+                                                      21, added.columns});
     for (Index i = 0; i < 9; ++i)
       for (Index j = 0; j < added.columns; ++j)
         ASSERT_EQ(added.result(i, j), before[static_cast<std::size_t>(i * added.c_stride + j)] + sums.result(i, j));
