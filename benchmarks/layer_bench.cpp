@@ -146,7 +146,7 @@ template <class F> void add(const std::string& name, F&& f) {
 int main(int argc, char** argv) {
   using One = mha::CpuWith<mha::Serial>;
   const int all = mha::ThreadPool{}.workers();
-  for (const auto [d_model, length] : {std::pair{512, 128}, {512, 512}, {512, 2048}, {1024, 2048}}) {
+  for (const auto& [d_model, length] : {std::pair{512, 128}, {512, 512}, {512, 2048}, {1024, 2048}}) {
     const std::string shape = "layer/E:" + std::to_string(d_model) + "/L:" + std::to_string(length);
     const auto both = [&, d = d_model, l = length]<class B>(B, int threads) {
       const std::string end = "/threads:" + std::to_string(threads);

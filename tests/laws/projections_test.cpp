@@ -79,7 +79,7 @@ TYPED_TEST(Projections, ARowIsTheSameAloneAndAmongManyForAnyThreads) {
       }
       EXPECT_EQ(different, 0u) << how << ", " << count << " rows from " << first;
     };
-    for (const auto [first, count] : {std::pair<Index, Index>{0, 1}, {269, 1}, {5, 2}, {7, 4}, {100, 9}, {1, 128}}) {
+    for (const auto& [first, count] : {std::pair<Index, Index>{0, 1}, {269, 1}, {5, 2}, {7, 4}, {100, 9}, {1, 128}}) {
       expect_same(serial(x, first, count, true), first, count, "packed");
       expect_same(two(x, first, count, true), first, count, "packed, two threads");
       expect_same(seven(x, first, count, true), first, count, "packed, seven threads");

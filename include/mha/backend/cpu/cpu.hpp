@@ -14,7 +14,7 @@
 
 namespace mha::inline v0 {
 
-/// The processor: Eigen's dense products, own fused attention kernels chosen at run time by instruction set.
+/// The processor: own kernels for dense products and fused attention, chosen at run time by instruction set.
 ///
 /// Lq × Lk is never stored: work memory is O(tile) per thread, plus a widened copy of K and V for 16-bit storage.
 /// Scalars   float, double; half and bfloat16 in storage, computed in float
@@ -33,7 +33,9 @@ template <Executor Threads> class CpuWith {
     if constexpr (check_scalar<T>()) detail::cpu::gemm(call, workspace, Threads{});
   }
 
-  /// Weights packed for the kernels of every instruction-set level.
+  /// Weights in panels that the kernels of every instruction-set level read from end to end.
+  ///
+  /// Numerics  the bits of gemm() on the matrices as they lie, for any number of rows
   template <class T>
   requires(computes<T>) detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts)
   const { return {parts, Threads{}}; }

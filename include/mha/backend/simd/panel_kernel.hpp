@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "../../core/scalar.hpp"
 #include "isa.hpp"
@@ -38,8 +38,8 @@ template <class V> struct Widening {
   typedef std::uint32_t wide __attribute__((vector_size(sizeof(V))));
 };
 
-/// v ← registers of storage scalars, as accumulators.
-template <class V, class S> MHA_ALWAYS_INLINE void load_wide(V& v, const S* p) {
+/// v ← a register's worth of storage scalars, as accumulators A.
+template <class A, class V, class S> MHA_ALWAYS_INLINE void load_wide(V& v, const S* p) {
   if constexpr (std::is_same_v<S, bfloat16> || std::is_same_v<S, half>) {
     using Wide = typename Widening<V>::wide;
     typename Widening<V>::narrow bits;
@@ -56,8 +56,13 @@ template <class V, class S> MHA_ALWAYS_INLINE void load_wide(V& v, const S* p) {
       const Wide value = magnitude < (0x0400u << 13) ? (Wide)subnormal : normal;
       v = (V)(value | ((w & 0x8000u) << 16));
     }
-  } else {
+  } else if constexpr (std::is_same_v<S, A>) {
     load(v, p);
+  } else {  // a storage scalar of the user's
+    constexpr std::size_t width = sizeof(V) / sizeof(A);
+    A wide[width];
+    for (std::size_t i = 0; i < width; ++i) wide[i] = static_cast<A>(p[i]);
+    load(v, +wide);
   }
 }
 
@@ -128,7 +133,7 @@ template <class A, class S> struct PanelBody {
       for (int j = 0; j < Vectors; ++j, next += step) __builtin_prefetch(next, 0, 2);
       V column[std::size_t{Vectors}];
 #pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) load_wide(column[j], panel + j * W);
+      for (int j = 0; j < Vectors; ++j) load_wide<A>(column[j], panel + j * W);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         V row;

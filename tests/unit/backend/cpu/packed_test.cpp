@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +15,20 @@
 
 #include "compare.hpp"
 #include "random.hpp"
+
+namespace {
+
+/// A storage scalar of the user's: 24 bits of a float.
+struct Short {
+  float value = 0;
+  Short() = default;
+  explicit Short(float x) : value(std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xffffff00u)) {}
+  operator float() const { return value; }
+};
+
+}  // namespace
+
+template <> struct mha::ScalarTraits<Short> { using Accumulator = float; };
 
 namespace {
 
@@ -70,7 +86,7 @@ TYPED_TEST(PackedProduct, IsTheSumOfProductsForEveryRangeOfPartsAtEveryLevel) {
     const Packed<T> packed = pack(parts);
     at_every_isa([&] {
       for (const Index m : {0, 1, 3, 8, 19, 140})
-        for (const auto [first, count] : {std::pair<Index, Index>{0, 3}, {1, 2}, {2, 1}, {3, 1}}) {
+        for (const auto& [first, count] : {std::pair<Index, Index>{0, 3}, {1, 2}, {2, 1}, {3, 1}}) {
           const Index k = parts[static_cast<std::size_t>(first)].matrix.extent[0];
           Tensor<T, 2> a(m, k);
           random.fill(a);
@@ -170,6 +186,25 @@ TYPED_TEST(PackedProduct, OutlivesTheMatricesAndMoves) {
   const TensorView<T, 2> to[] = {c.view()};
   Cpu{}.gemm(mha::PackedGemmCall<T, Packed<T>>{std::as_const(a).view(), moved, 0, to}, workspace);
   EXPECT_EQ(support::differing(c, expected), 0u);
+}
+
+TEST(PackedProductOf, AStorageScalarOfTheUsers) {
+  support::Random random("packed user scalar");
+  Tensor<Short, 2> a(9, 40), b(40, 50), c(9, 50);
+  Tensor<float, 2> af(9, 40), bf(40, 50), cf(9, 50);
+  for (std::size_t i = 0; i < a.size(); ++i) af.data()[i] = a.data()[i] = Short(static_cast<float>(random.normal()));
+  for (std::size_t i = 0; i < b.size(); ++i) bf.data()[i] = b.data()[i] = Short(static_cast<float>(random.normal()));
+  const Packed<Short> packed = pack(std::vector<DenseWeights<Short>>{{b.view(), {}}});
+  const Packed<float> packed_float = pack(std::vector<DenseWeights<float>>{{bf.view(), {}}});
+  at_every_isa([&] {
+    mha::Workspace workspace;
+    const TensorView<Short, 2> to[] = {c.view()};
+    const TensorView<float, 2> to_float[] = {cf.view()};
+    Cpu{}.gemm(mha::PackedGemmCall<Short, Packed<Short>>{std::as_const(a).view(), packed, 0, to}, workspace);
+    Cpu{}.gemm(mha::PackedGemmCall<float, Packed<float>>{std::as_const(af).view(), packed_float, 0, to_float},
+               workspace);
+    for (std::size_t i = 0; i < c.size(); ++i) EXPECT_EQ(float(c.data()[i]), float(Short(cf.data()[i])));
+  });
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ TYPED_TEST(Product, PanelsHoldTheColumnsAndZerosBeyondThem) {
   EXPECT_EQ(panels_of<T>(columns), 1);
   for (const auto& view : views)
     for (const Index p : {0, 1})
-      for (const auto [k, n] : {std::pair<Index, Index>{0, 37}, {3, 20}, {36, 1}}) {
+      for (const auto& [k, n] : {std::pair<Index, Index>{0, 37}, {3, 20}, {36, 1}}) {
         std::vector<T> panel(static_cast<std::size_t>(n * columns) + 1, support::poison<T>());
         copy_panel(view, p, k, n, panel.data());
         for (Index d = 0; d < n; ++d)
