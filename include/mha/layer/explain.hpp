@@ -12,7 +12,7 @@ namespace mha::inline v0::detail {
 
 /// The facts of a layer's call, one a line.
 template <class T, Backend B>
-std::string explain_layer(const Config& c, const Cost& cost, const CallShape& shape, const char* weights,
+std::string explain_layer(const Config& c, const Cost& cost, const CallShape& shape, const std::string& weights,
                           std::initializer_list<const char*> policies) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
   const auto stage = [&](const char* name, double flop, double bytes) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <numbers>
-#include <vector>
 
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
@@ -124,22 +125,27 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     using A = Accumulator<T>;
     const Index r = turning(x.dim());
     const double scaled_base = scaling.base(base, r);
-    std::vector<double> frequency(static_cast<std::size_t>(r / 2));
-    for (std::size_t i = 0; i < frequency.size(); ++i)
-      frequency[i] = scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
-    for (Index b = 0; b < x.batch(); ++b)
-      for (Index l = 0; l < x.length(); ++l)
-        for (Index i = 0; i < r / 2; ++i) {
-          const double angle = (double(first[b]) + l) * frequency[static_cast<std::size_t>(i)];
-          const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
-          for (Index h = 0; h < x.heads(); ++h) {
-            T& even = x(b, l, h, Pairing::first(i, r));
-            T& odd = x(b, l, h, Pairing::second(i, r));
-            const A u(even), v(odd);
-            even = T(u * c - v * s);
-            odd = T(u * s + v * c);
+    // Pairs are taken so many at a time that their frequencies need no memory of their own.
+    constexpr Index most = 64;
+    std::array<double, most> frequency{};
+    for (Index begin = 0; begin < r / 2; begin += most) {
+      const Index end = std::min(begin + most, r / 2);
+      for (Index i = begin; i < end; ++i)
+        frequency[static_cast<std::size_t>(i - begin)] = scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
+      for (Index b = 0; b < x.batch(); ++b)
+        for (Index l = 0; l < x.length(); ++l)
+          for (Index i = begin; i < end; ++i) {
+            const double angle = (double(first[b]) + l) * frequency[static_cast<std::size_t>(i - begin)];
+            const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
+            for (Index h = 0; h < x.heads(); ++h) {
+              T& even = x(b, l, h, Pairing::first(i, r));
+              T& odd = x(b, l, h, Pairing::second(i, r));
+              const A u(even), v(odd);
+              even = T(u * c - v * s);
+              odd = T(u * s + v * c);
+            }
           }
-        }
+    }
   }
 
  private:

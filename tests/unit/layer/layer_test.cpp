@@ -454,7 +454,54 @@ TEST(Layer, BorrowsAnotherLayersWeights) {
   const RowMatrix x = random_rows("x", 5, 8);
   EXPECT_EQ(RowMatrix(decoder(x)), RowMatrix(full(x, mha::Causal{})));
   full.update([](auto& p) { p.output.matrix()(0, 0) += 1; });
+  decoder.borrow(full.parameters());  // what a backend packed is read anew
   EXPECT_EQ(RowMatrix(decoder(x)), RowMatrix(full(x, mha::Causal{})));
+}
+
+// What was packed from the weights never goes stale.
+TYPED_TEST(LayerCall, EveryChangeOfTheWeightsReachesTheNextCall) {
+  using LayerType = LayerOf<TypeParam, mha::GroupedQuery<2>>;
+  const mha::Config config{.d_model = 8, .num_heads = 4, .bias = true};
+  auto layer = make<LayerType>(config);
+  const mha::Tensor<double, 3> x = random_batch("x", 2, 4, 8);
+  const auto result_of_a_new_one = [&](const LayerType& like) {
+    LayerType fresh(config);
+    fresh.update([&](auto& p) { std::copy_n(like.parameters().all.data(), p.flat().size(), p.flat().data()); });
+    return fresh(x);
+  };
+  auto before = layer(x);
+  const LayerType copy = layer;
+  const auto change_one = [&](auto&& pick) {
+    layer.update([&](auto& p) { pick(p) += 0.5; });
+    const auto after = layer(x);
+    EXPECT_NE(support::differing(after, before), 0U);
+    EXPECT_EQ(support::differing(after, result_of_a_new_one(layer)), 0U);
+    before = layer(x);
+  };
+  const auto at_first = copy(x);
+  change_one([](auto& p) -> double& { return p.query.heads(1, 2, 1); });
+  change_one([](auto& p) -> double& { return p.key.heads(1, 2, 1); });
+  change_one([](auto& p) -> double& { return p.value.heads(1, 2, 1); });
+  change_one([](auto& p) -> double& { return p.value.bias(0, 1); });
+  change_one([](auto& p) -> double& { return p.output.weight(1, 2); });
+  change_one([](auto& p) -> double& { return p.output.bias(3); });
+  EXPECT_EQ(support::differing(copy(x), at_first), 0U) << "a copy has weights of its own";
+  // An update that fails half-way: what it wrote counts.
+  struct Failure {};
+  EXPECT_THROW(layer.update([](auto& p) {
+    p.output.weight(0, 0) += 1;
+    throw Failure{};
+  }),
+               Failure);
+  EXPECT_NE(support::differing(layer(x), before), 0U);
+  EXPECT_EQ(support::differing(layer(x), result_of_a_new_one(layer)), 0U);
+  before = layer(x);
+  LayerType wrong({.d_model = 8, .num_heads = 4, .head_dim = 4, .bias = true});
+  wrong.initialize(mha::XavierUniform{.seed = 9});
+  EXPECT_THROW(layer.borrow(wrong.parameters()), mha::ShapeError);
+  EXPECT_EQ(support::differing(layer(x), before), 0U) << "a failed borrow changes nothing";
+  layer.borrow(copy.parameters());
+  EXPECT_EQ(support::differing(layer(x), at_first), 0U);
 }
 
 TYPED_TEST(LayerCall, KeysAndValuesProjectedOnceGiveTheSameBits) {

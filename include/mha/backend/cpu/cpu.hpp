@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -9,15 +10,20 @@
 #include "../executor.hpp"
 #include "attend.hpp"
 #include "gemm.hpp"
+#include "packed.hpp"
 
 namespace mha::inline v0 {
 
-/// The processor: Eigen's dense products, own fused attention kernels chosen at run time by instruction set.
+/// The processor: own kernels for dense products and fused attention, chosen at run time by instruction set.
 ///
 /// Lq × Lk is never stored: work memory is O(tile) per thread; 16-bit keys and values are widened as they are read.
 /// Scalars   float, double; half and bfloat16 in storage, computed in float
 /// Bits      an output row depends on its own query, keys and mask only, not on the threads or on other rows
-template <Executor Threads> struct CpuWith {
+template <Executor Threads> class CpuWith {
+  template <class T>
+  static constexpr bool computes = std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>;
+
+ public:
   static constexpr const char* name = "Cpu";
   using Workspace = mha::Workspace;
 
@@ -25,6 +31,17 @@ template <Executor Threads> struct CpuWith {
 
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) detail::cpu::gemm(call, workspace, Threads{});
+  }
+
+  /// Weights in panels that the kernels of every instruction-set level read from end to end.
+  ///
+  /// Numerics  the bits of gemm() on the matrices as they lie, for any number of rows
+  template <class T>
+  requires(computes<T>) detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts)
+  const { return {parts, Threads{}}; }
+  template <class T>
+  void gemm(const PackedGemmCall<T, detail::cpu::PackedWeights<T>>& call, Workspace& workspace) const {
+    detail::cpu::gemm(call, workspace, Threads{});
   }
 
   template <class T, class Source, class M, class S>
@@ -57,11 +74,10 @@ template <Executor Threads> struct CpuWith {
 
  private:
   template <class T> static constexpr bool check_scalar() {
-    constexpr bool computes = std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>;
-    static_assert(computes,
+    static_assert(computes<T>,
                   "mha: Cpu computes in float or double (half and bfloat16 are storage): use the backend Reference for "
                   "other scalars (see mha/backend/reference/reference.hpp)");
-    return computes;  // the sentence is enough: nothing more is instantiated
+    return computes<T>;  // the sentence is enough: nothing more is instantiated
   }
 };
 
