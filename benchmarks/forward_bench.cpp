@@ -18,16 +18,6 @@ namespace {
 
 constexpr int heads = 2;
 
-/// One thread or all, chosen between calls, so that each kernel is compiled once.
-struct OneOrAll {
-  static constexpr const char* name = "OneOrAll";
-  static inline bool all = false;
-  mha::Index workers() const { return all ? mha::ThreadPool{}.workers() : 1; }
-  template <class F> void run(mha::Index tasks, F&& f) const {
-    all ? mha::ThreadPool{}.run(tasks, f) : mha::Serial{}.run(tasks, f);
-  }
-};
-
 struct Shape {
   int length, dim;
   std::string pattern, scalar;
@@ -62,12 +52,12 @@ template <class T> void forward(benchmark::State& state, const Shape& shape) {
   std::mt19937 gen(7);
   std::normal_distribution<float> normal;
   for (Tensor* t : {&q, &k, &v}) std::generate(t->begin(), t->end(), [&] { return T(normal(gen)); });
-  OneOrAll::all = shape.threads > 1;
+  bench::OneOrAll::all = shape.threads > 1;
   const bench::Clock clock = shape.threads > 1 ? bench::wall_seconds : bench::thread_seconds;
   mha::Workspace workspace;
 
   bench::with_pattern(shape.pattern, shape.length, [&](const auto& mask, const auto& score) {
-    const auto run = [&] { mha::attention_into<mha::CpuWith<OneOrAll>>(out, q, k, v, mask, score, workspace); };
+    const auto run = [&] { mha::attention_into<mha::CpuWith<bench::OneOrAll>>(out, q, k, v, mask, score, workspace); };
     run();
     // A fast wrong answer is no result.
     if (!(bench::error_of_rows<T>(q.view(), k.view(), v.view(), out.view(), mask, score) < bench::tolerance<T>()))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The masks and scores that are measured, by name.
+// The masks and scores that are measured, by name, on one thread or all, and how their results are checked.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,16 @@
 #include <mha/mha.hpp>
 
 namespace bench {
+
+/// One thread or all, chosen between calls, so that each kernel is compiled once.
+struct OneOrAll {
+  static constexpr const char* name = "OneOrAll";
+  static inline bool all = false;
+  mha::Index workers() const { return all ? mha::ThreadPool{}.workers() : 1; }
+  template <class F> void run(mha::Index tasks, F&& f) const {
+    all ? mha::ThreadPool{}.run(tasks, f) : mha::Serial{}.run(tasks, f);
+  }
+};
 
 /// A user's functor without `tile`: every sixteenth pair is hidden, so that what it costs is not saved elsewhere.
 struct Sieve {

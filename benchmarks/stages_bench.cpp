@@ -128,6 +128,7 @@ void layer(benchmark::State& state, std::vector<std::string>& order, int length,
   state.counters["projection_ms"] = 1e3 * bench::median(row.projection);
   state.counters["attention_ms"] = 1e3 * bench::median(row.attention);
   state.counters["output_ms"] = 1e3 * bench::median(row.output);
+  state.counters["attention_of_flop"] = row.cost.attention_flop() / row.cost.total_flop();
   state.counters["total_ms"] = 1e3 * bench::median(row.total);
 }
 
