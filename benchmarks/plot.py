@@ -31,7 +31,7 @@ COLORS = {
     "PyTorch SDPA": "#e0762c",
     "FlexAttention, compiled": "#b5893a",
     "ONNX Runtime": "#3f9a6b",
-    "Eigen, materialised": "#a371b8",
+    "Eigen, -march=native": "#a371b8",
 }
 
 
@@ -61,14 +61,13 @@ class Svg:
         for x, y in points:
             self.parts.append('  <circle cx="%.1f" cy="%.1f" r="%s" fill="%s"/>' % (x, y, 4 if bold else 2.8, color))
 
-    def bar(self, x, y, width, height, color, opacity=1.0):
-        shade = "" if opacity == 1 else ' fill-opacity="%.2f"' % opacity
+    def bar(self, x, y, width, height, color):
         place = 'x="%.1f" y="%.1f" width="%.1f" height="%.1f"' % (x, y, width, height)
-        self.parts.append('  <rect %s fill="%s"%s/>' % (place, color, shade))
+        self.parts.append('  <rect %s fill="%s"/>' % (place, color))
 
     def legend(self, x, y, entries):
-        for name, color, opacity in entries:
-            self.bar(x, y - 10, 12, 12, color, opacity)
+        for name, color in entries:
+            self.bar(x, y - 10, 12, 12, color)
             self.text(x + 18, y, name)
             x += 34 + 7.2 * len(name)
 
@@ -134,7 +133,7 @@ def draw_attention(run, path, threads=1):
     )
     svg.text(20, 28, "GFLOP/s of visible work, float32, %s" % count(threads, "thread"), "h")
     svg.text(960, 28, run["name"], "s e")
-    svg.legend(20, 54, [(name, COLORS[name], 1.0) for name in people])
+    svg.legend(20, 54, [(name, COLORS[name]) for name in people])
     for i, dim in enumerate((64, 128)):
         for j, mask in enumerate(("full", "causal")):
             panel = Panel(svg, 60 + 475 * j, 100 + 265 * i, 425, 205, lengths, 1.08 * peak)
@@ -166,7 +165,7 @@ def draw_masks(run, path):
     )
     svg.text(20, 28, "GFLOP/s of visible work by mask or score, float32, L 2048, head size 64, one thread", "h")
     svg.text(960, 28, run["name"], "s e")
-    svg.legend(20, 54, [(name, COLORS[name], 1.0) for name in people])
+    svg.legend(20, 54, [(name, COLORS[name]) for name in people])
     panel = Panel(svg, 60, 80, 900, 235, [r["mask"] for r in rows], 1.08 * peak)
     svg.line(panel.left, panel.y(peak), panel.left + panel.width, panel.y(peak), "peak")
     svg.text(panel.left + panel.width, panel.y(peak) - 5, "FMA peak %.0f" % peak, "s e")
@@ -189,8 +188,9 @@ def draw_stages(run, path):
     rows = [r for r in rows if r["name"].startswith("stages/")]
     if not rows:
         return
-    stages = (("projections", "projection_ms", 0.45), ("attention", "attention_ms", 1.0), ("output", "output_ms", 0.25))
-    color = COLORS["mha"]
+    attention = ("attention", "attention_ms", COLORS["mha"])
+    # attention stands on the axis, to be read off
+    stages = (attention, ("projections", "projection_ms", "#8f9aa6"), ("output", "output_ms", "#c5ccd4"))
     svg = Svg(
         980,
         340,
@@ -200,7 +200,8 @@ def draw_stages(run, path):
     )
     svg.text(20, 28, "Share of a layer's time, % (d_model 512, 8 heads, float32, one thread)", "h")
     svg.text(960, 28, run["name"], "s e")
-    svg.legend(20, 54, [(name, color, opacity) for name, _, opacity in stages] + [("attention's share of the FLOP", "#e0762c", 1.0)])
+    by_flop = ("attention's share of the FLOP", "#e0762c")
+    svg.legend(20, 54, [(name, color) for name, _, color in stages] + [by_flop])
     for j, mask in enumerate(("full", "causal")):
         these = {int(r["name"].split("L:")[1].split("/")[0]): r for r in rows if "/" + mask in r["name"]}
         lengths = sorted(these)
@@ -210,13 +211,13 @@ def draw_stages(run, path):
         for i, length in enumerate(lengths):
             r, below = these[length], 0.0
             total = sum(r[key] for _, key, _ in stages)
-            order = (stages[1], stages[0], stages[2])  # attention from the axis up, to be read off
-            for _, key, opacity in order:
+            for _, key, color in stages:
                 share = 100 * r[key] / total
-                svg.bar(panel.x(i) - 24, panel.y(below + share), 48, panel.y(below) - panel.y(below + share), color, opacity)
+                top = panel.y(below + share)
+                svg.bar(panel.x(i) - 24, top, 48, panel.y(below) - top, color)
                 below += share
             dots.append((panel.x(i), panel.y(100 * r["attention_of_flop"])))
-        svg.curve(dots, "#e0762c", False)
+        svg.curve(dots, by_flop[1], False)
     svg.text(272, 332, "length", "s m")
     svg.text(747, 332, "length", "s m")
     svg.write(path)

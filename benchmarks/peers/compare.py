@@ -26,7 +26,7 @@ from participants import Missing
 SAMPLE = 8e-3  # seconds that a sample lasts at least
 ROUNDS = 9  # fewer where they would take more than BUDGET seconds, but 3
 BUDGET = 12.0
-OURS, NATIVE, EIGEN = "mha", "mha, -march=native", "Eigen, materialised"
+OURS, NATIVE, EIGEN = "mha", "mha, -march=native", "Eigen, -march=native"
 
 
 def find_library(folder, name):
@@ -163,7 +163,8 @@ def main():
         for c in cases.all_cases()
         if (not options.group or c.group in options.group) and re.search(options.filter, c.name)
     ]
-    print(library.machine().decode(), participants.versions(), flush=True)
+    with_versions = [library.machine().decode(), *("%s %s" % item for item in participants.versions().items())]
+    print("; ".join(with_versions), flush=True)
     rows = []
     every_thread = library.threads()
     for threads in dict.fromkeys(n or every_thread for n in options.threads or (1, 0)):

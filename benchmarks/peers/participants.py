@@ -20,7 +20,7 @@ try:
     import onnx
     import onnxruntime
 except ImportError:
-    onnxruntime = None
+    onnx = onnxruntime = None
 
 
 class Missing(Exception):
@@ -119,8 +119,10 @@ class Eigen:
             y = np.empty((case.rows, case.columns), np.float32)
             pointers = addresses(data["x"], data["w"], data["b"], y)
             return call(self.library.eigen_linear, case.rows, case.inner, case.columns, *pointers), lambda: y
-        if case.kind != "attention" or case.scalar != "float32" or case.pattern not in ("full", "causal"):
-            raise Missing("only float32 attention, full and causal, and products")
+        if case.kind != "attention":
+            raise Missing("computes no %s" % case.kind)
+        if case.scalar != "float32" or case.pattern not in ("full", "causal"):
+            raise Missing("written for float32, full and causal")
         out = np.empty_like(data["q"])
         pointers = addresses(data["q"], data["k"], data["v"], out)
         causal = int(case.pattern == "causal")
@@ -393,9 +395,4 @@ PEERS = {
 
 
 def versions():
-    found = {}
-    if torch is not None:
-        found["torch"] = torch.__version__
-    if onnxruntime is not None:
-        found["onnxruntime"], found["onnx"] = onnxruntime.__version__, onnx.__version__
-    return found
+    return {m.__name__: m.__version__ for m in (torch, onnxruntime, onnx) if m is not None}
