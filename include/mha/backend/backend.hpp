@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <span>
 #include <string>
 
@@ -83,7 +84,7 @@ template <class T> struct DenseWeights {
 
 /// c[i] = a · matrix + bias for parts first, first + 1, … of weights that the backend packed.
 ///
-/// Shapes    a (M, K)  c[i] (M, N of part first + i); any strides
+/// Shapes    a (M, K), the K of each of these parts  c[i] (M, N of part first + i); any strides
 template <class T, class Packed> struct PackedGemmCall {
   TensorView<const T, 2> a;
   const Packed& weights;
@@ -111,8 +112,9 @@ struct Support {
 ///   void attend(const AttendCall<T, …>&, Workspace&) const
 ///   std::string explain<T>(const AttendPlan&) const
 /// Optional, both of:
-///   PackedWeights<T> pack(std::span<const DenseWeights<T>>) const     made once from matrices of one K, kept by a
-///   layer void gemm(const PackedGemmCall<T, PackedWeights<T>>&, Workspace&) const
+///   auto pack(std::span<const DenseWeights<T>>) const     a movable object that owns its memory, `size_t bytes() const`
+///   void gemm(const PackedGemmCall<T, Packed>&, Workspace&) const
+/// A layer packs its matrices once, of whatever K each; the parts of one call share theirs.
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
 /// softmax. tests/support/plain_backend.hpp is a whole one in a hundred lines.
 template <class B>
@@ -129,7 +131,7 @@ concept Backend = std::default_initializable<B> &&
 /// A backend that multiplies by weights it packed once.
 template <class B, class T>
 concept PacksWeights = requires(const B backend, std::span<const DenseWeights<T>> parts) {
-  backend.pack(parts);
+  { backend.pack(parts).bytes() } -> std::convertible_to<std::size_t>;
 };
 
 }  // namespace mha::inline v0
