@@ -9,8 +9,9 @@
 #include <type_traits>
 
 #include "../backend.hpp"
-#include "../simd/tile_kernels.hpp"
 #include "../executor.hpp"
+#include "../simd/tile_kernels.hpp"
+#include "../simd/tile_policies.hpp"
 
 namespace mha::inline v0::detail::cpu {
 
@@ -49,7 +50,6 @@ template <class T, class Source, class M, class S> class QueryTile {
   using A = Accumulator<T>;
   static constexpr A hidden = -std::numeric_limits<A>::infinity();
   static constexpr A log2e = std::numbers::log2e_v<A>;
-  using HeadScore = decltype(at_head(std::declval<const S&>(), Index{}, Index{}));
 
  public:
   QueryTile(const AttendCall<T, Source, M, S>& call, const simd::TileKernels<A>& kernels, const TileScratch<A>& scratch,
@@ -57,14 +57,12 @@ template <class T, class Source, class M, class S> class QueryTile {
       : call_(call),
         kernels_(kernels),
         at_(scratch),
-        mask_(call.mask),
-        score_(at_head(call.score, b, h)),
         b_(b),
         h_(h),
         first_(first),
         count_(std::min(kernels.lanes, call.queries(b) - first)),
         keys_(call.keys(b)),
-        q_begin_(call.position(b, first)),
+        policies_(current_isa(), call.mask, call.score, b, h, call.position(b, first), count_),
         logits_are_dots_(std::is_same_v<S, NoScore> && call.scale > A(0) && call.scale <= A(1)),
         slope_(logits_are_dots_ ? call.scale * log2e : log2e) {
     const std::ptrdiff_t lanes = kernels_.lanes;
@@ -132,21 +130,11 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// f(begin, end) for every block of keys that some query of the tile may see, its logits in s, hidden ones −∞.
   template <class F> void for_each_block(F&& f) {
     for (Index begin = 0; begin < keys_; begin += key_block) {
-      Index from = begin, to = std::min(begin + key_block, keys_);
-      const TileVisibility seen = visibility(from, to);
-      if (seen == TileVisibility::none) continue;
-      if (seen == TileVisibility::partial) {
-        const Index grain = kernels_.rows;
-        while (from + grain < to && visibility(from, from + grain) == TileVisibility::none) from += grain;
-        while (to - grain > from && visibility(to - grain, to) == TileVisibility::none) to -= grain;
-      }
-      logits(from, to, seen);
-      f(from, to);
+      const simd::KeyRange keys = policies_.visible(begin, std::min(begin + key_block, keys_), kernels_.rows);
+      if (keys.seen == TileVisibility::none) continue;
+      logits(keys);
+      f(keys.begin, keys.end);
     }
-  }
-
-  TileVisibility visibility(Index k_begin, Index k_end) const {
-    return tile(mask_, b_, h_, q_begin_, q_begin_ + count_, k_begin, k_end);
   }
 
   template <class F> void for_each_run(Index begin, Index end, F&& f) const {
@@ -158,31 +146,13 @@ template <class T, class Source, class M, class S> class QueryTile {
     }
   }
 
-  void logits(Index begin, Index end, TileVisibility seen) {
-    for_each_run(begin, end, [&](const KvRun<A>& run, Index row) {
-      const std::ptrdiff_t lanes = kernels_.lanes;
+  void logits(const simd::KeyRange& keys) {
+    const std::ptrdiff_t lanes = kernels_.lanes;
+    for_each_run(keys.begin, keys.end, [&](const KvRun<A>& run, Index row) {
       kernels_.scores({run.key, run.key_stride, at_.q, lanes, at_.s + row * lanes, lanes, run.count, call_.head_dim});
     });
-    if (!logits_are_dots_)
-      for (Index k = begin; k < end; ++k) {
-        A* const row = at_.s + std::ptrdiff_t{k - begin} * kernels_.lanes;
-        for (Index i = 0; i < count_; ++i) row[i] = score_(A(call_.scale * row[i]), b_, h_, q_begin_ + i, k);
-      }
-    if (seen == TileVisibility::partial)
-      for (Index k = begin; k < end; k += kernels_.rows) hide(begin, k, std::min(k + kernels_.rows, end));
-  }
-
-  /// −∞ where the mask hides keys [begin, end).
-  void hide(Index block, Index begin, Index end) {
-    const TileVisibility seen = visibility(begin, end);
-    if (seen == TileVisibility::full) return;
-    for (Index k = begin; k < end; ++k) {
-      A* const row = at_.s + std::ptrdiff_t{k - block} * kernels_.lanes;
-      if (seen == TileVisibility::none)
-        for (Index i = 0; i < count_; ++i) row[i] = hidden;
-      else
-        for (Index i = 0; i < count_; ++i) row[i] = mask_(b_, h_, q_begin_ + i, k) ? row[i] : hidden;
-    }
+    if (!logits_are_dots_) policies_.score(at_.s, kernels_.lanes, call_.scale, keys.begin, keys.end);
+    policies_.hide(at_.s, kernels_.lanes, keys, kernels_.rows);
   }
 
   bool output_is_finite() const {
@@ -217,9 +187,8 @@ template <class T, class Source, class M, class S> class QueryTile {
   const AttendCall<T, Source, M, S>& call_;
   const simd::TileKernels<A>& kernels_;
   const TileScratch<A>& at_;
-  const M mask_;  // copies: a reference could alias the tile and keep loops scalar
-  const HeadScore score_;
-  const Index b_, h_, first_, count_, keys_, q_begin_;
+  const Index b_, h_, first_, count_, keys_;
+  const simd::TilePolicies<A, M, S> policies_;
   const bool logits_are_dots_;
   const A slope_;
 };

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/simd/tile_policies.hpp>
+#include <mha/policy/mask/positional.hpp>
+
+#include "compare.hpp"
+#include "levels.hpp"
+#include "random.hpp"
+
+namespace {
+
+namespace simd = mha::detail::simd;
+using mha::Index;
+using mha::TileVisibility;
+
+constexpr Index lanes = 48, keys = 21;
+
+/// Every third pair, and nothing beyond the call may be asked for.
+struct Thirds {
+  Index q_begin, q_end, k_begin, k_end;
+  bool* beyond;
+  bool operator()(Index b, Index h, Index q, Index k) const {
+    if (q < q_begin || q >= q_end || k < k_begin || k >= k_end) *beyond = true;
+    return (q + k + h + b) % 3 == 0;
+  }
+};
+
+/// Different in every pair and sensitive to how its products are rounded.
+struct Ripple {
+  template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
+    return s * T(1.1) - T(0.37) * T(q) + T(0.11) * T(k) + T(b) - T(h) * T(0.3);
+  }
+};
+
+template <class T> class TilePolicies : public testing::Test {};
+using Scalars = testing::Types<float, double>;
+TYPED_TEST_SUITE(TilePolicies, Scalars);
+
+template <class T> std::vector<T> random_tile(support::Random& random) {
+  std::vector<T> s(std::size_t{lanes} * keys);
+  random.fill(s);
+  return s;
+}
+
+TYPED_TEST(TilePolicies, HidesWhatTheMaskHidesAndAsksForNoPairBeyondTheCall) {
+  using T = TypeParam;
+  support::Random random("hide");
+  unit::for_each_level([&](auto isa) {
+    for (const Index count : {1, 3, 16, 37, 48}) {
+      const Index q_begin = 5, k_begin = 40;
+      bool beyond = false;
+      const Thirds mask{q_begin, q_begin + count, k_begin, k_begin + keys, &beyond};
+      const simd::TilePolicies<T, Thirds, mha::NoScore> policies(isa.level, mask, {}, 1, 2, q_begin, count);
+      std::vector<T> s = random_tile<T>(random);
+      const std::vector<T> before = s;
+      policies.hide(s.data(), lanes, {k_begin, k_begin + keys, TileVisibility::partial}, 8);
+      EXPECT_FALSE(beyond) << "a pair outside the call was asked for";
+      for (Index k = 0; k < keys; ++k)
+        for (Index i = 0; i < lanes; ++i) {
+          const auto at = static_cast<std::size_t>(k * lanes + i);
+          const bool seen = i >= count || mask(1, 2, q_begin + i, k_begin + k);
+          EXPECT_EQ(support::bits(s[at]), support::bits(seen ? before[at] : -std::numeric_limits<T>::infinity()))
+              << "query " << i << " of " << count << ", key " << k;
+        }
+    }
+  });
+}
+
+TYPED_TEST(TilePolicies, ScoresAPairTheSameInEveryTile) {
+  using T = TypeParam;
+  support::Random random("score");
+  const std::vector<T> dots = random_tile<T>(random);
+  unit::for_each_level([&](auto isa) {
+    const auto scored = [&](Index count, Index first) {
+      const simd::TilePolicies<T, mha::Full, Ripple> policies(isa.level, {}, {}, 1, 2, 5 + first, count);
+      std::vector<T> s = dots;
+      policies.score(s.data() + first, lanes, T(0.7), 40, 40 + keys);
+      return s;
+    };
+    const std::vector<T> all = scored(lanes, 0);
+    for (Index k = 0; k < keys; ++k)
+      for (Index i = 0; i < lanes; ++i) {
+        const auto at = static_cast<std::size_t>(k * lanes + i);
+        const double exact = Ripple{}(double(T(0.7)) * double(dots[at]), 1, 2, 5 + i, 40 + k);
+        EXPECT_NEAR(double(all[at]), exact, 200 * support::unit_roundoff<T>());
+      }
+    for (const Index count : {1, 2, 17})
+      for (const Index first : {0, 7, 30}) {
+        const std::vector<T> some = scored(count, first);
+        for (Index k = 0; k < keys; ++k)
+          for (Index i = 0; i < lanes; ++i) {
+            const auto at = static_cast<std::size_t>(k * lanes + i);
+            const bool ours = i >= first && i < first + count;
+            EXPECT_EQ(support::bits(some[at]), support::bits(ours ? all[at] : dots[at]))
+                << "query " << i << " of [" << first << ", " << first + count << "), key " << k;
+          }
+      }
+  });
+}
+
+TYPED_TEST(TilePolicies, TrimsHiddenKeysInWholeGrains) {
+  using T = TypeParam;
+  using Window = simd::TilePolicies<T, mha::SlidingWindow, mha::NoScore>;
+  const Window policies(mha::IsaLevel::baseline, mha::SlidingWindow{.left = 9}, {}, 0, 0, 100, 4);
+  const auto whole = policies.visible(64, 128, 8);  // keys 91 … 103 are seen
+  EXPECT_EQ(whole.begin, 88);
+  EXPECT_EQ(whole.end, 104);
+  EXPECT_EQ(whole.seen, TileVisibility::partial);
+  EXPECT_EQ(policies.visible(104, 128, 8).seen, TileVisibility::none);
+  EXPECT_EQ(policies.visible(95, 99, 8).seen, TileVisibility::full);
+  EXPECT_EQ(policies.visibility(0, 91), TileVisibility::none);
+}
+
+}  // namespace
