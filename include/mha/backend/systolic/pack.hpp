@@ -114,12 +114,15 @@ template <Index Parts, class T> struct PackColumns {
   }
 
  private:
+  /// The parts of 32 elements.
+  using Runs = bfloat16[std::size_t{Parts}][std::size_t{block_side}];
+
   /// Two rows of b make a row of pairs.
   template <class Isa>
   MHA_ALWAYS_INLINE static void across(const TensorView<const T, 2>& b, Index k, Index depth, Index first_column,
                                        Index columns, bfloat16* to, std::size_t part_size) {
     for (Index d = 0; d < tile_depth; d += 2) {
-      bfloat16 even[Parts][block_side], odd[Parts][block_side];
+      Runs even, odd;
       row<Isa>(b, k + d, d < depth, first_column, columns, even);
       row<Isa>(b, k + d + 1, d + 1 < depth, first_column, columns, odd);
       for (Index part = 0; part < Parts; ++part) {
@@ -134,7 +137,7 @@ template <Index Parts, class T> struct PackColumns {
   }
   template <class Isa>
   MHA_ALWAYS_INLINE static void row(const TensorView<const T, 2>& b, Index k, bool exists, Index first_column,
-                                    Index columns, bfloat16 (&to)[Parts][block_side]) {
+                                    Index columns, Runs& to) {
     round_elements<Parts, Isa>(exists ? b.pointer(k, first_column) : nullptr, b.stride[1], exists ? columns : 0, to[0],
                                block_side);
   }
@@ -144,12 +147,12 @@ template <Index Parts, class T> struct PackColumns {
   MHA_ALWAYS_INLINE static void down(const TensorView<const T, 2>& b, Index k, Index depth, Index first_column,
                                      Index columns, bfloat16* to, std::size_t part_size) {
     for (Index j = 0; j < block_side; ++j) {
-      bfloat16 column[Parts][tile_depth];
+      Runs column;
       round_elements<Parts, Isa>(j < columns ? b.pointer(k, first_column + j) : nullptr, 1, j < columns ? depth : 0,
                                  column[0], tile_depth);
       for (Index part = 0; part < Parts; ++part) {
-        bfloat16* const pairs = to + static_cast<std::size_t>(part) * part_size + (j / tile_side) * tile_size +
-                                2 * (j % tile_side);
+        bfloat16* const pairs =
+            to + static_cast<std::size_t>(part) * part_size + (j / tile_side) * tile_size + 2 * (j % tile_side);
         for (Index d = 0; d < tile_depth; d += 2)
           std::memcpy(static_cast<void*>(pairs + d * tile_side), &column[part][d], 2 * sizeof(bfloat16));
       }
@@ -160,17 +163,15 @@ template <Index Parts, class T> struct PackColumns {
 /// Packs rows [32 · block, 32 · block + 32) of a; parts lie part_size elements apart.
 template <Index Parts, class T>
 void pack_rows(const TensorView<const T, 2>& a, Index block, bfloat16* to, std::size_t part_size) {
-  simd::with_isa(current_isa(), [&](auto isa) {
-    isa.template run<PackRows<Parts, T>>(&a, block * block_side, to, part_size);
-  });
+  simd::with_isa(current_isa(),
+                 [&](auto isa) { isa.template run<PackRows<Parts, T>>(&a, block * block_side, to, part_size); });
 }
 
 /// Packs columns [32 · block, 32 · block + 32) of b; parts lie part_size elements apart.
 template <Index Parts, class T>
 void pack_columns(const TensorView<const T, 2>& b, Index block, bfloat16* to, std::size_t part_size) {
-  simd::with_isa(current_isa(), [&](auto isa) {
-    isa.template run<PackColumns<Parts, T>>(&b, block * block_side, to, part_size);
-  });
+  simd::with_isa(current_isa(),
+                 [&](auto isa) { isa.template run<PackColumns<Parts, T>>(&b, block * block_side, to, part_size); });
 }
 
 }  // namespace mha::inline v0::detail::systolic

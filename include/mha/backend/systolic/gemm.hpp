@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "../../core/tensor.hpp"
+#include "../../core/workspace.hpp"
+#include "../backend.hpp"
+#include "../executor.hpp"
+#include "array.hpp"
+#include "block.hpp"
+#include "pack.hpp"
+#include "precision.hpp"
+
+namespace mha::inline v0::detail::systolic {
+
+/// A bfloat16 is its own first part: its products need no others.
+template <class T, class Precision>
+using EffectivePrecision = std::conditional_t<std::is_same_v<T, bfloat16>, DefaultPrecision, Precision>;
+
+/// One packed matrix (K, N): its parts lie part_size elements apart; bias has 32 · blocks(N) floats, or is null.
+struct WeightTiles {
+  Index k = 0, n = 0;
+  const bfloat16* tiles = nullptr;
+  std::size_t part_size = 0;
+  const float* bias = nullptr;
+};
+
+/// Work below this many padded multiply-adds stays on the calling thread.
+inline constexpr double enough_work = 1e7;
+
+template <class Threads, class F> void share(bool alone, const Threads& threads, Index tasks, F&& f) {
+  if (alone)
+    Serial{}.run(tasks, f);
+  else
+    threads.run(tasks, f);
+}
+
+/// Packs one matrix and its bias.
+template <class Precision, class T, class Threads>
+WeightTiles pack_weights(const DenseWeights<T>& from, bfloat16* tiles, float* bias, const Threads& threads) {
+  constexpr Index parts = EffectivePrecision<T, Precision>::parts;
+  const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
+  const std::size_t size = packed_size(n, k);
+  share(static_cast<double>(size) < enough_work, threads, blocks(n), [&](Index block, Index) {
+    pack_columns<parts>(from.matrix, block,
+                        tiles + size / static_cast<std::size_t>(blocks(n)) * static_cast<std::size_t>(block), size);
+  });
+  if (from.bias.data == nullptr) return {k, n, tiles, size, nullptr};
+  for (Index j = 0; j < blocks(n) * block_side; ++j) bias[j] = j < n ? static_cast<float>(from.bias(j)) : 0.f;
+  return {k, n, tiles, size, bias};
+}
+
+/// Matrices packed once, kept by a layer.
+template <class T, class Precision> class PackedWeights {
+ public:
+  template <class Threads> PackedWeights(std::span<const DenseWeights<T>> matrices, const Threads& threads) {
+    constexpr Index parts = EffectivePrecision<T, Precision>::parts;
+    for (const DenseWeights<T>& from : matrices) {
+      const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
+      tiles_.push_back(aligned_array<bfloat16>(packed_size(n, k) * std::size_t{parts}));
+      bias_.emplace_back(from.bias.data == nullptr ? 0u : static_cast<std::size_t>(blocks(n) * block_side));
+      matrices_.push_back(pack_weights<Precision>(from, tiles_.back().get(), bias_.back().data(), threads));
+      bytes_ += packed_size(n, k) * sizeof(bfloat16) * std::size_t{parts} + bias_.back().size() * sizeof(float);
+    }
+  }
+
+  std::size_t bytes() const { return bytes_; }
+  std::span<const WeightTiles> matrices() const { return matrices_; }
+
+ private:
+  std::vector<WeightTiles> matrices_;
+  std::vector<std::unique_ptr<bfloat16[], AlignedDelete>> tiles_;
+  std::vector<std::vector<float>> bias_;
+  std::size_t bytes_ = 0;
+};
+
+/// Sums (32, 32) + bias → at most 32 × 32 elements of c, rounded to T.
+template <class T> struct Finish {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, const TensorView<T, 2>* c, Index i, Index j) {
+    using V = simd::vector_t<float, Isa>;
+    constexpr int W = simd::Vector<float, Isa>::width;
+    const Index rows = std::min(block_side, c->extent[0] - i), columns = std::min(block_side, c->extent[1] - j);
+    for (Index r = 0; r < rows; ++r, sums += block_side) {
+      alignas(64) float row[std::size_t{block_side}];
+      for (Index s = 0; s < block_side; s += W) {
+        V x;
+        simd::load(x, sums + s);
+        if (bias != nullptr) {
+          V y;
+          simd::load(y, bias + s);
+          x = x + y;
+        }
+        simd::store(row + s, x);
+      }
+      T* const to = c->pointer(i + r, j);
+      if (columns == block_side && c->stride[1] == 1) {
+        if constexpr (std::is_same_v<T, float>)
+          std::memcpy(to, row, sizeof row);
+        else if constexpr (std::is_same_v<T, bfloat16>)
+          round_run<1, Isa>(row, to, 0);
+        else
+          for (Index s = 0; s < block_side; ++s) to[s] = static_cast<T>(row[s]);
+      } else {
+        for (Index s = 0; s < columns; ++s) to[s * c->stride[1]] = static_cast<T>(row[s]);
+      }
+    }
+  }
+};
+
+/// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K.
+///
+/// The rows are packed, then tasks of 256 × 128 sums run on the array. A task goes through the depth in steps whose
+/// weights stay in the first-level cache while all its rows pass by; what it has summed waits in the second.
+template <class Array, class Precision, class T> class ArrayProduct {
+ public:
+  ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
+               std::span<const TensorView<T, 2>> c, Workspace::Frame& frame)
+      : a_(a),
+        weights_(weights),
+        c_(c),
+        row_size_(static_cast<std::size_t>(depth_tiles(a.extent[1])) * std::size_t{block_size}),
+        part_size_(packed_size(a.extent[0], a.extent[1])),
+        rows_(frame.take<bfloat16>(part_size_ * std::size_t{Used::parts})) {
+    for (const WeightTiles& w : weights) column_groups_ += groups(w);
+  }
+
+  template <class Threads> void run(Workspace::Frame& frame, const Threads& threads) {
+    const Index m = a_.extent[0], k = a_.extent[1];
+    double columns = 0;
+    for (const WeightTiles& w : weights_) columns += w.n;
+    const bool alone = 1.0 * blocks(m) * block_side * k * columns < enough_work;
+    const Index workers = alone ? 1 : threads.workers();
+    float* const sums = frame.take<float>(std::size_t{group_sums} * static_cast<std::size_t>(workers));
+    share(alone || m <= block_side, threads, blocks(m),
+          [&](Index block, Index) { pack_rows<Used::parts>(a_, block, packed_row(block), part_size_); });
+    with_unit<Array>([&](auto unit) {
+      share(alone, threads, row_groups() * column_groups_,
+            [&](Index task, Index worker) { group(unit, task, sums + std::ptrdiff_t{worker} * group_sums); });
+    });
+  }
+
+ private:
+  using Used = EffectivePrecision<T, Precision>;
+  static constexpr Index group_rows = 8, group_columns = 4;  ///< blocks of a task
+  static constexpr Index group_sums = group_rows * group_columns * sums_size;
+  static constexpr Index step_tiles = std::max<Index>(8, Array::depth / tile_depth);
+
+  static Index groups(const WeightTiles& w) { return (blocks(w.n) + group_columns - 1) / group_columns; }
+  Index row_groups() const { return (blocks(a_.extent[0]) + group_rows - 1) / group_rows; }
+  bfloat16* packed_row(Index block) const { return rows_ + row_size_ * static_cast<std::size_t>(block); }
+
+  template <class Unit> void group(Unit, Index task, float* sums) const {
+    const Index row_group = task / column_groups_;
+    Index column_group = task % column_groups_;
+    std::size_t matrix = 0;
+    while (column_group >= groups(weights_[matrix])) column_group -= groups(weights_[matrix++]);
+    const WeightTiles& w = weights_[matrix];
+    const TensorView<T, 2>& c = c_[matrix];
+    const Index i_begin = row_group * group_rows, i_end = std::min(i_begin + group_rows, blocks(c.extent[0]));
+    const Index j_begin = column_group * group_columns, j_end = std::min(j_begin + group_columns, blocks(w.n));
+    const Index tiles = depth_tiles(w.k);
+    // Where the weights pass by once, nothing is kept for a second row.
+    const Index step = blocks(c.extent[0]) == 1 ? std::max<Index>(tiles, 1) : step_tiles;
+
+    [[maybe_unused]] const typename Unit::Scope scope;
+    bool add = false;
+    for (const PartProduct& part : Used::products)
+      for (Index k = 0; k < std::max<Index>(tiles, 1); k += step) {
+        for (Index j = j_begin; j < j_end; ++j)
+          for (Index i = i_begin; i < i_end; ++i)
+            Unit::run({operand(packed_row(i), part.a, part_size_, k),
+                       operand(w.tiles + row_size_ * static_cast<std::size_t>(j), part.b, w.part_size, k),
+                       sums + ((j - j_begin) * group_rows + (i - i_begin)) * sums_size, row_tiles(i),
+                       std::min(step, tiles - k), add});
+        add = true;
+      }
+    for (Index j = j_begin; j < j_end; ++j)
+      for (Index i = i_begin; i < i_end; ++i)
+        simd::with_isa(current_isa(), [&](auto isa) {
+          isa.template run<Finish<T>>(
+              static_cast<const float*>(sums + ((j - j_begin) * group_rows + (i - i_begin)) * sums_size),
+              w.bias == nullptr ? nullptr : w.bias + j * block_side, &c, i * block_side, j * block_side);
+        });
+    count(c, w, i_begin, i_end, j_begin, j_end);
+  }
+
+  static const bfloat16* operand(const bfloat16* base, Index part, std::size_t part_size, Index tile) {
+    return base + part_size * static_cast<std::size_t>(part) + static_cast<std::size_t>(tile) * std::size_t{block_size};
+  }
+  Index row_tiles(Index block) const { return a_.extent[0] - block * block_side > tile_side ? 2 : 1; }
+
+  static void count(const TensorView<T, 2>& c, const WeightTiles& w, Index i_begin, Index i_end, Index j_begin,
+                    Index j_end) {
+    const Index rows = std::min(i_end * block_side, c.extent[0]) - i_begin * block_side;
+    const Index columns = std::min(j_end * block_side, w.n) - j_begin * block_side;
+    for (std::size_t product = 0; product < std::size(Used::products); ++product)
+      count_use(array_use<Array>(rows, columns, w.k));
+  }
+
+  const TensorView<const T, 2> a_;
+  const std::span<const WeightTiles> weights_;
+  const std::span<const TensorView<T, 2>> c_;
+  const std::size_t row_size_, part_size_;
+  bfloat16* const rows_;
+  Index column_groups_ = 0;
+};
+
+/// c[i] = a · matrices + bias on the array.
+template <class Array, class Precision, class T, class Threads>
+void multiply(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
+              std::span<const TensorView<T, 2>> c, Workspace& workspace, const Threads& threads) {
+  if (a.extent[0] == 0) return;
+  auto frame = workspace.frame();
+  ArrayProduct<Array, Precision, T>(a, weights, c, frame).run(frame, threads);
+}
+
+/// A product whose weights are packed for this call alone.
+template <class Array, class Precision, class T, class Threads>
+void gemm(const GemmCall<T>& call, Workspace& workspace, const Threads& threads) {
+  const Index k = call.b.extent[0], n = call.b.extent[1];
+  if (call.c.extent[0] == 0 || n == 0) return;
+  auto frame = workspace.frame();
+  bfloat16* const tiles =
+      frame.take<bfloat16>(packed_size(n, k) * std::size_t{EffectivePrecision<T, Precision>::parts});
+  float* const bias = frame.take<float>(static_cast<std::size_t>(blocks(n) * block_side));
+  const WeightTiles weights = pack_weights<Precision>(DenseWeights<T>{call.b, call.bias}, tiles, bias, threads);
+  multiply<Array, Precision>(call.a, std::span(&weights, 1), std::span(&call.c, 1), workspace, threads);
+}
+
+/// A product by weights packed before.
+template <class Array, class Precision, class T, class Threads>
+void gemm(const PackedGemmCall<T, PackedWeights<T, Precision>>& call, Workspace& workspace, const Threads& threads) {
+  multiply<Array, Precision>(call.a,
+                             call.weights.matrices().subspan(static_cast<std::size_t>(call.first), call.c.size()),
+                             call.c, workspace, threads);
+}
+
+}  // namespace mha::inline v0::detail::systolic
