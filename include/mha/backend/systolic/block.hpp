@@ -150,8 +150,8 @@ struct DotProductUnit {
 
 /// Operands widened to float, a few passes of an array of this depth at a time, then the float kernel.
 ///
-/// Numerics  SumOrder::chained. bfloat16 products are exact in float, so that a processor without fused multiply-add
-///           gives the same bits unless a product leaves the range of normal numbers
+/// Numerics  SumOrder::chained. Products of bfloat16 are exact in float, so that an unfused multiply-add, all that some
+///           processors and unoptimised builds have, gives the same bits unless a product leaves the normal range
 template <Index Depth> struct PortableBody {
   static_assert(Depth % tile_depth == 0,
                 "mha: the portable unit runs arrays whose depth is a multiple of 32, as packed tiles are: use "

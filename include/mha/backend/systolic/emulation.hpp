@@ -62,7 +62,8 @@ struct Gradual {
 /// A systolic array in plain code, pass by pass: the bit-for-bit oracle of a unit that adds in the given order.
 ///
 /// Scalars   operands bfloat16, sums float
-/// Numerics  bits of the unit for every input, NaN standing for any NaN
+/// Numerics  bits of the unit for every input, NaN standing for any NaN; of portable code where products are normal
+///           numbers or 0, because it is not always compiled to fused multiply-adds
 /// Cost      about 10 ns a multiply-add: for tests and for reading
 template <class Array> class EmulatedArray {
  public:
