@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -15,9 +16,10 @@
 #include "../backend.hpp"
 #include "../executor.hpp"
 #include "array.hpp"
-#include "block.hpp"
 #include "pack.hpp"
 #include "precision.hpp"
+#include "tile_product.hpp"
+#include "tiles.hpp"
 
 namespace mha::inline v0::detail::systolic {
 
@@ -25,7 +27,7 @@ namespace mha::inline v0::detail::systolic {
 template <class T, class Precision>
 using EffectivePrecision = std::conditional_t<std::is_same_v<T, bfloat16>, DefaultPrecision, Precision>;
 
-/// One packed matrix (K, N): its parts lie part_size elements apart; bias has 32 · blocks(N) floats, or is null.
+/// One packed matrix (K, N): its parts lie part_size elements apart; bias has 32 · panels(N) floats, or is null.
 struct WeightTiles {
   Index k = 0, n = 0;
   const bfloat16* tiles = nullptr;
@@ -48,14 +50,13 @@ template <class Precision, class T, class Threads>
 WeightTiles pack_weights(const DenseWeights<T>& from, bfloat16* tiles, float* bias, const Threads& threads) {
   constexpr Index parts = EffectivePrecision<T, Precision>::parts;
   const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
-  const std::size_t size = packed_size(n, k);
-  share(static_cast<double>(size) < enough_work, threads, blocks(n), [&](Index block, Index) {
-    pack_columns<parts>(from.matrix, block,
-                        tiles + size / static_cast<std::size_t>(blocks(n)) * static_cast<std::size_t>(block), size);
+  const std::size_t part_size = columns_size(n, k);
+  share(static_cast<double>(part_size) < enough_work, threads, panels(n), [&](Index panel, Index) {
+    pack_panel<parts>(from.matrix, panel, tiles + panel_size(k) * static_cast<std::size_t>(panel), part_size);
   });
-  if (from.bias.data == nullptr) return {k, n, tiles, size, nullptr};
-  for (Index j = 0; j < blocks(n) * block_side; ++j) bias[j] = j < n ? static_cast<float>(from.bias(j)) : 0.f;
-  return {k, n, tiles, size, bias};
+  if (from.bias.data == nullptr) return {k, n, tiles, part_size, nullptr};
+  for (Index j = 0; j < panels(n) * block_side; ++j) bias[j] = j < n ? static_cast<float>(from.bias(j)) : 0.f;
+  return {k, n, tiles, part_size, bias};
 }
 
 /// Matrices packed once, kept by a layer.
@@ -65,10 +66,10 @@ template <class T, class Precision> class PackedWeights {
     constexpr Index parts = EffectivePrecision<T, Precision>::parts;
     for (const DenseWeights<T>& from : matrices) {
       const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
-      tiles_.push_back(aligned_array<bfloat16>(packed_size(n, k) * std::size_t{parts}));
-      bias_.emplace_back(from.bias.data == nullptr ? 0u : static_cast<std::size_t>(blocks(n) * block_side));
+      tiles_.push_back(aligned_array<bfloat16>(columns_size(n, k) * std::size_t{parts}));
+      bias_.emplace_back(from.bias.data == nullptr ? 0u : static_cast<std::size_t>(panels(n) * block_side));
       matrices_.push_back(pack_weights<Precision>(from, tiles_.back().get(), bias_.back().data(), threads));
-      bytes_ += packed_size(n, k) * sizeof(bfloat16) * std::size_t{parts} + bias_.back().size() * sizeof(float);
+      bytes_ += columns_size(n, k) * sizeof(bfloat16) * std::size_t{parts} + bias_.back().size() * sizeof(float);
     }
   }
 
@@ -127,8 +128,9 @@ template <class Array, class Precision, class T> class ArrayProduct {
       : a_(a),
         weights_(weights),
         c_(c),
-        row_size_(static_cast<std::size_t>(depth_tiles(a.extent[1])) * std::size_t{block_size}),
-        part_size_(packed_size(a.extent[0], a.extent[1])),
+        unit_(dense_unit<Array>()),
+        level_(current_isa()),
+        part_size_(rows_size(a.extent[0], a.extent[1])),
         rows_(frame.take<bfloat16>(part_size_ * std::size_t{Used::parts})) {
     for (const WeightTiles& w : weights) column_groups_ += groups(w);
   }
@@ -137,79 +139,79 @@ template <class Array, class Precision, class T> class ArrayProduct {
     const Index m = a_.extent[0], k = a_.extent[1];
     double columns = 0;
     for (const WeightTiles& w : weights_) columns += w.n;
-    const bool alone = 1.0 * blocks(m) * block_side * k * columns < enough_work;
+    const bool alone = 1.0 * strips(m) * tile_side * k * columns < enough_work;
     const Index workers = alone ? 1 : threads.workers();
     float* const sums = frame.take<float>(std::size_t{group_sums} * static_cast<std::size_t>(workers));
-    share(alone || m <= block_side, threads, blocks(m),
-          [&](Index block, Index) { pack_rows<Used::parts>(a_, block, packed_row(block), part_size_); });
-    with_unit<Array>([&](auto unit) {
-      share(alone, threads, row_groups() * column_groups_,
-            [&](Index task, Index worker) { group(unit, task, sums + std::ptrdiff_t{worker} * group_sums); });
+    share(alone || m <= block_side, threads, strips(m), [&](Index strip, Index) {
+      pack_strip<Used::parts>(a_, strip, rows_ + strip_size(k) * static_cast<std::size_t>(strip), part_size_);
+    });
+    share(alone, threads, row_groups() * column_groups_, [&](Index task, Index worker) {
+      Index matrix = 0, group = task % column_groups_;
+      while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
+      multiply(task / column_groups_, group, weight(matrix), c_[static_cast<std::size_t>(matrix)],
+               sums + std::ptrdiff_t{worker} * group_sums);
     });
   }
 
  private:
   using Used = EffectivePrecision<T, Precision>;
-  static constexpr Index group_rows = 8, group_columns = 4;  ///< blocks of a task
-  static constexpr Index group_sums = group_rows * group_columns * sums_size;
+  static constexpr Index group_rows = 256, group_columns = 128;  ///< sums of a task
+  static constexpr Index group_sums = group_rows * group_columns;
   static constexpr Index step_tiles = std::max<Index>(8, Array::depth / tile_depth);
 
-  static Index groups(const WeightTiles& w) { return (blocks(w.n) + group_columns - 1) / group_columns; }
-  Index row_groups() const { return (blocks(a_.extent[0]) + group_rows - 1) / group_rows; }
-  bfloat16* packed_row(Index block) const { return rows_ + row_size_ * static_cast<std::size_t>(block); }
+  const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
+  static Index groups(const WeightTiles& w) { return (w.n + group_columns - 1) / group_columns; }
+  Index row_groups() const { return (a_.extent[0] + group_rows - 1) / group_rows; }
 
-  template <class Unit> void group(Unit, Index task, float* sums) const {
-    const Index row_group = task / column_groups_;
-    Index column_group = task % column_groups_;
-    std::size_t matrix = 0;
-    while (column_group >= groups(weights_[matrix])) column_group -= groups(weights_[matrix++]);
-    const WeightTiles& w = weights_[matrix];
-    const TensorView<T, 2>& c = c_[matrix];
-    const Index i_begin = row_group * group_rows, i_end = std::min(i_begin + group_rows, blocks(c.extent[0]));
-    const Index j_begin = column_group * group_columns, j_end = std::min(j_begin + group_columns, blocks(w.n));
+  void multiply(Index row_group, Index column_group, const WeightTiles& w, const TensorView<T, 2>& c,
+                float* sums) const {
+    const Index i_begin = row_group * group_rows, rows = std::min(group_rows, c.extent[0] - i_begin);
+    const Index j_begin = column_group * group_columns, columns = std::min(group_columns, w.n - j_begin);
     const Index tiles = depth_tiles(w.k);
     // Where the weights pass by once, nothing is kept for a second row.
-    const Index step = blocks(c.extent[0]) == 1 ? std::max<Index>(tiles, 1) : step_tiles;
-
-    [[maybe_unused]] const typename Unit::Scope scope;
-    bool add = false;
-    for (const PartProduct& part : Used::products)
-      for (Index k = 0; k < std::max<Index>(tiles, 1); k += step) {
-        for (Index j = j_begin; j < j_end; ++j)
-          for (Index i = i_begin; i < i_end; ++i)
-            Unit::run({operand(packed_row(i), part.a, part_size_, k),
-                       operand(w.tiles + row_size_ * static_cast<std::size_t>(j), part.b, w.part_size, k),
-                       sums + ((j - j_begin) * group_rows + (i - i_begin)) * sums_size, row_tiles(i),
-                       std::min(step, tiles - k), add});
-        add = true;
-      }
-    for (Index j = j_begin; j < j_end; ++j)
-      for (Index i = i_begin; i < i_end; ++i)
-        simd::with_isa(current_isa(), [&](auto isa) {
-          isa.template run<Finish<T>>(
-              static_cast<const float*>(sums + ((j - j_begin) * group_rows + (i - i_begin)) * sums_size),
-              w.bias == nullptr ? nullptr : w.bias + j * block_side, &c, i * block_side, j * block_side);
+    const Index step = c.extent[0] <= block_side ? std::max<Index>(tiles, 1) : step_tiles;
+    if (tiles == 0) std::fill_n(sums, group_sums, 0.f);
+    {
+      const UnitScope scope(unit_.unit);
+      bool add = false;
+      for (const PartProduct& part : Used::products)
+        for (Index k = 0; k < tiles; k += step, add = true)
+          for (Index j = 0; j < columns; j += block_side)
+            for (Index i = 0; i < rows; i += block_side)
+              unit_.multiply({activations(part.a, i_begin + i, k), static_cast<std::ptrdiff_t>(strip_size(w.k)),
+                              weight_pairs(w, part.b, j_begin + j, k), block(sums, i, j),
+                              std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add});
+    }
+    for (Index j = 0; j < columns; j += block_side)
+      for (Index i = 0; i < rows; i += block_side)
+        simd::with_isa(level_, [&](auto isa) {
+          isa.template run<Finish<T>>(static_cast<const float*>(block(sums, i, j)),
+                                      w.bias == nullptr ? nullptr : w.bias + j_begin + j, &c, i_begin + i, j_begin + j);
         });
-    count(c, w, i_begin, i_end, j_begin, j_end);
-  }
-
-  static const bfloat16* operand(const bfloat16* base, Index part, std::size_t part_size, Index tile) {
-    return base + part_size * static_cast<std::size_t>(part) + static_cast<std::size_t>(tile) * std::size_t{block_size};
-  }
-  Index row_tiles(Index block) const { return a_.extent[0] - block * block_side > tile_side ? 2 : 1; }
-
-  static void count(const TensorView<T, 2>& c, const WeightTiles& w, Index i_begin, Index i_end, Index j_begin,
-                    Index j_end) {
-    const Index rows = std::min(i_end * block_side, c.extent[0]) - i_begin * block_side;
-    const Index columns = std::min(j_end * block_side, w.n) - j_begin * block_side;
     for (std::size_t product = 0; product < std::size(Used::products); ++product)
       count_use(array_use<Array>(rows, columns, w.k));
+  }
+
+  /// The sums of rows from i and columns from j of a task, both multiples of 32.
+  static float* block(float* sums, Index i, Index j) { return sums + (j * group_rows + i * block_side); }
+  const bfloat16* activations(Index part, Index row, Index tile) const {
+    return rows_ + part_size_ * static_cast<std::size_t>(part) +
+           strip_size(a_.extent[1]) * static_cast<std::size_t>(row / tile_side) +
+           static_cast<std::size_t>(tile) * std::size_t{tile_size};
+  }
+  static const std::uint32_t* weight_pairs(const WeightTiles& w, Index part, Index column, Index tile) {
+    const bfloat16* const tiles = w.tiles + w.part_size * static_cast<std::size_t>(part) +
+                                  panel_size(w.k) * static_cast<std::size_t>(column / block_side) +
+                                  2 * static_cast<std::size_t>(tile) * std::size_t{tile_size};
+    return reinterpret_cast<const std::uint32_t*>(tiles);
   }
 
   const TensorView<const T, 2> a_;
   const std::span<const WeightTiles> weights_;
   const std::span<const TensorView<T, 2>> c_;
-  const std::size_t row_size_, part_size_;
+  const ProductUnit unit_;
+  const IsaLevel level_;
+  const std::size_t part_size_;
   bfloat16* const rows_;
   Index column_groups_ = 0;
 };
@@ -230,8 +232,8 @@ void gemm(const GemmCall<T>& call, Workspace& workspace, const Threads& threads)
   if (call.c.extent[0] == 0 || n == 0) return;
   auto frame = workspace.frame();
   bfloat16* const tiles =
-      frame.take<bfloat16>(packed_size(n, k) * std::size_t{EffectivePrecision<T, Precision>::parts});
-  float* const bias = frame.take<float>(static_cast<std::size_t>(blocks(n) * block_side));
+      frame.take<bfloat16>(columns_size(n, k) * std::size_t{EffectivePrecision<T, Precision>::parts});
+  float* const bias = frame.take<float>(static_cast<std::size_t>(panels(n) * block_side));
   const WeightTiles weights = pack_weights<Precision>(DenseWeights<T>{call.b, call.bias}, tiles, bias, threads);
   multiply<Array, Precision>(call.a, std::span(&weights, 1), std::span(&call.c, 1), workspace, threads);
 }

@@ -11,26 +11,28 @@
 #include "../../core/view.hpp"
 #include "../simd/isa.hpp"
 #include "../simd/vector.hpp"
+#include "tiles.hpp"
 
-/// Operands as matrix units read them: bfloat16 in tiles of 1 KiB, ragged edges filled with zeros.
+/// Dense operands in the tiles of tiles.hpp, ragged edges filled with zeros.
 ///
-///   activations   [M / 32][K / 32][2][16 rows][32 k]
+///   activations   [M / 16][K / 32][16 rows][32 k]
 ///   weights       [N / 32][K / 32][2][16 pairs of k][16 columns][2]
 ///
-/// A block of both is 32 wide, two tiles side by side, and streams through memory as K goes on.
+/// Both stream through memory as K goes on; weights are two tiles wide, as wide as a product is.
 namespace mha::inline v0::detail::systolic {
 
-inline constexpr Index tile_side = 16;              ///< rows of activations, columns of weights
-inline constexpr Index tile_depth = 32;             ///< k of a tile
-inline constexpr Index block_side = 2 * tile_side;  ///< rows or columns of a block
-inline constexpr Index tile_size = tile_side * tile_depth;
-inline constexpr Index block_size = 2 * tile_size;
+/// Rows and columns of a product's sums: two tiles each way, so that each operand tile loaded is multiplied twice.
+inline constexpr Index block_side = 2 * tile_side;
 
-constexpr Index blocks(Index extent) { return (extent + block_side - 1) / block_side; }
 constexpr Index depth_tiles(Index k) { return (k + tile_depth - 1) / tile_depth; }
-/// bfloat16 elements of a packed operand, per part.
-constexpr std::size_t packed_size(Index extent, Index k) {
-  return static_cast<std::size_t>(blocks(extent)) * static_cast<std::size_t>(depth_tiles(k)) * std::size_t{block_size};
+constexpr Index strips(Index rows) { return (rows + tile_side - 1) / tile_side; }
+constexpr Index panels(Index columns) { return (columns + block_side - 1) / block_side; }
+/// bfloat16 numbers of a strip of activations, of a panel of weights, of a part of a whole operand.
+constexpr std::size_t strip_size(Index k) { return static_cast<std::size_t>(depth_tiles(k)) * std::size_t{tile_size}; }
+constexpr std::size_t panel_size(Index k) { return 2 * strip_size(k); }
+constexpr std::size_t rows_size(Index rows, Index k) { return static_cast<std::size_t>(strips(rows)) * strip_size(k); }
+constexpr std::size_t columns_size(Index columns, Index k) {
+  return static_cast<std::size_t>(panels(columns)) * panel_size(k);
 }
 
 /// 32 floats → Parts × 32 bfloat16, `to_stride` apart: x rounded to nearest even, then what that left over, and so on.
@@ -45,9 +47,8 @@ MHA_ALWAYS_INLINE void round_run(const float* from, bfloat16* to, std::ptrdiff_t
     V x;
     simd::load(x, from + i);
     for (Index part = 0; part < Parts; ++part) {
-      const I w = (I)x;
-      const I nearest = (w + 0x7fffu + ((w >> 16) & 1u)) >> 16;
-      const I upper = x != x ? (w >> 16) | 0x40u : nearest;
+      I upper;
+      nearest_bits<Isa>(x, upper);
       const Short narrow = __builtin_convertvector(upper, Short);
       std::memcpy(static_cast<void*>(to + part * to_stride + i), &narrow, sizeof narrow);
       if (part + 1 == Parts) break;
@@ -77,34 +78,30 @@ MHA_ALWAYS_INLINE void round_elements(const T* from, std::ptrdiff_t stride, Inde
   }
 }
 
-/// One block of activations, 32 rows over all k, from a (M, K).
-template <Index Parts, class T> struct PackRows {
+/// One strip of activations, 16 rows over all k, from a (M, K).
+template <Index Parts, class T> struct PackStrip {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const TensorView<const T, 2>* a, Index first_row, bfloat16* to,
                                     std::size_t part_size) {
     const Index k_end = a->extent[1];
-    for (Index r = 0; r < block_side; ++r) {
-      bfloat16* row = to + (r / tile_side) * tile_size + (r % tile_side) * tile_depth;
+    for (Index r = 0; r < tile_side; ++r) {
       const Index i = first_row + r;
-      for (Index k = 0; k < k_end; k += tile_depth, row += block_size)
-        if (i < a->extent[0])
-          round_elements<Parts, Isa>(a->pointer(i, k), a->stride[1], std::min(tile_depth, k_end - k), row,
-                                     static_cast<std::ptrdiff_t>(part_size));
-        else
-          for (Index part = 0; part < Parts; ++part)
-            std::memset(static_cast<void*>(row + static_cast<std::size_t>(part) * part_size), 0,
-                        sizeof(bfloat16) * tile_depth);
+      bfloat16* row = to + r * tile_depth;
+      for (Index k = 0; k < k_end; k += tile_depth, row += tile_size)
+        round_elements<Parts, Isa>(i < a->extent[0] ? a->pointer(i, k) : nullptr, a->stride[1],
+                                   i < a->extent[0] ? std::min(tile_depth, k_end - k) : 0, row,
+                                   static_cast<std::ptrdiff_t>(part_size));
     }
   }
 };
 
-/// One block of weights, 32 columns over all k, from b (K, N): rows are read along whichever axis is contiguous.
-template <Index Parts, class T> struct PackColumns {
+/// One panel of weights, 32 columns over all k, from b (K, N): rows are read along whichever axis is contiguous.
+template <Index Parts, class T> struct PackPanel {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const TensorView<const T, 2>* b, Index first_column, bfloat16* to,
                                     std::size_t part_size) {
     const Index k_end = b->extent[0], columns = std::min(block_side, b->extent[1] - first_column);
-    for (Index k = 0; k < k_end; k += tile_depth, to += block_size) {
+    for (Index k = 0; k < k_end; k += tile_depth, to += 2 * tile_size) {
       const Index depth = std::min(tile_depth, k_end - k);
       if (b->stride[0] == 1)
         down<Isa>(*b, k, depth, first_column, columns, to, part_size);
@@ -160,18 +157,18 @@ template <Index Parts, class T> struct PackColumns {
   }
 };
 
-/// Packs rows [32 · block, 32 · block + 32) of a; parts lie part_size elements apart.
+/// Packs rows [16 · strip, 16 · strip + 16) of a; parts lie part_size elements apart.
 template <Index Parts, class T>
-void pack_rows(const TensorView<const T, 2>& a, Index block, bfloat16* to, std::size_t part_size) {
+void pack_strip(const TensorView<const T, 2>& a, Index strip, bfloat16* to, std::size_t part_size) {
   simd::with_isa(current_isa(),
-                 [&](auto isa) { isa.template run<PackRows<Parts, T>>(&a, block * block_side, to, part_size); });
+                 [&](auto isa) { isa.template run<PackStrip<Parts, T>>(&a, strip * tile_side, to, part_size); });
 }
 
-/// Packs columns [32 · block, 32 · block + 32) of b; parts lie part_size elements apart.
+/// Packs columns [32 · panel, 32 · panel + 32) of b; parts lie part_size elements apart.
 template <Index Parts, class T>
-void pack_columns(const TensorView<const T, 2>& b, Index block, bfloat16* to, std::size_t part_size) {
+void pack_panel(const TensorView<const T, 2>& b, Index panel, bfloat16* to, std::size_t part_size) {
   simd::with_isa(current_isa(),
-                 [&](auto isa) { isa.template run<PackColumns<Parts, T>>(&b, block * block_side, to, part_size); });
+                 [&](auto isa) { isa.template run<PackPanel<Parts, T>>(&b, panel * block_side, to, part_size); });
 }
 
 }  // namespace mha::inline v0::detail::systolic

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "../../core/scalar.hpp"
 #include "../simd/isa.hpp"
+#include "../simd/product_kernel.hpp"
 #include "../simd/vector.hpp"
 #include "amx.hpp"
 #include "emulation.hpp"
@@ -102,9 +105,9 @@ struct AmxProduct {
   }
 };
 
-/// Eight rows × three registers of queries: a pair of A is broadcast, three of B lie in lanes.
-struct DotProduct {
-  static constexpr Index lanes = 48;
+/// Eight rows × some registers of columns: a pair of A is broadcast, pairs of B lie in lanes.
+template <int Columns> struct DotProduct {
+  static constexpr Index lanes = Columns * tile_side;
 
   template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(TileProduct p) {
     for (Index t = 0; t < p.tiles; ++t)
@@ -115,12 +118,12 @@ struct DotProduct {
   MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void eight_rows(const TileProduct& p, Index t, Index first) {
     typedef float V __attribute__((vector_size(64)));
     typedef std::uint32_t I __attribute__((vector_size(64)));
-    constexpr int rows = 8, columns = 3;
+    constexpr int rows = 8, columns = Columns;
     const std::uint32_t* a =
         reinterpret_cast<const std::uint32_t*>(p.a + t * p.tile_stride) + std::ptrdiff_t{first} * tile_side;
     const std::uint32_t* b = p.b;
     float* const c = p.c + (std::ptrdiff_t{t} * tile_side + first) * lanes;
-    V sum[rows][columns];
+    V sum[std::size_t{rows}][std::size_t{columns}];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 4
@@ -130,7 +133,7 @@ struct DotProduct {
       }
     for (Index s = 0; s < p.steps; ++s, a += tile_words, b += columns * tile_words)
       for (Index pair = 0; pair < tile_side; ++pair) {
-        I right[columns];
+        I right[std::size_t{columns}];
 #pragma GCC unroll 4
         for (int j = 0; j < columns; ++j) simd::load(right[j], b + j * tile_words + pair * tile_side);
 #pragma GCC unroll 8
@@ -149,49 +152,55 @@ struct DotProduct {
 };
 #endif
 
-/// Vector code of any processor: per 32 of the depth one chain from 0, then added to c.
-struct PortableProduct {
+/// Vector code of any processor, for an array of any depth: operands widened to float, a pass of the array at a time.
+///
+/// Numerics  SumOrder::chained. Products of bfloat16 are exact in float, so that an unfused multiply-add, all that some
+///           processors and unoptimised builds have, gives the same bits unless a product leaves the normal range
+template <Index Depth> struct PortableProduct {
+  static_assert(
+      Depth % tile_depth == 0,
+      "mha: portable code runs arrays whose depth is a multiple of 32, as packed tiles are: use EmulatedArray "
+      "for others (see mha/backend/systolic/emulation.hpp)");
   static constexpr Index lanes = 32;
 
   template <class Isa> MHA_ALWAYS_INLINE static void run(TileProduct p) {
+    constexpr int W = simd::Vector<float, Isa>::width;
+    constexpr int vectors = Isa::registers == 32 || W == 8 ? 2 : 4;
+    constexpr int rows = Isa::registers == 32 ? 8 : W == 8 ? 4 : 2;
+    constexpr Index at_once = Depth / tile_depth;
+    alignas(64) float a[std::size_t{tile_side * Depth}], b[std::size_t{Depth * lanes}];
+    for (Index s = 0; s < p.steps; s += at_once) {
+      const Index steps = std::min(at_once, p.steps - s);
+      for (Index i = 0; i < steps; ++i)
+        widen_pairs<Isa>(p.b + (s + i) * (lanes / tile_side) * tile_words, b + i * tile_depth * lanes);
+      for (Index t = 0; t < p.tiles; ++t) {
+        for (Index i = 0; i < steps; ++i)
+          widen_rows(p.a + t * p.tile_stride + std::ptrdiff_t{s + i} * tile_size, a + i * tile_depth);
+        for (Index j = 0; j < lanes; j += vectors * W)
+          simd::ProductBody<float, rows, vectors>::template run<Isa>(
+              {a, Depth, b + j, lanes, p.c + std::ptrdiff_t{t} * tile_side * lanes + j, lanes, tile_side,
+               steps * tile_depth, p.add || s > 0});
+      }
+    }
+  }
+
+ private:
+  MHA_ALWAYS_INLINE static void widen_rows(const bfloat16* from, float* to) {
+    for (Index r = 0; r < tile_side; ++r)
+      for (Index d = 0; d < tile_depth; ++d) to[r * Depth + d] = static_cast<float>(from[r * tile_depth + d]);
+  }
+
+  /// Pairs of the depth → two rows of all lanes.
+  template <class Isa> MHA_ALWAYS_INLINE static void widen_pairs(const std::uint32_t* from, float* to) {
     using V = simd::vector_t<float, Isa>;
-    using I = typename simd::Vector<float, Isa>::int_type;
-    constexpr int W = simd::Vector<float, Isa>::width, rows = 4;
-    for (Index t = 0; t < p.tiles; ++t)
-      for (Index first = 0; first < tile_side; first += rows)
-        for (Index lane = 0; lane < lanes; lane += W) {
-          const bfloat16* a = p.a + t * p.tile_stride + std::ptrdiff_t{first} * tile_depth;
-          const std::uint32_t* b = p.b + lane / tile_side * tile_words + lane % tile_side;
-          float* const c = p.c + (std::ptrdiff_t{t} * tile_side + first) * lanes + lane;
-          V sum[std::size_t{rows}];
-#pragma GCC unroll 4
-          for (int i = 0; i < rows; ++i) {
-            sum[i] = V{};
-            if (p.add) simd::load(sum[i], c + i * lanes);
-          }
-          for (Index s = 0; s < p.steps; ++s, a += tile_size, b += lanes / tile_side * tile_words) {
-            V chain[std::size_t{rows}];
-#pragma GCC unroll 4
-            for (int i = 0; i < rows; ++i) chain[i] = V{};
-            for (Index pair = 0; pair < tile_side; ++pair) {
-              I words;
-              simd::load(words, b + pair * tile_side);
-              const V even = (V)(words << 16), odd = (V)(words & 0xffff0000u);
-#pragma GCC unroll 4
-              for (int i = 0; i < rows; ++i) {
-                V left;
-                simd::broadcast(left, static_cast<float>(a[i * tile_depth + 2 * pair]));
-                simd::multiply_add<false>(chain[i], left, even);
-                simd::broadcast(left, static_cast<float>(a[i * tile_depth + 2 * pair + 1]));
-                simd::multiply_add<false>(chain[i], left, odd);
-              }
-            }
-#pragma GCC unroll 4
-            for (int i = 0; i < rows; ++i) sum[i] = sum[i] + chain[i];
-          }
-#pragma GCC unroll 4
-          for (int i = 0; i < rows; ++i) simd::store(c + i * lanes, sum[i]);
-        }
+    constexpr int W = simd::Vector<float, Isa>::width;
+    for (Index pair = 0; pair < tile_side; ++pair, to += 2 * lanes)
+      for (Index j = 0; j < lanes; j += W) {
+        typename simd::Vector<float, Isa>::int_type words;
+        simd::load(words, from + j / tile_side * tile_words + pair * tile_side + j % tile_side);
+        simd::store(to + j, (V)(words << 16));
+        simd::store(to + lanes + j, (V)(words & 0xffff0000u));
+      }
   }
 };
 
@@ -223,15 +232,27 @@ template <SumOrder Order> struct EmulatedProduct {
   }
 };
 
-/// A unit of this machine, its vector code at the given level.
-inline ProductUnit product_unit(MatrixUnit unit, IsaLevel level) {
+/// A unit of this machine with Columns tiles of B side by side where it has a choice; portable code at the given level
+/// as an array of this depth.
+template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, IsaLevel level) {
 #if defined(__x86_64__)
   if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run};
-  if (unit == MatrixUnit::dot_product) return {unit, DotProduct::lanes, &Avx512Bf16::run<DotProduct, TileProduct>};
+  if (unit == MatrixUnit::dot_product)
+    return {unit, DotProduct<Columns>::lanes, &Avx512Bf16::run<DotProduct<Columns>, TileProduct>};
 #endif
   return simd::with_isa(level, [&](auto isa) {
-    return ProductUnit{unit, PortableProduct::lanes, &decltype(isa)::template run<PortableProduct, TileProduct>};
+    using Portable = PortableProduct<Depth>;
+    return ProductUnit{unit, Portable::lanes, &decltype(isa)::template run<Portable, TileProduct>};
   });
+}
+
+/// A unit for attention: three registers of queries side by side use most of a dot product's operands.
+inline ProductUnit product_unit(MatrixUnit unit, IsaLevel level) { return product_unit<3, tile_depth>(unit, level); }
+
+/// What runs dense products of an array of this shape, 32 columns wide: hardware has one shape, others are emulated.
+template <class Array> ProductUnit dense_unit() {
+  const MatrixUnit unit = std::is_same_v<Array, AmxArray> ? current_unit() : MatrixUnit::portable;
+  return product_unit<2, Array::depth>(unit, current_isa());
 }
 
 /// The emulation of a unit's order of additions.

@@ -24,19 +24,27 @@ inline constexpr Index tile_size = 512;   ///< bfloat16 numbers of a tile
 
 constexpr Index round_up(Index n, Index to) { return (n + to - 1) / to * to; }
 
+/// The bits of the bfloat16 numbers nearest to x, ties to even, in the low half of each lane.
+template <class Isa>
+MHA_ALWAYS_INLINE void nearest_bits(const simd::vector_t<float, Isa>& x,
+                                    typename simd::Vector<float, Isa>::int_type& to) {
+  using I = typename simd::Vector<float, Isa>::int_type;
+  const I bits = (I)x, kept = bits >> 16;
+  const I rounded = (bits + 0x7fffu + (kept & 1u)) >> 16;
+  to = x == x ? rounded : kept | 0x40u;  // a NaN stays one even if only lower bits were set
+}
+
 /// to ← from rounded to nearest even, n numbers.
 struct RoundBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(const float* from, Index n, bfloat16* to) {
     constexpr int W = simd::Vector<float, Isa>::width;
-    using I = typename simd::Vector<float, Isa>::int_type;
     typedef std::uint16_t Short __attribute__((vector_size(Isa::register_bytes / 2)));
     Index i = 0;
     for (; i + W <= n; i += W) {
       simd::vector_t<float, Isa> x;
       simd::load(x, from + i);
-      const I bits = (I)x, kept = bits >> 16;
-      const I rounded = (bits + 0x7fffu + (kept & 1u)) >> 16;
-      const I result = x == x ? rounded : kept | 0x40u;  // a NaN stays one even if only lower bits were set
+      typename simd::Vector<float, Isa>::int_type result;
+      nearest_bits<Isa>(x, result);
       const Short narrow = __builtin_convertvector(result, Short);
       std::memcpy(static_cast<void*>(to + i), &narrow, sizeof narrow);
     }
