@@ -34,19 +34,24 @@ MHA_ALWAYS_INLINE void nearest_bits(const simd::vector_t<float, Isa>& x,
   to = x == x ? rounded : kept | 0x40u;  // a NaN stays one even if only lower bits were set
 }
 
+/// to ← the bfloat16 numbers nearest to a register of floats.
+template <class Isa> MHA_ALWAYS_INLINE void store_nearest(const simd::vector_t<float, Isa>& x, bfloat16* to) {
+  typedef std::uint16_t Short __attribute__((vector_size(Isa::register_bytes / 2)));
+  typename simd::Vector<float, Isa>::int_type bits;
+  nearest_bits<Isa>(x, bits);
+  const Short narrow = __builtin_convertvector(bits, Short);
+  std::memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
+}
+
 /// to ← from rounded to nearest even, n numbers.
 struct RoundBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(const float* from, Index n, bfloat16* to) {
     constexpr int W = simd::Vector<float, Isa>::width;
-    typedef std::uint16_t Short __attribute__((vector_size(Isa::register_bytes / 2)));
     Index i = 0;
     for (; i + W <= n; i += W) {
       simd::vector_t<float, Isa> x;
       simd::load(x, from + i);
-      typename simd::Vector<float, Isa>::int_type result;
-      nearest_bits<Isa>(x, result);
-      const Short narrow = __builtin_convertvector(result, Short);
-      std::memcpy(static_cast<void*>(to + i), &narrow, sizeof narrow);
+      store_nearest<Isa>(x, to + i);
     }
     for (; i < n; ++i) to[i] = bfloat16(from[i]);
   }
