@@ -27,6 +27,7 @@ struct TileProduct {
   float* c;
   Index tiles, steps;
   bool add;
+  std::ptrdiff_t ahead = 0;  ///< from a tile of A, in numbers, to the one that should come into the first cache next
 };
 
 /// A matrix unit as attention uses it: how many queries lie side by side, and the product.
@@ -65,6 +66,11 @@ struct AmxProduct {
  private:
   static constexpr std::ptrdiff_t c_stride = lanes * sizeof(float);
 
+  MHA_ALWAYS_INLINE static void prefetch(const bfloat16* tile) {
+#pragma GCC unroll 16
+    for (int i = 0; i < tile_side; ++i) __builtin_prefetch(tile + i * tile_depth, 0, 3);
+  }
+
   template <int Rows> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t) {
     const bfloat16* a = p.a + t * p.tile_stride;
     const std::uint32_t* b = p.b;
@@ -94,7 +100,9 @@ struct AmxProduct {
         amx::load<5>(a + p.tile_stride, amx::row_bytes);
         amx::multiply_add<2, 5, 6>();
         amx::multiply_add<3, 5, 7>();
+        prefetch(a + p.tile_stride + p.ahead);
       }
+      prefetch(a + p.ahead);
     }
     amx::store<0>(c, c_stride);
     amx::store<1>(c + tile_side, c_stride);
