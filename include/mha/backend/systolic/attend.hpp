@@ -93,7 +93,7 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
   Worker* const scratch = frame.template take<Worker>(static_cast<std::size_t>(workers));
   for (Index w = 0; w < workers; ++w) {
     scratch[w].block = BlockScratch(frame, lanes, call.head_dim, value_dim);
-    scratch[w].pack = frame.template take<bfloat16>(pack_scratch(call.head_dim, value_dim));
+    scratch[w].pack = frame.template take<bfloat16>(pack_scratch(value_dim));
     scratch[w].states = frame.template take<TileState>(static_cast<std::size_t>(together));
     for (Index i = 0; i < together; ++i) scratch[w].states[i] = TileState(frame, lanes, call.head_dim, value_dim);
   }
@@ -103,7 +103,7 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
     const Index n = call.keys(b), end = std::min(n, (chunk + 1) * value_block);
     const KvTiles to = packed.at(b, g);
     for (Index k = chunk * value_block; k < end; k += key_block) {
-      pack_keys(call.kv, b, g, k, n, kernels.level, to, scratch[worker].pack);
+      pack_keys(call.kv, b, g, k, n, kernels.level, to);
       if constexpr (WithValues) pack_values(call.kv, b, g, k, n, kernels.level, to, scratch[worker].pack);
     }
   });

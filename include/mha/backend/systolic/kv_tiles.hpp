@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "../../cache/kv_source.hpp"
+#include "tile_rows.hpp"
 #include "tiles.hpp"
 
 namespace mha::inline v0::detail::systolic {
@@ -51,58 +51,56 @@ struct KvTiles {
   }
 };
 
-/// Scratch rows for pack_keys_values(), in numbers.
-constexpr std::size_t pack_scratch(Index head_dim, Index value_dim) {
-  return static_cast<std::size_t>(tile_depth) *
-         static_cast<std::size_t>(std::max(round_up(head_dim, tile_depth), round_up(value_dim, tile_side)));
+/// bfloat16 numbers of scratch for pack_values().
+constexpr std::size_t pack_scratch(Index value_dim) {
+  return static_cast<std::size_t>(tile_depth) * static_cast<std::size_t>(round_up(value_dim, tile_depth));
 }
 
-/// f(row of key k, row of value k, k) for keys [begin, end) of a source.
+/// f(run, its first key) for the runs that hold keys [begin, end) of a source.
 template <class Source, class F>
-void for_each_key(const Source& source, Index b, Index g, Index begin, Index end, F&& f) {
+void for_each_run(const Source& source, Index b, Index g, Index begin, Index end, F&& f) {
   for (Index k = begin; k < end;) {
     const auto run = source.run(b, g, k, end);
-    for (Index i = 0; i < run.count; ++i) f(run.key + i * run.key_stride, run.value + i * run.value_stride, k + i);
+    f(run, k);
     k += run.count;
   }
 }
 
 /// Packs keys [begin, min(begin + 64, n)) of a source: `begin` is a multiple of 64.
 template <class Source>
-void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
-               bfloat16* scratch) {
-  const Index width = round_up(to.head_dim, tile_depth), steps = to.depth_steps();
-  const Index end = std::min(begin + key_block, n);
-  std::fill_n(to.key_tiles(begin), std::ptrdiff_t{key_block} * width, bfloat16{});
-  for_each_key(source, b, g, begin, end, [&](const auto* key, const auto*, Index k) {
-    round_row(level, key, 1, to.head_dim, width, scratch);
-    bfloat16* const rows = to.key_tiles(k / tile_side * tile_side) + k % tile_side * tile_depth;
-    for (Index s = 0; s < steps; ++s) std::copy_n(scratch + s * tile_depth, tile_depth, rows + s * tile_size);
-  });
+void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to) {
+  using T = typename Source::Scalar;
+  for (Index first = begin; first < begin + key_block; first += tile_side) {
+    const Index end = std::clamp(n, first, first + tile_side);
+    if (end < first + tile_side) std::fill_n(to.key_tiles(first), to.key_tile_stride(), bfloat16{});
+    for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
+      round_rows<T>(level, {run.key, run.key_stride, 1, run.count, to.head_dim},
+                    to.key_tiles(first) + (k - first) * tile_depth, tile_depth, tile_size);
+    });
+  }
 }
 
 /// The same for their values.
 template <class Source>
 void pack_values(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
                  bfloat16* scratch) {
-  const Index width = round_up(to.value_dim, tile_side);
-  std::uint32_t largest = 0;
+  using T = typename Source::Scalar;
+  const std::ptrdiff_t width = round_up(to.value_dim, tile_depth);
+  bool non_finite = false;
   for (Index first = begin; first < begin + key_block; first += tile_depth) {
     const Index end = std::clamp(n, first, first + tile_depth);
-    for_each_key(source, b, g, first, end, [&](const auto*, const auto* value, Index k) {
-      round_row(level, value, 1, to.value_dim, width, scratch + std::ptrdiff_t{k - first} * width);
+    for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
+      round_rows<T>(level, {run.value, run.value_stride, 1, run.count, to.value_dim}, scratch + (k - first) * width,
+                    width, tile_depth);
     });
-    std::fill(scratch + std::ptrdiff_t{end - first} * width, scratch + std::ptrdiff_t{tile_depth} * width, bfloat16{});
-    for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{tile_depth} * width; ++i)
-      largest = std::max<std::uint32_t>(largest, scratch[i].bits & 0x7fffu);
+    std::fill(scratch + (end - first) * width, scratch + tile_depth * width, bfloat16{});
     simd::with_isa(level, [&](auto isa) {
-      decltype(isa)::template run<PackTransposedBody, const bfloat16*, std::ptrdiff_t, Index, bfloat16*,
-                                  std::ptrdiff_t>(scratch, width, width / tile_side, to.value_tiles_at(first),
-                                                  KvTiles::value_tile_stride);
+      decltype(isa)::template run<PackTransposedBody, const bfloat16*>(
+          scratch, width, to.value_tiles(), to.value_tiles_at(first), KvTiles::value_tile_stride, &non_finite);
       return 0;
     });
   }
-  to.non_finite[begin / key_block] = largest >= 0x7f80u;
+  to.non_finite[begin / key_block] = non_finite;
 }
 
 }  // namespace mha::inline v0::detail::systolic

@@ -13,6 +13,7 @@
 #include "kv_tiles.hpp"
 #include "softmax.hpp"
 #include "tile_product.hpp"
+#include "tile_rows.hpp"
 #include "tiles.hpp"
 
 namespace mha::inline v0::detail::systolic {
@@ -176,13 +177,13 @@ template <class T, class Source, class M, class S> class QueryTile {
 
   void pack_queries() const {
     const Index width = round_up(call_.head_dim, tile_depth);
-    for (Index i = 0; i < count_; ++i)
-      round_row(kernels_.level, call_.query(b_, first_ + i, h_), call_.q.stride[3], call_.head_dim, width,
-                at_.rows + std::ptrdiff_t{i} * width);
+    round_rows<T>(kernels_.level,
+                  {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
+                  width, tile_depth);
     std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
     simd::with_isa(kernels_.level, [&](auto isa) {
-      decltype(isa)::template run<PackColumnsBody, const bfloat16*, std::ptrdiff_t, Index, Index, std::uint32_t*>(
-          at_.rows, width, lanes() / tile_side, width / tile_depth, state_.q);
+      decltype(isa)::template run<PackColumnsBody, const bfloat16*>(at_.rows, width, lanes() / tile_side,
+                                                                    width / tile_depth, state_.q);
       return 0;
     });
   }
@@ -190,7 +191,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
     kernels_.product.multiply({kv_.key_tiles(begin), kv_.key_tile_stride(), state_.q, at_.s, (to - begin) / tile_side,
-                               kv_.depth_steps(), false});
+                               kv_.depth_steps(), false, 2 * kv_.key_tile_stride()});
     use_ = use_ + array_use<AmxArray>(keys.end - begin, count_, call_.head_dim);
     if (!logits_are_dots_) policies_.score(at_.s, lanes(), call_.scale, begin, keys.end);
     policies_.hide(at_.s, lanes(), keys, tile_depth);
@@ -236,8 +237,8 @@ template <class T, class Source, class M, class S> class QueryTile {
   }
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
-    kernels_.product.multiply(
-        {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, true});
+    kernels_.product.multiply({values, stride, weights_at(begin), state_.out, kv_.value_tiles(),
+                               (end - begin) / tile_depth, true, 2 * tile_size});
     use_ = use_ + array_use<AmxArray>(call_.value_dim, count_, std::min(end, keys_) - begin);
   }
 
@@ -292,26 +293,15 @@ template <class T, class Source, class M, class S> class QueryTile {
   }
 
   void normalise() const {
-    const Index width = value_rows();
     float* const factor = state_.rows.fade;
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : 1.f / denominator(i);
+    const StridedRows<T> to{call_.output(b_, first_, h_), call_.out.stride[1], call_.out.stride[3], count_,
+                            call_.value_dim};
     simd::with_isa(kernels_.level, [&](auto isa) {
-      decltype(isa)::template run<RowsBody, const float*, const float*, Index, Index, float*>(state_.out, factor, width,
-                                                                                              lanes(), at_.out_rows);
+      decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(state_.out, factor, lanes(),
+                                                                                at_.out_rows, to);
       return 0;
     });
-    for (Index i = 0; i < count_; ++i) {
-      float* const row = at_.out_rows + std::ptrdiff_t{i} * width;
-      if (empty(i)) std::fill_n(row, call_.value_dim, 0.f);
-      store_row(row, call_.output(b_, first_ + i, h_));
-    }
-  }
-
-  void store_row(const float* row, T* to) const {
-    const std::ptrdiff_t stride = call_.out.stride[3];
-    if constexpr (std::is_same_v<T, bfloat16>)
-      if (stride == 1) return round_row(kernels_.level, row, 1, call_.value_dim, call_.value_dim, to);
-    for (Index d = 0; d < call_.value_dim; ++d) to[d * stride] = static_cast<T>(row[d]);
   }
 
   const AttendCall<T, Source, M, S>& call_;
