@@ -50,7 +50,7 @@ template <class Precision, class T, class Threads>
 WeightTiles pack_weights(const DenseWeights<T>& from, bfloat16* tiles, float* bias, const Threads& threads) {
   constexpr Index parts = EffectivePrecision<T, Precision>::parts;
   const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
-  const std::size_t part_size = columns_size(n, k);
+  const std::size_t part_size = packed_size(n, k);
   share(static_cast<double>(part_size) < enough_work, threads, panels(n), [&](Index panel, Index) {
     pack_panel<parts>(from.matrix, panel, tiles + panel_size(k) * static_cast<std::size_t>(panel), part_size);
   });
@@ -66,10 +66,10 @@ template <class T, class Precision> class PackedWeights {
     constexpr Index parts = EffectivePrecision<T, Precision>::parts;
     for (const DenseWeights<T>& from : matrices) {
       const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
-      tiles_.push_back(aligned_array<bfloat16>(columns_size(n, k) * std::size_t{parts}));
+      tiles_.push_back(aligned_array<bfloat16>(packed_size(n, k) * std::size_t{parts}));
       bias_.emplace_back(from.bias.data == nullptr ? 0u : static_cast<std::size_t>(panels(n) * block_side));
       matrices_.push_back(pack_weights<Precision>(from, tiles_.back().get(), bias_.back().data(), threads));
-      bytes_ += columns_size(n, k) * sizeof(bfloat16) * std::size_t{parts} + bias_.back().size() * sizeof(float);
+      bytes_ += packed_size(n, k) * sizeof(bfloat16) * std::size_t{parts} + bias_.back().size() * sizeof(float);
     }
   }
 
@@ -87,32 +87,36 @@ template <class T, class Precision> class PackedWeights {
 template <class T> struct Finish {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, const TensorView<T, 2>* c, Index i, Index j) {
-    using V = simd::vector_t<float, Isa>;
-    constexpr int W = simd::Vector<float, Isa>::width;
     const Index rows = std::min(block_side, c->extent[0] - i), columns = std::min(block_side, c->extent[1] - j);
+    const bool in_place = !std::is_same_v<T, half> && columns == block_side && c->stride[1] == 1;
     for (Index r = 0; r < rows; ++r, sums += block_side) {
-      alignas(64) float row[std::size_t{block_side}];
-      for (Index s = 0; s < block_side; s += W) {
-        V x;
-        simd::load(x, sums + s);
-        if (bias != nullptr) {
-          V y;
-          simd::load(y, bias + s);
-          x = x + y;
-        }
-        simd::store(row + s, x);
-      }
       T* const to = c->pointer(i + r, j);
-      if (columns == block_side && c->stride[1] == 1) {
-        if constexpr (std::is_same_v<T, float>)
-          std::memcpy(to, row, sizeof row);
-        else if constexpr (std::is_same_v<T, bfloat16>)
-          round_run<1, Isa>(row, to, 0);
-        else
-          for (Index s = 0; s < block_side; ++s) to[s] = static_cast<T>(row[s]);
-      } else {
-        for (Index s = 0; s < columns; ++s) to[s * c->stride[1]] = static_cast<T>(row[s]);
+      if constexpr (!std::is_same_v<T, half>)
+        if (in_place) {
+          row<Isa>(sums, bias, to);
+          continue;
+        }
+      alignas(64) float wide[std::size_t{block_side}];
+      row<Isa>(sums, bias, wide);
+      for (Index s = 0; s < columns; ++s) to[s * c->stride[1]] = static_cast<T>(wide[s]);
+    }
+  }
+
+ private:
+  template <class Isa, class To> MHA_ALWAYS_INLINE static void row(const float* sums, const float* bias, To* to) {
+    constexpr int W = simd::Vector<float, Isa>::width;
+    for (Index s = 0; s < block_side; s += W) {
+      simd::vector_t<float, Isa> x;
+      simd::load(x, sums + s);
+      if (bias != nullptr) {
+        simd::vector_t<float, Isa> y;
+        simd::load(y, bias + s);
+        x = x + y;
       }
+      if constexpr (std::is_same_v<To, float>)
+        simd::store(to + s, x);
+      else
+        store_nearest<Isa>(x, to + s);
     }
   }
 };
@@ -130,7 +134,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
         c_(c),
         unit_(dense_unit<Array>()),
         level_(current_isa()),
-        part_size_(rows_size(a.extent[0], a.extent[1])),
+        part_size_(packed_size(a.extent[0], a.extent[1])),
         rows_(frame.take<bfloat16>(part_size_ * std::size_t{Used::parts})) {
     for (const WeightTiles& w : weights) column_groups_ += groups(w);
   }
@@ -143,7 +147,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
     const Index workers = alone ? 1 : threads.workers();
     float* const sums = frame.take<float>(std::size_t{group_sums} * static_cast<std::size_t>(workers));
     share(alone || m <= block_side, threads, strips(m), [&](Index strip, Index) {
-      pack_strip<Used::parts>(a_, strip, rows_ + strip_size(k) * static_cast<std::size_t>(strip), part_size_);
+      bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
+      pack_strip<Used::parts>(a_, strip, to, part_size_);
     });
     share(alone, threads, row_groups() * column_groups_, [&](Index task, Index worker) {
       Index matrix = 0, group = task % column_groups_;
@@ -157,7 +162,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
   using Used = EffectivePrecision<T, Precision>;
   static constexpr Index group_rows = 256, group_columns = 128;  ///< sums of a task
   static constexpr Index group_sums = group_rows * group_columns;
-  static constexpr Index step_tiles = std::max<Index>(8, Array::depth / tile_depth);
+  static constexpr Index step_tiles = std::max<Index>(32, Array::depth / tile_depth);
 
   const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
   static Index groups(const WeightTiles& w) { return (w.n + group_columns - 1) / group_columns; }
@@ -178,9 +183,9 @@ template <class Array, class Precision, class T> class ArrayProduct {
         for (Index k = 0; k < tiles; k += step, add = true)
           for (Index j = 0; j < columns; j += block_side)
             for (Index i = 0; i < rows; i += block_side)
-              unit_.multiply({activations(part.a, i_begin + i, k), static_cast<std::ptrdiff_t>(strip_size(w.k)),
-                              weight_pairs(w, part.b, j_begin + j, k), block(sums, i, j),
-                              std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add});
+              unit_.multiply({activations(part.a, i_begin + i, k), tile_size, weight_pairs(w, part.b, j_begin + j, k),
+                              block(sums, i, j), std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add,
+                              2 * tile_size});
     }
     for (Index j = 0; j < columns; j += block_side)
       for (Index i = 0; i < rows; i += block_side)
@@ -194,16 +199,17 @@ template <class Array, class Precision, class T> class ArrayProduct {
 
   /// The sums of rows from i and columns from j of a task, both multiples of 32.
   static float* block(float* sums, Index i, Index j) { return sums + (j * group_rows + i * block_side); }
-  const bfloat16* activations(Index part, Index row, Index tile) const {
-    return rows_ + part_size_ * static_cast<std::size_t>(part) +
-           strip_size(a_.extent[1]) * static_cast<std::size_t>(row / tile_side) +
-           static_cast<std::size_t>(tile) * std::size_t{tile_size};
+  /// Where tile k of the depth lies of the panel of a row or column.
+  static std::size_t at(Index side, Index depth, Index k) {
+    return panel_size(depth) * static_cast<std::size_t>(side / block_side) +
+           panel_size(tile_depth) * static_cast<std::size_t>(k);
   }
-  static const std::uint32_t* weight_pairs(const WeightTiles& w, Index part, Index column, Index tile) {
-    const bfloat16* const tiles = w.tiles + w.part_size * static_cast<std::size_t>(part) +
-                                  panel_size(w.k) * static_cast<std::size_t>(column / block_side) +
-                                  2 * static_cast<std::size_t>(tile) * std::size_t{tile_size};
-    return reinterpret_cast<const std::uint32_t*>(tiles);
+  const bfloat16* activations(Index part, Index row, Index k) const {
+    return rows_ + part_size_ * static_cast<std::size_t>(part) + at(row, a_.extent[1], k);
+  }
+  static const std::uint32_t* weight_pairs(const WeightTiles& w, Index part, Index column, Index k) {
+    return reinterpret_cast<const std::uint32_t*>(w.tiles + w.part_size * static_cast<std::size_t>(part) +
+                                                  at(column, w.k, k));
   }
 
   const TensorView<const T, 2> a_;
@@ -232,7 +238,7 @@ void gemm(const GemmCall<T>& call, Workspace& workspace, const Threads& threads)
   if (call.c.extent[0] == 0 || n == 0) return;
   auto frame = workspace.frame();
   bfloat16* const tiles =
-      frame.take<bfloat16>(columns_size(n, k) * std::size_t{EffectivePrecision<T, Precision>::parts});
+      frame.take<bfloat16>(packed_size(n, k) * std::size_t{EffectivePrecision<T, Precision>::parts});
   float* const bias = frame.take<float>(static_cast<std::size_t>(panels(n) * block_side));
   const WeightTiles weights = pack_weights<Precision>(DenseWeights<T>{call.b, call.bias}, tiles, bias, threads);
   multiply<Array, Precision>(call.a, std::span(&weights, 1), std::span(&call.c, 1), workspace, threads);

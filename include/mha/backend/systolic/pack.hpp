@@ -15,10 +15,10 @@
 
 /// Dense operands in the tiles of tiles.hpp, ragged edges filled with zeros.
 ///
-///   activations   [M / 16][K / 32][16 rows][32 k]
+///   activations   [M / 32][K / 32][2][16 rows][32 k]
 ///   weights       [N / 32][K / 32][2][16 pairs of k][16 columns][2]
 ///
-/// Both stream through memory as K goes on; weights are two tiles wide, as wide as a product is.
+/// A panel of either is two tiles wide, as wide as a product is, and streams through memory as K goes on.
 namespace mha::inline v0::detail::systolic {
 
 /// Rows and columns of a product's sums: two tiles each way, so that each operand tile loaded is multiplied twice.
@@ -26,13 +26,13 @@ inline constexpr Index block_side = 2 * tile_side;
 
 constexpr Index depth_tiles(Index k) { return (k + tile_depth - 1) / tile_depth; }
 constexpr Index strips(Index rows) { return (rows + tile_side - 1) / tile_side; }
-constexpr Index panels(Index columns) { return (columns + block_side - 1) / block_side; }
-/// bfloat16 numbers of a strip of activations, of a panel of weights, of a part of a whole operand.
-constexpr std::size_t strip_size(Index k) { return static_cast<std::size_t>(depth_tiles(k)) * std::size_t{tile_size}; }
-constexpr std::size_t panel_size(Index k) { return 2 * strip_size(k); }
-constexpr std::size_t rows_size(Index rows, Index k) { return static_cast<std::size_t>(strips(rows)) * strip_size(k); }
-constexpr std::size_t columns_size(Index columns, Index k) {
-  return static_cast<std::size_t>(panels(columns)) * panel_size(k);
+constexpr Index panels(Index extent) { return (extent + block_side - 1) / block_side; }
+/// bfloat16 numbers of a panel, and of a part of a whole operand.
+constexpr std::size_t panel_size(Index k) {
+  return 2 * static_cast<std::size_t>(depth_tiles(k)) * std::size_t{tile_size};
+}
+constexpr std::size_t packed_size(Index extent, Index k) {
+  return static_cast<std::size_t>(panels(extent)) * panel_size(k);
 }
 
 /// 32 floats → Parts × 32 bfloat16, `to_stride` apart: x rounded to nearest even, then what that left over, and so on.
@@ -78,7 +78,7 @@ MHA_ALWAYS_INLINE void round_elements(const T* from, std::ptrdiff_t stride, Inde
   }
 }
 
-/// One strip of activations, 16 rows over all k, from a (M, K).
+/// One strip of activations, half a panel: 16 rows over all k, from a (M, K).
 template <Index Parts, class T> struct PackStrip {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const TensorView<const T, 2>* a, Index first_row, bfloat16* to,
@@ -87,7 +87,7 @@ template <Index Parts, class T> struct PackStrip {
     for (Index r = 0; r < tile_side; ++r) {
       const Index i = first_row + r;
       bfloat16* row = to + r * tile_depth;
-      for (Index k = 0; k < k_end; k += tile_depth, row += tile_size)
+      for (Index k = 0; k < k_end; k += tile_depth, row += 2 * tile_size)
         round_elements<Parts, Isa>(i < a->extent[0] ? a->pointer(i, k) : nullptr, a->stride[1],
                                    i < a->extent[0] ? std::min(tile_depth, k_end - k) : 0, row,
                                    static_cast<std::ptrdiff_t>(part_size));
@@ -157,7 +157,7 @@ template <Index Parts, class T> struct PackPanel {
   }
 };
 
-/// Packs rows [16 · strip, 16 · strip + 16) of a; parts lie part_size elements apart.
+/// Packs rows [16 · strip, 16 · strip + 16) of a into their half of a panel; parts lie part_size elements apart.
 template <Index Parts, class T>
 void pack_strip(const TensorView<const T, 2>& a, Index strip, bfloat16* to, std::size_t part_size) {
   simd::with_isa(current_isa(),

@@ -21,13 +21,13 @@ namespace mha::inline v0::detail::systolic {
 /// c (16·tiles, lanes) = A (16·tiles, 32·steps) · B (32·steps, lanes), or += with `add`: both products of attention,
 /// with queries in lanes.
 struct TileProduct {
-  const bfloat16* a;           ///< step s of tile t at a + t·tile_stride + s·512
+  const bfloat16* a;           ///< step s of tile t at a + t·tile_stride + s·step_stride
   std::ptrdiff_t tile_stride;  ///< in numbers
   const std::uint32_t* b;      ///< (steps, lanes / 16, 16 pairs, 16)
   float* c;
   Index tiles, steps;
   bool add;
-  std::ptrdiff_t ahead = 0;  ///< from a tile of A, in numbers, to the one that should come into the first cache next
+  std::ptrdiff_t step_stride = tile_size;
 };
 
 /// A matrix unit as attention uses it: how many queries lie side by side, and the product.
@@ -66,11 +66,6 @@ struct AmxProduct {
  private:
   static constexpr std::ptrdiff_t c_stride = lanes * sizeof(float);
 
-  MHA_ALWAYS_INLINE static void prefetch(const bfloat16* tile) {
-#pragma GCC unroll 16
-    for (int i = 0; i < tile_side; ++i) __builtin_prefetch(tile + i * tile_depth, 0, 3);
-  }
-
   template <int Rows> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t) {
     const bfloat16* a = p.a + t * p.tile_stride;
     const std::uint32_t* b = p.b;
@@ -90,7 +85,7 @@ struct AmxProduct {
         amx::zero<3>();
       }
     }
-    for (Index s = 0; s < p.steps; ++s, a += tile_size, b += 2 * tile_words) {
+    for (Index s = 0; s < p.steps; ++s, a += p.step_stride, b += 2 * tile_words) {
       amx::load<4>(a, amx::row_bytes);
       amx::load<6>(b, amx::row_bytes);
       amx::multiply_add<0, 4, 6>();
@@ -100,9 +95,7 @@ struct AmxProduct {
         amx::load<5>(a + p.tile_stride, amx::row_bytes);
         amx::multiply_add<2, 5, 6>();
         amx::multiply_add<3, 5, 7>();
-        prefetch(a + p.tile_stride + p.ahead);
       }
-      prefetch(a + p.ahead);
     }
     amx::store<0>(c, c_stride);
     amx::store<1>(c + tile_side, c_stride);
@@ -139,7 +132,7 @@ template <int Columns> struct DotProduct {
         sum[i][j] = V{};
         if (p.add) simd::load(sum[i][j], c + i * lanes + j * tile_side);
       }
-    for (Index s = 0; s < p.steps; ++s, a += tile_words, b += columns * tile_words)
+    for (Index s = 0; s < p.steps; ++s, a += p.step_stride / 2, b += columns * tile_words)
       for (Index pair = 0; pair < tile_side; ++pair) {
         I right[std::size_t{columns}];
 #pragma GCC unroll 4
@@ -183,7 +176,7 @@ template <Index Depth> struct PortableProduct {
         widen_pairs<Isa>(p.b + (s + i) * (lanes / tile_side) * tile_words, b + i * tile_depth * lanes);
       for (Index t = 0; t < p.tiles; ++t) {
         for (Index i = 0; i < steps; ++i)
-          widen_rows(p.a + t * p.tile_stride + std::ptrdiff_t{s + i} * tile_size, a + i * tile_depth);
+          widen_rows(p.a + t * p.tile_stride + (s + i) * p.step_stride, a + i * tile_depth);
         for (Index j = 0; j < lanes; j += vectors * W)
           simd::ProductBody<float, rows, vectors>::template run<Isa>(
               {a, Depth, b + j, lanes, p.c + std::ptrdiff_t{t} * tile_side * lanes + j, lanes, tile_side,
@@ -257,10 +250,17 @@ template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, Is
 /// A unit for attention: three registers of queries side by side use most of a dot product's operands.
 inline ProductUnit product_unit(MatrixUnit unit, IsaLevel level) { return product_unit<3, tile_depth>(unit, level); }
 
-/// What runs dense products of an array of this shape, 32 columns wide: hardware has one shape, others are emulated.
+/// Hardware has one shape; an array of another is emulated.
+template <class Array> MatrixUnit unit_for() {
+  return std::is_same_v<Array, AmxArray> ? current_unit() : MatrixUnit::portable;
+}
+/// What runs an array's dense products, 32 columns wide.
 template <class Array> ProductUnit dense_unit() {
-  const MatrixUnit unit = std::is_same_v<Array, AmxArray> ? current_unit() : MatrixUnit::portable;
-  return product_unit<2, Array::depth>(unit, current_isa());
+  return product_unit<2, Array::depth>(unit_for<Array>(), current_isa());
+}
+/// What runs an array's attention, with as many queries side by side as suit the unit.
+template <class Array> ProductUnit attention_unit() {
+  return product_unit<3, Array::depth>(unit_for<Array>(), current_isa());
 }
 
 /// The emulation of a unit's order of additions.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "../../core/scalar.hpp"
 #include "../simd/isa.hpp"
@@ -28,6 +29,15 @@ MHA_ALWAYS_INLINE void nearest_bits(const simd::vector_t<float, Isa>& x,
   const I bits = (I)x, kept = bits >> 16;
   const I rounded = (bits + 0x7fffu + (kept & 1u)) >> 16;
   to = x == x ? rounded : kept | 0x40u;  // a NaN stays one even if only lower bits were set
+}
+
+/// to ← the bfloat16 numbers nearest to a register of floats.
+template <class Isa> MHA_ALWAYS_INLINE void store_nearest(const simd::vector_t<float, Isa>& x, bfloat16* to) {
+  typedef std::uint16_t Short __attribute__((vector_size(Isa::register_bytes / 2)));
+  typename simd::Vector<float, Isa>::int_type bits;
+  nearest_bits<Isa>(x, bits);
+  const Short narrow = __builtin_convertvector(bits, Short);
+  std::memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
 }
 
 }  // namespace mha::inline v0::detail::systolic
