@@ -123,7 +123,17 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
   });
 }
 
-/// out = softmax(…) v of a whole call.
+/// out = softmax(…) v of a whole call: both products on the array, everything between them in float.
+///
+/// Formula   what a row adds up is Σ p̃ v / Σ p̃: weights p relative to an anchor (softmax.hpp), truncated to bfloat16 in
+///           the numerator and in the denominator alike
+/// Numerics  against exact attention over the rounded q, k, v, with w the exact weights and r the exact result,
+///             |out − r| ≤ (ε·(Σ w |v| + |r|) + Lk·2⁻²³·Σ w |v|) / (1 − ε) + the rounding to T,
+///             ε = 2⁻⁷ + 10⁻⁴ + 2η,  η = (D + 8)·2⁻²⁴·max scale·Σ|q||k|:
+///           truncation takes less than 2⁻⁷ of a weight, the exponential and the logit's own error change it by
+///           10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The log-sum-exp is
+///           that of the truncated weights: within ε / (1 − ε) of the exact one.
+/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
 template <class T, class Source, class M, class S, class Threads>
 void attend(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Workspace& workspace,
             const Threads& threads) {

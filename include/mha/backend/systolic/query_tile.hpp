@@ -23,10 +23,11 @@ struct Kernels {
   ProductUnit product;
   IsaLevel level;
   SoftmaxKernels softmax;
+  ArrayUse (*use)(Index m, Index n, Index k);
 };
 
-inline Kernels kernels_of(const ProductUnit& product, IsaLevel level) {
-  return {product, level, softmax_kernels(level)};
+template <class Array = AmxArray> Kernels kernels_of(const ProductUnit& product, IsaLevel level) {
+  return {product, level, softmax_kernels(level), &array_use<Array>};
 }
 
 /// Scratch of one worker that its tiles of queries use in turn.
@@ -191,8 +192,8 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
     kernels_.product.multiply({kv_.key_tiles(begin), kv_.key_tile_stride(), state_.q, at_.s, (to - begin) / tile_side,
-                               kv_.depth_steps(), false, 2 * kv_.key_tile_stride()});
-    use_ = use_ + array_use<AmxArray>(keys.end - begin, count_, call_.head_dim);
+                               kv_.depth_steps(), false});
+    use_ = use_ + kernels_.use(keys.end - begin, count_, call_.head_dim);
     if (!logits_are_dots_) policies_.score(at_.s, lanes(), call_.scale, begin, keys.end);
     policies_.hide(at_.s, lanes(), keys, tile_depth);
     std::fill_n(at_.s + std::ptrdiff_t{keys.end - begin} * lanes(), std::ptrdiff_t{to - keys.end} * lanes(), hidden);
@@ -237,9 +238,9 @@ template <class T, class Source, class M, class S> class QueryTile {
   }
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
-    kernels_.product.multiply({values, stride, weights_at(begin), state_.out, kv_.value_tiles(),
-                               (end - begin) / tile_depth, true, 2 * tile_size});
-    use_ = use_ + array_use<AmxArray>(call_.value_dim, count_, std::min(end, keys_) - begin);
+    kernels_.product.multiply(
+        {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, true});
+    use_ = use_ + kernels_.use(call_.value_dim, count_, std::min(end, keys_) - begin);
   }
 
   /// The same for a key block with NaN or infinities among its values: they join one by one, for the queries that see

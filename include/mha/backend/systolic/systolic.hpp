@@ -82,7 +82,7 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
   }
 
   static detail::systolic::Kernels kernels() {
-    return detail::systolic::kernels_of(detail::systolic::attention_unit<Array>(), current_isa());
+    return detail::systolic::kernels_of<Array>(detail::systolic::attention_unit<Array>(), current_isa());
   }
 
   static std::string how() {

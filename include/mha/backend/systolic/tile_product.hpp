@@ -27,7 +27,6 @@ struct TileProduct {
   float* c;
   Index tiles, steps;
   bool add;
-  std::ptrdiff_t ahead = 0;  ///< from a tile of A, in numbers, to one that should come into the first cache; 0 for none
   std::ptrdiff_t step_stride = tile_size;
 };
 
@@ -67,11 +66,6 @@ struct AmxProduct {
  private:
   static constexpr std::ptrdiff_t c_stride = lanes * sizeof(float);
 
-  MHA_ALWAYS_INLINE static void prefetch(const bfloat16* tile) {
-#pragma GCC unroll 16
-    for (int i = 0; i < tile_side; ++i) __builtin_prefetch(tile + i * tile_depth, 0, 3);
-  }
-
   template <int Rows> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t) {
     const bfloat16* a = p.a + t * p.tile_stride;
     const std::uint32_t* b = p.b;
@@ -101,9 +95,7 @@ struct AmxProduct {
         amx::load<5>(a + p.tile_stride, amx::row_bytes);
         amx::multiply_add<2, 5, 6>();
         amx::multiply_add<3, 5, 7>();
-        if (p.ahead != 0) prefetch(a + p.tile_stride + p.ahead);
       }
-      if (p.ahead != 0) prefetch(a + p.ahead);
     }
     amx::store<0>(c, c_stride);
     amx::store<1>(c + tile_side, c_stride);
@@ -233,8 +225,9 @@ template <SumOrder Order> struct EmulatedProduct {
             for (Index j = 0; j < tile_side; ++j)
               b[k * tile_side + j] =
                   bfloat16::from_bits(static_cast<std::uint16_t>(words[k / 2 * tile_side + j] >> (k % 2 * 16)));
-          array.multiply({p.a + t * p.tile_stride + s * p.step_stride, {tile_side, tile_depth}, {tile_depth, 1}},
-                         {b, {tile_depth, tile_side}, {tile_side, 1}}, c);
+          array.multiply(
+              {p.a + t * p.tile_stride + std::ptrdiff_t{s} * tile_size, {tile_side, tile_depth}, {tile_depth, 1}},
+              {b, {tile_depth, tile_side}, {tile_side, 1}}, c);
         }
       }
   }
