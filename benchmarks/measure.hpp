@@ -90,6 +90,40 @@ inline double peak_gflops(Clock clock = thread_seconds) {
   });
 }
 
+/// Reads memory from end to end, four registers at a time in chains of their own.
+struct ReadBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const float* from, std::size_t count, float* out) {
+    using V = mha::detail::simd::vector_t<float, Isa>;
+    constexpr std::size_t width = sizeof(V) / sizeof(float), chains = 4;
+    V sum[chains], x;
+#pragma GCC unroll 4
+    for (std::size_t c = 0; c < chains; ++c) sum[c] = V{};
+    for (std::size_t i = 0; i + chains * width <= count; i += chains * width) {
+      __builtin_prefetch(from + i + 1024, 0, 2);
+#pragma GCC unroll 4
+      for (std::size_t c = 0; c < chains; ++c) {
+        mha::detail::simd::load(x, from + i + c * width);
+        sum[c] = sum[c] + x;
+      }
+    }
+    for (std::size_t c = 1; c < chains; ++c) sum[0] = sum[0] + sum[c];
+    mha::detail::simd::store(out, sum[0]);
+  }
+};
+
+/// GB/s at which one thread reads these numbers again and again: that of the cache they fit in, or of memory.
+inline double read_gbps(const float* from, std::size_t count, Clock clock = thread_seconds) {
+  static float sums[16];
+  const auto read = [&] {
+    mha::detail::simd::with_isa(mha::current_isa(), [&](auto isa) {
+      decltype(isa)::template run<ReadBody>(from, count, +sums);
+      return 0;
+    });
+  };
+  return static_cast<double>(count * sizeof(float)) / seconds_per_call(clock, calls_per_sample(clock, read), read) *
+         1e-9;
+}
+
 /// One line on what ran where, so that a table can be read on its own.
 inline std::string machine() {
   std::string model = "unknown processor";

@@ -27,7 +27,15 @@
 #define MHA_BROADCAST_BY_ASM 0
 #endif
 
+// How asm names a vector register where the compiler fuses products and additions of different statements.
+#if !defined(__clang__) && defined(__x86_64__)
+#define MHA_VECTOR_REGISTER "v"
+#elif !defined(__clang__) && defined(__aarch64__)
+#define MHA_VECTOR_REGISTER "w"
+#endif
+
 #define MHA_NO_INLINE __attribute__((noinline))
+#define MHA_FLATTEN __attribute__((flatten))
 
 namespace mha::inline v0 {
 

@@ -184,7 +184,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
           for (Index j = 0; j < columns; j += block_side)
             for (Index i = 0; i < rows; i += block_side)
               unit_.multiply({activations(part.a, i_begin + i, k), tile_size, weight_pairs(w, part.b, j_begin + j, k),
-                              block(sums, i, j), std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add, 2 * tile_size});
+                              block(sums, i, j), std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add,
+                              2 * tile_size});
     }
     for (Index j = 0; j < columns; j += block_side)
       for (Index i = 0; i < rows; i += block_side)
