@@ -76,7 +76,9 @@ template <class T, class Columns> class DenseProduct {
     row_blocks_ = (rows() + most_rows - 1) / most_rows;
     block_rows_ = std::min(rows(), most_rows);
     groups_ = (panels_ + most_panels - 1) / most_panels;
-    if (workers > 1) groups_ = std::max(groups_, std::min(panels_, 4 * workers / std::max(row_blocks_, Index{1})));
+    if (workers > 1)
+      groups_ = std::max(groups_,
+                         std::min(panels_, (most_tasks * workers + row_blocks_ - 1) / std::max(row_blocks_, Index{1})));
     group_panels_ = groups_ == 0 ? 0 : (panels_ + groups_ - 1) / groups_;
   }
 
@@ -101,11 +103,16 @@ template <class T, class Columns> class DenseProduct {
     A* const slots = scratch + (row_blocks_ == 1 ? 0 : block_size());
     if (row_blocks_ == 1) {
       // Few rows: the weights are read once, from end to end.
+      Index done = begin;
       for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
+        if (begin + slot < done) return;
+        const bool side_by_side = n == 1 && takes_side_by_side(part, p, end - begin - slot);
+        done = begin + slot + (side_by_side ? simd::row_panels : 1);
         for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
           const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           const T* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
-          add(part, p, k, shared_ + shared_at(k), panel, next, target(part, p, slot, 0, slots), n);
+          add(part, p, k, shared_ + shared_at(k), panel, next, target(part, p, slot, 0, slots), n,
+              side_by_side ? std::ptrdiff_t{depth()} * panel_columns<T> : 0);
         }
       });
     } else {
@@ -130,6 +137,7 @@ template <class T, class Columns> class DenseProduct {
  private:
   static constexpr Index most_rows = 128;  // so many rows of a, packed, and the results of a group stay in the L2 cache
   static constexpr Index most_panels = 24;
+  static constexpr Index most_tasks = 8;  // for each worker, so that none waits long for the last
 
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
   Index rows() const { return a_.extent[0]; }
@@ -148,6 +156,14 @@ template <class T, class Columns> class DenseProduct {
   /// Whether the kernel writes a panel's columns where they belong: it stores whole registers.
   bool direct(Index part, Index p) const { return in_place_ && count(part, p) % register_columns_ == 0; }
 
+  /// Whether panel p and those after it, with so many left in the task, can meet a row together: they are whole, of one
+  /// part, and their results lie in a row.
+  bool takes_side_by_side(Index part, Index p, Index left) const {
+    const Index last = p + simd::row_panels - 1;
+    return !Columns::uses_scratch && depth() > 0 && left >= simd::row_panels &&
+           last < c_[size(part)].extent[1] / panel_columns<T>;
+  }
+
   struct Target {
     A* c;
     std::ptrdiff_t stride;
@@ -162,12 +178,12 @@ template <class T, class Columns> class DenseProduct {
   }
 
   /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias.
-  void add(Index part, Index p, Index k, const A* rows, const T* panel, const T* next, const Target& to,
-           Index n) const {
+  void add(Index part, Index p, Index k, const A* rows, const T* panel, const T* next, const Target& to, Index n,
+           std::ptrdiff_t side_by_side = 0) const {
     const A* const before = k == 0 ? columns_.bias(part, p) : to.c;
     const std::ptrdiff_t stride = k == 0 ? 0 : to.stride;
     kernel_({rows, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n, depth_at(k),
-             count(part, p)});
+             count(part, p), side_by_side});
   }
 
   /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row.
@@ -209,8 +225,8 @@ template <class T, class Columns> class DenseProduct {
   const A* shared_ = nullptr;
 };
 
-/// Below this much work a product stays on the calling thread. A single row waits for the weights of eight.
-inline constexpr double enough_flop = 4e6;
+/// Below this much work a product stays on the calling thread; reading the weights costs as much as eight rows.
+inline constexpr double enough_flop = 1.6e7;
 
 template <class T, class Columns, class Threads>
 void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
@@ -218,7 +234,7 @@ void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span
   using A = Accumulator<T>;
   double width = 0;
   for (const auto& part : c) width += part.extent[1];
-  const bool alone = 2.0 * (a.extent[0] + 6.0) * a.extent[1] * width < enough_flop;
+  const bool alone = 2.0 * (a.extent[0] + 8.0) * a.extent[1] * width < enough_flop;
   const Index workers = alone ? 1 : threads.workers();
   DenseProduct<T, Columns> product(a, columns, c, current_isa(), workers);
   if (product.tasks() == 0) return;

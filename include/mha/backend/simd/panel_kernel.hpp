@@ -30,8 +30,13 @@ template <class A, class S> struct PanelArgs {
   A* c;
   std::ptrdiff_t c_stride;
   Index n, depth;
-  Index columns;  ///< written ones, rounded up to whole registers
+  Index columns;                    ///< written ones of a panel, rounded up to whole registers
+  std::ptrdiff_t side_by_side = 0;  ///< if not 0: one row meets row_panels whole panels, so many elements apart
 };
+
+/// Panels that a product of one row reads side by side: more chains in flight, and more streams for the hardware to
+/// fetch ahead, which it does better than instructions here.
+inline constexpr int row_panels = 4;
 
 template <class V> struct Widening {
   typedef std::uint16_t narrow __attribute__((vector_size(sizeof(V) / 2)));
@@ -76,7 +81,10 @@ template <class A, class S> struct PanelBody {
     constexpr int wide = Isa::level == IsaLevel::baseline ? 2 : 3;
     Index registers = (p.columns + W - 1) / W;
     for (; registers >= wide; registers -= wide) {
-      all_rows<Isa, wide>(p);
+      if (p.side_by_side != 0)
+        one_row<Isa, wide>(p);
+      else
+        all_rows<Isa, wide>(p);
       p.panel += wide * W;
       p.c += wide * W;
       if (p.before != nullptr) p.before += wide * W;
@@ -87,6 +95,45 @@ template <class A, class S> struct PanelBody {
   }
 
  private:
+  template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void one_row(const PanelArgs<A, S>& p) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    const A* row = p.rows;
+    const S* panel = p.panel;
+    const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
+    const std::ptrdiff_t apart = p.side_by_side;
+    V sum[std::size_t{row_panels}][std::size_t{Vectors}];
+#pragma GCC unroll 4
+    for (int i = 0; i < row_panels; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    for (; panel != end; panel += panel_columns<A>, ++row) {
+      V x;
+      broadcast(x, *row);
+#pragma GCC unroll 4
+      for (int i = 0; i < row_panels; ++i)
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) {
+          const S* const at = panel + i * apart + j * W;
+          V column;
+          load_wide<A>(column, at);
+          multiply_add<false>(sum[i][j], x, column);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < row_panels; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        const std::ptrdiff_t at = i * std::ptrdiff_t{panel_columns<A>} + j * W;
+        if (p.before != nullptr) {
+          V x;
+          load(x, p.before + at);
+          sum[i][j] = x + sum[i][j];
+        }
+        store(p.c + at, sum[i][j]);
+      }
+  }
+
   template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void all_rows(const PanelArgs<A, S>& p) {
     constexpr int most = Isa::registers == 32 ? 8 : 4;
     // Tiles of nearly the same height: a last one of one row would be as slow as a whole one.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "isa.hpp"
@@ -35,6 +36,22 @@ template <int Size, class V, std::size_t W> MHA_ALWAYS_INLINE void transpose_in_
 /// A square of registers, rows become columns.
 template <class V, std::size_t W> MHA_ALWAYS_INLINE void transpose(V (&r)[W]) {
   transpose_in_place<static_cast<int>(W / 2)>(r);
+}
+
+/// to (16, 16) = fromᵀ (16, 16) of 32-bit words; the strides are in words.
+template <class Isa>
+MHA_ALWAYS_INLINE void transpose16(const std::uint32_t* from, std::ptrdiff_t from_stride, std::uint32_t* to,
+                                   std::ptrdiff_t to_stride) {
+  constexpr int W = Vector<std::uint32_t, Isa>::width;
+  for (int i = 0; i < 16; i += W)
+    for (int j = 0; j < 16; j += W) {
+      vector_t<std::uint32_t, Isa> r[std::size_t{W}];
+#pragma GCC unroll 16
+      for (int k = 0; k < W; ++k) load(r[k], from + (i + k) * from_stride + j);
+      transpose(r);
+#pragma GCC unroll 16
+      for (int k = 0; k < W; ++k) store(to + (j + k) * to_stride + i, r[k]);
+    }
 }
 
 /// to (dim, lanes), one register of lanes wide, from as many rows of `dim` elements, widened.

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "../backend.hpp"
+#include "../executor.hpp"
+#include "kv_tiles.hpp"
+#include "query_tile.hpp"
+#include "tile_product.hpp"
+
+namespace mha::inline v0::detail::systolic {
+
+/// All keys and values of a call, packed once per sequence and key/value head.
+class PackedCall {
+ public:
+  /// Memory from `frame`, nothing packed yet.
+  template <class T, class Source, class M, class S>
+  PackedCall(const AttendCall<T, Source, M, S>& call, Workspace::Frame& frame, bool with_values)
+      : heads_(call.kv_heads), head_dim_(call.head_dim), value_dim_(with_values ? call.value_dim : 0) {
+    first_ = frame.take<std::size_t>(static_cast<std::size_t>(call.shape.batch) + 1);
+    first_[0] = 0;
+    for (Index b = 0; b < call.shape.batch; ++b)
+      first_[b + 1] = first_[b] + static_cast<std::size_t>(heads_) * KvTiles::padded(call.keys(b));
+    const std::size_t rows = first_[call.shape.batch];
+    keys_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(head_dim_, tile_depth)));
+    values_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(value_dim_, tile_side)));
+    non_finite_ = frame.take<std::uint8_t>(rows / key_block);
+    std::fill_n(non_finite_, rows / key_block, std::uint8_t{0});
+  }
+
+  KvTiles at(Index b, Index g) const {
+    const std::size_t per_head = (first_[b + 1] - first_[b]) / static_cast<std::size_t>(heads_);
+    const std::size_t row = first_[b] + static_cast<std::size_t>(g) * per_head;
+    return {keys_ + row * static_cast<std::size_t>(round_up(head_dim_, tile_depth)),
+            values_ + row * static_cast<std::size_t>(round_up(value_dim_, tile_side)), non_finite_ + row / key_block,
+            head_dim_, value_dim_};
+  }
+
+ private:
+  Index heads_, head_dim_, value_dim_;
+  std::size_t* first_;  ///< row of sequence b, each of its heads padded to whole value blocks
+  bfloat16 *keys_, *values_;
+  std::uint8_t* non_finite_;
+};
+
+/// Below this much work a call stays on the calling thread.
+inline constexpr double enough_flop = 1e7;
+/// Packed keys and values of a head above this size are read by four tiles of queries in turn, block by block.
+inline constexpr std::size_t near_bytes = 1u << 20;
+
+/// f(tiles of queries that go through the keys together, how many) for all of them, the heaviest first, shared among
+/// the executor's workers.
+template <bool WithValues, class T, class Source, class M, class S, class Threads, class F>
+void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Workspace& workspace,
+                    const Threads& threads, F&& f) {
+  using Tile = QueryTile<T, Source, M, S>;
+  constexpr Index most_together = 4;
+  const Index lanes = kernels.product.lanes, value_dim = WithValues ? call.value_dim : 0;
+  const std::size_t bytes =
+      2 * (KvTiles::key_size(call.shape.keys, call.head_dim) + KvTiles::value_size(call.shape.keys, value_dim));
+  const Index together = bytes > near_bytes ? most_together : 1, group = together * lanes;
+  const Index groups = (call.shape.queries + group - 1) / group;
+  const Index chunks = (call.shape.keys + value_block - 1) / value_block;
+  const std::int64_t pairs = std::int64_t{call.shape.batch} * call.shape.heads;
+  const std::int64_t tasks = pairs * groups, packs = std::int64_t{call.shape.batch} * call.kv_heads * chunks;
+  require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
+          " tiles, the most is ", std::numeric_limits<Index>::max());
+  if (tasks == 0) return;
+
+  const double flop =
+      2.0 * static_cast<double>(pairs) * call.shape.queries * call.shape.keys * (double(call.head_dim) + value_dim);
+  const bool parallel = flop >= enough_flop;
+  const Index workers = parallel ? threads.workers() : 1;
+  const auto share = [&](std::int64_t count, const auto& task) {
+    if (parallel)
+      threads.run(static_cast<Index>(count), task);
+    else
+      Serial{}.run(static_cast<Index>(count), task);
+  };
+
+  auto frame = workspace.frame();
+  const PackedCall packed(call, frame, WithValues);
+  struct Worker {
+    BlockScratch block;
+    bfloat16* pack;
+    TileState* states;
+  };
+  Worker* const scratch = frame.template take<Worker>(static_cast<std::size_t>(workers));
+  for (Index w = 0; w < workers; ++w) {
+    scratch[w].block = BlockScratch(frame, lanes, call.head_dim, value_dim);
+    scratch[w].pack = frame.template take<bfloat16>(pack_scratch(value_dim));
+    scratch[w].states = frame.template take<TileState>(static_cast<std::size_t>(together));
+    for (Index i = 0; i < together; ++i) scratch[w].states[i] = TileState(frame, lanes, call.head_dim, value_dim);
+  }
+
+  share(packs, [&](Index t, Index worker) {
+    const Index chunk = t % chunks, g = t / chunks % call.kv_heads, b = t / chunks / call.kv_heads;
+    const Index n = call.keys(b), end = std::min(n, (chunk + 1) * value_block);
+    const KvTiles to = packed.at(b, g);
+    for (Index k = chunk * value_block; k < end; k += key_block) {
+      pack_keys(call.kv, b, g, k, n, kernels.level, to);
+      if constexpr (WithValues) pack_values(call.kv, b, g, k, n, kernels.level, to, scratch[worker].pack);
+    }
+  });
+
+  share(tasks, [&](Index t, Index worker) {
+    // Late queries of a causal mask see the most keys.
+    const Index first = (groups - 1 - t % groups) * group;
+    const Index h = t / groups % call.shape.heads, b = t / groups / call.shape.heads;
+    const Index count = std::min(together, (call.queries(b) - first + lanes - 1) / lanes);
+    if (count <= 0) return;  // a short sequence of a ragged batch
+    const UnitScope unit(kernels.product.unit);
+    const KvTiles kv = packed.at(b, call.kv_head(h));
+    std::optional<Tile> tiles[most_together];
+    for (Index i = 0; i < count; ++i)
+      tiles[i].emplace(call, kernels, kv, scratch[worker].block, scratch[worker].states[i], b, h, first + i * lanes);
+    f(tiles, count);
+  });
+}
+
+/// out = softmax(…) v of a whole call: both products on the array, everything between them in float.
+///
+/// Formula   what a row adds up is Σ p̃ v / Σ p̃: weights p relative to an anchor (softmax.hpp), truncated to bfloat16 in
+///           the numerator and in the denominator alike
+/// Numerics  against exact attention over the rounded q, k, v, with w the exact weights and r the exact result,
+///             |out − r| ≤ (ε·(Σ w |v| + |r|) + Lk·2⁻²³·Σ w |v|) / (1 − ε) + the rounding to T,
+///             ε = 2⁻⁷ + 10⁻⁴ + 2η,  η = (D + 8)·2⁻²⁴·max scale·Σ|q||k|:
+///           truncation takes less than 2⁻⁷ of a weight, the exponential and the logit's own error change it by
+///           10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The log-sum-exp is
+///           that of the truncated weights: within ε / (1 − ε) of the exact one.
+/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
+template <class T, class Source, class M, class S, class Threads>
+void attend(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Workspace& workspace,
+            const Threads& threads) {
+  for_each_group<true>(call, kernels, workspace, threads, [](auto* tiles, Index count) {
+    for (Index k = 0; k < tiles[0]->keys(); k += value_block)
+      for (Index i = 0; i < count; ++i) tiles[i]->attend(k);
+    for (Index i = 0; i < count; ++i) tiles[i]->finish();
+  });
+}
+
+/// The softmax itself, (B, Hq, Lq, Lk).
+template <class T, class Source, class M, class S, class Threads>
+void weights(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, const TensorView<float, 4>& to,
+             Workspace& workspace, const Threads& threads) {
+  for_each_group<false>(call, kernels, workspace, threads, [&](auto* tiles, Index count) {
+    for (Index i = 0; i < count; ++i) tiles[i]->weights(to);
+  });
+}
+
+}  // namespace mha::inline v0::detail::systolic

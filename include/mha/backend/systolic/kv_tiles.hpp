@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "../../cache/kv_source.hpp"
+#include "tile_rows.hpp"
+#include "tiles.hpp"
+
+namespace mha::inline v0::detail::systolic {
+
+/// Keys over which one step of the online softmax goes. Steps start at absolute multiples, so that a row's bits do not
+/// depend on which other rows or keys are in the call.
+inline constexpr Index key_block = 64;
+/// Keys whose values lie together, and whose weights are multiplied in one go.
+inline constexpr Index value_block = 256;
+
+/// Keys and values of one sequence and head as A tiles, in bfloat16 and in absolute order of the keys: what is packed
+/// stays where it is when keys are appended.
+///
+/// Shapes    keys   (Lk / 16, D / 32, 16 keys, 32)                  zeros beyond D and Lk
+///           values (Lk / 256, Dv / 16, 8, 16 of Dv, 32 keys)       the transposed; zeros beyond Dv and Lk
+///           non_finite (Lk / 64): whether a value of that key block is NaN or infinite; all sizes rounded up
+struct KvTiles {
+  bfloat16 *keys, *values;
+  std::uint8_t* non_finite;
+  Index head_dim, value_dim;
+
+  constexpr Index depth_steps() const { return (head_dim + tile_depth - 1) / tile_depth; }
+  constexpr Index value_tiles() const { return (value_dim + tile_side - 1) / tile_side; }
+
+  static constexpr std::size_t padded(Index n) { return static_cast<std::size_t>(round_up(n, value_block)); }
+  static constexpr std::size_t key_size(Index n, Index head_dim) {
+    return padded(n) * static_cast<std::size_t>(round_up(head_dim, tile_depth));
+  }
+  static constexpr std::size_t value_size(Index n, Index value_dim) {
+    return padded(n) * static_cast<std::size_t>(round_up(value_dim, tile_side));
+  }
+
+  /// Distance between the value tiles of neighbouring d of one block.
+  static constexpr std::ptrdiff_t value_tile_stride = std::ptrdiff_t{value_block / tile_depth} * tile_size;
+
+  /// A tiles of key k, a multiple of 16: tile t further at + t·key_tile_stride().
+  bfloat16* key_tiles(Index k) const { return keys + k / tile_side * key_tile_stride(); }
+  constexpr std::ptrdiff_t key_tile_stride() const { return std::ptrdiff_t{depth_steps()} * tile_size; }
+  /// A tiles of the values from key k on, a multiple of 32, within its block.
+  bfloat16* value_tiles_at(Index k) const {
+    return values + k / value_block * value_tiles() * value_tile_stride + k % value_block / tile_depth * tile_size;
+  }
+};
+
+/// bfloat16 numbers of scratch for pack_values().
+constexpr std::size_t pack_scratch(Index value_dim) {
+  return static_cast<std::size_t>(tile_depth) * static_cast<std::size_t>(round_up(value_dim, tile_depth));
+}
+
+/// f(run, its first key) for the runs that hold keys [begin, end) of a source.
+template <class Source, class F>
+void for_each_run(const Source& source, Index b, Index g, Index begin, Index end, F&& f) {
+  for (Index k = begin; k < end;) {
+    const auto run = source.run(b, g, k, end);
+    f(run, k);
+    k += run.count;
+  }
+}
+
+/// Packs keys [begin, min(begin + 64, n)) of a source: `begin` is a multiple of 64.
+template <class Source>
+void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to) {
+  using T = typename Source::Scalar;
+  for (Index first = begin; first < begin + key_block; first += tile_side) {
+    const Index end = std::clamp(n, first, first + tile_side);
+    if (end < first + tile_side) std::fill_n(to.key_tiles(first), to.key_tile_stride(), bfloat16{});
+    for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
+      round_rows<T>(level, {run.key, run.key_stride, 1, run.count, to.head_dim},
+                    to.key_tiles(first) + (k - first) * tile_depth, tile_depth, tile_size);
+    });
+  }
+}
+
+/// The same for their values.
+template <class Source>
+void pack_values(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
+                 bfloat16* scratch) {
+  using T = typename Source::Scalar;
+  const std::ptrdiff_t width = round_up(to.value_dim, tile_depth);
+  bool non_finite = false;
+  for (Index first = begin; first < begin + key_block; first += tile_depth) {
+    const Index end = std::clamp(n, first, first + tile_depth);
+    for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
+      round_rows<T>(level, {run.value, run.value_stride, 1, run.count, to.value_dim}, scratch + (k - first) * width,
+                    width, tile_depth);
+    });
+    std::fill(scratch + (end - first) * width, scratch + tile_depth * width, bfloat16{});
+    simd::with_isa(level, [&](auto isa) {
+      decltype(isa)::template run<PackTransposedBody, const bfloat16*>(
+          scratch, width, to.value_tiles(), to.value_tiles_at(first), KvTiles::value_tile_stride, &non_finite);
+      return 0;
+    });
+  }
+  to.non_finite[begin / key_block] = non_finite;
+}
+
+}  // namespace mha::inline v0::detail::systolic

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numbers>
+
+#include "../backend.hpp"
+#include "../simd/tile_policies.hpp"
+#include "array.hpp"
+#include "kv_tiles.hpp"
+#include "softmax.hpp"
+#include "tile_product.hpp"
+#include "tile_rows.hpp"
+#include "tiles.hpp"
+
+namespace mha::inline v0::detail::systolic {
+
+/// What a call computes with: the matrix unit, and the vector code beside it.
+struct Kernels {
+  ProductUnit product;
+  IsaLevel level;
+  SoftmaxKernels softmax;
+  ArrayUse (*use)(Index m, Index n, Index k);
+};
+
+template <class Array = AmxArray> Kernels kernels_of(const ProductUnit& product, IsaLevel level) {
+  return {product, level, softmax_kernels(level), &array_use<Array>};
+}
+
+/// Scratch of one worker that its tiles of queries use in turn.
+struct BlockScratch {
+  float* s;          ///< (64, lanes)
+  std::uint32_t* p;  ///< (256 / 32, lanes / 16, 16, 16)
+  bfloat16* rows;    ///< rounded rows of the queries, or of the output
+  float* out_rows;   ///< (lanes, Dv)
+  bfloat16* finite;  ///< values of a key block without NaN and infinities: (Dv / 16, 2, 16, 32)
+
+  BlockScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim) {
+    const auto size = [](Index a, Index b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); };
+    const Index values = round_up(value_dim, tile_side);
+    s = frame.take<float>(size(key_block, lanes));
+    p = frame.take<std::uint32_t>(size(value_block / 2, lanes));
+    rows = frame.take<bfloat16>(size(lanes, round_up(head_dim, tile_depth)));
+    out_rows = frame.take<float>(size(lanes, values));
+    finite = frame.take<bfloat16>(size(key_block, values));
+  }
+};
+
+/// What a tile of queries keeps from block to block.
+struct TileState {
+  std::uint32_t* q;  ///< (D / 32, lanes / 16, 16, 16)
+  float* out;        ///< (Dv, lanes)
+  SoftmaxRows rows;
+
+  TileState(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim) {
+    const auto take = [&](Index n) {
+      return frame.take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
+    };
+    q = frame.take<std::uint32_t>(static_cast<std::size_t>(round_up(head_dim, tile_depth) / 2) *
+                                  static_cast<std::size_t>(lanes));
+    out = take(round_up(value_dim, tile_side));
+    rows = {take(1), take(1), take(1), take(1), take(1), lanes, 0.f};
+  }
+};
+
+/// One tile of queries of one head, against the keys block by block.
+///
+/// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
+///           O += Vᵀ P on the array, up to four blocks at once.  Finally O / l.
+/// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes and an anchor for the maximum
+template <class T, class Source, class M, class S> class QueryTile {
+  static constexpr float hidden = -std::numeric_limits<float>::infinity();
+  static constexpr float log2e = std::numbers::log2e_v<float>;
+  static constexpr float ln2 = std::numbers::ln2_v<float>;
+
+ public:
+  QueryTile(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, const KvTiles& kv,
+            const BlockScratch& scratch, const TileState& state, Index b, Index h, Index first)
+      : call_(call),
+        kernels_(kernels),
+        kv_(kv),
+        at_(scratch),
+        state_(state),
+        b_(b),
+        h_(h),
+        first_(first),
+        count_(std::min(kernels.product.lanes, call.queries(b) - first)),
+        keys_(call.keys(b)),
+        policies_(kernels.level, call.mask, call.score, b, h, call.position(b, first), count_),
+        logits_are_dots_(!simd::TilePolicies<float, M, S>::has_score && call.scale > 0.f && call.scale <= 1.f) {
+    state_.rows.slope = logits_are_dots_ ? call.scale * log2e : log2e;
+    std::fill_n(state_.rows.anchor, lanes(), hidden);
+    std::fill_n(state_.rows.offset, lanes(), 0.f);
+    std::fill_n(state_.rows.sum, lanes(), 0.f);
+    std::fill_n(state_.rows.block_sum, lanes(), 0.f);
+    std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
+    pack_queries();
+  }
+
+  Index keys() const { return keys_; }
+
+  /// Keys [begin, begin + 256): the values of one block.
+  void attend(Index begin) {
+    const Index end = std::min(begin + value_block, keys_);
+    if (policies_.visibility(begin, end) == TileVisibility::none) return;
+    Index pending = begin;  // weights of [pending, k) wait in p for their values
+    for (Index k = begin; k < end; k += key_block) {
+      const Index stop = std::min(k + key_block, end);
+      const auto seen = policies_.visible(k, stop, tile_depth);
+      if (seen.seen == TileVisibility::none) {
+        add_values(pending, k);
+        pending = k + key_block;
+        continue;
+      }
+      // What lies before the first visible key of the block is computed and hidden, so that weights lie without gaps.
+      const Index to = round_up(seen.end - k, tile_depth) + k;
+      logits(k, {k, seen.end, seen.seen}, to);
+      weigh(k, to, pending);
+      if (kv_.non_finite[k / key_block] != 0) {
+        add_values(pending, k);
+        add_guarded_values(k, to);
+        pending = k + key_block;
+      } else if (to < stop) {
+        add_values(pending, to);
+        pending = k + key_block;
+      }
+    }
+    add_values(pending, round_up(end, tile_depth));
+  }
+
+  void finish() {
+    normalise();
+    if (call_.log_sum_exp.data != nullptr)
+      for (Index i = 0; i < count_; ++i) call_.row_log_sum_exp(b_, h_, first_ + i) = log_sum_exp(i);
+    count_use(use_);
+  }
+
+  /// The softmax itself into rows (count, Lk) of `to`: weights as the array gets them, truncated to bfloat16 before
+  /// they are divided by their sum.
+  void weights(const TensorView<float, 4>& to) {
+    const auto each_block = [&](auto&& f) {
+      for (Index k = 0; k < keys_; k += key_block) {
+        const Index end = std::min(k + key_block, keys_);
+        const TileVisibility seen = policies_.visibility(k, end);
+        if (seen == TileVisibility::none) continue;
+        logits(k, {k, end, seen}, round_up(end, tile_depth));
+        f(k, end);
+      }
+    };
+    // First the anchors, then the weights as they are relative to the last one.
+    each_block([&](Index k, Index end) {
+      Index pending = k;
+      weigh(k, round_up(end, tile_depth), pending);
+    });
+    for (Index i = 0; i < count_; ++i)
+      for (Index k = 0; k < keys_; ++k) to(b_, h_, first_ + i, k) = 0.f;
+    SoftmaxRows& rows = state_.rows;
+    std::fill_n(rows.sum, lanes(), 0.f);
+    each_block([&](Index k, Index end) {
+      truncated_weights(k, round_up(end, tile_depth));
+      kernels_.softmax.add(&rows);
+      for (Index j = k; j < end; ++j)
+        for (Index i = 0; i < count_; ++i) to(b_, h_, first_ + i, j) = stored_weight(j, i);
+    });
+    for (Index i = 0; i < count_; ++i)
+      if (!empty(i))
+        for (Index k = 0; k < keys_; ++k) to(b_, h_, first_ + i, k) /= denominator(i);
+    count_use(use_);
+  }
+
+ private:
+  Index lanes() const { return kernels_.product.lanes; }
+  Index value_rows() const { return kv_.value_tiles() * tile_side; }
+  float& s(Index row, Index lane) const { return at_.s[std::ptrdiff_t{row} * lanes() + lane]; }
+
+  void pack_queries() const {
+    const Index width = round_up(call_.head_dim, tile_depth);
+    round_rows<T>(kernels_.level,
+                  {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
+                  width, tile_depth);
+    std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
+    simd::with_isa(kernels_.level, [&](auto isa) {
+      decltype(isa)::template run<PackColumnsBody, const bfloat16*>(at_.rows, width, lanes() / tile_side,
+                                                                    width / tile_depth, state_.q);
+      return 0;
+    });
+  }
+
+  /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
+  void logits(Index begin, const simd::KeyRange& keys, Index to) {
+    kernels_.product.multiply({kv_.key_tiles(begin), kv_.key_tile_stride(), state_.q, at_.s, (to - begin) / tile_side,
+                               kv_.depth_steps(), false});
+    use_ = use_ + kernels_.use(keys.end - begin, count_, call_.head_dim);
+    if (!logits_are_dots_) policies_.score(at_.s, lanes(), call_.scale, begin, keys.end);
+    policies_.hide(at_.s, lanes(), keys, tile_depth);
+    std::fill_n(at_.s + std::ptrdiff_t{keys.end - begin} * lanes(), std::ptrdiff_t{to - keys.end} * lanes(), hidden);
+  }
+
+  /// The weights of keys [begin, to) into p; rows that have to move their anchor first get the values of [pending,
+  /// begin).
+  void weigh(Index begin, Index to, Index& pending) {
+    SoftmaxRows& rows = state_.rows;
+    if (rows.any_unseen) raise(begin, to, pending, false);
+    truncated_weights(begin, to);
+    if (rows.any_over) {
+      raise(begin, to, pending, true);
+      truncated_weights(begin, to);
+    }
+    kernels_.softmax.add(&rows);
+  }
+
+  void truncated_weights(Index begin, Index to) {
+    SoftmaxRows& rows = state_.rows;
+    (rows.any_far ? kernels_.softmax.far_weights : kernels_.softmax.weights)(at_.s, to - begin, weights_at(begin),
+                                                                             &rows);
+  }
+
+  void raise(Index begin, Index to, Index& pending, bool over) {
+    SoftmaxRows& rows = state_.rows;
+    kernels_.softmax.raise(at_.s, to - begin, &rows, over);
+    if (!rows.any_fade) return;
+    add_values(pending, begin);
+    pending = begin;
+    kernels_.softmax.fade(state_.out, value_rows(), rows.fade, lanes());
+  }
+
+  std::uint32_t* weights_at(Index k) const {
+    return at_.p + std::ptrdiff_t{k % value_block / tile_depth} * (lanes() / tile_side) * tile_words;
+  }
+
+  /// O += Vᵀ P over keys [begin, end) of one value block, both multiples of 32.
+  void add_values(Index begin, Index end) {
+    if (begin >= end) return;
+    multiply_values(kv_.value_tiles_at(begin), KvTiles::value_tile_stride, begin, end);
+  }
+
+  void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
+    kernels_.product.multiply(
+        {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, true});
+    use_ = use_ + kernels_.use(call_.value_dim, count_, std::min(end, keys_) - begin);
+  }
+
+  /// The same for a key block with NaN or infinities among its values: they join one by one, for the queries that see
+  /// their key, and the array multiplies the others.
+  void add_guarded_values(Index begin, Index end) {
+    const Index steps = (end - begin) / tile_depth, tiles = kv_.value_tiles();
+    const bfloat16* const from = kv_.value_tiles_at(begin);
+    for (Index t = 0; t < tiles; ++t)
+      for (Index i = 0; i < steps * tile_size; ++i) {
+        const bfloat16 v = from[t * KvTiles::value_tile_stride + i];
+        at_.finite[t * steps * tile_size + i] = is_finite(v) ? v : bfloat16{};
+      }
+    multiply_values(at_.finite, std::ptrdiff_t{steps} * tile_size, begin, end);
+    for (Index t = 0; t < tiles; ++t)
+      for (Index i = 0; i < steps * tile_size; ++i) {
+        const bfloat16 v = from[t * KvTiles::value_tile_stride + i];
+        if (is_finite(v)) continue;
+        const Index key = i / tile_size * tile_depth + i % tile_depth, d = t * tile_side + i % tile_size / tile_depth;
+        for (Index lane = 0; lane < count_; ++lane)
+          if (s(key, lane) != hidden)
+            state_.out[std::ptrdiff_t{d} * lanes() + lane] += static_cast<float>(v) * stored_weight(begin + key, lane);
+      }
+  }
+
+  static bool is_finite(bfloat16 v) { return (v.bits & 0x7f80u) != 0x7f80u; }
+
+  float stored_weight(Index key, Index lane) const {
+    const std::uint32_t pair =
+        weights_at(key)[lane / tile_side * tile_words + key % tile_depth / 2 * tile_side + lane % tile_side];
+    return static_cast<float>(bfloat16::from_bits(static_cast<std::uint16_t>(pair >> (key % 2 * 16))));
+  }
+
+  bool empty(Index i) const { return state_.rows.anchor[i] == hidden && state_.rows.sum[i] == 0.f; }
+  bool far(Index i) const { return !(std::abs(state_.rows.offset[i]) < far_anchor); }
+
+  float natural_anchor(Index i) const {
+    return logits_are_dots_ ? state_.rows.anchor[i] * call_.scale : state_.rows.anchor[i];
+  }
+
+  /// What a row is divided by: the sum over its keys and, relative to the same anchor, the sink.
+  float denominator(Index i) const {
+    const float sum = state_.rows.sum[i];
+    if (call_.sink.size == 0) return sum;
+    const float sink = static_cast<float>(call_.sink[h_]);
+    return sum + std::exp2(far(i) ? (sink - natural_anchor(i)) * log2e : sink * log2e - state_.rows.offset[i]);
+  }
+
+  float log_sum_exp(Index i) const {
+    if (empty(i)) return hidden;
+    return (far(i) ? natural_anchor(i) : state_.rows.offset[i] * ln2) + std::log(state_.rows.sum[i]);
+  }
+
+  void normalise() const {
+    float* const factor = state_.rows.fade;
+    for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : 1.f / denominator(i);
+    const StridedRows<T> to{call_.output(b_, first_, h_), call_.out.stride[1], call_.out.stride[3], count_,
+                            call_.value_dim};
+    simd::with_isa(kernels_.level, [&](auto isa) {
+      decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(state_.out, factor, lanes(),
+                                                                                at_.out_rows, to);
+      return 0;
+    });
+  }
+
+  const AttendCall<T, Source, M, S>& call_;
+  const Kernels& kernels_;
+  const KvTiles& kv_;
+  const BlockScratch& at_;
+  TileState state_;
+  const Index b_, h_, first_, count_, keys_;
+  const simd::TilePolicies<float, M, S> policies_;
+  const bool logits_are_dots_;
+  ArrayUse use_;
+};
+
+}  // namespace mha::inline v0::detail::systolic

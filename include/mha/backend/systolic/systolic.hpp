@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdio>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "../backend.hpp"
+#include "../executor.hpp"
+#include "array.hpp"
+#include "attend.hpp"
+#include "gemm.hpp"
+#include "precision.hpp"
+#include "unit.hpp"
+
+namespace mha::inline v0 {
+
+/// A TPU's way on a processor: operands rounded to bfloat16, products summed in float on a systolic array of this
+/// shape.
+///
+/// AmxArray runs on the machine's matrix unit, MHA_MATRIX_UNIT or the best one (see unit.hpp); an array of another
+/// shape, and AmxArray where no unit is, runs as portable code that adds in the array's order. Precision is that of
+/// dense products; attention always multiplies bfloat16 once.
+///
+/// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
+/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware
+/// Bits      an output row depends on its own query, keys and mask and on the unit, not on the threads or on other rows
+template <class Array = AmxArray, class Precision = DefaultPrecision, Executor Threads = ThreadPool> struct Systolic {
+  static constexpr const char* name = "Systolic";
+  using Workspace = mha::Workspace;
+
+  Support supported() const { return {}; }
+
+  template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
+    if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, Threads{});
+  }
+
+  /// Weights rounded and laid in tiles once.
+  template <class T> detail::systolic::PackedWeights<T, Precision> pack(std::span<const DenseWeights<T>> parts) const {
+    static_assert(check_scalar<T>());
+    return {parts, Threads{}};
+  }
+  template <class T>
+  void gemm(const PackedGemmCall<T, detail::systolic::PackedWeights<T, Precision>>& call, Workspace& workspace) const {
+    detail::systolic::gemm<Array, Precision>(call, workspace, Threads{});
+  }
+
+  template <class T, class Source, class M, class S>
+  void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    if constexpr (check_scalar<T>()) detail::systolic::attend(call, kernels(), workspace, Threads{});
+  }
+
+  template <class T, class Source, class M, class S>
+  void weights(const AttendCall<T, Source, M, S>& call, TensorView<Accumulator<T>, 4> to, Workspace& workspace) const {
+    if constexpr (check_scalar<T>()) detail::systolic::weights(call, kernels(), to, workspace, Threads{});
+  }
+
+  template <class T> std::string explain(const AttendPlan& plan) const {
+    const auto n = [](Index x) { return std::to_string(x); };
+    const auto full = [](const ArrayUse& use) {
+      char text[16];
+      std::snprintf(text, sizeof text, "%.0f %%", 100 * use.utilisation());
+      return std::string(text);
+    };
+    return std::string("Systolic: ") + detail::scalar_name<T>() + " rounded to bfloat16, sums in float, array of " +
+           n(Array::rows) + " x " + n(Array::columns) + " x " + n(Array::depth) + " " + how() + ", head size " +
+           n(plan.head_dim) + " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) +
+           " of it, value size " + n(plan.value_dim) + " " +
+           full(array_use<Array>(Array::rows, plan.value_dim, Array::depth)) + ", dense products in " +
+           Precision::name + " precision, " + Threads::name + " with " + n(Threads{}.workers()) + " workers";
+  }
+
+ private:
+  template <class T> static constexpr bool check_scalar() {
+    constexpr bool rounds = std::is_same_v<Accumulator<T>, float>;
+    static_assert(
+        rounds,
+        "mha: Systolic multiplies bfloat16 and sums in float, which would throw a double's digits away: use Cpu "
+        "or Reference (see mha/backend/systolic/systolic.hpp)");
+    return rounds;  // the sentence is enough: nothing more is instantiated
+  }
+
+  static detail::systolic::Kernels kernels() {
+    return detail::systolic::kernels_of<Array>(detail::systolic::attention_unit<Array>(), current_isa());
+  }
+
+  static std::string how() {
+    if constexpr (!std::is_same_v<Array, AmxArray>) return "emulated (no hardware has this shape)";
+    if (current_unit() != MatrixUnit::portable) return std::string("on the unit ") + to_string(current_unit());
+    const std::string& reason = missing(MatrixUnit::amx);
+    return "emulated (" + (reason.empty() ? std::string("MHA_MATRIX_UNIT or force_unit() says so") : reason) + ")";
+  }
+};
+
+}  // namespace mha::inline v0

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "../../core/scalar.hpp"
+#include "../simd/isa.hpp"
+#include "../simd/product_kernel.hpp"
+#include "../simd/vector.hpp"
+#include "amx.hpp"
+#include "emulation.hpp"
+#include "tiles.hpp"
+#include "unit.hpp"
+
+namespace mha::inline v0::detail::systolic {
+
+/// c (16·tiles, lanes) = A (16·tiles, 32·steps) · B (32·steps, lanes), or += with `add`: both products of attention,
+/// with queries in lanes.
+struct TileProduct {
+  const bfloat16* a;           ///< step s of tile t at a + t·tile_stride + s·step_stride
+  std::ptrdiff_t tile_stride;  ///< in numbers
+  const std::uint32_t* b;      ///< (steps, lanes / 16, 16 pairs, 16)
+  float* c;
+  Index tiles, steps;
+  bool add;
+  std::ptrdiff_t step_stride = tile_size;
+};
+
+/// A matrix unit as attention uses it: how many queries lie side by side, and the product.
+struct ProductUnit {
+  MatrixUnit unit;
+  Index lanes;
+  void (*multiply)(TileProduct);
+};
+
+/// What a unit needs of the calling thread while it multiplies.
+class UnitScope {
+ public:
+#if defined(__x86_64__)
+  explicit UnitScope(MatrixUnit unit) {
+    if (unit == MatrixUnit::amx) tiles_.emplace();
+  }
+
+ private:
+  std::optional<amx::TileScope> tiles_;
+#else
+  explicit UnitScope(MatrixUnit) {}
+#endif
+};
+
+#if defined(__x86_64__)
+/// 2 × 2 tiles of c at a time, in tiles 0–3; A passes through 4 and 5, B through 6 and 7.
+struct AmxProduct {
+  static constexpr Index lanes = 32;
+
+  static void run(TileProduct p) {
+    Index t = 0;
+    for (; t + 2 <= p.tiles; t += 2) rows<2>(p, t);
+    if (t < p.tiles) rows<1>(p, t);
+  }
+
+ private:
+  static constexpr std::ptrdiff_t c_stride = lanes * sizeof(float);
+
+  template <int Rows> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t) {
+    const bfloat16* a = p.a + t * p.tile_stride;
+    const std::uint32_t* b = p.b;
+    float* const c = p.c + std::ptrdiff_t{t} * tile_side * lanes;
+    if (p.add) {
+      amx::load<0>(c, c_stride);
+      amx::load<1>(c + tile_side, c_stride);
+      if constexpr (Rows == 2) {
+        amx::load<2>(c + tile_side * lanes, c_stride);
+        amx::load<3>(c + tile_side * lanes + tile_side, c_stride);
+      }
+    } else {
+      amx::zero<0>();
+      amx::zero<1>();
+      if constexpr (Rows == 2) {
+        amx::zero<2>();
+        amx::zero<3>();
+      }
+    }
+    for (Index s = 0; s < p.steps; ++s, a += p.step_stride, b += 2 * tile_words) {
+      amx::load<4>(a, amx::row_bytes);
+      amx::load<6>(b, amx::row_bytes);
+      amx::multiply_add<0, 4, 6>();
+      amx::load<7>(b + tile_words, amx::row_bytes);
+      amx::multiply_add<1, 4, 7>();
+      if constexpr (Rows == 2) {
+        amx::load<5>(a + p.tile_stride, amx::row_bytes);
+        amx::multiply_add<2, 5, 6>();
+        amx::multiply_add<3, 5, 7>();
+      }
+    }
+    amx::store<0>(c, c_stride);
+    amx::store<1>(c + tile_side, c_stride);
+    if constexpr (Rows == 2) {
+      amx::store<2>(c + tile_side * lanes, c_stride);
+      amx::store<3>(c + tile_side * lanes + tile_side, c_stride);
+    }
+  }
+};
+
+/// Eight rows × some registers of columns: a pair of A is broadcast, pairs of B lie in lanes.
+template <int Columns> struct DotProduct {
+  static constexpr Index lanes = Columns * tile_side;
+
+  template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(TileProduct p) {
+    for (Index t = 0; t < p.tiles; ++t)
+      for (Index half = 0; half < 2; ++half) eight_rows(p, t, 8 * half);
+  }
+
+ private:
+  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void eight_rows(const TileProduct& p, Index t, Index first) {
+    typedef float V __attribute__((vector_size(64)));
+    typedef std::uint32_t I __attribute__((vector_size(64)));
+    constexpr int rows = 8, columns = Columns;
+    const std::uint32_t* a =
+        reinterpret_cast<const std::uint32_t*>(p.a + t * p.tile_stride) + std::ptrdiff_t{first} * tile_side;
+    const std::uint32_t* b = p.b;
+    float* const c = p.c + (std::ptrdiff_t{t} * tile_side + first) * lanes;
+    V sum[std::size_t{rows}][std::size_t{columns}];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < columns; ++j) {
+        sum[i][j] = V{};
+        if (p.add) simd::load(sum[i][j], c + i * lanes + j * tile_side);
+      }
+    for (Index s = 0; s < p.steps; ++s, a += p.step_stride / 2, b += columns * tile_words)
+      for (Index pair = 0; pair < tile_side; ++pair) {
+        I right[std::size_t{columns}];
+#pragma GCC unroll 4
+        for (int j = 0; j < columns; ++j) simd::load(right[j], b + j * tile_words + pair * tile_side);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; ++i) {
+          I left;
+          asm("vpbroadcastd %1, %0" : "=v"(left) : "m"(a[i * tile_side + pair]));
+#pragma GCC unroll 4
+          for (int j = 0; j < columns; ++j) add_dot_products(sum[i][j], left, right[j]);
+        }
+      }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < columns; ++j) simd::store(c + i * lanes + j * tile_side, sum[i][j]);
+  }
+};
+#endif
+
+/// Vector code of any processor, for an array of any depth: operands widened to float, a pass of the array at a time.
+///
+/// Numerics  SumOrder::chained. Products of bfloat16 are exact in float, so that an unfused multiply-add, all that some
+///           processors and unoptimised builds have, gives the same bits unless a product leaves the normal range
+template <Index Depth> struct PortableProduct {
+  static_assert(
+      Depth % tile_depth == 0,
+      "mha: portable code runs arrays whose depth is a multiple of 32, as packed tiles are: use EmulatedArray "
+      "for others (see mha/backend/systolic/emulation.hpp)");
+  static constexpr Index lanes = 32;
+
+  template <class Isa> MHA_ALWAYS_INLINE static void run(TileProduct p) {
+    constexpr int W = simd::Vector<float, Isa>::width;
+    constexpr int vectors = Isa::registers == 32 || W == 8 ? 2 : 4;
+    constexpr int rows = Isa::registers == 32 ? 8 : W == 8 ? 4 : 2;
+    constexpr Index at_once = Depth / tile_depth;
+    alignas(64) float a[std::size_t{tile_side * Depth}], b[std::size_t{Depth * lanes}];
+    for (Index s = 0; s < p.steps; s += at_once) {
+      const Index steps = std::min(at_once, p.steps - s);
+      for (Index i = 0; i < steps; ++i)
+        widen_pairs<Isa>(p.b + (s + i) * (lanes / tile_side) * tile_words, b + i * tile_depth * lanes);
+      for (Index t = 0; t < p.tiles; ++t) {
+        for (Index i = 0; i < steps; ++i)
+          widen_rows(p.a + t * p.tile_stride + (s + i) * p.step_stride, a + i * tile_depth);
+        for (Index j = 0; j < lanes; j += vectors * W)
+          simd::ProductBody<float, rows, vectors>::template run<Isa>(
+              {a, Depth, b + j, lanes, p.c + std::ptrdiff_t{t} * tile_side * lanes + j, lanes, tile_side,
+               steps * tile_depth, p.add || s > 0});
+      }
+    }
+  }
+
+ private:
+  MHA_ALWAYS_INLINE static void widen_rows(const bfloat16* from, float* to) {
+    for (Index r = 0; r < tile_side; ++r)
+      for (Index d = 0; d < tile_depth; ++d) to[r * Depth + d] = static_cast<float>(from[r * tile_depth + d]);
+  }
+
+  /// Pairs of the depth → two rows of all lanes.
+  template <class Isa> MHA_ALWAYS_INLINE static void widen_pairs(const std::uint32_t* from, float* to) {
+    using V = simd::vector_t<float, Isa>;
+    constexpr int W = simd::Vector<float, Isa>::width;
+    for (Index pair = 0; pair < tile_side; ++pair, to += 2 * lanes)
+      for (Index j = 0; j < lanes; j += W) {
+        typename simd::Vector<float, Isa>::int_type words;
+        simd::load(words, from + j / tile_side * tile_words + pair * tile_side + j % tile_side);
+        simd::store(to + j, (V)(words << 16));
+        simd::store(to + lanes + j, (V)(words & 0xffff0000u));
+      }
+  }
+};
+
+/// The oracle: a tile at a time through the emulated array.
+template <SumOrder Order> struct EmulatedProduct {
+  static constexpr Index lanes = 32;
+
+  static void run(TileProduct p) {
+    EmulatedArray<AmxArray> array(Order);
+    for (Index t = 0; t < p.tiles; ++t)
+      for (Index column = 0; column < lanes / tile_side; ++column) {
+        const TensorView<float, 2> c{
+            p.c + std::ptrdiff_t{t} * tile_side * lanes + column * tile_side, {tile_side, tile_side}, {lanes, 1}};
+        if (!p.add)
+          for (Index i = 0; i < tile_side; ++i)
+            for (Index j = 0; j < tile_side; ++j) c(i, j) = 0.f;
+        for (Index s = 0; s < p.steps; ++s) {
+          bfloat16 b[tile_size];  // (32, 16)
+          const std::uint32_t* const words = p.b + (s * (lanes / tile_side) + column) * tile_words;
+          for (Index k = 0; k < tile_depth; ++k)
+            for (Index j = 0; j < tile_side; ++j)
+              b[k * tile_side + j] =
+                  bfloat16::from_bits(static_cast<std::uint16_t>(words[k / 2 * tile_side + j] >> (k % 2 * 16)));
+          array.multiply(
+              {p.a + t * p.tile_stride + std::ptrdiff_t{s} * tile_size, {tile_side, tile_depth}, {tile_depth, 1}},
+              {b, {tile_depth, tile_side}, {tile_side, 1}}, c);
+        }
+      }
+  }
+};
+
+/// A unit of this machine with Columns tiles of B side by side where it has a choice; portable code at the given level
+/// as an array of this depth.
+template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, IsaLevel level) {
+#if defined(__x86_64__)
+  if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run};
+  if (unit == MatrixUnit::dot_product)
+    return {unit, DotProduct<Columns>::lanes, &Avx512Bf16::run<DotProduct<Columns>, TileProduct>};
+#endif
+  return simd::with_isa(level, [&](auto isa) {
+    using Portable = PortableProduct<Depth>;
+    return ProductUnit{unit, Portable::lanes, &decltype(isa)::template run<Portable, TileProduct>};
+  });
+}
+
+/// A unit for attention: three registers of queries side by side use most of a dot product's operands.
+inline ProductUnit product_unit(MatrixUnit unit, IsaLevel level) { return product_unit<3, tile_depth>(unit, level); }
+
+/// Hardware has one shape; an array of another is emulated.
+template <class Array> MatrixUnit unit_for() {
+  return std::is_same_v<Array, AmxArray> ? current_unit() : MatrixUnit::portable;
+}
+/// What runs an array's dense products, 32 columns wide.
+template <class Array> ProductUnit dense_unit() {
+  return product_unit<2, Array::depth>(unit_for<Array>(), current_isa());
+}
+/// What runs an array's attention, with as many queries side by side as suit the unit.
+template <class Array> ProductUnit attention_unit() {
+  return product_unit<3, Array::depth>(unit_for<Array>(), current_isa());
+}
+
+/// The emulation of a unit's order of additions.
+inline ProductUnit emulated_unit(SumOrder order) {
+  constexpr MatrixUnit portable = MatrixUnit::portable;
+  if (order == SumOrder::split_chains) return {portable, 32, &EmulatedProduct<SumOrder::split_chains>::run};
+  if (order == SumOrder::pairs) return {portable, 32, &EmulatedProduct<SumOrder::pairs>::run};
+  return {portable, 32, &EmulatedProduct<SumOrder::chained>::run};
+}
+
+}  // namespace mha::inline v0::detail::systolic

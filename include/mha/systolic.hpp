@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Front door: attention and layers as a TPU computes them, on the matrix unit of this processor where it has one.
+#include "backend/systolic/array.hpp"
+#include "backend/systolic/emulation.hpp"
+#include "backend/systolic/precision.hpp"
+#include "backend/systolic/systolic.hpp"
+#include "backend/systolic/unit.hpp"
+#include "mha.hpp"

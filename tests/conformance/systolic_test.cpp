@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers on every matrix unit of this machine, and on emulated arrays, against the layer on the reference in double.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/systolic.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::bfloat16;
+using mha::Config;
+using mha::Index;
+using mha::MatrixUnit;
+using support::Random;
+
+template <class S, class A = mha::AmxArray, class P = mha::DefaultPrecision> struct On {
+  using T = S;
+  using Backend = mha::Systolic<A, P, mha::Serial>;
+  static constexpr bool on_hardware = std::is_same_v<A, mha::AmxArray>;
+};
+
+/// Numbers of bfloat16 in any scalar: what both layers get is the same, so that what differs was lost on the way.
+template <class T> T number(Random& random, double scale) {
+  return static_cast<T>(float(bfloat16(static_cast<float>(random.normal() * scale))));
+}
+template <class T> mha::Tensor<T, 3> random_rows(Index batch, Index length, Index width, Random& random) {
+  mha::Tensor<T, 3> x(batch, length, width);
+  for (T& element : x) element = number<T>(random, 1);
+  return x;
+}
+template <class T> mha::Tensor<double, 3> exact(const mha::Tensor<T, 3>& x) {
+  mha::Tensor<double, 3> copy(x.extent(0), x.extent(1), x.extent(2));
+  for (std::size_t i = 0; i < x.size(); ++i) copy.data()[i] = support::to_double(x.data()[i]);
+  return copy;
+}
+
+/// Relative to the largest number of the answer. Rounding to bfloat16 misses by u = 2⁻⁹ of a number; an answer passes
+/// through six such roundings that count once each (values, softmax weights, heads, the output weights' products, and
+/// in 16-bit storage Q, K, V's own), and those of q and k move a logit by 2·u·|s|, which the exponential turns into as
+/// much of the weight: logits here stay below 8.
+constexpr double tolerance = (6 + 2 * 8) * 0x1p-9;
+
+template <class A, class B> void expect_close(const A& value, const B& expected) {
+  ASSERT_EQ(value.size(), expected.size());
+  double most = 0, worst = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double difference = std::abs(support::to_double(value.data()[i]) - expected.data()[i]);
+    if (!(difference <= worst)) worst = difference;
+    most = std::max(most, std::abs(expected.data()[i]));
+  }
+  EXPECT_GT(most, 0) << "the expected values are all zero";
+  EXPECT_LE(worst / most, tolerance);
+}
+
+template <class Setup> class SystolicConformance : public testing::Test {
+ public:
+  using T = typename Setup::T;
+
+  template <class... P> static void check(const char* name, const Config& config, const P&... policies) {
+    SCOPED_TRACE(name);
+    Random random(name);
+    mha::MultiHeadAttention<T, typename Setup::Backend, P...> layer(config, policies...);
+    mha::MultiHeadAttention<double, mha::Reference, P...> oracle(config, policies...);
+    std::vector<double> values;
+    layer.update([&](auto& p) {
+      for (T& x : p.flat()) {
+        x = number<T>(random, 0.2);
+        values.push_back(support::to_double(x));
+      }
+    });
+    oracle.update([&](auto& p) { std::copy(values.begin(), values.end(), p.flat().begin()); });
+    const auto x = random_rows<T>(2, 19, config.d_model, random),
+               memory = random_rows<T>(2, 70, config.d_model, random);
+    const std::vector<Index> lengths = {70, 20};
+    const auto y = oracle(exact(x)), z = oracle(exact(x), exact(memory));
+    const auto w = oracle.attention_weights(exact(x), exact(memory));
+    const auto padded = oracle(exact(x), exact(memory), mha::Padding{lengths}, mha::SoftCap{.cap = 3});
+    const MatrixUnit before = mha::current_unit();
+    for (const MatrixUnit unit : {MatrixUnit::portable, MatrixUnit::dot_product, MatrixUnit::amx}) {
+      if (!mha::missing(unit).empty() || (unit != MatrixUnit::portable && !Setup::on_hardware)) continue;
+      SCOPED_TRACE(to_string(unit));
+      mha::force_unit(unit);
+      expect_close(layer(x), y);
+      expect_close(layer(x, memory), z);
+      expect_close(layer.attention_weights(x, memory), w);
+      expect_close(layer(x, memory, mha::Padding{lengths}, mha::SoftCap{.cap = 3}), padded);
+    }
+    mha::force_unit(before);
+  }
+};
+using Setups =
+    testing::Types<On<bfloat16>, On<float>, On<mha::half>, On<float, mha::TpuArray<128>, mha::HighPrecision>>;
+TYPED_TEST_SUITE(SystolicConformance, Setups);
+
+TYPED_TEST(SystolicConformance, LayersAgreeWithTheDoubleReference) {
+  TestFixture::check("plain", {.d_model = 40, .num_heads = 4});
+  TestFixture::check("grouped, other widths",
+                     {.d_model = 20, .num_heads = 6, .head_dim = 7, .value_dim = 5, .bias = true},
+                     mha::GroupedQuery<2>{}, mha::SlidingWindow{.left = 11, .right = 4});
+  TestFixture::check("one key head", {.d_model = 48, .num_heads = 4, .bias = true}, mha::MultiQuery{}, mha::Causal{},
+                     mha::Alibi{});
+}
+
+TEST(SystolicConformance, UnitsThatWereNotTried) {
+  std::string reasons;
+  for (const MatrixUnit unit : {MatrixUnit::dot_product, MatrixUnit::amx})
+    if (!mha::missing(unit).empty()) reasons += std::string(to_string(unit)) + ": " + mha::missing(unit) + "; ";
+  if (!reasons.empty()) GTEST_SKIP() << reasons;
+}
+
+}  // namespace

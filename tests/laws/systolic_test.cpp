@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// The laws of attention on every matrix unit of this machine: one row, one answer; hidden pairs; batches; threads.
+#include <string>
+
+#include <mha/systolic.hpp>
+
+#include "law.hpp"
+
+namespace {
+
+using laws::attend;
+using laws::Index;
+using laws::Inputs;
+using laws::Sizes;
+using Systolic = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
+template <int N> using WithThreads = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, laws::NewThreads<N>>;
+
+class SystolicLaw : public testing::TestWithParam<mha::MatrixUnit> {
+ protected:
+  void SetUp() override {
+    if (const std::string& why = mha::missing(GetParam()); !why.empty())
+      GTEST_SKIP() << "not run on " << to_string(GetParam()) << ": " << why;
+    before_ = mha::current_unit();
+    mha::force_unit(GetParam());
+  }
+  void TearDown() override {
+    if (!IsSkipped()) mha::force_unit(before_);
+  }
+
+ private:
+  mha::MatrixUnit before_ = mha::MatrixUnit::portable;
+};
+INSTANTIATE_TEST_SUITE_P(Units, SystolicLaw,
+                         testing::Values(mha::MatrixUnit::portable, mha::MatrixUnit::dot_product, mha::MatrixUnit::amx),
+                         [](const auto& unit) { return to_string(unit.param); });
+
+/// Keys whose length grows along the sequence, so that anchors move.
+Inputs<float> growing(const Sizes& sizes, const char* name) {
+  support::Random random(name);
+  Inputs<float> in(sizes, random);
+  for (Index b = 0; b < sizes.batch; ++b)
+    for (Index l = 0; l < sizes.keys; ++l)
+      for (Index g = 0; g < sizes.kv_heads; ++g)
+        for (Index d = 0; d < sizes.head_dim; ++d) in.k(b, l, g, d) *= 0.1f * static_cast<float>(l);
+  return in;
+}
+
+template <class F> void with_policies(F&& f) {
+  f("full", mha::Full{});
+  f("causal", mha::Causal{});
+  f("window", mha::SlidingWindow{.left = 50, .right = 3});
+  f("functor", laws::Strided{});
+  f("causal, soft cap, ALiBi", mha::Causal{}, mha::SoftCap{.cap = 4}, mha::Alibi{});
+}
+
+TEST_P(SystolicLaw, OneQueryEqualsItsRowAmongMany) {
+  const Sizes sizes{.batch = 1, .queries = 330, .keys = 330, .head_dim = 13, .value_dim = 9};
+  const Inputs<float> in = growing(sizes, "systolic, one query");
+  with_policies([&](const char* name, const auto&... policies) {
+    const auto many = attend<Systolic>(in, policies...);
+    for (const Index i : {0, 1, 63, 64, 255, 256, 329}) {
+      const auto one = attend<Systolic>(laws::rows(in.q, i, 1), in.k, in.v, policies..., mha::Origin{i});
+      for (Index h = 0; h < sizes.heads; ++h)
+        EXPECT_TRUE(same_row(one, 0, 0, many, 0, i, h)) << name << ", row " << i << ", head " << h;
+    }
+    const auto some = attend<Systolic>(laws::rows(in.q, 41, 77), in.k, in.v, policies..., mha::Origin{41});
+    for (Index i = 0; i < 77; ++i) EXPECT_TRUE(same_row(some, 0, i, many, 0, 41 + i, 1)) << name << ", row " << i;
+  });
+}
+
+TEST_P(SystolicLaw, OneStepEqualsTheLastRowOfThePrompt) {
+  const Sizes sizes{.batch = 1, .queries = 300, .keys = 300};
+  const Inputs<float> in = growing(sizes, "systolic, step");
+  const auto prompt = attend<Systolic>(in, mha::Causal{}, mha::Alibi{});
+  for (const Index length : {1, 2, 33, 64, 65, 257, 300}) {
+    const auto step = attend<Systolic>(laws::rows(in.q, length - 1, 1), laws::rows(in.k, 0, length),
+                                       laws::rows(in.v, 0, length), mha::Causal{}, mha::Alibi{});
+    for (Index h = 0; h < sizes.heads; ++h)
+      EXPECT_TRUE(same_row(step, 0, 0, prompt, 0, length - 1, h)) << "after " << length << " tokens";
+  }
+}
+
+TEST_P(SystolicLaw, CausalPrefixIgnoresTheFuture) {
+  support::Random random("systolic, future");
+  const Sizes sizes{.queries = 140, .keys = 140};
+  const Inputs<mha::bfloat16> in(sizes, random), other(sizes, random);
+  const auto before = attend<Systolic>(in, mha::Causal{});
+  for (const Index now : {0, 31, 32, 63, 64, 127}) {
+    Inputs<mha::bfloat16> changed = in;
+    for (Index b = 0; b < sizes.batch; ++b)
+      for (Index l = now + 1; l < 140; ++l)
+        for (Index h = 0; h < sizes.heads; ++h) {
+          for (Index d = 0; d < sizes.head_dim; ++d) changed.k(b, l, h, d) = other.k(b, l, h, d);
+          for (Index d = 0; d < sizes.value_dim; ++d) changed.v(b, l, h, d) = other.v(b, l, h, d);
+        }
+    const auto after = attend<Systolic>(changed, mha::Causal{});
+    for (Index b = 0; b < sizes.batch; ++b)
+      for (Index h = 0; h < sizes.heads; ++h) {
+        EXPECT_TRUE(same_row(after, b, now, before, b, now, h)) << "row " << now;
+        EXPECT_FALSE(same_row(after, b, now + 1, before, b, now + 1, h)) << "row " << now + 1;
+      }
+  }
+}
+
+TEST_P(SystolicLaw, BatchMatesAndGroupsOfTilesChangeNothing) {
+  // Enough keys that tiles of queries go through them four at a time.
+  const Sizes sizes{
+      .batch = 2, .heads = 4, .kv_heads = 2, .queries = 150, .keys = 2100, .head_dim = 128, .value_dim = 130};
+  const Inputs<float> in = growing(sizes, "systolic, mates");
+  const auto both = attend<Systolic>(in, mha::Causal{});
+  for (Index b = 0; b < 2; ++b) {
+    const auto alone = attend<Systolic>(laws::rows(in.q, 0, 150, b, 1), laws::rows(in.k, 0, 2100, b, 1),
+                                        laws::rows(in.v, 0, 2100, b, 1), mha::Causal{});
+    for (Index i = 0; i < 150; ++i)
+      for (Index h = 0; h < 4; ++h) EXPECT_TRUE(same_row(alone, 0, i, both, b, i, h)) << "row " << i;
+  }
+  const auto few = attend<Systolic>(laws::rows(in.q, 5, 20), in.k, in.v, mha::Causal{}, mha::Origin{2100 - 150 + 5});
+  for (Index i = 0; i < 20; ++i) EXPECT_TRUE(same_row(few, 1, i, both, 1, 5 + i, 3)) << "row " << i;
+}
+
+TEST_P(SystolicLaw, RaggedEqualsEachSequenceAlone) {
+  support::Random random("systolic, ragged");
+  const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 400, .keys = 400}, random);
+  const std::vector<Index> offsets{0, 1, 1, 270, 400};
+  const auto together = attend<Systolic>(in.q, in.k, in.v, mha::Causal{}, mha::Packed{offsets});
+  for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
+    const Index first = offsets[s], n = offsets[s + 1] - first;
+    if (n == 0) continue;
+    const auto alone = attend<Systolic>(laws::rows(in.q, first, n), laws::rows(in.k, first, n),
+                                        laws::rows(in.v, first, n), mha::Causal{});
+    for (Index i = 0; i < n; ++i)
+      for (Index d = 0; d < in.v.extent(3); ++d)
+        EXPECT_EQ(support::bits(together.out(0, first + i, 1, d)), support::bits(alone.out(0, i, 1, d)))
+            << "sequence " << s << ", row " << i;
+  }
+}
+
+TEST_P(SystolicLaw, ThreadsChangeNoBits) {
+  const Sizes sizes{
+      .batch = 1, .heads = 4, .kv_heads = 2, .queries = 300, .keys = 300, .head_dim = 64, .value_dim = 64};
+  const Inputs<float> in = growing(sizes, "systolic, threads");
+  const auto serial = attend<Systolic>(in, mha::Causal{});
+  laws::expect_same_bits(attend<WithThreads<2>>(in, mha::Causal{}), serial, "2 threads");
+  laws::expect_same_bits(attend<WithThreads<5>>(in, mha::Causal{}), serial, "5 threads");
+}
+
+TEST_P(SystolicLaw, ValidNanStaysInItsRow) {
+  support::Random random("systolic, NaN");
+  const Sizes sizes{.batch = 1, .queries = 70, .keys = 200};
+  Inputs<float> in(sizes, random);
+  const auto clean = attend<Systolic>(in);
+  in.q(0, 33, 1, 2) = NAN;
+  const auto r = attend<Systolic>(in);
+  for (Index i = 0; i < 70; ++i)
+    for (Index h = 0; h < 2; ++h)
+      if (i == 33 && h == 1)
+        for (Index d = 0; d < sizes.value_dim; ++d) EXPECT_TRUE(std::isnan(r.out(0, i, h, d)));
+      else
+        EXPECT_TRUE(same_row(r, 0, i, clean, 0, i, h)) << "row " << i;
+}
+
+}  // namespace

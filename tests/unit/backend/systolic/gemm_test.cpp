@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <compare.hpp>
+#include <gtest/gtest.h>
+#include <random.hpp>
+
+#include <mha/backend/systolic/emulation.hpp>
+#include <mha/backend/systolic/gemm.hpp>
+
+#include "operands.hpp"
+#include "units.hpp"
+
+namespace {
+
+using mha::AmxArray;
+using mha::bfloat16;
+using mha::DefaultPrecision;
+using mha::half;
+using mha::HighestPrecision;
+using mha::HighPrecision;
+using mha::Index;
+using mha::MatrixUnit;
+using mha::Serial;
+using mha::Tensor;
+using mha::TensorView;
+using mha::TpuArray;
+using mha::Workspace;
+
+template <class T> TensorView<const T, 2> read(const Tensor<T, 2>& t) { return t.view(); }
+
+/// c = a · b + bias through weights packed for the call.
+template <class Array, class Precision = DefaultPrecision, class Threads = Serial, class T>
+Tensor<T, 2> product(const TensorView<const T, 2>& a, const TensorView<const T, 2>& b,
+                     const TensorView<const T, 1>& bias = {}) {
+  Workspace workspace;
+  Tensor<T, 2> c(a.extent[0], b.extent[1]);
+  support::poison_all(c);
+  mha::detail::systolic::gemm<Array, Precision>(mha::GemmCall<T>{a, b, bias, c.view()}, workspace, Threads{});
+  return c;
+}
+
+/// The same by the emulated array, float sums.
+template <class Array>
+Tensor<float, 2> emulated(mha::SumOrder order, const Tensor<bfloat16, 2>& a, const Tensor<bfloat16, 2>& b) {
+  Tensor<float, 2> c(a.extent(0), b.extent(1));
+  mha::EmulatedArray<Array>(order).multiply(a.view(), b.view(), c.view());
+  return c;
+}
+
+Tensor<float, 2> as_floats(const Tensor<bfloat16, 2>& t) {
+  Tensor<float, 2> f(t.extent(0), t.extent(1));
+  for (std::size_t i = 0; i < t.size(); ++i) f.data()[i] = float(t.data()[i]);
+  return f;
+}
+
+struct Shape {
+  Index m, n, k;
+};
+constexpr Shape shapes[] = {{1, 1, 1},    {16, 16, 32},  {17, 33, 31},  {31, 5, 70}, {33, 32, 64},
+                            {48, 49, 97}, {1, 129, 150}, {35, 40, 257}, {5, 200, 2}, {262, 7, 33}};
+
+class GemmOnUnit : public testing::TestWithParam<MatrixUnit> {
+ protected:
+  void SetUp() override { UNIT_OR_SKIP(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Systolic, GemmOnUnit, testing::ValuesIn(mha::detail::systolic::all_units), unit::unit_name);
+
+TEST_P(GemmOnUnit, HasTheBitsOfTheEmulationOfItsOrder) {
+  const unit::ForceUnit forced(GetParam());
+  for (const unit::Operands kind : unit::all_operands)
+    for (const Shape& s : shapes) {
+      // Portable code may or may not be compiled to fused multiply-adds: it shows where products leave the range.
+      const bool in_range =
+          kind == unit::Operands::normal || kind == unit::Operands::wide || kind == unit::Operands::zeros;
+      if (GetParam() == MatrixUnit::portable && !in_range) continue;
+      support::Random random(std::string("emulation") + unit::to_string(kind) + std::to_string(s.k));
+      const auto a = unit::operands(kind, s.m, s.k, random);
+      const auto b =
+          unit::operands(kind == unit::Operands::subnormal ? unit::Operands::normal : kind, s.k, s.n, random);
+      const auto fa = as_floats(a), fb = as_floats(b);
+      EXPECT_EQ(unit::differing_floats(product<AmxArray>(read(fa), read(fb)),
+                                       emulated<AmxArray>(mha::order_of(GetParam()), a, b)),
+                0u)
+          << unit::to_string(kind) << " m " << s.m << " n " << s.n << " k " << s.k;
+    }
+}
+
+/// The split operand of a precision: its parts in the order in which their products are added.
+template <class Precision, bool Weights> Tensor<bfloat16, 2> expanded(const Tensor<float, 2>& x) {
+  constexpr Index products = static_cast<Index>(std::size(Precision::products));
+  const Index depth = x.extent(Weights ? 0 : 1), padded = (depth + 31) / 32 * 32;
+  Tensor<bfloat16, 2> to(Weights ? products * padded : x.extent(0), Weights ? x.extent(1) : products * padded);
+  for (Index i = 0; i < x.extent(0); ++i)
+    for (Index j = 0; j < x.extent(1); ++j) {
+      bfloat16 part[3];
+      float rest = x(i, j);
+      for (bfloat16& p : part) {
+        p = bfloat16(rest);
+        rest -= float(p);
+      }
+      for (Index p = 0; p < products; ++p) {
+        if (Weights)
+          to(p * padded + i, j) = part[Precision::products[p].b];
+        else
+          to(i, p * padded + j) = part[Precision::products[p].a];
+      }
+    }
+  return to;
+}
+
+template <class Precision> void expect_expanded_depth(MatrixUnit unit) {
+  support::Random random(std::string("expanded") + Precision::name);
+  for (const Shape& s : {Shape{7, 20, 45}, Shape{40, 33, 64}}) {
+    Tensor<float, 2> a(s.m, s.k), b(s.k, s.n);
+    random.fill(a);
+    random.fill(b);
+    EXPECT_EQ(unit::differing_floats(
+                  product<AmxArray, Precision>(read(a), read(b)),
+                  emulated<AmxArray>(mha::order_of(unit), expanded<Precision, false>(a), expanded<Precision, true>(b))),
+              0u)
+        << Precision::name;
+  }
+}
+
+TEST_P(GemmOnUnit, HigherPrecisionIsADeeperProduct) {
+  const unit::ForceUnit forced(GetParam());
+  expect_expanded_depth<HighPrecision>(GetParam());
+  expect_expanded_depth<HighestPrecision>(GetParam());
+}
+
+/// Errors against double sums, as multiples of `unit · Σ|aᵢ bᵢ|`.
+template <class Precision> void expect_error_below(double unit, MatrixUnit on) {
+  support::Random random(std::string("error") + Precision::name);
+  const Index m = 37, n = 45, k = 300;
+  Tensor<float, 2> a(m, k), b(k, n);
+  random.fill(a);
+  random.fill(b);
+  const auto c = product<AmxArray, Precision>(read(a), read(b));
+  support::Worst worst;
+  for (Index i = 0; i < m; ++i)
+    for (Index j = 0; j < n; ++j) {
+      double sum = 0, size = 0;
+      for (Index d = 0; d < k; ++d) {
+        sum += double{a(i, d)} * b(d, j);
+        size += std::abs(double{a(i, d)} * b(d, j));
+      }
+      worst.see(c(i, j), sum, unit * size, std::to_string(i) + ", " + std::to_string(j));
+    }
+  EXPECT_LE(worst.error(), 1) << to_string(on) << " " << Precision::name << " " << worst.text();
+}
+
+// A product of operands split into p parts misses, of |x y|: with one part 2·2⁻⁹ + 2⁻¹⁸; with two, the remainders
+// 2·2⁻¹⁸ and x₁y₁ ≤ 2⁻¹⁸ · 1.01; with three, remainders 2·2⁻²⁷ and four left out products of at most 2⁻²⁷ · 1.01 each.
+// A sum of n floats adds at most n · 2⁻²⁴ of Σ|xy|, n counting every product and every tile's two additions; a chain of
+// 300 products stays below its tenth on random signs, which the bound below does not use.
+TEST_P(GemmOnUnit, ErrorIsThatOfItsPrecision) {
+  const unit::ForceUnit forced(GetParam());
+  const double sum = (300 + 2 * 10) * 0x1p-24;
+  expect_error_below<DefaultPrecision>(2 * 0x1p-9 + 0x1p-18 + sum, GetParam());
+  expect_error_below<HighPrecision>(3.1 * 0x1p-18 + 3 * sum, GetParam());
+  expect_error_below<HighestPrecision>(6.1 * 0x1p-27 + 6 * sum, GetParam());
+}
+
+TEST_P(GemmOnUnit, BiasIsAddedToTheSumAndRoundedOnce) {
+  const unit::ForceUnit forced(GetParam());
+  support::Random random("bias");
+  for (const Shape& s : shapes) {
+    const auto a = unit::operands(unit::Operands::normal, s.m, s.k, random);
+    const auto b = unit::operands(unit::Operands::normal, s.k, s.n, random);
+    Tensor<bfloat16, 1> bias(s.n);
+    random.fill(bias);
+    const auto c = product<AmxArray>(read(a), read(b), std::as_const(bias).view());
+    const auto sums = emulated<AmxArray>(mha::order_of(GetParam()), a, b);
+    Tensor<bfloat16, 2> expected(s.m, s.n);
+    for (Index i = 0; i < s.m; ++i)
+      for (Index j = 0; j < s.n; ++j) expected(i, j) = bfloat16(sums(i, j) + float(bias(j)));
+    EXPECT_EQ(support::differing(c, expected), 0u) << "m " << s.m << " n " << s.n << " k " << s.k;
+  }
+}
+
+TEST_P(GemmOnUnit, OneRowHasTheBitsOfThatRowAmongManyOnAnyNumberOfThreads) {
+  const unit::ForceUnit forced(GetParam());
+  support::Random random("rows");
+  const Index m = 300, n = 260, k = 161;
+  Tensor<float, 2> a(m, k), b(k, n);
+  random.fill(a);
+  random.fill(b);
+  const auto all = product<AmxArray, HighPrecision, mha::ThreadPool>(read(a), read(b));
+  EXPECT_EQ(support::differing(all, product<AmxArray, HighPrecision>(read(a), read(b))), 0u);
+  for (const Index i : {0, 16, 31, 255, 256, 299}) {
+    const auto row = product<AmxArray, HighPrecision>(TensorView<const float, 2>{&a(i, 0), {1, k}, {k, 1}}, read(b));
+    for (Index j = 0; j < n; ++j) EXPECT_EQ(support::bits(row(0, j)), support::bits(all(i, j))) << i << ", " << j;
+  }
+}
+
+template <class T> void expect_any_layout() {
+  support::Random random("layout");
+  const Index m = 50, n = 70, k = 90;
+  Tensor<T, 2> a(m, k), b(k, n), bt(n, k), wide(2 * m, 3 * n), at(k, m);
+  random.fill(a);
+  random.fill(b);
+  for (Index i = 0; i < k; ++i)
+    for (Index j = 0; j < n; ++j) bt(j, i) = b(i, j);
+  for (Index i = 0; i < m; ++i)
+    for (Index d = 0; d < k; ++d) at(d, i) = a(i, d);
+  const auto expected = product<AmxArray>(read(a), read(b));
+  EXPECT_EQ(support::differing(product<AmxArray>(read(a), mha::transposed(read(bt))), expected), 0u);
+  EXPECT_EQ(support::differing(product<AmxArray>(mha::transposed(read(at)), read(b)), expected), 0u);
+  Workspace workspace;
+  support::poison_all(wide);
+  const TensorView<T, 2> c{wide.data() + 1, {m, n}, {6 * n, 3}};
+  mha::detail::systolic::gemm<AmxArray, DefaultPrecision>(mha::GemmCall<T>{a.view(), b.view(), {}, c}, workspace,
+                                                          Serial{});
+  std::size_t written = 0;
+  for (std::size_t i = 0; i < wide.size(); ++i)
+    written += support::bits(wide.data()[i]) != support::bits(support::poison<T>());
+  EXPECT_EQ(written, expected.size());
+  for (Index i = 0; i < m; ++i)
+    for (Index j = 0; j < n; ++j) EXPECT_EQ(support::bits(c(i, j)), support::bits(expected(i, j)));
+}
+
+TEST_P(GemmOnUnit, ReadsAndWritesAnyStride) {
+  const unit::ForceUnit forced(GetParam());
+  expect_any_layout<float>();
+  expect_any_layout<bfloat16>();
+  expect_any_layout<half>();
+}
+
+TEST_P(GemmOnUnit, PackedPartsShareTheirRows) {
+  const unit::ForceUnit forced(GetParam());
+  support::Random random("parts");
+  const Index m = 40, k = 75, widths[] = {33, 200, 7};
+  Tensor<float, 2> a(m, k), b[] = {Tensor<float, 2>(k, 33), Tensor<float, 2>(k, 200), Tensor<float, 2>(k, 7)};
+  Tensor<float, 1> bias(200);
+  random.fill(a);
+  random.fill(bias);
+  std::vector<mha::DenseWeights<float>> weights;
+  std::vector<Tensor<float, 2>> c;
+  std::vector<TensorView<float, 2>> to;
+  for (int i = 0; i < 3; ++i) {
+    random.fill(b[i]);
+    weights.push_back({read(b[i]), i == 1 ? std::as_const(bias).view() : TensorView<const float, 1>{}});
+    c.emplace_back(m, widths[i]);
+    support::poison_all(c.back());
+    to.push_back(c.back().view());
+  }
+  const mha::detail::systolic::PackedWeights<float, HighPrecision> packed(weights, Serial{});
+  // Two parts, depth 75 padded to 96, columns to whole blocks, and one bias.
+  EXPECT_EQ(packed.bytes(), std::size_t{2 * 2 * 96 * (64 + 224 + 32) + 4 * 224});
+  Workspace workspace;
+  const auto run = [&](Index first, Index count) {
+    mha::detail::systolic::gemm<AmxArray, HighPrecision>(
+        mha::PackedGemmCall<float, mha::detail::systolic::PackedWeights<float, HighPrecision>>{
+            a.view(), packed, first,
+            std::span<const TensorView<float, 2>>(to).subspan(static_cast<std::size_t>(first),
+                                                              static_cast<std::size_t>(count))},
+        workspace, Serial{});
+  };
+  run(1, 2);
+  run(0, 1);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(support::differing(c[i], product<AmxArray, HighPrecision>(read(a), read(b[i]), weights[i].bias)), 0u);
+}
+
+TEST(Gemm, EveryArrayAddsPerItsDepth) {
+  support::Random random("arrays");
+  const auto a = unit::operands(unit::Operands::wide, 20, 600, random),
+             b = unit::operands(unit::Operands::wide, 600, 50, random);
+  const auto fa = as_floats(a), fb = as_floats(b);
+  const auto small = product<TpuArray<128>>(read(fa), read(fb)), large = product<TpuArray<256>>(read(fa), read(fb));
+  EXPECT_EQ(unit::differing_floats(small, emulated<TpuArray<128>>(mha::SumOrder::chained, a, b)), 0u);
+  EXPECT_EQ(unit::differing_floats(large, emulated<TpuArray<256>>(mha::SumOrder::chained, a, b)), 0u);
+  EXPECT_GT(unit::differing_floats(small, large), 0u) << "the depth of the array should show in the bits";
+}
+
+TEST(Gemm, EmptyExtentsLeaveTheBias) {
+  Tensor<float, 2> none(3, 0), weights(0, 40);
+  Tensor<float, 1> bias(40);
+  support::Random random("empty");
+  random.fill(bias);
+  const auto c = product<AmxArray>(read(none), read(weights), std::as_const(bias).view());
+  for (Index i = 0; i < 3; ++i)
+    for (Index j = 0; j < 40; ++j) EXPECT_EQ(c(i, j), bias(j));
+  EXPECT_EQ(product<AmxArray>(read(Tensor<float, 2>(0, 5)), read(Tensor<float, 2>(5, 4))).size(), 0u);
+  EXPECT_EQ(product<AmxArray>(read(Tensor<float, 2>(4, 5)), read(Tensor<float, 2>(5, 0))).size(), 0u);
+}
+
+TEST(Gemm, AllocatesNothingTheSecondTime) {
+  Tensor<float, 2> a(65, 130), b(130, 140), c(65, 140);
+  Workspace workspace;
+  const mha::GemmCall<float> call{a.view(), b.view(), {}, c.view()};
+  mha::detail::systolic::gemm<AmxArray, HighPrecision>(call, workspace, Serial{});
+  const int before = workspace.allocations();
+  mha::detail::systolic::gemm<AmxArray, HighPrecision>(call, workspace, Serial{});
+  EXPECT_EQ(workspace.allocations(), before);
+}
+
+TEST(Gemm, CountsItsPasses) {
+  Tensor<float, 2> a(300, 80), b(80, 150);
+  const mha::ArrayMeter meter;
+  product<AmxArray, HighPrecision>(read(a), read(b));
+  const mha::ArrayUse once = mha::array_use<AmxArray>(300, 150, 80);
+  EXPECT_EQ(meter.use(), once + once + once);
+  EXPECT_EQ(meter.use().useful, 3 * 300 * 150 * 80);
+}
+
+}  // namespace

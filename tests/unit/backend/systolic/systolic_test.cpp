@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include <compare.hpp>
+#include <gtest/gtest.h>
+#include <random.hpp>
+
+#include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
+#include <mha/backend/systolic/systolic.hpp>
+
+#include "units.hpp"
+
+namespace {
+
+using mha::AmxArray;
+using mha::DefaultPrecision;
+using mha::HighPrecision;
+using mha::Index;
+using mha::MatrixUnit;
+using mha::Serial;
+using mha::Systolic;
+using mha::Tensor;
+using mha::TensorView;
+using mha::TpuArray;
+
+static_assert(mha::Backend<Systolic<>> && mha::Backend<Systolic<TpuArray<256>, HighPrecision, Serial>>);
+static_assert(mha::PacksWeights<Systolic<>, float> && mha::PacksWeights<Systolic<>, mha::bfloat16>);
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(Systolic, ExplainsUnitArrayAndHowFullItIs) {
+  const mha::AttendPlan plan{{1, 2, 4, 4, {}}, 2, 80, 64};
+  const std::string on_amx = Systolic<>{}.explain<float>(plan);
+  EXPECT_TRUE(contains(on_amx, "array of 16 x 16 x 32")) << on_amx;
+  EXPECT_TRUE(contains(on_amx, "head size 80 fills 83 %")) << on_amx;
+  EXPECT_TRUE(contains(on_amx, "value size 64 100 %")) << on_amx;
+  EXPECT_TRUE(contains(on_amx, "default precision")) << on_amx;
+  const std::string on_tpu = Systolic<TpuArray<128>, HighPrecision, Serial>{}.explain<mha::bfloat16>(plan);
+  EXPECT_TRUE(contains(on_tpu, "bfloat16 rounded to bfloat16")) << on_tpu;
+  EXPECT_TRUE(contains(on_tpu, "128 x 128 x 128 emulated (no hardware has this shape)")) << on_tpu;
+  EXPECT_TRUE(contains(on_tpu, "head size 80 fills 62 %")) << on_tpu;
+  EXPECT_TRUE(contains(on_tpu, "high precision, Serial with 1 workers")) << on_tpu;
+}
+
+TEST(Systolic, ExplainsWhichUnitRuns) {
+  for (const MatrixUnit unit : mha::detail::systolic::all_units) {
+    if (!mha::missing(unit).empty()) continue;
+    const unit::ForceUnit forced(unit);
+    const std::string text = Systolic<>{}.explain<float>({{1, 2, 4, 4, {}}, 2, 64, 64});
+    EXPECT_TRUE(
+        contains(text, unit == MatrixUnit::portable ? "emulated (" : std::string("on the unit ") + to_string(unit)))
+        << text;
+  }
+}
+
+TEST(Systolic, PackedWeightsGiveTheBitsOfUnpackedOnes) {
+  support::Random random("packed");
+  Tensor<float, 2> a(37, 50), b(50, 70), packed_c(37, 70), c(37, 70);
+  Tensor<float, 1> bias(70);
+  random.fill(a);
+  random.fill(b);
+  random.fill(bias);
+  support::poison_all(packed_c);
+  const Systolic<AmxArray, HighPrecision> backend;
+  mha::Workspace workspace;
+  backend.gemm(mha::GemmCall<float>{a.view(), b.view(), bias.view(), c.view()}, workspace);
+  const mha::DenseWeights<float> weights{b.view(), bias.view()};
+  const auto packed = backend.pack(std::span<const mha::DenseWeights<float>>(&weights, 1));
+  EXPECT_GE(packed.bytes(), std::size_t{2 * 2 * 50 * 70});
+  const TensorView<float, 2> to = packed_c.view();
+  backend.gemm(
+      mha::PackedGemmCall<float, std::remove_const_t<decltype(packed)>>{a.view(), packed, 0,
+                                                                        std::span<const TensorView<float, 2>>(&to, 1)},
+      workspace);
+  EXPECT_EQ(support::differing(packed_c, c), 0u);
+}
+
+TEST(Systolic, RunsAttentionOnTheArray) {
+  support::Random random("attention");
+  Tensor<float, 4> q(1, 40, 2, 64), k(1, 70, 2, 64), v(1, 70, 2, 32);
+  random.fill(q);
+  random.fill(k);
+  random.fill(v);
+  const mha::ArrayMeter meter;
+  const auto out = mha::attention<Systolic<AmxArray, DefaultPrecision, Serial>>(q, k, v);
+  // q·kᵀ and p·v of two heads: everything that is multiplied is multiplied on the array.
+  EXPECT_GE(meter.use().useful, 2 * 40 * 70 * (64 + 32));
+  const auto expected = mha::attention<mha::Cpu>(q, k, v);
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out.data()[i], expected.data()[i], 0.05);
+}
+
+}  // namespace
