@@ -38,7 +38,7 @@ inline mha::BlockSparse blocks(int length) {
   std::vector<std::uint8_t> map;
   for (int i = 0; i < n; ++i)
     for (int j = 0; j < n; ++j) map.push_back(j <= i && (j == 0 || i - j <= 1 || (i - j) % 4 == 0));
-  return {side, n, n, std::move(map)};
+  return mha::BlockSparse({.block = side, .query_blocks = n, .key_blocks = n}, std::move(map));
 }
 
 /// Of a padded sequence 1500 of 2048 keys are its own.

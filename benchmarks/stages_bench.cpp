@@ -176,7 +176,7 @@ void print_tables() {
                       "whole layer ms", "GFLOP/s", "% of peak"});
   for (const std::string& key : over_heads) {
     const Row& r = rows.at(key);
-    heads.add({std::to_string(r.heads), std::to_string(d_model / r.heads), std::to_string(r.cost.parameters),
+    heads.add({std::to_string(r.heads), std::to_string(d_model / r.heads), std::to_string(r.cost.parameters()),
                bench::number(r.cost.total_flop() * 1e-9, 2), ms(r.projection), ms(r.attention), ms(r.output),
                ms(r.total), bench::number(rate(r), 1), percent(r)});
   }
