@@ -78,6 +78,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
                                      const T* fade, T* out) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
+    constexpr std::ptrdiff_t line = 64 / sizeof(T);
     V sum[std::size_t{R}][std::size_t{Vectors}];
     {
       V f[std::size_t{Vectors}];
@@ -97,6 +98,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
       V weight[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
+      __builtin_prefetch(values + k * stride + line);  // what the next rows of out will read
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         V value;
