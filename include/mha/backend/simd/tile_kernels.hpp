@@ -144,9 +144,9 @@ template <class T, int Vectors> struct MergeBody {
       const V highest = second > first ? second : first;
       store(total.max + j * W, highest);
       const V zero{};
-      const V from = highest == hidden ? zero : highest;
-      first = (first - from) * slope;
-      second = (second - from) * slope;
+      const V base = highest == hidden ? zero : highest;
+      first = (first - base) * slope;
+      second = (second - base) * slope;
       exp2_in_place<T, Isa>(first);
       exp2_in_place<T, Isa>(second);
       load(sum, total.sum + j * W);
@@ -211,9 +211,10 @@ template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
     constexpr Index width = Vector<T, Isa>::width;
     // Accumulators, a row of queries and a broadcast value fill the registers.
     constexpr int rows = Isa::registers == 32 ? 8 : 4;
+    constexpr int widest = Isa::level == IsaLevel::baseline ? 2 : 3;
     if (queries <= width) return make_tile_kernels<T, Isa, 8, 1>();
-    if (queries <= 2 * width || Isa::level == IsaLevel::baseline) return make_tile_kernels<T, Isa, rows, 2>();
-    return make_tile_kernels < T, Isa, rows, Isa::level == IsaLevel::baseline ? 2 : 3 > ();
+    if (queries <= 2 * width) return make_tile_kernels<T, Isa, rows, 2>();
+    return make_tile_kernels<T, Isa, rows, widest>();
   });
 }
 
