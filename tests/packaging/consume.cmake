@@ -33,6 +33,22 @@ if(CONSUMER STREQUAL "two_units")
   return()
 endif()
 
+if(CONSUMER STREQUAL "two_flags")
+  foreach(unit IN ITEMS main other)
+    run("${COMPILER}" -std=c++20 -O2 ${includes} -c "${here}/two_flags/${unit}.cpp" -o "${WORK}/${unit}_plain.o")
+    run("${COMPILER}" -std=c++20 -O2 -march=native ${includes} -c "${here}/two_flags/${unit}.cpp" -o
+        "${WORK}/${unit}_native.o")
+  endforeach()
+  foreach(main IN ITEMS plain native)
+    foreach(other IN ITEMS plain native)
+      run("${COMPILER}" "${WORK}/main_${main}.o" "${WORK}/other_${other}.o" -pthread -o "${WORK}/consumer")
+      run("${WORK}/consumer" "${WORK}/${main}_${other}.bits")
+      run("${CMAKE_COMMAND}" -E compare_files "${WORK}/plain_plain.bits" "${WORK}/${main}_${other}.bits")
+    endforeach()
+  endforeach()
+  return()
+endif()
+
 if(CONSUMER MATCHES "find_package|pkg_config")
   run("${CMAKE_COMMAND}" --install "${BINARY}" --prefix "${prefix}")
   # A user moves the prefix: no path of the build may be left in it.

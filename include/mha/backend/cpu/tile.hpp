@@ -133,9 +133,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     if (call_.log_sum_exp.data == nullptr) return;
     for_each_row([&](Index h, Index i, Index lane) {
       call_.row_log_sum_exp(rows_.b, h, i) =
-          state.sum[lane] == A(0)
-              ? hidden
-              : (logits_are_dots_ ? call_.scale * state.max[lane] : state.max[lane]) + std::log(state.sum[lane]);
+          state.sum[lane] == A(0) ? hidden : highest_logit(state, lane) + std::log(state.sum[lane]);
     });
   }
 
@@ -427,8 +425,15 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// What a row is divided by: the sum over its keys and, relative to the same maximum, the sink.
   A denominator(const simd::TileState<A>& state, Index lane) const {
     if (call_.sink.size == 0) return state.sum[lane];
-    const A max = logits_are_dots_ ? state.max[lane] * call_.scale : state.max[lane];
-    return state.sum[lane] + std::exp2((static_cast<A>(call_.sink[rows_.h + lane / rows_.count]) - max) * log2e);
+    const A sink = static_cast<A>(call_.sink[rows_.h + lane / rows_.count]);
+    return state.sum[lane] + std::exp2((sink - highest_logit(state, lane)) * log2e);
+  }
+
+  /// Rounded, and not part of a fused operation in those programs whose flags allow one.
+  A highest_logit(const simd::TileState<A>& state, Index lane) const {
+    A max = logits_are_dots_ ? state.max[lane] * call_.scale : state.max[lane];
+    simd::round_here(max);
+    return max;
   }
 
   const AttendCall<T, Source, M, S>& call_;

@@ -78,6 +78,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
                                      const T* fade, T* out) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
+    constexpr std::ptrdiff_t line = 64 / sizeof(T);
     V sum[std::size_t{R}][std::size_t{Vectors}];
     {
       V f[std::size_t{Vectors}];
@@ -97,6 +98,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
       V weight[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
+      __builtin_prefetch(values + k * stride + line);  // what the next rows of out will read
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         V value;
@@ -142,9 +144,9 @@ template <class T, int Vectors> struct MergeBody {
       const V highest = second > first ? second : first;
       store(total.max + j * W, highest);
       const V zero{};
-      const V from = highest == hidden ? zero : highest;
-      first = (first - from) * slope;
-      second = (second - from) * slope;
+      const V base = highest == hidden ? zero : highest;
+      first = (first - base) * slope;
+      second = (second - base) * slope;
       exp2_in_place<T, Isa>(first);
       exp2_in_place<T, Isa>(second);
       load(sum, total.sum + j * W);
@@ -209,9 +211,10 @@ template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
     constexpr Index width = Vector<T, Isa>::width;
     // Accumulators, a row of queries and a broadcast value fill the registers.
     constexpr int rows = Isa::registers == 32 ? 8 : 4;
+    constexpr int widest = Isa::level == IsaLevel::baseline ? 2 : 3;
     if (queries <= width) return make_tile_kernels<T, Isa, 8, 1>();
-    if (queries <= 2 * width || Isa::level == IsaLevel::baseline) return make_tile_kernels<T, Isa, rows, 2>();
-    return make_tile_kernels < T, Isa, rows, Isa::level == IsaLevel::baseline ? 2 : 3 > ();
+    if (queries <= 2 * width) return make_tile_kernels<T, Isa, rows, 2>();
+    return make_tile_kernels<T, Isa, rows, widest>();
   });
 }
 

@@ -78,7 +78,8 @@ TYPED_TEST(TilePolicies, ScoresAPairTheSameInEveryTile) {
   const std::vector<T> dots = random_tile<T>(random);
   unit::for_each_level([&](auto isa) {
     const auto scored = [&](Index count, Index first) {
-      const simd::TilePolicies<T, mha::Full, Ripple> policies(isa.level, {}, {}, 1, 2, 5 + first, count);
+      const mha::Full full;
+      const simd::TilePolicies<T, mha::Full, Ripple> policies(isa.level, full, {}, 1, 2, 5 + first, count);
       std::vector<T> s = dots;
       policies.score(s.data() + first, lanes, T(0.7), 40, 40 + keys);
       return s;
@@ -107,7 +108,8 @@ TYPED_TEST(TilePolicies, ScoresAPairTheSameInEveryTile) {
 TYPED_TEST(TilePolicies, TrimsHiddenKeysInWholeGrains) {
   using T = TypeParam;
   using Window = simd::TilePolicies<T, mha::SlidingWindow, mha::NoScore>;
-  const Window policies(mha::IsaLevel::baseline, mha::SlidingWindow{.left = 9}, {}, 0, 0, 100, 4);
+  const mha::SlidingWindow window{.left = 9};
+  const Window policies(mha::IsaLevel::baseline, window, {}, 0, 0, 100, 4);
   const auto whole = policies.visible(64, 128, 8);  // keys 91 … 103 are seen
   EXPECT_EQ(whole.begin, 88);
   EXPECT_EQ(whole.end, 104);
