@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/systolic/kv_tiles.hpp>
+#include <mha/core/tensor.hpp>
+
+#include "random.hpp"
+
+namespace {
+
+namespace systolic = mha::detail::systolic;
+using mha::bfloat16;
+using mha::Index;
+
+/// Keys and values in runs of at most five rows, as a paged cache has them.
+struct Paged {
+  using Scalar = float;
+  mha::ContiguousKv<float> all;
+  mha::KvRun<float> run(Index b, Index g, Index begin, Index end) const {
+    return all.run(b, g, begin, std::min(end, (begin / 5 + 1) * 5));
+  }
+};
+
+TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
+  support::Random random("kv tiles");
+  const Index n = 300, head_dim = 40, value_dim = 23;
+  mha::Tensor<float, 4> k(1, n, 2, head_dim), v(1, n, 2, value_dim);
+  random.fill(k);
+  random.fill(v);
+  v(0, 130, 1, 22) = INFINITY;
+  v(0, 70, 0, 0) = NAN;  // of the other head
+  const Paged source{{k.view(), v.view()}};
+
+  std::vector<bfloat16> keys(systolic::KvTiles::key_size(n, head_dim), bfloat16(7.f));
+  std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
+  std::vector<std::uint8_t> non_finite(8, 9);
+  const systolic::KvTiles tiles{keys.data(), values.data(), non_finite.data(), head_dim, value_dim};
+  std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
+  for (Index first = 0; first < n; first += systolic::key_block) {
+    systolic::pack_keys(source, 0, 1, first, n, mha::current_isa(), tiles);
+    systolic::pack_values(source, 0, 1, first, n, mha::current_isa(), tiles, scratch.data());
+  }
+
+  ASSERT_EQ(keys.size(), 512u * 64u);
+  ASSERT_EQ(values.size(), 512u * 32u);
+  for (Index i = 0; i < 320; ++i) {  // whole key blocks
+    for (Index d = 0; d < 64; ++d) {
+      const float want = i < n && d < head_dim ? k(0, i, 1, d) : 0.f;
+      const bfloat16 got = tiles.key_tiles(i / 16 * 16)[d / 32 * systolic::tile_size + i % 16 * 32 + d % 32];
+      EXPECT_EQ(got.bits, bfloat16(want).bits) << "key " << i << ", " << d;
+    }
+    for (Index d = 0; d < 32; ++d) {
+      const float want = i < n && d < value_dim ? v(0, i, 1, d) : 0.f;
+      const bfloat16 got =
+          tiles.value_tiles_at(i / 32 * 32)[d / 16 * systolic::KvTiles::value_tile_stride + d % 16 * 32 + i % 32];
+      EXPECT_EQ(got.bits, bfloat16(want).bits) << "value " << i << ", " << d;
+    }
+  }
+  EXPECT_EQ(non_finite, (std::vector<std::uint8_t>{0, 0, 1, 0, 0, 9, 9, 9}));
+}
+
+}  // namespace
