@@ -34,6 +34,14 @@
 #define MHA_VECTOR_REGISTER "w"
 #endif
 
+/// Whether assembly in a body compiled for no instruction set may take the registers of its caller's: g++ asks when it
+/// has inlined the body, clang before.
+#if defined(__x86_64__) && !defined(__clang__)
+#define MHA_WIDE_ASM 1
+#else
+#define MHA_WIDE_ASM 0
+#endif
+
 #define MHA_NO_INLINE __attribute__((noinline))
 #define MHA_FLATTEN __attribute__((flatten))
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/systolic/query_tile.hpp>
+#include <mha/call.hpp>
+#include <mha/core/tensor.hpp>
+
+#include "random.hpp"
+
+namespace {
+
+namespace systolic = mha::detail::systolic;
+using mha::Index;
+
+/// One tile of three queries against 70 keys, without the driver.
+TEST(QueryTile, AttendsBlockByBlock) {
+  support::Random random("query tile");
+  const Index n = 70, count = 3, dim = 8;
+  mha::Tensor<float, 4> q(1, count, 1, dim), k(1, n, 1, dim), v(1, n, 1, dim), out(1, count, 1, dim);
+  for (auto* t : {&q, &k, &v})
+    for (float& x : *t) x = float(mha::bfloat16(static_cast<float>(random.normal())));
+  mha::Tensor<float, 3> lse(1, 1, count);
+
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  using Call = mha::AttendCall<float, mha::ContiguousKv<float>, mha::Causal, mha::NoScore>;
+  Call call{};
+  call.q = q.view();
+  call.kv = {k.view(), v.view()};
+  call.out = out.view();
+  call.log_sum_exp = lse.view();
+  call.shape.batch = call.shape.heads = call.kv_heads = 1;
+  call.shape.queries = count;
+  call.shape.keys = n;
+  call.shape.origin = n - count;
+  call.head_dim = call.value_dim = dim;
+  call.scale = 0.5f;
+
+  const auto kernels = systolic::kernels_of(systolic::emulated_unit(mha::SumOrder::chained), mha::current_isa());
+  const systolic::KvTiles tiles{frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim)),
+                                frame.take<mha::bfloat16>(systolic::KvTiles::value_size(n, dim)),
+                                frame.take<std::uint8_t>(8), dim, dim};
+  auto* const scratch = frame.take<mha::bfloat16>(systolic::pack_scratch(dim));
+  for (Index first = 0; first < n; first += systolic::key_block) {
+    systolic::pack_keys(call.kv, 0, 0, first, n, kernels.level, tiles);
+    systolic::pack_values(call.kv, 0, 0, first, n, kernels.level, tiles, scratch);
+  }
+  const systolic::BlockScratch block(frame, kernels.product.lanes, dim, dim);
+  const systolic::TileState state(frame, kernels.product.lanes, dim, dim);
+  systolic::QueryTile<float, mha::ContiguousKv<float>, mha::Causal, mha::NoScore> tile(call, kernels, tiles, block,
+                                                                                       state, 0, 0, 0);
+  EXPECT_EQ(tile.keys(), n);
+  tile.attend(0);
+  tile.finish();
+
+  for (Index i = 0; i < count; ++i) {
+    double sum = 0, value[8] = {}, size[8] = {};
+    for (Index j = 0; j <= n - count + i; ++j) {
+      double dot = 0;
+      for (Index d = 0; d < dim; ++d) dot += double(q(0, i, 0, d)) * double(k(0, j, 0, d));
+      const double w = std::exp(0.5 * dot);
+      sum += w;
+      for (Index d = 0; d < dim; ++d) value[d] += w * double(v(0, j, 0, d));
+      for (Index d = 0; d < dim; ++d) size[d] += w * std::abs(double(v(0, j, 0, d)));
+    }
+    EXPECT_NEAR(double(lse(0, 0, i)), std::log(sum), 0x1p-6);
+    for (Index d = 0; d < dim; ++d) EXPECT_NEAR(double(out(0, i, 0, d)), value[d] / sum, 0x1p-6 * size[d] / sum);
+  }
+}
+
+}  // namespace

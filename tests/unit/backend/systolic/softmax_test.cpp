@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/systolic/softmax.hpp>
+#include <mha/core/scalar.hpp>
+
+#include "random.hpp"
+
+namespace {
+
+namespace systolic = mha::detail::systolic;
+using mha::Index;
+
+constexpr float hidden = -std::numeric_limits<float>::infinity();
+constexpr Index lanes = 32, keys = 64;
+
+/// A tile of rows with nothing seen, at one level.
+struct Tile {
+  std::vector<float> memory = std::vector<float>(5 * lanes, 0.f);
+  std::vector<float> s = std::vector<float>(keys * lanes);
+  std::vector<std::uint32_t> p = std::vector<std::uint32_t>(keys * lanes / 2);
+  systolic::SoftmaxRows rows{};
+  systolic::SoftmaxKernels kernels;
+
+  Tile(mha::IsaLevel level, float slope) : kernels(systolic::softmax_kernels(level)) {
+    float* const at = memory.data();
+    rows = {at, at + lanes, at + 2 * lanes, at + 3 * lanes, at + 4 * lanes, lanes, slope};
+    std::fill_n(rows.anchor, lanes, hidden);
+  }
+  float weight(Index key, Index lane) const {
+    const auto at = static_cast<std::size_t>((key / 32 * 2 + lane / 16) * 256 + key % 32 / 2 * 16 + lane % 16);
+    return static_cast<float>(mha::bfloat16::from_bits(static_cast<std::uint16_t>(p[at] >> (key % 2 * 16))));
+  }
+  float& logit(Index key, Index lane) { return s[static_cast<std::size_t>(key * lanes + lane)]; }
+};
+
+template <class F> void at_every_level(F&& f) {
+  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
+    SCOPED_TRACE(mha::to_string(static_cast<mha::IsaLevel>(level)));
+    f(static_cast<mha::IsaLevel>(level));
+  }
+}
+
+TEST(TileSoftmax, WeightsAreTruncatedAndSummedAsTruncated) {
+  at_every_level([](mha::IsaLevel level) {
+    support::Random random("weights");
+    Tile t(level, 0.7f);
+    for (float& x : t.s) x = static_cast<float>(random.normal());
+    t.logit(5, 3) = hidden;
+    t.kernels.raise(t.s.data(), keys, &t.rows, false);
+    EXPECT_FALSE(t.rows.any_unseen);
+    EXPECT_FALSE(t.rows.any_fade);
+    t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
+    EXPECT_FALSE(t.rows.any_over);
+    for (Index i = 0; i < lanes; ++i) {
+      float highest = hidden, sum = 0;
+      for (Index k = 0; k < keys; ++k) highest = std::max(highest, t.logit(k, i));
+      EXPECT_EQ(t.rows.anchor[i], highest);
+      for (Index k = 0; k < keys; ++k) {
+        const double exact = std::exp2(double(0.7f) * (double(t.logit(k, i)) - double(highest)));
+        EXPECT_LE(double(t.weight(k, i)), exact * (1 + 1.1e-4));
+        EXPECT_GE(double(t.weight(k, i)), exact * (1 - 0x1p-7 - 1.1e-4));
+        sum += t.weight(k, i);
+      }
+      EXPECT_EQ(t.rows.block_sum[i], sum);
+    }
+    EXPECT_EQ(t.weight(5, 3), 0.f);
+  });
+}
+
+TEST(TileSoftmax, OnlyARowWithTooLargeASumMovesItsAnchor) {
+  at_every_level([](mha::IsaLevel level) {
+    Tile t(level, 1.f);
+    t.kernels.raise(t.s.data(), keys, &t.rows, false);  // all logits 0
+    t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
+    t.kernels.add(&t.rows);
+    t.logit(9, 4) = 30.f;
+    t.logit(9, 5) = 10.f;  // 2^10 is no reason
+    t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
+    ASSERT_TRUE(t.rows.any_over);
+    t.kernels.raise(t.s.data(), keys, &t.rows, true);
+    EXPECT_TRUE(t.rows.any_fade);
+    for (Index i = 0; i < lanes; ++i) {
+      EXPECT_EQ(t.rows.anchor[i], i == 4 ? 30.f : 0.f);
+      EXPECT_EQ(t.rows.fade[i], i == 4 ? 0x1p-30f : 1.f);
+      EXPECT_EQ(t.rows.sum[i], i == 4 ? 64 * 0x1p-30f : 64.f);
+    }
+    t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
+    EXPECT_FALSE(t.rows.any_over);
+    EXPECT_EQ(t.weight(9, 4), 1.f);
+    EXPECT_EQ(t.weight(9, 5), 1024.f);
+  });
+}
+
+TEST(TileSoftmax, RowsThatSeeNothingStayUnseen) {
+  at_every_level([](mha::IsaLevel level) {
+    Tile t(level, 1.f);
+    for (Index k = 0; k < keys; ++k) t.logit(k, 7) = hidden;
+    t.kernels.raise(t.s.data(), keys, &t.rows, false);
+    EXPECT_TRUE(t.rows.any_unseen);
+    t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
+    EXPECT_EQ(t.rows.anchor[7], hidden);
+    EXPECT_EQ(t.rows.block_sum[7], 0.f);
+    EXPECT_EQ(t.rows.block_sum[8], 64.f);
+  });
+}
+
+TEST(TileSoftmax, FarAnchorsAreSubtractedFirst) {
+  at_every_level([](mha::IsaLevel level) {
+    Tile t(level, 1.442695f);
+    for (float& x : t.s) x = -1e30f;
+    for (Index k = 0; k < keys; ++k) t.logit(k, 0) = static_cast<float>(k % 2);
+    t.kernels.raise(t.s.data(), keys, &t.rows, false);
+    ASSERT_TRUE(t.rows.any_far);
+    t.kernels.far_weights(t.s.data(), keys, t.p.data(), &t.rows);
+    EXPECT_EQ(t.rows.block_sum[1], 64.f);
+    const float mixed = t.rows.block_sum[0];
+    t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
+    EXPECT_EQ(t.rows.block_sum[0], mixed) << "a near row is the same in both";
+  });
+}
+
+TEST(TileSoftmax, FadingFlushesWhatAUnitWouldNotRead) {
+  at_every_level([](mha::IsaLevel level) {
+    std::vector<float> o(lanes, 0x1p-120f), fade(lanes, 0.5f);
+    fade[3] = 0x1p-10f;
+    systolic::softmax_kernels(level).fade(o.data(), 1, fade.data(), lanes);
+    EXPECT_EQ(o[3], 0.f);
+    EXPECT_EQ(o[4], 0x1p-121f);
+  });
+}
+
+}  // namespace

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/systolic/tile_product.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+#include "units.hpp"
+
+namespace {
+
+namespace systolic = mha::detail::systolic;
+using mha::bfloat16;
+using mha::Index;
+
+class TileProduct : public testing::TestWithParam<mha::MatrixUnit> {
+ protected:
+  void SetUp() override { UNIT_OR_SKIP(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Units, TileProduct, testing::ValuesIn(systolic::all_units), unit::unit_name);
+
+/// c of `lanes` columns, computed by definition from the packed operands.
+double element(const std::vector<bfloat16>& a, std::ptrdiff_t tile_stride, const std::vector<std::uint32_t>& b,
+               Index lanes, Index row, Index lane, Index steps, double& size) {
+  double sum = 0;
+  for (Index k = 0; k < 32 * steps; ++k) {
+    const auto at = static_cast<std::size_t>(row / 16 * tile_stride + k / 32 * 512 + row % 16 * 32 + k % 32);
+    const auto word = static_cast<std::size_t>((k / 32 * (lanes / 16) + lane / 16) * 256 + k % 32 / 2 * 16 + lane % 16);
+    const double y = double(float(bfloat16::from_bits(static_cast<std::uint16_t>(b[word] >> (k % 2 * 16)))));
+    sum += double(float(a[at])) * y;
+    size += std::abs(double(float(a[at])) * y);
+  }
+  return sum;
+}
+
+TEST_P(TileProduct, MultipliesAndAdds) {
+  const unit::ForceUnit force(GetParam());
+  const systolic::UnitScope scope(GetParam());
+  support::Random random("tile product");
+  for (const auto& unit : {systolic::attention_unit<mha::AmxArray>(), systolic::dense_unit<mha::AmxArray>()})
+    for (const Index tiles : {1, 2, 5})
+      for (const Index steps : {1, 3})
+        for (const bool add : {false, true}) {
+          const std::ptrdiff_t tile_stride = steps * 512 + 64;
+          std::vector<bfloat16> a(static_cast<std::size_t>(tiles * tile_stride));
+          std::vector<bfloat16> pairs(static_cast<std::size_t>(steps * 32 * unit.lanes));
+          random.fill(a);
+          random.fill(pairs);
+          std::vector<std::uint32_t> b(pairs.size() / 2);
+          for (std::size_t i = 0; i < b.size(); ++i)
+            b[i] = pairs[2 * i].bits | std::uint32_t{pairs[2 * i + 1].bits} << 16;
+          std::vector<float> c(static_cast<std::size_t>(tiles * 16 * unit.lanes) + 1);
+          for (float& x : c) x = add ? static_cast<float>(random.normal()) : support::poison<float>();
+          const std::vector<float> before = c;
+          unit.multiply({a.data(), tile_stride, b.data(), c.data(), tiles, steps, add});
+          for (Index row = 0; row < 16 * tiles; ++row)
+            for (Index lane = 0; lane < unit.lanes; ++lane) {
+              const auto at = static_cast<std::size_t>(row * unit.lanes + lane);
+              double size = add ? std::abs(double(before[at])) : 0;
+              double want = element(a, tile_stride, b, unit.lanes, row, lane, steps, size);
+              if (add) want += double(before[at]);
+              EXPECT_NEAR(double(c[at]), want, (32 * steps + 4) * 0x1p-24 * size) << row << ", " << lane;
+            }
+          EXPECT_EQ(support::bits(c.back()), support::bits(before.back())) << "beyond the last tile";
+        }
+}
+
+}  // namespace
