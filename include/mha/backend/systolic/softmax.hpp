@@ -66,7 +66,7 @@ struct RaiseBody {
       const I was_far = ~(I)((offset < far_anchor) & (offset > -far_anchor));
       V fade = (is_far | was_far) ? (before - anchor) * rows->slope : offset - moved;
       simd::exp2_coarse_in_place<Isa>(fade);
-      fade = (before == hidden) | (anchor == before) ? one : fade;
+      fade = ((before == hidden) | (anchor == before)) ? one : fade;
       simd::store(rows->anchor + lane, anchor);
       simd::store(rows->offset + lane, moved);
       simd::store(rows->sum + lane, sum * fade);
@@ -148,7 +148,8 @@ struct FadeBody {
         simd::load(x, o + std::ptrdiff_t{row} * lanes + lane);
         simd::load(f, fade + lane);
         const V faded = x * f, zero{};
-        simd::store(o + std::ptrdiff_t{row} * lanes + lane, (faded < 0x1p-126f) & (faded > -0x1p-126f) ? zero : faded);
+        simd::store(o + std::ptrdiff_t{row} * lanes + lane,
+                    ((faded < 0x1p-126f) & (faded > -0x1p-126f)) ? zero : faded);
       }
   }
 };
