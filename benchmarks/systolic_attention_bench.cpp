@@ -34,12 +34,12 @@ template <class T> struct Inputs {
   }
 };
 
-/// Products of tiles that stay in the first cache and the registers: GFLOP/s of the unit that attention runs on. Random
-/// numbers, because a unit that multiplies zeros draws less power and runs faster.
+/// GFLOP/s of the unit that attention runs on, operands at hand: of tiles in registers, or in the first cache where the
+/// unit has none. Random numbers, because a unit that multiplies zeros draws less power and runs faster.
 double unit_peak_gflops() {
   const auto unit = systolic::attention_unit<mha::AmxArray>();
   const systolic::UnitScope scope(unit.unit);
-  constexpr Index steps = 16, calls = 400;
+  constexpr Index steps = 2, calls = 20000;
   const auto words = static_cast<std::size_t>(steps * unit.lanes * 16);
   mha::Workspace workspace;
   auto frame = workspace.frame();
@@ -51,12 +51,30 @@ double unit_peak_gflops() {
   const auto number = [&] { return mha::bfloat16(normal(gen)); };
   for (Index i = 0; i < 2 * steps * systolic::tile_size; ++i) a[i] = number();
   for (std::size_t i = 0; i < words; ++i) b[i] = number().bits | std::uint32_t{number().bits} << 16;
+#if defined(__x86_64__)
+  if (unit.unit == mha::MatrixUnit::amx) {
+    namespace amx = systolic::amx;
+    amx::load<4>(a, amx::row_bytes);
+    amx::load<5>(a + systolic::tile_size, amx::row_bytes);
+    amx::load<6>(b, amx::row_bytes);
+    amx::load<7>(b + systolic::tile_words, amx::row_bytes);
+    const auto tiles = [] {
+      for (Index i = 0; i < calls; ++i) {
+        amx::multiply_add<0, 4, 6>();
+        amx::multiply_add<1, 4, 7>();
+        amx::multiply_add<2, 5, 6>();
+        amx::multiply_add<3, 5, 7>();
+      }
+    };
+    tiles();
+    return 2e-9 * calls * 32 * 32 * 32 / bench::seconds_per_call(bench::thread_seconds, 1, tiles);
+  }
+#endif
   const auto run = [&] {
     for (Index i = 0; i < calls; ++i) unit.multiply({a, steps * systolic::tile_size, b, c, 2, steps, false});
   };
   run();
-  const double seconds = bench::seconds_per_call(bench::thread_seconds, 1, run);
-  return 2e-9 * calls * 32 * unit.lanes * (32.0 * steps) / seconds;
+  return 2e-9 * calls * 32 * unit.lanes * (32.0 * steps) / bench::seconds_per_call(bench::thread_seconds, 1, run);
 }
 
 struct Samples {
