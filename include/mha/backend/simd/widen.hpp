@@ -11,21 +11,18 @@
 
 namespace mha::inline v0::detail::simd {
 
-template <int W> struct SixteenBit {
-  typedef std::uint16_t type __attribute__((vector_size(W * 2), aligned(2), may_alias));
-};
-template <int W> using Sixteen = typename SixteenBit<W>::type;
-
 /// W 16-bit words at any address, each in 32 bits.
-template <class I, class Stored> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const Stored* from) {
+template <int W, class I> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const void* from) {
+  typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+  const Stored* const stored = static_cast<const Stored*>(from);
 #if MHA_BROADCAST_BY_ASM
   // g++ widens a register's halves apart and joins them.
   if constexpr (sizeof(I) > 16) {
-    asm("vpmovzxwd %1, %0" : "=v"(w) : "m"(*from));
+    asm("vpmovzxwd %1, %0" : "=v"(w) : "m"(*stored));
     return;
   }
 #endif
-  w = __builtin_convertvector(*from, I);
+  w = __builtin_convertvector(*stored, I);
 }
 
 /// One register of A from storage T: float and double as they are, bfloat16 and half by integer arithmetic, exactly
@@ -38,7 +35,7 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
     using V = vector_t<float, Isa>;
     using I = typename Vector<float, Isa>::int_type;
     I w;
-    load_zero_extended(w, reinterpret_cast<const Sixteen<W>*>(from));
+    load_zero_extended<W>(w, from);
     if constexpr (std::is_same_v<T, bfloat16>) {
       v = (V)(w << 16);
     } else {
