@@ -57,8 +57,8 @@ template <class Policy> mha::Cost llama(const char* name) {
   constexpr int tokens = 8192;
   const mha::Cost cost = mha::cost<Policy>({.d_model = 4096, .num_heads = 32}, 1, tokens, tokens, mha::Causal{});
   const double bytes = double(cost.cache_elements) * sizeof(mha::bfloat16);
-  std::printf("%-16s %11lld %14.0f %13.0f MiB %12.0f %9.0f\n", name, (long long)cost.parameters, bytes / tokens,
-              bytes / (1 << 20), cost.projection_flop * 1e-9, cost.attention_flop() * 1e-9);
+  std::printf("%-16s %11lld %14.0f %13.0f MiB %12.0f %9.0f\n", name, (long long)cost.parameters(), bytes / tokens,
+              bytes / (1 << 20), cost.projection.flop * 1e-9, cost.attention_flop() * 1e-9);
   return cost;
 }
 
@@ -77,7 +77,7 @@ int main() {
   const mha::Cost one = llama<mha::MultiQuery>("MultiQuery");
   std::printf("%71s %12s\n\n", "GFLOP", "GFLOP");
   check("67,108,864 and 41,943,040 parameters, as published",
-        all.parameters == 67'108'864 && eight.parameters == 41'943'040);
+        all.parameters() == 67'108'864 && eight.parameters() == 41'943'040);
   check("the cache shrinks by Hq / Hkv: 4 and 32 times",
         all.cache_elements == 4 * eight.cache_elements && all.cache_elements == 32 * one.cache_elements);
   check("attention itself costs the same: every query head still works",

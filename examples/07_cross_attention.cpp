@@ -108,6 +108,6 @@ int main() {
   const mha::Cost all = mha::cost<mha::MultiHead>(cross.config(), 1, Lq, Patches);
   const mha::Cost words_only = mha::cost<mha::MultiHead>(cross.config(), 1, Lq, 0);
   std::printf("the same from the kept keys and values: %s; a call projects %.0f FLOP instead of %.0f\n",
-              same ? "yes" : "NO", words_only.projection_flop, all.projection_flop);
+              same ? "yes" : "NO", words_only.projection.flop, all.projection.flop);
   return looks_right && sees_right && same && worst < 1e-5 ? 0 : 1;
 }
