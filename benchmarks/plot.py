@@ -69,7 +69,7 @@ class Svg:
         for name, color in entries:
             self.bar(x, y - 10, 12, 12, color)
             self.text(x + 18, y, name)
-            x += 34 + 7.2 * len(name)
+            x += 940 / max(4, len(entries))
 
     def write(self, path):
         path.write_text("\n".join(self.parts + ["</svg>"]) + "\n")

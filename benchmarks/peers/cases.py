@@ -143,8 +143,8 @@ def expected(case, data):
     queries = case.length if case.kind == "layer" else case.queries
     rows = np.unique(np.append(np.random.default_rng(11).integers(0, queries, 7), queries - 1))
     if case.kind == "layer":
-        x, w, b = data["x"].astype(np.float64), data["w_in"], data["b_in"]
-        q, k, v = (x @ w[i * case.model : (i + 1) * case.model].T + b[i * case.model : (i + 1) * case.model] for i in range(3))
+        projected = data["x"].astype(np.float64) @ data["w_in"].T + data["b_in"]
+        q, k, v = np.split(projected, 3, axis=1)
         heads = lambda y: y.reshape(len(y), case.heads, -1).transpose(1, 0, 2)
         q, k, v, keys = heads(q[rows]), heads(k), heads(v), case.length
     else:
