@@ -78,7 +78,7 @@ TYPED_TEST(Transpose, UnpackMakesScaledRowsOfColumns) {
   });
 }
 
-struct Words {
+struct TransposeSquare {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const std::uint32_t* from, std::ptrdiff_t from_stride, std::uint32_t* to,
                                     std::ptrdiff_t to_stride) {
@@ -91,8 +91,8 @@ TEST(Transpose16, PutsEveryWordWhereItBelongs) {
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint32_t>(i) * 2654435761u;
   unit::for_each_level([&]<class Isa>(Isa) {
     std::vector<std::uint32_t> to(16 * 21, 7u);
-    Isa::template run<Words, const std::uint32_t*, std::ptrdiff_t, std::uint32_t*, std::ptrdiff_t>(from.data(), 19,
-                                                                                                   to.data(), 21);
+    Isa::template run<TransposeSquare, const std::uint32_t*, std::ptrdiff_t, std::uint32_t*, std::ptrdiff_t>(
+        from.data(), 19, to.data(), 21);
     for (std::size_t i = 0; i < 16; ++i)
       for (std::size_t j = 0; j < 21; ++j) EXPECT_EQ(to[i * 21 + j], j < 16 ? from[j * 19 + i] : 7u);
   });
