@@ -27,6 +27,10 @@
 #define MHA_BROADCAST_BY_ASM 0
 #endif
 
+/// Whether assembly may take 512-bit operands in a function that is inlined into one compiled for them; clang wants the
+/// function itself to be.
+#define MHA_WIDE_ASM MHA_BROADCAST_BY_ASM
+
 #define MHA_NO_INLINE __attribute__((noinline))
 
 namespace mha::inline v0 {

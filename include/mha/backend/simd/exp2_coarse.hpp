@@ -16,7 +16,7 @@ namespace mha::inline v0::detail::simd {
 template <class Isa> MHA_ALWAYS_INLINE void exp2_coarse_in_place(vector_t<float, Isa>& x) {
   using V = vector_t<float, Isa>;
   constexpr float c1 = 0.695116786f, c2 = 0.227644991f, c3 = 0.077067042f;
-#if defined(__x86_64__)
+#if MHA_WIDE_ASM
   if constexpr (Isa::register_bytes == 64) {
     V fraction, r;
     asm("vreduceps $9, %1, %0" : "=v"(fraction) : "v"(x));  // x − ⌊x⌋, 0 for an infinity
