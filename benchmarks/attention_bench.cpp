@@ -39,8 +39,9 @@ struct Inputs {
 };
 
 double visible_flop(int length, int dim, bool causal) {
-  const double pairs = causal ? 0.5 * length * (length + 1.0) : double(length) * length;
-  return 4 * pairs * dim * batch * heads;
+  const mha::Config config{.d_model = heads * dim, .num_heads = heads};
+  return causal ? mha::cost(config, batch, length, length, mha::Causal{}).attention_flop()
+                : mha::cost(config, batch, length, length).attention_flop();
 }
 
 template <class Backend> void ours(Inputs& in, bool causal, mha::Workspace& workspace) {

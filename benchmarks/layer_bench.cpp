@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole layer and its dense products on one thread, against the same layer written with Eigen alone.
+// The whole layer, on one thread and on all, against the same layer written with Eigen alone on one thread.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -20,8 +21,7 @@
 namespace {
 
 using Matrix = bench::EigenAttention::Matrix;
-using Backend = mha::CpuWith<mha::Serial>;
-constexpr int d_model = 512, num_heads = 8, rounds = 9;
+constexpr int head_dim = 64, rounds = 9;
 
 Matrix random_rows(int rows, int columns, unsigned seed) {
   std::mt19937 gen(seed);
@@ -41,12 +41,12 @@ class EigenLayer {
         w_o_(copy(p.output.matrix())) {}
 
   void operator()(const Matrix& x, Matrix& y, bool causal) {
-    const int length = static_cast<int>(x.rows());
+    const int length = static_cast<int>(x.rows()), d_model = static_cast<int>(x.cols());
     q_.noalias() = x * w_q_;
     k_.noalias() = x * w_k_;
     v_.noalias() = x * w_v_;
     heads_.resize(length, d_model);
-    const auto by_head = [&](Matrix& m) { return mha::view_blhd(m.data(), 1, length, num_heads, d_model / num_heads); };
+    const auto by_head = [&](Matrix& m) { return mha::view_blhd(m.data(), 1, length, d_model / head_dim, head_dim); };
     attention_(by_head(heads_), by_head(q_), by_head(k_), by_head(v_),
                causal ? bench::EigenAttention::Causal::hide : bench::EigenAttention::Causal::none);
     y.noalias() = heads_ * w_o_;
@@ -64,18 +64,20 @@ class EigenLayer {
 struct Row {
   std::string what, shape;
   double flop = 0;
+  int threads = 1;
   std::vector<double> ours, eigen, peak;
   std::size_t bytes = 0, eigen_bytes = 0, second_count = 0;
 };
 std::map<std::string, Row> rows;
 std::vector<std::string> order;
 
-/// One round samples ours, Eigen's and the peak in turn.
-template <class Ours, class Eigens> void compare(benchmark::State& state, Row& row, Ours&& ours, Eigens&& eigens) {
-  const int our_calls = bench::calls_per_sample(bench::thread_seconds, ours);
+/// One round samples ours, Eigen's and the peak in turn; ours by the wall clock where it uses more than one thread.
+template <class Ours, class Eigens>
+void compare(benchmark::State& state, Row& row, bench::Clock clock, Ours&& ours, Eigens&& eigens) {
+  const int our_calls = bench::calls_per_sample(clock, ours);
   const int eigen_calls = bench::calls_per_sample(bench::thread_seconds, eigens);
   for ([[maybe_unused]] auto _ : state) {
-    row.ours.push_back(bench::seconds_per_call(bench::thread_seconds, our_calls, ours));
+    row.ours.push_back(bench::seconds_per_call(clock, our_calls, ours));
     row.eigen.push_back(bench::seconds_per_call(bench::thread_seconds, eigen_calls, eigens));
     row.peak.push_back(bench::peak_gflops());
     state.SetIterationTime(row.ours.back());
@@ -94,40 +96,25 @@ Row& row_of(const std::string& what, const std::string& shape, double flop) {
   return found->second;
 }
 
-template <class Layer> void whole_layer(benchmark::State& state, const char* mask, int length, bool causal) {
-  Layer layer({.d_model = d_model, .num_heads = num_heads});
+template <class Layer>
+void whole_layer(benchmark::State& state, const char* mask, int d_model, int length, bool causal, int threads) {
+  Layer layer({.d_model = d_model, .num_heads = d_model / head_dim});
   layer.initialize(mha::XavierUniform{.seed = 1});
   EigenLayer eigen(layer.parameters());
   const Matrix x = random_rows(length, d_model, 3);
   Matrix y(length, d_model), expected(length, d_model);
   mha::Workspace workspace;
-  const double pairs = causal ? 0.5 * length * (length + 1.0) : double(length) * length;
-  const double flop = 8.0 * length * d_model * d_model + 4 * pairs * d_model;
-  Row& row = row_of(std::string("layer, ") + mask, "L " + std::to_string(length), flop);
+  Row& row = row_of(std::string("layer, ") + mask + ", threads " + std::to_string(threads),
+                    "E " + std::to_string(d_model) + ", L " + std::to_string(length),
+                    layer.cost(1, length, length).total_flop());
+  row.threads = threads;
   const auto ours = [&] { layer(x, workspace, mha::into(y)); };
   const auto eigens = [&] { eigen(x, expected, causal); };
   row.bytes = bench::footprint(ours).bytes;
   row.second_count = bench::footprint(ours).count;
   row.eigen_bytes = bench::footprint(eigens).bytes;
   if (!((y - expected).cwiseAbs().maxCoeff() < 1e-4f)) return state.SkipWithError("the results differ");
-  compare(state, row, ours, eigens);
-}
-
-void projection(benchmark::State& state, int length, int width) {
-  const Matrix x = random_rows(length, d_model, 3), w = random_rows(d_model, width, 4);
-  Matrix y(length, width), expected(length, width);
-  mha::Workspace workspace;
-  Row& row = row_of("product", std::to_string(length) + " × " + std::to_string(d_model) + " × " + std::to_string(width),
-                    2.0 * length * d_model * width);
-  const auto ours = [&] {
-    Backend{}.gemm(mha::GemmCall<float>{mha::view(x), mha::view(w), {}, mha::view(y)}, workspace);
-  };
-  const auto eigens = [&] { expected.noalias() = x * w; };
-  row.bytes = bench::footprint(ours).bytes;
-  row.second_count = bench::footprint(ours).count;
-  row.eigen_bytes = bench::footprint(eigens).bytes;
-  if (!((y - expected).cwiseAbs().maxCoeff() < 1e-2f)) return state.SkipWithError("the results differ");
-  compare(state, row, ours, eigens);
+  compare(state, row, threads == 1 ? bench::thread_seconds : bench::wall_seconds, ours, eigens);
 }
 
 void print_table() {
@@ -138,7 +125,8 @@ void print_table() {
     const Row& r = rows.at(key);
     if (r.ours.empty()) continue;
     std::vector<double> of_peak;
-    for (std::size_t i = 0; i < r.ours.size(); ++i) of_peak.push_back(r.flop * 1e-7 / r.ours[i] / r.peak[i]);
+    for (std::size_t i = 0; i < r.ours.size(); ++i)
+      of_peak.push_back(r.flop * 1e-7 / r.ours[i] / r.peak[i] / r.threads);
     const bool counted = bench::counts_allocations;
     table.add({r.what, r.shape, bench::number(r.flop * 1e-9 / bench::median(r.ours), 1),
                bench::number(bench::median(of_peak), 0), bench::number(r.flop * 1e-9 / bench::median(r.eigen), 1),
@@ -155,15 +143,21 @@ template <class F> void add(const std::string& name, F&& f) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using Full = mha::MultiHeadAttention<float, Backend>;
-  using Causal = mha::MultiHeadAttention<float, Backend, mha::Causal>;
-  for (const int length : {128, 512, 2048}) {
-    const std::string shape = "/L:" + std::to_string(length);
-    add("layer" + shape + "/full", [=](auto& state) { whole_layer<Full>(state, "full", length, false); });
-    add("layer" + shape + "/causal", [=](auto& state) { whole_layer<Causal>(state, "causal", length, true); });
+  using One = mha::CpuWith<mha::Serial>;
+  const int all = mha::ThreadPool{}.workers();
+  for (const auto& [d_model, length] : {std::pair{512, 128}, {512, 512}, {512, 2048}, {1024, 2048}}) {
+    const std::string shape = "layer/E:" + std::to_string(d_model) + "/L:" + std::to_string(length);
+    const auto both = [&, d = d_model, l = length]<class B>(B, int threads) {
+      const std::string end = "/threads:" + std::to_string(threads);
+      add(shape + "/full" + end,
+          [=](auto& state) { whole_layer<mha::MultiHeadAttention<float, B>>(state, "full", d, l, false, threads); });
+      add(shape + "/causal" + end, [=](auto& state) {
+        whole_layer<mha::MultiHeadAttention<float, B, mha::Causal>>(state, "causal", d, l, true, threads);
+      });
+    };
+    both(One{}, 1);
+    if (all > 1) both(mha::Cpu{}, all);
   }
-  for (const int length : {1, 16, 128, 1024})
-    add("product/L:" + std::to_string(length), [=](auto& state) { projection(state, length, d_model); });
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -79,15 +80,59 @@ template <class T> struct PeakBody {
 };
 
 /// GFLOP/s of one thread at the library's instruction-set level, a multiply-add counted as two.
-inline double peak_gflops(Clock clock = thread_seconds) {
+template <class T = float> double peak_gflops(Clock clock = thread_seconds) {
   constexpr int steps = 200000;
-  static float numbers[32];
-  for (int i = 0; i < 32; ++i) numbers[i] = 0.5f + 0.01f * static_cast<float>(i);
+  std::array<T, 32> numbers{};
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = T(0.5) + T(0.01) * static_cast<T>(i);
   return mha::detail::simd::with_isa(mha::current_isa(), [&](auto isa) {
     using Isa = decltype(isa);
-    constexpr double flop = 2.0 * steps * PeakBody<float>::chains * mha::detail::simd::Vector<float, Isa>::width;
-    return flop / seconds_per_call(clock, 1, [&] { Isa::template run<PeakBody<float>>(steps, +numbers); }) * 1e-9;
+    constexpr double flop = 2.0 * steps * PeakBody<T>::chains * mha::detail::simd::Vector<T, Isa>::width;
+    return flop / seconds_per_call(clock, 1, [&] { Isa::template run<PeakBody<T>>(steps, numbers.data()); }) * 1e-9;
   });
+}
+
+/// Reads memory from end to end, four registers at a time in chains of their own.
+struct ReadBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const float* from, std::size_t count, float* out) {
+    using V = mha::detail::simd::vector_t<float, Isa>;
+    constexpr std::size_t width = sizeof(V) / sizeof(float), chains = 4;
+    V sum[chains], x;
+#pragma GCC unroll 4
+    for (std::size_t c = 0; c < chains; ++c) sum[c] = V{};
+    for (std::size_t i = 0; i + chains * width <= count; i += chains * width) {
+      __builtin_prefetch(from + i + 1024, 0, 2);
+#pragma GCC unroll 4
+      for (std::size_t c = 0; c < chains; ++c) {
+        mha::detail::simd::load(x, from + i + c * width);
+        sum[c] = sum[c] + x;
+      }
+    }
+    for (std::size_t c = 1; c < chains; ++c) sum[0] = sum[0] + sum[c];
+    mha::detail::simd::store(out, sum[0]);
+  }
+};
+
+/// GB/s at which one thread reads these numbers again and again: that of the cache they fit in, or of memory.
+inline double read_gbps(const float* from, std::size_t count, Clock clock = thread_seconds) {
+  static float sums[16];
+  const auto read = [&] {
+    mha::detail::simd::with_isa(mha::current_isa(), [&](auto isa) {
+      decltype(isa)::template run<ReadBody>(from, count, +sums);
+      return 0;
+    });
+  };
+  return static_cast<double>(count * sizeof(float)) / seconds_per_call(clock, calls_per_sample(clock, read), read) *
+         1e-9;
+}
+
+/// GFLOP/s of so many threads at once, by the clock on the wall.
+template <class T = float> double peak_gflops_of(int threads) {
+  if (threads == 1) return peak_gflops<T>();
+  std::vector<double> each(static_cast<std::size_t>(threads));
+  std::vector<std::thread> others;
+  for (double& rate : each) others.emplace_back([&rate] { rate = peak_gflops<T>(wall_seconds); });
+  for (std::thread& t : others) t.join();
+  return std::accumulate(each.begin(), each.end(), 0.0);
 }
 
 /// One line on what ran where, so that a table can be read on its own.

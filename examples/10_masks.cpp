@@ -82,7 +82,7 @@ int main() {
   flush();
   // A map of 4 x 4 blocks of 4 positions, owned by the mask; the same map from memory of yours is a BlockSparseView.
   const std::vector<std::uint8_t> map{1, 0, 0, 0, /**/ 1, 1, 0, 0, /**/ 1, 0, 1, 0, /**/ 1, 0, 1, 1};
-  const mha::BlockSparse blocks(4, 4, 4, map);
+  const mha::BlockSparse blocks({.block = 4, .query_blocks = 4, .key_blocks = 4}, map);
   const auto set = [&](int q, int k) { return map[std::size_t(q / 4 * 4 + k / 4)] != 0; };
   show("BlockSparse", blocks, set);
   show("BlockSparse && Causal", blocks && mha::Causal{}, [&](int q, int k) { return set(q, k) && k <= q; });
@@ -105,7 +105,8 @@ int main() {
   const double causal_documents = price("Document: 8 of 512, && Causal", mha::Document{eighths} && mha::Causal{});
   std::vector<std::uint8_t> diagonal(64 * 64);  // 64 blocks of 64: the diagonal and the first column
   for (std::size_t i = 0; i < 64; ++i) diagonal[i * 64 + i] = diagonal[i * 64] = 1;
-  const double sparse = price("BlockSparse: diagonal, 1st column", mha::BlockSparse(64, 64, 64, diagonal));
+  const double sparse = price("BlockSparse: diagonal, 1st column",
+                              mha::BlockSparse({.block = 64, .query_blocks = 64, .key_blocks = 64}, diagonal));
 
   // The same numbers by counting on paper, times 2·Hq·(D + Dv) = 2048 FLOP a pair.
   constexpr double n = 4096, pair = 2.0 * 8 * (64 + 64);

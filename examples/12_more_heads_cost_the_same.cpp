@@ -55,12 +55,12 @@ int main() {
     layer.initialize(mha::XavierUniform{.seed = 12});
     const mha::Cost cost = mha::cost<mha::MultiHead>(layer.config(), 1, L, L);
     const auto weights = layer.attention_weights(x);  // (B, h, L, L)
-    std::printf("%5d %5d %11lld %8.1f %15lld %15d %9.2f\n", h, layer.config().head_dim, (long long)cost.parameters,
+    std::printf("%5d %5d %11lld %8.1f %15lld %15d %9.2f\n", h, layer.config().head_dim, (long long)cost.parameters(),
                 cost.total_flop() * 1e-6, (long long)cost.cache_elements, h * L, milliseconds(layer, x));
 
     // By hand: four matrices E x E, each row of x once through them, and every pair of tokens once in each of E
     // columns.
-    same = same && cost.parameters == 4 * E * E && layer.parameter_count() == cost.parameters &&
+    same = same && cost.parameters() == 4 * E * E && layer.parameter_count() == cost.parameters() &&
            cost.total_flop() == 8.0 * L * E * E + 4.0 * L * L * E && cost.cache_elements == 2 * L * E;
     // What one gains: h distributions for each token. They are different questions, not the same one h times.
     independent = independent && weights.extent(1) == h && (h == 1 || disagreement(weights) > 0.1);
@@ -72,7 +72,7 @@ int main() {
   const mha::Cost narrow = mha::cost({.d_model = E, .num_heads = 8}, 1, L, L);
   const mha::Cost wide = mha::cost({.d_model = E, .num_heads = 8, .head_dim = E}, 1, L, L);
   std::printf("8 heads as wide as the one: %.0f times the parameters, %.0f times the work\n",
-              double(wide.parameters) / double(narrow.parameters), wide.total_flop() / narrow.total_flop());
-  const bool wide_costs = wide.parameters == 8 * narrow.parameters && wide.total_flop() == 8 * narrow.total_flop();
+              double(wide.parameters()) / double(narrow.parameters()), wide.total_flop() / narrow.total_flop());
+  const bool wide_costs = wide.parameters() == 8 * narrow.parameters() && wide.total_flop() == 8 * narrow.total_flop();
   return same && independent && wide_costs ? 0 : 1;
 }

@@ -27,11 +27,23 @@
 #define MHA_BROADCAST_BY_ASM 0
 #endif
 
-/// Whether assembly may take 512-bit operands in a function that is inlined into one compiled for them; clang wants the
-/// function itself to be.
-#define MHA_WIDE_ASM MHA_BROADCAST_BY_ASM
+// How asm names a vector register where the compiler fuses products and additions of different statements.
+#if !defined(__clang__) && defined(__x86_64__)
+#define MHA_VECTOR_REGISTER "v"
+#elif !defined(__clang__) && defined(__aarch64__)
+#define MHA_VECTOR_REGISTER "w"
+#endif
+
+/// Whether assembly in a body compiled for no instruction set may take the registers of its caller's: g++ asks when it
+/// has inlined the body, clang before.
+#if defined(__x86_64__) && !defined(__clang__)
+#define MHA_WIDE_ASM 1
+#else
+#define MHA_WIDE_ASM 0
+#endif
 
 #define MHA_NO_INLINE __attribute__((noinline))
+#define MHA_FLATTEN __attribute__((flatten))
 
 namespace mha::inline v0 {
 

@@ -28,6 +28,7 @@ enum class MaskKind {
   window,
   padding,
   prefix,
+  document,
   block_sparse,
   dense,
   functor,
@@ -68,10 +69,10 @@ inline constexpr int thinning = 10;
 #if __has_feature(address_sanitizer)
 inline constexpr int thinning = 10;
 #else
-inline constexpr int thinning = 5;
+inline constexpr int thinning = 6;
 #endif
 #else
-inline constexpr int thinning = 5;
+inline constexpr int thinning = 6;
 #endif
 
 /// Which combinations are compiled: chosen so that every two levels still meet.
@@ -105,6 +106,7 @@ struct Problem {
   Index left = 0, right = 0;       ///< reach of the window
   float cap = 0, slope = 0;        ///< of the soft cap and of the user's score
   std::vector<Index> lengths;      // (B)
+  std::vector<Index> ids;          // (Lk), or (B·Lk)
   Index block = 0;                 ///< positions of one bit of the block-sparse map
   std::vector<std::uint8_t> map;   // (1 or H, Nq, Nk)
   std::vector<float> relative;     // (8 buckets, H)

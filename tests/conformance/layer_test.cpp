@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layer on Cpu and on the plain backend against the layer on the reference in double.
-#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -8,67 +7,11 @@
 
 #include <mha/mha.hpp>
 
-#include "compare.hpp"
-#include "plain_backend.hpp"
-#include "random.hpp"
+#include "layers.hpp"
 
 namespace {
 
-using mha::Config;
-using mha::Index;
-using support::Random;
-
-template <class B, class S> struct On {
-  using Backend = B;
-  using T = S;
-};
-
-template <class T> mha::Tensor<T, 3> random_rows(Index batch, Index length, Index width, Random& random) {
-  mha::Tensor<T, 3> x(batch, length, width);
-  random.fill(x);
-  return x;
-}
-template <class T> mha::Tensor<double, 3> exact(const mha::Tensor<T, 3>& x) {
-  mha::Tensor<double, 3> copy(x.extent(0), x.extent(1), x.extent(2));
-  for (std::size_t i = 0; i < x.size(); ++i) copy.data()[i] = support::to_double(x.data()[i]);
-  return copy;
-}
-
-/// Random weights of both layers: those of `oracle` are the rounded ones of `layer`, number by number.
-template <class Layer, class Oracle> void same_weights(Layer& layer, Oracle& oracle, Random& random) {
-  using T = typename Layer::Scalar;
-  std::vector<double> values;
-  layer.update([&](auto& p) {
-    for (T& x : p.flat()) {
-      x = random.rounded<T>(random.normal() / 4);
-      values.push_back(support::to_double(x));
-    }
-  });
-  oracle.update([&](auto& p) {
-    ASSERT_EQ(p.flat().size(), values.size());
-    std::size_t i = 0;
-    for (double& x : p.flat()) x = values[i++];
-  });
-}
-
-/// Relative to the largest number of the answer. Three products of up to 48 terms and a softmax between them: each
-/// rounds by (48 + 16)·u of what it adds up, 16-bit storage rounds Q, K, V and the heads to its own u on top.
-template <class T> constexpr double tolerance() {
-  return 1000 * support::unit_roundoff<mha::Accumulator<T>>() +
-         (std::is_same_v<T, mha::Accumulator<T>> ? 0 : 30 * support::unit_roundoff<T>());
-}
-
-template <class A, class B> void expect_close(const A& value, const B& expected, double bound) {
-  ASSERT_EQ(value.size(), expected.size());
-  double most = 0, worst = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double difference = std::abs(support::to_double(value.data()[i]) - support::to_double(expected.data()[i]));
-    if (!(difference <= worst)) worst = difference;
-    most = std::max(most, std::abs(support::to_double(expected.data()[i])));
-  }
-  EXPECT_GT(most, 0) << "the expected values are all zero";
-  EXPECT_LE(worst / most, bound);
-}
+using namespace conformance;
 
 template <class Setup> class LayerConformance : public testing::Test {
  public:
@@ -92,9 +35,7 @@ template <class Setup> class LayerConformance : public testing::Test {
     if (kv_model == config.d_model) expect_close(layer(x), oracle(exact(x)), tolerance<T>());
   }
 };
-using Setups = testing::Types<On<mha::Cpu, float>, On<mha::Cpu, double>, On<mha::Cpu, mha::bfloat16>,
-                              On<support::PlainBackend, float>, On<support::PlainBackend, mha::half>>;
-TYPED_TEST_SUITE(LayerConformance, Setups);
+TYPED_TEST_SUITE(LayerConformance, LayerSetups);
 
 TYPED_TEST(LayerConformance, AgreesWithTheDoubleReference) {
   TestFixture::check("plain", {.d_model = 24, .num_heads = 4});

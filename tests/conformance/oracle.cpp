@@ -31,8 +31,8 @@ const std::vector<FactorLevels>& factors() {
         {"scalar", {"float", "double", "half", "bfloat16"}},
         {"heads", {"MHA", "GQA", "MQA"}},
         {"mask",
-         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "Prefix", "BlockSparse", "Dense", "functor",
-          "a && b", "a || b", "!a", "(a && b) || !functor", "two masks"}},
+         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "Prefix", "Document", "BlockSparse", "Dense",
+          "functor", "a && b", "a || b", "!a", "(a && b) || !functor", "two masks"}},
         {"score",
          {"none", "SoftCap", "Alibi", "AdditiveBias", "RelativeBias", "Chain", "two scores", "functor", "lambda"}},
         {"scale", {"default", "explicit", "negative", "above 1", "0"}},
@@ -75,6 +75,13 @@ bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
       return not_padding;
     case MaskKind::prefix:
       return not_padding || past;
+    case MaskKind::document: {
+      const std::size_t row = p.ids.size() == static_cast<std::size_t>(p.keys) ? 0 : static_cast<std::size_t>(b);
+      const auto id = [&](Index at) {
+        return p.ids[row * static_cast<std::size_t>(p.keys) + static_cast<std::size_t>(at)];
+      };
+      return q >= 0 && id(q) == id(k);
+    }
     case MaskKind::block_sparse: {
       if (q < 0) return false;
       const Index one = p.query_blocks() * p.key_blocks();
@@ -216,6 +223,8 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
       origin = keys - queries + random.below(9) - 4;
       break;
   }
+  // Documents are for self-attention: every query stands at one of the keys or before them.
+  if (which.at<MaskKind>(mask) == MaskKind::document) origin = std::min(origin, keys - queries);
   const double standard = 1 / std::sqrt(static_cast<double>(head_dim));
   switch (which.at<ScaleKind>(conformance::scale)) {
     case ScaleKind::standard:
@@ -239,6 +248,9 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
   cap = static_cast<float>(random.uniform(1, 20));
   slope = static_cast<float>(1 + random.below(512)) / 1024;  // times a distance it is exact in float
   for (Index b = 0; b < batch; ++b) lengths.push_back(random.below(keys + 1));
+  for (Index rows = random.chance(0.5) ? 1 : batch, row = 0; row < rows; ++row)
+    for (Index at = 0, id = random.below(3); at < keys; ++at)
+      ids.push_back(id += random.chance(0.1) ? 1 + random.below(2) : 0);
   block = 1 + random.below(40);
   map.resize(static_cast<std::size_t>(query_blocks() * key_blocks() * (random.chance(0.5) ? 1 : heads)));
   for (std::uint8_t& x : map) x = random.chance(0.5) ? 1 : 0;

@@ -120,8 +120,10 @@ template <class F> void with_masks(const Problem& p, F&& f) {
       return f(Kinds<MaskKind::padding>{}, padding);
     case MaskKind::prefix:
       return f(Kinds<MaskKind::prefix>{}, mha::Prefix{p.lengths});
+    case MaskKind::document:
+      return f(Kinds<MaskKind::document>{}, mha::Document{p.ids});
     case MaskKind::block_sparse:
-      return f(Kinds<MaskKind::block_sparse>{}, mha::BlockSparse(p.block, p.query_blocks(), p.key_blocks(), p.map));
+      return f(Kinds<MaskKind::block_sparse>{}, mha::BlockSparse({p.block, p.query_blocks(), p.key_blocks()}, p.map));
     case MaskKind::dense:
       return f(Kinds<MaskKind::dense>{}, mha::Dense(p.table));
     case MaskKind::functor:

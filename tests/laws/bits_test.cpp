@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One row, one answer: a row's bits depend on its query, the keys it sees and its position, on nothing else.
+#include <cmath>
+#include <string>
 #include <vector>
 
 #include "law.hpp"
@@ -42,6 +44,39 @@ TYPED_TEST(Bits, OneQueryEqualsItsRowAmongMany) {
       const auto some = attend<Cpu>(laws::rows(in.q, 41, 77), in.k, in.v, policies..., mha::Origin{41});
       for (Index i = 0; i < 77; ++i) EXPECT_TRUE(same_row(some, 0, i, many, 0, 41 + i, 1)) << name << ", row " << i;
     });
+  });
+}
+
+// Decoding: heads of a group share a tile, keys come in chunks that threads may share, and other kernels run.
+TYPED_TEST(Bits, FewQueriesOverManyKeysEqualTheirRowsAmongMany) {
+  support::Random random("few queries");
+  const Sizes sizes{
+      .batch = 1, .heads = 4, .kv_heads = 2, .queries = 50, .keys = 4200, .head_dim = 16, .value_dim = 32};
+  const Inputs<TypeParam> in(sizes, random);
+  const Index origin = sizes.keys - sizes.queries;
+  const std::vector<Index> visible = {4150};
+  const mha::Sink sink({0.5f, -3, 10, -INFINITY});
+  at_every_isa([&] {
+    const auto check = [&](const char* name, const auto&... policies) {
+      const auto many = attend<Cpu>(in, policies...);
+      for (const Index count : {1, 2, 3, 8, 20}) {
+        const Index first = count == 1 ? sizes.queries - 1 : random.below(sizes.queries - count + 1);
+        const auto q = laws::rows(in.q, first, count);
+        const auto few = attend<Cpu>(q, in.k, in.v, policies..., mha::Origin{origin + first});
+        const auto shared =
+            attend<mha::CpuWith<laws::NewThreads<3>>>(q, in.k, in.v, policies..., mha::Origin{origin + first});
+        expect_same_bits(few, shared, std::string(name) + ", chunks shared among threads");
+        for (Index h = 0; h < sizes.heads; ++h)
+          for (Index i = 0; i < count; ++i)
+            EXPECT_TRUE(same_row(few, 0, i, many, 0, first + i, h))
+                << name << ", row " << first + i << " of " << count << " rows, head " << h;
+      }
+    };
+    check("full", mha::Full{});
+    check("causal", mha::Causal{}, sink);
+    check("window", mha::SlidingWindow{.left = 4100, .right = 3});
+    check("padding", mha::Padding{visible}, mha::Alibi{}, sink);
+    check("functor, soft cap", laws::Strided{}, mha::SoftCap{.cap = 4});
   });
 }
 

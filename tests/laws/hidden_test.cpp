@@ -90,7 +90,7 @@ TYPED_TEST(Hidden, PoisonBehindAMaskDoesNothing) {
     check("padding", mha::Padding{lengths});
     check("prefix", mha::Prefix{lengths});
     check("document", mha::Document{documents});
-    check("block-sparse", mha::BlockSparse(10, 16, 16, map));
+    check("block-sparse", mha::BlockSparse({.block = 10, .query_blocks = 16, .key_blocks = 16}, map));
     check("dense", mha::Dense(table));
     check("functor", laws::Strided{});
     check("and, or, not", (mha::Causal{} && mha::Padding{lengths}) || !mha::mask(laws::Strided{}));

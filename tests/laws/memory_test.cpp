@@ -106,12 +106,12 @@ TYPED_TEST(Memory, SecondCallAllocatesNothing) {
       << "nothing is counted";
 }
 
-TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
-  mha::MultiHeadAttention<TypeParam, mha::Cpu, mha::GroupedQuery<2>, mha::Causal> layer(
-      {.d_model = 32, .num_heads = 4, .bias = true});
+template <class Layer> void expect_no_second_allocation() {
+  using T = typename Layer::Scalar;
+  Layer layer({.d_model = 32, .num_heads = 4, .bias = true});
   layer.initialize(mha::XavierUniform{.seed = 5});
   support::Random random("layer without allocation");
-  mha::Tensor<TypeParam, 3> x(2, 40, 32), y(2, 40, 32);
+  mha::Tensor<T, 3> x(2, 40, 32), y(2, 40, 32);
   random.fill(x);
   mha::Workspace workspace;
   const auto call = [&] { layer(x, mha::into(y), workspace); };
@@ -121,13 +121,37 @@ TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
   EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
   EXPECT_EQ(workspace.allocations(), before);
   // Nor do calls of another shape, once there was one.
-  mha::Tensor<TypeParam, 3> step(2, 1, 32), to(2, 1, 32);
+  mha::Tensor<T, 3> step(2, 1, 32), to(2, 1, 32);
   layer(step, mha::into(to), workspace);
   const auto both = [&] {
     layer(step, mha::into(to), workspace);
     call();
   };
   EXPECT_EQ(count(both).calls, 0u);
+}
+
+TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
+  using T = TypeParam;
+  expect_no_second_allocation<mha::MultiHeadAttention<T, mha::Cpu, mha::GroupedQuery<2>, mha::Causal>>();
+  expect_no_second_allocation<mha::MultiHeadAttention<T, mha::Cpu, mha::Rotary<>, mha::QkNorm, mha::GatedHeads>>();
+}
+
+// Every step writes where the next one reads: a call takes Q, K, V and the heads, and a tile's scratch.
+TEST(MemoryLayer, NothingIsCopiedBetweenTheSteps) {
+  using Serial = mha::CpuWith<mha::Serial>;
+  const auto taken = [](Index length) {
+    mha::MultiHeadAttention<float, Serial, mha::Rotary<>, mha::QkNorm, mha::GatedHeads> layer(
+        {.d_model = 64, .num_heads = 4});
+    layer.initialize(mha::XavierUniform{.seed = 6});
+    support::Random random("steps");
+    mha::Tensor<float, 2> x(length, 64), y(length, 64);
+    random.fill(x);
+    mha::Workspace workspace;
+    layer(x, mha::into(y), workspace);
+    layer(x, mha::into(y), workspace);
+    return workspace.bytes();
+  };
+  EXPECT_EQ(taken(2048) - taken(1024), 1024u * 4 * 64 * sizeof(float));
 }
 
 TEST(MemoryLargest, NothingOfTheSizeOfTheWeightsIsAllocated) {

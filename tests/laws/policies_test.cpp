@@ -329,7 +329,7 @@ TEST(LayerPolicies, ALayerOwnsItsBlockMapAndItsBias) {
   random.fill(table);
   const auto make = [&] {
     auto layer = mha::make_attention<double, Cpu>(
-        {.d_model = 8, .num_heads = 2}, mha::BlockSparse(3, 2, 2, std::vector<std::uint8_t>(map)),
+        {.d_model = 8, .num_heads = 2}, mha::BlockSparse({.block = 3, .query_blocks = 2, .key_blocks = 2}, map),
         mha::RelativeBias(std::vector<float>(table), {.count = 4, .max_distance = 4}));
     layer.initialize(mha::XavierUniform{.seed = 9});
     return layer;

@@ -33,7 +33,8 @@ field() {
 
 compile() {  # HEADERS OBJECT SOURCE
   # shellcheck disable=SC2086
-  ${CXX:-c++} -std=c++20 -O1 -w -DMHA_CONFORMANCE_THIN ${CPPFLAGS:-} -I "$1" -I "$tests/support" -isystem /usr/include/eigen3 -c "$3" -o "$2"
+  ${CXX:-c++} -std=c++20 -O1 -w -DMHA_CONFORMANCE_THIN "-DMHA_GOLDEN_DIR=\"$tests/golden\"" ${CPPFLAGS:-} \
+    -I "$1" -I "$tests/support" -isystem /usr/include/eigen3 -c "$3" -o "$2"
 }
 
 # suite HEADERS FOLDER NAME: builds and runs; 0 passed, 1 failed, 2 did not build.

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <concepts>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "../config.hpp"
+#include "check.hpp"
 
 namespace mha::inline v0 {
 
@@ -27,7 +30,11 @@ template <class T> struct Borrowed {
              { r.data() } -> std::convertible_to<const T*>;
              r.size();
            }) constexpr Borrowed(Range& range)
-      : data(range.data()), size(static_cast<Index>(range.size())) {}
+      : data(range.data()), size(static_cast<Index>(range.size())) {
+    if (!std::in_range<Index>(range.size()))
+      detail::fail("Borrowed: a container has ", range.size(), " elements, the most is ",
+                   std::numeric_limits<Index>::max());
+  }
 
   template <class Range>
   requires(!std::same_as<Range, Borrowed> && !std::is_lvalue_reference_v<Range> && requires(const Range& r) {

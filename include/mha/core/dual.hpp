@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cmath>
-#include <concepts>
+#include <cstddef>
 #include <limits>
-#include <type_traits>
 
 #include "../config.hpp"
+#include "math.hpp"
 
 namespace mha::inline v0 {
-
-template <class T>
-concept Arithmetic = std::is_arithmetic_v<T>;
 
 /// A value and its derivatives with respect to N variables: evaluating a score on duals differentiates it.
 ///
@@ -70,13 +66,7 @@ template <class T, int N = 1> struct Dual {
   friend MHA_HOST_DEVICE constexpr bool operator>=(const Dual& a, const Dual& b) { return a.value >= b.value; }
 };
 
-// The maths a score may use: the same names for numbers and for duals.
-
-template <Arithmetic T> MHA_HOST_DEVICE T exp(T x) { return std::exp(x); }
-template <Arithmetic T> MHA_HOST_DEVICE T log(T x) { return std::log(x); }
-template <Arithmetic T> MHA_HOST_DEVICE T tanh(T x) { return std::tanh(x); }
-template <Arithmetic T> MHA_HOST_DEVICE T sqrt(T x) { return std::sqrt(x); }
-template <Arithmetic T> MHA_HOST_DEVICE constexpr T abs(T x) { return x < T(0) ? -x : x; }
+// The maths of core/math.hpp on duals: a score that uses these names is differentiated by them.
 
 template <class T, int N> MHA_HOST_DEVICE Dual<T, N> exp(const Dual<T, N>& a) {
   const T e = mha::exp(a.value);

@@ -45,7 +45,8 @@ template <class T> std::unique_ptr<T[], AlignedDelete> aligned_array(std::size_t
 
 /// An owning, row-major, 64-byte aligned array with Rank axes, zero at first.
 ///
-/// Errors    ShapeError on a negative extent; std::bad_alloc if the elements are more than memory can hold
+/// Errors    ShapeError on an extent that is negative or beyond an Index; std::bad_alloc if the elements are more than
+/// memory can hold
 template <class T, int Rank> class Tensor {
  public:
   static constexpr int rank = Rank;
@@ -55,7 +56,7 @@ template <class T, int Rank> class Tensor {
 
   template <std::convertible_to<Index>... I>
   requires(sizeof...(I) == Rank) explicit Tensor(I... extents) {
-    const Index extent[] = {static_cast<Index>(extents)...};
+    const Index extent[] = {detail::as_extent(extents)...};
     std::ptrdiff_t most = 1;  // no stride is larger, whatever axes are empty
     for (int a = 0; a < Rank; ++a) {
       detail::require(extent[a] >= 0, "Tensor: extent ", extent[a], " on axis ", a);

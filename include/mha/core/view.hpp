@@ -3,9 +3,12 @@
 
 #include <concepts>
 #include <cstddef>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "../config.hpp"
+#include "check.hpp"
 
 namespace mha::inline v0 {
 
@@ -67,12 +70,26 @@ template <class T, int Rank> constexpr bool is_contiguous(const TensorView<T, Ra
   return true;
 }
 
+namespace detail {
+
+/// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0.
+template <class I> constexpr Index as_extent(I n) {
+  if constexpr (std::integral<I> && sizeof(I) >= sizeof(Index))
+    if (!std::in_range<Index>(n))
+      fail("view: an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());
+  return static_cast<Index>(n);
+}
+
+}  // namespace detail
+
 /// Dense row-major memory: view(p, 3, 4) has axes (3, 4) and strides (4, 1).
+///
+/// Errors    ShapeError if an extent is beyond what an Index holds
 template <class T, std::convertible_to<Index>... I>
 requires(sizeof...(I) >= 1 &&
          sizeof...(I) <= 5) constexpr TensorView<T, static_cast<int>(sizeof...(I))> view(T* data, I... extents) {
   constexpr int Rank = static_cast<int>(sizeof...(I));
-  TensorView<T, Rank> v{data, {static_cast<Index>(extents)...}, {}};
+  TensorView<T, Rank> v{data, {detail::as_extent(extents)...}, {}};
   std::ptrdiff_t stride = 1;
   for (int a = Rank - 1; a >= 0; --a) {
     v.stride[a] = stride;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -19,25 +19,10 @@
 #include "cost.hpp"
 #include "explain.hpp"
 #include "parameters.hpp"
+#include "products.hpp"
 #include "sequence.hpp"
 
 namespace mha::inline v0 {
-
-/// Keys and values that a layer projected once, to be attended by many calls: layer(x, layer.project_memory(memory)).
-///
-/// Shapes    key (B, Lk, Hkv, D), normalised and turned to its position  value (B, Lk, Hkv, Dv)
-template <class T> struct KeyValues { Tensor<T, 4> key, value; };
-
-namespace detail {
-
-template <class T> constexpr bool is_key_values = false;
-template <class T> constexpr bool is_key_values<KeyValues<T>> = true;
-
-/// What cross-attention attends to: rows still to be projected, or keys and values already made.
-template <class M>
-concept MemoryArgument = Sequence<M> || is_key_values<std::remove_cvref_t<M>>;
-
-}  // namespace detail
 
 /// A multi-head attention layer with one template parameter per role. Users name MultiHeadAttention, which sorts its
 /// policies into this order; the code is shared whatever order they were written in.
@@ -72,12 +57,15 @@ class Layer {
   ParameterViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
 
-  /// f(ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale.
+  /// f(ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale. Backends that
+  /// pack weights do so here and in borrow(), once for all calls.
   ///
   /// Errors    ShapeError if the weights are borrowed
   template <class F> void update(F&& f) {
     auto p = parameters_.writable();
+    products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
     f(p);
+    products_ = Products(parameters_.views(), O::has_weights);
   }
 
   /// Draws the weights, e.g. XavierUniform{.seed = 1}.
@@ -87,14 +75,15 @@ class Layer {
 
   /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives; or
   /// another layer's, to run the same weights under another mask: windowed.borrow(layer.parameters()). Without a
-  /// `keep_alive`, whoever owns the memory must outlive this layer.
+  /// `keep_alive`, whoever owns the memory must outlive this layer. A backend that packs weights reads the matrices
+  /// here and not again: the pages of a mapping may be dropped, and weights that changed since are to be borrowed anew.
   ///
   /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
-    parameters_.borrow(weights, std::move(keep_alive));
+    parameters_.borrow(weights, std::move(keep_alive), packing());
   }
   void borrow(const ParameterViews<const T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
-    parameters_.borrow(weights, std::move(keep_alive));
+    parameters_.borrow(weights, std::move(keep_alive), packing());
   }
 
   /// Self-attention.
@@ -145,7 +134,10 @@ class Layer {
       sequences = k.size - 1;
     }
     const Source source{to.key.view(), to.value.view(), to.key.view(), to.value.view(), from};
-    make_keys_and_values(source, parameters_.views(), offsets, sequences, frame, workspace);
+    const auto w = parameters_.views();
+    const TensorView<T, 2> results[] = {detail::rows_of(source.to_key), detail::rows_of(source.to_value)};
+    products_.run(detail::as_rows(from, frame), w, Matrix::key, results, workspace);
+    finish_keys(source, w, offsets, sequences);
     return to;
   }
 
@@ -168,20 +160,24 @@ class Layer {
     return detail::mean_over_heads(attention_weights(x, extra...));
   }
 
-  /// What a call of this shape does: sizes, products, kernel, work and memory, one fact a line.
-  std::string explain(Index batch, Index queries, Index keys) const {
+  /// What a call of this shape costs, stage by stage; masks of the call intersect with the layer's.
+  ///
+  /// Errors    ShapeError if a size is negative, or a mask's data does not fit it
+  template <Mask... Masks> Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
+    return detail::layer_cost<T, N, C, O>(config_, batch, queries, keys,
+                                          detail::intersect(mask_, detail::collect_masks(masks...)));
+  }
+
+  /// The cost, policies, kernel and memory of such a call, one fact a line.
+  template <Mask... Masks> std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
     const CallShape shape{batch, config_.num_heads, queries, keys, keys - queries};
-    Cost cost = mha::cost<GroupedQuery<Dynamic>>(config_, batch, queries, keys);
-    if (!O::has_weights) cost.output_flop = 0;
-    const std::string weights = std::to_string(parameter_count()) + " " + detail::scalar_name<T>() +
-                                (!parameters_.present()   ? ", none yet"
-                                 : parameters_.borrowed() ? ", borrowed"
-                                                          : ", owned");
-    const std::string policies =
-        std::string(P::name) + ", " + N::name + ", " + R::name + ", " + C::name + ", " + O::name;
-    return detail::explain_layer(
-        config_, cost, weights, policies,
-        B{}.template explain<T>({shape, config_.num_kv_heads, config_.head_dim, config_.value_dim}), sizeof(T));
+    const std::string weights =
+        std::string(!parameters_.present()   ? "none yet"
+                    : parameters_.borrowed() ? "borrowed"
+                                             : "owned") +
+        (products_.bytes() > 0 ? ", packed in " + std::to_string(products_.bytes()) + " bytes" : "");
+    return detail::explain_layer<T, B>(config_, cost(batch, queries, keys, masks...), shape, weights,
+                                       {P::name, N::name, R::name, C::name, O::name});
   }
 
  private:
@@ -230,14 +226,13 @@ class Layer {
     detail::require_supported<B>("layer");
 
     const auto w = parameters_.views();
-    make_queries(x, w, q, call.shape.origin, call.q_offsets, call.shape.batch, frame, workspace);
-    make_keys_and_values(keys, w, call.k_offsets, call.shape.batch, frame, workspace);
+    project(x, q, keys, call, w, frame, workspace);
     detail::run<B>(call, workspace);
     if constexpr (C::has_gates) C::template apply<T>(heads, w.gate);
     const TensorView<const T, 2> rows = view(heads.data, batch * length, concat);
     detail::into_rows(y, frame, [&](const TensorView<T, 2>& to) {
       if constexpr (O::has_weights)
-        B{}.gemm(GemmCall<T>{rows, w.output.weight, w.output.bias, to}, workspace);
+        products_.run(rows, w, Matrix::output, {&to, 1}, workspace);
       else
         detail::copy_sequence(detail::with_batch(rows), detail::with_batch(to));
     });
@@ -261,9 +256,7 @@ class Layer {
         detail::chain(score_, detail::collect_scores(extra...)), sink_, options(extra...), frame);
     call.kv = {keys.key, keys.key, call.k_offsets};
     detail::require_supported<B>("layer");
-    const auto w = parameters_.views();
-    make_queries(from, w, q, call.shape.origin, call.q_offsets, call.shape.batch, frame, workspace);
-    make_keys_and_values(keys, w, call.k_offsets, call.shape.batch, frame, workspace);
+    project(from, q, keys, call, parameters_.views(), frame, workspace);
     return detail::run_weights<B>(call, workspace);
   }
 
@@ -293,33 +286,34 @@ class Layer {
     return {memory.key.view(), memory.value.view(), {}, {}, {}};
   }
 
-  void make_queries(const TensorView<const T, 3>& x, const ParameterViews<const T>& w, const TensorView<T, 4>& q,
-                    const Origins& origin, const Index* offsets, Index sequences, typename Workspace::Frame& frame,
-                    Workspace& workspace) const {
-    project(detail::as_rows(x, frame), w.query, q, workspace);
+  /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
+  template <class Call>
+  void project(const TensorView<const T, 3>& x, const TensorView<T, 4>& q, const Source& s, const Call& call,
+               const ParameterViews<const T>& w, typename Workspace::Frame& frame, Workspace& workspace) const {
+    const TensorView<T, 2> results[] = {detail::rows_of(q), detail::rows_of(s.to_key), detail::rows_of(s.to_value)};
+    const std::span<const TensorView<T, 2>> to(results, s.to_key.data == nullptr     ? 1u
+                                                        : s.to_value.data == nullptr ? 2u
+                                                                                     : 3u);
+    const auto rows = detail::as_rows(x, frame);
+    if (to.size() > 1 && !detail::same_view(x, s.rows)) {
+      products_.run(rows, w, Matrix::query, to.first(1), workspace);
+      products_.run(detail::as_rows(s.rows, frame), w, Matrix::key, to.subspan(1), workspace);
+    } else {
+      products_.run(rows, w, Matrix::query, to, workspace);
+    }
     if constexpr (N::has_weights) norm_.template apply<T>(q, w.query_norm);
-    turn(q, origin, offsets, sequences);
+    turn(q, call.shape.origin, call.q_offsets, call.shape.batch);
+    if (to.size() > 1) finish_keys(s, w, call.k_offsets, call.shape.batch);
   }
 
-  void make_keys_and_values(const Source& s, const ParameterViews<const T>& w, const Index* offsets, Index sequences,
-                            typename Workspace::Frame& frame, Workspace& workspace) const {
-    if (s.rows.extent[2] == 0) return;
-    const auto rows = detail::as_rows(s.rows, frame);
-    project(rows, w.key, s.to_key, workspace);
+  void finish_keys(const Source& s, const ParameterViews<const T>& w, const Index* offsets, Index sequences) const {
     if constexpr (N::has_weights) norm_.template apply<T>(s.to_key, w.key_norm);
     turn(s.to_key, Origins(Index{0}), offsets, sequences);
-    if (s.to_value.data != nullptr) project(rows, w.value, s.to_value, workspace);
   }
 
-  /// rows (B·L, E) → to (B, L, H, D), contiguous.
-  static void project(const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,
-                      const TensorView<T, 4>& to, Workspace& workspace) {
-    const Index columns = weights.head_count() * weights.head_dim();
-    P::for_each_product(weights, [&](const ProjectionProduct<T>& product) {
-      const TensorView<T, 2> part{
-          to.data + product.first_column, {rows.extent[0], product.matrix.extent[1]}, {columns, 1}};
-      B{}.gemm(GemmCall<T>{rows, product.matrix, product.bias, part}, workspace);
-    });
+  /// Packs what is about to be borrowed, before anything else changes.
+  auto packing() {
+    return [this](const ParameterViews<const T>& w) { products_ = Products(w, O::has_weights); };
   }
 
   /// Lets the position of every row enter, sequence by sequence where the rows are packed.
@@ -344,14 +338,14 @@ class Layer {
   void check_x(const TensorView<const T, 3>& x) const {
     detail::require(parameters_.present(), "layer: it has 0 of its ", parameter_count(),
                     " weights: call initialize, update or borrow first");
-    check_rows("x", x);
+    detail::require_rows("x", x);
     detail::require(x.extent[2] == config_.d_model, "layer: x has width ", x.extent[2], " but d_model is ",
                     config_.d_model);
   }
   void check_memory(const TensorView<const T, 3>& memory) const {
     detail::require(parameters_.present(), "layer: it has 0 of its ", parameter_count(),
                     " weights: call initialize, update or borrow first");
-    check_rows("memory", memory);
+    detail::require_rows("memory", memory);
     detail::require(memory.extent[2] == config_.kv_model, "layer: the keys' rows have width ", memory.extent[2],
                     " but kv_model is ", config_.kv_model);
   }
@@ -360,13 +354,6 @@ class Layer {
     detail::require_equal("layer", "head size", "key", memory.key.extent(3), "the layer", config_.head_dim);
     detail::require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", config_.value_dim);
   }
-  static void check_rows(const char* name, const TensorView<const T, 3>& v) {
-    detail::require_data("layer", name, v);
-    detail::require(std::int64_t{v.extent[0]} * v.extent[1] <= std::numeric_limits<Index>::max(), "layer: ", name,
-                    " has ", v.extent[0], " sequences of ", v.extent[1], " rows, the most rows are ",
-                    std::numeric_limits<Index>::max());
-  }
-
   template <class... Extra> auto options(const Extra&... extra) const {
     auto o = detail::collect_options<Accumulator<T>>(extra...);
     o.scale = config_.scale;
@@ -382,8 +369,12 @@ class Layer {
     }
   }
 
+  using Products = detail::LayerProducts<T, B, P>;
+  using Matrix = detail::LayerMatrix;
+
   Config config_;
   Parameters<T, P, N, C, O> parameters_;
+  Products products_;
   M mask_;
   S score_;
   [[no_unique_address]] Z sink_;

@@ -51,6 +51,10 @@ template <class T> struct BorrowedWeights {
 /// A layer's parameters: one flat allocation of its own, or views of somebody else's memory kept alive with it. There
 /// are none until they are written or borrowed, so that a mapped checkpoint costs no second copy.
 template <class T, class Projection, class N, class C, class O> class Parameters {
+  struct NothingBefore {
+    void operator()(const ParameterViews<const T>&) const {}
+  };
+
  public:
   explicit Parameters(const Config& config) : config_(config) {}
 
@@ -84,8 +88,11 @@ template <class T, class Projection, class N, class C, class O> class Parameters
     return carve<T>(own_.data(), own_.size());
   }
 
+  /// Uses weights where they are; before(views) comes last of what can throw.
+  ///
   /// Errors    ShapeError if a matrix, bias or vector has not the configuration's shape; nothing changes then
-  void borrow(const ParameterViews<const T>& w, std::shared_ptr<const void> keep_alive) {
+  template <class F = NothingBefore>
+  void borrow(const ParameterViews<const T>& w, std::shared_ptr<const void> keep_alive, const F& before = {}) {
     const Config& c = config_;
     detail::require(own_.size() == 0 || w.query.heads.data != own_.data(), "borrow: the weights are the layer's own ",
                     size(), " numbers, another layer's are wanted");
@@ -98,6 +105,7 @@ template <class T, class Projection, class N, class C, class O> class Parameters
     check_vector("query_norm", w.query_norm, N::has_weights ? c.head_dim : 0);
     check_vector("key_norm", w.key_norm, N::has_weights ? c.head_dim : 0);
     check_vector("gate", w.gate, C::has_gates ? c.num_heads : 0);
+    before(w);
     views_ = w;
     views_.all = {};
     keep_alive_ = std::move(keep_alive);
@@ -105,7 +113,8 @@ template <class T, class Projection, class N, class C, class O> class Parameters
     borrowed_ = true;
   }
 
-  void borrow(const BorrowedWeights<T>& w, std::shared_ptr<const void> keep_alive) {
+  template <class F = NothingBefore>
+  void borrow(const BorrowedWeights<T>& w, std::shared_ptr<const void> keep_alive, const F& before = {}) {
     const Config& c = config_;
     // The matrices are checked while they are still as the caller wrote them.
     check_matrix("query", w.query, c.d_model, c.query_width());
@@ -122,7 +131,7 @@ template <class T, class Projection, class N, class C, class O> class Parameters
     next.query_norm = w.query_norm;
     next.key_norm = w.key_norm;
     next.gate = w.gate;
-    borrow(next, std::move(keep_alive));
+    borrow(next, std::move(keep_alive), before);
   }
 
  private:

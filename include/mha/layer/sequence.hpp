@@ -2,7 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
 
+#include "../core/check.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 
@@ -12,7 +16,19 @@ namespace mha::inline v0 {
 template <class T>
 concept Sequence = ViewableOfRank<T, 2, 3>;
 
+/// Keys and values that a layer projected once, to be attended by many calls: layer(x, layer.project_memory(memory)).
+///
+/// Shapes    key (B, Lk, Hkv, D), normalised and turned to its position  value (B, Lk, Hkv, Dv)
+template <class T> struct KeyValues { Tensor<T, 4> key, value; };
+
 namespace detail {
+
+template <class T> constexpr bool is_key_values = false;
+template <class T> constexpr bool is_key_values<KeyValues<T>> = true;
+
+/// What cross-attention attends to: rows still to be projected, or keys and values already made.
+template <class M>
+concept MemoryArgument = Sequence<M> || is_key_values<std::remove_cvref_t<M>>;
 
 template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 3>& v) { return v; }
 template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>& v) {
@@ -20,6 +36,17 @@ template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>&
 }
 template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
   return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
+}
+
+/// A projection's result (B, L, H, D), contiguous, as rows (B·L, H·D).
+template <class T> constexpr TensorView<T, 2> rows_of(const TensorView<T, 4>& x) {
+  return view(x.data, x.batch() * x.length(), x.heads() * x.dim());
+}
+
+template <class T> void require_rows(const char* name, const TensorView<T, 3>& v) {
+  require_data("layer", name, v);
+  require(std::int64_t{v.extent[0]} * v.extent[1] <= std::numeric_limits<Index>::max(), "layer: ", name, " has ",
+          v.extent[0], " sequences of ", v.extent[1], " rows, the most rows are ", std::numeric_limits<Index>::max());
 }
 
 template <class T, class Frame> T* take(Frame& frame, Index batch, Index length, Index width) {
@@ -31,6 +58,14 @@ template <class T, class U> void copy_sequence(const TensorView<T, 3>& from, con
   for (Index b = 0; b < from.extent[0]; ++b)
     for (Index l = 0; l < from.extent[1]; ++l)
       for (Index e = 0; e < from.extent[2]; ++e) to(b, l, e) = from(b, l, e);
+}
+
+/// Whether two views show the same elements in the same order.
+template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
+  bool same = a.data == b.data;
+  for (int axis = 0; axis < 3; ++axis)
+    same = same && a.extent[axis] == b.extent[axis] && a.stride[axis] == b.stride[axis];
+  return same;
 }
 
 /// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.

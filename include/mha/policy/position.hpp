@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <numbers>
-#include <vector>
 
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
@@ -84,10 +85,13 @@ struct Llama3Scaling {
     return (1 - smooth) * f / factor + smooth * f;
   }
   void check() const {
-    detail::require(factor > 0 && original_length > 0, "Llama3Scaling: factor is ", factor, " and original_length is ",
-                    original_length, ", both must be positive");
-    detail::require(low_frequency < high_frequency, "Llama3Scaling: low_frequency ", low_frequency,
-                    " is not below high_frequency ", high_frequency);
+    detail::require(factor > 0 && std::isfinite(factor), "Llama3Scaling: factor is ", factor,
+                    ", it must be a positive finite number");
+    detail::require(original_length > 0 && std::isfinite(original_length), "Llama3Scaling: original_length is ",
+                    original_length, ", it must be a positive finite number");
+    detail::require(low_frequency >= 0, "Llama3Scaling: low_frequency is ", low_frequency, ", the least is 0");
+    detail::require(low_frequency < high_frequency && std::isfinite(high_frequency), "Llama3Scaling: low_frequency ",
+                    low_frequency, " is not below a finite high_frequency, which is ", high_frequency);
   }
 };
 
@@ -112,28 +116,36 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
                     " would turn, an even number is wanted");
     detail::require(base > 0 && std::isfinite(base), "Rotary: base is ", base, ", it must be a positive finite number");
     scaling.check();
+    const double scaled = scaling.base(base, turning(head_dim));
+    detail::require(scaled > 0 && std::isfinite(scaled), "Rotary: base ", base, " is scaled to ", scaled,
+                    ", it must stay a positive finite number");
   }
 
   template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
     using A = Accumulator<T>;
     const Index r = turning(x.dim());
     const double scaled_base = scaling.base(base, r);
-    std::vector<double> frequency(static_cast<std::size_t>(r / 2));
-    for (std::size_t i = 0; i < frequency.size(); ++i)
-      frequency[i] = scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
-    for (Index b = 0; b < x.batch(); ++b)
-      for (Index l = 0; l < x.length(); ++l)
-        for (Index i = 0; i < r / 2; ++i) {
-          const double angle = (double(first[b]) + l) * frequency[static_cast<std::size_t>(i)];
-          const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
-          for (Index h = 0; h < x.heads(); ++h) {
-            T& even = x(b, l, h, Pairing::first(i, r));
-            T& odd = x(b, l, h, Pairing::second(i, r));
-            const A u(even), v(odd);
-            even = T(u * c - v * s);
-            odd = T(u * s + v * c);
+    // Pairs are taken so many at a time that their frequencies need no memory of their own.
+    constexpr Index most = 64;
+    std::array<double, most> frequency{};
+    for (Index begin = 0; begin < r / 2; begin += most) {
+      const Index end = std::min(begin + most, r / 2);
+      for (Index i = begin; i < end; ++i)
+        frequency[static_cast<std::size_t>(i - begin)] = scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
+      for (Index b = 0; b < x.batch(); ++b)
+        for (Index l = 0; l < x.length(); ++l)
+          for (Index i = begin; i < end; ++i) {
+            const double angle = (double(first[b]) + l) * frequency[static_cast<std::size_t>(i - begin)];
+            const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
+            for (Index h = 0; h < x.heads(); ++h) {
+              T& even = x(b, l, h, Pairing::first(i, r));
+              T& odd = x(b, l, h, Pairing::second(i, r));
+              const A u(even), v(odd);
+              even = T(u * c - v * s);
+              odd = T(u * s + v * c);
+            }
           }
-        }
+    }
   }
 
  private:

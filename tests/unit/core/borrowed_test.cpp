@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -9,11 +10,22 @@
 #include <gtest/gtest.h>
 
 #include <mha/core/borrowed.hpp>
+#include <mha/core/check.hpp>
+
+#include "scratch.hpp"
 
 namespace {
 
 using mha::Borrowed;
 using mha::Index;
+
+TEST(Borrowed, RefusesMoreElementsThanAnIndexCounts) {
+  Index one = 0;
+  const std::span<const Index> most(&one, 2147483647u), beyond(&one, std::size_t{1} << 32);
+  EXPECT_EQ(Borrowed<Index>(most).size, 2147483647);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(Borrowed<Index>(beyond)); }),
+            "Borrowed: a container has 4294967296 elements, the most is 2147483647");
+}
 
 TEST(Borrowed, PointsAtNamedContainers) {
   std::vector<Index> v{3, 1, 2};

@@ -130,6 +130,11 @@ TEST(Tensor, RefusesANegativeExtent) {
   EXPECT_EQ(message(-2, -2), "Tensor: extent -2 on axis 0") << "their product is positive";
 }
 
+TEST(Tensor, RefusesAnExtentBeyondAnIndex) {
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([] { Tensor<float, 2>(std::size_t{1} << 32, 1); }),
+            "view: an extent is 4294967296, the largest is 2147483647");
+}
+
 TEST(Tensor, RefusesMoreElementsThanMemoryCanHold) {
   EXPECT_THROW((Tensor<double, 3>(1 << 20, 1 << 20, 1 << 20)), std::bad_alloc);
   // 2^64 elements must not wrap around to none.

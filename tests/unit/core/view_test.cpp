@@ -12,6 +12,8 @@
 #include <mha/core/tensor.hpp>
 #include <mha/core/view.hpp>
 
+#include "scratch.hpp"
+
 namespace {
 
 using mha::Index;
@@ -74,6 +76,19 @@ TEST(View, TakesExtentsOfAnyIntegerType) {
   const auto v = mha::view(memory, std::size_t{2}, 3L);
   EXPECT_EQ(v.extent[0], 2);
   EXPECT_EQ(v.extent[1], 3);
+}
+
+TEST(View, RefusesAnExtentBeyondAnIndex) {
+  int memory[1] = {};
+  const auto refusal = [&](auto extent) {
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::view(+memory, 1, extent)); });
+  };
+  EXPECT_EQ(refusal(std::size_t{1} << 32), "view: an extent is 4294967296, the largest is 2147483647");
+  EXPECT_EQ(refusal(2147483648u), "view: an extent is 2147483648, the largest is 2147483647");
+  EXPECT_EQ(refusal(-2147483649L), "view: an extent is -2147483649, the largest is 2147483647");
+  EXPECT_EQ(refusal(2147483647L), "");
+  constexpr TensorView<const int, 1> none = mha::view(static_cast<const int*>(nullptr), std::size_t{3});
+  static_assert(none.extent[0] == 3);
 }
 
 TEST(View, NamesItsAxes) {

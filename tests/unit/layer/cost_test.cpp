@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/core/scalar.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/layer/cost.hpp>
 #include <mha/policy/mask/block_sparse.hpp>
@@ -27,12 +28,12 @@ Cost model(int d_model, int heads, int kv_heads = 0, int length = 1) {
 }
 
 TEST(Cost, HasThePublishedParameters) {
-  EXPECT_EQ(model(512, 8).parameters, 1'048'576) << "Transformer base";
-  EXPECT_EQ(model(768, 12).parameters, 2'359'296) << "GPT-2 small";
-  EXPECT_EQ(model(12288, 96).parameters, 603'979'776) << "GPT-3";
-  EXPECT_EQ(model(4096, 32).parameters, 67'108'864) << "Llama 3.1 8B, every head its own keys";
-  EXPECT_EQ(model(4096, 32, 8).parameters, 41'943'040) << "Llama 3.1 8B";
-  EXPECT_EQ(model(16384, 128).parameters, 1'073'741'824) << "Llama 3.1 405B, every head its own keys";
+  EXPECT_EQ(model(512, 8).parameters(), 1'048'576) << "Transformer base";
+  EXPECT_EQ(model(768, 12).parameters(), 2'359'296) << "GPT-2 small";
+  EXPECT_EQ(model(12288, 96).parameters(), 603'979'776) << "GPT-3";
+  EXPECT_EQ(model(4096, 32).parameters(), 67'108'864) << "Llama 3.1 8B, every head its own keys";
+  EXPECT_EQ(model(4096, 32, 8).parameters(), 41'943'040) << "Llama 3.1 8B";
+  EXPECT_EQ(model(16384, 128).parameters(), 1'073'741'824) << "Llama 3.1 405B, every head its own keys";
 }
 
 TEST(Cost, AttentionOvertakesTheProjectionsAtTwiceTheModelsWidth) {
@@ -41,11 +42,11 @@ TEST(Cost, AttentionOvertakesTheProjectionsAtTwiceTheModelsWidth) {
   EXPECT_EQ(model(4096, 32).crossover_length, 8192);
   EXPECT_EQ(model(16384, 128).crossover_length, 32768);
   const Cost at = model(768, 12, 0, 1536);
-  EXPECT_EQ(at.attention_flop(), at.projection_flop + at.output_flop);
+  EXPECT_EQ(at.attention_flop(), at.projection.flop + at.output.flop);
   const Config grouped{.d_model = 4096, .num_heads = 32, .num_kv_heads = 8};
   const int crossover = static_cast<int>(mha::cost(grouped, 1, 1, 1).crossover_length);
   const Cost there = mha::cost(grouped, 1, crossover, crossover);
-  EXPECT_EQ(there.attention_flop(), there.projection_flop + there.output_flop);
+  EXPECT_EQ(there.attention_flop(), there.projection.flop + there.output.flop);
 }
 
 TEST(Cost, CachesTheKeyValueHeadsOnly) {
@@ -62,19 +63,31 @@ TEST(Cost, FollowsTheGeneralFormulas) {
   const int B = 3, Lq = 7, Lk = 11;
   const Cost cost = mha::cost(c, B, Lq, Lk);
   const std::int64_t q = 20 * 6 * 5, k = 14 * 2 * 5, v = 14 * 2 * 3, o = 6 * 3 * 20;
-  EXPECT_EQ(cost.parameters, q + k + v + o);
-  EXPECT_EQ(cost.projection_flop, 2.0 * B * (Lq * q + Lk * (k + v)));
-  EXPECT_EQ(cost.output_flop, 2.0 * B * Lq * o);
+  EXPECT_EQ(cost.parameters(), q + k + v + o);
+  EXPECT_EQ(cost.projection.flop, 2.0 * B * (Lq * q + Lk * (k + v)));
+  EXPECT_EQ(cost.output.flop, 2.0 * B * Lq * o);
   EXPECT_EQ(cost.visible_pairs, B * Lq * Lk);
-  EXPECT_EQ(cost.score_flop, 2.0 * B * Lq * Lk * 6 * 5);
-  EXPECT_EQ(cost.value_flop, 2.0 * B * Lq * Lk * 6 * 3);
-  EXPECT_EQ(cost.attention_flop(), cost.score_flop + cost.value_flop);
-  EXPECT_EQ(cost.total_flop(), cost.projection_flop + cost.attention_flop() + cost.output_flop);
+  EXPECT_EQ(cost.score.flop, 2.0 * B * Lq * Lk * 6 * 5);
+  EXPECT_EQ(cost.value.flop, 2.0 * B * Lq * Lk * 6 * 3);
+  EXPECT_EQ(cost.attention_flop(), cost.score.flop + cost.value.flop);
+  EXPECT_EQ(cost.total_flop(), cost.projection.flop + cost.attention_flop() + cost.output.flop);
   EXPECT_EQ(cost.cache_elements, B * Lk * 2 * (5 + 3));
   EXPECT_EQ(cost.activation_elements, B * (Lq * 6 * (5 + 3) + Lk * 2 * (5 + 3)));
   Config with_bias = c;
   with_bias.bias = true;
-  EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).parameters, cost.parameters + 6 * 5 + 2 * 5 + 2 * 3 + 20);
+  EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).parameters(), cost.parameters() + 6 * 5 + 2 * 5 + 2 * 3 + 20);
+  EXPECT_EQ(cost.projection.parameters, q + k + v);
+  EXPECT_EQ(cost.score.parameters, 0);
+  EXPECT_EQ(cost.value.parameters, 0);
+  EXPECT_EQ(cost.output.parameters, o);
+  const double rows_q = B * Lq, rows_k = B * Lk;
+  EXPECT_EQ(cost.projection.bytes, 4 * (q + k + v + rows_q * (20 + 6 * 5) + rows_k * (14 + 2 * (5 + 3))));
+  EXPECT_EQ(cost.score.bytes, 4 * (rows_q * 6 * 5 + rows_k * 2 * 5));
+  EXPECT_EQ(cost.value.bytes, 4 * (rows_k * 2 * 3 + rows_q * 6 * 3));
+  EXPECT_EQ(cost.output.bytes, 4 * (o + rows_q * (6 * 3 + 20)));
+  EXPECT_EQ(cost.total_bytes(), cost.projection.bytes + cost.score.bytes + cost.value.bytes + cost.output.bytes);
+  EXPECT_EQ((mha::cost<mha::GroupedQuery<2>, double>(c, B, Lq, Lk).total_bytes()), 2 * cost.total_bytes());
+  EXPECT_EQ((mha::cost<mha::GroupedQuery<2>, mha::half>(c, B, Lq, Lk).total_bytes()), cost.total_bytes() / 2);
   const Cost causal = mha::cost(c, B, Lk, Lk, mha::Causal{});
   EXPECT_EQ(causal.visible_pairs, B * Lk * (Lk + 1) / 2);
   EXPECT_EQ(causal.attention_flop(), 2 * causal.visible_pairs * 6 * (5 + 3));
@@ -83,10 +96,10 @@ TEST(Cost, FollowsTheGeneralFormulas) {
 TEST(Cost, IsTheTextbooksForEqualHeads) {
   const double L = 100, E = 64;
   const Cost cost = model(64, 4, 0, 100);
-  EXPECT_EQ(cost.projection_flop, 6 * L * E * E);
-  EXPECT_EQ(cost.score_flop, 2 * L * L * E);
-  EXPECT_EQ(cost.value_flop, 2 * L * L * E);
-  EXPECT_EQ(cost.output_flop, 2 * L * E * E);
+  EXPECT_EQ(cost.projection.flop, 6 * L * E * E);
+  EXPECT_EQ(cost.score.flop, 2 * L * L * E);
+  EXPECT_EQ(cost.value.flop, 2 * L * L * E);
+  EXPECT_EQ(cost.output.flop, 2 * L * E * E);
 }
 
 TEST(Cost, OfLongBatchesDoesNotOverflow) {
@@ -105,18 +118,30 @@ TEST(Cost, RefusesAConfigurationThatDoesNotFit) {
   EXPECT_NE(refusal({.d_model = 12, .num_heads = 0}), "");
 }
 
-/// The pairs of head 0, one by one.
+TEST(Cost, RefusesNegativeSizes) {
+  const auto refusal = [](int batch, int queries, int keys) {
+    return mha_test::message_of<mha::ShapeError>(
+        [&] { mha::cost({.d_model = 12, .num_heads = 3}, batch, queries, keys); });
+  };
+  EXPECT_EQ(refusal(0, 0, 0), "");
+  EXPECT_EQ(refusal(-1, 1, 1), "cost: batch is -1, the least is 0");
+  EXPECT_EQ(refusal(1, -2, 1), "cost: queries is -2, the least is 0");
+  EXPECT_EQ(refusal(1, 1, -3), "cost: keys is -3, the least is 0");
+}
+
+/// The pairs of every head, one by one.
 template <class M> double by_counting(const M& mask, const CallShape& s) {
   const auto ready = mha::prepared(mask, s);
   double pairs = 0;
   for (int b = 0; b < s.batch; ++b)
-    for (int q = s.origin[b]; q < s.origin[b] + s.queries; ++q)
-      for (int k = 0; k < s.keys; ++k) pairs += ready(b, 0, q, k) ? 1 : 0;
-  return pairs;
+    for (int h = 0; h < s.heads; ++h)
+      for (int q = s.origin[b]; q < s.origin[b] + s.queries; ++q)
+        for (int k = 0; k < s.keys; ++k) pairs += ready(b, h, q, k) ? 1 : 0;
+  return pairs / s.heads;
 }
 
 struct Strided {
-  bool operator()(int, int, int q, int k) const { return (q + k + 900) % 3 == 0; }
+  bool operator()(int, int h, int q, int k) const { return (q + k + 900) % (3 + h) == 0; }
 };
 
 TEST(VisiblePairs, AreCountedAsTheMaskShowsThem) {
@@ -143,6 +168,8 @@ TEST(VisiblePairs, AreCountedAsTheMaskShowsThem) {
       check("document", mha::Document{ids});
       check("prefix", mha::Prefix{lengths});
       check("block sparse", mha::BlockSparseView{.block = 15, .query_blocks = 10, .key_blocks = 10, .map = map});
+      check("block sparse, by head",
+            mha::BlockSparse({.block = 30, .query_blocks = 5, .key_blocks = 5}, {map.begin(), map.begin() + 50}));
       check("functor", Strided{});
       check("composed", (mha::Causal{} && mha::Padding{lengths}) || !mha::SlidingWindow{.left = 9});
       mha::Tensor<bool, 2> table(queries, keys);
@@ -151,7 +178,15 @@ TEST(VisiblePairs, AreCountedAsTheMaskShowsThem) {
     }
 }
 
+TEST(VisiblePairs, OfManyTokensAreNotCountedOneByOne) {
+  constexpr int length = 1 << 20;
+  const CallShape s{.batch = 1, .heads = 2, .queries = length, .keys = length, .origin = 0};
+  EXPECT_EQ(mha::visible_pairs(mha::Full{}, s), double(length) * length);
+  EXPECT_EQ(mha::visible_pairs(mha::Causal{}, s), 0.5 * length * (length + 1.0));
+}
+
 TEST(VisiblePairs, OfNothingAreNone) {
+  EXPECT_EQ(mha::visible_pairs(mha::Full{}, {.batch = 1, .heads = 0, .queries = 3, .keys = 3, .origin = 0}), 0);
   EXPECT_EQ(mha::visible_pairs(mha::Causal{}, {.batch = 0, .heads = 1, .queries = 3, .keys = 3, .origin = 0}), 0);
   EXPECT_EQ(mha::visible_pairs(mha::Full{}, {.batch = 1, .heads = 1, .queries = 0, .keys = 3, .origin = 0}), 0);
   EXPECT_EQ(mha::visible_pairs(mha::Full{}, {.batch = 1, .heads = 1, .queries = 3, .keys = 0, .origin = 0}), 0);

@@ -454,7 +454,54 @@ TEST(Layer, BorrowsAnotherLayersWeights) {
   const RowMatrix x = random_rows("x", 5, 8);
   EXPECT_EQ(RowMatrix(decoder(x)), RowMatrix(full(x, mha::Causal{})));
   full.update([](auto& p) { p.output.matrix()(0, 0) += 1; });
+  decoder.borrow(full.parameters());  // what a backend packed is read anew
   EXPECT_EQ(RowMatrix(decoder(x)), RowMatrix(full(x, mha::Causal{})));
+}
+
+// What was packed from the weights never goes stale.
+TYPED_TEST(LayerCall, EveryChangeOfTheWeightsReachesTheNextCall) {
+  using LayerType = LayerOf<TypeParam, mha::GroupedQuery<2>>;
+  const mha::Config config{.d_model = 8, .num_heads = 4, .bias = true};
+  auto layer = make<LayerType>(config);
+  const mha::Tensor<double, 3> x = random_batch("x", 2, 4, 8);
+  const auto result_of_a_new_one = [&](const LayerType& like) {
+    LayerType fresh(config);
+    fresh.update([&](auto& p) { std::copy_n(like.parameters().all.data(), p.flat().size(), p.flat().data()); });
+    return fresh(x);
+  };
+  auto before = layer(x);
+  const LayerType copy = layer;
+  const auto change_one = [&](auto&& pick) {
+    layer.update([&](auto& p) { pick(p) += 0.5; });
+    const auto after = layer(x);
+    EXPECT_NE(support::differing(after, before), 0U);
+    EXPECT_EQ(support::differing(after, result_of_a_new_one(layer)), 0U);
+    before = layer(x);
+  };
+  const auto at_first = copy(x);
+  change_one([](auto& p) -> double& { return p.query.heads(1, 2, 1); });
+  change_one([](auto& p) -> double& { return p.key.heads(1, 2, 1); });
+  change_one([](auto& p) -> double& { return p.value.heads(1, 2, 1); });
+  change_one([](auto& p) -> double& { return p.value.bias(0, 1); });
+  change_one([](auto& p) -> double& { return p.output.weight(1, 2); });
+  change_one([](auto& p) -> double& { return p.output.bias(3); });
+  EXPECT_EQ(support::differing(copy(x), at_first), 0U) << "a copy has weights of its own";
+  // An update that fails half-way: what it wrote counts.
+  struct Failure {};
+  EXPECT_THROW(layer.update([](auto& p) {
+    p.output.weight(0, 0) += 1;
+    throw Failure{};
+  }),
+               Failure);
+  EXPECT_NE(support::differing(layer(x), before), 0U);
+  EXPECT_EQ(support::differing(layer(x), result_of_a_new_one(layer)), 0U);
+  before = layer(x);
+  LayerType wrong({.d_model = 8, .num_heads = 4, .head_dim = 4, .bias = true});
+  wrong.initialize(mha::XavierUniform{.seed = 9});
+  EXPECT_THROW(layer.borrow(wrong.parameters()), mha::ShapeError);
+  EXPECT_EQ(support::differing(layer(x), before), 0U) << "a failed borrow changes nothing";
+  layer.borrow(copy.parameters());
+  EXPECT_EQ(support::differing(layer(x), at_first), 0U);
 }
 
 TYPED_TEST(LayerCall, KeysAndValuesProjectedOnceGiveTheSameBits) {
@@ -474,6 +521,13 @@ TYPED_TEST(LayerCall, KeysAndValuesProjectedOnceGiveTheSameBits) {
             "layer: key has heads 4 but the layer has heads 2");
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.project_memory(x); }),
             "layer: the keys' rows have width 8 but kv_model is 5");
+}
+
+TYPED_TEST(LayerCall, QueriesStandAtTheirOrigin) {
+  const auto layer = make<LayerOf<TypeParam, mha::Causal, mha::Rotary<>>>({.d_model = 8, .num_heads = 2});
+  const RowMatrix x = random_rows("x", 7, 8), y = layer(x);
+  expect_near(layer(RowMatrix(x.bottomRows(3)), x), y.bottomRows(3), 1e-13);
+  expect_near(layer(RowMatrix(x.middleRows(2, 3)), x, mha::Origin{2}), y.middleRows(2, 3), 1e-13);
 }
 
 TYPED_TEST(LayerCall, PackedSequencesAreEachOnTheirOwn) {
@@ -539,6 +593,47 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
             "layer: the keys' rows have width 8 but kv_model is 6");
 }
 
+template <class... P> void expect_own_cost(const char* name, const Config& config, const P&... policies) {
+  const mha::MultiHeadAttention<float, mha::Cpu, P...> layer(config, policies...);
+  EXPECT_EQ(layer.cost(2, 3, 5).parameters(), layer.parameter_count()) << name;
+}
+
+TEST(Layer, CostHasItsParameters) {
+  const Config c{
+      .d_model = 20, .num_heads = 6, .num_kv_heads = 2, .head_dim = 5, .value_dim = 3, .kv_model = 14, .bias = true};
+  expect_own_cost("linear", c, mha::GroupedQuery<2>{});
+  expect_own_cost("no output", c, mha::GroupedQuery<2>{}, mha::NoOutput{});
+  expect_own_cost("norm", c, mha::GroupedQuery<2>{}, mha::QkNorm{});
+  expect_own_cost("gates", c, mha::GroupedQuery<2>{}, mha::GatedHeads{});
+  expect_own_cost("all", c, mha::GroupedQuery<2>{}, mha::NoOutput{}, mha::GatedHeads{}, mha::QkNorm{});
+  expect_own_cost("multi-query", {.d_model = 8, .num_heads = 4}, mha::MultiQuery{});
+}
+
+TEST(Layer, CostFollowsItsMaskItsOutputAndTheCallsMasks) {
+  const Config c{.d_model = 12, .num_heads = 3};
+  const LayerOf<mha::Cpu, mha::Causal> decoder(c);
+  const LayerOf<mha::Cpu, mha::NoOutput> bare(c);
+  const mha::Cost by_hand = mha::cost<mha::MultiHead, double>(c, 2, 7, 9, mha::Causal{}), own = decoder.cost(2, 7, 9);
+  EXPECT_EQ(own.visible_pairs, by_hand.visible_pairs);
+  EXPECT_EQ(own.total_flop(), by_hand.total_flop());
+  EXPECT_EQ(own.total_bytes(), by_hand.total_bytes());
+  EXPECT_EQ(own.crossover_length, by_hand.crossover_length);
+
+  EXPECT_EQ(bare.cost(2, 7, 9).output.flop, 0);
+  EXPECT_EQ(bare.cost(2, 7, 9).output.parameters, 0);
+  EXPECT_EQ(bare.cost(2, 7, 9).projection.flop, own.projection.flop);
+  EXPECT_EQ(bare.cost(2, 7, 9).crossover_length, 1.5 * 12) << "three matrices of E x E instead of four";
+
+  // Seven queries at 2 … 8: of 9 keys they see 3 … 9, of the first 4 keys 3, 4, 4, …; the second sequence has no keys.
+  const std::vector<int> lengths{4, 0};
+  EXPECT_EQ(decoder.cost(2, 7, 9, mha::Padding{lengths}).visible_pairs, 3 + 6 * 4);
+  EXPECT_EQ(decoder.cost(2, 7, 9, mha::Padding{lengths}, mha::SlidingWindow{.left = 1}).visible_pairs, 2 + 2 + 1);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { decoder.cost(3, 7, 9, mha::Padding{lengths}); }),
+            "Padding: 2 lengths for a batch of 3");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { decoder.cost(1, -7, 9); }),
+            "cost: queries is -7, the least is 0");
+}
+
 TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
   const auto cpu =
       make<LayerOf<mha::CpuWith<mha::Serial>, mha::GroupedQuery<2>>>({.d_model = 512, .num_heads = 8, .value_dim = 32});
@@ -547,13 +642,20 @@ TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
   const auto expect_facts = [](const std::string& text, std::initializer_list<const char*> facts) {
     for (const char* fact : facts) EXPECT_NE(text.find(fact), std::string::npos) << "no '" << fact << "' in\n" << text;
   };
-  expect_facts(cpu.explain(2, 100, 100),
-               {"8 query, 2 key/value, head_dim 64, value_dim 32", "491520 double, owned", "FusedProjection",
-                "ConcatHeads", "LinearOutput", "0.196608 GFLOP in dense products", "0.030720 GFLOP if every pair",
-                "Cpu: fused online softmax in double", "Serial with 1 workers"});
-  expect_facts(plain.explain(1, 200, 300),
-               {"48 double, owned", "PerHeadProjection", "NoOutput", "0.000026 GFLOP in dense products",
-                "0.000960 GFLOP if every pair", "Reference: plain loops"});
+  expect_facts(
+      cpu.explain(2, 100, 100),
+      {"8 query, 2 key/value, head_dim 64, value_dim 32", "491520 double, owned", "FusedProjection", "ConcatHeads",
+       "LinearOutput", "projections: 0.144179 GFLOP", "attention:   0.030720 GFLOP", "20000 of 20000 pairs",
+       "output:      0.052429 GFLOP", "Cpu: fused online softmax in double", "Serial with 1 workers"});
+  // Every second key, so that the pairs are not those of a full call.
+  const auto half = mha::mask([](int, int, int, int k) { return k % 2 == 0; });
+  expect_facts(
+      plain.explain(1, 200, 300, half),
+      {"48 double, owned", "PerHeadProjection", "NoOutput", "projections: 0.000026 GFLOP",
+       "attention:   0.000480 GFLOP", "30000 of 60000 pairs", "output:      0.000000 GFLOP", "Reference: plain loops"});
+  const std::vector<int> lengths{100};
+  expect_facts(plain.explain(1, 200, 300, half, mha::Padding{lengths}),
+               {"attention:   0.000160 GFLOP", "10000 of 60000"});
 }
 
 }  // namespace

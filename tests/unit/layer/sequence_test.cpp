@@ -79,4 +79,22 @@ TEST(Sequence, MeanOverHeads) {
   EXPECT_EQ(mean(1, 0, 1), 9);
 }
 
+TEST(Sequence, ResultsOfAProjectionAreRowsOfTheSameMemory) {
+  mha::Tensor<float, 1> memory(2 * 3 * 4 * 5);
+  const auto rows = mha::detail::rows_of(mha::view_blhd(memory.data(), 2, 3, 4, 5));
+  EXPECT_EQ(rows.extent[0], 6);
+  EXPECT_EQ(rows.extent[1], 20);
+  EXPECT_EQ(&rows(4, 7), memory.data() + 4 * 20 + 7);
+}
+
+TEST(Sequence, ViewsAreTheSameIfTheyShowTheSameElements) {
+  float memory[24] = {};
+  const auto a = mha::view(memory, 2, 3, 4);
+  EXPECT_TRUE(mha::detail::same_view(a, a));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 2, 4, 3)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory + 1, 2, 3, 4)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 1, 3, 4)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::TensorView<float, 3>{memory, {2, 3, 4}, {4, 8, 1}}));
+}
+
 }  // namespace

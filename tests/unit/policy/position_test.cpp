@@ -244,11 +244,21 @@ TEST(Rotary, WantsScalingsInRange) {
     return refusal(Rotary<Halves, Llama3Scaling>{.scaling = {factor, low, high, length}}, 8);
   };
   EXPECT_EQ(llama(8, 1, 4, 8192), "");
-  EXPECT_EQ(llama(0, 1, 4, 8192),
-            "Llama3Scaling: factor is 0.000000 and original_length is 8192.000000, both must be positive");
-  EXPECT_EQ(llama(8, 1, 4, -1),
-            "Llama3Scaling: factor is 8.000000 and original_length is -1.000000, both must be positive");
-  EXPECT_EQ(llama(8, 4, 4, 8192), "Llama3Scaling: low_frequency 4.000000 is not below high_frequency 4.000000");
+  EXPECT_EQ(llama(0, 1, 4, 8192), "Llama3Scaling: factor is 0.000000, it must be a positive finite number");
+  EXPECT_EQ(llama(8, 1, 4, -1), "Llama3Scaling: original_length is -1.000000, it must be a positive finite number");
+  EXPECT_EQ(llama(8, -1, 4, 8192), "Llama3Scaling: low_frequency is -1.000000, the least is 0");
+  EXPECT_EQ(llama(8, 4, 4, 8192),
+            "Llama3Scaling: low_frequency 4.000000 is not below a finite high_frequency, which is 4.000000");
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_NE(llama(bad, 1, 4, 8192), "");
+    EXPECT_NE(llama(8, bad, 4, 8192), "");
+    EXPECT_NE(llama(8, 1, bad, 8192), "");
+    EXPECT_NE(llama(8, 1, 4, bad), "");
+    EXPECT_NE(refusal(Rotary<Halves, LinearScaling>{.scaling = {.factor = bad}}, 8), "");
+    EXPECT_NE(refusal(Rotary<Halves, NtkScaling>{.scaling = {.factor = bad}}, 8), "");
+  }
+  EXPECT_EQ(refusal(Rotary<Halves, NtkScaling>{.scaling = {.factor = 1e200}}, 4),
+            "Rotary: base 10000.000000 is scaled to inf, it must stay a positive finite number");
 }
 
 }  // namespace

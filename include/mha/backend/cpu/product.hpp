@@ -4,108 +4,252 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <type_traits>
 
 #include "../../core/workspace.hpp"
-#include "../simd/product_kernel.hpp"
+#include "../backend.hpp"
+#include "../executor.hpp"
+#include "../simd/panel_kernel.hpp"
 
 namespace mha::inline v0::detail::cpu {
 
-/// Rows of the depth that one pass multiplies. A pass adds its sums to c, so this is part of what fixes c's bits.
-inline constexpr Index depth_block = 256;
+using simd::depth_block;
+template <class T> inline constexpr Index panel_columns = simd::panel_columns<Accumulator<T>>;
 
-/// c (M, N) += a (M, K) · b (K, N) with the kernels of an instruction-set level, from row-major a and c.
+/// How many panels hold this many columns.
+template <class T> constexpr Index panels_of(Index columns) {
+  return (columns + panel_columns<T> - 1) / panel_columns<T>;
+}
+
+/// to (n, panel_columns) = rows [k, k + n) of panel p of a matrix (K, N), zero beyond N.
+template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p, Index k, Index n, T* to) {
+  constexpr Index columns = panel_columns<T>;
+  const Index first = p * columns, count = std::min(columns, matrix.extent[1] - first);
+  if (count < columns) std::fill_n(to, std::ptrdiff_t{n} * columns, T());
+  if (matrix.stride[1] == 1) {
+    for (Index d = 0; d < n; ++d) std::copy_n(&matrix(k + d, first), count, to + std::ptrdiff_t{d} * columns);
+    return;
+  }
+  constexpr Index few = 16;  // rows of the panel that stay in the first-level cache while a column is read along them
+  for (Index begin = 0; begin < n; begin += few)
+    for (Index j = 0; j < count; ++j) {
+      const T* from = &matrix(k + begin, first + j);
+      T* at = to + std::ptrdiff_t{begin} * columns + j;
+      for (Index d = begin; d < std::min(begin + few, n); ++d, from += matrix.stride[0], at += columns) *at = *from;
+    }
+}
+
+/// One matrix as the columns of a product, its panels packed while they are used.
+template <class T> struct LooseColumns {
+  TensorView<const T, 2> matrix;
+  const Accumulator<T>* biases;  // (panels, panel_columns), null for none
+
+  const T* panel(Index, Index p, Index k, Index n, T* scratch) const {
+    copy_panel(matrix, p, k, n, scratch);
+    return scratch;
+  }
+  const Accumulator<T>* bias(Index, Index p) const {
+    return biases == nullptr ? nullptr : biases + std::ptrdiff_t{p} * panel_columns<T>;
+  }
+  static constexpr bool uses_scratch = true;
+};
+
+/// c[i] = a · part i + bias for the parts of some columns, cut into tasks of a block of rows × a group of panels.
 ///
-/// b row-major: its columns lie in lanes, packed panel by panel; few rows read it in place. b column-major, as a
-/// transposed checkpoint is: its columns are rows of the kernel and a's rows lie in lanes, so that only a is packed.
-/// Either way an element is the same chain of operations: layouts and numbers of rows change no bits.
-template <class A> class DenseProduct {
+/// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part; bias(part, p), null for none
+/// Numerics  per block of depth_block one chain from 0, then added to what came before: the bits of an element do not
+///           depend on the tasks, on the other rows, or on how anything lies in memory
+template <class T, class Columns> class DenseProduct {
+  using A = Accumulator<T>;
+
  public:
-  DenseProduct(const TensorView<const A, 2>& a, const TensorView<const A, 2>& b, const TensorView<A, 2>& c,
-               IsaLevel isa, bool add)
-      : a_(a),
-        b_(b),
-        c_(c),
-        add_(add),
-        by_columns_(b.stride[1] == 1 || b.extent[1] == 1),
-        kernel_(by_columns_ ? simd::product_kernel<A>(isa, a.extent[0], b.extent[1])
-                            : simd::product_kernel<A>(isa, b.extent[1], a.extent[0])) {}
-
-  /// Independent parts: panels of c as wide as the kernel.
-  Index parts() const { return (lanes_total() + kernel_.lanes - 1) / kernel_.lanes; }
-
-  /// Elements of scratch a worker needs.
-  std::size_t scratch() const {
-    return static_cast<std::size_t>(kernel_.lanes) * static_cast<std::size_t>(depth_block + tile_rows);
+  DenseProduct(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
+               IsaLevel isa, Index workers)
+      : a_(a), columns_(columns), c_(c), kernel_(simd::panel_kernel<A, T>(isa)) {
+    panels_ = 0;
+    for (const auto& part : c_) {
+      panels_ += panels_of<T>(part.extent[1]);
+      in_place_ = in_place_ && std::is_same_v<T, A> && part.stride[1] == 1;
+    }
+    register_columns_ = simd::with_isa(isa, [](auto tag) { return Index{simd::Vector<A, decltype(tag)>::width}; });
+    row_blocks_ = (rows() + most_rows - 1) / most_rows;
+    block_rows_ = std::min(rows(), most_rows);
+    groups_ = (panels_ + most_panels - 1) / most_panels;
+    if (workers > 1)
+      groups_ = std::max(groups_,
+                         std::min(panels_, (most_tasks * workers + row_blocks_ - 1) / std::max(row_blocks_, Index{1})));
+    group_panels_ = groups_ == 0 ? 0 : (panels_ + groups_ - 1) / groups_;
   }
 
-  void run(Index part, A* scratch) const {
-    A* const panel = scratch;
-    A* const tile = scratch + std::ptrdiff_t{depth_block} * kernel_.lanes;
-    const Index first = part * kernel_.lanes, count = std::min(kernel_.lanes, lanes_total() - first);
-    for (Index k = 0; k < depth(); k += depth_block) {
-      const Index n = std::min(depth_block, depth() - k);
-      if (by_columns_)
-        columns_in_lanes(first, count, k, n, panel, tile);
-      else
-        rows_in_lanes(first, count, k, n, panel, tile);
+  Index tasks() const { return row_blocks_ * groups_; }
+
+  /// Elements that all workers share: the packed rows of a product of one block.
+  std::size_t shared() const { return row_blocks_ == 1 ? size(depth_blocks()) * block_size() : 0; }
+  /// Elements of scratch for each worker, of accumulators and of columns.
+  std::size_t scratch() const { return (row_blocks_ == 1 ? 0 : block_size()) + slots() * slot_size(); }
+  std::size_t panel_scratch() const { return Columns::uses_scratch ? size(depth_block) * size(panel_columns<T>) : 0; }
+
+  /// Before the first task: packs the rows that all share.
+  void prepare(A* shared) {
+    shared_ = shared;
+    if (row_blocks_ != 1) return;
+    for (Index k = 0; k < depth(); k += depth_block) pack_rows(0, rows(), k, shared + shared_at(k));
+  }
+
+  void run(Index task, A* scratch, T* panel_scratch) const {
+    const Index first_row = task / groups_ * most_rows, n = std::min(most_rows, rows() - first_row);
+    const Index begin = task % groups_ * group_panels_, end = std::min(begin + group_panels_, panels_);
+    A* const slots = scratch + (row_blocks_ == 1 ? 0 : block_size());
+    if (row_blocks_ == 1) {
+      // Few rows: the weights are read once, from end to end.
+      Index done = begin;
+      for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
+        if (begin + slot < done) return;
+        const bool side_by_side = n == 1 && takes_side_by_side(part, p, end - begin - slot);
+        done = begin + slot + (side_by_side ? simd::row_panels : 1);
+        for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
+          const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
+          const T* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
+          add(part, p, k, shared_ + shared_at(k), panel, next, target(part, p, slot, 0, slots), n,
+              side_by_side ? std::ptrdiff_t{depth()} * panel_columns<T> : 0);
+        }
+      });
+    } else {
+      // Many rows: a block of them meets every panel before the next depth.
+      for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
+        pack_rows(first_row, n, k, scratch);
+        const T* first_panel = nullptr;
+        for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
+          const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
+          if (slot == 0) first_panel = panel;
+          const T* const next = begin + slot + 1 < end ? panel + std::ptrdiff_t{depth()} * panel_columns<T>
+                                                       : first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>;
+          add(part, p, k, scratch, panel, next, target(part, p, slot, first_row, slots), n);
+        });
+      }
     }
+    for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
+      if (!direct(part, p)) hand_over(part, p, first_row, n, target(part, p, slot, first_row, slots).c);
+    });
   }
 
  private:
-  static constexpr Index tile_rows = 64;
-  static constexpr Index few_rows = 4;
+  static constexpr Index most_rows = 128;  // so many rows of a, packed, and the results of a group stay in the L2 cache
+  static constexpr Index most_panels = 24;
+  static constexpr Index most_tasks = 8;  // for each worker, so that none waits long for the last
 
-  Index lanes_total() const { return by_columns_ ? c_.extent[1] : c_.extent[0]; }
+  static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
+  Index rows() const { return a_.extent[0]; }
   Index depth() const { return a_.extent[1]; }
-  bool adds(Index k) const { return add_ || k > 0; }
+  Index depth_blocks() const { return (depth() + depth_block - 1) / depth_block; }
+  Index depth_at(Index k) const { return std::min(depth_block, depth() - k); }
+  std::size_t block_size() const { return size(block_rows_) * size(depth_block); }
+  std::ptrdiff_t shared_at(Index k) const { return std::ptrdiff_t{k} * block_rows_; }
+  std::size_t slot_size() const { return size(block_rows_) * size(panel_columns<T>); }
+  std::size_t slots() const { return in_place_ ? c_.size() : size(group_panels_); }
 
-  void columns_in_lanes(Index first, Index count, Index k, Index n, A* panel, A* tile) const {
-    const std::ptrdiff_t lanes = kernel_.lanes;
-    const A* columns = &b_(k, first);
-    std::ptrdiff_t stride = b_.stride[0];
-    if (count < kernel_.lanes || c_.extent[0] > few_rows) {
-      for (Index d = 0; d < n; ++d) {
-        std::copy_n(&b_(k + d, first), count, panel + d * lanes);
-        std::fill_n(panel + d * lanes + count, lanes - count, A(0));
+  /// Columns of panel p of a part.
+  Index count(Index part, Index p) const {
+    return std::min(panel_columns<T>, c_[size(part)].extent[1] - p * panel_columns<T>);
+  }
+  /// Whether the kernel writes a panel's columns where they belong: it stores whole registers.
+  bool direct(Index part, Index p) const { return in_place_ && count(part, p) % register_columns_ == 0; }
+
+  /// Whether panel p and those after it, with so many left in the task, can meet a row together: they are whole, of one
+  /// part, and their results lie in a row.
+  bool takes_side_by_side(Index part, Index p, Index left) const {
+    const Index last = p + simd::row_panels - 1;
+    return !Columns::uses_scratch && depth() > 0 && left >= simd::row_panels &&
+           last < c_[size(part)].extent[1] / panel_columns<T>;
+  }
+
+  struct Target {
+    A* c;
+    std::ptrdiff_t stride;
+  };
+  Target target(Index part, Index p, Index slot, Index first_row, A* slots) const {
+    if constexpr (std::is_same_v<T, A>)
+      if (direct(part, p)) {
+        const auto& c = c_[size(part)];
+        return {&c(first_row, p * panel_columns<T>), c.stride[0]};
       }
-      columns = panel;
-      stride = lanes;
-    }
-    if (count == kernel_.lanes) {
-      kernel_.run({&a_(0, k), a_.stride[0], columns, stride, &c_(0, first), c_.stride[0], c_.extent[0], n, adds(k)});
-      return;
-    }
-    for (Index i = 0; i < c_.extent[0]; i += tile_rows) {
-      const Index rows = std::min(tile_rows, c_.extent[0] - i);
-      kernel_.run({&a_(i, k), a_.stride[0], columns, stride, tile, lanes, rows, n});
-      for (Index r = 0; r < rows; ++r)
-        for (Index j = 0; j < count; ++j) put(i + r, first + j, tile[r * lanes + j], adds(k));
+    return {slots + static_cast<std::ptrdiff_t>(slot_size()) * (in_place_ ? part : slot), panel_columns<T>};
+  }
+
+  /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias.
+  void add(Index part, Index p, Index k, const A* rows, const T* panel, const T* next, const Target& to, Index n,
+           std::ptrdiff_t side_by_side = 0) const {
+    const A* const before = k == 0 ? columns_.bias(part, p) : to.c;
+    const std::ptrdiff_t stride = k == 0 ? 0 : to.stride;
+    kernel_({rows, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n, depth_at(k),
+             count(part, p), side_by_side});
+  }
+
+  /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row.
+  template <class F> void for_each_panel(Index begin, Index end, F&& f) const {
+    Index first = 0;  // panel of the part at hand, among all
+    for (Index part = 0; size(part) < c_.size(); ++part) {
+      const Index next = first + panels_of<T>(c_[size(part)].extent[1]);
+      for (Index p = std::max(first, begin); p < std::min(next, end); ++p) f(part, p - first, p - begin);
+      first = next;
     }
   }
 
-  void rows_in_lanes(Index first, Index count, Index k, Index n, A* panel, A* tile) const {
-    const std::ptrdiff_t lanes = kernel_.lanes;
-    for (Index i = 0; i < kernel_.lanes; ++i) {
-      const A* const row = i < count ? &a_(first + i, k) : nullptr;
-      for (Index d = 0; d < n; ++d) panel[d * lanes + i] = row != nullptr ? row[d] : A(0);
-    }
-    for (Index j = 0; j < c_.extent[1]; j += tile_rows) {
-      const Index columns = std::min(tile_rows, c_.extent[1] - j);
-      kernel_.run({&b_(k, j), b_.stride[1], panel, lanes, tile, lanes, columns, n});
-      for (Index i = 0; i < count; ++i)
-        for (Index r = 0; r < columns; ++r) put(first + i, j + r, tile[r * lanes + i], adds(k));
+  /// to (n, depth_block) = rows of a at depths [k, k + depth_block).
+  void pack_rows(Index first, Index n, Index k, A* to) const {
+    const Index d = depth_at(k);
+    for (Index i = 0; i < n; ++i, to += depth_block) {
+      const T* from = &a_(first + i, k);
+      if (a_.stride[1] == 1)
+        std::copy_n(from, d, to);
+      else
+        for (Index j = 0; j < d; ++j, from += a_.stride[1]) to[j] = static_cast<A>(*from);
     }
   }
 
-  void put(Index i, Index j, A sum, bool add) const {
-    A& c = c_(i, j);
-    c = add ? c + sum : sum;
+  /// Writes a panel's sums, in rows of panel_columns, to its part of c.
+  void hand_over(Index part, Index p, Index first_row, Index n, const A* from) const {
+    const auto& c = c_[size(part)];
+    const Index columns = count(part, p), first = p * panel_columns<T>;
+    for (Index i = 0; i < n; ++i, from += panel_columns<T>)
+      for (Index j = 0; j < columns; ++j) c(first_row + i, first + j) = static_cast<T>(from[j]);
   }
 
-  const TensorView<const A, 2> a_, b_;
-  const TensorView<A, 2> c_;
-  const bool add_, by_columns_;
-  const simd::WideProduct<A> kernel_;
+  const TensorView<const T, 2> a_;
+  const Columns& columns_;
+  const std::span<const TensorView<T, 2>> c_;
+  const simd::PanelKernel<A, T> kernel_;
+  Index panels_ = 0, register_columns_ = 1, row_blocks_ = 0, block_rows_ = 0, groups_ = 0, group_panels_ = 0;
+  bool in_place_ = true;
+  const A* shared_ = nullptr;
 };
+
+/// Below this much work a product stays on the calling thread; reading the weights costs as much as eight rows.
+inline constexpr double enough_flop = 1.6e7;
+
+template <class T, class Columns, class Threads>
+void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
+              Workspace& workspace, const Threads& threads) {
+  using A = Accumulator<T>;
+  double width = 0;
+  for (const auto& part : c) width += part.extent[1];
+  const bool alone = 2.0 * (a.extent[0] + 8.0) * a.extent[1] * width < enough_flop;
+  const Index workers = alone ? 1 : threads.workers();
+  DenseProduct<T, Columns> product(a, columns, c, current_isa(), workers);
+  if (product.tasks() == 0) return;
+  auto frame = workspace.frame();
+  product.prepare(frame.template take<A>(product.shared()));
+  A* const scratch = frame.template take<A>(product.scratch() * static_cast<std::size_t>(workers));
+  T* const panels = frame.template take<T>(product.panel_scratch() * static_cast<std::size_t>(workers));
+  const auto task = [&](Index index, Index worker) {
+    const auto w = static_cast<std::size_t>(worker);
+    product.run(index, scratch + product.scratch() * w, panels + product.panel_scratch() * w);
+  };
+  if (alone)
+    Serial{}.run(product.tasks(), task);
+  else
+    threads.run(product.tasks(), task);
+}
 
 }  // namespace mha::inline v0::detail::cpu

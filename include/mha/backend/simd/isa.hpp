@@ -73,13 +73,14 @@ inline void force_isa(IsaLevel level) {
 namespace detail::simd {
 
 // One tag per level: the width of its registers and a way to run a body compiled for it. A body is a class with
-// `template <class Isa> static void run(args...)`, always_inline, so that it takes on the instructions of its caller.
+// `template <class Isa> static void run(args...)`, always_inline, so that it takes on the instructions of its caller;
+// what it calls, a user's policy perhaps, is inlined too.
 
 struct Baseline {
   static constexpr IsaLevel level = IsaLevel::baseline;
   static constexpr int register_bytes = 16;
   static constexpr int registers = 16;
-  template <class Body, class... Args> MHA_NO_INLINE static void run(Args... args) {
+  template <class Body, class... Args> MHA_NO_INLINE MHA_FLATTEN static void run(Args... args) {
     Body::template run<Baseline>(args...);
   }
 };
@@ -89,7 +90,8 @@ struct Avx2 {
   static constexpr IsaLevel level = IsaLevel::avx2;
   static constexpr int register_bytes = 32;
   static constexpr int registers = 16;
-  template <class Body, class... Args> __attribute__((target("avx2,fma"))) MHA_NO_INLINE static void run(Args... args) {
+  template <class Body, class... Args>
+  __attribute__((target("avx2,fma"))) MHA_NO_INLINE MHA_FLATTEN static void run(Args... args) {
     Body::template run<Avx2>(args...);
   }
 };
@@ -99,7 +101,8 @@ struct Avx512 {
   static constexpr int register_bytes = 64;
   static constexpr int registers = 32;
   template <class Body, class... Args>
-  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) MHA_NO_INLINE static void run(Args... args) {
+  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) MHA_NO_INLINE MHA_FLATTEN static void run(
+      Args... args) {
     Body::template run<Avx512>(args...);
   }
 };

@@ -30,7 +30,7 @@ template <class T, int Vectors> struct SoftmaxBody {
       for (Index k = 0; k < n; ++k) {
         V x;
         load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
-        highest = x > highest ? x : highest;
+        raise<T>(highest, x);
       }
       store(max + j * W, highest);
       // While nothing is visible the maximum is −∞; measuring from 0 instead keeps −∞ − (−∞) out.
@@ -42,6 +42,7 @@ template <class T, int Vectors> struct SoftmaxBody {
       V total;
       load(total, sum + j * W);
       total = total * f;
+      round_here(total);
       for (Index k = 0; k < n; ++k) {
         V x;
         load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
@@ -65,6 +66,9 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
     Index d = 0;
     for (; d + Rows <= dim; d += Rows)
       rows<Isa, Rows>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
+    if constexpr (Rows > 4)
+      for (; d + 4 <= dim; d += 4)
+        rows<Isa, 4>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
     for (; d < dim; ++d) rows<Isa, 1>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
   }
 
@@ -86,6 +90,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
           V o;
           load(o, out + (i * Vectors + j) * W);
           sum[i][j] = o * f[j];
+          round_here(sum[i][j]);
         }
     }
     for (Index k = 0; k < n; ++k) {
@@ -117,6 +122,55 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
   }
 };
 
+/// The state of the softmax rows of a tile over some of their keys, in memory.
+///
+/// Shapes    max (lanes)  sum (lanes)  out (dim, lanes): Σ exp(s − max) v, not yet divided by the sum
+template <class T> struct TileState { T *max, *sum, *out; };
+
+/// What two parts over disjoint keys make together; `total` becomes it. A part that saw nothing changes no bit.
+///
+/// Formula   m′ = max(m₁, m₂),  l′ = l₁·exp(m₁ − m′) + l₂·exp(m₂ − m′),  O likewise
+template <class T, int Vectors> struct MergeBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(TileState<T> total, TileState<T> part, T slope, Index dim) {
+    using V = vector_t<T, Isa>;
+    constexpr int W = Vector<T, Isa>::width;
+    constexpr T hidden = -std::numeric_limits<T>::infinity();
+    for (int j = 0; j < Vectors; ++j) {
+      V first, second, sum, more;
+      load(first, total.max + j * W);
+      load(second, part.max + j * W);
+      const V highest = second > first ? second : first;
+      store(total.max + j * W, highest);
+      const V zero{};
+      const V from = highest == hidden ? zero : highest;
+      first = (first - from) * slope;
+      second = (second - from) * slope;
+      exp2_in_place<T, Isa>(first);
+      exp2_in_place<T, Isa>(second);
+      load(sum, total.sum + j * W);
+      load(more, part.sum + j * W);
+      add<Isa>(sum, first, more, second);
+      store(total.sum + j * W, sum);
+      for (Index d = 0; d < dim; ++d) {
+        const std::ptrdiff_t at = (std::ptrdiff_t{d} * Vectors + j) * W;
+        load(sum, total.out + at);
+        load(more, part.out + at);
+        add<Isa>(sum, first, more, second);
+        store(total.out + at, sum);
+      }
+    }
+  }
+
+ private:
+  template <class Isa, class V> MHA_ALWAYS_INLINE static void add(V& sum, const V& fade, V& more, const V& weight) {
+    sum = sum * fade;
+    more = more * weight;
+    round_here(sum);
+    round_here(more);
+    sum = sum + more;
+  }
+};
+
 /// The kernels of one scalar at one instruction-set level and one tile width.
 template <class T> struct TileKernels {
   Index lanes;              ///< queries of a tile
@@ -127,6 +181,7 @@ template <class T> struct TileKernels {
                  Index dim, T* out);
   void (*guarded_values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
                          Index dim, T* out);
+  void (*merge)(TileState<T> total, TileState<T> part, T slope, Index dim);
 };
 
 template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> make_tile_kernels() {
@@ -135,18 +190,28 @@ template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> ma
           &Isa::template run<ProductBody<T, Rows, Vectors>>,
           &Isa::template run<SoftmaxBody<T, Vectors>>,
           &Isa::template run<ValuesBody<T, Rows, Vectors, false>>,
-          &Isa::template run<ValuesBody<T, Rows, Vectors, true>>};
+          &Isa::template run<ValuesBody<T, Rows, Vectors, true>>,
+          &Isa::template run<MergeBody<T, Vectors>>};
 }
 
-/// The kernels for a call of this many queries: few queries take a tile one register wide.
+/// Queries of the widest tile.
+template <class T> Index widest_tile(IsaLevel level) {
+  return with_isa(level, [](auto isa) {
+    using Isa = decltype(isa);
+    return Index{(Isa::level == IsaLevel::baseline ? 2 : 3) * Vector<T, Isa>::width};
+  });
+}
+
+/// The kernels for a tile of this many queries: the narrowest that holds them, at most the widest.
 template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
   return with_isa(level, [&](auto isa) {
     using Isa = decltype(isa);
-    // Accumulators, one row of queries and a broadcast value fill the registers.
+    constexpr Index width = Vector<T, Isa>::width;
+    // Accumulators, a row of queries and a broadcast value fill the registers.
     constexpr int rows = Isa::registers == 32 ? 8 : 4;
-    constexpr int vectors = Isa::level == IsaLevel::baseline ? 2 : 3;
-    return queries <= Vector<T, Isa>::width ? make_tile_kernels<T, Isa, 8, 1>()
-                                            : make_tile_kernels<T, Isa, rows, vectors>();
+    if (queries <= width) return make_tile_kernels<T, Isa, 8, 1>();
+    if (queries <= 2 * width || Isa::level == IsaLevel::baseline) return make_tile_kernels<T, Isa, rows, 2>();
+    return make_tile_kernels < T, Isa, rows, Isa::level == IsaLevel::baseline ? 2 : 3 > ();
   });
 }
 

@@ -34,11 +34,14 @@ template <class A, class P> struct LogitPatch {
 // was: in two loops the compiler would hoist, and fuse, different parts of the user's expression. Policies are copied
 // and logits go through arrays of the body's own, because what may alias keeps a loop scalar.
 
+/// A copy, unless copying may cost something.
+template <class P> using LocalPolicy = std::conditional_t<std::is_trivially_copyable_v<P>, const P, const P&>;
+
 /// s ← score(scale · s).
 template <class A> struct ScoreBody {
   template <class Isa, class S> MHA_ALWAYS_INLINE static void run(LogitPatch<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
-    const S score = *p.policy;
+    LocalPolicy<S> score = *p.policy;
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
@@ -57,7 +60,7 @@ template <class A> struct HideBody {
     using Flag = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
     constexpr int W = Vector<A, Isa>::width;
     constexpr A hidden = -std::numeric_limits<A>::infinity();
-    const M mask = *p.policy;
+    LocalPolicy<M> mask = *p.policy;
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
@@ -128,19 +131,26 @@ template <class A, class M, class S> class TilePolicies {
     const Index whole = count_ / width_ * width_;
     for (Index begin = keys.begin; begin < keys.end; begin += grain) {
       const Index end = std::min(begin + grain, keys.end);
-      const TileVisibility seen = visibility(begin, end);
+      if (visibility(begin, end) == TileVisibility::full) continue;
       A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
-      if (seen == TileVisibility::none)
-        for (Index k = 0; k < end - begin; ++k) std::fill_n(rows + std::ptrdiff_t{k} * lanes, count_, hidden);
-      if (seen == TileVisibility::partial)
-        for (Index i = 0; i < whole; i += width_)
-          columns(hide_kernel_, mask_, rows + i, lanes, A(0), q_begin_ + i, begin, end);
+      for (Index i = 0; i < whole; i += width_) hide_columns(rows + i, lanes, i, width_, begin, end);
     }
-    for (Index i = whole; i < count_; ++i)
-      one_column(hide_kernel_, mask_, s + i, lanes, A(0), q_begin_ + i, keys.begin, keys.end);
+    for (Index i = whole; i < count_; ++i) hide_columns(s + i, lanes, i, 1, keys.begin, keys.end);
   }
 
  private:
+  /// Queries [i, i + n) of the tile, one or a register of them, whose first column is s.
+  void hide_columns(A* s, Index lanes, Index i, Index n, Index begin, Index end) const {
+    const Index q = q_begin_ + i;
+    const TileVisibility seen = tile(mask_, b_, h_, q, q + n, begin, end);
+    if (seen == TileVisibility::none)
+      for (Index k = 0; k < end - begin; ++k) std::fill_n(s + std::ptrdiff_t{k} * lanes, n, hidden);
+    else if (seen == TileVisibility::partial && n == 1)
+      one_column(hide_kernel_, mask_, s, lanes, A(0), q, begin, end);
+    else if (seen == TileVisibility::partial)
+      columns(hide_kernel_, mask_, s, lanes, A(0), q, begin, end);
+  }
+
   /// A register of queries from q on, against each key.
   template <class P>
   void columns(PolicyKernel<A, P> kernel, const P& policy, A* s, Index lanes, A scale, Index q, Index begin,
@@ -175,8 +185,8 @@ template <class A, class M, class S> class TilePolicies {
     }
   }
 
-  const M mask_;
-  const HeadScore score_;
+  const M& mask_;  // the call's
+  HeadScore score_;
   Index b_, h_, q_begin_, count_, width_ = 1;
   PolicyKernel<A, HeadScore> score_kernel_ = nullptr;
   PolicyKernel<A, M> hide_kernel_ = nullptr;

@@ -3,55 +3,110 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "isa.hpp"
 #include "vector.hpp"
+#include "widen.hpp"
 
 namespace mha::inline v0::detail::simd {
+
+/// Lane of (a, b) that goes to lane `to` when blocks of `size` lanes change places: the even blocks of both, or the
+/// odd.
+constexpr int transposed_lane(int to, int size, int width, bool odd) {
+  const bool from_b = (to & size) != 0;
+  return odd ? (from_b ? width + to : to + size) : (from_b ? width + to - size : to);
+}
+
+template <int Size, class V, std::size_t... I>
+MHA_ALWAYS_INLINE void exchange_blocks(V& a, V& b, std::index_sequence<I...>) {
+  constexpr int width = sizeof...(I);
+  const V even = __builtin_shufflevector(a, b, transposed_lane(int(I), Size, width, false)...);
+  b = __builtin_shufflevector(a, b, transposed_lane(int(I), Size, width, true)...);
+  a = even;
+}
+
+template <int Size, class V, std::size_t W> MHA_ALWAYS_INLINE void transpose_in_place(V (&r)[W]) {
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < W; ++i)
+    if ((i & std::size_t{Size}) == 0) exchange_blocks<Size>(r[i], r[i + Size], std::make_index_sequence<W>{});
+  if constexpr (Size > 1) transpose_in_place<Size / 2>(r);
+}
+
+/// A square of registers, rows become columns.
+template <class V, std::size_t W> MHA_ALWAYS_INLINE void transpose(V (&r)[W]) {
+  transpose_in_place<static_cast<int>(W / 2)>(r);
+}
 
 /// to (16, 16) = fromᵀ (16, 16) of 32-bit words; the strides are in words.
 template <class Isa>
 MHA_ALWAYS_INLINE void transpose16(const std::uint32_t* from, std::ptrdiff_t from_stride, std::uint32_t* to,
                                    std::ptrdiff_t to_stride) {
-  if constexpr (Isa::register_bytes == 64) {
-    typedef std::uint32_t V __attribute__((vector_size(64)));
-    V a[16], b[16];
+  constexpr int W = Vector<std::uint32_t, Isa>::width;
+  for (int i = 0; i < 16; i += W)
+    for (int j = 0; j < 16; j += W) {
+      vector_t<std::uint32_t, Isa> r[std::size_t{W}];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) load(a[i], from + i * from_stride);
+      for (int k = 0; k < W; ++k) load(r[k], from + (i + k) * from_stride + j);
+      transpose(r);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i += 2) {
-      b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-      b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+      for (int k = 0; k < W; ++k) store(to + (j + k) * to_stride + i, r[k]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i += 4)
-#pragma GCC unroll 2
-      for (int j = 0; j < 2; ++j) {
-        const V &x = b[i + j], &y = b[i + j + 2];
-        a[i + 2 * j] = __builtin_shufflevector(x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-        a[i + 2 * j + 1] = __builtin_shufflevector(x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-      }
-      // a[4r + c] holds, in its four quarters q, column 4q + c of rows 4r … 4r + 3.
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      const V low = __builtin_shufflevector(a[c], a[4 + c], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-      const V high =
-          __builtin_shufflevector(a[c], a[4 + c], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-      const V low2 =
-          __builtin_shufflevector(a[8 + c], a[12 + c], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-      const V high2 =
-          __builtin_shufflevector(a[8 + c], a[12 + c], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-      b[c] = __builtin_shufflevector(low, low2, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-      b[8 + c] = __builtin_shufflevector(low, low2, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-      b[4 + c] = __builtin_shufflevector(high, high2, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-      b[12 + c] = __builtin_shufflevector(high, high2, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) store(to + i * to_stride, b[i]);
-  } else {
-    for (int i = 0; i < 16; ++i)
-      for (int j = 0; j < 16; ++j) to[j * to_stride + i] = from[i * from_stride + j];
-  }
 }
+
+/// to (dim, lanes), one register of lanes wide, from as many rows of `dim` elements, widened.
+template <class A, class T> struct PackBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const T* from, std::ptrdiff_t stride, Index dim, A* to, std::ptrdiff_t lanes) {
+    constexpr int W = Vector<A, Isa>::width;
+    Index d = 0;
+    for (; d + W <= dim; d += W) {
+      vector_t<A, Isa> r[std::size_t{W}];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) load_widened<A, Isa>(r[i], from + i * stride + d);
+      transpose(r);
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) store(to + (d + i) * lanes, r[i]);
+    }
+    for (; d < dim; ++d)
+      for (int i = 0; i < W; ++i) to[d * lanes + i] = static_cast<A>(from[i * stride + d]);
+  }
+};
+
+/// A register's lanes of from (dim, lanes) times `factor`, as that many rows of `dim` elements; zeros are +0, so that
+/// a row's bits do not depend on the hidden keys its tile visited.
+template <class A> struct UnpackBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const A* from, std::ptrdiff_t lanes, const A* factor, Index dim, A* to,
+                                    std::ptrdiff_t stride) {
+    constexpr int W = Vector<A, Isa>::width;
+    vector_t<A, Isa> scale;
+    load(scale, factor);
+    Index d = 0;
+    for (; d + W <= dim; d += W) {
+      vector_t<A, Isa> r[std::size_t{W}];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) {
+        load(r[i], from + (d + i) * lanes);
+        r[i] = r[i] * scale;
+        round_here(r[i]);
+        r[i] = r[i] + A(0);
+      }
+      transpose(r);
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) store(to + i * stride + d, r[i]);
+    }
+    for (; d < dim; ++d) {
+      A row[std::size_t{W}];
+      vector_t<A, Isa> r;
+      load(r, from + d * lanes);
+      r = r * scale;
+      round_here(r);
+      r = r + A(0);
+      store(row, r);
+      for (int i = 0; i < W; ++i) to[i * stride + d] = row[i];
+    }
+  }
+};
 
 }  // namespace mha::inline v0::detail::simd

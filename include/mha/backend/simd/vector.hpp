@@ -46,13 +46,33 @@ template <class V, class T> MHA_ALWAYS_INLINE void broadcast(V& v, const T& x) {
   v = x - V{};  // not x + 0, which would turn −0 into 0
 }
 
+/// x is rounded here: without it a product may be fused with an addition that follows, or not, as the compiler likes.
+template <class V> MHA_ALWAYS_INLINE void round_here([[maybe_unused]] V& x) {
+#ifdef MHA_VECTOR_REGISTER
+  asm("" : "+" MHA_VECTOR_REGISTER(x));
+#endif
+}
+
 /// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone in its loop is named, because g++
 /// leaves it unfused under -mtune=znver…, and a row's bits would depend on how many are computed beside it.
 template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const V& a, const V& b) {
-#if MHA_BROADCAST_BY_ASM
-  if constexpr (Alone) asm("" : "+v"(sum));
-#endif
+  if constexpr (Alone) round_here(sum);
   sum = a * b + sum;
+}
+
+/// highest ← the larger of both; a NaN in x is left out.
+template <class T, class V> MHA_ALWAYS_INLINE void raise(V& highest, const V& x) {
+#if MHA_BROADCAST_BY_ASM
+  // g++ makes a comparison and a blend of it. With a NaN the instruction gives its last operand.
+  if constexpr (sizeof(V) > 16) {
+    if constexpr (sizeof(T) == 4)
+      asm("vmaxps %1, %2, %0" : "=v"(highest) : "v"(highest), "v"(x));
+    else
+      asm("vmaxpd %1, %2, %0" : "=v"(highest) : "v"(highest), "v"(x));
+    return;
+  }
+#endif
+  highest = x > highest ? x : highest;
 }
 
 /// Constants of 2^f on [−½, ½]: minimax in relative error among polynomials with the constant term 1, so that exp2(0)

@@ -123,39 +123,41 @@ template <class T> struct Finish {
 
 /// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K.
 ///
-/// The rows are packed, then tasks of 256 × 128 sums run on the array. A task goes through the depth in steps whose
-/// weights stay in the first-level cache while all its rows pass by; what it has summed waits in the second.
+/// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums run on the array; and so on down a.
+/// A task goes through the depth in steps; what it has summed waits in the second-level cache, where its rows are too.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
   ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
-               std::span<const TensorView<T, 2>> c, Workspace::Frame& frame)
-      : a_(a),
-        weights_(weights),
-        c_(c),
-        unit_(dense_unit<Array>()),
-        level_(current_isa()),
-        part_size_(packed_size(a.extent[0], a.extent[1])),
-        rows_(frame.take<bfloat16>(part_size_ * std::size_t{Used::parts})) {
+               std::span<const TensorView<T, 2>> c)
+      : a_(a), weights_(weights), c_(c), unit_(dense_unit<Array>()), level_(current_isa()) {
     for (const WeightTiles& w : weights) column_groups_ += groups(w);
   }
 
-  template <class Threads> void run(Workspace::Frame& frame, const Threads& threads) {
+  template <class Threads> void run(Workspace& workspace, const Threads& threads) {
     const Index m = a_.extent[0], k = a_.extent[1];
     double columns = 0;
     for (const WeightTiles& w : weights_) columns += w.n;
     const bool alone = 1.0 * strips(m) * tile_side * k * columns < enough_work;
     const Index workers = alone ? 1 : threads.workers();
+    const Index together = std::min(m, group_rows * std::max<Index>(2, workers));
+    auto frame = workspace.frame();
     float* const sums = frame.take<float>(std::size_t{group_sums} * static_cast<std::size_t>(workers));
-    share(alone || m <= block_side, threads, strips(m), [&](Index strip, Index) {
-      bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
-      pack_strip<Used::parts>(a_, strip, to, part_size_);
-    });
-    share(alone, threads, row_groups() * column_groups_, [&](Index task, Index worker) {
-      Index matrix = 0, group = task % column_groups_;
-      while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
-      multiply(task / column_groups_, group, weight(matrix), c_[static_cast<std::size_t>(matrix)],
-               sums + std::ptrdiff_t{worker} * group_sums);
-    });
+    part_size_ = packed_size(together, k);
+    rows_ = frame.take<bfloat16>(part_size_ * std::size_t{Used::parts});
+    for (first_ = 0; first_ < m; first_ += together) {
+      const Index rows = std::min(together, m - first_);
+      share(alone || m <= block_side, threads, strips(rows), [&](Index strip, Index) {
+        bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
+        pack_strip<Used::parts>(a_, first_ / tile_side + strip, to, part_size_);
+      });
+      const Index row_groups = (rows + group_rows - 1) / group_rows;
+      share(alone, threads, row_groups * column_groups_, [&](Index task, Index worker) {
+        Index matrix = 0, group = task % column_groups_;
+        while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
+        multiply(task / column_groups_, group, weight(matrix), c_[static_cast<std::size_t>(matrix)],
+                 sums + std::ptrdiff_t{worker} * group_sums);
+      });
+    }
   }
 
  private:
@@ -166,11 +168,10 @@ template <class Array, class Precision, class T> class ArrayProduct {
 
   const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
   static Index groups(const WeightTiles& w) { return (w.n + group_columns - 1) / group_columns; }
-  Index row_groups() const { return (a_.extent[0] + group_rows - 1) / group_rows; }
 
   void multiply(Index row_group, Index column_group, const WeightTiles& w, const TensorView<T, 2>& c,
                 float* sums) const {
-    const Index i_begin = row_group * group_rows, rows = std::min(group_rows, c.extent[0] - i_begin);
+    const Index i_begin = first_ + row_group * group_rows, rows = std::min(group_rows, c.extent[0] - i_begin);
     const Index j_begin = column_group * group_columns, columns = std::min(group_columns, w.n - j_begin);
     const Index tiles = depth_tiles(w.k);
     // Where the weights pass by once, nothing is kept for a second row.
@@ -183,9 +184,9 @@ template <class Array, class Precision, class T> class ArrayProduct {
         for (Index k = 0; k < tiles; k += step, add = true)
           for (Index j = 0; j < columns; j += block_side)
             for (Index i = 0; i < rows; i += block_side)
-              unit_.multiply({activations(part.a, i_begin + i, k), tile_size, weight_pairs(w, part.b, j_begin + j, k),
-                              block(sums, i, j), std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add,
-                              2 * tile_size});
+              unit_.multiply({activations(part.a, i_begin - first_ + i, k), tile_size,
+                              weight_pairs(w, part.b, j_begin + j, k), block(sums, i, j),
+                              std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add, 2 * tile_size});
     }
     for (Index j = 0; j < columns; j += block_side)
       for (Index i = 0; i < rows; i += block_side)
@@ -217,18 +218,17 @@ template <class Array, class Precision, class T> class ArrayProduct {
   const std::span<const TensorView<T, 2>> c_;
   const ProductUnit unit_;
   const IsaLevel level_;
-  const std::size_t part_size_;
-  bfloat16* const rows_;
   Index column_groups_ = 0;
+  Index first_ = 0;  ///< the first of the rows that are packed now
+  std::size_t part_size_ = 0;
+  bfloat16* rows_ = nullptr;
 };
 
 /// c[i] = a · matrices + bias on the array.
 template <class Array, class Precision, class T, class Threads>
 void multiply(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
               std::span<const TensorView<T, 2>> c, Workspace& workspace, const Threads& threads) {
-  if (a.extent[0] == 0) return;
-  auto frame = workspace.frame();
-  ArrayProduct<Array, Precision, T>(a, weights, c, frame).run(frame, threads);
+  if (a.extent[0] > 0) ArrayProduct<Array, Precision, T>(a, weights, c).run(workspace, threads);
 }
 
 /// A product whose weights are packed for this call alone.

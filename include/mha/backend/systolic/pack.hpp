@@ -83,15 +83,12 @@ template <Index Parts, class T> struct PackStrip {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const TensorView<const T, 2>* a, Index first_row, bfloat16* to,
                                     std::size_t part_size) {
-    const Index k_end = a->extent[1];
-    for (Index r = 0; r < tile_side; ++r) {
-      const Index i = first_row + r;
-      bfloat16* row = to + r * tile_depth;
-      for (Index k = 0; k < k_end; k += tile_depth, row += 2 * tile_size)
-        round_elements<Parts, Isa>(i < a->extent[0] ? a->pointer(i, k) : nullptr, a->stride[1],
-                                   i < a->extent[0] ? std::min(tile_depth, k_end - k) : 0, row,
+    const Index k_end = a->extent[1], rows = std::min(tile_side, a->extent[0] - first_row);
+    for (Index k = 0; k < k_end; k += tile_depth, to += 2 * tile_size)
+      for (Index r = 0; r < tile_side; ++r)
+        round_elements<Parts, Isa>(r < rows ? a->pointer(first_row + r, k) : nullptr, a->stride[1],
+                                   r < rows ? std::min(tile_depth, k_end - k) : 0, to + r * tile_depth,
                                    static_cast<std::ptrdiff_t>(part_size));
-    }
   }
 };
 

@@ -13,6 +13,28 @@
 
 namespace mha::inline v0 {
 
+namespace detail {
+
+/// Division of positions by a number that stays: one multiplication each.
+///
+/// Formula   n / d = ⌊n · ⌈2^(31 + s) / d⌉ / 2^(31 + s)⌋ with s = ⌈log2 d⌉, for every n in [0, 2³¹)
+/// Source    Granlund and Montgomery 1994, theorem 4.2
+struct Divisor {
+  std::uint64_t multiplier = 0;
+  int shift = 31;
+
+  MHA_HOST_DEVICE constexpr explicit Divisor(Index d) {
+    const std::uint64_t by = d > 0 ? static_cast<std::uint64_t>(d) : 1;
+    while ((std::uint64_t{1} << (shift - 31)) < by) ++shift;
+    multiplier = ((std::uint64_t{1} << shift) + by - 1) / by;
+  }
+  MHA_HOST_DEVICE constexpr Index quotient(Index n) const {
+    return static_cast<Index>(static_cast<std::uint64_t>(n) * multiplier >> shift);
+  }
+};
+
+}  // namespace detail
+
 /// A map of square blocks of positions: pair (q, k) is visible if bit (q / block, k / block) of its head is set.
 ///
 /// Shapes    map (H, Nq, Nk), or (Nq, Nk) for all heads; row-major, non-zero = visible, N = ⌈positions / block⌉
@@ -27,16 +49,18 @@ struct BlockSparseView {
   Required<Index> key_blocks;    ///< Nk
   Borrowed<std::uint8_t> map;
   std::ptrdiff_t head_stride = 0;  ///< set by prepared()
+  detail::Divisor by_block{block.value};
 
   MHA_HOST_DEVICE constexpr bool operator()(Index, Index h, Index q, Index k) const {
-    return q >= 0 && bit(h, q / block.value, k / block.value);
+    return q >= 0 && bit(h, by_block.quotient(q), by_block.quotient(k));
   }
   MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index h, Index q_begin, Index q_end, Index k_begin,
                                                 Index k_end) const {
     if (q_end <= 0) return TileVisibility::none;
     bool any = false, all = q_begin >= 0;
-    for (Index i = (q_begin > 0 ? q_begin : 0) / block.value; i <= (q_end - 1) / block.value; ++i)
-      for (Index j = k_begin / block.value; j <= (k_end - 1) / block.value; ++j) {
+    const Index last_i = by_block.quotient(q_end - 1), last_j = by_block.quotient(k_end - 1);
+    for (Index i = by_block.quotient(q_begin > 0 ? q_begin : 0); i <= last_i; ++i)
+      for (Index j = by_block.quotient(k_begin); j <= last_j; ++j) {
         any = any || bit(h, i, j);
         all = all && bit(h, i, j);
         if (any && !all) return TileVisibility::partial;
@@ -73,13 +97,21 @@ struct BlockSparseView {
 };
 
 /// BlockSparseView that owns its map, so that a layer can hold it. Copies share the map.
+///
+///   mha::BlockSparse({.block = 64, .query_blocks = 8, .key_blocks = 8}, map)
 class BlockSparse {
  public:
   static constexpr Role role = Role::mask;
 
-  BlockSparse(Index block, Index query_blocks, Index key_blocks, std::vector<std::uint8_t> map)
+  struct Blocks {
+    Required<Index> block;
+    Required<Index> query_blocks;  ///< Nq
+    Required<Index> key_blocks;    ///< Nk
+  };
+
+  BlockSparse(const Blocks& blocks, std::vector<std::uint8_t> map)
       : map_(std::make_shared<const std::vector<std::uint8_t>>(std::move(map))),
-        view_{block, query_blocks, key_blocks, Borrowed<std::uint8_t>(*map_)} {}
+        view_{blocks.block, blocks.query_blocks, blocks.key_blocks, Borrowed<std::uint8_t>(*map_)} {}
 
   bool operator()(Index b, Index h, Index q, Index k) const { return view_(b, h, q, k); }
   TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {

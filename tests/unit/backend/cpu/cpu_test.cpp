@@ -25,7 +25,7 @@ TEST(Cpu, ExplainsItsKernel) {
   mha::force_isa(mha::IsaLevel::baseline);
   const std::string text = mha::CpuWith<mha::Serial>{}.explain<mha::bfloat16>(plan);
   mha::force_isa(before);
-  for (const char* const part : {"kernel baseline", "bfloat16 widened once per call", "online softmax in float",
+  for (const char* const part : {"kernel baseline", "bfloat16 widened block by block", "online softmax in float",
                                  "tiles of 8 queries x 128 keys", "Serial with 1 workers"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
   EXPECT_EQ(mha::CpuWith<mha::Serial>{}.explain<double>(plan).find("widened"), std::string::npos);

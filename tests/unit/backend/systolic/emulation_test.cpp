@@ -96,6 +96,35 @@ TEST(Emulation, SpecialNumbersFollowIeee) {
   }
 }
 
+// Products of bfloat16 are exact in a float's range. A sum of n floats in any order is off by at most n·2⁻²⁴·Σ|xy| to
+// first order, n counting the products and, per tile, the joining of its chains and their addition to c.
+TEST(Emulation, OrdersAgreeWithinTheRoundingOfTheirSums) {
+  support::Random random("orders");
+  const Index depth = 200;
+  const auto a = unit::operands(unit::Operands::normal, 9, depth, random);
+  const auto b = unit::operands(unit::Operands::normal, depth, 11, random);
+  const double n = depth + 2 * 7;
+  std::size_t differing = 0;
+  for (const SumOrder order : orders) {
+    Tensor<float, 2> c(9, 11), other(9, 11);
+    EmulatedArray<AmxArray>(order).multiply(a.view(), b.view(), c.view());
+    EmulatedArray<AmxArray>(order == SumOrder::pairs ? SumOrder::chained : SumOrder::pairs)
+        .multiply(a.view(), b.view(), other.view());
+    for (Index i = 0; i < 9; ++i)
+      for (Index j = 0; j < 11; ++j) {
+        double sum = 0, size = 0;
+        for (Index k = 0; k < depth; ++k) {
+          sum += double{float(a(i, k))} * float(b(k, j));
+          size += std::abs(double{float(a(i, k))} * float(b(k, j)));
+        }
+        EXPECT_LE(std::abs(c(i, j) - sum), n * 0x1p-24 * size);
+        EXPECT_LE(std::abs(double{c(i, j)} - other(i, j)), 2 * n * 0x1p-24 * size);
+      }
+    differing += support::differing(c, other);
+  }
+  EXPECT_GT(differing, 0u) << "the order of additions should show in the bits";
+}
+
 TEST(Emulation, ShapesOfTheArrayShowInTheChainsOnly) {
   support::Random random("shapes");
   const auto a = unit::operands(unit::Operands::wide, 20, 300, random),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -25,6 +26,18 @@ using Map = std::vector<std::uint8_t>;
 
 BlockSparseView sparse(int block, int query_blocks, int key_blocks, const Map& map) {
   return {.block = block, .query_blocks = query_blocks, .key_blocks = key_blocks, .map = map};
+}
+
+TEST(Divisor, DividesEveryPosition) {
+  support::Random random("divisor");
+  constexpr int most = std::numeric_limits<int>::max();
+  for (int i = 0; i < 3000; ++i) {
+    const int d = i < 300 ? i + 1 : i < 330 ? 1 << (i - 300) : i < 331 ? most : 1 + random.below(most);
+    const mha::detail::Divisor by(d);
+    const int multiple = most / d * d;
+    for (const int n : {0, 1, d - 1, d, multiple - 1, multiple, most - 1, most, random.below(most), random.below(5000)})
+      ASSERT_EQ(by.quotient(n), n / d) << n << " / " << d;
+  }
 }
 
 TEST(BlockSparse, ShowsThePairsOfItsBlocks) {
@@ -104,7 +117,7 @@ TEST(BlockSparse, WantsAMapThatCoversTheCall) {
 
 TEST(BlockSparse, ALayersMaskOwnsItsMapAndSharesItWithCopies) {
   std::optional<BlockSparse> first;
-  first.emplace(2, 1, 2, Map{0, 1});
+  first.emplace(BlockSparse::Blocks{.block = 2, .query_blocks = 1, .key_blocks = 2}, Map{0, 1});
   const BlockSparse copy = *first;
   first.reset();
   EXPECT_FALSE(copy(0, 0, 0, 1));

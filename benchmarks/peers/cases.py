@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compare.py computes: the cases, their arrays, and a few rows of each result by the formula in double."""
+
+import numpy as np
+
+
+class Case:
+    """One computation; its sizes are attributes.
+
+    attention  queries, keys, heads, kv_heads, dim    q (1, Hq, Lq, D)  k, v (1, Hkv, Lk, D)
+    short      the same: one query, as in decoding, at the end of the keys
+    layer      model, length, heads                   x (L, E), weights with biases as PyTorch stores them
+    linear     rows, inner, columns                   x (M, K)  w (N, K)  b (N)
+    """
+
+    def __init__(self, group, kind, scalar="float32", pattern="full", **sizes):
+        self.group, self.kind, self.scalar, self.pattern, self.sizes = group, kind, scalar, pattern, sizes
+        self.__dict__.update(sizes)
+
+    @property
+    def shape(self):
+        """For the tables."""
+        if self.kind == "attention":
+            return "D %d, L %d" % (self.dim, self.keys)
+        if self.kind == "short":
+            return "%d/%d heads, D %d, %d keys" % (self.heads, self.kv_heads, self.dim, self.keys)
+        if self.kind == "layer":
+            return "E %d, L %d" % (self.model, self.length)
+        return "%d × %d × %d" % (self.rows, self.inner, self.columns)
+
+    @property
+    def name(self):
+        return "%s/%s/%s/%s" % (self.kind, self.scalar, self.shape.replace(" ", ""), self.pattern.replace(" ", "_"))
+
+    @property
+    def unit(self):
+        return "GB/s" if self.kind == "short" else "GFLOP/s"
+
+    def work(self, visible_pairs):
+        """1e9 FLOP of visible work, or 1e9 bytes of keys and values; visible_pairs(pattern, queries, keys)."""
+        if self.kind == "attention":
+            return 4e-9 * visible_pairs(self.pattern, self.queries, self.keys) * self.heads * self.dim
+        if self.kind == "short":
+            return 2e-9 * self.keys * self.kv_heads * self.dim * (2 if self.scalar == "bfloat16" else 4)
+        if self.kind == "layer":
+            pairs = visible_pairs(self.pattern, self.length, self.length)
+            return 1e-9 * (8.0 * self.length * self.model**2 + 4 * pairs * self.model)
+        return 2e-9 * self.rows * self.inner * self.columns
+
+
+def all_cases():
+    plain = ("full", "causal")
+
+    def attention(group, length, dim, pattern, scalar="float32"):
+        return Case(group, "attention", scalar, pattern, queries=length, keys=length, heads=2, kv_heads=2, dim=dim)
+
+    for length in (512, 1024, 2048, 4096, 8192):
+        for dim in (64, 128):
+            yield from (attention("attention", length, dim, mask) for mask in plain)
+    for pattern in ("window 256", "padding", "softcap", "block-sparse", "functor"):
+        yield attention("masks", 2048, 64, pattern)
+    for length in (512, 2048, 8192):
+        for dim in (64, 128):
+            yield from (attention("bfloat16", length, dim, mask, "bfloat16") for mask in plain)
+    for scalar in ("float32", "bfloat16"):
+        for keys in (1024, 4096, 32768):
+            yield Case("short", "short", scalar, queries=1, keys=keys, heads=32, kv_heads=8, dim=128)
+    for model, length in ((512, 512), (1024, 2048)):
+        for mask in plain:
+            yield Case("layer", "layer", pattern=mask, model=model, length=length, heads=model // 64)
+    for rows, inner, columns in ((1, 1024, 1024), (16, 1024, 1024), (1024, 512, 512), (1024, 2048, 2048)):
+        yield Case("linear", "linear", rows=rows, inner=inner, columns=columns)
+
+
+def visible(case, q, k):
+    """The pairs that a pattern shows, as in patterns.hpp; q and k are positions and may be arrays or tensors."""
+    if case.pattern == "causal":
+        return k <= q
+    if case.pattern == "window 256":
+        return (k <= q) & (q - k <= 255)
+    if case.pattern == "padding":
+        return k < 1500 * case.keys // 2048
+    if case.pattern == "functor":
+        return ((q + k) & 15) != 0
+    if case.pattern == "block-sparse":
+        i, j = q // 64, k // 64
+        return (j <= i) & ((j == 0) | (i - j <= 1) | ((i - j) % 4 == 0))
+    return (q >= 0) & (k >= 0)
+
+
+# ---- arrays ----
+
+
+def rounded_to_bfloat16(x):
+    """float32 → the upper halves of the nearest bfloat16, as uint16."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def as_float32(x):
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+class Data(dict):
+    """The arrays of a case by name, the same memory for all who take part."""
+
+    def __init__(self, case):
+        draw = np.random.default_rng(7)
+        sizes = {
+            "attention": lambda c: {
+                "q": (1, c.heads, c.queries, c.dim),
+                "k": (1, c.kv_heads, c.keys, c.dim),
+                "v": (1, c.kv_heads, c.keys, c.dim),
+            },
+            "layer": lambda c: {
+                "x": (c.length, c.model),
+                "w_in": (3 * c.model, c.model),
+                "b_in": (3 * c.model,),
+                "w_out": (c.model, c.model),
+                "b_out": (c.model,),
+            },
+            "linear": lambda c: {"x": (c.rows, c.inner), "w": (c.columns, c.inner), "b": (c.columns,)},
+        }
+        for name, shape in sizes["attention" if case.kind == "short" else case.kind](case).items():
+            array = draw.standard_normal(shape, np.float32)
+            if name[0] == "w":
+                array /= np.float32(shape[1] ** 0.5)
+            self[name] = rounded_to_bfloat16(array) if case.scalar == "bfloat16" else array
+
+
+# ---- the formula ----
+
+
+def softmax(s):
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def expected(case, data):
+    """(rows, values): a few rows of the result by their numbers along the second last axis."""
+    if case.kind == "linear":
+        return np.arange(case.rows), data["x"].astype(np.float64) @ data["w"].T + data["b"]
+    queries = case.length if case.kind == "layer" else case.queries
+    rows = np.unique(np.append(np.random.default_rng(11).integers(0, queries, 7), queries - 1))
+    if case.kind == "layer":
+        projected = data["x"].astype(np.float64) @ data["w_in"].T + data["b_in"]
+        q, k, v = np.split(projected, 3, axis=1)
+        heads = lambda y: y.reshape(len(y), case.heads, -1).transpose(1, 0, 2)
+        q, k, v, keys = heads(q[rows]), heads(k), heads(v), case.length
+    else:
+        q, k, v = (as_float32(data[n])[0].astype(np.float64) for n in "qkv")
+        group = case.heads // case.kv_heads
+        q, k, v, keys = q[:, rows], k.repeat(group, 0), v.repeat(group, 0), case.keys
+    s = q @ k.transpose(0, 2, 1) / q.shape[-1] ** 0.5  # (H, rows, Lk)
+    if case.pattern == "softcap":
+        s = 30 * np.tanh(s / 30)
+    positions = rows + keys - queries
+    s = np.where(visible(case, positions[:, None], np.arange(keys)[None, :]), s, -np.inf)
+    o = softmax(s) @ v
+    if case.kind != "layer":
+        return rows, o[None]
+    return rows, o.transpose(1, 0, 2).reshape(len(rows), -1) @ data["w_out"].T + data["b_out"]
+
+
+def error(case, result, rows, values):
+    """The largest error of the rows, relative to 1 or to the value if that is larger."""
+    result = np.asarray(result, np.float64)[..., rows, :]
+    return float(np.max(np.abs(result - values) / np.maximum(1, np.abs(values))))
+
+
+def tolerance(case):
+    return 2e-2 if case.scalar == "bfloat16" else 2e-4

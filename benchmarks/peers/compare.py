@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ours beside PyTorch, ONNX Runtime and Eigen: one process, the same arrays, the same threads, in turn.
+
+A round runs each of them for some milliseconds; a ratio is the median over the rounds of their time by ours, above 1
+if ours is faster. Each result is compared with the formula in double before it is timed. What is not installed, or
+does not offer a case, is named.
+
+Needs      numpy, and the libraries mha_peer and mha_peer_native, which CMake builds with the benchmarks
+Compares   pip install torch==2.15.0 onnxruntime==1.31.1 onnx==1.23.2 (the versions measured). FlexAttention wants a
+           C++ compiler and half a minute for each case, the first time: --check compiles and checks and times nothing.
+Usage      python benchmarks/peers/compare.py [--group attention masks …] [--threads 1 2] [--filter REGEX]
+                                              [--peers REGEX] [--check] [--json FILE]
+"""
+
+import argparse
+import json
+import re
+import statistics
+import time
+from pathlib import Path
+
+import cases
+import participants
+from participants import Missing
+
+SAMPLE = 8e-3  # seconds that a sample lasts at least
+ROUNDS = 9  # fewer where they would take more than BUDGET seconds, but 3
+BUDGET = 8.0
+OURS, NATIVE, EIGEN = "mha", "mha, -march=native", "Eigen, -march=native"
+
+
+def find_library(folder, name):
+    found = sorted(Path(folder).rglob("libmha_%s.so" % name)) or sorted(Path(folder).rglob("libmha_%s.*" % name))
+    if not found:
+        raise SystemExit("compare.py: no library mha_%s under %s: build the benchmarks first" % (name, folder))
+    return participants.Library(found[0])
+
+
+def everybody(build):
+    """Those who take part by name, and why others do not."""
+    plain = find_library(build, "peer")
+    present, absent = {OURS: participants.Ours(plain)}, {}
+    try:
+        native = find_library(build, "peer_native")
+        present.update({NATIVE: participants.Ours(native), EIGEN: participants.Eigen(native)})
+    except SystemExit as failure:
+        absent.update({NATIVE: str(failure), EIGEN: str(failure)})
+    for name, kind in participants.PEERS.items():
+        try:
+            present[name] = kind()
+        except Missing as why:
+            absent[name] = str(why)
+    return plain, present, absent
+
+
+class Runner:
+    """One participant with one case, ready to be timed."""
+
+    def __init__(self, participant, case, data, threads):
+        self.run, self.read = participant.prepare(case, data, threads)
+        # On one thread everybody computes in the calling thread: its processor time does not count the neighbours.
+        self.clock = time.thread_time if threads == 1 else time.perf_counter
+        self.threads, self.samples = threads, []
+        self.run()
+        self.once = self.seconds(1)
+        self.calls = max(1, int(SAMPLE / max(self.once, 1e-7)))
+
+    def seconds(self, calls):
+        begin = self.clock()
+        for _ in range(calls):
+            self.run()
+        return (self.clock() - begin) / calls
+
+    def sample(self):
+        if self.threads > 1:
+            time.sleep(3e-3)  # threads of the one before may still spin
+        if self.calls > 1:
+            self.run()  # its memory back into the caches
+        self.samples.append(self.seconds(self.calls))
+
+
+def measure(case, threads, library, present, check):
+    """The row of one case: rates, ratios and errors by name, and who is missing."""
+    data = cases.Data(case)
+    rows, values = cases.expected(case, data)
+    runners, errors, missing = {}, {}, {}
+    for name, participant in present.items():
+        try:
+            runner = Runner(participant, case, data, threads)
+            errors[name] = cases.error(case, runner.read(), rows, values)
+            if not errors[name] < cases.tolerance(case):
+                raise Missing("its result is wrong by %.1e" % errors[name])
+            runners[name] = runner
+        except Missing as why:
+            missing[name] = str(why)
+        except Exception as failure:  # a peer that fails is a result, too; the others go on
+            missing[name] = "failed: " + (str(failure).splitlines() or [type(failure).__name__])[0]
+    row = {
+        "group": case.group, "name": case.name, "kind": case.kind, "shape": case.shape, "sizes": case.sizes,
+        "scalar": case.scalar, "mask": case.pattern, "threads": threads, "unit": case.unit,
+        "missing": missing, "errors": errors,
+    }  # fmt: skip
+    if check or OURS not in runners:
+        return row
+    rounds = int(min(ROUNDS, max(3, BUDGET / sum(max(SAMPLE, r.once) for r in runners.values()))))
+    peaks = []
+    turn = list(runners.values())
+    for r in range(rounds):
+        peaks.append(library.peak(threads))
+        for runner in turn[r % len(turn) :] + turn[: r % len(turn)]:  # nobody always follows the same one
+            runner.sample()
+    work = case.work(library.pairs)
+    row.update(rounds=rounds, peak=statistics.median(peaks), results={})
+    for name, runner in runners.items():
+        ratio = statistics.median(t / o for t, o in zip(runner.samples, runners[OURS].samples))
+        row["results"][name] = {"rate": work / statistics.median(runner.samples), "ratio": ratio}
+    return row
+
+
+def print_group(rows):
+    """One table, its columns those who took part."""
+    names = [n for n in [NATIVE, EIGEN, *participants.PEERS] if any(n in r.get("results", {}) for r in rows)]
+    unit = rows[0]["unit"]
+    print("\n| shape | scalar | mask or score | threads | ours %s | %% of peak |" % unit, end="")
+    print("".join(" ours : %s |" % n for n in names))
+    print("|---|---|---|" + "---:|" * (3 + len(names)))
+    for row in rows:
+        results = row.get("results")
+        if results is None:
+            continue
+        ours = results[OURS]["rate"]
+        of_peak = "%.0f" % (100 * ours / row["peak"]) if unit == "GFLOP/s" else ""
+        cells = [row["shape"], row["scalar"], row["mask"], str(row["threads"]), "%.1f" % ours, of_peak]
+        cells += ["%.2f×" % results[n]["ratio"] if n in results else "" for n in names]
+        print("| " + " | ".join(cells) + " |")
+
+
+def print_missing(rows, absent):
+    """Who did not take part where it might have: not installed, without that mask or scalar, wrong, or failing."""
+    said = {(name, why): [] for name, why in absent.items()}
+    for row in rows:
+        for name, why in row["missing"].items():
+            if not why.startswith("computes no"):
+                said.setdefault((name, why), []).append(row["mask"] if row["scalar"] == "float32" else row["scalar"])
+    for (name, why), where in said.items():
+        print("- missing: %s: %s%s" % (name, why, " (%s)" % ", ".join(dict.fromkeys(where)) if where else ""))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build/release", help="where the libraries are, in any folder below")
+    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer linear; all if not given")
+    parser.add_argument("--threads", type=int, nargs="*", help="1 and all of them (0) if not given")
+    parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
+    parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
+    parser.add_argument("--check", action="store_true", help="compute and check, time nothing")
+    parser.add_argument("--json", help="write the rows there")
+    options = parser.parse_args()
+    library, present, absent = everybody(options.build)
+    present = {name: who for name, who in present.items() if name == OURS or re.search(options.peers, name)}
+    chosen = [
+        c
+        for c in cases.all_cases()
+        if (not options.group or c.group in options.group) and re.search(options.filter, c.name)
+    ]
+    with_versions = [library.machine().decode(), *("%s %s" % item for item in participants.versions().items())]
+    print("; ".join(with_versions), flush=True)
+    rows = []
+    every_thread = library.threads()
+    for threads in dict.fromkeys(n or every_thread for n in options.threads or (1, 0)):
+        for case in chosen:
+            row = measure(case, threads, library, present, options.check)
+            rows.append(row)
+            shown = row.get("results") or row["errors"]
+            print(case.name, "threads:%d" % threads, end=" ")
+            print({n: round(r["rate"], 1) if isinstance(r, dict) else r for n, r in shown.items()}, flush=True)
+    if not options.check:
+        for group in dict.fromkeys(row["group"] for row in rows):
+            print_group([row for row in rows if row["group"] == group])
+        print()
+    print_missing(rows, absent)
+    if options.json:
+        result = {"machine": library.machine().decode(), "versions": participants.versions(), "absent": absent}
+        Path(options.json).write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

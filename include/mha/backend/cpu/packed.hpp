@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "../../core/tensor.hpp"
+#include "product.hpp"
+
+namespace mha::inline v0::detail::cpu {
+
+/// Matrices as the kernels read them: panel after panel, each (K, panel_columns) in a row, every part from a panel of
+/// its own. 16-bit storage stays 16 bit and is widened in registers; biases are accumulators.
+///
+/// Memory    the matrices' own size, the last panel of each part filled up with zeros
+template <class T> class PackedWeights {
+  using A = Accumulator<T>;
+
+ public:
+  template <class Threads> PackedWeights(std::span<const DenseWeights<T>> parts, const Threads& threads) {
+    Index panels = 0;
+    for (const DenseWeights<T>& w : parts) {
+      const bool has_bias = w.bias.data != nullptr;
+      parts_.push_back({w.matrix.extent[0], panels, weight_count_, bias_count_, has_bias});
+      const Index own = panels_of<T>(w.matrix.extent[1]);
+      weight_count_ += panel_size(w.matrix.extent[0]) * static_cast<std::size_t>(own);
+      bias_count_ += has_bias ? static_cast<std::size_t>(own) * row_size : 0;
+      panels += own;
+    }
+    weights_ = aligned_array<T>(weight_count_);
+    biases_ = aligned_array<A>(bias_count_);
+    threads.run(panels, [&](Index panel, Index) {
+      std::size_t part = parts.size() - 1;
+      while (parts_[part].first_panel > panel) --part;
+      pack(parts[part], parts_[part], panel - parts_[part].first_panel);
+    });
+  }
+
+  std::size_t bytes() const { return weight_count_ * sizeof(T) + bias_count_ * sizeof(A); }
+
+  /// Rows of panel p of a part, from row k on.
+  const T* panel(Index part, Index p, Index k) const { return weights_.get() + at(of(part), p, k); }
+  /// The biases of panel p of a part, null for none.
+  const A* bias(Index part, Index p) const {
+    return of(part).has_bias ? biases_.get() + of(part).biases + static_cast<std::size_t>(p) * row_size : nullptr;
+  }
+
+ private:
+  struct Part {
+    Index depth, first_panel;
+    std::size_t weights, biases;  // where they begin
+    bool has_bias;
+  };
+
+  static constexpr std::size_t row_size = panel_columns<T>;
+  static std::size_t panel_size(Index depth) { return static_cast<std::size_t>(depth) * row_size; }
+
+  const Part& of(Index part) const { return parts_[static_cast<std::size_t>(part)]; }
+  static std::size_t at(const Part& part, Index p, Index k) {
+    return part.weights + static_cast<std::size_t>(p) * panel_size(part.depth) + panel_size(k);
+  }
+
+  void pack(const DenseWeights<T>& from, const Part& part, Index p) {
+    copy_panel(from.matrix, p, 0, part.depth, weights_.get() + at(part, p, 0));
+    if (!part.has_bias) return;
+    A* const to = biases_.get() + part.biases + static_cast<std::size_t>(p) * row_size;
+    const Index first = p * panel_columns<T>, count = std::min(panel_columns<T>, from.bias.extent[0] - first);
+    for (Index j = 0; j < count; ++j) to[j] = static_cast<A>(from.bias(first + j));
+  }
+
+  std::vector<Part> parts_;
+  std::size_t weight_count_ = 0, bias_count_ = 0;
+  std::unique_ptr<T[], AlignedDelete> weights_;
+  std::unique_ptr<A[], AlignedDelete> biases_;
+};
+
+/// Parts first, first + 1, … as the columns of a product.
+template <class T> struct PackedColumns {
+  const PackedWeights<T>& weights;
+  Index first;
+
+  const T* panel(Index part, Index p, Index k, Index, T*) const { return weights.panel(first + part, p, k); }
+  const Accumulator<T>* bias(Index part, Index p) const { return weights.bias(first + part, p); }
+  static constexpr bool uses_scratch = false;
+};
+
+template <class T, class Threads>
+void gemm(const PackedGemmCall<T, PackedWeights<T>>& call, Workspace& workspace, const Threads& threads) {
+  multiply<T>(call.a, PackedColumns<T>{call.weights, call.first}, call.c, workspace, threads);
+}
+
+}  // namespace mha::inline v0::detail::cpu

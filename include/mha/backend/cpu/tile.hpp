@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numbers>
+#include <type_traits>
+
+#include "../backend.hpp"
+#include "../simd/few_rows.hpp"
+#include "../simd/tile_kernels.hpp"
+#include "../simd/tile_policies.hpp"
+#include "../simd/transpose.hpp"
+#include "../simd/widen.hpp"
+
+namespace mha::inline v0::detail::cpu {
+
+/// Keys per step of the online softmax. Steps start at absolute multiples of it, so that a row's bits do not depend on
+/// which other rows or keys are in the call.
+inline constexpr Index key_block = 128;
+
+/// Keys whose softmax is computed apart and merged with that of the keys before: what threads share when there are few
+/// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
+inline constexpr Index key_chunk = 32 * key_block;
+
+/// Hidden keys in the middle of a block that are worth leaving out.
+inline constexpr Index smallest_gap = 32;
+
+/// The rows of one tile, lane by lane: `heads` query heads of one key/value head, from h on, with queries
+/// [first, first + count) of sequence b each.
+struct TileRows {
+  Index b, h, heads, first, count;
+  Index lanes() const { return heads * count; }
+};
+
+template <class A> simd::TileState<A> take_state(Workspace::Frame& frame, Index lanes, Index value_dim) {
+  const auto take = [&](Index rows) {
+    return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(lanes));
+  };
+  return {take(1), take(1), take(value_dim)};
+}
+
+/// Scratch of one worker, for one tile.
+template <class A> struct TileScratch {
+  A *q, *s, *visible, *fade, *wide_keys, *wide_values, *row_out;
+  simd::TileState<A> part, total;
+
+  TileScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim, bool widens) {
+    const auto take = [&](Index rows, Index columns) {
+      return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
+    };
+    q = take(head_dim, lanes);
+    s = take(key_block, lanes);
+    visible = take(key_block, lanes);
+    fade = take(1, lanes);
+    wide_keys = take(widens ? key_block : 0, head_dim);
+    wide_values = take(widens ? key_block : 0, value_dim);
+    row_out = take(lanes, value_dim);
+    part = take_state<A>(frame, lanes, value_dim);
+    total = take_state<A>(frame, lanes, value_dim);
+  }
+
+  static std::size_t bytes(Index lanes, Index head_dim, Index value_dim, bool widens) {
+    const std::int64_t dims = std::int64_t{head_dim} + value_dim;
+    return sizeof(A) * static_cast<std::size_t>(lanes * (dims + 2 * value_dim + 2 * key_block + 5) +
+                                                (widens ? key_block * dims : 0));
+  }
+};
+
+/// One tile of query rows against all keys they see, block by block.
+///
+/// Formula   for each key block:  S = K Qᵀ;  masks and scores;  m′ = max(m, S);  P = exp(S − m′);
+///           l ← l·exp(m − m′) + ΣP;  O ← O·exp(m − m′) + Vᵀ P.   Finally O / l.
+/// Numerics  without a score and with 0 < scale ≤ 1 the softmax works on the unscaled dot products and the scale is
+///           part of the exponent; else logits are formed first. Differences are taken before the multiplication by
+///           log2(e), so that a large finite logit stays one.
+/// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes
+template <class T, class Source, class M, class S> class QueryTile {
+  using A = Accumulator<T>;
+  using Stored = typename Source::Scalar;
+  using Policies = simd::TilePolicies<A, M, S>;
+  static constexpr bool widens = !std::is_same_v<Stored, A>;
+  static constexpr A hidden = -std::numeric_limits<A>::infinity();
+  static constexpr A log2e = std::numbers::log2e_v<A>;
+
+ public:
+  QueryTile(const AttendCall<T, Source, M, S>& call, IsaLevel level, const TileScratch<A>& scratch,
+            const TileRows& rows)
+      : call_(call),
+        level_(level),
+        kernels_(simd::tile_kernels<A>(level, rows.lanes())),
+        few_(simd::few_rows_kernels<A, Stored>(level, rows.lanes(), call.head_dim, call.value_dim)),
+        at_(scratch),
+        rows_(rows),
+        keys_(call.keys(rows.b)),
+        logits_are_dots_(!Policies::has_score && call.scale > A(0) && call.scale <= A(1)),
+        slope_(logits_are_dots_ ? call.scale * log2e : log2e) {
+    pack_queries();
+  }
+
+  const TileRows& rows() const { return rows_; }
+
+  /// The whole tile.
+  void attend() {
+    attend_chunk(0, at_.total);
+    for (Index chunk = 1; chunk * key_chunk < keys_; ++chunk) {
+      attend_chunk(chunk, at_.part);
+      merge(at_.total, at_.part);
+    }
+    finish(at_.total);
+  }
+
+  /// The state of the rows over one chunk of keys.
+  void attend_chunk(Index chunk, const simd::TileState<A>& to) {
+    pass<false>(chunk, to);
+    // 0 · NaN is NaN: a non-finite value row may have reached a query that does not see it. That always shows in the
+    // result, so clean data pays one look at the output and other data a second pass that leaves hidden pairs out.
+    if (!is_finite(to)) pass<true>(chunk, to);
+  }
+
+  void merge(const simd::TileState<A>& total, const simd::TileState<A>& part) const {
+    kernels_.merge(total, part, slope_, call_.value_dim);
+  }
+
+  /// From the state over all keys to outputs and log-sum-exps.
+  void finish(const simd::TileState<A>& state) const {
+    for (Index lane = 0; lane < rows_.lanes(); ++lane)
+      at_.fade[lane] = state.sum[lane] == A(0) ? A(0) : A(1) / denominator(state, lane);
+    unpack_outputs(state);
+    if (call_.log_sum_exp.data == nullptr) return;
+    for_each_row([&](Index h, Index i, Index lane) {
+      call_.row_log_sum_exp(rows_.b, h, i) =
+          state.sum[lane] == A(0)
+              ? hidden
+              : (logits_are_dots_ ? call_.scale * state.max[lane] : state.max[lane]) + std::log(state.sum[lane]);
+    });
+  }
+
+  /// The softmax itself into rows (count, Lk) of `to`.
+  void weights(const TensorView<A, 4>& to) {
+    const simd::TileState<A>& state = at_.total;
+    reset(state);
+    for_each_row([&](Index h, Index i, Index) {
+      for (Index k = 0; k < keys_; ++k) to(rows_.b, h, i, k) = hidden;
+    });
+    for_each_block(0, keys_, [&](const Segments& segments, Index n) {
+      for_each_row([&](Index h, Index i, Index lane) {
+        for_each_key(segments, [&](Index k, Index row) { to(rows_.b, h, i, k) = s(row)[lane]; });
+      });
+      softmax(n, state);
+    });
+    for_each_row([&](Index h, Index i, Index lane) {
+      for (Index k = 0; k < keys_; ++k) {
+        A& w = to(rows_.b, h, i, k);
+        w = w == hidden ? A(0) : std::exp2((w - state.max[lane]) * slope_) / denominator(state, lane);
+      }
+    });
+  }
+
+ private:
+  A* s(Index row) const { return at_.s + std::ptrdiff_t{row} * kernels_.lanes; }
+
+  /// f(h, i, lane) for every row: query i of head h.
+  template <class F> void for_each_row(F&& f) const {
+    for (Index lane = 0; lane < rows_.lanes(); ++lane)
+      f(rows_.h + lane / rows_.count, rows_.first + lane % rows_.count, lane);
+  }
+
+  /// f(h, i, lane, W) for every register of queries of one head, f(h, i, lane, 1) for what is left.
+  template <class F> void for_each_register(F&& f) const {
+    const Index width = simd::with_isa(level_, [](auto isa) { return Index{simd::Vector<A, decltype(isa)>::width}; });
+    for (Index head = 0; head < rows_.heads; ++head) {
+      Index i = 0;
+      for (; i + width <= rows_.count; i += width) f(rows_.h + head, rows_.first + i, head * rows_.count + i, width);
+      for (; i < rows_.count; ++i) f(rows_.h + head, rows_.first + i, head * rows_.count + i, Index{1});
+    }
+  }
+
+  void pack_queries() {
+    const std::ptrdiff_t lanes = kernels_.lanes;
+    const bool unit = call_.q.stride[3] == 1;
+    const auto pack = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::PackBody<A, T>, const T*, std::ptrdiff_t, Index, A*, std::ptrdiff_t>;
+    });
+    for_each_register([&](Index h, Index i, Index lane, Index n) {
+      if (n > 1 && unit) {
+        pack(call_.query(rows_.b, i, h), call_.q.stride[1], call_.head_dim, at_.q + lane, lanes);
+        return;
+      }
+      for (Index j = 0; j < n; ++j) {
+        const T* const from = call_.query(rows_.b, i + j, h);
+        for (Index d = 0; d < call_.head_dim; ++d)
+          at_.q[d * lanes + lane + j] = static_cast<A>(from[d * call_.q.stride[3]]);
+      }
+    });
+    for (Index d = 0; d < call_.head_dim; ++d)
+      for (Index lane = rows_.lanes(); lane < kernels_.lanes; ++lane) at_.q[d * lanes + lane] = A(0);
+  }
+
+  void unpack_outputs(const simd::TileState<A>& state) const {
+    const std::ptrdiff_t lanes = kernels_.lanes;
+    const bool direct = std::is_same_v<T, A> && call_.out.stride[3] == 1;
+    const auto unpack = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::UnpackBody<A>, const A*, std::ptrdiff_t, const A*, Index, A*,
+                                          std::ptrdiff_t>;
+    });
+    for_each_register([&](Index h, Index i, Index lane, Index n) {
+      if constexpr (std::is_same_v<T, A>)
+        if (n > 1 && direct) {
+          unpack(state.out + lane, lanes, at_.fade + lane, call_.value_dim, call_.output(rows_.b, i, h),
+                 call_.out.stride[1]);
+          zero_empty(state, h, i, lane, n);
+          return;
+        }
+      for (Index j = 0; j < n; ++j) {
+        T* const to = call_.output(rows_.b, i + j, h);
+        for (Index d = 0; d < call_.value_dim; ++d) {
+          A x = state.out[d * lanes + lane + j] * at_.fade[lane + j];
+          simd::round_here(x);
+          to[d * call_.out.stride[3]] = static_cast<T>(x + A(0));
+        }
+      }
+      zero_empty(state, h, i, lane, n);
+    });
+  }
+
+  /// Rows that saw nothing: whatever stands in their outputs, NaN times 0 perhaps, is not theirs.
+  void zero_empty(const simd::TileState<A>& state, Index h, Index i, Index lane, Index n) const {
+    for (Index j = 0; j < n; ++j)
+      if (state.sum[lane + j] == A(0)) {
+        T* const to = call_.output(rows_.b, i + j, h);
+        for (Index d = 0; d < call_.value_dim; ++d) to[d * call_.out.stride[3]] = T(A(0));
+      }
+  }
+
+  void reset(const simd::TileState<A>& state) const {
+    std::fill_n(state.max, kernels_.lanes, hidden);
+    std::fill_n(state.sum, kernels_.lanes, A(0));
+    std::fill_n(state.out, std::ptrdiff_t{call_.value_dim} * kernels_.lanes, A(0));
+  }
+
+  template <bool Guarded> void pass(Index chunk, const simd::TileState<A>& to) {
+    reset(to);
+    const bool by_rows = !Guarded && few_.rows > 0;
+    if (by_rows) std::fill_n(at_.row_out, std::ptrdiff_t{few_.rows} * call_.value_dim, A(0));
+    for_each_block(chunk * key_chunk, std::min((chunk + 1) * key_chunk, keys_), [&](const Segments& segments, Index n) {
+      if constexpr (Guarded)
+        for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
+          at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
+      softmax(n, to);
+      Index row = 0;
+      for (const simd::KeyRange& keys : segments)
+        for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
+          if (by_rows)
+            few_.values(run.value, run.value_stride, run.count, s(row), at_.fade, call_.value_dim, at_.row_out,
+                        next_keys(row + run.count == n ? keys.end : keys_));
+          else
+            values<Guarded>(run, row, to);
+          std::fill_n(at_.fade, kernels_.lanes, A(1));  // a second run of the block continues the first
+          row += run.count;
+        });
+    });
+    if (by_rows)
+      for (Index lane = 0; lane < rows_.lanes(); ++lane)
+        for (Index d = 0; d < call_.value_dim; ++d)
+          to.out[std::ptrdiff_t{d} * kernels_.lanes + lane] = at_.row_out[std::ptrdiff_t{lane} * call_.value_dim + d];
+  }
+
+  void softmax(Index n, const simd::TileState<A>& state) const {
+    kernels_.softmax(at_.s, n, slope_, state.max, state.sum, at_.fade);
+  }
+
+  template <bool Guarded> void values(const KvRun<Stored>& run, Index row, const simd::TileState<A>& to) const {
+    const auto [value, stride] = widened(run.value, run.value_stride, run.count, call_.value_dim, at_.wide_values);
+    const std::ptrdiff_t at = std::ptrdiff_t{row} * kernels_.lanes;
+    (Guarded ? kernels_.guarded_values : kernels_.values)(value, stride, run.count, at_.s + at, at_.visible + at,
+                                                          at_.fade, call_.value_dim, to.out);
+  }
+
+  /// f(segments, rows) for every block of keys [first, last) that some query may see: the logits of its segments lie
+  /// one after another in the `rows` rows of s, hidden ones −∞.
+  template <class F> void for_each_block(Index first, Index last, F&& f) {
+    for (Index begin = first; begin < last; begin += key_block) {
+      const Segments segments = visible_segments(begin, std::min(begin + key_block, last));
+      Index rows = 0;
+      for (const simd::KeyRange& keys : segments) {
+        logits(keys, rows);
+        rows += keys.end - keys.begin;
+      }
+      if (rows > 0) f(segments, rows);
+    }
+  }
+
+  /// What a tile sees of a block: a few ranges of keys. Hidden keys between them are neither read nor multiplied, which
+  /// changes no bit, because they would add exactly nothing.
+  class Segments {
+   public:
+    void add(const simd::KeyRange& keys) { ranges_[size_++] = keys; }
+    const simd::KeyRange* begin() const { return ranges_; }
+    const simd::KeyRange* end() const { return ranges_ + size_; }
+
+   private:
+    simd::KeyRange ranges_[std::size_t{key_block / smallest_gap + 1}];
+    int size_ = 0;
+  };
+
+  Segments visible_segments(Index begin, Index end) const {
+    Segments segments;
+    simd::KeyRange all = visible(begin, end);
+    if (all.seen == TileVisibility::none) return segments;
+    if (all.seen == TileVisibility::partial)
+      for (Index gap = all.begin + smallest_gap; gap + smallest_gap < all.end;) {
+        if (visible(gap, gap + smallest_gap).seen != TileVisibility::none) {
+          gap += smallest_gap;
+          continue;
+        }
+        segments.add({all.begin, gap, TileVisibility::partial});
+        all.begin = gap + smallest_gap;
+        while (all.begin + smallest_gap < all.end &&
+               visible(all.begin, all.begin + smallest_gap).seen == TileVisibility::none)
+          all.begin += smallest_gap;
+        gap = all.begin + smallest_gap;
+      }
+    segments.add(all);
+    return segments;
+  }
+
+  /// f(k, row) for the keys of the segments and their rows of s.
+  template <class F> static void for_each_key(const Segments& segments, F&& f) {
+    Index row = 0;
+    for (const simd::KeyRange& keys : segments)
+      for (Index k = keys.begin; k < keys.end; ++k) f(k, row++);
+  }
+
+  Policies policies(Index head) const {
+    return {level_,     call_.mask, call_.score, rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first),
+            rows_.count};
+  }
+
+  /// What of keys [begin, end) some head of the tile sees.
+  simd::KeyRange visible(Index begin, Index end) const {
+    simd::KeyRange all = policies(0).visible(begin, end, kernels_.rows);
+    for (Index head = 1; head < rows_.heads; ++head) {
+      const simd::KeyRange keys = policies(head).visible(begin, end, kernels_.rows);
+      if (keys.seen == all.seen && keys.begin == all.begin && keys.end == all.end) continue;
+      if (keys.seen == TileVisibility::none) {
+        if (all.seen != TileVisibility::none) all.seen = TileVisibility::partial;
+      } else if (all.seen == TileVisibility::none) {
+        all = {keys.begin, keys.end, TileVisibility::partial};
+      } else {
+        all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end), TileVisibility::partial};
+      }
+    }
+    return all;
+  }
+
+  template <class F> void for_each_run(Index begin, Index end, F&& f) const {
+    const Index g = call_.kv_head(rows_.h);
+    for (Index k = begin; k < end;) {
+      const KvRun<Stored> run = call_.kv.run(rows_.b, g, k, end);
+      f(run, k - begin);
+      k += run.count;
+    }
+  }
+
+  /// Keys from `begin` on, as far as they lie together: what comes after a block.
+  simd::NextRows<Stored> next_keys(Index begin) const {
+    if (begin >= keys_) return {};
+    const Index end = std::min(begin + key_block, keys_);
+    const KvRun<Stored> run = call_.kv.run(rows_.b, call_.kv_head(rows_.h), begin, end);
+    return {run.key, run.key_stride, call_.head_dim, run.count};
+  }
+
+  struct WideRows {
+    const A* data;
+    std::ptrdiff_t stride;
+  };
+  /// Rows in accumulator precision, in `scratch` if they are not stored so.
+  WideRows widened(const Stored* rows, std::ptrdiff_t stride, Index n, Index dim, A* scratch) const {
+    if constexpr (widens) {
+      const auto widen = simd::with_isa(level_, [](auto isa) {
+        return &decltype(isa)::template run<simd::WidenBody<A, Stored>, const Stored*, std::ptrdiff_t, Index, Index,
+                                            A*>;
+      });
+      widen(rows, stride, n, dim, scratch);
+      return {scratch, dim};
+    } else {
+      return {rows, stride};
+    }
+  }
+
+  /// The logits of `keys` into the rows of s from `first` on.
+  void logits(const simd::KeyRange& keys, Index first) {
+    const std::ptrdiff_t lanes = kernels_.lanes;
+    for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index row) {
+      Index done = 0;
+      if (few_.rows > 0) {
+        done = run.count / kernels_.lanes * kernels_.lanes;
+        few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, s(first + row),
+                    {run.value, run.value_stride, call_.value_dim, run.count});
+      }
+      if (done == run.count) return;
+      const auto [key, stride] =
+          widened(run.key + done * run.key_stride, run.key_stride, run.count - done, call_.head_dim, at_.wide_keys);
+      kernels_.scores({key, stride, at_.q, lanes, s(first + row + done), lanes, run.count - done, call_.head_dim});
+    });
+    for (Index head = 0; head < rows_.heads; ++head) {
+      if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
+      const Policies policy = policies(head);
+      A* const columns = s(first) + head * rows_.count;
+      if (!logits_are_dots_) policy.score(columns, kernels_.lanes, call_.scale, keys.begin, keys.end);
+      policy.hide(columns, kernels_.lanes, keys, kernels_.rows);
+    }
+  }
+
+  bool is_finite(const simd::TileState<A>& state) const {
+    for (Index lane = 0; lane < rows_.lanes(); ++lane) at_.fade[lane] = A(0);
+    for (Index d = 0; d < call_.value_dim; ++d)
+      for (Index lane = 0; lane < rows_.lanes(); ++lane)
+        at_.fade[lane] += state.out[std::ptrdiff_t{d} * kernels_.lanes + lane] * A(0);
+    return std::all_of(at_.fade, at_.fade + rows_.lanes(), [](A x) { return x == A(0); });
+  }
+
+  /// What a row is divided by: the sum over its keys and, relative to the same maximum, the sink.
+  A denominator(const simd::TileState<A>& state, Index lane) const {
+    if (call_.sink.size == 0) return state.sum[lane];
+    const A max = logits_are_dots_ ? state.max[lane] * call_.scale : state.max[lane];
+    return state.sum[lane] + std::exp2((static_cast<A>(call_.sink[rows_.h + lane / rows_.count]) - max) * log2e);
+  }
+
+  const AttendCall<T, Source, M, S>& call_;
+  const IsaLevel level_;
+  const simd::TileKernels<A> kernels_;
+  const simd::FewRowsKernels<A, Stored> few_;
+  const TileScratch<A>& at_;
+  const TileRows rows_;
+  const Index keys_;
+  const bool logits_are_dots_;
+  const A slope_;
+};
+
+}  // namespace mha::inline v0::detail::cpu

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "../../core/scalar.hpp"
+#include "isa.hpp"
+#include "vector.hpp"
+
+namespace mha::inline v0::detail::simd {
+
+/// Columns of a panel: 192 bytes of accumulators are whole tiles of registers at every level, so that weights packed
+/// under one level multiply under any other.
+template <class A> inline constexpr Index panel_columns = 192 / static_cast<Index>(sizeof(A));
+
+/// Rows of the depth in one chain of sums. It is the only size that the bits of a product depend on.
+inline constexpr Index depth_block = 256;
+
+/// c (n, columns) = before + rows (n, depth) · panel (depth, panel_columns), depth at most depth_block.
+///
+/// Rows lie depth_block apart, panel rows panel_columns; `before` may be c, a bias row at stride 0, or null for none.
+template <class A, class S> struct PanelArgs {
+  const A* rows;
+  const S* panel;
+  const S* next;  ///< the panel wanted after this one: fetched to the second-level cache meanwhile
+  const A* before;
+  std::ptrdiff_t before_stride;
+  A* c;
+  std::ptrdiff_t c_stride;
+  Index n, depth;
+  Index columns;                    ///< written ones of a panel, rounded up to whole registers
+  std::ptrdiff_t side_by_side = 0;  ///< if not 0: one row meets row_panels whole panels, so many elements apart
+};
+
+/// Panels that a product of one row reads side by side: more chains in flight, and more streams for the hardware to
+/// fetch ahead, which it does better than instructions here.
+inline constexpr int row_panels = 4;
+
+template <class V> struct Widening {
+  typedef std::uint16_t narrow __attribute__((vector_size(sizeof(V) / 2)));
+  typedef std::uint32_t wide __attribute__((vector_size(sizeof(V))));
+};
+
+/// v ← a register's worth of storage scalars, as accumulators A.
+template <class A, class V, class S> MHA_ALWAYS_INLINE void load_wide(V& v, const S* p) {
+  if constexpr (std::is_same_v<S, bfloat16> || std::is_same_v<S, half>) {
+    using Wide = typename Widening<V>::wide;
+    typename Widening<V>::narrow bits;
+    load(bits, &p->bits);
+    const Wide w = __builtin_convertvector(bits, Wide);
+    if constexpr (std::is_same_v<S, bfloat16>) {
+      v = (V)(w << 16);
+    } else {
+      const Wide magnitude = (w & 0x7fffu) << 13;
+      // The exponent's bias moves by 112, that of infinity and NaN twice. A subnormal counts steps of 2⁻²⁴, which are
+      // the last places of numbers from ½.
+      const Wide normal = magnitude + (112u << 23) + (magnitude >= (0x7c00u << 13) ? Wide{} + (112u << 23) : Wide{});
+      const V subnormal = (V)((magnitude >> 13) | 0x3f000000u) - 0.5f;
+      const Wide value = magnitude < (0x0400u << 13) ? (Wide)subnormal : normal;
+      v = (V)(value | ((w & 0x8000u) << 16));
+    }
+  } else if constexpr (std::is_same_v<S, A>) {
+    load(v, p);
+  } else {  // a storage scalar of the user's
+    constexpr std::size_t width = sizeof(V) / sizeof(A);
+    A wide[width];
+    for (std::size_t i = 0; i < width; ++i) wide[i] = static_cast<A>(p[i]);
+    load(v, +wide);
+  }
+}
+
+/// The dense product of packed weights: a tile of Rows rows × up to three registers of columns at a time.
+///
+/// Numerics  an element is one chain of fused multiply-adds from 0 in the order of the depth, then added to `before`:
+///           its bits depend on neither the tile nor the other rows and columns
+template <class A, class S> struct PanelBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(PanelArgs<A, S> p) {
+    constexpr int W = Vector<A, Isa>::width;
+    constexpr int wide = Isa::level == IsaLevel::baseline ? 2 : 3;
+    Index registers = (p.columns + W - 1) / W;
+    for (; registers >= wide; registers -= wide) {
+      if (p.side_by_side != 0)
+        one_row<Isa, wide>(p);
+      else
+        all_rows<Isa, wide>(p);
+      p.panel += wide * W;
+      p.c += wide * W;
+      if (p.before != nullptr) p.before += wide * W;
+    }
+    if constexpr (wide == 3)
+      if (registers == 2) all_rows<Isa, 2>(p);
+    if (registers == 1) all_rows<Isa, 1>(p);
+  }
+
+ private:
+  template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void one_row(const PanelArgs<A, S>& p) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    const A* row = p.rows;
+    const S* panel = p.panel;
+    const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
+    const std::ptrdiff_t apart = p.side_by_side;
+    V sum[std::size_t{row_panels}][std::size_t{Vectors}];
+#pragma GCC unroll 4
+    for (int i = 0; i < row_panels; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    for (; panel != end; panel += panel_columns<A>, ++row) {
+      V x;
+      broadcast(x, *row);
+#pragma GCC unroll 4
+      for (int i = 0; i < row_panels; ++i)
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) {
+          const S* const at = panel + i * apart + j * W;
+          V column;
+          load_wide<A>(column, at);
+          multiply_add<false>(sum[i][j], x, column);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < row_panels; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        const std::ptrdiff_t at = i * std::ptrdiff_t{panel_columns<A>} + j * W;
+        if (p.before != nullptr) {
+          V x;
+          load(x, p.before + at);
+          sum[i][j] = x + sum[i][j];
+        }
+        store(p.c + at, sum[i][j]);
+      }
+  }
+
+  template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void all_rows(const PanelArgs<A, S>& p) {
+    constexpr int most = Isa::registers == 32 ? 8 : 4;
+    // Tiles of nearly the same height: a last one of one row would be as slow as a whole one.
+    const Index tiles = (p.n + most - 1) / most;
+    if (tiles == 0) return;
+    // Each tile fetches its share, register by register of a row: all at once would wait for memory in the first.
+    const std::ptrdiff_t step = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S)) / Vectors / tiles;
+    const char* next = reinterpret_cast<const char*>(p.next);
+    for (Index t = 0, first = 0; t < tiles; ++t, next += step * Vectors * p.depth) {
+      const Index rows = (p.n - first + (tiles - t) - 1) / (tiles - t);
+      if constexpr (most == 8) {
+        if (rows == 8) tile<Isa, 8, Vectors>(p, first, next, step);
+        if (rows == 7) tile<Isa, 7, Vectors>(p, first, next, step);
+        if (rows == 6) tile<Isa, 6, Vectors>(p, first, next, step);
+        if (rows == 5) tile<Isa, 5, Vectors>(p, first, next, step);
+      }
+      if (rows == 4) tile<Isa, 4, Vectors>(p, first, next, step);
+      if (rows == 3) tile<Isa, 3, Vectors>(p, first, next, step);
+      if (rows == 2) tile<Isa, 2, Vectors>(p, first, next, step);
+      if (rows == 1) tile<Isa, 1, Vectors>(p, first, next, step);
+      first += rows;
+    }
+  }
+
+  template <class Isa, int R, int Vectors>
+  MHA_ALWAYS_INLINE static void tile(const PanelArgs<A, S>& p, Index first, const char* next, std::ptrdiff_t step) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    const A* rows = p.rows + std::ptrdiff_t{first} * depth_block;
+    const S* panel = p.panel;
+    const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
+    A* const c = p.c + first * p.c_stride;
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) __builtin_prefetch(c + i * p.c_stride + j * W, 1, 3);
+    V sum[std::size_t{R}][std::size_t{Vectors}];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    for (; panel != end; panel += panel_columns<A>, ++rows) {
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j, next += step) __builtin_prefetch(next, 0, 2);
+      V column[std::size_t{Vectors}];
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) load_wide<A>(column[j], panel + j * W);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        V row;
+        broadcast(row, rows[i * depth_block]);
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], row, column[j]);
+      }
+    }
+    const A* const before = p.before + first * p.before_stride;
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        if (p.before != nullptr) {
+          V x;
+          load(x, before + i * p.before_stride + j * W);
+          sum[i][j] = x + sum[i][j];
+        }
+        store(c + i * p.c_stride + j * W, sum[i][j]);
+      }
+  }
+};
+
+template <class A, class S> using PanelKernel = void (*)(PanelArgs<A, S>);
+
+/// The kernel of a level.
+template <class A, class S> PanelKernel<A, S> panel_kernel(IsaLevel level) {
+  return with_isa(level, [](auto isa) -> PanelKernel<A, S> { return &decltype(isa)::template run<PanelBody<A, S>>; });
+}
+
+}  // namespace mha::inline v0::detail::simd

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "../../core/scalar.hpp"
+#include "isa.hpp"
+#include "vector.hpp"
+
+namespace mha::inline v0::detail::simd {
+
+template <int W> struct SixteenBit {
+  typedef std::uint16_t type __attribute__((vector_size(W * 2), aligned(2), may_alias));
+};
+template <int W> using Sixteen = typename SixteenBit<W>::type;
+
+/// W 16-bit words at any address, each in 32 bits.
+template <class I, class Stored> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const Stored* from) {
+#if MHA_BROADCAST_BY_ASM
+  // g++ widens a register's halves apart and joins them.
+  if constexpr (sizeof(I) > 16) {
+    asm("vpmovzxwd %1, %0" : "=v"(w) : "m"(*from));
+    return;
+  }
+#endif
+  w = __builtin_convertvector(*from, I);
+}
+
+/// One register of A from storage T: float and double as they are, bfloat16 and half by integer arithmetic, exactly
+/// what their conversion to float gives, NaN payloads included.
+template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vector_t<A, Isa>& v, const T* from) {
+  constexpr int W = Vector<A, Isa>::width;
+  if constexpr (std::is_same_v<A, T>) {
+    load(v, from);
+  } else if constexpr (std::is_same_v<A, float> && (std::is_same_v<T, bfloat16> || std::is_same_v<T, half>)) {
+    using V = vector_t<float, Isa>;
+    using I = typename Vector<float, Isa>::int_type;
+    I w;
+    load_zero_extended(w, reinterpret_cast<const Sixteen<W>*>(from));
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      v = (V)(w << 16);
+    } else {
+      typedef std::int32_t Signed __attribute__((vector_size(sizeof(I))));
+      const I sign = (w & 0x8000u) << 16, magnitude = w & 0x7fffu;
+      const I normal = (magnitude << 13) + 0x38000000u;
+      const I endless = (magnitude << 13) | 0x7f800000u;  // infinity and NaN
+      const V tiny = __builtin_convertvector((Signed)magnitude, V) * 0x1p-24f;
+      const I finite = magnitude < 0x0400u ? (I)tiny : normal;
+      v = (V)(sign | (magnitude < 0x7c00u ? finite : endless));
+    }
+  } else {
+    A wide[std::size_t{W}];
+    for (int i = 0; i < W; ++i) wide[i] = static_cast<A>(from[i]);
+    load(v, wide);
+  }
+}
+
+/// to (n, dim), rows one after another, from n rows of storage at a stride.
+template <class A, class T> struct WidenBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const T* from, std::ptrdiff_t stride, Index n, Index dim, A* to) {
+    constexpr int W = Vector<A, Isa>::width;
+    for (Index i = 0; i < n; ++i, from += stride, to += dim) {
+      Index d = 0;
+      for (; d + W <= dim; d += W) {
+        vector_t<A, Isa> v;
+        load_widened<A, Isa>(v, from + d);
+        store(to + d, v);
+      }
+      for (; d < dim; ++d) to[d] = static_cast<A>(from[d]);
+    }
+  }
+};
+
+}  // namespace mha::inline v0::detail::simd

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "../backend/backend.hpp"
+#include "../core/tensor.hpp"
+#include "../policy/projection.hpp"
+#include "parameters.hpp"
+
+namespace mha::inline v0::detail {
+
+/// The matrices of a layer, in the order they are packed in.
+enum class LayerMatrix : int { query, key, value, output };
+
+template <class T, class B> struct PackedBy { using type = void; };
+template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
+  using type = std::remove_cvref_t<decltype(B{}.pack(std::span<const DenseWeights<T>>()))>;
+};
+
+/// A layer's dense products: by weights its backend packed once, where it packs; else by the weights as they lie.
+///
+/// Copies share what was packed, which nobody changes. Without it, as before the first pack(), the products are the
+/// same, only slower.
+template <class T, class B, class P> class LayerProducts {
+  using Packed = typename PackedBy<T, B>::type;
+
+ public:
+  LayerProducts() = default;
+  LayerProducts(const ParameterViews<const T>& w, bool has_output) {
+    if constexpr (PacksWeights<B, T>) {
+      Tensor<T, 2> side_by_side[3];  // heads with memory of their own
+      const DenseWeights<T> parts[] = {whole(w.query, side_by_side[0]),
+                                       whole(w.key, side_by_side[1]),
+                                       whole(w.value, side_by_side[2]),
+                                       {w.output.weight, w.output.bias}};
+      packed_ = std::make_shared<const Packed>(
+          B{}.pack(std::span<const DenseWeights<T>>(parts, has_output ? std::size_t{4} : std::size_t{3})));
+    }
+  }
+
+  /// Bytes that packed weights take beside the weights themselves.
+  std::size_t bytes() const {
+    if constexpr (PacksWeights<B, T>)
+      if (packed_ != nullptr) return packed_->bytes();
+    return 0;
+  }
+
+  /// to[i] = rows · matrix first + i, with its bias: one pass over the rows where weights are packed.
+  ///
+  /// Shapes    rows (B·L, E)  to[i] (B·L, columns)
+  void run(const TensorView<const T, 2>& rows, const ParameterViews<const T>& w, LayerMatrix first,
+           std::span<const TensorView<T, 2>> to, typename B::Workspace& workspace) const {
+    if constexpr (PacksWeights<B, T>)
+      if (packed_ != nullptr)
+        return B{}.gemm(PackedGemmCall<T, Packed>{rows, *packed_, static_cast<Index>(first), to}, workspace);
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      const auto matrix = static_cast<LayerMatrix>(static_cast<std::size_t>(first) + i);
+      if (matrix == LayerMatrix::output)
+        B{}.gemm(GemmCall<T>{rows, w.output.weight, w.output.bias, to[i]}, workspace);
+      else
+        project(rows,
+                matrix == LayerMatrix::query ? w.query
+                : matrix == LayerMatrix::key ? w.key
+                                             : w.value,
+                to[i], workspace);
+    }
+  }
+
+ private:
+  static void project(const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,
+                      const TensorView<T, 2>& to, typename B::Workspace& workspace) {
+    P::for_each_product(weights, [&](const ProjectionProduct<T>& product) {
+      const TensorView<T, 2> part{to.data + product.first_column * to.stride[1],
+                                  {to.extent[0], product.matrix.extent[1]},
+                                  {to.stride[0], to.stride[1]}};
+      B{}.gemm(GemmCall<T>{rows, product.matrix, product.bias, part}, workspace);
+    });
+  }
+
+  /// All heads as one matrix; copied side by side if each has memory of its own.
+  static DenseWeights<T> whole(const HeadWeights<const T>& w, Tensor<T, 2>& copy) {
+    if (w.is_matrix()) return {w.matrix(), w.bias_row()};
+    const Index columns = w.head_count() * w.head_dim();
+    copy = Tensor<T, 2>(w.model() + 1, columns);  // the bias in the last row
+    for (Index h = 0; h < w.head_count(); ++h)
+      for (Index d = 0; d < w.head_dim(); ++d) {
+        for (Index e = 0; e < w.model(); ++e) copy(e, h * w.head_dim() + d) = w.heads(h, e, d);
+        if (w.bias.data != nullptr) copy(w.model(), h * w.head_dim() + d) = w.bias(h, d);
+      }
+    DenseWeights<T> r{mha::view(std::as_const(copy).data(), w.model(), columns), {}};
+    if (w.bias.data != nullptr) r.bias = mha::view(&std::as_const(copy)(w.model(), 0), columns);
+    return r;
+  }
+
+  std::shared_ptr<const Packed> packed_;
+};
+
+}  // namespace mha::inline v0::detail

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/simd/panel_kernel.hpp>
+
+#include "compare.hpp"
+#include "levels.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::detail::simd::depth_block;
+using mha::detail::simd::panel_columns;
+using mha::detail::simd::panel_kernel;
+
+/// Rows, a panel of storage S, and results with poison beside them.
+template <class S> struct Product {
+  using A = mha::Accumulator<S>;
+  static constexpr Index columns = panel_columns<A>, c_stride = columns + 5;
+  Index n, depth;
+  std::vector<A> rows, bias, c;
+  std::vector<S> panel;
+
+  Product(Index n_, Index depth_, support::Random& random)
+      : n(n_),
+        depth(depth_),
+        rows(static_cast<std::size_t>(n) * depth_block, std::numeric_limits<A>::quiet_NaN()),
+        bias(static_cast<std::size_t>(columns)),
+        c(static_cast<std::size_t>(n * c_stride), support::poison<A>()),
+        panel(static_cast<std::size_t>(depth * columns)) {
+    for (Index i = 0; i < n; ++i)
+      for (Index k = 0; k < depth; ++k) row(i, k) = static_cast<A>(random.normal());
+    random.fill(bias);
+    random.fill(panel);
+  }
+  A& row(Index i, Index k) { return rows[static_cast<std::size_t>(i * depth_block + k)]; }
+  S& weight(Index k, Index j) { return panel[static_cast<std::size_t>(k * columns + j)]; }
+  A& result(Index i, Index j) { return c[static_cast<std::size_t>(i * c_stride + j)]; }
+
+  template <class Isa> void run(Isa, Index wanted = columns, bool with_bias = false) {
+    panel_kernel<A, S>(Isa::level)({rows.data(), panel.data(), panel.data(), with_bias ? bias.data() : nullptr, 0,
+                                    c.data(), c_stride, n, depth, wanted});
+  }
+};
+
+template <class T> class PanelKernel : public testing::Test {};
+using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(PanelKernel, Scalars, );
+
+TYPED_TEST(PanelKernel, IsTheSumOfProductsAndWritesWholeRegistersOnly) {
+  using A = mha::Accumulator<TypeParam>;
+  support::Random random("panel kernel");
+  unit::for_each_level([&](auto isa) {
+    const Index width = mha::detail::simd::Vector<A, decltype(isa)>::width;
+    for (const Index n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17})
+      for (const Index depth : {0, 1, 2, 33, 256})
+        for (const bool with_bias : {false, true}) {
+          Product<TypeParam> p(n, depth, random);
+          const Index wanted = 1 + random.below(p.columns), written = (wanted + width - 1) / width * width;
+          p.run(isa, wanted, with_bias);
+          support::Worst worst;
+          for (Index i = 0; i < n; ++i)
+            for (Index j = 0; j < p.c_stride; ++j) {
+              if (j >= written) {
+                ASSERT_EQ(support::bits(p.result(i, j)), support::bits(support::poison<A>())) << "beyond the registers";
+                continue;
+              }
+              double sum = with_bias ? double(p.bias[static_cast<std::size_t>(j)]) : 0, magnitude = std::abs(sum);
+              for (Index k = 0; k < depth; ++k) {
+                const double term = double(p.row(i, k)) * support::to_double(p.weight(k, j));
+                sum += term;
+                magnitude += std::abs(term);
+              }
+              worst.see(double(p.result(i, j)), sum, (depth + 2) * support::unit_roundoff<A>() * magnitude,
+                        std::to_string(n) + " rows, depth " + std::to_string(depth));
+            }
+          ASSERT_LE(worst.error(), 1) << worst.text();
+        }
+  });
+}
+
+TYPED_TEST(PanelKernel, ARowsBitsDoNotDependOnTheOthersNorOnTheColumnsWanted) {
+  support::Random random("panel rows");
+  unit::for_each_level([&](auto isa) {
+    for (const Index n : {2, 7, 8, 19}) {
+      Product<TypeParam> all(n, 100, random);
+      all.run(isa, all.columns, true);
+      for (Index i = 0; i < n; ++i) {
+        Product<TypeParam> one = all;
+        one.n = 1;
+        std::copy_n(all.rows.begin() + i * depth_block, all.depth, one.rows.begin());
+        const Index wanted = 1 + random.below(all.columns);
+        one.run(isa, wanted, true);
+        for (Index j = 0; j < wanted; ++j)
+          ASSERT_EQ(support::bits(one.result(0, j)), support::bits(all.result(i, j))) << "row " << i << " of " << n;
+      }
+    }
+  });
+}
+
+TYPED_TEST(PanelKernel, AddsTheWholeSumToWhatWasThere) {
+  using A = mha::Accumulator<TypeParam>;
+  support::Random random("panel add");
+  unit::for_each_level([&](auto isa) {
+    Product<TypeParam> sums(9, 21, random);
+    Product<TypeParam> added = sums;
+    sums.run(isa);
+    random.fill(added.c);
+    const std::vector<A> before = added.c;
+    panel_kernel<A, TypeParam>(decltype(isa)::level)({added.rows.data(), added.panel.data(), added.panel.data(),
+                                                      added.c.data(), added.c_stride, added.c.data(), added.c_stride, 9,
+                                                      21, added.columns});
+    for (Index i = 0; i < 9; ++i)
+      for (Index j = 0; j < added.columns; ++j)
+        ASSERT_EQ(added.result(i, j), before[static_cast<std::size_t>(i * added.c_stride + j)] + sums.result(i, j));
+  });
+}
+
+TYPED_TEST(PanelKernel, LetsNotANumberThroughInItsOwnColumnAndRowOnly) {
+  using A = mha::Accumulator<TypeParam>;
+  support::Random random("panel nan");
+  unit::for_each_level([&](auto isa) {
+    Product<TypeParam> p(10, 5, random);
+    p.row(3, 2) = std::numeric_limits<A>::quiet_NaN();
+    p.weight(4, 1) = TypeParam(std::numeric_limits<A>::quiet_NaN());
+    p.weight(4, 2) = TypeParam(std::numeric_limits<A>::infinity());
+    p.run(isa);
+    for (Index i = 0; i < p.n; ++i) {
+      for (Index j = 0; j < p.columns; ++j) ASSERT_EQ(std::isnan(p.result(i, j)), i == 3 || j == 1);
+      ASSERT_TRUE(i == 3 || std::isinf(p.result(i, 2)));
+    }
+  });
+}
+
+// Every number of 16 bits times one is itself.
+template <class S> void expect_every_number_widened() {
+  support::Random random("panel widening");
+  unit::for_each_level([&](auto isa) {
+    for (unsigned first = 0; first < 65536; first += panel_columns<float>) {
+      Product<S> p(1, 1, random);
+      p.row(0, 0) = 1;
+      for (Index j = 0; j < p.columns; ++j)
+        p.weight(0, j) = S::from_bits(static_cast<std::uint16_t>(first + static_cast<unsigned>(j)));
+      p.run(isa);
+      for (Index j = 0; j < p.columns; ++j) {
+        const float wide = float(p.weight(0, j));
+        if (std::isnan(wide))
+          ASSERT_TRUE(std::isnan(p.result(0, j))) << p.weight(0, j).bits;
+        else
+          ASSERT_EQ(p.result(0, j), wide) << p.weight(0, j).bits;
+      }
+    }
+  });
+}
+TEST(PanelKernelWidening, IsExactForEveryNumberOfSixteenBits) {
+  expect_every_number_widened<mha::half>();
+  expect_every_number_widened<mha::bfloat16>();
+}
+
+}  // namespace

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/simd/widen.hpp>
+
+#include "compare.hpp"
+#include "levels.hpp"
+
+namespace {
+
+namespace simd = mha::detail::simd;
+using mha::Index;
+
+template <class T> class Widen : public testing::Test {};
+using Scalars = testing::Types<mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(Widen, Scalars);
+
+TYPED_TEST(Widen, EveryBitPatternIsWhatItsConversionGives) {
+  using T = TypeParam;
+  const Index dim = 1 << 16;
+  std::vector<T> from(std::size_t{1} << 16);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = T::from_bits(static_cast<std::uint16_t>(i));
+  unit::for_each_level([&]<class Isa>(Isa) {
+    std::vector<float> to(from.size());
+    support::poison_all(to);
+    Isa::template run<simd::WidenBody<float, T>>(static_cast<const T*>(from.data()), std::ptrdiff_t{0}, Index{1}, dim,
+                                                 to.data());
+    for (std::size_t i = 0; i < from.size(); ++i)
+      ASSERT_EQ(support::bits(to[i]), support::bits(static_cast<float>(from[i]))) << std::hex << i;
+  });
+}
+
+TYPED_TEST(Widen, RowsLieOneAfterAnother) {
+  using T = TypeParam;
+  unit::for_each_level([&]<class Isa>(Isa) {
+    for (const Index dim : {1, 16, 21}) {
+      const Index n = 3, stride = dim + 4;
+      std::vector<T> from(static_cast<std::size_t>(n * stride));
+      for (std::size_t i = 0; i < from.size(); ++i) from[i] = T(static_cast<float>(i));
+      std::vector<float> to(static_cast<std::size_t>(n * dim + 2));
+      support::poison_all(to);
+      Isa::template run<simd::WidenBody<float, T>>(static_cast<const T*>(from.data()), std::ptrdiff_t{stride}, n, dim,
+                                                   to.data());
+      for (Index i = 0; i < n; ++i)
+        for (Index d = 0; d < dim; ++d)
+          EXPECT_EQ(to[static_cast<std::size_t>(i * dim + d)], static_cast<float>(i * stride + d));
+      for (std::size_t i = static_cast<std::size_t>(n * dim); i < to.size(); ++i)
+        EXPECT_EQ(support::bits(to[i]), support::bits(support::poison<float>()));
+    }
+  });
+}
+
+/// A storage scalar of a user's own.
+struct Eighths {
+  std::int8_t n = 0;
+  explicit operator float() const { return static_cast<float>(n) / 8; }
+};
+
+TEST(WidenOthers, ConvertsOneByOne) {
+  std::vector<Eighths> from(19);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i].n = static_cast<std::int8_t>(i);
+  unit::for_each_level([&]<class Isa>(Isa) {
+    std::vector<float> to(from.size());
+    Isa::template run<simd::WidenBody<float, Eighths>>(static_cast<const Eighths*>(from.data()), std::ptrdiff_t{0},
+                                                       Index{1}, Index{19}, to.data());
+    for (std::size_t i = 0; i < to.size(); ++i) EXPECT_EQ(to[i], static_cast<float>(i) / 8);
+  });
+}
+
+}  // namespace

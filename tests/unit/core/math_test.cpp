@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/core/math.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+/// |y − exact| in units of the last place of exact.
+template <class T> long double ulp_error(T y, long double exact) {
+  int exponent = 0;
+  std::frexp(exact, &exponent);
+  const int lowest = std::numeric_limits<T>::min_exponent;
+  const long double ulp = std::ldexp(1.0L, std::max(exponent, lowest) - std::numeric_limits<T>::digits);
+  return std::abs(static_cast<long double>(y) - exact) / ulp;
+}
+
+template <class T> class Math : public testing::Test {
+ protected:
+  /// Arguments of every size, and many where results are ordinary.
+  static std::vector<T> arguments() {
+    support::Random random("math");
+    std::vector<T> x;
+    const double edge = std::is_same_v<T, float> ? 104 : 746;
+    for (int i = 0; i < 200000; ++i) x.push_back(static_cast<T>(random.uniform(-edge, edge)));
+    for (int i = 0; i < 200000; ++i) x.push_back(static_cast<T>(random.uniform(-2, 2)));
+    for (int i = 0; i < 100000; ++i)
+      x.push_back(static_cast<T>(std::ldexp(random.uniform(-1, 1), random.below(200) - 190)));
+    return x;
+  }
+};
+using Scalars = testing::Types<float, double>;
+TYPED_TEST_SUITE(Math, Scalars);
+
+TYPED_TEST(Math, ExpIsWithinItsStatedError) {
+  using T = TypeParam;
+  long double worst = 0;
+  for (const T x : this->arguments()) {
+    const long double exact = std::exp(static_cast<long double>(x));
+    if (exact > static_cast<long double>(std::numeric_limits<T>::max())) {
+      EXPECT_GE(mha::exp(x), std::numeric_limits<T>::max());
+    } else {
+      worst = std::max(worst, ulp_error(mha::exp(x), exact));
+    }
+  }
+  EXPECT_LT(worst, 2);
+  EXPECT_GT(worst, 0.3L) << "nothing was measured";
+}
+
+TYPED_TEST(Math, TanhIsWithinItsStatedError) {
+  using T = TypeParam;
+  long double worst = 0;
+  for (const T x : this->arguments())
+    worst = std::max(worst, ulp_error(mha::tanh(x), std::tanh(static_cast<long double>(x))));
+  EXPECT_LT(worst, 3);
+  EXPECT_GT(worst, 0.3L) << "nothing was measured";
+}
+
+TYPED_TEST(Math, ExpOfTheUnusual) {
+  using T = TypeParam;
+  using Limits = std::numeric_limits<T>;
+  EXPECT_EQ(mha::exp(T(0)), T(1));
+  EXPECT_EQ(mha::exp(T(-0.0)), T(1));
+  EXPECT_EQ(mha::exp(Limits::infinity()), Limits::infinity());
+  EXPECT_EQ(mha::exp(Limits::max()), Limits::infinity());
+  for (const T x : {-Limits::infinity(), Limits::lowest(), T(-1e4)}) EXPECT_EQ(support::bits(mha::exp(x)), 0u) << x;
+  EXPECT_TRUE(std::isnan(mha::exp(Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(mha::exp(-Limits::quiet_NaN())));
+  for (const T x : {Limits::denorm_min(), -Limits::denorm_min(), Limits::min()}) EXPECT_EQ(mha::exp(x), T(1));
+}
+
+TYPED_TEST(Math, TanhOfTheUnusual) {
+  using T = TypeParam;
+  using Limits = std::numeric_limits<T>;
+  EXPECT_EQ(support::bits(mha::tanh(T(0))), 0u);
+  EXPECT_EQ(support::bits(mha::tanh(T(-0.0))), support::bits(T(-0.0)));
+  EXPECT_EQ(mha::tanh(Limits::infinity()), T(1));
+  EXPECT_EQ(mha::tanh(-Limits::infinity()), T(-1));
+  EXPECT_EQ(mha::tanh(Limits::max()), T(1));
+  EXPECT_EQ(mha::tanh(T(-30)), T(-1));
+  EXPECT_TRUE(std::isnan(mha::tanh(Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(mha::tanh(-Limits::quiet_NaN())));
+  for (const T x : {Limits::denorm_min(), Limits::min(), T(1e-20)}) {
+    EXPECT_EQ(mha::tanh(x), x);
+    EXPECT_EQ(mha::tanh(-x), -x);
+  }
+}
+
+TYPED_TEST(Math, TanhIsOdd) {
+  support::Random random("odd");
+  for (int i = 0; i < 1000; ++i) {
+    const auto x = static_cast<TypeParam>(random.uniform(-10, 10));
+    EXPECT_EQ(mha::tanh(-x), -mha::tanh(x));
+  }
+}
+
+TEST(MathOfOthers, IsTheStandards) {
+  EXPECT_EQ(mha::exp(1.5L), std::exp(1.5L));
+  EXPECT_EQ(mha::tanh(1.5L), std::tanh(1.5L));
+  EXPECT_EQ(mha::log(2.5), std::log(2.5));
+  EXPECT_EQ(mha::sqrt(2.5f), std::sqrt(2.5f));
+  EXPECT_EQ(mha::abs(-3), 3);
+}
+
+}  // namespace
