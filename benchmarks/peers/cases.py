@@ -38,7 +38,7 @@ class Case:
 
     @property
     def on_matrix_unit(self):
-        """Whether ours runs on Systolic: the group bfloat16. Of few queries the memory is the limit, and Cpu reads it."""
+        """Whether ours runs on Systolic. Few queries do not: memory is their limit, and Cpu reads bfloat16 as well."""
         return self.group == "bfloat16"
 
     def work(self, visible_pairs):
