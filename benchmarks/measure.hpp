@@ -103,7 +103,6 @@ struct ReadBody {
     for (std::size_t i = 0; i + chains * width <= count; i += chains * width) {
 #pragma GCC unroll 8
       for (std::size_t c = 0; c < chains; ++c) {
-        __builtin_prefetch(from + i + c * width + 1024, 0, 2);
         mha::detail::simd::load(x, from + i + c * width);
         sum[c] = sum[c] + x;
       }
