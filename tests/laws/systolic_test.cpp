@@ -100,6 +100,28 @@ TEST_P(SystolicLaw, OneStepEqualsTheLastRowOfThePrompt) {
   }
 }
 
+TEST_P(SystolicLaw, TinyOutputsDependOnNoOtherRow) {
+  // Sums around the smallest normal number, which units flush to 0 with its sign, beside rows that move their anchors.
+  const Sizes sizes{
+      .batch = 1, .heads = 1, .kv_heads = 1, .queries = 150, .keys = 150, .head_dim = 16, .value_dim = 16};
+  Inputs<float> in = growing(sizes, "systolic, tiny");
+  for (Index i = 0; i < 150; i += 2)
+    for (Index d = 0; d < 16; ++d) in.q(0, i, 0, d) *= 1e-3f;
+  for (Index l = 0; l < 60; ++l)
+    for (Index d = 0; d < 16; ++d) in.v(0, l, 0, d) *= 1.2e-38f;
+  const auto many = attend<Systolic>(in, mha::Causal{});
+  for (Index i = 0; i < 60; ++i)
+    EXPECT_TRUE(same_row(
+        attend<Systolic>(laws::rows(in.q, i, 1), laws::rows(in.k, 0, i + 1), laws::rows(in.v, 0, i + 1), mha::Causal{}),
+        0, 0, many, 0, i, 0))
+        << "row " << i;
+  for (Index l = 60; l < 150; ++l)
+    for (Index d = 0; d < 16; ++d) in.v(0, l, 0, d) = 0.f;
+  const auto all = attend<Systolic>(in);
+  for (Index i = 0; i < 150; ++i)
+    EXPECT_TRUE(same_row(attend<Systolic>(laws::rows(in.q, i, 1), in.k, in.v), 0, 0, all, 0, i, 0)) << "row " << i;
+}
+
 TEST_P(SystolicLaw, CausalPrefixIgnoresTheFuture) {
   support::Random random("systolic, future");
   const Sizes sizes{.queries = 140, .keys = 140};

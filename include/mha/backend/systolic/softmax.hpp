@@ -138,6 +138,7 @@ template <bool Far> struct WeightsBody {
 };
 
 /// o (n, lanes) ← o · fade, results below the normal range as 0: a unit that takes them for 0 may or may not come by.
+/// Rows whose fade is 1 keep theirs: they would not be here if no other row faded.
 struct FadeBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(float* o, Index n, const float* fade, Index lanes) {
     using V = simd::vector_t<float, Isa>;
@@ -149,7 +150,7 @@ struct FadeBody {
         simd::load(f, fade + lane);
         const V faded = x * f, zero{};
         simd::store(o + std::ptrdiff_t{row} * lanes + lane,
-                    ((faded < 0x1p-126f) & (faded > -0x1p-126f)) ? zero : faded);
+                    ((f != 1.f) & (faded < 0x1p-126f) & (faded > -0x1p-126f)) ? zero : faded);
       }
   }
 };

@@ -225,9 +225,8 @@ template <SumOrder Order> struct EmulatedProduct {
             for (Index j = 0; j < tile_side; ++j)
               b[k * tile_side + j] =
                   bfloat16::from_bits(static_cast<std::uint16_t>(words[k / 2 * tile_side + j] >> (k % 2 * 16)));
-          array.multiply(
-              {p.a + t * p.tile_stride + std::ptrdiff_t{s} * tile_size, {tile_side, tile_depth}, {tile_depth, 1}},
-              {b, {tile_depth, tile_side}, {tile_side, 1}}, c);
+          array.multiply({p.a + t * p.tile_stride + s * p.step_stride, {tile_side, tile_depth}, {tile_depth, 1}},
+                         {b, {tile_depth, tile_side}, {tile_side, 1}}, c);
         }
       }
   }

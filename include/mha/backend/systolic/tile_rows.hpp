@@ -94,7 +94,8 @@ struct PackTransposedBody {
 };
 
 /// Output rows out of a tile with a row per lane: to ← (from · factor)ᵀ, from (width, lanes) padded to multiples of 16;
-/// `rows` is scratch for (lanes, width).
+/// `rows` is scratch for (lanes, width). A −0 becomes 0: it is a sum that a unit flushed, unless the sum went on over
+/// keys that only other rows see.
 template <class T> struct StoreRowsBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const float* from, const float* factor, Index lanes, float* rows,
@@ -109,7 +110,7 @@ template <class T> struct StoreRowsBody {
             simd::vector_t<float, Isa> x, f;
             simd::load(x, from + std::ptrdiff_t{row + i} * lanes + lane + j);
             simd::load(f, factor + lane + j);
-            x = x * f;
+            x = x * f + 0.f;
             simd::store(tile + i * tile_side + j, x);
           }
         simd::transpose16<Isa>(reinterpret_cast<const std::uint32_t*>(tile), tile_side,

@@ -128,9 +128,12 @@ TEST(TileSoftmax, FadingFlushesWhatAUnitWouldNotRead) {
   at_every_level([](mha::IsaLevel level) {
     std::vector<float> o(lanes, 0x1p-120f), fade(lanes, 0.5f);
     fade[3] = 0x1p-10f;
+    fade[5] = 1.f;
+    o[5] = 0x1p-140f;
     systolic::softmax_kernels(level).fade(o.data(), 1, fade.data(), lanes);
     EXPECT_EQ(o[3], 0.f);
     EXPECT_EQ(o[4], 0x1p-121f);
+    EXPECT_EQ(o[5], 0x1p-140f) << "a row that does not fade";
   });
 }
 
