@@ -132,7 +132,8 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
 ///             ε = 2⁻⁷ + 10⁻⁴ + 2η,  η = (D + 8)·2⁻²⁴·max scale·Σ|q||k|:
 ///           truncation takes less than 2⁻⁷ of a weight, the exponential and the logit's own error change it by
 ///           10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The log-sum-exp is
-///           that of the truncated weights: within ε / (1 − ε) of the exact one.
+///           that of the truncated weights: within ε / (1 − ε) of the exact one. Before the division the weights
+///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
 template <class T, class Source, class M, class S, class Threads>
 void attend(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Workspace& workspace,

@@ -92,11 +92,19 @@ inline bool dot_product_pays() { return false; }
 
 }  // namespace detail::systolic
 
-/// Why this machine cannot run a unit, in half a sentence; empty if it can. Asks the kernel for tiles the first time.
+/// Why this machine cannot run a unit, in half a sentence; empty if it can. The first question about AMX asks the
+/// kernel for tiles, which makes every signal frame larger; no other does.
 inline const std::string& missing(MatrixUnit unit) {
-  static const std::string nothing, amx = detail::systolic::find_missing_amx(),
-                                    dot_product = detail::systolic::find_missing_dot_product();
-  return unit == MatrixUnit::amx ? amx : unit == MatrixUnit::dot_product ? dot_product : nothing;
+  if (unit == MatrixUnit::amx) {
+    static const std::string reason = detail::systolic::find_missing_amx();
+    return reason;
+  }
+  if (unit == MatrixUnit::dot_product) {
+    static const std::string reason = detail::systolic::find_missing_dot_product();
+    return reason;
+  }
+  static const std::string nothing;
+  return nothing;
 }
 
 /// The fastest unit of this machine: AMX, then AVX512_BF16 where it beats float32, then vector code.

@@ -49,6 +49,24 @@ TEST_F(Unit, UnitsHaveNames) {
   EXPECT_STREQ(to_string(MatrixUnit::amx), "amx");
 }
 
+#if defined(__x86_64__) && defined(__linux__)
+TEST(UnitDeathTest, OnlyAmxAsksTheKernelForTiles) {
+  // In a process of its own, started anew, because permission is for good.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  constexpr long arch_get_xcomp_perm = 0x1022;
+  EXPECT_EXIT(
+      {
+        setenv("MHA_MATRIX_UNIT", "portable", 1);
+        const bool portable = unit_from_environment() == MatrixUnit::portable;
+        mha::missing(MatrixUnit::dot_product);
+        std::uint64_t permitted = 0;
+        syscall(SYS_arch_prctl, arch_get_xcomp_perm, &permitted);
+        std::_Exit(portable && (permitted >> 18 & 1u) == 0 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+#endif
+
 TEST_F(Unit, BestIsTheFastestThatIsThere) {
   EXPECT_EQ(mha::missing(MatrixUnit::portable), "");
   EXPECT_EQ(mha::missing(mha::best_unit()), "");
