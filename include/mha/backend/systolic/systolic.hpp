@@ -68,7 +68,7 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
            n(Array::rows) + " x " + n(Array::columns) + " x " + n(Array::depth) + " " + how() + ", head size " +
            n(plan.head_dim) + " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) +
            " of it, value size " + n(plan.value_dim) + " " +
-           full(array_use<Array>(Array::rows, plan.value_dim, Array::depth)) + ", dense products in " +
+           full(array_use<Array>(plan.value_dim, Array::columns, Array::depth)) + ", dense products in " +
            Precision::name + " precision, " + Threads::name + " with " + n(Threads{}.workers()) + " workers";
   }
 

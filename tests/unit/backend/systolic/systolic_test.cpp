@@ -39,6 +39,8 @@ TEST(Systolic, ExplainsUnitArrayAndHowFullItIs) {
   EXPECT_TRUE(contains(on_amx, "head size 80 fills 83 %")) << on_amx;
   EXPECT_TRUE(contains(on_amx, "value size 64 100 %")) << on_amx;
   EXPECT_TRUE(contains(on_amx, "default precision")) << on_amx;
+  const std::string tall = Systolic<mha::SystolicArray<128, 16, 32>, HighPrecision, Serial>{}.explain<float>(plan);
+  EXPECT_TRUE(contains(tall, "value size 64 50 %")) << "values lie along the rows, as an ArrayMeter counts: " << tall;
   const std::string on_tpu = Systolic<TpuArray<128>, HighPrecision, Serial>{}.explain<mha::bfloat16>(plan);
   EXPECT_TRUE(contains(on_tpu, "bfloat16 rounded to bfloat16")) << on_tpu;
   EXPECT_TRUE(contains(on_tpu, "128 x 128 x 128 emulated (no hardware has this shape)")) << on_tpu;
