@@ -23,13 +23,15 @@ void gelu(Matrix& x) {
 }
 
 // The checkpoint has its projections as (out, in) and the layer wants (in, out): a transposed view, no copy.
-std::unique_ptr<Attention> attention(const Checkpoint& file, const std::string& name) {
+template <mha::Backend B>
+std::unique_ptr<mha::MultiHeadAttention<float, B>> attention_of(const Checkpoint& file, const std::string& name) {
   const ModelConfig& c = file.config();
   const auto weight = [&](const char* part) {
     return mha::transposed(file.matrix(name + part + ".weight", c.hidden, c.hidden));
   };
   const auto bias = [&](const char* part) { return file.vector(name + part + ".bias", c.hidden); };
-  auto layer = std::make_unique<Attention>(mha::Config{.d_model = c.hidden, .num_heads = c.heads, .bias = true});
+  auto layer = std::make_unique<mha::MultiHeadAttention<float, B>>(
+      mha::Config{.d_model = c.hidden, .num_heads = c.heads, .bias = true});
   layer->borrow({.query = weight("self.query"),
                  .key = weight("self.key"),
                  .value = weight("self.value"),
@@ -69,14 +71,16 @@ void LayerNorm::operator()(Matrix& x) const {
   }
 }
 
-EncoderLayer::EncoderLayer(const Checkpoint& file, int index)
-    : attention(semantic_search::attention(file, layer_name(index) + "attention.")),
+template <mha::Backend B>
+EncoderLayer<B>::EncoderLayer(const Checkpoint& file, int index)
+    : attention(attention_of<B>(file, layer_name(index) + "attention.")),
       attention_norm(file, layer_name(index) + "attention.output.LayerNorm"),
       expand(file, layer_name(index) + "intermediate.dense", file.config().intermediate, file.config().hidden),
       contract(file, layer_name(index) + "output.dense", file.config().hidden, file.config().intermediate),
       output_norm(file, layer_name(index) + "output.LayerNorm") {}
 
-Encoder::Encoder(const Checkpoint& file)
+template <mha::Backend B>
+EncoderOn<B>::EncoderOn(const Checkpoint& file)
     : config_(file.config()),
       mapping_(file.mapping()),
       word_(matrix(file, "embeddings.word_embeddings.weight", config_.vocabulary, config_.hidden)),
@@ -86,7 +90,7 @@ Encoder::Encoder(const Checkpoint& file)
   for (int i = 0; i < config_.layers; ++i) layers_.emplace_back(file, i);
 }
 
-Matrix Encoder::embeddings(std::span<const Encoding* const> batch, int length) const {
+template <mha::Backend B> Matrix EncoderOn<B>::embeddings(std::span<const Encoding* const> batch, int length) const {
   Matrix x = Matrix::Zero(static_cast<Eigen::Index>(batch.size()) * length, config_.hidden);  // (B·L, E)
   for (std::size_t b = 0; b < batch.size(); ++b) {
     const std::vector<int>& ids = batch[b]->ids;
@@ -103,8 +107,9 @@ Matrix Encoder::embeddings(std::span<const Encoding* const> batch, int length) c
   return x;
 }
 
-void Encoder::run(const EncoderLayer& layer, Matrix& x, const std::vector<int>& lengths,
-                  mha::Workspace& workspace) const {
+template <mha::Backend B>
+void EncoderOn<B>::run(const EncoderLayer<B>& layer, Matrix& x, const std::vector<int>& lengths,
+                       mha::Workspace& workspace) const {
   const int batch = static_cast<int>(lengths.size());
   const int length = static_cast<int>(x.rows()) / batch;
   Matrix y(x.rows(), x.cols());
@@ -120,7 +125,8 @@ void Encoder::run(const EncoderLayer& layer, Matrix& x, const std::vector<int>& 
   layer.output_norm(x);
 }
 
-Matrix Encoder::embed(std::span<const Encoding* const> batch, mha::Workspace& workspace) const {
+template <mha::Backend B>
+Matrix EncoderOn<B>::embed(std::span<const Encoding* const> batch, mha::Workspace& workspace) const {
   std::vector<int> lengths;
   for (const Encoding* text : batch) lengths.push_back(static_cast<int>(text->ids.size()));
   const int length = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
@@ -131,7 +137,7 @@ Matrix Encoder::embed(std::span<const Encoding* const> batch, mha::Workspace& wo
   if (length == 0) return result.setZero();
 
   Matrix x = embeddings(batch, length);
-  for (const EncoderLayer& layer : layers_) run(layer, x, lengths, workspace);
+  for (const EncoderLayer<B>& layer : layers_) run(layer, x, lengths, workspace);
   for (Eigen::Index b = 0; b < result.rows(); ++b) {
     const int tokens = lengths[static_cast<std::size_t>(b)];
     result.row(b) = x.middleRows(b * length, tokens).colwise().sum() / static_cast<float>(std::max(tokens, 1));
@@ -140,7 +146,7 @@ Matrix Encoder::embed(std::span<const Encoding* const> batch, mha::Workspace& wo
   return result;
 }
 
-mha::Tensor<float, 4> Encoder::attention_weights(const Encoding& text, int layer) const {
+template <mha::Backend B> mha::Tensor<float, 4> EncoderOn<B>::attention_weights(const Encoding& text, int layer) const {
   if (layer < 0 || layer >= config_.layers)
     throw std::runtime_error("there is no layer " + std::to_string(layer) + ": the model has " +
                              std::to_string(config_.layers) + ", counted from 0");
@@ -152,5 +158,8 @@ mha::Tensor<float, 4> Encoder::attention_weights(const Encoding& text, int layer
   const auto in = mha::view(std::as_const(x).data(), 1, length, config_.hidden);  // (1, L, E)
   return layers_[static_cast<std::size_t>(layer)].attention->attention_weights(in);
 }
+
+template class EncoderOn<mha::Cpu>;
+template class EncoderOn<mha::Systolic<>>;
 
 }  // namespace semantic_search

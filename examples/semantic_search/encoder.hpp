@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "checkpoint.hpp"
 #include "wordpiece.hpp"
@@ -15,7 +16,6 @@
 namespace semantic_search {
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using Attention = mha::MultiHeadAttention<float, mha::Cpu>;
 
 /// y = x Wᵀ + b, the weight (out, in) as the checkpoint has it.
 struct Dense {
@@ -35,8 +35,8 @@ struct LayerNorm {
   void operator()(Matrix& x) const;  // (rows, E), in place
 };
 
-struct EncoderLayer {
-  std::unique_ptr<Attention> attention;
+template <mha::Backend B> struct EncoderLayer {
+  std::unique_ptr<mha::MultiHeadAttention<float, B>> attention;
   LayerNorm attention_norm;
   Dense expand, contract;
   LayerNorm output_norm;
@@ -44,10 +44,10 @@ struct EncoderLayer {
   EncoderLayer(const Checkpoint& file, int index);
 };
 
-/// The encoder of a checkpoint. All weights stay in the mapped file.
-class Encoder {
+/// The encoder of a checkpoint, its attention on backend B. All weights stay in the mapped file.
+template <mha::Backend B> class EncoderOn {
  public:
-  explicit Encoder(const Checkpoint& file);
+  explicit EncoderOn(const Checkpoint& file);
 
   /// One vector per text: the mean over its tokens, length 1.
   ///
@@ -63,13 +63,17 @@ class Encoder {
 
  private:
   Matrix embeddings(std::span<const Encoding* const> batch, int length) const;
-  void run(const EncoderLayer& layer, Matrix& x, const std::vector<int>& lengths, mha::Workspace& workspace) const;
+  void run(const EncoderLayer<B>& layer, Matrix& x, const std::vector<int>& lengths, mha::Workspace& workspace) const;
 
   ModelConfig config_;
   std::shared_ptr<const void> mapping_;
   Eigen::Map<const Matrix> word_, position_, token_type_;  // (vocabulary, E), (positions, E), (types, E)
   LayerNorm embedding_norm_;
-  std::vector<EncoderLayer> layers_;
+  std::vector<EncoderLayer<B>> layers_;
 };
+
+extern template class EncoderOn<mha::Cpu>;
+extern template class EncoderOn<mha::Systolic<>>;
+using Encoder = EncoderOn<mha::Cpu>;
 
 }  // namespace semantic_search

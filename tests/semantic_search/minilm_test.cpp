@@ -87,6 +87,23 @@ TEST_F(MiniLm, ASentenceAloneIsItselfInAPaddedBatch) {
   }
 }
 
+TEST_F(MiniLm, OnAMatrixUnitItSaysTheSame) {
+  const semantic_search::EncoderOn<mha::Systolic<>> encoder{semantic_search::Checkpoint(variable("MHA_MINILM_DIR"))};
+  const std::vector<Encoding> texts = tokenised(cases());
+  std::vector<const Encoding*> batch;
+  for (const Encoding& text : texts) batch.push_back(&text);
+  mha::Workspace workspace;
+  const Matrix exact = model->encoder().embed(batch, workspace), rounded = encoder.embed(batch, workspace);
+  float worst = 1;
+  for (Eigen::Index i = 0; i < exact.rows(); ++i) {
+    const float cosine = rounded.row(i).dot(exact.row(i));  // both have length 1
+    EXPECT_GE(cosine, 0.999f) << i;
+    worst = std::min(worst, cosine);
+  }
+  EXPECT_GT((rounded - exact).cwiseAbs().maxCoeff(), 0) << "bfloat16 operands leave a trace";
+  RecordProperty("worst_cosine_shortfall", std::to_string(1 - worst));
+}
+
 TEST_F(MiniLm, AttentionOfEveryHeadIsADistribution) {
   const Encoding text = model->tokenise("What does a head attend to?");
   const int length = static_cast<int>(text.ids.size());
