@@ -119,8 +119,8 @@ template <bool Far> struct WeightsBody {
           weigh<Isa>(even, slope, offset, anchor, far);
           weigh<Isa>(odd, slope, offset, anchor, far);
           const I low = (I)even & 0xffff0000u, high = (I)odd & 0xffff0000u;
-          sum = sum + (V)low;
-          sum = sum + (V)high;
+          const V both = (V)low + (V)high;
+          sum = sum + both;
           simd::store(to, low >> 16 | high);
         }
       }
