@@ -21,7 +21,7 @@ namespace mha::inline v0 {
 ///
 /// AmxArray runs on the machine's matrix unit, MHA_MATRIX_UNIT or the best one (see unit.hpp); an array of another
 /// shape, and AmxArray where no unit is, runs as portable code that adds in the array's order. Precision is that of
-/// dense products; attention always multiplies bfloat16 once.
+/// dense products; attention's own, q kᵀ and weights · v, are single products of bfloat16 whatever the Precision.
 ///
 /// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
 /// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware
@@ -67,8 +67,9 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
            n(Array::rows) + " x " + n(Array::columns) + " x " + n(Array::depth) + " " + how() + ", head size " +
            n(plan.head_dim) + " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) +
            " of it, value size " + n(plan.value_dim) + " " +
-           full(array_use<Array>(Array::rows, plan.value_dim, Array::depth)) + ", dense products in " +
-           Precision::name + " precision, " + Threads::name + " with " + n(Threads{}.workers()) + " workers";
+           full(array_use<Array>(Array::rows, plan.value_dim, Array::depth)) +
+           ", attention's own products in bfloat16 whatever the precision, dense products in " + Precision::name +
+           " precision, " + Threads::name + " with " + n(Threads{}.workers()) + " workers";
   }
 
  private:
