@@ -34,39 +34,6 @@ template <class T> struct Inputs {
   double bytes() const { return static_cast<double>((k.size() + v.size()) * sizeof(T)); }
 };
 
-/// Reads every cache line of [data, data + bytes) and does as little else as keeps the reads.
-struct ReadBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(const float* data, std::size_t n, float* out) {
-    using V = mha::detail::simd::vector_t<float, Isa>;
-    constexpr std::size_t W = mha::detail::simd::Vector<float, Isa>::width;
-    V sum[8] = {};
-    for (std::size_t i = 0; i + 8 * W <= n; i += 8 * W)
-#pragma GCC unroll 8
-      for (std::size_t j = 0; j < 8; ++j) {
-        V x;
-        mha::detail::simd::load(x, data + i + j * W);
-        sum[j] = sum[j] + x;
-      }
-    for (std::size_t j = 1; j < 8; ++j) sum[0] = sum[0] + sum[j];
-    mha::detail::simd::store(out, sum[0]);
-  }
-};
-
-template <class Threads> void read_all(const void* data, double bytes) {
-  const Threads threads;
-  const mha::Index parts = threads.workers() == 1 ? 1 : 8 * threads.workers();
-  const auto n = static_cast<std::size_t>(bytes) / sizeof(float) / static_cast<std::size_t>(parts);
-  threads.run(parts, [&](mha::Index t, mha::Index) {
-    float sink[16];
-    mha::detail::simd::with_isa(mha::current_isa(), [&](auto isa) {
-      decltype(isa)::template run<ReadBody>(static_cast<const float*>(data) + static_cast<std::size_t>(t) * n, n,
-                                            +sink);
-      return 0;
-    });
-    benchmark::DoNotOptimize(sink);
-  });
-}
-
 struct Samples {
   double bytes = 0, flop = 0;
   std::vector<double> ours, read;
@@ -81,8 +48,8 @@ template <class T, class Threads> void decode(benchmark::State& state, const std
   const auto v = mha::view_bhld(in.v.data(), 1, kv_heads, keys, dim);
   const auto ours = [&] { mha::attention_into<mha::CpuWith<Threads>>(in.out, in.q, k, v, mha::Causal{}, workspace); };
   const auto read = [&] {
-    read_all<Threads>(in.k.data(), in.bytes() / 2);
-    read_all<Threads>(in.v.data(), in.bytes() / 2);
+    for (const auto* t : {&in.k, &in.v})
+      bench::read_all<Threads>(reinterpret_cast<const float*>(t->data()), t->size() * sizeof(T) / sizeof(float));
   };
   if (!results.count(name)) order.push_back(name);
   Samples& samples = results[name];

@@ -15,6 +15,7 @@
 
 #include <time.h>
 
+#include <mha/backend/executor.hpp>
 #include <mha/backend/simd/isa.hpp>
 #include <mha/backend/simd/vector.hpp>
 
@@ -91,17 +92,16 @@ template <class T = float> double peak_gflops(Clock clock = thread_seconds) {
   });
 }
 
-/// Reads memory from end to end, four registers at a time in chains of their own.
+/// Reads memory from end to end, eight registers at a time in chains of their own.
 struct ReadBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(const float* from, std::size_t count, float* out) {
     using V = mha::detail::simd::vector_t<float, Isa>;
-    constexpr std::size_t width = sizeof(V) / sizeof(float), chains = 4;
+    constexpr std::size_t width = sizeof(V) / sizeof(float), chains = 8;
     V sum[chains], x;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (std::size_t c = 0; c < chains; ++c) sum[c] = V{};
     for (std::size_t i = 0; i + chains * width <= count; i += chains * width) {
-      __builtin_prefetch(from + i + 1024, 0, 2);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (std::size_t c = 0; c < chains; ++c) {
         mha::detail::simd::load(x, from + i + c * width);
         sum[c] = sum[c] + x;
@@ -112,15 +112,24 @@ struct ReadBody {
   }
 };
 
-/// GB/s at which one thread reads these numbers again and again: that of the cache they fit in, or of memory.
-inline double read_gbps(const float* from, std::size_t count, Clock clock = thread_seconds) {
-  static float sums[16];
-  const auto read = [&] {
+/// Reads these numbers once, several threads a share at a time.
+template <class Threads = mha::Serial> void read_all(const float* from, std::size_t count) {
+  const Threads threads;
+  const mha::Index shares = threads.workers() == 1 ? 1 : 8 * threads.workers();
+  const std::size_t share = count / static_cast<std::size_t>(shares);
+  threads.run(shares, [&](mha::Index i, mha::Index) {
+    float sink[16];
     mha::detail::simd::with_isa(mha::current_isa(), [&](auto isa) {
-      decltype(isa)::template run<ReadBody>(from, count, +sums);
+      decltype(isa)::template run<ReadBody>(from + static_cast<std::size_t>(i) * share, share, +sink);
       return 0;
     });
-  };
+    asm volatile("" : : "r"(+sink) : "memory");  // the sums are of no use to anybody else
+  });
+}
+
+/// GB/s at which one thread reads these numbers again and again: that of the cache they fit in, or of memory.
+inline double read_gbps(const float* from, std::size_t count, Clock clock = thread_seconds) {
+  const auto read = [&] { read_all(from, count); };
   return static_cast<double>(count * sizeof(float)) / seconds_per_call(clock, calls_per_sample(clock, read), read) *
          1e-9;
 }

@@ -5,7 +5,7 @@
 
 writes benchmarks/results/intel-emerald-rapids.json after every piece, so that an interrupted run goes on where it was,
 then intel-emerald-rapids.md (from the marker on; what stands above it is written by hand) and the folder of pictures
-that the README shows. A piece takes a minute or two; all of them less than 25.
+that the README shows. A piece takes two minutes at most, all of them less than 20.
 
     --under 'nice -n -5'    runs each piece under that command, such as one that keeps others off the machine
     --piece forward stages  measures these again; --again all of them; --list names them
@@ -29,34 +29,44 @@ import plot
 
 HERE = Path(__file__).resolve().parent
 MARKER = "<!-- From here on written by report.py. -->"
-THREADS = "all"  # stands for the number of threads in the names of pieces
 
 
-def pieces(build):
-    """name → (program, arguments), each short enough to be run alone."""
-    found = {
-        "forward": ("forward_bench", []),
-        "attention-64": ("attention_bench", ["--benchmark_filter=^attention/D:64/"]),
-        "attention-128": ("attention_bench", ["--benchmark_filter=^attention/D:128/"]),
-        "attention-threads": ("attention_bench", ["--benchmark_filter=^threads"]),
-        "layer": ("layer_bench", []),
-        "stages": ("stages_bench", []),
-    }
-    for program in sorted(build.rglob("*_bench")):
-        if program.is_file() and program.name not in [p for p, _ in found.values()]:
-            found[program.stem.removesuffix("_bench")] = (program.name, [])
-    found = {n: (p, a) for n, (p, a) in found.items() if any(build.rglob(p))}
-    for threads in (["1"], []):
-        end = "-1" if threads else "-" + THREADS
-        threads = ["--threads", *(threads or ["0"])]
-        for dim in ("64", "128"):
-            found["peers-attention-" + dim + end] = (
-                "peers/compare.py",
-                ["--group", "attention", "--filter", "D%s," % dim, *threads],
-            )
-        for group in ("masks", "bfloat16", "short", "layer", "linear"):
-            found["peers-" + group + end] = ("peers/compare.py", ["--group", group, *threads])
-    return found
+def bench(name, filter, seconds):
+    return (name + "_bench", ["--benchmark_filter=" + filter] if filter else [], seconds)
+
+
+def peers(group, threads, seconds, filter=""):
+    chosen = ["--group", group, *(["--filter", filter] if filter else []), "--threads", threads]
+    return ("peers/compare.py", chosen, seconds)
+
+
+# name → (program, arguments, about how many seconds), each short enough to be run alone. Threads 0 are all.
+PIECES = {
+    "forward": bench("forward", "", 40),
+    "attention-64": bench("attention", "^attention/D:64/", 25),
+    "attention-128": bench("attention", "^attention/D:128/", 30),
+    "attention-threads": bench("attention", "^threads", 20),
+    "layer": bench("layer", "", 40),
+    "stages": bench("stages", "", 30),
+    "visible": bench("visible", "", 40),
+    "decode": bench("decode", "", 30),
+    "projection": bench("projection", "", 50),
+    "systolic": bench("systolic", "", 55),
+    "systolic-attention": bench("systolic_attention", "", 15),
+    "peers-attention-64-1": peers("attention", "1", 55, "D64,"),
+    "peers-attention-128-1": peers("attention", "1", 80, "D128,"),
+    "peers-masks-1": peers("masks", "1", 30),
+    "peers-bfloat16-1": peers("bfloat16", "1", 30),
+    "peers-short-1": peers("short", "1", 20),
+    "peers-layer-1": peers("layer", "1", 20),
+    "peers-linear-1": peers("linear", "1", 10),
+    "peers-attention-all": peers("attention", "0", 30, "L2048/"),
+    "peers-masks-all": peers("masks", "0", 30),
+    "peers-bfloat16-all": peers("bfloat16", "0", 25),
+    "peers-short-all": peers("short", "0", 20),
+    "peers-layer-all": peers("layer", "0", 20),
+    "peers-linear-all": peers("linear", "0", 10),
+}
 
 
 def rounded(value):
@@ -90,7 +100,10 @@ def measure(program, arguments, build, under):
             command = [sys.executable, str(HERE / program), "--build", str(build), "--json", str(out), *arguments]
         else:
             outputs = ["--benchmark_out=%s" % out, "--benchmark_out_format=json"]
-            command = [str(next(build.rglob(program))), *outputs, *arguments]
+            found = next(build.rglob(program), None)
+            if found is None:
+                raise RuntimeError("no %s under %s" % (program, build))
+            command = [str(found), *outputs, *arguments]
         begin = time.time()
         done = subprocess.run(shlex.split(under) + command, capture_output=True, text=True)
         if done.returncode != 0:
@@ -112,7 +125,7 @@ def measure(program, arguments, build, under):
     }
 
 
-def write_page(run, path, order):
+def write_page(run, path):
     text = path.read_text() if path.exists() else "# %s\n\n%s\n" % (path.stem, MARKER)
     above = text.split(MARKER)[0] if MARKER in text else text.rstrip() + "\n\n"
     run["name"] = above.split("\n")[0].lstrip("# ")
@@ -120,8 +133,7 @@ def write_page(run, path, order):
     lines = ["", "Regenerated by `python benchmarks/report.py %s`." % path.stem, ""]
     lines += ["![%s](%s/%s)\n" % (Path(p).stem, path.stem, p) for p in pictures]
     title = None
-    for name in sorted(run["pieces"], key=lambda n: order.index(n) if n in order else len(order)):
-        piece = run["pieces"][name]
+    for piece in (run["pieces"][name] for name in PIECES if name in run["pieces"]):
         program = piece["command"].split()[0]
         if program != title:
             lines += ["## " + program, "", piece["machine"] + ".", ""]
@@ -148,15 +160,17 @@ def main():
         subprocess.run(["cmake", "--build", str(options.build), "--target", "measured"], check=True)
         compile_flex = ["--group", "attention", "masks", "--peers", "FlexAttention", "--check"]
         subprocess.run([sys.executable, str(HERE / "peers/compare.py"), "--build", str(options.build), *compile_flex])
-    every = pieces(options.build)
     if options.list:
-        print("\n".join(every))
+        for name, (_, _, seconds) in PIECES.items():
+            print("%-24s about %3d s" % (name, seconds))
+        print("%-24s about %3d minutes" % ("all", round(sum(s for _, _, s in PIECES.values()) / 60)))
         return
     page = HERE / "results" / (options.machine + ".md")
     data = page.with_suffix(".json")
     run = json.loads(data.read_text()) if data.exists() else {"name": options.machine, "pieces": {}}
+    run["pieces"] = {name: run["pieces"][name] for name in PIECES if name in run["pieces"]}
     failed = []
-    for name, (program, arguments) in every.items():
+    for name, (program, arguments, _) in PIECES.items():
         if options.pages or (options.piece and name not in options.piece):
             continue
         if name in run["pieces"] and not (options.again or name in options.piece):
@@ -169,9 +183,9 @@ def main():
             failed.append(name)
             print("failed:", failure, flush=True)
         data.parent.mkdir(exist_ok=True)
-        write_page(run, page, list(every))
+        write_page(run, page)
         data.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n")
-    write_page(run, page, list(every))
+    write_page(run, page)
     if failed:
         sys.exit("not measured: " + ", ".join(failed))
 

@@ -2,7 +2,6 @@
 // Attention on the matrix unit: GFLOP/s of visible work, the share of the unit's own peak on random numbers, and the
 // ratio to Cpu in float32 on the same thread, all in one round.
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <random>
@@ -15,11 +14,10 @@
 #include <mha/systolic.hpp>
 
 #include "measure.hpp"
+#include "unit_peak.hpp"
 
 namespace {
 
-namespace systolic = mha::detail::systolic;
-using mha::Index;
 template <class Threads> using Systolic = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, Threads>;
 constexpr int heads = 4, rounds = 9;
 
@@ -33,49 +31,6 @@ template <class T> struct Inputs {
       for (T& x : *t) x = T(normal(gen));
   }
 };
-
-/// GFLOP/s of the unit that attention runs on, operands at hand: of tiles in registers, or in the first cache where the
-/// unit has none. Random numbers, because a unit that multiplies zeros draws less power and runs faster.
-double unit_peak_gflops() {
-  const auto unit = systolic::attention_unit<mha::AmxArray>();
-  const systolic::UnitScope scope(unit.unit);
-  constexpr Index steps = 2, calls = 20000;
-  const auto words = static_cast<std::size_t>(steps * unit.lanes * 16);
-  mha::Workspace workspace;
-  auto frame = workspace.frame();
-  auto* const a = frame.take<mha::bfloat16>(2 * steps * systolic::tile_size);
-  auto* const b = frame.take<std::uint32_t>(words);
-  auto* const c = frame.take<float>(static_cast<std::size_t>(32 * unit.lanes));
-  std::mt19937 gen(3);
-  std::normal_distribution<float> normal;
-  const auto number = [&] { return mha::bfloat16(normal(gen)); };
-  for (Index i = 0; i < 2 * steps * systolic::tile_size; ++i) a[i] = number();
-  for (std::size_t i = 0; i < words; ++i) b[i] = number().bits | std::uint32_t{number().bits} << 16;
-#if defined(__x86_64__)
-  if (unit.unit == mha::MatrixUnit::amx) {
-    namespace amx = systolic::amx;
-    amx::load<4>(a, amx::row_bytes);
-    amx::load<5>(a + systolic::tile_size, amx::row_bytes);
-    amx::load<6>(b, amx::row_bytes);
-    amx::load<7>(b + systolic::tile_words, amx::row_bytes);
-    const auto tiles = [] {
-      for (Index i = 0; i < calls; ++i) {
-        amx::multiply_add<0, 4, 6>();
-        amx::multiply_add<1, 4, 7>();
-        amx::multiply_add<2, 5, 6>();
-        amx::multiply_add<3, 5, 7>();
-      }
-    };
-    tiles();
-    return 2e-9 * calls * 32 * 32 * 32 / bench::seconds_per_call(bench::thread_seconds, 1, tiles);
-  }
-#endif
-  const auto run = [&] {
-    for (Index i = 0; i < calls; ++i) unit.multiply({a, steps * systolic::tile_size, b, c, 2, steps, false});
-  };
-  run();
-  return 2e-9 * calls * 32 * unit.lanes * (32.0 * steps) / bench::seconds_per_call(bench::thread_seconds, 1, run);
-}
 
 struct Samples {
   int length = 0, dim = 0;
@@ -120,13 +75,14 @@ void attention(benchmark::State& state, int length, int dim, bool causal) {
       state.SkipWithError("the results differ");
       return;
     }
+  const auto unit = mha::detail::systolic::attention_unit<mha::AmxArray>();
   const int one_calls = bench::calls_per_sample(bench::thread_seconds, one);
   const int all_calls = bench::calls_per_sample(bench::wall_seconds, all);
   for ([[maybe_unused]] auto _ : state) {
     s.one.push_back(bench::seconds_per_call(bench::thread_seconds, one_calls, one));
     s.all.push_back(bench::seconds_per_call(bench::wall_seconds, all_calls, all));
     s.cpu.push_back(bench::seconds_per_call(bench::thread_seconds, 1, cpu));
-    s.peak.push_back(unit_peak_gflops());
+    s.peak.push_back(bench::unit_peak_gflops(unit));
     state.SetIterationTime(s.one.back());
   }
   const double flop = visible_flop(s) * 1e-9;
@@ -137,7 +93,8 @@ void attention(benchmark::State& state, int length, int dim, bool causal) {
 }
 
 void print_table() {
-  std::printf("\nAttention on the unit %s, bfloat16, %d heads\n", to_string(mha::current_unit()), heads);
+  std::printf("\n%s; matrix unit %s\nbfloat16, %d heads\n", bench::machine().c_str(), to_string(mha::current_unit()),
+              heads);
   std::printf(
       "| D | L | mask | 1 thread GFLOP/s | of unit peak | against Cpu float32 | %d threads GFLOP/s | scaling |\n",
       mha::ThreadPool{}.workers());

@@ -14,6 +14,7 @@
 #include <mha/systolic.hpp>
 
 #include "measure.hpp"
+#include "unit_peak.hpp"
 
 namespace {
 
@@ -33,39 +34,6 @@ template <class T> Tensor<T, 2> random_matrix(Index rows, Index columns) {
   Tensor<T, 2> m(rows, columns);
   for (T& x : m) x = T(normal(gen));
   return m;
-}
-
-/// GFLOP/s of the unit on operands in the first-level cache, random numbers.
-double unit_peak() {
-  using namespace mha::detail::systolic;
-  const ProductUnit unit = dense_unit<AmxArray>();
-  constexpr Index steps = 4, tiles = 2, calls = 20000;
-  const Tensor<bfloat16, 2> a = random_matrix<bfloat16>(tiles * steps, tile_size);
-  const Tensor<bfloat16, 2> b = random_matrix<bfloat16>(2 * steps, tile_size);
-  Tensor<float, 2> c(tiles * tile_side, unit.lanes);
-  const UnitScope scope(unit.unit);
-  const double flop = 2.0 * tiles * tile_side * unit.lanes * steps * tile_depth;
-#if defined(__x86_64__)
-  // The instruction alone, four sums in turn, as no kernel could do better.
-  if (unit.unit == MatrixUnit::amx) {
-    amx::load<4>(a.data(), amx::row_bytes);
-    amx::load<5>(a.data() + tile_size, amx::row_bytes);
-    amx::load<6>(b.data(), amx::row_bytes);
-    amx::load<7>(b.data() + tile_size, amx::row_bytes);
-    return flop * 1e-9 / bench::seconds_per_call(bench::thread_seconds, calls, [&] {
-             for (Index step = 0; step < steps; ++step) {
-               amx::multiply_add<0, 4, 6>();
-               amx::multiply_add<1, 4, 7>();
-               amx::multiply_add<2, 5, 6>();
-               amx::multiply_add<3, 5, 7>();
-             }
-           });
-  }
-#endif
-  return flop * 1e-9 / bench::seconds_per_call(bench::thread_seconds, calls, [&] {
-           unit.multiply({a.data(), steps * tile_size, reinterpret_cast<const std::uint32_t*>(b.data()), c.data(),
-                          tiles, steps, true});
-         });
 }
 
 /// One dense product with weights packed before.
@@ -126,13 +94,14 @@ void dense(benchmark::State& state) {
 
   const bench::Clock clock = bench::thread_seconds;
   const double gflop = 2e-9 * m * n * k;
+  const auto unit = mha::detail::systolic::dense_unit<AmxArray>();
   std::vector<double> seconds[5], peaks;
   const auto measure = [&](int i, auto& f) {
     seconds[i].push_back(bench::seconds_per_call(clock, bench::calls_per_sample(clock, f), f));
   };
   for (auto _ : state)
     for (int round = 0; round < rounds; ++round) {
-      peaks.push_back(unit_peak());
+      peaks.push_back(bench::unit_peak_gflops(unit));
       measure(0, plain);
       measure(1, high);
       measure(2, highest);
@@ -167,7 +136,7 @@ BENCHMARK(dense)
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::printf("%s\nmatrix unit %s%s%s\n", bench::machine().c_str(), to_string(mha::current_unit()),
+  std::printf("%s; matrix unit %s%s%s\n", bench::machine().c_str(), to_string(mha::current_unit()),
               mha::missing(MatrixUnit::amx).empty() ? "" : "; no amx: ", mha::missing(MatrixUnit::amx).c_str());
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;

@@ -36,6 +36,11 @@ class Case:
     def unit(self):
         return "GB/s" if self.kind == "short" else "GFLOP/s"
 
+    @property
+    def on_matrix_unit(self):
+        """Whether ours runs on Systolic. Few queries do not: memory is their limit, and Cpu reads bfloat16 as well."""
+        return self.group == "bfloat16"
+
     def work(self, visible_pairs):
         """1e9 FLOP of visible work, or 1e9 bytes of keys and values; visible_pairs(pattern, queries, keys)."""
         if self.kind == "attention":
@@ -59,17 +64,20 @@ def all_cases():
             yield from (attention("attention", length, dim, mask) for mask in plain)
     for pattern in ("window 256", "padding", "softcap", "block-sparse", "functor"):
         yield attention("masks", 2048, 64, pattern)
-    for length in (512, 2048, 8192):
+    for length in (512, 2048):
         for dim in (64, 128):
             yield from (attention("bfloat16", length, dim, mask, "bfloat16") for mask in plain)
     for scalar in ("float32", "bfloat16"):
         for keys in (1024, 4096, 32768):
             yield Case("short", "short", scalar, queries=1, keys=keys, heads=32, kv_heads=8, dim=128)
-    for model, length in ((512, 512), (1024, 2048)):
-        for mask in plain:
-            yield Case("layer", "layer", pattern=mask, model=model, length=length, heads=model // 64)
+    for group, scalar in (("layer", "float32"), ("bfloat16", "bfloat16")):
+        for model, length in ((512, 512), (1024, 2048)):
+            for mask in plain:
+                yield Case(group, "layer", scalar, mask, model=model, length=length, heads=model // 64)
     for rows, inner, columns in ((1, 1024, 1024), (16, 1024, 1024), (1024, 512, 512), (1024, 2048, 2048)):
         yield Case("linear", "linear", rows=rows, inner=inner, columns=columns)
+    for rows, inner, columns in ((512, 512, 512), (1024, 2048, 2048)):
+        yield Case("bfloat16", "linear", "bfloat16", rows=rows, inner=inner, columns=columns)
 
 
 def visible(case, q, k):
@@ -139,11 +147,13 @@ def softmax(s):
 def expected(case, data):
     """(rows, values): a few rows of the result by their numbers along the second last axis."""
     if case.kind == "linear":
-        return np.arange(case.rows), data["x"].astype(np.float64) @ data["w"].T + data["b"]
+        x, w, b = (as_float32(data[n]) for n in "xwb")
+        return np.arange(case.rows), x.astype(np.float64) @ w.T + b
     queries = case.length if case.kind == "layer" else case.queries
     rows = np.unique(np.append(np.random.default_rng(11).integers(0, queries, 7), queries - 1))
     if case.kind == "layer":
-        projected = data["x"].astype(np.float64) @ data["w_in"].T + data["b_in"]
+        x, w_in, b_in, w_out, b_out = (as_float32(data[n]) for n in ("x", "w_in", "b_in", "w_out", "b_out"))
+        projected = x.astype(np.float64) @ w_in.T + b_in
         q, k, v = np.split(projected, 3, axis=1)
         heads = lambda y: y.reshape(len(y), case.heads, -1).transpose(1, 0, 2)
         q, k, v, keys = heads(q[rows]), heads(k), heads(v), case.length
@@ -159,7 +169,7 @@ def expected(case, data):
     o = softmax(s) @ v
     if case.kind != "layer":
         return rows, o[None]
-    return rows, o.transpose(1, 0, 2).reshape(len(rows), -1) @ data["w_out"].T + data["b_out"]
+    return rows, o.transpose(1, 0, 2).reshape(len(rows), -1) @ w_out.T + b_out
 
 
 def error(case, result, rows, values):

@@ -25,7 +25,7 @@ from participants import Missing
 
 SAMPLE = 8e-3  # seconds that a sample lasts at least
 ROUNDS = 9  # fewer where they would take more than BUDGET seconds, but 3
-BUDGET = 8.0
+BUDGET = 3.0
 OURS, NATIVE, EIGEN = "mha", "mha, -march=native", "Eigen, -march=native"
 
 
@@ -103,14 +103,14 @@ def measure(case, threads, library, present, check):
     if check or OURS not in runners:
         return row
     rounds = int(min(ROUNDS, max(3, BUDGET / sum(max(SAMPLE, r.once) for r in runners.values()))))
-    peaks = []
+    limits = []
     turn = list(runners.values())
     for r in range(rounds):
-        peaks.append(library.peak(threads))
+        limits.append(library.limit(case, data, threads))
         for runner in turn[r % len(turn) :] + turn[: r % len(turn)]:  # nobody always follows the same one
             runner.sample()
     work = case.work(library.pairs)
-    row.update(rounds=rounds, peak=statistics.median(peaks), results={})
+    row.update(rounds=rounds, peak=statistics.median(limits), results={})
     for name, runner in runners.items():
         ratio = statistics.median(t / o for t, o in zip(runner.samples, runners[OURS].samples))
         row["results"][name] = {"rate": work / statistics.median(runner.samples), "ratio": ratio}
@@ -121,16 +121,18 @@ def print_group(rows):
     """One table, its columns those who took part."""
     names = [n for n in [NATIVE, EIGEN, *participants.PEERS] if any(n in r.get("results", {}) for r in rows)]
     unit = rows[0]["unit"]
-    print("\n| shape | scalar | mask or score | threads | ours %s | %% of peak |" % unit, end="")
+    limit = "reading" if unit == "GB/s" else "peak"
+    columns = "ours %s | %s %s | %% of %s" % (unit, limit, unit, limit)
+    print("\n| shape | scalar | mask or score | threads | %s |" % columns, end="")
     print("".join(" ours : %s |" % n for n in names))
-    print("|---|---|---|" + "---:|" * (3 + len(names)))
+    print("|---|---|---|" + "---:|" * (4 + len(names)))
     for row in rows:
         results = row.get("results")
         if results is None:
             continue
         ours = results[OURS]["rate"]
-        of_peak = "%.0f" % (100 * ours / row["peak"]) if unit == "GFLOP/s" else ""
-        cells = [row["shape"], row["scalar"], row["mask"], str(row["threads"]), "%.1f" % ours, of_peak]
+        of_limit = ["%.0f" % row["peak"], "%.0f" % (100 * ours / row["peak"])]
+        cells = [row["shape"], row["scalar"], row["mask"], str(row["threads"]), "%.1f" % ours, *of_limit]
         cells += ["%.2f×" % results[n]["ratio"] if n in results else "" for n in names]
         print("| " + " | ".join(cells) + " |")
 
@@ -163,7 +165,7 @@ def main():
         for c in cases.all_cases()
         if (not options.group or c.group in options.group) and re.search(options.filter, c.name)
     ]
-    with_versions = [library.machine().decode(), *("%s %s" % item for item in participants.versions().items())]
+    with_versions = [library.description(), *("%s %s" % item for item in participants.versions().items())]
     print("; ".join(with_versions), flush=True)
     rows = []
     every_thread = library.threads()
@@ -180,7 +182,7 @@ def main():
         print()
     print_missing(rows, absent)
     if options.json:
-        result = {"machine": library.machine().decode(), "versions": participants.versions(), "absent": absent}
+        result = {"machine": library.description(), "versions": participants.versions(), "absent": absent}
         Path(options.json).write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
 
 

@@ -2,24 +2,27 @@
 // What compare.py measures of ours and of Eigen, as plain functions in a shared library, so that all of them run in one
 // process on the same arrays. Built twice: plain, and with -march=native for Eigen, which takes its instructions from
 // the flags.
+#include <cstddef>
 #include <cstring>
 #include <Eigen/Core>
 #include <exception>
-#include <memory>
+#include <span>
 #include <string>
-#include <string_view>
 
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "../eigen_baseline.hpp"
 #include "../measure.hpp"
 #include "../patterns.hpp"
+#include "../unit_peak.hpp"
 
 #define MHA_PEER extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 using Backend = mha::CpuWith<bench::OneOrAll>;
+using OnUnit = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, bench::OneOrAll>;
 
 /// nullptr, or what went wrong.
 template <class F> const char* attempt(F&& f) {
@@ -38,47 +41,86 @@ struct Shape {
   int queries, keys, heads, kv_heads, dim;
 };
 
-template <class T>
-void attend(const Shape& s, std::string_view pattern, const void* q, const void* k, const void* v, void* out) {
+template <class B, class T, class Mask, class Score>
+void attend(const Shape& s, const void* q, const void* k, const void* v, void* out, const Mask& mask,
+            const Score& score) {
   static mha::Workspace workspace;
   const auto read = [&](const void* data, int heads, int length) {
     return mha::view_bhld(static_cast<const T*>(data), 1, heads, length, s.dim);
   };
-  bench::with_pattern(pattern, s.keys, [&](const auto& mask, const auto& score) {
-    mha::attention_into<Backend>(mha::view_bhld(static_cast<T*>(out), 1, s.heads, s.queries, s.dim),
-                                 read(q, s.heads, s.queries), read(k, s.kv_heads, s.keys), read(v, s.kv_heads, s.keys),
-                                 mask, score, workspace);
-  });
+  mha::attention_into<B>(mha::view_bhld(static_cast<T*>(out), 1, s.heads, s.queries, s.dim),
+                         read(q, s.heads, s.queries), read(k, s.kv_heads, s.keys), read(v, s.kv_heads, s.keys), mask,
+                         score, workspace);
 }
 
-/// A layer with weights and biases as PyTorch stores them: in (3·E, E) and (3·E), out (E, E) and (E).
-template <class... Policies> struct LayerOf final {
-  mha::MultiHeadAttention<float, Backend, Policies...> layer;
-  mha::Workspace workspace;
+/// y (rows, …) from x (rows, …), weights prepared before.
+struct Module {
+  virtual ~Module() = default;
+  virtual void run(int rows, const void* x, void* y) = 0;
+};
 
-  LayerOf(int d_model, int heads, const float* in, const float* in_bias, const float* out, const float* out_bias)
-      : layer({.d_model = d_model, .num_heads = heads, .bias = true}) {
-    const auto matrix = [&](const float* w) { return mha::transposed(mha::view(w, d_model, d_model)); };
+/// A layer with weights and biases as PyTorch stores them: in (3·E, E) and (3·E), out (E, E) and (E).
+template <class T, class B, class... Policies> class LayerModule final : public Module {
+ public:
+  LayerModule(int d_model, int heads, const T* in, const T* in_bias, const T* out, const T* out_bias)
+      : layer_({.d_model = d_model, .num_heads = heads, .bias = true}) {
+    const auto matrix = [&](const T* w) { return mha::transposed(mha::view(w, d_model, d_model)); };
     const auto part = [&](int i) { return matrix(in + std::ptrdiff_t{i} * d_model * d_model); };
     const auto bias = [&](int i) { return mha::view(in_bias + std::ptrdiff_t{i} * d_model, d_model); };
-    layer.borrow({.query = part(0),
-                  .key = part(1),
-                  .value = part(2),
-                  .output = matrix(out),
-                  .query_bias = bias(0),
-                  .key_bias = bias(1),
-                  .value_bias = bias(2),
-                  .output_bias = mha::view(out_bias, d_model)});
+    layer_.borrow({.query = part(0),
+                   .key = part(1),
+                   .value = part(2),
+                   .output = matrix(out),
+                   .query_bias = bias(0),
+                   .key_bias = bias(1),
+                   .value_bias = bias(2),
+                   .output_bias = mha::view(out_bias, d_model)});
   }
-  void run(int length, const float* x, float* y) {
-    const int d_model = layer.config().d_model;
-    layer(mha::view(x, length, d_model), workspace, mha::into(mha::view(y, length, d_model)));
+  void run(int rows, const void* x, void* y) override {
+    const int d_model = layer_.config().d_model;
+    layer_(mha::view(static_cast<const T*>(x), rows, d_model), workspace_,
+           mha::into(mha::view(static_cast<T*>(y), rows, d_model)));
   }
+
+ private:
+  mha::MultiHeadAttention<T, B, Policies...> layer_;
+  mha::Workspace workspace_;
 };
-struct AnyLayer {
-  std::unique_ptr<LayerOf<>> full;
-  std::unique_ptr<LayerOf<mha::Causal>> causal;
+
+/// y (M, N) = x (M, K) · wᵀ + bias, w (N, K) as PyTorch stores it, packed as a layer packs its weights.
+template <class T, class B> class LinearModule final : public Module {
+ public:
+  LinearModule(int k, int n, const T* w, const T* bias)
+      : k_(k), n_(n), packed_(pack({mha::transposed(mha::view(w, n, k)), mha::view(bias, n)})) {}
+  void run(int rows, const void* x, void* y) override {
+    const mha::TensorView<T, 2> to = mha::view(static_cast<T*>(y), rows, n_);
+    B{}.gemm(mha::PackedGemmCall<T, Packed>{mha::view(static_cast<const T*>(x), rows, k_), packed_, 0, {&to, 1}},
+             workspace_);
+  }
+
+ private:
+  static auto pack(const mha::DenseWeights<T>& w) { return B{}.pack(std::span<const mha::DenseWeights<T>>(&w, 1)); }
+  using Packed = decltype(pack({}));
+
+  int k_, n_;
+  Packed packed_;
+  mha::Workspace workspace_;
 };
+
+template <class T, class B>
+Module* make_layer(int d_model, int heads, bool causal, const void* in, const void* in_bias, const void* out,
+                   const void* out_bias) {
+  const auto make = [&]<class... Policies>() -> Module* {
+    return new LayerModule<T, B, Policies...>(d_model, heads, static_cast<const T*>(in), static_cast<const T*>(in_bias),
+                                              static_cast<const T*>(out), static_cast<const T*>(out_bias));
+  };
+  return causal ? make.template operator()<mha::Causal>() : make.template operator()<>();
+}
+template <class T, class B> Module* make_linear(int k, int n, const void* w, const void* bias) {
+  return new LinearModule<T, B>(k, n, static_cast<const T*>(w), static_cast<const T*>(bias));
+}
+
+bool is_bfloat16(const char* scalar) { return std::strcmp(scalar, "bfloat16") == 0; }
 
 }  // namespace
 
@@ -88,6 +130,24 @@ MHA_PEER const char* peer_machine() {
 }
 MHA_PEER int peer_threads() { return mha::ThreadPool{}.workers(); }
 MHA_PEER double peer_peak(int threads) { return bench::peak_gflops_of(threads); }
+
+/// The matrix unit that bfloat16 is multiplied on: amx, dot_product, or portable for none.
+MHA_PEER const char* peer_unit() { return mha::to_string(mha::current_unit()); }
+MHA_PEER const char* peer_missing_unit() { return mha::missing(mha::MatrixUnit::amx).c_str(); }
+MHA_PEER double peer_unit_peak(int threads) {
+  return bench::unit_peak_gflops_of(mha::detail::systolic::dense_unit<mha::AmxArray>(), threads);
+}
+
+/// GB/s of reading two arrays of so many floats again and again.
+MHA_PEER double peer_read(int all_threads, const float* one, const float* other, std::size_t count) {
+  bench::OneOrAll::all = all_threads != 0;
+  const auto read = [&] {
+    for (const float* from : {one, other}) bench::read_all<bench::OneOrAll>(from, count);
+  };
+  const bench::Clock clock = all_threads != 0 ? bench::wall_seconds : bench::thread_seconds;
+  const int calls = bench::calls_per_sample(clock, read);
+  return 2e-9 * static_cast<double>(count * sizeof(float)) / bench::seconds_per_call(clock, calls, read);
+}
 
 /// Pairs that the pattern shows, per head.
 MHA_PEER double peer_visible_pairs(const char* pattern, int queries, int keys) {
@@ -101,8 +161,20 @@ MHA_PEER const char* peer_attention(const Shape* shape, const char* pattern, con
                                     const void* q, const void* k, const void* v, void* out) {
   return attempt([&] {
     bench::OneOrAll::all = all_threads != 0;
-    std::strcmp(scalar, "bfloat16") == 0 ? attend<mha::bfloat16>(*shape, pattern, q, k, v, out)
-                                         : attend<float>(*shape, pattern, q, k, v, out);
+    bench::with_pattern(pattern, shape->keys, [&](const auto& mask, const auto& score) {
+      is_bfloat16(scalar) ? attend<Backend, mha::bfloat16>(*shape, q, k, v, out, mask, score)
+                          : attend<Backend, float>(*shape, q, k, v, out, mask, score);
+    });
+  });
+}
+/// Attention of bfloat16 on the matrix unit, full or causal.
+MHA_PEER const char* peer_unit_attention(const Shape* shape, int causal, int all_threads, const void* q, const void* k,
+                                         const void* v, void* out) {
+  return attempt([&] {
+    bench::OneOrAll::all = all_threads != 0;
+    const mha::NoScore none;
+    causal != 0 ? attend<OnUnit, mha::bfloat16>(*shape, q, k, v, out, mha::Causal{}, none)
+                : attend<OnUnit, mha::bfloat16>(*shape, q, k, v, out, mha::Full{}, none);
   });
 }
 
@@ -117,34 +189,24 @@ MHA_PEER const char* peer_eigen_attention(const Shape* shape, int causal, const 
   });
 }
 
-MHA_PEER AnyLayer* peer_layer(int d_model, int heads, int causal, const float* in, const float* in_bias,
-                              const float* out, const float* out_bias) {
-  auto made = std::make_unique<AnyLayer>();
-  if (causal != 0)
-    made->causal = std::make_unique<LayerOf<mha::Causal>>(d_model, heads, in, in_bias, out, out_bias);
-  else
-    made->full = std::make_unique<LayerOf<>>(d_model, heads, in, in_bias, out, out_bias);
-  return made.release();
+/// Of float32 on Cpu, of bfloat16 on the matrix unit.
+MHA_PEER Module* peer_layer(int d_model, int heads, int causal, const char* scalar, const void* in, const void* in_bias,
+                            const void* out, const void* out_bias) {
+  const auto make = is_bfloat16(scalar) ? make_layer<mha::bfloat16, OnUnit> : make_layer<float, Backend>;
+  return make(d_model, heads, causal != 0, in, in_bias, out, out_bias);
 }
-MHA_PEER void peer_layer_end(AnyLayer* layer) { delete layer; }
-MHA_PEER const char* peer_layer_run(AnyLayer* layer, int all_threads, int length, const float* x, float* y) {
+MHA_PEER Module* peer_linear(int k, int n, const char* scalar, const void* w, const void* bias) {
+  const auto make = is_bfloat16(scalar) ? make_linear<mha::bfloat16, OnUnit> : make_linear<float, Backend>;
+  return make(k, n, w, bias);
+}
+MHA_PEER const char* peer_run(Module* module, int all_threads, int rows, const void* x, void* y) {
   return attempt([&] {
     bench::OneOrAll::all = all_threads != 0;
-    layer->causal ? layer->causal->run(length, x, y) : layer->full->run(length, x, y);
+    module->run(rows, x, y);
   });
 }
+MHA_PEER void peer_end(Module* module) { delete module; }
 
-/// y (M, N) = x (M, K) · wᵀ + bias, w (N, K) as PyTorch stores it.
-MHA_PEER const char* peer_linear(int m, int k, int n, int all_threads, const float* x, const float* w,
-                                 const float* bias, float* y) {
-  return attempt([&] {
-    static mha::Workspace workspace;
-    bench::OneOrAll::all = all_threads != 0;
-    Backend{}.gemm(mha::GemmCall<float>{mha::view(x, m, k), mha::transposed(mha::view(w, n, k)), mha::view(bias, n),
-                                        mha::view(y, m, n)},
-                   workspace);
-  });
-}
 MHA_PEER const char* peer_eigen_linear(int m, int k, int n, const float* x, const float* w, const float* bias,
                                        float* y) {
   return attempt([&] {

@@ -4,7 +4,7 @@ the shape of cases.py, or raises Missing."""
 
 import ctypes
 import os
-from ctypes import c_char_p, c_double, c_int, c_void_p
+from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
 
 import numpy as np
 
@@ -41,17 +41,31 @@ class Library:
             ("threads", c_int, []),
             ("peak", c_double, [c_int]),
             ("visible_pairs", c_double, [c_char_p, c_int, c_int]),
+            ("unit", c_char_p, []),
+            ("missing_unit", c_char_p, []),
+            ("unit_peak", c_double, [c_int]),
+            ("read", c_double, [c_int, c_void_p, c_void_p, c_size_t]),
             ("attention", c_char_p, [c_void_p, c_char_p, c_char_p, c_int] + 4 * [c_void_p]),
+            ("unit_attention", c_char_p, [c_void_p, c_int, c_int] + 4 * [c_void_p]),
             ("eigen_attention", c_char_p, [c_void_p, c_int] + 4 * [c_void_p]),
-            ("layer", c_void_p, 3 * [c_int] + 4 * [c_void_p]),
-            ("layer_end", None, [c_void_p]),
-            ("layer_run", c_char_p, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
-            ("linear", c_char_p, 4 * [c_int] + 4 * [c_void_p]),
+            ("layer", c_void_p, 3 * [c_int] + [c_char_p] + 4 * [c_void_p]),
+            ("linear", c_void_p, 2 * [c_int] + [c_char_p] + 2 * [c_void_p]),
+            ("run", c_char_p, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
+            ("end", None, [c_void_p]),
             ("eigen_linear", c_char_p, 3 * [c_int] + 4 * [c_void_p]),
         ):
             function = getattr(library, "peer_" + name)
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
+
+    def limit(self, case, data, threads):
+        """What the machine can do at most: GB/s of reading keys and values, or GFLOP/s of the unit or of Cpu."""
+        if case.kind == "short":
+            return self.read(int(threads > 1), *addresses(data["k"], data["v"]), data["k"].nbytes // 4)
+        return self.unit_peak(threads) if case.on_matrix_unit else self.peak(threads)
+
+    def description(self):
+        return "%s; matrix unit %s" % (self.machine().decode(), self.unit().decode())
 
     def shape(self, case):
         return ctypes.byref(self.Shape(case.queries, case.keys, case.heads, case.kv_heads, case.dim))
@@ -81,26 +95,33 @@ class Ours:
 
     def prepare(self, case, data, threads):
         many = int(threads > 1)
-        if case.kind == "linear":
-            y = np.empty((case.rows, case.columns), np.float32)
-            pointers = addresses(data["x"], data["w"], data["b"], y)
-            return call(self.library.linear, case.rows, case.inner, case.columns, many, *pointers), lambda: y
-        if case.kind == "layer":
-            y = np.empty_like(data["x"])
-            weights = addresses(*(data[n] for n in ("w_in", "b_in", "w_out", "b_out")))
-            self.layer = OwnedLayer(self.library, case, weights)
-            arguments = (self.layer.handle, many, case.length, *addresses(data["x"], y))
-            return call(self.library.layer_run, *arguments), lambda: y
+        if case.on_matrix_unit and self.library.unit() == b"portable":
+            raise Missing("no matrix unit: " + (self.library.missing_unit().decode() or "switched off"))
+        if case.kind in ("layer", "linear"):
+            self.module = Module(self.library, case, data)
+            rows, columns = data["x"].shape[0], case.columns if case.kind == "linear" else case.model
+            y = np.empty((rows, columns), data["x"].dtype)
+            arguments = (self.module.handle, many, rows, *addresses(data["x"], y))
+            return call(self.library.run, *arguments), lambda: as_float32(y)
         out = np.empty_like(data["q"])
         pointers = addresses(data["q"], data["k"], data["v"], out)
+        if case.on_matrix_unit:
+            arguments = (self.library.shape(case), int(case.pattern == "causal"), many, *pointers)
+            return call(self.library.unit_attention, *arguments), lambda: as_float32(out)
         arguments = (self.library.shape(case), case.pattern.encode(), case.scalar.encode(), many, *pointers)
         return call(self.library.attention, *arguments), lambda: as_float32(out)
 
 
-class OwnedLayer:
-    def __init__(self, library, case, weights):
-        self.end = library.layer_end
-        self.handle = library.layer(case.model, case.heads, int(case.pattern == "causal"), *weights)
+class Module:
+    """A layer or dense product of the library, its weights packed."""
+
+    def __init__(self, library, case, data):
+        self.end, scalar = library.end, case.scalar.encode()
+        if case.kind == "layer":
+            weights = addresses(*(data[n] for n in ("w_in", "b_in", "w_out", "b_out")))
+            self.handle = library.layer(case.model, case.heads, int(case.pattern == "causal"), scalar, *weights)
+        else:
+            self.handle = library.linear(case.inner, case.columns, scalar, *addresses(data["w"], data["b"]))
 
     def __del__(self):
         self.end(self.handle)
@@ -115,13 +136,15 @@ class Eigen:
     def prepare(self, case, data, threads):
         if threads > 1:
             raise Missing("one thread only")
+        if case.scalar != "float32":
+            raise Missing("written for float32, full and causal")
         if case.kind == "linear":
             y = np.empty((case.rows, case.columns), np.float32)
             pointers = addresses(data["x"], data["w"], data["b"], y)
             return call(self.library.eigen_linear, case.rows, case.inner, case.columns, *pointers), lambda: y
         if case.kind != "attention":
             raise Missing("computes no %s" % case.kind)
-        if case.scalar != "float32" or case.pattern not in ("full", "causal"):
+        if case.pattern not in ("full", "causal"):
             raise Missing("written for float32, full and causal")
         out = np.empty_like(data["q"])
         pointers = addresses(data["q"], data["k"], data["v"], out)
@@ -201,7 +224,8 @@ class TorchLayer(Torch):
     kinds = ("layer",)
 
     def function(self, case, data):
-        layer = torch.nn.MultiheadAttention(case.model, case.heads, batch_first=True).eval()
+        scalar = getattr(torch, case.scalar)
+        layer = torch.nn.MultiheadAttention(case.model, case.heads, batch_first=True, dtype=scalar).eval()
         layer.in_proj_weight.copy_(data["w_in"])
         layer.in_proj_bias.copy_(data["b_in"])
         layer.out_proj.weight.copy_(data["w_out"])

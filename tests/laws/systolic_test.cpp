@@ -68,6 +68,26 @@ TEST_P(SystolicLaw, OneQueryEqualsItsRowAmongMany) {
   });
 }
 
+/// Every row of 20 against itself alone; the keys make rows move their anchors, and not all in the same block.
+template <class Array> void expect_rows_to_be_their_own() {
+  using Backend = mha::Systolic<Array, mha::DefaultPrecision, mha::Serial>;
+  const Sizes sizes{.batch = 1, .heads = 1, .kv_heads = 1, .queries = 20, .keys = 300, .head_dim = 70};
+  Inputs<float> in = growing(sizes, "systolic, arrays");
+  for (Index i = 0; i < 20; i += 2)
+    for (Index d = 0; d < sizes.head_dim; ++d) in.q(0, i, 0, d) *= 1e-3f;
+  const auto many = attend<Backend>(in);
+  for (Index i = 0; i < 20; ++i)
+    EXPECT_TRUE(same_row(attend<Backend>(laws::rows(in.q, i, 1), in.k, in.v), 0, 0, many, 0, i, 0))
+        << "row " << i << ", array of depth " << Array::depth;
+}
+
+TEST(SystolicArrays, OneQueryEqualsItsRowAmongMany) {
+  expect_rows_to_be_their_own<mha::SystolicArray<16, 16, 64>>();
+  expect_rows_to_be_their_own<mha::SystolicArray<16, 16, 96>>();
+  expect_rows_to_be_their_own<mha::TpuArray<128>>();
+  expect_rows_to_be_their_own<mha::TpuArray<256>>();
+}
+
 TEST_P(SystolicLaw, OneStepEqualsTheLastRowOfThePrompt) {
   const Sizes sizes{.batch = 1, .queries = 300, .keys = 300};
   const Inputs<float> in = growing(sizes, "systolic, step");

@@ -164,7 +164,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
   using Used = EffectivePrecision<T, Precision>;
   static constexpr Index group_rows = 256, group_columns = 128;  ///< sums of a task
   static constexpr Index group_sums = group_rows * group_columns;
-  static constexpr Index step_tiles = std::max<Index>(32, Array::depth / tile_depth);
+  static constexpr Index step_tiles = round_up(32, std::max<Index>(1, Array::depth / tile_depth));  ///< whole passes
 
   const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
   static Index groups(const WeightTiles& w) { return (w.n + group_columns - 1) / group_columns; }

@@ -11,9 +11,6 @@
 
 namespace mha::inline v0::detail::systolic {
 
-/// Keys over which one step of the online softmax goes. Steps start at absolute multiples, so that a row's bits do not
-/// depend on which other rows or keys are in the call.
-inline constexpr Index key_block = 64;
 /// Keys whose values lie together, and whose weights are multiplied in one go.
 inline constexpr Index value_block = 256;
 

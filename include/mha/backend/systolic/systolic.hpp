@@ -20,8 +20,9 @@ namespace mha::inline v0 {
 /// shape.
 ///
 /// AmxArray runs on the machine's matrix unit, MHA_MATRIX_UNIT or the best one (see unit.hpp); an array of another
-/// shape, and AmxArray where no unit is, runs as portable code that adds in the array's order. Precision is that of
-/// dense products; attention's own, q kᵀ and weights · v, are single products of bfloat16 whatever the Precision.
+/// shape, and AmxArray where no unit is, runs as portable code that adds in the array's order; attention adds at most
+/// 64 products in a pass, a step of its softmax. Precision is that of dense products; attention's own, q kᵀ and
+/// weights · v, are single products of bfloat16 whatever the Precision.
 ///
 /// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
 /// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware

@@ -296,9 +296,10 @@ template <class Array> MatrixUnit unit_for() {
 template <class Array> ProductUnit dense_unit() {
   return product_unit<2, Array::depth>(unit_for<Array>(), current_isa());
 }
-/// What runs an array's attention, with as many queries side by side as suit the unit.
+/// What runs an array's attention, with as many queries side by side as suit the unit. A row that moves its anchor ends
+/// the pass of every row beside it, at a step of the softmax: a deeper array passes once a step, or bits would tell.
 template <class Array> ProductUnit attention_unit() {
-  return product_unit<3, Array::depth>(unit_for<Array>(), current_isa());
+  return product_unit<3, std::min(Array::depth, key_block)>(unit_for<Array>(), current_isa());
 }
 
 /// The emulation of a unit's order of additions.

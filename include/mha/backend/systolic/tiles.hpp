@@ -19,6 +19,9 @@ inline constexpr Index tile_depth = 32;   ///< bfloat16 numbers along the depth
 inline constexpr Index tile_words = 256;  ///< 32-bit words of a tile
 inline constexpr Index tile_size = 512;   ///< bfloat16 numbers of a tile
 
+/// Keys over which one step of the online softmax goes. Steps start at absolute multiples, so that a row's bits do not
+/// depend on which other rows or keys are in the call.
+inline constexpr Index key_block = 64;
 constexpr Index round_up(Index n, Index to) { return (n + to - 1) / to * to; }
 
 /// The bits of the bfloat16 numbers nearest to x, ties to even, in the low half of each lane.

@@ -281,6 +281,25 @@ TEST(Gemm, EveryArrayAddsPerItsDepth) {
   EXPECT_GT(unit::differing_floats(small, large), 0u) << "the depth of the array should show in the bits";
 }
 
+TEST(Gemm, AStepThroughTheDepthIsWholePasses) {
+  // Passes of 3 and of 6 tiles, which do not divide the 32 tiles of a step; one row goes through the depth without any.
+  support::Random random("steps");
+  const auto a = unit::operands(unit::Operands::wide, 33, 2000, random),
+             b = unit::operands(unit::Operands::wide, 2000, 8, random);
+  const auto fa = as_floats(a), fb = as_floats(b);
+  const auto check = [&]<class Array>(Array) {
+    const auto many = product<Array>(read(fa), read(fb));
+    EXPECT_EQ(unit::differing_floats(many, emulated<Array>(mha::SumOrder::chained, a, b)), 0u) << Array::depth;
+    for (const Index i : {0, 17, 32}) {
+      const auto one = product<Array>(TensorView<const float, 2>{&fa(i, 0), {1, 2000}, {2000, 1}}, read(fb));
+      for (Index j = 0; j < 8; ++j) EXPECT_EQ(support::bits(one(0, j)), support::bits(many(i, j))) << Array::depth;
+    }
+  };
+  check(mha::SystolicArray<16, 16, 96>{});
+  check(mha::SystolicArray<16, 16, 192>{});
+  check(TpuArray<128>{});
+}
+
 TEST(Gemm, EmptyExtentsLeaveTheBias) {
   Tensor<float, 2> none(3, 0), weights(0, 40);
   Tensor<float, 1> bias(40);
