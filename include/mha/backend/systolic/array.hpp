@@ -34,6 +34,9 @@ struct ArrayUse {
   friend constexpr ArrayUse operator+(const ArrayUse& a, const ArrayUse& b) {
     return {a.passes + b.passes, a.issued + b.issued, a.useful + b.useful};
   }
+  friend constexpr ArrayUse operator*(std::int64_t n, const ArrayUse& a) {
+    return {n * a.passes, n * a.issued, n * a.useful};
+  }
   friend constexpr ArrayUse operator-(const ArrayUse& a, const ArrayUse& b) {
     return {a.passes - b.passes, a.issued - b.issued, a.useful - b.useful};
   }

@@ -98,6 +98,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     std::fill_n(state_.rows.block_sum, lanes(), 0.f);
     std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
     pack_queries();
+    fetch_output();
   }
 
   Index keys() const { return keys_; }
@@ -135,7 +136,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     normalise();
     if (call_.log_sum_exp.data != nullptr)
       for (Index i = 0; i < count_; ++i) call_.row_log_sum_exp(b_, h_, first_ + i) = log_sum_exp(i);
-    count_use(use_);
+    count_use(total_use());
   }
 
   /// The softmax itself into rows (count, Lk) of `to`: weights as the array gets them, truncated to bfloat16 before
@@ -168,7 +169,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     for (Index i = 0; i < count_; ++i)
       if (!empty(i))
         for (Index k = 0; k < keys_; ++k) to(b_, h_, first_ + i, k) /= denominator(i);
-    count_use(use_);
+    count_use(total_use());
   }
 
  private:
@@ -180,7 +181,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     const Index width = round_up(call_.head_dim, tile_depth);
     round_rows<T>(kernels_.level,
                   {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
-                  width, tile_depth);
+                  width, tile_depth, -lanes());  // the next tile is that of the queries before
     std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
     simd::with_isa(kernels_.level, [&](auto isa) {
       decltype(isa)::template run<PackColumnsBody, const bfloat16*>(at_.rows, width, lanes() / tile_side,
@@ -189,11 +190,19 @@ template <class T, class Source, class M, class S> class QueryTile {
     });
   }
 
+  /// finish() would wait for lines that it is about to overwrite.
+  void fetch_output() const {
+    constexpr Index per_line = 64 / Index{sizeof(T)};
+    for (Index i = 0; i < count_; ++i)
+      for (Index d = 0; d < call_.value_dim; d += per_line)
+        __builtin_prefetch(call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], 1);
+  }
+
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
     kernels_.product.multiply({kv_.key_tiles(begin), kv_.key_tile_stride(), state_.q, at_.s, (to - begin) / tile_side,
                                kv_.depth_steps(), false});
-    use_ = use_ + kernels_.use(keys.end - begin, count_, call_.head_dim);
+    count_logits(keys.end - begin);
     if (!logits_are_dots_) policies_.score(at_.s, lanes(), call_.scale, begin, keys.end);
     policies_.hide(at_.s, lanes(), keys, tile_depth);
     std::fill_n(at_.s + std::ptrdiff_t{keys.end - begin} * lanes(), std::ptrdiff_t{to - keys.end} * lanes(), hidden);
@@ -240,7 +249,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
     kernels_.product.multiply(
         {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, true});
-    use_ = use_ + kernels_.use(call_.value_dim, count_, std::min(end, keys_) - begin);
+    count_values(std::min(end, keys_) - begin);
   }
 
   /// The same for a key block with NaN or infinities among its values: they join one by one, for the queries that see
@@ -263,6 +272,25 @@ template <class T, class Source, class M, class S> class QueryTile {
           if (s(key, lane) != hidden)
             state_.out[std::ptrdiff_t{d} * lanes() + lane] += static_cast<float>(v) * stored_weight(begin + key, lane);
       }
+  }
+
+  // Whole blocks are counted and multiplied out at the end: 64-bit sums beside the tile stores of each product would
+  // wait for them.
+  void count_logits(Index keys) {
+    if (keys == key_block)
+      ++whole_key_blocks_;
+    else
+      use_ = use_ + kernels_.use(keys, count_, call_.head_dim);
+  }
+  void count_values(Index keys) {
+    if (keys == value_block)
+      ++whole_value_blocks_;
+    else
+      use_ = use_ + kernels_.use(call_.value_dim, count_, keys);
+  }
+  ArrayUse total_use() const {
+    return use_ + whole_key_blocks_ * kernels_.use(key_block, count_, call_.head_dim) +
+           whole_value_blocks_ * kernels_.use(call_.value_dim, count_, value_block);
   }
 
   static bool is_finite(bfloat16 v) { return (v.bits & 0x7f80u) != 0x7f80u; }
@@ -313,6 +341,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   const Index b_, h_, first_, count_, keys_;
   const simd::TilePolicies<float, M, S> policies_;
   const bool logits_are_dots_;
+  Index whole_key_blocks_ = 0, whole_value_blocks_ = 0;
   ArrayUse use_;
 };
 

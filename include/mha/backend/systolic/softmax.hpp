@@ -52,12 +52,15 @@ struct RaiseBody {
       simd::load(offset, rows->offset + lane);
       simd::load(sum, rows->sum + lane);
       simd::load(block_sum, rows->block_sum + lane);
-      V highest = before;
-      for (Index k = 0; k < n; ++k) {
-        V x;
+      V highest = before, odd = before;  // two chains
+      for (Index k = 0; k < n; k += 2) {
+        V x, y;
         simd::load(x, s + std::ptrdiff_t{k} * rows->lanes + lane);
-        highest = x > highest ? x : highest;
+        simd::load(y, s + std::ptrdiff_t{k + 1} * rows->lanes + lane);
+        simd::raise<float>(highest, x);
+        simd::raise<float>(odd, y);
       }
+      simd::raise<float>(highest, odd);
       I moves = before == hidden;
       if (over) moves |= ~(I)(block_sum <= largest_block_sum);
       const V anchor = moves ? highest : before;
@@ -116,8 +119,8 @@ template <bool Far> struct WeightsBody {
           weigh<Isa>(even, slope, offset, anchor, far);
           weigh<Isa>(odd, slope, offset, anchor, far);
           const I low = (I)even & 0xffff0000u, high = (I)odd & 0xffff0000u;
-          sum = sum + (V)low;
-          sum = sum + (V)high;
+          const V both = (V)low + (V)high;
+          sum = sum + both;
           simd::store(to, low >> 16 | high);
         }
       }

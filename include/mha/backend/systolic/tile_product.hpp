@@ -34,7 +34,7 @@ struct TileProduct {
 struct ProductUnit {
   MatrixUnit unit;
   Index lanes;
-  void (*multiply)(TileProduct);
+  void (*multiply)(const TileProduct&);
 };
 
 /// What a unit needs of the calling thread while it multiplies.
@@ -57,16 +57,44 @@ class UnitScope {
 struct AmxProduct {
   static constexpr Index lanes = 32;
 
-  static void run(TileProduct p) {
-    Index t = 0;
-    for (; t + 2 <= p.tiles; t += 2) rows<2>(p, t);
-    if (t < p.tiles) rows<1>(p, t);
+  static void run(const TileProduct& p) {
+    if (p.steps == 2)
+      run<2>(p);
+    else if (p.steps == 4)
+      run<4>(p);
+    else if (p.steps == 8)
+      run<8>(p);
+    else
+      run<0>(p);
   }
 
  private:
+  /// The usual depths unrolled, 0 for any.
+  template <Index Steps> MHA_ALWAYS_INLINE static void run(const TileProduct& given) {
+    TileProduct p = given;
+    if constexpr (Steps != 0) p.steps = Steps;
+    const Index pairs = p.tiles / 2;
+    if (pairs > 0) first_operands<2>(p, 0);
+    for (Index i = 0; i < pairs; ++i) rows<2>(p, 2 * i, i + 1 < pairs);
+    if (p.tiles % 2 != 0) {
+      first_operands<1>(p, p.tiles - 1);
+      rows<1>(p, p.tiles - 1, false);
+    }
+  }
+
   static constexpr std::ptrdiff_t c_stride = lanes * sizeof(float);
 
-  template <int Rows> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t) {
+  template <int Rows> MHA_ALWAYS_INLINE static void first_operands(const TileProduct& p, Index t) {
+    const bfloat16* const a = p.a + t * p.tile_stride;
+    amx::load<4>(a, amx::row_bytes);
+    amx::load<6>(p.b, amx::row_bytes);
+    amx::load<7>(p.b + tile_words, amx::row_bytes);
+    if constexpr (Rows == 2) amx::load<5>(a + p.tile_stride, amx::row_bytes);
+  }
+
+  /// Two rows of tiles from t on, whose first operands are loaded; with `more` it leaves those of the next two, which
+  /// would otherwise wait for the stores.
+  template <int Rows> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t, bool more) {
     const bfloat16* a = p.a + t * p.tile_stride;
     const std::uint32_t* b = p.b;
     float* const c = p.c + std::ptrdiff_t{t} * tile_side * lanes;
@@ -85,7 +113,16 @@ struct AmxProduct {
         amx::zero<3>();
       }
     }
-    for (Index s = 0; s < p.steps; ++s, a += p.step_stride, b += 2 * tile_words) {
+    amx::multiply_add<0, 4, 6>();
+    amx::multiply_add<1, 4, 7>();
+    if constexpr (Rows == 2) {
+      amx::multiply_add<2, 5, 6>();
+      amx::multiply_add<3, 5, 7>();
+    }
+#pragma GCC unroll 8
+    for (Index s = 1; s < p.steps; ++s) {
+      a += p.step_stride;
+      b += 2 * tile_words;
       amx::load<4>(a, amx::row_bytes);
       amx::load<6>(b, amx::row_bytes);
       amx::multiply_add<0, 4, 6>();
@@ -97,6 +134,7 @@ struct AmxProduct {
         amx::multiply_add<3, 5, 7>();
       }
     }
+    if (more) first_operands<Rows>(p, t + Rows);
     amx::store<0>(c, c_stride);
     amx::store<1>(c + tile_side, c_stride);
     if constexpr (Rows == 2) {
@@ -110,7 +148,7 @@ struct AmxProduct {
 template <int Columns> struct DotProduct {
   static constexpr Index lanes = Columns * tile_side;
 
-  template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(TileProduct p) {
+  template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const TileProduct& p) {
     for (Index t = 0; t < p.tiles; ++t)
       for (Index half = 0; half < 2; ++half) eight_rows(p, t, 8 * half);
   }
@@ -164,7 +202,7 @@ template <Index Depth> struct PortableProduct {
       "for others (see mha/backend/systolic/emulation.hpp)");
   static constexpr Index lanes = 32;
 
-  template <class Isa> MHA_ALWAYS_INLINE static void run(TileProduct p) {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const TileProduct& p) {
     constexpr int W = simd::Vector<float, Isa>::width;
     constexpr int vectors = Isa::registers == 32 || W == 8 ? 2 : 4;
     constexpr int rows = Isa::registers == 32 ? 8 : W == 8 ? 4 : 2;
@@ -209,7 +247,7 @@ template <Index Depth> struct PortableProduct {
 template <SumOrder Order> struct EmulatedProduct {
   static constexpr Index lanes = 32;
 
-  static void run(TileProduct p) {
+  static void run(const TileProduct& p) {
     EmulatedArray<AmxArray> array(Order);
     for (Index t = 0; t < p.tiles; ++t)
       for (Index column = 0; column < lanes / tile_side; ++column) {
@@ -238,11 +276,11 @@ template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, Is
 #if defined(__x86_64__)
   if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run};
   if (unit == MatrixUnit::dot_product)
-    return {unit, DotProduct<Columns>::lanes, &Avx512Bf16::run<DotProduct<Columns>, TileProduct>};
+    return {unit, DotProduct<Columns>::lanes, &Avx512Bf16::run<DotProduct<Columns>, const TileProduct&>};
 #endif
   return simd::with_isa(level, [&](auto isa) {
     using Portable = PortableProduct<Depth>;
-    return ProductUnit{unit, Portable::lanes, &decltype(isa)::template run<Portable, TileProduct>};
+    return ProductUnit{unit, Portable::lanes, &decltype(isa)::template run<Portable, const TileProduct&>};
   });
 }
 

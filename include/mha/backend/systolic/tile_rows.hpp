@@ -25,18 +25,17 @@ template <class T> struct StridedRows {
 };
 
 /// Rows rounded to bfloat16 in chunks of 32 numbers, the last filled with zeros: chunk c of row i at
-/// to + i·row_stride + c·chunk_stride.
+/// to + i·row_stride + c·chunk_stride. Meanwhile rows `ahead` of them are fetched: those of one head among many are far
+/// apart.
 template <class T> struct RoundRowsBody {
-  static constexpr std::ptrdiff_t rows_ahead = 32;
-
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(StridedRows<const T> from, bfloat16* to, std::ptrdiff_t row_stride,
-                                    std::ptrdiff_t chunk_stride) {
+                                    std::ptrdiff_t chunk_stride, std::ptrdiff_t ahead) {
     for (Index i = 0; i < from.count; ++i) {
       const T* row = from.first + i * from.row_stride;
       bfloat16* chunk = to + i * row_stride;
       for (Index d = 0; d < from.width; d += tile_depth, row += tile_depth * from.stride, chunk += chunk_stride) {
-        __builtin_prefetch(row + rows_ahead * from.row_stride);  // of one head among many, rows are far apart
+        __builtin_prefetch(row + ahead * from.row_stride);
         round_elements<1, Isa>(row, from.stride, std::min(tile_depth, from.width - d), chunk, 0);
       }
     }
@@ -45,9 +44,9 @@ template <class T> struct RoundRowsBody {
 
 template <class T>
 void round_rows(IsaLevel level, const StridedRows<const T>& from, bfloat16* to, std::ptrdiff_t row_stride,
-                std::ptrdiff_t chunk_stride) {
+                std::ptrdiff_t chunk_stride, std::ptrdiff_t ahead = 32) {
   simd::with_isa(level, [&](auto isa) {
-    decltype(isa)::template run<RoundRowsBody<T>>(from, to, row_stride, chunk_stride);
+    decltype(isa)::template run<RoundRowsBody<T>>(from, to, row_stride, chunk_stride, ahead);
     return 0;
   });
 }
