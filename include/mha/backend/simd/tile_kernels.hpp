@@ -22,37 +22,45 @@ template <class T, int Vectors> struct SoftmaxBody {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     constexpr T hidden = -std::numeric_limits<T>::infinity();
+    V from[std::size_t{Vectors}], total[std::size_t{Vectors}];
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) load(from[j], max + j * W);
+    T* at = s;
+    for (Index k = 0; k < n; ++k, at += Vectors * W)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        V x;
+        load(x, at + j * W);
+        raise<T>(from[j], x);
+      }
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) {
-      V before, highest;
-      load(before, max + j * W);
-      highest = before;
-      for (Index k = 0; k < n; ++k) {
-        V x;
-        load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
-        raise<T>(highest, x);
-      }
-      store(max + j * W, highest);
+      V f;
+      load(f, max + j * W);
+      store(max + j * W, from[j]);
       // While nothing is visible the maximum is −∞; measuring from 0 instead keeps −∞ − (−∞) out.
       const V zero{};
-      const V from = highest == hidden ? zero : highest;
-      V f = (before - from) * slope;
+      from[j] = from[j] == hidden ? zero : from[j];
+      f = (f - from[j]) * slope;
       exp2_in_place<T, Isa>(f);
       store(fade + j * W, f);
-      V total;
-      load(total, sum + j * W);
-      total = total * f;
-      round_here(total);
-      for (Index k = 0; k < n; ++k) {
-        V x;
-        load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
-        x = (x - from) * slope;
-        exp2_in_place<T, Isa>(x);
-        total = total + x;
-        store(s + (std::ptrdiff_t{k} * Vectors + j) * W, x);
-      }
-      store(sum + j * W, total);
+      load(total[j], sum + j * W);
+      total[j] = total[j] * f;
+      round_here(total[j]);
     }
+    at = s;
+    for (Index k = 0; k < n; ++k, at += Vectors * W)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        V x;
+        load(x, at + j * W);
+        x = (x - from[j]) * slope;
+        exp2_in_place<T, Isa>(x);
+        total[j] = total[j] + x;
+        store(at + j * W, x);
+      }
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) store(sum + j * W, total[j]);
   }
 };
 
