@@ -65,25 +65,26 @@ template <class T, int Vectors> struct SoftmaxBody {
 };
 
 /// out (dim, lanes) = out · fade + valuesᵀ (dim, n) · p (n, lanes). Guarded: a pair whose `visible` (n, lanes) is 0
-/// adds nothing even if its value is NaN or infinite; the other lanes keep their bits.
+/// adds nothing even if its value is NaN or infinite; the other lanes keep their bits. `next` is asked for meanwhile.
 template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
-                                    const T* fade, Index dim, T* out) {
+                                    const T* fade, Index dim, T* out, NextRows<T> next) {
     constexpr int lanes = Vectors * Vector<T, Isa>::width;
     Index d = 0;
     for (; d + Rows <= dim; d += Rows)
-      rows<Isa, Rows>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
+      rows<Isa, Rows>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
     if constexpr (Rows > 4)
       for (; d + 4 <= dim; d += 4)
-        rows<Isa, 4>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
-    for (; d < dim; ++d) rows<Isa, 1>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
+        rows<Isa, 4>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
+    for (; d < dim; ++d)
+      rows<Isa, 1>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
   }
 
  private:
   template <class Isa, int R>
   MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
-                                     const T* fade, T* out) {
+                                     const T* fade, T* out, const NextRows<T>& next, Index d) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     constexpr std::ptrdiff_t line = 64 / sizeof(T);
@@ -102,7 +103,9 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
           round_here(sum[i][j]);
         }
     }
+    const Index wanted = d < next.dim ? next.count : 0;
     for (Index k = 0; k < n; ++k) {
+      if (k < wanted) prefetch<R>(next.data + k * next.stride, d);
       V weight[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
@@ -188,9 +191,9 @@ template <class T> struct TileKernels {
   ProductKernel<T> scores;  ///< s (n, lanes) = keys (n, dim) · q (dim, lanes)
   void (*softmax)(T* s, Index n, T slope, T* max, T* sum, T* fade);
   void (*values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
-                 Index dim, T* out);
+                 Index dim, T* out, NextRows<T> next);
   void (*guarded_values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
-                         Index dim, T* out);
+                         Index dim, T* out, NextRows<T> next);
   void (*merge)(TileState<T> total, TileState<T> part, T slope, Index dim);
 };
 
