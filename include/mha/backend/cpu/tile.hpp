@@ -252,11 +252,11 @@ template <class T, class Source, class M, class S> class QueryTile {
       Index row = 0;
       for (const simd::KeyRange& keys : segments)
         for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
+          const simd::NextRows<Stored> next = next_keys(row + run.count == n ? keys.end : keys_);
           if (by_rows)
-            few_.values(run.value, run.value_stride, run.count, s(row), at_.fade, call_.value_dim, at_.row_out,
-                        next_keys(row + run.count == n ? keys.end : keys_));
+            few_.values(run.value, run.value_stride, run.count, s(row), at_.fade, call_.value_dim, at_.row_out, next);
           else
-            values<Guarded>(run, row, to);
+            values<Guarded>(run, row, to, next);
           std::fill_n(at_.fade, kernels_.lanes, A(1));  // a second run of the block continues the first
           row += run.count;
         });
@@ -271,11 +271,13 @@ template <class T, class Source, class M, class S> class QueryTile {
     kernels_.softmax(at_.s, n, slope_, state.max, state.sum, at_.fade);
   }
 
-  template <bool Guarded> void values(const KvRun<Stored>& run, Index row, const simd::TileState<A>& to) const {
+  template <bool Guarded>
+  void values(const KvRun<Stored>& run, Index row, const simd::TileState<A>& to,
+              const simd::NextRows<Stored>& next) const {
     const auto [value, stride] = widened(run.value, run.value_stride, run.count, call_.value_dim, at_.wide_values);
     const std::ptrdiff_t at = std::ptrdiff_t{row} * kernels_.lanes;
     (Guarded ? kernels_.guarded_values : kernels_.values)(value, stride, run.count, at_.s + at, at_.visible + at,
-                                                          at_.fade, call_.value_dim, to.out);
+                                                          at_.fade, call_.value_dim, to.out, if_read_in_place(next));
   }
 
   /// f(segments, rows) for every block of keys [first, last) that some query may see: the logits of its segments lie
@@ -372,6 +374,14 @@ template <class T, class Source, class M, class S> class QueryTile {
     return {run.key, run.key_stride, call_.head_dim, run.count};
   }
 
+  /// What the kernels can ask for: rows that are widened are read by others.
+  static simd::NextRows<A> if_read_in_place(const simd::NextRows<Stored>& next) {
+    if constexpr (widens)
+      return {};
+    else
+      return next;
+  }
+
   struct WideRows {
     const A* data;
     std::ptrdiff_t stride;
@@ -394,16 +404,17 @@ template <class T, class Source, class M, class S> class QueryTile {
   void logits(const simd::KeyRange& keys, Index first) {
     const std::ptrdiff_t lanes = kernels_.lanes;
     for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index row) {
+      const simd::NextRows<Stored> next{run.value, run.value_stride, call_.value_dim, run.count};
       Index done = 0;
       if (few_.rows > 0) {
         done = run.count / kernels_.lanes * kernels_.lanes;
-        few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, s(first + row),
-                    {run.value, run.value_stride, call_.value_dim, run.count});
+        few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, s(first + row), next);
       }
       if (done == run.count) return;
       const auto [key, stride] =
           widened(run.key + done * run.key_stride, run.key_stride, run.count - done, call_.head_dim, at_.wide_keys);
-      kernels_.scores({key, stride, at_.q, lanes, s(first + row + done), lanes, run.count - done, call_.head_dim});
+      kernels_.scores({key, stride, at_.q, lanes, s(first + row + done), lanes, run.count - done, call_.head_dim, false,
+                       done == 0 ? if_read_in_place(next) : simd::NextRows<A>{}});
     });
     for (Index head = 0; head < rows_.heads; ++head) {
       if (logits_are_dots_ && keys.seen == TileVisibility::full) return;

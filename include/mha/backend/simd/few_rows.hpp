@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "isa.hpp"
+#include "product_kernel.hpp"
 #include "transpose.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
@@ -14,24 +15,6 @@
 ///
 /// Each chain of additions runs over the same elements in the same order as in tile_kernels.hpp: the bits are the same.
 namespace mha::inline v0::detail::simd {
-
-/// Rows that will be wanted soon: `count` rows at data + i·stride, `dim` elements each.
-template <class T> struct NextRows {
-  const T* data = nullptr;
-  std::ptrdiff_t stride = 0;
-  Index dim = 0, count = 0;
-};
-
-/// Asks for elements [begin, begin + Count) of a row, into the second-level cache: the first has no room for a block.
-template <int Count, class T> MHA_ALWAYS_INLINE void prefetch(const T* row, Index begin) {
-  constexpr int line = 64 / sizeof(T);
-  if constexpr (Count >= line) {
-#pragma GCC unroll 16
-    for (int d = 0; d < Count; d += line) __builtin_prefetch(row + begin + d, 0, 2);
-  } else {
-    if (begin % line == 0) __builtin_prefetch(row + begin, 0, 2);
-  }
-}
 
 /// s (n, W) = keys (n, dim) · q (dim, W) for the first Rows of a register's W columns, with keys in lanes; n and dim
 /// are multiples of W.

@@ -8,8 +8,26 @@
 
 namespace mha::inline v0::detail::simd {
 
+/// Rows that will be wanted soon: `count` rows at data + i·stride, `dim` elements each.
+template <class T> struct NextRows {
+  const T* data = nullptr;
+  std::ptrdiff_t stride = 0;
+  Index dim = 0, count = 0;
+};
+
+/// Asks for elements [begin, begin + Count) of a row, into the second-level cache: the first has no room for a block.
+template <int Count, class T> MHA_ALWAYS_INLINE void prefetch(const T* row, Index begin) {
+  constexpr int line = 64 / sizeof(T);
+  if constexpr (Count >= line) {
+#pragma GCC unroll 16
+    for (int d = 0; d < Count; d += line) __builtin_prefetch(row + begin + d, 0, 2);
+  } else {
+    if (begin % line == 0) __builtin_prefetch(row + begin, 0, 2);
+  }
+}
+
 /// Where the operands of one product lie: c (n, lanes) = rows (n, depth) · columns (depth, lanes), each with the
-/// distance between its rows. `add` keeps what c held.
+/// distance between its rows. `add` keeps what c held; `next` is asked for meanwhile.
 template <class T> struct ProductArgs {
   const T* rows;
   std::ptrdiff_t rows_stride;
@@ -19,6 +37,7 @@ template <class T> struct ProductArgs {
   std::ptrdiff_t c_stride;
   Index n, depth;
   bool add = false;
+  NextRows<T> next = {};
 };
 
 /// The dense product under both attention scores and projections: Rows rows × Vectors registers of columns at a time.
@@ -39,13 +58,17 @@ template <class T, int Rows, int Vectors> struct ProductBody {
     const T* const rows = p.rows + first * p.rows_stride;
     const T* columns = p.columns;
     const std::ptrdiff_t rows_stride = p.rows_stride, columns_stride = p.columns_stride;
-    const Index depth = p.depth;
+    const Index depth = p.depth, wanted = first + R <= p.next.count ? p.next.dim : 0;
+    const T* const ahead = p.next.data + first * p.next.stride;
     V sum[std::size_t{R}][std::size_t{Vectors}];
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     for (Index k = 0; k < depth; ++k, columns += columns_stride) {
+      if (k < wanted && k % (64 / static_cast<Index>(sizeof(T))) == 0)
+#pragma GCC unroll 16
+        for (int i = 0; i < R; ++i) prefetch<1>(ahead + i * p.next.stride, k);
       V column[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(column[j], columns + j * W);

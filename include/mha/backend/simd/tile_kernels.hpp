@@ -22,60 +22,69 @@ template <class T, int Vectors> struct SoftmaxBody {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     constexpr T hidden = -std::numeric_limits<T>::infinity();
+    V from[std::size_t{Vectors}], total[std::size_t{Vectors}];
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) load(from[j], max + j * W);
+    T* at = s;
+    for (Index k = 0; k < n; ++k, at += Vectors * W)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        V x;
+        load(x, at + j * W);
+        raise<T>(from[j], x);
+      }
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) {
-      V before, highest;
-      load(before, max + j * W);
-      highest = before;
-      for (Index k = 0; k < n; ++k) {
-        V x;
-        load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
-        raise<T>(highest, x);
-      }
-      store(max + j * W, highest);
+      V f;
+      load(f, max + j * W);
+      store(max + j * W, from[j]);
       // While nothing is visible the maximum is −∞; measuring from 0 instead keeps −∞ − (−∞) out.
       const V zero{};
-      const V from = highest == hidden ? zero : highest;
-      V f = (before - from) * slope;
+      from[j] = from[j] == hidden ? zero : from[j];
+      f = (f - from[j]) * slope;
       exp2_in_place<T, Isa>(f);
       store(fade + j * W, f);
-      V total;
-      load(total, sum + j * W);
-      total = total * f;
-      round_here(total);
-      for (Index k = 0; k < n; ++k) {
-        V x;
-        load(x, s + (std::ptrdiff_t{k} * Vectors + j) * W);
-        x = (x - from) * slope;
-        exp2_in_place<T, Isa>(x);
-        total = total + x;
-        store(s + (std::ptrdiff_t{k} * Vectors + j) * W, x);
-      }
-      store(sum + j * W, total);
+      load(total[j], sum + j * W);
+      total[j] = total[j] * f;
+      round_here(total[j]);
     }
+    at = s;
+    for (Index k = 0; k < n; ++k, at += Vectors * W)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        V x;
+        load(x, at + j * W);
+        x = (x - from[j]) * slope;
+        exp2_in_place<T, Isa>(x);
+        total[j] = total[j] + x;
+        store(at + j * W, x);
+      }
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) store(sum + j * W, total[j]);
   }
 };
 
 /// out (dim, lanes) = out · fade + valuesᵀ (dim, n) · p (n, lanes). Guarded: a pair whose `visible` (n, lanes) is 0
-/// adds nothing even if its value is NaN or infinite; the other lanes keep their bits.
+/// adds nothing even if its value is NaN or infinite; the other lanes keep their bits. `next` is asked for meanwhile.
 template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
-                                    const T* fade, Index dim, T* out) {
+                                    const T* fade, Index dim, T* out, NextRows<T> next) {
     constexpr int lanes = Vectors * Vector<T, Isa>::width;
     Index d = 0;
     for (; d + Rows <= dim; d += Rows)
-      rows<Isa, Rows>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
+      rows<Isa, Rows>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
     if constexpr (Rows > 4)
       for (; d + 4 <= dim; d += 4)
-        rows<Isa, 4>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
-    for (; d < dim; ++d) rows<Isa, 1>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes);
+        rows<Isa, 4>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
+    for (; d < dim; ++d)
+      rows<Isa, 1>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
   }
 
  private:
   template <class Isa, int R>
   MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
-                                     const T* fade, T* out) {
+                                     const T* fade, T* out, const NextRows<T>& next, Index d) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     constexpr std::ptrdiff_t line = 64 / sizeof(T);
@@ -94,7 +103,9 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
           round_here(sum[i][j]);
         }
     }
+    const Index wanted = d < next.dim ? next.count : 0;
     for (Index k = 0; k < n; ++k) {
+      if (k < wanted) prefetch<R>(next.data + k * next.stride, d);
       V weight[std::size_t{Vectors}];
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
@@ -180,9 +191,9 @@ template <class T> struct TileKernels {
   ProductKernel<T> scores;  ///< s (n, lanes) = keys (n, dim) · q (dim, lanes)
   void (*softmax)(T* s, Index n, T slope, T* max, T* sum, T* fade);
   void (*values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
-                 Index dim, T* out);
+                 Index dim, T* out, NextRows<T> next);
   void (*guarded_values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
-                         Index dim, T* out);
+                         Index dim, T* out, NextRows<T> next);
   void (*merge)(TileState<T> total, TileState<T> part, T slope, Index dim);
 };
 

@@ -60,7 +60,7 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
           few.values(stored.data() + head_dim, stride, n - 1, expected_s.data(), fade.data(), value_dim, out.data(),
                      {stored.data(), stride, head_dim, n});
           tile.values(wide.data() + head_dim, stride, n - 1, expected_s.data(), nullptr, fade.data(), value_dim,
-                      columns.data());
+                      columns.data(), {});
           for (Index r = 0; r < rows; ++r)
             for (Index d = 0; d < value_dim; ++d)
               ASSERT_EQ(support::bits(out[static_cast<std::size_t>(r * value_dim + d)]),

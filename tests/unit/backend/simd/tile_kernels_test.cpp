@@ -132,8 +132,9 @@ TYPED_TEST(TileKernels, ValuesAreWeightedAndAddedToTheFadedOutput) {
         for (auto* x : {&values, &p, &fade, &out}) random.fill(*x);
         const std::vector<T> before = out;
         std::vector<T> guarded = out;
-        kernels.values(values.data(), stride, n, p.data(), nullptr, fade.data(), dim, out.data());
-        kernels.guarded_values(values.data(), stride, n, p.data(), visible.data(), fade.data(), dim, guarded.data());
+        kernels.values(values.data(), stride, n, p.data(), nullptr, fade.data(), dim, out.data(), {});
+        kernels.guarded_values(values.data(), stride, n, p.data(), visible.data(), fade.data(), dim, guarded.data(),
+                               {});
         EXPECT_EQ(support::differing(guarded, out), 0u) << "guarded, with everything visible";
         for (Index d = 0; d < dim; ++d)
           for (Index lane = 0; lane < lanes; ++lane) {
@@ -166,11 +167,11 @@ TYPED_TEST(TileKernels, GuardedValuesLeaveHiddenPairsOut) {
       visible[static_cast<std::size_t>(4 * lanes + lane)] = T(0);
     }
     std::vector<T> clean = out;
-    kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), fade.data(), dim, clean.data());
+    kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), fade.data(), dim, clean.data(), {});
     for (const T poison : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()}) {
       for (Index d = 0; d < dim; ++d) values[static_cast<std::size_t>(4 * dim + d)] = poison;
       std::vector<T> poisoned(out.size(), T(0));
-      kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), fade.data(), dim, poisoned.data());
+      kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), fade.data(), dim, poisoned.data(), {});
       for (std::size_t at = 0; at < out.size(); ++at)
         if (at % static_cast<std::size_t>(lanes) % 2 == 0) {
           EXPECT_EQ(support::bits(poisoned[at]), support::bits(clean[at]));
