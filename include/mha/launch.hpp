@@ -103,6 +103,7 @@ CallShape call_shape(const char* name, Index batch, Index heads, Index queries, 
     }
   }
   constexpr Index furthest = std::numeric_limits<Index>::max() / 2;
+  require(shape.keys <= furthest, name, ": k has length ", shape.keys, ", the most is ", furthest);
   for (Index b = 0; b < (shape.origin.each != nullptr ? shape.batch : 1); ++b)
     require(std::int64_t{shape.origin[b]} + shape.queries <= furthest && shape.origin[b] >= -furthest, name,
             ": the origin ", shape.origin[b], " puts ", shape.queries, " queries beyond position ", furthest);

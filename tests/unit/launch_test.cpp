@@ -118,6 +118,17 @@ TEST(CallShape, OfARaggedBatchHasTheLongestLengthsAndAnOriginEach) {
   EXPECT_EQ(frame.taken, 2) << "one origin for all needs no memory";
 }
 
+// Kernels count on whole blocks beyond the last key being numbers still. A stride of 0 needs no memory for so many.
+TEST(CallShape, RefusesMoreKeysThanPositions) {
+  CountingFrame frame;
+  const auto refusal = [&](Index keys) {
+    return message_of<mha::ShapeError>([&] { mha::detail::call_shape("call", 1, 1, 1, keys, 0, {}, frame); });
+  };
+  EXPECT_EQ(refusal(1073741823), "");
+  EXPECT_EQ(refusal(1073741824), "call: k has length 1073741824, the most is 1073741823");
+  EXPECT_EQ(refusal(std::numeric_limits<Index>::max()), "call: k has length 2147483647, the most is 1073741823");
+}
+
 TEST(CallShape, RefusesPackedRowsThatDoNotFit) {
   const std::vector<int> two{0, 1, 3}, three{0, 1, 2, 3};
   CountingFrame frame;

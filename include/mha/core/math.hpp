@@ -100,23 +100,30 @@ namespace mha::inline v0 {
 template <class T>
 concept Arithmetic = std::is_arithmetic_v<T>;
 
-// The maths a score may use on numbers; core/dual.hpp has the same names for dual numbers.
+// The maths a score may use on numbers, of integers in double; core/dual.hpp has the same names for dual numbers.
 
-template <Arithmetic T> MHA_HOST_DEVICE T log(T x) { return std::log(x); }
-template <Arithmetic T> MHA_HOST_DEVICE T sqrt(T x) { return std::sqrt(x); }
+namespace detail {
+/// What the maths of an integer is computed in: a distance q − k has a logarithm that is none.
+template <Arithmetic T> using Real = std::conditional_t<std::is_integral_v<T>, double, T>;
+}  // namespace detail
+
+template <Arithmetic T> MHA_HOST_DEVICE detail::Real<T> log(T x) { return std::log(static_cast<detail::Real<T>>(x)); }
+template <Arithmetic T> MHA_HOST_DEVICE detail::Real<T> sqrt(T x) { return std::sqrt(static_cast<detail::Real<T>>(x)); }
 template <Arithmetic T> MHA_HOST_DEVICE constexpr T abs(T x) { return x < T(0) ? -x : x; }
 
 /// Within 2 ulp for float and double, in code that vectorises.
-template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE T exp(T x) {
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
-    return detail::exp_by_bits(x);
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> exp(T x) {
+  using R = detail::Real<T>;
+  if constexpr (std::is_same_v<R, float> || std::is_same_v<R, double>)
+    return detail::exp_by_bits(static_cast<R>(x));
   else
     return std::exp(x);
 }
 /// Within 3 ulp for float and double, in code that vectorises.
-template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE T tanh(T x) {
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
-    return detail::tanh_by_bits(x);
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> tanh(T x) {
+  using R = detail::Real<T>;
+  if constexpr (std::is_same_v<R, float> || std::is_same_v<R, double>)
+    return detail::tanh_by_bits(static_cast<R>(x));
   else
     return std::tanh(x);
 }

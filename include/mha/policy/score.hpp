@@ -29,12 +29,23 @@ namespace mha::inline v0 {
 template <class P>
 concept Score = plays<P, Role::score> && ScoreFunctor<std::remove_cvref_t<P>>;
 
-/// The score as it is for one sequence and head.
+/// A score whose copies might allocate, where it is.
+template <class S> struct ScoreInPlace {
+  static constexpr Role role = Role::score;
+  const S* score;
+  template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
+    return static_cast<T>((*score)(s, b, h, q, k));
+  }
+};
+
+/// The score as it is for one sequence and head, cheap to copy; the score itself must outlive it.
 template <class S> MHA_HOST_DEVICE constexpr auto at_head(const S& score, Index b, Index h) {
   if constexpr (requires { score.at_head(b, h); })
     return score.at_head(b, h);
-  else
+  else if constexpr (std::is_trivially_copyable_v<S>)
     return score;
+  else
+    return ScoreInPlace<S>{&score};
 }
 
 /// Logits as they are.

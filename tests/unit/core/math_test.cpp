@@ -109,4 +109,12 @@ TEST(MathOfOthers, IsTheStandards) {
   EXPECT_EQ(mha::abs(-3), 3);
 }
 
+// As std:: has it: positions are integers, what is made of their distance is not.
+TEST(MathOfOthers, OfAnIntegerIsADouble) {
+  EXPECT_EQ(mha::log(5), std::log(5.0));
+  EXPECT_EQ(mha::sqrt(2), std::sqrt(2.0));
+  EXPECT_NEAR(mha::exp(-1), std::exp(-1.0), 1e-15);
+  EXPECT_NEAR(mha::tanh(-1), std::tanh(-1.0), 1e-15);
+}
+
 }  // namespace

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
+#include <cstddef>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -77,6 +80,26 @@ TEST(AtHead, IsTheScoreItselfUnlessItHasOnePerHead) {
   static_assert(std::same_as<decltype(mha::at_head(Distance{1}, 0, 0)), Distance>);
   static_assert(std::same_as<decltype(mha::at_head(Alibi{}, 0, 0)), Alibi::Slope>);
   static_assert(std::same_as<decltype(mha::at_head(Chain<Distance, Alibi>{}, 0, 0)), Chain<Distance, Alibi::Slope>>);
+}
+
+/// A user's score with a table of its own.
+struct Table {
+  std::vector<float> bias;
+  int* copies;
+  Table(std::vector<float> values, int& count) : bias(std::move(values)), copies(&count) {}
+  Table(const Table& other) : bias(other.bias), copies(other.copies) { ++*copies; }
+  template <class T> T operator()(T s, int, int h, int, int) const { return s + bias[static_cast<std::size_t>(h)]; }
+};
+
+// A kernel asks for it at every block of keys: a copy would allocate there.
+TEST(AtHead, DoesNotCopyAScoreThatOwnsMemory) {
+  int copies = 0;
+  const Table table({1.f, 2.f}, copies);
+  const Chain<Table, Chain<Doubled, Table>> chain{table, {{}, table}};
+  copies = 0;
+  EXPECT_EQ(mha::at_head(table, 0, 1)(3.f, 0, 1, 0, 0), 5.f);
+  EXPECT_EQ(mha::at_head(chain, 0, 1)(3.f, 0, 1, 0, 0), 12.f);
+  EXPECT_EQ(copies, 0);
 }
 
 TEST(AtHead, EqualsTheCallForEveryShippedScoreAndTheirChains) {

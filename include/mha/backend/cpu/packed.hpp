@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../../core/tensor.hpp"
+#include "../executor.hpp"
 #include "product.hpp"
 
 namespace mha::inline v0::detail::cpu {
@@ -32,11 +33,16 @@ template <class T> class PackedWeights {
     }
     weights_ = aligned_array<T>(weight_count_);
     biases_ = aligned_array<A>(bias_count_);
-    threads.run(panels, [&](Index panel, Index) {
+    const auto task = [&](Index panel, Index) {
       std::size_t part = parts.size() - 1;
       while (parts_[part].first_panel > panel) --part;
       pack(parts[part], parts_[part], panel - parts_[part].first_panel);
-    });
+    };
+    constexpr std::size_t enough_weights = 1 << 18;  // below, waking threads takes longer than copying
+    if (weight_count_ < enough_weights)
+      Serial{}.run(panels, task);
+    else
+      threads.run(panels, task);
   }
 
   std::size_t bytes() const { return weight_count_ * sizeof(T) + bias_count_ * sizeof(A); }

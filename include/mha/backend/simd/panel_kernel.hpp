@@ -2,12 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <type_traits>
 
-#include "../../core/scalar.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
+#include "widen.hpp"
 
 namespace mha::inline v0::detail::simd {
 
@@ -37,39 +35,6 @@ template <class A, class S> struct PanelArgs {
 /// Panels that a product of one row reads side by side: more chains in flight, and more streams for the hardware to
 /// fetch ahead, which it does better than instructions here.
 inline constexpr int row_panels = 4;
-
-template <class V> struct Widening {
-  typedef std::uint16_t narrow __attribute__((vector_size(sizeof(V) / 2)));
-  typedef std::uint32_t wide __attribute__((vector_size(sizeof(V))));
-};
-
-/// v ← a register's worth of storage scalars, as accumulators A.
-template <class A, class V, class S> MHA_ALWAYS_INLINE void load_wide(V& v, const S* p) {
-  if constexpr (std::is_same_v<S, bfloat16> || std::is_same_v<S, half>) {
-    using Wide = typename Widening<V>::wide;
-    typename Widening<V>::narrow bits;
-    load(bits, &p->bits);
-    const Wide w = __builtin_convertvector(bits, Wide);
-    if constexpr (std::is_same_v<S, bfloat16>) {
-      v = (V)(w << 16);
-    } else {
-      const Wide magnitude = (w & 0x7fffu) << 13;
-      // The exponent's bias moves by 112, that of infinity and NaN twice. A subnormal counts steps of 2⁻²⁴, which are
-      // the last places of numbers from ½.
-      const Wide normal = magnitude + (112u << 23) + (magnitude >= (0x7c00u << 13) ? Wide{} + (112u << 23) : Wide{});
-      const V subnormal = (V)((magnitude >> 13) | 0x3f000000u) - 0.5f;
-      const Wide value = magnitude < (0x0400u << 13) ? (Wide)subnormal : normal;
-      v = (V)(value | ((w & 0x8000u) << 16));
-    }
-  } else if constexpr (std::is_same_v<S, A>) {
-    load(v, p);
-  } else {  // a storage scalar of the user's
-    constexpr std::size_t width = sizeof(V) / sizeof(A);
-    A wide[width];
-    for (std::size_t i = 0; i < width; ++i) wide[i] = static_cast<A>(p[i]);
-    load(v, +wide);
-  }
-}
 
 /// The dense product of packed weights: a tile of Rows rows × up to three registers of columns at a time.
 ///
@@ -116,7 +81,7 @@ template <class A, class S> struct PanelBody {
         for (int j = 0; j < Vectors; ++j) {
           const S* const at = panel + i * apart + j * W;
           V column;
-          load_wide<A>(column, at);
+          load_widened<A, Isa>(column, at);
           multiply_add<false>(sum[i][j], x, column);
         }
     }
@@ -180,7 +145,7 @@ template <class A, class S> struct PanelBody {
       for (int j = 0; j < Vectors; ++j, next += step) __builtin_prefetch(next, 0, 2);
       V column[std::size_t{Vectors}];
 #pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) load_wide<A>(column[j], panel + j * W);
+      for (int j = 0; j < Vectors; ++j) load_widened<A, Isa>(column[j], panel + j * W);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         V row;

@@ -81,6 +81,7 @@ struct BlockSparseView {
                       "BlockSparse: the map covers ", query_blocks.value, " blocks of ", block.value,
                       " queries but the last query is at position ", s.queries_end(b) - 1);
     BlockSparseView ready = *this;
+    ready.by_block = detail::Divisor(block.value);  // the block may have been set since
     ready.head_stride = map.size == one ? 0 : static_cast<std::ptrdiff_t>(one);
     return ready;
   }

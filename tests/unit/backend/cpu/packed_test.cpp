@@ -207,4 +207,24 @@ TEST(PackedProductOf, AStorageScalarOfTheUsers) {
   });
 }
 
+/// Counts how often it is asked.
+struct Counted : mha::Serial {
+  static inline int runs = 0;
+  template <class F> void run(Index tasks, F&& f) const {
+    ++runs;
+    mha::Serial::run(tasks, f);
+  }
+};
+
+// A program whose layers are small starts no threads.
+TEST(PackedWeightsOf, ASmallLayerAreMadeInTheCallingThread) {
+  const Tensor<float, 2> small(64, 64), large(512, 1024);
+  const DenseWeights<float> parts[] = {{small.view(), {}}, {large.view(), {}}};
+  Counted::runs = 0;
+  mha::CpuWith<Counted>{}.pack(std::span<const DenseWeights<float>>(parts, 1));
+  EXPECT_EQ(Counted::runs, 0);
+  mha::CpuWith<Counted>{}.pack(std::span<const DenseWeights<float>>(parts));
+  EXPECT_EQ(Counted::runs, 1);
+}
+
 }  // namespace

@@ -132,6 +132,15 @@ TEST(BlockSparse, ALayersMaskOwnsItsMapAndSharesItWithCopies) {
   EXPECT_THROW(copy.prepared({.batch = 1, .heads = 2, .queries = 2, .keys = 5, .origin = 0}), mha::ShapeError);
 }
 
+TEST(BlockSparse, TheBlockMayBeSetLater) {
+  const Map map{1, 0, 0, 1};
+  auto mask = sparse(2, 2, 2, map);
+  mask.block = 1;
+  const auto ready = mask.prepared({.batch = 1, .heads = 1, .queries = 2, .keys = 2, .origin = 0});
+  for (int q = 0; q < 2; ++q)
+    for (int k = 0; k < 2; ++k) EXPECT_EQ(ready(0, 0, q, k), q == k);
+}
+
 TEST(BlockSparse, HandsOutItsDataToBeMoved) {
   const Map map{1}, elsewhere{0};
   const auto moved = mha::with_data(sparse(4, 1, 1, map), [&](const mha::Borrowed<std::uint8_t>& data) {
