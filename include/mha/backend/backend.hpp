@@ -112,7 +112,7 @@ struct Support {
 ///   void attend(const AttendCall<T, …>&, Workspace&) const
 ///   std::string explain<T>(const AttendPlan&) const
 /// Optional, both of:
-///   auto pack(std::span<const DenseWeights<T>>) const     a movable object that owns its memory, `size_t bytes() const`
+///   auto pack(std::span<const DenseWeights<T>>) const     movable, owns its memory, tells `size_t bytes() const`
 ///   void gemm(const PackedGemmCall<T, Packed>&, Workspace&) const
 /// A layer packs its matrices once, of whatever K each; the parts of one call share theirs.
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
