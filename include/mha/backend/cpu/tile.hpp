@@ -277,7 +277,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     const auto [value, stride] = widened(run.value, run.value_stride, run.count, call_.value_dim, at_.wide_values);
     const std::ptrdiff_t at = std::ptrdiff_t{row} * kernels_.lanes;
     (Guarded ? kernels_.guarded_values : kernels_.values)(value, stride, run.count, at_.s + at, at_.visible + at,
-                                                          at_.fade, call_.value_dim, to.out, if_read_in_place(next));
+                                                          at_.fade, call_.value_dim, to.out, far(next));
   }
 
   /// f(segments, rows) for every block of keys [first, last) that some query may see: the logits of its segments lie
@@ -374,12 +374,12 @@ template <class T, class Source, class M, class S> class QueryTile {
     return {run.key, run.key_stride, call_.head_dim, run.count};
   }
 
-  /// What the kernels can ask for: rows that are widened are read by others.
-  static simd::NextRows<A> if_read_in_place(const simd::NextRows<Stored>& next) {
-    if constexpr (widens)
-      return {};
-    else
-      return next;
+  /// What a wide tile asks for ahead: nothing that stays in a core's second cache, nor rows that are widened elsewhere.
+  simd::NextRows<A> far(const simd::NextRows<Stored>& next) const {
+    constexpr std::int64_t near = 512 << 10;  // bytes
+    if constexpr (!widens)
+      if (std::int64_t{keys_} * (call_.head_dim + call_.value_dim) * std::int64_t{sizeof(A)} > near) return next;
+    return {};
   }
 
   struct WideRows {
@@ -414,7 +414,7 @@ template <class T, class Source, class M, class S> class QueryTile {
       const auto [key, stride] =
           widened(run.key + done * run.key_stride, run.key_stride, run.count - done, call_.head_dim, at_.wide_keys);
       kernels_.scores({key, stride, at_.q, lanes, s(first + row + done), lanes, run.count - done, call_.head_dim, false,
-                       done == 0 ? if_read_in_place(next) : simd::NextRows<A>{}});
+                       done == 0 ? far(next) : simd::NextRows<A>{}});
     });
     for (Index head = 0; head < rows_.heads; ++head) {
       if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
