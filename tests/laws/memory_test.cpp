@@ -154,6 +154,19 @@ TEST(MemoryLayer, NothingIsCopiedBetweenTheSteps) {
   EXPECT_EQ(taken(2048) - taken(1024), 1024u * 4 * 64 * sizeof(float));
 }
 
+TEST(MemoryLayer, TheSameWeightsUnderAnotherMaskAreNotCopied) {
+  using Serial = mha::CpuWith<mha::Serial>;
+  const mha::Config config{.d_model = 64, .num_heads = 4};
+  mha::MultiHeadAttention<float, Serial> layer(config);
+  layer.initialize(mha::XavierUniform{.seed = 5});
+  mha::MultiHeadAttention<float, Serial, mha::Causal> causal(config);
+  EXPECT_LT(count([&] { causal.borrow(layer); }).bytes, 1024u) << "4 · 64² floats are 65536 bytes";
+  support::Random random("another mask");
+  mha::Tensor<float, 2> x(9, 64);
+  random.fill(x);
+  EXPECT_EQ(support::differing(causal(x), layer(x, mha::Causal{})), 0u);
+}
+
 TEST(MemoryLargest, NothingOfTheSizeOfTheWeightsIsAllocated) {
   support::Random random("largest");
   const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 2, .queries = 1500, .keys = 1500, .head_dim = 8}, random);

@@ -279,7 +279,7 @@ TEST(SharedWeights, RunUnderAnotherMaskWithoutACopy) {
   mha::MultiHeadAttention<double, Cpu> layer(config);
   layer.initialize(mha::XavierUniform{.seed = 6});
   mha::MultiHeadAttention<double, Cpu, mha::SlidingWindow> windowed(config, mha::SlidingWindow{.left = 2});
-  windowed.borrow(layer.parameters());
+  windowed.borrow(layer);
   const auto own = layer.parameters(), shared = windowed.parameters();
   EXPECT_EQ(shared.query.heads.data, own.query.heads.data);
   EXPECT_EQ(shared.key.heads.data, own.key.heads.data);
@@ -291,7 +291,7 @@ TEST(SharedWeights, RunUnderAnotherMaskWithoutACopy) {
   random.fill(x);
   EXPECT_EQ(support::differing(windowed(x), layer(x, mha::SlidingWindow{.left = 2})), 0u);
   layer.update([](auto& p) { p.output.bias(0) += 1; });
-  windowed.borrow(layer.parameters());
+  windowed.borrow(layer);
   EXPECT_EQ(support::differing(windowed(x), layer(x, mha::SlidingWindow{.left = 2})), 0u) << "borrowed again";
 }
 

@@ -73,10 +73,9 @@ class Layer {
     update([&](auto& p) { draw(p); });
   }
 
-  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives; or
-  /// another layer's, to run the same weights under another mask: windowed.borrow(layer.parameters()). Without a
-  /// `keep_alive`, whoever owns the memory must outlive this layer. A backend that packs weights reads the matrices
-  /// here and not again: the pages of a mapping may be dropped, and weights that changed since are to be borrowed anew.
+  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives.
+  /// Without one, whoever owns the memory must outlive this layer. A backend that packs weights reads the matrices here
+  /// and not again: the pages of a mapping may be dropped, and weights that changed since are to be borrowed anew.
   ///
   /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
@@ -84,6 +83,17 @@ class Layer {
   }
   void borrow(const ParameterViews<const T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
     parameters_.borrow(weights, std::move(keep_alive), packing());
+  }
+
+  /// Uses another layer's weights, what was packed of them included, under this layer's own mask, score, sink and
+  /// position: nothing is copied. Weights that the owner updates are to be borrowed anew, and it must outlive this
+  /// layer unless it borrowed them itself.
+  ///
+  /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
+  template <Mask M2, Score S2, SinkPolicy Z2, Position R2>
+  void borrow(const Layer<T, B, H, M2, S2, Z2, N, R2, P, C, O>& owner) {
+    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(),
+                       [&](const ParameterViews<const T>&) { products_ = owner.products_; });
   }
 
   /// Self-attention.
@@ -181,6 +191,10 @@ class Layer {
   }
 
  private:
+  template <class T2, Backend B2, Heads H2, Mask M2, Score S2, SinkPolicy Z2, Norm N2, Position R2, Projection P2,
+            Concat C2, Output O2>
+  friend class Layer;
+
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_arguments<Extra...>();
     check_scalars<X, Memory>();

@@ -60,6 +60,8 @@ template <class T, class Projection, class N, class C, class O> class Parameters
 
   bool present() const { return borrowed_ || own_.size() > 0; }
   bool borrowed() const { return borrowed_; }
+  /// What holds borrowed memory alive; null if nothing does.
+  const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
 
   /// How many numbers the parameters are.
   std::int64_t size() const {
