@@ -91,25 +91,25 @@ def call(function, *arguments):
 
 class Ours:
     def __init__(self, library):
-        self.library = library
+        self.kernels = library
 
     def prepare(self, case, data, threads):
         many = int(threads > 1)
-        if case.on_matrix_unit and self.library.unit() == b"portable":
-            raise Missing("no matrix unit: " + (self.library.missing_unit().decode() or "switched off"))
+        if case.on_matrix_unit and self.kernels.unit() == b"portable":
+            raise Missing("no matrix unit: " + (self.kernels.missing_unit().decode() or "switched off"))
         if case.kind in ("layer", "linear"):
-            self.module = Module(self.library, case, data)
+            self.module = Module(self.kernels, case, data)
             rows, columns = data["x"].shape[0], case.columns if case.kind == "linear" else case.model
             y = np.empty((rows, columns), data["x"].dtype)
             arguments = (self.module.handle, many, rows, *addresses(data["x"], y))
-            return call(self.library.run, *arguments), lambda: as_float32(y)
+            return call(self.kernels.run, *arguments), lambda: as_float32(y)
         out = np.empty_like(data["q"])
         pointers = addresses(data["q"], data["k"], data["v"], out)
         if case.on_matrix_unit:
-            arguments = (self.library.shape(case), int(case.pattern == "causal"), many, *pointers)
-            return call(self.library.unit_attention, *arguments), lambda: as_float32(out)
-        arguments = (self.library.shape(case), case.pattern.encode(), case.scalar.encode(), many, *pointers)
-        return call(self.library.attention, *arguments), lambda: as_float32(out)
+            arguments = (self.kernels.shape(case), int(case.pattern == "causal"), many, *pointers)
+            return call(self.kernels.unit_attention, *arguments), lambda: as_float32(out)
+        arguments = (self.kernels.shape(case), case.pattern.encode(), case.scalar.encode(), many, *pointers)
+        return call(self.kernels.attention, *arguments), lambda: as_float32(out)
 
 
 class Module:
@@ -131,7 +131,7 @@ class Eigen:
     """The materialised form as one writes it, and the dense product; compiled with -march=native, on one thread."""
 
     def __init__(self, library):
-        self.library = library
+        self.kernels = library
 
     def prepare(self, case, data, threads):
         if threads > 1:
@@ -141,7 +141,7 @@ class Eigen:
         if case.kind == "linear":
             y = np.empty((case.rows, case.columns), np.float32)
             pointers = addresses(data["x"], data["w"], data["b"], y)
-            return call(self.library.eigen_linear, case.rows, case.inner, case.columns, *pointers), lambda: y
+            return call(self.kernels.eigen_linear, case.rows, case.inner, case.columns, *pointers), lambda: y
         if case.kind != "attention":
             raise Missing("computes no %s" % case.kind)
         if case.pattern not in ("full", "causal"):
@@ -149,7 +149,7 @@ class Eigen:
         out = np.empty_like(data["q"])
         pointers = addresses(data["q"], data["k"], data["v"], out)
         causal = int(case.pattern == "causal")
-        return call(self.library.eigen_attention, self.library.shape(case), causal, *pointers), lambda: out
+        return call(self.kernels.eigen_attention, self.kernels.shape(case), causal, *pointers), lambda: out
 
 
 # ---- PyTorch ----
