@@ -98,24 +98,4 @@ template <class T, int Rows, int Vectors> struct ProductBody {
 
 template <class T> using ProductKernel = void (*)(ProductArgs<T>);
 
-/// A product kernel of one level and its number of lanes.
-template <class T> struct WideProduct {
-  Index lanes;
-  ProductKernel<T> run;
-};
-
-/// The kernel for a product of this shape: wide and flat for few rows, where the columns are read once and many chains
-/// must be in flight; one register for few columns.
-template <class T> WideProduct<T> product_kernel(IsaLevel level, Index rows, Index columns) {
-  return with_isa(level, [&](auto isa) {
-    using Isa = decltype(isa);
-    constexpr bool many_registers = Isa::registers == 32;
-    constexpr int vectors = Isa::level == IsaLevel::baseline ? 2 : 3;
-    constexpr Index width = Vector<T, Isa>::width;
-    if (columns <= width) return WideProduct<T>{width, &Isa::template run<ProductBody<T, 8, 1>>};
-    if (rows <= 4) return WideProduct<T>{6 * width, &Isa::template run<ProductBody<T, many_registers ? 4 : 2, 6>>};
-    return WideProduct<T>{vectors * width, &Isa::template run<ProductBody<T, many_registers ? 8 : 4, vectors>>};
-  });
-}
-
 }  // namespace mha::inline v0::detail::simd

@@ -17,8 +17,26 @@ namespace {
 
 using mha::Index;
 using mha::IsaLevel;
-using mha::detail::simd::product_kernel;
-using mha::detail::simd::WideProduct;
+namespace simd = mha::detail::simd;
+
+template <class T> struct WideProduct {
+  Index lanes;
+  simd::ProductKernel<T> run;
+};
+
+/// Bodies of the shapes that tiles use: one register of columns, few rows, many of both.
+template <class T> WideProduct<T> product_kernel(IsaLevel level, Index rows, Index columns) {
+  return simd::with_isa(level, [&](auto isa) {
+    using Isa = decltype(isa);
+    constexpr bool many_registers = Isa::registers == 32;
+    constexpr int vectors = Isa::level == IsaLevel::baseline ? 2 : 3;
+    constexpr Index width = simd::Vector<T, Isa>::width;
+    if (columns <= width) return WideProduct<T>{width, &Isa::template run<simd::ProductBody<T, 8, 1>>};
+    if (rows <= 4)
+      return WideProduct<T>{6 * width, &Isa::template run<simd::ProductBody<T, many_registers ? 4 : 2, 6>>};
+    return WideProduct<T>{vectors * width, &Isa::template run<simd::ProductBody<T, many_registers ? 8 : 4, vectors>>};
+  });
+}
 
 template <class F> void at_every_level(F&& f) {
   for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
