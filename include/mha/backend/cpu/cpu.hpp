@@ -44,6 +44,9 @@ template <Executor Threads> class CpuWith {
     detail::cpu::gemm(call, workspace, Threads{});
   }
 
+  /// Independent items, shared among the threads where they are work enough.
+  template <Items I> void for_each_item(const I& items, Workspace&) const { detail::run_items(items, Threads{}); }
+
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
