@@ -116,29 +116,36 @@ template <class A, class M, class S> class TilePolicies {
     return {begin, end, seen};
   }
 
-  /// s ← score(scale · s) for a tile s (end − begin, lanes); this head's queries are its first `count` columns.
-  void score(A* s, Index lanes, A scale, Index begin, Index end) const {
-    const Index whole = count_ / width_ * width_;
+  // The logit of the tile's key k and query i lies at s[k·lanes + i·apart]: queries are in lanes, or keys where lanes
+  // is 1.
+
+  /// s ← score(scale · s) for keys [begin, end).
+  void score(A* s, Index lanes, A scale, Index begin, Index end, Index apart = 1) const {
+    const Index whole = whole_registers(apart);
     for (Index i = 0; i < whole; i += width_)
       columns(score_kernel_, score_, s + i, lanes, scale, q_begin_ + i, begin, end);
     for (Index i = whole; i < count_; ++i)
-      one_column(score_kernel_, score_, s + i, lanes, scale, q_begin_ + i, begin, end);
+      one_column(score_kernel_, score_, s + std::ptrdiff_t{i} * apart, lanes, scale, q_begin_ + i, begin, end);
   }
 
   /// s ← −∞ where the mask hides a pair of `keys`, asked `grain` keys at a time.
-  void hide(A* s, Index lanes, const KeyRange& keys, Index grain) const {
+  void hide(A* s, Index lanes, const KeyRange& keys, Index grain, Index apart = 1) const {
     if (keys.seen == TileVisibility::full) return;
-    const Index whole = count_ / width_ * width_;
-    for (Index begin = keys.begin; begin < keys.end; begin += grain) {
+    const Index whole = whole_registers(apart);
+    for (Index begin = keys.begin; whole > 0 && begin < keys.end; begin += grain) {
       const Index end = std::min(begin + grain, keys.end);
       if (visibility(begin, end) == TileVisibility::full) continue;
       A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
       for (Index i = 0; i < whole; i += width_) hide_columns(rows + i, lanes, i, width_, begin, end);
     }
-    for (Index i = whole; i < count_; ++i) hide_columns(s + i, lanes, i, 1, keys.begin, keys.end);
+    for (Index i = whole; i < count_; ++i)
+      hide_columns(s + std::ptrdiff_t{i} * apart, lanes, i, 1, keys.begin, keys.end);
   }
 
  private:
+  /// Queries that fill registers of lanes.
+  Index whole_registers(Index apart) const { return apart == 1 ? count_ / width_ * width_ : 0; }
+
   /// Queries [i, i + n) of the tile, one or a register of them, whose first column is s.
   void hide_columns(A* s, Index lanes, Index i, Index n, Index begin, Index end) const {
     const Index q = q_begin_ + i;
