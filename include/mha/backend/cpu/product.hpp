@@ -80,7 +80,8 @@ template <class T, class Columns> class DenseProduct {
     register_columns_ = simd::with_isa(isa, [](auto tag) { return Index{simd::Vector<A, decltype(tag)>::width}; });
     row_blocks_ = (rows() + most_rows - 1) / most_rows;
     block_rows_ = std::min(rows(), most_rows);
-    groups_ = (panels_ + most_panels - 1) / most_panels;
+    const Index most = in_rows_ ? most_panels_of_a_row : most_panels;
+    groups_ = (panels_ + most - 1) / most;
     if (workers > 1)
       groups_ = std::max(groups_,
                          std::min(panels_, (most_tasks * workers + row_blocks_ - 1) / std::max(row_blocks_, Index{1})));
@@ -157,6 +158,7 @@ template <class T, class Columns> class DenseProduct {
 
   static constexpr Index most_rows = 128;  // so many rows of a, packed, and the results of a group stay in the L2 cache
   static constexpr Index most_panels = 24;
+  static constexpr Index most_panels_of_a_row = 96;  // whose sums stay in the L1 cache
   static constexpr Index most_tasks = 8;  // for each worker, so that none waits long for the last
 
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
