@@ -17,7 +17,6 @@ template <class Call> struct ForwardParams {
   ForwardBlocks blocks;
 };
 
-/// One row of keys or of values of a source, by position. What lies beyond the call is never read.
 template <class Source> inline constexpr bool is_one_run = false;  ///< run() reaches to the end of the sequence
 template <class T> inline constexpr bool is_one_run<ContiguousKv<T>> = true;
 
@@ -107,22 +106,27 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     constexpr int lowest = Rows::chunks & -Rows::chunks, wide = lowest < 16 ? lowest : 16;  // threads on a row
     const int part = m_.thread() % wide, first = m_.thread() / wide;
     to = Rows::address(to, first, part);
-    MHA_UNROLL for (int r = 0; r < count; r += Shape::threads / wide) {  // rows a multiple of 8 apart have one key
-      const bool here = first + r < valid;
-      const T* const from = row(here ? first + r : 0);
-      MHA_UNROLL for (int c = 0; c < Rows::chunks; c += wide) {
-        const Shared at = Rows::beside(to, c) + static_cast<Shared>(r) * Rows::bytes;
-        const int column = (c + part) * 8;
-        if constexpr (Shape::layout == RowLayout::aligned) {
-          const bool valid_chunk = here && column < columns;
-          m_.cp_async16(at, valid_chunk ? from + column : from, valid_chunk);
-        } else {
+    if constexpr (Shape::layout == RowLayout::aligned) {
+      MHA_UNROLL for (int r = 0; r < count; r += Shape::threads / wide) {  // rows a multiple of 8 apart have one key
+        const bool here = first + r < valid;
+        const T* const from = row(here ? first + r : 0) + part * 8;
+        MHA_UNROLL for (int c = 0; c < Rows::chunks; c += wide) {
+          const bool read = here && (c + part) * 8 < columns;
+          m_.cp_async16(Rows::beside(to, c) + static_cast<Shared>(r) * Rows::bytes, read ? from + c * 8 : from, read);
+        }
+      }
+    } else {
+      MHA_ROLL for (int r = 0; r < count; r += Shape::threads / wide) {
+        const bool here = first + r < valid;
+        const T* const from = row(here ? first + r : 0);
+        MHA_ROLL for (int c = 0; c < Rows::chunks; c += wide) {
           Chunk chunk{};
           MHA_UNROLL for (int e = 0; e < 8; ++e) {
-            const std::uint32_t bits = here && column + e < columns ? from[(column + e) * stride].bits : 0u;
+            const int column = (c + part) * 8 + e;
+            const std::uint32_t bits = here && column < columns ? from[column * stride].bits : 0u;
             chunk.word[e / 2] |= bits << 16 * (e % 2);
           }
-          m_.store(at, chunk);
+          m_.store(Rows::beside(to, c) + static_cast<Shared>(r) * Rows::bytes, chunk);
         }
       }
     }
@@ -271,7 +275,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   MHA_KERNEL bool poisoned(int stage) const {
     const Shared values = values_ + static_cast<Shared>(stage) * Shape::value_bytes;
     bool found = false;
-    for (Shared at = static_cast<Shared>(lane()) * 16; at < Shape::value_bytes; at += warp_size * 16) {
+    MHA_ROLL for (Shared at = static_cast<Shared>(lane()) * 16; at < Shape::value_bytes; at += warp_size * 16) {
       const Chunk chunk = m_.template load<Chunk>(values + at);
       MHA_UNROLL for (int w = 0; w < 4; ++w) found = found || !is_finite(chunk.word[w]) || !is_finite(chunk.word[w] >> 16);
     }
@@ -283,8 +287,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   /// of visibility · (NaN or ∞) and of visibility · (NaN or −∞): a row that met one gets the infinity, or both.
   MHA_KERNEL void multiply_visible_values(const Tile& s, const std::uint32_t (&hidden)[strips], int stage) {
     const Shared value = value_lane(stage);
-#pragma unroll 1
-    for (int k = 0; k < key_depth; ++k) {
+    MHA_ROLL for (int k = 0; k < key_depth; ++k) {
       std::uint32_t a[strips][4], seen[strips][4];
       MHA_UNROLL for (int j = 0; j < key_depth; ++j)
         if (j == k) pack_weights(a, s, j);
