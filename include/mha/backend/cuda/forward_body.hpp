@@ -112,7 +112,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
         const T* const from = row(here ? first + r : 0) + part * 8;
         MHA_UNROLL for (int c = 0; c < Rows::chunks; c += wide) {
           const bool read = here && (c + part) * 8 < columns;
-          m_.cp_async16(Rows::beside(to, c) + static_cast<Shared>(r) * Rows::bytes, read ? from + c * 8 : from, read);
+          m_.cp_async16(Rows::beside(to, c) + r * Rows::bytes, read ? from + c * 8 : from, read);
         }
       }
     } else {
@@ -126,7 +126,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
             const std::uint32_t bits = here && column < columns ? from[column * stride].bits : 0u;
             chunk.word[e / 2] |= bits << 16 * (e % 2);
           }
-          m_.store(Rows::beside(to, c) + static_cast<Shared>(r) * Rows::bytes, chunk);
+          m_.store(Rows::beside(to, c) + r * Rows::bytes, chunk);
         }
       }
     }
@@ -151,11 +151,11 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     }
   }
   MHA_KERNEL void load_keys(KeyTile tile, int stage) const {
-    load_kv<Key>(keys_ + static_cast<Shared>(stage) * Shape::key_bytes, tile, logits_.call.head_dim, &KvRun<T>::key,
+    load_kv<Key>(keys_ + stage * Shape::key_bytes, tile, logits_.call.head_dim, &KvRun<T>::key,
                  &KvRun<T>::key_stride);
   }
   MHA_KERNEL void load_values(KeyTile tile, int stage) const {
-    load_kv<Value>(values_ + static_cast<Shared>(stage) * Shape::value_bytes, tile, logits_.call.value_dim,
+    load_kv<Value>(values_ + stage * Shape::value_bytes, tile, logits_.call.value_dim,
                    &KvRun<T>::value, &KvRun<T>::value_stride);
   }
 
@@ -164,18 +164,18 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     return Query::address(queries_, warp_row() + Lanes::a_row(lane()), Lanes::a_chunk(lane()));
   }
   MHA_KERNEL Shared key_lane(int stage) const {
-    return Key::address(keys_ + static_cast<Shared>(stage) * Shape::key_bytes, Lanes::b_row(lane()),
+    return Key::address(keys_ + stage * Shape::key_bytes, Lanes::b_row(lane()),
                         Lanes::b_chunk(lane()));
   }
   MHA_KERNEL Shared value_lane(int stage) const {
-    return Value::address(values_ + static_cast<Shared>(stage) * Shape::value_bytes, Lanes::a_row(lane()),
+    return Value::address(values_ + stage * Shape::value_bytes, Lanes::a_row(lane()),
                           Lanes::a_chunk(lane()));
   }
 
   /// Rows of this warp at depth 16 k.
   MHA_KERNEL void load_query(std::uint32_t (&a)[strips][4], Shared query, int k) const {
     MHA_UNROLL for (int i = 0; i < strips; ++i)
-      m_.ldmatrix_x4(a[i], Query::beside(query, 2 * k) + static_cast<Shared>(i) * 16 * Query::bytes);
+      m_.ldmatrix_x4(a[i], Query::beside(query, 2 * k) + i * 16 * Query::bytes);
   }
   MHA_KERNEL void keep_queries() {
     const Shared query = query_lane();
@@ -196,7 +196,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       }
       MHA_UNROLL for (int n = 0; n < key_steps; n += 2) {
         std::uint32_t b[4];
-        m_.ldmatrix_x4(b, Key::beside(key, 2 * k) + static_cast<Shared>(n) * 8 * Key::bytes);
+        m_.ldmatrix_x4(b, Key::beside(key, 2 * k) + n * 8 * Key::bytes);
         MHA_UNROLL for (int i = 0; i < strips; ++i) {
           m_.template mma_m16n8k16<T>(s[i][n], a[i], b[0], b[1]);
           m_.template mma_m16n8k16<T>(s[i][n + 1], a[i], b[2], b[3]);
@@ -257,7 +257,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       pack_weights(a, s, k);
       MHA_UNROLL for (int d = 0; d < value_steps; d += 2) {
         std::uint32_t b[4];
-        m_.ldmatrix_x4_trans(b, Value::beside(value, d) + static_cast<Shared>(k) * 16 * Value::bytes);
+        m_.ldmatrix_x4_trans(b, Value::beside(value, d) + k * 16 * Value::bytes);
         MHA_UNROLL for (int i = 0; i < strips; ++i) {
           m_.template mma_m16n8k16<T>(out_[i][d], a[i], b[0], b[1]);
           m_.template mma_m16n8k16<T>(out_[i][d + 1], a[i], b[2], b[3]);
@@ -273,9 +273,9 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
 
   /// Whether the values of a stage hold an infinity or a NaN; the same answer in all lanes.
   MHA_KERNEL bool poisoned(int stage) const {
-    const Shared values = values_ + static_cast<Shared>(stage) * Shape::value_bytes;
+    const Shared values = values_ + stage * Shape::value_bytes;
     bool found = false;
-    MHA_ROLL for (Shared at = static_cast<Shared>(lane()) * 16; at < Shape::value_bytes; at += warp_size * 16) {
+    MHA_ROLL for (Shared at = lane() * 16; at < Shape::value_bytes; at += warp_size * 16) {
       const Chunk chunk = m_.template load<Chunk>(values + at);
       MHA_UNROLL for (int w = 0; w < 4; ++w) found = found || !is_finite(chunk.word[w]) || !is_finite(chunk.word[w] >> 16);
     }
@@ -297,7 +297,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       }
       MHA_UNROLL for (int d = 0; d < value_steps; d += 2) {
         std::uint32_t b[4], above[4], below[4];
-        m_.ldmatrix_x4_trans(b, Value::beside(value, d) + static_cast<Shared>(k) * 16 * Value::bytes);
+        m_.ldmatrix_x4_trans(b, Value::beside(value, d) + k * 16 * Value::bytes);
         MHA_UNROLL for (int w = 0; w < 4; ++w) {
           const std::uint32_t pair = b[w];
           b[w] = above[w] = below[w] = 0;

@@ -8,23 +8,11 @@
 #include "../../config.hpp"
 #include "../../core/scalar.hpp"
 
-#if defined(__CUDACC__)
-#define MHA_KERNEL __device__ __forceinline__
-#define MHA_UNROLL _Pragma("unroll")
-#define MHA_ROLL _Pragma("unroll 1")
-#else
-/// Put it before a kernel body and its helpers: device code under nvcc, an ordinary function elsewhere.
-#define MHA_KERNEL inline
-/// Put it before a loop over registers.
-#define MHA_UNROLL
-/// Put it before a loop that is rare or long, and not worth its code many times over.
-#define MHA_ROLL
-#endif
-
 /// What a kernel body is written against: the operations of one thread of a block, and nothing else of the hardware.
 ///
-/// A body is a function template over its machine. DeviceMachine (device_machine.cuh) turns each operation into an
-/// instruction; the tests run the same body on a host model of a thread block (tests/support/gpu_model).
+/// A body is a function template over its machine, marked MHA_KERNEL (config.hpp). DeviceMachine (device_machine.cuh)
+/// turns each operation into an instruction; the tests run the same body on a host model of a thread block
+/// (tests/support/gpu_model).
 namespace mha::inline v0 {
 namespace cuda {
 

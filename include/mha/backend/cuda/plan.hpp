@@ -20,7 +20,7 @@ namespace cuda {
 /// What a plan must know of a device. The defaults are those of an H100.
 struct DeviceFacts {
   Index multiprocessors = 132;
-  std::size_t shared_bytes = 227 * 1024;  ///< the most a block may ask for
+  Shared shared_bytes = 227 * 1024;  ///< the most a block may ask for
 };
 
 /// What a plan must know of a call.
@@ -59,7 +59,7 @@ struct ForwardPlan {
   ForwardBlocks blocks;
   Index grid = 0;
   int threads = 0;
-  std::size_t shared_bytes = 0;
+  Shared shared_bytes = 0;
 
   explicit operator bool() const { return shape >= 0; }
 };

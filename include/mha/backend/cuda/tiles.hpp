@@ -22,12 +22,12 @@ template <int Columns> struct SharedRows {
   MHA_KERNEL static constexpr int key(int row) { return group == 8 ? row & 7 : row >> 1 & 3; }
   /// Where chunk c of a row begins.
   MHA_KERNEL static constexpr Shared address(Shared rows, int row, int c) {
-    return rows + static_cast<Shared>(row) * bytes + static_cast<Shared>(c ^ key(row)) * 16;
+    return rows + row * bytes + (c ^ key(row)) * 16;
   }
   /// From address(rows, row, c) to address(rows, row, c + x), if c + x = c ^ x: for c = 0 or 1 and even x, or x a
   /// multiple of `group`.
   MHA_KERNEL static constexpr Shared beside(Shared at, int x) {
-    return (at ^ static_cast<Shared>(x % group) * 16) + static_cast<Shared>(x / group * group) * 16;
+    return (at ^ (x % group) * 16) + (x / group * group) * 16;
   }
 };
 
