@@ -36,7 +36,11 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   static constexpr int strips = Shape::strips;
   static constexpr int key_steps = Shape::keys / 8, value_steps = Shape::value_dim / 8;  // columns of accumulators
   static constexpr int head_depth = Shape::head_dim / 16, key_depth = Shape::keys / 16;  // steps of products
-  using Tile = float[strips][key_steps][4];
+  template <class V> using PerStrip = V[std::size_t{strips}];
+  using Tile = PerStrip<float[std::size_t{key_steps}][4]>;  // accumulators (rows of the warp, keys)
+  using Rows = PerStrip<float[2]>;                          // a number for each of them
+  using Fragments = PerStrip<std::uint32_t[4]>;             // A operands (rows of the warp, 16 deep)
+  using Pairs = PerStrip<std::uint32_t>;                    // bit 4 n + e of pair (n, e) of a tile
 
  public:
   MHA_KERNEL ForwardBlock(Machine& machine, const Call& call, ForwardBlocks::Place place)
@@ -55,7 +59,9 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       sum_[i][r] = 0;
       MHA_UNROLL for (int d = 0; d < value_steps; ++d) out_[i][d][2 * r] = out_[i][d][2 * r + 1] = 0;
     }
-    const auto seen = [this](Index begin, Index end) { return logits_.visibility(first_, first_ + count_, begin, end); };
+    const auto seen = [this](Index begin, Index end) {
+      return logits_.visibility(first_, first_ + count_, begin, end);
+    };
     const KeyTiles<Shape::keys, decltype(seen)> tiles(logits_.keys, seen);
 
     KeyTile tile = tiles.first();
@@ -73,8 +79,8 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       const KeyTile next = tiles.after(tile);
       if (next) load_keys(next, stage ^ 1);
       m_.commit();
-      Tile s;                              // (rows of the warp, keys)
-      std::uint32_t hidden[strips] = {};   // bit 4 n + e of pair (n, e)
+      Tile s;
+      Pairs hidden = {};
       multiply_keys(s, stage);
       finish_logits(s, hidden, tile);
       softmax(s);
@@ -101,32 +107,32 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   MHA_KERNEL int warp_row() const { return m_.thread() / warp_size * 16 * strips; }
 
   /// `count` rows into shared memory; beyond `valid` rows and `columns` columns are zeros. row(r) → its first element.
-  template <class Rows, class Row>
+  template <class Layout, class Row>
   MHA_KERNEL void load_rows(Shared to, int count, Index valid, Index columns, std::ptrdiff_t stride, Row&& row) const {
-    constexpr int lowest = Rows::chunks & -Rows::chunks, wide = lowest < 16 ? lowest : 16;  // threads on a row
+    constexpr int lowest = Layout::chunks & -Layout::chunks, wide = lowest < 16 ? lowest : 16;  // threads on a row
     const int part = m_.thread() % wide, first = m_.thread() / wide;
-    to = Rows::address(to, first, part);
+    to = Layout::address(to, first, part);
     if constexpr (Shape::layout == RowLayout::aligned) {
       MHA_UNROLL for (int r = 0; r < count; r += Shape::threads / wide) {  // rows a multiple of 8 apart have one key
         const bool here = first + r < valid;
         const T* const from = row(here ? first + r : 0) + part * 8;
-        MHA_UNROLL for (int c = 0; c < Rows::chunks; c += wide) {
+        MHA_UNROLL for (int c = 0; c < Layout::chunks; c += wide) {
           const bool read = here && (c + part) * 8 < columns;
-          m_.cp_async16(Rows::beside(to, c) + r * Rows::bytes, read ? from + c * 8 : from, read);
+          m_.cp_async16(Layout::beside(to, c) + r * Layout::bytes, read ? from + c * 8 : from, read);
         }
       }
     } else {
       MHA_ROLL for (int r = 0; r < count; r += Shape::threads / wide) {
         const bool here = first + r < valid;
         const T* const from = row(here ? first + r : 0);
-        MHA_ROLL for (int c = 0; c < Rows::chunks; c += wide) {
+        MHA_ROLL for (int c = 0; c < Layout::chunks; c += wide) {
           Chunk chunk{};
           MHA_UNROLL for (int e = 0; e < 8; ++e) {
             const int column = (c + part) * 8 + e;
             const std::uint32_t bits = here && column < columns ? from[column * stride].bits : 0u;
             chunk.word[e / 2] |= bits << 16 * (e % 2);
           }
-          m_.store(Rows::beside(to, c) + r * Rows::bytes, chunk);
+          m_.store(Layout::beside(to, c) + r * Layout::bytes, chunk);
         }
       }
     }
@@ -137,26 +143,25 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
                      [&](int r) { return call.query(logits_.b, first_ + r, logits_.h); });
   }
   /// Rows of keys or of values, whichever members of KvRun are given.
-  template <class Rows, class Data, class Stride>
+  template <class Layout, class Data, class Stride>
   MHA_KERNEL void load_kv(Shared to, KeyTile tile, Index columns, Data data, Stride stride) const {
     using Source = std::remove_cvref_t<decltype(Call::kv)>;
     const Call& call = logits_.call;
     const Index begin = tile.index * Shape::keys, g = call.kv_head(logits_.h), end = logits_.keys;
     if constexpr (is_one_run<Source>) {
       const auto run = call.kv.run(logits_.b, g, begin, end);
-      load_rows<Rows>(to, Shape::keys, end - begin, columns, 1, [&](int r) { return run.*data + r * (run.*stride); });
+      load_rows<Layout>(to, Shape::keys, end - begin, columns, 1, [&](int r) { return run.*data + r * (run.*stride); });
     } else {
-      load_rows<Rows>(to, Shape::keys, end - begin, columns, 1,
-                      [&](int r) { return call.kv.run(logits_.b, g, begin + r, end).*data; });
+      load_rows<Layout>(to, Shape::keys, end - begin, columns, 1,
+                        [&](int r) { return call.kv.run(logits_.b, g, begin + r, end).*data; });
     }
   }
   MHA_KERNEL void load_keys(KeyTile tile, int stage) const {
-    load_kv<Key>(keys_ + stage * Shape::key_bytes, tile, logits_.call.head_dim, &KvRun<T>::key,
-                 &KvRun<T>::key_stride);
+    load_kv<Key>(keys_ + stage * Shape::key_bytes, tile, logits_.call.head_dim, &KvRun<T>::key, &KvRun<T>::key_stride);
   }
   MHA_KERNEL void load_values(KeyTile tile, int stage) const {
-    load_kv<Value>(values_ + stage * Shape::value_bytes, tile, logits_.call.value_dim,
-                   &KvRun<T>::value, &KvRun<T>::value_stride);
+    load_kv<Value>(values_ + stage * Shape::value_bytes, tile, logits_.call.value_dim, &KvRun<T>::value,
+                   &KvRun<T>::value_stride);
   }
 
   // What each lane names to ldmatrix.
@@ -164,18 +169,16 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     return Query::address(queries_, warp_row() + Lanes::a_row(lane()), Lanes::a_chunk(lane()));
   }
   MHA_KERNEL Shared key_lane(int stage) const {
-    return Key::address(keys_ + stage * Shape::key_bytes, Lanes::b_row(lane()),
-                        Lanes::b_chunk(lane()));
+    return Key::address(keys_ + stage * Shape::key_bytes, Lanes::b_row(lane()), Lanes::b_chunk(lane()));
   }
   MHA_KERNEL Shared value_lane(int stage) const {
-    return Value::address(values_ + stage * Shape::value_bytes, Lanes::a_row(lane()),
-                          Lanes::a_chunk(lane()));
+    return Value::address(values_ + stage * Shape::value_bytes, Lanes::a_row(lane()), Lanes::a_chunk(lane()));
   }
 
   /// Rows of this warp at depth 16 k.
-  MHA_KERNEL void load_query(std::uint32_t (&a)[strips][4], Shared query, int k) const {
+  MHA_KERNEL void load_query(Fragments& a, Shared query, int k) const {
     MHA_UNROLL for (int i = 0; i < strips; ++i)
-      m_.ldmatrix_x4(a[i], Query::beside(query, 2 * k) + i * 16 * Query::bytes);
+        m_.ldmatrix_x4(a[i], Query::beside(query, 2 * k) + i * 16 * Query::bytes);
   }
   MHA_KERNEL void keep_queries() {
     const Shared query = query_lane();
@@ -185,10 +188,10 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   /// s = q kᵀ
   MHA_KERNEL void multiply_keys(Tile& s, int stage) const {
     MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int n = 0; n < key_steps; ++n)
-      MHA_UNROLL for (int e = 0; e < 4; ++e) s[i][n][e] = 0;
+        MHA_UNROLL for (int e = 0; e < 4; ++e) s[i][n][e] = 0;
     const Shared key = key_lane(stage), query = Shape::keeps_queries ? Shared{0} : query_lane();
     MHA_UNROLL for (int k = 0; k < head_depth; ++k) {
-      std::uint32_t a[strips][4];
+      Fragments a;
       if constexpr (Shape::keeps_queries) {
         MHA_UNROLL for (int e = 0; e < 4; ++e) a[0][e] = kept_[k][0][e];
       } else {
@@ -206,18 +209,18 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   }
 
   /// From dot products to logits, −∞ and a bit in `hidden` where nothing is to be seen.
-  MHA_KERNEL void finish_logits(Tile& s, std::uint32_t (&hidden)[strips], KeyTile tile) const {
+  MHA_KERNEL void finish_logits(Tile& s, Pairs& hidden, KeyTile tile) const {
     if (!tile.partial && !Logits::has_score && logits_.scale == 1) return;
     const int l = lane();
     const Index row0 = first_ + warp_row() + Lanes::row(l, 0), key0 = tile.index * Shape::keys + Lanes::column(l, 0);
     const Index last = logits_.queries - 1;
     MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int n = 0; n < key_steps; ++n)
-      MHA_UNROLL for (int e = 0; e < 4; ++e) {
-        const Index row = row0 + 16 * i + Lanes::row(0, e), key = key0 + 8 * n + Lanes::column(0, e);
-        float& x = s[i][n][e];
-        x = tile.partial ? logits_.visible_logit(x, row, key) : logits_.logit(x, row < last ? row : last, key);
-        if (x == Logits::hidden()) hidden[i] |= 1u << (4 * n + e);
-      }
+        MHA_UNROLL for (int e = 0; e < 4; ++e) {
+      const Index row = row0 + 16 * i + Lanes::row(0, e), key = key0 + 8 * n + Lanes::column(0, e);
+      float& x = s[i][n][e];
+      x = tile.partial ? logits_.visible_logit(x, row, key) : logits_.logit(x, row < last ? row : last, key);
+      if (x == Logits::hidden()) hidden[i] |= 1u << (4 * n + e);
+    }
   }
 
   /// s = exp(s − max), and what that means for the rows so far.
@@ -242,7 +245,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   }
 
   /// The weights of keys 16 k … 16 k + 15: accumulators of s are the A operand of the next product.
-  MHA_KERNEL void pack_weights(std::uint32_t (&a)[strips][4], const Tile& s, int k) const {
+  MHA_KERNEL void pack_weights(Fragments& a, const Tile& s, int k) const {
     MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int e = 0; e < 4; ++e) {
       const float(&pair)[4] = s[i][2 * k + e / 2];
       a[i][e] = m_.template pack<T>(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
@@ -253,7 +256,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   MHA_KERNEL void multiply_values(const Tile& s, int stage) {
     const Shared value = value_lane(stage);
     MHA_UNROLL for (int k = 0; k < key_depth; ++k) {
-      std::uint32_t a[strips][4];
+      Fragments a;
       pack_weights(a, s, k);
       MHA_UNROLL for (int d = 0; d < value_steps; d += 2) {
         std::uint32_t b[4];
@@ -277,7 +280,8 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     bool found = false;
     MHA_ROLL for (Shared at = lane() * 16; at < Shape::value_bytes; at += warp_size * 16) {
       const Chunk chunk = m_.template load<Chunk>(values + at);
-      MHA_UNROLL for (int w = 0; w < 4; ++w) found = found || !is_finite(chunk.word[w]) || !is_finite(chunk.word[w] >> 16);
+      MHA_UNROLL for (int w = 0; w < 4; ++w) found =
+          found || !is_finite(chunk.word[w]) || !is_finite(chunk.word[w] >> 16);
     }
     return m_.any(found);
   }
@@ -285,12 +289,11 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
 
   /// out += s v over visible pairs. Values that are not finite are left out of the product and counted in two others,
   /// of visibility · (NaN or ∞) and of visibility · (NaN or −∞): a row that met one gets the infinity, or both.
-  MHA_KERNEL void multiply_visible_values(const Tile& s, const std::uint32_t (&hidden)[strips], int stage) {
+  MHA_KERNEL void multiply_visible_values(const Tile& s, const Pairs& hidden, int stage) {
     const Shared value = value_lane(stage);
     MHA_ROLL for (int k = 0; k < key_depth; ++k) {
-      std::uint32_t a[strips][4], seen[strips][4];
-      MHA_UNROLL for (int j = 0; j < key_depth; ++j)
-        if (j == k) pack_weights(a, s, j);
+      Fragments a, seen;
+      MHA_UNROLL for (int j = 0; j < key_depth; ++j) if (j == k) pack_weights(a, s, j);
       MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int e = 0; e < 4; ++e) {
         const std::uint32_t pair = hidden[i] >> (8 * k + e / 2 * 4 + e % 2 * 2);
         seen[i][e] = (pair & 1u ? 0u : one_bits) | (pair & 2u ? 0u : one_bits << 16);
@@ -337,14 +340,15 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       if (call.log_sum_exp.data != nullptr && l % 4 == 0 && row < count_)
         m_.store_global(&call.row_log_sum_exp(logits_.b, logits_.h, first_ + row), logits_.log_sum_exp(m_, top, sum));
       if constexpr (Shape::layout == RowLayout::aligned) {
-        const Shared to = Value::address(queries_, row, 0) + static_cast<Shared>(l % 4) * 4;
-        MHA_UNROLL for (int d = 0; d < value_steps; ++d)
-          m_.store(Value::beside(to, d), m_.template pack<T>(out_[i][d][2 * r] * inverse, out_[i][d][2 * r + 1] * inverse));
+        const Shared to = Value::address(queries_, row, 0) + l % 4 * 4;
+        MHA_UNROLL for (int d = 0; d < value_steps; ++d) m_.store(
+            Value::beside(to, d), m_.template pack<T>(out_[i][d][2 * r] * inverse, out_[i][d][2 * r + 1] * inverse));
       } else if (row < count_) {
         T* const to = call.output(logits_.b, first_ + row, logits_.h);
         MHA_UNROLL for (int d = 0; d < value_steps; ++d) MHA_UNROLL for (int e = 0; e < 2; ++e) {
           const int column = 8 * d + Lanes::column(l, e);
-          if (column < call.value_dim) m_.store_global(to + column * call.out.stride[3], T(out_[i][d][2 * r + e] * inverse));
+          if (column < call.value_dim)
+            m_.store_global(to + column * call.out.stride[3], T(out_[i][d][2 * r + e] * inverse));
         }
       }
     }
@@ -363,9 +367,9 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   const Logits logits_;
   const Index first_, count_;  // rows of the call
   const Shared queries_, keys_, values_;
-  float out_[strips][value_steps][4];
-  float top_[strips][2], sum_[strips][2];
-  std::uint32_t kept_[Shape::keeps_queries ? head_depth : 1][strips][4];
+  PerStrip<float[std::size_t{value_steps}][4]> out_;
+  Rows top_, sum_;
+  Fragments kept_[std::size_t{Shape::keeps_queries ? head_depth : 1}];
 };
 
 /// One block of the launch that a plan describes.

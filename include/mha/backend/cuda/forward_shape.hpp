@@ -22,7 +22,7 @@ template <int D, int Dv, int Rows, int Keys, int Warps, RowLayout Layout> struct
   static constexpr int threads = warp_size * Warps;
   static constexpr int blocks_per_multiprocessor = Warps <= 4 ? 2 : 1;  ///< for __launch_bounds__
 
-  static constexpr int strips = Rows / (16 * Warps);  ///< of 16 rows, of a warp
+  static constexpr int strips = Rows / (16 * Warps);              ///< of 16 rows, of a warp
   static constexpr bool keeps_queries = strips == 1 && D <= 192;  ///< in registers
 
   using Query = SharedRows<D>;

@@ -36,15 +36,15 @@ template <class... Shapes> struct ShapeList { static constexpr int size = sizeof
 
 /// The shapes of the forward body that are shipped: a call gets the first that holds its head sizes and that the device
 /// has the shared memory for.
-using ForwardShapes = ShapeList<ForwardShape<32, 32, 128, 64, 4, RowLayout::aligned>,     //
-                                ForwardShape<64, 64, 128, 64, 4, RowLayout::aligned>,     //
-                                ForwardShape<96, 96, 128, 32, 4, RowLayout::aligned>,     //
-                                ForwardShape<128, 128, 128, 32, 4, RowLayout::aligned>,   //
-                                ForwardShape<192, 128, 128, 32, 4, RowLayout::aligned>,   //
-                                ForwardShape<192, 192, 128, 32, 8, RowLayout::aligned>,   //
-                                ForwardShape<256, 256, 128, 32, 8, RowLayout::aligned>,   //
-                                ForwardShape<64, 64, 128, 64, 4, RowLayout::any>,         //
-                                ForwardShape<128, 128, 128, 32, 4, RowLayout::any>,       //
+using ForwardShapes = ShapeList<ForwardShape<32, 32, 128, 64, 4, RowLayout::aligned>,    //
+                                ForwardShape<64, 64, 128, 64, 4, RowLayout::aligned>,    //
+                                ForwardShape<96, 96, 128, 32, 4, RowLayout::aligned>,    //
+                                ForwardShape<128, 128, 128, 32, 4, RowLayout::aligned>,  //
+                                ForwardShape<192, 128, 128, 32, 4, RowLayout::aligned>,  //
+                                ForwardShape<192, 192, 128, 32, 8, RowLayout::aligned>,  //
+                                ForwardShape<256, 256, 128, 32, 8, RowLayout::aligned>,  //
+                                ForwardShape<64, 64, 128, 64, 4, RowLayout::any>,        //
+                                ForwardShape<128, 128, 128, 32, 4, RowLayout::any>,      //
                                 ForwardShape<256, 256, 64, 32, 4, RowLayout::any>>;
 
 /// f(Shape{}) for the shape of this number.
@@ -109,8 +109,8 @@ inline ForwardPlan forward_plan(const CallFacts& call, const DeviceFacts& device
     });
   if (!plan) return plan;
   const std::int64_t heads = std::int64_t{call.shape.batch} * call.shape.heads, blocks = heads * plan.blocks.row_tiles;
-  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ",
-                       plan.threads, " threads, the most is ", std::numeric_limits<Index>::max());
+  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ", plan.threads,
+                       " threads, the most is ", std::numeric_limits<Index>::max());
   // Heads that share keys and values run together, and as many such groups as half of a cache of 32 MiB holds.
   constexpr std::int64_t cached = 16 << 20;
   const std::int64_t group_bytes =
