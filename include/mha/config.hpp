@@ -6,9 +6,15 @@
 /// Compiler facts: the only place that asks which compiler this is.
 #if defined(__CUDACC__)
 #define MHA_HOST_DEVICE __host__ __device__
+#define MHA_KERNEL __device__ __forceinline__
+#define MHA_UNROLL _Pragma("unroll")
 #else
 /// Put it before operator() of a mask or score that should also run on CUDA; elsewhere it is nothing.
 #define MHA_HOST_DEVICE
+/// Before a kernel body and its helpers: device code under nvcc, an ordinary function elsewhere.
+#define MHA_KERNEL inline
+/// Before a loop over registers.
+#define MHA_UNROLL
 #endif
 
 #if !defined(__GNUC__)

@@ -8,20 +8,11 @@
 #include "../../config.hpp"
 #include "../../core/scalar.hpp"
 
-#if defined(__CUDACC__)
-#define MHA_KERNEL __device__ __forceinline__
-#define MHA_UNROLL _Pragma("unroll")
-#else
-/// Put it before a kernel body and its helpers: device code under nvcc, an ordinary function elsewhere.
-#define MHA_KERNEL inline
-/// Put it before a loop over registers.
-#define MHA_UNROLL
-#endif
-
 /// What a kernel body is written against: the operations of one thread of a block, and nothing else of the hardware.
 ///
-/// A body is a function template over its machine. DeviceMachine (device_machine.cuh) turns each operation into an
-/// instruction; the tests run the same body on a host model of a thread block (tests/support/gpu_model).
+/// A body is a function template over its machine, marked MHA_KERNEL (config.hpp). DeviceMachine (device_machine.cuh)
+/// turns each operation into an instruction; the tests run the same body on a host model of a thread block
+/// (tests/support/gpu_model).
 namespace mha::inline v0 {
 namespace cuda {
 
@@ -36,14 +27,14 @@ struct alignas(16) Chunk {
 };
 
 /// A byte address in the shared memory of the block: a number on every machine, never a pointer.
-using Shared = std::uint32_t;
+using Shared = int;
 
 /// The threads that run together, the width of every collective.
 inline constexpr int warp_size = 32;
 
 /// What a thread moves between registers and shared memory at once.
 template <class V>
-concept SharedWord = std::is_trivially_copyable_v<V> && (sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
+concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
 
 /// The operations of a machine. All threads of a block run the body; "collective" says that all 32 lanes of a warp make
 /// the call together, and lane is thread() % 32.
@@ -68,7 +59,8 @@ concept SharedWord = std::is_trivially_copyable_v<V> && (sizeof(V) == 4 || sizeo
 ///   void cp_async16(Shared to, const void* from, bool valid)
 ///                                     begins to copy 16 aligned bytes of global memory, or 16 zeros without reading
 ///   void commit()                     closes the thread's group of copies; always, be it empty
-///   void wait<N>()                    until all but the last N groups have landed: seen by this thread, by others after
+///   void wait<N>()                    until all but the last N groups have landed: seen by this thread, by others
+///   after
 ///                                     the next barrier
 ///
 ///   V load<V>(Shared from)            V a SharedWord, its address a multiple of its size
