@@ -25,8 +25,8 @@ template <class A, int Values> struct FmaShape {
   static_assert(strip_keys % Pack<A>::width == 0 && keys % strip_keys == 0);
 
   // An odd number of packs from row to row, so that 8 rows lie in 8 different groups of banks.
-  static constexpr Shared pitch = (depth + Pack<A>::width) * sizeof(A);
-  static constexpr Shared q_slice = rows * pitch, k_slice = keys * pitch, v_pitch = Values * sizeof(A);
+  static constexpr Shared pitch = (depth + Pack<A>::width) * int{sizeof(A)};
+  static constexpr Shared q_slice = rows * pitch, k_slice = keys * pitch, v_pitch = Values * int{sizeof(A)};
   static constexpr Shared strip = strip_keys * v_pitch;
   static constexpr Shared weights = Tile::rows * Tile::weights_pitch;  // of one warp
 
@@ -38,7 +38,7 @@ template <class A, int Values> struct FmaShape {
   }
   static constexpr Shared bytes(Index head_dim, bool q_stays) {
     return 2 * stage(q_stays) + warps * weights +
-           (q_stays ? static_cast<Shared>((head_dim + depth - 1) / depth) * q_slice : 0);
+           (q_stays ? ((head_dim + depth - 1) / depth) * q_slice : 0);
   }
 };
 
@@ -79,7 +79,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
 
     const Shared stages = m.shared(), weights = stages + 2 * Shape::stage(p.q_stays);
     const Shared queries_at = weights + Shape::warps * Shape::weights;
-    const auto my_weights = [&] { return weights + static_cast<Shared>(m.thread() / warp_size) * Shape::weights; };
+    const auto my_weights = [&] { return weights + (m.thread() / warp_size) * Shape::weights; };
     const auto first_row = [&] { return m.thread() / warp_size * Tile::rows; };
 
     const auto visibility = [&](Index t) {
@@ -124,7 +124,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
           });
     };
     int stage = 0;
-    const auto at_stage = [&] { return stages + static_cast<Shared>(stage) * Shape::stage(p.q_stays); };
+    const auto at_stage = [&] { return stages + stage * Shape::stage(p.q_stays); };
     /// What was asked for last is here for all, and what was there before is read: `ask` fills its place.
     const auto turn = [&](const auto& ask) {
       m.template wait<0>();
@@ -143,7 +143,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     if (t < tiles) {
       if (p.q_stays)
         for (Index slice = 0; slice < slices; ++slice)
-          load_q(queries_at + static_cast<Shared>(slice) * Shape::q_slice, slice);
+          load_q(queries_at + slice * Shape::q_slice, slice);
       load_k(at_stage(), t, 0);
       m.commit();
     }
@@ -158,8 +158,8 @@ template <class Machine, class Shape, class Call> class FmaBlock {
           else
             load_v(to, t, 0);
         });
-        const Shared q = p.q_stays ? queries_at + static_cast<Shared>(slice) * Shape::q_slice : here + Shape::k_slice;
-        Tile::dots(m, logits, q + static_cast<Shared>(first_row()) * Shape::pitch, Shape::pitch, here, Shape::pitch,
+        const Shared q = p.q_stays ? queries_at + slice * Shape::q_slice : here + Shape::k_slice;
+        Tile::dots(m, logits, q + first_row() * Shape::pitch, Shape::pitch, here, Shape::pitch,
                    Shape::slice_packs);
       }
       Tile::apply(
@@ -178,7 +178,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
           else if (after < tiles)
             load_k(to, after, 0);
         });
-        Tile::accumulate(m, state, my_weights() + static_cast<Shared>(strip * Shape::strip_keys) * sizeof(A), here,
+        Tile::accumulate(m, state, my_weights() + strip * Shape::strip_keys * int{sizeof(A)}, here,
                          Shape::v_pitch, Shape::strip_keys, guarded);
       }
       t = after;

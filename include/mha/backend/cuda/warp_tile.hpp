@@ -14,7 +14,7 @@ namespace mha::inline v0::cuda {
 
 /// The numbers of 16 bytes.
 template <class A> struct alignas(16) Pack {
-  static constexpr int width = 16 / static_cast<int>(sizeof(A));
+  static constexpr int width = 16 / int{sizeof(A)};
   A x[std::size_t{16 / sizeof(A)}];
 };
 
@@ -42,7 +42,7 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
   static constexpr int groups = 4, lanes = 8, width = Pack<A>::width;
   static constexpr int rows = groups * Rows, keys = lanes * Keys, values = lanes * Packs * width;
   static constexpr int rows_per_lane = Rows, keys_per_lane = Keys, packs_per_lane = Packs;
-  static constexpr Shared weights_pitch = (keys + width) * sizeof(A);  // an odd number of packs
+  static constexpr Shared weights_pitch = (keys + width) * int{sizeof(A)};  // an odd number of packs
 
   struct Logits { A s[std::size_t{Rows}][std::size_t{Keys}]; };
   struct State {
@@ -68,14 +68,14 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
   template <class Machine>
   MHA_KERNEL static void dots(Machine& m, Logits& logits, Shared q, Shared q_pitch, Shared k, Shared k_pitch,
                               int packs) {
-    q += static_cast<Shared>(group(m)) * q_pitch;
-    k += static_cast<Shared>(lane(m)) * k_pitch;
+    q += group(m) * q_pitch;
+    k += lane(m) * k_pitch;
     for (int d = 0; d < packs; ++d, q += 16, k += 16) {
       Pack<A> key[std::size_t{Keys}];
       MHA_UNROLL for (int j = 0; j < Keys; ++j)
-        key[j] = m.template load<Pack<A>>(k + static_cast<Shared>(j * lanes) * k_pitch);
+        key[j] = m.template load<Pack<A>>(k + j * lanes * k_pitch);
       MHA_UNROLL for (int i = 0; i < Rows; ++i) {
-        const Pack<A> query = m.template load<Pack<A>>(q + static_cast<Shared>(i * groups) * q_pitch);
+        const Pack<A> query = m.template load<Pack<A>>(q + i * groups * q_pitch);
         MHA_UNROLL for (int e = 0; e < width; ++e)
           MHA_UNROLL for (int j = 0; j < Keys; ++j)
             logits.s[i][j] = m.fma(query.x[e], key[j].x[e], logits.s[i][j]);
@@ -111,7 +111,7 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
   /// key of this lane is hidden.
   template <class Machine> MHA_KERNEL static bool weigh(Machine& m, Logits& logits, State& state, Shared to) {
     constexpr A log2e = A(1.44269504088896340736);
-    to += static_cast<Shared>(group(m)) * weights_pitch + static_cast<Shared>(lane(m)) * sizeof(A);
+    to += group(m) * weights_pitch + lane(m) * int{sizeof(A)};
     bool hidden = false;
     MHA_UNROLL for (int i = 0; i < Rows; ++i) {
       A top = state.max[i];
@@ -127,7 +127,7 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
         const A weight = none ? hidden_weight<A>() : m.exp2((s - shift) * log2e);
         hidden = hidden || none;
         sum += weight;
-        m.store(to + static_cast<Shared>(i * groups) * weights_pitch + static_cast<Shared>(j * lanes) * sizeof(A),
+        m.store(to + i * groups * weights_pitch + j * lanes * int{sizeof(A)},
                 weight);
       }
       state.sum[i] = sum;
@@ -140,15 +140,15 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
   /// o += weights (rows, count) · v (count, values); count is a multiple of `width`.
   template <bool Guarded, class Machine>
   MHA_KERNEL static void values_of(Machine& m, State& state, Shared weights, Shared v, Shared v_pitch, int count) {
-    weights += static_cast<Shared>(group(m)) * weights_pitch;
-    v += static_cast<Shared>(lane(m)) * 16;
+    weights += group(m) * weights_pitch;
+    v += lane(m) * 16;
     for (int k = 0; k < count; k += width, weights += 16) {
       Pack<A> weight[std::size_t{Rows}];
       MHA_UNROLL for (int i = 0; i < Rows; ++i)
-        weight[i] = m.template load<Pack<A>>(weights + static_cast<Shared>(i * groups) * weights_pitch);
+        weight[i] = m.template load<Pack<A>>(weights + i * groups * weights_pitch);
       MHA_UNROLL for (int e = 0; e < width; ++e, v += v_pitch)
         MHA_UNROLL for (int c = 0; c < Packs; ++c) {
-          const Pack<A> value = m.template load<Pack<A>>(v + static_cast<Shared>(c * lanes) * 16);
+          const Pack<A> value = m.template load<Pack<A>>(v + c * lanes * 16);
           MHA_UNROLL for (int i = 0; i < Rows; ++i)
             if (!Guarded || !is_hidden_weight(weight[i].x[e]))
               MHA_UNROLL for (int x = 0; x < width; ++x)
@@ -196,7 +196,7 @@ MHA_KERNEL void stage_rows(Machine& m, int worker, int workers, Shared to, Share
   for (int i = worker; i < rows * Packs; i += workers) {
     const int r = i / Packs, c = i % Packs;
     const Index begin = first + c * width;
-    const Shared at = to + static_cast<Shared>(r) * pitch + static_cast<Shared>(c) * 16;
+    const Shared at = to + r * pitch + c * 16;
     if constexpr (std::is_same_v<T, A>)
       if (aligned) {
         const bool inside = r < valid && begin < elements;
