@@ -28,9 +28,9 @@ struct AttendSizes {
   Index batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, dim = 16, value_dim = 16;
   Rows rows = Rows::blhd;
   bool ragged = false, sink = false, poison_hidden = true;
-  double scale = 0;    ///< 1/√D if 0
+  double scale = 0;         ///< 1/√D if 0
   Index origin = -1000000;  ///< Lk − Lq if not given
-  double spread = 1;   ///< of the values of q and k
+  double spread = 1;        ///< of the values of q and k
 
   std::string text() const {
     std::string s = "B " + std::to_string(batch) + " Lq " + std::to_string(queries) + " Lk " + std::to_string(keys) +
@@ -45,8 +45,8 @@ struct AttendSizes {
 
 /// How far a result may be from the exact one, in units of the arithmetic: see AttendCase::check.
 struct AttendBound {
-  double roundings = 64;      ///< of a weight, in half units in the last place of the accumulator
-  double weight_rounding = 0; ///< relative error of a weight that is stored in less than the accumulator
+  double roundings = 64;       ///< of a weight, in half units in the last place of the accumulator
+  double weight_rounding = 0;  ///< relative error of a weight that is stored in less than the accumulator
 };
 
 /// Elements (B, L, H, D) somewhere in a vector that is poison elsewhere.
@@ -116,8 +116,8 @@ template <class T, class M, class S> class AttendCase {
     for (Index h = 0; h < sizes.heads; ++h) sinks_.push_back(static_cast<float>(random.normal() + 1));
 
     const mha::TensorView<const T, 4> k = k_.view, v = v_.view;
-    call_ = new Call{q_.view, {k, v, nullptr}, make_mask(shape), make_score(shape), out_.view, lse_.view(), shape,
-                     sizes.kv_heads, sizes.dim, sizes.value_dim, A(0)};
+    call_ = new Call{q_.view, {k, v, nullptr}, make_mask(shape), make_score(shape), out_.view, lse_.view(),
+                     shape,   sizes.kv_heads,  sizes.dim,        sizes.value_dim,   A(0)};
     call_->scale = static_cast<A>(sizes.scale != 0 ? sizes.scale : 1 / std::sqrt(double(sizes.dim)));
     if (sizes.ragged) {
       call_->q_offsets = q_offsets_.data();
@@ -147,7 +147,8 @@ template <class T, class M, class S> class AttendCase {
 
   /// Compares outputs and log-sum-exps with the formula in double.
   ///
-  /// A logit is off by at most δ = (D + 8)·u·scale·Σ|q·k| + 4·u·|s|, so a weight by a factor within 1 ± (2δ + roundings·u
+  /// A logit is off by at most δ = (D + 8)·u·scale·Σ|q·k| + 4·u·|s|, so a weight by a factor within 1 ± (2δ +
+  /// roundings·u
   /// + weight_rounding), and a sum of n terms by n·u of Σ|w·v|: the errors of numerator and denominator add. Scores
   /// must not be steeper than 1.
   void check(Worst& worst, AttendBound bound = {}) const {
@@ -158,8 +159,8 @@ template <class T, class M, class S> class AttendCase {
     for (Index b = 0; b < call.shape.batch; ++b)
       for (Index h = 0; h < call.shape.heads; ++h)
         for (Index i = 0; i < call.queries(b); ++i) {
-          const std::string place = sizes_.text() + " at b " + std::to_string(b) + " h " + std::to_string(h) + " i " +
-                                    std::to_string(i);
+          const std::string place =
+              sizes_.text() + " at b " + std::to_string(b) + " h " + std::to_string(h) + " i " + std::to_string(i);
           const Index keys = call.keys(b), position = call.position(b, i);
           logit.assign(static_cast<std::size_t>(keys), 0);
           visible.assign(static_cast<std::size_t>(keys), 0);
@@ -245,7 +246,8 @@ template <class T, class M, class S> class AttendCase {
             for (Index i = 0; call.kv_head(h) == g && i < call.queries(b) && !seen; ++i)
               seen = call.mask(b, h, call.position(b, i), k);
           if (seen) continue;
-          const Index sequence = sizes_.ragged ? 0 : b, row = sizes_.ragged ? k_offsets_[static_cast<std::size_t>(b)] + k : k;
+          const Index sequence = sizes_.ragged ? 0 : b,
+                      row = sizes_.ragged ? k_offsets_[static_cast<std::size_t>(b)] + k : k;
           const T bad = k % 2 == 0 ? poison<T>() : T(std::numeric_limits<float>::infinity());
           for (Index d = 0; d < call.head_dim; ++d) k_.view(sequence, row, g, d) = bad;
           for (Index d = 0; d < call.value_dim; ++d) v_.view(sequence, row, g, d) = bad;

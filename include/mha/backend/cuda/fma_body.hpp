@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "../../policy/mask.hpp"
@@ -30,15 +31,14 @@ template <class A, int Values> struct FmaShape {
   static constexpr Shared strip = strip_keys * v_pitch;
   static constexpr Shared weights = Tile::rows * Tile::weights_pitch;  // of one warp
 
-  /// Shared memory of a block: stages of a slice or a strip each, weights, queries. Queries that do not stay travel with
-  /// the keys.
+  /// Shared memory of a block: stages of a slice or a strip each, weights, queries. Queries that do not stay travel
+  /// with the keys.
   MHA_HOST_DEVICE static constexpr Shared stage(bool q_stays) {
     const Shared keys_bytes = k_slice + (q_stays ? 0 : q_slice);
     return keys_bytes > strip ? keys_bytes : strip;
   }
   static constexpr Shared bytes(Index head_dim, bool q_stays) {
-    return 2 * stage(q_stays) + warps * weights +
-           (q_stays ? ((head_dim + depth - 1) / depth) * q_slice : 0);
+    return 2 * stage(q_stays) + warps * weights + (q_stays ? ((head_dim + depth - 1) / depth) * q_slice : 0);
   }
 };
 
@@ -74,7 +74,8 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     const Index queries = call.queries(b), keys = call.keys(b);
     if (q0 >= queries) return;
     const Index count = queries - q0 < Shape::rows ? queries - q0 : Shape::rows;
-    const Index tiles = (keys + Shape::keys - 1) / Shape::keys, slices = (call.head_dim + Shape::depth - 1) / Shape::depth;
+    const Index tiles = (keys + Shape::keys - 1) / Shape::keys,
+                slices = (call.head_dim + Shape::depth - 1) / Shape::depth;
     constexpr int strips = Shape::keys / Shape::strip_keys;
 
     const Shared stages = m.shared(), weights = stages + 2 * Shape::stage(p.q_stays);
@@ -94,32 +95,25 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     };
 
     const auto load_q = [&](Shared to, Index slice) {
-      stage_rows<A, Shape::slice_packs>(
-          m, m.thread(), Shape::threads, to, Shape::pitch, Shape::rows, count, slice * Shape::depth, call.head_dim,
-          call.q.stride[3], p.aligned, [&](Index r) { return call.query(b, q0 + r, h); });
+      stage_rows<A, Shape::slice_packs>(m, m.thread(), Shape::threads, Shape::rows, count, slice * Shape::depth,
+                                        call.head_dim, call.q.stride[3], p.aligned, rows_at(to, Shape::pitch),
+                                        [&](Index r) { return call.query(b, q0 + r, h); });
     };
     const auto load_k = [&](Shared to, Index t, Index slice) {
       const Index k0 = t * Shape::keys;
       const auto run = call.kv.run(b, g, k0, keys);
       stage_rows<A, Shape::slice_packs>(
-          m, m.thread(), Shape::threads, to, Shape::pitch, Shape::keys, keys - k0, slice * Shape::depth, call.head_dim,
-          1, p.aligned, [&](Index r) {
-            return r < run.count ? run.key + r * run.key_stride : call.kv.run(b, g, k0 + r, keys).key;
-          });
+          m, m.thread(), Shape::threads, Shape::keys, keys - k0, slice * Shape::depth, call.head_dim, 1, p.aligned,
+          rows_at(to, Shape::pitch),
+          [&](Index r) { return r < run.count ? run.key + r * run.key_stride : call.kv.run(b, g, k0 + r, keys).key; });
       if (!p.q_stays) load_q(to + Shape::k_slice, slice);
     };
     const auto load_v = [&](Shared to, Index t, int strip) {
-      const Index k0 = t * Shape::keys + strip * Shape::strip_keys;
-      if (k0 >= keys) {  // nothing of the strip is there; its weights are hidden and its zeros are not read
-        stage_rows<A, Shape::values / width>(
-            m, m.thread(), Shape::threads, to, Shape::v_pitch, Shape::strip_keys, 0, 0, 0, 1, false,
-            [&](Index) { return static_cast<const T*>(nullptr); });
-        return;
-      }
-      const auto run = call.kv.run(b, g, k0, keys);
+      const Index first = t * Shape::keys + strip * Shape::strip_keys, k0 = first < keys ? first : keys - 1;
+      const auto run = call.kv.run(b, g, k0, keys);  // beyond the keys: zeros
       stage_rows<A, Shape::values / width>(
-          m, m.thread(), Shape::threads, to, Shape::v_pitch, Shape::strip_keys, keys - k0, part * Shape::values,
-          call.value_dim, 1, p.aligned, [&](Index r) {
+          m, m.thread(), Shape::threads, Shape::strip_keys, keys - first, part * Shape::values, call.value_dim, 1,
+          p.aligned, rows_at(to, Shape::v_pitch), [&](Index r) {
             return r < run.count ? run.value + r * run.value_stride : call.kv.run(b, g, k0 + r, keys).value;
           });
     };
@@ -142,8 +136,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     Index t = next(0);
     if (t < tiles) {
       if (p.q_stays)
-        for (Index slice = 0; slice < slices; ++slice)
-          load_q(queries_at + slice * Shape::q_slice, slice);
+        for (Index slice = 0; slice < slices; ++slice) load_q(queries_at + slice * Shape::q_slice, slice);
       load_k(at_stage(), t, 0);
       m.commit();
     }
@@ -159,8 +152,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
             load_v(to, t, 0);
         });
         const Shared q = p.q_stays ? queries_at + slice * Shape::q_slice : here + Shape::k_slice;
-        Tile::dots(m, logits, q + first_row() * Shape::pitch, Shape::pitch, here, Shape::pitch,
-                   Shape::slice_packs);
+        Tile::dots(m, logits, q + first_row() * Shape::pitch, Shape::pitch, here, Shape::pitch, Shape::slice_packs);
       }
       Tile::apply(
           m, logits, call, b, t * Shape::keys, keys, visibility(t) != TileVisibility::full,
@@ -178,8 +170,8 @@ template <class Machine, class Shape, class Call> class FmaBlock {
           else if (after < tiles)
             load_k(to, after, 0);
         });
-        Tile::accumulate(m, state, my_weights() + strip * Shape::strip_keys * int{sizeof(A)}, here,
-                         Shape::v_pitch, Shape::strip_keys, guarded);
+        Tile::accumulate(m, state, my_weights() + strip * Shape::strip_keys * int{sizeof(A)}, here, Shape::v_pitch,
+                         Shape::strip_keys, guarded);
       }
       t = after;
     }
@@ -197,20 +189,6 @@ template <class Machine, class Shape, class Call> class FmaBlock {
         store_values(m, out, call.out.stride[3], first, call.value_dim, state.o[i][c], end.inverse, p.wide_out);
       }
     }
-  }
-
- private:
-  MHA_KERNEL static void store_values(Machine& m, T* out, std::ptrdiff_t stride, Index first, Index end,
-                                      const A (&o)[std::size_t{width}], A inverse, bool wide) {
-    if constexpr (std::is_same_v<T, A>)
-      if (wide) {
-        Pack<A> x;
-        MHA_UNROLL for (int e = 0; e < width; ++e) x.x[e] = o[e] * inverse;
-        if (first < end) m.store_global(reinterpret_cast<Pack<A>*>(out + first), x);
-        return;
-      }
-    MHA_UNROLL for (int e = 0; e < width; ++e)
-      if (first + e < end) m.store_global(out + (first + e) * stride, static_cast<T>(o[e] * inverse));
   }
 };
 

@@ -9,10 +9,12 @@
 namespace mha::inline v0::cuda {
 
 /// Tiles [begin, end) of keys.
-struct TileRange { Index begin, end; };
+struct TileRange {
+  Index begin, end;
+};
 
-/// What chunk c of `chunks` gets of `tiles` tiles: neighbours without gaps, sizes that differ by one at most, none empty
-/// while there are as many tiles as chunks.
+/// What chunk c of `chunks` gets of `tiles` tiles: neighbours without gaps, sizes that differ by one at most, none
+/// empty while there are as many tiles as chunks.
 MHA_HOST_DEVICE constexpr TileRange chunk_of(Index tiles, Index chunks, Index c) {
   const Index each = tiles / chunks, longer = tiles % chunks;
   const Index begin = c * each + (c < longer ? c : longer);

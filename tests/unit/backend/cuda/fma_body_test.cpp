@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <mha/backend/cuda/fma_body.hpp>
+#include <vector>
 
 #include <gtest/gtest.h>
 
-#include <vector>
-
+#include <mha/backend/cuda/fma_body.hpp>
 #include <mha/policy/mask/positional.hpp>
 
 #include "attend_case.hpp"
