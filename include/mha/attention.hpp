@@ -34,34 +34,43 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
   static_assert(std::is_same_v<T, ScalarOf<K>> && std::is_same_v<T, ScalarOf<V>> && std::is_same_v<T, ScalarOf<Out>>,
                 "mha: attention needs q, k, v and out of one scalar type (see mha/attention.hpp)");
   detail::check_call_arguments<Extra...>();
+  detail::check_memory_of<B, Out, Q, K, V>();
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
   auto frame = workspace.frame();
   const TensorView<T, 4> to = detail::with_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
   const auto keys = detail::read_heads(k), values = detail::read_heads(v);
-  auto call =
-      detail::attend_call<T>("attention", to, detail::read_heads(q), keys, values, detail::collect_masks(extra...),
-                             detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-                             detail::collect_options<Accumulator<T>>(extra...), frame);
+  auto call = detail::attend_call<T, detail::memory_of<B>>(
+      "attention", to, detail::read_heads(q), keys, values, detail::collect_masks(extra...),
+      detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
+      detail::collect_options<Accumulator<T>>(extra...), frame);
   detail::require_supported<B>("attention");
+  detail::require_reachable<B>("attention", "q", call.q);
+  detail::require_reachable<B>("attention", "k", keys);
+  detail::require_reachable<B>("attention", "v", values);
+  detail::require_reachable<B>("attention", "out", to);
+  detail::require_reachable<B>("attention", "log-sum-exp", call.log_sum_exp);
   Tensor<T, 4> key_copy, value_copy;
-  call.kv.key = detail::unit_rows(keys, frame, key_copy);
-  call.kv.value = detail::unit_rows(values, frame, value_copy);
-  detail::run<B>(call, workspace);
+  const detail::ItemsOn<B> items{workspace};
+  call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
+  call.kv.value = detail::unit_rows(values, frame, value_copy, items);
+  detail::run<B>(detail::staged<B>(call, frame, workspace), workspace);
 }
 
-/// attention_into() with the result returned: a row-major Eigen matrix for Eigen inputs, a Tensor otherwise.
+/// attention_into() with the result returned: a row-major Eigen matrix for Eigen inputs, the backend's tensor
+/// otherwise.
 template <Backend B = Cpu, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>
 auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
+  using Result = detail::ResultOn<B, Q>;
   const auto queries = detail::read_heads(q);
   const auto values = detail::read_heads(v);
   auto out = [&] {
     if constexpr (ViewTraits<Q>::rank == 2)
-      return detail::ResultOf<Q>::make(queries.length(), values.dim());
+      return Result::make(queries.length(), values.dim());
     else if constexpr (ViewTraits<Q>::rank == 3)
-      return detail::ResultOf<Q>::make(queries.length(), queries.heads(), values.dim());
+      return Result::make(queries.length(), queries.heads(), values.dim());
     else
-      return detail::ResultOf<Q>::make(queries.batch(), queries.length(), queries.heads(), values.dim());
+      return Result::make(queries.batch(), queries.length(), queries.heads(), values.dim());
   }();
   attention_into<B>(out, q, k, v, extra...);
   return out;
@@ -77,6 +86,7 @@ template <Backend B = Cpu, AttentionTensor Q, AttentionTensor K, class... Extra>
 Tensor<Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Extra&&... extra) {
   using T = ScalarOf<Q>;
   static_assert(std::is_same_v<T, ScalarOf<K>>, "mha: attention_weights needs q and k of one scalar type");
+  detail::check_memory_of<B, Q, K>();
   detail::check_weights_arguments<Extra...>();
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
@@ -105,6 +115,7 @@ template <ViewableOfRank<4> Out, ViewableOfRank<3> Lse, ViewableOfRank<4> OtherO
 void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherLse& other_log_sum_exp) {
   using T = ScalarOf<Out>;
   using A = ScalarOf<Lse>;
+  detail::check_memory_of<Cpu, Out, Lse, OtherOut, OtherLse>();
   const TensorView<T, 4> o = ViewTraits<std::remove_cvref_t<Out>>::view(out);
   const TensorView<A, 3> l = ViewTraits<std::remove_cvref_t<Lse>>::view(log_sum_exp);
   const TensorView<const T, 4> p = ViewTraits<OtherOut>::view(other_out);

@@ -19,6 +19,14 @@ namespace mha::inline v0 {
 
 namespace detail {
 
+/// The sentence for tensors that the backend's machine does not reach.
+template <class B, class... Owners> constexpr void check_memory_of() {
+  static_assert(
+      (may_lie_in<Owners, memory_of<B>>() && ...),
+      "mha: a tensor lies in the memory of another machine than the one this backend computes on: copy it first "
+      "with mha::to_device() or mha::to_host() (see mha/backend/cuda/device_tensor.hpp)");
+}
+
 /// One head (L, D), one sequence (L, H, D) or a batch (B, L, H, D), as four axes.
 template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 4>& v) { return v; }
 template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 2>& v) {
@@ -33,22 +41,42 @@ template <class Owner> constexpr auto read_heads(const Owner& owner) {
   return v;
 }
 
+/// to = from, both (B, L, H, D), as Items: rows are those of every head.
+template <class T> struct CopyHeads {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const T, 4> from;
+  TensorView<T, 4> to;
+
+  CopyHeads(const TensorView<const T, 4>& source, const TensorView<T, 4>& target)
+      : rows(std::ptrdiff_t{source.batch()} * source.length() * source.heads()),
+        columns(source.dim()),
+        cost(1),
+        from(source),
+        to(target) {}
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index d) const {
+    const std::ptrdiff_t h = row % from.extent[2], position = row / from.extent[2];
+    const std::ptrdiff_t b = position / from.extent[1], l = position % from.extent[1];
+    to(b, l, h, d) = from(b, l, h, d);
+  }
+};
+
 /// Rows contiguous along the last axis, as a KvRun promises: packed once if they are not (Eigen's column-major
 /// default).
-template <class T>
-TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Workspace::Frame& frame, Tensor<T, 4>& copy) {
+template <class T, class Frame, class Run = SerialItems>
+TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Frame& frame, Tensor<T, 4>& copy,
+                                 const Run& run = {}) {
   if (v.stride[3] == 1 || v.extent[3] <= 1) return v;
   TensorView<T, 4> to;
   if constexpr (std::is_trivially_copyable_v<T>) {
-    to = view(frame.take<T>(static_cast<std::size_t>(v.size())), v.extent[0], v.extent[1], v.extent[2], v.extent[3]);
+    to = view(frame.template take<T>(static_cast<std::size_t>(v.size())), v.extent[0], v.extent[1], v.extent[2],
+              v.extent[3]);
   } else {
     copy = Tensor<T, 4>(v.extent[0], v.extent[1], v.extent[2], v.extent[3]);
     to = copy.view();
   }
-  for (Index b = 0; b < v.extent[0]; ++b)
-    for (Index l = 0; l < v.extent[1]; ++l)
-      for (Index h = 0; h < v.extent[2]; ++h)
-        for (Index d = 0; d < v.extent[3]; ++d) to(b, l, h, d) = v(b, l, h, d);
+  run(CopyHeads<T>(v, to));
   return to;
 }
 
@@ -64,7 +92,7 @@ inline void require_no_batch(const char* name, Index batch) {
 /// Row numbers that cut `rows` packed rows into sequences.
 inline void require_offsets(const char* name, const char* tensor, const Borrowed<Index>& offsets, Index rows) {
   require(offsets.memory == Memory::host, name, ": the offsets of ", tensor,
-          " are in device memory, the backend computes on the host");
+          " are in device memory, they are read and checked on the host");
   require(offsets.size >= 1 && offsets.data != nullptr, name, ": Packed has ", offsets.size, " offsets for ", tensor,
           ", one more than the sequences are wanted");
   require(offsets[0] == 0, name, ": the first offset of ", tensor, " is ", offsets[0], ", it must be 0");
@@ -97,7 +125,7 @@ CallShape call_shape(const char* name, Index batch, Index heads, Index queries, 
     if (origin) {
       shape.origin = *origin;
     } else {
-      Index* const each = frame.template take<Index>(static_cast<std::size_t>(shape.batch));
+      Index* const each = frame.template take_host<Index>(static_cast<std::size_t>(shape.batch));
       for (Index b = 0; b < shape.batch; ++b) each[b] = (k[b + 1] - k[b]) - (q[b + 1] - q[b]);
       shape.origin = Origins(each);
     }
@@ -110,8 +138,23 @@ CallShape call_shape(const char* name, Index batch, Index heads, Index queries, 
   return shape;
 }
 
+/// The policy a kernel gets, its data in the memory that the backend computes in.
+template <Memory where, class P>
+constexpr auto prepared_for(const char* name, const P& policy, const CallShape& shape) {
+  const auto ready = mha::prepared(policy, shape);
+  const auto checked = [&](const auto& data) {
+    if constexpr (requires { data.memory; })
+      if (data.memory != where && data.size > 0)
+        fail(name, where == Memory::host ? ": a policy borrows device memory, but the backend computes on the host"
+                                         : ": a policy borrows host memory, but the backend computes on a device: give "
+                                           "mha::on_device(policy), made once");
+    return data;
+  };
+  return with_data(ready, checked);
+}
+
 /// Checks q and k against each other and prepares the policies: everything of a call but its values and outputs.
-template <class T, class M, class S, class Sink, class Frame>
+template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
 auto checked_call(const char* name, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k, const M& mask,
                   const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
   using A = Accumulator<T>;
@@ -130,17 +173,15 @@ auto checked_call(const char* name, const TensorView<const T, 4>& q, const Tenso
       require(std::abs(*options.scale) <= double(std::numeric_limits<A>::max()), name, ": the scale ", *options.scale,
               " is beyond the largest number of the accumulator, ", double(std::numeric_limits<A>::max()));
   }
-  const auto on_host = [&](const auto& borrowed) {
-    if (borrowed.memory != Memory::host)
-      fail(name, ": a policy borrows device memory, but the backend computes on the host");
-    return borrowed;
-  };
-  const auto ready_mask = mha::prepared(with_data(mask, on_host), shape);
-  const auto ready_score = mha::prepared(with_data(score, on_host), shape);
+  const auto ready_mask = prepared_for<where>(name, mask, shape);
+  const auto ready_score = prepared_for<where>(name, score, shape);
   AttendCall<T, ContiguousKv<T>, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>>
       call{q, {k, k}, ready_mask, ready_score, {}, {}, shape, k.heads(), q.dim(), q.dim(), A(0)};
   call.scale = static_cast<A>(options.scale ? *options.scale : 1 / std::sqrt(double(q.dim())));
   call.sink = sink.logits(q.heads());
+  require(call.sink.memory == where || call.sink.size == 0, name, ": the Sink's logits are in ",
+          where == Memory::host ? "device memory, but the backend computes on the host"
+                                : "host memory, but the backend computes on a device: give mha::on_device(sink)");
   if (options.packed) {
     const Packed& p = *options.packed;
     call.q_offsets = p.query_offsets.data;
@@ -150,7 +191,7 @@ auto checked_call(const char* name, const TensorView<const T, 4>& q, const Tenso
 }
 
 /// A whole call, checked before anything is computed; k and v have contiguous rows by the time it runs.
-template <class T, class M, class S, class Sink, class Frame>
+template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
 auto attend_call(const char* name, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
                  const TensorView<const T, 4>& k, const TensorView<const T, 4>& v, const M& mask, const S& score,
                  const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
@@ -163,7 +204,7 @@ auto attend_call(const char* name, const TensorView<T, 4>& out, const TensorView
   require_equal(name, "length", "q", q.length(), "out", out.length());
   require_equal(name, "heads", "q", q.heads(), "out", out.heads());
   require_equal(name, "head size", "v", v.dim(), "out", out.dim());
-  auto call = checked_call<T>(name, q, k, mask, score, sink, options, frame);
+  auto call = checked_call<T, where>(name, q, k, mask, score, sink, options, frame);
   if (options.log_sum_exp) {
     const auto& to = *options.log_sum_exp;
     require_data(name, "log-sum-exp", to);
@@ -176,6 +217,36 @@ auto attend_call(const char* name, const TensorView<T, 4>& out, const TensorView
   call.value_dim = v.dim();
   call.out = out;
   return call;
+}
+
+/// The call as a backend gets it that does not reach the host's memory: its offsets and origins in memory of its own.
+template <class B, class Call, class Frame> Call staged(Call call, Frame& frame, typename B::Workspace& workspace) {
+  if constexpr (!computes_on_host<B>) {
+    const auto there = [&](const Index* here, Index n) {
+      return here != nullptr ? B{}.stage(here, n, frame, workspace) : nullptr;
+    };
+    const Index batch = call.shape.batch;
+    const bool same = call.k_offsets == call.q_offsets;
+    const Origins here = call.shape.origin;
+    call.q_offsets = call.shape.query_offsets = there(call.q_offsets, batch + 1);
+    call.k_offsets = call.kv.offsets = same ? call.q_offsets : there(call.k_offsets, batch + 1);
+    call.shape.origin.each = there(here.each, batch);
+    const auto moved = [&](const auto& data) {
+      auto result = data;
+      if constexpr (std::is_same_v<decltype(result), Origins>)
+        if (data.each != nullptr) result = call.shape.origin;
+      return result;
+    };
+    call.mask = with_data(call.mask, moved);
+    call.score = with_data(call.score, moved);
+  }
+  return call;
+}
+
+/// The tensor's memory is one that the backend's machine reaches, where that can be told.
+template <class B, class View> void require_reachable(const char* call, const char* name, const View& v) {
+  if constexpr (!computes_on_host<B>)
+    if (v.data != nullptr && v.size() > 0) B{}.require_reachable(call, name, v.data);
 }
 
 template <class B, class Call> void run(const Call& call, typename B::Workspace& workspace) {

@@ -81,7 +81,7 @@ TEST(Offsets, CutTheRowsIntoSequences) {
 struct CountingFrame {
   int taken = 0;
   std::vector<Index> memory;
-  template <class T> T* take(std::size_t n) {
+  template <class T> T* take_host(std::size_t n) {
     ++taken;
     memory.assign(n, -99);
     return memory.data();

@@ -8,7 +8,9 @@
 
 #include "../cache/kv_source.hpp"
 #include "../core/borrowed.hpp"
+#include "../core/items.hpp"
 #include "../core/scalar.hpp"
+#include "../core/tensor.hpp"
 #include "../core/workspace.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/mask/positional.hpp"
@@ -116,7 +118,17 @@ struct Support {
 ///   void gemm(const PackedGemmCall<T, Packed>&, Workspace&) const
 /// A layer packs its matrices once, of whatever K each; the parts of one call share theirs.
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
-/// softmax. tests/support/plain_backend.hpp is a whole one in a hundred lines.
+/// softmax; `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them;
+/// `static constexpr bool side_by_side = true`: results of one PackedGemmCall lie beside each other in every row.
+/// A backend whose memory the host does not reach says `static constexpr Memory memory = Memory::device` and has all
+/// of:
+///   template <class T, int Rank> using Tensor          what calls return
+///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const      numbers of one call, from the host's
+///   memory auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`
+///   template <class P> auto keep(const P&) const       a policy that a layer owns, its data in the backend's memory
+///   void require_reachable(const char* call, const char* tensor, const void*) const
+/// and `for_each_item`, pack() and its gemm(); take_host() of its Workspace's frames gives memory of the host.
+/// tests/support/plain_backend.hpp is a whole one in a hundred lines.
 template <class B>
 concept Backend = std::default_initializable<B> &&
     requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
@@ -127,6 +139,37 @@ concept Backend = std::default_initializable<B> &&
   backend.attend(call, workspace);
   { backend.template explain<float>(plan) } -> std::convertible_to<std::string>;
 };
+
+namespace detail {
+
+template <class B> constexpr Memory memory_of = Memory::host;
+template <class B>
+requires requires { B::memory; }
+constexpr Memory memory_of<B> = B::memory;
+template <class B> constexpr bool computes_on_host = memory_of<B> == Memory::host;
+
+template <class B> struct TensorsOf { template <class T, int Rank> using Tensor = mha::Tensor<T, Rank>; };
+template <class B>
+requires(!computes_on_host<B>) struct TensorsOf<B> {
+  template <class T, int Rank> using Tensor = typename B::template Tensor<T, Rank>;
+};
+/// An owning tensor in the backend's memory.
+template <class B, class T, int Rank> using TensorOf = typename TensorsOf<B>::template Tensor<T, Rank>;
+/// What a call on the backend returns for an input of this type.
+template <class B, class Owner> using ResultOn = ResultOf<Owner, TensorsOf<B>::template Tensor>;
+
+/// Runs items on the backend.
+template <class B> struct ItemsOn {
+  typename B::Workspace& workspace;
+  template <Items I> void operator()(const I& items) const {
+    if constexpr (requires(const B backend) { backend.for_each_item(items, workspace); })
+      B{}.for_each_item(items, workspace);
+    else
+      run_serially(items);
+  }
+};
+
+}  // namespace detail
 
 /// A backend that multiplies by weights it packed once.
 template <class B, class T>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <concepts>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -16,6 +18,7 @@
 
 #include "../config.hpp"
 #include "../core/check.hpp"
+#include "../core/items.hpp"
 
 namespace mha::inline v0 {
 
@@ -165,6 +168,20 @@ class Pool {
   bool stop_ = false;
   static inline thread_local bool inside_ = false;
 };
+
+}  // namespace detail
+
+namespace detail {
+
+/// Every item once, rows shared among the workers where there is enough to do.
+template <Items I, Executor Threads> void run_items(const I& items, const Threads& threads) {
+  constexpr double enough = 1 << 18;  // below, waking threads takes longer than the work
+  constexpr Index tasks_per_worker = 4;
+  if (double(items.rows) * items.columns * items.cost < enough) return run_serially(items);
+  const auto tasks = static_cast<Index>(std::min<std::ptrdiff_t>(items.rows, tasks_per_worker * threads.workers()));
+  threads.run(tasks,
+              [&](Index task, Index) { run_rows(items, items.rows * task / tasks, items.rows * (task + 1) / tasks); });
+}
 
 }  // namespace detail
 

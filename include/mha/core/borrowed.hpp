@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -44,6 +45,13 @@ template <class T> struct Borrowed {
   = delete;
 
   MHA_HOST_DEVICE constexpr const T& operator[](Index i) const { return data[i]; }
+};
+
+/// The elements of a table that a policy value points at and does not own, from the first to the last in memory.
+template <class T> struct BorrowedTable {
+  const T* data = nullptr;
+  std::ptrdiff_t size = 0;
+  Memory memory = Memory::host;
 };
 
 }  // namespace mha::inline v0

@@ -113,20 +113,22 @@ template <class T, int Rank> class Tensor {
 template <class T, int Rank> struct ViewTraits<Tensor<T, Rank>> {
   using Scalar = T;
   static constexpr int rank = Rank;
+  static constexpr Memory memory = Memory::host;
   static TensorView<T, Rank> view(Tensor<T, Rank>& t) { return t.view(); }
   static TensorView<const T, Rank> view(const Tensor<T, Rank>& t) { return t.view(); }
 };
 
 namespace detail {
 
-/// What attention and the layer return for an input of this type: a Tensor, unless its ViewTraits know better (Eigen).
-template <class Owner> struct ResultOf {
+/// What attention and the layer return for an input of this type: the backend's tensor, unless the input's ViewTraits
+/// know better (Eigen).
+template <class Owner, template <class, int> class TensorOf = Tensor> struct ResultOf {
   using Traits = ViewTraits<Owner>;
   template <class... I> static auto make(I... extents) {
     if constexpr (requires { Traits::make(extents...); })
       return Traits::make(extents...);
     else
-      return Tensor<typename Traits::Scalar, static_cast<int>(sizeof...(I))>(extents...);
+      return TensorOf<typename Traits::Scalar, static_cast<int>(sizeof...(I))>(extents...);
   }
 };
 

@@ -117,7 +117,9 @@ template <class T> constexpr TensorView<T, 2> transposed(const TensorView<T, 2>&
 /// How a foreign type becomes a view: specialised for Tensor and TensorView here, for Eigen in interop/eigen.hpp.
 ///
 /// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`; with
-/// `static auto make(extents...)` attention and the layer return that type, else a Tensor.
+/// `static auto make(extents...)` attention and the layer return that type, else the backend's Tensor; with
+/// `static constexpr Memory memory` an owner that lies in memory of another machine than the backend's does not
+/// compile.
 template <class Owner> struct ViewTraits;
 
 template <class T, int Rank> struct ViewTraits<TensorView<T, Rank>> {
@@ -137,6 +139,19 @@ template <class T, int... Ranks>
 concept ViewableOfRank = Viewable<T> &&((ViewTraits<std::remove_cvref_t<T>>::rank == Ranks) || ...);
 
 template <class T> using ScalarOf = typename ViewTraits<std::remove_cvref_t<T>>::Scalar;
+
+namespace detail {
+
+/// Whether what T's type tells is no other memory than this; a bare view tells nothing.
+template <class T, Memory where> constexpr bool may_lie_in() {
+  using Traits = ViewTraits<std::remove_cvref_t<T>>;
+  if constexpr (requires { Traits::memory; })
+    return Traits::memory == where;
+  else
+    return true;
+}
+
+}  // namespace detail
 
 /// The view of a named owner. A temporary owner is refused: it would be gone before the view is used.
 template <Viewable T> constexpr auto view(T& owner) { return ViewTraits<std::remove_cvref_t<T>>::view(owner); }

@@ -13,17 +13,23 @@
 
 namespace mha::inline v0 {
 
-/// Scratch memory of the host that is kept from call to call: after the first call of a shape no other allocates.
-///
-/// Give one to each thread that calls a layer; the layer itself is const and may be shared.
-class Workspace {
- public:
-  static constexpr bool is_workspace = true;
+/// Memory of the host as an Arena takes it: uninitialised, aligned.
+struct HostMemory {
+  static std::byte* allocate(std::size_t bytes) {
+    return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{alignment}));
+  }
+  static void free(std::byte* p) noexcept { ::operator delete (p, std::align_val_t{alignment}); }
+};
 
-  Workspace() = default;
-  explicit Workspace(std::size_t bytes) { reserve(bytes); }
-  Workspace(Workspace&&) noexcept = default;
-  Workspace& operator=(Workspace&&) noexcept = default;
+/// Scratch memory that is kept from call to call: after the first call of a shape no other allocates.
+///
+/// Source::allocate(bytes), aligned to mha::alignment, throws where there is no more; Source::free(p) gives it back.
+template <class Source> class Arena {
+ public:
+  Arena() = default;
+  explicit Arena(std::size_t bytes) { reserve(bytes); }
+  Arena(Arena&&) noexcept = default;
+  Arena& operator=(Arena&&) noexcept = default;
 
   /// One allocation that holds at least this many bytes. Only between calls.
   void reserve(std::size_t bytes) {
@@ -45,34 +51,39 @@ class Workspace {
   /// What is taken while a Frame lives is given back when it ends; frames nest.
   class Frame {
    public:
-    explicit Frame(Workspace& w) : workspace_(w), block_(w.blocks_.size()), used_(w.used_) {}
+    explicit Frame(Arena& a) : arena_(a), block_(a.blocks_.size()), used_(a.used_) {}
     Frame(const Frame&) = delete;
     Frame& operator=(const Frame&) = delete;
-    ~Frame() { workspace_.restore(block_, used_); }
+    ~Frame() { arena_.restore(block_, used_); }
 
     /// n uninitialised elements, 64-byte aligned, valid while the frame lives.
     template <class T> T* take(std::size_t n) {
       static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
                     "mha: a Workspace holds trivial types only (see mha/core/workspace.hpp)");
-      return reinterpret_cast<T*>(workspace_.take_bytes(n * sizeof(T)));
+      return reinterpret_cast<T*>(arena_.take_bytes(n * sizeof(T)));
     }
+    /// The same in memory that the host reads and writes: what a call is described by, never its tensors.
+    template <class T> T* take_host(std::size_t n) { return take<T>(n); }
 
    private:
-    Workspace& workspace_;
+    Arena& arena_;
     std::size_t block_, used_;
   };
 
   Frame frame() { return Frame(*this); }
 
  private:
+  struct Free {
+    void operator()(std::byte* p) const noexcept { Source::free(p); }
+  };
   struct Block {
-    std::unique_ptr<std::byte[], detail::AlignedDelete> memory;
+    std::unique_ptr<std::byte[], Free> memory;
     std::size_t size = 0;
   };
 
   void grow(std::size_t size) {
     Block b;
-    b.memory.reset(static_cast<std::byte*>(::operator new (size, std::align_val_t{alignment})));
+    b.memory.reset(Source::allocate(size));
     b.size = size;
     blocks_.push_back(std::move(b));
     used_ = 0;
@@ -97,7 +108,7 @@ class Workspace {
       blocks_.clear();
       try {
         if (peak_ > 0) grow(peak_);
-      } catch (const std::bad_alloc&) {
+      } catch (...) {
         blocks_.clear();  // nothing is lost: the next call allocates again
       }
     } else {
@@ -110,6 +121,13 @@ class Workspace {
   std::size_t used_ = 0;  ///< bytes of the last block that are taken
   std::size_t peak_ = 0;  ///< the most that was ever in use at once
   int allocations_ = 0;
+};
+
+/// Scratch memory of the host. Give one to each thread that calls a layer; the layer itself is const and may be shared.
+class Workspace : public Arena<HostMemory> {
+ public:
+  static constexpr bool is_workspace = true;
+  using Arena::Arena;
 };
 
 }  // namespace mha::inline v0

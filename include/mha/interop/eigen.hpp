@@ -36,6 +36,7 @@ inline Index eigen_extent(Eigen::Index n) {
 template <detail::EigenInMemory D> struct ViewTraits<D> {
   using Scalar = typename D::Scalar;
   static constexpr int rank = 2;
+  static constexpr Memory memory = Memory::host;
 
   template <class Owner> static auto view(Owner& m) {
     using Pointer = decltype(m.data());

@@ -21,6 +21,7 @@
 #include "parameters.hpp"
 #include "products.hpp"
 #include "sequence.hpp"
+#include "stages.hpp"
 
 namespace mha::inline v0 {
 
@@ -36,6 +37,7 @@ class Layer {
  public:
   using Scalar = T;
   using Workspace = typename B::Workspace;
+  using KeyValues = mha::KeyValues<T, detail::TensorOf<B, T, 4>>;
 
   Layer(const Config& config, M mask, S score, Z sink, N norm, R position)
       : config_(detail::completed<H>(config)),
@@ -45,7 +47,7 @@ class Layer {
         sink_(std::move(sink)),
         norm_(std::move(norm)),
         position_(std::move(position)) {
-    static_cast<void>(sink_.logits(config_.num_heads));
+    static_cast<void>(sink_.own().logits(config_.num_heads));
     if constexpr (requires { norm_.check(); }) norm_.check();
     if constexpr (requires { position_.check(Index{}); }) position_.check(config_.head_dim);
   }
@@ -112,10 +114,10 @@ class Layer {
   /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv), or what project_memory() returned
   template <Sequence X, Sequence Memory, class... Extra>
   auto operator()(const X& x, const Memory& memory, Extra&&... extra) const {
+    detail::check_memory_of<B, Memory>();
     return run(x, detail::read_sequence(memory), extra...);
   }
-  template <Sequence X, class... Extra>
-  auto operator()(const X& x, const KeyValues<T>& memory, Extra&&... extra) const {
+  template <Sequence X, class... Extra> auto operator()(const X& x, const KeyValues& memory, Extra&&... extra) const {
     return run(x, memory, extra...);
   }
 
@@ -123,31 +125,35 @@ class Layer {
   ///
   /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
   /// Then      Packed, a Workspace
-  template <Sequence Memory, class... Extra> KeyValues<T> project_memory(const Memory& memory, Extra&&... extra) const {
+  template <Sequence Memory, class... Extra> KeyValues project_memory(const Memory& memory, Extra&&... extra) const {
     detail::check_project_arguments<Extra...>();
+    detail::check_memory_of<B, Memory>();
     const auto from = detail::read_sequence(memory);
     check_memory(from);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
-    KeyValues<T> to{Tensor<T, 4>(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
-                    Tensor<T, 4>(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim)};
-    const Index* offsets = nullptr;
-    Index sequences = from.extent[0];
+    RowPositions at;
     if (options.packed) {
       const auto& k =
           options.packed->key_offsets.size > 0 ? options.packed->key_offsets : options.packed->query_offsets;
       detail::require_no_batch("project_memory", from.extent[0]);
       detail::require_offsets("project_memory", "k", k, from.extent[1]);
-      offsets = k.data;
-      sequences = k.size - 1;
+      at = {Origins(Index{0}), k.data, k.size - 1, detail::longest(k)};
     }
-    const Source source{to.key.view(), to.value.view(), to.key.view(), to.value.view(), from};
+    detail::require_supported<B>("project_memory");
+    detail::require_reachable<B>("project_memory", "memory", from);
+    if constexpr (!detail::computes_on_host<B>)
+      if (at.offsets != nullptr) at.offsets = B{}.stage(at.offsets, at.sequences + 1, frame, workspace);
+    using Made = detail::TensorOf<B, T, 4>;
+    KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
+                 Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim)};
     const auto w = parameters_.views();
-    const TensorView<T, 2> results[] = {detail::rows_of(source.to_key), detail::rows_of(source.to_value)};
-    products_.run(detail::as_rows(from, frame), w, Matrix::key, results, workspace);
-    finish_keys(source, w, offsets, sequences);
+    const detail::ItemsOn<B> items{workspace};
+    const TensorView<T, 2> results[] = {detail::rows_of(to.key.view()), detail::rows_of(to.value.view())};
+    products_.run(detail::as_rows(from, frame, items), w, Matrix::key, results, workspace);
+    finish_keys(to.key.view(), w, at, items);
     return to;
   }
 
@@ -161,7 +167,7 @@ class Layer {
     return weights(x, detail::read_sequence(memory), extra...);
   }
   template <Sequence X, class... Extra>
-  auto attention_weights(const X& x, const KeyValues<T>& memory, Extra&&... extra) const {
+  auto attention_weights(const X& x, const KeyValues& memory, Extra&&... extra) const {
     return weights(x, memory, extra...);
   }
 
@@ -175,7 +181,7 @@ class Layer {
   /// Errors    ShapeError if a size is negative, or a mask's data does not fit it
   template <Mask... Masks> Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
     return detail::layer_cost<T, N, C, O>(config_, batch, queries, keys,
-                                          detail::intersect(mask_, detail::collect_masks(masks...)));
+                                          detail::intersect(mask_.own(), detail::collect_masks(masks...)));
   }
 
   /// The cost, policies, kernel and memory of such a call, one fact a line.
@@ -198,16 +204,18 @@ class Layer {
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_arguments<Extra...>();
     check_scalars<X, Memory>();
+    detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       forward(from, memory, find_into(extra...), extra...);
     } else {
       const Index width = output_width();
       auto y = [&] {
+        using Result = detail::ResultOn<B, X>;
         if constexpr (ViewTraits<X>::rank == 2)
-          return detail::ResultOf<X>::make(from.extent[1], width);
+          return Result::make(from.extent[1], width);
         else
-          return detail::ResultOf<X>::make(from.extent[0], from.extent[1], width);
+          return Result::make(from.extent[0], from.extent[1], width);
       }();
       forward(from, memory, detail::with_batch(view(y)), extra...);
       return y;
@@ -228,28 +236,35 @@ class Layer {
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const auto q = buffer(frame, batch, length, c.num_heads, c.head_dim);
-    const Source keys = source(memory, true, frame);
+    const auto made = detail::projected<B>(c, x, memory, true, frame);
     // The canonical layout (B, L, H, Dv) is already the concatenation (B·L, H·Dv).
-    const auto heads = buffer(frame, batch, length, c.num_heads, c.value_dim);
+    const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
+    const auto heads = detail::head_buffers<T, false>(frame, batch, length, {of_heads})[0];
     // Everything is checked before anything is computed: the views' memory is filled below.
-    const auto call = detail::attend_call<T>("layer", heads, TensorView<const T, 4>(q), keys.key, keys.value,
-                                             detail::intersect(mask_, detail::collect_masks(extra...)),
-                                             detail::chain(score_, detail::collect_scores(extra...)), sink_,
-                                             options(extra...), frame);
+    auto checked = detail::attend_call<T, detail::memory_of<B>>(
+        "layer", heads, TensorView<const T, 4>(made.q), made.key, made.value,
+        detail::intersect(mask_.there(), detail::collect_masks(extra...)),
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(extra...), frame);
     detail::require_supported<B>("layer");
+    detail::require_reachable<B>("layer", "x", x);
+    detail::require_reachable<B>("layer", "memory", made.rows);
+    detail::require_reachable<B>("layer", "the result", y);
+    detail::require_reachable<B>("layer", "log-sum-exp", checked.log_sum_exp);
 
+    const auto call = detail::staged<B>(std::move(checked), frame, workspace);
     const auto w = parameters_.views();
-    project(x, q, keys, call, w, frame, workspace);
+    const detail::ItemsOn<B> items{workspace};
+    project(x, made, call, w, frame, workspace);
     detail::run<B>(call, workspace);
-    if constexpr (C::has_gates) C::template apply<T>(heads, w.gate);
+    detail::run_gates<B, C, T>(heads, products_.vectors(w).gate, items);
     const TensorView<const T, 2> rows = view(heads.data, batch * length, concat);
-    detail::into_rows(y, frame, [&](const TensorView<T, 2>& to) {
+    const auto finish = [&](const TensorView<T, 2>& to) {
       if constexpr (O::has_weights)
         products_.run(rows, w, Matrix::output, {&to, 1}, workspace);
       else
-        detail::copy_sequence(detail::with_batch(rows), detail::with_batch(to));
-    });
+        items(detail::CopySequence<T>(detail::with_batch(rows), detail::with_batch(to)));
+    };
+    detail::into_rows(y, frame, finish, items);
   }
 
   template <class X, class Memory, class... Extra>
@@ -263,84 +278,50 @@ class Layer {
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const auto q = buffer(frame, from.extent[0], from.extent[1], c.num_heads, c.head_dim);
-    const Source keys = source(memory, false, frame);
-    auto call = detail::checked_call<T>(
-        "layer", TensorView<const T, 4>(q), keys.key, detail::intersect(mask_, detail::collect_masks(extra...)),
-        detail::chain(score_, detail::collect_scores(extra...)), sink_, options(extra...), frame);
-    call.kv = {keys.key, keys.key, call.k_offsets};
+    const auto made = detail::projected<B>(c, from, memory, false, frame);
+    auto call = detail::checked_call<T>("layer", TensorView<const T, 4>(made.q), made.key,
+                                        detail::intersect(mask_.there(), detail::collect_masks(extra...)),
+                                        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(),
+                                        options(extra...), frame);
+    call.kv = {made.key, made.key, call.k_offsets};
     detail::require_supported<B>("layer");
-    project(from, q, keys, call, parameters_.views(), frame, workspace);
+    project(from, made, call, parameters_.views(), frame, workspace);
     return detail::run_weights<B>(call, workspace);
   }
 
   Index output_width() const { return O::width(config_.num_heads * config_.value_dim, config_.d_model); }
 
-  static TensorView<T, 4> buffer(typename Workspace::Frame& frame, Index batch, Index length, Index heads, Index dim) {
-    return view_blhd(detail::take<T>(frame, batch, length, heads * dim), batch, length, heads, dim);
-  }
-
-  /// Where a call's keys and values are, and where they are still to be made from.
-  struct Source {
-    TensorView<const T, 4> key, value;
-    TensorView<T, 4> to_key, to_value;  // null data: nothing to make
-    TensorView<const T, 3> rows;
-  };
-  Source source(const TensorView<const T, 3>& memory, bool values, typename Workspace::Frame& frame) const {
-    const Config& c = config_;
-    Source s;
-    s.rows = memory;
-    s.to_key = buffer(frame, memory.extent[0], memory.extent[1], c.num_kv_heads, c.head_dim);
-    if (values) s.to_value = buffer(frame, memory.extent[0], memory.extent[1], c.num_kv_heads, c.value_dim);
-    s.key = s.to_key;
-    s.value = s.to_value;
-    return s;
-  }
-  Source source(const KeyValues<T>& memory, bool, typename Workspace::Frame&) const {
-    return {memory.key.view(), memory.value.view(), {}, {}, {}};
-  }
-
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
   template <class Call>
-  void project(const TensorView<const T, 3>& x, const TensorView<T, 4>& q, const Source& s, const Call& call,
+  void project(const TensorView<const T, 3>& x, const detail::Projected<T>& p, const Call& call,
                const ParameterViews<const T>& w, typename Workspace::Frame& frame, Workspace& workspace) const {
-    const TensorView<T, 2> results[] = {detail::rows_of(q), detail::rows_of(s.to_key), detail::rows_of(s.to_value)};
-    const std::span<const TensorView<T, 2>> to(results, s.to_key.data == nullptr     ? 1u
-                                                        : s.to_value.data == nullptr ? 2u
+    const detail::ItemsOn<B> items{workspace};
+    const TensorView<T, 2> results[] = {detail::rows_of(p.q), detail::rows_of(p.to_key), detail::rows_of(p.to_value)};
+    const std::span<const TensorView<T, 2>> to(results, p.to_key.data == nullptr     ? 1u
+                                                        : p.to_value.data == nullptr ? 2u
                                                                                      : 3u);
-    const auto rows = detail::as_rows(x, frame);
-    if (to.size() > 1 && !detail::same_view(x, s.rows)) {
+    const auto rows = detail::as_rows(x, frame, items);
+    if (to.size() > 1 && !detail::same_view(x, p.rows)) {
       products_.run(rows, w, Matrix::query, to.first(1), workspace);
-      products_.run(detail::as_rows(s.rows, frame), w, Matrix::key, to.subspan(1), workspace);
+      products_.run(detail::as_rows(p.rows, frame, items), w, Matrix::key, to.subspan(1), workspace);
     } else {
       products_.run(rows, w, Matrix::query, to, workspace);
     }
-    if constexpr (N::has_weights) norm_.template apply<T>(q, w.query_norm);
-    turn(q, call.shape.origin, call.q_offsets, call.shape.batch);
-    if (to.size() > 1) finish_keys(s, w, call.k_offsets, call.shape.batch);
+    const CallShape& shape = call.shape;
+    detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, items);
+    detail::run_position<B, T>(position_, p.q, {shape.origin, call.q_offsets, shape.batch, shape.queries}, items);
+    if (to.size() > 1) finish_keys(p.to_key, w, {Origins(Index{0}), call.k_offsets, shape.batch, shape.keys}, items);
   }
 
-  void finish_keys(const Source& s, const ParameterViews<const T>& w, const Index* offsets, Index sequences) const {
-    if constexpr (N::has_weights) norm_.template apply<T>(s.to_key, w.key_norm);
-    turn(s.to_key, Origins(Index{0}), offsets, sequences);
+  void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
+                   const detail::ItemsOn<B>& items) const {
+    detail::run_norm<B, T>(norm_, keys, products_.vectors(w).key_norm, items);
+    detail::run_position<B, T>(position_, keys, at, items);
   }
 
   /// Packs what is about to be borrowed, before anything else changes.
   auto packing() {
     return [this](const ParameterViews<const T>& w) { products_ = Products(w, O::has_weights); };
-  }
-
-  /// Lets the position of every row enter, sequence by sequence where the rows are packed.
-  void turn(const TensorView<T, 4>& x, const Origins& first, const Index* offsets, Index sequences) const {
-    if constexpr (requires { position_.apply(x, first); }) {
-      if (offsets == nullptr) return position_.apply(x, first);
-      for (Index b = 0; b < sequences; ++b) {
-        TensorView<T, 4> sequence = x;
-        sequence.data += offsets[b] * x.stride[1];
-        sequence.extent[1] = offsets[b + 1] - offsets[b];
-        position_.apply(sequence, Origins(first[b]));
-      }
-    }
   }
 
   template <class X, class Memory> static constexpr void check_scalars() {
@@ -363,7 +344,7 @@ class Layer {
     detail::require(memory.extent[2] == config_.kv_model, "layer: the keys' rows have width ", memory.extent[2],
                     " but kv_model is ", config_.kv_model);
   }
-  void check_memory(const KeyValues<T>& memory) const {
+  void check_memory(const KeyValues& memory) const {
     detail::require_equal("layer", "heads", "key", memory.key.extent(2), "the layer", config_.num_kv_heads);
     detail::require_equal("layer", "head size", "key", memory.key.extent(3), "the layer", config_.head_dim);
     detail::require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", config_.value_dim);
@@ -389,9 +370,9 @@ class Layer {
   Config config_;
   Parameters<T, P, N, C, O> parameters_;
   Products products_;
-  M mask_;
-  S score_;
-  [[no_unique_address]] Z sink_;
+  detail::Kept<B, M> mask_;
+  detail::Kept<B, S> score_;
+  [[no_unique_address]] detail::Kept<B, Z> sink_;
   [[no_unique_address]] N norm_;
   [[no_unique_address]] R position_;
 };

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "../backend/backend.hpp"
 #include "../core/tensor.hpp"
@@ -17,9 +19,18 @@ namespace mha::inline v0::detail {
 /// The matrices of a layer, in the order they are packed in.
 enum class LayerMatrix : int { query, key, value, output };
 
+/// Weights of a layer that are no matrices.
+template <class T> struct LayerVectors { TensorView<const T, 1> query_norm, key_norm, gate; };
+
 template <class T, class B> struct PackedBy { using type = void; };
 template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
   using type = std::remove_cvref_t<decltype(B{}.pack(std::span<const DenseWeights<T>>()))>;
+};
+
+template <class T, class B> struct UploadedBy { using type = void; };
+template <class T, class B>
+requires(!computes_on_host<B>) struct UploadedBy<T, B> {
+  using type = std::remove_cvref_t<decltype(B{}.upload(std::span<const T>()))>;
 };
 
 /// A layer's dense products: by weights its backend packed once, where it packs; else by the weights as they lie.
@@ -28,6 +39,8 @@ template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
 /// same, only slower.
 template <class T, class B, class P> class LayerProducts {
   using Packed = typename PackedBy<T, B>::type;
+  using Uploaded = typename UploadedBy<T, B>::type;
+  struct None {};
 
  public:
   LayerProducts() = default;
@@ -41,6 +54,27 @@ template <class T, class B, class P> class LayerProducts {
       packed_ = std::make_shared<const Packed>(
           B{}.pack(std::span<const DenseWeights<T>>(parts, has_output ? std::size_t{4} : std::size_t{3})));
     }
+    if constexpr (!computes_on_host<B>) {
+      std::vector<T> row;
+      for (const TensorView<const T, 1>& v : {w.query_norm, w.key_norm, w.gate})
+        for (Index i = 0; i < v.extent[0]; ++i) row.push_back(v(i));
+      vectors_ = std::make_shared<const Uploaded>(B{}.upload(std::span<const T>(row)));
+    }
+  }
+
+  /// The norms' weights and the gates where the backend reads them.
+  LayerVectors<T> vectors(const ParameterViews<const T>& w) const {
+    LayerVectors<T> v{w.query_norm, w.key_norm, w.gate};
+    if constexpr (!computes_on_host<B>) {
+      require_uploaded();
+      const T* at = vectors_->data();
+      for (TensorView<const T, 1>* part : {&v.query_norm, &v.key_norm, &v.gate}) {
+        part->data = at;
+        part->stride[0] = 1;
+        at += part->extent[0];
+      }
+    }
+    return v;
   }
 
   /// Bytes that packed weights take beside the weights themselves.
@@ -58,6 +92,7 @@ template <class T, class B, class P> class LayerProducts {
     if constexpr (PacksWeights<B, T>)
       if (packed_ != nullptr)
         return B{}.gemm(PackedGemmCall<T, Packed>{rows, *packed_, static_cast<Index>(first), to}, workspace);
+    if constexpr (!computes_on_host<B>) require_uploaded();
     for (std::size_t i = 0; i < to.size(); ++i) {
       const auto matrix = static_cast<LayerMatrix>(static_cast<std::size_t>(first) + i);
       if (matrix == LayerMatrix::output)
@@ -97,7 +132,14 @@ template <class T, class B, class P> class LayerProducts {
     return r;
   }
 
+  void require_uploaded() const {
+    require(packed_ != nullptr,
+            "layer: its weights have 0 copies in the backend's memory, 1 is wanted: update() or "
+            "borrow() makes it, unless it throws");
+  }
+
   std::shared_ptr<const Packed> packed_;
+  [[no_unique_address]] std::conditional_t<computes_on_host<B>, None, std::shared_ptr<const Uploaded>> vectors_;
 };
 
 }  // namespace mha::inline v0::detail

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../core/check.hpp"
+#include "../core/items.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 
@@ -19,12 +20,12 @@ concept Sequence = ViewableOfRank<T, 2, 3>;
 /// Keys and values that a layer projected once, to be attended by many calls: layer(x, layer.project_memory(memory)).
 ///
 /// Shapes    key (B, Lk, Hkv, D), normalised and turned to its position  value (B, Lk, Hkv, Dv)
-template <class T> struct KeyValues { Tensor<T, 4> key, value; };
+template <class T, class Owner = Tensor<T, 4>> struct KeyValues { Owner key, value; };
 
 namespace detail {
 
 template <class T> constexpr bool is_key_values = false;
-template <class T> constexpr bool is_key_values<KeyValues<T>> = true;
+template <class T, class Owner> constexpr bool is_key_values<KeyValues<T, Owner>> = true;
 
 /// What cross-attention attends to: rows still to be projected, or keys and values already made.
 template <class M>
@@ -38,9 +39,9 @@ template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_seque
   return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
 }
 
-/// A projection's result (B, L, H, D), contiguous, as rows (B·L, H·D).
+/// A projection's result (B, L, H, D), heads side by side in rows that follow each other, as rows (B·L, H·D).
 template <class T> constexpr TensorView<T, 2> rows_of(const TensorView<T, 4>& x) {
-  return view(x.data, x.batch() * x.length(), x.heads() * x.dim());
+  return {x.data, {x.batch() * x.length(), x.heads() * x.dim()}, {x.stride[1], x.stride[3]}};
 }
 
 template <class T> void require_rows(const char* name, const TensorView<T, 3>& v) {
@@ -54,11 +55,25 @@ template <class T, class Frame> T* take(Frame& frame, Index batch, Index length,
                                 static_cast<std::size_t>(width));
 }
 
-template <class T, class U> void copy_sequence(const TensorView<T, 3>& from, const TensorView<U, 3>& to) {
-  for (Index b = 0; b < from.extent[0]; ++b)
-    for (Index l = 0; l < from.extent[1]; ++l)
-      for (Index e = 0; e < from.extent[2]; ++e) to(b, l, e) = from(b, l, e);
-}
+/// to = from, both (B, L, E), as Items.
+template <class T> struct CopySequence {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const T, 3> from;
+  TensorView<T, 3> to;
+
+  CopySequence(const TensorView<const T, 3>& source, const TensorView<T, 3>& target)
+      : rows(std::ptrdiff_t{source.extent[0]} * source.extent[1]),
+        columns(source.extent[2]),
+        cost(1),
+        from(source),
+        to(target) {}
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index e) const {
+    const std::ptrdiff_t b = row / from.extent[1], l = row % from.extent[1];
+    to(b, l, e) = from(b, l, e);
+  }
+};
 
 /// Whether two views show the same elements in the same order.
 template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
@@ -77,19 +92,21 @@ template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& 
 }
 
 /// (B, L, E) as (B·L, E), rows contiguous; copied once if the sequences do not follow each other or rows are scattered.
-template <class T, class Frame> TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame) {
+template <class T, class Frame, class Run = SerialItems>
+TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame, const Run& run = {}) {
   if (rows_collapse(v) && (v.stride[2] == 1 || v.extent[2] <= 1)) return collapsed(v);
   const auto copy = view(take<T>(frame, v.extent[0], v.extent[1], v.extent[2]), v.extent[0], v.extent[1], v.extent[2]);
-  copy_sequence(v, copy);
+  run(CopySequence<T>(v, copy));
   return collapsed<const T>(copy);
 }
 
 /// f writes (B·L, E); it ends up in y, whatever y's strides.
-template <class T, class Frame, class F> void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f) {
+template <class T, class Frame, class F, class Run = SerialItems>
+void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = {}) {
   if (rows_collapse(y)) return f(collapsed(y));
   const auto copy = view(take<T>(frame, y.extent[0], y.extent[1], y.extent[2]), y.extent[0], y.extent[1], y.extent[2]);
   f(collapsed(copy));
-  copy_sequence(copy, y);
+  run(CopySequence<T>(copy, y));
 }
 
 /// (B, H, Lq, Lk) averaged over H.

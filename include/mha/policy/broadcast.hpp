@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
 #include "role.hpp"
@@ -30,6 +33,25 @@ TensorView<const T, 4> broadcast_to_call(TensorView<const T, 4> v, const CallSha
     if (v.extent[a] == 1) v.stride[a] = 0;
   }
   return v;
+}
+
+/// The table in the memory that f(BorrowedTable) gives for its own, whatever the strides.
+template <class T, class F> TensorView<const T, 4> moved_table(TensorView<const T, 4> v, Memory& memory, F&& f) {
+  std::ptrdiff_t first = 0, last = 0;
+  for (int a = 0; a < 4; ++a) {
+    if (v.extent[a] == 0) return v;
+    const std::ptrdiff_t reach = (v.extent[a] - 1) * v.stride[a];
+    (reach < 0 ? first : last) += reach;
+  }
+  const BorrowedTable<T> moved = f(BorrowedTable<T>{v.data + first, last - first + 1, memory});
+  v.data = moved.data - first;
+  memory = moved.memory;
+  return v;
+}
+
+/// Where a table's owner lies; a bare view tells nothing and counts as the host's.
+template <class Table> constexpr Memory table_memory() {
+  return may_lie_in<Table, Memory::host>() ? Memory::host : Memory::device;
 }
 
 }  // namespace mha::inline v0::detail

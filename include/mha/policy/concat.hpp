@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+
+#include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "role.hpp"
 
 namespace mha::inline v0 {
 
-/// How the head outputs (B, L, H, Dv) become rows (B, L, H·Dv). The layout makes the concatenation itself free.
+/// How the head outputs (B, L, H, Dv) become rows (B, L, H·Dv). The layout makes the concatenation itself free; what
+/// happens to the numbers on the way is `static auto items(heads, gate)`, as Items (core/items.hpp).
 template <class P>
 concept Concat = plays<P, Role::concat>;
 
@@ -29,12 +33,27 @@ struct GatedHeads {
   static constexpr const char* name = "GatedHeads";
   static constexpr bool has_gates = true;
 
+  /// Rows are those of every head.
+  template <class T> struct Gate {
+    std::ptrdiff_t rows;
+    Index columns, cost;
+    TensorView<T, 4> heads;
+    TensorView<const T, 1> gate;
+
+    MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index d) const {
+      using A = Accumulator<T>;
+      const Index h = static_cast<Index>(row % heads.extent[2]);
+      row /= heads.extent[2];
+      T& x = heads(row / heads.extent[1], row % heads.extent[1], h, d);
+      x = T(A(x) * A(gate(h)));
+    }
+  };
+
+  template <class T> static Gate<T> items(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate) {
+    return {std::ptrdiff_t{heads.batch()} * heads.length() * heads.heads(), heads.dim(), 1, heads, gate};
+  }
   template <class T> static void apply(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate) {
-    using A = Accumulator<T>;
-    for (Index b = 0; b < heads.batch(); ++b)
-      for (Index l = 0; l < heads.length(); ++l)
-        for (Index h = 0; h < heads.heads(); ++h)
-          for (Index d = 0; d < heads.dim(); ++d) heads(b, l, h, d) = T(A(heads(b, l, h, d)) * A(gate(h)));
+    detail::run_serially(items<T>(heads, gate));
   }
 };
 

@@ -19,7 +19,8 @@ enum class TileVisibility : unsigned char { none, partial, full };
 ///                                                                     ones untested; without it a mask is right,
 ///                                                                     slower
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
-///   Mask with_data(f) const                     its Borrowed members replaced by f(member): how data moves to a device
+///   Mask with_data(f) const                     its Borrowed and Origins members replaced by f(member): how data moves
+///                                               to a device
 ///       The result must not point into *this, which is gone by then, unless by shared_ptr.
 ///   static constexpr bool borrows = true        points at memory of somebody else
 ///
@@ -47,7 +48,7 @@ template <class P> constexpr auto prepared(const P& policy, const CallShape& sha
     return policy;
 }
 
-/// The policy value with every Borrowed member replaced by f(member).
+/// The policy value with every Borrowed and Origins member replaced by f(member).
 template <class P, class F> constexpr P with_data(const P& policy, F&& f) {
   if constexpr (requires { policy.with_data(f); })
     return policy.with_data(f);

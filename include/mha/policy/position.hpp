@@ -2,13 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <numbers>
 
 #include "../core/check.hpp"
+#include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "role.hpp"
@@ -16,7 +16,9 @@
 namespace mha::inline v0 {
 
 /// How a row's position enters q and k: `void apply(TensorView<T, 4> x, const Origins& first) const`, in place, row l
-/// of sequence b at position first[b] + l.
+/// of sequence b at position first[b] + l. For any backend, CUDA among them, instead
+///   void for_each_items(TensorView<T, 4> x, const RowPositions& at, f) const
+/// calls f(items) for one bundle of Items (core/items.hpp) after another; their operator() is MHA_HOST_DEVICE.
 template <class P>
 concept Position = plays<P, Role::position>;
 
@@ -121,31 +123,58 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
                     ", it must stay a positive finite number");
   }
 
-  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
-    using A = Accumulator<T>;
+  /// Pairs of coordinates of every row, each turned in all of its heads.
+  template <class T> struct Turn {
+    static constexpr Index most = 64;  ///< pairs at once: their frequencies need no memory of their own
+    std::ptrdiff_t rows;
+    Index columns, cost;
+    TensorView<T, 4> x;
+    RowPositions at;
+    Index first_pair, turning;
+    double frequency[std::size_t{most}];
+
+    MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
+      using A = Accumulator<T>;
+      const bool ragged = at.offsets != nullptr;
+      const Index length = ragged ? at.longest : x.extent[1];
+      const Index b = static_cast<Index>(row / length), l = static_cast<Index>(row % length);
+      if (ragged && l >= at.offsets[b + 1] - at.offsets[b]) return;
+      const Index sequence = ragged ? 0 : b, i = ragged ? at.offsets[b] + l : l;
+      const double angle = (double(at.first[b]) + l) * frequency[column];
+      const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
+      const Index pair = first_pair + column;
+      for (Index h = 0; h < x.extent[2]; ++h) {
+        T& even = x(sequence, i, h, Pairing::first(pair, turning));
+        T& odd = x(sequence, i, h, Pairing::second(pair, turning));
+        const A u(even), v(odd);
+        even = T(u * c - v * s);
+        odd = T(u * s + v * c);
+      }
+    }
+  };
+
+  template <class T, class F> void for_each_items(const TensorView<T, 4>& x, const RowPositions& at, F&& f) const {
+    constexpr Index trigonometry = 32;  // what a sine with its cosine costs
     const Index r = turning(x.dim());
     const double scaled_base = scaling.base(base, r);
-    // Pairs are taken so many at a time that their frequencies need no memory of their own.
-    constexpr Index most = 64;
-    std::array<double, most> frequency{};
-    for (Index begin = 0; begin < r / 2; begin += most) {
-      const Index end = std::min(begin + most, r / 2);
-      for (Index i = begin; i < end; ++i)
-        frequency[static_cast<std::size_t>(i - begin)] = scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
-      for (Index b = 0; b < x.batch(); ++b)
-        for (Index l = 0; l < x.length(); ++l)
-          for (Index i = begin; i < end; ++i) {
-            const double angle = (double(first[b]) + l) * frequency[static_cast<std::size_t>(i - begin)];
-            const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
-            for (Index h = 0; h < x.heads(); ++h) {
-              T& even = x(b, l, h, Pairing::first(i, r));
-              T& odd = x(b, l, h, Pairing::second(i, r));
-              const A u(even), v(odd);
-              even = T(u * c - v * s);
-              odd = T(u * s + v * c);
-            }
-          }
+    Turn<T> turn{};
+    turn.rows =
+        at.offsets != nullptr ? std::ptrdiff_t{at.sequences} * at.longest : std::ptrdiff_t{x.batch()} * x.length();
+    turn.cost = 2 * x.heads() + trigonometry;
+    turn.x = x;
+    turn.at = at;
+    turn.turning = r;
+    for (Index begin = 0; begin < r / 2; begin += Turn<T>::most) {
+      turn.first_pair = begin;
+      turn.columns = std::min(Turn<T>::most, r / 2 - begin);
+      for (Index i = begin; i < begin + turn.columns; ++i)
+        turn.frequency[i - begin] = scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
+      f(turn);
     }
+  }
+
+  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
+    for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
   }
 
  private:

@@ -2,16 +2,19 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 
 #include "../core/check.hpp"
 #include "../core/dual.hpp"
+#include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "role.hpp"
 
 namespace mha::inline v0 {
 
-/// What is done to each head's query and key rows after the projection and before the position.
+/// What is done to each head's query and key rows after the projection and before the position, in place:
+/// `auto items(TensorView<T, 4> x, TensorView<const T, 1> weight) const` gives it as Items (core/items.hpp).
 template <class P>
 concept Norm = plays<P, Role::norm>;
 
@@ -36,18 +39,32 @@ struct QkNorm {
     detail::require(eps >= 0 && std::isfinite(eps), "QkNorm: eps is ", eps, ", it must be a finite number, 0 or above");
   }
 
+  /// One head's row each.
+  template <class T> struct Rows {
+    std::ptrdiff_t rows;
+    Index columns, cost;
+    TensorView<T, 4> x;
+    TensorView<const T, 1> weight;
+    Accumulator<T> eps;
+
+    MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index h) const {
+      using A = Accumulator<T>;
+      using mha::sqrt;
+      const Index b = static_cast<Index>(row / x.extent[1]), l = static_cast<Index>(row % x.extent[1]);
+      A sum(0);
+      for (Index d = 0; d < x.extent[3]; ++d) sum += A(x(b, l, h, d)) * A(x(b, l, h, d));
+      const A inverse = A(1) / sqrt(sum / A(x.extent[3]) + eps);
+      for (Index d = 0; d < x.extent[3]; ++d) x(b, l, h, d) = T(A(x(b, l, h, d)) * inverse * A(weight(d)));
+    }
+  };
+
   /// Shapes    x (B, L, H, D), in place  weight (D)
+  template <class T> Rows<T> items(const TensorView<T, 4>& x, const TensorView<const T, 1>& weight) const {
+    return {std::ptrdiff_t{x.batch()} * x.length(), x.heads(), 2 * x.dim(), x, weight,
+            static_cast<Accumulator<T>>(eps)};
+  }
   template <class T> void apply(const TensorView<T, 4>& x, const TensorView<const T, 1>& weight) const {
-    using A = Accumulator<T>;
-    using mha::sqrt;
-    for (Index b = 0; b < x.batch(); ++b)
-      for (Index l = 0; l < x.length(); ++l)
-        for (Index h = 0; h < x.heads(); ++h) {
-          A sum(0);
-          for (Index d = 0; d < x.dim(); ++d) sum += A(x(b, l, h, d)) * A(x(b, l, h, d));
-          const A inverse = A(1) / sqrt(sum / A(x.dim()) + static_cast<A>(eps));
-          for (Index d = 0; d < x.dim(); ++d) x(b, l, h, d) = T(A(x(b, l, h, d)) * inverse * A(weight(d)));
-        }
+    detail::run_serially(items<T>(x, weight));
   }
 };
 

@@ -22,6 +22,14 @@ struct Origins {
   MHA_HOST_DEVICE constexpr Index operator[](Index b) const { return each != nullptr ? each[b] : all; }
 };
 
+/// Where the rows of a (B, L, H, D) tensor stand: row l of sequence b at first[b] + l. With offsets it is (1, ΣL, H,
+/// D), sequence b in rows offsets[b] … offsets[b + 1] − 1 and the longest of the sequences `longest`.
+struct RowPositions {
+  Origins first{};
+  const Index* offsets = nullptr;
+  Index sequences = 0, longest = 0;
+};
+
 /// Sizes of one attention call; of a ragged one `queries` and `keys` are those of its longest sequences. Positions are
 /// absolute: query row i of sequence b stands at position origin[b] + i, key row j at j.
 struct CallShape {

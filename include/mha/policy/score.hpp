@@ -17,6 +17,7 @@ namespace mha::inline v0 {
 /// scalar and on dual numbers, which is how its derivative is had. A result of −∞ hides the pair. Optional members:
 ///   prepared(const CallShape&) const   as for masks: checks its data, takes what it needs from the call
 ///   at_head(Index b, Index h) const    a score for that head, so that what depends on the head is computed once
+///   with_data(f) const                 as for masks
 ///   static constexpr bool borrows      points at memory of somebody else
 ///
 /// A whole score, in the user's own code:
@@ -69,6 +70,9 @@ template <class A, class B> struct Chain {
   }
   MHA_HOST_DEVICE constexpr auto at_head(Index b, Index h) const {
     return chained(mha::at_head(first, b, h), mha::at_head(second, b, h));
+  }
+  template <class F> constexpr Chain with_data(F&& f) const {
+    return {mha::with_data(first, f), mha::with_data(second, f)};
   }
 
  private:

@@ -36,6 +36,8 @@ class Sink {
   explicit Sink(std::vector<float> per_head)
       : logits_(std::make_shared<const std::vector<float>>(std::move(per_head))) {}
 
+  const std::vector<float>& per_head() const { return *logits_; }
+
   /// The logits for a call with this many heads.
   Borrowed<float> logits(Index heads) const {
     const Borrowed<float> all(*logits_);

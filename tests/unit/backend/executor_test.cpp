@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -133,6 +134,30 @@ TEST(ThreadPoolDeathTest, RefusesAnEnvironmentThatIsNoNumber) {
           std::_Exit(0);
         },
         testing::ExitedWithCode(7), "MHA_NUM_THREADS: '.*' is no number of threads between 1 and 4096");
+}
+
+struct Count {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  std::atomic<int>* visits;
+  std::atomic<bool>* elsewhere;
+  std::thread::id caller;
+  void operator()(std::ptrdiff_t row, Index column) const {
+    ++visits[row * columns + column];
+    if (std::this_thread::get_id() != caller) *elsewhere = true;
+  }
+};
+
+TEST(RunItems, EveryItemOnceAndLittleWorkInTheCallingThread) {
+  for (const Index cost : {1, 1 << 12}) {
+    std::vector<std::atomic<int>> visits(101 * 7);
+    std::atomic<bool> elsewhere = false;
+    mha::detail::run_items(Count{101, 7, cost, visits.data(), &elsewhere, std::this_thread::get_id()},
+                           mha::ThreadPool{});
+    for (const auto& n : visits) EXPECT_EQ(n, 1);
+    if (cost == 1) EXPECT_FALSE(elsewhere);
+  }
+  mha::detail::run_items(Count{0, 7, 1, nullptr, nullptr, {}}, mha::ThreadPool{});
 }
 
 }  // namespace

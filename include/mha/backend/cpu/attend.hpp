@@ -49,8 +49,8 @@ struct Tiling {
 };
 
 /// f(tile, scratch) for every tile of the call, shared among the executor's workers.
-template <class T, class Source, class M, class S, class Threads, class F>
-void for_each_tile(const AttendCall<T, Source, M, S>& call, const Tiling& tiling, IsaLevel level, Index tasks_per_tile,
+template <class T, class Source, class Threads, class F>
+void for_each_tile(const AnyCall<T, Source>& call, const Tiling& tiling, IsaLevel level, Index tasks_per_tile,
                    Workspace& workspace, const Threads& threads, F&& f) {
   using A = Accumulator<T>;
   const std::int64_t tasks = tiling.tiles * tasks_per_tile;
@@ -66,7 +66,7 @@ void for_each_tile(const AttendCall<T, Source, M, S>& call, const Tiling& tiling
   const auto task = [&](Index t, Index worker) {
     const TileRows rows = tiling.rows(call, t / tasks_per_tile);
     if (rows.count == 0) return;  // a short sequence of a ragged batch
-    QueryTile<T, Source, M, S> query_tile(call, level, scratch[worker], rows);
+    QueryTile<T, Source> query_tile(call, level, scratch[worker], rows);
     f(query_tile, t);
   };
   if (parallel)
@@ -76,10 +76,9 @@ void for_each_tile(const AttendCall<T, Source, M, S>& call, const Tiling& tiling
 }
 
 /// Attention; the keys are shared among the workers too where there are fewer tiles than would keep them busy.
-template <class T, class Source, class M, class S, class Threads>
-void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace, const Threads& threads) {
+template <class T, class Source, class Threads>
+void attend(const AnyCall<T, Source>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
   using A = Accumulator<T>;
-  const IsaLevel level = current_isa();
   const Tiling tiling(call, level);
   if (tiling.tiles == 0) return;
   constexpr Index tiles_per_worker = 4;
@@ -103,10 +102,9 @@ void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace, const
 }
 
 /// The softmax of the call into `to` (B, Hq, Lq, Lk).
-template <class T, class Source, class M, class S, class Threads>
-void weights(const AttendCall<T, Source, M, S>& call, const TensorView<Accumulator<T>, 4>& to, Workspace& workspace,
-             const Threads& threads) {
-  const IsaLevel level = current_isa();
+template <class T, class Source, class Threads>
+void weights(const AnyCall<T, Source>& call, IsaLevel level, const TensorView<Accumulator<T>, 4>& to,
+             Workspace& workspace, const Threads& threads) {
   const Tiling tiling(call, level);
   if (tiling.tiles == 0) return;
   for_each_tile(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index) { tile.weights(to); });

@@ -44,14 +44,23 @@ template <Executor Threads> class CpuWith {
     detail::cpu::gemm(call, workspace, Threads{});
   }
 
+  /// Independent items, shared among the threads where they are work enough.
+  template <Items I> void for_each_item(const I& items, Workspace&) const { detail::run_items(items, Threads{}); }
+
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) detail::cpu::attend(call, workspace, Threads{});
+    if constexpr (check_scalar<T>()) {
+      const IsaLevel level = current_isa();
+      detail::cpu::attend(detail::cpu::any_call(call, level), level, workspace, Threads{});
+    }
   }
 
   template <class T, class Source, class M, class S>
   void weights(const AttendCall<T, Source, M, S>& call, TensorView<Accumulator<T>, 4> to, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) detail::cpu::weights(call, to, workspace, Threads{});
+    if constexpr (check_scalar<T>()) {
+      const IsaLevel level = current_isa();
+      detail::cpu::weights(detail::cpu::any_call(call, level), level, to, workspace, Threads{});
+    }
   }
 
   template <class T> std::string explain(const AttendPlan& plan) const {

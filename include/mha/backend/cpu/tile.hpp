@@ -70,6 +70,18 @@ template <class A> struct TileScratch {
   }
 };
 
+/// A call whose policies have lost their types: QueryTile is compiled once for all of them.
+template <class T, class Source>
+using AnyCall = AttendCall<T, Source, simd::AnyMask<Accumulator<T>>, simd::AnyScore<Accumulator<T>>>;
+
+/// The same call, which must outlive it.
+template <class T, class Source, class M, class S>
+AnyCall<T, Source> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
+  return {call.q,           call.kv,    {call.mask, level}, {call.score, level}, call.out,
+          call.log_sum_exp, call.shape, call.kv_heads,      call.head_dim,       call.value_dim,
+          call.scale,       call.sink,  call.q_offsets,     call.k_offsets};
+}
+
 /// One tile of query rows against all keys they see, block by block.
 ///
 /// Formula   for each key block:  S = K Qᵀ;  masks and scores;  m′ = max(m, S);  P = exp(S − m′);
@@ -78,17 +90,15 @@ template <class A> struct TileScratch {
 ///           part of the exponent; else logits are formed first. Differences are taken before the multiplication by
 ///           log2(e), so that a large finite logit stays one.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes
-template <class T, class Source, class M, class S> class QueryTile {
+template <class T, class Source> class QueryTile {
   using A = Accumulator<T>;
   using Stored = typename Source::Scalar;
-  using Policies = simd::TilePolicies<A, M, S>;
   static constexpr bool widens = !std::is_same_v<Stored, A>;
   static constexpr A hidden = -std::numeric_limits<A>::infinity();
   static constexpr A log2e = std::numbers::log2e_v<A>;
 
  public:
-  QueryTile(const AttendCall<T, Source, M, S>& call, IsaLevel level, const TileScratch<A>& scratch,
-            const TileRows& rows)
+  QueryTile(const AnyCall<T, Source>& call, IsaLevel level, const TileScratch<A>& scratch, const TileRows& rows)
       : call_(call),
         level_(level),
         kernels_(simd::tile_kernels<A>(level, rows.lanes())),
@@ -96,7 +106,7 @@ template <class T, class Source, class M, class S> class QueryTile {
         at_(scratch),
         rows_(rows),
         keys_(call.keys(rows.b)),
-        logits_are_dots_(!Policies::has_score && call.scale > A(0) && call.scale <= A(1)),
+        logits_are_dots_(!call.score.exists && call.scale > A(0) && call.scale <= A(1)),
         slope_(logits_are_dots_ ? call.scale * log2e : log2e) {
     pack_queries();
   }
@@ -335,16 +345,15 @@ template <class T, class Source, class M, class S> class QueryTile {
       for (Index k = keys.begin; k < keys.end; ++k) f(k, row++);
   }
 
-  Policies policies(Index head) const {
-    return {level_,     call_.mask, call_.score, rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first),
-            rows_.count};
+  simd::TileQueries queries(Index head) const {
+    return {rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first), rows_.count};
   }
 
   /// What of keys [begin, end) some head of the tile sees.
   simd::KeyRange visible(Index begin, Index end) const {
-    simd::KeyRange all = policies(0).visible(begin, end, kernels_.rows);
+    simd::KeyRange all = call_.mask.visible(queries(0), begin, end, kernels_.rows);
     for (Index head = 1; head < rows_.heads; ++head) {
-      const simd::KeyRange keys = policies(head).visible(begin, end, kernels_.rows);
+      const simd::KeyRange keys = call_.mask.visible(queries(head), begin, end, kernels_.rows);
       if (keys.seen == all.seen && keys.begin == all.begin && keys.end == all.end) continue;
       if (keys.seen == TileVisibility::none) {
         if (all.seen != TileVisibility::none) all.seen = TileVisibility::partial;
@@ -418,10 +427,10 @@ template <class T, class Source, class M, class S> class QueryTile {
     });
     for (Index head = 0; head < rows_.heads; ++head) {
       if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
-      const Policies policy = policies(head);
       A* const columns = s(first) + head * rows_.count;
-      if (!logits_are_dots_) policy.score(columns, kernels_.lanes, call_.scale, keys.begin, keys.end);
-      policy.hide(columns, kernels_.lanes, keys, kernels_.rows);
+      if (!logits_are_dots_)
+        call_.score.apply(queries(head), columns, kernels_.lanes, call_.scale, keys.begin, keys.end);
+      call_.mask.hide(queries(head), columns, kernels_.lanes, keys, kernels_.rows);
     }
   }
 
@@ -447,7 +456,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     return max;
   }
 
-  const AttendCall<T, Source, M, S>& call_;
+  const AnyCall<T, Source>& call_;
   const IsaLevel level_;
   const simd::TileKernels<A> kernels_;
   const simd::FewRowsKernels<A, Stored> few_;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../../policy/mask.hpp"
+#include "../../policy/mask/positional.hpp"
 #include "../../policy/score.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
@@ -190,6 +191,72 @@ template <class A, class M, class S> class TilePolicies {
   Index b_, h_, q_begin_, count_, width_ = 1;
   PolicyKernel<A, HeadScore> score_kernel_ = nullptr;
   PolicyKernel<A, M> hide_kernel_ = nullptr;
+};
+
+/// Queries [begin, begin + count) of head h of sequence b: the columns of a tile.
+struct TileQueries {
+  Index b, h, begin, count;
+};
+
+/// A mask that outlives this, without its type: a kernel that asks through it is compiled once for all masks.
+template <class A> class AnyMask {
+ public:
+  template <class M>
+  AnyMask(const M& mask, IsaLevel level) : mask_(&mask), level_(level), visible_(visible_of<M>), hide_(hide_of<M>) {}
+
+  /// TilePolicies::visible and hide of these queries.
+  KeyRange visible(const TileQueries& queries, Index begin, Index end, Index grain) const {
+    return visible_(*this, queries, begin, end, grain);
+  }
+  void hide(const TileQueries& queries, A* s, Index lanes, const KeyRange& keys, Index grain) const {
+    hide_(*this, queries, s, lanes, keys, grain);
+  }
+
+ private:
+  template <class M> TilePolicies<A, M, NoScore> of(const TileQueries& q) const {
+    return {level_, *static_cast<const M*>(mask_), NoScore{}, q.b, q.h, q.begin, q.count};
+  }
+  template <class M>
+  static KeyRange visible_of(const AnyMask& self, const TileQueries& queries, Index begin, Index end, Index grain) {
+    return self.of<M>(queries).visible(begin, end, grain);
+  }
+  template <class M>
+  static void hide_of(const AnyMask& self, const TileQueries& queries, A* s, Index lanes, const KeyRange& keys,
+                      Index grain) {
+    self.of<M>(queries).hide(s, lanes, keys, grain);
+  }
+
+  const void* mask_;
+  IsaLevel level_;
+  KeyRange (*visible_)(const AnyMask&, const TileQueries&, Index, Index, Index);
+  void (*hide_)(const AnyMask&, const TileQueries&, A*, Index, const KeyRange&, Index);
+};
+
+/// The same for a score.
+template <class A> class AnyScore {
+ public:
+  template <class S>
+  AnyScore(const S& score, IsaLevel level)
+      : exists(!std::is_same_v<S, NoScore>), score_(&score), level_(level), apply_(apply_of<S>) {}
+
+  const bool exists;
+
+  /// TilePolicies::score of these queries.
+  void apply(const TileQueries& queries, A* s, Index lanes, A scale, Index begin, Index end) const {
+    apply_(*this, queries, s, lanes, scale, begin, end);
+  }
+
+ private:
+  template <class S>
+  static void apply_of(const AnyScore& self, const TileQueries& q, A* s, Index lanes, A scale, Index begin, Index end) {
+    const Full full;
+    TilePolicies<A, Full, S>(self.level_, full, *static_cast<const S*>(self.score_), q.b, q.h, q.begin, q.count)
+        .score(s, lanes, scale, begin, end);
+  }
+
+  const void* score_;
+  IsaLevel level_;
+  void (*apply_)(const AnyScore&, const TileQueries&, A*, Index, A, Index, Index);
 };
 
 }  // namespace mha::inline v0::detail::simd

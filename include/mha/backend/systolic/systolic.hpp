@@ -57,6 +57,9 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
     if constexpr (check_scalar<T>()) detail::systolic::weights(call, kernels(), to, workspace, Threads{});
   }
 
+  /// Independent items, shared among the threads where they are work enough.
+  template <Items I> void for_each_item(const I& items, Workspace&) const { detail::run_items(items, Threads{}); }
+
   template <class T> std::string explain(const AttendPlan& plan) const {
     const auto n = [](Index x) { return std::to_string(x); };
     const auto full = [](const ArrayUse& use) {

@@ -118,6 +118,8 @@ class BlockSparse {
   TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
     return view_.tile(b, h, q_begin, q_end, k_begin, k_end);
   }
+  /// The same mask, pointing at this one's map.
+  const BlockSparseView& view() const { return view_; }
   /// What a kernel gets is the view; this mask, in the layer or at the caller's, holds the map during the call.
   BlockSparseView prepared(const CallShape& s) const { return view_.prepared(s); }
 

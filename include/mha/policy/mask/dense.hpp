@@ -11,18 +11,22 @@ namespace mha::inline v0 {
 /// Shapes    (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk); an axis of extent 1 is repeated. Rows are the call's queries.
 /// Cost      no classification: every tile is tested pair by pair
 /// Errors    ShapeError if an axis is neither 1 nor the call's
+/// Memory    `memory` says where the table lies; of a bare view it is to be set if that is a device
 struct Dense {
   static constexpr Role role = Role::mask;
   static constexpr bool borrows = true;
   TensorView<const bool, 4> visible;
   Origins origin{};  ///< set by prepared()
+  Memory memory = Memory::host;
 
   Dense() = default;
   constexpr explicit Dense(TensorView<const bool, 4> table, Origins first_query = {})
       : visible(table), origin(first_query) {}
   template <ViewableOfRank<2, 3, 4> Table>
   requires std::same_as < ScalarOf<Table>,
-  bool > constexpr explicit Dense(Table& table) : visible(detail::as_pair_table(view(table))) {}
+  bool > constexpr explicit Dense(Table& table)
+      : visible(detail::as_pair_table(view(table))),
+  memory(detail::table_memory<Table>()) {}
   template <ViewableOfRank<2, 3, 4> Table>
   requires(!std::is_lvalue_reference_v<Table>) explicit Dense(const Table&& temporary_owner) = delete;
   template <int Rank>
@@ -34,7 +38,17 @@ struct Dense {
   MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
     return visible(b, h, q - origin[b], k);
   }
-  Dense prepared(const CallShape& s) const { return Dense(detail::broadcast_to_call(visible, s, "Dense"), s.origin); }
+  Dense prepared(const CallShape& s) const {
+    Dense ready(detail::broadcast_to_call(visible, s, "Dense"), s.origin);
+    ready.memory = memory;
+    return ready;
+  }
+  template <class F> Dense with_data(F&& f) const {
+    Dense moved = *this;
+    moved.visible = detail::moved_table(visible, moved.memory, f);
+    moved.origin = f(origin);
+    return moved;
+  }
 };
 
 }  // namespace mha::inline v0

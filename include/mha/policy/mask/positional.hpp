@@ -41,6 +41,7 @@ struct CausalTopLeft {
     return Causal{}.tile(b, h, q_begin - origin[b], q_end - origin[b], k_begin, k_end);
   }
   constexpr CausalTopLeft prepared(const CallShape& s) const { return {s.origin}; }
+  template <class F> constexpr CausalTopLeft with_data(F&& f) const { return {f(origin)}; }
 };
 
 /// The inclusive reach [q − left, q + right]: left + 1 keys when right is 0, the query's own position among them.

@@ -13,17 +13,20 @@ namespace mha::inline v0 {
 ///
 /// Shapes    (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk); an axis of extent 1 is repeated. Rows are the call's queries.
 /// Errors    ShapeError if an axis is neither 1 nor the call's
+/// Memory    `memory` says where the table lies; of a bare view it is to be set if that is a device
 template <class B> struct AdditiveBias {
   static constexpr Role role = Role::score;
   static constexpr bool borrows = true;
   TensorView<const B, 4> bias;
   Origins origin{};  ///< set by prepared()
+  Memory memory = Memory::host;
 
   AdditiveBias() = default;
   constexpr explicit AdditiveBias(TensorView<const B, 4> table, Origins first_query)
       : bias(table), origin(first_query) {}
   template <ViewableOfRank<2, 3, 4> Table>
-  constexpr explicit AdditiveBias(Table& table) : bias(detail::as_pair_table(view(table))) {}
+  constexpr explicit AdditiveBias(Table& table)
+      : bias(detail::as_pair_table(view(table))), memory(detail::table_memory<Table>()) {}
   template <ViewableOfRank<2, 3, 4> Table>
   requires(!std::is_lvalue_reference_v<Table>) explicit AdditiveBias(const Table&& temporary_owner) = delete;
   template <class U, int Rank>
@@ -38,7 +41,15 @@ template <class B> struct AdditiveBias {
     return static_cast<T>(s + add);
   }
   AdditiveBias prepared(const CallShape& s) const {
-    return AdditiveBias(detail::broadcast_to_call(bias, s, "AdditiveBias"), s.origin);
+    AdditiveBias ready(detail::broadcast_to_call(bias, s, "AdditiveBias"), s.origin);
+    ready.memory = memory;
+    return ready;
+  }
+  template <class F> AdditiveBias with_data(F&& f) const {
+    AdditiveBias moved = *this;
+    moved.bias = detail::moved_table(bias, moved.memory, f);
+    moved.origin = f(origin);
+    return moved;
   }
 };
 template <Viewable Table> AdditiveBias(Table&) -> AdditiveBias<ScalarOf<Table>>;

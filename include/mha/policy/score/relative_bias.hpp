@@ -55,6 +55,9 @@ class RelativeBias {
   explicit RelativeBias(std::vector<float> table, RelativeBuckets buckets = {})
       : table_(std::make_shared<const std::vector<float>>(std::move(table))), buckets_(buckets) {}
 
+  const std::vector<float>& table() const { return *table_; }
+  const RelativeBuckets& buckets() const { return buckets_; }
+
   /// One head's bias by distance.
   struct Head {
     static constexpr Role role = Role::score;

@@ -119,4 +119,31 @@ TYPED_TEST(TilePolicies, TrimsHiddenKeysInWholeGrains) {
   EXPECT_EQ(policies.visibility(0, 91), TileVisibility::none);
 }
 
+TYPED_TEST(TilePolicies, SayTheSameWithoutTheirTypes) {
+  using T = TypeParam;
+  support::Random random("any");
+  const mha::SlidingWindow window{.left = 9};
+  const simd::TileQueries queries{1, 2, 100, 37};
+  const std::vector<T> dots = random_tile<T>(random);
+  unit::for_each_level([&](auto isa) {
+    const simd::TilePolicies<T, mha::SlidingWindow, Ripple> typed(isa.level, window, {}, 1, 2, 100, 37);
+    const Ripple ripple;
+    const simd::AnyMask<T> mask(window, isa.level);
+    const simd::AnyScore<T> score(ripple, isa.level);
+    std::vector<T> expected = dots, s = dots;
+    const auto keys_of = typed.visible(91, 91 + keys, 8), same = mask.visible(queries, 91, 91 + keys, 8);
+    EXPECT_EQ(same.begin, keys_of.begin);
+    EXPECT_EQ(same.end, keys_of.end);
+    EXPECT_EQ(same.seen, TileVisibility::partial);
+    typed.score(expected.data(), lanes, T(0.7), keys_of.begin, keys_of.end);
+    typed.hide(expected.data(), lanes, keys_of, 8);
+    score.apply(queries, s.data(), lanes, T(0.7), keys_of.begin, keys_of.end);
+    mask.hide(queries, s.data(), lanes, keys_of, 8);
+    for (std::size_t i = 0; i < s.size(); ++i) EXPECT_EQ(support::bits(s[i]), support::bits(expected[i])) << i;
+    EXPECT_NE(s, dots);
+  });
+  EXPECT_TRUE(simd::AnyScore<T>(Ripple{}, mha::IsaLevel::baseline).exists);
+  EXPECT_FALSE(simd::AnyScore<T>(mha::NoScore{}, mha::IsaLevel::baseline).exists);
+}
+
 }  // namespace

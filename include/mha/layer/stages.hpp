@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backend.hpp"
+#include "../policy/role.hpp"
+#include "config.hpp"
+#include "sequence.hpp"
+
+/// What a layer does between its products, on whatever machine: where Q, K and V lie, norm, position, gates.
+namespace mha::inline v0::detail {
+
+struct HeadSizes {
+  Index heads, dim;
+};
+
+/// Buffers (B, L, H, D) of a frame: side by side in every row (B, L, Σ H·D), or one after another.
+template <class T, bool side_by_side, std::size_t N, class Frame>
+std::array<TensorView<T, 4>, N> head_buffers(Frame& frame, Index batch, Index length, const HeadSizes (&sizes)[N]) {
+  std::array<TensorView<T, 4>, N> buffers;
+  std::ptrdiff_t width = 0;
+  for (const HeadSizes& s : sizes) width += std::ptrdiff_t{s.heads} * s.dim;
+  T* at = frame.template take<T>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(length) *
+                                 static_cast<std::size_t>(width));
+  for (std::size_t n = 0; n < N; ++n) {
+    const auto [heads, dim] = sizes[n];
+    const std::ptrdiff_t own = std::ptrdiff_t{heads} * dim, row = side_by_side ? width : own;
+    buffers[n] = {at, {batch, length, heads, dim}, {length * row, row, dim, 1}};
+    at += side_by_side ? own : own * batch * length;
+  }
+  return buffers;
+}
+
+/// Where a call's queries, keys and values are, and what keys and values are still to be made from.
+template <class T> struct Projected {
+  TensorView<T, 4> q;
+  TensorView<const T, 4> key, value;
+  TensorView<T, 4> to_key{}, to_value{};  // null data: nothing to make
+  TensorView<const T, 3> rows{};
+};
+
+template <class B> constexpr bool lays_side_by_side = false;
+template <class B>
+requires requires { B::side_by_side; }
+constexpr bool lays_side_by_side<B> = B::side_by_side;
+
+/// Buffers for queries from x and for keys, and values if wanted, from the rows of memory.
+template <class B, class T, class Frame>
+Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory,
+                       bool values, Frame& frame) {
+  constexpr bool beside = lays_side_by_side<B>;
+  const HeadSizes q{c.num_heads, c.head_dim}, k{c.num_kv_heads, c.head_dim},
+      v{values ? c.num_kv_heads : 0, values ? c.value_dim : 0};
+  Projected<T> p;
+  if (same_view(x, memory)) {
+    const auto all = head_buffers<T, beside>(frame, x.extent[0], x.extent[1], {q, k, v});
+    p = {all[0], all[1], all[2], all[1], all[2], memory};
+  } else {
+    const auto queries = head_buffers<T, beside>(frame, x.extent[0], x.extent[1], {q});
+    const auto both = head_buffers<T, beside>(frame, memory.extent[0], memory.extent[1], {k, v});
+    p = {queries[0], both[0], both[1], both[0], both[1], memory};
+  }
+  if (!values) p.to_value = {};
+  return p;
+}
+template <class B, class T, class Owner, class Frame>
+Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const KeyValues<T, Owner>& memory, bool,
+                       Frame& frame) {
+  const HeadSizes q{c.num_heads, c.head_dim};
+  return {head_buffers<T, false>(frame, x.extent[0], x.extent[1], {q})[0], memory.key.view(), memory.value.view()};
+}
+
+/// x normalised, in place; nothing if the norm has no weights.
+template <class B, class T, class N>
+void run_norm(const N& norm, const TensorView<T, 4>& x, const TensorView<const T, 1>& weight, const ItemsOn<B>& run) {
+  if constexpr (N::has_weights) {
+    if constexpr (requires { norm.template items<T>(x, weight); }) {
+      run(norm.template items<T>(x, weight));
+    } else {
+      static_assert(computes_on_host<B>,
+                    "mha: this norm has no member items(x, weight), so it runs on the host only "
+                    "(see mha/policy/qk_norm.hpp)");
+      norm.template apply<T>(x, weight);
+    }
+  }
+}
+
+/// Lets the position of every row enter, sequence by sequence where the rows are packed.
+template <class B, class T, class P>
+void run_position(const P& position, const TensorView<T, 4>& x, const RowPositions& at, const ItemsOn<B>& run) {
+  if constexpr (requires { position.for_each_items(x, at, run); }) {
+    position.for_each_items(x, at, run);
+  } else if constexpr (requires { position.apply(x, at.first); }) {
+    static_assert(computes_on_host<B>,
+                  "mha: this position has no member for_each_items(x, at, f), so it runs on the host only "
+                  "(see mha/policy/position.hpp)");
+    if (at.offsets == nullptr) return position.apply(x, at.first);
+    for (Index b = 0; b < at.sequences; ++b) {
+      TensorView<T, 4> sequence = x;
+      sequence.data += at.offsets[b] * x.stride[1];
+      sequence.extent[1] = at.offsets[b + 1] - at.offsets[b];
+      position.apply(sequence, Origins(at.first[b]));
+    }
+  }
+}
+
+/// The heads' outputs times their gates; nothing if the concatenation has none.
+template <class B, class C, class T>
+void run_gates(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate, const ItemsOn<B>& run) {
+  if constexpr (C::has_gates) {
+    if constexpr (requires { C::template items<T>(heads, gate); }) {
+      run(C::template items<T>(heads, gate));
+    } else {
+      static_assert(computes_on_host<B>,
+                    "mha: this concatenation has no member items(heads, gate), so it runs on the host only "
+                    "(see mha/policy/concat.hpp)");
+      C::template apply<T>(heads, gate);
+    }
+  }
+}
+
+/// A policy that a layer owns: as it was given, and as the backend's machine reads it.
+template <class B, class P> class Kept {
+ public:
+  explicit Kept(P policy) : own_(std::move(policy)) {}
+  const P& own() const { return own_; }
+  const P& there() const { return own_; }
+
+ private:
+  [[no_unique_address]] P own_;
+};
+template <class B, class P>
+requires(!computes_on_host<B>) class Kept<B, P> {
+ public:
+  explicit Kept(P policy) : own_(std::move(policy)), there_(B{}.keep(own_)) {}
+  const P& own() const { return own_; }
+  const auto& there() const { return there_; }
+
+ private:
+  [[no_unique_address]] P own_;
+  std::remove_cvref_t<decltype(B{}.keep(std::declval<const P&>()))> there_;
+};
+
+}  // namespace mha::inline v0::detail

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// A backend whose memory the host cannot touch computes the same bits as one on the host: what the library does around
+// the kernels reads and writes the backend's memory through the backend only.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/attention.hpp>
+#include <mha/backend/reference/reference.hpp>
+#include <mha/layer/multi_head_attention.hpp>
+#include <mha/policy/mask/block_sparse.hpp>
+#include <mha/policy/mask/dense.hpp>
+#include <mha/policy/mask/padding.hpp>
+#include <mha/policy/score/additive_bias.hpp>
+
+#include "compare.hpp"
+#include "far_backend.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::Tensor;
+using support::Far;
+using support::far_copy;
+using support::FarTensor;
+using T = float;
+
+template <class Owner> void fill(Owner& x, support::Random& random) {
+  for (auto& v : x) v = static_cast<T>(random.uniform(-1, 1));
+}
+template <int Rank, class... I> Tensor<T, Rank> drawn(support::Random& random, I... extents) {
+  Tensor<T, Rank> x(extents...);
+  fill(x, random);
+  return x;
+}
+
+/// The same layer on both machines, of policies that have weights and data of their own.
+template <class... Policies> struct Twins {
+  mha::MultiHeadAttention<T, mha::Reference, Policies...> here;
+  mha::MultiHeadAttention<T, Far, Policies...> there;
+
+  template <class... Values>
+  explicit Twins(const mha::Config& config, const Values&... values)
+      : here(config, values...), there(config, values...) {
+    const auto draw = [](auto& p) {
+      mha::XavierUniform{.seed = 3}(p);
+      support::Random random("weights of twins");
+      for (T& x : p.flat()) x += static_cast<T>(random.uniform(-0.1, 0.1));
+    };
+    here.update(draw);
+    there.update(draw);
+  }
+};
+
+const mha::Config config{.d_model = 24, .num_heads = 4, .num_kv_heads = 2, .head_dim = 6, .value_dim = 5, .bias = true};
+const std::vector<float> sink{0.5f, -1, 2, 0};
+using Everything =
+    Twins<mha::GroupedQuery<mha::Dynamic>, mha::CausalTopLeft, mha::QkNorm, mha::Rotary<>, mha::Sink, mha::GatedHeads>;
+
+TEST(FarMemory, ALayerWithAllItsPoliciesHasTheBitsOfTheHost) {
+  Everything twins(config, mha::Sink(sink));
+  support::Random random("far layer");
+  const auto x = drawn<3>(random, 2, 9, 24);
+  Far::merged = 0;
+  const auto y = twins.there(FarTensor<T, 3>(x));
+  static_assert(std::is_same_v<decltype(y), const FarTensor<T, 3>>);
+  EXPECT_EQ(support::differing(y.near(), twins.here(x)), 0u);
+  EXPECT_EQ(Far::merged, 1) << "Q, K and V lie side by side in every row";
+}
+
+TEST(FarMemory, CrossAttentionReadsAMemoryOnceProjected) {
+  Everything twins(config, mha::Sink(sink));
+  support::Random random("far memory");
+  const auto x = drawn<2>(random, 5, 24), memory = drawn<2>(random, 11, 24);
+  const FarTensor<T, 2> far_x(x), far_memory(memory);
+  Far::merged = 0;
+  const auto y = twins.here(x, memory);
+  EXPECT_EQ(support::differing(twins.there(far_x, far_memory).near(), y), 0u);
+  EXPECT_EQ(Far::merged, 1) << "K and V";
+  EXPECT_EQ(support::differing(twins.there(far_x, twins.there.project_memory(far_memory)).near(), y), 0u);
+}
+
+TEST(FarMemory, RaggedBatchesBringTheirOffsetsAndOrigins) {
+  Everything twins(config, mha::Sink(sink));
+  support::Random random("far ragged");
+  const std::vector<Index> q{0, 3, 3, 8, 9}, k{0, 5, 6, 13, 15};
+  const auto x = drawn<2>(random, 9, 24), memory = drawn<2>(random, 15, 24);
+  const FarTensor<T, 2> far_x(x), far_memory(memory);
+  EXPECT_EQ(support::differing(twins.there(far_x, mha::Packed{q}).near(), twins.here(x, mha::Packed{q})), 0u);
+  const mha::Packed both{q, k};
+  const auto y = twins.here(x, memory, both);
+  Far::staged = 0;
+  EXPECT_EQ(support::differing(twins.there(far_x, far_memory, both).near(), y), 0u);
+  EXPECT_EQ(Far::staged, 3) << "two rows of offsets and the origins, once for the whole call";
+  const auto made = twins.there.project_memory(far_memory, mha::Packed{k});
+  EXPECT_EQ(support::differing(twins.there(far_x, made, both).near(), y), 0u);
+}
+
+TEST(FarMemory, RowsOfAnyStridesAndResultsOfTheCallers) {
+  Twins<mha::NoOutput> twins(mha::Config{.d_model = 12, .num_heads = 3});
+  support::Random random("far strides");
+  const auto x = drawn<3>(random, 4, 3, 12);
+  const FarTensor<T, 3> far_x(x), far_y(4, 3, 12);
+  const auto swapped = [](auto v) { return decltype(v){v.data, {3, 4, 12}, {12, 36, 1}}; };  // (L, B, E)
+  Tensor<T, 3> y(4, 3, 12);
+  twins.here(swapped(x.view()), mha::into(swapped(y.view())));
+  support::FarWorkspace workspace;
+  twins.there(swapped(far_x.view()), mha::into(swapped(far_y.view())), workspace);
+  EXPECT_EQ(support::differing(far_y.near(), y), 0u);
+}
+
+TEST(FarMemory, AttentionPacksScatteredKeysAndStagesWhatPoliciesHold) {
+  support::Random random("far attention");
+  const auto q = drawn<3>(random, 9, 2, 4), k = drawn<3>(random, 9, 4, 2), v = drawn<3>(random, 9, 4, 2);
+  const auto across = [](auto x) { return decltype(x){x.data, {9, 2, 4}, {8, 1, 2}}; };  // scattered along D
+  const std::vector<Index> offsets{0, 2, 9};
+  Tensor<bool, 2> visible(7, 7);
+  for (bool& b : visible) b = random.uniform(0, 1) < 0.7;
+  const auto bias = drawn<2>(random, 7, 7);
+  Tensor<T, 2> lse(2, 9);
+  const auto here = mha::attention<mha::Reference>(q, across(k.view()), across(v.view()), mha::Packed{offsets},
+                                                   mha::Dense(visible), mha::AdditiveBias(bias), mha::LogSumExp(lse));
+  const FarTensor<T, 3> far_q(q), far_k(k), far_v(v);
+  FarTensor<T, 2> far_lse(2, 9);
+  const auto there =
+      mha::attention<Far>(far_q, across(far_k.view()), across(far_v.view()), mha::Packed{offsets},
+                          far_copy(mha::Dense(visible)), far_copy(mha::AdditiveBias(bias)), mha::LogSumExp(far_lse));
+  EXPECT_EQ(support::differing(there.near(), here), 0u);
+  EXPECT_EQ(support::differing(far_lse.near(), lse), 0u);
+}
+
+TEST(FarMemory, BareViewsGiveResultsOfTheBackend) {
+  support::Random random("far views");
+  const auto q = drawn<2>(random, 5, 4);
+  const FarTensor<T, 2> far(q);
+  const auto y = mha::attention<Far>(far.view(), far.view(), far.view());
+  static_assert(std::is_same_v<decltype(y), const FarTensor<T, 2>>);
+  EXPECT_EQ(support::differing(y.near(), mha::attention<mha::Reference>(q, q, q)), 0u);
+}
+
+template <class F> std::string refusal(F&& f) {
+  try {
+    f();
+  } catch (const mha::ShapeError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(FarMemory, WhatLiesOnTheHostIsRefusedByName) {
+  Tensor<T, 3> near(1, 3, 8);
+  const FarTensor<T, 3> far(near);
+  EXPECT_EQ(refusal([&] { mha::attention<Far>(far.view(), near.view(), far.view()); }),
+            "attention: k is in host memory");
+  Twins<mha::Causal> twins(mha::Config{.d_model = 8, .num_heads = 2});
+  EXPECT_EQ(refusal([&] { twins.there(near.view()); }), "layer: x is in host memory");
+  EXPECT_EQ(refusal([&] { twins.there(far, mha::into(near)); }), "layer: the result is in host memory");
+  const std::vector<Index> lengths{2};
+  EXPECT_EQ(refusal([&] { twins.there(far, mha::Padding{lengths}); }),
+            "layer: a policy borrows host memory, but the backend computes on a device: give mha::on_device(policy), "
+            "made once");
+  EXPECT_EQ(refusal([&] { twins.here(near, far_copy(mha::Padding{lengths})); }),
+            "layer: a policy borrows device memory, but the backend computes on the host");
+  EXPECT_EQ(refusal([&] { mha::attention<Far>(far, far, far, mha::Sink(std::vector<float>(3, 0.f))); }),
+            "attention: the Sink's logits are in host memory, but the backend computes on a device: give "
+            "mha::on_device(sink)");
+}
+
+TEST(FarMemory, ALayerWhoseUpdateFailedHasNoWeightsThere) {
+  Twins<mha::Causal> twins(mha::Config{.d_model = 8, .num_heads = 2});
+  EXPECT_THROW(twins.there.update([](auto&) { throw 1; }), int);
+  const FarTensor<T, 3> x{Tensor<T, 3>(1, 3, 8)};
+  EXPECT_EQ(refusal([&] { twins.there(x); }),
+            "layer: its weights have 0 copies in the backend's memory, 1 is wanted: update() or borrow() makes it, "
+            "unless it throws");
+}
+
+TEST(FarMemory, CostIsCountedWithTheHostsPolicies) {
+  const std::vector<std::uint8_t> map{1, 0, 1, 1};
+  support::Random random("far blocks");
+  const auto x = drawn<3>(random, 1, 4, 8);
+  Twins<mha::BlockSparse> twins(mha::Config{.d_model = 8, .num_heads = 2},
+                                mha::BlockSparse({.block = 2, .query_blocks = 2, .key_blocks = 2}, map));
+  EXPECT_EQ(support::differing(twins.there(FarTensor<T, 3>(x)).near(), twins.here(x)), 0u);
+  EXPECT_EQ(twins.there.cost(1, 4, 4).visible_pairs, 12);
+}
+
+}  // namespace

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/reference/reference.hpp>
+#include <mha/layer/stages.hpp>
+#include <mha/policy/concat.hpp>
+#include <mha/policy/position.hpp>
+#include <mha/policy/qk_norm.hpp>
+
+namespace {
+
+using mha::Index;
+using mha::Reference;
+using mha::TensorView;
+using mha::detail::HeadSizes;
+
+TEST(Stages, BuffersLieOneAfterAnotherOrSideBySide) {
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const HeadSizes sizes[] = {{3, 4}, {1, 4}, {1, 2}};
+  const auto apart = mha::detail::head_buffers<float, false>(frame, 2, 5, sizes);
+  EXPECT_EQ(apart[1].data, apart[0].data + 2 * 5 * 12);
+  EXPECT_EQ(apart[2].data, apart[1].data + 2 * 5 * 4);
+  for (const auto& v : apart) EXPECT_TRUE(mha::is_contiguous(v));
+
+  const auto beside = mha::detail::head_buffers<float, true>(frame, 2, 5, sizes);
+  EXPECT_EQ(beside[1].data, beside[0].data + 12);
+  EXPECT_EQ(beside[2].data, beside[0].data + 16);
+  for (const auto& v : beside) {
+    EXPECT_EQ(v.stride[1], 18);
+    EXPECT_EQ(v.stride[0], 5 * 18);
+    const auto rows = mha::detail::rows_of(v);
+    EXPECT_EQ(&rows(5 + 3, v.dim() - 1), &v(1, 3, 0, v.dim() - 1));
+  }
+}
+
+TEST(Stages, KeysAndValuesLieApartFromQueriesOfOtherRows) {
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  float numbers[24] = {};
+  const TensorView<const float, 3> x = mha::view(numbers, 1, 3, 4), memory = mha::view(numbers, 1, 6, 4);
+  const mha::Config config{.d_model = 4, .num_heads = 2, .num_kv_heads = 1, .head_dim = 3, .value_dim = 5};
+  const auto self = mha::detail::projected<Reference>(config, x, x, true, frame);
+  EXPECT_EQ(self.q.length(), 3);
+  EXPECT_EQ(self.to_value.dim(), 5);
+  const auto cross = mha::detail::projected<Reference>(config, x, memory, false, frame);
+  EXPECT_EQ(cross.key.length(), 6);
+  EXPECT_EQ(cross.to_value.data, nullptr);
+}
+
+/// A position of the user's: the row's position is added.
+struct Shift {
+  static constexpr mha::Role role = mha::Role::position;
+  template <class T> void apply(const TensorView<T, 4>& x, const mha::Origins& first) const {
+    for (Index b = 0; b < x.batch(); ++b)
+      for (Index l = 0; l < x.length(); ++l) x(b, l, 0, 0) += T(first[b] + l);
+  }
+};
+
+TEST(Stages, APositionOfTheUsersRunsSequenceBySequence) {
+  std::vector<float> rows(6, 100);
+  const Index offsets[] = {0, 2, 2, 6}, first[] = {10, 20, 30};
+  mha::Workspace workspace;
+  const mha::detail::ItemsOn<Reference> items{workspace};
+  const auto x = mha::view_blhd(rows.data(), 1, 6, 1, 1);
+  mha::detail::run_position<Reference, float>(Shift{}, x, {mha::Origins(first), offsets, 3, 4}, items);
+  EXPECT_EQ(rows, (std::vector<float>{110, 111, 130, 131, 132, 133}));
+  mha::detail::run_position<Reference, float>(Shift{}, x, {mha::Origins(5)}, items);
+  EXPECT_EQ(rows, (std::vector<float>{115, 117, 137, 139, 141, 143}));
+  mha::detail::run_position<Reference, float>(mha::NoPosition{}, x, {mha::Origins(5)}, items);
+  EXPECT_EQ(rows[0], 115);
+}
+
+/// Norm and gates as a user may write them, without items.
+struct Halving {
+  static constexpr bool has_weights = true, has_gates = true;
+  template <class T> static void apply(const TensorView<T, 4>& x, const TensorView<const T, 1>& weight) {
+    x(0, 0, 0, 0) /= 2 * weight(0);
+  }
+};
+
+TEST(Stages, NormsAndGatesWithoutItemsRunOnTheHost) {
+  float number = 8;
+  const float one = 1;
+  mha::Workspace workspace;
+  const mha::detail::ItemsOn<Reference> items{workspace};
+  const auto x = mha::view_blhd(&number, 1, 1, 1, 1);
+  mha::detail::run_norm<Reference, float>(Halving{}, x, mha::view(&one, 1), items);
+  EXPECT_EQ(number, 4);
+  mha::detail::run_gates<Reference, Halving, float>(x, mha::view(&one, 1), items);
+  EXPECT_EQ(number, 2);
+  mha::detail::run_norm<Reference, float>(mha::NoNorm{}, x, {}, items);
+  mha::detail::run_gates<Reference, mha::ConcatHeads, float>(x, {}, items);
+  EXPECT_EQ(number, 2);
+}
+
+TEST(Stages, ABackendOfTheHostKeepsPoliciesAsTheyAre) {
+  const mha::detail::Kept<Reference, mha::Origins> kept(mha::Origins(7));
+  EXPECT_EQ(&kept.own(), &kept.there());
+  EXPECT_EQ(kept.own().all, 7);
+}
+
+}  // namespace
