@@ -136,8 +136,7 @@ template <class T, class M, class S> class AttendCase {
   mha::TensorView<T, 4> keys() const { return k_.view; }
   mha::TensorView<T, 4> values() const { return v_.view; }
   const std::vector<T>& output_memory() const { return out_.memory; }
-  bool packed_inputs() const { return packs(q_.view) && packs(k_.view) && packs(v_.view); }
-  bool packed_output() const { return packs(out_.view); }
+  bool packed() const { return packs(q_.view) && packs(k_.view) && packs(v_.view) && packs(out_.view); }
 
   /// Poisons what a kernel writes.
   void reset() {

@@ -35,8 +35,7 @@ support::gpu::Counters run(Case& c, Index splits, Work<typename Case::A>& work, 
   using Shape = mha::cuda::FewShape<Tile>;
   auto& call = c.call();
   const Index rows = call.shape.heads / call.kv_heads * call.shape.queries;
-  mha::cuda::FewParams<typename Case::Call> params{call, splits, (rows + Shape::rows - 1) / Shape::rows,
-                                                   c.packed_inputs(), c.packed_output()};
+  mha::cuda::FewParams<typename Case::Call> params{call, splits, (rows + Shape::rows - 1) / Shape::rows, c.packed()};
   const std::ptrdiff_t groups = std::ptrdiff_t{call.shape.batch} * call.kv_heads * params.passes;
   const mha::cuda::SplitParts place{splits, Shape::rows, Shape::width};
   work.parts.resize(static_cast<std::size_t>(place.size(groups)) + 8);
@@ -46,7 +45,7 @@ support::gpu::Counters run(Case& c, Index splits, Work<typename Case::A>& work, 
   while (reinterpret_cast<std::uintptr_t>(params.parts) % 16 != 0) ++params.parts;
   params.counters = work.counters.data();
   return support::gpu::launch<Machine>(
-      {splits, call.kv_heads * params.passes, call.shape.batch}, Shape::threads, Shape::bytes(splits),
+      {splits * static_cast<int>(groups), 1, 1}, Shape::threads, Shape::bytes(splits),
       [&](Machine& m) { mha::cuda::few_queries_body<Machine, Shape>(m, params); }, order);
 }
 

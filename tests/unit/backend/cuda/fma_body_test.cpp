@@ -27,12 +27,12 @@ support::gpu::Counters run(Case& c, bool q_stays = true, Order order = {}) {
   using A = typename Case::A;
   using Shape = mha::cuda::FmaShape<A, Values>;
   auto& call = c.call();
-  const mha::cuda::FmaParams<typename Case::Call> params{call, (call.value_dim + Values - 1) / Values, q_stays,
-                                                         c.packed_inputs(), c.packed_output()};
-  const Index blocks = (call.shape.queries + Shape::rows - 1) / Shape::rows;
+  const Index tiles = (call.shape.queries + Shape::rows - 1) / Shape::rows, heads = call.shape.batch * call.shape.heads;
+  const mha::cuda::FmaParams<typename Case::Call> params{
+      call, {tiles, call.shape.heads, heads, heads}, (call.value_dim + Values - 1) / Values, q_stays, c.packed()};
   return support::gpu::launch<Machine>(
-      {blocks * params.value_parts, call.shape.heads, call.shape.batch}, Shape::threads,
-      Shape::bytes(call.head_dim, q_stays), [&](Machine& m) { mha::cuda::fma_body<Machine, Shape>(m, params); }, order);
+      {tiles * heads * params.value_parts, 1, 1}, Shape::threads, Shape::bytes(call.head_dim, q_stays),
+      [&](Machine& m) { mha::cuda::fma_body<Machine, Shape>(m, params); }, order);
 }
 
 template <class T, int Values, class MakeMask, class MakeScore>
