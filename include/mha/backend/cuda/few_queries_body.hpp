@@ -23,6 +23,7 @@ template <class Tile_> struct FewShape {
   using Tile = Tile_;
   using Number = typename Tile::Number;
   static constexpr int warps = 4, threads = warps * warp_size, rows = Tile::rows, keys = Tile::keys;
+  static constexpr int min_blocks = 2;  ///< of a multiprocessor, for __launch_bounds__
   static constexpr int width = Tile::width;
   static constexpr int fitting = Tile::ring_bytes / Tile::panel_bytes;
   static constexpr int stages = fitting < 2 ? 2 : fitting > 8 ? 8 : fitting;
