@@ -58,12 +58,13 @@ TEST(Dispatch, SixteenBitsRunOnTensorCoresUpToAHeadSizeOf256) {
 }
 
 TEST(Dispatch, FloatAndDoubleRunOnMultiplyAdds) {
-  const Notes narrow = plan<float>(2, 100, 100, 3, 64, 64), wide = plan<double>(2, 100, 100, 3, 64, 300);
-  EXPECT_EQ(narrow.kernel, "attention (multiply-adds)");
-  EXPECT_EQ(narrow.grid.x, 2);
-  EXPECT_EQ(narrow.grid.y, 3);
-  EXPECT_EQ(narrow.grid.z, 2);
-  EXPECT_EQ(wide.grid.x, 2 * 3) << "three blocks share the columns of an output";
+  EXPECT_EQ(plan<float>(2, 100, 100, 3, 64, 64).kernel, "attention (multiply-adds)");
+  EXPECT_EQ(plan<double>(2, 100, 100, 3, 64, 300).kernel, "attention (multiply-adds)");
+}
+
+TEST(Dispatch, FewQueriesHaveAKernelOfTheirOwn) {
+  EXPECT_EQ(plan<mha::bfloat16>(2, 1, 5000, 4, 128, 128).kernel, "attention (few queries)");
+  EXPECT_EQ(plan<float>(2, 2, 5000, 1, 64, 64).kernel, "attention (few queries)");
 }
 
 TEST(Dispatch, ExplainsWhatItWouldLaunch) {
@@ -71,6 +72,8 @@ TEST(Dispatch, ExplainsWhatItWouldLaunch) {
   const std::string mma = mha::cuda::explain<mha::bfloat16>(call, {}), fma = mha::cuda::explain<double>(call, {});
   EXPECT_NE(mma.find("tensor cores in bfloat16"), std::string::npos) << mma;
   EXPECT_NE(fma.find("multiply-adds in double"), std::string::npos) << fma;
+  const std::string few = mha::cuda::explain<float>({{2, 8, 1, 4096, 4095}, 8, 64, 64}, {});
+  EXPECT_NE(few.find("few queries in float"), std::string::npos) << few;
 }
 
 }  // namespace
