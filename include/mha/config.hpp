@@ -8,6 +8,8 @@
 #define MHA_HOST_DEVICE __host__ __device__
 #define MHA_KERNEL __device__ __forceinline__
 #define MHA_UNROLL _Pragma("unroll")
+#define MHA_ROLL _Pragma("unroll 1")
+#define MHA_UNROLL_TERMS
 #else
 /// Put it before operator() of a mask or score that should also run on CUDA; elsewhere it is nothing.
 #define MHA_HOST_DEVICE
@@ -15,6 +17,17 @@
 #define MHA_KERNEL inline
 /// Before a loop over registers.
 #define MHA_UNROLL
+/// Before a loop that is rare or long, and not worth its code many times over.
+#define MHA_ROLL
+/// Before the loop over the terms of a polynomial; nvcc unrolls it unasked.
+#define MHA_UNROLL_TERMS _Pragma("GCC unroll 16")
+#endif
+
+/// Whether this text is being compiled for a CUDA device.
+#if defined(__CUDA_ARCH__)
+#define MHA_ON_DEVICE 1
+#else
+#define MHA_ON_DEVICE 0
 #endif
 
 #if !defined(__GNUC__)
