@@ -18,6 +18,12 @@ using mha::cuda::BlockIndex;
 /// What a launch did. bank_conflicts: passes of ldmatrix beyond the one per matrix.
 struct Counters {
   long mma = 0, ldmatrix = 0, bank_conflicts = 0, copies = 0, syncs = 0, votes = 0;
+
+  Counters& operator+=(const Counters& c) {
+    mma += c.mma, ldmatrix += c.ldmatrix, bank_conflicts += c.bank_conflicts;
+    copies += c.copies, syncs += c.syncs, votes += c.votes;
+    return *this;
+  }
 };
 
 /// One thread block: its threads as fibers, its barriers, the meetings of its warps, its shared memory.
