@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -74,7 +75,7 @@ class Block {
   /// The lanes of a warp meet, each with a slot; the last to come applies the operation to all 32 slots.
   template <class Slot, class Apply> void meet(int thread, const char* what, Slot& slot, Apply&& apply) {
     Warp& w = warps_[static_cast<std::size_t>(thread / warp_size)];
-    if (w.arrived > 0 && std::strcmp(w.what, what) != 0)
+    if (w.arrived > 0 && w.what != what && std::strcmp(w.what, what) != 0)
       throw Fault(std::string("the warp diverges: ") + what + " meets " + w.what);
     w.what = what;
     w.slot[thread % warp_size] = &slot;
