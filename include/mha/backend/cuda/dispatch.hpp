@@ -4,8 +4,7 @@
 #include <string>
 #include <type_traits>
 
-#include "../../core/check.hpp"
-#include "fma_body.hpp"
+#include "fma_plan.hpp"
 #include "forward_body.hpp"
 #include "plan.hpp"
 
@@ -22,9 +21,16 @@ template <class Shape> struct ForwardKernel {
 };
 template <class Shape> struct FmaKernel {
   static constexpr const char* name = "attention (multiply-adds)";
-  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = 1;
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::min_blocks;
   template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const FmaParams<Call>& p) {
     fma_body<Machine, Shape>(m, p);
+  }
+};
+template <class Shape> struct FewQueriesKernel {
+  static constexpr const char* name = "attention (few queries)";
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::min_blocks;
+  template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const FewParams<Call>& p) {
+    few_queries_body<Machine, Shape>(m, p);
   }
 };
 
@@ -33,20 +39,25 @@ template <class T> constexpr bool on_tensor_cores = std::is_same_v<T, bfloat16> 
 /// What attend() would launch for such a call whose rows are aligned.
 template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts& device) {
   const auto n = [](auto x) { return std::to_string(x); };
+  const auto launch = [&](const auto& p) {
+    return n(p.grid) + " blocks of " + n(p.threads) + " threads, " + n(p.shared_bytes) + " bytes of shared memory each";
+  };
   const CallFacts known{plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim, RowLayout::aligned};
-  std::string text;
+  const std::string scalar = mha::detail::scalar_name<T>();
+  if (const FewPlan few = few_plan<T>(known, device))
+    return "few queries in " + scalar + ", the heads of a group share a block, keys in " + n(few.splits) +
+           " chunks that the last block joins, " + launch(few);
   if constexpr (on_tensor_cores<T>)
-    if (const ForwardPlan forward = forward_plan(known, device))
+    if (const ForwardPlan forward = forward_plan(known, device)) {
+      std::string tiles;
       with_shape(ForwardShapes{}, forward.shape, [&](auto shape) {
-        text = std::string("tensor cores in ") + mha::detail::scalar_name<T>() + ", sums in float, tiles of " +
-               n(shape.rows) + " queries x " + n(shape.keys) + " keys for head sizes up to " + n(shape.head_dim) +
-               " and " + n(shape.value_dim) + ", " + n(forward.grid) + " blocks of " + n(shape.threads) + " threads, " +
-               n(forward.shared_bytes) + " bytes of shared memory each";
+        tiles = n(shape.rows) + " queries x " + n(shape.keys) + " keys, head sizes up to " + n(shape.head_dim) +
+                " and " + n(shape.value_dim);
       });
-  if (text.empty())
-    text = std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", tiles of 64 queries, " +
-           n(plan.shape.batch) + " x " + n(plan.shape.heads) + " x " + n((plan.shape.queries + 63) / 64) + " blocks";
-  return text;
+      return "tensor cores in " + scalar + ", sums in float, tiles of " + tiles + ", " + launch(forward);
+    }
+  const FmaPlan fma = fma_plan<T>(known, device);
+  return std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", " + launch(fma);
 }
 
 /// Computes the call in one launch.
@@ -60,29 +71,25 @@ template <class Call, class Launcher> void attend(const Call& call, const Device
   using T = typename Call::Scalar;
   using A = Accumulator<T>;
   const CallFacts known = facts(call);
+  if (const FewPlan few = few_plan<T>(known, device))
+    return with_shape(FewShapes<T>{}, few.shape, [&](auto shape) {
+      A* const parts = few.splits > 1 ? launcher.template parts<A>(few.parts) : nullptr;
+      unsigned* const counters = few.splits > 1 ? launcher.counters(few.counters) : nullptr;
+      launcher.template launch<FewQueriesKernel<decltype(shape)>>({few.grid, 1, 1}, few.shared_bytes,
+                                                                  few.params(call, parts, counters));
+    });
   if constexpr (on_tensor_cores<T>)
     if (const ForwardPlan plan = forward_plan(known, device))
       return with_shape(ForwardShapes{}, plan.shape, [&](auto shape) {
         launcher.template launch<ForwardKernel<decltype(shape)>>({plan.grid, 1, 1}, plan.shared_bytes,
                                                                  ForwardParams<Call>{call, plan.blocks});
       });
-  const auto with_values = [&](auto shape) {
-    using Shape = decltype(shape);
-    const Index tiles = (call.shape.queries + Shape::rows - 1) / Shape::rows;
-    const Index parts = (call.value_dim + Shape::values - 1) / Shape::values;
-    constexpr Index most = 65535;  // blocks along the second and third axis of a grid
-    mha::detail::require(call.shape.heads <= most && call.shape.batch <= most, "attention: ", call.shape.batch,
-                         " sequences and ", call.shape.heads, " heads are more than a grid's ", most);
-    const bool q_stays = Shape::bytes(call.head_dim, true) <= device.shared_bytes;
-    const bool aligned = known.layout == RowLayout::aligned;
-    launcher.template launch<FmaKernel<Shape>>({tiles * parts, call.shape.heads, call.shape.batch},
-                                               Shape::bytes(call.head_dim, q_stays),
-                                               FmaParams<Call>{call, parts, q_stays, aligned, aligned});
-  };
-  if (call.value_dim <= 64)
-    with_values(FmaShape<A, 64>{});
-  else
-    with_values(FmaShape<A, 128>{});
+  const FmaPlan fma = fma_plan<T>(known, device);
+  mha::detail::require(bool(fma), "attention: a block of this device may ask for ", device.shared_bytes,
+                       " bytes of shared memory, which no kernel gets by with");
+  with_shape(FmaShapes<T>{}, fma.shape, [&](auto shape) {
+    launcher.template launch<FmaKernel<decltype(shape)>>({fma.grid, 1, 1}, fma.shared_bytes, fma.params(call));
+  });
 }
 
 }  // namespace mha::inline v0::cuda

@@ -189,8 +189,7 @@ template <class Machine, class Shape, class Call> class FewBlock {
     const int warp = m.thread() / warp_size;
     const Shared states = m.shared() + Shape::join, totals = states + Shape::warps * Shape::states;
     const Shared ticket = totals + Shape::states, factors = ticket + 16;
-    m.template wait<0>();
-    m.sync_warp();  // the ring is read: it takes the sums
+    m.sync_warp();  // the ring is read and nothing is on its way to it: it takes the sums
     Tile::store(m, state, m.shared() + warp * Shape::ring);
     MHA_UNROLL for (int i = 0; i < Tile::rows_per_lane; ++i) if (Tile::lane(m) == 0) m.store(
         states + warp * Shape::states + Tile::row(m, i) * int{sizeof(RowState)}, RowState{state.max[i], state.sum[i]});

@@ -20,7 +20,7 @@ template <class T, int RowsPerLane, int Width> struct FewOnFma {
   using Scalar = T;
   using Number = T;
   static constexpr int width = Width;
-  static constexpr int ring_bytes = 32 << 10;  // of a warp: see FewShape
+  static constexpr int ring_bytes = 24 << 10;  // of a warp: see FewShape
   static constexpr int keys = Width * int{sizeof(T)} > 1024 ? 8 : 16;
   using Tile = WarpTile<T, RowsPerLane, keys / 8, Width / (8 * Pack<T>::width)>;
   static_assert(Tile::values == Width);

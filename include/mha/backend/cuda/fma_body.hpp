@@ -159,7 +159,6 @@ template <class Machine, class Shape, class Call> class FmaBlock {
           },
           [&](int) { return score; });
       const bool guarded = m.any(Tile::weigh(m, logits, state, my_weights()));
-      m.sync_warp();
       for (int strip = 0; strip < strips; ++strip) {
         const Shared here = turn([&](Shared to) {
           if (strip + 1 < strips)
