@@ -521,6 +521,18 @@ TEST(ForwardBody, LeavesNaNOfVisiblePairs) {
   check<Small>(problem, Full{}, "full");
 }
 
+TEST(ForwardBody, FollowsARisingMaximum) {
+  Random random("rising");
+  Problem<bfloat16> problem(Sizes{.queries = 40, .keys = 200}, random);
+  problem.q.fill([&](auto...) { return bfloat16(1.f + static_cast<float>(random.uniform(0, 0.1))); });
+  problem.k.fill([&](Index, Index k, Index, Index) {  // logits up to 800, and as small, from tile to tile
+    return bfloat16(static_cast<float>((k % 64 < 32 ? 200 - k : k - 200) * random.uniform(0.4, 0.5)));
+  });
+  check<Small>(problem, Full{}, "full");
+  check<Small>(problem, Causal{}, "causal");
+  check<Small>(problem, Full{}, "under a score", Far{.slope = 1.f});
+}
+
 TEST(ForwardBody, KeepsOutliersInBounds) {
   Random random("outliers");
   Problem<bfloat16> problem(Sizes{.queries = 140, .keys = 200, .heads = 2, .kv_heads = 2}, random);
