@@ -79,21 +79,26 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       const KeyTile next = tiles.after(tile);
       if (next) load_keys(next, stage ^ 1);
       m_.commit();
+      const TileVisibility here = visibility(tile);
       Tile s;
       Pairs hidden = {};
-      multiply_keys(s, stage);
-      finish_logits(s, hidden, tile);
-      softmax(s);
+      if (here != TileVisibility::none) {
+        multiply_keys(s, stage);
+        finish_logits(s, hidden, tile.index, here == TileVisibility::partial);
+        softmax(s);
+      }
       m_.template wait<1>();
       m_.sync();  // the values are here for all, and the keys are read
       if (next) {
         load_values(next, stage ^ 1);
         m_.commit();
       }
-      if ((tile.partial || Logits::has_score) && poisoned(stage))
-        multiply_visible_values(s, hidden, stage);
-      else
-        multiply_values(s, stage);
+      if (here != TileVisibility::none) {
+        if ((here == TileVisibility::partial || Logits::has_score) && poisoned(stage))
+          multiply_visible_values(s, hidden, stage);
+        else
+          multiply_values(s, stage);
+      }
       if (next) {
         m_.template wait<1>();
         m_.sync();  // the next keys are here for all, and the values are read
@@ -107,6 +112,16 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   // m_.thread() is asked anew in every phase: index arithmetic is cheaper than the registers that would hold it.
   MHA_KERNEL int lane() const { return m_.thread() & (warp_size - 1); }
   MHA_KERNEL int warp_row() const { return (m_.thread() >> 5) * 16 * strips; }
+
+  /// What the rows of this warp see of a tile that some rows of the block see.
+  MHA_KERNEL TileVisibility visibility(KeyTile tile) const {
+    const Index first = first_ + warp_row(), end = first_ + count_;
+    const Index last = first + 16 * strips < end ? first + 16 * strips : end;
+    if (first >= end) return TileVisibility::none;
+    if (!tile.partial) return TileVisibility::full;
+    const auto seen = [&](Index from, Index to) { return logits_.visibility(first, last, from, to); };
+    return KeyTiles<Shape::keys, decltype(seen)>(logits_.keys, seen).of(tile.index, tile.index);
+  }
 
   /// Rows at one stride; those beyond the call are named, not read.
   struct Strided {
@@ -225,16 +240,16 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   }
 
   /// From dot products to logits, −∞ and a bit in `hidden` where nothing is to be seen.
-  MHA_KERNEL void finish_logits(Tile& s, Pairs& hidden, KeyTile tile) const {
-    if (!tile.partial && !Logits::has_score && logits_.scale == 1) return;
+  MHA_KERNEL void finish_logits(Tile& s, Pairs& hidden, Index tile, bool partial) const {
+    if (!partial && !Logits::has_score && logits_.scale == 1) return;
     const int l = lane();
-    const Index row0 = first_ + warp_row() + Lanes::row(l, 0), key0 = tile.index * Shape::keys + Lanes::column(l, 0);
+    const Index row0 = first_ + warp_row() + Lanes::row(l, 0), key0 = tile * Shape::keys + Lanes::column(l, 0);
     const Index last = logits_.queries - 1;
     MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int n = 0; n < key_steps; ++n)
         MHA_UNROLL for (int e = 0; e < 4; ++e) {
       const Index row = row0 + 16 * i + Lanes::row(0, e), key = key0 + 8 * n + Lanes::column(0, e);
       float& x = s[i][n][e];
-      x = tile.partial ? logits_.visible_logit(x, row, key) : logits_.logit(x, row < last ? row : last, key);
+      x = partial ? logits_.visible_logit(x, row, key) : logits_.logit(x, row < last ? row : last, key);
       if (x == Logits::hidden()) hidden[i] |= 1u << (4 * n + e);
     }
   }

@@ -67,13 +67,15 @@ template <int Keys, class Visibility> class KeyTiles {
   MHA_KERNEL constexpr KeyTile first() const { return from(keys_ > 0 ? (keys_ - 1) / Keys : -1); }
   MHA_KERNEL constexpr KeyTile after(KeyTile tile) const { return from(tile.index - 1); }
 
- private:
+  /// What is to be seen of tiles first … last.
   MHA_KERNEL constexpr TileVisibility of(Index first, Index last) const {
     const Index begin = first * Keys, end = (last + 1) * Keys;
     if (end <= keys_) return visibility_(begin, end);
     const TileVisibility seen = visibility_(begin, keys_);
     return seen == TileVisibility::full ? TileVisibility::partial : seen;
   }
+
+ private:
   MHA_KERNEL constexpr KeyTile from(Index t) const {
     while (t >= 0) {
       const TileVisibility seen = of(t, t);
