@@ -61,7 +61,6 @@ struct Inside {
   }
 };
 struct AnyMask {
-  static constexpr Role role = Role::mask;
   struct Base {
     virtual ~Base() = default;
     virtual bool see(Index b, Index h, Index q, Index k) const = 0;
@@ -87,7 +86,6 @@ struct AnyMask {
   }
 };
 struct AnyScore {
-  static constexpr Role role = Role::score;
   struct Base {
     virtual ~Base() = default;
     virtual float at(float s, Index b, Index h, Index q, Index k) const = 0;
