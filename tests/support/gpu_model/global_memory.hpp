@@ -38,20 +38,25 @@ class GlobalMemory {
       if (cell.written && !actor.follows(cell.writer) && !(cell.published && has_acquired(actor)))
         throw Fault("store_global to an address that thread " + std::to_string(cell.writer.thread) + " of block " +
                     std::to_string(cell.writer.block) + " has written");
-      cell = {true, false, actor};
+      if (cell.read && !(actor.follows(cell.reader) && (!cell.read_by_many || cell.reader.epoch < actor.epoch)))
+        throw Fault("store_global races with the load_global of thread " + std::to_string(cell.reader.thread) +
+                    " of block " + std::to_string(cell.reader.block));
+      cell = {true, false, false, false, actor, {}};
     }
     Write w{actor, static_cast<unsigned char*>(to), bytes, {}, false, {}};
     std::memcpy(w.data, from, bytes);
     pending_.push_back(w);
   }
 
-  void load(const Actor& actor, const void* from, std::size_t bytes, void* to) const {
+  void load(const Actor& actor, const void* from, std::size_t bytes, void* to) {
     check_alignment("load_global from", from, bytes);
     std::memcpy(to, from, bytes);
     for (std::size_t i = 0; i < bytes; i += granule) {
-      const auto cell = cells_.find(address(from) + i);
-      if (cell == cells_.end()) continue;
-      const Cell& c = cell->second;
+      Cell& c = cells_[address(from) + i];
+      c.read_by_many = c.read && c.reader.epoch == actor.epoch && (c.read_by_many || c.reader.thread != actor.thread);
+      c.read = true;
+      c.reader = actor;
+      if (!c.written) continue;
       if (c.writer.block != actor.block && !c.published)
         throw Fault("load_global of what block " + std::to_string(c.writer.block) +
                     " wrote without a fence and an atomic after it");
@@ -99,8 +104,8 @@ class GlobalMemory {
   static constexpr std::size_t granule = 2;
 
   struct Cell {
-    bool written = false, published = false;
-    Actor writer{};
+    bool written = false, published = false, read = false, read_by_many = false;
+    Actor writer{}, reader{};
   };
   struct Write {
     Actor writer;

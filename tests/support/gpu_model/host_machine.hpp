@@ -94,7 +94,7 @@ class HostMachine {
     static_assert(std::is_trivially_copyable_v<V> && (sizeof(V) == 2 || mha::cuda::SharedWord<V>));
     block_.global.store(block_.actor(thread_), to, sizeof(V), &x);
   }
-  template <mha::cuda::SharedWord V> V load_global(const V* from) const {
+  template <mha::cuda::SharedWord V> V load_global(const V* from) {
     V x;
     block_.global.load(block_.actor(thread_), from, sizeof(V), &x);
     return x;
