@@ -32,6 +32,11 @@ struct Distance {
   }
 };
 
+/// The same as a lambda.
+inline constexpr auto halves_or_hides = [](auto s, Index, Index h, Index, Index k) {
+  return (k + h) % 5 == 0 ? mha::minus_infinity<decltype(s)>() : s * decltype(s)(0.5);
+};
+
 /// A (B, L, H, D) array somewhere in memory that is otherwise poisoned.
 template <class T> struct Placed {
   std::vector<T> memory;
@@ -163,9 +168,7 @@ template <class T, class F> void with_scores(const Problem& p, const mha::Tensor
     case ScoreKind::functor:
       return f(Kinds<ScoreKind::functor>{}, Distance{.slope = p.slope});
     case ScoreKind::lambda:
-      return f(Kinds<ScoreKind::lambda>{}, [](auto s, Index, Index h, Index, Index k) {
-        return (k + h) % 5 == 0 ? mha::minus_infinity<decltype(s)>() : s * decltype(s)(0.5);
-      });
+      return f(Kinds<ScoreKind::lambda>{}, halves_or_hides);
   }
 }
 
