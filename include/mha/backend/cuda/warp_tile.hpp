@@ -245,6 +245,7 @@ MHA_KERNEL void stage_rows(Machine& m, int worker, int workers, int rows, Index 
                            std::ptrdiff_t stride, bool aligned, const Place& place, const Row& row) {
   using T = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int width = Pack<A>::width;
+  const T* const somewhere = row(0);
   for (int i = worker; i < rows * Packs; i += workers) {
     const int r = i / Packs, c = i % Packs;
     const Index begin = first + c * width;
@@ -252,7 +253,7 @@ MHA_KERNEL void stage_rows(Machine& m, int worker, int workers, int rows, Index 
     if constexpr (std::is_same_v<T, A>)
       if (aligned) {
         const bool inside = r < valid && begin < elements;
-        m.cp_async16(at, inside ? row(r) + begin : row(0), inside);
+        m.cp_async16(at, inside ? row(r) + begin : somewhere, inside);
         continue;
       }
     Pack<A> x;
