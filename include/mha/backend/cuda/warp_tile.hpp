@@ -245,21 +245,28 @@ MHA_KERNEL void stage_rows(Machine& m, int worker, int workers, int rows, Index 
                            std::ptrdiff_t stride, bool aligned, const Place& place, const Row& row) {
   using T = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int width = Pack<A>::width;
-  const T* const somewhere = row(0);
-  for (int i = worker; i < rows * Packs; i += workers) {
+  if constexpr (std::is_same_v<T, A>)
+    if (aligned) {
+      const T* const somewhere = row(0);
+      const auto copy = [&](int i) {
+        const int r = i / Packs, c = i % Packs;
+        const Index begin = first + c * width;
+        const bool inside = r < valid && begin < elements;
+        m.cp_async16(place(r, c), inside ? row(r) + begin : somewhere, inside);
+      };
+      if constexpr (Packs >= 32)  // wide rows belong to wide sums, which leave few registers
+        MHA_ROLL for (int i = worker; i < rows * Packs; i += workers) copy(i);
+      else
+        for (int i = worker; i < rows * Packs; i += workers) copy(i);
+      return;
+    }
+  MHA_ROLL for (int i = worker; i < rows * Packs; i += workers) {
     const int r = i / Packs, c = i % Packs;
     const Index begin = first + c * width;
-    const Shared at = place(r, c);
-    if constexpr (std::is_same_v<T, A>)
-      if (aligned) {
-        const bool inside = r < valid && begin < elements;
-        m.cp_async16(at, inside ? row(r) + begin : somewhere, inside);
-        continue;
-      }
     Pack<A> x;
     MHA_UNROLL for (int e = 0; e < width; ++e) x.x[e] =
         r < valid && begin + e < elements ? static_cast<A>(row(r)[(begin + e) * stride]) : A(0);
-    m.store(at, x);
+    m.store(place(r, c), x);
   }
 }
 
