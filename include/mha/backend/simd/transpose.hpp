@@ -28,17 +28,6 @@ constexpr int every_second_block(int to, int block, int width, bool second) {
   return in_half / block * 2 * block + (second ? block : 0) + in_half % block + (to < half ? 0 : width);
 }
 
-/// The elements of (a, b) at these places.
-template <int... Places, class V> MHA_ALWAYS_INLINE void shuffle(V& to, const V& a, const V& b) {
-#if MHA_SHUFFLEVECTOR
-  to = __builtin_shufflevector(a, b, Places...);
-#else
-  constexpr int width = sizeof...(Places);
-  const auto at = [&](int i) { return i < width ? a[i] : b[i - width]; };
-  to = V{at(Places)...};
-#endif
-}
-
 template <int Size, bool Upper, class V, std::size_t... I>
 MHA_ALWAYS_INLINE void interleave(V& to, const V& a, const V& b, std::index_sequence<I...>) {
   shuffle<interleaved_element(int(I), block_elements<V>, Size, static_cast<int>(sizeof...(I)), Upper)...>(to, a, b);
