@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 set(mha_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/mha")
 
 # One export file per component: find_package(mha) works where a component's dependency is missing.
-foreach(component IN ITEMS mha openmp io)
+foreach(component IN ITEMS mha openmp io cuda)
   set(target mha_${component})
   if(component STREQUAL "mha")
     set(target mha)

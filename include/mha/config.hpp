@@ -39,6 +39,12 @@
 #endif
 
 #define MHA_ALWAYS_INLINE inline __attribute__((always_inline))
+/// Whether __builtin_shufflevector takes an expanded pack: nvcc loses the expansion on its way to the host's compiler.
+#if defined(__CUDACC__)
+#define MHA_SHUFFLEVECTOR 0
+#else
+#define MHA_SHUFFLEVECTOR 1
+#endif
 /// Whether vector broadcasts need help: see backend/simd/vector.hpp.
 #if defined(__x86_64__) && !defined(__clang__)
 #define MHA_BROADCAST_BY_ASM 1

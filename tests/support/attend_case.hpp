@@ -6,13 +6,25 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <memory>
+#include <stdexcept>
 #include <string>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 #include <mha/backend/backend.hpp>
 #include <mha/core/tensor.hpp>
+#include <mha/policy/mask/block_sparse.hpp>
+#include <mha/policy/mask/dense.hpp>
+#include <mha/policy/mask/document.hpp>
+#include <mha/policy/mask/padding.hpp>
+#include <mha/policy/mask/prefix.hpp>
+#include <mha/policy/score/additive_bias.hpp>
+#include <mha/policy/score/alibi.hpp>
+#include <mha/policy/score/relative_bias.hpp>
+#include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
 #include "random.hpp"
@@ -21,6 +33,212 @@ namespace support {
 
 using mha::Index;
 
+enum class MaskKind {
+  full,
+  causal,
+  top_left,
+  window,
+  padding,
+  prefix,
+  document,
+  block_sparse,
+  dense,
+  sieve,
+  both,
+  either,
+  negated,
+  none
+};
+enum class ScoreKind { soft_cap, alibi, bias, relative, chain, user };
+
+/// One type for all masks and one for all scores, so that a body is compiled once for them. Each asks as the policy is
+/// asked, and refuses what lies outside the call.
+struct InsideCall {
+  mha::CallShape shape;
+  const Index* key_offsets = nullptr;
+
+  void check(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
+    const bool known = b >= 0 && b < shape.batch && h >= 0 && h < shape.heads;
+    if (!known || q_begin < shape.origin[b] || q_end > shape.queries_end(b) || q_begin >= q_end || k_begin < 0 ||
+        k_end > (key_offsets != nullptr ? key_offsets[b + 1] - key_offsets[b] : shape.keys) || k_begin >= k_end)
+      throw std::out_of_range("a policy is asked of what is not in the call");
+  }
+};
+struct AnyMask {
+  static constexpr mha::Role role = mha::Role::mask;
+  struct Base {
+    virtual ~Base() = default;
+    virtual bool see(Index b, Index h, Index q, Index k) const = 0;
+    virtual mha::TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const = 0;
+  };
+  template <class M> struct Of : Base {
+    M mask;
+    InsideCall inside;
+    Of(const M& m, const InsideCall& i) : mask(m), inside(i) {}
+    bool see(Index b, Index h, Index q, Index k) const override {
+      inside.check(b, h, q, q + 1, k, k + 1);
+      return mask(b, h, q, k);
+    }
+    mha::TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const override {
+      inside.check(b, h, q0, q1, k0, k1);
+      return mha::tile(mask, b, h, q0, q1, k0, k1);
+    }
+  };
+  const Base* mask = nullptr;
+  bool operator()(Index b, Index h, Index q, Index k) const { return mask->see(b, h, q, k); }
+  mha::TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const {
+    return mask->tile(b, h, q0, q1, k0, k1);
+  }
+};
+struct AnyScore {
+  static constexpr mha::Role role = mha::Role::score;
+  struct Base {
+    virtual ~Base() = default;
+    virtual float at(float s, Index b, Index h, Index q, Index k) const = 0;
+    virtual double at(double s, Index b, Index h, Index q, Index k) const = 0;
+  };
+  template <class S> struct Of : Base {
+    S score;
+    InsideCall inside;
+    Of(const S& s, const InsideCall& i) : score(s), inside(i) {}
+    template <class X> X ask(X s, Index b, Index h, Index q, Index k) const {
+      inside.check(b, h, q, q + 1, k, k + 1);
+      return static_cast<X>(mha::at_head(score, b, h)(s, b, h, q, k));
+    }
+    float at(float s, Index b, Index h, Index q, Index k) const override { return ask(s, b, h, q, k); }
+    double at(double s, Index b, Index h, Index q, Index k) const override { return ask(s, b, h, q, k); }
+  };
+  const Base* score = nullptr;
+  template <class X> X operator()(X s, Index b, Index h, Index q, Index k) const { return score->at(s, b, h, q, k); }
+};
+
+/// A user's mask without tile(), which depends on the head.
+struct Sieve {
+  bool operator()(Index, Index h, Index q, Index k) const { return (q + 2 * k + h) % 3 != 0; }
+};
+struct Nothing {
+  bool operator()(Index, Index, Index, Index) const { return false; }
+};
+/// A user's score: falls with the distance at a head's own rate, and hides some pairs.
+struct Slopes {
+  template <class X> X operator()(X s, Index, Index h, Index q, Index k) const {
+    if ((q + k) % 7 == 3) return -std::numeric_limits<X>::infinity();
+    return s / 2 - X(0.0625f) * X(h + 1) * X((q - k) % 8);
+  }
+};
+
+/// What the policies of a call borrow.
+struct PolicyData {
+  std::vector<Index> lengths, ids;
+  std::vector<std::uint8_t> map;
+  std::unique_ptr<bool[]> table;
+  std::vector<float> bias;
+};
+
+inline std::unique_ptr<AnyMask::Base> make_mask(MaskKind kind, const InsideCall& inside, Random& random,
+                                                PolicyData& data) {
+  const mha::CallShape& shape = inside.shape;
+  const auto any = [&](const auto& mask) -> std::unique_ptr<AnyMask::Base> {
+    const auto ready = mha::prepared(mask, shape);
+    return std::make_unique<AnyMask::Of<std::remove_const_t<decltype(ready)>>>(ready, inside);
+  };
+  data.lengths.clear();
+  for (Index b = 0; b < shape.batch; ++b) data.lengths.push_back(random.below(shape.keys + 1));
+  const mha::SlidingWindow window{std::max<Index>(1, shape.keys / 3), 2};
+  const mha::Padding padding{data.lengths};
+  switch (kind) {
+    case MaskKind::full:
+      return any(mha::Full{});
+    case MaskKind::causal:
+      return any(mha::Causal{});
+    case MaskKind::top_left:
+      return any(mha::CausalTopLeft{});
+    case MaskKind::window:
+      return any(window);
+    case MaskKind::padding:
+      return any(padding);
+    case MaskKind::prefix:
+      return any(mha::Prefix{data.lengths});
+    case MaskKind::document: {
+      data.ids.assign(static_cast<std::size_t>(shape.keys), 0);
+      for (std::size_t i = 1; i < data.ids.size(); ++i) data.ids[i] = data.ids[i - 1] + random.chance(0.05);
+      return any(mha::Document(mha::Borrowed<Index>(data.ids)));
+    }
+    case MaskKind::block_sparse: {
+      constexpr Index block = 16;
+      const Index n = (std::max(shape.keys, shape.origin[0] + shape.queries) + block - 1) / block;
+      data.map.clear();
+      for (Index i = 0; i < shape.heads * n * n; ++i) data.map.push_back(random.chance(0.4));
+      return any(mha::BlockSparseView{block, n, n, mha::Borrowed<std::uint8_t>(data.map)});
+    }
+    case MaskKind::dense: {
+      const std::size_t size = static_cast<std::size_t>(shape.queries) * static_cast<std::size_t>(shape.keys);
+      data.table = std::make_unique<bool[]>(size);
+      for (std::size_t i = 0; i < size; ++i) data.table[i] = random.chance(0.5);
+      const mha::TensorView<bool, 2> table = mha::view(data.table.get(), shape.queries, shape.keys);
+      return any(mha::Dense(mha::TensorView<bool, 2>(table)));
+    }
+    case MaskKind::sieve:
+      return any(Sieve{});
+    case MaskKind::both:
+      return any(mha::And{padding, mha::Causal{}});
+    case MaskKind::either:
+      return any(mha::Or{padding, window});
+    case MaskKind::negated:
+      return any(mha::Not<mha::SlidingWindow>{window});
+    case MaskKind::none:
+      return any(Nothing{});
+  }
+  return nullptr;
+}
+
+inline std::unique_ptr<AnyScore::Base> make_score(ScoreKind kind, const InsideCall& inside, Random& random,
+                                                  PolicyData& data) {
+  const mha::CallShape& shape = inside.shape;
+  const auto any = [&](const auto& score) -> std::unique_ptr<AnyScore::Base> {
+    const auto ready = mha::prepared(score, shape);
+    return std::make_unique<AnyScore::Of<std::remove_const_t<decltype(ready)>>>(ready, inside);
+  };
+  switch (kind) {
+    case ScoreKind::soft_cap:
+      return any(mha::SoftCap{2.f});
+    case ScoreKind::alibi:
+      return any(mha::Alibi{});
+    case ScoreKind::bias: {
+      data.bias.clear();
+      for (Index i = 0; i < shape.heads * shape.queries * shape.keys; ++i)
+        data.bias.push_back(random.chance(0.1)   ? -std::numeric_limits<float>::infinity()
+                            : random.chance(0.1) ? -1e9f
+                                                 : static_cast<float>(random.normal()));
+      return any(mha::AdditiveBias(mha::view(data.bias.data(), shape.heads, shape.queries, shape.keys)));
+    }
+    case ScoreKind::relative: {
+      std::vector<float> table;
+      for (Index i = 0; i < 8 * shape.heads; ++i) table.push_back(static_cast<float>(random.normal()));
+      return any(mha::RelativeBias(table, {.count = 8, .max_distance = 32, .bidirectional = true}));
+    }
+    case ScoreKind::chain:
+      return any(mha::Chain{mha::SoftCap{3.f}, mha::Alibi{}});
+    case ScoreKind::user:
+      return any(Slopes{});
+  }
+  return nullptr;
+}
+
+/// Keys and values in runs of at most `length` rows, as pages would give them.
+template <class T> struct ShortRuns {
+  using Scalar = T;
+  mha::ContiguousKv<T> all;
+  Index length = 0;  ///< 0: runs as long as they are
+
+  mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
+    mha::KvRun<T> run = all.run(b, g, begin, end);
+    if (length > 0) run.count = std::min(run.count, length - begin % length);
+    if (run.count == 1) run.key_stride = run.value_stride = std::ptrdiff_t{1} << 40;  // of no use
+    return run;
+  }
+};
+
 enum class Rows { blhd, bhld, padded, odd, columns };  // columns: q and out are not contiguous along D
 
 /// What a case varies.
@@ -28,6 +246,7 @@ struct AttendSizes {
   Index batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, dim = 16, value_dim = 16;
   Rows rows = Rows::blhd;
   bool ragged = false, sink = false, poison_hidden = true;
+  Index run = 0;            ///< rows of a run of keys and values; 0: all
   double scale = 0;         ///< 1/√D if 0
   Index origin = -1000000;  ///< Lk − Lq if not given
   double spread = 1;        ///< of the values of q and k
@@ -37,6 +256,7 @@ struct AttendSizes {
                     " heads " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " D " + std::to_string(dim) +
                     " Dv " + std::to_string(value_dim) + " rows " + std::to_string(static_cast<int>(rows));
     if (ragged) s += " ragged";
+    if (run > 0) s += " runs of " + std::to_string(run);
     if (sink) s += " sink";
     if (scale != 0) s += " scale " + std::to_string(scale);
     return s;
@@ -47,6 +267,7 @@ struct AttendSizes {
 struct AttendBound {
   double roundings = 64;       ///< of a weight, in half units in the last place of the accumulator
   double weight_rounding = 0;  ///< relative error of a weight that is stored in less than the accumulator
+  double weight_floor = 0;     ///< its absolute error, of weights that are at most 1
 };
 
 /// Elements (B, L, H, D) somewhere in a vector that is poison elsewhere.
@@ -77,14 +298,15 @@ template <class T> bool packs(const mha::TensorView<T, 4>& v) {
          v.stride[0] % width == 0 && v.stride[1] % width == 0 && v.stride[2] % width == 0;
 }
 
-template <class T, class M, class S> class AttendCase {
+/// A call in T, its score NoScore or AnyScore.
+template <class T, class S = mha::NoScore> class AttendCase {
  public:
+  using Scalar = T;
   using A = mha::Accumulator<T>;
-  using Call = mha::AttendCall<T, mha::ContiguousKv<T>, M, S>;
+  using Call = mha::AttendCall<T, ShortRuns<T>, AnyMask, S>;
 
-  /// make_mask and make_score get the call's shape.
-  template <class MakeMask, class MakeScore>
-  AttendCase(Random& random, const AttendSizes& sizes, MakeMask&& make_mask, MakeScore&& make_score) : sizes_(sizes) {
+  AttendCase(Random& random, const AttendSizes& sizes, MaskKind mask, ScoreKind score = ScoreKind::user)
+      : sizes_(sizes) {
     mha::CallShape shape{sizes.batch, sizes.heads, sizes.queries, sizes.keys, sizes.keys - sizes.queries};
     if (sizes.origin != -1000000) shape.origin = sizes.origin;
     Index all_queries = sizes.queries, all_keys = sizes.keys, batch = sizes.batch;
@@ -115,13 +337,21 @@ template <class T, class M, class S> class AttendCase {
     fill(random, v_.view, 1);
     for (Index h = 0; h < sizes.heads; ++h) sinks_.push_back(static_cast<float>(random.normal() + 1));
 
-    const mha::TensorView<const T, 4> k = k_.view, v = v_.view;
-    call_ = new Call{q_.view, {k, v, nullptr}, make_mask(shape), make_score(shape), out_.view, lse_.view(),
-                     shape,   sizes.kv_heads,  sizes.dim,        sizes.value_dim,   A(0)};
+    const InsideCall inside{shape, sizes.ragged ? k_offsets_.data() : nullptr};
+    mask_ = make_mask(mask, inside, random, data_);
+    call_ = std::make_unique<Call>(
+        Call{q_.view, {{k_.view, v_.view}, sizes.run}, {mask_.get()}, {}, out_.view, lse_.view(), shape});
+    if constexpr (std::is_same_v<S, AnyScore>) {
+      score_ = make_score(score, inside, random, data_);
+      call_->score = {score_.get()};
+    }
+    call_->kv_heads = sizes.kv_heads;
+    call_->head_dim = sizes.dim;
+    call_->value_dim = sizes.value_dim;
     call_->scale = static_cast<A>(sizes.scale != 0 ? sizes.scale : 1 / std::sqrt(double(sizes.dim)));
     if (sizes.ragged) {
       call_->q_offsets = q_offsets_.data();
-      call_->k_offsets = call_->kv.offsets = k_offsets_.data();
+      call_->k_offsets = call_->kv.all.offsets = k_offsets_.data();
     }
     if (sizes.sink) call_->sink = {sinks_.data(), sizes.heads};
     if (sizes.poison_hidden) poison_hidden();
@@ -129,15 +359,13 @@ template <class T, class M, class S> class AttendCase {
   }
   AttendCase(const AttendCase&) = delete;
   AttendCase& operator=(const AttendCase&) = delete;
-  ~AttendCase() { delete call_; }
 
   Call& call() { return *call_; }
   const AttendSizes& sizes() const { return sizes_; }
   mha::TensorView<T, 4> keys() const { return k_.view; }
   mha::TensorView<T, 4> values() const { return v_.view; }
   const std::vector<T>& output_memory() const { return out_.memory; }
-  bool packed_inputs() const { return packs(q_.view) && packs(k_.view) && packs(v_.view); }
-  bool packed_output() const { return packs(out_.view); }
+  bool packed() const { return packs(q_.view) && packs(k_.view) && packs(v_.view) && packs(out_.view); }
 
   /// Poisons what a kernel writes.
   void reset() {
@@ -147,8 +375,8 @@ template <class T, class M, class S> class AttendCase {
 
   /// Compares outputs and log-sum-exps with the formula in double.
   ///
-  /// A logit is off by at most δ = (D + 8)·u·scale·Σ|q·k| + 4·u·|s|, so a weight by a factor within 1 ± (2δ +
-  /// roundings·u
+  /// A logit is off by at most δ = (D + 8)·u·scale·Σ|q·k| + 12·u of a logit before and after its score, so a weight by
+  /// a factor within 1 ± (2δ + roundings·u
   /// + weight_rounding), and a sum of n terms by n·u of Σ|w·v|: the errors of numerator and denominator add. Scores
   /// must not be steeper than 1.
   void check(Worst& worst, AttendBound bound = {}) const {
@@ -183,7 +411,7 @@ template <class T, class M, class S> class AttendCase {
             some = true;
             top = logit[at] > top ? logit[at] : top;
             const double error = (call.head_dim + 8) * u * std::abs(double(call.scale)) * size +
-                                 4 * u * std::max(std::abs(scaled), std::abs(logit[at]));
+                                 12 * u * (std::abs(scaled) + std::abs(logit[at]));
             off = error > off ? error : off;
           }
           double sum = 0;
@@ -197,16 +425,18 @@ template <class T, class M, class S> class AttendCase {
             worst.see(double(call.row_log_sum_exp(b, h, i)), log_sum_exp,
                       relative + 4 * u * (1 + std::abs(log_sum_exp)), place + " log-sum-exp");
           for (Index d = 0; d < call.value_dim; ++d) {
-            double expected = 0, size = 0;
+            double expected = 0, size = 0, values = 0;
             for (Index k = 0; k < keys; ++k)
               if (visible[static_cast<std::size_t>(k)]) {
                 const double x = logit[static_cast<std::size_t>(k)] / denominator *
                                  to_double(call.kv.run(b, call.kv_head(h), k, keys).value[d]);
                 expected += x;
                 size += std::abs(x);
+                values += std::abs(to_double(call.kv.run(b, call.kv_head(h), k, keys).value[d]));
               }
             worst.see(to_double(call.output(b, i, h)[d * call.out.stride[3]]), expected,
-                      relative * size + storage_error<T>(std::abs(expected) + relative * size) + 1e-36,
+                      relative * size + bound.weight_floor * values +
+                          storage_error<T>(std::abs(expected) + relative * size) + 1e-36,
                       place + " d " + std::to_string(d));
           }
         }
@@ -259,34 +489,10 @@ template <class T, class M, class S> class AttendCase {
   std::vector<float> sinks_;
   Placed<T> q_, k_, v_, out_;
   mha::Tensor<A, 3> lse_;
-  Call* call_ = nullptr;
-};
-
-/// A user's mask without tile(); a kernel may ask it only for pairs of the call.
-struct Checkers {
-  static constexpr mha::Role role = mha::Role::mask;
-  mha::CallShape shape;
-  const Index* key_offsets = nullptr;
-  bool operator()(Index b, Index h, Index q, Index k) const {
-    const Index keys = key_offsets != nullptr ? key_offsets[b + 1] - key_offsets[b] : shape.keys;
-    if (b < 0 || b >= shape.batch || h < 0 || h >= shape.heads || q < shape.origin[b] || q >= shape.queries_end(b) ||
-        k < 0 || k >= keys)
-      throw std::out_of_range("a mask is asked of a pair outside the call");
-    return (q + 2 * k + h) % 3 != 0;
-  }
-};
-
-/// A user's score, likewise: falls with the distance, hides some pairs, and is never steeper than 1.
-struct Slopes {
-  static constexpr mha::Role role = mha::Role::score;
-  mha::CallShape shape;
-  template <class X> X operator()(X s, Index b, Index h, Index q, Index k) const {
-    if (b < 0 || b >= shape.batch || h < 0 || h >= shape.heads || q < shape.origin[b] || q >= shape.queries_end(b) ||
-        k < 0 || k >= shape.keys)
-      throw std::out_of_range("a score is asked of a pair outside the call");
-    if ((q + k) % 7 == 3) return -std::numeric_limits<X>::infinity();
-    return s / 2 - X(0.0625) * X(h + 1) * X((q - k) % 8);
-  }
+  PolicyData data_;
+  std::unique_ptr<AnyMask::Base> mask_;
+  std::unique_ptr<AnyScore::Base> score_;
+  std::unique_ptr<Call> call_;
 };
 
 }  // namespace support

@@ -23,6 +23,7 @@ template <class Tile_> struct FewShape {
   using Tile = Tile_;
   using Number = typename Tile::Number;
   static constexpr int warps = 4, threads = warps * warp_size, rows = Tile::rows, keys = Tile::keys;
+  static constexpr int min_blocks = 2;  ///< of a multiprocessor, for __launch_bounds__
   static constexpr int width = Tile::width;
   static constexpr int fitting = Tile::ring_bytes / Tile::panel_bytes;
   static constexpr int stages = fitting < 2 ? 2 : fitting > 8 ? 8 : fitting;
@@ -40,15 +41,15 @@ template <class Tile_> struct FewShape {
 
 /// A call and how the plan lays it out.
 ///
-/// Grid      (splits, key/value heads · passes, batch), FewShape::threads threads each
-/// Shapes    parts: SplitParts{splits, rows, width}.size(batch · key/value heads · passes) numbers; counters: one for
-///           each of these, zero before the first launch and after every one
+/// Grid      splits · passes · key/value heads · batch, splits side by side; FewShape::threads threads each
+/// Shapes    parts: SplitParts{splits, rows, width}.size(groups) numbers, counters: `groups` zeros, which are zeros
+/// again
+///           after every launch; groups = passes · key/value heads · batch
 template <class Call> struct FewParams {
   Call call;
-  Index splits = 1;       ///< chunks of the keys
-  Index passes = 1;       ///< sets of rows of a key/value head
-  bool aligned = false;   ///< rows of q, k and v are whole 16-byte packs at addresses that are multiples of 16
-  bool wide_out = false;  ///< those of out likewise
+  Index splits = 1;      ///< chunks of the keys
+  Index passes = 1;      ///< sets of rows of a key/value head
+  bool aligned = false;  ///< rows of q, k, v and out are contiguous and begin and end on 16 bytes
   Accumulator<typename Call::Scalar>* parts = nullptr;
   unsigned* counters = nullptr;
 };
@@ -80,16 +81,17 @@ template <class Machine, class Shape, class Call> class FewBlock {
  public:
   MHA_KERNEL static void run(Machine& m, const FewParams<Call>& p) {
     const Call& call = p.call;
-    const Index b = m.block().z, g = m.block().y / p.passes, heads = call.shape.heads / call.kv_heads;
+    const Index group = m.block().x / p.splits, head = group / p.passes;
+    const Index b = head / call.kv_heads, g = head % call.kv_heads, heads = call.shape.heads / call.kv_heads;
     const Index queries = call.queries(b), keys = call.keys(b);
-    const Index row0 = m.block().y % p.passes * rows, all_rows = heads * queries;
+    const Index row0 = group % p.passes * rows, all_rows = heads * queries;
     if (row0 >= all_rows) return;
     const Index count = all_rows - row0 < rows ? all_rows - row0 : rows;
     const auto row_of = [&](int r) {
       const Index at = row0 + (r < count ? r : count - 1), i = at % queries;
       return TileRow{g * heads + at / queries, i, call.position(b, i), r < count};
     };
-    const TileRange chunk = chunk_of((keys + Shape::keys - 1) / Shape::keys, p.splits, m.block().x);
+    const TileRange chunk = chunk_of((keys + Shape::keys - 1) / Shape::keys, p.splits, m.block().x % p.splits);
     const int warp = m.thread() / warp_size;
     const Shared ring = m.shared() + warp * Shape::ring,
                  scratch = m.shared() + Shape::scratch + warp * Tile::scratch_bytes;
@@ -187,14 +189,13 @@ template <class Machine, class Shape, class Call> class FewBlock {
     const int warp = m.thread() / warp_size;
     const Shared states = m.shared() + Shape::join, totals = states + Shape::warps * Shape::states;
     const Shared ticket = totals + Shape::states, factors = ticket + 16;
-    m.template wait<0>();
-    m.sync_warp();  // the ring is read: it takes the sums
+    m.sync_warp();  // the ring is read and nothing is on its way to it: it takes the sums
     Tile::store(m, state, m.shared() + warp * Shape::ring);
     MHA_UNROLL for (int i = 0; i < Tile::rows_per_lane; ++i) if (Tile::lane(m) == 0) m.store(
         states + warp * Shape::states + Tile::row(m, i) * int{sizeof(RowState)}, RowState{state.max[i], state.sum[i]});
     m.sync();
 
-    const std::ptrdiff_t group = (std::ptrdiff_t{b} * call.kv_heads + g) * p.passes + row0 / rows;
+    const std::ptrdiff_t group = m.block().x / p.splits;
     const std::ptrdiff_t groups = std::ptrdiff_t{call.shape.batch} * call.kv_heads * p.passes;
     const SplitParts place{p.splits, rows, Shape::width};
     RowState* const part_states = reinterpret_cast<RowState*>(p.parts);
@@ -211,7 +212,7 @@ template <class Machine, class Shape, class Call> class FewBlock {
     };
     if (p.splits == 1) return merge(m, Shape::warps, count, factors, totals, of_warps, values_of_warps, finish);
 
-    const Index chunk = m.block().x;
+    const Index chunk = m.block().x % p.splits;
     merge(m, Shape::warps, count, factors, totals, of_warps, values_of_warps,
           [&](int r, int c, const Pack<A>& sums, const RowState& total) {
             const std::ptrdiff_t at = place.row(group, chunk, r);
@@ -288,7 +289,7 @@ template <class Machine, class Shape, class Call> class FewBlock {
     const RowEnd<A> end = end_of_row(m, call, h, total.max, total.sum);
     if (c == 0 && call.log_sum_exp.data != nullptr) m.store_global(&call.row_log_sum_exp(b, h, i), end.log_sum_exp);
     store_values(m, call.output(b, i, h), call.out.stride[3], c * width, call.value_dim, sums.x, end.inverse,
-                 p.wide_out);
+                 p.aligned);
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include "../../core/scalar.hpp"
 #include "machine.hpp"
+#include "tiles.hpp"
 #include "warp_tile.hpp"
 
 /// What one warp does with a few rows and a few keys at a time, in two ways with the same members: on multiply-adds for
@@ -19,7 +20,7 @@ template <class T, int RowsPerLane, int Width> struct FewOnFma {
   using Scalar = T;
   using Number = T;
   static constexpr int width = Width;
-  static constexpr int ring_bytes = 32 << 10;  // of a warp: see FewShape
+  static constexpr int ring_bytes = 24 << 10;  // of a warp: see FewShape
   static constexpr int keys = Width * int{sizeof(T)} > 1024 ? 8 : 16;
   using Tile = WarpTile<T, RowsPerLane, keys / 8, Width / (8 * Pack<T>::width)>;
   static_assert(Tile::values == Width);
@@ -75,15 +76,13 @@ template <class T, int Width> struct FewOnMma {
   static constexpr int ring_bytes = 16 << 10;
   static constexpr int rows = 16, keys = 16, rows_per_lane = 2, lanes = 4;
   static constexpr int depth_steps = Width / 16, blocks = Width / 8;  // of 16 elements of depth, of 8 value columns
-  static_assert(Width % 64 == 0);
 
-  static constexpr Shared pitch = Width * 2, q_bytes = rows * pitch, panel_bytes = keys * pitch;
+  using Panel = SharedRows<Width>;
+  static constexpr Shared q_bytes = rows * Panel::bytes, panel_bytes = keys * Panel::bytes;
   static constexpr Shared weights_pitch = (keys + 4) * 4, scratch_bytes = rows * weights_pitch;
 
-  /// Pack c of row r: eight neighbouring rows have theirs in eight different groups of banks.
-  MHA_KERNEL static Shared at(Shared to, int r, int c) { return to + r * pitch + (c ^ (r & 7)) * 16; }
   MHA_KERNEL static auto place(Shared to) {
-    return [to](int r, int c) { return at(to, r, c); };
+    return [to](int r, int c) { return Panel::address(to, r, c); };
   }
 
   struct State {
@@ -110,8 +109,8 @@ template <class T, int Width> struct FewOnMma {
     float dots[2][4] = {};
     MHA_UNROLL for (int d = 0; d < depth_steps; ++d) {
       std::uint32_t left[4], right[4];
-      m.ldmatrix_x4(left, at(q, l & 15, 2 * d + (l >> 4)));
-      m.ldmatrix_x4(right, at(k, (l & 7) + (l >> 4) * 8, 2 * d + (l >> 3 & 1)));
+      m.ldmatrix_x4(left, Panel::address(q, Lanes::a_row(l), 2 * d + Lanes::a_chunk(l)));
+      m.ldmatrix_x4(right, Panel::address(k, Lanes::b_row(l), 2 * d + Lanes::b_chunk(l)));
       m.template mma_m16n8k16<T>(dots[0], left, right[0], right[1]);
       m.template mma_m16n8k16<T>(dots[1], left, right[2], right[3]);
     }
@@ -139,7 +138,7 @@ template <class T, int Width> struct FewOnMma {
         m.template pack<T>(state.s[e % 2][e / 2 * 2], state.s[e % 2][e / 2 * 2 + 1]);
     MHA_UNROLL for (int d = 0; d < blocks; d += 2) {
       std::uint32_t right[4];
-      m.ldmatrix_x4_trans(right, at(v, l & 15, d + (l >> 4)));
+      m.ldmatrix_x4_trans(right, Panel::address(v, Lanes::a_row(l), d + Lanes::a_chunk(l)));
       m.template mma_m16n8k16<T>(state.o[d], weights, right[0], right[1]);
       m.template mma_m16n8k16<T>(state.o[d + 1], weights, right[2], right[3]);
     }
@@ -178,7 +177,7 @@ template <class T, int Width> struct FewOnMma {
           m.template load<float>(scratch + row(m, i) * weights_pitch + k * 4);
       MHA_UNROLL for (int d = 0; d < blocks; ++d) {
         float value[2];
-        m.template unpack<T>(m.template load<std::uint32_t>(at(v, k, d) + l % 4 * 4), value);
+        m.template unpack<T>(m.template load<std::uint32_t>(Panel::address(v, k, d) + l % 4 * 4), value);
         MHA_UNROLL for (int i = 0; i < 2; ++i) if (!is_hidden_weight(weight[i])) MHA_UNROLL for (int e = 0; e < 2; ++e)
             state.o[d][2 * i + e] = m.fma(weight[i], value[e], state.o[d][2 * i + e]);
       }

@@ -5,7 +5,9 @@
 #include <type_traits>
 
 #include "../../policy/mask.hpp"
+#include "forward_shape.hpp"
 #include "machine.hpp"
+#include "tiles.hpp"
 #include "warp_tile.hpp"
 
 namespace mha::inline v0::cuda {
@@ -20,6 +22,7 @@ template <class A, int Values> struct FmaShape {
   static_assert(Tile::values == Values);
 
   static constexpr int warps = 4, threads = warps * warp_size, rows = warps * Tile::rows, keys = Tile::keys;
+  static constexpr int min_blocks = 2;  ///< of a multiprocessor, for __launch_bounds__
   static constexpr int values = Values;
   static constexpr int depth = 32, slice_packs = depth / Pack<A>::width;
   static constexpr int strip_keys = keys * depth / Values;
@@ -44,20 +47,21 @@ template <class A, int Values> struct FmaShape {
 
 /// A call and how the plan lays it out.
 ///
-/// Grid      (tiles of queries · strips of value columns, query heads, batch), FmaShape::threads threads each
+/// Grid      row tiles · heads · batch as in `blocks`, times value_parts; FmaShape::threads threads each
 template <class Call> struct FmaParams {
   Call call;
+  ForwardBlocks blocks;
   Index value_parts = 1;  ///< blocks that share the columns of an output, FmaShape::values each
   bool q_stays = true;    ///< all of a block's queries fit into shared memory
-  bool aligned = false;   ///< rows of q, k and v are whole 16-byte packs at addresses that are multiples of 16
-  bool wide_out = false;  ///< those of out likewise
+  bool aligned = false;   ///< rows of q, k, v and out are contiguous and begin and end on 16 bytes
 };
 
 /// Attention in float and double, and of 16-bit scalars where no tensor-core body serves: any head sizes and strides.
 ///
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
-/// Numerics  accumulates in Accumulator<T>, one chain of multiply-adds in the order of depth and of keys; hidden value
-///           rows are not touched; the bits do not depend on the grid
+/// Numerics  accumulates in Accumulator<T>, one chain of multiply-adds over depth, and one over keys from the last tile
+/// on;
+///           hidden value rows are not touched; the bits do not depend on the grid
 template <class Machine, class Shape, class Call> class FmaBlock {
   using T = typename Call::Scalar;
   using A = Accumulator<T>;
@@ -67,15 +71,13 @@ template <class Machine, class Shape, class Call> class FmaBlock {
  public:
   MHA_KERNEL static void run(Machine& m, const FmaParams<Call>& p) {
     const Call& call = p.call;
-    const Index b = m.block().z, h = m.block().y, g = call.kv_head(h);
-    const Index part = m.block().x % p.value_parts, block = m.block().x / p.value_parts;
-    const Index blocks = (call.shape.queries + Shape::rows - 1) / Shape::rows;
-    const Index q0 = (blocks - 1 - block) * Shape::rows;  // the last queries first: under a causal mask the longest
+    const Index part = m.block().x % p.value_parts;
+    const ForwardBlocks::Place place = p.blocks[m.block().x / p.value_parts];
+    const Index b = place.b, h = place.h, g = call.kv_head(h), q0 = place.row_tile * Shape::rows;
     const Index queries = call.queries(b), keys = call.keys(b);
     if (q0 >= queries) return;
     const Index count = queries - q0 < Shape::rows ? queries - q0 : Shape::rows;
-    const Index tiles = (keys + Shape::keys - 1) / Shape::keys,
-                slices = (call.head_dim + Shape::depth - 1) / Shape::depth;
+    const Index slices = (call.head_dim + Shape::depth - 1) / Shape::depth;
     constexpr int strips = Shape::keys / Shape::strip_keys;
 
     const Shared stages = m.shared(), weights = stages + 2 * Shape::stage(p.q_stays);
@@ -83,16 +85,10 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     const auto my_weights = [&] { return weights + (m.thread() / warp_size) * Shape::weights; };
     const auto first_row = [&] { return m.thread() / warp_size * Tile::rows; };
 
-    const auto visibility = [&](Index t) {
-      const Index end = (t + 1) * Shape::keys;
-      const TileVisibility seen = mha::tile(call.mask, b, h, call.position(b, q0), call.position(b, q0 + count),
-                                            t * Shape::keys, end < keys ? end : keys);
-      return seen == TileVisibility::full && end > keys ? TileVisibility::partial : seen;
+    const auto visibility = [&](Index begin, Index end) {
+      return mha::tile(call.mask, b, h, call.position(b, q0), call.position(b, q0 + count), begin, end);
     };
-    const auto next = [&](Index t) {
-      while (t < tiles && visibility(t) == TileVisibility::none) ++t;
-      return t;
-    };
+    const KeyTiles<Shape::keys, decltype(visibility)> tiles(keys, visibility);
 
     const auto load_q = [&](Shared to, Index slice) {
       stage_rows<A, Shape::slice_packs>(m, m.thread(), Shape::threads, Shape::rows, count, slice * Shape::depth,
@@ -133,15 +129,16 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     typename Tile::State state;
     Tile::clear(state);
     const auto score = at_head(call.score, b, h);
-    Index t = next(0);
-    if (t < tiles) {
+    KeyTile tile = tiles.first();
+    if (tile) {
       if (p.q_stays)
         for (Index slice = 0; slice < slices; ++slice) load_q(queries_at + slice * Shape::q_slice, slice);
-      load_k(at_stage(), t, 0);
+      load_k(at_stage(), tile.index, 0);
       m.commit();
     }
-    while (t < tiles) {
-      const Index after = next(t + 1);
+    while (tile) {
+      const Index t = tile.index;
+      const KeyTile after = tiles.after(tile);
       typename Tile::Logits logits;
       Tile::clear(logits);
       for (Index slice = 0; slice < slices; ++slice) {
@@ -155,25 +152,24 @@ template <class Machine, class Shape, class Call> class FmaBlock {
         Tile::dots(m, logits, q + first_row() * Shape::pitch, Shape::pitch, here, Shape::pitch, Shape::slice_packs);
       }
       Tile::apply(
-          m, logits, call, b, t * Shape::keys, keys, visibility(t) != TileVisibility::full,
+          m, logits, call, b, t * Shape::keys, keys, tile.partial,
           [&](int i) {
             const Index r = q0 + first_row() + Tile::group(m) + i * Tile::groups;
             return TileRow{h, r, call.position(b, r), r < queries};
           },
           [&](int) { return score; });
       const bool guarded = m.any(Tile::weigh(m, logits, state, my_weights()));
-      m.sync_warp();
       for (int strip = 0; strip < strips; ++strip) {
         const Shared here = turn([&](Shared to) {
           if (strip + 1 < strips)
             load_v(to, t, strip + 1);
-          else if (after < tiles)
-            load_k(to, after, 0);
+          else if (after)
+            load_k(to, after.index, 0);
         });
         Tile::accumulate(m, state, my_weights() + strip * Shape::strip_keys * int{sizeof(A)}, here, Shape::v_pitch,
                          Shape::strip_keys, guarded);
       }
-      t = after;
+      tile = after;
     }
     Tile::reduce(m, state);
 
@@ -186,7 +182,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
       T* const out = call.output(b, r, h);
       MHA_UNROLL for (int c = 0; c < Tile::packs_per_lane; ++c) {
         const Index first = part * Shape::values + (Tile::lane(m) + c * Tile::lanes) * width;
-        store_values(m, out, call.out.stride[3], first, call.value_dim, state.o[i][c], end.inverse, p.wide_out);
+        store_values(m, out, call.out.stride[3], first, call.value_dim, state.o[i][c], end.inverse, p.aligned);
       }
     }
   }

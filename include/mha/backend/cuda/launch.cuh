@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../../core/items.hpp"
+#include "../../core/scalar.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/score.hpp"
 #include "error.hpp"

@@ -56,6 +56,11 @@ class Twins {
   std::vector<Pair> pairs_;
 };
 
+/// Any data as it is.
+struct SameData {
+  template <class Data> Data operator()(const Data& data) const { return data; }
+};
+
 /// A policy that owns its data on the host and on the device: calls check the one and compute with the other. Copies
 /// share both.
 template <class P> class OnDevice {
@@ -161,7 +166,7 @@ template <class P> auto on_device(const P& policy) {
     return cuda::DeviceRelativeBias(policy);
   else if constexpr (std::is_same_v<P, BlockSparse>)
     return cuda::OnDevice<BlockSparseView>(policy.view());
-  else if constexpr (Borrows<P> && requires { policy.with_data([](const auto& data) { return data; }); })
+  else if constexpr (Borrows<P> && requires(const cuda::SameData& same) { policy.with_data(same); })
     return cuda::OnDevice<P>(policy);
   else
     return policy;

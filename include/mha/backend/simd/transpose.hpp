@@ -21,8 +21,14 @@ constexpr int transposed_lane(int to, int size, int width, bool odd) {
 template <int Size, class V, std::size_t... I>
 MHA_ALWAYS_INLINE void exchange_blocks(V& a, V& b, std::index_sequence<I...>) {
   constexpr int width = sizeof...(I);
+#if MHA_SHUFFLEVECTOR
   const V even = __builtin_shufflevector(a, b, transposed_lane(int(I), Size, width, false)...);
   b = __builtin_shufflevector(a, b, transposed_lane(int(I), Size, width, true)...);
+#else
+  const auto lane = [&](int i) { return i < width ? a[i] : b[i - width]; };
+  const V even{lane(transposed_lane(int(I), Size, width, false))...};
+  b = V{lane(transposed_lane(int(I), Size, width, true))...};
+#endif
   a = even;
 }
 

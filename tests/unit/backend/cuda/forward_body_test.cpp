@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <mha/backend/cuda/forward_body.hpp>
@@ -101,7 +102,7 @@ struct AnyScore {
       return static_cast<float>(at_head(score, b, h)(s, b, h, q, k));
     }
     double at(double s, Index b, Index h, Index q, Index k) const override {
-      return static_cast<double>(score(s, b, h, q, k));
+      return double(score(static_cast<float>(s), b, h, q, k));  // logits are floats: a large bias may swallow them
     }
   };
   const Base* score = nullptr;
@@ -221,8 +222,8 @@ template <class Call> void expect_right(const Call& call, const std::string& nam
             size += std::abs(term);
             most = std::max(most, std::abs(term / weight));
           }
-          // Subnormal halves: a weight below 2⁻¹⁴ of the largest is off by up to 2⁻²⁵ of it, the result by 2⁻²⁵.
-          const double tiny = std::is_same_v<T, half> ? 0x1p-25 * (1 + keys * most) : 0;
+          // Below the normal numbers: a half is off by up to 2⁻²⁵, weights of 2⁻¹²⁶ and less count as 0.
+          const double tiny = std::is_same_v<T, half> ? 0x1p-25 * (1 + keys * most) : 0x1p-120;
           out.see(double(float(call.output(b, i, h)[d * call.out.stride[3]])), y, 2 * (u * (std::abs(y) + size) + tiny),
                   place + "[" + std::to_string(d) + "]");
         }
@@ -355,6 +356,268 @@ TEST(ForwardBody, PadsHeadSizesBetween) {
   check_head_sizes<ForwardShape<96, 96, 128, 32, 4, RowLayout::aligned>, bfloat16>(72, 80, random);
   check_head_sizes<Any64, half>(37, 41, random);
   check_head_sizes<Any64, half>(1, 1, random);
+}
+
+TEST(ForwardBody, TakesOddLengths) {
+  Random random("lengths");
+  for (const Index queries : {1, 17, 31, 32, 65})
+    for (const Index keys : {1, 15, 32, 33, 64, 97}) {
+      const Sizes sizes{.queries = queries, .keys = keys, .heads = 2, .kv_heads = 2};
+      const std::string name = std::to_string(queries) + " x " + std::to_string(keys);
+      check<Small, bfloat16>(sizes, Full{}, random, "full " + name);
+      check<Small, bfloat16>(sizes, Causal{}, random, "causal " + name);
+    }
+  check<Small, bfloat16>(Sizes{.queries = 3, .keys = 0}, Full{}, random, "no keys");
+}
+
+TEST(ForwardBody, GroupsQueryHeads) {
+  Random random("groups");
+  for (const auto& [heads, kv_heads] : {std::pair{6, 2}, {4, 4}, {4, 1}, {7, 1}})
+    check<Small, bfloat16>(Sizes{.batch = 2, .queries = 20, .keys = 45, .heads = heads, .kv_heads = kv_heads}, Causal{},
+                           random, std::to_string(heads) + " over " + std::to_string(kv_heads));
+}
+
+TEST(ForwardBody, AppliesEveryMask) {
+  Random random("masks");
+  const Sizes sizes{.batch = 2, .queries = 70, .keys = 100, .heads = 4, .kv_heads = 2};
+  Problem<bfloat16> problem(sizes, random);
+  check<Small>(problem, CausalTopLeft{}, "CausalTopLeft");
+  check<Small>(problem, SlidingWindow{.left = 20}, "SlidingWindow");
+  check<Small>(problem, SlidingWindow{.left = 3, .right = 40}, "SlidingWindow both ways");
+  const std::vector<Index> lengths{37, 64}, prefixes{50, 0};
+  check<Small>(problem, Padding{Borrowed<Index>(lengths)}, "Padding");
+  check<Small>(problem, Prefix{Borrowed<Index>(prefixes)}, "Prefix");
+  std::vector<Index> ids(200);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<Index>(i % 100 / 23);
+  check<Small>(problem, Document(Borrowed<Index>(ids)), "Document");
+  std::vector<std::uint8_t> blocks(4 * 7 * 7);
+  for (auto& x : blocks) x = random.chance(0.5);
+  check<Small>(problem, BlockSparse({.block = 16, .query_blocks = 7, .key_blocks = 7}, blocks), "BlockSparse");
+  const auto table = std::make_unique<bool[]>(4 * 70 * 100);
+  for (int i = 0; i < 4 * 70 * 100; ++i) table[static_cast<std::size_t>(i)] = i / 100 % 7 != 0 && random.chance(0.3);
+  const auto dense = view(static_cast<const bool*>(table.get()), 4, 70, 100);
+  check<Small>(problem, Dense(dense), "Dense");
+  check<Small>(problem, Sieve{}, "functor");
+  check<Small>(problem, And{Causal{}, Sieve{}}, "And");
+  check<Small>(problem, Causal{} && Padding{Borrowed<Index>(lengths)}, "And of tiles");
+  check<Small>(problem, Or{SlidingWindow{.left = 9}, Padding{Borrowed<Index>(prefixes)}}, "Or");
+  check<Small>(problem, !Causal{}, "Not");
+  check<Small>(problem, Not{Full{}}, "nothing");
+}
+
+TEST(ForwardBody, AppliesEveryScore) {
+  Random random("scores");
+  const Sizes sizes{.batch = 2, .queries = 40, .keys = 70, .heads = 4, .kv_heads = 2};
+  Problem<bfloat16> problem(sizes, random);
+  check<Small>(problem, Causal{}, "SoftCap", SoftCap{.cap = 2.f});
+  check<Small>(problem, Causal{}, "Alibi", Alibi{});
+  std::vector<float> bias(4 * 40 * 70);
+  for (auto& x : bias)
+    x = random.chance(0.2) ? -std::numeric_limits<float>::infinity() : static_cast<float>(random.normal());
+  const auto table = view(static_cast<const float*>(bias.data()), 4, 40, 70);
+  check<Small>(problem, Full{}, "AdditiveBias", AdditiveBias(table));
+  check<Small>(problem, And{Causal{}, Sieve{}}, "AdditiveBias under a mask", AdditiveBias(table));
+  std::vector<float> learned(32 * 4);
+  random.fill(learned);
+  check<Small>(problem, Full{}, "RelativeBias", RelativeBias(learned));
+  check<Small>(problem, Full{}, "functor", Far{.slope = 0.25f});
+  check<Small>(problem, Causal{}, "Chain", Chain{SoftCap{.cap = 3.f}, Far{.slope = 0.5f}});
+  for (auto& x : bias) x = -1e9f;
+  check<Small>(problem, Causal{}, "a large finite bias is a number", AdditiveBias(table));
+  for (auto& x : bias) x = -std::numeric_limits<float>::infinity();
+  check<Small>(problem, Causal{}, "a bias that hides everything", AdditiveBias(table));
+}
+
+TEST(ForwardBody, TakesAnyScale) {
+  Random random("scales");
+  for (const double scale : {0.5, 0.0, -0.3, 1e-40, 3.0})
+    check<Small, bfloat16>(Sizes{.queries = 40, .keys = 70, .scale = scale}, Causal{}, random,
+                           "scale " + std::to_string(scale));
+  check<Small, bfloat16>(Sizes{.queries = 40, .keys = 70, .scale = -0.3}, Causal{}, random, "negative before a score",
+                         SoftCap{.cap = 5.f});
+}
+
+TEST(ForwardBody, AddsSinksToDenominators) {
+  Random random("sinks");
+  const float inf = std::numeric_limits<float>::infinity();
+  const Sizes sizes{.queries = 40, .keys = 30, .heads = 4, .kv_heads = 2, .sink = {0.5f, -inf, 90.f, -3.f}};
+  check<Small, bfloat16>(sizes, Causal{}, random, "folded");
+  check<Small, bfloat16>(sizes, Causal{}, random, "with a score", SoftCap{.cap = 3.f});
+}
+
+TEST(ForwardBody, TakesRaggedBatches) {
+  Random random("ragged");
+  check<Small, bfloat16>(Sizes{.batch = 4, .queries = 70, .heads = 4, .kv_heads = 2, .q_offsets = {0, 33, 33, 40, 110}},
+                         Causal{}, random, "self");
+  check<Small, bfloat16>(Sizes{.batch = 3,
+                               .queries = 40,
+                               .heads = 2,
+                               .kv_heads = 2,
+                               .q_offsets = {0, 40, 45, 50},
+                               .k_offsets = {0, 3, 3, 80}},
+                         Full{}, random, "cross");
+}
+
+TEST(ForwardBody, TakesKeysInShortRuns) {
+  Random random("runs");
+  for (const Index length : {1, 4, 16, 128}) {
+    Problem<bfloat16> problem(Sizes{.batch = 2, .queries = 40, .keys = 75, .heads = 4, .kv_heads = 2}, random);
+    problem.with_call(Causal{}, NoScore{}, [&](const auto& call) {
+      AttendCall<bfloat16, ShortRuns<bfloat16>, AnyMask, NoScore> paged{call.q,   {call.kv, length}, call.mask, {},
+                                                                        call.out, call.log_sum_exp,  call.shape};
+      paged.kv_heads = call.kv_heads, paged.head_dim = call.head_dim, paged.value_dim = call.value_dim;
+      paged.scale = call.scale;
+      run<HostMachine, Small>(paged);
+      expect_right(paged, "runs of " + std::to_string(length));
+    });
+  }
+}
+
+TEST(ForwardBody, TakesAnyStrides) {
+  Random random("strides");
+  const Sizes plain{.batch = 2, .queries = 40, .keys = 75, .heads = 4, .kv_heads = 2};
+  Sizes sizes = plain;
+  sizes.heads_first = true;
+  check<Small, bfloat16>(sizes, Causal{}, random, "heads first");
+  sizes.gap = 24;
+  check<Small, bfloat16>(sizes, Causal{}, random, "rows apart");
+  sizes = plain;
+  sizes.queries = 140;
+  sizes.shift = 1;
+  check<Any64, half>(sizes, Causal{}, random, "a base on two bytes");
+  sizes.gap = 3;
+  check<Any64, half>(sizes, Causal{}, random, "odd rows");
+  sizes.spread = 2;
+  check<Any64, half>(sizes, Causal{}, random, "apart along D");
+}
+
+TEST(ForwardBody, KeepsPoisonHidden) {
+  Random random("poison");
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float poison : {nan, inf, -inf}) {
+    Problem<bfloat16> problem(Sizes{.batch = 2, .queries = 64, .keys = 100, .heads = 4, .kv_heads = 2}, random);
+    for (const Index k : {36, 50, 77, 99})  // each is hidden from the queries before it
+      for (Index d = 0; d < 64; ++d) {
+        problem.k.view(0, k, 1, d) = bfloat16(poison);
+        if (d % 9 == 0) problem.v.view(1, k, 0, d) = bfloat16(d % 18 == 0 ? poison : -poison);
+      }
+    check<Small>(problem, Causal{}, "causal");
+    check<Small>(problem, Sieve{}, "functor");
+    check<Small>(problem, Full{}, "hidden by a score", HidesByScore{});
+    const std::vector<Index> lengths{36, 36};
+    check<Small>(problem, Padding{Borrowed<Index>(lengths)}, "padding hides all of it");
+  }
+  Problem<half> problem(Sizes{.queries = 140, .keys = 140}, random);
+  for (Index d = 0; d < 64; d += 7) problem.v.view(0, 130, 0, d) = half(d % 2 == 0 ? nan : inf);
+  check<Shape64>(problem, Causal{}, "half");
+}
+
+TEST(ForwardBody, LeavesNaNOfVisiblePairs) {
+  Random random("visible NaN");
+  Problem<bfloat16> problem(Sizes{.queries = 40, .keys = 64}, random);
+  for (auto& x : {&problem.q.view(0, 3, 1, 5), &problem.v.view(0, 2, 0, 7), &problem.k.view(0, 50, 0, 0)})
+    *x = bfloat16(std::numeric_limits<float>::quiet_NaN());
+  check<Small>(problem, Causal{}, "causal");
+  check<Small>(problem, Full{}, "full");
+}
+
+TEST(ForwardBody, KeepsOutliersInBounds) {
+  Random random("outliers");
+  Problem<bfloat16> problem(Sizes{.queries = 140, .keys = 200, .heads = 2, .kv_heads = 2}, random);
+  const auto outlier = [&](auto...) {
+    return bfloat16(static_cast<float>(random.normal() + (random.chance(0.001) ? 10 * random.normal() : 0)));
+  };
+  problem.q.fill(outlier), problem.k.fill(outlier), problem.v.fill(outlier);
+  check<Shape64>(problem, Causal{}, "outliers");
+}
+
+TEST(ForwardBody, DependsOnNeitherBlocksNorBatch) {
+  Random random("bits");
+  Problem<bfloat16> problem(Sizes{.batch = 3, .queries = 70, .keys = 90, .heads = 4, .kv_heads = 2}, random);
+  problem.with_call(Causal{}, NoScore{}, [&](auto call) {
+    run<HostMachine, Small>(call);
+    const auto out = problem.out.memory;
+    const auto lse = problem.lse;
+    for (const std::uint32_t seed : {1u, 2u}) {
+      support::poison_all(problem.out.memory);
+      run<HostMachine, Small>(call, {support::gpu::Order::shuffled, seed});
+      EXPECT_EQ(support::differing(problem.out.memory, out), 0u);
+      EXPECT_EQ(support::differing(problem.lse, lse), 0u);
+    }
+    support::poison_all(problem.out.memory);
+    call.shape.batch = 1;
+    call.log_sum_exp.data = nullptr;
+    run<HostMachine, Small>(call);
+    for (Index l = 0; l < 70; ++l)
+      for (Index h = 0; h < 4; ++h)
+        for (Index d = 0; d < 64; ++d) {
+          const auto at = static_cast<std::size_t>(problem.out.view.pointer(0, l, h, d) - problem.out.memory.data());
+          ASSERT_EQ(problem.out.memory[at].bits, out[at].bits);
+        }
+  });
+}
+
+TEST(ForwardBody, WritesNothingBesideItsRows) {
+  Random random("guard");
+  for (const bool aligned : {true, false}) {
+    Sizes sizes{.batch = 2, .queries = 37, .keys = 20, .heads = 2, .kv_heads = 2, .dim = 40, .gap = aligned ? 16 : 3};
+    Problem<bfloat16> problem(sizes, random);
+    const auto before = problem.out.memory;
+    aligned ? check<Small>(problem, Full{}, "aligned") : check<Any64>(problem, Full{}, "any");
+    auto wiped = problem.out.memory;
+    Memory4<bfloat16>& out = problem.out;
+    for (Index b = 0; b < 2; ++b)
+      for (Index l = 0; l < 37; ++l)
+        for (Index h = 0; h < 2; ++h)
+          for (Index d = 0; d < 40; ++d)
+            wiped[static_cast<std::size_t>(out.view.pointer(b, l, h, d) - out.memory.data())] =
+                support::poison<bfloat16>();
+    EXPECT_EQ(support::differing(wiped, before), 0u);
+  }
+}
+
+/// Whether a call on the machine with one thing wrong comes out right.
+template <class Shape, class T, class M> bool right_on_faulty(Problem<T>& problem, const M& mask) {
+  bool right = true;
+  problem.with_call(mask, NoScore{}, [&](const auto& call) {
+    support::poison_all(problem.out.memory);
+    support::poison_all(problem.lse);
+    const auto count = run<FaultyMachine, Shape>(call);
+    testing::TestPartResultArray failures;
+    {
+      testing::ScopedFakeTestPartResultReporter intercept(
+          testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+      expect_right(call, "faulty");
+    }
+    right = failures.size() == 0 && count.bank_conflicts == 0;
+  });
+  return right;
+}
+
+TEST(ForwardBody, EveryFlawIsSeen) {
+  Random random("flaws");
+  Problem<bfloat16> problem(Sizes{.queries = 32, .keys = 120, .heads = 2, .kv_heads = 2, .dim = 40}, random);
+  problem.v.view(0, 100, 0, 3) = bfloat16(std::numeric_limits<float>::quiet_NaN());
+  // Read with another order of chunks: keys alone, for in queries and keys alike a dot product would not notice.
+  const auto missed = support::gpu::unnoticed([&] { return right_on_faulty<Small>(problem, Causal{}); },
+                                              {{Flaw::no_sync},
+                                               {Flaw::no_sync_warp},
+                                               {Flaw::no_commit},
+                                               {Flaw::no_wait},
+                                               {Flaw::shorter_wait},
+                                               {Flaw::no_zero_fill},
+                                               {Flaw::swapped_a},
+                                               {Flaw::swapped_b},
+                                               {Flaw::swapped_d},
+                                               {Flaw::no_transpose},
+                                               {Flaw::transpose},
+                                               {Flaw::other_place, -1, Small::head_bytes},
+                                               {Flaw::other_lane},
+                                               {Flaw::no_shuffle},
+                                               {Flaw::swapped_pack},
+                                               {Flaw::vote_false},
+                                               {Flaw::lane_absent}});
+  for (const std::string& flaw : missed) ADD_FAILURE() << "unnoticed: " << flaw;
 }
 
 }  // namespace
