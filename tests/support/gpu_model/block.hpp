@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -18,6 +19,12 @@ using mha::cuda::BlockIndex;
 /// What a launch did. bank_conflicts: passes of ldmatrix beyond the one per matrix.
 struct Counters {
   long mma = 0, ldmatrix = 0, bank_conflicts = 0, copies = 0, syncs = 0, votes = 0;
+
+  Counters& operator+=(const Counters& c) {
+    mma += c.mma, ldmatrix += c.ldmatrix, bank_conflicts += c.bank_conflicts;
+    copies += c.copies, syncs += c.syncs, votes += c.votes;
+    return *this;
+  }
 };
 
 /// One thread block: its threads as fibers, its barriers, the meetings of its warps, its shared memory.
@@ -68,7 +75,7 @@ class Block {
   /// The lanes of a warp meet, each with a slot; the last to come applies the operation to all 32 slots.
   template <class Slot, class Apply> void meet(int thread, const char* what, Slot& slot, Apply&& apply) {
     Warp& w = warps_[static_cast<std::size_t>(thread / warp_size)];
-    if (w.arrived > 0 && std::strcmp(w.what, what) != 0)
+    if (w.arrived > 0 && w.what != what && std::strcmp(w.what, what) != 0)
       throw Fault(std::string("the warp diverges: ") + what + " meets " + w.what);
     w.what = what;
     w.slot[thread % warp_size] = &slot;

@@ -17,8 +17,8 @@ namespace mha::inline v0::cuda {
 /// Four warps own 16 queries each. Keys come in tiles, depth in slices, values in strips of a tile; each slice or strip
 /// is copied while the one before is multiplied.
 template <class A, int Values> struct FmaShape {
-  static constexpr bool narrow = sizeof(A) == 4;
-  using Tile = WarpTile<A, 4, narrow ? 8 : 4, Values / (8 * Pack<A>::width)>;
+  static constexpr int keys_per_lane = sizeof(A) == 4 && Values <= 128 ? 8 : 4;
+  using Tile = WarpTile<A, 4, keys_per_lane, Values / (8 * Pack<A>::width)>;
   static_assert(Tile::values == Values);
 
   static constexpr int warps = 4, threads = warps * warp_size, rows = warps * Tile::rows, keys = Tile::keys;

@@ -68,6 +68,8 @@ template <class Call> struct HeadLogits {
     if (top == hidden()) return A(0);
     return has_score ? top : A(top * slope);
   }
+  /// Whether a logit is so far above the one that is shifted by that its weight would pass 2⁸.
+  MHA_KERNEL bool outgrows(A logit, A top) const { return (logit - top) * slope > A(8); }
   /// log₂ of the weight of a logit.
   template <class M> MHA_KERNEL A exponent(M& m, A logit, A shift) const {
     if constexpr (has_score)

@@ -61,7 +61,6 @@ struct Inside {
   }
 };
 struct AnyMask {
-  static constexpr Role role = Role::mask;
   struct Base {
     virtual ~Base() = default;
     virtual bool see(Index b, Index h, Index q, Index k) const = 0;
@@ -87,7 +86,6 @@ struct AnyMask {
   }
 };
 struct AnyScore {
-  static constexpr Role role = Role::score;
   struct Base {
     virtual ~Base() = default;
     virtual float at(float s, Index b, Index h, Index q, Index k) const = 0;
@@ -519,6 +517,18 @@ TEST(ForwardBody, LeavesNaNOfVisiblePairs) {
     *x = bfloat16(std::numeric_limits<float>::quiet_NaN());
   check<Small>(problem, Causal{}, "causal");
   check<Small>(problem, Full{}, "full");
+}
+
+TEST(ForwardBody, FollowsARisingMaximum) {
+  Random random("rising");
+  Problem<bfloat16> problem(Sizes{.queries = 40, .keys = 200}, random);
+  problem.q.fill([&](auto...) { return bfloat16(1.f + static_cast<float>(random.uniform(0, 0.1))); });
+  problem.k.fill([&](Index, Index k, Index, Index) {  // logits up to 800, and as small, from tile to tile
+    return bfloat16(static_cast<float>((k % 64 < 32 ? 200 - k : k - 200) * random.uniform(0.4, 0.5)));
+  });
+  check<Small>(problem, Full{}, "full");
+  check<Small>(problem, Causal{}, "causal");
+  check<Small>(problem, Full{}, "under a score", Far{.slope = 1.f});
 }
 
 TEST(ForwardBody, KeepsOutliersInBounds) {
