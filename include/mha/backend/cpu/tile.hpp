@@ -179,7 +179,7 @@ template <class T, class Source> class QueryTile {
 
   /// f(h, i, lane, W) for every register of queries of one head, f(h, i, lane, 1) for what is left.
   template <class F> void for_each_register(F&& f) const {
-    const Index width = simd::with_isa(level_, [](auto isa) { return Index{simd::Vector<A, decltype(isa)>::width}; });
+    const Index width = kernels_.width;
     for (Index head = 0; head < rows_.heads; ++head) {
       Index i = 0;
       for (; i + width <= rows_.count; i += width) f(rows_.h + head, rows_.first + i, head * rows_.count + i, width);
@@ -189,6 +189,7 @@ template <class T, class Source> class QueryTile {
 
   void pack_queries() {
     const std::ptrdiff_t lanes = kernels_.lanes;
+    if (rows_.lanes() < lanes) std::fill_n(at_.q, lanes * call_.head_dim, A(0));
     const bool unit = call_.q.stride[3] == 1;
     const auto pack = simd::with_isa(level_, [](auto isa) {
       return &decltype(isa)::template run<simd::PackBody<A, T>, const T*, std::ptrdiff_t, Index, A*, std::ptrdiff_t>;
@@ -204,8 +205,6 @@ template <class T, class Source> class QueryTile {
           at_.q[d * lanes + lane + j] = static_cast<A>(from[d * call_.q.stride[3]]);
       }
     });
-    for (Index d = 0; d < call_.head_dim; ++d)
-      for (Index lane = rows_.lanes(); lane < kernels_.lanes; ++lane) at_.q[d * lanes + lane] = A(0);
   }
 
   void unpack_outputs(const simd::TileState<A>& state) const {
@@ -447,11 +446,8 @@ template <class T, class Source> class QueryTile {
   }
 
   bool is_finite(const simd::TileState<A>& state) const {
-    for (Index lane = 0; lane < rows_.lanes(); ++lane) at_.fade[lane] = A(0);
-    for (Index d = 0; d < call_.value_dim; ++d)
-      for (Index lane = 0; lane < rows_.lanes(); ++lane)
-        at_.fade[lane] += state.out[std::ptrdiff_t{d} * kernels_.lanes + lane] * A(0);
-    return std::all_of(at_.fade, at_.fade + rows_.lanes(), [](A x) { return x == A(0); });
+    kernels_.non_finite(state.out, std::ptrdiff_t{call_.value_dim} * kernels_.lanes, at_.fade);
+    return std::all_of(at_.fade, at_.fade + kernels_.width, [](A x) { return x == A(0); });
   }
 
   /// What a row is divided by: the sum over its keys and, relative to the same maximum, the sink.

@@ -49,10 +49,10 @@ template <class T> class Ahead {
   Index rows_;
 };
 
-/// The even and the odd ones of W pairs of bfloat16 elements, widened.
-template <class V, class I> MHA_ALWAYS_INLINE void widen_pairs(V& even, V& odd, const I& pairs) {
-  even = (V)(pairs << 16);
-  odd = (V)(pairs & 0xffff0000u);
+/// Of W pairs of bfloat16 elements the first ones, or the second, widened.
+template <class V, class I> MHA_ALWAYS_INLINE void first_of_pairs(V& x, const I& pairs) { x = (V)(pairs << 16); }
+template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I& pairs) {
+  x = (V)(pairs & 0xffff0000u);
 }
 
 /// s (Rows, n), rows `s_stride` apart, = q (dim, W)ᵀ · keysᵀ (dim, n) for the first Rows of q's W columns; n is a
@@ -62,7 +62,9 @@ template <class A, class T, int Rows> struct FewScoresBody {
   MHA_ALWAYS_INLINE static void run(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
                                     std::ptrdiff_t s_stride, NextRows<T> next) {
     constexpr int W = Vector<A, Isa>::width;
-    constexpr int registers = Rows <= 2 ? 2 : 1;  // of keys, so that there are chains enough to hide a latency
+    // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
+    // at once than the first cache has ways for.
+    constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
     Ahead<T> ahead(next);
     Index k = 0;
     for (; k + registers * W <= n; k += registers * W)
@@ -91,18 +93,22 @@ template <class A, class T, int Rows> struct FewScoresBody {
       for (int r = 0; r < Rows; ++r) sum[g][r] = V{};
     for (Index d = 0; d < dim; d += columns, q += columns * W) {
       ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T))>();
-      V key[std::size_t{Registers}][std::size_t{columns}];
+      Loaded<Isa> key[std::size_t{Registers}];
 #pragma GCC unroll 2
       for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], keys + g * W * stride + d, stride);
 #pragma GCC unroll 16
-      for (int c = 0; c < columns; ++c)
+      for (int c = 0; c < columns; ++c) {
+        V x[std::size_t{Registers}];
+#pragma GCC unroll 2
+        for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           V query;
           broadcast(query, q[c * W + r]);
 #pragma GCC unroll 2
-          for (int g = 0; g < Registers; ++g) multiply_add<Registers * Rows == 1>(sum[g][r], key[g][c], query);
+          for (int g = 0; g < Registers; ++g) multiply_add<Registers * Rows == 1>(sum[g][r], x[g], query);
         }
+      }
     }
 #pragma GCC unroll 2
     for (int g = 0; g < Registers; ++g)
@@ -110,25 +116,32 @@ template <class A, class T, int Rows> struct FewScoresBody {
       for (int r = 0; r < Rows; ++r) store(s + r * s_stride + g * W, sum[g][r]);
   }
 
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void load_keys(vector_t<A, Isa> (&key)[std::size_t{columns_of<Isa>()}], const T* from,
-                                          std::ptrdiff_t stride) {
-    [[maybe_unused]] const char* const bytes = reinterpret_cast<const char*>(from);
-    if constexpr (in_pairs) {
-      using Words = typename Vector<float, Isa>::int_type;
-      constexpr int words = columns_at_once<Words>;
-      Words pair[std::size_t{words}];
-      load_columns(pair, bytes, stride * static_cast<std::ptrdiff_t>(sizeof(T)));
-#pragma GCC unroll 8
-      for (int c = 0; c < words; ++c) widen_pairs(key[2 * c], key[2 * c + 1], pair[c]);
-    } else if constexpr (std::is_same_v<A, T>) {
-      load_columns(key, bytes, stride * static_cast<std::ptrdiff_t>(sizeof(T)));
+  /// Columns of keys as they were loaded: words of storage, or pairs of them.
+  template <class Isa> struct Columns {
+    using Register = std::conditional_t<in_pairs, typename Vector<float, Isa>::int_type, vector_t<A, Isa>>;
+    static constexpr int count = in_pairs ? columns_of<Isa>() / 2 : columns_of<Isa>();
+    using type = Register[std::size_t{count}];
+  };
+  template <class Isa> using Loaded = typename Columns<Isa>::type;
+
+  template <class Isa> MHA_ALWAYS_INLINE static void load_keys(Loaded<Isa>& key, const T* from, std::ptrdiff_t stride) {
+    if constexpr (in_pairs || std::is_same_v<A, T>) {
+      load_columns(key, reinterpret_cast<const char*>(from), stride * static_cast<std::ptrdiff_t>(sizeof(T)));
     } else {
       constexpr int W = Vector<A, Isa>::width;
 #pragma GCC unroll 16
       for (int i = 0; i < W; ++i) load_widened<A, Isa>(key[i], from + i * stride);
       transpose(key);
     }
+  }
+
+  template <class Isa> MHA_ALWAYS_INLINE static void column(vector_t<A, Isa>& x, const Loaded<Isa>& key, int c) {
+    if constexpr (!in_pairs)
+      x = key[c];
+    else if (c % 2 == 0)
+      first_of_pairs(x, key[c / 2]);
+    else
+      second_of_pairs(x, key[c / 2]);
   }
 };
 
@@ -278,7 +291,8 @@ template <class A, class T, int Rows> struct FewValuesBody {
       for (std::size_t j = 0; j < Vectors; j += 2) {
         typename Vector<float, Isa>::int_type pairs;
         __builtin_memcpy(&pairs, from + static_cast<int>(j) * W, sizeof(pairs));
-        widen_pairs(v[j], v[j + 1], pairs);
+        first_of_pairs(v[j], pairs);
+        second_of_pairs(v[j + 1], pairs);
       }
     } else {
 #pragma GCC unroll 8
