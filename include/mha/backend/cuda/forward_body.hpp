@@ -25,7 +25,9 @@ template <class T> inline constexpr bool is_one_run<ContiguousKv<T>> = true;
 ///
 /// Keys and values come two stages deep: while a tile is multiplied, the next one is under way.
 /// Shapes    rows (Shape::rows) × keys (Shape::keys) a step; q (rows, D)  k (keys, D)  v (keys, Dv)  o (rows, Dv)
-/// Numerics  products of 16-bit numbers summed in float; weights rounded to 16 bits against the values, not in the sum
+/// Numerics  products of 16-bit numbers summed in float; weights rounded to 16 bits against the values, not in the sum.
+///           Logits beyond 2³⁰ are beyond what a shift in float can balance. A logit that infinite data makes −∞ is
+///           hidden from non-finite values in partial tiles and under a score only.
 /// Source    Dao 2023, FlashAttention-2, algorithm 1
 template <class Machine, class Shape, class Call> class ForwardBlock {
   using T = typename Call::Scalar;
@@ -94,7 +96,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
         m_.commit();
       }
       if (here != TileVisibility::none) {
-        if ((here == TileVisibility::partial || Logits::has_score) && poisoned(stage))
+        if ((here == TileVisibility::partial || Logits::has_score) && any(hidden) && poisoned(stage))
           multiply_visible_values(s, hidden, stage);
         else
           multiply_values(s, stage);
@@ -322,6 +324,11 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   static constexpr std::uint32_t exponent_bits = std::is_same_v<T, bfloat16> ? 0x7f80u : 0x7c00u;
   static constexpr std::uint32_t one_bits = std::is_same_v<T, bfloat16> ? 0x3f80u : 0x3c00u;
 
+  MHA_KERNEL bool any(const Pairs& pairs) const {
+    std::uint32_t all = 0;
+    MHA_UNROLL for (int i = 0; i < strips; ++i) all |= pairs[i];
+    return m_.any(all != 0);
+  }
   /// Whether the values of a stage hold an infinity or a NaN; the same answer in all lanes.
   MHA_KERNEL bool poisoned(int stage) const {
     const Shared values = values_ + stage * Shape::value_bytes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "../backend.hpp"
 #include "machine.hpp"
@@ -20,7 +21,7 @@ template <class Call> struct HeadLogits {
   using A = Accumulator<typename Call::Scalar>;
   using Score = std::remove_cvref_t<decltype(Call::score)>;
   static constexpr bool has_score = !std::is_same_v<Score, NoScore>;
-  using HeadScore = decltype(at_head(*static_cast<const Score*>(nullptr), Index{}, Index{}));
+  using HeadScore = decltype(at_head(std::declval<const Score&>(), Index{}, Index{}));
 
   const Call& call;
   Index b, h;

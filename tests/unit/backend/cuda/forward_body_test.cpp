@@ -604,12 +604,14 @@ template <class Shape, class T, class M> bool right_on_faulty(Problem<T>& proble
   return right;
 }
 
-TEST(ForwardBody, EveryFlawIsSeen) {
-  Random random("flaws");
-  Problem<bfloat16> problem(Sizes{.queries = 32, .keys = 120, .heads = 2, .kv_heads = 2, .dim = 40}, random);
+/// Plants flaws in the machine under a call of a whole row tile over four key tiles, the last cut, with a hidden NaN.
+template <class Shape> void check_flaws(const char* name) {
+  SCOPED_TRACE(name);
+  Random random(name);
+  Problem<bfloat16> problem(Sizes{.queries = Shape::rows, .keys = 120, .heads = 2, .kv_heads = 2, .dim = 40}, random);
   problem.v.view(0, 100, 0, 3) = bfloat16(std::numeric_limits<float>::quiet_NaN());
-  // Read with another order of chunks: keys alone, for in queries and keys alike a dot product would not notice.
-  const auto missed = support::gpu::unnoticed([&] { return right_on_faulty<Small>(problem, Causal{}); },
+  // Other places of keys and values alone: the order of queries and keys alike is nothing to a dot product.
+  const auto missed = support::gpu::unnoticed([&] { return right_on_faulty<Shape>(problem, Causal{}); },
                                               {{Flaw::no_sync},
                                                {Flaw::no_sync_warp},
                                                {Flaw::no_commit},
@@ -621,13 +623,18 @@ TEST(ForwardBody, EveryFlawIsSeen) {
                                                {Flaw::swapped_d},
                                                {Flaw::no_transpose},
                                                {Flaw::transpose},
-                                               {Flaw::other_place, -1, Small::head_bytes},
+                                               {Flaw::other_place, -1, Shape::head_bytes},
                                                {Flaw::other_lane},
                                                {Flaw::no_shuffle},
                                                {Flaw::swapped_pack},
                                                {Flaw::vote_false},
                                                {Flaw::lane_absent}});
   for (const std::string& flaw : missed) ADD_FAILURE() << "unnoticed: " << flaw;
+}
+
+TEST(ForwardBody, EveryFlawIsSeen) {
+  check_flaws<Small>("queries in registers");
+  check_flaws<ForwardShape<64, 64, 64, 32, 2, RowLayout::aligned>>("queries in shared memory");
 }
 
 }  // namespace
