@@ -56,6 +56,9 @@ MHA_KERNEL void apply_policies(A (&s)[Rows][Keys], const Call& call, Index b, In
 
 /// One row's step of the running softmax over the keys of `Lanes` neighbouring lanes: logits become weights. Returns by
 /// what the row's values so far are multiplied.
+///
+/// Numerics  the logit minus the maximum is rounded once more by log2(e): a weight w is off by 2·|log w| half units in
+///           the last place, beside what exp2 is off by, 2 units in float
 template <int Lanes, class A, std::size_t Keys, class Machine>
 MHA_KERNEL A weigh_row(Machine& m, A (&s)[Keys], A& max, A& sum, bool& hidden) {
   constexpr A log2e = A(1.44269504088896340736);
