@@ -43,6 +43,13 @@ if(NOT MHA_WITH_OPENMP STREQUAL "OFF" AND NOT TARGET OpenMP::OpenMP_CXX)
   endif()
 endif()
 
+if(NOT MHA_WITH_CUDA STREQUAL "OFF" AND NOT TARGET CUDA::cudart_static)
+  find_package(CUDAToolkit 12.0 QUIET)
+  if(MHA_WITH_CUDA STREQUAL "ON" AND NOT (TARGET CUDA::cudart_static AND TARGET CUDA::cublasLt))
+    message(FATAL_ERROR "MHA_WITH_CUDA is ON, but no CUDA toolkit from 12.0 on with cuBLASLt was found: set CUDAToolkit_ROOT")
+  endif()
+endif()
+
 if(NOT MHA_WITH_IO STREQUAL "OFF" AND NOT TARGET nlohmann_json::nlohmann_json)
   if(MHA_WITH_IO STREQUAL "AUTO" AND NOT FETCHCONTENT_SOURCE_DIR_NLOHMANN_JSON)
     find_package(nlohmann_json QUIET)

@@ -5,10 +5,24 @@ option(MHA_WARNINGS_AS_ERRORS "Treat warnings in mha's own code as errors" OFF)
 
 add_library(mha_development INTERFACE)
 target_link_libraries(mha_development INTERFACE mha::mha)
-target_compile_options(
-  mha_development
-  INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
-            $<$<BOOL:${MHA_WARNINGS_AS_ERRORS}>:-Werror>)
+set(mha_warnings -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
+                 $<$<BOOL:${MHA_WARNINGS_AS_ERRORS}>:-Werror>)
+set(mha_cuda_warnings -Xcompiler=-Wall,-Wextra,-Wshadow -Xptxas=-warn-spills
+                      $<$<BOOL:${MHA_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
+target_compile_options(mha_development INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${mha_warnings}>"
+                                                 "$<$<COMPILE_LANGUAGE:CUDA>:${mha_cuda_warnings}>")
+
+# Programs for the GPU are compiled where nvcc is; without a GPU they still link, run and say what they could not do.
+if(TARGET mha::cuda)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80) # with its PTX, which the driver compiles for newer cards
+    endif()
+    enable_language(CUDA)
+  endif()
+endif()
 
 # The typed suites take a gigabyte or two per compiler process.
 set(MHA_HEAVY_JOBS 2 CACHE STRING "How many of the heaviest translation units compile at once (Ninja)")

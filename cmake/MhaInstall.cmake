@@ -6,14 +6,18 @@ include(CMakePackageConfigHelpers)
 set(mha_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/mha")
 
 # One export file per component: find_package(mha) works where a component's dependency is missing.
-foreach(component IN ITEMS mha openmp io)
+foreach(component IN ITEMS mha openmp io cuda)
   set(target mha_${component})
   if(component STREQUAL "mha")
     set(target mha)
   endif()
   if(TARGET ${target})
+    set(mha_device_headers "")
+    if(component STREQUAL "cuda")
+      set(mha_device_headers FILE_SET device_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+    endif()
     install(TARGETS ${target} EXPORT mha-${component}Targets FILE_SET HEADERS
-                                                             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+                                                             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" ${mha_device_headers})
     install(
       EXPORT mha-${component}Targets
       NAMESPACE mha::

@@ -6,9 +6,28 @@
 /// Compiler facts: the only place that asks which compiler this is.
 #if defined(__CUDACC__)
 #define MHA_HOST_DEVICE __host__ __device__
+#define MHA_KERNEL __device__ __forceinline__
+#define MHA_UNROLL _Pragma("unroll")
+#define MHA_ROLL _Pragma("unroll 1")
+#define MHA_UNROLL_TERMS
 #else
 /// Put it before operator() of a mask or score that should also run on CUDA; elsewhere it is nothing.
 #define MHA_HOST_DEVICE
+/// Before a kernel body and its helpers: device code under nvcc, an ordinary function elsewhere.
+#define MHA_KERNEL inline
+/// Before a loop over registers.
+#define MHA_UNROLL
+/// Before a loop that is rare or long, and not worth its code many times over.
+#define MHA_ROLL
+/// Before the loop over the terms of a polynomial; nvcc unrolls it unasked.
+#define MHA_UNROLL_TERMS _Pragma("GCC unroll 16")
+#endif
+
+/// Whether this text is being compiled for a CUDA device.
+#if defined(__CUDA_ARCH__)
+#define MHA_ON_DEVICE 1
+#else
+#define MHA_ON_DEVICE 0
 #endif
 
 #if !defined(__GNUC__)
@@ -20,6 +39,12 @@
 #endif
 
 #define MHA_ALWAYS_INLINE inline __attribute__((always_inline))
+/// Whether __builtin_shufflevector takes an expanded pack: nvcc loses the expansion on its way to the host's compiler.
+#if defined(__CUDACC__)
+#define MHA_SHUFFLEVECTOR 0
+#else
+#define MHA_SHUFFLEVECTOR 1
+#endif
 /// Whether vector broadcasts need help: see backend/simd/vector.hpp.
 #if defined(__x86_64__) && !defined(__clang__)
 #define MHA_BROADCAST_BY_ASM 1

@@ -13,6 +13,7 @@
 #include "backend/backend.hpp"
 #include "call.hpp"
 #include "core/check.hpp"
+#include "core/copy.hpp"
 
 /// From what a caller hands over to what a backend gets: views with four axes, checked sizes, prepared policies.
 namespace mha::inline v0 {
@@ -41,27 +42,6 @@ template <class Owner> constexpr auto read_heads(const Owner& owner) {
   return v;
 }
 
-/// to = from, both (B, L, H, D), as Items: rows are those of every head.
-template <class T> struct CopyHeads {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  TensorView<const T, 4> from;
-  TensorView<T, 4> to;
-
-  CopyHeads(const TensorView<const T, 4>& source, const TensorView<T, 4>& target)
-      : rows(std::ptrdiff_t{source.batch()} * source.length() * source.heads()),
-        columns(source.dim()),
-        cost(1),
-        from(source),
-        to(target) {}
-
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index d) const {
-    const std::ptrdiff_t h = row % from.extent[2], position = row / from.extent[2];
-    const std::ptrdiff_t b = position / from.extent[1], l = position % from.extent[1];
-    to(b, l, h, d) = from(b, l, h, d);
-  }
-};
-
 /// Rows contiguous along the last axis, as a KvRun promises: packed once if they are not (Eigen's column-major
 /// default).
 template <class T, class Frame, class Run = SerialItems>
@@ -76,7 +56,7 @@ TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Frame& frame, 
     copy = Tensor<T, 4>(v.extent[0], v.extent[1], v.extent[2], v.extent[3]);
     to = copy.view();
   }
-  run(CopyHeads<T>(v, to));
+  run(copy_items(v, to));
   return to;
 }
 

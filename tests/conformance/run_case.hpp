@@ -37,14 +37,15 @@ inline constexpr auto halves_or_hides = [](auto s, Index, Index h, Index, Index 
   return (k + h) % 5 == 0 ? mha::minus_infinity<decltype(s)>() : s * decltype(s)(0.5);
 };
 
-/// A (B, L, H, D) array somewhere in memory that is otherwise poisoned.
+/// A (B, L, H, D) array in memory that is otherwise poisoned, from `start` on: at 1 nothing may rely on alignment
+/// beyond the element's.
 template <class T> struct Placed {
   std::vector<T> memory;
   std::ptrdiff_t offset = 0;
   Index extent[4] = {};
   std::ptrdiff_t stride[4] = {};
 
-  Placed(Layout layout, Index B, Index L, Index H, Index D) : extent{B, L, H, D} {
+  Placed(Layout layout, Index start, Index B, Index L, Index H, Index D) : extent{B, L, H, D} {
     const std::ptrdiff_t b = B, l = L, h = H, d = D;
     std::ptrdiff_t size = b * l * h * d;
     const auto strides = [&](std::ptrdiff_t sb, std::ptrdiff_t sl, std::ptrdiff_t sh, std::ptrdiff_t sd) {
@@ -73,9 +74,8 @@ template <class T> struct Placed {
         offset = l > 0 ? (l - 1) * h * d : 0;
         break;
     }
-    // An odd start: nothing may rely on alignment beyond the element's.
-    offset += 1;
-    memory.resize(static_cast<std::size_t>(size) + 2);
+    offset += start;
+    memory.resize(static_cast<std::size_t>(size + start) + 1);
     support::poison_all(memory);
   }
 
@@ -185,9 +185,18 @@ template <class T> double row_bound(const Problem& p, double magnitude) {
 /// Weights below this are allowed to vanish: the smallest normal number of the accumulator.
 template <class T> double vanishing() { return static_cast<double>(std::numeric_limits<mha::Accumulator<T>>::min()); }
 
-template <class T>
+/// A backend whose weights are rounded to the storage scalar says `static constexpr bool weights_in_storage = true`.
+template <class B>
+concept WeightsInStorage = B::weights_in_storage;
+
+template <class B, class T>
 void compare(const Problem& p, const Expected& e, const mha::TensorView<T, 4>& out,
              const mha::Tensor<mha::Accumulator<T>, 3>& log_sum_exp) {
+  double rounded = 0, lost = vanishing<T>();  // of a weight: relative to it, and where it is tiny
+  if constexpr (WeightsInStorage<B>) {
+    rounded = support::unit_roundoff<T>();
+    if (std::is_same_v<T, mha::half>) lost = 0x1p-25;
+  }
   support::Worst worst_out, worst_lse;
   for (Index b = 0; b < p.batch; ++b)
     for (Index h = 0; h < p.heads; ++h)
@@ -199,7 +208,7 @@ void compare(const Problem& p, const Expected& e, const mha::TensorView<T, 4>& o
         for (Index d = 0; d < p.value_dim; ++d) {
           const double value = e.out(b, i, h, d);
           worst_out.see(support::to_double(out(b, i, h, d)), value,
-                        (relative + p.keys * vanishing<T>()) * e.largest_value + support::storage_error<T>(value),
+                        (relative + rounded + p.keys * lost) * e.largest_value + support::storage_error<T>(value),
                         place);
         }
       }
@@ -228,14 +237,19 @@ inline void poison(mha::Workspace& workspace) {
   std::memset(frame.take<unsigned char>(bytes), 0xff, bytes);
 }
 
-template <class B, class T, Machine On, Storage In> void run_on(const Case& which, support::Random& random) {
+/// Runs a case on a backend. Compiled::has<mask kind, score kind> says which combinations there are.
+template <class B, class T, class Compiled>
+void run_compiled(const Case& which, support::Random& random, Compiled, Index start = 1) {
   using A = mha::Accumulator<T>;
   Problem p(which, random);
   const Layout layout = which.at<Layout>(conformance::layout);
-  Placed<T> q(layout, p.batch, p.queries, p.heads, p.head_dim), out(layout, p.batch, p.queries, p.heads, p.value_dim);
+  const auto placed = [&](Index length, Index heads, Index dim) {
+    return Placed<T>(layout, start, p.batch, length, heads, dim);
+  };
+  Placed<T> q = placed(p.queries, p.heads, p.head_dim), out = placed(p.queries, p.heads, p.value_dim);
   const Index wide = std::max(p.head_dim, p.value_dim);
-  Placed<T> k(layout, p.batch, p.keys, p.kv_heads, layout == Layout::v_in_k ? wide : p.head_dim);
-  Placed<T> v(layout, p.batch, p.keys, p.kv_heads, p.value_dim);
+  Placed<T> k = placed(p.keys, p.kv_heads, layout == Layout::v_in_k ? wide : p.head_dim);
+  Placed<T> v = placed(p.keys, p.kv_heads, p.value_dim);
   auto k_view = k.view(), v_view = v.view();
   if (layout == Layout::v_in_k) {
     v_view = k.view();
@@ -287,7 +301,7 @@ template <class B, class T, Machine On, Storage In> void run_on(const Case& whic
   };
   with_masks(p, [&]<int M>(std::integral_constant<int, M>, const auto&... masks) {
     with_scores(p, bias, [&]<int S>(std::integral_constant<int, S>, const auto&... scores) {
-      if constexpr (compiled(static_cast<int>(On), static_cast<int>(In), M, S))
+      if constexpr (Compiled::template has<M, S>)
         call(masks..., scores...);
       else
         FAIL() << "this case is not compiled";
@@ -295,13 +309,20 @@ template <class B, class T, Machine On, Storage In> void run_on(const Case& whic
   });
   mha::force_isa(before);
 
-  compare<T>(p, e, out.view(), log_sum_exp);
+  compare<B, T>(p, e, out.view(), log_sum_exp);
   compare_weights<T>(p, e, weights);
   std::size_t kept = 0;
   for (const T x : out.memory)
     if (support::bits(x) == support::bits(support::poison<T>())) ++kept;
   EXPECT_EQ(kept, out.memory.size() - static_cast<std::size_t>(out.view().size()))
       << "memory beside the output changed";
+}
+
+template <Machine On, Storage In> struct CompiledOn {
+  template <int M, int S> static constexpr bool has = compiled(static_cast<int>(On), static_cast<int>(In), M, S);
+};
+template <class B, class T, Machine On, Storage In> void run_on(const Case& which, support::Random& random) {
+  run_compiled<B, T>(which, random, CompiledOn<On, In>{});
 }
 
 template <class T, Storage In> void run(const Case& which, support::Random& random) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <limits>
@@ -17,15 +16,15 @@ struct bfloat16 {
 
   bfloat16() = default;
   MHA_HOST_DEVICE explicit constexpr bfloat16(float x) {
-    const auto w = std::bit_cast<std::uint32_t>(x);
+    const auto w = __builtin_bit_cast(std::uint32_t, x);
     // A NaN keeps its upper bits and stays one even if only lower bits were set.
     bits = x != x ? static_cast<std::uint16_t>((w >> 16) | 0x40u)
                   : static_cast<std::uint16_t>((w + 0x7fffu + ((w >> 16) & 1u)) >> 16);
   }
   MHA_HOST_DEVICE constexpr operator float() const {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
-  static constexpr bfloat16 from_bits(std::uint16_t b) {
+  MHA_HOST_DEVICE static constexpr bfloat16 from_bits(std::uint16_t b) {
     bfloat16 x;
     x.bits = b;
     return x;
@@ -38,7 +37,7 @@ struct half {
 
   half() = default;
   MHA_HOST_DEVICE explicit constexpr half(float x) {
-    const auto w = std::bit_cast<std::uint32_t>(x);
+    const auto w = __builtin_bit_cast(std::uint32_t, x);
     const std::uint32_t sign = (w >> 16) & 0x8000u, magnitude = w & 0x7fffffffu;
     std::uint32_t r;
     if (magnitude > 0x7f800000u) {
@@ -50,19 +49,19 @@ struct half {
       r = (rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13;  // may carry into infinity, as it should
     } else {
       // Subnormal: adding 0.5 leaves the value's multiple of 2^-24, correctly rounded, in the low bits of the sum.
-      const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-      r = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u;
+      const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
+      r = __builtin_bit_cast(std::uint32_t, shifted) - 0x3f000000u;
     }
     bits = static_cast<std::uint16_t>(sign | r);
   }
   MHA_HOST_DEVICE constexpr operator float() const {
     const std::uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
-    if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-    if (magnitude >= 0x0400u) return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
+    if (magnitude >= 0x7c00u) return __builtin_bit_cast(float, sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    if (magnitude >= 0x0400u) return __builtin_bit_cast(float, sign | ((magnitude << 13) + 0x38000000u));
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     return sign != 0 ? -value : value;
   }
-  static constexpr half from_bits(std::uint16_t b) {
+  MHA_HOST_DEVICE static constexpr half from_bits(std::uint16_t b) {
     half x;
     x.bits = b;
     return x;
@@ -82,7 +81,10 @@ template <class T> MHA_HOST_DEVICE constexpr T minus_infinity() {
   static_assert(std::numeric_limits<T>::has_infinity,
                 "mha: this scalar has no infinity, so hidden logits cannot be written in it: "
                 "specialise std::numeric_limits (see mha/core/scalar.hpp)");
-  return -std::numeric_limits<T>::infinity();
+  if constexpr (std::floating_point<T>)
+    return static_cast<T>(-__builtin_huge_val());  // a kernel may not call numeric_limits
+  else
+    return -std::numeric_limits<T>::infinity();
 }
 
 namespace detail {

@@ -262,7 +262,7 @@ class Layer {
       if constexpr (O::has_weights)
         products_.run(rows, w, Matrix::output, {&to, 1}, workspace);
       else
-        items(detail::CopySequence<T>(detail::with_batch(rows), detail::with_batch(to)));
+        items(detail::copy_items(rows, to));
     };
     detail::into_rows(y, frame, finish, items);
   }

@@ -56,7 +56,8 @@ template <class T, class B, class P> class LayerProducts {
     }
     if constexpr (!computes_on_host<B>) {
       std::vector<T> row;
-      for (const TensorView<const T, 1>& v : {w.query_norm, w.key_norm, w.gate})
+      const TensorView<const T, 1> parts[] = {w.query_norm, w.key_norm, w.gate};
+      for (const auto& v : parts)
         for (Index i = 0; i < v.extent[0]; ++i) row.push_back(v(i));
       vectors_ = std::make_shared<const Uploaded>(B{}.upload(std::span<const T>(row)));
     }
@@ -68,7 +69,8 @@ template <class T, class B, class P> class LayerProducts {
     if constexpr (!computes_on_host<B>) {
       require_uploaded();
       const T* at = vectors_->data();
-      for (TensorView<const T, 1>* part : {&v.query_norm, &v.key_norm, &v.gate}) {
+      TensorView<const T, 1>* const parts[] = {&v.query_norm, &v.key_norm, &v.gate};
+      for (auto* part : parts) {
         part->data = at;
         part->stride[0] = 1;
         at += part->extent[0];

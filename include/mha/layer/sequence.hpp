@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "../core/check.hpp"
-#include "../core/items.hpp"
+#include "../core/copy.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 
@@ -55,26 +55,6 @@ template <class T, class Frame> T* take(Frame& frame, Index batch, Index length,
                                 static_cast<std::size_t>(width));
 }
 
-/// to = from, both (B, L, E), as Items.
-template <class T> struct CopySequence {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  TensorView<const T, 3> from;
-  TensorView<T, 3> to;
-
-  CopySequence(const TensorView<const T, 3>& source, const TensorView<T, 3>& target)
-      : rows(std::ptrdiff_t{source.extent[0]} * source.extent[1]),
-        columns(source.extent[2]),
-        cost(1),
-        from(source),
-        to(target) {}
-
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index e) const {
-    const std::ptrdiff_t b = row / from.extent[1], l = row % from.extent[1];
-    to(b, l, e) = from(b, l, e);
-  }
-};
-
 /// Whether two views show the same elements in the same order.
 template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
   bool same = a.data == b.data;
@@ -96,7 +76,7 @@ template <class T, class Frame, class Run = SerialItems>
 TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame, const Run& run = {}) {
   if (rows_collapse(v) && (v.stride[2] == 1 || v.extent[2] <= 1)) return collapsed(v);
   const auto copy = view(take<T>(frame, v.extent[0], v.extent[1], v.extent[2]), v.extent[0], v.extent[1], v.extent[2]);
-  run(CopySequence<T>(v, copy));
+  run(copy_items(v, copy));
   return collapsed<const T>(copy);
 }
 
@@ -106,7 +86,7 @@ void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = 
   if (rows_collapse(y)) return f(collapsed(y));
   const auto copy = view(take<T>(frame, y.extent[0], y.extent[1], y.extent[2]), y.extent[0], y.extent[1], y.extent[2]);
   f(collapsed(copy));
-  run(CopySequence<T>(copy, y));
+  run(copy_items(TensorView<const T, 3>(copy), y));
 }
 
 /// (B, H, Lq, Lk) averaged over H.

@@ -30,12 +30,12 @@ struct NoPosition {
 
 /// Which two coordinates turn together, of the r that turn at all.
 struct Halves {  ///< (d, d + r/2): GPT-NeoX, Hugging Face LLaMA
-  static constexpr Index first(Index pair, Index) { return pair; }
-  static constexpr Index second(Index pair, Index r) { return pair + r / 2; }
+  MHA_HOST_DEVICE static constexpr Index first(Index pair, Index) { return pair; }
+  MHA_HOST_DEVICE static constexpr Index second(Index pair, Index r) { return pair + r / 2; }
 };
 struct Interleaved {  ///< (2d, 2d + 1): GPT-J, Meta LLaMA
-  static constexpr Index first(Index pair, Index) { return 2 * pair; }
-  static constexpr Index second(Index pair, Index) { return 2 * pair + 1; }
+  MHA_HOST_DEVICE static constexpr Index first(Index pair, Index) { return 2 * pair; }
+  MHA_HOST_DEVICE static constexpr Index second(Index pair, Index) { return 2 * pair + 1; }
 };
 
 /// Frequencies as they were trained.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <type_traits>
 
 #include "../core/check.hpp"
 #include "../core/view.hpp"
@@ -51,7 +53,9 @@ template <class T> struct HeadWeights {
     return {bias.data, {head_count() * head_dim()}, {bias.stride[1]}};
   }
 
-  operator HeadWeights<const T>() const requires(!std::is_const_v<T>) { return {heads, bias}; }
+  /// Read-only from writable. A template, because nvcc warns on a plain conversion to the same type.
+  template <class U>
+  requires(std::same_as<U, const T> && !std::is_const_v<T>) operator HeadWeights<U>() const { return {heads, bias}; }
 };
 
 /// One of a projection's dense products: rows (·, E) · matrix (E, columns) + bias → columns [first, first + columns).

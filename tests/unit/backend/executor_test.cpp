@@ -155,7 +155,9 @@ TEST(RunItems, EveryItemOnceAndLittleWorkInTheCallingThread) {
     mha::detail::run_items(Count{101, 7, cost, visits.data(), &elsewhere, std::this_thread::get_id()},
                            mha::ThreadPool{});
     for (const auto& n : visits) EXPECT_EQ(n, 1);
-    if (cost == 1) EXPECT_FALSE(elsewhere);
+    if (cost == 1) {
+      EXPECT_FALSE(elsewhere);
+    }
   }
   mha::detail::run_items(Count{0, 7, 1, nullptr, nullptr, {}}, mha::ThreadPool{});
 }

@@ -321,14 +321,16 @@ template <class A, class T, int Rows> struct FewValuesBody {
   }
 
   template <class V, std::size_t... I> MHA_ALWAYS_INLINE static void unzip(V& a, V& b, std::index_sequence<I...>) {
-    const V even = __builtin_shufflevector(a, b, static_cast<int>(2 * I)...);
-    b = __builtin_shufflevector(a, b, static_cast<int>(2 * I + 1)...);
+    V even;
+    shuffle<static_cast<int>(2 * I)...>(even, a, b);
+    shuffle<static_cast<int>(2 * I + 1)...>(b, a, b);
     a = even;
   }
   template <class V, std::size_t... I> MHA_ALWAYS_INLINE static void zip(V& a, V& b, std::index_sequence<I...>) {
     constexpr int W = sizeof...(I);
-    const V low = __builtin_shufflevector(a, b, static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W))...);
-    b = __builtin_shufflevector(a, b, static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W) + W / 2)...);
+    V low;
+    shuffle<static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W))...>(low, a, b);
+    shuffle<static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W) + W / 2)...>(b, a, b);
     a = low;
   }
 };

@@ -30,13 +30,11 @@ constexpr int every_second_block(int to, int block, int width, bool second) {
 
 template <int Size, bool Upper, class V, std::size_t... I>
 MHA_ALWAYS_INLINE void interleave(V& to, const V& a, const V& b, std::index_sequence<I...>) {
-  to = __builtin_shufflevector(
-      a, b, interleaved_element(int(I), block_elements<V>, Size, static_cast<int>(sizeof...(I)), Upper)...);
+  shuffle<interleaved_element(int(I), block_elements<V>, Size, static_cast<int>(sizeof...(I)), Upper)...>(to, a, b);
 }
 template <bool Second, class V, std::size_t... I>
 MHA_ALWAYS_INLINE void take_blocks(V& to, const V& a, const V& b, std::index_sequence<I...>) {
-  to = __builtin_shufflevector(
-      a, b, every_second_block(int(I), block_elements<V>, static_cast<int>(sizeof...(I)), Second)...);
+  shuffle<every_second_block(int(I), block_elements<V>, static_cast<int>(sizeof...(I)), Second)...>(to, a, b);
 }
 
 /// Element c of block l of r[i] becomes element i of block l of r[c], for as many registers as a block has elements.

@@ -17,7 +17,7 @@ struct Alibi {
   Index heads = 0;  ///< set by prepared()
 
   /// Slope of head h of `heads`.
-  static double slope(Index h, Index heads) {
+  MHA_HOST_DEVICE static double slope(Index h, Index heads) {
     Index n = 1;
     while (n <= heads / 2) n *= 2;
     return h < n ? std::exp2(-8.0 * (h + 1) / n) : std::exp2(-4.0 * (2 * (h - n) + 1) / n);

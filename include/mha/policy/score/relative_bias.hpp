@@ -89,15 +89,21 @@ class RelativeBias {
     return s + (*table_)[static_cast<std::size_t>(buckets_.bucket(q, k)) * heads + static_cast<std::size_t>(h)];
   }
 
-  Prepared prepared(const CallShape& s) const {
-    const Index exact = (buckets_.bidirectional ? buckets_.count / 2 : buckets_.count) / 2;
-    detail::require(exact >= 1, "RelativeBias: ", buckets_.count, " buckets are too few, the least is ",
-                    buckets_.bidirectional ? 4 : 2);
-    detail::require(buckets_.max_distance > exact, "RelativeBias: max_distance ", buckets_.max_distance,
-                    " is not above ", exact, ", the distances with a bucket each");
-    const std::size_t wanted = static_cast<std::size_t>(buckets_.count) * static_cast<std::size_t>(s.heads);
+  /// How many heads the table is for.
+  Index heads() const {
+    check_buckets();
+    return static_cast<Index>(table_->size() / static_cast<std::size_t>(buckets_.count));
+  }
+  /// Checks the table and the buckets for a call with this many heads.
+  void check(Index heads) const {
+    check_buckets();
+    const std::size_t wanted = static_cast<std::size_t>(buckets_.count) * static_cast<std::size_t>(heads);
     detail::require(table_->size() == wanted, "RelativeBias: the table has ", table_->size(), " elements, ",
-                    buckets_.count, " buckets x ", s.heads, " heads are ", wanted);
+                    buckets_.count, " buckets x ", heads, " heads are ", wanted);
+  }
+
+  Prepared prepared(const CallShape& s) const {
+    check(s.heads);
     Index least = 0, most = 0;
     for (Index b = 0; b < s.batch; ++b) {
       least = std::min(least, -(s.origin[b] + s.queries - 1));
@@ -112,6 +118,14 @@ class RelativeBias {
   }
 
  private:
+  void check_buckets() const {
+    const Index exact = (buckets_.bidirectional ? buckets_.count / 2 : buckets_.count) / 2;
+    detail::require(exact >= 1, "RelativeBias: ", buckets_.count, " buckets are too few, the least is ",
+                    buckets_.bidirectional ? 4 : 2);
+    detail::require(buckets_.max_distance > exact, "RelativeBias: max_distance ", buckets_.max_distance,
+                    " is not above ", exact, ", the distances with a bucket each");
+  }
+
   std::shared_ptr<const std::vector<float>> table_;
   RelativeBuckets buckets_;
 };

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "../../core/copy.hpp"
+#include "../backend.hpp"
+#include "device_machine.cuh"
+#include "device_tensor.hpp"
+#include "dispatch.hpp"
+#include "launch.cuh"
+#include "on_device.hpp"
+#include "packed_weights.hpp"
+#include "workspace.hpp"
+
+namespace mha::inline v0 {
+
+namespace cuda {
+
+template <class Kernel, class Params>
+__global__ void __launch_bounds__(Kernel::threads, Kernel::blocks_per_multiprocessor)
+    attention_kernel(const __grid_constant__ Params params) {
+  touch_policies(params.call);
+  DeviceMachine machine;
+  Kernel::template run<DeviceMachine>(machine, params);
+}
+
+/// Launches bodies in a workspace's stream.
+struct DeviceLauncher {
+  Workspace& workspace;
+  Workspace::Frame& frame;
+
+  template <class Kernel, class Params> void launch(BlockIndex grid, Shared bytes, const Params& params) {
+    cuda::launch<attention_kernel<Kernel, Params>>(
+        Kernel::name, dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
+        Kernel::threads, static_cast<std::size_t>(bytes), params, workspace.stream());
+  }
+  template <class A> A* parts(std::ptrdiff_t n) { return frame.template take<A>(static_cast<std::size_t>(n)); }
+  unsigned* counters(std::ptrdiff_t n) { return workspace.counters(static_cast<std::size_t>(n)); }
+};
+
+}  // namespace cuda
+
+/// An NVIDIA GPU of compute capability 8.0 or above, the one that is current.
+///
+/// Scalars   bfloat16, half (tensor cores, summed in float); float and double (multiply-adds, never tf32)
+/// Memory    tensors, views, LogSumExp and into(y) are the device's: mha::to_device() copies. Policies with data go
+///           through mha::on_device(policy), once; a layer does so for its own. Packed's offsets stay on the host
+/// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
+///           own for the default stream, allocates, and waits when it gives that back
+/// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
+/// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device
+struct Cuda {
+  static constexpr const char* name = "Cuda";
+  static constexpr Memory memory = Memory::device;
+  static constexpr bool side_by_side = true;
+  using Workspace = cuda::Workspace;
+  template <class T, int Rank> using Tensor = DeviceTensor<T, Rank>;
+
+  Support supported() const {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0) {
+      static_cast<void>(cudaGetLastError());
+      return {false, status == cudaSuccess ? "there is no CUDA device" : cudaGetErrorString(status)};
+    }
+    const int major = cuda::device_attribute(cudaDevAttrComputeCapabilityMajor);
+    if (major < 8)
+      return {false, "the device has compute capability " + std::to_string(major) + ".x, 8.0 is the least"};
+    return {};
+  }
+
+  /// c = a · b + bias by cuBLASLt; operands without a unit stride are packed first, c is then copied to where it goes.
+  template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
+    if constexpr (check_scalar<T>()) multiply(call, workspace);
+  }
+
+  template <class T> cuda::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts) const {
+    static_assert(check_scalar<T>());
+    if (const Support support = supported(); !support.ok)
+      throw std::runtime_error(std::string("layer: Cuda cannot run here: ") + support.reason);
+    return cuda::PackedWeights<T>(parts);
+  }
+  /// Neighbours whose results lie side by side are one product.
+  template <class T> void gemm(const PackedGemmCall<T, cuda::PackedWeights<T>>& call, Workspace& workspace) const {
+    for (std::size_t i = 0, end; i < call.c.size(); i = end) {
+      TensorView<T, 2> c = call.c[i];
+      for (end = i + 1; end < call.c.size(); ++end) {
+        const TensorView<T, 2>& next = call.c[end];
+        const auto part = static_cast<std::size_t>(call.first) + end;
+        if (!call.weights.neighbours(part - 1, part) || next.data != c.data + c.extent[1] * c.stride[1] ||
+            next.stride[0] != c.stride[0] || next.stride[1] != c.stride[1])
+          break;
+        c.extent[1] += next.extent[1];
+      }
+      const auto first = static_cast<std::size_t>(call.first);
+      const DenseWeights<T> w = call.weights.columns(first + i, first + end);
+      gemm(GemmCall<T>{call.a, w.matrix, w.bias, c}, workspace);
+    }
+  }
+
+  template <class T, class Source, class M, class S>
+  void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    constexpr bool travels = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<S>;
+    static_assert(travels,
+                  "mha: a mask or score owns memory of the host, so that no kernel can read it: give "
+                  "mha::on_device(policy) (see mha/backend/cuda/on_device.hpp)");
+    if constexpr (check_scalar<T>() && travels) {
+      auto frame = workspace.frame();
+      cuda::attend(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
+    }
+  }
+
+  template <Items I> void for_each_item(const I& items, Workspace& workspace) const {
+    cuda::run_items(items, workspace.stream());
+  }
+  const Index* stage(const Index* numbers, Index n, Workspace::Frame& frame, Workspace& workspace) const {
+    return workspace.stage(numbers, static_cast<std::size_t>(n), frame);
+  }
+  template <class T> cuda::DeviceArray<T> upload(std::span<const T> from) const { return cuda::DeviceArray<T>(from); }
+  template <class P> auto keep(const P& policy) const { return on_device(policy); }
+  void require_reachable(const char* call, const char* tensor, const void* p) const {
+    cuda::require_device_pointer(call, tensor, p);
+  }
+
+  /// The kernel of such a call on this device, or on an H100 where there is none.
+  template <class T> std::string explain(const AttendPlan& plan) const {
+    const bool here = supported().ok;
+    const std::string text = cuda::explain<T>(plan, here ? device_facts() : cuda::DeviceFacts{});
+    return "Cuda: " + text + (here ? "" : ", planned for an H100: no device is here");
+  }
+
+ private:
+  template <class T> static constexpr bool check_scalar() {
+    static_assert(cuda::multiplies<T>,
+                  "mha: Cuda computes in bfloat16, half, float and double: use the backend Reference for other scalars "
+                  "(see mha/backend/reference/reference.hpp)");
+    return cuda::multiplies<T>;
+  }
+
+  static cuda::DeviceFacts device_facts() {
+    return {cuda::device_attribute(cudaDevAttrMultiProcessorCount),
+            cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  }
+
+  template <class T> void multiply(const GemmCall<T>& call, Workspace& workspace) const {
+    if (call.c.size() == 0) return;
+    auto frame = workspace.frame();
+    const auto rows_of_own = [&](const auto& v) {
+      return view(frame.template take<T>(static_cast<std::size_t>(v.size())), v.extent[0], v.extent[1]);
+    };
+    const auto copy = [&](const auto& from, const auto& to) {
+      for_each_item(detail::copy_items<T, 2>(from, to), workspace);
+    };
+    const auto ready = [&](const TensorView<const T, 2>& v) {
+      if (const auto as_it_is = cuda::operand(v)) return *as_it_is;
+      const auto packed = rows_of_own(v);
+      copy(v, packed);
+      return *cuda::operand(packed);
+    };
+    const auto own = cuda::operand(call.c);
+    const bool in_place = own && !own->by_columns;
+    const TensorView<T, 2> c = in_place ? call.c : rows_of_own(call.c);
+
+    cuda::Product product{cuda::data_type<T>, ready(call.a), ready(call.b), *cuda::operand(c)};
+    const bool has_bias = call.bias.data != nullptr;
+    if (has_bias && call.bias.stride[0] == 1 && reinterpret_cast<std::uintptr_t>(call.bias.data) % 16 == 0)
+      product.bias = call.bias.data;
+    auto choice = workspace.products().choose(product);
+    if (has_bias && (product.bias == nullptr || !choice.found)) {
+      // cuBLASLt has no such epilogue: the bias goes first and the product is added.
+      copy(TensorView<const T, 2>{call.bias.data, {c.extent[0], c.extent[1]}, {0, call.bias.stride[0]}}, c);
+      product.bias = nullptr;
+      product.accumulates = true;
+      choice = workspace.products().choose(product);
+    }
+    workspace.products().run(product, choice, frame.template take<std::byte>(choice.scratch), workspace.stream());
+    if (!in_place) copy(TensorView<const T, 2>(c), call.c);
+  }
+};
+
+static_assert(Backend<Cuda> && PacksWeights<Cuda, bfloat16>);
+
+}  // namespace mha::inline v0

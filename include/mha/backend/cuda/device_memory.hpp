@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../../core/check.hpp"
+#include "../../core/workspace.hpp"
+#include "error.hpp"
+
+/// Memory of the device that is current when it is taken.
+namespace mha::inline v0::cuda {
+
+/// What an Arena takes. Giving memory back waits for the device, so that nothing that still runs loses it.
+struct DeviceMemory {
+  static std::byte* allocate(std::size_t bytes) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, bytes), "cudaMalloc");
+    return static_cast<std::byte*>(p);
+  }
+  // There is nobody left to tell of a failure, which another call will report too.
+  static void free(void* p) noexcept { static_cast<void>(cudaFree(p)); }
+};
+
+struct DeviceFree {
+  void operator()(void* p) const noexcept { DeviceMemory::free(p); }
+};
+template <class T> using DevicePointer = std::unique_ptr<T[], DeviceFree>;
+
+/// n uninitialised elements; null for none.
+template <class T> DevicePointer<T> device_array(std::size_t n) {
+  static_assert(std::is_trivially_copyable_v<T>,
+                "mha: device memory holds trivial types only (see mha/backend/cuda/device_memory.hpp)");
+  return DevicePointer<T>(n == 0 ? nullptr : reinterpret_cast<T*>(DeviceMemory::allocate(n * sizeof(T))));
+}
+
+/// Elements of the host's, copied to the device when it is made; they are there, for any stream, when that returns.
+template <class T> class DeviceArray {
+ public:
+  DeviceArray() = default;
+  /// Uninitialised.
+  explicit DeviceArray(std::size_t n) : data_(device_array<T>(n)), size_(n) {}
+  explicit DeviceArray(std::span<const T> from) : data_(device_array<T>(from.size())), size_(from.size()) {
+    if (from.empty()) return;
+    check(cudaMemcpy(data_.get(), from.data(), from.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  }
+
+  const T* data() const { return data_.get(); }
+  T* data() { return data_.get(); }
+  std::size_t size() const { return size_; }
+
+ private:
+  DevicePointer<T> data_;
+  std::size_t size_ = 0;
+};
+
+/// Pinned memory of the host through which a call's small numbers travel: one block after another, each used again when
+/// the stream has read it. It waits only when all of them are still under way.
+class StagingRing {
+ public:
+  StagingRing() = default;
+  StagingRing(const StagingRing&) = delete;
+  StagingRing& operator=(const StagingRing&) = delete;
+  ~StagingRing() {
+    for (Block& b : blocks_) {
+      if (b.used != nullptr) {
+        static_cast<void>(cudaEventSynchronize(b.used));
+        static_cast<void>(cudaEventDestroy(b.used));
+      }
+      if (b.memory != nullptr) static_cast<void>(cudaFreeHost(b.memory));
+    }
+  }
+
+  /// The bytes are on their way to `to` in the stream; `from` may change at once.
+  void send(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+    if (blocks_.empty()) blocks_.resize(count);
+    Block& b = blocks_[next_];
+    next_ = (next_ + 1) % count;
+    if (b.used == nullptr)
+      check(cudaEventCreateWithFlags(&b.used, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    else
+      check(cudaEventSynchronize(b.used), "cudaEventSynchronize");
+    if (b.size < bytes) {
+      if (b.memory != nullptr) check(cudaFreeHost(std::exchange(b.memory, nullptr)), "cudaFreeHost");
+      b.size = 0;
+      const std::size_t size = bytes < least ? least : 2 * bytes;
+      check(cudaMallocHost(&b.memory, size), "cudaMallocHost");
+      b.size = size;
+    }
+    std::memcpy(b.memory, from, bytes);
+    check(cudaMemcpyAsync(to, b.memory, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+    check(cudaEventRecord(b.used, stream), "cudaEventRecord");
+  }
+
+ private:
+  static constexpr std::size_t count = 64, least = 4096;
+  struct Block {
+    void* memory = nullptr;
+    std::size_t size = 0;
+    cudaEvent_t used = nullptr;
+  };
+  std::vector<Block> blocks_;
+  std::size_t next_ = 0;
+};
+
+/// Whether a pointer is one that kernels of this device may follow.
+///
+/// Errors    ShapeError that names the call and the tensor if it is plain memory of the host
+inline void require_device_pointer(const char* call, const char* tensor, const void* p) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, p), "cudaPointerGetAttributes");
+  mha::detail::require(attributes.devicePointer != nullptr, call, ": ", tensor,
+                       " is in host memory, but the backend computes on a device: copy it first with mha::to_device()");
+}
+
+}  // namespace mha::inline v0::cuda

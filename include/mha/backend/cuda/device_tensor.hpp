@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <utility>
+
+#include "../../core/check.hpp"
+#include "../../core/tensor.hpp"
+#include "../../core/view.hpp"
+#include "device_memory.hpp"
+
+namespace mha::inline v0 {
+
+/// An owning, row-major array with Rank axes in the memory of the current device, uninitialised.
+///
+/// It moves and does not copy: to_device() and to_host() do. Its elements are the device's: its view goes to calls.
+/// Errors    ShapeError on an extent that is negative or beyond an Index; CudaError if the device has no more memory
+template <class T, int Rank> class DeviceTensor {
+ public:
+  static constexpr int rank = Rank;
+  using Scalar = T;
+
+  DeviceTensor() = default;
+
+  template <std::convertible_to<Index>... I>
+  requires(sizeof...(I) == Rank) explicit DeviceTensor(I... extents)
+      : shape_(mha::view(static_cast<T*>(nullptr), extents...)) {
+    std::ptrdiff_t most = 1;
+    for (int a = 0; a < Rank; ++a) {
+      detail::require(shape_.extent[a] >= 0, "DeviceTensor: extent ", shape_.extent[a], " on axis ", a);
+      if (__builtin_mul_overflow(most, std::max(shape_.extent[a], Index{1}), &most)) throw std::bad_array_new_length();
+    }
+    data_ = cuda::device_array<T>(size());
+  }
+
+  DeviceTensor(DeviceTensor&& other) noexcept
+      : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}
+  DeviceTensor& operator=(DeviceTensor&& other) noexcept {
+    shape_ = std::exchange(other.shape_, {});
+    data_ = std::move(other.data_);
+    return *this;
+  }
+
+  T* data() { return data_.get(); }
+  const T* data() const { return data_.get(); }
+  std::size_t size() const { return static_cast<std::size_t>(shape_.size()); }
+  Index extent(int axis) const { return shape_.extent[axis]; }
+
+  TensorView<T, Rank> view() & {
+    TensorView<T, Rank> v = shape_;
+    v.data = data();
+    return v;
+  }
+  TensorView<const T, Rank> view() const& {
+    TensorView<const T, Rank> v = shape_;
+    v.data = data();
+    return v;
+  }
+  void view() && = delete;
+  void view() const&& = delete;
+
+ private:
+  TensorView<T, Rank> shape_;
+  cuda::DevicePointer<T> data_;
+};
+
+template <class T, int Rank> struct ViewTraits<DeviceTensor<T, Rank>> {
+  using Scalar = T;
+  static constexpr int rank = Rank;
+  static constexpr Memory memory = Memory::device;
+  static TensorView<T, Rank> view(DeviceTensor<T, Rank>& t) { return t.view(); }
+  static TensorView<const T, Rank> view(const DeviceTensor<T, Rank>& t) { return t.view(); }
+
+  template <class... I> static DeviceTensor<T, sizeof...(I)> make(I... extents) {
+    return DeviceTensor<T, sizeof...(I)>(extents...);
+  }
+};
+
+namespace detail {
+
+/// An owner of type Owner<T, Rank> with these extents.
+template <class Owner, int Rank, class Extents, std::size_t... Axis>
+Owner owner_like(const Extents& extent, std::index_sequence<Axis...>) {
+  return Owner(extent[Axis]...);
+}
+template <class Owner, int Rank, class Extents> Owner owner_like(const Extents& extent) {
+  return owner_like<Owner, Rank>(extent, std::make_index_sequence<std::size_t{Rank}>());
+}
+
+/// Row-major elements of v, whatever its strides.
+template <class T, int Rank> void pack_row_major(const TensorView<const T, Rank>& v, T* to) {
+  for (std::ptrdiff_t i = 0, n = v.size(); i < n; ++i) {
+    std::ptrdiff_t rest = i, offset = 0;
+    for (int a = Rank - 1; a >= 0; --a) {
+      offset += rest % v.extent[a] * v.stride[a];
+      rest /= v.extent[a];
+    }
+    to[i] = v.data[offset];
+  }
+}
+
+}  // namespace detail
+
+/// A copy of the host's numbers (a Tensor, a view, an Eigen matrix) on the device, row-major, in the stream's order.
+///
+/// The host does not wait for the stream. Memory that was pinned must stay as it is until the stream has copied it;
+/// other memory is free when the call returns.
+template <Viewable Owner> auto to_device(const Owner& from, cudaStream_t stream = nullptr) {
+  static_assert(detail::may_lie_in<Owner, Memory::host>(),
+                "mha: to_device copies from the host (see mha/backend/cuda/device_tensor.hpp)");
+  using T = ScalarOf<Owner>;
+  constexpr int Rank = ViewTraits<Owner>::rank;
+  const TensorView<const T, Rank> v = ViewTraits<Owner>::view(from);
+  detail::require_data("to_device", "the tensor", v);
+  auto to = detail::owner_like<DeviceTensor<T, Rank>, Rank>(v.extent);
+  Tensor<T, Rank> packed;
+  const T* source = v.data;
+  if (!is_contiguous(v) && v.size() > 0) {
+    packed = detail::owner_like<Tensor<T, Rank>, Rank>(v.extent);
+    detail::pack_row_major(v, packed.data());
+    source = packed.data();
+  }
+  if (to.size() > 0)
+    cuda::check(cudaMemcpyAsync(to.data(), source, to.size() * sizeof(T), cudaMemcpyHostToDevice, stream),
+                "cudaMemcpyAsync");
+  return to;
+}
+
+/// A copy on the host of what the tensor holds when the stream has done what it was given; waits for the stream.
+///
+/// Errors    ShapeError if a view is not row-major and contiguous
+template <Viewable Owner> auto to_host(const Owner& from, cudaStream_t stream = nullptr) {
+  static_assert(detail::may_lie_in<Owner, Memory::device>(),
+                "mha: to_host copies from the device (see mha/backend/cuda/device_tensor.hpp)");
+  using T = ScalarOf<Owner>;
+  constexpr int Rank = ViewTraits<Owner>::rank;
+  const TensorView<const T, Rank> v = ViewTraits<Owner>::view(from);
+  detail::require_data("to_host", "the tensor", v);
+  detail::require(is_contiguous(v), "to_host: the view of ", v.size(),
+                  " elements is not row-major and contiguous, which is wanted");
+  auto to = detail::owner_like<Tensor<T, Rank>, Rank>(v.extent);
+  if (to.size() > 0)
+    cuda::check(cudaMemcpyAsync(to.data(), v.data, to.size() * sizeof(T), cudaMemcpyDeviceToHost, stream),
+                "cudaMemcpyAsync");
+  cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return to;
+}
+
+}  // namespace mha::inline v0

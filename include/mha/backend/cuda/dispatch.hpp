@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "fma_plan.hpp"
+#include "forward_body.hpp"
+#include "plan.hpp"
+
+/// From a call to the launch of a body, whoever makes it: the device's launcher and the host model's.
+namespace mha::inline v0::cuda {
+
+/// A body as a launcher takes it.
+template <class Shape> struct ForwardKernel {
+  static constexpr const char* name = "attention (tensor cores)";
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::blocks_per_multiprocessor;
+  template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const ForwardParams<Call>& p) {
+    forward_body<Machine, Shape>(m, p);
+  }
+};
+template <class Shape> struct FmaKernel {
+  static constexpr const char* name = "attention (multiply-adds)";
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::min_blocks;
+  template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const FmaParams<Call>& p) {
+    fma_body<Machine, Shape>(m, p);
+  }
+};
+template <class Shape> struct FewQueriesKernel {
+  static constexpr const char* name = "attention (few queries)";
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::min_blocks;
+  template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const FewParams<Call>& p) {
+    few_queries_body<Machine, Shape>(m, p);
+  }
+};
+
+template <class T> constexpr bool on_tensor_cores = std::is_same_v<T, bfloat16> || std::is_same_v<T, half>;
+
+/// What attend() would launch for such a call whose rows begin and end on 16 bytes where their sizes allow it.
+template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts& device) {
+  const auto n = [](auto x) { return std::to_string(x); };
+  const auto launch = [&](const auto& p) {
+    return n(p.grid) + " blocks of " + n(p.threads) + " threads, " + n(p.shared_bytes) + " bytes of shared memory each";
+  };
+  const bool whole = plan.head_dim * sizeof(T) % 16 == 0 && plan.value_dim * sizeof(T) % 16 == 0;
+  const CallFacts known{plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim,
+                        whole ? RowLayout::aligned : RowLayout::any};
+  const std::string scalar = mha::detail::scalar_name<T>();
+  if (const FewPlan few = few_plan<T>(known, device))
+    return "few queries in " + scalar + ", the heads of a group share a block, keys in " + n(few.splits) +
+           " chunks that the last block joins, " + launch(few);
+  if constexpr (on_tensor_cores<T>)
+    if (const ForwardPlan forward = forward_plan(known, device)) {
+      std::string tiles;
+      with_shape(ForwardShapes{}, forward.shape, [&](auto shape) {
+        tiles = n(shape.rows) + " queries x " + n(shape.keys) + " keys, head sizes up to " + n(shape.head_dim) +
+                " and " + n(shape.value_dim);
+      });
+      return "tensor cores in " + scalar + ", sums in float, tiles of " + tiles + ", " + launch(forward);
+    }
+  const FmaPlan fma = fma_plan<T>(known, device);
+  return std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", " + launch(fma);
+}
+
+/// Computes the call in one launch.
+///
+/// A launcher has
+///   template <class Kernel, class Params> void launch(BlockIndex grid, Shared bytes, const Params&)
+///   template <class A> A* parts(std::ptrdiff_t n)     scratch of this launch, aligned to 16 bytes
+///   unsigned* counters(std::ptrdiff_t n)              0 before and after every launch
+/// Errors    ShapeError if the call has more blocks than a grid
+template <class Call, class Launcher> void attend(const Call& call, const DeviceFacts& device, Launcher&& launcher) {
+  using T = typename Call::Scalar;
+  using A = Accumulator<T>;
+  const CallFacts known = facts(call);
+  if (const FewPlan few = few_plan<T>(known, device))
+    return with_shape(FewShapes<T>{}, few.shape, [&](auto shape) {
+      A* const parts = few.splits > 1 ? launcher.template parts<A>(few.parts) : nullptr;
+      unsigned* const counters = few.splits > 1 ? launcher.counters(few.counters) : nullptr;
+      launcher.template launch<FewQueriesKernel<decltype(shape)>>({few.grid, 1, 1}, few.shared_bytes,
+                                                                  few.params(call, parts, counters));
+    });
+  if constexpr (on_tensor_cores<T>)
+    if (const ForwardPlan plan = forward_plan(known, device))
+      return with_shape(ForwardShapes{}, plan.shape, [&](auto shape) {
+        launcher.template launch<ForwardKernel<decltype(shape)>>({plan.grid, 1, 1}, plan.shared_bytes,
+                                                                 ForwardParams<Call>{call, plan.blocks});
+      });
+  const FmaPlan fma = fma_plan<T>(known, device);
+  mha::detail::require(bool(fma), "attention: a block of this device may ask for ", device.shared_bytes,
+                       " bytes of shared memory, which no kernel gets by with");
+  with_shape(FmaShapes<T>{}, fma.shape, [&](auto shape) {
+    launcher.template launch<FmaKernel<decltype(shape)>>({fma.grid, 1, 1}, fma.shared_bytes, fma.params(call));
+  });
+}
+
+}  // namespace mha::inline v0::cuda

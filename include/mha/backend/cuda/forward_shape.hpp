@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "tiles.hpp"
+
+namespace mha::inline v0 {
+namespace cuda {
+
+/// How rows lie in memory: `aligned` rows are contiguous and begin and end on 16 bytes, so that they are copied
+/// asynchronously; `any` are read element by element.
+enum class RowLayout : unsigned char { aligned, any };
+
+/// How a block of the forward body cuts its work.
+///
+/// Shapes    queries (Rows, D)  keys (Keys, D)  values (Keys, Dv), each warp (Rows / Warps) rows of queries
+/// Cost      registers of a thread: outputs Rows·Dv and logits Rows·Keys over 32·Warps threads; shared memory: queries
+///           and two stages of keys and values
+template <int D, int Dv, int Rows, int Keys, int Warps, RowLayout Layout> struct ForwardShape {
+  static_assert(Rows % (16 * Warps) == 0 && Keys % 16 == 0 && Keys <= 64);
+  static constexpr int head_dim = D, value_dim = Dv, rows = Rows, keys = Keys, warps = Warps;
+  static constexpr RowLayout layout = Layout;
+  static constexpr int threads = warp_size * Warps;
+  static constexpr int blocks_per_multiprocessor = Warps <= 4 ? 2 : 1;  ///< for __launch_bounds__
+
+  static constexpr int strips = Rows / (16 * Warps);              ///< of 16 rows, of a warp
+  static constexpr bool keeps_queries = strips == 1 && D <= 192;  ///< in registers
+
+  using Query = SharedRows<D>;
+  using Key = SharedRows<D>;
+  using Value = SharedRows<Dv>;
+  static constexpr Shared query_bytes = Rows * Query::bytes;
+  static constexpr Shared output_bytes = Rows * Value::bytes;  ///< takes the place of the queries
+  static constexpr Shared head_bytes = query_bytes > output_bytes ? query_bytes : output_bytes;
+  static constexpr Shared key_bytes = Keys * Key::bytes, value_bytes = Keys * Value::bytes;
+  static constexpr Shared shared_bytes = head_bytes + 2 * (key_bytes + value_bytes);
+};
+
+/// Which rows and heads a block serves: the blocks of a few heads, whose keys and values the cache holds together, run
+/// side by side, their last row tiles first, because of a causal mask they are the longest.
+struct ForwardBlocks {
+  Index row_tiles = 0;  ///< of the longest sequence
+  Index heads = 0;      ///< Hq
+  Index all = 0;        ///< B · Hq
+  Index together = 1;   ///< heads whose blocks run side by side
+
+  struct Place {
+    Index b, h, row_tile;
+  };
+  MHA_KERNEL constexpr Place operator[](Index block) const {
+    const Index first = block / (row_tiles * together) * together;
+    const Index n = all - first < together ? all - first : together;
+    const Index in_section = block - first * row_tiles, head = first + in_section % n;
+    return {head / heads, head % heads, row_tiles - 1 - in_section / n};
+  }
+};
+
+}  // namespace cuda
+}  // namespace mha::inline v0

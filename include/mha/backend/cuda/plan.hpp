@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "../../core/check.hpp"
+#include "../backend.hpp"
+#include "forward_shape.hpp"
+
+/// Which kernel a call gets, with which grid: host code without the toolkit, asked by the launcher, by explain() and by
+/// the tests alike.
+namespace mha::inline v0 {
+namespace cuda {
+
+/// What a plan must know of a device. The defaults are those of an H100.
+struct DeviceFacts {
+  Index multiprocessors = 132;
+  Shared shared_bytes = 227 * 1024;  ///< the most a block may ask for
+};
+
+/// What a plan must know of a call.
+struct CallFacts {
+  CallShape shape;
+  Index kv_heads = 0, head_dim = 0, value_dim = 0;
+  RowLayout layout = RowLayout::any;
+
+  Index group() const { return shape.heads / kv_heads; }
+};
+
+template <class... Shapes> struct ShapeList { static constexpr int size = sizeof...(Shapes); };
+
+/// The shapes of the forward body that are shipped: a call gets the first that holds its head sizes and that the device
+/// has the shared memory for.
+using ForwardShapes = ShapeList<ForwardShape<32, 32, 128, 64, 4, RowLayout::aligned>,    //
+                                ForwardShape<64, 64, 128, 64, 4, RowLayout::aligned>,    //
+                                ForwardShape<96, 96, 128, 32, 4, RowLayout::aligned>,    //
+                                ForwardShape<128, 128, 128, 32, 4, RowLayout::aligned>,  //
+                                ForwardShape<192, 128, 128, 32, 4, RowLayout::aligned>,  //
+                                ForwardShape<192, 192, 128, 32, 8, RowLayout::aligned>,  //
+                                ForwardShape<256, 256, 128, 32, 8, RowLayout::aligned>,  //
+                                ForwardShape<64, 64, 128, 64, 4, RowLayout::any>,        //
+                                ForwardShape<128, 128, 128, 32, 4, RowLayout::any>,      //
+                                ForwardShape<256, 256, 64, 32, 4, RowLayout::any>>;
+
+/// f(Shape{}) for the shape of this number.
+template <class F, class... Shapes> void with_shape(ShapeList<Shapes...>, int number, F&& f) {
+  int i = 0;
+  ((i++ == number ? f(Shapes{}) : void()), ...);
+}
+
+/// A launch of the forward body.
+struct ForwardPlan {
+  int shape = -1;  ///< number in ForwardShapes; negative: none holds this call
+  ForwardBlocks blocks;
+  Index grid = 0;
+  int threads = 0;
+  Shared shared_bytes = 0;
+
+  explicit operator bool() const { return shape >= 0; }
+};
+
+namespace detail {
+
+/// Whether every row of a view begins and ends on 16 bytes and is contiguous.
+template <class T> bool rows_aligned(const TensorView<T, 4>& v) {
+  constexpr std::ptrdiff_t unit = 16 / sizeof(T);
+  bool aligned = reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.extent[3] % unit == 0 && v.stride[3] == 1;
+  for (int a = 0; a < 3; ++a) aligned = aligned && (v.extent[a] <= 1 || v.stride[a] % unit == 0);
+  return aligned;
+}
+template <class T> bool rows_aligned(const ContiguousKv<T>& kv) {
+  return rows_aligned(kv.key) && rows_aligned(kv.value);
+}
+/// A source of another kind says so itself: `bool rows_aligned() const`.
+template <class Source> bool rows_aligned(const Source& source) {
+  if constexpr (requires { source.rows_aligned(); })
+    return source.rows_aligned();
+  else
+    return false;
+}
+
+}  // namespace detail
+
+template <class Call> CallFacts facts(const Call& call) {
+  const bool aligned = detail::rows_aligned(call.q) && detail::rows_aligned(call.out) && detail::rows_aligned(call.kv);
+  return {call.shape, call.kv_heads, call.head_dim, call.value_dim, aligned ? RowLayout::aligned : RowLayout::any};
+}
+
+/// The launch of the forward body for a call in 16 bits; none if a head size is above 256.
+///
+/// Errors    ShapeError if the call has more blocks than a grid
+inline ForwardPlan forward_plan(const CallFacts& call, const DeviceFacts& device) {
+  ForwardPlan plan;
+  for (int i = 0; i < ForwardShapes::size && !plan; ++i)
+    with_shape(ForwardShapes{}, i, [&](auto shape) {
+      using Shape = decltype(shape);
+      if (call.head_dim > Shape::head_dim || call.value_dim > Shape::value_dim) return;
+      if (Shape::layout == RowLayout::aligned && call.layout != RowLayout::aligned) return;
+      if (Shape::shared_bytes > device.shared_bytes) return;
+      plan.shape = i;
+      plan.threads = Shape::threads;
+      plan.shared_bytes = Shape::shared_bytes;
+      plan.blocks.row_tiles = (call.shape.queries + Shape::rows - 1) / Shape::rows;
+    });
+  if (!plan) return plan;
+  const std::int64_t heads = std::int64_t{call.shape.batch} * call.shape.heads, blocks = heads * plan.blocks.row_tiles;
+  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ", plan.threads,
+                       " threads, the most is ", std::numeric_limits<Index>::max());
+  // Heads that share keys and values run together, and as many such groups as half of a cache of 32 MiB holds.
+  constexpr std::int64_t cached = 16 << 20;
+  const std::int64_t group_bytes =
+      std::int64_t{2} * std::max<Index>(1, call.shape.keys) * (call.head_dim + call.value_dim);
+  const std::int64_t groups = std::max<std::int64_t>(1, cached / group_bytes);
+  plan.blocks.heads = call.shape.heads;
+  plan.blocks.all = static_cast<Index>(heads);
+  plan.blocks.together = static_cast<Index>(std::min(heads, groups * call.group()));
+  plan.grid = static_cast<Index>(blocks);
+  return plan;
+}
+
+}  // namespace cuda
+}  // namespace mha::inline v0

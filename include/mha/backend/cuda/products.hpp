@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+
+#include "../../core/scalar.hpp"
+#include "../../core/view.hpp"
+#include "error.hpp"
+
+/// Dense products by cuBLASLt.
+namespace mha::inline v0::cuda {
+
+/// The scalars that cuBLASLt multiplies, each in its own precision: float is float, never tf32.
+template <class T>
+constexpr bool multiplies =
+    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, half> || std::is_same_v<T, bfloat16>;
+template <class T>
+constexpr cudaDataType_t data_type = std::is_same_v<T, double>  ? CUDA_R_64F
+                                     : std::is_same_v<T, float> ? CUDA_R_32F
+                                     : std::is_same_v<T, half>  ? CUDA_R_16F
+                                                                : CUDA_R_16BF;
+
+/// A matrix as cuBLASLt wants it: one stride is 1, the other spans a whole row or column.
+struct Operand {
+  const void* data = nullptr;
+  Index rows = 0, columns = 0;
+  std::int64_t stride = 0;  ///< between rows, or columns if those are contiguous
+  bool by_columns = false;
+
+  auto operator<=>(const Operand&) const = default;
+};
+
+/// The view as an operand; nothing if its elements lie otherwise, so that it has to be copied first.
+template <class T> std::optional<Operand> operand(const TensorView<T, 2>& v) {
+  const auto [rows, columns] = v.extent;
+  const auto fits = [](Index along, std::ptrdiff_t unit, Index across, std::ptrdiff_t stride) {
+    return (unit == 1 || along <= 1) && (stride >= along || across <= 1);
+  };
+  if (fits(columns, v.stride[1], rows, v.stride[0]))
+    return Operand{v.data, rows, columns, rows <= 1 ? std::max(columns, Index{1}) : v.stride[0], false};
+  if (fits(rows, v.stride[0], columns, v.stride[1]))
+    return Operand{v.data, rows, columns, columns <= 1 ? std::max(rows, Index{1}) : v.stride[1], true};
+  return {};
+}
+
+/// c = a · b + bias, or c += a · b.
+///
+/// Shapes    a (M, K)  b (K, N)  c (M, N), by rows  bias (N), contiguous, null for none
+struct Product {
+  cudaDataType_t type;
+  Operand a, b, c;
+  const void* bias = nullptr;
+  bool accumulates = false;
+};
+
+/// The handle, and what cuBLASLt chose for each product it was asked for.
+class Products {
+  struct Key {
+    int type;
+    Operand a, b, c;
+    unsigned alignment[3];
+    bool bias, accumulates;
+    auto operator<=>(const Key&) const = default;
+  };
+
+ public:
+  struct Choice {
+    cublasLtMatmulAlgo_t algorithm{};
+    std::size_t scratch = 0;
+    bool found = false;
+  };
+
+  /// cuBLASLt's best algorithm, asked for once: none where it cannot add this bias on the way.
+  ///
+  /// Errors    CudaError if there is none though no bias was wanted
+  const Choice& choose(const Product& p) {
+    Key key{p.type,       p.a, p.b, p.c, {aligned(p.a.data), aligned(p.b.data), aligned(p.c.data)}, p.bias != nullptr,
+            p.accumulates};
+    key.a.data = key.b.data = key.c.data = nullptr;
+    const auto known = choices_.find(key);
+    if (known != choices_.end()) return known->second;
+
+    Setup setup(p);
+    cublasLtMatmulPreferenceOpaque_t wishes;
+    check(cublasLtMatmulPreferenceInit(&wishes), "cublasLtMatmulPreferenceInit");
+    const auto wish = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
+      check(cublasLtMatmulPreferenceSetAttribute(&wishes, what, &value, sizeof value),
+            "cublasLtMatmulPreferenceSetAttribute");
+    };
+    wish(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_scratch);
+    wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[1]);  // its A is our b, see Setup
+    wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[0]);
+    wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);
+    wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
+    cublasLtMatmulHeuristicResult_t best{};
+    int count = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle(), &setup.what, &setup.b, &setup.a, &setup.c,
+                                                                 &setup.c, &wishes, 1, &best, &count);
+    const bool found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
+    if (!found && p.bias == nullptr) {
+      check(status, "cublasLtMatmulAlgoGetHeuristic");
+      throw CudaError("cublasLtMatmulAlgoGetHeuristic: no algorithm for a product of (" + std::to_string(p.a.rows) +
+                      ", " + std::to_string(p.a.columns) + ") and (" + std::to_string(p.b.rows) + ", " +
+                      std::to_string(p.b.columns) + ")");
+    }
+    return choices_.emplace(key, Choice{best.algo, best.workspaceSize, found}).first->second;
+  }
+
+  /// Enqueues the product; scratch has the choice's bytes and is the stream's until it is done.
+  void run(const Product& p, const Choice& choice, void* scratch, cudaStream_t stream) {
+    Setup setup(p);
+    const double one = 1, add = p.accumulates ? 1 : 0;
+    const float one_single = 1, add_single = p.accumulates ? 1 : 0;
+    const bool wide = p.type == CUDA_R_64F;
+    const void* const alpha = wide ? static_cast<const void*>(&one) : &one_single;
+    const void* const beta = wide ? static_cast<const void*>(&add) : &add_single;
+    void* const c = const_cast<void*>(p.c.data);
+    check(cublasLtMatmul(handle(), &setup.what, alpha, p.b.data, &setup.b, p.a.data, &setup.a, beta, c, &setup.c, c,
+                         &setup.c, &choice.algorithm, scratch, choice.scratch, stream),
+          "cublasLtMatmul");
+  }
+
+ private:
+  static constexpr std::size_t most_scratch = std::size_t{32} << 20;  // what NVIDIA advises for its newest cards
+
+  /// The largest power of two, at most 256, that divides an address.
+  static unsigned aligned(const void* p) {
+    const auto bits = reinterpret_cast<std::uintptr_t>(p) | 256u;
+    return static_cast<unsigned>(bits & (~bits + 1));
+  }
+
+  /// cuBLASLt thinks in columns: rows of ours are its columns, so it multiplies cᵀ = bᵀ aᵀ, and adds a bias per row of
+  /// cᵀ.
+  struct Setup {
+    cublasLtMatmulDescOpaque_t what;
+    cublasLtMatrixLayoutOpaque_t a, b, c;
+
+    explicit Setup(const Product& p) {
+      const bool wide = p.type == CUDA_R_64F;
+      check(
+          cublasLtMatmulDescInit(&what, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F),
+          "cublasLtMatmulDescInit");
+      const auto say = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+        check(cublasLtMatmulDescSetAttribute(&what, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+      };
+      say(CUBLASLT_MATMUL_DESC_TRANSA, p.b.by_columns ? CUBLAS_OP_T : CUBLAS_OP_N);
+      say(CUBLASLT_MATMUL_DESC_TRANSB, p.a.by_columns ? CUBLAS_OP_T : CUBLAS_OP_N);
+      if (p.bias != nullptr) {
+        say(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        say(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+        say(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.type);
+      }
+      lay(a, p.type, p.a);
+      lay(b, p.type, p.b);
+      lay(c, p.type, p.c);
+    }
+
+    static void lay(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, const Operand& x) {
+      const auto along = static_cast<std::uint64_t>(x.by_columns ? x.rows : x.columns);
+      const auto across = static_cast<std::uint64_t>(x.by_columns ? x.columns : x.rows);
+      check(cublasLtMatrixLayoutInit(&layout, type, along, across, x.stride), "cublasLtMatrixLayoutInit");
+    }
+  };
+
+  cublasLtHandle_t handle() {
+    if (handle_ == nullptr) {
+      cublasLtHandle_t made = nullptr;
+      check(cublasLtCreate(&made), "cublasLtCreate");
+      handle_.reset(made);
+    }
+    return handle_.get();
+  }
+
+  struct Destroy {
+    void operator()(cublasLtHandle_t handle) const noexcept { static_cast<void>(cublasLtDestroy(handle)); }
+  };
+  std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>, Destroy> handle_;
+  std::map<Key, Choice> choices_;
+};
+
+}  // namespace mha::inline v0::cuda

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "device_memory.hpp"
+#include "products.hpp"
+
+namespace mha::inline v0::cuda {
+
+/// What calls on a stream of the user's need from one to the next: scratch on the device and the host, the handle of
+/// cuBLASLt, pinned memory for a call's small numbers.
+///
+/// Calls given one are enqueued in its stream and return at once. After the first call of a shape no other allocates or
+/// waits, so that it can be recorded in a CUDA graph unless it is ragged. One workspace serves one thread and one
+/// stream on the device that was current at its first call; what it holds is freed by its destructor, which waits.
+class Workspace {
+ public:
+  static constexpr bool is_workspace = true;
+
+  explicit Workspace(cudaStream_t stream = nullptr) : stream_(stream) {}
+
+  cudaStream_t stream() const { return stream_; }
+
+  /// One allocation of at least this many bytes on the device. Only between calls.
+  void reserve(std::size_t bytes) { device_.reserve(bytes); }
+  /// Bytes held on the device, counters aside.
+  std::size_t bytes() const { return device_.bytes(); }
+  /// How often memory of the device was allocated since construction, counters aside.
+  int allocations() const { return device_.allocations(); }
+
+  /// What is taken while a Frame lives is given back when it ends: to calls that follow in the same stream.
+  class Frame {
+   public:
+    explicit Frame(Workspace& w) : device_(w.device_), host_(w.host_) {}
+    template <class T> T* take(std::size_t n) { return device_.template take<T>(n); }
+    template <class T> T* take_host(std::size_t n) { return host_.template take<T>(n); }
+
+   private:
+    typename Arena<DeviceMemory>::Frame device_;
+    typename Arena<HostMemory>::Frame host_;
+  };
+  Frame frame() { return Frame(*this); }
+
+  /// Numbers of the host's in memory of the frame, by the time the stream gets there.
+  const Index* stage(const Index* from, std::size_t n, Frame& frame) {
+    Index* const to = frame.template take<Index>(n);
+    if (ring_ == nullptr) ring_ = std::make_unique<StagingRing>();
+    if (n > 0) ring_->send(to, from, n * sizeof(Index), stream_);
+    return to;
+  }
+
+  /// n numbers that are 0 whenever no kernel of the stream is at work on them: who counts up counts back to 0.
+  unsigned* counters(std::size_t n) {
+    if (counters_.size() < n) {
+      DeviceArray<unsigned> more(n);
+      check(cudaMemsetAsync(more.data(), 0, n * sizeof(unsigned), stream_), "cudaMemsetAsync");
+      counters_ = std::move(more);
+    }
+    return counters_.data();
+  }
+
+  Products& products() { return products_; }
+
+ private:
+  cudaStream_t stream_;
+  Arena<DeviceMemory> device_;
+  Arena<HostMemory> host_;
+  std::unique_ptr<StagingRing> ring_;
+  DeviceArray<unsigned> counters_;
+  Products products_;
+};
+
+}  // namespace mha::inline v0::cuda

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Front door of the component mha::cuda: the backend Cuda, with everything of attention and the layer but Eigen.
+#include "attention.hpp"
+#include "backend/cuda/cuda.cuh"
+#include "layer/multi_head_attention.hpp"
+#include "policy/mask/block_sparse.hpp"
+#include "policy/mask/dense.hpp"
+#include "policy/mask/document.hpp"
+#include "policy/mask/padding.hpp"
+#include "policy/mask/prefix.hpp"
+#include "policy/score/additive_bias.hpp"
+#include "policy/score/alibi.hpp"
+#include "policy/score/relative_bias.hpp"
+#include "policy/score/softcap.hpp"

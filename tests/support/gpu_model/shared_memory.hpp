@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <mha/backend/cuda/machine.hpp>
+
+namespace support::gpu {
+
+using mha::cuda::Shared;
+using mha::cuda::warp_size;
+
+/// What a kernel did that the hardware does not define: a race, a collective without all of its lanes, a bad address.
+struct Fault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The shared memory of a block, NaN at first, that remembers who touched each word since the last barrier.
+///
+/// Two accesses to a word, one of them a write, by different threads are a race unless a barrier lies between: of the
+/// block, or of the warp where both are of one warp. A word under a cp.async that has not landed belongs to nobody.
+class SharedMemory {
+ public:
+  SharedMemory(int threads, Shared bytes)
+      : warps_(static_cast<std::size_t>(threads / warp_size)),
+        memory_(size(bytes)),
+        words_(size(bytes) / 4),
+        readers_(size(bytes) / 4 * warps_),
+        warp_epoch_(warps_, 1) {}
+
+  void clear() {
+    std::fill(memory_.begin(), memory_.end(), static_cast<unsigned char>(0xff));  // a NaN in every floating-point type
+    std::fill(words_.begin(), words_.end(), Word{});
+    sync();
+  }
+  void sync() { ++epoch_; }
+  void sync_warp(int thread) { ++warp_epoch_[warp(thread)]; }
+  std::uint64_t epoch() const { return epoch_; }
+
+  /// lanes: who of the thread's warp receives these bytes.
+  void read(int thread, std::uint32_t lanes, Shared address, Shared bytes, void* to) {
+    const unsigned char* const from = at(address, bytes);
+    for (std::size_t w = size(address) / 4; w < size(address + bytes) / 4; ++w) {
+      const Word& x = words_[w];
+      if (x.flying)
+        throw Fault(name("read", w) + " while the cp.async of thread " + std::to_string(x.writer) +
+                    " is in flight: its wait, or the barrier after it, is missing");
+      if (x.writer < 0) throw Fault(name("read", w) + " that nobody wrote");
+      const bool own = warp(x.writer) == warp(thread) && lanes == lane_bit(x.writer);
+      if (!own && unordered(x, warp(thread)))
+        throw Fault(name("read", w) + " races with the write of thread " + std::to_string(x.writer));
+      Readers& r = readers_[w * warps_ + warp(thread)];
+      if (r.epoch != epoch_ || r.warp_epoch != warp_epoch_[warp(thread)]) r = {epoch_, warp_epoch_[warp(thread)], 0};
+      r.lanes |= lanes;
+    }
+    std::memcpy(to, from, size(bytes));
+  }
+
+  void write(int thread, Shared address, Shared bytes, const void* from) {
+    unsigned char* const to = at(address, bytes);
+    claim(thread, address, bytes, false);
+    std::memcpy(to, from, size(bytes));
+  }
+
+  /// A cp.async begins: its target is NaN until it lands.
+  void begin_copy(int thread, Shared address, Shared bytes) {
+    unsigned char* const to = at(address, bytes);
+    claim(thread, address, bytes, true);
+    std::memset(to, 0xff, size(bytes));
+  }
+  void land_copy(int thread, Shared address, Shared bytes, const void* from) {
+    for (std::size_t w = size(address) / 4; w < size(address + bytes) / 4; ++w) words_[w] = mark(thread, false);
+    std::memcpy(at(address, bytes), from, size(bytes));
+  }
+
+ private:
+  struct Word {
+    int writer = -1;
+    bool flying = false;
+    std::uint64_t epoch = 0, warp_epoch = 0;
+  };
+  struct Readers {
+    std::uint64_t epoch = 0, warp_epoch = 0;
+    std::uint32_t lanes = 0;
+  };
+
+  static std::size_t warp(int thread) { return static_cast<std::size_t>(thread / warp_size); }
+  static std::uint32_t lane_bit(int thread) { return std::uint32_t{1} << thread % warp_size; }
+  static std::size_t size(Shared bytes) { return static_cast<std::size_t>(bytes); }
+  static std::string name(const char* what, std::size_t word) {
+    return std::string(what) + " of shared byte " + std::to_string(word * 4);
+  }
+  Word mark(int thread, bool flying) const { return {thread, flying, epoch_, warp_epoch_[warp(thread)]}; }
+
+  /// Written since the last barrier that orders the write before this warp.
+  bool unordered(const Word& x, std::size_t by_warp) const {
+    return x.writer >= 0 && x.epoch == epoch_ && !(warp(x.writer) == by_warp && x.warp_epoch < warp_epoch_[by_warp]);
+  }
+
+  unsigned char* at(Shared address, Shared bytes) {
+    if (address % bytes != 0)
+      throw Fault("shared address " + std::to_string(address) + " is no multiple of " + std::to_string(bytes));
+    if (address < 0 || size(address) + size(bytes) > memory_.size())
+      throw Fault("shared address " + std::to_string(address) + " is past the " + std::to_string(memory_.size()) +
+                  " bytes of the block");
+    return memory_.data() + size(address);
+  }
+
+  void claim(int thread, Shared address, Shared bytes, bool flying) {
+    const std::size_t own = warp(thread);
+    for (std::size_t w = size(address) / 4; w < size(address + bytes) / 4; ++w) {
+      Word& x = words_[w];
+      if (x.flying) throw Fault(name("write", w) + " while a cp.async to it is in flight");
+      if (x.writer != thread && unordered(x, own))
+        throw Fault(name("write", w) + " races with the write of thread " + std::to_string(x.writer));
+      for (std::size_t v = 0; v < warps_; ++v) {
+        const Readers& r = readers_[w * warps_ + v];
+        if (r.epoch != epoch_) continue;
+        if (v == own && (r.warp_epoch != warp_epoch_[v] || (r.lanes & ~lane_bit(thread)) == 0)) continue;
+        throw Fault(name("write", w) + " races with a read in warp " + std::to_string(v));
+      }
+      x = mark(thread, flying);
+    }
+  }
+
+  std::size_t warps_;
+  std::vector<unsigned char> memory_;
+  std::vector<Word> words_;
+  std::vector<Readers> readers_;
+  std::vector<std::uint64_t> warp_epoch_;
+  std::uint64_t epoch_ = 0;
+};
+
+}  // namespace support::gpu

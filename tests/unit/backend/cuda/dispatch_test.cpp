@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/cuda/dispatch.hpp>
+#include <mha/core/tensor.hpp>
+#include <mha/core/workspace.hpp>
+#include <mha/launch.hpp>
+
+namespace {
+
+using mha::Index;
+using mha::Tensor;
+
+/// Notes what it is asked to launch.
+struct Notes {
+  std::string kernel;
+  mha::cuda::BlockIndex grid{};
+  mha::cuda::Shared bytes = 0;
+  int threads = 0, launches = 0;
+
+  template <class Kernel, class Params>
+  void launch(mha::cuda::BlockIndex blocks, mha::cuda::Shared shared, const Params&) {
+    kernel = Kernel::name;
+    threads = Kernel::threads;
+    grid = blocks;
+    bytes = shared;
+    ++launches;
+  }
+  template <class A> A* parts(std::ptrdiff_t) { return nullptr; }
+  unsigned* counters(std::ptrdiff_t) { return nullptr; }
+};
+
+template <class T> Notes plan(Index batch, Index queries, Index keys, Index heads, Index dim, Index value_dim) {
+  const Tensor<T, 4> q(batch, queries, heads, dim), k(batch, keys, heads, dim), v(batch, keys, heads, value_dim);
+  Tensor<T, 4> out(batch, queries, heads, value_dim);
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const auto call = mha::detail::attend_call<T>("attention", out.view(), q.view(), k.view(), v.view(), mha::Full{},
+                                                mha::NoScore{}, mha::NoSink{}, {}, frame);
+  Notes notes;
+  mha::cuda::attend(call, mha::cuda::DeviceFacts{}, notes);
+  return notes;
+}
+
+TEST(Dispatch, SixteenBitsRunOnTensorCoresUpToAHeadSizeOf256) {
+  for (const Index dim : {32, 40, 128, 256}) {
+    const Notes notes = plan<mha::bfloat16>(2, 300, 300, 3, dim, dim);
+    EXPECT_EQ(notes.kernel, "attention (tensor cores)") << dim;
+    EXPECT_EQ(notes.launches, 1);
+    EXPECT_GE(notes.grid.x, 2 * 3 * 3);
+    EXPECT_LE(notes.bytes, 227 * 1024);
+  }
+  EXPECT_EQ(plan<mha::half>(1, 300, 300, 1, 320, 64).kernel, "attention (multiply-adds)");
+}
+
+TEST(Dispatch, FloatAndDoubleRunOnMultiplyAdds) {
+  EXPECT_EQ(plan<float>(2, 100, 100, 3, 64, 64).kernel, "attention (multiply-adds)");
+  EXPECT_EQ(plan<double>(2, 100, 100, 3, 64, 300).kernel, "attention (multiply-adds)");
+}
+
+TEST(Dispatch, FewQueriesHaveAKernelOfTheirOwn) {
+  EXPECT_EQ(plan<mha::bfloat16>(2, 1, 5000, 4, 128, 128).kernel, "attention (few queries)");
+  EXPECT_EQ(plan<float>(2, 2, 5000, 1, 64, 64).kernel, "attention (few queries)");
+}
+
+TEST(Dispatch, ExplainsWhatItWouldLaunch) {
+  const mha::AttendPlan call{{2, 8, 512, 512, 0}, 2, 64, 64};
+  const std::string mma = mha::cuda::explain<mha::bfloat16>(call, {}), fma = mha::cuda::explain<double>(call, {});
+  EXPECT_NE(mma.find("tensor cores in bfloat16"), std::string::npos) << mma;
+  EXPECT_NE(fma.find("multiply-adds in double"), std::string::npos) << fma;
+  const std::string few = mha::cuda::explain<float>({{2, 8, 1, 4096, 4095}, 8, 64, 64}, {});
+  EXPECT_NE(few.find("few queries in float"), std::string::npos) << few;
+}
+
+}  // namespace

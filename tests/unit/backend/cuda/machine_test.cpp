@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <type_traits>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/cuda/machine.hpp>
+
+#include "gpu_model/faulty_machine.hpp"
+#include "gpu_model/launch.hpp"
+
+namespace {
+
+using mha::cuda::Chunk;
+using mha::cuda::Machine;
+using mha::cuda::SharedWord;
+
+struct ThreeBytes {
+  unsigned char byte[3];
+};
+struct NoThread : support::gpu::HostMachine {
+  using HostMachine::HostMachine;
+  int thread() const = delete;
+};
+struct NarrowVotes : support::gpu::HostMachine {
+  using HostMachine::HostMachine;
+  std::uint16_t ballot(bool) { return 0; }
+};
+
+TEST(Machine, HasEveryOperation) {
+  static_assert(Machine<support::gpu::HostMachine>);
+  static_assert(Machine<support::gpu::FaultyMachine>);
+  static_assert(!Machine<NoThread>);
+  static_assert(!Machine<NarrowVotes>);
+  static_assert(!Machine<int>);
+}
+
+TEST(Machine, SharedMemoryIsReachedByWordsOf4And8And16Bytes) {
+  static_assert(SharedWord<float> && SharedWord<double> && SharedWord<std::uint32_t> && SharedWord<Chunk>);
+  static_assert(!SharedWord<mha::half> && !SharedWord<ThreeBytes> && !SharedWord<char>);
+  static_assert(sizeof(Chunk) == 16 && alignof(Chunk) == 16 && std::is_trivially_copyable_v<Chunk>);
+}
+
+}  // namespace
