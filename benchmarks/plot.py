@@ -72,6 +72,7 @@ class Svg:
             x += 940 / max(4, len(entries))
 
     def write(self, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(self.parts + ["</svg>"]) + "\n")
 
 
@@ -229,7 +230,6 @@ def count(n, what):
 
 def draw(run, folder):
     """The names of the pictures that the run has data for."""
-    folder.mkdir(parents=True, exist_ok=True)
     pictures = {"attention.svg": draw_attention, "masks.svg": draw_masks, "stages.svg": draw_stages}
     for name, make in pictures.items():
         make(run, folder / name)

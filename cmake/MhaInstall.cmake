@@ -12,8 +12,12 @@ foreach(component IN ITEMS mha openmp io cuda)
     set(target mha)
   endif()
   if(TARGET ${target})
+    set(mha_device_headers "")
+    if(component STREQUAL "cuda")
+      set(mha_device_headers FILE_SET device_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+    endif()
     install(TARGETS ${target} EXPORT mha-${component}Targets FILE_SET HEADERS
-                                                             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+                                                             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" ${mha_device_headers})
     install(
       EXPORT mha-${component}Targets
       NAMESPACE mha::

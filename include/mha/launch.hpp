@@ -133,10 +133,12 @@ constexpr auto prepared_for(const char* name, const P& policy, const CallShape& 
   return with_data(ready, checked);
 }
 
-/// Checks q and k against each other and prepares the policies: everything of a call but its values and outputs.
-template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
-auto checked_call(const char* name, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k, const M& mask,
-                  const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
+// What does not depend on the policies is apart from what does, so that it is compiled once for all of them.
+
+/// Checks q and k against each other and the scale.
+template <class T, class Frame>
+CallShape checked_shape(const char* name, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                        const CallOptions<Accumulator<T>>& options, Frame& frame) {
   using A = Accumulator<T>;
   require_data(name, "q", q);
   require_data(name, "k", k);
@@ -153,6 +155,37 @@ auto checked_call(const char* name, const TensorView<const T, 4>& q, const Tenso
       require(std::abs(*options.scale) <= double(std::numeric_limits<A>::max()), name, ": the scale ", *options.scale,
               " is beyond the largest number of the accumulator, ", double(std::numeric_limits<A>::max()));
   }
+  return shape;
+}
+
+/// Checks v and the outputs against q and k.
+template <class T>
+void require_fitting(const char* name, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
+                     const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                     const CallOptions<Accumulator<T>>& options) {
+  require_data(name, "v", v);
+  require_data(name, "out", out);
+  require_equal(name, "batch", "k", k.batch(), "v", v.batch());
+  require_equal(name, "length", "k", k.length(), "v", v.length());
+  require_equal(name, "heads", "k", k.heads(), "v", v.heads());
+  require_equal(name, "batch", "q", q.batch(), "out", out.batch());
+  require_equal(name, "length", "q", q.length(), "out", out.length());
+  require_equal(name, "heads", "q", q.heads(), "out", out.heads());
+  require_equal(name, "head size", "v", v.dim(), "out", out.dim());
+  if (!options.log_sum_exp) return;
+  const auto& to = *options.log_sum_exp;
+  require_data(name, "log-sum-exp", to);
+  require_equal(name, "batch", "q", q.batch(), "log-sum-exp", to.extent[0]);
+  require_equal(name, "heads", "q", q.heads(), "log-sum-exp", to.extent[1]);
+  require_equal(name, "length", "q", q.length(), "log-sum-exp", to.extent[2]);
+}
+
+/// Checks q and k against each other and prepares the policies: everything of a call but its values and outputs.
+template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
+auto checked_call(const char* name, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k, const M& mask,
+                  const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
+  using A = Accumulator<T>;
+  const CallShape shape = checked_shape<T>(name, q, k, options, frame);
   const auto ready_mask = prepared_for<where>(name, mask, shape);
   const auto ready_score = prepared_for<where>(name, score, shape);
   AttendCall<T, ContiguousKv<T>, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>>
@@ -175,24 +208,9 @@ template <class T, Memory where = Memory::host, class M, class S, class Sink, cl
 auto attend_call(const char* name, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
                  const TensorView<const T, 4>& k, const TensorView<const T, 4>& v, const M& mask, const S& score,
                  const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
-  require_data(name, "v", v);
-  require_data(name, "out", out);
-  require_equal(name, "batch", "k", k.batch(), "v", v.batch());
-  require_equal(name, "length", "k", k.length(), "v", v.length());
-  require_equal(name, "heads", "k", k.heads(), "v", v.heads());
-  require_equal(name, "batch", "q", q.batch(), "out", out.batch());
-  require_equal(name, "length", "q", q.length(), "out", out.length());
-  require_equal(name, "heads", "q", q.heads(), "out", out.heads());
-  require_equal(name, "head size", "v", v.dim(), "out", out.dim());
+  require_fitting<T>(name, out, q, k, v, options);
   auto call = checked_call<T, where>(name, q, k, mask, score, sink, options, frame);
-  if (options.log_sum_exp) {
-    const auto& to = *options.log_sum_exp;
-    require_data(name, "log-sum-exp", to);
-    require_equal(name, "batch", "q", q.batch(), "log-sum-exp", to.extent[0]);
-    require_equal(name, "heads", "q", q.heads(), "log-sum-exp", to.extent[1]);
-    require_equal(name, "length", "q", q.length(), "log-sum-exp", to.extent[2]);
-    call.log_sum_exp = to;
-  }
+  if (options.log_sum_exp) call.log_sum_exp = *options.log_sum_exp;
   call.kv = {k, v, call.k_offsets};
   call.value_dim = v.dim();
   call.out = out;

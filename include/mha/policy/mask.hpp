@@ -116,12 +116,17 @@ template <class A> struct Not {
 };
 template <class A> Not(A) -> Not<A>;
 
-// prepared() may change a part's type, so the parts are asked first and the composition is deduced from them.
+// prepared() may change a part's type, so the parts are asked first. Their types are spelled out: deduced from them,
+// nvcc takes And{…} for the class it stands in.
 template <class A, class B> constexpr auto And<A, B>::prepared(const CallShape& s) const {
-  return mha::And{mha::prepared(a, s), mha::prepared(b, s)};
+  auto first = mha::prepared(a, s);
+  auto second = mha::prepared(b, s);
+  return And<decltype(first), decltype(second)>{first, second};
 }
 template <class A, class B> constexpr auto Or<A, B>::prepared(const CallShape& s) const {
-  return mha::Or{mha::prepared(a, s), mha::prepared(b, s)};
+  auto first = mha::prepared(a, s);
+  auto second = mha::prepared(b, s);
+  return Or<decltype(first), decltype(second)>{first, second};
 }
 template <class A> constexpr auto Not<A>::prepared(const CallShape& s) const {
   auto part = mha::prepared(a, s);

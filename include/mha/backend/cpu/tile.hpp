@@ -154,7 +154,7 @@ template <class T, class Source> class QueryTile {
     for_each_row([&](Index h, Index i, Index) {
       for (Index k = 0; k < keys_; ++k) to(rows_.b, h, i, k) = hidden;
     });
-    for_each_block(0, keys_, [&](const Segments& segments, Index n) {
+    for_each_block(0, keys_, false, [&](const Segments& segments, Index n) {
       for_each_row([&](Index h, Index i, Index lane) {
         for_each_key(segments, [&](Index k, Index row) { to(rows_.b, h, i, k) = s(row)[lane]; });
       });
@@ -179,7 +179,7 @@ template <class T, class Source> class QueryTile {
 
   /// f(h, i, lane, W) for every register of queries of one head, f(h, i, lane, 1) for what is left.
   template <class F> void for_each_register(F&& f) const {
-    const Index width = simd::with_isa(level_, [](auto isa) { return Index{simd::Vector<A, decltype(isa)>::width}; });
+    const Index width = kernels_.width;
     for (Index head = 0; head < rows_.heads; ++head) {
       Index i = 0;
       for (; i + width <= rows_.count; i += width) f(rows_.h + head, rows_.first + i, head * rows_.count + i, width);
@@ -189,6 +189,7 @@ template <class T, class Source> class QueryTile {
 
   void pack_queries() {
     const std::ptrdiff_t lanes = kernels_.lanes;
+    if (rows_.lanes() < lanes) std::fill_n(at_.q, lanes * call_.head_dim, A(0));
     const bool unit = call_.q.stride[3] == 1;
     const auto pack = simd::with_isa(level_, [](auto isa) {
       return &decltype(isa)::template run<simd::PackBody<A, T>, const T*, std::ptrdiff_t, Index, A*, std::ptrdiff_t>;
@@ -204,8 +205,6 @@ template <class T, class Source> class QueryTile {
           at_.q[d * lanes + lane + j] = static_cast<A>(from[d * call_.q.stride[3]]);
       }
     });
-    for (Index d = 0; d < call_.head_dim; ++d)
-      for (Index lane = rows_.lanes(); lane < kernels_.lanes; ++lane) at_.q[d * lanes + lane] = A(0);
   }
 
   void unpack_outputs(const simd::TileState<A>& state) const {
@@ -254,17 +253,22 @@ template <class T, class Source> class QueryTile {
     reset(to);
     const bool by_rows = !Guarded && few_.rows > 0;
     if (by_rows) std::fill_n(at_.row_out, std::ptrdiff_t{few_.rows} * call_.value_dim, A(0));
-    for_each_block(chunk * key_chunk, std::min((chunk + 1) * key_chunk, keys_), [&](const Segments& segments, Index n) {
+    const Index end = std::min((chunk + 1) * key_chunk, keys_);
+    for_each_block(chunk * key_chunk, end, by_rows, [&](const Segments& segments, Index n) {
       if constexpr (Guarded)
         for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
-      softmax(n, to);
+      if (by_rows)
+        few_.softmax(at_.s, key_block, n, slope_, to.max, at_.fade);
+      else
+        softmax(n, to);
       Index row = 0;
       for (const simd::KeyRange& keys : segments)
         for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
           const simd::NextRows<Stored> next = next_keys(row + run.count == n ? keys.end : keys_);
           if (by_rows)
-            few_.values(run.value, run.value_stride, run.count, s(row), at_.fade, call_.value_dim, at_.row_out, next);
+            few_.values(run.value, run.value_stride, run.count, at_.s + row, key_block, at_.fade, call_.value_dim,
+                        at_.row_out, to.sum, next);
           else
             values<Guarded>(run, row, to, next);
           std::fill_n(at_.fade, kernels_.lanes, A(1));  // a second run of the block continues the first
@@ -290,14 +294,14 @@ template <class T, class Source> class QueryTile {
                                                           at_.fade, call_.value_dim, to.out, far(next));
   }
 
-  /// f(segments, rows) for every block of keys [first, last) that some query may see: the logits of its segments lie
-  /// one after another in the `rows` rows of s, hidden ones −∞.
-  template <class F> void for_each_block(Index first, Index last, F&& f) {
+  /// f(segments, n) for every block of keys [first, last) that some query may see: the logits of its n keys, segment
+  /// after segment, are in s (n, lanes), or by_rows in s (lanes, key_block); hidden ones are −∞.
+  template <class F> void for_each_block(Index first, Index last, bool by_rows, F&& f) {
     for (Index begin = first; begin < last; begin += key_block) {
       const Segments segments = visible_segments(begin, std::min(begin + key_block, last));
       Index rows = 0;
       for (const simd::KeyRange& keys : segments) {
-        logits(keys, rows);
+        logits(keys, rows, by_rows);
         rows += keys.end - keys.begin;
       }
       if (rows > 0) f(segments, rows);
@@ -409,37 +413,41 @@ template <class T, class Source> class QueryTile {
     }
   }
 
-  /// The logits of `keys` into the rows of s from `first` on.
-  void logits(const simd::KeyRange& keys, Index first) {
-    const std::ptrdiff_t lanes = kernels_.lanes;
-    for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index row) {
+  /// The logits of `keys` into s from its key `first` on.
+  void logits(const simd::KeyRange& keys, Index first, bool by_rows) {
+    for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index key) {
       const simd::NextRows<Stored> next{run.value, run.value_stride, call_.value_dim, run.count};
-      Index done = 0;
-      if (few_.rows > 0) {
-        done = run.count / kernels_.lanes * kernels_.lanes;
-        few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, s(first + row), next);
-      }
-      if (done == run.count) return;
-      const auto [key, stride] =
-          widened(run.key + done * run.key_stride, run.key_stride, run.count - done, call_.head_dim, at_.wide_keys);
-      kernels_.scores({key, stride, at_.q, lanes, s(first + row + done), lanes, run.count - done, call_.head_dim, false,
-                       done == 0 ? far(next) : simd::NextRows<A>{}});
+      if (!by_rows) return tile_scores(run, 0, s(first + key), far(next));
+      A* const to = at_.s + first + key;
+      const Index done = run.count / kernels_.lanes * kernels_.lanes, rest = run.count - done;
+      few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, to, key_block, next);
+      if (rest == 0) return;
+      tile_scores(run, done, at_.visible, {});
+      for (Index lane = 0; lane < rows_.lanes(); ++lane)
+        for (Index k = 0; k < rest; ++k)
+          to[lane * key_block + done + k] = at_.visible[std::ptrdiff_t{k} * kernels_.lanes + lane];
     });
+    const Index key_stride = by_rows ? 1 : kernels_.lanes, row_stride = by_rows ? key_block : 1;
     for (Index head = 0; head < rows_.heads; ++head) {
       if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
-      A* const columns = s(first) + head * rows_.count;
+      A* const columns = at_.s + std::ptrdiff_t{first} * key_stride + std::ptrdiff_t{head} * rows_.count * row_stride;
       if (!logits_are_dots_)
-        call_.score.apply(queries(head), columns, kernels_.lanes, call_.scale, keys.begin, keys.end);
-      call_.mask.hide(queries(head), columns, kernels_.lanes, keys, kernels_.rows);
+        call_.score.apply(queries(head), columns, key_stride, call_.scale, keys.begin, keys.end, row_stride);
+      call_.mask.hide(queries(head), columns, key_stride, keys, kernels_.rows, row_stride);
     }
   }
 
+  /// The dot products of a run's keys from `skip` on, as rows of the tile.
+  void tile_scores(const KvRun<Stored>& run, Index skip, A* to, const simd::NextRows<A>& next) const {
+    const std::ptrdiff_t lanes = kernels_.lanes;
+    const auto [key, stride] =
+        widened(run.key + skip * run.key_stride, run.key_stride, run.count - skip, call_.head_dim, at_.wide_keys);
+    kernels_.scores({key, stride, at_.q, lanes, to, lanes, run.count - skip, call_.head_dim, false, next});
+  }
+
   bool is_finite(const simd::TileState<A>& state) const {
-    for (Index lane = 0; lane < rows_.lanes(); ++lane) at_.fade[lane] = A(0);
-    for (Index d = 0; d < call_.value_dim; ++d)
-      for (Index lane = 0; lane < rows_.lanes(); ++lane)
-        at_.fade[lane] += state.out[std::ptrdiff_t{d} * kernels_.lanes + lane] * A(0);
-    return std::all_of(at_.fade, at_.fade + rows_.lanes(), [](A x) { return x == A(0); });
+    kernels_.non_finite(state.out, std::ptrdiff_t{call_.value_dim} * kernels_.lanes, at_.fade);
+    return std::all_of(at_.fade, at_.fade + kernels_.width, [](A x) { return x == A(0); });
   }
 
   /// What a row is divided by: the sum over its keys and, relative to the same maximum, the sink.

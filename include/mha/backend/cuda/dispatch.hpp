@@ -36,13 +36,15 @@ template <class Shape> struct FewQueriesKernel {
 
 template <class T> constexpr bool on_tensor_cores = std::is_same_v<T, bfloat16> || std::is_same_v<T, half>;
 
-/// What attend() would launch for such a call whose rows are aligned.
+/// What attend() would launch for such a call whose rows begin and end on 16 bytes where their sizes allow it.
 template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts& device) {
   const auto n = [](auto x) { return std::to_string(x); };
   const auto launch = [&](const auto& p) {
     return n(p.grid) + " blocks of " + n(p.threads) + " threads, " + n(p.shared_bytes) + " bytes of shared memory each";
   };
-  const CallFacts known{plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim, RowLayout::aligned};
+  const bool whole = plan.head_dim * sizeof(T) % 16 == 0 && plan.value_dim * sizeof(T) % 16 == 0;
+  const CallFacts known{plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim,
+                        whole ? RowLayout::aligned : RowLayout::any};
   const std::string scalar = mha::detail::scalar_name<T>();
   if (const FewPlan few = few_plan<T>(known, device))
     return "few queries in " + scalar + ", the heads of a group share a block, keys in " + n(few.splits) +

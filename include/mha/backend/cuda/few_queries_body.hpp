@@ -9,6 +9,7 @@
 #include "few_tiles.hpp"
 #include "machine.hpp"
 #include "split.hpp"
+#include "tiles.hpp"
 #include "warp_tile.hpp"
 
 namespace mha::inline v0::cuda {
@@ -16,9 +17,9 @@ namespace mha::inline v0::cuda {
 /// A block of few_queries_body: four warps that share a set of rows and take turns at tiles of its keys, each through a
 /// ring of panels of its own, alternately of keys and of values.
 ///
-/// Cost      a multiprocessor keeps its share of the memory bandwidth busy with about 25 KiB on the way (700 ns times
-///           4.3 TB/s over 132 of them). A warp has all panels of its ring but one under way: in 16 bit two blocks with
-///           64 KiB of rings each, 64 to 112 KiB on the way; in float and double one block with 64 to 112 KiB
+/// Cost      700 ns of latency at 4.3 TB/s are 3 MB under way on an H200, 23 KiB for each of its 132 multiprocessors. A
+///           warp has all panels of its ring under way but the one it reads: 32 to 68 KiB a block where two fit into
+///           the shared memory of a multiprocessor, 64 KiB where one does
 template <class Tile_> struct FewShape {
   using Tile = Tile_;
   using Number = typename Tile::Number;
@@ -91,8 +92,9 @@ template <class Machine, class Shape, class Call> class FewBlock {
       const Index at = row0 + (r < count ? r : count - 1), i = at % queries;
       return TileRow{g * heads + at / queries, i, call.position(b, i), r < count};
     };
-    const TileRange chunk = chunk_of((keys + Shape::keys - 1) / Shape::keys, p.splits, m.block().x % p.splits);
     const int warp = m.thread() / warp_size;
+    const Index tiles = (keys + Shape::keys - 1) / Shape::keys, chunk = m.block().x % p.splits;
+    const TileShare share = share_of(p.splits, chunk, Shape::warps, warp);
     const Shared ring = m.shared() + warp * Shape::ring,
                  scratch = m.shared() + Shape::scratch + warp * Tile::scratch_bytes;
     const Shared q = m.shared() + Shape::queries;
@@ -107,29 +109,34 @@ template <class Machine, class Shape, class Call> class FewBlock {
       return seen == TileVisibility::full && end > keys ? TileVisibility::partial : seen;
     };
     const auto next = [&](Index t) {
-      while (t < chunk.end && visibility(t) == TileVisibility::none) t += Shape::warps;
-      return t;
+      for (; t < tiles; t += share.step) {
+        const TileVisibility seen = visibility(t);
+        if (seen != TileVisibility::none) return KeyTile{t, seen == TileVisibility::partial};
+      }
+      return KeyTile{};
     };
     const auto load = [&](Shared to, Index t, bool values) {
       const Index k0 = t * Shape::keys;
       const auto run = call.kv.run(b, g, k0, keys);
+      const T* const first = values ? run.value : run.key;
+      const std::ptrdiff_t stride = values ? run.value_stride : run.key_stride;
       stage_rows<T, row_packs_of<T>>(m, m.thread() % warp_size, warp_size, Shape::keys, keys - k0, 0,
                                      values ? call.value_dim : call.head_dim, 1, p.aligned, Tile::place(to),
                                      [&](Index r) {
-                                       const auto at = r < run.count ? run : call.kv.run(b, g, k0 + r, keys);
-                                       const Index i = r < run.count ? r : 0;
-                                       return values ? at.value + i * at.value_stride : at.key + i * at.key_stride;
+                                       if (r < run.count) return first + r * stride;
+                                       const auto later = call.kv.run(b, g, k0 + r, keys);
+                                       return values ? later.value : later.key;
                                      });
     };
 
     // The ring: panel n of this warp, keys of a tile or its values, goes to stage n % stages.
-    Index ask_tile = next(chunk.begin + warp);
+    KeyTile ask_tile = next(share.first);
     bool ask_values = false;
     int ask_stage = 0, stage = 0;
     const auto ask = [&] {
-      if (ask_tile < chunk.end) {
-        load(ring + ask_stage * Tile::panel_bytes, ask_tile, ask_values);
-        if (ask_values) ask_tile = next(ask_tile + Shape::warps);
+      if (ask_tile) {
+        load(ring + ask_stage * Tile::panel_bytes, ask_tile.index, ask_values);
+        if (ask_values) ask_tile = next(ask_tile.index + share.step);
         ask_values = !ask_values;
       }
       m.commit();
@@ -147,7 +154,7 @@ template <class Machine, class Shape, class Call> class FewBlock {
 
     typename Tile::State state;
     Tile::clear(state);
-    if (chunk.begin < chunk.end) {
+    if (chunk * Shape::warps < tiles) {
       stage_rows<T, row_packs_of<T>>(m, m.thread(), Shape::threads, rows, count, 0, call.head_dim, call.q.stride[3],
                                      p.aligned, Tile::place(q), [&](int r) {
                                        const TileRow at = row_of(r);
@@ -158,9 +165,9 @@ template <class Machine, class Shape, class Call> class FewBlock {
       m.template wait<Shape::stages - 1>();
       m.sync();  // the queries are here for all
       const HeadScores scores = head_scores(call, b, [&](int i) { return row_of(Tile::row(m, i)).h; });
-      for (Index t = next(chunk.begin + warp); t < chunk.end; t = next(t + Shape::warps)) {
+      for (KeyTile tile = next(share.first); tile; tile = next(tile.index + share.step)) {
         Tile::weigh(
-            m, state, q, turn(), scratch, call, b, t * Shape::keys, keys, visibility(t) != TileVisibility::full,
+            m, state, q, turn(), scratch, call, b, tile.index * Shape::keys, keys, tile.partial,
             [&](int i) { return row_of(Tile::row(m, i)); }, [&](int i) { return scores.of[i]; });
         Tile::accumulate(m, state, scratch, turn());
       }

@@ -107,13 +107,17 @@ template <class T, int Width> struct FewOnMma {
                                Index first_key, Index keys_end, bool test, const Row& row_of, const Score& score) {
     const int l = m.thread() % warp_size;
     float dots[2][4] = {};
-    MHA_UNROLL for (int d = 0; d < depth_steps; ++d) {
+    const auto step = [&](int d) {
       std::uint32_t left[4], right[4];
       m.ldmatrix_x4(left, Panel::address(q, Lanes::a_row(l), 2 * d + Lanes::a_chunk(l)));
       m.ldmatrix_x4(right, Panel::address(k, Lanes::b_row(l), 2 * d + Lanes::b_chunk(l)));
       m.template mma_m16n8k16<T>(dots[0], left, right[0], right[1]);
       m.template mma_m16n8k16<T>(dots[1], left, right[2], right[3]);
-    }
+    };
+    if constexpr (Width > 128)  // the sums leave few registers
+      MHA_ROLL for (int d = 0; d < depth_steps; ++d) step(d);
+    else
+      MHA_UNROLL for (int d = 0; d < depth_steps; ++d) step(d);
     MHA_UNROLL for (int i = 0; i < 2; ++i) MHA_UNROLL for (int j = 0; j < 4; ++j) state.s[i][j] =
         dots[j / 2][2 * i + j % 2];
     const Index k0 = first_key + l % 4 * 2;

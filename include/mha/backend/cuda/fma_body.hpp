@@ -17,8 +17,8 @@ namespace mha::inline v0::cuda {
 /// Four warps own 16 queries each. Keys come in tiles, depth in slices, values in strips of a tile; each slice or strip
 /// is copied while the one before is multiplied.
 template <class A, int Values> struct FmaShape {
-  static constexpr bool narrow = sizeof(A) == 4;
-  using Tile = WarpTile<A, 4, narrow ? 8 : 4, Values / (8 * Pack<A>::width)>;
+  static constexpr int keys_per_lane = sizeof(A) == 4 && Values <= 128 ? 8 : 4;
+  using Tile = WarpTile<A, 4, keys_per_lane, Values / (8 * Pack<A>::width)>;
   static_assert(Tile::values == Values);
 
   static constexpr int warps = 4, threads = warps * warp_size, rows = warps * Tile::rows, keys = Tile::keys;
@@ -78,7 +78,6 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     if (q0 >= queries) return;
     const Index count = queries - q0 < Shape::rows ? queries - q0 : Shape::rows;
     const Index slices = (call.head_dim + Shape::depth - 1) / Shape::depth;
-    constexpr int strips = Shape::keys / Shape::strip_keys;
 
     const Shared stages = m.shared(), weights = stages + 2 * Shape::stage(p.q_stays);
     const Shared queries_at = weights + Shape::warps * Shape::weights;
@@ -104,11 +103,11 @@ template <class Machine, class Shape, class Call> class FmaBlock {
           [&](Index r) { return r < run.count ? run.key + r * run.key_stride : call.kv.run(b, g, k0 + r, keys).key; });
       if (!p.q_stays) load_q(to + Shape::k_slice, slice);
     };
-    const auto load_v = [&](Shared to, Index t, int strip) {
-      const Index first = t * Shape::keys + strip * Shape::strip_keys, k0 = first < keys ? first : keys - 1;
-      const auto run = call.kv.run(b, g, k0, keys);  // beyond the keys: zeros
+    const auto load_v = [&](Shared to, Index t, Index strip) {
+      const Index k0 = t * Shape::keys + strip * Shape::strip_keys;
+      const auto run = call.kv.run(b, g, k0, keys);
       stage_rows<A, Shape::values / width>(
-          m, m.thread(), Shape::threads, Shape::strip_keys, keys - first, part * Shape::values, call.value_dim, 1,
+          m, m.thread(), Shape::threads, Shape::strip_keys, keys - k0, part * Shape::values, call.value_dim, 1,
           p.aligned, rows_at(to, Shape::v_pitch), [&](Index r) {
             return r < run.count ? run.value + r * run.value_stride : call.kv.run(b, g, k0 + r, keys).value;
           });
@@ -139,6 +138,8 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     while (tile) {
       const Index t = tile.index;
       const KeyTile after = tiles.after(tile);
+      const Index inside = keys - t * Shape::keys < Shape::keys ? keys - t * Shape::keys : Shape::keys;
+      const Index strips = (inside + Shape::strip_keys - 1) / Shape::strip_keys;
       typename Tile::Logits logits;
       Tile::clear(logits);
       for (Index slice = 0; slice < slices; ++slice) {
@@ -159,7 +160,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
           },
           [&](int) { return score; });
       const bool guarded = m.any(Tile::weigh(m, logits, state, my_weights()));
-      for (int strip = 0; strip < strips; ++strip) {
+      for (Index strip = 0; strip < strips; ++strip) {
         const Shared here = turn([&](Shared to) {
           if (strip + 1 < strips)
             load_v(to, t, strip + 1);

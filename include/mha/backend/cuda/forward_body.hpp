@@ -25,7 +25,9 @@ template <class T> inline constexpr bool is_one_run<ContiguousKv<T>> = true;
 ///
 /// Keys and values come two stages deep: while a tile is multiplied, the next one is under way.
 /// Shapes    rows (Shape::rows) × keys (Shape::keys) a step; q (rows, D)  k (keys, D)  v (keys, Dv)  o (rows, Dv)
-/// Numerics  products of 16-bit numbers summed in float; weights rounded to 16 bits against the values, not in the sum
+/// Numerics  products of 16-bit numbers summed in float; weights rounded to 16 bits against the values, not in the sum.
+///           Logits beyond 2³⁰ are beyond what a shift in float can balance. A logit that infinite data makes −∞ is
+///           hidden from non-finite values in partial tiles and under a score only.
 /// Source    Dao 2023, FlashAttention-2, algorithm 1
 template <class Machine, class Shape, class Call> class ForwardBlock {
   using T = typename Call::Scalar;
@@ -79,19 +81,26 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       const KeyTile next = tiles.after(tile);
       if (next) load_keys(next, stage ^ 1);
       m_.commit();
+      const TileVisibility here = visibility(tile);
       Tile s;
       Pairs hidden = {};
-      multiply_keys(s, stage);
-      finish_logits(s, hidden, tile);
-      softmax(s);
+      if (here != TileVisibility::none) {
+        multiply_keys(s, stage);
+        finish_logits(s, hidden, tile.index, here == TileVisibility::partial);
+        softmax(s);
+      }
       m_.template wait<1>();
       m_.sync();  // the values are here for all, and the keys are read
-      if (next) load_values(next, stage ^ 1);
-      m_.commit();
-      if ((tile.partial || Logits::has_score) && poisoned(stage))
-        multiply_visible_values(s, hidden, stage);
-      else
-        multiply_values(s, stage);
+      if (next) {
+        load_values(next, stage ^ 1);
+        m_.commit();
+      }
+      if (here != TileVisibility::none) {
+        if ((here == TileVisibility::partial || Logits::has_score) && any(hidden) && poisoned(stage))
+          multiply_visible_values(s, hidden, stage);
+        else
+          multiply_values(s, stage);
+      }
       if (next) {
         m_.template wait<1>();
         m_.sync();  // the next keys are here for all, and the values are read
@@ -103,28 +112,51 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
 
  private:
   // m_.thread() is asked anew in every phase: index arithmetic is cheaper than the registers that would hold it.
-  MHA_KERNEL int lane() const { return m_.thread() % warp_size; }
-  MHA_KERNEL int warp_row() const { return m_.thread() / warp_size * 16 * strips; }
+  MHA_KERNEL int lane() const { return m_.thread() & (warp_size - 1); }
+  MHA_KERNEL int warp_row() const { return (m_.thread() >> 5) * 16 * strips; }
+
+  /// What the rows of this warp see of a tile that some rows of the block see.
+  MHA_KERNEL TileVisibility visibility(KeyTile tile) const {
+    const Index first = first_ + warp_row(), end = first_ + count_;
+    const Index last = first + 16 * strips < end ? first + 16 * strips : end;
+    if (first >= end) return TileVisibility::none;
+    if (!tile.partial) return TileVisibility::full;
+    const auto seen = [&](Index from, Index to) { return logits_.visibility(first, last, from, to); };
+    return KeyTiles<Shape::keys, decltype(seen)>(logits_.keys, seen).of(tile.index, tile.index);
+  }
+
+  /// Rows at one stride; those beyond the call are named, not read.
+  struct Strided {
+    const T* first;
+    std::ptrdiff_t stride;
+    MHA_KERNEL const T* operator()(int r) const { return first + r * stride; }
+  };
 
   /// `count` rows into shared memory; beyond `valid` rows and `columns` columns are zeros. row(r) → its first element.
   template <class Layout, class Row>
-  MHA_KERNEL void load_rows(Shared to, int count, Index valid, Index columns, std::ptrdiff_t stride, Row&& row) const {
+  MHA_KERNEL void load_rows(Shared to, int count, Index valid, Index columns, std::ptrdiff_t stride,
+                            const Row& row) const {
     constexpr int lowest = Layout::chunks & -Layout::chunks, wide = lowest < 16 ? lowest : 16;  // threads on a row
-    const int part = m_.thread() % wide, first = m_.thread() / wide;
+    constexpr int pass = Shape::threads / wide;
+    const int part = m_.thread() & (wide - 1), first = m_.thread() >> __builtin_ctz(wide);
     to = Layout::address(to, first, part);
     if constexpr (Shape::layout == RowLayout::aligned) {
-      MHA_UNROLL for (int r = 0; r < count; r += Shape::threads / wide) {  // rows a multiple of 8 apart have one key
+      const T* from = row(first) + part * 8;
+      MHA_UNROLL for (int r = 0; r < count; r += pass) {  // rows a multiple of 8 apart have one key
         const bool here = first + r < valid;
-        const T* const from = row(here ? first + r : 0) + part * 8;
         MHA_UNROLL for (int c = 0; c < Layout::chunks; c += wide) {
           const bool read = here && (c + part) * 8 < columns;
-          m_.cp_async16(Layout::beside(to, c) + r * Layout::bytes, read ? from + c * 8 : from, read);
+          m_.cp_async16(Layout::beside(to, c) + r * Layout::bytes, from + c * 8, read);
         }
+        if constexpr (std::is_same_v<Row, Strided>)
+          from += row.stride * pass;
+        else
+          from = row(first + r + pass) + part * 8;
       }
     } else {
-      MHA_ROLL for (int r = 0; r < count; r += Shape::threads / wide) {
+      MHA_ROLL for (int r = 0; r < count; r += pass) {
         const bool here = first + r < valid;
-        const T* const from = row(here ? first + r : 0);
+        const T* const from = row(first + r);
         MHA_ROLL for (int c = 0; c < Layout::chunks; c += wide) {
           Chunk chunk{};
           MHA_UNROLL for (int e = 0; e < 8; ++e) {
@@ -140,7 +172,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   MHA_KERNEL void load_queries() const {
     const Call& call = logits_.call;
     load_rows<Query>(queries_, Shape::rows, count_, call.head_dim, call.q.stride[3],
-                     [&](int r) { return call.query(logits_.b, first_ + r, logits_.h); });
+                     Strided{call.query(logits_.b, first_, logits_.h), call.q.stride[1]});
   }
   /// Rows of keys or of values, whichever members of KvRun are given.
   template <class Layout, class Data, class Stride>
@@ -150,10 +182,11 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     const Index begin = tile.index * Shape::keys, g = call.kv_head(logits_.h), end = logits_.keys;
     if constexpr (is_one_run<Source>) {
       const auto run = call.kv.run(logits_.b, g, begin, end);
-      load_rows<Layout>(to, Shape::keys, end - begin, columns, 1, [&](int r) { return run.*data + r * (run.*stride); });
+      load_rows<Layout>(to, Shape::keys, end - begin, columns, 1, Strided{run.*data, run.*stride});
     } else {
-      load_rows<Layout>(to, Shape::keys, end - begin, columns, 1,
-                        [&](int r) { return call.kv.run(logits_.b, g, begin + r, end).*data; });
+      load_rows<Layout>(to, Shape::keys, end - begin, columns, 1, [&](int r) {
+        return call.kv.run(logits_.b, g, begin + r < end ? begin + r : begin, end).*data;
+      });
     }
   }
   MHA_KERNEL void load_keys(KeyTile tile, int stage) const {
@@ -209,37 +242,54 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   }
 
   /// From dot products to logits, −∞ and a bit in `hidden` where nothing is to be seen.
-  MHA_KERNEL void finish_logits(Tile& s, Pairs& hidden, KeyTile tile) const {
-    if (!tile.partial && !Logits::has_score && logits_.scale == 1) return;
+  MHA_KERNEL void finish_logits(Tile& s, Pairs& hidden, Index tile, bool partial) const {
+    if (!partial && !Logits::has_score && logits_.scale == 1) return;
     const int l = lane();
-    const Index row0 = first_ + warp_row() + Lanes::row(l, 0), key0 = tile.index * Shape::keys + Lanes::column(l, 0);
+    const Index row0 = first_ + warp_row() + Lanes::row(l, 0), key0 = tile * Shape::keys + Lanes::column(l, 0);
     const Index last = logits_.queries - 1;
     MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int n = 0; n < key_steps; ++n)
         MHA_UNROLL for (int e = 0; e < 4; ++e) {
       const Index row = row0 + 16 * i + Lanes::row(0, e), key = key0 + 8 * n + Lanes::column(0, e);
       float& x = s[i][n][e];
-      x = tile.partial ? logits_.visible_logit(x, row, key) : logits_.logit(x, row < last ? row : last, key);
+      x = partial ? logits_.visible_logit(x, row, key) : logits_.logit(x, row < last ? row : last, key);
       if (x == Logits::hidden()) hidden[i] |= 1u << (4 * n + e);
     }
   }
 
-  /// s = exp(s − max), and what that means for the rows so far.
+  /// s = exp(s − shift), and what that means for the rows so far.
+  ///
+  /// A row's shift follows its maximum only when weights would pass 2⁸: as a rule after the first tile the rows so far
+  /// stay as they are. Each row decides for itself, so that its bits do not depend on its neighbours.
   MHA_KERNEL void softmax(Tile& s) {
+    Rows top;
+    bool any_grows = false;
     MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int r = 0; r < 2; ++r) {
-      float top = top_[i][r];
-      MHA_UNROLL for (int n = 0; n < key_steps; ++n) top = m_.max(top, m_.max(s[i][n][2 * r], s[i][n][2 * r + 1]));
-      top = m_.max(top, m_.shuffle_xor(top, 1));
-      top = m_.max(top, m_.shuffle_xor(top, 2));
-      const float shift = logits_.shift(top), fade = m_.exp2(logits_.exponent(m_, top_[i][r], shift));
-      top_[i][r] = top;
-      sum_[i][r] *= fade;
+      float highest = s[i][0][2 * r];
+      MHA_UNROLL for (int n = 0; n < key_steps; ++n) highest =
+          m_.max(highest, m_.max(s[i][n][2 * r], s[i][n][2 * r + 1]));
+      highest = m_.max(highest, m_.shuffle_xor(highest, 1));
+      highest = m_.max(highest, m_.shuffle_xor(highest, 2));
+      const bool grows = logits_.outgrows(highest, top_[i][r]);
+      top[i][r] = grows ? highest : top_[i][r];
+      any_grows = any_grows || grows;
+    }
+    if (m_.any(any_grows)) {
+      MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int r = 0; r < 2; ++r) {
+        const float change = m_.exp2(logits_.exponent(m_, top_[i][r], logits_.shift(top[i][r])));
+        const float fade = top[i][r] == top_[i][r] ? 1.f : change;
+        top_[i][r] = top[i][r];
+        sum_[i][r] *= fade;
+        MHA_UNROLL for (int d = 0; d < value_steps; ++d) {
+          out_[i][d][2 * r] *= fade;
+          out_[i][d][2 * r + 1] *= fade;
+        }
+      }
+    }
+    MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int r = 0; r < 2; ++r) {
+      const float shift = logits_.shift(top_[i][r]);
       MHA_UNROLL for (int n = 0; n < key_steps; ++n) MHA_UNROLL for (int e = 2 * r; e < 2 * r + 2; ++e) {
         s[i][n][e] = m_.exp2(logits_.exponent(m_, s[i][n][e], shift));
         sum_[i][r] += s[i][n][e];
-      }
-      MHA_UNROLL for (int d = 0; d < value_steps; ++d) {
-        out_[i][d][2 * r] *= fade;
-        out_[i][d][2 * r + 1] *= fade;
       }
     }
   }
@@ -274,6 +324,11 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   static constexpr std::uint32_t exponent_bits = std::is_same_v<T, bfloat16> ? 0x7f80u : 0x7c00u;
   static constexpr std::uint32_t one_bits = std::is_same_v<T, bfloat16> ? 0x3f80u : 0x3c00u;
 
+  MHA_KERNEL bool any(const Pairs& pairs) const {
+    std::uint32_t all = 0;
+    MHA_UNROLL for (int i = 0; i < strips; ++i) all |= pairs[i];
+    return m_.any(all != 0);
+  }
   /// Whether the values of a stage hold an infinity or a NaN; the same answer in all lanes.
   MHA_KERNEL bool poisoned(int stage) const {
     const Shared values = values_ + stage * Shape::value_bytes;

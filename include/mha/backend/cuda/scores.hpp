@@ -2,6 +2,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "../backend.hpp"
 #include "machine.hpp"
@@ -20,7 +21,7 @@ template <class Call> struct HeadLogits {
   using A = Accumulator<typename Call::Scalar>;
   using Score = std::remove_cvref_t<decltype(Call::score)>;
   static constexpr bool has_score = !std::is_same_v<Score, NoScore>;
-  using HeadScore = decltype(at_head(*static_cast<const Score*>(nullptr), Index{}, Index{}));
+  using HeadScore = decltype(at_head(std::declval<const Score&>(), Index{}, Index{}));
 
   const Call& call;
   Index b, h;
@@ -68,6 +69,8 @@ template <class Call> struct HeadLogits {
     if (top == hidden()) return A(0);
     return has_score ? top : A(top * slope);
   }
+  /// Whether a logit is so far above the one that is shifted by that its weight would pass 2⁸.
+  MHA_KERNEL bool outgrows(A logit, A top) const { return (logit - top) * slope > A(8); }
   /// log₂ of the weight of a logit.
   template <class M> MHA_KERNEL A exponent(M& m, A logit, A shift) const {
     if constexpr (has_score)

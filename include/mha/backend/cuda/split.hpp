@@ -8,20 +8,18 @@
 /// How the keys of a few queries are shared out to the blocks of a grid.
 namespace mha::inline v0::cuda {
 
-/// Tiles [begin, end) of keys.
-struct TileRange {
-  Index begin, end;
+/// Tiles first, first + step, … of keys.
+struct TileShare {
+  Index first, step;
 };
 
-/// What chunk c of `chunks` gets of `tiles` tiles: neighbours without gaps, sizes that differ by one at most, none
-/// empty while there are as many tiles as chunks.
-MHA_HOST_DEVICE constexpr TileRange chunk_of(Index tiles, Index chunks, Index c) {
-  const Index each = tiles / chunks, longer = tiles % chunks;
-  const Index begin = c * each + (c < longer ? c : longer);
-  return {begin, begin + each + (c < longer ? 1 : 0)};
+/// What a warp of a chunk gets: neighbouring tiles go to neighbouring warps and chunks, so that a mask that hides all
+/// but a range of the keys leaves work for everybody.
+MHA_HOST_DEVICE constexpr TileShare share_of(Index chunks, Index chunk, Index warps, Index warp) {
+  return {chunk * warps + warp, chunks * warps};
 }
 
-/// What one block reads and where its part of the result goes when several share a row.
+/// How far a split may go.
 struct SplitLimits {
   Index least_tiles = 2;    ///< of a chunk: below, its part of the result costs more than the keys
   Index most_chunks = 128;  ///< that one block merges

@@ -31,19 +31,20 @@ template <int Columns> struct SharedRows {
   }
 };
 
-/// Who holds what of the operands of mma.m16n8k16, by lane.
+/// Who holds what of the operands of mma.m16n8k16, by lane. Shifts, because the compiler does not know that no lane is
+/// negative.
 struct Lanes {
   /// Of an accumulator (16, 8), element e: two rows of two columns.
-  MHA_KERNEL static constexpr int row(int lane, int e) { return lane / 4 + e / 2 * 8; }
-  MHA_KERNEL static constexpr int column(int lane, int e) { return lane % 4 * 2 + e % 2; }
+  MHA_KERNEL static constexpr int row(int lane, int e) { return (lane >> 2) + e / 2 * 8; }
+  MHA_KERNEL static constexpr int column(int lane, int e) { return (lane & 3) * 2 + e % 2; }
 
   // Which row and chunk a lane names to ldmatrix_x4.
   /// For the A operand, (16 rows, 16 deep), and transposed for a B operand, (16 deep, 16 columns), read by rows.
-  MHA_KERNEL static constexpr int a_row(int lane) { return lane % 16; }
-  MHA_KERNEL static constexpr int a_chunk(int lane) { return lane / 16; }
+  MHA_KERNEL static constexpr int a_row(int lane) { return lane & 15; }
+  MHA_KERNEL static constexpr int a_chunk(int lane) { return lane >> 4; }
   /// For two B operands side by side that are read by columns, (16 columns, 16 deep).
-  MHA_KERNEL static constexpr int b_row(int lane) { return lane % 8 + lane / 16 * 8; }
-  MHA_KERNEL static constexpr int b_chunk(int lane) { return lane / 8 % 2; }
+  MHA_KERNEL static constexpr int b_row(int lane) { return (lane & 7) + (lane >> 4) * 8; }
+  MHA_KERNEL static constexpr int b_chunk(int lane) { return lane >> 3 & 1; }
 };
 
 /// A tile of keys to be taken, and whether its pairs must be looked at one by one.
@@ -66,13 +67,15 @@ template <int Keys, class Visibility> class KeyTiles {
   MHA_KERNEL constexpr KeyTile first() const { return from(keys_ > 0 ? (keys_ - 1) / Keys : -1); }
   MHA_KERNEL constexpr KeyTile after(KeyTile tile) const { return from(tile.index - 1); }
 
- private:
+  /// What is to be seen of tiles first … last.
   MHA_KERNEL constexpr TileVisibility of(Index first, Index last) const {
     const Index begin = first * Keys, end = (last + 1) * Keys;
     if (end <= keys_) return visibility_(begin, end);
     const TileVisibility seen = visibility_(begin, keys_);
     return seen == TileVisibility::full ? TileVisibility::partial : seen;
   }
+
+ private:
   MHA_KERNEL constexpr KeyTile from(Index t) const {
     while (t >= 0) {
       const TileVisibility seen = of(t, t);

@@ -56,6 +56,9 @@ MHA_KERNEL void apply_policies(A (&s)[Rows][Keys], const Call& call, Index b, In
 
 /// One row's step of the running softmax over the keys of `Lanes` neighbouring lanes: logits become weights. Returns by
 /// what the row's values so far are multiplied.
+///
+/// Numerics  the logit minus the maximum is rounded once more by log2(e): a weight w is off by 2·|log w| half units in
+///           the last place, beside what exp2 is off by, 2 units in float
 template <int Lanes, class A, std::size_t Keys, class Machine>
 MHA_KERNEL A weigh_row(Machine& m, A (&s)[Keys], A& max, A& sum, bool& hidden) {
   constexpr A log2e = A(1.44269504088896340736);
@@ -86,6 +89,8 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
   static constexpr int groups = 4, lanes = 8, width = Pack<A>::width;
   static constexpr int rows = groups * Rows, keys = lanes * Keys, values = lanes * Packs * width;
   static constexpr int rows_per_lane = Rows, keys_per_lane = Keys, packs_per_lane = Packs;
+  /// The sums fill so many registers that loops are rolled, to leave some.
+  static constexpr bool wide = Rows * Packs * 16 > 96 * 4;
   static constexpr Shared weights_pitch = (keys + width) * int{sizeof(A)};  // an odd number of packs
 
   struct Logits {
@@ -116,7 +121,7 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
                               int packs) {
     q += group(m) * q_pitch;
     k += lane(m) * k_pitch;
-    for (int d = 0; d < packs; ++d, q += 16, k += 16) {
+    const auto step = [&] {
       Pack<A> key[std::size_t{Keys}];
       MHA_UNROLL for (int j = 0; j < Keys; ++j) key[j] = m.template load<Pack<A>>(k + j * lanes * k_pitch);
       MHA_UNROLL for (int i = 0; i < Rows; ++i) {
@@ -124,7 +129,13 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
         MHA_UNROLL for (int e = 0; e < width; ++e) MHA_UNROLL for (int j = 0; j < Keys; ++j) logits.s[i][j] =
             m.fma(query.x[e], key[j].x[e], logits.s[i][j]);
       }
-    }
+      q += 16;
+      k += 16;
+    };
+    if constexpr (wide)
+      MHA_ROLL for (int d = 0; d < packs; ++d) step();
+    else
+      for (int d = 0; d < packs; ++d) step();
   }
 
   /// From dot products to logits of keys first_key, …: see apply_policies().
@@ -155,17 +166,25 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
   MHA_KERNEL static void values_of(Machine& m, State& state, Shared weights, Shared v, Shared v_pitch, int count) {
     weights += group(m) * weights_pitch;
     v += lane(m) * 16;
-    for (int k = 0; k < count; k += width, weights += 16) {
+    const auto step = [&] {
       Pack<A> weight[std::size_t{Rows}];
       MHA_UNROLL for (int i = 0; i < Rows; ++i) weight[i] =
           m.template load<Pack<A>>(weights + i * groups * weights_pitch);
-      MHA_UNROLL for (int e = 0; e < width; ++e, v += v_pitch) MHA_UNROLL for (int c = 0; c < Packs; ++c) {
-        const Pack<A> value = m.template load<Pack<A>>(v + c * lanes * 16);
-        MHA_UNROLL for (int i = 0; i < Rows; ++i) if (!Guarded || !is_hidden_weight(weight[i].x[e]))
-            MHA_UNROLL for (int x = 0; x < width; ++x)
-                state.o[i][c][x] = m.fma(weight[i].x[e], value.x[x], state.o[i][c][x]);
+      MHA_UNROLL for (int e = 0; e < width; ++e) {
+        MHA_UNROLL for (int c = 0; c < Packs; ++c) {
+          const Pack<A> value = m.template load<Pack<A>>(v + c * lanes * 16);
+          MHA_UNROLL for (int i = 0; i < Rows; ++i) if (!Guarded || !is_hidden_weight(weight[i].x[e]))
+              MHA_UNROLL for (int x = 0; x < width; ++x)
+                  state.o[i][c][x] = m.fma(weight[i].x[e], value.x[x], state.o[i][c][x]);
+        }
+        v += v_pitch;
       }
-    }
+      weights += 16;
+    };
+    if constexpr (wide || Guarded)
+      MHA_ROLL for (int k = 0; k < count; k += width) step();
+    else
+      for (int k = 0; k < count; k += width) step();
   }
   template <class Machine>
   MHA_KERNEL static void accumulate(Machine& m, State& state, Shared weights, Shared v, Shared v_pitch, int count,
@@ -229,20 +248,28 @@ MHA_KERNEL void stage_rows(Machine& m, int worker, int workers, int rows, Index 
                            std::ptrdiff_t stride, bool aligned, const Place& place, const Row& row) {
   using T = std::remove_cvref_t<decltype(*row(0))>;
   constexpr int width = Pack<A>::width;
-  for (int i = worker; i < rows * Packs; i += workers) {
+  if constexpr (std::is_same_v<T, A>)
+    if (aligned) {
+      const T* const somewhere = row(0);
+      const auto copy = [&](int i) {
+        const int r = i / Packs, c = i % Packs;
+        const Index begin = first + c * width;
+        const bool inside = r < valid && begin < elements;
+        m.cp_async16(place(r, c), inside ? row(r) + begin : somewhere, inside);
+      };
+      if constexpr (Packs >= 32)  // wide rows belong to wide sums, which leave few registers
+        MHA_ROLL for (int i = worker; i < rows * Packs; i += workers) copy(i);
+      else
+        for (int i = worker; i < rows * Packs; i += workers) copy(i);
+      return;
+    }
+  MHA_ROLL for (int i = worker; i < rows * Packs; i += workers) {
     const int r = i / Packs, c = i % Packs;
     const Index begin = first + c * width;
-    const Shared at = place(r, c);
-    if constexpr (std::is_same_v<T, A>)
-      if (aligned) {
-        const bool inside = r < valid && begin < elements;
-        m.cp_async16(at, inside ? row(r) + begin : row(0), inside);
-        continue;
-      }
     Pack<A> x;
     MHA_UNROLL for (int e = 0; e < width; ++e) x.x[e] =
         r < valid && begin + e < elements ? static_cast<A>(row(r)[(begin + e) * stride]) : A(0);
-    m.store(at, x);
+    m.store(place(r, c), x);
   }
 }
 

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
+#include "../../core/scalar.hpp"
 #include "isa.hpp"
 #include "product_kernel.hpp"
 #include "transpose.hpp"
@@ -13,111 +17,332 @@
 /// The inner loops of a tile of few rows over many keys, the shape of decoding: bound by reading keys and values, so
 /// every element is loaded once for all rows, straight from storage, and what comes next is on its way meanwhile.
 ///
-/// Each chain of additions runs over the same elements in the same order as in tile_kernels.hpp: the bits are the same.
+/// Logits and weights lie in rows, with keys in lanes. Each chain of additions runs over the same elements in the same
+/// order as in tile_kernels.hpp: the bits are the same.
 namespace mha::inline v0::detail::simd {
 
-/// s (n, W) = keys (n, dim) · q (dim, W) for the first Rows of a register's W columns, with keys in lanes; n and dim
-/// are multiples of W.
+/// Asks for rows that will be wanted soon, a few bytes at a time and in the order of memory, which is what the
+/// hardware goes on with.
+template <class T> class Ahead {
+ public:
+  MHA_ALWAYS_INLINE explicit Ahead(const NextRows<T>& next)
+      : row_(reinterpret_cast<const char*>(next.data)), stride_(next.stride * static_cast<std::ptrdiff_t>(sizeof(T))) {
+    const bool joined = next.stride == next.dim;
+    rows_ = joined ? (next.count > 0 ? 1 : 0) : next.count;
+    bytes_ = std::ptrdiff_t{next.dim} * static_cast<std::ptrdiff_t>(sizeof(T)) * (joined ? next.count : 1);
+  }
+
+  template <int Bytes> MHA_ALWAYS_INLINE void ask() {
+    if (rows_ == 0) return;
+#pragma GCC unroll 16
+    for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(row_ + at_ + i, 0, 2);
+    at_ += Bytes;
+    if (at_ < bytes_) return;
+    at_ = 0;
+    row_ += stride_;
+    --rows_;
+  }
+
+ private:
+  const char* row_;
+  std::ptrdiff_t stride_, bytes_, at_ = 0;
+  Index rows_;
+};
+
+/// Of W pairs of bfloat16 elements the first ones, or the second, widened.
+template <class V, class I> MHA_ALWAYS_INLINE void first_of_pairs(V& x, const I& pairs) { x = (V)(pairs << 16); }
+template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I& pairs) {
+  x = (V)(pairs & 0xffff0000u);
+}
+
+/// s (Rows, n), rows `s_stride` apart, = q (dim, W)ᵀ · keysᵀ (dim, n) for the first Rows of q's W columns; n is a
+/// multiple of W, dim of columns_of().
 template <class A, class T, int Rows> struct FewScoresBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
-                                    NextRows<T> next) {
+                                    std::ptrdiff_t s_stride, NextRows<T> next) {
+    constexpr int W = Vector<A, Isa>::width;
+    // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
+    // at once than the first cache has ways for.
+    constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
+    Ahead<T> ahead(next);
+    Index k = 0;
+    for (; k + registers * W <= n; k += registers * W)
+      some<Isa, registers>(keys + k * stride, stride, q, dim, s + k, s_stride, ahead);
+    for (; k < n; k += W) some<Isa, 1>(keys + k * stride, stride, q, dim, s + k, s_stride, ahead);
+  }
+
+  /// Elements of a key that are loaded together.
+  template <class Isa> static constexpr int columns_of() {
+    if (in_pairs) return 2 * columns_at_once<vector_t<float, Isa>>;
+    return std::is_same_v<A, T> ? columns_at_once<vector_t<A, Isa>> : Vector<A, Isa>::width;
+  }
+
+ private:
+  static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
+
+  template <class Isa, int Registers>
+  MHA_ALWAYS_INLINE static void some(const T* keys, std::ptrdiff_t stride, const A* q, Index dim, A* s,
+                                     std::ptrdiff_t s_stride, Ahead<T>& ahead) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
+    V sum[std::size_t{Registers}][std::size_t{Rows}];
+#pragma GCC unroll 2
+    for (int g = 0; g < Registers; ++g)
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) sum[g][r] = V{};
+    for (Index d = 0; d < dim; d += columns, q += columns * W) {
+      ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T))>();
+      Loaded<Isa> key[std::size_t{Registers}];
+#pragma GCC unroll 2
+      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], keys + g * W * stride + d, stride);
+#pragma GCC unroll 16
+      for (int c = 0; c < columns; ++c) {
+        V x[std::size_t{Registers}];
+#pragma GCC unroll 2
+        for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+          V query;
+          broadcast(query, q[c * W + r]);
+#pragma GCC unroll 2
+          for (int g = 0; g < Registers; ++g) multiply_add<Registers * Rows == 1>(sum[g][r], x[g], query);
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < Registers; ++g)
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) store(s + r * s_stride + g * W, sum[g][r]);
+  }
+
+  /// Columns of keys as they were loaded: words of storage, or pairs of them.
+  template <class Isa> struct Columns {
+    using Register = std::conditional_t<in_pairs, typename Vector<float, Isa>::int_type, vector_t<A, Isa>>;
+    static constexpr int count = in_pairs ? columns_of<Isa>() / 2 : columns_of<Isa>();
+    using type = Register[std::size_t{count}];
+  };
+  template <class Isa> using Loaded = typename Columns<Isa>::type;
+
+  template <class Isa> MHA_ALWAYS_INLINE static void load_keys(Loaded<Isa>& key, const T* from, std::ptrdiff_t stride) {
+    if constexpr (in_pairs || std::is_same_v<A, T>) {
+      load_columns(key, reinterpret_cast<const char*>(from), stride * static_cast<std::ptrdiff_t>(sizeof(T)));
+    } else {
+      constexpr int W = Vector<A, Isa>::width;
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) load_widened<A, Isa>(key[i], from + i * stride);
+      transpose(key);
+    }
+  }
+
+  template <class Isa> MHA_ALWAYS_INLINE static void column(vector_t<A, Isa>& x, const Loaded<Isa>& key, int c) {
+    if constexpr (!in_pairs)
+      x = key[c];
+    else if (c % 2 == 0)
+      first_of_pairs(x, key[c / 2]);
+    else
+      second_of_pairs(x, key[c / 2]);
+  }
+};
+
+/// One step of the online softmax along the rows of s (Rows, n), rows `stride` apart and filled up to whole registers:
+/// logits become weights, max moves on, and fade (W) is what earlier contributions are multiplied by. FewValuesBody
+/// sums the weights.
+template <class A, int Rows> struct FewSoftmaxBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(A* s, std::ptrdiff_t stride, Index n, A slope, A* max, A* fade) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
-    for (Index k = 0; k < n; k += W, keys += W * stride) {
-      V sum[std::size_t{W}];
-#pragma GCC unroll 16
-      for (int r = 0; r < W; ++r) sum[r] = V{};
-      for (Index d = 0; d < dim; d += W) {
-        if (k + W <= next.count && d < next.dim) {
-          const T* const ahead = next.data + k * next.stride;
-#pragma GCC unroll 16
-          for (int i = 0; i < W; ++i) prefetch<W>(ahead + i * next.stride, d);
-        }
-        V key[std::size_t{W}];
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) load_widened<A, Isa>(key[i], keys + i * stride + d);
-        transpose(key);
-        const A* const at = q + std::ptrdiff_t{d} * W;
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i)
+    constexpr A hidden = -std::numeric_limits<A>::infinity();
+    const Index whole = (n + W - 1) / W * W;
+    A base[std::size_t{W}];
+    V highest[std::size_t{Rows}], before, after;
+    load(before, max);
 #pragma GCC unroll 8
-          for (int r = 0; r < Rows; ++r) {
-            V query;
-            broadcast(query, at[i * W + r]);
-            multiply_add<Rows == 1>(sum[r], key[i], query);
-          }
+    for (int r = 0; r < Rows; ++r) {
+      for (Index k = n; k < whole; ++k) s[r * stride + k] = hidden;
+      broadcast(highest[r], max[r]);
+      for (Index k = 0; k < whole; k += W) {
+        V x;
+        load(x, s + r * stride + k);
+        raise<A>(highest[r], x);
       }
-      transpose(sum);
-#pragma GCC unroll 16
-      for (int i = 0; i < W; ++i) store(s + (std::ptrdiff_t{k} + i) * W, sum[i]);
+      A lanes[std::size_t{W}];
+      store(lanes, highest[r]);
+      for (int i = 1; i < W; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+      max[r] = lanes[0];
+    }
+    // While nothing is visible the maximum is −∞; measuring from 0 instead keeps −∞ − (−∞) out.
+    load(after, max);
+    const V zero{};
+    after = after == hidden ? zero : after;
+    store(base, after);
+    before = (before - after) * slope;
+    exp2_in_place<A, Isa>(before);
+    store(fade, before);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      V from;
+      broadcast(from, base[r]);
+      for (Index k = 0; k < whole; k += W) {
+        V x;
+        load(x, s + r * stride + k);
+        x = (x - from) * slope;
+        exp2_in_place<A, Isa>(x);
+        store(s + r * stride + k, x);
+      }
     }
   }
 };
 
-/// out (Rows, dim) = out · fade + p (n, W)ᵀ · values (n, dim) for the first Rows of p's W columns; dim is a multiple of
-/// W.
+/// out (Rows, dim) = out · fade + p (Rows, n) · values (n, dim), and sum (Rows) = sum · fade + Σ p, with p's rows
+/// `p_stride` apart; dim is a multiple of W.
 template <class A, class T, int Rows> struct FewValuesBody {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const A* p, const A* fade,
-                                    Index dim, A* out, NextRows<T> next) {
+  MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const A* p,
+                                    std::ptrdiff_t p_stride, const A* fade, Index dim, A* out, A* sum,
+                                    NextRows<T> next) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int most = Isa::registers == 32 ? 16 / Rows : 8 / Rows;
     constexpr int vectors = most > 8 ? 8 : most < 1 ? 1 : most;
+    const Part part{values, stride, n, p, p_stride, fade, dim, out, sum};
+    Ahead<T> ahead(next);
     Index d = 0;
-    for (; d + vectors * W <= dim; d += vectors * W) some<Isa, vectors>(values, stride, n, p, fade, dim, out, next, d);
+    if (vectors * W <= dim) {
+      some<Isa, vectors, true>(part, ahead, 0);
+      for (d = vectors * W; d + vectors * W <= dim; d += vectors * W) some<Isa, vectors, false>(part, ahead, d);
+    } else {
+      some<Isa, 1, true>(part, ahead, 0);
+      d = W;
+    }
     if constexpr (vectors > 2)
-      for (; d + 2 * W <= dim; d += 2 * W) some<Isa, 2>(values, stride, n, p, fade, dim, out, next, d);
-    for (; d < dim; d += W) some<Isa, 1>(values, stride, n, p, fade, dim, out, next, d);
+      for (; d + 2 * W <= dim; d += 2 * W) some<Isa, 2, false>(part, ahead, d);
+    for (; d < dim; d += W) some<Isa, 1, false>(part, ahead, d);
   }
 
  private:
-  template <class Isa, int Vectors>
-  MHA_ALWAYS_INLINE static void some(const T* values, std::ptrdiff_t stride, Index n, const A* p, const A* fade,
-                                     Index dim, A* out, const NextRows<T>& next, Index d) {
+  struct Part {
+    const T* values;
+    std::ptrdiff_t stride;
+    Index n;
+    const A* p;
+    std::ptrdiff_t p_stride;
+    const A* fade;
+    Index dim;
+    A *out, *sum;
+  };
+  static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
+
+  template <class Isa, int Vectors, bool Sums>
+  MHA_ALWAYS_INLINE static void some(const Part& part, Ahead<T>& ahead, Index d) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
-    V sum[std::size_t{Rows}][std::size_t{Vectors}];
+    A* const out = part.out + d;
+    V sum[std::size_t{Rows}][std::size_t{Vectors}], total[std::size_t{Rows}];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       V f;
-      broadcast(f, fade[r]);
+      broadcast(f, part.fade[r]);
+      load_row<Isa>(sum[r], out + r * std::ptrdiff_t{part.dim});
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) {
-        V o;
-        load(o, out + r * std::ptrdiff_t{dim} + d + j * W);
-        sum[r][j] = o * f;
+        sum[r][j] = sum[r][j] * f;
         round_here(sum[r][j]);
       }
+      if constexpr (Sums) {
+        broadcast(total[r], part.sum[r]);
+        total[r] = total[r] * f;
+        round_here(total[r]);
+      }
     }
-    const T* value = values + d;
-    for (Index k = 0; k < n; ++k, value += stride) {
-      if (k < next.count && d < next.dim) prefetch<Vectors * W>(next.data + k * next.stride, d);
+    const T* value = part.values + d;
+    const A* p = part.p;
+    for (Index k = 0; k < part.n; ++k, value += part.stride, ++p) {
+      ahead.template ask<Vectors * W* static_cast<int>(sizeof(T))>();
       V v[std::size_t{Vectors}];
-#pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) load_widened<A, Isa>(v[j], value + j * W);
+      load_values<Isa>(v, value);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         V weight;
-        broadcast(weight, p[std::ptrdiff_t{k} * W + r]);
+        broadcast(weight, p[r * part.p_stride]);
+        if constexpr (Sums) total[r] = total[r] + weight;
 #pragma GCC unroll 8
         for (int j = 0; j < Vectors; ++j) multiply_add<Rows * Vectors == 1>(sum[r][j], v[j], weight);
       }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
+    for (int r = 0; r < Rows; ++r) {
+      store_row<Isa>(sum[r], out + r * std::ptrdiff_t{part.dim});
+      if constexpr (Sums) {
+        A lanes[std::size_t{W}];
+        store(lanes, total[r]);
+        part.sum[r] = lanes[0];
+      }
+    }
+  }
+
+  // Registers of 16-bit values come in pairs, of even and of odd columns; sums in memory are in order.
+
+  template <class Isa, std::size_t Vectors>
+  MHA_ALWAYS_INLINE static void load_values(vector_t<A, Isa> (&v)[Vectors], const T* from) {
+    constexpr int W = Vector<A, Isa>::width;
+    if constexpr (in_pairs && Vectors > 1) {
 #pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) store(out + r * std::ptrdiff_t{dim} + d + j * W, sum[r][j]);
+      for (std::size_t j = 0; j < Vectors; j += 2) {
+        typename Vector<float, Isa>::int_type pairs;
+        __builtin_memcpy(&pairs, from + static_cast<int>(j) * W, sizeof(pairs));
+        first_of_pairs(v[j], pairs);
+        second_of_pairs(v[j + 1], pairs);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (std::size_t j = 0; j < Vectors; ++j) load_widened<A, Isa>(v[j], from + static_cast<int>(j) * W);
+    }
+  }
+
+  template <class Isa, std::size_t Vectors>
+  MHA_ALWAYS_INLINE static void load_row(vector_t<A, Isa> (&v)[Vectors], const A* from) {
+    constexpr int W = Vector<A, Isa>::width;
+#pragma GCC unroll 8
+    for (std::size_t j = 0; j < Vectors; ++j) load(v[j], from + static_cast<int>(j) * W);
+    if constexpr (in_pairs && Vectors > 1)
+#pragma GCC unroll 4
+      for (std::size_t j = 0; j < Vectors; j += 2) unzip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+  }
+
+  template <class Isa, std::size_t Vectors>
+  MHA_ALWAYS_INLINE static void store_row(vector_t<A, Isa> (&v)[Vectors], A* to) {
+    constexpr int W = Vector<A, Isa>::width;
+    if constexpr (in_pairs && Vectors > 1)
+#pragma GCC unroll 4
+      for (std::size_t j = 0; j < Vectors; j += 2) zip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+#pragma GCC unroll 8
+    for (std::size_t j = 0; j < Vectors; ++j) store(to + static_cast<int>(j) * W, v[j]);
+  }
+
+  template <class V, std::size_t... I> MHA_ALWAYS_INLINE static void unzip(V& a, V& b, std::index_sequence<I...>) {
+    V even;
+    shuffle<static_cast<int>(2 * I)...>(even, a, b);
+    shuffle<static_cast<int>(2 * I + 1)...>(b, a, b);
+    a = even;
+  }
+  template <class V, std::size_t... I> MHA_ALWAYS_INLINE static void zip(V& a, V& b, std::index_sequence<I...>) {
+    constexpr int W = sizeof...(I);
+    V low;
+    shuffle<static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W))...>(low, a, b);
+    shuffle<static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W) + W / 2)...>(b, a, b);
+    a = low;
   }
 };
 
 /// The kernels of a tile of at most `rows` rows, one register wide, over keys and values as they are stored.
 template <class A, class T> struct FewRowsKernels {
   Index rows = 0;
-  void (*scores)(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
+  void (*scores)(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s, std::ptrdiff_t s_stride,
                  NextRows<T> next) = nullptr;
-  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const A* p, const A* fade, Index dim, A* out,
-                 NextRows<T> next) = nullptr;
+  void (*softmax)(A* s, std::ptrdiff_t stride, Index n, A slope, A* max, A* fade) = nullptr;
+  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t p_stride, const A* fade,
+                 Index dim, A* out, A* sum, NextRows<T> next) = nullptr;
 };
 
 /// Rows = 0 where another tile serves better: too many rows, or sizes that do not fill registers.
@@ -129,9 +354,10 @@ FewRowsKernels<A, T> few_rows_kernels(IsaLevel level, Index rows, Index head_dim
     const auto kernels = [](auto constant) {
       constexpr int R = decltype(constant)::value;
       return FewRowsKernels<A, T>{R, &Isa::template run<FewScoresBody<A, T, R>>,
-                                  &Isa::template run<FewValuesBody<A, T, R>>};
+                                  &Isa::template run<FewSoftmaxBody<A, R>>, &Isa::template run<FewValuesBody<A, T, R>>};
     };
-    if (width < 4 || head_dim % width != 0 || value_dim % width != 0) return {};
+    constexpr Index columns = FewScoresBody<A, T, 1>::template columns_of<Isa>();
+    if (width < 4 || head_dim % width != 0 || head_dim % columns != 0 || value_dim % width != 0) return {};
     if (rows <= 1) return kernels(std::integral_constant<int, 1>{});
     if constexpr (width >= 4) {
       if (rows <= 2) return kernels(std::integral_constant<int, 2>{});

@@ -184,6 +184,28 @@ template <class T, int Vectors> struct MergeBody {
   }
 };
 
+/// sum (W) = the sums of 0 · x (n) lane by lane, 0 where all are finite; n is a multiple of W.
+template <class T> struct NonFiniteBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const T* x, std::ptrdiff_t n, T* sum) {
+    using V = vector_t<T, Isa>;
+    constexpr int W = Vector<T, Isa>::width;
+    V even{}, odd{}, a;
+    std::ptrdiff_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {
+      load(a, x + i);
+      even = even + a * T(0);
+      load(a, x + i + W);
+      odd = odd + a * T(0);
+    }
+    if (i < n) {
+      load(a, x + i);
+      even = even + a * T(0);
+    }
+    even = even + odd;
+    store(sum, even);
+  }
+};
+
 /// The kernels of one scalar at one instruction-set level and one tile width.
 template <class T> struct TileKernels {
   Index lanes;              ///< queries of a tile
@@ -195,6 +217,8 @@ template <class T> struct TileKernels {
   void (*guarded_values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
                          Index dim, T* out, NextRows<T> next);
   void (*merge)(TileState<T> total, TileState<T> part, T slope, Index dim);
+  void (*non_finite)(const T* x, std::ptrdiff_t n, T* sum);
+  Index width;  ///< lanes of a register
 };
 
 template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> make_tile_kernels() {
@@ -204,7 +228,9 @@ template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> ma
           &Isa::template run<SoftmaxBody<T, Vectors>>,
           &Isa::template run<ValuesBody<T, Rows, Vectors, false>>,
           &Isa::template run<ValuesBody<T, Rows, Vectors, true>>,
-          &Isa::template run<MergeBody<T, Vectors>>};
+          &Isa::template run<MergeBody<T, Vectors>>,
+          &Isa::template run<NonFiniteBody<T>>,
+          Vector<T, Isa>::width};
 }
 
 /// Queries of the widest tile.

@@ -117,29 +117,36 @@ template <class A, class M, class S> class TilePolicies {
     return {begin, end, seen};
   }
 
-  /// s ← score(scale · s) for a tile s (end − begin, lanes); this head's queries are its first `count` columns.
-  void score(A* s, Index lanes, A scale, Index begin, Index end) const {
-    const Index whole = count_ / width_ * width_;
+  // The logit of the tile's key k and query i lies at s[k·lanes + i·apart]: queries are in lanes, or keys where lanes
+  // is 1.
+
+  /// s ← score(scale · s) for keys [begin, end).
+  void score(A* s, Index lanes, A scale, Index begin, Index end, Index apart = 1) const {
+    const Index whole = whole_registers(apart);
     for (Index i = 0; i < whole; i += width_)
       columns(score_kernel_, score_, s + i, lanes, scale, q_begin_ + i, begin, end);
     for (Index i = whole; i < count_; ++i)
-      one_column(score_kernel_, score_, s + i, lanes, scale, q_begin_ + i, begin, end);
+      one_column(score_kernel_, score_, s + std::ptrdiff_t{i} * apart, lanes, scale, q_begin_ + i, begin, end);
   }
 
   /// s ← −∞ where the mask hides a pair of `keys`, asked `grain` keys at a time.
-  void hide(A* s, Index lanes, const KeyRange& keys, Index grain) const {
+  void hide(A* s, Index lanes, const KeyRange& keys, Index grain, Index apart = 1) const {
     if (keys.seen == TileVisibility::full) return;
-    const Index whole = count_ / width_ * width_;
-    for (Index begin = keys.begin; begin < keys.end; begin += grain) {
+    const Index whole = whole_registers(apart);
+    for (Index begin = keys.begin; whole > 0 && begin < keys.end; begin += grain) {
       const Index end = std::min(begin + grain, keys.end);
       if (visibility(begin, end) == TileVisibility::full) continue;
       A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
       for (Index i = 0; i < whole; i += width_) hide_columns(rows + i, lanes, i, width_, begin, end);
     }
-    for (Index i = whole; i < count_; ++i) hide_columns(s + i, lanes, i, 1, keys.begin, keys.end);
+    for (Index i = whole; i < count_; ++i)
+      hide_columns(s + std::ptrdiff_t{i} * apart, lanes, i, 1, keys.begin, keys.end);
   }
 
  private:
+  /// Queries that fill registers of lanes.
+  Index whole_registers(Index apart) const { return apart == 1 ? count_ / width_ * width_ : 0; }
+
   /// Queries [i, i + n) of the tile, one or a register of them, whose first column is s.
   void hide_columns(A* s, Index lanes, Index i, Index n, Index begin, Index end) const {
     const Index q = q_begin_ + i;
@@ -208,8 +215,8 @@ template <class A> class AnyMask {
   KeyRange visible(const TileQueries& queries, Index begin, Index end, Index grain) const {
     return visible_(*this, queries, begin, end, grain);
   }
-  void hide(const TileQueries& queries, A* s, Index lanes, const KeyRange& keys, Index grain) const {
-    hide_(*this, queries, s, lanes, keys, grain);
+  void hide(const TileQueries& queries, A* s, Index lanes, const KeyRange& keys, Index grain, Index apart = 1) const {
+    hide_(*this, queries, s, lanes, keys, grain, apart);
   }
 
  private:
@@ -222,14 +229,14 @@ template <class A> class AnyMask {
   }
   template <class M>
   static void hide_of(const AnyMask& self, const TileQueries& queries, A* s, Index lanes, const KeyRange& keys,
-                      Index grain) {
-    self.of<M>(queries).hide(s, lanes, keys, grain);
+                      Index grain, Index apart) {
+    self.of<M>(queries).hide(s, lanes, keys, grain, apart);
   }
 
   const void* mask_;
   IsaLevel level_;
   KeyRange (*visible_)(const AnyMask&, const TileQueries&, Index, Index, Index);
-  void (*hide_)(const AnyMask&, const TileQueries&, A*, Index, const KeyRange&, Index);
+  void (*hide_)(const AnyMask&, const TileQueries&, A*, Index, const KeyRange&, Index, Index);
 };
 
 /// The same for a score.
@@ -242,21 +249,22 @@ template <class A> class AnyScore {
   const bool exists;
 
   /// TilePolicies::score of these queries.
-  void apply(const TileQueries& queries, A* s, Index lanes, A scale, Index begin, Index end) const {
-    apply_(*this, queries, s, lanes, scale, begin, end);
+  void apply(const TileQueries& queries, A* s, Index lanes, A scale, Index begin, Index end, Index apart = 1) const {
+    apply_(*this, queries, s, lanes, scale, begin, end, apart);
   }
 
  private:
   template <class S>
-  static void apply_of(const AnyScore& self, const TileQueries& q, A* s, Index lanes, A scale, Index begin, Index end) {
+  static void apply_of(const AnyScore& self, const TileQueries& q, A* s, Index lanes, A scale, Index begin, Index end,
+                       Index apart) {
     const Full full;
     TilePolicies<A, Full, S>(self.level_, full, *static_cast<const S*>(self.score_), q.b, q.h, q.begin, q.count)
-        .score(s, lanes, scale, begin, end);
+        .score(s, lanes, scale, begin, end, apart);
   }
 
   const void* score_;
   IsaLevel level_;
-  void (*apply_)(const AnyScore&, const TileQueries&, A*, Index, A, Index, Index);
+  void (*apply_)(const AnyScore&, const TileQueries&, A*, Index, A, Index, Index, Index);
 };
 
 }  // namespace mha::inline v0::detail::simd

@@ -173,4 +173,15 @@ template <class T, class Isa> MHA_ALWAYS_INLINE void exp2_in_place(vector_t<T, I
   x = x < C::lowest ? V{} : r;
 }
 
+/// The elements of (a, b) at these places.
+template <int... Places, class V> MHA_ALWAYS_INLINE void shuffle(V& to, const V& a, const V& b) {
+#if MHA_SHUFFLEVECTOR
+  to = __builtin_shufflevector(a, b, Places...);
+#else
+  constexpr int width = sizeof...(Places);
+  const auto at = [&](int i) { return i < width ? a[i] : b[i - width]; };
+  to = V{at(Places)...};
+#endif
+}
+
 }  // namespace mha::inline v0::detail::simd

@@ -139,8 +139,8 @@ template <class T, class Source, class M, class S> class QueryTile {
     count_use(total_use());
   }
 
-  /// The softmax itself into rows (count, Lk) of `to`: weights as the array gets them, truncated to bfloat16 before
-  /// they are divided by their sum.
+  /// The softmax itself into rows (count, Lk) of `to`: weights as the array gets them, in bfloat16, divided by their
+  /// sum.
   void weights(const TensorView<float, 4>& to) {
     const auto each_block = [&](auto&& f) {
       for (Index k = 0; k < keys_; k += key_block) {
@@ -161,7 +161,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     SoftmaxRows& rows = state_.rows;
     std::fill_n(rows.sum, lanes(), 0.f);
     each_block([&](Index k, Index end) {
-      truncated_weights(k, round_up(end, tile_depth));
+      weights_of(k, round_up(end, tile_depth), true);
       kernels_.softmax.add(&rows);
       for (Index j = k; j < end; ++j)
         for (Index i = 0; i < count_; ++i) to(b_, h_, first_ + i, j) = stored_weight(j, i);
@@ -213,18 +213,17 @@ template <class T, class Source, class M, class S> class QueryTile {
   void weigh(Index begin, Index to, Index& pending) {
     SoftmaxRows& rows = state_.rows;
     if (rows.any_unseen) raise(begin, to, pending, false);
-    truncated_weights(begin, to);
+    weights_of(begin, to, rows.any_far);
     if (rows.any_over) {
       raise(begin, to, pending, true);
-      truncated_weights(begin, to);
+      weights_of(begin, to, true);
     }
     kernels_.softmax.add(&rows);
   }
 
-  void truncated_weights(Index begin, Index to) {
-    SoftmaxRows& rows = state_.rows;
-    (rows.any_far ? kernels_.softmax.far_weights : kernels_.softmax.weights)(at_.s, to - begin, weights_at(begin),
-                                                                             &rows);
+  void weights_of(Index begin, Index to, bool guarded) {
+    (guarded ? kernels_.softmax.guarded_weights : kernels_.softmax.weights)(at_.s, to - begin, weights_at(begin),
+                                                                            &state_.rows);
   }
 
   void raise(Index begin, Index to, Index& pending, bool over) {

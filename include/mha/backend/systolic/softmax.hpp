@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "../simd/exp2_coarse.hpp"
 #include "../simd/isa.hpp"
@@ -20,13 +21,16 @@ namespace mha::inline v0::detail::systolic {
 
 inline constexpr float largest_block_sum = 65536.f;
 
+/// Powers of two are counted in these steps: as many as a bfloat16 number has between 1 and 2.
+inline constexpr float steps = 128.f;
+
 /// Anchors from here on (in powers of two) are too coarse to be subtracted after the multiplication by the slope.
 inline constexpr float far_anchor = 16384.f;
 
 /// The state of the rows of a tile.
 struct SoftmaxRows {
   float* anchor;     ///< the logit that weights are measured from, −∞ before the first
-  float* offset;     ///< anchor · slope rounded, 0 before the first
+  float* offset;     ///< anchor · slope rounded to whole steps, 0 before the first
   float* sum;        ///< of weights
   float* block_sum;  ///< of weights of the last block
   float* fade;       ///< what contributions from before the last raise() are multiplied by
@@ -44,6 +48,7 @@ struct RaiseBody {
     using I = typename simd::Vector<float, Isa>::int_type;
     constexpr int W = simd::Vector<float, Isa>::width;
     constexpr float hidden = -std::numeric_limits<float>::infinity();
+    constexpr float whole_steps = 0x1.8p16f;  // a float of this size has no fractions of a step
     const V zero{}, one = zero + 1.f;
     I unseen{}, far{}, fades{};
     for (Index lane = 0; lane < rows->lanes; lane += W) {
@@ -64,8 +69,11 @@ struct RaiseBody {
       I moves = before == hidden;
       if (over) moves |= ~(I)(block_sum <= largest_block_sum);
       const V anchor = moves ? highest : before;
-      const V moved = anchor == hidden ? zero : anchor * rows->slope;
-      const I is_far = ~(I)((moved < far_anchor) & (moved > -far_anchor));
+      const V exact = anchor == hidden ? zero : anchor * rows->slope;
+      const I is_far = ~(I)((exact < far_anchor) & (exact > -far_anchor));
+      V rounded = exact + whole_steps;
+      simd::round_here(rounded);
+      const V moved = is_far ? exact : rounded - whole_steps;
       const I was_far = ~(I)((offset < far_anchor) & (offset > -far_anchor));
       V fade = (is_far | was_far) ? (before - anchor) * rows->slope : offset - moved;
       simd::exp2_coarse_in_place<Isa>(fade);
@@ -91,22 +99,56 @@ struct RaiseBody {
   }
 };
 
-/// Logits s (n, lanes) become weights, truncated to bfloat16, in the B tiles p (n / 32, lanes / 16, 16 pairs, 16), and
-/// block_sum their sum as truncated, so that what truncation took from the weights it also takes from the denominator.
-template <bool Far> struct WeightsBody {
+/// How far the chord 1 + f lies above 2^f, in steps, at the middle of steps 2k and 2k + 1: k counts 64ths of an octave.
+///
+/// Numerics  fits 16 bits all the way
+constexpr std::uint32_t above_power(std::uint32_t k) { return (k * (64 - k) * (40 + k / 8) + 2560) >> 12; }
+
+struct ChordTable {
+  alignas(64) std::uint8_t above[64];
+  constexpr ChordTable() : above() {
+    for (std::uint32_t k = 0; k < 64; ++k) above[k] = static_cast<std::uint8_t>(above_power(k));
+  }
+};
+inline constexpr ChordTable chord_table;
+
+/// Whether this machine looks 64 bytes up at once.
+inline bool has_byte_lookup() {
+#if MHA_WIDE_ASM
+  return __builtin_cpu_supports("avx512vbmi") != 0;
+#else
+  return false;
+#endif
+}
+
+/// Logits s (n, lanes) become weights in bfloat16, in the B tiles p (n / 32, lanes / 16, 16 pairs, 16), and block_sum
+/// their sum. A Guarded one takes rows with a far anchor and logits that are NaN too; one that is not gives such rows a
+/// block_sum of NaN. Lookup: has_byte_lookup(), for AVX-512.
+///
+/// Formula   n = round(128·(x·slope − offset)) + 127·128 is the logarithm of a weight as bfloat16 bits would be if 2^f
+///           were 1 + f; above_power() takes off the difference
+/// Numerics  a weight is within 0.73 % of 2^(x·slope − offset), and exact at whole powers; −∞ and what lies below the
+///           normal range → 0
+template <bool Guarded, bool Lookup> struct WeightsBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(const float* s, Index n, std::uint32_t* p, SoftmaxRows* rows) {
     using V = simd::vector_t<float, Isa>;
     using I = typename simd::Vector<float, Isa>::int_type;
     constexpr int W = simd::Vector<float, Isa>::width;
     const Index lanes = rows->lanes;
-    const float slope = rows->slope;
+    const float slope = rows->slope * steps;
+    const V zero{}, nan = zero + std::numeric_limits<float>::quiet_NaN();
+    V least = zero + counts;
+    I table{}, word = (I)least;
+    load_table<Isa>(table);
     I over{};
     for (Index lane = 0; lane < lanes; lane += W) {
       V offset, anchor, sum{};
       simd::load(offset, rows->offset + lane);
       simd::load(anchor, rows->anchor + lane);
-      anchor = anchor == -std::numeric_limits<float>::infinity() ? sum : anchor;
+      anchor = anchor == -std::numeric_limits<float>::infinity() ? zero : anchor;
       const I far = ~(I)((offset < far_anchor) & (offset > -far_anchor));
+      const V start = (counts + 127.f * steps) - offset * steps;  // exact unless far
+      I seen{};
       const float* from = s + lane;
       for (Index step = 0; step < n; step += tile_depth) {
         std::uint32_t* to =
@@ -116,14 +158,17 @@ template <bool Far> struct WeightsBody {
           V even, odd;
           simd::load(even, from);
           simd::load(odd, from + lanes);
-          weigh<Isa>(even, slope, offset, anchor, far);
-          weigh<Isa>(odd, slope, offset, anchor, far);
-          const I low = (I)even & 0xffff0000u, high = (I)odd & 0xffff0000u;
-          const V both = (V)low + (V)high;
-          sum = sum + both;
-          simd::store(to, low >> 16 | high);
+          count<Isa>(even, slope, start, anchor, far, least);
+          count<Isa>(odd, slope, start, anchor, far, least);
+          note<Isa>(seen, (I)even, (I)odd);
+          I both = ((I)odd << 16) + (I)even;  // the upper half has even's exponent in it
+          subtract_chord<Isa>(both, table, word);
+          const V low = (V)(both << 16), high = (V)(both & 0xffff0000u);
+          sum = sum + (low + high);
+          simd::store(to, both);
         }
       }
+      sum = (seen & ~((I)least | 0x7fffu)) != 0 ? nan : sum;
       simd::store(rows->block_sum + lane, sum);
       over |= ~(I)(sum <= largest_block_sum);
     }
@@ -131,12 +176,54 @@ template <bool Far> struct WeightsBody {
   }
 
  private:
+  /// A float from here on counts in its last bits; its exponent leaves the bits of a bfloat16 number clear.
+  static constexpr float counts = 0x1p23f;
+
+  template <class Isa> static constexpr bool looks_up = Lookup&& Isa::register_bytes == 64;
+
+  /// x ← counts + n, n = 0 at least; NaN stays NaN, or becomes the bits of one.
   template <class Isa, class V, class I>
-  MHA_ALWAYS_INLINE static void weigh(V& x, float slope, const V& offset, const V& anchor, const I& far) {
-    V t = x * slope - offset;
-    if constexpr (Far) t = far ? (x - anchor) * slope : t;
-    x = t;
-    simd::exp2_coarse_in_place<Isa>(x);
+  MHA_ALWAYS_INLINE static void count(V& x, float slope, const V& start, const V& anchor, const I& far,
+                                      const V& least) {
+    V n = x * slope + start;
+    if constexpr (Guarded) n = far ? (x - anchor) * slope + (counts + 127.f * steps) : n;
+    simd::raise<float>(n, least);
+    if constexpr (Guarded) n = n == n ? n : (V)((I)least | 0x7fffu);
+    x = n;
+  }
+
+  /// seen |= even | odd.
+  template <class Isa, class I> MHA_ALWAYS_INLINE static void note(I& seen, const I& even, const I& odd) {
+#if MHA_WIDE_ASM
+    if constexpr (Isa::register_bytes == 64) {
+      asm("vpternlogd $0xfe, %1, %2, %0" : "+v"(seen) : "v"(even), "v"(odd));
+      return;
+    }
+#endif
+    seen |= even | odd;
+  }
+
+  template <class Isa, class I> MHA_ALWAYS_INLINE static void load_table(I& table) {
+    if constexpr (looks_up<Isa>) simd::load(table, reinterpret_cast<const std::uint32_t*>(chord_table.above));
+  }
+
+  /// both ← two counts side by side less what they have too much: the chord's difference, and `word` above.
+  template <class Isa, class I>
+  MHA_ALWAYS_INLINE static void subtract_chord(I& both, [[maybe_unused]] const I& table, const I& word) {
+    const I halved = both >> 1;
+#if MHA_WIDE_ASM
+    if constexpr (looks_up<Isa>) {
+      I above = word;
+      const std::uint64_t lower_bytes = 0x5555555555555555u;
+      asm("vpermb %1, %2, %0%{%3%}" : "+v"(above) : "v"(table), "v"(halved), "Yk"(lower_bytes));
+      both = both - above;
+      return;
+    }
+#endif
+    typedef std::uint16_t Short __attribute__((vector_size(Isa::register_bytes)));
+    const Short k = (Short)halved & std::uint16_t{63};
+    const Short above = (k * (64 - k) * (40 + (k >> 3)) + 2560) >> 12;
+    both = both - (I)above - word;
   }
 };
 
@@ -175,19 +262,23 @@ struct AddBody {
 struct SoftmaxKernels {
   void (*raise)(const float*, Index, SoftmaxRows*, bool);
   void (*weights)(const float*, Index, std::uint32_t*, SoftmaxRows*);
-  void (*far_weights)(const float*, Index, std::uint32_t*, SoftmaxRows*);
+  void (*guarded_weights)(const float*, Index, std::uint32_t*, SoftmaxRows*);
   void (*fade)(float*, Index, const float*, Index);
   void (*add)(SoftmaxRows*);
 };
 
-inline SoftmaxKernels softmax_kernels(IsaLevel level) {
-  return simd::with_isa(level, [](auto isa) {
+inline SoftmaxKernels softmax_kernels(IsaLevel level, bool byte_lookup = has_byte_lookup()) {
+  return simd::with_isa(level, [&](auto isa) {
     using Isa = decltype(isa);
-    return SoftmaxKernels{&Isa::template run<RaiseBody, const float*, Index, SoftmaxRows*, bool>,
-                          &Isa::template run<WeightsBody<false>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
-                          &Isa::template run<WeightsBody<true>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
-                          &Isa::template run<FadeBody, float*, Index, const float*, Index>,
-                          &Isa::template run<AddBody, SoftmaxRows*>};
+    const auto kernels = [](auto lookup) {
+      constexpr bool by_table = decltype(lookup)::value;
+      return SoftmaxKernels{
+          &Isa::template run<RaiseBody, const float*, Index, SoftmaxRows*, bool>,
+          &Isa::template run<WeightsBody<false, by_table>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
+          &Isa::template run<WeightsBody<true, by_table>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
+          &Isa::template run<FadeBody, float*, Index, const float*, Index>, &Isa::template run<AddBody, SoftmaxRows*>};
+    };
+    return byte_lookup ? kernels(std::true_type{}) : kernels(std::false_type{});
   });
 }
 

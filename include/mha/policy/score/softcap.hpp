@@ -19,7 +19,11 @@ struct SoftCap {
 
   template <class T> MHA_HOST_DEVICE T operator()(T s, Index, Index, Index, Index) const {
     using mha::tanh;
+#if MHA_ON_DEVICE
+    return cap.value * tanh(s * (T(1) / cap.value));  // one division for all logits of a thread
+#else
     return cap.value * tanh(s / cap.value);
+#endif
   }
   SoftCap prepared(const CallShape&) const {
     detail::require(std::isfinite(cap.value) && cap.value > 0, "SoftCap: cap is ", cap.value,

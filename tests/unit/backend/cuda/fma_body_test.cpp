@@ -81,6 +81,9 @@ TEST(FmaBody, TakesSixteenBitScalars) {
   const AttendSizes sizes{.queries = 70, .keys = 90, .heads = 2, .dim = 40, .value_dim = 50};
   check<mha::bfloat16>(random, sizes);
   check<mha::half>(random, sizes, MaskKind::sieve);
+  const AttendSizes whole{.queries = 70, .keys = 90, .heads = 2, .dim = 40, .value_dim = 48};  // rows of whole packs
+  check<mha::bfloat16>(random, whole);
+  check<mha::half>(random, whole, MaskKind::sieve);
 }
 
 TEST(FmaBody, TakesEveryMask) {

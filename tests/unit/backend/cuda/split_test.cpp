@@ -10,34 +10,47 @@
 namespace {
 
 using mha::Index;
-using mha::cuda::chunk_of;
+using mha::cuda::share_of;
 using mha::cuda::split_count;
 using mha::cuda::SplitLimits;
 using mha::cuda::SplitParts;
-using mha::cuda::TileRange;
+using mha::cuda::TileShare;
 
-TEST(Split, ChunksCoverEveryTileOnce) {
-  for (Index tiles = 0; tiles <= 40; ++tiles)
-    for (Index chunks = 1; chunks <= 45; ++chunks) {
-      Index next = 0;
-      for (Index c = 0; c < chunks; ++c) {
-        const TileRange range = chunk_of(tiles, chunks, c);
-        EXPECT_EQ(range.begin, next);
-        EXPECT_GE(range.end - range.begin, tiles / chunks);
-        EXPECT_LE(range.end - range.begin, tiles / chunks + 1);
-        if (tiles >= chunks) {
-          EXPECT_LT(range.begin, range.end);
-        }
-        next = range.end;
+TEST(Split, WarpsOfChunksTakeEveryTileOnce) {
+  for (const Index warps : {1, 4})
+    for (const Index tiles : {0, 1, 3, 4, 5, 16, 37, 64})
+      for (Index chunks = 1; chunks <= 20; ++chunks) {
+        std::vector<int> taken(static_cast<std::size_t>(tiles), 0);
+        for (Index chunk = 0; chunk < chunks; ++chunk)
+          for (Index warp = 0; warp < warps; ++warp) {
+            const TileShare share = share_of(chunks, chunk, warps, warp);
+            for (Index t = share.first; t < tiles; t += share.step) ++taken[static_cast<std::size_t>(t)];
+          }
+        for (const int n : taken) ASSERT_EQ(n, 1);
       }
-      EXPECT_EQ(next, tiles);
-    }
 }
 
-TEST(Split, ChunksOfTheLongestSequence) {
-  const Index tiles = 2147483647, chunks = 128;
-  EXPECT_EQ(chunk_of(tiles, chunks, 0).begin, 0);
-  EXPECT_EQ(chunk_of(tiles, chunks, chunks - 1).end, tiles);
+/// Tiles of a whole chunk, from `begin` on.
+Index tiles_of(Index chunks, Index chunk, Index warps, Index begin, Index tiles) {
+  Index n = 0;
+  for (Index warp = 0; warp < warps; ++warp) {
+    const TileShare share = share_of(chunks, chunk, warps, warp);
+    for (Index t = share.first; t < tiles; t += share.step) n += t >= begin;
+  }
+  return n;
+}
+
+TEST(Split, ChunksAreOfOneSizeWhateverRangeAMaskLeaves) {
+  support::Random random("Split.Sizes");
+  for (int i = 0; i < 300; ++i) {
+    const Index chunks = 1 + random.below(40), begin = random.below(500), tiles = begin + random.below(500), warps = 4;
+    const Index whole = (tiles - begin) / (chunks * warps);  // rounds
+    for (Index c = 0; c < chunks; ++c) {
+      const Index n = tiles_of(chunks, c, warps, begin, tiles);
+      ASSERT_GE(n, whole * warps);
+      ASSERT_LE(n, (whole + 1) * warps);
+    }
+  }
 }
 
 TEST(Split, GivesNoChunkFewerTilesThanTheLimit) {
@@ -50,9 +63,9 @@ TEST(Split, GivesNoChunkFewerTilesThanTheLimit) {
     ASSERT_LE(chunks, limits.most_chunks);
     if (chunks == 1) continue;
     ASSERT_LE(chunks * groups, slots);
-    for (Index c = 0; c < chunks; ++c) {
-      const TileRange range = chunk_of(tiles, chunks, c);
-      ASSERT_GE(range.end - range.begin, limits.least_tiles);
+    ASSERT_GE(tiles / chunks, limits.least_tiles);
+    if (limits.least_tiles >= 8) {
+      for (Index c = 0; c < chunks; ++c) ASSERT_GT(tiles_of(chunks, c, 4, 0, tiles), 0);
     }
   }
 }

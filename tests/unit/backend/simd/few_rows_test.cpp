@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstddef>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -24,7 +27,9 @@ TYPED_TEST_SUITE(FewRows, Scalars);
 TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
   using T = TypeParam;
   using A = mha::Accumulator<T>;
+  constexpr Index s_stride = 48;
   support::Random random("few rows");
+  const auto size = [](Index a, Index b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); };
   unit::for_each_level([&](auto isa) {
     const Index width = simd::Vector<A, decltype(isa)>::width;
     for (const Index rows : {1, 2, 3, 4, 7, 8})
@@ -33,40 +38,80 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
           const auto few = simd::few_rows_kernels<A, T>(isa.level, rows, head_dim, value_dim);
           if (few.rows == 0) continue;
           ASSERT_GE(few.rows, rows);
-          const Index n = 2 * width, stride = value_dim + head_dim + 1;
-          const auto size = [](Index a, Index b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); };
+          SCOPED_TRACE(std::to_string(rows) + " rows, dims " + std::to_string(head_dim) + ", " +
+                       std::to_string(value_dim) + ", " + mha::to_string(isa.level));
+          const Index n = 3 * width, some = n - 1, stride = value_dim + head_dim + 1;
           std::vector<T> stored(size(n, stride));  // a key, then its value
           random.fill(stored);
-          std::vector<A> wide(stored.begin(), stored.end()), q(size(head_dim, width)), s(size(n, width)),
-              expected_s(size(n, width)), fade(size(1, width)), out(size(few.rows, value_dim)),
+          const auto tile = simd::tile_kernels<A>(isa.level, rows);
+          ASSERT_EQ(tile.lanes, width);
+          std::vector<A> wide(stored.begin(), stored.end()), q(size(head_dim, width)), s(size(few.rows, s_stride)),
+              expected_s(size(n, width)), max(size(1, width)), sum(max), fade(max), out(size(few.rows, value_dim)),
               columns(size(value_dim, width));
           random.fill(q);
-          random.fill(fade);
-          random.fill(out);
+          for (auto* state : {&max, &sum, &out}) random.fill(*state);
+          std::vector<A> expected_max = max, expected_sum = sum, expected_fade = fade;
           for (Index r = 0; r < few.rows; ++r)
             for (Index d = 0; d < value_dim; ++d)
               columns[static_cast<std::size_t>(d * width + r)] = out[static_cast<std::size_t>(r * value_dim + d)];
-          const auto tile = simd::tile_kernels<A>(isa.level, rows);
-          ASSERT_EQ(tile.lanes, width);
+          const auto expect_rows_of_s = [&](Index count, const char* what) {
+            for (Index k = 0; k < count; ++k)
+              for (Index r = 0; r < rows; ++r)
+                ASSERT_EQ(support::bits(s[static_cast<std::size_t>(r * s_stride + k)]),
+                          support::bits(expected_s[static_cast<std::size_t>(k * width + r)]))
+                    << what << " of key " << k << ", row " << r;
+          };
+
           support::poison_all(s);
-          few.scores(stored.data(), stride, n, q.data(), head_dim, s.data(),
+          few.scores(stored.data(), stride, n, q.data(), head_dim, s.data(), s_stride,
                      {stored.data() + head_dim, stride, value_dim, n});
           tile.scores({wide.data(), stride, q.data(), width, expected_s.data(), width, n, head_dim});
-          for (Index k = 0; k < n; ++k)
-            for (Index r = 0; r < rows; ++r)
-              ASSERT_EQ(support::bits(s[static_cast<std::size_t>(k * width + r)]),
-                        support::bits(expected_s[static_cast<std::size_t>(k * width + r)]))
-                  << "score of key " << k << ", row " << r << " of " << rows;
-          few.values(stored.data() + head_dim, stride, n - 1, expected_s.data(), fade.data(), value_dim, out.data(),
-                     {stored.data(), stride, head_dim, n});
-          tile.values(wide.data() + head_dim, stride, n - 1, expected_s.data(), nullptr, fade.data(), value_dim,
+          expect_rows_of_s(n, "score");
+
+          s[1] = expected_s[static_cast<std::size_t>(width)] = -std::numeric_limits<A>::infinity();
+          few.softmax(s.data(), s_stride, some, A(0.3), max.data(), fade.data());
+          tile.softmax(expected_s.data(), some, A(0.3), expected_max.data(), expected_sum.data(), expected_fade.data());
+          expect_rows_of_s(some, "weight");
+
+          few.values(stored.data() + head_dim, stride, some, s.data(), s_stride, fade.data(), value_dim, out.data(),
+                     sum.data(), {stored.data(), stride, head_dim, n});
+          tile.values(wide.data() + head_dim, stride, some, expected_s.data(), nullptr, expected_fade.data(), value_dim,
                       columns.data(), {});
-          for (Index r = 0; r < rows; ++r)
+          for (Index r = 0; r < rows; ++r) {
+            const auto at = static_cast<std::size_t>(r);
+            ASSERT_EQ(support::bits(max[at]), support::bits(expected_max[at])) << "maximum of row " << r;
+            ASSERT_EQ(support::bits(fade[at]), support::bits(expected_fade[at])) << "fade of row " << r;
+            ASSERT_EQ(support::bits(sum[at]), support::bits(expected_sum[at])) << "sum of row " << r;
             for (Index d = 0; d < value_dim; ++d)
               ASSERT_EQ(support::bits(out[static_cast<std::size_t>(r * value_dim + d)]),
                         support::bits(columns[static_cast<std::size_t>(d * width + r)]))
-                  << "output " << d << " of row " << r << " of " << rows;
+                  << "output " << d << " of row " << r;
+          }
         }
+  });
+}
+
+// While a row sees nothing its maximum is −∞, and −∞ − (−∞) must not appear; a NaN stays in its own weight.
+TYPED_TEST(FewRows, SoftmaxOfNothingIsNothing) {
+  using T = TypeParam;
+  using A = mha::Accumulator<T>;
+  constexpr A hidden = -std::numeric_limits<A>::infinity();
+  unit::for_each_level([&](auto isa) {
+    const Index width = simd::Vector<A, decltype(isa)>::width;
+    const auto few = simd::few_rows_kernels<A, T>(isa.level, 2, 2 * width, width);
+    if (few.rows == 0) return;
+    std::vector<A> s(static_cast<std::size_t>(2 * width), hidden), max(static_cast<std::size_t>(width), hidden),
+        fade(max.size(), A(7));
+    s[static_cast<std::size_t>(width)] = std::numeric_limits<A>::quiet_NaN();
+    s[static_cast<std::size_t>(width + 1)] = A(3);
+    few.softmax(s.data(), width, 2, A(1), max.data(), fade.data());
+    EXPECT_EQ(max[0], hidden);
+    EXPECT_EQ(s[0], A(0));
+    EXPECT_EQ(s[1], A(0));
+    EXPECT_EQ(max[1], A(3));
+    EXPECT_TRUE(std::isnan(s[static_cast<std::size_t>(width)]));
+    EXPECT_EQ(s[static_cast<std::size_t>(width + 1)], A(1));
+    EXPECT_EQ(fade[1], A(0));
   });
 }
 
@@ -78,7 +123,7 @@ TYPED_TEST(FewRows, AreOnlyForSizesThatFillRegisters) {
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 1, width + 1, width).rows), 0);
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 1, width, width - 1).rows), 0);
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 9, width, width).rows), 0);
-    EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 3, width, width).rows), width >= 4 ? 4 : 0);
+    EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 3, 2 * width, width).rows), width >= 4 ? 4 : 0);
   });
 }
 

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ours.cuh"
+
+MHA_BENCH_SCALAR(mha::half);

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ours beside PyTorch on one NVIDIA GPU: one process, the same tensors, the same stream, in turn.
+
+A round runs each of them for some milliseconds between two events of CUDA; a ratio is the median over the rounds of
+their time by ours, above 1 if ours is faster. Short queries run as CUDA graphs of one call a layer, each with keys and
+values of its own. Each result is compared with the formula in double before it is timed. PyTorch takes part by each
+of its kernels (cuDNN, flash, efficient) and by compiled FlexAttention; what refuses a case is named.
+
+Needs      the library mha_cuda_peer (CMake target cuda_measured), an NVIDIA GPU, a C++ compiler for FlexAttention
+Compares   pip install torch==2.15.0 (CUDA build)
+Usage      python benchmarks/peers/cuda_compare.py [--group attention masks short] [--filter REGEX] [--peers REGEX]
+                                                   [--check] [--json FILE]
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import re
+import statistics
+import sys
+from ctypes import POINTER, c_char_p, c_double, c_int, c_void_p
+from pathlib import Path
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+SAMPLE = 10e-3  # seconds that a sample lasts at least
+ROUNDS = 9
+OURS, FLEX = "mha", "FlexAttention, compiled"
+TOLERANCE = {"bfloat16": 1e-2, "half": 2e-3, "float32": 1e-4}
+GRAPH_BYTES = 3e9  # keys and values of all layers in a graph, far more than the caches hold
+
+
+class Missing(Exception):
+    """A participant that is not there or does not offer a case."""
+
+
+class Case:
+    """Attention; q (B, Hq, Lq, D)  k, v (B, Hkv, Lk, D), the queries at the end of the keys."""
+
+    def __init__(self, group, pattern, batch, queries, keys, dim, scalar="bfloat16", heads=64, kv_heads=8):
+        self.group, self.pattern, self.scalar = group, pattern, scalar
+        self.sizes = dict(batch=batch, queries=queries, keys=keys, heads=heads, kv_heads=kv_heads, dim=dim)
+        self.__dict__.update(self.sizes)
+
+    @property
+    def shape(self):
+        if self.group == "short":
+            return "B %d, Lq %d, Lk %d" % (self.batch, self.queries, self.keys)
+        return "D %d, L %d" % (self.dim, self.keys)
+
+    @property
+    def name(self):
+        return "%s/%s/%s/%s" % (self.group, self.scalar, self.shape.replace(" ", ""), self.pattern.replace(" ", "_"))
+
+    @property
+    def layers(self):
+        """Calls in the graph of short queries, one a layer; otherwise one call."""
+        if self.group != "short":
+            return 1
+        return int(max(1, min(32, GRAPH_BYTES / self.bytes())))
+
+    def bytes(self):
+        return 2.0 * self.batch * self.keys * self.kv_heads * self.dim * (4 if self.scalar == "float32" else 2)
+
+    def work(self, visible_pairs):
+        """FLOP of visible work, or bytes of keys and values."""
+        if self.group == "short":
+            return self.bytes()
+        return 4.0 * visible_pairs(self.pattern, self.queries, self.keys) * self.batch * self.heads * self.dim
+
+
+def all_cases():
+    for dim in (64, 128, 256):
+        for length in (512, 1024, 2048, 4096, 8192, 16384, 32768):
+            for pattern in ("full", "causal"):
+                yield Case("attention", pattern, 1, length, length, dim)
+    for dim in (64, 128):
+        for pattern in ("window 256", "functor", "softcap"):
+            yield Case("masks", pattern, 1, 8192, 8192, dim)
+    for scalar in ("half", "float32"):
+        yield Case("masks", "causal", 1, 4096, 4096, 128, scalar)
+    for batch, keys in ((1, 1024), (1, 4096), (1, 32768), (8, 4096), (64, 1024), (64, 4096), (64, 32768), (256, 4096)):
+        yield Case("short", "full", batch, 1, keys, 128)
+
+
+def visible(pattern, q, k):
+    """The pairs that a pattern shows, as in cuda/patterns.hpp; q and k are positions."""
+    if pattern == "causal":
+        return k <= q
+    if pattern == "window 256":
+        return (k <= q) & (q - k <= 255)
+    if pattern == "functor":
+        return ((q + k) & 15) != 0
+    return (q >= 0) & (k >= 0)
+
+
+# ---- tensors, and the formula ----
+
+
+def tensors(case, device):
+    """q, and keys and values of each layer."""
+    torch.manual_seed(7)
+    kind = {"bfloat16": torch.bfloat16, "half": torch.float16, "float32": torch.float32}[case.scalar]
+    draw = lambda *shape: torch.randn(shape, device=device, dtype=torch.float32).to(kind)
+    keys = (case.batch, case.kv_heads, case.keys, case.dim)
+    layers = [(draw(*keys), draw(*keys)) for _ in range(case.layers)]
+    return draw(case.batch, case.heads, case.queries, case.dim), layers
+
+
+def expected(case, q, k, v):
+    """(rows, values): a few rows of every head by the formula in double, of the first and the last sequence."""
+    draw = torch.Generator().manual_seed(11)
+    rows = torch.randint(case.queries, (6,), generator=draw).tolist() + [0, case.queries - 1]
+    rows = torch.tensor(sorted(set(rows)), device=q.device)
+    batches = sorted({0, case.batch - 1})
+    group, positions = case.heads // case.kv_heads, rows + case.keys - case.queries
+    shown = visible(case.pattern, positions[:, None], torch.arange(case.keys, device=q.device)[None, :])
+    values = []
+    for b in batches:
+        heads = []
+        for h in range(case.heads):
+            s = q[b, h, rows].double() @ k[b, h // group].double().T / case.dim**0.5
+            if case.pattern == "softcap":
+                s = 30 * torch.tanh(s / 30)
+            p = torch.softmax(s.masked_fill(~shown, float("-inf")), -1)
+            heads.append(p @ v[b, h // group].double())
+        values.append(torch.stack(heads))
+    return batches, rows, torch.stack(values)  # (batches, Hq, rows, D)
+
+
+def error(result, batches, rows, values):
+    """The largest error of a row relative to its size; infinite if any number of the result is not finite."""
+    if not bool(torch.isfinite(result).all()):
+        return float("inf")
+    difference = result[batches][:, :, rows].double() - values
+    return float((difference.norm(dim=-1) / values.norm(dim=-1)).max())
+
+
+# ---- who takes part ----
+
+
+class Library:
+    class Shape(ctypes.Structure):
+        _fields_ = [(n, c_int) for n in ("batch", "queries", "keys", "heads", "kv_heads", "dim")]
+
+    def __init__(self, folder):
+        found = sorted(Path(folder).rglob("libmha_cuda_peer.*"))
+        if not found:
+            raise SystemExit("cuda_compare.py: no library mha_cuda_peer under %s: build cuda_measured first" % folder)
+        library = ctypes.CDLL(str(found[0]), mode=os.RTLD_LOCAL)
+        for name, result, arguments in (
+            ("missing", c_char_p, []),
+            ("card", c_char_p, []),
+            ("dense", c_char_p, [POINTER(c_double)]),
+            ("read", c_char_p, [POINTER(c_double)]),
+            ("visible_pairs", c_double, [c_char_p, c_int, c_int]),
+            ("attention", c_char_p, [c_void_p, c_char_p, c_char_p] + 5 * [c_void_p]),
+        ):
+            function = getattr(library, "cuda_peer_" + name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def limit(self, case):
+        rate = c_double()
+        torch.cuda.synchronize()
+        message = (self.read if case.group == "short" else self.dense)(ctypes.byref(rate))
+        if message is not None:
+            raise RuntimeError(message.decode())
+        return rate.value
+
+    def pairs(self, pattern, queries, keys):
+        return self.visible_pairs(pattern.encode(), queries, keys)
+
+
+class Ours:
+    """prepare() returns a call for each layer, and a context that the calls are made in."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def prepare(self, case, q, layers, out):
+        shape = Library.Shape(*case.sizes.values())
+        stream = torch.cuda.current_stream().cuda_stream
+        names = (case.pattern.encode(), case.scalar.encode())
+
+        def of(k, v):
+            pointers = [t.data_ptr() for t in (q, k, v, out)]
+
+            def run():
+                message = self.library.attention(ctypes.byref(shape), *names, stream, *pointers)
+                if message is not None:
+                    raise RuntimeError(message.decode())
+                return out
+
+            return run
+
+        return [of(k, v) for k, v in layers], contextlib.nullcontext
+
+
+class Sdpa:
+    """scaled_dot_product_attention by one of its kernels."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def prepare(self, case, q, layers, out):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if case.pattern not in ("full", "causal"):
+            raise Missing("no kernel for this mask or score but with a mask of L × L")
+        attention = torch.nn.functional.scaled_dot_product_attention
+        options = {"is_causal": case.pattern == "causal", "enable_gqa": case.heads != case.kv_heads}
+        calls = [lambda k=k, v=v: attention(q, k, v, **options) for k, v in layers]
+        return calls, lambda: sdpa_kernel(getattr(SDPBackend, self.kernel))
+
+
+class Flex:
+    """Compiled FlexAttention of fixed shapes; each takes a while to compile, so that not all are."""
+
+    def prepare(self, case, q, layers, out):
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        if case.group == "attention" and case.keys not in (2048, 8192):
+            raise Missing("compiled here for L 2048 and 8192 only")
+        if case.group == "short" and case.keys != 4096:
+            raise Missing("compiled here for 4096 keys only")
+        torch._dynamo.reset()
+        options = {"enable_gqa": case.heads != case.kv_heads}
+        if case.pattern == "softcap":
+            options["score_mod"] = lambda s, b, h, q, k: 30 * torch.tanh(s / 30)
+        elif case.pattern != "full":
+            shown = lambda b, h, q, k: visible(case.pattern, q, k)
+            options["block_mask"] = create_block_mask(shown, None, None, case.queries, case.keys, device=q.device)
+        compiled = torch.compile(flex_attention, dynamic=False)
+        return [lambda k=k, v=v: compiled(q, k, v, **options) for k, v in layers], contextlib.nullcontext
+
+
+PEERS = {
+    "PyTorch, cuDNN": lambda: Sdpa("CUDNN_ATTENTION"),
+    "PyTorch, flash": lambda: Sdpa("FLASH_ATTENTION"),
+    "PyTorch, efficient": lambda: Sdpa("EFFICIENT_ATTENTION"),
+    FLEX: Flex,
+}
+
+
+class Runner:
+    """One participant with one case, ready to be timed."""
+
+    def __init__(self, participant, case, q, layers):
+        self.samples, self.layers = [], len(layers)
+        out = torch.full_like(q, float("nan"))
+        calls, self.context = participant.prepare(case, q, layers, out)
+        with self.context():
+            for call in calls:  # warms up: what is allocated or chosen once is so before anything is recorded
+                self.result = call()
+            torch.cuda.current_stream().synchronize()
+            self.run = calls[0]
+            if case.group == "short":
+                self.graph = torch.cuda.CUDAGraph()
+                if isinstance(participant, Ours):
+                    out.fill_(float("nan"))
+                with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+                    for call in calls:
+                        self.result = call()
+                self.run = self.graph.replay
+                self.run()
+        self.calls = max(1, int(SAMPLE / max(self.seconds(3), 1e-7)))
+
+    def seconds(self, calls):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with self.context():
+            begin.record()
+            for _ in range(calls):
+                self.run()
+            end.record()
+        end.synchronize()
+        return 1e-3 * begin.elapsed_time(end) / calls
+
+    def sample(self):
+        self.samples.append(self.seconds(self.calls) / self.layers)
+
+
+# ---- a case, and the tables ----
+
+
+def measure(case, library, present, check):
+    """The row of one case: rates, ratios and errors by name, and who is missing."""
+    q, layers = tensors(case, "cuda")
+    places = expected(case, q, *layers[-1])
+    runners, errors, missing = {}, {}, {}
+    for name, participant in present.items():
+        try:
+            runner = Runner(participant, case, q, layers)
+            errors[name] = error(runner.result, *places)
+            if not errors[name] < TOLERANCE[case.scalar]:
+                raise Missing("its result is wrong by %.1e" % errors[name])
+            runners[name] = runner
+        except Missing as why:
+            missing[name] = str(why)
+        except Exception as failure:  # a peer that fails is a result, too; the others go on
+            missing[name] = "failed: " + (str(failure).splitlines() or [type(failure).__name__])[0]
+    row = {
+        "group": "cuda " + case.group, "name": case.name, "shape": case.shape, "sizes": case.sizes,
+        "scalar": case.scalar, "mask": case.pattern, "unit": "GB/s" if case.group == "short" else "TFLOP/s",
+        "missing": missing, "errors": errors,
+    }  # fmt: skip
+    if check or OURS not in runners:
+        return row
+    unit = 1e9 if case.group == "short" else 1e12
+    limits, turn = [], list(runners.values())
+    for r in range(ROUNDS):
+        limits.append(library.limit(case))
+        for runner in turn[r % len(turn) :] + turn[: r % len(turn)]:  # nobody always follows the same one
+            runner.sample()
+    work = case.work(library.pairs) / unit
+    row.update(limit=statistics.median(limits) / unit, results={})
+    for name, runner in runners.items():
+        seconds = statistics.median(runner.samples)
+        ratio = statistics.median(t / o for t, o in zip(runner.samples, runners[OURS].samples))
+        row["results"][name] = {"rate": work / seconds, "microseconds": 1e6 * seconds, "ratio": ratio}
+    return row
+
+
+def print_group(rows):
+    """One table, its columns those who took part."""
+    names = [n for n in PEERS if any(n in r.get("results", {}) for r in rows)]
+    unit, what = rows[0]["unit"], "reading" if rows[0]["unit"] == "GB/s" else "dense bfloat16"
+    columns = "ours µs | ours %s | %s %s | %% of it" % (unit, what, unit)
+    print("\n| shape | scalar | mask or score | %s |" % columns, end="")
+    print("".join(" ours : %s |" % n for n in names))
+    print("|---|---|---|" + "---:|" * (4 + len(names)))
+    for row in rows:
+        results = row.get("results")
+        if results is None:
+            continue
+        ours = results[OURS]
+        cells = [row["shape"], row["scalar"], row["mask"], "%.1f" % ours["microseconds"], "%.0f" % ours["rate"]]
+        cells += ["%.0f" % row["limit"], "%.0f" % (100 * ours["rate"] / row["limit"])]
+        cells += ["%.2f×" % results[n]["ratio"] if n in results else "" for n in names]
+        print("| " + " | ".join(cells) + " |")
+
+
+def print_missing(rows):
+    """Who did not take part where it might have, and why."""
+    said = {}
+    for row in rows:
+        for name, why in row["missing"].items():
+            said.setdefault((name, why), []).append("%s, %s" % (row["shape"], row["mask"]))
+    for (name, why), where in said.items():
+        print("- missing: %s: %s (%s)" % (name, why, "; ".join(where)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build/release", help="where the library is, in any folder below")
+    parser.add_argument("--group", nargs="*", help="attention masks short; all if not given")
+    parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
+    parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
+    parser.add_argument("--check", action="store_true", help="compute and check, time nothing")
+    parser.add_argument("--json", help="write the rows there")
+    options = parser.parse_args()
+    library = Library(options.build)
+    why = library.missing().decode()
+    if not why:
+        why = "torch is not installed" if torch is None else "" if torch.cuda.is_available() else "torch has no CUDA"
+    if why:
+        print("cuda_compare.py: nothing is measured: %s" % why)
+        return
+    torch.set_grad_enabled(False)
+    present = {OURS: Ours(library), **{n: make() for n, make in PEERS.items() if re.search(options.peers, n)}}
+    chosen = [
+        c
+        for c in all_cases()
+        if (not options.group or c.group in options.group) and re.search(options.filter, c.name)
+    ]
+    print("%s; torch %s with cuDNN %s" % (library.card().decode(), torch.__version__, torch.backends.cudnn.version()))
+    rows = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for case in chosen:
+            rows.append(measure(case, library, present, options.check))
+            torch.cuda.empty_cache()
+            shown = rows[-1].get("results") or rows[-1]["errors"]
+            print(case.name, {n: round(r["rate"], 1) if isinstance(r, dict) else r for n, r in shown.items()}, flush=True)
+    if not options.check:
+        for group in dict.fromkeys(row["group"] for row in rows):
+            print_group([row for row in rows if row["group"] == group])
+        print()
+    print_missing(rows)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"machine": library.card().decode(), "rows": rows}, indent=1) + "\n")
+    wrong = [row["name"] for row in rows if OURS in row["missing"]]
+    if wrong:
+        sys.exit("cuda_compare.py: ours failed or is wrong: " + ", ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

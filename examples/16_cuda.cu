@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// 16: the first layer on a GPU
+//
+// You learn   to run a layer on an NVIDIA GPU by changing one type, where its memory lies, how calls are enqueued in a
+//             stream of yours, and what explain() says of the kernels
+// The maths   that of 02_first_layer.cpp
+// Symbols     L = 6 tokens of E = 64 numbers, Hq = 8 query heads, Hkv = 2 key/value heads, D = E / Hq = 8:  x, y (L, E)
+// Output      with a GPU, the layer against the loops (about 1e-6 apart: float against double); without one, why it
+//             cannot run; then what a call runs, or would have run, and a larger one in bfloat16
+// Next        semantic_search/
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include <mha/cuda.cuh>
+
+constexpr int L = 6, E = 64, Hq = 8, Hkv = 2, D = E / Hq;
+
+// The layer of 02_first_layer.cpp, but for its scalar and the second type: mha::Cuda instead of mha::Cpu.
+template <class T> using Layer = mha::MultiHeadAttention<T, mha::Cuda, mha::GroupedQuery<Hkv>, mha::Causal>;
+
+mha::Tensor<float, 2> tokens() {
+  mha::Tensor<float, 2> x(L, E);  // (L, E), on the host
+  for (int i = 0; i < L; ++i)
+    for (int e = 0; e < E; ++e) x(i, e) = float(std::sin(0.1 * (i + 1) * e));
+  return x;
+}
+
+// The layer as loops, in double, with the layer's own weights, which the host can read.
+double error_against_loops(const Layer<float>& layer, const mha::Tensor<float, 2>& y) {
+  const auto x = tokens();
+  const auto w = layer.parameters();
+  const auto times = [&](int i, const auto& matrix, int column) {
+    double sum = 0;
+    for (int e = 0; e < E; ++e) sum += double(x(i, e)) * double(matrix(e, column));
+    return sum;
+  };
+  std::vector<double> heads(std::size_t(L * E));  // (L, Hq·D)
+  for (int h = 0; h < Hq; ++h) {
+    const int g = h / (Hq / Hkv);
+    for (int i = 0; i < L; ++i) {
+      double sum = 0, p[L];
+      for (int j = 0; j <= i; ++j) {
+        double logit = 0;
+        for (int d = 0; d < D; ++d)
+          logit += times(i, w.query.matrix(), h * D + d) * times(j, w.key.matrix(), g * D + d) / std::sqrt(double(D));
+        sum += p[j] = std::exp(logit);  // these logits are small
+      }
+      for (int j = 0; j <= i; ++j)
+        for (int d = 0; d < D; ++d)
+          heads[std::size_t(i * E + h * D + d)] += p[j] / sum * times(j, w.value.matrix(), g * D + d);
+    }
+  }
+  double largest = 0;
+  for (int i = 0; i < L; ++i)
+    for (int e = 0; e < E; ++e) {
+      double expected = 0;
+      for (int c = 0; c < Hq * D; ++c) expected += heads[std::size_t(i * E + c)] * double(w.output.matrix()(c, e));
+      const double difference = std::fabs(double(y(i, e)) - expected);
+      if (!(difference <= largest)) largest = difference;  // a NaN is the largest
+    }
+  return largest;
+}
+
+double run() {
+  Layer<float> layer({.d_model = E, .num_heads = Hq});
+  layer.initialize(mha::XavierUniform{.seed = 1});  // drawn on the host, packed on the device
+
+  const auto x = mha::to_device(tokens());  // (L, E), on the device; nothing is copied unasked
+  const auto y = layer(x);                  // (L, E), on the device
+  return error_against_loops(layer, mha::to_host(y));
+}
+
+// Scratch of yours: from the second call on nothing is allocated, and nobody waits until you do.
+double run_in_a_stream() {
+  cudaStream_t stream = nullptr;
+  if (cudaStreamCreate(&stream) != cudaSuccess) return NAN;
+  double error = NAN;
+  {
+    Layer<float> layer({.d_model = E, .num_heads = Hq});
+    layer.initialize(mha::XavierUniform{.seed = 1});
+    mha::Cuda::Workspace workspace(stream);
+    const auto x = mha::to_device(tokens(), stream);
+    mha::DeviceTensor<float, 2> y(L, E);
+    for (int step = 0; step < 3; ++step) layer(x, mha::into(y), workspace);  // enqueued one after the other
+    error = error_against_loops(layer, mha::to_host(y, stream));             // waits for all three
+  }
+  return cudaStreamDestroy(stream) == cudaSuccess ? error : NAN;
+}
+
+int main() {
+  bool holds = true;
+  if (const mha::Support here = mha::Cuda{}.supported(); here.ok) {
+    const double error = run(), in_a_stream = run_in_a_stream();
+    std::printf("largest difference to the loops: %.1e, in a stream of its own %.1e\n", error, in_a_stream);
+    holds = error < 1e-5 && in_a_stream < 1e-5;
+  } else {
+    std::printf("no GPU: %s\n", here.reason.c_str());
+  }
+  std::printf("\nthis layer:\n%s", Layer<float>({.d_model = E, .num_heads = Hq}).explain(1, L, L).c_str());
+  std::printf("\n4096 tokens of 2048 numbers in bfloat16:\n%s",
+              Layer<mha::bfloat16>({.d_model = 2048, .num_heads = 16}).explain(1, 4096, 4096).c_str());
+  return holds ? 0 : 1;
+}
