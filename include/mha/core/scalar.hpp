@@ -81,7 +81,10 @@ template <class T> MHA_HOST_DEVICE constexpr T minus_infinity() {
   static_assert(std::numeric_limits<T>::has_infinity,
                 "mha: this scalar has no infinity, so hidden logits cannot be written in it: "
                 "specialise std::numeric_limits (see mha/core/scalar.hpp)");
-  return -std::numeric_limits<T>::infinity();
+  if constexpr (std::is_floating_point_v<T>)
+    return -static_cast<T>(__builtin_inf());  // a literal: the functions of numeric_limits are the host's alone
+  else
+    return -std::numeric_limits<T>::infinity();
 }
 
 namespace detail {
