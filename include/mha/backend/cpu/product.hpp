@@ -159,7 +159,7 @@ template <class T, class Columns> class DenseProduct {
   static constexpr Index most_rows = 128;  // so many rows of a, packed, and the results of a group stay in the L2 cache
   static constexpr Index most_panels = 24;
   static constexpr Index most_panels_of_a_row = 96;  // whose sums stay in the L1 cache
-  static constexpr Index most_tasks = 8;  // for each worker, so that none waits long for the last
+  static constexpr Index most_tasks = 8;             // for each worker, so that none waits long for the last
 
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
   Index rows() const { return a_.extent[0]; }
