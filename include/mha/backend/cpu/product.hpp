@@ -11,6 +11,7 @@
 #include "../backend.hpp"
 #include "../executor.hpp"
 #include "../simd/panel_kernel.hpp"
+#include "../simd/row_kernel.hpp"
 
 namespace mha::inline v0::detail::cpu {
 
@@ -40,7 +41,8 @@ template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p
     }
 }
 
-/// One matrix as the columns of a product, its panels packed while they are used.
+/// One matrix as the columns of a product, its panels packed while they are used; for a single row it is read where it
+/// lies if its rows are contiguous.
 template <class T> struct LooseColumns {
   TensorView<const T, 2> matrix;
   const Accumulator<T>* biases;  // (panels, panel_columns), null for none
@@ -53,11 +55,13 @@ template <class T> struct LooseColumns {
     return biases == nullptr ? nullptr : biases + std::ptrdiff_t{p} * panel_columns<T>;
   }
   static constexpr bool uses_scratch = true;
+  bool lies_in_rows() const { return matrix.stride[1] == 1; }
 };
 
 /// c[i] = a · part i + bias for the parts of some columns, cut into tasks of a block of rows × a group of panels.
 ///
-/// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part; bias(part, p), null for none
+/// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part; bias(part, p), null for none; if it
+///           uses_scratch, lies_in_rows(): one row may meet its `matrix` as it is
 /// Numerics  per block of depth_block one chain from 0, then added to what came before: the bits of an element do not
 ///           depend on the tasks, on the other rows, or on how anything lies in memory
 template <class T, class Columns> class DenseProduct {
@@ -66,7 +70,8 @@ template <class T, class Columns> class DenseProduct {
  public:
   DenseProduct(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
                IsaLevel isa, Index workers)
-      : a_(a), columns_(columns), c_(c), kernel_(simd::panel_kernel<A, T>(isa)) {
+      : a_(a), columns_(columns), c_(c), kernel_(simd::panel_kernel<A, T>(isa)), isa_(isa) {
+    if constexpr (Columns::uses_scratch) in_rows_ = rows() == 1 && columns.lies_in_rows();
     panels_ = 0;
     for (const auto& part : c_) {
       panels_ += panels_of<T>(part.extent[1]);
@@ -75,7 +80,8 @@ template <class T, class Columns> class DenseProduct {
     register_columns_ = simd::with_isa(isa, [](auto tag) { return Index{simd::Vector<A, decltype(tag)>::width}; });
     row_blocks_ = (rows() + most_rows - 1) / most_rows;
     block_rows_ = std::min(rows(), most_rows);
-    groups_ = (panels_ + most_panels - 1) / most_panels;
+    const Index most = in_rows_ ? most_panels_of_a_row : most_panels;
+    groups_ = (panels_ + most - 1) / most;
     if (workers > 1)
       groups_ = std::max(groups_,
                          std::min(panels_, (most_tasks * workers + row_blocks_ - 1) / std::max(row_blocks_, Index{1})));
@@ -87,7 +93,9 @@ template <class T, class Columns> class DenseProduct {
   /// Elements that all workers share: the packed rows of a product of one block.
   std::size_t shared() const { return row_blocks_ == 1 ? size(depth_blocks()) * block_size() : 0; }
   /// Elements of scratch for each worker, of accumulators and of columns.
-  std::size_t scratch() const { return (row_blocks_ == 1 ? 0 : block_size()) + slots() * slot_size(); }
+  std::size_t scratch() const {
+    return (row_blocks_ == 1 ? 0 : block_size()) + (in_rows_ ? 2 * group_columns() : slots() * slot_size());
+  }
   std::size_t panel_scratch() const { return Columns::uses_scratch ? size(depth_block) * size(panel_columns<T>) : 0; }
 
   /// Before the first task: packs the rows that all share.
@@ -101,6 +109,8 @@ template <class T, class Columns> class DenseProduct {
     const Index first_row = task / groups_ * most_rows, n = std::min(most_rows, rows() - first_row);
     const Index begin = task % groups_ * group_panels_, end = std::min(begin + group_panels_, panels_);
     A* const slots = scratch + (row_blocks_ == 1 ? 0 : block_size());
+    if constexpr (Columns::uses_scratch)
+      if (in_rows_) return run_row(begin, end, scratch);
     if (row_blocks_ == 1) {
       // Few rows: the weights are read once, from end to end.
       Index done = begin;
@@ -135,9 +145,21 @@ template <class T, class Columns> class DenseProduct {
   }
 
  private:
+  /// Panels [begin, end) of the only part, for one row.
+  void run_row(Index begin, Index end, A* scratch) const {
+    const auto& c = c_[0];
+    const Index first = begin * panel_columns<T>, n = std::min(end * panel_columns<T>, c.extent[1]) - first;
+    A* const sums = scratch + group_columns();
+    // The packed row's blocks lie one after another.
+    simd::row_kernel<A, T>(isa_)({shared_, columns_.matrix.data + first, columns_.matrix.stride[0], depth(), n,
+                                  columns_.bias(0, begin), scratch, sums});
+    for (Index j = 0; j < n; ++j) c(0, first + j) = static_cast<T>(sums[j]);
+  }
+
   static constexpr Index most_rows = 128;  // so many rows of a, packed, and the results of a group stay in the L2 cache
   static constexpr Index most_panels = 24;
-  static constexpr Index most_tasks = 8;  // for each worker, so that none waits long for the last
+  static constexpr Index most_panels_of_a_row = 96;  // whose sums stay in the L1 cache
+  static constexpr Index most_tasks = 8;             // for each worker, so that none waits long for the last
 
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
   Index rows() const { return a_.extent[0]; }
@@ -147,6 +169,7 @@ template <class T, class Columns> class DenseProduct {
   std::size_t block_size() const { return size(block_rows_) * size(depth_block); }
   std::ptrdiff_t shared_at(Index k) const { return std::ptrdiff_t{k} * block_rows_; }
   std::size_t slot_size() const { return size(block_rows_) * size(panel_columns<T>); }
+  std::size_t group_columns() const { return size(group_panels_) * size(panel_columns<T>); }
   std::size_t slots() const { return in_place_ ? c_.size() : size(group_panels_); }
 
   /// Columns of panel p of a part.
@@ -220,8 +243,9 @@ template <class T, class Columns> class DenseProduct {
   const Columns& columns_;
   const std::span<const TensorView<T, 2>> c_;
   const simd::PanelKernel<A, T> kernel_;
+  const IsaLevel isa_;
   Index panels_ = 0, register_columns_ = 1, row_blocks_ = 0, block_rows_ = 0, groups_ = 0, group_panels_ = 0;
-  bool in_place_ = true;
+  bool in_place_ = true, in_rows_ = false;
   const A* shared_ = nullptr;
 };
 

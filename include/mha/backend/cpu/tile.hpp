@@ -15,60 +15,9 @@
 #include "../simd/tile_policies.hpp"
 #include "../simd/transpose.hpp"
 #include "../simd/widen.hpp"
+#include "tile_scratch.hpp"
 
 namespace mha::inline v0::detail::cpu {
-
-/// Keys per step of the online softmax. Steps start at absolute multiples of it, so that a row's bits do not depend on
-/// which other rows or keys are in the call.
-inline constexpr Index key_block = 128;
-
-/// Keys whose softmax is computed apart and merged with that of the keys before: what threads share when there are few
-/// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
-inline constexpr Index key_chunk = 32 * key_block;
-
-/// Hidden keys in the middle of a block that are worth leaving out.
-inline constexpr Index smallest_gap = 32;
-
-/// The rows of one tile, lane by lane: `heads` query heads of one key/value head, from h on, with queries
-/// [first, first + count) of sequence b each.
-struct TileRows {
-  Index b, h, heads, first, count;
-  Index lanes() const { return heads * count; }
-};
-
-template <class A> simd::TileState<A> take_state(Workspace::Frame& frame, Index lanes, Index value_dim) {
-  const auto take = [&](Index rows) {
-    return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(lanes));
-  };
-  return {take(1), take(1), take(value_dim)};
-}
-
-/// Scratch of one worker, for one tile.
-template <class A> struct TileScratch {
-  A *q, *s, *visible, *fade, *wide_keys, *wide_values, *row_out;
-  simd::TileState<A> part, total;
-
-  TileScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim, bool widens) {
-    const auto take = [&](Index rows, Index columns) {
-      return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
-    };
-    q = take(head_dim, lanes);
-    s = take(key_block, lanes);
-    visible = take(key_block, lanes);
-    fade = take(1, lanes);
-    wide_keys = take(widens ? key_block : 0, head_dim);
-    wide_values = take(widens ? key_block : 0, value_dim);
-    row_out = take(lanes, value_dim);
-    part = take_state<A>(frame, lanes, value_dim);
-    total = take_state<A>(frame, lanes, value_dim);
-  }
-
-  static std::size_t bytes(Index lanes, Index head_dim, Index value_dim, bool widens) {
-    const std::int64_t dims = std::int64_t{head_dim} + value_dim;
-    return sizeof(A) * static_cast<std::size_t>(lanes * (dims + 2 * value_dim + 2 * key_block + 5) +
-                                                (widens ? key_block * dims : 0));
-  }
-};
 
 /// A call whose policies have lost their types: QueryTile is compiled once for all of them.
 template <class T, class Source>

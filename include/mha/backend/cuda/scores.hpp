@@ -42,7 +42,7 @@ template <class Call> struct HeadLogits {
         scale(folds(c) ? A(1) : c.scale),
         slope(folds(c) ? c.scale * log2e() : log2e()) {}
 
-  MHA_KERNEL static constexpr A hidden() { return -static_cast<A>(__builtin_inf()); }
+  MHA_KERNEL static constexpr A hidden() { return minus_infinity<A>(); }
   MHA_KERNEL static constexpr A log2e() { return static_cast<A>(1.44269504088896340736); }
   MHA_KERNEL static constexpr A ln2() { return static_cast<A>(0.69314718055994530942); }
 

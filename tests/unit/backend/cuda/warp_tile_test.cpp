@@ -30,6 +30,8 @@ TEST(WarpTile, RowsEndAsTheFormulaSays) {
   Random random("WarpTile.RowEnd");
   support::AttendCase<float> c(random, {.heads = 2, .sink = true}, support::MaskKind::full);
   const float sink = c.call().sink[1];
+  auto without_sink = c.call();
+  without_sink.sink = {};
   support::gpu::launch<HostMachine>({1, 1, 1}, 32, 1024, [&](HostMachine& m) {
     const RowEnd<float> empty = end_of_row(m, c.call(), 1, -inf, 0.f);
     EXPECT_EQ(empty.inverse, 0);
@@ -38,6 +40,8 @@ TEST(WarpTile, RowsEndAsTheFormulaSays) {
     EXPECT_NEAR(row.inverse, 1 / (3 + std::exp(double(sink) - 2)), 1e-6);
     EXPECT_NEAR(row.log_sum_exp, 2 + std::log(3.), 1e-6);
     EXPECT_TRUE(std::isnan(end_of_row(m, c.call(), 0, -inf, nan).inverse));  // only NaN was seen
+    EXPECT_EQ(end_of_row(m, without_sink, 0, -inf, 0.f).inverse, 0);
+    EXPECT_EQ(end_of_row(m, without_sink, 0, 1.f, 4.f).inverse, 0.25f);
   });
 }
 
