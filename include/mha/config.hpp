@@ -26,6 +26,8 @@
 /// Whether this text is being compiled for a CUDA device.
 #if defined(__CUDA_ARCH__)
 #define MHA_ON_DEVICE 1
+/// Its compute capability, 800 for 8.0.
+#define MHA_DEVICE_CAPABILITY __CUDA_ARCH__
 #else
 #define MHA_ON_DEVICE 0
 #endif

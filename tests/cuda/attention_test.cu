@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on the GPU over shapes: head sizes between the kernels', lengths around their tiles, groups, few queries.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "on_gpu.hpp"
 
 namespace {
@@ -8,6 +12,7 @@ using on_gpu::expect_right_with;
 using on_gpu::Index;
 using on_gpu::Inputs;
 using on_gpu::Sizes;
+using on_gpu::Tensor;
 
 TEST(CudaAttention, HeadSizes) {
   MHA_NEEDS_GPU();
@@ -105,6 +110,117 @@ TEST(CudaAttention, AStreamIsRecordedAndReplayed) {
     check(cudaGraphDestroy(graph), "cudaGraphDestroy");
   }
   check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+/// (B, L, H, D) in memory ordered (B, H, L, D) that begins one element after 16 bytes.
+struct Askew {
+  mha::DeviceTensor<mha::bfloat16, 1> memory;
+  mha::TensorView<mha::bfloat16, 4> view;
+
+  static mha::TensorView<mha::bfloat16, 4> in(mha::bfloat16* data, const Tensor<mha::bfloat16, 4>& x) {
+    return mha::view_bhld(data + 1, x.extent(0), x.extent(2), x.extent(1), x.extent(3));
+  }
+  explicit Askew(const Tensor<mha::bfloat16, 4>& x) {
+    Tensor<mha::bfloat16, 1> near(x.size() + 1);
+    support::poison_all(near);
+    for (Index b = 0; b < x.extent(0); ++b)
+      for (Index l = 0; l < x.extent(1); ++l)
+        for (Index h = 0; h < x.extent(2); ++h)
+          for (Index d = 0; d < x.extent(3); ++d) in(near.data(), x)(b, l, h, d) = x(b, l, h, d);
+    memory = mha::to_device(near);
+    view = in(memory.data(), x);
+  }
+};
+
+TEST(CudaAttention, MemoryAskew) {
+  MHA_NEEDS_GPU();
+  support::Random random("cuda strides");
+  for (const Index queries : {2, 70})
+    for (const Index dim : {64, 128, 256, 300}) {
+      const Inputs<mha::bfloat16> in({2, queries, 90, 4, 2, dim, dim}, random);
+      Tensor<mha::bfloat16, 4> out(2, queries, 4, dim);
+      support::poison_all(out);
+      const Askew q(in.q), k(in.k), v(in.v), to(out);
+      mha::attention_into<mha::Cuda>(to.view, q.view, k.view, v.view, mha::Causal{});
+      const auto there = mha::to_host(to.memory);
+      for (Index b = 0; b < 2; ++b)
+        for (Index l = 0; l < queries; ++l)
+          for (Index h = 0; h < 4; ++h)
+            for (Index d = 0; d < dim; ++d) out(b, l, h, d) = there(1 + ((b * 4 + h) * queries + l) * dim + d);
+      Tensor<double, 4> expected(2, queries, 4, dim);
+      mha::attention_into<mha::Reference>(expected, in.wide(in.q), in.wide(in.k), in.wide(in.v), mha::Causal{});
+      on_gpu::expect_near(out, expected, 4 * on_gpu::tolerance<mha::bfloat16>(), in.sizes.text());
+      EXPECT_NE(support::to_double(there(0)), support::to_double(there(0))) << "what lies before is written";
+    }
+}
+
+TEST(CudaAttention, StreamsDoNotMeet) {
+  MHA_NEEDS_GPU();
+  using mha::cuda::check;
+  support::Random random("cuda streams");
+  struct Lane {
+    Inputs<mha::bfloat16> in;
+    cudaStream_t stream = nullptr;
+    mha::DeviceTensor<mha::bfloat16, 4> q, k, v, out;
+    Tensor<mha::bfloat16, 4> alone;
+  };
+  std::vector<Lane> lanes;
+  for (const Index queries : {1, 1, 300, 300})
+    lanes.push_back({Inputs<mha::bfloat16>({2, queries, 3000, 8, 2, 128, 128}, random), nullptr, {}, {}, {}, {}, {}});
+  std::vector<std::unique_ptr<mha::Cuda::Workspace>> workspaces;
+  const auto call = [&](std::size_t i) {
+    Lane& lane = lanes[i];
+    mha::attention_into<mha::Cuda>(lane.out, lane.q, lane.k, lane.v, mha::Causal{}, *workspaces[i]);
+  };
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    Lane& lane = lanes[i];
+    check(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    workspaces.push_back(std::make_unique<mha::Cuda::Workspace>(lane.stream));
+    lane.q = mha::to_device(lane.in.q, lane.stream);
+    lane.k = mha::to_device(lane.in.k, lane.stream);
+    lane.v = mha::to_device(lane.in.v, lane.stream);
+    lane.out = mha::DeviceTensor<mha::bfloat16, 4>(2, lane.in.sizes.queries, 8, 128);
+    call(i);
+    lane.alone = mha::to_host(lane.out, lane.stream);
+    check(cudaMemsetAsync(lane.out.data(), 0xff, lane.out.size() * 2, lane.stream), "cudaMemsetAsync");
+  }
+  for (int round = 0; round < 50; ++round)
+    for (std::size_t i = 0; i < lanes.size(); ++i) call(i);
+  for (Lane& lane : lanes) EXPECT_EQ(support::differing(mha::to_host(lane.out, lane.stream), lane.alone), 0u);
+  workspaces.clear();
+  for (Lane& lane : lanes) check(cudaStreamDestroy(lane.stream), "cudaStreamDestroy");
+}
+
+TEST(CudaAttention, MoreThanTwoToThe31Elements) {
+  MHA_NEEDS_GPU();
+  using mha::cuda::check;
+  using T = mha::bfloat16;
+  constexpr Index keys = (Index{1} << 21) + 77, heads = 8, dim = 128;
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+  if (free < std::size_t{10} << 30) GTEST_SKIP() << "this test takes 10 GiB, the device has " << free << " bytes free";
+  support::Random random("cuda large");
+  // Keys and values are 0 but for the last, which the last query looks at alone: its logit is 45, the others' are 0.
+  mha::DeviceTensor<T, 4> k(1, keys, heads, dim), v(1, keys, heads, dim);
+  Tensor<T, 2> last_key(heads, dim), last_value(heads, dim);
+  std::fill(last_key.begin(), last_key.end(), T(4.f));
+  random.fill(last_value);
+  const std::size_t bytes = last_key.size() * sizeof(T);
+  for (auto* const t : {&k, &v}) check(cudaMemset(t->data(), 0, t->size() * sizeof(T)), "cudaMemset");
+  check(cudaMemcpy(k.data() + k.size() - last_key.size(), last_key.data(), bytes, cudaMemcpyHostToDevice),
+        "cudaMemcpy");
+  check(cudaMemcpy(v.data() + v.size() - last_key.size(), last_value.data(), bytes, cudaMemcpyHostToDevice),
+        "cudaMemcpy");
+  for (const Index queries : {1, 40}) {
+    Tensor<T, 4> q(1, queries, heads, dim);
+    std::fill(q.begin(), q.end(), T(1.f));
+    const auto out = mha::to_host(mha::attention<mha::Cuda>(mha::to_device(q), k, v, mha::Causal{}));
+    for (Index h = 0; h < heads; ++h)
+      for (Index d = 0; d < dim; ++d) {
+        ASSERT_NEAR(float(out(0, queries - 1, h, d)), float(last_value(h, d)), 1e-2) << queries;
+        if (queries > 1) ASSERT_EQ(float(out(0, 0, h, d)), 0.f);
+      }
+  }
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace support {
 
 /// Pages that are closed to everybody but while a Kernel lives. Nothing is given back: tests are small.
 struct FarMemory {
+  static constexpr std::size_t alignment = 64;
   static constexpr std::size_t capacity = std::size_t{1} << 28;
 
   static std::byte* base() {
@@ -32,7 +33,7 @@ struct FarMemory {
   static std::byte* allocate(std::size_t bytes) {
     static std::size_t used = 0;
     std::byte* const p = base() + used;
-    used += (bytes + 63) / 64 * 64;
+    used += (bytes + alignment - 1) / alignment * alignment;
     if (used > capacity) throw std::bad_alloc();
     return p;
   }

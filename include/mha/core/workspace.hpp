@@ -15,6 +15,7 @@ namespace mha::inline v0 {
 
 /// Memory of the host as an Arena takes it: uninitialised, aligned.
 struct HostMemory {
+  static constexpr std::size_t alignment = mha::alignment;
   static std::byte* allocate(std::size_t bytes) {
     return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{alignment}));
   }
@@ -23,7 +24,7 @@ struct HostMemory {
 
 /// Scratch memory that is kept from call to call: after the first call of a shape no other allocates.
 ///
-/// Source::allocate(bytes), aligned to mha::alignment, throws where there is no more; Source::free(p) gives it back.
+/// Source::allocate(bytes), aligned to Source::alignment, throws where there is no more; Source::free(p) gives it back.
 template <class Source> class Arena {
  public:
   Arena() = default;
@@ -56,7 +57,7 @@ template <class Source> class Arena {
     Frame& operator=(const Frame&) = delete;
     ~Frame() { arena_.restore(block_, used_); }
 
-    /// n uninitialised elements, 64-byte aligned, valid while the frame lives.
+    /// n uninitialised elements, aligned to Source::alignment, valid while the frame lives.
     template <class T> T* take(std::size_t n) {
       static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
                     "mha: a Workspace holds trivial types only (see mha/core/workspace.hpp)");
@@ -91,7 +92,7 @@ template <class Source> class Arena {
   }
 
   std::byte* take_bytes(std::size_t n) {
-    n = (n + alignment - 1) / alignment * alignment;
+    n = (n + Source::alignment - 1) / Source::alignment * Source::alignment;
     // An outer frame still uses earlier blocks, so growing adds one and moves nothing.
     if (blocks_.empty() || blocks_.back().size - used_ < n) grow(n > bytes() ? n : bytes());
     std::byte* const p = blocks_.back().memory.get() + used_;

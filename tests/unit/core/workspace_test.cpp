@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -46,6 +47,22 @@ TEST(Workspace, GivesAlignedMemoryThatDoesNotOverlap) {
   for (std::size_t i = 0; i < 50; ++i)
     for (std::size_t j = 0; j <= i; ++j) ASSERT_EQ(pieces[i][j], static_cast<char>(i));
   EXPECT_TRUE(aligned(frame.take<double>(3)));
+}
+
+/// Memory that hands out whole pages, as a device does.
+struct Pages {
+  static constexpr std::size_t alignment = 4096;
+  static std::byte* allocate(std::size_t bytes) {
+    return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{alignment}));
+  }
+  static void free(std::byte* p) noexcept { ::operator delete (p, std::align_val_t{alignment}); }
+};
+
+TEST(Arena, AlignsAsItsSourceDoes) {
+  mha::Arena<Pages> arena(std::size_t{1} << 16);
+  auto frame = arena.frame();
+  for (std::size_t i = 1; i < 9; ++i)
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(frame.take<char>(1000 * i)) % Pages::alignment, 0u);
 }
 
 TEST(Workspace, ASecondRoundAllocatesNothing) {

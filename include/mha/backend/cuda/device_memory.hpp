@@ -19,6 +19,7 @@ namespace mha::inline v0::cuda {
 
 /// What an Arena takes. Giving memory back waits for the device, so that nothing that still runs loses it.
 struct DeviceMemory {
+  static constexpr std::size_t alignment = 256;  ///< what cuBLASLt wants of its scratch
   static std::byte* allocate(std::size_t bytes) {
     void* p = nullptr;
     check(cudaMalloc(&p, bytes), "cudaMalloc");

@@ -44,8 +44,12 @@ void launch(const char* name, dim3 grid, int threads, std::size_t shared_bytes, 
     const int device = current_device();
     const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
     if ((asked.load(std::memory_order_relaxed) & bit) == 0) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-            name);
+      // For all there is: another launch of the same kernel may need more than this one.
+      cudaFuncAttributes own{};
+      check(cudaFuncGetAttributes(&own, kernel), name);
+      const int most =
+          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(own.sharedSizeBytes);
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), name);
       asked.fetch_or(bit, std::memory_order_relaxed);
     }
   }
@@ -71,6 +75,9 @@ template <Items I> void run_items(const I& items, cudaStream_t stream) {
 
 /// Calls every mask and score of a composition from device code, so that one which the host alone can call is an error
 /// of the compiler: inside a composition it would be a warning and wrong code. Nothing of it runs.
+template <class A, class B> __device__ void touch(const And<A, B>& mask);
+template <class A, class B> __device__ void touch(const Or<A, B>& mask);
+template <class A> __device__ void touch(const Not<A>& mask);
 template <class M> __device__ void touch(const M& mask) {
   if (false) static_cast<void>(mask(0, 0, 0, 0));
 }

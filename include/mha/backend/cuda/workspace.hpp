@@ -14,8 +14,11 @@ namespace mha::inline v0::cuda {
 /// cuBLASLt, pinned memory for a call's small numbers.
 ///
 /// Calls given one are enqueued in its stream and return at once. After the first call of a shape no other allocates or
-/// waits, so that it can be recorded in a CUDA graph unless it is ragged. One workspace serves one thread and one
-/// stream on the device that was current at its first call; what it holds is freed by its destructor, which waits.
+/// waits, so that it can be recorded in a CUDA graph. A ragged call cannot: its numbers travel through pinned memory, a
+/// block of which each of the first 64 transfers allocates. A graph holds addresses of the workspace: it must outlive
+/// the graph, and a call of a larger shape, which makes it grow, ends the graph's use. One workspace serves one thread
+/// and one stream on the device that was current at its first call; what it holds is freed by its destructor, which
+/// waits.
 class Workspace {
  public:
   static constexpr bool is_workspace = true;

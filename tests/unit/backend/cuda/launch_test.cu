@@ -47,4 +47,25 @@ TEST(CudaLaunch, ARefusedLaunchSaysWhichItWas) {
   }
 }
 
+struct LastByte {
+  int last;
+  int* to;
+};
+__global__ void write_last(const __grid_constant__ LastByte p) {
+  extern __shared__ unsigned char bytes[];
+  bytes[p.last] = 7;
+  *p.to = bytes[p.last];
+}
+
+TEST(CudaLaunch, TheSharedMemoryOfAKernelMayGrow) {
+  MHA_NEEDS_GPU();
+  mha::DeviceTensor<int, 1> to(1);
+  for (const int kilobytes : {50, 60, 96, 52}) {
+    const int bytes = kilobytes * 1024;
+    mha::cuda::launch<write_last>("attention", dim3(1), 1, static_cast<std::size_t>(bytes),
+                                  LastByte{bytes - 1, to.data()}, nullptr);
+    EXPECT_EQ(mha::to_host(to)(0), 7);
+  }
+}
+
 }  // namespace
