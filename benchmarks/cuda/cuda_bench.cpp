@@ -155,7 +155,8 @@ struct Shape {
 
 template <class T> void forward(benchmark::State& state, const std::string& name, const Shape& shape) {
   attempt(state, [&] {
-    const auto [length, dim, pattern] = shape;
+    const Index length = shape.length, dim = shape.dim;
+    const std::string& pattern = shape.pattern;
     using Tensor = mha::DeviceTensor<T, 4>;
     Tensor q(1, length, q_heads, dim), k(1, length, kv_heads, dim), v(1, length, kv_heads, dim),
         out(1, length, q_heads, dim);
@@ -198,7 +199,7 @@ struct Decode {
 /// from memory and not from a cache.
 template <class T> void decode(benchmark::State& state, const std::string& name, const Decode& shape) {
   attempt(state, [&] {
-    const auto [batch, queries, keys] = shape;
+    const Index batch = shape.batch, queries = shape.queries, keys = shape.keys;
     constexpr Index dim = Decode::dim;
     const std::size_t each = static_cast<std::size_t>(batch) * static_cast<std::size_t>(keys) * kv_heads * dim;
     const double bytes = 2.0 * static_cast<double>(each * sizeof(T));
