@@ -7,7 +7,7 @@
 #include "machine.hpp"
 
 #if MHA_ON_DEVICE && MHA_DEVICE_CAPABILITY < 800
-#error "mha: the kernels of Cuda need compute capability 8.0: compile with -arch=sm_80 or newer, nvcc's default is older"
+#error "mha: the kernels of Cuda need compute capability 8.0: compile with -arch=sm_80 or newer"
 #endif
 
 namespace mha::inline v0 {
