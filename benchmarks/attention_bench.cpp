@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention() on one thread against the materialised Eigen baseline, and on all threads against one.
+// attention() on one thread against the materialised Eigen baseline, and on all threads against one; beside that, what
+// the machine allows: as many calls on one thread each, at the same time, that have nothing to do with each other.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -58,10 +60,12 @@ struct Samples {
   std::vector<double> ours, eigen, triangular, peak;
   bench::Footprint our_footprint, our_second, eigen_footprint;
 };
+/// Of each round: rates of one thread (before and after the others, so that a drift of the machine cancels), of all,
+/// and of calls side by side, as multiples of one thread's.
 struct Scaling {
   int length = 0, dim = 0;
   bool causal = false;
-  std::vector<double> one, all;
+  std::vector<double> one, all, speedup, allowed;
 };
 std::map<std::string, Samples> against_eigen;
 std::map<std::string, Scaling> over_threads;
@@ -120,18 +124,41 @@ void scaling(benchmark::State& state, int length, int dim, bool causal) {
   samples.length = length;
   samples.dim = dim;
   samples.causal = causal;
-  Inputs in(length, dim);
-  mha::Workspace workspace;
-  const auto one = [&] { ours<mha::CpuWith<mha::Serial>>(in, causal, workspace); };
-  const auto all = [&] { ours<mha::Cpu>(in, causal, workspace); };
-  const int one_calls = bench::calls_per_sample(bench::wall_seconds, one);
-  const int all_calls = bench::calls_per_sample(bench::wall_seconds, all);
+  const auto threads = static_cast<std::size_t>(mha::ThreadPool{}.workers());
+  std::vector<Inputs> in(threads, Inputs(length, dim));
+  std::vector<mha::Workspace> workspaces(threads);
+  const auto one = [&] { ours<mha::CpuWith<mha::Serial>>(in[0], causal, workspaces[0]); };
+  const auto all = [&] { ours<mha::Cpu>(in[0], causal, workspaces[0]); };
+  const int calls = 2 * bench::calls_per_sample(bench::wall_seconds, one);
+  const auto side_by_side = [&] {
+    std::vector<std::thread> others;
+    for (std::size_t t = 0; t < threads; ++t)
+      others.emplace_back([&, t] {
+        for (int i = 0; i < calls; ++i) ours<mha::CpuWith<mha::Serial>>(in[t], causal, workspaces[t]);
+      });
+    for (std::thread& t : others) t.join();
+  };
+  all();
+  side_by_side();
   for ([[maybe_unused]] auto _ : state) {
-    samples.one.push_back(bench::seconds_per_call(bench::wall_seconds, one_calls, one));
-    samples.all.push_back(bench::seconds_per_call(bench::wall_seconds, all_calls, all));
-    state.SetIterationTime(samples.all.back());
+    const double before = bench::seconds_per_call(bench::wall_seconds, calls, one);
+    const double shared = bench::seconds_per_call(bench::wall_seconds, calls, all);
+    const double apart = bench::seconds_per_call(bench::wall_seconds, 1, side_by_side) / calls;
+    const double after = bench::seconds_per_call(bench::wall_seconds, calls, one);
+    samples.one.push_back((before + after) / 2);
+    samples.all.push_back(shared);
+    samples.speedup.push_back(samples.one.back() / shared);
+    samples.allowed.push_back(static_cast<double>(threads) * samples.one.back() / apart);
+    state.SetIterationTime(shared);
   }
-  state.counters["speedup"] = bench::median_ratio(samples.one, samples.all);
+  state.counters["speedup"] = bench::median(samples.speedup);
+  state.counters["allowed"] = bench::median(samples.allowed);
+}
+
+/// Median and the middle half: 1.91× (1.88–1.93).
+std::string with_spread(const std::vector<double>& values) {
+  return bench::number(bench::median(values), 2) + "× (" + bench::number(bench::quantile(values, 0.25), 2) + "–" +
+         bench::number(bench::quantile(values, 0.75), 2) + ")";
 }
 
 void print_tables() {
@@ -154,14 +181,15 @@ void print_tables() {
          counted ? bench::mebibytes(s.eigen_footprint.bytes) : "", counted ? std::to_string(s.our_second.count) : ""});
   }
   table.print();
-  bench::Table threads({"D", "L", "mask", "threads", "one thread GFLOP/s", "all GFLOP/s", "speedup"});
+  bench::Table threads({"D", "L", "mask", "threads", "one thread GFLOP/s", "all GFLOP/s", "speedup (quartiles)",
+                        "unrelated calls side by side", "of what they allow"});
   for (const std::string& key : thread_order) {
     const Scaling& s = over_threads.at(key);
     const double flop = visible_flop(s.length, s.dim, s.causal) * 1e-9;
     threads.add({std::to_string(s.dim), std::to_string(s.length), s.causal ? "causal" : "full",
                  std::to_string(mha::ThreadPool{}.workers()), bench::number(flop / bench::median(s.one), 1),
-                 bench::number(flop / bench::median(s.all), 1),
-                 bench::number(bench::median_ratio(s.one, s.all), 2) + "×"});
+                 bench::number(flop / bench::median(s.all), 1), with_spread(s.speedup), with_spread(s.allowed),
+                 bench::number(100 * bench::median_ratio(s.speedup, s.allowed), 0) + " %"});
   }
   threads.print();
 }
@@ -180,7 +208,7 @@ int main(int argc, char** argv) {
             ->Unit(benchmark::kMillisecond);
         if (length == 512 || length == 2048)
           benchmark::RegisterBenchmark(("threads" + shape).c_str(), scaling, length, dim, causal)
-              ->Iterations(rounds)
+              ->Iterations(2 * rounds)
               ->UseManualTime()
               ->Unit(benchmark::kMillisecond);
       }

@@ -40,6 +40,12 @@ inline double median(std::vector<double> values) {
   const std::size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
+/// The value that a share of the others does not exceed.
+inline double quantile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
 /// Median of a[i] / b[i]: both samples of a round saw the same machine.
 inline double median_ratio(const std::vector<double>& a, const std::vector<double>& b) {
   std::vector<double> ratios;

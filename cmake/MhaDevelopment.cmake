@@ -7,7 +7,7 @@ add_library(mha_development INTERFACE)
 target_link_libraries(mha_development INTERFACE mha::mha)
 set(mha_warnings -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
                  $<$<BOOL:${MHA_WARNINGS_AS_ERRORS}>:-Werror>)
-set(mha_cuda_warnings -Xcompiler=-Wall,-Wextra,-Wshadow -Xptxas=-warn-spills
+set(mha_cuda_warnings -Xcompiler=-Wall,-Wextra,-Wshadow
                       $<$<BOOL:${MHA_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
 target_compile_options(mha_development INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${mha_warnings}>"
                                                  "$<$<COMPILE_LANGUAGE:CUDA>:${mha_cuda_warnings}>")

@@ -59,6 +59,8 @@ struct Shift {
   }
 };
 
+static_assert(mha::Position<Shift>);
+
 TEST(Stages, APositionOfTheUsersRunsSequenceBySequence) {
   std::vector<float> rows(6, 100);
   const Index offsets[] = {0, 2, 2, 6}, first[] = {10, 20, 30};

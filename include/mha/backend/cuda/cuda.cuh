@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 
@@ -178,7 +179,10 @@ struct Cuda {
       product.accumulates = true;
       choice = workspace.products().choose(product);
     }
-    workspace.products().run(product, choice, frame.template take<std::byte>(choice.scratch), workspace.stream());
+    constexpr std::size_t whole = 256;  // cuBLASLt wants its scratch at a multiple of that
+    auto* const bytes = frame.template take<std::byte>(choice.scratch + whole);
+    auto* const scratch = bytes + (whole - reinterpret_cast<std::uintptr_t>(bytes) % whole) % whole;
+    workspace.products().run(product, choice, scratch, workspace.stream());
     if (!in_place) copy(TensorView<const T, 2>(c), call.c);
   }
 };

@@ -42,7 +42,8 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
   const auto launch = [&](const auto& p) {
     return n(p.grid) + " blocks of " + n(p.threads) + " threads, " + n(p.shared_bytes) + " bytes of shared memory each";
   };
-  const bool whole = plan.head_dim * sizeof(T) % 16 == 0 && plan.value_dim * sizeof(T) % 16 == 0;
+  constexpr Index pack = 16 / int{sizeof(T)};
+  const bool whole = plan.head_dim % pack == 0 && plan.value_dim % pack == 0;
   const CallFacts known{plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim,
                         whole ? RowLayout::aligned : RowLayout::any};
   const std::string scalar = mha::detail::scalar_name<T>();

@@ -44,7 +44,7 @@ using ForwardShapes = ShapeList<ForwardShape<32, 32, 128, 64, 4, RowLayout::alig
                                 ForwardShape<192, 192, 128, 32, 8, RowLayout::aligned>,  //
                                 ForwardShape<256, 256, 128, 32, 8, RowLayout::aligned>,  //
                                 ForwardShape<64, 64, 128, 64, 4, RowLayout::any>,        //
-                                ForwardShape<128, 128, 128, 32, 4, RowLayout::any>,      //
+                                ForwardShape<128, 128, 64, 64, 4, RowLayout::any>,       //
                                 ForwardShape<256, 256, 64, 32, 4, RowLayout::any>>;
 
 /// f(Shape{}) for the shape of this number.

@@ -118,13 +118,14 @@ template <> struct Exp2Constants<double> {
 template <class V> MHA_ALWAYS_INLINE void wide_exp2_in_place(V& x, float) {
   using C = Exp2Constants<float>;
   constexpr int terms = static_cast<int>(std::size(C::floor));
-  const V low = C::lowest - V{};
-  V fraction, p = C::floor[0] - V{};
+  const V zero{};
+  const V low = C::lowest - zero;
+  V fraction, p = C::floor[0] - zero;
   std::uint16_t keep;
   asm("vreduceps $9, %1, %0" : "=v"(fraction) : "v"(x));
 #pragma GCC unroll 16
   for (int i = 1; i < terms; ++i) {
-    const V c = C::floor[i] - V{};
+    const V c = C::floor[i] - zero;
     asm("vfmadd213ps %2, %1, %0" : "+v"(p) : "v"(fraction), "v"(c));
   }
   asm("vcmpnltps %2, %1, %0" : "=Yk"(keep) : "v"(x), "v"(low));
@@ -133,13 +134,14 @@ template <class V> MHA_ALWAYS_INLINE void wide_exp2_in_place(V& x, float) {
 template <class V> MHA_ALWAYS_INLINE void wide_exp2_in_place(V& x, double) {
   using C = Exp2Constants<double>;
   constexpr int terms = static_cast<int>(std::size(C::floor));
-  const V low = C::lowest - V{};
-  V fraction, p = C::floor[0] - V{};
+  const V zero{};
+  const V low = C::lowest - zero;
+  V fraction, p = C::floor[0] - zero;
   std::uint8_t keep;
   asm("vreducepd $9, %1, %0" : "=v"(fraction) : "v"(x));
 #pragma GCC unroll 16
   for (int i = 1; i < terms; ++i) {
-    const V c = C::floor[i] - V{};
+    const V c = C::floor[i] - zero;
     asm("vfmadd213pd %2, %1, %0" : "+v"(p) : "v"(fraction), "v"(c));
   }
   asm("vcmpnltpd %2, %1, %0" : "=Yk"(keep) : "v"(x), "v"(low));
@@ -165,7 +167,8 @@ template <class T, class Isa> MHA_ALWAYS_INLINE void exp2_in_place(vector_t<T, I
   constexpr int terms = static_cast<int>(std::size(C::nearest));
   const V shifted = x + C::round_to_exponent;
   const V fraction = x - (shifted - C::round_to_exponent);
-  V p = C::nearest[0] - V{};
+  const V zero{};  // named: nvcc crashes on a literal beside a constant
+  V p = C::nearest[0] - zero;
 #pragma GCC unroll 16
   for (int i = 1; i < terms; ++i) p = p * fraction + C::nearest[i];
   // The product with 2^n, and not an addition to the exponent, keeps NaN a NaN.

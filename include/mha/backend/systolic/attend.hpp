@@ -15,18 +15,22 @@
 
 namespace mha::inline v0::detail::systolic {
 
-/// All keys and values of a call, packed once per sequence and key/value head.
+/// The keys and values of a call, packed once per sequence and key/value head: all of them, or one head at a time in
+/// the same place, which a near cache then keeps.
 class PackedCall {
  public:
   /// Memory from `frame`, nothing packed yet.
   template <class T, class Source, class M, class S>
-  PackedCall(const AttendCall<T, Source, M, S>& call, Workspace::Frame& frame, bool with_values)
+  PackedCall(const AttendCall<T, Source, M, S>& call, Workspace::Frame& frame, bool with_values, bool one_at_a_time)
       : heads_(call.kv_heads), head_dim_(call.head_dim), value_dim_(with_values ? call.value_dim : 0) {
-    first_ = frame.take<std::size_t>(static_cast<std::size_t>(call.shape.batch) + 1);
-    first_[0] = 0;
-    for (Index b = 0; b < call.shape.batch; ++b)
-      first_[b + 1] = first_[b] + static_cast<std::size_t>(heads_) * KvTiles::padded(call.keys(b));
-    const std::size_t rows = first_[call.shape.batch];
+    std::size_t rows = KvTiles::padded(call.shape.keys);
+    if (!one_at_a_time) {
+      first_ = frame.take<std::size_t>(static_cast<std::size_t>(call.shape.batch) + 1);
+      first_[0] = 0;
+      for (Index b = 0; b < call.shape.batch; ++b)
+        first_[b + 1] = first_[b] + static_cast<std::size_t>(heads_) * KvTiles::padded(call.keys(b));
+      rows = first_[call.shape.batch];
+    }
     keys_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(head_dim_, tile_depth)));
     values_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(value_dim_, tile_side)));
     non_finite_ = frame.take<std::uint8_t>(rows / key_block);
@@ -34,8 +38,11 @@ class PackedCall {
   }
 
   KvTiles at(Index b, Index g) const {
-    const std::size_t per_head = (first_[b + 1] - first_[b]) / static_cast<std::size_t>(heads_);
-    const std::size_t row = first_[b] + static_cast<std::size_t>(g) * per_head;
+    std::size_t row = 0;
+    if (first_ != nullptr) {
+      const std::size_t per_head = (first_[b + 1] - first_[b]) / static_cast<std::size_t>(heads_);
+      row = first_[b] + static_cast<std::size_t>(g) * per_head;
+    }
     return {keys_ + row * static_cast<std::size_t>(round_up(head_dim_, tile_depth)),
             values_ + row * static_cast<std::size_t>(round_up(value_dim_, tile_side)), non_finite_ + row / key_block,
             head_dim_, value_dim_};
@@ -43,7 +50,7 @@ class PackedCall {
 
  private:
   Index heads_, head_dim_, value_dim_;
-  std::size_t* first_;  ///< row of sequence b, each of its heads padded to whole value blocks
+  std::size_t* first_ = nullptr;  ///< row of sequence b, each of its heads padded to whole value blocks
   bfloat16 *keys_, *values_;
   std::uint8_t* non_finite_;
 };
@@ -76,15 +83,9 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
       2.0 * static_cast<double>(pairs) * call.shape.queries * call.shape.keys * (double(call.head_dim) + value_dim);
   const bool parallel = flop >= enough_flop;
   const Index workers = parallel ? threads.workers() : 1;
-  const auto share = [&](std::int64_t count, const auto& task) {
-    if (parallel)
-      threads.run(static_cast<Index>(count), task);
-    else
-      Serial{}.run(static_cast<Index>(count), task);
-  };
 
   auto frame = workspace.frame();
-  const PackedCall packed(call, frame, WithValues);
+  const PackedCall packed(call, frame, WithValues, workers == 1);
   struct Worker {
     BlockScratch block;
     bfloat16* pack;
@@ -98,20 +99,15 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
     for (Index i = 0; i < together; ++i) scratch[w].states[i] = TileState(frame, lanes, call.head_dim, value_dim);
   }
 
-  share(packs, [&](Index t, Index worker) {
-    const Index chunk = t % chunks, g = t / chunks % call.kv_heads, b = t / chunks / call.kv_heads;
+  const auto pack = [&](Index b, Index g, Index chunk, Index worker) {
     const Index n = call.keys(b), end = std::min(n, (chunk + 1) * value_block);
     const KvTiles to = packed.at(b, g);
     for (Index k = chunk * value_block; k < end; k += key_block) {
       pack_keys(call.kv, b, g, k, n, kernels.level, to);
       if constexpr (WithValues) pack_values(call.kv, b, g, k, n, kernels.level, to, scratch[worker].pack);
     }
-  });
-
-  share(tasks, [&](Index t, Index worker) {
-    // Late queries of a causal mask see the most keys.
-    const Index first = (groups - 1 - t % groups) * group;
-    const Index h = t / groups % call.shape.heads, b = t / groups / call.shape.heads;
+  };
+  const auto run = [&](Index b, Index h, Index first, Index worker) {
     const Index count = std::min(together, (call.queries(b) - first + lanes - 1) / lanes);
     if (count <= 0) return;  // a short sequence of a ragged batch
     const UnitScope unit(kernels.product.unit);
@@ -120,19 +116,36 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
     for (Index i = 0; i < count; ++i)
       tiles[i].emplace(call, kernels, kv, scratch[worker].block, scratch[worker].states[i], b, h, first + i * lanes);
     f(tiles, count);
+  };
+
+  if (workers == 1) {
+    for (Index b = 0; b < call.shape.batch; ++b)
+      for (Index h = 0; h < call.shape.heads; ++h) {
+        if (const Index g = call.kv_head(h); h == 0 || g != call.kv_head(h - 1))
+          for (Index chunk = 0; chunk < chunks; ++chunk) pack(b, g, chunk, 0);
+        for (Index t = 0; t < groups; ++t) run(b, h, t * group, 0);
+      }
+    return;
+  }
+  threads.run(static_cast<Index>(packs), [&](Index t, Index worker) {
+    pack(t / chunks / call.kv_heads, t / chunks % call.kv_heads, t % chunks, worker);
+  });
+  threads.run(static_cast<Index>(tasks), [&](Index t, Index worker) {
+    // Late queries of a causal mask see the most keys.
+    run(t / groups / call.shape.heads, t / groups % call.shape.heads, (groups - 1 - t % groups) * group, worker);
   });
 }
 
 /// out = softmax(…) v of a whole call: both products on the array, everything between them in float.
 ///
-/// Formula   what a row adds up is Σ p̃ v / Σ p̃: weights p relative to an anchor (softmax.hpp), truncated to bfloat16 in
+/// Formula   what a row adds up is Σ p̃ v / Σ p̃: weights p relative to an anchor (softmax.hpp), as bfloat16 numbers in
 ///           the numerator and in the denominator alike
 /// Numerics  against exact attention over the rounded q, k, v, with w the exact weights and r the exact result,
 ///             |out − r| ≤ (ε·(Σ w |v| + |r|) + Lk·2⁻²³·Σ w |v|) / (1 − ε) + the rounding to T,
 ///             ε = 2⁻⁷ + 10⁻⁴ + 2η,  η = (D + 8)·2⁻²⁴·max scale·Σ|q||k|:
-///           truncation takes less than 2⁻⁷ of a weight, the exponential and the logit's own error change it by
-///           10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The log-sum-exp is
-///           that of the truncated weights: within ε / (1 − ε) of the exact one. Before the division the weights
+///           a weight is within 0.73 % < 2⁻⁷ of its power of two, to either side; a fade and the logit's own error
+///           change it by 10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The
+///           log-sum-exp is that of these weights: within ε / (1 − ε) of the exact one. Before the division the weights
 ///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
 template <class T, class Source, class M, class S, class Threads>

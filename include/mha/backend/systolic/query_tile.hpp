@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numbers>
+#include <type_traits>
 
 #include "../backend.hpp"
 #include "../simd/tile_policies.hpp"
@@ -179,13 +180,19 @@ template <class T, class Source, class M, class S> class QueryTile {
 
   void pack_queries() const {
     const Index width = round_up(call_.head_dim, tile_depth);
+    if constexpr (std::is_same_v<T, bfloat16>)
+      if (count_ == lanes() && width == call_.head_dim && call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0)
+        return pack_columns(call_.query(b_, first_, h_), call_.q.stride[1]);
     round_rows<T>(kernels_.level,
                   {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
                   width, tile_depth, -lanes());  // the next tile is that of the queries before
     std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
+    pack_columns(at_.rows, width);
+  }
+  void pack_columns(const bfloat16* rows, std::ptrdiff_t stride) const {
     simd::with_isa(kernels_.level, [&](auto isa) {
-      decltype(isa)::template run<PackColumnsBody, const bfloat16*>(at_.rows, width, lanes() / tile_side,
-                                                                    width / tile_depth, state_.q);
+      decltype(isa)::template run<PackColumnsBody, const bfloat16*>(rows, stride, lanes() / tile_side,
+                                                                    kv_.depth_steps(), state_.q);
       return 0;
     });
   }

@@ -21,8 +21,8 @@ namespace mha::inline v0::detail::systolic {
 
 inline constexpr float largest_block_sum = 65536.f;
 
-/// Powers of two are counted in these steps: as many as a bfloat16 number has between 1 and 2.
-inline constexpr float steps = 128.f;
+/// Steps that a power of two is counted in: as many as a bfloat16 number has between 1 and 2.
+inline constexpr float octave = 128.f;
 
 /// Anchors from here on (in powers of two) are too coarse to be subtracted after the multiplication by the slope.
 inline constexpr float far_anchor = 16384.f;
@@ -135,7 +135,7 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
     using I = typename simd::Vector<float, Isa>::int_type;
     constexpr int W = simd::Vector<float, Isa>::width;
     const Index lanes = rows->lanes;
-    const float slope = rows->slope * steps;
+    const float slope = rows->slope * octave;
     const V zero{}, nan = zero + std::numeric_limits<float>::quiet_NaN();
     V least = zero + counts;
     I table{}, word = (I)least;
@@ -147,7 +147,7 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
       simd::load(anchor, rows->anchor + lane);
       anchor = anchor == -std::numeric_limits<float>::infinity() ? zero : anchor;
       const I far = ~(I)((offset < far_anchor) & (offset > -far_anchor));
-      const V start = (counts + 127.f * steps) - offset * steps;  // exact unless far
+      const V start = (counts + 127.f * octave) - offset * octave;  // exact unless far
       I seen{};
       const float* from = s + lane;
       for (Index step = 0; step < n; step += tile_depth) {
@@ -186,7 +186,7 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
   MHA_ALWAYS_INLINE static void count(V& x, float slope, const V& start, const V& anchor, const I& far,
                                       const V& least) {
     V n = x * slope + start;
-    if constexpr (Guarded) n = far ? (x - anchor) * slope + (counts + 127.f * steps) : n;
+    if constexpr (Guarded) n = far ? (x - anchor) * slope + (counts + 127.f * octave) : n;
     simd::raise<float>(n, least);
     if constexpr (Guarded) n = n == n ? n : (V)((I)least | 0x7fffu);
     x = n;

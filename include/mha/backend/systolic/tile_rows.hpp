@@ -99,31 +99,60 @@ template <class T> struct StoreRowsBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const float* from, const float* factor, Index lanes, float* rows,
                                     StridedRows<T> to) {
-    constexpr int W = simd::Vector<float, Isa>::width;
     const Index padded = round_up(to.width, tile_side);
-    for (Index lane = 0; lane < to.count; lane += tile_side)
-      for (Index row = 0; row < padded; row += tile_side) {
+    Index paired = 0;
+    if constexpr (std::is_same_v<T, bfloat16>)
+      if (to.stride == 1) paired = to.width / tile_depth * tile_depth;
+    for (Index lane = 0; lane < to.count; lane += tile_side) {
+      const Index count = std::min(tile_side, to.count - lane);
+      if constexpr (std::is_same_v<T, bfloat16>)
+        for (Index d = 0; d < paired; d += tile_depth)
+          store_pairs<Isa>(from + std::ptrdiff_t{d} * lanes + lane, factor + lane, lanes, count,
+                           to.first + lane * to.row_stride + d, to.row_stride);
+      for (Index row = paired; row < padded; row += tile_side) {
         alignas(64) float tile[tile_words];
         for (Index i = 0; i < tile_side; ++i)
-          for (Index j = 0; j < tile_side; j += W) {
-            simd::vector_t<float, Isa> x, f;
-            simd::load(x, from + std::ptrdiff_t{row + i} * lanes + lane + j);
-            simd::load(f, factor + lane + j);
-            x = x * f + 0.f;
+          for (Index j = 0; j < tile_side; j += simd::Vector<float, Isa>::width) {
+            simd::vector_t<float, Isa> x;
+            scaled<Isa>(from + std::ptrdiff_t{row + i} * lanes + lane + j, factor + lane + j, x);
             simd::store(tile + i * tile_side + j, x);
           }
         simd::transpose16<Isa>(reinterpret_cast<const std::uint32_t*>(tile), tile_side,
                                reinterpret_cast<std::uint32_t*>(rows + std::ptrdiff_t{lane} * padded + row), padded);
       }
-    for (Index i = 0; i < to.count; ++i) {
-      const float* const row = rows + std::ptrdiff_t{i} * padded;
-      T* const out = to.first + i * to.row_stride;
-      Index d = 0;
-      if constexpr (std::is_same_v<T, bfloat16>)
-        if (to.stride == 1)
-          for (; d + tile_depth <= to.width; d += tile_depth) round_run<1, Isa>(row + d, out + d, 0);
-      for (; d < to.width; ++d) out[d * to.stride] = static_cast<T>(row[d]);
     }
+    for (Index i = 0; i < to.count; ++i)
+      for (Index d = paired; d < to.width; ++d)
+        to.first[i * to.row_stride + d * to.stride] = static_cast<T>(rows[std::ptrdiff_t{i} * padded + d]);
+  }
+
+ private:
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void scaled(const float* from, const float* factor, simd::vector_t<float, Isa>& x) {
+    simd::vector_t<float, Isa> f;
+    simd::load(x, from);
+    simd::load(f, factor);
+    x = x * f + 0.f;
+  }
+
+  /// 32 rows of `from` by 16 lanes, `count` of them wanted: rounded before they change places, two to a word.
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void store_pairs(const float* from, const float* factor, Index lanes, Index count,
+                                            bfloat16* to, std::ptrdiff_t row_stride) {
+    alignas(64) std::uint32_t pairs[tile_words], words[tile_words];
+    for (Index i = 0; i < tile_side; ++i, from += 2 * lanes)
+      for (Index j = 0; j < tile_side; j += simd::Vector<float, Isa>::width) {
+        simd::vector_t<float, Isa> x, y;
+        typename simd::Vector<float, Isa>::int_type even, odd;
+        scaled<Isa>(from + j, factor + j, x);
+        scaled<Isa>(from + lanes + j, factor + j, y);
+        nearest_bits<Isa>(x, even);
+        nearest_bits<Isa>(y, odd);
+        simd::store(pairs + i * tile_side + j, even | odd << 16);
+      }
+    simd::transpose16<Isa>(pairs, tile_side, words, tile_side);
+    for (Index i = 0; i < count; ++i)
+      std::memcpy(static_cast<void*>(to + i * row_stride), words + i * tile_side, sizeof(bfloat16) * tile_depth);
   }
 };
 

@@ -63,21 +63,26 @@ inline bool request_tile_data() {
 #endif
 }
 
+/// What is missing for AMX: `features` is EDX of CPUID leaf 7, `saved` is XCR0, request() asks the kernel for tiles
+/// and is called only when all the rest is there.
+///
 /// Leaf 0x1D, which lists tile palettes, is hidden in some virtual machines; palette 1 is the only one there is.
-inline std::string find_missing_amx() {
-  const std::uint32_t features = cpuid(7, 0).edx;
+template <class Request> std::string missing_amx(std::uint32_t features, std::uint64_t saved, const Request& request) {
   if ((features >> 24 & 1u) == 0) return "the processor has no tiles (AMX-TILE)";
   if ((features >> 22 & 1u) == 0) return "the processor's tiles do not multiply bfloat16 (AMX-BF16)";
-  if ((saved_state() >> 17 & 3u) != 3) return "the system does not save tile registers (XCR0 bits 17 and 18)";
-  if (!request_tile_data()) return "the kernel refuses tile registers to this process (ARCH_REQ_XCOMP_PERM)";
+  if ((saved >> 17 & 3u) != 3) return "the system does not save tile registers (XCR0 bits 17 and 18)";
+  if (!request()) return "the kernel refuses tile registers to this process (ARCH_REQ_XCOMP_PERM)";
   return {};
 }
+inline std::string find_missing_amx() { return missing_amx(cpuid(7, 0).edx, saved_state(), request_tile_data); }
 
-inline std::string find_missing_dot_product() {
-  if ((cpuid(7, 1).eax >> 5 & 1u) == 0) return "the processor has no bfloat16 dot products (AVX512_BF16)";
-  if (best_isa() != IsaLevel::avx512) return "the system does not offer AVX-512";
+/// What is missing for dot products: `features` is EAX of CPUID leaf 7, subleaf 1.
+inline std::string missing_dot_product(std::uint32_t features, IsaLevel best) {
+  if ((features >> 5 & 1u) == 0) return "the processor has no bfloat16 dot products (AVX512_BF16)";
+  if (best != IsaLevel::avx512) return "the system does not offer AVX-512";
   return {};
 }
+inline std::string find_missing_dot_product() { return missing_dot_product(cpuid(7, 1).eax, best_isa()); }
 
 /// On Intel's cores a bfloat16 dot product runs at half the rate of float32: of use for tests, not for speed.
 inline bool dot_product_pays() {

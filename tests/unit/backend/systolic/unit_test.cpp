@@ -67,6 +67,36 @@ TEST(UnitDeathTest, OnlyAmxAsksTheKernelForTiles) {
 }
 #endif
 
+#if defined(__x86_64__)
+TEST(MissingUnit, EachBitOfAmxIsAskedFor) {
+  using mha::detail::systolic::missing_amx;
+  constexpr std::uint32_t tile = 1u << 24, bf16 = 1u << 22, others = ~(tile | bf16);
+  constexpr std::uint64_t config = 1u << 17, data = 1u << 18, all = ~std::uint64_t{0};
+  int requests = 0;
+  const auto granted = [&] { return ++requests > 0; };
+  const auto refused = [&] { return ++requests < 0; };
+  EXPECT_EQ(missing_amx(others | bf16, all, granted), "the processor has no tiles (AMX-TILE)");
+  EXPECT_EQ(missing_amx(others | tile, all, granted), "the processor's tiles do not multiply bfloat16 (AMX-BF16)");
+  for (const std::uint64_t saved : {all & ~config, all & ~data, std::uint64_t{0}})
+    EXPECT_EQ(missing_amx(tile | bf16, saved, granted),
+              "the system does not save tile registers (XCR0 bits 17 and 18)");
+  EXPECT_EQ(requests, 0) << "the kernel is asked last, because what it grants is for good";
+  EXPECT_EQ(missing_amx(tile | bf16, config | data, refused),
+            "the kernel refuses tile registers to this process (ARCH_REQ_XCOMP_PERM)");
+  EXPECT_EQ(missing_amx(tile | bf16, config | data, granted), "");
+  EXPECT_EQ(requests, 2);
+}
+
+TEST(MissingUnit, DotProductsNeedTheirBitAndAvx512) {
+  using mha::IsaLevel;
+  using mha::detail::systolic::missing_dot_product;
+  EXPECT_EQ(missing_dot_product(~(1u << 5), IsaLevel::avx512),
+            "the processor has no bfloat16 dot products (AVX512_BF16)");
+  EXPECT_EQ(missing_dot_product(1u << 5, IsaLevel::avx2), "the system does not offer AVX-512");
+  EXPECT_EQ(missing_dot_product(1u << 5, IsaLevel::avx512), "");
+}
+#endif
+
 TEST_F(Unit, BestIsTheFastestThatIsThere) {
   EXPECT_EQ(mha::missing(MatrixUnit::portable), "");
   EXPECT_EQ(mha::missing(mha::best_unit()), "");
