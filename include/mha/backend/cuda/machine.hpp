@@ -81,8 +81,8 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///   uint32_t pack<T>(float low, float high)                T bfloat16 or half, rounded to nearest even
 ///   void unpack<T>(uint32_t pair, float (&x)[2])
 ///
-/// Rules     what lives in a body is trivially destructible; shared memory is reached through the machine alone; no
-///           __CUDA_ARCH__: two architectures are two machines
+/// Rules     what lives in a body is trivially destructible; shared memory is reached through the machine alone, inputs
+///           through plain pointers or cp_async16; no __CUDA_ARCH__: two architectures are two machines
 template <class M>
 concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t u, std::uint32_t (&r)[4],
                            const std::uint32_t (&a)[4], float (&d)[4], float (&two)[2], Shared at, Chunk chunk,
