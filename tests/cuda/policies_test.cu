@@ -94,6 +94,7 @@ TEST(CudaPolicies, DataOfTheHostIsRefused) {
   } catch (const mha::ShapeError& e) {
     EXPECT_NE(std::string(e.what()).find("mha::on_device(policy)"), std::string::npos) << e.what();
   }
+  if (support::reads_host_memory()) return;
   try {
     mha::attention<mha::Cuda>(q.view(), in.k.view(), v.view());
     ADD_FAILURE() << "accepted";

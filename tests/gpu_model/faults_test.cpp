@@ -161,16 +161,15 @@ TEST(Addresses, AreMultiplesOfWhatIsMovedAndInsideTheBlock) {
   EXPECT_FAULT("is past the 1024 bytes", [](HostMachine& m, int t) { m.store(1024 - 4 * t, 1.f); });
   EXPECT_FAULT("is past the 1024 bytes", [](HostMachine& m, int) { m.store(-16, 1.f); });
   EXPECT_FAULT("cp_async16 from an address", [](HostMachine& m, int t) { m.cp_async16(t * 16, source + 1, true); });
-  EXPECT_FAULT("read16 from an address", [](HostMachine& m, int) { m.read16(source + 2); });
   EXPECT_FAULT("store_global to an address", [](HostMachine& m, int) {
     m.store_global(reinterpret_cast<Chunk*>(reinterpret_cast<char*>(source) + 8), Chunk{});
   });
 }
 
 TEST(Warps, MeetInOneOperation) {
-  EXPECT_FAULT("the warp diverges: ballot meets shuffle_xor", [](HostMachine& m, int t) {
+  EXPECT_FAULT("the warp diverges: any meets shuffle_xor", [](HostMachine& m, int t) {
     if (t == 9)
-      m.ballot(true);
+      m.any(true);
     else
       m.shuffle_xor(1.f, 1);
   });
@@ -182,8 +181,8 @@ TEST(Warps, MeetInOneOperation) {
 }
 
 TEST(Warps, LanesThatNeverComeAreADeadlock) {
-  EXPECT_FAULT("deadlock: thread 0 waits in ballot", [](HostMachine& m, int t) {
-    if (t != 5) m.ballot(true);
+  EXPECT_FAULT("deadlock: thread 0 waits in any", [](HostMachine& m, int t) {
+    if (t != 5) m.any(true);
   });
   EXPECT_FAULT("deadlock: thread 0 waits in sync", [](HostMachine& m, int t) { t == 40 ? m.sync_warp() : m.sync(); });
   EXPECT_FAULT("sync, but other threads have left", [](HostMachine& m, int t) {

@@ -141,7 +141,6 @@ TEST(Collectives, ShuffleExchangesLanes) {
 
 TEST(Collectives, VotesCountLanes) {
   warp(0, [](HostMachine& m, int lane) {
-    EXPECT_EQ(m.ballot(lane % 3 == 0), 0x49249249u);
     EXPECT_TRUE(m.any(lane == 31));
     EXPECT_FALSE(m.any(false));
     EXPECT_FALSE(m.all(lane != 31));
@@ -201,7 +200,6 @@ TEST(Copies, LandAtTheirWaitAndZeroFill) {
 }
 
 TEST(Memory, MovesWordsOf4And8And16Bytes) {
-  alignas(16) std::uint32_t source[4] = {1, 2, 3, 4};
   float out_float[32];
   half out_half[32];
   warp(1024, [&](HostMachine& m, int lane) {
@@ -209,7 +207,6 @@ TEST(Memory, MovesWordsOf4And8And16Bytes) {
     m.store(512 + lane * 8, 1.0 / (lane + 1));
     EXPECT_EQ(m.load<float>(lane * 4), 0.5f * static_cast<float>(lane));
     EXPECT_EQ(m.load<double>(512 + lane * 8), 1.0 / (lane + 1));
-    EXPECT_EQ(m.read16(source).word[2], 3u);
     m.store_global(out_float + lane, static_cast<float>(lane));
     m.store_global(out_half + lane, half(static_cast<float>(lane)));
     EXPECT_EQ(m.load_global(out_float + lane), static_cast<float>(lane));

@@ -15,6 +15,13 @@ inline const char* no_gpu() {
   return status == cudaSuccess ? "there is no CUDA device" : cudaGetErrorString(status);
 }
 
+/// Whether kernels may follow pointers to any memory of the host, so that none need be refused.
+inline bool reads_host_memory() {
+  int device = 0, reads = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, device) == cudaSuccess && reads != 0;
+}
+
 }  // namespace support
 
 /// First in a test that runs kernels.

@@ -96,9 +96,8 @@ class FaultyMachine : public HostMachine {
     const T got = HostMachine::shuffle_xor(x, mask == 1 && now(Flaw::other_lane) ? 4 : mask);
     return now(Flaw::no_shuffle) ? x : got;
   }
-  std::uint32_t ballot(bool x) { return voted(HostMachine::ballot(x), 0u, 0xffffffffu); }
-  bool any(bool x) { return voted(HostMachine::any(x), false, true); }
-  bool all(bool x) { return voted(HostMachine::all(x), false, true); }
+  bool any(bool x) { return voted(HostMachine::any(x)); }
+  bool all(bool x) { return voted(HostMachine::all(x)); }
   template <class T> std::uint32_t pack(float low, float high) {
     return now(Flaw::swapped_pack) ? HostMachine::pack<T>(high, low) : HostMachine::pack<T>(low, high);
   }
@@ -114,9 +113,9 @@ class FaultyMachine : public HostMachine {
     return true;
   }
   Shared beside(Shared row) { return row >= seed_.begin && row < seed_.end && now(Flaw::other_place) ? row ^ 16 : row; }
-  template <class V> V voted(V x, V no, V yes) {
-    if (now(Flaw::vote_false)) return no;
-    return now(Flaw::vote_true) ? yes : x;
+  bool voted(bool x) {
+    if (now(Flaw::vote_false)) return false;
+    return now(Flaw::vote_true) || x;
   }
 
   int seen_ = 0;

@@ -25,7 +25,6 @@ class HostMachine {
 
   int thread() const { return thread_; }
   mha::cuda::BlockIndex block() const { return block_.index(); }
-  int opaque(int x) const { return x; }
   Shared shared() const { return 0; }
   void sync() { block_.sync(); }
   void sync_warp() {
@@ -84,12 +83,6 @@ class HostMachine {
     block_.memory.write(thread_, to, static_cast<Shared>(sizeof(V)), &x);
   }
 
-  Chunk read16(const void* from) const {
-    check16("read16 from", from);
-    Chunk x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-  }
   template <class V> void store_global(V* to, V x) {
     static_assert(std::is_trivially_copyable_v<V> && (sizeof(V) == 2 || mha::cuda::SharedWord<V>));
     block_.global.store(block_.actor(thread_), to, sizeof(V), &x);
@@ -119,7 +112,6 @@ class HostMachine {
     });
     return mine.out;
   }
-  std::uint32_t ballot(bool x) { return vote("ballot", x); }
   bool any(bool x) { return vote("any", x) != 0; }
   bool all(bool x) { return vote("all", x) == 0xffffffffu; }
 

@@ -179,10 +179,7 @@ struct Cuda {
       product.accumulates = true;
       choice = workspace.products().choose(product);
     }
-    constexpr std::size_t whole = 256;  // cuBLASLt wants its scratch at a multiple of that
-    auto* const bytes = frame.template take<std::byte>(choice.scratch + whole);
-    auto* const scratch = bytes + (whole - reinterpret_cast<std::uintptr_t>(bytes) % whole) % whole;
-    workspace.products().run(product, choice, scratch, workspace.stream());
+    workspace.products().run(product, choice, frame.template take<std::byte>(choice.scratch), workspace.stream());
     if (!in_place) copy(TensorView<const T, 2>(c), call.c);
   }
 };

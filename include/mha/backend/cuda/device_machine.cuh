@@ -7,8 +7,7 @@
 #include "machine.hpp"
 
 #if MHA_ON_DEVICE && MHA_DEVICE_CAPABILITY < 800
-#error \
-    "mha: the kernels of Cuda need compute capability 8.0: compile with -arch=sm_80 or newer, nvcc's default is older"
+#error "mha: the kernels of Cuda need compute capability 8.0: compile with -arch=sm_80 or newer"
 #endif
 
 namespace mha::inline v0 {
@@ -25,10 +24,6 @@ struct DeviceMachine {
   }
   MHA_KERNEL BlockIndex block() const {
     return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z)};
-  }
-  MHA_KERNEL int opaque(int x) const {
-    asm volatile("" : "+r"(x));
-    return x;
   }
   MHA_KERNEL Shared shared() const {
     extern __shared__ __align__(1024) unsigned char mha_shared_memory[];
@@ -97,13 +92,6 @@ struct DeviceMachine {
                    : "memory");
     }
   }
-  MHA_KERNEL Chunk read16(const void* from) const {
-    Chunk x;
-    asm("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];"
-        : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
-        : "l"(from));
-    return x;
-  }
   template <class V> MHA_KERNEL void store_global(V* to, V value) const {
     if constexpr (sizeof(V) == 2) {
       asm volatile("st.global.b16 [%0], %1;" ::"l"(to), "h"(__builtin_bit_cast(std::uint16_t, value)) : "memory");
@@ -143,7 +131,6 @@ struct DeviceMachine {
   template <class T> MHA_KERNEL T shuffle_xor(T x, int mask) const { return __shfl_xor_sync(all_lanes, x, mask); }
   MHA_KERNEL bool any(bool x) const { return __any_sync(all_lanes, x) != 0; }
   MHA_KERNEL bool all(bool x) const { return __all_sync(all_lanes, x) != 0; }
-  MHA_KERNEL std::uint32_t ballot(bool x) const { return __ballot_sync(all_lanes, x); }
 
   MHA_KERNEL float exp2(float x) const {
     float y;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -38,7 +39,9 @@ template <class T> using DevicePointer = std::unique_ptr<T[], DeviceFree>;
 template <class T> DevicePointer<T> device_array(std::size_t n) {
   static_assert(std::is_trivially_copyable_v<T>,
                 "mha: device memory holds trivial types only (see mha/backend/cuda/device_memory.hpp)");
-  return DevicePointer<T>(n == 0 ? nullptr : reinterpret_cast<T*>(DeviceMemory::allocate(n * sizeof(T))));
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(n, sizeof(T), &bytes)) throw std::bad_array_new_length();
+  return DevicePointer<T>(n == 0 ? nullptr : reinterpret_cast<T*>(DeviceMemory::allocate(bytes)));
 }
 
 /// Elements of the host's, copied to the device when it is made; they are there, for any stream, when that returns.

@@ -42,7 +42,6 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///   int thread()                      number in the block, read anew at each call: what is derived from it is computed
 ///                                     again rather than kept in registers across a loop
 ///   BlockIndex block()
-///   int opaque(int x)                 x, with nothing known of it: what is derived from it is computed again likewise
 ///   Shared shared()                   where the block's shared memory begins; aligned to 1024, undefined at first
 ///   void sync()                       all threads of the block arrive; orders their shared and global accesses
 ///   void sync_warp()                  collective; orders the shared accesses of the warp
@@ -65,7 +64,6 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///
 ///   V load<V>(Shared from)            V a SharedWord, its address a multiple of its size
 ///   void store(Shared to, V x)
-///   Chunk read16(const void* from)    16 aligned bytes of an input. Other inputs are read through plain pointers
 ///   void store_global(V* to, V x)     the one way to write global memory; V of 2, 4, 8 or 16 bytes
 ///   V load_global<V>(const V* from)   what this launch wrote, by whatever block; V a SharedWord
 ///   void fence()                      the writes before it, this thread's and those a barrier ordered before it, are
@@ -76,22 +74,21 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///                                     sync; one thread counts, fences and tells the block; sync; load_global
 ///
 ///   T shuffle_xor(T x, int mask)      collective; the x of lane ^ mask; T float, double or uint32_t
-///   bool any(bool), all(bool); uint32_t ballot(bool)       collective
+///   bool any(bool), all(bool)          collective
 ///
 ///   T exp2(T), log(T), fma(T, T, T), max(T, T)             T float or double. exp2 of a float is the approximation of
 ///                                     the hardware (2 ulp, subnormals flushed); max leaves out a NaN, as fmax does
 ///   uint32_t pack<T>(float low, float high)                T bfloat16 or half, rounded to nearest even
 ///   void unpack<T>(uint32_t pair, float (&x)[2])
 ///
-/// Rules     what lives in a body is trivially destructible; shared memory is reached through the machine alone; no
-///           __CUDA_ARCH__: two architectures are two machines
+/// Rules     what lives in a body is trivially destructible; shared memory is reached through the machine alone, inputs
+///           through plain pointers or cp_async16; no __CUDA_ARCH__: two architectures are two machines
 template <class M>
 concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t u, std::uint32_t (&r)[4],
                            const std::uint32_t (&a)[4], float (&d)[4], float (&two)[2], Shared at, Chunk chunk,
                            void* memory, unsigned* counter) {
   { m.thread() } -> std::same_as<int>;
   { m.block() } -> std::same_as<BlockIndex>;
-  { m.opaque(i) } -> std::same_as<int>;
   { m.shared() } -> std::same_as<Shared>;
   m.sync();
   m.sync_warp();
@@ -104,7 +101,6 @@ concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t 
   m.template wait<0>();
   { m.template load<Chunk>(at) } -> std::same_as<Chunk>;
   m.store(at, chunk);
-  { m.read16(memory) } -> std::same_as<Chunk>;
   m.store_global(&chunk, chunk);
   { m.template load_global<double>(&y) } -> std::same_as<double>;
   m.fence();
@@ -114,7 +110,6 @@ concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t 
   { m.shuffle_xor(u, i) } -> std::same_as<std::uint32_t>;
   { m.any(p) } -> std::same_as<bool>;
   { m.all(p) } -> std::same_as<bool>;
-  { m.ballot(p) } -> std::same_as<std::uint32_t>;
   { m.exp2(x) } -> std::same_as<float>;
   { m.exp2(y) } -> std::same_as<double>;
   { m.log(x) } -> std::same_as<float>;

@@ -96,6 +96,8 @@ class Products {
             "cublasLtMatmulPreferenceSetAttribute");
     };
     wish(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_scratch);
+    // A depth that is split is joined in the accumulator: the default lets parts be rounded to 16 bits.
+    wish(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[1]);  // its A is our b, see Setup
     wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[0]);
     wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,10 @@ TEST(DeviceMemory, NothingIsNothing) {
   EXPECT_EQ(mha::cuda::device_array<float>(0).get(), nullptr);
   const mha::cuda::DeviceArray<float> none(std::span<const float>{});
   EXPECT_EQ(none.size(), 0u);
+}
+
+TEST(DeviceMemory, BytesBeyondAnySizeAreRefused) {
+  EXPECT_THROW(mha::cuda::device_array<float>(std::size_t{1} << 62), std::bad_array_new_length);
 }
 
 TEST(DeviceMemory, AnArrayIsACopy) {
@@ -62,6 +67,7 @@ TEST(DevicePointer, MemoryOfTheHostIsRefusedByName) {
   MHA_NEEDS_GPU();
   const mha::cuda::DeviceArray<int> there(std::size_t{1});
   mha::cuda::require_device_pointer("layer", "x", there.data());
+  if (support::reads_host_memory()) GTEST_SKIP() << "the device reads the host's memory";
   const int here = 0;
   try {
     mha::cuda::require_device_pointer("layer", "x", &here);

@@ -22,16 +22,16 @@ struct NoThread : support::gpu::HostMachine {
   using HostMachine::HostMachine;
   int thread() const = delete;
 };
-struct NarrowVotes : support::gpu::HostMachine {
+struct CountedVotes : support::gpu::HostMachine {
   using HostMachine::HostMachine;
-  std::uint16_t ballot(bool) { return 0; }
+  int any(bool) { return 0; }
 };
 
 TEST(Machine, HasEveryOperation) {
   static_assert(Machine<support::gpu::HostMachine>);
   static_assert(Machine<support::gpu::FaultyMachine>);
   static_assert(!Machine<NoThread>);
-  static_assert(!Machine<NarrowVotes>);
+  static_assert(!Machine<CountedVotes>);
   static_assert(!Machine<int>);
 }
 
