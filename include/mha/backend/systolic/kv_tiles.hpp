@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "../../cache/kv_source.hpp"
 #include "tile_rows.hpp"
@@ -84,18 +85,27 @@ void pack_values(const Source& source, Index b, Index g, Index begin, Index n, I
   using T = typename Source::Scalar;
   const std::ptrdiff_t width = round_up(to.value_dim, tile_depth);
   bool non_finite = false;
+  const auto transpose = [&](const bfloat16* rows, std::ptrdiff_t stride, Index first) {
+    simd::with_isa(level, [&](auto isa) {
+      decltype(isa)::template run<PackTransposedBody>(rows, stride, to.value_tiles(), to.value_tiles_at(first),
+                                                      KvTiles::value_tile_stride, &non_finite);
+      return 0;
+    });
+  };
   for (Index first = begin; first < begin + key_block; first += tile_depth) {
     const Index end = std::clamp(n, first, first + tile_depth);
+    if constexpr (std::is_same_v<T, bfloat16>)
+      if (end == first + tile_depth && to.value_dim % tile_side == 0)
+        if (const auto run = source.run(b, g, first, end); run.count == tile_depth) {
+          transpose(run.value, run.value_stride, first);
+          continue;
+        }
     for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
       round_rows<T>(level, {run.value, run.value_stride, 1, run.count, to.value_dim}, scratch + (k - first) * width,
                     width, tile_depth);
     });
     std::fill(scratch + (end - first) * width, scratch + tile_depth * width, bfloat16{});
-    simd::with_isa(level, [&](auto isa) {
-      decltype(isa)::template run<PackTransposedBody, const bfloat16*>(
-          scratch, width, to.value_tiles(), to.value_tiles_at(first), KvTiles::value_tile_stride, &non_finite);
-      return 0;
-    });
+    transpose(scratch, width, first);
   }
   to.non_finite[begin / key_block] = non_finite;
 }

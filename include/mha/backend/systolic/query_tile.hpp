@@ -97,7 +97,6 @@ template <class T, class Source, class M, class S> class QueryTile {
     std::fill_n(state_.rows.offset, lanes(), 0.f);
     std::fill_n(state_.rows.sum, lanes(), 0.f);
     std::fill_n(state_.rows.block_sum, lanes(), 0.f);
-    std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
     pack_queries();
     fetch_output();
   }
@@ -239,7 +238,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     if (!rows.any_fade) return;
     add_values(pending, begin);
     pending = begin;
-    kernels_.softmax.fade(state_.out, value_rows(), rows.fade, lanes());
+    if (added_) kernels_.softmax.fade(state_.out, value_rows(), rows.fade, lanes());
   }
 
   std::uint32_t* weights_at(Index k) const {
@@ -254,7 +253,8 @@ template <class T, class Source, class M, class S> class QueryTile {
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
     kernels_.product.multiply(
-        {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, true});
+        {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, added_});
+    added_ = true;
     count_values(std::min(end, keys_) - begin);
   }
 
@@ -328,6 +328,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   }
 
   void normalise() const {
+    if (!added_) std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
     float* const factor = state_.rows.fade;
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : 1.f / denominator(i);
     const StridedRows<T> to{call_.output(b_, first_, h_), call_.out.stride[1], call_.out.stride[3], count_,
@@ -347,6 +348,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   const Index b_, h_, first_, count_, keys_;
   const simd::TilePolicies<float, M, S> policies_;
   const bool logits_are_dots_;
+  bool added_ = false;  ///< whether `out` holds anything yet
   Index whole_key_blocks_ = 0, whole_value_blocks_ = 0;
   ArrayUse use_;
 };

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -40,6 +42,14 @@ struct SoftmaxRows {
   bool any_unseen = true, any_far = false, any_over = false, any_fade = false;
 };
 
+// g++ 12 takes comparisons of the widest registers apart, lane by lane, where it joins two or keeps one: here each
+// makes a choice by itself that no other choice can be joined with.
+
+/// 1 where |x| is not below a limit, NaN included.
+template <class V, class I> MHA_ALWAYS_INLINE void not_below(const V& x, float limit, I& to) {
+  to = (std::bit_cast<std::uint32_t>(limit) - 1u - ((I)x & 0x7fffffffu)) >> 31;
+}
+
 /// The rows that have no anchor yet, and with `over` those whose block sum is too large, take the block's largest
 /// logit.
 struct RaiseBody {
@@ -50,6 +60,7 @@ struct RaiseBody {
     constexpr float hidden = -std::numeric_limits<float>::infinity();
     constexpr float whole_steps = 0x1.8p16f;  // a float of this size has no fractions of a step
     const V zero{}, one = zero + 1.f;
+    const I no{}, yes = no + 1u;
     I unseen{}, far{}, fades{};
     for (Index lane = 0; lane < rows->lanes; lane += W) {
       V before, offset, sum, block_sum;
@@ -57,34 +68,39 @@ struct RaiseBody {
       simd::load(offset, rows->offset + lane);
       simd::load(sum, rows->sum + lane);
       simd::load(block_sum, rows->block_sum + lane);
-      V highest = before, odd = before;  // two chains
-      for (Index k = 0; k < n; k += 2) {
-        V x, y;
-        simd::load(x, s + std::ptrdiff_t{k} * rows->lanes + lane);
-        simd::load(y, s + std::ptrdiff_t{k + 1} * rows->lanes + lane);
-        simd::raise<float>(highest, x);
-        simd::raise<float>(odd, y);
-      }
-      simd::raise<float>(highest, odd);
-      I moves = before == hidden;
-      if (over) moves |= ~(I)(block_sum <= largest_block_sum);
-      const V anchor = moves ? highest : before;
+      constexpr Index chains = 4;
+      V high[chains] = {before, before, before, before};
+      for (Index k = 0; k < n; k += chains)
+#pragma GCC unroll 4
+        for (Index i = 0; i < chains; ++i) {
+          V x;
+          simd::load(x, s + std::ptrdiff_t{k + i} * rows->lanes + lane);
+          simd::raise<float>(high[i], x);
+        }
+      simd::raise<float>(high[0], high[1]);
+      simd::raise<float>(high[2], high[3]);
+      simd::raise<float>(high[0], high[2]);
+      const V highest = high[0];
+      V anchor = before == hidden ? highest : before;
+      if (over) anchor = block_sum <= largest_block_sum ? anchor : highest;
       const V exact = anchor == hidden ? zero : anchor * rows->slope;
-      const I is_far = ~(I)((exact < far_anchor) & (exact > -far_anchor));
+      I is_far, was_far;
+      not_below(exact, far_anchor, is_far);
+      not_below(offset, far_anchor, was_far);
       V rounded = exact + whole_steps;
       simd::round_here(rounded);
       const V moved = is_far ? exact : rounded - whole_steps;
-      const I was_far = ~(I)((offset < far_anchor) & (offset > -far_anchor));
       V fade = (is_far | was_far) ? (before - anchor) * rows->slope : offset - moved;
       simd::exp2_coarse_in_place<Isa>(fade);
-      fade = ((before == hidden) | (anchor == before)) ? one : fade;
+      const V stays = before == hidden ? anchor : before;
+      fade = anchor == stays ? one : fade;
       simd::store(rows->anchor + lane, anchor);
       simd::store(rows->offset + lane, moved);
       simd::store(rows->sum + lane, sum * fade);
       simd::store(rows->fade + lane, fade);
-      unseen |= (I)(anchor == hidden);
+      unseen |= anchor == hidden ? yes : no;
       far |= is_far;
-      fades |= ~(I)(fade == one);
+      fades |= fade == one ? no : yes;
     }
     rows->any_unseen = any(unseen);
     rows->any_far = any(far);
@@ -92,9 +108,9 @@ struct RaiseBody {
   }
 
   template <class I> MHA_ALWAYS_INLINE static bool any(const I& flags) {
-    constexpr int count = static_cast<int>(sizeof(I) / sizeof(std::uint32_t));
-    std::uint32_t bits = 0;
-    for (int i = 0; i < count; ++i) bits |= flags[i];
+    std::uint64_t words[sizeof(I) / 8], bits = 0;
+    std::memcpy(words, &flags, sizeof words);
+    for (const std::uint64_t word : words) bits |= word;
     return bits != 0;
   }
 };
@@ -146,7 +162,8 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
       simd::load(offset, rows->offset + lane);
       simd::load(anchor, rows->anchor + lane);
       anchor = anchor == -std::numeric_limits<float>::infinity() ? zero : anchor;
-      const I far = ~(I)((offset < far_anchor) & (offset > -far_anchor));
+      I far;
+      not_below(offset, far_anchor, far);
       const V start = (counts + 127.f * octave) - offset * octave;  // exact unless far
       I seen{};
       const float* from = s + lane;
@@ -170,7 +187,7 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
       }
       sum = (seen & ~((I)least | 0x7fffu)) != 0 ? nan : sum;
       simd::store(rows->block_sum + lane, sum);
-      over |= ~(I)(sum <= largest_block_sum);
+      over |= sum <= largest_block_sum ? I{} : I{} + 1u;
     }
     rows->any_over = RaiseBody::any(over);
   }
@@ -232,6 +249,7 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
 struct FadeBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(float* o, Index n, const float* fade, Index lanes) {
     using V = simd::vector_t<float, Isa>;
+    using I = typename simd::Vector<float, Isa>::int_type;
     constexpr int W = simd::Vector<float, Isa>::width;
     for (Index row = 0; row < n; ++row)
       for (Index lane = 0; lane < lanes; lane += W) {
@@ -239,8 +257,8 @@ struct FadeBody {
         simd::load(x, o + std::ptrdiff_t{row} * lanes + lane);
         simd::load(f, fade + lane);
         const V faded = x * f, zero{};
-        simd::store(o + std::ptrdiff_t{row} * lanes + lane,
-                    ((f != 1.f) & (faded < 0x1p-126f) & (faded > -0x1p-126f)) ? zero : faded);
+        const V size = (V)((I)faded & 0x7fffffffu), smallest = f == 1.f ? zero : zero + 0x1p-126f;
+        simd::store(o + std::ptrdiff_t{row} * lanes + lane, size < smallest ? zero : faded);
       }
   }
 };

@@ -65,7 +65,7 @@ struct PackColumnsBody {
 };
 
 /// A tiles of the transposed: rows (32, 16·tiles) `stride` apart, the depth down the rows → tile t at
-/// to + t·tile_stride. Says whether a number is NaN or infinite.
+/// to + t·tile_stride. Says whether a number is NaN or infinite. Meanwhile the next 32 rows are fetched.
 struct PackTransposedBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const bfloat16* rows, std::ptrdiff_t stride, Index tiles, bfloat16* to,
@@ -79,6 +79,10 @@ struct PackTransposedBody {
       for (Index r = 0; r < tile_side; ++r)
         for (Index d = 0; d < tile_side; d += W) {
           const bfloat16* const even = rows + 2 * r * stride + t * tile_side + d;
+          if (t % 2 == 0) {
+            __builtin_prefetch(even + tile_depth * stride);
+            __builtin_prefetch(even + (tile_depth + 1) * stride);
+          }
           Short low, high;
           std::memcpy(&low, even, sizeof low);
           std::memcpy(&high, even + stride, sizeof high);

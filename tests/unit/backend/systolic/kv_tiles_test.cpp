@@ -15,14 +15,51 @@ namespace systolic = mha::detail::systolic;
 using mha::bfloat16;
 using mha::Index;
 
-/// Keys and values in runs of at most five rows, as a paged cache has them.
-struct Paged {
-  using Scalar = float;
-  mha::ContiguousKv<float> all;
-  mha::KvRun<float> run(Index b, Index g, Index begin, Index end) const {
-    return all.run(b, g, begin, std::min(end, (begin / 5 + 1) * 5));
+/// Keys and values in runs of at most five rows, as a paged cache has them; other rows may lie between the pages.
+template <class T> struct Paged {
+  using Scalar = T;
+  mha::ContiguousKv<T> all;
+  Index between = 0;
+  mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
+    const Index gap = begin / 5 * between;
+    return all.run(b, g, begin + gap, std::min(end, (begin / 5 + 1) * 5) + gap);
   }
 };
+
+/// The value tiles of a source against its numbers.
+template <class Source> void expect_values(const Source& source, Index n, Index value_dim) {
+  std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
+  std::vector<std::uint8_t> non_finite(3, 9), want(3, 0);
+  const systolic::KvTiles tiles{nullptr, values.data(), non_finite.data(), 0, value_dim};
+  std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
+  for (Index first = 0; first < n; first += systolic::key_block)
+    systolic::pack_values(source, 0, 1, first, n, mha::current_isa(), tiles, scratch.data());
+  for (Index i = 0; i < n; ++i) {
+    const bfloat16* const row = source.run(0, 1, i, i + 1).value;
+    for (Index d = 0; d < value_dim; ++d) {
+      const bfloat16 got =
+          tiles.value_tiles_at(i / 32 * 32)[d / 16 * systolic::KvTiles::value_tile_stride + d % 16 * 32 + i % 32];
+      EXPECT_EQ(got.bits, row[d].bits) << "value " << i << ", " << d;
+      if (!std::isfinite(float(row[d]))) want[static_cast<std::size_t>(i / 64)] = 1;
+    }
+  }
+  EXPECT_EQ(non_finite, want);
+}
+
+/// Values that are bfloat16 already are read where they are, if they lie in whole tiles.
+TEST(KvTiles, TakeValuesFromTheirRows) {
+  support::Random random("values in rows");
+  const Index n = 150;
+  for (const Index value_dim : {16, 23, 48}) {
+    mha::Tensor<bfloat16, 4> v(1, n / 5 * 7, 2, value_dim);
+    random.fill(v);
+    v(0, 14, 1, value_dim - 1) = bfloat16(INFINITY);
+    v(0, 149, 1, 0) = bfloat16(NAN);
+    const mha::ContiguousKv<bfloat16> source{v.view(), v.view()};
+    expect_values(source, n, value_dim);
+    expect_values(Paged<bfloat16>{source, 2}, n, value_dim);
+  }
+}
 
 TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   support::Random random("kv tiles");
@@ -32,7 +69,7 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   random.fill(v);
   v(0, 130, 1, 22) = INFINITY;
   v(0, 70, 0, 0) = NAN;  // of the other head
-  const Paged source{{k.view(), v.view()}};
+  const Paged<float> source{{k.view(), v.view()}};
 
   std::vector<bfloat16> keys(systolic::KvTiles::key_size(n, head_dim), bfloat16(7.f));
   std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
