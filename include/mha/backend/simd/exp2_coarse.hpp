@@ -8,7 +8,7 @@
 
 namespace mha::inline v0::detail::simd {
 
-/// x ← 2^x where weights are rounded to bfloat16 afterwards.
+/// x ← 2^x, close enough beside products of bfloat16: how much of the earlier sums a new maximum leaves.
 ///
 /// Formula   2^⌊x⌋ · p(x − ⌊x⌋), p of degree 3 with p(0) = 1
 /// Numerics  relative error below 1e-4; 2^0 = 1 exactly; −∞ and what lies far below the normal range → 0; 128 and above
