@@ -2,6 +2,7 @@
 # What our own tests, examples and benchmarks are compiled with; nothing of it reaches a consumer.
 set(CMAKE_CXX_EXTENSIONS OFF)
 option(MHA_WARNINGS_AS_ERRORS "Treat warnings in mha's own code as errors" OFF)
+option(MHA_SPILLS_AS_ERRORS "Registers that kernels of the tests spill are errors" OFF)
 
 add_library(mha_development INTERFACE)
 target_link_libraries(mha_development INTERFACE mha::mha)
