@@ -181,7 +181,7 @@ class Ours:
     """prepare() returns a call for each layer, and a context that the calls are made in."""
 
     def __init__(self, library):
-        self.library = library
+        self.program = library
 
     def prepare(self, case, q, layers, out):
         shape = Library.Shape(*case.sizes.values())
@@ -192,7 +192,7 @@ class Ours:
             pointers = [t.data_ptr() for t in (q, k, v, out)]
 
             def run():
-                message = self.library.attention(ctypes.byref(shape), *names, stream, *pointers)
+                message = self.program.attention(ctypes.byref(shape), *names, stream, *pointers)
                 if message is not None:
                     raise RuntimeError(message.decode())
                 return out
