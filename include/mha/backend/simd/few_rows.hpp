@@ -22,10 +22,12 @@
 /// order as in tile_kernels.hpp: the bits are the same.
 namespace mha::inline v0::detail::simd {
 
-/// Asks for rows that will be wanted soon, a few bytes at a time and in the order of memory, which is what the
-/// hardware goes on with.
+/// Asks for rows that will be wanted soon, in the order of memory, which is what the hardware goes on with. A line at a
+/// time: many at once would keep the loads of the moment waiting.
 template <class T> class Ahead {
  public:
+  static constexpr int line = 64;  // bytes
+
   MHA_ALWAYS_INLINE explicit Ahead(const NextRows<T>& next)
       : row_(reinterpret_cast<const char*>(next.data)), stride_(next.stride * static_cast<std::ptrdiff_t>(sizeof(T))) {
     const bool joined = next.stride == next.dim;
@@ -33,18 +35,23 @@ template <class T> class Ahead {
     bytes_ = std::ptrdiff_t{next.dim} * static_cast<std::ptrdiff_t>(sizeof(T)) * (joined ? next.count : 1);
   }
 
-  template <int Bytes> MHA_ALWAYS_INLINE void ask() {
+  /// In step `at` of Steps that read Bytes together: for as many, spread over the steps.
+  template <int Bytes, int Steps> MHA_ALWAYS_INLINE void ask(int at) {
+    constexpr int lines = Bytes > line ? Bytes / line : 1;
+    for (int i = lines * at / Steps; i < lines * (at + 1) / Steps; ++i) next_line();
+  }
+
+ private:
+  MHA_ALWAYS_INLINE void next_line() {
     if (rows_ == 0) return;
-#pragma GCC unroll 16
-    for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(row_ + at_ + i, 0, 2);
-    at_ += Bytes;
+    __builtin_prefetch(row_ + at_, 0, 2);
+    at_ += line;
     if (at_ < bytes_) return;
     at_ = 0;
     row_ += stride_;
     --rows_;
   }
 
- private:
   const char* row_;
   std::ptrdiff_t stride_, bytes_, at_ = 0;
   Index rows_;
@@ -92,12 +99,12 @@ template <class A, class T, int Rows> struct FewScoresBody {
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) sum[g][r] = V{};
     for (Index d = 0; d < dim; d += columns) {
-      ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T))>();
       Loaded<Isa> key[std::size_t{Registers}];
 #pragma GCC unroll 2
       for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], keys + g * W * stride + d, stride);
 #pragma GCC unroll 16
       for (int c = 0; c < columns; ++c) {
+        ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
         V x[std::size_t{Registers}];
 #pragma GCC unroll 2
         for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
@@ -258,11 +265,11 @@ template <class A, class T, int Rows> struct FewValuesBody {
     const T* value = part.values + d;
     const A* p = part.p;
     for (Index k = 0; k < part.n; ++k, value += part.stride, ++p) {
-      ahead.template ask<Vectors * W* static_cast<int>(sizeof(T))>();
       V v[std::size_t{Vectors}];
       load_values<Isa>(v, value);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
+        ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
         V weight;
         broadcast(weight, p[r * part.p_stride]);
         if constexpr (Sums) total[r] = total[r] + weight;
