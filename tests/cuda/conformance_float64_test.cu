@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "every_policy.cuh"
+
+TEST(CudaConformance, AgreesWithTheDoubleReferenceInDouble) {
+  MHA_NEEDS_GPU();
+  on_gpu::expect_agreement<double>();
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs on the GPU with kernels for any mask and score; compiled once per scalar, so that the work is spread.
+#pragma once
+
+#include "../gpu_model/gpu_cases.hpp"
+#include "any_policies.cuh"
+
+namespace on_gpu {
+
+/// The cases of the host model, and those of all sizes.
+template <class T> void expect_agreement() {
+  for (const gpu_cases::Array* array : {&gpu_cases::small(), &gpu_cases::all()})
+    gpu_cases::expect_agreement<CudaOfAny, T>(*array, [](support::Random&, auto&& run) { run(); });
+}
+
+}  // namespace on_gpu
