@@ -37,7 +37,7 @@ struct CudaOfAny : mha::Cuda {
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     const auto any = [](const auto& policy) {
       using P = std::remove_cvref_t<decltype(policy)>;
-      using Any = std::conditional_t<mha::role_of<P>() == mha::Role::mask, support::AnyMask, support::AnyScore>;
+      using Any = support::AnyOf<P, mha::Accumulator<T>>;
       static const typename Any::Entries code = entries_on_device<Any, P>();
       return Any(policy, code);
     };

@@ -57,36 +57,35 @@ class AnyMask {
   Entries code_;
 };
 
-/// Any score, likewise.
-class AnyScore {
+/// Any score of logits in A, likewise.
+template <class A> class AnyScore {
  public:
   static constexpr mha::Role role = mha::Role::score;
   using Index = mha::Index;
 
   struct Entries {
-    float (*of_float)(const PolicyBytes&, float, Index, Index, Index, Index);
-    double (*of_double)(const PolicyBytes&, double, Index, Index, Index, Index);
+    A (*at)(const PolicyBytes&, A, Index, Index, Index, Index);
   };
-  template <class S> MHA_HOST_DEVICE static Entries entries() { return {at<S, float>, at<S, double>}; }
+  template <class S> MHA_HOST_DEVICE static Entries entries() { return {at<S>}; }
 
   template <class S> AnyScore(const S& score, const Entries& code) : score_(score), code_(code) {}
 
-  MHA_HOST_DEVICE float operator()(float s, Index b, Index h, Index q, Index k) const {
-    return code_.of_float(score_, s, b, h, q, k);
-  }
-  MHA_HOST_DEVICE double operator()(double s, Index b, Index h, Index q, Index k) const {
-    return code_.of_double(score_, s, b, h, q, k);
+  MHA_HOST_DEVICE A operator()(A s, Index b, Index h, Index q, Index k) const {
+    return code_.at(score_, s, b, h, q, k);
   }
 
  private:
-  template <class S, class A>
-  MHA_HOST_DEVICE static A at(const PolicyBytes& score, A s, Index b, Index h, Index q, Index k) {
+  template <class S> MHA_HOST_DEVICE static A at(const PolicyBytes& score, A s, Index b, Index h, Index q, Index k) {
     return static_cast<A>(mha::at_head(score.as<S>(), b, h)(s, b, h, q, k));
   }
 
   PolicyBytes score_;
   Entries code_;
 };
+
+/// AnyMask or AnyScore, as the policy is a mask or a score.
+template <class P, class A>
+using AnyOf = std::conditional_t<mha::role_of<P>() == mha::Role::mask, AnyMask, AnyScore<A>>;
 
 /// The call with its policies in these two types, each made by any(policy); NoScore stays itself, because bodies fold
 /// the scale for it.

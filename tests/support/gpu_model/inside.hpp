@@ -54,8 +54,8 @@ template <class P> struct Guarded {
 };
 
 /// Any mask or score behind one type, guarded. Both arguments must outlive it.
-template <class P> auto any_inside(const P& policy, const Inside& inside) {
-  using Any = std::conditional_t<mha::role_of<P>() == mha::Role::mask, AnyMask, AnyScore>;
+template <class A, class P> auto any_inside(const P& policy, const Inside& inside) {
+  using Any = AnyOf<P, A>;
   return Any(Guarded<P>{&policy, &inside}, Any::template entries<Guarded<P>>());
 }
 

@@ -40,7 +40,7 @@ struct SimulatedCuda {
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     const gpu::Inside inside{call.shape, call.q_offsets, call.k_offsets};
-    const auto any_policy = [&](const auto& policy) { return gpu::any_inside(policy, inside); };
+    const auto any_policy = [&](const auto& policy) { return gpu::any_inside<mha::Accumulator<T>>(policy, inside); };
     with_any_policies(call, any_policy, [&](const auto& any) {
       auto frame = workspace.frame();
       Launcher<Workspace::Frame> launcher{frame};

@@ -5,3 +5,7 @@ TEST(CudaConformance, AgreesWithTheDoubleReferenceInHalf) {
   MHA_NEEDS_GPU();
   on_gpu::expect_agreement<mha::half>();
 }
+
+namespace laws {
+INSTANTIATE_TYPED_TEST_SUITE_P(CudaInHalf, GpuLaw, testing::Types<on_gpu::OnGpu<mha::half>>);
+}  // namespace laws
