@@ -8,7 +8,7 @@
 #include <mha/backend/cuda/dispatch.hpp>
 
 #include "../plain_backend.hpp"
-#include "any_policies.hpp"
+#include "inside.hpp"
 #include "launch.hpp"
 
 namespace support {
@@ -39,7 +39,9 @@ struct SimulatedCuda {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    gpu::with_any_policies(call, [&](const auto& any) {
+    const gpu::Inside inside{call.shape, call.q_offsets, call.k_offsets};
+    const auto any_policy = [&](const auto& policy) { return gpu::any_inside<mha::Accumulator<T>>(policy, inside); };
+    with_any_policies(call, any_policy, [&](const auto& any) {
       auto frame = workspace.frame();
       Launcher<Workspace::Frame> launcher{frame};
       mha::cuda::attend(any, state.device, launcher);
