@@ -157,6 +157,20 @@ struct Cuda {
     const auto copy = [&](const auto& from, const auto& to) {
       for_each_item(detail::copy_items<T, 2>(from, to), workspace);
     };
+    const bool has_bias = call.bias.data != nullptr;
+    if (call.a.extent[1] == 0) {  // cuBLASLt has no product of no depth
+      const T* every_row = call.bias.data;
+      if (!has_bias) {
+        T* const zero = frame.template take<T>(1);
+        cuda::check(cudaMemsetAsync(zero, 0, sizeof(T), workspace.stream()), "cudaMemsetAsync");
+        every_row = zero;
+      }
+      copy(
+          TensorView<const T, 2>{
+              every_row, {call.c.extent[0], call.c.extent[1]}, {0, has_bias ? call.bias.stride[0] : 0}},
+          call.c);
+      return;
+    }
     const auto ready = [&](const TensorView<const T, 2>& v) {
       if (const auto as_it_is = cuda::operand(v)) return *as_it_is;
       const auto packed = rows_of_own(v);
@@ -168,7 +182,6 @@ struct Cuda {
     const TensorView<T, 2> c = in_place ? call.c : rows_of_own(call.c);
 
     cuda::Product product{cuda::data_type<T>, ready(call.a), ready(call.b), *cuda::operand(c)};
-    const bool has_bias = call.bias.data != nullptr;
     if (has_bias && call.bias.stride[0] == 1 && reinterpret_cast<std::uintptr_t>(call.bias.data) % 16 == 0)
       product.bias = call.bias.data;
     auto choice = workspace.products().choose(product);
