@@ -13,10 +13,11 @@ namespace cuda {
 /// What a mask and a score make of the dot products of one query head of one sequence: shared by all kernel bodies.
 ///
 /// Without a score the scale is folded into the exponent, so that a logit costs one multiply-add; then what is called a
-/// logit here is the dot product itself. A score needs the natural logit, a scale that is not positive keeps no
-/// maximum, and one above the accumulator's largest number / log₂ e has no slope: these are multiplied first. Formula
-/// exponent = logit · slope − top · slope, with slope = scale · log₂ e, or log₂ e after multiplying first Numerics with
-/// a score logits are subtracted before the multiplication, so that a bias of −1e9 stays a number
+/// logit here is the dot product itself. Multiplied first is where a score needs the natural logit, where a scale that
+/// is not positive keeps no maximum, and where one above the largest number / log₂ e has no finite slope.
+///
+/// Formula   exponent = logit · slope − top · slope, with slope = scale · log₂ e, or log₂ e after multiplying first
+/// Numerics  with a score logits are subtracted before the multiplication, so that a bias of −1e9 stays a number
 template <class Call> struct HeadLogits {
   using A = Accumulator<typename Call::Scalar>;
   using Score = std::remove_cvref_t<decltype(Call::score)>;
