@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include <mha/backend/reference/reference.hpp>
+#include <mha/backend/weights.hpp>
 #include <mha/core/tensor.hpp>
 
 namespace support {
@@ -187,6 +188,19 @@ struct Far {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace&) const {
+    want_all_far(call);
+    const Kernel open;
+    mha::Workspace none;
+    mha::Reference{}.attend(call, none);
+  }
+  template <class T, class Source, class M, class S>
+  void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
+               Workspace& workspace) const {
+    want_all_far(call);
+    want_far("the weights", to.data);
+    mha::detail::run_softmax(call, to, mha::detail::ItemsOn<Far>{workspace});
+  }
+  template <class Call> static void want_all_far(const Call& call) {
     for (const void* p : {static_cast<const void*>(call.q.data), static_cast<const void*>(call.kv.key.data),
                           static_cast<const void*>(call.kv.value.data), static_cast<const void*>(call.out.data),
                           static_cast<const void*>(call.log_sum_exp.data)})
@@ -204,9 +218,6 @@ struct Far {
     };
     mha::with_data(call.mask, check);
     mha::with_data(call.score, check);
-    const Kernel open;
-    mha::Workspace none;
-    mha::Reference{}.attend(call, none);
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {
