@@ -3,12 +3,12 @@
 // tests bring it their numbers.
 #pragma once
 
-#include <cstddef>
 #include <type_traits>
 
 #include <mha/cuda.cuh>
 
 #include "any_policies.hpp"
+#include "cuda_memory.hpp"
 #include "gpu.hpp"
 #include "transport.hpp"
 
@@ -47,19 +47,4 @@ struct CudaOfAny : mha::Cuda {
 
 }  // namespace on_gpu
 
-template <> struct support::MemoryOf<on_gpu::CudaOfAny> {
-  template <class T> class Copy {
-   public:
-    Copy(const T* here, std::size_t n) : there_(mha::to_device(mha::view(here, static_cast<mha::Index>(n)))) {}
-    T* data() { return there_.data(); }
-    void fetch(T* here, std::size_t n) {
-      mha::cuda::check(cudaMemcpy(here, there_.data(), n * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    }
-
-   private:
-    mha::DeviceTensor<T, 1> there_;
-  };
-  static void set_bytes(void* there, int value, std::size_t n) {
-    mha::cuda::check(cudaMemset(there, value, n), "cudaMemset");
-  }
-};
+template <> struct support::MemoryOf<on_gpu::CudaOfAny> : support::CudaMemory {};
