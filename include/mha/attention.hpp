@@ -76,14 +76,14 @@ auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
   return out;
 }
 
-/// The softmax itself, which attention() never stores: B·Hq·Lq·Lk numbers. Hidden pairs are 0.
+/// The softmax itself, which attention() never stores: B·Hq·Lq·Lk numbers, in the backend's memory. Hidden pairs are 0.
 ///
 /// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D), or as attention takes them  →  (B, Hq, Lq, Lk); of a ragged batch
 ///           Lq and Lk are the longest sequences', and what lies beyond a shorter one is 0
 /// Then      masks, scores, a Sink, Scale, Origin, Packed, a Workspace
 /// Errors    ShapeError as for attention_into
 template <Backend B = Cpu, AttentionTensor Q, AttentionTensor K, class... Extra>
-Tensor<Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Extra&&... extra) {
+detail::TensorOf<B, Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Extra&&... extra) {
   using T = ScalarOf<Q>;
   static_assert(std::is_same_v<T, ScalarOf<K>>, "mha: attention_weights needs q and k of one scalar type");
   detail::check_memory_of<B, Q, K>();
@@ -92,14 +92,17 @@ Tensor<Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Ex
   auto& workspace = detail::workspace_or(own, extra...);
   auto frame = workspace.frame();
   const auto keys = detail::read_heads(k);
-  auto call = detail::checked_call<T>("attention_weights", detail::read_heads(q), keys, detail::collect_masks(extra...),
-                                      detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-                                      detail::collect_options<Accumulator<T>>(extra...), frame);
+  auto call = detail::checked_call<T, detail::memory_of<B>>(
+      "attention_weights", detail::read_heads(q), keys, detail::collect_masks(extra...),
+      detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
+      detail::collect_options<Accumulator<T>>(extra...), frame);
   detail::require_supported<B>("attention_weights");
+  detail::require_reachable<B>("attention_weights", "q", call.q);
+  detail::require_reachable<B>("attention_weights", "k", keys);
   Tensor<T, 4> key_copy;
-  const auto rows = detail::unit_rows(keys, frame, key_copy);
+  const auto rows = detail::unit_rows(keys, frame, key_copy, detail::ItemsOn<B>{workspace});
   call.kv = {rows, rows, call.k_offsets};
-  return detail::run_weights<B>(call, workspace);
+  return detail::run_weights<B>(detail::staged<B>(call, frame, workspace), workspace);
 }
 
 /// Joins attention over other keys into a first part, so that both together are attention over all of them.

@@ -251,16 +251,17 @@ template <class B, class Call> void run(const Call& call, typename B::Workspace&
   if (call.q.batch() > 0 && call.q.heads() > 0 && call.q.length() > 0) B{}.attend(call, workspace);
 }
 
-/// The softmax of a call, (B, Hq, Lq, Lk), in memory of its own.
+/// The softmax of a call, (B, Hq, Lq, Lk), a tensor of the backend's memory.
 template <class B, class Call> auto run_weights(const Call& call, typename B::Workspace& workspace) {
   using A = Accumulator<typename Call::Scalar>;
   static_assert(
-      requires(const B backend, Tensor<A, 4> to) { backend.weights(call, to.view(), workspace); },
+      requires(const B backend, TensorView<A, 4> to) { backend.weights(call, to, workspace); },
       "mha: this backend does not return attention weights: it has no member weights(call, to, workspace) "
       "(see mha/backend/backend.hpp)");
   const CallShape& shape = call.shape;
-  Tensor<A, 4> to(shape.batch, shape.heads, shape.queries, shape.keys);
-  if (to.size() > 0) B{}.weights(call, to.view(), workspace);
+  TensorOf<B, A, 4> to(shape.batch, shape.heads, shape.queries, shape.keys);
+  const TensorView<A, 4> all = to.view();
+  if (all.size() > 0) B{}.weights(call, all, workspace);
   return to;
 }
 

@@ -35,14 +35,24 @@ struct CudaOfAny : mha::Cuda {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    const auto any = [](const auto& policy) {
-      using P = std::remove_cvref_t<decltype(policy)>;
-      using Any = support::AnyOf<P, mha::Accumulator<T>>;
-      static const typename Any::Entries code = entries_on_device<Any, P>();
-      return Any(policy, code);
-    };
-    support::with_any_policies(call, any, [&](const auto& same) { mha::Cuda::attend(same, workspace); });
+    support::with_any_policies(call, any<mha::Accumulator<T>>,
+                               [&](const auto& same) { mha::Cuda::attend(same, workspace); });
   }
+  template <class T, class Source, class M, class S>
+  void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
+               Workspace& workspace) const {
+    support::with_any_policies(call, any<mha::Accumulator<T>>,
+                               [&](const auto& same) { mha::Cuda::weights(same, to, workspace); });
+  }
+
+ private:
+  template <class A>
+  static constexpr auto any = [](const auto& policy) {
+    using P = std::remove_cvref_t<decltype(policy)>;
+    using Any = support::AnyOf<P, A>;
+    static const typename Any::Entries code = entries_on_device<Any, P>();
+    return Any(policy, code);
+  };
 };
 
 }  // namespace on_gpu

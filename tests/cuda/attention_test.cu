@@ -2,6 +2,7 @@
 // Attention on the GPU over shapes: head sizes between the kernels', lengths around their tiles, groups, few queries.
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "on_gpu.hpp"
@@ -27,7 +28,8 @@ TEST(CudaAttention, HeadSizes) {
 TEST(CudaAttention, LengthsAroundTheTiles) {
   MHA_NEEDS_GPU();
   support::Random random("cuda lengths");
-  const Index lengths[] = {1, 2, 7, 15, 16, 17, 63, 64, 65, 79, 81, 127, 128, 129, 175, 177, 191, 193, 511, 1000};
+  const Index lengths[] = {1,   2,   7,   15,  16,  17,  63,  64,  65,  79,  80,  81,
+                           127, 128, 129, 175, 176, 177, 191, 192, 193, 511, 1000};
   for (const Index queries : lengths)
     for (const Index keys : {queries, Index{1}, Index{129}, Index{1000}})
       expect_right_with(Inputs<mha::bfloat16>({1, queries, keys, 2, 1, 64, 64}, random), mha::Causal{});
@@ -41,20 +43,48 @@ TEST(CudaAttention, GroupsAndBatches) {
     for (const Index batch : {1, 3, 33})
       for (const Index queries : {1, 3, 65})
         expect_right_with(Inputs<mha::bfloat16>({batch, queries, 200, 3 * group, 3, 64, 64}, random), mha::Causal{});
+  for (const Index heads : {1, 3, 33})
+    for (const Index batch : {1, 3, 33})
+      for (const Index queries : {1, 65})
+        expect_right_with(Inputs<mha::bfloat16>({batch, queries, 65, heads, heads, 64, 64}, random), mha::Causal{});
+}
+
+TEST(CudaAttention, TouchesNothingAroundItsTensors) {
+  MHA_NEEDS_GPU();
+  support::Random random("cuda guards");
+  for (const Index start : {0, 1})
+    for (const Index queries : {3, 150})
+      for (const Index dim : {32, 40, 64, 72, 96, 128, 192, 256, 300})
+        device_checks::check_guards<on_gpu::Gpu, mha::bfloat16>({2, queries, 777, 4, 2, dim, dim}, start, random,
+                                                                mha::Causal{});
+}
+
+TEST(CudaAttention, BearsOutliersAsSeparateOperationsDo) {
+  MHA_NEEDS_GPU();
+  support::Random random("cuda outliers");
+  for (const Sizes& s : {Sizes{2, 150, 300, 4, 2, 64, 64}, Sizes{2, 200, 200, 2, 2, 128, 128},
+                         Sizes{1, 70, 300, 2, 1, 256, 256}, Sizes{2, 2, 3000, 8, 2, 128, 128}}) {
+    device_checks::check_outliers<on_gpu::Gpu, mha::bfloat16>(s, random, mha::Causal{});
+    device_checks::check_outliers<on_gpu::Gpu, mha::half>(s, random, mha::Full{});
+  }
+}
+
+template <class T, class... Extra> void expect_repeats(support::Random& random, const Extra&... extra) {
+  for (const Index queries : {1, 200}) {
+    const Inputs<T> in({2, queries, 3000, 8, 2, 128, 128}, random);
+    const auto q = mha::to_device(in.q), k = mha::to_device(in.k), v = mha::to_device(in.v);
+    mha::Cuda::Workspace workspace;
+    const auto first = mha::to_host(mha::attention<mha::Cuda>(q, k, v, extra..., workspace));
+    for (int i = 0; i < 100; ++i)
+      ASSERT_EQ(support::differing(first, mha::to_host(mha::attention<mha::Cuda>(q, k, v, extra..., workspace))), 0u);
+  }
 }
 
 TEST(CudaAttention, RepeatsBitByBit) {
   MHA_NEEDS_GPU();
   support::Random random("cuda repeats");
-  for (const Index queries : {1, 200}) {
-    const Inputs<mha::bfloat16> in({2, queries, 3000, 8, 2, 128, 128}, random);
-    const auto q = mha::to_device(in.q), k = mha::to_device(in.k), v = mha::to_device(in.v);
-    mha::Cuda::Workspace workspace;
-    const auto first = mha::to_host(mha::attention<mha::Cuda>(q, k, v, mha::Causal{}, workspace));
-    for (int i = 0; i < 100; ++i)
-      ASSERT_EQ(support::differing(first, mha::to_host(mha::attention<mha::Cuda>(q, k, v, mha::Causal{}, workspace))),
-                0u);
-  }
+  expect_repeats<mha::bfloat16>(random, mha::Causal{});
+  expect_repeats<float>(random);
 }
 
 TEST(CudaAttention, OfFloatAndHalfAndDouble) {
@@ -79,49 +109,53 @@ TEST(CudaAttention, AStreamIsRecordedAndReplayed) {
   MHA_NEEDS_GPU();
   using mha::cuda::check;
   support::Random random("cuda graph");
-  const Inputs<mha::bfloat16> in({2, 1, 4000, 8, 2, 128, 128}, random), other({2, 1, 4000, 8, 2, 128, 128}, random);
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  {
-    mha::Cuda::Workspace workspace(stream);
-    auto q = mha::to_device(in.q, stream);
-    const auto k = mha::to_device(in.k, stream), v = mha::to_device(in.v, stream);
-    mha::DeviceTensor<mha::bfloat16, 4> out(2, 1, 8, 128);
-    const auto call = [&] { mha::attention_into<mha::Cuda>(out, q, k, v, mha::Causal{}, workspace); };
-    call();  // the first allocates
-    const int allocations = workspace.allocations();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    call();
-    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    for (const auto* inputs : {&other, &in, &other}) {
-      check(
-          cudaMemcpyAsync(q.data(), inputs->q.data(), q.size() * sizeof(mha::bfloat16), cudaMemcpyHostToDevice, stream),
-          "cudaMemcpyAsync");
-      check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-      const auto found = mha::to_host(out, stream);
+  for (const Index queries : {1, 300}) {
+    const Sizes sizes{2, queries, 4000, 8, 2, 128, 128};
+    const Inputs<mha::bfloat16> in(sizes, random), other(sizes, random);
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreate(&stream), "cudaStreamCreate");
+    {
+      mha::Cuda::Workspace workspace(stream);
+      auto q = mha::to_device(in.q, stream);
+      const auto k = mha::to_device(in.k, stream), v = mha::to_device(in.v, stream);
+      mha::DeviceTensor<mha::bfloat16, 4> out(2, queries, 8, 128);
+      const auto call = [&] { mha::attention_into<mha::Cuda>(out, q, k, v, mha::Causal{}, workspace); };
+      call();  // the first allocates
+      const int allocations = workspace.allocations();
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t replay = nullptr;
+      check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
       call();
-      EXPECT_EQ(support::differing(found, mha::to_host(out, stream)), 0u);
+      check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+      check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+      for (const auto* inputs : {&other, &in, &other}) {
+        check(cudaMemcpyAsync(q.data(), inputs->q.data(), q.size() * sizeof(mha::bfloat16), cudaMemcpyHostToDevice,
+                              stream),
+              "cudaMemcpyAsync");
+        check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+        const auto found = mha::to_host(out, stream);
+        call();
+        EXPECT_EQ(support::differing(found, mha::to_host(out, stream)), 0u);
+      }
+      EXPECT_EQ(workspace.allocations(), allocations);
+      check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+      check(cudaGraphDestroy(graph), "cudaGraphDestroy");
     }
-    EXPECT_EQ(workspace.allocations(), allocations);
-    check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    check(cudaStreamDestroy(stream), "cudaStreamDestroy");
   }
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
-/// (B, L, H, D) in memory ordered (B, H, L, D) that begins one element after 16 bytes.
+/// (B, L, H, D) in memory ordered (B, H, L, D) that begins `start` elements after 16 bytes.
 struct Askew {
+  Index start;
   mha::DeviceTensor<mha::bfloat16, 1> memory;
   mha::TensorView<mha::bfloat16, 4> view;
 
-  static mha::TensorView<mha::bfloat16, 4> in(mha::bfloat16* data, const Tensor<mha::bfloat16, 4>& x) {
-    return mha::view_bhld(data + 1, x.extent(0), x.extent(2), x.extent(1), x.extent(3));
+  mha::TensorView<mha::bfloat16, 4> in(mha::bfloat16* data, const Tensor<mha::bfloat16, 4>& x) const {
+    return mha::view_bhld(data + start, x.extent(0), x.extent(2), x.extent(1), x.extent(3));
   }
-  explicit Askew(const Tensor<mha::bfloat16, 4>& x) {
-    Tensor<mha::bfloat16, 1> near(x.size() + 1);
+  Askew(const Tensor<mha::bfloat16, 4>& x, Index first) : start(first) {
+    Tensor<mha::bfloat16, 1> near(x.size() + static_cast<std::size_t>(start));
     support::poison_all(near);
     for (Index b = 0; b < x.extent(0); ++b)
       for (Index l = 0; l < x.extent(1); ++l)
@@ -135,22 +169,23 @@ struct Askew {
 TEST(CudaAttention, MemoryAskew) {
   MHA_NEEDS_GPU();
   support::Random random("cuda strides");
-  for (const Index queries : {2, 70})
+  for (const auto& [queries, start] : {std::pair{2, 0}, std::pair{2, 1}, std::pair{70, 0}, std::pair{70, 1}})
     for (const Index dim : {64, 128, 256, 300}) {
       const Inputs<mha::bfloat16> in({2, queries, 90, 4, 2, dim, dim}, random);
       Tensor<mha::bfloat16, 4> out(2, queries, 4, dim);
       support::poison_all(out);
-      const Askew q(in.q), k(in.k), v(in.v), to(out);
+      const Askew q(in.q, start), k(in.k, start), v(in.v, start), to(out, start);
       mha::attention_into<mha::Cuda>(to.view, q.view, k.view, v.view, mha::Causal{});
       const auto there = mha::to_host(to.memory);
       for (Index b = 0; b < 2; ++b)
         for (Index l = 0; l < queries; ++l)
           for (Index h = 0; h < 4; ++h)
-            for (Index d = 0; d < dim; ++d) out(b, l, h, d) = there(1 + ((b * 4 + h) * queries + l) * dim + d);
+            for (Index d = 0; d < dim; ++d) out(b, l, h, d) = there(start + ((b * 4 + h) * queries + l) * dim + d);
       Tensor<double, 4> expected(2, queries, 4, dim);
       mha::attention_into<mha::Reference>(expected, in.wide(in.q), in.wide(in.k), in.wide(in.v), mha::Causal{});
       on_gpu::expect_near(out, expected, 4 * on_gpu::tolerance<mha::bfloat16>(), in.sizes.text());
-      EXPECT_NE(support::to_double(there(0)), support::to_double(there(0))) << "what lies before is written";
+      if (start > 0)
+        EXPECT_NE(support::to_double(there(0)), support::to_double(there(0))) << "what lies before is written";
     }
 }
 

@@ -37,9 +37,9 @@ template <class T> void expect_policies(const char* name) {
     const mha::Sink sink({0.5f, -1, 3, 0});
     const auto with = [&](const auto& pass) {
       return [&](const auto& call) {
-        call(pass(mha::And{mha::Padding{lengths}, mha::Or{Strided{}, mha::SlidingWindow{.left = 30}}}),
-             pass(mha::Chain{mha::SoftCap{20.f}, mha::Chain{Distance{0.01f}, relative}}), pass(mha::AdditiveBias(bias)),
-             pass(sink), mha::Scale{0.2});
+        return call(pass(mha::And{mha::Padding{lengths}, mha::Or{Strided{}, mha::SlidingWindow{.left = 30}}}),
+                    pass(mha::Chain{mha::SoftCap{20.f}, mha::Chain{Distance{0.01f}, relative}}),
+                    pass(mha::AdditiveBias(bias)), pass(sink), mha::Scale{0.2});
       };
     };
     expect_right(in, with([](const auto& p) { return on_device(p); }), with([](const auto& p) { return p; }));
@@ -78,7 +78,7 @@ TEST(CudaPolicies, NaNBehindTheMaskIsNotSeen) {
     }
     const mha::Dense dense(visible);
     expect_right(
-        in, [&](const auto& call) { call(on_device(dense)); }, [&](const auto& call) { call(dense); });
+        in, [&](const auto& call) { return call(on_device(dense)); }, [&](const auto& call) { return call(dense); });
   }
 }
 

@@ -12,6 +12,7 @@
 #include <mha/backend/cuda/dispatch.hpp>
 #include <mha/backend/cuda/on_device.hpp>
 #include <mha/backend/cuda/workspace.hpp>
+#include <mha/backend/weights.hpp>
 
 #include "cuda_memory.hpp"
 #include "far_backend.hpp"
@@ -38,12 +39,19 @@ struct FarCuda {
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     want_far(call);
     const Kernel open;
-    const gpu::Inside inside{call.shape, call.q_offsets, call.k_offsets};
-    const auto any_policy = [&](const auto& policy) { return gpu::any_inside<mha::Accumulator<T>>(policy, inside); };
-    with_any_policies(call, any_policy, [&](const auto& any) {
+    gpu::with_guarded_policies(call, [&](const auto& any) {
       auto frame = workspace.frame();
       mha::cuda::attend(any, mha::cuda::DeviceFacts{}, Launcher{workspace, frame});
     });
+  }
+
+  template <class T, class Source, class M, class S>
+  void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
+               Workspace& workspace) const {
+    want_far(call);
+    want_far("the weights", to.data);
+    gpu::with_guarded_policies(
+        call, [&](const auto& any) { mha::detail::run_softmax(any, to, mha::detail::ItemsOn<FarCuda>{workspace}); });
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {

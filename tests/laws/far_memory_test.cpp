@@ -14,6 +14,7 @@
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/score/additive_bias.hpp>
+#include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
 #include "far_backend.hpp"
@@ -132,6 +133,38 @@ TEST(FarMemory, AttentionPacksScatteredKeysAndStagesWhatPoliciesHold) {
   EXPECT_EQ(support::differing(far_lse.near(), lse), 0u);
 }
 
+/// The softmax made there is that made here, but for the order in which one exponential is rounded.
+template <int Rank> void expect_weights(const FarTensor<T, Rank>& there, const Tensor<T, Rank>& here) {
+  const Tensor<T, Rank> found = there.near();
+  ASSERT_EQ(found.size(), here.size());
+  for (std::size_t i = 0; i < here.size(); ++i) ASSERT_NEAR(found.data()[i], here.data()[i], 1e-6) << "element " << i;
+}
+
+TEST(FarMemory, WeightsAreMadeThere) {
+  support::Random random("far weights");
+  const auto q = drawn<3>(random, 9, 2, 4), k = drawn<3>(random, 9, 4, 2);
+  const auto across = [](auto x) { return decltype(x){x.data, {9, 2, 4}, {8, 1, 2}}; };  // scattered along D
+  const std::vector<Index> offsets{0, 2, 9};
+  Tensor<bool, 2> visible(7, 7);
+  for (bool& b : visible) b = random.uniform(0, 1) < 0.7;
+  const FarTensor<T, 3> far_q(q), far_k(k);
+  expect_weights(mha::attention_weights<Far>(far_q, across(far_k.view()), mha::Packed{offsets},
+                                             far_copy(mha::Dense(visible)), mha::SoftCap{.cap = 2}),
+                 mha::attention_weights<mha::Reference>(q, across(k.view()), mha::Packed{offsets}, mha::Dense(visible),
+                                                        mha::SoftCap{.cap = 2}));
+
+  Everything twins(config, mha::Sink(sink));
+  const auto x = drawn<3>(random, 2, 9, 24), memory = drawn<3>(random, 2, 4, 24);
+  const FarTensor<T, 3> far_x(x), far_memory(memory);
+  support::FarWorkspace workspace;
+  expect_weights(twins.there.attention_weights(far_x, workspace), twins.here.attention_weights(x));
+  expect_weights(twins.there.mean_attention_weights(far_x, far_memory, workspace),
+                 twins.here.mean_attention_weights(x, memory));
+  const auto rows = drawn<2>(random, 9, 24);
+  expect_weights(twins.there.attention_weights(FarTensor<T, 2>(rows), mha::Packed{offsets}),
+                 twins.here.attention_weights(rows, mha::Packed{offsets}));
+}
+
 TEST(FarMemory, BareViewsGiveResultsOfTheBackend) {
   support::Random random("far views");
   const auto q = drawn<2>(random, 5, 4);
@@ -155,8 +188,11 @@ TEST(FarMemory, WhatLiesOnTheHostIsRefusedByName) {
   const FarTensor<T, 3> far(near);
   EXPECT_EQ(refusal([&] { mha::attention<Far>(far.view(), near.view(), far.view()); }),
             "attention: k is in host memory");
+  EXPECT_EQ(refusal([&] { mha::attention_weights<Far>(far.view(), near.view()); }),
+            "attention_weights: k is in host memory");
   Twins<mha::Causal> twins(mha::Config{.d_model = 8, .num_heads = 2});
   EXPECT_EQ(refusal([&] { twins.there(near.view()); }), "layer: x is in host memory");
+  EXPECT_EQ(refusal([&] { twins.there.attention_weights(near.view()); }), "layer: x is in host memory");
   EXPECT_EQ(refusal([&] { twins.there(far, mha::into(near)); }), "layer: the result is in host memory");
   const std::vector<Index> lengths{2};
   EXPECT_EQ(refusal([&] { twins.there(far, mha::Padding{lengths}); }),

@@ -79,9 +79,13 @@ if(EIGEN_TREE)
   list(APPEND configure "-DFETCHCONTENT_SOURCE_DIR_EIGEN3=${EIGEN_TREE}")
 endif()
 
+if(CONSUMER MATCHES "_cuda$")
+  list(APPEND configure "-DCMAKE_CUDA_COMPILER=${CUDA_COMPILER}" -DCMAKE_CUDA_ARCHITECTURES=80)
+endif()
+
 if(CONSUMER STREQUAL "add_subdirectory")
   list(APPEND configure "-DMHA_SOURCE=${SOURCE}")
-elseif(CONSUMER STREQUAL "fetch_content")
+elseif(CONSUMER MATCHES "^fetch_content")
   # The work tree as it is now, committed to a repository of its own.
   file(COPY "${SOURCE}/include" "${SOURCE}/cmake" "${SOURCE}/CMakeLists.txt" DESTINATION "${WORK}/origin")
   set(git git -C "${WORK}/origin" -c user.name=consumer -c user.email=consumer@localhost)

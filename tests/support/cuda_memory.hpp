@@ -20,6 +20,7 @@ struct CudaMemory {
    private:
     mha::DeviceTensor<T, 1> there_;
   };
+  template <class Tensor> static auto fetched(const Tensor& there) { return mha::to_host(there); }
   static void set_bytes(void* there, int value, std::size_t n) {
     mha::cuda::check(cudaMemset(there, value, n), "cudaMemset");
   }

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include <mha/backend/reference/reference.hpp>
+#include <mha/backend/weights.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/policy/sink.hpp>
 
@@ -213,6 +214,13 @@ struct Far {
     const Kernel open;
     mha::Workspace none;
     mha::Reference{}.attend(call, none);
+  }
+  template <class T, class Source, class M, class S>
+  void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
+               Workspace& workspace) const {
+    want_far(call);
+    want_far("the weights", to.data);
+    mha::detail::run_softmax(call, to, mha::detail::ItemsOn<Far>{workspace});
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {

@@ -118,7 +118,8 @@ struct Support {
 ///   void gemm(const PackedGemmCall<T, Packed>&, Workspace&) const
 /// A layer packs its matrices once, of whatever K each; the parts of one call share theirs.
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
-/// softmax; `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them;
+/// softmax, over 0 in the host's memory and over anything in another (backend/weights.hpp has it as items);
+/// `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them;
 /// `static constexpr bool side_by_side = true`: results of one PackedGemmCall lie beside each other in every row.
 /// A backend whose memory the host does not reach says `static constexpr Memory memory = Memory::device` and has all
 /// of:

@@ -157,7 +157,7 @@ class Layer {
     return to;
   }
 
-  /// The softmax of every head, which a call never stores: (B, Hq, Lq, Lk).
+  /// The softmax of every head, which a call never stores: (B, Hq, Lq, Lk), in the backend's memory.
   template <Sequence X, class... Extra>
   requires(!(detail::MemoryArgument<Extra> || ...)) auto attention_weights(const X& x, Extra&&... extra) const {
     return weights(x, detail::read_sequence(x), extra...);
@@ -173,7 +173,12 @@ class Layer {
 
   /// The softmax averaged over the heads: (B, Lq, Lk).
   template <Sequence X, class... Extra> auto mean_attention_weights(const X& x, Extra&&... extra) const {
-    return detail::mean_over_heads(attention_weights(x, extra...));
+    Workspace own;
+    const detail::ItemsOn<B> items{detail::workspace_or(own, extra...)};
+    const auto each = attention_weights(x, extra...);
+    detail::TensorOf<B, Accumulator<T>, 3> mean(each.extent(0), each.extent(2), each.extent(3));
+    items(detail::mean_over_heads<Accumulator<T>>(each.view(), mean.view()));
+    return mean;
   }
 
   /// What a call of this shape costs, stage by stage; masks of the call intersect with the layer's.
@@ -271,6 +276,7 @@ class Layer {
   auto weights(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_weights_arguments<Extra...>();
     check_scalars<X, Memory>();
+    detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     const Config& c = config_;
     check_x(from);
@@ -279,12 +285,15 @@ class Layer {
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const auto made = detail::projected<B>(c, from, memory, false, frame);
-    auto call = detail::checked_call<T>("layer", TensorView<const T, 4>(made.q), made.key,
-                                        detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-                                        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(),
-                                        options(extra...), frame);
-    call.kv = {made.key, made.key, call.k_offsets};
+    auto checked = detail::checked_call<T, detail::memory_of<B>>(
+        "layer", TensorView<const T, 4>(made.q), made.key,
+        detail::intersect(mask_.there(), detail::collect_masks(extra...)),
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(extra...), frame);
+    checked.kv = {made.key, made.key, checked.k_offsets};
     detail::require_supported<B>("layer");
+    detail::require_reachable<B>("layer", "x", from);
+    detail::require_reachable<B>("layer", "memory", made.rows);
+    const auto call = detail::staged<B>(std::move(checked), frame, workspace);
     project(from, made, call, parameters_.views(), frame, workspace);
     return detail::run_weights<B>(call, workspace);
   }

@@ -89,17 +89,22 @@ void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = 
   run(copy_items(TensorView<const T, 3>(copy), y));
 }
 
-/// (B, H, Lq, Lk) averaged over H.
-template <class A> Tensor<A, 3> mean_over_heads(const Tensor<A, 4>& each) {
-  Tensor<A, 3> mean(each.extent(0), each.extent(2), each.extent(3));
-  for (Index b = 0; b < each.extent(0); ++b)
-    for (Index i = 0; i < each.extent(2); ++i)
-      for (Index k = 0; k < each.extent(3); ++k) {
-        A sum(0);
-        for (Index h = 0; h < each.extent(1); ++h) sum += each(b, h, i, k);
-        mean(b, i, k) = sum / A(each.extent(1));
-      }
-  return mean;
+/// mean (B, Lq, Lk) = each (B, H, Lq, Lk) averaged over H: Items whose rows are those of queries.
+template <class A> struct MeanOverHeads {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const A, 4> each;
+  TensorView<A, 3> mean;
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index k) const {
+    const Index b = static_cast<Index>(row / mean.extent[1]), i = static_cast<Index>(row % mean.extent[1]);
+    A sum(0);
+    for (Index h = 0; h < each.extent[1]; ++h) sum += each(b, h, i, k);
+    mean(b, i, k) = sum / A(each.extent[1]);
+  }
+};
+template <class A> MeanOverHeads<A> mean_over_heads(const TensorView<const A, 4>& each, const TensorView<A, 3>& mean) {
+  return {std::ptrdiff_t{mean.extent[0]} * mean.extent[1], mean.extent[2], each.extent[1], each, mean};
 }
 
 }  // namespace detail

@@ -10,6 +10,7 @@
 
 #include "../../core/copy.hpp"
 #include "../backend.hpp"
+#include "../weights.hpp"
 #include "device_machine.cuh"
 #include "device_tensor.hpp"
 #include "dispatch.hpp"
@@ -106,14 +107,17 @@ struct Cuda {
 
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    constexpr bool travels = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<S>;
-    static_assert(travels,
-                  "mha: a mask or score owns memory of the host, so that no kernel can read it: give "
-                  "mha::on_device(policy) (see mha/backend/cuda/on_device.hpp)");
-    if constexpr (check_scalar<T>() && travels) {
+    if constexpr (check_call<T, M, S>()) {
       auto frame = workspace.frame();
       cuda::attend(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
+  }
+
+  /// The softmax itself, by pairs and then by rows, in the accumulator.
+  template <class T, class Source, class M, class S>
+  void weights(const AttendCall<T, Source, M, S>& call, const TensorView<Accumulator<T>, 4>& to,
+               Workspace& workspace) const {
+    if constexpr (check_call<T, M, S>()) detail::run_softmax(call, to, detail::ItemsOn<Cuda>{workspace});
   }
 
   template <Items I> void for_each_item(const I& items, Workspace& workspace) const {
@@ -136,6 +140,13 @@ struct Cuda {
   }
 
  private:
+  template <class T, class M, class S> static constexpr bool check_call() {
+    constexpr bool travels = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<S>;
+    static_assert(travels,
+                  "mha: a mask or score owns memory of the host, so that no kernel can read it: give "
+                  "mha::on_device(policy) (see mha/backend/cuda/on_device.hpp)");
+    return check_scalar<T>() && travels;
+  }
   template <class T> static constexpr bool check_scalar() {
     static_assert(cuda::multiplies<T>,
                   "mha: Cuda computes in bfloat16, half, float and double: use the backend Reference for other scalars "
@@ -157,6 +168,16 @@ struct Cuda {
     const auto copy = [&](const auto& from, const auto& to) {
       for_each_item(detail::copy_items<T, 2>(from, to), workspace);
     };
+    const auto fill_rows = [&](const TensorView<const T, 1>& row, const TensorView<T, 2>& to) {
+      copy(TensorView<const T, 2>{row.data, {to.extent[0], to.extent[1]}, {0, row.stride[0]}}, to);
+    };
+    const bool has_bias = call.bias.data != nullptr;
+    if (call.a.extent[1] == 0) {  // cuBLASLt has no product of no depth
+      if (has_bias) return fill_rows(call.bias, call.c);
+      T* const zero = frame.template take<T>(1);
+      cuda::check(cudaMemsetAsync(zero, 0, sizeof(T), workspace.stream()), "cudaMemsetAsync");
+      return fill_rows({zero, {call.c.extent[1]}, {0}}, call.c);
+    }
     const auto ready = [&](const TensorView<const T, 2>& v) {
       if (const auto as_it_is = cuda::operand(v)) return *as_it_is;
       const auto packed = rows_of_own(v);
@@ -168,13 +189,12 @@ struct Cuda {
     const TensorView<T, 2> c = in_place ? call.c : rows_of_own(call.c);
 
     cuda::Product product{cuda::data_type<T>, ready(call.a), ready(call.b), *cuda::operand(c)};
-    const bool has_bias = call.bias.data != nullptr;
     if (has_bias && call.bias.stride[0] == 1 && reinterpret_cast<std::uintptr_t>(call.bias.data) % 16 == 0)
       product.bias = call.bias.data;
     auto choice = workspace.products().choose(product);
     if (has_bias && (product.bias == nullptr || !choice.found)) {
       // cuBLASLt has no such epilogue: the bias goes first and the product is added.
-      copy(TensorView<const T, 2>{call.bias.data, {c.extent[0], c.extent[1]}, {0, call.bias.stride[0]}}, c);
+      fill_rows(call.bias, c);
       product.bias = nullptr;
       product.accumulates = true;
       choice = workspace.products().choose(product);

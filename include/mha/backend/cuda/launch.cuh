@@ -57,8 +57,11 @@ void launch(const char* name, dim3 grid, int threads, std::size_t shared_bytes, 
   check(cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(threads)), arguments, shared_bytes, stream), name);
 }
 
+template <class Call> __device__ void touch_policies(const Call& call);
+
 /// One thread an item, in strides of the whole grid.
 template <class I> __global__ void __launch_bounds__(256) items_kernel(const __grid_constant__ I items) {
+  if constexpr (requires { items.call.mask; }) touch_policies(items.call);
   const std::ptrdiff_t count = items.rows * items.columns;
   for (std::ptrdiff_t i = std::ptrdiff_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += std::ptrdiff_t{gridDim.x} * blockDim.x)

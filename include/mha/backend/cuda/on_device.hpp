@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "../../core/check.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/block_sparse.hpp"
 #include "../../policy/role.hpp"
@@ -109,9 +112,16 @@ struct DistanceTable {
 };
 
 /// The table of a RelativeBias, on the host.
+///
+/// Errors    ShapeError if the buckets do not fit together, or reach so far that no Index counts the distances
 inline std::vector<float> table_by_distance(const RelativeBias& bias) {
   const Index heads = bias.heads(), reach = bias.buckets().max_distance;
+  const std::int64_t elements = heads * (2 * std::int64_t{reach} + 1);
+  constexpr Index most = std::numeric_limits<Index>::max();
+  mha::detail::require(elements <= most, "RelativeBias: max_distance ", reach, " both ways and ", heads, " heads are ",
+                       elements, " distances, the most on a device is ", most);
   std::vector<float> table;
+  table.reserve(static_cast<std::size_t>(elements));
   for (Index h = 0; h < heads; ++h)
     for (Index distance = -reach; distance <= reach; ++distance) table.push_back(bias(0.f, 0, h, 0, distance));
   return table;

@@ -13,8 +13,9 @@ namespace cuda {
 /// What a mask and a score make of the dot products of one query head of one sequence: shared by all kernel bodies.
 ///
 /// Without a score the scale is folded into the exponent, so that a logit costs one multiply-add; then what is called a
-/// logit here is the dot product itself. A score needs the natural logit, and a scale that is not positive keeps no
-/// maximum: both are multiplied first.
+/// logit here is the dot product itself. Multiplied first is where a score needs the natural logit, where a scale that
+/// is not positive keeps no maximum, and where one above the largest number / log₂ e has no finite slope.
+///
 /// Formula   exponent = logit · slope − top · slope, with slope = scale · log₂ e, or log₂ e after multiplying first
 /// Numerics  with a score logits are subtracted before the multiplication, so that a bias of −1e9 stays a number
 template <class Call> struct HeadLogits {
@@ -93,7 +94,10 @@ template <class Call> struct HeadLogits {
   MHA_KERNEL static bool empty(A top, A sum) { return top == hidden() && sum == A(0); }
 
  private:
-  MHA_KERNEL static bool folds(const Call& c) { return !has_score && c.scale * log2e() > A(0); }
+  MHA_KERNEL static bool folds(const Call& c) {
+    const A folded = c.scale * log2e();
+    return !has_score && folded > A(0) && folded < -hidden();
+  }
 };
 
 }  // namespace cuda

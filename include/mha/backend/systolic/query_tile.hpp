@@ -98,7 +98,6 @@ template <class T, class Source, class M, class S> class QueryTile {
     std::fill_n(state_.rows.sum, lanes(), 0.f);
     std::fill_n(state_.rows.block_sum, lanes(), 0.f);
     pack_queries();
-    fetch_output();
   }
 
   Index keys() const { return keys_; }
@@ -106,6 +105,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// Keys [begin, begin + 256): the values of one block.
   void attend(Index begin) {
     const Index end = std::min(begin + value_block, keys_);
+    fetch_rows(begin);
     if (policies_.visibility(begin, end) == TileVisibility::none) return;
     Index pending = begin;  // weights of [pending, k) wait in p for their values
     for (Index k = begin; k < end; k += key_block) {
@@ -196,18 +196,27 @@ template <class T, class Source, class M, class S> class QueryTile {
     });
   }
 
-  /// finish() would wait for lines that it is about to overwrite.
-  void fetch_output() const {
+  /// The lines that finish() is about to overwrite, and the queries of the tile that is likely to be next, a few with
+  /// each block of values: all at once would be in the way of keys.
+  void fetch_rows(Index begin) const {
     constexpr Index per_line = 64 / Index{sizeof(T)};
-    for (Index i = 0; i < count_; ++i)
+    const Index blocks = std::min<Index>(4, (keys_ + value_block - 1) / value_block),
+                rows = (lanes() + blocks - 1) / blocks;
+    const Index from = begin / value_block * rows;
+    for (Index i = from; i < std::min(count_, from + rows); ++i) {
       for (Index d = 0; d < call_.value_dim; d += per_line)
         __builtin_prefetch(call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], 1);
+      if (first_ >= lanes())
+        for (Index d = 0; d < call_.head_dim; d += per_line)
+          __builtin_prefetch(call_.query(b_, first_ - lanes() + i, h_) + d * call_.q.stride[3]);
+    }
   }
 
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
-    kernels_.product.multiply({kv_.key_tiles(begin), kv_.key_tile_stride(), state_.q, at_.s, (to - begin) / tile_side,
-                               kv_.depth_steps(), false});
+    const KeyRows rows = kv_.key_rows[begin / key_block];
+    kernels_.product.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side,
+                               kv_.depth_steps(), false, tile_depth, rows.stride});
     count_logits(keys.end - begin);
     if (!logits_are_dots_) policies_.score(at_.s, lanes(), call_.scale, begin, keys.end);
     policies_.hide(at_.s, lanes(), keys, tile_depth);
@@ -285,13 +294,13 @@ template <class T, class Source, class M, class S> class QueryTile {
   void count_logits(Index keys) {
     if (keys == key_block)
       ++whole_key_blocks_;
-    else
+    else if (metered_)
       use_ = use_ + kernels_.use(keys, count_, call_.head_dim);
   }
   void count_values(Index keys) {
     if (keys == value_block)
       ++whole_value_blocks_;
-    else
+    else if (metered_)
       use_ = use_ + kernels_.use(call_.value_dim, count_, keys);
   }
   ArrayUse total_use() const {
@@ -348,6 +357,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   const Index b_, h_, first_, count_, keys_;
   const simd::TilePolicies<float, M, S> policies_;
   const bool logits_are_dots_;
+  const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet
   Index whole_key_blocks_ = 0, whole_value_blocks_ = 0;
   ArrayUse use_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -46,6 +48,19 @@ TEST(DistanceTable, HasTheBiasOfEveryDistance) {
         const Index q = d < 0 ? -d + 3 : 3, k = q + d;
         ASSERT_EQ(fast(1.5f, 0, h, q, k), bias(1.5f, 0, h, q, k)) << "head " << h << " distance " << d;
       }
+  }
+}
+
+TEST(DistanceTable, IsRefusedWhereNoIndexCountsTheDistances) {
+  for (const auto& [reach, heads] : {std::pair{2147483647, 1}, std::pair{1 << 30, 1}, std::pair{1 << 28, 8}}) {
+    const mha::RelativeBias bias(std::vector<float>(std::size_t(32 * heads), 1.f), {.max_distance = reach});
+    try {
+      static_cast<void>(mha::cuda::table_by_distance(bias));
+      ADD_FAILURE() << "a table for max_distance " << reach;
+    } catch (const mha::ShapeError& e) {
+      EXPECT_NE(std::string(e.what()).find("RelativeBias: max_distance " + std::to_string(reach)), std::string::npos)
+          << e.what();
+    }
   }
 }
 

@@ -65,6 +65,17 @@ TEST(HeadLogits, MultiplyFirstWhereAScaleKeepsNoMaximum) {
   }
 }
 
+TEST(HeadLogits, MultiplyFirstWhereTheFoldedScaleWouldBeInfinite) {
+  Maths m;
+  const auto call = make_call<float>(Full{}, NoScore{}, std::numeric_limits<float>::max());
+  const HeadLogits logits(call, 0, 0);
+  const float none = logits.logit(0.f, 0, 0), some = logits.logit(1e-38f, 0, 0);  // some is 3.4
+  const float shift = logits.shift(some);
+  EXPECT_NEAR(logits.exponent(m, some, shift) - logits.exponent(m, none, shift), 3.40282347 * std::log2(std::exp(1.0)),
+              1e-5);
+  EXPECT_NEAR(logits.log_sum_exp(m, some, 2.f), 3.40282347 + std::log(2.0), 1e-5);
+}
+
 TEST(HeadLogits, AskPoliciesByPositionOnlyInsideTheCall) {
   const auto call = make_call<float>(Odd{}, Places{}, 2.f);
   const HeadLogits logits(call, 1, 3);
