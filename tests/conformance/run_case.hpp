@@ -303,7 +303,6 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
              v_there = layout == Layout::v_in_k ? k_memory.there(v_view) : v_memory.there(v_view),
              out_there = out_memory.there(out.view());
   const mha::LogSumExp lse_there(lse_memory.there(log_sum_exp.view()));
-  constexpr bool has_weights = mha::detail::computes_on_host<B>;
   mha::Tensor<A, 4> weights;
   const auto explicitly = [&](const auto&... policies) {
     const mha::Scale scaled{p.scale};
@@ -311,8 +310,7 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
     const mha::Sink sink(p.sink);
     const auto& sinks = Carry::policy(sink);
     mha::attention_into<B>(out_there, q_there, k_there, v_there, scaled, policies..., at, sinks, lse_there, workspace);
-    if constexpr (has_weights)
-      weights = mha::attention_weights<B>(q_there, k_there, workspace, sinks, policies..., at, scaled);
+    weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, workspace, sinks, policies..., at, scaled));
   };
   const bool defaults = which.at<ScaleKind>(conformance::scale) == ScaleKind::standard &&
                         which.at<OriginKind>(conformance::origin) == OriginKind::standard &&
@@ -321,7 +319,7 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
     if constexpr (sizeof...(policies) < 2) {
       if (!defaults) return explicitly(policies...);
       mha::attention_into<B>(out_there, q_there, k_there, v_there, policies..., lse_there, workspace);
-      if constexpr (has_weights) weights = mha::attention_weights<B>(q_there, k_there, policies..., workspace);
+      weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, policies..., workspace));
     } else {
       explicitly(policies...);
     }
@@ -339,7 +337,7 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
   lse_memory.fetch();
 
   compare<B, T>(p, e, out.view(), log_sum_exp);
-  if constexpr (has_weights) compare_weights<T>(p, e, weights);
+  compare_weights<T>(p, e, weights);
   std::size_t kept = 0;
   for (const T x : out.memory)
     if (support::bits(x) == support::bits(support::poison<T>())) ++kept;

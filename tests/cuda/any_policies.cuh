@@ -3,12 +3,12 @@
 // tests bring it their numbers.
 #pragma once
 
-#include <cstddef>
 #include <type_traits>
 
 #include <mha/cuda.cuh>
 
 #include "any_policies.hpp"
+#include "cuda_memory.hpp"
 #include "gpu.hpp"
 #include "transport.hpp"
 
@@ -35,31 +35,26 @@ struct CudaOfAny : mha::Cuda {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    const auto any = [](const auto& policy) {
-      using P = std::remove_cvref_t<decltype(policy)>;
-      using Any = support::AnyOf<P, mha::Accumulator<T>>;
-      static const typename Any::Entries code = entries_on_device<Any, P>();
-      return Any(policy, code);
-    };
-    support::with_any_policies(call, any, [&](const auto& same) { mha::Cuda::attend(same, workspace); });
+    support::with_any_policies(call, any<mha::Accumulator<T>>,
+                               [&](const auto& same) { mha::Cuda::attend(same, workspace); });
   }
+  template <class T, class Source, class M, class S>
+  void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
+               Workspace& workspace) const {
+    support::with_any_policies(call, any<mha::Accumulator<T>>,
+                               [&](const auto& same) { mha::Cuda::weights(same, to, workspace); });
+  }
+
+ private:
+  template <class A>
+  static constexpr auto any = [](const auto& policy) {
+    using P = std::remove_cvref_t<decltype(policy)>;
+    using Any = support::AnyOf<P, A>;
+    static const typename Any::Entries code = entries_on_device<Any, P>();
+    return Any(policy, code);
+  };
 };
 
 }  // namespace on_gpu
 
-template <> struct support::MemoryOf<on_gpu::CudaOfAny> {
-  template <class T> class Copy {
-   public:
-    Copy(const T* here, std::size_t n) : there_(mha::to_device(mha::view(here, static_cast<mha::Index>(n)))) {}
-    T* data() { return there_.data(); }
-    void fetch(T* here, std::size_t n) {
-      mha::cuda::check(cudaMemcpy(here, there_.data(), n * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    }
-
-   private:
-    mha::DeviceTensor<T, 1> there_;
-  };
-  static void set_bytes(void* there, int value, std::size_t n) {
-    mha::cuda::check(cudaMemset(there, value, n), "cudaMemset");
-  }
-};
+template <> struct support::MemoryOf<on_gpu::CudaOfAny> : support::CudaMemory {};

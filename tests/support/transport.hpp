@@ -13,6 +13,7 @@ namespace support {
 
 /// The memory that the host does not reach of a backend that computes there; a test specialises it and includes
 ///   template <class T> class Copy       Copy(const T* here, size_t n); T* data(), there; void fetch(T* here, size_t n)
+///   static auto fetched(const Tensor&)  a Tensor of the host's from one there
 ///   static void set_bytes(void* there, int value, size_t n)
 template <class B> struct MemoryOf;
 
@@ -25,6 +26,7 @@ template <class B> struct Transport {
     void fetch() {}
   };
   template <class P> static const P& policy(const P& p) { return p; }
+  template <class Tensor> static const Tensor& fetched(const Tensor& tensor) { return tensor; }
   static void set_bytes(void* to, int value, std::size_t n) { std::memset(to, value, n); }
 };
 template <class B>

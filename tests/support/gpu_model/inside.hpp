@@ -59,4 +59,12 @@ template <class A, class P> auto any_inside(const P& policy, const Inside& insid
   return Any(Guarded<P>{&policy, &inside}, Any::template entries<Guarded<P>>());
 }
 
+/// use(the call with both its policies so).
+template <class T, class Source, class M, class S, class Use>
+void with_guarded_policies(const mha::AttendCall<T, Source, M, S>& call, Use&& use) {
+  const Inside inside{call.shape, call.q_offsets, call.k_offsets};
+  with_any_policies(
+      call, [&](const auto& policy) { return any_inside<mha::Accumulator<T>>(policy, inside); }, use);
+}
+
 }  // namespace support::gpu

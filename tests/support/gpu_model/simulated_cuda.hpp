@@ -6,6 +6,7 @@
 #include <string>
 
 #include <mha/backend/cuda/dispatch.hpp>
+#include <mha/backend/weights.hpp>
 
 #include "../plain_backend.hpp"
 #include "inside.hpp"
@@ -39,9 +40,7 @@ struct SimulatedCuda {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    const gpu::Inside inside{call.shape, call.q_offsets, call.k_offsets};
-    const auto any_policy = [&](const auto& policy) { return gpu::any_inside<mha::Accumulator<T>>(policy, inside); };
-    with_any_policies(call, any_policy, [&](const auto& any) {
+    gpu::with_guarded_policies(call, [&](const auto& any) {
       auto frame = workspace.frame();
       Launcher<Workspace::Frame> launcher{frame};
       mha::cuda::attend(any, state.device, launcher);
@@ -52,7 +51,9 @@ struct SimulatedCuda {
   template <class T, class Source, class M, class S>
   void weights(const mha::AttendCall<T, Source, M, S>& call, mha::TensorView<mha::Accumulator<T>, 4> to,
                Workspace& workspace) const {
-    PlainBackend{}.weights(call, to, workspace);
+    gpu::with_guarded_policies(call, [&](const auto& any) {
+      mha::detail::run_softmax(any, to, mha::detail::ItemsOn<SimulatedCuda>{workspace});
+    });
   }
 
   template <class T> std::string explain(const mha::AttendPlan& plan) const {
