@@ -6,6 +6,7 @@
 #include <string>
 
 #include <mha/backend/cuda/dispatch.hpp>
+#include <mha/backend/weights.hpp>
 
 #include "../plain_backend.hpp"
 #include "inside.hpp"
@@ -23,7 +24,7 @@ struct SimulatedState {
 };
 
 /// The CUDA backend without a device: plans, parameters and kernel bodies are its own, the blocks run one after another
-/// on the host model. Memory is the host's, products are plain loops.
+/// on the host model. Memory is the host's, products are plain loops, and so are the items of attention weights.
 struct SimulatedCuda {
   static constexpr const char* name = "SimulatedCuda";
   static constexpr bool weights_in_storage = true;  // tensor cores multiply values by weights in 16 bits
@@ -50,9 +51,9 @@ struct SimulatedCuda {
   }
 
   template <class T, class Source, class M, class S>
-  void weights(const mha::AttendCall<T, Source, M, S>& call, mha::TensorView<mha::Accumulator<T>, 4> to,
-               Workspace& workspace) const {
-    PlainBackend{}.weights(call, to, workspace);
+  void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
+               Workspace&) const {
+    mha::detail::run_softmax(call, to, mha::detail::SerialItems{});
   }
 
   template <class T> std::string explain(const mha::AttendPlan& plan) const {
