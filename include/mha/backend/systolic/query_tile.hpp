@@ -183,8 +183,10 @@ template <class T, class Source, class M, class S> class QueryTile {
   void pack_queries() const {
     const Index width = round_up(call_.head_dim, tile_depth);
     if constexpr (std::is_same_v<T, bfloat16>)
-      if (count_ == lanes() && width == call_.head_dim && call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0)
-        return pack_columns(call_.query(b_, first_, h_), call_.q.stride[1]);
+      if (const bfloat16* const rows = call_.query(b_, first_, h_);
+          count_ == lanes() && width == call_.head_dim && call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0 &&
+          reinterpret_cast<std::uintptr_t>(rows) % alignof(std::uint32_t) == 0)
+        return pack_columns(rows, call_.q.stride[1]);
     round_rows<T>(kernels_.level,
                   {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
                   width, tile_depth, -lanes());  // the next tile is that of the queries before
