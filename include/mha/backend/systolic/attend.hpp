@@ -112,13 +112,14 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
       if constexpr (WithValues) pack_values(call.kv, b, g, k, n, kernels.level, to, scratch[worker].pack);
     }
   };
-  const auto run = [&](Index b, Index h, Index first, Index worker) {
+  const auto run = [&](Index b, Index h, Index first, Index worker, Index to_next) {
     const Index count = std::min(together, (call.queries(b) - first + lanes - 1) / lanes);
     if (count <= 0) return;  // a short sequence of a ragged batch
     const KvTiles kv = packed.at(b, call.kv_head(h));
     std::optional<Tile> tiles[most_together];
     for (Index i = 0; i < count; ++i)
-      tiles[i].emplace(call, kernels, kv, scratch[worker].block, scratch[worker].states[i], b, h, first + i * lanes);
+      tiles[i].emplace(call, kernels, kv, scratch[worker].block, scratch[worker].states[i], b, h, first + i * lanes,
+                       to_next);
     f(tiles, count);
   };
 
@@ -128,7 +129,7 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
       for (Index h = 0; h < call.shape.heads; ++h) {
         if (const Index g = call.kv_head(h); h == 0 || g != call.kv_head(h - 1))
           for (Index chunk = 0; chunk < chunks; ++chunk) pack(b, g, chunk, 0);
-        for (Index t = groups; t-- > 0;) run(b, h, t * group, 0);
+        for (Index t = 0; t < groups; ++t) run(b, h, t * group, 0, group);
       }
     return;
   }
@@ -138,7 +139,8 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
   threads.run(static_cast<Index>(tasks), [&](Index t, Index worker) {
     const UnitScope unit(kernels.product.unit);
     // Late queries of a causal mask see the most keys.
-    run(t / groups / call.shape.heads, t / groups % call.shape.heads, (groups - 1 - t % groups) * group, worker);
+    run(t / groups / call.shape.heads, t / groups % call.shape.heads, (groups - 1 - t % groups) * group, worker,
+        -group);
   });
 }
 

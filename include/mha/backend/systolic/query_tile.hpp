@@ -82,7 +82,7 @@ template <class T, class Source, class M, class S> class QueryTile {
 
  public:
   QueryTile(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, const KvTiles& kv,
-            const BlockScratch& scratch, const TileState& state, Index b, Index h, Index first)
+            const BlockScratch& scratch, const TileState& state, Index b, Index h, Index first, Index to_next = 0)
       : call_(call),
         kernels_(kernels),
         kv_(kv),
@@ -91,6 +91,7 @@ template <class T, class Source, class M, class S> class QueryTile {
         b_(b),
         h_(h),
         first_(first),
+        to_next_(to_next),
         count_(std::min(kernels.product.lanes, call.queries(b) - first)),
         keys_(call.keys(b)),
         policies_(kernels.level, call.mask, call.score, b, h, call.position(b, first), count_),
@@ -189,7 +190,7 @@ template <class T, class Source, class M, class S> class QueryTile {
         return pack_columns(rows, call_.q.stride[1]);
     round_rows<T>(kernels_.level,
                   {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
-                  width, tile_depth, -lanes());  // the next tile is that of the queries before
+                  width, tile_depth, to_next_);
     std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
     pack_columns(at_.rows, width);
   }
@@ -215,9 +216,9 @@ template <class T, class Source, class M, class S> class QueryTile {
     for (Index i = from; i < std::min(count_, from + rows); ++i) {
       for (Index d = 0; d < call_.value_dim; d += per_line)
         __builtin_prefetch(call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], 1);
-      if (first_ >= lanes())
+      if (const Index next = first_ + to_next_ + i; next >= 0 && next < call_.queries(b_))
         for (Index d = 0; d < call_.head_dim; d += per_line)
-          __builtin_prefetch(call_.query(b_, first_ - lanes() + i, h_) + d * call_.q.stride[3]);
+          __builtin_prefetch(call_.query(b_, next, h_) + d * call_.q.stride[3]);
     }
   }
 
@@ -369,7 +370,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   const KvTiles& kv_;
   const BlockScratch& at_;
   TileState state_;
-  const Index b_, h_, first_, count_, keys_;
+  const Index b_, h_, first_, to_next_, count_, keys_;
   const simd::TilePolicies<float, M, S> policies_;
   const bool logits_are_dots_;
   const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
