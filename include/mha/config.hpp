@@ -54,6 +54,13 @@
 #define MHA_BROADCAST_BY_ASM 0
 #endif
 
+/// Whether vectors of __fp16 are converted by the instructions of the caller a body is inlined in.
+#if defined(__x86_64__) && defined(__clang__)
+#define MHA_HALF_VECTORS 1
+#else
+#define MHA_HALF_VECTORS 0
+#endif
+
 // How asm names a vector register where the compiler fuses products and additions of different statements.
 #if !defined(__clang__) && defined(__x86_64__)
 #define MHA_VECTOR_REGISTER "v"

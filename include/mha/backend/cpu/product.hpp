@@ -13,6 +13,7 @@
 #include "../executor.hpp"
 #include "../simd/panel_kernel.hpp"
 #include "../simd/row_kernel.hpp"
+#include "../simd/widen.hpp"
 
 namespace mha::inline v0::detail::cpu {
 
@@ -71,7 +72,12 @@ template <class T, class Columns> class DenseProduct {
  public:
   DenseProduct(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
                IsaLevel isa, Index workers)
-      : a_(a), columns_(columns), c_(c), kernel_(simd::panel_kernel<A, T>(isa)), isa_(isa) {
+      : a_(a),
+        columns_(columns),
+        c_(c),
+        kernel_(simd::panel_kernel<A, T>(isa)),
+        wide_kernel_(simd::panel_kernel<A, A>(isa)),
+        isa_(isa) {
     if constexpr (Columns::uses_scratch) in_rows_ = rows() == 1 && columns.lies_in_rows();
     panels_ = 0;
     for (const auto& part : c_) {
@@ -95,7 +101,7 @@ template <class T, class Columns> class DenseProduct {
   /// Elements that all workers share: the packed rows of a product of one block.
   std::size_t shared() const { return row_blocks_ == 1 && !reads_rows_ ? size(depth_blocks()) * block_size() : 0; }
   /// Elements of scratch for each worker, of accumulators and of columns.
-  std::size_t scratch() const { return packed_rows() + (in_rows_ ? 2 * group_columns() : slots() * slot_size()); }
+  std::size_t scratch() const { return wide_panel() + wide_panel_size(); }
   std::size_t panel_scratch() const { return Columns::uses_scratch ? size(depth_block) * size(panel_columns<T>) : 0; }
 
   /// Before the first task: packs the rows that all share.
@@ -109,6 +115,7 @@ template <class T, class Columns> class DenseProduct {
     const Index first_row = task / groups_ * most_rows, n = std::min(most_rows, rows() - first_row);
     const Index begin = task % groups_ * group_panels_, end = std::min(begin + group_panels_, panels_);
     A* const slots = scratch + packed_rows();
+    A* const wide = scratch + wide_panel();
     if constexpr (Columns::uses_scratch)
       if (in_rows_) return run_row(begin, end, scratch);
     if (row_blocks_ == 1) {
@@ -121,7 +128,7 @@ template <class T, class Columns> class DenseProduct {
         for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
           const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           const T* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
-          add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n,
+          add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n, wide,
               side_by_side ? std::ptrdiff_t{depth()} * panel_columns<T> : 0);
         }
       });
@@ -135,7 +142,7 @@ template <class T, class Columns> class DenseProduct {
           if (slot == 0) first_panel = panel;
           const T* const next = begin + slot + 1 < end ? panel + std::ptrdiff_t{depth()} * panel_columns<T>
                                                        : first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>;
-          add(part, p, k, rows, panel, next, target(part, p, slot, first_row, slots), n);
+          add(part, p, k, rows, panel, next, target(part, p, slot, first_row, slots), n, wide);
         });
       }
     }
@@ -163,6 +170,8 @@ template <class T, class Columns> class DenseProduct {
   static constexpr Index most_panels_of_a_row = 96;  // whose sums stay in the L1 cache
   static constexpr Index most_tasks = 8;             // for each worker, so that none waits long for the last
 
+  static constexpr Index most_rows_widening = 32;  // that widen a panel each time they meet it
+
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
   Index rows() const { return a_.extent[0]; }
   Index depth() const { return a_.extent[1]; }
@@ -175,6 +184,12 @@ template <class T, class Columns> class DenseProduct {
   std::size_t slot_size() const { return size(block_rows_) * size(panel_columns<T>); }
   std::size_t group_columns() const { return size(group_panels_) * size(panel_columns<T>); }
   std::size_t slots() const { return in_place_ ? c_.size() : size(group_panels_); }
+
+  /// Where in a worker's scratch a panel in accumulator precision lies, after the rows and the results.
+  std::size_t wide_panel() const { return packed_rows() + (in_rows_ ? 2 * group_columns() : slots() * slot_size()); }
+  std::size_t wide_panel_size() const {
+    return std::is_same_v<T, A> || block_rows_ <= most_rows_widening ? 0 : size(depth_block) * size(panel_columns<T>);
+  }
 
   /// Columns of panel p of a part.
   Index count(Index part, Index p) const {
@@ -209,13 +224,29 @@ template <class T, class Columns> class DenseProduct {
     return {slots + static_cast<std::ptrdiff_t>(slot_size()) * (in_place_ ? part : slot), panel_columns<T>};
   }
 
-  /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias.
+  /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias. Many rows meet the
+  /// panel as it stands in `wide`.
   void add(Index part, Index p, Index k, const Rows& rows, const T* panel, const T* next, const Target& to, Index n,
-           std::ptrdiff_t side_by_side = 0) const {
+           A* wide, std::ptrdiff_t side_by_side = 0) const {
     const A* const before = k == 0 ? columns_.bias(part, p) : to.c;
     const std::ptrdiff_t stride = k == 0 ? 0 : to.stride;
+    const Index depth = depth_at(k), columns = count(part, p);
+    if constexpr (!std::is_same_v<T, A>)
+      if (n > most_rows_widening) {
+        widen(panel, panel_columns<T>, depth, panel_columns<T>, wide);
+        wide_kernel_({rows.data, rows.stride, wide, wide, before, stride, to.c, to.stride, n, depth, columns, 0});
+        return;
+      }
     kernel_({rows.data, rows.stride, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n,
-             depth_at(k), count(part, p), side_by_side});
+             depth, columns, side_by_side});
+  }
+
+  /// to (n, dim) = these rows in accumulator precision.
+  void widen(const T* rows, std::ptrdiff_t stride, Index n, Index dim, A* to) const {
+    const auto kernel = simd::with_isa(isa_, [](auto tag) {
+      return &decltype(tag)::template run<simd::WidenBody<A, T>, const T*, std::ptrdiff_t, Index, Index, A*>;
+    });
+    kernel(rows, stride, n, dim, to);
   }
 
   /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row.
@@ -248,7 +279,7 @@ template <class T, class Columns> class DenseProduct {
     for (Index i = 0; i < n; ++i, to += depth_block) {
       const T* from = &a_(first + i, k);
       if (a_.stride[1] == 1)
-        std::copy_n(from, d, to);
+        widen(from, 0, 1, d, to);
       else
         for (Index j = 0; j < d; ++j, from += a_.stride[1]) to[j] = static_cast<A>(*from);
     }
@@ -258,6 +289,13 @@ template <class T, class Columns> class DenseProduct {
   void hand_over(Index part, Index p, Index first_row, Index n, const A* from) const {
     const auto& c = c_[size(part)];
     const Index columns = count(part, p), first = p * panel_columns<T>;
+    if (c.stride[1] == 1) {
+      const auto narrow = simd::with_isa(isa_, [](auto tag) {
+        return &decltype(tag)::template run<simd::NarrowBody<A, T>, const A*, std::ptrdiff_t, Index, Index, T*,
+                                            std::ptrdiff_t>;
+      });
+      return narrow(from, panel_columns<T>, n, columns, &c(first_row, first), c.stride[0]);
+    }
     for (Index i = 0; i < n; ++i, from += panel_columns<T>)
       for (Index j = 0; j < columns; ++j) c(first_row + i, first + j) = static_cast<T>(from[j]);
   }
@@ -266,6 +304,7 @@ template <class T, class Columns> class DenseProduct {
   const Columns& columns_;
   const std::span<const TensorView<T, 2>> c_;
   const simd::PanelKernel<A, T> kernel_;
+  const simd::PanelKernel<A, A> wide_kernel_;
   const IsaLevel isa_;
   Index panels_ = 0, register_columns_ = 1, row_blocks_ = 0, block_rows_ = 0, groups_ = 0, group_panels_ = 0;
   bool in_place_ = true, in_rows_ = false, reads_rows_ = false;

@@ -18,12 +18,26 @@ constexpr const char* to_string(IsaLevel level) {
   return level == IsaLevel::avx512 ? "avx512" : level == IsaLevel::avx2 ? "avx2" : "baseline";
 }
 
+#if defined(__x86_64__)
+namespace detail {
+
+/// F16C, which clang 14 has no name for in __builtin_cpu_supports.
+inline bool converts_half() {
+  unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
+  asm("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return (ecx >> 29 & 1u) != 0;
+}
+
+}  // namespace detail
+#endif
+
 /// The best level this machine runs.
 inline IsaLevel best_isa() {
 #if defined(__x86_64__)
   static const IsaLevel best = [] {
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return IsaLevel::baseline;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !detail::converts_half())
+      return IsaLevel::baseline;
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     return avx512 ? IsaLevel::avx512 : IsaLevel::avx2;
@@ -91,7 +105,7 @@ struct Avx2 {
   static constexpr int register_bytes = 32;
   static constexpr int registers = 16;
   template <class Body, class... Args>
-  __attribute__((target("avx2,fma"))) MHA_NO_INLINE MHA_FLATTEN static void run(Args... args) {
+  __attribute__((target("avx2,fma,f16c"))) MHA_NO_INLINE MHA_FLATTEN static void run(Args... args) {
     Body::template run<Avx2>(args...);
   }
 };
@@ -101,7 +115,7 @@ struct Avx512 {
   static constexpr int register_bytes = 64;
   static constexpr int registers = 32;
   template <class Body, class... Args>
-  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")))
   MHA_WHOLE_REGISTERS MHA_NO_INLINE MHA_FLATTEN static void
   run(Args... args) {
     Body::template run<Avx512>(args...);

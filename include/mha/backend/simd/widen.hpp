@@ -25,8 +25,12 @@ template <int W, class I> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const 
   w = __builtin_convertvector(*stored, I);
 }
 
-/// One register of A from storage T: float and double as they are, bfloat16 and half by integer arithmetic, exactly
-/// what their conversion to float gives, NaN payloads included.
+/// Whether half is converted by an instruction: as its conversion to float and back does it, but a signalling NaN
+/// becomes a quiet one.
+template <class Isa> inline constexpr bool has_half = MHA_BROADCAST_BY_ASM&& Isa::register_bytes > 16;
+
+/// One register of A from storage T: float and double as they are, bfloat16 and half exactly what their conversion to
+/// float gives, NaN payloads included.
 template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vector_t<A, Isa>& v, const T* from) {
   constexpr int W = Vector<A, Isa>::width;
   if constexpr (std::is_same_v<A, T>) {
@@ -35,6 +39,19 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
     using V = vector_t<float, Isa>;
     using I = typename Vector<float, Isa>::int_type;
     I w;
+#if MHA_BROADCAST_BY_ASM
+    if constexpr (std::is_same_v<T, half> && has_half<Isa>) {
+      typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+      asm("vcvtph2ps %1, %0" : "=v"(v) : "m"(*reinterpret_cast<const Stored*>(from)));
+      return;
+    }
+#elif MHA_HALF_VECTORS
+    if constexpr (std::is_same_v<T, half> && has_half<Isa>) {
+      typedef __fp16 Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+      v = __builtin_convertvector(*reinterpret_cast<const Stored*>(from), V);
+      return;
+    }
+#endif
     load_zero_extended<W>(w, from);
     if constexpr (std::is_same_v<T, bfloat16>) {
       v = (V)(w << 16);
@@ -60,6 +77,26 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* 
     store(to, v);
   } else {
     constexpr int W = Vector<A, Isa>::width;
+#if MHA_BROADCAST_BY_ASM
+    if constexpr (std::is_same_v<A, float> && std::is_same_v<T, half> && has_half<Isa>) {
+      typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+      asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<Stored*>(to)) : "v"(v));
+      return;
+    } else if constexpr (std::is_same_v<A, float> && std::is_same_v<T, bfloat16> && sizeof(v) == 64) {
+      using I = typename Vector<float, Isa>::int_type;
+      typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+      const I w = (I)v, upper = w >> 16;
+      const I rounded = v != v ? upper | 0x40u : (w + 0x7fffu + (upper & 1u)) >> 16;
+      asm("vpmovdw %1, %0" : "=m"(*reinterpret_cast<Stored*>(to)) : "v"(rounded));
+      return;
+    }
+#elif MHA_HALF_VECTORS
+    if constexpr (std::is_same_v<A, float> && std::is_same_v<T, half> && has_half<Isa>) {
+      typedef __fp16 Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+      *reinterpret_cast<Stored*>(to) = __builtin_convertvector(v, Stored);
+      return;
+    }
+#endif
     A wide[std::size_t{W}];
     T narrow[std::size_t{W}];
     store(+wide, v);
@@ -81,6 +118,24 @@ template <class A, class T> struct WidenBody {
         store(to + d, v);
       }
       for (; d < dim; ++d) to[d] = static_cast<A>(from[d]);
+    }
+  }
+};
+
+/// to (n, dim) in storage precision, rows `to_stride` apart, from n rows at a stride.
+template <class A, class T> struct NarrowBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const A* from, std::ptrdiff_t stride, Index n, Index dim, T* to,
+                                    std::ptrdiff_t to_stride) {
+    constexpr int W = Vector<A, Isa>::width;
+    for (Index i = 0; i < n; ++i, from += stride, to += to_stride) {
+      Index d = 0;
+      for (; d + W <= dim; d += W) {
+        vector_t<A, Isa> v;
+        load(v, from + d);
+        store_narrowed<A, Isa>(to + d, v);
+      }
+      for (; d < dim; ++d) to[d] = static_cast<T>(from[d]);
     }
   }
 };
