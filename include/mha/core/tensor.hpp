@@ -41,6 +41,17 @@ template <class T> std::unique_ptr<T[], AlignedDelete> aligned_array(std::size_t
   return std::unique_ptr<T[], AlignedDelete>(p, AlignedDelete{n});
 }
 
+/// The row-major view of an owner of this name, without data yet.
+template <class T, class... I> TensorView<T, int{sizeof...(I)}> owned_shape(const char* name, I... extents) {
+  std::ptrdiff_t most = 1;  // no stride is larger, whatever axes are empty
+  int axis = 0;
+  for (const Index extent : {as_extent(extents)...}) {
+    require(extent >= 0, name, ": extent ", extent, " on axis ", axis++);
+    if (__builtin_mul_overflow(most, std::max(extent, Index{1}), &most)) throw std::bad_array_new_length();
+  }
+  return mha::view(static_cast<T*>(nullptr), extents...);
+}
+
 }  // namespace detail
 
 /// An owning, row-major, 64-byte aligned array with Rank axes, zero at first.
@@ -55,16 +66,8 @@ template <class T, int Rank> class Tensor {
   Tensor() = default;
 
   template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == Rank) explicit Tensor(I... extents) {
-    const Index extent[] = {detail::as_extent(extents)...};
-    std::ptrdiff_t most = 1;  // no stride is larger, whatever axes are empty
-    for (int a = 0; a < Rank; ++a) {
-      detail::require(extent[a] >= 0, "Tensor: extent ", extent[a], " on axis ", a);
-      if (__builtin_mul_overflow(most, std::max(extent[a], Index{1}), &most)) throw std::bad_array_new_length();
-    }
-    shape_ = mha::view(static_cast<T*>(nullptr), extents...);
-    data_ = detail::aligned_array<T>(size());
-  }
+  requires(sizeof...(I) == Rank) explicit Tensor(I... extents)
+      : shape_(detail::owned_shape<T>("Tensor", extents...)), data_(detail::aligned_array<T>(size())) {}
 
   Tensor(const Tensor& other) : shape_(other.shape_), data_(detail::aligned_array<T>(other.size())) {
     std::copy_n(other.data(), size(), data());

@@ -96,6 +96,7 @@ TEST(SoftmaxItems, LeaveEmptyRowsAndWhatLiesBeyondASequenceZero) {
   const std::vector<Index> offsets{0, 3, 3, 12, 20};
   mha::CallShape shape{4, 4, 9, 9, 0, offsets.data()};
   EXPECT_LE(error(call_of(n, mha::Causal{}, mha::NoScore{}, shape, offsets.data())), 1e-15);
+  EXPECT_LE(error(call_of(n, mha::Full{}, mha::NoScore{}, shape, offsets.data())), 1e-15);
   const Numbers<double> late(1, 9, 4, random);  // the first 5 queries come before every key
   EXPECT_LE(error(call_of(late, mha::Causal{}, mha::NoScore{}, {1, 4, 9, 4, -5})), 1e-15);
 }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <new>
 #include <utility>
 
 #include "../../core/check.hpp"
@@ -26,14 +24,7 @@ template <class T, int Rank> class DeviceTensor {
 
   template <std::convertible_to<Index>... I>
   requires(sizeof...(I) == Rank) explicit DeviceTensor(I... extents)
-      : shape_(mha::view(static_cast<T*>(nullptr), extents...)) {
-    std::ptrdiff_t most = 1;
-    for (int a = 0; a < Rank; ++a) {
-      detail::require(shape_.extent[a] >= 0, "DeviceTensor: extent ", shape_.extent[a], " on axis ", a);
-      if (__builtin_mul_overflow(most, std::max(shape_.extent[a], Index{1}), &most)) throw std::bad_array_new_length();
-    }
-    data_ = cuda::device_array<T>(size());
-  }
+      : shape_(detail::owned_shape<T>("DeviceTensor", extents...)), data_(cuda::device_array<T>(size())) {}
 
   DeviceTensor(DeviceTensor&& other) noexcept
       : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}

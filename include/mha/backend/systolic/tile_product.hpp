@@ -30,11 +30,14 @@ struct TileProduct {
   std::ptrdiff_t step_stride = tile_size, row_stride = tile_depth;
 };
 
-/// A matrix unit as attention uses it: how many queries lie side by side, and the product.
+/// A matrix unit as attention uses it: how many queries lie side by side, and the product. After some 1000 cycles
+/// without one Intel's tiles rest, and take as long to start again: stay_awake() between pieces of other work keeps
+/// them going.
 struct ProductUnit {
   MatrixUnit unit;
   Index lanes;
   void (*multiply)(const TileProduct&);
+  void (*stay_awake)() = [] {};
 };
 
 /// What a unit needs of the calling thread while it multiplies.
@@ -67,6 +70,9 @@ struct AmxProduct {
     else
       run<0>(p);
   }
+
+  /// Between products the tiles hold nothing.
+  static void stay_awake() { amx::multiply_add<0, 4, 6>(); }
 
  private:
   /// The usual depths unrolled, 0 for any.
@@ -275,7 +281,7 @@ template <SumOrder Order> struct EmulatedProduct {
 /// as an array of this depth.
 template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, IsaLevel level) {
 #if defined(__x86_64__)
-  if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run};
+  if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run, &AmxProduct::stay_awake};
   if (unit == MatrixUnit::dot_product)
     return {unit, DotProduct<Columns>::lanes, &Avx512Bf16::run<DotProduct<Columns>, const TileProduct&>};
 #endif

@@ -51,7 +51,7 @@ TEST(Dispatch, SixteenBitsRunOnTensorCoresUpToAHeadSizeOf256) {
     const Notes notes = plan<mha::bfloat16>(2, 300, 300, 3, dim, dim);
     EXPECT_EQ(notes.kernel, "attention (tensor cores)") << dim;
     EXPECT_EQ(notes.launches, 1);
-    EXPECT_GE(notes.grid.x, 2 * 3 * 3);
+    EXPECT_EQ(notes.grid.x, 2 * 3 * 3) << "tiles of 128 queries";
     EXPECT_LE(notes.bytes, 227 * 1024);
   }
   EXPECT_EQ(plan<mha::half>(1, 300, 300, 1, 320, 64).kernel, "attention (multiply-adds)");
@@ -74,6 +74,9 @@ TEST(Dispatch, ExplainsWhatItWouldLaunch) {
   EXPECT_NE(fma.find("multiply-adds in double"), std::string::npos) << fma;
   const std::string few = mha::cuda::explain<float>({{2, 8, 1, 4096, 4095}, 8, 64, 64}, {});
   EXPECT_NE(few.find("few queries in float"), std::string::npos) << few;
+  // Rows of 100 numbers of 2 bytes do not begin on 16 bytes: another kernel.
+  const std::string any = mha::cuda::explain<mha::half>({{2, 8, 512, 512, 0}, 2, 100, 100}, {});
+  EXPECT_NE(any.find("tiles of 64 queries x 64 keys"), std::string::npos) << any;
 }
 
 }  // namespace
