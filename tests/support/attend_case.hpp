@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -26,7 +27,9 @@
 #include <mha/policy/score/relative_bias.hpp>
 #include <mha/policy/score/softcap.hpp>
 
+#include "any_policies.hpp"
 #include "compare.hpp"
+#include "gpu_model/inside.hpp"
 #include "random.hpp"
 
 namespace support {
@@ -51,67 +54,6 @@ enum class MaskKind {
 };
 enum class ScoreKind { soft_cap, alibi, bias, relative, chain, user };
 
-/// One type for all masks and one for all scores, so that a body is compiled once for them. Each asks as the policy is
-/// asked, and refuses what lies outside the call.
-struct InsideCall {
-  mha::CallShape shape;
-  const Index* key_offsets = nullptr;
-
-  void check(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
-    const bool known = b >= 0 && b < shape.batch && h >= 0 && h < shape.heads;
-    if (!known || q_begin < shape.origin[b] || q_end > shape.queries_end(b) || q_begin >= q_end || k_begin < 0 ||
-        k_end > (key_offsets != nullptr ? key_offsets[b + 1] - key_offsets[b] : shape.keys) || k_begin >= k_end)
-      throw std::out_of_range("a policy is asked of what is not in the call");
-  }
-};
-struct AnyMask {
-  static constexpr mha::Role role = mha::Role::mask;
-  struct Base {
-    virtual ~Base() = default;
-    virtual bool see(Index b, Index h, Index q, Index k) const = 0;
-    virtual mha::TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const = 0;
-  };
-  template <class M> struct Of : Base {
-    M mask;
-    InsideCall inside;
-    Of(const M& m, const InsideCall& i) : mask(m), inside(i) {}
-    bool see(Index b, Index h, Index q, Index k) const override {
-      inside.check(b, h, q, q + 1, k, k + 1);
-      return mask(b, h, q, k);
-    }
-    mha::TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const override {
-      inside.check(b, h, q0, q1, k0, k1);
-      return mha::tile(mask, b, h, q0, q1, k0, k1);
-    }
-  };
-  const Base* mask = nullptr;
-  bool operator()(Index b, Index h, Index q, Index k) const { return mask->see(b, h, q, k); }
-  mha::TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const {
-    return mask->tile(b, h, q0, q1, k0, k1);
-  }
-};
-struct AnyScore {
-  static constexpr mha::Role role = mha::Role::score;
-  struct Base {
-    virtual ~Base() = default;
-    virtual float at(float s, Index b, Index h, Index q, Index k) const = 0;
-    virtual double at(double s, Index b, Index h, Index q, Index k) const = 0;
-  };
-  template <class S> struct Of : Base {
-    S score;
-    InsideCall inside;
-    Of(const S& s, const InsideCall& i) : score(s), inside(i) {}
-    template <class X> X ask(X s, Index b, Index h, Index q, Index k) const {
-      inside.check(b, h, q, q + 1, k, k + 1);
-      return static_cast<X>(mha::at_head(score, b, h)(s, b, h, q, k));
-    }
-    float at(float s, Index b, Index h, Index q, Index k) const override { return ask(s, b, h, q, k); }
-    double at(double s, Index b, Index h, Index q, Index k) const override { return ask(s, b, h, q, k); }
-  };
-  const Base* score = nullptr;
-  template <class X> X operator()(X s, Index b, Index h, Index q, Index k) const { return score->at(s, b, h, q, k); }
-};
-
 /// A user's mask without tile(), which depends on the head.
 struct Sieve {
   bool operator()(Index, Index h, Index q, Index k) const { return (q + 2 * k + h) % 3 != 0; }
@@ -127,20 +69,26 @@ struct Slopes {
   }
 };
 
-/// What the policies of a call borrow.
+/// What the policies of a call borrow, and they themselves.
 struct PolicyData {
+  std::vector<std::shared_ptr<const void>> kept;
   std::vector<Index> lengths, ids;
   std::vector<std::uint8_t> map;
   std::unique_ptr<bool[]> table;
   std::vector<float> bias;
+
+  template <class P> const P& keep(const P& policy) {
+    const auto copy = std::make_shared<const P>(policy);
+    kept.push_back(copy);
+    return *copy;
+  }
 };
 
-inline std::unique_ptr<AnyMask::Base> make_mask(MaskKind kind, const InsideCall& inside, Random& random,
-                                                PolicyData& data) {
+/// The data and the inside must outlive it.
+inline AnyMask make_mask(MaskKind kind, const gpu::Inside& inside, Random& random, PolicyData& data) {
   const mha::CallShape& shape = inside.shape;
-  const auto any = [&](const auto& mask) -> std::unique_ptr<AnyMask::Base> {
-    const auto ready = mha::prepared(mask, shape);
-    return std::make_unique<AnyMask::Of<std::remove_const_t<decltype(ready)>>>(ready, inside);
+  const auto any = [&](const auto& mask) {
+    return gpu::any_inside<float>(data.keep(mha::prepared(mask, shape)), inside);
   };
   data.lengths.clear();
   for (Index b = 0; b < shape.batch; ++b) data.lengths.push_back(random.below(shape.keys + 1));
@@ -189,15 +137,20 @@ inline std::unique_ptr<AnyMask::Base> make_mask(MaskKind kind, const InsideCall&
     case MaskKind::none:
       return any(Nothing{});
   }
-  return nullptr;
+  throw std::logic_error("no such policy");
 }
 
-inline std::unique_ptr<AnyScore::Base> make_score(ScoreKind kind, const InsideCall& inside, Random& random,
-                                                  PolicyData& data) {
+/// A score as a kernel gets it and for the formula in double.
+template <class A> struct ScoreTwice {
+  AnyScore<A> of_kernel;
+  AnyScore<double> exact;
+};
+template <class A>
+ScoreTwice<A> make_score(ScoreKind kind, const gpu::Inside& inside, Random& random, PolicyData& data) {
   const mha::CallShape& shape = inside.shape;
-  const auto any = [&](const auto& score) -> std::unique_ptr<AnyScore::Base> {
-    const auto ready = mha::prepared(score, shape);
-    return std::make_unique<AnyScore::Of<std::remove_const_t<decltype(ready)>>>(ready, inside);
+  const auto any = [&](const auto& score) -> ScoreTwice<A> {
+    const auto& ready = data.keep(mha::prepared(score, shape));
+    return {gpu::any_inside<A>(ready, inside), gpu::any_inside<double>(ready, inside)};
   };
   switch (kind) {
     case ScoreKind::soft_cap:
@@ -222,7 +175,7 @@ inline std::unique_ptr<AnyScore::Base> make_score(ScoreKind kind, const InsideCa
     case ScoreKind::user:
       return any(Slopes{});
   }
-  return nullptr;
+  throw std::logic_error("no such policy");
 }
 
 /// Keys and values in runs of at most `length` rows, as pages would give them.
@@ -298,12 +251,14 @@ template <class T> bool packs(const mha::TensorView<T, 4>& v) {
          v.stride[0] % width == 0 && v.stride[1] % width == 0 && v.stride[2] % width == 0;
 }
 
-/// A call in T, its score NoScore or AnyScore.
-template <class T, class S = mha::NoScore> class AttendCase {
+/// A call in T, with a score or none.
+enum class Scores { none, one };
+template <class T, Scores scores = Scores::none> class AttendCase {
  public:
   using Scalar = T;
   using A = mha::Accumulator<T>;
-  using Call = mha::AttendCall<T, ShortRuns<T>, AnyMask, S>;
+  static constexpr bool has_score = scores == Scores::one;
+  using Call = mha::AttendCall<T, ShortRuns<T>, AnyMask, std::conditional_t<has_score, AnyScore<A>, mha::NoScore>>;
 
   AttendCase(Random& random, const AttendSizes& sizes, MaskKind mask, ScoreKind score = ScoreKind::user)
       : sizes_(sizes) {
@@ -337,13 +292,18 @@ template <class T, class S = mha::NoScore> class AttendCase {
     fill(random, v_.view, 1);
     for (Index h = 0; h < sizes.heads; ++h) sinks_.push_back(static_cast<float>(random.normal() + 1));
 
-    const InsideCall inside{shape, sizes.ragged ? k_offsets_.data() : nullptr};
-    mask_ = make_mask(mask, inside, random, data_);
-    call_ = std::make_unique<Call>(
-        Call{q_.view, {{k_.view, v_.view}, sizes.run}, {mask_.get()}, {}, out_.view, lse_.view(), shape});
-    if constexpr (std::is_same_v<S, AnyScore>) {
-      score_ = make_score(score, inside, random, data_);
-      call_->score = {score_.get()};
+    inside_ = {shape, sizes.ragged ? q_offsets_.data() : nullptr, sizes.ragged ? k_offsets_.data() : nullptr};
+    const AnyMask any_mask = make_mask(mask, inside_, random, data_);
+    const auto make_call = [&](const auto& any_score) {
+      call_ = std::make_unique<Call>(
+          Call{q_.view, {{k_.view, v_.view}, sizes.run}, any_mask, any_score, out_.view, lse_.view(), shape});
+    };
+    if constexpr (has_score) {
+      const ScoreTwice<A> any_score = make_score<A>(score, inside_, random, data_);
+      make_call(any_score.of_kernel);
+      exact_score_ = any_score.exact;
+    } else {
+      make_call(mha::NoScore{});
     }
     call_->kv_heads = sizes.kv_heads;
     call_->head_dim = sizes.dim;
@@ -405,7 +365,7 @@ template <class T, class S = mha::NoScore> class AttendCase {
               size += std::abs(x);
             }
             const double scaled = double(call.scale) * dot;
-            logit[at] = static_cast<double>(call.score(scaled, b, h, position, k));
+            logit[at] = exact_score_ ? (*exact_score_)(scaled, b, h, position, k) : scaled;
             visible[at] = !(logit[at] == -std::numeric_limits<double>::infinity());
             if (!visible[at]) continue;
             some = true;
@@ -490,8 +450,8 @@ template <class T, class S = mha::NoScore> class AttendCase {
   Placed<T> q_, k_, v_, out_;
   mha::Tensor<A, 3> lse_;
   PolicyData data_;
-  std::unique_ptr<AnyMask::Base> mask_;
-  std::unique_ptr<AnyScore::Base> score_;
+  gpu::Inside inside_;
+  std::optional<AnyScore<double>> exact_score_;
   std::unique_ptr<Call> call_;
 };
 

@@ -17,13 +17,13 @@ namespace {
 using mha::Index;
 using mha::cuda::FewOnFma;
 using mha::cuda::FewOnMma;
-using support::AnyScore;
 using support::AttendCase;
 using support::AttendSizes;
 using support::MaskKind;
 using support::Random;
 using support::Rows;
 using support::ScoreKind;
+using support::Scores;
 using support::gpu::FaultyMachine;
 using support::gpu::Flaw;
 using support::gpu::HostMachine;
@@ -80,10 +80,10 @@ template <class Case> void expect_right(const Case& c, const std::string& name) 
   EXPECT_EQ(c.spilled(), 0u) << name << c.sizes().text();
 }
 
-template <class Tile, class S = mha::NoScore>
+template <class Tile, Scores scores = Scores::none>
 void check(Random& random, const AttendSizes& sizes, Index splits, MaskKind mask = MaskKind::causal,
            ScoreKind score = ScoreKind::user) {
-  AttendCase<typename Tile::Scalar, S> c(random, sizes, mask, score);
+  AttendCase<typename Tile::Scalar, scores> c(random, sizes, mask, score);
   Work<typename Tile::Number> work;
   const auto count = run<HostMachine, Tile>(c, splits, work);
   expect_right(c, "splits " + std::to_string(splits) + " mask " + std::to_string(static_cast<int>(mask)) + " score " +
@@ -183,8 +183,8 @@ TEST(FewQueriesBody, TakesEveryScore) {
                               .dim = 16,
                               .value_dim = 24,
                               .sink = mask == MaskKind::full};
-      check<Brain64, AnyScore>(random, sizes, 1 + kind % 3, mask, static_cast<ScoreKind>(kind));
-      check<Float64x4, AnyScore>(random, sizes, 1 + kind % 3, mask, static_cast<ScoreKind>(kind));
+      check<Brain64, Scores::one>(random, sizes, 1 + kind % 3, mask, static_cast<ScoreKind>(kind));
+      check<Float64x4, Scores::one>(random, sizes, 1 + kind % 3, mask, static_cast<ScoreKind>(kind));
     }
 }
 

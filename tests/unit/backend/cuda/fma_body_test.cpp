@@ -14,13 +14,13 @@
 namespace {
 
 using mha::Index;
-using support::AnyScore;
 using support::AttendCase;
 using support::AttendSizes;
 using support::MaskKind;
 using support::Random;
 using support::Rows;
 using support::ScoreKind;
+using support::Scores;
 using support::gpu::FaultyMachine;
 using support::gpu::Flaw;
 using support::gpu::HostMachine;
@@ -114,7 +114,7 @@ TEST(FmaBody, TakesEveryScore) {
                               .dim = 16,
                               .value_dim = 12,
                               .sink = mask == MaskKind::full};
-      AttendCase<float, AnyScore> c(random, sizes, mask, static_cast<ScoreKind>(kind));
+      AttendCase<float, Scores::one> c(random, sizes, mask, static_cast<ScoreKind>(kind));
       run<HostMachine, 64>(c);
       expect_right(c, "score " + std::to_string(kind) + ": ");
     }

@@ -31,6 +31,7 @@
 
 #include "compare.hpp"
 #include "gpu_model/faulty_machine.hpp"
+#include "gpu_model/inside.hpp"
 #include "gpu_model/launch.hpp"
 #include "random.hpp"
 
@@ -44,68 +45,6 @@ using support::gpu::Fault;
 using support::gpu::FaultyMachine;
 using support::gpu::Flaw;
 using support::gpu::HostMachine;
-
-/// One type for all masks and one for all scores, so that a body is compiled once for them. Each asks as the policy
-/// itself is asked, and refuses what lies outside the call.
-struct Inside {
-  CallShape shape;
-  const Index* q_offsets = nullptr;
-  const Index* k_offsets = nullptr;
-
-  void check(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
-    const Index first = shape.origin[b];
-    const Index keys = k_offsets != nullptr ? k_offsets[b + 1] - k_offsets[b] : shape.keys;
-    if (b < 0 || b >= shape.batch || h < 0 || h >= shape.heads || q_begin < first || q_end > shape.queries_end(b) ||
-        q_begin >= q_end || k_begin < 0 || k_end > keys || k_begin >= k_end)
-      throw Fault("a policy is asked of what is not in the call");
-  }
-};
-struct AnyMask {
-  struct Base {
-    virtual ~Base() = default;
-    virtual bool see(Index b, Index h, Index q, Index k) const = 0;
-    virtual TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const = 0;
-  };
-  template <class M> struct Of : Base {
-    M mask;
-    Inside inside;
-    Of(const M& m, const Inside& i) : mask(m), inside(i) {}
-    bool see(Index b, Index h, Index q, Index k) const override {
-      inside.check(b, h, q, q + 1, k, k + 1);
-      return mask(b, h, q, k);
-    }
-    TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const override {
-      inside.check(b, h, q0, q1, k0, k1);
-      return mha::tile(mask, b, h, q0, q1, k0, k1);
-    }
-  };
-  const Base* mask = nullptr;
-  bool operator()(Index b, Index h, Index q, Index k) const { return mask->see(b, h, q, k); }
-  TileVisibility tile(Index b, Index h, Index q0, Index q1, Index k0, Index k1) const {
-    return mask->tile(b, h, q0, q1, k0, k1);
-  }
-};
-struct AnyScore {
-  struct Base {
-    virtual ~Base() = default;
-    virtual float at(float s, Index b, Index h, Index q, Index k) const = 0;
-    virtual double at(double s, Index b, Index h, Index q, Index k) const = 0;
-  };
-  template <class S> struct Of : Base {
-    S score;
-    Inside inside;
-    Of(const S& s, const Inside& i) : score(s), inside(i) {}
-    float at(float s, Index b, Index h, Index q, Index k) const override {
-      inside.check(b, h, q, q + 1, k, k + 1);
-      return static_cast<float>(at_head(score, b, h)(s, b, h, q, k));
-    }
-    double at(double s, Index b, Index h, Index q, Index k) const override {
-      return double(score(static_cast<float>(s), b, h, q, k));  // logits are floats: a large bias may swallow them
-    }
-  };
-  const Base* score = nullptr;
-  template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const { return score->at(s, b, h, q, k); }
-};
 
 /// Users' functors, without tile().
 struct Sieve {
@@ -196,7 +135,7 @@ template <class Call> void expect_right(const Call& call, const std::string& nam
           for (Index d = 0; d < call.head_dim; ++d)
             dot += double(float(query[d * call.q.stride[3]])) * double(float(key[d]));
           double& x = logit[static_cast<std::size_t>(k)];
-          x = call.score(double(call.scale) * dot, b, h, q, k);
+          x = double(call.score(static_cast<float>(double(call.scale) * dot), b, h, q, k));
           any = any || !(x == -inf);
           top = std::max(top, x);
         }
@@ -264,22 +203,10 @@ template <class T> class Problem {
     const TensorView<const T, 4> cq = q.view, ck = k.view, cv = v.view;
     const auto plain =
         mha::detail::attend_call<T>("attention", out.view, cq, ck, cv, mask, score, NoSink{}, options, frame);
-    const Inside inside{plain.shape, plain.q_offsets, plain.k_offsets};
-    const AnyMask::Of<std::remove_cvref_t<decltype(plain.mask)>> any_mask(plain.mask, inside);
-    const auto go = [&](const auto& any_score) {
-      AttendCall<T, ContiguousKv<T>, AnyMask, std::remove_cvref_t<decltype(any_score)>> call{
-          plain.q, plain.kv, {&any_mask}, any_score, plain.out, plain.log_sum_exp, plain.shape};
-      call.kv_heads = plain.kv_heads, call.head_dim = plain.head_dim, call.value_dim = plain.value_dim;
-      call.scale = plain.scale, call.q_offsets = plain.q_offsets, call.k_offsets = plain.k_offsets;
+    support::gpu::with_guarded_policies(plain, [&](auto call) {
       call.sink = Borrowed<float>(sizes.sink);
       use(call);
-    };
-    if constexpr (std::is_same_v<S, NoScore>) {
-      go(NoScore{});
-    } else {
-      const AnyScore::Of<std::remove_cvref_t<decltype(plain.score)>> any_score(plain.score, inside);
-      go(AnyScore{&any_score});
-    }
+    });
   }
 
  private:
@@ -461,8 +388,8 @@ TEST(ForwardBody, TakesKeysInShortRuns) {
   for (const Index length : {1, 4, 16, 128}) {
     Problem<bfloat16> problem(Sizes{.batch = 2, .queries = 40, .keys = 75, .heads = 4, .kv_heads = 2}, random);
     problem.with_call(Causal{}, NoScore{}, [&](const auto& call) {
-      AttendCall<bfloat16, ShortRuns<bfloat16>, AnyMask, NoScore> paged{call.q,   {call.kv, length}, call.mask, {},
-                                                                        call.out, call.log_sum_exp,  call.shape};
+      AttendCall<bfloat16, ShortRuns<bfloat16>, support::AnyMask, NoScore> paged{
+          call.q, {call.kv, length}, call.mask, {}, call.out, call.log_sum_exp, call.shape};
       paged.kv_heads = call.kv_heads, paged.head_dim = call.head_dim, paged.value_dim = call.value_dim;
       paged.scale = call.scale;
       run<HostMachine, Small>(paged);
