@@ -69,6 +69,14 @@
 #define MHA_WIDE_ASM 0
 #endif
 
+/// Beside a target with 512-bit registers: for a processor that clang's -march= takes to be faster with 256 bits, it
+/// would cut each of them in two, and the sums of a tile would no longer fit.
+#if defined(__clang__)
+#define MHA_WHOLE_REGISTERS __attribute__((min_vector_width(512)))
+#else
+#define MHA_WHOLE_REGISTERS
+#endif
+
 #define MHA_NO_INLINE __attribute__((noinline))
 #define MHA_FLATTEN __attribute__((flatten))
 

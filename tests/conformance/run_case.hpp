@@ -2,40 +2,61 @@
 // One conformance case on a backend in a scalar; included once per scalar, so that the compiler's work is spread.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include <mha/mha.hpp>
+#include <mha/attention.hpp>
+#include <mha/policy/mask/block_sparse.hpp>
+#include <mha/policy/mask/dense.hpp>
+#include <mha/policy/mask/document.hpp>
+#include <mha/policy/mask/padding.hpp>
+#include <mha/policy/mask/prefix.hpp>
+#include <mha/policy/score/additive_bias.hpp>
+#include <mha/policy/score/alibi.hpp>
+#include <mha/policy/score/relative_bias.hpp>
+#include <mha/policy/score/softcap.hpp>
 
 #include "cases.hpp"
 #include "compare.hpp"
 #include "plain_backend.hpp"
+#include "transport.hpp"
 
 namespace conformance {
 
 /// A mask of a user's own: no tile(), so kernels test it pair by pair.
 struct EveryThird {
-  bool operator()(Index, Index h, Index q, Index k) const { return (q + 2 * k + h + 1000) % 3 != 0; }
+  MHA_HOST_DEVICE bool operator()(Index, Index h, Index q, Index k) const { return (q + 2 * k + h + 1000) % 3 != 0; }
 };
 
 /// A score of a user's own.
 struct Distance {
   float slope;
-  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+  template <class S> MHA_HOST_DEVICE S operator()(S s, Index, Index, Index q, Index k) const {
     return s - slope * static_cast<float>(mha::abs(q - k));
   }
 };
 
-/// The same as a lambda.
+/// Another, as a lambda where one can be given: generic ones do not reach a kernel.
+#if defined(__CUDACC__)
+struct HalvesOrHides {
+  template <class S> __host__ __device__ S operator()(S s, Index, Index h, Index, Index k) const {
+    return (k + h) % 5 == 0 ? mha::minus_infinity<S>() : s * S(0.5);
+  }
+};
+inline constexpr HalvesOrHides halves_or_hides;
+#else
 inline constexpr auto halves_or_hides = [](auto s, Index, Index h, Index, Index k) {
   return (k + h) % 5 == 0 ? mha::minus_infinity<decltype(s)>() : s * decltype(s)(0.5);
 };
+#endif
 
 /// A (B, L, H, D) array in memory that is otherwise poisoned, from `start` on: at 1 nothing may rely on alignment
 /// beyond the element's.
@@ -185,6 +206,12 @@ template <class T> double row_bound(const Problem& p, double magnitude) {
 /// Weights below this are allowed to vanish: the smallest normal number of the accumulator.
 template <class T> double vanishing() { return static_cast<double>(std::numeric_limits<mha::Accumulator<T>>::min()); }
 
+inline std::string place_text(std::initializer_list<Index> at) {
+  std::string text;
+  for (const Index i : at) text.append(text.empty() ? "(" : ", ").append(std::to_string(i));
+  return text.append(")");
+}
+
 /// A backend whose weights are rounded to the storage scalar says `static constexpr bool weights_in_storage = true`.
 template <class B>
 concept WeightsInStorage = B::weights_in_storage;
@@ -201,7 +228,7 @@ void compare(const Problem& p, const Expected& e, const mha::TensorView<T, 4>& o
   for (Index b = 0; b < p.batch; ++b)
     for (Index h = 0; h < p.heads; ++h)
       for (Index i = 0; i < p.queries; ++i) {
-        const std::string place = "(" + std::to_string(b) + ", " + std::to_string(i) + ", " + std::to_string(h) + ")";
+        const std::string place = place_text({b, i, h});
         const double relative = row_bound<T>(p, e.magnitude(b, h, i)), lse = e.log_sum_exp(b, h, i);
         worst_lse.see(support::to_double(log_sum_exp(b, h, i)), lse,
                       relative + 4 * support::unit_roundoff<mha::Accumulator<T>>() * std::abs(lse), place);
@@ -221,26 +248,17 @@ void compare_weights(const Problem& p, const Expected& e, const mha::Tensor<mha:
   support::Worst worst;
   for_each_index(e.weights.view(), [&](Index b, Index h, Index i, Index k) {
     const double w = e.weights(b, h, i, k);
-    worst.see(
-        support::to_double(weights(b, h, i, k)), w,
-        w == 0 ? 0 : row_bound<T>(p, e.magnitude(b, h, i)) * w + vanishing<T>(),
-        "(" + std::to_string(b) + ", " + std::to_string(h) + ", " + std::to_string(i) + ", " + std::to_string(k) + ")");
+    worst.see(support::to_double(weights(b, h, i, k)), w,
+              w == 0 ? 0 : row_bound<T>(p, e.magnitude(b, h, i)) * w + vanishing<T>(), place_text({b, h, i, k}));
   });
   EXPECT_LE(worst.error(), 1) << "weight at (b, h, i, k) = " << worst.text();
-}
-
-/// Leaves NaN in all memory that a workspace holds, so that a read of what was never written shows.
-inline void poison(mha::Workspace& workspace) {
-  const std::size_t bytes = workspace.bytes();
-  if (bytes == 0) return;
-  auto frame = workspace.frame();
-  std::memset(frame.take<unsigned char>(bytes), 0xff, bytes);
 }
 
 /// Runs a case on a backend. Compiled::has<mask kind, score kind> says which combinations there are.
 template <class B, class T, class Compiled>
 void run_compiled(const Case& which, support::Random& random, Compiled, Index start = 1) {
   using A = mha::Accumulator<T>;
+  using Carry = support::Transport<B>;
   Problem p(which, random);
   const Layout layout = which.at<Layout>(conformance::layout);
   const auto placed = [&](Index length, Index heads, Index dim) {
@@ -275,17 +293,24 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
   const mha::IsaLevel before = mha::current_isa();
   mha::force_isa(which.at<mha::IsaLevel>(isa));
   static typename B::Workspace workspace;
-  poison(workspace);
+  support::poison<B>(workspace);
   mha::Tensor<A, 3> log_sum_exp(p.batch, p.heads, p.queries);
   support::poison_all(log_sum_exp);
+  auto q_memory = support::transported<B>(q.memory), k_memory = support::transported<B>(k.memory),
+       v_memory = support::transported<B>(v.memory), out_memory = support::transported<B>(out.memory);
+  auto lse_memory = support::transported<B>(log_sum_exp);
+  const auto q_there = q_memory.there(q.view()), k_there = k_memory.there(k_view),
+             v_there = layout == Layout::v_in_k ? k_memory.there(v_view) : v_memory.there(v_view),
+             out_there = out_memory.there(out.view());
+  const mha::LogSumExp lse_there(lse_memory.there(log_sum_exp.view()));
   mha::Tensor<A, 4> weights;
   const auto explicitly = [&](const auto&... policies) {
     const mha::Scale scaled{p.scale};
     const mha::Origin at{p.origin};
-    const mha::Sink sinks(p.sink);
-    mha::attention_into<B>(out.view(), q.view(), k_view, v_view, scaled, policies..., at, sinks,
-                           mha::LogSumExp(log_sum_exp), workspace);
-    weights = mha::attention_weights<B>(q.view(), k_view, workspace, sinks, policies..., at, scaled);
+    const mha::Sink sink(p.sink);
+    const auto& sinks = Carry::policy(sink);
+    mha::attention_into<B>(out_there, q_there, k_there, v_there, scaled, policies..., at, sinks, lse_there, workspace);
+    weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, workspace, sinks, policies..., at, scaled));
   };
   const bool defaults = which.at<ScaleKind>(conformance::scale) == ScaleKind::standard &&
                         which.at<OriginKind>(conformance::origin) == OriginKind::standard &&
@@ -293,8 +318,8 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
   const auto call = [&](const auto&... policies) {
     if constexpr (sizeof...(policies) < 2) {
       if (!defaults) return explicitly(policies...);
-      mha::attention_into<B>(out.view(), q.view(), k_view, v_view, policies..., mha::LogSumExp(log_sum_exp), workspace);
-      weights = mha::attention_weights<B>(q.view(), k_view, policies..., workspace);
+      mha::attention_into<B>(out_there, q_there, k_there, v_there, policies..., lse_there, workspace);
+      weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, policies..., workspace));
     } else {
       explicitly(policies...);
     }
@@ -302,12 +327,14 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
   with_masks(p, [&]<int M>(std::integral_constant<int, M>, const auto&... masks) {
     with_scores(p, bias, [&]<int S>(std::integral_constant<int, S>, const auto&... scores) {
       if constexpr (Compiled::template has<M, S>)
-        call(masks..., scores...);
+        call(Carry::policy(masks)..., Carry::policy(scores)...);
       else
         FAIL() << "this case is not compiled";
     });
   });
   mha::force_isa(before);
+  out_memory.fetch();
+  lse_memory.fetch();
 
   compare<B, T>(p, e, out.view(), log_sum_exp);
   compare_weights<T>(p, e, weights);

@@ -15,13 +15,14 @@
 #include <mha/backend/reference/reference.hpp>
 #include <mha/backend/weights.hpp>
 #include <mha/core/tensor.hpp>
+#include <mha/policy/sink.hpp>
 
 namespace support {
 
 /// Pages that are closed to everybody but while a Kernel lives. Nothing is given back: tests are small.
 struct FarMemory {
   static constexpr std::size_t alignment = 64;
-  static constexpr std::size_t capacity = std::size_t{1} << 28;
+  static constexpr std::size_t capacity = std::size_t{1} << 32;
 
   static std::byte* base() {
     static std::byte* const region = [] {
@@ -63,6 +64,27 @@ class Kernel {
 inline void want_far(const char* what, const void* p) {
   if (p != nullptr && !FarMemory::holds(p))
     throw std::logic_error(std::string("a kernel got memory of the host: ") + what);
+}
+
+/// Everything that a call points to.
+template <class T, class Source, class M, class S> void want_far(const mha::AttendCall<T, Source, M, S>& call) {
+  for (const void* p : {static_cast<const void*>(call.q.data), static_cast<const void*>(call.kv.key.data),
+                        static_cast<const void*>(call.kv.value.data), static_cast<const void*>(call.out.data),
+                        static_cast<const void*>(call.log_sum_exp.data)})
+    want_far("a tensor", p);
+  for (const mha::Index* p :
+       {call.q_offsets, call.k_offsets, call.kv.offsets, call.shape.query_offsets, call.shape.origin.each})
+    want_far("offsets or origins", p);
+  want_far("a sink", call.sink.data);
+  const auto check = [](const auto& data) {
+    if constexpr (requires { data.each; })
+      want_far("a policy's origins", data.each);
+    else
+      want_far("a policy's data", data.data);
+    return data;
+  };
+  mha::with_data(call.mask, check);
+  mha::with_data(call.score, check);
 }
 
 /// An owner of far memory.
@@ -188,7 +210,7 @@ struct Far {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace&) const {
-    want_all_far(call);
+    want_far(call);
     const Kernel open;
     mha::Workspace none;
     mha::Reference{}.attend(call, none);
@@ -196,28 +218,9 @@ struct Far {
   template <class T, class Source, class M, class S>
   void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
                Workspace& workspace) const {
-    want_all_far(call);
+    want_far(call);
     want_far("the weights", to.data);
     mha::detail::run_softmax(call, to, mha::detail::ItemsOn<Far>{workspace});
-  }
-  template <class Call> static void want_all_far(const Call& call) {
-    for (const void* p : {static_cast<const void*>(call.q.data), static_cast<const void*>(call.kv.key.data),
-                          static_cast<const void*>(call.kv.value.data), static_cast<const void*>(call.out.data),
-                          static_cast<const void*>(call.log_sum_exp.data)})
-      want_far("a tensor", p);
-    for (const Index* p :
-         {call.q_offsets, call.k_offsets, call.kv.offsets, call.shape.query_offsets, call.shape.origin.each})
-      want_far("offsets or origins", p);
-    want_far("a sink", call.sink.data);
-    const auto check = [](const auto& data) {
-      if constexpr (requires { data.each; })
-        want_far("a policy's origins", data.each);
-      else
-        want_far("a policy's data", data.data);
-      return data;
-    };
-    mha::with_data(call.mask, check);
-    mha::with_data(call.score, check);
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {

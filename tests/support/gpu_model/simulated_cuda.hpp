@@ -6,9 +6,10 @@
 #include <string>
 
 #include <mha/backend/cuda/dispatch.hpp>
+#include <mha/backend/weights.hpp>
 
 #include "../plain_backend.hpp"
-#include "any_policies.hpp"
+#include "inside.hpp"
 #include "launch.hpp"
 
 namespace support {
@@ -39,7 +40,7 @@ struct SimulatedCuda {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    gpu::with_any_policies(call, [&](const auto& any) {
+    gpu::with_guarded_policies(call, [&](const auto& any) {
       auto frame = workspace.frame();
       Launcher<Workspace::Frame> launcher{frame};
       mha::cuda::attend(any, state.device, launcher);
@@ -50,7 +51,9 @@ struct SimulatedCuda {
   template <class T, class Source, class M, class S>
   void weights(const mha::AttendCall<T, Source, M, S>& call, mha::TensorView<mha::Accumulator<T>, 4> to,
                Workspace& workspace) const {
-    PlainBackend{}.weights(call, to, workspace);
+    gpu::with_guarded_policies(call, [&](const auto& any) {
+      mha::detail::run_softmax(any, to, mha::detail::ItemsOn<SimulatedCuda>{workspace});
+    });
   }
 
   template <class T> std::string explain(const mha::AttendPlan& plan) const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <span>
 #include <type_traits>
 
@@ -77,6 +78,7 @@ template <class T, class Columns> class DenseProduct {
       panels_ += panels_of<T>(part.extent[1]);
       in_place_ = in_place_ && std::is_same_v<T, A> && part.stride[1] == 1;
     }
+    reads_rows_ = std::is_same_v<T, A> && a.stride[1] == 1 && std::abs(a.stride[0]) <= most_apart;
     register_columns_ = simd::with_isa(isa, [](auto tag) { return Index{simd::Vector<A, decltype(tag)>::width}; });
     row_blocks_ = (rows() + most_rows - 1) / most_rows;
     block_rows_ = std::min(rows(), most_rows);
@@ -91,24 +93,22 @@ template <class T, class Columns> class DenseProduct {
   Index tasks() const { return row_blocks_ * groups_; }
 
   /// Elements that all workers share: the packed rows of a product of one block.
-  std::size_t shared() const { return row_blocks_ == 1 ? size(depth_blocks()) * block_size() : 0; }
+  std::size_t shared() const { return row_blocks_ == 1 && !reads_rows_ ? size(depth_blocks()) * block_size() : 0; }
   /// Elements of scratch for each worker, of accumulators and of columns.
-  std::size_t scratch() const {
-    return (row_blocks_ == 1 ? 0 : block_size()) + (in_rows_ ? 2 * group_columns() : slots() * slot_size());
-  }
+  std::size_t scratch() const { return packed_rows() + (in_rows_ ? 2 * group_columns() : slots() * slot_size()); }
   std::size_t panel_scratch() const { return Columns::uses_scratch ? size(depth_block) * size(panel_columns<T>) : 0; }
 
   /// Before the first task: packs the rows that all share.
   void prepare(A* shared) {
     shared_ = shared;
-    if (row_blocks_ != 1) return;
+    if (row_blocks_ != 1 || reads_rows_) return;
     for (Index k = 0; k < depth(); k += depth_block) pack_rows(0, rows(), k, shared + shared_at(k));
   }
 
   void run(Index task, A* scratch, T* panel_scratch) const {
     const Index first_row = task / groups_ * most_rows, n = std::min(most_rows, rows() - first_row);
     const Index begin = task % groups_ * group_panels_, end = std::min(begin + group_panels_, panels_);
-    A* const slots = scratch + (row_blocks_ == 1 ? 0 : block_size());
+    A* const slots = scratch + packed_rows();
     if constexpr (Columns::uses_scratch)
       if (in_rows_) return run_row(begin, end, scratch);
     if (row_blocks_ == 1) {
@@ -121,21 +121,21 @@ template <class T, class Columns> class DenseProduct {
         for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
           const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           const T* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
-          add(part, p, k, shared_ + shared_at(k), panel, next, target(part, p, slot, 0, slots), n,
+          add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n,
               side_by_side ? std::ptrdiff_t{depth()} * panel_columns<T> : 0);
         }
       });
     } else {
       // Many rows: a block of them meets every panel before the next depth.
       for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
-        pack_rows(first_row, n, k, scratch);
+        const Rows rows = own_rows(first_row, n, k, scratch);
         const T* first_panel = nullptr;
         for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
           const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           if (slot == 0) first_panel = panel;
           const T* const next = begin + slot + 1 < end ? panel + std::ptrdiff_t{depth()} * panel_columns<T>
                                                        : first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>;
-          add(part, p, k, scratch, panel, next, target(part, p, slot, first_row, slots), n);
+          add(part, p, k, rows, panel, next, target(part, p, slot, first_row, slots), n);
         });
       }
     }
@@ -150,13 +150,15 @@ template <class T, class Columns> class DenseProduct {
     const auto& c = c_[0];
     const Index first = begin * panel_columns<T>, n = std::min(end * panel_columns<T>, c.extent[1]) - first;
     A* const sums = scratch + group_columns();
-    // The packed row's blocks lie one after another.
-    simd::row_kernel<A, T>(isa_)({shared_, columns_.matrix.data + first, columns_.matrix.stride[0], depth(), n,
-                                  columns_.bias(0, begin), scratch, sums});
+    // A row's blocks lie one after another.
+    simd::row_kernel<A, T>(isa_)({shared_rows(0).data, columns_.matrix.data + first, columns_.matrix.stride[0], depth(),
+                                  n, columns_.bias(0, begin), scratch, sums});
     for (Index j = 0; j < n; ++j) c(0, first + j) = static_cast<T>(sums[j]);
   }
 
-  static constexpr Index most_rows = 128;  // so many rows of a, packed, and the results of a group stay in the L2 cache
+  static constexpr Index most_rows = 128;  // so many rows of a and the results of a group stay in the L2 cache
+  // Rows farther apart than these 8 KiB meet in the same lines of the caches.
+  static constexpr std::ptrdiff_t most_apart = 8192 / static_cast<std::ptrdiff_t>(sizeof(T));
   static constexpr Index most_panels = 24;
   static constexpr Index most_panels_of_a_row = 96;  // whose sums stay in the L1 cache
   static constexpr Index most_tasks = 8;             // for each worker, so that none waits long for the last
@@ -167,6 +169,8 @@ template <class T, class Columns> class DenseProduct {
   Index depth_blocks() const { return (depth() + depth_block - 1) / depth_block; }
   Index depth_at(Index k) const { return std::min(depth_block, depth() - k); }
   std::size_t block_size() const { return size(block_rows_) * size(depth_block); }
+  /// Elements of a worker's own packed rows.
+  std::size_t packed_rows() const { return row_blocks_ == 1 || reads_rows_ ? 0 : block_size(); }
   std::ptrdiff_t shared_at(Index k) const { return std::ptrdiff_t{k} * block_rows_; }
   std::size_t slot_size() const { return size(block_rows_) * size(panel_columns<T>); }
   std::size_t group_columns() const { return size(group_panels_) * size(panel_columns<T>); }
@@ -187,6 +191,11 @@ template <class T, class Columns> class DenseProduct {
            last < c_[size(part)].extent[1] / panel_columns<T>;
   }
 
+  /// Rows of a at a depth, as accumulators: where they lie if they are contiguous and near each other, else packed.
+  struct Rows {
+    const A* data;
+    std::ptrdiff_t stride;
+  };
   struct Target {
     A* c;
     std::ptrdiff_t stride;
@@ -201,12 +210,12 @@ template <class T, class Columns> class DenseProduct {
   }
 
   /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias.
-  void add(Index part, Index p, Index k, const A* rows, const T* panel, const T* next, const Target& to, Index n,
+  void add(Index part, Index p, Index k, const Rows& rows, const T* panel, const T* next, const Target& to, Index n,
            std::ptrdiff_t side_by_side = 0) const {
     const A* const before = k == 0 ? columns_.bias(part, p) : to.c;
     const std::ptrdiff_t stride = k == 0 ? 0 : to.stride;
-    kernel_({rows, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n, depth_at(k),
-             count(part, p), side_by_side});
+    kernel_({rows.data, rows.stride, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n,
+             depth_at(k), count(part, p), side_by_side});
   }
 
   /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row.
@@ -217,6 +226,20 @@ template <class T, class Columns> class DenseProduct {
       for (Index p = std::max(first, begin); p < std::min(next, end); ++p) f(part, p - first, p - begin);
       first = next;
     }
+  }
+
+  /// Rows [first, first + n), packed into scratch.
+  Rows own_rows(Index first, Index n, Index k, A* scratch) const {
+    if constexpr (std::is_same_v<T, A>)
+      if (reads_rows_) return {&a_(first, k), a_.stride[0]};
+    pack_rows(first, n, k, scratch);
+    return {scratch, depth_block};
+  }
+  /// All rows, of which there are few, as prepare() left them.
+  Rows shared_rows(Index k) const {
+    if constexpr (std::is_same_v<T, A>)
+      if (reads_rows_) return {&a_(0, k), a_.stride[0]};
+    return {shared_ + shared_at(k), depth_block};
   }
 
   /// to (n, depth_block) = rows of a at depths [k, k + depth_block).
@@ -245,7 +268,7 @@ template <class T, class Columns> class DenseProduct {
   const simd::PanelKernel<A, T> kernel_;
   const IsaLevel isa_;
   Index panels_ = 0, register_columns_ = 1, row_blocks_ = 0, block_rows_ = 0, groups_ = 0, group_panels_ = 0;
-  bool in_place_ = true, in_rows_ = false;
+  bool in_place_ = true, in_rows_ = false, reads_rows_ = false;
   const A* shared_ = nullptr;
 };
 

@@ -57,7 +57,10 @@ template <class T, class Source> class QueryTile {
         keys_(call.keys(rows.b)),
         logits_are_dots_(!call.score.exists && call.scale > A(0) && call.scale <= A(1)),
         slope_(logits_are_dots_ ? call.scale * log2e : log2e) {
-    pack_queries();
+    if (few_.rows > 0)
+      pack_rows();
+    else
+      pack_queries();
   }
 
   const TileRows& rows() const { return rows_; }
@@ -77,11 +80,11 @@ template <class T, class Source> class QueryTile {
     pass<false>(chunk, to);
     // 0 · NaN is NaN: a non-finite value row may have reached a query that does not see it. That always shows in the
     // result, so clean data pays one look at the output and other data a second pass that leaves hidden pairs out.
-    if (!is_finite(to)) pass<true>(chunk, to);
+    if (!is_finite(to)) guarded_pass(chunk, to);
   }
 
   void merge(const simd::TileState<A>& total, const simd::TileState<A>& part) const {
-    kernels_.merge(total, part, slope_, call_.value_dim);
+    (few_.rows > 0 ? few_.merge : kernels_.merge)(total, part, slope_, call_.value_dim);
   }
 
   /// From the state over all keys to outputs and log-sum-exps.
@@ -99,6 +102,7 @@ template <class T, class Source> class QueryTile {
   /// The softmax itself into rows (count, Lk) of `to`.
   void weights(const TensorView<A, 4>& to) {
     const simd::TileState<A>& state = at_.total;
+    if (few_.rows > 0) pack_queries();
     reset(state);
     for_each_row([&](Index h, Index i, Index) {
       for (Index k = 0; k < keys_; ++k) to(rows_.b, h, i, k) = hidden;
@@ -156,7 +160,43 @@ template <class T, class Source> class QueryTile {
     });
   }
 
+  /// The queries of a tile of few rows, (few_.rows, head_dim).
+  void pack_rows() {
+    const std::ptrdiff_t dim = call_.head_dim, lanes = rows_.lanes();
+    if (lanes < few_.rows) std::fill_n(at_.row_q + lanes * dim, (few_.rows - lanes) * dim, A(0));
+    for_each_row([&](Index h, Index i, Index lane) {
+      const T* const from = call_.query(rows_.b, i, h);
+      A* const to = at_.row_q + lane * dim;
+      if (call_.q.stride[3] == 1)
+        widen(from, 0, 1, call_.head_dim, to);
+      else
+        for (Index d = 0; d < call_.head_dim; ++d) to[d] = static_cast<A>(from[d * call_.q.stride[3]]);
+    });
+  }
+
+  void unpack_rows(const simd::TileState<A>& state) const {
+    const auto store = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::StoreRowBody<A, T>, const A*, A, Index, T*>;
+    });
+    for_each_row([&](Index h, Index i, Index lane) {
+      const A* const from = state.out + std::ptrdiff_t{lane} * call_.value_dim;
+      T* const to = call_.output(rows_.b, i, h);
+      if (call_.out.stride[3] == 1)
+        store(from, at_.fade[lane], call_.value_dim, to);
+      else
+        for (Index d = 0; d < call_.value_dim; ++d) to[d * call_.out.stride[3]] = scaled(from[d], lane);
+      zero_empty(state, h, i, lane, 1);
+    });
+  }
+
+  T scaled(A x, Index lane) const {
+    x = x * at_.fade[lane];
+    simd::round_here(x);
+    return static_cast<T>(x + A(0));
+  }
+
   void unpack_outputs(const simd::TileState<A>& state) const {
+    if (few_.rows > 0) return unpack_rows(state);
     const std::ptrdiff_t lanes = kernels_.lanes;
     const bool direct = std::is_same_v<T, A> && call_.out.stride[3] == 1;
     const auto unpack = simd::with_isa(level_, [](auto isa) {
@@ -173,11 +213,8 @@ template <class T, class Source> class QueryTile {
         }
       for (Index j = 0; j < n; ++j) {
         T* const to = call_.output(rows_.b, i + j, h);
-        for (Index d = 0; d < call_.value_dim; ++d) {
-          A x = state.out[d * lanes + lane + j] * at_.fade[lane + j];
-          simd::round_here(x);
-          to[d * call_.out.stride[3]] = static_cast<T>(x + A(0));
-        }
+        for (Index d = 0; d < call_.value_dim; ++d)
+          to[d * call_.out.stride[3]] = scaled(state.out[d * lanes + lane + j], lane + j);
       }
       zero_empty(state, h, i, lane, n);
     });
@@ -198,10 +235,19 @@ template <class T, class Source> class QueryTile {
     std::fill_n(state.out, std::ptrdiff_t{call_.value_dim} * kernels_.lanes, A(0));
   }
 
+  /// With queries in lanes, whatever the tile.
+  void guarded_pass(Index chunk, const simd::TileState<A>& to) {
+    if (few_.rows == 0) return pass<true>(chunk, to);
+    pack_queries();
+    pass<true>(chunk, {to.max, to.sum, at_.lane_out});
+    for (Index lane = 0; lane < few_.rows; ++lane)
+      for (Index d = 0; d < call_.value_dim; ++d)
+        to.out[std::ptrdiff_t{lane} * call_.value_dim + d] = at_.lane_out[std::ptrdiff_t{d} * kernels_.lanes + lane];
+  }
+
   template <bool Guarded> void pass(Index chunk, const simd::TileState<A>& to) {
     reset(to);
     const bool by_rows = !Guarded && few_.rows > 0;
-    if (by_rows) std::fill_n(at_.row_out, std::ptrdiff_t{few_.rows} * call_.value_dim, A(0));
     const Index end = std::min((chunk + 1) * key_chunk, keys_);
     for_each_block(chunk * key_chunk, end, by_rows, [&](const Segments& segments, Index n) {
       if constexpr (Guarded)
@@ -217,17 +263,13 @@ template <class T, class Source> class QueryTile {
           const simd::NextRows<Stored> next = next_keys(row + run.count == n ? keys.end : keys_);
           if (by_rows)
             few_.values(run.value, run.value_stride, run.count, at_.s + row, key_block, at_.fade, call_.value_dim,
-                        at_.row_out, to.sum, next);
+                        to.out, to.sum, next);
           else
             values<Guarded>(run, row, to, next);
           std::fill_n(at_.fade, kernels_.lanes, A(1));  // a second run of the block continues the first
           row += run.count;
         });
     });
-    if (by_rows)
-      for (Index lane = 0; lane < rows_.lanes(); ++lane)
-        for (Index d = 0; d < call_.value_dim; ++d)
-          to.out[std::ptrdiff_t{d} * kernels_.lanes + lane] = at_.row_out[std::ptrdiff_t{lane} * call_.value_dim + d];
   }
 
   void softmax(Index n, const simd::TileState<A>& state) const {
@@ -344,6 +386,14 @@ template <class T, class Source> class QueryTile {
     return {};
   }
 
+  /// to (n, dim) = these rows in accumulator precision.
+  template <class From> void widen(const From* rows, std::ptrdiff_t stride, Index n, Index dim, A* to) const {
+    const auto kernel = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::WidenBody<A, From>, const From*, std::ptrdiff_t, Index, Index, A*>;
+    });
+    kernel(rows, stride, n, dim, to);
+  }
+
   struct WideRows {
     const A* data;
     std::ptrdiff_t stride;
@@ -351,10 +401,6 @@ template <class T, class Source> class QueryTile {
   /// Rows in accumulator precision, in `scratch` if they are not stored so.
   WideRows widened(const Stored* rows, std::ptrdiff_t stride, Index n, Index dim, A* scratch) const {
     if constexpr (widens) {
-      const auto widen = simd::with_isa(level_, [](auto isa) {
-        return &decltype(isa)::template run<simd::WidenBody<A, Stored>, const Stored*, std::ptrdiff_t, Index, Index,
-                                            A*>;
-      });
       widen(rows, stride, n, dim, scratch);
       return {scratch, dim};
     } else {
@@ -366,15 +412,10 @@ template <class T, class Source> class QueryTile {
   void logits(const simd::KeyRange& keys, Index first, bool by_rows) {
     for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index key) {
       const simd::NextRows<Stored> next{run.value, run.value_stride, call_.value_dim, run.count};
-      if (!by_rows) return tile_scores(run, 0, s(first + key), far(next));
-      A* const to = at_.s + first + key;
-      const Index done = run.count / kernels_.lanes * kernels_.lanes, rest = run.count - done;
-      few_.scores(run.key, run.key_stride, done, at_.q, call_.head_dim, to, key_block, next);
-      if (rest == 0) return;
-      tile_scores(run, done, at_.visible, {});
-      for (Index lane = 0; lane < rows_.lanes(); ++lane)
-        for (Index k = 0; k < rest; ++k)
-          to[lane * key_block + done + k] = at_.visible[std::ptrdiff_t{k} * kernels_.lanes + lane];
+      if (by_rows)
+        row_scores(run, at_.s + first + key, next);
+      else
+        tile_scores(run, s(first + key), far(next));
     });
     const Index key_stride = by_rows ? 1 : kernels_.lanes, row_stride = by_rows ? key_block : 1;
     for (Index head = 0; head < rows_.heads; ++head) {
@@ -386,16 +427,30 @@ template <class T, class Source> class QueryTile {
     }
   }
 
-  /// The dot products of a run's keys from `skip` on, as rows of the tile.
-  void tile_scores(const KvRun<Stored>& run, Index skip, A* to, const simd::NextRows<A>& next) const {
+  /// The dot products of a run's keys, as columns of the tile's rows.
+  void row_scores(const KvRun<Stored>& run, A* to, const simd::NextRows<Stored>& next) const {
+    const Index lanes = kernels_.lanes, dim = call_.head_dim, whole = run.count / lanes * lanes;
+    few_.scores(run.key, run.key_stride, whole, at_.row_q, dim, to, key_block, next);
+    const Index rest = run.count - whole;
+    if (rest == 0) return;
+    // The last ones are filled up to a register: nothing behind them is read, nor written.
+    widen(run.key + whole * run.key_stride, run.key_stride, rest, dim, at_.wide_keys);
+    std::fill_n(at_.wide_keys + std::ptrdiff_t{rest} * dim, std::ptrdiff_t{lanes - rest} * dim, A(0));
+    few_.wide_scores(at_.wide_keys, dim, lanes, at_.row_q, dim, at_.visible, lanes, {});
+    for (Index lane = 0; lane < rows_.lanes(); ++lane)
+      std::copy_n(at_.visible + std::ptrdiff_t{lane} * lanes, rest, to + std::ptrdiff_t{lane} * key_block + whole);
+  }
+
+  /// The same as rows of keys, with queries in lanes.
+  void tile_scores(const KvRun<Stored>& run, A* to, const simd::NextRows<A>& next) const {
     const std::ptrdiff_t lanes = kernels_.lanes;
-    const auto [key, stride] =
-        widened(run.key + skip * run.key_stride, run.key_stride, run.count - skip, call_.head_dim, at_.wide_keys);
-    kernels_.scores({key, stride, at_.q, lanes, to, lanes, run.count - skip, call_.head_dim, false, next});
+    const auto [key, stride] = widened(run.key, run.key_stride, run.count, call_.head_dim, at_.wide_keys);
+    kernels_.scores({key, stride, at_.q, lanes, to, lanes, run.count, call_.head_dim, false, next});
   }
 
   bool is_finite(const simd::TileState<A>& state) const {
-    kernels_.non_finite(state.out, std::ptrdiff_t{call_.value_dim} * kernels_.lanes, at_.fade);
+    const Index rows = few_.rows > 0 ? rows_.lanes() : kernels_.lanes;
+    kernels_.non_finite(state.out, std::ptrdiff_t{call_.value_dim} * rows, at_.fade);
     return std::all_of(at_.fade, at_.fade + kernels_.width, [](A x) { return x == A(0); });
   }
 

@@ -10,6 +10,7 @@
 #include "../../core/scalar.hpp"
 #include "isa.hpp"
 #include "product_kernel.hpp"
+#include "tile_kernels.hpp"
 #include "transpose.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
@@ -21,10 +22,12 @@
 /// order as in tile_kernels.hpp: the bits are the same.
 namespace mha::inline v0::detail::simd {
 
-/// Asks for rows that will be wanted soon, a few bytes at a time and in the order of memory, which is what the
-/// hardware goes on with.
+/// Asks for rows that will be wanted soon, in the order of memory, which is what the hardware goes on with. A line at a
+/// time: many at once would keep the loads of the moment waiting.
 template <class T> class Ahead {
  public:
+  static constexpr int line = 64;  // bytes
+
   MHA_ALWAYS_INLINE explicit Ahead(const NextRows<T>& next)
       : row_(reinterpret_cast<const char*>(next.data)), stride_(next.stride * static_cast<std::ptrdiff_t>(sizeof(T))) {
     const bool joined = next.stride == next.dim;
@@ -32,18 +35,23 @@ template <class T> class Ahead {
     bytes_ = std::ptrdiff_t{next.dim} * static_cast<std::ptrdiff_t>(sizeof(T)) * (joined ? next.count : 1);
   }
 
-  template <int Bytes> MHA_ALWAYS_INLINE void ask() {
+  /// In step `at` of Steps that read Bytes together: for as many, spread over the steps.
+  template <int Bytes, int Steps> MHA_ALWAYS_INLINE void ask(int at) {
+    constexpr int lines = Bytes > line ? Bytes / line : 1;
+    for (int i = lines * at / Steps; i < lines * (at + 1) / Steps; ++i) next_line();
+  }
+
+ private:
+  MHA_ALWAYS_INLINE void next_line() {
     if (rows_ == 0) return;
-#pragma GCC unroll 16
-    for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(row_ + at_ + i, 0, 2);
-    at_ += Bytes;
+    __builtin_prefetch(row_ + at_, 0, 2);
+    at_ += line;
     if (at_ < bytes_) return;
     at_ = 0;
     row_ += stride_;
     --rows_;
   }
 
- private:
   const char* row_;
   std::ptrdiff_t stride_, bytes_, at_ = 0;
   Index rows_;
@@ -55,8 +63,7 @@ template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I
   x = (V)(pairs & 0xffff0000u);
 }
 
-/// s (Rows, n), rows `s_stride` apart, = q (dim, W)ᵀ · keysᵀ (dim, n) for the first Rows of q's W columns; n is a
-/// multiple of W, dim of columns_of().
+/// s (Rows, n), rows `s_stride` apart, = q (Rows, dim) · keysᵀ (dim, n); n is a multiple of W, dim of columns_of().
 template <class A, class T, int Rows> struct FewScoresBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
@@ -91,20 +98,20 @@ template <class A, class T, int Rows> struct FewScoresBody {
     for (int g = 0; g < Registers; ++g)
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) sum[g][r] = V{};
-    for (Index d = 0; d < dim; d += columns, q += columns * W) {
-      ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T))>();
+    for (Index d = 0; d < dim; d += columns) {
       Loaded<Isa> key[std::size_t{Registers}];
 #pragma GCC unroll 2
       for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], keys + g * W * stride + d, stride);
 #pragma GCC unroll 16
       for (int c = 0; c < columns; ++c) {
+        ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
         V x[std::size_t{Registers}];
 #pragma GCC unroll 2
         for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           V query;
-          broadcast(query, q[c * W + r]);
+          broadcast(query, q[r * std::ptrdiff_t{dim} + d + c]);
 #pragma GCC unroll 2
           for (int g = 0; g < Registers; ++g) multiply_add<Registers * Rows == 1>(sum[g][r], x[g], query);
         }
@@ -258,11 +265,11 @@ template <class A, class T, int Rows> struct FewValuesBody {
     const T* value = part.values + d;
     const A* p = part.p;
     for (Index k = 0; k < part.n; ++k, value += part.stride, ++p) {
-      ahead.template ask<Vectors * W* static_cast<int>(sizeof(T))>();
       V v[std::size_t{Vectors}];
       load_values<Isa>(v, value);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
+        ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
         V weight;
         broadcast(weight, p[r * part.p_stride]);
         if constexpr (Sums) total[r] = total[r] + weight;
@@ -335,14 +342,59 @@ template <class A, class T, int Rows> struct FewValuesBody {
   }
 };
 
+/// total ← the two parts together, as MergeBody does it, with outputs in rows (Rows, dim); dim is a multiple of W.
+template <class A, int Rows> struct FewMergeBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(TileState<A> total, TileState<A> part, A slope, Index dim) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    A fade[std::size_t{W}], weight[std::size_t{W}];
+    MergeFactors<A>::template run<Isa>(total, part, slope, +fade, +weight);
+    for (int r = 0; r < Rows; ++r) {
+      V f, w;
+      broadcast(f, fade[r]);
+      broadcast(w, weight[r]);
+      A* const out = total.out + r * std::ptrdiff_t{dim};
+      const A* const more = part.out + r * std::ptrdiff_t{dim};
+      for (Index d = 0; d < dim; d += W) {
+        V sum, x;
+        load(sum, out + d);
+        load(x, more + d);
+        add_faded(sum, f, x, w);
+        store(out + d, sum);
+      }
+    }
+  }
+};
+
+/// to (dim) = row (dim) · factor in storage precision; zeros are +0. dim is a multiple of W.
+template <class A, class T> struct StoreRowBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const A* row, A factor, Index dim, T* to) {
+    using V = vector_t<A, Isa>;
+    V scale;
+    broadcast(scale, factor);
+    for (Index d = 0; d < dim; d += Vector<A, Isa>::width) {
+      V x;
+      load(x, row + d);
+      x = x * scale;
+      round_here(x);
+      x = x + A(0);
+      store_narrowed<A, Isa>(to + d, x);
+    }
+  }
+};
+
 /// The kernels of a tile of at most `rows` rows, one register wide, over keys and values as they are stored.
 template <class A, class T> struct FewRowsKernels {
   Index rows = 0;
   void (*scores)(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s, std::ptrdiff_t s_stride,
                  NextRows<T> next) = nullptr;
+  /// The same for widened keys.
+  void (*wide_scores)(const A* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
+                      std::ptrdiff_t s_stride, NextRows<A> next) = nullptr;
   void (*softmax)(A* s, std::ptrdiff_t stride, Index n, A slope, A* max, A* fade) = nullptr;
   void (*values)(const T* values, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t p_stride, const A* fade,
                  Index dim, A* out, A* sum, NextRows<T> next) = nullptr;
+  void (*merge)(TileState<A> total, TileState<A> part, A slope, Index dim) = nullptr;
 };
 
 /// Rows = 0 where another tile serves better: too many rows, or sizes that do not fill registers.
@@ -353,8 +405,12 @@ FewRowsKernels<A, T> few_rows_kernels(IsaLevel level, Index rows, Index head_dim
     constexpr Index width = Vector<A, Isa>::width;
     const auto kernels = [](auto constant) {
       constexpr int R = decltype(constant)::value;
-      return FewRowsKernels<A, T>{R, &Isa::template run<FewScoresBody<A, T, R>>,
-                                  &Isa::template run<FewSoftmaxBody<A, R>>, &Isa::template run<FewValuesBody<A, T, R>>};
+      return FewRowsKernels<A, T>{R,
+                                  &Isa::template run<FewScoresBody<A, T, R>>,
+                                  &Isa::template run<FewScoresBody<A, A, R>>,
+                                  &Isa::template run<FewSoftmaxBody<A, R>>,
+                                  &Isa::template run<FewValuesBody<A, T, R>>,
+                                  &Isa::template run<FewMergeBody<A, R>>};
     };
     constexpr Index columns = FewScoresBody<A, T, 1>::template columns_of<Isa>();
     if (width < 4 || head_dim % width != 0 || head_dim % columns != 0 || value_dim % width != 0) return {};

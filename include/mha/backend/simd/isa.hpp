@@ -101,8 +101,9 @@ struct Avx512 {
   static constexpr int register_bytes = 64;
   static constexpr int registers = 32;
   template <class Body, class... Args>
-  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) MHA_NO_INLINE MHA_FLATTEN static void run(
-      Args... args) {
+  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+  MHA_WHOLE_REGISTERS MHA_NO_INLINE MHA_FLATTEN static void
+  run(Args... args) {
     Body::template run<Avx512>(args...);
   }
 };

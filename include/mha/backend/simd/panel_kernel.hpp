@@ -18,9 +18,10 @@ inline constexpr Index depth_block = 256;
 
 /// c (n, columns) = before + rows (n, depth) · panel (depth, panel_columns), depth at most depth_block.
 ///
-/// Rows lie depth_block apart, panel rows panel_columns; `before` may be c, a bias row at stride 0, or null for none.
+/// Rows of a panel lie panel_columns apart; `before` may be c, a bias row at stride 0, or null for none.
 template <class A, class S> struct PanelArgs {
   const A* rows;
+  std::ptrdiff_t rows_stride;
   const S* panel;
   const S* next;  ///< the panel wanted after this one: fetched to the second-level cache meanwhile
   const A* before;
@@ -127,7 +128,8 @@ template <class A, class S> struct PanelBody {
   MHA_ALWAYS_INLINE static void tile(const PanelArgs<A, S>& p, Index first, const char* next, std::ptrdiff_t step) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
-    const A* rows = p.rows + std::ptrdiff_t{first} * depth_block;
+    const std::ptrdiff_t rows_stride = p.rows_stride;
+    const A* rows = p.rows + first * rows_stride;
     const S* panel = p.panel;
     const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
     A* const c = p.c + first * p.c_stride;
@@ -149,7 +151,7 @@ template <class A, class S> struct PanelBody {
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         V row;
-        broadcast(row, rows[i * depth_block]);
+        broadcast(row, rows[i * rows_stride]);
 #pragma GCC unroll 8
         for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], row, column[j]);
       }

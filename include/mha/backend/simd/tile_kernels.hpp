@@ -140,6 +140,41 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
 /// Shapes    max (lanes)  sum (lanes)  out (dim, lanes): Σ exp(s − max) v, not yet divided by the sum
 template <class T> struct TileState { T *max, *sum, *out; };
 
+/// sum ← sum · fade + more · weight, every operation rounded.
+template <class V> MHA_ALWAYS_INLINE void add_faded(V& sum, const V& fade, V& more, const V& weight) {
+  sum = sum * fade;
+  more = more * weight;
+  round_here(sum);
+  round_here(more);
+  sum = sum + more;
+}
+
+/// Of one register of lanes: total's max and sum become those of both parts, and what their outputs are multiplied by.
+template <class T> struct MergeFactors {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const TileState<T>& total, const TileState<T>& part, T slope, T* fade, T* weight) {
+    using V = vector_t<T, Isa>;
+    constexpr T hidden = -std::numeric_limits<T>::infinity();
+    V first, second, sum, more;
+    load(first, total.max);
+    load(second, part.max);
+    const V highest = second > first ? second : first;
+    store(total.max, highest);
+    const V zero{};
+    const V base = highest == hidden ? zero : highest;
+    first = (first - base) * slope;
+    second = (second - base) * slope;
+    exp2_in_place<T, Isa>(first);
+    exp2_in_place<T, Isa>(second);
+    load(sum, total.sum);
+    load(more, part.sum);
+    add_faded(sum, first, more, second);
+    store(total.sum, sum);
+    store(fade, first);
+    store(weight, second);
+  }
+};
+
 /// What two parts over disjoint keys make together; `total` becomes it. A part that saw nothing changes no bit.
 ///
 /// Formula   m′ = max(m₁, m₂),  l′ = l₁·exp(m₁ − m′) + l₂·exp(m₂ − m′),  O likewise
@@ -147,40 +182,22 @@ template <class T, int Vectors> struct MergeBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(TileState<T> total, TileState<T> part, T slope, Index dim) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
-    constexpr T hidden = -std::numeric_limits<T>::infinity();
     for (int j = 0; j < Vectors; ++j) {
-      V first, second, sum, more;
-      load(first, total.max + j * W);
-      load(second, part.max + j * W);
-      const V highest = second > first ? second : first;
-      store(total.max + j * W, highest);
-      const V zero{};
-      const V base = highest == hidden ? zero : highest;
-      first = (first - base) * slope;
-      second = (second - base) * slope;
-      exp2_in_place<T, Isa>(first);
-      exp2_in_place<T, Isa>(second);
-      load(sum, total.sum + j * W);
-      load(more, part.sum + j * W);
-      add<Isa>(sum, first, more, second);
-      store(total.sum + j * W, sum);
+      T fades[std::size_t{W}], weights[std::size_t{W}];
+      MergeFactors<T>::template run<Isa>({total.max + j * W, total.sum + j * W, nullptr},
+                                         {part.max + j * W, part.sum + j * W, nullptr}, slope, +fades, +weights);
+      V fade, weight;
+      load(fade, +fades);
+      load(weight, +weights);
       for (Index d = 0; d < dim; ++d) {
         const std::ptrdiff_t at = (std::ptrdiff_t{d} * Vectors + j) * W;
+        V sum, more;
         load(sum, total.out + at);
         load(more, part.out + at);
-        add<Isa>(sum, first, more, second);
+        add_faded(sum, fade, more, weight);
         store(total.out + at, sum);
       }
     }
-  }
-
- private:
-  template <class Isa, class V> MHA_ALWAYS_INLINE static void add(V& sum, const V& fade, V& more, const V& weight) {
-    sum = sum * fade;
-    more = more * weight;
-    round_here(sum);
-    round_here(more);
-    sum = sum + more;
   }
 };
 

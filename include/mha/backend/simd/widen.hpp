@@ -54,6 +54,20 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
   }
 }
 
+/// One register of A into storage T, rounded as its conversion rounds.
+template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* to, const vector_t<A, Isa>& v) {
+  if constexpr (std::is_same_v<A, T>) {
+    store(to, v);
+  } else {
+    constexpr int W = Vector<A, Isa>::width;
+    A wide[std::size_t{W}];
+    T narrow[std::size_t{W}];
+    store(+wide, v);
+    for (int i = 0; i < W; ++i) narrow[i] = static_cast<T>(wide[i]);
+    for (int i = 0; i < W; ++i) to[i] = narrow[i];
+  }
+}
+
 /// to (n, dim), rows one after another, from n rows of storage at a stride.
 template <class A, class T> struct WidenBody {
   template <class Isa>

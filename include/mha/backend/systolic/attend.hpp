@@ -33,6 +33,7 @@ class PackedCall {
     }
     keys_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(head_dim_, tile_depth)));
     values_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(value_dim_, tile_side)));
+    key_rows_ = frame.take<KeyRows>(rows / key_block);
     non_finite_ = frame.take<std::uint8_t>(rows / key_block);
     std::fill_n(non_finite_, rows / key_block, std::uint8_t{0});
   }
@@ -44,14 +45,18 @@ class PackedCall {
       row = first_[b] + static_cast<std::size_t>(g) * per_head;
     }
     return {keys_ + row * static_cast<std::size_t>(round_up(head_dim_, tile_depth)),
-            values_ + row * static_cast<std::size_t>(round_up(value_dim_, tile_side)), non_finite_ + row / key_block,
-            head_dim_, value_dim_};
+            values_ + row * static_cast<std::size_t>(round_up(value_dim_, tile_side)),
+            key_rows_ + row / key_block,
+            non_finite_ + row / key_block,
+            head_dim_,
+            value_dim_};
   }
 
  private:
   Index heads_, head_dim_, value_dim_;
   std::size_t* first_ = nullptr;  ///< row of sequence b, each of its heads padded to whole value blocks
   bfloat16 *keys_, *values_;
+  KeyRows* key_rows_;
   std::uint8_t* non_finite_;
 };
 
@@ -110,7 +115,6 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
   const auto run = [&](Index b, Index h, Index first, Index worker) {
     const Index count = std::min(together, (call.queries(b) - first + lanes - 1) / lanes);
     if (count <= 0) return;  // a short sequence of a ragged batch
-    const UnitScope unit(kernels.product.unit);
     const KvTiles kv = packed.at(b, call.kv_head(h));
     std::optional<Tile> tiles[most_together];
     for (Index i = 0; i < count; ++i)
@@ -119,11 +123,12 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
   };
 
   if (workers == 1) {
+    const UnitScope unit(kernels.product.unit);
     for (Index b = 0; b < call.shape.batch; ++b)
       for (Index h = 0; h < call.shape.heads; ++h) {
         if (const Index g = call.kv_head(h); h == 0 || g != call.kv_head(h - 1))
           for (Index chunk = 0; chunk < chunks; ++chunk) pack(b, g, chunk, 0);
-        for (Index t = 0; t < groups; ++t) run(b, h, t * group, 0);
+        for (Index t = groups; t-- > 0;) run(b, h, t * group, 0);
       }
     return;
   }
@@ -131,6 +136,7 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
     pack(t / chunks / call.kv_heads, t / chunks % call.kv_heads, t % chunks, worker);
   });
   threads.run(static_cast<Index>(tasks), [&](Index t, Index worker) {
+    const UnitScope unit(kernels.product.unit);
     // Late queries of a causal mask see the most keys.
     run(t / groups / call.shape.heads, t / groups % call.shape.heads, (groups - 1 - t % groups) * group, worker);
   });

@@ -15,14 +15,30 @@ namespace mha::inline v0::detail::systolic {
 /// Keys whose values lie together, and whose weights are multiplied in one go.
 inline constexpr Index value_block = 256;
 
+/// Where the rows of a key block lie: row i at first + i·stride, D / 32 chunks of 32 numbers.
+struct KeyRows {
+  const bfloat16* first;
+  std::ptrdiff_t stride;
+
+  /// Whether tiles are loaded from here as fast as from rows close together: whole cache lines, not many pages.
+  bool near() const {
+    constexpr std::ptrdiff_t most_apart = 256;
+    return stride % tile_depth == 0 && stride >= 0 && stride <= most_apart &&
+           reinterpret_cast<std::uintptr_t>(first) % (sizeof(bfloat16) * tile_depth) == 0;
+  }
+};
+
 /// Keys and values of one sequence and head as A tiles, in bfloat16 and in absolute order of the keys: what is packed
 /// stays where it is when keys are appended.
 ///
-/// Shapes    keys   (Lk / 16, D / 32, 16 keys, 32)                  zeros beyond D and Lk
-///           values (Lk / 256, Dv / 16, 8, 16 of Dv, 32 keys)       the transposed; zeros beyond Dv and Lk
+/// Shapes    keys   (Lk, D)                                    of blocks that are not read where they are; zeros
+///                                                             beyond D and Lk
+///           values (Lk / 256, Dv / 16, 8, 16 of Dv, 32 keys)  the transposed; zeros beyond Dv and Lk
+///           key_rows   (Lk / 64): where the keys of a block are, at their source or in `keys`
 ///           non_finite (Lk / 64): whether a value of that key block is NaN or infinite; all sizes rounded up
 struct KvTiles {
   bfloat16 *keys, *values;
+  KeyRows* key_rows;
   std::uint8_t* non_finite;
   Index head_dim, value_dim;
 
@@ -40,9 +56,6 @@ struct KvTiles {
   /// Distance between the value tiles of neighbouring d of one block.
   static constexpr std::ptrdiff_t value_tile_stride = std::ptrdiff_t{value_block / tile_depth} * tile_size;
 
-  /// A tiles of key k, a multiple of 16: tile t further at + t·key_tile_stride().
-  bfloat16* key_tiles(Index k) const { return keys + k / tile_side * key_tile_stride(); }
-  constexpr std::ptrdiff_t key_tile_stride() const { return std::ptrdiff_t{depth_steps()} * tile_size; }
   /// A tiles of the values from key k on, a multiple of 32, within its block.
   bfloat16* value_tiles_at(Index k) const {
     return values + k / value_block * value_tiles() * value_tile_stride + k % value_block / tile_depth * tile_size;
@@ -64,18 +77,27 @@ void for_each_run(const Source& source, Index b, Index g, Index begin, Index end
   }
 }
 
-/// Packs keys [begin, min(begin + 64, n)) of a source: `begin` is a multiple of 64.
+/// Rounds keys [begin, min(begin + 64, n)) of a source, or finds them fit to be read where they are: `begin` is a
+/// multiple of 64.
 template <class Source>
 void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to) {
   using T = typename Source::Scalar;
-  for (Index first = begin; first < begin + key_block; first += tile_side) {
-    const Index end = std::clamp(n, first, first + tile_side);
-    if (end < first + tile_side) std::fill_n(to.key_tiles(first), to.key_tile_stride(), bfloat16{});
-    for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
-      round_rows<T>(level, {run.key, run.key_stride, 1, run.count, to.head_dim},
-                    to.key_tiles(first) + (k - first) * tile_depth, tile_depth, tile_size);
-    });
-  }
+  KeyRows& at = to.key_rows[begin / key_block];
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (n - begin >= key_block && to.head_dim % tile_depth == 0) {
+      const auto run = source.run(b, g, begin, begin + key_block);
+      at = {run.key, run.key_stride};
+      if (run.count == key_block && at.near()) return;
+    }
+  const std::ptrdiff_t width = round_up(to.head_dim, tile_depth);
+  bfloat16* const rows = to.keys + begin * width;
+  at = {rows, width};
+  const Index end = std::min(n, begin + key_block);
+  for_each_run(source, b, g, begin, end, [&](const KvRun<T>& run, Index k) {
+    round_rows<T>(level, {run.key, run.key_stride, 1, run.count, to.head_dim}, rows + (k - begin) * width, width,
+                  tile_depth);
+  });
+  std::fill(rows + (end - begin) * width, rows + key_block * width, bfloat16{});
 }
 
 /// The same for their values.

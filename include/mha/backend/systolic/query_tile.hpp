@@ -31,12 +31,15 @@ template <class Array = AmxArray> Kernels kernels_of(const ProductUnit& product,
   return {product, level, softmax_kernels(level), &array_use<Array>};
 }
 
+/// Columns of the output that leave a tile at a time.
+inline constexpr Index stored_at_once = 64;
+
 /// Scratch of one worker that its tiles of queries use in turn.
 struct BlockScratch {
   float* s;          ///< (64, lanes)
   std::uint32_t* p;  ///< (256 / 32, lanes / 16, 16, 16)
   bfloat16* rows;    ///< rounded rows of the queries, or of the output
-  float* out_rows;   ///< (lanes, Dv)
+  float* out_rows;   ///< (16, 64)
   bfloat16* finite;  ///< values of a key block without NaN and infinities: (Dv / 16, 2, 16, 32)
 
   BlockScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim) {
@@ -45,7 +48,7 @@ struct BlockScratch {
     s = frame.take<float>(size(key_block, lanes));
     p = frame.take<std::uint32_t>(size(value_block / 2, lanes));
     rows = frame.take<bfloat16>(size(lanes, round_up(head_dim, tile_depth)));
-    out_rows = frame.take<float>(size(lanes, values));
+    out_rows = frame.take<float>(size(tile_side, stored_at_once));
     finite = frame.take<bfloat16>(size(key_block, values));
   }
 };
@@ -98,7 +101,6 @@ template <class T, class Source, class M, class S> class QueryTile {
     std::fill_n(state_.rows.sum, lanes(), 0.f);
     std::fill_n(state_.rows.block_sum, lanes(), 0.f);
     pack_queries();
-    fetch_output();
   }
 
   Index keys() const { return keys_; }
@@ -106,6 +108,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// Keys [begin, begin + 256): the values of one block.
   void attend(Index begin) {
     const Index end = std::min(begin + value_block, keys_);
+    fetch_rows(begin);
     if (policies_.visibility(begin, end) == TileVisibility::none) return;
     Index pending = begin;  // weights of [pending, k) wait in p for their values
     for (Index k = begin; k < end; k += key_block) {
@@ -180,8 +183,10 @@ template <class T, class Source, class M, class S> class QueryTile {
   void pack_queries() const {
     const Index width = round_up(call_.head_dim, tile_depth);
     if constexpr (std::is_same_v<T, bfloat16>)
-      if (count_ == lanes() && width == call_.head_dim && call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0)
-        return pack_columns(call_.query(b_, first_, h_), call_.q.stride[1]);
+      if (const bfloat16* const rows = call_.query(b_, first_, h_);
+          count_ == lanes() && width == call_.head_dim && call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0 &&
+          reinterpret_cast<std::uintptr_t>(rows) % alignof(std::uint32_t) == 0)
+        return pack_columns(rows, call_.q.stride[1]);
     round_rows<T>(kernels_.level,
                   {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
                   width, tile_depth, -lanes());  // the next tile is that of the queries before
@@ -189,25 +194,38 @@ template <class T, class Source, class M, class S> class QueryTile {
     pack_columns(at_.rows, width);
   }
   void pack_columns(const bfloat16* rows, std::ptrdiff_t stride) const {
-    simd::with_isa(kernels_.level, [&](auto isa) {
-      decltype(isa)::template run<PackColumnsBody, const bfloat16*>(rows, stride, lanes() / tile_side,
-                                                                    kv_.depth_steps(), state_.q);
-      return 0;
-    });
+    const Index columns = lanes() / tile_side;
+    for (Index step = 0; step < kv_.depth_steps(); ++step) {
+      kernels_.product.stay_awake();
+      simd::with_isa(kernels_.level, [&](auto isa) {
+        decltype(isa)::template run<PackColumnsBody, const bfloat16*>(rows + step * tile_depth, stride, columns, 1,
+                                                                      state_.q + step * columns * tile_words);
+        return 0;
+      });
+    }
   }
 
-  /// finish() would wait for lines that it is about to overwrite.
-  void fetch_output() const {
+  /// The lines that finish() is about to overwrite, and the queries of the tile that is likely to be next, a few with
+  /// each block of values: all at once would be in the way of keys.
+  void fetch_rows(Index begin) const {
     constexpr Index per_line = 64 / Index{sizeof(T)};
-    for (Index i = 0; i < count_; ++i)
+    const Index blocks = std::min<Index>(4, (keys_ + value_block - 1) / value_block),
+                rows = (lanes() + blocks - 1) / blocks;
+    const Index from = begin / value_block * rows;
+    for (Index i = from; i < std::min(count_, from + rows); ++i) {
       for (Index d = 0; d < call_.value_dim; d += per_line)
         __builtin_prefetch(call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], 1);
+      if (first_ >= lanes())
+        for (Index d = 0; d < call_.head_dim; d += per_line)
+          __builtin_prefetch(call_.query(b_, first_ - lanes() + i, h_) + d * call_.q.stride[3]);
+    }
   }
 
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
-    kernels_.product.multiply({kv_.key_tiles(begin), kv_.key_tile_stride(), state_.q, at_.s, (to - begin) / tile_side,
-                               kv_.depth_steps(), false});
+    const KeyRows rows = kv_.key_rows[begin / key_block];
+    kernels_.product.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side,
+                               kv_.depth_steps(), false, tile_depth, rows.stride});
     count_logits(keys.end - begin);
     if (!logits_are_dots_) policies_.score(at_.s, lanes(), call_.scale, begin, keys.end);
     policies_.hide(at_.s, lanes(), keys, tile_depth);
@@ -285,13 +303,13 @@ template <class T, class Source, class M, class S> class QueryTile {
   void count_logits(Index keys) {
     if (keys == key_block)
       ++whole_key_blocks_;
-    else
+    else if (metered_)
       use_ = use_ + kernels_.use(keys, count_, call_.head_dim);
   }
   void count_values(Index keys) {
     if (keys == value_block)
       ++whole_value_blocks_;
-    else
+    else if (metered_)
       use_ = use_ + kernels_.use(call_.value_dim, count_, keys);
   }
   ArrayUse total_use() const {
@@ -331,13 +349,19 @@ template <class T, class Source, class M, class S> class QueryTile {
     if (!added_) std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
     float* const factor = state_.rows.fade;
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : 1.f / denominator(i);
-    const StridedRows<T> to{call_.output(b_, first_, h_), call_.out.stride[1], call_.out.stride[3], count_,
-                            call_.value_dim};
-    simd::with_isa(kernels_.level, [&](auto isa) {
-      decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(state_.out, factor, lanes(),
-                                                                                at_.out_rows, to);
-      return 0;
-    });
+    for (Index i = 0; i < count_; i += tile_side)
+      for (Index d = 0; d < call_.value_dim; d += stored_at_once) {
+        kernels_.product.stay_awake();
+        const StridedRows<T> to{call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], call_.out.stride[1],
+                                call_.out.stride[3], std::min(tile_side, count_ - i),
+                                std::min(stored_at_once, call_.value_dim - d)};
+        simd::with_isa(kernels_.level, [&](auto isa) {
+          decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(
+              state_.out + std::ptrdiff_t{d} * lanes() + i, factor + i, lanes(), at_.out_rows, to);
+          return 0;
+        });
+      }
+    kernels_.product.stay_awake();
   }
 
   const AttendCall<T, Source, M, S>& call_;
@@ -348,6 +372,7 @@ template <class T, class Source, class M, class S> class QueryTile {
   const Index b_, h_, first_, count_, keys_;
   const simd::TilePolicies<float, M, S> policies_;
   const bool logits_are_dots_;
+  const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet
   Index whole_key_blocks_ = 0, whole_value_blocks_ = 0;
   ArrayUse use_;

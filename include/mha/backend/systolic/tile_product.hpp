@@ -21,20 +21,23 @@ namespace mha::inline v0::detail::systolic {
 /// c (16·tiles, lanes) = A (16·tiles, 32·steps) · B (32·steps, lanes), or += with `add`: both products of attention,
 /// with queries in lanes.
 struct TileProduct {
-  const bfloat16* a;           ///< step s of tile t at a + t·tile_stride + s·step_stride
-  std::ptrdiff_t tile_stride;  ///< in numbers
+  const bfloat16* a;           ///< row i of tile t, step s at a + t·tile_stride + s·step_stride + i·row_stride
+  std::ptrdiff_t tile_stride;  ///< these in numbers
   const std::uint32_t* b;      ///< (steps, lanes / 16, 16 pairs, 16)
   float* c;
   Index tiles, steps;
   bool add;
-  std::ptrdiff_t step_stride = tile_size;
+  std::ptrdiff_t step_stride = tile_size, row_stride = tile_depth;
 };
 
-/// A matrix unit as attention uses it: how many queries lie side by side, and the product.
+/// A matrix unit as attention uses it: how many queries lie side by side, and the product. After some 1000 cycles
+/// without one Intel's tiles rest, and take as long to start again: stay_awake() between pieces of other work keeps
+/// them going.
 struct ProductUnit {
   MatrixUnit unit;
   Index lanes;
   void (*multiply)(const TileProduct&);
+  void (*stay_awake)() = [] {};
 };
 
 /// What a unit needs of the calling thread while it multiplies.
@@ -68,6 +71,9 @@ struct AmxProduct {
       run<0>(p);
   }
 
+  /// Between products the tiles hold nothing.
+  static void stay_awake() { amx::multiply_add<0, 4, 6>(); }
+
  private:
   /// The usual depths unrolled, 0 for any.
   template <Index Steps> MHA_ALWAYS_INLINE static void run(const TileProduct& given) {
@@ -83,13 +89,14 @@ struct AmxProduct {
   }
 
   static constexpr std::ptrdiff_t c_stride = lanes * sizeof(float);
+  static std::ptrdiff_t a_stride(const TileProduct& p) { return p.row_stride * std::ptrdiff_t{sizeof(bfloat16)}; }
 
   template <int Rows> MHA_ALWAYS_INLINE static void first_operands(const TileProduct& p, Index t) {
     const bfloat16* const a = p.a + t * p.tile_stride;
-    amx::load<4>(a, amx::row_bytes);
+    amx::load<4>(a, a_stride(p));
     amx::load<6>(p.b, amx::row_bytes);
     amx::load<7>(p.b + tile_words, amx::row_bytes);
-    if constexpr (Rows == 2) amx::load<5>(a + p.tile_stride, amx::row_bytes);
+    if constexpr (Rows == 2) amx::load<5>(a + p.tile_stride, a_stride(p));
   }
 
   /// Two rows of tiles from t on, whose first operands are loaded; with `more` it leaves those of the next two, which
@@ -123,13 +130,13 @@ struct AmxProduct {
     for (Index s = 1; s < p.steps; ++s) {
       a += p.step_stride;
       b += 2 * tile_words;
-      amx::load<4>(a, amx::row_bytes);
+      amx::load<4>(a, a_stride(p));
       amx::load<6>(b, amx::row_bytes);
       amx::multiply_add<0, 4, 6>();
       amx::load<7>(b + tile_words, amx::row_bytes);
       amx::multiply_add<1, 4, 7>();
       if constexpr (Rows == 2) {
-        amx::load<5>(a + p.tile_stride, amx::row_bytes);
+        amx::load<5>(a + p.tile_stride, a_stride(p));
         amx::multiply_add<2, 5, 6>();
         amx::multiply_add<3, 5, 7>();
       }
@@ -158,8 +165,8 @@ template <int Columns> struct DotProduct {
     typedef float V __attribute__((vector_size(64)));
     typedef std::uint32_t I __attribute__((vector_size(64)));
     constexpr int rows = 8, columns = Columns;
-    const std::uint32_t* a =
-        reinterpret_cast<const std::uint32_t*>(p.a + t * p.tile_stride) + std::ptrdiff_t{first} * tile_side;
+    const std::uint32_t* a = reinterpret_cast<const std::uint32_t*>(p.a + t * p.tile_stride + first * p.row_stride);
+    const std::ptrdiff_t row = p.row_stride / 2;
     const std::uint32_t* b = p.b;
     float* const c = p.c + (std::ptrdiff_t{t} * tile_side + first) * lanes;
     V sum[std::size_t{rows}][std::size_t{columns}];
@@ -178,7 +185,7 @@ template <int Columns> struct DotProduct {
 #pragma GCC unroll 8
         for (int i = 0; i < rows; ++i) {
           I left;
-          asm("vpbroadcastd %1, %0" : "=v"(left) : "m"(a[i * tile_side + pair]));
+          asm("vpbroadcastd %1, %0" : "=v"(left) : "m"(a[i * row + pair]));
 #pragma GCC unroll 4
           for (int j = 0; j < columns; ++j) add_dot_products(sum[i][j], left, right[j]);
         }
@@ -214,7 +221,7 @@ template <Index Depth> struct PortableProduct {
         widen_pairs<Isa>(p.b + (s + i) * (lanes / tile_side) * tile_words, b + i * tile_depth * lanes);
       for (Index t = 0; t < p.tiles; ++t) {
         for (Index i = 0; i < steps; ++i)
-          widen_rows(p.a + t * p.tile_stride + (s + i) * p.step_stride, a + i * tile_depth);
+          widen_rows(p.a + t * p.tile_stride + (s + i) * p.step_stride, p.row_stride, a + i * tile_depth);
         for (Index j = 0; j < lanes; j += vectors * W)
           simd::ProductBody<float, rows, vectors>::template run<Isa>(
               {a, Depth, b + j, lanes, p.c + std::ptrdiff_t{t} * tile_side * lanes + j, lanes, tile_side,
@@ -224,9 +231,9 @@ template <Index Depth> struct PortableProduct {
   }
 
  private:
-  MHA_ALWAYS_INLINE static void widen_rows(const bfloat16* from, float* to) {
+  MHA_ALWAYS_INLINE static void widen_rows(const bfloat16* from, std::ptrdiff_t stride, float* to) {
     for (Index r = 0; r < tile_side; ++r)
-      for (Index d = 0; d < tile_depth; ++d) to[r * Depth + d] = static_cast<float>(from[r * tile_depth + d]);
+      for (Index d = 0; d < tile_depth; ++d) to[r * Depth + d] = static_cast<float>(from[r * stride + d]);
   }
 
   /// Pairs of the depth → two rows of all lanes.
@@ -263,7 +270,7 @@ template <SumOrder Order> struct EmulatedProduct {
             for (Index j = 0; j < tile_side; ++j)
               b[k * tile_side + j] =
                   bfloat16::from_bits(static_cast<std::uint16_t>(words[k / 2 * tile_side + j] >> (k % 2 * 16)));
-          array.multiply({p.a + t * p.tile_stride + s * p.step_stride, {tile_side, tile_depth}, {tile_depth, 1}},
+          array.multiply({p.a + t * p.tile_stride + s * p.step_stride, {tile_side, tile_depth}, {p.row_stride, 1}},
                          {b, {tile_depth, tile_side}, {tile_side, 1}}, c);
         }
       }
@@ -274,7 +281,7 @@ template <SumOrder Order> struct EmulatedProduct {
 /// as an array of this depth.
 template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, IsaLevel level) {
 #if defined(__x86_64__)
-  if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run};
+  if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run, &AmxProduct::stay_awake};
   if (unit == MatrixUnit::dot_product)
     return {unit, DotProduct<Columns>::lanes, &Avx512Bf16::run<DotProduct<Columns>, const TileProduct&>};
 #endif

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "../../core/scalar.hpp"
 #include "../simd/isa.hpp"
@@ -70,29 +71,50 @@ struct PackTransposedBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const bfloat16* rows, std::ptrdiff_t stride, Index tiles, bfloat16* to,
                                     std::ptrdiff_t tile_stride, bool* non_finite) {
-    using I = typename simd::Vector<float, Isa>::int_type;
-    constexpr int W = simd::Vector<float, Isa>::width;
-    typedef std::uint16_t Short __attribute__((vector_size(2 * W)));
-    I found{};
-    for (Index t = 0; t < tiles; ++t) {
-      alignas(64) std::uint32_t pairs[tile_words];  // (16 pairs of rows, 16)
-      for (Index r = 0; r < tile_side; ++r)
-        for (Index d = 0; d < tile_side; d += W) {
-          const bfloat16* const even = rows + 2 * r * stride + t * tile_side + d;
-          if (t % 2 == 0) {
-            __builtin_prefetch(even + tile_depth * stride);
-            __builtin_prefetch(even + (tile_depth + 1) * stride);
-          }
-          Short low, high;
-          std::memcpy(&low, even, sizeof low);
-          std::memcpy(&high, even + stride, sizeof high);
-          const I words = __builtin_convertvector(low, I) | __builtin_convertvector(high, I) << 16;
-          found |= (I)((words & 0x7f80u) == 0x7f80u) | (I)((words & 0x7f800000u) == 0x7f800000u);
-          simd::store(pairs + r * tile_side + d, words);
-        }
-      simd::transpose16<Isa>(pairs, tile_side, reinterpret_cast<std::uint32_t*>(to + t * tile_stride), tile_side);
+    constexpr Index width = simd::Vector<std::uint16_t, Isa>::width;
+    simd::vector_t<std::uint16_t, Isa> found{};
+    Index d = 0;
+    for (; d + width <= tiles * tile_side; d += width) columns<Isa, width>(rows + d, stride, d, to, tile_stride, found);
+    if (d < tiles * tile_side) columns<Isa, std::min(width, tile_side)>(rows + d, stride, d, to, tile_stride, found);
+    for (int i = 0; i < width; ++i) *non_finite |= found[i] >= 0x8000u;
+  }
+
+ private:
+  /// Columns d to d + Width, as many as a register holds or half of them. Two rows interleaved make a register of words
+  /// of four columns of every eight, and one of the other four.
+  template <class Isa, Index Width, class Shorts>
+  MHA_ALWAYS_INLINE static void columns(const bfloat16* rows, std::ptrdiff_t stride, Index d, bfloat16* to,
+                                        std::ptrdiff_t tile_stride, Shorts& found) {
+    using Words = simd::vector_t<std::uint32_t, Isa>;
+    constexpr Index W = simd::Vector<std::uint32_t, Isa>::width;
+    constexpr auto all = std::make_index_sequence<std::size_t{2 * W}>{};
+    constexpr std::uint16_t number = 0x7fff, carry = 0x80;  // into the sign, from the exponent of what is not finite
+    alignas(64) std::uint32_t pairs[2][std::size_t{tile_side * W}];
+    for (Index i = 0; i < tile_side; ++i, rows += 2 * stride) {
+      __builtin_prefetch(rows + tile_depth * stride);
+      __builtin_prefetch(rows + (tile_depth + 1) * stride);
+      Shorts even{}, odd{}, words;
+      std::memcpy(&even, rows, Width * sizeof(bfloat16));
+      std::memcpy(&odd, rows + stride, Width * sizeof(bfloat16));
+      found |= ((even & number) + carry) | ((odd & number) + carry);
+      simd::interleave<1, false>(words, even, odd, all);
+      simd::store(pairs[0] + i * W, (Words)words);
+      simd::interleave<1, true>(words, even, odd, all);
+      simd::store(pairs[1] + i * W, (Words)words);
     }
-    for (int i = 0; i < W; ++i) *non_finite |= found[i] != 0;
+    for (Index upper = 0; upper < 2; ++upper)
+      for (Index pair = 0; pair < tile_side; pair += W) {
+        Words r[std::size_t{W}];
+#pragma GCC unroll 16
+        for (Index i = 0; i < W; ++i) simd::load(r[i], pairs[upper] + (pair + i) * W);
+        simd::transpose(r);
+#pragma GCC unroll 16
+        for (Index i = 0; i < Width / 2; ++i) {
+          const Index column = d + i / 4 * 8 + upper * 4 + i % 4;
+          bfloat16* const row = to + column / tile_side * tile_stride + column % tile_side * tile_depth;
+          simd::store(reinterpret_cast<std::uint32_t*>(row) + pair, r[i]);
+        }
+      }
   }
 };
 
@@ -143,9 +165,10 @@ template <class T> struct StoreRowsBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void store_pairs(const float* from, const float* factor, Index lanes, Index count,
                                             bfloat16* to, std::ptrdiff_t row_stride) {
-    alignas(64) std::uint32_t pairs[tile_words], words[tile_words];
+    constexpr Index W = simd::Vector<float, Isa>::width;
+    alignas(64) std::uint32_t pairs[tile_words];
     for (Index i = 0; i < tile_side; ++i, from += 2 * lanes)
-      for (Index j = 0; j < tile_side; j += simd::Vector<float, Isa>::width) {
+      for (Index j = 0; j < tile_side; j += W) {
         simd::vector_t<float, Isa> x, y;
         typename simd::Vector<float, Isa>::int_type even, odd;
         scaled<Isa>(from + j, factor + j, x);
@@ -154,9 +177,17 @@ template <class T> struct StoreRowsBody {
         nearest_bits<Isa>(y, odd);
         simd::store(pairs + i * tile_side + j, even | odd << 16);
       }
-    simd::transpose16<Isa>(pairs, tile_side, words, tile_side);
-    for (Index i = 0; i < count; ++i)
-      std::memcpy(static_cast<void*>(to + i * row_stride), words + i * tile_side, sizeof(bfloat16) * tile_depth);
+    for (Index lane = 0; lane < count; lane += W)
+      for (Index pair = 0; pair < tile_side; pair += W) {
+        simd::vector_t<std::uint32_t, Isa> r[std::size_t{W}];
+#pragma GCC unroll 16
+        for (Index i = 0; i < W; ++i) simd::load(r[i], pairs + (pair + i) * tile_side + lane);
+        simd::transpose(r);
+        bfloat16* row = to + lane * row_stride + 2 * pair;
+#pragma GCC unroll 16
+        for (Index i = 0; i < W; ++i, row += row_stride)
+          if (lane + i < count) std::memcpy(static_cast<void*>(row), &r[i], sizeof r[i]);
+      }
   }
 };
 

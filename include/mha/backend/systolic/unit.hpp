@@ -158,7 +158,8 @@ namespace detail::systolic {
 #if defined(__x86_64__)
 /// Before every function that add_dot_products() is inlined into, the body that Avx512Bf16 runs among them: a compiler
 /// takes 512-bit operands of an instruction only in a function that is itself compiled for them.
-#define MHA_TARGET_DOT_PRODUCT __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx2,fma")))
+#define MHA_TARGET_DOT_PRODUCT \
+  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx2,fma"))) MHA_WHOLE_REGISTERS
 
 /// A tag like simd::Avx512 whose bodies may use bfloat16 dot products too.
 struct Avx512Bf16 {

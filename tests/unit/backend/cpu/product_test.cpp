@@ -85,6 +85,46 @@ TYPED_TEST(Product, TasksCoverTheResultWhateverTheirOrder) {
       }
 }
 
+// Rows that lie near each other are read there, others are packed before.
+TYPED_TEST(Product, BitsDoNotDependOnHowTheRowsLie) {
+  using T = TypeParam;
+  constexpr Index depth = 300, far = 40000 / sizeof(T);
+  support::Random random("rows in place");
+  Tensor<T, 2> b(depth, 70);
+  random.fill(b);
+  for (const Index m : {1, 2, 9, 131}) {
+    Tensor<T, 2> near(m, depth), apart(m, far), turned(depth, m), expected(m, 70), got(m, 70);
+    random.fill(near);
+    support::poison_all(apart);
+    for (Index i = 0; i < m; ++i)
+      for (Index k = 0; k < depth; ++k) apart(m - 1 - i, k) = turned(k, i) = near(i, k);
+    const auto multiply = [&](const TensorView<const T, 2>& a, Tensor<T, 2>& c) {
+      mha::Workspace workspace;
+      support::poison_all(c);
+      const TensorView<T, 2> to[] = {c.view()};
+      mha::detail::cpu::multiply(a, LooseColumns<T>{b.view(), nullptr}, std::span<const TensorView<T, 2>>(to),
+                                 workspace, mha::Serial{});
+    };
+    multiply(near.view(), expected);
+    for (Index i = 0; i < m; ++i)
+      for (Index j = 0; j < 70; ++j) {
+        double sum = 0, magnitude = 0;
+        for (Index k = 0; k < depth; ++k) {
+          const double term = support::to_double(near(i, k)) * support::to_double(b(k, j));
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        ASSERT_NEAR(support::to_double(expected(i, j)), sum,
+                    2 * depth * support::unit_roundoff<mha::Accumulator<T>>() * magnitude +
+                        1.1 * support::storage_error<T>(sum));
+      }
+    multiply({&apart(m - 1, 0), {m, depth}, {-std::ptrdiff_t{far}, 1}}, got);
+    EXPECT_EQ(support::differing(expected, got), 0u) << m << " rows far apart, last first";
+    multiply(mha::transposed(std::as_const(turned).view()), got);
+    EXPECT_EQ(support::differing(expected, got), 0u) << m << " rows as columns";
+  }
+}
+
 TYPED_TEST(Product, OffersTasksToEveryWorker) {
   using T = TypeParam;
   Tensor<T, 2> a(1, 8), b(8, 2000), c(1, 2000);

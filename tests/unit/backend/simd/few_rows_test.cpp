@@ -45,10 +45,13 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
           random.fill(stored);
           const auto tile = simd::tile_kernels<A>(isa.level, rows);
           ASSERT_EQ(tile.lanes, width);
-          std::vector<A> wide(stored.begin(), stored.end()), q(size(head_dim, width)), s(size(few.rows, s_stride)),
-              expected_s(size(n, width)), max(size(1, width)), sum(max), fade(max), out(size(few.rows, value_dim)),
-              columns(size(value_dim, width));
+          std::vector<A> wide(stored.begin(), stored.end()), q(size(few.rows, head_dim)),
+              q_lanes(size(head_dim, width)), s(size(few.rows, s_stride)), expected_s(size(n, width)),
+              max(size(1, width)), sum(max), fade(max), out(size(few.rows, value_dim)), columns(size(value_dim, width));
           random.fill(q);
+          for (Index r = 0; r < few.rows; ++r)
+            for (Index d = 0; d < head_dim; ++d)
+              q_lanes[static_cast<std::size_t>(d * width + r)] = q[static_cast<std::size_t>(r * head_dim + d)];
           for (auto* state : {&max, &sum, &out}) random.fill(*state);
           std::vector<A> expected_max = max, expected_sum = sum, expected_fade = fade;
           for (Index r = 0; r < few.rows; ++r)
@@ -65,7 +68,7 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
           support::poison_all(s);
           few.scores(stored.data(), stride, n, q.data(), head_dim, s.data(), s_stride,
                      {stored.data() + head_dim, stride, value_dim, n});
-          tile.scores({wide.data(), stride, q.data(), width, expected_s.data(), width, n, head_dim});
+          tile.scores({wide.data(), stride, q_lanes.data(), width, expected_s.data(), width, n, head_dim});
           expect_rows_of_s(n, "score");
 
           s[1] = expected_s[static_cast<std::size_t>(width)] = -std::numeric_limits<A>::infinity();

@@ -24,7 +24,7 @@ using mha::detail::simd::panel_kernel;
 /// Rows, a panel of storage S, and results with poison beside them.
 template <class S> struct Product {
   using A = mha::Accumulator<S>;
-  static constexpr Index columns = panel_columns<A>, c_stride = columns + 5;
+  static constexpr Index columns = panel_columns<A>, c_stride = columns + 5, rows_stride = 261;
   Index n, depth;
   std::vector<A> rows, bias, c;
   std::vector<S> panel;
@@ -32,7 +32,7 @@ template <class S> struct Product {
   Product(Index n_, Index depth_, support::Random& random)
       : n(n_),
         depth(depth_),
-        rows(static_cast<std::size_t>(n) * depth_block, std::numeric_limits<A>::quiet_NaN()),
+        rows(static_cast<std::size_t>(n) * rows_stride, std::numeric_limits<A>::quiet_NaN()),
         bias(static_cast<std::size_t>(columns)),
         c(static_cast<std::size_t>(n * c_stride), support::poison<A>()),
         panel(static_cast<std::size_t>(depth * columns)) {
@@ -41,13 +41,13 @@ template <class S> struct Product {
     random.fill(bias);
     random.fill(panel);
   }
-  A& row(Index i, Index k) { return rows[static_cast<std::size_t>(i * depth_block + k)]; }
+  A& row(Index i, Index k) { return rows[static_cast<std::size_t>(i * rows_stride + k)]; }
   S& weight(Index k, Index j) { return panel[static_cast<std::size_t>(k * columns + j)]; }
   A& result(Index i, Index j) { return c[static_cast<std::size_t>(i * c_stride + j)]; }
 
   template <class Isa> void run(Isa, Index wanted = columns, bool with_bias = false) {
-    panel_kernel<A, S>(Isa::level)({rows.data(), panel.data(), panel.data(), with_bias ? bias.data() : nullptr, 0,
-                                    c.data(), c_stride, n, depth, wanted});
+    panel_kernel<A, S>(Isa::level)({rows.data(), rows_stride, panel.data(), panel.data(),
+                                    with_bias ? bias.data() : nullptr, 0, c.data(), c_stride, n, depth, wanted});
   }
 };
 
@@ -96,7 +96,7 @@ TYPED_TEST(PanelKernel, ARowsBitsDoNotDependOnTheOthersNorOnTheColumnsWanted) {
       for (Index i = 0; i < n; ++i) {
         Product<TypeParam> one = all;
         one.n = 1;
-        std::copy_n(all.rows.begin() + i * depth_block, all.depth, one.rows.begin());
+        std::copy_n(all.rows.begin() + i * all.rows_stride, all.depth, one.rows.begin());
         const Index wanted = 1 + random.below(all.columns);
         one.run(isa, wanted, true);
         for (Index j = 0; j < wanted; ++j)
@@ -115,9 +115,9 @@ TYPED_TEST(PanelKernel, AddsTheWholeSumToWhatWasThere) {
     sums.run(isa);
     random.fill(added.c);
     const std::vector<A> before = added.c;
-    panel_kernel<A, TypeParam>(decltype(isa)::level)({added.rows.data(), added.panel.data(), added.panel.data(),
-                                                      added.c.data(), added.c_stride, added.c.data(), added.c_stride, 9,
-                                                      21, added.columns});
+    panel_kernel<A, TypeParam>(decltype(isa)::level)({added.rows.data(), added.rows_stride, added.panel.data(),
+                                                      added.panel.data(), added.c.data(), added.c_stride,
+                                                      added.c.data(), added.c_stride, 9, 21, added.columns});
     for (Index i = 0; i < 9; ++i)
       for (Index j = 0; j < added.columns; ++j)
         ASSERT_EQ(added.result(i, j), before[static_cast<std::size_t>(i * added.c_stride + j)] + sums.result(i, j));

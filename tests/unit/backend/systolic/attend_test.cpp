@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -156,6 +159,24 @@ TEST_P(OnUnit, LongAnchoredRowsStayWithinTheBound) {
     for (Index d = 0; d < 32; ++d) c.k(0, k, 0, d) *= 0.02f * static_cast<float>(k);
   expect_within_bound(c, "growing logits");
   expect_within_bound(c, "growing logits, causal", mha::Causal{});
+}
+
+TEST_P(OnUnit, TensorsBeginAtAnyElement) {
+  const unit::ForceUnit force(GetParam());
+  const Case<bfloat16> c({1, 70, 150, 2, 2, 64, 32}, "any element");
+  const Result<bfloat16> expected = attend<Hardware>(c);
+  for (const std::ptrdiff_t start : {0, 1, 2, 3, 31}) {
+    std::vector<bfloat16> q_memory(c.q.size() + 32), k_memory(c.k.size() + 32), v_memory(c.v.size() + 32);
+    const auto moved = [&](const mha::Tensor<bfloat16, 4>& from, std::vector<bfloat16>& to) {
+      auto v = from.view();
+      v.data = std::copy(from.begin(), from.end(), to.data() + start) - from.size();
+      return v;
+    };
+    mha::Tensor<bfloat16, 4> out(1, 70, 2, 32);
+    support::poison_all(out);
+    mha::attention_into<Hardware>(out, moved(c.q, q_memory), moved(c.k, k_memory), moved(c.v, v_memory));
+    EXPECT_EQ(support::differing(out, expected.out), 0u) << "from element " << start;
+  }
 }
 
 TEST_P(OnUnit, LargeFiniteLogitsStayNumbers) {

@@ -30,7 +30,7 @@ template <class T> struct Paged {
 template <class Source> void expect_values(const Source& source, Index n, Index value_dim) {
   std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
   std::vector<std::uint8_t> non_finite(3, 9), want(3, 0);
-  const systolic::KvTiles tiles{nullptr, values.data(), non_finite.data(), 0, value_dim};
+  const systolic::KvTiles tiles{nullptr, values.data(), nullptr, non_finite.data(), 0, value_dim};
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block)
     systolic::pack_values(source, 0, 1, first, n, mha::current_isa(), tiles, scratch.data());
@@ -61,6 +61,47 @@ TEST(KvTiles, TakeValuesFromTheirRows) {
   }
 }
 
+/// Whole blocks of keys that are bfloat16 already are read where they are, if their rows are whole cache lines and near
+/// each other; others are copied.
+TEST(KvTiles, FindKeysInTheirPlace) {
+  support::Random random("keys in place");
+  const Index n = 150;
+  struct Layout {
+    Index heads, head_dim, offset, between;
+    bool in_place;
+  };
+  for (const Layout& at : {Layout{1, 64, 0, 0, true},
+                           {2, 128, 0, 0, true},
+                           {1, 32, 0, 0, true},
+                           {1, 64, 8, 0, false},
+                           {3, 128, 0, 0, false},
+                           {1, 48, 0, 0, false},
+                           {1, 64, 0, 2, false}}) {
+    SCOPED_TRACE(at.head_dim);
+    const std::ptrdiff_t stride = std::ptrdiff_t{at.heads} * at.head_dim;
+    mha::Tensor<bfloat16, 1> storage(static_cast<Index>(n / 5 * 7 * stride + at.offset));
+    random.fill(storage);
+    const mha::TensorView<const bfloat16, 4> k{
+        storage.data() + at.offset, {1, n / 5 * 7, at.heads, at.head_dim}, {0, stride, at.head_dim, 1}};
+    const Paged<bfloat16> source{{k, k}, at.between};
+    const bool paged = at.between != 0;
+    mha::Tensor<bfloat16, 1> keys(static_cast<Index>(systolic::KvTiles::key_size(n, at.head_dim)));
+    std::vector<systolic::KeyRows> key_rows(3);
+    const systolic::KvTiles tiles{keys.data(), nullptr, key_rows.data(), nullptr, at.head_dim, 0};
+    for (Index first = 0; first < n; first += systolic::key_block)
+      if (paged)
+        systolic::pack_keys(source, 0, 0, first, n, mha::current_isa(), tiles);
+      else
+        systolic::pack_keys(source.all, 0, 0, first, n, mha::current_isa(), tiles);
+    for (Index i = 0; i < n; ++i) {
+      const systolic::KeyRows& rows = key_rows[static_cast<std::size_t>(i / 64)];
+      const bfloat16* const row = paged ? source.run(0, 0, i, i + 1).key : k.pointer(0, i, 0, 0);
+      EXPECT_EQ(rows.first + i % 64 * rows.stride == row, at.in_place && i < 128) << "key " << i;
+      for (Index d = 0; d < at.head_dim; ++d) EXPECT_EQ(rows.first[i % 64 * rows.stride + d].bits, row[d].bits);
+    }
+  }
+}
+
 TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   support::Random random("kv tiles");
   const Index n = 300, head_dim = 40, value_dim = 23;
@@ -74,7 +115,8 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   std::vector<bfloat16> keys(systolic::KvTiles::key_size(n, head_dim), bfloat16(7.f));
   std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
   std::vector<std::uint8_t> non_finite(8, 9);
-  const systolic::KvTiles tiles{keys.data(), values.data(), non_finite.data(), head_dim, value_dim};
+  std::vector<systolic::KeyRows> key_rows(8);
+  const systolic::KvTiles tiles{keys.data(), values.data(), key_rows.data(), non_finite.data(), head_dim, value_dim};
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block) {
     systolic::pack_keys(source, 0, 1, first, n, mha::current_isa(), tiles);
@@ -86,7 +128,8 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   for (Index i = 0; i < 320; ++i) {  // whole key blocks
     for (Index d = 0; d < 64; ++d) {
       const float want = i < n && d < head_dim ? k(0, i, 1, d) : 0.f;
-      const bfloat16 got = tiles.key_tiles(i / 16 * 16)[d / 32 * systolic::tile_size + i % 16 * 32 + d % 32];
+      const systolic::KeyRows rows = key_rows[static_cast<std::size_t>(i / 64)];
+      const bfloat16 got = rows.first[i % 64 * rows.stride + d];
       EXPECT_EQ(got.bits, bfloat16(want).bits) << "key " << i << ", " << d;
     }
     for (Index d = 0; d < 32; ++d) {

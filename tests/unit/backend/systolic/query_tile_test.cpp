@@ -42,7 +42,10 @@ TEST(QueryTile, AttendsBlockByBlock) {
   const auto kernels = systolic::kernels_of(systolic::emulated_unit(mha::SumOrder::chained), mha::current_isa());
   const systolic::KvTiles tiles{frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim)),
                                 frame.take<mha::bfloat16>(systolic::KvTiles::value_size(n, dim)),
-                                frame.take<std::uint8_t>(8), dim, dim};
+                                frame.take<systolic::KeyRows>(8),
+                                frame.take<std::uint8_t>(8),
+                                dim,
+                                dim};
   auto* const scratch = frame.take<mha::bfloat16>(systolic::pack_scratch(dim));
   for (Index first = 0; first < n; first += systolic::key_block) {
     systolic::pack_keys(call.kv, 0, 0, first, n, kernels.level, tiles);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -24,11 +25,13 @@ class TileProduct : public testing::TestWithParam<mha::MatrixUnit> {
 INSTANTIATE_TEST_SUITE_P(Units, TileProduct, testing::ValuesIn(systolic::all_units), unit::unit_name);
 
 /// c of `lanes` columns, computed by definition from the packed operands.
-double element(const std::vector<bfloat16>& a, std::ptrdiff_t tile_stride, const std::vector<std::uint32_t>& b,
-               Index lanes, Index row, Index lane, Index steps, double& size) {
+double element(const std::vector<bfloat16>& a, std::ptrdiff_t tile_stride, std::ptrdiff_t step_stride,
+               std::ptrdiff_t row_stride, const std::vector<std::uint32_t>& b, Index lanes, Index row, Index lane,
+               Index steps, double& size) {
   double sum = 0;
   for (Index k = 0; k < 32 * steps; ++k) {
-    const auto at = static_cast<std::size_t>(row / 16 * tile_stride + k / 32 * 512 + row % 16 * 32 + k % 32);
+    const auto at =
+        static_cast<std::size_t>(row / 16 * tile_stride + k / 32 * step_stride + row % 16 * row_stride + k % 32);
     const auto word = static_cast<std::size_t>((k / 32 * (lanes / 16) + lane / 16) * 256 + k % 32 / 2 * 16 + lane % 16);
     const double y = double(float(bfloat16::from_bits(static_cast<std::uint16_t>(b[word] >> (k % 2 * 16)))));
     sum += double(float(a[at])) * y;
@@ -44,8 +47,9 @@ TEST_P(TileProduct, MultipliesAndAdds) {
   for (const auto& unit : {systolic::attention_unit<mha::AmxArray>(), systolic::dense_unit<mha::AmxArray>()})
     for (const Index tiles : {1, 2, 5})
       for (const Index steps : {1, 3})
-        for (const bool add : {false, true}) {
-          const std::ptrdiff_t tile_stride = steps * 512 + 64;
+        for (const auto& [add, in_rows] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+          const std::ptrdiff_t row_stride = in_rows ? steps * 32 + 10 : 32, step_stride = in_rows ? 32 : 512,
+                               tile_stride = (in_rows ? 16 * row_stride : steps * 512) + 64;
           std::vector<bfloat16> a(static_cast<std::size_t>(tiles * tile_stride));
           std::vector<bfloat16> pairs(static_cast<std::size_t>(steps * 32 * unit.lanes));
           random.fill(a);
@@ -56,12 +60,12 @@ TEST_P(TileProduct, MultipliesAndAdds) {
           std::vector<float> c(static_cast<std::size_t>(tiles * 16 * unit.lanes) + 1);
           for (float& x : c) x = add ? static_cast<float>(random.normal()) : support::poison<float>();
           const std::vector<float> before = c;
-          unit.multiply({a.data(), tile_stride, b.data(), c.data(), tiles, steps, add});
+          unit.multiply({a.data(), tile_stride, b.data(), c.data(), tiles, steps, add, step_stride, row_stride});
           for (Index row = 0; row < 16 * tiles; ++row)
             for (Index lane = 0; lane < unit.lanes; ++lane) {
               const auto at = static_cast<std::size_t>(row * unit.lanes + lane);
               double size = add ? std::abs(double(before[at])) : 0;
-              double want = element(a, tile_stride, b, unit.lanes, row, lane, steps, size);
+              double want = element(a, tile_stride, step_stride, row_stride, b, unit.lanes, row, lane, steps, size);
               if (add) want += double(before[at]);
               EXPECT_NEAR(double(c[at]), want, (32 * steps + 4) * 0x1p-24 * size) << row << ", " << lane;
             }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend without CUDA and without a GPU: tensors, workspaces and on_device() are its own, on the runtime of
+// far_runtime.cpp, whose device memory is closed to the host; kernels run on the host model.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include <mha/backend/cuda/device_tensor.hpp>
+#include <mha/backend/cuda/dispatch.hpp>
+#include <mha/backend/cuda/on_device.hpp>
+#include <mha/backend/cuda/workspace.hpp>
+#include <mha/backend/weights.hpp>
+
+#include "cuda_memory.hpp"
+#include "far_backend.hpp"
+#include "gpu_model/inside.hpp"
+#include "gpu_model/launch.hpp"
+#include "transport.hpp"
+
+namespace support {
+
+struct FarCuda {
+  static constexpr const char* name = "FarCuda";
+  static constexpr mha::Memory memory = mha::Memory::device;
+  static constexpr bool weights_in_storage = true;  // tensor cores multiply values by weights in 16 bits
+  using Workspace = mha::cuda::Workspace;
+  using Index = mha::Index;
+  template <class T, int Rank> using Tensor = mha::DeviceTensor<T, Rank>;
+
+  mha::Support supported() const { return {}; }
+  template <class T> void gemm(const mha::GemmCall<T>&, Workspace&) const {
+    throw std::logic_error("this backend is for attention alone");
+  }
+
+  template <class T, class Source, class M, class S>
+  void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    want_far(call);
+    const Kernel open;
+    gpu::with_guarded_policies(call, [&](const auto& any) {
+      auto frame = workspace.frame();
+      mha::cuda::attend(any, mha::cuda::DeviceFacts{}, Launcher{workspace, frame});
+    });
+  }
+
+  template <class T, class Source, class M, class S>
+  void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
+               Workspace& workspace) const {
+    want_far(call);
+    want_far("the weights", to.data);
+    gpu::with_guarded_policies(
+        call, [&](const auto& any) { mha::detail::run_softmax(any, to, mha::detail::ItemsOn<FarCuda>{workspace}); });
+  }
+
+  template <mha::Items I> void for_each_item(const I& items, Workspace&) const {
+    const Kernel open;
+    mha::detail::run_serially(items);
+  }
+  const Index* stage(const Index* numbers, Index n, Workspace::Frame& frame, Workspace& workspace) const {
+    return workspace.stage(numbers, static_cast<std::size_t>(n), frame);
+  }
+  template <class T> mha::cuda::DeviceArray<T> upload(std::span<const T> from) const {
+    return mha::cuda::DeviceArray<T>(from);
+  }
+  template <class P> auto keep(const P& policy) const { return mha::on_device(policy); }
+  void require_reachable(const char* call, const char* tensor, const void* p) const {
+    mha::cuda::require_device_pointer(call, tensor, p);
+  }
+  template <class T> std::string explain(const mha::AttendPlan& plan) const {
+    return mha::cuda::explain<T>(plan, mha::cuda::DeviceFacts{});
+  }
+
+ private:
+  struct Launcher {
+    Workspace& workspace;
+    Workspace::Frame& frame;
+
+    template <class Kernel, class Params>
+    void launch(mha::cuda::BlockIndex grid, mha::cuda::Shared bytes, const Params& params) {
+      gpu::launch<gpu::HostMachine>(grid, Kernel::threads, bytes, [&](gpu::HostMachine& m) { Kernel::run(m, params); });
+    }
+    template <class A> A* parts(std::ptrdiff_t n) { return frame.template take<A>(static_cast<std::size_t>(n)); }
+    unsigned* counters(std::ptrdiff_t n) { return workspace.counters(static_cast<std::size_t>(n)); }
+  };
+};
+
+static_assert(mha::Backend<FarCuda>);
+
+template <> struct MemoryOf<FarCuda> : CudaMemory {};
+
+}  // namespace support

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "run_simulated.hpp"
-
-template void simulated::run<float>(const conformance::Case&, support::Random&, conformance::Index);

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// One type for every mask and one for every score, so that a kernel is compiled once for all of them.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include <mha/backend/backend.hpp>
+
+namespace support {
+
+/// A policy's own bytes: what a kernel gets among its parameters.
+class PolicyBytes {
+ public:
+  template <class P> explicit PolicyBytes(const P& policy) {
+    static_assert(std::is_trivially_copyable_v<P> && sizeof(P) <= sizeof(bytes_) && alignof(P) <= 16);
+    std::memcpy(bytes_, &policy, sizeof(P));
+  }
+  template <class P> MHA_HOST_DEVICE const P& as() const { return *reinterpret_cast<const P*>(bytes_); }
+
+ private:
+  alignas(16) std::byte bytes_[192] = {};
+};
+
+/// Any mask that can be copied byte by byte. Its code is called through addresses, which are another machine's if
+/// entries() ran there.
+class AnyMask {
+ public:
+  static constexpr mha::Role role = mha::Role::mask;
+  using Index = mha::Index;
+
+  struct Entries {
+    bool (*visible)(const PolicyBytes&, Index, Index, Index, Index);
+    mha::TileVisibility (*tile)(const PolicyBytes&, Index, Index, Index, Index, Index, Index);
+  };
+  template <class M> MHA_HOST_DEVICE static Entries entries() { return {visible<M>, tile_of<M>}; }
+
+  template <class M> AnyMask(const M& mask, const Entries& code) : mask_(mask), code_(code) {}
+
+  MHA_HOST_DEVICE bool operator()(Index b, Index h, Index q, Index k) const { return code_.visible(mask_, b, h, q, k); }
+  MHA_HOST_DEVICE mha::TileVisibility tile(Index b, Index h, Index q, Index q_end, Index k, Index k_end) const {
+    return code_.tile(mask_, b, h, q, q_end, k, k_end);
+  }
+
+ private:
+  template <class M> MHA_HOST_DEVICE static bool visible(const PolicyBytes& mask, Index b, Index h, Index q, Index k) {
+    return mask.as<M>()(b, h, q, k);
+  }
+  template <class M>
+  MHA_HOST_DEVICE static mha::TileVisibility tile_of(const PolicyBytes& mask, Index b, Index h, Index q, Index q_end,
+                                                     Index k, Index k_end) {
+    return mha::tile(mask.as<M>(), b, h, q, q_end, k, k_end);
+  }
+
+  PolicyBytes mask_;
+  Entries code_;
+};
+
+/// Any score of logits in A, likewise.
+template <class A> class AnyScore {
+ public:
+  static constexpr mha::Role role = mha::Role::score;
+  using Index = mha::Index;
+
+  struct Entries {
+    A (*at)(const PolicyBytes&, A, Index, Index, Index, Index);
+  };
+  template <class S> MHA_HOST_DEVICE static Entries entries() { return {at<S>}; }
+
+  template <class S> AnyScore(const S& score, const Entries& code) : score_(score), code_(code) {}
+
+  MHA_HOST_DEVICE A operator()(A s, Index b, Index h, Index q, Index k) const {
+    return code_.at(score_, s, b, h, q, k);
+  }
+
+ private:
+  template <class S> MHA_HOST_DEVICE static A at(const PolicyBytes& score, A s, Index b, Index h, Index q, Index k) {
+    return static_cast<A>(mha::at_head(score.as<S>(), b, h)(s, b, h, q, k));
+  }
+
+  PolicyBytes score_;
+  Entries code_;
+};
+
+/// AnyMask or AnyScore, as the policy is a mask or a score.
+template <class P, class A>
+using AnyOf = std::conditional_t<mha::role_of<P>() == mha::Role::mask, AnyMask, AnyScore<A>>;
+
+/// The call with its policies in these two types, each made by any(policy); NoScore stays itself, because bodies fold
+/// the scale for it.
+template <class T, class Source, class M, class S, class Any, class Use>
+void with_any_policies(const mha::AttendCall<T, Source, M, S>& call, const Any& any, Use&& use) {
+  const auto go = [&](const auto& score) {
+    use(mha::AttendCall<T, Source, AnyMask, std::remove_cvref_t<decltype(score)>>{
+        call.q, call.kv, any(call.mask), score, call.out, call.log_sum_exp, call.shape, call.kv_heads, call.head_dim,
+        call.value_dim, call.scale, call.sink, call.q_offsets, call.k_offsets});
+  };
+  if constexpr (std::is_same_v<S, mha::NoScore>)
+    go(call.score);
+  else
+    go(any(call.score));
+}
+
+}  // namespace support

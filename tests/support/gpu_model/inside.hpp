@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Policies that refuse what lies outside the call: a mask with data would read past its end.
+#pragma once
+
+#include <string>
+
+#include "../any_policies.hpp"
+#include "shared_memory.hpp"
+
+namespace support::gpu {
+
+using mha::Index;
+
+/// The pairs that a call's policies may be asked about.
+struct Inside {
+  mha::CallShape shape;
+  const Index* q_offsets = nullptr;
+  const Index* k_offsets = nullptr;
+
+  void check(const char* who, Index b, Index h, Index q, Index q_end, Index k, Index k_end) const {
+    const auto refuse = [&](const char* axis, Index begin, Index end) {
+      throw Fault(std::string(who) + " is asked about " + axis + " " + std::to_string(begin) + " to " +
+                  std::to_string(end) + ", which the call has not");
+    };
+    if (b < 0 || b >= shape.batch) refuse("sequence", b, b);
+    if (h < 0 || h >= shape.heads) refuse("head", h, h);
+    const Index queries = q_offsets != nullptr ? q_offsets[b + 1] - q_offsets[b] : shape.queries;
+    const Index keys = k_offsets != nullptr ? k_offsets[b + 1] - k_offsets[b] : shape.keys;
+    if (q < shape.origin[b] || q >= q_end || q_end > shape.origin[b] + queries) refuse("query positions", q, q_end);
+    if (k < 0 || k >= k_end || k_end > keys) refuse("keys", k, k_end);
+  }
+};
+
+/// A mask or a score that lives elsewhere, asked as it is itself asked.
+template <class P> struct Guarded {
+  static constexpr mha::Role role = mha::role_of<P>();
+  const P* policy;
+  const Inside* inside;
+
+  bool operator()(Index b, Index h, Index q, Index k) const requires(role == mha::Role::mask) {
+    inside->check("the mask", b, h, q, q + 1, k, k + 1);
+    return (*policy)(b, h, q, k);
+  }
+  mha::TileVisibility tile(Index b, Index h, Index q, Index q_end, Index k, Index k_end) const
+      requires(role == mha::Role::mask) {
+    inside->check("the mask's tile()", b, h, q, q_end, k, k_end);
+    return mha::tile(*policy, b, h, q, q_end, k, k_end);
+  }
+  template <class A>
+  requires(role == mha::Role::score) A operator()(A s, Index b, Index h, Index q, Index k) const {
+    inside->check("the score", b, h, q, q + 1, k, k + 1);
+    return static_cast<A>(mha::at_head(*policy, b, h)(s, b, h, q, k));
+  }
+};
+
+/// Any mask or score behind one type, guarded. Both arguments must outlive it.
+template <class A, class P> auto any_inside(const P& policy, const Inside& inside) {
+  using Any = AnyOf<P, A>;
+  return Any(Guarded<P>{&policy, &inside}, Any::template entries<Guarded<P>>());
+}
+
+/// use(the call with both its policies so).
+template <class T, class Source, class M, class S, class Use>
+void with_guarded_policies(const mha::AttendCall<T, Source, M, S>& call, Use&& use) {
+  const Inside inside{call.shape, call.q_offsets, call.k_offsets};
+  with_any_policies(
+      call, [&](const auto& policy) { return any_inside<mha::Accumulator<T>>(policy, inside); }, use);
+}
+
+}  // namespace support::gpu
