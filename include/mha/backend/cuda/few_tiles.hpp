@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../../core/scalar.hpp"
+#include "finite.hpp"
 #include "machine.hpp"
 #include "tiles.hpp"
 #include "warp_tile.hpp"
@@ -136,7 +137,7 @@ template <class T, int Width> struct FewOnMma {
 
   template <class Machine> MHA_KERNEL static void accumulate(Machine& m, State& state, Shared scratch, Shared v) {
     const int l = m.thread() % warp_size;
-    if (state.guarded && !all_finite(m, v)) return accumulate_seen(m, state, scratch, v);
+    if (state.guarded && !all_finite<T>(m, v, panel_bytes)) return accumulate_seen(m, state, scratch, v);
     std::uint32_t weights[4];
     MHA_UNROLL for (int e = 0; e < 4; ++e) weights[e] =
         m.template pack<T>(state.s[e % 2][e / 2 * 2], state.s[e % 2][e / 2 * 2 + 1]);
@@ -158,17 +159,6 @@ template <class T, int Width> struct FewOnMma {
   }
 
  private:
-  template <class Machine> MHA_KERNEL static bool all_finite(Machine& m, Shared v) {
-    constexpr std::uint32_t exponent = std::is_same_v<T, half> ? 0x7c00u : 0x7f80u;
-    bool finite = true;
-    for (int i = m.thread() % warp_size; i < keys * blocks; i += warp_size) {
-      const Chunk x = m.template load<Chunk>(v + i * 16);
-      MHA_UNROLL for (int e = 0; e < 4; ++e) finite =
-          finite && (x.word[e] & exponent) != exponent && (x.word[e] >> 16 & exponent) != exponent;
-    }
-    return m.all(finite);
-  }
-
   /// Some value is not finite and some pair is hidden: plain multiply-adds over the visible ones.
   template <class Machine> MHA_KERNEL static void accumulate_seen(Machine& m, State& state, Shared scratch, Shared v) {
     const int l = m.thread() % warp_size;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "finite.hpp"
 #include "forward_shape.hpp"
 #include "scores.hpp"
 
@@ -96,7 +97,8 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
         m_.commit();
       }
       if (here != TileVisibility::none) {
-        if ((here == TileVisibility::partial || Logits::has_score) && any(hidden) && poisoned(stage))
+        if ((here == TileVisibility::partial || Logits::has_score) && any(hidden) &&
+            !all_finite<T>(m_, values_ + stage * Shape::value_bytes, Shape::value_bytes))
           multiply_visible_values(s, hidden, stage);
         else
           multiply_values(s, stage);
@@ -321,26 +323,11 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
 
   // 0 · NaN is NaN: where a value is not finite and some pairs are hidden, a hidden pair must not meet it.
 
-  static constexpr std::uint32_t exponent_bits = std::is_same_v<T, bfloat16> ? 0x7f80u : 0x7c00u;
-  static constexpr std::uint32_t one_bits = std::is_same_v<T, bfloat16> ? 0x3f80u : 0x3c00u;
-
   MHA_KERNEL bool any(const Pairs& pairs) const {
     std::uint32_t all = 0;
     MHA_UNROLL for (int i = 0; i < strips; ++i) all |= pairs[i];
     return m_.any(all != 0);
   }
-  /// Whether the values of a stage hold an infinity or a NaN; the same answer in all lanes.
-  MHA_KERNEL bool poisoned(int stage) const {
-    const Shared values = values_ + stage * Shape::value_bytes;
-    bool found = false;
-    MHA_ROLL for (Shared at = lane() * 16; at < Shape::value_bytes; at += warp_size * 16) {
-      const Chunk chunk = m_.template load<Chunk>(values + at);
-      MHA_UNROLL for (int w = 0; w < 4; ++w) found =
-          found || !is_finite(chunk.word[w]) || !is_finite(chunk.word[w] >> 16);
-    }
-    return m_.any(found);
-  }
-  MHA_KERNEL static bool is_finite(std::uint32_t x) { return (x & exponent_bits) != exponent_bits; }
 
   /// out += s v over visible pairs. Values that are not finite are left out of the product and counted in two others,
   /// of visibility · (NaN or ∞) and of visibility · (NaN or −∞): a row that met one gets the infinity, or both.
@@ -351,21 +338,14 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       MHA_UNROLL for (int j = 0; j < key_depth; ++j) if (j == k) pack_weights(a, s, j);
       MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int e = 0; e < 4; ++e) {
         const std::uint32_t pair = hidden[i] >> (8 * k + e / 2 * 4 + e % 2 * 2);
-        seen[i][e] = (pair & 1u ? 0u : one_bits) | (pair & 2u ? 0u : one_bits << 16);
+        seen[i][e] = PairBits<T>::ones((pair & 1u) == 0, (pair & 2u) == 0);
       }
       MHA_UNROLL for (int d = 0; d < value_steps; d += 2) {
         std::uint32_t b[4], above[4], below[4];
         m_.ldmatrix_x4_trans(b, Value::beside(value, d) + k * 16 * Value::bytes);
         MHA_UNROLL for (int w = 0; w < 4; ++w) {
-          const std::uint32_t pair = b[w];
-          b[w] = above[w] = below[w] = 0;
-          MHA_UNROLL for (int half = 0; half < 32; half += 16) {
-            const std::uint32_t x = pair >> half & 0xffffu, magnitude = x & 0x7fffu;
-            const bool nan = magnitude > exponent_bits;
-            if (magnitude < exponent_bits) b[w] |= x << half;
-            if (nan || x == exponent_bits) above[w] |= one_bits << half;
-            if (nan || (magnitude == exponent_bits && x != magnitude)) below[w] |= one_bits << half;
-          }
+          const auto parts = PairBits<T>::parts(b[w]);
+          b[w] = parts.finite, above[w] = parts.above, below[w] = parts.below;
         }
         MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int c = 0; c < 2; ++c) {
           float up[4] = {}, down[4] = {};
