@@ -262,14 +262,14 @@ template <class T, class Columns> class DenseProduct {
   /// Rows [first, first + n), packed into scratch.
   Rows own_rows(Index first, Index n, Index k, A* scratch) const {
     if constexpr (std::is_same_v<T, A>)
-      if (reads_rows_) return {&a_(first, k), a_.stride[0]};
+      if (reads_rows_) return {a_.pointer(first, k), a_.stride[0]};
     pack_rows(first, n, k, scratch);
     return {scratch, depth_block};
   }
   /// All rows, of which there are few, as prepare() left them.
   Rows shared_rows(Index k) const {
     if constexpr (std::is_same_v<T, A>)
-      if (reads_rows_) return {&a_(0, k), a_.stride[0]};
+      if (reads_rows_) return {a_.pointer(0, k), a_.stride[0]};
     return {shared_ + shared_at(k), depth_block};
   }
 
