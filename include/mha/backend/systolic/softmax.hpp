@@ -251,15 +251,19 @@ struct FadeBody {
     using V = simd::vector_t<float, Isa>;
     using I = typename simd::Vector<float, Isa>::int_type;
     constexpr int W = simd::Vector<float, Isa>::width;
-    for (Index row = 0; row < n; ++row)
-      for (Index lane = 0; lane < lanes; lane += W) {
-        V x, f;
-        simd::load(x, o + std::ptrdiff_t{row} * lanes + lane);
-        simd::load(f, fade + lane);
-        const V faded = x * f, zero{};
-        const V size = (V)((I)faded & 0x7fffffffu), smallest = f == 1.f ? zero : zero + 0x1p-126f;
-        simd::store(o + std::ptrdiff_t{row} * lanes + lane, size < smallest ? zero : faded);
+    for (Index lane = 0; lane < lanes; lane += W) {
+      V f;
+      simd::load(f, fade + lane);
+      // What would fade below the range is 0 before, too: to compute such a number takes a processor very long.
+      const V zero{}, smallest = f == 1.f ? zero : zero + 0x1p-126f, least = smallest / f;
+      for (Index row = 0; row < n; ++row) {
+        float* const at = o + std::ptrdiff_t{row} * lanes + lane;
+        V x;
+        simd::load(x, at);
+        const V faded = ((V)((I)x & 0x7fffffffu) < least ? zero : x) * f;
+        simd::store(at, (V)((I)faded & 0x7fffffffu) < smallest ? zero : faded);
       }
+    }
   }
 };
 
