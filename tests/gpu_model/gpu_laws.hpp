@@ -167,17 +167,19 @@ TYPED_TEST_P(GpuLaw, RepeatedKeyHeadsChangeNoBits) {
   laws::expect_same_bits(attend<B>(repeated, mha::Causal{}), attend<B>(shared, mha::Causal{}), "groups");
 }
 
-/// In different tiles of every kernel, one that no causal row but the last ones sees.
-inline constexpr Index poisoned_keys[] = {0, 31, 64, 128};
+/// In different tiles of every kernel, some that no causal row but the last ones sees.
+inline constexpr Index poisoned_keys[] = {0, 31, 64, 128, 148};
 
 TYPED_TEST_P(GpuLaw, PoisonBehindAMaskDoesNothing) {
-  laws::expect_masks_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys,
-                                                                                 [](const auto& f) { f(); });
+  for (const Index queries : laws::query_counts)
+    laws::expect_masks_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys, queries,
+                                                                                   [](const auto& f) { f(); });
 }
 
 TYPED_TEST_P(GpuLaw, PoisonBehindAScoreOfMinusInfinityDoesNothing) {
-  laws::expect_scores_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys,
-                                                                                  [](const auto& f) { f(); });
+  for (const Index queries : laws::query_counts)
+    laws::expect_scores_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys, queries,
+                                                                                    [](const auto& f) { f(); });
 }
 
 REGISTER_TYPED_TEST_SUITE_P(GpuLaw, RowsSumToOne, RowsDependOnNoBatchMate, CausalPrefixIgnoresTheFuture,

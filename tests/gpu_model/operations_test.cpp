@@ -154,13 +154,6 @@ TEST(Numbers, PackRoundsToNearestEvenAndPutsTheFirstLow) {
     EXPECT_EQ(m.pack<half>(1.f, -2.f), 0xc0003c00u);
     EXPECT_EQ(m.pack<bfloat16>(1 + 0x1p-8f, 1 + 0x3p-8f), 0x3f823f80u);  // ties go to even
     EXPECT_EQ(m.pack<half>(65520.f, 0x1p-25f), 0x00007c00u);             // overflows, underflows
-    float x[2];
-    m.unpack<bfloat16>(0x7fc03f80u, x);
-    EXPECT_EQ(x[0], 1.f);
-    EXPECT_TRUE(std::isnan(x[1]));
-    m.unpack<half>(0x3c00'0001u, x);
-    EXPECT_EQ(x[0], 0x1p-24f);
-    EXPECT_EQ(x[1], 1.f);
   });
 }
 

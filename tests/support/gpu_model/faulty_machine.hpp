@@ -19,18 +19,17 @@ enum class Flaw {
   no_sync_warp,
   no_wait,
   no_commit,
-  shorter_wait,    // wait<N + 1> for wait<N>
-  no_zero_fill,    // a copy that is not valid leaves NaN
-  swapped_a,       // mma: registers 1 and 2 of a
-  swapped_b,       // mma: b0 and b1
-  swapped_d,       // mma: registers 1 and 2 of d
-  no_transpose,    // ldmatrix_x4 for ldmatrix_x4_trans
-  transpose,       // ldmatrix_x4_trans for ldmatrix_x4
-  other_place,     // ldmatrix reads 16 bytes beside, where `begin` ≤ address < `end`
-  other_lane,      // shuffle_xor with mask 1 as with 4
-  no_shuffle,      // shuffle_xor gives back what it got
-  swapped_pack,    // pack: low and high
-  swapped_unpack,  // unpack: low and high
+  shorter_wait,  // wait<N + 1> for wait<N>
+  no_zero_fill,  // a copy that is not valid leaves NaN
+  swapped_a,     // mma: registers 1 and 2 of a
+  swapped_b,     // mma: b0 and b1
+  swapped_d,     // mma: registers 1 and 2 of d
+  no_transpose,  // ldmatrix_x4 for ldmatrix_x4_trans
+  transpose,     // ldmatrix_x4_trans for ldmatrix_x4
+  other_place,   // ldmatrix reads 16 bytes beside, where `begin` ≤ address < `end`
+  other_lane,    // shuffle_xor with mask 1 as with 4
+  no_shuffle,    // shuffle_xor gives back what it got
+  swapped_pack,  // pack: low and high
   vote_false,
   vote_true,
   no_fence,
@@ -101,10 +100,6 @@ class FaultyMachine : public HostMachine {
   template <class T> std::uint32_t pack(float low, float high) {
     return now(Flaw::swapped_pack) ? HostMachine::pack<T>(high, low) : HostMachine::pack<T>(low, high);
   }
-  template <class T> void unpack(std::uint32_t pair, float (&x)[2]) {
-    HostMachine::unpack<T>(pair, x);
-    if (now(Flaw::swapped_unpack)) std::swap(x[0], x[1]);
-  }
 
  private:
   bool now(Flaw flaw) {
@@ -127,13 +122,26 @@ static_assert(mha::cuda::Machine<FaultyMachine>);
 
 /// How a flaw is called in a report.
 inline std::string to_string(const Seed& seed) {
-  static constexpr const char* names[] = {
-      "none",           "no sync",          "no sync_warp",    "no wait",
-      "no commit",      "a shorter wait",   "no zero fill",    "swapped registers of a",
-      "swapped b",      "swapped d",        "no transpose",    "transpose",
-      "other place",    "other lane",       "no shuffle",      "swapped pack",
-      "swapped unpack", "every vote false", "every vote true", "no fence",
-      "lane 5 absent"};
+  static constexpr const char* names[] = {"none",
+                                          "no sync",
+                                          "no sync_warp",
+                                          "no wait",
+                                          "no commit",
+                                          "a shorter wait",
+                                          "no zero fill",
+                                          "swapped registers of a",
+                                          "swapped b",
+                                          "swapped d",
+                                          "no transpose",
+                                          "transpose",
+                                          "other place",
+                                          "other lane",
+                                          "no shuffle",
+                                          "swapped pack",
+                                          "every vote false",
+                                          "every vote true",
+                                          "no fence",
+                                          "lane 5 absent"};
   static_assert(std::size(names) == static_cast<std::size_t>(Flaw::lane_absent) + 1);
   return names[static_cast<int>(seed.flaw)] + (seed.nth == Seed::always ? "" : ", number " + std::to_string(seed.nth));
 }

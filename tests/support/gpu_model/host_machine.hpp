@@ -127,7 +127,6 @@ class HostMachine {
   template <class T> std::uint32_t pack(float low, float high) const {
     return T(low).bits | static_cast<std::uint32_t>(T(high).bits) << 16;
   }
-  template <class T> void unpack(std::uint32_t pair, float (&x)[2]) const { halves<T>(pair, &x[0]); }
 
   /// The thread has come to the end of the body.
   void leave() const {

@@ -153,16 +153,6 @@ struct DeviceMachine {
       asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
   }
-  template <class T> MHA_KERNEL void unpack(std::uint32_t pair, float (&x)[2]) const {
-    if constexpr (std::is_same_v<T, bfloat16>) {
-      x[0] = __uint_as_float(pair << 16);
-      x[1] = __uint_as_float(pair & 0xffff0000u);
-    } else {
-      asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-          : "=f"(x[0]), "=f"(x[1])
-          : "r"(pair));
-    }
-  }
 
  private:
   static constexpr unsigned all_lanes = 0xffffffffu;

@@ -79,8 +79,7 @@ template <class T, int Width> struct FewOnMma {
   static constexpr int depth_steps = Width / 16, blocks = Width / 8;  // of 16 elements of depth, of 8 value columns
 
   using Panel = SharedRows<Width>;
-  static constexpr Shared q_bytes = rows * Panel::bytes, panel_bytes = keys * Panel::bytes;
-  static constexpr Shared weights_pitch = (keys + 4) * 4, scratch_bytes = rows * weights_pitch;
+  static constexpr Shared q_bytes = rows * Panel::bytes, panel_bytes = keys * Panel::bytes, scratch_bytes = 0;
 
   MHA_KERNEL static auto place(Shared to) {
     return [to](int r, int c) { return Panel::address(to, r, c); };
@@ -135,15 +134,14 @@ template <class T, int Width> struct FewOnMma {
     state.guarded = m.any(hidden);
   }
 
-  template <class Machine> MHA_KERNEL static void accumulate(Machine& m, State& state, Shared scratch, Shared v) {
-    const int l = m.thread() % warp_size;
-    if (state.guarded && !all_finite<T>(m, v, panel_bytes)) return accumulate_seen(m, state, scratch, v);
+  template <class Machine> MHA_KERNEL static void accumulate(Machine& m, State& state, Shared, Shared v) {
     std::uint32_t weights[4];
     MHA_UNROLL for (int e = 0; e < 4; ++e) weights[e] =
         m.template pack<T>(state.s[e % 2][e / 2 * 2], state.s[e % 2][e / 2 * 2 + 1]);
+    if (state.guarded && !all_finite<T>(m, v, panel_bytes)) return accumulate_seen(m, state, weights, v);
     MHA_UNROLL for (int d = 0; d < blocks; d += 2) {
       std::uint32_t right[4];
-      m.ldmatrix_x4_trans(right, Panel::address(v, Lanes::a_row(l), d + Lanes::a_chunk(l)));
+      load_values(m, right, v, d);
       m.template mma_m16n8k16<T>(state.o[d], weights, right[0], right[1]);
       m.template mma_m16n8k16<T>(state.o[d + 1], weights, right[2], right[3]);
     }
@@ -159,22 +157,23 @@ template <class T, int Width> struct FewOnMma {
   }
 
  private:
-  /// Some value is not finite and some pair is hidden: plain multiply-adds over the visible ones.
-  template <class Machine> MHA_KERNEL static void accumulate_seen(Machine& m, State& state, Shared scratch, Shared v) {
+  /// Columns 8 d to 8 d + 15 of the values, as the right operands of two products.
+  template <class Machine> MHA_KERNEL static void load_values(Machine& m, std::uint32_t (&to)[4], Shared v, int d) {
     const int l = m.thread() % warp_size;
-    MHA_UNROLL for (int i = 0; i < 2; ++i) MHA_UNROLL for (int j = 0; j < 4; ++j)
-        m.store(scratch + row(m, i) * weights_pitch + (l % 4 * 2 + j / 2 * 8 + j % 2) * 4, state.s[i][j]);
-    m.sync_warp();
-    for (int k = 0; k < keys; ++k) {
-      float weight[2];
-      MHA_UNROLL for (int i = 0; i < 2; ++i) weight[i] =
-          m.template load<float>(scratch + row(m, i) * weights_pitch + k * 4);
-      MHA_UNROLL for (int d = 0; d < blocks; ++d) {
-        float value[2];
-        m.template unpack<T>(m.template load<std::uint32_t>(Panel::address(v, k, d) + l % 4 * 4), value);
-        MHA_UNROLL for (int i = 0; i < 2; ++i) if (!is_hidden_weight(weight[i])) MHA_UNROLL for (int e = 0; e < 2; ++e)
-            state.o[d][2 * i + e] = m.fma(weight[i], value[e], state.o[d][2 * i + e]);
-      }
+    m.ldmatrix_x4_trans(to, Panel::address(v, Lanes::a_row(l), d + Lanes::a_chunk(l)));
+  }
+
+  /// Some value is not finite and some pair is hidden.
+  template <class Machine>
+  MHA_KERNEL static void accumulate_seen(Machine& m, State& state, const std::uint32_t (&weights)[4], Shared v) {
+    std::uint32_t seen[4];
+    MHA_UNROLL for (int e = 0; e < 4; ++e) seen[e] = PairBits<T>::ones(
+        !is_hidden_weight(state.s[e % 2][e / 2 * 2]), !is_hidden_weight(state.s[e % 2][e / 2 * 2 + 1]));
+    MHA_ROLL for (int d = 0; d < blocks; d += 2) {
+      std::uint32_t right[4];
+      load_values(m, right, v, d);
+      MHA_UNROLL for (int to = 0; to < blocks; to += 2) if (to == d) MHA_UNROLL for (int c = 0; c < 2; ++c)
+          multiply_seen<T>(m, state.o[to + c], weights, seen, right[2 * c], right[2 * c + 1]);
     }
   }
 };

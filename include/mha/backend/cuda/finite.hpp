@@ -51,4 +51,23 @@ template <class T, class Machine> MHA_KERNEL bool all_finite(Machine& m, Shared 
   return m.all(finite);
 }
 
+/// out += a b, m16n8k16, where `seen` is 1 at the pairs of a that are visible and 0 at the others, for which a is 0.
+///
+/// Numbers of b that are not finite are left out of the product and counted in two others, of visibility · (NaN or ∞)
+/// and of visibility · (NaN or −∞): an element that met one gets the infinity, or both. All others have the bits that
+/// they would have if b were finite.
+template <class T, class Machine>
+MHA_KERNEL void multiply_seen(Machine& m, float (&out)[4], const std::uint32_t (&a)[4], const std::uint32_t (&seen)[4],
+                              std::uint32_t b0, std::uint32_t b1) {
+  const auto first = PairBits<T>::parts(b0), second = PairBits<T>::parts(b1);
+  float up[4] = {}, down[4] = {};
+  m.template mma_m16n8k16<T>(out, a, first.finite, second.finite);
+  m.template mma_m16n8k16<T>(up, seen, first.above, second.above);
+  m.template mma_m16n8k16<T>(down, seen, first.below, second.below);
+  MHA_UNROLL for (int e = 0; e < 4; ++e) {
+    if (up[e] > 0) out[e] += -minus_infinity<float>();
+    if (down[e] > 0) out[e] += minus_infinity<float>();
+  }
+}
+
 }  // namespace mha::inline v0::cuda

@@ -329,8 +329,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     return m_.any(all != 0);
   }
 
-  /// out += s v over visible pairs. Values that are not finite are left out of the product and counted in two others,
-  /// of visibility · (NaN or ∞) and of visibility · (NaN or −∞): a row that met one gets the infinity, or both.
+  /// out += s v over visible pairs.
   MHA_KERNEL void multiply_visible_values(const Tile& s, const Pairs& hidden, int stage) {
     const Shared value = value_lane(stage);
     MHA_ROLL for (int k = 0; k < key_depth; ++k) {
@@ -341,22 +340,10 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
         seen[i][e] = PairBits<T>::ones((pair & 1u) == 0, (pair & 2u) == 0);
       }
       MHA_UNROLL for (int d = 0; d < value_steps; d += 2) {
-        std::uint32_t b[4], above[4], below[4];
+        std::uint32_t b[4];
         m_.ldmatrix_x4_trans(b, Value::beside(value, d) + k * 16 * Value::bytes);
-        MHA_UNROLL for (int w = 0; w < 4; ++w) {
-          const auto parts = PairBits<T>::parts(b[w]);
-          b[w] = parts.finite, above[w] = parts.above, below[w] = parts.below;
-        }
-        MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int c = 0; c < 2; ++c) {
-          float up[4] = {}, down[4] = {};
-          m_.template mma_m16n8k16<T>(out_[i][d + c], a[i], b[2 * c], b[2 * c + 1]);
-          m_.template mma_m16n8k16<T>(up, seen[i], above[2 * c], above[2 * c + 1]);
-          m_.template mma_m16n8k16<T>(down, seen[i], below[2 * c], below[2 * c + 1]);
-          MHA_UNROLL for (int e = 0; e < 4; ++e) {
-            if (up[e] > 0) out_[i][d + c][e] += -Logits::hidden();
-            if (down[e] > 0) out_[i][d + c][e] += Logits::hidden();
-          }
-        }
+        MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int c = 0; c < 2; ++c)
+            multiply_seen<T>(m_, out_[i][d + c], a[i], seen[i], b[2 * c], b[2 * c + 1]);
       }
     }
   }

@@ -79,14 +79,13 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///   T exp2(T), log(T), fma(T, T, T), max(T, T)             T float or double. exp2 of a float is the approximation of
 ///                                     the hardware (2 ulp, subnormals flushed); max leaves out a NaN, as fmax does
 ///   uint32_t pack<T>(float low, float high)                T bfloat16 or half, rounded to nearest even
-///   void unpack<T>(uint32_t pair, float (&x)[2])
 ///
 /// Rules     what lives in a body is trivially destructible; shared memory is reached through the machine alone, inputs
 ///           through plain pointers or cp_async16; no __CUDA_ARCH__: two architectures are two machines
 template <class M>
 concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t u, std::uint32_t (&r)[4],
-                           const std::uint32_t (&a)[4], float (&d)[4], float (&two)[2], Shared at, Chunk chunk,
-                           void* memory, unsigned* counter) {
+                           const std::uint32_t (&a)[4], float (&d)[4], Shared at, Chunk chunk, void* memory,
+                           unsigned* counter) {
   { m.thread() } -> std::same_as<int>;
   { m.block() } -> std::same_as<BlockIndex>;
   { m.shared() } -> std::same_as<Shared>;
@@ -120,8 +119,6 @@ concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t 
   { m.max(y, y) } -> std::same_as<double>;
   { m.template pack<bfloat16>(x, x) } -> std::same_as<std::uint32_t>;
   { m.template pack<half>(x, x) } -> std::same_as<std::uint32_t>;
-  m.template unpack<bfloat16>(u, two);
-  m.template unpack<half>(u, two);
 };
 
 }  // namespace cuda

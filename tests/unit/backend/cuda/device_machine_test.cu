@@ -73,7 +73,7 @@ TYPED_TEST(DeviceProduct, HasTheFragmentsOfTheHostModel) {
     }
 }
 
-constexpr int operations = 21;
+constexpr int operations = 17;
 
 __global__ void everything(const std::uint32_t* from, std::uint32_t* bits, double* numbers) {
   DeviceMachine m;
@@ -89,13 +89,6 @@ __global__ void everything(const std::uint32_t* from, std::uint32_t* bits, doubl
   tell(m.pack<bfloat16>(1.f, -2.f));
   tell(m.pack<mha::half>(65520.f, 0x1p-25f));
   tell(m.pack<bfloat16>(1 + 0x1p-8f, 1 + 0x3p-8f));
-  float pair[2];
-  m.unpack<mha::half>(0x3c000001u, pair);
-  tell(__float_as_uint(pair[0]));
-  tell(__float_as_uint(pair[1]));
-  m.unpack<bfloat16>(0xc0003f80u, pair);
-  tell(__float_as_uint(pair[0]));
-  tell(__float_as_uint(pair[1]));
   // Zeros for what is not valid; words of each size.
   m.cp_async16(m.shared() + lane * 16, from + lane * 4, lane < 20);
   m.commit();
@@ -129,17 +122,11 @@ TEST(DeviceMachine, DoesWhatTheMachineIsSaidToDo) {
   const auto got = back(bits);
   const auto exact = back(numbers);
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
-    const std::uint32_t expected[operations] = {0,           lane ^ 5,
-                                                lane ^ 16,   lane ^ 31,
-                                                1,           0,
-                                                0xc0003f80u, 0x00007c00u,
-                                                0x3f823f80u, 0x33800000u,
-                                                0x3f800000u, 0x3f800000u,
-                                                0xc0000000u, 31 - lane < 20 ? (31 - lane) * 4 + 2 : 0,
-                                                lane ^ 1,    (lane ^ 1) + 1,
-                                                0x00800000u, 0,
-                                                0,           0x3f800000u,
-                                                0xa8800000u};
+    const std::uint32_t expected[operations] = {
+        0,           lane ^ 5,       lane ^ 16,   lane ^ 31,   1,
+        0,           0xc0003f80u,    0x00007c00u, 0x3f823f80u, 31 - lane < 20 ? (31 - lane) * 4 + 2 : 0,
+        lane ^ 1,    (lane ^ 1) + 1, 0x00800000u, 0,           0,
+        0x3f800000u, 0xa8800000u};
     for (std::uint32_t i = 0; i < operations; ++i) EXPECT_EQ(got[i * 32 + lane], expected[i]) << "operation " << i;
     EXPECT_NEAR(exact[lane], std::exp2(double(0.1f * static_cast<float>(lane))), 4e-7 * exact[lane]);
     EXPECT_NEAR(exact[32 + lane], std::exp2(0.1 * lane), 1e-15 * exact[32 + lane]);
