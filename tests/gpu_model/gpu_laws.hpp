@@ -171,14 +171,14 @@ TYPED_TEST_P(GpuLaw, RepeatedKeyHeadsChangeNoBits) {
 inline constexpr Index poisoned_keys[] = {0, 31, 64, 128, 148};
 
 TYPED_TEST_P(GpuLaw, PoisonBehindAMaskDoesNothing) {
-  for (const Index queries : laws::query_counts)
-    laws::expect_masks_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys, queries,
+  for (const laws::Sizes& sizes : laws::hidden_sizes)
+    laws::expect_masks_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys, sizes,
                                                                                    [](const auto& f) { f(); });
 }
 
 TYPED_TEST_P(GpuLaw, PoisonBehindAScoreOfMinusInfinityDoesNothing) {
-  for (const Index queries : laws::query_counts)
-    laws::expect_scores_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys, queries,
+  for (const laws::Sizes& sizes : laws::hidden_sizes)
+    laws::expect_scores_to_hide<typename TypeParam::Backend, typename TypeParam::T>(poisoned_keys, sizes,
                                                                                     [](const auto& f) { f(); });
 }
 

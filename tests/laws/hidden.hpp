@@ -54,18 +54,19 @@ void expect_hidden_poison_does_nothing(const std::string& name, const Inputs<T>&
   EXPECT_GT(noticed, 0) << name << ": the poison did nothing at all";
 }
 
-/// Kernels differ for many queries and for few.
-inline constexpr Index query_counts[] = {35, 3};
+/// Kernels differ for many queries and for few, of which rows are whole registers.
+inline constexpr Sizes hidden_sizes[] = {
+    {.heads = 2, .kv_heads = 1, .queries = 35, .keys = 150, .head_dim = 5, .value_dim = 7},
+    {.heads = 2, .kv_heads = 1, .queries = 3, .keys = 150, .head_dim = 32, .value_dim = 32}};
 
 /// Poisons these keys of 150. at_each(f) calls f() once, or once for each way the backend has to compute.
 template <class B, class T, class AtEach>
-void expect_masks_to_hide(std::span<const Index> keys, Index queries, const AtEach& at_each) {
+void expect_masks_to_hide(std::span<const Index> keys, const Sizes& sizes, const AtEach& at_each) {
   support::Random random("hidden by masks");
-  const Sizes sizes{.heads = 2, .kv_heads = 1, .queries = queries, .keys = 150, .head_dim = 5, .value_dim = 7};
   const Inputs<T> in(sizes, random);
   const mha::CallShape shape{sizes.batch, sizes.heads, sizes.queries, sizes.keys, sizes.keys - sizes.queries};
   const std::vector<Index> lengths = {141, 60};
-  mha::Tensor<bool, 3> table(2, queries, 150);
+  mha::Tensor<bool, 3> table(2, sizes.queries, 150);
   for (bool& x : table) x = random.chance(0.5);
   std::vector<Index> documents;
   for (Index k = 0; k < 150; ++k) documents.push_back(k / 43);
@@ -101,12 +102,12 @@ struct HidesSome {
 };
 
 template <class B, class T, class AtEach>
-void expect_scores_to_hide(std::span<const Index> keys, Index queries, const AtEach& at_each) {
+void expect_scores_to_hide(std::span<const Index> keys, const Sizes& sizes, const AtEach& at_each) {
   support::Random random("hidden by scores");
-  const Inputs<T> in({.queries = queries, .keys = 150, .head_dim = 5, .value_dim = 7}, random);
-  const HidesSome score{150 - queries};
+  const Inputs<T> in(sizes, random);
+  const HidesSome score{sizes.keys - sizes.queries};
   const auto visible = [&](Index h, Index i, Index k) { return score.visible(h, i, k); };
-  mha::Tensor<float, 3> bias(2, queries, 150);
+  mha::Tensor<float, 3> bias(2, sizes.queries, 150);
   for (float& x : bias)
     x = random.chance(0.4) ? -std::numeric_limits<float>::infinity() : static_cast<float>(random.normal());
   const auto unbiased = [&](Index h, Index i, Index k) {

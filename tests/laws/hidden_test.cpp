@@ -25,15 +25,15 @@ using Setups = testing::Types<On<mha::CpuWith<mha::Serial>, float>, On<mha::CpuW
 TYPED_TEST_SUITE(Hidden, Setups);
 
 TYPED_TEST(Hidden, PoisonBehindAMaskDoesNothing) {
-  for (const Index queries : laws::query_counts)
+  for (const laws::Sizes& sizes : laws::hidden_sizes)
     laws::expect_masks_to_hide<typename TypeParam::Backend, typename TypeParam::T>(
-        poisoned_keys, queries, [](const auto& f) { laws::at_every_isa(f); });
+        poisoned_keys, sizes, [](const auto& f) { laws::at_every_isa(f); });
 }
 
 TYPED_TEST(Hidden, PoisonBehindAScoreOfMinusInfinityDoesNothing) {
-  for (const Index queries : laws::query_counts)
+  for (const laws::Sizes& sizes : laws::hidden_sizes)
     laws::expect_scores_to_hide<typename TypeParam::Backend, typename TypeParam::T>(
-        poisoned_keys, queries, [](const auto& f) { laws::at_every_isa(f); });
+        poisoned_keys, sizes, [](const auto& f) { laws::at_every_isa(f); });
 }
 
 TEST(HiddenWeights, ArePlainZeros) {
