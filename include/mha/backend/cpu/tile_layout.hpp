@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
 
 #include "../../core/scalar.hpp"
 #include "../simd/tile_kernels.hpp"
@@ -71,24 +70,21 @@ template <class Call> struct TileLayout {
   /// The call's outputs = those of a state (value_dim, lanes), each row times its factor.
   void store_lanes(const simd::TileState<A>& state, const A* factor) const {
     const std::ptrdiff_t row_size = lanes;
-    const bool direct = std::is_same_v<T, A> && call.out.stride[3] == 1;
+    const bool unit = call.out.stride[3] == 1;
     const auto unpack = simd::with_isa(level, [](auto isa) {
-      return &decltype(isa)::template run<simd::UnpackBody<A>, const A*, std::ptrdiff_t, const A*, Index, A*,
+      return &decltype(isa)::template run<simd::UnpackBody<A, T>, const A*, std::ptrdiff_t, const A*, Index, T*,
                                           std::ptrdiff_t>;
     });
     for_each_register(rows, width, [&](Index h, Index i, Index lane, Index n) {
-      if constexpr (std::is_same_v<T, A>)
-        if (n > 1 && direct) {
-          unpack(state.out + lane, row_size, factor + lane, call.value_dim, call.output(rows.b, i, h),
-                 call.out.stride[1]);
-          zero_empty(state, h, i, lane, n);
-          return;
+      if (n > 1 && unit)
+        unpack(state.out + lane, row_size, factor + lane, call.value_dim, call.output(rows.b, i, h),
+               call.out.stride[1]);
+      else
+        for (Index j = 0; j < n; ++j) {
+          T* const to = call.output(rows.b, i + j, h);
+          for (Index d = 0; d < call.value_dim; ++d)
+            to[d * call.out.stride[3]] = scaled(state.out[d * row_size + lane + j], factor[lane + j]);
         }
-      for (Index j = 0; j < n; ++j) {
-        T* const to = call.output(rows.b, i + j, h);
-        for (Index d = 0; d < call.value_dim; ++d)
-          to[d * call.out.stride[3]] = scaled(state.out[d * row_size + lane + j], factor[lane + j]);
-      }
       zero_empty(state, h, i, lane, n);
     });
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -125,6 +126,11 @@ template <class A> struct Outputs {
     random.fill(factor);
     sum[static_cast<std::size_t>(empty)] = 0;
   }
+  /// What narrowing treats in ways of its own, as elements 0 to 5 of a row whose elements lie `stride` apart.
+  void set_special(A* row, Index stride) const {
+    const A special[] = {-A(0), support::poison<A>(), std::numeric_limits<A>::infinity(), A(1e6), A(3e-7), A(-1e-9)};
+    for (std::size_t d = 0; d < std::size(special); ++d) row[d * static_cast<std::size_t>(stride)] = special[d];
+  }
   mha::detail::simd::TileState<A> state() { return {nullptr, sum.data(), out.data()}; }
 };
 
@@ -134,8 +140,7 @@ TYPED_TEST(TileLayout, StoresOutputsFromLanes) {
   for_each_case<TypeParam>(37, [&](const Case<TypeParam>& c) {
     const Index dim = 37, lanes = c.layout.lanes;
     Outputs<A> o(random, lanes, dim, 2 * c.layout.rows.count);
-    for (Index lane = 0; lane < lanes; ++lane) o.out[static_cast<std::size_t>(lane)] = -A(0);
-    o.out[static_cast<std::size_t>(lanes + o.empty)] = std::numeric_limits<A>::quiet_NaN();
+    for (Index lane = 0; lane < lanes; ++lane) o.set_special(o.out.data() + lane, lanes);
     c.layout.store_lanes(o.state(), o.factor.data());
     c.check([&](Index lane, Index d) { return o.out[static_cast<std::size_t>(d * lanes + lane)]; }, o.factor, o.empty);
   });
@@ -147,8 +152,7 @@ TYPED_TEST(TileLayout, StoresOutputsFromRows) {
   for_each_case<TypeParam>(48, [&](const Case<TypeParam>& c) {
     const Index dim = 48, count = 2 * c.layout.rows.count;
     Outputs<A> o(random, count, dim, count);
-    for (Index lane = 0; lane < count; ++lane) o.out[static_cast<std::size_t>(lane * dim)] = -A(0);
-    o.out[static_cast<std::size_t>(o.empty * dim + 1)] = std::numeric_limits<A>::quiet_NaN();
+    for (Index lane = 0; lane < count; ++lane) o.set_special(o.out.data() + lane * dim, 1);
     c.layout.store_rows(o.state(), o.factor.data());
     c.check([&](Index lane, Index d) { return o.out[static_cast<std::size_t>(lane * dim + d)]; }, o.factor, o.empty);
   });
