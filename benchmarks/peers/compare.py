@@ -15,13 +15,13 @@ Usage      python benchmarks/peers/compare.py [--group attention masks …] [--t
 import argparse
 import json
 import re
-import statistics
 import time
 from pathlib import Path
 
 import cases
 import participants
-from participants import Missing
+import turns
+from turns import Missing
 
 SAMPLE = 8e-3  # seconds that a sample lasts at least
 ROUNDS = 9  # fewer where they would take more than BUDGET seconds, but 3
@@ -83,18 +83,12 @@ def measure(case, threads, library, present, check):
     """The row of one case: rates, ratios and errors by name, and who is missing."""
     data = cases.Data(case)
     rows, values = cases.expected(case, data)
-    runners, errors, missing = {}, {}, {}
-    for name, participant in present.items():
-        try:
-            runner = Runner(participant, case, data, threads)
-            errors[name] = cases.error(case, runner.read(), rows, values)
-            if not errors[name] < cases.tolerance(case):
-                raise Missing("its result is wrong by %.1e" % errors[name])
-            runners[name] = runner
-        except Missing as why:
-            missing[name] = str(why)
-        except Exception as failure:  # a peer that fails is a result, too; the others go on
-            missing[name] = "failed: " + (str(failure).splitlines() or [type(failure).__name__])[0]
+
+    def prepare(participant):
+        runner = Runner(participant, case, data, threads)
+        return runner, cases.error(case, runner.read(), rows, values)
+
+    runners, errors, missing = turns.ready(present, prepare, cases.tolerance(case))
     row = {
         "group": case.group, "name": case.name, "kind": case.kind, "shape": case.shape, "sizes": case.sizes,
         "scalar": case.scalar, "mask": case.pattern, "threads": threads, "unit": case.unit,
@@ -103,17 +97,11 @@ def measure(case, threads, library, present, check):
     if check or OURS not in runners:
         return row
     rounds = int(min(ROUNDS, max(3, BUDGET / sum(max(SAMPLE, r.once) for r in runners.values()))))
-    limits = []
-    turn = list(runners.values())
-    for r in range(rounds):
-        limits.append(library.limit(case, data, threads))
-        for runner in turn[r % len(turn) :] + turn[: r % len(turn)]:  # nobody always follows the same one
-            runner.sample()
+    peak = turns.sample(runners, rounds, lambda: library.limit(case, data, threads))
     work = case.work(library.pairs)
-    row.update(rounds=rounds, peak=statistics.median(limits), results={})
-    for name, runner in runners.items():
-        ratio = statistics.median(t / o for t, o in zip(runner.samples, runners[OURS].samples))
-        row["results"][name] = {"rate": work / statistics.median(runner.samples), "ratio": ratio}
+    row.update(rounds=rounds, peak=peak, results={})
+    for name, (seconds, ratio) in turns.medians(runners, OURS).items():
+        row["results"][name] = {"rate": work / seconds, "ratio": ratio}
     return row
 
 

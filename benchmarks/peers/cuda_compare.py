@@ -18,10 +18,12 @@ import ctypes
 import json
 import os
 import re
-import statistics
 import sys
 from ctypes import POINTER, c_char_p, c_double, c_int, c_void_p
 from pathlib import Path
+
+import turns
+from turns import Missing
 
 try:
     import torch
@@ -33,10 +35,6 @@ ROUNDS = 9
 OURS, FLEX = "mha", "FlexAttention, compiled"
 TOLERANCE = {"bfloat16": 1e-2, "half": 2e-3, "float32": 1e-4}
 GRAPH_BYTES = 3e9  # keys and values of all layers in a graph, far more than the caches hold
-
-
-class Missing(Exception):
-    """A participant that is not there or does not offer a case."""
 
 
 class Case:
@@ -292,18 +290,12 @@ def measure(case, library, present, check):
     """The row of one case: rates, ratios and errors by name, and who is missing."""
     q, layers = tensors(case, "cuda")
     places = expected(case, q, *layers[-1])
-    runners, errors, missing = {}, {}, {}
-    for name, participant in present.items():
-        try:
-            runner = Runner(participant, case, q, layers)
-            errors[name] = error(runner.result, *places)
-            if not errors[name] < TOLERANCE[case.scalar]:
-                raise Missing("its result is wrong by %.1e" % errors[name])
-            runners[name] = runner
-        except Missing as why:
-            missing[name] = str(why)
-        except Exception as failure:  # a peer that fails is a result, too; the others go on
-            missing[name] = "failed: " + (str(failure).splitlines() or [type(failure).__name__])[0]
+
+    def prepare(participant):
+        runner = Runner(participant, case, q, layers)
+        return runner, error(runner.result, *places)
+
+    runners, errors, missing = turns.ready(present, prepare, TOLERANCE[case.scalar])
     row = {
         "group": "cuda " + case.group, "name": case.name, "shape": case.shape, "sizes": case.sizes,
         "scalar": case.scalar, "mask": case.pattern, "unit": "GB/s" if case.group == "short" else "TFLOP/s",
@@ -312,16 +304,10 @@ def measure(case, library, present, check):
     if check or OURS not in runners:
         return row
     unit = 1e9 if case.group == "short" else 1e12
-    limits, turn = [], list(runners.values())
-    for r in range(ROUNDS):
-        limits.append(library.limit(case))
-        for runner in turn[r % len(turn) :] + turn[: r % len(turn)]:  # nobody always follows the same one
-            runner.sample()
+    limit = turns.sample(runners, ROUNDS, lambda: library.limit(case)) / unit
     work = case.work(library.pairs) / unit
-    row.update(limit=statistics.median(limits) / unit, results={})
-    for name, runner in runners.items():
-        seconds = statistics.median(runner.samples)
-        ratio = statistics.median(t / o for t, o in zip(runner.samples, runners[OURS].samples))
+    row.update(limit=limit, results={})
+    for name, (seconds, ratio) in turns.medians(runners, OURS).items():
         row["results"][name] = {"rate": work / seconds, "microseconds": 1e6 * seconds, "ratio": ratio}
     return row
 

@@ -9,6 +9,7 @@ from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
 import numpy as np
 
 from cases import as_float32, visible
+from turns import Missing
 
 try:
     import torch
@@ -21,10 +22,6 @@ try:
     import onnxruntime
 except ImportError:
     onnx = onnxruntime = None
-
-
-class Missing(Exception):
-    """A peer that is not installed or does not offer a case."""
 
 
 # ---- ours and Eigen, through the library of ours.cpp ----

@@ -13,9 +13,10 @@
 #include "../simd/few_rows.hpp"
 #include "../simd/tile_kernels.hpp"
 #include "../simd/tile_policies.hpp"
-#include "../simd/transpose.hpp"
-#include "../simd/widen.hpp"
+#include "tile_keys.hpp"
+#include "tile_layout.hpp"
 #include "tile_scratch.hpp"
+#include "tile_shape.hpp"
 
 namespace mha::inline v0::detail::cpu {
 
@@ -54,13 +55,14 @@ template <class T, class Source> class QueryTile {
         few_(simd::few_rows_kernels<A, Stored>(level, rows.lanes(), call.head_dim, call.value_dim)),
         at_(scratch),
         rows_(rows),
-        keys_(call.keys(rows.b)),
+        keys_(call, rows, kernels_.rows),
+        layout_{call, level, rows, kernels_.lanes, kernels_.width},
         logits_are_dots_(!call.score.exists && call.scale > A(0) && call.scale <= A(1)),
         slope_(logits_are_dots_ ? call.scale * log2e : log2e) {
     if (few_.rows > 0)
-      pack_rows();
+      layout_.pack_rows(few_.rows, at_.row_q);
     else
-      pack_queries();
+      layout_.pack_lanes(at_.q);
   }
 
   const TileRows& rows() const { return rows_; }
@@ -68,7 +70,7 @@ template <class T, class Source> class QueryTile {
   /// The whole tile.
   void attend() {
     attend_chunk(0, at_.total);
-    for (Index chunk = 1; chunk * key_chunk < keys_; ++chunk) {
+    for (Index chunk = 1; chunk * key_chunk < keys_.count(); ++chunk) {
       attend_chunk(chunk, at_.part);
       merge(at_.total, at_.part);
     }
@@ -91,9 +93,12 @@ template <class T, class Source> class QueryTile {
   void finish(const simd::TileState<A>& state) const {
     for (Index lane = 0; lane < rows_.lanes(); ++lane)
       at_.fade[lane] = state.sum[lane] == A(0) ? A(0) : A(1) / denominator(state, lane);
-    unpack_outputs(state);
+    if (few_.rows > 0)
+      layout_.store_rows(state, at_.fade);
+    else
+      layout_.store_lanes(state, at_.fade);
     if (call_.log_sum_exp.data == nullptr) return;
-    for_each_row([&](Index h, Index i, Index lane) {
+    for_each_row(rows_, [&](Index h, Index i, Index lane) {
       call_.row_log_sum_exp(rows_.b, h, i) =
           state.sum[lane] == A(0) ? hidden : highest_logit(state, lane) + std::log(state.sum[lane]);
     });
@@ -102,19 +107,19 @@ template <class T, class Source> class QueryTile {
   /// The softmax itself into rows (count, Lk) of `to`.
   void weights(const TensorView<A, 4>& to) {
     const simd::TileState<A>& state = at_.total;
-    if (few_.rows > 0) pack_queries();
+    if (few_.rows > 0) layout_.pack_lanes(at_.q);
     reset(state);
-    for_each_row([&](Index h, Index i, Index) {
-      for (Index k = 0; k < keys_; ++k) to(rows_.b, h, i, k) = hidden;
+    for_each_row(rows_, [&](Index h, Index i, Index) {
+      for (Index k = 0; k < keys_.count(); ++k) to(rows_.b, h, i, k) = hidden;
     });
-    for_each_block(0, keys_, false, [&](const Segments& segments, Index n) {
-      for_each_row([&](Index h, Index i, Index lane) {
+    for_each_block(0, keys_.count(), false, [&](const KeySegments& segments, Index n) {
+      for_each_row(rows_, [&](Index h, Index i, Index lane) {
         for_each_key(segments, [&](Index k, Index row) { to(rows_.b, h, i, k) = s(row)[lane]; });
       });
       softmax(n, state);
     });
-    for_each_row([&](Index h, Index i, Index lane) {
-      for (Index k = 0; k < keys_; ++k) {
+    for_each_row(rows_, [&](Index h, Index i, Index lane) {
+      for (Index k = 0; k < keys_.count(); ++k) {
         A& w = to(rows_.b, h, i, k);
         w = w == hidden ? A(0) : std::exp2((w - state.max[lane]) * slope_) / denominator(state, lane);
       }
@@ -123,111 +128,6 @@ template <class T, class Source> class QueryTile {
 
  private:
   A* s(Index row) const { return at_.s + std::ptrdiff_t{row} * kernels_.lanes; }
-
-  /// f(h, i, lane) for every row: query i of head h.
-  template <class F> void for_each_row(F&& f) const {
-    for (Index lane = 0; lane < rows_.lanes(); ++lane)
-      f(rows_.h + lane / rows_.count, rows_.first + lane % rows_.count, lane);
-  }
-
-  /// f(h, i, lane, W) for every register of queries of one head, f(h, i, lane, 1) for what is left.
-  template <class F> void for_each_register(F&& f) const {
-    const Index width = kernels_.width;
-    for (Index head = 0; head < rows_.heads; ++head) {
-      Index i = 0;
-      for (; i + width <= rows_.count; i += width) f(rows_.h + head, rows_.first + i, head * rows_.count + i, width);
-      for (; i < rows_.count; ++i) f(rows_.h + head, rows_.first + i, head * rows_.count + i, Index{1});
-    }
-  }
-
-  void pack_queries() {
-    const std::ptrdiff_t lanes = kernels_.lanes;
-    if (rows_.lanes() < lanes) std::fill_n(at_.q, lanes * call_.head_dim, A(0));
-    const bool unit = call_.q.stride[3] == 1;
-    const auto pack = simd::with_isa(level_, [](auto isa) {
-      return &decltype(isa)::template run<simd::PackBody<A, T>, const T*, std::ptrdiff_t, Index, A*, std::ptrdiff_t>;
-    });
-    for_each_register([&](Index h, Index i, Index lane, Index n) {
-      if (n > 1 && unit) {
-        pack(call_.query(rows_.b, i, h), call_.q.stride[1], call_.head_dim, at_.q + lane, lanes);
-        return;
-      }
-      for (Index j = 0; j < n; ++j) {
-        const T* const from = call_.query(rows_.b, i + j, h);
-        for (Index d = 0; d < call_.head_dim; ++d)
-          at_.q[d * lanes + lane + j] = static_cast<A>(from[d * call_.q.stride[3]]);
-      }
-    });
-  }
-
-  /// The queries of a tile of few rows, (few_.rows, head_dim).
-  void pack_rows() {
-    const std::ptrdiff_t dim = call_.head_dim, lanes = rows_.lanes();
-    if (lanes < few_.rows) std::fill_n(at_.row_q + lanes * dim, (few_.rows - lanes) * dim, A(0));
-    for_each_row([&](Index h, Index i, Index lane) {
-      const T* const from = call_.query(rows_.b, i, h);
-      A* const to = at_.row_q + lane * dim;
-      if (call_.q.stride[3] == 1)
-        widen(from, 0, 1, call_.head_dim, to);
-      else
-        for (Index d = 0; d < call_.head_dim; ++d) to[d] = static_cast<A>(from[d * call_.q.stride[3]]);
-    });
-  }
-
-  void unpack_rows(const simd::TileState<A>& state) const {
-    const auto store = simd::with_isa(level_, [](auto isa) {
-      return &decltype(isa)::template run<simd::StoreRowBody<A, T>, const A*, A, Index, T*>;
-    });
-    for_each_row([&](Index h, Index i, Index lane) {
-      const A* const from = state.out + std::ptrdiff_t{lane} * call_.value_dim;
-      T* const to = call_.output(rows_.b, i, h);
-      if (call_.out.stride[3] == 1)
-        store(from, at_.fade[lane], call_.value_dim, to);
-      else
-        for (Index d = 0; d < call_.value_dim; ++d) to[d * call_.out.stride[3]] = scaled(from[d], lane);
-      zero_empty(state, h, i, lane, 1);
-    });
-  }
-
-  T scaled(A x, Index lane) const {
-    x = x * at_.fade[lane];
-    simd::round_here(x);
-    return static_cast<T>(x + A(0));
-  }
-
-  void unpack_outputs(const simd::TileState<A>& state) const {
-    if (few_.rows > 0) return unpack_rows(state);
-    const std::ptrdiff_t lanes = kernels_.lanes;
-    const bool direct = std::is_same_v<T, A> && call_.out.stride[3] == 1;
-    const auto unpack = simd::with_isa(level_, [](auto isa) {
-      return &decltype(isa)::template run<simd::UnpackBody<A>, const A*, std::ptrdiff_t, const A*, Index, A*,
-                                          std::ptrdiff_t>;
-    });
-    for_each_register([&](Index h, Index i, Index lane, Index n) {
-      if constexpr (std::is_same_v<T, A>)
-        if (n > 1 && direct) {
-          unpack(state.out + lane, lanes, at_.fade + lane, call_.value_dim, call_.output(rows_.b, i, h),
-                 call_.out.stride[1]);
-          zero_empty(state, h, i, lane, n);
-          return;
-        }
-      for (Index j = 0; j < n; ++j) {
-        T* const to = call_.output(rows_.b, i + j, h);
-        for (Index d = 0; d < call_.value_dim; ++d)
-          to[d * call_.out.stride[3]] = scaled(state.out[d * lanes + lane + j], lane + j);
-      }
-      zero_empty(state, h, i, lane, n);
-    });
-  }
-
-  /// Rows that saw nothing: whatever stands in their outputs, NaN times 0 perhaps, is not theirs.
-  void zero_empty(const simd::TileState<A>& state, Index h, Index i, Index lane, Index n) const {
-    for (Index j = 0; j < n; ++j)
-      if (state.sum[lane + j] == A(0)) {
-        T* const to = call_.output(rows_.b, i + j, h);
-        for (Index d = 0; d < call_.value_dim; ++d) to[d * call_.out.stride[3]] = T(A(0));
-      }
-  }
 
   void reset(const simd::TileState<A>& state) const {
     std::fill_n(state.max, kernels_.lanes, hidden);
@@ -238,7 +138,7 @@ template <class T, class Source> class QueryTile {
   /// With queries in lanes, whatever the tile.
   void guarded_pass(Index chunk, const simd::TileState<A>& to) {
     if (few_.rows == 0) return pass<true>(chunk, to);
-    pack_queries();
+    layout_.pack_lanes(at_.q);
     pass<true>(chunk, {to.max, to.sum, at_.lane_out});
     for (Index lane = 0; lane < few_.rows; ++lane)
       for (Index d = 0; d < call_.value_dim; ++d)
@@ -248,8 +148,8 @@ template <class T, class Source> class QueryTile {
   template <bool Guarded> void pass(Index chunk, const simd::TileState<A>& to) {
     reset(to);
     const bool by_rows = !Guarded && few_.rows > 0;
-    const Index end = std::min((chunk + 1) * key_chunk, keys_);
-    for_each_block(chunk * key_chunk, end, by_rows, [&](const Segments& segments, Index n) {
+    const Index end = std::min((chunk + 1) * key_chunk, keys_.count());
+    for_each_block(chunk * key_chunk, end, by_rows, [&](const KeySegments& segments, Index n) {
       if constexpr (Guarded)
         for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
@@ -259,8 +159,8 @@ template <class T, class Source> class QueryTile {
         softmax(n, to);
       Index row = 0;
       for (const simd::KeyRange& keys : segments)
-        for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
-          const simd::NextRows<Stored> next = next_keys(row + run.count == n ? keys.end : keys_);
+        keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
+          const simd::NextRows<Stored> next = keys_.next(row + run.count == n ? keys.end : keys_.count());
           if (by_rows)
             few_.values(run.value, run.value_stride, run.count, at_.s + row, key_block, at_.fade, call_.value_dim,
                         to.out, to.sum, next);
@@ -289,7 +189,7 @@ template <class T, class Source> class QueryTile {
   /// after segment, are in s (n, lanes), or by_rows in s (lanes, key_block); hidden ones are −∞.
   template <class F> void for_each_block(Index first, Index last, bool by_rows, F&& f) {
     for (Index begin = first; begin < last; begin += key_block) {
-      const Segments segments = visible_segments(begin, std::min(begin + key_block, last));
+      const KeySegments segments = keys_.segments(begin, std::min(begin + key_block, last));
       Index rows = 0;
       for (const simd::KeyRange& keys : segments) {
         logits(keys, rows, by_rows);
@@ -299,99 +199,13 @@ template <class T, class Source> class QueryTile {
     }
   }
 
-  /// What a tile sees of a block: a few ranges of keys. Hidden keys between them are neither read nor multiplied, which
-  /// changes no bit, because they would add exactly nothing.
-  class Segments {
-   public:
-    void add(const simd::KeyRange& keys) { ranges_[size_++] = keys; }
-    const simd::KeyRange* begin() const { return ranges_; }
-    const simd::KeyRange* end() const { return ranges_ + size_; }
-
-   private:
-    simd::KeyRange ranges_[std::size_t{key_block / smallest_gap + 1}];
-    int size_ = 0;
-  };
-
-  Segments visible_segments(Index begin, Index end) const {
-    Segments segments;
-    simd::KeyRange all = visible(begin, end);
-    if (all.seen == TileVisibility::none) return segments;
-    if (all.seen == TileVisibility::partial)
-      for (Index gap = all.begin + smallest_gap; gap + smallest_gap < all.end;) {
-        if (visible(gap, gap + smallest_gap).seen != TileVisibility::none) {
-          gap += smallest_gap;
-          continue;
-        }
-        segments.add({all.begin, gap, TileVisibility::partial});
-        all.begin = gap + smallest_gap;
-        while (all.begin + smallest_gap < all.end &&
-               visible(all.begin, all.begin + smallest_gap).seen == TileVisibility::none)
-          all.begin += smallest_gap;
-        gap = all.begin + smallest_gap;
-      }
-    segments.add(all);
-    return segments;
-  }
-
-  /// f(k, row) for the keys of the segments and their rows of s.
-  template <class F> static void for_each_key(const Segments& segments, F&& f) {
-    Index row = 0;
-    for (const simd::KeyRange& keys : segments)
-      for (Index k = keys.begin; k < keys.end; ++k) f(k, row++);
-  }
-
-  simd::TileQueries queries(Index head) const {
-    return {rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first), rows_.count};
-  }
-
-  /// What of keys [begin, end) some head of the tile sees.
-  simd::KeyRange visible(Index begin, Index end) const {
-    simd::KeyRange all = call_.mask.visible(queries(0), begin, end, kernels_.rows);
-    for (Index head = 1; head < rows_.heads; ++head) {
-      const simd::KeyRange keys = call_.mask.visible(queries(head), begin, end, kernels_.rows);
-      if (keys.seen == all.seen && keys.begin == all.begin && keys.end == all.end) continue;
-      if (keys.seen == TileVisibility::none) {
-        if (all.seen != TileVisibility::none) all.seen = TileVisibility::partial;
-      } else if (all.seen == TileVisibility::none) {
-        all = {keys.begin, keys.end, TileVisibility::partial};
-      } else {
-        all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end), TileVisibility::partial};
-      }
-    }
-    return all;
-  }
-
-  template <class F> void for_each_run(Index begin, Index end, F&& f) const {
-    const Index g = call_.kv_head(rows_.h);
-    for (Index k = begin; k < end;) {
-      const KvRun<Stored> run = call_.kv.run(rows_.b, g, k, end);
-      f(run, k - begin);
-      k += run.count;
-    }
-  }
-
-  /// Keys from `begin` on, as far as they lie together: what comes after a block.
-  simd::NextRows<Stored> next_keys(Index begin) const {
-    if (begin >= keys_) return {};
-    const Index end = std::min(begin + key_block, keys_);
-    const KvRun<Stored> run = call_.kv.run(rows_.b, call_.kv_head(rows_.h), begin, end);
-    return {run.key, run.key_stride, call_.head_dim, run.count};
-  }
-
   /// What a wide tile asks for ahead: nothing that stays in a core's second cache, nor rows that are widened elsewhere.
   simd::NextRows<A> far(const simd::NextRows<Stored>& next) const {
     constexpr std::int64_t near = 512 << 10;  // bytes
     if constexpr (!widens)
-      if (std::int64_t{keys_} * (call_.head_dim + call_.value_dim) * std::int64_t{sizeof(A)} > near) return next;
+      if (std::int64_t{keys_.count()} * (call_.head_dim + call_.value_dim) * std::int64_t{sizeof(A)} > near)
+        return next;
     return {};
-  }
-
-  /// to (n, dim) = these rows in accumulator precision.
-  template <class From> void widen(const From* rows, std::ptrdiff_t stride, Index n, Index dim, A* to) const {
-    const auto kernel = simd::with_isa(level_, [](auto isa) {
-      return &decltype(isa)::template run<simd::WidenBody<A, From>, const From*, std::ptrdiff_t, Index, Index, A*>;
-    });
-    kernel(rows, stride, n, dim, to);
   }
 
   struct WideRows {
@@ -401,7 +215,7 @@ template <class T, class Source> class QueryTile {
   /// Rows in accumulator precision, in `scratch` if they are not stored so.
   WideRows widened(const Stored* rows, std::ptrdiff_t stride, Index n, Index dim, A* scratch) const {
     if constexpr (widens) {
-      widen(rows, stride, n, dim, scratch);
+      widen(level_, rows, stride, n, dim, scratch);
       return {scratch, dim};
     } else {
       return {rows, stride};
@@ -410,7 +224,7 @@ template <class T, class Source> class QueryTile {
 
   /// The logits of `keys` into s from its key `first` on.
   void logits(const simd::KeyRange& keys, Index first, bool by_rows) {
-    for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index key) {
+    keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index key) {
       const simd::NextRows<Stored> next{run.value, run.value_stride, call_.value_dim, run.count};
       if (by_rows)
         row_scores(run, at_.s + first + key, next);
@@ -422,8 +236,8 @@ template <class T, class Source> class QueryTile {
       if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
       A* const columns = at_.s + std::ptrdiff_t{first} * key_stride + std::ptrdiff_t{head} * rows_.count * row_stride;
       if (!logits_are_dots_)
-        call_.score.apply(queries(head), columns, key_stride, call_.scale, keys.begin, keys.end, row_stride);
-      call_.mask.hide(queries(head), columns, key_stride, keys, kernels_.rows, row_stride);
+        call_.score.apply(keys_.queries(head), columns, key_stride, call_.scale, keys.begin, keys.end, row_stride);
+      call_.mask.hide(keys_.queries(head), columns, key_stride, keys, kernels_.rows, row_stride);
     }
   }
 
@@ -434,7 +248,7 @@ template <class T, class Source> class QueryTile {
     const Index rest = run.count - whole;
     if (rest == 0) return;
     // The last ones are filled up to a register: nothing behind them is read, nor written.
-    widen(run.key + whole * run.key_stride, run.key_stride, rest, dim, at_.wide_keys);
+    widen(level_, run.key + whole * run.key_stride, run.key_stride, rest, dim, at_.wide_keys);
     std::fill_n(at_.wide_keys + std::ptrdiff_t{rest} * dim, std::ptrdiff_t{lanes - rest} * dim, A(0));
     few_.wide_scores(at_.wide_keys, dim, lanes, at_.row_q, dim, at_.visible, lanes, {});
     for (Index lane = 0; lane < rows_.lanes(); ++lane)
@@ -474,7 +288,8 @@ template <class T, class Source> class QueryTile {
   const simd::FewRowsKernels<A, Stored> few_;
   const TileScratch<A>& at_;
   const TileRows rows_;
-  const Index keys_;
+  const TileKeys<AnyCall<T, Source>> keys_;
+  const TileLayout<AnyCall<T, Source>> layout_;
   const bool logits_are_dots_;
   const A slope_;
 };

@@ -6,26 +6,9 @@
 
 #include "../../core/workspace.hpp"
 #include "../simd/tile_kernels.hpp"
+#include "tile_shape.hpp"
 
 namespace mha::inline v0::detail::cpu {
-
-/// Keys per step of the online softmax. Steps start at absolute multiples of it, so that a row's bits do not depend on
-/// which other rows or keys are in the call.
-inline constexpr Index key_block = 128;
-
-/// Keys whose softmax is computed apart and merged with that of the keys before: what threads share when there are few
-/// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
-inline constexpr Index key_chunk = 32 * key_block;
-
-/// Hidden keys in the middle of a block that are worth leaving out.
-inline constexpr Index smallest_gap = 32;
-
-/// The rows of one tile, lane by lane: `heads` query heads of one key/value head, from h on, with queries
-/// [first, first + count) of sequence b each.
-struct TileRows {
-  Index b, h, heads, first, count;
-  Index lanes() const { return heads * count; }
-};
 
 template <class A> simd::TileState<A> take_state(Workspace::Frame& frame, Index lanes, Index value_dim) {
   const auto take = [&](Index rows) {

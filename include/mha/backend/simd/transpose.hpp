@@ -169,11 +169,11 @@ template <class A, class T> struct PackBody {
   }
 };
 
-/// A register's lanes of from (dim, lanes) times `factor`, as that many rows of `dim` elements; zeros are +0, so that
-/// a row's bits do not depend on the hidden keys its tile visited.
-template <class A> struct UnpackBody {
+/// A register's lanes of from (dim, lanes) times `factor`, as that many rows of `dim` elements, narrowed; zeros are
+/// +0, so that a row's bits do not depend on the hidden keys its tile visited.
+template <class A, class T> struct UnpackBody {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const A* from, std::ptrdiff_t lanes, const A* factor, Index dim, A* to,
+  MHA_ALWAYS_INLINE static void run(const A* from, std::ptrdiff_t lanes, const A* factor, Index dim, T* to,
                                     std::ptrdiff_t stride) {
     constexpr int W = Vector<A, Isa>::width;
     vector_t<A, Isa> scale;
@@ -190,7 +190,7 @@ template <class A> struct UnpackBody {
       }
       transpose(r);
 #pragma GCC unroll 16
-      for (int i = 0; i < W; ++i) store(to + i * stride + d, r[i]);
+      for (int i = 0; i < W; ++i) store_narrowed<A, Isa>(to + i * stride + d, r[i]);
     }
     for (; d < dim; ++d) {
       A row[std::size_t{W}];
@@ -200,7 +200,7 @@ template <class A> struct UnpackBody {
       round_here(r);
       r = r + A(0);
       store(row, r);
-      for (int i = 0; i < W; ++i) to[i * stride + d] = row[i];
+      for (int i = 0; i < W; ++i) to[i * stride + d] = static_cast<T>(row[i]);
     }
   }
 };

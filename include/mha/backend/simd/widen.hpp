@@ -140,4 +140,21 @@ template <class A, class T> struct NarrowBody {
   }
 };
 
+/// to (dim) = row (dim) · factor in storage precision; zeros are +0. dim is a multiple of W.
+template <class A, class T> struct StoreRowBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const A* row, A factor, Index dim, T* to) {
+    using V = vector_t<A, Isa>;
+    V scale;
+    broadcast(scale, factor);
+    for (Index d = 0; d < dim; d += Vector<A, Isa>::width) {
+      V x;
+      load(x, row + d);
+      x = x * scale;
+      round_here(x);
+      x = x + A(0);
+      store_narrowed<A, Isa>(to + d, x);
+    }
+  }
+};
+
 }  // namespace mha::inline v0::detail::simd

@@ -12,14 +12,7 @@ namespace {
 
 using mha::Index;
 using mha::detail::cpu::key_block;
-using mha::detail::cpu::key_chunk;
 using mha::detail::cpu::TileScratch;
-
-TEST(TileRows, AreQueriesOfEveryHead) {
-  EXPECT_EQ((mha::detail::cpu::TileRows{.b = 1, .h = 4, .heads = 4, .first = 7, .count = 3}.lanes()), 12);
-}
-
-TEST(KeyChunk, EndsWithABlock) { EXPECT_EQ(key_chunk % key_block, 0); }
 
 TEST(TileScratch, PartsDoNotOverlapAndAreCounted) {
   constexpr Index lanes = 16, head_dim = 24, value_dim = 40;

@@ -9,6 +9,7 @@
 #include <mha/backend/cuda/few_queries_body.hpp>
 
 #include "attend_case.hpp"
+#include "expect_right.hpp"
 #include "gpu_model/faulty_machine.hpp"
 #include "gpu_model/launch.hpp"
 
@@ -73,21 +74,16 @@ template <class T> support::AttendBound bound() {
   return {.weight_rounding = support::unit_roundoff<T>(), .weight_floor = std::is_same_v<T, mha::half> ? 0x1p-25 : 0};
 }
 
-template <class Case> void expect_right(const Case& c, const std::string& name) {
-  support::Worst worst;
-  c.check(worst, bound<typename Case::Scalar>());
-  EXPECT_LE(worst.error(), 1) << name << worst.text();
-  EXPECT_EQ(c.spilled(), 0u) << name << c.sizes().text();
-}
-
 template <class Tile, Scores scores = Scores::none>
 void check(Random& random, const AttendSizes& sizes, Index splits, MaskKind mask = MaskKind::causal,
            ScoreKind score = ScoreKind::user) {
   AttendCase<typename Tile::Scalar, scores> c(random, sizes, mask, score);
   Work<typename Tile::Number> work;
   const auto count = run<HostMachine, Tile>(c, splits, work);
-  expect_right(c, "splits " + std::to_string(splits) + " mask " + std::to_string(static_cast<int>(mask)) + " score " +
-                      std::to_string(static_cast<int>(score)) + ": ");
+  expect_right(c,
+               "splits " + std::to_string(splits) + " mask " + std::to_string(static_cast<int>(mask)) + " score " +
+                   std::to_string(static_cast<int>(score)) + ": ",
+               bound<typename Tile::Scalar>());
   EXPECT_EQ(count.bank_conflicts, 0);
   for (const unsigned counter : work.counters) EXPECT_EQ(counter, 0u);
 }
@@ -113,7 +109,7 @@ TEST(FewQueriesBody, EverySplitIsRight) {
   for (Index splits = 1; splits <= 17; ++splits) {  // from 5 on some chunks are empty
     brain.reset();
     run<HostMachine, Brain64>(brain, splits, work);
-    expect_right(brain, "bfloat16, splits " + std::to_string(splits) + ": ");
+    expect_right(brain, "bfloat16, splits " + std::to_string(splits) + ": ", bound<mha::bfloat16>());
     single.reset();
     run<HostMachine, Float64x4>(single, splits, work);
     expect_right(single, "float, splits " + std::to_string(splits) + ": ");
@@ -235,7 +231,7 @@ template <class Tile> void check_not_finite(const std::string& name) {
     c.keys()(0, 97, 1, 6) = T(nan);
     Work<typename Tile::Number> work;
     run<HostMachine, Tile>(c, 2, work);
-    expect_right(c, name);
+    expect_right(c, name, bound<T>());
   }
 }
 

@@ -8,6 +8,7 @@
 #include <mha/backend/cuda/fma_body.hpp>
 
 #include "attend_case.hpp"
+#include "expect_right.hpp"
 #include "gpu_model/faulty_machine.hpp"
 #include "gpu_model/launch.hpp"
 
@@ -35,13 +36,6 @@ template <class Machine, int Values, class Case> void run(Case& c, bool q_stays 
   support::gpu::launch<Machine>(
       {tiles * heads * params.value_parts, 1, 1}, Shape::threads, Shape::bytes(call.head_dim, q_stays),
       [&](Machine& m) { mha::cuda::fma_body<Machine, Shape>(m, params); }, order);
-}
-
-template <class Case> void expect_right(const Case& c, const std::string& name = "") {
-  support::Worst worst;
-  c.check(worst);
-  EXPECT_LE(worst.error(), 1) << name << worst.text();
-  EXPECT_EQ(c.spilled(), 0u) << name << c.sizes().text();
 }
 
 template <class T, int Values = 64>

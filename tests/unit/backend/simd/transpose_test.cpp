@@ -48,30 +48,31 @@ TYPED_TEST(Transpose, PackMakesColumnsOfRows) {
 }
 
 TYPED_TEST(Transpose, UnpackMakesScaledRowsOfColumns) {
-  using A = mha::Accumulator<TypeParam>;
+  using T = TypeParam;
+  using A = mha::Accumulator<T>;
   support::Random random("unpack");
   unit::for_each_level([&]<class Isa>(Isa) {
     constexpr Index width = simd::Vector<A, Isa>::width;
     for (const Index dim : {1, 7, 16, 37}) {
       const Index lanes = 2 * width, stride = dim + 3;
-      std::vector<A> from(static_cast<std::size_t>(dim * lanes)), factor(static_cast<std::size_t>(width)),
-          to(static_cast<std::size_t>(width * stride));
+      std::vector<A> from(static_cast<std::size_t>(dim * lanes)), factor(static_cast<std::size_t>(width));
+      std::vector<T> to(static_cast<std::size_t>(width * stride));
       random.fill(from);
       random.fill(factor);
       from[0] = A(-0.0);
       factor[0] = A(2);
       support::poison_all(to);
-      Isa::template run<simd::UnpackBody<A>>(static_cast<const A*>(from.data()), std::ptrdiff_t{lanes},
-                                             static_cast<const A*>(factor.data()), dim, to.data(),
-                                             std::ptrdiff_t{stride});
+      Isa::template run<simd::UnpackBody<A, T>>(static_cast<const A*>(from.data()), std::ptrdiff_t{lanes},
+                                                static_cast<const A*>(factor.data()), dim, to.data(),
+                                                std::ptrdiff_t{stride});
       for (Index i = 0; i < width; ++i)
         for (Index d = 0; d < stride; ++d) {
-          const A x = to[static_cast<std::size_t>(i * stride + d)];
+          const T x = to[static_cast<std::size_t>(i * stride + d)];
           if (d < dim) {
             const A exact = from[static_cast<std::size_t>(d * lanes + i)] * factor[static_cast<std::size_t>(i)] + A(0);
-            EXPECT_EQ(support::bits(x), support::bits(exact)) << i << ", " << d;
+            EXPECT_EQ(support::bits(x), support::bits(static_cast<T>(exact))) << i << ", " << d;
           } else {
-            EXPECT_EQ(support::bits(x), support::bits(support::poison<A>()));
+            EXPECT_EQ(support::bits(x), support::bits(support::poison<T>()));
           }
         }
     }

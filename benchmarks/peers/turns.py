@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Participants that compute one case in turn: who is ready, their samples round by round, and the ratios."""
+
+import statistics
+
+
+class Missing(Exception):
+    """A participant that is not there or does not offer a case."""
+
+
+def ready(present, prepare, tolerance):
+    """(runners, errors, missing) by name; prepare(participant) returns a runner and the error of its result."""
+    runners, errors, missing = {}, {}, {}
+    for name, participant in present.items():
+        try:
+            runner, errors[name] = prepare(participant)
+            if not errors[name] < tolerance:
+                raise Missing("its result is wrong by %.1e" % errors[name])
+            runners[name] = runner
+        except Missing as why:
+            missing[name] = str(why)
+        except Exception as failure:  # a peer that fails is a result, too; the others go on
+            missing[name] = "failed: " + (str(failure).splitlines() or [type(failure).__name__])[0]
+    return runners, errors, missing
+
+
+def sample(runners, rounds, limit):
+    """A sample of every runner in each round; returns the median of what limit() says in between."""
+    limits, turn = [], list(runners.values())
+    for r in range(rounds):
+        limits.append(limit())
+        for runner in turn[r % len(turn) :] + turn[: r % len(turn)]:  # nobody always follows the same one
+            runner.sample()
+    return statistics.median(limits)
+
+
+def medians(runners, ours):
+    """(seconds, ratio) by name, a ratio being the median over the rounds of their time by ours."""
+    return {
+        name: (
+            statistics.median(runner.samples),
+            statistics.median(t / o for t, o in zip(runner.samples, runners[ours].samples)),
+        )
+        for name, runner in runners.items()
+    }

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "../../cache/kv_source.hpp"
+#include "../simd/product_kernel.hpp"
+#include "../simd/tile_policies.hpp"
+#include "tile_shape.hpp"
+
+namespace mha::inline v0::detail::cpu {
+
+/// What a tile sees of a block: a few ranges of keys. Hidden keys between them are neither read nor multiplied, which
+/// changes no bit, because they would add exactly nothing.
+class KeySegments {
+ public:
+  void add(const simd::KeyRange& keys) { ranges_[size_++] = keys; }
+  const simd::KeyRange* begin() const { return ranges_; }
+  const simd::KeyRange* end() const { return ranges_ + size_; }
+
+ private:
+  simd::KeyRange ranges_[std::size_t{key_block / smallest_gap + 1}];
+  int size_ = 0;
+};
+
+/// f(k, row) for the keys of the segments, with their places one after another.
+template <class F> void for_each_key(const KeySegments& segments, F&& f) {
+  Index row = 0;
+  for (const simd::KeyRange& keys : segments)
+    for (Index k = keys.begin; k < keys.end; ++k) f(k, row++);
+}
+
+/// The keys of one tile of a call whose mask is a simd::AnyMask: which of them its rows see, and where they lie. The
+/// mask is asked `grain` keys at a time.
+template <class Call> class TileKeys {
+ public:
+  using Stored = typename decltype(Call::kv)::Scalar;
+
+  TileKeys(const Call& call, const TileRows& rows, Index grain)
+      : call_(call), rows_(rows), grain_(grain), count_(call.keys(rows.b)) {}
+
+  Index count() const { return count_; }
+
+  /// The tile's queries of one of its heads, as policies take them.
+  simd::TileQueries queries(Index head) const {
+    return {rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first), rows_.count};
+  }
+
+  /// What of keys [begin, end), a block at most, some row sees.
+  KeySegments segments(Index begin, Index end) const {
+    KeySegments segments;
+    simd::KeyRange all = visible(begin, end);
+    if (all.seen == TileVisibility::none) return segments;
+    if (all.seen == TileVisibility::partial)
+      for (Index gap = all.begin + smallest_gap; gap + smallest_gap < all.end;) {
+        if (visible(gap, gap + smallest_gap).seen != TileVisibility::none) {
+          gap += smallest_gap;
+          continue;
+        }
+        segments.add({all.begin, gap, TileVisibility::partial});
+        all.begin = gap + smallest_gap;
+        while (all.begin + smallest_gap < all.end &&
+               visible(all.begin, all.begin + smallest_gap).seen == TileVisibility::none)
+          all.begin += smallest_gap;
+        gap = all.begin + smallest_gap;
+      }
+    segments.add(all);
+    return segments;
+  }
+
+  /// f(run, k) for the runs of keys [begin, end), k their first counted from begin.
+  template <class F> void for_each_run(Index begin, Index end, F&& f) const {
+    const Index g = call_.kv_head(rows_.h);
+    for (Index k = begin; k < end;) {
+      const KvRun<Stored> run = call_.kv.run(rows_.b, g, k, end);
+      f(run, k - begin);
+      k += run.count;
+    }
+  }
+
+  /// Keys from `begin` on, as far as they lie together: what comes after a block.
+  simd::NextRows<Stored> next(Index begin) const {
+    if (begin >= count_) return {};
+    const Index end = std::min(begin + key_block, count_);
+    const KvRun<Stored> run = call_.kv.run(rows_.b, call_.kv_head(rows_.h), begin, end);
+    return {run.key, run.key_stride, call_.head_dim, run.count};
+  }
+
+ private:
+  /// What of keys [begin, end) some head of the tile sees.
+  simd::KeyRange visible(Index begin, Index end) const {
+    simd::KeyRange all = call_.mask.visible(queries(0), begin, end, grain_);
+    for (Index head = 1; head < rows_.heads; ++head) {
+      const simd::KeyRange keys = call_.mask.visible(queries(head), begin, end, grain_);
+      if (keys.seen == all.seen && keys.begin == all.begin && keys.end == all.end) continue;
+      if (keys.seen == TileVisibility::none) {
+        if (all.seen != TileVisibility::none) all.seen = TileVisibility::partial;
+      } else if (all.seen == TileVisibility::none) {
+        all = {keys.begin, keys.end, TileVisibility::partial};
+      } else {
+        all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end), TileVisibility::partial};
+      }
+    }
+    return all;
+  }
+
+  const Call& call_;
+  const TileRows rows_;
+  const Index grain_, count_;
+};
+
+}  // namespace mha::inline v0::detail::cpu
