@@ -109,7 +109,6 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// Keys [begin, begin + 256): the values of one block.
   void attend(Index begin) {
     const Index end = std::min(begin + value_block, keys_);
-    fetch_rows(begin);
     if (policies_.visibility(begin, end) == TileVisibility::none) return;
     Index pending = begin;  // weights of [pending, k) wait in p for their values
     for (Index k = begin; k < end; k += key_block) {
@@ -123,6 +122,8 @@ template <class T, class Source, class M, class S> class QueryTile {
       // What lies before the first visible key of the block is computed and hidden, so that weights lie without gaps.
       const Index to = round_up(seen.end - k, tile_depth) + k;
       logits(k, {k, seen.end, seen.seen}, to);
+      fetch_rows(k);
+      fetch_ahead(to == stop && stop < end, stop, pending);
       weigh(k, to, pending);
       if (kv_.non_finite[k / key_block] != 0) {
         add_values(pending, k);
@@ -207,18 +208,34 @@ template <class T, class Source, class M, class S> class QueryTile {
   }
 
   /// The lines that finish() is about to overwrite, and the queries of the tile that is likely to be next, a few with
-  /// each block of values: all at once would be in the way of keys.
-  void fetch_rows(Index begin) const {
+  /// each of the first key blocks: all at once would be in the way of keys. Inlined, or g++ takes a function that only
+  /// fetches for one that does nothing.
+  MHA_ALWAYS_INLINE void fetch_rows(Index begin) const {
     constexpr Index per_line = 64 / Index{sizeof(T)};
-    const Index blocks = std::min<Index>(4, (keys_ + value_block - 1) / value_block),
+    const Index blocks = std::min<Index>(16, (keys_ + key_block - 1) / key_block),
                 rows = (lanes() + blocks - 1) / blocks;
-    const Index from = begin / value_block * rows;
+    const Index from = begin / key_block * rows;
     for (Index i = from; i < std::min(count_, from + rows); ++i) {
       for (Index d = 0; d < call_.value_dim; d += per_line)
         __builtin_prefetch(call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], 1);
       if (const Index next = first_ + to_next_ + i; next >= 0 && next < call_.queries(b_))
         for (Index d = 0; d < call_.head_dim; d += per_line)
           __builtin_prefetch(call_.query(b_, next, h_) + d * call_.q.stride[3]);
+    }
+  }
+
+  /// What the product after the next weights reads first, half a key block: keys from `next` on, or the values of
+  /// `pending`.
+  void fetch_ahead(bool keys, Index next, Index pending) {
+    constexpr std::ptrdiff_t lines = 128;
+    if (keys) {
+      const KeyRows rows = kv_.key_rows[next / key_block];
+      const std::ptrdiff_t row = rows.stride * std::ptrdiff_t{sizeof(bfloat16)};
+      const bool long_rows = kv_.depth_steps() > 2;
+      state_.rows.ahead = {reinterpret_cast<const char*>(rows.first), row, long_rows ? lines : key_block / 2 * row};
+    } else {
+      state_.rows.ahead = {reinterpret_cast<const char*>(kv_.value_tiles_at(pending)), lines,
+                           KvTiles::value_tile_stride * std::ptrdiff_t{sizeof(bfloat16)}};
     }
   }
 

@@ -29,6 +29,13 @@ inline constexpr float octave = 128.f;
 /// Anchors from here on (in powers of two) are too coarse to be subtracted after the multiplication by the slope.
 inline constexpr float far_anchor = 16384.f;
 
+/// Memory that weights fetch meanwhile: they leave the second cache idle, and products wait for it. Two cache lines
+/// with each pair of keys, at first + pair·step + (lane / 16)·next, in bytes.
+struct Ahead {
+  const char* first = nullptr;  ///< or nothing
+  std::ptrdiff_t step = 0, next = 0;
+};
+
 /// The state of the rows of a tile.
 struct SoftmaxRows {
   float* anchor;     ///< the logit that weights are measured from, −∞ before the first
@@ -38,6 +45,7 @@ struct SoftmaxRows {
   float* fade;       ///< what contributions from before the last raise() are multiplied by
   Index lanes;
   float slope;  ///< from logits to powers of two
+  Ahead ahead = {};
   /// Of all rows together.
   bool any_unseen = true, any_far = false, any_over = false, any_fade = false;
 };
@@ -156,6 +164,8 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
     V least = zero + counts;
     I table{}, word = (I)least;
     load_table<Isa>(table);
+    Ahead ahead = rows->ahead;
+    if (ahead.first == nullptr) ahead.first = reinterpret_cast<const char*>(s);
     I over{};
     for (Index lane = 0; lane < lanes; lane += W) {
       V offset, anchor, sum{};
@@ -167,11 +177,15 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
       const V start = (counts + 127.f * octave) - offset * octave;  // exact unless far
       I seen{};
       const float* from = s + lane;
+      const char* lines = ahead.first + lane / tile_side * ahead.next;
       for (Index step = 0; step < n; step += tile_depth) {
         std::uint32_t* to =
             p + (step / tile_depth * (lanes / tile_side) + lane / tile_side) * tile_words + lane % tile_side;
 #pragma GCC unroll 4
         for (Index pair = 0; pair < tile_side; ++pair, from += 2 * lanes, to += tile_side) {
+          __builtin_prefetch(lines);
+          __builtin_prefetch(lines + 64);
+          lines += ahead.step;
           V even, odd;
           simd::load(even, from);
           simd::load(odd, from + lanes);
