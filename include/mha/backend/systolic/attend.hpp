@@ -62,7 +62,7 @@ class PackedCall {
 
 /// Below this much work a call stays on the calling thread.
 inline constexpr double enough_flop = 1e7;
-/// Packed keys and values of a head above this size are read by four tiles of queries in turn, block by block.
+/// Packed keys and values of a head above this size are read by several tiles of queries in turn, block by block.
 inline constexpr std::size_t near_bytes = 1u << 20;
 
 /// f(tiles of queries that go through the keys together, how many) for all of them, the heaviest first, shared among
@@ -71,23 +71,24 @@ template <bool WithValues, class T, class Source, class M, class S, class Thread
 void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Workspace& workspace,
                     const Threads& threads, F&& f) {
   using Tile = QueryTile<T, Source, M, S>;
-  constexpr Index most_together = 4;
+  constexpr Index most_together = 8;
   const Index lanes = kernels.product.lanes, value_dim = WithValues ? call.value_dim : 0;
-  const std::size_t bytes =
-      2 * (KvTiles::key_size(call.shape.keys, call.head_dim) + KvTiles::value_size(call.shape.keys, value_dim));
-  const Index together = bytes > near_bytes ? most_together : 1, group = together * lanes;
-  const Index groups = (call.shape.queries + group - 1) / group;
-  const Index chunks = (call.shape.keys + value_block - 1) / value_block;
   const std::int64_t pairs = std::int64_t{call.shape.batch} * call.shape.heads;
-  const std::int64_t tasks = pairs * groups, packs = std::int64_t{call.shape.batch} * call.kv_heads * chunks;
-  require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
-          " tiles, the most is ", std::numeric_limits<Index>::max());
-  if (tasks == 0) return;
-
   const double flop =
       2.0 * static_cast<double>(pairs) * call.shape.queries * call.shape.keys * (double(call.head_dim) + value_dim);
   const bool parallel = flop >= enough_flop;
   const Index workers = parallel ? threads.workers() : 1;
+  const std::size_t bytes =
+      2 * (KvTiles::key_size(call.shape.keys, call.head_dim) + KvTiles::value_size(call.shape.keys, value_dim));
+  // Workers share out groups: small ones, so that none is idle at the end.
+  const Index at_most = workers == 1 ? most_together : most_together / 2;
+  const Index together = bytes > near_bytes ? at_most : 1, group = together * lanes;
+  const Index groups = (call.shape.queries + group - 1) / group;
+  const Index chunks = (call.shape.keys + value_block - 1) / value_block;
+  const std::int64_t tasks = pairs * groups, packs = std::int64_t{call.shape.batch} * call.kv_heads * chunks;
+  require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
+          " tiles, the most is ", std::numeric_limits<Index>::max());
+  if (tasks == 0) return;
 
   auto frame = workspace.frame();
   const PackedCall packed(call, frame, WithValues, workers == 1);
