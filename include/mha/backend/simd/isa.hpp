@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <string_view>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "../../config.hpp"
 #include "../../core/check.hpp"
 
@@ -23,9 +27,8 @@ namespace detail {
 
 /// F16C, which clang 14 has no name for in __builtin_cpu_supports.
 inline bool converts_half() {
-  unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
-  asm("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return (ecx >> 29 & 1u) != 0;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
 }  // namespace detail
