@@ -62,7 +62,7 @@ class PackedCall {
 
 /// Below this much work a call stays on the calling thread.
 inline constexpr double enough_flop = 1e7;
-/// Packed keys and values of a head above this size are read by several tiles of queries in turn, block by block.
+/// Packed keys and values of a head from this size on are read by several tiles of queries in turn, block by block.
 inline constexpr std::size_t near_bytes = 1u << 20;
 
 /// f(tiles of queries that go through the keys together, how many) for all of them, the heaviest first, shared among
@@ -82,7 +82,7 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
       2 * (KvTiles::key_size(call.shape.keys, call.head_dim) + KvTiles::value_size(call.shape.keys, value_dim));
   // Workers share out groups: small ones, so that none is idle at the end.
   const Index at_most = workers == 1 ? most_together : most_together / 2;
-  const Index together = bytes > near_bytes ? at_most : 1, group = together * lanes;
+  const Index together = bytes >= near_bytes ? at_most : 1, group = together * lanes;
   const Index groups = (call.shape.queries + group - 1) / group;
   const Index chunks = (call.shape.keys + value_block - 1) / value_block;
   const std::int64_t tasks = pairs * groups, packs = std::int64_t{call.shape.batch} * call.kv_heads * chunks;

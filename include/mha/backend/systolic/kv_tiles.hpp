@@ -20,10 +20,12 @@ struct KeyRows {
   const bfloat16* first;
   std::ptrdiff_t stride;
 
-  /// Whether tiles are loaded from here as fast as from rows close together: whole cache lines, not many pages.
-  bool near() const {
-    constexpr std::ptrdiff_t most_apart = 256;
+  /// Whether tiles are loaded from here as fast as from rows of `width` side by side: whole cache lines, not many
+  /// pages, and of all keys not more than fit a second cache, whose places rows apart take up by their distance.
+  bool near(Index keys, std::ptrdiff_t width) const {
+    constexpr std::ptrdiff_t most_apart = 256, most_in_all = std::ptrdiff_t{1} << 19;  // 1 MiB
     return stride % tile_depth == 0 && stride >= 0 && stride <= most_apart &&
+           (stride == width || stride * keys <= most_in_all) &&
            reinterpret_cast<std::uintptr_t>(first) % (sizeof(bfloat16) * tile_depth) == 0;
   }
 };
@@ -87,7 +89,7 @@ void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, Isa
     if (n - begin >= key_block && to.head_dim % tile_depth == 0) {
       const auto run = source.run(b, g, begin, begin + key_block);
       at = {run.key, run.key_stride};
-      if (run.count == key_block && at.near()) return;
+      if (run.count == key_block && at.near(n, to.head_dim)) return;
     }
   const std::ptrdiff_t width = round_up(to.head_dim, tile_depth);
   bfloat16* const rows = to.keys + begin * width;

@@ -102,6 +102,16 @@ TEST(KvTiles, FindKeysInTheirPlace) {
   }
 }
 
+TEST(KeyRows, AreNearUntilTheyTakeMoreThanAMebibyte) {
+  alignas(64) const bfloat16 row[32] = {};
+  EXPECT_TRUE((systolic::KeyRows{row, 256}.near(2048, 64)));
+  EXPECT_FALSE((systolic::KeyRows{row, 256}.near(2049, 64)));
+  EXPECT_TRUE((systolic::KeyRows{row, 256}.near(1 << 20, 256))) << "side by side";
+  EXPECT_FALSE((systolic::KeyRows{row, 288}.near(64, 288)));
+  EXPECT_FALSE((systolic::KeyRows{row, 80}.near(64, 64)));
+  EXPECT_FALSE((systolic::KeyRows{row + 8, 64}.near(64, 64)));
+}
+
 TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   support::Random random("kv tiles");
   const Index n = 300, head_dim = 40, value_dim = 23;
