@@ -15,6 +15,15 @@ cudaError_t cudaMalloc(void** p, std::size_t bytes) {
   *p = support::FarMemory::allocate((bytes + 255) / 256 * 256);
   return cudaSuccess;
 }
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaFree(void*) { return cudaSuccess; }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   const bool far_to = support::FarMemory::holds(to), far_from = support::FarMemory::holds(from);

@@ -41,4 +41,7 @@ template <class T> struct ContiguousKv {
   }
 };
 
+template <class Source> inline constexpr bool is_one_run = false;  ///< run() reaches to the end of the sequence
+template <class T> inline constexpr bool is_one_run<ContiguousKv<T>> = true;
+
 }  // namespace mha::inline v0

@@ -18,9 +18,6 @@ template <class Call> struct ForwardParams {
   ForwardBlocks blocks;
 };
 
-template <class Source> inline constexpr bool is_one_run = false;  ///< run() reaches to the end of the sequence
-template <class T> inline constexpr bool is_one_run<ContiguousKv<T>> = true;
-
 /// One block of fused attention: softmax(scale · q kᵀ where visible) v for a tile of query rows of one head, on tensor
 /// cores, with the maximum and the sum of each row carried along.
 ///
@@ -320,8 +317,6 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
       }
     }
   }
-
-  // 0 · NaN is NaN: where a value is not finite and some pairs are hidden, a hidden pair must not meet it.
 
   MHA_KERNEL bool any(const Pairs& pairs) const {
     std::uint32_t all = 0;

@@ -342,30 +342,6 @@ template <class A, class T, int Rows> struct FewValuesBody {
   }
 };
 
-/// total ← the two parts together, as MergeBody does it, with outputs in rows (Rows, dim); dim is a multiple of W.
-template <class A, int Rows> struct FewMergeBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(TileState<A> total, TileState<A> part, A slope, Index dim) {
-    using V = vector_t<A, Isa>;
-    constexpr int W = Vector<A, Isa>::width;
-    A fade[std::size_t{W}], weight[std::size_t{W}];
-    MergeFactors<A>::template run<Isa>(total, part, slope, +fade, +weight);
-    for (int r = 0; r < Rows; ++r) {
-      V f, w;
-      broadcast(f, fade[r]);
-      broadcast(w, weight[r]);
-      A* const out = total.out + r * std::ptrdiff_t{dim};
-      const A* const more = part.out + r * std::ptrdiff_t{dim};
-      for (Index d = 0; d < dim; d += W) {
-        V sum, x;
-        load(sum, out + d);
-        load(x, more + d);
-        add_faded(sum, f, x, w);
-        store(out + d, sum);
-      }
-    }
-  }
-};
-
 /// The kernels of a tile of at most `rows` rows, one register wide, over keys and values as they are stored.
 template <class A, class T> struct FewRowsKernels {
   Index rows = 0;

@@ -201,6 +201,30 @@ template <class T, int Vectors> struct MergeBody {
   }
 };
 
+/// total ← the two parts together, as MergeBody does it, with outputs in rows (Rows, dim); dim is a multiple of W.
+template <class A, int Rows> struct FewMergeBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(TileState<A> total, TileState<A> part, A slope, Index dim) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    A fade[std::size_t{W}], weight[std::size_t{W}];
+    MergeFactors<A>::template run<Isa>(total, part, slope, +fade, +weight);
+    for (int r = 0; r < Rows; ++r) {
+      V f, w;
+      broadcast(f, fade[r]);
+      broadcast(w, weight[r]);
+      A* const out = total.out + r * std::ptrdiff_t{dim};
+      const A* const more = part.out + r * std::ptrdiff_t{dim};
+      for (Index d = 0; d < dim; d += W) {
+        V sum, x;
+        load(sum, out + d);
+        load(x, more + d);
+        add_faded(sum, f, x, w);
+        store(out + d, sum);
+      }
+    }
+  }
+};
+
 /// sum (W) = the sums of 0 · x (n) lane by lane, 0 where all are finite; n is a multiple of W.
 template <class T> struct NonFiniteBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(const T* x, std::ptrdiff_t n, T* sum) {
