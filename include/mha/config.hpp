@@ -10,6 +10,9 @@
 #define MHA_UNROLL _Pragma("unroll")
 #define MHA_ROLL _Pragma("unroll 1")
 #define MHA_UNROLL_TERMS
+// nvcc leaves the pragma to the host's compiler and would tell the user so in a remark.
+#define MHA_UNROLL_HOST(n) \
+  _Pragma("nv_diagnostic push") _Pragma("nv_diag_suppress 1675") MHA_PRAGMA(GCC unroll n) _Pragma("nv_diagnostic pop")
 #else
 /// Put it before operator() of a mask or score that should also run on CUDA; elsewhere it is nothing.
 #define MHA_HOST_DEVICE
@@ -20,8 +23,15 @@
 /// Before a loop that is rare or long, and not worth its code many times over.
 #define MHA_ROLL
 /// Before the loop over the terms of a polynomial; nvcc unrolls it unasked.
-#define MHA_UNROLL_TERMS _Pragma("GCC unroll 16")
+#define MHA_UNROLL_TERMS MHA_UNROLL_HOST(16)
+#define MHA_UNROLL_HOST(n) MHA_PRAGMA(GCC unroll n)
 #endif
+#define MHA_PRAGMA(...) _Pragma(#__VA_ARGS__)
+/// Before a loop of the processor's kernels: so many passes at a time.
+#define MHA_UNROLL_2 MHA_UNROLL_HOST(2)
+#define MHA_UNROLL_4 MHA_UNROLL_HOST(4)
+#define MHA_UNROLL_8 MHA_UNROLL_HOST(8)
+#define MHA_UNROLL_16 MHA_UNROLL_HOST(16)
 
 /// Whether this text is being compiled for a CUDA device.
 #if defined(__CUDA_ARCH__)

@@ -3,11 +3,6 @@
 
 /// Front door of the component mha::cuda: the backend Cuda, with everything of attention and the layer but Eigen.
 
-#if defined(__CUDACC__)
-// The processor's kernels unroll loops by pragmas that nvcc leaves to the host's compiler, and says so.
-#pragma nv_diagnostic push
-#pragma nv_diag_suppress 1675
-#endif
 #include "attention.hpp"
 #include "backend/cuda/cuda.cuh"
 #include "layer/multi_head_attention.hpp"
@@ -20,6 +15,3 @@
 #include "policy/score/alibi.hpp"
 #include "policy/score/relative_bias.hpp"
 #include "policy/score/softcap.hpp"
-#if defined(__CUDACC__)
-#pragma nv_diagnostic pop
-#endif

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../config.hpp"
 #include "../../core/scalar.hpp"
 #include "isa.hpp"
 #include "product_kernel.hpp"
@@ -94,33 +95,35 @@ template <class A, class T, int Rows> struct FewScoresBody {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
     V sum[std::size_t{Registers}][std::size_t{Rows}];
-#pragma GCC unroll 2
-    for (int g = 0; g < Registers; ++g)
-#pragma GCC unroll 8
+    MHA_UNROLL_2
+    for (int g = 0; g < Registers; ++g) {
+      MHA_UNROLL_8
       for (int r = 0; r < Rows; ++r) sum[g][r] = V{};
+    }
     for (Index d = 0; d < dim; d += columns) {
       Loaded<Isa> key[std::size_t{Registers}];
-#pragma GCC unroll 2
+      MHA_UNROLL_2
       for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], keys + g * W * stride + d, stride);
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int c = 0; c < columns; ++c) {
         ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
         V x[std::size_t{Registers}];
-#pragma GCC unroll 2
+        MHA_UNROLL_2
         for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
-#pragma GCC unroll 8
+        MHA_UNROLL_8
         for (int r = 0; r < Rows; ++r) {
           V query;
           broadcast(query, q[r * std::ptrdiff_t{dim} + d + c]);
-#pragma GCC unroll 2
+          MHA_UNROLL_2
           for (int g = 0; g < Registers; ++g) multiply_add<Registers * Rows == 1>(sum[g][r], x[g], query);
         }
       }
     }
-#pragma GCC unroll 2
-    for (int g = 0; g < Registers; ++g)
-#pragma GCC unroll 8
+    MHA_UNROLL_2
+    for (int g = 0; g < Registers; ++g) {
+      MHA_UNROLL_8
       for (int r = 0; r < Rows; ++r) store(s + r * s_stride + g * W, sum[g][r]);
+    }
   }
 
   /// Columns of keys as they were loaded: words of storage, or pairs of them.
@@ -136,7 +139,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
       load_columns(key, reinterpret_cast<const char*>(from), stride * static_cast<std::ptrdiff_t>(sizeof(T)));
     } else {
       constexpr int W = Vector<A, Isa>::width;
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < W; ++i) load_widened<A, Isa>(key[i], from + i * stride);
       transpose(key);
     }
@@ -165,7 +168,7 @@ template <class A, int Rows> struct FewSoftmaxBody {
     A base[std::size_t{W}];
     V highest[std::size_t{Rows}], before, after;
     load(before, max);
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (int r = 0; r < Rows; ++r) {
       for (Index k = n; k < whole; ++k) s[r * stride + k] = hidden;
       broadcast(highest[r], max[r]);
@@ -187,7 +190,7 @@ template <class A, int Rows> struct FewSoftmaxBody {
     before = (before - after) * slope;
     exp2_in_place<A, Isa>(before);
     store(fade, before);
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (int r = 0; r < Rows; ++r) {
       V from;
       broadcast(from, base[r]);
@@ -246,12 +249,12 @@ template <class A, class T, int Rows> struct FewValuesBody {
     constexpr int W = Vector<A, Isa>::width;
     A* const out = part.out + d;
     V sum[std::size_t{Rows}][std::size_t{Vectors}], total[std::size_t{Rows}];
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (int r = 0; r < Rows; ++r) {
       V f;
       broadcast(f, part.fade[r]);
       load_row<Isa>(sum[r], out + r * std::ptrdiff_t{part.dim});
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         sum[r][j] = sum[r][j] * f;
         round_here(sum[r][j]);
@@ -267,17 +270,17 @@ template <class A, class T, int Rows> struct FewValuesBody {
     for (Index k = 0; k < part.n; ++k, value += part.stride, ++p) {
       V v[std::size_t{Vectors}];
       load_values<Isa>(v, value);
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int r = 0; r < Rows; ++r) {
         ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
         V weight;
         broadcast(weight, p[r * part.p_stride]);
         if constexpr (Sums) total[r] = total[r] + weight;
-#pragma GCC unroll 8
+        MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) multiply_add<Rows * Vectors == 1>(sum[r][j], v[j], weight);
       }
     }
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (int r = 0; r < Rows; ++r) {
       store_row<Isa>(sum[r], out + r * std::ptrdiff_t{part.dim});
       if constexpr (Sums) {
@@ -294,7 +297,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
   MHA_ALWAYS_INLINE static void load_values(vector_t<A, Isa> (&v)[Vectors], const T* from) {
     constexpr int W = Vector<A, Isa>::width;
     if constexpr (in_pairs && Vectors > 1) {
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (std::size_t j = 0; j < Vectors; j += 2) {
         typename Vector<float, Isa>::int_type pairs;
         __builtin_memcpy(&pairs, from + static_cast<int>(j) * W, sizeof(pairs));
@@ -302,7 +305,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
         second_of_pairs(v[j + 1], pairs);
       }
     } else {
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (std::size_t j = 0; j < Vectors; ++j) load_widened<A, Isa>(v[j], from + static_cast<int>(j) * W);
     }
   }
@@ -310,20 +313,18 @@ template <class A, class T, int Rows> struct FewValuesBody {
   template <class Isa, std::size_t Vectors>
   MHA_ALWAYS_INLINE static void load_row(vector_t<A, Isa> (&v)[Vectors], const A* from) {
     constexpr int W = Vector<A, Isa>::width;
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (std::size_t j = 0; j < Vectors; ++j) load(v[j], from + static_cast<int>(j) * W);
-    if constexpr (in_pairs && Vectors > 1)
-#pragma GCC unroll 4
-      for (std::size_t j = 0; j < Vectors; j += 2) unzip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+    if constexpr (in_pairs && Vectors > 1) MHA_UNROLL_4
+    for (std::size_t j = 0; j < Vectors; j += 2) unzip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
   }
 
   template <class Isa, std::size_t Vectors>
   MHA_ALWAYS_INLINE static void store_row(vector_t<A, Isa> (&v)[Vectors], A* to) {
     constexpr int W = Vector<A, Isa>::width;
-    if constexpr (in_pairs && Vectors > 1)
-#pragma GCC unroll 4
-      for (std::size_t j = 0; j < Vectors; j += 2) zip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
-#pragma GCC unroll 8
+    if constexpr (in_pairs && Vectors > 1) MHA_UNROLL_4
+    for (std::size_t j = 0; j < Vectors; j += 2) zip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+    MHA_UNROLL_8
     for (std::size_t j = 0; j < Vectors; ++j) store(to + static_cast<int>(j) * W, v[j]);
   }
 

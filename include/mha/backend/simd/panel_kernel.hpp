@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "../../config.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
@@ -69,26 +70,28 @@ template <class A, class S> struct PanelBody {
     const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
     const std::ptrdiff_t apart = p.side_by_side;
     V sum[std::size_t{row_panels}][std::size_t{Vectors}];
-#pragma GCC unroll 4
-    for (int i = 0; i < row_panels; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_4
+    for (int i = 0; i < row_panels; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    }
     for (; panel != end; panel += panel_columns<A>, ++row) {
       V x;
       broadcast(x, *row);
-#pragma GCC unroll 4
-      for (int i = 0; i < row_panels; ++i)
-#pragma GCC unroll 8
+      MHA_UNROLL_4
+      for (int i = 0; i < row_panels; ++i) {
+        MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) {
           const S* const at = panel + i * apart + j * W;
           V column;
           load_widened<A, Isa>(column, at);
           multiply_add<false>(sum[i][j], x, column);
         }
+      }
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < row_panels; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_4
+    for (int i = 0; i < row_panels; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         const std::ptrdiff_t at = i * std::ptrdiff_t{panel_columns<A>} + j * W;
         if (p.before != nullptr) {
@@ -98,6 +101,7 @@ template <class A, class S> struct PanelBody {
         }
         store(p.c + at, sum[i][j]);
       }
+    }
   }
 
   template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void all_rows(const PanelArgs<A, S>& p) {
@@ -133,33 +137,35 @@ template <class A, class S> struct PanelBody {
     const S* panel = p.panel;
     const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
     A* const c = p.c + first * p.c_stride;
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_16
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) __builtin_prefetch(c + i * p.c_stride + j * W, 1, 3);
+    }
     V sum[std::size_t{R}][std::size_t{Vectors}];
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_16
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    }
     for (; panel != end; panel += panel_columns<A>, ++rows) {
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j, next += step) __builtin_prefetch(next, 0, 2);
       V column[std::size_t{Vectors}];
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load_widened<A, Isa>(column[j], panel + j * W);
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < R; ++i) {
         V row;
         broadcast(row, rows[i * rows_stride]);
-#pragma GCC unroll 8
+        MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], row, column[j]);
       }
     }
     const A* const before = p.before + first * p.before_stride;
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_16
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         if (p.before != nullptr) {
           V x;
@@ -168,6 +174,7 @@ template <class A, class S> struct PanelBody {
         }
         store(c + i * p.c_stride + j * W, sum[i][j]);
       }
+    }
   }
 };
 

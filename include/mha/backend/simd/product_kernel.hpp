@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "../../config.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
 
@@ -19,7 +20,7 @@ template <class T> struct NextRows {
 template <int Count, class T> MHA_ALWAYS_INLINE void prefetch(const T* row, Index begin) {
   constexpr int line = 64 / sizeof(T);
   if constexpr (Count >= line) {
-#pragma GCC unroll 16
+    MHA_UNROLL_16
     for (int d = 0; d < Count; d += line) __builtin_prefetch(row + begin + d, 0, 2);
   } else {
     if (begin % line == 0) __builtin_prefetch(row + begin, 0, 2);
@@ -61,29 +62,31 @@ template <class T, int Rows, int Vectors> struct ProductBody {
     const Index depth = p.depth, wanted = first + R <= p.next.count ? p.next.dim : 0;
     const T* const ahead = p.next.data + first * p.next.stride;
     V sum[std::size_t{R}][std::size_t{Vectors}];
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_16
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
+    }
     for (Index k = 0; k < depth; ++k, columns += columns_stride) {
-      if (k < wanted && k % (64 / static_cast<Index>(sizeof(T))) == 0)
-#pragma GCC unroll 16
+      if (k < wanted && k % (64 / static_cast<Index>(sizeof(T))) == 0) {
+        MHA_UNROLL_16
         for (int i = 0; i < R; ++i) prefetch<1>(ahead + i * p.next.stride, k);
+      }
       V column[std::size_t{Vectors}];
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load(column[j], columns + j * W);
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < R; ++i) {
         V row;
         broadcast(row, rows[i * rows_stride + k]);
-#pragma GCC unroll 8
+        MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], row, column[j]);
       }
     }
     T* const c = p.c + first * p.c_stride;
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_16
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         T* const to = c + i * p.c_stride + j * W;
         if (p.add) {
@@ -93,6 +96,7 @@ template <class T, int Rows, int Vectors> struct ProductBody {
         }
         store(to, sum[i][j]);
       }
+    }
   }
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "../../config.hpp"
 #include "isa.hpp"
 #include "panel_kernel.hpp"
 #include "vector.hpp"
@@ -55,13 +56,13 @@ template <class A, class S> struct RowBody {
     constexpr int W = Vector<A, Isa>::width;
     const S* const matrix = p.matrix + first * p.stride;
     V x[std::size_t{Rows}];
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (int i = 0; i < Rows; ++i) broadcast(x[i], p.row[first + i]);
     Index j = 0;
     for (; j + W <= p.columns; j += W) {
       V sum{};
       if (!begins) load(sum, p.block + j);
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int i = 0; i < Rows; ++i) {
         V column;
         load_widened<A, Isa>(column, matrix + i * p.stride + j);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "../../config.hpp"
 #include "isa.hpp"
 #include "product_kernel.hpp"
 #include "vector.hpp"
@@ -23,17 +24,18 @@ template <class T, int Vectors> struct SoftmaxBody {
     constexpr int W = Vector<T, Isa>::width;
     constexpr T hidden = -std::numeric_limits<T>::infinity();
     V from[std::size_t{Vectors}], total[std::size_t{Vectors}];
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (int j = 0; j < Vectors; ++j) load(from[j], max + j * W);
     T* at = s;
-    for (Index k = 0; k < n; ++k, at += Vectors * W)
-#pragma GCC unroll 8
+    for (Index k = 0; k < n; ++k, at += Vectors * W) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         V x;
         load(x, at + j * W);
         raise<T>(from[j], x);
       }
-#pragma GCC unroll 8
+    }
+    MHA_UNROLL_8
     for (int j = 0; j < Vectors; ++j) {
       V f;
       load(f, max + j * W);
@@ -49,8 +51,8 @@ template <class T, int Vectors> struct SoftmaxBody {
       round_here(total[j]);
     }
     at = s;
-    for (Index k = 0; k < n; ++k, at += Vectors * W)
-#pragma GCC unroll 8
+    for (Index k = 0; k < n; ++k, at += Vectors * W) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         V x;
         load(x, at + j * W);
@@ -59,7 +61,8 @@ template <class T, int Vectors> struct SoftmaxBody {
         total[j] = total[j] + x;
         store(at + j * W, x);
       }
-#pragma GCC unroll 8
+    }
+    MHA_UNROLL_8
     for (int j = 0; j < Vectors; ++j) store(sum + j * W, total[j]);
   }
 };
@@ -91,30 +94,31 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
     V sum[std::size_t{R}][std::size_t{Vectors}];
     {
       V f[std::size_t{Vectors}];
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load(f[j], fade + j * W);
-#pragma GCC unroll 16
-      for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
+      MHA_UNROLL_16
+      for (int i = 0; i < R; ++i) {
+        MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) {
           V o;
           load(o, out + (i * Vectors + j) * W);
           sum[i][j] = o * f[j];
           round_here(sum[i][j]);
         }
+      }
     }
     const Index wanted = d < next.dim ? next.count : 0;
     for (Index k = 0; k < n; ++k) {
       if (k < wanted) prefetch<R>(next.data + k * next.stride, d);
       V weight[std::size_t{Vectors}];
-#pragma GCC unroll 8
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
       __builtin_prefetch(values + k * stride + line);  // what the next rows of out will read
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < R; ++i) {
         V value;
         broadcast(value, values[k * stride + i]);
-#pragma GCC unroll 8
+        MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) {
           if constexpr (Guarded) {
             const V zero{};
@@ -128,10 +132,11 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
         }
       }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
+    MHA_UNROLL_16
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) store(out + (i * Vectors + j) * W, sum[i][j]);
+    }
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "../../config.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
@@ -62,9 +63,9 @@ template <class V> MHA_ALWAYS_INLINE void transpose_blocks(V* r) {
 template <class V, std::size_t W> MHA_ALWAYS_INLINE void transpose(V (&r)[W]) {
   constexpr auto all = std::make_index_sequence<W>{};
   constexpr int n = block_elements<V>, blocks = blocks_of<V>;
-#pragma GCC unroll 8
+  MHA_UNROLL_8
   for (int l = 0; l < blocks; ++l) transpose_blocks(r + l * n);
-#pragma GCC unroll 4
+  MHA_UNROLL_4
   for (int c = 0; c < n; ++c) {
     if constexpr (blocks == 2) {
       V first;
@@ -112,15 +113,15 @@ template <class V>
 MHA_ALWAYS_INLINE void load_columns(V (&r)[std::size_t{columns_at_once<V>}], const char* from, std::ptrdiff_t stride) {
   constexpr int n = block_elements<V>, blocks = blocks_of<V>;
   if constexpr (blocks == 1) {
-#pragma GCC unroll 4
+    MHA_UNROLL_4
     for (int x = 0; x < n; ++x) __builtin_memcpy(&r[x], from + x * stride, sizeof(V));
   } else if constexpr (blocks == 2) {
     const char* const upper = from + n * stride;
-#pragma GCC unroll 4
+    MHA_UNROLL_4
     for (int x = 0; x < n; ++x) load_halves(r[x], from + x * stride, upper + x * stride);
   } else {
     constexpr auto all = std::make_index_sequence<sizeof(V) / sizeof(V{}[0])>{};
-#pragma GCC unroll 4
+    MHA_UNROLL_4
     for (int x = 0; x < n; ++x) {
       const char* const row = from + x * stride;
       V a, b;
@@ -142,10 +143,10 @@ MHA_ALWAYS_INLINE void transpose16(const std::uint32_t* from, std::ptrdiff_t fro
   for (int i = 0; i < 16; i += W)
     for (int j = 0; j < 16; j += W) {
       vector_t<std::uint32_t, Isa> r[std::size_t{W}];
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int k = 0; k < W; ++k) load(r[k], from + (i + k) * from_stride + j);
       transpose(r);
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int k = 0; k < W; ++k) store(to + (j + k) * to_stride + i, r[k]);
     }
 }
@@ -158,10 +159,10 @@ template <class A, class T> struct PackBody {
     Index d = 0;
     for (; d + W <= dim; d += W) {
       vector_t<A, Isa> r[std::size_t{W}];
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < W; ++i) load_widened<A, Isa>(r[i], from + i * stride + d);
       transpose(r);
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < W; ++i) store(to + (d + i) * lanes, r[i]);
     }
     for (; d < dim; ++d)
@@ -181,7 +182,7 @@ template <class A, class T> struct UnpackBody {
     Index d = 0;
     for (; d + W <= dim; d += W) {
       vector_t<A, Isa> r[std::size_t{W}];
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < W; ++i) {
         load(r[i], from + (d + i) * lanes);
         r[i] = r[i] * scale;
@@ -189,7 +190,7 @@ template <class A, class T> struct UnpackBody {
         r[i] = r[i] + A(0);
       }
       transpose(r);
-#pragma GCC unroll 16
+      MHA_UNROLL_16
       for (int i = 0; i < W; ++i) store_narrowed<A, Isa>(to + i * stride + d, r[i]);
     }
     for (; d < dim; ++d) {

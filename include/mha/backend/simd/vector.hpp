@@ -123,7 +123,7 @@ template <class V> MHA_ALWAYS_INLINE void wide_exp2_in_place(V& x, float) {
   V fraction, p = C::floor[0] - zero;
   std::uint16_t keep;
   asm("vreduceps $9, %1, %0" : "=v"(fraction) : "v"(x));
-#pragma GCC unroll 16
+  MHA_UNROLL_16
   for (int i = 1; i < terms; ++i) {
     const V c = C::floor[i] - zero;
     asm("vfmadd213ps %2, %1, %0" : "+v"(p) : "v"(fraction), "v"(c));
@@ -139,7 +139,7 @@ template <class V> MHA_ALWAYS_INLINE void wide_exp2_in_place(V& x, double) {
   V fraction, p = C::floor[0] - zero;
   std::uint8_t keep;
   asm("vreducepd $9, %1, %0" : "=v"(fraction) : "v"(x));
-#pragma GCC unroll 16
+  MHA_UNROLL_16
   for (int i = 1; i < terms; ++i) {
     const V c = C::floor[i] - zero;
     asm("vfmadd213pd %2, %1, %0" : "+v"(p) : "v"(fraction), "v"(c));
@@ -169,7 +169,7 @@ template <class T, class Isa> MHA_ALWAYS_INLINE void exp2_in_place(vector_t<T, I
   const V fraction = x - (shifted - C::round_to_exponent);
   const V zero{};  // named: nvcc crashes on a literal beside a constant
   V p = C::nearest[0] - zero;
-#pragma GCC unroll 16
+  MHA_UNROLL_16
   for (int i = 1; i < terms; ++i) p = p * fraction + C::nearest[i];
   // The product with 2^n, and not an addition to the exponent, keeps NaN a NaN.
   const V r = p * (V)((I)shifted << C::mantissa_bits);

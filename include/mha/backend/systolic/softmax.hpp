@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "../../config.hpp"
 #include "../simd/exp2_coarse.hpp"
 #include "../simd/isa.hpp"
 #include "../simd/vector.hpp"
@@ -78,13 +79,14 @@ struct RaiseBody {
       simd::load(block_sum, rows->block_sum + lane);
       constexpr Index chains = 4;
       V high[chains] = {before, before, before, before};
-      for (Index k = 0; k < n; k += chains)
-#pragma GCC unroll 4
+      for (Index k = 0; k < n; k += chains) {
+        MHA_UNROLL_4
         for (Index i = 0; i < chains; ++i) {
           V x;
           simd::load(x, s + std::ptrdiff_t{k + i} * rows->lanes + lane);
           simd::raise<float>(high[i], x);
         }
+      }
       simd::raise<float>(high[0], high[1]);
       simd::raise<float>(high[2], high[3]);
       simd::raise<float>(high[0], high[2]);
@@ -181,7 +183,7 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
       for (Index step = 0; step < n; step += tile_depth) {
         std::uint32_t* to =
             p + (step / tile_depth * (lanes / tile_side) + lane / tile_side) * tile_words + lane % tile_side;
-#pragma GCC unroll 4
+        MHA_UNROLL_4
         for (Index pair = 0; pair < tile_side; ++pair, from += 2 * lanes, to += tile_side) {
           __builtin_prefetch(lines);
           __builtin_prefetch(lines + 64);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "../../config.hpp"
 #include "../../core/scalar.hpp"
 #include "../simd/isa.hpp"
 #include "../simd/product_kernel.hpp"
@@ -126,7 +127,7 @@ struct AmxProduct {
       amx::multiply_add<2, 5, 6>();
       amx::multiply_add<3, 5, 7>();
     }
-#pragma GCC unroll 8
+    MHA_UNROLL_8
     for (Index s = 1; s < p.steps; ++s) {
       a += p.step_stride;
       b += 2 * tile_words;
@@ -170,30 +171,32 @@ template <int Columns> struct DotProduct {
     const std::uint32_t* b = p.b;
     float* const c = p.c + (std::ptrdiff_t{t} * tile_side + first) * lanes;
     V sum[std::size_t{rows}][std::size_t{columns}];
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
+    MHA_UNROLL_8
+    for (int i = 0; i < rows; ++i) {
+      MHA_UNROLL_4
       for (int j = 0; j < columns; ++j) {
         sum[i][j] = V{};
         if (p.add) simd::load(sum[i][j], c + i * lanes + j * tile_side);
       }
+    }
     for (Index s = 0; s < p.steps; ++s, a += p.step_stride / 2, b += columns * tile_words)
       for (Index pair = 0; pair < tile_side; ++pair) {
         I right[std::size_t{columns}];
-#pragma GCC unroll 4
+        MHA_UNROLL_4
         for (int j = 0; j < columns; ++j) simd::load(right[j], b + j * tile_words + pair * tile_side);
-#pragma GCC unroll 8
+        MHA_UNROLL_8
         for (int i = 0; i < rows; ++i) {
           I left;
           asm("vpbroadcastd %1, %0" : "=v"(left) : "m"(a[i * row + pair]));
-#pragma GCC unroll 4
+          MHA_UNROLL_4
           for (int j = 0; j < columns; ++j) add_dot_products(sum[i][j], left, right[j]);
         }
       }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
+    MHA_UNROLL_8
+    for (int i = 0; i < rows; ++i) {
+      MHA_UNROLL_4
       for (int j = 0; j < columns; ++j) simd::store(c + i * lanes + j * tile_side, sum[i][j]);
+    }
   }
 };
 #endif

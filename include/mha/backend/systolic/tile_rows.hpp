@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../config.hpp"
 #include "../../core/scalar.hpp"
 #include "../simd/isa.hpp"
 #include "../simd/transpose.hpp"
@@ -105,10 +106,10 @@ struct PackTransposedBody {
     for (Index upper = 0; upper < 2; ++upper)
       for (Index pair = 0; pair < tile_side; pair += W) {
         Words r[std::size_t{W}];
-#pragma GCC unroll 16
+        MHA_UNROLL_16
         for (Index i = 0; i < W; ++i) simd::load(r[i], pairs[upper] + (pair + i) * W);
         simd::transpose(r);
-#pragma GCC unroll 16
+        MHA_UNROLL_16
         for (Index i = 0; i < Width / 2; ++i) {
           const Index column = d + i / 4 * 8 + upper * 4 + i % 4;
           bfloat16* const row = to + column / tile_side * tile_stride + column % tile_side * tile_depth;
@@ -180,11 +181,11 @@ template <class T> struct StoreRowsBody {
     for (Index lane = 0; lane < count; lane += W)
       for (Index pair = 0; pair < tile_side; pair += W) {
         simd::vector_t<std::uint32_t, Isa> r[std::size_t{W}];
-#pragma GCC unroll 16
+        MHA_UNROLL_16
         for (Index i = 0; i < W; ++i) simd::load(r[i], pairs + (pair + i) * tile_side + lane);
         simd::transpose(r);
         bfloat16* row = to + lane * row_stride + 2 * pair;
-#pragma GCC unroll 16
+        MHA_UNROLL_16
         for (Index i = 0; i < W; ++i, row += row_stride)
           if (lane + i < count) std::memcpy(static_cast<void*>(row), &r[i], sizeof r[i]);
       }
