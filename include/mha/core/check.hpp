@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
+#include <concepts>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 #include "../config.hpp"
 
@@ -17,13 +20,61 @@ class ShapeError : public std::invalid_argument {
 
 namespace detail {
 
-inline std::string text(const std::string& s) { return s; }
-inline std::string text(const char* s) { return s; }
-template <class Number> std::string text(Number n) { return std::to_string(n); }
+/// One piece of a message: a text, or a number as std::to_string writes it.
+class MessagePiece {
+ public:
+  MessagePiece(std::string_view text) : kind_(Kind::text), text_(text) {}
+  MessagePiece(const char* text) : MessagePiece(std::string_view(text)) {}
+  MessagePiece(const std::string& text) : MessagePiece(std::string_view(text)) {}
+  template <std::integral Number> MessagePiece(Number n) {
+    if constexpr (std::is_signed_v<Number>) {
+      kind_ = Kind::integer;
+      integer_ = n;
+    } else {
+      kind_ = Kind::natural;
+      natural_ = n;
+    }
+  }
+  template <std::floating_point Number> MessagePiece(Number n) : kind_(Kind::real), real_(static_cast<double>(n)) {}
+
+  void append_to(std::string& message) const {
+    switch (kind_) {
+      case Kind::text:
+        message += text_;
+        break;
+      case Kind::integer:
+        message += std::to_string(integer_);
+        break;
+      case Kind::natural:
+        message += std::to_string(natural_);
+        break;
+      case Kind::real:
+        message += std::to_string(real_);
+        break;
+    }
+  }
+
+ private:
+  enum class Kind : unsigned char { text, integer, natural, real };
+  Kind kind_;
+  union {
+    std::string_view text_;
+    long long integer_;
+    unsigned long long natural_;
+    double real_;
+  };
+};
+
+/// The same code for every message: the checks of a call are many, and each would bring its own.
+[[noreturn]] MHA_NO_INLINE inline void throw_shape_error(std::initializer_list<MessagePiece> pieces) {
+  std::string message;
+  for (const MessagePiece& piece : pieces) piece.append_to(message);
+  throw ShapeError(message);
+}
 
 /// throw ShapeError("attention: k has 6 heads, …") from its pieces.
 template <class... Pieces> [[noreturn]] void fail(const Pieces&... pieces) {
-  throw ShapeError((std::string() + ... + text(pieces)));
+  throw_shape_error({MessagePiece(pieces)...});
 }
 
 /// fail(pieces...) unless the condition holds; the message is only built when it is needed.
