@@ -366,7 +366,8 @@ class Layer {
 
   template <class E, class... Rest> static auto find_into(const E& first, const Rest&... rest) {
     if constexpr (detail::IntoArgument<E>) {
-      static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>, "mha: into(y) has another scalar than the layer");
+      static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>,
+                    "mha: into(y) has another scalar than the layer (see mha/layer/multi_head_attention.hpp)");
       return detail::with_batch(first.to);
     } else {
       return find_into(rest...);

@@ -44,8 +44,7 @@ template <class Tile_> struct FewShape {
 ///
 /// Grid      splits · passes · key/value heads · batch, splits side by side; FewShape::threads threads each
 /// Shapes    parts: SplitParts{splits, rows, width}.size(groups) numbers, counters: `groups` zeros, which are zeros
-/// again
-///           after every launch; groups = passes · key/value heads · batch
+///           again after every launch; groups = passes · key/value heads · batch
 template <class Call> struct FewParams {
   Call call;
   Index splits = 1;      ///< chunks of the keys

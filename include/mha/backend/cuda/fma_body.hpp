@@ -60,8 +60,7 @@ template <class Call> struct FmaParams {
 ///
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Numerics  accumulates in Accumulator<T>, one chain of multiply-adds over depth, and one over keys from the last tile
-/// on;
-///           hidden value rows are not touched; the bits do not depend on the grid
+///           on; hidden value rows are not touched; the bits do not depend on the grid
 template <class Machine, class Shape, class Call> class FmaBlock {
   using T = typename Call::Scalar;
   using A = Accumulator<T>;

@@ -59,8 +59,7 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///                                     begins to copy 16 aligned bytes of global memory, or 16 zeros without reading
 ///   void commit()                     closes the thread's group of copies; always, be it empty
 ///   void wait<N>()                    until all but the last N groups have landed: seen by this thread, by others
-///   after
-///                                     the next barrier
+///                                     after the next barrier
 ///
 ///   V load<V>(Shared from)            V a SharedWord, its address a multiple of its size
 ///   void store(Shared to, V x)

@@ -10,7 +10,8 @@
 namespace mha::inline v0 {
 namespace cuda {
 
-/// What a mask and a score make of the dot products of one query head of one sequence: shared by all kernel bodies.
+/// What a mask and a score make of the dot products of one query head of one sequence, in the tensor-core body. The
+/// others work on natural logits: see apply_policies() of warp_tile.hpp.
 ///
 /// Without a score the scale is folded into the exponent, so that a logit costs one multiply-add; then what is called a
 /// logit here is the dot product itself. Multiplied first is where a score needs the natural logit, where a scale that
@@ -65,7 +66,7 @@ template <class Call> struct HeadLogits {
     return mha::tile(call.mask, b, h, origin + row_begin, origin + row_end, key_begin, key_end);
   }
 
-  /// What exponents() subtract for a row whose largest logit is `top`.
+  /// What exponent() subtracts for a row whose largest logit is `top`.
   MHA_KERNEL A shift(A top) const {
     if (top == hidden()) return A(0);
     return has_score ? top : A(top * slope);
