@@ -7,6 +7,7 @@
 #include "call.hpp"
 #include "core/online_softmax.hpp"
 #include "launch.hpp"
+#include "policy/sink.hpp"
 
 namespace mha::inline v0 {
 

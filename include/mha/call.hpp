@@ -6,13 +6,11 @@
 #include <type_traits>
 
 #include "core/borrowed.hpp"
-#include "core/scalar.hpp"
-#include "core/tensor.hpp"
-#include "core/workspace.hpp"
+#include "core/view.hpp"
+#include "policy/mask.hpp"
 #include "policy/mask/positional.hpp"
 #include "policy/role.hpp"
 #include "policy/score.hpp"
-#include "policy/sink.hpp"
 
 namespace mha::inline v0 {
 

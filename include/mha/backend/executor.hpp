@@ -11,7 +11,6 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <Eigen/Core>
+#include <cstddef>
 #include <limits>
 #include <type_traits>
 

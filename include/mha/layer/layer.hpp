@@ -15,6 +15,7 @@
 #include "../policy/position.hpp"
 #include "../policy/projection.hpp"
 #include "../policy/qk_norm.hpp"
+#include "../policy/sink.hpp"
 #include "config.hpp"
 #include "cost.hpp"
 #include "explain.hpp"

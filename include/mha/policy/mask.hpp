@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
-#include <utility>
-
 #include "role.hpp"
 
 namespace mha::inline v0 {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
-#include <type_traits>
-
 #include "../../policy/mask.hpp"
 #include "forward_shape.hpp"
 #include "machine.hpp"
