@@ -55,12 +55,6 @@
 #else
 #define MHA_SHUFFLEVECTOR 1
 #endif
-/// Whether vector broadcasts need help: see backend/simd/vector.hpp.
-#if defined(__x86_64__) && !defined(__clang__)
-#define MHA_BROADCAST_BY_ASM 1
-#else
-#define MHA_BROADCAST_BY_ASM 0
-#endif
 
 /// Whether vectors of __fp16 are converted by the instructions of the caller a body is inlined in.
 #if defined(__x86_64__) && defined(__clang__)
