@@ -16,8 +16,6 @@ template <class T, class Isa> struct Vector {
   using Int = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   typedef T type __attribute__((vector_size(Isa::register_bytes)));
   typedef Int int_type __attribute__((vector_size(Isa::register_bytes)));
-  /// The same for memory of any alignment.
-  typedef T unaligned __attribute__((vector_size(Isa::register_bytes), aligned(alignof(T)), may_alias));
 };
 
 template <class T, class Isa> using vector_t = typename Vector<T, Isa>::type;

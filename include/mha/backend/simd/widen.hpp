@@ -122,6 +122,15 @@ template <class A, class T> struct WidenBody {
   }
 };
 
+/// The same at the level.
+template <class A, class T>
+void widen(IsaLevel level, const T* from, std::ptrdiff_t stride, Index n, Index dim, A* to) {
+  const auto kernel = with_isa(level, [](auto isa) {
+    return &decltype(isa)::template run<WidenBody<A, T>, const T*, std::ptrdiff_t, Index, Index, A*>;
+  });
+  kernel(from, stride, n, dim, to);
+}
+
 /// to (n, dim) in storage precision, rows `to_stride` apart, from n rows at a stride.
 template <class A, class T> struct NarrowBody {
   template <class Isa>
