@@ -19,7 +19,7 @@ template <class A, int Values> struct FmaShape {
   static_assert(Tile::values == Values);
 
   static constexpr int warps = 4, threads = warps * warp_size, rows = warps * Tile::rows, keys = Tile::keys;
-  static constexpr int min_blocks = 2;  ///< of a multiprocessor, for __launch_bounds__
+  static constexpr int blocks_per_multiprocessor = 2;  ///< for __launch_bounds__
   static constexpr int values = Values;
   static constexpr int depth = 32, slice_packs = depth / Pack<A>::width;
   static constexpr int strip_keys = keys * depth / Values;
