@@ -92,7 +92,7 @@ double error_of_rows(const mha::TensorView<const T, 4>& q, const mha::TensorView
       for (int d = 0; d < v.dim(); ++d) {
         const double expected = sum == 0 ? 0 : row[static_cast<std::size_t>(d)] / sum;
         const double error = std::abs(double(out(0, i, h, d)) - expected) / std::max(1.0, std::abs(expected));
-        if (!(error <= worst)) worst = error;  // a NaN is the worst
+        if (error > worst || std::isnan(error)) worst = error;  // a NaN is the worst, and stays
       }
     }
   }

@@ -95,18 +95,18 @@ void attention(benchmark::State& state, int length, int dim, bool causal) {
 void print_table() {
   std::printf("\n%s; matrix unit %s\nbfloat16, %d heads\n", bench::machine().c_str(), to_string(mha::current_unit()),
               heads);
-  std::printf(
-      "| D | L | mask | 1 thread GFLOP/s | of unit peak | against Cpu float32 | %d threads GFLOP/s | scaling |\n",
-      mha::ThreadPool{}.workers());
-  std::printf("|---|---|---|---|---|---|---|---|\n");
+  bench::Table lines({"D", "L", "mask", "1 thread GFLOP/s", "of unit peak", "against Cpu float32",
+                      std::to_string(mha::ThreadPool{}.workers()) + " threads GFLOP/s", "scaling"});
   for (const std::string& key : order) {
     const Samples& s = table.at(key);
     if (s.one.empty()) continue;
     const double flop = visible_flop(s) * 1e-9, one = flop / bench::median(s.one);
-    std::printf("| %d | %d | %s | %.0f | %.0f %% | %.1fx | %.0f | %.2fx |\n", s.dim, s.length,
-                s.causal ? "causal" : "full", one, 100 * one / bench::median(s.peak), bench::median_ratio(s.cpu, s.one),
-                flop / bench::median(s.all), bench::median_ratio(s.one, s.all));
+    lines.add({std::to_string(s.dim), std::to_string(s.length), s.causal ? "causal" : "full", bench::number(one, 0),
+               bench::number(100 * one / bench::median(s.peak), 0) + " %",
+               bench::number(bench::median_ratio(s.cpu, s.one), 1) + "x", bench::number(flop / bench::median(s.all), 0),
+               bench::number(bench::median_ratio(s.one, s.all), 2) + "x"});
   }
+  lines.print();
 }
 
 }  // namespace

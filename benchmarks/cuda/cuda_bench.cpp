@@ -4,6 +4,7 @@
 // rows by the formula in double before it is timed.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -118,7 +119,7 @@ double error_of_rows(const mha::TensorView<const T, 4>& out, const mha::TensorVi
     const Row expected = gpu::attention_row(line(q, i, h, 1), line(k, 0, g, k.length()), line(v, 0, g, v.length()),
                                             mask, score, b, h, k.length() - q.length() + i);
     const double error = gpu::relative_error(line(out, i, h, 1), expected);
-    if (!(error <= worst)) worst = error;  // a NaN is the worst
+    if (error > worst || std::isnan(error)) worst = error;  // a NaN is the worst, and stays
   }
   return worst;
 }
@@ -264,7 +265,7 @@ void project(benchmark::State& state, const std::string& name, Index rows, Index
         for (Index n = 0; n < columns; ++n)
           expected[static_cast<std::size_t>(n)] += from[static_cast<std::size_t>(e)] * double(w(e, n));
       const double error = gpu::relative_error(gpu::rows_to_host(&y.view()(i, 0), columns, 1, columns), expected);
-      if (!(error <= worst)) worst = error;
+      if (error > worst || std::isnan(error)) worst = error;
     }
     if (!(worst < gpu::tolerance<T>()) || !gpu::is_finite(y)) return state.SkipWithError(wrong_by(worst).c_str());
     Samples& s = products.row(
@@ -295,7 +296,7 @@ void layer(benchmark::State& state, const std::string& name, const mha::Config& 
                                 config.num_heads, config.num_kv_heads, w.query, w.key, w.value, w.output);
       const Row value = gpu::rows_to_host(&y.view()(i, 0), config.d_model, 1, config.d_model);
       const double error = gpu::relative_error(value, expected);
-      if (!(error <= worst)) worst = error;
+      if (error > worst || std::isnan(error)) worst = error;
     }
     constexpr double roundings = 3;  // Q, K, V, the heads and the result are stored in 16 bits
     if (!(worst < roundings * gpu::tolerance<T>()) || !gpu::is_finite(y))

@@ -7,6 +7,7 @@
 #include "call.hpp"
 #include "core/online_softmax.hpp"
 #include "launch.hpp"
+#include "policy/sink.hpp"
 
 namespace mha::inline v0 {
 
@@ -85,7 +86,8 @@ auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
 template <Backend B = Cpu, AttentionTensor Q, AttentionTensor K, class... Extra>
 detail::TensorOf<B, Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Extra&&... extra) {
   using T = ScalarOf<Q>;
-  static_assert(std::is_same_v<T, ScalarOf<K>>, "mha: attention_weights needs q and k of one scalar type");
+  static_assert(std::is_same_v<T, ScalarOf<K>>,
+                "mha: attention_weights needs q and k of one scalar type (see mha/attention.hpp)");
   detail::check_memory_of<B, Q, K>();
   detail::check_weights_arguments<Extra...>();
   typename B::Workspace own;

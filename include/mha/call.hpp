@@ -6,13 +6,11 @@
 #include <type_traits>
 
 #include "core/borrowed.hpp"
-#include "core/scalar.hpp"
-#include "core/tensor.hpp"
-#include "core/workspace.hpp"
+#include "core/view.hpp"
+#include "policy/mask.hpp"
 #include "policy/mask/positional.hpp"
 #include "policy/role.hpp"
 #include "policy/score.hpp"
-#include "policy/sink.hpp"
 
 namespace mha::inline v0 {
 
@@ -221,7 +219,8 @@ constexpr auto collect_sink(const S& own, const E& first, const Rest&... rest) {
 template <class W> W& workspace_or(W& own) { return own; }
 template <class W, class E, class... Rest> W& workspace_or(W& own, E& first, Rest&... rest) {
   if constexpr (WorkspaceArgument<E>) {
-    static_assert(std::same_as<E, W>, "mha: this backend has a Workspace type of its own: B::Workspace");
+    static_assert(std::same_as<E, W>,
+                  "mha: this backend has a Workspace type of its own: B::Workspace (see mha/backend/backend.hpp)");
     return first;
   } else {
     return workspace_or(own, rest...);

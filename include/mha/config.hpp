@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
-
 /// Compiler facts: the only place that asks which compiler this is.
 #if defined(__CUDACC__)
 #define MHA_HOST_DEVICE __host__ __device__
@@ -56,12 +54,6 @@
 #define MHA_SHUFFLEVECTOR 0
 #else
 #define MHA_SHUFFLEVECTOR 1
-#endif
-/// Whether vector broadcasts need help: see backend/simd/vector.hpp.
-#if defined(__x86_64__) && !defined(__clang__)
-#define MHA_BROADCAST_BY_ASM 1
-#else
-#define MHA_BROADCAST_BY_ASM 0
 #endif
 
 /// Whether vectors of __fp16 are converted by the instructions of the caller a body is inlined in.

@@ -15,3 +15,4 @@
 #include "policy/score/alibi.hpp"
 #include "policy/score/relative_bias.hpp"
 #include "policy/score/softcap.hpp"
+#include "policy/sink.hpp"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -50,10 +51,9 @@ TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Frame& frame, 
   if (v.stride[3] == 1 || v.extent[3] <= 1) return v;
   TensorView<T, 4> to;
   if constexpr (std::is_trivially_copyable_v<T>) {
-    to = view(frame.template take<T>(static_cast<std::size_t>(v.size())), v.extent[0], v.extent[1], v.extent[2],
-              v.extent[3]);
+    to = take_like<T>(frame, v);
   } else {
-    copy = Tensor<T, 4>(v.extent[0], v.extent[1], v.extent[2], v.extent[3]);
+    copy = owner_like<Tensor<T, 4>>(v);
     to = copy.view();
   }
   run(copy_items(v, to));

@@ -3,7 +3,6 @@
 // may be.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <type_traits>
@@ -43,13 +42,12 @@ template <class T, int Rank> mha::Tensor<double, Rank> exact(const mha::Tensor<T
   return copy;
 }
 
-/// Random weights of both layers: those of `oracle` are the rounded ones of `layer`, number by number.
-template <class Layer, class Oracle> void same_weights(Layer& layer, Oracle& oracle, Random& random) {
-  using T = typename Layer::Scalar;
+/// Weights of both layers: those of `layer` are drawn by draw(), those of `oracle` are the same numbers.
+template <class Layer, class Oracle, class Draw> void same_weights(Layer& layer, Oracle& oracle, const Draw& draw) {
   std::vector<double> values;
   layer.update([&](auto& p) {
-    for (T& x : p.flat()) {
-      x = random.rounded<T>(random.normal() / 4);
+    for (auto& x : p.flat()) {
+      x = draw();
       values.push_back(support::to_double(x));
     }
   });
@@ -59,6 +57,9 @@ template <class Layer, class Oracle> void same_weights(Layer& layer, Oracle& ora
     for (double& x : p.flat()) x = values[i++];
   });
 }
+template <class Layer, class Oracle> void same_weights(Layer& layer, Oracle& oracle, Random& random) {
+  same_weights(layer, oracle, [&] { return random.rounded<typename Layer::Scalar>(random.normal() / 4); });
+}
 
 /// Relative to the largest number of the answer. Three products of up to 48 terms and a softmax between them: each
 /// rounds by (48 + 16)·u of what it adds up, 16-bit storage rounds Q, K, V and the heads to its own u on top.
@@ -67,16 +68,14 @@ template <class T> constexpr double tolerance() {
          (std::is_same_v<T, mha::Accumulator<T>> ? 0 : 30 * support::unit_roundoff<T>());
 }
 
+/// Errors are relative to the largest number of `expected`.
 template <class A, class B> void expect_close(const A& value, const B& expected, double bound) {
   ASSERT_EQ(value.size(), expected.size());
-  double most = 0, worst = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double difference = std::abs(support::to_double(value.data()[i]) - support::to_double(expected.data()[i]));
-    if (!(difference <= worst)) worst = difference;
-    most = std::max(most, std::abs(support::to_double(expected.data()[i])));
-  }
+  double most = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    most = support::maximum(most, std::abs(support::to_double(expected.data()[i])));
   EXPECT_GT(most, 0) << "the expected values are all zero";
-  EXPECT_LE(worst / most, bound);
+  EXPECT_LE(support::largest_difference(value, expected) / most, bound);
 }
 
 using LayerSetups = testing::Types<On<mha::Cpu, float>, On<mha::Cpu, double>, On<mha::Cpu, mha::bfloat16>,

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers on every matrix unit of this machine, and on emulated arrays, against the layer on the reference in double.
-#include <algorithm>
-#include <cmath>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -10,11 +8,13 @@
 
 #include <mha/systolic.hpp>
 
-#include "compare.hpp"
+#include "layers.hpp"
 #include "random.hpp"
 
 namespace {
 
+using conformance::exact;
+using conformance::expect_close;
 using mha::bfloat16;
 using mha::Config;
 using mha::Index;
@@ -36,29 +36,12 @@ template <class T> mha::Tensor<T, 3> random_rows(Index batch, Index length, Inde
   for (T& element : x) element = number<T>(random, 1);
   return x;
 }
-template <class T> mha::Tensor<double, 3> exact(const mha::Tensor<T, 3>& x) {
-  mha::Tensor<double, 3> copy(x.extent(0), x.extent(1), x.extent(2));
-  for (std::size_t i = 0; i < x.size(); ++i) copy.data()[i] = support::to_double(x.data()[i]);
-  return copy;
-}
 
 /// Relative to the largest number of the answer. Rounding to bfloat16 misses by u = 2⁻⁹ of a number; an answer passes
 /// through six such roundings that count once each (values, softmax weights, heads, the output weights' products, and
 /// in 16-bit storage Q, K, V's own), and those of q and k move a logit by 2·u·|s|, which the exponential turns into as
 /// much of the weight: logits here stay below 8.
 constexpr double tolerance = (6 + 2 * 8) * 0x1p-9;
-
-template <class A, class B> void expect_close(const A& value, const B& expected) {
-  ASSERT_EQ(value.size(), expected.size());
-  double most = 0, worst = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double difference = std::abs(support::to_double(value.data()[i]) - expected.data()[i]);
-    if (!(difference <= worst)) worst = difference;
-    most = std::max(most, std::abs(expected.data()[i]));
-  }
-  EXPECT_GT(most, 0) << "the expected values are all zero";
-  EXPECT_LE(worst / most, tolerance);
-}
 
 template <class Setup> class SystolicConformance : public testing::Test {
  public:
@@ -69,14 +52,7 @@ template <class Setup> class SystolicConformance : public testing::Test {
     Random random(name);
     mha::MultiHeadAttention<T, typename Setup::Backend, P...> layer(config, policies...);
     mha::MultiHeadAttention<double, mha::Reference, P...> oracle(config, policies...);
-    std::vector<double> values;
-    layer.update([&](auto& p) {
-      for (T& x : p.flat()) {
-        x = number<T>(random, 0.2);
-        values.push_back(support::to_double(x));
-      }
-    });
-    oracle.update([&](auto& p) { std::copy(values.begin(), values.end(), p.flat().begin()); });
+    conformance::same_weights(layer, oracle, [&] { return number<T>(random, 0.2); });
     const auto x = random_rows<T>(2, 19, config.d_model, random),
                memory = random_rows<T>(2, 70, config.d_model, random);
     const std::vector<Index> lengths = {70, 20};
@@ -88,10 +64,10 @@ template <class Setup> class SystolicConformance : public testing::Test {
       if (!mha::missing(unit).empty() || (unit != MatrixUnit::portable && !Setup::on_hardware)) continue;
       SCOPED_TRACE(to_string(unit));
       mha::force_unit(unit);
-      expect_close(layer(x), y);
-      expect_close(layer(x, memory), z);
-      expect_close(layer.attention_weights(x, memory), w);
-      expect_close(layer(x, memory, mha::Padding{lengths}, mha::SoftCap{.cap = 3}), padded);
+      expect_close(layer(x), y, tolerance);
+      expect_close(layer(x, memory), z, tolerance);
+      expect_close(layer.attention_weights(x, memory), w, tolerance);
+      expect_close(layer(x, memory, mha::Padding{lengths}, mha::SoftCap{.cap = 3}), padded, tolerance);
     }
     mha::force_unit(before);
   }

@@ -12,6 +12,7 @@
 
 #include <mha/mha.hpp>
 
+#include "compare.hpp"
 #include "golden.hpp"
 
 namespace {
@@ -53,7 +54,7 @@ template <class T, int Rank> void expect_out(const golden::Case& c, const mha::T
   double worst = 0;
   for (std::size_t i = 0; i < out.size(); ++i) {
     const double error = std::abs(static_cast<double>(out.data()[i]) - wanted.values[i]);
-    worst = error <= worst ? worst : error;
+    worst = support::maximum(worst, error);
   }
   EXPECT_LE(worst, tolerance<T>(c)) << c.name;
 }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The laws of attention on the CUDA backend's kernels, as far as the host model reaches; its own promises on bits.
-#include <cmath>
-#include <vector>
-
 #include <mha/mha.hpp>
 
+#include "../conformance/layers.hpp"
 #include "gpu_laws.hpp"
 #include "gpu_model/simulated_cuda.hpp"
 
@@ -72,8 +70,8 @@ TYPED_TEST(SimulatedLaw, SplitsOverKeysAgreeWithOnePiece) {
     return attend<SimulatedCuda>(in);
   }();
   const auto split = attend<SimulatedCuda>(in);
-  EXPECT_LE(laws::largest_difference(split.log_sum_exp, together.log_sum_exp), 1e-5);
-  EXPECT_LE(laws::largest_difference(split.out, together.out), 2 * support::unit_roundoff<TypeParam>() + 1e-6);
+  EXPECT_LE(support::largest_difference(split.log_sum_exp, together.log_sum_exp), 1e-5);
+  EXPECT_LE(support::largest_difference(split.out, together.out), 2 * support::unit_roundoff<TypeParam>() + 1e-6);
 }
 
 template <class T, class... P> void check_layer(const char* name, const mha::Config& config, const P&... policies) {
@@ -81,25 +79,10 @@ template <class T, class... P> void check_layer(const char* name, const mha::Con
   support::Random random(name);
   mha::MultiHeadAttention<T, SimulatedCuda, P...> layer(config, policies...);
   mha::MultiHeadAttention<double, mha::Reference, P...> oracle(config, policies...);
-  std::vector<double> values;
-  layer.update([&](auto& p) {
-    for (T& x : p.flat()) values.push_back(support::to_double(x = support::Random::rounded<T>(random.normal() * 0.2)));
-  });
-  oracle.update([&](auto& p) { std::copy(values.begin(), values.end(), p.flat().begin()); });
-  mha::Tensor<T, 3> x(2, 19, config.d_model);
-  random.fill(x);
-  mha::Tensor<double, 3> exact(2, 19, config.d_model);
-  for (std::size_t i = 0; i < x.size(); ++i) exact.data()[i] = support::to_double(x.data()[i]);
-  const auto y = layer(x);
-  const auto expected = oracle(exact);
-  double most = 0, worst = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double difference = std::abs(support::to_double(y.data()[i]) - expected.data()[i]);
-    if (!(difference <= worst)) worst = difference;
-    most = std::max(most, std::abs(expected.data()[i]));
-  }
+  conformance::same_weights(layer, oracle, [&] { return random.rounded<T>(random.normal() * 0.2); });
+  const auto x = conformance::random_rows<T>(2, 19, config.d_model, random);
   // Seven roundings to the storage scalar between x and y; q's and k's count as often as a logit, below 8, is large.
-  EXPECT_LE(worst / most, (7 + 2 * 8) * support::unit_roundoff<T>());
+  conformance::expect_close(layer(x), oracle(conformance::exact(x)), (7 + 2 * 8) * support::unit_roundoff<T>());
 }
 
 TYPED_TEST(SimulatedLaw, LayersAgreeWithTheDoubleReference) {

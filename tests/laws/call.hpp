@@ -2,7 +2,6 @@
 // What the law tests of every backend share: random calls with poisoned outputs, wherever the backend computes.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <string>
 
@@ -89,16 +88,6 @@ bool same_row(const Result<T>& a, Index b, Index i, const Result<T>& other, Inde
   for (Index d = 0; d < a.out.extent(3); ++d)
     if (support::bits(a.out(b, i, h, d)) != support::bits(other.out(other_b, other_i, h, d))) return false;
   return support::bits(a.log_sum_exp(b, h, i)) == support::bits(other.log_sum_exp(other_b, h, other_i));
-}
-
-/// Largest |a − b| over two containers of one size.
-template <class Container> double largest_difference(const Container& a, const Container& b) {
-  double most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double difference = std::abs(support::to_double(a.data()[i]) - support::to_double(b.data()[i]));
-    if (!(difference <= most)) most = difference;
-  }
-  return most;
 }
 
 /// Rows [first, first + count) of a (B, L, H, D) tensor, in place.

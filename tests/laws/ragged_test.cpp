@@ -181,7 +181,7 @@ TYPED_TEST(RaggedBatch, IsTheReference) {
     const auto plain = attend<mha::Reference>(in, r->packed(), mha::Causal{});
     expect_each_alone<mha::Reference>(*r, in, "reference", mha::Causal{});
     const double bound = sizeof(TypeParam) == 4 ? 2e-5 : 1e-13;
-    EXPECT_LE(laws::largest_difference(cpu.out, plain.out), bound);
+    EXPECT_LE(support::largest_difference(cpu.out, plain.out), bound);
   }
 }
 

@@ -63,8 +63,8 @@ TYPED_TEST(Softmax, OrderOfTheKeysDoesNotMatter) {
         for (Index d = 0; d < in.v.extent(3); ++d) shuffled.v(b, j, h, d) = in.v(b, from, h, d);
       }
   const auto a = attend<typename TypeParam::Backend>(in), b = attend<typename TypeParam::Backend>(shuffled);
-  EXPECT_LE(laws::largest_difference(a.out, b.out), rounding<T>);
-  EXPECT_LE(laws::largest_difference(a.log_sum_exp, b.log_sum_exp), rounding<T>);
+  EXPECT_LE(support::largest_difference(a.out, b.out), rounding<T>);
+  EXPECT_LE(support::largest_difference(a.log_sum_exp, b.log_sum_exp), rounding<T>);
 }
 
 TYPED_TEST(Softmax, FewKeyHeadsEqualRepeatedOnes) {
@@ -102,8 +102,8 @@ TYPED_TEST(Softmax, SplitOverKeysMergesToTheWhole) {
     const auto second = attend<B>(in.q, laws::rows(in.k, cut, sizes.keys - cut),
                                   laws::rows(in.v, cut, sizes.keys - cut), mha::Causal{}, mha::Origin{origin - cut});
     mha::merge(first.out, first.log_sum_exp, second.out, second.log_sum_exp);
-    EXPECT_LE(laws::largest_difference(first.out, whole.out), rounding<T>) << "cut at " << cut;
-    EXPECT_LE(laws::largest_difference(first.log_sum_exp, whole.log_sum_exp), rounding<T>) << "cut at " << cut;
+    EXPECT_LE(support::largest_difference(first.out, whole.out), rounding<T>) << "cut at " << cut;
+    EXPECT_LE(support::largest_difference(first.log_sum_exp, whole.log_sum_exp), rounding<T>) << "cut at " << cut;
   }
 }
 
@@ -198,8 +198,8 @@ template <class B, class T> void expect_logits_are_numbers(float far) {
   // Beside ordinary logits they vanish.
   const auto near = attend<B>(in, mha::AdditiveBias(all_but_ten));
   const auto alone = attend<B>(in.q, laws::rows(in.k, 130, 10), laws::rows(in.v, 130, 10));
-  EXPECT_LE(laws::largest_difference(near.out, alone.out), rounding<T>);
-  EXPECT_LE(laws::largest_difference(near.log_sum_exp, alone.log_sum_exp), rounding<T>);
+  EXPECT_LE(support::largest_difference(near.out, alone.out), rounding<T>);
+  EXPECT_LE(support::largest_difference(near.log_sum_exp, alone.log_sum_exp), rounding<T>);
 }
 
 TYPED_TEST(Softmax, MinusABillionIsANumber) {

@@ -336,9 +336,8 @@ template <class T, Scores scores = Scores::none> class AttendCase {
   /// Compares outputs and log-sum-exps with the formula in double.
   ///
   /// A logit is off by at most δ = (D + 8)·u·scale·Σ|q·k| + 12·u of a logit before and after its score, so a weight by
-  /// a factor within 1 ± (2δ + roundings·u
-  /// + weight_rounding), and a sum of n terms by n·u of Σ|w·v|: the errors of numerator and denominator add. Scores
-  /// must not be steeper than 1.
+  /// a factor within 1 ± (2δ + roundings·u + weight_rounding), and a sum of n terms by n·u of Σ|w·v|: the errors of
+  /// numerator and denominator add. Scores must not be steeper than 1.
   void check(Worst& worst, AttendBound bound = {}) const {
     const double u = unit_roundoff<A>();
     const Call& call = *call_;

@@ -48,6 +48,20 @@ template <class Container> std::size_t differing(const Container& a, const Conta
   return n;
 }
 
+/// The larger of the two. A NaN stays, as in the maximum of IEEE 754-2019, where std::max and std::fmax lose it.
+template <class T> T maximum(T a, T b) { return a > b || a != a ? a : b; }
+
+/// Largest |a − b| over two containers, NaN if an element is; those of different sizes are infinitely far apart.
+template <class A, class B> double largest_difference(const A& a, const B& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double x = to_double(a.data()[i]), y = to_double(b.data()[i]);
+    if (x != y) largest = maximum(largest, std::abs(x - y));  // infinities may be equal
+  }
+  return largest;
+}
+
 /// Half a unit in the last place of 1: the relative error of one rounding.
 template <class T> constexpr double unit_roundoff() {
   if constexpr (std::is_same_v<T, mha::half>)

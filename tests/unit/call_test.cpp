@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <mha/call.hpp>
+#include <mha/core/tensor.hpp>
+#include <mha/core/workspace.hpp>
 #include <mha/interop/eigen.hpp>
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/score/softcap.hpp>
+#include <mha/policy/sink.hpp>
 
 namespace {
 

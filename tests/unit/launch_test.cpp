@@ -12,6 +12,7 @@
 #include <mha/backend/reference/reference.hpp>
 #include <mha/launch.hpp>
 #include <mha/policy/mask/padding.hpp>
+#include <mha/policy/sink.hpp>
 
 #include "scratch.hpp"
 

@@ -94,7 +94,7 @@ template <class T, class Packed> struct PackedGemmCall {
   std::span<const TensorView<T, 2>> c;
 };
 
-/// What a call of these sizes would do, in words and numbers.
+/// The sizes of a call that explain() is asked about.
 struct AttendPlan {
   CallShape shape;
   Index kv_heads = 0, head_dim = 0, value_dim = 0;
@@ -124,8 +124,8 @@ struct Support {
 /// A backend whose memory the host does not reach says `static constexpr Memory memory = Memory::device` and has all
 /// of:
 ///   template <class T, int Rank> using Tensor          what calls return
-///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const      numbers of one call, from the host's
-///   memory auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`
+///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const   a copy of the host's numbers for one call
+///   auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`
 ///   template <class P> auto keep(const P&) const       a policy that a layer owns, its data in the backend's memory
 ///   void require_reachable(const char* call, const char* tensor, const void*) const
 /// and `for_each_item`, pack() and its gemm(); take_host() of its Workspace's frames gives memory of the host.

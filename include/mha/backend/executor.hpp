@@ -11,7 +11,6 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -169,9 +168,13 @@ class Pool {
   static inline thread_local bool inside_ = false;
 };
 
-}  // namespace detail
-
-namespace detail {
+/// The tasks on the calling thread if `alone`, else on these threads.
+template <Executor Threads, class F> void run_tasks(bool alone, const Threads& threads, Index tasks, F&& f) {
+  if (alone)
+    Serial{}.run(tasks, f);
+  else
+    threads.run(tasks, f);
+}
 
 /// Every item once, rows shared among the workers where there is enough to do.
 template <Items I, Executor Threads> void run_items(const I& items, const Threads& threads) {

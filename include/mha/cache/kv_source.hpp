@@ -3,7 +3,6 @@
 
 #include <concepts>
 #include <cstddef>
-#include <type_traits>
 
 #include "../core/view.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <initializer_list>
 #include <stdexcept>
@@ -80,6 +81,12 @@ template <class... Pieces> [[noreturn]] void fail(const Pieces&... pieces) {
 /// fail(pieces...) unless the condition holds; the message is only built when it is needed.
 template <class... Pieces> void require(bool holds, const Pieces&... pieces) {
   if (!holds) fail(pieces...);
+}
+
+/// "SoftCap: cap is -1, it must be a positive finite number".
+inline void require_positive(const char* policy, const char* member, double value) {
+  require(value > 0 && std::isfinite(value), policy, ": ", member, " is ", value,
+          ", it must be a positive finite number");
 }
 
 /// Two tensors must agree on an axis: "attention: k has length 7 but v has length 6".

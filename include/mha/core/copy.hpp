@@ -22,14 +22,9 @@ template <class T> struct CopyElements {
   }
 };
 
-/// Up to four axes as four, the absent ones in front of extent 1.
-template <class T, int Rank> constexpr TensorView<T, 4> four_axes(const TensorView<T, Rank>& v) {
-  TensorView<T, 4> r{v.data, {1, 1, 1, 1}, {}};
-  for (int a = 0; a < Rank; ++a) {
-    r.extent[4 - Rank + a] = v.extent[a];
-    r.stride[4 - Rank + a] = v.stride[a];
-  }
-  return r;
+/// Row-major memory of a frame with the extents of v.
+template <class T, class View, class Frame> TensorView<T, View::rank> take_like(Frame& frame, const View& v) {
+  return row_major<View::rank>(frame.template take<T>(static_cast<std::size_t>(v.size())), v.extent);
 }
 
 /// The items that copy `from` to `to`, which has the same extents.

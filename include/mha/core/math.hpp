@@ -3,9 +3,8 @@
 
 #include <bit>
 #include <cmath>
-#include <concepts>
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "../config.hpp"

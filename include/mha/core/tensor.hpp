@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <new>
-#include <type_traits>
 #include <utility>
 
 #include "check.hpp"
@@ -122,6 +122,12 @@ template <class T, int Rank> struct ViewTraits<Tensor<T, Rank>> {
 };
 
 namespace detail {
+
+/// An owner with the extents of v.
+template <class Owner, class View> Owner owner_like(const View& v) {
+  return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) { return Owner(v.extent[Axis]...); }
+  (std::make_index_sequence<std::size_t{View::rank}>());
+}
 
 /// What attention and the layer return for an input of this type: the backend's tensor, unless the input's ViewTraits
 /// know better (Eigen).

@@ -80,6 +80,28 @@ template <class I> constexpr Index as_extent(I n) {
   return static_cast<Index>(n);
 }
 
+/// Memory with these extents, row-major.
+template <int Rank, class T> constexpr TensorView<T, Rank> row_major(T* data, const Index* extents) {
+  TensorView<T, Rank> v{data, {}, {}};
+  std::ptrdiff_t stride = 1;
+  for (int a = Rank - 1; a >= 0; --a) {
+    v.extent[a] = extents[a];
+    v.stride[a] = stride;
+    stride *= extents[a];
+  }
+  return v;
+}
+
+/// Up to four axes as four, the absent ones in front of extent 1.
+template <class T, int Rank> constexpr TensorView<T, 4> four_axes(const TensorView<T, Rank>& v) {
+  TensorView<T, 4> r{v.data, {1, 1, 1, 1}, {}};
+  for (int a = 0; a < Rank; ++a) {
+    r.extent[4 - Rank + a] = v.extent[a];
+    r.stride[4 - Rank + a] = v.stride[a];
+  }
+  return r;
+}
+
 }  // namespace detail
 
 /// Dense row-major memory: view(p, 3, 4) has axes (3, 4) and strides (4, 1).
@@ -88,14 +110,8 @@ template <class I> constexpr Index as_extent(I n) {
 template <class T, std::convertible_to<Index>... I>
 requires(sizeof...(I) >= 1 &&
          sizeof...(I) <= 5) constexpr TensorView<T, static_cast<int>(sizeof...(I))> view(T* data, I... extents) {
-  constexpr int Rank = static_cast<int>(sizeof...(I));
-  TensorView<T, Rank> v{data, {detail::as_extent(extents)...}, {}};
-  std::ptrdiff_t stride = 1;
-  for (int a = Rank - 1; a >= 0; --a) {
-    v.stride[a] = stride;
-    stride *= v.extent[a];
-  }
-  return v;
+  const Index all[] = {detail::as_extent(extents)...};
+  return detail::row_major<static_cast<int>(sizeof...(I))>(data, all);
 }
 
 /// Memory ordered (batch, length, heads, dim), heads side by side in a row: what a projection writes.

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <Eigen/Core>
-#include <limits>
 #include <type_traits>
 
-#include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 
@@ -21,12 +20,6 @@ concept EigenInMemory = std::derived_from<D, Eigen::DenseBase<D>> && requires(D&
   { d.innerStride() } -> std::convertible_to<std::ptrdiff_t>;
   { d.outerStride() } -> std::convertible_to<std::ptrdiff_t>;
 };
-
-inline Index eigen_extent(Eigen::Index n) {
-  require(n <= std::numeric_limits<Index>::max(), "view: an Eigen object has extent ", n, ", the largest is ",
-          std::numeric_limits<Index>::max());
-  return static_cast<Index>(n);
-}
 
 }  // namespace detail
 
@@ -43,7 +36,7 @@ template <detail::EigenInMemory D> struct ViewTraits<D> {
     using T = std::remove_pointer_t<Pointer>;
     const std::ptrdiff_t inner = m.innerStride(), outer = m.outerStride();
     return TensorView<T, 2>{m.data(),
-                            {detail::eigen_extent(m.rows()), detail::eigen_extent(m.cols())},
+                            {detail::as_extent(m.rows()), detail::as_extent(m.cols())},
                             {D::IsRowMajor ? outer : inner, D::IsRowMajor ? inner : outer}};
   }
 

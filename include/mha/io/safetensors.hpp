@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -104,11 +105,7 @@ class Safetensors {
   /// The tensor in memory of its own, wherever it lies in the file.
   template <class T, int Rank> Tensor<T, Rank> copy(std::string_view name) const {
     const SafetensorInfo& tensor = checked<T>(name, Rank);
-    const auto shape = dense<T, Rank>(nullptr, tensor);
-    auto result = [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
-      return Tensor<T, Rank>(shape.extent[Axis]...);
-    }
-    (std::make_index_sequence<static_cast<std::size_t>(Rank)>());
+    auto result = detail::owner_like<Tensor<T, Rank>>(dense<T, Rank>(nullptr, tensor));
     if (result.size() > 0)
       std::memcpy(static_cast<void*>(result.data()), file_->data() + header_.data_begin + tensor.begin,
                   result.size() * sizeof(T));

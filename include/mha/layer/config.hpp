@@ -25,6 +25,7 @@ struct Config {
   Index query_width() const { return num_heads * head_dim; }
   Index key_width() const { return num_kv_heads * head_dim; }
   Index value_width() const { return num_kv_heads * value_dim; }
+  Index concat_width() const { return num_heads * value_dim; }
 };
 
 namespace detail {

@@ -84,7 +84,7 @@ Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M
   require(keys >= 0, "cost: keys is ", keys, ", the least is 0");
   const double E = c.d_model, q_rows = double(batch) * queries, k_rows = double(batch) * keys;
   const double q_width = c.query_width(), k_width = c.key_width(), v_width = c.value_width();
-  const double concat = double(c.num_heads) * c.value_dim, y_width = O::width(c.num_heads * c.value_dim, c.d_model);
+  const double concat = c.concat_width(), y_width = O::width(c.concat_width(), c.d_model);
   const double q_weights = E * q_width, kv_weights = c.kv_model * (k_width + v_width);
   const double out_weights = O::has_weights ? concat * E : 0;
   const double biases = c.bias ? 1 : 0, bytes = sizeof(T);

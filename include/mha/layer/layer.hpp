@@ -15,6 +15,7 @@
 #include "../policy/position.hpp"
 #include "../policy/projection.hpp"
 #include "../policy/qk_norm.hpp"
+#include "../policy/sink.hpp"
 #include "config.hpp"
 #include "cost.hpp"
 #include "explain.hpp"
@@ -231,7 +232,7 @@ class Layer {
   void forward(const TensorView<const T, 3>& x, const Memory& memory, const TensorView<T, 3>& y,
                Extra&... extra) const {
     const Config& c = config_;
-    const Index batch = x.extent[0], length = x.extent[1], concat = c.num_heads * c.value_dim;
+    const Index batch = x.extent[0], length = x.extent[1];
     check_x(x);
     check_memory(memory);
     detail::require_data("layer", "the result", y);
@@ -262,7 +263,7 @@ class Layer {
     project(x, made, call, w, frame, workspace);
     detail::run<B>(call, workspace);
     detail::run_gates<B, C, T>(heads, products_.vectors(w).gate, items);
-    const TensorView<const T, 2> rows = view(heads.data, batch * length, concat);
+    const TensorView<const T, 2> rows = view(heads.data, batch * length, c.concat_width());
     const auto finish = [&](const TensorView<T, 2>& to) {
       if constexpr (O::has_weights)
         products_.run(rows, w, Matrix::output, {&to, 1}, workspace);
@@ -298,7 +299,7 @@ class Layer {
     return detail::run_weights<B>(call, workspace);
   }
 
-  Index output_width() const { return O::width(config_.num_heads * config_.value_dim, config_.d_model); }
+  Index output_width() const { return O::width(config_.concat_width(), config_.d_model); }
 
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
   template <class Call>
@@ -339,16 +340,18 @@ class Layer {
                   "mha: the layer's scalar and the input's differ (see mha/layer/multi_head_attention.hpp)");
   }
 
-  void check_x(const TensorView<const T, 3>& x) const {
+  void require_weights() const {
     detail::require(parameters_.present(), "layer: it has 0 of its ", parameter_count(),
                     " weights: call initialize, update or borrow first");
+  }
+  void check_x(const TensorView<const T, 3>& x) const {
+    require_weights();
     detail::require_rows("x", x);
     detail::require(x.extent[2] == config_.d_model, "layer: x has width ", x.extent[2], " but d_model is ",
                     config_.d_model);
   }
   void check_memory(const TensorView<const T, 3>& memory) const {
-    detail::require(parameters_.present(), "layer: it has 0 of its ", parameter_count(),
-                    " weights: call initialize, update or borrow first");
+    require_weights();
     detail::require_rows("memory", memory);
     detail::require(memory.extent[2] == config_.kv_model, "layer: the keys' rows have width ", memory.extent[2],
                     " but kv_model is ", config_.kv_model);
@@ -366,7 +369,8 @@ class Layer {
 
   template <class E, class... Rest> static auto find_into(const E& first, const Rest&... rest) {
     if constexpr (detail::IntoArgument<E>) {
-      static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>, "mha: into(y) has another scalar than the layer");
+      static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>,
+                    "mha: into(y) has another scalar than the layer (see mha/layer/multi_head_attention.hpp)");
       return detail::with_batch(first.to);
     } else {
       return find_into(rest...);

@@ -109,7 +109,8 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
                     detail::policy_value<Role::norm, typename Roles::NormPolicy>(values...),
                     detail::policy_value<Role::position, typename Roles::PositionPolicy>(values...)) {
     static_assert((detail::is_one_of<Values, Policies...> && ...),
-                  "mha: the constructor got a policy value that the layer's type does not name");
+                  "mha: the constructor got a policy value that the layer's type does not name "
+                  "(see mha/layer/multi_head_attention.hpp)");
     static_assert(((detail::count_role<role_of<Values>(), Values...> <= 1) && ...),
                   "mha: the constructor got two values for one policy: keep one "
                   "(see mha/layer/multi_head_attention.hpp)");

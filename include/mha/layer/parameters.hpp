@@ -68,8 +68,7 @@ template <class T, class Projection, class N, class C, class O> class Parameters
     const Config& c = config_;
     const auto projection = [&](Index in, Index out) { return (std::int64_t{in} + (c.bias ? 1 : 0)) * out; };
     return projection(c.d_model, c.query_width()) + projection(c.kv_model, c.key_width()) +
-           projection(c.kv_model, c.value_width()) +
-           (O::has_weights ? projection(c.num_heads * c.value_dim, c.d_model) : 0) +
+           projection(c.kv_model, c.value_width()) + (O::has_weights ? projection(c.concat_width(), c.d_model) : 0) +
            (N::has_weights ? 2 * c.head_dim : 0) + (C::has_gates ? c.num_heads : 0);
   }
 
@@ -101,8 +100,7 @@ template <class T, class Projection, class N, class C, class O> class Parameters
     check("query", w.query, c.d_model, c.num_heads, c.head_dim);
     check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim);
     check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim);
-    const Index concat = c.num_heads * c.value_dim;
-    check_matrix("output", w.output.weight, O::has_weights ? concat : 0, O::has_weights ? c.d_model : 0);
+    check_matrix("output", w.output.weight, O::has_weights ? c.concat_width() : 0, O::has_weights ? c.d_model : 0);
     check_vector("output bias", w.output.bias, O::has_weights && c.bias ? c.d_model : 0);
     check_vector("query_norm", w.query_norm, N::has_weights ? c.head_dim : 0);
     check_vector("key_norm", w.key_norm, N::has_weights ? c.head_dim : 0);
@@ -154,7 +152,7 @@ template <class T, class Projection, class N, class C, class O> class Parameters
     p.key = head_weights(c.num_kv_heads, c.kv_model, c.head_dim);
     p.value = head_weights(c.num_kv_heads, c.kv_model, c.value_dim);
     if constexpr (O::has_weights) {
-      const Index in = c.num_heads * c.value_dim;
+      const Index in = c.concat_width();
       p.output.weight = view(next(std::ptrdiff_t{in} * c.d_model), in, c.d_model);
       if (c.bias) p.output.bias = view(next(c.d_model), c.d_model);
     }

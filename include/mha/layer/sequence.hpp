@@ -50,11 +50,6 @@ template <class T> void require_rows(const char* name, const TensorView<T, 3>& v
           v.extent[0], " sequences of ", v.extent[1], " rows, the most rows are ", std::numeric_limits<Index>::max());
 }
 
-template <class T, class Frame> T* take(Frame& frame, Index batch, Index length, Index width) {
-  return frame.template take<T>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(length) *
-                                static_cast<std::size_t>(width));
-}
-
 /// Whether two views show the same elements in the same order.
 template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
   bool same = a.data == b.data;
@@ -75,7 +70,7 @@ template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& 
 template <class T, class Frame, class Run = SerialItems>
 TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame, const Run& run = {}) {
   if (rows_collapse(v) && (v.stride[2] == 1 || v.extent[2] <= 1)) return collapsed(v);
-  const auto copy = view(take<T>(frame, v.extent[0], v.extent[1], v.extent[2]), v.extent[0], v.extent[1], v.extent[2]);
+  const auto copy = take_like<T>(frame, v);
   run(copy_items(v, copy));
   return collapsed<const T>(copy);
 }
@@ -84,7 +79,7 @@ TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame, co
 template <class T, class Frame, class F, class Run = SerialItems>
 void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = {}) {
   if (rows_collapse(y)) return f(collapsed(y));
-  const auto copy = view(take<T>(frame, y.extent[0], y.extent[1], y.extent[2]), y.extent[0], y.extent[1], y.extent[2]);
+  const auto copy = take_like<T>(frame, y);
   f(collapsed(copy));
   run(copy_items(TensorView<const T, 3>(copy), y));
 }

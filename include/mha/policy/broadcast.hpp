@@ -10,15 +10,11 @@
 
 namespace mha::inline v0::detail {
 
-/// A (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk) table as four axes; absent ones have extent 1.
+/// A (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk) table as four axes.
 template <class T, int Rank> constexpr TensorView<const T, 4> as_pair_table(const TensorView<T, Rank>& v) {
-  static_assert(Rank >= 2 && Rank <= 4, "mha: a table over (query, key) pairs has 2 to 4 axes");
-  TensorView<const T, 4> r{v.data, {1, 1, 1, 1}, {}};
-  for (int a = 0; a < Rank; ++a) {
-    r.extent[4 - Rank + a] = v.extent[a];
-    r.stride[4 - Rank + a] = v.stride[a];
-  }
-  return r;
+  static_assert(Rank >= 2 && Rank <= 4,
+                "mha: a table over (query, key) pairs has 2 to 4 axes (see mha/policy/mask/dense.hpp)");
+  return four_axes(v);
 }
 
 /// The table for one call: axes of extent 1 are repeated (stride 0), all others must have the call's size.

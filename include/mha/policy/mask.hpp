@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
-#include <utility>
+#include <type_traits>
 
 #include "role.hpp"
 
@@ -21,8 +20,9 @@ enum class TileVisibility : unsigned char { none, partial, full };
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
 ///   Mask with_data(f) const                     its Borrowed and Origins members replaced by f(member): how data moves
 ///                                               to a device
-///       The result must not point into *this, which is gone by then, unless by shared_ptr.
 ///   static constexpr bool borrows = true        points at memory of somebody else
+/// What prepared() and with_data() return must not point into *this, which is gone by then; at what its shared_ptrs
+/// hold it may.
 ///
 /// A whole mask, in the user's own code:
 ///   struct Strided { bool operator()(int, int, int q, int k) const { return k <= q && (q - k) % 4 == 0; } };

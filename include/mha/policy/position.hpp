@@ -52,10 +52,7 @@ struct LinearScaling {
   Required<double> factor;
   double base(double base, Index) const { return base; }
   double frequency(double f) const { return f / factor.value; }
-  void check() const {
-    detail::require(factor.value > 0 && std::isfinite(factor.value), "LinearScaling: factor is ", factor.value,
-                    ", it must be a positive finite number");
-  }
+  void check() const { detail::require_positive("LinearScaling", "factor", factor.value); }
 };
 
 /// The base grows so that the slowest pair is stretched by the factor and the fastest stays.
@@ -65,10 +62,7 @@ struct NtkScaling {
   Required<double> factor;
   double base(double base, Index r) const { return r > 2 ? base * std::pow(factor.value, double(r) / (r - 2)) : base; }
   double frequency(double f) const { return f; }
-  void check() const {
-    detail::require(factor.value > 0 && std::isfinite(factor.value), "NtkScaling: factor is ", factor.value,
-                    ", it must be a positive finite number");
-  }
+  void check() const { detail::require_positive("NtkScaling", "factor", factor.value); }
 };
 
 /// Llama 3.1: wavelengths beyond original_length / low_frequency are stretched by the factor, those below
@@ -87,10 +81,8 @@ struct Llama3Scaling {
     return (1 - smooth) * f / factor + smooth * f;
   }
   void check() const {
-    detail::require(factor > 0 && std::isfinite(factor), "Llama3Scaling: factor is ", factor,
-                    ", it must be a positive finite number");
-    detail::require(original_length > 0 && std::isfinite(original_length), "Llama3Scaling: original_length is ",
-                    original_length, ", it must be a positive finite number");
+    detail::require_positive("Llama3Scaling", "factor", factor);
+    detail::require_positive("Llama3Scaling", "original_length", original_length);
     detail::require(low_frequency >= 0, "Llama3Scaling: low_frequency is ", low_frequency, ", the least is 0");
     detail::require(low_frequency < high_frequency && std::isfinite(high_frequency), "Llama3Scaling: low_frequency ",
                     low_frequency, " is not below a finite high_frequency, which is ", high_frequency);
@@ -116,7 +108,7 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     detail::require(dims >= 0 && dims <= head_dim, "Rotary: dims is ", dims, " but the head size is ", head_dim);
     detail::require(turning(head_dim) % 2 == 0, "Rotary: ", turning(head_dim), " coordinates of ", head_dim,
                     " would turn, an even number is wanted");
-    detail::require(base > 0 && std::isfinite(base), "Rotary: base is ", base, ", it must be a positive finite number");
+    detail::require_positive("Rotary", "base", base);
     scaling.check();
     const double scaled = scaling.base(base, turning(head_dim));
     detail::require(scaled > 0 && std::isfinite(scaled), "Rotary: base ", base, " is scaled to ", scaled,

@@ -65,7 +65,7 @@ template <class Call> double error(const Call& call) {
     const double a = to.data()[i], e = expected.data()[i];
     if (std::isnan(e) && std::isnan(a)) continue;
     if (e == 0 && a != 0) return inf;  // hidden is exactly 0
-    if (!(std::abs(a - e) <= worst)) worst = std::abs(a - e);
+    worst = support::maximum(worst, std::abs(a - e));
   }
   return worst;
 }

@@ -5,6 +5,7 @@
 
 #include <mha/core/copy.hpp>
 #include <mha/core/tensor.hpp>
+#include <mha/core/workspace.hpp>
 
 namespace {
 
@@ -39,6 +40,19 @@ TEST(Copy, OfFewerAxesAndOfNothing) {
   EXPECT_EQ(copy[5], 3);
   for (const auto& none : {mha::view(copy, 0, 3), mha::view(copy, 3, 0)})
     run_serially(copy_items(TensorView<const int, 2>(none), none));
+}
+
+TEST(Copy, TakesRowMajorMemoryOfTheSameExtents) {
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const int numbers[6] = {1, 2, 3, 4, 5, 6};
+  const TensorView<const int, 2> columns = mha::transposed(mha::view(numbers, 2, 3));
+  const TensorView<double, 2> to = mha::detail::take_like<double>(frame, columns);
+  EXPECT_EQ(to.extent[0], 3);
+  EXPECT_EQ(to.extent[1], 2);
+  EXPECT_TRUE(mha::is_contiguous(to));
+  const auto owner = mha::detail::owner_like<mha::Tensor<float, 2>>(columns);
+  EXPECT_EQ(owner.extent(0), 3);
 }
 
 }  // namespace

@@ -50,6 +50,7 @@ TEST(Config, KeepsWhatIsGiven) {
   EXPECT_EQ(c.query_width(), 24);
   EXPECT_EQ(c.key_width(), 12);
   EXPECT_EQ(c.value_width(), 15);
+  EXPECT_EQ(c.concat_width(), 30);
 }
 
 TEST(Config, ValueDimFollowsAGivenHeadDim) {

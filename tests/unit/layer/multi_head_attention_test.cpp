@@ -149,12 +149,7 @@ TEST(MultiHeadAttention, EveryScalarOfStorage) {
       rounded.data()[i] = static_cast<T>(x.data()[i]);
       widened.data()[i] = static_cast<double>(rounded.data()[i]);
     }
-    const auto y = layer(rounded);
-    const auto expected = exact(widened);
-    double worst = 0;
-    for (std::size_t i = 0; i < y.size(); ++i)
-      worst = std::max(worst, std::abs(support::to_double(y.data()[i]) - expected.data()[i]));
-    return worst;
+    return support::largest_difference(layer(rounded), exact(widened));
   };
   // The weights are rounded too; outputs are of order 1.
   EXPECT_LT(error(single, 0.f), 1e-5);

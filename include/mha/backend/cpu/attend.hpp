@@ -69,10 +69,7 @@ void for_each_tile(const AnyCall<T, Source>& call, const Tiling& tiling, IsaLeve
     QueryTile<T, Source> query_tile(call, level, scratch[worker], rows);
     f(query_tile, t);
   };
-  if (parallel)
-    threads.run(static_cast<Index>(tasks), task);
-  else
-    Serial{}.run(static_cast<Index>(tasks), task);
+  run_tasks(!parallel, threads, static_cast<Index>(tasks), task);
 }
 
 /// Attention; the keys are shared among the workers too where there are fewer tiles than would keep them busy.

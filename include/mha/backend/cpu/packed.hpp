@@ -39,10 +39,7 @@ template <class T> class PackedWeights {
       pack(parts[part], parts_[part], panel - parts_[part].first_panel);
     };
     constexpr std::size_t enough_weights = 1 << 18;  // below, waking threads takes longer than copying
-    if (weight_count_ < enough_weights)
-      Serial{}.run(panels, task);
-    else
-      threads.run(panels, task);
+    run_tasks(weight_count_ < enough_weights, threads, panels, task);
   }
 
   std::size_t bytes() const { return weight_count_ * sizeof(T) + bias_count_ * sizeof(A); }

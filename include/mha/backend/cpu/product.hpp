@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <span>
 #include <type_traits>
@@ -233,20 +232,12 @@ template <class T, class Columns> class DenseProduct {
     const Index depth = depth_at(k), columns = count(part, p);
     if constexpr (!std::is_same_v<T, A>)
       if (n > most_rows_widening) {
-        widen(panel, panel_columns<T>, depth, panel_columns<T>, wide);
+        simd::widen(isa_, panel, panel_columns<T>, depth, panel_columns<T>, wide);
         wide_kernel_({rows.data, rows.stride, wide, wide, before, stride, to.c, to.stride, n, depth, columns, 0});
         return;
       }
     kernel_({rows.data, rows.stride, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n,
              depth, columns, side_by_side});
-  }
-
-  /// to (n, dim) = these rows in accumulator precision.
-  void widen(const T* rows, std::ptrdiff_t stride, Index n, Index dim, A* to) const {
-    const auto kernel = simd::with_isa(isa_, [](auto tag) {
-      return &decltype(tag)::template run<simd::WidenBody<A, T>, const T*, std::ptrdiff_t, Index, Index, A*>;
-    });
-    kernel(rows, stride, n, dim, to);
   }
 
   /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row.
@@ -279,7 +270,7 @@ template <class T, class Columns> class DenseProduct {
     for (Index i = 0; i < n; ++i, to += depth_block) {
       const T* from = &a_(first + i, k);
       if (a_.stride[1] == 1)
-        widen(from, 0, 1, d, to);
+        simd::widen(isa_, from, 0, 1, d, to);
       else
         for (Index j = 0; j < d; ++j, from += a_.stride[1]) to[j] = static_cast<A>(*from);
     }
@@ -332,10 +323,7 @@ void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span
     const auto w = static_cast<std::size_t>(worker);
     product.run(index, scratch + product.scratch() * w, panels + product.panel_scratch() * w);
   };
-  if (alone)
-    Serial{}.run(product.tasks(), task);
-  else
-    threads.run(product.tasks(), task);
+  run_tasks(alone, threads, product.tasks(), task);
 }
 
 }  // namespace mha::inline v0::detail::cpu

@@ -215,7 +215,7 @@ template <class T, class Source> class QueryTile {
   /// Rows in accumulator precision, in `scratch` if they are not stored so.
   WideRows widened(const Stored* rows, std::ptrdiff_t stride, Index n, Index dim, A* scratch) const {
     if constexpr (widens) {
-      widen(level_, rows, stride, n, dim, scratch);
+      simd::widen(level_, rows, stride, n, dim, scratch);
       return {scratch, dim};
     } else {
       return {rows, stride};
@@ -248,7 +248,7 @@ template <class T, class Source> class QueryTile {
     const Index rest = run.count - whole;
     if (rest == 0) return;
     // The last ones are filled up to a register: nothing behind them is read, nor written.
-    widen(level_, run.key + whole * run.key_stride, run.key_stride, rest, dim, at_.wide_keys);
+    simd::widen(level_, run.key + whole * run.key_stride, run.key_stride, rest, dim, at_.wide_keys);
     std::fill_n(at_.wide_keys + std::ptrdiff_t{rest} * dim, std::ptrdiff_t{lanes - rest} * dim, A(0));
     few_.wide_scores(at_.wide_keys, dim, lanes, at_.row_q, dim, at_.visible, lanes, {});
     for (Index lane = 0; lane < rows_.lanes(); ++lane)

@@ -12,15 +12,6 @@
 
 namespace mha::inline v0::detail::cpu {
 
-/// to (n, dim) = these rows in accumulator precision.
-template <class A, class T>
-void widen(IsaLevel level, const T* rows, std::ptrdiff_t stride, Index n, Index dim, A* to) {
-  const auto kernel = simd::with_isa(level, [](auto isa) {
-    return &decltype(isa)::template run<simd::WidenBody<A, T>, const T*, std::ptrdiff_t, Index, Index, A*>;
-  });
-  kernel(rows, stride, n, dim, to);
-}
-
 /// How one tile's rows go from a call's tensors into scratch and back: with queries in `lanes` lanes, registers of
 /// `width`, or in rows.
 template <class Call> struct TileLayout {
@@ -61,7 +52,7 @@ template <class Call> struct TileLayout {
       const T* const from = call.query(rows.b, i, h);
       A* const row = to + lane * dim;
       if (call.q.stride[3] == 1)
-        widen(level, from, 0, 1, call.head_dim, row);
+        simd::widen(level, from, 0, 1, call.head_dim, row);
       else
         for (Index d = 0; d < call.head_dim; ++d) row[d] = static_cast<A>(from[d * call.q.stride[3]]);
     });

@@ -162,9 +162,7 @@ struct Cuda {
   template <class T> void multiply(const GemmCall<T>& call, Workspace& workspace) const {
     if (call.c.size() == 0) return;
     auto frame = workspace.frame();
-    const auto rows_of_own = [&](const auto& v) {
-      return view(frame.template take<T>(static_cast<std::size_t>(v.size())), v.extent[0], v.extent[1]);
-    };
+    const auto rows_of_own = [&](const auto& v) { return detail::take_like<T>(frame, v); };
     const auto copy = [&](const auto& from, const auto& to) {
       for_each_item(detail::copy_items<T, 2>(from, to), workspace);
     };

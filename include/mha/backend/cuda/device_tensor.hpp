@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <utility>
 
@@ -63,22 +64,9 @@ template <class T, int Rank> struct ViewTraits<DeviceTensor<T, Rank>> {
   static constexpr Memory memory = Memory::device;
   static TensorView<T, Rank> view(DeviceTensor<T, Rank>& t) { return t.view(); }
   static TensorView<const T, Rank> view(const DeviceTensor<T, Rank>& t) { return t.view(); }
-
-  template <class... I> static DeviceTensor<T, sizeof...(I)> make(I... extents) {
-    return DeviceTensor<T, sizeof...(I)>(extents...);
-  }
 };
 
 namespace detail {
-
-/// An owner of type Owner<T, Rank> with these extents.
-template <class Owner, int Rank, class Extents, std::size_t... Axis>
-Owner owner_like(const Extents& extent, std::index_sequence<Axis...>) {
-  return Owner(extent[Axis]...);
-}
-template <class Owner, int Rank, class Extents> Owner owner_like(const Extents& extent) {
-  return owner_like<Owner, Rank>(extent, std::make_index_sequence<std::size_t{Rank}>());
-}
 
 /// Row-major elements of v, whatever its strides.
 template <class T, int Rank> void pack_row_major(const TensorView<const T, Rank>& v, T* to) {
@@ -105,11 +93,11 @@ template <Viewable Owner> auto to_device(const Owner& from, cudaStream_t stream 
   constexpr int Rank = ViewTraits<Owner>::rank;
   const TensorView<const T, Rank> v = ViewTraits<Owner>::view(from);
   detail::require_data("to_device", "the tensor", v);
-  auto to = detail::owner_like<DeviceTensor<T, Rank>, Rank>(v.extent);
+  auto to = detail::owner_like<DeviceTensor<T, Rank>>(v);
   Tensor<T, Rank> packed;
   const T* source = v.data;
   if (!is_contiguous(v) && v.size() > 0) {
-    packed = detail::owner_like<Tensor<T, Rank>, Rank>(v.extent);
+    packed = detail::owner_like<Tensor<T, Rank>>(v);
     detail::pack_row_major(v, packed.data());
     source = packed.data();
   }
@@ -131,7 +119,7 @@ template <Viewable Owner> auto to_host(const Owner& from, cudaStream_t stream = 
   detail::require_data("to_host", "the tensor", v);
   detail::require(is_contiguous(v), "to_host: the view of ", v.size(),
                   " elements is not row-major and contiguous, which is wanted");
-  auto to = detail::owner_like<Tensor<T, Rank>, Rank>(v.extent);
+  auto to = detail::owner_like<Tensor<T, Rank>>(v);
   if (to.size() > 0)
     cuda::check(cudaMemcpyAsync(to.data(), v.data, to.size() * sizeof(T), cudaMemcpyDeviceToHost, stream),
                 "cudaMemcpyAsync");

@@ -21,14 +21,14 @@ template <class Shape> struct ForwardKernel {
 };
 template <class Shape> struct FmaKernel {
   static constexpr const char* name = "attention (multiply-adds)";
-  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::min_blocks;
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::blocks_per_multiprocessor;
   template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const FmaParams<Call>& p) {
     fma_body<Machine, Shape>(m, p);
   }
 };
 template <class Shape> struct FewQueriesKernel {
   static constexpr const char* name = "attention (few queries)";
-  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::min_blocks;
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::blocks_per_multiprocessor;
   template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const FewParams<Call>& p) {
     few_queries_body<Machine, Shape>(m, p);
   }

@@ -24,7 +24,7 @@ template <class Tile_> struct FewShape {
   using Tile = Tile_;
   using Number = typename Tile::Number;
   static constexpr int warps = 4, threads = warps * warp_size, rows = Tile::rows, keys = Tile::keys;
-  static constexpr int min_blocks = 2;  ///< of a multiprocessor, for __launch_bounds__
+  static constexpr int blocks_per_multiprocessor = 2;  ///< for __launch_bounds__
   static constexpr int width = Tile::width;
   static constexpr int fitting = Tile::ring_bytes / Tile::panel_bytes;
   static constexpr int stages = fitting < 2 ? 2 : fitting > 8 ? 8 : fitting;
@@ -44,8 +44,7 @@ template <class Tile_> struct FewShape {
 ///
 /// Grid      splits · passes · key/value heads · batch, splits side by side; FewShape::threads threads each
 /// Shapes    parts: SplitParts{splits, rows, width}.size(groups) numbers, counters: `groups` zeros, which are zeros
-/// again
-///           after every launch; groups = passes · key/value heads · batch
+///           again after every launch; groups = passes · key/value heads · batch
 template <class Call> struct FewParams {
   Call call;
   Index splits = 1;      ///< chunks of the keys
@@ -251,7 +250,6 @@ template <class Machine, class Shape, class Call> class FewBlock {
   template <class StateOf, class ValuesOf, class To>
   MHA_KERNEL static void merge(Machine& m, int parts, Index count, Shared factors, Shared totals,
                                const StateOf& state_of, const ValuesOf& values_of, const To& to) {
-    constexpr A log2e = A(1.44269504088896340736);
     constexpr int lanes = 8;  // of a row, which take turns at its parts
     const int r = m.thread() / lanes, lane = m.thread() % lanes;
     A top = minus_infinity<A>(), sum = A(0);
@@ -262,7 +260,7 @@ template <class Machine, class Shape, class Call> class FewBlock {
     if (r < count)
       for (int part = lane; part < parts; part += lanes) {
         const RowState s = state_of(part, r);
-        const A factor = is_empty(s) ? hidden_weight<A>() : m.exp2((s.max - shift) * log2e);
+        const A factor = is_empty(s) ? hidden_weight<A>() : m.exp2((s.max - shift) * log2e<A>());
         if (!is_empty(s)) sum += factor * s.sum;
         m.store(factors + (part * rows + r) * int{sizeof(A)}, factor);
       }

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "../../core/scalar.hpp"
 #include "finite.hpp"
@@ -25,7 +24,7 @@ template <class T, int RowsPerLane, int Width> struct FewOnFma {
   static constexpr int keys = Width * int{sizeof(T)} > 1024 ? 8 : 16;
   using Tile = WarpTile<T, RowsPerLane, keys / 8, Width / (8 * Pack<T>::width)>;
   static_assert(Tile::values == Width);
-  static constexpr int rows = Tile::rows, rows_per_lane = RowsPerLane, lanes = Tile::lanes;
+  static constexpr int rows = Tile::rows, rows_per_lane = RowsPerLane;
 
   // An odd number of packs from row to row: 8 rows lie in 8 different groups of banks.
   static constexpr Shared pitch = (Width + Pack<T>::width) * int{sizeof(T)};

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
-#include <type_traits>
-
 #include "../../policy/mask.hpp"
 #include "forward_shape.hpp"
 #include "machine.hpp"
@@ -22,7 +19,7 @@ template <class A, int Values> struct FmaShape {
   static_assert(Tile::values == Values);
 
   static constexpr int warps = 4, threads = warps * warp_size, rows = warps * Tile::rows, keys = Tile::keys;
-  static constexpr int min_blocks = 2;  ///< of a multiprocessor, for __launch_bounds__
+  static constexpr int blocks_per_multiprocessor = 2;  ///< for __launch_bounds__
   static constexpr int values = Values;
   static constexpr int depth = 32, slice_packs = depth / Pack<A>::width;
   static constexpr int strip_keys = keys * depth / Values;
@@ -60,8 +57,7 @@ template <class Call> struct FmaParams {
 ///
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Numerics  accumulates in Accumulator<T>, one chain of multiply-adds over depth, and one over keys from the last tile
-/// on;
-///           hidden value rows are not touched; the bits do not depend on the grid
+///           on; hidden value rows are not touched; the bits do not depend on the grid
 template <class Machine, class Shape, class Call> class FmaBlock {
   using T = typename Call::Scalar;
   using A = Accumulator<T>;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "few_queries_body.hpp"
@@ -11,8 +11,7 @@
 #include "split.hpp"
 
 /// The launches of the bodies on multiply-adds and of those for few queries: host code without the toolkit.
-namespace mha::inline v0 {
-namespace cuda {
+namespace mha::inline v0::cuda {
 
 /// Shapes of fma_body for scalar T, narrow ones first.
 template <class T>
@@ -68,16 +67,6 @@ struct FewPlan {
     return {call, splits, passes, aligned, part_memory, counter_memory};
   }
 };
-
-namespace detail {
-
-inline Index checked_grid(std::int64_t blocks, int threads) {
-  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ", threads,
-                       " threads, the most is ", std::numeric_limits<Index>::max());
-  return static_cast<Index>(blocks);
-}
-
-}  // namespace detail
 
 /// The launch of the multiply-add body for a call: any head sizes and layouts.
 ///
@@ -143,5 +132,4 @@ template <class T> FewPlan few_plan(const CallFacts& call, const DeviceFacts& de
   return plan;
 }
 
-}  // namespace cuda
-}  // namespace mha::inline v0
+}  // namespace mha::inline v0::cuda

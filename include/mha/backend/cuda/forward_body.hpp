@@ -9,8 +9,7 @@
 #include "forward_shape.hpp"
 #include "scores.hpp"
 
-namespace mha::inline v0 {
-namespace cuda {
+namespace mha::inline v0::cuda {
 
 /// What a launch of the forward body gets.
 template <class Call> struct ForwardParams {
@@ -395,5 +394,4 @@ MHA_KERNEL void forward_body(Machine& m, const ForwardParams<Call>& p) {
   ForwardBlock<Machine, Shape, Call>(m, p.call, p.blocks[m.block().x]).run();
 }
 
-}  // namespace cuda
-}  // namespace mha::inline v0
+}  // namespace mha::inline v0::cuda

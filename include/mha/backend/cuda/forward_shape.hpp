@@ -3,8 +3,7 @@
 
 #include "tiles.hpp"
 
-namespace mha::inline v0 {
-namespace cuda {
+namespace mha::inline v0::cuda {
 
 /// How rows lie in memory: `aligned` rows are contiguous and begin and end on 16 bytes, so that they are copied
 /// asynchronously; `any` are read element by element.
@@ -54,5 +53,4 @@ struct ForwardBlocks {
   }
 };
 
-}  // namespace cuda
-}  // namespace mha::inline v0
+}  // namespace mha::inline v0::cuda

@@ -13,8 +13,7 @@
 /// A body is a function template over its machine, marked MHA_KERNEL (config.hpp). DeviceMachine (device_machine.cuh)
 /// turns each operation into an instruction; the tests run the same body on a host model of a thread block
 /// (tests/support/gpu_model).
-namespace mha::inline v0 {
-namespace cuda {
+namespace mha::inline v0::cuda {
 
 /// Which block of the grid this is.
 struct BlockIndex {
@@ -31,6 +30,10 @@ using Shared = int;
 
 /// The threads that run together, the width of every collective.
 inline constexpr int warp_size = 32;
+
+/// What turns exponents of e into those of 2, and back. Functions, because a kernel names no variable of the host's.
+template <class A> MHA_KERNEL constexpr A log2e() { return A(1.44269504088896340736); }
+template <class A> MHA_KERNEL constexpr A ln2() { return A(0.69314718055994530942); }
 
 /// What a thread moves between registers and shared memory at once.
 template <class V>
@@ -59,8 +62,7 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///                                     begins to copy 16 aligned bytes of global memory, or 16 zeros without reading
 ///   void commit()                     closes the thread's group of copies; always, be it empty
 ///   void wait<N>()                    until all but the last N groups have landed: seen by this thread, by others
-///   after
-///                                     the next barrier
+///                                     after the next barrier
 ///
 ///   V load<V>(Shared from)            V a SharedWord, its address a multiple of its size
 ///   void store(Shared to, V x)
@@ -121,5 +123,4 @@ concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t 
   { m.template pack<half>(x, x) } -> std::same_as<std::uint32_t>;
 };
 
-}  // namespace cuda
-}  // namespace mha::inline v0
+}  // namespace mha::inline v0::cuda

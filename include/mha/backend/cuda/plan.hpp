@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <string>
-#include <type_traits>
 
 #include "../../core/check.hpp"
 #include "../backend.hpp"
@@ -14,8 +12,7 @@
 
 /// Which kernel a call gets, with which grid: host code without the toolkit, asked by the launcher, by explain() and by
 /// the tests alike.
-namespace mha::inline v0 {
-namespace cuda {
+namespace mha::inline v0::cuda {
 
 /// What a plan must know of a device. The defaults are those of an H100.
 struct DeviceFacts {
@@ -84,6 +81,13 @@ template <class Source> bool rows_aligned(const Source& source) {
     return false;
 }
 
+/// The blocks of a launch, which an Index must hold.
+inline Index checked_grid(std::int64_t blocks, int threads) {
+  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ", threads,
+                       " threads, the most is ", std::numeric_limits<Index>::max());
+  return static_cast<Index>(blocks);
+}
+
 }  // namespace detail
 
 template <class Call> CallFacts facts(const Call& call) {
@@ -108,9 +112,8 @@ inline ForwardPlan forward_plan(const CallFacts& call, const DeviceFacts& device
       plan.blocks.row_tiles = (call.shape.queries + Shape::rows - 1) / Shape::rows;
     });
   if (!plan) return plan;
-  const std::int64_t heads = std::int64_t{call.shape.batch} * call.shape.heads, blocks = heads * plan.blocks.row_tiles;
-  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ", plan.threads,
-                       " threads, the most is ", std::numeric_limits<Index>::max());
+  const std::int64_t heads = std::int64_t{call.shape.batch} * call.shape.heads;
+  plan.grid = detail::checked_grid(heads * plan.blocks.row_tiles, plan.threads);
   // Heads that share keys and values run together, and as many such groups as half of a cache of 32 MiB holds.
   constexpr std::int64_t cached = 16 << 20;
   const std::int64_t group_bytes =
@@ -119,9 +122,7 @@ inline ForwardPlan forward_plan(const CallFacts& call, const DeviceFacts& device
   plan.blocks.heads = call.shape.heads;
   plan.blocks.all = static_cast<Index>(heads);
   plan.blocks.together = static_cast<Index>(std::min(heads, groups * call.group()));
-  plan.grid = static_cast<Index>(blocks);
   return plan;
 }
 
-}  // namespace cuda
-}  // namespace mha::inline v0
+}  // namespace mha::inline v0::cuda

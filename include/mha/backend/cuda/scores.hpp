@@ -7,10 +7,10 @@
 #include "../backend.hpp"
 #include "machine.hpp"
 
-namespace mha::inline v0 {
-namespace cuda {
+namespace mha::inline v0::cuda {
 
-/// What a mask and a score make of the dot products of one query head of one sequence: shared by all kernel bodies.
+/// What a mask and a score make of the dot products of one query head of one sequence, in the tensor-core body. The
+/// others work on natural logits: see apply_policies() of warp_tile.hpp.
 ///
 /// Without a score the scale is folded into the exponent, so that a logit costs one multiply-add; then what is called a
 /// logit here is the dot product itself. Multiplied first is where a score needs the natural logit, where a scale that
@@ -41,11 +41,9 @@ template <class Call> struct HeadLogits {
         origin(c.position(sequence, 0)),
         score(at_head(c.score, sequence, head)),
         scale(folds(c) ? A(1) : c.scale),
-        slope(folds(c) ? c.scale * log2e() : log2e()) {}
+        slope(folds(c) ? c.scale * log2e<A>() : log2e<A>()) {}
 
   MHA_KERNEL static constexpr A hidden() { return minus_infinity<A>(); }
-  MHA_KERNEL static constexpr A log2e() { return static_cast<A>(1.44269504088896340736); }
-  MHA_KERNEL static constexpr A ln2() { return static_cast<A>(0.69314718055994530942); }
 
   MHA_KERNEL bool inside(Index row, Index key) const { return row < queries && key < keys; }
 
@@ -65,7 +63,7 @@ template <class Call> struct HeadLogits {
     return mha::tile(call.mask, b, h, origin + row_begin, origin + row_end, key_begin, key_end);
   }
 
-  /// What exponents() subtract for a row whose largest logit is `top`.
+  /// What exponent() subtracts for a row whose largest logit is `top`.
   MHA_KERNEL A shift(A top) const {
     if (top == hidden()) return A(0);
     return has_score ? top : A(top * slope);
@@ -82,23 +80,22 @@ template <class Call> struct HeadLogits {
   /// The natural log-sum-exp of a row, −∞ if it is empty.
   template <class M> MHA_KERNEL A log_sum_exp(M& m, A top, A sum) const {
     if (empty(top, sum)) return hidden();
-    return (has_score ? top : A(shift(top) * ln2())) + m.log(sum);
+    return (has_score ? top : A(shift(top) * ln2<A>())) + m.log(sum);
   }
   /// The denominator of a row: its sum and the term of the sink.
   template <class M> MHA_KERNEL A denominator(M& m, A top, A sum) const {
     if (call.sink.size == 0) return sum;
     const A sink = static_cast<A>(call.sink.data[h]);
-    return sum + m.exp2(has_score ? A((sink - shift(top)) * slope) : A(m.fma(sink, log2e(), -shift(top))));
+    return sum + m.exp2(has_score ? A((sink - shift(top)) * slope) : A(m.fma(sink, log2e<A>(), -shift(top))));
   }
   /// Whether a row saw hidden logits only: a NaN that was seen is in the sum.
   MHA_KERNEL static bool empty(A top, A sum) { return top == hidden() && sum == A(0); }
 
  private:
   MHA_KERNEL static bool folds(const Call& c) {
-    const A folded = c.scale * log2e();
+    const A folded = c.scale * log2e<A>();
     return !has_score && folded > A(0) && folded < -hidden();
   }
 };
 
-}  // namespace cuda
-}  // namespace mha::inline v0
+}  // namespace mha::inline v0::cuda

@@ -6,8 +6,7 @@
 
 /// The index arithmetic of tensor-core bodies: where elements lie in shared memory and in registers, and which key
 /// tiles a row tile meets.
-namespace mha::inline v0 {
-namespace cuda {
+namespace mha::inline v0::cuda {
 
 /// Rows of Columns 2-byte elements in shared memory, in chunks of 16 bytes that are permuted within groups, so that
 /// eight consecutive rows of one column of chunks lie in different banks.
@@ -91,5 +90,4 @@ template <int Keys, class Visibility> class KeyTiles {
   Visibility visibility_;
 };
 
-}  // namespace cuda
-}  // namespace mha::inline v0
+}  // namespace mha::inline v0::cuda

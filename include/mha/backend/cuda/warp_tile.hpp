@@ -61,17 +61,16 @@ MHA_KERNEL void apply_policies(A (&s)[Rows][Keys], const Call& call, Index b, In
 ///           the last place, beside what exp2 is off by, 2 units in float
 template <int Lanes, class A, std::size_t Keys, class Machine>
 MHA_KERNEL A weigh_row(Machine& m, A (&s)[Keys], A& max, A& sum, bool& hidden) {
-  constexpr A log2e = A(1.44269504088896340736);
   A top = max;
   MHA_UNROLL for (int j = 0; j < int{Keys}; ++j) top = m.max(top, s[j]);
   MHA_UNROLL for (int other = 1; other < Lanes; other *= 2) top = m.max(top, m.shuffle_xor(top, other));
   const A shift = top == minus_infinity<A>() ? A(0) : top;
-  const A fade = m.exp2((max - shift) * log2e);
+  const A fade = m.exp2((max - shift) * log2e<A>());
   max = top;
   sum *= fade;
   MHA_UNROLL for (int j = 0; j < int{Keys}; ++j) {
     const bool none = s[j] == minus_infinity<A>();
-    s[j] = none ? hidden_weight<A>() : m.exp2((s[j] - shift) * log2e);
+    s[j] = none ? hidden_weight<A>() : m.exp2((s[j] - shift) * log2e<A>());
     hidden = hidden || none;
     sum += s[j];
   }
@@ -85,7 +84,6 @@ MHA_KERNEL A weigh_row(Machine& m, A (&s)[Keys], A& max, A& sum, bool& hidden) {
 /// Shapes    logits (4 · Rows, 8 · Keys)  o (4 · Rows, 8 · Packs · 16 bytes)
 /// Numerics  logits are natural, a hidden one is −∞; its weight is −0 and its value row is not touched where `Guarded`
 template <class A, int Rows, int Keys, int Packs> struct WarpTile {
-  using Accumulator = A;
   static constexpr int groups = 4, lanes = 8, width = Pack<A>::width;
   static constexpr int rows = groups * Rows, keys = lanes * Keys, values = lanes * Packs * width;
   static constexpr int rows_per_lane = Rows, keys_per_lane = Keys, packs_per_lane = Packs;
@@ -101,7 +99,7 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
     A o[std::size_t{Rows}][std::size_t{Packs}][std::size_t{width}];
   };
 
-  template <class Machine> MHA_KERNEL static int group(Machine& m) { return m.thread() % 32 / lanes; }
+  template <class Machine> MHA_KERNEL static int group(Machine& m) { return m.thread() % warp_size / lanes; }
   template <class Machine> MHA_KERNEL static int lane(Machine& m) { return m.thread() % lanes; }
 
   MHA_KERNEL static void clear(State& state) {
@@ -210,7 +208,7 @@ template <class A, class Machine, class Call>
 MHA_KERNEL RowEnd<A> end_of_row(Machine& m, const Call& call, Index h, A max, A sum) {
   if (max == minus_infinity<A>() && sum == A(0)) return {A(0), minus_infinity<A>()};
   A denominator = sum;
-  if (call.sink.size > 0) denominator += m.exp2((static_cast<A>(call.sink.data[h]) - max) * A(1.44269504088896340736));
+  if (call.sink.size > 0) denominator += m.exp2((static_cast<A>(call.sink.data[h]) - max) * log2e<A>());
   return {A(1) / denominator, max + m.log(sum)};
 }
 

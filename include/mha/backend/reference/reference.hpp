@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "../backend.hpp"
@@ -13,8 +12,8 @@ namespace mha::inline v0 {
 ///
 /// It stores a whole row of logits and adds in the order of the indices. It is the oracle that every other backend is
 /// tested against and the text to read first; it is not fast.
-/// A user's scalar needs + − · /, ==, <, conversion from int, exp and log found by argument, and numeric_limits with an
-/// infinity.
+/// A user's scalar needs + − · /, ==, <, conversion from numbers, exp and log found by argument, and an infinity in
+/// numeric_limits.
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1
 struct Reference {
   static constexpr const char* name = "Reference";
@@ -100,7 +99,7 @@ struct Reference {
 
     A max = row.front().value;
     for (const auto& w : row)
-      if (w.value > max) max = w.value;
+      if (max < w.value) max = w.value;
     A sum(0);
     for (auto& w : row) {
       w.value = exp(w.value - max);

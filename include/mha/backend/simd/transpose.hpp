@@ -91,7 +91,7 @@ template <class V, std::size_t W> MHA_ALWAYS_INLINE void transpose(V (&r)[W]) {
 template <class V> MHA_ALWAYS_INLINE void load_halves(V& v, const void* lower, const void* upper) {
   typedef std::uint16_t Half __attribute__((vector_size(sizeof(V) / 2), aligned(2), may_alias));
   const Half &low = *static_cast<const Half*>(lower), &high = *static_cast<const Half*>(upper);
-#if MHA_BROADCAST_BY_ASM
+#if MHA_WIDE_ASM
   // g++ would join them element by element, not knowing the registers of its caller yet.
   if constexpr (sizeof(V) == 64) {
     asm("vmovups %1, %t0\n\tvinsertf64x4 $1, %2, %0, %0" : "=&v"(v) : "m"(low), "m"(high));

@@ -16,8 +16,6 @@ template <class T, class Isa> struct Vector {
   using Int = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   typedef T type __attribute__((vector_size(Isa::register_bytes)));
   typedef Int int_type __attribute__((vector_size(Isa::register_bytes)));
-  /// The same for memory of any alignment.
-  typedef T unaligned __attribute__((vector_size(Isa::register_bytes), aligned(alignof(T)), may_alias));
 };
 
 template <class T, class Isa> using vector_t = typename Vector<T, Isa>::type;
@@ -34,7 +32,7 @@ template <class V, class T> MHA_ALWAYS_INLINE void store(T* p, const V& v) {
 
 /// Every lane the same.
 template <class V, class T> MHA_ALWAYS_INLINE void broadcast(V& v, const T& x) {
-#if MHA_BROADCAST_BY_ASM
+#if MHA_WIDE_ASM
   // g++ lowers {x, x, …} before it knows that its caller has the wide registers, to an insertion per lane.
   if constexpr (sizeof(V) > 16) {
     if constexpr (sizeof(T) == 4)
@@ -63,7 +61,7 @@ template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const
 
 /// highest ← the larger of both; a NaN in x is left out.
 template <class T, class V> MHA_ALWAYS_INLINE void raise(V& highest, const V& x) {
-#if MHA_BROADCAST_BY_ASM
+#if MHA_WIDE_ASM
   // g++ makes a comparison and a blend of it. With a NaN the instruction gives its last operand.
   if constexpr (sizeof(V) > 16) {
     if constexpr (sizeof(T) == 4)

@@ -15,7 +15,7 @@ namespace mha::inline v0::detail::simd {
 template <int W, class I> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const void* from) {
   typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
   const Stored* const stored = static_cast<const Stored*>(from);
-#if MHA_BROADCAST_BY_ASM
+#if MHA_WIDE_ASM
   // g++ widens a register's halves apart and joins them.
   if constexpr (sizeof(I) > 16) {
     asm("vpmovzxwd %1, %0" : "=v"(w) : "m"(*stored));
@@ -27,7 +27,7 @@ template <int W, class I> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const 
 
 /// Whether half is converted by an instruction: as its conversion to float and back does it, but a signalling NaN
 /// becomes a quiet one.
-template <class Isa> inline constexpr bool has_half = MHA_BROADCAST_BY_ASM&& Isa::register_bytes > 16;
+template <class Isa> inline constexpr bool has_half = (MHA_WIDE_ASM || MHA_HALF_VECTORS) && Isa::register_bytes > 16;
 
 /// One register of A from storage T: float and double as they are, bfloat16 and half exactly what their conversion to
 /// float gives, NaN payloads included.
@@ -39,7 +39,7 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
     using V = vector_t<float, Isa>;
     using I = typename Vector<float, Isa>::int_type;
     I w;
-#if MHA_BROADCAST_BY_ASM
+#if MHA_WIDE_ASM
     if constexpr (std::is_same_v<T, half> && has_half<Isa>) {
       typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
       asm("vcvtph2ps %1, %0" : "=v"(v) : "m"(*reinterpret_cast<const Stored*>(from)));
@@ -77,7 +77,7 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* 
     store(to, v);
   } else {
     constexpr int W = Vector<A, Isa>::width;
-#if MHA_BROADCAST_BY_ASM
+#if MHA_WIDE_ASM
     if constexpr (std::is_same_v<A, float> && std::is_same_v<T, half> && has_half<Isa>) {
       typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
       asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<Stored*>(to)) : "v"(v));
@@ -121,6 +121,15 @@ template <class A, class T> struct WidenBody {
     }
   }
 };
+
+/// The same at the level.
+template <class A, class T>
+void widen(IsaLevel level, const T* from, std::ptrdiff_t stride, Index n, Index dim, A* to) {
+  const auto kernel = with_isa(level, [](auto isa) {
+    return &decltype(isa)::template run<WidenBody<A, T>, const T*, std::ptrdiff_t, Index, Index, A*>;
+  });
+  kernel(from, stride, n, dim, to);
+}
 
 /// to (n, dim) in storage precision, rows `to_stride` apart, from n rows at a stride.
 template <class A, class T> struct NarrowBody {

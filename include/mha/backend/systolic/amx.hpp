@@ -13,8 +13,8 @@
 /// first whether this machine has the unit and lets this process use it.
 namespace mha::inline v0::detail::systolic::amx {
 
-/// Rows of a tile, bytes of a row, and bfloat16 numbers of a row.
-inline constexpr int tile_rows = 16, row_bytes = 64, tile_depth = 32;
+/// Rows of a tile, and bytes of a row.
+inline constexpr int tile_rows = 16, row_bytes = 64;
 
 /// The shapes of the eight tiles, as ldtilecfg reads them.
 struct alignas(64) TileConfig {

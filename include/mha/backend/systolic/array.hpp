@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <concepts>
 #include <cstdint>
 
 #include "../../config.hpp"

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstddef>
-#include <vector>
 
 #include "../../core/scalar.hpp"
 #include "../../core/view.hpp"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 #include <memory>
 #include <span>
@@ -38,20 +37,13 @@ struct WeightTiles {
 /// Work below this many padded multiply-adds stays on the calling thread.
 inline constexpr double enough_work = 1e7;
 
-template <class Threads, class F> void share(bool alone, const Threads& threads, Index tasks, F&& f) {
-  if (alone)
-    Serial{}.run(tasks, f);
-  else
-    threads.run(tasks, f);
-}
-
 /// Packs one matrix and its bias.
 template <class Precision, class T, class Threads>
 WeightTiles pack_weights(const DenseWeights<T>& from, bfloat16* tiles, float* bias, const Threads& threads) {
   constexpr Index parts = EffectivePrecision<T, Precision>::parts;
   const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
   const std::size_t part_size = packed_size(n, k);
-  share(static_cast<double>(part_size) < enough_work, threads, panels(n), [&](Index panel, Index) {
+  run_tasks(static_cast<double>(part_size) < enough_work, threads, panels(n), [&](Index panel, Index) {
     pack_panel<parts>(from.matrix, panel, tiles + panel_size(k) * static_cast<std::size_t>(panel), part_size);
   });
   if (from.bias.data == nullptr) return {k, n, tiles, part_size, nullptr};
@@ -146,12 +138,12 @@ template <class Array, class Precision, class T> class ArrayProduct {
     rows_ = frame.take<bfloat16>(part_size_ * std::size_t{Used::parts});
     for (first_ = 0; first_ < m; first_ += together) {
       const Index rows = std::min(together, m - first_);
-      share(alone || m <= block_side, threads, strips(rows), [&](Index strip, Index) {
+      run_tasks(alone || m <= block_side, threads, strips(rows), [&](Index strip, Index) {
         bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
         pack_strip<Used::parts>(a_, first_ / tile_side + strip, to, part_size_);
       });
       const Index row_groups = (rows + group_rows - 1) / group_rows;
-      share(alone, threads, row_groups * column_groups_, [&](Index task, Index worker) {
+      run_tasks(alone, threads, row_groups * column_groups_, [&](Index task, Index worker) {
         Index matrix = 0, group = task % column_groups_;
         while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
         multiply(task / column_groups_, group, weight(matrix), c_[static_cast<std::size_t>(matrix)],

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
+#include <type_traits>
+
 #include "../broadcast.hpp"
 #include "../mask.hpp"
 

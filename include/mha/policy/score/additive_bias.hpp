@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
 #include "../../core/scalar.hpp"
 #include "../broadcast.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cmath>
-
 #include "../../core/check.hpp"
 #include "../score.hpp"
 
@@ -26,8 +24,7 @@ struct SoftCap {
 #endif
   }
   SoftCap prepared(const CallShape&) const {
-    detail::require(std::isfinite(cap.value) && cap.value > 0, "SoftCap: cap is ", cap.value,
-                    ", it must be a positive finite number");
+    detail::require_positive("SoftCap", "cap", static_cast<double>(cap.value));
     return *this;
   }
 };

@@ -20,8 +20,8 @@ static_assert(!std::is_copy_constructible_v<DeviceTensor<float, 2>> &&
               !std::is_copy_assignable_v<DeviceTensor<float, 2>>);
 static_assert(std::is_nothrow_move_constructible_v<DeviceTensor<float, 2>>);
 static_assert(mha::ViewTraits<DeviceTensor<float, 2>>::memory == mha::Memory::device);
-static_assert(
-    std::is_same_v<decltype(mha::detail::ResultOf<DeviceTensor<float, 2>>::make(2, 3, 4)), DeviceTensor<float, 3>>);
+static_assert(std::is_same_v<decltype(mha::detail::ResultOf<DeviceTensor<float, 2>, DeviceTensor>::make(2, 3, 4)),
+                             DeviceTensor<float, 3>>);
 
 template <class F> std::string refusal(F&& f) {
   try {

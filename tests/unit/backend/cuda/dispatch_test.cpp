@@ -9,6 +9,7 @@
 #include <mha/core/tensor.hpp>
 #include <mha/core/workspace.hpp>
 #include <mha/launch.hpp>
+#include <mha/policy/sink.hpp>
 
 namespace {
 

@@ -28,6 +28,7 @@
 #include <mha/policy/score/alibi.hpp>
 #include <mha/policy/score/relative_bias.hpp>
 #include <mha/policy/score/softcap.hpp>
+#include <mha/policy/sink.hpp>
 
 #include "compare.hpp"
 #include "gpu_model/faulty_machine.hpp"

@@ -62,7 +62,7 @@ TYPED_TEST(VectorExp2, IsWithinItsStatedError) {
       int exponent = 0;
       std::frexp(exact, &exponent);
       const long double ulp = std::ldexp(1.0L, exponent - std::numeric_limits<T>::digits);
-      worst = std::max(worst, std::abs(static_cast<long double>(y[i]) - exact) / ulp);
+      worst = support::maximum(worst, std::abs(static_cast<long double>(y[i]) - exact) / ulp);
     }
     EXPECT_LT(worst, 1.5L);
     EXPECT_GT(worst, 0.1L) << "nothing was measured";

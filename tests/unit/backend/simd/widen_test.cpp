@@ -55,6 +55,13 @@ TYPED_TEST(Widen, NarrowingRoundsAsTheConversionDoes) {
   });
 }
 
+#if defined(__x86_64__)
+TEST(WidenHalf, IsAnInstructionWhereverALevelHasOne) {
+  EXPECT_FALSE(simd::has_half<simd::Baseline>);
+  EXPECT_TRUE(simd::has_half<simd::Avx2> && simd::has_half<simd::Avx512>);
+}
+#endif
+
 TYPED_TEST(Widen, NarrowedRowsLieAtTheirStride) {
   using T = TypeParam;
   unit::for_each_level([&]<class Isa>(Isa) {

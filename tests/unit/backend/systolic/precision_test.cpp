@@ -3,10 +3,12 @@
 #include <iterator>
 
 #include <gtest/gtest.h>
-#include <random.hpp>
 
 #include <mha/backend/systolic/precision.hpp>
 #include <mha/core/scalar.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
 
 namespace {
 
@@ -29,7 +31,7 @@ template <class Precision> double largest_miss() {
     }
     double product = 0;
     for (const mha::PartProduct& p : Precision::products) product += part[0][p.a] * part[1][p.b];
-    worst = std::fmax(worst, std::abs(product / (double{x} * y) - 1));
+    worst = support::maximum(worst, std::abs(product / (double{x} * y) - 1));
   }
   return worst;
 }
