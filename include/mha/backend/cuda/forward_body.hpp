@@ -12,6 +12,9 @@
 namespace mha::inline v0 {
 namespace cuda {
 
+/// Whether a mask costs a kernel next to no registers.
+template <class Mask> inline constexpr bool is_light = std::is_empty_v<Mask>;
+
 /// What a launch of the forward body gets.
 template <class Call> struct ForwardParams {
   Call call;
@@ -38,8 +41,8 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   static constexpr int strips = Shape::strips;
   static constexpr int key_steps = Shape::keys / 8, value_steps = Shape::value_dim / 8;  // columns of accumulators
   static constexpr int head_depth = Shape::head_dim / 16, key_depth = Shape::keys / 16;  // steps of products
-  /// Where the keys and values of the head begin is kept in registers if a plain mask leaves some.
-  static constexpr bool keeps_run = is_one_run<Source> && strips > 1 && !Logits::has_score && std::is_empty_v<Mask>;
+  /// Where the keys and values of the head begin is kept in registers if the policies leave some.
+  static constexpr bool keeps_run = is_one_run<Source> && strips > 1 && !Logits::has_score && is_light<Mask>;
   struct NoRun {};
   using KeptRun = std::conditional_t<keeps_run, KvRun<T>, NoRun>;
   template <class V> using PerStrip = V[std::size_t{strips}];
