@@ -34,6 +34,7 @@ struct State {
     return first + bytes <= block->first + block->second;
   }
   void make_until(std::size_t count) {
+    if (made >= count || enqueued.empty()) return;
     const support::Kernel open;
     for (; made < count && !enqueued.empty(); ++made, enqueued.pop_front())
       std::memcpy(enqueued.front().to, enqueued.front().from, enqueued.front().bytes);
