@@ -33,6 +33,24 @@ TEST(FarLayer, TheSteadyStateDoesNothingThatARecordingForbids) {
   EXPECT_EQ(workspace.allocations(), allocations);
 }
 
+TEST(FarAttention, ASecondCallDoesNothingThatARecordingForbids) {
+  support::Random random("far steady attention");
+  for (const mha::Index queries : {1, 40}) {
+    const device_checks::Inputs<bfloat16> in({1, queries, 900, 4, 2, 64, 64}, random);
+    mha::cuda::Workspace workspace;
+    const auto q = mha::to_device(in.q), k = mha::to_device(in.k), v = mha::to_device(in.v);
+    mha::DeviceTensor<bfloat16, 4> out(1, queries, 4, 64);
+    const auto call = [&] { mha::attention_into<FarCuda>(out, q, k, v, mha::Causal{}, workspace); };
+    call();
+    const auto expected = mha::to_host(out);
+    cudaGraph_t graph = nullptr;
+    mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    EXPECT_NO_THROW(call());
+    mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
+    EXPECT_EQ(support::differing(mha::to_host(out), expected), 0u) << queries;
+  }
+}
+
 TEST(FarLayer, ANewWorkspaceCannotBeRecorded) {
   support::Random random("far first layer");
   const layer_checks::Twins<FarCuda, float> twins(random);
