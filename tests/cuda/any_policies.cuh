@@ -14,14 +14,15 @@
 
 namespace on_gpu {
 
-/// Where the device keeps the code of a policy.
-template <class Any, class P> __global__ void tell_entries(typename Any::Entries* to) {
+/// Where the device keeps the code of a policy for calls in T: every scalar has a source file of its own, that is a
+/// module of the device, whose kernels are given registers and stack for the code of this module and no other.
+template <class T, class Any, class P> __global__ void tell_entries(typename Any::Entries* to) {
   *to = Any::template entries<P>();
 }
-template <class Any, class P> typename Any::Entries entries_on_device() {
+template <class T, class Any, class P> typename Any::Entries entries_on_device() {
   using Entries = typename Any::Entries;
   mha::cuda::DeviceArray<Entries> there(1);
-  tell_entries<Any, P><<<1, 1>>>(there.data());
+  tell_entries<T, Any, P><<<1, 1>>>(there.data());
   mha::cuda::check(cudaGetLastError(), "tell_entries");
   Entries here{};
   mha::cuda::check(cudaMemcpy(&here, there.data(), sizeof(Entries), cudaMemcpyDeviceToHost), "cudaMemcpy");
@@ -35,22 +36,20 @@ struct CudaOfAny : mha::Cuda {
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    support::with_any_policies(call, any<mha::Accumulator<T>>,
-                               [&](const auto& same) { mha::Cuda::attend(same, workspace); });
+    support::with_any_policies(call, any<T>, [&](const auto& same) { mha::Cuda::attend(same, workspace); });
   }
   template <class T, class Source, class M, class S>
   void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
                Workspace& workspace) const {
-    support::with_any_policies(call, any<mha::Accumulator<T>>,
-                               [&](const auto& same) { mha::Cuda::weights(same, to, workspace); });
+    support::with_any_policies(call, any<T>, [&](const auto& same) { mha::Cuda::weights(same, to, workspace); });
   }
 
  private:
-  template <class A>
+  template <class T>
   static constexpr auto any = [](const auto& policy) {
     using P = std::remove_cvref_t<decltype(policy)>;
-    using Any = support::AnyOf<P, A>;
-    static const typename Any::Entries code = entries_on_device<Any, P>();
+    using Any = support::AnyOf<P, mha::Accumulator<T>>;
+    static const typename Any::Entries code = entries_on_device<T, Any, P>();
     return Any(policy, code);
   };
 };

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend without CUDA and without a GPU: tensors, workspaces and on_device() are its own, on the runtime of
-// far_runtime.cpp, whose device memory is closed to the host; kernels run on the host model.
+// The CUDA backend without CUDA and without a GPU: tensors, workspaces, products and on_device() are its own, on the
+// runtime of far_runtime.cpp, whose device memory is closed to the host, and the products of far_cublaslt.cpp; kernels
+// run on the host model.
 #pragma once
 
 #include <cstddef>
 #include <span>
-#include <stdexcept>
 #include <string>
 
 #include <mha/backend/cuda/device_tensor.hpp>
 #include <mha/backend/cuda/dispatch.hpp>
+#include <mha/backend/cuda/gemm.hpp>
 #include <mha/backend/cuda/on_device.hpp>
 #include <mha/backend/cuda/workspace.hpp>
 #include <mha/backend/weights.hpp>
 
 #include "cuda_memory.hpp"
 #include "far_backend.hpp"
+#include "far_stream.hpp"
 #include "gpu_model/inside.hpp"
 #include "gpu_model/launch.hpp"
 #include "transport.hpp"
@@ -25,19 +27,28 @@ namespace support {
 struct FarCuda {
   static constexpr const char* name = "FarCuda";
   static constexpr mha::Memory memory = mha::Memory::device;
+  static constexpr bool side_by_side = true;
   static constexpr bool weights_in_storage = true;  // tensor cores multiply values by weights in 16 bits
   using Workspace = mha::cuda::Workspace;
   using Index = mha::Index;
   template <class T, int Rank> using Tensor = mha::DeviceTensor<T, Rank>;
 
   mha::Support supported() const { return {}; }
-  template <class T> void gemm(const mha::GemmCall<T>&, Workspace&) const {
-    throw std::logic_error("this backend is for attention alone");
+  template <class T> void gemm(const mha::GemmCall<T>& call, Workspace& workspace) const {
+    mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{workspace});
+  }
+  template <class T> mha::cuda::PackedWeights<T> pack(std::span<const mha::DenseWeights<T>> parts) const {
+    return mha::cuda::PackedWeights<T>(parts);
+  }
+  template <class T>
+  void gemm(const mha::PackedGemmCall<T, mha::cuda::PackedWeights<T>>& call, Workspace& workspace) const {
+    mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{workspace});
   }
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     want_far(call);
+    FarStream::catch_up();
     const Kernel open;
     gpu::with_guarded_policies(call, [&](const auto& any) {
       auto frame = workspace.frame();
@@ -55,6 +66,7 @@ struct FarCuda {
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {
+    FarStream::catch_up();
     const Kernel open;
     mha::detail::run_serially(items);
   }
@@ -86,7 +98,7 @@ struct FarCuda {
   };
 };
 
-static_assert(mha::Backend<FarCuda>);
+static_assert(mha::Backend<FarCuda> && mha::PacksWeights<FarCuda, mha::bfloat16>);
 
 template <> struct MemoryOf<FarCuda> : CudaMemory {};
 

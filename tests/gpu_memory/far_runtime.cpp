@@ -1,20 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of CUDA's runtime as the backend's host code asks for: device memory is far memory, a stream does at once
-// what it is told.
+// As much of CUDA's runtime as the backend's host code asks for. Device memory is far memory; a stream does at once
+// what it is told, but for copies from pinned memory (far_stream.hpp). While it is being recorded, what CUDA forbids
+// then is an error, and what is recorded is done.
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include "far_backend.hpp"
+#include "far_stream.hpp"
+
+namespace {
+
+struct Copy {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+struct State {
+  std::deque<Copy> enqueued;
+  std::size_t made = 0;  ///< copies, since the beginning
+  std::map<const std::byte*, std::size_t> pinned;
+  bool recording = false;
+
+  bool is_pinned(const void* p, std::size_t bytes) const {
+    const auto* const first = static_cast<const std::byte*>(p);
+    auto block = pinned.upper_bound(first);
+    if (block == pinned.begin()) return false;
+    --block;
+    return first + bytes <= block->first + block->second;
+  }
+  void make_until(std::size_t count) {
+    if (made >= count || enqueued.empty()) return;
+    const support::Kernel open;
+    for (; made < count && !enqueued.empty(); ++made, enqueued.pop_front())
+      std::memcpy(enqueued.front().to, enqueued.front().from, enqueued.front().bytes);
+  }
+  void make_all() { make_until(made + enqueued.size()); }
+};
+State& state() {
+  static State only;
+  return only;
+}
+
+struct Event {
+  std::size_t after = 0;
+};
+Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+/// What a call that waits returns.
+cudaError_t waited() {
+  if (state().recording) return cudaErrorStreamCaptureUnsupported;
+  state().make_all();
+  return cudaSuccess;
+}
+
+bool fits(const void* to, const void* from, cudaMemcpyKind kind) {
+  return support::FarMemory::holds(to) == (kind == cudaMemcpyHostToDevice) &&
+         support::FarMemory::holds(from) == (kind == cudaMemcpyDeviceToHost);
+}
+
+}  // namespace
+
+void support::FarStream::catch_up() { state().make_all(); }
 
 extern "C" {
 
 cudaError_t cudaMalloc(void** p, std::size_t bytes) {
+  if (bytes == 0) return cudaErrorInvalidValue;
+  if (state().recording) return cudaErrorStreamCaptureUnsupported;
   *p = support::FarMemory::allocate((bytes + 255) / 256 * 256);
   return cudaSuccess;
 }
+cudaError_t cudaFree(void* p) { return p == nullptr ? cudaSuccess : waited(); }
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;
@@ -24,43 +85,69 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaFree(void*) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return waited(); }
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  state().recording = true;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  state().recording = false;
+  *graph = nullptr;
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  const bool far_to = support::FarMemory::holds(to), far_from = support::FarMemory::holds(from);
-  if (far_to != (kind == cudaMemcpyHostToDevice) || far_from != (kind == cudaMemcpyDeviceToHost))
-    return cudaErrorInvalidValue;
+  if (!fits(to, from, kind)) return cudaErrorInvalidValue;
+  if (const cudaError_t status = waited(); status != cudaSuccess) return status;
   const support::Kernel open;
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpy(to, from, bytes, kind);
+  if (!fits(to, from, kind)) return cudaErrorInvalidValue;
+  state().enqueued.push_back({to, from, bytes});
+  if (kind != cudaMemcpyHostToDevice || !state().is_pinned(from, bytes)) state().make_all();
+  return cudaSuccess;
 }
-cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
   if (!support::FarMemory::holds(to)) return cudaErrorInvalidValue;
+  state().make_all();
   const support::Kernel open;
   std::memset(to, value, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
-  return cudaMemset(to, value, bytes);
+cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
+  return state().recording ? cudaErrorStreamCaptureImplicit : cudaMemsetAsync(to, value, bytes, nullptr);
 }
 cudaError_t cudaMallocHost(void** p, std::size_t bytes) {
+  if (state().recording) return cudaErrorStreamCaptureUnsupported;
   *p = std::malloc(bytes);
-  return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  if (*p == nullptr) return cudaErrorMemoryAllocation;
+  state().pinned[static_cast<const std::byte*>(*p)] = bytes;
+  return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* p) {
+  if (const cudaError_t status = waited(); status != cudaSuccess) return status;
+  state().pinned.erase(static_cast<const std::byte*>(p));
   std::free(p);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(event);
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event_of(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  event_of(event)->after = state().made + state().enqueued.size();
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (state().recording) return cudaErrorCapturedEvent;
+  state().make_until(event_of(event)->after);
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "an error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the runtime for tests"; }
@@ -68,6 +155,13 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   attributes->devicePointer = support::FarMemory::holds(p) ? const_cast<void*>(p) : nullptr;
   return cudaSuccess;
 }
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 0;
+  return cudaSuccess;
+}
 
 }  // extern "C"

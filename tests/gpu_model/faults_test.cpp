@@ -249,7 +249,7 @@ TEST(GlobalMemory, HasOneWriterOfAnAddress) {
 
 /// One block's partial sum each, the last to come adds them: how a split over keys is merged.
 struct Merge {
-  bool fence = true, sync_before = true, fence_after = true, sync_after = true;
+  bool sync_before = true, fence = true, fence_after = true, sync_after = true, fence_too_early = false;
   std::vector<float> partial = std::vector<float>(4 * 64);
   std::vector<float> sum = std::vector<float>(64);
   unsigned counter = 0;
@@ -257,9 +257,10 @@ struct Merge {
   void operator()(HostMachine& m, int t) {
     const int block = m.block().x;
     m.store_global(&partial[static_cast<std::size_t>(block * 64 + t)], static_cast<float>(block + t));
-    if (fence) m.fence();
+    if (fence_too_early) m.fence();
     if (sync_before) m.sync();
     if (t == 0) {
+      if (fence) m.fence();
       const unsigned ticket = m.atomic_wrap(&counter, 3);
       if (fence_after) m.fence();
       m.store(0, ticket);
@@ -294,6 +295,8 @@ TEST(GlobalMemory, IsMergedByTheLastBlockInAnyOrder) {
 
 TEST(GlobalMemory, IsNotSeenWithoutFencesAndBarriers) {
   const auto says = [](Merge m) { return merge(m); };
+  EXPECT_NE(says({.fence = false, .fence_too_early = true}).find("without a fence and an atomic after it"),
+            std::string::npos);
   EXPECT_NE(says({.fence = false}).find("without a fence and an atomic after it"), std::string::npos);
   EXPECT_NE(says({.sync_before = false}).find("without a fence and an atomic after it"), std::string::npos);
   EXPECT_NE(says({.fence_after = false}).find("without an atomic, a fence and a barrier before it"), std::string::npos);

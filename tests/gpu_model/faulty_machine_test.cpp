@@ -116,9 +116,9 @@ template <class Machine> MHA_KERNEL void bilinear(Machine& m, const Params& p) {
       if (lane % 4 == 0) m.store_global(partial + (warp * 16 + lane / 4 + r * 8) * 18 + 16 + what, x);
     }
 
-  m.fence();
   m.sync();
   if (m.thread() == 0) {
+    m.fence();
     const unsigned ticket = m.atomic_wrap(p.counter, splits - 1);
     m.fence();
     m.store(told, ticket);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -43,7 +44,7 @@ class GlobalMemory {
                     " of block " + std::to_string(cell.reader.block));
       cell = {true, false, false, false, actor, {}};
     }
-    Write w{actor, static_cast<unsigned char*>(to), bytes, {}, false, {}};
+    Write w{actor, static_cast<unsigned char*>(to), bytes, {}, {}};
     std::memcpy(w.data, from, bytes);
     pending_.push_back(w);
   }
@@ -74,7 +75,7 @@ class GlobalMemory {
 
   void fence(const Actor& actor) {
     for (Write& w : pending_)
-      if (!w.fenced && actor.follows(w.writer)) w.fenced = true, w.fence = actor;
+      if (actor.follows(w.writer) && !w.is_fenced_by(actor)) w.fenced_by.push_back(actor.thread);
     for (const Actor& a : counted_)
       if (actor.follows(a)) return acquired_.push_back(actor);
   }
@@ -83,7 +84,7 @@ class GlobalMemory {
     check_alignment("atomic_wrap of", counter, sizeof *counter);
     std::vector<Write> kept;
     for (const Write& w : pending_) {
-      if (w.fenced && actor.follows(w.fence))
+      if (w.is_fenced_by(actor))
         carry_out(w, true);
       else
         kept.push_back(w);
@@ -112,8 +113,11 @@ class GlobalMemory {
     unsigned char* to;
     std::size_t bytes;
     unsigned char data[16];
-    bool fenced;
-    Actor fence;
+    std::vector<int> fenced_by;  ///< threads of the writer's block
+
+    bool is_fenced_by(const Actor& a) const {
+      return writer.block == a.block && std::find(fenced_by.begin(), fenced_by.end(), a.thread) != fenced_by.end();
+    }
   };
 
   static std::uintptr_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }

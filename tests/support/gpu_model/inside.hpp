@@ -4,8 +4,13 @@
 
 #include <string>
 
+#include <mha/backend/cuda/forward_body.hpp>
+
 #include "../any_policies.hpp"
 #include "shared_memory.hpp"
+
+/// Light masks are behind this type too: without a score the host model runs bodies as they are for those.
+template <> inline constexpr bool mha::cuda::is_light<support::AnyMask> = true;
 
 namespace support::gpu {
 

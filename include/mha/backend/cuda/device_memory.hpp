@@ -20,9 +20,10 @@ namespace mha::inline v0::cuda {
 /// What an Arena takes. Giving memory back waits for the device, so that nothing that still runs loses it.
 struct DeviceMemory {
   static constexpr std::size_t alignment = 256;  ///< what cuBLASLt wants of its scratch
+  /// Null for no bytes: what CUDA makes of them is not documented.
   static std::byte* allocate(std::size_t bytes) {
     void* p = nullptr;
-    check(cudaMalloc(&p, bytes), "cudaMalloc");
+    if (bytes > 0) check(cudaMalloc(&p, bytes), "cudaMalloc");
     return static_cast<std::byte*>(p);
   }
   // There is nobody left to tell of a failure, which another call will report too.
@@ -40,7 +41,7 @@ template <class T> DevicePointer<T> device_array(std::size_t n) {
                 "mha: device memory holds trivial types only (see mha/backend/cuda/device_memory.hpp)");
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(n, sizeof(T), &bytes)) throw std::bad_array_new_length();
-  return DevicePointer<T>(n == 0 ? nullptr : reinterpret_cast<T*>(DeviceMemory::allocate(bytes)));
+  return DevicePointer<T>(reinterpret_cast<T*>(DeviceMemory::allocate(bytes)));
 }
 
 /// Elements of the host's, copied to the device when it is made; they are there, for any stream, when that returns.

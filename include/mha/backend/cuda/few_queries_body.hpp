@@ -225,9 +225,9 @@ template <class Machine, class Shape, class Call> class FewBlock {
             if (c == 0) m.store_global(part_states + at, total);
             if (!is_empty(total)) m.store_global(part_values + at * row_packs + c, sums);
           });
-    m.fence();
     m.sync();
     if (m.thread() == 0) {
+      m.fence();  // publishes what all threads have stored
       const unsigned before = m.atomic_wrap(p.counters + group, static_cast<unsigned>(p.splits - 1));
       m.fence();
       m.store(ticket, before);

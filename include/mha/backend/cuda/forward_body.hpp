@@ -11,6 +11,9 @@
 
 namespace mha::inline v0::cuda {
 
+/// Whether a mask costs a kernel next to no registers.
+template <class Mask> inline constexpr bool is_light = std::is_empty_v<Mask>;
+
 /// What a launch of the forward body gets.
 template <class Call> struct ForwardParams {
   Call call;
@@ -29,12 +32,18 @@ template <class Call> struct ForwardParams {
 template <class Machine, class Shape, class Call> class ForwardBlock {
   using T = typename Call::Scalar;
   using Logits = HeadLogits<Call>;
+  using Source = std::remove_cvref_t<decltype(Call::kv)>;
+  using Mask = std::remove_cvref_t<decltype(Call::mask)>;
   using Query = typename Shape::Query;
   using Key = typename Shape::Key;
   using Value = typename Shape::Value;
   static constexpr int strips = Shape::strips;
   static constexpr int key_steps = Shape::keys / 8, value_steps = Shape::value_dim / 8;  // columns of accumulators
   static constexpr int head_depth = Shape::head_dim / 16, key_depth = Shape::keys / 16;  // steps of products
+  /// Where the keys and values of the head begin is kept in registers if the policies leave some.
+  static constexpr bool keeps_run = is_one_run<Source> && strips > 1 && !Logits::has_score && is_light<Mask>;
+  struct NoRun {};
+  using KeptRun = std::conditional_t<keeps_run, KvRun<T>, NoRun>;
   template <class V> using PerStrip = V[std::size_t{strips}];
   using Tile = PerStrip<float[std::size_t{key_steps}][4]>;  // accumulators (rows of the warp, keys)
   using Rows = PerStrip<float[2]>;                          // a number for each of them
@@ -47,6 +56,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
         logits_(call, place.b, place.h),
         first_(place.row_tile * Shape::rows),
         count_(logits_.queries - first_ < Shape::rows ? logits_.queries - first_ : Shape::rows),
+        run_(kept_run()),
         queries_(machine.shared()),
         keys_(queries_ + Shape::head_bytes),
         values_(keys_ + 2 * Shape::key_bytes) {}
@@ -123,6 +133,13 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     return KeyTiles<Shape::keys, decltype(seen)>(logits_.keys, seen).of(tile.index, tile.index);
   }
 
+  MHA_KERNEL KeptRun kept_run() const {
+    if constexpr (keeps_run)
+      return logits_.call.kv.run(logits_.b, logits_.call.kv_head(logits_.h), 0, logits_.keys);
+    else
+      return {};
+  }
+
   /// Rows at one stride; those beyond the call are named, not read.
   struct Strided {
     const T* first;
@@ -175,10 +192,12 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   /// Rows of keys or of values, whichever members of KvRun are given.
   template <class Layout, class Data, class Stride>
   MHA_KERNEL void load_kv(Shared to, KeyTile tile, Index columns, Data data, Stride stride) const {
-    using Source = std::remove_cvref_t<decltype(Call::kv)>;
     const Call& call = logits_.call;
     const Index begin = tile.index * Shape::keys, g = call.kv_head(logits_.h), end = logits_.keys;
-    if constexpr (is_one_run<Source>) {
+    if constexpr (keeps_run) {
+      const std::ptrdiff_t step = run_.*stride;
+      load_rows<Layout>(to, Shape::keys, end - begin, columns, 1, Strided{run_.*data + begin * step, step});
+    } else if constexpr (is_one_run<Source>) {
       const auto run = call.kv.run(logits_.b, g, begin, end);
       load_rows<Layout>(to, Shape::keys, end - begin, columns, 1, Strided{run.*data, run.*stride});
     } else {
@@ -382,6 +401,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   Machine& m_;
   const Logits logits_;
   const Index first_, count_;  // rows of the call
+  const KeptRun run_;
   const Shared queries_, keys_, values_;
   PerStrip<float[std::size_t{value_steps}][4]> out_;
   Rows top_, sum_;

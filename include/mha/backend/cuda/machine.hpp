@@ -69,11 +69,12 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///   void store_global(V* to, V x)     the one way to write global memory; V of 2, 4, 8 or 16 bytes
 ///   V load_global<V>(const V* from)   what this launch wrote, by whatever block; V a SharedWord
 ///   void fence()                      the writes before it, this thread's and those a barrier ordered before it, are
-///                                     seen by whoever sees a write after it
+///                                     seen by whoever sees a later write of this thread's
 ///   unsigned atomic_wrap(unsigned* counter, unsigned last)
 ///                                     the counter before; it goes 0, 1, …, last, 0, …: after last + 1 blocks it is as
-///                                     it was. The last block merges the partial results of all: they store, fence and
-///                                     sync; one thread counts, fences and tells the block; sync; load_global
+///                                     it was. The last block merges the partial results of all: they store and sync;
+///                                     one thread fences, counts, fences and tells the block; sync; load_global. What
+///                                     it fenced before the sync would not be what the others wrote
 ///
 ///   T shuffle_xor(T x, int mask)      collective; the x of lane ^ mask; T float, double or uint32_t
 ///   bool any(bool), all(bool)          collective

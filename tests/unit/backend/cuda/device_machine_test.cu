@@ -140,9 +140,9 @@ __global__ void merge(double* parts, double* sums, unsigned* counter) {
   DeviceMachine m;
   const int blocks = static_cast<int>(gridDim.x), block = m.block().x, thread = m.thread();
   m.store_global(parts + block * 64 + thread, 1.0 + block * 64 + thread);
-  m.fence();
   m.sync();
   if (thread == 0) {
+    m.fence();
     const unsigned ticket = m.atomic_wrap(counter, static_cast<unsigned>(blocks - 1));
     m.fence();
     m.store(m.shared(), ticket);

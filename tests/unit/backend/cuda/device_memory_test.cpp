@@ -37,12 +37,24 @@ TEST(DeviceMemory, AnArrayIsACopy) {
 TEST(DeviceMemory, FeedsAnArena) {
   MHA_NEEDS_GPU();
   mha::Arena<mha::cuda::DeviceMemory> arena;
-  for (int i = 0; i < 3; ++i) {
+  const auto call = [&] {
     auto frame = arena.frame();
     for (int taken = 0; taken < 3; ++taken)
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(frame.take<float>(1)) % 256, 0u) << "as cuBLASLt wants its scratch";
-  }
-  EXPECT_EQ(arena.allocations(), 1);
+    frame.take<float>(0);
+  };
+  call();
+  const int allocations = arena.allocations();
+  for (int i = 0; i < 3; ++i) call();
+  EXPECT_EQ(arena.allocations(), allocations);
+}
+
+TEST(DeviceMemory, AnArenaGivesNothingForNothing) {
+  MHA_NEEDS_GPU();
+  mha::Arena<mha::cuda::DeviceMemory> arena;
+  auto frame = arena.frame();
+  EXPECT_EQ(frame.take<float>(0), nullptr) << "a product may need no scratch";
+  EXPECT_NE(frame.take<float>(1), nullptr);
 }
 
 TEST(StagingRing, NumbersArriveThoughTheirSourceChanges) {

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer of a backend whose tensors are DeviceTensors beside the same weights in double on the host.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <mha/backend/cuda/device_tensor.hpp>
+#include <mha/layer/multi_head_attention.hpp>
+
+#include "device_checks.hpp"
+
+namespace layer_checks {
+
+using mha::Index;
+using mha::Tensor;
+
+inline const mha::Config config{
+    .d_model = 256, .num_heads = 4, .num_kv_heads = 2, .head_dim = 64, .value_dim = 32, .bias = true};
+template <class T, class B>
+using Layer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Causal, mha::QkNorm, mha::Rotary<>,
+                                      mha::Sink, mha::GatedHeads>;
+
+template <class T, int Rank, class... I> Tensor<T, Rank> drawn(support::Random& random, I... extents) {
+  Tensor<T, Rank> x(extents...);
+  random.fill(x);
+  return x;
+}
+
+/// The same weights, rounded to T, in both layers.
+template <class B, class T> struct Twins {
+  const mha::Sink sink{{0.5f, -1, 2, 0}};
+  Layer<T, B> there{config, sink};
+  Layer<double, mha::Reference> here{config, sink};
+
+  explicit Twins(support::Random& random) {
+    std::vector<T> weights(static_cast<std::size_t>(here.parameter_count()));
+    for (T& w : weights) w = support::Random::rounded<T>(random.uniform(-0.1, 0.1));
+    there.update([&](auto& p) { std::copy(weights.begin(), weights.end(), p.flat().begin()); });
+    here.update([&](auto& p) {
+      std::transform(weights.begin(), weights.end(), p.flat().begin(), [](T w) { return support::to_double(w); });
+    });
+  }
+};
+
+template <class T> double bound() {
+  return sizeof(T) == 8 ? 1e-11 : sizeof(T) == 4 ? 1e-4 : 64 * support::unit_roundoff<T>();
+}
+
+template <class B, class T> void expect_layers(const char* name) {
+  support::Random random(name);
+  const Twins<B, T> twins(random);
+  typename B::Workspace workspace;
+  const auto x = drawn<T, 3>(random, 2, 77, 256);
+  const auto wide = [](const auto& t) {
+    return device_checks::doubled(t, Tensor<double, 3>(t.extent(0), t.extent(1), t.extent(2)));
+  };
+  const auto y = mha::to_host(twins.there(mha::to_device(x), workspace));
+  device_checks::expect_near(y, twins.here(wide(x)), bound<T>(), "self-attention");
+  const auto memory = drawn<T, 3>(random, 2, 90, 256);
+  const auto far_x = mha::to_device(x), far_memory = mha::to_device(memory);
+  const auto cross = twins.here(wide(x), wide(memory));
+  device_checks::expect_near(mha::to_host(twins.there(far_x, far_memory, workspace)), cross, bound<T>(),
+                             "cross-attention");
+  const auto made = twins.there.project_memory(far_memory, workspace);
+  device_checks::expect_near(mha::to_host(twins.there(far_x, made, workspace)), cross, bound<T>(),
+                             "memory projected once");
+
+  const std::vector<Index> offsets{0, 5, 5, 70, 77};
+  const auto rows = drawn<T, 2>(random, 77, 256);
+  const auto wide_rows = device_checks::doubled(rows, Tensor<double, 2>(77, 256));
+  device_checks::expect_near(mha::to_host(twins.there(mha::to_device(rows), mha::Packed{offsets}, workspace)),
+                             twins.here(wide_rows, mha::Packed{offsets}), bound<T>(), "ragged");
+}
+
+}  // namespace layer_checks

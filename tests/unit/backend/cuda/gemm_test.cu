@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products by cuBLASLt itself; tests/gpu_memory has those of an imitation.
+#include <gtest/gtest.h>
+
+#include <mha/backend/cuda/cuda.cuh>
+#include <mha/backend/cuda/gemm.hpp>
+
+#include "gemm_checks.hpp"
+#include "gpu.hpp"
+
+namespace {
+
+TEST(CudaGemm, ProductsOfFloatAreFloats) {
+  MHA_NEEDS_GPU();
+  gemm_checks::expect_products<mha::Cuda, float>("cuda products float");
+}
+TEST(CudaGemm, ProductsOfDouble) {
+  MHA_NEEDS_GPU();
+  gemm_checks::expect_products<mha::Cuda, double>("cuda products double");
+}
+TEST(CudaGemm, ProductsOfSixteenBits) {
+  MHA_NEEDS_GPU();
+  gemm_checks::expect_products<mha::Cuda, mha::bfloat16>("cuda products bfloat16");
+  gemm_checks::expect_products<mha::Cuda, mha::half>("cuda products half");
+}
+
+}  // namespace
