@@ -40,7 +40,9 @@ template <class... P> constexpr void check_layer_policies() {
 template <bool Keeps, class P, class StandIn> using OrStandIn = std::conditional_t<Keeps, P, StandIn>;
 
 template <class Scalar, class B, class... P> struct LayerOf {
-  static_assert(Backend<B>, "mha: the second template argument is no backend (see mha/backend/backend.hpp)");
+  static_assert(Backend<B>,
+                "mha: the second template argument is no backend; one comes before the policies: "
+                "MultiHeadAttention<float, mha::Cpu, mha::Causal> (see mha/backend/backend.hpp)");
   static_assert((check_layer_policies<P...>(), true));
   using HeadsPolicy = typename PickRole<Role::heads, MultiHead, P...>::type;
   using MaskPolicy = typename PickRole<Role::mask, Full, P...>::type;

@@ -1,10 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
+#include <type_traits>
+
 #include "../broadcast.hpp"
 #include "../mask.hpp"
 
 namespace mha::inline v0 {
+
+namespace detail {
+
+template <class T>
+concept TableOfBool = ViewableOfRank<T, 2, 3, 4> &&(std::is_same_v<ScalarOf<T>, bool>);
+
+}  // namespace detail
 
 /// A table of booleans, true = visible.
 ///
@@ -22,11 +32,9 @@ struct Dense {
   Dense() = default;
   constexpr explicit Dense(TensorView<const bool, 4> table, Origins first_query = {})
       : visible(table), origin(first_query) {}
-  template <ViewableOfRank<2, 3, 4> Table>
-  requires std::same_as < ScalarOf<Table>,
-  bool > constexpr explicit Dense(Table& table)
-      : visible(detail::as_pair_table(view(table))),
-  memory(detail::table_memory<Table>()) {}
+  template <detail::TableOfBool Table>
+  constexpr explicit Dense(Table& table)
+      : visible(detail::as_pair_table(view(table))), memory(detail::table_memory<Table>()) {}
   template <ViewableOfRank<2, 3, 4> Table>
   requires(!std::is_lvalue_reference_v<Table>) explicit Dense(const Table&& temporary_owner) = delete;
   template <int Rank>
@@ -34,6 +42,10 @@ struct Dense {
   template <int Rank>
   requires(Rank != 4) constexpr explicit Dense(TensorView<const bool, Rank>&& table)
       : visible(detail::as_pair_table(table)) {}
+  /// Refused in one line, which names the type: vectors, tables of bytes or floats, Eigen expressions.
+  template <class NoTableOfBool>
+  requires(!detail::TableOfBool<NoTableOfBool> &&
+           !std::derived_from<std::remove_cvref_t<NoTableOfBool>, Dense>) explicit Dense(NoTableOfBool&&) = delete;
 
   MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
     return visible(b, h, q - origin[b], k);
