@@ -87,15 +87,23 @@ class Layer {
     parameters_.borrow(weights, std::move(keep_alive), packing());
   }
 
-  /// Uses another layer's weights, what was packed of them included, under this layer's own mask, score, sink and
-  /// position: nothing is copied. Weights that the owner updates are to be borrowed anew, and it must outlive this
-  /// layer unless it borrowed them itself.
+  /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
+  /// shared too; another backend or projection policy packs its own. Weights that the owner updates are to be borrowed
+  /// anew, and it must outlive this layer unless it borrowed them itself.
   ///
   /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
-  template <Mask M2, Score S2, SinkPolicy Z2, Position R2>
-  void borrow(const Layer<T, B, H, M2, S2, Z2, N, R2, P, C, O>& owner) {
-    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(),
-                       [&](const ParameterViews<const T>&) { products_ = owner.products_; });
+  template <Backend B2, Heads H2, Mask M2, Score S2, SinkPolicy Z2, Norm N2, Position R2, Projection P2, Concat C2,
+            Output O2>
+  void borrow(const Layer<T, B2, H2, M2, S2, Z2, N2, R2, P2, C2, O2>& owner) {
+    detail::require(owner.parameters_.present(), "borrow: the owner has 0 of its ", owner.parameter_count(),
+                    " weights: call initialize, update or borrow on it first");
+    const auto take = [&](const ParameterViews<const T>& w) {
+      if constexpr (std::is_same_v<Products, detail::LayerProducts<T, B2, P2>>)
+        products_ = owner.products_;
+      else
+        products_ = Products(w, O::has_weights);
+    };
+    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(), take);
   }
 
   /// Self-attention.
