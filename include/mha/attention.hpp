@@ -19,6 +19,7 @@ concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D)  v (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv), any strides;
 ///           one head each: (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); without the batch axis: (L, H, D), packed (ΣL, H, D).
+///           out overlaps none of the others.
 ///           Query head h reads key/value head h / (Hq / Hkv).
 /// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Scale (default 1/√D),
 ///           Origin, Packed (ragged batches), LogSumExp, a Workspace

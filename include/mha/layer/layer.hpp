@@ -110,7 +110,7 @@ class Layer {
   ///
   /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E) and Packed
   /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Packed, Origin,
-  ///           into(y), LogSumExp, a Workspace. The scale is Config::scale.
+  ///           into(y), where y may be x itself, LogSumExp, a Workspace. The scale is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <Sequence X, class... Extra>
   requires(!(detail::MemoryArgument<Extra> || ...)) auto operator()(const X& x, Extra&&... extra) const {
