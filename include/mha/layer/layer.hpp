@@ -216,7 +216,7 @@ class Layer {
 
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_arguments<Extra...>();
-    check_scalars<X, Memory>();
+    static_assert(check_scalars<X, Memory>());
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
@@ -283,7 +283,7 @@ class Layer {
   template <class X, class Memory, class... Extra>
   auto weights(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_weights_arguments<Extra...>();
-    check_scalars<X, Memory>();
+    static_assert(check_scalars<X, Memory>());
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     const Config& c = config_;
@@ -341,10 +341,11 @@ class Layer {
     return [this](const ParameterViews<const T>& w) { products_ = Products(w, O::has_weights); };
   }
 
-  template <class X, class Memory> static constexpr void check_scalars() {
+  template <class X, class Memory> static constexpr bool check_scalars() {
     constexpr bool same_memory = std::is_same_v<Memory, TensorView<const T, 3>> || detail::is_key_values<Memory>;
     static_assert(std::is_same_v<T, ScalarOf<X>> && same_memory,
                   "mha: the layer's scalar and the input's differ (see mha/layer/multi_head_attention.hpp)");
+    return true;
   }
 
   void check_x(const TensorView<const T, 3>& x) const {
