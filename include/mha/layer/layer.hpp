@@ -101,7 +101,7 @@ class Layer {
       if constexpr (std::is_same_v<Products, detail::LayerProducts<T, B2, P2>>)
         products_ = owner.products_;
       else
-        products_ = Products(w, O::has_weights);
+        packing()(w);
     };
     parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(), take);
   }
