@@ -116,6 +116,11 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
                   "mha: the constructor got two values for one policy: keep one "
                   "(see mha/layer/multi_head_attention.hpp)");
   }
+
+  using Roles::type::operator();
+  /// An Eigen expression has no memory to read: layer((2 * x).eval()). Refused in one line, which names the type.
+  template <class NoSequence>
+  requires(!Sequence<NoSequence>) void operator()(const NoSequence&) const = delete;
 };
 
 /// A layer whose policies are deduced from values: make_attention<float>({...}, mha::mask([](…) { … })).
