@@ -6,7 +6,7 @@
 //             Y = [head_0 … head_Hq-1] W_O;  query head h reads key/value head g(h) = h / (Hq / Hkv)
 // Symbols     L = 6 tokens of E = 64 numbers, Hq = 8 query heads, Hkv = 2 key/value heads, D = E / Hq = 8:
 //             X, Y (L, E)  W_Q (E, Hq·D)  W_K, W_V (E, Hkv·D)  W_O (Hq·D, E)  Q (L, Hq·D)  K, V (L, Hkv·D)
-// Output      the layer against the loops (about 1e-7 apart: float32 against double), then a change of token 4:
+// Output      the layer against the loops (below 1e-6 apart: float32 against double), then a change of token 4:
 //             rows 0 to 3 keep every bit, rows 4 and 5 move; then what the layer says about itself
 // Next        03_your_own_memory.cpp
 #include <cmath>

@@ -6,7 +6,7 @@
 // The maths   s' = score(s, b, h, q, k),  s = q·k/√D,  p = softmax(s'),  o = Σ_k p_k v_k;  so
 //             ∂o/∂s_k = p_k (v_k − o) · ∂s'/∂s:  the last factor is what differentiate() gives
 // Symbols     L = 10 tokens, H = 2 heads, D = 4; Q, K, V, O (1, L, H, D)  tables (L, L) and (buckets, H)
-// Output      seven lines that end in "yes"; a gradient and its difference quotient, such as 0.166978 and 0.166978
+// Output      six lines that end in "yes"; a gradient and its difference quotient, such as 0.166978 and 0.166978
 // Next        10_masks.cpp
 #include <cmath>
 #include <cstdio>

@@ -6,7 +6,7 @@
 // The maths   D = E / h:  parameters 4·E·(h·D) = 4E²;  work 2·4·L·E·(h·D) + 2·L²·h·(D + D) = 8LE² + 4L²E, free of h
 // Symbols     L = 384 tokens, E = 256, h = 1 … 32 heads of D = E / h; X, Y (L, E)  attention weights (1, h, L, L)
 // Output      a line for each h: 262144 parameters and 352.3 MFLOP in all of them. The time is printed and not
-//             claimed, here 19 to 25 ms: the softmax has h·L·L weights to work out, which these FLOP leave out
+//             claimed; it grows with h, because the softmax has h·L·L weights to work out, which these FLOP leave out
 // Next        13_pitfalls_of_numbers.cpp
 #include <algorithm>
 #include <chrono>

@@ -8,7 +8,7 @@
 // Symbols     L = 16 tokens of E = 64, H = 8 heads of D = 8; Q, K, V (1, L, H, D)  X, Y (L, E)
 // Output      one line for each mistake, the last of which is
 //               causal, off by one: token 10 changed, 1 of the rows 0-9 moves, 0 with Causal, 10 without a mask
-// Next        semantic_search/
+// Next        15_bf16_tiles.cpp
 #include <cmath>
 #include <cstdio>
 #include <cstring>

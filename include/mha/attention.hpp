@@ -20,6 +20,7 @@ concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D)  v (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv), any strides;
 ///           one head each: (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); without the batch axis: (L, H, D), packed (ΣL, H, D).
+///           out overlaps none of the others.
 ///           Query head h reads key/value head h / (Hq / Hkv).
 /// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Scale (default 1/√D),
 ///           Origin, Packed (ragged batches), LogSumExp, a Workspace
@@ -32,30 +33,33 @@ concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
 template <Backend B = Cpu, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>
 void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... extra) {
   using T = ScalarOf<Q>;
-  static_assert(std::is_same_v<T, ScalarOf<K>> && std::is_same_v<T, ScalarOf<V>> && std::is_same_v<T, ScalarOf<Out>>,
-                "mha: attention needs q, k, v and out of one scalar type (see mha/attention.hpp)");
-  detail::check_call_arguments<Extra...>();
-  detail::check_memory_of<B, Out, Q, K, V>();
-  typename B::Workspace own;
-  auto& workspace = detail::workspace_or(own, extra...);
-  auto frame = workspace.frame();
-  const TensorView<T, 4> to = detail::with_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
-  const auto keys = detail::read_heads(k), values = detail::read_heads(v);
-  auto call = detail::attend_call<T, detail::memory_of<B>>(
-      "attention", to, detail::read_heads(q), keys, values, detail::collect_masks(extra...),
-      detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-      detail::collect_options<Accumulator<T>>(extra...), frame);
-  detail::require_supported<B>("attention");
-  detail::require_reachable<B>("attention", "q", call.q);
-  detail::require_reachable<B>("attention", "k", keys);
-  detail::require_reachable<B>("attention", "v", values);
-  detail::require_reachable<B>("attention", "out", to);
-  detail::require_reachable<B>("attention", "log-sum-exp", call.log_sum_exp);
-  Tensor<T, 4> key_copy, value_copy;
-  const detail::ItemsOn<B> items{workspace};
-  call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
-  call.kv.value = detail::unit_rows(values, frame, value_copy, items);
-  detail::run<B>(detail::staged<B>(call, frame, workspace), workspace);
+  constexpr bool one_scalar =
+      std::is_same_v<T, ScalarOf<K>> && std::is_same_v<T, ScalarOf<V>> && std::is_same_v<T, ScalarOf<Out>>;
+  static_assert(one_scalar, "mha: attention needs q, k, v and out of one scalar type (see mha/attention.hpp)");
+  if constexpr (one_scalar) {
+    detail::check_call_arguments<Extra...>();
+    detail::check_memory_of<B, Out, Q, K, V>();
+    typename B::Workspace own;
+    auto& workspace = detail::workspace_or(own, extra...);
+    auto frame = workspace.frame();
+    const TensorView<T, 4> to = detail::with_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
+    const auto keys = detail::read_heads(k), values = detail::read_heads(v);
+    auto call = detail::attend_call<T, detail::memory_of<B>>(
+        "attention", to, detail::read_heads(q), keys, values, detail::collect_masks(extra...),
+        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
+        detail::collect_options<Accumulator<T>>(extra...), frame);
+    detail::require_supported<B>("attention");
+    detail::require_reachable<B>("attention", "q", call.q);
+    detail::require_reachable<B>("attention", "k", keys);
+    detail::require_reachable<B>("attention", "v", values);
+    detail::require_reachable<B>("attention", "out", to);
+    detail::require_reachable<B>("attention", "log-sum-exp", call.log_sum_exp);
+    Tensor<T, 4> key_copy, value_copy;
+    const detail::ItemsOn<B> items{workspace};
+    call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
+    call.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    detail::run<B>(detail::staged<B>(call, frame, workspace), workspace);
+  }
 }
 
 /// attention_into() with the result returned: a row-major Eigen matrix for Eigen inputs, the backend's tensor

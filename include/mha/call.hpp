@@ -122,7 +122,7 @@ template <class... Extra> constexpr void check_layer_arguments() {
   static_assert(
       (LayerArgument<Extra> && ...),
       "mha: after its tensors a layer call takes masks, scores, Packed, Origin, mha::into(y), LogSumExp and a "
-      "Workspace (see mha/call.hpp)");
+      "Workspace; the scale is Config::scale, a Sink is named in the layer's type (see mha/call.hpp)");
   static_assert(
       (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
           (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(PackedArgument<Extra>)) <= 1 &&

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// A file that is not there ends the compiler's run: what it would say after the sentence are thousands of lines.
+#if __cplusplus < 202002L
+#error "mha: needs C++20: compile with -std=c++20 (g++ 12, clang 14 or newer)"
+#include <mha needs -std=c++20>
+#endif
+
 /// Compiler facts: the only place that asks which compiler this is.
 #if defined(__CUDACC__)
 #define MHA_HOST_DEVICE __host__ __device__

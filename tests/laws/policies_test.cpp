@@ -292,6 +292,41 @@ TEST(SharedWeights, RunUnderAnotherMaskWithoutACopy) {
   EXPECT_EQ(support::differing(windowed(x), layer(x, mha::SlidingWindow{.left = 2})), 0u) << "borrowed again";
 }
 
+TEST(SharedWeights, RunOnAnotherBackendAndUnderAnotherProjection) {
+  const mha::Config config{.d_model = 12, .num_heads = 4, .num_kv_heads = 2, .bias = true};
+  using Heads = mha::GroupedQuery<mha::Dynamic>;
+  mha::MultiHeadAttention<double, Cpu, Heads, mha::QkNorm> layer(config);
+  layer.initialize(mha::XavierUniform{.seed = 6});
+  support::Random random("other machines");
+  layer.update([&](auto& p) {
+    const auto all = p.flat();
+    random.fill(all);
+  });
+  mha::Tensor<double, 2> x(7, 12);
+  random.fill(x);
+
+  mha::MultiHeadAttention<double, mha::Reference, Heads, mha::QkNorm> plain(config);
+  plain.borrow(layer);
+  EXPECT_EQ(plain.parameters().query.heads.data, layer.parameters().query.heads.data);
+  const auto expected = plain(x, mha::Causal{});
+  EXPECT_LE(laws::largest_difference(layer(x, mha::Causal{}), expected), 1e-12);
+
+  mha::MultiHeadAttention<double, Cpu, mha::PerHeadProjection, mha::GroupedQuery<2>, mha::Causal, mha::QkNorm> other(
+      config);
+  other.initialize(mha::XavierUniform{.seed = 7});
+  EXPECT_GT(laws::largest_difference(other(x), expected), 1e-3);
+  other.borrow(plain);
+  EXPECT_LE(laws::largest_difference(other(x), expected), 1e-12);
+  const auto refusal = [&](auto&& to) { return mha_test::message_of<mha::ShapeError>([&] { to.borrow(layer); }); };
+  EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, Heads>(config)),
+            "borrow: the query_norm has 3 elements, the layer wants 0");
+  EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, mha::MultiHead, mha::QkNorm>(
+                {.d_model = 12, .num_heads = 4, .bias = true})),
+            "borrow: the key weights are (2, 12, 3), the layer wants (4, 12, 3)");
+  EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, Heads, mha::QkNorm, mha::NoOutput>(config)),
+            "borrow: the output matrix is (12, 12), the layer wants (0, 0)");
+}
+
 TEST(SharedWeights, AreRefusedWhereThereAreNone) {
   const mha::Config config{.d_model = 8, .num_heads = 2};
   const mha::MultiHeadAttention<float, Cpu> empty(config);
@@ -304,6 +339,8 @@ TEST(SharedWeights, AreRefusedWhereThereAreNone) {
   EXPECT_EQ(message([&] { empty.attention_weights(x); }), wanted);
   EXPECT_EQ(message([&] { empty.project_memory(x); }), wanted);
   EXPECT_NE(message([&] { other.borrow(empty.parameters()); }), "");
+  EXPECT_EQ(message([&] { other.borrow(empty); }),
+            "borrow: the owner has 0 of its 256 weights: call initialize, update or borrow on it first");
   EXPECT_EQ(message([&] { other(x); }), wanted) << "a refused borrow changes nothing";
 }
 

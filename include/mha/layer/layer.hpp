@@ -88,22 +88,30 @@ class Layer {
     parameters_.borrow(weights, std::move(keep_alive), packing());
   }
 
-  /// Uses another layer's weights, what was packed of them included, under this layer's own mask, score, sink and
-  /// position: nothing is copied. Weights that the owner updates are to be borrowed anew, and it must outlive this
-  /// layer unless it borrowed them itself.
+  /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
+  /// shared too; another backend or projection policy packs its own. Weights that the owner updates are to be borrowed
+  /// anew, and it must outlive this layer unless it borrowed them itself.
   ///
   /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
-  template <Mask M2, Score S2, SinkPolicy Z2, Position R2>
-  void borrow(const Layer<T, B, H, M2, S2, Z2, N, R2, P, C, O>& owner) {
-    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(),
-                       [&](const ParameterViews<const T>&) { products_ = owner.products_; });
+  template <Backend B2, Heads H2, Mask M2, Score S2, SinkPolicy Z2, Norm N2, Position R2, Projection P2, Concat C2,
+            Output O2>
+  void borrow(const Layer<T, B2, H2, M2, S2, Z2, N2, R2, P2, C2, O2>& owner) {
+    detail::require(owner.parameters_.present(), "borrow: the owner has 0 of its ", owner.parameter_count(),
+                    " weights: call initialize, update or borrow on it first");
+    const auto take = [&](const ParameterViews<const T>& w) {
+      if constexpr (std::is_same_v<Products, detail::LayerProducts<T, B2, P2>>)
+        products_ = owner.products_;
+      else
+        packing()(w);
+    };
+    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(), take);
   }
 
   /// Self-attention.
   ///
   /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E) and Packed
   /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Packed, Origin,
-  ///           into(y), LogSumExp, a Workspace. The scale is Config::scale.
+  ///           into(y), where y may be x itself, LogSumExp, a Workspace. The scale is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <Sequence X, class... Extra>
   requires(!(detail::MemoryArgument<Extra> || ...)) auto operator()(const X& x, Extra&&... extra) const {
@@ -209,7 +217,7 @@ class Layer {
 
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_arguments<Extra...>();
-    check_scalars<X, Memory>();
+    static_assert(check_scalars<X, Memory>());
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
@@ -276,7 +284,7 @@ class Layer {
   template <class X, class Memory, class... Extra>
   auto weights(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_weights_arguments<Extra...>();
-    check_scalars<X, Memory>();
+    static_assert(check_scalars<X, Memory>());
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     const Config& c = config_;
@@ -334,10 +342,11 @@ class Layer {
     return [this](const ParameterViews<const T>& w) { products_ = Products(w, O::has_weights); };
   }
 
-  template <class X, class Memory> static constexpr void check_scalars() {
+  template <class X, class Memory> static constexpr bool check_scalars() {
     constexpr bool same_memory = std::is_same_v<Memory, TensorView<const T, 3>> || detail::is_key_values<Memory>;
     static_assert(std::is_same_v<T, ScalarOf<X>> && same_memory,
                   "mha: the layer's scalar and the input's differ (see mha/layer/multi_head_attention.hpp)");
+    return true;
   }
 
   void require_weights() const {

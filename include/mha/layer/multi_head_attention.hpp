@@ -40,7 +40,9 @@ template <class... P> constexpr void check_layer_policies() {
 template <bool Keeps, class P, class StandIn> using OrStandIn = std::conditional_t<Keeps, P, StandIn>;
 
 template <class Scalar, class B, class... P> struct LayerOf {
-  static_assert(Backend<B>, "mha: the second template argument is no backend (see mha/backend/backend.hpp)");
+  static_assert(Backend<B>,
+                "mha: the second template argument is no backend; one comes before the policies: "
+                "MultiHeadAttention<float, mha::Cpu, mha::Causal> (see mha/backend/backend.hpp)");
   static_assert((check_layer_policies<P...>(), true));
   using HeadsPolicy = typename PickRole<Role::heads, MultiHead, P...>::type;
   using MaskPolicy = typename PickRole<Role::mask, Full, P...>::type;
@@ -115,6 +117,11 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
                   "mha: the constructor got two values for one policy: keep one "
                   "(see mha/layer/multi_head_attention.hpp)");
   }
+
+  using Roles::type::operator();
+  /// An Eigen expression has no memory to read: layer((2 * x).eval()). Refused in one line, which names the type.
+  template <class NoSequence>
+  requires(!Sequence<NoSequence>) void operator()(const NoSequence&) const = delete;
 };
 
 /// A layer whose policies are deduced from values: make_attention<float>({...}, mha::mask([](…) { … })).

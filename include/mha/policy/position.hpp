@@ -97,6 +97,12 @@ struct Llama3Scaling {
 /// Errors    ShapeError if dims is odd, negative or larger than D, or base or the scaling is out of range
 /// Source    Su et al. 2021, eq. 34
 template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
+  static_assert(
+      requires(const Scaling& s, Index i, double f) {
+        Pairing::first(i, i), Pairing::second(i, i), s.frequency(s.base(f, i)), s.check();
+      },
+      "mha: Rotary<Pairing, Scaling> takes Halves or Interleaved, then Unscaled, LinearScaling, NtkScaling or "
+      "Llama3Scaling (see mha/policy/position.hpp)");
   static constexpr Role role = Role::position;
   static constexpr const char* name = std::same_as<Pairing, Halves> ? "Rotary<Halves>" : "Rotary<Interleaved>";
   double base = 10000;

@@ -237,6 +237,18 @@ TYPED_TEST(LayerCall, QueriesMayBeTheFirstRowsOfTheMemory) {
   expect_near(narrow(all, all.leftCols(5)), narrow(all, left), 1e-13);
 }
 
+TYPED_TEST(LayerCall, TheResultMayBeTheInput) {
+  const auto layer = make<LayerOf<TypeParam, mha::Causal>>({.d_model = 12, .num_heads = 3, .bias = true});
+  mha::Tensor<double, 3> x = random_batch("in place", 2, 150, 12);
+  const auto y = layer(x);
+  layer(x, mha::into(x));
+  EXPECT_TRUE(std::equal(x.begin(), x.end(), y.begin()));
+  const auto heads = make<LayerOf<TypeParam, mha::NoOutput>>({.d_model = 12, .num_heads = 3});
+  const auto mixed = heads(x);
+  heads(x, mha::into(x));
+  EXPECT_TRUE(std::equal(x.begin(), x.end(), mixed.begin()));
+}
+
 TEST(Layer, IntoWritesOnlyItsElements) {
   const auto layer = make<LayerOf<>>({.d_model = 8, .num_heads = 2, .bias = true});
   const RowMatrix x = random_rows("x", 5, 8);

@@ -39,12 +39,14 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
 
   /// Weights rounded and laid in tiles once.
   template <class T> detail::systolic::PackedWeights<T, Precision> pack(std::span<const DenseWeights<T>> parts) const {
-    static_assert(check_scalar<T>());
-    return {parts, Threads{}};
+    if constexpr (check_scalar<T>())
+      return {parts, Threads{}};
+    else
+      __builtin_unreachable();
   }
   template <class T>
   void gemm(const PackedGemmCall<T, detail::systolic::PackedWeights<T, Precision>>& call, Workspace& workspace) const {
-    detail::systolic::gemm<Array, Precision>(call, workspace, Threads{});
+    if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, Threads{});
   }
 
   template <class T, class Source, class M, class S>
@@ -67,11 +69,11 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
       std::snprintf(text, sizeof text, "%.0f %%", 100 * use.utilisation());
       return std::string(text);
     };
-    return std::string("Systolic: ") + detail::scalar_name<T>() + " rounded to bfloat16, sums in float, array of " +
-           n(Array::rows) + " x " + n(Array::columns) + " x " + n(Array::depth) + " " + how() + ", head size " +
-           n(plan.head_dim) + " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) +
-           " of it, value size " + n(plan.value_dim) + " " +
-           full(array_use<Array>(plan.value_dim, Array::columns, Array::depth)) +
+    return std::string("Systolic: ") + detail::scalar_name<T>() +
+           (std::is_same_v<T, bfloat16> ? "" : " rounded to bfloat16") + ", sums in float, array of " + n(Array::rows) +
+           " x " + n(Array::columns) + " x " + n(Array::depth) + " " + how() + ", head size " + n(plan.head_dim) +
+           " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) + " of it, value size " +
+           n(plan.value_dim) + " " + full(array_use<Array>(plan.value_dim, Array::columns, Array::depth)) +
            ", attention's own products in bfloat16 whatever the precision, dense products in " + Precision::name +
            " precision, " + Threads::name + " with " + n(Threads{}.workers()) + " workers";
   }

@@ -9,9 +9,17 @@
 
 namespace mha::inline v0 {
 
+namespace detail {
+
+template <class T>
+concept TableOfBool = ViewableOfRank<T, 2, 3, 4> &&(std::is_same_v<ScalarOf<T>, bool>);
+
+}  // namespace detail
+
 /// A table of booleans, true = visible.
 ///
 /// Shapes    (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk); an axis of extent 1 is repeated. Rows are the call's queries.
+///           One table for each sequence is mha::view(p, B, 1, Lq, Lk): three axes would be heads.
 /// Cost      no classification: every tile is tested pair by pair
 /// Errors    ShapeError if an axis is neither 1 nor the call's
 /// Memory    `memory` says where the table lies; of a bare view it is to be set if that is a device
@@ -25,11 +33,9 @@ struct Dense {
   Dense() = default;
   constexpr explicit Dense(TensorView<const bool, 4> table, Origins first_query = {})
       : visible(table), origin(first_query) {}
-  template <ViewableOfRank<2, 3, 4> Table>
-  requires std::same_as < ScalarOf<Table>,
-  bool > constexpr explicit Dense(Table& table)
-      : visible(detail::as_pair_table(view(table))),
-  memory(detail::table_memory<Table>()) {}
+  template <detail::TableOfBool Table>
+  constexpr explicit Dense(Table& table)
+      : visible(detail::as_pair_table(view(table))), memory(detail::table_memory<Table>()) {}
   template <ViewableOfRank<2, 3, 4> Table>
   requires(!std::is_lvalue_reference_v<Table>) explicit Dense(const Table&& temporary_owner) = delete;
   template <int Rank>
@@ -37,6 +43,10 @@ struct Dense {
   template <int Rank>
   requires(Rank != 4) constexpr explicit Dense(TensorView<const bool, Rank>&& table)
       : visible(detail::as_pair_table(table)) {}
+  /// Refused in one line, which names the type: vectors, tables of bytes or floats, Eigen expressions.
+  template <class NoTableOfBool>
+  requires(!detail::TableOfBool<NoTableOfBool> &&
+           !std::derived_from<std::remove_cvref_t<NoTableOfBool>, Dense>) explicit Dense(NoTableOfBool&&) = delete;
 
   MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
     return visible(b, h, q - origin[b], k);

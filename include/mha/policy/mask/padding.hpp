@@ -7,7 +7,8 @@
 
 namespace mha::inline v0 {
 
-/// Sequence b has lengths[b] keys; the rest of its row is padding and hidden.
+/// Sequence b has lengths[b] keys; the rest of its row is padding and hidden. A query that is padding is computed like
+/// any other: what stands in its row of the result means nothing, and may be NaN if its x was.
 ///
 /// Shapes    lengths (B)
 /// Errors    ShapeError if there is not one length per sequence, or one is negative or above Lk

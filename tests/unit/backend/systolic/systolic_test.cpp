@@ -42,7 +42,8 @@ TEST(Systolic, ExplainsUnitArrayAndHowFullItIs) {
   const std::string tall = Systolic<mha::SystolicArray<128, 16, 32>, HighPrecision, Serial>{}.explain<float>(plan);
   EXPECT_TRUE(contains(tall, "value size 64 50 %")) << "values lie along the rows, as an ArrayMeter counts: " << tall;
   const std::string on_tpu = Systolic<TpuArray<128>, HighPrecision, Serial>{}.explain<mha::bfloat16>(plan);
-  EXPECT_TRUE(contains(on_tpu, "bfloat16 rounded to bfloat16")) << on_tpu;
+  EXPECT_TRUE(contains(on_amx, "Systolic: float rounded to bfloat16, sums in float")) << on_amx;
+  EXPECT_TRUE(contains(on_tpu, "Systolic: bfloat16, sums in float")) << on_tpu;
   EXPECT_TRUE(contains(on_tpu, "128 x 128 x 128 emulated (no hardware has this shape)")) << on_tpu;
   EXPECT_TRUE(contains(on_tpu, "head size 80 fills 62 %")) << on_tpu;
   EXPECT_TRUE(contains(on_tpu, "high precision, Serial with 1 workers")) << on_tpu;

@@ -2,6 +2,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -157,6 +158,10 @@ TEST(Dense, RefusesTemporaryOwnersAndOtherElements) {
   static_assert(DenseFrom<TensorView<bool, 3>> && DenseFrom<TensorView<const bool, 4>>);
   static_assert(!DenseFrom<Tensor<float, 2>&> && !DenseFrom<TensorView<int, 2>>, "0 and 1 are no visibility");
   static_assert(!DenseFrom<Tensor<bool, 1>&>);
+  static_assert(!DenseFrom<std::vector<bool>&> && !DenseFrom<std::vector<bool>>);
+  static_assert(DenseFrom<Dense&> && DenseFrom<const Dense&> && DenseFrom<Dense>, "a copy");
+  struct Derived : Dense {};
+  static_assert(std::is_copy_constructible_v<Derived> && std::is_move_constructible_v<Derived>);
 }
 
 TEST(Dense, IsABorrowingMask) {
