@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every test of attention would compile anew: the kernels, and the loops around them. tests/CMakeLists.txt puts it
-// in front of every source and compiles the kernels once, in shared_kernels.cpp; without it a source compiles its own, to
-// the same code.
+// in front of every source and compiles the kernels once, in shared_kernels.cpp; without it a source compiles its own,
+// to the same code.
 #pragma once
 
 #include <span>

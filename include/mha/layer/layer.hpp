@@ -76,9 +76,9 @@ class Layer {
     update([&](auto& p) { draw(p); });
   }
 
-  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives.
-  /// Without one, whoever owns the memory must outlive this layer. A backend that packs weights reads the matrices here
-  /// and not again: the pages of a mapping may be dropped, and weights that changed since are to be borrowed anew.
+  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives;
+  /// without one, their owner must outlive this layer. A backend that packs weights reads the matrices here only: the
+  /// pages of a mapping may be dropped, and weights that change are to be borrowed anew.
   ///
   /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
@@ -89,8 +89,8 @@ class Layer {
   }
 
   /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
-  /// shared too; another backend or projection policy packs its own. Weights that the owner updates are to be borrowed
-  /// anew, and it must outlive this layer unless it borrowed them itself.
+  /// shared too, unless backend or projection policy differ. Borrow anew after an update of the owner's weights; the
+  /// owner must outlive this layer unless it borrowed them itself.
   ///
   /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
   template <Backend B2, Heads H2, Mask M2, Score S2, SinkPolicy Z2, Norm N2, Position R2, Projection P2, Concat C2,
@@ -221,7 +221,7 @@ class Layer {
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
-      forward(from, memory, find_into(extra...), extra...);
+      forward(from, memory, detail::find_into<T>(extra...), extra...);
     } else {
       const Index width = output_width();
       auto y = [&] {
@@ -374,16 +374,6 @@ class Layer {
     auto o = detail::collect_options<Accumulator<T>>(extra...);
     o.scale = config_.scale;
     return o;
-  }
-
-  template <class E, class... Rest> static auto find_into(const E& first, const Rest&... rest) {
-    if constexpr (detail::IntoArgument<E>) {
-      static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>,
-                    "mha: into(y) has another scalar than the layer (see mha/layer/multi_head_attention.hpp)");
-      return detail::with_batch(first.to);
-    } else {
-      return find_into(rest...);
-    }
   }
 
   using Products = detail::LayerProducts<T, B, P>;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "../call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/tensor.hpp"
@@ -37,6 +38,17 @@ template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>&
 }
 template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
   return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
+}
+
+/// Where into(y) among a call's arguments sends the result, (B, L, E).
+template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_into(const E& first, const Rest&... rest) {
+  if constexpr (IntoArgument<E>) {
+    static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>,
+                  "mha: into(y) has another scalar than the layer (see mha/layer/multi_head_attention.hpp)");
+    return with_batch(first.to);
+  } else {
+    return find_into<T>(rest...);
+  }
 }
 
 /// A projection's result (B, L, H, D), heads side by side in rows that follow each other, as rows (B·L, H·D).
