@@ -51,8 +51,7 @@ void expect_product(support::Random& random, Index m, Index n, Index k, int layo
         sum += term;
         size += std::fabs(term);
       }
-      const double error = std::fabs(support::to_double(z(i, j)) - sum) / (size + 1e-30);
-      if (!(error <= worst)) worst = error;  // a NaN is the largest
+      worst = support::maximum(worst, std::fabs(support::to_double(z(i, j)) - sum) / (size + 1e-30));
     }
   const double sums = sizeof(T) == 8 ? 0x1p-53 : 0x1p-24;
   EXPECT_LE(worst, 2 * support::unit_roundoff<T>() + (k + 4) * sums)
