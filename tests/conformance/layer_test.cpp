@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layer on Cpu and on the plain backend against the layer on the reference in double.
+#include <cmath>
+#include <cstddef>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -172,6 +175,20 @@ TYPED_TEST(LayerConformance, StridedAndEigenInputsGiveTheSameValues) {
     static_assert(decltype(y)::IsRowMajor);
     for (Index l = 0; l < 12; ++l)
       for (Index e = 0; e < 16; ++e) EXPECT_NEAR(y(l, e), expected(0, l, e), tolerance<T>());
+  }
+}
+
+// What every comparison here rests on.
+TEST(LargestDifference, SeesANaNAtEveryPlaceAndEqualInfinitiesAsEqual) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> expected{1, -inf, 3}, near{1.5, -inf, 3.25};
+  EXPECT_EQ(support::largest_difference(near, expected), 0.5);
+  EXPECT_EQ(support::largest_difference(std::vector<double>{1, inf, 3}, expected), inf);
+  EXPECT_EQ(support::largest_difference(std::vector<double>{1, -inf}, expected), inf);
+  for (std::size_t at = 0; at < expected.size(); ++at) {
+    std::vector<double> value = near;
+    value[at] = nan;
+    EXPECT_TRUE(std::isnan(support::largest_difference(value, expected))) << at;
   }
 }
 

@@ -309,14 +309,14 @@ TEST(SharedWeights, RunOnAnotherBackendAndUnderAnotherProjection) {
   plain.borrow(layer);
   EXPECT_EQ(plain.parameters().query.heads.data, layer.parameters().query.heads.data);
   const auto expected = plain(x, mha::Causal{});
-  EXPECT_LE(laws::largest_difference(layer(x, mha::Causal{}), expected), 1e-12);
+  EXPECT_LE(support::largest_difference(layer(x, mha::Causal{}), expected), 1e-12);
 
   mha::MultiHeadAttention<double, Cpu, mha::PerHeadProjection, mha::GroupedQuery<2>, mha::Causal, mha::QkNorm> other(
       config);
   other.initialize(mha::XavierUniform{.seed = 7});
-  EXPECT_GT(laws::largest_difference(other(x), expected), 1e-3);
+  EXPECT_GT(support::largest_difference(other(x), expected), 1e-3);
   other.borrow(plain);
-  EXPECT_LE(laws::largest_difference(other(x), expected), 1e-12);
+  EXPECT_LE(support::largest_difference(other(x), expected), 1e-12);
   const auto refusal = [&](auto&& to) { return mha_test::message_of<mha::ShapeError>([&] { to.borrow(layer); }); };
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, Heads>(config)),
             "borrow: the query_norm has 3 elements, the layer wants 0");

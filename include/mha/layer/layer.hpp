@@ -201,11 +201,8 @@ class Layer {
   /// The cost, policies, kernel and memory of such a call, one fact a line.
   template <Mask... Masks> std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
     const CallShape shape{batch, config_.num_heads, queries, keys, keys - queries};
-    const std::string weights =
-        std::string(!parameters_.present()   ? "none yet"
-                    : parameters_.borrowed() ? "borrowed"
-                                             : "owned") +
-        (products_.bytes() > 0 ? ", packed in " + std::to_string(products_.bytes()) + " bytes" : "");
+    std::string weights = parameters_.borrowed() ? "borrowed" : parameters_.present() ? "owned" : "none yet";
+    if (products_.bytes() > 0) weights += ", packed in " + std::to_string(products_.bytes()) + " bytes";
     return detail::explain_layer<T, B>(config_, cost(batch, queries, keys, masks...), shape, weights,
                                        {P::name, N::name, R::name, C::name, O::name});
   }
@@ -287,13 +284,12 @@ class Layer {
     static_assert(check_scalars<X, Memory>());
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
-    const Config& c = config_;
     check_x(from);
     check_memory(memory);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const auto made = detail::projected<B>(c, from, memory, false, frame);
+    const auto made = detail::projected<B>(config_, from, memory, false, frame);
     auto checked = detail::checked_call<T, detail::memory_of<B>>(
         "layer", TensorView<const T, 4>(made.q), made.key,
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
