@@ -59,7 +59,8 @@ int main() {
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) {
       std::printf(" %9.6f", weights(0, 0, i, j));
-      worst_weight = std::fmax(worst_weight, std::fabs(weights(0, 0, i, j) - p(i, j)));
+      const double difference = std::fabs(weights(0, 0, i, j) - p(i, j));
+      worst_weight = std::isnan(difference) ? INFINITY : std::fmax(worst_weight, difference);
     }
     std::printf("\n");
   }

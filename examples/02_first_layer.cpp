@@ -64,7 +64,7 @@ int main() {
   const Matrix y = layer(x);  // (L, E)
 
   const Doubles expected = layer_by_hand(layer, x);
-  const double error = (y.cast<double>() - expected).cwiseAbs().maxCoeff();
+  const double error = (y.cast<double>() - expected).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
   std::printf("y row 0: %.4f %.4f %.4f ...   largest difference to the loops: %.1e\n", double(y(0, 0)), double(y(0, 1)),
               double(y(0, 2)), error);
 

@@ -90,12 +90,10 @@ int main() {
   const auto part = [](auto& t, int from, int to) { return mha::view(&t(from, 0, 0), 1, to - from, H, D); };
   const auto first = mha::attention(part(q, 0, 2), part(k, 0, 4), part(v, 0, 4));
   const auto last = mha::attention(part(q, 3, 8), part(k, 4, 13), part(v, 4, 13));
-  float nothing = 0;
-  for (int h = 0; h < H; ++h)
-    for (int d = 0; d < D; ++d) nothing = std::fmax(nothing, std::fabs(out(2, h, d)));
+  const std::vector<float> zeros(std::size_t{E});
   check("attention() with offsets for queries and keys",
         distance(first.data(), &out(0, 0, 0), 2 * E) < 1e-6 && distance(last.data(), &out(3, 0, 0), 5 * E) < 1e-6);
-  check("a query that meets no key gives 0", nothing == 0);
+  check("a query that meets no key gives 0", distance(zeros.data(), &out(2, 0, 0), E) == 0);
 
   // What the rectangle costs. Padding skips the hidden keys, but the padded queries and rows are computed all the same.
   double packed_flop = 0;
