@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of a run: attention over the length beside others, the masks, and where a layer's time goes.
 
-report.py draws them; alone: python benchmarks/plot.py benchmarks/results/MACHINE.json  →  benchmarks/results/MACHINE/
+report.py draws them; alone: python3 benchmarks/plot.py benchmarks/results/MACHINE.json  →  benchmarks/results/MACHINE/
 """
 
 import json

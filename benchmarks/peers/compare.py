@@ -8,7 +8,7 @@ does not offer a case, is named.
 Needs      numpy, and the libraries mha_peer and mha_peer_native, which CMake builds with the benchmarks
 Compares   pip install torch==2.15.0 onnxruntime==1.31.1 onnx==1.23.2 (the versions measured). FlexAttention wants a
            C++ compiler and half a minute for each case, the first time: --check compiles and checks and times nothing.
-Usage      python benchmarks/peers/compare.py [--group attention masks …] [--threads 1 2] [--filter REGEX]
+Usage      python3 benchmarks/peers/compare.py [--group attention masks …] [--threads 1 2] [--filter REGEX]
                                               [--peers REGEX] [--check] [--json FILE]
 """
 

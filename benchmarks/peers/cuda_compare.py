@@ -8,7 +8,7 @@ of its kernels (cuDNN, flash, efficient) and by compiled FlexAttention; what ref
 
 Needs      the library mha_cuda_peer (CMake target cuda_measured), an NVIDIA GPU, a C++ compiler for FlexAttention
 Compares   pip install torch==2.15.0 (CUDA build)
-Usage      python benchmarks/peers/cuda_compare.py [--group attention masks short] [--filter REGEX] [--peers REGEX]
+Usage      python3 benchmarks/peers/cuda_compare.py [--group attention masks short] [--filter REGEX] [--peers REGEX]
                                                    [--check] [--json FILE]
 """
 
