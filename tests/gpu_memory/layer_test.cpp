@@ -14,6 +14,20 @@ using support::FarCuda;
 TEST(FarLayer, OfBfloat16) { layer_checks::expect_layers<FarCuda, bfloat16>("far layer bfloat16"); }
 TEST(FarLayer, OfFloat) { layer_checks::expect_layers<FarCuda, float>("far layer float"); }
 
+/// A call like one before it, which wrote `out`: it does it again under a recording and allocates nothing.
+template <class Out, class Call>
+void expect_recordable(const mha::cuda::Workspace& workspace, Out& out, const Call& call) {
+  const auto expected = mha::to_host(out);
+  const int allocations = workspace.allocations();
+  mha::cuda::check(cudaMemset(out.data(), 0xff, out.size() * sizeof(*out.data())), "cudaMemset");
+  cudaGraph_t graph = nullptr;
+  mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  EXPECT_NO_THROW(call());
+  mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
+  EXPECT_EQ(support::differing(mha::to_host(out), expected), 0u);
+  EXPECT_EQ(workspace.allocations(), allocations);
+}
+
 TEST(FarLayer, TheSteadyStateDoesNothingThatARecordingForbids) {
   support::Random random("far steady layer");
   const layer_checks::Twins<FarCuda, bfloat16> twins(random);
@@ -22,32 +36,20 @@ TEST(FarLayer, TheSteadyStateDoesNothingThatARecordingForbids) {
   mha::DeviceTensor<bfloat16, 2> y(20, 256);
   const auto call = [&] { twins.there(x, mha::into(y), workspace); };
   call();
-  const auto expected = mha::to_host(y);
-  const int allocations = workspace.allocations();
-  mha::cuda::check(cudaMemset(y.data(), 0xff, y.size() * sizeof(bfloat16)), "cudaMemset");
-  cudaGraph_t graph = nullptr;
-  mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-  EXPECT_NO_THROW(call());
-  mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
-  EXPECT_EQ(support::differing(mha::to_host(y), expected), 0u);
-  EXPECT_EQ(workspace.allocations(), allocations);
+  expect_recordable(workspace, y, call);
 }
 
 TEST(FarAttention, ASecondCallDoesNothingThatARecordingForbids) {
   support::Random random("far steady attention");
   for (const mha::Index queries : {1, 40}) {
+    SCOPED_TRACE(queries);
     const device_checks::Inputs<bfloat16> in({1, queries, 900, 4, 2, 64, 64}, random);
     mha::cuda::Workspace workspace;
     const auto q = mha::to_device(in.q), k = mha::to_device(in.k), v = mha::to_device(in.v);
     mha::DeviceTensor<bfloat16, 4> out(1, queries, 4, 64);
     const auto call = [&] { mha::attention_into<FarCuda>(out, q, k, v, mha::Causal{}, workspace); };
     call();
-    const auto expected = mha::to_host(out);
-    cudaGraph_t graph = nullptr;
-    mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    EXPECT_NO_THROW(call());
-    mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
-    EXPECT_EQ(support::differing(mha::to_host(out), expected), 0u) << queries;
+    expect_recordable(workspace, out, call);
   }
 }
 

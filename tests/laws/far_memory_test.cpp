@@ -2,7 +2,6 @@
 // A backend whose memory the host cannot touch computes the same bits as one on the host: what the library does around
 // the kernels reads and writes the backend's memory through the backend only.
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -19,11 +18,13 @@
 #include "compare.hpp"
 #include "far_backend.hpp"
 #include "random.hpp"
+#include "scratch.hpp"
 
 namespace {
 
 using mha::Index;
 using mha::Tensor;
+using mha_test::message_of;
 using support::Far;
 using support::far_copy;
 using support::FarTensor;
@@ -174,42 +175,36 @@ TEST(FarMemory, BareViewsGiveResultsOfTheBackend) {
   EXPECT_EQ(support::differing(y.near(), mha::attention<mha::Reference>(q, q, q)), 0u);
 }
 
-template <class F> std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST(FarMemory, WhatLiesOnTheHostIsRefusedByName) {
   Tensor<T, 3> near(1, 3, 8);
   const FarTensor<T, 3> far(near);
-  EXPECT_EQ(refusal([&] { mha::attention<Far>(far.view(), near.view(), far.view()); }),
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { mha::attention<Far>(far.view(), near.view(), far.view()); }),
             "attention: k is in host memory");
-  EXPECT_EQ(refusal([&] { mha::attention_weights<Far>(far.view(), near.view()); }),
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { mha::attention_weights<Far>(far.view(), near.view()); }),
             "attention_weights: k is in host memory");
   Twins<mha::Causal> twins(mha::Config{.d_model = 8, .num_heads = 2});
-  EXPECT_EQ(refusal([&] { twins.there(near.view()); }), "layer: x is in host memory");
-  EXPECT_EQ(refusal([&] { twins.there.attention_weights(near.view()); }), "layer: x is in host memory");
-  EXPECT_EQ(refusal([&] { twins.there(far, mha::into(near)); }), "layer: the result is in host memory");
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { twins.there(near.view()); }), "layer: x is in host memory");
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { twins.there.attention_weights(near.view()); }),
+            "layer: x is in host memory");
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { twins.there(far, mha::into(near)); }),
+            "layer: the result is in host memory");
   const std::vector<Index> lengths{2};
-  EXPECT_EQ(refusal([&] { twins.there(far, mha::Padding{lengths}); }),
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { twins.there(far, mha::Padding{lengths}); }),
             "layer: a policy borrows host memory, but the backend computes on a device: give mha::on_device(policy), "
             "made once");
-  EXPECT_EQ(refusal([&] { twins.here(near, far_copy(mha::Padding{lengths})); }),
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { twins.here(near, far_copy(mha::Padding{lengths})); }),
             "layer: a policy borrows device memory, but the backend computes on the host");
-  EXPECT_EQ(refusal([&] { mha::attention<Far>(far, far, far, mha::Sink(std::vector<float>(3, 0.f))); }),
-            "attention: the Sink's logits are in host memory, but the backend computes on a device: give "
-            "mha::on_device(sink)");
+  EXPECT_EQ(
+      message_of<mha::ShapeError>([&] { mha::attention<Far>(far, far, far, mha::Sink(std::vector<float>(3, 0.f))); }),
+      "attention: the Sink's logits are in host memory, but the backend computes on a device: give "
+      "mha::on_device(sink)");
 }
 
 TEST(FarMemory, ALayerWhoseUpdateFailedHasNoWeightsThere) {
   Twins<mha::Causal> twins(mha::Config{.d_model = 8, .num_heads = 2});
   EXPECT_THROW(twins.there.update([](auto&) { throw 1; }), int);
   const FarTensor<T, 3> x{Tensor<T, 3>(1, 3, 8)};
-  EXPECT_EQ(refusal([&] { twins.there(x); }),
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { twins.there(x); }),
             "layer: its weights have 0 copies in the backend's memory, 1 is wanted: update() or borrow() makes it, "
             "unless it throws");
 }

@@ -11,15 +11,6 @@
 
 namespace mha::inline v0::cuda {
 
-/// Whether a mask costs a kernel next to no registers.
-template <class Mask> inline constexpr bool is_light = std::is_empty_v<Mask>;
-
-/// What a launch of the forward body gets.
-template <class Call> struct ForwardParams {
-  Call call;
-  ForwardBlocks blocks;
-};
-
 /// One block of fused attention: softmax(scale · q kᵀ where visible) v for a tile of query rows of one head, on tensor
 /// cores, with the maximum and the sum of each row carried along.
 ///
@@ -42,8 +33,6 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   static constexpr int head_depth = Shape::head_dim / 16, key_depth = Shape::keys / 16;  // steps of products
   /// Where the keys and values of the head begin is kept in registers if the policies leave some.
   static constexpr bool keeps_run = is_one_run<Source> && strips > 1 && !Logits::has_score && is_light<Mask>;
-  struct NoRun {};
-  using KeptRun = std::conditional_t<keeps_run, KvRun<T>, NoRun>;
   template <class V> using PerStrip = V[std::size_t{strips}];
   using Tile = PerStrip<float[std::size_t{key_steps}][4]>;  // accumulators (rows of the warp, keys)
   using Rows = PerStrip<float[2]>;                          // a number for each of them
@@ -56,13 +45,13 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
         logits_(call, place.b, place.h),
         first_(place.row_tile * Shape::rows),
         count_(logits_.queries - first_ < Shape::rows ? logits_.queries - first_ : Shape::rows),
-        run_(kept_run()),
         queries_(machine.shared()),
         keys_(queries_ + Shape::head_bytes),
         values_(keys_ + 2 * Shape::key_bytes) {}
 
   MHA_KERNEL void run() {
     if (count_ <= 0) return;  // of a short sequence
+    if constexpr (keeps_run) run_ = logits_.call.kv.run(logits_.b, logits_.call.kv_head(logits_.h), 0, logits_.keys);
     MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int r = 0; r < 2; ++r) {
       top_[i][r] = Logits::hidden();
       sum_[i][r] = 0;
@@ -131,13 +120,6 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     if (!tile.partial) return TileVisibility::full;
     const auto seen = [&](Index from, Index to) { return logits_.visibility(first, last, from, to); };
     return KeyTiles<Shape::keys, decltype(seen)>(logits_.keys, seen).of(tile.index, tile.index);
-  }
-
-  MHA_KERNEL KeptRun kept_run() const {
-    if constexpr (keeps_run)
-      return logits_.call.kv.run(logits_.b, logits_.call.kv_head(logits_.h), 0, logits_.keys);
-    else
-      return {};
   }
 
   /// Rows at one stride; those beyond the call are named, not read.
@@ -401,7 +383,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
   Machine& m_;
   const Logits logits_;
   const Index first_, count_;  // rows of the call
-  const KeptRun run_;
+  KvRun<T> run_;               // of the head, if it is kept
   const Shared queries_, keys_, values_;
   PerStrip<float[std::size_t{value_steps}][4]> out_;
   Rows top_, sum_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "tiles.hpp"
 
 namespace mha::inline v0::cuda {
@@ -52,5 +54,14 @@ struct ForwardBlocks {
     return {head / heads, head % heads, row_tiles - 1 - in_section / n};
   }
 };
+
+/// What a launch of the forward body gets.
+template <class Call> struct ForwardParams {
+  Call call;
+  ForwardBlocks blocks;
+};
+
+/// Whether a mask costs a kernel next to no registers.
+template <class Mask> inline constexpr bool is_light = std::is_empty_v<Mask>;
 
 }  // namespace mha::inline v0::cuda

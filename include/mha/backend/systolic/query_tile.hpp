@@ -318,8 +318,7 @@ template <class T, class Source, class M, class S> class QueryTile {
       }
   }
 
-  // Whole blocks are counted and multiplied out at the end: 64-bit sums beside the tile stores of each product would
-  // wait for them.
+  // Whole blocks are multiplied out at the end: 64-bit sums beside the tile stores of each product would wait for them.
   void count_logits(Index keys) {
     if (keys == key_block)
       ++whole_key_blocks_;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <numeric>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -9,12 +8,14 @@
 #include <mha/backend/cuda/device_tensor.hpp>
 
 #include "gpu.hpp"
+#include "scratch.hpp"
 
 namespace {
 
 using mha::DeviceTensor;
 using mha::Tensor;
 using mha::TensorView;
+using mha_test::message_of;
 
 static_assert(!std::is_copy_constructible_v<DeviceTensor<float, 2>> &&
               !std::is_copy_assignable_v<DeviceTensor<float, 2>>);
@@ -23,20 +24,11 @@ static_assert(mha::ViewTraits<DeviceTensor<float, 2>>::memory == mha::Memory::de
 static_assert(std::is_same_v<decltype(mha::detail::ResultOf<DeviceTensor<float, 2>, DeviceTensor>::make(2, 3, 4)),
                              DeviceTensor<float, 3>>);
 
-template <class F> std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST(DeviceTensor, EmptyNeedsNoDevice) {
   const DeviceTensor<float, 3> none(2, 0, 4);
   EXPECT_EQ(none.size(), 0u);
   EXPECT_EQ(none.view().extent[2], 4);
-  EXPECT_EQ(refusal([] { DeviceTensor<float, 2>(2, -1); }), "DeviceTensor: extent -1 on axis 1");
+  EXPECT_EQ(message_of<mha::ShapeError>([] { DeviceTensor<float, 2>(2, -1); }), "DeviceTensor: extent -1 on axis 1");
 }
 
 TEST(DeviceTensor, HostsViewsArePackedRowMajor) {
@@ -72,7 +64,7 @@ TEST(DeviceTensor, ToTheDeviceAndBack) {
 
 TEST(DeviceTensor, OnlyRowMajorViewsGoBack) {
   const TensorView<const float, 2> turned{reinterpret_cast<const float*>(64), {2, 3}, {1, 2}};
-  EXPECT_EQ(refusal([&] { mha::to_host(turned); }),
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { mha::to_host(turned); }),
             "to_host: the view of 6 elements is not row-major and contiguous, which is wanted");
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products by cuBLASLt itself; tests/gpu_memory has those of an imitation.
+// Products by cuBLASLt itself; unit/backend/cuda has those of an imitation.
 #include <gtest/gtest.h>
 
 #include <mha/backend/cuda/cuda.cuh>
-#include <mha/backend/cuda/gemm.hpp>
 
 #include "gemm_checks.hpp"
 #include "gpu.hpp"
