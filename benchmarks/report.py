@@ -51,6 +51,7 @@ PIECES = {
     "attention-threads": bench("attention", "^threads", 20),
     "layer": bench("layer", "", 40),
     "stages": bench("stages", "", 30),
+    "rows": bench("rows", "", 5),
     "visible": bench("visible", "", 40),
     "decode": bench("decode", "", 30),
     "projection": bench("projection", "", 50),

@@ -12,6 +12,7 @@ set(mha_cuda_warnings -Xcompiler=-Wall,-Wextra,-Wshadow
                       $<$<BOOL:${MHA_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
 target_compile_options(mha_development INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${mha_warnings}>"
                                                  "$<$<COMPILE_LANGUAGE:CUDA>:${mha_cuda_warnings}>")
+target_link_libraries(mha_compiled PRIVATE mha_development)
 
 # Programs for the GPU are compiled where nvcc is; without a GPU they still link, run and say what they could not do.
 if(TARGET mha::cuda)
@@ -23,6 +24,19 @@ if(TARGET mha::cuda)
     endif()
     enable_language(CUDA)
   endif()
+  # For programs whose kernels others compile for every architecture: of several the first, whose PTX the driver compiles
+  # for newer cards.
+  function(mha_first_cuda_architecture target)
+    list(LENGTH CMAKE_CUDA_ARCHITECTURES count)
+    if(count GREATER 1)
+      list(GET CMAKE_CUDA_ARCHITECTURES 0 first)
+      string(REGEX MATCH "^[0-9]+[a-z]?" first "${first}")
+      set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${first}")
+    endif()
+  endfunction()
+else()
+  # An earlier configuration of this tree may have left it in the cache.
+  set(CMAKE_CUDA_COMPILER "")
 endif()
 
 # The typed suites take a gigabyte or two per compiler process.

@@ -2,7 +2,8 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Headers only: nothing depends on the architecture, so everything goes under share/.
+# Headers, and the sources of mha::compiled, which is built by whoever links it: nothing depends on the architecture, so
+# everything goes under share/.
 set(mha_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/mha")
 
 # One export file per component: find_package(mha) works where a component's dependency is missing.
@@ -12,12 +13,14 @@ foreach(component IN ITEMS mha openmp io cuda)
     set(target mha)
   endif()
   if(TARGET ${target})
-    set(mha_device_headers "")
-    if(component STREQUAL "cuda")
-      set(mha_device_headers FILE_SET device_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+    set(mha_more_headers "")
+    if(component STREQUAL "mha")
+      set(mha_more_headers FILE_SET kernels DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+    elseif(component STREQUAL "cuda")
+      set(mha_more_headers FILE_SET device_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
     endif()
     install(TARGETS ${target} EXPORT mha-${component}Targets FILE_SET HEADERS
-                                                             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" ${mha_device_headers})
+                                                             DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" ${mha_more_headers})
     install(
       EXPORT mha-${component}Targets
       NAMESPACE mha::
@@ -26,11 +29,26 @@ foreach(component IN ITEMS mha openmp io cuda)
 endforeach()
 
 configure_package_config_file(cmake/mhaConfig.cmake.in "${PROJECT_BINARY_DIR}/mhaConfig.cmake"
-                              INSTALL_DESTINATION "${mha_package_dir}")
+                              INSTALL_DESTINATION "${mha_package_dir}" PATH_VARS CMAKE_INSTALL_INCLUDEDIR)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/mhaConfigVersion.cmake" COMPATIBILITY SameMinorVersion
                                  ARCH_INDEPENDENT)
 install(FILES "${PROJECT_BINARY_DIR}/mhaConfig.cmake" "${PROJECT_BINARY_DIR}/mhaConfigVersion.cmake"
-        DESTINATION "${mha_package_dir}")
+        cmake/MhaCompiled.cmake DESTINATION "${mha_package_dir}")
+install(DIRECTORY cmake/compiled DESTINATION "${mha_package_dir}")
 
-configure_file(cmake/mha.pc.in "${PROJECT_BINARY_DIR}/mha.pc" @ONLY)
-install(FILES "${PROJECT_BINARY_DIR}/mha.pc" DESTINATION "${CMAKE_INSTALL_DATADIR}/pkgconfig")
+# The prefix can be moved: pkg-config's files name it by their own place, but for a folder that was given absolute.
+set(mha_pc_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
+if(IS_ABSOLUTE "${mha_pc_dir}")
+  set(mha_pc_prefix "${CMAKE_INSTALL_PREFIX}")
+else()
+  string(REGEX REPLACE "[^/]+" ".." mha_pc_prefix "${mha_pc_dir}")
+  string(PREPEND mha_pc_prefix "\${pcfiledir}/")
+endif()
+set(mha_pc_includedir "${CMAKE_INSTALL_INCLUDEDIR}")
+if(NOT IS_ABSOLUTE "${mha_pc_includedir}")
+  string(PREPEND mha_pc_includedir "\${prefix}/")
+endif()
+foreach(name IN ITEMS mha mha-compiled)
+  configure_file(cmake/${name}.pc.in "${PROJECT_BINARY_DIR}/${name}.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${mha_pc_dir}")
+endforeach()

@@ -38,5 +38,4 @@ else
 fi
 
 [ "$job" = bench ] || sh cmake/fetch_minilm.sh
-[ "$job" != test ] || sh tests/onnx/fetch.sh
 exec cmake --workflow --preset "$job"

@@ -7,7 +7,7 @@
 // Output      twelve pictures; then what 4096 tokens cost under seven masks, such as
 //               SlidingWindow{255}: 256 keys         1015936 pairs    6.1 %    2.081 GFLOP
 //               pictures as attended: yes, costs as counted: yes
-// Next        11_packed_batches.cpp
+// Next        11_ragged_batches.cpp
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

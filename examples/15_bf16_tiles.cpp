@@ -10,7 +10,7 @@
 //               d_k =  64: full to 100 % on AMX tiles, to  50 % on 128 x 128
 //               d_k =  80: full to  91 % on AMX tiles, to  62 % on 128 x 128
 //               d_k = 128: full to 100 % on AMX tiles, to 100 % on 128 x 128
-// Next        16_cuda.cu, or semantic_search/
+// Next        16_cuda.cu, 17_your_own_threads.cpp
 #include <cmath>
 #include <cstdio>
 #include <string>

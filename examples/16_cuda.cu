@@ -7,7 +7,7 @@
 // Symbols     L = 6 tokens of E = 64 numbers, Hq = 8 query heads, Hkv = 2 key/value heads, D = E / Hq = 8:  x, y (L, E)
 // Output      with a GPU, the layer against the loops (about 1e-6 apart: float against double); without one, why it
 //             cannot run; then what a call runs, or would have run, and a larger one in bfloat16
-// Next        semantic_search/
+// Next        17_your_own_threads.cpp
 #include <cmath>
 #include <cstdio>
 #include <vector>

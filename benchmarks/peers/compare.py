@@ -107,6 +107,8 @@ def measure(case, threads, library, present, check):
 
 def print_group(rows):
     """One table, its columns those who took part."""
+    if not any("results" in row for row in rows):
+        return
     names = [n for n in [NATIVE, EIGEN, *participants.PEERS] if any(n in r.get("results", {}) for r in rows)]
     unit = rows[0]["unit"]
     limit = "reading" if unit == "GB/s" else "peak"
@@ -161,9 +163,7 @@ def main():
         for case in chosen:
             row = measure(case, threads, library, present, options.check)
             rows.append(row)
-            shown = row.get("results") or row["errors"]
-            print(case.name, "threads:%d" % threads, end=" ")
-            print({n: round(r["rate"], 1) if isinstance(r, dict) else r for n, r in shown.items()}, flush=True)
+            print(case.name, "threads:%d" % threads, turns.in_words(row, OURS, options.check), flush=True)
     if not options.check:
         for group in dict.fromkeys(row["group"] for row in rows):
             print_group([row for row in rows if row["group"] == group])

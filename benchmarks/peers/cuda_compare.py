@@ -314,6 +314,8 @@ def measure(case, library, present, check):
 
 def print_group(rows):
     """One table, its columns those who took part."""
+    if not any("results" in row for row in rows):
+        return
     names = [n for n in PEERS if any(n in r.get("results", {}) for r in rows)]
     unit, what = rows[0]["unit"], "reading" if rows[0]["unit"] == "GB/s" else "dense bfloat16"
     columns = "ours µs | ours %s | %s %s | %% of it" % (unit, what, unit)
@@ -370,8 +372,7 @@ def main():
         for case in chosen:
             rows.append(measure(case, library, present, options.check))
             torch.cuda.empty_cache()
-            shown = rows[-1].get("results") or rows[-1]["errors"]
-            print(case.name, {n: round(r["rate"], 1) if isinstance(r, dict) else r for n, r in shown.items()}, flush=True)
+            print(case.name, turns.in_words(rows[-1], OURS, options.check), flush=True)
     if not options.check:
         for group in dict.fromkeys(row["group"] for row in rows):
             print_group([row for row in rows if row["group"] == group])

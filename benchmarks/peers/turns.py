@@ -43,3 +43,12 @@ def medians(runners, ours):
         )
         for name, runner in runners.items()
     }
+
+
+def in_words(row, ours, check):
+    """A row as one line: rates by name, or with check the errors; "–" where ours did not take part and says why."""
+    if check:
+        return ", ".join("%s: error %.1e" % item for item in row["errors"].items()) or "–"
+    if "results" not in row:
+        return "–" + (" (%s: %s)" % (ours, row["missing"][ours]) if ours in row["missing"] else "")
+    return ", ".join("%s: %.1f %s" % (n, r["rate"], row["unit"]) for n, r in row["results"].items())

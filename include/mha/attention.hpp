@@ -3,35 +3,54 @@
 
 #include <type_traits>
 
-#include "backend/cpu/cpu.hpp"
+#include "backend/default.hpp"
 #include "call.hpp"
 #include "core/online_softmax.hpp"
 #include "launch.hpp"
 #include "policy/sink.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
-/// q, k, v of attention(): one head (L, D), one sequence or packed sequences (L, H, D), or a batch (B, L, H, D).
+/// q, k, v of attention(): one head (L, D), one sequence (L, H, D), sequences of a ragged batch one after another (ΣL,
+/// H, D), or a batch (B, L, H, D).
 template <class T>
 concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
+
+namespace detail {
+
+/// The sentence for what has no elements in memory, or no axes.
+template <class... Tensors> constexpr Refused no_tensors() {
+  constexpr bool tensors = (AttentionTensor<Tensors> && ...);
+  static_assert(
+      tensors,
+      "mha: attention takes tensors with 2 to 4 axes: an mha::Tensor, a view of a pointer or of a vector's data, "
+      "mha::view(p, L, H, D), or an Eigen matrix; an Eigen expression is computed first, (2 * q).eval() "
+      "(see mha/attention.hpp)");
+  return {};
+}
+
+}  // namespace detail
 
 /// Scaled dot-product attention into memory of the caller's.
 ///
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D)  v (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv), any strides;
-///           one head each: (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); without the batch axis: (L, H, D), packed (ΣL, H, D).
+///           one head each: (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); without the batch axis: (L, H, D), ragged (ΣL, H, D).
 ///           out overlaps none of the others.
 ///           Query head h reads key/value head h / (Hq / Hkv).
 /// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Scale (default 1/√D),
-///           Origin, Packed (ragged batches), LogSumExp, a Workspace
+///           Origin, Ragged, LogSumExp, a Workspace, a backend: Cpu if neither a value nor a template
+///           argument says another
 /// Units     logits in natural-log scale; mask true = visible
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
 ///           that has grown, Cpu allocates nothing (but for RelativeBias)
 /// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null or the scale is not finite
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
-template <Backend B = Cpu, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>
+template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
+          class... Extra>
 void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... extra) {
+  using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
   using T = ScalarOf<Q>;
   constexpr bool one_scalar =
       std::is_same_v<T, ScalarOf<K>> && std::is_same_v<T, ScalarOf<V>> && std::is_same_v<T, ScalarOf<Out>>;
@@ -39,33 +58,35 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
   if constexpr (one_scalar) {
     detail::check_call_arguments<Extra...>();
     detail::check_memory_of<B, Out, Q, K, V>();
+    const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const TensorView<T, 4> to = detail::with_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
+    const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
     const auto keys = detail::read_heads(k), values = detail::read_heads(v);
     auto call = detail::attend_call<T, detail::memory_of<B>>(
         "attention", to, detail::read_heads(q), keys, values, detail::collect_masks(extra...),
         detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
         detail::collect_options<Accumulator<T>>(extra...), frame);
-    detail::require_supported<B>("attention");
-    detail::require_reachable<B>("attention", "q", call.q);
-    detail::require_reachable<B>("attention", "k", keys);
-    detail::require_reachable<B>("attention", "v", values);
-    detail::require_reachable<B>("attention", "out", to);
-    detail::require_reachable<B>("attention", "log-sum-exp", call.log_sum_exp);
+    detail::require_supported(backend, "attention");
+    detail::require_reachable(backend, "attention", "q", call.q);
+    detail::require_reachable(backend, "attention", "k", keys);
+    detail::require_reachable(backend, "attention", "v", values);
+    detail::require_reachable(backend, "attention", "out", to);
+    detail::require_reachable(backend, "attention", "log-sum-exp", call.log_sum_exp);
     Tensor<T, 4> key_copy, value_copy;
-    const detail::ItemsOn<B> items{workspace};
+    const detail::ItemsOn<B> items{backend, workspace};
     call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.kv.value = detail::unit_rows(values, frame, value_copy, items);
-    detail::run<B>(detail::staged<B>(call, frame, workspace), workspace);
+    detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
   }
 }
 
 /// attention_into() with the result returned: a row-major Eigen matrix for Eigen inputs, the backend's tensor
 /// otherwise.
-template <Backend B = Cpu, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>
-auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
+template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>
+[[nodiscard]] auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
+  using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
   using Result = detail::ResultOn<B, Q>;
   const auto queries = detail::read_heads(q);
   const auto values = detail::read_heads(v);
@@ -85,15 +106,17 @@ auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
 ///
 /// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D), or as attention takes them  →  (B, Hq, Lq, Lk); of a ragged batch
 ///           Lq and Lk are the longest sequences', and what lies beyond a shorter one is 0
-/// Then      masks, scores, a Sink, Scale, Origin, Packed, a Workspace
+/// Then      masks, scores, a Sink, Scale, Origin, Ragged, a Workspace, a backend
 /// Errors    ShapeError as for attention_into
-template <Backend B = Cpu, AttentionTensor Q, AttentionTensor K, class... Extra>
-detail::TensorOf<B, Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, const K& k, Extra&&... extra) {
+template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class... Extra>
+[[nodiscard]] auto attention_weights(const Q& q, const K& k, Extra&&... extra) {
+  using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
   using T = ScalarOf<Q>;
   static_assert(std::is_same_v<T, ScalarOf<K>>,
                 "mha: attention_weights needs q and k of one scalar type (see mha/attention.hpp)");
   detail::check_memory_of<B, Q, K>();
   detail::check_weights_arguments<Extra...>();
+  const auto& backend = detail::call_backend<B>(extra...);
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
   auto frame = workspace.frame();
@@ -102,13 +125,30 @@ detail::TensorOf<B, Accumulator<ScalarOf<Q>>, 4> attention_weights(const Q& q, c
       "attention_weights", detail::read_heads(q), keys, detail::collect_masks(extra...),
       detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
       detail::collect_options<Accumulator<T>>(extra...), frame);
-  detail::require_supported<B>("attention_weights");
-  detail::require_reachable<B>("attention_weights", "q", call.q);
-  detail::require_reachable<B>("attention_weights", "k", keys);
+  detail::require_supported(backend, "attention_weights");
+  detail::require_reachable(backend, "attention_weights", "q", call.q);
+  detail::require_reachable(backend, "attention_weights", "k", keys);
   Tensor<T, 4> key_copy;
-  const auto rows = detail::unit_rows(keys, frame, key_copy, detail::ItemsOn<B>{workspace});
+  const auto rows = detail::unit_rows(keys, frame, key_copy, detail::ItemsOn<B>{backend, workspace});
   call.kv = {rows, rows, call.k_offsets};
-  return detail::run_weights<B>(detail::staged<B>(call, frame, workspace), workspace);
+  return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
+}
+
+// Refused in one sentence.
+template <class OnBackend = void, class Out, class Q, class K, class V, class... Extra>
+requires(!(AttentionTensor<Out> && AttentionTensor<Q> && AttentionTensor<K> &&
+           AttentionTensor<V>)) void attention_into(Out&&, const Q&, const K&, const V&, Extra&&...) {
+  detail::no_tensors<Out, Q, K, V>();
+}
+template <class OnBackend = void, class Q, class K, class V, class... Extra>
+requires(!(AttentionTensor<Q> && AttentionTensor<K> && AttentionTensor<V>)) detail::Refused
+    attention(const Q&, const K&, const V&, Extra&&...) {
+  return detail::no_tensors<Q, K, V>();
+}
+template <class OnBackend = void, class Q, class K, class... Extra>
+requires(!(AttentionTensor<Q> && AttentionTensor<K>)) detail::Refused
+    attention_weights(const Q&, const K&, Extra&&...) {
+  return detail::no_tensors<Q, K>();
 }
 
 /// Joins attention over other keys into a first part, so that both together are attention over all of them.
@@ -155,4 +195,4 @@ void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherL
       }
 }
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -3,16 +3,21 @@
 
 #include <concepts>
 #include <optional>
+#include <string>
 #include <type_traits>
+#include <utility>
 
+#include "backend/backend.hpp"
+#include "backend/default.hpp"
 #include "core/borrowed.hpp"
 #include "core/view.hpp"
+#include "core/workspace.hpp"
 #include "policy/mask.hpp"
 #include "policy/mask/positional.hpp"
 #include "policy/role.hpp"
 #include "policy/score.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// What dot products are multiplied by in this call; 1/√D if not given.
 struct Scale {
@@ -24,13 +29,15 @@ struct Origin {
   Index position;
 };
 
-/// A ragged batch: sequences of different lengths packed into rows (ΣL, …), sequence b in rows offsets[b] …
+/// A ragged batch: sequences of different lengths, one after another in rows (ΣL, …), sequence b in rows offsets[b] …
 /// offsets[b + 1] − 1. Each attends within itself; with key offsets too, sequence b's queries attend sequence b's keys.
 ///
 /// Shapes    offsets (B + 1), from 0 to ΣL, not decreasing
-struct Packed {
+struct Ragged {
   Borrowed<Index> query_offsets;
-  Borrowed<Index> key_offsets{};  ///< the same as the queries' if empty
+  Borrowed<Index> key_offsets{};  ///< if empty, those of keys that were projected with some, else the queries'
+
+  constexpr const Borrowed<Index>& keys() const { return key_offsets.size > 0 ? key_offsets : query_offsets; }
 };
 
 /// Also write the natural log-sum-exp of every row, −∞ for a fully masked one.
@@ -39,10 +46,9 @@ struct Packed {
 template <class A> struct LogSumExp {
   TensorView<A, 3> to;
 
-  template <ViewableOfRank<1, 2, 3> View>
-  requires std::is_lvalue_reference_v<View&>
-  constexpr explicit LogSumExp(View& owner) : to(three(view(owner))) {}
-  template <int Rank> constexpr explicit LogSumExp(TensorView<A, Rank>&& v) : to(three(v)) {}
+  template <ViewableOfRank<1, 2, 3> Owner>
+  requires(!std::same_as<std::remove_cvref_t<Owner>, LogSumExp>) constexpr explicit LogSumExp(Owner&& owner)
+      : to(three(view(std::forward<Owner>(owner)))) {}
 
  private:
   static constexpr TensorView<A, 3> three(const TensorView<A, 3>& v) { return v; }
@@ -53,15 +59,21 @@ template <class A> struct LogSumExp {
     return {v.data, {1, 1, v.extent[0]}, {0, 0, v.stride[0]}};
   }
 };
-template <class View> LogSumExp(View&) -> LogSumExp<ScalarOf<View>>;
-template <class A, int Rank> LogSumExp(TensorView<A, Rank>&&) -> LogSumExp<A>;
+template <Viewable Owner> LogSumExp(Owner&&) -> LogSumExp<ScalarOf<Owner>>;
 
-/// Where a layer writes its result: layer(x, mha::into(y)).
+/// Where a layer writes its result: layer(x, mha::into(y)), layer(x, mha::into(y.topRows(4))).
 template <class View> struct Into { View to; };
-template <ViewableOfRank<2, 3> Owner> constexpr auto into(Owner& owner) {
-  return Into<decltype(view(owner))>{view(owner)};
+template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto into(Owner&& owner) {
+  constexpr bool lasts = detail::view_lasts<Owner>();
+  constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
+  static_assert(lasts, "mha: into(y) of a temporary y: the result would be gone: name y first (see mha/call.hpp)");
+  static_assert(writable, "mha: into(y) of a constant y: the result cannot be written to it (see mha/call.hpp)");
+  using Result = Into<TensorView<ScalarOf<Owner>, detail::ViewOf<Owner>::rank>>;
+  if constexpr (lasts && writable)
+    return Result{view(owner)};
+  else
+    return Result{};
 }
-template <class T, int Rank> constexpr auto into(TensorView<T, Rank>&& v) { return Into<TensorView<T, Rank>>{v}; }
 
 namespace detail {
 
@@ -79,11 +91,13 @@ concept ScaleArgument = std::same_as<std::remove_cvref_t<E>, Scale>;
 template <class E>
 concept OriginArgument = std::same_as<std::remove_cvref_t<E>, Origin>;
 template <class E>
-concept PackedArgument = std::same_as<std::remove_cvref_t<E>, Packed>;
+concept RaggedArgument = std::same_as<std::remove_cvref_t<E>, Ragged>;
 template <class E>
 concept LogSumExpArgument = is_log_sum_exp<std::remove_cvref_t<E>>;
 template <class E>
 concept IntoArgument = is_into<std::remove_cvref_t<E>>;
+template <class E>
+concept BackendArgument = Backend<std::remove_cvref_t<E>>;
 constexpr bool is_call_role(Role r) {
   return r == Role::mask || r == Role::score || r == Role::sink || r == Role::ambiguous;
 }
@@ -94,15 +108,17 @@ concept PolicyArgument = is_call_role(role_of<E>());
 template <class... Extra> constexpr void check_call_arguments() {
   check_functors<Extra...>();
   static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-                  LogSumExpArgument<Extra> || PackedArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
+                  LogSumExpArgument<Extra> || RaggedArgument<Extra> || BackendArgument<Extra> ||
+                  has_fault<Fault::almost, Extra>()) &&
                  ...),
-                "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Packed, LogSumExp and a "
-                "Workspace (see mha/call.hpp)");
-  static_assert(
-      (0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-          (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
-          (0 + ... + int(PackedArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
-      "mha: Scale, Origin, Packed, LogSumExp, a Sink and a Workspace may be given once each (see mha/call.hpp)");
+                "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Ragged, LogSumExp, a "
+                "Workspace and a backend (see mha/call.hpp)");
+  static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(RaggedArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
+                    count_role<Role::sink, Extra...> <= 1,
+                "mha: Scale, Origin, Ragged, LogSumExp, a Sink, a Workspace and a backend may be given once each "
+                "(see mha/call.hpp)");
 }
 
 /// The sentences for what attention_weights() may be given: nothing that would be left unwritten.
@@ -114,20 +130,20 @@ template <class... Extra> constexpr void check_weights_arguments() {
 
 template <class E>
 concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
-    PackedArgument<E> || OriginArgument<E>;
+    RaggedArgument<E> || OriginArgument<E> || BackendArgument<E>;
 
 /// The sentences for what a layer may be given after its tensors.
 template <class... Extra> constexpr void check_layer_arguments() {
   check_functors<Extra...>();
   static_assert(
-      (LayerArgument<Extra> && ...),
-      "mha: after its tensors a layer call takes masks, scores, Packed, Origin, mha::into(y), LogSumExp and a "
-      "Workspace; the scale is Config::scale, a Sink is named in the layer's type (see mha/call.hpp)");
-  static_assert(
-      (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-          (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(PackedArgument<Extra>)) <= 1 &&
-          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1,
-      "mha: Packed, Origin, mha::into(y), LogSumExp and a Workspace may be given once each (see mha/call.hpp)");
+      ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
+      "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, mha::into(y), LogSumExp, a "
+      "Workspace and a backend; the scale is Config::scale, a Sink is named in the layer's type (see mha/call.hpp)");
+  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+                "mha: Ragged, Origin, mha::into(y), LogSumExp, a Workspace and a backend may be given once each "
+                "(see mha/call.hpp)");
 }
 template <class... Extra> constexpr void check_layer_weights_arguments() {
   check_layer_arguments<Extra...>();
@@ -136,9 +152,10 @@ template <class... Extra> constexpr void check_layer_weights_arguments() {
                 "(see mha/call.hpp)");
 }
 template <class... Extra> constexpr void check_project_arguments() {
-  static_assert(((PackedArgument<Extra> || WorkspaceArgument<Extra>)&&...),
-                "mha: project_memory takes Packed and a Workspace; masks and scores belong to the call that attends "
-                "(see mha/call.hpp)");
+  static_assert(
+      ((RaggedArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+      "mha: project_memory takes Ragged, a Workspace and a backend; masks and scores belong to the call that attends "
+      "(see mha/call.hpp)");
 }
 
 template <class A, class B> constexpr auto intersect(const A& a, const B& b) {
@@ -180,7 +197,7 @@ template <class E, class... Rest> constexpr auto collect_scores(const E& first, 
 template <class A> struct CallOptions {
   std::optional<double> scale;
   std::optional<Index> origin;
-  std::optional<Packed> packed;
+  std::optional<Ragged> ragged;
   std::optional<TensorView<A, 3>> log_sum_exp;
 };
 
@@ -192,8 +209,8 @@ template <class A, class... Extra> CallOptions<A> collect_options(const Extra&..
       options.scale = e.value;
     else if constexpr (OriginArgument<Given>)
       options.origin = e.position;
-    else if constexpr (PackedArgument<Given>)
-      options.packed = e;
+    else if constexpr (RaggedArgument<Given>)
+      options.ragged = e;
     else if constexpr (LogSumExpArgument<Given>) {
       static_assert(std::same_as<Given, LogSumExp<A>>,
                     "mha: LogSumExp has the accumulator's scalar: float for half, bfloat16 and float, else the scalar "
@@ -215,6 +232,68 @@ constexpr auto collect_sink(const S& own, const E& first, const Rest&... rest) {
     return collect_sink(own, rest...);
 }
 
+/// The type of the backend value among a call's arguments, or the fallback.
+template <class Fallback, class... Extra> struct GivenBackend { using type = Fallback; };
+template <class Fallback, class E, class... Rest> struct GivenBackend<Fallback, E, Rest...> {
+  using type = typename std::conditional_t<BackendArgument<E>, std::type_identity<std::remove_cvref_t<E>>,
+                                           GivenBackend<Fallback, Rest...>>::type;
+};
+/// In the place of a type that is no backend, or whose header is missing, so that our sentence is the only error.
+template <bool header_missing> struct NoBackend {
+  static constexpr const char* name = "none";
+  using Workspace = mha::Workspace;
+  Support supported() const;
+  template <class Call> void gemm(const Call&, Workspace&) const;
+  template <class Call> void attend(const Call&, Workspace&) const;
+  template <class Call, class To> void weights(const Call&, const To&, Workspace&) const;
+  template <class T> std::string explain(const AttendPlan&) const;
+};
+template <class B> using OrNoBackend = std::conditional_t<Backend<B>, B, NoBackend<!is_defined<B>>>;
+/// What a call computes on: the type it names, else that of the value it is given, else the default.
+template <class Named, class Default, class... Extra>
+using CallBackend = OrNoBackend<typename std::conditional_t<std::is_void_v<Named>, GivenBackend<Default, Extra...>,
+                                                            std::type_identity<Named>>::type>;
+
+/// The call's backend, or a new one.
+template <class B> B call_backend() {
+  constexpr bool header_missing = std::same_as<B, NoBackend<true>>, backend = !std::same_as<B, NoBackend<false>>;
+  static_assert(
+      !header_missing,
+      "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> for Cuda, "
+      "<mha/mha.hpp> for Cpu, or name mha::EigenCpu, which <mha/eigen.hpp> has (see mha/backend/default.hpp)");
+  static_assert(backend,
+                "mha: the template argument is no backend: attention<mha::Cpu>(q, k, v) (see mha/backend/backend.hpp)");
+  static_assert(std::default_initializable<B>,
+                "mha: this backend has no default constructor: give its value to the call, "
+                "attention(q, k, v, backend) (see mha/backend/backend.hpp)");
+  if constexpr (std::default_initializable<B>)
+    return B{};
+  else
+    __builtin_unreachable();
+}
+template <class B, class E, class... Rest> decltype(auto) call_backend(const E& first, const Rest&... rest) {
+  if constexpr (std::same_as<E, B>) {
+    return (first);
+  } else {
+    static_assert(!BackendArgument<E>,
+                  "mha: the call names one backend type and is given the value of another (see mha/call.hpp)");
+    return call_backend<B>(rest...);
+  }
+}
+
+/// The call's backend, or the layer's.
+template <class B> const B& backend_or(const B& own) { return own; }
+template <class B, class E, class... Rest> const B& backend_or(const B& own, const E& first, const Rest&... rest) {
+  if constexpr (std::same_as<E, B>) {
+    return first;
+  } else {
+    static_assert(!BackendArgument<E>,
+                  "mha: a call may be given another value of the layer's backend type, but not another backend type: "
+                  "borrow() the weights into a layer of that type (see mha/backend/backend.hpp)");
+    return backend_or(own, rest...);
+  }
+}
+
 /// The call's workspace, or the fallback.
 template <class W> W& workspace_or(W& own) { return own; }
 template <class W, class E, class... Rest> W& workspace_or(W& own, E& first, Rest&... rest) {
@@ -229,4 +308,4 @@ template <class W, class E, class... Rest> W& workspace_or(W& own, E& first, Res
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

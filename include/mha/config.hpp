@@ -27,7 +27,7 @@
 /// Before a loop that is rare or long, and not worth its code many times over.
 #define MHA_ROLL
 /// Before the loop over the terms of a polynomial; nvcc unrolls it unasked.
-#define MHA_UNROLL_TERMS MHA_UNROLL_HOST(16)
+#define MHA_UNROLL_TERMS MHA_UNROLL_HOST(32)
 #define MHA_UNROLL_HOST(n) MHA_PRAGMA(GCC unroll n)
 #endif
 #define MHA_PRAGMA(...) _Pragma(#__VA_ARGS__)
@@ -46,20 +46,58 @@
 #define MHA_ON_DEVICE 0
 #endif
 
-#if !defined(__GNUC__)
-#error "mha: needs g++ 12, clang 14 or newer (vector types and function-level target attributes)"
+#if defined(__GNUC__) && (defined(__clang__) ? __clang_major__ < 14 : __GNUC__ < 12)
+#error "mha: needs g++ 12, clang 14 or newer"
+#include <mha needs g++ 12, clang 14 or newer>
 #endif
 
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error "mha: needs IEEE arithmetic, where hidden logits are -infinity and NaN is NaN: compile without -ffast-math"
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "mha: needs IEEE arithmetic: compile without -ffast-math, -funsafe-math-optimizations and -fassociative-math"
 #endif
 
+/// Whether errors are thrown. Under -fno-exceptions an error prints its sentence and ends the program.
+#if defined(__cpp_exceptions)
+#define MHA_EXCEPTIONS 1
+#define MHA_TRY try
+#define MHA_CATCH(...) catch (__VA_ARGS__)
+#define MHA_RETHROW throw
+#else
+#define MHA_EXCEPTIONS 0
+#define MHA_TRY if constexpr (true)
+#define MHA_CATCH(...) else
+#define MHA_RETHROW static_cast<void>(0)
+#endif
+
+/// Whether the compiler has what the kernels of backend/simd, cpu and systolic are written in: vector types and
+/// attributes of functions. Everything else, EigenCpu among it, does without.
+#if defined(__GNUC__)
+#define MHA_VECTOR_KERNELS 1
 #define MHA_ALWAYS_INLINE inline __attribute__((always_inline))
+// Also for entry points: one called by a user's functor is not to become part of the kernel that the functor is in,
+// which would take minutes to compile and give it the bits of another instruction set.
+#define MHA_NO_INLINE __attribute__((noinline))
+#define MHA_FLATTEN __attribute__((flatten))
+#else
+#define MHA_VECTOR_KERNELS 0
+#define MHA_ALWAYS_INLINE inline
+#define MHA_NO_INLINE
+#define MHA_FLATTEN
+#undef MHA_UNROLL_HOST
+#define MHA_UNROLL_HOST(n)
+#endif
+
 /// Whether __builtin_shufflevector takes an expanded pack: nvcc loses the expansion on its way to the host's compiler.
 #if defined(__CUDACC__)
 #define MHA_SHUFFLEVECTOR 0
 #else
 #define MHA_SHUFFLEVECTOR 1
+#endif
+
+/// Whether nvcc compiles this unit.
+#if defined(__CUDACC__)
+#define MHA_NVCC 1
+#else
+#define MHA_NVCC 0
 #endif
 
 /// Whether vectors of __fp16 are converted by the instructions of the caller a body is inlined in.
@@ -92,10 +130,58 @@
 #define MHA_WHOLE_REGISTERS
 #endif
 
-#define MHA_NO_INLINE __attribute__((noinline))
-#define MHA_FLATTEN __attribute__((flatten))
+/// The inline namespace of everything in mha: its name tells the version, the instruction set that the unit is compiled
+/// for and whether errors are thrown, so that the linker never joins functions of different versions, or of units with
+/// different -march= of these four classes, whose registers and whose alignment of Eigen's memory differ. Units of all
+/// kinds may stand in one program; a type of mha in a signature between them is an undefined reference that names both
+/// namespaces.
+#if defined(__AVX512F__)
+#define MHA_UNIT_ISA v0_1_avx512
+#define MHA_UNIT_NUMBER 4
+#elif defined(__AVX2__) && defined(__FMA__)
+#define MHA_UNIT_ISA v0_1_avx2
+#define MHA_UNIT_NUMBER 3
+#elif defined(__AVX__)
+#define MHA_UNIT_ISA v0_1_avx
+#define MHA_UNIT_NUMBER 2
+#else
+#define MHA_UNIT_ISA v0_1
+#define MHA_UNIT_NUMBER 1
+#endif
+#if MHA_EXCEPTIONS
+#define MHA_NAMESPACE MHA_UNIT_ISA
+#define MHA_NAMESPACE_NUMBER MHA_UNIT_NUMBER
+#else
+#define MHA_NAMESPACE MHA_JOINED(MHA_UNIT_ISA, _aborts)
+#define MHA_NAMESPACE_NUMBER (MHA_UNIT_NUMBER + 4)
+#define MHA_JOINED(a, b) MHA_JOIN(a, b)
+#define MHA_JOIN(a, b) a##b
+#endif
 
-namespace mha::inline v0 {
+/// Whether this unit takes its kernels from a library, as it does for -DMHA_COMPILED=n, n the number of the library's
+/// namespace: a unit of another namespace compiles its own, and so does nvcc. Without a number n is 1: no -march=.
+#if defined(MHA_COMPILED) && !defined(__CUDACC__)
+#define MHA_KERNELS_ELSEWHERE (MHA_COMPILED == MHA_NAMESPACE_NUMBER)
+#else
+#define MHA_KERNELS_ELSEWHERE 0
+#endif
+
+/// In a function: units of one program that run it with different texts for `value` are refused by the linker, as a
+/// multiple definition of `name`. Each text has a section group of its own, of which the linker keeps one copy.
+#if defined(__ELF__) && !defined(__CUDACC__)
+#define MHA_SAME_IN_ALL_UNITS(name, value)                                                        \
+  asm volatile(".ifndef " name "\n.pushsection .rodata." name ",\"aG\",%progbits," name "_" value \
+               ",comdat\n"                                                                        \
+               ".globl " name "\n.hidden " name "\n" name ":\n.byte 0\n.popsection\n.endif")
+#else
+#define MHA_SAME_IN_ALL_UNITS(name, value) static_cast<void>(0)
+#endif
+#define MHA_TEXT_OF(x) MHA_TEXT_OF_ARGUMENT(x)
+#define MHA_TEXT_OF_ARGUMENT(x) #x
+
+#include <cstddef>
+
+namespace mha::inline MHA_NAMESPACE {
 
 /// A position or a count along one axis. Strides and offsets in memory are std::ptrdiff_t.
 using Index = int;
@@ -103,7 +189,23 @@ using Index = int;
 /// In a template argument: the count is given at run time.
 inline constexpr Index Dynamic = -1;
 
+/// Alignment of memory that the library owns: one cache line, one AVX-512 register.
+inline constexpr std::size_t alignment = 64;
+
 /// Where data lies.
 enum class Memory : unsigned char { host, device };
 
-}  // namespace mha::inline v0
+#if defined(__clang__) && !defined(__CUDACC__)
+namespace detail {
+
+/// clang has no macro for sums in any order, which make exp wrong by 40 %: it is caught when it takes x + 1 - x for 1.
+void require_ieee_sums() __attribute__((error(
+    "mha: needs IEEE arithmetic: compile without -ffast-math, -funsafe-math-optimizations and -fassociative-math")));
+__attribute__((used)) inline void check_arithmetic(float x) {
+  if (__builtin_constant_p((x + 1.f) - x)) require_ieee_sums();
+}
+
+}  // namespace detail
+#endif
+
+}  // namespace mha::inline MHA_NAMESPACE

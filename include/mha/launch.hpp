@@ -17,9 +17,19 @@
 #include "core/copy.hpp"
 
 /// From what a caller hands over to what a backend gets: views with four axes, checked sizes, prepared policies.
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
+
+/// What the messages of a call name it and its tensors, as the caller wrote them.
+struct CallNames {
+  const char* call;
+  const char *q = "q", *k = "k", *v = "v";
+
+  constexpr CallNames(const char* name) : call(name) {}
+  constexpr CallNames(const char* name, const char* queries, const char* keys, const char* values)
+      : call(name), q(queries), k(keys), v(values) {}
+};
 
 /// The sentence for tensors that the backend's machine does not reach.
 template <class B, class... Owners> constexpr void check_memory_of() {
@@ -38,9 +48,15 @@ template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 3>&
   return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
 }
 
-template <class Owner> constexpr auto read_heads(const Owner& owner) {
-  TensorView<const ScalarOf<Owner>, 4> v = with_heads(ViewTraits<Owner>::view(owner));
+/// The same; of a view without elements no address but its first, which may be null, can be computed.
+template <class T, int Rank> constexpr TensorView<T, 4> four_heads(const TensorView<T, Rank>& owner) {
+  TensorView<T, 4> v = with_heads(owner);
+  if (v.size() == 0) v.stride[0] = v.stride[1] = v.stride[2] = 0;
   return v;
+}
+
+template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 4> read_heads(const Owner& owner) {
+  return four_heads(ViewTraits<Owner>::view(owner));
 }
 
 /// Rows contiguous along the last axis, as a KvRun promises: packed once if they are not (Eigen's column-major
@@ -60,21 +76,22 @@ TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Frame& frame, 
   return to;
 }
 
-template <class B> void require_supported(const char* call) {
-  const Support support = B{}.supported();
-  if (!support.ok) throw std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason);
+template <class B> void require_supported(const B& backend, const char* call) {
+  const Support support = backend.supported();
+  if (!support.ok)
+    throw_error(std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason));
 }
 
 inline void require_no_batch(const char* name, Index batch) {
-  require(batch == 1, name, ": Packed rows have batch ", batch, ", their sequences are cut by offsets, so 1 is wanted");
+  require(batch == 1, name, ": a ragged batch has batch ", batch, ", expected 1: offsets tell its sequences apart");
 }
 
-/// Row numbers that cut `rows` packed rows into sequences.
+/// Row numbers that cut `rows` rows into sequences.
 inline void require_offsets(const char* name, const char* tensor, const Borrowed<Index>& offsets, Index rows) {
   require(offsets.memory == Memory::host, name, ": the offsets of ", tensor,
           " are in device memory, they are read and checked on the host");
-  require(offsets.size >= 1 && offsets.data != nullptr, name, ": Packed has ", offsets.size, " offsets for ", tensor,
-          ", one more than the sequences are wanted");
+  require(offsets.size >= 1 && offsets.data != nullptr, name, ": Ragged has ", offsets.size, " offsets for ", tensor,
+          ", expected one more than there are sequences");
   require(offsets[0] == 0, name, ": the first offset of ", tensor, " is ", offsets[0], ", it must be 0");
   for (Index b = 1; b < offsets.size; ++b)
     require(offsets[b] >= offsets[b - 1], name, ": the offsets of ", tensor, " decrease from ", offsets[b - 1], " to ",
@@ -89,19 +106,30 @@ inline Index longest(const Borrowed<Index>& offsets) {
   return n;
 }
 
+/// Where the rows of a ragged batch stand that keys are made from.
+inline RowPositions key_positions(const CallNames& names, const Ragged& ragged, Index batch, Index rows) {
+  const Borrowed<Index>& k = ragged.keys();
+  require_no_batch(names.call, batch);
+  require_offsets(names.call, names.k, k, rows);
+  return {Origins(Index{0}), k.data, k.size - 1, longest(k)};
+}
+
 /// Sizes and positions of a call. Of a ragged one the origins are written into `origins` (B), from the caller's frame.
 template <class Frame>
-CallShape call_shape(const char* name, Index batch, Index heads, Index queries, Index keys,
-                     const std::optional<Index>& origin, const std::optional<Packed>& packed, Frame& frame) {
+CallShape call_shape(const CallNames& names, Index batch, Index heads, Index queries, Index keys,
+                     const std::optional<Index>& origin, const std::optional<Ragged>& ragged, Frame& frame) {
   CallShape shape{batch, heads, queries, keys, origin ? *origin : keys - queries};
-  if (packed) {
-    const Borrowed<Index>& q = packed->query_offsets;
-    const Borrowed<Index>& k = packed->key_offsets.size > 0 ? packed->key_offsets : q;
-    require_no_batch(name, batch);
-    require_offsets(name, "q", q, queries);
-    require_offsets(name, "k", k, keys);
-    require(q.size == k.size, name, ": Packed has ", q.size - 1, " query sequences but ", k.size - 1, " key sequences");
+  if (ragged) {
+    const Borrowed<Index>& q = ragged->query_offsets;
+    const Borrowed<Index>& k = ragged->keys();
+    require_no_batch(names.call, batch);
+    require_offsets(names.call, names.q, q, queries);
+    require_offsets(names.call, names.k, k, keys);
+    require(q.size == k.size, names.call, ": Ragged has ", q.size - 1, " query sequences but ", k.size - 1,
+            " key sequences");
     shape = {q.size - 1, heads, longest(q), longest(k), 0, q.data};
+    checked_product(names.call, "a batch of the longest sequence of queries", {shape.batch, shape.queries, heads});
+    checked_product(names.call, "a batch of the longest sequence of keys", {shape.batch, shape.keys, heads});
     if (origin) {
       shape.origin = *origin;
     } else {
@@ -110,18 +138,18 @@ CallShape call_shape(const char* name, Index batch, Index heads, Index queries, 
       shape.origin = Origins(each);
     }
   }
-  constexpr Index furthest = std::numeric_limits<Index>::max() / 2;
-  require(shape.keys <= furthest, name, ": k has length ", shape.keys, ", the most is ", furthest);
+  constexpr Index furthest = longest_axis;
+  require(shape.keys <= furthest, names.call, ": ", names.k, " has length ", shape.keys, ", the limit is ", furthest);
   for (Index b = 0; b < (shape.origin.each != nullptr ? shape.batch : 1); ++b)
-    require(std::int64_t{shape.origin[b]} + shape.queries <= furthest && shape.origin[b] >= -furthest, name,
+    require(std::int64_t{shape.origin[b]} + shape.queries <= furthest && shape.origin[b] >= -furthest, names.call,
             ": the origin ", shape.origin[b], " puts ", shape.queries, " queries beyond position ", furthest);
   return shape;
 }
 
 /// The policy a kernel gets, its data in the memory that the backend computes in.
-template <Memory where, class P>
-constexpr auto prepared_for(const char* name, const P& policy, const CallShape& shape) {
-  const auto ready = mha::prepared(policy, shape);
+template <Memory where, class P, class... Frame>
+constexpr auto prepared_for(const char* name, const P& policy, const CallShape& shape, Frame&... frame) {
+  const auto ready = mha::prepared(policy, shape, frame...);
   const auto checked = [&](const auto& data) {
     if constexpr (requires { data.memory; })
       if (data.memory != where && data.size > 0)
@@ -135,81 +163,89 @@ constexpr auto prepared_for(const char* name, const P& policy, const CallShape& 
 
 // What does not depend on the policies is apart from what does, so that it is compiled once for all of them.
 
+/// A head size that a kernel may pad.
+inline void require_head_size(const char* call, const char* name, Index dim) {
+  require(dim <= longest_axis, call, ": ", name, " has head size ", dim, ", the limit is ", longest_axis);
+}
+
 /// Checks q and k against each other and the scale.
 template <class T, class Frame>
-CallShape checked_shape(const char* name, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+CallShape checked_shape(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
                         const CallOptions<Accumulator<T>>& options, Frame& frame) {
   using A = Accumulator<T>;
-  require_data(name, "q", q);
-  require_data(name, "k", k);
-  require_equal(name, "batch", "q", q.batch(), "k", k.batch());
-  require_equal(name, "head size", "q", q.dim(), "k", k.dim());
-  require(q.dim() > 0, name, ": q has head size 0, the least is 1");
-  require(q.heads() == 0 || (k.heads() > 0 && q.heads() % k.heads() == 0), name, ": k has ", k.heads(),
-          " heads, which does not divide q's ", q.heads());
+  require_data(names.call, names.q, q);
+  require_data(names.call, names.k, k);
+  require_equal(names.call, "batch", names.q, q.batch(), names.k, k.batch());
+  require_equal(names.call, "head size", names.q, q.dim(), names.k, k.dim());
+  require(q.dim() > 0, names.call, ": ", names.q, " has head size 0, it must be at least 1");
+  require_head_size(names.call, names.q, q.dim());
+  require(q.heads() == 0 || (k.heads() > 0 && q.heads() % k.heads() == 0), names.call, ": ", names.k, " has ",
+          k.heads(), " heads, which does not divide ", names.q, "'s ", q.heads());
   const CallShape shape =
-      call_shape(name, q.batch(), q.heads(), q.length(), k.length(), options.origin, options.packed, frame);
+      call_shape(names, q.batch(), q.heads(), q.length(), k.length(), options.origin, options.ragged, frame);
   if (options.scale) {
-    require(std::isfinite(*options.scale), name, ": the scale is ", *options.scale, ", not finite");
+    require(std::isfinite(*options.scale), names.call, ": the scale is ", *options.scale, ", not finite");
     if constexpr (Arithmetic<A>)
-      require(std::abs(*options.scale) <= double(std::numeric_limits<A>::max()), name, ": the scale ", *options.scale,
-              " is beyond the largest number of the accumulator, ", double(std::numeric_limits<A>::max()));
+      require(std::abs(*options.scale) <= double(std::numeric_limits<A>::max()), names.call, ": the scale ",
+              *options.scale, " is beyond the largest number of the accumulator, ",
+              double(std::numeric_limits<A>::max()));
   }
   return shape;
 }
 
 /// Checks v and the outputs against q and k.
 template <class T>
-void require_fitting(const char* name, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
+void require_fitting(const CallNames& names, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
                      const CallOptions<Accumulator<T>>& options) {
-  require_data(name, "v", v);
-  require_data(name, "out", out);
-  require_equal(name, "batch", "k", k.batch(), "v", v.batch());
-  require_equal(name, "length", "k", k.length(), "v", v.length());
-  require_equal(name, "heads", "k", k.heads(), "v", v.heads());
-  require_equal(name, "batch", "q", q.batch(), "out", out.batch());
-  require_equal(name, "length", "q", q.length(), "out", out.length());
-  require_equal(name, "heads", "q", q.heads(), "out", out.heads());
-  require_equal(name, "head size", "v", v.dim(), "out", out.dim());
+  require_data(names.call, names.v, v);
+  require_data(names.call, "out", out);
+  require_head_size(names.call, names.v, v.dim());
+  require_equal(names.call, "batch", names.k, k.batch(), names.v, v.batch());
+  require_equal(names.call, "length", names.k, k.length(), names.v, v.length());
+  require_equal(names.call, "heads", names.k, k.heads(), names.v, v.heads());
+  require_equal(names.call, "batch", names.q, q.batch(), "out", out.batch());
+  require_equal(names.call, "length", names.q, q.length(), "out", out.length());
+  require_equal(names.call, "heads", names.q, q.heads(), "out", out.heads());
+  require_equal(names.call, "head size", names.v, v.dim(), "out", out.dim());
   if (!options.log_sum_exp) return;
   const auto& to = *options.log_sum_exp;
-  require_data(name, "log-sum-exp", to);
-  require_equal(name, "batch", "q", q.batch(), "log-sum-exp", to.extent[0]);
-  require_equal(name, "heads", "q", q.heads(), "log-sum-exp", to.extent[1]);
-  require_equal(name, "length", "q", q.length(), "log-sum-exp", to.extent[2]);
+  require_data(names.call, "log-sum-exp", to);
+  require_equal(names.call, "batch", names.q, q.batch(), "log-sum-exp", to.extent[0]);
+  require_equal(names.call, "heads", names.q, q.heads(), "log-sum-exp", to.extent[1]);
+  require_equal(names.call, "length", names.q, q.length(), "log-sum-exp", to.extent[2]);
 }
 
 /// Checks q and k against each other and prepares the policies: everything of a call but its values and outputs.
 template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
-auto checked_call(const char* name, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k, const M& mask,
-                  const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
+auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                  const M& mask, const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options,
+                  Frame& frame) {
   using A = Accumulator<T>;
-  const CallShape shape = checked_shape<T>(name, q, k, options, frame);
-  const auto ready_mask = prepared_for<where>(name, mask, shape);
-  const auto ready_score = prepared_for<where>(name, score, shape);
+  const CallShape shape = checked_shape<T>(names, q, k, options, frame);
+  const auto ready_mask = prepared_for<where>(names.call, mask, shape, frame);
+  const auto ready_score = prepared_for<where>(names.call, score, shape, frame);
   AttendCall<T, ContiguousKv<T>, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>>
       call{q, {k, k}, ready_mask, ready_score, {}, {}, shape, k.heads(), q.dim(), q.dim(), A(0)};
   call.scale = static_cast<A>(options.scale ? *options.scale : 1 / std::sqrt(double(q.dim())));
   call.sink = sink.logits(q.heads());
-  require(call.sink.memory == where || call.sink.size == 0, name, ": the Sink's logits are in ",
+  require(call.sink.memory == where || call.sink.size == 0, names.call, ": the Sink's logits are in ",
           where == Memory::host ? "device memory, but the backend computes on the host"
                                 : "host memory, but the backend computes on a device: give mha::on_device(sink)");
-  if (options.packed) {
-    const Packed& p = *options.packed;
-    call.q_offsets = p.query_offsets.data;
-    call.k_offsets = p.key_offsets.size > 0 ? p.key_offsets.data : p.query_offsets.data;
+  if (options.ragged) {
+    call.q_offsets = options.ragged->query_offsets.data;
+    call.k_offsets = options.ragged->keys().data;
   }
   return call;
 }
 
 /// A whole call, checked before anything is computed; k and v have contiguous rows by the time it runs.
 template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
-auto attend_call(const char* name, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
+auto attend_call(const CallNames& names, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
                  const TensorView<const T, 4>& k, const TensorView<const T, 4>& v, const M& mask, const S& score,
                  const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
-  require_fitting<T>(name, out, q, k, v, options);
-  auto call = checked_call<T, where>(name, q, k, mask, score, sink, options, frame);
+  require_fitting<T>(names, out, q, k, v, options);
+  auto call = checked_call<T, where>(names, q, k, mask, score, sink, options, frame);
   if (options.log_sum_exp) call.log_sum_exp = *options.log_sum_exp;
   call.kv = {k, v, call.k_offsets};
   call.value_dim = v.dim();
@@ -218,10 +254,11 @@ auto attend_call(const char* name, const TensorView<T, 4>& out, const TensorView
 }
 
 /// The call as a backend gets it that does not reach the host's memory: its offsets and origins in memory of its own.
-template <class B, class Call, class Frame> Call staged(Call call, Frame& frame, typename B::Workspace& workspace) {
+template <class B, class Call, class Frame>
+Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
   if constexpr (!computes_on_host<B>) {
     const auto there = [&](const Index* here, Index n) {
-      return here != nullptr ? B{}.stage(here, n, frame, workspace) : nullptr;
+      return here != nullptr ? backend.stage(here, n, frame, workspace) : nullptr;
     };
     const Index batch = call.shape.batch;
     const bool same = call.k_offsets == call.q_offsets;
@@ -242,29 +279,32 @@ template <class B, class Call, class Frame> Call staged(Call call, Frame& frame,
 }
 
 /// The tensor's memory is one that the backend's machine reaches, where that can be told.
-template <class B, class View> void require_reachable(const char* call, const char* name, const View& v) {
+template <class B, class View>
+void require_reachable(const B& backend, const char* call, const char* name, const View& v) {
   if constexpr (!computes_on_host<B>)
-    if (v.data != nullptr && v.size() > 0) B{}.require_reachable(call, name, v.data);
+    if (v.data != nullptr && v.size() > 0) backend.require_reachable(call, name, v.data);
 }
 
-template <class B, class Call> void run(const Call& call, typename B::Workspace& workspace) {
-  if (call.q.batch() > 0 && call.q.heads() > 0 && call.q.length() > 0) B{}.attend(call, workspace);
+template <class B, class Call>
+MHA_NO_INLINE void run(const B& backend, const Call& call, typename B::Workspace& workspace) {
+  if (call.q.batch() > 0 && call.q.heads() > 0 && call.q.length() > 0) backend.attend(call, workspace);
 }
 
 /// The softmax of a call, (B, Hq, Lq, Lk), a tensor of the backend's memory.
-template <class B, class Call> auto run_weights(const Call& call, typename B::Workspace& workspace) {
+template <class B, class Call>
+MHA_NO_INLINE auto run_weights(const B& backend, const Call& call, typename B::Workspace& workspace) {
   using A = Accumulator<typename Call::Scalar>;
   static_assert(
-      requires(const B backend, TensorView<A, 4> to) { backend.weights(call, to, workspace); },
+      requires(TensorView<A, 4> to) { backend.weights(call, to, workspace); },
       "mha: this backend does not return attention weights: it has no member weights(call, to, workspace) "
       "(see mha/backend/backend.hpp)");
   const CallShape& shape = call.shape;
   TensorOf<B, A, 4> to(shape.batch, shape.heads, shape.queries, shape.keys);
   const TensorView<A, 4> all = to.view();
-  if (all.size() > 0) B{}.weights(call, all, workspace);
+  if (all.size() > 0) backend.weights(call, all, workspace);
   return to;
 }
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -6,6 +6,7 @@
 #include "backend/cpu/cpu.hpp"
 #include "backend/reference/reference.hpp"
 #include "call.hpp"
+#include "compiled/cpu.hpp"
 #include "core/borrowed.hpp"
 #include "core/check.hpp"
 #include "core/dual.hpp"

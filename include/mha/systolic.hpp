@@ -7,4 +7,5 @@
 #include "backend/systolic/precision.hpp"
 #include "backend/systolic/systolic.hpp"
 #include "backend/systolic/unit.hpp"
+#include "compiled/systolic.hpp"
 #include "mha.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: deleted (function|constructor)
+// expect: mha: AdditiveBias borrows its table, and a temporary one would be gone
 #include <mha/core/tensor.hpp>
 #include <mha/policy/score/additive_bias.hpp>
 

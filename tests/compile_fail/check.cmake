@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -D CASE=… -D COMPILER=… -D COMPILER_ID=… -D INCLUDES=a|b [-D PRECOMPILED=header] -P check.cmake
+# With ONLY_ERROR, or where the case says `// expect only: sentence`, no other error may stand beside the sentence.
 # Without a CASE it precompiles the header, which cases given it then begin with: most of them spend their time reading
 # the same headers.
 
@@ -30,12 +31,15 @@ endif()
 file(READ "${CASE}" text)
 cmake_path(GET CASE FILENAME name)
 
-# The rules for a case: one `// expect: sentence` (a substring, or else a regular expression), one `#ifdef MHA_FAIL` pair
+# The rules for a case: one `// expect: sentence` or `// expect only: sentence` (a substring, or else a regular expression), one `#ifdef MHA_FAIL` pair
 # whose branches are one line each.
-if(NOT text MATCHES "\n// expect: ([^\n]+)\n")
+if(NOT text MATCHES "\n// expect( only)?: ([^\n]+)\n")
   message(FATAL_ERROR "${name} has no `// expect: …` line")
 endif()
-set(sentence "${CMAKE_MATCH_1}")
+set(sentence "${CMAKE_MATCH_2}")
+if(CMAKE_MATCH_1)
+  set(ONLY_ERROR ON)
+endif()
 if(NOT text MATCHES "\n#ifdef MHA_FAIL\n[^\n]+\n#else\n[^\n]+\n#endif\n")
   message(FATAL_ERROR "${name}: the two variants must differ in one line between #ifdef MHA_FAIL, #else and #endif")
 endif()
@@ -59,6 +63,11 @@ endif()
 string(REGEX REPLACE "[][;]" "." lines "${output}")
 string(REGEX REPLACE "[][;]" "." sentence_line "${sentence}")
 string(REGEX MATCHALL "[^\n]*error:[^\n]*" errors "${lines}")
+list(LENGTH errors count)
+if(ONLY_ERROR AND NOT count EQUAL 1)
+  message("${output}")
+  message(FATAL_ERROR "${name}: the sentence must be the only error, but there are ${count}")
+endif()
 foreach(error IN LISTS errors)
   string(FIND "${error}" "${sentence_line}" at)
   if(NOT at EQUAL -1 OR error MATCHES "${sentence}")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: deleted (function|constructor)
+// expect: mha: Dense takes a table of bool with 2 to 4 axes
 #include <mha/mha.hpp>
 
 mha::Tensor<float, 2> weights(4, 4);

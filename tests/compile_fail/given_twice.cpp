@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: LogSumExp, a Sink and a Workspace may be given once each
+// expect: LogSumExp, a Sink, a Workspace and a backend may be given once each
 #include <mha/attention.hpp>
 
 auto result(const mha::Tensor<float, 4>& x) {

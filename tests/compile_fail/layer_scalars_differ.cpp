@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: the layer's scalar and the input's differ
+// expect only: mha: the layer's scalar and the input's differ
 #include <mha/mha.hpp>
 
 using Layer = mha::MultiHeadAttention<float>;

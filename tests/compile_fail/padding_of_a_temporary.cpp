@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: deleted (function|constructor)
+// expect: mha: a temporary container would be gone before the call reads it: name it first
 #include <vector>
 
 #include <mha/policy/mask/padding.hpp>

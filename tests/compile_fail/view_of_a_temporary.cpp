@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: deleted (function|constructor)
+// expect: mha: a view of a temporary would point at memory that is gone: name its owner first
 #include <mha/core/tensor.hpp>
 
 mha::Tensor<float, 2> owner(2, 2);

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run_case.hpp"
+#include "run_machine.hpp"
 
-template void conformance::run<mha::bfloat16, conformance::Storage::bfloat16>(const Case&, support::Random&);
+template void conformance::run<mha::bfloat16>(const Case&, support::Random&);

@@ -18,7 +18,7 @@ namespace conformance {
 
 using mha::Index;
 
-enum class Machine { pool, serial, plain };
+enum class Machine { pool, serial, eigen, plain };
 enum class Storage { float32, float64, half, bfloat16 };
 enum class Groups { multi_head, grouped, multi_query };
 enum class MaskKind {
@@ -62,26 +62,6 @@ enum Factor {
   value_dim
 };
 
-// One in how many combinations of backend, scalar, mask and score is compiled. Sanitizers make compilers slow.
-#if defined(MHA_CONFORMANCE_THIN) || defined(__SANITIZE_ADDRESS__)
-inline constexpr int thinning = 8;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-inline constexpr int thinning = 8;
-#else
-inline constexpr int thinning = 6;
-#endif
-#else
-inline constexpr int thinning = 6;
-#endif
-
-/// Which combinations are compiled: chosen so that every two levels still meet. What differs only in its executor
-/// shares them, and with them most of its code.
-constexpr bool compiled(int machine_level, int storage_level, int mask_level, int score_level) {
-  const int plain = machine_level == static_cast<int>(Machine::plain);
-  return (plain + 2 * storage_level + mask_level + score_level) % thinning == 0;
-}
-
 /// A factor's name and its levels'.
 struct FactorLevels {
   std::string name;
@@ -96,8 +76,13 @@ struct Case {
   std::string text() const;
 };
 
-/// The cases of this process: every two levels of different factors meet in one of them.
+/// The cases of this process: every two levels of different factors meet in one of them. Masks and scores reach the
+/// call behind one type each.
 const std::vector<Case>& cases();
+
+/// Every mask without a score and every score without a mask, as the types that they are, in both scalars that Cpu
+/// computes in and on every instruction set.
+const std::vector<Case>& cases_of_own_types();
 
 /// The numbers of a case, in double what the backend gets in its scalar.
 struct Problem {
@@ -135,10 +120,15 @@ struct Expected {
 Expected expected(const Problem& problem);
 
 /// Runs a case on its backend and reports what is off as test failures.
-template <class T, Storage In> void run(const Case& which, support::Random& random);
-extern template void run<float, Storage::float32>(const Case&, support::Random&);
-extern template void run<double, Storage::float64>(const Case&, support::Random&);
-extern template void run<mha::half, Storage::half>(const Case&, support::Random&);
-extern template void run<mha::bfloat16, Storage::bfloat16>(const Case&, support::Random&);
+template <class T> void run(const Case& which, support::Random& random);
+extern template void run<float>(const Case&, support::Random&);
+extern template void run<double>(const Case&, support::Random&);
+extern template void run<mha::half>(const Case&, support::Random&);
+extern template void run<mha::bfloat16>(const Case&, support::Random&);
+
+/// Runs one of cases_of_own_types().
+template <class T> void run_own_types(const Case& which, support::Random& random);
+extern template void run_own_types<float>(const Case&, support::Random&);
+extern template void run_own_types<double>(const Case&, support::Random&);
 
 }  // namespace conformance

@@ -46,18 +46,36 @@ TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReference) {
     support::Random stream("case " + std::to_string(i));
     switch (c.at<Storage>(conformance::storage)) {
       case Storage::float32:
-        conformance::run<float, Storage::float32>(c, stream);
+        conformance::run<float>(c, stream);
         break;
       case Storage::float64:
-        conformance::run<double, Storage::float64>(c, stream);
+        conformance::run<double>(c, stream);
         break;
       case Storage::half:
-        conformance::run<mha::half, Storage::half>(c, stream);
+        conformance::run<mha::half>(c, stream);
         break;
       case Storage::bfloat16:
-        conformance::run<mha::bfloat16, Storage::bfloat16>(c, stream);
+        conformance::run<mha::bfloat16>(c, stream);
         break;
     }
+    failed += HasFailure() ? 1 : 0;
+  }
+}
+
+TEST(Conformance, EveryPolicyInItsOwnTypeAgreesWithTheDoubleReference) {
+  const auto& own = conformance::cases_of_own_types();
+  const auto levels = [](conformance::Factor f) { return conformance::factors()[f].levels.size(); };
+  const std::size_t policies = levels(conformance::mask) + levels(conformance::score) - 1;
+  ASSERT_EQ(own.size(), 2 * policies * levels(conformance::isa));
+  int failed = 0;
+  for (std::size_t i = 0; i < own.size() && failed < 10; ++i) {
+    const Case& c = own[i];
+    SCOPED_TRACE("own types, case " + std::to_string(i) + ": " + c.text());
+    support::Random stream("own types, case " + std::to_string(i));
+    if (c.at<Storage>(conformance::storage) == Storage::float32)
+      conformance::run_own_types<float>(c, stream);
+    else
+      conformance::run_own_types<double>(c, stream);
     failed += HasFailure() ? 1 : 0;
   }
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run_case.hpp"
+#include "run_machine.hpp"
 
-template void conformance::run<double, conformance::Storage::float64>(const Case&, support::Random&);
+template void conformance::run<double>(const Case&, support::Random&);
+template void conformance::run_own_types<double>(const Case&, support::Random&);

@@ -2,7 +2,6 @@
 // Masks and scores written down a second time, without the library's policies, and run through the double reference.
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -27,7 +26,7 @@ const std::vector<FactorLevels>& factors() {
     for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level)
       levels.emplace_back(mha::to_string(static_cast<mha::IsaLevel>(level)));
     return std::vector<FactorLevels>{
-        {"backend", {"Cpu", "CpuWith<Serial>", "PlainBackend"}},
+        {"backend", {"Cpu", "CpuWith<Serial>", "EigenCpu", "PlainBackend"}},
         {"scalar", {"float", "double", "half", "bfloat16"}},
         {"heads", {"MHA", "GQA", "MQA"}},
         {"mask",
@@ -172,22 +171,33 @@ const std::vector<Case>& cases() {
     support::Random random("cases");
     std::vector<int> levels;
     for (const FactorLevels& f : factors()) levels.push_back(static_cast<int>(f.levels.size()));
-    // A row is allowed if what is still open of it can be completed to a compiled combination.
-    const auto allowed = [&](support::CoveringRow row) {
-      const auto completes = [&](const auto& self, std::size_t i) -> bool {
-        constexpr Factor typed[] = {machine, storage, mask, score};
-        if (i == std::size(typed)) return compiled(row[machine], row[storage], row[mask], row[score]);
-        int& level = row[typed[i]];
-        if (level >= 0) return self(self, i + 1);
-        for (level = 0; level < levels[typed[i]]; ++level)
-          if (self(self, i + 1)) return true;
-        level = -1;
-        return false;
-      };
-      return completes(completes, 0);
-    };
     std::vector<Case> made;
-    for (auto& row : support::covering_array(levels, random, allowed)) made.push_back({std::move(row)});
+    for (auto& row : support::covering_array(levels, random, [](const auto&) { return true; }))
+      made.push_back({std::move(row)});
+    return made;
+  }();
+  return all;
+}
+
+const std::vector<Case>& cases_of_own_types() {
+  static const std::vector<Case> all = [] {
+    support::Random random("cases of own types");
+    std::vector<Case> made;
+    const auto add = [&](MaskKind m, ScoreKind s) {
+      for (const Storage in : {Storage::float32, Storage::float64})
+        for (std::size_t level = 0; level < factors()[isa].levels.size(); ++level) {
+          Case c;
+          for (const FactorLevels& f : factors()) c.row.push_back(random.below(static_cast<Index>(f.levels.size())));
+          c.row[machine] = static_cast<int>(Machine::pool);
+          c.row[storage] = static_cast<int>(in);
+          c.row[mask] = static_cast<int>(m);
+          c.row[score] = static_cast<int>(s);
+          c.row[isa] = static_cast<int>(level);
+          made.push_back(c);
+        }
+    };
+    for (std::size_t m = 0; m < factors()[mask].levels.size(); ++m) add(static_cast<MaskKind>(m), ScoreKind::none);
+    for (std::size_t s = 1; s < factors()[score].levels.size(); ++s) add(MaskKind::full, static_cast<ScoreKind>(s));
     return made;
   }();
   return all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions, norms, gates, sinks and biases in a layer, alone and in packed rows, against the layer on the reference in
-// double, and every layer sequence by sequence.
+// Positions, norms, gates, sinks and biases in a layer, alone and in ragged batches, against the layer on the reference
+// in double, and every layer sequence by sequence.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ template <class T> mha::Tensor<T, 2> rows_of(const mha::Tensor<T, 2>& all, Index
 
 template <class Setup> class PolicyConformance : public testing::Test {
  public:
-  /// Packed rows on the backend against each sequence on its own on the reference.
+  /// Ragged rows on the backend against each sequence on its own on the reference.
   template <class... P> static void check(const char* name, const Config& config, const P&... policies) {
     using T = typename Setup::T;
     SCOPED_TRACE(name);
@@ -36,13 +36,13 @@ template <class Setup> class PolicyConformance : public testing::Test {
     const std::vector<Index> offsets = {0, 17, 17, 18, 18 + 49};
     mha::Tensor<T, 2> x(offsets.back(), config.d_model);
     random.fill(x);
-    const mha::Tensor<T, 2> packed = layer(x, mha::Packed{offsets});
+    const mha::Tensor<T, 2> ragged = layer(x, mha::Ragged{offsets});
     for (std::size_t b = 0; b + 1 < offsets.size(); ++b) {
       const Index first = offsets[b], end = offsets[b + 1];
       if (first == end) continue;
       SCOPED_TRACE("sequence " + std::to_string(b));
       const auto alone = oracle(exact(rows_of(x, first, end)));
-      expect_close(rows_of(packed, first, end), alone, tolerance<T>());
+      expect_close(rows_of(ragged, first, end), alone, tolerance<T>());
       expect_close(layer(rows_of(x, first, end)), alone, tolerance<T>());
     }
   }

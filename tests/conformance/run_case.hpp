@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One conformance case on a backend in a scalar; included once per scalar, so that the compiler's work is spread.
+// One conformance case on a backend in a scalar. It includes no Eigen, so that nvcc reads it too.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -14,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
 #include <mha/policy/mask/block_sparse.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/document.hpp>
@@ -24,9 +27,9 @@
 #include <mha/policy/score/relative_bias.hpp>
 #include <mha/policy/score/softcap.hpp>
 
+#include "any_policies.hpp"
 #include "cases.hpp"
 #include "compare.hpp"
-#include "plain_backend.hpp"
 #include "transport.hpp"
 
 namespace conformance {
@@ -127,70 +130,69 @@ template <class T> mha::Tensor<double, 4> exact(const mha::TensorView<T, 4>& v) 
   return copy;
 }
 
-template <auto Kind> using Kinds = std::integral_constant<int, static_cast<int>(Kind)>;
-
-/// f(kind, masks...) with the library's policies of the case.
-template <class F> void with_masks(const Problem& p, F&& f) {
+/// f(masks...) with the library's policies of the case.
+template <class F> auto with_masks(const Problem& p, F&& f) {
   const mha::SlidingWindow window{.left = p.left, .right = p.right};
   const mha::Padding padding{p.lengths};
   switch (p.which.at<MaskKind>(mask)) {
     case MaskKind::full:
-      return f(Kinds<MaskKind::full>{});
+      return f();
     case MaskKind::causal:
-      return f(Kinds<MaskKind::causal>{}, mha::Causal{});
+      return f(mha::Causal{});
     case MaskKind::top_left:
-      return f(Kinds<MaskKind::top_left>{}, mha::CausalTopLeft{});
+      return f(mha::CausalTopLeft{});
     case MaskKind::window:
-      return f(Kinds<MaskKind::window>{}, window);
+      return f(window);
     case MaskKind::padding:
-      return f(Kinds<MaskKind::padding>{}, padding);
+      return f(padding);
     case MaskKind::prefix:
-      return f(Kinds<MaskKind::prefix>{}, mha::Prefix{p.lengths});
+      return f(mha::Prefix{p.lengths});
     case MaskKind::document:
-      return f(Kinds<MaskKind::document>{}, mha::Document{p.ids});
+      return f(mha::Document{p.ids});
     case MaskKind::block_sparse:
-      return f(Kinds<MaskKind::block_sparse>{}, mha::BlockSparse({p.block, p.query_blocks(), p.key_blocks()}, p.map));
+      return f(mha::BlockSparse({p.block, p.query_blocks(), p.key_blocks()}, p.map));
     case MaskKind::dense:
-      return f(Kinds<MaskKind::dense>{}, mha::Dense(p.table));
+      return f(mha::Dense(p.table));
     case MaskKind::functor:
-      return f(Kinds<MaskKind::functor>{}, EveryThird{});
+      return f(EveryThird{});
     case MaskKind::both:
-      return f(Kinds<MaskKind::both>{}, mha::Causal{} && padding);
+      return f(mha::Causal{} && padding);
     case MaskKind::either:
-      return f(Kinds<MaskKind::either>{}, window || mha::CausalTopLeft{});
+      return f(window || mha::CausalTopLeft{});
     case MaskKind::negated:
-      return f(Kinds<MaskKind::negated>{}, !window);
+      return f(!window);
     case MaskKind::composed:
-      return f(Kinds<MaskKind::composed>{}, (mha::Causal{} && padding) || !mha::mask(EveryThird{}));
+      return f((mha::Causal{} && padding) || !mha::mask(EveryThird{}));
     case MaskKind::two:
-      return f(Kinds<MaskKind::two>{}, window, EveryThird{});
+      return f(window, EveryThird{});
   }
+  throw std::logic_error("no such mask");
 }
 
-/// f(kind, scores...) with the library's policies of the case.
-template <class T, class F> void with_scores(const Problem& p, const mha::Tensor<T, 3>& bias, F&& f) {
+/// f(scores...) with the library's policies of the case.
+template <class T, class F> auto with_scores(const Problem& p, const mha::Tensor<T, 3>& bias, F&& f) {
   const mha::SoftCap soft_cap{.cap = p.cap};
   switch (p.which.at<ScoreKind>(score)) {
     case ScoreKind::none:
-      return f(Kinds<ScoreKind::none>{});
+      return f();
     case ScoreKind::soft_cap:
-      return f(Kinds<ScoreKind::soft_cap>{}, soft_cap);
+      return f(soft_cap);
     case ScoreKind::alibi:
-      return f(Kinds<ScoreKind::alibi>{}, mha::Alibi{});
+      return f(mha::Alibi{});
     case ScoreKind::bias:
-      return f(Kinds<ScoreKind::bias>{}, mha::AdditiveBias(bias));
+      return f(mha::AdditiveBias(bias));
     case ScoreKind::relative:
-      return f(Kinds<ScoreKind::relative>{},
-               mha::RelativeBias(p.relative, {.count = 8, .max_distance = 20, .bidirectional = true}));
+      return f(mha::RelativeBias(p.relative, {.count = 8, .max_distance = 20, .bidirectional = true}));
     case ScoreKind::chain:
-      return f(Kinds<ScoreKind::chain>{}, mha::Chain{soft_cap, mha::AdditiveBias(bias)});
+      return f(mha::Chain{soft_cap, mha::AdditiveBias(bias)});
     case ScoreKind::two:
-      return f(Kinds<ScoreKind::two>{}, mha::Alibi{}, soft_cap);
+      return f(mha::Alibi{}, soft_cap);
     case ScoreKind::functor:
-      return f(Kinds<ScoreKind::functor>{}, Distance{.slope = p.slope});
+      return f(Distance{.slope = p.slope});
     case ScoreKind::lambda:
-      return f(Kinds<ScoreKind::lambda>{}, halves_or_hides);
+      return f(halves_or_hides);
   }
+  throw std::logic_error("no such score");
 }
 
 /// What a row of weights may be off by, relative to a weight; the log-sum-exp by the same, absolutely.
@@ -254,9 +256,11 @@ void compare_weights(const Problem& p, const Expected& e, const mha::Tensor<mha:
   EXPECT_LE(worst.error(), 1) << "weight at (b, h, i, k) = " << worst.text();
 }
 
-/// Runs a case on a backend. Compiled::has<mask kind, score kind> says which combinations there are.
-template <class B, class T, class Compiled>
-void run_compiled(const Case& which, support::Random& random, Compiled, Index start = 1) {
+using support::PolicyTypes;
+
+/// Runs a case on a backend.
+template <class B, class T, PolicyTypes types = PolicyTypes::any>
+void run_on(const Case& which, support::Random& random, Index start = 1) {
   using A = mha::Accumulator<T>;
   using Carry = support::Transport<B>;
   Problem p(which, random);
@@ -312,26 +316,34 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
     mha::attention_into<B>(out_there, q_there, k_there, v_there, scaled, policies..., at, sinks, lse_there, workspace);
     weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, workspace, sinks, policies..., at, scaled));
   };
-  const bool defaults = which.at<ScaleKind>(conformance::scale) == ScaleKind::standard &&
-                        which.at<OriginKind>(conformance::origin) == OriginKind::standard &&
-                        which.at<SinkKind>(conformance::sink) == SinkKind::none;
-  const auto call = [&](const auto&... policies) {
-    if constexpr (sizeof...(policies) < 2) {
-      if (!defaults) return explicitly(policies...);
+  if constexpr (types == PolicyTypes::own) {
+    const auto call = [&](const auto&... policies) { explicitly(Carry::policy(policies)...); };
+    if (which.at<ScoreKind>(conformance::score) == ScoreKind::none)
+      with_masks(p, call);
+    else
+      with_scores(p, bias, call);
+  } else {
+    using AnyMask = support::Unprepared<support::AnyMask>;
+    using AnyScore = support::Unprepared<support::AnyScore<A>>;
+    const AnyMask mask = with_masks(p, [](const auto&... masks) {
+      return AnyMask::template of<B, T>(Carry::policy(mha::detail::collect_masks(masks...)));
+    });
+    const auto score = with_scores(p, bias, [](const auto&... scores) -> std::optional<AnyScore> {
+      if constexpr (sizeof...(scores) == 0)
+        return {};
+      else
+        return AnyScore::template of<B, T>(Carry::policy(mha::detail::collect_scores(scores...)));
+    });
+    const bool defaults = which.at<ScaleKind>(conformance::scale) == ScaleKind::standard &&
+                          which.at<OriginKind>(conformance::origin) == OriginKind::standard &&
+                          which.at<SinkKind>(conformance::sink) == SinkKind::none;
+    const auto by_default = [&](const auto&... policies) {
       mha::attention_into<B>(out_there, q_there, k_there, v_there, policies..., lse_there, workspace);
       weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, policies..., workspace));
-    } else {
-      explicitly(policies...);
-    }
-  };
-  with_masks(p, [&]<int M>(std::integral_constant<int, M>, const auto&... masks) {
-    with_scores(p, bias, [&]<int S>(std::integral_constant<int, S>, const auto&... scores) {
-      if constexpr (Compiled::template has<M, S>)
-        call(Carry::policy(masks)..., Carry::policy(scores)...);
-      else
-        FAIL() << "this case is not compiled";
-    });
-  });
+    };
+    const auto call = [&](const auto&... policies) { defaults ? by_default(policies...) : explicitly(policies...); };
+    score ? call(mask, *score) : call(mask);
+  }
   mha::force_isa(before);
   out_memory.fetch();
   lse_memory.fetch();
@@ -343,24 +355,6 @@ void run_compiled(const Case& which, support::Random& random, Compiled, Index st
     if (support::bits(x) == support::bits(support::poison<T>())) ++kept;
   EXPECT_EQ(kept, out.memory.size() - static_cast<std::size_t>(out.view().size()))
       << "memory beside the output changed";
-}
-
-template <Machine On, Storage In> struct CompiledOn {
-  template <int M, int S> static constexpr bool has = compiled(static_cast<int>(On), static_cast<int>(In), M, S);
-};
-template <class B, class T, Machine On, Storage In> void run_on(const Case& which, support::Random& random) {
-  run_compiled<B, T>(which, random, CompiledOn<On, In>{});
-}
-
-template <class T, Storage In> void run(const Case& which, support::Random& random) {
-  switch (which.at<Machine>(machine)) {
-    case Machine::pool:
-      return run_on<mha::Cpu, T, Machine::pool, In>(which, random);
-    case Machine::serial:
-      return run_on<mha::CpuWith<mha::Serial>, T, Machine::serial, In>(which, random);
-    case Machine::plain:
-      return run_on<support::PlainBackend, T, Machine::plain, In>(which, random);
-  }
 }
 
 }  // namespace conformance

@@ -29,6 +29,20 @@ template <class T, class Any, class P> typename Any::Entries entries_on_device()
   return here;
 }
 
+struct CudaOfAny;
+
+}  // namespace on_gpu
+
+template <> struct support::EntriesOf<on_gpu::CudaOfAny> {
+  template <class T, class Any, class P> static typename Any::Entries get() {
+    static_assert(std::is_trivially_copyable_v<P>, "a kernel's parameters are bytes");
+    static const typename Any::Entries code = on_gpu::entries_on_device<T, Any, P>();
+    return code;
+  }
+};
+
+namespace on_gpu {
+
 /// mha::Cuda, whose kernels get the policies of a call as AnyMask and AnyScore. The calls through addresses cost it
 /// registers; everything else is its own.
 struct CudaOfAny : mha::Cuda {
@@ -49,8 +63,10 @@ struct CudaOfAny : mha::Cuda {
   static constexpr auto any = [](const auto& policy) {
     using P = std::remove_cvref_t<decltype(policy)>;
     using Any = support::AnyOf<P, mha::Accumulator<T>>;
-    static const typename Any::Entries code = entries_on_device<T, Any, P>();
-    return Any(policy, code);
+    if constexpr (std::is_same_v<P, Any>)
+      return policy;
+    else
+      return Any(policy, support::EntriesOf<CudaOfAny>::get<T, Any, P>());
   };
 };
 

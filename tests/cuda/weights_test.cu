@@ -50,8 +50,8 @@ TEST(CudaWeights, OfRaggedBatchesAndLayers) {
   const auto far_x = mha::to_device(x);
   const std::vector<Index> offsets{0, 3, 3, 40, 50};
   mha::Cuda::Workspace workspace;
-  on_gpu::expect_near(mha::to_host(there.attention_weights(far_x, mha::Packed{offsets}, workspace)),
-                      here.attention_weights(x, mha::Packed{offsets}), 1e-12, "ragged");
+  on_gpu::expect_near(mha::to_host(there.attention_weights(far_x, mha::Ragged{offsets}, workspace)),
+                      here.attention_weights(x, mha::Ragged{offsets}), 1e-12, "ragged");
   on_gpu::expect_near(mha::to_host(there.mean_attention_weights(far_x, workspace)), here.mean_attention_weights(x),
                       1e-12, "mean");
 }

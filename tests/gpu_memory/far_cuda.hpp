@@ -35,14 +35,14 @@ struct FarCuda {
 
   mha::Support supported() const { return {}; }
   template <class T> void gemm(const mha::GemmCall<T>& call, Workspace& workspace) const {
-    mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{workspace});
+    mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{*this, workspace});
   }
   template <class T> mha::cuda::PackedWeights<T> pack(std::span<const mha::DenseWeights<T>> parts) const {
     return mha::cuda::PackedWeights<T>(parts);
   }
   template <class T>
   void gemm(const mha::PackedGemmCall<T, mha::cuda::PackedWeights<T>>& call, Workspace& workspace) const {
-    mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{workspace});
+    mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{*this, workspace});
   }
 
   template <class T, class Source, class M, class S>
@@ -61,8 +61,9 @@ struct FarCuda {
                Workspace& workspace) const {
     want_far(call);
     want_far("the weights", to.data);
-    gpu::with_guarded_policies(
-        call, [&](const auto& any) { mha::detail::run_softmax(any, to, mha::detail::ItemsOn<FarCuda>{workspace}); });
+    gpu::with_guarded_policies(call, [&](const auto& any) {
+      mha::detail::run_softmax(any, to, mha::detail::ItemsOn<FarCuda>{*this, workspace});
+    });
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {

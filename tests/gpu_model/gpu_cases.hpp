@@ -17,9 +17,6 @@ namespace gpu_cases {
 using conformance::Case;
 using conformance::Index;
 
-/// Which masks and scores meet in a scalar: every two of them in one of the four.
-constexpr bool compiled(int storage, int mask, int score) { return (storage + mask + score) % 4 == 0; }
-
 struct Array {
   const char* name;
   std::vector<std::vector<int>> levels;  // tried, of each factor
@@ -40,9 +37,6 @@ template <class T> constexpr conformance::Storage storage_of() {
          : std::is_same_v<T, mha::half> ? Storage::half
                                         : Storage::bfloat16;
 }
-template <class T> struct Compiled {
-  template <int M, int S> static constexpr bool has = compiled(static_cast<int>(storage_of<T>()), M, S);
-};
 
 /// The cases of one scalar on a backend, against the reference in double. with(random, run) sets the machine up and
 /// calls run().
@@ -55,7 +49,7 @@ template <class B, class T, class With> void expect_agreement(const Array& array
     // Elements from a multiple of 16 bytes.
     const Index start = stream.chance(0.6) ? 16 : 1;
     SCOPED_TRACE(array.name + std::to_string(i) + " from element " + std::to_string(start) + ": " + c.text());
-    with(stream, [&] { conformance::run_compiled<B, T>(c, stream, Compiled<T>{}, start); });
+    with(stream, [&] { conformance::run_on<B, T>(c, stream, start); });
     failed += testing::Test::HasFailure() ? 1 : 0;
   }
 }

@@ -137,7 +137,7 @@ TYPED_TEST_P(GpuLaw, RaggedEqualsEachSequenceAlone) {
   const Inputs<T> in(
       {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 70, .head_dim = 32, .value_dim = 16}, random);
   const std::vector<Index> offsets{0, 20, 20, 53, 70};
-  const auto together = attend<B>(in.q, in.k, in.v, mha::Causal{}, mha::Packed{offsets});
+  const auto together = attend<B>(in.q, in.k, in.v, mha::Causal{}, mha::Ragged{offsets});
   for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
     const Index first = offsets[s], n = offsets[s + 1] - first;
     if (n == 0) continue;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One row, one answer: a row's bits depend on its query, the keys it sees and its position, on nothing else.
 #include <cmath>
+#include <functional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "law.hpp"
@@ -13,20 +16,43 @@ using laws::attend;
 using laws::Index;
 using laws::Inputs;
 using laws::Sizes;
+
 using Cpu = mha::CpuWith<mha::Serial>;
+
+/// Pools of one thread and of three are one type, and so one instantiation.
+const mha::Cpu& one_thread() {
+  static const mha::Cpu backend(mha::ThreadPool(1));
+  return backend;
+}
+const mha::Cpu& three_threads() {
+  static const mha::Cpu backend(mha::ThreadPool(3));
+  return backend;
+}
 
 template <class T> class Bits : public testing::Test {};
 using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
 TYPED_TEST_SUITE(Bits, Scalars);
 
-/// f(name, policies...) with masks and scores that reach the different paths of a kernel.
-template <class F> void with_policies(F&& f) {
-  f("full", mha::Full{});
-  f("causal", mha::Causal{});
-  f("window", mha::SlidingWindow{.left = 50, .right = 3});
-  f("functor", laws::Strided{});
-  f("causal, soft cap, ALiBi", mha::Causal{}, mha::SoftCap{.cap = 4}, mha::Alibi{});
-  f("prefix or window", mha::SlidingWindow{.left = 9} || !mha::SlidingWindow{.left = 140});
+/// Attention with policies whose types end here: they stay their own in float, and go behind one type in other scalars.
+template <class T>
+using Attend = std::function<laws::Result<T>(const mha::TensorView<const T, 4>& q, const mha::Tensor<T, 4>& k,
+                                             const mha::Tensor<T, 4>& v, Index origin, const mha::Cpu&)>;
+template <class T, class... Policies> Attend<T> attend_with(const Policies&... policies) {
+  return [policies...](const auto& q, const auto& k, const auto& v, Index origin, const mha::Cpu& backend) {
+    constexpr auto types = std::is_same_v<T, float> ? laws::PolicyTypes::own : laws::PolicyTypes::any;
+    return attend<mha::Cpu, types>(q, k, v, policies..., mha::Origin{origin}, backend);
+  };
+}
+
+/// Masks and scores that reach the different paths of a kernel.
+template <class T> using Named = std::vector<std::pair<const char*, Attend<T>>>;
+template <class T> Named<T> policies() {
+  return {{"full", attend_with<T>(mha::Full{})},
+          {"causal", attend_with<T>(mha::Causal{})},
+          {"window", attend_with<T>(mha::SlidingWindow{.left = 50, .right = 3})},
+          {"functor", attend_with<T>(laws::Strided{})},
+          {"causal, soft cap, ALiBi", attend_with<T>(mha::Causal{}, mha::SoftCap{.cap = 4}, mha::Alibi{})},
+          {"prefix or window", attend_with<T>(mha::SlidingWindow{.left = 9} || !mha::SlidingWindow{.left = 140})}};
 }
 
 TYPED_TEST(Bits, OneQueryEqualsItsRowAmongMany) {
@@ -34,16 +60,16 @@ TYPED_TEST(Bits, OneQueryEqualsItsRowAmongMany) {
   const Sizes sizes{.batch = 1, .queries = 150, .keys = 150, .head_dim = 13, .value_dim = 9};
   const Inputs<TypeParam> in(sizes, random);
   at_every_isa([&] {
-    with_policies([&](const char* name, const auto&... policies) {
-      const auto many = attend<Cpu>(in, policies...);
+    for (const auto& [name, attention] : policies<TypeParam>()) {
+      const auto many = attention(in.q.view(), in.k, in.v, 0, one_thread());
       for (const Index i : {0, 1, 63, 127, 128, 149}) {
-        const auto one = attend<Cpu>(laws::rows(in.q, i, 1), in.k, in.v, policies..., mha::Origin{i});
+        const auto one = attention(laws::rows(in.q, i, 1), in.k, in.v, i, one_thread());
         for (Index h = 0; h < sizes.heads; ++h)
           EXPECT_TRUE(same_row(one, 0, 0, many, 0, i, h)) << name << ", row " << i << ", head " << h;
       }
-      const auto some = attend<Cpu>(laws::rows(in.q, 41, 77), in.k, in.v, policies..., mha::Origin{41});
+      const auto some = attention(laws::rows(in.q, 41, 77), in.k, in.v, 41, one_thread());
       for (Index i = 0; i < 77; ++i) EXPECT_TRUE(same_row(some, 0, i, many, 0, 41 + i, 1)) << name << ", row " << i;
-    });
+    }
   });
 }
 
@@ -56,27 +82,27 @@ TYPED_TEST(Bits, FewQueriesOverManyKeysEqualTheirRowsAmongMany) {
   const Index origin = sizes.keys - sizes.queries;
   const std::vector<Index> visible = {4150};
   const mha::Sink sink({0.5f, -3, 10, -INFINITY});
+  using T = TypeParam;
+  const Named<T> policies{{"full", attend_with<T>(mha::Full{})},
+                          {"causal", attend_with<T>(mha::Causal{}, sink)},
+                          {"window", attend_with<T>(mha::SlidingWindow{.left = 4100, .right = 3})},
+                          {"padding", attend_with<T>(mha::Padding{visible}, mha::Alibi{}, sink)},
+                          {"functor, soft cap", attend_with<T>(laws::Strided{}, mha::SoftCap{.cap = 4})}};
   at_every_isa([&] {
-    const auto check = [&](const char* name, const auto&... policies) {
-      const auto many = attend<Cpu>(in, policies...);
+    for (const auto& [name, attention] : policies) {
+      const auto many = attention(in.q.view(), in.k, in.v, origin, one_thread());
       for (const Index count : {1, 2, 3, 8, 20}) {
         const Index first = count == 1 ? sizes.queries - 1 : random.below(sizes.queries - count + 1);
         const auto q = laws::rows(in.q, first, count);
-        const auto few = attend<Cpu>(q, in.k, in.v, policies..., mha::Origin{origin + first});
-        const auto shared =
-            attend<mha::CpuWith<laws::NewThreads<3>>>(q, in.k, in.v, policies..., mha::Origin{origin + first});
+        const auto few = attention(q, in.k, in.v, origin + first, one_thread());
+        const auto shared = attention(q, in.k, in.v, origin + first, three_threads());
         expect_same_bits(few, shared, std::string(name) + ", chunks shared among threads");
         for (Index h = 0; h < sizes.heads; ++h)
           for (Index i = 0; i < count; ++i)
             EXPECT_TRUE(same_row(few, 0, i, many, 0, first + i, h))
                 << name << ", row " << first + i << " of " << count << " rows, head " << h;
       }
-    };
-    check("full", mha::Full{});
-    check("causal", mha::Causal{}, sink);
-    check("window", mha::SlidingWindow{.left = 4100, .right = 3});
-    check("padding", mha::Padding{visible}, mha::Alibi{}, sink);
-    check("functor, soft cap", laws::Strided{}, mha::SoftCap{.cap = 4});
+    }
   });
 }
 
@@ -143,7 +169,7 @@ TYPED_TEST(Bits, PackedEqualsAlone) {
   const Sizes sizes{.batch = 1, .queries = 200, .keys = 260};
   const Inputs<TypeParam> in(sizes, random);
   const std::vector<Index> queries = {0, 1, 1, 130, 200}, keys = {0, 60, 70, 199, 260};
-  const mha::Packed packed{queries, keys};
+  const mha::Ragged packed{queries, keys};
   at_every_isa([&] {
     const auto all = attend<Cpu>(in, mha::Causal{}, mha::Alibi{}, packed);
     for (std::size_t s = 0; s + 1 < queries.size(); ++s) {

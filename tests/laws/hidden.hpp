@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -24,11 +25,15 @@ inline constexpr float poisons[] = {std::numeric_limits<float>::quiet_NaN(), std
 
 enum class Where { keys, values };
 
-/// Poisons one row of sequence 0 after the other; visible(h, i, k) says which queries may notice.
-template <class B, class T, class Visible, class... Policies>
+/// Which queries of sequence 0 see a key: visible(h, i, k).
+using Visible = std::function<bool(Index h, Index i, Index k)>;
+
+/// Poisons one row of sequence 0 after the other.
+template <class T>
 void expect_hidden_poison_does_nothing(const std::string& name, const Inputs<T>& in, std::span<const Index> keys,
-                                       Where where, const Visible& visible, const Policies&... policies) {
-  const auto clean = attend<B>(in, policies...);
+                                       Where where, const Visible& visible,
+                                       const std::function<Result<T>(const Inputs<T>&)>& attention) {
+  const auto clean = attention(in);
   int noticed = 0, hidden = 0;
   for (const Index k : keys)
     for (const float poison : poisons) {
@@ -36,7 +41,7 @@ void expect_hidden_poison_does_nothing(const std::string& name, const Inputs<T>&
       mha::Tensor<T, 4>& rows = where == Where::keys ? poisoned.k : poisoned.v;
       for (Index h = 0; h < rows.extent(2); ++h)
         for (Index d = 0; d < rows.extent(3); ++d) rows(0, k, h, d) = T(poison);
-      const auto r = attend<B>(poisoned, policies...);
+      const auto r = attention(poisoned);
       for (Index b = 0; b < r.out.extent(0); ++b)
         for (Index h = 0; h < r.out.extent(2); ++h)
           for (Index i = 0; i < r.out.extent(1); ++i) {
@@ -59,36 +64,74 @@ inline constexpr Sizes hidden_sizes[] = {
     {.heads = 2, .kv_heads = 1, .queries = 35, .keys = 150, .head_dim = 5, .value_dim = 7},
     {.heads = 2, .kv_heads = 1, .queries = 3, .keys = 150, .head_dim = 32, .value_dim = 32}};
 
+/// Masks that hide some of 150 keys, and what they are made of.
+class HidingMasks {
+ public:
+  struct Erased {
+    const char* name;
+    Mask mask;
+    Visible visible;
+  };
+
+  explicit HidingMasks(const Sizes& sizes, support::Random& random)
+      : shape_{sizes.batch, sizes.heads, sizes.queries, sizes.keys, sizes.keys - sizes.queries},
+        table_(2, sizes.queries, 150) {
+    for (bool& x : table_) x = random.chance(0.5);
+    for (Index k = 0; k < 150; ++k) documents_.push_back(k / 43);
+    for (auto& x : map_) x = random.chance(0.6) ? 1 : 0;
+  }
+
+  /// f(name, mask, visible) with every mask.
+  template <class F> void visit(const F& f) const {
+    const auto with = [&](const char* name, const auto& mask) {
+      f(name, mask, [ready = mha::prepared(mask, shape_), origin = shape_.origin[0]](Index h, Index i, Index k) {
+        return ready(0, h, origin + i, k);
+      });
+    };
+    with("causal", mha::Causal{});
+    with("causal, top left", mha::CausalTopLeft{});
+    with("window", mha::SlidingWindow{.left = 11, .right = 2});
+    with("padding", mha::Padding{lengths_});
+    with("prefix", mha::Prefix{lengths_});
+    with("document", mha::Document{documents_});
+    with("block-sparse", mha::BlockSparse({.block = 10, .query_blocks = 16, .key_blocks = 16}, map_));
+    with("dense", mha::Dense(table_));
+    with("functor", Strided{});
+    with("and, or, not", (mha::Causal{} && mha::Padding{lengths_}) || !mha::mask(Strided{}));
+  }
+
+  /// The same masks without their types.
+  std::vector<Erased> all_erased() const {
+    std::vector<Erased> all;
+    visit([&](const char* name, const auto& mask, const auto& visible) {
+      all.push_back({name, erased<Mask>(mask), visible});
+    });
+    return all;
+  }
+
+ private:
+  mha::CallShape shape_;
+  std::vector<Index> lengths_ = {141, 60}, documents_;
+  mha::Tensor<bool, 3> table_;
+  std::vector<std::uint8_t> map_ = std::vector<std::uint8_t>(16 * 16);
+};
+
 /// Poisons these keys of 150. at_each(f) calls f() once, or once for each way the backend has to compute.
-template <class B, class T, class AtEach>
+template <class B, class T, PolicyTypes types = PolicyTypes::any, class AtEach>
 void expect_masks_to_hide(std::span<const Index> keys, const Sizes& sizes, const AtEach& at_each) {
   support::Random random("hidden by masks");
   const Inputs<T> in(sizes, random);
-  const mha::CallShape shape{sizes.batch, sizes.heads, sizes.queries, sizes.keys, sizes.keys - sizes.queries};
-  const std::vector<Index> lengths = {141, 60};
-  mha::Tensor<bool, 3> table(2, sizes.queries, 150);
-  for (bool& x : table) x = random.chance(0.5);
-  std::vector<Index> documents;
-  for (Index k = 0; k < 150; ++k) documents.push_back(k / 43);
-  std::vector<std::uint8_t> map(16 * 16);
-  for (auto& x : map) x = random.chance(0.6) ? 1 : 0;
-  const auto check = [&](const char* name, const auto& mask) {
-    const auto ready = mha::prepared(mask, shape);
-    const auto visible = [&](Index h, Index i, Index k) { return ready(0, h, shape.origin[0] + i, k); };
+  const HidingMasks masks(sizes, random);
+  const auto check = [&](const char* name, const auto& mask, const Visible& visible) {
     for (const Where where : {Where::keys, Where::values})
-      expect_hidden_poison_does_nothing<B>(name, in, keys, where, visible, mask);
+      expect_hidden_poison_does_nothing<T>(name, in, keys, where, visible,
+                                           [&](const Inputs<T>& with) { return attend<B, types>(with, mask); });
   };
   at_each([&] {
-    check("causal", mha::Causal{});
-    check("causal, top left", mha::CausalTopLeft{});
-    check("window", mha::SlidingWindow{.left = 11, .right = 2});
-    check("padding", mha::Padding{lengths});
-    check("prefix", mha::Prefix{lengths});
-    check("document", mha::Document{documents});
-    check("block-sparse", mha::BlockSparse({.block = 10, .query_blocks = 16, .key_blocks = 16}, map));
-    check("dense", mha::Dense(table));
-    check("functor", Strided{});
-    check("and, or, not", (mha::Causal{} && mha::Padding{lengths}) || !mha::mask(Strided{}));
+    if constexpr (types == PolicyTypes::any && compiled_once<B, T>)
+      for (const auto& each : masks.all_erased()) check(each.name, each.mask, each.visible);
+    else
+      masks.visit(check);
   });
 }
 
@@ -101,7 +144,7 @@ struct HidesSome {
   }
 };
 
-template <class B, class T, class AtEach>
+template <class B, class T, PolicyTypes types = PolicyTypes::any, class AtEach>
 void expect_scores_to_hide(std::span<const Index> keys, const Sizes& sizes, const AtEach& at_each) {
   support::Random random("hidden by scores");
   const Inputs<T> in(sizes, random);
@@ -115,8 +158,11 @@ void expect_scores_to_hide(std::span<const Index> keys, const Sizes& sizes, cons
   };
   at_each([&] {
     for (const Where where : {Where::keys, Where::values}) {
-      expect_hidden_poison_does_nothing<B>("score", in, keys, where, visible, score);
-      expect_hidden_poison_does_nothing<B>("bias", in, keys, where, unbiased, mha::AdditiveBias(bias));
+      expect_hidden_poison_does_nothing<T>("score", in, keys, where, visible,
+                                           [&](const Inputs<T>& with) { return attend<B, types>(with, score); });
+      expect_hidden_poison_does_nothing<T>("bias", in, keys, where, unbiased, [&](const Inputs<T>& with) {
+        return attend<B, types>(with, mha::AdditiveBias(bias));
+      });
     }
   });
 }

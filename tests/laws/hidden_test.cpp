@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "law.hpp"
-#include "plain_backend.hpp"
 
 namespace {
 
@@ -16,23 +15,26 @@ using laws::Inputs;
 constexpr Index poisoned_keys[] = {0, 1, 5, 17, 40, 60, 126, 127, 128, 129, 140, 149};
 
 template <class Setup> class Hidden : public testing::Test {};
-template <class B, class S> struct On {
+template <class B, class S, laws::PolicyTypes P = laws::PolicyTypes::any> struct On {
   using Backend = B;
   using T = S;
+  static constexpr laws::PolicyTypes types = P;
 };
-using Setups = testing::Types<On<mha::CpuWith<mha::Serial>, float>, On<mha::CpuWith<mha::Serial>, double>,
-                              On<support::PlainBackend, float>, On<mha::Reference, float>>;
+using Setups =
+    testing::Types<On<mha::CpuWith<mha::Serial>, float, laws::PolicyTypes::own>, On<mha::CpuWith<mha::Serial>, double>,
+                   On<mha::EigenCpuWith<mha::Serial>, float>, On<mha::EigenCpuWith<mha::Serial>, double>,
+                   On<support::PlainBackend, float>, On<mha::Reference, float>>;
 TYPED_TEST_SUITE(Hidden, Setups);
 
 TYPED_TEST(Hidden, PoisonBehindAMaskDoesNothing) {
   for (const laws::Sizes& sizes : laws::hidden_sizes)
-    laws::expect_masks_to_hide<typename TypeParam::Backend, typename TypeParam::T>(
+    laws::expect_masks_to_hide<typename TypeParam::Backend, typename TypeParam::T, TypeParam::types>(
         poisoned_keys, sizes, [](const auto& f) { laws::at_every_isa(f); });
 }
 
 TYPED_TEST(Hidden, PoisonBehindAScoreOfMinusInfinityDoesNothing) {
   for (const laws::Sizes& sizes : laws::hidden_sizes)
-    laws::expect_scores_to_hide<typename TypeParam::Backend, typename TypeParam::T>(
+    laws::expect_scores_to_hide<typename TypeParam::Backend, typename TypeParam::T, TypeParam::types>(
         poisoned_keys, sizes, [](const auto& f) { laws::at_every_isa(f); });
 }
 

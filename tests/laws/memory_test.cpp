@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <vector>
+
+#include <mha/backend/eigen/eigen_cpu.hpp>
+#include <mha/block.hpp>
 
 #include "law.hpp"
 
@@ -88,27 +92,31 @@ TYPED_TEST(Memory, GrowsWithTheLengthAndNotWithItsSquare) {
   expect_linear(laws::Strided{});
 }
 
-TYPED_TEST(Memory, SecondCallAllocatesNothing) {
+template <class B, class T> void expect_no_allocation_in_a_second_call() {
   support::Random random("no allocation");
-  const Inputs<TypeParam> in({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 160, .keys = 160, .head_dim = 16},
-                             random);
-  mha::Tensor<TypeParam, 4> out(2, 160, 4, in.v.extent(3));
+  const Inputs<T> in({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 160, .keys = 160, .head_dim = 16}, random);
+  mha::Tensor<T, 4> out(2, 160, 4, in.v.extent(3));
   mha::Workspace workspace;
   const auto call = [&] {
-    mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}, mha::SoftCap{.cap = 3}, workspace);
+    mha::attention_into<B>(out, in.q, in.k, in.v, mha::Causal{}, mha::SoftCap{.cap = 3}, workspace);
   };
   call();
   const int before = workspace.allocations();
   const Counted second = count(call);
   EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
   EXPECT_EQ(workspace.allocations(), before);
-  EXPECT_GT(count([&] { mha::attention_into(out, in.q, in.k, in.v, mha::Causal{}); }).calls, 0u)
+  EXPECT_GT(count([&] { mha::attention_into<B>(out, in.q, in.k, in.v, mha::Causal{}); }).calls, 0u)
       << "nothing is counted";
 }
 
-template <class Layer> void expect_no_second_allocation() {
+TYPED_TEST(Memory, SecondCallAllocatesNothing) { expect_no_allocation_in_a_second_call<mha::Cpu, TypeParam>(); }
+TYPED_TEST(Memory, SecondCallByEigenAllocatesNothing) {
+  expect_no_allocation_in_a_second_call<mha::EigenCpu, TypeParam>();
+}
+
+template <class Layer, class... Values> void expect_no_second_allocation(const Values&... values) {
   using T = typename Layer::Scalar;
-  Layer layer({.d_model = 32, .num_heads = 4, .bias = true});
+  Layer layer({.d_model = 32, .num_heads = 4, .bias = true}, values...);
   layer.initialize(mha::XavierUniform{.seed = 5});
   support::Random random("layer without allocation");
   mha::Tensor<T, 3> x(2, 40, 32), y(2, 40, 32);
@@ -134,6 +142,45 @@ TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
   using T = TypeParam;
   expect_no_second_allocation<mha::MultiHeadAttention<T, mha::Cpu, mha::GroupedQuery<2>, mha::Causal>>();
   expect_no_second_allocation<mha::MultiHeadAttention<T, mha::Cpu, mha::Rotary<>, mha::QkNorm, mha::GatedHeads>>();
+  // A table of distances, which a call makes of the buckets'.
+  using Bias = mha::Chain<mha::SoftCap, mha::RelativeBias>;
+  const mha::RelativeBias bias(std::vector<float>(32 * 4, 0.5f));
+  expect_no_second_allocation<mha::MultiHeadAttention<T, mha::Cpu, Bias>>(Bias{mha::SoftCap{.cap = 3}, bias});
+}
+
+TYPED_TEST(Memory, NormWithAWorkspaceAllocatesNothingTheSecondTime) {
+  using T = TypeParam;
+  support::Random random("norm without allocation");
+  const mha::LayerNorm<T> norm({.width = 96});
+  mha::Tensor<T, 3> x(2, 40, 96), y(2, 40, 96);
+  random.fill(x);
+  mha::Workspace workspace;
+  const auto call = [&] { norm(x, mha::residual(x), mha::into(y), workspace); };
+  call();
+  EXPECT_EQ(count(call).calls, 0u);
+  if constexpr (sizeof(T) >= 4) {  // 16-bit rows are widened into scratch
+    EXPECT_EQ(count([&] { norm(y, mha::into(y)); }).calls, 0u) << "without a workspace";
+  }
+}
+
+TYPED_TEST(Memory, FeedForwardWithAWorkspaceAllocatesNothingTheSecondTime) {
+  const auto expect_none = [](const auto& ff) {
+    support::Random random("feed-forward without allocation");
+    mha::Tensor<TypeParam, 3> x(2, 70, 32), y(2, 70, 32);
+    random.fill(x);
+    mha::Workspace workspace;
+    const auto call = [&] { ff(x, mha::residual(x), mha::into(y), workspace); };
+    call();
+    const Counted second = count(call);
+    EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
+    EXPECT_GT(count([&] { ff(x, mha::into(y)); }).calls, 0u) << "nothing is counted";
+  };
+  mha::FeedForward<TypeParam> plain({.d_model = 32, .d_hidden = 90});
+  mha::FeedForward<TypeParam, mha::Cpu, mha::SwiGlu> gated({.d_model = 32, .d_hidden = 90});
+  plain.initialize(mha::XavierUniform{.seed = 5});
+  gated.initialize(mha::XavierUniform{.seed = 5});
+  expect_none(plain);
+  expect_none(gated);
 }
 
 // Every step writes where the next one reads: a call takes Q, K, V and the heads, and a tile's scratch.

@@ -74,6 +74,8 @@ template <class B, class T> void expect_sink_is_a_key(double bound) {
 
 TEST(SinkLaw, IsAKeyWithALogitOfItsOwnAndNoValue) {
   expect_sink_is_a_key<mha::Reference, double>(1e-13);
+  expect_sink_is_a_key<mha::EigenCpu, double>(1e-13);
+  expect_sink_is_a_key<mha::EigenCpu, float>(1e-5);
   at_every_isa([] {
     expect_sink_is_a_key<Cpu, double>(1e-13);
     expect_sink_is_a_key<Cpu, float>(1e-5);
@@ -86,7 +88,7 @@ template <class B> void expect_weights_leave_the_sinks_share() {
   const auto plain = mha::attention_weights<B>(in.q, in.k, mha::Causal{});
   const auto taken = mha::attention_weights<B>(in.q, in.k, mha::Causal{}, mha::Sink(sink_logits));
   mha::Tensor<double, 3> lse(1, heads, 5);
-  mha::attention<B>(in.q, in.k, in.v, mha::Causal{}, mha::LogSumExp(lse));
+  static_cast<void>(mha::attention<B>(in.q, in.k, in.v, mha::Causal{}, mha::LogSumExp(lse)));
   for (Index h = 0; h < heads; ++h)
     for (Index i = 0; i < 5; ++i) {
       const double sink = sink_logits[static_cast<std::size_t>(h)];
@@ -96,6 +98,7 @@ template <class B> void expect_weights_leave_the_sinks_share() {
 }
 TEST(SinkLaw, WeightsSumToWhatTheSinkLeaves) {
   expect_weights_leave_the_sinks_share<mha::Reference>();
+  expect_weights_leave_the_sinks_share<mha::EigenCpu>();
   expect_weights_leave_the_sinks_share<Cpu>();
 }
 
@@ -118,6 +121,7 @@ template <class B> void expect_sink_edges() {
 }
 TEST(SinkLaw, HoldsAtTheEdges) {
   expect_sink_edges<mha::Reference>();
+  expect_sink_edges<mha::EigenCpu>();
   at_every_isa([] { expect_sink_edges<Cpu>(); });
 }
 
@@ -166,6 +170,7 @@ template <class B> void expect_merged_ranges_are_the_whole() {
 }
 TEST(MergeLaw, KeyRangesOfAnyBackendInAnyOrderAreTheWhole) {
   expect_merged_ranges_are_the_whole<mha::Reference>();
+  expect_merged_ranges_are_the_whole<mha::EigenCpu>();
   at_every_isa([] { expect_merged_ranges_are_the_whole<Cpu>(); });
 }
 
@@ -249,7 +254,7 @@ TEST(ProjectedMemory, OfAnotherLayerIsRefused) {
   layer.initialize(mha::XavierUniform{.seed = 3});
   const mha::Tensor<float, 3> x(2, 3, 12);
   const auto refusal = [&](const mha::KeyValues<float>& memory) {
-    return mha_test::message_of<mha::ShapeError>([&] { layer(x, memory); });
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(x, memory)); });
   };
   const auto keys_and_values = [](Index batch, Index length, Index kv_heads, Index d, Index dv) {
     return mha::KeyValues<float>{mha::Tensor<float, 4>(batch, length, kv_heads, d),
@@ -259,7 +264,7 @@ TEST(ProjectedMemory, OfAnotherLayerIsRefused) {
   EXPECT_EQ(refusal(keys_and_values(2, 5, 2, 2, 2)), "layer: key has heads 2 but the layer has heads 3");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 4, 2)), "layer: key has head size 4 but the layer has head size 2");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 4)), "layer: value has head size 4 but the layer has head size 2");
-  EXPECT_EQ(refusal(keys_and_values(1, 5, 3, 2, 2)), "layer: q has batch 2 but k has batch 1");
+  EXPECT_EQ(refusal(keys_and_values(1, 5, 3, 2, 2)), "layer: x has batch 2 but key has batch 1");
 }
 
 TEST(ProjectedMemory, OfPackedRowsHasNoBatch) {
@@ -267,8 +272,9 @@ TEST(ProjectedMemory, OfPackedRowsHasNoBatch) {
   layer.initialize(mha::XavierUniform{.seed = 3});
   const mha::Tensor<float, 3> memory(2, 5, 8);
   const std::vector<Index> offsets{0, 2, 5};
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.project_memory(memory, mha::Packed{offsets}); }),
-            "project_memory: Packed rows have batch 2, their sequences are cut by offsets, so 1 is wanted");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>(
+                [&] { static_cast<void>(layer.project_memory(memory, mha::Ragged{offsets})); }),
+            "project_memory: a ragged batch has batch 2, expected 1: offsets tell its sequences apart");
 }
 
 TEST(SharedWeights, RunUnderAnotherMaskWithoutACopy) {
@@ -319,12 +325,12 @@ TEST(SharedWeights, RunOnAnotherBackendAndUnderAnotherProjection) {
   EXPECT_LE(support::largest_difference(other(x), expected), 1e-12);
   const auto refusal = [&](auto&& to) { return mha_test::message_of<mha::ShapeError>([&] { to.borrow(layer); }); };
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, Heads>(config)),
-            "borrow: the query_norm has 3 elements, the layer wants 0");
+            "borrow: the query_norm has 3 elements, expected 0");
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, mha::MultiHead, mha::QkNorm>(
                 {.d_model = 12, .num_heads = 4, .bias = true})),
-            "borrow: the key weights are (2, 12, 3), the layer wants (4, 12, 3)");
+            "borrow: the key weights are (2, 12, 3), expected (4, 12, 3)");
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, Heads, mha::QkNorm, mha::NoOutput>(config)),
-            "borrow: the output matrix is (12, 12), the layer wants (0, 0)");
+            "borrow: the output matrix is (12, 12), expected (0, 0)");
 }
 
 TEST(SharedWeights, AreRefusedWhereThereAreNone) {
@@ -333,15 +339,16 @@ TEST(SharedWeights, AreRefusedWhereThereAreNone) {
   mha::MultiHeadAttention<float, Cpu> other(config);
   const mha::Tensor<float, 2> x(3, 8);
   const auto message = [](auto&& f) { return mha_test::message_of<mha::ShapeError>(f); };
-  const std::string wanted = "layer: it has 0 of its 256 weights: call initialize, update or borrow first";
-  EXPECT_EQ(message([&] { empty(x); }), wanted);
-  EXPECT_EQ(message([&] { empty(x, x); }), wanted);
-  EXPECT_EQ(message([&] { empty.attention_weights(x); }), wanted);
-  EXPECT_EQ(message([&] { empty.project_memory(x); }), wanted);
+  const std::string rest = ": expected 256 weights, got 0: call initialize, update or borrow first";
+  const std::string wanted = "layer" + rest;
+  EXPECT_EQ(message([&] { static_cast<void>(empty(x)); }), wanted);
+  EXPECT_EQ(message([&] { static_cast<void>(empty(x, x)); }), wanted);
+  EXPECT_EQ(message([&] { static_cast<void>(empty.attention_weights(x)); }), wanted);
+  EXPECT_EQ(message([&] { static_cast<void>(empty.project_memory(x)); }), "project_memory" + rest);
   EXPECT_NE(message([&] { other.borrow(empty.parameters()); }), "");
   EXPECT_EQ(message([&] { other.borrow(empty); }),
-            "borrow: the owner has 0 of its 256 weights: call initialize, update or borrow on it first");
-  EXPECT_EQ(message([&] { other(x); }), wanted) << "a refused borrow changes nothing";
+            "borrow: expected 256 weights, got 0: call initialize, update or borrow on it first");
+  EXPECT_EQ(message([&] { static_cast<void>(other(x)); }), wanted) << "a refused borrow changes nothing";
 }
 
 TEST(LayerPolicies, ANormWantsAnEpsThatIsNotNegative) {
@@ -416,7 +423,7 @@ TEST(RaggedBatch, OfHalvesEqualsItsSequencesAlone) {
   float at = 0;
   for (auto* t : {&q, &k, &v})
     for (mha::bfloat16& e : *t) e = mha::bfloat16(std::sin(at += 0.7f));
-  const auto packed = mha::attention<Cpu>(q, k, v, mha::Packed{offsets}, mha::Causal{});
+  const auto ragged = mha::attention<Cpu>(q, k, v, mha::Ragged{offsets}, mha::Causal{});
   for (std::size_t b = 0; b + 1 < offsets.size(); ++b) {
     const Index first = offsets[b], length = offsets[b + 1] - first;
     if (length == 0) continue;
@@ -425,7 +432,7 @@ TEST(RaggedBatch, OfHalvesEqualsItsSequencesAlone) {
                             mha::view(&v(first, 0, 0), length, 2, 8), mha::Causal{});
     for (Index i = 0; i < length; ++i)
       for (Index h = 0; h < 4; ++h)
-        for (Index d = 0; d < 8; ++d) EXPECT_EQ(packed(first + i, h, d).bits, alone(i, h, d).bits);
+        for (Index d = 0; d < 8; ++d) EXPECT_EQ(ragged(first + i, h, d).bits, alone(i, h, d).bits);
   }
 }
 

@@ -15,7 +15,7 @@ using laws::attend;
 using laws::Index;
 using laws::Inputs;
 using laws::Sizes;
-using mha::Packed;
+using mha::Ragged;
 using Cpu = mha::CpuWith<mha::Serial>;
 
 /// Offsets (B + 1) of sequences of these lengths.
@@ -25,7 +25,7 @@ std::vector<Index> offsets_of(const std::vector<Index>& lengths) {
   return offsets;
 }
 
-struct Ragged {
+struct Sequences {
   std::vector<Index> query_lengths, key_lengths;
   std::vector<Index> q_offsets = offsets_of(query_lengths), k_offsets = offsets_of(key_lengths);
 
@@ -35,13 +35,13 @@ struct Ragged {
   Index q_first(Index b) const { return q_offsets[static_cast<std::size_t>(b)]; }
   Index k_first(Index b) const { return k_offsets[static_cast<std::size_t>(b)]; }
   Index longest() const { return *std::max_element(key_lengths.begin(), key_lengths.end()); }
-  Packed packed() const { return {q_offsets, k_offsets}; }
+  Ragged ragged() const { return {q_offsets, k_offsets}; }
 };
 
-const Ragged self{{3, 0, 140, 1, 129, 17}, {3, 0, 140, 1, 129, 17}};
-const Ragged cross{{3, 5, 0, 70, 1, 2}, {140, 0, 9, 33, 131, 2}};
+const Sequences self{{3, 0, 140, 1, 129, 17}, {3, 0, 140, 1, 129, 17}};
+const Sequences cross{{3, 5, 0, 70, 1, 2}, {140, 0, 9, 33, 131, 2}};
 
-template <class T> Inputs<T> packed_inputs(const Ragged& r, support::Random& random) {
+template <class T> Inputs<T> ragged_inputs(const Sequences& r, support::Random& random) {
   return Inputs<T>({.batch = 1,
                     .heads = 4,
                     .kv_heads = 2,
@@ -52,11 +52,11 @@ template <class T> Inputs<T> packed_inputs(const Ragged& r, support::Random& ran
                    random);
 }
 
-/// Each sequence of the packed call against a call of its own; policies_of(b) are the policies of sequence b alone.
+/// Each sequence of the ragged call against a call of its own; policies_of(b) are the policies of sequence b alone.
 template <class B, class T, class Alone, class... Policies>
-void expect_each_alone(const Ragged& r, const Inputs<T>& in, const Packed& packed, const std::string& name,
+void expect_each_alone(const Sequences& r, const Inputs<T>& in, const Ragged& ragged, const std::string& name,
                        Alone&& alone, const Policies&... policies) {
-  const auto many = attend<B>(in, packed, policies...);
+  const auto many = attend<B>(in, ragged, policies...);
   for (Index b = 0; b < r.batch(); ++b) {
     const auto q = laws::rows(in.q, r.q_first(b), r.queries(b));
     const auto k = laws::rows(in.k, r.k_first(b), r.keys(b)), v = laws::rows(in.v, r.k_first(b), r.keys(b));
@@ -68,9 +68,9 @@ void expect_each_alone(const Ragged& r, const Inputs<T>& in, const Packed& packe
   }
 }
 template <class B, class T, class... Policies>
-void expect_each_alone(const Ragged& r, const Inputs<T>& in, const std::string& name, const Policies&... policies) {
+void expect_each_alone(const Sequences& r, const Inputs<T>& in, const std::string& name, const Policies&... policies) {
   expect_each_alone<B>(
-      r, in, r.packed(), name, [&](Index, const auto& call) { return call(policies...); }, policies...);
+      r, in, r.ragged(), name, [&](Index, const auto& call) { return call(policies...); }, policies...);
 }
 
 template <class T> class RaggedBatch : public testing::Test {};
@@ -79,8 +79,8 @@ TYPED_TEST_SUITE(RaggedBatch, Scalars, );
 
 TYPED_TEST(RaggedBatch, EachSequenceHasTheBitsItHasAlone) {
   support::Random random("ragged");
-  for (const Ragged* r : {&self, &cross}) {
-    const auto in = packed_inputs<TypeParam>(*r, random);
+  for (const Sequences* r : {&self, &cross}) {
+    const auto in = ragged_inputs<TypeParam>(*r, random);
     const std::string which = r == &self ? "self" : "cross";
     at_every_isa([&] {
       expect_each_alone<Cpu>(*r, in, which + ", full");
@@ -94,25 +94,25 @@ TYPED_TEST(RaggedBatch, EachSequenceHasTheBitsItHasAlone) {
 
 TYPED_TEST(RaggedBatch, OneSetOfOffsetsServesQueriesAndKeys) {
   support::Random random("one set");
-  const auto in = packed_inputs<TypeParam>(self, random);
-  laws::expect_same_bits(attend<Cpu>(in, Packed{self.q_offsets}, mha::Causal{}),
-                         attend<Cpu>(in, self.packed(), mha::Causal{}), "offsets given once");
+  const auto in = ragged_inputs<TypeParam>(self, random);
+  laws::expect_same_bits(attend<Cpu>(in, Ragged{self.q_offsets}, mha::Causal{}),
+                         attend<Cpu>(in, self.ragged(), mha::Causal{}), "offsets given once");
 }
 
 /// Ids of every sequence, in rows of the longest one's length.
-std::vector<Index> document_ids(const Ragged& r, support::Random& random) {
+std::vector<Index> document_ids(const Sequences& r, support::Random& random) {
   std::vector<Index> ids;
   for (Index b = 0, id = 0; b < r.batch(); ++b, id = 0)
     for (Index k = 0; k < r.longest(); ++k) ids.push_back(id += random.chance(0.1) ? 1 : 0);
   return ids;
 }
 
-template <class T> void expect_documents_alone(const Ragged& r, const char* name) {
+template <class T> void expect_documents_alone(const Sequences& r, const char* name) {
   support::Random random("documents");
-  const auto in = packed_inputs<T>(r, random);
+  const auto in = ragged_inputs<T>(r, random);
   const auto ids = document_ids(r, random);
   expect_each_alone<Cpu>(
-      r, in, r.packed(), name,
+      r, in, r.ragged(), name,
       [&](Index b, const auto& call) {
         const mha::Borrowed<Index> own(ids.data() + b * r.longest(), r.keys(b));
         return call(mha::Document(own));
@@ -123,7 +123,7 @@ template <class T> void expect_documents_alone(const Ragged& r, const char* name
 TYPED_TEST(RaggedBatch, TakesADocumentRowForEachSequence) { expect_documents_alone<TypeParam>(self, "documents"); }
 
 /// Late queries of each sequence only, as a chunk of a longer text has them.
-const Ragged tails{{2, 6, 0, 1, 30}, {10, 6, 3, 9, 35}};
+const Sequences tails{{2, 6, 0, 1, 30}, {10, 6, 3, 9, 35}};
 
 TYPED_TEST(RaggedBatch, TakesDocumentsForTheLastQueriesOfEachSequence) {
   expect_documents_alone<TypeParam>(tails, "documents of tails");
@@ -131,7 +131,7 @@ TYPED_TEST(RaggedBatch, TakesDocumentsForTheLastQueriesOfEachSequence) {
 
 TYPED_TEST(RaggedBatch, TakesABlockMapForTheLastQueriesOfEachSequence) {
   support::Random random("blocks of tails");
-  const auto in = packed_inputs<TypeParam>(tails, random);
+  const auto in = ragged_inputs<TypeParam>(tails, random);
   std::vector<std::uint8_t> map(49);  // 7 blocks of 5 are 35, the longest sequence
   for (auto& bit : map) bit = random.chance(0.5) ? 1 : 0;
   expect_each_alone<Cpu>(tails, in, "block map",
@@ -140,20 +140,20 @@ TYPED_TEST(RaggedBatch, TakesABlockMapForTheLastQueriesOfEachSequence) {
 
 TYPED_TEST(RaggedBatch, TakesLengthsForEachSequence) {
   support::Random random("lengths");
-  const auto in = packed_inputs<TypeParam>(self, random);
+  const auto in = ragged_inputs<TypeParam>(self, random);
   const std::vector<Index> lengths{2, 0, 77, 0, 129, 5};
   const auto one_length = [&](Index b) { return mha::Borrowed<Index>(lengths.data() + b, 1); };
   expect_each_alone<Cpu>(
-      self, in, self.packed(), "prefix", [&](Index b, const auto& call) { return call(mha::Prefix{one_length(b)}); },
+      self, in, self.ragged(), "prefix", [&](Index b, const auto& call) { return call(mha::Prefix{one_length(b)}); },
       mha::Prefix{lengths});
   expect_each_alone<Cpu>(
-      self, in, self.packed(), "padding", [&](Index b, const auto& call) { return call(mha::Padding{one_length(b)}); },
+      self, in, self.ragged(), "padding", [&](Index b, const auto& call) { return call(mha::Padding{one_length(b)}); },
       mha::Padding{lengths});
 }
 
 TYPED_TEST(RaggedBatch, TakesTablesForEachSequence) {
   support::Random random("ragged tables");
-  const auto in = packed_inputs<TypeParam>(tails, random);
+  const auto in = ragged_inputs<TypeParam>(tails, random);
   mha::Tensor<bool, 4> visible(tails.batch(), 4, 30, 35);
   for (bool& bit : visible) bit = random.chance(0.6);
   mha::Tensor<TypeParam, 4> bias(tails.batch(), 1, 30, 35);
@@ -166,7 +166,7 @@ TYPED_TEST(RaggedBatch, TakesTablesForEachSequence) {
     return view;
   };
   expect_each_alone<Cpu>(
-      tails, in, tails.packed(), "tables",
+      tails, in, tails.ragged(), "tables",
       [&](Index b, const auto& call) {
         return call(mha::Dense{own(b, visible.view())}, mha::AdditiveBias{own(b, bias.view())});
       },
@@ -175,27 +175,30 @@ TYPED_TEST(RaggedBatch, TakesTablesForEachSequence) {
 
 TYPED_TEST(RaggedBatch, IsTheReference) {
   support::Random random("ragged reference");
-  for (const Ragged* r : {&self, &cross}) {
-    const auto in = packed_inputs<TypeParam>(*r, random);
-    const auto cpu = attend<Cpu>(in, r->packed(), mha::Causal{});
-    const auto plain = attend<mha::Reference>(in, r->packed(), mha::Causal{});
+  for (const Sequences* r : {&self, &cross}) {
+    const auto in = ragged_inputs<TypeParam>(*r, random);
+    const auto cpu = attend<Cpu>(in, r->ragged(), mha::Causal{});
+    const auto plain = attend<mha::Reference>(in, r->ragged(), mha::Causal{});
     expect_each_alone<mha::Reference>(*r, in, "reference", mha::Causal{});
     const double bound = sizeof(TypeParam) == 4 ? 2e-5 : 1e-13;
     EXPECT_LE(support::largest_difference(cpu.out, plain.out), bound);
+    const auto eigen = attend<mha::EigenCpu>(in, r->ragged(), mha::Causal{});
+    EXPECT_LE(support::largest_difference(eigen.out, plain.out), bound);
+    EXPECT_LE(support::largest_difference(eigen.log_sum_exp, plain.log_sum_exp), bound);
   }
 }
 
 TYPED_TEST(RaggedBatch, ThreadsChangeNoBits) {
   support::Random random("ragged threads");
-  const auto in = packed_inputs<TypeParam>(self, random);
-  laws::expect_same_bits(attend<Cpu>(in, self.packed(), mha::Causal{}),
-                         attend<mha::CpuWith<laws::NewThreads<3>>>(in, self.packed(), mha::Causal{}), "three threads");
+  const auto in = ragged_inputs<TypeParam>(self, random);
+  laws::expect_same_bits(attend<Cpu>(in, self.ragged(), mha::Causal{}),
+                         laws::attend_on_new_threads(3, in, self.ragged(), mha::Causal{}), "three threads");
 }
 
 TEST(RaggedWeights, AreEachSequencesAndZeroBeyondIt) {
   support::Random random("ragged weights");
-  const auto in = packed_inputs<double>(cross, random);
-  const auto many = mha::attention_weights<Cpu>(in.q, in.k, cross.packed());
+  const auto in = ragged_inputs<double>(cross, random);
+  const auto many = mha::attention_weights<Cpu>(in.q, in.k, cross.ragged());
   ASSERT_EQ(many.extent(0), cross.batch());
   ASSERT_EQ(many.extent(2), 70);
   ASSERT_EQ(many.extent(3), 140);
@@ -211,18 +214,20 @@ TEST(RaggedWeights, AreEachSequencesAndZeroBeyondIt) {
 
 TEST(RaggedRows, MayComeWithoutABatchAxis) {
   support::Random random("ragged rank 3");
-  const auto in = packed_inputs<double>(self, random);
+  const auto in = ragged_inputs<double>(self, random);
   const auto q = mha::view(in.q.data(), in.q.extent(1), 4, 12), k = mha::view(in.k.data(), in.k.extent(1), 2, 12);
   const auto v = mha::view(in.v.data(), in.v.extent(1), 2, 9);
-  const auto out = mha::attention<Cpu>(q, k, v, Packed{self.q_offsets});
-  const auto whole = attend<Cpu>(in, Packed{self.q_offsets});
+  const auto out = mha::attention<Cpu>(q, k, v, Ragged{self.q_offsets});
+  const auto whole = attend<Cpu>(in, Ragged{self.q_offsets});
   ASSERT_EQ(out.size(), whole.out.size());
   EXPECT_TRUE(std::equal(out.begin(), out.end(), whole.out.begin()));
 }
 
 std::string refusal(const std::vector<Index>& q_offsets, const std::vector<Index>& k_offsets) {
   mha::Tensor<float, 4> q(1, 6, 2, 4), k(1, 6, 2, 4);
-  return mha_test::message_of<mha::ShapeError>([&] { mha::attention<Cpu>(q, k, k, Packed{q_offsets, k_offsets}); });
+  return mha_test::message_of<mha::ShapeError>([&] {
+    static_cast<void>(mha::attention<Cpu>(q, k, k, Ragged{q_offsets, k_offsets}));
+  });
 }
 
 TEST(RaggedOffsets, AreChecked) {
@@ -230,16 +235,17 @@ TEST(RaggedOffsets, AreChecked) {
   EXPECT_EQ(refusal({1, 6}, {0, 6}), "attention: the first offset of q is 1, it must be 0");
   EXPECT_EQ(refusal({0, 4, 3, 6}, {0, 1, 2, 6}), "attention: the offsets of q decrease from 4 to 3 at sequence 1");
   EXPECT_EQ(refusal({0, 6}, {0, 5}), "attention: the last offset of k is 5 but there are 6 rows");
-  EXPECT_EQ(refusal({0, 6}, {0, 3, 6}), "attention: Packed has 1 query sequences but 2 key sequences");
+  EXPECT_EQ(refusal({0, 6}, {0, 3, 6}), "attention: Ragged has 1 query sequences but 2 key sequences");
   mha::Tensor<float, 4> batch(2, 3, 1, 4);
   const std::vector<Index> offsets{0, 3};
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { mha::attention<Cpu>(batch, batch, batch, Packed{offsets}); }),
-            "attention: Packed rows have batch 2, their sequences are cut by offsets, so 1 is wanted");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>(
+                [&] { static_cast<void>(mha::attention<Cpu>(batch, batch, batch, Ragged{offsets})); }),
+            "attention: a ragged batch has batch 2, expected 1: offsets tell its sequences apart");
 }
 
 // The layer. A single row goes another way through the dense products, so no sequence here has only one.
 
-template <class T, class Layer> void expect_layer_rows_alone(const Layer& layer, const Ragged& r) {
+template <class T, class Layer> void expect_layer_rows_alone(const Layer& layer, const Sequences& r) {
   support::Random random("ragged layer");
   const Index E = layer.config().d_model;
   mha::Tensor<T, 2> x(r.q_offsets.back(), E), memory(r.k_offsets.back(), E);
@@ -248,9 +254,9 @@ template <class T, class Layer> void expect_layer_rows_alone(const Layer& layer,
   const auto part = [&](const mha::Tensor<T, 2>& rows, Index first, Index count) {
     return mha::view(rows.data() + first * E, count, E);
   };
-  const auto self_all = layer(x, Packed{r.q_offsets});
-  const auto cross_all = layer(x, memory, r.packed());
-  const auto reused_all = layer(x, layer.project_memory(memory, r.packed()), r.packed());
+  const auto self_all = layer(x, Ragged{r.q_offsets});
+  const auto cross_all = layer(x, memory, r.ragged());
+  const auto reused_all = layer(x, layer.project_memory(memory, r.ragged()), r.ragged());
   EXPECT_TRUE(std::equal(cross_all.begin(), cross_all.end(), reused_all.begin())) << "projected once";
   for (Index b = 0; b < r.batch(); ++b) {
     const auto own = part(x, r.q_first(b), r.queries(b)), keys = part(memory, r.k_first(b), r.keys(b));
@@ -261,7 +267,7 @@ template <class T, class Layer> void expect_layer_rows_alone(const Layer& layer,
   }
 }
 
-const Ragged sequences{{5, 0, 30, 7}, {9, 6, 31, 40}};
+const Sequences sequences{{5, 0, 30, 7}, {9, 6, 31, 40}};
 
 TYPED_TEST(RaggedBatch, ALayersSequencesHaveTheBitsTheyHaveAlone) {
   if (mha::current_isa() == mha::IsaLevel::baseline) GTEST_SKIP() << "the level in use has no kernels of ours for AVX2";

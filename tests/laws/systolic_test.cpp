@@ -13,7 +13,7 @@ using laws::Index;
 using laws::Inputs;
 using laws::Sizes;
 using Systolic = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
-template <int N> using WithThreads = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, laws::NewThreads<N>>;
+using WithThreads = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, laws::NewThreads>;
 
 class SystolicLaw : public testing::TestWithParam<mha::MatrixUnit> {
  protected:
@@ -164,7 +164,7 @@ TEST_P(SystolicLaw, RaggedEqualsEachSequenceAlone) {
   support::Random random("systolic, ragged");
   const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 400, .keys = 400}, random);
   const std::vector<Index> offsets{0, 1, 1, 270, 400};
-  const auto together = attend<Systolic>(in.q, in.k, in.v, mha::Causal{}, mha::Packed{offsets});
+  const auto together = attend<Systolic>(in.q, in.k, in.v, mha::Causal{}, mha::Ragged{offsets});
   for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
     const Index first = offsets[s], n = offsets[s + 1] - first;
     if (n == 0) continue;
@@ -182,8 +182,8 @@ TEST_P(SystolicLaw, ThreadsChangeNoBits) {
       .batch = 1, .heads = 4, .kv_heads = 2, .queries = 300, .keys = 300, .head_dim = 64, .value_dim = 64};
   const Inputs<float> in = growing(sizes, "systolic, threads");
   const auto serial = attend<Systolic>(in, mha::Causal{});
-  laws::expect_same_bits(attend<WithThreads<2>>(in, mha::Causal{}), serial, "2 threads");
-  laws::expect_same_bits(attend<WithThreads<5>>(in, mha::Causal{}), serial, "5 threads");
+  laws::expect_same_bits(laws::attend_on_new_threads<WithThreads>(2, in, mha::Causal{}), serial, "2 threads");
+  laws::expect_same_bits(laws::attend_on_new_threads<WithThreads>(5, in, mha::Causal{}), serial, "5 threads");
 }
 
 TEST_P(SystolicLaw, ValidNanStaysInItsRow) {

@@ -3,17 +3,23 @@
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "forked.hpp"
 #include "law.hpp"
 
 namespace {
 
-using laws::attend;
 using laws::Index;
 using laws::Inputs;
 using laws::Sizes;
+
+/// Compiled here, so that this file is a program of its own under the thread sanitizer.
+template <class B, class... Arguments> auto attend(Arguments&&... arguments) {
+  return laws::attend<B, laws::PolicyTypes::own>(arguments...);
+}
 
 // Before main, and so before the pool starts: more threads than a small machine has, unless the caller says otherwise.
 [[maybe_unused]] const int four_threads = setenv("MHA_NUM_THREADS", "4", 0);
@@ -31,9 +37,34 @@ TYPED_TEST(Threads, NumberOfThreadsDoesNotChangeBits) {
   const Inputs<TypeParam> in(large, random);
   const auto serial = attend<mha::CpuWith<mha::Serial>>(in, mha::Causal{});
   expect_same_bits(attend<mha::Cpu>(in, mha::Causal{}), serial, "pool");
-  expect_same_bits(attend<mha::CpuWith<laws::NewThreads<2>>>(in, mha::Causal{}), serial, "2 threads");
-  expect_same_bits(attend<mha::CpuWith<laws::NewThreads<3>>>(in, mha::Causal{}), serial, "3 threads");
-  expect_same_bits(attend<mha::CpuWith<laws::NewThreads<7>>>(in, mha::Causal{}), serial, "7 threads");
+  expect_same_bits(laws::attend_on_new_threads(2, in, mha::Causal{}), serial, "2 threads");
+  expect_same_bits(laws::attend_on_new_threads(3, in, mha::Causal{}), serial, "3 threads");
+  expect_same_bits(laws::attend_on_new_threads(7, in, mha::Causal{}), serial, "7 threads");
+}
+
+TYPED_TEST(Threads, NumberOfThreadsDoesNotChangeBitsByEigen) {
+  support::Random random("threads by Eigen");
+  const Inputs<TypeParam> in(large, random);
+  const auto check = [&](const char* name, const auto&... policies) {
+    const auto serial = attend<mha::EigenCpuWith<mha::Serial>>(in, policies...);
+    expect_same_bits(attend<mha::EigenCpuWith<mha::Serial>>(in, policies...), serial, std::string(name) + ", again");
+    expect_same_bits(attend<mha::EigenCpu>(in, policies...), serial, std::string(name) + ", pool");
+    for (const Index n : {3, 7})
+      expect_same_bits(laws::attend_on_new_threads<mha::EigenCpuWith<laws::NewThreads>>(n, in, policies...), serial,
+                       std::string(name) + ", new threads");
+  };
+  check("causal", mha::Causal{});
+  check("functor and score", laws::Strided{}, mha::Alibi{});
+
+  mha::Tensor<TypeParam, 2> a(300, 130), b(130, 520), one(300, 520), other(300, 520);
+  random.fill(a), random.fill(b);
+  const mha::GemmCall<TypeParam> call{a.view(), b.view(), {}, one.view()};
+  mha::GemmCall<TypeParam> again = call;
+  again.c = other.view();
+  mha::Workspace workspace;
+  mha::EigenCpuWith<mha::Serial>{}.gemm(call, workspace);
+  mha::EigenCpuWith<laws::NewThreads>{laws::NewThreads{3}}.gemm(again, workspace);
+  EXPECT_EQ(support::differing(one, other), 0u);
 }
 
 TYPED_TEST(Threads, WeightsDoNotDependOnThreadsEither) {
@@ -59,9 +90,22 @@ TEST(ThreadsShared, ErrorsOfAFunctorReachTheCaller) {
   for (int i = 0; i < 5; ++i) {
     EXPECT_THROW(attend<mha::Cpu>(in, Failing{}, workspace), std::runtime_error);
     EXPECT_THROW(attend<mha::CpuWith<mha::Serial>>(in, Failing{}, workspace), std::runtime_error);
-    EXPECT_THROW(attend<mha::CpuWith<laws::NewThreads<3>>>(in, Failing{}, workspace), std::runtime_error);
+    EXPECT_THROW(laws::attend_on_new_threads(3, in, Failing{}, workspace), std::runtime_error);
     expect_same_bits(attend<mha::Cpu>(in, mha::Causal{}, workspace), clean, "after an error");
   }
+}
+
+TEST(ThreadsShared, AForkedChildComputesTheSameAndExits) {
+  if (!mha_test::child_may_start_threads) GTEST_SKIP() << "ThreadSanitizer ends a child that starts threads";
+  support::Random random("fork");
+  const Inputs<float> in(large, random);
+  const auto parent = attend<mha::Cpu>(in, mha::Causal{});
+  EXPECT_EQ(mha_test::forked([] { return true; }), "exit 0");
+  EXPECT_EQ(mha_test::forked([&] {
+              expect_same_bits(attend<mha::Cpu>(in, mha::Causal{}), parent, "child");
+              return !testing::Test::HasFailure();
+            }),
+            "exit 0");
 }
 
 TEST(ThreadsShared, ConcurrentCallsAgreeWithSerialOnes) {

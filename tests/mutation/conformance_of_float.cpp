@@ -17,7 +17,7 @@ TEST(Conformance, FloatCasesAgreeWithTheDoubleReference) {
     if (c.at<Storage>(conformance::storage) != Storage::float32) continue;
     SCOPED_TRACE(c.text());
     support::Random stream("case " + std::to_string(i));
-    conformance::run<float, Storage::float32>(c, stream);
+    conformance::run<float>(c, stream);
   }
 }
 

@@ -33,7 +33,7 @@ field() {
 
 compile() {  # HEADERS OBJECT SOURCE
   # shellcheck disable=SC2086
-  ${CXX:-c++} -std=c++20 -O1 -w -DMHA_CONFORMANCE_THIN "-DMHA_GOLDEN_DIR=\"$tests/golden\"" ${CPPFLAGS:-} \
+  ${CXX:-c++} -std=c++20 -O1 -w -DLAWS_ALONE "-DMHA_GOLDEN_DIR=\"$tests/golden\"" ${CPPFLAGS:-} \
     -I "$1" -I "$tests/support" -isystem /usr/include/eigen3 -c "$3" -o "$2"
 }
 

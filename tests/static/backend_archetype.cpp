@@ -3,6 +3,7 @@
 #include <string>
 
 #include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
 
 namespace backend_archetype {
@@ -50,7 +51,7 @@ struct NeedsADevice : Least {
 static_assert(mha::Backend<Least> && mha::Backend<mha::Reference> && mha::Backend<mha::Cpu>);
 static_assert(!mha::Backend<NoName> && !mha::Backend<NoWorkspace> && !mha::Backend<PrivateWorkspace>);
 static_assert(!mha::Backend<SupportIsABool> && !mha::Backend<GemmNotConst> && !mha::Backend<AttendOfOtherScalars>);
-static_assert(!mha::Backend<NoExplanation> && !mha::Backend<NeedsADevice>);
+static_assert(!mha::Backend<NoExplanation> && mha::Backend<NeedsADevice>);  // a value of it has to be given
 static_assert(!mha::Backend<mha::Serial> && !mha::Backend<int>);
 
 struct LeastExecutor {
@@ -77,6 +78,6 @@ struct WithoutDefault : LeastExecutor {
 static_assert(mha::Executor<LeastExecutor> && mha::Executor<mha::Serial> && mha::Executor<mha::ThreadPool>);
 static_assert(mha::Backend<mha::CpuWith<LeastExecutor>>);
 static_assert(!mha::Executor<WithoutName> && !mha::Executor<CountsInLong> && !mha::Executor<RunNotConst>);
-static_assert(!mha::Executor<RunsTasksWithoutWorkers> && !mha::Executor<WithoutDefault> && !mha::Executor<mha::Cpu>);
+static_assert(!mha::Executor<RunsTasksWithoutWorkers> && mha::Executor<WithoutDefault> && !mha::Executor<mha::Cpu>);
 
 }  // namespace backend_archetype

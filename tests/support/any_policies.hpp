@@ -4,27 +4,40 @@
 
 #include <cstddef>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <type_traits>
 
-#include <mha/backend/backend.hpp>
+#include <mha/launch.hpp>
 
 namespace support {
 
-/// A policy's own bytes: what a kernel gets among its parameters.
+/// A policy's own bytes: what a kernel gets among its parameters. Of a policy that cannot be copied byte by byte it has
+/// the address, so that the policy must outlive it and is of use on the host only.
 class PolicyBytes {
  public:
   template <class P> explicit PolicyBytes(const P& policy) {
-    static_assert(std::is_trivially_copyable_v<P> && sizeof(P) <= sizeof(bytes_) && alignof(P) <= 16);
-    std::memcpy(bytes_, &policy, sizeof(P));
+    if constexpr (std::is_trivially_copyable_v<P>) {
+      static_assert(sizeof(P) <= sizeof(bytes_) && alignof(P) <= 16);
+      std::memcpy(bytes_, &policy, sizeof(P));
+    } else {
+      const P* const at = &policy;
+      std::memcpy(bytes_, &at, sizeof(at));
+    }
   }
-  template <class P> MHA_HOST_DEVICE const P& as() const { return *reinterpret_cast<const P*>(bytes_); }
+  template <class P> MHA_HOST_DEVICE const P& as() const {
+    if constexpr (std::is_trivially_copyable_v<P>)
+      return *reinterpret_cast<const P*>(bytes_);
+    else
+      return **reinterpret_cast<const P* const*>(bytes_);
+  }
 
  private:
   alignas(16) std::byte bytes_[192] = {};
 };
 
-/// Any mask that can be copied byte by byte. Its code is called through addresses, which are another machine's if
-/// entries() ran there.
+/// Any mask. Its code is called through addresses, which are another machine's if entries() ran there.
 class AnyMask {
  public:
   static constexpr mha::Role role = mha::Role::mask;
@@ -82,6 +95,43 @@ template <class A> class AnyScore {
   PolicyBytes score_;
   Entries code_;
 };
+
+/// Where a backend that tests give AnyMask and AnyScore runs their code: here, unless it says otherwise.
+template <class B> struct EntriesOf {
+  template <class T, class Any, class P> static typename Any::Entries get() { return Any::template entries<P>(); }
+};
+
+/// A policy of any type until a call prepares it, which makes it AnyMask or AnyScore: what a call does around its
+/// kernels is compiled once for all of them, too.
+template <class Any> class Unprepared {
+ public:
+  static constexpr mha::Role role = Any::role;
+  using Index = mha::Index;
+
+  /// For calls in T on the backend B.
+  template <class B, class T, class P> static Unprepared of(const P& policy) {
+    constexpr mha::Memory where = mha::detail::memory_of<B>;
+    using Ready = decltype(mha::detail::prepared_for<where>("", policy, mha::CallShape{}));
+    return Unprepared([policy, ready = std::make_shared<std::optional<Ready>>()](const mha::CallShape& shape) {
+      ready->emplace(mha::detail::prepared_for<where>("attention", policy, shape));
+      return Any(**ready, EntriesOf<B>::template get<T, Any, Ready>());
+    });
+  }
+
+  Any prepared(const mha::CallShape& shape) const { return make_(shape); }
+
+  // What a mask and what a score looks like; nobody asks before it is prepared.
+  bool operator()(Index b, Index h, Index q, Index k) const requires(role == mha::Role::mask);
+  float operator()(float s, Index b, Index h, Index q, Index k) const requires(role == mha::Role::score);
+
+ private:
+  explicit Unprepared(std::function<Any(const mha::CallShape&)> make) : make_(std::move(make)) {}
+
+  std::function<Any(const mha::CallShape&)> make_;
+};
+
+/// How a call gets its policies: behind one type for masks and one for scores, or as they are.
+enum class PolicyTypes { any, own };
 
 /// AnyMask or AnyScore, as the policy is a mask or a score.
 template <class P, class A>

@@ -21,6 +21,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/cuda/fma_plan.hpp>
 #include <mha/backend/reference/reference.hpp>
 #include <mha/policy/mask/block_sparse.hpp>

@@ -220,7 +220,7 @@ struct Far {
                Workspace& workspace) const {
     want_far(call);
     want_far("the weights", to.data);
-    mha::detail::run_softmax(call, to, mha::detail::ItemsOn<Far>{workspace});
+    mha::detail::run_softmax(call, to, mha::detail::ItemsOn<Far>{*this, workspace});
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {

@@ -69,8 +69,8 @@ template <class B, class T> void expect_layers(const char* name) {
   const std::vector<Index> offsets{0, 5, 5, 70, 77};
   const auto rows = drawn<T, 2>(random, 77, 256);
   const auto wide_rows = device_checks::doubled(rows, Tensor<double, 2>(77, 256));
-  device_checks::expect_near(mha::to_host(twins.there(mha::to_device(rows), mha::Packed{offsets}, workspace)),
-                             twins.here(wide_rows, mha::Packed{offsets}), bound<T>(), "ragged");
+  device_checks::expect_near(mha::to_host(twins.there(mha::to_device(rows), mha::Ragged{offsets}, workspace)),
+                             twins.here(wide_rows, mha::Ragged{offsets}), bound<T>(), "ragged");
 }
 
 }  // namespace layer_checks

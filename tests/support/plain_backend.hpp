@@ -37,7 +37,7 @@ struct PlainBackend {
       std::fill_n(out, call.value_dim, 0.0);
       for_each_visible(call, b, h, i, [&](Index, double logit, const auto* value) {
         const auto step = state.add(logit);
-        for (Index d = 0; d < call.value_dim; ++d) out[d] = out[d] * step.fade + step.weight * wide(value[d]);
+        for (Index d = 0; d < call.value_dim; ++d) out[d] = out[d] * step.rescale + step.weight * wide(value[d]);
       });
       T* const to = call.output(b, i, h);
       const double divisor = denominator(call, state, h);

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
 #include <mha/interop/eigen.hpp>
 #include <mha/policy/mask/dense.hpp>
@@ -242,7 +243,7 @@ TEST_F(AttentionErrors, OfInputs) {
             "attention: k has 0 heads, which does not divide q's 4");
   EXPECT_EQ(error(q, k, Tensor4(2, 6, 2, 6)), "attention: k has length 5 but v has length 6");
   EXPECT_EQ(error(q, k, Tensor4(2, 5, 1, 6)), "attention: k has heads 2 but v has heads 1");
-  EXPECT_EQ(error(Tensor4(2, 3, 4, 0), Tensor4(2, 5, 2, 0), v), "attention: q has head size 0, the least is 1");
+  EXPECT_EQ(error(Tensor4(2, 3, 4, 0), Tensor4(2, 5, 2, 0), v), "attention: q has head size 0, it must be at least 1");
 }
 
 TEST_F(AttentionErrors, OfOutputs) {
@@ -271,7 +272,8 @@ TEST_F(AttentionErrors, OfExtras) {
             "Padding: length -1 of sequence 1 is outside [0, 5], the number of keys");
   EXPECT_EQ(error(q, k, v, mha::Padding{large}),
             "Padding: length 6 of sequence 1 is outside [0, 5], the number of keys");
-  EXPECT_EQ(error(q, k, v, mha::Causal{}, mha::SlidingWindow{.left = -1}), "SlidingWindow: left is -1, the least is 0");
+  EXPECT_EQ(error(q, k, v, mha::Causal{}, mha::SlidingWindow{.left = -1}),
+            "SlidingWindow: left is -1, it must be at least 0");
   EXPECT_NE(error(q, k, v, mha::SoftCap{-1.f}), "");
   const mha::Tensor<bool, 2> table(3, 4);
   EXPECT_EQ(error(q, k, v, mha::Dense{table}), "Dense: the table has 4 keys but the call has 5");
@@ -298,10 +300,12 @@ TEST_F(AttentionErrors, OfNullData) {
 }
 
 TEST_F(AttentionErrors, OfWeights) {
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { mha::attention_weights(q, Tensor4(2, 5, 2, 7)); }),
-            "attention_weights: q has head size 8 but k has head size 7");
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { mha::attention_weights(q, Tensor4(2, 5, 3, 8)); }),
-            "attention_weights: k has 3 heads, which does not divide q's 4");
+  EXPECT_EQ(
+      mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::attention_weights(q, Tensor4(2, 5, 2, 7))); }),
+      "attention_weights: q has head size 8 but k has head size 7");
+  EXPECT_EQ(
+      mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::attention_weights(q, Tensor4(2, 5, 3, 8))); }),
+      "attention_weights: k has 3 heads, which does not divide q's 4");
 }
 
 TEST_F(AttentionErrors, OfMerge) {
@@ -342,8 +346,8 @@ TYPED_TEST(Attention, EmptyExtentsAreNotErrors) {
   // A width of 0 has nothing to write, but the log-sum-exp of its rows exists all the same.
   const Tensor4 k = random_tensor("k", 2, 5, 2, 4);
   mha::Tensor<double, 3> expected(2, 2, 3), found(2, 2, 3);
-  mha::attention<TypeParam>(q, k, k, mha::LogSumExp{expected});
-  mha::attention<TypeParam>(q, k, Tensor4(2, 5, 2, 0), mha::LogSumExp{found});
+  static_cast<void>(mha::attention<TypeParam>(q, k, k, mha::LogSumExp{expected}));
+  static_cast<void>(mha::attention<TypeParam>(q, k, Tensor4(2, 5, 2, 0), mha::LogSumExp{found}));
   EXPECT_EQ(support::differing(expected, found), 0U);
 }
 

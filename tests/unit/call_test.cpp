@@ -56,7 +56,7 @@ TEST(Call, ScoresChainInTheOrderWritten) {
 
 TEST(Call, OptionsAreOptional) {
   const auto none = collect_options<float>(mha::Causal{});
-  EXPECT_FALSE(none.scale || none.origin || none.packed || none.log_sum_exp);
+  EXPECT_FALSE(none.scale || none.origin || none.ragged || none.log_sum_exp);
   mha::Tensor<float, 3> lse(2, 3, 4);
   const auto all = collect_options<float>(mha::LogSumExp{lse}, Even{}, mha::Origin{-3}, mha::Scale{0.5});
   EXPECT_EQ(all.scale, 0.5);
@@ -64,11 +64,11 @@ TEST(Call, OptionsAreOptional) {
   ASSERT_TRUE(all.log_sum_exp.has_value());
   EXPECT_EQ(all.log_sum_exp->data, lse.data());
   const std::vector<int> offsets{0, 2, 5};
-  const auto packed = collect_options<float>(mha::Packed{offsets}).packed;
-  ASSERT_TRUE(packed.has_value());
-  EXPECT_EQ(packed->query_offsets.data, offsets.data());
-  EXPECT_EQ(packed->query_offsets.size, 3);
-  EXPECT_EQ(packed->key_offsets.size, 0);
+  const auto ragged = collect_options<float>(mha::Ragged{offsets}).ragged;
+  ASSERT_TRUE(ragged.has_value());
+  EXPECT_EQ(ragged->query_offsets.data, offsets.data());
+  EXPECT_EQ(ragged->query_offsets.size, 3);
+  EXPECT_EQ(ragged->key_offsets.size, 0);
 }
 
 TEST(Call, TheCallsSinkComesFirst) {
@@ -106,6 +106,9 @@ TEST(Call, IntoIsAViewOfTheResult) {
   EXPECT_EQ(into.to.data, matrix.data());
   EXPECT_EQ(into.to.stride[0], 1);
   EXPECT_EQ(into.to.stride[1], 3);
+  const auto last = mha::into(matrix.bottomRows(2));
+  EXPECT_EQ(last.to.extent[0], 2);
+  EXPECT_EQ(&last.to(0, 3), &matrix(1, 3));
 }
 
 TEST(Call, TheCallersWorkspaceComesFirst) {

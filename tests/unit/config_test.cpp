@@ -19,7 +19,7 @@ TEST(Config, AnIndexIsThirtyTwoSignedBits) {
 TEST(Config, DynamicIsNoCount) { EXPECT_LT(mha::Dynamic, 0); }
 
 TEST(Config, TheInlineNamespaceKeepsItsNameOutOfUserCode) {
-  static_assert(std::is_same_v<mha::Memory, mha::v0::Memory>);
+  static_assert(std::is_same_v<mha::Memory, mha::MHA_NAMESPACE::Memory>);
   EXPECT_NE(mha::Memory::host, mha::Memory::device);
 }
 

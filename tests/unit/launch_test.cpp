@@ -20,7 +20,7 @@ namespace {
 
 using mha::CallShape;
 using mha::Index;
-using mha::Packed;
+using mha::Ragged;
 using mha_test::message_of;
 
 TEST(Launch, OneHeadAndOneSequenceAreFourAxes) {
@@ -67,9 +67,9 @@ TEST(Offsets, CutTheRowsIntoSequences) {
   const std::vector<int> good{0, 2, 2, 5}, none{0}, late{1, 5}, falls{0, 4, 3, 5}, is_short{0, 4};
   EXPECT_EQ(offsets_refusal(good, 5), "");
   EXPECT_EQ(offsets_refusal(none, 0), "");
-  EXPECT_EQ(offsets_refusal({}, 5), "call: Packed has 0 offsets for q, one more than the sequences are wanted");
+  EXPECT_EQ(offsets_refusal({}, 5), "call: Ragged has 0 offsets for q, expected one more than there are sequences");
   EXPECT_EQ(offsets_refusal({nullptr, 3}, 5),
-            "call: Packed has 3 offsets for q, one more than the sequences are wanted");
+            "call: Ragged has 3 offsets for q, expected one more than there are sequences");
   EXPECT_EQ(offsets_refusal(late, 5), "call: the first offset of q is 1, it must be 0");
   EXPECT_EQ(offsets_refusal(falls, 5), "call: the offsets of q decrease from 4 to 3 at sequence 1");
   EXPECT_EQ(offsets_refusal(is_short, 5), "call: the last offset of q is 4 but there are 5 rows");
@@ -105,17 +105,17 @@ TEST(CallShape, PutsTheLastQueryAtTheLastKeyUnlessToldOtherwise) {
 TEST(CallShape, OfARaggedBatchHasTheLongestLengthsAndAnOriginEach) {
   const std::vector<int> q{0, 2, 2, 5}, k{0, 7, 8, 9};
   CountingFrame frame;
-  const CallShape self = mha::detail::call_shape("call", 1, 3, 5, 5, {}, Packed{q}, frame);
+  const CallShape self = mha::detail::call_shape("call", 1, 3, 5, 5, {}, Ragged{q}, frame);
   EXPECT_EQ(self.batch, 3);
   EXPECT_EQ(self.queries, 3);
   EXPECT_EQ(self.keys, 3);
   for (int b = 0; b < 3; ++b) EXPECT_EQ(self.origin[b], 0);
-  const CallShape cross = mha::detail::call_shape("call", 1, 3, 5, 9, {}, Packed{q, k}, frame);
+  const CallShape cross = mha::detail::call_shape("call", 1, 3, 5, 9, {}, Ragged{q, k}, frame);
   EXPECT_EQ(cross.keys, 7);
   const int origins[3] = {5, 1, -2};
   for (int b = 0; b < 3; ++b) EXPECT_EQ(cross.origin[b], origins[b]);
   EXPECT_EQ(frame.taken, 2);
-  EXPECT_EQ(mha::detail::call_shape("call", 1, 3, 5, 9, 4, Packed{q, k}, frame).origin[2], 4);
+  EXPECT_EQ(mha::detail::call_shape("call", 1, 3, 5, 9, 4, Ragged{q, k}, frame).origin[2], 4);
   EXPECT_EQ(frame.taken, 2) << "one origin for all needs no memory";
 }
 
@@ -126,22 +126,22 @@ TEST(CallShape, RefusesMoreKeysThanPositions) {
     return message_of<mha::ShapeError>([&] { mha::detail::call_shape("call", 1, 1, 1, keys, 0, {}, frame); });
   };
   EXPECT_EQ(refusal(1073741823), "");
-  EXPECT_EQ(refusal(1073741824), "call: k has length 1073741824, the most is 1073741823");
-  EXPECT_EQ(refusal(std::numeric_limits<Index>::max()), "call: k has length 2147483647, the most is 1073741823");
+  EXPECT_EQ(refusal(1073741824), "call: k has length 1073741824, the limit is 1073741823");
+  EXPECT_EQ(refusal(std::numeric_limits<Index>::max()), "call: k has length 2147483647, the limit is 1073741823");
 }
 
 TEST(CallShape, RefusesPackedRowsThatDoNotFit) {
   const std::vector<int> two{0, 1, 3}, three{0, 1, 2, 3};
   CountingFrame frame;
-  const auto refusal = [&](Index batch, Index queries, Index keys, const Packed& packed) {
+  const auto refusal = [&](Index batch, Index queries, Index keys, const Ragged& ragged) {
     return message_of<mha::ShapeError>(
-        [&] { mha::detail::call_shape("call", batch, 1, queries, keys, {}, packed, frame); });
+        [&] { mha::detail::call_shape("call", batch, 1, queries, keys, {}, ragged, frame); });
   };
-  EXPECT_EQ(refusal(1, 3, 3, Packed{two}), "");
-  EXPECT_EQ(refusal(2, 3, 3, Packed{two}),
-            "call: Packed rows have batch 2, their sequences are cut by offsets, so 1 is wanted");
-  EXPECT_EQ(refusal(1, 3, 4, Packed{two}), "call: the last offset of k is 3 but there are 4 rows");
-  EXPECT_EQ(refusal(1, 3, 3, Packed{two, three}), "call: Packed has 2 query sequences but 3 key sequences");
+  EXPECT_EQ(refusal(1, 3, 3, Ragged{two}), "");
+  EXPECT_EQ(refusal(2, 3, 3, Ragged{two}),
+            "call: a ragged batch has batch 2, expected 1: offsets tell its sequences apart");
+  EXPECT_EQ(refusal(1, 3, 4, Ragged{two}), "call: the last offset of k is 3 but there are 4 rows");
+  EXPECT_EQ(refusal(1, 3, 3, Ragged{two, three}), "call: Ragged has 2 query sequences but 3 key sequences");
 }
 
 TEST(CallShape, RefusesPositionsThatWouldOverflow) {
@@ -162,8 +162,8 @@ struct Absent : mha::Reference {
 };
 
 TEST(Launch, SaysWhyABackendCannotRun) {
-  mha::detail::require_supported<mha::Reference>("call");
-  EXPECT_EQ(message_of<std::runtime_error>([] { mha::detail::require_supported<Absent>("call"); }),
+  mha::detail::require_supported(mha::Reference{}, "call");
+  EXPECT_EQ(message_of<std::runtime_error>([] { mha::detail::require_supported(Absent{}, "call"); }),
             "call: Absent cannot run here: it has no machine");
 }
 
@@ -230,11 +230,11 @@ struct CountingAttend : mha::Reference {
 
 TEST_F(CheckedCall, ReachesTheBackendOnlyWhenThereAreQueries) {
   CountingAttend::calls = 0;
-  mha::detail::run<CountingAttend>(make(), workspace);
+  mha::detail::run(CountingAttend{}, make(), workspace);
   EXPECT_EQ(CountingAttend::calls, 1);
   q = mha::Tensor<float, 4>(2, 0, 4, 5);
   out = mha::Tensor<float, 4>(2, 0, 4, 7);
-  mha::detail::run<CountingAttend>(make(), workspace);
+  mha::detail::run(CountingAttend{}, make(), workspace);
   EXPECT_EQ(CountingAttend::calls, 1);
 }
 

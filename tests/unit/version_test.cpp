@@ -3,10 +3,18 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/config.hpp>
 #include <mha/version.hpp>
 
 TEST(Version, IsTheOneOfTheBuild) {
   const std::string version = std::to_string(MHA_VERSION_MAJOR) + "." + std::to_string(MHA_VERSION_MINOR) + "." +
                               std::to_string(MHA_VERSION_PATCH);
   EXPECT_EQ(version, MHA_PROJECT_VERSION);
+}
+
+// Minor versions below 1.0 are not compatible, so that two of them in one process must share no symbol.
+TEST(Version, TheInlineNamespaceTellsTheMinorVersion) {
+  const std::string name = MHA_TEXT_OF(MHA_NAMESPACE);
+  const std::string version = "v" + std::to_string(MHA_VERSION_MAJOR) + "_" + std::to_string(MHA_VERSION_MINOR);
+  EXPECT_TRUE(name == version || name.rfind(version + "_", 0) == 0) << name;
 }

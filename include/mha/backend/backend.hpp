@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "../cache/kv_source.hpp"
 #include "../core/borrowed.hpp"
@@ -12,11 +14,12 @@
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../core/workspace.hpp"
+#include "../policy/activation.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/mask/positional.hpp"
 #include "../policy/score.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// One attention call as a backend gets it: checked, with its policies prepared.
 ///
@@ -94,6 +97,17 @@ template <class T, class Packed> struct PackedGemmCall {
   std::span<const TensorView<T, 2>> c;
 };
 
+/// What is done to the sums of a product by packed weights before they are rounded and stored.
+///
+/// Formula   c = activation(a · matrix + bias) + residual
+///           with Gated<F>, of parts first, the gate, and first + 1: c = F(a · gate + its bias) ∘ (a · matrix + bias) +
+///           residual
+/// Shapes    c has one view (M, N)  residual (M, N), null data for none; it may be c
+template <class T, class Activation = Identity> struct Epilogue {
+  Activation activation;
+  TensorView<const T, 2> residual{};
+};
+
 /// The sizes of a call that explain() is asked about.
 struct AttendPlan {
   CallShape shape;
@@ -106,7 +120,9 @@ struct Support {
   std::string reason;
 };
 
-/// A machine that attention runs on. The layer and attention() are written once against these members:
+/// A machine that attention runs on, as a value: a layer holds one, and a call may be given one. What a value names,
+/// such as threads or a device, is shared by its copies; a type without a default constructor has to be given. The
+/// layer and attention() are written once against these members:
 ///   static constexpr const char* name
 ///   using Workspace                        scratch of its memory, kept from call to call
 ///   Support supported() const
@@ -116,10 +132,12 @@ struct Support {
 /// Optional, both of:
 ///   auto pack(std::span<const DenseWeights<T>>) const     movable, owns its memory, tells `size_t bytes() const`
 ///   void gemm(const PackedGemmCall<T, Packed>&, Workspace&) const
-/// A layer packs its matrices once, of whatever K each; the parts of one call share theirs.
+/// A layer packs its matrices once, of whatever K each; the parts of one call share theirs. With both, optional too:
+///   void gemm(const PackedGemmCall<T, Packed>&, const Epilogue<T, Activation>&, Workspace&) const
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
 /// softmax, over 0 in the host's memory and over anything in another (backend/weights.hpp has it as items);
 /// `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them;
+/// `void normalize(const NormCall<T>&, Workspace&) const`, else backend/norm.hpp's items;
 /// `static constexpr bool side_by_side = true`: results of one PackedGemmCall lie beside each other in every row.
 /// A backend whose memory the host does not reach says `static constexpr Memory memory = Memory::device` and has all
 /// of:
@@ -131,9 +149,8 @@ struct Support {
 /// and `for_each_item`, pack() and its gemm(); take_host() of its Workspace's frames gives memory of the host.
 /// tests/support/plain_backend.hpp is a whole one in a hundred lines.
 template <class B>
-concept Backend = std::default_initializable<B> &&
-    requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
-             const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {
+concept Backend = requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
+                           const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {
   { B::name } -> std::convertible_to<const char*>;
   { backend.supported() } -> std::same_as<Support>;
   backend.gemm(gemm, workspace);
@@ -161,10 +178,11 @@ template <class B, class Owner> using ResultOn = ResultOf<Owner, TensorsOf<B>::t
 
 /// Runs items on the backend.
 template <class B> struct ItemsOn {
+  const B& backend;
   typename B::Workspace& workspace;
   template <Items I> void operator()(const I& items) const {
-    if constexpr (requires(const B backend) { backend.for_each_item(items, workspace); })
-      B{}.for_each_item(items, workspace);
+    if constexpr (requires { backend.for_each_item(items, workspace); })
+      backend.for_each_item(items, workspace);
     else
       run_serially(items);
   }
@@ -178,4 +196,22 @@ concept PacksWeights = requires(const B backend, std::span<const DenseWeights<T>
   { backend.pack(parts).bytes() } -> std::convertible_to<std::size_t>;
 };
 
-}  // namespace mha::inline v0
+namespace detail {
+
+/// What a backend that packs weights makes of them, else void.
+template <class T, class B> struct PackedBy { using type = void; };
+template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
+  using type = std::remove_cvref_t<decltype(std::declval<const B&>().pack(std::span<const DenseWeights<T>>()))>;
+};
+
+}  // namespace detail
+
+/// One that also applies an epilogue before it stores the results.
+template <class B, class T, class Activation>
+concept FusesEpilogue = PacksWeights<B, T> &&
+    requires(const B backend, const PackedGemmCall<T, typename detail::PackedBy<T, B>::type>& call,
+             const Epilogue<T, Activation>& epilogue, typename B::Workspace& workspace) {
+  backend.gemm(call, epilogue, workspace);
+};
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -11,7 +11,7 @@
 #error "mha: OpenMp needs OpenMP switched on: link mha::openmp, or compile with -fopenmp (see mha/openmp.hpp)"
 #endif
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Tasks as an OpenMP loop, for programs that have its threads already: mha::CpuWith<mha::OpenMp>.
 struct OpenMp {
@@ -22,9 +22,8 @@ struct OpenMp {
     const bool here = tasks <= 1 || omp_in_parallel() != 0;
 #pragma omp parallel for schedule(dynamic, 1) if (!here)
     for (Index t = 0; t < tasks; ++t) {
-      try {
-        f(t, here ? Index{0} : Index{omp_get_thread_num()});
-      } catch (...) {
+      MHA_TRY { f(t, here ? Index{0} : Index{omp_get_thread_num()}); }
+      MHA_CATCH(...) {
 #pragma omp critical(mha_openmp_error)
         if (!error) error = std::current_exception();
       }
@@ -33,4 +32,4 @@ struct OpenMp {
   }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

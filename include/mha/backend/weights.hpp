@@ -9,7 +9,7 @@
 #include "backend.hpp"
 
 /// The materialised softmax as items, for a backend that runs items and wants no kernel of its own for it.
-namespace mha::inline v0::detail {
+namespace mha::inline MHA_NAMESPACE::detail {
 
 /// The sequence, head and query of a row of (B, Hq, Lq, Lk).
 struct WeightRow {
@@ -83,4 +83,4 @@ void run_softmax(const Call& call, const TensorView<A, 4>& to, const Run& run) {
   run(SoftmaxItems<A>{rows, 1, to.extent[3], to, call.sink});
 }
 
-}  // namespace mha::inline v0::detail
+}  // namespace mha::inline MHA_NAMESPACE::detail

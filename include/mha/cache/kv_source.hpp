@@ -6,7 +6,7 @@
 
 #include "../core/view.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Consecutive keys of one sequence and key/value head: row i is at key + i·key_stride, contiguous along D.
 template <class T> struct KvRun {
@@ -43,4 +43,4 @@ template <class T> struct ContiguousKv {
 template <class Source> inline constexpr bool is_one_run = false;  ///< run() reaches to the end of the sequence
 template <class T> inline constexpr bool is_one_run<ContiguousKv<T>> = true;
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <initializer_list>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -10,12 +11,22 @@
 #include "../config.hpp"
 #include "check.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// Elements of type T, one after another in memory.
+template <class Range, class T>
+concept Container = requires(Range& r) {
+  { r.data() } -> std::convertible_to<const T*>;
+  r.size();
+};
+
+}  // namespace detail
 
 /// Data that a policy value points at and does not own: lengths, ids, a table.
 ///
-/// Made from a pointer and a size or from a named container; a temporary container is refused, because the pointer
-/// would outlive it. `memory` tells a backend where the data lies.
+/// Made from a pointer and a size or from a named container of T; `memory` is the memory that the data is in.
 template <class T> struct Borrowed {
   const T* data = nullptr;
   Index size = 0;
@@ -25,24 +36,36 @@ template <class T> struct Borrowed {
   constexpr Borrowed(const T* first, Index count, Memory where = Memory::host)
       : data(first), size(count), memory(where) {}
 
-  template <class Range>
-  requires(!std::same_as<std::remove_cv_t<Range>, Borrowed> &&
-           requires(Range & r) {
-             { r.data() } -> std::convertible_to<const T*>;
-             r.size();
-           }) constexpr Borrowed(Range& range)
+  template <detail::Container<T> Range>
+  requires(!std::same_as<std::remove_cv_t<Range>, Borrowed>) constexpr Borrowed(Range& range)
       : data(range.data()), size(static_cast<Index>(range.size())) {
     if (!std::in_range<Index>(range.size()))
-      detail::fail("Borrowed: a container has ", range.size(), " elements, the most is ",
+      detail::fail("Borrowed: a container has ", range.size(), " elements, the limit is ",
                    std::numeric_limits<Index>::max());
   }
 
+  // Refused in one sentence.
+  template <detail::Container<T> Range>
+  requires(!std::same_as<Range, Borrowed> && !std::is_lvalue_reference_v<Range>) Borrowed(const Range&&) {
+    static_assert(detail::valid<Range>,
+                  "mha: a temporary container would be gone before the call reads it: name it first, "
+                  "std::vector<int> lengths{5, 2}; mha::Padding{lengths} (see mha/core/borrowed.hpp)");
+  }
+  template <std::convertible_to<T> U> Borrowed(std::initializer_list<U>) {
+    static_assert(detail::valid<U>,
+                  "mha: a list in braces would be gone before the call reads it: name a container first, "
+                  "std::vector<int> lengths{5, 2}; mha::Padding{lengths} (see mha/core/borrowed.hpp)");
+  }
   template <class Range>
-  requires(!std::same_as<Range, Borrowed> && !std::is_lvalue_reference_v<Range> && requires(const Range& r) {
-    { r.data() } -> std::convertible_to<const T*>;
+  requires(!detail::Container<Range, T> && requires(const Range& r) {
+    r.data();
     r.size();
-  }) Borrowed(const Range&& temporary_owner)
-  = delete;
+  }) Borrowed(const Range&) {
+    static_assert(
+        detail::valid<Range>,
+        "mha: lengths, ids and offsets are mha::Index (int), a Sink's logits float, a block map std::uint8_t: "
+        "copy yours into a container of that type (see mha/core/borrowed.hpp)");
+  }
 
   MHA_HOST_DEVICE constexpr const T& operator[](Index i) const { return data[i]; }
 };
@@ -54,4 +77,4 @@ template <class T> struct BorrowedTable {
   Memory memory = Memory::host;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <initializer_list>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "../config.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Sizes or values that do not fit together. The message names the call, the axis and both values.
 class ShapeError : public std::invalid_argument {
@@ -20,6 +27,14 @@ class ShapeError : public std::invalid_argument {
 };
 
 namespace detail {
+
+/// Whether a call may compile that is accepted only to be refused with a sentence: static_assert(valid<T>, "mha: …").
+template <class...> inline constexpr bool valid = false;
+
+/// What such a call returns, which fits everywhere, so that the sentence is the only error.
+struct Refused {
+  template <class T> operator T() const;
+};
 
 /// One piece of a message: a text, or a number as std::to_string writes it.
 class MessagePiece {
@@ -66,11 +81,21 @@ class MessagePiece {
   };
 };
 
+/// Throws an error; where the unit is compiled without exceptions, prints what it says and ends the program.
+template <class Error> [[noreturn]] MHA_NO_INLINE void throw_error(const Error& error) {
+#if MHA_EXCEPTIONS
+  throw error;
+#else
+  std::fprintf(stderr, "%s\n", error.what());
+  std::abort();
+#endif
+}
+
 /// The same code for every message: the checks of a call are many, and each would bring its own.
 [[noreturn]] MHA_NO_INLINE inline void throw_shape_error(std::initializer_list<MessagePiece> pieces) {
   std::string message;
   for (const MessagePiece& piece : pieces) piece.append_to(message);
-  throw ShapeError(message);
+  throw_error(ShapeError(message));
 }
 
 /// throw ShapeError("attention: k has 6 heads, …") from its pieces.
@@ -95,13 +120,44 @@ inline void require_equal(const char* call, const char* axis, const char* a, Ind
   require(a_extent == b_extent, call, ": ", a, " has ", axis, " ", a_extent, " but ", b, " has ", axis, " ", b_extent);
 }
 
-/// A view that has elements must have memory.
-template <class View> void require_data(const char* call, const char* name, const View& v) {
-  for (int a = 0; a < View::rank; ++a)
-    require(v.extent[a] >= 0, call, ": ", name, " has extent ", v.extent[a], " on axis ", a);
-  require(v.data != nullptr || v.size() == 0, call, ": ", name, " has ", v.size(), " elements but its data is null");
+// Sizes made of sizes: the only place that multiplies extents, so that none of them wraps around.
+
+/// The most elements of a tensor, also of one that shows the same element many times: what kernels make of the number,
+/// padded and in bytes, still fits in a std::ptrdiff_t.
+inline constexpr std::ptrdiff_t most_elements = std::numeric_limits<std::ptrdiff_t>::max() / 256;
+
+/// The longest axis that kernels cut into blocks: the end of the last block is an Index too.
+inline constexpr Index longest_axis = std::numeric_limits<Index>::max() / 2;
+
+/// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0.
+template <class I> constexpr Index as_extent(I n) {
+  if constexpr (std::integral<I> && sizeof(I) >= sizeof(Index))
+    if (!std::in_range<Index>(n))
+      fail("view: an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());
+  return static_cast<Index>(n);
 }
+
+[[noreturn]] inline void fail_product(const char* call, const char* name, std::initializer_list<std::int64_t> extents) {
+  std::string all;
+  for (const std::int64_t extent : extents) all += (all.empty() ? "" : ", ") + std::to_string(extent);
+  fail(call, ": ", name, " is (", all, "), more than ", most_elements, " elements, an empty axis counted as 1");
+}
+
+/// The product of extents, an empty axis counted as 1: no stride of these axes is larger.
+///
+/// Errors    ShapeError if it is more than most_elements
+constexpr std::ptrdiff_t checked_product(const char* call, const char* name,
+                                         std::initializer_list<std::int64_t> extents) {
+  std::ptrdiff_t product = 1;
+  for (const std::int64_t extent : extents)
+    if (__builtin_mul_overflow(product, std::max(extent, std::int64_t{1}), &product) || product > most_elements)
+      fail_product(call, name, extents);
+  return product;
+}
+
+/// How many blocks of `size` hold n; n + size − 1 would not fit for the largest n.
+constexpr Index blocks_of(Index n, Index size) { return n / size + (n % size != 0 ? 1 : 0); }
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

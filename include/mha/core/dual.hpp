@@ -3,11 +3,12 @@
 
 #include <cstddef>
 #include <limits>
+#include <type_traits>
 
 #include "../config.hpp"
 #include "math.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// A value and its derivatives with respect to N variables: evaluating a score on duals differentiates it.
 ///
@@ -86,8 +87,28 @@ template <class T, int N> MHA_HOST_DEVICE Dual<T, N> sqrt(const Dual<T, N>& a) {
 template <class T, int N> MHA_HOST_DEVICE constexpr Dual<T, N> abs(const Dual<T, N>& a) {
   return a.value < T(0) ? -a : a;
 }
+template <class T, int N>
+MHA_HOST_DEVICE constexpr Dual<T, N> max(const Dual<T, N>& a, const std::type_identity_t<Dual<T, N>>& b) {
+  return a < b ? b : a;
+}
+template <class T, int N>
+MHA_HOST_DEVICE constexpr Dual<T, N> min(const Dual<T, N>& a, const std::type_identity_t<Dual<T, N>>& b) {
+  return b < a ? b : a;
+}
+template <class T, int N>
+MHA_HOST_DEVICE constexpr Dual<T, N> select(bool c, const Dual<T, N>& a, const std::type_identity_t<Dual<T, N>>& b) {
+  return c ? a : b;
+}
+template <class T, int N> MHA_HOST_DEVICE Dual<T, N> erf(const Dual<T, N>& a) {
+  constexpr T slope_at_0 = static_cast<T>(1.12837916709551257390L);  // 2 / √π
+  return a.chain(mha::erf(a.value), slope_at_0 * mha::exp(-a.value * a.value));
+}
+template <class T, int N> MHA_HOST_DEVICE Dual<T, N> normal_cdf(const Dual<T, N>& a) {
+  constexpr T slope_at_0 = static_cast<T>(0.39894228040143267794L);  // 1 / √(2π)
+  return a.chain(mha::normal_cdf(a.value), slope_at_0 * mha::exp(T(-0.5) * a.value * a.value));
+}
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE
 
 /// Limits are those of the value: infinity and the like have zero derivatives.
 template <class T, int N> struct std::numeric_limits<mha::Dual<T, N>> : std::numeric_limits<T> {

@@ -6,7 +6,7 @@
 
 #include "../config.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Work that falls into rows × columns independent items, which a backend runs in any order and many at once.
 ///
@@ -29,7 +29,10 @@ concept Items = requires(const I& items, std::ptrdiff_t row, Index column) {
 namespace detail {
 
 /// The items of rows [begin, end), one after another.
+///
+/// Items that have an order of their own for many rows on the host tell it by a member run_rows(begin, end).
 template <Items I> void run_rows(const I& items, std::ptrdiff_t begin, std::ptrdiff_t end) {
+  if constexpr (requires { items.run_rows(begin, end); }) return items.run_rows(begin, end);
   const I local = items;  // what the items write cannot change it, so that the compiler keeps it in registers
   for (std::ptrdiff_t row = begin; row < end; ++row)
     for (Index column = 0; column < local.columns; ++column) local(row, column);
@@ -43,4 +46,4 @@ struct SerialItems {
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -9,10 +9,10 @@
 
 #include "../config.hpp"
 
-/// exp and tanh that a compiler turns into vector code: no branches, no tables, no calls. Policies are evaluated in
-/// loops over tiles of logits, where a call per logit would cost more than the attention around it. A CUDA device has
-/// its own, as near.
-namespace mha::inline v0::detail {
+/// exp, tanh, erf and Φ that a compiler turns into vector code: no branches, no tables, no calls. Policies are
+/// evaluated in loops over tiles of logits or results, where a call per number would cost more than the work around it.
+/// A CUDA device has its own, as near.
+namespace mha::inline MHA_NAMESPACE::detail {
 
 template <class T> struct MathConstants;
 template <> struct MathConstants<float> {
@@ -29,6 +29,18 @@ template <> struct MathConstants<float> {
   static constexpr float tanh_above[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
                                          -3.33332819422e-1f};
   static constexpr float tanh_below[] = {1.f};
+  /// Bits of a number that are left when its square is to be exact.
+  static constexpr std::uint32_t short_mask = 0xfffff000u;
+  static constexpr float decay_end = 88.02969193f;  // 127 ln 2, where 2^n has no normal number left
+  static constexpr float tail_end = 13.2687f;       // the root of twice that
+  static constexpr float tail_scale = 4.f;
+  /// (1 − Φ(a)) e^(a²/2) (a + s) in (a − s) / (a + s), s being tail_scale, for 0 ≤ a ≤ tail_end: within 1.3e-8.
+  static constexpr float tail_terms[] = {-1.229831570e-4f, 1.948018511e-4f, 1.569313645e-3f,  -3.523574056e-3f,
+                                         -7.527212912e-3f, 6.040646975e-2f, -1.865230059e-1f, 3.871366798e-1f,
+                                         -6.078966061e-1f, 7.552851385e-1f};
+  /// erf(x) / x in x² for |x| ≤ ½: within 1.4e-9.
+  static constexpr float erf_terms[] = {4.719082567e-3f, -2.675773274e-2f, 1.128283143e-1f, -3.761260901e-1f,
+                                        1.128379166f};
 };
 template <> struct MathConstants<double> {
   using Int = std::int64_t;
@@ -44,7 +56,35 @@ template <> struct MathConstants<double> {
                                           -1.61468768441708447952e3};
   static constexpr double tanh_below[] = {1., 1.12811678491632931402e2, 2.23548839060100448583e3,
                                           4.84406305325125486048e3};
+  static constexpr std::uint64_t short_mask = 0xfffffffff8000000u;
+  static constexpr double decay_end = 709.0895657128241;
+  static constexpr double tail_end = 37.6587;
+  static constexpr double tail_scale = 4.;
+  static constexpr double tail_terms[] = {
+      // within 3.6e-17
+      -9.653425420228504669e-10, 7.269545479026689456e-11, 1.392402399350171010e-8, 1.457859334703645972e-8,
+      -7.638082053490450350e-8,  -1.542632053677107395e-7, 2.636824857640762506e-7, 1.019804851813517266e-6,
+      -6.251321040478680193e-7,  -5.918892731763236447e-6, 7.150055959216098661e-7, 3.514418115776097273e-5,
+      -1.907866531661357434e-6,  -2.310948183193762113e-4, 1.333442540190491162e-4, 1.630818441890359596e-3,
+      -3.479692362242533344e-3,  -7.540188965593059021e-3, 6.039657489069946413e-2, -1.865218579596941633e-1,
+      3.871374007422188786e-1,   -6.078966419718917589e-1, 7.552851304157514799e-1};
+  static constexpr double erf_terms[] = {// within 4.1e-18
+                                         1.472586548055674391e-6,  -1.484584925970786977e-5, 1.205333512435374075e-4,
+                                         -8.548297753674966883e-4, 5.223977373021470017e-3,  -2.686617063288792935e-2,
+                                         1.128379167092535315e-1,  -3.761263890318347354e-1, 1.128379167095512570};
 };
+
+/// c ? a : b without a branch: g++ would move what only one of both needs behind one, and a loop with it stays scalar.
+template <class T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE constexpr T choose(bool c, T a, T b) {
+#if !MHA_ON_DEVICE
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+    const Bits mask = Bits{0} - Bits{c};
+    return std::bit_cast<T>(static_cast<Bits>((std::bit_cast<Bits>(a) & mask) | (std::bit_cast<Bits>(b) & ~mask)));
+  }
+#endif
+  return c ? a : b;
+}
 
 /// The polynomial with these coefficients, the highest power first.
 template <class T, std::size_t N> MHA_ALWAYS_INLINE constexpr T horner(const T (&terms)[N], T x) {
@@ -52,6 +92,11 @@ template <class T, std::size_t N> MHA_ALWAYS_INLINE constexpr T horner(const T (
   MHA_UNROLL_TERMS
   for (std::size_t i = 1; i < N; ++i) sum = sum * x + terms[i];
   return sum;
+}
+
+/// e^r for |r| ≤ ln 2 / 2.
+template <class T> MHA_ALWAYS_INLINE constexpr T exp_of_fraction(T r) {
+  return horner(MathConstants<T>::exp_terms, r) * (r * r) + r + T(1);
 }
 
 /// e^x.
@@ -62,18 +107,30 @@ template <class T> MHA_ALWAYS_INLINE constexpr T exp_by_bits(T x) {
   using C = MathConstants<T>;
   using Int = typename C::Int;
   using Bits = std::make_unsigned_t<Int>;
-  T y = x < C::lowest ? C::lowest : x;
-  y = y > C::highest ? C::highest : y;
+  T y = choose(x < C::lowest, C::lowest, x);
+  y = choose(y > C::highest, C::highest, y);
   const T shifted = y * C::log2e + C::round_to_int;
   const T n = shifted - C::round_to_int;
-  const T r = (y - n * C::ln2_high) - n * C::ln2_low;
-  const T p = horner(C::exp_terms, r) * (r * r) + r + T(1);
+  const T p = exp_of_fraction((y - n * C::ln2_high) - n * C::ln2_low);
   // 2^n in two factors, because n may lie beyond the exponents of normal numbers.
   const Bits whole = std::bit_cast<Bits>(shifted) - std::bit_cast<Bits>(C::round_to_int);
   const Bits half = static_cast<Bits>(static_cast<Int>(whole) >> 1);
   const T first = std::bit_cast<T>(static_cast<Bits>((half + Bits{C::bias}) << C::mantissa_bits));
   const T second = std::bit_cast<T>(static_cast<Bits>((whole - half + Bits{C::bias}) << C::mantissa_bits));
   return p * first * second;
+}
+
+/// e^−(x + more) for 0 ≤ x ≤ decay_end, `more` being small: half the work of exp_by_bits().
+///
+/// Numerics  within 2 ulp; what is below the least normal number, or little above, is 0
+template <class T> MHA_ALWAYS_INLINE constexpr T decay_by_bits(T x, T more) {
+  using C = MathConstants<T>;
+  using Bits = std::make_unsigned_t<typename C::Int>;
+  const T shifted = C::round_to_int - x * C::log2e;
+  const T n = shifted - C::round_to_int;
+  const T r = ((-x - n * C::ln2_high) - n * C::ln2_low) - more;
+  const Bits exponent = std::bit_cast<Bits>(shifted) - (std::bit_cast<Bits>(C::round_to_int) - Bits{C::bias});
+  return exp_of_fraction(r) * std::bit_cast<T>(static_cast<Bits>(exponent << C::mantissa_bits));
 }
 
 /// tanh x.
@@ -90,12 +147,69 @@ template <class T> MHA_ALWAYS_INLINE constexpr T tanh_by_bits(T x) {
                                               : horner(C::tanh_above, square) / horner(C::tanh_below, square);
   const T small = fraction * square * a + a;
   const T large = T(1) - T(2) / (exp_by_bits(a + a) + T(1));
-  return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(a < T(0.625) ? small : large) | sign));
+  return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(choose(a < T(0.625), small, large)) | sign));
 }
 
-}  // namespace mha::inline v0::detail
+/// |x|.
+template <class T> MHA_ALWAYS_INLINE constexpr T magnitude(T x) {
+  using Bits = std::make_unsigned_t<typename MathConstants<T>::Int>;
+  return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(x) & (~Bits{0} >> 1)));
+}
 
-namespace mha::inline v0 {
+/// The smaller of both; a NaN in the first stays.
+template <class T> MHA_ALWAYS_INLINE constexpr T at_most(T a, T limit) { return choose(a > limit, limit, a); }
+
+/// 1 − Φ(x) for 0 ≤ x ≤ tail_end, Φ being the distribution function of the standard normal distribution.
+///
+/// Formula   e^(−x²/2) · p((x − s) / (x + s)) / (x + s), x as a short number, whose square is exact, and a rest
+/// Numerics  within 8 ulp; 0 at tail_end, where it falls below the least normal number; NaN stays NaN
+/// Source    Shepherd & Laframboise 1981, Chebyshev approximation of (1 + 2x) exp(x²) erfc x
+template <class T> MHA_ALWAYS_INLINE constexpr T normal_tail_by_bits(T x) {
+  using C = MathConstants<T>;
+  using Bits = std::make_unsigned_t<typename C::Int>;
+  const T head = std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(x) & C::short_mask));
+  const T e = decay_by_bits(T(0.5) * head * head, T(0.5) * (x - head) * (x + head));
+  const T d = T(1) / (x + C::tail_scale);
+  return e * (horner(C::tail_terms, (x - C::tail_scale) * d) * d);
+}
+
+/// Φ(x).
+template <class T> MHA_ALWAYS_INLINE constexpr T normal_cdf_by_bits(T x) {
+  const T tail = normal_tail_by_bits(at_most(magnitude(x), MathConstants<T>::tail_end)), rest = T(1) - tail;
+  return choose(x < T(0), tail, rest);
+}
+
+/// x Φ(x): max(x, 0) − |x| (1 − Φ(|x|)).
+template <class T> MHA_ALWAYS_INLINE constexpr T times_normal_cdf_by_bits(T x) {
+  const T a = at_most(magnitude(x), MathConstants<T>::tail_end);
+  return choose(x > T(0), x, T(0)) - a * normal_tail_by_bits(a);
+}
+
+/// x / (1 + e^−u) for u of the sign of x.
+template <class T> MHA_ALWAYS_INLINE constexpr T times_logistic_by_bits(T x, T u) {
+  using C = MathConstants<T>;
+  const T e = decay_by_bits(at_most(magnitude(u), C::decay_end), T(0));
+  return choose(u < T(0), -at_most(magnitude(x), C::decay_end) * e, x) / (T(1) + e);
+}
+
+/// erf x.
+///
+/// Numerics  within 4 ulp; odd, the sign of zero kept; erf(±∞) = ±1, NaN stays NaN
+template <class T> MHA_ALWAYS_INLINE constexpr T erf_by_bits(T x) {
+  using C = MathConstants<T>;
+  using Bits = std::make_unsigned_t<typename C::Int>;
+  constexpr Bits sign_bit = Bits{1} << (sizeof(T) * 8 - 1);
+  constexpr T root = static_cast<T>(1.41421356237309504880L);
+  const T a = magnitude(x);
+  const T small = horner(C::erf_terms, x * x) * x;
+  const T tail = normal_tail_by_bits(at_most(root * a, C::tail_end)), rest = T(1) - (tail + tail);
+  const T large = std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(rest) | (std::bit_cast<Bits>(x) & sign_bit)));
+  return choose(a < T(0.5), small, large);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail
+
+namespace mha::inline MHA_NAMESPACE {
 
 template <class T>
 concept Arithmetic = std::is_arithmetic_v<T>;
@@ -109,7 +223,21 @@ template <Arithmetic T> using Real = std::conditional_t<std::is_integral_v<T>, d
 
 template <Arithmetic T> MHA_HOST_DEVICE detail::Real<T> log(T x) { return std::log(static_cast<detail::Real<T>>(x)); }
 template <Arithmetic T> MHA_HOST_DEVICE detail::Real<T> sqrt(T x) { return std::sqrt(static_cast<detail::Real<T>>(x)); }
-template <Arithmetic T> MHA_HOST_DEVICE constexpr T abs(T x) { return x < T(0) ? -x : x; }
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE constexpr T abs(T x) {
+  return detail::choose(x < T(0), static_cast<T>(-x), x);
+}
+
+/// The larger, and the smaller, of two: a NaN in the first stays, one in the second is left out.
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE constexpr T max(T a, std::type_identity_t<T> b) {
+  return detail::choose(a < b, b, a);
+}
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE constexpr T min(T a, std::type_identity_t<T> b) {
+  return detail::choose(b < a, b, a);
+}
+/// c ? a : b, both computed: use it instead of a branch, which would keep a loop of the kernels scalar.
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE constexpr T select(bool c, T a, std::type_identity_t<T> b) {
+  return detail::choose(c, a, b);
+}
 
 /// Within 2 ulp for float and double, in code that vectorises.
 template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> exp(T x) {
@@ -136,4 +264,30 @@ template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> tanh(T
 #endif
 }
 
-}  // namespace mha::inline v0
+/// Within 4 ulp for float and double, in code that vectorises.
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> erf(T x) {
+  using R = detail::Real<T>;
+#if MHA_ON_DEVICE
+  return ::erf(static_cast<R>(x));
+#else
+  if constexpr (std::is_same_v<R, float> || std::is_same_v<R, double>)
+    return detail::erf_by_bits(static_cast<R>(x));
+  else
+    return std::erf(x);
+#endif
+}
+/// The distribution function of the standard normal distribution, ½ erfc(−x / √2): within 8 ulp for float and double,
+/// and 0 below the least normal number, in code that vectorises.
+template <Arithmetic T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE detail::Real<T> normal_cdf(T x) {
+  using R = detail::Real<T>;
+#if MHA_ON_DEVICE
+  return ::normcdf(static_cast<R>(x));
+#else
+  if constexpr (std::is_same_v<R, float> || std::is_same_v<R, double>)
+    return detail::normal_cdf_by_bits(static_cast<R>(x));
+  else
+    return std::erfc(-x / std::sqrt(R(2))) / 2;
+#endif
+}
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -4,7 +4,7 @@
 #include "dual.hpp"
 #include "scalar.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// The running state of one softmax row: the largest logit so far and the sum of exp(logit − max).
 ///
@@ -16,9 +16,9 @@ template <class T> struct OnlineSoftmax {
   T max = minus_infinity<T>();
   T sum = T(0);
 
-  /// What one more logit means for an accumulated row: old contents times `fade`, the new value row times `weight`.
+  /// What one more logit means for an accumulated row: old contents times `rescale`, the new value row times `weight`.
   struct Step {
-    T fade, weight;
+    T rescale, weight;
   };
 
   MHA_HOST_DEVICE Step add(T logit) {
@@ -26,7 +26,7 @@ template <class T> struct OnlineSoftmax {
     if (logit == minus_infinity<T>()) return {T(1), T(0)};
     const T highest = logit > max ? logit : max;
     const Step step{max == minus_infinity<T>() ? T(0) : exp(max - highest), exp(logit - highest)};
-    sum = sum * step.fade + step.weight;
+    sum = sum * step.rescale + step.weight;
     max = highest;
     return step;
   }
@@ -56,4 +56,4 @@ template <class T> MHA_HOST_DEVICE MergeWeights<T> merge_weights(T first, T seco
   return {a / (a + b), b / (a + b), highest + log(a + b)};
 }
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include "../config.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// bfloat16 storage: the upper half of a float32. Arithmetic is done in float; conversion rounds to nearest even.
 struct bfloat16 {
@@ -104,4 +104,4 @@ template <class T> constexpr const char* scalar_name() {
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

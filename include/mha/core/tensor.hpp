@@ -11,10 +11,7 @@
 #include "check.hpp"
 #include "view.hpp"
 
-namespace mha::inline v0 {
-
-/// Alignment of memory that the library owns: one cache line, one AVX-512 register.
-inline constexpr std::size_t alignment = 64;
+namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
@@ -29,26 +26,22 @@ struct AlignedDelete {
 /// An aligned array of n value-initialised elements.
 template <class T> std::unique_ptr<T[], AlignedDelete> aligned_array(std::size_t n) {
   if (n == 0) return {};
-  if (n > static_cast<std::size_t>(-1) / 2 / sizeof(T)) throw std::bad_array_new_length();
+  if (n > static_cast<std::size_t>(-1) / 2 / sizeof(T)) throw_error(std::bad_array_new_length());
   void* raw = ::operator new (n * sizeof(T), std::align_val_t{alignment});
   T* const p = static_cast<T*>(raw);
-  try {
-    std::uninitialized_value_construct_n(p, n);
-  } catch (...) {
+  MHA_TRY { std::uninitialized_value_construct_n(p, n); }
+  MHA_CATCH(...) {
     ::operator delete (raw, std::align_val_t{alignment});
-    throw;
+    MHA_RETHROW;
   }
   return std::unique_ptr<T[], AlignedDelete>(p, AlignedDelete{n});
 }
 
 /// The row-major view of an owner of this name, without data yet.
 template <class T, class... I> TensorView<T, int{sizeof...(I)}> owned_shape(const char* name, I... extents) {
-  std::ptrdiff_t most = 1;  // no stride is larger, whatever axes are empty
   int axis = 0;
-  for (const Index extent : {as_extent(extents)...}) {
+  for (const Index extent : {as_extent(extents)...})
     require(extent >= 0, name, ": extent ", extent, " on axis ", axis++);
-    if (__builtin_mul_overflow(most, std::max(extent, Index{1}), &most)) throw std::bad_array_new_length();
-  }
   return mha::view(static_cast<T*>(nullptr), extents...);
 }
 
@@ -56,8 +49,8 @@ template <class T, class... I> TensorView<T, int{sizeof...(I)}> owned_shape(cons
 
 /// An owning, row-major, 64-byte aligned array with Rank axes, zero at first.
 ///
-/// Errors    ShapeError on an extent that is negative or beyond an Index; std::bad_alloc if the elements are more than
-/// memory can hold
+/// Errors    ShapeError on an extent that is negative or beyond an Index, or if all together are beyond any memory;
+///           std::bad_alloc if this machine's memory does not hold them
 template <class T, int Rank> class Tensor {
  public:
   static constexpr int rank = Rank;
@@ -80,27 +73,27 @@ template <class T, int Rank> class Tensor {
   }
   ~Tensor() = default;
 
-  T* data() { return data_.get(); }
-  const T* data() const { return data_.get(); }
-  std::size_t size() const { return static_cast<std::size_t>(shape_.size()); }
-  Index extent(int axis) const { return shape_.extent[axis]; }
+  [[nodiscard]] T* data() { return data_.get(); }
+  [[nodiscard]] const T* data() const { return data_.get(); }
+  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(shape_.size()); }
+  [[nodiscard]] Index extent(int axis) const { return shape_.extent[axis]; }
 
-  T* begin() { return data(); }
-  T* end() { return data() + size(); }
-  const T* begin() const { return data(); }
-  const T* end() const { return data() + size(); }
+  [[nodiscard]] T* begin() { return data(); }
+  [[nodiscard]] T* end() { return data() + size(); }
+  [[nodiscard]] const T* begin() const { return data(); }
+  [[nodiscard]] const T* end() const { return data() + size(); }
 
   template <class... I>
-  requires(sizeof...(I) == Rank) T& operator()(I... i) { return view()(i...); }
+  requires(sizeof...(I) == Rank) [[nodiscard]] T& operator()(I... i) { return view()(i...); }
   template <class... I>
-  requires(sizeof...(I) == Rank) const T& operator()(I... i) const { return view()(i...); }
+  requires(sizeof...(I) == Rank) [[nodiscard]] const T& operator()(I... i) const { return view()(i...); }
 
-  TensorView<T, Rank> view() & {
+  [[nodiscard]] TensorView<T, Rank> view() & {
     TensorView<T, Rank> v = shape_;
     v.data = data();
     return v;
   }
-  TensorView<const T, Rank> view() const& {
+  [[nodiscard]] TensorView<const T, Rank> view() const& {
     TensorView<const T, Rank> v = shape_;
     v.data = data();
     return v;
@@ -143,4 +136,4 @@ template <class Owner, template <class, int> class TensorOf = Tensor> struct Res
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -10,7 +12,7 @@
 #include "../config.hpp"
 #include "check.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Elements of somebody else's memory with Rank axes: pointer, extents and strides (both in elements).
 ///
@@ -36,16 +38,28 @@ template <class T, int Rank> struct TensorView {
   template <class... I>
   requires(sizeof...(I) == Rank) MHA_HOST_DEVICE constexpr T& operator()(I... i) const { return *pointer(i...); }
 
-  MHA_HOST_DEVICE constexpr std::ptrdiff_t size() const {
-    std::ptrdiff_t n = 1;
-    for (Index e : extent) n *= e;
-    return n;
+  /// How many elements; calls refuse a view whose number does not fit.
+  [[nodiscard]] MHA_HOST_DEVICE constexpr std::ptrdiff_t size() const {
+    std::size_t n = 1;
+    for (Index e : extent) n *= static_cast<std::size_t>(e);
+    return static_cast<std::ptrdiff_t>(n);
   }
 
   MHA_HOST_DEVICE constexpr Index batch() const requires(Rank == 3 || Rank == 4) { return extent[0]; }
   MHA_HOST_DEVICE constexpr Index length() const requires(Rank >= 2 && Rank <= 4) { return extent[Rank == 2 ? 0 : 1]; }
   MHA_HOST_DEVICE constexpr Index heads() const requires(Rank == 4) { return extent[2]; }
   MHA_HOST_DEVICE constexpr Index dim() const requires(Rank >= 2 && Rank <= 4) { return extent[Rank - 1]; }
+
+  /// Refused in one sentence.
+  template <class Other>
+  requires(!std::convertible_to<const Other&, TensorView> || std::same_as<Other, TensorView>) const TensorView&
+  operator=(const Other&) const {
+    static_assert(
+        detail::valid<Other>,
+        "mha: a view takes no elements by assignment: write them one by one, v(i) = x; a layer's matrices take a "
+        "matrix, p.query = m (see mha/core/view.hpp)");
+    return *this;
+  }
 
   /// Read-only from writable. A template, because nvcc warns on a plain conversion to the same type.
   template <class U>
@@ -61,33 +75,55 @@ template <class T, int Rank> struct TensorView {
 };
 
 /// Whether the elements lie one after another in the order of the axes.
-template <class T, int Rank> constexpr bool is_contiguous(const TensorView<T, Rank>& v) {
+template <class T, int Rank> [[nodiscard]] constexpr bool is_contiguous(const TensorView<T, Rank>& v) {
   std::ptrdiff_t expected = 1;
   for (int a = Rank - 1; a >= 0; --a) {
     if (v.extent[a] != 1 && v.stride[a] != expected) return false;
-    expected *= v.extent[a];
+    if (__builtin_mul_overflow(expected, v.extent[a] > 0 ? v.extent[a] : 1, &expected)) return false;
   }
   return true;
 }
 
 namespace detail {
 
-/// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0.
-template <class I> constexpr Index as_extent(I n) {
-  if constexpr (std::integral<I> && sizeof(I) >= sizeof(Index))
-    if (!std::in_range<Index>(n))
-      fail("view: an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());
-  return static_cast<Index>(n);
+/// checked_product() of a view's extents.
+template <class View> constexpr std::ptrdiff_t checked_elements(const char* call, const char* name, const View& v) {
+  return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
+    return checked_product(call, name, {std::int64_t{v.extent[Axis]}...});
+  }
+  (std::make_index_sequence<std::size_t{View::rank}>());
+}
+
+/// A view that has elements must have memory, and its size and its offsets in bytes must fit in a std::ptrdiff_t.
+template <class T, int Rank> void require_data(const char* call, const char* name, const TensorView<T, Rank>& v) {
+  for (int a = 0; a < Rank; ++a)
+    require(v.extent[a] >= 0, call, ": ", name, " has extent ", v.extent[a], " on axis ", a);
+  checked_elements(call, name, v);
+  std::ptrdiff_t reach = sizeof(T);
+  for (int a = 0; a < Rank; ++a) {
+    std::ptrdiff_t along = 0;
+    const bool fits = v.extent[a] <= 1 ||
+                      (v.stride[a] != std::numeric_limits<std::ptrdiff_t>::min() &&
+                       !__builtin_mul_overflow(v.stride[a] < 0 ? -v.stride[a] : v.stride[a],
+                                               static_cast<std::ptrdiff_t>(sizeof(T)) * (v.extent[a] - 1), &along) &&
+                       !__builtin_add_overflow(reach, along, &reach));
+    require(fits, call, ": ", name, " has stride ", v.stride[a], " on axis ", a, " of extent ", v.extent[a],
+            ", which leads out of the address space");
+  }
+  require(v.data != nullptr || v.size() == 0, call, ": ", name, " has ", v.size(), " elements but its data is null");
 }
 
 /// Memory with these extents, row-major.
+///
+/// Errors    ShapeError if they are too many elements
 template <int Rank, class T> constexpr TensorView<T, Rank> row_major(T* data, const Index* extents) {
   TensorView<T, Rank> v{data, {}, {}};
+  for (int a = 0; a < Rank; ++a) v.extent[a] = extents[a];
+  checked_elements("view", "a tensor", v);
   std::ptrdiff_t stride = 1;
   for (int a = Rank - 1; a >= 0; --a) {
-    v.extent[a] = extents[a];
     v.stride[a] = stride;
-    stride *= extents[a];
+    stride *= extents[a] > 0 ? extents[a] : 1;
   }
   return v;
 }
@@ -106,27 +142,29 @@ template <class T, int Rank> constexpr TensorView<T, 4> four_axes(const TensorVi
 
 /// Dense row-major memory: view(p, 3, 4) has axes (3, 4) and strides (4, 1).
 ///
-/// Errors    ShapeError if an extent is beyond what an Index holds
+/// Errors    ShapeError if an extent is beyond what an Index holds, or all together are beyond any memory
 template <class T, std::convertible_to<Index>... I>
-requires(sizeof...(I) >= 1 &&
-         sizeof...(I) <= 5) constexpr TensorView<T, static_cast<int>(sizeof...(I))> view(T* data, I... extents) {
+requires(sizeof...(I) >= 1 && sizeof...(I) <= 5)
+    [[nodiscard]] constexpr TensorView<T, static_cast<int>(sizeof...(I))> view(T* data, I... extents) {
   const Index all[] = {detail::as_extent(extents)...};
   return detail::row_major<static_cast<int>(sizeof...(I))>(data, all);
 }
 
 /// Memory ordered (batch, length, heads, dim), heads side by side in a row: what a projection writes.
-template <class T> constexpr TensorView<T, 4> view_blhd(T* data, Index batch, Index length, Index heads, Index dim) {
+template <class T>
+[[nodiscard]] constexpr TensorView<T, 4> view_blhd(T* data, Index batch, Index length, Index heads, Index dim) {
   return view(data, batch, length, heads, dim);
 }
 
 /// Memory ordered (batch, heads, length, dim), one head after another; the axes are (batch, length, heads, dim) too.
-template <class T> constexpr TensorView<T, 4> view_bhld(T* data, Index batch, Index heads, Index length, Index dim) {
+template <class T>
+[[nodiscard]] constexpr TensorView<T, 4> view_bhld(T* data, Index batch, Index heads, Index length, Index dim) {
   const auto v = view(data, batch, heads, length, dim);
   return {data, {batch, length, heads, dim}, {v.stride[0], v.stride[2], v.stride[1], v.stride[3]}};
 }
 
 /// The two axes exchanged, no copy: an (out, in) weight of a checkpoint read as (in, out).
-template <class T> constexpr TensorView<T, 2> transposed(const TensorView<T, 2>& v) {
+template <class T> [[nodiscard]] constexpr TensorView<T, 2> transposed(const TensorView<T, 2>& v) {
   return {v.data, {v.extent[1], v.extent[0]}, {v.stride[1], v.stride[0]}};
 }
 
@@ -135,12 +173,14 @@ template <class T> constexpr TensorView<T, 2> transposed(const TensorView<T, 2>&
 /// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`; with
 /// `static auto make(extents...)` attention and the layer return that type, else the backend's Tensor; with
 /// `static constexpr Memory memory` an owner that lies in memory of another machine than the backend's does not
-/// compile.
+/// compile; with `static constexpr bool borrows = true`, for a type that points at memory of somebody else, temporaries
+/// have a view too.
 template <class Owner> struct ViewTraits;
 
 template <class T, int Rank> struct ViewTraits<TensorView<T, Rank>> {
   using Scalar = std::remove_const_t<T>;
   static constexpr int rank = Rank;
+  static constexpr bool borrows = true;
   static constexpr TensorView<T, Rank> view(const TensorView<T, Rank>& v) { return v; }
 };
 
@@ -169,10 +209,54 @@ template <class T, Memory where> constexpr bool may_lie_in() {
 
 }  // namespace detail
 
-/// The view of a named owner. A temporary owner is refused: it would be gone before the view is used.
-template <Viewable T> constexpr auto view(T& owner) { return ViewTraits<std::remove_cvref_t<T>>::view(owner); }
-template <Viewable T>
-requires(!std::is_lvalue_reference_v<T>) void view(T&& temporary_owner) = delete;
-template <class T, int Rank> constexpr TensorView<T, Rank> view(TensorView<T, Rank>&& v) { return v; }
+namespace detail {
 
-}  // namespace mha::inline v0
+/// Whether a view of an argument of this type outlives the argument: it has a name, or it points at memory of somebody
+/// else, as a TensorView and Eigen's Block do.
+template <class T> constexpr bool view_lasts() {
+  if constexpr (requires { ViewTraits<std::remove_cvref_t<T>>::borrows; })
+    return ViewTraits<std::remove_cvref_t<T>>::borrows || std::is_lvalue_reference_v<T>;
+  else
+    return std::is_lvalue_reference_v<T>;
+}
+template <class T>
+concept LastingView = Viewable<T> && view_lasts<T>();
+
+template <class Owner> using ViewOf = decltype(ViewTraits<std::remove_cvref_t<Owner>>::view(std::declval<Owner&>()));
+
+/// Whether two views may show one element: their addresses from the first to the last meet.
+template <class A, int RankA, class B, int RankB>
+bool may_overlap(const TensorView<A, RankA>& a, const TensorView<B, RankB>& b) {
+  if (a.size() == 0 || b.size() == 0) return false;
+  const auto span_of = [](const auto& v) {
+    std::ptrdiff_t low = 0, high = 0;
+    for (int axis = 0; axis < v.rank; ++axis) {
+      const std::ptrdiff_t end = (v.extent[axis] - 1) * v.stride[axis];
+      low += std::min<std::ptrdiff_t>(end, 0);
+      high += std::max<std::ptrdiff_t>(end, 0);
+    }
+    const auto at = reinterpret_cast<std::uintptr_t>(v.data);
+    const auto bytes = static_cast<std::ptrdiff_t>(sizeof(*v.data));
+    return std::pair(at + static_cast<std::uintptr_t>(low * bytes), at + static_cast<std::uintptr_t>(high * bytes));
+  };
+  const auto [a_first, a_last] = span_of(a);
+  const auto [b_first, b_last] = span_of(b);
+  return a_first <= b_last && b_first <= a_last;
+}
+
+}  // namespace detail
+
+/// The view of a named owner, or of a temporary that points at memory of somebody else.
+template <detail::LastingView T> [[nodiscard]] constexpr detail::ViewOf<T> view(T&& owner) {
+  return ViewTraits<std::remove_cvref_t<T>>::view(owner);
+}
+/// Refused in one sentence.
+template <Viewable T>
+requires(!detail::view_lasts<T>()) detail::ViewOf<T> view(T&&) {
+  static_assert(detail::valid<T>,
+                "mha: a view of a temporary would point at memory that is gone: name its owner first "
+                "(see mha/core/view.hpp)");
+  return {};
+}
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -9,9 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "tensor.hpp"
+#include "../config.hpp"
+#include "check.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Memory of the host as an Arena takes it: uninitialised, aligned.
 struct HostMemory {
@@ -58,9 +59,14 @@ template <class Source> class Arena {
     ~Frame() { arena_.restore(block_, used_); }
 
     /// n uninitialised elements, aligned to Source::alignment, valid while the frame lives.
+    ///
+    /// Errors    ShapeError if their bytes do not fit in a std::ptrdiff_t
     template <class T> T* take(std::size_t n) {
       static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
                     "mha: a Workspace holds trivial types only (see mha/core/workspace.hpp)");
+      constexpr std::size_t most = (static_cast<std::size_t>(-1) / 2 - Source::alignment) / sizeof(T);
+      detail::require(n <= most, "workspace: ", n, " elements of ", sizeof(T), " bytes are wanted, the limit is ",
+                      most);
       return reinterpret_cast<T*>(arena_.take_bytes(n * sizeof(T)));
     }
     /// The same in memory that the host reads and writes: what a call is described by, never its tensors.
@@ -107,9 +113,10 @@ template <class Source> class Arena {
       used_ = 0;
       if (blocks_.size() == 1 && blocks_[0].size >= peak_) return;
       blocks_.clear();
-      try {
+      MHA_TRY {
         if (peak_ > 0) grow(peak_);
-      } catch (...) {
+      }
+      MHA_CATCH(...) {
         blocks_.clear();  // nothing is lost: the next call allocates again
       }
     } else {
@@ -131,4 +138,4 @@ class Workspace : public Arena<HostMemory> {
   using Arena::Arena;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -9,7 +9,7 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
@@ -21,6 +21,27 @@ concept EigenInMemory = std::derived_from<D, Eigen::DenseBase<D>> && requires(D&
   { d.outerStride() } -> std::convertible_to<std::ptrdiff_t>;
 };
 
+/// Eigen's inline functions have the same name in every unit, whatever the unit's flags: where the alignment of its
+/// memory differs, the linker may join a function that allocates with one that frees otherwise. Units that hand Eigen
+/// objects over are refused then; the same -march=, or -DEIGEN_MAX_ALIGN_BYTES=64 in all of them, is the cure.
+inline void one_alignment_of_eigen() {
+  MHA_SAME_IN_ALL_UNITS("mha_all_units_with_Eigen_need_one_march_or_EIGEN_MAX_ALIGN_BYTES",
+                        MHA_TEXT_OF(EIGEN_DEFAULT_ALIGN_BYTES));
+}
+
+/// Whether coefficients stay where they are when the object, a temporary say, is gone: Map, Block, Transpose …, but no
+/// matrix, and no Ref to const, which may hold a copy of its own.
+template <class D>
+constexpr bool points_elsewhere =
+    !std::derived_from<D, Eigen::PlainObjectBase<D>> && (D::Flags & Eigen::LvalueBit) != 0;
+template <class D> constexpr bool points_into = std::derived_from<D, Eigen::PlainObjectBase<D>> || points_elsewhere<D>;
+template <class X, int options, class Stride>
+constexpr bool points_elsewhere<Eigen::Map<const X, options, Stride>> = true;
+template <class X, int rows, int columns, bool inner>
+constexpr bool points_elsewhere<Eigen::Block<const X, rows, columns, inner>> = points_into<X>;
+template <class X, int size> constexpr bool points_elsewhere<Eigen::VectorBlock<const X, size>> = points_into<X>;
+template <class X> constexpr bool points_elsewhere<Eigen::Transpose<const X>> = points_into<X>;
+
 }  // namespace detail
 
 /// An Eigen object as a view with axes (rows, cols); its storage order becomes the strides, nothing is copied.
@@ -29,9 +50,11 @@ concept EigenInMemory = std::derived_from<D, Eigen::DenseBase<D>> && requires(D&
 template <detail::EigenInMemory D> struct ViewTraits<D> {
   using Scalar = typename D::Scalar;
   static constexpr int rank = 2;
+  static constexpr bool borrows = detail::points_elsewhere<D>;
   static constexpr Memory memory = Memory::host;
 
   template <class Owner> static auto view(Owner& m) {
+    detail::one_alignment_of_eigen();
     using Pointer = decltype(m.data());
     using T = std::remove_pointer_t<Pointer>;
     const std::ptrdiff_t inner = m.innerStride(), outer = m.outerStride();
@@ -49,4 +72,4 @@ template <detail::EigenInMemory D> struct ViewTraits<D> {
 template <> struct ScalarTraits<Eigen::half> { using Accumulator = float; };
 template <> struct ScalarTraits<Eigen::bfloat16> { using Accumulator = float; };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

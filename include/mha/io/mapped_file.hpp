@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <span>
@@ -16,8 +17,9 @@
 #include <unistd.h>
 
 #include "../config.hpp"
+#include "../core/check.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// A file's bytes in memory, read-only and unmapped at the end: pages are read when they are touched and shared with
 /// other processes. POSIX. The file must not shrink while it is mapped.
@@ -26,19 +28,27 @@ namespace mha::inline v0 {
 /// Errors    std::system_error if the path cannot be opened, is no regular file, or cannot be mapped
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path) {
-    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (file.number < 0) fail("cannot open", path, errno);
+  explicit MappedFile(const std::filesystem::path& path)
+      : MappedFile(path, [](const std::system_error& error) { detail::throw_error(error); }) {}
+  /// fail(error) throws one of another type, or ends the program.
+  MappedFile(const std::filesystem::path& path, void (*fail)(const std::system_error&)) {
+    const auto stop = [&](const char* what, int error) {
+      fail(std::system_error(error, std::generic_category(), std::string(what) + " '" + path.string() + "'"));
+      std::abort();
+    };
+    // Without O_NONBLOCK, opening a FIFO would wait for its writer.
+    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    if (file.number < 0) stop("cannot open", errno);
     struct stat status = {};
-    if (::fstat(file.number, &status) != 0) fail("cannot examine", path, errno);
-    if (S_ISDIR(status.st_mode)) fail("cannot read", path, EISDIR);
-    if (!S_ISREG(status.st_mode)) fail("not a regular file", path, EINVAL);
+    if (::fstat(file.number, &status) != 0) stop("cannot examine", errno);
+    if (S_ISDIR(status.st_mode)) stop("cannot read", EISDIR);
+    if (!S_ISREG(status.st_mode)) stop("not a regular file", EINVAL);
     if (static_cast<unsigned long long>(status.st_size) > std::numeric_limits<std::size_t>::max())
-      fail("cannot map", path, EFBIG);
+      stop("cannot map", EFBIG);
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ == 0) return;  // mmap refuses an empty range
     void* const memory = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.number, 0);
-    if (memory == MAP_FAILED) fail("cannot map", path, errno);
+    if (memory == MAP_FAILED) stop("cannot map", errno);
     data_ = static_cast<const std::byte*>(memory);
   }
 
@@ -54,9 +64,9 @@ class MappedFile {
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
   }
 
-  const std::byte* data() const { return data_; }
-  std::size_t size() const { return size_; }
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  [[nodiscard]] const std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
 
  private:
   struct Descriptor {
@@ -66,12 +76,8 @@ class MappedFile {
     }
   };
 
-  [[noreturn]] static void fail(const char* what, const std::filesystem::path& path, int error) {
-    throw std::system_error(error, std::generic_category(), std::string(what) + " '" + path.string() + "'");
-  }
-
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

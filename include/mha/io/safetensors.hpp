@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -18,13 +19,14 @@
 #include <utility>
 #include <vector>
 
+#include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 #include "mapped_file.hpp"
 #include "safetensors_header.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
@@ -67,32 +69,35 @@ class Safetensors {
                 "(see mha/io/safetensors.hpp)");
 
  public:
-  explicit Safetensors(const std::filesystem::path& path) : path_(path.string()), file_(open(path)) {
+  explicit Safetensors(const std::filesystem::path& path)
+      : path_(path.string()), file_(std::make_shared<const MappedFile>(path, fail_file)) {
     header_ = detail::read_safetensors_header(path_, file_->bytes());
   }
 
   /// Sorted.
-  std::vector<std::string> names() const {
+  [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;
     all.reserve(header_.tensors.size());
     for (const auto& [name, info] : header_.tensors) all.push_back(name);
     return all;
   }
-  bool contains(std::string_view name) const { return header_.tensors.find(name) != header_.tensors.end(); }
-  const SafetensorInfo& info(std::string_view name) const {
+  [[nodiscard]] bool contains(std::string_view name) const {
+    return header_.tensors.find(name) != header_.tensors.end();
+  }
+  [[nodiscard]] const SafetensorInfo& info(std::string_view name) const {
     const auto found = header_.tensors.find(name);
     if (found == header_.tensors.end())
-      throw SafetensorsError(path_ + ": there is no tensor '" + std::string(name) + "' among the " +
-                             std::to_string(header_.tensors.size()) + " of this file");
+      detail::fail_safetensors(path_, "there is no tensor '" + std::string(name) + "' among the " +
+                                          std::to_string(header_.tensors.size()) + " of this file");
     return found->second;
   }
   /// The free text that the writer left under "__metadata__".
-  const std::map<std::string, std::string, std::less<>>& metadata() const { return header_.metadata; }
+  [[nodiscard]] const std::map<std::string, std::string, std::less<>>& metadata() const { return header_.metadata; }
 
   /// The tensor in the mapping: valid while this object or a mapping() lives.
   ///
   /// Errors    also if the tensor's place in the file is not aligned for T: copy() takes it from anywhere
-  template <class T, int Rank> TensorView<const T, Rank> view(std::string_view name) const {
+  template <class T, int Rank> [[nodiscard]] TensorView<const T, Rank> view(std::string_view name) const {
     const SafetensorInfo& tensor = checked<T>(name, Rank);
     const std::byte* const first = file_->data() + header_.data_begin + tensor.begin;
     if (reinterpret_cast<std::uintptr_t>(first) % alignof(T) != 0)
@@ -103,7 +108,7 @@ class Safetensors {
   }
 
   /// The tensor in memory of its own, wherever it lies in the file.
-  template <class T, int Rank> Tensor<T, Rank> copy(std::string_view name) const {
+  template <class T, int Rank> [[nodiscard]] Tensor<T, Rank> copy(std::string_view name) const {
     const SafetensorInfo& tensor = checked<T>(name, Rank);
     auto result = detail::owner_like<Tensor<T, Rank>>(dense<T, Rank>(nullptr, tensor));
     if (result.size() > 0)
@@ -113,21 +118,16 @@ class Safetensors {
   }
 
   /// Keeps the memory of all views alive; a layer that borrows them holds one.
-  std::shared_ptr<const void> mapping() const { return file_; }
+  [[nodiscard]] std::shared_ptr<const void> mapping() const { return file_; }
 
-  const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path) {
-    try {
-      return std::make_shared<const MappedFile>(path);
-    } catch (const std::system_error& error) {
-      throw SafetensorsError(error.what());
-    }
+  [[noreturn]] static void fail_file(const std::system_error& error) {
+    detail::throw_error(SafetensorsError(error.what()));
   }
-
   [[noreturn]] void fail(std::string_view name, const std::string& fault) const {
-    throw SafetensorsError(path_ + ": tensor '" + std::string(name) + "' " + fault);
+    detail::fail_safetensors(path_, name, fault);
   }
 
   template <class T> const SafetensorInfo& checked(std::string_view name, int rank) const {
@@ -143,6 +143,13 @@ class Safetensors {
       if (extent > static_cast<std::uint64_t>(std::numeric_limits<Index>::max()))
         fail(name, "has an extent of " + std::to_string(extent) + ", more than the largest Index " +
                        std::to_string(std::numeric_limits<Index>::max()));
+    // What has elements is no larger than the file; what has none has strides all the same.
+    std::ptrdiff_t elements = 1;
+    for (const std::uint64_t extent : tensor.shape)
+      if (__builtin_mul_overflow(elements, std::max<std::uint64_t>(extent, 1), &elements) ||
+          elements > detail::most_elements)
+        fail(name, "is empty, but its shape " + detail::safetensors_excerpt(tensor.shape) + " has more than " +
+                       std::to_string(detail::most_elements) + " elements, an empty axis counted as 1");
     return tensor;
   }
 
@@ -158,4 +165,4 @@ class Safetensors {
   detail::SafetensorsHeader header_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

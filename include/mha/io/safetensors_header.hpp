@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -17,8 +16,9 @@
 #include <nlohmann/json.hpp>
 
 #include "../config.hpp"
+#include "../core/check.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// A checkpoint that cannot be used, in one sentence that names the file and the tensor.
 class SafetensorsError : public std::runtime_error {
@@ -42,29 +42,140 @@ struct SafetensorsHeader {
   std::uint64_t data_begin = 0;  // position of the first byte after the header
 };
 
+/// A text from a file, short enough for a message.
+inline std::string safetensors_excerpt(std::string_view text) {
+  constexpr std::size_t longest = 200;
+  if (text.size() <= longest) return std::string(text);
+  std::size_t end = longest;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // not amid a character
+  return std::string(text.substr(0, end)) + "...";
+}
+
+inline std::string safetensors_excerpt(const std::vector<std::uint64_t>& shape) {
+  constexpr std::size_t longest = 8;
+  std::string all = "(";
+  for (std::size_t axis = 0; axis < std::min(shape.size(), longest); ++axis)
+    all += (axis > 0 ? ", " : "") + std::to_string(shape[axis]);
+  return all + (shape.size() > longest ? ", ...)" : ")");
+}
+
+/// Names come from the file, and a message is one printable line.
+[[noreturn]] inline void fail_safetensors(const std::string& path, std::string fault) {
+  for (char& c : fault)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  throw_error(SafetensorsError(path + ": " + fault));
+}
+
+[[noreturn]] inline void fail_safetensors(const std::string& path, std::string_view tensor, const std::string& fault) {
+  fail_safetensors(path, "tensor '" + safetensors_excerpt(tensor) + "' " + fault);
+}
+
+/// What a file whose first 8 bytes are no header length seems to be, and what to do with it; empty if unknown.
+inline std::string_view safetensors_lookalike(std::string_view file) {
+  struct Format {
+    std::string_view first, text;
+  };
+  constexpr Format formats[] = {
+      {"PK\x03\x04",
+       "a zip archive, as torch.save writes (.bin, .pt, .pth): convert it with safetensors.torch.save_file"},
+      {"\x80", "a Python pickle, as old versions of torch.save write: convert it with safetensors.torch.save_file"},
+      {"version https://git-lfs", "a Git LFS pointer, not the file itself: fetch that with git lfs pull"},
+      {"{", "JSON, such as the index of a checkpoint in several files: open the files that it names"},
+      {"<", "HTML or XML, such as the page of a failed download"},
+      {"GGUF", "a GGUF file"},
+      {"\x89HDF", "an HDF5 file"},
+  };
+  for (const Format& format : formats)
+    if (file.starts_with(format.first)) return format.text;
+  return {};
+}
+
 /// Checks a whole file's header; every fault is a SafetensorsError of one sentence.
 ///
-/// A file is: header length (8 bytes, little-endian), header (JSON), data. The JSON maps each name to a dtype, a shape
-/// and the data offsets [begin, end), which together cover the data without gap or overlap.
+/// A file is: header length (8 bytes, little-endian), header (JSON), data. The JSON is an object, from the first byte
+/// of the header on, padded with spaces only. It maps each name to a dtype, a shape and the data offsets [begin, end),
+/// which together cover the data without gap or overlap; __metadata__ maps names to texts. No name stands twice.
+///
+/// Cost      O(header bytes), and O(n log n) for n tensors: checked as it is parsed, with no tree of the JSON between
 class SafetensorsHeaderReader {
  public:
   SafetensorsHeaderReader(std::string path, std::span<const std::byte> file) : path_(std::move(path)), file_(file) {}
 
   SafetensorsHeader read() {
-    const nlohmann::json root = parse(json_text());
-    for (const auto& [name, entry] : root.items()) {
-      if (name == "__metadata__")
-        read_metadata(entry);
-      else
-        header_.tensors.emplace(name, read_tensor(name, entry));
-    }
+    const std::string_view text = json_text();
+    nlohmann::json::sax_parse(text.begin(), text.end(), this);
     check_offsets();
     return std::move(header_);
+  }
+
+  // What the parser tells, in the order of the text. Each returns true or throws.
+
+  bool null() { refuse("of type null"); }
+  bool boolean(bool) { refuse("of type boolean"); }
+  bool number_integer(std::int64_t value) { refuse(value == 0 ? "-0" : std::to_string(value)); }
+  bool number_unsigned(std::uint64_t value) {
+    if (list_ == nullptr) refuse(number(value));
+    list_->push_back(value);
+    return true;
+  }
+  /// Any number with a point or an exponent, and those beyond 64 bits.
+  bool number_float(double, const std::string& value) { refuse(value); }
+  bool string(const std::string& value) {
+    if (place_ == Place::metadata)
+      header_.metadata.emplace(key_, value);
+    else if (place_ == Place::tensor && member_ == dtype)
+      tensor_.dtype = value;
+    else
+      refuse("of type string");
+    return true;
+  }
+  bool binary(const nlohmann::json::binary_t&) { refuse("of type binary"); }
+  bool start_object(std::size_t) {
+    if (place_ == Place::outside)
+      place_ = Place::root;
+    else if (place_ == Place::root)
+      place_ = name_ == metadata_name ? Place::metadata : Place::tensor;
+    else
+      refuse("of type object");
+    return true;
+  }
+  bool key(const std::string& key) {
+    if (place_ == Place::root)
+      begin_entry(key);
+    else if (place_ == Place::metadata)
+      begin_metadata(key);
+    else
+      begin_member(key);
+    return true;
+  }
+  bool end_object() {
+    if (place_ == Place::tensor) end_tensor();
+    place_ = place_ == Place::root ? Place::outside : Place::root;
+    return true;
+  }
+  bool start_array(std::size_t) {
+    if (list_ != nullptr || place_ != Place::tensor || member_ == dtype) refuse("of type array");
+    list_ = member_ == shape ? &tensor_.shape : &offsets_;
+    return true;
+  }
+  bool end_array() {
+    list_ = nullptr;
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string& token, const nlohmann::json::exception& error) {
+    constexpr int number_out_of_range = 406;
+    if (error.id == number_out_of_range) refuse(token);
+    fail_json(position);
   }
 
  private:
   static constexpr std::uint64_t prefix_bytes = 8;
   static constexpr std::uint64_t largest_header = 100'000'000;
+  static constexpr std::string_view metadata_name = "__metadata__";
+
+  enum class Place : unsigned char { outside, root, metadata, tensor };
+  enum Member : unsigned char { dtype, shape, data_offsets };
+  static constexpr const char* members[] = {"dtype", "shape", "data_offsets"};
 
   std::string_view json_text() {
     if (file_.size() < prefix_bytes)
@@ -72,83 +183,90 @@ class SafetensorsHeaderReader {
            " of the header length");
     std::uint64_t length = 0;
     for (std::size_t i = prefix_bytes; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(file_[i]);
-    if (length > largest_header)
-      fail("the header length is " + number(length) + " bytes, more than the format's limit of " +
-           number(largest_header));
+    const std::string_view all(reinterpret_cast<const char*>(file_.data()), file_.size());
+    if (length > largest_header) {
+      const std::string_view other = safetensors_lookalike(all);
+      fail(other.empty() ? "the header length is " + number(length) + " bytes, more than the format's limit of " +
+                               number(largest_header)
+                         : "this is no safetensors file, it seems to be " + std::string(other));
+    }
     if (length > file_.size() - prefix_bytes)
       fail("the header length is " + number(length) + " bytes, but only " + number(file_.size() - prefix_bytes) +
            " follow in the file (is it truncated?)");
     header_.data_begin = prefix_bytes + length;
-    return {reinterpret_cast<const char*>(file_.data()) + prefix_bytes, static_cast<std::size_t>(length)};
+    const std::string_view text = all.substr(prefix_bytes, static_cast<std::size_t>(length));
+    if (!text.starts_with('{')) fail("the header does not begin with '{'");
+    // The parser would take this byte for the end of the text.
+    if (const std::size_t zero = text.find('\0'); zero != text.npos) fail_json(zero + 1);
+    const std::size_t last = text.find_last_not_of(' ');
+    if (text[last] == '\t' || text[last] == '\n' || text[last] == '\r')
+      fail("the header is padded at its byte " + number(last + 1) + " with something else than spaces");
+    return text;
   }
 
-  nlohmann::json parse(std::string_view text) const {
-    using Json = nlohmann::json;
-    std::set<std::string> seen;
-    std::string repeated;
-    // The parser would keep the last of two equal names in silence.
-    const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-      if (depth == 1 && event == Json::parse_event_t::key && !seen.insert(value.get<std::string>()).second)
-        repeated = value.get<std::string>();
-      return true;
-    };
-    Json root;
-    try {
-      root = Json::parse(text.begin(), text.end(), watch);
-    } catch (const Json::parse_error& error) {
-      fail("the header is not valid JSON at its byte " + number(error.byte));
+  void begin_entry(const std::string& name) {
+    name_ = name;
+    if (name == metadata_name) {
+      if (has_metadata_) fail("the header has __metadata__ twice");
+      has_metadata_ = true;
+    } else if (header_.tensors.contains(name)) {
+      fail("the header names tensor '" + safetensors_excerpt(name) + "' twice");
     }
-    if (!root.is_object()) fail("the header is JSON, but of type " + std::string(root.type_name()) + ", not an object");
-    if (!repeated.empty()) fail("the header names tensor '" + repeated + "' twice");
-    return root;
+    tensor_ = {};
+    offsets_.clear();
+    for (bool& seen : seen_) seen = false;
   }
 
-  void read_metadata(const nlohmann::json& entry) {
-    if (!entry.is_object()) fail("__metadata__ is not an object");
-    for (const auto& [key, value] : entry.items()) {
-      if (!value.is_string()) fail("__metadata__ '" + key + "' is not a string");
-      header_.metadata.emplace(key, value.get<std::string>());
-    }
+  void begin_metadata(const std::string& key) {
+    key_ = key;
+    if (header_.metadata.contains(key)) fail("__metadata__ has '" + safetensors_excerpt(key) + "' twice");
   }
 
-  SafetensorInfo read_tensor(const std::string& name, const nlohmann::json& entry) const {
-    if (!entry.is_object()) fail(name, "is not described by an object");
-    SafetensorInfo tensor;
-    const auto& dtype = member(name, entry, "dtype");
-    if (!dtype.is_string()) fail(name, "has a dtype that is not a string");
-    tensor.dtype = dtype.get<std::string>();
-    const std::uint64_t element = bytes_of(tensor.dtype);
-    if (element == 0) fail(name, "has the unknown dtype '" + tensor.dtype + "'");
-    tensor.shape = integers(name, entry, "shape");
-    const std::vector<std::uint64_t> offsets = integers(name, entry, "data_offsets");
-    if (offsets.size() != 2) fail(name, "has " + number(offsets.size()) + " data_offsets, expected 2");
-    tensor.begin = offsets[0];
-    tensor.end = offsets[1];
+  void begin_member(const std::string& key) {
+    for (const Member member : {dtype, shape, data_offsets})
+      if (key == members[member]) {
+        if (std::exchange(seen_[member], true)) fail_tensor("has " + key + " twice");
+        member_ = member;
+        return;
+      }
+    fail_tensor("has '" + safetensors_excerpt(key) + "', expected dtype, shape and data_offsets only");
+  }
+
+  void end_tensor() {
+    for (const Member member : {dtype, shape, data_offsets})
+      if (!seen_[member]) fail_tensor(std::string("has no ") + members[member]);
+    const std::uint64_t element = bytes_of(tensor_.dtype);
+    if (element == 0) fail_tensor("has the unknown dtype '" + safetensors_excerpt(tensor_.dtype) + "'");
+    if (offsets_.size() != 2) fail_tensor("has " + number(offsets_.size()) + " data_offsets, expected 2");
+    tensor_.begin = offsets_[0];
+    tensor_.end = offsets_[1];
 
     const std::uint64_t data = file_.size() - header_.data_begin;
-    if (tensor.begin > tensor.end)
-      fail(name, "begins at byte " + number(tensor.begin) + " of the data, after its end at " + number(tensor.end));
-    if (tensor.end > data)
-      fail(name, "ends at byte " + number(tensor.end) + " of the data, but the file holds only " + number(data) +
-                     " (is it truncated?)");
+    if (tensor_.begin > tensor_.end)
+      fail_tensor("begins at byte " + number(tensor_.begin) + " of the data, after its end at " + number(tensor_.end));
+    if (tensor_.end > data)
+      fail_tensor("ends at byte " + number(tensor_.end) + " of the data, but the file holds only " + number(data) +
+                  " (is it truncated?)");
     std::uint64_t size = element;
     bool overflow = false;
-    for (const std::uint64_t extent : tensor.shape) overflow |= __builtin_mul_overflow(size, extent, &size);
+    for (const std::uint64_t extent : tensor_.shape) overflow |= __builtin_mul_overflow(size, extent, &size);
     // An extent of 0 makes the size 0, whatever the product of the others was.
-    if (std::find(tensor.shape.begin(), tensor.shape.end(), 0u) != tensor.shape.end()) {
+    if (std::find(tensor_.shape.begin(), tensor_.shape.end(), 0u) != tensor_.shape.end()) {
       size = 0;
       overflow = false;
     }
-    if (overflow) fail(name, "has shape " + text(tensor.shape) + ", more elements than 64 bits can count");
-    if (size != tensor.end - tensor.begin)
-      fail(name, "has shape " + text(tensor.shape) + " and dtype " + tensor.dtype + ", which is " + number(size) +
-                     " bytes, but its data_offsets span " + number(tensor.end - tensor.begin));
-    return tensor;
+    const std::string has_shape = "has shape " + safetensors_excerpt(tensor_.shape);
+    if (overflow) fail_tensor(has_shape + ", more elements than 64 bits can count");
+    if (size != tensor_.end - tensor_.begin)
+      fail_tensor(has_shape + " and dtype " + tensor_.dtype + ", which is " + number(size) +
+                  " bytes, but its data_offsets span " + number(tensor_.end - tensor_.begin));
+    header_.tensors.emplace(name_, std::move(tensor_));
   }
 
   void check_offsets() const {
     using Entry = std::pair<const std::string, SafetensorInfo>;
     std::vector<const Entry*> order;
+    order.reserve(header_.tensors.size());
     for (const Entry& entry : header_.tensors) order.push_back(&entry);
     std::sort(order.begin(), order.end(), [](const Entry* a, const Entry* b) {
       return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
@@ -158,11 +276,13 @@ class SafetensorsHeaderReader {
     for (const Entry* entry : order) {
       const auto& [name, tensor] = *entry;
       if (tensor.begin < covered)
-        fail(name, "begins at byte " + number(tensor.begin) + " of the data and overlaps tensor '" + *before +
-                       "', which ends at " + number(covered));
+        fail_safetensors(path_, name,
+                         "begins at byte " + number(tensor.begin) + " of the data and overlaps tensor '" +
+                             safetensors_excerpt(*before) + "', which ends at " + number(covered));
       if (tensor.begin > covered)
-        fail(name, "begins at byte " + number(tensor.begin) + " of the data, which leaves a gap after byte " +
-                       number(covered));
+        fail_safetensors(path_, name,
+                         "begins at byte " + number(tensor.begin) + " of the data, which leaves a gap after byte " +
+                             number(covered));
       covered = tensor.end;
       before = &name;
     }
@@ -170,24 +290,18 @@ class SafetensorsHeaderReader {
       fail("the tensors cover " + number(covered) + " bytes of data, but the file holds " + number(data));
   }
 
-  const nlohmann::json& member(const std::string& name, const nlohmann::json& entry, const char* key) const {
-    const auto found = entry.find(key);
-    if (found == entry.end()) fail(name, std::string("has no ") + key);
-    return *found;
-  }
-
-  std::vector<std::uint64_t> integers(const std::string& name, const nlohmann::json& entry, const char* key) const {
-    const auto& list = member(name, entry, key);
-    if (!list.is_array()) fail(name, std::string("has a ") + key + " that is not a list");
-    std::vector<std::uint64_t> values;
-    for (const auto& value : list) {
-      // A number beyond 64 bits arrives as a floating one.
-      if (!value.is_number_unsigned())
-        fail(name, std::string("has the value ") + excerpt(value) + " in its " + key +
-                       ", expected an integer from 0 to 2^64 - 1");
-      values.push_back(value.get<std::uint64_t>());
+  /// A value that may not stand where it does.
+  [[noreturn]] void refuse(const std::string& value) const {
+    if (place_ == Place::metadata) fail("__metadata__ '" + safetensors_excerpt(key_) + "' is not a string");
+    if (place_ != Place::tensor) {
+      if (name_ == metadata_name) fail("__metadata__ is not an object");
+      fail_tensor("is not described by an object");
     }
-    return values;
+    if (member_ == dtype) fail_tensor("has a dtype that is not a string");
+    const std::string member = members[member_];
+    if (list_ == nullptr) fail_tensor("has a " + member + " that is not a list");
+    fail_tensor("has the value " + safetensors_excerpt(value) + " in its " + member +
+                ", expected an integer from 0 to 2^64 - 1");
   }
 
   /// Bytes of one element; 0 if the dtype is unknown or does not fill whole bytes.
@@ -200,27 +314,25 @@ class SafetensorsHeaderReader {
   }
 
   static std::string number(std::uint64_t n) { return std::to_string(n); }
-  static std::string excerpt(const nlohmann::json& value) {
-    return value.is_number() ? value.dump() : std::string("of type ") + value.type_name();
-  }
-  static std::string text(const std::vector<std::uint64_t>& shape) {
-    std::string all = "(";
-    for (const std::uint64_t extent : shape) all += (all.size() > 1 ? ", " : "") + number(extent);
-    return all + ")";
-  }
-  [[noreturn]] void fail(std::string fault) const {
-    // Names come from the file, and a message is one printable line.
-    for (char& c : fault)
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-    throw SafetensorsError(path_ + ": " + fault);
-  }
-  [[noreturn]] void fail(const std::string& name, const std::string& fault) const {
-    fail("tensor '" + name + "' " + fault);
+  [[noreturn]] void fail(const std::string& fault) const { fail_safetensors(path_, fault); }
+  [[noreturn]] void fail_tensor(const std::string& fault) const { fail_safetensors(path_, name_, fault); }
+  [[noreturn]] void fail_json(std::size_t byte) const {
+    fail("the header is not valid JSON at its byte " + number(byte));
   }
 
   std::string path_;
   std::span<const std::byte> file_;
   SafetensorsHeader header_;
+
+  // Where the parser is.
+  Place place_ = Place::outside;
+  bool has_metadata_ = false;
+  std::string name_, key_;  // of the entry, and of the text in __metadata__
+  SafetensorInfo tensor_;   // as far as it is known
+  std::vector<std::uint64_t> offsets_;
+  bool seen_[3] = {};
+  Member member_ = dtype;
+  std::vector<std::uint64_t>* list_ = nullptr;  // the one being read
 };
 
 inline SafetensorsHeader read_safetensors_header(const std::string& path, std::span<const std::byte> file) {
@@ -229,4 +341,4 @@ inline SafetensorsHeader read_safetensors_header(const std::string& path, std::s
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

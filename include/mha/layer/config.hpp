@@ -3,13 +3,28 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <optional>
 
 #include "../core/check.hpp"
 #include "../policy/heads.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// A member of Config for what is a policy, so that naming it is one sentence.
+struct NoMember {
+  constexpr NoMember() = default;
+  template <class T> constexpr NoMember(const T&) {
+    static_assert(
+        valid<T>,
+        "mha: a mask is a policy and no member of Config: name it in the layer's type, "
+        "mha::MultiHeadAttention<float, mha::Cpu, mha::Causal>, or give it to a call, layer(x, mha::Causal{}) "
+        "(see mha/policy/mask.hpp)");
+  }
+};
+
+}  // namespace detail
 
 /// The sizes of a layer. 0 means: derived from the others.
 struct Config {
@@ -21,6 +36,7 @@ struct Config {
   Index kv_model = 0;             ///< width of the rows that keys and values are made from; d_model if 0
   bool bias = false;              ///< whether the projections add a bias
   std::optional<double> scale{};  ///< 1/√head_dim if not given
+  [[no_unique_address]] detail::NoMember causal{};  ///< no member: a mask is a policy, mha::Causal
 
   Index query_width() const { return num_heads * head_dim; }
   Index key_width() const { return num_kv_heads * head_dim; }
@@ -32,12 +48,12 @@ namespace detail {
 
 /// The configuration with every size filled in, or a ShapeError that says which do not fit.
 template <Heads H> Config completed(Config c) {
-  require(c.d_model > 0, "Config: d_model is ", c.d_model, ", the least is 1");
-  require(c.num_heads > 0, "Config: num_heads is ", c.num_heads, ", the least is 1");
-  require(c.num_kv_heads >= 0, "Config: num_kv_heads is ", c.num_kv_heads, ", the least is 1");
-  require(c.head_dim >= 0, "Config: head_dim is ", c.head_dim, ", the least is 1");
-  require(c.value_dim >= 0, "Config: value_dim is ", c.value_dim, ", the least is 1");
-  require(c.kv_model >= 0, "Config: kv_model is ", c.kv_model, ", the least is 1");
+  require(c.d_model > 0, "Config: d_model is ", c.d_model, ", it must be at least 1");
+  require(c.num_heads > 0, "Config: num_heads is ", c.num_heads, ", it must be at least 1");
+  require(c.num_kv_heads >= 0, "Config: num_kv_heads is ", c.num_kv_heads, ", it must be at least 1");
+  require(c.head_dim >= 0, "Config: head_dim is ", c.head_dim, ", it must be at least 1");
+  require(c.value_dim >= 0, "Config: value_dim is ", c.value_dim, ", it must be at least 1");
+  require(c.kv_model >= 0, "Config: kv_model is ", c.kv_model, ", it must be at least 1");
   if (c.head_dim == 0) {
     require(c.d_model % c.num_heads == 0, "Config: num_heads ", c.num_heads, " does not divide d_model ", c.d_model,
             ": give head_dim");
@@ -55,13 +71,19 @@ template <Heads H> Config completed(Config c) {
   }
   require(c.num_heads % c.num_kv_heads == 0, "Config: num_kv_heads ", c.num_kv_heads, " does not divide num_heads ",
           c.num_heads);
+  require(c.d_model <= longest_axis, "Config: d_model is ", c.d_model, ", the limit is ", longest_axis);
+  require(c.kv_model <= longest_axis, "Config: kv_model is ", c.kv_model, ", the limit is ", longest_axis);
   const std::int64_t widest = std::int64_t{c.num_heads} * (c.head_dim > c.value_dim ? c.head_dim : c.value_dim);
-  require(widest <= std::numeric_limits<Index>::max(), "Config: ", c.num_heads, " heads are ", widest,
-          " wide together, the most is ", std::numeric_limits<Index>::max());
+  require(widest <= longest_axis, "Config: ", c.num_heads, " heads are ", widest, " wide together, the limit is ",
+          longest_axis);
+  for (const Index width : {c.query_width(), c.concat_width()})
+    checked_product("Config", "the matrix of d_model and all heads", {c.d_model, width});
+  for (const Index width : {c.key_width(), c.value_width()})
+    checked_product("Config", "the matrix of kv_model and all key/value heads", {c.kv_model, width});
   if (c.scale) require(std::isfinite(*c.scale), "Config: scale is ", *c.scale, ", not finite");
   return c;
 }
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,36 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <initializer_list>
 #include <string>
 
 #include "../backend/backend.hpp"
 #include "../core/scalar.hpp"
+#include "../policy/mask.hpp"
+#include "../policy/role.hpp"
+#include "../policy/score.hpp"
+#include "config.hpp"
 #include "cost.hpp"
 
-namespace mha::inline v0::detail {
+namespace mha::inline MHA_NAMESPACE::detail {
 
-/// The facts of a layer's call, one a line.
-template <class T, Backend B>
-std::string explain_layer(const Config& c, const Cost& cost, const CallShape& shape, const std::string& weights,
-                          std::initializer_list<const char*> policies) {
+/// A policy or a composition in words: "Causal and not (Padding or functor)", "SoftCap, then Alibi".
+template <class P> struct InWords {
+  static std::string text() { return policy_name<P>(); }
+  static std::string part() { return text(); }  ///< as it stands within a composition
+};
+template <class A, class B> struct InWords<And<A, B>> {
+  static std::string text() { return InWords<A>::part() + " and " + InWords<B>::part(); }
+  static std::string part() { return text(); }
+};
+template <class A, class B> struct InWords<Or<A, B>> {
+  static std::string text() { return InWords<A>::part() + " or " + InWords<B>::part(); }
+  static std::string part() { return "(" + text() + ")"; }
+};
+template <class A> struct InWords<Not<A>> {
+  static std::string text() { return "not " + InWords<A>::part(); }
+  static std::string part() { return text(); }
+};
+template <class A, class B> struct InWords<Not<And<A, B>>> {
+  static std::string text() { return "not (" + InWords<And<A, B>>::text() + ")"; }
+  static std::string part() { return text(); }
+};
+template <class A, class B> struct InWords<Chain<A, B>> {
+  static std::string text() { return InWords<A>::text() + ", then " + InWords<B>::text(); }
+};
+
+inline std::string heads_of(const Config& c) {
+  const std::string own = std::to_string(c.num_heads) + " query heads";
+  if (c.num_kv_heads == c.num_heads) return own + " with a key/value head each";
+  if (c.num_kv_heads == 1) return own + " share 1 key/value head";
+  return own + " share " + std::to_string(c.num_kv_heads) + " key/value heads";
+}
+
+/// The facts of a layer's call, one a line. M is the layer's mask with those of the call.
+template <class T, class M, class Policies, Backend B>
+std::string explain_layer(const B& backend, const Config& c, const Cost& cost, const CallShape& shape,
+                          const std::string& weights) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
   const auto stage = [&](const char* name, double flop, double bytes) {
     return name + std::to_string(flop * 1e-9) + " GFLOP, " + n(bytes) + " bytes";
   };
   std::string list;
-  for (const char* policy : policies) list += (list.empty() ? "" : ", ") + std::string(policy);
-  return "heads:       " + n(c.num_heads) + " query, " + n(c.num_kv_heads) + " key/value, head_dim " + n(c.head_dim) +
-         ", value_dim " + n(c.value_dim) +                                                                //
-         "\nweights:     " + n(cost.parameters()) + " " + scalar_name<T>() + ", " + weights +             //
-         "\npolicies:    " + list +                                                                       //
-         stage("\nprojections: ", cost.projection.flop, cost.projection.bytes) +                          //
-         stage("\nattention:   ", cost.attention_flop(), cost.score.bytes + cost.value.bytes) +           //
-         "\nvisible:     " + n(cost.visible_pairs) + " of " +                                             //
-         n(double(shape.batch) * shape.queries * shape.keys) + " pairs of each head" +                    //
-         stage("\noutput:      ", cost.output.flop, cost.output.bytes) +                                  //
-         "\nkernel:      " + B{}.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim}) +  //
+  for (const char* policy : {Policies::Projection::name, Policies::Norm::name, Policies::Position::name,
+                             Policies::Concat::name, Policies::Output::name})
+    list += (list.empty() ? "" : ", ") + std::string(policy);
+  return "heads:       " + heads_of(c) + ", head_dim " + n(c.head_dim) + ", value_dim " + n(c.value_dim) +    //
+         "\nweights:     " + n(cost.parameters()) + " " + scalar_name<T>() + ", " + weights +                 //
+         "\nmask:        " + InWords<M>::text() +                                                             //
+         "\nscore:       " + InWords<typename Policies::Score>::text() +                                      //
+         "\nsink:        " + policy_name<typename Policies::Sink>() +                                         //
+         "\npolicies:    " + list +                                                                           //
+         stage("\nprojections: ", cost.projection.flop, cost.projection.bytes) +                              //
+         stage("\nattention:   ", cost.attention_flop(), cost.score.bytes + cost.value.bytes) +               //
+         "\nvisible:     " + n(cost.visible_pairs) + " of " +                                                 //
+         n(double(shape.batch) * shape.queries * shape.keys) + " pairs of each head" +                        //
+         stage("\noutput:      ", cost.output.flop, cost.output.bytes) +                                      //
+         "\nkernel:      " + backend.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim}) +  //
          "\nworkspace:   " + n(cost.activation_elements * sizeof(T)) + " bytes for Q, K, V and the heads\n";
 }
 
-}  // namespace mha::inline v0::detail
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "../block/arguments.hpp"
 #include "../call.hpp"
 #include "../launch.hpp"
 #include "../policy/concat.hpp"
@@ -20,34 +23,38 @@
 #include "cost.hpp"
 #include "explain.hpp"
 #include "parameters.hpp"
+#include "policies.hpp"
 #include "products.hpp"
 #include "sequence.hpp"
 #include "stages.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
-/// A multi-head attention layer with one template parameter per role. Users name MultiHeadAttention, which sorts its
-/// policies into this order; the code is shared whatever order they were written in.
+/// A multi-head attention layer. Users name MultiHeadAttention, which sorts its policies into LayerPolicies: the code
+/// is shared whatever order they were written in.
 ///
 /// Formula   Q = X W_Q + b_Q,  K = X_kv W_K + b_K,  V = X_kv W_V + b_V;  norm and position on Q and K;
 ///           head_h = attention(Q_h, K_g(h), V_g(h)),  Y = concat(heads) W_O + b_O
 /// Source    Vaswani et al. 2017, §3.2.2
-template <class T, Backend B, Heads H, Mask M, Score S, SinkPolicy Z, Norm N, Position R, Projection P, Concat C,
-          Output O>
-class Layer {
+template <class T, Backend B, class Policies> class Layer {
+  using Norm = typename Policies::Norm;
+  using Concat = typename Policies::Concat;
+  using Output = typename Policies::Output;
+
  public:
   using Scalar = T;
   using Workspace = typename B::Workspace;
   using KeyValues = mha::KeyValues<T, detail::TensorOf<B, T, 4>>;
 
-  Layer(const Config& config, M mask, S score, Z sink, N norm, R position)
-      : config_(detail::completed<H>(config)),
+  Layer(const Config& config, Policies policies, B backend)
+      : config_(detail::completed<typename Policies::Heads>(config)),
+        backend_(std::move(backend)),
         parameters_(config_),
-        mask_(std::move(mask)),
-        score_(std::move(score)),
-        sink_(std::move(sink)),
-        norm_(std::move(norm)),
-        position_(std::move(position)) {
+        mask_(std::move(policies.mask), backend_),
+        score_(std::move(policies.score), backend_),
+        sink_(std::move(policies.sink), backend_),
+        norm_(std::move(policies.norm)),
+        position_(std::move(policies.position)) {
     static_cast<void>(sink_.own().logits(config_.num_heads));
     if constexpr (requires { norm_.check(); }) norm_.check();
     if constexpr (requires { position_.check(Index{}); }) position_.check(config_.head_dim);
@@ -56,19 +63,22 @@ class Layer {
   /// The configuration with every size filled in.
   const Config& config() const { return config_; }
 
+  /// What it computes on, unless a call is given another.
+  const B& backend() const { return backend_; }
+
   /// Read-only named views of the weights; null data while the layer has none.
-  ParameterViews<const T> parameters() const { return parameters_.views(); }
+  [[nodiscard]] ParameterViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
 
-  /// f(ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale. Backends that
-  /// pack weights do so here and in borrow(), once for all calls.
+  /// f(const ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale: element
+  /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls.
   ///
   /// Errors    ShapeError if the weights are borrowed
   template <class F> void update(F&& f) {
-    auto p = parameters_.writable();
+    const auto p = parameters_.writable();
     products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
     f(p);
-    products_ = Products(parameters_.views(), O::has_weights);
+    products_ = Products(backend_, parameters_.views(), Output::has_weights);
   }
 
   /// Draws the weights, e.g. XavierUniform{.seed = 1}.
@@ -84,106 +94,106 @@ class Layer {
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
     parameters_.borrow(weights, std::move(keep_alive), packing());
   }
-  void borrow(const ParameterViews<const T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
+  template <std::same_as<ParameterViews<const T>> Views>
+  void borrow(const Views& weights, std::shared_ptr<const void> keep_alive = nullptr) {
     parameters_.borrow(weights, std::move(keep_alive), packing());
   }
 
   /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
-  /// shared too, unless backend or projection policy differ. Borrow anew after an update of the owner's weights; the
-  /// owner must outlive this layer unless it borrowed them itself.
+  /// shared too, unless the backends' types differ. Borrow anew after an update of the owner's weights; the owner must
+  /// outlive this layer unless it borrowed them itself. With equal norm and position they share KeyValues.
   ///
   /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
-  template <Backend B2, Heads H2, Mask M2, Score S2, SinkPolicy Z2, Norm N2, Position R2, Projection P2, Concat C2,
-            Output O2>
-  void borrow(const Layer<T, B2, H2, M2, S2, Z2, N2, R2, P2, C2, O2>& owner) {
-    detail::require(owner.parameters_.present(), "borrow: the owner has 0 of its ", owner.parameter_count(),
-                    " weights: call initialize, update or borrow on it first");
+  template <Backend OtherBackend, class OtherPolicies> void borrow(const Layer<T, OtherBackend, OtherPolicies>& owner) {
+    detail::require(owner.parameters_.present(), "borrow: expected ", owner.parameter_count(),
+                    " weights, got 0: call initialize, update or borrow on it first");
     const auto take = [&](const ParameterViews<const T>& w) {
-      if constexpr (std::is_same_v<Products, detail::LayerProducts<T, B2, P2>>)
+      if constexpr (std::is_same_v<B, OtherBackend>)
         products_ = owner.products_;
       else
         packing()(w);
     };
-    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(), take);
+    const bool same_keys = detail::same_policy(norm_, owner.norm_) && detail::same_policy(position_, owner.position_);
+    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(), take,
+                       same_keys ? owner.parameters_.version() : detail::next_version());
   }
 
   /// Self-attention.
   ///
-  /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E) and Packed
-  /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Packed, Origin,
-  ///           into(y), where y may be x itself, LogSumExp, a Workspace. The scale is Config::scale.
+  /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E)
+  /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Ragged, Origin,
+  ///           into(y), where y may be x itself, LogSumExp, a Workspace, another value of the backend's type. The scale
+  ///           is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
-  template <Sequence X, class... Extra>
-  requires(!(detail::MemoryArgument<Extra> || ...)) auto operator()(const X& x, Extra&&... extra) const {
+  template <SequenceOf<T> X, class... Extra>
+  requires(!(detail::MemoryArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
     return run(x, detail::read_sequence(x), extra...);
   }
 
   /// Cross-attention: queries from x, keys and values from memory.
   ///
   /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv), or what project_memory() returned
-  template <Sequence X, Sequence Memory, class... Extra>
-  auto operator()(const X& x, const Memory& memory, Extra&&... extra) const {
-    detail::check_memory_of<B, Memory>();
-    return run(x, detail::read_sequence(memory), extra...);
-  }
-  template <Sequence X, class... Extra> auto operator()(const X& x, const KeyValues& memory, Extra&&... extra) const {
-    return run(x, memory, extra...);
+  template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
+  [[nodiscard]] auto operator()(const X& x, const Memory& memory, Extra&&... extra) const {
+    return run(x, detail::read_memory<B>(memory), extra...);
   }
 
   /// Keys and values of a memory, projected once.
   ///
   /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
-  /// Then      Packed, a Workspace
-  template <Sequence Memory, class... Extra> KeyValues project_memory(const Memory& memory, Extra&&... extra) const {
+  /// Then      Ragged, a Workspace, a backend
+  template <SequenceOf<T> Memory, class... Extra>
+  [[nodiscard]] MHA_NO_INLINE KeyValues project_memory(const Memory& memory, Extra&&... extra) const {
     detail::check_project_arguments<Extra...>();
     detail::check_memory_of<B, Memory>();
     const auto from = detail::read_sequence(memory);
-    check_memory(from);
+    check_rows("project_memory", "memory", from, "kv_model", config_.kv_model);
+    const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
     RowPositions at;
-    if (options.packed) {
-      const auto& k =
-          options.packed->key_offsets.size > 0 ? options.packed->key_offsets : options.packed->query_offsets;
-      detail::require_no_batch("project_memory", from.extent[0]);
-      detail::require_offsets("project_memory", "k", k, from.extent[1]);
-      at = {Origins(Index{0}), k.data, k.size - 1, detail::longest(k)};
+    std::vector<Index> offsets;
+    if (options.ragged) {
+      at = detail::key_positions({"project_memory", "x", "memory", "memory"}, *options.ragged, from.extent[0],
+                                 from.extent[1]);
+      offsets.assign(at.offsets, at.offsets + at.sequences + 1);
     }
-    detail::require_supported<B>("project_memory");
-    detail::require_reachable<B>("project_memory", "memory", from);
+    detail::require_supported(backend, "project_memory");
+    detail::require_reachable(backend, "project_memory", "memory", from);
     if constexpr (!detail::computes_on_host<B>)
-      if (at.offsets != nullptr) at.offsets = B{}.stage(at.offsets, at.sequences + 1, frame, workspace);
+      if (at.offsets != nullptr) at.offsets = backend.stage(at.offsets, at.sequences + 1, frame, workspace);
     using Made = detail::TensorOf<B, T, 4>;
     KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
-                 Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim)};
+                 Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim), std::move(offsets),
+                 parameters_.version()};
     const auto w = parameters_.views();
-    const detail::ItemsOn<B> items{workspace};
+    const detail::ItemsOn<B> items{backend, workspace};
     const TensorView<T, 2> results[] = {detail::rows_of(to.key.view()), detail::rows_of(to.value.view())};
-    products_.run(detail::as_rows(from, frame, items), w, Matrix::key, results, workspace);
+    products_.run(backend, detail::as_rows(from, frame, items), w, Matrix::key, results, workspace);
     finish_keys(to.key.view(), w, at, items);
     return to;
   }
 
   /// The softmax of every head, which a call never stores: (B, Hq, Lq, Lk), in the backend's memory.
-  template <Sequence X, class... Extra>
-  requires(!(detail::MemoryArgument<Extra> || ...)) auto attention_weights(const X& x, Extra&&... extra) const {
+  template <SequenceOf<T> X, class... Extra>
+  requires(!(detail::MemoryArgument<Extra> || ...))
+      [[nodiscard]] auto attention_weights(const X& x, Extra&&... extra) const {
     return weights(x, detail::read_sequence(x), extra...);
   }
-  template <Sequence X, Sequence Memory, class... Extra>
-  auto attention_weights(const X& x, const Memory& memory, Extra&&... extra) const {
-    return weights(x, detail::read_sequence(memory), extra...);
-  }
-  template <Sequence X, class... Extra>
-  auto attention_weights(const X& x, const KeyValues& memory, Extra&&... extra) const {
-    return weights(x, memory, extra...);
+  template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
+  [[nodiscard]] auto attention_weights(const X& x, const Memory& memory, Extra&&... extra) const {
+    return weights(x, detail::read_memory<B>(memory), extra...);
   }
 
   /// The softmax averaged over the heads: (B, Lq, Lk).
-  template <Sequence X, class... Extra> auto mean_attention_weights(const X& x, Extra&&... extra) const {
+  template <SequenceOf<T> X, class... Extra>
+  requires(!detail::has_foreign_memory<KeyValues, Extra...>)
+      [[nodiscard]] auto mean_attention_weights(const X& x, Extra&&... extra) const {
+    const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
-    const detail::ItemsOn<B> items{detail::workspace_or(own, extra...)};
+    const detail::ItemsOn<B> items{backend, detail::workspace_or(own, extra...)};
     const auto each = attention_weights(x, extra...);
     detail::TensorOf<B, Accumulator<T>, 3> mean(each.extent(0), each.extent(2), each.extent(3));
     items(detail::mean_over_heads<Accumulator<T>>(each.view(), mean.view()));
@@ -193,30 +203,29 @@ class Layer {
   /// What a call of this shape costs, stage by stage; masks of the call intersect with the layer's.
   ///
   /// Errors    ShapeError if a size is negative, or a mask's data does not fit it
-  template <Mask... Masks> Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    return detail::layer_cost<T, N, C, O>(config_, batch, queries, keys,
-                                          detail::intersect(mask_.own(), detail::collect_masks(masks...)));
+  template <Mask... Masks>
+  [[nodiscard]] Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
+    return detail::layer_cost<T, Policies>(config_, batch, queries, keys, all_masks(masks...));
   }
 
-  /// The cost, policies, kernel and memory of such a call, one fact a line.
-  template <Mask... Masks> std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
+  /// The heads, policies, cost, kernel and memory of such a call, one fact a line.
+  template <Mask... Masks>
+  [[nodiscard]] std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
     const CallShape shape{batch, config_.num_heads, queries, keys, keys - queries};
     std::string weights = parameters_.borrowed() ? "borrowed" : parameters_.present() ? "owned" : "none yet";
     if (products_.bytes() > 0) weights += ", packed in " + std::to_string(products_.bytes()) + " bytes";
-    return detail::explain_layer<T, B>(config_, cost(batch, queries, keys, masks...), shape, weights,
-                                       {P::name, N::name, R::name, C::name, O::name});
+    return detail::explain_layer<T, decltype(all_masks(masks...)), Policies>(
+        backend_, config_, cost(batch, queries, keys, masks...), shape, weights);
   }
 
  private:
-  template <class T2, Backend B2, Heads H2, Mask M2, Score S2, SinkPolicy Z2, Norm N2, Position R2, Projection P2,
-            Concat C2, Output O2>
-  friend class Layer;
+  template <class, Backend, class> friend class Layer;
 
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_arguments<Extra...>();
-    static_assert(check_scalars<X, Memory>());
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
+    check(from, memory);
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       forward(from, memory, detail::find_into<T>(extra...), extra...);
     } else {
@@ -234,16 +243,15 @@ class Layer {
   }
 
   template <class Memory, class... Extra>
-  void forward(const TensorView<const T, 3>& x, const Memory& memory, const TensorView<T, 3>& y,
-               Extra&... extra) const {
+  MHA_NO_INLINE void forward(const TensorView<const T, 3>& x, const Memory& memory, const TensorView<T, 3>& y,
+                             Extra&... extra) const {
     const Config& c = config_;
     const Index batch = x.extent[0], length = x.extent[1];
-    check_x(x);
-    check_memory(memory);
     detail::require_data("layer", "the result", y);
     detail::require_equal("layer", "batch", "x", batch, "the result", y.extent[0]);
     detail::require_equal("layer", "length", "x", length, "the result", y.extent[1]);
     detail::require_equal("layer", "width", "the layer's output", output_width(), "the result", y.extent[2]);
+    const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
@@ -253,25 +261,26 @@ class Layer {
     const auto heads = detail::head_buffers<T, false>(frame, batch, length, {of_heads})[0];
     // Everything is checked before anything is computed: the views' memory is filled below.
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
-        "layer", heads, TensorView<const T, 4>(made.q), made.key, made.value,
+        detail::layer_names(x, memory), heads, TensorView<const T, 4>(made.q), made.key, made.value,
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(extra...), frame);
-    detail::require_supported<B>("layer");
-    detail::require_reachable<B>("layer", "x", x);
-    detail::require_reachable<B>("layer", "memory", made.rows);
-    detail::require_reachable<B>("layer", "the result", y);
-    detail::require_reachable<B>("layer", "log-sum-exp", checked.log_sum_exp);
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(memory, extra...),
+        frame);
+    detail::require_supported(backend, "layer");
+    detail::require_reachable(backend, "layer", "x", x);
+    detail::require_reachable(backend, "layer", "memory", made.rows);
+    detail::require_reachable(backend, "layer", "the result", y);
+    detail::require_reachable(backend, "layer", "log-sum-exp", checked.log_sum_exp);
 
-    const auto call = detail::staged<B>(std::move(checked), frame, workspace);
+    const auto call = detail::staged(backend, std::move(checked), frame, workspace);
     const auto w = parameters_.views();
-    const detail::ItemsOn<B> items{workspace};
-    project(x, made, call, w, frame, workspace);
-    detail::run<B>(call, workspace);
-    detail::run_gates<B, C, T>(heads, products_.vectors(w).gate, items);
+    const detail::ItemsOn<B> items{backend, workspace};
+    project(backend, x, made, call, w, frame, workspace);
+    detail::run(backend, call, workspace);
+    detail::run_gates<B, Concat, T>(heads, products_.vectors(w).gate, items);
     const TensorView<const T, 2> rows = view(heads.data, batch * length, c.concat_width());
     const auto finish = [&](const TensorView<T, 2>& to) {
-      if constexpr (O::has_weights)
-        products_.run(rows, w, Matrix::output, {&to, 1}, workspace);
+      if constexpr (Output::has_weights)
+        products_.run(backend, rows, w, Matrix::output, {&to, 1}, workspace);
       else
         items(detail::copy_items(rows, to));
     };
@@ -279,47 +288,50 @@ class Layer {
   }
 
   template <class X, class Memory, class... Extra>
-  auto weights(const X& x, const Memory& memory, Extra&... extra) const {
+  MHA_NO_INLINE auto weights(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_weights_arguments<Extra...>();
-    static_assert(check_scalars<X, Memory>());
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
-    check_x(from);
-    check_memory(memory);
+    check(from, memory);
+    const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const auto made = detail::projected<B>(config_, from, memory, false, frame);
     auto checked = detail::checked_call<T, detail::memory_of<B>>(
-        "layer", TensorView<const T, 4>(made.q), made.key,
+        detail::layer_names(from, memory), TensorView<const T, 4>(made.q), made.key,
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(extra...), frame);
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(memory, extra...),
+        frame);
     checked.kv = {made.key, made.key, checked.k_offsets};
-    detail::require_supported<B>("layer");
-    detail::require_reachable<B>("layer", "x", from);
-    detail::require_reachable<B>("layer", "memory", made.rows);
-    const auto call = detail::staged<B>(std::move(checked), frame, workspace);
-    project(from, made, call, parameters_.views(), frame, workspace);
-    return detail::run_weights<B>(call, workspace);
+    detail::require_supported(backend, "layer");
+    detail::require_reachable(backend, "layer", "x", from);
+    detail::require_reachable(backend, "layer", "memory", made.rows);
+    const auto call = detail::staged(backend, std::move(checked), frame, workspace);
+    project(backend, from, made, call, parameters_.views(), frame, workspace);
+    return detail::run_weights(backend, call, workspace);
   }
 
-  Index output_width() const { return O::width(config_.concat_width(), config_.d_model); }
+  template <class... Masks> auto all_masks(const Masks&... masks) const {
+    return detail::intersect(mask_.own(), detail::collect_masks(masks...));
+  }
+  Index output_width() const { return Output::width(config_.concat_width(), config_.d_model); }
 
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
   template <class Call>
-  void project(const TensorView<const T, 3>& x, const detail::Projected<T>& p, const Call& call,
+  void project(const B& backend, const TensorView<const T, 3>& x, const detail::Projected<T>& p, const Call& call,
                const ParameterViews<const T>& w, typename Workspace::Frame& frame, Workspace& workspace) const {
-    const detail::ItemsOn<B> items{workspace};
+    const detail::ItemsOn<B> items{backend, workspace};
     const TensorView<T, 2> results[] = {detail::rows_of(p.q), detail::rows_of(p.to_key), detail::rows_of(p.to_value)};
     const std::span<const TensorView<T, 2>> to(results, p.to_key.data == nullptr     ? 1u
                                                         : p.to_value.data == nullptr ? 2u
                                                                                      : 3u);
     const auto rows = detail::as_rows(x, frame, items);
     if (to.size() > 1 && !detail::same_view(x, p.rows)) {
-      products_.run(rows, w, Matrix::query, to.first(1), workspace);
-      products_.run(detail::as_rows(p.rows, frame, items), w, Matrix::key, to.subspan(1), workspace);
+      products_.run(backend, rows, w, Matrix::query, to.first(1), workspace);
+      products_.run(backend, detail::as_rows(p.rows, frame, items), w, Matrix::key, to.subspan(1), workspace);
     } else {
-      products_.run(rows, w, Matrix::query, to, workspace);
+      products_.run(backend, rows, w, Matrix::query, to, workspace);
     }
     const CallShape& shape = call.shape;
     detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, items);
@@ -335,54 +347,41 @@ class Layer {
 
   /// Packs what is about to be borrowed, before anything else changes.
   auto packing() {
-    return [this](const ParameterViews<const T>& w) { products_ = Products(w, O::has_weights); };
+    return [this](const ParameterViews<const T>& w) { products_ = Products(backend_, w, Output::has_weights); };
   }
 
-  template <class X, class Memory> static constexpr bool check_scalars() {
-    constexpr bool same_memory = std::is_same_v<Memory, TensorView<const T, 3>> || detail::is_key_values<Memory>;
-    static_assert(std::is_same_v<T, ScalarOf<X>> && same_memory,
-                  "mha: the layer's scalar and the input's differ (see mha/layer/multi_head_attention.hpp)");
-    return true;
+  void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,
+                  Index width) const {
+    detail::require(parameters_.present(), call, ": expected ", parameter_count(),
+                    " weights, got 0: call initialize, update or borrow first");
+    detail::require_rows(call, name, v, member, width);
   }
-
-  void require_weights() const {
-    detail::require(parameters_.present(), "layer: it has 0 of its ", parameter_count(),
-                    " weights: call initialize, update or borrow first");
+  template <class Memory> void check(const TensorView<const T, 3>& x, const Memory& memory) const {
+    check_rows("layer", "x", x, "d_model", config_.d_model);
+    if constexpr (detail::is_key_values<Memory>)
+      detail::require_fitting_memory(memory, config_, parameters_.version());
+    else
+      check_rows("layer", detail::layer_names(x, memory).k, memory, "kv_model", config_.kv_model);
   }
-  void check_x(const TensorView<const T, 3>& x) const {
-    require_weights();
-    detail::require_rows("x", x);
-    detail::require(x.extent[2] == config_.d_model, "layer: x has width ", x.extent[2], " but d_model is ",
-                    config_.d_model);
-  }
-  void check_memory(const TensorView<const T, 3>& memory) const {
-    require_weights();
-    detail::require_rows("memory", memory);
-    detail::require(memory.extent[2] == config_.kv_model, "layer: the keys' rows have width ", memory.extent[2],
-                    " but kv_model is ", config_.kv_model);
-  }
-  void check_memory(const KeyValues& memory) const {
-    detail::require_equal("layer", "heads", "key", memory.key.extent(2), "the layer", config_.num_kv_heads);
-    detail::require_equal("layer", "head size", "key", memory.key.extent(3), "the layer", config_.head_dim);
-    detail::require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", config_.value_dim);
-  }
-  template <class... Extra> auto options(const Extra&... extra) const {
+  template <class Memory, class... Extra> auto options(const Memory& memory, const Extra&... extra) const {
     auto o = detail::collect_options<Accumulator<T>>(extra...);
     o.scale = config_.scale;
+    if constexpr (detail::is_key_values<Memory>) detail::take_projected_offsets(memory.offsets, o.ragged);
     return o;
   }
 
-  using Products = detail::LayerProducts<T, B, P>;
+  using Products = detail::LayerProducts<T, B>;
   using Matrix = detail::LayerMatrix;
 
   Config config_;
-  Parameters<T, P, N, C, O> parameters_;
+  [[no_unique_address]] B backend_;
+  Parameters<T, Policies> parameters_;
   Products products_;
-  detail::Kept<B, M> mask_;
-  detail::Kept<B, S> score_;
-  [[no_unique_address]] detail::Kept<B, Z> sink_;
-  [[no_unique_address]] N norm_;
-  [[no_unique_address]] R position_;
+  detail::Kept<B, typename Policies::Mask> mask_;
+  detail::Kept<B, typename Policies::Score> score_;
+  [[no_unique_address]] detail::Kept<B, typename Policies::Sink> sink_;
+  [[no_unique_address]] Norm norm_;
+  [[no_unique_address]] typename Policies::Position position_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -4,11 +4,13 @@
 #include <concepts>
 #include <type_traits>
 
-#include "../backend/cpu/cpu.hpp"
-#include "initialize.hpp"
+#include "../backend/backend.hpp"
+#include "../backend/default.hpp"
+#include "../block/initialize.hpp"
+#include "../call.hpp"
 #include "layer.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
@@ -40,22 +42,18 @@ template <class... P> constexpr void check_layer_policies() {
 template <bool Keeps, class P, class StandIn> using OrStandIn = std::conditional_t<Keeps, P, StandIn>;
 
 template <class Scalar, class B, class... P> struct LayerOf {
-  static_assert(Backend<B>,
-                "mha: the second template argument is no backend; one comes before the policies: "
-                "MultiHeadAttention<float, mha::Cpu, mha::Causal> (see mha/backend/backend.hpp)");
-  static_assert((check_layer_policies<P...>(), true));
-  using HeadsPolicy = typename PickRole<Role::heads, MultiHead, P...>::type;
-  using MaskPolicy = typename PickRole<Role::mask, Full, P...>::type;
-  using ScorePolicy = typename PickRole<Role::score, NoScore, P...>::type;
-  using SinkPolicyOf = typename PickRole<Role::sink, NoSink, P...>::type;
-  using NormPolicy = typename PickRole<Role::norm, NoNorm, P...>::type;
-  using PositionPolicy = typename PickRole<Role::position, NoPosition, P...>::type;
-  using ProjectionPolicy = typename PickRole<Role::projection, FusedProjection, P...>::type;
-  using ConcatPolicy = typename PickRole<Role::concat, ConcatHeads, P...>::type;
-  using OutputPolicy = typename PickRole<Role::output, LinearOutput, P...>::type;
-  using type = Layer<Scalar, OrStandIn<Backend<B>, B, Cpu>, HeadsPolicy, OrStandIn<Mask<MaskPolicy>, MaskPolicy, Full>,
-                     OrStandIn<Score<ScorePolicy>, ScorePolicy, NoScore>, SinkPolicyOf, NormPolicy, PositionPolicy,
-                     ProjectionPolicy, ConcatPolicy, OutputPolicy>;
+  static constexpr bool defined = is_defined<B> && !std::same_as<B, NoBackend<true>>;
+  static constexpr bool backend = Backend<B> && !std::same_as<B, NoBackend<false>>;
+  template <Role R, class Default> using Pick = typename PickRole<R, Default, P...>::type;
+  using MaskPolicy = Pick<Role::mask, Full>;
+  using ScorePolicy = Pick<Role::score, NoScore>;
+  using On = OrNoBackend<B>;
+  using ByRole =
+      LayerPolicies<Pick<Role::heads, MultiHead>, OrStandIn<Mask<MaskPolicy>, MaskPolicy, Full>,
+                    OrStandIn<Score<ScorePolicy>, ScorePolicy, NoScore>, Pick<Role::sink, NoSink>,
+                    Pick<Role::norm, NoNorm>, Pick<Role::position, NoPosition>, Pick<Role::projection, FusedProjection>,
+                    Pick<Role::concat, ConcatHeads>, Pick<Role::output, LinearOutput>>;
+  using type = Layer<Scalar, On, ByRole>;
 };
 
 /// The value of a role among the constructor's arguments, else the policy's default.
@@ -76,7 +74,44 @@ constexpr Policy policy_value(const V& first, const Rest&... rest) {
     return policy_value<R, Policy>(rest...);
 }
 
+/// The backend among the constructor's arguments, else a new one.
+template <class B> constexpr B backend_value() {
+  static_assert(std::default_initializable<B>,
+                "mha: this backend has no default constructor: give its value to the constructor, "
+                "layer({...}, backend) (see mha/layer/multi_head_attention.hpp)");
+  if constexpr (std::default_initializable<B>)
+    return B{};
+  else
+    __builtin_unreachable();
+}
+template <class B, class V, class... Rest> constexpr B backend_value(const V& first, const Rest&... rest) {
+  if constexpr (std::same_as<V, B>)
+    return first;
+  else
+    return backend_value<B>(rest...);
+}
+
+/// The sentences for what a layer cannot be called on: x, or the memory among what follows it.
+template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
+  static_assert(Sequence<X>,
+                "mha: a layer takes x with 2 or 3 axes: an Eigen matrix, an mha::Tensor or a view of a pointer, "
+                "mha::view(p, L, E); an Eigen expression is computed first, layer((2 * x).eval()) "
+                "(see mha/layer/multi_head_attention.hpp)");
+  static_assert(
+      !Sequence<X>,
+      "mha: the layer's scalar and the input's differ: convert the input, such as layer(x.cast<float>().eval()) "
+      "(see mha/layer/multi_head_attention.hpp)");
+  return {};
+}
+
 template <class Value, class... Policies> constexpr bool is_one_of = (std::same_as<Value, Policies> || ...);
+
+/// The types of a list that are no backends, as the policies of a layer.
+template <class... P> struct PolicyList;
+template <class List, class... Values> struct WithoutBackends { using type = List; };
+template <class... P, class V, class... Rest>
+struct WithoutBackends<PolicyList<P...>, V, Rest...>
+    : WithoutBackends<std::conditional_t<BackendArgument<V>, PolicyList<P...>, PolicyList<P..., V>>, Rest...> {};
 
 }  // namespace detail
 
@@ -91,7 +126,8 @@ template <class Value, class... Policies> constexpr bool is_one_of = (std::same_
 ///           projection  FusedProjection (default), PerHeadProjection
 ///           concat      ConcatHeads (default), GatedHeads
 ///           output      LinearOutput (default), NoOutput
-/// Values    policies with data take it from the constructor: layer({...}, SlidingWindow{.left = 255})
+/// Values    policies with data, and the backend, take it from the constructor in any order:
+///           layer({...}, SlidingWindow{.left = 255}, Cpu(ThreadPool(2)))
 /// Threads   calls are const; one layer serves many threads, each with a Workspace of its own
 /// Errors    ShapeError if the configuration does not fit together
 ///
@@ -101,16 +137,24 @@ template <class Value, class... Policies> constexpr bool is_one_of = (std::same_
 template <class Scalar, class B = Cpu, class... Policies>
 class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type {
   using Roles = detail::LayerOf<Scalar, B, Policies...>;
+  template <class X, class... Extra>
+  static constexpr bool refuses =
+      !SequenceOf<X, Scalar> || detail::has_foreign_memory<typename Roles::type::KeyValues, Extra...>;
 
  public:
   template <class... Values>
   explicit MultiHeadAttention(const Config& config, const Values&... values)
-      : Roles::type(config, detail::policy_value<Role::mask, typename Roles::MaskPolicy>(values...),
-                    detail::policy_value<Role::score, typename Roles::ScorePolicy>(values...),
-                    detail::policy_value<Role::sink, typename Roles::SinkPolicyOf>(values...),
-                    detail::policy_value<Role::norm, typename Roles::NormPolicy>(values...),
-                    detail::policy_value<Role::position, typename Roles::PositionPolicy>(values...)) {
-    static_assert((detail::is_one_of<Values, Policies...> && ...),
+      : Roles::type(config,
+                    {detail::policy_value<Role::mask, typename Roles::ByRole::Mask>(values...),
+                     detail::policy_value<Role::score, typename Roles::ByRole::Score>(values...),
+                     detail::policy_value<Role::sink, typename Roles::ByRole::Sink>(values...),
+                     detail::policy_value<Role::norm, typename Roles::ByRole::Norm>(values...),
+                     detail::policy_value<Role::position, typename Roles::ByRole::Position>(values...)},
+                    detail::backend_value<typename Roles::On>(values...)) {
+    static_assert(((!detail::BackendArgument<Values> || std::same_as<Values, B>)&&...),
+                  "mha: the constructor got a backend of another type than the layer's: write that type, "
+                  "MultiHeadAttention<float, mha::CpuWith<mha::Serial>> (see mha/layer/multi_head_attention.hpp)");
+    static_assert(((detail::BackendArgument<Values> || detail::is_one_of<Values, Policies...>)&&...),
                   "mha: the constructor got a policy value that the layer's type does not name "
                   "(see mha/layer/multi_head_attention.hpp)");
     static_assert(((detail::count_role<role_of<Values>(), Values...> <= 1) && ...),
@@ -118,16 +162,56 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
                   "(see mha/layer/multi_head_attention.hpp)");
   }
 
+  // Refused in one sentence.
   using Roles::type::operator();
-  /// An Eigen expression has no memory to read: layer((2 * x).eval()). Refused in one line, which names the type.
-  template <class NoSequence>
-  requires(!Sequence<NoSequence>) void operator()(const NoSequence&) const = delete;
+  template <class X, class... Extra>
+  requires(refuses<X, Extra...>) detail::Refused operator()(X&&, Extra&&...) const {
+    return detail::refuse_sequence<Scalar, X, Extra...>();
+  }
+  using Roles::type::attention_weights;
+  template <class X, class... Extra>
+  requires(refuses<X, Extra...>) detail::Refused attention_weights(X&&, Extra&&...)
+  const { return detail::refuse_sequence<Scalar, X, Extra...>(); }
+  using Roles::type::mean_attention_weights;
+  template <class X, class... Extra>
+  requires(refuses<X, Extra...>) detail::Refused mean_attention_weights(X&&, Extra&&...)
+  const { return detail::refuse_sequence<Scalar, X, Extra...>(); }
+  using Roles::type::project_memory;
+  template <class Memory, class... Extra>
+  requires(!SequenceOf<Memory, Scalar>) detail::Refused project_memory(Memory&&, Extra&&...)
+  const { return detail::refuse_sequence<Scalar, Memory>(); }
+  using Roles::type::borrow;
+  template <Backend OtherBackend, class OtherPolicies> void borrow(const Layer<Scalar, OtherBackend, OtherPolicies>&&) {
+    static_assert(detail::valid<OtherPolicies>,
+                  "mha: borrow() from a temporary layer, whose weights would be gone before this layer reads them: "
+                  "name that layer and keep it as long as this one (see mha/layer/multi_head_attention.hpp)");
+  }
+
+  // Last, because clang skips what follows a failed assertion.
+  static_assert(
+      Roles::defined,
+      "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> for Cuda, "
+      "<mha/mha.hpp> for Cpu, or name mha::EigenCpu, which <mha/eigen.hpp> has (see mha/backend/default.hpp)");
+  static_assert(Roles::backend || !Roles::defined,
+                "mha: the second template argument is no backend; one comes before the policies: "
+                "MultiHeadAttention<float, mha::Cpu, mha::Causal> (see mha/backend/backend.hpp)");
+  static_assert((detail::check_layer_policies<Policies...>(), true));
 };
 
-/// A layer whose policies are deduced from values: make_attention<float>({...}, mha::mask([](…) { … })).
-template <class Scalar, class B = Cpu, class... Values>
+namespace detail {
+
+template <class... P> struct PolicyList {
+  template <class Scalar, class B> using Layer = MultiHeadAttention<Scalar, B, P...>;
+};
+
+}  // namespace detail
+
+/// A layer whose policies, and backend, are deduced from values: make_attention<float>({...}, mha::mask([](…) { … })).
+template <class Scalar, class OnBackend = void, class... Values>
 auto make_attention(const Config& config, const Values&... values) {
-  return MultiHeadAttention<Scalar, B, Values...>(config, values...);
+  using B = detail::CallBackend<OnBackend, Cpu, Values...>;
+  using Policies = typename detail::WithoutBackends<detail::PolicyList<>, Values...>::type;
+  return typename Policies::template Layer<Scalar, B>(config, values...);
 }
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -13,7 +13,7 @@
 #include "../policy/projection.hpp"
 #include "parameters.hpp"
 
-namespace mha::inline v0::detail {
+namespace mha::inline MHA_NAMESPACE::detail {
 
 /// The matrices of a layer, in the order they are packed in.
 enum class LayerMatrix : int { query, key, value, output };
@@ -21,29 +21,24 @@ enum class LayerMatrix : int { query, key, value, output };
 /// Weights of a layer that are no matrices.
 template <class T> struct LayerVectors { TensorView<const T, 1> query_norm, key_norm, gate; };
 
-template <class T, class B> struct PackedBy { using type = void; };
-template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
-  using type = std::remove_cvref_t<decltype(B{}.pack(std::span<const DenseWeights<T>>()))>;
-};
-
 template <class T, class B> struct UploadedBy { using type = void; };
 template <class T, class B>
 requires(!computes_on_host<B>) struct UploadedBy<T, B> {
-  using type = std::remove_cvref_t<decltype(B{}.upload(std::span<const T>()))>;
+  using type = std::remove_cvref_t<decltype(std::declval<const B&>().upload(std::span<const T>()))>;
 };
 
 /// A layer's dense products: by weights its backend packed once, where it packs; else by the weights as they lie.
 ///
 /// Copies share what was packed, which nobody changes. Without it, as before the first pack(), the products are the
 /// same, only slower.
-template <class T, class B, class P> class LayerProducts {
+template <class T, class B> class LayerProducts {
   using Packed = typename PackedBy<T, B>::type;
   using Uploaded = typename UploadedBy<T, B>::type;
   struct None {};
 
  public:
   LayerProducts() = default;
-  LayerProducts(const ParameterViews<const T>& w, bool has_output) {
+  LayerProducts(const B& backend, const ParameterViews<const T>& w, bool has_output) {
     if constexpr (PacksWeights<B, T>) {
       Tensor<T, 2> side_by_side[3];  // heads with memory of their own
       const DenseWeights<T> parts[] = {whole(w.query, side_by_side[0]),
@@ -51,14 +46,14 @@ template <class T, class B, class P> class LayerProducts {
                                        whole(w.value, side_by_side[2]),
                                        {w.output.weight, w.output.bias}};
       packed_ = std::make_shared<const Packed>(
-          B{}.pack(std::span<const DenseWeights<T>>(parts, has_output ? std::size_t{4} : std::size_t{3})));
+          backend.pack(std::span<const DenseWeights<T>>(parts, has_output ? std::size_t{4} : std::size_t{3})));
     }
     if constexpr (!computes_on_host<B>) {
       std::vector<T> row;
       const TensorView<const T, 1> parts[] = {w.query_norm, w.key_norm, w.gate};
       for (const auto& v : parts)
         for (Index i = 0; i < v.extent[0]; ++i) row.push_back(v(i));
-      vectors_ = std::make_shared<const Uploaded>(B{}.upload(std::span<const T>(row)));
+      vectors_ = std::make_shared<const Uploaded>(backend.upload(std::span<const T>(row)));
     }
   }
 
@@ -88,18 +83,18 @@ template <class T, class B, class P> class LayerProducts {
   /// to[i] = rows · matrix first + i, with its bias: one pass over the rows where weights are packed.
   ///
   /// Shapes    rows (B·L, E)  to[i] (B·L, columns)
-  void run(const TensorView<const T, 2>& rows, const ParameterViews<const T>& w, LayerMatrix first,
+  void run(const B& backend, const TensorView<const T, 2>& rows, const ParameterViews<const T>& w, LayerMatrix first,
            std::span<const TensorView<T, 2>> to, typename B::Workspace& workspace) const {
     if constexpr (PacksWeights<B, T>)
       if (packed_ != nullptr)
-        return B{}.gemm(PackedGemmCall<T, Packed>{rows, *packed_, static_cast<Index>(first), to}, workspace);
+        return backend.gemm(PackedGemmCall<T, Packed>{rows, *packed_, static_cast<Index>(first), to}, workspace);
     if constexpr (!computes_on_host<B>) require_uploaded();
     for (std::size_t i = 0; i < to.size(); ++i) {
       const auto matrix = static_cast<LayerMatrix>(static_cast<std::size_t>(first) + i);
       if (matrix == LayerMatrix::output)
-        B{}.gemm(GemmCall<T>{rows, w.output.weight, w.output.bias, to[i]}, workspace);
+        backend.gemm(GemmCall<T>{rows, w.output.weight, w.output.bias, to[i]}, workspace);
       else
-        project(rows,
+        project(backend, rows,
                 matrix == LayerMatrix::query ? w.query
                 : matrix == LayerMatrix::key ? w.key
                                              : w.value,
@@ -108,21 +103,22 @@ template <class T, class B, class P> class LayerProducts {
   }
 
  private:
-  static void project(const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,
+  static void project(const B& backend, const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,
                       const TensorView<T, 2>& to, typename B::Workspace& workspace) {
-    P::for_each_product(weights, [&](const ProjectionProduct<T>& product) {
-      const TensorView<T, 2> part{to.data + product.first_column * to.stride[1],
-                                  {to.extent[0], product.matrix.extent[1]},
-                                  {to.stride[0], to.stride[1]}};
-      B{}.gemm(GemmCall<T>{rows, product.matrix, product.bias, part}, workspace);
-    });
+    if (weights.is_matrix())
+      return backend.gemm(GemmCall<T>{rows, weights.matrix(), weights.bias_row(), to}, workspace);
+    const Index dim = weights.head_dim();
+    for (Index h = 0; h < weights.head_count(); ++h) {
+      const TensorView<T, 2> part{to.data + h * dim * to.stride[1], {to.extent[0], dim}, {to.stride[0], to.stride[1]}};
+      backend.gemm(GemmCall<T>{rows, weights.head(h), weights.head_bias(h), part}, workspace);
+    }
   }
 
   /// All heads as one matrix; copied side by side if each has memory of its own.
   static DenseWeights<T> whole(const HeadWeights<const T>& w, Tensor<T, 2>& copy) {
     if (w.is_matrix()) return {w.matrix(), w.bias_row()};
     const Index columns = w.head_count() * w.head_dim();
-    copy = Tensor<T, 2>(w.model() + 1, columns);  // the bias in the last row
+    copy = Tensor<T, 2>(std::int64_t{w.model()} + 1, columns);  // the bias in the last row
     for (Index h = 0; h < w.head_count(); ++h)
       for (Index d = 0; d < w.head_dim(); ++d) {
         for (Index e = 0; e < w.model(); ++e) copy(e, h * w.head_dim() + d) = w.heads(h, e, d);
@@ -135,12 +131,12 @@ template <class T, class B, class P> class LayerProducts {
 
   void require_uploaded() const {
     require(packed_ != nullptr,
-            "layer: its weights have 0 copies in the backend's memory, 1 is wanted: update() or "
-            "borrow() makes it, unless it throws");
+            "layer: the weights are not in the backend's memory, because the last update() or borrow() threw: "
+            "call it again");
   }
 
   std::shared_ptr<const Packed> packed_;
   [[no_unique_address]] std::conditional_t<computes_on_host<B>, None, std::shared_ptr<const Uploaded>> vectors_;
 };
 
-}  // namespace mha::inline v0::detail
+}  // namespace mha::inline MHA_NAMESPACE::detail

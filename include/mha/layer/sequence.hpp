@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <type_traits>
+#include <vector>
 
+#include "../block/rows.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
-#include "../core/copy.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
+#include "config.hpp"
 
-namespace mha::inline v0 {
-
-/// What a layer is called on: one sequence (L, E), packed sequences (ΣL, E), or a batch (B, L, E).
-template <class T>
-concept Sequence = ViewableOfRank<T, 2, 3>;
+namespace mha::inline MHA_NAMESPACE {
 
 /// Keys and values that a layer projected once, to be attended by many calls: layer(x, layer.project_memory(memory)).
 ///
 /// Shapes    key (B, Lk, Hkv, D), normalised and turned to its position  value (B, Lk, Hkv, Dv)
-template <class T, class Owner = Tensor<T, 4>> struct KeyValues { Owner key, value; };
+template <class T, class Owner = Tensor<T, 4>> struct KeyValues {
+  Owner key, value;
+  std::vector<Index> offsets{};       ///< of a ragged batch (B + 1), else empty
+  std::uint64_t weights_version = 0;  ///< of the weights that made them, which no others have; 0 fits any
+};
 
 namespace detail {
 
@@ -31,24 +34,44 @@ template <class T, class Owner> constexpr bool is_key_values<KeyValues<T, Owner>
 /// What cross-attention attends to: rows still to be projected, or keys and values already made.
 template <class M>
 concept MemoryArgument = Sequence<M> || is_key_values<std::remove_cvref_t<M>>;
+/// One that a layer takes whose project_memory() returns Own.
+template <class M, class Own>
+concept MemoryOf = SequenceOf<M, ScalarOf<decltype(Own::key)>> || std::same_as<std::remove_cvref_t<M>, Own>;
+template <class Own, class... Extra>
+constexpr bool has_foreign_memory = ((MemoryArgument<Extra> && !MemoryOf<Extra, Own>) || ...);
 
-template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 3>& v) { return v; }
-template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>& v) {
-  return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
-}
-template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
-  return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
+template <class T, class Owner>
+void require_fitting_memory(const KeyValues<T, Owner>& memory, const Config& c, std::uint64_t weights_version) {
+  require(memory.weights_version == 0 || memory.weights_version == weights_version,
+          "layer: these keys and values were projected with weights that have changed since: call project_memory() "
+          "again");
+  require_equal("layer", "heads", "key", memory.key.extent(2), "the layer", c.num_kv_heads);
+  require_equal("layer", "head size", "key", memory.key.extent(3), "the layer", c.head_dim);
+  require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", c.value_dim);
 }
 
-/// Where into(y) among a call's arguments sends the result, (B, L, E).
-template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_into(const E& first, const Rest&... rest) {
-  if constexpr (IntoArgument<E>) {
-    static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>,
-                  "mha: into(y) has another scalar than the layer (see mha/layer/multi_head_attention.hpp)");
-    return with_batch(first.to);
-  } else {
-    return find_into<T>(rest...);
+/// A call's Ragged over keys and values that were projected with these offsets: its key offsets are theirs.
+///
+/// Errors    ShapeError if the call cuts the keys elsewhere, or does not cut the queries at all
+inline void take_projected_offsets(const std::vector<Index>& offsets, std::optional<Ragged>& ragged) {
+  const Index sequences = offsets.empty() ? 1 : static_cast<Index>(offsets.size()) - 1;
+  if (!ragged)
+    return require(sequences == 1, "layer: the memory was projected as ", sequences,
+                   " sequences, but the call has no Ragged: give mha::Ragged with the offsets of x");
+  if (offsets.empty())
+    return require(ragged->keys().size == 2,
+                   "layer: the memory was projected as one sequence, but Ragged cuts it into ", ragged->keys().size - 1,
+                   ": give project_memory() the same Ragged");
+  const Borrowed<Index>& asked = ragged->key_offsets;
+  if (asked.size > 0) {
+    require(asked.size - 1 == sequences, "layer: Ragged has ", asked.size - 1,
+            " key sequences, but the memory was projected as ", sequences);
+    for (Index b = 0; b <= sequences; ++b)
+      require(asked[b] == offsets[static_cast<std::size_t>(b)], "layer: Ragged says that key sequence ", b,
+              " starts at row ", asked[b], ", but the memory was projected with ",
+              offsets[static_cast<std::size_t>(b)]);
   }
+  ragged->key_offsets = offsets;
 }
 
 /// A projection's result (B, L, H, D), heads side by side in rows that follow each other, as rows (B·L, H·D).
@@ -56,44 +79,13 @@ template <class T> constexpr TensorView<T, 2> rows_of(const TensorView<T, 4>& x)
   return {x.data, {x.batch() * x.length(), x.heads() * x.dim()}, {x.stride[1], x.stride[3]}};
 }
 
-template <class T> void require_rows(const char* name, const TensorView<T, 3>& v) {
-  require_data("layer", name, v);
-  require(std::int64_t{v.extent[0]} * v.extent[1] <= std::numeric_limits<Index>::max(), "layer: ", name, " has ",
-          v.extent[0], " sequences of ", v.extent[1], " rows, the most rows are ", std::numeric_limits<Index>::max());
-}
-
-/// Whether two views show the same elements in the same order.
-template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
-  bool same = a.data == b.data;
-  for (int axis = 0; axis < 3; ++axis)
-    same = same && a.extent[axis] == b.extent[axis] && a.stride[axis] == b.stride[axis];
-  return same;
-}
-
-/// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.
-template <class T> constexpr bool rows_collapse(const TensorView<T, 3>& v) {
-  return v.extent[0] <= 1 || v.extent[1] == 0 || v.stride[0] == v.extent[1] * v.stride[1];
-}
-template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& v) {
-  return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
-}
-
-/// (B, L, E) as (B·L, E), rows contiguous; copied once if the sequences do not follow each other or rows are scattered.
-template <class T, class Frame, class Run = SerialItems>
-TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame, const Run& run = {}) {
-  if (rows_collapse(v) && (v.stride[2] == 1 || v.extent[2] <= 1)) return collapsed(v);
-  const auto copy = take_like<T>(frame, v);
-  run(copy_items(v, copy));
-  return collapsed<const T>(copy);
-}
-
-/// f writes (B·L, E); it ends up in y, whatever y's strides.
-template <class T, class Frame, class F, class Run = SerialItems>
-void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = {}) {
-  if (rows_collapse(y)) return f(collapsed(y));
-  const auto copy = take_like<T>(frame, y);
-  f(collapsed(copy));
-  run(copy_items(TensorView<const T, 3>(copy), y));
+/// Rows of the width that the configuration says: "layer: memory has width 8 but kv_model is 6".
+template <class T>
+void require_rows(const char* call, const char* name, const TensorView<T, 3>& v, const char* member, Index width) {
+  require_data(call, name, v);
+  require(std::int64_t{v.extent[0]} * v.extent[1] <= longest_axis, call, ": ", name, " has ", v.extent[0],
+          " sequences of ", v.extent[1], " rows, the limit is ", longest_axis, " rows");
+  require(v.extent[2] == width, call, ": ", name, " has width ", v.extent[2], " but ", member, " is ", width);
 }
 
 /// mean (B, Lq, Lk) = each (B, H, Lq, Lk) averaged over H: Items whose rows are those of queries.
@@ -116,4 +108,4 @@ template <class A> MeanOverHeads<A> mean_over_heads(const TensorView<const A, 4>
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

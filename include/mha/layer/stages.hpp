@@ -7,32 +7,54 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../core/check.hpp"
+#include "../launch.hpp"
 #include "../policy/role.hpp"
 #include "config.hpp"
 #include "sequence.hpp"
 
 /// What a layer does between its products, on whatever machine: where Q, K and V lie, norm, position, gates.
-namespace mha::inline v0::detail {
+namespace mha::inline MHA_NAMESPACE::detail {
 
 struct HeadSizes {
   Index heads, dim;
 };
 
 /// Buffers (B, L, H, D) of a frame: side by side in every row (B, L, Σ H·D), or one after another.
-template <class T, bool side_by_side, std::size_t N, class Frame>
-std::array<TensorView<T, 4>, N> head_buffers(Frame& frame, Index batch, Index length, const HeadSizes (&sizes)[N]) {
-  std::array<TensorView<T, 4>, N> buffers;
+template <class T, bool side_by_side, std::size_t Count, class Frame>
+std::array<TensorView<T, 4>, Count> head_buffers(Frame& frame, Index batch, Index length,
+                                                 const HeadSizes (&sizes)[Count]) {
+  std::array<TensorView<T, 4>, Count> buffers;
   std::ptrdiff_t width = 0;
   for (const HeadSizes& s : sizes) width += std::ptrdiff_t{s.heads} * s.dim;
+  if (width > 0) checked_product("layer", "the rows of a call", {batch, length, width});
   T* at = frame.template take<T>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(length) *
                                  static_cast<std::size_t>(width));
-  for (std::size_t n = 0; n < N; ++n) {
+  for (std::size_t n = 0; n < Count; ++n) {
     const auto [heads, dim] = sizes[n];
     const std::ptrdiff_t own = std::ptrdiff_t{heads} * dim, row = side_by_side ? width : own;
     buffers[n] = {at, {batch, length, heads, dim}, {length * row, row, dim, 1}};
     at += side_by_side ? own : own * batch * length;
   }
   return buffers;
+}
+
+/// Rows still to be projected, as (B, L, E), or keys and values already made, as they are.
+template <class B, Sequence Memory> TensorView<const ScalarOf<Memory>, 3> read_memory(const Memory& memory) {
+  check_memory_of<B, Memory>();
+  return read_sequence(memory);
+}
+template <class B, class T, class Owner> const KeyValues<T, Owner>& read_memory(const KeyValues<T, Owner>& memory) {
+  return memory;
+}
+
+/// What the messages of a layer call name its tensors: as attention names them, they would be the layer's own.
+template <class T> CallNames layer_names(const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory) {
+  const char* const rows = same_view(x, memory) ? "x" : "memory";
+  return {"layer", "x", rows, rows};
+}
+template <class T, class Owner> CallNames layer_names(const TensorView<const T, 3>&, const KeyValues<T, Owner>&) {
+  return {"layer", "x", "key", "value"};
 }
 
 /// Where a call's queries, keys and values are, and what keys and values are still to be made from.
@@ -75,9 +97,10 @@ Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const K
 }
 
 /// x normalised, in place; nothing if the norm has no weights.
-template <class B, class T, class N>
-void run_norm(const N& norm, const TensorView<T, 4>& x, const TensorView<const T, 1>& weight, const ItemsOn<B>& run) {
-  if constexpr (N::has_weights) {
+template <class B, class T, class Norm>
+void run_norm(const Norm& norm, const TensorView<T, 4>& x, const TensorView<const T, 1>& weight,
+              const ItemsOn<B>& run) {
+  if constexpr (Norm::has_weights) {
     if constexpr (requires { norm.template items<T>(x, weight); }) {
       run(norm.template items<T>(x, weight));
     } else {
@@ -89,9 +112,9 @@ void run_norm(const N& norm, const TensorView<T, 4>& x, const TensorView<const T
   }
 }
 
-/// Lets the position of every row enter, sequence by sequence where the rows are packed.
-template <class B, class T, class P>
-void run_position(const P& position, const TensorView<T, 4>& x, const RowPositions& at, const ItemsOn<B>& run) {
+/// Lets the position of every row enter, sequence by sequence where the batch is ragged.
+template <class B, class T, class Position>
+void run_position(const Position& position, const TensorView<T, 4>& x, const RowPositions& at, const ItemsOn<B>& run) {
   if constexpr (requires { position.for_each_items(x, at, run); }) {
     position.for_each_items(x, at, run);
   } else if constexpr (requires { position.apply(x, at.first); }) {
@@ -109,16 +132,16 @@ void run_position(const P& position, const TensorView<T, 4>& x, const RowPositio
 }
 
 /// The heads' outputs times their gates; nothing if the concatenation has none.
-template <class B, class C, class T>
+template <class B, class Concat, class T>
 void run_gates(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate, const ItemsOn<B>& run) {
-  if constexpr (C::has_gates) {
-    if constexpr (requires { C::template items<T>(heads, gate); }) {
-      run(C::template items<T>(heads, gate));
+  if constexpr (Concat::has_gates) {
+    if constexpr (requires { Concat::template items<T>(heads, gate); }) {
+      run(Concat::template items<T>(heads, gate));
     } else {
       static_assert(computes_on_host<B>,
                     "mha: this concatenation has no member items(heads, gate), so it runs on the host only "
                     "(see mha/policy/concat.hpp)");
-      C::template apply<T>(heads, gate);
+      Concat::template apply<T>(heads, gate);
     }
   }
 }
@@ -126,7 +149,7 @@ void run_gates(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate
 /// A policy that a layer owns: as it was given, and as the backend's machine reads it.
 template <class B, class P> class Kept {
  public:
-  explicit Kept(P policy) : own_(std::move(policy)) {}
+  Kept(P policy, const B&) : own_(std::move(policy)) {}
   const P& own() const { return own_; }
   const P& there() const { return own_; }
 
@@ -136,13 +159,13 @@ template <class B, class P> class Kept {
 template <class B, class P>
 requires(!computes_on_host<B>) class Kept<B, P> {
  public:
-  explicit Kept(P policy) : own_(std::move(policy)), there_(B{}.keep(own_)) {}
+  Kept(P policy, const B& backend) : own_(std::move(policy)), there_(backend.keep(own_)) {}
   const P& own() const { return own_; }
   const auto& there() const { return there_; }
 
  private:
   [[no_unique_address]] P own_;
-  std::remove_cvref_t<decltype(B{}.keep(std::declval<const P&>()))> there_;
+  std::remove_cvref_t<decltype(std::declval<const B&>().keep(std::declval<const P&>()))> there_;
 };
 
-}  // namespace mha::inline v0::detail
+}  // namespace mha::inline MHA_NAMESPACE::detail

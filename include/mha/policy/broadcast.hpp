@@ -8,7 +8,7 @@
 #include "../core/view.hpp"
 #include "role.hpp"
 
-namespace mha::inline v0::detail {
+namespace mha::inline MHA_NAMESPACE::detail {
 
 /// A (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk) table as four axes.
 template <class T, int Rank> constexpr TensorView<const T, 4> as_pair_table(const TensorView<T, Rank>& v) {
@@ -50,4 +50,4 @@ template <class Table> constexpr Memory table_memory() {
   return may_lie_in<Table, Memory::host>() ? Memory::host : Memory::device;
 }
 
-}  // namespace mha::inline v0::detail
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -8,7 +8,7 @@
 #include "../core/view.hpp"
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// How the head outputs (B, L, H, Dv) become rows (B, L, H·Dv). The layout makes the concatenation itself free; what
 /// happens to the numbers on the way is `static auto items(heads, gate)`, as Items (core/items.hpp).
@@ -57,4 +57,4 @@ struct GatedHeads {
   }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

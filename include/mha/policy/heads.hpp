@@ -6,7 +6,7 @@
 
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// How many key/value heads there are for the query heads. Query head h reads key/value head h / (Hq / Hkv).
 template <class P>
@@ -36,4 +36,4 @@ struct MultiQuery {
   static constexpr Index kv_heads(Index) { return 1; }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -5,7 +5,7 @@
 #include "../core/check.hpp"
 #include "role.hpp"
 
-namespace mha::inline v0::detail {
+namespace mha::inline MHA_NAMESPACE::detail {
 
 /// One length in [0, Lk] per sequence; lengths on a device are taken on trust.
 inline void require_lengths(const char* policy, const Borrowed<Index>& lengths, const CallShape& s) {
@@ -17,4 +17,4 @@ inline void require_lengths(const char* policy, const Borrowed<Index>& lengths, 
             " is outside [0, ", s.keys, "], the number of keys");
 }
 
-}  // namespace mha::inline v0::detail
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -5,7 +5,7 @@
 
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// What a mask says of a rectangle of (query, key) pairs. `none` and `full` are promises; `partial` is always allowed.
 enum class TileVisibility : unsigned char { none, partial, full };
@@ -21,6 +21,7 @@ enum class TileVisibility : unsigned char { none, partial, full };
 ///   Mask with_data(f) const                     its Borrowed and Origins members replaced by f(member): how data moves
 ///                                               to a device
 ///   static constexpr bool borrows = true        points at memory of somebody else
+///   static constexpr const char* name           what explain() calls it
 /// What prepared() and with_data() return must not point into *this, which is gone by then; at what its shared_ptrs
 /// hold it may.
 ///
@@ -40,9 +41,12 @@ MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, I
     return TileVisibility::partial;
 }
 
-/// The policy value a kernel gets for one call.
-template <class P> constexpr auto prepared(const P& policy, const CallShape& shape) {
-  if constexpr (requires { policy.prepared(shape); })
+/// The policy value a kernel gets for one call. A policy of the library may take memory from the call's frame.
+template <class P, class... Frame>
+constexpr auto prepared(const P& policy, const CallShape& shape, [[maybe_unused]] Frame&... frame) {
+  if constexpr (requires { policy.prepared(shape, frame...); })
+    return policy.prepared(shape, frame...);
+  else if constexpr (requires { policy.prepared(shape); })
     return policy.prepared(shape);
   else
     return policy;
@@ -138,13 +142,26 @@ template <Mask A, Mask B> constexpr And<A, B> operator&&(const A& a, const B& b)
 template <Mask A, Mask B> constexpr Or<A, B> operator||(const A& a, const B& b) { return {a, b}; }
 template <Mask A> constexpr Not<A> operator!(const A& a) { return {a}; }
 
+namespace detail {
+
+/// Stands for a functor that is no mask, so that our sentence is the only error.
+struct RefusedMask {
+  static constexpr Role role = Role::mask;
+  constexpr bool operator()(Index, Index, Index, Index) const { return true; }
+};
+
+}  // namespace detail
+
 /// A lambda as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
 template <class F> struct FunctionMask : F { static constexpr Role role = Role::mask; };
-template <class F> constexpr FunctionMask<F> mask(F f) {
+template <class F> [[nodiscard]] constexpr auto mask(F f) {
   static_assert(MaskFunctor<F>,
                 "mha: mask(f) needs a functor 'bool operator()(Index b, Index h, Index q, Index k) const' that returns "
                 "exactly bool (see mha/policy/mask.hpp)");
-  return {f};
+  if constexpr (MaskFunctor<F>)
+    return FunctionMask<F>{f};
+  else
+    return detail::RefusedMask{};
 }
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

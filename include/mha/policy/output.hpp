@@ -3,7 +3,7 @@
 
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// What follows the concatenation.
 template <class P>
@@ -25,4 +25,4 @@ struct NoOutput {
   static constexpr Index width(Index concat_width, Index) { return concat_width; }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

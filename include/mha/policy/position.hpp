@@ -13,7 +13,7 @@
 #include "../core/view.hpp"
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// How a row's position enters q and k: `void apply(TensorView<T, 4> x, const Origins& first) const`, in place, row l
 /// of sequence b at position first[b] + l. For any backend, CUDA among them, instead
@@ -29,11 +29,13 @@ struct NoPosition {
 };
 
 /// Which two coordinates turn together, of the r that turn at all.
-struct Halves {  ///< (d, d + r/2): GPT-NeoX, Hugging Face LLaMA
+struct Halves {                        ///< (d, d + r/2): GPT-NeoX, Hugging Face LLaMA
+  static constexpr Index spacing = 1;  ///< of the first coordinates of neighbouring pairs
   MHA_HOST_DEVICE static constexpr Index first(Index pair, Index) { return pair; }
   MHA_HOST_DEVICE static constexpr Index second(Index pair, Index r) { return pair + r / 2; }
 };
 struct Interleaved {  ///< (2d, 2d + 1): GPT-J, Meta LLaMA
+  static constexpr Index spacing = 2;
   MHA_HOST_DEVICE static constexpr Index first(Index pair, Index) { return 2 * pair; }
   MHA_HOST_DEVICE static constexpr Index second(Index pair, Index) { return 2 * pair + 1; }
 };
@@ -43,6 +45,7 @@ struct Unscaled {
   double base(double base, Index) const { return base; }
   double frequency(double f) const { return f; }
   void check() const {}
+  friend bool operator==(const Unscaled&, const Unscaled&) = default;
 };
 
 /// Positions divided by a factor: position interpolation.
@@ -53,6 +56,7 @@ struct LinearScaling {
   double base(double base, Index) const { return base; }
   double frequency(double f) const { return f / factor.value; }
   void check() const { detail::require_positive("LinearScaling", "factor", factor.value); }
+  friend bool operator==(const LinearScaling&, const LinearScaling&) = default;
 };
 
 /// The base grows so that the slowest pair is stretched by the factor and the fastest stays.
@@ -63,6 +67,7 @@ struct NtkScaling {
   double base(double base, Index r) const { return r > 2 ? base * std::pow(factor.value, double(r) / (r - 2)) : base; }
   double frequency(double f) const { return f; }
   void check() const { detail::require_positive("NtkScaling", "factor", factor.value); }
+  friend bool operator==(const NtkScaling&, const NtkScaling&) = default;
 };
 
 /// Llama 3.1: wavelengths beyond original_length / low_frequency are stretched by the factor, those below
@@ -83,10 +88,11 @@ struct Llama3Scaling {
   void check() const {
     detail::require_positive("Llama3Scaling", "factor", factor);
     detail::require_positive("Llama3Scaling", "original_length", original_length);
-    detail::require(low_frequency >= 0, "Llama3Scaling: low_frequency is ", low_frequency, ", the least is 0");
+    detail::require(low_frequency >= 0, "Llama3Scaling: low_frequency is ", low_frequency, ", it must be at least 0");
     detail::require(low_frequency < high_frequency && std::isfinite(high_frequency), "Llama3Scaling: low_frequency ",
                     low_frequency, " is not below a finite high_frequency, which is ", high_frequency);
   }
+  friend bool operator==(const Llama3Scaling&, const Llama3Scaling&) = default;
 };
 
 /// Rotary position embedding: pairs of coordinates turn by position · frequency, so that q·k depends on distance.
@@ -99,7 +105,7 @@ struct Llama3Scaling {
 template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   static_assert(
       requires(const Scaling& s, Index i, double f) {
-        Pairing::first(i, i), Pairing::second(i, i), s.frequency(s.base(f, i)), s.check();
+        Pairing::first(i, i), Pairing::second(i, i), Pairing::spacing, s.frequency(s.base(f, i)), s.check();
       },
       "mha: Rotary<Pairing, Scaling> takes Halves or Interleaved, then Unscaled, LinearScaling, NtkScaling or "
       "Llama3Scaling (see mha/policy/position.hpp)");
@@ -108,6 +114,8 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   double base = 10000;
   Index dims = 0;
   Scaling scaling{};
+
+  friend bool operator==(const Rotary&, const Rotary&) = default;
 
   /// Checks the values against the head size.
   void check(Index head_dim) const {
@@ -123,7 +131,10 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
 
   /// Pairs of coordinates of every row, each turned in all of its heads.
   template <class T> struct Turn {
-    static constexpr Index most = 64;  ///< pairs at once: their frequencies need no memory of their own
+    static constexpr Index most = 64;    ///< pairs at once: their frequencies need no memory of their own
+    static constexpr Index period = 16;  ///< of positions, on the host
+    using A = Accumulator<T>;
+
     std::ptrdiff_t rows;
     Index columns, cost;
     TensorView<T, 4> x;
@@ -131,28 +142,98 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     Index first_pair, turning;
     double frequency[std::size_t{most}];
 
-    MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
-      using A = Accumulator<T>;
+    struct Place {
+      Index sequence, row, position;
+      bool present;  ///< a short sequence of a ragged batch lacks the last rows
+    };
+    MHA_HOST_DEVICE constexpr Place place(std::ptrdiff_t row) const {
       const bool ragged = at.offsets != nullptr;
       const Index length = ragged ? at.longest : x.extent[1];
       const Index b = static_cast<Index>(row / length), l = static_cast<Index>(row % length);
-      if (ragged && l >= at.offsets[b + 1] - at.offsets[b]) return;
-      const Index sequence = ragged ? 0 : b, i = ragged ? at.offsets[b] + l : l;
-      const double angle = (double(at.first[b]) + l) * frequency[column];
+      const bool present = !ragged || l < at.offsets[b + 1] - at.offsets[b];
+      return {ragged ? 0 : b, ragged ? at.offsets[b] + l : l, at.first[b] + l, present};
+    }
+
+    MHA_HOST_DEVICE static void turn(T& even, T& odd, A c, A s) {
+      const A u(even), v(odd);
+      even = T(u * c - v * s);
+      odd = T(u * s + v * c);
+    }
+
+    MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
+      const Place to = place(row);
+      if (!to.present) return;
+      const double angle = double(to.position) * frequency[column];
       const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
       const Index pair = first_pair + column;
-      for (Index h = 0; h < x.extent[2]; ++h) {
-        T& even = x(sequence, i, h, Pairing::first(pair, turning));
-        T& odd = x(sequence, i, h, Pairing::second(pair, turning));
-        const A u(even), v(odd);
-        even = T(u * c - v * s);
-        odd = T(u * s + v * c);
+      for (Index h = 0; h < x.extent[2]; ++h)
+        turn(x(to.sequence, to.row, h, Pairing::first(pair, turning)),
+             x(to.sequence, to.row, h, Pairing::second(pair, turning)), c, s);
+    }
+
+    /// The same for many rows, with a sine and a cosine for each pair and one row of `period`: position p turns by
+    /// p mod period, kept from row to row, after p − p mod period. A row's bits depend on its own position only.
+    void run_rows(std::ptrdiff_t begin, std::ptrdiff_t end) const {
+      Directions far, near[std::size_t{period}];
+      bool far_known = false, near_known[std::size_t{period}] = {};
+      Index far_position = 0;
+      A c[std::size_t{most}], s[std::size_t{most}];
+      for (std::ptrdiff_t row = begin; row < end; ++row) {
+        const Place to = place(row);
+        if (!to.present) continue;
+        const Index rest = to.position & (period - 1), multiple = to.position - rest;
+        if (!near_known[rest]) near[rest].point(*this, rest);
+        near_known[rest] = true;
+        if (!far_known || far_position != multiple) far.point(*this, multiple);
+        far_known = true, far_position = multiple;
+        const Directions& by = near[rest];
+        for (Index i = 0; i < columns; ++i) {
+          c[i] = static_cast<A>(far.cosine[i] * by.cosine[i] - far.sine[i] * by.sine[i]);
+          s[i] = static_cast<A>(far.sine[i] * by.cosine[i] + far.cosine[i] * by.sine[i]);
+        }
+        for (Index h = 0; h < x.extent[2]; ++h) turn_head(x.pointer(to.sequence, to.row, h, 0), c, s);
       }
+    }
+
+   private:
+    /// Cosine and sine of every pair at one position.
+    struct Directions {
+      double cosine[std::size_t{most}], sine[std::size_t{most}];
+      void point(const Turn& t, Index position) {
+        for (Index i = 0; i < t.columns; ++i) {
+          const double angle = double(position) * t.frequency[i];
+          cosine[i] = std::cos(angle), sine[i] = std::sin(angle);
+        }
+      }
+    };
+
+    void turn_head(T* head, const A* c, const A* s) const {
+      Index i = 0;
+      // Eight pairs at a time, at distances the compiler knows: it makes vectors of them without flags.
+      if (x.stride[3] == 1) {
+        T *even = head + Pairing::first(first_pair, turning), *odd = head + Pairing::second(first_pair, turning);
+        for (; i + 8 <= columns; i += 8, even += 8 * Pairing::spacing, odd += 8 * Pairing::spacing)
+          turn_eight(even, odd, c + i, s + i);
+      }
+      for (; i < columns; ++i)
+        turn(head[Pairing::first(first_pair + i, turning) * x.stride[3]],
+             head[Pairing::second(first_pair + i, turning) * x.stride[3]], c[i], s[i]);
+    }
+
+    static void turn_eight(T* even, T* odd, const A* c, const A* s) {
+      constexpr Index spacing = Pairing::spacing;
+      A u[8], v[8], first[8], second[8];
+      for (Index j = 0; j < 8; ++j) u[j] = A(even[j * spacing]);
+      for (Index j = 0; j < 8; ++j) v[j] = A(odd[j * spacing]);
+      for (Index j = 0; j < 8; ++j) first[j] = u[j] * c[j] - v[j] * s[j];
+      for (Index j = 0; j < 8; ++j) second[j] = u[j] * s[j] + v[j] * c[j];
+      for (Index j = 0; j < 8; ++j) even[j * spacing] = T(first[j]);
+      for (Index j = 0; j < 8; ++j) odd[j * spacing] = T(second[j]);
     }
   };
 
   template <class T, class F> void for_each_items(const TensorView<T, 4>& x, const RowPositions& at, F&& f) const {
-    constexpr Index trigonometry = 32;  // what a sine with its cosine costs
+    constexpr Index trigonometry = 8;  // a row's share of sines and cosines
     const Index r = turning(x.dim());
     const double scaled_base = scaling.base(base, r);
     Turn<T> turn{};
@@ -179,4 +260,4 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   Index turning(Index head_dim) const { return dims == 0 ? head_dim : dims; }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

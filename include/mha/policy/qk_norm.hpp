@@ -11,7 +11,7 @@
 #include "../core/view.hpp"
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// What is done to each head's query and key rows after the projection and before the position, in place:
 /// `auto items(TensorView<T, 4> x, TensorView<const T, 1> weight) const` gives it as Items (core/items.hpp).
@@ -34,6 +34,8 @@ struct QkNorm {
   static constexpr const char* name = "QkNorm";
   static constexpr bool has_weights = true;
   double eps = 1e-6;
+
+  friend bool operator==(const QkNorm&, const QkNorm&) = default;
 
   void check() const {
     detail::require(eps >= 0 && std::isfinite(eps), "QkNorm: eps is ", eps, ", it must be a finite number, 0 or above");
@@ -68,4 +70,4 @@ struct QkNorm {
   }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

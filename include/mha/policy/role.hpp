@@ -6,7 +6,7 @@
 
 #include "../config.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// The part a policy plays in a layer. A layer has one policy per role; the order in which they are written is free.
 enum class Role { none, ambiguous, heads, mask, score, sink, norm, position, projection, concat, output };
@@ -86,6 +86,16 @@ concept Borrows = requires {
   requires std::remove_cvref_t<P>::borrows;
 };
 
+/// What explain() calls a policy: its `static constexpr const char* name`, else "functor".
+template <class P> constexpr const char* policy_name() {
+  if constexpr (requires {
+                  { P::name } -> std::convertible_to<const char*>;
+                })
+    return P::name;
+  else
+    return "functor";
+}
+
 /// A member that has no default: SlidingWindow{.left = 4} compiles, SlidingWindow{} does not.
 template <class T> struct Required {
   T value;
@@ -107,13 +117,18 @@ template <class P>
 concept AlmostScore = requires(P& p, float s, Index i) {
   p(s, i, i, i, i);
 };
+/// A functor of any one signature; tensors, whose call operators are several, are none.
+template <class P>
+concept AnyFunctor = requires {
+  &std::remove_cvref_t<P>::operator();
+};
 
 enum class Fault { unknown, almost, ambiguous, borrowing };
 
 /// Whether policy P has this fault.
 template <Fault F, class P> constexpr bool has_fault() {
   using U = std::remove_cvref_t<P>;
-  constexpr bool callable = AlmostMask<P> || AlmostScore<P>;
+  constexpr bool callable = AlmostMask<P> || AlmostScore<P> || AnyFunctor<P>;
   constexpr Role role = role_of<P>();
   if constexpr (F == Fault::unknown)
     return role == Role::none && !callable;
@@ -164,4 +179,4 @@ template <class... P> constexpr void check_roles() {
 
 }  // namespace detail
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -7,7 +7,7 @@
 #include "mask.hpp"
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// What happens to a scaled logit before mask and softmax:
 ///   T operator()(T s, Index b, Index h, Index q, Index k) const
@@ -18,6 +18,7 @@ namespace mha::inline v0 {
 ///   at_head(Index b, Index h) const    a score for that head, so that what depends on the head is computed once
 ///   with_data(f) const                 as for masks
 ///   static constexpr bool borrows      points at memory of somebody else
+///   static constexpr const char* name  what explain() calls it
 ///
 /// A whole score, in the user's own code:
 ///   struct Distance {
@@ -51,6 +52,7 @@ template <class S> MHA_HOST_DEVICE constexpr auto at_head(const S& score, Index 
 /// Logits as they are.
 struct NoScore {
   static constexpr Role role = Role::score;
+  static constexpr const char* name = "none";
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index, Index) const { return s; }
 };
 
@@ -64,8 +66,8 @@ template <class A, class B> struct Chain {
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
     return second(first(s, b, h, q, k), b, h, q, k);
   }
-  constexpr auto prepared(const CallShape& s) const {
-    return chained(mha::prepared(first, s), mha::prepared(second, s));
+  template <class... Frame> constexpr auto prepared(const CallShape& s, Frame&... frame) const {
+    return chained(mha::prepared(first, s, frame...), mha::prepared(second, s, frame...));
   }
   MHA_HOST_DEVICE constexpr auto at_head(Index b, Index h) const {
     return chained(mha::at_head(first, b, h), mha::at_head(second, b, h));
@@ -81,16 +83,19 @@ template <class A, class B> Chain(A, B) -> Chain<A, B>;
 
 /// A lambda as a score: mha::score([](auto s, int, int, int q, int k) { return s - 0.1f * float(q - k); }).
 template <class F> struct FunctionScore : F { static constexpr Role role = Role::score; };
-template <class F> constexpr FunctionScore<F> score(F f) {
+template <class F> [[nodiscard]] constexpr auto score(F f) {
   static_assert(ScoreFunctor<F>,
                 "mha: score(f) needs a functor 'template <class T> T operator()(T s, Index b, Index h, Index q, Index "
                 "k) const' (see mha/policy/score.hpp)");
-  return {f};
+  if constexpr (ScoreFunctor<F>)
+    return FunctionScore<F>{f};
+  else
+    return NoScore{};
 }
 
 /// The score and its derivative with respect to the logit, by one evaluation on a dual number.
 template <class T, class S>
-MHA_HOST_DEVICE Dual<T> differentiate(const S& score, T logit, Index b, Index h, Index q, Index k) {
+[[nodiscard]] MHA_HOST_DEVICE Dual<T> differentiate(const S& score, T logit, Index b, Index h, Index q, Index k) {
   static_assert(
       requires(Dual<T> x) { score(x, b, h, q, k); },
       "mha: this score takes one number type only, so it has no derivative: make the logit a template "
@@ -98,4 +103,4 @@ MHA_HOST_DEVICE Dual<T> differentiate(const S& score, T logit, Index b, Index h,
   return score(Dual<T>::variable(logit), b, h, q, k);
 }
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -10,15 +10,16 @@
 #include "../core/check.hpp"
 #include "role.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
-/// A term of every row's denominator that has no value row: attention that may go nowhere.
+/// A term of every row's denominator that has no value row: a query may attend to no key.
 template <class P>
 concept SinkPolicy = plays<P, Role::sink>;
 
 /// Rows are normalised by what they see.
 struct NoSink {
   static constexpr Role role = Role::sink;
+  static constexpr const char* name = "none";
   constexpr Borrowed<float> logits(Index) const { return {}; }
 };
 
@@ -32,6 +33,7 @@ struct NoSink {
 class Sink {
  public:
   static constexpr Role role = Role::sink;
+  static constexpr const char* name = "Sink";
 
   explicit Sink(std::vector<float> per_head)
       : logits_(std::make_shared<const std::vector<float>>(std::move(per_head))) {}
@@ -51,4 +53,4 @@ class Sink {
   std::shared_ptr<const std::vector<float>> logits_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

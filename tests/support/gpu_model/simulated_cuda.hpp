@@ -52,7 +52,7 @@ struct SimulatedCuda {
   void weights(const mha::AttendCall<T, Source, M, S>& call, mha::TensorView<mha::Accumulator<T>, 4> to,
                Workspace& workspace) const {
     gpu::with_guarded_policies(call, [&](const auto& any) {
-      mha::detail::run_softmax(any, to, mha::detail::ItemsOn<SimulatedCuda>{workspace});
+      mha::detail::run_softmax(any, to, mha::detail::ItemsOn<SimulatedCuda>{*this, workspace});
     });
   }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -22,7 +23,10 @@ using mha::Index;
 [[maybe_unused]] const int four_threads = setenv("MHA_NUM_THREADS", "4", 0);
 
 template <class E> class ExecutorContract : public testing::Test {};
-using Executors = testing::Types<mha::Serial, mha::ThreadPool>;
+struct PoolOfThree : mha::ThreadPool {
+  PoolOfThree() : ThreadPool(3) {}
+};
+using Executors = testing::Types<mha::Serial, mha::ThreadPool, PoolOfThree>;
 TYPED_TEST_SUITE(ExecutorContract, Executors);
 
 TYPED_TEST(ExecutorContract, RunsEveryTaskOnce) {
@@ -105,6 +109,54 @@ TEST(ThreadPool, TakesItsSizeFromTheEnvironment) {
   const char* const asked = std::getenv("MHA_NUM_THREADS");
   ASSERT_NE(asked, nullptr);
   EXPECT_EQ(mha::ThreadPool{}.workers(), std::stoi(asked));
+}
+
+std::set<std::thread::id> threads_of(const mha::ThreadPool& pool) {
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  std::atomic<int> arrived{0};
+  pool.run(pool.workers(), [&](Index, Index) {
+    ++arrived;
+    while (arrived < pool.workers()) std::this_thread::yield();
+    const std::lock_guard<std::mutex> lock(mutex);
+    seen.insert(std::this_thread::get_id());
+  });
+  return seen;
+}
+
+TEST(ThreadPool, OfYourOwnHasItsSizeAndSharesItsThreadsWithCopies) {
+  for (const Index threads : {1, 2, 5}) {
+    const mha::ThreadPool pool(threads);
+    EXPECT_EQ(pool.workers(), threads);
+    const auto seen = threads_of(pool);
+    EXPECT_EQ(static_cast<Index>(seen.size()), threads);
+    auto copy = std::make_unique<mha::ThreadPool>(pool);
+    EXPECT_EQ(threads_of(*copy), seen);
+    EXPECT_EQ(threads_of(mha::ThreadPool(pool)), seen);
+    copy.reset();
+    EXPECT_EQ(threads_of(pool), seen) << "they end with the last copy";
+    auto others = threads_of(mha::ThreadPool(threads));
+    others.erase(std::this_thread::get_id());
+    for (const auto id : others) EXPECT_EQ(seen.count(id), 0u);
+  }
+}
+
+TEST(ThreadPool, OfYourOwnIsNotBoundByTheEnvironment) {
+  const Index more = mha::ThreadPool{}.workers() + 1;
+  EXPECT_EQ(mha::ThreadPool(more).workers(), more);
+}
+
+TEST(ThreadPool, RefusesSizesThatAreNone) {
+  for (const Index threads : {0, -3, 4097}) {
+    try {
+      const mha::ThreadPool pool(threads);
+      ADD_FAILURE() << threads << " threads";
+    } catch (const mha::ShapeError& e) {
+      EXPECT_EQ(e.what(),
+                "ThreadPool: the number of threads is " + std::to_string(threads) + ", it must be from 1 to 4096");
+    }
+  }
+  EXPECT_EQ(mha::ThreadPool(4096).workers(), 4096);  // none has started
 }
 
 struct NoRun {

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include <mha/backend/eigen/product.hpp>
 #include <mha/openmp.hpp>
 
 #include "compare.hpp"
@@ -51,6 +52,16 @@ TEST(OpenMp, HandsAnExceptionToTheCaller) {
                               if (task == 40) throw std::runtime_error("bad task");
                             }),
                std::runtime_error);
+}
+
+TEST(OpenMp, ProductsOfEigenCpuStayOnTheirThread) {
+  omp_set_num_threads(4);
+  ASSERT_EQ(Eigen::nbThreads(), 4) << "what Eigen would take";
+  {
+    const mha::detail::eigen::OneThread one_thread;
+    EXPECT_EQ(Eigen::nbThreads(), 1);
+  }
+  EXPECT_EQ(Eigen::nbThreads(), 4);
 }
 
 TEST(OpenMp, GivesTheBitsOfSerial) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -12,7 +14,10 @@
 
 namespace {
 
+using mha::Index;
 using mha::ShapeError;
+using mha::detail::blocks_of;
+using mha::detail::checked_product;
 using mha_test::message_of;
 
 TEST(ShapeError, IsAnInvalidArgument) {
@@ -49,6 +54,34 @@ TEST(RequireData, RefusesANegativeExtent) {
   float memory[1] = {};
   EXPECT_EQ(message_of<ShapeError>([&] { mha::detail::require_data("attention", "q", mha::view(memory, 2, -3)); }),
             "attention: q has extent -3 on axis 1");
+}
+
+constexpr Index most = std::numeric_limits<Index>::max();
+
+TEST(CheckedProduct, CountsAnEmptyAxisAsOne) {
+  static_assert(checked_product("call", "x", {2, 3, 5}) == 30);
+  static_assert(checked_product("call", "x", {0, 3, 0, 5}) == 15);
+  static_assert(checked_product("call", "x", {most, 1 << 24}) == std::ptrdiff_t{most} << 24);
+  static_assert(checked_product("call", "x", {}) == 1);
+}
+
+TEST(CheckedProduct, RefusesWhatNoMemoryHolds) {
+  EXPECT_EQ(checked_product("call", "x", {mha::detail::most_elements}), mha::detail::most_elements);
+  EXPECT_EQ(message_of<mha::ShapeError>(
+                [] { static_cast<void>(checked_product("call", "x", {mha::detail::most_elements + 1})); }),
+            "call: x is (36028797018963968), more than 36028797018963967 elements, an empty axis counted as 1");
+  // 2^64 would be 0, 2^63 negative; an axis of 0 beside them hides neither.
+  for (const Index last : {1 << 16, 1 << 15})
+    EXPECT_EQ(message_of<mha::ShapeError>([&] {
+                static_cast<void>(checked_product("call", "x", {1 << 16, 1 << 16, 0, 1 << 16, last}));
+              }),
+              "call: x is (65536, 65536, 0, 65536, " + std::to_string(last) +
+                  "), more than 36028797018963967 elements, an empty axis counted as 1");
+}
+
+TEST(BlocksOf, RoundsUpWhereASumWouldOverflow) {
+  static_assert(blocks_of(0, 4) == 0 && blocks_of(1, 4) == 1 && blocks_of(4, 4) == 1 && blocks_of(5, 4) == 2);
+  static_assert(blocks_of(most, 64) == 1 << 25 && blocks_of(most, most) == 1 && blocks_of(most, 1) == most);
 }
 
 }  // namespace

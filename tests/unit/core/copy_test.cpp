@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <numeric>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -53,6 +57,62 @@ TEST(Copy, TakesRowMajorMemoryOfTheSameExtents) {
   EXPECT_TRUE(mha::is_contiguous(to));
   const auto owner = mha::detail::owner_like<mha::Tensor<float, 2>>(columns);
   EXPECT_EQ(owner.extent(0), 3);
+}
+
+// (2^31 − 1)^4 elements, or 2^64, which would be 0: a copy of what one element shows.
+TEST(Copy, OfMoreElementsThanMemoryHoldsIsRefused) {
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const float one = 1;
+  for (const mha::Index e : {2147483647, 1 << 16}) {
+    const TensorView<const float, 4> v{&one, {e, e, e, e}, {}};
+    EXPECT_THROW(mha::detail::take_like<float>(frame, v), mha::ShapeError);
+  }
+  EXPECT_EQ(workspace.allocations(), 0);
+}
+
+/// Matrices larger than a block and not a multiple of one, in any order of the axes, from any row to any other.
+TEST(Copy, InBlocksIsTheCopyOfEachElement) {
+  for (const auto& extent : {std::array{1, 1, 130, 70},
+                             {1, 130, 1, 70},
+                             {2, 65, 1, 67},
+                             {130, 1, 1, 33},
+                             {2, 3, 70, 65},
+                             {1, 1, 1, 100},
+                             {1, 1, 100, 1},
+                             {3, 1, 64, 64}}) {
+    const auto [A, B, C, D] = extent;
+    const std::size_t n = static_cast<std::size_t>(A) * static_cast<std::size_t>(B) * static_cast<std::size_t>(C) *
+                          static_cast<std::size_t>(D);
+    // The last axis outermost, the last axis innermost, and backwards.
+    const std::array<std::ptrdiff_t, 4> strides[] = {{std::ptrdiff_t{B} * C, C, 1, std::ptrdiff_t{A} * B * C},
+                                                     {std::ptrdiff_t{B} * C * D, std::ptrdiff_t{C} * D, D, 1},
+                                                     {1, A, std::ptrdiff_t{A} * B, std::ptrdiff_t{A} * B * C}};
+    for (const auto& s : strides)
+      for (const auto& t : strides) {
+        std::vector<int> from(n), to(n, -1);
+        std::iota(from.begin(), from.end(), 1);
+        TensorView<const int, 4> x{from.data(), {A, B, C, D}, {s[0], s[1], s[2], s[3]}};
+        const TensorView<int, 4> y{to.data(), {A, B, C, D}, {t[0], t[1], t[2], t[3]}};
+        if (s[3] != 1) {  // its columns in the opposite order
+          x.data += s[3] * (D - 1);
+          x.stride[3] = -s[3];
+        }
+        const auto items = copy_items(x, y);
+        mha::detail::run_rows(items, 0, items.rows / 3);
+        mha::detail::run_rows(items, items.rows / 3, items.rows);
+        std::size_t wrong = 0;
+        for (int a = 0; a < A; ++a)
+          for (int b = 0; b < B; ++b)
+            for (int c = 0; c < C; ++c)
+              for (int d = 0; d < D; ++d) wrong += y(a, b, c, d) != x(a, b, c, d) ? 1u : 0u;
+        EXPECT_EQ(wrong, 0u) << A << ' ' << B << ' ' << C << ' ' << D << " strides " << s[0] << ' ' << t[0];
+        std::fill(to.begin(), to.end(), -1);
+        for (std::ptrdiff_t row = 0; row < items.rows; ++row)
+          for (mha::Index column = 0; column < items.columns; ++column) items(row, column);
+        for (int d = 0; d < D; ++d) EXPECT_EQ(y(A - 1, B - 1, C - 1, d), x(A - 1, B - 1, C - 1, d));
+      }
+  }
 }
 
 }  // namespace

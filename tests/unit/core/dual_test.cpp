@@ -55,6 +55,10 @@ TEST(Dual, DifferentiatesTheMathsOfScores) {
   expect_derivatives_everywhere([](auto x) { return mha::exp(x); });
   expect_derivatives_everywhere([](auto x) { return mha::tanh(x); });
   expect_derivatives_everywhere([](auto x) { return mha::abs(x); });
+  expect_derivatives_everywhere([](auto x) { return mha::erf(x); });
+  expect_derivatives_everywhere([](auto x) { return mha::normal_cdf(x); });
+  expect_derivatives_everywhere([](auto x) { return mha::max(x * x, 1) * mha::min(x, 2); });
+  expect_derivatives_everywhere([](auto x) { return mha::select(x < decltype(x)(0.5), x * x, x); });
   expect_derivatives([](auto x) { return mha::log(x); });
   expect_derivatives([](auto x) { return mha::sqrt(x); });
 }

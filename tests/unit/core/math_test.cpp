@@ -63,6 +63,33 @@ TYPED_TEST(Math, TanhIsWithinItsStatedError) {
   EXPECT_GT(worst, 0.3L) << "nothing was measured";
 }
 
+TYPED_TEST(Math, ErfIsWithinItsStatedError) {
+  using T = TypeParam;
+  long double worst = 0;
+  for (const T x : this->arguments())
+    worst = support::maximum(worst, ulp_error(mha::erf(x), std::erf(static_cast<long double>(x))));
+  EXPECT_LT(worst, 4);
+  EXPECT_GT(worst, 0.3L) << "nothing was measured";
+}
+
+TYPED_TEST(Math, NormalCdfIsWithinItsStatedErrorInBothTails) {
+  using T = TypeParam;
+  support::Random random("cdf");
+  auto arguments = this->arguments();
+  for (int i = 0; i < 200000; ++i) arguments.push_back(static_cast<T>(random.uniform(-40, 10)));
+  const auto least = static_cast<long double>(std::numeric_limits<T>::min());
+  long double worst = 0;
+  for (const T x : arguments) {
+    const long double exact = std::erfc(-static_cast<long double>(x) / std::sqrt(2.0L)) / 2;
+    if (exact >= least)
+      worst = support::maximum(worst, ulp_error(mha::normal_cdf(x), exact));
+    else
+      ASSERT_LE(std::abs(static_cast<long double>(mha::normal_cdf(x)) - exact), exact * 1.0001L) << x;
+  }
+  EXPECT_LT(worst, 8);
+  EXPECT_GT(worst, 0.3L) << "nothing was measured";
+}
+
 TYPED_TEST(Math, ExpOfTheUnusual) {
   using T = TypeParam;
   using Limits = std::numeric_limits<T>;
@@ -93,17 +120,63 @@ TYPED_TEST(Math, TanhOfTheUnusual) {
   }
 }
 
-TYPED_TEST(Math, TanhIsOdd) {
+TYPED_TEST(Math, ErfOfTheUnusual) {
+  using T = TypeParam;
+  using Limits = std::numeric_limits<T>;
+  EXPECT_EQ(support::bits(mha::erf(T(0))), 0u);
+  EXPECT_EQ(support::bits(mha::erf(T(-0.0))), support::bits(T(-0.0)));
+  for (const T x : {Limits::infinity(), Limits::max(), T(30)}) {
+    EXPECT_EQ(mha::erf(x), T(1));
+    EXPECT_EQ(mha::erf(-x), T(-1));
+  }
+  EXPECT_TRUE(std::isnan(mha::erf(Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(mha::erf(-Limits::quiet_NaN())));
+}
+
+TYPED_TEST(Math, NormalCdfOfTheUnusual) {
+  using T = TypeParam;
+  using Limits = std::numeric_limits<T>;
+  for (const T x : {Limits::infinity(), Limits::max(), T(50)}) {
+    EXPECT_EQ(mha::normal_cdf(x), T(1));
+    EXPECT_EQ(support::bits(mha::normal_cdf(-x)), 0u);
+  }
+  for (const T x : {T(0), T(-0.0), Limits::denorm_min(), -Limits::denorm_min()})
+    EXPECT_NEAR(mha::normal_cdf(x), T(0.5), 4 * Limits::epsilon());
+  EXPECT_TRUE(std::isnan(mha::normal_cdf(Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(mha::normal_cdf(-Limits::quiet_NaN())));
+}
+
+TYPED_TEST(Math, TanhAndErfAreOdd) {
   support::Random random("odd");
   for (int i = 0; i < 1000; ++i) {
     const auto x = static_cast<TypeParam>(random.uniform(-10, 10));
     EXPECT_EQ(mha::tanh(-x), -mha::tanh(x));
+    EXPECT_EQ(mha::erf(-x), -mha::erf(x));
   }
+}
+
+TYPED_TEST(Math, TheLargerTheSmallerAndTheChosen) {
+  using T = TypeParam;
+  const T nan = std::numeric_limits<T>::quiet_NaN(), infinity = std::numeric_limits<T>::infinity();
+  EXPECT_EQ(mha::max(T(2), -3), T(2));
+  EXPECT_EQ(mha::max(T(-3), 2), T(2));
+  EXPECT_EQ(mha::min(T(2), -3), T(-3));
+  EXPECT_EQ(mha::min(-infinity, 2), -infinity);
+  EXPECT_TRUE(std::isnan(mha::max(nan, 1)) && std::isnan(mha::min(nan, 1)));
+  EXPECT_EQ(mha::max(T(1), nan), T(1));
+  EXPECT_EQ(mha::min(T(1), nan), T(1));
+  EXPECT_EQ(mha::select(true, T(1), nan), T(1));
+  EXPECT_EQ(mha::select(false, nan, 2), T(2));
 }
 
 TEST(MathOfOthers, IsTheStandards) {
   EXPECT_EQ(mha::exp(1.5L), std::exp(1.5L));
   EXPECT_EQ(mha::tanh(1.5L), std::tanh(1.5L));
+  EXPECT_EQ(mha::erf(1.5L), std::erf(1.5L));
+  EXPECT_NEAR(static_cast<double>(mha::normal_cdf(-3.0L)), 0.0013498980316300945, 1e-17);
+  EXPECT_EQ(mha::max(3, -4), 3);
+  EXPECT_EQ(mha::min(3, -4), -4);
+  EXPECT_EQ(mha::select(false, 3, -4), -4);
   EXPECT_EQ(mha::log(2.5), std::log(2.5));
   EXPECT_EQ(mha::sqrt(2.5f), std::sqrt(2.5f));
   EXPECT_EQ(mha::abs(-3), 3);
@@ -115,6 +188,8 @@ TEST(MathOfOthers, OfAnIntegerIsADouble) {
   EXPECT_EQ(mha::sqrt(2), std::sqrt(2.0));
   EXPECT_NEAR(mha::exp(-1), std::exp(-1.0), 1e-15);
   EXPECT_NEAR(mha::tanh(-1), std::tanh(-1.0), 1e-15);
+  EXPECT_NEAR(mha::erf(-1), std::erf(-1.0), 1e-15);
+  EXPECT_NEAR(mha::normal_cdf(-1), std::erfc(std::sqrt(0.5)) / 2, 1e-15);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ struct Row {
   double accumulated = 0;
   void add(double logit, double value) {
     const auto step = state.add(logit);
-    accumulated = accumulated * step.fade + value * step.weight;
+    accumulated = accumulated * step.rescale + value * step.weight;
   }
 };
 
@@ -66,14 +66,14 @@ TEST(OnlineSoftmax, IsEmptyUntilAVisibleLogit) {
   for (int i = 0; i < 3; ++i) {
     const auto step = state.add(mha::minus_infinity<float>());
     EXPECT_EQ(step.weight, 0.f);
-    EXPECT_EQ(step.fade, 1.f);
+    EXPECT_EQ(step.rescale, 1.f);
   }
   EXPECT_TRUE(state.empty());
   EXPECT_EQ(state.log_sum_exp(), mha::minus_infinity<float>());
   const auto step = state.add(2.f);
   EXPECT_FALSE(state.empty());
   EXPECT_EQ(step.weight, 1.f);
-  EXPECT_EQ(step.fade, 0.f) << "what an empty row accumulated is forgotten, whatever it is";
+  EXPECT_EQ(step.rescale, 0.f) << "what an empty row accumulated is forgotten, whatever it is";
   EXPECT_EQ(state.log_sum_exp(), 2.f);
 }
 
@@ -99,7 +99,7 @@ TEST(OnlineSoftmax, HugeFiniteLogitsAreNumbers) {
   EXPECT_FALSE(lowest.empty());
   EXPECT_EQ(lowest.sum, 1.f);
   const auto step = lowest.add(1e38f);
-  EXPECT_EQ(step.fade, 0.f);
+  EXPECT_EQ(step.rescale, 0.f);
   EXPECT_EQ(lowest.sum, 1.f);
   EXPECT_EQ(lowest.log_sum_exp(), 1e38f);
 }

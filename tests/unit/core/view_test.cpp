@@ -2,7 +2,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -19,10 +21,7 @@ namespace {
 using mha::Index;
 using mha::TensorView;
 
-template <class T>
-concept HasView = requires(T&& t) {
-  mha::view(std::forward<T>(t));
-};
+using mha::detail::LastingView;
 
 template <class V>
 concept HasBatch = requires(V v) {
@@ -89,6 +88,48 @@ TEST(View, RefusesAnExtentBeyondAnIndex) {
   EXPECT_EQ(refusal(2147483647L), "");
   constexpr TensorView<const int, 1> none = mha::view(static_cast<const int*>(nullptr), std::size_t{3});
   static_assert(none.extent[0] == 3);
+}
+
+// The strides of the outer axes would not fit, though there is no element.
+TEST(View, RefusesExtentsWhoseProductOverflows) {
+  constexpr mha::Index most = std::numeric_limits<mha::Index>::max();
+  int memory[1] = {};
+  EXPECT_EQ(
+      mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::view(+memory, 0, most, most, most, most)); }),
+      "view: a tensor is (0, 2147483647, 2147483647, 2147483647, 2147483647), more than 36028797018963967 "
+      "elements, an empty axis counted as 1");
+  const auto empty = mha::view(+memory, most, 0, 2, 3);
+  EXPECT_EQ(empty.size(), 0);
+  EXPECT_EQ(empty.stride[0], 6) << "an empty axis counts as 1";
+  EXPECT_TRUE(mha::is_contiguous(empty));
+}
+
+TEST(View, OfOverflowingExtentsHasNoElementsIfAnAxisIsEmpty) {
+  constexpr mha::Index most = std::numeric_limits<mha::Index>::max();
+  const TensorView<const int, 4> v{nullptr, {most, most, most, 0}, {}};
+  EXPECT_EQ(v.size(), 0);
+  EXPECT_FALSE(mha::is_contiguous(TensorView<const int, 5>{nullptr, {most, most, most, most, 1}, {1, 1, 1, 1, 1}}));
+}
+
+TEST(RequireData, ChecksSizesAndStrides) {
+  const int one = 1;
+  const auto refusal = [&](const TensorView<const int, 2>& v) {
+    return mha_test::message_of<mha::ShapeError>([&] { mha::detail::require_data("call", "x", v); });
+  };
+  constexpr mha::Index most = std::numeric_limits<mha::Index>::max();
+  constexpr std::ptrdiff_t far = std::numeric_limits<std::ptrdiff_t>::max();
+  EXPECT_EQ(refusal({&one, {1 << 27, 1 << 27}, {0, 0}}), "");
+  EXPECT_EQ(refusal({&one, {most, most}, {0, 0}}),
+            "call: x is (2147483647, 2147483647), more than 36028797018963967 elements, an empty axis counted as 1");
+  EXPECT_EQ(refusal({&one, {2, -1}, {0, 0}}), "call: x has extent -1 on axis 1");
+  EXPECT_EQ(refusal({nullptr, {2, 3}, {3, 1}}), "call: x has 6 elements but its data is null");
+  EXPECT_EQ(refusal({nullptr, {0, 3}, {3, 1}}), "");
+  EXPECT_EQ(refusal({&one, {1, 1}, {far, -far - 1}}), "");
+  for (const std::ptrdiff_t stride : {far, far / 4 + 1, -far - 1})
+    EXPECT_EQ(refusal({&one, {1, 2}, {0, stride}}), "call: x has stride " + std::to_string(stride) +
+                                                        " on axis 1 of extent 2, which leads out of the address "
+                                                        "space");
+  EXPECT_NE(refusal({&one, {2, 2}, {far / 5, far / 5}}), "") << "each fits alone";
 }
 
 TEST(View, NamesItsAxes) {
@@ -198,11 +239,11 @@ TEST(View, OfANamedOwnerFollowsItsConstness) {
 }
 
 TEST(View, RefusesATemporaryOwner) {
-  static_assert(HasView<mha::Tensor<float, 2>&> && HasView<const mha::Tensor<float, 2>&>);
-  static_assert(!HasView<mha::Tensor<float, 2>> && !HasView<const mha::Tensor<float, 2>>);
+  static_assert(LastingView<mha::Tensor<float, 2>&> && LastingView<const mha::Tensor<float, 2>&>);
+  static_assert(!LastingView<mha::Tensor<float, 2>> && !LastingView<const mha::Tensor<float, 2>>);
   // A view owns nothing: a temporary one is as good as a named one.
-  static_assert(HasView<TensorView<float, 2>> && HasView<TensorView<const float, 4>&>);
-  static_assert(!HasView<std::vector<float>&>, "a vector has no shape");
+  static_assert(LastingView<TensorView<float, 2>> && LastingView<TensorView<const float, 4>&>);
+  static_assert(!LastingView<std::vector<float>&>, "a vector has no shape");
 }
 
 TEST(Viewable, AsksForTheNumberOfAxes) {
@@ -231,7 +272,22 @@ namespace {
 TEST(ViewTraits, MakeAUsersTypeViewable) {
   const Grid g{{0, 1, 2, 10, 11, 12}};
   EXPECT_EQ(mha::view(g)(1, 2), 12);
-  static_assert(mha::ViewableOfRank<Grid, 2> && HasView<Grid&> && !HasView<Grid>);
+  static_assert(mha::ViewableOfRank<Grid, 2> && LastingView<Grid&> && !LastingView<Grid>);
+}
+
+TEST(MayOverlap, AsksWhetherAddressesMeet) {
+  float memory[40] = {};
+  const auto overlap = [](const auto& a, const auto& b) {
+    EXPECT_EQ(mha::detail::may_overlap(a, b), mha::detail::may_overlap(b, a));
+    return mha::detail::may_overlap(a, b);
+  };
+  const auto first = mha::view(memory, 2, 5), second = mha::view(memory + 10, 2, 5);
+  EXPECT_TRUE(overlap(first, first));
+  EXPECT_FALSE(overlap(first, second));
+  EXPECT_TRUE(overlap(first, mha::view(memory + 9, 1, 5)));
+  EXPECT_TRUE(overlap(first, mha::TensorView<const float, 3>{memory + 19, {1, 2, 3}, {0, -8, -1}}));
+  EXPECT_FALSE(overlap(first, mha::TensorView<const float, 3>{memory + 20, {1, 2, 3}, {0, -8, -1}}));
+  EXPECT_FALSE(overlap(first, mha::TensorView<float, 2>{memory, {0, 5}, {5, 1}}));
 }
 
 }  // namespace

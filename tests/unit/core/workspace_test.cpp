@@ -3,12 +3,15 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <string>
 #include <type_traits>
 #include <utility>
 
 #include <gtest/gtest.h>
 
 #include <mha/core/workspace.hpp>
+
+#include "scratch.hpp"
 
 namespace {
 
@@ -200,6 +203,16 @@ TEST(Workspace, MovesAndIsNotCopied) {
   auto frame = a.frame();  // NOLINT: a moved-from workspace is an empty one
   std::memset(frame.take<char>(100), 1, 100);
   EXPECT_GE(a.bytes(), 100u);
+}
+
+TEST(Workspace, RefusesMoreBytesThanThereAreAddresses) {
+  Workspace w;
+  auto frame = w.frame();
+  for (const std::size_t n : {std::size_t{1} << 61, std::size_t{1} << 62, static_cast<std::size_t>(-1)})
+    EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { frame.take<double>(n); }),
+              "workspace: " + std::to_string(n) + " elements of 8 bytes are wanted, the limit is 1152921504606846967");
+  EXPECT_EQ(w.allocations(), 0);
+  EXPECT_TRUE(aligned(frame.take<double>(3)));
 }
 
 }  // namespace

@@ -16,11 +16,6 @@ namespace {
 using mha::TensorView;
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-template <class T>
-concept HasView = requires(T&& t) {
-  mha::view(std::forward<T>(t));
-};
-
 /// The view has the object's size and shows the object's own elements, in its own memory.
 template <class M> void expect_same_elements(M& m) {
   const auto v = mha::view(m);
@@ -98,11 +93,29 @@ TEST(EigenView, WritesThrough) {
   EXPECT_EQ(m(0, 1), 4);
 }
 
+TEST(EigenView, ShowsTemporaryBlocksOfAMatrix) {
+  Eigen::MatrixXf m = Eigen::MatrixXf::Random(5, 7);
+  Eigen::Map<Eigen::MatrixXf> map(m.data(), 5, 7);
+  const auto top = mha::view(m.topRows(2)), turned = mha::view(m.transpose()), part = mha::view(map.block(1, 2, 3, 4));
+  static_assert(std::same_as<decltype(top), const TensorView<float, 2>>);
+  EXPECT_EQ(top.extent[0], 2);
+  EXPECT_EQ(&top(1, 6), &m(1, 6));
+  EXPECT_EQ(turned.extent[0], 7);
+  EXPECT_EQ(&turned(6, 1), &m(1, 6));
+  EXPECT_EQ(&part(2, 3), &m(3, 5));
+}
+
 TEST(EigenView, IsReadOnlyForConstObjects) {
   const Eigen::MatrixXf m = Eigen::MatrixXf::Random(3, 4);
   const Eigen::Map<const Eigen::MatrixXf> map(m.data(), 3, 4);
   const Eigen::Ref<const Eigen::MatrixXf> ref(m);
   const auto block = m.bottomRows(2);
+  const auto turned = mha::view(m.transpose()), top = mha::view(m.topRows(2)), right = mha::view(map.rightCols(3)),
+             other = mha::view(Eigen::Map<const Eigen::MatrixXf>(m.data(), 4, 3));
+  EXPECT_EQ(&turned(3, 2), &m(2, 3));
+  EXPECT_EQ(&top(1, 3), &m(1, 3));
+  EXPECT_EQ(&right(2, 0), &m(2, 1));
+  EXPECT_EQ(&other(3, 2), m.data() + 11);
   static_assert(std::same_as<decltype(mha::view(m)), TensorView<const float, 2>>);
   static_assert(std::same_as<decltype(mha::view(map)), TensorView<const float, 2>>);
   static_assert(std::same_as<decltype(mha::view(ref)), TensorView<const float, 2>>);
@@ -127,8 +140,13 @@ TEST(EigenView, OfAnEmptyMatrixIsEmpty) {
 }
 
 TEST(EigenView, RefusesTemporariesAndExpressions) {
-  static_assert(HasView<Eigen::MatrixXf&> && HasView<const Eigen::MatrixXf&>);
-  static_assert(!HasView<Eigen::MatrixXf> && !HasView<const Eigen::MatrixXf>);
+  using mha::detail::LastingView;
+  static_assert(LastingView<Eigen::MatrixXf&> && LastingView<const Eigen::MatrixXf&>);
+  static_assert(!LastingView<Eigen::MatrixXf> && !LastingView<const Eigen::MatrixXf>);
+  static_assert(LastingView<Eigen::Ref<Eigen::MatrixXf>>);
+  static_assert(!LastingView<Eigen::Ref<const Eigen::MatrixXf>>, "it may hold a copy");
+  static_assert(!LastingView<Eigen::Transpose<const Eigen::Ref<const Eigen::MatrixXf>>>);
+  static_assert(!LastingView<Eigen::Block<const Eigen::Ref<const Eigen::MatrixXf>>>);
   using Sum = decltype(std::declval<Eigen::MatrixXf&>() + std::declval<Eigen::MatrixXf&>());
   static_assert(!mha::Viewable<Sum>, "a sum has no memory");
   using Product = decltype(std::declval<Eigen::MatrixXf&>() * std::declval<Eigen::MatrixXf&>());
@@ -141,7 +159,7 @@ TEST(EigenView, SaysWhenAnExtentIsTooLarge) {
   const Eigen::Index rows = Eigen::Index{1} << 31;
   Eigen::Map<Eigen::VectorXf> none(nullptr, rows);
   EXPECT_EQ(none.rows(), rows);
-  EXPECT_THROW(mha::view(none), mha::ShapeError);
+  EXPECT_THROW(static_cast<void>(mha::view(none)), mha::ShapeError);
 }
 
 TEST(EigenResult, IsARowMajorMatrixOfTheInputsScalar) {

@@ -8,9 +8,11 @@
 #include <utility>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <mha/io/mapped_file.hpp>
 
+#include "forked.hpp"
 #include "scratch.hpp"
 
 namespace {
@@ -65,6 +67,18 @@ TEST(MappedFile, FaultsNameThePathAndTheReason) {
             "cannot read '" + scratch.root().string() + "': Is a directory");
   EXPECT_NE(message_of<std::system_error>([&] { mha::MappedFile{"/dev/null"}; }).find("not a regular file '/dev/null'"),
             std::string::npos);
+}
+
+TEST(MappedFile, DoesNotWaitForTheWriterOfAFifo) {
+  const mha_test::Scratch scratch;
+  const std::string path = (scratch.root() / "fifo").string();
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(mha_test::forked([&] {
+              return message_of<std::system_error>([&] {
+                       mha::MappedFile{path};
+                     }).find("not a regular file '" + path + "'") == 0;
+            }),
+            "exit 0");
 }
 
 }  // namespace

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <ostream>
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <mha/io/safetensors_header.hpp>
 
@@ -64,16 +68,72 @@ TEST(SafetensorsHeader, HeaderLengthBeyondTheLimitIsRefused) {
   EXPECT_EQ(fault(just_above), "m: the header length is 100000001 bytes, more than the format's limit of 100000000");
 }
 
+TEST(SafetensorsHeader, OtherFormatsAreRecognised) {
+  const auto other = [](std::string_view first) { return fault(std::string(first) + "some more bytes"); };
+  const std::string begin = "m: this is no safetensors file, it seems to be ";
+  EXPECT_EQ(
+      other("PK\x03\x04\x14"),
+      begin + "a zip archive, as torch.save writes (.bin, .pt, .pth): convert it with safetensors.torch.save_file");
+  EXPECT_EQ(
+      other("\x80\x02\x8a\x0al\xfc\x9c"),
+      begin + "a Python pickle, as old versions of torch.save write: convert it with safetensors.torch.save_file");
+  EXPECT_EQ(other("version https://git-lfs.github.com/spec/v1\noid sha256:"),
+            begin + "a Git LFS pointer, not the file itself: fetch that with git lfs pull");
+  EXPECT_EQ(other("{\"metadata\": {\"total_size\": 1}}"),
+            begin + "JSON, such as the index of a checkpoint in several files: open the files that it names");
+  EXPECT_EQ(other("<!DOCTYPE html>"), begin + "HTML or XML, such as the page of a failed download");
+  EXPECT_EQ(other("GGUF\3"), begin + "a GGUF file");
+  EXPECT_EQ(other("\x89HDF\r\n\x1a\n"), begin + "an HDF5 file");
+  // Header lengths whose low byte is one of those.
+  for (const std::size_t length : {std::size_t{'{'}, std::size_t{0x80}, std::size_t{'<'}}) {
+    std::string json = "{}";
+    json.resize(length, ' ');
+    EXPECT_EQ(fault(safetensors_bytes(json, "")), "");
+    EXPECT_NE(fault(safetensors_bytes(json, "").substr(0, 50)).find("is it truncated?"), std::string::npos);
+  }
+}
+
 TEST(SafetensorsHeader, MalformedJsonIsRefused) {
   EXPECT_EQ(fault(safetensors_bytes("{\"a\":", "")), "m: the header is not valid JSON at its byte 6");
-  EXPECT_EQ(fault(safetensors_bytes("", "")), "m: the header is not valid JSON at its byte 1");
-  EXPECT_EQ(fault(safetensors_bytes("[1]", "")), "m: the header is JSON, but of type array, not an object");
   EXPECT_EQ(fault(safetensors_bytes("{\"a\":5}", "")), "m: tensor 'a' is not described by an object");
   EXPECT_EQ(fault(safetensors_bytes("{\"\xff\":5}", "")), "m: the header is not valid JSON at its byte 3");
   EXPECT_EQ(fault(safetensors_bytes("{\"__metadata__\":{\"k\":1}}", "")), "m: __metadata__ 'k' is not a string");
   EXPECT_EQ(fault(safetensors_bytes("{\"__metadata__\":3}", "")), "m: __metadata__ is not an object");
-  const std::string twice = "{" + tensor("a", "U8", "[1]", "[0,1]") + "," + tensor("a", "U8", "[1]", "[1,2]") + "}";
-  EXPECT_EQ(fault(safetensors_bytes(twice, "xx")), "m: the header names tensor 'a' twice");
+  EXPECT_EQ(fault(safetensors_bytes("{\"__metadata__\":{\"k\":{}}}", "")), "m: __metadata__ 'k' is not a string");
+}
+
+TEST(SafetensorsHeader, BeginsWithABraceAndEndsInSpaces) {
+  const auto json = [](const std::string& text) { return fault(safetensors_bytes(text, "")); };
+  for (const char* const text : {"", "[1]", " {}", "\xef\xbb\xbf{}", "5", "null", "[[["})
+    EXPECT_EQ(json(text), "m: the header does not begin with '{'") << text;
+  EXPECT_EQ(json("{}  "), "");
+  EXPECT_EQ(json("{ \"__metadata__\" :\n\t{ } }"), "");
+  EXPECT_EQ(json("{} \n"), "m: the header is padded at its byte 4 with something else than spaces");
+  EXPECT_EQ(json("{} {}"), "m: the header is not valid JSON at its byte 4");
+  EXPECT_EQ(json(std::string("{}\0", 3)), "m: the header is not valid JSON at its byte 3");
+  EXPECT_EQ(json(std::string("{}\0 anything", 12)), "m: the header is not valid JSON at its byte 3");
+  EXPECT_EQ(json(std::string("{\"\0\":5}", 7)), "m: the header is not valid JSON at its byte 3");
+}
+
+TEST(SafetensorsHeader, NoNameStandsTwice) {
+  const auto json = [](const std::string& text) { return fault(safetensors_bytes(text, "xx")); };
+  EXPECT_EQ(json("{" + tensor("a", "U8", "[1]", "[0,1]") + "," + tensor("a", "U8", "[1]", "[1,2]") + "}"),
+            "m: the header names tensor 'a' twice");
+  EXPECT_EQ(json(R"({"a":{"dtype":"U8","dtype":"U8","shape":[2],"data_offsets":[0,2]}})"),
+            "m: tensor 'a' has dtype twice");
+  EXPECT_EQ(json(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,2],"shape":[2]}})"),
+            "m: tensor 'a' has shape twice");
+  EXPECT_EQ(json(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,1],"d\u0061ta_offsets":[0,2]}})"),
+            "m: tensor 'a' has data_offsets twice");
+  EXPECT_EQ(json(R"({"__metadata__":{"k":"1","l":"2","k":"3"}})"), "m: __metadata__ has 'k' twice");
+  EXPECT_EQ(json(R"({"__metadata__":{},"__metadata__":{}})"), "m: the header has __metadata__ twice");
+}
+
+TEST(SafetensorsHeader, OtherMembersAreRefused) {
+  for (const char* const value : {"5", "{}", "[[1]]", "null"})
+    EXPECT_EQ(fault(safetensors_bytes(
+                  R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"stride":)" + std::string(value) + "}}", "x")),
+              "m: tensor 'a' has 'stride', expected dtype, shape and data_offsets only");
 }
 
 TEST(SafetensorsHeader, MissingOrMistypedMembersAreRefused) {
@@ -97,8 +157,15 @@ TEST(SafetensorsHeader, ImpossibleShapesAreRefused) {
             "m: tensor 'a' has the value 1.5 in its shape, expected an integer from 0 to 2^64 - 1");
   EXPECT_EQ(fault(with("F32", "[[[1]]]", "[0,4]", 4)),
             "m: tensor 'a' has the value of type array in its shape, expected an integer from 0 to 2^64 - 1");
-  EXPECT_EQ(fault(with("F32", "[1]", "[0,99999999999999999999]", 4)),
-            "m: tensor 'a' has the value 1e+20 in its data_offsets, expected an integer from 0 to 2^64 - 1");
+  EXPECT_EQ(
+      fault(with("F32", "[1]", "[0,99999999999999999999]", 4)),
+      "m: tensor 'a' has the value 99999999999999999999 in its data_offsets, expected an integer from 0 to 2^64 - 1");
+  EXPECT_EQ(fault(with("F32", "[1e999]", "[0,4]", 4)),
+            "m: tensor 'a' has the value 1e999 in its shape, expected an integer from 0 to 2^64 - 1");
+  EXPECT_EQ(fault(with("F32", "[1]", "[-0,4]", 4)),
+            "m: tensor 'a' has the value -0 in its data_offsets, expected an integer from 0 to 2^64 - 1");
+  EXPECT_EQ(fault(safetensors_bytes(R"({"__metadata__":{"k":1e999}})", "")), "m: __metadata__ 'k' is not a string");
+  EXPECT_EQ(fault(safetensors_bytes("{\"a\":-1e999}", "")), "m: tensor 'a' is not described by an object");
   // 2^62 floats are 2^64 bytes, which would wrap to 0.
   EXPECT_EQ(fault(with("F32", "[4611686018427387904]", "[0,0]", 0)),
             "m: tensor 'a' has shape (4611686018427387904), more elements than 64 bits can count");
@@ -124,6 +191,67 @@ TEST(SafetensorsHeader, OffsetsMustCoverTheDataExactlyOnce) {
 
 TEST(SafetensorsHeader, MessagesStayOneLine) {
   EXPECT_EQ(fault(safetensors_bytes("{\"a\\n\\u001b[2J\":5}", "")), "m: tensor 'a??[2J' is not described by an object");
+}
+
+TEST(SafetensorsHeader, MessagesAreShort) {
+  const std::string name(1'000'000, 'n'), ones(1'000'000, '1');
+  EXPECT_EQ(fault(safetensors_bytes("{\"" + name + "\":5}", "")),
+            "m: tensor '" + std::string(200, 'n') + "...' is not described by an object");
+  EXPECT_LT(fault(with("F32", "[" + ones + "]", "[0,4]", 4)).size(), 400u);
+  EXPECT_LT(fault(with(name, "[1]", "[0,4]", 4)).size(), 400u);
+  std::string shape = "[2";
+  for (int axis = 1; axis < 100'000; ++axis) shape += ",1";
+  EXPECT_EQ(fault(with("F32", shape + "]", "[0,4]", 4)),
+            "m: tensor 'a' has shape (2, 1, 1, 1, 1, 1, 1, 1, ...) and dtype F32, which is 8 bytes, but its "
+            "data_offsets span 4");
+  // Cut between characters, not within one.
+  std::string umlauts = "n";
+  for (int i = 0; i < 200; ++i) umlauts += "\u00e4";
+  EXPECT_EQ(fault(safetensors_bytes("{\"" + umlauts + "\":5}", "")),
+            "m: tensor '" + umlauts.substr(0, 199) + "...' is not described by an object");
+}
+
+/// A file of so many tensors of one byte.
+std::string file_of(int count) {
+  std::string json = "{";
+  for (int i = 0; i < count; ++i)
+    json += (i > 0 ? "," : "") + tensor("layer." + std::to_string(i) + ".weight", "U8", "[1]",
+                                        "[" + std::to_string(i) + "," + std::to_string(i + 1) + "]");
+  return safetensors_bytes(json + "}", std::string(static_cast<std::size_t>(count), 'x'));
+}
+
+/// Processor time of this thread, whatever else the machine does.
+double seconds_to_read(const std::string& file) {
+  const auto now = [] {
+    timespec t{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  };
+  const double begin = now();
+  EXPECT_FALSE(mha::detail::read_safetensors_header("m", as_bytes(file)).tensors.empty());
+  return now() - begin;
+}
+
+TEST(SafetensorsHeader, ManyTensorsTakeLinearTime) {
+  // Four times as many take four times as long, sixteen times where time grows with the square.
+  const std::string some = file_of(5'000), many = file_of(20'000);
+  double least = 16;
+  for (int attempt = 0; attempt < 5 && least >= 8; ++attempt)
+    least = std::min(least, seconds_to_read(many) / seconds_to_read(some));
+  EXPECT_LT(least, 8);
+}
+
+TEST(SafetensorsHeader, NestingIsRefusedWhereItBegins) {
+  // What follows is no JSON: who reads on would say so.
+  const std::string open(1'000, '[');
+  EXPECT_EQ(fault(safetensors_bytes(R"({"a":{"dtype":"F32","shape":[)" + open, "")),
+            "m: tensor 'a' has the value of type array in its shape, expected an integer from 0 to 2^64 - 1");
+  EXPECT_EQ(fault(safetensors_bytes(R"({"a":)" + open, "")), "m: tensor 'a' is not described by an object");
+  EXPECT_EQ(fault(safetensors_bytes(R"({"a":{"dtype":)" + open, "")), "m: tensor 'a' has a dtype that is not a string");
+  EXPECT_EQ(fault(safetensors_bytes(R"({"a":{"shape":{"b":)" + open, "")),
+            "m: tensor 'a' has a shape that is not a list");
+  EXPECT_EQ(fault(safetensors_bytes(R"({"__metadata__":)" + open, "")), "m: __metadata__ is not an object");
+  EXPECT_EQ(fault(safetensors_bytes(R"({"__metadata__":{"k":)" + open, "")), "m: __metadata__ 'k' is not a string");
 }
 
 TEST(SafetensorsHeader, DeepNestingIsOnlyAFault) {

@@ -69,12 +69,14 @@ TEST(Safetensors, WrongNameDtypeOrRankSaysWhatIsThere) {
   const auto path = scratch.write("m.safetensors", four_tensors());
   const mha::Safetensors file(path);
   const auto says = [&](auto&& f) { return message_of<mha::SafetensorsError>(f); };
-  EXPECT_EQ(says([&] { file.view<float, 2>("x"); }),
+  EXPECT_EQ(says([&] { static_cast<void>(file.view<float, 2>("x")); }),
             path.string() + ": there is no tensor 'x' among the 4 of this file");
-  EXPECT_EQ(says([&] { file.view<float, 1>("b"); }), path.string() + ": tensor 'b' has dtype BF16, expected F32");
-  EXPECT_EQ(says([&] { file.copy<std::uint64_t, 1>("i"); }),
+  EXPECT_EQ(says([&] { static_cast<void>(file.view<float, 1>("b")); }),
+            path.string() + ": tensor 'b' has dtype BF16, expected F32");
+  EXPECT_EQ(says([&] { static_cast<void>(file.copy<std::uint64_t, 1>("i")); }),
             path.string() + ": tensor 'i' has dtype I64, expected U64");
-  EXPECT_EQ(says([&] { file.view<float, 1>("w"); }), path.string() + ": tensor 'w' has rank 2, expected 1");
+  EXPECT_EQ(says([&] { static_cast<void>(file.view<float, 1>("w")); }),
+            path.string() + ": tensor 'w' has rank 2, expected 1");
 }
 
 TEST(Safetensors, UnalignedTensorIsRefusedAsViewAndCopied) {
@@ -85,7 +87,7 @@ TEST(Safetensors, UnalignedTensorIsRefusedAsViewAndCopied) {
   const auto path = scratch.write("m.safetensors", safetensors_bytes(json, "\x05" + raw<float>({1.25f, -4.f})));
   const mha::Safetensors file(path);
   const std::string place = std::to_string(8 + json.size() + 1);
-  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { file.view<float, 1>("y"); }),
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(file.view<float, 1>("y")); }),
             path.string() + ": tensor 'y' begins at byte " + place +
                 " of the file, which is not a multiple of the 4 that F32 needs to be read in place; copy() can read "
                 "it");
@@ -113,9 +115,42 @@ TEST(Safetensors, ExtentBeyondIndexIsRefusedWhenViewed) {
   const mha::Safetensors file(scratch.write(
       "m.safetensors", safetensors_bytes(R"({"e":{"dtype":"F32","shape":[3000000000,0],"data_offsets":[0,0]}})", "")));
   EXPECT_NE(message_of<mha::SafetensorsError>([&] {
-              file.view<float, 2>("e");
+              static_cast<void>(file.view<float, 2>("e"));
             }).find("tensor 'e' has an extent of 3000000000, more than the largest Index 2147483647"),
             std::string::npos);
+}
+
+TEST(Safetensors, EmptyTensorsOfHugeExtentsAreAFaultOfTheSameType) {
+  const mha_test::Scratch scratch;
+  const auto read = [&](const std::string& shape, auto&& use) {
+    std::string json = R"({"e":{"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,0]}})";
+    json.resize((json.size() + 7) / 8 * 8, ' ');
+    const mha::Safetensors file(scratch.write("m.safetensors", safetensors_bytes(json, "")));
+    return message_of<mha::SafetensorsError>([&] { use(file); });
+  };
+  const auto copied = [](const mha::Safetensors& file) { static_cast<void>(file.copy<float, 4>("e")); };
+  const auto viewed = [](const mha::Safetensors& file) { static_cast<void>(file.view<float, 4>("e")); };
+  for (const std::string shape : {"0,2147483647,2147483647,2147483647", "2147483647,2147483647,0,2147483647",
+                                  "2147483647,2147483647,2147483647,0", "2147483647,0,21474834,1"}) {
+    EXPECT_NE(read(shape, copied).find("tensor 'e' is empty, but its shape (" + shape.substr(0, shape.find(','))),
+              std::string::npos);
+    EXPECT_NE(read(shape, viewed).find("elements, an empty axis counted as 1"), std::string::npos);
+  }
+  EXPECT_EQ(read("2147483647,0,2,3",
+                 [](const mha::Safetensors& file) {
+                   EXPECT_EQ((file.copy<float, 4>("e").size()), 0u);
+                   EXPECT_EQ((file.view<float, 4>("e").extent[0]), 2147483647);
+                 }),
+            "");
+}
+
+TEST(Safetensors, NamesInMessagesArePrintable) {
+  const mha_test::Scratch scratch;
+  const auto path = scratch.write(
+      "m.safetensors", safetensors_bytes(R"({"a\n\u001b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})", ""));
+  const mha::Safetensors file(path);
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(file.view<double, 1>("a\n\x1b")); }),
+            path.string() + ": tensor 'a?\?' has dtype F32, expected F64");
 }
 
 TEST(Safetensors, AbsentFileIsTheSameTypeOfError) {

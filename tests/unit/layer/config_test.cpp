@@ -67,14 +67,16 @@ TEST(Config, TheHeadsPolicyCountsKeyValueHeads) {
 }
 
 TEST(Config, ErrorsNameTheSizeAndItsValue) {
-  EXPECT_EQ(error_of({.num_heads = 2}), "Config: d_model is 0, the least is 1");
-  EXPECT_EQ(error_of({.d_model = -8, .num_heads = 2}), "Config: d_model is -8, the least is 1");
-  EXPECT_EQ(error_of({.d_model = 8}), "Config: num_heads is 0, the least is 1");
-  EXPECT_EQ(error_of({.d_model = 8, .num_heads = -1}), "Config: num_heads is -1, the least is 1");
-  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .num_kv_heads = -2}), "Config: num_kv_heads is -2, the least is 1");
-  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .head_dim = -4}), "Config: head_dim is -4, the least is 1");
-  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .value_dim = -4}), "Config: value_dim is -4, the least is 1");
-  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .kv_model = -4}), "Config: kv_model is -4, the least is 1");
+  EXPECT_EQ(error_of({.num_heads = 2}), "Config: d_model is 0, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = -8, .num_heads = 2}), "Config: d_model is -8, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = 8}), "Config: num_heads is 0, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = 8, .num_heads = -1}), "Config: num_heads is -1, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .num_kv_heads = -2}),
+            "Config: num_kv_heads is -2, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .head_dim = -4}), "Config: head_dim is -4, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .value_dim = -4}),
+            "Config: value_dim is -4, it must be at least 1");
+  EXPECT_EQ(error_of({.d_model = 8, .num_heads = 2, .kv_model = -4}), "Config: kv_model is -4, it must be at least 1");
 }
 
 TEST(Config, ErrorsNameTheSizesThatDoNotFit) {
@@ -95,9 +97,24 @@ TEST(Config, ErrorsNameTheSizesThatDoNotFit) {
 
 TEST(Config, WidthsThatOverflowAreErrors) {
   EXPECT_EQ(error_of({.d_model = 8, .num_heads = 65536, .head_dim = 65536}),
-            "Config: 65536 heads are 4294967296 wide together, the most is 2147483647");
+            "Config: 65536 heads are 4294967296 wide together, the limit is 1073741823");
   EXPECT_EQ(error_of({.d_model = 8, .num_heads = 65536, .head_dim = 1, .value_dim = 32768}),
-            "Config: 65536 heads are 2147483648 wide together, the most is 2147483647");
+            "Config: 65536 heads are 2147483648 wide together, the limit is 1073741823");
+}
+
+// The numbers of such a layer would not even be counted in 64 bits.
+TEST(Config, MatricesThatNoMemoryHoldsAreErrors) {
+  constexpr mha::Index most = std::numeric_limits<mha::Index>::max(), longest = most / 2;
+  EXPECT_EQ(error_of({.d_model = most, .num_heads = 1}), "Config: d_model is 2147483647, the limit is 1073741823");
+  EXPECT_EQ(error_of({.d_model = 1, .num_heads = 1, .kv_model = longest + 1}),
+            "Config: kv_model is 1073741824, the limit is 1073741823");
+  EXPECT_EQ(error_of({.d_model = longest, .num_heads = 1}),
+            "Config: the matrix of d_model and all heads is (1073741823, 1073741823), more than 36028797018963967 "
+            "elements, an empty axis counted as 1");
+  EXPECT_EQ(error_of({.d_model = 1, .num_heads = 1, .value_dim = longest, .kv_model = longest}),
+            "Config: the matrix of kv_model and all key/value heads is (1073741823, 1073741823), more than "
+            "36028797018963967 elements, an empty axis counted as 1");
+  EXPECT_EQ(error_of({.d_model = 1 << 27, .num_heads = 1}), "");
 }
 
 TEST(Config, TheScaleIsFinite) {

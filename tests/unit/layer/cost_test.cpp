@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -110,7 +111,7 @@ TEST(Cost, OfLongBatchesDoesNotOverflow) {
 
 TEST(Cost, RefusesAConfigurationThatDoesNotFit) {
   const auto refusal = [](const Config& c) {
-    return mha_test::message_of<mha::ShapeError>([&] { mha::cost(c, 1, 1, 1); });
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::cost(c, 1, 1, 1)); });
   };
   EXPECT_EQ(refusal({.d_model = 12, .num_heads = 3}), "");
   EXPECT_EQ(refusal({.d_model = 12, .num_heads = 4, .num_kv_heads = 3}),
@@ -121,12 +122,12 @@ TEST(Cost, RefusesAConfigurationThatDoesNotFit) {
 TEST(Cost, RefusesNegativeSizes) {
   const auto refusal = [](int batch, int queries, int keys) {
     return mha_test::message_of<mha::ShapeError>(
-        [&] { mha::cost({.d_model = 12, .num_heads = 3}, batch, queries, keys); });
+        [&] { static_cast<void>(mha::cost({.d_model = 12, .num_heads = 3}, batch, queries, keys)); });
   };
   EXPECT_EQ(refusal(0, 0, 0), "");
-  EXPECT_EQ(refusal(-1, 1, 1), "cost: batch is -1, the least is 0");
-  EXPECT_EQ(refusal(1, -2, 1), "cost: queries is -2, the least is 0");
-  EXPECT_EQ(refusal(1, 1, -3), "cost: keys is -3, the least is 0");
+  EXPECT_EQ(refusal(-1, 1, 1), "cost: batch is -1, it must be at least 0");
+  EXPECT_EQ(refusal(1, -2, 1), "cost: queries is -2, it must be at least 0");
+  EXPECT_EQ(refusal(1, 1, -3), "cost: keys is -3, it must be at least 0");
 }
 
 /// The pairs of every head, one by one.
@@ -179,10 +180,37 @@ TEST(VisiblePairs, AreCountedAsTheMaskShowsThem) {
 }
 
 TEST(VisiblePairs, OfManyTokensAreNotCountedOneByOne) {
+  constexpr int length = 1 << 28;
+  const CallShape s{.batch = 2, .heads = 8, .queries = length, .keys = length, .origin = 0};
+  const double L = length, half = 0.5 * L * (L + 1);
+  EXPECT_EQ(mha::visible_pairs(mha::Full{}, s), 2 * L * L);
+  EXPECT_EQ(mha::visible_pairs(mha::Causal{}, s), 2 * half);
+  EXPECT_EQ(mha::visible_pairs(mha::SlidingWindow{.left = 1023}, s), 2 * (1024 * L - 1023 * 1024 / 2));
+  const std::vector<int> lengths{length, length / 2};
+  const double hidden = 0.5 * (L / 2) * (L / 2 + 1);
+  EXPECT_EQ(mha::visible_pairs(mha::Causal{} && mha::Padding{lengths}, s), 2 * half - hidden);
+  EXPECT_EQ(mha::cost({.d_model = 8, .num_heads = 2}, 1, length, length, mha::Causal{}).visible_pairs, half);
+}
+
+TEST(VisiblePairs, OfManyTokensAreFoundByTiles) {
   constexpr int length = 1 << 20;
-  const CallShape s{.batch = 1, .heads = 2, .queries = length, .keys = length, .origin = 0};
-  EXPECT_EQ(mha::visible_pairs(mha::Full{}, s), double(length) * length);
-  EXPECT_EQ(mha::visible_pairs(mha::Causal{}, s), 0.5 * length * (length + 1.0));
+  const CallShape s{.batch = 1, .heads = 1, .queries = length, .keys = length, .origin = 0};
+  std::vector<int> ids(length, 1);
+  std::fill_n(ids.begin(), 1000, 0);
+  const double rest = length - 1000;
+  EXPECT_EQ(mha::visible_pairs(mha::Document{ids}, s), 1e6 + rest * rest);
+}
+
+TEST(VisiblePairs, AreCountedAtTheLastPositions) {
+  const CallShape s{.batch = 1, .heads = 3, .queries = 2, .keys = 5, .origin = 2147483646};
+  EXPECT_EQ(mha::visible_pairs(mha::Full{}, s), 2 * 5);
+  EXPECT_EQ(mha::visible_pairs(mha::Causal{}, s), 2 * 5);
+  EXPECT_EQ(mha::visible_pairs(mha::SlidingWindow{.left = 2147483644}, s), 3 + 2);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::visible_pairs(Strided{}, s)); }),
+            "cost: the origin 2147483646 puts 2 queries beyond position 2147483647");
+  const CallShape before{.batch = 1, .heads = 1, .queries = 2, .keys = 5, .origin = 2147483645};
+  const auto even = mha::mask([](int, int, int q, int k) { return (q - k) % 2 == 0; });
+  EXPECT_EQ(mha::visible_pairs(even, before), by_counting(even, before));
 }
 
 TEST(VisiblePairs, OfNothingAreNone) {

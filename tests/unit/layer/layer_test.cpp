@@ -292,7 +292,7 @@ TEST(Layer, TheSecondCallAllocatesNothing) {
   EXPECT_EQ(workspace.allocations(), allocations);
   EXPECT_EQ(workspace.bytes(), bytes);
   EXPECT_EQ(y, first);
-  layer(RowMatrix(x.topRows(9)), workspace);  // a smaller call fits
+  static_cast<void>(layer(RowMatrix(x.topRows(9)), workspace));  // a smaller call fits
   EXPECT_EQ(workspace.allocations(), allocations);
 
   layer(columns, workspace, mha::into(y));  // needs a little more: its rows are packed
@@ -436,7 +436,7 @@ TEST(Layer, BorrowsACheckpointAndKeepsItAlive) {
   expect_near((*layer)(x), own(x), 1e-13);
   EXPECT_NE(layer->explain(1, 4, 4).find("borrowed"), std::string::npos);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer->update([](auto&) { FAIL(); }); }),
-            "update: the layer's 168 parameters are borrowed and read-only, 0 are its own");
+            "update: the layer's 168 parameters are borrowed, so they cannot be written");
   EXPECT_NE(mha_test::message_of<mha::ShapeError>([&] { layer->initialize(mha::XavierUniform{}); }), "");
 
   const LayerOf<> copy = *layer;
@@ -445,14 +445,80 @@ TEST(Layer, BorrowsACheckpointAndKeepsItAlive) {
   expect_near(copy(x), own(x), 1e-13);
 }
 
+TEST(Layer, BorrowsEigenMatricesAndVectors) {
+  const Config config{.d_model = 6, .num_heads = 2, .bias = true};
+  const ColMatrix q = random_rows("q", 6, 6), k = random_rows("k", 6, 6);
+  RowMatrix v = random_rows("v", 6, 6), o = random_rows("o", 6, 6);
+  const Eigen::VectorXd q_bias = random_rows("qb", 6, 1);
+  const Eigen::RowVectorXd k_bias = random_rows("kb", 1, 6);
+  const RowMatrix others = random_rows("others", 2, 6);
+  LayerOf<> own(config), borrowed(config);
+  own.update([&](auto& p) {
+    for (int i = 0; i < 6; ++i) {
+      for (int j = 0; j < 6; ++j) {
+        p.query.matrix()(i, j) = q(i, j);
+        p.key.matrix()(i, j) = k(i, j);
+        p.value.matrix()(i, j) = v(i, j);
+        p.output.weight(i, j) = o(j, i);
+      }
+      p.query.bias_row()(i) = q_bias(i);
+      p.key.bias_row()(i) = k_bias(i);
+      p.value.bias_row()(i) = others(0, i);
+      p.output.bias(i) = others(1, i);
+    }
+  });
+  const auto first = others.row(0), second = others.row(1);
+  borrowed.borrow({.query = q,
+                   .key = k,
+                   .value = v,
+                   .output = o.transpose(),
+                   .query_bias = q_bias,
+                   .key_bias = k_bias,
+                   .value_bias = first,
+                   .output_bias = second});
+  const RowMatrix x = random_rows("x", 5, 6);
+  expect_near(borrowed(x), own(x), 1e-12);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { borrowed.borrow({.query = q, .query_bias = others}); }),
+            "borrow: a bias, norm or gate is (2, 6), expected one row or one column");
+}
+
+TEST(Layer, WritesIntoATemporaryBlock) {
+  const auto layer = make<LayerOf<>>({.d_model = 6, .num_heads = 2});
+  const ColMatrix x = random_rows("x", 4, 6);
+  ColMatrix y = ColMatrix::Constant(9, 6, 7);
+  layer(x, mha::into(y.middleRows(2, 4)));
+  expect_near(y.middleRows(2, 4), layer(x), 0);
+  EXPECT_TRUE((y.topRows(2).array() == 7).all() && (y.bottomRows(3).array() == 7).all());
+}
+
+TEST(Layer, UpdateTakesEigenMatrices) {
+  auto layer = make<LayerOf<>>({.d_model = 8, .num_heads = 2}), twin = make<LayerOf<>>({.d_model = 8, .num_heads = 2});
+  const ColMatrix query = random_rows("query", 8, 8), output = random_rows("output", 8, 8);
+  layer.update([&](auto& p) {
+    p.query = query;
+    p.output = output.transpose().eval();
+  });
+  twin.update([&](auto& p) {
+    for (int i = 0; i < 8; ++i)
+      for (int j = 0; j < 8; ++j) {
+        p.query.matrix()(i, j) = query(i, j);
+        p.output.matrix()(i, j) = output(j, i);
+      }
+  });
+  const RowMatrix x = random_rows("x", 4, 8);
+  expect_near(layer(x), twin(x), 0);
+}
+
 TEST(Layer, ANewLayerHasNoWeights) {
   const LayerOf<> layer({.d_model = 8, .num_heads = 2});
   const RowMatrix x = random_rows("x", 4, 8);
-  const std::string expected = "layer: it has 0 of its 256 weights: call initialize, update or borrow first";
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer(x); }), expected);
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer(x, x); }), expected);
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.attention_weights(x); }), expected);
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.project_memory(x); }), expected);
+  const std::string rest = ": expected 256 weights, got 0: call initialize, update or borrow first";
+  const std::string expected = "layer" + rest;
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(x)); }), expected);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(x, x)); }), expected);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.attention_weights(x)); }), expected);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.project_memory(x)); }),
+            "project_memory" + rest);
   EXPECT_NE(layer.explain(1, 4, 4).find("256 double, none yet"), std::string::npos);
   EXPECT_EQ(layer.parameters().query.heads.data, nullptr);
 }
@@ -529,10 +595,10 @@ TYPED_TEST(LayerCall, KeysAndValuesProjectedOnceGiveTheSameBits) {
   EXPECT_EQ(support::differing(layer.mean_attention_weights(x, made), layer.mean_attention_weights(x, memory)), 0U);
 
   mha::KeyValues<double> other{mha::Tensor<double, 4>(2, 6, 4, 2), mha::Tensor<double, 4>(2, 6, 4, 3)};
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer(x, other); }),
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(x, other)); }),
             "layer: key has heads 4 but the layer has heads 2");
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.project_memory(x); }),
-            "layer: the keys' rows have width 8 but kv_model is 5");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.project_memory(x)); }),
+            "project_memory: memory has width 8 but kv_model is 5");
 }
 
 TYPED_TEST(LayerCall, QueriesStandAtTheirOrigin) {
@@ -546,22 +612,139 @@ TYPED_TEST(LayerCall, PackedSequencesAreEachOnTheirOwn) {
   const auto layer = make<LayerOf<TypeParam, mha::Causal>>({.d_model = 8, .num_heads = 2, .kv_model = 5});
   const RowMatrix x = random_rows("x", 9, 8), memory = random_rows("memory", 12, 5);
   const std::vector<int> offsets{0, 4, 4, 9}, key_offsets{0, 7, 8, 12}, none{0}, few{0, 4, 8}, back{0, 5, 4, 9};
-  const RowMatrix y = layer(x, memory, mha::Packed{offsets, key_offsets});
+  const RowMatrix y = layer(x, memory, mha::Ragged{offsets, key_offsets});
   expect_near(y.topRows(4), layer(RowMatrix(x.topRows(4)), RowMatrix(memory.topRows(7))), 1e-13);
   expect_near(y.bottomRows(5), layer(RowMatrix(x.bottomRows(5)), RowMatrix(memory.bottomRows(4))), 1e-13);
-  const auto made = layer.project_memory(memory, mha::Packed{key_offsets});
-  expect_near(layer(x, made, mha::Packed{offsets, key_offsets}), y, 0);
+  const auto made = layer.project_memory(memory, mha::Ragged{key_offsets});
+  expect_near(layer(x, made, mha::Ragged{offsets, key_offsets}), y, 0);
+  expect_near(layer(x, made, mha::Ragged{offsets}), y, 0);  // the keys' offsets are those they were made with
 
-  const auto error = [&](const mha::Packed& packed) {
+  const auto error = [&](const mha::Ragged& ragged) {
     RowMatrix poisoned = RowMatrix::Constant(9, 8, 77);
-    const auto message = mha_test::message_of<mha::ShapeError>([&] { layer(x, memory, packed, mha::into(poisoned)); });
+    const auto message = mha_test::message_of<mha::ShapeError>([&] { layer(x, memory, ragged, mha::into(poisoned)); });
     EXPECT_TRUE((poisoned.array() == 77).all());
     return message;
   };
-  EXPECT_EQ(error({few, key_offsets}), "layer: the last offset of q is 8 but there are 9 rows");
-  EXPECT_EQ(error({back, key_offsets}), "layer: the offsets of q decrease from 5 to 4 at sequence 1");
-  EXPECT_EQ(error({offsets, offsets}), "layer: the last offset of k is 9 but there are 12 rows");
-  EXPECT_EQ(error({none, key_offsets}), "layer: the last offset of q is 0 but there are 9 rows");
+  EXPECT_EQ(error({few, key_offsets}), "layer: the last offset of x is 8 but there are 9 rows");
+  EXPECT_EQ(error({back, key_offsets}), "layer: the offsets of x decrease from 5 to 4 at sequence 1");
+  EXPECT_EQ(error({offsets, offsets}), "layer: the last offset of memory is 9 but there are 12 rows");
+  EXPECT_EQ(error({none, key_offsets}), "layer: the last offset of x is 0 but there are 9 rows");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>(
+                [&] { static_cast<void>(layer.project_memory(memory, mha::Ragged{offsets})); }),
+            "project_memory: the last offset of memory is 9 but there are 12 rows");
+  const auto self = make<LayerOf<TypeParam>>({.d_model = 8, .num_heads = 2});
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] {
+              static_cast<void>(self(x, mha::Ragged{offsets, few}));
+            }),
+            "layer: the last offset of x is 8 but there are 9 rows");
+}
+
+// Keys and values know how they were projected: a call cannot cut them elsewhere or attend across sequences.
+TYPED_TEST(LayerCall, KeptMemoryKnowsItsSequences) {
+  const auto layer = make<LayerOf<TypeParam, mha::Rotary<>>>({.d_model = 8, .num_heads = 2, .kv_model = 5});
+  const RowMatrix x = random_rows("x", 9, 8), memory = random_rows("memory", 12, 5);
+  const std::vector<int> offsets{0, 4, 4, 9}, key_offsets{0, 7, 8, 12}, other{0, 7, 9, 12}, two{0, 7, 12}, one{0, 12},
+      all{0, 9};
+  const auto made = layer.project_memory(memory, mha::Ragged{key_offsets}), whole = layer.project_memory(memory);
+  const auto error = [&](const auto& kept, const auto&... extra) {
+    RowMatrix poisoned = RowMatrix::Constant(9, 8, 77);
+    const auto message = mha_test::message_of<mha::ShapeError>([&] { layer(x, kept, mha::into(poisoned), extra...); });
+    EXPECT_EQ((poisoned.array() == 77).all(), !message.empty());
+    return message;
+  };
+  EXPECT_EQ(error(made),
+            "layer: the memory was projected as 3 sequences, but the call has no Ragged: give "
+            "mha::Ragged with the offsets of x");
+  EXPECT_EQ(error(made, mha::Ragged{offsets, other}),
+            "layer: Ragged says that key sequence 2 starts at row 9, but the memory was projected with 8");
+  EXPECT_EQ(error(made, mha::Ragged{offsets, two}),
+            "layer: Ragged has 2 key sequences, but the memory was projected as 3");
+  EXPECT_EQ(
+      error(whole, mha::Ragged{offsets, key_offsets}),
+      "layer: the memory was projected as one sequence, but Ragged cuts it into 3: give project_memory() the same "
+      "Ragged");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.attention_weights(x, made)); }),
+            error(made));
+  EXPECT_EQ(error(made, mha::Ragged{offsets}), "");
+  EXPECT_EQ(error(whole, mha::Ragged{all, one}), "");
+  EXPECT_EQ(error(layer.project_memory(memory, mha::Ragged{one})), "");
+}
+
+TYPED_TEST(LayerCall, KeptMemoryOfChangedWeightsIsRefused) {
+  auto layer = make<LayerOf<TypeParam>>({.d_model = 8, .num_heads = 2});
+  const RowMatrix x = random_rows("x", 4, 8), memory = random_rows("memory", 6, 8);
+  auto kept = layer.project_memory(memory);
+  auto same_weights = layer;
+  LayerOf<TypeParam, mha::Causal> borrower({.d_model = 8, .num_heads = 2});
+  borrower.borrow(layer);
+  expect_near(same_weights(x, kept), layer(x, kept), 0);
+  expect_near(borrower(x, kept), borrower(x, memory), 1e-13);
+
+  const auto error = [&](const auto& with) {
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(with(x, kept)); });
+  };
+  const std::string changed =
+      "layer: these keys and values were projected with weights that have changed since: call project_memory() again";
+  layer.update([](auto& p) { p.key.heads(0, 0, 0) += 1; });
+  EXPECT_EQ(error(layer), changed);
+  EXPECT_EQ(error(same_weights), "") << "a copy has weights of its own";
+  EXPECT_EQ(error(make<LayerOf<TypeParam>>({.d_model = 8, .num_heads = 2})), changed);
+  EXPECT_EQ(error(make<LayerOf<TypeParam, mha::Causal>>({.d_model = 8, .num_heads = 2})), changed);
+  kept = layer.project_memory(memory);
+  expect_near(layer(x, kept), layer(x, memory), 1e-13);
+  layer.initialize(mha::XavierUniform{.seed = 9});
+  EXPECT_EQ(error(layer), changed);
+  borrower.borrow(layer);
+  EXPECT_EQ(error(borrower), changed);
+
+  // Keys and values from elsewhere belong to no weights.
+  const mha::KeyValues<double> own{mha::Tensor<double, 4>(1, 6, 2, 4), mha::Tensor<double, 4>(1, 6, 2, 4)};
+  EXPECT_TRUE(layer(x, own).isZero());
+}
+
+/// A position of a user, which cannot be compared.
+struct Shift {
+  static constexpr auto role = mha::Role::position;
+  double by = 0;
+  template <class T> void apply(const mha::TensorView<T, 4>& x, const mha::Origins&) const {
+    for (int b = 0; b < x.extent[0]; ++b)
+      for (int l = 0; l < x.extent[1]; ++l)
+        for (int h = 0; h < x.extent[2]; ++h) x(b, l, h, 0) += by;
+  }
+};
+
+TEST(Layer, KeptMemoryIsSharedByBorrowersThatMakeTheSameKeys) {
+  using mha::Rotary, mha::QkNorm;
+  const Config c{.d_model = 8, .num_heads = 2};
+  const RowMatrix x = random_rows("x", 4, 8), memory = random_rows("memory", 6, 8);
+  // Whether a layer with the second list of policies takes what one with the first has kept, and is right then.
+  const auto shared = [&](const auto& owner_policy, const auto& policy) {
+    auto owner = mha::make_attention<double, mha::Cpu>(c, owner_policy);
+    owner.initialize(mha::XavierUniform{.seed = 11});
+    auto borrower = mha::make_attention<double, mha::Cpu>(c, policy, mha::Causal{});
+    borrower.borrow(owner);
+    const auto kept = owner.project_memory(memory);
+    const std::string error =
+        mha_test::message_of<mha::ShapeError>([&] { expect_near(borrower(x, kept), borrower(x, memory), 1e-13); });
+    EXPECT_TRUE(error.empty() || error.find("projected with weights that have changed") != error.npos) << error;
+    return error.empty();
+  };
+  EXPECT_TRUE(shared(mha::NoPosition{}, mha::NoPosition{}));
+  EXPECT_FALSE(shared(mha::NoPosition{}, Rotary<>{}));
+  EXPECT_FALSE(shared(Rotary<>{}, mha::NoPosition{}));
+  EXPECT_FALSE(shared(Rotary<>{}, Rotary<mha::Interleaved>{}));
+  EXPECT_TRUE(shared(Rotary<>{}, Rotary<>{}));
+  EXPECT_TRUE(shared(Rotary<>{.base = 5e5, .dims = 2}, Rotary<>{.base = 5e5, .dims = 2}));
+  EXPECT_FALSE(shared(Rotary<>{}, Rotary<>{.base = 5e5}));
+  EXPECT_FALSE(shared(Rotary<>{}, Rotary<>{.dims = 2}));
+  const auto scaled = [](auto scaling) { return Rotary<mha::Halves, decltype(scaling)>{.scaling = scaling}; };
+  EXPECT_TRUE(shared(scaled(mha::LinearScaling{2}), scaled(mha::LinearScaling{2})));
+  EXPECT_FALSE(shared(scaled(mha::LinearScaling{2}), scaled(mha::LinearScaling{3})));
+  EXPECT_FALSE(shared(scaled(mha::NtkScaling{2}), scaled(mha::NtkScaling{3})));
+  EXPECT_FALSE(shared(scaled(mha::Llama3Scaling{}), scaled(mha::Llama3Scaling{.original_length = 4})));
+  EXPECT_TRUE(shared(QkNorm{}, QkNorm{}));
+  EXPECT_FALSE(shared(QkNorm{}, QkNorm{.eps = 1e-2}));
+  EXPECT_FALSE(shared(Shift{1}, Shift{1})) << "values that cannot be compared";
 }
 
 TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
@@ -571,14 +754,13 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
   support::poison_all(lse);
   const mha::Tensor<double, 3> poisoned = y, poisoned_lse = lse;
   const auto error = [&](auto&&... arguments) {
-    return mha_test::message_of<mha::ShapeError>([&] { layer(arguments...); });
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(arguments...)); });
   };
   const mha::Tensor<double, 3> x(2, 3, 8), memory(2, 5, 6);
   EXPECT_EQ(error(mha::Tensor<double, 3>(2, 3, 7), memory, mha::into(y)), "layer: x has width 7 but d_model is 8");
-  EXPECT_EQ(error(x, mha::Tensor<double, 3>(2, 5, 8), mha::into(y)),
-            "layer: the keys' rows have width 8 but kv_model is 6");
-  EXPECT_EQ(error(x, mha::into(y)), "layer: the keys' rows have width 8 but kv_model is 6");
-  EXPECT_EQ(error(x, mha::Tensor<double, 3>(3, 5, 6), mha::into(y)), "layer: q has batch 2 but k has batch 3");
+  EXPECT_EQ(error(x, mha::Tensor<double, 3>(2, 5, 8), mha::into(y)), "layer: memory has width 8 but kv_model is 6");
+  EXPECT_EQ(error(x, mha::into(y)), "layer: x has width 8 but kv_model is 6");
+  EXPECT_EQ(error(x, mha::Tensor<double, 3>(3, 5, 6), mha::into(y)), "layer: x has batch 2 but memory has batch 3");
   EXPECT_EQ(error(mha::Tensor<double, 3>(1, 3, 8), mha::Tensor<double, 3>(1, 5, 6), mha::into(y)),
             "layer: x has batch 1 but the result has batch 2");
   EXPECT_EQ(error(mha::Tensor<double, 3>(2, 4, 8), memory, mha::into(y)),
@@ -587,7 +769,7 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
   EXPECT_EQ(error(x, memory, mha::into(wide)), "layer: the layer's output has width 8 but the result has width 9");
   mha::Tensor<double, 3> long_lse(2, 2, 4);
   EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{long_lse}),
-            "layer: q has length 3 but log-sum-exp has length 4");
+            "layer: x has length 3 but log-sum-exp has length 4");
   const std::vector<int> lengths{5, 6}, one{5};
   EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{lse}, mha::Padding{lengths}),
             "Padding: length 6 of sequence 1 is outside [0, 5], the number of keys");
@@ -601,8 +783,8 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
             "layer: the result has 48 elements but its data is null");
   EXPECT_EQ(support::differing(y, poisoned), 0U);
   EXPECT_EQ(support::differing(lse, poisoned_lse), 0U);
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { layer.attention_weights(x); }),
-            "layer: the keys' rows have width 8 but kv_model is 6");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.attention_weights(x)); }),
+            "layer: x has width 8 but kv_model is 6");
 }
 
 template <class... P> void expect_own_cost(const char* name, const Config& config, const P&... policies) {
@@ -640,10 +822,11 @@ TEST(Layer, CostFollowsItsMaskItsOutputAndTheCallsMasks) {
   const std::vector<int> lengths{4, 0};
   EXPECT_EQ(decoder.cost(2, 7, 9, mha::Padding{lengths}).visible_pairs, 3 + 6 * 4);
   EXPECT_EQ(decoder.cost(2, 7, 9, mha::Padding{lengths}, mha::SlidingWindow{.left = 1}).visible_pairs, 2 + 2 + 1);
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { decoder.cost(3, 7, 9, mha::Padding{lengths}); }),
-            "Padding: 2 lengths for a batch of 3");
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { decoder.cost(1, -7, 9); }),
-            "cost: queries is -7, the least is 0");
+  EXPECT_EQ(
+      mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(decoder.cost(3, 7, 9, mha::Padding{lengths})); }),
+      "Padding: 2 lengths for a batch of 3");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(decoder.cost(1, -7, 9)); }),
+            "cost: queries is -7, it must be at least 0");
 }
 
 TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
@@ -654,11 +837,11 @@ TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
   const auto expect_facts = [](const std::string& text, std::initializer_list<const char*> facts) {
     for (const char* fact : facts) EXPECT_NE(text.find(fact), std::string::npos) << "no '" << fact << "' in\n" << text;
   };
-  expect_facts(
-      cpu.explain(2, 100, 100),
-      {"8 query, 2 key/value, head_dim 64, value_dim 32", "491520 double, owned", "FusedProjection", "ConcatHeads",
-       "LinearOutput", "projections: 0.144179 GFLOP", "attention:   0.030720 GFLOP", "20000 of 20000 pairs",
-       "output:      0.052429 GFLOP", "Cpu: fused online softmax in double", "Serial with 1 workers"});
+  expect_facts(cpu.explain(2, 100, 100),
+               {"8 query heads share 2 key/value heads, head_dim 64, value_dim 32", "mask:        Full",
+                "sink:        none", "491520 double, owned", "FusedProjection", "ConcatHeads", "LinearOutput",
+                "projections: 0.144179 GFLOP", "attention:   0.030720 GFLOP", "20000 of 20000 pairs",
+                "output:      0.052429 GFLOP", "Cpu: fused online softmax in double", "Serial with 1 workers"});
   // Every second key, so that the pairs are not those of a full call.
   const auto half = mha::mask([](int, int, int, int k) { return k % 2 == 0; });
   expect_facts(
@@ -667,7 +850,7 @@ TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
        "attention:   0.000480 GFLOP", "30000 of 60000 pairs", "output:      0.000000 GFLOP", "Reference: plain loops"});
   const std::vector<int> lengths{100};
   expect_facts(plain.explain(1, 200, 300, half, mha::Padding{lengths}),
-               {"attention:   0.000160 GFLOP", "10000 of 60000"});
+               {"mask:        functor and Padding", "attention:   0.000160 GFLOP", "10000 of 60000"});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <cstdint>
 #include <Eigen/Core>
 #include <type_traits>
 #include <utility>
@@ -7,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/cpu/cpu.hpp>
+#include <mha/backend/reference/reference.hpp>
 #include <mha/interop/eigen.hpp>
 #include <mha/layer/multi_head_attention.hpp>
 #include <mha/policy/mask/padding.hpp>
@@ -170,6 +172,32 @@ TEST(MultiHeadAttention, CopiesAndMovesAreLayers) {
   EXPECT_EQ(support::differing(b(x), y), 0U);
   const auto c = std::move(b);
   EXPECT_EQ(support::differing(c(x), y), 0U);
+}
+
+/// A backend with data, whose default a layer is given.
+struct Numbered : mha::Reference {
+  std::int64_t number = 7;
+};
+
+TEST(MultiHeadAttention, HoldsItsBackendAndAnEmptyOneCostsNothing) {
+  static_assert(std::is_empty_v<mha::Reference> && std::is_empty_v<mha::CpuWith<mha::Serial>>);
+  static_assert(sizeof(mha::MultiHeadAttention<double, Numbered>) ==
+                sizeof(mha::MultiHeadAttention<double, mha::Reference>) + sizeof(std::int64_t));
+  static_assert(sizeof(mha::MultiHeadAttention<float, mha::Cpu>) ==
+                sizeof(mha::MultiHeadAttention<float, mha::CpuWith<mha::Serial>>) + sizeof(mha::ThreadPool));
+  const mha::MultiHeadAttention<double, Numbered> by_default({.d_model = 4, .num_heads = 2});
+  EXPECT_EQ(by_default.backend().number, 7);
+  Numbered given;
+  given.number = 9;
+  mha::MultiHeadAttention<double, Numbered, mha::SlidingWindow> layer({.d_model = 4, .num_heads = 2}, given,
+                                                                      mha::SlidingWindow{.left = 1});
+  EXPECT_EQ(layer.backend().number, 9);
+  const auto copy = layer;
+  EXPECT_EQ(copy.backend().number, 9);
+  const auto made = mha::make_attention<double>({.d_model = 4, .num_heads = 2}, mha::Causal{}, given);
+  static_assert(std::is_same_v<Layer<std::remove_const_t<decltype(made)>>,
+                               Layer<mha::MultiHeadAttention<double, Numbered, mha::Causal>>>);
+  EXPECT_EQ(made.backend().number, 9);
 }
 
 }  // namespace

@@ -10,10 +10,8 @@
 #include <gtest/gtest.h>
 
 #include <mha/layer/parameters.hpp>
-#include <mha/policy/concat.hpp>
-#include <mha/policy/output.hpp>
-#include <mha/policy/qk_norm.hpp>
 
+#include "own_policies.hpp"
 #include "scratch.hpp"
 
 namespace {
@@ -22,10 +20,14 @@ using mha::Config;
 using mha::FusedProjection;
 using mha::PerHeadProjection;
 
-using Fused = mha::Parameters<float, FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>;
-using Headless = mha::Parameters<float, FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::NoOutput>;
-using PerHead = mha::Parameters<float, PerHeadProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>;
-using Everything = mha::Parameters<float, FusedProjection, mha::QkNorm, mha::GatedHeads, mha::LinearOutput>;
+using Fused =
+    mha::Parameters<float, support::OwnPolicies<FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>>;
+using Headless =
+    mha::Parameters<float, support::OwnPolicies<FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::NoOutput>>;
+using PerHead =
+    mha::Parameters<float, support::OwnPolicies<PerHeadProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>>;
+using Everything =
+    mha::Parameters<float, support::OwnPolicies<FusedProjection, mha::QkNorm, mha::GatedHeads, mha::LinearOutput>>;
 
 // E = 5, E_kv = 7, Hq = 4, Hkv = 2, D = 3, Dv = 2: no two sizes agree by accident.
 Config sizes(bool bias) {
@@ -44,7 +46,9 @@ TEST(Parameters, AreCountedBeforeTheyAreThere) {
   Fused plain(sizes(false));
   EXPECT_FALSE(plain.present());
   EXPECT_EQ(plain.size(), query_size + key_size + value_size + output_size);
-  EXPECT_TRUE(plain.views().flat().empty());
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(plain.views().flat()); }),
+            "parameters: there are no weights yet, so flat() has nothing to show: call initialize, update or borrow "
+            "first");
   EXPECT_EQ(plain.views().query.heads.data, nullptr);
   EXPECT_EQ(plain.views().output.matrix().data, nullptr);
   EXPECT_EQ(Fused(sizes(true)).size(), plain.size() + 12 + 6 + 4 + 5);
@@ -116,6 +120,49 @@ TEST(Parameters, PerHeadLayoutHasHeadsOneAfterTheOther) {
             "HeadWeights: the 4 heads lie 15 elements apart, side by side would be 3: ask for head(h) instead");
 }
 
+template <class P> class WrittenParameters : public ::testing::Test {};
+using Layouts = ::testing::Types<Fused, PerHead>;
+TYPED_TEST_SUITE(WrittenParameters, Layouts);
+
+TYPED_TEST(WrittenParameters, TakeAMatrixOfAnyScalar) {
+  TypeParam own(sizes(true));
+  number(own);
+  const auto p = own.writable();
+  std::vector<double> numbers(query_size);
+  std::iota(numbers.begin(), numbers.end(), 1000.5);
+  p.query = mha::view(numbers.data(), 5, 12);
+  p.value = mha::transposed(mha::view(numbers.data(), 4, 7));
+  p.output = mha::transposed(mha::view(numbers.data(), 5, 8));
+  for (int e = 0; e < 5; ++e)
+    for (int column = 0; column < 12; ++column)
+      EXPECT_EQ(p.query.heads(column / 3, e, column % 3), 1000.5f + float(12 * e + column));
+  for (int e = 0; e < 7; ++e)
+    for (int column = 0; column < 4; ++column)
+      EXPECT_EQ(p.value.heads(column / 2, e, column % 2), 1000.5f + float(7 * column + e));
+  for (int i = 0; i < 8; ++i)
+    for (int j = 0; j < 5; ++j) EXPECT_EQ(p.output.matrix()(i, j), 1000.5f + float(8 * j + i));
+  int untouched = 0;
+  for (const float x : p.all) untouched += x < 1000 ? 1 : 0;
+  EXPECT_EQ(untouched, 12 + key_size + 6 + 4 + 5) << "the keys' matrix and the biases";
+
+  const auto error = [&](auto&& f) { return mha_test::message_of<mha::ShapeError>(f); };
+  const std::vector<float> before(p.all.begin(), p.all.end());
+  EXPECT_EQ(error([&] { p.key = mha::view(numbers.data(), 6, 7); }),
+            "update: the matrix is (6, 7), expected (7, 6): assign its transpose, mha::transposed(view)");
+  EXPECT_EQ(error([&] { p.output = mha::view(numbers.data(), 5, 12); }),
+            "update: the matrix is (5, 12), expected (8, 5)");
+  EXPECT_EQ(error([&] {
+              p.key = mha::TensorView<const float, 2>{nullptr, {7, 6}, {6, 1}};
+            }),
+            "update: the matrix has 42 elements but its data is null");
+  EXPECT_EQ(
+      error([&] {
+        p.output = mha::TensorView<float, 2>{p.output.weight.pointer(7, 4), {8, 5}, {-5, -1}};
+      }),
+      "update: the matrix (8, 5) lies in the weights that it is assigned to, which would change it: copy it first");
+  EXPECT_EQ(std::vector<float>(p.all.begin(), p.all.end()), before);
+}
+
 TEST(Parameters, WithoutOutputThereIsNoOutputMatrix) {
   Headless p(sizes(true));
   EXPECT_EQ(p.writable().output.matrix().data, nullptr);
@@ -158,7 +205,9 @@ TEST(Parameters, BorrowedViewsPointAtTheCheckpoint) {
   EXPECT_EQ(views.value.matrix()(6, 3), file.v.back());
   EXPECT_EQ(views.output.matrix()(7, 4), file.o.back());
   EXPECT_EQ(views.output.bias(4), file.ob.back());
-  EXPECT_TRUE(views.flat().empty());
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(views.flat()); }),
+            "parameters: the weights are borrowed and need not lie in one row, so flat() has nothing to show: read "
+            "them by name");
   EXPECT_EQ(p.size(), query_size + key_size + value_size + output_size + 12 + 6 + 4 + 5);
 }
 
@@ -179,7 +228,28 @@ TEST(Parameters, BorrowedWeightsAreNotWritable) {
   Fused p(sizes(false));
   p.borrow(file.weights, nullptr);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { p.writable(); }),
-            "update: the layer's 170 parameters are borrowed and read-only, 0 are its own");
+            "update: the layer's 170 parameters are borrowed, so they cannot be written");
+}
+
+TEST(Parameters, WeightsOfTheirOwnAreNotBorrowed) {
+  const Checkpoint file(true);
+  Fused own(sizes(true));
+  number(own);
+  auto w = own.views();
+  const auto error = [&](const auto& weights) {
+    return mha_test::message_of<mha::ShapeError>([&] { own.borrow(weights, nullptr); });
+  };
+  const std::string wanted =
+      "borrow: weights that lie among the " + std::to_string(own.size()) + " of the layer's own, expected another's";
+  EXPECT_EQ(error(w), wanted);
+  auto mixed = file.weights;
+  mixed.output_bias = w.output.bias;
+  EXPECT_EQ(error(mixed), wanted);
+  const Fused copy = own;
+  w = copy.views();
+  w.key.heads = own.views().key.heads;
+  EXPECT_EQ(error(w), wanted);
+  EXPECT_FALSE(own.borrowed());
 }
 
 TEST(Parameters, KeepAliveLivesAsLongAsACopy) {
@@ -230,42 +300,39 @@ template <class Spoil> std::string error_of(bool bias, Spoil&& spoil) {
 using Weights = mha::BorrowedWeights<float>;
 
 TEST(Parameters, BorrowSaysWhichMatrixHasWhichShape) {
-  EXPECT_EQ(error_of(false, [](Weights& w) { w.query = {}; }),
-            "borrow: the query matrix is (0, 0), the layer wants (5, 12)");
-  EXPECT_EQ(error_of(false, [](Weights& w) { w.output = {}; }),
-            "borrow: the output matrix is (0, 0), the layer wants (8, 5)");
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.query = {}; }), "borrow: the query matrix is (0, 0), expected (5, 12)");
+  EXPECT_EQ(error_of(false, [](Weights& w) { w.output = {}; }), "borrow: the output matrix is (0, 0), expected (8, 5)");
   EXPECT_EQ(error_of(false, [](Weights& w) { w.query.extent[1] = 11; }),
-            "borrow: the query matrix is (5, 11), the layer wants (5, 12)");
+            "borrow: the query matrix is (5, 11), expected (5, 12)");
   EXPECT_EQ(error_of(false, [](Weights& w) { w.key.extent[0] = 5; }),
-            "borrow: the key matrix is (5, 6), the layer wants (7, 6)");
+            "borrow: the key matrix is (5, 6), expected (7, 6)");
   EXPECT_EQ(error_of(false, [](Weights& w) { w.value.extent[1] = 6; }),
-            "borrow: the value matrix is (7, 6), the layer wants (7, 4)");
+            "borrow: the value matrix is (7, 6), expected (7, 4)");
   EXPECT_EQ(error_of(false, [](Weights& w) { w.output.extent[0] = 12; }),
-            "borrow: the output matrix is (12, 5), the layer wants (8, 5)");
+            "borrow: the output matrix is (12, 5), expected (8, 5)");
 }
 
 TEST(Parameters, BorrowRecognisesATransposedMatrix) {
   EXPECT_EQ(error_of(false, [](Weights& w) { w.query = mha::transposed(w.query); }),
-            "borrow: the query matrix is (12, 5), the layer wants (5, 12): pass mha::transposed(view)");
+            "borrow: the query matrix is (12, 5), expected (5, 12): pass mha::transposed(view)");
   EXPECT_EQ(error_of(true, [](Weights& w) { w.output = mha::transposed(w.output); }),
-            "borrow: the output matrix is (5, 8), the layer wants (8, 5): pass mha::transposed(view)");
+            "borrow: the output matrix is (5, 8), expected (8, 5): pass mha::transposed(view)");
 }
 
 TEST(Parameters, BorrowWantsEveryBiasOrNone) {
   std::vector<float> one(12);
   EXPECT_EQ(error_of(false, [&](Weights& w) { w.key_bias = mha::view(std::as_const(one).data(), 6); }),
-            "borrow: the key bias has 6 elements, the layer wants 0");
-  EXPECT_EQ(error_of(true, [](Weights& w) { w.value_bias = {}; }),
-            "borrow: the value bias has 0 elements, the layer wants 4");
+            "borrow: the key bias has 6 elements, expected 0");
+  EXPECT_EQ(error_of(true, [](Weights& w) { w.value_bias = {}; }), "borrow: the value bias has 0 elements, expected 4");
   EXPECT_EQ(error_of(true, [](Weights& w) { w.output_bias.extent[0] = 8; }),
-            "borrow: the output bias has 8 elements, the layer wants 5");
+            "borrow: the output bias has 8 elements, expected 5");
 }
 
 TEST(Parameters, WithoutOutputAnOutputMatrixIsRefused) {
   Checkpoint file(false);
   Headless p(sizes(false));
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { p.borrow(file.weights, nullptr); }),
-            "borrow: the output matrix is (8, 5), the layer wants (0, 0)");
+            "borrow: the output matrix is (8, 5), expected (0, 0)");
   file.weights.output = {};
   p.borrow(file.weights, nullptr);
   EXPECT_TRUE(p.borrowed());
@@ -282,16 +349,16 @@ TEST(Parameters, BorrowWantsNormsAndGatesWhereTheLayerHasThem) {
   std::vector<float> numbers(6);
   const auto vector = [&](int n) { return mha::view(std::as_const(numbers).data(), n); };
   EXPECT_EQ(error_of(false, [&](Weights& w) { w.query_norm = vector(3); }),
-            "borrow: the query_norm has 3 elements, the layer wants 0");
+            "borrow: the query_norm has 3 elements, expected 0");
   Checkpoint file(false);
   Everything p(sizes(false));
   const auto error = [&] { return mha_test::message_of<mha::ShapeError>([&] { p.borrow(file.weights, nullptr); }); };
-  EXPECT_EQ(error(), "borrow: the query_norm has 0 elements, the layer wants 3");
+  EXPECT_EQ(error(), "borrow: the query_norm has 0 elements, expected 3");
   file.weights.query_norm = vector(3);
   file.weights.key_norm = vector(2);
-  EXPECT_EQ(error(), "borrow: the key_norm has 2 elements, the layer wants 3");
+  EXPECT_EQ(error(), "borrow: the key_norm has 2 elements, expected 3");
   file.weights.key_norm = vector(3);
-  EXPECT_EQ(error(), "borrow: the gate has 0 elements, the layer wants 4");
+  EXPECT_EQ(error(), "borrow: the gate has 0 elements, expected 4");
   file.weights.gate = vector(4);
   EXPECT_EQ(error(), "");
   EXPECT_EQ(p.views().gate.data, numbers.data());
@@ -305,16 +372,16 @@ TEST(Parameters, BorrowsTheViewsOfOthers) {
   p.borrow(std::as_const(owner).views(), nullptr);
   EXPECT_EQ(p.views().query.heads(3, 4, 2), owner.views().query.heads(3, 4, 2));
   EXPECT_EQ(p.views().query.heads.data, owner.views().query.heads.data);
-  EXPECT_TRUE(p.views().flat().empty());
+  EXPECT_THROW(static_cast<void>(p.views().flat()), mha::ShapeError);
 
   auto other = sizes(true);
   other.kv_model = 6;
   Fused narrow(other);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { narrow.borrow(owner.views(), nullptr); }),
-            "borrow: the key weights are (2, 7, 3), the layer wants (2, 6, 3)");
+            "borrow: the key weights are (2, 7, 3), expected (2, 6, 3)");
   Fused plain(sizes(false));
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { plain.borrow(owner.views(), nullptr); }),
-            "borrow: the query bias is (4, 3), the layer wants (0, 0)");
+            "borrow: the query bias is (4, 3), expected (0, 0)");
 }
 
 // 4·65536² parameters are no error until the layer is to own them in one allocation.
@@ -322,7 +389,7 @@ TEST(Parameters, MoreThanAnIndexCountsCannotBeOwned) {
   Fused big(mha::detail::completed<mha::MultiHead>({.d_model = 65536, .num_heads = 512}));
   EXPECT_EQ(big.size(), 17179869184);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { big.writable(); }),
-            "update: the layer has 17179869184 parameters, the most in one allocation is 2147483647: borrow them");
+            "update: the layer has 17179869184 parameters, the limit of one allocation is 2147483647: borrow them");
 }
 
 // Borrowing from itself would free what it then reads.

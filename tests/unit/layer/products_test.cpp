@@ -10,11 +10,9 @@
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
 #include <mha/layer/products.hpp>
-#include <mha/policy/concat.hpp>
-#include <mha/policy/output.hpp>
-#include <mha/policy/qk_norm.hpp>
 
 #include "compare.hpp"
+#include "own_policies.hpp"
 #include "random.hpp"
 
 namespace {
@@ -65,7 +63,7 @@ const mha::Config config = mha::detail::completed<mha::GroupedQuery<2>>(
 
 /// Parameters as a projection policy lays them out, with random numbers.
 template <class P> struct Made {
-  mha::Parameters<double, P, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput> parameters{config};
+  mha::Parameters<double, support::OwnPolicies<P>> parameters{config};
   Made() {
     support::Random random("products");
     auto p = parameters.writable();
@@ -76,8 +74,9 @@ template <class P> struct Made {
 template <class B, class P> std::vector<Tensor<double, 2>> all_products(bool pack) {
   const Made<P> made;
   const auto w = made.parameters.views();
-  const LayerProducts<double, B, P> products =
-      pack ? LayerProducts<double, B, P>(w, true) : LayerProducts<double, B, P>();
+  const B backend;
+  const LayerProducts<double, B> products =
+      pack ? LayerProducts<double, B>(backend, w, true) : LayerProducts<double, B>();
   support::Random random("product rows");
   Tensor<double, 2> x(7, 10), heads(7, 20);
   random.fill(x);
@@ -88,8 +87,8 @@ template <class B, class P> std::vector<Tensor<double, 2>> all_products(bool pac
   for (auto& r : results) to.push_back(r.view());
   typename B::Workspace workspace;
   const std::span<const TensorView<double, 2>> all(to);
-  products.run(std::as_const(x).view(), w, LayerMatrix::query, all.first(3), workspace);
-  products.run(std::as_const(heads).view(), w, LayerMatrix::output, all.subspan(3), workspace);
+  products.run(backend, std::as_const(x).view(), w, LayerMatrix::query, all.first(3), workspace);
+  products.run(backend, std::as_const(heads).view(), w, LayerMatrix::output, all.subspan(3), workspace);
   return results;
 }
 
@@ -120,10 +119,10 @@ TEST(Products, QueryKeyAndValueAreOneProductOfWeightsPackedOnce) {
 TEST(Products, SayHowManyBytesArePacked) {
   const Made<mha::FusedProjection> made;
   const auto w = made.parameters.views();
-  EXPECT_EQ((LayerProducts<double, Counting, mha::FusedProjection>(w, true).bytes()), 32u);
-  EXPECT_EQ((LayerProducts<double, Counting, mha::FusedProjection>(w, false).bytes()), 24u);
-  EXPECT_EQ((LayerProducts<double, Counting, mha::FusedProjection>().bytes()), 0u);
-  EXPECT_EQ((LayerProducts<double, mha::Reference, mha::FusedProjection>(w, true).bytes()), 0u);
+  EXPECT_EQ((LayerProducts<double, Counting>(Counting{}, w, true).bytes()), 32u);
+  EXPECT_EQ((LayerProducts<double, Counting>(Counting{}, w, false).bytes()), 24u);
+  EXPECT_EQ((LayerProducts<double, Counting>().bytes()), 0u);
+  EXPECT_EQ((LayerProducts<double, mha::Reference>(mha::Reference{}, w, true).bytes()), 0u);
 }
 
 }  // namespace

@@ -1,74 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstddef>
 #include <numeric>
 
 #include <gtest/gtest.h>
 
-#include <mha/core/workspace.hpp>
+#include <mha/core/tensor.hpp>
 #include <mha/layer/sequence.hpp>
 
 namespace {
-
-using mha::TensorView;
-using View3 = TensorView<double, 3>;
-
-TEST(Sequence, OneSequenceIsABatchOfOne) {
-  double numbers[12] = {};
-  const auto v = mha::detail::with_batch(mha::view(numbers, 3, 4));
-  EXPECT_EQ(v.extent[0], 1);
-  EXPECT_EQ(v.extent[1], 3);
-  EXPECT_EQ(&v(0, 2, 3), numbers + 11);
-  mha::Tensor<double, 3> t(2, 3, 4);
-  EXPECT_EQ(mha::detail::read_sequence(t).data, t.data());
-}
-
-TEST(Sequence, RowsCollapseOnlyWhenSequencesFollowEachOther) {
-  const auto collapses = [](int b, int l, std::ptrdiff_t batch_stride, std::ptrdiff_t row_stride) {
-    return mha::detail::rows_collapse(View3{nullptr, {b, l, 4}, {batch_stride, row_stride, 1}});
-  };
-  EXPECT_TRUE(collapses(2, 3, 12, 4));
-  EXPECT_TRUE(collapses(2, 3, 30, 10));
-  EXPECT_FALSE(collapses(2, 3, 16, 4));
-  EXPECT_FALSE(collapses(2, 3, 0, 4));
-  EXPECT_FALSE(collapses(2, 1, 0, 4));
-  EXPECT_TRUE(collapses(1, 3, 77, 4));
-  EXPECT_TRUE(collapses(5, 0, 77, 4));
-}
-
-TEST(Sequence, RowsAreReadInPlaceOrCopiedOnce) {
-  mha::Tensor<double, 3> t(2, 3, 4);
-  std::iota(t.begin(), t.end(), 0.);
-  mha::Workspace workspace;
-  auto frame = workspace.frame();
-  const TensorView<const double, 3> whole = t.view();
-  EXPECT_EQ(mha::detail::as_rows(whole, frame).data, t.data());
-  EXPECT_EQ(workspace.allocations(), 0);
-
-  const TensorView<const double, 3> swapped{t.data(), {3, 2, 4}, {4, 12, 1}};  // the axes (L, B, E) of t
-  const auto rows = mha::detail::as_rows(swapped, frame);
-  EXPECT_NE(rows.data, t.data());
-  ASSERT_EQ(rows.extent[0], 6);
-  for (int b = 0; b < 3; ++b)
-    for (int l = 0; l < 2; ++l)
-      for (int e = 0; e < 4; ++e) EXPECT_EQ(rows(b * 2 + l, e), t(l, b, e));
-}
-
-TEST(Sequence, ResultsReachAnyStrides) {
-  mha::Tensor<double, 3> t(3, 2, 4);
-  mha::Workspace workspace;
-  auto frame = workspace.frame();
-  const auto number = [](const TensorView<double, 2>& rows) {
-    for (int i = 0; i < rows.extent[0]; ++i)
-      for (int j = 0; j < rows.extent[1]; ++j) rows(i, j) = 10 * i + j;
-  };
-  mha::detail::into_rows(t.view(), frame, number);
-  EXPECT_EQ(t(2, 1, 3), 53);
-  EXPECT_EQ(workspace.allocations(), 0);
-  mha::detail::into_rows(View3{t.data(), {2, 3, 4}, {4, 8, 1}}, frame, number);  // row l of sequence b at t(l, b)
-  for (int b = 0; b < 2; ++b)
-    for (int l = 0; l < 3; ++l)
-      for (int e = 0; e < 4; ++e) EXPECT_EQ(t(l, b, e), 10 * (3 * b + l) + e);
-}
 
 TEST(Sequence, MeanOverHeads) {
   mha::Tensor<float, 4> each(2, 3, 2, 4);
@@ -86,16 +24,6 @@ TEST(Sequence, ResultsOfAProjectionAreRowsOfTheSameMemory) {
   EXPECT_EQ(rows.extent[0], 6);
   EXPECT_EQ(rows.extent[1], 20);
   EXPECT_EQ(&rows(4, 7), memory.data() + 4 * 20 + 7);
-}
-
-TEST(Sequence, ViewsAreTheSameIfTheyShowTheSameElements) {
-  float memory[24] = {};
-  const auto a = mha::view(memory, 2, 3, 4);
-  EXPECT_TRUE(mha::detail::same_view(a, a));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 2, 4, 3)));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory + 1, 2, 3, 4)));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 1, 3, 4)));
-  EXPECT_FALSE(mha::detail::same_view(a, mha::TensorView<float, 3>{memory, {2, 3, 4}, {4, 8, 1}}));
 }
 
 }  // namespace

@@ -65,7 +65,8 @@ TEST(Stages, APositionOfTheUsersRunsSequenceBySequence) {
   std::vector<float> rows(6, 100);
   const Index offsets[] = {0, 2, 2, 6}, first[] = {10, 20, 30};
   mha::Workspace workspace;
-  const mha::detail::ItemsOn<Reference> items{workspace};
+  const Reference backend;
+  const mha::detail::ItemsOn<Reference> items{backend, workspace};
   const auto x = mha::view_blhd(rows.data(), 1, 6, 1, 1);
   mha::detail::run_position<Reference, float>(Shift{}, x, {mha::Origins(first), offsets, 3, 4}, items);
   EXPECT_EQ(rows, (std::vector<float>{110, 111, 130, 131, 132, 133}));
@@ -87,7 +88,8 @@ TEST(Stages, NormsAndGatesWithoutItemsRunOnTheHost) {
   float number = 8;
   const float one = 1;
   mha::Workspace workspace;
-  const mha::detail::ItemsOn<Reference> items{workspace};
+  const Reference backend;
+  const mha::detail::ItemsOn<Reference> items{backend, workspace};
   const auto x = mha::view_blhd(&number, 1, 1, 1, 1);
   mha::detail::run_norm<Reference, float>(Halving{}, x, mha::view(&one, 1), items);
   EXPECT_EQ(number, 4);
@@ -99,7 +101,7 @@ TEST(Stages, NormsAndGatesWithoutItemsRunOnTheHost) {
 }
 
 TEST(Stages, ABackendOfTheHostKeepsPoliciesAsTheyAre) {
-  const mha::detail::Kept<Reference, mha::Origins> kept(mha::Origins(7));
+  const mha::detail::Kept<Reference, mha::Origins> kept(mha::Origins(7), Reference{});
   EXPECT_EQ(&kept.own(), &kept.there());
   EXPECT_EQ(kept.own().all, 7);
 }

@@ -151,6 +151,45 @@ TEST(Rotary, FollowsStrides) {
       for (int d = 0; d < 4; ++d) EXPECT_EQ(other(0, l, h, d), rows(0, l, h, d));
 }
 
+TEST(Rotary, ManyPairsAndRowsTurnByTheirOwnPosition) {
+  constexpr int L = 45, H = 2, D = 150;  // 75 pairs: more than are turned at once, and no multiple of eight
+  const auto x = random_rows("many pairs", 1, L, H, D);
+  for (const int first : {-21, 0, 8191}) {
+    auto halves = x, pairs = x;
+    Rotary<Halves>{}.apply(halves.view(), first);
+    Rotary<Interleaved>{}.apply(pairs.view(), first);
+    for (int l = 0; l < L; ++l)
+      for (int h = 0; h < H; ++h)
+        for (int i = 0; i < D / 2; ++i) {
+          double u = x(0, l, h, i), v = x(0, l, h, i + D / 2);
+          turn(u, v, (first + l) * plain_frequency(10000, i, D));
+          EXPECT_NEAR(halves(0, l, h, i), u, 1e-10) << first << " " << l << " " << i;
+          EXPECT_NEAR(halves(0, l, h, i + D / 2), v, 1e-10);
+          u = x(0, l, h, 2 * i), v = x(0, l, h, 2 * i + 1);
+          turn(u, v, (first + l) * plain_frequency(10000, i, D));
+          EXPECT_NEAR(pairs(0, l, h, 2 * i), u, 1e-10);
+          EXPECT_NEAR(pairs(0, l, h, 2 * i + 1), v, 1e-10);
+        }
+  }
+}
+
+TEST(Rotary, ARowHasTheSameBitsAloneAndAmongOthers) {
+  constexpr int L = 40, H = 3, D = 46;
+  auto all = random_rows("alone", 1, L, H, D);
+  auto alone = all;
+  constexpr int first = 100;
+  Rotary<>{}.apply(all.view(), first);
+  for (int l = 0; l < L; ++l) {
+    auto row = alone.view();
+    row.data = &row(0, l, 0, 0);
+    row.extent[1] = 1;
+    Rotary<>{}.apply(row, first + l);
+  }
+  for (int l = 0; l < L; ++l)
+    for (int h = 0; h < H; ++h)
+      for (int d = 0; d < D; ++d) EXPECT_EQ(all(0, l, h, d), alone(0, l, h, d)) << l;
+}
+
 TEST(Rotary, AnglesAreExactFarOut) {
   constexpr int far = 1000000;
   float x[2] = {1, 0};
@@ -246,7 +285,7 @@ TEST(Rotary, WantsScalingsInRange) {
   EXPECT_EQ(llama(8, 1, 4, 8192), "");
   EXPECT_EQ(llama(0, 1, 4, 8192), "Llama3Scaling: factor is 0.000000, it must be a positive finite number");
   EXPECT_EQ(llama(8, 1, 4, -1), "Llama3Scaling: original_length is -1.000000, it must be a positive finite number");
-  EXPECT_EQ(llama(8, -1, 4, 8192), "Llama3Scaling: low_frequency is -1.000000, the least is 0");
+  EXPECT_EQ(llama(8, -1, 4, 8192), "Llama3Scaling: low_frequency is -1.000000, it must be at least 0");
   EXPECT_EQ(llama(8, 4, 4, 8192),
             "Llama3Scaling: low_frequency 4.000000 is not below a finite high_frequency, which is 4.000000");
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {

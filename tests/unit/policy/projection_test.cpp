@@ -18,7 +18,6 @@ using mha::FusedProjection;
 using mha::HeadWeights;
 using mha::Index;
 using mha::PerHeadProjection;
-using mha::ProjectionProduct;
 using mha::TensorView;
 
 constexpr Index H = 3, E = 4, D = 2;
@@ -66,49 +65,17 @@ TYPED_TEST(AnyProjection, ShowsTheBiasOfAHead) {
   EXPECT_EQ(laid.w.bias_row().data, nullptr);
 }
 
-/// The columns that a projection's products make, each from the weights and bias of its own column.
-template <class P> void expect_all_columns(const HeadWeights<double>& w, bool with_bias) {
-  std::vector<int> made(H * D);
-  P::template for_each_product<double>(HeadWeights<const double>(w), [&](const ProjectionProduct<double>& product) {
-    ASSERT_EQ(product.matrix.extent[0], E);
-    EXPECT_EQ(product.bias.data != nullptr, with_bias);
-    if (with_bias) {
-      EXPECT_EQ(product.bias.extent[0], product.matrix.extent[1]);
-    }
-    for (Index j = 0; j < product.matrix.extent[1]; ++j) {
-      const Index column = product.first_column + j;
-      ++made[static_cast<std::size_t>(column)];
-      for (Index e = 0; e < E; ++e) EXPECT_EQ(product.matrix(e, j), w.heads(column / D, e, column % D));
-      if (with_bias) {
-        EXPECT_EQ(product.bias(j), w.bias(column / D, column % D));
-      }
-    }
-  });
-  for (const int times : made) EXPECT_EQ(times, 1);
-}
-
-TYPED_TEST(AnyProjection, MakesEveryColumnOnce) {
-  Laid<TypeParam> laid;
-  expect_all_columns<TypeParam>(laid.w, true);
-  laid.w.bias = {};
-  expect_all_columns<TypeParam>(laid.w, false);
-}
-
-TYPED_TEST(AnyProjection, TakesWeightsInAnyMemory) {
+TEST(HeadWeights, OfACheckpointAreOneMatrix) {
   Laid<FusedProjection> fused;
-  Laid<PerHeadProjection> per_head;
-  expect_all_columns<TypeParam>(fused.w, true);
-  expect_all_columns<TypeParam>(per_head.w, true);
   // A checkpoint's (out, in) weight: column e of row h·D + d.
   std::vector<double> out_in(H * D * E);
   std::iota(out_in.begin(), out_in.end(), 0);
   const HeadWeights<double> borrowed{{out_in.data(), {H, E, D}, {D * E, 1, E}}, fused.w.bias};
   EXPECT_TRUE(borrowed.is_matrix());
   EXPECT_EQ(borrowed.matrix()(3, 5), 5 * E + 3);
-  expect_all_columns<TypeParam>(borrowed, true);
 }
 
-TEST(FusedProjection, IsOneMatrixAndOneProduct) {
+TEST(FusedProjection, IsOneMatrix) {
   Laid<FusedProjection> laid;
   ASSERT_TRUE(laid.w.is_matrix());
   const auto matrix = laid.w.matrix();
@@ -118,18 +85,12 @@ TEST(FusedProjection, IsOneMatrixAndOneProduct) {
   for (Index h = 0; h < H; ++h)
     for (Index e = 0; e < E; ++e)
       for (Index d = 0; d < D; ++d) EXPECT_EQ(&matrix(e, h * D + d), &laid.w.heads(h, e, d));
-  int products = 0;
-  FusedProjection::for_each_product<double>(HeadWeights<const double>(laid.w), [&](const auto&) { ++products; });
-  EXPECT_EQ(products, 1);
 }
 
-TEST(PerHeadProjection, IsAMatrixAndAProductPerHead) {
+TEST(PerHeadProjection, IsAMatrixPerHead) {
   Laid<PerHeadProjection> laid;
   for (Index h = 0; h < H; ++h) EXPECT_TRUE(mha::is_contiguous(laid.w.head(h)));
   EXPECT_EQ(laid.w.head(1).data, laid.memory.data() + E * D);
-  int products = 0;
-  PerHeadProjection::for_each_product<double>(HeadWeights<const double>(laid.w), [&](const auto&) { ++products; });
-  EXPECT_EQ(products, H);
 }
 
 TEST(HeadWeights, RefuseToBeOneMatrixWhenTheyAreNot) {

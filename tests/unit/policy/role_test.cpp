@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/core/view.hpp>
 #include <mha/policy/role.hpp>
 
 namespace {
@@ -93,6 +94,9 @@ TEST(Fault, TellsTheUnknownFromTheAlmostRight) {
   static_assert(has_fault<almost, IntMask>() && has_fault<almost, ForgetfulMask>() && has_fault<almost, BoolScore>());
   static_assert(!has_fault<almost, MaskLike>() && !has_fault<almost, Nothing>() && !has_fault<almost, Declared>());
   static_assert(has_fault<almost, Borrowing>(), "it declares a mask and has no operator");
+  const auto of_two = [](int q, int k) { return k <= q; };
+  static_assert(has_fault<almost, decltype(of_two)>() && !has_fault<unknown, decltype(of_two)>());
+  static_assert(has_fault<unknown, mha::TensorView<float, 2>>(), "elements are no policy");
   static_assert(has_fault<ambiguous, Both>() && !has_fault<ambiguous, DeclaredMask>());
   static_assert(has_fault<borrowing, Borrowing>() && !has_fault<borrowing, Owning>() &&
                 !has_fault<borrowing, MaskLike>());

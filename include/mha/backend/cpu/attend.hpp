@@ -10,7 +10,7 @@
 #include "../executor.hpp"
 #include "tile.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// How a call is cut into tiles: queries of one head fill a tile; where a head has few, the heads that share keys and
 /// values join, so that every key and value is read once for all of them.
@@ -29,8 +29,8 @@ struct Tiling {
     queries = std::min(call.shape.queries, most);
     heads = std::clamp<Index>(most / std::max<Index>(queries, 1), 1, group);
     lanes = simd::tile_kernels<A>(level, queries * heads).lanes;
-    query_tiles = queries == 0 ? 0 : (call.shape.queries + queries - 1) / queries;
-    head_tiles = (group + heads - 1) / heads;
+    query_tiles = queries == 0 ? 0 : blocks_of(call.shape.queries, queries);
+    head_tiles = blocks_of(group, heads);
     tiles = std::int64_t{call.shape.batch} * kv_heads * head_tiles * query_tiles;
     constexpr double enough_flop = 2e6;
     const double flop = 2.0 * call.shape.batch * call.shape.heads * call.shape.queries * call.shape.keys *
@@ -48,13 +48,28 @@ struct Tiling {
   }
 };
 
-/// f(tile, scratch) for every tile of the call, shared among the executor's workers.
-template <class T, class Source, class Threads, class F>
+/// What is done with a tile in a task: a reference to a function object, so that the loop over tiles is compiled once.
+template <class T, class Source> class TileTask {
+ public:
+  template <class F>
+  TileTask(const F& f)
+      : f_(&f),
+        run_([](const void* g, QueryTile<T, Source>& tile, Index task) { (*static_cast<const F*>(g))(tile, task); }) {}
+
+  void operator()(QueryTile<T, Source>& tile, Index task) const { run_(f_, tile, task); }
+
+ private:
+  const void* f_;
+  void (*run_)(const void*, QueryTile<T, Source>&, Index);
+};
+
+/// f(tile, task) for every tile of the call, shared among the executor's workers.
+template <class T, class Source, class Threads>
 void for_each_tile(const AnyCall<T, Source>& call, const Tiling& tiling, IsaLevel level, Index tasks_per_tile,
-                   Workspace& workspace, const Threads& threads, F&& f) {
+                   Workspace& workspace, const Threads& threads, const TileTask<T, Source>& f) {
   using A = Accumulator<T>;
   const std::int64_t tasks = tiling.tiles * tasks_per_tile;
-  require(tasks <= std::numeric_limits<Index>::max(), "attention: ", tasks, " query tiles, the most is ",
+  require(tasks <= std::numeric_limits<Index>::max(), "attention: ", tasks, " query tiles, the limit is ",
           std::numeric_limits<Index>::max());
   const bool parallel = tiling.parallel && tasks > 1;
   const Index workers = parallel ? threads.workers() : 1;
@@ -63,7 +78,7 @@ void for_each_tile(const AnyCall<T, Source>& call, const Tiling& tiling, IsaLeve
   for (Index w = 0; w < workers; ++w)
     scratch[w] =
         TileScratch<A>(frame, tiling.lanes, call.head_dim, call.value_dim, !std::is_same_v<typename Source::Scalar, A>);
-  const auto task = [&](Index t, Index worker) {
+  const auto task = [&](Index t, Index worker) MHA_NO_INLINE {
     const TileRows rows = tiling.rows(call, t / tasks_per_tile);
     if (rows.count == 0) return;  // a short sequence of a ragged batch
     QueryTile<T, Source> query_tile(call, level, scratch[worker], rows);
@@ -79,19 +94,19 @@ void attend(const AnyCall<T, Source>& call, IsaLevel level, Workspace& workspace
   const Tiling tiling(call, level);
   if (tiling.tiles == 0) return;
   constexpr Index tiles_per_worker = 4;
-  const Index chunks = std::max<Index>(1, (call.shape.keys + key_chunk - 1) / key_chunk);
+  const Index chunks = std::max<Index>(1, blocks_of(call.shape.keys, key_chunk));
   if (!tiling.parallel || chunks == 1 || tiling.tiles >= std::int64_t{tiles_per_worker} * threads.workers()) {
-    for_each_tile(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
+    for_each_tile<T, Source>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
     return;
   }
   auto frame = workspace.frame();
   const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(chunks);
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
-  for_each_tile(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {
+  for_each_tile<T, Source>(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {
     if (t % chunks == 0 || t % chunks * key_chunk < call.keys(tile.rows().b)) tile.attend_chunk(t % chunks, state[t]);
   });
-  for_each_tile(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index t) {
+  for_each_tile<T, Source>(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index t) {
     simd::TileState<A>* const part = state + std::ptrdiff_t{t} * chunks;
     for (Index chunk = 1; chunk * key_chunk < call.keys(tile.rows().b); ++chunk) tile.merge(part[0], part[chunk]);
     tile.finish(part[0]);
@@ -104,7 +119,7 @@ void weights(const AnyCall<T, Source>& call, IsaLevel level, const TensorView<Ac
              Workspace& workspace, const Threads& threads) {
   const Tiling tiling(call, level);
   if (tiling.tiles == 0) return;
-  for_each_tile(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index) { tile.weights(to); });
+  for_each_tile<T, Source>(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index) { tile.weights(to); });
 }
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

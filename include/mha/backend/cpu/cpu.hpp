@@ -1,23 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "../backend.hpp"
+#include "../default.hpp"
 #include "../executor.hpp"
+#include "../norm.hpp"
+#include "../simd/norm.hpp"
 #include "attend.hpp"
 #include "gemm.hpp"
 #include "packed.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// The processor: own kernels for dense products and fused attention, chosen at run time by instruction set.
 ///
 /// Lq × Lk is never stored: work memory is O(tile) per thread; 16-bit keys and values are widened as they are read.
 /// Scalars   float, double; half and bfloat16 in storage, computed in float
 /// Bits      an output row depends on its own query, keys and mask only, not on the threads or on other rows
+/// Range     values are weighted and summed before the division by the sum of weights, of which each is 1 at most:
+///           finite values above the accumulator's largest number / Lk may make a result infinite
 template <Executor Threads> class CpuWith {
   template <class T>
   static constexpr bool computes = std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>;
@@ -26,10 +33,17 @@ template <Executor Threads> class CpuWith {
   static constexpr const char* name = "Cpu";
   using Workspace = mha::Workspace;
 
+  CpuWith() requires std::default_initializable<Threads>
+  = default;
+  explicit CpuWith(Threads threads) : threads_(std::move(threads)) {}
+
+  /// Who runs the tasks of its calls.
+  const Threads& threads() const { return threads_; }
+
   Support supported() const { return {}; }
 
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) detail::cpu::gemm(call, workspace, Threads{});
+    if constexpr (check_scalar<T>()) detail::cpu::gemm(call, workspace, threads_);
   }
 
   /// Weights in panels that the kernels of every instruction-set level read from end to end.
@@ -37,20 +51,34 @@ template <Executor Threads> class CpuWith {
   /// Numerics  the bits of gemm() on the matrices as they lie, for any number of rows
   template <class T>
   requires(computes<T>) detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts)
-  const { return {parts, Threads{}}; }
+  const { return {parts, threads_}; }
   template <class T>
   void gemm(const PackedGemmCall<T, detail::cpu::PackedWeights<T>>& call, Workspace& workspace) const {
-    detail::cpu::gemm(call, workspace, Threads{});
+    detail::cpu::gemm(call, workspace, threads_);
+  }
+  /// The same with an epilogue on the accumulators, while they are in the cache.
+  ///
+  /// Numerics  the activation and the residual are computed in the accumulator's precision and rounded once
+  template <class T, class F>
+  void gemm(const PackedGemmCall<T, detail::cpu::PackedWeights<T>>& call, const Epilogue<T, F>& epilogue,
+            Workspace& workspace) const {
+    if constexpr (detail::check_activation<F>())
+      detail::cpu::gemm(call, workspace, threads_, detail::simd::AnyEpilogue<T>(epilogue, current_isa()));
+  }
+
+  template <class T>
+  requires(computes<T>) void normalize(const NormCall<T>& call, Workspace& workspace) const {
+    detail::simd::normalize(call, workspace, threads_);
   }
 
   /// Independent items, shared among the threads where they are work enough.
-  template <Items I> void for_each_item(const I& items, Workspace&) const { detail::run_items(items, Threads{}); }
+  template <Items I> void for_each_item(const I& items, Workspace&) const { detail::run_items(items, threads_); }
 
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
       const IsaLevel level = current_isa();
-      detail::cpu::attend(detail::cpu::any_call(call, level), level, workspace, Threads{});
+      detail::cpu::attend(detail::cpu::any_call(call, level), level, workspace, threads_);
     }
   }
 
@@ -58,7 +86,7 @@ template <Executor Threads> class CpuWith {
   void weights(const AttendCall<T, Source, M, S>& call, TensorView<Accumulator<T>, 4> to, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
       const IsaLevel level = current_isa();
-      detail::cpu::weights(detail::cpu::any_call(call, level), level, to, workspace, Threads{});
+      detail::cpu::weights(detail::cpu::any_call(call, level), level, to, workspace, threads_);
     }
   }
 
@@ -74,7 +102,7 @@ template <Executor Threads> class CpuWith {
            (std::is_same_v<T, A> ? "" : std::string(", ") + detail::scalar_name<T>() + " widened block by block") +
            ", kernel " + to_string(current_isa()) + ", tiles of " + std::to_string(tiling.lanes) + " queries x " +
            std::to_string(detail::cpu::key_block) + " keys, " + Threads::name + " with " +
-           std::to_string(Threads{}.workers()) + " workers, " +
+           std::to_string(threads_.workers()) + " workers, " +
            std::to_string(
                detail::cpu::TileScratch<A>::bytes(tiling.lanes, plan.head_dim, plan.value_dim, !std::is_same_v<T, A>)) +
            " bytes of scratch each";
@@ -87,9 +115,8 @@ template <Executor Threads> class CpuWith {
                   "other scalars (see mha/backend/reference/reference.hpp)");
     return computes<T>;  // the sentence is enough: nothing more is instantiated
   }
+
+  [[no_unique_address]] Threads threads_;
 };
 
-/// The default backend: all threads of the machine, or MHA_NUM_THREADS.
-using Cpu = CpuWith<ThreadPool>;
-
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -5,7 +5,7 @@
 
 #include "product.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// A dense product whose matrix is packed on the way: the same bits as with packed weights.
 template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& workspace, const Threads& threads) {
@@ -20,4 +20,4 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
   multiply<T>(call.a, LooseColumns<T>{call.b, biases}, {&call.c, 1}, workspace, threads);
 }
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -11,7 +11,7 @@
 #include "../executor.hpp"
 #include "product.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// Matrices as the kernels read them: panel after panel, each (K, panel_columns) in a row, every part from a panel of
 /// its own. 16-bit storage stays 16 bit and is widened in registers; biases are accumulators.
@@ -91,8 +91,9 @@ template <class T> struct PackedColumns {
 };
 
 template <class T, class Threads>
-void gemm(const PackedGemmCall<T, PackedWeights<T>>& call, Workspace& workspace, const Threads& threads) {
-  multiply<T>(call.a, PackedColumns<T>{call.weights, call.first}, call.c, workspace, threads);
+void gemm(const PackedGemmCall<T, PackedWeights<T>>& call, Workspace& workspace, const Threads& threads,
+          const simd::AnyEpilogue<T>& epilogue = {}) {
+  multiply<T>(call.a, PackedColumns<T>{call.weights, call.first}, call.c, workspace, threads, epilogue);
 }
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -3,26 +3,28 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <span>
 #include <type_traits>
 
+#include "../../core/check.hpp"
 #include "../../core/workspace.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"
+#include "../simd/epilogue.hpp"
 #include "../simd/panel_kernel.hpp"
 #include "../simd/row_kernel.hpp"
 #include "../simd/widen.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 using simd::depth_block;
 template <class T> inline constexpr Index panel_columns = simd::panel_columns<Accumulator<T>>;
 
 /// How many panels hold this many columns.
-template <class T> constexpr Index panels_of(Index columns) {
-  return (columns + panel_columns<T> - 1) / panel_columns<T>;
-}
+template <class T> constexpr Index panels_of(Index columns) { return blocks_of(columns, panel_columns<T>); }
 
 /// to (n, panel_columns) = rows [k, k + n) of panel p of a matrix (K, N), zero beyond N.
 template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p, Index k, Index n, T* to) {
@@ -59,7 +61,9 @@ template <class T> struct LooseColumns {
   bool lies_in_rows() const { return matrix.stride[1] == 1; }
 };
 
-/// c[i] = a · part i + bias for the parts of some columns, cut into tasks of a block of rows × a group of panels.
+/// c[i] = a · part i + bias for the parts of some columns, cut into tasks of a block of rows × a group of panels, which
+/// end with the epilogue of their results. Of a gated one, parts 0 and 1 are the gate and what it is applied to: a
+/// group has the same panels of both, and c is one.
 ///
 /// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part; bias(part, p), null for none; if it
 ///           uses_scratch, lies_in_rows(): one row may meet its `matrix` as it is
@@ -70,8 +74,9 @@ template <class T, class Columns> class DenseProduct {
 
  public:
   DenseProduct(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
-               IsaLevel isa, Index workers)
-      : a_(a),
+               IsaLevel isa, Index workers, const simd::AnyEpilogue<T>& epilogue = {})
+      : epilogue_(epilogue),
+        a_(a),
         columns_(columns),
         c_(c),
         kernel_(simd::panel_kernel<A, T>(isa)),
@@ -81,18 +86,20 @@ template <class T, class Columns> class DenseProduct {
     panels_ = 0;
     for (const auto& part : c_) {
       panels_ += panels_of<T>(part.extent[1]);
-      in_place_ = in_place_ && std::is_same_v<T, A> && part.stride[1] == 1;
+      in_place_ = in_place_ && std::is_same_v<T, A> && part.stride[1] == 1 && !epilogue_.reads(part);
     }
     reads_rows_ = std::is_same_v<T, A> && a.stride[1] == 1 && std::abs(a.stride[0]) <= most_apart;
-    register_columns_ = simd::with_isa(isa, [](auto tag) { return Index{simd::Vector<A, decltype(tag)>::width}; });
-    row_blocks_ = (rows() + most_rows - 1) / most_rows;
+    grain_ = simd::panel_grain<A>(isa);
+    row_blocks_ = blocks_of(rows(), most_rows);
     block_rows_ = std::min(rows(), most_rows);
-    const Index most = in_rows_ ? most_panels_of_a_row : most_panels;
-    groups_ = (panels_ + most - 1) / most;
+    const Index most = in_rows_ ? most_panels_of_a_row : most_panels / pieces();
+    groups_ = blocks_of(panels_, most);
     if (workers > 1)
-      groups_ = std::max(groups_,
-                         std::min(panels_, (most_tasks * workers + row_blocks_ - 1) / std::max(row_blocks_, Index{1})));
-    group_panels_ = groups_ == 0 ? 0 : (panels_ + groups_ - 1) / groups_;
+      groups_ = std::max(groups_, std::min(panels_, blocks_of(most_tasks * workers, std::max(row_blocks_, Index{1}))));
+    group_panels_ = groups_ == 0 ? 0 : blocks_of(panels_, groups_);
+    const std::int64_t tasks = std::int64_t{row_blocks_} * groups_;
+    require(tasks <= std::numeric_limits<Index>::max(), "layer: a product of ", rows(), " rows and ", panels_,
+            " panels of columns is ", tasks, " tasks, the limit is ", std::numeric_limits<Index>::max());
   }
 
   Index tasks() const { return row_blocks_ * groups_; }
@@ -114,22 +121,33 @@ template <class T, class Columns> class DenseProduct {
     const Index first_row = task / groups_ * most_rows, n = std::min(most_rows, rows() - first_row);
     const Index begin = task % groups_ * group_panels_, end = std::min(begin + group_panels_, panels_);
     A* const slots = scratch + packed_rows();
+    // Once a panel's sums are complete, while they are in the cache.
+    const auto finish = [&](Index part, Index p, Index slot) {
+      if (is_gate(part)) return;
+      const Target to = target(part, p, slot, first_row, slots);
+      const A* const gate = epilogue_.is_gated ? slots + slot_at(slot - (end - begin)) : nullptr;
+      epilogue_.apply(isa_, to.c, to.stride, gate, panel_columns<T>, first_row, p * panel_columns<T>, n,
+                      count(part, p));
+      if (!direct(part, p)) hand_over(part, p, first_row, n, to.c);
+    };
     A* const wide = scratch + wide_panel();
     if constexpr (Columns::uses_scratch)
       if (in_rows_) return run_row(begin, end, scratch);
     if (row_blocks_ == 1) {
       // Few rows: the weights are read once, from end to end.
-      Index done = begin;
+      Index done = 0;
       for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
-        if (begin + slot < done) return;
-        const bool side_by_side = n == 1 && takes_side_by_side(part, p, end - begin - slot);
-        done = begin + slot + (side_by_side ? simd::row_panels : 1);
+        if (slot < done) return;
+        const Index left = end - begin - (epilogue_.is_gated ? slot % (end - begin) : slot);
+        const bool side_by_side = n == 1 && takes_side_by_side(part, p, left);
+        done = slot + (side_by_side ? simd::row_panels : 1);
         for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
           const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           const T* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
           add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n, wide,
               side_by_side ? std::ptrdiff_t{depth()} * panel_columns<T> : 0);
         }
+        for (; slot < done; ++slot, ++p) finish(part, p, slot);
       });
     } else {
       // Many rows: a block of them meets every panel before the next depth.
@@ -139,22 +157,21 @@ template <class T, class Columns> class DenseProduct {
         for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
           const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           if (slot == 0) first_panel = panel;
-          const T* const next = begin + slot + 1 < end ? panel + std::ptrdiff_t{depth()} * panel_columns<T>
-                                                       : first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>;
+          const bool is_last = slot + 1 == (end - begin) * pieces();
+          const T* const next = is_last ? first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>
+                                        : panel + std::ptrdiff_t{depth()} * panel_columns<T>;
           add(part, p, k, rows, panel, next, target(part, p, slot, first_row, slots), n, wide);
+          if (k + depth_block >= depth()) finish(part, p, slot);
         });
       }
     }
-    for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
-      if (!direct(part, p)) hand_over(part, p, first_row, n, target(part, p, slot, first_row, slots).c);
-    });
   }
 
  private:
   /// Panels [begin, end) of the only part, for one row.
   void run_row(Index begin, Index end, A* scratch) const {
     const auto& c = c_[0];
-    const Index first = begin * panel_columns<T>, n = std::min(end * panel_columns<T>, c.extent[1]) - first;
+    const Index first = begin * panel_columns<T>, n = std::min((end - begin) * panel_columns<T>, c.extent[1] - first);
     A* const sums = scratch + group_columns();
     // A row's blocks lie one after another.
     simd::row_kernel<A, T>(isa_)({shared_rows(0).data, columns_.matrix.data + first, columns_.matrix.stride[0], depth(),
@@ -174,7 +191,7 @@ template <class T, class Columns> class DenseProduct {
   static constexpr std::size_t size(Index n) { return static_cast<std::size_t>(n); }
   Index rows() const { return a_.extent[0]; }
   Index depth() const { return a_.extent[1]; }
-  Index depth_blocks() const { return (depth() + depth_block - 1) / depth_block; }
+  Index depth_blocks() const { return blocks_of(depth(), depth_block); }
   Index depth_at(Index k) const { return std::min(depth_block, depth() - k); }
   std::size_t block_size() const { return size(block_rows_) * size(depth_block); }
   /// Elements of a worker's own packed rows.
@@ -182,7 +199,14 @@ template <class T, class Columns> class DenseProduct {
   std::ptrdiff_t shared_at(Index k) const { return std::ptrdiff_t{k} * block_rows_; }
   std::size_t slot_size() const { return size(block_rows_) * size(panel_columns<T>); }
   std::size_t group_columns() const { return size(group_panels_) * size(panel_columns<T>); }
-  std::size_t slots() const { return in_place_ ? c_.size() : size(group_panels_); }
+  /// Panels that a panel of c is made of.
+  Index pieces() const { return epilogue_.is_gated ? 2 : 1; }
+  bool is_gate(Index part) const { return epilogue_.is_gated && part == 0; }
+  const TensorView<T, 2>& output(Index part) const { return c_[epilogue_.is_gated ? 0 : size(part)]; }
+  /// Whether all panels have slots of their own, and not one of each part that kernels cannot write where it belongs.
+  bool all_have_slots() const { return !in_place_ || epilogue_.is_gated; }
+  std::size_t slots() const { return all_have_slots() ? size(group_panels_ * pieces()) : c_.size(); }
+  std::ptrdiff_t slot_at(Index slot) const { return static_cast<std::ptrdiff_t>(slot_size()) * slot; }
 
   /// Where in a worker's scratch a panel in accumulator precision lies, after the rows and the results.
   std::size_t wide_panel() const { return packed_rows() + (in_rows_ ? 2 * group_columns() : slots() * slot_size()); }
@@ -192,17 +216,17 @@ template <class T, class Columns> class DenseProduct {
 
   /// Columns of panel p of a part.
   Index count(Index part, Index p) const {
-    return std::min(panel_columns<T>, c_[size(part)].extent[1] - p * panel_columns<T>);
+    return std::min(panel_columns<T>, output(part).extent[1] - p * panel_columns<T>);
   }
-  /// Whether the kernel writes a panel's columns where they belong: it stores whole registers.
-  bool direct(Index part, Index p) const { return in_place_ && count(part, p) % register_columns_ == 0; }
+  /// Whether the kernel writes a panel's columns where they belong: it stores whole grains of them.
+  bool direct(Index part, Index p) const { return in_place_ && count(part, p) % grain_ == 0 && !is_gate(part); }
 
   /// Whether panel p and those after it, with so many left in the task, can meet a row together: they are whole, of one
   /// part, and their results lie in a row.
   bool takes_side_by_side(Index part, Index p, Index left) const {
     const Index last = p + simd::row_panels - 1;
     return !Columns::uses_scratch && depth() > 0 && left >= simd::row_panels &&
-           last < c_[size(part)].extent[1] / panel_columns<T>;
+           last < output(part).extent[1] / panel_columns<T>;
   }
 
   /// Rows of a at a depth, as accumulators: where they lie if they are contiguous and near each other, else packed.
@@ -217,10 +241,10 @@ template <class T, class Columns> class DenseProduct {
   Target target(Index part, Index p, Index slot, Index first_row, A* slots) const {
     if constexpr (std::is_same_v<T, A>)
       if (direct(part, p)) {
-        const auto& c = c_[size(part)];
+        const auto& c = output(part);
         return {&c(first_row, p * panel_columns<T>), c.stride[0]};
       }
-    return {slots + static_cast<std::ptrdiff_t>(slot_size()) * (in_place_ ? part : slot), panel_columns<T>};
+    return {slots + slot_at(all_have_slots() ? slot : part), panel_columns<T>};
   }
 
   /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias. Many rows meet the
@@ -240,8 +264,14 @@ template <class T, class Columns> class DenseProduct {
              depth, columns, side_by_side});
   }
 
-  /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row.
+  /// f(part, panel of the part, panel of the group) for panels [begin, end) of all parts in a row; of a gated epilogue
+  /// for those of the gate and then of the other.
   template <class F> void for_each_panel(Index begin, Index end, F&& f) const {
+    if (epilogue_.is_gated) {
+      for (Index part = 0, slot = 0; part < 2; ++part)
+        for (Index p = begin; p < end; ++p, ++slot) f(part, p, slot);
+      return;
+    }
     Index first = 0;  // panel of the part at hand, among all
     for (Index part = 0; size(part) < c_.size(); ++part) {
       const Index next = first + panels_of<T>(c_[size(part)].extent[1]);
@@ -278,7 +308,7 @@ template <class T, class Columns> class DenseProduct {
 
   /// Writes a panel's sums, in rows of panel_columns, to its part of c.
   void hand_over(Index part, Index p, Index first_row, Index n, const A* from) const {
-    const auto& c = c_[size(part)];
+    const auto& c = output(part);
     const Index columns = count(part, p), first = p * panel_columns<T>;
     if (c.stride[1] == 1) {
       const auto narrow = simd::with_isa(isa_, [](auto tag) {
@@ -291,13 +321,14 @@ template <class T, class Columns> class DenseProduct {
       for (Index j = 0; j < columns; ++j) c(first_row + i, first + j) = static_cast<T>(from[j]);
   }
 
+  const simd::AnyEpilogue<T> epilogue_;
   const TensorView<const T, 2> a_;
   const Columns& columns_;
   const std::span<const TensorView<T, 2>> c_;
   const simd::PanelKernel<A, T> kernel_;
   const simd::PanelKernel<A, A> wide_kernel_;
   const IsaLevel isa_;
-  Index panels_ = 0, register_columns_ = 1, row_blocks_ = 0, block_rows_ = 0, groups_ = 0, group_panels_ = 0;
+  Index panels_ = 0, grain_ = 1, row_blocks_ = 0, block_rows_ = 0, groups_ = 0, group_panels_ = 0;
   bool in_place_ = true, in_rows_ = false, reads_rows_ = false;
   const A* shared_ = nullptr;
 };
@@ -307,23 +338,23 @@ inline constexpr double enough_flop = 1.6e7;
 
 template <class T, class Columns, class Threads>
 void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
-              Workspace& workspace, const Threads& threads) {
+              Workspace& workspace, const Threads& threads, const simd::AnyEpilogue<T>& epilogue = {}) {
   using A = Accumulator<T>;
   double width = 0;
-  for (const auto& part : c) width += part.extent[1];
+  for (const auto& part : c) width += (epilogue.is_gated ? 2.0 : 1.0) * part.extent[1];
   const bool alone = 2.0 * (a.extent[0] + 8.0) * a.extent[1] * width < enough_flop;
   const Index workers = alone ? 1 : threads.workers();
-  DenseProduct<T, Columns> product(a, columns, c, current_isa(), workers);
+  DenseProduct<T, Columns> product(a, columns, c, current_isa(), workers, epilogue);
   if (product.tasks() == 0) return;
   auto frame = workspace.frame();
   product.prepare(frame.template take<A>(product.shared()));
   A* const scratch = frame.template take<A>(product.scratch() * static_cast<std::size_t>(workers));
   T* const panels = frame.template take<T>(product.panel_scratch() * static_cast<std::size_t>(workers));
-  const auto task = [&](Index index, Index worker) {
+  const auto task = [&](Index index, Index worker) MHA_NO_INLINE {
     const auto w = static_cast<std::size_t>(worker);
     product.run(index, scratch + product.scratch() * w, panels + product.panel_scratch() * w);
   };
   run_tasks(alone, threads, product.tasks(), task);
 }
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

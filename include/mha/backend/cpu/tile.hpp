@@ -18,19 +18,10 @@
 #include "tile_scratch.hpp"
 #include "tile_shape.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
-/// A call whose policies have lost their types: QueryTile is compiled once for all of them.
-template <class T, class Source>
-using AnyCall = AttendCall<T, Source, simd::AnyMask<Accumulator<T>>, simd::AnyScore<Accumulator<T>>>;
-
-/// The same call, which must outlive it.
-template <class T, class Source, class M, class S>
-AnyCall<T, Source> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
-  return {call.q,           call.kv,    {call.mask, level}, {call.score, level}, call.out,
-          call.log_sum_exp, call.shape, call.kv_heads,      call.head_dim,       call.value_dim,
-          call.scale,       call.sink,  call.q_offsets,     call.k_offsets};
-}
+using simd::any_call;
+using simd::AnyCall;
 
 /// One tile of query rows against all keys they see, block by block.
 ///
@@ -79,24 +70,27 @@ template <class T, class Source> class QueryTile {
 
   /// The state of the rows over one chunk of keys.
   void attend_chunk(Index chunk, const simd::TileState<A>& to) {
-    pass<false>(chunk, to);
+    pass(chunk, to, false);
     // 0 · NaN is NaN: a non-finite value row may have reached a query that does not see it. That always shows in the
     // result, so clean data pays one look at the output and other data a second pass that leaves hidden pairs out.
     if (!is_finite(to)) guarded_pass(chunk, to);
   }
 
   void merge(const simd::TileState<A>& total, const simd::TileState<A>& part) const {
-    (few_.rows > 0 ? few_.merge : kernels_.merge)(total, part, slope_, call_.value_dim);
+    if (few_.rows > 0)
+      few_.merge(total, part, slope_, call_.value_dim, few_.rows);
+    else
+      kernels_.merge(total, part, slope_, call_.value_dim, kernels_.lanes);
   }
 
   /// From the state over all keys to outputs and log-sum-exps.
   void finish(const simd::TileState<A>& state) const {
     for (Index lane = 0; lane < rows_.lanes(); ++lane)
-      at_.fade[lane] = state.sum[lane] == A(0) ? A(0) : A(1) / denominator(state, lane);
+      at_.rescale[lane] = state.sum[lane] == A(0) ? A(0) : A(1) / denominator(state, lane);
     if (few_.rows > 0)
-      layout_.store_rows(state, at_.fade);
+      layout_.store_rows(state, at_.rescale);
     else
-      layout_.store_lanes(state, at_.fade);
+      layout_.store_lanes(state, at_.rescale);
     if (call_.log_sum_exp.data == nullptr) return;
     for_each_row(rows_, [&](Index h, Index i, Index lane) {
       call_.row_log_sum_exp(rows_.b, h, i) =
@@ -137,24 +131,24 @@ template <class T, class Source> class QueryTile {
 
   /// With queries in lanes, whatever the tile.
   void guarded_pass(Index chunk, const simd::TileState<A>& to) {
-    if (few_.rows == 0) return pass<true>(chunk, to);
+    if (few_.rows == 0) return pass(chunk, to, true);
     layout_.pack_lanes(at_.q);
-    pass<true>(chunk, {to.max, to.sum, at_.lane_out});
+    pass(chunk, {to.max, to.sum, at_.lane_out}, true);
     for (Index lane = 0; lane < few_.rows; ++lane)
       for (Index d = 0; d < call_.value_dim; ++d)
         to.out[std::ptrdiff_t{lane} * call_.value_dim + d] = at_.lane_out[std::ptrdiff_t{d} * kernels_.lanes + lane];
   }
 
-  template <bool Guarded> void pass(Index chunk, const simd::TileState<A>& to) {
+  void pass(Index chunk, const simd::TileState<A>& to, bool guarded) {
     reset(to);
-    const bool by_rows = !Guarded && few_.rows > 0;
+    const bool by_rows = !guarded && few_.rows > 0;
     const Index end = std::min((chunk + 1) * key_chunk, keys_.count());
     for_each_block(chunk * key_chunk, end, by_rows, [&](const KeySegments& segments, Index n) {
-      if constexpr (Guarded)
+      if (guarded)
         for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
       if (by_rows)
-        few_.softmax(at_.s, key_block, n, slope_, to.max, at_.fade);
+        few_.softmax(at_.s, key_block, few_.rows, n, slope_, to.max, at_.rescale);
       else
         softmax(n, to);
       Index row = 0;
@@ -162,27 +156,29 @@ template <class T, class Source> class QueryTile {
         keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
           const simd::NextRows<Stored> next = keys_.next(row + run.count == n ? keys.end : keys_.count());
           if (by_rows)
-            few_.values(run.value, run.value_stride, run.count, at_.s + row, key_block, at_.fade, call_.value_dim,
+            few_.values(run.value, run.value_stride, run.count, at_.s + row, key_block, at_.rescale, call_.value_dim,
                         to.out, to.sum, next);
           else
-            values<Guarded>(run, row, to, next);
-          std::fill_n(at_.fade, kernels_.lanes, A(1));  // a second run of the block continues the first
+            values(run, row, to, next, guarded);
+          std::fill_n(at_.rescale, kernels_.lanes, A(1));  // a second run of the block continues the first
           row += run.count;
         });
     });
   }
 
   void softmax(Index n, const simd::TileState<A>& state) const {
-    kernels_.softmax(at_.s, n, slope_, state.max, state.sum, at_.fade);
+    kernels_.softmax(at_.s, n, slope_, state.max, state.sum, at_.rescale);
   }
 
-  template <bool Guarded>
-  void values(const KvRun<Stored>& run, Index row, const simd::TileState<A>& to,
-              const simd::NextRows<Stored>& next) const {
+  void values(const KvRun<Stored>& run, Index row, const simd::TileState<A>& to, const simd::NextRows<Stored>& next,
+              bool guarded) const {
     const auto [value, stride] = widened(run.value, run.value_stride, run.count, call_.value_dim, at_.wide_values);
     const std::ptrdiff_t at = std::ptrdiff_t{row} * kernels_.lanes;
-    (Guarded ? kernels_.guarded_values : kernels_.values)(value, stride, run.count, at_.s + at, at_.visible + at,
-                                                          at_.fade, call_.value_dim, to.out, far(next));
+    if (guarded)
+      kernels_.guarded_values(value, stride, run.count, at_.s + at, at_.visible + at, at_.rescale, call_.value_dim,
+                              to.out, kernels_.lanes);
+    else
+      kernels_.values(value, stride, run.count, at_.s + at, at_.rescale, call_.value_dim, to.out, far(next));
   }
 
   /// f(segments, n) for every block of keys [first, last) that some query may see: the logits of its n keys, segment
@@ -264,8 +260,8 @@ template <class T, class Source> class QueryTile {
 
   bool is_finite(const simd::TileState<A>& state) const {
     const Index rows = few_.rows > 0 ? rows_.lanes() : kernels_.lanes;
-    kernels_.non_finite(state.out, std::ptrdiff_t{call_.value_dim} * rows, at_.fade);
-    return std::all_of(at_.fade, at_.fade + kernels_.width, [](A x) { return x == A(0); });
+    kernels_.non_finite(state.out, std::ptrdiff_t{call_.value_dim} * rows, at_.rescale);
+    return std::all_of(at_.rescale, at_.rescale + kernels_.width, [](A x) { return x == A(0); });
   }
 
   /// What a row is divided by: the sum over its keys and, relative to the same maximum, the sink.
@@ -294,4 +290,4 @@ template <class T, class Source> class QueryTile {
   const A slope_;
 };
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

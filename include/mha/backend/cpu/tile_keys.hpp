@@ -9,7 +9,7 @@
 #include "../simd/tile_policies.hpp"
 #include "tile_shape.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// What a tile sees of a block: a few ranges of keys. Hidden keys between them are neither read nor multiplied, which
 /// changes no bit, because they would add exactly nothing.
@@ -110,4 +110,4 @@ template <class Call> class TileKeys {
   const Index grain_, count_;
 };
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -10,7 +10,7 @@
 #include "../simd/widen.hpp"
 #include "tile_shape.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// How one tile's rows go from a call's tensors into scratch and back: with queries in `lanes` lanes, registers of
 /// `width`, or in rows.
@@ -112,4 +112,4 @@ template <class Call> struct TileLayout {
   }
 };
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -8,7 +8,7 @@
 #include "../simd/tile_kernels.hpp"
 #include "tile_shape.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 template <class A> simd::TileState<A> take_state(Workspace::Frame& frame, Index lanes, Index value_dim) {
   const auto take = [&](Index rows) {
@@ -20,7 +20,7 @@ template <class A> simd::TileState<A> take_state(Workspace::Frame& frame, Index 
 /// Scratch of one worker, for one tile. What its names do not say lies with queries in lanes; a tile of few rows has
 /// its queries in row_q instead, and the outputs of its states in rows.
 template <class A> struct TileScratch {
-  A *q, *row_q, *s, *visible, *fade, *wide_keys, *wide_values, *lane_out;
+  A *q, *row_q, *s, *visible, *rescale, *wide_keys, *wide_values, *lane_out;
   simd::TileState<A> part, total;
 
   TileScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim, bool widens) {
@@ -31,7 +31,7 @@ template <class A> struct TileScratch {
     row_q = take(lanes, head_dim);
     s = take(key_block, lanes);
     visible = take(key_block, lanes);
-    fade = take(1, lanes);
+    rescale = take(1, lanes);
     wide_keys = take(widens ? key_block : lanes, head_dim);
     wide_values = take(widens ? key_block : 0, value_dim);
     lane_out = take(value_dim, lanes);
@@ -46,4 +46,4 @@ template <class A> struct TileScratch {
   }
 };
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

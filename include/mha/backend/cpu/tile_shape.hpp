@@ -3,7 +3,7 @@
 
 #include "../../config.hpp"
 
-namespace mha::inline v0::detail::cpu {
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// Keys per step of the online softmax. Steps start at absolute multiples of it, so that a row's bits do not depend on
 /// which other rows or keys are in the call.
@@ -37,4 +37,4 @@ template <class F> void for_each_register(const TileRows& rows, Index width, F&&
   }
 }
 
-}  // namespace mha::inline v0::detail::cpu
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -18,7 +18,7 @@
 #include "packed_weights.hpp"
 #include "workspace.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace cuda {
 
@@ -50,7 +50,7 @@ struct DeviceLauncher {
 ///
 /// Scalars   bfloat16, half (tensor cores, summed in float); float and double (multiply-adds, never tf32)
 /// Memory    tensors, views, LogSumExp and into(y) are the device's: mha::to_device() copies. Policies with data go
-///           through mha::on_device(policy), once; a layer does so for its own. Packed's offsets stay on the host
+///           through mha::on_device(policy), once; a layer does so for its own. Ragged's offsets stay on the host
 /// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
 ///           own for the default stream, allocates, and waits when it gives that back
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
@@ -77,17 +77,17 @@ struct Cuda {
 
   /// c = a · b + bias, see gemm.hpp.
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{workspace});
+    if constexpr (check_scalar<T>()) cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
   }
 
   template <class T> cuda::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts) const {
     static_assert(check_scalar<T>());
     if (const Support support = supported(); !support.ok)
-      throw std::runtime_error(std::string("layer: Cuda cannot run here: ") + support.reason);
+      detail::throw_error(std::runtime_error(std::string("layer: Cuda cannot run here: ") + support.reason));
     return cuda::PackedWeights<T>(parts);
   }
   template <class T> void gemm(const PackedGemmCall<T, cuda::PackedWeights<T>>& call, Workspace& workspace) const {
-    cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{workspace});
+    cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
   }
 
   template <class T, class Source, class M, class S>
@@ -102,7 +102,7 @@ struct Cuda {
   template <class T, class Source, class M, class S>
   void weights(const AttendCall<T, Source, M, S>& call, const TensorView<Accumulator<T>, 4>& to,
                Workspace& workspace) const {
-    if constexpr (check_call<T, M, S>()) detail::run_softmax(call, to, detail::ItemsOn<Cuda>{workspace});
+    if constexpr (check_call<T, M, S>()) detail::run_softmax(call, to, detail::ItemsOn<Cuda>{*this, workspace});
   }
 
   template <Items I> void for_each_item(const I& items, Workspace& workspace) const {
@@ -147,4 +147,4 @@ struct Cuda {
 
 static_assert(Backend<Cuda> && PacksWeights<Cuda, bfloat16>);
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

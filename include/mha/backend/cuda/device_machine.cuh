@@ -10,7 +10,7 @@
 #error "mha: the kernels of Cuda need compute capability 8.0: compile with -arch=sm_80 or newer"
 #endif
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// The machine of a kernel on the device, sm_80 and newer: every operation is the instruction it is named after.
 ///
@@ -157,4 +157,4 @@ struct DeviceMachine {
   static constexpr unsigned all_lanes = 0xffffffffu;
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

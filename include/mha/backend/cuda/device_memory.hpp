@@ -15,7 +15,7 @@
 #include "error.hpp"
 
 /// Memory of the device that is current when it is taken.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// What an Arena takes. Giving memory back waits for the device, so that nothing that still runs loses it.
 struct DeviceMemory {
@@ -40,7 +40,7 @@ template <class T> DevicePointer<T> device_array(std::size_t n) {
   static_assert(std::is_trivially_copyable_v<T>,
                 "mha: device memory holds trivial types only (see mha/backend/cuda/device_memory.hpp)");
   std::size_t bytes = 0;
-  if (__builtin_mul_overflow(n, sizeof(T), &bytes)) throw std::bad_array_new_length();
+  if (__builtin_mul_overflow(n, sizeof(T), &bytes)) mha::detail::throw_error(std::bad_array_new_length());
   return DevicePointer<T>(reinterpret_cast<T*>(DeviceMemory::allocate(bytes)));
 }
 
@@ -124,4 +124,4 @@ inline void require_device_pointer(const char* call, const char* tensor, const v
                        " is in host memory, but the backend computes on a device: copy it first with mha::to_device()");
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -10,7 +10,7 @@
 #include "../../core/view.hpp"
 #include "device_memory.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// An owning, row-major array with Rank axes in the memory of the current device, uninitialised.
 ///
@@ -86,7 +86,7 @@ template <class T, int Rank> void pack_row_major(const TensorView<const T, Rank>
 ///
 /// The host does not wait for the stream. Memory that was pinned must stay as it is until the stream has copied it;
 /// other memory is free when the call returns.
-template <Viewable Owner> auto to_device(const Owner& from, cudaStream_t stream = nullptr) {
+template <Viewable Owner> [[nodiscard]] auto to_device(const Owner& from, cudaStream_t stream = nullptr) {
   static_assert(detail::may_lie_in<Owner, Memory::host>(),
                 "mha: to_device copies from the host (see mha/backend/cuda/device_tensor.hpp)");
   using T = ScalarOf<Owner>;
@@ -110,15 +110,14 @@ template <Viewable Owner> auto to_device(const Owner& from, cudaStream_t stream 
 /// A copy on the host of what the tensor holds when the stream has done what it was given; waits for the stream.
 ///
 /// Errors    ShapeError if a view is not row-major and contiguous
-template <Viewable Owner> auto to_host(const Owner& from, cudaStream_t stream = nullptr) {
+template <Viewable Owner> [[nodiscard]] auto to_host(const Owner& from, cudaStream_t stream = nullptr) {
   static_assert(detail::may_lie_in<Owner, Memory::device>(),
                 "mha: to_host copies from the device (see mha/backend/cuda/device_tensor.hpp)");
   using T = ScalarOf<Owner>;
   constexpr int Rank = ViewTraits<Owner>::rank;
   const TensorView<const T, Rank> v = ViewTraits<Owner>::view(from);
   detail::require_data("to_host", "the tensor", v);
-  detail::require(is_contiguous(v), "to_host: the view of ", v.size(),
-                  " elements is not row-major and contiguous, which is wanted");
+  detail::require(is_contiguous(v), "to_host: the view of ", v.size(), " elements must be row-major and contiguous");
   auto to = detail::owner_like<Tensor<T, Rank>>(v);
   if (to.size() > 0)
     cuda::check(cudaMemcpyAsync(to.data(), v.data, to.size() * sizeof(T), cudaMemcpyDeviceToHost, stream),
@@ -127,4 +126,4 @@ template <Viewable Owner> auto to_host(const Owner& from, cudaStream_t stream = 
   return to;
 }
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

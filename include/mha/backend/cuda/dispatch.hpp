@@ -9,7 +9,7 @@
 #include "plan.hpp"
 
 /// From a call to the launch of a body, whoever makes it: the device's launcher and the host model's.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// A body as a launcher takes it.
 template <class Shape> struct ForwardKernel {
@@ -95,4 +95,4 @@ template <class Call, class Launcher> void attend(const Call& call, const Device
   });
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -7,7 +7,9 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
-namespace mha::inline v0 {
+#include "../../core/check.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
 
 /// A call of CUDA or cuBLASLt that failed: "cudaMalloc: cudaErrorMemoryAllocation, out of memory".
 class CudaError : public std::runtime_error {
@@ -21,13 +23,15 @@ namespace cuda {
 inline void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
-  throw CudaError(std::string(call) + ": " + cudaGetErrorName(status) + ", " + cudaGetErrorString(status));
+  mha::detail::throw_error(
+      CudaError(std::string(call) + ": " + cudaGetErrorName(status) + ", " + cudaGetErrorString(status)));
 }
 inline void check(cublasStatus_t status, const char* call) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    throw CudaError(std::string(call) + ": " + cublasLtGetStatusName(status) + ", " + cublasLtGetStatusString(status));
+    mha::detail::throw_error(
+        CudaError(std::string(call) + ": " + cublasLtGetStatusName(status) + ", " + cublasLtGetStatusString(status)));
 }
 
 }  // namespace cuda
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

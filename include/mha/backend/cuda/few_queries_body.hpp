@@ -12,7 +12,7 @@
 #include "tiles.hpp"
 #include "warp_tile.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// A block of few_queries_body: four warps that share a set of rows and take turns at tiles of its keys, each through a
 /// ring of panels of its own, alternately of keys and of values.
@@ -304,4 +304,4 @@ MHA_KERNEL void few_queries_body(Machine& m, const FewParams<Call>& p) {
   FewBlock<Machine, Shape, Call>::run(m, p);
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -13,7 +13,7 @@
 /// What one warp does with a few rows and a few keys at a time, in two ways with the same members: on multiply-adds for
 /// float and double, on tensor cores for 16-bit scalars. The rows of q, k and v are `Width` elements, zeros beyond
 /// the head sizes.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// Float and double: 4 · RowsPerLane rows.
 template <class T, int RowsPerLane, int Width> struct FewOnFma {
@@ -124,10 +124,10 @@ template <class T, int Width> struct FewOnMma {
         state.s, call, b, keys_end, test, row_of, [&](int j) { return k0 + j / 2 * 8 + j % 2; }, score);
     bool hidden = false;
     MHA_UNROLL for (int i = 0; i < 2; ++i) {
-      const float fade = weigh_row<lanes>(m, state.s[i], state.max[i], state.sum[i], hidden);
+      const float rescale = weigh_row<lanes>(m, state.s[i], state.max[i], state.sum[i], hidden);
       MHA_UNROLL for (int d = 0; d < blocks; ++d) {
-        state.o[d][2 * i] *= fade;
-        state.o[d][2 * i + 1] *= fade;
+        state.o[d][2 * i] *= rescale;
+        state.o[d][2 * i + 1] *= rescale;
       }
     }
     state.guarded = m.any(hidden);
@@ -177,4 +177,4 @@ template <class T, int Width> struct FewOnMma {
   }
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

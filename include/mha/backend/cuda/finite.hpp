@@ -7,7 +7,7 @@
 #include "machine.hpp"
 
 /// Numbers of 16 bits that are not finite: 0 · NaN is NaN, so that a hidden key must not meet such a value.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// Two numbers of T in a word, the first in the lower half.
 template <class T> struct PairBits {
@@ -70,4 +70,4 @@ MHA_KERNEL void multiply_seen(Machine& m, float (&out)[4], const std::uint32_t (
   }
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -7,7 +7,7 @@
 #include "tiles.hpp"
 #include "warp_tile.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// What one block of fma_body computes: 64 queries of one head, `Values` columns of their outputs.
 ///
@@ -190,4 +190,4 @@ template <class Machine, class Shape, class Call> MHA_KERNEL void fma_body(Machi
   FmaBlock<Machine, Shape, Call>::run(m, p);
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -11,7 +11,7 @@
 #include "split.hpp"
 
 /// The launches of the bodies on multiply-adds and of those for few queries: host code without the toolkit.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// Shapes of fma_body for scalar T, narrow ones first.
 template <class T>
@@ -132,4 +132,4 @@ template <class T> FewPlan few_plan(const CallFacts& call, const DeviceFacts& de
   return plan;
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -9,7 +9,7 @@
 #include "forward_shape.hpp"
 #include "scores.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// One block of fused attention: softmax(scale · q kᵀ where visible) v for a tile of query rows of one head, on tensor
 /// cores, with the maximum and the sum of each row carried along.
@@ -275,12 +275,12 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
     if (m_.any(any_grows)) {
       MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int r = 0; r < 2; ++r) {
         const float change = m_.exp2(logits_.exponent(m_, top_[i][r], logits_.shift(top[i][r])));
-        const float fade = top[i][r] == top_[i][r] ? 1.f : change;
+        const float rescale = top[i][r] == top_[i][r] ? 1.f : change;
         top_[i][r] = top[i][r];
-        sum_[i][r] *= fade;
+        sum_[i][r] *= rescale;
         MHA_UNROLL for (int d = 0; d < value_steps; ++d) {
-          out_[i][d][2 * r] *= fade;
-          out_[i][d][2 * r + 1] *= fade;
+          out_[i][d][2 * r] *= rescale;
+          out_[i][d][2 * r + 1] *= rescale;
         }
       }
     }
@@ -396,4 +396,4 @@ MHA_KERNEL void forward_body(Machine& m, const ForwardParams<Call>& p) {
   ForwardBlock<Machine, Shape, Call>(m, p.call, p.blocks[m.block().x]).run();
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -5,7 +5,7 @@
 
 #include "tiles.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// How rows lie in memory: `aligned` rows are contiguous and begin and end on 16 bytes, so that they are copied
 /// asynchronously; `any` are read element by element.
@@ -64,4 +64,4 @@ template <class Call> struct ForwardParams {
 /// Whether a mask costs a kernel next to no registers.
 template <class Mask> inline constexpr bool is_light = std::is_empty_v<Mask>;
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -9,7 +9,7 @@
 #include "packed_weights.hpp"
 #include "workspace.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// c = a · b + bias by cuBLASLt: operands without a unit stride are packed first, c is then copied to where it goes.
 ///
@@ -73,4 +73,4 @@ void multiply(const PackedGemmCall<T, PackedWeights<T>>& call, Workspace& worksp
   }
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -15,7 +15,7 @@
 #include "error.hpp"
 
 /// How a kernel gets onto the device: its parameters, its shared memory, the errors of its launch.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 inline int current_device() {
   int device = 0;
@@ -106,4 +106,4 @@ template <class Call> __device__ void touch_policies(const Call& call) {
   touch_score<Accumulator<typename Call::Scalar>>(call.score);
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -13,7 +13,7 @@
 /// A body is a function template over its machine, marked MHA_KERNEL (config.hpp). DeviceMachine (device_machine.cuh)
 /// turns each operation into an instruction; the tests run the same body on a host model of a thread block
 /// (tests/support/gpu_model).
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// Which block of the grid this is.
 struct BlockIndex {
@@ -124,4 +124,4 @@ concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t 
   { m.template pack<half>(x, x) } -> std::same_as<std::uint32_t>;
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -20,7 +20,7 @@
 #include "../../policy/sink.hpp"
 #include "device_memory.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace cuda {
 
@@ -71,6 +71,7 @@ template <class P> class OnDevice {
 
  public:
   static constexpr Role role = role_of<P>();
+  static constexpr const char* name = policy_name<P>();
 
   explicit OnDevice(const P& policy)
       : twins_(std::make_shared<Twins>()), host_(mha::with_data(policy, [this](const auto& data) {
@@ -119,7 +120,7 @@ inline std::vector<float> table_by_distance(const RelativeBias& bias) {
   const std::int64_t elements = heads * (2 * std::int64_t{reach} + 1);
   constexpr Index most = std::numeric_limits<Index>::max();
   mha::detail::require(elements <= most, "RelativeBias: max_distance ", reach, " both ways and ", heads, " heads are ",
-                       elements, " distances, the most on a device is ", most);
+                       elements, " distances, the limit on a device is ", most);
   std::vector<float> table;
   table.reserve(static_cast<std::size_t>(elements));
   for (Index h = 0; h < heads; ++h)
@@ -169,7 +170,7 @@ class DeviceSink {
 ///
 /// A user's policy takes part with `borrows` and `with_data(f)` (see mha/policy/mask.hpp).
 /// Errors    CudaError if there is no device or no memory; ShapeError if a table does not fit together
-template <class P> auto on_device(const P& policy) {
+template <class P> [[nodiscard]] auto on_device(const P& policy) {
   if constexpr (std::is_same_v<P, Sink>)
     return cuda::DeviceSink(policy);
   else if constexpr (std::is_same_v<P, RelativeBias>)
@@ -191,4 +192,4 @@ template <class A, class B> auto on_device(const Chain<A, B>& s) {
   return Chain{on_device(s.first), on_device(s.second)};
 }
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

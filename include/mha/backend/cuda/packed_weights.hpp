@@ -9,7 +9,7 @@
 #include "../backend.hpp"
 #include "device_memory.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// Matrices of a layer on the device: those of one depth side by side in every row, so that neighbours can be one
 /// product. Biases lie in a row of their own, 0 where a matrix of the group has none.
@@ -77,4 +77,4 @@ template <class T> class PackedWeights {
   std::vector<Part> parts_;
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -12,7 +12,7 @@
 
 /// Which kernel a call gets, with which grid: host code without the toolkit, asked by the launcher, by explain() and by
 /// the tests alike.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// What a plan must know of a device. The defaults are those of an H100.
 struct DeviceFacts {
@@ -84,7 +84,7 @@ template <class Source> bool rows_aligned(const Source& source) {
 /// The blocks of a launch, which an Index must hold.
 inline Index checked_grid(std::int64_t blocks, int threads) {
   mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ", threads,
-                       " threads, the most is ", std::numeric_limits<Index>::max());
+                       " threads, the limit is ", std::numeric_limits<Index>::max());
   return static_cast<Index>(blocks);
 }
 
@@ -125,4 +125,4 @@ inline ForwardPlan forward_plan(const CallFacts& call, const DeviceFacts& device
   return plan;
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -16,7 +16,7 @@
 #include "error.hpp"
 
 /// Dense products by cuBLASLt.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// The scalars that cuBLASLt multiplies, each in its own precision: float is float, never tf32.
 template <class T>
@@ -78,15 +78,23 @@ class Products {
     bool found = false;
   };
 
-  /// cuBLASLt's best algorithm, asked for once: none where it cannot add this bias on the way.
+  /// Choices that are kept: more than a model has shapes of weights, and as many lengths of a prompt.
+  static constexpr std::size_t most_choices = 256;
+
+  /// Whether the product's choice is kept.
+  bool knows(const Product& p) const { return choices_.contains(key_of(p)); }
+  std::size_t choices() const { return choices_.size(); }
+
+  /// cuBLASLt's best algorithm, asked for once while it is kept: none where it cannot add this bias on the way. The one
+  /// not used for longest makes room.
   ///
   /// Errors    CudaError if there is none though no bias was wanted
-  const Choice& choose(const Product& p) {
-    Key key{p.type,       p.a, p.b, p.c, {aligned(p.a.data), aligned(p.b.data), aligned(p.c.data)}, p.bias != nullptr,
-            p.accumulates};
-    key.a.data = key.b.data = key.c.data = nullptr;
-    const auto known = choices_.find(key);
-    if (known != choices_.end()) return known->second;
+  Choice choose(const Product& p) {
+    const Key key = key_of(p);
+    if (const auto known = choices_.find(key); known != choices_.end()) {
+      known->second.used = ++uses_;
+      return known->second.choice;
+    }
 
     Setup setup(p);
     cublasLtMatmulPreferenceOpaque_t wishes;
@@ -109,11 +117,16 @@ class Products {
     const bool found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     if (!found && p.bias == nullptr) {
       check(status, "cublasLtMatmulAlgoGetHeuristic");
-      throw CudaError("cublasLtMatmulAlgoGetHeuristic: no algorithm for a product of (" + std::to_string(p.a.rows) +
-                      ", " + std::to_string(p.a.columns) + ") and (" + std::to_string(p.b.rows) + ", " +
-                      std::to_string(p.b.columns) + ")");
+      mha::detail::throw_error(CudaError("cublasLtMatmulAlgoGetHeuristic: no algorithm for a product of (" +
+                                         std::to_string(p.a.rows) + ", " + std::to_string(p.a.columns) + ") and (" +
+                                         std::to_string(p.b.rows) + ", " + std::to_string(p.b.columns) + ")"));
     }
-    return choices_.emplace(key, Choice{best.algo, best.workspaceSize, found}).first->second;
+    const Choice choice{best.algo, best.workspaceSize, found};
+    if (choices_.size() == most_choices)
+      choices_.erase(std::min_element(choices_.begin(), choices_.end(),
+                                      [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+    choices_.emplace(key, Kept{choice, ++uses_});
+    return choice;
   }
 
   /// Enqueues the product; scratch has the choice's bytes and is the stream's until it is done.
@@ -132,6 +145,18 @@ class Products {
 
  private:
   static constexpr std::size_t most_scratch = std::size_t{32} << 20;  // what NVIDIA advises for its newest cards
+
+  struct Kept {
+    Choice choice;
+    std::uint64_t used;
+  };
+
+  static Key key_of(const Product& p) {
+    Key key{p.type,       p.a, p.b, p.c, {aligned(p.a.data), aligned(p.b.data), aligned(p.c.data)}, p.bias != nullptr,
+            p.accumulates};
+    key.a.data = key.b.data = key.c.data = nullptr;
+    return key;
+  }
 
   /// The largest power of two, at most 256, that divides an address.
   static unsigned aligned(const void* p) {
@@ -185,7 +210,8 @@ class Products {
     void operator()(cublasLtHandle_t handle) const noexcept { static_cast<void>(cublasLtDestroy(handle)); }
   };
   std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>, Destroy> handle_;
-  std::map<Key, Choice> choices_;
+  std::map<Key, Kept> choices_;
+  std::uint64_t uses_ = 0;
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -7,7 +7,7 @@
 #include "../backend.hpp"
 #include "machine.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// What a mask and a score make of the dot products of one query head of one sequence, in the tensor-core body. The
 /// others work on natural logits: see apply_policies() of warp_tile.hpp.
@@ -98,4 +98,4 @@ template <class Call> struct HeadLogits {
   }
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

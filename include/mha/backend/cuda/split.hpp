@@ -6,7 +6,7 @@
 #include "../../config.hpp"
 
 /// How the keys of a few queries are shared out to the blocks of a grid.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// Tiles first, first + step, … of keys.
 struct TileShare {
@@ -51,4 +51,4 @@ struct SplitParts {
   }
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

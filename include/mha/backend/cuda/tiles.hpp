@@ -6,7 +6,7 @@
 
 /// The index arithmetic of tensor-core bodies: where elements lie in shared memory and in registers, and which key
 /// tiles a row tile meets.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// Rows of Columns 2-byte elements in shared memory, in chunks of 16 bytes that are permuted within groups, so that
 /// eight consecutive rows of one column of chunks lie in different banks.
@@ -90,4 +90,4 @@ template <int Keys, class Visibility> class KeyTiles {
   Visibility visibility_;
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -10,7 +10,7 @@
 #include "machine.hpp"
 
 /// Attention of a few rows over a few keys by the 32 lanes of one warp, on plain multiply-adds.
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// The numbers of 16 bytes.
 template <class A> struct alignas(16) Pack {
@@ -65,16 +65,16 @@ MHA_KERNEL A weigh_row(Machine& m, A (&s)[Keys], A& max, A& sum, bool& hidden) {
   MHA_UNROLL for (int j = 0; j < int{Keys}; ++j) top = m.max(top, s[j]);
   MHA_UNROLL for (int other = 1; other < Lanes; other *= 2) top = m.max(top, m.shuffle_xor(top, other));
   const A shift = top == minus_infinity<A>() ? A(0) : top;
-  const A fade = m.exp2((max - shift) * log2e<A>());
+  const A rescale = m.exp2((max - shift) * log2e<A>());
   max = top;
-  sum *= fade;
+  sum *= rescale;
   MHA_UNROLL for (int j = 0; j < int{Keys}; ++j) {
     const bool none = s[j] == minus_infinity<A>();
     s[j] = none ? hidden_weight<A>() : m.exp2((s[j] - shift) * log2e<A>());
     hidden = hidden || none;
     sum += s[j];
   }
-  return fade;
+  return rescale;
 }
 
 /// Rectangles of a warp: 4 groups of rows × 8 lanes. A lane owns rows group + 4·i, keys lane + 8·j and, of the values,
@@ -151,10 +151,10 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
     to += group(m) * weights_pitch + lane(m) * int{sizeof(A)};
     bool hidden = false;
     MHA_UNROLL for (int i = 0; i < Rows; ++i) {
-      const A fade = weigh_row<lanes>(m, logits.s[i], state.max[i], state.sum[i], hidden);
+      const A rescale = weigh_row<lanes>(m, logits.s[i], state.max[i], state.sum[i], hidden);
       MHA_UNROLL for (int j = 0; j < Keys; ++j)
           m.store(to + i * groups * weights_pitch + j * lanes * int{sizeof(A)}, logits.s[i][j]);
-      MHA_UNROLL for (int c = 0; c < Packs; ++c) MHA_UNROLL for (int e = 0; e < width; ++e) state.o[i][c][e] *= fade;
+      MHA_UNROLL for (int c = 0; c < Packs; ++c) MHA_UNROLL for (int e = 0; e < width; ++e) state.o[i][c][e] *= rescale;
     }
     return hidden;
   }
@@ -276,4 +276,4 @@ MHA_KERNEL auto rows_at(Shared to, Shared pitch) {
   return [to, pitch](int r, int c) { return to + r * pitch + c * 16; };
 }
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

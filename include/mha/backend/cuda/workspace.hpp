@@ -8,7 +8,7 @@
 #include "device_memory.hpp"
 #include "products.hpp"
 
-namespace mha::inline v0::cuda {
+namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// What calls on a stream of the user's need from one to the next: scratch on the device and the host, the handle of
 /// cuBLASLt, pinned memory for a call's small numbers.
@@ -76,4 +76,4 @@ class Workspace {
   Products products_;
 };
 
-}  // namespace mha::inline v0::cuda
+}  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -6,7 +6,7 @@
 
 #include "../backend.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Attention exactly as the formula is written, in any scalar: numbers, dual numbers, a type of the user's own.
 ///
@@ -111,4 +111,4 @@ struct Reference {
   }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

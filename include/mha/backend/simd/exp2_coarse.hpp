@@ -4,7 +4,7 @@
 #include "isa.hpp"
 #include "vector.hpp"
 
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// x ← 2^x, close enough beside products of bfloat16: how much of the earlier sums a new maximum leaves.
 ///
@@ -42,4 +42,4 @@ template <class Isa> MHA_ALWAYS_INLINE void exp2_coarse_in_place(vector_t<float,
   x = x < -126.f ? zero : r;
 }
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

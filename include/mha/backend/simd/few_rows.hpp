@@ -20,7 +20,7 @@
 ///
 /// Logits and weights lie in rows, with keys in lanes. Each chain of additions runs over the same elements in the same
 /// order as in tile_kernels.hpp: the bits are the same.
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// Asks for rows that will be wanted soon, in the order of memory, which is what the hardware goes on with. A line at a
 /// time: many at once would keep the loads of the moment waiting.
@@ -73,10 +73,10 @@ template <class A, class T, int Rows> struct FewScoresBody {
     // at once than the first cache has ways for.
     constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
     Ahead<T> ahead(next);
-    Index k = 0;
-    for (; k + registers * W <= n; k += registers * W)
-      some<Isa, registers>(keys + k * stride, stride, q, dim, s + k, s_stride, ahead);
-    for (; k < n; k += W) some<Isa, 1>(keys + k * stride, stride, q, dim, s + k, s_stride, ahead);
+    for (Index k = 0; k < n; k += registers * W) {
+      const Index apart = k + W < n ? W : 0;  // a last register without a second is computed as both
+      some<Isa, registers>(keys + k * stride, stride, apart, q, dim, s + k, s_stride, ahead);
+    }
   }
 
   /// Elements of a key that are loaded together.
@@ -88,10 +88,13 @@ template <class A, class T, int Rows> struct FewScoresBody {
  private:
   static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
 
+  /// Registers of keys, the second `apart` keys after the first.
   template <class Isa, int Registers>
-  MHA_ALWAYS_INLINE static void some(const T* keys, std::ptrdiff_t stride, const A* q, Index dim, A* s,
+  MHA_ALWAYS_INLINE static void some(const T* keys, std::ptrdiff_t stride, Index apart, const A* q, Index dim, A* s,
                                      std::ptrdiff_t s_stride, Ahead<T>& ahead) {
+    static_assert(Registers <= 2);
     using V = vector_t<A, Isa>;
+    const T* const second = keys + apart * stride;
     constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
     V sum[std::size_t{Registers}][std::size_t{Rows}];
     MHA_UNROLL_2
@@ -102,7 +105,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
     for (Index d = 0; d < dim; d += columns) {
       Loaded<Isa> key[std::size_t{Registers}];
       MHA_UNROLL_2
-      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], keys + g * W * stride + d, stride);
+      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], (g == 0 ? keys : second) + d, stride);
       MHA_UNROLL_16
       for (int c = 0; c < columns; ++c) {
         ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
@@ -121,7 +124,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
     MHA_UNROLL_2
     for (int g = 0; g < Registers; ++g) {
       MHA_UNROLL_8
-      for (int r = 0; r < Rows; ++r) store(s + r * s_stride + g * W, sum[g][r]);
+      for (int r = 0; r < Rows; ++r) store(s + r * s_stride + (g == 0 ? 0 : apart), sum[g][r]);
     }
   }
 
@@ -154,30 +157,30 @@ template <class A, class T, int Rows> struct FewScoresBody {
   }
 };
 
-/// One step of the online softmax along the rows of s (Rows, n), rows `stride` apart and filled up to whole registers:
-/// logits become weights, max moves on, and fade (W) is what earlier contributions are multiplied by. FewValuesBody
+/// One step of the online softmax along the rows of s (rows, n), rows `stride` apart and filled up to whole registers:
+/// logits become weights, max moves on, and rescale (W) is what earlier contributions are multiplied by. FewValuesBody
 /// sums the weights.
-template <class A, int Rows> struct FewSoftmaxBody {
+template <class A> struct FewSoftmaxBody {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(A* s, std::ptrdiff_t stride, Index n, A slope, A* max, A* fade) {
+  MHA_ALWAYS_INLINE static void run(A* s, std::ptrdiff_t stride, Index rows, Index n, A slope, A* max, A* rescale) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     const Index whole = (n + W - 1) / W * W;
     A base[std::size_t{W}];
-    V highest[std::size_t{Rows}], before, after;
+    V before, after;
     load(before, max);
-    MHA_UNROLL_8
-    for (int r = 0; r < Rows; ++r) {
+    for (Index r = 0; r < rows; ++r) {
+      V highest;
       for (Index k = n; k < whole; ++k) s[r * stride + k] = hidden;
-      broadcast(highest[r], max[r]);
+      broadcast(highest, max[r]);
       for (Index k = 0; k < whole; k += W) {
         V x;
         load(x, s + r * stride + k);
-        raise<A>(highest[r], x);
+        raise<A>(highest, x);
       }
       A lanes[std::size_t{W}];
-      store(lanes, highest[r]);
+      store(lanes, highest);
       for (int i = 1; i < W; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
       max[r] = lanes[0];
     }
@@ -188,9 +191,8 @@ template <class A, int Rows> struct FewSoftmaxBody {
     store(base, after);
     before = (before - after) * slope;
     exp2_in_place<A, Isa>(before);
-    store(fade, before);
-    MHA_UNROLL_8
-    for (int r = 0; r < Rows; ++r) {
+    store(rescale, before);
+    for (Index r = 0; r < rows; ++r) {
       V from;
       broadcast(from, base[r]);
       for (Index k = 0; k < whole; k += W) {
@@ -204,20 +206,20 @@ template <class A, int Rows> struct FewSoftmaxBody {
   }
 };
 
-/// out (Rows, dim) = out · fade + p (Rows, n) · values (n, dim), and sum (Rows) = sum · fade + Σ p, with p's rows
+/// out (Rows, dim) = out · rescale + p (Rows, n) · values (n, dim), and sum (Rows) = sum · rescale + Σ p, with p's rows
 /// `p_stride` apart; dim is a multiple of W.
 template <class A, class T, int Rows> struct FewValuesBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const A* p,
-                                    std::ptrdiff_t p_stride, const A* fade, Index dim, A* out, A* sum,
+                                    std::ptrdiff_t p_stride, const A* rescale, Index dim, A* out, A* sum,
                                     NextRows<T> next) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int most = Isa::registers == 32 ? 16 / Rows : 8 / Rows;
     constexpr int vectors = most > 8 ? 8 : most < 1 ? 1 : most;
-    const Part part{values, stride, n, p, p_stride, fade, dim, out, sum};
+    const Part part{values, stride, n, p, p_stride, rescale, dim, out, sum};
     Ahead<T> ahead(next);
     Index d = 0;
-    if (vectors * W <= dim) {
+    if (vectors == 1 || vectors * W <= dim) {
       some<Isa, vectors, true>(part, ahead, 0);
       for (d = vectors * W; d + vectors * W <= dim; d += vectors * W) some<Isa, vectors, false>(part, ahead, d);
     } else {
@@ -226,7 +228,8 @@ template <class A, class T, int Rows> struct FewValuesBody {
     }
     if constexpr (vectors > 2)
       for (; d + 2 * W <= dim; d += 2 * W) some<Isa, 2, false>(part, ahead, d);
-    for (; d < dim; d += W) some<Isa, 1, false>(part, ahead, d);
+    if constexpr (vectors > 1)
+      for (; d < dim; d += W) some<Isa, 1, true>(part, ahead, d);
   }
 
  private:
@@ -236,12 +239,13 @@ template <class A, class T, int Rows> struct FewValuesBody {
     Index n;
     const A* p;
     std::ptrdiff_t p_stride;
-    const A* fade;
+    const A* rescale;
     Index dim;
     A *out, *sum;
   };
   static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
 
+  /// Columns [d, d + Vectors · W); if it Sums, the sums too, which are kept where the columns are the first.
   template <class Isa, int Vectors, bool Sums>
   MHA_ALWAYS_INLINE static void some(const Part& part, Ahead<T>& ahead, Index d) {
     using V = vector_t<A, Isa>;
@@ -251,7 +255,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
     MHA_UNROLL_8
     for (int r = 0; r < Rows; ++r) {
       V f;
-      broadcast(f, part.fade[r]);
+      broadcast(f, part.rescale[r]);
       load_row<Isa>(sum[r], out + r * std::ptrdiff_t{part.dim});
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
@@ -285,7 +289,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
       if constexpr (Sums) {
         A lanes[std::size_t{W}];
         store(lanes, total[r]);
-        part.sum[r] = lanes[0];
+        if (d == 0) part.sum[r] = lanes[0];
       }
     }
   }
@@ -350,13 +354,14 @@ template <class A, class T> struct FewRowsKernels {
   /// The same for widened keys.
   void (*wide_scores)(const A* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
                       std::ptrdiff_t s_stride, NextRows<A> next) = nullptr;
-  void (*softmax)(A* s, std::ptrdiff_t stride, Index n, A slope, A* max, A* fade) = nullptr;
-  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t p_stride, const A* fade,
+  void (*softmax)(A* s, std::ptrdiff_t stride, Index rows, Index n, A slope, A* max, A* rescale) = nullptr;
+  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t p_stride, const A* rescale,
                  Index dim, A* out, A* sum, NextRows<T> next) = nullptr;
-  void (*merge)(TileState<A> total, TileState<A> part, A slope, Index dim) = nullptr;
+  void (*merge)(TileState<A> total, TileState<A> part, A slope, Index dim, Index rows) = nullptr;
 };
 
-/// Rows = 0 where another tile serves better: too many rows, or sizes that do not fill registers.
+/// Rows = 0 where another tile serves better: too many rows, sizes that do not fill registers, or a level that is not
+/// worth the kernels.
 template <class A, class T>
 FewRowsKernels<A, T> few_rows_kernels(IsaLevel level, Index rows, Index head_dim, Index value_dim) {
   return with_isa(level, [&](auto isa) -> FewRowsKernels<A, T> {
@@ -367,21 +372,21 @@ FewRowsKernels<A, T> few_rows_kernels(IsaLevel level, Index rows, Index head_dim
       return FewRowsKernels<A, T>{R,
                                   &Isa::template run<FewScoresBody<A, T, R>>,
                                   &Isa::template run<FewScoresBody<A, A, R>>,
-                                  &Isa::template run<FewSoftmaxBody<A, R>>,
+                                  &Isa::template run<FewSoftmaxBody<A>>,
                                   &Isa::template run<FewValuesBody<A, T, R>>,
-                                  &Isa::template run<FewMergeBody<A, R>>};
+                                  &Isa::template run<FewMergeBody<A>>};
     };
     constexpr Index columns = FewScoresBody<A, T, 1>::template columns_of<Isa>();
-    if (width < 4 || head_dim % width != 0 || head_dim % columns != 0 || value_dim % width != 0) return {};
-    if (rows <= 1) return kernels(std::integral_constant<int, 1>{});
-    if constexpr (width >= 4) {
+    if (head_dim % width != 0 || head_dim % columns != 0 || value_dim == 0 || value_dim % width != 0) return {};
+    if constexpr (width >= 4 && !Isa::minimal) {
+      if (rows <= 1) return kernels(std::integral_constant<int, 1>{});
       if (rows <= 2) return kernels(std::integral_constant<int, 2>{});
       if (rows <= 4) return kernels(std::integral_constant<int, 4>{});
     }
-    if constexpr (width >= 8)
+    if constexpr (width >= 8 && !Isa::minimal)
       if (rows <= 8) return kernels(std::integral_constant<int, 8>{});
     return {};
   });
 }
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -12,7 +12,12 @@
 #include "../../config.hpp"
 #include "../../core/check.hpp"
 
-namespace mha::inline v0 {
+#if !MHA_VECTOR_KERNELS
+#error \
+    "mha: the kernels need g++ or clang (vector types and attributes of functions): include mha/eigen.hpp, use EigenCpu"
+#endif
+
+namespace mha::inline MHA_NAMESPACE {
 
 /// An instruction-set level of the CPU kernels. The best one of the machine is chosen at run time, so a program
 /// compiled without flags uses it. MHA_ISA=baseline|avx2|avx512 in the environment, or force_isa(), lowers it.
@@ -76,7 +81,7 @@ inline std::atomic<IsaLevel>& chosen_isa() {
 /// The level the kernels use now.
 ///
 /// Errors    ShapeError if MHA_ISA names no level of this machine
-inline IsaLevel current_isa() { return detail::chosen_isa().load(std::memory_order_relaxed); }
+[[nodiscard]] inline IsaLevel current_isa() { return detail::chosen_isa().load(std::memory_order_relaxed); }
 
 /// Use this level from the next call on, in every thread.
 ///
@@ -97,6 +102,12 @@ struct Baseline {
   static constexpr IsaLevel level = IsaLevel::baseline;
   static constexpr int register_bytes = 16;
   static constexpr int registers = 16;
+  /// Whether few machines run it, so that it has one shape of each kernel: every x86-64 processor since 2015 has AVX2.
+#if defined(__x86_64__)
+  static constexpr bool minimal = true;
+#else
+  static constexpr bool minimal = false;
+#endif
   template <class Body, class... Args> MHA_NO_INLINE MHA_FLATTEN static void run(Args... args) {
     Body::template run<Baseline>(args...);
   }
@@ -107,6 +118,7 @@ struct Avx2 {
   static constexpr IsaLevel level = IsaLevel::avx2;
   static constexpr int register_bytes = 32;
   static constexpr int registers = 16;
+  static constexpr bool minimal = false;
   template <class Body, class... Args>
   __attribute__((target("avx2,fma,f16c"))) MHA_NO_INLINE MHA_FLATTEN static void run(Args... args) {
     Body::template run<Avx2>(args...);
@@ -117,6 +129,7 @@ struct Avx512 {
   static constexpr IsaLevel level = IsaLevel::avx512;
   static constexpr int register_bytes = 64;
   static constexpr int registers = 32;
+  static constexpr bool minimal = false;
   template <class Body, class... Args>
   __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")))
   MHA_WHOLE_REGISTERS MHA_NO_INLINE MHA_FLATTEN static void
@@ -138,4 +151,4 @@ template <class F> auto with_isa(IsaLevel level, F&& f) {
 
 }  // namespace detail::simd
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

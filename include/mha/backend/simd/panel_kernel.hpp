@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 
 #include "../../config.hpp"
@@ -8,7 +10,7 @@
 #include "vector.hpp"
 #include "widen.hpp"
 
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// Columns of a panel: 192 bytes of accumulators are whole tiles of registers at every level, so that weights packed
 /// under one level multiply under any other.
@@ -30,9 +32,20 @@ template <class A, class S> struct PanelArgs {
   A* c;
   std::ptrdiff_t c_stride;
   Index n, depth;
-  Index columns;                    ///< written ones of a panel, rounded up to whole registers
+  Index columns;                    ///< written ones of a panel, rounded up to a multiple of panel_grain
   std::ptrdiff_t side_by_side = 0;  ///< if not 0: one row meets row_panels whole panels, so many elements apart
 };
+
+/// Registers of columns that are computed at a time: three, then what is left of a panel.
+template <class Isa> inline constexpr int panel_registers = Isa::level == IsaLevel::baseline ? 2 : 3;
+
+/// The least number of a panel's columns that are written together at a level.
+template <class A> Index panel_grain(IsaLevel level) {
+  return with_isa(level, [](auto isa) {
+    using Isa = decltype(isa);
+    return Index{(Isa::minimal ? panel_registers<Isa> : 1) * Vector<A, Isa>::width};
+  });
+}
 
 /// Panels that a product of one row reads side by side: more chains in flight, and more streams for the hardware to
 /// fetch ahead, which it does better than instructions here.
@@ -45,8 +58,13 @@ inline constexpr int row_panels = 4;
 template <class A, class S> struct PanelBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(PanelArgs<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
-    constexpr int wide = Isa::level == IsaLevel::baseline ? 2 : 3;
-    Index registers = (p.columns + W - 1) / W;
+    constexpr int wide = panel_registers<Isa>;
+    constexpr Index grain = Isa::minimal ? wide : 1;
+    Index registers = (p.columns + grain * W - 1) / (grain * W) * grain;
+    if (p.before == nullptr) {
+      p.before = nothing.data;
+      p.before_stride = 0;
+    }
     for (; registers >= wide; registers -= wide) {
       if (p.side_by_side != 0)
         one_row<Isa, wide>(p);
@@ -54,14 +72,25 @@ template <class A, class S> struct PanelBody {
         all_rows<Isa, wide>(p);
       p.panel += wide * W;
       p.c += wide * W;
-      if (p.before != nullptr) p.before += wide * W;
+      p.before += wide * W;
     }
-    if constexpr (wide == 3)
-      if (registers == 2) all_rows<Isa, 2>(p);
-    if (registers == 1) all_rows<Isa, 1>(p);
+    if constexpr (!Isa::minimal) {
+      if constexpr (wide == 3)
+        if (registers == 2) all_rows<Isa, 2>(p);
+      if (registers == 1) all_rows<Isa, 1>(p);
+    }
   }
 
  private:
+  /// −0, which changes no number that is added to it: the same instructions with a bias and without.
+  struct Nothing {
+    A data[std::size_t{row_panels * panel_columns<A>}];
+    constexpr Nothing() : data() {
+      for (A& x : data) x = A(-0.0);
+    }
+  };
+  static constexpr Nothing nothing{};
+
   template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void one_row(const PanelArgs<A, S>& p) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
@@ -94,11 +123,9 @@ template <class A, class S> struct PanelBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         const std::ptrdiff_t at = i * std::ptrdiff_t{panel_columns<A>} + j * W;
-        if (p.before != nullptr) {
-          V x;
-          load(x, p.before + at);
-          sum[i][j] = x + sum[i][j];
-        }
+        V x;
+        load(x, p.before + at);
+        sum[i][j] = x + sum[i][j];
         store(p.c + at, sum[i][j]);
       }
     }
@@ -106,22 +133,30 @@ template <class A, class S> struct PanelBody {
 
   template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void all_rows(const PanelArgs<A, S>& p) {
     constexpr int most = Isa::registers == 32 ? 8 : 4;
-    // Tiles of nearly the same height: a last one of one row would be as slow as a whole one.
-    const Index tiles = (p.n + most - 1) / most;
+    // Tiles of nearly the same height: a last one of one row would be as slow as a whole one. A level that few
+    // machines run has powers of two instead.
+    constexpr bool all_heights = !Isa::minimal;
+    const Index left = p.n % most;
+    const Index tiles = p.n / most + (all_heights ? (left > 0 ? 1 : 0) : std::popcount(static_cast<unsigned>(left)));
     if (tiles == 0) return;
     // Each tile fetches its share, register by register of a row: all at once would wait for memory in the first.
     const std::ptrdiff_t step = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S)) / Vectors / tiles;
     const char* next = reinterpret_cast<const char*>(p.next);
     for (Index t = 0, first = 0; t < tiles; ++t, next += step * Vectors * p.depth) {
-      const Index rows = (p.n - first + (tiles - t) - 1) / (tiles - t);
-      if constexpr (most == 8) {
+      const Index more = p.n - first;
+      const Index rows = all_heights
+                             ? (more + (tiles - t) - 1) / (tiles - t)
+                             : static_cast<Index>(std::bit_floor(static_cast<unsigned>(std::min(more, Index{most}))));
+      if constexpr (most == 8)
         if (rows == 8) tile<Isa, 8, Vectors>(p, first, next, step);
+      if constexpr (most == 8 && all_heights) {
         if (rows == 7) tile<Isa, 7, Vectors>(p, first, next, step);
         if (rows == 6) tile<Isa, 6, Vectors>(p, first, next, step);
         if (rows == 5) tile<Isa, 5, Vectors>(p, first, next, step);
       }
       if (rows == 4) tile<Isa, 4, Vectors>(p, first, next, step);
-      if (rows == 3) tile<Isa, 3, Vectors>(p, first, next, step);
+      if constexpr (all_heights)
+        if (rows == 3) tile<Isa, 3, Vectors>(p, first, next, step);
       if (rows == 2) tile<Isa, 2, Vectors>(p, first, next, step);
       if (rows == 1) tile<Isa, 1, Vectors>(p, first, next, step);
       first += rows;
@@ -167,11 +202,9 @@ template <class A, class S> struct PanelBody {
     for (int i = 0; i < R; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
-        if (p.before != nullptr) {
-          V x;
-          load(x, before + i * p.before_stride + j * W);
-          sum[i][j] = x + sum[i][j];
-        }
+        V x;
+        load(x, before + i * p.before_stride + j * W);
+        sum[i][j] = x + sum[i][j];
         store(c + i * p.c_stride + j * W, sum[i][j]);
       }
     }
@@ -185,4 +218,4 @@ template <class A, class S> PanelKernel<A, S> panel_kernel(IsaLevel level) {
   return with_isa(level, [](auto isa) -> PanelKernel<A, S> { return &decltype(isa)::template run<PanelBody<A, S>>; });
 }
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -7,7 +7,7 @@
 #include "isa.hpp"
 #include "vector.hpp"
 
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// Rows that will be wanted soon: `count` rows at data + i·stride, `dim` elements each.
 template <class T> struct NextRows {
@@ -102,4 +102,4 @@ template <class T, int Rows, int Vectors> struct ProductBody {
 
 template <class T> using ProductKernel = void (*)(ProductArgs<T>);
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -10,7 +10,7 @@
 #include "vector.hpp"
 #include "widen.hpp"
 
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// out (columns) = before + row (depth) · matrix (depth, columns), the matrix as it lies, its rows `stride` apart.
 ///
@@ -109,4 +109,4 @@ template <class A, class S> RowKernel<A, S> row_kernel(IsaLevel level) {
   return with_isa(level, [](auto isa) -> RowKernel<A, S> { return &decltype(isa)::template run<RowBody<A, S>>; });
 }
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -14,12 +14,12 @@
 /// Queries lie in lanes: a tile is stored as (rows, lanes), so that the maximum, the sum and the rescale of a softmax
 /// row never cross lanes, and keys and values are read in place, whatever their stride. Each lane's arithmetic is one
 /// chain in the order of d and of the keys, independent of the other lanes: a row's bits do not depend on its tile.
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// One step of the online softmax, down the columns of s (n, lanes): logits become weights, max and sum move on, and
-/// fade is what earlier contributions are multiplied by. `slope` turns differences of s into powers of two.
+/// rescale is what earlier contributions are multiplied by. `slope` turns differences of s into powers of two.
 template <class T, int Vectors> struct SoftmaxBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(T* s, Index n, T slope, T* max, T* sum, T* fade) {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(T* s, Index n, T slope, T* max, T* sum, T* rescale) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     constexpr T hidden = -std::numeric_limits<T>::infinity();
@@ -45,7 +45,7 @@ template <class T, int Vectors> struct SoftmaxBody {
       from[j] = from[j] == hidden ? zero : from[j];
       f = (f - from[j]) * slope;
       exp2_in_place<T, Isa>(f);
-      store(fade + j * W, f);
+      store(rescale + j * W, f);
       load(total[j], sum + j * W);
       total[j] = total[j] * f;
       round_here(total[j]);
@@ -67,27 +67,25 @@ template <class T, int Vectors> struct SoftmaxBody {
   }
 };
 
-/// out (dim, lanes) = out · fade + valuesᵀ (dim, n) · p (n, lanes). Guarded: a pair whose `visible` (n, lanes) is 0
-/// adds nothing even if its value is NaN or infinite; the other lanes keep their bits. `next` is asked for meanwhile.
-template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
+/// out (dim, lanes) = out · rescale + valuesᵀ (dim, n) · p (n, lanes). `next` is asked for meanwhile.
+template <class T, int Rows, int Vectors> struct ValuesBody {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
-                                    const T* fade, Index dim, T* out, NextRows<T> next) {
+  MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* rescale,
+                                    Index dim, T* out, NextRows<T> next) {
     constexpr int lanes = Vectors * Vector<T, Isa>::width;
     Index d = 0;
     for (; d + Rows <= dim; d += Rows)
-      rows<Isa, Rows>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
+      rows<Isa, Rows>(values + d, stride, n, p, rescale, out + std::ptrdiff_t{d} * lanes, next, d);
     if constexpr (Rows > 4)
       for (; d + 4 <= dim; d += 4)
-        rows<Isa, 4>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
-    for (; d < dim; ++d)
-      rows<Isa, 1>(values + d, stride, n, p, visible, fade, out + std::ptrdiff_t{d} * lanes, next, d);
+        rows<Isa, 4>(values + d, stride, n, p, rescale, out + std::ptrdiff_t{d} * lanes, next, d);
+    for (; d < dim; ++d) rows<Isa, 1>(values + d, stride, n, p, rescale, out + std::ptrdiff_t{d} * lanes, next, d);
   }
 
  private:
   template <class Isa, int R>
-  MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
-                                     const T* fade, T* out, const NextRows<T>& next, Index d) {
+  MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* rescale,
+                                     T* out, const NextRows<T>& next, Index d) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     constexpr std::ptrdiff_t line = 64 / sizeof(T);
@@ -95,7 +93,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
     {
       V f[std::size_t{Vectors}];
       MHA_UNROLL_8
-      for (int j = 0; j < Vectors; ++j) load(f[j], fade + j * W);
+      for (int j = 0; j < Vectors; ++j) load(f[j], rescale + j * W);
       MHA_UNROLL_16
       for (int i = 0; i < R; ++i) {
         MHA_UNROLL_8
@@ -119,17 +117,7 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
         V value;
         broadcast(value, values[k * stride + i]);
         MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) {
-          if constexpr (Guarded) {
-            const V zero{};
-            V seen;
-            load(seen, visible + (std::ptrdiff_t{k} * Vectors + j) * W);
-            const V guarded = seen != zero ? value : zero;
-            multiply_add<R * Vectors == 1>(sum[i][j], guarded, weight[j]);
-          } else {
-            multiply_add<R * Vectors == 1>(sum[i][j], value, weight[j]);
-          }
-        }
+        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], value, weight[j]);
       }
     }
     MHA_UNROLL_16
@@ -140,14 +128,60 @@ template <class T, int Rows, int Vectors, bool Guarded> struct ValuesBody {
   }
 };
 
+/// The same for data that is not all finite, of any width: a pair whose `visible` (n, lanes) is 0 adds nothing even if
+/// its value is NaN or infinite; the other lanes get the bits of ValuesBody.
+template <class T> struct GuardedValuesBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
+                                    const T* rescale, Index dim, T* out, Index lanes) {
+    for (Index lane = 0; lane < lanes; lane += Vector<T, Isa>::width) {
+      Index d = 0;
+      for (; d + 4 <= dim; d += 4)
+        rows<Isa, 4>(values + d, stride, n, p + lane, visible + lane, rescale + lane, out + d * lanes + lane, lanes);
+      for (; d < dim; ++d)
+        rows<Isa, 1>(values + d, stride, n, p + lane, visible + lane, rescale + lane, out + d * lanes + lane, lanes);
+    }
+  }
+
+ private:
+  template <class Isa, int R>
+  MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
+                                     const T* rescale, T* out, std::ptrdiff_t lanes) {
+    using V = vector_t<T, Isa>;
+    const V zero{};
+    V f, sum[std::size_t{R}];
+    load(f, rescale);
+    MHA_UNROLL_4
+    for (int i = 0; i < R; ++i) {
+      load(sum[i], out + i * lanes);
+      sum[i] = sum[i] * f;
+      round_here(sum[i]);
+    }
+    for (Index k = 0; k < n; ++k, values += stride, p += lanes, visible += lanes) {
+      V weight, seen;
+      load(weight, p);
+      load(seen, visible);
+      MHA_UNROLL_4
+      for (int i = 0; i < R; ++i) {
+        V value;
+        broadcast(value, values[i]);
+        const V guarded = seen != zero ? value : zero;
+        multiply_add<R == 1>(sum[i], guarded, weight);
+      }
+    }
+    MHA_UNROLL_4
+    for (int i = 0; i < R; ++i) store(out + i * lanes, sum[i]);
+  }
+};
+
 /// The state of the softmax rows of a tile over some of their keys, in memory.
 ///
 /// Shapes    max (lanes)  sum (lanes)  out (dim, lanes): Σ exp(s − max) v, not yet divided by the sum
 template <class T> struct TileState { T *max, *sum, *out; };
 
-/// sum ← sum · fade + more · weight, every operation rounded.
-template <class V> MHA_ALWAYS_INLINE void add_faded(V& sum, const V& fade, V& more, const V& weight) {
-  sum = sum * fade;
+/// sum ← sum · rescale + more · weight, every operation rounded.
+template <class V> MHA_ALWAYS_INLINE void add_rescaled(V& sum, const V& rescale, V& more, const V& weight) {
+  sum = sum * rescale;
   more = more * weight;
   round_here(sum);
   round_here(more);
@@ -157,7 +191,8 @@ template <class V> MHA_ALWAYS_INLINE void add_faded(V& sum, const V& fade, V& mo
 /// Of one register of lanes: total's max and sum become those of both parts, and what their outputs are multiplied by.
 template <class T> struct MergeFactors {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const TileState<T>& total, const TileState<T>& part, T slope, T* fade, T* weight) {
+  MHA_ALWAYS_INLINE static void run(const TileState<T>& total, const TileState<T>& part, T slope, T* rescale,
+                                    T* weight) {
     using V = vector_t<T, Isa>;
     constexpr T hidden = -std::numeric_limits<T>::infinity();
     V first, second, sum, more;
@@ -173,9 +208,9 @@ template <class T> struct MergeFactors {
     exp2_in_place<T, Isa>(second);
     load(sum, total.sum);
     load(more, part.sum);
-    add_faded(sum, first, more, second);
+    add_rescaled(sum, first, more, second);
     store(total.sum, sum);
-    store(fade, first);
+    store(rescale, first);
     store(weight, second);
   }
 };
@@ -183,39 +218,41 @@ template <class T> struct MergeFactors {
 /// What two parts over disjoint keys make together; `total` becomes it. A part that saw nothing changes no bit.
 ///
 /// Formula   m′ = max(m₁, m₂),  l′ = l₁·exp(m₁ − m′) + l₂·exp(m₂ − m′),  O likewise
-template <class T, int Vectors> struct MergeBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(TileState<T> total, TileState<T> part, T slope, Index dim) {
+template <class T> struct MergeBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(TileState<T> total, TileState<T> part, T slope, Index dim, Index lanes) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
-    for (int j = 0; j < Vectors; ++j) {
-      T fades[std::size_t{W}], weights[std::size_t{W}];
-      MergeFactors<T>::template run<Isa>({total.max + j * W, total.sum + j * W, nullptr},
-                                         {part.max + j * W, part.sum + j * W, nullptr}, slope, +fades, +weights);
-      V fade, weight;
-      load(fade, +fades);
+    for (Index lane = 0; lane < lanes; lane += W) {
+      T rescales[std::size_t{W}], weights[std::size_t{W}];
+      MergeFactors<T>::template run<Isa>({total.max + lane, total.sum + lane, nullptr},
+                                         {part.max + lane, part.sum + lane, nullptr}, slope, +rescales, +weights);
+      V rescale, weight;
+      load(rescale, +rescales);
       load(weight, +weights);
       for (Index d = 0; d < dim; ++d) {
-        const std::ptrdiff_t at = (std::ptrdiff_t{d} * Vectors + j) * W;
+        const std::ptrdiff_t at = std::ptrdiff_t{d} * lanes + lane;
         V sum, more;
         load(sum, total.out + at);
         load(more, part.out + at);
-        add_faded(sum, fade, more, weight);
+        add_rescaled(sum, rescale, more, weight);
         store(total.out + at, sum);
       }
     }
   }
 };
 
-/// total ← the two parts together, as MergeBody does it, with outputs in rows (Rows, dim); dim is a multiple of W.
-template <class A, int Rows> struct FewMergeBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(TileState<A> total, TileState<A> part, A slope, Index dim) {
+/// total ← the two parts together, as MergeBody does it, with outputs in rows (rows, dim); dim is a multiple of W.
+template <class A> struct FewMergeBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(TileState<A> total, TileState<A> part, A slope, Index dim, Index rows) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
-    A fade[std::size_t{W}], weight[std::size_t{W}];
-    MergeFactors<A>::template run<Isa>(total, part, slope, +fade, +weight);
-    for (int r = 0; r < Rows; ++r) {
+    A rescale[std::size_t{W}], weight[std::size_t{W}];
+    MergeFactors<A>::template run<Isa>(total, part, slope, +rescale, +weight);
+    for (Index r = 0; r < rows; ++r) {
       V f, w;
-      broadcast(f, fade[r]);
+      broadcast(f, rescale[r]);
       broadcast(w, weight[r]);
       A* const out = total.out + r * std::ptrdiff_t{dim};
       const A* const more = part.out + r * std::ptrdiff_t{dim};
@@ -223,7 +260,7 @@ template <class A, int Rows> struct FewMergeBody {
         V sum, x;
         load(sum, out + d);
         load(x, more + d);
-        add_faded(sum, f, x, w);
+        add_rescaled(sum, f, x, w);
         store(out + d, sum);
       }
     }
@@ -257,12 +294,12 @@ template <class T> struct TileKernels {
   Index lanes;              ///< queries of a tile
   Index rows;               ///< keys computed together: the grain at which hidden keys are skipped
   ProductKernel<T> scores;  ///< s (n, lanes) = keys (n, dim) · q (dim, lanes)
-  void (*softmax)(T* s, Index n, T slope, T* max, T* sum, T* fade);
-  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
-                 Index dim, T* out, NextRows<T> next);
-  void (*guarded_values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible, const T* fade,
-                         Index dim, T* out, NextRows<T> next);
-  void (*merge)(TileState<T> total, TileState<T> part, T slope, Index dim);
+  void (*softmax)(T* s, Index n, T slope, T* max, T* sum, T* rescale);
+  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* rescale, Index dim, T* out,
+                 NextRows<T> next);
+  void (*guarded_values)(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
+                         const T* rescale, Index dim, T* out, Index lanes);
+  void (*merge)(TileState<T> total, TileState<T> part, T slope, Index dim, Index lanes);
   void (*non_finite)(const T* x, std::ptrdiff_t n, T* sum);
   Index width;  ///< lanes of a register
 };
@@ -272,9 +309,9 @@ template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> ma
           Rows,
           &Isa::template run<ProductBody<T, Rows, Vectors>>,
           &Isa::template run<SoftmaxBody<T, Vectors>>,
-          &Isa::template run<ValuesBody<T, Rows, Vectors, false>>,
-          &Isa::template run<ValuesBody<T, Rows, Vectors, true>>,
-          &Isa::template run<MergeBody<T, Vectors>>,
+          &Isa::template run<ValuesBody<T, Rows, Vectors>>,
+          &Isa::template run<GuardedValuesBody<T>>,
+          &Isa::template run<MergeBody<T>>,
           &Isa::template run<NonFiniteBody<T>>,
           Vector<T, Isa>::width};
 }
@@ -294,6 +331,7 @@ template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
     constexpr Index width = Vector<T, Isa>::width;
     // Accumulators, a row of queries and a broadcast value fill the registers.
     constexpr int rows = Isa::registers == 32 ? 8 : 4;
+    if constexpr (Isa::minimal) return make_tile_kernels<T, Isa, rows, 2>();
     constexpr int widest = Isa::level == IsaLevel::baseline ? 2 : 3;
     if (queries <= width) return make_tile_kernels<T, Isa, 8, 1>();
     if (queries <= 2 * width) return make_tile_kernels<T, Isa, rows, 2>();
@@ -301,4 +339,4 @@ template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
   });
 }
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -11,17 +11,18 @@
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/positional.hpp"
 #include "../../policy/score.hpp"
+#include "../backend.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
 
 /// Masks and scores on a tile of logits (keys, lanes) with queries in lanes: what every machine with such a tile
-/// shares.
-namespace mha::inline v0::detail::simd {
+/// shares. A policy is known to its own kernels alone; all other code is compiled once for all policies.
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// Rows of one register of logits, each of a query and a key of its own: element i of row r is the pair
 /// (q[i] + r·q_step, k[i] + r·k_step) of head h of sequence b, at s + r·stride + i.
-template <class A, class P> struct LogitPatch {
-  const P* policy;
+template <class A> struct LogitPatch {
+  const void* policy;
   A* s;
   std::ptrdiff_t stride;
   Index rows, b, h;
@@ -33,35 +34,40 @@ template <class A, class P> struct LogitPatch {
 
 // Queries in lanes and keys in lanes go through the same instructions, so that a pair's bits do not depend on which it
 // was: in two loops the compiler would hoist, and fuse, different parts of the user's expression. Policies are copied
-// and logits go through arrays of the body's own, because what may alias keeps a loop scalar.
+// and logits go through arrays of the body's own, because what may alias keeps a loop scalar. The bodies are not marked
+// to be inlined always, as others are: the compilers would then leave a long policy out of line, where it is scalar.
 
 /// A copy, unless copying may cost something.
 template <class P> using LocalPolicy = std::conditional_t<std::is_trivially_copyable_v<P>, const P, const P&>;
 
 /// s ← score(scale · s).
-template <class A> struct ScoreBody {
-  template <class Isa, class S> MHA_ALWAYS_INLINE static void run(LogitPatch<A, S> p) {
+template <class A, class S> struct ScoreBody {
+  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
     constexpr int W = Vector<A, Isa>::width;
-    LocalPolicy<S> score = *p.policy;
+    LocalPolicy<S> score = *static_cast<const S*>(p.policy);
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
-      A dots[std::size_t{W}], logits[std::size_t{W}];
-      for (int i = 0; i < W; ++i) dots[i] = s[i];
+      alignas(64) A dots[std::size_t{W}];
+      alignas(64) A logits[std::size_t{W}];
+      vector_t<A, Isa> x;
+      load(x, s);
+      store(+dots, x);
       for (int i = 0; i < W; ++i)
         logits[i] = static_cast<A>(score(A(p.scale * dots[i]), p.b, p.h, p.q[i] + q, p.k[i] + k));
-      for (int i = 0; i < W; ++i) s[i] = logits[i];
+      load(x, +logits);
+      store(s, x);
     }
   }
 };
 
 /// s ← −∞ where the mask says hidden.
-template <class A> struct HideBody {
-  template <class Isa, class M> MHA_ALWAYS_INLINE static void run(LogitPatch<A, M> p) {
+template <class A, class M> struct HideBody {
+  template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
     using Flag = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
     constexpr int W = Vector<A, Isa>::width;
     constexpr A hidden = -std::numeric_limits<A>::infinity();
-    LocalPolicy<M> mask = *p.policy;
+    LocalPolicy<M> mask = *static_cast<const M*>(p.policy);
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
@@ -72,106 +78,50 @@ template <class A> struct HideBody {
   }
 };
 
-template <class A, class P> using PolicyKernel = void (*)(LogitPatch<A, P>);
-
 /// Keys [begin, end) and what the mask says of them for all queries of a tile.
 struct KeyRange {
   Index begin, end;
   TileVisibility seen;
 };
 
-/// The mask and the score of one head for queries [q_begin, q_begin + count), the columns of a tile.
-///
-/// Numerics  a pair's result depends on the pair alone, not on the tile or on the lane it is in
-template <class A, class M, class S> class TilePolicies {
-  using HeadScore = decltype(at_head(std::declval<const S&>(), Index{}, Index{}));
-  static constexpr A hidden = -std::numeric_limits<A>::infinity();
+/// Queries [begin, begin + count) of head h of sequence b: the columns of a tile.
+struct TileQueries {
+  Index b, h, begin, count;
+};
+
+/// The kernel of a policy at the level in use, and how a tile is cut into registers for it.
+template <class A> class PolicyKernel {
   static constexpr Index widest = 64 / sizeof(A);
 
  public:
-  static constexpr bool has_score = !std::is_same_v<S, NoScore>;
-
-  TilePolicies(IsaLevel level, const M& mask, const S& score, Index b, Index h, Index q_begin, Index count)
-      : mask_(mask), score_(at_head(score, b, h)), b_(b), h_(h), q_begin_(q_begin), count_(count) {
-    with_isa(level, [&](auto isa) {
+  PolicyKernel() = default;
+  template <class Body> static PolicyKernel of(IsaLevel level) {
+    return with_isa(level, [](auto isa) {
       using Isa = decltype(isa);
-      width_ = Vector<A, Isa>::width;
-      score_kernel_ = &Isa::template run<ScoreBody<A>, LogitPatch<A, HeadScore>>;
-      hide_kernel_ = &Isa::template run<HideBody<A>, LogitPatch<A, M>>;
-      return 0;
+      PolicyKernel kernel;
+      kernel.run_ = &Isa::template run<Body, LogitPatch<A>>;
+      kernel.width_ = Vector<A, Isa>::width;
+      return kernel;
     });
   }
 
-  /// What the mask says of keys [begin, end).
-  TileVisibility visibility(Index begin, Index end) const {
-    return tile(mask_, b_, h_, q_begin_, q_begin_ + count_, begin, end);
-  }
+  bool exists() const { return run_ != nullptr; }
+  Index width() const { return width_; }
 
-  /// Keys [begin, end) without those that no query sees at either side, in steps of `grain`.
-  KeyRange visible(Index begin, Index end, Index grain) const {
-    const TileVisibility seen = visibility(begin, end);
-    if (seen == TileVisibility::partial) {
-      while (begin + grain < end && visibility(begin, begin + grain) == TileVisibility::none) begin += grain;
-      while (end - grain > begin && visibility(end - grain, end) == TileVisibility::none) end -= grain;
-    }
-    return {begin, end, seen};
-  }
-
-  // The logit of the tile's key k and query i lies at s[k·lanes + i·apart]: queries are in lanes, or keys where lanes
-  // is 1.
-
-  /// s ← score(scale · s) for keys [begin, end).
-  void score(A* s, Index lanes, A scale, Index begin, Index end, Index apart = 1) const {
-    const Index whole = whole_registers(apart);
-    for (Index i = 0; i < whole; i += width_)
-      columns(score_kernel_, score_, s + i, lanes, scale, q_begin_ + i, begin, end);
-    for (Index i = whole; i < count_; ++i)
-      one_column(score_kernel_, score_, s + std::ptrdiff_t{i} * apart, lanes, scale, q_begin_ + i, begin, end);
-  }
-
-  /// s ← −∞ where the mask hides a pair of `keys`, asked `grain` keys at a time.
-  void hide(A* s, Index lanes, const KeyRange& keys, Index grain, Index apart = 1) const {
-    if (keys.seen == TileVisibility::full) return;
-    const Index whole = whole_registers(apart);
-    for (Index begin = keys.begin; whole > 0 && begin < keys.end; begin += grain) {
-      const Index end = std::min(begin + grain, keys.end);
-      if (visibility(begin, end) == TileVisibility::full) continue;
-      A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
-      for (Index i = 0; i < whole; i += width_) hide_columns(rows + i, lanes, i, width_, begin, end);
-    }
-    for (Index i = whole; i < count_; ++i)
-      hide_columns(s + std::ptrdiff_t{i} * apart, lanes, i, 1, keys.begin, keys.end);
-  }
-
- private:
   /// Queries that fill registers of lanes.
-  Index whole_registers(Index apart) const { return apart == 1 ? count_ / width_ * width_ : 0; }
+  Index whole_registers(Index count, Index apart) const { return apart == 1 ? count / width_ * width_ : 0; }
 
-  /// Queries [i, i + n) of the tile, one or a register of them, whose first column is s.
-  void hide_columns(A* s, Index lanes, Index i, Index n, Index begin, Index end) const {
-    const Index q = q_begin_ + i;
-    const TileVisibility seen = tile(mask_, b_, h_, q, q + n, begin, end);
-    if (seen == TileVisibility::none)
-      for (Index k = 0; k < end - begin; ++k) std::fill_n(s + std::ptrdiff_t{k} * lanes, n, hidden);
-    else if (seen == TileVisibility::partial && n == 1)
-      one_column(hide_kernel_, mask_, s, lanes, A(0), q, begin, end);
-    else if (seen == TileVisibility::partial)
-      columns(hide_kernel_, mask_, s, lanes, A(0), q, begin, end);
-  }
-
-  /// A register of queries from q on, against each key.
-  template <class P>
-  void columns(PolicyKernel<A, P> kernel, const P& policy, A* s, Index lanes, A scale, Index q, Index begin,
+  /// A register of queries from q on, against each of keys [begin, end).
+  void columns(const void* policy, const TileQueries& of, A* s, Index lanes, A scale, Index q, Index begin,
                Index end) const {
     Index queries[std::size_t{widest}], keys[std::size_t{widest}];
     for (Index i = 0; i < width_; ++i) queries[i] = q + i;
     std::fill_n(keys, width_, begin);
-    kernel({&policy, s, lanes, end - begin, b_, h_, queries, keys, 0, 1, scale});
+    run_({policy, s, lanes, end - begin, of.b, of.h, queries, keys, 0, 1, scale});
   }
 
   /// One query against a register of keys at a time: for the few queries that do not fill one.
-  template <class P>
-  void one_column(PolicyKernel<A, P> kernel, const P& policy, A* s, Index lanes, A scale, Index q, Index begin,
+  void one_column(const void* policy, const TileQueries& of, A* s, Index lanes, A scale, Index q, Index begin,
                   Index end) const {
     constexpr Index chunk = 8 * widest;
     A row[std::size_t{chunk}];
@@ -182,89 +132,156 @@ template <class A, class M, class S> class TilePolicies {
       A* const column = s + std::ptrdiff_t{first - begin} * lanes;
       for (Index k = 0; k < n; ++k) row[k] = column[std::ptrdiff_t{k} * lanes];
       for (Index i = 0; i < width_; ++i) keys[i] = first + i;
-      kernel({&policy, row, width_, whole, b_, h_, queries, keys, 0, width_, scale});
+      run_({policy, row, width_, whole, of.b, of.h, queries, keys, 0, width_, scale});
       if (whole * width_ <
           n) {  // the last register repeats the last key: a policy is asked for no pair beyond the call
         for (Index i = n; i < (whole + 1) * width_; ++i) row[i] = row[n - 1];
         for (Index i = 0; i < width_; ++i) keys[i] = std::min(first + whole * width_ + i, end - 1);
-        kernel({&policy, row + whole * width_, width_, 1, b_, h_, queries, keys, 0, 0, scale});
+        run_({policy, row + whole * width_, width_, 1, of.b, of.h, queries, keys, 0, 0, scale});
       }
       for (Index k = 0; k < n; ++k) column[std::ptrdiff_t{k} * lanes] = row[k];
     }
   }
 
-  const M& mask_;  // the call's
-  HeadScore score_;
-  Index b_, h_, q_begin_, count_, width_ = 1;
-  PolicyKernel<A, HeadScore> score_kernel_ = nullptr;
-  PolicyKernel<A, M> hide_kernel_ = nullptr;
+ private:
+  void (*run_)(LogitPatch<A>) = nullptr;
+  Index width_ = 1;
 };
 
-/// Queries [begin, begin + count) of head h of sequence b: the columns of a tile.
-struct TileQueries {
-  Index b, h, begin, count;
-};
+// In a tile the logit of key k and query i lies at s[k·lanes + i·apart]: queries are in lanes, or keys where lanes
+// is 1. A pair's result depends on the pair alone, not on the tile or on the lane it is in.
 
 /// A mask that outlives this, without its type: a kernel that asks through it is compiled once for all masks.
 template <class A> class AnyMask {
  public:
-  template <class M>
-  AnyMask(const M& mask, IsaLevel level) : mask_(&mask), level_(level), visible_(visible_of<M>), hide_(hide_of<M>) {}
-
-  /// TilePolicies::visible and hide of these queries.
-  KeyRange visible(const TileQueries& queries, Index begin, Index end, Index grain) const {
-    return visible_(*this, queries, begin, end, grain);
+  template <class M> AnyMask(const M& mask, IsaLevel level) : mask_(&mask), tile_(tile_of<M>) {
+    if constexpr (!std::is_same_v<M, Full>) hide_ = PolicyKernel<A>::template of<HideBody<A, M>>(level);
   }
-  void hide(const TileQueries& queries, A* s, Index lanes, const KeyRange& keys, Index grain, Index apart = 1) const {
-    hide_(*this, queries, s, lanes, keys, grain, apart);
+
+  /// What the mask says of keys [begin, end).
+  TileVisibility visibility(const TileQueries& of, Index begin, Index end) const {
+    return tile_(mask_, of, begin, end);
+  }
+
+  /// Keys [begin, end) without those that no query sees at either side, in steps of `grain`.
+  KeyRange visible(const TileQueries& of, Index begin, Index end, Index grain) const {
+    const TileVisibility seen = visibility(of, begin, end);
+    if (seen == TileVisibility::partial) {
+      while (begin + grain < end && visibility(of, begin, begin + grain) == TileVisibility::none) begin += grain;
+      while (end - grain > begin && visibility(of, end - grain, end) == TileVisibility::none) end -= grain;
+    }
+    return {begin, end, seen};
+  }
+
+  /// s ← −∞ where the mask hides a pair of `keys`, asked `grain` keys at a time.
+  void hide(const TileQueries& of, A* s, Index lanes, const KeyRange& keys, Index grain, Index apart = 1) const {
+    if (keys.seen == TileVisibility::full) return;
+    const Index whole = hide_.whole_registers(of.count, apart);
+    for (Index begin = keys.begin; whole > 0 && begin < keys.end; begin += grain) {
+      const Index end = std::min(begin + grain, keys.end);
+      if (visibility(of, begin, end) == TileVisibility::full) continue;
+      A* const rows = s + std::ptrdiff_t{begin - keys.begin} * lanes;
+      for (Index i = 0; i < whole; i += hide_.width())
+        hide_columns({of.b, of.h, of.begin + i, hide_.width()}, rows + i, lanes, begin, end);
+    }
+    for (Index i = whole; i < of.count; ++i)
+      hide_columns({of.b, of.h, of.begin + i, 1}, s + std::ptrdiff_t{i} * apart, lanes, keys.begin, keys.end);
   }
 
  private:
-  template <class M> TilePolicies<A, M, NoScore> of(const TileQueries& q) const {
-    return {level_, *static_cast<const M*>(mask_), NoScore{}, q.b, q.h, q.begin, q.count};
+  template <class M> static TileVisibility tile_of(const void* mask, const TileQueries& of, Index begin, Index end) {
+    return tile(*static_cast<const M*>(mask), of.b, of.h, of.begin, of.begin + of.count, begin, end);
   }
-  template <class M>
-  static KeyRange visible_of(const AnyMask& self, const TileQueries& queries, Index begin, Index end, Index grain) {
-    return self.of<M>(queries).visible(begin, end, grain);
-  }
-  template <class M>
-  static void hide_of(const AnyMask& self, const TileQueries& queries, A* s, Index lanes, const KeyRange& keys,
-                      Index grain, Index apart) {
-    self.of<M>(queries).hide(s, lanes, keys, grain, apart);
+
+  /// One query, or a register of them, whose first column is s.
+  void hide_columns(const TileQueries& of, A* s, Index lanes, Index begin, Index end) const {
+    const TileVisibility seen = visibility(of, begin, end);
+    if (seen == TileVisibility::none)
+      for (Index k = 0; k < end - begin; ++k)
+        std::fill_n(s + std::ptrdiff_t{k} * lanes, of.count, -std::numeric_limits<A>::infinity());
+    else if (seen == TileVisibility::partial && of.count == 1)
+      hide_.one_column(mask_, of, s, lanes, A(0), of.begin, begin, end);
+    else if (seen == TileVisibility::partial)
+      hide_.columns(mask_, of, s, lanes, A(0), of.begin, begin, end);
   }
 
   const void* mask_;
-  IsaLevel level_;
-  KeyRange (*visible_)(const AnyMask&, const TileQueries&, Index, Index, Index);
-  void (*hide_)(const AnyMask&, const TileQueries&, A*, Index, const KeyRange&, Index, Index);
+  TileVisibility (*tile_)(const void*, const TileQueries&, Index, Index);
+  PolicyKernel<A> hide_;
 };
 
 /// The same for a score.
 template <class A> class AnyScore {
  public:
-  template <class S>
-  AnyScore(const S& score, IsaLevel level)
-      : exists(!std::is_same_v<S, NoScore>), score_(&score), level_(level), apply_(apply_of<S>) {}
+  template <class S> AnyScore(const S& score, IsaLevel level) : exists(!std::is_same_v<S, NoScore>), score_(&score) {
+    if constexpr (!std::is_same_v<S, NoScore>) {
+      apply_ = apply_of<S>;
+      kernel_ = PolicyKernel<A>::template of<ScoreBody<A, HeadScore<S>>>(level);
+    }
+  }
 
   const bool exists;
 
-  /// TilePolicies::score of these queries.
-  void apply(const TileQueries& queries, A* s, Index lanes, A scale, Index begin, Index end, Index apart = 1) const {
-    apply_(*this, queries, s, lanes, scale, begin, end, apart);
+  /// s ← score(scale · s) for keys [begin, end).
+  void apply(const TileQueries& of, A* s, Index lanes, A scale, Index begin, Index end, Index apart = 1) const {
+    if (exists)
+      apply_(*this, of, s, lanes, scale, begin, end, apart);
+    else
+      multiply(of, s, lanes, scale, end - begin, apart);
   }
 
  private:
+  template <class S> using HeadScore = decltype(at_head(std::declval<const S&>(), Index{}, Index{}));
+
   template <class S>
-  static void apply_of(const AnyScore& self, const TileQueries& q, A* s, Index lanes, A scale, Index begin, Index end,
+  static void apply_of(const AnyScore& self, const TileQueries& of, A* s, Index lanes, A scale, Index begin, Index end,
                        Index apart) {
-    const Full full;
-    TilePolicies<A, Full, S>(self.level_, full, *static_cast<const S*>(self.score_), q.b, q.h, q.begin, q.count)
-        .score(s, lanes, scale, begin, end, apart);
+    const HeadScore<S> score = at_head(*static_cast<const S*>(self.score_), of.b, of.h);
+    self.apply_at_head(&score, of, s, lanes, scale, begin, end, apart);
+  }
+
+  void apply_at_head(const void* score, const TileQueries& of, A* s, Index lanes, A scale, Index begin, Index end,
+                     Index apart) const {
+    const Index whole = kernel_.whole_registers(of.count, apart);
+    for (Index i = 0; i < whole; i += kernel_.width())
+      kernel_.columns(score, of, s + i, lanes, scale, of.begin + i, begin, end);
+    for (Index i = whole; i < of.count; ++i)
+      kernel_.one_column(score, of, s + std::ptrdiff_t{i} * apart, lanes, scale, of.begin + i, begin, end);
+  }
+
+  /// s ← scale · s.
+  static void multiply(const TileQueries& of, A* s, Index lanes, A scale, Index keys, Index apart) {
+    using V = vector_t<A, Baseline>;
+    constexpr Index W = Vector<A, Baseline>::width;
+    const bool in_rows = lanes == 1;
+    const Index rows = in_rows ? of.count : keys, n = in_rows ? keys : of.count;
+    for (Index r = 0; r < rows; ++r, s += in_rows ? apart : lanes) {
+      Index i = 0;
+      for (; i + W <= n; i += W) {
+        V x;
+        load(x, s + i);
+        x = x * scale;
+        store(s + i, x);
+      }
+      for (; i < n; ++i) s[i] *= scale;
+    }
   }
 
   const void* score_;
-  IsaLevel level_;
-  void (*apply_)(const AnyScore&, const TileQueries&, A*, Index, A, Index, Index, Index);
+  void (*apply_)(const AnyScore&, const TileQueries&, A*, Index, A, Index, Index, Index) = nullptr;
+  PolicyKernel<A> kernel_;
 };
 
-}  // namespace mha::inline v0::detail::simd
+/// A call whose policies have lost their types.
+template <class T, class Source>
+using AnyCall = AttendCall<T, Source, AnyMask<Accumulator<T>>, AnyScore<Accumulator<T>>>;
+
+/// The same call, which must outlive it.
+template <class T, class Source, class M, class S>
+AnyCall<T, Source> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
+  return {call.q,           call.kv,    {call.mask, level}, {call.score, level}, call.out,
+          call.log_sum_exp, call.shape, call.kv_heads,      call.head_dim,       call.value_dim,
+          call.scale,       call.sink,  call.q_offsets,     call.k_offsets};
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -10,7 +10,7 @@
 #include "vector.hpp"
 #include "widen.hpp"
 
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 // A register is `lanes` blocks of 16 bytes, the reach of the cheap shuffles: a square is transposed block by block,
 // then the blocks change places.
@@ -206,4 +206,4 @@ template <class A, class T> struct UnpackBody {
   }
 };
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

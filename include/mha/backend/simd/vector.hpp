@@ -7,7 +7,7 @@
 
 #include "../../config.hpp"
 
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// Compiler vector types of one register. Values travel through references and plain operators: a vector passed by
 /// value between functions of different instruction sets has no agreed calling convention.
@@ -185,4 +185,4 @@ template <int... Places, class V> MHA_ALWAYS_INLINE void shuffle(V& to, const V&
 #endif
 }
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

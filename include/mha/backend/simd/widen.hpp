@@ -9,7 +9,7 @@
 #include "isa.hpp"
 #include "vector.hpp"
 
-namespace mha::inline v0::detail::simd {
+namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// W 16-bit words at any address, each in 32 bits.
 template <int W, class I> MHA_ALWAYS_INLINE void load_zero_extended(I& w, const void* from) {
@@ -71,6 +71,16 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
   }
 }
 
+/// The words of bfloat16 in 32 bits each. A NaN is found by its integer: g++ lowers a comparison lane by lane.
+template <class Isa>
+MHA_ALWAYS_INLINE void round_to_bfloat16(typename Vector<float, Isa>::int_type& words, const vector_t<float, Isa>& v) {
+  using I = typename Vector<float, Isa>::int_type;
+  typedef std::int32_t Signed __attribute__((vector_size(sizeof(I))));
+  const I w = (I)v, upper = w >> 16;
+  const I nan = (I)((Signed)(0x7f800000u - (w & 0x7fffffffu)) >> 31);
+  words = ((upper | 0x40u) & nan) | (((w + 0x7fffu + (upper & 1u)) >> 16) & ~nan);
+}
+
 /// One register of A into storage T, rounded as its conversion rounds.
 template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* to, const vector_t<A, Isa>& v) {
   if constexpr (std::is_same_v<A, T>) {
@@ -83,17 +93,31 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* 
       asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<Stored*>(to)) : "v"(v));
       return;
     } else if constexpr (std::is_same_v<A, float> && std::is_same_v<T, bfloat16> && sizeof(v) == 64) {
-      using I = typename Vector<float, Isa>::int_type;
       typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
-      const I w = (I)v, upper = w >> 16;
-      const I rounded = v != v ? upper | 0x40u : (w + 0x7fffu + (upper & 1u)) >> 16;
+      typename Vector<float, Isa>::int_type rounded;
+      round_to_bfloat16<Isa>(rounded, v);
       asm("vpmovdw %1, %0" : "=m"(*reinterpret_cast<Stored*>(to)) : "v"(rounded));
+      return;
+    } else if constexpr (std::is_same_v<A, float> && std::is_same_v<T, bfloat16> && sizeof(v) == 32) {
+      typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+      typename Vector<float, Isa>::int_type rounded;
+      round_to_bfloat16<Isa>(rounded, v);
+      Stored words;
+      asm("vextracti128 $1, %1, %0\n\tvpackusdw %0, %x1, %0" : "=&x"(words) : "x"(rounded));
+      *reinterpret_cast<Stored*>(to) = words;
       return;
     }
 #elif MHA_HALF_VECTORS
     if constexpr (std::is_same_v<A, float> && std::is_same_v<T, half> && has_half<Isa>) {
       typedef __fp16 Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
       *reinterpret_cast<Stored*>(to) = __builtin_convertvector(v, Stored);
+      return;
+    }
+    if constexpr (std::is_same_v<A, float> && std::is_same_v<T, bfloat16>) {
+      typedef std::uint16_t Stored __attribute__((vector_size(W * 2), aligned(2), may_alias));
+      typename Vector<float, Isa>::int_type rounded;
+      round_to_bfloat16<Isa>(rounded, v);
+      *reinterpret_cast<Stored*>(to) = __builtin_convertvector(rounded, Stored);
       return;
     }
 #endif
@@ -166,4 +190,4 @@ template <class A, class T> struct StoreRowBody {
   }
 };
 
-}  // namespace mha::inline v0::detail::simd
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -11,7 +11,7 @@
 /// Intel AMX, an instruction a function. The instructions are spelled in assembly, so that they compile without flags
 /// and say what they touch: the compilers' own wrappers understate the memory that tiles read and write. Ask unit.hpp
 /// first whether this machine has the unit and lets this process use it.
-namespace mha::inline v0::detail::systolic::amx {
+namespace mha::inline MHA_NAMESPACE::detail::systolic::amx {
 
 /// Rows of a tile, and bytes of a row.
 inline constexpr int tile_rows = 16, row_bytes = 64;
@@ -74,6 +74,6 @@ template <int C, int A, int B> MHA_ALWAYS_INLINE void multiply_add() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
-}  // namespace mha::inline v0::detail::systolic::amx
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic::amx
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "../../config.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// The shape of a matrix unit: one pass multiplies Rows × Depth activations by Depth × Columns weights that stay put.
 /// Work that fills less of it is padded with zeros and takes as long.
@@ -93,4 +93,4 @@ class ArrayMeter {
   ArrayUse from_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -13,15 +13,15 @@
 #include "query_tile.hpp"
 #include "tile_product.hpp"
 
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// The keys and values of a call, packed once per sequence and key/value head: all of them, or one head at a time in
 /// the same place, which a near cache then keeps.
 class PackedCall {
  public:
   /// Memory from `frame`, nothing packed yet.
-  template <class T, class Source, class M, class S>
-  PackedCall(const AttendCall<T, Source, M, S>& call, Workspace::Frame& frame, bool with_values, bool one_at_a_time)
+  template <class T, class Source>
+  PackedCall(const AnyCall<T, Source>& call, Workspace::Frame& frame, bool with_values, bool one_at_a_time)
       : heads_(call.kv_heads), head_dim_(call.head_dim), value_dim_(with_values ? call.value_dim : 0) {
     std::size_t rows = KvTiles::padded(call.shape.keys);
     if (!one_at_a_time) {
@@ -67,10 +67,10 @@ inline constexpr std::size_t near_bytes = 1u << 20;
 
 /// f(tiles of queries that go through the keys together, how many) for all of them, the heaviest first, shared among
 /// the executor's workers.
-template <bool WithValues, class T, class Source, class M, class S, class Threads, class F>
-void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Workspace& workspace,
+template <bool WithValues, class T, class Source, class Threads, class F>
+void for_each_group(const AnyCall<T, Source>& call, const Kernels& kernels, Workspace& workspace,
                     const Threads& threads, F&& f) {
-  using Tile = QueryTile<T, Source, M, S>;
+  using Tile = QueryTile<T, Source>;
   constexpr Index most_together = 8;
   const Index lanes = kernels.product.lanes, value_dim = WithValues ? call.value_dim : 0;
   const std::int64_t pairs = std::int64_t{call.shape.batch} * call.shape.heads;
@@ -83,11 +83,11 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
   // Workers share out groups: small ones, so that none is idle at the end.
   const Index at_most = workers == 1 ? most_together : most_together / 2;
   const Index together = bytes >= near_bytes ? at_most : 1, group = together * lanes;
-  const Index groups = (call.shape.queries + group - 1) / group;
-  const Index chunks = (call.shape.keys + value_block - 1) / value_block;
+  const Index groups = blocks_of(call.shape.queries, group);
+  const Index chunks = blocks_of(call.shape.keys, value_block);
   const std::int64_t tasks = pairs * groups, packs = std::int64_t{call.shape.batch} * call.kv_heads * chunks;
   require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
-          " tiles, the most is ", std::numeric_limits<Index>::max());
+          " tiles, the limit is ", std::numeric_limits<Index>::max());
   if (tasks == 0) return;
 
   auto frame = workspace.frame();
@@ -114,7 +114,7 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
     }
   };
   const auto run = [&](Index b, Index h, Index first, Index worker, Index to_next) {
-    const Index count = std::min(together, (call.queries(b) - first + lanes - 1) / lanes);
+    const Index count = std::min(together, blocks_of(call.queries(b) - first, lanes));
     if (count <= 0) return;  // a short sequence of a ragged batch
     const KvTiles kv = packed.at(b, call.kv_head(h));
     std::optional<Tile> tiles[most_together];
@@ -152,14 +152,13 @@ void for_each_group(const AttendCall<T, Source, M, S>& call, const Kernels& kern
 /// Numerics  against exact attention over the rounded q, k, v, with w the exact weights and r the exact result,
 ///             |out − r| ≤ (ε·(Σ w |v| + |r|) + Lk·2⁻²³·Σ w |v|) / (1 − ε) + the rounding to T,
 ///             ε = 2⁻⁷ + 10⁻⁴ + 2η,  η = (D + 8)·2⁻²⁴·max scale·Σ|q||k|:
-///           a weight is within 0.73 % < 2⁻⁷ of its power of two, to either side; a fade and the logit's own error
+///           a weight is within 0.73 % < 2⁻⁷ of its power of two, to either side; a rescale and the logit's own error
 ///           change it by 10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The
 ///           log-sum-exp is that of these weights: within ε / (1 − ε) of the exact one. Before the division the weights
 ///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
-template <class T, class Source, class M, class S, class Threads>
-void attend(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Workspace& workspace,
-            const Threads& threads) {
+template <class T, class Source, class Threads>
+void attend(const AnyCall<T, Source>& call, const Kernels& kernels, Workspace& workspace, const Threads& threads) {
   for_each_group<true>(call, kernels, workspace, threads, [](auto* tiles, Index count) {
     for (Index k = 0; k < tiles[0]->keys(); k += value_block)
       for (Index i = 0; i < count; ++i) tiles[i]->attend(k);
@@ -168,12 +167,12 @@ void attend(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, Wor
 }
 
 /// The softmax itself, (B, Hq, Lq, Lk).
-template <class T, class Source, class M, class S, class Threads>
-void weights(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, const TensorView<float, 4>& to,
+template <class T, class Source, class Threads>
+void weights(const AnyCall<T, Source>& call, const Kernels& kernels, const TensorView<float, 4>& to,
              Workspace& workspace, const Threads& threads) {
   for_each_group<false>(call, kernels, workspace, threads, [&](auto* tiles, Index count) {
     for (Index i = 0; i < count; ++i) tiles[i]->weights(to);
   });
 }
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

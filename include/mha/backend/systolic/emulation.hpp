@@ -8,7 +8,7 @@
 #include "array.hpp"
 #include "unit.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// The order in which a unit adds the products of one element of c, from which its bits follow.
 ///
@@ -121,4 +121,4 @@ template <class Array> class EmulatedArray {
   ArrayUse use_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

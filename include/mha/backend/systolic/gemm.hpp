@@ -20,7 +20,7 @@
 #include "tile_product.hpp"
 #include "tiles.hpp"
 
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// A bfloat16 is its own first part: its products need no others.
 template <class T, class Precision>
@@ -178,7 +178,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
             for (Index i = 0; i < rows; i += block_side)
               unit_.multiply({activations(part.a, i_begin - first_ + i, k), tile_size,
                               weight_pairs(w, part.b, j_begin + j, k), block(sums, i, j),
-                              std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add, 2 * tile_size});
+                              std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add, 2 * tile_size,
+                              tile_depth, std::min(block_side, rows - i)});
     }
     for (Index j = 0; j < columns; j += block_side)
       for (Index i = 0; i < rows; i += block_side)
@@ -244,4 +245,4 @@ void gemm(const PackedGemmCall<T, PackedWeights<T, Precision>>& call, Workspace&
                              call.c, workspace, threads);
 }
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

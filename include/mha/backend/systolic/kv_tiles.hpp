@@ -10,7 +10,7 @@
 #include "tile_rows.hpp"
 #include "tiles.hpp"
 
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// Keys whose values lie together, and whose weights are multiplied in one go.
 inline constexpr Index value_block = 256;
@@ -134,4 +134,4 @@ void pack_values(const Source& source, Index b, Index g, Index begin, Index n, I
   to.non_finite[begin / key_block] = non_finite;
 }
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

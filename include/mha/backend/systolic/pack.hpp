@@ -19,14 +19,14 @@
 ///   weights       [N / 32][K / 32][2][16 pairs of k][16 columns][2]
 ///
 /// A panel of either is two tiles wide, as wide as a product is, and streams through memory as K goes on.
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// Rows and columns of a product's sums: two tiles each way, so that each operand tile loaded is multiplied twice.
 inline constexpr Index block_side = 2 * tile_side;
 
-constexpr Index depth_tiles(Index k) { return (k + tile_depth - 1) / tile_depth; }
-constexpr Index strips(Index rows) { return (rows + tile_side - 1) / tile_side; }
-constexpr Index panels(Index extent) { return (extent + block_side - 1) / block_side; }
+constexpr Index depth_tiles(Index k) { return blocks_of(k, tile_depth); }
+constexpr Index strips(Index rows) { return blocks_of(rows, tile_side); }
+constexpr Index panels(Index extent) { return blocks_of(extent, block_side); }
 /// bfloat16 numbers of a panel, and of a part of a whole operand.
 constexpr std::size_t panel_size(Index k) {
   return 2 * static_cast<std::size_t>(depth_tiles(k)) * std::size_t{tile_size};
@@ -168,4 +168,4 @@ void pack_panel(const TensorView<const T, 2>& b, Index panel, bfloat16* to, std:
                  [&](auto isa) { isa.template run<PackPanel<Parts, T>>(&b, panel * block_side, to, part_size); });
 }
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

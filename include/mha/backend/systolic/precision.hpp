@@ -8,7 +8,7 @@
 ///
 /// Numerics  relative error of one operand: 2⁻⁹ with one part, 2⁻¹⁷ or less with two, 2⁻²⁵ or less with three.
 ///           With more than one part an infinite operand gives NaN (∞ · 0), and so does one that rounds to infinity
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Part `a` of the activations times part `b` of the weights.
 struct PartProduct {
@@ -36,4 +36,4 @@ struct HighestPrecision {
   static constexpr PartProduct products[] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

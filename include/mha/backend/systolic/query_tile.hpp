@@ -19,7 +19,7 @@
 #include "tile_rows.hpp"
 #include "tiles.hpp"
 
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// What a call computes with: the matrix unit, and the vector code beside it.
 struct Kernels {
@@ -72,19 +72,22 @@ struct TileState {
   }
 };
 
+using simd::any_call;
+using simd::AnyCall;
+
 /// One tile of queries of one head, against the keys block by block.
 ///
 /// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
 ///           O += Vᵀ P on the array, up to four blocks at once.  Finally O / l.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes and an anchor for the maximum
-template <class T, class Source, class M, class S> class QueryTile {
+template <class T, class Source> class QueryTile {
   static constexpr float hidden = -std::numeric_limits<float>::infinity();
   static constexpr float log2e = std::numbers::log2e_v<float>;
   static constexpr float ln2 = std::numbers::ln2_v<float>;
 
  public:
-  QueryTile(const AttendCall<T, Source, M, S>& call, const Kernels& kernels, const KvTiles& kv,
-            const BlockScratch& scratch, const TileState& state, Index b, Index h, Index first, Index to_next = 0)
+  QueryTile(const AnyCall<T, Source>& call, const Kernels& kernels, const KvTiles& kv, const BlockScratch& scratch,
+            const TileState& state, Index b, Index h, Index first, Index to_next = 0)
       : call_(call),
         kernels_(kernels),
         kv_(kv),
@@ -96,8 +99,8 @@ template <class T, class Source, class M, class S> class QueryTile {
         to_next_(to_next),
         count_(std::min(kernels.product.lanes, call.queries(b) - first)),
         keys_(call.keys(b)),
-        policies_(kernels.level, call.mask, call.score, b, h, call.position(b, first), count_),
-        logits_are_dots_(!simd::TilePolicies<float, M, S>::has_score && call.scale > 0.f && call.scale <= 1.f) {
+        queries_{b, h, call.position(b, first), count_},
+        logits_are_dots_(!call.score.exists && call.scale > 0.f && call.scale <= 1.f) {
     state_.rows.slope = logits_are_dots_ ? call.scale * log2e : log2e;
     std::fill_n(state_.rows.anchor, lanes(), hidden);
     std::fill_n(state_.rows.offset, lanes(), 0.f);
@@ -111,11 +114,11 @@ template <class T, class Source, class M, class S> class QueryTile {
   /// Keys [begin, begin + 256): the values of one block.
   void attend(Index begin) {
     const Index end = std::min(begin + value_block, keys_);
-    if (policies_.visibility(begin, end) == TileVisibility::none) return;
+    if (call_.mask.visibility(queries_, begin, end) == TileVisibility::none) return;
     Index pending = begin;  // weights of [pending, k) wait in p for their values
     for (Index k = begin; k < end; k += key_block) {
       const Index stop = std::min(k + key_block, end);
-      const auto seen = policies_.visible(k, stop, tile_depth);
+      const auto seen = call_.mask.visible(queries_, k, stop, tile_depth);
       if (seen.seen == TileVisibility::none) {
         add_values(pending, k);
         pending = k + key_block;
@@ -152,7 +155,7 @@ template <class T, class Source, class M, class S> class QueryTile {
     const auto each_block = [&](auto&& f) {
       for (Index k = 0; k < keys_; k += key_block) {
         const Index end = std::min(k + key_block, keys_);
-        const TileVisibility seen = policies_.visibility(k, end);
+        const TileVisibility seen = call_.mask.visibility(queries_, k, end);
         if (seen == TileVisibility::none) continue;
         logits(k, {k, end, seen}, round_up(end, tile_depth));
         f(k, end);
@@ -247,8 +250,8 @@ template <class T, class Source, class M, class S> class QueryTile {
     kernels_.product.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side,
                                kv_.depth_steps(), false, tile_depth, rows.stride});
     count_logits(keys.end - begin);
-    if (!logits_are_dots_) policies_.score(at_.s, lanes(), call_.scale, begin, keys.end);
-    policies_.hide(at_.s, lanes(), keys, tile_depth);
+    if (!logits_are_dots_) call_.score.apply(queries_, at_.s, lanes(), call_.scale, begin, keys.end);
+    call_.mask.hide(queries_, at_.s, lanes(), keys, tile_depth);
     std::fill_n(at_.s + std::ptrdiff_t{keys.end - begin} * lanes(), std::ptrdiff_t{to - keys.end} * lanes(), hidden);
   }
 
@@ -273,10 +276,10 @@ template <class T, class Source, class M, class S> class QueryTile {
   void raise(Index begin, Index to, Index& pending, bool over) {
     SoftmaxRows& rows = state_.rows;
     kernels_.softmax.raise(at_.s, to - begin, &rows, over);
-    if (!rows.any_fade) return;
+    if (!rows.any_rescale) return;
     add_values(pending, begin);
     pending = begin;
-    if (added_) kernels_.softmax.fade(state_.out, value_rows(), rows.fade, lanes());
+    if (added_) kernels_.softmax.rescale(state_.out, value_rows(), rows.rescale, lanes());
   }
 
   std::uint32_t* weights_at(Index k) const {
@@ -366,7 +369,7 @@ template <class T, class Source, class M, class S> class QueryTile {
 
   void normalise() const {
     if (!added_) std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
-    float* const factor = state_.rows.fade;
+    float* const factor = state_.rows.rescale;
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : 1.f / denominator(i);
     for (Index i = 0; i < count_; i += tile_side)
       for (Index d = 0; d < call_.value_dim; d += stored_at_once) {
@@ -383,13 +386,13 @@ template <class T, class Source, class M, class S> class QueryTile {
     kernels_.product.stay_awake();
   }
 
-  const AttendCall<T, Source, M, S>& call_;
+  const AnyCall<T, Source>& call_;
   const Kernels& kernels_;
   const KvTiles& kv_;
   const BlockScratch& at_;
   TileState state_;
   const Index b_, h_, first_, to_next_, count_, keys_;
-  const simd::TilePolicies<float, M, S> policies_;
+  const simd::TileQueries queries_;
   const bool logits_are_dots_;
   const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet
@@ -397,4 +400,4 @@ template <class T, class Source, class M, class S> class QueryTile {
   ArrayUse use_;
 };
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

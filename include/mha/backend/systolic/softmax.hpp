@@ -20,7 +20,7 @@
 /// which it sees a key, later raised to the largest logit of a block whose weights sum to more than `largest_block_sum`
 /// or to NaN. The decision is each row's own, from its own logits in an absolute block of keys, so that its bits depend
 /// on nothing else; where no row's anchor moves, there is no maximum to take and nothing to rescale.
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 inline constexpr float largest_block_sum = 65536.f;
 
@@ -43,12 +43,12 @@ struct SoftmaxRows {
   float* offset;     ///< anchor · slope rounded to whole steps, 0 before the first
   float* sum;        ///< of weights
   float* block_sum;  ///< of weights of the last block
-  float* fade;       ///< what contributions from before the last raise() are multiplied by
+  float* rescale;    ///< what contributions from before the last raise() are multiplied by
   Index lanes;
   float slope;  ///< from logits to powers of two
   Ahead ahead = {};
   /// Of all rows together.
-  bool any_unseen = true, any_far = false, any_over = false, any_fade = false;
+  bool any_unseen = true, any_far = false, any_over = false, any_rescale = false;
 };
 
 // g++ 12 takes comparisons of the widest registers apart, lane by lane, where it joins two or keeps one: here each
@@ -70,7 +70,7 @@ struct RaiseBody {
     constexpr float whole_steps = 0x1.8p16f;  // a float of this size has no fractions of a step
     const V zero{}, one = zero + 1.f;
     const I no{}, yes = no + 1u;
-    I unseen{}, far{}, fades{};
+    I unseen{}, far{}, rescales{};
     for (Index lane = 0; lane < rows->lanes; lane += W) {
       V before, offset, sum, block_sum;
       simd::load(before, rows->anchor + lane);
@@ -100,21 +100,21 @@ struct RaiseBody {
       V rounded = exact + whole_steps;
       simd::round_here(rounded);
       const V moved = is_far ? exact : rounded - whole_steps;
-      V fade = (is_far | was_far) ? (before - anchor) * rows->slope : offset - moved;
-      simd::exp2_coarse_in_place<Isa>(fade);
+      V rescale = (is_far | was_far) ? (before - anchor) * rows->slope : offset - moved;
+      simd::exp2_coarse_in_place<Isa>(rescale);
       const V stays = before == hidden ? anchor : before;
-      fade = anchor == stays ? one : fade;
+      rescale = anchor == stays ? one : rescale;
       simd::store(rows->anchor + lane, anchor);
       simd::store(rows->offset + lane, moved);
-      simd::store(rows->sum + lane, sum * fade);
-      simd::store(rows->fade + lane, fade);
+      simd::store(rows->sum + lane, sum * rescale);
+      simd::store(rows->rescale + lane, rescale);
       unseen |= anchor == hidden ? yes : no;
       far |= is_far;
-      fades |= fade == one ? no : yes;
+      rescales |= rescale == one ? no : yes;
     }
     rows->any_unseen = any(unseen);
     rows->any_far = any(far);
-    rows->any_fade = any(fades);
+    rows->any_rescale = any(rescales);
   }
 
   template <class I> MHA_ALWAYS_INLINE static bool any(const I& flags) {
@@ -260,24 +260,24 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
   }
 };
 
-/// o (n, lanes) ← o · fade, results below the normal range as 0: a unit that takes them for 0 may or may not come by.
-/// Rows whose fade is 1 keep theirs: they would not be here if no other row faded.
-struct FadeBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(float* o, Index n, const float* fade, Index lanes) {
+/// o (n, lanes) ← o · rescale, results below the normal range as 0: a unit that takes them for 0 may or may not come
+/// by. Rows whose rescale is 1 keep theirs: they would not be here if no other row were rescaled.
+struct RescaleBody {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(float* o, Index n, const float* rescale, Index lanes) {
     using V = simd::vector_t<float, Isa>;
     using I = typename simd::Vector<float, Isa>::int_type;
     constexpr int W = simd::Vector<float, Isa>::width;
     for (Index lane = 0; lane < lanes; lane += W) {
       V f;
-      simd::load(f, fade + lane);
-      // What would fade below the range is 0 before, too: to compute such a number takes a processor very long.
+      simd::load(f, rescale + lane);
+      // What would be rescaled to below the range is 0 before, too: such a number takes a processor very long.
       const V zero{}, smallest = f == 1.f ? zero : zero + 0x1p-126f, least = smallest / f;
       for (Index row = 0; row < n; ++row) {
         float* const at = o + std::ptrdiff_t{row} * lanes + lane;
         V x;
         simd::load(x, at);
-        const V faded = ((V)((I)x & 0x7fffffffu) < least ? zero : x) * f;
-        simd::store(at, (V)((I)faded & 0x7fffffffu) < smallest ? zero : faded);
+        const V rescaled = ((V)((I)x & 0x7fffffffu) < least ? zero : x) * f;
+        simd::store(at, (V)((I)rescaled & 0x7fffffffu) < smallest ? zero : rescaled);
       }
     }
   }
@@ -301,7 +301,7 @@ struct SoftmaxKernels {
   void (*raise)(const float*, Index, SoftmaxRows*, bool);
   void (*weights)(const float*, Index, std::uint32_t*, SoftmaxRows*);
   void (*guarded_weights)(const float*, Index, std::uint32_t*, SoftmaxRows*);
-  void (*fade)(float*, Index, const float*, Index);
+  void (*rescale)(float*, Index, const float*, Index);
   void (*add)(SoftmaxRows*);
 };
 
@@ -314,10 +314,11 @@ inline SoftmaxKernels softmax_kernels(IsaLevel level, bool byte_lookup = has_byt
           &Isa::template run<RaiseBody, const float*, Index, SoftmaxRows*, bool>,
           &Isa::template run<WeightsBody<false, by_table>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
           &Isa::template run<WeightsBody<true, by_table>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
-          &Isa::template run<FadeBody, float*, Index, const float*, Index>, &Isa::template run<AddBody, SoftmaxRows*>};
+          &Isa::template run<RescaleBody, float*, Index, const float*, Index>,
+          &Isa::template run<AddBody, SoftmaxRows*>};
     };
     return byte_lookup ? kernels(std::true_type{}) : kernels(std::false_type{});
   });
 }
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdio>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "../backend.hpp"
+#include "../default.hpp"
 #include "../executor.hpp"
+#include "../norm.hpp"
+#include "../simd/norm.hpp"
 #include "array.hpp"
 #include "attend.hpp"
 #include "gemm.hpp"
 #include "precision.hpp"
 #include "unit.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// A TPU's way on a processor: operands rounded to bfloat16, products summed in float on a systolic array of this
 /// shape.
@@ -27,40 +32,60 @@ namespace mha::inline v0 {
 /// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
 /// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware
 /// Bits      an output row depends on its own query, keys and mask and on the unit, not on the threads or on other rows
-template <class Array = AmxArray, class Precision = DefaultPrecision, Executor Threads = ThreadPool> struct Systolic {
+template <class Array, class Precision, Executor Threads> class Systolic {
+ public:
   static constexpr const char* name = "Systolic";
   using Workspace = mha::Workspace;
+
+  Systolic() requires std::default_initializable<Threads>
+  = default;
+  explicit Systolic(Threads threads) : threads_(std::move(threads)) {}
+
+  /// Who runs the tasks of its calls.
+  const Threads& threads() const { return threads_; }
 
   Support supported() const { return {}; }
 
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, Threads{});
+    if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, threads_);
   }
 
   /// Weights rounded and laid in tiles once.
   template <class T> detail::systolic::PackedWeights<T, Precision> pack(std::span<const DenseWeights<T>> parts) const {
     if constexpr (check_scalar<T>())
-      return {parts, Threads{}};
+      return {parts, threads_};
     else
       __builtin_unreachable();
   }
   template <class T>
   void gemm(const PackedGemmCall<T, detail::systolic::PackedWeights<T, Precision>>& call, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, Threads{});
+    if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, threads_);
   }
 
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) detail::systolic::attend(call, kernels(), workspace, Threads{});
+    if constexpr (check_scalar<T>()) {
+      const detail::systolic::Kernels kernels = this->kernels();
+      detail::systolic::attend(detail::systolic::any_call(call, kernels.level), kernels, workspace, threads_);
+    }
   }
 
   template <class T, class Source, class M, class S>
   void weights(const AttendCall<T, Source, M, S>& call, TensorView<Accumulator<T>, 4> to, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) detail::systolic::weights(call, kernels(), to, workspace, Threads{});
+    if constexpr (check_scalar<T>()) {
+      const detail::systolic::Kernels kernels = this->kernels();
+      detail::systolic::weights(detail::systolic::any_call(call, kernels.level), kernels, to, workspace, threads_);
+    }
+  }
+
+  /// In float: nothing of a norm is rounded to bfloat16 but its result, where that is the scalar.
+  template <class T>
+  requires(std::is_same_v<Accumulator<T>, float>) void normalize(const NormCall<T>& call, Workspace& workspace) const {
+    detail::simd::normalize(call, workspace, threads_);
   }
 
   /// Independent items, shared among the threads where they are work enough.
-  template <Items I> void for_each_item(const I& items, Workspace&) const { detail::run_items(items, Threads{}); }
+  template <Items I> void for_each_item(const I& items, Workspace&) const { detail::run_items(items, threads_); }
 
   template <class T> std::string explain(const AttendPlan& plan) const {
     const auto n = [](Index x) { return std::to_string(x); };
@@ -75,7 +100,7 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
            " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) + " of it, value size " +
            n(plan.value_dim) + " " + full(array_use<Array>(plan.value_dim, Array::columns, Array::depth)) +
            ", attention's own products in bfloat16 whatever the precision, dense products in " + Precision::name +
-           " precision, " + Threads::name + " with " + n(Threads{}.workers()) + " workers";
+           " precision, " + Threads::name + " with " + n(threads_.workers()) + " workers";
   }
 
  private:
@@ -98,6 +123,8 @@ template <class Array = AmxArray, class Precision = DefaultPrecision, Executor T
     const std::string& reason = missing(MatrixUnit::amx);
     return "emulated (" + (reason.empty() ? std::string("MHA_MATRIX_UNIT or force_unit() says so") : reason) + ")";
   }
+
+  [[no_unique_address]] Threads threads_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -17,7 +17,7 @@
 #include "tiles.hpp"
 #include "unit.hpp"
 
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// c (16·tiles, lanes) = A (16·tiles, 32·steps) · B (32·steps, lanes), or += with `add`: both products of attention,
 /// with queries in lanes.
@@ -29,6 +29,7 @@ struct TileProduct {
   Index tiles, steps;
   bool add;
   std::ptrdiff_t step_stride = tile_size, row_stride = tile_depth;
+  Index rows = tiles * tile_side;  ///< of c that are wanted, more than 16·(tiles − 1); what the others get is undefined
 };
 
 /// A matrix unit as attention uses it: how many queries lie side by side, and the product. After some 1000 cycles
@@ -158,7 +159,7 @@ template <int Columns> struct DotProduct {
 
   template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const TileProduct& p) {
     for (Index t = 0; t < p.tiles; ++t)
-      for (Index half = 0; half < 2; ++half) eight_rows(p, t, 8 * half);
+      for (Index first = 0; first < tile_side && t * tile_side + first < p.rows; first += 8) eight_rows(p, t, first);
   }
 
  private:
@@ -213,6 +214,7 @@ template <Index Depth> struct PortableProduct {
   static constexpr Index lanes = 32;
 
   template <class Isa> MHA_ALWAYS_INLINE static void run(const TileProduct& p) {
+    if (p.rows == 1) return one_row<Isa>(p);
     constexpr int W = simd::Vector<float, Isa>::width;
     constexpr int vectors = Isa::registers == 32 || W == 8 ? 2 : 4;
     constexpr int rows = Isa::registers == 32 ? 8 : W == 8 ? 4 : 2;
@@ -223,19 +225,57 @@ template <Index Depth> struct PortableProduct {
       for (Index i = 0; i < steps; ++i)
         widen_pairs<Isa>(p.b + (s + i) * (lanes / tile_side) * tile_words, b + i * tile_depth * lanes);
       for (Index t = 0; t < p.tiles; ++t) {
+        const Index wanted = std::min(tile_side, round_up(p.rows - t * tile_side, rows));
         for (Index i = 0; i < steps; ++i)
-          widen_rows(p.a + t * p.tile_stride + (s + i) * p.step_stride, p.row_stride, a + i * tile_depth);
+          widen_rows(p.a + t * p.tile_stride + (s + i) * p.step_stride, p.row_stride, wanted, a + i * tile_depth);
         for (Index j = 0; j < lanes; j += vectors * W)
           simd::ProductBody<float, rows, vectors>::template run<Isa>(
-              {a, Depth, b + j, lanes, p.c + std::ptrdiff_t{t} * tile_side * lanes + j, lanes, tile_side,
+              {a, Depth, b + j, lanes, p.c + std::ptrdiff_t{t} * tile_side * lanes + j, lanes, wanted,
                steps * tile_depth, p.add || s > 0});
       }
     }
   }
 
  private:
-  MHA_ALWAYS_INLINE static void widen_rows(const bfloat16* from, std::ptrdiff_t stride, float* to) {
-    for (Index r = 0; r < tile_side; ++r)
+  /// A row alone takes its pairs of B as they are read: there is no second row to widen them for.
+  template <class Isa> MHA_ALWAYS_INLINE static void one_row(const TileProduct& p) {
+    using V = simd::vector_t<float, Isa>;
+    constexpr int W = simd::Vector<float, Isa>::width, vectors = lanes / W;
+    constexpr Index at_once = Depth / tile_depth;
+    const std::uint32_t* b = p.b;
+    for (Index s = 0; s < p.steps; s += at_once) {
+      V sum[std::size_t{vectors}];
+      MHA_UNROLL_8
+      for (int j = 0; j < vectors; ++j) sum[j] = V{};
+      for (Index i = s; i < std::min(s + at_once, p.steps); ++i, b += lanes / tile_side * tile_words) {
+        const bfloat16* const a = p.a + i * p.step_stride;
+        for (Index pair = 0; pair < tile_side; ++pair) {
+          V even, odd;
+          simd::broadcast(even, static_cast<float>(a[2 * pair]));
+          simd::broadcast(odd, static_cast<float>(a[2 * pair + 1]));
+          MHA_UNROLL_8
+          for (int j = 0; j < vectors; ++j) {
+            typename simd::Vector<float, Isa>::int_type words;
+            simd::load(words, b + j * W / tile_side * tile_words + pair * tile_side + j * W % tile_side);
+            simd::multiply_add<false>(sum[j], even, (V)(words << 16));
+            simd::multiply_add<false>(sum[j], odd, (V)(words & 0xffff0000u));
+          }
+        }
+      }
+      MHA_UNROLL_8
+      for (int j = 0; j < vectors; ++j) {
+        if (p.add || s > 0) {
+          V before;
+          simd::load(before, p.c + j * W);
+          sum[j] = before + sum[j];
+        }
+        simd::store(p.c + j * W, sum[j]);
+      }
+    }
+  }
+
+  MHA_ALWAYS_INLINE static void widen_rows(const bfloat16* from, std::ptrdiff_t stride, Index rows, float* to) {
+    for (Index r = 0; r < rows; ++r)
       for (Index d = 0; d < tile_depth; ++d) to[r * Depth + d] = static_cast<float>(from[r * stride + d]);
   }
 
@@ -319,4 +359,4 @@ inline ProductUnit emulated_unit(SumOrder order) {
   return {portable, 32, &EmulatedProduct<SumOrder::chained>::run};
 }
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -17,7 +17,7 @@
 #include "tiles.hpp"
 
 /// Rows of queries, keys, values and outputs on their way into and out of the tiles of attention.
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// Where rows of numbers lie: number d of row i at first + i·row_stride + d·stride.
 template <class T> struct StridedRows {
@@ -192,4 +192,4 @@ template <class T> struct StoreRowsBody {
   }
 };
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
 #include "../simd/isa.hpp"
 #include "../simd/vector.hpp"
@@ -11,7 +12,7 @@
 /// The two tile shapes of a bfloat16 product. The left operand A lies in tiles of 16 rows × 32 of the depth, by rows.
 /// The right operand B lies in tiles of 32 of the depth × 16 columns, as 32-bit words that hold the elements 2i, 2i + 1
 /// of one column: (16 pairs, 16 columns). Each tile is 1 KiB of consecutive memory.
-namespace mha::inline v0::detail::systolic {
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 inline constexpr Index tile_side = 16;    ///< rows of an A tile, columns of a B tile
 inline constexpr Index tile_depth = 32;   ///< bfloat16 numbers along the depth
@@ -21,7 +22,7 @@ inline constexpr Index tile_size = 512;   ///< bfloat16 numbers of a tile
 /// Keys over which one step of the online softmax goes. Steps start at absolute multiples, so that a row's bits do not
 /// depend on which other rows or keys are in the call.
 inline constexpr Index key_block = 64;
-constexpr Index round_up(Index n, Index to) { return (n + to - 1) / to * to; }
+constexpr Index round_up(Index n, Index to) { return blocks_of(n, to) * to; }
 
 /// The bits of the bfloat16 numbers nearest to x, ties to even, in the low half of each lane.
 template <class Isa>
@@ -42,4 +43,4 @@ template <class Isa> MHA_ALWAYS_INLINE void store_nearest(const simd::vector_t<f
   std::memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
 }
 
-}  // namespace mha::inline v0::detail::systolic
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic

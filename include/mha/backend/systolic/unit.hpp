@@ -19,7 +19,7 @@
 #include "../../core/check.hpp"
 #include "../simd/isa.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// What multiplies bfloat16 pairs into float32 sums: Intel's tiles (AMX), the dot products of AVX512_BF16, or plain
 /// vector code of any processor. MHA_MATRIX_UNIT=portable|dot_product|amx in the environment, or force_unit(), chooses.
@@ -182,4 +182,4 @@ MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE void add_dot_products(Sum& sum, const P
 
 }  // namespace detail::systolic
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

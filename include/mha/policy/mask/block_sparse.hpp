@@ -11,7 +11,7 @@
 #include "../../core/check.hpp"
 #include "../mask.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
@@ -43,6 +43,7 @@ struct Divisor {
 ///           beyond the map
 struct BlockSparseView {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "BlockSparse";
   static constexpr bool borrows = true;
   Required<Index> block;
   Required<Index> query_blocks;  ///< Nq
@@ -68,7 +69,7 @@ struct BlockSparseView {
     return all ? TileVisibility::full : any ? TileVisibility::partial : TileVisibility::none;
   }
   BlockSparseView prepared(const CallShape& s) const {
-    detail::require(block.value > 0, "BlockSparse: block is ", block.value, ", the least is 1");
+    detail::require(block.value > 0, "BlockSparse: block is ", block.value, ", it must be at least 1");
     const std::int64_t one = std::int64_t{query_blocks.value} * key_blocks.value, all = one * s.heads;
     detail::require(map.size == one || map.size == all, "BlockSparse: the map has ", map.size, " elements for ",
                     query_blocks.value, " x ", key_blocks.value, " blocks and ", s.heads, " heads: give ", one, " or ",
@@ -103,6 +104,7 @@ struct BlockSparseView {
 class BlockSparse {
  public:
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "BlockSparse";
 
   struct Blocks {
     Required<Index> block;
@@ -128,4 +130,4 @@ class BlockSparse {
   BlockSparseView view_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

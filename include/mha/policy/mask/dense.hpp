@@ -7,7 +7,7 @@
 #include "../broadcast.hpp"
 #include "../mask.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
@@ -25,6 +25,7 @@ concept TableOfBool = ViewableOfRank<T, 2, 3, 4> &&(std::is_same_v<ScalarOf<T>, 
 /// Memory    `memory` says where the table lies; of a bare view it is to be set if that is a device
 struct Dense {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "Dense";
   static constexpr bool borrows = true;
   TensorView<const bool, 4> visible;
   Origins origin{};  ///< set by prepared()
@@ -34,19 +35,23 @@ struct Dense {
   constexpr explicit Dense(TensorView<const bool, 4> table, Origins first_query = {})
       : visible(table), origin(first_query) {}
   template <detail::TableOfBool Table>
-  constexpr explicit Dense(Table& table)
+  requires(detail::LastingView<Table>) constexpr explicit Dense(Table&& table)
       : visible(detail::as_pair_table(view(table))), memory(detail::table_memory<Table>()) {}
-  template <ViewableOfRank<2, 3, 4> Table>
-  requires(!std::is_lvalue_reference_v<Table>) explicit Dense(const Table&& temporary_owner) = delete;
-  template <int Rank>
-  constexpr explicit Dense(TensorView<bool, Rank>&& table) : visible(detail::as_pair_table(table)) {}
-  template <int Rank>
-  requires(Rank != 4) constexpr explicit Dense(TensorView<const bool, Rank>&& table)
-      : visible(detail::as_pair_table(table)) {}
-  /// Refused in one line, which names the type: vectors, tables of bytes or floats, Eigen expressions.
+  // Refused in one sentence.
+  template <detail::TableOfBool Table>
+  requires(!detail::LastingView<Table>) explicit Dense(Table&&) {
+    static_assert(detail::valid<Table>,
+                  "mha: Dense borrows its table, and a temporary one would be gone before the call reads it: name it "
+                  "first (see mha/policy/mask/dense.hpp)");
+  }
   template <class NoTableOfBool>
   requires(!detail::TableOfBool<NoTableOfBool> &&
-           !std::derived_from<std::remove_cvref_t<NoTableOfBool>, Dense>) explicit Dense(NoTableOfBool&&) = delete;
+           !std::derived_from<std::remove_cvref_t<NoTableOfBool>, Dense>) explicit Dense(NoTableOfBool&&) {
+    static_assert(detail::valid<NoTableOfBool>,
+                  "mha: Dense takes a table of bool with 2 to 4 axes: mha::Tensor<bool, 2>, an Eigen matrix of bool or "
+                  "mha::view(pointer, Lq, Lk); a std::vector<bool> has no bools in memory, and numbers to add are an "
+                  "mha::AdditiveBias (see mha/policy/mask/dense.hpp)");
+  }
 
   MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
     return visible(b, h, q - origin[b], k);
@@ -64,4 +69,4 @@ struct Dense {
   }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -8,7 +8,7 @@
 #include "../../core/check.hpp"
 #include "../mask.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// A position sees those of its own document only: several documents packed into one sequence.
 ///
@@ -17,6 +17,7 @@ namespace mha::inline v0 {
 /// Errors    ShapeError if there are not L or B·L ids, a query lies beyond them, or ids decrease
 struct Document {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "Document";
   static constexpr bool borrows = true;
   Borrowed<Index> ids;
   std::ptrdiff_t row_stride = 0;  ///< set by prepared(): 0 when one row serves all sequences
@@ -55,4 +56,4 @@ struct Document {
   MHA_HOST_DEVICE constexpr Index id(Index b, Index position) const { return ids.data[b * row_stride + position]; }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -5,7 +5,7 @@
 #include "../lengths.hpp"
 #include "../mask.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Sequence b has lengths[b] keys; the rest of its row is padding and hidden. A query that is padding is computed like
 /// any other: what stands in its row of the result means nothing, and may be NaN if its x was.
@@ -14,6 +14,7 @@ namespace mha::inline v0 {
 /// Errors    ShapeError if there is not one length per sequence, or one is negative or above Lk
 struct Padding {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "Padding";
   static constexpr bool borrows = true;
   Borrowed<Index> lengths;
 
@@ -29,4 +30,4 @@ struct Padding {
   template <class F> Padding with_data(F&& f) const { return {f(lengths)}; }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

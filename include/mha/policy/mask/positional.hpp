@@ -6,11 +6,12 @@
 #include "../../core/check.hpp"
 #include "../mask.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Every key is visible.
 struct Full {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "Full";
   MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index, Index) const { return true; }
   MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index, Index, Index, Index, Index) const {
     return TileVisibility::full;
@@ -22,6 +23,7 @@ struct Full {
 /// Positions are absolute, so with Lq < Lk the last query meets the last key (bottom-right alignment).
 struct Causal {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "Causal";
   MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index q, Index k) const { return k <= q; }
   MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index, Index q_begin, Index q_end, Index k_begin,
                                                 Index k_end) const {
@@ -33,6 +35,7 @@ struct Causal {
 /// Causal with the first query at the first key, whatever the lengths: PyTorch's is_causal.
 struct CausalTopLeft {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "CausalTopLeft";
   Origins origin{};  ///< set by prepared()
 
   MHA_HOST_DEVICE constexpr bool operator()(Index b, Index, Index q, Index k) const { return k <= q - origin[b]; }
@@ -49,6 +52,7 @@ struct CausalTopLeft {
 /// Errors    ShapeError if left or right is negative
 struct SlidingWindow {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "SlidingWindow";
   Required<Index> left;
   Index right = 0;
 
@@ -62,10 +66,10 @@ struct SlidingWindow {
     return k_begin >= last - left.value && k_end - 1 <= first + right ? TileVisibility::full : TileVisibility::partial;
   }
   SlidingWindow prepared(const CallShape&) const {
-    detail::require(left.value >= 0, "SlidingWindow: left is ", left.value, ", the least is 0");
-    detail::require(right >= 0, "SlidingWindow: right is ", right, ", the least is 0");
+    detail::require(left.value >= 0, "SlidingWindow: left is ", left.value, ", it must be at least 0");
+    detail::require(right >= 0, "SlidingWindow: right is ", right, ", it must be at least 0");
     return *this;
   }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

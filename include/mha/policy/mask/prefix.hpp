@@ -6,7 +6,7 @@
 #include "../mask.hpp"
 #include "positional.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// The first lengths[b] keys are visible to every query, the rest causally: a prefix language model.
 ///
@@ -15,6 +15,7 @@ namespace mha::inline v0 {
 /// Source    Raffel et al. 2020 (T5), §3.2.1
 struct Prefix {
   static constexpr Role role = Role::mask;
+  static constexpr const char* name = "Prefix";
   static constexpr bool borrows = true;
   Borrowed<Index> lengths;
 
@@ -32,4 +33,4 @@ struct Prefix {
   template <class F> Prefix with_data(F&& f) const { return {f(lengths)}; }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -8,7 +8,7 @@
 #include "../broadcast.hpp"
 #include "../score.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// A table added to the scaled logits; −∞ hides the pair, a large finite number does not.
 ///
@@ -17,6 +17,7 @@ namespace mha::inline v0 {
 /// Memory    `memory` says where the table lies; of a bare view it is to be set if that is a device
 template <class B> struct AdditiveBias {
   static constexpr Role role = Role::score;
+  static constexpr const char* name = "AdditiveBias";
   static constexpr bool borrows = true;
   TensorView<const B, 4> bias;
   Origins origin{};  ///< set by prepared()
@@ -25,13 +26,16 @@ template <class B> struct AdditiveBias {
   AdditiveBias() = default;
   constexpr explicit AdditiveBias(TensorView<const B, 4> table, Origins first_query)
       : bias(table), origin(first_query) {}
-  template <ViewableOfRank<2, 3, 4> Table>
-  constexpr explicit AdditiveBias(Table& table)
+  template <Viewable Table>
+  requires(detail::LastingView<Table>) constexpr explicit AdditiveBias(Table&& table)
       : bias(detail::as_pair_table(view(table))), memory(detail::table_memory<Table>()) {}
-  template <ViewableOfRank<2, 3, 4> Table>
-  requires(!std::is_lvalue_reference_v<Table>) explicit AdditiveBias(const Table&& temporary_owner) = delete;
-  template <class U, int Rank>
-  constexpr explicit AdditiveBias(TensorView<U, Rank>&& table) : bias(detail::as_pair_table(table)) {}
+  // Refused in one sentence.
+  template <Viewable Table>
+  requires(!detail::LastingView<Table>) explicit AdditiveBias(Table&&) {
+    static_assert(detail::valid<Table>,
+                  "mha: AdditiveBias borrows its table, and a temporary one would be gone before the call reads it: "
+                  "name it first (see mha/policy/score/additive_bias.hpp)");
+  }
 
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
     using A = Accumulator<B>;
@@ -53,7 +57,6 @@ template <class B> struct AdditiveBias {
     return moved;
   }
 };
-template <Viewable Table> AdditiveBias(Table&) -> AdditiveBias<ScalarOf<Table>>;
-template <class T, int Rank> AdditiveBias(TensorView<T, Rank>&&) -> AdditiveBias<std::remove_const_t<T>>;
+template <Viewable Table> AdditiveBias(Table&&) -> AdditiveBias<ScalarOf<Table>>;
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

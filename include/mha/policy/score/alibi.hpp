@@ -5,7 +5,7 @@
 
 #include "../score.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Attention with linear biases: far keys lose, at a rate that is each head's own.
 ///
@@ -14,6 +14,7 @@ namespace mha::inline v0 {
 /// Source    Press et al. 2022, §3; the rule for other head counts is that of their published code
 struct Alibi {
   static constexpr Role role = Role::score;
+  static constexpr const char* name = "Alibi";
   Index heads = 0;  ///< set by prepared()
 
   /// Slope of head h of `heads`.
@@ -40,4 +41,4 @@ struct Alibi {
   constexpr Alibi prepared(const CallShape& s) const { return {s.heads}; }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

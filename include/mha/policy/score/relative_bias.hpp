@@ -11,7 +11,7 @@
 #include "../../core/check.hpp"
 #include "../score.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Which of a fixed number of buckets a distance falls into: small distances one each, larger ones logarithmically.
 ///
@@ -51,6 +51,7 @@ struct RelativeBuckets {
 class RelativeBias {
  public:
   static constexpr Role role = Role::score;
+  static constexpr const char* name = "RelativeBias";
 
   explicit RelativeBias(std::vector<float> table, RelativeBuckets buckets = {})
       : table_(std::make_shared<const std::vector<float>>(std::move(table))), buckets_(buckets) {}
@@ -71,15 +72,16 @@ class RelativeBias {
   class Prepared {
    public:
     static constexpr Role role = Role::score;
-    Prepared(std::shared_ptr<const std::vector<float>> by_distance, Index least, Index most)
-        : by_distance_(std::move(by_distance)), least_(least), distances_(std::ptrdiff_t{most} - least + 1) {}
-    Head at_head(Index, Index h) const { return {by_distance_->data() + h * distances_ - least_}; }
+    Prepared(const float* by_distance, std::shared_ptr<const void> owner, Index least, std::ptrdiff_t distances)
+        : by_distance_(by_distance), owner_(std::move(owner)), least_(least), distances_(distances) {}
+    Head at_head(Index, Index h) const { return {by_distance_ + h * distances_ - least_}; }
     template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
       return at_head(b, h)(s, b, h, q, k);
     }
 
    private:
-    std::shared_ptr<const std::vector<float>> by_distance_;  // (Hq, most − least + 1)
+    const float* by_distance_;           // (Hq, distances), of k − q = least, least + 1, …
+    std::shared_ptr<const void> owner_;  // of that memory; null for a call's frame
     Index least_;
     std::ptrdiff_t distances_;
   };
@@ -102,25 +104,35 @@ class RelativeBias {
                     buckets_.count, " buckets x ", heads, " heads are ", wanted);
   }
 
-  Prepared prepared(const CallShape& s) const {
+  /// The table of a call, in memory of its frame if it is given one.
+  template <class... Frame> Prepared prepared(const CallShape& s, Frame&... frame) const {
     check(s.heads);
     Index least = 0, most = 0;
     for (Index b = 0; b < s.batch; ++b) {
       least = std::min(least, -(s.origin[b] + s.queries - 1));
       most = std::max(most, s.keys - 1 - s.origin[b]);
     }
-    auto by_distance = std::make_shared<std::vector<float>>();
-    by_distance->reserve(static_cast<std::size_t>(s.heads) * static_cast<std::size_t>(most - least + 1));
-    for (Index h = 0; h < s.heads; ++h)
-      for (Index distance = least; distance <= most; ++distance)
-        by_distance->push_back((*this)(0.f, 0, h, 0, distance));
-    return Prepared(std::move(by_distance), least, most);
+    const std::size_t heads = static_cast<std::size_t>(s.heads),
+                      distances = static_cast<std::size_t>(std::ptrdiff_t{most} - least + 1);
+    std::shared_ptr<float[]> owner;
+    float* by_distance = nullptr;
+    if constexpr (sizeof...(Frame) == 0) {
+      owner = std::make_shared<float[]>(heads * distances);
+      by_distance = owner.get();
+    } else {
+      by_distance = (frame.template take_host<float>(heads * distances), ...);
+    }
+    for (std::size_t i = 0; i < distances; ++i) {  // a logarithm for each distance, not for each head
+      const auto bucket = static_cast<std::size_t>(buckets_.bucket(0, least + static_cast<Index>(i)));
+      for (std::size_t h = 0; h < heads; ++h) by_distance[h * distances + i] = (*table_)[bucket * heads + h];
+    }
+    return Prepared(by_distance, std::move(owner), least, static_cast<std::ptrdiff_t>(distances));
   }
 
  private:
   void check_buckets() const {
     const Index exact = (buckets_.bidirectional ? buckets_.count / 2 : buckets_.count) / 2;
-    detail::require(exact >= 1, "RelativeBias: ", buckets_.count, " buckets are too few, the least is ",
+    detail::require(exact >= 1, "RelativeBias: ", buckets_.count, " buckets are too few, expected at least ",
                     buckets_.bidirectional ? 4 : 2);
     detail::require(buckets_.max_distance > exact, "RelativeBias: max_distance ", buckets_.max_distance,
                     " is not above ", exact, ", the distances with a bucket each");
@@ -130,4 +142,4 @@ class RelativeBias {
   RelativeBuckets buckets_;
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

@@ -4,7 +4,7 @@
 #include "../../core/check.hpp"
 #include "../score.hpp"
 
-namespace mha::inline v0 {
+namespace mha::inline MHA_NAMESPACE {
 
 /// Keeps logits inside (−cap, cap), nearly linear around 0.
 ///
@@ -13,6 +13,7 @@ namespace mha::inline v0 {
 /// Source    Gemma 2 technical report 2024, §2
 struct SoftCap {
   static constexpr Role role = Role::score;
+  static constexpr const char* name = "SoftCap";
   Required<float> cap;
 
   template <class T> MHA_HOST_DEVICE T operator()(T s, Index, Index, Index, Index) const {
@@ -29,4 +30,4 @@ struct SoftCap {
   }
 };
 
-}  // namespace mha::inline v0
+}  // namespace mha::inline MHA_NAMESPACE

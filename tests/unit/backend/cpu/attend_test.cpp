@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/attention.hpp>
+#include <mha/backend/reference/reference.hpp>
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
@@ -65,6 +66,21 @@ TEST(Attend, ReadsASourceRunByRun) {
     Cpu{}.attend(call_of(q, Pages<float>{kv, page}, paged, paged_lse, 2, 300, mha::Causal{}), workspace);
     EXPECT_EQ(support::differing(paged, whole), 0u) << "pages of " << page;
     EXPECT_EQ(support::differing(paged_lse, lse), 0u) << "pages of " << page;
+  }
+}
+
+// A result without columns: nothing is written, and the log-sum-exps are there as ever.
+TEST(Attend, TakesValuesOfSizeZero) {
+  support::Random random("no values");
+  for (const Index queries : {1, 3, 40}) {
+    Tensor<float, 4> q(1, queries, 2, 16), k(1, 130, 1, 16), v(1, 130, 1, 0), out(1, queries, 2, 0);
+    Tensor<float, 3> lse(1, 2, queries), expected(1, 2, queries);
+    random.fill(q);
+    random.fill(k);
+    mha::attention_into<Cpu>(out, q, k, v, mha::Causal{}, mha::LogSumExp(lse));
+    mha::attention_into<mha::Reference>(out, q, k, v, mha::Causal{}, mha::LogSumExp(expected));
+    for (Index h = 0; h < 2; ++h)
+      for (Index i = 0; i < queries; ++i) EXPECT_NEAR(lse(0, h, i), expected(0, h, i), 1e-5) << i;
   }
 }
 
@@ -148,7 +164,7 @@ TEST(Attend, WritesOnlyTheRowsOfShortSequences) {
   random.fill(v);
   support::poison_all(out);
   const std::vector<Index> offsets = {0, 3, 3, 10};
-  mha::attention_into<Cpu>(out, q, k, v, mha::Packed{offsets});
+  mha::attention_into<Cpu>(out, q, k, v, mha::Ragged{offsets});
   for (const float x : out) EXPECT_FALSE(std::isnan(x));
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -186,6 +187,196 @@ TYPED_TEST(PackedProduct, OutlivesTheMatricesAndMoves) {
   const TensorView<T, 2> to[] = {c.view()};
   Cpu{}.gemm(mha::PackedGemmCall<T, Packed<T>>{std::as_const(a).view(), moved, 0, to}, workspace);
   EXPECT_EQ(support::differing(c, expected), 0u);
+}
+
+/// A user's activation.
+struct Wavy {
+  template <class S> S operator()(const S& x) const { return mha::max(x, -0.5) * mha::erf(x + S(0.25)); }
+};
+
+/// F, or the F of a pair, in double.
+template <class F> double activated(const F& f, double gate, double x) {
+  if constexpr (mha::detail::is_gated<F>)
+    return f.activation(gate) * x;
+  else
+    return f(x);
+}
+
+/// Sums in double and the sums of their terms' magnitudes.
+template <class T> struct Sums {
+  Tensor<double, 2> sum, magnitude;
+  Sums(const Tensor<T, 2>& a, const DenseWeights<T>& w)
+      : sum(a.extent(0), w.matrix.extent[1]), magnitude(a.extent(0), w.matrix.extent[1]) {
+    for (Index i = 0; i < sum.extent(0); ++i)
+      for (Index j = 0; j < sum.extent(1); ++j) {
+        double s = w.bias.data == nullptr ? 0 : support::to_double(w.bias(j)), size = std::abs(s);
+        for (Index k = 0; k < a.extent(1); ++k) {
+          const double term = support::to_double(a(i, k)) * support::to_double(w.matrix(k, j));
+          s += term;
+          size += std::abs(term);
+        }
+        sum(i, j) = s;
+        magnitude(i, j) = size;
+      }
+  }
+};
+
+/// How a result lies and what is added to it.
+enum class Residual { none, rows, turned, itself };
+struct Layout {
+  bool gaps;  ///< between its columns
+  Residual residual;
+};
+
+template <class T, class F, class Threads>
+void expect_epilogue(support::Random& random, const mha::CpuWith<Threads>& cpu, Index m, Index k, Index n, F f,
+                     Layout layout) {
+  using A = mha::Accumulator<T>;
+  Tensor<T, 2> gate(k, n), up(n, k), a(m, k);
+  Tensor<T, 1> bias(n);
+  random.fill(gate), random.fill(up), random.fill(a), random.fill(bias);
+  for (auto* w : {&gate, &up})
+    for (T& x : *w) x = static_cast<T>(static_cast<A>(x) / std::sqrt(static_cast<A>(k)));
+  const std::vector<DenseWeights<T>> parts = {{gate.view(), bias.view()}, {mha::transposed(up.view()), {}}};
+  const Packed<T> packed = cpu.pack(std::span<const DenseWeights<T>>(parts));
+  constexpr bool gated = mha::detail::is_gated<F>;
+  const Sums<T> first(a, parts[0]), second(a, parts[1]);
+
+  const Index apart = layout.gaps ? 2 : 1, width = apart * n + 3;
+  Tensor<T, 2> wide(m, width), own(m, 2 * n), turned(n, m);
+  support::poison_all(wide);
+  random.fill(own), random.fill(turned);
+  const TensorView<T, 2> c{wide.data(), {m, n}, {width, apart}};
+  TensorView<const T, 2> residual{};
+  if (layout.residual == Residual::rows) residual = {own.data() + n, {m, n}, {2 * n, 1}};
+  if (layout.residual == Residual::turned) residual = mha::transposed(std::as_const(turned).view());
+  if (layout.residual == Residual::itself) residual = c;
+  Tensor<double, 2> added(m, n);
+  for (Index i = 0; i < m; ++i)
+    for (Index j = 0; j < n; ++j) {
+      if (layout.residual == Residual::itself) c(i, j) = own(i, j);
+      added(i, j) = residual.data == nullptr ? 0 : support::to_double(residual(i, j));
+    }
+
+  mha::Workspace workspace;
+  const TensorView<T, 2> to[] = {c};
+  // Without a gate the second part alone, or the first.
+  const Index part = gated ? 0 : n % 2;
+  cpu.gemm(mha::PackedGemmCall<T, Packed<T>>{std::as_const(a).view(), packed, part, to},
+           mha::Epilogue<T, F>{f, residual}, workspace);
+  const Sums<T>& x = gated || part == 1 ? second : first;
+  const double unit = (k + 40) * 2 * support::unit_roundoff<A>();
+  for (Index i = 0; i < m; ++i)
+    for (Index j = 0; j < n; ++j) {
+      const double exact = activated(f, first.sum(i, j), x.sum(i, j)) + added(i, j);
+      const double error = 1.5 * (1 + x.magnitude(i, j)) * (gated ? 1 + first.magnitude(i, j) : 1);
+      ASSERT_NEAR(support::to_double(c(i, j)), exact,
+                  unit * (error + std::abs(added(i, j))) + 1.1 * support::storage_error<T>(exact))
+          << i << ", " << j << " of " << m << " x " << k << " x " << n;
+    }
+  std::size_t untouched = 0;
+  for (const T y : wide) untouched += support::bits(y) == support::bits(support::poison<T>()) ? 1u : 0u;
+  EXPECT_EQ(untouched, static_cast<std::size_t>(m) * static_cast<std::size_t>(width - n));
+}
+
+TYPED_TEST(PackedProduct, EndsWithItsEpilogue) {
+  using T = TypeParam;
+  support::Random random("epilogue");
+  at_every_isa([&] {
+    for (const Index m : {1, 5, 33, 200}) {
+      const Index k = 250 + random.below(60), n = 40 + random.below(30);
+      expect_epilogue<T>(random, Cpu{}, m, k, n, mha::Gelu{}, {false, Residual::none});
+      expect_epilogue<T>(random, Cpu{}, m, k, n + 1, mha::Identity{}, {false, Residual::rows});
+      expect_epilogue<T>(random, Cpu{}, m, k, n, mha::Identity{}, {false, Residual::itself});
+      expect_epilogue<T>(random, Cpu{}, m, k, n + 1, Wavy{}, {true, Residual::itself});
+      expect_epilogue<T>(random, Cpu{}, m, k, n, Wavy{}, {false, Residual::turned});
+      expect_epilogue<T>(random, Cpu{}, m, k, n, mha::SwiGlu{}, {false, Residual::none});
+      expect_epilogue<T>(random, Cpu{}, m, k, n + 1, mha::SwiGlu{}, {false, Residual::itself});
+      expect_epilogue<T>(random, Cpu{}, m, k, n + 1, mha::Gated<Wavy>{}, {true, Residual::turned});
+      expect_epilogue<T>(random, Cpu{}, m, 0, n, mha::Gated<mha::Identity>{}, {false, Residual::rows});
+    }
+  });
+}
+
+// Several groups of panels, and panels side by side for one row.
+TYPED_TEST(PackedProduct, EndsWithItsEpilogueWhereverAGroupEnds) {
+  using T = TypeParam;
+  support::Random random("wide epilogue");
+  for (const Index m : {1, 7, 130}) {
+    const Index n = 1200 + random.below(300);
+    expect_epilogue<T>(random, Cpu{}, m, 20, n, mha::SwiGlu{}, {false, Residual::rows});
+    expect_epilogue<T>(random, Cpu{}, m, 20, n, mha::GeluTanh{}, {false, Residual::rows});
+  }
+}
+
+/// Rows [first, first + m) of one problem, by a backend of its own.
+template <class T, class F, class Threads>
+Tensor<T, 2> rows_of(const mha::CpuWith<Threads>& cpu, const Packed<T>& packed, const Tensor<T, 2>& a,
+                     const Tensor<T, 2>& residual, F f, Index first, Index m, bool into_residual) {
+  const Index n = residual.extent(1), k = a.extent(1);
+  Tensor<T, 2> c(m, n);
+  support::poison_all(c);
+  TensorView<const T, 2> added{&residual.view()(first, 0), {m, n}, {n, 1}};
+  if (into_residual) {
+    std::copy_n(added.data, c.size(), c.data());
+    added = std::as_const(c).view();
+  }
+  mha::Workspace workspace;
+  const TensorView<T, 2> to[] = {c.view()};
+  cpu.gemm(mha::PackedGemmCall<T, Packed<T>>{{&a.view()(first, 0), {m, k}, {k, 1}}, packed, 0, to},
+           mha::Epilogue<T, F>{f, added}, workspace);
+  return c;
+}
+
+template <class T, class F> void expect_same_bits(F f) {
+  support::Random random("epilogue bits");
+  const Index m = 200, k = 270, n = 210;
+  Tensor<T, 2> a(m, k), gate(k, n), up(k, n), residual(m, n);
+  random.fill(a), random.fill(gate), random.fill(up), random.fill(residual);
+  const std::vector<DenseWeights<T>> parts = {{gate.view(), {}}, {up.view(), {}}};
+  const Packed<T> packed = pack(parts);
+  const auto whole = rows_of(Cpu{}, packed, a, residual, f, 0, m, false);
+  const mha::CpuWith<mha::ThreadPool> threads(mha::ThreadPool(3));
+  EXPECT_EQ(support::differing(rows_of(threads, packed, a, residual, f, 0, m, false), whole), 0u) << "threads";
+  EXPECT_EQ(support::differing(rows_of(threads, packed, a, residual, f, 0, m, true), whole), 0u) << "in place";
+  for (const Index few : {1, 5, 33}) {
+    const Index first = random.below(m - few);
+    const auto some = rows_of(Cpu{}, packed, a, residual, f, first, few, few == 5);
+    std::size_t differing = 0;
+    for (Index i = 0; i < few; ++i)
+      for (Index j = 0; j < n; ++j)
+        differing += support::bits(some(i, j)) == support::bits(whole(first + i, j)) ? 0u : 1u;
+    EXPECT_EQ(differing, 0u) << few << " rows";
+  }
+}
+
+TYPED_TEST(PackedProduct, EpilogueGivesTheSameBitsForAnyRowsAndThreads) {
+  using T = TypeParam;
+  at_every_isa([] {
+    expect_same_bits<T>(mha::Identity{});
+    expect_same_bits<T>(mha::Gelu{});
+    expect_same_bits<T>(Wavy{});
+    expect_same_bits<T>(mha::SwiGlu{});
+  });
+}
+
+TYPED_TEST(PackedProduct, WithoutAnEpilogueIsTheSameProduct) {
+  using T = TypeParam;
+  support::Random random("no epilogue");
+  Tensor<T, 2> a(33, 300), w(300, 70), plain(33, 70), none(33, 70);
+  random.fill(a), random.fill(w);
+  const Packed<T> packed = pack(std::vector<DenseWeights<T>>{{w.view(), {}}});
+  mha::Workspace workspace;
+  const TensorView<T, 2> to_plain[] = {plain.view()}, to_none[] = {none.view()};
+  Cpu{}.gemm(mha::PackedGemmCall<T, Packed<T>>{std::as_const(a).view(), packed, 0, to_plain}, workspace);
+  Cpu{}.gemm(mha::PackedGemmCall<T, Packed<T>>{std::as_const(a).view(), packed, 0, to_none}, mha::Epilogue<T>{},
+             workspace);
+  EXPECT_EQ(support::differing(plain, none), 0u);
+}
+
+TEST(PackedProductOf, AnEpilogueIsFusedForEveryActivation) {
+  static_assert(mha::FusesEpilogue<Cpu, float, mha::Gelu> && mha::FusesEpilogue<Cpu, mha::half, mha::Identity>);
+  static_assert(mha::FusesEpilogue<Cpu, double, mha::SwiGlu> && mha::FusesEpilogue<mha::Cpu, mha::bfloat16, Wavy>);
 }
 
 TEST(PackedProductOf, AStorageScalarOfTheUsers) {

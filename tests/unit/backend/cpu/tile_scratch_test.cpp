@@ -24,7 +24,7 @@ TEST(TileScratch, PartsDoNotOverlapAndAreCounted) {
                                                 {at.row_q, lanes * head_dim},
                                                 {at.s, key_block * lanes},
                                                 {at.visible, key_block * lanes},
-                                                {at.fade, lanes},
+                                                {at.rescale, lanes},
                                                 {at.wide_keys, (widens ? key_block : lanes) * head_dim},
                                                 {at.lane_out, value_dim * lanes},
                                                 {at.part.max, lanes},

@@ -64,8 +64,8 @@ TEST(DeviceTensor, ToTheDeviceAndBack) {
 
 TEST(DeviceTensor, OnlyRowMajorViewsGoBack) {
   const TensorView<const float, 2> turned{reinterpret_cast<const float*>(64), {2, 3}, {1, 2}};
-  EXPECT_EQ(message_of<mha::ShapeError>([&] { mha::to_host(turned); }),
-            "to_host: the view of 6 elements is not row-major and contiguous, which is wanted");
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { static_cast<void>(mha::to_host(turned)); }),
+            "to_host: the view of 6 elements must be row-major and contiguous");
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ template <class T> class Problem {
     options.scale = sizes.scale;
     options.origin = sizes.origin;
     if (!sizes.q_offsets.empty())
-      options.packed = Packed{Borrowed<Index>(sizes.q_offsets), Borrowed<Index>(key_offsets())};
+      options.ragged = Ragged{Borrowed<Index>(sizes.q_offsets), Borrowed<Index>(key_offsets())};
     const LogSumExp<float> to(view(lse.data(), out.view.extent[0], sizes.heads, out.view.extent[1]));
     options.log_sum_exp = to.to;
     const TensorView<const T, 4> cq = q.view, ck = k.view, cv = v.view;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/cuda/gemm.hpp>
+#include <mha/backend/cuda/products.hpp>
 
 #include "../../../gpu_memory/far_cuda.hpp"
 #include "gemm_checks.hpp"
@@ -17,6 +18,29 @@ TEST(FarProducts, OfDouble) { gemm_checks::expect_products<FarCuda, double>("far
 TEST(FarProducts, OfSixteenBits) {
   gemm_checks::expect_products<FarCuda, mha::bfloat16>("far products bfloat16");
   gemm_checks::expect_products<FarCuda, mha::half>("far products half");
+}
+
+// A server sees every length of a prompt: what is kept must not grow with each.
+TEST(FarProducts, KeepAsManyChoicesAsTheyMay) {
+  using mha::cuda::operand, mha::cuda::Products;
+  using View = mha::TensorView<const float, 2>;
+  alignas(256) const float x[8] = {};
+  const auto product = [&](mha::Index rows) {
+    return mha::cuda::Product{CUDA_R_32F, *operand(View{x, {rows, 4}, {4, 1}}), *operand(View{x, {4, 4}, {4, 1}}),
+                              *operand(View{x, {rows, 4}, {4, 1}})};
+  };
+  Products products;
+  constexpr auto most = static_cast<mha::Index>(Products::most_choices);
+  for (mha::Index rows = 1; rows <= 3 * most; ++rows) {
+    EXPECT_TRUE(products.choose(product(rows)).found);
+    EXPECT_TRUE(products.choose(product(1)).found);
+    ASSERT_LE(products.choices(), Products::most_choices);
+    ASSERT_TRUE(products.knows(product(rows)));
+  }
+  EXPECT_EQ(products.choices(), Products::most_choices);
+  EXPECT_TRUE(products.knows(product(1))) << "used again and again";
+  EXPECT_TRUE(products.knows(product(2 * most + 2)));
+  EXPECT_FALSE(products.knows(product(2 * most)));
 }
 
 }  // namespace

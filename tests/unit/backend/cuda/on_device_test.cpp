@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/cuda/on_device.hpp>
+#include <mha/core/tensor.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/mask/positional.hpp>

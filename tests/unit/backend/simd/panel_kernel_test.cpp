@@ -19,6 +19,7 @@ namespace {
 using mha::Index;
 using mha::detail::simd::depth_block;
 using mha::detail::simd::panel_columns;
+using mha::detail::simd::panel_grain;
 using mha::detail::simd::panel_kernel;
 
 /// Rows, a panel of storage S, and results with poison beside them.
@@ -55,16 +56,16 @@ template <class T> class PanelKernel : public testing::Test {};
 using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
 TYPED_TEST_SUITE(PanelKernel, Scalars, );
 
-TYPED_TEST(PanelKernel, IsTheSumOfProductsAndWritesWholeRegistersOnly) {
+TYPED_TEST(PanelKernel, IsTheSumOfProductsAndWritesWholeGrainsOnly) {
   using A = mha::Accumulator<TypeParam>;
   support::Random random("panel kernel");
   unit::for_each_level([&](auto isa) {
-    const Index width = mha::detail::simd::Vector<A, decltype(isa)>::width;
+    const Index grain = panel_grain<A>(isa.level);
     for (const Index n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17})
       for (const Index depth : {0, 1, 2, 33, 256})
         for (const bool with_bias : {false, true}) {
           Product<TypeParam> p(n, depth, random);
-          const Index wanted = 1 + random.below(p.columns), written = (wanted + width - 1) / width * width;
+          const Index wanted = 1 + random.below(p.columns), written = (wanted + grain - 1) / grain * grain;
           p.run(isa, wanted, with_bias);
           support::Worst worst;
           for (Index i = 0; i < n; ++i)

@@ -37,10 +37,10 @@ TYPED_TEST_SUITE(TileKernels, Scalars);
 
 std::size_t count(Index rows, Index lanes) { return static_cast<std::size_t>(rows) * static_cast<std::size_t>(lanes); }
 
-TYPED_TEST(TileKernels, FewQueriesTakeOneRegister) {
+TYPED_TEST(TileKernels, FewQueriesTakeOneRegisterWhereAnotherShapePays) {
   unit::for_each_level([&]<class Isa>(Isa) {
     constexpr Index width = simd::Vector<TypeParam, Isa>::width;
-    EXPECT_EQ(simd::tile_kernels<TypeParam>(Isa::level, width).lanes, width);
+    EXPECT_EQ(simd::tile_kernels<TypeParam>(Isa::level, width).lanes, Isa::minimal ? 2 * width : width);
     EXPECT_GT(simd::tile_kernels<TypeParam>(Isa::level, width + 1).lanes, width);
   });
 }
@@ -53,14 +53,14 @@ TYPED_TEST(TileKernels, SoftmaxStepsFollowTheRecurrence) {
     const Index lanes = kernels.lanes;
     const T slope = static_cast<T>(0.3 * std::numbers::log2e);
     std::vector<T> max(count(1, lanes), -std::numeric_limits<T>::infinity()), sum(count(1, lanes), T(0)),
-        fade(count(1, lanes));
+        rescale(count(1, lanes));
     std::vector<double> reference_max(count(1, lanes), hidden), reference_sum(count(1, lanes), 0);
     for (const Index n : {1, 5, 40}) {
       std::vector<T> s(count(n, lanes));
       for (T& x : s) x = random.chance(0.3) ? -std::numeric_limits<T>::infinity() : static_cast<T>(4 * random.normal());
       const std::vector<T> logits = s;
       const std::vector<double> before = reference_max;
-      kernels.softmax(s.data(), n, slope, max.data(), sum.data(), fade.data());
+      kernels.softmax(s.data(), n, slope, max.data(), sum.data(), rescale.data());
       for (Index lane = 0; lane < lanes; ++lane) {
         const auto at = [&](Index k) { return static_cast<std::size_t>(k * lanes + lane); };
         const auto j = static_cast<std::size_t>(lane);
@@ -77,7 +77,7 @@ TYPED_TEST(TileKernels, SoftmaxStepsFollowTheRecurrence) {
           total += w;
         }
         EXPECT_EQ(static_cast<double>(max[j]), highest);
-        EXPECT_NEAR(static_cast<double>(fade[j]), before[j] == hidden && highest == hidden ? 0 : factor,
+        EXPECT_NEAR(static_cast<double>(rescale[j]), before[j] == hidden && highest == hidden ? 0 : factor,
                     40 * support::unit_roundoff<T>());
         EXPECT_NEAR(static_cast<double>(sum[j]), total, 100 * support::unit_roundoff<T>() * (total + 1));
         reference_max[j] = highest;
@@ -92,16 +92,16 @@ TYPED_TEST(TileKernels, SoftmaxOfHiddenKeysLeavesTheStateAlone) {
   this->for_each_tile([&](const auto& kernels) {
     const Index lanes = kernels.lanes;
     std::vector<T> s(count(3, lanes), -std::numeric_limits<T>::infinity()), max(count(1, lanes), T(1.5)),
-        sum(count(1, lanes), T(2.25)), fade(count(1, lanes));
+        sum(count(1, lanes), T(2.25)), rescale(count(1, lanes));
     max[0] = -std::numeric_limits<T>::infinity();
     sum[0] = T(0);
-    kernels.softmax(s.data(), 3, T(1), max.data(), sum.data(), fade.data());
+    kernels.softmax(s.data(), 3, T(1), max.data(), sum.data(), rescale.data());
     EXPECT_EQ(max[0], -std::numeric_limits<T>::infinity());
     EXPECT_EQ(sum[0], T(0));
     for (std::size_t j = 1; j < max.size(); ++j) {
       EXPECT_EQ(max[j], T(1.5));
       EXPECT_EQ(sum[j], T(2.25));
-      EXPECT_EQ(fade[j], T(1)) << "a rescale that changes bits";
+      EXPECT_EQ(rescale[j], T(1)) << "a rescale that changes bits";
     }
     for (const T x : s) EXPECT_EQ(support::bits(x), 0u);
   });
@@ -112,14 +112,14 @@ TYPED_TEST(TileKernels, SoftmaxKeepsNaN) {
   this->for_each_tile([&](const auto& kernels) {
     const Index lanes = kernels.lanes;
     std::vector<T> s(count(3, lanes), T(1)), max(count(1, lanes), -std::numeric_limits<T>::infinity()),
-        sum(count(1, lanes), T(0)), fade(count(1, lanes));
+        sum(count(1, lanes), T(0)), rescale(count(1, lanes));
     s[static_cast<std::size_t>(lanes) + 1] = std::numeric_limits<T>::quiet_NaN();
-    kernels.softmax(s.data(), 3, T(1), max.data(), sum.data(), fade.data());
+    kernels.softmax(s.data(), 3, T(1), max.data(), sum.data(), rescale.data());
     for (std::size_t j = 0; j < sum.size(); ++j) EXPECT_EQ(std::isnan(sum[j]), j == 1) << j;
   });
 }
 
-TYPED_TEST(TileKernels, ValuesAreWeightedAndAddedToTheFadedOutput) {
+TYPED_TEST(TileKernels, ValuesAreWeightedAndAddedToTheRescaledOutput) {
   using T = TypeParam;
   support::Random random("values");
   this->for_each_tile([&](const auto& kernels) {
@@ -128,18 +128,19 @@ TYPED_TEST(TileKernels, ValuesAreWeightedAndAddedToTheFadedOutput) {
       for (const Index n : {1, 2, 31}) {
         const std::ptrdiff_t stride = dim + 2;
         std::vector<T> values(static_cast<std::size_t>(n * stride)), p(count(n, lanes)), visible(count(n, lanes), T(1)),
-            fade(count(1, lanes)), out(count(dim, lanes));
-        for (auto* x : {&values, &p, &fade, &out}) random.fill(*x);
+            rescale(count(1, lanes)), out(count(dim, lanes));
+        for (auto* x : {&values, &p, &rescale, &out}) random.fill(*x);
         const std::vector<T> before = out;
         std::vector<T> guarded = out;
-        kernels.values(values.data(), stride, n, p.data(), nullptr, fade.data(), dim, out.data(), {});
-        kernels.guarded_values(values.data(), stride, n, p.data(), visible.data(), fade.data(), dim, guarded.data(),
-                               {});
+        kernels.values(values.data(), stride, n, p.data(), rescale.data(), dim, out.data(), {});
+        kernels.guarded_values(values.data(), stride, n, p.data(), visible.data(), rescale.data(), dim, guarded.data(),
+                               lanes);
         EXPECT_EQ(support::differing(guarded, out), 0u) << "guarded, with everything visible";
         for (Index d = 0; d < dim; ++d)
           for (Index lane = 0; lane < lanes; ++lane) {
             const auto at = static_cast<std::size_t>(d * lanes + lane);
-            double sum = double(before[at]) * double(fade[static_cast<std::size_t>(lane)]), magnitude = std::abs(sum);
+            double sum = double(before[at]) * double(rescale[static_cast<std::size_t>(lane)]),
+                   magnitude = std::abs(sum);
             for (Index k = 0; k < n; ++k) {
               const double term = double(values[static_cast<std::size_t>(k * stride + d)]) *
                                   double(p[static_cast<std::size_t>(k * lanes + lane)]);
@@ -158,7 +159,7 @@ TYPED_TEST(TileKernels, GuardedValuesLeaveHiddenPairsOut) {
   this->for_each_tile([&](const auto& kernels) {
     const Index lanes = kernels.lanes, n = 9, dim = 11;
     std::vector<T> values(static_cast<std::size_t>(n * dim)), p(count(n, lanes)), visible(count(n, lanes), T(1)),
-        fade(count(1, lanes), T(1)), out(count(dim, lanes), T(0));
+        rescale(count(1, lanes), T(1)), out(count(dim, lanes), T(0));
     random.fill(values);
     for (T& x : p) x = static_cast<T>(random.uniform(0, 1));
     // Key 4 is poisoned and hidden from the even lanes.
@@ -167,11 +168,12 @@ TYPED_TEST(TileKernels, GuardedValuesLeaveHiddenPairsOut) {
       visible[static_cast<std::size_t>(4 * lanes + lane)] = T(0);
     }
     std::vector<T> clean = out;
-    kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), fade.data(), dim, clean.data(), {});
+    kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), rescale.data(), dim, clean.data(), lanes);
     for (const T poison : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()}) {
       for (Index d = 0; d < dim; ++d) values[static_cast<std::size_t>(4 * dim + d)] = poison;
       std::vector<T> poisoned(out.size(), T(0));
-      kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), fade.data(), dim, poisoned.data(), {});
+      kernels.guarded_values(values.data(), dim, n, p.data(), visible.data(), rescale.data(), dim, poisoned.data(),
+                             lanes);
       for (std::size_t at = 0; at < out.size(); ++at)
         if (at % static_cast<std::size_t>(lanes) % 2 == 0) {
           EXPECT_EQ(support::bits(poisoned[at]), support::bits(clean[at]));

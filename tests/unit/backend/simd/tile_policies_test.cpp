@@ -56,10 +56,10 @@ TYPED_TEST(TilePolicies, HidesWhatTheMaskHidesAndAsksForNoPairBeyondTheCall) {
       const Index q_begin = 5, k_begin = 40;
       bool beyond = false;
       const Thirds mask{q_begin, q_begin + count, k_begin, k_begin + keys, &beyond};
-      const simd::TilePolicies<T, Thirds, mha::NoScore> policies(isa.level, mask, {}, 1, 2, q_begin, count);
+      const simd::AnyMask<T> any(mask, isa.level);
       std::vector<T> s = random_tile<T>(random);
       const std::vector<T> before = s;
-      policies.hide(s.data(), lanes, {k_begin, k_begin + keys, TileVisibility::partial}, 8);
+      any.hide({1, 2, q_begin, count}, s.data(), lanes, {k_begin, k_begin + keys, TileVisibility::partial}, 8);
       EXPECT_FALSE(beyond) << "a pair outside the call was asked for";
       for (Index k = 0; k < keys; ++k)
         for (Index i = 0; i < lanes; ++i) {
@@ -78,10 +78,10 @@ TYPED_TEST(TilePolicies, ScoresAPairTheSameInEveryTile) {
   const std::vector<T> dots = random_tile<T>(random);
   unit::for_each_level([&](auto isa) {
     const auto scored = [&](Index count, Index first) {
-      const mha::Full full;
-      const simd::TilePolicies<T, mha::Full, Ripple> policies(isa.level, full, {}, 1, 2, 5 + first, count);
+      const Ripple ripple;
+      const simd::AnyScore<T> score(ripple, isa.level);
       std::vector<T> s = dots;
-      policies.score(s.data() + first, lanes, T(0.7), 40, 40 + keys);
+      score.apply({1, 2, 5 + first, count}, s.data() + first, lanes, T(0.7), 40, 40 + keys);
       return s;
     };
     const std::vector<T> all = scored(lanes, 0);
@@ -107,43 +107,57 @@ TYPED_TEST(TilePolicies, ScoresAPairTheSameInEveryTile) {
 
 TYPED_TEST(TilePolicies, TrimsHiddenKeysInWholeGrains) {
   using T = TypeParam;
-  using Window = simd::TilePolicies<T, mha::SlidingWindow, mha::NoScore>;
   const mha::SlidingWindow window{.left = 9};
-  const Window policies(mha::IsaLevel::baseline, window, {}, 0, 0, 100, 4);
-  const auto whole = policies.visible(64, 128, 8);  // keys 91 … 103 are seen
+  const simd::AnyMask<T> mask(window, mha::IsaLevel::baseline);
+  const simd::TileQueries of{0, 0, 100, 4};
+  const auto whole = mask.visible(of, 64, 128, 8);  // keys 91 … 103 are seen
   EXPECT_EQ(whole.begin, 88);
   EXPECT_EQ(whole.end, 104);
   EXPECT_EQ(whole.seen, TileVisibility::partial);
-  EXPECT_EQ(policies.visible(104, 128, 8).seen, TileVisibility::none);
-  EXPECT_EQ(policies.visible(95, 99, 8).seen, TileVisibility::full);
-  EXPECT_EQ(policies.visibility(0, 91), TileVisibility::none);
+  EXPECT_EQ(mask.visible(of, 104, 128, 8).seen, TileVisibility::none);
+  EXPECT_EQ(mask.visible(of, 95, 99, 8).seen, TileVisibility::full);
+  EXPECT_EQ(mask.visibility(of, 0, 91), TileVisibility::none);
 }
 
-TYPED_TEST(TilePolicies, SayTheSameWithoutTheirTypes) {
+// Neither has a kernel of its own.
+TYPED_TEST(TilePolicies, FullHidesNothingAndNoScoreOnlyScales) {
   using T = TypeParam;
-  support::Random random("any");
-  const mha::SlidingWindow window{.left = 9};
-  const simd::TileQueries queries{1, 2, 100, 37};
+  support::Random random("none");
+  const mha::Full full;
+  const mha::NoScore none;
   const std::vector<T> dots = random_tile<T>(random);
   unit::for_each_level([&](auto isa) {
-    const simd::TilePolicies<T, mha::SlidingWindow, Ripple> typed(isa.level, window, {}, 1, 2, 100, 37);
-    const Ripple ripple;
-    const simd::AnyMask<T> mask(window, isa.level);
-    const simd::AnyScore<T> score(ripple, isa.level);
-    std::vector<T> expected = dots, s = dots;
-    const auto keys_of = typed.visible(91, 91 + keys, 8), same = mask.visible(queries, 91, 91 + keys, 8);
-    EXPECT_EQ(same.begin, keys_of.begin);
-    EXPECT_EQ(same.end, keys_of.end);
-    EXPECT_EQ(same.seen, TileVisibility::partial);
-    typed.score(expected.data(), lanes, T(0.7), keys_of.begin, keys_of.end);
-    typed.hide(expected.data(), lanes, keys_of, 8);
-    score.apply(queries, s.data(), lanes, T(0.7), keys_of.begin, keys_of.end);
-    mask.hide(queries, s.data(), lanes, keys_of, 8);
-    for (std::size_t i = 0; i < s.size(); ++i) EXPECT_EQ(support::bits(s[i]), support::bits(expected[i])) << i;
-    EXPECT_NE(s, dots);
+    const simd::AnyMask<T> mask(full, isa.level);
+    const simd::AnyScore<T> score(none, isa.level);
+    EXPECT_FALSE(score.exists);
+    EXPECT_TRUE(simd::AnyScore<T>(Ripple{}, isa.level).exists);
+    for (const Index count : {1, 7, 37}) {
+      const auto seen = mask.visible({1, 2, 100, count}, 91, 91 + keys, 8);
+      EXPECT_EQ(seen.begin, 91);
+      EXPECT_EQ(seen.end, 91 + keys);
+      EXPECT_EQ(seen.seen, TileVisibility::full);
+      std::vector<T> s = dots;
+      mask.hide({1, 2, 100, count}, s.data(), lanes, seen, 8);
+      EXPECT_EQ(s, dots);
+      score.apply({1, 2, 100, count}, s.data(), lanes, T(-1.7), 91, 91 + keys);
+      for (Index k = 0; k < keys; ++k)
+        for (Index i = 0; i < lanes; ++i) {
+          const auto at = static_cast<std::size_t>(k * lanes + i);
+          EXPECT_EQ(support::bits(s[at]), support::bits(i < count ? T(T(-1.7) * dots[at]) : dots[at])) << k << ' ' << i;
+        }
+      // With keys in lanes: `count` queries, 40 numbers apart.
+      constexpr Index apart = 40, n = 21;
+      std::vector<T> rows(static_cast<std::size_t>(count * apart));
+      random.fill(rows);
+      const std::vector<T> before = rows;
+      score.apply({1, 2, 100, count}, rows.data(), 1, T(-1.7), 91, 91 + n, apart);
+      for (Index i = 0; i < count; ++i)
+        for (Index k = 0; k < apart; ++k) {
+          const auto at = static_cast<std::size_t>(i * apart + k);
+          EXPECT_EQ(support::bits(rows[at]), support::bits(k < n ? T(T(-1.7) * before[at]) : before[at])) << i << k;
+        }
+    }
   });
-  EXPECT_TRUE(simd::AnyScore<T>(Ripple{}, mha::IsaLevel::baseline).exists);
-  EXPECT_FALSE(simd::AnyScore<T>(mha::NoScore{}, mha::IsaLevel::baseline).exists);
 }
 
 }  // namespace

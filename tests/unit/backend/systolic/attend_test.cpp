@@ -31,10 +31,10 @@ template <class Chosen> struct Fused {
   template <class T> void gemm(const mha::GemmCall<T>&, Workspace&) const {}
   template <class T> std::string explain(const mha::AttendPlan&) const { return name; }
   template <class Call> void attend(const Call& call, Workspace& workspace) const {
-    systolic::attend(call, kernels(), workspace, mha::Serial{});
+    systolic::attend(systolic::any_call(call, mha::current_isa()), kernels(), workspace, mha::Serial{});
   }
   template <class Call> void weights(const Call& call, mha::TensorView<float, 4> to, Workspace& workspace) const {
-    systolic::weights(call, kernels(), to, workspace, mha::Serial{});
+    systolic::weights(systolic::any_call(call, mha::current_isa()), kernels(), to, workspace, mha::Serial{});
   }
   static systolic::Kernels kernels() { return systolic::kernels_of(Chosen::unit(), mha::current_isa()); }
 };

@@ -54,8 +54,8 @@ TEST(QueryTile, AttendsBlockByBlock) {
   const systolic::BlockScratch block(frame, kernels.product.lanes, dim, dim);
   const systolic::TileState state(frame, kernels.product.lanes, dim, dim);
   std::fill_n(state.out, systolic::tile_side * kernels.product.lanes, NAN);  // the first product sets it
-  systolic::QueryTile<float, mha::ContiguousKv<float>, mha::Causal, mha::NoScore> tile(call, kernels, tiles, block,
-                                                                                       state, 0, 0, 0);
+  const auto any = systolic::any_call(call, kernels.level);
+  systolic::QueryTile<float, mha::ContiguousKv<float>> tile(any, kernels, tiles, block, state, 0, 0, 0);
   EXPECT_EQ(tile.keys(), n);
   tile.attend(0);
   tile.finish();

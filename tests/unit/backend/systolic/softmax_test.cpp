@@ -56,7 +56,7 @@ TEST(TileSoftmax, WeightsAreRoundedAndSummedAsRounded) {
     t.logit(5, 3) = hidden;
     t.kernels.raise(t.s.data(), keys, &t.rows, false);
     EXPECT_FALSE(t.rows.any_unseen);
-    EXPECT_FALSE(t.rows.any_fade);
+    EXPECT_FALSE(t.rows.any_rescale);
     t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
     EXPECT_FALSE(t.rows.any_over);
     for (Index i = 0; i < lanes; ++i) {
@@ -162,10 +162,10 @@ TEST(TileSoftmax, OnlyARowWithTooLargeASumMovesItsAnchor) {
     t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
     ASSERT_TRUE(t.rows.any_over);
     t.kernels.raise(t.s.data(), keys, &t.rows, true);
-    EXPECT_TRUE(t.rows.any_fade);
+    EXPECT_TRUE(t.rows.any_rescale);
     for (Index i = 0; i < lanes; ++i) {
       EXPECT_EQ(t.rows.anchor[i], i == 4 ? 30.f : 0.f);
-      EXPECT_EQ(t.rows.fade[i], i == 4 ? 0x1p-30f : 1.f);
+      EXPECT_EQ(t.rows.rescale[i], i == 4 ? 0x1p-30f : 1.f);
       EXPECT_EQ(t.rows.sum[i], i == 4 ? 64 * 0x1p-30f : 64.f);
     }
     t.kernels.weights(t.s.data(), keys, t.p.data(), &t.rows);
@@ -203,16 +203,16 @@ TEST(TileSoftmax, FarAnchorsAreSubtractedFirst) {
   });
 }
 
-TEST(TileSoftmax, FadingFlushesWhatAUnitWouldNotRead) {
+TEST(TileSoftmax, RescalingFlushesWhatAUnitWouldNotRead) {
   at_every_level([](mha::IsaLevel level) {
-    std::vector<float> o(lanes, 0x1p-120f), fade(lanes, 0.5f);
-    fade[3] = 0x1p-10f;
-    fade[5] = 1.f;
+    std::vector<float> o(lanes, 0x1p-120f), rescale(lanes, 0.5f);
+    rescale[3] = 0x1p-10f;
+    rescale[5] = 1.f;
     o[5] = 0x1p-140f;
-    systolic::softmax_kernels(level).fade(o.data(), 1, fade.data(), lanes);
+    systolic::softmax_kernels(level).rescale(o.data(), 1, rescale.data(), lanes);
     EXPECT_EQ(o[3], 0.f);
     EXPECT_EQ(o[4], 0x1p-121f);
-    EXPECT_EQ(o[5], 0x1p-140f) << "a row that does not fade";
+    EXPECT_EQ(o[5], 0x1p-140f) << "a row that is not rescaled";
   });
 }
 

@@ -73,4 +73,38 @@ TEST_P(TileProduct, MultipliesAndAdds) {
         }
 }
 
+/// Whether every row has the bits it has among all 16 of its tile, however many are wanted.
+void expect_same_bits(const systolic::ProductUnit& unit, const char* name) {
+  support::Random random(name);
+  for (const Index tiles : {1, 2})
+    for (const Index steps : {1, 4, 7})
+      for (const bool add : {false, true}) {
+        std::vector<bfloat16> a(static_cast<std::size_t>(tiles * steps * 512));
+        std::vector<bfloat16> pairs(static_cast<std::size_t>(steps * 32 * unit.lanes));
+        random.fill(a);
+        random.fill(pairs);
+        std::vector<std::uint32_t> b(pairs.size() / 2);
+        for (std::size_t i = 0; i < b.size(); ++i)
+          b[i] = pairs[2 * i].bits | std::uint32_t{pairs[2 * i + 1].bits} << 16;
+        std::vector<float> before(static_cast<std::size_t>(tiles * 16 * unit.lanes));
+        random.fill(before);
+        std::vector<float> all = before;
+        unit.multiply({a.data(), steps * 512, b.data(), all.data(), tiles, steps, add});
+        for (Index rows = 16 * (tiles - 1) + 1; rows <= 16 * tiles; ++rows) {
+          std::vector<float> some = before;
+          unit.multiply({a.data(), steps * 512, b.data(), some.data(), tiles, steps, add, 512, 32, rows});
+          for (std::size_t i = 0; i < static_cast<std::size_t>(rows * unit.lanes); ++i)
+            ASSERT_EQ(support::bits(some[i]), support::bits(all[i])) << name << ", " << rows << " rows, element " << i;
+        }
+      }
+}
+
+TEST_P(TileProduct, ARowHasTheSameBitsAmongFewAndMany) {
+  const unit::ForceUnit force(GetParam());
+  const systolic::UnitScope scope(GetParam());
+  expect_same_bits(systolic::dense_unit<mha::AmxArray>(), "dense");
+  expect_same_bits(systolic::dense_unit<mha::TpuArray<128>>(), "a deeper array");
+  expect_same_bits(systolic::attention_unit<mha::AmxArray>(), "attention");
+}
+
 }  // namespace

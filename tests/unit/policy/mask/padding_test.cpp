@@ -16,11 +16,6 @@ namespace {
 
 using mha::Padding;
 
-template <class T>
-concept PadsWith = requires(T&& t) {
-  Padding{std::forward<T>(t)};
-};
-
 TEST(Padding, HidesKeysFromTheLengthOn) {
   const std::vector<int> lengths{0, 2, 5};
   const Padding mask{lengths};
@@ -94,11 +89,6 @@ TEST(Padding, ComposesAndPassesTheDataOn) {
   const mha::CallShape s{.batch = 2, .heads = 1, .queries = 4, .keys = 4};
   EXPECT_TRUE(mha_test::tiles_are(mha_test::Promise::honest, mha::prepared(mask, s), s));
   EXPECT_THROW(mha::prepared(!mask, {.batch = 3}), mha::ShapeError) << "a part's check is the composition's";
-}
-
-TEST(Padding, RefusesATemporaryOwner) {
-  static_assert(PadsWith<std::vector<int>&> && PadsWith<const std::vector<int>&>);
-  static_assert(!PadsWith<std::vector<int>> && !PadsWith<const std::vector<int>>);
 }
 
 TEST(Padding, IsABorrowingMaskOfOnePointer) {

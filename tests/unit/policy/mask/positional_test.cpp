@@ -118,8 +118,8 @@ TEST(SlidingWindow, RefusesANegativeReach) {
   const auto message = [&](int left, int right) {
     return mha_test::message_of<mha::ShapeError>([&] { SlidingWindow{.left = left, .right = right}.prepared(shape); });
   };
-  EXPECT_EQ(message(-1, 0), "SlidingWindow: left is -1, the least is 0");
-  EXPECT_EQ(message(0, -2), "SlidingWindow: right is -2, the least is 0");
+  EXPECT_EQ(message(-1, 0), "SlidingWindow: left is -1, it must be at least 0");
+  EXPECT_EQ(message(0, -2), "SlidingWindow: right is -2, it must be at least 0");
   EXPECT_EQ(message(0, 0), "");
 }
 

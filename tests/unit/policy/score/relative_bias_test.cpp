@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/core/dual.hpp>
+#include <mha/core/workspace.hpp>
 #include <mha/policy/score/relative_bias.hpp>
 
 #include "random.hpp"
@@ -105,16 +106,19 @@ TEST(RelativeBias, PreparedIsTheSame) {
     for (const mha::Origins& origin : {mha::Origins(0), mha::Origins(4), mha::Origins(-6), mha::Origins(each)}) {
       const mha::CallShape s{.batch = 2, .heads = 2, .queries = 7, .keys = 12, .origin = origin};
       const RelativeBias score(random_table(8, 2), {.count = 8, .max_distance = 6, .bidirectional = bidirectional});
-      const auto ready = mha::prepared(score, s);
-      for (int b = 0; b < s.batch; ++b)
-        for (int h = 0; h < s.heads; ++h) {
-          const auto head = mha::at_head(ready, b, h);
-          for (int q = origin[b]; q < origin[b] + s.queries; ++q)
-            for (int k = 0; k < s.keys; ++k) {
-              EXPECT_EQ(ready(1.5, b, h, q, k), score(1.5, b, h, q, k));
-              EXPECT_EQ(head(1.5f, b, h, q, k), score(1.5f, b, h, q, k));
-            }
-        }
+      mha::Workspace workspace;
+      auto frame = workspace.frame();
+      for (const auto& ready : {mha::prepared(score, s), mha::prepared(score, s, frame)})
+        for (int b = 0; b < s.batch; ++b)
+          for (int h = 0; h < s.heads; ++h) {
+            const auto head = mha::at_head(ready, b, h);
+            for (int q = origin[b]; q < origin[b] + s.queries; ++q)
+              for (int k = 0; k < s.keys; ++k) {
+                EXPECT_EQ(ready(1.5, b, h, q, k), score(1.5, b, h, q, k));
+                EXPECT_EQ(head(1.5f, b, h, q, k), score(1.5f, b, h, q, k));
+              }
+          }
+      EXPECT_GE(workspace.bytes(), 2 * 18 * sizeof(float)) << "the second table is the workspace's";
     }
 }
 
@@ -141,9 +145,9 @@ std::string refusal(std::size_t size, const RelativeBuckets& buckets, int heads 
 
 TEST(RelativeBias, WantsBucketsThatFitTogether) {
   EXPECT_EQ(refusal(8, {.count = 4, .max_distance = 2}), "");
-  EXPECT_EQ(refusal(6, {.count = 3, .max_distance = 9}), "RelativeBias: 3 buckets are too few, the least is 4");
+  EXPECT_EQ(refusal(6, {.count = 3, .max_distance = 9}), "RelativeBias: 3 buckets are too few, expected at least 4");
   EXPECT_EQ(refusal(2, {.count = 1, .max_distance = 9, .bidirectional = false}),
-            "RelativeBias: 1 buckets are too few, the least is 2");
+            "RelativeBias: 1 buckets are too few, expected at least 2");
   EXPECT_NE(refusal(0, {.count = 0}), "");
   EXPECT_NE(refusal(0, {.count = -8}), "");
   EXPECT_EQ(refusal(64, {.count = 32, .max_distance = 8}),

@@ -5,17 +5,17 @@
 
 #include <gtest/gtest.h>
 
-#include <mha/layer/initialize.hpp>
-#include <mha/policy/concat.hpp>
-#include <mha/policy/output.hpp>
-#include <mha/policy/qk_norm.hpp>
+#include <mha/block/initialize.hpp>
+#include <mha/layer/parameters.hpp>
+
+#include "own_policies.hpp"
 
 namespace {
 
 using mha::XavierUniform;
 
 template <class Projection>
-using Parameters = mha::Parameters<double, Projection, mha::QkNorm, mha::GatedHeads, mha::LinearOutput>;
+using Parameters = mha::Parameters<double, support::OwnPolicies<Projection, mha::QkNorm, mha::GatedHeads>>;
 
 template <class Projection> Parameters<Projection> drawn(const XavierUniform& draw) {
   Parameters<Projection> p(mha::detail::completed<mha::GroupedQuery<2>>(
@@ -105,7 +105,7 @@ TEST(XavierUniform, GainStretchesTheRange) {
 }
 
 TEST(XavierUniform, WithoutOutputMatrix) {
-  mha::Parameters<float, mha::FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::NoOutput> p(
+  mha::Parameters<float, support::OwnPolicies<mha::FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::NoOutput>> p(
       mha::detail::completed<mha::MultiHead>({.d_model = 8, .num_heads = 2}));
   XavierUniform{.seed = 2}(p.writable());
   EXPECT_EQ(p.size(), 3 * 64);

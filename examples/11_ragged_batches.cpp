@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// 11: packed batches
+// 11: ragged batches
 //
-// You learn   sequences of different lengths in one call without padding: packed rows and offsets; what padding costs
+// You learn   sequences of different lengths in one call without padding: rows and offsets; what padding costs
 // The maths   sequence b is rows offsets[b] … offsets[b + 1] − 1 and attends within itself; its first row is position 0
 // Symbols     B = 5 sequences of 7, 96, 1, 0 and 33 tokens, ΣL = 137 rows of E = 64, 4 heads of D = 16
 //             X, Y (ΣL, E)  offsets (B + 1): 0 7 103 104 104 137  padded X (B, 96, E)  Q (ΣLq, H, D)  K, V (ΣLk, H, D)
@@ -46,7 +46,7 @@ int main() {
   mha::Tensor<float, 2> x(total, E);  // (ΣL, E)
   for (int i = 0; i < total * E; ++i) x.data()[i] = std::sin(0.37f * float(i) * float(i % 7 + 1));
 
-  const auto y = layer(x, mha::Packed{offsets});  // (ΣL, E)
+  const auto y = layer(x, mha::Ragged{offsets});  // (ΣL, E)
 
   // The loop that the call stands for: one call per sequence.
   double alone = 0;
@@ -56,7 +56,7 @@ int main() {
     const auto single = layer(rows);
     alone = std::fmax(alone, distance(single.data(), &y(offsets[b], 0), lengths[b] * E));
   }
-  check("packed = each sequence alone", alone < 1e-6);
+  check("ragged = each sequence alone", alone < 1e-6);
 
   // The usual way: copy into a rectangle, fill the rest, hide it.
   mha::Tensor<float, 3> padded(B, longest, E);  // (B, L, E)
@@ -68,13 +68,13 @@ int main() {
   for (std::size_t b = 0; b < B; ++b)
     if (lengths[b] > 0)
       against_padded = std::fmax(against_padded, distance(&y_padded(int(b), 0, 0), &y(offsets[b], 0), lengths[b] * E));
-  check("packed = padded, where there are tokens", against_padded < 1e-6);
+  check("ragged = padded, where there are tokens", against_padded < 1e-6);
   std::printf("largest differences: alone %.0e, padded %.0e\n", alone, against_padded);
 
   // Sequences do not see each other: whatever stands in sequence 1, the others keep their bits.
   mha::Tensor<float, 2> changed = x;
   for (int i = offsets[1]; i < offsets[2]; ++i) changed(i, 0) = NAN;
-  const auto y_changed = layer(changed, mha::Packed{offsets});
+  const auto y_changed = layer(changed, mha::Ragged{offsets});
   check("NaN in sequence 1 stays in sequence 1",
         std::memcmp(y_changed.data(), y.data(), std::size_t(offsets[1] * E) * sizeof(float)) == 0 &&
             std::memcmp(&y_changed(offsets[2], 0), &y(offsets[2], 0),
@@ -86,7 +86,7 @@ int main() {
   mha::Tensor<float, 3> q(8, H, D), k(13, H, D), v(13, H, D);                  // (ΣL, H, D)
   for (int i = 0; i < 8 * E; ++i) q.data()[i] = std::sin(1.3f * float(i));
   for (int i = 0; i < 13 * E; ++i) k.data()[i] = std::cos(0.7f * float(i)), v.data()[i] = std::sin(2.1f * float(i));
-  const auto out = mha::attention(q, k, v, mha::Packed{query_offsets, key_offsets});  // (ΣLq, H, D)
+  const auto out = mha::attention(q, k, v, mha::Ragged{query_offsets, key_offsets});  // (ΣLq, H, D)
   const auto part = [](auto& t, int from, int to) { return mha::view(&t(from, 0, 0), 1, to - from, H, D); };
   const auto first = mha::attention(part(q, 0, 2), part(k, 0, 4), part(v, 0, 4));
   const auto last = mha::attention(part(q, 3, 8), part(k, 4, 13), part(v, 4, 13));

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <mha/compiled/cpu.hpp>
+
+MHA_CPU_TILES(, float)
+MHA_CPU_SCALAR(, float, float)

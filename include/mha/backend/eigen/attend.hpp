@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <Eigen/Core>
+#include <limits>
+#include <type_traits>
+
+#include "../../core/dual.hpp"
+#include "../backend.hpp"
+#include "../executor.hpp"
+#include "product.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail::eigen {
+
+/// Keys that the mask is asked about at once; Eigen's kernels take 12, 24 or 48 rows of floats at once.
+inline constexpr Index mask_keys = 24;
+
+/// How a call is cut into tiles of rows × keys: queries of one head fill the rows; where a head has few, the heads that
+/// share keys and values join.
+struct Tiling {
+  Index keys;            ///< of a tile, at most
+  Index queries, heads;  ///< of a tile, at most; their product is its rows
+  Index query_tiles, head_tiles, kv_heads, group;
+  std::int64_t tiles;
+  bool alone;  ///< too little work for a second thread
+
+  /// Sizes for which no operand of a product exceeds Eigen's stack.
+  template <class A> static constexpr Index fitting(Index most, Index width, Index least) {
+    const auto fits = static_cast<Index>(stack_bytes / sizeof(A) / static_cast<std::size_t>(std::max(width, Index{1})));
+    return std::clamp(fits / least * least, least, most);
+  }
+
+  template <class Call> explicit Tiling(const Call& call) {
+    using A = Accumulator<typename Call::Scalar>;
+    constexpr Index most_rows = 120;
+    constexpr auto most_keys = static_cast<Index>(stack_bytes / sizeof(A) / most_rows / mask_keys) * mask_keys;
+    const Index width = std::max(call.head_dim, call.value_dim), rows = fitting<A>(most_rows, width, 8);
+    keys = fitting<A>(most_keys, width, mask_keys);
+    kv_heads = call.kv_heads;
+    group = call.shape.heads / kv_heads;
+    queries = std::min(call.shape.queries, rows);
+    heads = std::clamp<Index>(rows / std::max<Index>(queries, 1), 1, group);
+    query_tiles = queries == 0 ? 0 : (call.shape.queries + queries - 1) / queries;
+    head_tiles = (group + heads - 1) / heads;
+    tiles = std::int64_t{call.shape.batch} * kv_heads * head_tiles * query_tiles;
+    constexpr double enough_flop = 2e6;
+    alone = tiles <= 1 || 2.0 * call.shape.batch * call.shape.heads * call.shape.queries * call.shape.keys *
+                                  (double(call.head_dim) + call.value_dim) <
+                              enough_flop;
+  }
+};
+
+/// Work memory of one thread.
+template <class A> struct Scratch {
+  A *query, *logits, *out, *max, *sum, *key, *value;
+
+  template <class Frame> Scratch(Frame& frame, const Tiling& t, Index head_dim, Index value_dim) {
+    const auto take = [&](Index rows, Index width) {
+      return frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width));
+    };
+    const Index rows = t.queries * t.heads;
+    query = take(rows, head_dim);
+    logits = take(rows, t.keys);
+    out = take(rows, value_dim);
+    max = take(rows, 1);
+    sum = take(rows, 1);
+    key = take(t.keys, head_dim);
+    value = take(t.keys, value_dim);
+  }
+};
+
+/// Attention of the rows of one tile, a row a query of a head, over all keys: a column each of
+///   Qᵀ (D, rows)   Sᵀ = scale · K Qᵀ (keys, rows)   Oᵀ = Vᵀ softmax(S)ᵀ (Dv, rows)
+///
+/// Numerics  m ← max(m, s), l ← l·e^(m_old − m) + Σ e^(s − m), o ← o·e^(m_old − m) + Σ e^(s − m) v, by tiles of keys
+/// Source    Milakov & Gimelshein 2018, algorithm 3; Dao et al. 2022, §3.1
+template <class Call> class Tile {
+  using T = typename Call::Scalar;
+  using A = Accumulator<T>;
+  using Array = Eigen::Map<Eigen::Array<A, Eigen::Dynamic, 1>>;
+  static constexpr A hidden = minus_infinity<A>();
+  static constexpr bool scored = !std::is_same_v<std::remove_cvref_t<decltype(Call::score)>, NoScore>;
+
+ public:
+  /// Tile t, the heaviest first: late queries of a causal mask see the most keys. Of a short sequence it may be empty.
+  Tile(const Call& call, const Tiling& tiling, const Scratch<A>& scratch, Index t)
+      : call_(call), tiling_(tiling), scratch_(scratch) {
+    first_ = (tiling.query_tiles - 1 - t % tiling.query_tiles) * tiling.queries;
+    const Index in_group = t / tiling.query_tiles % tiling.head_tiles * tiling.heads;
+    const Index rest = t / tiling.query_tiles / tiling.head_tiles;
+    b_ = rest / tiling.kv_heads;
+    g_ = rest % tiling.kv_heads;
+    head_ = g_ * tiling.group + in_group;
+    heads_ = std::min(tiling.heads, tiling.group - in_group);
+    count_ = std::clamp<Index>(call.queries(b_) - first_, 0, tiling.queries);
+    rows_ = heads_ * count_;
+  }
+
+  void attend() {
+    if (rows_ == 0) return;
+    for (Index r = 0; r < rows_; ++r)
+      for (Index d = 0; d < call_.head_dim; ++d)
+        scratch_.query[std::ptrdiff_t{r} * call_.head_dim + d] =
+            static_cast<A>(call_.query(b_, query_of(r), head_of(r))[d * call_.q.stride[3]]);
+    out().setZero();
+    std::fill_n(scratch_.max, rows_, hidden);
+    std::fill_n(scratch_.sum, rows_, A(0));
+    const Index keys = call_.keys(b_);
+    for (Index begin = 0; begin < keys;) {
+      Index end = begin;
+      while (end < keys && end - begin < tiling_.keys && visible(end)) end = std::min(end + mask_keys, keys);
+      if (end == begin)
+        begin = std::min(begin + mask_keys, keys);
+      else
+        begin += add_keys(begin, end);
+    }
+    finish();
+  }
+
+ private:
+  Index head_of(Index r) const { return head_ + r / count_; }
+  Index query_of(Index r) const { return first_ + r % count_; }
+  Map<A> out() const { return {scratch_.out, call_.value_dim, rows_, Eigen::OuterStride<>(call_.value_dim)}; }
+  Array logits(Index r, Index keys) const { return {scratch_.logits + std::ptrdiff_t{r} * tiling_.keys, keys}; }
+
+  /// What the mask says of the block of keys that starts at k, for all queries of a head.
+  TileVisibility block_of(Index h, Index k, Index end) const {
+    const Index q = call_.position(b_, first_);
+    return mha::tile(call_.mask, b_, h, q, q + count_, k, std::min(k + mask_keys, end));
+  }
+  /// Whether a row may see a key of that block.
+  bool visible(Index k) const {
+    for (Index h = head_; h < head_ + heads_; ++h)
+      if (block_of(h, k, call_.keys(b_)) != TileVisibility::none) return true;
+    return false;
+  }
+
+  /// Lets keys [begin, end) enter, as far as they lie at one stride; returns how many.
+  Index add_keys(Index begin, Index end) {
+    const KvRun<T> run = call_.kv.run(b_, g_, begin, end);
+    const Index n = run.count;
+    const Rows<A> key =
+        read_rows<A>(TensorView<const T, 2>{run.key, {n, call_.head_dim}, {run.key_stride, 1}}, scratch_.key);
+    Map<A> s(scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys));
+    std::fill_n(scratch_.logits, std::ptrdiff_t{rows_} * tiling_.keys, A(0));
+    add_product<A, Eigen::RowMajor>(call_.scale, {key.data, n, call_.head_dim, key.outer()},
+                                    {scratch_.query, call_.head_dim, rows_, Eigen::OuterStride<>(call_.head_dim)}, s);
+    score_and_mask(begin, begin + n);
+    for (Index r = 0; r < rows_; ++r) raise_maximum(r, n);
+    const Rows<A> value = finite_values(run);  // what it adds is of the new maximum
+    for (Index r = 0; r < rows_; ++r) weigh(r, n);
+    add_product<A, Eigen::ColMajor>(A(1), {value.data, call_.value_dim, n, value.outer()},
+                                    {scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys)}, out());
+    return n;
+  }
+
+  /// The values of a run, those that are not finite replaced by 0 once the rows that see them have them: 0 · NaN is
+  /// NaN, and a weight of 0 must hide it.
+  Rows<A> finite_values(const KvRun<T>& run) {
+    const Index n = run.count, width = call_.value_dim;
+    Rows<A> value = read_rows<A>(TensorView<const T, 2>{run.value, {n, width}, {run.value_stride, 1}}, scratch_.value);
+    const ConstMap<A> v(value.data, width, n, value.outer());  // Vᵀ
+    if ((v.array() - v.array()).sum() == A(0)) return value;
+    for (Index k = 0; k < n; ++k)
+      for (Index d = 0; d < width; ++d) {
+        const A x = v(d, k);
+        const bool finite = x - x == A(0);
+        for (Index r = 0; !finite && r < rows_; ++r)
+          if (logits(r, n)[k] != hidden) out()(d, r) += x;
+        scratch_.value[std::ptrdiff_t{k} * width + d] = finite ? x : A(0);
+      }
+    return {scratch_.value, width};
+  }
+
+  /// s = score(s) where the mask shows the pair, else −∞.
+  void score_and_mask(Index begin, Index end) {
+    for (Index h = head_; h < head_ + heads_; ++h) {
+      const auto score = at_head(call_.score, b_, h);
+      for (Index block = begin; block < end; block += mask_keys) {
+        const TileVisibility seen = block_of(h, block, end);
+        if (seen == TileVisibility::full && !scored) continue;
+        for (Index i = 0; i < count_; ++i) {
+          const Index q = call_.position(b_, first_ + i);
+          A* const s = logits((h - head_) * count_ + i, end - begin).data();
+          for (Index k = block; k < std::min(block + mask_keys, end); ++k) {
+            const bool shown =
+                seen == TileVisibility::full || (seen == TileVisibility::partial && call_.mask(b_, h, q, k));
+            s[k - begin] = shown ? static_cast<A>(score(s[k - begin], b_, h, q, k)) : hidden;
+          }
+        }
+      }
+    }
+  }
+
+  /// What row r has summed is rescaled to the maximum m of its logits so far.
+  void raise_maximum(Index r, Index n) {
+    using mha::exp;
+    const A top = logits(r, n).template maxCoeff<Eigen::PropagateNaN>(), old = scratch_.max[r];
+    const A m = top > old || top != top ? top : old;
+    if (m == old) return;
+    const A rescale = exp(static_cast<A>(old - m));
+    scratch_.sum[r] *= rescale;
+    out().col(r) *= rescale;
+    scratch_.max[r] = m;
+  }
+
+  /// Row r's logits become its weights e^(s − m).
+  void weigh(Index r, Index n) {
+    Array s = logits(r, n);
+    const A m = scratch_.max[r];
+    if (m == hidden) {
+      s.setZero();
+      return;
+    }
+    // Eigen's exponential of −∞ may be a subnormal number: no weight below the normal ones is kept.
+    s = ((s - m).exp() - std::numeric_limits<A>::min()).max(A(0));
+    scratch_.sum[r] += s.sum();
+    scratch_.sum[r] += m - m;  // NaN and ∞ make the row NaN
+  }
+
+  /// o / (l + e^(sink − m)), and m + log l.
+  void finish() {
+    using mha::exp;
+    using mha::log;
+    for (Index r = 0; r < rows_; ++r) {
+      const Index h = head_of(r), i = query_of(r);
+      const A m = scratch_.max[r], sum = scratch_.sum[r];
+      const bool empty = m == hidden;
+      const A denominator = call_.sink.size == 0 ? sum : sum + exp(static_cast<A>(A(call_.sink[h]) - m));
+      T* const to = call_.output(b_, i, h);
+      const A* const o = scratch_.out + std::ptrdiff_t{r} * call_.value_dim;
+      for (Index d = 0; d < call_.value_dim; ++d)
+        to[d * call_.out.stride[3]] = static_cast<T>(empty ? A(0) : o[d] / denominator);
+      if (call_.log_sum_exp.data != nullptr)
+        call_.row_log_sum_exp(b_, h, i) = empty ? hidden : static_cast<A>(m + log(sum));
+    }
+  }
+
+  const Call& call_;
+  const Tiling& tiling_;
+  const Scratch<A>& scratch_;
+  Index b_, g_, head_, heads_, first_, count_, rows_;
+};
+
+/// Attention, tiles shared among the threads; a tile's sums are of one thread.
+template <class Call, class Threads> void attend(const Call& call, Workspace& workspace, const Threads& threads) {
+  using A = Accumulator<typename Call::Scalar>;
+  const Tiling tiling(call);
+  require(tiling.tiles <= std::numeric_limits<Index>::max(), "attention: ", tiling.tiles, " query tiles, the limit is ",
+          std::numeric_limits<Index>::max());
+  const Index workers = tiling.alone ? 1 : threads.workers();
+  auto frame = workspace.frame();
+  Scratch<A>* const scratch = frame.template take<Scratch<A>>(static_cast<std::size_t>(workers));
+  for (Index w = 0; w < workers; ++w) scratch[w] = Scratch<A>(frame, tiling, call.head_dim, call.value_dim);
+  run_tasks(tiling.alone, threads, static_cast<Index>(tiling.tiles),
+            [&](Index t, Index worker) { Tile<Call>(call, tiling, scratch[worker], t).attend(); });
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::eigen

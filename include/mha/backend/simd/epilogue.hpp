@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "../../core/scalar.hpp"
+#include "../../policy/activation.hpp"
+#include "../backend.hpp"
+#include "isa.hpp"
+#include "vector.hpp"
+#include "widen.hpp"
+
+/// What happens to the sums of a product while they are in the cache. The functor is known to its own kernels alone: no
+/// product is compiled for it.
+namespace mha::inline MHA_NAMESPACE::detail::simd {
+
+/// Sums c (n, columns) of accumulators, and those of the gate in rows gate_stride apart; the rows of both hold whole
+/// registers, of which what lies beyond the columns may be overwritten.
+template <class A> struct ActivationArgs {
+  const void* activation;
+  A* c;
+  std::ptrdiff_t stride;
+  const A* gate;
+  std::ptrdiff_t gate_stride;
+  Index n, columns;
+};
+template <class A> using ActivationKernel = void (*)(ActivationArgs<A>);
+
+/// c ← F(c), or F(gate) ∘ c, F of every element by the same instructions wherever it stands.
+///
+/// Numbers go through arrays of the body's own, because what may alias keeps a loop scalar. The body is not marked to
+/// be inlined always, as others are: the compilers would then leave a long functor out of line, where it is scalar.
+template <class A, class F> struct ActivationBody {
+  template <class Isa> MHA_FLATTEN static void run(ActivationArgs<A> p) {
+    constexpr int W = Vector<A, Isa>::width;
+    // A copy, unless copying may cost something.
+    std::conditional_t<std::is_trivially_copyable_v<F>, const F, const F&> activation =
+        *static_cast<const F*>(p.activation);
+    for (Index i = 0; i < p.n; ++i) {
+      A* const c = p.c + i * p.stride;
+      const A* const from = p.gate != nullptr ? p.gate + i * p.gate_stride : c;
+      for (Index j = 0; j < p.columns; j += W) {
+        alignas(64) A x[std::size_t{W}];
+        alignas(64) A y[std::size_t{W}];
+        vector_t<A, Isa> v;
+        load(v, from + j);
+        store(+x, v);
+        for (int k = 0; k < W; ++k) y[k] = static_cast<A>(activation(x[k]));
+        load(v, +y);
+        if (p.gate != nullptr) {
+          vector_t<A, Isa> other;
+          load(other, c + j);
+          v = v * other;
+        }
+        store(c + j, v);
+      }
+    }
+  }
+};
+
+/// c (n, columns) ← c + residual, which is widened before it is added.
+template <class A, class T> struct AddBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(A* c, std::ptrdiff_t stride, Index n, Index columns, const T* residual,
+                                    std::ptrdiff_t row_stride, std::ptrdiff_t column_stride) {
+    constexpr int W = Vector<A, Isa>::width;
+    for (Index i = 0; i < n; ++i, c += stride, residual += row_stride) {
+      Index j = 0;
+      for (; column_stride == 1 && j + W <= columns; j += W) {
+        vector_t<A, Isa> x, r;
+        load(x, c + j);
+        load_widened<A, Isa>(r, residual + j);
+        x = x + r;
+        store(c + j, x);
+      }
+      for (; j < columns; ++j) c[j] += static_cast<A>(residual[j * column_stride]);
+    }
+  }
+};
+
+/// The epilogue of a product whose activation, which must outlive it, has lost its type.
+template <class T> struct AnyEpilogue {
+  using A = Accumulator<T>;
+
+  const void* activation = nullptr;
+  ActivationKernel<A> activate = nullptr;  ///< null for none
+  bool is_gated = false;
+  TensorView<const T, 2> residual{};  ///< null data for none
+
+  AnyEpilogue() = default;
+  template <class F>
+  AnyEpilogue(const Epilogue<T, F>& epilogue, IsaLevel level)
+      : is_gated(detail::is_gated<F>), residual(epilogue.residual) {
+    if constexpr (detail::is_gated<F>)
+      set(epilogue.activation.activation, level);
+    else if constexpr (!std::is_same_v<F, Identity>)
+      set(epilogue.activation, level);
+  }
+
+  /// Whether memory of the residual and of c, which an epilogue would overwrite, may be the same.
+  bool reads(const TensorView<T, 2>& c) const {
+    if (residual.data == nullptr) return false;
+    const auto [first, last] = range(residual);
+    const auto [begin, end] = range(c);
+    return first <= end && begin <= last;
+  }
+
+  /// Finishes sums (n, columns) that belong at (row, column) of c.
+  void apply(IsaLevel level, A* c, std::ptrdiff_t stride, const A* gate, std::ptrdiff_t gate_stride, Index row,
+             Index column, Index n, Index columns) const {
+    if (activate != nullptr) activate({activation, c, stride, gate, gate_stride, n, columns});
+    if (residual.data == nullptr) return;
+    const auto add = with_isa(level, [](auto isa) {
+      return &decltype(isa)::template run<AddBody<A, T>, A*, std::ptrdiff_t, Index, Index, const T*, std::ptrdiff_t,
+                                          std::ptrdiff_t>;
+    });
+    add(c, stride, n, columns, &residual(row, column), residual.stride[0], residual.stride[1]);
+  }
+
+ private:
+  template <class F> void set(const F& f, IsaLevel level) {
+    activation = &f;
+    activate = with_isa(level, [](auto isa) -> ActivationKernel<A> {
+      return &decltype(isa)::template run<ActivationBody<A, F>, ActivationArgs<A>>;
+    });
+  }
+
+  struct Range {
+    std::uintptr_t first, last;
+  };
+  /// The addresses of a view's first and last element in memory.
+  template <class V> static Range range(const V& view) {
+    std::ptrdiff_t low = 0, high = 0;
+    for (std::size_t axis = 0; axis < 2; ++axis) {
+      const std::ptrdiff_t end = view.stride[axis] * (std::max(view.extent[axis], Index{1}) - 1);
+      (end < 0 ? low : high) += end;
+    }
+    const auto data = reinterpret_cast<std::uintptr_t>(view.data);
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    return {data + static_cast<std::uintptr_t>(low * size), data + static_cast<std::uintptr_t>(high * size)};
+  }
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd

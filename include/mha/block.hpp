@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Front door: attention's neighbours in a transformer.
+#include "block/arguments.hpp"
+#include "block/cost.hpp"
+#include "block/feed_forward.hpp"
+#include "block/initialize.hpp"
+#include "block/linear.hpp"
+#include "block/norm.hpp"
+#include "mha.hpp"
+#include "policy/activation.hpp"

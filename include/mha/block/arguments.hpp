@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "../call.hpp"
+#include "../core/view.hpp"
+#include "rows.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Rows that a call adds: linear(x, mha::residual(r)) is the product plus r, norm(x, mha::residual(r)) the norm of x +
+/// r.
+template <class View> struct Residual { View from; };
+template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto residual(Owner&& owner) {
+  constexpr bool lasts = detail::view_lasts<Owner>();
+  static_assert(lasts,
+                "mha: residual(r) of a temporary r, which would be gone before the call reads it: name r first (see "
+                "mha/block/arguments.hpp)");
+  using Rows = Residual<TensorView<const ScalarOf<Owner>, detail::ViewOf<Owner>::rank>>;
+  if constexpr (lasts)
+    return Rows{view(owner)};
+  else
+    return Rows{};
+}
+
+/// Where a norm also stores x + r, which the next residual is: norm(x, mha::residual(r), mha::sum_into(s)); s may be x
+/// or r.
+template <class View> struct SumInto { View to; };
+template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto sum_into(Owner&& owner) {
+  constexpr bool lasts = detail::view_lasts<Owner>();
+  constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
+  static_assert(lasts,
+                "mha: sum_into(s) of a temporary s: the sum would be gone: name s first (see "
+                "mha/block/arguments.hpp)");
+  static_assert(writable,
+                "mha: sum_into(s) of a constant s: the sum cannot be written to it (see mha/block/arguments.hpp)");
+  using Sum = SumInto<TensorView<ScalarOf<Owner>, detail::ViewOf<Owner>::rank>>;
+  if constexpr (lasts && writable)
+    return Sum{view(owner)};
+  else
+    return Sum{};
+}
+
+namespace detail {
+
+template <class T> constexpr bool is_residual = false;
+template <class V> constexpr bool is_residual<Residual<V>> = true;
+template <class T> constexpr bool is_sum_into = false;
+template <class V> constexpr bool is_sum_into<SumInto<V>> = true;
+
+template <class E>
+concept ResidualArgument = is_residual<std::remove_cvref_t<E>>;
+template <class E>
+concept SumIntoArgument = is_sum_into<std::remove_cvref_t<E>>;
+
+/// Where into(y) among a call's arguments sends the result, (B, L, E); null data without one.
+template <class T> constexpr TensorView<T, 3> find_into() { return {}; }
+template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_into(const E& first, const Rest&... rest) {
+  if constexpr (IntoArgument<E>) {
+    static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>,
+                  "mha: into(y) has another scalar than the layer (see mha/call.hpp)");
+    return with_batch(first.to);
+  } else {
+    return find_into<T>(rest...);
+  }
+}
+
+/// The rows of residual(r) among a call's arguments, (B, L, E); null data without one.
+template <class T> constexpr TensorView<const T, 3> find_residual() { return {}; }
+template <class T, class E, class... Rest>
+constexpr TensorView<const T, 3> find_residual(const E& first, const Rest&... rest) {
+  if constexpr (ResidualArgument<E>) {
+    constexpr bool same = std::is_same_v<ScalarOf<decltype(first.from)>, T>;
+    static_assert(same, "mha: residual(r) has another scalar than the layer (see mha/block/arguments.hpp)");
+    if constexpr (same)
+      return with_batch(first.from);
+    else
+      return {};
+  } else {
+    return find_residual<T>(rest...);
+  }
+}
+
+/// Where sum_into(s) among a call's arguments sends the sum, (B, L, E); null data without one.
+template <class T> constexpr TensorView<T, 3> find_sum_into() { return {}; }
+template <class T, class E, class... Rest>
+constexpr TensorView<T, 3> find_sum_into(const E& first, const Rest&... rest) {
+  if constexpr (SumIntoArgument<E>) {
+    constexpr bool same = std::is_same_v<ScalarOf<decltype(first.to)>, T>;
+    static_assert(same, "mha: sum_into(s) has another scalar than the layer (see mha/block/arguments.hpp)");
+    if constexpr (same)
+      return with_batch(first.to);
+    else
+      return {};
+  } else {
+    return find_sum_into<T>(rest...);
+  }
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backend.hpp"
+#include "../backend/default.hpp"
+#include "../call.hpp"
+#include "../core/check.hpp"
+#include "../core/copy.hpp"
+#include "../core/scalar.hpp"
+#include "../launch.hpp"
+#include "../policy/activation.hpp"
+#include "../policy/role.hpp"
+#include "arguments.hpp"
+#include "cost.hpp"
+#include "linear_product.hpp"
+#include "linear_weights.hpp"
+#include "rows.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// One with T in the list, else a new one.
+template <class T> T given_or_default() {
+  constexpr bool has_default = std::default_initializable<T>;
+  static_assert(has_default,
+                "mha: this backend or activation has no default constructor: give its value to the constructor, "
+                "Linear<…> linear({…}, value) (see mha/block/linear.hpp)");
+  if constexpr (has_default)
+    return T{};
+  else
+    __builtin_unreachable();
+}
+template <class T, class V, class... Rest> T given_or_default(const V& first, const Rest&... rest) {
+  if constexpr (std::same_as<V, T>)
+    return first;
+  else
+    return given_or_default<T>(rest...);
+}
+
+/// "gelu", "functor", "gated silu"
+template <class F> std::string activation_name() {
+  if constexpr (is_gated<F>)
+    return std::string("gated ") + policy_name<decltype(F::activation)>();
+  else
+    return policy_name<F>();
+}
+
+/// The sentences for the template arguments of a Linear or a FeedForward.
+template <class B, class F> constexpr bool check_linear_types() {
+  static_assert(is_defined<B> && !std::same_as<B, NoBackend<true>>,
+                "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> "
+                "for Cuda, <mha/mha.hpp> for Cpu (see mha/backend/default.hpp)");
+  static_assert(Backend<B> || !is_defined<B>,
+                "mha: the second template argument is no backend; one comes before the activation: "
+                "Linear<float, mha::Cpu, mha::Gelu> (see mha/backend/backend.hpp)");
+  check_activation<F>();
+  return true;
+}
+
+/// The sentences for what a call of a Linear or a FeedForward is given after x.
+template <class B, class X, class... Extra> constexpr void check_linear_arguments() {
+  check_memory_of<B, X>();
+  static_assert(
+      ((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+      "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a Workspace and a backend "
+      "(see mha/block/linear.hpp)");
+  static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+                "mha: mha::residual(r), mha::into(y), a Workspace and a backend may be given once each "
+                "(see mha/block/linear.hpp)");
+}
+/// The sentences for what they cannot be called on.
+template <class T, class X> Refused refuse_rows() {
+  static_assert(Sequence<X>,
+                "mha: a Linear or FeedForward takes x with 2 or 3 axes: an Eigen matrix, an mha::Tensor or a view of a "
+                "pointer, mha::view(p, L, in); an Eigen expression is computed first, linear((2 * x).eval()) "
+                "(see mha/block/linear.hpp)");
+  static_assert(!Sequence<X>,
+                "mha: the Linear's scalar and the input's differ: convert the input, such as "
+                "linear(x.cast<float>().eval()) (see mha/block/linear.hpp)");
+  return {};
+}
+
+/// What a call without into(y) returns.
+template <class B, class X, class View> auto result_of_rows(const View& x, Index width) {
+  using Result = ResultOn<B, X>;
+  if constexpr (ViewTraits<X>::rank == 2)
+    return Result::make(x.extent[1], width);
+  else
+    return Result::make(x.extent[0], x.extent[1], width);
+}
+
+/// The result's or residual's rows are as many as x has, this wide, and where the backend reaches them.
+template <class T, class B, class View>
+void require_like(const char* call, const B& backend, const char* name, const TensorView<const T, 3>& x,
+                  const View& rows, Index width) {
+  require_data(call, name, rows);
+  require_equal(call, "batch", "x", x.extent[0], name, rows.extent[0]);
+  require_equal(call, "length", "x", x.extent[1], name, rows.extent[1]);
+  require(rows.extent[2] == width, call, ": ", name, " has width ", rows.extent[2], ", expected ", width);
+  require_reachable(backend, call, name, rows);
+}
+
+}  // namespace detail
+
+/// A dense layer with an activation: its scalar, the machine it runs on, and a functor of one number, or Gated of one.
+///
+/// Formula   y = F(x W + b) (+ residual);  with Gated<F>: y = F(x W_g + b_g) ∘ (x W + b) (+ residual)
+/// Shapes    x (L, in) or (B, L, in)  W, W_g (in, out)  b, b_g (out)  y and residual as x, the last axis out
+/// Values    an activation with data, and the backend, in any order: Linear<…> up({…}, activation, Cpu(ThreadPool(2)))
+/// Numerics  F and what follows it in Accumulator<T>: of the product's own sums where the backend fuses them with it
+///           (FusesEpilogue), else of sums stored in T
+/// Bits      a row of y depends on its own x and residual only where the backend's products do so: on Reference, Cpu
+/// and
+///           Systolic
+/// Threads   calls are const; one Linear serves many threads, each with a Workspace of its own
+/// Errors    ShapeError if a size of the configuration is less than 1
+///
+///   mha::Linear<float, mha::Cpu, mha::Gelu> up({.inputs = 768, .outputs = 3072});
+///   up.initialize(mha::XavierUniform{.seed = 1});
+///   auto y = up(x);  // (L, 768) → (L, 3072)
+template <class T, class B = Cpu, class F = Identity> class Linear {
+  using On = detail::OrNoBackend<B>;
+  using Products = detail::LinearProduct<T, On, F>;
+  static constexpr bool gated = detail::is_gated<F>;
+
+ public:
+  using Scalar = T;
+  using Workspace = typename On::Workspace;
+
+  template <class... Values>
+  explicit Linear(const LinearConfig& config, const Values&... values)
+      : parameters_(config),
+        backend_(detail::given_or_default<On>(values...)),
+        activation_(detail::given_or_default<F>(values...)) {
+    static_assert(((std::same_as<Values, F> || std::same_as<Values, B>)&&...),
+                  "mha: the constructor of a Linear takes a backend and an activation of the types that it names: "
+                  "Linear<float, mha::CpuWith<mha::Serial>, mha::Gelu> (see mha/block/linear.hpp)");
+  }
+
+  const LinearConfig& config() const { return parameters_.config(); }
+  /// What it computes on, unless a call is given another.
+  const On& backend() const { return backend_; }
+  const F& activation() const { return activation_; }
+
+  /// Read-only named views of the weights; null data while there are none.
+  [[nodiscard]] LinearViews<const T> parameters() const { return parameters_.views(); }
+  std::int64_t parameter_count() const { return parameters_.size(); }
+
+  /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
+  /// here and in borrow(), once for all calls.
+  ///
+  /// Errors    ShapeError if the weights are borrowed
+  template <class Change> void update(Change&& f) {
+    const auto p = parameters_.writable();
+    products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
+    f(p);
+    products_ = Products(backend_, parameters_.views());
+  }
+
+  /// Draws the weights, e.g. XavierUniform{.seed = 1}.
+  template <class Initializer> void initialize(const Initializer& draw) {
+    update([&](const auto& p) { draw(p); });
+  }
+
+  /// Uses weights where they are, of any strides, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the
+  /// Linear lives; without one, their owner must outlive it, unless they are those that it borrows already. A backend
+  /// that packs weights reads them here only.
+  ///
+  /// Errors    ShapeError if a matrix or vector has not the configuration's shape; nothing changes then
+  void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
+    borrow(LinearViews<const T>{w.weight, w.bias, w.gate, w.gate_bias, {}}, std::move(keep_alive));
+  }
+  /// Another Linear's weights: down.borrow(other.parameters()).
+  template <std::same_as<LinearViews<const T>> Views>
+  void borrow(const Views& weights, std::shared_ptr<const void> keep_alive = nullptr) {
+    parameters_.borrow(weights, std::move(keep_alive),
+                       [&](const LinearViews<const T>& w) { products_ = Products(backend_, w); });
+  }
+
+  /// The rows of x through the Linear.
+  ///
+  /// Shapes    x (L, in) or (B, L, in)  →  the same, the last axis out
+  /// Then      in any order: residual(r), which is added last and may be y itself; into(y), where y may be x itself,
+  ///           for the price of a copy; a Workspace; another value of the backend's type
+  /// Errors    ShapeError if a size is not the configuration's, or there are no weights
+  template <SequenceOf<T> X, class... Extra> [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
+    detail::check_linear_arguments<On, X, Extra...>();
+    const auto from = detail::read_sequence(x);
+    const On& backend = detail::backend_or(backend_, extra...);
+    require_weights("linear");
+    check("linear", "inputs", backend, from);
+    if constexpr ((detail::IntoArgument<Extra> || ...)) {
+      run(backend, from, detail::find_into<T>(extra...), extra...);
+    } else {
+      auto y = detail::result_of_rows<On, X>(from, config().outputs);
+      run(backend, from, detail::with_batch(view(y)), extra...);
+      return y;
+    }
+  }
+  // Refused in one sentence.
+  template <class X, class... Extra>
+  requires(!SequenceOf<X, T>) detail::Refused operator()(X&&, Extra&&...) const { return detail::refuse_rows<T, X>(); }
+
+  /// What a call on this many rows costs; the activation is not counted.
+  ///
+  /// Errors    ShapeError if rows is negative
+  [[nodiscard]] StageCost cost(Index rows) const {
+    detail::require(rows >= 0, "cost: rows is ", rows, ", it must be at least 0");
+    const double n = rows, in = config().inputs, out = config().outputs, all = double(parameter_count());
+    return {parameter_count(), 2 * n * in * out * (gated ? 2 : 1), sizeof(T) * (all + n * (in + out))};
+  }
+
+  /// The product, weights, activation and kernel of such a call, one fact a line.
+  [[nodiscard]] std::string explain(Index rows) const {
+    const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
+    const StageCost c = cost(rows);
+    const LinearConfig& sizes = config();
+    std::string weights = parameters_.borrowed() ? "borrowed" : parameters_.present() ? "owned" : "none yet";
+    if (products_.bytes() > 0) weights += ", packed in " + n(products_.bytes()) + " bytes";
+    return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
+           ")" + (gated ? ", twice, " : ", ") + std::to_string(c.flop * 1e-9) + " GFLOP, " + n(c.bytes) + " bytes" +  //
+           "\nweights:     " + n(c.parameters) + " " + detail::scalar_name<T>() + ", " + weights +                    //
+           "\nactivation:  " + detail::activation_name<F>() +                                                         //
+           "\nkernel:      " + std::string(On::name) +
+           (FusesEpilogue<On, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
+  }
+
+ private:
+  template <class, class, class> friend class FeedForward;
+
+  bool borrows() const { return parameters_.borrowed(); }
+
+  // Everything is checked before anything is computed.
+  void require_weights(const char* call) const {
+    detail::require(parameters_.present(), call, ": expected ", parameter_count(),
+                    " weights, got 0: call initialize, update or borrow first");
+  }
+  void check(const char* call, const char* width, const On& backend, const TensorView<const T, 3>& x) const {
+    detail::require_data(call, "x", x);
+    detail::require(std::int64_t{x.extent[0]} * x.extent[1] <= detail::longest_axis, call, ": x has ", x.extent[0],
+                    " sequences of ", x.extent[1], " rows, the limit is ", detail::longest_axis);
+    detail::require(x.extent[2] == config().inputs, call, ": x has width ", x.extent[2], " but ", width, " is ",
+                    config().inputs);
+    detail::require_supported(backend, call);
+    detail::require_reachable(backend, call, "x", x);
+  }
+  /// The residual of a call whose result goes to y, null data for none.
+  template <class... Extra>
+  TensorView<const T, 3> checked_residual(const char* call, const On& backend, const TensorView<const T, 3>& x,
+                                          const TensorView<T, 3>& y, const Extra&... extra) const {
+    detail::require_like(call, backend, "the result", x, y, config().outputs);
+    const auto residual = detail::find_residual<T>(extra...);
+    if constexpr ((detail::ResidualArgument<Extra> || ...))
+      detail::require_like(call, backend, "the residual", x, residual, config().outputs);
+    return residual;
+  }
+
+  template <class... Extra>
+  MHA_NO_INLINE void run(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
+                         Extra&... extra) const {
+    const auto residual = checked_residual("linear", backend, x, y, extra...);
+    Workspace own;
+    multiply(backend, x, y, residual, detail::workspace_or(own, extra...));
+  }
+  void multiply(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
+                const TensorView<const T, 3>& residual, Workspace& workspace) const {
+    products_.run(backend, x, y, residual, activation_, parameters_.views(), workspace);
+  }
+
+  detail::LinearParameters<T, gated> parameters_;
+  [[no_unique_address]] On backend_;
+  [[no_unique_address]] F activation_;
+  Products products_;
+
+  // Last, because clang skips what follows a failed assertion.
+  static_assert(detail::check_linear_types<B, F>());
+};
+
+}  // namespace mha::inline MHA_NAMESPACE

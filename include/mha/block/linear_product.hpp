@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backend.hpp"
+#include "../core/check.hpp"
+#include "../core/copy.hpp"
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "../policy/activation.hpp"
+#include "linear_weights.hpp"
+#include "rows.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// to = activation(sum) + residual, or activation(gate) ∘ sum + residual, of sums that a product has stored: what
+/// Epilogue is, as items.
+///
+/// Shapes    all (M, N)  gate null data unless gated, residual null data for none; to may be any of the others
+template <class T, class F> struct EpilogueItems {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  F activation;
+  TensorView<const T, 2> gate, sum, residual;
+  TensorView<T, 2> to;
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
+    using A = Accumulator<T>;
+    A y(sum(row, column));
+    if constexpr (is_gated<F>)
+      y = static_cast<A>(activation.activation(A(gate(row, column)))) * y;
+    else
+      y = static_cast<A>(activation(y));
+    if (residual.data != nullptr) y += A(residual(row, column));
+    to(row, column) = T(y);
+  }
+};
+
+/// Whether results of one product of several parts lie beside each other in every row.
+template <class B> constexpr bool parts_beside = false;
+template <class B>
+requires requires { B::side_by_side; }
+constexpr bool parts_beside<B> = B::side_by_side;
+
+/// The product of a Linear with what follows it: in one pass where the backend fuses them, else one after the other;
+/// by weights that its backend packed once, where it packs, else by the weights as they lie.
+///
+/// Copies share what was packed, which nobody changes.
+template <class T, class B, class F> class LinearProduct {
+  using Packed = typename PackedBy<T, B>::type;
+  using Workspace = typename B::Workspace;
+  static constexpr bool gated = is_gated<F>;
+  static constexpr std::size_t parts = gated ? 2 : 1;
+  static constexpr bool plain = std::is_same_v<F, Identity>;
+
+ public:
+  LinearProduct() = default;
+  LinearProduct(const B& backend, const LinearViews<const T>& w) {
+    if constexpr (PacksWeights<B, T>) {
+      const DenseWeights<T> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
+      packed_ = std::make_shared<const Packed>(backend.pack(std::span<const DenseWeights<T>>(both).last(parts)));
+    }
+  }
+
+  /// Bytes that packed weights take beside the weights themselves.
+  std::size_t bytes() const {
+    if constexpr (PacksWeights<B, T>)
+      if (packed_ != nullptr) return packed_->bytes();
+    return 0;
+  }
+
+  /// y = activation(x · w) + residual, whatever of these is in the memory of another.
+  ///
+  /// Shapes    x (B, L, in)  y (B, L, out)  residual as y, null data for none
+  void run(const B& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
+           const TensorView<const T, 3>& residual, const F& activation, const LinearViews<const T>& w,
+           Workspace& workspace) const {
+    if (y.size() == 0) return;
+    auto frame = workspace.frame();
+    const ItemsOn<B> items{backend, workspace};
+    const TensorView<const T, 2> rows = as_rows(x, frame, items);
+    // A product reads all of x while it writes.
+    const bool in_place = rows_collapse(y) && !may_overlap(rows, y);
+    const TensorView<T, 3> to = in_place ? y : take_like<T>(frame, y);
+    TensorView<const T, 3> added = residual;
+    if (residual.data != nullptr) {
+      const bool apart = !may_overlap(residual, to) || same_view(residual, TensorView<const T, 3>(to));
+      if (!apart || !rows_collapse(residual)) {
+        const auto copy = take_like<T>(frame, residual);
+        items(copy_items(residual, copy));
+        added = copy;
+      }
+    }
+    run_rows(backend, rows, collapsed(to), added.data != nullptr ? collapsed(added) : TensorView<const T, 2>{},
+             activation, w, frame, workspace);
+    if (!in_place) items(copy_items(TensorView<const T, 3>(to), y));
+  }
+
+ private:
+  /// Of rows: the residual may be `to` itself, and nothing else overlaps it.
+  template <class Frame>
+  void run_rows(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+                const TensorView<const T, 2>& residual, const F& activation, const LinearViews<const T>& w,
+                Frame& frame, Workspace& workspace) const {
+    if (plain && residual.data == nullptr) return multiply(backend, x, {&to, 1}, w, workspace);
+    if constexpr (FusesEpilogue<B, T, F>)
+      if (packed_ != nullptr)
+        return backend.gemm(PackedGemmCall<T, Packed>{x, *packed_, 0, {&to, 1}}, Epilogue<T, F>{activation, residual},
+                            workspace);
+    TensorView<T, 2> sums[parts];
+    if (!gated && residual.data != to.data) {
+      sums[0] = to;
+    } else {
+      const Index columns = to.extent[1];
+      const std::ptrdiff_t row = parts_beside<B> ? std::ptrdiff_t{columns} * std::ptrdiff_t{parts} : columns;
+      T* at = frame.template take<T>(static_cast<std::size_t>(to.size()) * parts);
+      for (TensorView<T, 2>& sum : sums) {
+        sum = TensorView<T, 2>{at, {to.extent[0], columns}, {row, 1}};
+        at += parts_beside<B> ? columns : to.size();
+      }
+    }
+    multiply(backend, x, sums, w, workspace);
+    const TensorView<const T, 2> last = sums[parts - 1];
+    const TensorView<const T, 2> gate = gated ? TensorView<const T, 2>(sums[0]) : TensorView<const T, 2>{};
+    constexpr Index cost = 16;  // of an activation, in numbers read
+    const ItemsOn<B> items{backend, workspace};
+    items(EpilogueItems<T, F>{to.extent[0], to.extent[1], cost, activation, gate, last, residual, to});
+  }
+
+  /// to[i] = x · matrix i with its bias, the gate's first.
+  void multiply(const B& backend, const TensorView<const T, 2>& x, std::span<const TensorView<T, 2>> to,
+                const LinearViews<const T>& w, Workspace& workspace) const {
+    if constexpr (PacksWeights<B, T>)
+      if (packed_ != nullptr) return backend.gemm(PackedGemmCall<T, Packed>{x, *packed_, 0, to}, workspace);
+    if constexpr (computes_on_host<B>) {
+      if constexpr (gated) backend.gemm(GemmCall<T>{x, w.gate, w.gate_bias, to.front()}, workspace);
+      backend.gemm(GemmCall<T>{x, w.weight, w.bias, to.back()}, workspace);
+    } else {
+      fail(
+          "linear: the weights are not in the backend's memory, because the last update() or borrow() threw: call it "
+          "again");
+    }
+  }
+
+  std::shared_ptr<const Packed> packed_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

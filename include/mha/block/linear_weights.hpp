@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "../core/check.hpp"
+#include "../core/tensor.hpp"
+#include "../core/view.hpp"
+#include "weight_view.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// The flat() of named views.
+template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
+  require(present,
+          "parameters: there are no weights yet, so flat() has nothing to show: "
+          "call initialize, update or borrow first");
+  require(!all.empty(),
+          "parameters: the weights are borrowed and need not lie in one row, so flat() has "
+          "nothing to show: read them by name");
+  return all;
+}
+
+/// A borrowed matrix or vector has the shape that a configuration says.
+template <class T> void check_borrowed(const char* name, const TensorView<const T, 2>& w, Index in, Index out) {
+  require(w.extent[0] == in && w.extent[1] == out, "borrow: the ", name, " matrix is (", w.extent[0], ", ", w.extent[1],
+          "), expected (", in, ", ", out, ")",
+          w.extent[0] == out && w.extent[1] == in ? ": pass mha::transposed(view)" : "");
+  require_data("borrow", name, w);
+}
+template <class T> void check_borrowed(const char* name, const TensorView<const T, 1>& w, Index wanted) {
+  require(w.extent[0] == wanted, "borrow: the ", name, " has ", w.extent[0], " elements, expected ", wanted);
+  require_data("borrow", name, w);
+}
+
+}  // namespace detail
+
+/// The sizes of a Linear.
+struct LinearConfig {
+  Index inputs = 0;   ///< the width of its rows
+  Index outputs = 0;  ///< the width of its results
+  bool bias = true;
+};
+
+/// Named views of a Linear's parameters.
+///
+/// Shapes    weight (in, out)  bias (out)  gate (in, out), gate_bias (out) with Gated<F>; null data for what it has not
+template <class T> struct LinearViews {
+  TensorView<T, 2> weight;
+  TensorView<T, 1> bias;
+  TensorView<T, 2> gate;
+  TensorView<T, 1> gate_bias;
+  std::span<T> all;
+
+  /// Every number in one row, for an optimiser.
+  ///
+  /// Errors    ShapeError if there are no weights yet, or they are borrowed: those have names only
+  std::span<T> flat() const { return detail::flat_of(weight.data != nullptr, all); }
+};
+
+/// Weights of a Linear that stay where they are; pass mha::transposed(view) for a matrix that is stored (out, in).
+///
+/// Shapes    those of LinearViews
+template <class T> struct BorrowedLinear {
+  WeightView<T, 2> weight{};
+  WeightView<T, 1> bias{};
+  WeightView<T, 2> gate{};
+  WeightView<T, 1> gate_bias{};
+};
+
+namespace detail {
+
+/// The parameters of a Linear: one allocation of its own, or views of somebody else's memory kept alive with it. There
+/// are none until they are written or borrowed.
+template <class T, bool gated> class LinearParameters {
+ public:
+  explicit LinearParameters(const LinearConfig& config) : config_(config) {
+    for (const auto& [name, size] : {std::pair{"inputs", config.inputs}, std::pair{"outputs", config.outputs}}) {
+      require(size > 0, "Linear: ", name, " is ", size, ", it must be at least 1");
+      require(size <= longest_axis, "Linear: ", name, " is ", size, ", the limit is ", longest_axis);
+    }
+    checked_product("Linear", "the matrices", {gated ? 2 : 1, std::int64_t{config.inputs} + 1, config.outputs});
+  }
+
+  const LinearConfig& config() const { return config_; }
+  bool present() const { return borrowed() || own_.size() > 0; }
+  bool borrowed() const { return borrowed_ != nullptr; }
+
+  /// How many numbers the parameters are.
+  std::int64_t size() const {
+    return (gated ? 2 : 1) * (std::int64_t{config_.inputs} + (config_.bias ? 1 : 0)) * config_.outputs;
+  }
+
+  LinearViews<const T> views() const {
+    return borrowed() ? borrowed_->views : carve<const T>(own_.data(), own_.size());
+  }
+
+  /// The parameters to write, zero at first.
+  LinearViews<T> writable() {
+    require(!borrowed(), "update: the Linear's ", size(), " parameters are borrowed, so they cannot be written");
+    if (own_.size() == 0) {
+      require(size() <= std::numeric_limits<Index>::max(), "update: the Linear has ", size(),
+              " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), ": borrow them");
+      own_ = Tensor<T, 1>(static_cast<Index>(size()));
+    }
+    return carve<T>(own_.data(), own_.size());
+  }
+
+  /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that
+  /// are borrowed already holds them on, if they are borrowed again.
+  template <class F> void borrow(LinearViews<const T> w, std::shared_ptr<const void> keep_alive, const F& before) {
+    const Index bias = config_.bias ? config_.outputs : 0;
+    check_borrowed("weight", w.weight, config_.inputs, config_.outputs);
+    check_borrowed("bias", w.bias, bias);
+    check_borrowed("gate", w.gate, gated ? config_.inputs : 0, gated ? config_.outputs : 0);
+    check_borrowed("gate bias", w.gate_bias, gated ? bias : 0);
+    require_foreign(w.weight, w.bias, w.gate, w.gate_bias);
+    w.all = {};
+    for (auto* vector : {&w.bias, &w.gate_bias})
+      if (vector->extent[0] == 0) *vector = {};  // null data is what says that there is none
+    if (borrowed() && keep_alive == nullptr && meets_borrowed(w.weight, w.bias, w.gate, w.gate_bias))
+      keep_alive = borrowed_->keep_alive;
+    auto next = std::make_shared<const Borrowed>(Borrowed{w, std::move(keep_alive)});
+    before(w);
+    own_ = {};
+    borrowed_ = std::move(next);
+  }
+
+ private:
+  template <class U> LinearViews<U> carve(U* data, std::size_t size) const {
+    LinearViews<U> p;
+    p.all = {data, size};
+    if (data == nullptr) return p;
+    const Index in = config_.inputs, out = config_.outputs;
+    const auto next = [&](std::ptrdiff_t n) { return std::exchange(data, data + n); };
+    p.weight = view(next(std::ptrdiff_t{in} * out), in, out);
+    if (config_.bias) p.bias = view(next(out), out);
+    if constexpr (gated) {
+      p.gate = view(next(std::ptrdiff_t{in} * out), in, out);
+      if (config_.bias) p.gate_bias = view(next(out), out);
+    }
+    return p;
+  }
+
+  /// They would be gone with what the Linear owns.
+  template <class... Views> void require_foreign(const Views&... views) const {
+    require(own_.size() == 0 || (!may_overlap(views, own_.view()) && ...), "borrow: weights that lie among the ",
+            size(), " of the Linear's own, expected another's");
+  }
+
+  /// Whether one of the views shows what is borrowed already.
+  template <class... Views> bool meets_borrowed(const Views&... views) const {
+    const LinearViews<const T>& old = borrowed_->views;
+    const auto meets = [&](const auto& v) {
+      return may_overlap(v, old.weight) || may_overlap(v, old.bias) || may_overlap(v, old.gate) ||
+             may_overlap(v, old.gate_bias);
+    };
+    return (meets(views) || ...);
+  }
+
+  struct Borrowed {
+    LinearViews<const T> views;
+    std::shared_ptr<const void> keep_alive;
+  };
+
+  LinearConfig config_;
+  Tensor<T, 1> own_;
+  std::shared_ptr<const Borrowed> borrowed_;  // null when they are its own
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

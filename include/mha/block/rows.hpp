@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include "../core/copy.hpp"
+#include "../core/items.hpp"
+#include "../core/view.hpp"
+
+/// How what is called on rows reads them and where it writes them, whatever their strides.
+namespace mha::inline MHA_NAMESPACE {
+
+/// What a layer is called on: one sequence (L, E), the sequences of a ragged batch one after another (ΣL, E), or a
+/// batch (B, L, E).
+template <class T>
+concept Sequence = ViewableOfRank<T, 2, 3>;
+/// One of the layer's scalar.
+template <class X, class T>
+concept SequenceOf = Sequence<X> && std::same_as<ScalarOf<X>, T>;
+
+namespace detail {
+
+template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 3>& v) { return v; }
+template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>& v) {
+  return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
+}
+template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
+  return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
+}
+
+/// Whether two views show the same elements in the same order.
+template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
+  bool same = a.data == b.data;
+  for (int axis = 0; axis < 3; ++axis)
+    same = same && a.extent[axis] == b.extent[axis] && a.stride[axis] == b.stride[axis];
+  return same;
+}
+
+/// Whether two views of one size share an element: exact for equal strides, such as those of two halves of a matrix;
+/// with others they do if their addresses from the first to the last meet.
+template <class A, class B> bool share_elements(const TensorView<A, 3>& a, const TensorView<B, 3>& b) {
+  if (!may_overlap(a, b)) return false;
+  for (int axis = 0; axis < 3; ++axis)
+    if (a.extent[axis] > 1 && a.stride[axis] != b.stride[axis]) return true;
+  // Whether b lies whole steps from a, along each axis fewer than it has elements.
+  const std::ptrdiff_t distance = b.data - a.data, step = a.stride[2];
+  for (std::ptrdiff_t i = 1 - a.extent[0]; i < a.extent[0]; ++i)
+    for (std::ptrdiff_t j = 1 - a.extent[1]; j < a.extent[1]; ++j) {
+      const std::ptrdiff_t rest = distance - i * a.stride[0] - j * a.stride[1], n = step == 0 ? 0 : rest / step;
+      if (n * step == rest && -a.extent[2] < n && n < a.extent[2]) return true;
+    }
+  return false;
+}
+
+/// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.
+template <class T> constexpr bool rows_collapse(const TensorView<T, 3>& v) {
+  std::ptrdiff_t rows = 0;
+  return v.extent[0] <= 1 || v.extent[1] == 0 ||
+         (!__builtin_mul_overflow(v.stride[1], v.extent[1], &rows) && v.stride[0] == rows);
+}
+template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& v) {
+  return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
+}
+
+/// (B, L, E) as (B·L, E), rows contiguous; copied once if the sequences do not follow each other or rows are scattered.
+template <class T, class Frame, class Run = SerialItems>
+TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame, const Run& run = {}) {
+  if (rows_collapse(v) && (v.stride[2] == 1 || v.extent[2] <= 1)) return collapsed(v);
+  const auto copy = take_like<T>(frame, v);
+  run(copy_items(v, copy));
+  return collapsed<const T>(copy);
+}
+
+/// f writes (B·L, E); it ends up in y, whatever y's strides.
+template <class T, class Frame, class F, class Run = SerialItems>
+void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = {}) {
+  if (rows_collapse(y)) return f(collapsed(y));
+  const auto copy = take_like<T>(frame, y);
+  f(collapsed(copy));
+  run(copy_items(TensorView<const T, 3>(copy), y));
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+
+#include "../attention.hpp"
+#include "../backend/cpu/cpu.hpp"
+#include "../layer/multi_head_attention.hpp"
+
+/// What every unit that calls attention or a layer on the processor would compile anew, for each scalar: kernels, whose
+/// users' policies have lost their types, the loops around them, and what a layer does without its policies. With
+/// -DMHA_COMPILED a unit only declares them; mha/compiled.hpp defines them.
+
+#define MHA_CPU_TILES(Extern, A) \
+  Extern template mha::detail::simd::TileKernels<A> mha::detail::simd::tile_kernels(mha::IsaLevel, mha::Index);
+
+#define MHA_CPU_TABLES(Extern, A, T)                                                                         \
+  Extern template mha::detail::simd::FewRowsKernels<A, T> mha::detail::simd::few_rows_kernels(               \
+      mha::IsaLevel, mha::Index, mha::Index, mha::Index);                                                    \
+  Extern template mha::detail::simd::PanelKernel<A, T> mha::detail::simd::panel_kernel<A, T>(mha::IsaLevel); \
+  Extern template mha::detail::simd::NormKernel<A, T> mha::detail::simd::norm_kernel<A, T>(mha::IsaLevel);
+
+#define MHA_CPU_CALLS(Extern, T, Threads)                                                                              \
+  Extern template void mha::detail::cpu::attend(const mha::detail::cpu::AnyCall<T, mha::ContiguousKv<T>>&,             \
+                                                mha::IsaLevel, mha::Workspace&, const Threads&);                       \
+  Extern template void mha::detail::cpu::weights(const mha::detail::cpu::AnyCall<T, mha::ContiguousKv<T>>&,            \
+                                                 mha::IsaLevel, const mha::TensorView<mha::Accumulator<T>, 4>&,        \
+                                                 mha::Workspace&, const Threads&);                                     \
+  Extern template mha::detail::cpu::PackedWeights<T>::PackedWeights(std::span<const mha::DenseWeights<T>>,             \
+                                                                    const Threads&);                                   \
+  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                                  \
+                                                  const mha::detail::cpu::PackedColumns<T>&,                           \
+                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&,             \
+                                                  const Threads&, const mha::detail::simd::AnyEpilogue<T>&);           \
+  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                                  \
+                                                  const mha::detail::cpu::LooseColumns<T>&,                            \
+                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&,             \
+                                                  const Threads&, const mha::detail::simd::AnyEpilogue<T>&);           \
+  Extern template void mha::detail::cpu::gemm(const mha::GemmCall<T>&, mha::Workspace&, const Threads&);               \
+  Extern template class mha::detail::LayerProducts<T, mha::CpuWith<Threads>>;                                          \
+  Extern template void mha::detail::simd::normalize(const mha::NormCall<T>&, mha::Workspace&, const Threads&);         \
+  Extern template void mha::detail::run_items(const mha::detail::CopyElements<T>&, const Threads&);                    \
+  Extern template mha::TensorView<const T, 2> mha::detail::as_rows(                                                    \
+      const mha::TensorView<const T, 3>&, mha::Workspace::Frame&, const mha::detail::ItemsOn<mha::CpuWith<Threads>>&); \
+  Extern template mha::detail::Projected<T> mha::detail::projected<mha::CpuWith<Threads>>(                             \
+      const mha::Config&, const mha::TensorView<const T, 3>&, const mha::TensorView<const T, 3>&, bool,                \
+      mha::Workspace::Frame&);
+
+#define MHA_LAYER_PARTS(Extern, T)                                                                           \
+  Extern template void mha::XavierUniform::operator()(const mha::ParameterViews<T>&) const;                  \
+  Extern template mha::CallShape mha::detail::checked_shape(                                                 \
+      const mha::detail::CallNames&, const mha::TensorView<const T, 4>&, const mha::TensorView<const T, 4>&, \
+      const mha::detail::CallOptions<mha::Accumulator<T>>&, mha::Workspace::Frame&);                         \
+  Extern template void mha::detail::require_fitting(                                                         \
+      const mha::detail::CallNames&, const mha::TensorView<T, 4>&, const mha::TensorView<const T, 4>&,       \
+      const mha::TensorView<const T, 4>&, const mha::TensorView<const T, 4>&,                                \
+      const mha::detail::CallOptions<mha::Accumulator<T>>&);
+
+#define MHA_CPU_SCALAR(Extern, A, T)        \
+  MHA_CPU_TABLES(Extern, A, T)              \
+  MHA_CPU_CALLS(Extern, T, mha::ThreadPool) \
+  MHA_CPU_CALLS(Extern, T, mha::Serial)     \
+  MHA_LAYER_PARTS(Extern, T)
+
+#define MHA_CPU_KERNELS(Extern)            \
+  MHA_CPU_TILES(Extern, float)             \
+  MHA_CPU_TILES(Extern, double)            \
+  MHA_CPU_SCALAR(Extern, float, float)     \
+  MHA_CPU_SCALAR(Extern, double, double)   \
+  MHA_CPU_SCALAR(Extern, float, mha::half) \
+  MHA_CPU_SCALAR(Extern, float, mha::bfloat16)
+
+#if MHA_KERNELS_ELSEWHERE
+MHA_CPU_KERNELS(extern)
+#endif

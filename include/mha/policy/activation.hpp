@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "../core/dual.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// A function of one number.
+template <class F>
+concept NumberFunctor = requires(const F& f, float x, double y) {
+  { f(x) } -> std::convertible_to<float>;
+  { f(y) } -> std::convertible_to<double>;
+  requires !std::same_as<decltype(f(x)), bool>;
+};
+
+#if MHA_ON_DEVICE
+template <class S> inline constexpr bool computes_by_bits = false;
+#else
+template <class S> inline constexpr bool computes_by_bits = std::is_same_v<S, float> || std::is_same_v<S, double>;
+#endif
+
+/// x Φ(x), without ∞ · 0.
+template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S times_normal_cdf(const S& x) {
+  if constexpr (computes_by_bits<S>)
+    return times_normal_cdf_by_bits(x);
+  else
+    return mha::max(x, -1000) * mha::normal_cdf(x);  // Φ is 0 long before
+}
+
+/// x / (1 + e^−u) for u of the sign of x, without the difference of nearly equal numbers and without ∞ · 0.
+template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S times_logistic(const S& x, const S& u) {
+  if constexpr (computes_by_bits<S>) {
+    return times_logistic_by_bits(x, u);
+  } else {
+    const S e = mha::exp(-mha::abs(u)), low = mha::max(x, -1000) * e;  // e is 0 long before
+    return mha::select(u < S(0), low, x) / (S(1) + e);
+  }
+}
+
+}  // namespace detail
+
+/// y = x: no activation.
+struct Identity {
+  static constexpr const char* name = "none";
+  template <class S> MHA_HOST_DEVICE constexpr S operator()(const S& x) const { return x; }
+};
+
+// The activations map NaN to NaN, ∞ to ∞ and −∞ to 0. Errors in ulp are those of float and double, where the factor of
+// x is a normal number; one below counts as 0.
+
+/// max(x, 0).
+///
+/// Numerics  exact; −0 stays −0
+struct Relu {
+  static constexpr const char* name = "relu";
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S operator()(const S& x) const { return mha::max(x, 0); }
+};
+
+/// x Φ(x), Φ being the distribution function of the standard normal distribution.
+///
+/// Formula   ½ x (1 + erf(x / √2))
+/// Numerics  within 7 ulp, also where 1 + erf would cancel
+/// Source    Hendrycks & Gimpel 2016, Gaussian error linear units; PyTorch's nn.GELU()
+struct Gelu {
+  static constexpr const char* name = "gelu";
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S operator()(const S& x) const {
+    return detail::times_normal_cdf(x);
+  }
+};
+
+/// Gelu by way of tanh, as GPT-2 and BERT's first code have it.
+///
+/// Formula   ½ x (1 + tanh u) = x / (1 + e^(−2u)), u = √(2/π) (x + 0.044715 x³)
+/// Numerics  within 8 + 10|u| ulp, also where 1 + tanh would cancel
+/// Source    Hendrycks & Gimpel 2016; PyTorch's nn.GELU(approximate="tanh")
+struct GeluTanh {
+  static constexpr const char* name = "gelu_tanh";
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S operator()(const S& x) const {
+    constexpr double slope = 1.59576912160573071176, cubic = slope * 0.044715;  // slope = 2 √(2/π)
+    return detail::times_logistic(x, x * (S(slope) + S(cubic) * x * x));
+  }
+};
+
+/// x / (1 + e^−x), also called swish.
+///
+/// Numerics  within 4 ulp
+/// Source    Elfwing et al. 2017; Ramachandran et al. 2017
+struct Silu {
+  static constexpr const char* name = "silu";
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S operator()(const S& x) const {
+    return detail::times_logistic(x, x);
+  }
+};
+
+/// activation(x · gate) ∘ (x · weight): a pair of matrices whose results meet element by element.
+///
+/// Source    Shazeer 2020, GLU variants improve transformer
+template <class F> struct Gated {
+  static_assert(detail::NumberFunctor<F>,
+                "mha: Gated<F> needs a function of one number: F's operator() const has to take a float and a double "
+                "and return a number (see mha/policy/activation.hpp)");
+  F activation{};
+};
+
+using SwiGlu = Gated<Silu>;
+using GeGlu = Gated<Gelu>;
+
+namespace detail {
+template <class F> inline constexpr bool is_gated = false;
+template <class F> inline constexpr bool is_gated<Gated<F>> = true;
+}  // namespace detail
+
+/// What happens to each result of a product:
+///   S operator()(const S& x) const
+/// or Gated of such a functor.
+///
+/// Make the number a template parameter and use the maths of mha:: (abs, erf, exp, log, max, min, normal_cdf,
+/// select, sqrt, tanh): it then runs as vector code at the instruction-set level chosen at run time. A result depends
+/// on its number alone. Optional member:
+///   static constexpr const char* name  what explain() calls it
+///
+/// A whole one, in the user's own code:
+///   struct SquaredRelu {
+///     template <class S> S operator()(const S& x) const { return mha::max(x, 0) * mha::max(x, 0); }
+///   };
+template <class F>
+concept Activation = detail::is_gated<F> || detail::NumberFunctor<F>;
+
+namespace detail {
+
+/// Says what F lacks, where an activation is wanted.
+template <class F> constexpr bool check_activation() {
+  static_assert(Activation<F>,
+                "mha: an activation is a function of one number: its operator() const has to take a float and a double "
+                "and return a number (see mha/policy/activation.hpp)");
+  return Activation<F>;
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect only: mha: the layer's scalar and the input's differ
+#include <mha/mha.hpp>
+
+auto run(const mha::MultiHeadAttention<float>& layer, const Eigen::MatrixXd& x) {
+#ifdef MHA_FAIL
+  return layer.project_memory(x);
+#else
+  return layer.project_memory(x.cast<float>().eval());
+#endif
+}

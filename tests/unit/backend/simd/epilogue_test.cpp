@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/simd/epilogue.hpp>
+#include <mha/core/tensor.hpp>
+
+#include "compare.hpp"
+#include "levels.hpp"
+#include "random.hpp"
+
+namespace {
+
+namespace simd = mha::detail::simd;
+using mha::Epilogue;
+using mha::Index;
+using mha::Tensor;
+using mha::TensorView;
+
+/// A user's: long, and of all the maths there is.
+struct Wavy {
+  double slope = 0.75;
+  template <class S> S operator()(const S& x) const {
+    return mha::select(x < S(0), mha::erf(x) * S(slope), mha::tanh(x) + mha::min(x, 2)) + mha::exp(-mha::abs(x)) * x;
+  }
+};
+
+template <class T> class SimdEpilogue : public testing::Test {};
+using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(SimdEpilogue, Scalars, );
+
+constexpr Index rows = 5, stride = 96, columns = 64;  // whole registers of every level
+
+template <class A> std::vector<A> sums(support::Random& random) {
+  std::vector<A> c(std::size_t{rows * stride});
+  for (A& x : c) x = static_cast<A>(random.uniform(-6, 6));
+  return c;
+}
+
+template <class T, class F> void expect_activation(F f, bool gated) {
+  using A = mha::Accumulator<T>;
+  support::Random random("activation");
+  unit::for_each_level([&](auto isa) {
+    const auto before = sums<A>(random), gate = sums<A>(random);
+    auto c = before;
+    if (gated)
+      simd::AnyEpilogue<T>(Epilogue<T, mha::Gated<F>>{{f}, {}}, decltype(isa)::level)
+          .apply(decltype(isa)::level, c.data(), stride, gate.data(), stride, 0, 0, rows, columns);
+    else
+      simd::AnyEpilogue<T>(Epilogue<T, F>{f, {}}, decltype(isa)::level)
+          .apply(decltype(isa)::level, c.data(), stride, nullptr, 0, 0, 0, rows, columns);
+    for (Index i = 0; i < rows; ++i)
+      for (Index j = 0; j < stride; ++j) {
+        const auto at = static_cast<std::size_t>(i * stride + j);
+        const auto x = static_cast<double>(before[at]);
+        const double exact = gated ? f(static_cast<double>(gate[at])) * x : f(x);
+        if (j >= columns)
+          ASSERT_EQ(support::bits(c[at]), support::bits(before[at])) << i << " " << j;
+        else
+          ASSERT_NEAR(static_cast<double>(c[at]), exact, 20 * std::numeric_limits<A>::epsilon() * (1 + std::abs(exact)))
+              << i << " " << j;
+      }
+  });
+}
+
+TYPED_TEST(SimdEpilogue, AppliesFunctorsToWholeRegisters) {
+  using T = TypeParam;
+  for (const bool gated : {false, true}) {
+    expect_activation<T>(mha::Relu{}, gated);
+    expect_activation<T>(mha::Gelu{}, gated);
+    expect_activation<T>(mha::GeluTanh{}, gated);
+    expect_activation<T>(mha::Silu{}, gated);
+    expect_activation<T>(Wavy{}, gated);
+  }
+  expect_activation<T>(mha::Identity{}, true);
+}
+
+// Wherever an element stands, whatever stands beside it.
+TYPED_TEST(SimdEpilogue, BitsDependOnTheNumberAlone) {
+  using T = TypeParam;
+  using A = mha::Accumulator<T>;
+  support::Random random("bits");
+  unit::for_each_level([&](auto isa) {
+    const simd::AnyEpilogue<T> epilogue(Epilogue<T, Wavy>{}, decltype(isa)::level);
+    auto c = sums<A>(random);
+    const A x = c[0];
+    for (Index j = 0; j < columns; j += 1 + random.below(3)) c[static_cast<std::size_t>(stride + j)] = x;
+    const auto before = c;
+    epilogue.apply(decltype(isa)::level, c.data(), stride, nullptr, 0, 0, 0, rows, columns);
+    for (std::size_t i = 0; i < c.size(); ++i)
+      if (static_cast<Index>(i) % stride < columns && before[i] == x) {
+        ASSERT_EQ(support::bits(c[i]), support::bits(c[0])) << i;
+      }
+  });
+}
+
+TYPED_TEST(SimdEpilogue, AddsAResidualOfAnyStrides) {
+  using T = TypeParam;
+  using A = mha::Accumulator<T>;
+  support::Random random("residual");
+  for (const Index width : {1, 7, 16, 47, 64}) {
+    Tensor<T, 2> wide(2 * rows, 3 * columns), tall(columns, rows);
+    random.fill(wide);
+    random.fill(tall);
+    const TensorView<const T, 2> residuals[] = {
+        {wide.data(), {rows, width}, {3 * columns, 1}},
+        {wide.data() + 1, {rows, width}, {2 * 3 * columns, 2}},
+        {wide.data() + (2 * rows * 3 * columns - 1), {rows, width}, {-3 * columns, -1}},
+        {tall.data(), {rows, width}, {1, rows}},
+        {wide.data(), {rows, width}, {0, 1}},
+    };
+    for (const auto& residual : residuals)
+      unit::for_each_level([&](auto isa) {
+        const simd::AnyEpilogue<T> epilogue(Epilogue<T>{{}, residual}, decltype(isa)::level);
+        EXPECT_EQ(epilogue.activate, nullptr);
+        const auto before = sums<A>(random);
+        auto c = before;
+        epilogue.apply(decltype(isa)::level, c.data(), stride, nullptr, 0, 0, 0, rows, width);
+        for (Index i = 0; i < rows; ++i)
+          for (Index j = 0; j < stride; ++j) {
+            const auto at = static_cast<std::size_t>(i * stride + j);
+            const A expected = j < width ? before[at] + static_cast<A>(residual(i, j)) : before[at];
+            ASSERT_EQ(support::bits(c[at]), support::bits(expected)) << i << " " << j;
+          }
+      });
+  }
+}
+
+TEST(SimdEpilogueMemory, IsSharedWhereRangesMeet) {
+  Tensor<float, 2> x(8, 8), y(8, 8);
+  const auto reads = [](const TensorView<const float, 2>& residual, const TensorView<float, 2>& c) {
+    return simd::AnyEpilogue<float>(Epilogue<float>{{}, residual}, mha::IsaLevel::baseline).reads(c);
+  };
+  EXPECT_TRUE(reads(x.view(), x.view()));
+  EXPECT_FALSE(reads(x.view(), y.view()));
+  EXPECT_FALSE(reads({}, y.view()));
+  EXPECT_FALSE(reads({x.data(), {4, 8}, {8, 1}}, {x.data() + 32, {4, 8}, {8, 1}}));
+  EXPECT_TRUE(reads({x.data(), {4, 8}, {8, 1}}, {x.data() + 31, {4, 8}, {8, 1}}));
+  EXPECT_TRUE(reads({x.data() + 63, {4, 8}, {-8, -1}}, {x.data() + 32, {4, 8}, {8, 1}}));
+  EXPECT_FALSE(reads({x.data() + 31, {4, 8}, {-8, -1}}, {x.data() + 32, {4, 8}, {8, 1}}));
+}
+
+}  // namespace

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include <mha/block/rows.hpp>
+#include <mha/core/tensor.hpp>
+#include <mha/core/workspace.hpp>
+
+namespace {
+
+using mha::TensorView;
+using View3 = TensorView<double, 3>;
+
+TEST(Rows, OneSequenceIsABatchOfOne) {
+  double numbers[12] = {};
+  const auto v = mha::detail::with_batch(mha::view(numbers, 3, 4));
+  EXPECT_EQ(v.extent[0], 1);
+  EXPECT_EQ(v.extent[1], 3);
+  EXPECT_EQ(&v(0, 2, 3), numbers + 11);
+  mha::Tensor<double, 3> t(2, 3, 4);
+  EXPECT_EQ(mha::detail::read_sequence(t).data, t.data());
+}
+
+TEST(Rows, RowsCollapseOnlyWhenSequencesFollowEachOther) {
+  const auto collapses = [](int b, int l, std::ptrdiff_t batch_stride, std::ptrdiff_t row_stride) {
+    return mha::detail::rows_collapse(View3{nullptr, {b, l, 4}, {batch_stride, row_stride, 1}});
+  };
+  EXPECT_TRUE(collapses(2, 3, 12, 4));
+  EXPECT_TRUE(collapses(2, 3, 30, 10));
+  EXPECT_FALSE(collapses(2, 3, 16, 4));
+  EXPECT_FALSE(collapses(2, 3, 0, 4));
+  EXPECT_FALSE(collapses(2, 1, 0, 4));
+  EXPECT_TRUE(collapses(1, 3, 77, 4));
+  EXPECT_TRUE(collapses(5, 0, 77, 4));
+}
+
+TEST(Rows, RowsAreReadInPlaceOrCopiedOnce) {
+  mha::Tensor<double, 3> t(2, 3, 4);
+  std::iota(t.begin(), t.end(), 0.);
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const TensorView<const double, 3> whole = t.view();
+  EXPECT_EQ(mha::detail::as_rows(whole, frame).data, t.data());
+  EXPECT_EQ(workspace.allocations(), 0);
+
+  const TensorView<const double, 3> swapped{t.data(), {3, 2, 4}, {4, 12, 1}};  // the axes (L, B, E) of t
+  const auto rows = mha::detail::as_rows(swapped, frame);
+  EXPECT_NE(rows.data, t.data());
+  ASSERT_EQ(rows.extent[0], 6);
+  for (int b = 0; b < 3; ++b)
+    for (int l = 0; l < 2; ++l)
+      for (int e = 0; e < 4; ++e) EXPECT_EQ(rows(b * 2 + l, e), t(l, b, e));
+}
+
+TEST(Rows, ResultsReachAnyStrides) {
+  mha::Tensor<double, 3> t(3, 2, 4);
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const auto number = [](const TensorView<double, 2>& rows) {
+    for (int i = 0; i < rows.extent[0]; ++i)
+      for (int j = 0; j < rows.extent[1]; ++j) rows(i, j) = 10 * i + j;
+  };
+  mha::detail::into_rows(t.view(), frame, number);
+  EXPECT_EQ(t(2, 1, 3), 53);
+  EXPECT_EQ(workspace.allocations(), 0);
+  mha::detail::into_rows(View3{t.data(), {2, 3, 4}, {4, 8, 1}}, frame, number);  // row l of sequence b at t(l, b)
+  for (int b = 0; b < 2; ++b)
+    for (int l = 0; l < 3; ++l)
+      for (int e = 0; e < 4; ++e) EXPECT_EQ(t(l, b, e), 10 * (3 * b + l) + e);
+}
+
+TEST(Rows, ViewsAreTheSameIfTheyShowTheSameElements) {
+  float memory[24] = {};
+  const auto a = mha::view(memory, 2, 3, 4);
+  EXPECT_TRUE(mha::detail::same_view(a, a));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 2, 4, 3)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory + 1, 2, 3, 4)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 1, 3, 4)));
+  EXPECT_FALSE(mha::detail::same_view(a, mha::TensorView<float, 3>{memory, {2, 3, 4}, {4, 8, 1}}));
+}
+
+TEST(Rows, ViewsShareElementsOrInterleave) {
+  // Against every pair of elements, for all sizes and strides that are small.
+  static double memory[512];
+  const std::ptrdiff_t strides[] = {0, 1, 2, -3, 4, 7};
+  int interleaved = 0;
+  for (const std::ptrdiff_t s0 : strides)
+    for (const std::ptrdiff_t s1 : strides)
+      for (const std::ptrdiff_t s2 : strides)
+        for (int distance = -9; distance < 10; ++distance) {
+          const View3 a{memory + 256, {2, 3, 4}, {s0, s1, s2}}, b{memory + 256 + distance, {2, 3, 4}, {s0, s1, s2}};
+          bool shared = false;
+          for (int i = 0; i < 24; ++i)
+            for (int j = 0; j < 24; ++j)
+              shared = shared || a.pointer(i / 12, i / 4 % 3, i % 4) == b.pointer(j / 12, j / 4 % 3, j % 4);
+          ASSERT_EQ(mha::detail::share_elements(a, b), shared) << s0 << " " << s1 << " " << s2 << " " << distance;
+          interleaved += !shared && mha::detail::may_overlap(a, b) ? 1 : 0;
+        }
+  EXPECT_GT(interleaved, 100);
+  EXPECT_TRUE(
+      mha::detail::share_elements(View3{memory, {1, 2, 2}, {0, 4, 1}}, View3{memory + 2, {1, 2, 2}, {0, 3, 1}}));
+  EXPECT_FALSE(
+      mha::detail::share_elements(View3{memory, {1, 2, 2}, {0, 4, 1}}, View3{memory + 2, {1, 2, 2}, {9, 4, 1}}));
+}
+
+}  // namespace
