@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -50,6 +52,24 @@ TYPED_TEST(LayerConformance, AgreesWithTheDoubleReference) {
                      mha::MultiQuery{}, mha::PerHeadProjection{}, mha::Alibi{});
   TestFixture::check("no output", {.d_model = 24, .num_heads = 4, .num_kv_heads = 2, .value_dim = 9},
                      mha::GroupedQuery<mha::Dynamic>{}, mha::NoOutput{}, mha::Causal{});
+}
+
+TYPED_TEST(LayerConformance, BiasesOfEveryChoiceOfProjections) {
+  for (int choice = 0; choice < 16; ++choice) {
+    const auto chosen = [&](int projection) { return (choice >> projection) % 2 == 1; };
+    const Config config{.d_model = 40,
+                        .num_heads = 4,
+                        .num_kv_heads = 2,
+                        .value_dim = 9,
+                        .bias = chosen(0),  // what the next says otherwise
+                        .query_bias = chosen(0) ? std::nullopt : std::optional(false),
+                        .key_bias = chosen(1),
+                        .value_bias = chosen(2),
+                        .output_bias = chosen(3)};
+    TestFixture::check(("choice " + std::to_string(choice)).c_str(), config, mha::GroupedQuery<mha::Dynamic>{},
+                       mha::PerHeadProjection{});
+    TestFixture::check(("choice " + std::to_string(choice)).c_str(), config, mha::GroupedQuery<mha::Dynamic>{});
+  }
 }
 
 TYPED_TEST(LayerConformance, FusedAndPerHeadProjectionsGiveTheSameValues) {

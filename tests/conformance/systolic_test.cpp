@@ -83,6 +83,8 @@ TYPED_TEST(SystolicConformance, LayersAgreeWithTheDoubleReference) {
                      mha::GroupedQuery<2>{}, mha::SlidingWindow{.left = 11, .right = 4});
   TestFixture::check("one key head", {.d_model = 48, .num_heads = 4, .bias = true}, mha::MultiQuery{}, mha::Causal{},
                      mha::Alibi{});
+  TestFixture::check("no bias of keys", {.d_model = 40, .num_heads = 4, .bias = true, .key_bias = false});
+  TestFixture::check("no bias of the output", {.d_model = 40, .num_heads = 4, .bias = true, .output_bias = false});
 }
 
 TEST(SystolicConformance, UnitsThatWereNotTried) {

@@ -30,10 +30,10 @@ template <class T, int Rank, class... I> Tensor<T, Rank> drawn(support::Random& 
 /// The same weights, rounded to T, in both layers.
 template <class B, class T> struct Twins {
   const mha::Sink sink{{0.5f, -1, 2, 0}};
-  Layer<T, B> there{config, sink};
-  Layer<double, mha::Reference> here{config, sink};
+  Layer<T, B> there;
+  Layer<double, mha::Reference> here;
 
-  explicit Twins(support::Random& random) {
+  explicit Twins(support::Random& random, const mha::Config& sizes = config) : there(sizes, sink), here(sizes, sink) {
     std::vector<T> weights(static_cast<std::size_t>(here.parameter_count()));
     for (T& w : weights) w = support::Random::rounded<T>(random.uniform(-0.1, 0.1));
     there.update([&](auto& p) { std::copy(weights.begin(), weights.end(), p.flat().begin()); });
@@ -57,6 +57,13 @@ template <class B, class T> void expect_layers(const char* name) {
   };
   const auto y = mha::to_host(twins.there(mha::to_device(x), workspace));
   device_checks::expect_near(y, twins.here(wide(x)), bound<T>(), "self-attention");
+  for (const bool keys : {true, false}) {
+    mha::Config some = config;
+    (keys ? some.key_bias : some.output_bias) = false;
+    const Twins<B, T> others(random, some);
+    device_checks::expect_near(mha::to_host(others.there(mha::to_device(x), workspace)), others.here(wide(x)),
+                               bound<T>(), keys ? "no bias of the keys" : "no bias of the output");
+  }
   const auto memory = drawn<T, 3>(random, 2, 90, 256);
   const auto far_x = mha::to_device(x), far_memory = mha::to_device(memory);
   const auto cross = twins.here(wide(x), wide(memory));

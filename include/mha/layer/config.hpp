@@ -28,20 +28,26 @@ struct NoMember {
 
 /// The sizes of a layer. 0 means: derived from the others.
 struct Config {
-  Index d_model = 0;              ///< E, the width of query rows and of the result
-  Index num_heads = 0;            ///< Hq
-  Index num_kv_heads = 0;         ///< Hkv; by the heads policy if 0
-  Index head_dim = 0;             ///< D; d_model / num_heads if 0
-  Index value_dim = 0;            ///< Dv; head_dim if 0
-  Index kv_model = 0;             ///< width of the rows that keys and values are made from; d_model if 0
-  bool bias = false;              ///< whether the projections add a bias
-  std::optional<double> scale{};  ///< 1/√head_dim if not given
+  Index d_model = 0;       ///< E, the width of query rows and of the result
+  Index num_heads = 0;     ///< Hq
+  Index num_kv_heads = 0;  ///< Hkv; by the heads policy if 0
+  Index head_dim = 0;      ///< D; d_model / num_heads if 0
+  Index value_dim = 0;     ///< Dv; head_dim if 0
+  Index kv_model = 0;      ///< width of the rows that keys and values are made from; d_model if 0
+  bool bias = false;       ///< whether the projections add a bias, where the next four do not say otherwise
+  std::optional<bool> query_bias{}, key_bias{}, value_bias{}, output_bias{};  ///< each as `bias` if not given
+  std::optional<double> scale{};                                              ///< 1/√head_dim if not given
   [[no_unique_address]] detail::NoMember causal{};  ///< no member: a mask is a policy, mha::Causal
 
   Index query_width() const { return num_heads * head_dim; }
   Index key_width() const { return num_kv_heads * head_dim; }
   Index value_width() const { return num_kv_heads * value_dim; }
   Index concat_width() const { return num_heads * value_dim; }
+
+  bool has_query_bias() const { return query_bias.value_or(bias); }
+  bool has_key_bias() const { return key_bias.value_or(bias); }
+  bool has_value_bias() const { return value_bias.value_or(bias); }
+  bool has_output_bias() const { return output_bias.value_or(bias); }
 };
 
 namespace detail {

@@ -100,16 +100,18 @@ Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M
   const double concat = c.concat_width(), y_width = Output::width(c.concat_width(), c.d_model);
   const double q_weights = E * q_width, kv_weights = c.kv_model * (k_width + v_width);
   const double out_weights = Output::has_weights ? concat * E : 0;
-  const double biases = c.bias ? 1 : 0, bytes = sizeof(T);
+  const double bytes = sizeof(T);
 
   Cost cost;
   cost.visible_pairs = visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries});
-  const double in = q_weights + kv_weights + biases * (q_width + k_width + v_width) + (has_norm ? 2 * c.head_dim : 0);
+  const double biases =
+      (c.has_query_bias() ? q_width : 0) + (c.has_key_bias() ? k_width : 0) + (c.has_value_bias() ? v_width : 0);
+  const double in = q_weights + kv_weights + biases + (has_norm ? 2 * c.head_dim : 0);
   cost.projection = {static_cast<std::int64_t>(in), 2 * (q_rows * q_weights + k_rows * kv_weights),
                      bytes * (in + q_rows * (E + q_width) + k_rows * (c.kv_model + k_width + v_width))};
   cost.score = {0, 2 * cost.visible_pairs * q_width, bytes * (q_rows * q_width + k_rows * k_width)};
   cost.value = {0, 2 * cost.visible_pairs * concat, bytes * (k_rows * v_width + q_rows * concat)};
-  const double out = out_weights + (Output::has_weights ? biases * E : 0) + (has_gates ? c.num_heads : 0);
+  const double out = out_weights + (Output::has_weights && c.has_output_bias() ? E : 0) + (has_gates ? c.num_heads : 0);
   cost.output = {static_cast<std::int64_t>(out), 2 * q_rows * out_weights, bytes * (out + q_rows * (concat + y_width))};
   cost.cache_elements = static_cast<std::int64_t>(k_rows * (k_width + v_width));
   cost.activation_elements = q_rows * (q_width + concat) + k_rows * (k_width + v_width);

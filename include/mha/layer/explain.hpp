@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "../backend/backend.hpp"
 #include "../core/scalar.hpp"
@@ -45,6 +46,15 @@ inline std::string heads_of(const Config& c) {
   return own + " share " + std::to_string(c.num_kv_heads) + " key/value heads";
 }
 
+inline std::string biases_of(const Config& c, bool has_output) {
+  std::string list;
+  for (const auto& [name, has] :
+       {std::pair{"query", c.has_query_bias()}, std::pair{"key", c.has_key_bias()},
+        std::pair{"value", c.has_value_bias()}, std::pair{"output", has_output && c.has_output_bias()}})
+    if (has) list += (list.empty() ? "" : ", ") + std::string(name);
+  return list.empty() ? "none" : list;
+}
+
 /// The facts of a layer's call, one a line. M is the layer's mask with those of the call.
 template <class T, class M, class Policies, Backend B>
 std::string explain_layer(const B& backend, const Config& c, const Cost& cost, const CallShape& shape,
@@ -59,6 +69,7 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, c
     list += (list.empty() ? "" : ", ") + std::string(policy);
   return "heads:       " + heads_of(c) + ", head_dim " + n(c.head_dim) + ", value_dim " + n(c.value_dim) +    //
          "\nweights:     " + n(cost.parameters()) + " " + scalar_name<T>() + ", " + weights +                 //
+         "\nbiases:      " + biases_of(c, Policies::Output::has_weights) +                                    //
          "\nmask:        " + InWords<M>::text() +                                                             //
          "\nscore:       " + InWords<typename Policies::Score>::text() +                                      //
          "\nsink:        " + policy_name<typename Policies::Sink>() +                                         //

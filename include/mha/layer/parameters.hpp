@@ -86,7 +86,11 @@ template <class T, class Policies> class Parameters {
   };
 
  public:
-  explicit Parameters(const Config& config) : config_(config) {}
+  /// Errors    ShapeError for an output bias where there is no output projection
+  explicit Parameters(const Config& config) : config_(config) {
+    detail::require(Output::has_weights || !config.output_bias.value_or(false),
+                    "Config: output_bias is true, but a layer with ", Output::name, " has no output projection");
+  }
 
   bool present() const { return borrowed_ || own_.size() > 0; }
   bool borrowed() const { return borrowed_; }
@@ -99,10 +103,11 @@ template <class T, class Policies> class Parameters {
   /// How many numbers the parameters are.
   std::int64_t size() const {
     const Config& c = config_;
-    const auto projection = [&](Index in, Index out) { return (std::int64_t{in} + (c.bias ? 1 : 0)) * out; };
-    return projection(c.d_model, c.query_width()) + projection(c.kv_model, c.key_width()) +
-           projection(c.kv_model, c.value_width()) +
-           (Output::has_weights ? projection(c.concat_width(), c.d_model) : 0) +
+    const auto projection = [](Index in, Index out, bool bias) { return (std::int64_t{in} + (bias ? 1 : 0)) * out; };
+    return projection(c.d_model, c.query_width(), c.has_query_bias()) +
+           projection(c.kv_model, c.key_width(), c.has_key_bias()) +
+           projection(c.kv_model, c.value_width(), c.has_value_bias()) +
+           (Output::has_weights ? projection(c.concat_width(), c.d_model, c.has_output_bias()) : 0) +
            (Norm::has_weights ? std::int64_t{2} * c.head_dim : 0) + (Concat::has_gates ? c.num_heads : 0);
   }
 
@@ -127,23 +132,27 @@ template <class T, class Policies> class Parameters {
   ///
   /// Errors    ShapeError if a matrix, bias or vector has not the configuration's shape; nothing changes then
   template <class F = NothingBefore>
-  void borrow(const ParameterViews<const T>& w, std::shared_ptr<const void> keep_alive, const F& before = {},
+  void borrow(ParameterViews<const T> w, std::shared_ptr<const void> keep_alive, const F& before = {},
               std::uint64_t version = detail::next_version()) {
     const Config& c = config_;
     require_foreign(w.query.heads, w.query.bias, w.key.heads, w.key.bias, w.value.heads, w.value.bias, w.output.weight,
                     w.output.bias, w.query_norm, w.key_norm, w.gate);
-    check("query", w.query, c.d_model, c.num_heads, c.head_dim);
-    check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim);
-    check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim);
+    check("query", w.query, c.d_model, c.num_heads, c.head_dim, c.has_query_bias());
+    check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim, c.has_key_bias());
+    check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
     detail::check_borrowed("output", w.output.weight, Output::has_weights ? c.concat_width() : 0,
                            Output::has_weights ? c.d_model : 0);
-    detail::check_borrowed("output bias", w.output.bias, Output::has_weights && c.bias ? c.d_model : 0);
+    detail::check_borrowed("output bias", w.output.bias, Output::has_weights && c.has_output_bias() ? c.d_model : 0);
     detail::check_borrowed("query_norm", w.query_norm, Norm::has_weights ? c.head_dim : 0);
     detail::check_borrowed("key_norm", w.key_norm, Norm::has_weights ? c.head_dim : 0);
     detail::check_borrowed("gate", w.gate, Concat::has_gates ? c.num_heads : 0);
+    // Null data is what says that there is none.
+    for (auto* heads : {&w.query, &w.key, &w.value})
+      if (heads->bias.extent[0] == 0) heads->bias = {};
+    if (w.output.bias.extent[0] == 0) w.output.bias = {};
+    w.all = {};
     before(w);
     views_ = w;
-    views_.all = {};
     keep_alive_ = std::move(keep_alive);
     own_ = Tensor<T, 1>();
     borrowed_ = true;
@@ -157,9 +166,9 @@ template <class T, class Policies> class Parameters {
     detail::check_borrowed("query", w.query, c.d_model, c.query_width());
     detail::check_borrowed("key", w.key, c.kv_model, c.key_width());
     detail::check_borrowed("value", w.value, c.kv_model, c.value_width());
-    detail::check_borrowed("query bias", w.query_bias, c.bias ? c.query_width() : 0);
-    detail::check_borrowed("key bias", w.key_bias, c.bias ? c.key_width() : 0);
-    detail::check_borrowed("value bias", w.value_bias, c.bias ? c.value_width() : 0);
+    detail::check_borrowed("query bias", w.query_bias, c.has_query_bias() ? c.query_width() : 0);
+    detail::check_borrowed("key bias", w.key_bias, c.has_key_bias() ? c.key_width() : 0);
+    detail::check_borrowed("value bias", w.value_bias, c.has_value_bias() ? c.value_width() : 0);
     ParameterViews<const T> next;
     next.query = by_head(w.query, w.query_bias, c.num_heads, c.head_dim);
     next.key = by_head(w.key, w.key_bias, c.num_kv_heads, c.head_dim);
@@ -178,20 +187,20 @@ template <class T, class Policies> class Parameters {
     p.all = {data, size};
     U* at = data;
     const auto next = [&](std::ptrdiff_t n) { return at == nullptr ? at : std::exchange(at, at + n); };
-    const auto head_weights = [&](Index heads, Index model, Index dim) {
+    const auto head_weights = [&](Index heads, Index model, Index dim, bool bias) {
       HeadWeights<U> w;
       const std::ptrdiff_t columns = std::ptrdiff_t{heads} * dim;
       w.heads = Projection::layout(next(model * columns), heads, model, dim);
-      if (c.bias) w.bias = view(next(columns), heads, dim);
+      if (bias) w.bias = view(next(columns), heads, dim);
       return w;
     };
-    p.query = head_weights(c.num_heads, c.d_model, c.head_dim);
-    p.key = head_weights(c.num_kv_heads, c.kv_model, c.head_dim);
-    p.value = head_weights(c.num_kv_heads, c.kv_model, c.value_dim);
+    p.query = head_weights(c.num_heads, c.d_model, c.head_dim, c.has_query_bias());
+    p.key = head_weights(c.num_kv_heads, c.kv_model, c.head_dim, c.has_key_bias());
+    p.value = head_weights(c.num_kv_heads, c.kv_model, c.value_dim, c.has_value_bias());
     if constexpr (Output::has_weights) {
       const Index in = c.concat_width();
       p.output.weight = view(next(std::ptrdiff_t{in} * c.d_model), in, c.d_model);
-      if (c.bias) p.output.bias = view(next(c.d_model), c.d_model);
+      if (c.has_output_bias()) p.output.bias = view(next(c.d_model), c.d_model);
     }
     if constexpr (Norm::has_weights) {
       p.query_norm = view(next(c.head_dim), c.head_dim);
@@ -207,14 +216,14 @@ template <class T, class Policies> class Parameters {
                     "borrow: weights that lie among the ", size(), " of the layer's own, expected another's");
   }
 
-  void check(const char* name, const HeadWeights<const T>& w, Index model, Index heads, Index dim) const {
+  static void check(const char* name, const HeadWeights<const T>& w, Index model, Index heads, Index dim, bool bias) {
     detail::require(w.head_count() == heads && w.model() == model && w.head_dim() == dim, "borrow: the ", name,
                     " weights are (", w.head_count(), ", ", w.model(), ", ", w.head_dim(), "), expected (", heads, ", ",
                     model, ", ", dim, ")");
     detail::require_data("borrow", name, w.heads);
-    detail::require(w.bias.extent[0] == (config_.bias ? heads : 0) && w.bias.extent[1] == (config_.bias ? dim : 0),
-                    "borrow: the ", name, " bias is (", w.bias.extent[0], ", ", w.bias.extent[1], "), expected (",
-                    config_.bias ? heads : 0, ", ", config_.bias ? dim : 0, ")");
+    detail::require(w.bias.extent[0] == (bias ? heads : 0) && w.bias.extent[1] == (bias ? dim : 0), "borrow: the ",
+                    name, " bias is (", w.bias.extent[0], ", ", w.bias.extent[1], "), expected (", bias ? heads : 0,
+                    ", ", bias ? dim : 0, ")");
     detail::require_data("borrow", name, w.bias);
   }
 
@@ -222,7 +231,7 @@ template <class T, class Policies> class Parameters {
                                       Index dim) {
     HeadWeights<const T> r;
     r.heads = {w.data, {heads, w.extent[0], dim}, {dim * w.stride[1], w.stride[0], w.stride[1]}};
-    if (bias.data != nullptr) r.bias = {bias.data, {heads, dim}, {dim * bias.stride[0], bias.stride[0]}};
+    if (bias.extent[0] != 0) r.bias = {bias.data, {heads, dim}, {dim * bias.stride[0], bias.stride[0]}};
     return r;
   }
 

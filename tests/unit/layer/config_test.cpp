@@ -53,6 +53,21 @@ TEST(Config, KeepsWhatIsGiven) {
   EXPECT_EQ(c.concat_width(), 30);
 }
 
+TEST(Config, BiasesMayBeSaidApart) {
+  const auto biases = [](const Config& c) {
+    std::string all;
+    for (const bool b : {c.has_query_bias(), c.has_key_bias(), c.has_value_bias(), c.has_output_bias()})
+      all += b ? '1' : '0';
+    return all;
+  };
+  EXPECT_EQ(biases(completed({.d_model = 8, .num_heads = 2})), "0000");
+  EXPECT_EQ(biases(completed({.d_model = 8, .num_heads = 2, .bias = true})), "1111");
+  EXPECT_EQ(biases(completed({.d_model = 8, .num_heads = 2, .bias = true, .query_bias = false})), "0111");
+  EXPECT_EQ(biases(completed({.d_model = 8, .num_heads = 2, .bias = true, .key_bias = false})), "1011");
+  EXPECT_EQ(biases(completed({.d_model = 8, .num_heads = 2, .bias = true, .output_bias = false})), "1110");
+  EXPECT_EQ(biases(completed({.d_model = 8, .num_heads = 2, .value_bias = true})), "0010");
+}
+
 TEST(Config, ValueDimFollowsAGivenHeadDim) {
   const Config c = completed({.d_model = 10, .num_heads = 3, .head_dim = 6});
   EXPECT_EQ(c.head_dim, 6);

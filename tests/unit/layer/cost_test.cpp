@@ -77,6 +77,12 @@ TEST(Cost, FollowsTheGeneralFormulas) {
   Config with_bias = c;
   with_bias.bias = true;
   EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).parameters(), cost.parameters() + 6 * 5 + 2 * 5 + 2 * 3 + 20);
+  with_bias.key_bias = false;
+  EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).parameters(), cost.parameters() + 6 * 5 + 2 * 3 + 20);
+  with_bias = c;
+  with_bias.key_bias = true;
+  EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).projection.parameters, q + k + v + 2 * 5);
+  EXPECT_EQ(mha::cost(with_bias, B, Lq, Lk).output.parameters, o);
   EXPECT_EQ(cost.projection.parameters, q + k + v);
   EXPECT_EQ(cost.score.parameters, 0);
   EXPECT_EQ(cost.value.parameters, 0);

@@ -44,6 +44,15 @@ TEST(ExplainLayer, SaysHowHeadsShareKeys) {
   EXPECT_EQ(heads_of({.num_heads = 8, .num_kv_heads = 1}), "8 query heads share 1 key/value head");
 }
 
+TEST(ExplainLayer, SaysWhichProjectionsAddABias) {
+  using mha::detail::biases_of;
+  EXPECT_EQ(biases_of({}, true), "none");
+  EXPECT_EQ(biases_of({.bias = true}, true), "query, key, value, output");
+  EXPECT_EQ(biases_of({.bias = true}, false), "query, key, value");
+  EXPECT_EQ(biases_of({.bias = true, .key_bias = false}, true), "query, value, output");
+  EXPECT_EQ(biases_of({.output_bias = true}, true), "output");
+}
+
 TEST(ExplainLayer, SaysOneFactALine) {
   const mha::Config c{.d_model = 8, .num_heads = 4, .num_kv_heads = 2, .head_dim = 2, .value_dim = 3};
   mha::Cost cost;
@@ -58,6 +67,7 @@ TEST(ExplainLayer, SaysOneFactALine) {
                                                                                               shape, "owned")),
             "heads:       4 query heads share 2 key/value heads, head_dim 2, value_dim 3\n"
             "weights:     12 float, owned\n"
+            "biases:      none\n"
             "mask:        Causal and Padding\n"
             "score:       SoftCap\n"
             "sink:        none\n"

@@ -312,6 +312,71 @@ TEST(Parameters, BorrowSaysWhichMatrixHasWhichShape) {
             "borrow: the output matrix is (12, 5), expected (8, 5)");
 }
 
+// Every choice of biases, owned and borrowed: each stands behind its own matrix, and the others are null.
+TEST(Parameters, BiasesOfEveryChoiceOfProjections) {
+  const int widths[] = {12, 6, 4, 5}, sizes_of[] = {query_size, key_size, value_size, output_size};
+  const char* const names[] = {"query", "key", "value", "output"};
+  for (int choice = 0; choice < 16; ++choice) {
+    SCOPED_TRACE(choice);
+    Config c = sizes(choice % 2 == 1);
+    const auto chosen = [&](int n) { return (choice >> n) % 2 == 1; };
+    c.key_bias = chosen(1);
+    c.value_bias = chosen(2);
+    c.output_bias = chosen(3);
+    Fused own(c);
+    number(own);
+    Checkpoint file(true);
+    mha::WeightView<float, 1>* const biases[] = {&file.weights.query_bias, &file.weights.key_bias,
+                                                 &file.weights.value_bias, &file.weights.output_bias};
+    for (int n = 0; n < 4; ++n)
+      if (!chosen(n)) biases[n]->extent[0] = 0;  // of no elements, though not null
+    Fused borrowed(c);
+    borrowed.borrow(file.weights, nullptr);
+    EXPECT_EQ(borrowed.size(), own.size());
+    const auto o = own.views(), b = borrowed.views();
+    const mha::TensorView<const float, 1> owned[] = {o.query.bias_row(), o.key.bias_row(), o.value.bias_row(),
+                                                     o.output.bias},
+                                          lent[] = {b.query.bias_row(), b.key.bias_row(), b.value.bias_row(),
+                                                    b.output.bias};
+    int at = 0;
+    for (int n = 0; n < 4; ++n) {
+      SCOPED_TRACE(names[n]);
+      at += sizes_of[n];
+      ASSERT_EQ(owned[n].data == nullptr, !chosen(n));
+      ASSERT_EQ(lent[n].data == nullptr, !chosen(n));
+      EXPECT_EQ(owned[n].extent[0], chosen(n) ? widths[n] : 0);
+      EXPECT_EQ(lent[n].extent[0], chosen(n) ? widths[n] : 0);
+      if (!chosen(n)) continue;
+      EXPECT_EQ(owned[n](0), float(at));
+      EXPECT_EQ(lent[n].data, biases[n]->data);
+      at += widths[n];
+    }
+    EXPECT_EQ(own.size(), at);
+
+    // One too many, one too few.
+    for (int n = 0; n < 4; ++n) {
+      Checkpoint spoilt(true);
+      mha::WeightView<float, 1>* const all[] = {&spoilt.weights.query_bias, &spoilt.weights.key_bias,
+                                                &spoilt.weights.value_bias, &spoilt.weights.output_bias};
+      for (int other = 0; other < 4; ++other)
+        if (chosen(other) == (other == n)) *all[other] = {};
+      EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { own.borrow(spoilt.weights, nullptr); }),
+                std::string("borrow: the ") + names[n] + " bias has " + std::to_string(chosen(n) ? 0 : widths[n]) +
+                    " elements, expected " + std::to_string(chosen(n) ? widths[n] : 0));
+    }
+  }
+}
+
+TEST(Parameters, AnOutputBiasNeedsAnOutputProjection) {
+  Config c = sizes(true);
+  EXPECT_EQ(Headless(c).views().output.bias.data, nullptr);
+  c.output_bias = true;
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { Headless{c}; }),
+            "Config: output_bias is true, but a layer with NoOutput has no output projection");
+  c.output_bias = false;
+  EXPECT_EQ(Headless(c).size(), query_size + 12 + key_size + 6 + value_size + 4);
+}
+
 TEST(Parameters, BorrowRecognisesATransposedMatrix) {
   EXPECT_EQ(error_of(false, [](Weights& w) { w.query = mha::transposed(w.query); }),
             "borrow: the query matrix is (12, 5), expected (5, 12): pass mha::transposed(view)");
