@@ -10,7 +10,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -30,8 +29,9 @@ struct Options {
   std::vector<std::string> files;
   std::size_t top = 5;
   std::string by = "paragraph";
-  int batch = 32;
-  int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  std::size_t tokens = EmbedOptions{}.tokens;
+  int threads = 0;  // as many as mha::ThreadPool{} has
+  std::string backend = "cpu";
   std::vector<std::string> heatmap;  // LAYER:HEAD, file
   std::string heatmap_text;
 };
@@ -44,8 +44,14 @@ void describe(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("--top", o.top, "How many answers to print")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--by", o.by, "What an answer is")->check(CLI::IsMember({"line", "paragraph"}))->capture_default_str();
-  app.add_option("--batch", o.batch, "Passages per batch")->check(CLI::Range(1, 4096))->capture_default_str();
-  app.add_option("--threads", o.threads, "Batches at a time")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--batch-tokens", o.tokens, "Tokens per batch, about: passages are not cut")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "Threads; if not given, MHA_NUM_THREADS or one for each processor")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--backend", o.backend, "cpu, or systolic: bfloat16 on the processor's matrix unit (AMX)")
+      ->check(CLI::IsMember({"cpu", "systolic"}))
+      ->capture_default_str();
   app.add_option("--heatmap", o.heatmap, "Draw what a head attends to, counted from 0: LAYER:HEAD FILE.svg")
       ->expected(2);
   app.add_option("--heatmap-text", o.heatmap_text, "The text of the heatmap, if not the question");
@@ -128,8 +134,7 @@ void search(const SentenceModel& model, const Options& o, std::ostream& out, std
   Matrix vectors;  // (N, E)
   {
     Progress progress(log, terminal, texts.size());
-    vectors = model.embed(
-        texts, {.batch = o.batch, .threads = o.threads, .progress = [&](std::size_t done) { progress.update(done); }});
+    vectors = model.embed(texts, {.tokens = o.tokens, .progress = [&](std::size_t done) { progress.update(done); }});
   }
   const Matrix question = model.embed({model.tokenise(o.question)});  // (1, E)
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -146,7 +151,9 @@ void search(const SentenceModel& model, const Options& o, std::ostream& out, std
         << " tokens; what is beyond was not read\n";
   log << "embedded " << texts.size() << " passages, " << tokens << " tokens in " << std::fixed << std::setprecision(2)
       << seconds << " s (" << std::setprecision(0) << static_cast<double>(tokens) / seconds << " tokens/s, "
-      << o.threads << (o.threads == 1 ? " thread)\n" : " threads)\n");
+      << model.threads() << (model.threads() == 1 ? " thread" : " threads");
+  if (o.backend == "systolic") log << ", matrix unit " << mha::to_string(mha::current_unit());
+  log << ")\n";
 }
 
 }  // namespace
@@ -159,7 +166,9 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& log,
   try {
     app.parse(argc, argv);
     check(options);
-    const SentenceModel model(options.model);
+    const SentenceModel model(options.model,
+                              {.machine = options.backend == "systolic" ? Machine::systolic : Machine::cpu,
+                               .threads = options.threads > 0 ? mha::ThreadPool(options.threads) : mha::ThreadPool{}});
     if (!options.heatmap.empty()) draw_heatmap(model, options, log);
     if (!options.files.empty()) search(model, options, out, log, terminal);
     return 0;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// BERT: token and position embeddings, then layers of attention and two dense steps, each with a residual and a norm.
+// BERT: token and position embeddings, then blocks of attention and feed-forward, each with a residual and a norm.
 #pragma once
 
+#include <deque>
 #include <Eigen/Core>
 #include <memory>
 #include <span>
-#include <vector>
 
-#include <mha/mha.hpp>
+#include <mha/block.hpp>
 #include <mha/systolic.hpp>
 
 #include "checkpoint.hpp"
@@ -16,64 +16,75 @@
 namespace semantic_search {
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Rows = mha::TensorView<float, 2>;  // (rows, E), one row after another
 
-/// y = x Wᵀ + b, the weight (out, in) as the checkpoint has it.
-struct Dense {
-  Eigen::Map<const Matrix> weight;            // (out, in)
-  Eigen::Map<const Eigen::RowVectorXf> bias;  // (out)
+/// What the encoder multiplies on: float32 vector code, or the processor's bfloat16 matrix unit.
+enum class Machine { cpu, systolic };
 
-  Dense(const Checkpoint& file, const std::string& name, int out, int in);
-  Matrix operator()(const Matrix& x) const;  // (rows, in) → (rows, out)
-};
-
-/// Each row to mean 0 and variance 1, then scaled and shifted.
-struct LayerNorm {
-  Eigen::Map<const Eigen::RowVectorXf> scale, shift;  // (E)
-  float eps;
-
-  LayerNorm(const Checkpoint& file, const std::string& name);
-  void operator()(Matrix& x) const;  // (rows, E), in place
-};
-
-template <mha::Backend B> struct EncoderLayer {
-  std::unique_ptr<mha::MultiHeadAttention<float, B>> attention;
-  LayerNorm attention_norm;
-  Dense expand, contract;
-  LayerNorm output_norm;
-
-  EncoderLayer(const Checkpoint& file, int index);
-};
-
-/// The encoder of a checkpoint, its attention on backend B. All weights stay in the mapped file.
-template <mha::Backend B> class EncoderOn {
+/// The encoder of a checkpoint, on whatever machine. Calls are const: threads share it, each with its own workspace.
+class Encoder {
  public:
-  explicit EncoderOn(const Checkpoint& file);
+  virtual ~Encoder() = default;
 
-  /// One vector per text: the mean over its tokens, length 1.
+  /// One vector per text: the mean over its tokens, length 1. A text's vector does not depend on the others. After the
+  /// largest batch, calls with the same workspace allocate nothing.
   ///
-  /// Shapes    batch (B) texts of any lengths → (B, E)
-  Matrix embed(std::span<const Encoding* const> batch, mha::Workspace& workspace) const;
+  /// Shapes    texts (B) of any lengths → vectors (B, E)
+  /// Errors    std::runtime_error if a text is longer than the model's positions or a token is not in its vocabulary
+  virtual void embed(std::span<const Encoding> texts, const Rows& vectors, mha::Workspace& workspace) const = 0;
 
-  /// Softmax(QKᵀ/√D) of every head of one layer, counted from 0.
+  /// softmax(QKᵀ/√D) of every head of one layer, counted from 0.
   ///
   /// Shapes    text (L) → (1, H, L, L)
-  mha::Tensor<float, 4> attention_weights(const Encoding& text, int layer) const;
+  virtual mha::Tensor<float, 4> attention_weights(const Encoding& text, int layer) const = 0;
 
   const ModelConfig& config() const { return config_; }
 
- private:
-  Matrix embeddings(std::span<const Encoding* const> batch, int length) const;
-  void run(const EncoderLayer<B>& layer, Matrix& x, const std::vector<int>& lengths, mha::Workspace& workspace) const;
+ protected:
+  explicit Encoder(const ModelConfig& config) : config_(config) {}
 
   ModelConfig config_;
-  std::shared_ptr<const void> mapping_;
-  Eigen::Map<const Matrix> word_, position_, token_type_;  // (vocabulary, E), (positions, E), (types, E)
-  LayerNorm embedding_norm_;
-  std::vector<EncoderLayer<B>> layers_;
 };
+
+/// One layer of the encoder.
+template <mha::Backend B> struct Block {
+  mha::MultiHeadAttention<float, B> attention;
+  mha::FeedForward<float, B, mha::Gelu> feed_forward;
+  mha::LayerNorm<float, B> attention_norm, output_norm;
+
+  Block(const Checkpoint& file, int index, const B& backend);
+
+  /// x ← block(x), texts of different lengths one after another; y is rows to work in.
+  void operator()(const Rows& x, const Rows& y, const mha::Ragged& texts, mha::Workspace& workspace) const {
+    attention(x, texts, mha::into(y), workspace);
+    attention_norm(x, mha::residual(y), mha::into(x), workspace);  // x = norm(x + attention(x))
+    feed_forward(x, mha::into(y), workspace);
+    output_norm(x, mha::residual(y), mha::into(x), workspace);  // x = norm(x + feed_forward(x))
+  }
+};
+
+template <mha::Backend B> class EncoderOn : public Encoder {
+ public:
+  explicit EncoderOn(const Checkpoint& file, const B& backend = {});
+
+  void embed(std::span<const Encoding> texts, const Rows& vectors, mha::Workspace& workspace) const override;
+  mha::Tensor<float, 4> attention_weights(const Encoding& text, int layer) const override;
+
+ private:
+  void check(const Encoding& text) const;
+  void write_embeddings(const Encoding& text, const Rows& x) const;
+
+  mha::TensorView<const float, 2> word_, position_, token_type_;  // (vocabulary, E), (positions, E), (types, E)
+  mha::LayerNorm<float, B> embedding_norm_;
+  std::deque<Block<B>> blocks_;
+  std::shared_ptr<const void> mapping_;
+};
+
+/// Errors    std::runtime_error if the machine is `systolic` and the processor has no such unit that is faster than its
+///           vector code, unless MHA_MATRIX_UNIT names one
+std::unique_ptr<const Encoder> make_encoder(const Checkpoint& file, Machine machine, const mha::ThreadPool& threads);
 
 extern template class EncoderOn<mha::Cpu>;
 extern template class EncoderOn<mha::Systolic<>>;
-using Encoder = EncoderOn<mha::Cpu>;
 
 }  // namespace semantic_search

@@ -3,56 +3,71 @@
 
 #include <algorithm>
 #include <atomic>
-#include <future>
-#include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
 
 namespace semantic_search {
+namespace {
 
-SentenceModel::SentenceModel(const std::filesystem::path& folder) : SentenceModel(Checkpoint(folder)) {}
+/// Texts [first, last) of a list.
+struct Batch {
+  std::size_t first, last;
+};
 
-SentenceModel::SentenceModel(const Checkpoint& file)
-    : tokeniser_(file.vocabulary(), file.config().lower_case), encoder_(file) {
+/// Consecutive texts of about `tokens` tokens together, at least one each. `threads` get as many batches each, unless
+/// there are too few tokens.
+std::vector<Batch> cut(const std::vector<Encoding>& texts, std::size_t tokens, std::size_t threads) {
+  std::size_t total = 0;
+  for (const Encoding& text : texts) total += text.ids.size();
+  std::size_t count = std::max<std::size_t>((total + tokens - 1) / tokens, 1);
+  constexpr std::size_t worth_a_thread = 64;  // tokens: below, threads share the reading of the weights inside a call
+  if (total >= threads * worth_a_thread) count = (count + threads - 1) / threads * threads;
+
+  std::vector<Batch> batches;
+  for (std::size_t i = 0, seen = 0; i < texts.size(); ++i) {
+    if (batches.empty() || seen * count >= batches.size() * total) batches.push_back({i, i});
+    batches.back().last = i + 1;
+    seen += texts[i].ids.size();
+  }
+  return batches;
+}
+
+}  // namespace
+
+SentenceModel::SentenceModel(const std::filesystem::path& folder, const ModelOptions& options)
+    : SentenceModel(Checkpoint(folder), options) {}
+
+SentenceModel::SentenceModel(const Checkpoint& file, const ModelOptions& options)
+    : tokeniser_(file.vocabulary(), file.config().lower_case),
+      threads_(options.threads),
+      encoder_(make_encoder(file, options.machine, threads_)) {
   if (tokeniser_.size() > file.config().vocabulary)
     throw std::runtime_error(file.vocabulary().string() + ": has " + std::to_string(tokeniser_.size()) +
                              " tokens, config.json says " + std::to_string(file.config().vocabulary));
 }
 
 Matrix SentenceModel::embed(const std::vector<Encoding>& texts, const EmbedOptions& options) const {
-  if (options.batch < 1) throw std::invalid_argument("the batch size is " + std::to_string(options.batch));
-  // Texts of similar length share a batch, so that little of it is padding; the longest first, so that threads end
-  // together.
-  std::vector<std::size_t> order(texts.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return texts[a].ids.size() > texts[b].ids.size(); });
-
-  Matrix result(static_cast<Eigen::Index>(texts.size()), encoder_.config().hidden);
-  // Few texts are shared out, so that no thread stands idle.
-  const auto threads = static_cast<std::size_t>(std::max(options.threads, 1));
-  const std::size_t share = std::max<std::size_t>((texts.size() + threads - 1) / threads, 1);
-  const std::size_t step = std::min(static_cast<std::size_t>(options.batch), share);
-  std::atomic<std::size_t> next = 0, done = 0;
-  const auto work = [&] {
-    mha::Workspace workspace;  // one per thread; the encoder itself is shared
-    for (std::size_t first = next.fetch_add(step); first < order.size(); first = next.fetch_add(step)) {
-      const std::size_t count = std::min(step, order.size() - first);
-      std::vector<const Encoding*> batch;
-      for (std::size_t i = 0; i < count; ++i) batch.push_back(&texts[order[first + i]]);
-      const Matrix rows = encoder_.embed(batch, workspace);  // (count, E)
-      for (std::size_t i = 0; i < count; ++i)
-        result.row(static_cast<Eigen::Index>(order[first + i])) = rows.row(static_cast<Eigen::Index>(i));
-      const std::size_t finished = done += count;
-      if (options.progress) options.progress(finished);
-    }
+  if (options.tokens < 1) throw std::invalid_argument("a batch has at least 1 token, got 0");
+  const int E = encoder_->config().hidden, threads = threads_.workers();
+  const std::vector<Batch> batches = cut(texts, options.tokens, static_cast<std::size_t>(threads));
+  Matrix vectors(static_cast<Eigen::Index>(texts.size()), E);
+  std::vector<mha::Workspace> workspaces(static_cast<std::size_t>(threads));  // one per thread; the encoder is shared
+  std::atomic<std::size_t> done = 0;
+  const auto run = [&](int batch, int worker) {
+    const auto [first, last] = batches[static_cast<std::size_t>(batch)];
+    const std::size_t count = last - first;
+    const Rows rows = mha::view(vectors.row(static_cast<Eigen::Index>(first)).data(), static_cast<int>(count), E);
+    encoder_->embed({&texts[first], count}, rows, workspaces[static_cast<std::size_t>(worker)]);
+    const std::size_t finished = done += count;
+    if (options.progress) options.progress(finished);
   };
-  std::vector<std::future<void>> others;
-  for (std::size_t i = 1; i < threads && i * step < order.size(); ++i)
-    others.push_back(std::async(std::launch::async, work));
-  work();
-  for (auto& other : others) other.get();  // throws what the thread threw
-  return result;
+  const auto count = static_cast<int>(batches.size());
+  if (count >= threads)
+    threads_.run(count, run);  // a batch for each thread: what a task calls stays on its thread
+  else
+    for (int batch = 0; batch < count; ++batch) run(batch, 0);  // all threads inside each call
+  return vectors;
 }
 
 }  // namespace semantic_search

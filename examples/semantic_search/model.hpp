@@ -2,8 +2,10 @@
 // The sentence model: text in, vectors of length 1 out, many texts at once.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -13,29 +15,35 @@
 
 namespace semantic_search {
 
+struct ModelOptions {
+  Machine machine = Machine::cpu;
+  mha::ThreadPool threads = {};  // whose threads embed() works on
+};
+
 struct EmbedOptions {
-  int batch = 32;                                       // texts that go through the encoder together
-  int threads = 1;                                      // batches that are worked on at the same time
+  std::size_t tokens = 384;                             // of texts that go through the encoder together, about
   std::function<void(std::size_t done)> progress = {};  // called from any thread
 };
 
 /// Tokeniser and encoder of a model folder.
 class SentenceModel {
  public:
-  explicit SentenceModel(const std::filesystem::path& folder);
+  explicit SentenceModel(const std::filesystem::path& folder, const ModelOptions& options = {});
 
-  Encoding tokenise(std::string_view text) const { return tokeniser_.encode(text, encoder_.config().max_tokens); }
+  Encoding tokenise(std::string_view text) const { return tokeniser_.encode(text, encoder_->config().max_tokens); }
 
-  /// Row i is the vector of text i, whatever the batches are. Shapes: (N) texts → (N, E)
+  /// Row i is the vector of text i, with the same bits whatever the batches and threads are. Shapes: (N) texts → (N, E)
   Matrix embed(const std::vector<Encoding>& texts, const EmbedOptions& options = {}) const;
 
-  const Encoder& encoder() const { return encoder_; }
+  const Encoder& encoder() const { return *encoder_; }
+  int threads() const { return threads_.workers(); }
 
  private:
-  explicit SentenceModel(const Checkpoint& file);
+  SentenceModel(const Checkpoint& file, const ModelOptions& options);
 
   WordPiece tokeniser_;
-  Encoder encoder_;
+  mha::ThreadPool threads_;
+  std::unique_ptr<const Encoder> encoder_;
 };
 
 }  // namespace semantic_search

@@ -50,9 +50,10 @@ TEST_F(App, RanksTheTextItselfFirst) {
   EXPECT_EQ(by_paragraph.log.find("embedded 3 passages, "), 0u) << by_paragraph.log;
 
   const Result by_line =
-      search({"-q", "on a mat.", "--by", "line", "--top", "1", "--batch", "2", "--threads", "2", text});
+      search({"-q", "on a mat.", "--by", "line", "--top", "1", "--batch-tokens", "2", "--threads", "2", text});
   EXPECT_EQ(by_line.code, 0) << by_line.log;
   EXPECT_EQ(by_line.out, "1. 1.000  " + text + ":2\n   on a mat.\n");
+  EXPECT_NE(by_line.log.find(" tokens/s, 2 threads)\n"), std::string::npos) << by_line.log;
 }
 
 TEST_F(App, SaysWhenPassagesAreCut) {
@@ -111,7 +112,9 @@ TEST_F(App, FaultsAreOneSentenceAndExitCodeOne) {
   EXPECT_EQ(says({"-q", "cat", "--by", "line", blank}), "semantic_search: the files hold no line with a word in it\n");
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--bogus"},
                                                 {"-q", "cat", "--by", "word", text},
-                                                {"-q", "cat", "--batch", "0", text},
+                                                {"-q", "cat", "--batch-tokens", "0", text},
+                                                {"-q", "cat", "--backend", "tpu", text},
+                                                {"-q", "cat", "--threads", "0", text},
                                                 {"-q", "cat", "--top", "0", text},
                                                 {"-q", "cat", "--threads", "none", text}}) {
     const std::string log = says(wrong);

@@ -2,15 +2,21 @@
 #include "encoder.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include "model.hpp"
 #include "plain_bert.hpp"
@@ -20,8 +26,11 @@ namespace {
 
 using semantic_search::Checkpoint;
 using semantic_search::Encoder;
+using semantic_search::EncoderOn;
 using semantic_search::Encoding;
+using semantic_search::Machine;
 using semantic_search::Matrix;
+using OnCpu = EncoderOn<mha::Cpu>;
 
 Encoding encoding(std::vector<int> ids) {
   Encoding e{std::move(ids), {}};
@@ -33,27 +42,62 @@ const std::vector<Encoding> kTexts{encoding({2, 5, 6, 7, 8, 9, 10, 11, 3}), enco
                                    encoding({2, 5, 13, 12, 14, 11, 3}),
                                    encoding({2, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 3})};
 
+/// The vectors of a batch, in memory that was NaN.
+Matrix embedded(const Encoder& encoder, std::span<const Encoding> texts, mha::Workspace& workspace) {
+  Matrix vectors = Matrix::Constant(static_cast<Eigen::Index>(texts.size()), encoder.config().hidden,
+                                    std::numeric_limits<float>::quiet_NaN());
+  encoder.embed(texts, mha::view(vectors), workspace);
+  return vectors;
+}
+
+void expect_plain_loops(const tiny::Model& model, const Encoder& encoder, double tolerance) {
+  mha::Workspace workspace;
+  const Matrix rows = embedded(encoder, kTexts, workspace);
+  for (std::size_t b = 0; b < kTexts.size(); ++b) {
+    const std::vector<double> expected = tiny::pooled(tiny::hidden(model, kTexts[b].ids, tiny::kLayers));
+    for (int e = 0; e < tiny::kHidden; ++e)
+      EXPECT_NEAR(rows(static_cast<Eigen::Index>(b), e), expected[static_cast<std::size_t>(e)], tolerance)
+          << b << ' ' << e;
+  }
+}
+
 TEST(Encoder, AgreesWithPlainLoopsInDouble) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   const tiny::Model model(seed);
-  const Encoder encoder{Checkpoint(model.write())};
+  expect_plain_loops(model, OnCpu{Checkpoint(model.write())}, 1e-4);
+}
+
+TEST(Encoder, OnAMatrixUnitAgreesWithinItsRounding) {
+  const tiny::Model model;
+  expect_plain_loops(model, EncoderOn<mha::Systolic<>>{Checkpoint(model.write())}, 0.1);
+}
+
+TEST(Encoder, ATextAloneHasTheBitsThatItHasInABatch) {
+  const tiny::Model model;
+  const OnCpu encoder{Checkpoint(model.write())};
   mha::Workspace workspace;
-  std::vector<const Encoding*> batch;
-  for (const Encoding& text : kTexts) batch.push_back(&text);
-  const Matrix rows = encoder.embed(batch, workspace);
-  ASSERT_EQ(rows.rows(), static_cast<Eigen::Index>(kTexts.size()));
-  ASSERT_EQ(rows.cols(), tiny::kHidden);
-  for (std::size_t b = 0; b < kTexts.size(); ++b) {
-    const std::vector<double> expected = tiny::pooled(tiny::hidden(model, kTexts[b].ids, tiny::kLayers));
-    for (int e = 0; e < tiny::kHidden; ++e)
-      EXPECT_NEAR(rows(static_cast<Eigen::Index>(b), e), expected[static_cast<std::size_t>(e)], 1e-4) << b << ' ' << e;
-  }
+  const Matrix together = embedded(encoder, kTexts, workspace);
+  for (std::size_t b = 0; b < kTexts.size(); ++b)
+    EXPECT_EQ(embedded(encoder, {&kTexts[b], 1}, workspace), together.row(static_cast<Eigen::Index>(b))) << b;
+}
+
+TEST(Encoder, AfterTheLargestBatchNothingIsAllocated) {
+  const tiny::Model model;
+  const OnCpu encoder{Checkpoint(model.write())};
+  mha::Workspace workspace;
+  const Matrix first = embedded(encoder, kTexts, workspace);
+  const int allocations = workspace.allocations();
+  EXPECT_GT(allocations, 0);
+  EXPECT_EQ(embedded(encoder, kTexts, workspace), first);
+  embedded(encoder, {&kTexts[1], 3}, workspace);
+  embedded(encoder, {&kTexts[4], 1}, workspace);
+  EXPECT_EQ(workspace.allocations(), allocations);
 }
 
 TEST(Encoder, AttentionWeightsAreThoseOfTheHead) {
   const tiny::Model model;
-  const Encoder encoder{Checkpoint(model.write())};
+  const OnCpu encoder{Checkpoint(model.write())};
   for (int layer = 0; layer < tiny::kLayers; ++layer) {
     const auto weights = encoder.attention_weights(kTexts[0], layer);
     ASSERT_EQ(weights.extent(0), 1);
@@ -73,28 +117,32 @@ TEST(Encoder, AttentionWeightsAreThoseOfTheHead) {
 TEST(Encoder, OutlivesTheCheckpoint) {
   const tiny::Model model;
   auto file = std::make_unique<Checkpoint>(model.write());
-  const Encoder encoder(*file);
+  const OnCpu encoder(*file);
   mha::Workspace workspace;
-  const Encoding* const batch[] = {&kTexts[0]};
-  const Matrix before = encoder.embed(batch, workspace);
+  const Matrix before = embedded(encoder, kTexts, workspace);
   file.reset();
-  EXPECT_EQ(encoder.embed(batch, workspace), before);
+  EXPECT_EQ(embedded(encoder, kTexts, workspace), before);
 }
 
-TEST(Encoder, AnEmptyBatchHasNoRows) {
+TEST(Encoder, AnEmptyBatchOrTextIsNoFault) {
   const tiny::Model model;
-  const Encoder encoder{Checkpoint(model.write())};
+  const OnCpu encoder{Checkpoint(model.write())};
   mha::Workspace workspace;
-  EXPECT_EQ(encoder.embed({}, workspace).rows(), 0);
+  EXPECT_EQ(embedded(encoder, {}, workspace).rows(), 0);
+  const std::vector<Encoding> texts{encoding({}), kTexts[0], encoding({})};
+  const Matrix vectors = embedded(encoder, texts, workspace);
+  EXPECT_TRUE(vectors.row(0).isZero(0) && vectors.row(2).isZero(0));
+  EXPECT_EQ(vectors.row(1), embedded(encoder, {&kTexts[0], 1}, workspace).row(0));
+  EXPECT_TRUE(embedded(encoder, {texts.data(), 1}, workspace).isZero(0));
 }
 
 TEST(Encoder, WhatTheModelHasNotIsRefused) {
   const tiny::Model model;
-  const Encoder encoder{Checkpoint(model.write())};
+  const OnCpu encoder{Checkpoint(model.write())};
   mha::Workspace workspace;
   const auto says = [&](const Encoding& text) {
-    const Encoding* const batch[] = {&text};
-    return mha_test::message_of<std::runtime_error>([&] { encoder.embed(batch, workspace); });
+    const std::vector<Encoding> batch{kTexts[0], text};
+    return mha_test::message_of<std::runtime_error>([&] { embedded(encoder, batch, workspace); });
   };
   EXPECT_EQ(says({{2, 15, 3}, {}}), "token number 15 is outside the model's vocabulary of 15");
   EXPECT_EQ(says({{2, -1, 3}, {}}), "token number -1 is outside the model's vocabulary of 15");
@@ -103,32 +151,81 @@ TEST(Encoder, WhatTheModelHasNotIsRefused) {
             "there is no layer 2: the model has 2, counted from 0");
 }
 
-TEST(SentenceModel, RowsFollowTheTextsWhateverTheBatches) {
+TEST(Encoder, IsMadeForTheMachineThatIsAsked) {
   const tiny::Model model;
-  const semantic_search::SentenceModel sentences(model.write());
-  const Matrix all = sentences.embed(kTexts);
-  std::size_t reported = 0;
-  for (const int batch : {1, 2, 3}) {
-    for (const int threads : {1, 3}) {
-      std::mutex mutex;
-      const auto progress = [&](std::size_t done) {
-        const std::lock_guard lock(mutex);
-        reported = std::max(reported, done);
-      };
-      const Matrix again = sentences.embed(kTexts, {.batch = batch, .threads = threads, .progress = progress});
-      EXPECT_LT((again - all).cwiseAbs().maxCoeff(), 1e-6f) << batch << ' ' << threads;
-      EXPECT_EQ(std::exchange(reported, 0u), kTexts.size());
+  const Checkpoint file(model.write());
+  const mha::ThreadPool threads(2);
+  expect_plain_loops(model, *make_encoder(file, Machine::cpu, threads), 1e-4);
+
+  const char* const variable = std::getenv("MHA_MATRIX_UNIT");
+  const std::string before = variable == nullptr ? "" : variable;
+  ::unsetenv("MHA_MATRIX_UNIT");
+  if (mha::best_unit() == mha::MatrixUnit::portable)
+    EXPECT_EQ(mha_test::message_of<std::runtime_error>([&] { make_encoder(file, Machine::systolic, threads); }),
+              "--backend systolic needs a matrix unit, but " + mha::missing(mha::MatrixUnit::amx) +
+                  ": take --backend cpu, or set MHA_MATRIX_UNIT=portable to emulate one");
+  else
+    expect_plain_loops(model, *make_encoder(file, Machine::systolic, threads), 0.1);
+  ::setenv("MHA_MATRIX_UNIT", "portable", 1);
+  expect_plain_loops(model, *make_encoder(file, Machine::systolic, threads), 0.1);
+  if (variable == nullptr)
+    ::unsetenv("MHA_MATRIX_UNIT");
+  else
+    ::setenv("MHA_MATRIX_UNIT", before.c_str(), 1);
+}
+
+TEST(SentenceModel, RowsAreTheTextsWhateverTheBatches) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  const Matrix all = semantic_search::SentenceModel(folder).embed(kTexts);
+  for (const int threads : {1, 3}) {
+    const semantic_search::SentenceModel sentences(folder, {.threads = mha::ThreadPool(threads)});
+    EXPECT_EQ(sentences.threads(), threads);
+    for (const std::size_t tokens : {1u, 12u, 1000u}) {
+      std::atomic<std::size_t> reported = 0;
+      const auto progress = [&](std::size_t done) { reported = std::max(reported.load(), done); };
+      EXPECT_EQ(sentences.embed(kTexts, {.tokens = tokens, .progress = progress}), all) << tokens << ' ' << threads;
     }
   }
   EXPECT_GT((all.row(0) - all.row(1)).norm(), 1e-3f);
 }
 
-TEST(SentenceModel, AFaultInAThreadArrives) {
+TEST(SentenceModel, ManyTextsAreSharedOutAndFewAreNot) {
+  const tiny::Model model;
+  const semantic_search::SentenceModel sentences(model.write(), {.threads = mha::ThreadPool(2)});
+  const Encoding sixteen = kTexts.back();
+  const auto batches = [&](std::size_t texts, std::size_t tokens) {
+    std::mutex mutex;
+    std::vector<std::size_t> done;
+    const auto progress = [&](std::size_t count) {
+      const std::lock_guard lock(mutex);
+      done.push_back(count);
+    };
+    sentences.embed(std::vector<Encoding>(texts, sixteen), {.tokens = tokens, .progress = progress});
+    std::sort(done.begin(), done.end());
+    return done;
+  };
+  using Done = std::vector<std::size_t>;
+  EXPECT_EQ(batches(0, 100), Done{});
+  EXPECT_EQ(batches(7, 1000), Done{7}) << "112 tokens: threads would each read the weights for few";
+  EXPECT_EQ(batches(8, 1000), (Done{4, 8})) << "128 tokens: a batch for each thread";
+  EXPECT_EQ(batches(12, 64), (Done{3, 6, 9, 12})) << "3 batches would leave a thread idle";
+  EXPECT_EQ(batches(2, 1), (Done{1, 2}));
+}
+
+TEST(SentenceModel, ABatchHasTokens) {
   const tiny::Model model;
   const semantic_search::SentenceModel sentences(model.write());
+  EXPECT_EQ(mha_test::message_of<std::invalid_argument>([&] { sentences.embed(kTexts, {.tokens = 0}); }),
+            "a batch has at least 1 token, got 0");
+}
+
+TEST(SentenceModel, AFaultInAThreadArrives) {
+  const tiny::Model model;
+  const semantic_search::SentenceModel sentences(model.write(), {.threads = mha::ThreadPool(3)});
   std::vector<Encoding> texts(8, kTexts[0]);
   texts.push_back({{2, 99, 3}, {}});
-  EXPECT_EQ(mha_test::message_of<std::runtime_error>([&] { sentences.embed(texts, {.batch = 1, .threads = 3}); }),
+  EXPECT_EQ(mha_test::message_of<std::runtime_error>([&] { sentences.embed(texts, {.tokens = 1}); }),
             "token number 99 is outside the model's vocabulary of 15");
 }
 
