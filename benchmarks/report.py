@@ -11,7 +11,7 @@ that the README shows. A piece takes two minutes at most, all of them less than 
                             nothing
     --under 'nice -n -5'    runs each piece under that command, such as one that keeps others off the machine
     --piece forward stages  measures these again; --again all of them; --list names them
-    --no-build              with what build/release holds, and what FlexAttention compiled before (ten minutes, once)
+    --no-build              with what build/release holds, and what PyTorch compiled before (ten minutes, once)
     --pages                 measures nothing: page and pictures from the JSON
 
 Needs Python 3.9 and nothing else; peers/compare.py names what it compares with.
@@ -64,12 +64,14 @@ PIECES = {
     "peers-short-1": peers("short", "1", 20),
     "peers-layer-1": peers("layer", "1", 20),
     "peers-linear-1": peers("linear", "1", 10),
+    "peers-model-1": peers("model", "1", 60),
     "peers-attention-all": peers("attention", "0", 30, "L2048/"),
     "peers-masks-all": peers("masks", "0", 30),
     "peers-bfloat16-all": peers("bfloat16", "0", 25),
     "peers-short-all": peers("short", "0", 20),
     "peers-layer-all": peers("layer", "0", 20),
     "peers-linear-all": peers("linear", "0", 10),
+    "peers-model-all": peers("model", "0", 40),
 }
 # Those of a page made with --cuda.
 CUDA_PIECES = {
@@ -198,8 +200,8 @@ def main():
     elif building:
         subprocess.run(["cmake", "--preset", "release"], cwd=HERE.parent, check=True)
         subprocess.run(["cmake", "--build", str(options.build), "--target", "measured"], check=True)
-        compile_flex = ["--group", "attention", "masks", "--peers", "FlexAttention", "--check"]
-        subprocess.run([sys.executable, str(HERE / "peers/compare.py"), "--build", str(options.build), *compile_flex])
+        compiled = ["--group", "attention", "masks", "model", "--peers", "FlexAttention|torch.compile", "--check"]
+        subprocess.run([sys.executable, str(HERE / "peers/compare.py"), "--build", str(options.build), *compiled])
     if options.list:
         for name, (_, _, seconds) in pieces.items():
             print("%-24s about %3d s" % (name, seconds))

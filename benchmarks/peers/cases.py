@@ -52,6 +52,14 @@ class Case:
             return 1e-9 * (8.0 * self.length * self.model**2 + 4 * pairs * self.model)
         return 2e-9 * self.rows * self.inner * self.columns
 
+    def data(self):
+        """The arrays by name."""
+        return Data(self)
+
+    def expected(self, data):
+        """(rows, values): a few rows of the result by their numbers along the second last axis."""
+        return expected(self, data)
+
 
 def all_cases():
     plain = ("full", "causal")
@@ -145,7 +153,6 @@ def softmax(s):
 
 
 def expected(case, data):
-    """(rows, values): a few rows of the result by their numbers along the second last axis."""
     if case.kind == "linear":
         x, w, b = (as_float32(data[n]) for n in "xwb")
         return np.arange(case.rows), x.astype(np.float64) @ w.T + b

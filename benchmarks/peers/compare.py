@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ours beside PyTorch, ONNX Runtime and Eigen: one process, the same arrays, the same threads, in turn.
+"""Ours beside PyTorch, ONNX Runtime, OpenVINO and Eigen: one process, the same arrays, the same threads, in turn.
 
 A round runs each of them for some milliseconds; a ratio is the median over the rounds of their time by ours, above 1
 if ours is faster. Each result is compared with the formula in double before it is timed. What is not installed, or
 does not offer a case, is named.
 
-Needs      numpy, and the libraries mha_peer and mha_peer_native, which CMake builds with the benchmarks
-Compares   pip install torch==2.15.0 onnxruntime==1.31.1 onnx==1.23.2 (the versions measured). FlexAttention wants a
-           C++ compiler and half a minute for each case, the first time: --check compiles and checks and times nothing.
+Needs      numpy, and the libraries mha_peer, mha_peer_native and, for the group `model`, mha_model_peer, which CMake
+           builds with the benchmarks
+Compares   pip install torch==2.15.0 onnxruntime==1.31.1 onnx==1.23.2 (the versions measured), openvino==2026.4.1 for
+           the group `model`. FlexAttention and torch.compile want a C++ compiler and half a minute for each case, the
+           first time: --check compiles and checks and times nothing.
 Usage      python3 benchmarks/peers/compare.py [--group attention masks …] [--threads 1 2] [--filter REGEX]
                                               [--peers REGEX] [--check] [--json FILE]
 """
@@ -15,9 +17,12 @@ Usage      python3 benchmarks/peers/compare.py [--group attention masks …] [--
 import argparse
 import json
 import re
+import statistics
 import time
 from pathlib import Path
 
+import block_participants
+import blocks
 import cases
 import participants
 import turns
@@ -29,11 +34,11 @@ BUDGET = 3.0
 OURS, NATIVE, EIGEN = "mha", "mha, -march=native", "Eigen, -march=native"
 
 
-def find_library(folder, name):
+def find_library(folder, name, module=participants):
     found = sorted(Path(folder).rglob("libmha_%s.so" % name)) or sorted(Path(folder).rglob("libmha_%s.*" % name))
     if not found:
         raise SystemExit("compare.py: no library mha_%s under %s: build the benchmarks first" % (name, folder))
-    return participants.Library(found[0])
+    return module.Library(found[0])
 
 
 def everybody(build):
@@ -45,12 +50,25 @@ def everybody(build):
         present.update({NATIVE: participants.Ours(native), EIGEN: participants.Eigen(native)})
     except SystemExit as failure:
         absent.update({NATIVE: str(failure), EIGEN: str(failure)})
-    for name, kind in participants.PEERS.items():
+    present.update(installed(participants.PEERS, absent))
+    return plain, present, absent
+
+
+def everybody_of_blocks(build, plain):
+    """Those of the group `model` by name, and why others do not take part."""
+    present, absent = {OURS: block_participants.Ours(find_library(build, "model_peer", block_participants), plain)}, {}
+    present.update(installed(block_participants.PEERS, absent))
+    return present, absent
+
+
+def installed(peers, absent):
+    present = {}
+    for name, kind in peers.items():
         try:
             present[name] = kind()
         except Missing as why:
             absent[name] = str(why)
-    return plain, present, absent
+    return present
 
 
 class Runner:
@@ -59,7 +77,8 @@ class Runner:
     def __init__(self, participant, case, data, threads):
         self.run, self.read = participant.prepare(case, data, threads)
         # On one thread everybody computes in the calling thread: its processor time does not count the neighbours.
-        self.clock = time.thread_time if threads == 1 else time.perf_counter
+        own = getattr(participant, "clock", time.thread_time)
+        self.clock = own if threads == 1 else time.perf_counter
         self.threads, self.samples = threads, []
         self.run()
         self.once = self.seconds(1)
@@ -81,8 +100,8 @@ class Runner:
 
 def measure(case, threads, library, present, check):
     """The row of one case: rates, ratios and errors by name, and who is missing."""
-    data = cases.Data(case)
-    rows, values = cases.expected(case, data)
+    data = case.data()
+    rows, values = case.expected(data)
 
     def prepare(participant):
         runner = Runner(participant, case, data, threads)
@@ -101,15 +120,33 @@ def measure(case, threads, library, present, check):
     work = case.work(library.pairs)
     row.update(rounds=rounds, peak=peak, results={})
     for name, (seconds, ratio) in turns.medians(runners, OURS).items():
-        row["results"][name] = {"rate": work / seconds, "ratio": ratio}
+        row["results"][name] = {"rate": work / seconds, "ratio": ratio, "ms": 1e3 * seconds}
+    if case.group == "model":
+        row["stages"] = stages({n: present[n] for n in runners if hasattr(present[n], "stages")}, rounds, threads)
     return row
+
+
+def stages(participants, rounds, threads):
+    """Milliseconds of each stage by name, for those who can tell: medians over rounds of their own."""
+    samples = {name: [] for name in participants}
+    for _ in range(rounds):
+        for name, participant in participants.items():
+            if threads > 1:
+                time.sleep(3e-3)
+            participant.stages()  # its memory back into the caches
+            samples[name].append(participant.stages())
+    return {
+        name: {stage: 1e3 * statistics.median(s[stage] for s in taken) for stage in blocks.STAGES}
+        for name, taken in samples.items()
+    }
 
 
 def print_group(rows):
     """One table, its columns those who took part."""
     if not any("results" in row for row in rows):
         return
-    names = [n for n in [NATIVE, EIGEN, *participants.PEERS] if any(n in r.get("results", {}) for r in rows)]
+    everybody = [NATIVE, EIGEN, *participants.PEERS, *block_participants.PEERS]
+    names = [n for n in everybody if any(n in r.get("results", {}) for r in rows)]
     unit = rows[0]["unit"]
     limit = "reading" if unit == "GB/s" else "peak"
     columns = "ours %s | %s %s | %% of %s" % (unit, limit, unit, limit)
@@ -127,6 +164,26 @@ def print_group(rows):
         print("| " + " | ".join(cells) + " |")
 
 
+def print_stages(rows):
+    """Where the time of blocks goes: milliseconds and shares of ours, milliseconds of the peers that tell theirs."""
+    rows = [row for row in rows if row.get("stages")]
+    if not rows:
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row["stages"]))
+    cells = ["%s: %s" % (n, s) for n in names for s in (*blocks.STAGES, *(["activation and norm"] * (n == OURS)))]
+    print("\n| block | scalar | threads | " + " | ".join(cells) + " |")
+    print("|---|---|---|" + "---:|" * len(cells))
+    for row in rows:
+        cells = [row["shape"], row["scalar"], str(row["threads"])]
+        for name in names:
+            taken = row["stages"].get(name, {})
+            cells += ["%.2f ms" % taken[s] if taken else "" for s in blocks.STAGES]
+            if name == OURS:
+                few = taken["activation"] + taken["norm"]
+                cells.append("%.1f %%" % (100 * few / sum(taken.values())))
+        print("| " + " | ".join(cells) + " |")
+
+
 def print_missing(rows, absent):
     """Who did not take part where it might have: not installed, without that mask or scalar, wrong, or failing."""
     said = {(name, why): [] for name, why in absent.items()}
@@ -141,36 +198,45 @@ def print_missing(rows, absent):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release", help="where the libraries are, in any folder below")
-    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer linear; all if not given")
+    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer linear model; all if not given")
     parser.add_argument("--threads", type=int, nargs="*", help="1 and all of them (0) if not given")
     parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
     parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
     parser.add_argument("--check", action="store_true", help="compute and check, time nothing")
     parser.add_argument("--json", help="write the rows there")
     options = parser.parse_args()
-    library, present, absent = everybody(options.build)
-    present = {name: who for name, who in present.items() if name == OURS or re.search(options.peers, name)}
     chosen = [
         c
-        for c in cases.all_cases()
+        for c in (*cases.all_cases(), *blocks.all_cases())
         if (not options.group or c.group in options.group) and re.search(options.filter, c.name)
     ]
-    with_versions = [library.description(), *("%s %s" % item for item in participants.versions().items())]
+    library, present, absent = everybody(options.build)
+    of_blocks = {}
+    if any(case.group == "model" for case in chosen):
+        of_blocks, absent_there = everybody_of_blocks(options.build, library)
+        absent = {**(absent if any(case.group != "model" for case in chosen) else {}), **absent_there}
+    present, of_blocks = (
+        {name: who for name, who in some.items() if name == OURS or re.search(options.peers, name)}
+        for some in (present, of_blocks)
+    )
+    versions = {**participants.versions(), **block_participants.versions()}
+    with_versions = [library.description(), *("%s %s" % item for item in versions.items())]
     print("; ".join(with_versions), flush=True)
     rows = []
     every_thread = library.threads()
     for threads in dict.fromkeys(n or every_thread for n in options.threads or (1, 0)):
         for case in chosen:
-            row = measure(case, threads, library, present, options.check)
+            row = measure(case, threads, library, of_blocks if case.group == "model" else present, options.check)
             rows.append(row)
             print(case.name, "threads:%d" % threads, turns.in_words(row, OURS, options.check), flush=True)
     if not options.check:
         for group in dict.fromkeys(row["group"] for row in rows):
             print_group([row for row in rows if row["group"] == group])
+        print_stages(rows)
         print()
     print_missing(rows, absent)
     if options.json:
-        result = {"machine": library.description(), "versions": participants.versions(), "absent": absent}
+        result = {"machine": library.description(), "versions": versions, "absent": absent}
         Path(options.json).write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
 
 
