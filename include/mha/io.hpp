@@ -2,5 +2,6 @@
 #pragma once
 
 /// Front door of the component mha::io: checkpoints from files. Needs nlohmann_json.
+#include "io/checkpoint.hpp"
 #include "io/mapped_file.hpp"
 #include "io/safetensors.hpp"

@@ -80,7 +80,7 @@ inline std::string_view safetensors_lookalike(std::string_view file) {
        "a zip archive, as torch.save writes (.bin, .pt, .pth): convert it with safetensors.torch.save_file"},
       {"\x80", "a Python pickle, as old versions of torch.save write: convert it with safetensors.torch.save_file"},
       {"version https://git-lfs", "a Git LFS pointer, not the file itself: fetch that with git lfs pull"},
-      {"{", "JSON, such as the index of a checkpoint in several files: open the files that it names"},
+      {"{", "JSON, such as the index of a checkpoint in several files: open that with mha::Checkpoint"},
       {"<", "HTML or XML, such as the page of a failed download"},
       {"GGUF", "a GGUF file"},
       {"\x89HDF", "an HDF5 file"},

@@ -80,7 +80,7 @@ TEST(SafetensorsHeader, OtherFormatsAreRecognised) {
   EXPECT_EQ(other("version https://git-lfs.github.com/spec/v1\noid sha256:"),
             begin + "a Git LFS pointer, not the file itself: fetch that with git lfs pull");
   EXPECT_EQ(other("{\"metadata\": {\"total_size\": 1}}"),
-            begin + "JSON, such as the index of a checkpoint in several files: open the files that it names");
+            begin + "JSON, such as the index of a checkpoint in several files: open that with mha::Checkpoint");
   EXPECT_EQ(other("<!DOCTYPE html>"), begin + "HTML or XML, such as the page of a failed download");
   EXPECT_EQ(other("GGUF\3"), begin + "a GGUF file");
   EXPECT_EQ(other("\x89HDF\r\n\x1a\n"), begin + "an HDF5 file");

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "../core/tensor.hpp"
+#include "../core/view.hpp"
+#include "mapped_file.hpp"
+#include "safetensors.hpp"
+#include "safetensors_index.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// The named tensors of a checkpoint, in one .safetensors file or in several (shards) with an index, looked up as in
+/// Safetensors and read where they are: every file is mapped.
+///
+///   mha::Checkpoint checkpoint("Qwen3-8B");   // a folder, or an index, or one file
+///   auto w = checkpoint.view<mha::bfloat16, 2>("model.layers.0.self_attn.q_proj.weight");   // (out, in), no copy
+///   layer.borrow({.query = mha::transposed(w), ...}, checkpoint.mapping());
+///
+/// In a folder that is model.safetensors, or else the shards of model.safetensors.index.json. Copies share the mapping.
+///
+/// Errors    SafetensorsError, one sentence: those of Safetensors; a folder with neither file; an index that is no
+///           index, names a tensor twice, a shard that is not there or is no file beside it, a tensor that its shard
+///           lacks; a shard with a tensor that the index puts elsewhere or does not name
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::filesystem::path& path) {
+    std::error_code unknown;
+    std::filesystem::path file = path;
+    if (std::filesystem::is_directory(path, unknown)) {
+      folder_ = path;
+      file = path / "model.safetensors";
+      if (!std::filesystem::exists(file, unknown)) file = path / "model.safetensors.index.json";
+      if (!std::filesystem::exists(file, unknown))
+        detail::fail_safetensors(path.string(),
+                                 "the folder has neither model.safetensors nor model.safetensors.index.json");
+    } else {
+      folder_ = path.parent_path();
+    }
+    path_ = file.string();
+    if (file.extension() == ".json")
+      open_shards();
+    else
+      open_one(file);
+  }
+
+  /// Sorted.
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    all.reserve(files_->shard_of.size());
+    for (const auto& [name, shard] : files_->shard_of) all.push_back(name);
+    return all;
+  }
+  [[nodiscard]] bool contains(std::string_view name) const {
+    return files_->shard_of.find(name) != files_->shard_of.end();
+  }
+  /// Its offsets count within its shard.
+  [[nodiscard]] const SafetensorInfo& info(std::string_view name) const { return shard(name).info(name); }
+
+  /// As Safetensors::view: valid while this object, a copy of it or a mapping() lives.
+  template <class T, int Rank> [[nodiscard]] TensorView<const T, Rank> view(std::string_view name) const {
+    return shard(name).view<T, Rank>(name);
+  }
+  /// The tensor in memory of its own.
+  template <class T, int Rank> [[nodiscard]] Tensor<T, Rank> copy(std::string_view name) const {
+    return shard(name).copy<T, Rank>(name);
+  }
+
+  /// Keeps the memory of all views alive, of every shard; a layer that borrows them holds one.
+  [[nodiscard]] std::shared_ptr<const void> mapping() const { return files_; }
+
+  /// The file or the index.
+  [[nodiscard]] const std::string& path() const { return path_; }
+  /// The file that has a tensor.
+  [[nodiscard]] const std::string& path(std::string_view name) const { return shard(name).path(); }
+  /// Where config.json is.
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  struct Files {
+    std::vector<Safetensors> shards;
+    std::map<std::string, std::size_t, std::less<>> shard_of;
+  };
+
+  void open_one(const std::filesystem::path& file) {
+    auto files = std::make_shared<Files>();
+    files->shards.emplace_back(file);
+    for (std::string& name : files->shards[0].names()) files->shard_of.emplace(std::move(name), 0u);
+    files_ = std::move(files);
+  }
+
+  void open_shards() {
+    const MappedFile text(path_, [](const std::system_error& e) { detail::throw_error(SafetensorsError(e.what())); });
+    const auto index = detail::read_safetensors_index(path_, {reinterpret_cast<const char*>(text.data()), text.size()});
+    auto files = std::make_shared<Files>();
+    std::map<std::string, std::size_t, std::less<>> numbers;  // of the shards, by name
+    for (const auto& [name, shard] : index) {
+      const auto [found, is_new] = numbers.emplace(shard, files->shards.size());
+      if (is_new) files->shards.push_back(open_shard(name, shard));
+      files->shard_of.emplace(name, found->second);
+    }
+    for (const auto& [shard, number] : numbers) check_shard(index, shard, files->shards[number]);
+    for (const auto& [name, number] : files->shard_of) {
+      const Safetensors& shard = files->shards[number];
+      if (!shard.contains(name))
+        detail::fail_safetensors(path_, name,
+                                 "is in shard '" + detail::safetensors_excerpt(index.find(name)->second) +
+                                     "' by the index, but is not among the " + std::to_string(shard.names().size()) +
+                                     " tensors of that file");
+    }
+    files_ = std::move(files);
+  }
+
+  Safetensors open_shard(const std::string& name, const std::string& shard) const {
+    std::error_code unknown;
+    const std::filesystem::path file = folder_ / shard;
+    if (!std::filesystem::exists(file, unknown))
+      detail::fail_safetensors(path_, name,
+                               "is in shard '" + detail::safetensors_excerpt(shard) + "', but there is no such file");
+    return Safetensors(file);
+  }
+
+  /// A shard has nothing but what the index says.
+  void check_shard(const detail::SafetensorsIndex& index, const std::string& shard, const Safetensors& file) const {
+    for (const std::string& name : file.names()) {
+      const auto found = index.find(name);
+      if (found == index.end())
+        detail::fail_safetensors(path_, name,
+                                 "is in shard '" + detail::safetensors_excerpt(shard) + "', but the index lacks it");
+      if (found->second != shard)
+        detail::fail_safetensors(path_, name,
+                                 "is in shard '" + detail::safetensors_excerpt(shard) + "', but the index names '" +
+                                     detail::safetensors_excerpt(found->second) + "'");
+    }
+  }
+
+  const Safetensors& shard(std::string_view name) const {
+    const auto found = files_->shard_of.find(name);
+    if (found == files_->shard_of.end())
+      detail::fail_safetensors(path_, "there is no tensor '" + detail::safetensors_excerpt(name) + "' among the " +
+                                          std::to_string(files_->shard_of.size()) + " of this checkpoint");
+    return files_->shards[found->second];
+  }
+
+  std::filesystem::path folder_;
+  std::string path_;
+  std::shared_ptr<const Files> files_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE
