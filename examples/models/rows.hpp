@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every model begins with: rows of numbers, and the rows that tokens stand for.
+#pragma once
+
+#include <Eigen/Core>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include <mha/mha.hpp>
+
+namespace models {
+
+/// Rows that lie one after another, as the kernels read them.
+using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// A tensor of a checkpoint as an Eigen matrix, in place.
+inline Eigen::Map<const Rows> matrix(const mha::TensorView<const float, 2>& t) {
+  return {t.data, t.extent[0], t.extent[1]};
+}
+
+/// The rows of the table (V, E) that the ids (L) name: (L, E).
+inline Rows embed(const mha::TensorView<const float, 2>& table, std::span<const int> ids) {
+  Rows x(static_cast<Eigen::Index>(ids.size()), table.extent[1]);
+  for (Eigen::Index i = 0; i < x.rows(); ++i) {
+    const int id = ids[static_cast<std::size_t>(i)];
+    if (id < 0 || id >= table.extent[0])
+      throw std::invalid_argument("token " + std::to_string(id) + " is outside the vocabulary of " +
+                                  std::to_string(table.extent[0]));
+    x.row(i) = matrix(table).row(id);
+  }
+  return x;
+}
+
+}  // namespace models

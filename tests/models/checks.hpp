@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The models of examples/models on a backend, each on its checkpoint: how far it is from Hugging Face's.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "bert.hpp"
+#include "expected.hpp"
+#include "gpt2.hpp"
+#include "llama.hpp"
+#include "t5.hpp"
+#include "vit.hpp"
+
+namespace models::testing {
+
+inline std::filesystem::path data(const char* name) { return std::filesystem::path(MHA_MODELS_DATA) / name; }
+
+/// With a folder of its own for the model: what it is compared with stays that of the checkpoint of this name.
+template <class B> float bert(const char* name, const std::filesystem::path& folder) {
+  const Bert<B> model{Checkpoint(folder)};
+  const Expected expected(data(name));
+  std::vector<int> offsets{0};
+  for (const int length : expected.ids("lengths")) offsets.push_back(offsets.back() + length);
+  const Rows x = model(expected.ids("ids"), expected.ids("token_types"), offsets);
+  return std::max(expected.difference(x, "last_hidden_state"),
+                  expected.difference(model.pool(x, offsets), "pooler_output"));
+}
+template <class Model> float decoder(const char* name, const std::filesystem::path& folder) {
+  const Expected expected(data(name));
+  return expected.difference(Model(Checkpoint(folder))(expected.ids("ids")), "logits");
+}
+template <class Model> float t5(const char* name, const std::filesystem::path& folder) {
+  const Model model{Checkpoint(folder)};
+  const Expected expected(data(name));
+  const Rows memory = model.encode(expected.ids("ids"));
+  return std::max(expected.difference(memory, "encoder_last_hidden_state"),
+                  expected.difference(model.decode(expected.ids("decoder_ids"), memory), "logits"));
+}
+template <class B> float vit(const char* name, const std::filesystem::path& folder) {
+  const Expected expected(data(name));
+  return expected.difference(Vit<B>(Checkpoint(folder))(expected.pixels()), "logits");
+}
+
+}  // namespace models::testing

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The models on Reference; on Cpu the examples themselves are the tests.
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "checks.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using namespace models;
+using On = mha::Reference;
+
+using Check = float (*)(const char* name, const std::filesystem::path& folder);
+struct Case {
+  const char* name;
+  Check check;
+};
+constexpr Case kCases[]{
+    {"bert", models::testing::bert<On>},
+    {"gpt2", models::testing::decoder<Gpt2<On>>},
+    {"llama", models::testing::decoder<Llama<mha::NoNorm, On>>},
+    {"mistral", models::testing::decoder<Llama<mha::NoNorm, On>>},
+    {"qwen2", models::testing::decoder<Llama<mha::NoNorm, On>>},
+    {"qwen3", models::testing::decoder<Llama<mha::QkNorm, On>>},
+    {"t5", models::testing::t5<T5<mha::Relu, On>>},
+    {"t5_v1_1", models::testing::t5<T5<T5Gated, On>>},
+    {"vit", models::testing::vit<On>},
+};
+
+TEST(Models, EqualHuggingFacesOnReference) {
+  for (const Case& c : kCases) EXPECT_LT(c.check(c.name, models::testing::data(c.name)), tolerance) << c.name;
+}
+
+// The checkpoints show what they are there for: with another value in config.json the results are others.
+TEST(Models, CheckpointsTellTheirFeatures) {
+  struct Change {
+    const char* name;
+    const char* pointer;  // into config.json
+    nlohmann::json value;
+  };
+  const Change changes[]{
+      {"bert", "/layer_norm_eps", 1e-2},
+      {"bert", "/num_attention_heads", 4},
+      {"gpt2", "/layer_norm_epsilon", 1e-2},
+      {"gpt2", "/n_head", 3},
+      {"llama", "/rope_parameters/factor", 1.0},
+      {"llama", "/rope_parameters/rope_theta", 10000.0},
+      {"mistral", "/sliding_window", nullptr},
+      {"mistral", "/sliding_window", 4},
+      {"mistral", "/sliding_window", 6},
+      {"qwen2", "/rope_parameters/rope_theta", 500.0},
+      {"qwen3", "/rms_norm_eps", 1e-2},
+      {"t5", "/relative_attention_max_distance", 6},
+      {"t5_v1_1", "/relative_attention_max_distance", 20},
+      {"t5_v1_1", "/layer_norm_epsilon", 1e-2},
+      {"vit", "/layer_norm_eps", 1e-2},
+  };
+  const mha_test::Scratch scratch;
+  for (const Change& change : changes) {
+    const auto from = models::testing::data(change.name);
+    nlohmann::json config;
+    std::ifstream(from / "config.json") >> config;
+    config[nlohmann::json::json_pointer(change.pointer)] = change.value;
+    const auto folder = scratch.root() / change.name;
+    scratch.write(folder / "config.json", config.dump());
+    std::filesystem::copy_file(from / "model.safetensors", folder / "model.safetensors",
+                               std::filesystem::copy_options::overwrite_existing);
+    for (const Case& c : kCases) {
+      if (std::string(c.name) != change.name) continue;
+      EXPECT_GT(c.check(c.name, folder), 10 * tolerance) << change.name << change.pointer << ' ' << change.value;
+    }
+  }
+}
+
+TEST(Models, RefuseATokenOutsideTheVocabulary) {
+  const Gpt2<On> model{Checkpoint(models::testing::data("gpt2"))};
+  for (const int id : {-1, 32}) {
+    try {
+      (void)model(std::vector<int>{0, id});
+      FAIL() << id;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_EQ(error.what(), "token " + std::to_string(id) + " is outside the vocabulary of 32");
+    }
+  }
+}
+
+}  // namespace
