@@ -24,9 +24,17 @@ struct Scale {
   double value;
 };
 
-/// The absolute position of the call's first query; Lk − Lq if not given, so that the last query meets the last key.
+/// The absolute position of each sequence's first query; Lk − Lq if not given, so that the last query meets the last
+/// key. One for all, Origin{3}, or one each, Origin{positions}: key j stands at position j.
+///
+/// Shapes    positions (B), on the host
 struct Origin {
-  Index position;
+  Index position = 0;
+  Borrowed<Index> positions{};
+  bool per_sequence = false;
+
+  constexpr explicit Origin(Index all) : position(all) {}
+  constexpr explicit Origin(Borrowed<Index> each) : positions(each), per_sequence(true) {}
 };
 
 /// A ragged batch: sequences of different lengths, one after another in rows (ΣL, …), sequence b in rows offsets[b] …
@@ -153,9 +161,9 @@ template <class... Extra> constexpr void check_layer_weights_arguments() {
 }
 template <class... Extra> constexpr void check_project_arguments() {
   static_assert(
-      ((RaggedArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-      "mha: project_memory takes Ragged, a Workspace and a backend; masks and scores belong to the call that attends "
-      "(see mha/call.hpp)");
+      ((RaggedArgument<Extra> || OriginArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+      "mha: project_memory takes Ragged, Origin, a Workspace and a backend; masks and scores belong to the call that "
+      "attends (see mha/call.hpp)");
 }
 
 template <class A, class B> constexpr auto intersect(const A& a, const B& b) {
@@ -196,7 +204,7 @@ template <class E, class... Rest> constexpr auto collect_scores(const E& first, 
 /// The plain values of a call.
 template <class A> struct CallOptions {
   std::optional<double> scale;
-  std::optional<Index> origin;
+  std::optional<Origin> origin;
   std::optional<Ragged> ragged;
   std::optional<TensorView<A, 3>> log_sum_exp;
 };
@@ -208,7 +216,7 @@ template <class A, class... Extra> CallOptions<A> collect_options(const Extra&..
     if constexpr (ScaleArgument<Given>)
       options.scale = e.value;
     else if constexpr (OriginArgument<Given>)
-      options.origin = e.position;
+      options.origin = e;
     else if constexpr (RaggedArgument<Given>)
       options.ragged = e;
     else if constexpr (LogSumExpArgument<Given>) {

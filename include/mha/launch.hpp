@@ -106,19 +106,48 @@ inline Index longest(const Borrowed<Index>& offsets) {
   return n;
 }
 
-/// Where the rows of a ragged batch stand that keys are made from.
-inline RowPositions key_positions(const CallNames& names, const Ragged& ragged, Index batch, Index rows) {
-  const Borrowed<Index>& k = ragged.keys();
-  require_no_batch(names.call, batch);
-  require_offsets(names.call, names.k, k, rows);
-  return {Origins(Index{0}), k.data, k.size - 1, longest(k)};
+/// The positions that an Origin gives so many sequences.
+inline Origins given_origins(const char* call, const Origin& origin, Index batch) {
+  const Borrowed<Index>& each = origin.positions;
+  if (origin.per_sequence) {
+    require(each.memory == Memory::host, call,
+            ": the positions of Origin are in device memory, they are read and checked on the host");
+    require(each.size == batch, call, ": Origin has ", each.size, " positions for a batch of ", batch);
+    require(each.data != nullptr || batch == 0, call, ": the data of Origin's ", batch, " positions is null");
+  }
+  return origin.per_sequence ? Origins(each.data) : Origins(origin.position);
+}
+
+/// The positions of so many rows from each origin on stay within an Index.
+inline void require_positions(const char* call, const Origins& first, Index batch, Index rows, const char* of_rows) {
+  constexpr Index furthest = longest_axis;
+  for (Index b = 0; b < (first.each != nullptr ? batch : 1); ++b)
+    require(std::int64_t{first[b]} + rows <= furthest && first[b] >= -furthest, call, ": the origin ", first[b],
+            " puts ", rows, " ", of_rows, " beyond position ", furthest);
+}
+
+/// Where the rows stand that keys are made from: key j of a sequence at j, or at its origin + j.
+inline RowPositions key_positions(const CallNames& names, const std::optional<Ragged>& ragged,
+                                  const std::optional<Origin>& origin, Index batch, Index rows) {
+  RowPositions at;
+  if (ragged) {
+    const Borrowed<Index>& k = ragged->keys();
+    require_no_batch(names.call, batch);
+    require_offsets(names.call, names.k, k, rows);
+    at = {Origins(Index{0}), k.data, k.size - 1, longest(k)};
+    batch = at.sequences;
+    rows = at.longest;
+  }
+  if (origin) at.first = given_origins(names.call, *origin, batch);
+  require_positions(names.call, at.first, batch, rows, "keys");
+  return at;
 }
 
 /// Sizes and positions of a call. Of a ragged one the origins are written into `origins` (B), from the caller's frame.
 template <class Frame>
 CallShape call_shape(const CallNames& names, Index batch, Index heads, Index queries, Index keys,
-                     const std::optional<Index>& origin, const std::optional<Ragged>& ragged, Frame& frame) {
-  CallShape shape{batch, heads, queries, keys, origin ? *origin : keys - queries};
+                     const std::optional<Origin>& origin, const std::optional<Ragged>& ragged, Frame& frame) {
+  CallShape shape{batch, heads, queries, keys, keys - queries};
   if (ragged) {
     const Borrowed<Index>& q = ragged->query_offsets;
     const Borrowed<Index>& k = ragged->keys();
@@ -130,19 +159,16 @@ CallShape call_shape(const CallNames& names, Index batch, Index heads, Index que
     shape = {q.size - 1, heads, longest(q), longest(k), 0, q.data};
     checked_product(names.call, "a batch of the longest sequence of queries", {shape.batch, shape.queries, heads});
     checked_product(names.call, "a batch of the longest sequence of keys", {shape.batch, shape.keys, heads});
-    if (origin) {
-      shape.origin = *origin;
-    } else {
+    if (!origin) {
       Index* const each = frame.template take_host<Index>(static_cast<std::size_t>(shape.batch));
       for (Index b = 0; b < shape.batch; ++b) each[b] = (k[b + 1] - k[b]) - (q[b + 1] - q[b]);
       shape.origin = Origins(each);
     }
   }
-  constexpr Index furthest = longest_axis;
-  require(shape.keys <= furthest, names.call, ": ", names.k, " has length ", shape.keys, ", the limit is ", furthest);
-  for (Index b = 0; b < (shape.origin.each != nullptr ? shape.batch : 1); ++b)
-    require(std::int64_t{shape.origin[b]} + shape.queries <= furthest && shape.origin[b] >= -furthest, names.call,
-            ": the origin ", shape.origin[b], " puts ", shape.queries, " queries beyond position ", furthest);
+  require(shape.keys <= longest_axis, names.call, ": ", names.k, " has length ", shape.keys, ", the limit is ",
+          longest_axis);
+  if (origin) shape.origin = given_origins(names.call, *origin, shape.batch);
+  require_positions(names.call, shape.origin, shape.batch, shape.queries, "queries");
   return shape;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <mha/backend/simd/isa.hpp>
+#include <mha/call.hpp>
 #include <mha/core/tensor.hpp>
 
 #include "covering.hpp"
@@ -27,6 +28,7 @@ enum class MaskKind {
   top_left,
   window,
   padding,
+  left_padding,
   prefix,
   document,
   block_sparse,
@@ -41,7 +43,7 @@ enum class MaskKind {
 enum class ScoreKind { none, soft_cap, alibi, bias, relative, chain, two, functor, lambda };
 enum class ScaleKind { standard, explicit_one, negative, large, zero };
 enum class Layout { blhd, bhld, v_in_k, strided, column_major, reversed };
-enum class OriginKind { standard, zero, shifted };
+enum class OriginKind { standard, zero, shifted, each };
 enum class SinkKind { none, some };
 
 /// The factors of the covering array, in its order.
@@ -88,10 +90,10 @@ const std::vector<Case>& cases_of_own_types();
 struct Problem {
   Case which;
   Index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
-  Index origin = 0;  ///< position of the first query
   double scale = 0;
   Index left = 0, right = 0;       ///< reach of the window
   float cap = 0, slope = 0;        ///< of the soft cap and of the user's score
+  std::vector<Index> origins;      // (B), positions of the first queries
   std::vector<Index> lengths;      // (B)
   std::vector<Index> ids;          // (Lk), or (B·Lk)
   Index block = 0;                 ///< positions of one bit of the block-sparse map
@@ -102,8 +104,19 @@ struct Problem {
   mha::Tensor<double, 3> bias;     // (1 or H, Lq, Lk), some of it −∞
   mha::Tensor<double, 4> q, k, v;  // (B, L, H, D), filled by the runner from its rounded values
 
-  Index query_blocks() const { return std::max((origin + queries + block - 1) / block, 1); }
+  Index origin(Index b) const { return origins[static_cast<std::size_t>(b)]; }
+  Index query_blocks() const {
+    Index last = 1;
+    for (const Index first : origins) last = std::max(last, (first + queries + block - 1) / block);
+    return last;
+  }
   Index key_blocks() const { return (keys + block - 1) / block; }
+
+  /// The call's Origin: one position if the sequences have the same.
+  mha::Origin origin_argument() const {
+    return which.at<OriginKind>(conformance::origin) == OriginKind::each ? mha::Origin(origins)
+                                                                         : mha::Origin(origins.front());
+  }
 
   /// Sizes and policy data; q, k and v are left to the runner.
   Problem(Case which, support::Random& random);

@@ -30,14 +30,14 @@ const std::vector<FactorLevels>& factors() {
         {"scalar", {"float", "double", "half", "bfloat16"}},
         {"heads", {"MHA", "GQA", "MQA"}},
         {"mask",
-         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "Prefix", "Document", "BlockSparse", "Dense",
-          "functor", "a && b", "a || b", "!a", "(a && b) || !functor", "two masks"}},
+         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "LeftPadding", "Prefix", "Document",
+          "BlockSparse", "Dense", "functor", "a && b", "a || b", "!a", "(a && b) || !functor", "two masks"}},
         {"score",
          {"none", "SoftCap", "Alibi", "AdditiveBias", "RelativeBias", "Chain", "two scores", "functor", "lambda"}},
         {"scale", {"default", "explicit", "negative", "above 1", "0"}},
         {"layout", {"blhd", "bhld", "V in K", "strided", "column-major", "reversed"}},
         {"isa", levels},
-        {"origin", {"default", "0", "shifted"}},
+        {"origin", {"default", "0", "shifted", "per sequence"}},
         {"sink", {"none", "some"}},
         {"Lq", numbers(sizes)},
         {"Lk", numbers(with_none)},
@@ -56,7 +56,7 @@ Index size_of(const Case& c, Factor f) {
 
 /// What the masks of run_case.hpp say, by the words of the documentation: query i of the call stands at q.
 bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
-  const Index i = q - p.origin;
+  const Index i = q - p.origin(b);
   const bool past = k <= q;
   const bool in_window = q - p.left <= k && k <= q + p.right;
   const bool not_padding = k < p.lengths[static_cast<std::size_t>(b)];
@@ -72,6 +72,8 @@ bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
       return in_window;
     case MaskKind::padding:
       return not_padding;
+    case MaskKind::left_padding:
+      return k >= p.keys - p.lengths[static_cast<std::size_t>(b)];
     case MaskKind::prefix:
       return not_padding || past;
     case MaskKind::document: {
@@ -120,10 +122,10 @@ Index t5_bucket(Index q, Index k) {
   return base + (std::log(n / 2.0) / std::log(20 / 2.0) * 2 < 1 ? 2 : 3);
 }
 
-double changed(const Problem& p, double s, Index h, Index q, Index k) {
+double changed(const Problem& p, double s, Index b, Index h, Index q, Index k) {
   const double cap = static_cast<double>(p.cap), slope = static_cast<double>(p.slope);
   const double distance = std::abs(static_cast<double>(q) - k);
-  const auto bias = [&] { return p.bias(p.bias.extent(0) == 1 ? 0 : h, q - p.origin, k); };
+  const auto bias = [&] { return p.bias(p.bias.extent(0) == 1 ? 0 : h, q - p.origin(b), k); };
   const auto capped = [&](double x) { return cap * std::tanh(x / cap); };
   switch (p.which.at<ScoreKind>(score)) {
     case ScoreKind::none:
@@ -154,7 +156,7 @@ struct OracleMask {
 };
 struct OracleScore {
   const Problem* problem;
-  double operator()(double s, Index, Index h, Index q, Index k) const { return changed(*problem, s, h, q, k); }
+  double operator()(double s, Index b, Index h, Index q, Index k) const { return changed(*problem, s, b, h, q, k); }
 };
 
 }  // namespace
@@ -222,19 +224,25 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
       heads = 2 + random.below(2);
       break;
   }
+  const auto shifted = [&] { return keys - queries + random.below(9) - 4; };
+  origins.resize(static_cast<std::size_t>(batch));
   switch (which.at<OriginKind>(conformance::origin)) {
     case OriginKind::standard:
-      origin = keys - queries;
+      std::ranges::fill(origins, keys - queries);
       break;
     case OriginKind::zero:
-      origin = 0;
+      std::ranges::fill(origins, 0);
       break;
     case OriginKind::shifted:
-      origin = keys - queries + random.below(9) - 4;
+      std::ranges::fill(origins, shifted());
+      break;
+    case OriginKind::each:
+      std::ranges::generate(origins, shifted);
       break;
   }
   // Documents are for self-attention: every query stands at one of the keys or before them.
-  if (which.at<MaskKind>(mask) == MaskKind::document) origin = std::min(origin, keys - queries);
+  if (which.at<MaskKind>(mask) == MaskKind::document)
+    for (Index& first : origins) first = std::min(first, keys - queries);
   const double standard = 1 / std::sqrt(static_cast<double>(head_dim));
   switch (which.at<ScaleKind>(conformance::scale)) {
     case ScaleKind::standard:
@@ -281,7 +289,7 @@ Expected expected(const Problem& p) {
   e.log_sum_exp = mha::Tensor<double, 3>(p.batch, p.heads, p.queries);
   e.magnitude = mha::Tensor<double, 3>(p.batch, p.heads, p.queries);
   const mha::Scale scaled{p.scale};
-  const mha::Origin at{p.origin};
+  const mha::Origin at = p.origin_argument();
   const OracleMask sees{&p};
   const OracleScore changes{&p};
   const mha::Sink sinks(p.sink);
@@ -293,7 +301,7 @@ Expected expected(const Problem& p) {
     for (Index h = 0; h < p.heads; ++h)
       for (Index i = 0; i < p.queries; ++i)
         for (Index j = 0; j < p.keys; ++j) {
-          if (!visible(p, b, h, p.origin + i, j)) continue;
+          if (!visible(p, b, h, p.origin(b) + i, j)) continue;
           // The sink is measured from the row's maximum as the logits are.
           const double sink = static_cast<double>(p.sink[static_cast<std::size_t>(h)]);
           if (std::isfinite(sink)) e.magnitude(b, h, i) = std::max(e.magnitude(b, h, i), std::abs(sink));
@@ -303,7 +311,7 @@ Expected expected(const Problem& p) {
             dot += term;
             sum += std::abs(term);
           }
-          const double logit = changed(p, p.scale * dot, h, p.origin + i, j);
+          const double logit = changed(p, p.scale * dot, b, h, p.origin(b) + i, j);
           if (!std::isfinite(logit)) continue;
           double& most = e.magnitude(b, h, i);
           most = std::max(most, 2 * std::abs(p.scale) * sum + std::abs(logit));

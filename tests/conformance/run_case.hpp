@@ -145,6 +145,8 @@ template <class F> auto with_masks(const Problem& p, F&& f) {
       return f(window);
     case MaskKind::padding:
       return f(padding);
+    case MaskKind::left_padding:
+      return f(mha::LeftPadding{p.lengths});
     case MaskKind::prefix:
       return f(mha::Prefix{p.lengths});
     case MaskKind::document:
@@ -310,7 +312,7 @@ void run_on(const Case& which, support::Random& random, Index start = 1) {
   mha::Tensor<A, 4> weights;
   const auto explicitly = [&](const auto&... policies) {
     const mha::Scale scaled{p.scale};
-    const mha::Origin at{p.origin};
+    const mha::Origin at = p.origin_argument();
     const mha::Sink sink(p.sink);
     const auto& sinks = Carry::policy(sink);
     mha::attention_into<B>(out_there, q_there, k_there, v_there, scaled, policies..., at, sinks, lse_there, workspace);

@@ -304,9 +304,10 @@ template <class A, class B, class... More> auto one_of(int which, const A& mask,
 
 /// Every shipped mask with its data, and Dense with a table of one's own as the last.
 struct Masks {
-  static constexpr int count = 9;
-  static constexpr const char* const names[count] = {"Full",     "Causal", "CausalTopLeft", "SlidingWindow", "Padding",
-                                                     "Document", "Prefix", "BlockSparse",   "composed"};
+  static constexpr int count = 10;
+  static constexpr const char* const names[count] = {"Full",     "Causal",     "CausalTopLeft", "SlidingWindow",
+                                                     "Padding",  "Document",   "Prefix",        "BlockSparse",
+                                                     "composed", "LeftPadding"};
   std::vector<Index> lengths, ids;
   mha::BlockSparse blocks;
 
@@ -319,7 +320,7 @@ struct Masks {
     return one_of(which, mha::Full{}, mha::Causal{}, mha::CausalTopLeft{}, window, keep(mha::Padding{lengths}),
                   keep(mha::Document{mha::Borrowed<Index>(ids)}), keep(mha::Prefix{lengths}), keep(blocks),
                   mha::Or{mha::And{mha::Causal{}, mha::Not<mha::SlidingWindow>{window}}, keep(mha::Padding{lengths})},
-                  keep(mha::Dense(table)));
+                  keep(mha::LeftPadding{lengths}), keep(mha::Dense(table)));
   }
 
  private:

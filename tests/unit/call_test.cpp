@@ -60,7 +60,9 @@ TEST(Call, OptionsAreOptional) {
   mha::Tensor<float, 3> lse(2, 3, 4);
   const auto all = collect_options<float>(mha::LogSumExp{lse}, Even{}, mha::Origin{-3}, mha::Scale{0.5});
   EXPECT_EQ(all.scale, 0.5);
-  EXPECT_EQ(all.origin, -3);
+  ASSERT_TRUE(all.origin.has_value());
+  EXPECT_EQ(all.origin->position, -3);
+  EXPECT_FALSE(all.origin->per_sequence);
   ASSERT_TRUE(all.log_sum_exp.has_value());
   EXPECT_EQ(all.log_sum_exp->data, lse.data());
   const std::vector<int> offsets{0, 2, 5};

@@ -98,7 +98,7 @@ TEST(CallShape, PutsTheLastQueryAtTheLastKeyUnlessToldOtherwise) {
   EXPECT_EQ(standard.keys, 9);
   EXPECT_EQ(standard.origin[1], 5);
   EXPECT_EQ(mha::detail::call_shape("call", 2, 3, 9, 4, {}, {}, frame).origin[0], -5);
-  EXPECT_EQ(mha::detail::call_shape("call", 2, 3, 4, 9, 7, {}, frame).origin[1], 7);
+  EXPECT_EQ(mha::detail::call_shape("call", 2, 3, 4, 9, mha::Origin{7}, {}, frame).origin[1], 7);
   EXPECT_EQ(frame.taken, 0);
 }
 
@@ -115,7 +115,7 @@ TEST(CallShape, OfARaggedBatchHasTheLongestLengthsAndAnOriginEach) {
   const int origins[3] = {5, 1, -2};
   for (int b = 0; b < 3; ++b) EXPECT_EQ(cross.origin[b], origins[b]);
   EXPECT_EQ(frame.taken, 2);
-  EXPECT_EQ(mha::detail::call_shape("call", 1, 3, 5, 9, 4, Ragged{q, k}, frame).origin[2], 4);
+  EXPECT_EQ(mha::detail::call_shape("call", 1, 3, 5, 9, mha::Origin{4}, Ragged{q, k}, frame).origin[2], 4);
   EXPECT_EQ(frame.taken, 2) << "one origin for all needs no memory";
 }
 
@@ -123,7 +123,8 @@ TEST(CallShape, OfARaggedBatchHasTheLongestLengthsAndAnOriginEach) {
 TEST(CallShape, RefusesMoreKeysThanPositions) {
   CountingFrame frame;
   const auto refusal = [&](Index keys) {
-    return message_of<mha::ShapeError>([&] { mha::detail::call_shape("call", 1, 1, 1, keys, 0, {}, frame); });
+    return message_of<mha::ShapeError>(
+        [&] { mha::detail::call_shape("call", 1, 1, 1, keys, mha::Origin{0}, {}, frame); });
   };
   EXPECT_EQ(refusal(1073741823), "");
   EXPECT_EQ(refusal(1073741824), "call: k has length 1073741824, the limit is 1073741823");
@@ -148,12 +149,42 @@ TEST(CallShape, RefusesPositionsThatWouldOverflow) {
   constexpr Index most = std::numeric_limits<Index>::max();
   CountingFrame frame;
   const auto refusal = [&](Index origin) {
-    return message_of<mha::ShapeError>([&] { mha::detail::call_shape("call", 1, 1, 8, 8, origin, {}, frame); });
+    return message_of<mha::ShapeError>(
+        [&] { mha::detail::call_shape("call", 1, 1, 8, 8, mha::Origin{origin}, {}, frame); });
   };
   EXPECT_EQ(refusal(most / 2 - 8), "");
   EXPECT_EQ(refusal(most / 2 - 7), "call: the origin 1073741816 puts 8 queries beyond position 1073741823");
   EXPECT_NE(refusal(most), "");
   EXPECT_NE(refusal(std::numeric_limits<Index>::min()), "");
+}
+
+TEST(CallShape, TakesAnOriginForEachSequence) {
+  const std::vector<int> origins{3, -2, 0}, q{0, 2, 2, 5};
+  CountingFrame frame;
+  const CallShape apart = mha::detail::call_shape("call", 3, 1, 4, 9, mha::Origin{origins}, {}, frame);
+  const CallShape ragged = mha::detail::call_shape("call", 1, 1, 5, 5, mha::Origin{origins}, Ragged{q}, frame);
+  for (int b = 0; b < 3; ++b) {
+    EXPECT_EQ(apart.origin[b], origins[static_cast<std::size_t>(b)]);
+    EXPECT_EQ(ragged.origin[b], origins[static_cast<std::size_t>(b)]);
+  }
+  EXPECT_EQ(frame.taken, 0) << "they are read where they are";
+}
+
+TEST(CallShape, RefusesOriginsThatDoNotFit) {
+  const std::vector<int> two{3, -2}, far{0, 1073741820}, none;
+  CountingFrame frame;
+  const auto refusal = [&](Index batch, const mha::Origin& origin) {
+    return message_of<mha::ShapeError>([&] { mha::detail::call_shape("call", batch, 1, 4, 4, origin, {}, frame); });
+  };
+  EXPECT_EQ(refusal(2, mha::Origin{two}), "");
+  EXPECT_EQ(refusal(3, mha::Origin{two}), "call: Origin has 2 positions for a batch of 3");
+  EXPECT_EQ(refusal(1, mha::Origin{two}), "call: Origin has 2 positions for a batch of 1");
+  EXPECT_EQ(refusal(2, mha::Origin{none}), "call: Origin has 0 positions for a batch of 2");
+  EXPECT_EQ(refusal(2, mha::Origin{far}), "call: the origin 1073741820 puts 4 queries beyond position 1073741823");
+  EXPECT_EQ(refusal(2, mha::Origin(mha::Borrowed<Index>(nullptr, 2))),
+            "call: the data of Origin's 2 positions is null");
+  EXPECT_EQ(refusal(2, mha::Origin(mha::Borrowed<Index>(two.data(), 2, mha::Memory::device))),
+            "call: the positions of Origin are in device memory, they are read and checked on the host");
 }
 
 struct Absent : mha::Reference {

@@ -61,9 +61,9 @@ std::int64_t visible_in(const M& mask, Index b, Index h, Index q_begin, Index q_
 
 /// How many (query, key) pairs of a call a mask shows, summed over the batch, the mean of the heads.
 ///
-/// Cost      Full, Causal, CausalTopLeft, SlidingWindow, Padding, Prefix and what &&, || and ! make of them: a formula
-///           for each sequence. Others: one classification per tile, where small partial tiles are counted pair by
-///           pair; that is linear in the length for a mask with tile(), and every pair for one without
+/// Cost      Full, Causal, CausalTopLeft, SlidingWindow, Padding, LeftPadding, Prefix and what &&, || and ! make of
+///           them: a formula for each sequence. Others: one classification per tile, where small partial tiles are
+///           counted pair by pair; that is linear in the length for a mask with tile(), and every pair for one without
 /// Errors    ShapeError if such a mask would be asked about the largest Index or beyond
 template <Mask M> [[nodiscard]] double visible_pairs(const M& mask, const CallShape& shape) {
   const auto ready = mha::prepared(mask, shape);

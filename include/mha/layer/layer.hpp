@@ -141,7 +141,8 @@ template <class T, Backend B, class Policies> class Layer {
   /// Keys and values of a memory, projected once.
   ///
   /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
-  /// Then      Ragged, a Workspace, a backend
+  /// Then      Ragged; Origin, the position that each sequence's first key is turned to, 0 if not given: for keys that
+  ///           are to stand further on among others, because masks count keys from 0; a Workspace, a backend
   template <SequenceOf<T> Memory, class... Extra>
   [[nodiscard]] MHA_NO_INLINE KeyValues project_memory(const Memory& memory, Extra&&... extra) const {
     detail::check_project_arguments<Extra...>();
@@ -153,17 +154,17 @@ template <class T, Backend B, class Policies> class Layer {
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
-    RowPositions at;
+    RowPositions at = detail::key_positions({"project_memory", "x", "memory", "memory"}, options.ragged, options.origin,
+                                            from.extent[0], from.extent[1]);
     std::vector<Index> offsets;
-    if (options.ragged) {
-      at = detail::key_positions({"project_memory", "x", "memory", "memory"}, *options.ragged, from.extent[0],
-                                 from.extent[1]);
-      offsets.assign(at.offsets, at.offsets + at.sequences + 1);
-    }
+    if (at.offsets != nullptr) offsets.assign(at.offsets, at.offsets + at.sequences + 1);
     detail::require_supported(backend, "project_memory");
     detail::require_reachable(backend, "project_memory", "memory", from);
-    if constexpr (!detail::computes_on_host<B>)
-      if (at.offsets != nullptr) at.offsets = backend.stage(at.offsets, at.sequences + 1, frame, workspace);
+    if constexpr (!detail::computes_on_host<B>) {
+      const Index sequences = at.offsets != nullptr ? at.sequences : from.extent[0];
+      if (at.offsets != nullptr) at.offsets = backend.stage(at.offsets, sequences + 1, frame, workspace);
+      if (at.first.each != nullptr) at.first.each = backend.stage(at.first.each, sequences, frame, workspace);
+    }
     using Made = detail::TensorOf<B, T, 4>;
     KeyValues to{Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.head_dim),
                  Made(from.extent[0], from.extent[1], config_.num_kv_heads, config_.value_dim), std::move(offsets),

@@ -608,6 +608,60 @@ TYPED_TEST(LayerCall, QueriesStandAtTheirOrigin) {
   expect_near(layer(RowMatrix(x.middleRows(2, 3)), x, mha::Origin{2}), y.middleRows(2, 3), 1e-13);
 }
 
+TYPED_TEST(LayerCall, QueriesOfEachSequenceStandAtAnOriginOfItsOwn) {
+  const auto layer = make<LayerOf<TypeParam, mha::Causal, mha::Rotary<>>>({.d_model = 8, .num_heads = 2});
+  const mha::Tensor<double, 3> x = random_batch("x", 3, 6, 8);
+  mha::Tensor<double, 3> memory = random_batch("memory", 3, 9, 8);
+  // Sequence b has lengths[b] keys; its queries go on where they end.
+  const std::vector<int> lengths{9, 4, 7}, origins{3, -2, 1}, few{3, -2};
+  const mha::Tensor<double, 3> y = layer(x, memory, mha::Padding{lengths}, mha::Origin{origins});
+  const auto made = layer.project_memory(memory);
+  EXPECT_EQ(support::differing(layer(x, made, mha::Padding{lengths}, mha::Origin{origins}), y), 0U);
+  for (int b = 0; b < 3; ++b) {
+    const RowMatrix keys = sequence(memory, b).topRows(lengths[static_cast<std::size_t>(b)]);
+    expect_near(sequence(y, b), layer(sequence(x, b), keys), 1e-13);
+  }
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(x, memory, mha::Origin{few})); }),
+            "layer: Origin has 2 positions for a batch of 3");
+}
+
+TYPED_TEST(LayerCall, KeysOfEachSequenceAreTurnedToTheirOrigin) {
+  const auto layer = make<LayerOf<TypeParam, mha::Rotary<>>>({.d_model = 8, .num_heads = 2});
+  const mha::Tensor<double, 3> memory = random_batch("memory", 2, 7, 8);
+  const auto whole = layer.project_memory(memory);
+  mha::Tensor<double, 3> parts(2, 4, 8);  // rows 1 to 4 of the first sequence, 3 to 6 of the second
+  const std::vector<int> origins{1, 3}, three{1, 3, 5}, far{0, 1073741821};
+  for (int b = 0; b < 2; ++b)
+    for (int l = 0; l < 4; ++l)
+      for (int e = 0; e < 8; ++e) parts(b, l, e) = memory(b, l + origins[static_cast<std::size_t>(b)], e);
+  const auto part = layer.project_memory(parts, mha::Origin{origins});
+  for (int b = 0; b < 2; ++b)
+    for (int l = 0; l < 4; ++l)
+      for (int h = 0; h < 2; ++h)
+        for (int d = 0; d < 4; ++d)
+          EXPECT_NEAR(part.key(b, l, h, d), whole.key(b, l + origins[static_cast<std::size_t>(b)], h, d), 1e-14);
+  const auto error = [&](const mha::Origin& origin) {
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.project_memory(parts, origin)); });
+  };
+  EXPECT_EQ(error(mha::Origin{three}), "project_memory: Origin has 3 positions for a batch of 2");
+  EXPECT_EQ(error(mha::Origin{far}), "project_memory: the origin 1073741821 puts 4 keys beyond position 1073741823");
+}
+
+// A batch padded in front gives every sequence the rows it has alone: rotary positions are distances.
+TYPED_TEST(LayerCall, LeftPaddingChangesNoRowOfASequence) {
+  const auto layer = make<LayerOf<TypeParam, mha::Causal, mha::Rotary<>>>({.d_model = 8, .num_heads = 2});
+  mha::Tensor<double, 3> x = random_batch("x", 3, 7, 8);
+  const std::vector<int> lengths{7, 3, 5};
+  for (int b = 0; b < 3; ++b)
+    for (int l = 0; l < 7 - lengths[static_cast<std::size_t>(b)]; ++l)
+      for (int e = 0; e < 8; ++e) x(b, l, e) = std::numeric_limits<double>::quiet_NaN();
+  const mha::Tensor<double, 3> y = layer(x, mha::LeftPadding{lengths});
+  for (int b = 0; b < 3; ++b) {
+    const int n = lengths[static_cast<std::size_t>(b)];
+    expect_near(sequence(y, b).bottomRows(n), layer(RowMatrix(sequence(x, b).bottomRows(n))), 1e-13);
+  }
+}
+
 TYPED_TEST(LayerCall, PackedSequencesAreEachOnTheirOwn) {
   const auto layer = make<LayerOf<TypeParam, mha::Causal>>({.d_model = 8, .num_heads = 2, .kv_model = 5});
   const RowMatrix x = random_rows("x", 9, 8), memory = random_rows("memory", 12, 5);

@@ -111,6 +111,11 @@ template <> struct BandsOf<SlidingWindow> {
 template <> struct BandsOf<Padding> {
   static constexpr Bands<1> of(const Padding& m, Index b) { return {{Band{.end = m.lengths[b]}}}; }
 };
+template <> struct BandsOf<LeftPadding> {
+  static constexpr auto of(const LeftPadding& m, Index b) {
+    return sum(Bands<1>{{Band{}}}, Bands<1>{{Band{.end = std::int64_t{m.keys} - m.lengths[b]}}}, -1);
+  }
+};
 template <> struct BandsOf<Prefix> {
   static constexpr auto of(const Prefix& m, Index b) {
     return either(BandsOf<Padding>::of({m.lengths}, b), BandsOf<Causal>::of({}, b));

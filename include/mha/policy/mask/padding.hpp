@@ -30,4 +30,32 @@ struct Padding {
   template <class F> Padding with_data(F&& f) const { return {f(lengths)}; }
 };
 
+/// The same with the padding in front: sequence b has the last lengths[b] of its keys, as tokenizers batch prompts that
+/// are to be continued. Positions stay those of the rows: what depends on distances alone, rotary positions among them,
+/// is as without padding.
+///
+/// Shapes    lengths (B)
+/// Errors    as for Padding; and if the batch is ragged, which has no padding
+struct LeftPadding {
+  static constexpr Role role = Role::mask;
+  static constexpr const char* name = "LeftPadding";
+  static constexpr bool borrows = true;
+  Borrowed<Index> lengths;
+  Index keys = 0;  ///< set by prepared()
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index b, Index, Index, Index k) const { return k >= keys - lengths[b]; }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index, Index, Index, Index k_begin, Index k_end) const {
+    const Index first = keys - lengths[b];
+    if (k_end <= first) return TileVisibility::none;
+    return k_begin >= first ? TileVisibility::full : TileVisibility::partial;
+  }
+  LeftPadding prepared(const CallShape& s) const {
+    detail::require(s.query_offsets == nullptr,
+                    "LeftPadding: a ragged batch has no padding: its offsets say where each sequence begins");
+    detail::require_lengths("LeftPadding", lengths, s);
+    return {lengths, s.keys};
+  }
+  template <class F> LeftPadding with_data(F&& f) const { return {f(lengths), keys}; }
+};
+
 }  // namespace mha::inline MHA_NAMESPACE

@@ -196,7 +196,7 @@ template <class T> class Problem {
     auto frame = workspace.frame();
     mha::detail::CallOptions<float> options;
     options.scale = sizes.scale;
-    options.origin = sizes.origin;
+    if (sizes.origin) options.origin = mha::Origin(*sizes.origin);
     if (!sizes.q_offsets.empty())
       options.ragged = Ragged{Borrowed<Index>(sizes.q_offsets), Borrowed<Index>(key_offsets())};
     const LogSumExp<float> to(view(lse.data(), out.view.extent[0], sizes.heads, out.view.extent[1]));

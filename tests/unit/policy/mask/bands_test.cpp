@@ -30,6 +30,7 @@ TEST(Bands, CountWhatTheMaskShowsOfAnyRectangle) {
     const mha::CausalTopLeft top_left{mha::Origins(random.below(20) - 10)};
     const mha::SlidingWindow window{.left = random.below(6), .right = random.below(6)};
     const mha::Padding padding{lengths};
+    const mha::LeftPadding in_front{lengths, 12 + random.below(15)};
     const mha::Prefix prefix{lengths};
     const mha::Causal causal;
     const int q_begin = random.below(30) - 15, q_end = q_begin + random.below(15);
@@ -44,11 +45,12 @@ TEST(Bands, CountWhatTheMaskShowsOfAnyRectangle) {
     check("top left", top_left);
     check("window", window);
     check("padding", padding);
+    check("left padding", in_front);
     check("prefix", prefix);
     check("both", causal && window);
     check("either", window || padding);
     check("not", !window);
-    check("all of it", !(prefix && window) || (top_left && !padding) || !!causal);
+    check("all of it", !(prefix && window) || (top_left && !padding && in_front) || !!causal);
   }
 }
 

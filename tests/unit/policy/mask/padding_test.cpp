@@ -14,7 +14,7 @@
 
 namespace {
 
-using mha::Padding;
+using mha::LeftPadding, mha::Padding;
 
 TEST(Padding, HidesKeysFromTheLengthOn) {
   const std::vector<int> lengths{0, 2, 5};
@@ -89,6 +89,45 @@ TEST(Padding, ComposesAndPassesTheDataOn) {
   const mha::CallShape s{.batch = 2, .heads = 1, .queries = 4, .keys = 4};
   EXPECT_TRUE(mha_test::tiles_are(mha_test::Promise::honest, mha::prepared(mask, s), s));
   EXPECT_THROW(mha::prepared(!mask, {.batch = 3}), mha::ShapeError) << "a part's check is the composition's";
+}
+
+TEST(LeftPadding, HidesKeysBeforeTheLastOnes) {
+  const std::vector<int> lengths{0, 2, 5};
+  const LeftPadding mask = LeftPadding{lengths}.prepared({.batch = 3, .heads = 2, .queries = 8, .keys = 5});
+  for (int b = 0; b < 3; ++b)
+    for (int h = 0; h < 2; ++h)
+      for (int q = -2; q < 6; ++q)
+        for (int k = 0; k < 5; ++k) EXPECT_EQ(mask(b, h, q, k), 4 - k < lengths[static_cast<std::size_t>(b)]);
+}
+
+TEST(LeftPadding, ClassifiesEveryTileExactly) {
+  const std::vector<int> lengths{0, 1, 2, 3, 4, 5};
+  const mha::CallShape s{.batch = 6, .heads = 2, .queries = 3, .keys = 5, .origin = 2};
+  EXPECT_TRUE(mha_test::tiles_are(mha_test::Promise::exact, LeftPadding{lengths}.prepared(s), s));
+}
+
+TEST(LeftPadding, RefusesLengthsThatDoNotFitAndRaggedBatches) {
+  const std::vector<int> lengths{5, 0}, offsets{0, 2, 4};
+  const auto refusal = [&](const mha::CallShape& s) {
+    return mha_test::message_of<mha::ShapeError>([&] { LeftPadding{lengths}.prepared(s); });
+  };
+  EXPECT_EQ(refusal({.batch = 2, .keys = 5}), "");
+  EXPECT_EQ(refusal({.batch = 3, .keys = 5}), "LeftPadding: 2 lengths for a batch of 3");
+  EXPECT_EQ(refusal({.batch = 2, .keys = 4}),
+            "LeftPadding: length 5 of sequence 0 is outside [0, 4], the number of keys");
+  EXPECT_EQ(refusal({.batch = 2, .keys = 5, .query_offsets = offsets.data()}),
+            "LeftPadding: a ragged batch has no padding: its offsets say where each sequence begins");
+}
+
+TEST(LeftPadding, HandsOutItsDataToBeMoved) {
+  const std::vector<int> lengths{1, 2}, elsewhere{3, 4};
+  const auto ready = LeftPadding{lengths}.prepared({.batch = 2, .heads = 1, .queries = 1, .keys = 4});
+  const auto moved = mha::with_data(ready, [&](const mha::Borrowed<int>& data) {
+    EXPECT_EQ(data.data, lengths.data());
+    return mha::Borrowed<int>(elsewhere);
+  });
+  EXPECT_FALSE(ready(0, 0, 0, 1));
+  EXPECT_TRUE(moved(0, 0, 0, 1));
 }
 
 TEST(Padding, IsABorrowingMaskOfOnePointer) {
