@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -59,6 +60,43 @@ class ForkCount {
   static inline std::atomic<bool> watched_{false};
 };
 
+/// How long a thread looks out for another one before it sleeps, from which it takes longer to wake than a short
+/// product takes: it spins, then gives the processor to whoever wants it at every look. Without spinning it does not
+/// look at all: where threads are more than processors, it would be in the way of those it waits for.
+class Patience {
+ public:
+  explicit Patience(bool spins) : spins_(spins) {}
+
+  /// After a moment true: look again; false once the time is up.
+  bool again() {
+    if (!spins_) return false;
+    const auto now = std::chrono::steady_clock::now();
+    if (looks_++ == 0) begin_ = now;
+    if (now - begin_ > most) return false;
+    if (now - begin_ < spinning)
+      for (int i = 0; i < pauses; ++i) pause();
+    else
+      std::this_thread::yield();
+    return true;
+  }
+
+  static constexpr std::chrono::microseconds spinning{50}, most{200};
+
+ private:
+  static constexpr int pauses = 8;
+  static void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  bool spins_;
+  unsigned looks_ = 0;
+  std::chrono::steady_clock::time_point begin_{};
+};
+
 /// Threads that wait for work. They start when they are first needed, again in a forked child, and end with the pool.
 class Pool {
  public:
@@ -84,7 +122,8 @@ class Pool {
   }
 
   /// f(task, worker) for every task. One call at a time is shared among the threads: a second one, and one from within
-  /// a task of this or another pool, stays on its own thread as worker 0.
+  /// a task of this or another pool, stays on its own thread as worker 0. Threads that wake when all tasks are taken
+  /// are not waited for.
   template <class F> void run(Index tasks, F& f) {
     Crew* const crew = inside_ ? nullptr : &this->crew();
     std::unique_lock<std::mutex> turn;
@@ -113,13 +152,20 @@ class Pool {
 
   /// The threads of one process and what they share.
   struct Crew {
-    std::mutex turn, mutex;
+    // The gate says everything about the job at hand in one number: how many threads are at it besides the caller,
+    // whether it takes more, whether the caller sleeps until they are done, and the number of the job.
+    static constexpr std::uint64_t one = 1, threads_at_it = (one << 16) - 1, open = one << 16,
+                                   caller_sleeps = one << 17, next_job = one << 18;
+    static_assert(most_threads <= static_cast<Index>(threads_at_it));
+
+    alignas(64) std::atomic<std::uint64_t> gate{0};
+    std::atomic<Index> asleep{0};
+    alignas(64) std::mutex turn, mutex;
     std::condition_variable wake, done;
     std::vector<std::thread> threads;
-    Job* job = nullptr;
-    Index busy = 0;
-    unsigned long generation = 0;
-    bool stop = false;
+    Job* job = nullptr;  // whoever is at it may read it
+    bool spins = false;
+    std::atomic<bool> stop{false};
     const unsigned process = ForkCount::now();
     Crew* abandoned_before = nullptr;
 
@@ -134,27 +180,31 @@ class Pool {
 
     /// Runs the job on `size` threads, the caller's among them.
     void share(Job& given, Index size) {
-      {
-        const std::lock_guard<std::mutex> lock(mutex);
-        start(size);
-        job = &given;
-        busy = static_cast<Index>(threads.size());
-        ++generation;
-      }
-      wake.notify_all();
+      start(size);
+      job = &given;
+      gate.store((gate.load() / next_job + 1) * next_job | open);
+      rouse(given.tasks - 1);
       inside_ = true;
       work(given, 0);
       inside_ = false;
-      std::unique_lock<std::mutex> lock(mutex);
-      done.wait(lock, [&] { return busy == 0; });
-      job = nullptr;
+      // Nobody comes in from now on. Those who are at it still use the job.
+      gate.fetch_and(~open);
+      for (Patience patience(spins); at_it() > 0;) {
+        if (patience.again()) continue;
+        std::unique_lock<std::mutex> lock(mutex);
+        gate.fetch_or(caller_sleeps);
+        done.wait(lock, [&] { return at_it() == 0; });
+      }
     }
 
+    std::uint64_t at_it() const { return gate.load() & threads_at_it; }
+
     void start(Index size) {
+      if (threads.empty()) spins = size <= usable_cpus();
       while (static_cast<Index>(threads.size()) + 1 < size) {
         const Index worker = static_cast<Index>(threads.size()) + 1;
         MHA_TRY {
-          threads.emplace_back([this, worker, seen = generation]() mutable { serve(worker, seen); });
+          threads.emplace_back([this, worker, seen = gate.load() / next_job] { serve(worker, seen); });
         }
         MHA_CATCH(const std::system_error&) {
           return;  // the system gives no more threads: the ones there are do the work
@@ -162,19 +212,44 @@ class Pool {
       }
     }
 
-    void serve(Index worker, unsigned long seen) {
+    /// Wakes as many sleepers as there are tasks for.
+    void rouse(Index tasks) {
+      // A thread counts itself before it looks at the gate for the last time: one of both sees the other.
+      const Index sleepers = asleep.load();
+      if (sleepers == 0) return;
+      { const std::lock_guard<std::mutex> lock(mutex); }
+      if (tasks >= sleepers) return wake.notify_all();
+      for (Index i = 0; i < tasks; ++i) wake.notify_one();
+    }
+
+    void serve(Index worker, std::uint64_t seen) {
       inside_ = true;
-      std::unique_lock<std::mutex> lock(mutex);
-      for (;;) {
-        wake.wait(lock, [&] { return stop || generation != seen; });
-        if (stop) return;
-        seen = generation;
-        Job& taken = *job;
-        lock.unlock();
-        work(taken, worker);
-        lock.lock();
-        if (--busy == 0) done.notify_one();
+      Patience patience(spins);
+      while (!stop) {
+        std::uint64_t now = gate.load();
+        if (now / next_job != seen) {
+          if ((now & open) != 0) {
+            if (!gate.compare_exchange_weak(now, now + 1)) continue;
+            work(*job, worker);
+            leave();
+          }
+          // Another one may follow soon, also where this one was over before it was seen.
+          seen = now / next_job;
+          patience = Patience(spins);
+        } else if (!patience.again()) {
+          std::unique_lock<std::mutex> lock(mutex);
+          asleep.fetch_add(1);
+          wake.wait(lock, [&] { return stop || gate.load() / next_job != seen; });
+          asleep.fetch_sub(1);
+        }
       }
+    }
+
+    void leave() {
+      const std::uint64_t left = gate.fetch_sub(1) - 1;
+      if ((left & threads_at_it) > 0 || (left & caller_sleeps) == 0) return;
+      { const std::lock_guard<std::mutex> lock(mutex); }
+      done.notify_one();
     }
 
     static void work(Job& job, Index worker) {

@@ -334,7 +334,7 @@ template <class T, class Columns> class DenseProduct {
 };
 
 /// Below this much work a product stays on the calling thread; reading the weights costs as much as eight rows.
-inline constexpr double enough_flop = 1.6e7;
+inline constexpr double enough_flop = 4e6;
 
 template <class T, class Columns, class Threads>
 void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
