@@ -2,6 +2,11 @@
 #pragma once
 
 /// Front door of the component mha::io: checkpoints from files. Needs nlohmann_json.
+#include "io/bert.hpp"
 #include "io/checkpoint.hpp"
+#include "io/gpt2.hpp"
+#include "io/llama.hpp"
 #include "io/mapped_file.hpp"
 #include "io/safetensors.hpp"
+#include "io/t5.hpp"
+#include "io/vit.hpp"

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "../core/view.hpp"
+#include "mapped_file.hpp"
+#include "safetensors_header.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The members of a JSON object in a file, such as config.json, each checked as it is read.
+///
+/// Errors    SafetensorsError, one sentence that names the file, the key and its value
+class ConfigFile {
+ public:
+  using Json = nlohmann::json;
+
+  explicit ConfigFile(const std::filesystem::path& path) : path_(path.string()) {
+    const MappedFile file(path_, [](const std::system_error& e) { throw_error(SafetensorsError(e.what())); });
+    if (file.size() > largest)
+      fail("the file has " + std::to_string(file.size()) + " bytes, the limit is " + std::to_string(largest));
+    read({reinterpret_cast<const char*>(file.data()), file.size()});
+  }
+  /// The text of such a file.
+  ConfigFile(std::string path, std::string_view text) : path_(std::move(path)) { read(text); }
+
+  const std::string& path() const { return path_; }
+
+  /// A member; null if there is none, or it is null.
+  const Json* find(const char* key) const { return found_in(object_, key); }
+
+  /// Whether there is one, even null.
+  bool has(const char* key) const { return object_.contains(key); }
+
+  Index positive(const char* key) const { return positive_of(wanted(key), key); }
+  /// What stands there, or `otherwise` where nothing does.
+  Index positive_or(const char* key, Index otherwise) const {
+    const Json* const value = find(key);
+    return value == nullptr ? otherwise : positive_of(*value, key);
+  }
+  Index natural_or(const char* key, Index otherwise) const {
+    const Json* const value = find(key);
+    return value == nullptr ? otherwise : positive_of(*value, key, 0);
+  }
+  double number(const char* key) const { return number_of(wanted(key), key); }
+  bool flag_or(const char* key, bool otherwise) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_boolean()) refuse(key, *value, "true or false");
+    return value->get<bool>();
+  }
+  std::string text(const char* key) const { return text_of(wanted(key), key); }
+  std::string text_or(const char* key, const char* otherwise) const {
+    const Json* const value = find(key);
+    return value == nullptr ? otherwise : text_of(*value, key);
+  }
+  /// A key that may be missing, but says nothing else than this.
+  template <class Value> void only(const char* key, const Value& supported) const {
+    const Json* const value = find(key);
+    if (value != nullptr && *value != Json(supported)) refuse(key, *value, Json(supported).dump());
+  }
+
+  // The same of a value found elsewhere in the file, which messages call `key`.
+  Index positive_of(const Json& value, const char* key, Index least = 1) const {
+    constexpr auto most = std::numeric_limits<Index>::max();
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() < static_cast<std::uint64_t>(least) ||
+        value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))
+      refuse(key, value, "an integer from " + std::to_string(least) + " to " + std::to_string(most));
+    return static_cast<Index>(value.get<std::uint64_t>());
+  }
+  double number_of(const Json& value, const char* key) const {
+    if (!value.is_number()) refuse(key, value, "a number");
+    return value.get<double>();
+  }
+  std::string text_of(const Json& value, const char* key) const {
+    if (!value.is_string()) refuse(key, value, "a text");
+    return value.get<std::string>();
+  }
+  static const Json* found_in(const Json& object, const char* key) {
+    const auto found = object.find(key);
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  [[noreturn]] void refuse(const char* key, const Json& value, const std::string& wanted) const {
+    fail(std::string("'") + key + "' is " + safetensors_excerpt(value.dump()) + ", expected " + wanted);
+  }
+  [[noreturn]] void missing(const char* key) const { fail(std::string("there is no '") + key + "'"); }
+  [[noreturn]] void fail(const std::string& fault) const { fail_safetensors(path_, fault); }
+
+ private:
+  static constexpr std::size_t largest = 100'000'000;
+
+  void read(std::string_view text) {
+    if (text.find('\0') != text.npos) fail("it is not valid JSON");  // the parser would take it for the end of the text
+    std::set<std::string> keys;
+    const auto notice = [&](int depth, Json::parse_event_t event, Json& key) {
+      if (depth == 1 && event == Json::parse_event_t::key && !keys.insert(key.get<std::string>()).second)
+        fail("it has '" + safetensors_excerpt(key.get<std::string>()) + "' twice");
+      return true;
+    };
+    object_ = Json::parse(text.begin(), text.end(), notice, false);
+    if (object_.is_discarded()) fail("it is not valid JSON");
+    if (!object_.is_object()) fail("it is JSON, but not an object");
+  }
+
+  const Json& wanted(const char* key) const {
+    const Json* const value = find(key);
+    if (value == nullptr) missing(key);
+    return *value;
+  }
+
+  std::string path_;
+  Json object_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

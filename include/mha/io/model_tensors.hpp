@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../block/linear_weights.hpp"
+#include "../block/norm.hpp"
+#include "../core/scalar.hpp"
+#include "../core/tensor.hpp"
+#include "../core/view.hpp"
+#include "../layer/parameters.hpp"
+#include "checkpoint.hpp"
+#include "model_config.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// The weights of one block of a transformer, each to be borrowed by its part.
+template <class T> struct BlockWeights {
+  BorrowedNorm<T> attention_norm;  ///< before attention; in BERT after it
+  BorrowedWeights<T> attention;
+  BorrowedNorm<T> cross_norm;  ///< T5's decoder: before cross-attention
+  BorrowedWeights<T> cross;    ///< T5's decoder: keys and values of the encoder's rows
+  BorrowedNorm<T> feed_forward_norm;
+  BorrowedLinear<T> up;  ///< with the gate of a gated pair
+  BorrowedLinear<T> down;
+};
+
+namespace detail {
+
+/// What a family calls the parts of a block, after the number of the block. A part that it has not is null.
+struct BlockNames {
+  const char* block;  // before the number: "encoder.layer."
+  const char* attention_norm;
+  const char *query, *key, *value, *output;
+  const char* query_norm = nullptr;
+  const char* key_norm = nullptr;
+  const char* feed_forward_norm;
+  const char *up, *down;
+  const char* gate = nullptr;
+  const char* fused = nullptr;  // query, key and value side by side in one matrix
+  bool in_out = false;          // matrices are stored (in, out), as Conv1D does; else (out, in)
+  const char* cross_norm = nullptr;
+  const char *cross_query = nullptr, *cross_key = nullptr, *cross_value = nullptr, *cross_output = nullptr;
+};
+
+/// The tensors of a model by name: each has the shape that config.json implies, or is refused by one sentence. Those of
+/// a narrower scalar than T are widened once, and kept as long as the mapping.
+template <class T> class ModelTensors {
+ public:
+  /// The names begin with that of `prefixes` before which `probe` is there.
+  ModelTensors(const Checkpoint& checkpoint, std::initializer_list<const char*> prefixes, const std::string& probe)
+      : kept_(std::make_shared<Kept>(Kept{checkpoint, {}})) {
+    bool found = false;
+    for (const char* const prefix : prefixes) {
+      if (!checkpoint.contains(prefix + probe)) continue;
+      if (found) fail(prefix_ + probe, "is there, and '" + (prefix + probe) + "' too, expected one of them");
+      found = true;
+      prefix_ = prefix;
+    }
+    if (found) return;
+    std::string names;
+    for (const char* const prefix : prefixes) names += (names.empty() ? "'" : " or '") + (prefix + probe) + "'";
+    fail_safetensors(checkpoint.path(), "there is no tensor " + names + " among the " +
+                                            std::to_string(checkpoint.names().size()) + " of this checkpoint");
+  }
+
+  std::shared_ptr<const void> mapping() const { return kept_; }
+
+  bool contains(const std::string& name) const { return kept_->checkpoint.contains(prefix_ + name); }
+
+  TensorView<const T, 2> matrix(const std::string& name, Index rows, Index columns) const {
+    return mha::view(data(name, {rows, columns}), rows, columns);
+  }
+  TensorView<const T, 1> vector(const std::string& name, Index size) const {
+    return mha::view(data(name, {size}), size);
+  }
+  /// The numbers of a tensor of this shape, in a row.
+  const T* data(const std::string& base, const std::vector<Index>& shape) const {
+    const std::string name = prefix_ + base;
+    const Checkpoint& file = kept_->checkpoint;
+    const SafetensorInfo& info = file.info(name);
+    if (!std::equal(info.shape.begin(), info.shape.end(), shape.begin(), shape.end(),
+                    [](std::uint64_t a, Index b) { return a == static_cast<std::uint64_t>(b); }))
+      fail(name, "has shape " + safetensors_excerpt(info.shape) + ", config.json asks for " +
+                     safetensors_excerpt(std::vector<std::uint64_t>(shape.begin(), shape.end())));
+    if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
+      if (info.dtype == "BF16") return widened<bfloat16>(name, shape.size());
+      if (info.dtype == "F16") return widened<half>(name, shape.size());
+      if constexpr (std::same_as<T, double>)
+        if (info.dtype == "F32") return widened<float>(name, shape.size());
+    }
+    return with_rank<T>(name, shape.size(), [](const auto& view) { return view.data; });
+  }
+
+  BorrowedNorm<T> norm(const std::string& name, Index width, bool bias) const {
+    const bool old = !contains(name + ".weight") && contains(name + ".gamma");  // BERT's first checkpoints
+    BorrowedNorm<T> w;
+    w.weight = vector(name + (old ? ".gamma" : ".weight"), width);
+    if (bias)
+      w.bias = vector(name + (old ? ".beta" : ".bias"), width);
+    else
+      refuse(name + ".bias", "a norm without one");
+    return w;
+  }
+
+  /// A matrix (in, out) and its bias.
+  BorrowedLinear<T> linear(const std::string& name, Index in, Index out, bool bias, bool in_out = false) const {
+    BorrowedLinear<T> w;
+    w.weight = in_out ? matrix(name + ".weight", in, out) : transposed(matrix(name + ".weight", out, in));
+    if (bias)
+      w.bias = vector(name + ".bias", out);
+    else
+      refuse(name + ".bias", "none");
+    return w;
+  }
+
+  /// The linear from rows to logits: the embeddings (vocabulary, E) where they are tied, else a matrix of its own,
+  /// which has no prefix.
+  BorrowedLinear<T> head(const std::string& name, bool tied, const TensorView<const T, 2>& embeddings) const {
+    BorrowedLinear<T> w;
+    if (!tied || has_head(name)) w = bare().linear(name, embeddings.extent[1], embeddings.extent[0], false);
+    if (tied) w.weight = transposed(embeddings);
+    return w;
+  }
+  bool has_head(const std::string& name) const { return kept_->checkpoint.contains(name + ".weight"); }
+  /// The same tensors by their whole names.
+  ModelTensors bare() const {
+    ModelTensors all = *this;
+    all.prefix_.clear();
+    return all;
+  }
+
+  /// The weights of block i.
+  BlockWeights<T> block(const BlockNames& names, const ModelConfig& c, Index i, bool norm_bias, bool qk_norm) const {
+    const std::string at = names.block + std::to_string(i) + ".";
+    const Index width = c.norm.width, hidden = c.feed_forward.d_hidden;
+    const bool bias = c.feed_forward.bias;
+    BlockWeights<T> w;
+    w.attention_norm = norm(at + names.attention_norm, width, norm_bias);
+    w.attention = attention(at, names, c.attention);
+    for (const auto& [name, to] :
+         {std::pair{names.query_norm, &w.attention.query_norm}, std::pair{names.key_norm, &w.attention.key_norm}}) {
+      if (name == nullptr) continue;
+      if (qk_norm)
+        *to = vector(at + name + ".weight", c.attention.head_dim);
+      else
+        refuse(at + name + ".weight", "none for model_type " + c.model_type);
+    }
+    if (names.cross_norm != nullptr) {
+      BlockNames cross = names;
+      cross.query = names.cross_query, cross.key = names.cross_key;
+      cross.value = names.cross_value, cross.output = names.cross_output;
+      w.cross_norm = norm(at + names.cross_norm, width, norm_bias);
+      w.cross = attention(at, cross, c.attention);
+    }
+    w.feed_forward_norm = norm(at + names.feed_forward_norm, width, norm_bias);
+    w.up = linear(at + names.up, width, hidden, bias, names.in_out);
+    if (names.gate != nullptr) {
+      const BorrowedLinear<T> gate = linear(at + names.gate, width, hidden, bias, names.in_out);
+      w.up.gate = gate.weight;
+      w.up.gate_bias = gate.bias;
+    }
+    w.down = linear(at + names.down, hidden, width, bias, names.in_out);
+    return w;
+  }
+
+  /// No tensor belongs to a block beyond those that config.json counts.
+  void require_blocks(const BlockNames& names, Index count) const {
+    const std::string begin = prefix_ + names.block;
+    for (const std::string& name : kept_->checkpoint.names()) {
+      if (!name.starts_with(begin)) continue;
+      Index number = -1;
+      std::from_chars(name.data() + begin.size(), name.data() + name.size(), number);
+      if (number >= count)
+        fail(name, "is of block " + std::to_string(number) + ", counted from 0, but config.json asks for " +
+                       std::to_string(count) + " blocks");
+    }
+  }
+
+  /// Block i of so many.
+  void require_block(Index i, Index count) const {
+    if (i < 0 || i >= count)
+      fail_safetensors(kept_->checkpoint.path(), "there is no block " + std::to_string(i) + " among the " +
+                                                     std::to_string(count) + " of this model");
+  }
+
+  /// A tensor that the model has not.
+  void refuse(const std::string& name, const std::string& wanted) const {
+    if (contains(name)) fail(prefix_ + name, "is there, config.json asks for " + wanted);
+  }
+  [[noreturn]] void fail(const std::string& name, const std::string& fault) const {
+    const Checkpoint& file = kept_->checkpoint;
+    fail_safetensors(file.contains(name) ? file.path(name) : file.path(), name, fault);
+  }
+
+ private:
+  /// What mapping() keeps alive.
+  struct Kept {
+    Checkpoint checkpoint;
+    std::map<std::string, std::unique_ptr<T[], AlignedDelete>, std::less<>> widened;
+  };
+
+  BorrowedWeights<T> attention(const std::string& at, const BlockNames& names, const Config& c) const {
+    const Index q = c.query_width(), k = c.key_width(), v = c.num_kv_heads * c.head_dim, E = c.d_model;
+    BorrowedWeights<T> w;
+    const auto take = [](const BorrowedLinear<T>& from, WeightView<T, 2>& weight, WeightView<T, 1>& bias) {
+      weight = from.weight;
+      bias = from.bias;
+    };
+    if (names.fused != nullptr) {
+      const BorrowedLinear<T> all = linear(at + names.fused, E, q + k + v, c.bias, names.in_out);
+      const auto columns = [&](Index first, Index n, WeightView<T, 2>& weight, WeightView<T, 1>& bias) {
+        weight = TensorView<const T, 2>{
+            all.weight.data + first * all.weight.stride[1], {E, n}, {all.weight.stride[0], all.weight.stride[1]}};
+        if (c.bias) bias = TensorView<const T, 1>{all.bias.data + first, {n}, {1}};
+      };
+      columns(0, q, w.query, w.query_bias);
+      columns(q, k, w.key, w.key_bias);
+      columns(q + k, v, w.value, w.value_bias);
+    } else {
+      take(linear(at + names.query, E, q, c.has_query_bias(), names.in_out), w.query, w.query_bias);
+      take(linear(at + names.key, E, k, c.has_key_bias(), names.in_out), w.key, w.key_bias);
+      take(linear(at + names.value, E, v, c.has_value_bias(), names.in_out), w.value, w.value_bias);
+    }
+    take(linear(at + names.output, c.num_heads * c.head_dim, E, c.has_output_bias(), names.in_out), w.output,
+         w.output_bias);
+    return w;
+  }
+
+  /// f(view) of a tensor whose rank is a number.
+  template <class Stored, class F> auto with_rank(const std::string& name, std::size_t rank, const F& f) const {
+    const Checkpoint& file = kept_->checkpoint;
+    if (rank == 1) return f(file.template view<Stored, 1>(name));
+    if (rank == 2) return f(file.template view<Stored, 2>(name));
+    if (rank == 3) return f(file.template view<Stored, 3>(name));
+    return f(file.template view<Stored, 4>(name));
+  }
+
+  /// For the constructors of families, which ask for every tensor once: later calls find it, and may come from threads.
+  template <class Stored> const T* widened(const std::string& name, std::size_t rank) const {
+    const auto found = kept_->widened.find(name);
+    if (found != kept_->widened.end()) return std::as_const(*found).second.get();
+    return with_rank<Stored>(name, rank, [&](const auto& stored) {
+      const std::ptrdiff_t size = stored.size();
+      auto copy = aligned_array<T>(static_cast<std::size_t>(size));
+      for (std::ptrdiff_t n = 0; n < size; ++n)
+        copy[static_cast<std::size_t>(n)] = static_cast<T>(static_cast<Accumulator<Stored>>(stored.data[n]));
+      const T* const first = copy.get();
+      kept_->widened.emplace(name, std::move(copy));
+      return first;
+    });
+  }
+
+  std::shared_ptr<Kept> kept_;
+  std::string prefix_;
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../policy/score/relative_bias.hpp"
+#include "checkpoint.hpp"
+#include "config_file.hpp"
+#include "model_config.hpp"
+#include "model_tensors.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+struct T5Config : ModelConfig {
+  Index decoder_layers = 0;
+  RelativeBuckets buckets{};  ///< of the encoder; the decoder's are not bidirectional
+  double output_scale = 1;    ///< times the rows that output() takes; d_model^−½ in T5 1.0, 1 in 1.1
+};
+
+/// The weights of T5 by Hugging Face's names, from a folder with config.json: both stacks, or the encoder alone. Logits
+/// are not scaled: attention.scale is 1.
+///
+///   const mha::T5<float> t5(mha::Checkpoint("flan-t5-small"));
+///   mha::MultiHeadAttention<float, mha::Cpu, mha::RelativeBias> attention(t5.config().attention, t5.encoder_bias());
+///   attention.borrow(t5.encoder_block(0).attention, t5.mapping());
+///
+/// Scalar, Errors   as Bert
+template <class T> class T5 {
+ public:
+  explicit T5(const Checkpoint& checkpoint)
+      : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
+        tensors_(checkpoint, {""}, checkpoint.contains(shared) ? shared : "encoder.embed_tokens.weight") {
+    tensors_.require_blocks(names("encoder"), config_.layers);
+    for (Index i = 0; i < config_.layers; ++i) static_cast<void>(encoder_block(i));
+    static_cast<void>(token_embeddings());
+    static_cast<void>(encoder_norm());
+    static_cast<void>(encoder_bias());
+    tensors_.require_blocks(names("decoder"), has_decoder() ? config_.decoder_layers : 0);
+    if (!has_decoder()) return;
+    for (Index i = 0; i < config_.decoder_layers; ++i) static_cast<void>(decoder_block(i));
+    static_cast<void>(decoder_norm());
+    static_cast<void>(decoder_bias());
+    static_cast<void>(output());
+  }
+
+  const T5Config& config() const { return config_; }
+  /// Keeps the memory of all weights alive.
+  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
+
+  /// (vocabulary, E), of both stacks
+  TensorView<const T, 2> token_embeddings() const {
+    return tensors_.matrix(tensors_.contains(shared) ? shared : "encoder.embed_tokens.weight", config_.vocabulary,
+                           config_.norm.width);
+  }
+  BlockWeights<T> encoder_block(Index i) const {
+    tensors_.require_block(i, config_.layers);
+    return tensors_.block(names("encoder"), config_, i, false, false);
+  }
+  BorrowedNorm<T> encoder_norm() const { return tensors_.norm("encoder.final_layer_norm", config_.norm.width, false); }
+  /// The score of every self-attention of the encoder.
+  RelativeBias encoder_bias() const { return bias("encoder", true); }
+
+  bool has_decoder() const { return tensors_.contains("decoder.final_layer_norm.weight"); }
+  BlockWeights<T> decoder_block(Index i) const {
+    tensors_.require_block(i, has_decoder() ? config_.decoder_layers : 0);
+    return tensors_.block(names("decoder"), config_, i, false, false);
+  }
+  BorrowedNorm<T> decoder_norm() const { return tensors_.norm("decoder.final_layer_norm", config_.norm.width, false); }
+  /// The score of every self-attention of the decoder; its cross-attention has none.
+  RelativeBias decoder_bias() const { return bias("decoder", false); }
+  /// The linear from rows, times output_scale, to logits, (E, vocabulary) without a bias: lm_head, or the embeddings.
+  BorrowedLinear<T> output() const {
+    return tensors_.head("lm_head", !tensors_.has_head("lm_head"), token_embeddings());
+  }
+
+ private:
+  static constexpr const char* shared = "shared.weight";
+
+  /// Of the encoder or the decoder, gated or not.
+  detail::BlockNames names(const std::string& stack) const {
+    const bool decoder = stack == "decoder", gated = config_.activation.starts_with("gated");
+    detail::BlockNames n{.block = decoder ? "decoder.block." : "encoder.block.",
+                         .attention_norm = "layer.0.layer_norm",
+                         .query = "layer.0.SelfAttention.q",
+                         .key = "layer.0.SelfAttention.k",
+                         .value = "layer.0.SelfAttention.v",
+                         .output = "layer.0.SelfAttention.o",
+                         .feed_forward_norm = "layer.1.layer_norm",
+                         .up = gated ? "layer.1.DenseReluDense.wi_1" : "layer.1.DenseReluDense.wi",
+                         .down = "layer.1.DenseReluDense.wo",
+                         .gate = gated ? "layer.1.DenseReluDense.wi_0" : nullptr};
+    if (!decoder) return n;
+    n.feed_forward_norm = "layer.2.layer_norm";
+    n.up = gated ? "layer.2.DenseReluDense.wi_1" : "layer.2.DenseReluDense.wi";
+    n.down = "layer.2.DenseReluDense.wo";
+    if (gated) n.gate = "layer.2.DenseReluDense.wi_0";
+    n.cross_norm = "layer.1.layer_norm";
+    n.cross_query = "layer.1.EncDecAttention.q", n.cross_key = "layer.1.EncDecAttention.k";
+    n.cross_value = "layer.1.EncDecAttention.v", n.cross_output = "layer.1.EncDecAttention.o";
+    return n;
+  }
+
+  RelativeBias bias(const std::string& stack, bool bidirectional) const {
+    RelativeBuckets buckets = config_.buckets;
+    buckets.bidirectional = bidirectional;
+    const auto table = tensors_.matrix(stack + ".block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+                                       buckets.count, config_.attention.num_heads);
+    std::vector<float> numbers(static_cast<std::size_t>(table.size()));
+    for (std::size_t n = 0; n < numbers.size(); ++n) numbers[n] = static_cast<float>(table.data[n]);
+    RelativeBias score(std::move(numbers), buckets);
+    score.check(config_.attention.num_heads);
+    return score;
+  }
+
+  static T5Config read(const detail::ConfigFile& file) {
+    T5Config c;
+    c.model_type = detail::model_type_of(file, {"t5"});
+    detail::read_sizes(file, {"num_layers", "d_model", "num_heads", "d_ff", "layer_norm_epsilon"}, c,
+                       file.positive("d_kv"));
+    c.attention.scale = 1;
+    c.feed_forward.bias = false;
+    c.decoder_layers = file.positive_or("num_decoder_layers", c.layers);
+    c.vocabulary = file.positive("vocab_size");
+    c.buckets.count = file.positive_or("relative_attention_num_buckets", 32);
+    c.buckets.max_distance = file.positive_or("relative_attention_max_distance", 128);
+    if (c.buckets.count < 4)
+      file.fail("'relative_attention_num_buckets' is " + std::to_string(c.buckets.count) + ", expected at least 4");
+    if (c.buckets.max_distance <= c.buckets.count / 2)
+      file.fail("'relative_attention_max_distance' " + std::to_string(c.buckets.max_distance) +
+                " is not above half of 'relative_attention_num_buckets' " + std::to_string(c.buckets.count));
+    const std::string kind = file.text_or("feed_forward_proj", "relu"), gate = "gated-";
+    const bool gated = kind.starts_with(gate);
+    // What T5 calls gelu with a gate is the one by way of tanh.
+    c.activation = kind == "gated-gelu"
+                       ? "gated gelu_tanh"
+                       : (gated ? "gated " : "") +
+                             detail::activation_of(file, "feed_forward_proj", gated ? kind.substr(gate.size()) : kind);
+    // T5 1.1 said by untied embeddings that nothing is scaled; since transformers 5 a key of its own does.
+    if (file.flag_or("scale_decoder_outputs", file.flag_or("tie_word_embeddings", true)))
+      c.output_scale = 1 / std::sqrt(double(c.norm.width));
+    return c;
+  }
+
+  T5Config config_;
+  detail::ModelTensors<T> tensors_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <functional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <mha/io/gpt2.hpp>
+
+#include "checkpoint_checks.hpp"
+
+namespace {
+
+using mha::Index;
+using mha_test::expect_linear;
+using mha_test::expect_matrix;
+using mha_test::expect_norm;
+using mha_test::expect_vector;
+
+constexpr Index E = 12, V = 17, P = 9;
+
+struct Folder : mha_test::ModelFolder<float> {
+  std::string prefix;
+
+  explicit Folder(std::string before = "") : prefix(std::move(before)) {
+    config = {{"model_type", "gpt2"}, {"n_layer", 2},       {"n_embd", E},
+              {"n_head", 3},          {"n_inner", nullptr}, {"layer_norm_epsilon", 1e-5},
+              {"n_positions", P},     {"vocab_size", V},    {"activation_function", "gelu_new"}};
+    add(prefix + "wte.weight", {V, E});
+    add(prefix + "wpe.weight", {P, E});
+    for (const char* i : {"0", "1"}) {
+      const std::string at = prefix + "h." + i + ".";
+      add_norm(at + "ln_1", E);
+      add_conv(at + "attn.c_attn", E, 3 * E);
+      add_conv(at + "attn.c_proj", E, E);
+      add_norm(at + "ln_2", E);
+      add_conv(at + "mlp.c_fc", E, 4 * E);
+      add_conv(at + "mlp.c_proj", 4 * E, E);
+      add(at + "attn.bias", {1, 1, P, P});  // a mask that old files hold, which is not read
+    }
+    add_norm(prefix + "ln_f", E);
+  }
+  void add_conv(const std::string& name, Index in, Index out) {
+    add(name + ".weight", {in, out});
+    add(name + ".bias", {out});
+  }
+};
+
+TEST(Gpt2, FindsEveryWeightWithAndWithoutPrefix) {
+  for (const char* prefix : {"", "transformer."}) {
+    const Folder folder(prefix);
+    const mha::Gpt2<float> gpt2(mha::Checkpoint(folder.write()));
+    EXPECT_EQ(gpt2.config().positions, P);
+    EXPECT_EQ(gpt2.config().feed_forward.d_hidden, 4 * E);
+    EXPECT_EQ(gpt2.config().activation, "gelu_tanh");
+    for (int i = 0; i < 2; ++i) {
+      const auto w = gpt2.block(i);
+      const std::string at = prefix + std::string("h.") + std::to_string(i) + ".";
+      const auto& fused = folder.file.tensors.at(at + "attn.c_attn.weight");
+      const auto& bias = folder.file.tensors.at(at + "attn.c_attn.bias");
+      Index first = 0;
+      for (const auto& [weight, row] :
+           {std::pair{w.attention.query, w.attention.query_bias}, std::pair{w.attention.key, w.attention.key_bias},
+            std::pair{w.attention.value, w.attention.value_bias}}) {
+        ASSERT_EQ(weight.extent[1], E);
+        expect_matrix(weight, fused, true, first);
+        ASSERT_EQ(row.extent[0], E);
+        expect_vector(row, bias, first);
+        first += E;
+      }
+      expect_linear(w.attention.output, w.attention.output_bias, folder, at + "attn.c_proj", true);
+      expect_linear(w.up.weight, w.up.bias, folder, at + "mlp.c_fc", true);
+      expect_linear(w.down.weight, w.down.bias, folder, at + "mlp.c_proj", true);
+      expect_norm(w.attention_norm, folder, at + "ln_1");
+      expect_norm(w.feed_forward_norm, folder, at + "ln_2");
+    }
+    expect_norm(gpt2.final_norm(), folder, prefix + std::string("ln_f"));
+    EXPECT_EQ(gpt2.position_embeddings().extent[0], P);
+    expect_matrix(gpt2.output().weight, folder.file.tensors.at(prefix + std::string("wte.weight")));
+    EXPECT_EQ(gpt2.output().bias.extent[0], 0);
+  }
+}
+
+TEST(Gpt2, AnOutputOfItsOwnIsReadWhereItIsNotTied) {
+  Folder folder("transformer.");
+  folder.config["tie_word_embeddings"] = false;
+  {
+    const mha::Gpt2<float> base(mha::Checkpoint(folder.write()));
+    EXPECT_FALSE(base.has_output());
+    EXPECT_NE(mha_test::message_of<mha::SafetensorsError>([&] {
+                static_cast<void>(base.output());
+              }).find("there is no tensor 'lm_head.weight' among"),
+              std::string::npos);
+  }
+  folder.add("lm_head.weight", {V, E});
+  const mha::Gpt2<float> gpt2(mha::Checkpoint(folder.write()));
+  ASSERT_TRUE(gpt2.has_output());
+  expect_matrix(gpt2.output().weight, folder.file.tensors.at("lm_head.weight"));
+}
+
+std::string fault(const std::function<void(Folder&)>& change) {
+  return mha_test::fault_after<mha::Gpt2<float>, Folder>(change);
+}
+
+TEST(Gpt2, WhatDoesNotFitIsOneSentence) {
+  EXPECT_EQ(fault([](Folder&) {}), "");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.add("h.0.attn.c_attn.weight", {3 * E, E});
+            }),
+            "DIR/model.safetensors: tensor 'h.0.attn.c_attn.weight' has shape (36, 12), config.json asks for (12, 36)");
+  EXPECT_EQ(fault([](Folder& f) { f.add("h.0.attn.c_attn.bias", {E}); }),
+            "DIR/model.safetensors: tensor 'h.0.attn.c_attn.bias' has shape (12), config.json asks for (36)");
+  EXPECT_EQ(fault([](Folder& f) { f.config["n_inner"] = 20; }),
+            "DIR/model.safetensors: tensor 'h.0.mlp.c_fc.weight' has shape (12, 48), config.json asks for (12, 20)");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.add("lm_head.weight", {V, E + 1});
+            }),
+            "DIR/model.safetensors: tensor 'lm_head.weight' has shape (17, 13), config.json asks for (17, 12)");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.add("lm_head.bias", {V}), f.add("lm_head.weight", {V, E});
+            }),
+            "DIR/model.safetensors: tensor 'lm_head.bias' is there, config.json asks for none");
+  EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "bert"; }),
+            "DIR/config.json: 'model_type' is \"bert\", expected gpt2");
+  EXPECT_EQ(fault([](Folder& f) { f.config["scale_attn_by_inverse_layer_idx"] = true; }),
+            "DIR/config.json: 'scale_attn_by_inverse_layer_idx' is true, expected false");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["n_embd"] = 300'000'000;
+              f.config["n_head"] = 1;
+            }),
+            "DIR/config.json: the width of mlp.c_fc is 1200000000, the limit is 1073741823");
+}
+
+}  // namespace

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <functional>
+#include <limits>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <mha/io/llama.hpp>
+
+#include "checkpoint_checks.hpp"
+
+namespace {
+
+using mha::Index;
+using mha_test::expect_linear;
+using mha_test::expect_matrix;
+using mha_test::expect_norm;
+using mha_test::expect_vector;
+
+constexpr Index E = 12, H = 20, V = 17;
+
+/// Two layers of 6 query heads on 2 key/value heads of 4.
+struct Folder : mha_test::ModelFolder<float> {
+  std::string prefix;
+
+  explicit Folder(const std::string& type = "llama", std::string before = "model.") : prefix(std::move(before)) {
+    const bool qwen2 = type == "qwen2", qwen3 = type == "qwen3";
+    config = {{"model_type", type},       {"num_hidden_layers", 2},
+              {"hidden_size", E},         {"num_attention_heads", 6},
+              {"num_key_value_heads", 2}, {"head_dim", 4},
+              {"intermediate_size", H},   {"rms_norm_eps", 1e-5},
+              {"hidden_act", "silu"},     {"max_position_embeddings", 32},
+              {"vocab_size", V},          {"rope_parameters", {{"rope_theta", 5e5}, {"rope_type", "default"}}}};
+    if (type == "mistral") config["sliding_window"] = 5;
+    add(prefix + "embed_tokens.weight", {V, E});
+    for (const char* i : {"0", "1"}) {
+      const std::string at = prefix + "layers." + i + ".";
+      add_norm(at + "input_layernorm", E, false);
+      add_linear(at + "self_attn.q_proj", 24, E, qwen2);
+      add_linear(at + "self_attn.k_proj", 8, E, qwen2);
+      add_linear(at + "self_attn.v_proj", 8, E, qwen2);
+      add_linear(at + "self_attn.o_proj", E, 24, false);
+      if (qwen3) add_norm(at + "self_attn.q_norm", 4, false), add_norm(at + "self_attn.k_norm", 4, false);
+      add_norm(at + "post_attention_layernorm", E, false);
+      add_linear(at + "mlp.gate_proj", H, E, false);
+      add_linear(at + "mlp.up_proj", H, E, false);
+      add_linear(at + "mlp.down_proj", E, H, false);
+    }
+    add_norm(prefix + "norm", E, false);
+    add("lm_head.weight", {V, E});
+  }
+  /// As LLaMA has them where config.json asks for attention_bias and mlp_bias.
+  void add_biases() {
+    for (const char* i : {"0", "1"}) {
+      const std::string at = prefix + "layers." + i + ".";
+      add(at + "self_attn.q_proj.bias", {24}), add(at + "self_attn.k_proj.bias", {8});
+      add(at + "self_attn.v_proj.bias", {8}), add(at + "self_attn.o_proj.bias", {E});
+      add(at + "mlp.gate_proj.bias", {H}), add(at + "mlp.up_proj.bias", {H}), add(at + "mlp.down_proj.bias", {E});
+    }
+  }
+};
+
+void expect_blocks(const mha::Llama<float>& llama, const Folder& folder) {
+  for (int i = 0; i < 2; ++i) {
+    const auto w = llama.block(i);
+    const std::string at = folder.prefix + "layers." + std::to_string(i) + ".";
+    expect_linear(w.attention.query, w.attention.query_bias, folder, at + "self_attn.q_proj");
+    expect_linear(w.attention.key, w.attention.key_bias, folder, at + "self_attn.k_proj");
+    expect_linear(w.attention.value, w.attention.value_bias, folder, at + "self_attn.v_proj");
+    expect_linear(w.attention.output, w.attention.output_bias, folder, at + "self_attn.o_proj");
+    expect_linear(w.up.weight, w.up.bias, folder, at + "mlp.up_proj");
+    expect_linear(w.up.gate, w.up.gate_bias, folder, at + "mlp.gate_proj");
+    expect_linear(w.down.weight, w.down.bias, folder, at + "mlp.down_proj");
+    expect_norm(w.attention_norm, folder, at + "input_layernorm");
+    expect_norm(w.feed_forward_norm, folder, at + "post_attention_layernorm");
+    if (llama.config().qk_norm) {
+      expect_vector(w.attention.query_norm, folder.file.tensors.at(at + "self_attn.q_norm.weight"));
+      expect_vector(w.attention.key_norm, folder.file.tensors.at(at + "self_attn.k_norm.weight"));
+    } else {
+      EXPECT_EQ(w.attention.query_norm.extent[0], 0);
+    }
+  }
+  expect_norm(llama.final_norm(), folder, folder.prefix + "norm");
+}
+
+TEST(Llama, FindsEveryWeightOfEveryRelative) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+    SCOPED_TRACE(type);
+    const Folder folder(type, type == std::string("llama") ? "" : "model.");
+    const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+    const mha::LlamaConfig& c = llama.config();
+    EXPECT_EQ(c.model_type, type);
+    EXPECT_EQ(c.attention.num_heads, 6);
+    EXPECT_EQ(c.attention.num_kv_heads, 2);
+    EXPECT_EQ(c.attention.head_dim, 4);
+    const bool qwen2 = type == std::string("qwen2");
+    EXPECT_EQ(c.attention.has_query_bias() && c.attention.has_key_bias() && c.attention.has_value_bias(), qwen2);
+    EXPECT_FALSE(c.attention.has_output_bias());
+    EXPECT_FALSE(c.feed_forward.bias);
+    EXPECT_EQ(c.activation, "gated silu");
+    EXPECT_EQ(c.rotary().base, 5e5);
+    EXPECT_EQ(c.window(0).left.value, type == std::string("mistral") ? 4 : std::numeric_limits<Index>::max());
+    expect_blocks(llama, folder);
+    expect_matrix(llama.output().weight, folder.file.tensors.at("lm_head.weight"));
+    EXPECT_EQ(llama.token_embeddings().extent[0], V);
+  }
+}
+
+TEST(Llama, BiasesAndSizesThatConfigAsksFor) {
+  Folder folder("llama", "");
+  folder.config["attention_bias"] = folder.config["mlp_bias"] = true;
+  folder.config["num_key_value_heads"] = nullptr;
+  folder.config.erase("head_dim");  // 2 = 12 / 6
+  folder.config.erase("hidden_act");
+  folder.add_biases();
+  for (const char* i : {"0", "1"}) {
+    const std::string at = std::string("layers.") + i + ".self_attn.";
+    for (const char* part : {"q_proj", "k_proj", "v_proj", "o_proj"}) folder.add_linear(at + part, E, E);
+  }
+  folder.file.tensors.erase("lm_head.weight");
+  folder.config["tie_word_embeddings"] = true;
+  const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+  EXPECT_EQ(llama.config().attention.num_kv_heads, 6);
+  EXPECT_EQ(llama.config().attention.head_dim, 2);
+  EXPECT_TRUE(llama.config().attention.has_output_bias());
+  EXPECT_TRUE(llama.config().feed_forward.bias);
+  expect_blocks(llama, folder);
+  expect_matrix(llama.output().weight, folder.file.tensors.at("embed_tokens.weight"));
+}
+
+mha::LlamaConfig config_of(const Folder& folder) { return mha::Llama<float>(mha::Checkpoint(folder.write())).config(); }
+
+TEST(Llama, WindowsOfEveryLayer) {
+  using Windows = std::vector<Index>;
+  Folder qwen("qwen2");
+  qwen.config["sliding_window"] = 6;
+  EXPECT_EQ(config_of(qwen).windows, (Windows{0, 0})) << "not used";
+  qwen.config["use_sliding_window"] = true;
+  qwen.config["max_window_layers"] = 1;
+  EXPECT_EQ(config_of(qwen).windows, (Windows{0, 6}));
+  qwen.config["max_window_layers"] = 0;
+  EXPECT_EQ(config_of(qwen).windows, (Windows{6, 6}));
+  qwen.config["layer_types"] = {"sliding_attention", "full_attention"};
+  EXPECT_EQ(config_of(qwen).windows, (Windows{6, 0}));
+  EXPECT_EQ(config_of(qwen).window(0).left.value, 5);
+  Folder mistral("mistral");
+  EXPECT_EQ(config_of(mistral).windows, (Windows{5, 5}));
+  mistral.config["sliding_window"] = nullptr;
+  EXPECT_EQ(config_of(mistral).windows, (Windows{0, 0}));
+}
+
+TEST(Llama, RotaryPositionsOfBothGenerationsOfConfigs) {
+  Folder folder;
+  folder.config.erase("rope_parameters");
+  EXPECT_EQ(config_of(folder).rotary().base, 10000);
+  folder.config["rope_theta"] = 1e6;
+  folder.config["rope_scaling"] = nullptr;
+  EXPECT_EQ(config_of(folder).rotary().base, 1e6);
+  EXPECT_EQ(config_of(folder).llama3_rotary().scaling.factor, 1);
+  const nlohmann::json llama3{{"factor", 32.0},
+                              {"low_freq_factor", 1.5},
+                              {"high_freq_factor", 4.5},
+                              {"original_max_position_embeddings", 4096},
+                              {"rope_type", "llama3"}};
+  folder.config["rope_scaling"] = llama3;
+  for (int generation = 4; generation < 6; ++generation) {
+    const mha::LlamaConfig c = config_of(folder);
+    const auto rotary = c.llama3_rotary();
+    EXPECT_EQ(rotary.base, 1e6);
+    EXPECT_EQ(rotary.scaling.factor, 32);
+    EXPECT_EQ(rotary.scaling.low_frequency, 1.5);
+    EXPECT_EQ(rotary.scaling.high_frequency, 4.5);
+    EXPECT_EQ(rotary.scaling.original_length, 4096);
+    const std::string said = mha_test::message_of<mha::SafetensorsError>([&] { static_cast<void>(c.rotary()); });
+    EXPECT_TRUE(said.ends_with("config.json: the rope_type is 'llama3', but the model is made without scaling"))
+        << said;
+    folder.config.erase("rope_theta");
+    folder.config.erase("rope_scaling");
+    folder.config["rope_parameters"] = llama3;
+    folder.config["rope_parameters"]["rope_theta"] = 1e6;
+  }
+}
+
+std::string fault(const std::function<void(Folder&)>& change) {
+  return mha_test::fault_after<mha::Llama<float>, Folder>(change);
+}
+
+TEST(Llama, WhatDoesNotFitIsOneSentence) {
+  EXPECT_EQ(fault([](Folder&) {}), "");
+  EXPECT_EQ(
+      fault([](Folder& f) { f.config["num_key_value_heads"] = 3; }),
+      "DIR/model.safetensors: tensor 'model.layers.0.self_attn.k_proj.weight' has shape (8, 12), config.json asks "
+      "for (12, 12)");
+  EXPECT_EQ(fault([](Folder& f) { f.config["num_key_value_heads"] = 4; }),
+            "DIR/config.json: 'num_key_value_heads' 4 does not divide 'num_attention_heads' 6");
+  EXPECT_EQ(fault([](Folder& f) { f.add("model.layers.1.self_attn.o_proj.bias", {E}); }),
+            "DIR/model.safetensors: tensor 'model.layers.1.self_attn.o_proj.bias' is there, config.json asks for none");
+  EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "qwen2"; }),
+            "DIR/model.safetensors: there is no tensor 'model.layers.0.self_attn.q_proj.bias' among the 21 of this "
+            "checkpoint");
+  EXPECT_EQ(
+      fault([](Folder& f) { f.add("model.layers.1.self_attn.q_norm.weight", {4}); }),
+      "DIR/model.safetensors: tensor 'model.layers.1.self_attn.q_norm.weight' is there, config.json asks for none "
+      "for model_type llama");
+  EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "gemma"; }),
+            "DIR/config.json: 'model_type' is \"gemma\", expected llama or mistral or qwen2 or qwen3");
+  EXPECT_EQ(fault([](Folder& f) { f.config["hidden_act"] = "mish"; }),
+            "DIR/config.json: 'hidden_act' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, silu, "
+            "swish");
+  EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "mistral"; }),
+            "DIR/config.json: there is no 'sliding_window'");
+}
+
+TEST(Llama, RotaryPositionsAndWindowsThatAreNotKnownAreOneSentence) {
+  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "yarn"; }),
+            "DIR/config.json: 'rope_type' is \"yarn\", expected \"default\" or \"llama3\"");
+  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "llama3"; }),
+            "DIR/config.json: 'rope_parameters' has no 'factor'");
+  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_theta"] = 0; }),
+            "DIR/config.json: 'rope_theta' is 0.000000, expected more than 0");
+  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["partial_rotary_factor"] = 0.5; }),
+            "DIR/config.json: 'partial_rotary_factor' is 0.5, expected 1.0");
+  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"] = 3; }),
+            "DIR/config.json: 'rope_parameters' is 3, expected an object");
+  const auto windows = [](const nlohmann::json& types, const nlohmann::json& window) {
+    return fault([&](Folder& f) {
+      f.config["model_type"] = "qwen3";
+      f.config["use_sliding_window"] = true;
+      f.config["sliding_window"] = window;
+      f.config["layer_types"] = types;
+    });
+  };
+  EXPECT_EQ(windows({"full_attention"}, 4),
+            "DIR/config.json: 'layer_types' is [\"full_attention\"], expected a list of 2 texts, one a layer");
+  EXPECT_EQ(windows({"full_attention", "chunked_attention"}, 4),
+            "DIR/config.json: 'layer_types' is \"chunked_attention\", expected \"full_attention\" or "
+            "\"sliding_attention\"");
+  EXPECT_EQ(windows({"full_attention", "sliding_attention"}, nullptr),
+            "DIR/config.json: 'layer_types' has \"sliding_attention\", but there is no 'sliding_window' in use");
+}
+
+}  // namespace

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include <mha/io/model_tensors.hpp>
+
+#include "checkpoint_checks.hpp"
+
+namespace {
+
+using mha_test::message_of;
+template <class T> using Tensors = mha::detail::ModelTensors<T>;
+
+template <class T> struct Folder : mha_test::ModelFolder<T> {
+  Folder() {
+    this->config = nlohmann::json::object();
+    this->add("p.w.weight", {3, 5});
+    this->add("p.w.bias", {3});
+    this->add("p.n.weight", {4});
+    this->add("head.weight", {7, 5});
+  }
+};
+
+TEST(ModelTensors, NamesWithAPrefix) {
+  const Folder<float> folder;
+  const mha::Checkpoint checkpoint(folder.write());
+  const Tensors<float> tensors(checkpoint, {"", "p."}, "w.weight");
+  EXPECT_TRUE(tensors.contains("n.weight"));
+  EXPECT_FALSE(tensors.contains("p.n.weight"));
+  EXPECT_TRUE(tensors.has_head("head"));
+  mha_test::expect_linear(tensors.linear("w", 5, 3, true).weight, tensors.linear("w", 5, 3, true).bias, folder, "p.w");
+  mha_test::expect_matrix(tensors.matrix("w.weight", 3, 5), folder.file.tensors.at("p.w.weight"), true);
+}
+
+TEST(ModelTensors, HeadsAreTiedOrTheirOwn) {
+  const Folder<float> folder;
+  const mha::Checkpoint checkpoint(folder.write());
+  const Tensors<float> tensors(checkpoint, {"p."}, "w.weight");
+  mha::Tensor<float, 2> embeddings(7, 5);
+  const auto rows = std::as_const(embeddings).view();
+  EXPECT_EQ(tensors.head("head", true, rows).weight.data, embeddings.data());
+  mha_test::expect_matrix(tensors.head("head", false, rows).weight, folder.file.tensors.at("head.weight"));
+  mha::Tensor<float, 2> fewer(6, 5);
+  for (const bool tied : {true, false})
+    EXPECT_EQ(message_of<mha::SafetensorsError>(
+                  [&] { static_cast<void>(tensors.head("head", tied, std::as_const(fewer).view())); }),
+              checkpoint.path() + ": tensor 'head.weight' has shape (7, 5), config.json asks for (6, 5)");
+}
+
+template <class T, class Stored> void expect_widened() {
+  const Folder<Stored> folder;
+  std::shared_ptr<const void> keep;
+  const T* data = nullptr;
+  {
+    const mha::Checkpoint checkpoint(folder.write());
+    const Tensors<T> tensors(checkpoint, {"p."}, "w.weight");
+    data = tensors.data("w.weight", {3, 5});
+    EXPECT_EQ(data, tensors.data("w.weight", {3, 5}));
+    EXPECT_EQ(data, Tensors<T>(tensors).bare().data("p.w.weight", {3, 5}));
+    keep = tensors.mapping();
+  }
+  const auto& stored = folder.file.tensors.at("p.w.weight").values;
+  for (std::size_t n = 0; n < stored.size(); ++n) EXPECT_EQ(support::to_double(data[n]), support::to_double(stored[n]));
+}
+
+TEST(ModelTensors, NarrowScalarsAreWidenedAndKept) {
+  expect_widened<float, float>();
+  expect_widened<float, mha::bfloat16>();
+  expect_widened<float, mha::half>();
+  expect_widened<double, mha::bfloat16>();
+  expect_widened<double, mha::half>();
+  expect_widened<double, float>();
+  expect_widened<mha::bfloat16, mha::bfloat16>();
+}
+
+TEST(ModelTensors, NothingIsRounded) {
+  const Folder<double> folder;
+  const mha::Checkpoint checkpoint(folder.write());
+  const auto says = [&]<class T>(T) {
+    const Tensors<T> tensors(checkpoint, {"p."}, "w.weight");
+    return message_of<mha::SafetensorsError>([&] { static_cast<void>(tensors.data("w.weight", {3, 5})); });
+  };
+  EXPECT_EQ(says(0.f), checkpoint.path() + ": tensor 'p.w.weight' has dtype F64, expected F32");
+  EXPECT_EQ(says(mha::half()), checkpoint.path() + ": tensor 'p.w.weight' has dtype F64, expected F16");
+}
+
+TEST(ModelTensors, TheShapeIsCheckedFirst) {
+  const Folder<float> folder;
+  const mha::Checkpoint checkpoint(folder.write());
+  const Tensors<float> tensors(checkpoint, {"p."}, "w.weight");
+  const auto says = [&](auto&& f) { return message_of<mha::SafetensorsError>([&] { static_cast<void>(f()); }); };
+  EXPECT_EQ(says([&] { return tensors.matrix("w.weight", 5, 3); }),
+            checkpoint.path() + ": tensor 'p.w.weight' has shape (3, 5), config.json asks for (5, 3)");
+  EXPECT_EQ(says([&] { return tensors.vector("w.weight", 15); }),
+            checkpoint.path() + ": tensor 'p.w.weight' has shape (3, 5), config.json asks for (15)");
+  EXPECT_EQ(says([&] { return tensors.norm("n", 4, true); }),
+            checkpoint.path() + ": there is no tensor 'p.n.bias' among the 4 of this checkpoint");
+  EXPECT_EQ(says([&] { return tensors.norm("w", 4, false); }),
+            checkpoint.path() + ": tensor 'p.w.weight' has shape (3, 5), config.json asks for (4)");
+  EXPECT_EQ(says([&] { return tensors.linear("w", 5, 3, false); }),
+            checkpoint.path() + ": tensor 'p.w.bias' is there, config.json asks for none");
+  EXPECT_EQ(says([&] {
+              return Tensors<float>(checkpoint, {"", "q."}, "w.weight").mapping();
+            }),
+            checkpoint.path() + ": there is no tensor 'w.weight' or 'q.w.weight' among the 4 of this checkpoint");
+}
+
+}  // namespace

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <functional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <mha/io/t5.hpp>
+
+#include "checkpoint_checks.hpp"
+
+namespace {
+
+using mha::Index;
+using mha_test::expect_linear;
+using mha_test::expect_matrix;
+using mha_test::expect_norm;
+
+constexpr Index E = 12, H = 20, V = 17, D = 5, W = 3 * D;
+
+/// An encoder of 2 blocks and a decoder of 1, whose 3 heads are 15 wide together.
+struct Folder : mha_test::ModelFolder<float> {
+  bool gated;
+
+  explicit Folder(bool with_gate = true) : gated(with_gate) {
+    config = {{"model_type", "t5"},
+              {"num_layers", 2},
+              {"num_decoder_layers", 1},
+              {"d_model", E},
+              {"d_kv", D},
+              {"num_heads", 3},
+              {"d_ff", H},
+              {"layer_norm_epsilon", 1e-6},
+              {"vocab_size", V},
+              {"relative_attention_num_buckets", 8},
+              {"relative_attention_max_distance", 20},
+              {"feed_forward_proj", gated ? "gated-gelu" : "relu"}};
+    add("shared.weight", {V, E});
+    for (const char* i : {"0", "1"}) add_block(std::string("encoder.block.") + i + ".", false);
+    add_block("decoder.block.0.", true);
+    for (const std::string stack : {"encoder", "decoder"}) {
+      add(stack + ".block.0.layer.0.SelfAttention.relative_attention_bias.weight", {8, 3});
+      add_norm(stack + ".final_layer_norm", E, false);
+    }
+  }
+  void add_block(const std::string& at, bool decoder) {
+    for (const char* part : {"layer.0.SelfAttention.", "layer.1.EncDecAttention."}) {
+      if (!decoder && part[6] == '1') continue;
+      for (const char* name : {"q", "k", "v"}) add_linear(at + part + name, W, E, false);
+      add_linear(at + part + "o", E, W, false);
+    }
+    const std::string last = decoder ? "layer.2." : "layer.1.";
+    add_norm(at + "layer.0.layer_norm", E, false);
+    if (decoder) add_norm(at + "layer.1.layer_norm", E, false);
+    add_norm(at + last + "layer_norm", E, false);
+    if (gated) add_linear(at + last + "DenseReluDense.wi_0", H, E, false);
+    add_linear(at + last + "DenseReluDense." + (gated ? "wi_1" : "wi"), H, E, false);
+    add_linear(at + last + "DenseReluDense.wo", E, H, false);
+  }
+  void drop(const std::string& begin) {
+    std::erase_if(file.tensors, [&](const auto& tensor) { return tensor.first.starts_with(begin); });
+  }
+};
+
+void expect_block(const mha::BlockWeights<float>& w, const Folder& folder, const std::string& at, bool decoder) {
+  SCOPED_TRACE(at);
+  expect_linear(w.attention.query, w.attention.query_bias, folder, at + "layer.0.SelfAttention.q");
+  expect_linear(w.attention.key, w.attention.key_bias, folder, at + "layer.0.SelfAttention.k");
+  expect_linear(w.attention.value, w.attention.value_bias, folder, at + "layer.0.SelfAttention.v");
+  expect_linear(w.attention.output, w.attention.output_bias, folder, at + "layer.0.SelfAttention.o");
+  expect_norm(w.attention_norm, folder, at + "layer.0.layer_norm");
+  if (decoder) {
+    expect_linear(w.cross.query, w.cross.query_bias, folder, at + "layer.1.EncDecAttention.q");
+    expect_linear(w.cross.key, w.cross.key_bias, folder, at + "layer.1.EncDecAttention.k");
+    expect_linear(w.cross.value, w.cross.value_bias, folder, at + "layer.1.EncDecAttention.v");
+    expect_linear(w.cross.output, w.cross.output_bias, folder, at + "layer.1.EncDecAttention.o");
+    expect_norm(w.cross_norm, folder, at + "layer.1.layer_norm");
+  } else {
+    EXPECT_EQ(w.cross.query.data, nullptr);
+  }
+  const std::string last = at + (decoder ? "layer.2." : "layer.1.");
+  expect_norm(w.feed_forward_norm, folder, last + "layer_norm");
+  if (folder.gated)
+    expect_linear(w.up.gate, w.up.gate_bias, folder, last + "DenseReluDense.wi_0");
+  else
+    EXPECT_EQ(w.up.gate.data, nullptr);
+  expect_linear(w.up.weight, w.up.bias, folder, last + "DenseReluDense." + (folder.gated ? "wi_1" : "wi"));
+  expect_linear(w.down.weight, w.down.bias, folder, last + "DenseReluDense.wo");
+}
+
+TEST(T5, FindsEveryWeightOfBothStacks) {
+  for (const bool gated : {true, false}) {
+    const Folder folder(gated);
+    const mha::T5<float> t5(mha::Checkpoint(folder.write()));
+    const mha::T5Config& c = t5.config();
+    EXPECT_EQ(c.layers, 2);
+    EXPECT_EQ(c.decoder_layers, 1);
+    EXPECT_EQ(c.attention.head_dim, D);
+    EXPECT_EQ(c.attention.scale, 1);
+    EXPECT_FALSE(c.attention.bias || c.feed_forward.bias);
+    EXPECT_EQ(c.activation, gated ? "gated gelu_tanh" : "relu");
+    EXPECT_EQ(c.output_scale, 1 / std::sqrt(12.0));
+    for (int i = 0; i < 2; ++i)
+      expect_block(t5.encoder_block(i), folder, "encoder.block." + std::to_string(i) + ".", false);
+    ASSERT_TRUE(t5.has_decoder());
+    expect_block(t5.decoder_block(0), folder, "decoder.block.0.", true);
+    expect_norm(t5.encoder_norm(), folder, "encoder.final_layer_norm");
+    expect_norm(t5.decoder_norm(), folder, "decoder.final_layer_norm");
+    for (const bool decoder : {false, true}) {
+      const mha::RelativeBias bias = decoder ? t5.decoder_bias() : t5.encoder_bias();
+      EXPECT_EQ(bias.table(), folder.file.tensors
+                                  .at(std::string(decoder ? "decoder" : "encoder") +
+                                      ".block.0.layer.0.SelfAttention.relative_attention_bias.weight")
+                                  .values);
+      EXPECT_EQ(bias.buckets().count, 8);
+      EXPECT_EQ(bias.buckets().max_distance, 20);
+      EXPECT_EQ(bias.buckets().bidirectional, !decoder);
+    }
+    expect_matrix(t5.output().weight, folder.file.tensors.at("shared.weight"));
+  }
+}
+
+TEST(T5, AnOutputOfItsOwnIsNotScaled) {
+  Folder folder;
+  folder.config["tie_word_embeddings"] = false;
+  folder.add("lm_head.weight", {V, E});
+  {
+    const mha::T5<float> t5(mha::Checkpoint(folder.write()));
+    EXPECT_EQ(t5.config().output_scale, 1);
+    expect_matrix(t5.output().weight, folder.file.tensors.at("lm_head.weight"));
+  }
+  folder.config["tie_word_embeddings"] = true;  // as transformers 5 writes it, with a key of its own
+  folder.config["scale_decoder_outputs"] = false;
+  EXPECT_EQ(mha::T5<float>(mha::Checkpoint(folder.write())).config().output_scale, 1);
+}
+
+TEST(T5, AnEncoderAloneIsAModel) {
+  Folder folder;
+  folder.drop("decoder.");
+  folder.file.tensors["encoder.embed_tokens.weight"] = folder.file.tensors.at("shared.weight");
+  folder.drop("shared.");
+  const mha::Checkpoint checkpoint(folder.write());
+  const mha::T5<float> t5(checkpoint);
+  EXPECT_FALSE(t5.has_decoder());
+  EXPECT_EQ(t5.token_embeddings().extent[0], V);
+  EXPECT_EQ(mha_test::message_of<mha::SafetensorsError>([&] { static_cast<void>(t5.decoder_block(0)); }),
+            checkpoint.path() + ": there is no block 0 among the 0 of this model");
+}
+
+std::string fault(const std::function<void(Folder&)>& change) {
+  return mha_test::fault_after<mha::T5<float>, Folder>(change);
+}
+
+TEST(T5, WhatDoesNotFitIsOneSentence) {
+  EXPECT_EQ(fault([](Folder&) {}), "");
+  EXPECT_EQ(fault([](Folder& f) { f.config["feed_forward_proj"] = "relu"; }),
+            "DIR/model.safetensors: there is no tensor 'encoder.block.0.layer.1.DenseReluDense.wi.weight' among the 37 "
+            "of this checkpoint");
+  EXPECT_EQ(
+      fault([](Folder& f) { f.config["num_decoder_layers"] = nullptr; }),
+      "DIR/model.safetensors: there is no tensor 'decoder.block.1.layer.0.layer_norm.weight' among the 37 of this "
+      "checkpoint");
+  EXPECT_EQ(
+      fault([](Folder& f) { f.drop("decoder.final"); }),
+      "DIR/model.safetensors: tensor 'decoder.block.0.layer.0.SelfAttention.k.weight' is of block 0, counted from "
+      "0, but config.json asks for 0 blocks");
+  EXPECT_EQ(fault([](Folder& f) { f.config["d_kv"] = 4; }),
+            "DIR/model.safetensors: tensor 'encoder.block.0.layer.0.SelfAttention.q.weight' has shape (15, 12), "
+            "config.json asks for (12, 12)");
+  EXPECT_EQ(fault([](Folder& f) { f.config["relative_attention_num_buckets"] = 9; }),
+            "DIR/model.safetensors: tensor 'encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight' has "
+            "shape (8, 3), config.json asks for (9, 3)");
+  EXPECT_EQ(fault([](Folder& f) { f.config["relative_attention_num_buckets"] = 3; }),
+            "DIR/config.json: 'relative_attention_num_buckets' is 3, expected at least 4");
+  EXPECT_EQ(fault([](Folder& f) { f.config["relative_attention_max_distance"] = 4; }),
+            "DIR/config.json: 'relative_attention_max_distance' 4 is not above half of "
+            "'relative_attention_num_buckets' 8");
+  EXPECT_EQ(
+      fault([](Folder& f) { f.config["feed_forward_proj"] = "gated-mish"; }),
+      "DIR/config.json: 'feed_forward_proj' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, "
+      "silu, swish");
+  EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "umt5"; }),
+            "DIR/config.json: 'model_type' is \"umt5\", expected t5");
+}
+
+}  // namespace
