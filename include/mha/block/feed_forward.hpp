@@ -14,18 +14,12 @@
 #include "../policy/activation.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
+#include "feed_forward_config.hpp"
 #include "initialize.hpp"
 #include "linear.hpp"
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-/// The sizes of a FeedForward.
-struct FeedForwardConfig {
-  Index d_model = 0;   ///< the width of its rows and of its results
-  Index d_hidden = 0;  ///< the width between its two products
-  bool bias = true;    ///< whether both products add one
-};
 
 /// The feed-forward of a transformer block: a Linear up with an activation, or a gated pair, and one down.
 ///

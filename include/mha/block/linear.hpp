@@ -47,14 +47,6 @@ template <class T, class V, class... Rest> T given_or_default(const V& first, co
     return given_or_default<T>(rest...);
 }
 
-/// "gelu", "functor", "gated silu"
-template <class F> std::string activation_name() {
-  if constexpr (is_gated<F>)
-    return std::string("gated ") + policy_name<decltype(F::activation)>();
-  else
-    return policy_name<F>();
-}
-
 /// The sentences for the template arguments of a Linear or a FeedForward.
 template <class B, class F> constexpr bool check_linear_types() {
   static_assert(is_defined<B> && !std::same_as<B, NoBackend<true>>,

@@ -7,12 +7,12 @@
 #include <string_view>
 #include <utility>
 
-#include "../block/feed_forward.hpp"
-#include "../block/linear.hpp"
-#include "../block/norm.hpp"
+#include "../block/feed_forward_config.hpp"
+#include "../block/norm_weights.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
 #include "../layer/config.hpp"
+#include "../policy/activation.hpp"
 #include "config_file.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../block/linear_weights.hpp"
-#include "../block/norm.hpp"
+#include "../block/norm_weights.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"

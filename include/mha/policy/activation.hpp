@@ -2,9 +2,11 @@
 #pragma once
 
 #include <concepts>
+#include <string>
 #include <type_traits>
 
 #include "../core/dual.hpp"
+#include "role.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -113,6 +115,14 @@ using GeGlu = Gated<Gelu>;
 namespace detail {
 template <class F> inline constexpr bool is_gated = false;
 template <class F> inline constexpr bool is_gated<Gated<F>> = true;
+
+/// "gelu", "functor", "gated silu"
+template <class F> std::string activation_name() {
+  if constexpr (is_gated<F>)
+    return std::string("gated ") + policy_name<decltype(F::activation)>();
+  else
+    return policy_name<F>();
+}
 }  // namespace detail
 
 /// What happens to each result of a product:

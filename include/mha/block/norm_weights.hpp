@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "../core/check.hpp"
+#include "../core/view.hpp"
+#include "weight_view.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// What a norm is made of.
+struct NormConfig {
+  Index width = 0;              ///< E, of the rows
+  std::optional<double> eps{};  ///< beneath the root: 1e-5 for LayerNorm, 1e-6 for RmsNorm if not given
+  std::optional<bool> bias{};   ///< with one for LayerNorm, without for RmsNorm if not given
+  bool zero_centered = false;   ///< the weight is stored less 1, as in Gemma's checkpoints: n · (1 + weight)
+};
+
+/// Named views of a norm's parameters.
+///
+/// Shapes    weight (E)  bias (E), null data without one
+template <class T> struct NormViews {
+  TensorView<T, 1> weight, bias;
+  std::span<T> all;
+
+  /// Every number in one row, for an optimiser.
+  ///
+  /// Errors    ShapeError if they are borrowed: those have names only
+  std::span<T> flat() const {
+    detail::require(!all.empty(),
+                    "parameters: the weights are borrowed and need not lie in one row, so flat() has nothing to show: "
+                    "read them by name");
+    return all;
+  }
+};
+
+/// Parameters of a norm that stay where they are.
+///
+/// Shapes    weight, bias (E)
+template <class T> struct BorrowedNorm { WeightView<T, 1> weight{}, bias{}; };
+
+}  // namespace mha::inline MHA_NAMESPACE
