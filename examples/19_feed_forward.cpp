@@ -5,7 +5,7 @@
 // The maths   GPT-2     y = x + Gelu(x W_up + b_up) W_down + b_down
 //             LLaMA     y = x + (Silu(x W_gate) ∘ (x W_up)) W_down
 // Symbols     E = 24 model width, H = 64 hidden width; x, y (L, E)  W_up, W_gate (E, H)  W_down (H, E)
-// Output      five lines that end in "yes", and what a call costs
+// Output      six lines that end in "yes", and what a call costs
 // Next        20_transformer_block.cpp
 #include <cmath>
 #include <cstdio>
@@ -99,6 +99,17 @@ int main() {
   const double s = double(x.row(1).dot(stored.row(3)) + bias(3)), relu = std::fmax(s, 0.);
   const Eigen::MatrixXf squared = own(x);
   check("an activation of your own", std::abs(double(squared(1, 3)) - relu * relu) < 1e-5);
+
+  // A checkpoint in bfloat16 stays so: half the memory, and a single row takes half the time.
+  mha::Tensor<mha::bfloat16, 2> checkpoint(H, E);  // (out, in)
+  for (int i = 0; i < H; ++i)
+    for (int j = 0; j < E; ++j) checkpoint(i, j) = mha::bfloat16(stored(i, j));
+  mha::Linear<float> narrow({.inputs = E, .outputs = H, .bias = false});
+  narrow.borrow(mha::BorrowedLinear<mha::bfloat16>{.weight = mha::transposed(checkpoint.view())});
+  const Eigen::MatrixXf z = narrow(x);
+  double sum = 0;
+  for (int e = 0; e < E; ++e) sum += double(x(2, e)) * double(float(checkpoint(5, e)));
+  check("float rows by bfloat16 weights", std::abs(sum - double(z(2, 5))) < 1e-5);
 
   std::printf("\n%s", llama.explain(L).c_str());
   return failures == 0 ? 0 : 1;

@@ -2,3 +2,4 @@
 #include <mha/compiled/cpu.hpp>
 
 MHA_CPU_SCALAR(, float, mha::half)
+MHA_CPU_NARROW(, float, mha::half)

@@ -132,7 +132,8 @@ struct Support {
 /// Optional, both of:
 ///   auto pack(std::span<const DenseWeights<T>>) const     movable, owns its memory, tells `size_t bytes() const`
 ///   void gemm(const PackedGemmCall<T, Packed>&, Workspace&) const
-/// A layer packs its matrices once, of whatever K each; the parts of one call share theirs. With both, optional too:
+/// A layer packs its matrices once, of whatever K each; the parts of one call share theirs. If it takes rows of float
+/// by weights packed of half or bfloat16, a layer keeps borrowed ones so. With both, optional too:
 ///   void gemm(const PackedGemmCall<T, Packed>&, const Epilogue<T, Activation>&, Workspace&) const
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
 /// softmax, over 0 in the host's memory and over anything in another (backend/weights.hpp has it as items);
@@ -205,6 +206,14 @@ template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
 };
 
 }  // namespace detail
+
+/// One that multiplies rows of T by weights packed of W, which it converts as it reads them.
+template <class B, class T, class W>
+concept WidensWeights = PacksWeights<B, W> &&
+    requires(const B backend, const PackedGemmCall<T, typename detail::PackedBy<W, B>::type>& call,
+             typename B::Workspace& workspace) {
+  backend.gemm(call, workspace);
+};
 
 /// One that also applies an epilogue before it stores the results.
 template <class B, class T, class Activation>

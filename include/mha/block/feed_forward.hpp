@@ -61,10 +61,11 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
 
   /// Draws the weights of both, the seed of down made from that of up.
   ///
-  /// Errors    ShapeError if the weights of one are borrowed; nothing changes then
+  /// Errors    ShapeError if the weights of one are borrowed or dropped; nothing changes then
   void initialize(const XavierUniform& draw) {
-    for (const auto& [name, borrowed] : {std::pair{"up", up_.borrows()}, std::pair{"down", down_.borrows()}})
-      detail::require(!borrowed, "initialize: the weights of ", name, "() are borrowed, so they cannot be written");
+    for (const auto& [name, why] : {std::pair{"up", up_.unwritable()}, std::pair{"down", down_.unwritable()}})
+      detail::require(why == nullptr, "initialize: the weights of ", name, "() are ", why,
+                      ", so they cannot be written");
     constexpr std::uint64_t another = 0x9e3779b97f4a7c15;
     up_.initialize(draw);
     down_.initialize(XavierUniform{.seed = draw.seed ^ another, .gain = draw.gain});
@@ -93,6 +94,14 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   // Refused in one sentence.
   template <class X, class... Extra>
   requires(!SequenceOf<X, T>) detail::Refused operator()(X&&, Extra&&...) const { return detail::refuse_rows<T, X>(); }
+
+  /// What Linear::drop_unpacked() does, for both.
+  void drop_unpacked() {
+    up_.require_weights("drop_unpacked: up()");
+    down_.require_weights("drop_unpacked: down()");
+    up_.drop_unpacked();
+    down_.drop_unpacked();
+  }
 
   /// What a call on this many rows costs; the activation is not counted.
   ///

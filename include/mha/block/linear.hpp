@@ -23,6 +23,7 @@
 #include "cost.hpp"
 #include "linear_product.hpp"
 #include "linear_weights.hpp"
+#include "narrow_weights.hpp"
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -145,14 +146,14 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   const On& backend() const { return backend_; }
   const F& activation() const { return activation_; }
 
-  /// Read-only named views of the weights; null data while there are none.
+  /// Read-only named views of the weights; null data while there are none, or the packed ones alone.
   [[nodiscard]] LinearViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
 
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
   /// here and in borrow(), once for all calls.
   ///
-  /// Errors    ShapeError if the weights are borrowed
+  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
   template <class Change> void update(Change&& f) {
     const auto p = parameters_.writable();
     products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
@@ -178,6 +179,44 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   void borrow(const Views& weights, std::shared_ptr<const void> keep_alive = nullptr) {
     parameters_.borrow(weights, std::move(keep_alive),
                        [&](const LinearViews<const T>& w) { products_ = Products(backend_, w); });
+  }
+
+  /// Weights in half or bfloat16 under float or double: linear.borrow(mha::BorrowedLinear<mha::bfloat16>{.weight = …}).
+  /// Cpu packs them in their own 16 bits and widens them as it multiplies; another backend gets them as T. They are
+  /// read here only, and `keep_alive` is let go.
+  ///
+  /// Bits      those of the same weights borrowed in T
+  /// Memory    that of packed weights alone, on Reference and EigenCpu that of a copy in T
+  /// Errors    as above
+  template <class W>
+  requires(!std::same_as<W, T>) void borrow(const BorrowedLinear<W>& w, std::shared_ptr<const void> = nullptr) {
+    borrow(LinearViews<const W>{w.weight, w.bias, w.gate, w.gate_bias, {}});
+  }
+  template <class W>
+  requires(!std::same_as<W, T>) void borrow(const LinearViews<const W>& weights,
+                                            std::shared_ptr<const void> = nullptr) {
+    if constexpr (detail::check_narrow<T, W>()) {
+      const LinearViews<const W> w = parameters_.checked(weights);
+      if constexpr (WidensWeights<On, T, W>) {
+        products_ = Products::of_narrow(backend_, w);
+        parameters_.keep_packed_alone();
+      } else {
+        const auto copy = std::make_shared<Tensor<T, 1>>();
+        borrow(parameters_.widened(w, *copy), copy);
+        if (products_.packed()) parameters_.keep_packed_alone();
+      }
+    }
+  }
+
+  /// Frees the Linear's own weights, or lets go of those that it borrows: those that the backend packed are enough for
+  /// every call. Nothing can be read by parameters() or written by update() then, until weights are borrowed.
+  ///
+  /// Errors    ShapeError if there are no weights, or the backend does not pack them, as Reference and EigenCpu
+  void drop_unpacked() {
+    require_weights("drop_unpacked");
+    detail::require(products_.packed(), "drop_unpacked: ", On::name, " reads the Linear's ", parameter_count(),
+                    " parameters where they are, expected a backend that packs them");
+    parameters_.keep_packed_alone();
   }
 
   /// The rows of x through the Linear.
@@ -209,8 +248,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Errors    ShapeError if rows is negative
   [[nodiscard]] StageCost cost(Index rows) const {
     detail::require(rows >= 0, "cost: rows is ", rows, ", it must be at least 0");
-    const double n = rows, in = config().inputs, out = config().outputs, all = double(parameter_count());
-    return {parameter_count(), 2 * n * in * out * (gated ? 2 : 1), sizeof(T) * (all + n * (in + out))};
+    const double n = rows, in = config().inputs, out = config().outputs, numbers = in * out * (gated ? 2 : 1);
+    const double biases = double(parameter_count()) - numbers, read = double(products_.weight_size()) * numbers;
+    return {parameter_count(), 2 * n * numbers, read + sizeof(T) * (biases + n * (in + out))};
   }
 
   /// The product, weights, activation and kernel of such a call, one fact a line.
@@ -218,11 +258,15 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
     const StageCost c = cost(rows);
     const LinearConfig& sizes = config();
+    const std::string packed = products_.bytes() > 0 ? "packed in " + n(products_.bytes()) + " bytes" : "";
     std::string weights = parameters_.borrowed() ? "borrowed" : parameters_.present() ? "owned" : "none yet";
-    if (products_.bytes() > 0) weights += ", packed in " + n(products_.bytes()) + " bytes";
+    if (parameters_.packed_alone())
+      weights = packed + " alone";
+    else if (!packed.empty())
+      weights += ", " + packed;
     return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
            ")" + (gated ? ", twice, " : ", ") + std::to_string(c.flop * 1e-9) + " GFLOP, " + n(c.bytes) + " bytes" +  //
-           "\nweights:     " + n(c.parameters) + " " + detail::scalar_name<T>() + ", " + weights +                    //
+           "\nweights:     " + n(c.parameters) + " " + products_.weight_scalar() + ", " + weights +                   //
            "\nactivation:  " + detail::activation_name<F>() +                                                         //
            "\nkernel:      " + std::string(On::name) +
            (FusesEpilogue<On, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
@@ -231,7 +275,10 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
  private:
   template <class, class, class> friend class FeedForward;
 
-  bool borrows() const { return parameters_.borrowed(); }
+  /// Why the weights cannot be written, null if they can.
+  const char* unwritable() const {
+    return parameters_.packed_alone() ? "packed alone" : parameters_.borrowed() ? "borrowed" : nullptr;
+  }
 
   // Everything is checked before anything is computed.
   void require_weights(const char* call) const {

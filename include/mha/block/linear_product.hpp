@@ -15,6 +15,7 @@
 #include "../core/view.hpp"
 #include "../policy/activation.hpp"
 #include "linear_weights.hpp"
+#include "narrow_weights.hpp"
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -49,11 +50,13 @@ requires requires { B::side_by_side; }
 constexpr bool parts_beside<B> = B::side_by_side;
 
 /// The product of a Linear with what follows it: in one pass where the backend fuses them, else one after the other;
-/// by weights that its backend packed once, where it packs, else by the weights as they lie.
+/// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights as they
+/// lie.
 ///
 /// Copies share what was packed, which nobody changes.
 template <class T, class B, class F> class LinearProduct {
   using Packed = typename PackedBy<T, B>::type;
+  using Narrow = NarrowWeights<T, B, F>;
   using Workspace = typename B::Workspace;
   static constexpr bool gated = is_gated<F>;
   static constexpr std::size_t parts = gated ? 2 : 1;
@@ -67,9 +70,26 @@ template <class T, class B, class F> class LinearProduct {
       packed_ = std::make_shared<const Packed>(backend.pack(std::span<const DenseWeights<T>>(both).last(parts)));
     }
   }
+  /// By weights that stay in W.
+  template <class W>
+  requires(WidensWeights<B, T, W>) static LinearProduct of_narrow(const B& backend, const LinearViews<const W>& w) {
+    const DenseWeights<W> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
+    LinearProduct product;
+    product.narrow_ = std::make_shared<const NarrowWeightsOf<T, B, F, W>>(
+        backend, std::span<const DenseWeights<W>>(both).last(parts));
+    return product;
+  }
+
+  /// Whether the weights are packed, so that nobody reads the others again.
+  bool packed() const { return packed_ != nullptr || narrow_ != nullptr; }
+
+  /// The scalar that the matrices are read in.
+  const char* weight_scalar() const { return narrow_ != nullptr ? narrow_->scalar_name : scalar_name<T>(); }
+  std::size_t weight_size() const { return narrow_ != nullptr ? narrow_->scalar_size : sizeof(T); }
 
   /// Bytes that packed weights take beside the weights themselves.
   std::size_t bytes() const {
+    if (narrow_ != nullptr) return narrow_->bytes();
     if constexpr (PacksWeights<B, T>)
       if (packed_ != nullptr) return packed_->bytes();
     return 0;
@@ -109,6 +129,8 @@ template <class T, class B, class F> class LinearProduct {
                 const TensorView<const T, 2>& residual, const F& activation, const LinearViews<const T>& w,
                 Frame& frame, Workspace& workspace) const {
     if (plain && residual.data == nullptr) return multiply(backend, x, {&to, 1}, w, workspace);
+    if (narrow_ != nullptr && narrow_->multiply(backend, x, to, Epilogue<T, F>{activation, residual}, workspace))
+      return;
     if constexpr (FusesEpilogue<B, T, F>)
       if (packed_ != nullptr)
         return backend.gemm(PackedGemmCall<T, Packed>{x, *packed_, 0, {&to, 1}}, Epilogue<T, F>{activation, residual},
@@ -136,6 +158,7 @@ template <class T, class B, class F> class LinearProduct {
   /// to[i] = x · matrix i with its bias, the gate's first.
   void multiply(const B& backend, const TensorView<const T, 2>& x, std::span<const TensorView<T, 2>> to,
                 const LinearViews<const T>& w, Workspace& workspace) const {
+    if (narrow_ != nullptr) return narrow_->multiply(backend, x, 0, to, workspace);
     if constexpr (PacksWeights<B, T>)
       if (packed_ != nullptr) return backend.gemm(PackedGemmCall<T, Packed>{x, *packed_, 0, to}, workspace);
     if constexpr (computes_on_host<B>) {
@@ -149,6 +172,7 @@ template <class T, class B, class F> class LinearProduct {
   }
 
   std::shared_ptr<const Packed> packed_;
+  std::shared_ptr<const Narrow> narrow_;  // instead of packed_
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

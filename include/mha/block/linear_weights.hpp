@@ -51,7 +51,8 @@ struct LinearConfig {
 
 /// Named views of a Linear's parameters.
 ///
-/// Shapes    weight (in, out)  bias (out)  gate (in, out), gate_bias (out) with Gated<F>; null data for what it has not
+/// Shapes    weight (in, out)  bias (out)  gate (in, out), gate_bias (out) with Gated<F>; null data for what it has
+///           not, and for all while there are no weights or the packed ones alone
 template <class T> struct LinearViews {
   TensorView<T, 2> weight;
   TensorView<T, 1> bias;
@@ -68,6 +69,7 @@ template <class T> struct LinearViews {
 /// Weights of a Linear that stay where they are; pass mha::transposed(view) for a matrix that is stored (out, in).
 ///
 /// Shapes    those of LinearViews
+/// Scalars   the Linear's own; or half or bfloat16 under float or double
 template <class T> struct BorrowedLinear {
   WeightView<T, 2> weight{};
   WeightView<T, 1> bias{};
@@ -90,8 +92,10 @@ template <class T, bool gated> class LinearParameters {
   }
 
   const LinearConfig& config() const { return config_; }
-  bool present() const { return borrowed() || own_.size() > 0; }
+  bool present() const { return packed_alone_ || borrowed() || own_.size() > 0; }
   bool borrowed() const { return borrowed_ != nullptr; }
+  /// Whether there are weights, but none except those that the backend packed.
+  bool packed_alone() const { return packed_alone_; }
 
   /// How many numbers the parameters are.
   std::int64_t size() const {
@@ -104,6 +108,8 @@ template <class T, bool gated> class LinearParameters {
 
   /// The parameters to write, zero at first.
   LinearViews<T> writable() {
+    require(!packed_alone_, "update: of the Linear's ", size(),
+            " parameters only the packed ones are left, so they cannot be written");
     require(!borrowed(), "update: the Linear's ", size(), " parameters are borrowed, so they cannot be written");
     if (own_.size() == 0) {
       require(size() <= std::numeric_limits<Index>::max(), "update: the Linear has ", size(),
@@ -116,21 +122,55 @@ template <class T, bool gated> class LinearParameters {
   /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that
   /// are borrowed already holds them on, if they are borrowed again.
   template <class F> void borrow(LinearViews<const T> w, std::shared_ptr<const void> keep_alive, const F& before) {
-    const Index bias = config_.bias ? config_.outputs : 0;
-    check_borrowed("weight", w.weight, config_.inputs, config_.outputs);
-    check_borrowed("bias", w.bias, bias);
-    check_borrowed("gate", w.gate, gated ? config_.inputs : 0, gated ? config_.outputs : 0);
-    check_borrowed("gate bias", w.gate_bias, gated ? bias : 0);
+    w = checked(w);
     require_foreign(w.weight, w.bias, w.gate, w.gate_bias);
-    w.all = {};
-    for (auto* vector : {&w.bias, &w.gate_bias})
-      if (vector->extent[0] == 0) *vector = {};  // null data is what says that there is none
     if (borrowed() && keep_alive == nullptr && meets_borrowed(w.weight, w.bias, w.gate, w.gate_bias))
       keep_alive = borrowed_->keep_alive;
     auto next = std::make_shared<const Borrowed>(Borrowed{w, std::move(keep_alive)});
     before(w);
     own_ = {};
     borrowed_ = std::move(next);
+    packed_alone_ = false;
+  }
+
+  /// Views of weights in any scalar that have the configuration's shape, null data where there is no bias.
+  template <class W> LinearViews<const W> checked(LinearViews<const W> w) const {
+    const Index bias = config_.bias ? config_.outputs : 0;
+    check_borrowed("weight", w.weight, config_.inputs, config_.outputs);
+    check_borrowed("bias", w.bias, bias);
+    check_borrowed("gate", w.gate, gated ? config_.inputs : 0, gated ? config_.outputs : 0);
+    check_borrowed("gate bias", w.gate_bias, gated ? bias : 0);
+    w.all = {};
+    for (auto* vector : {&w.bias, &w.gate_bias})
+      if (vector->extent[0] == 0) *vector = {};
+    return w;
+  }
+
+  /// Views of `copy`, which takes the numbers of checked weights in another scalar.
+  template <class W> LinearViews<const T> widened(const LinearViews<const W>& from, Tensor<T, 1>& copy) const {
+    require(size() <= std::numeric_limits<Index>::max(), "borrow: the Linear has ", size(),
+            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max());
+    copy = Tensor<T, 1>(static_cast<Index>(size()));
+    const LinearViews<T> to = carve<T>(copy.data(), copy.size());
+    const auto widen = [](const TensorView<const W, 2>& w, const TensorView<T, 2>& wide) {
+      for (Index i = 0; i < wide.extent[0]; ++i)
+        for (Index j = 0; j < wide.extent[1]; ++j) wide(i, j) = static_cast<T>(w(i, j));
+    };
+    const auto widen_row = [](const TensorView<const W, 1>& w, const TensorView<T, 1>& wide) {
+      for (Index j = 0; j < wide.extent[0]; ++j) wide(j) = static_cast<T>(w(j));
+    };
+    widen(from.weight, to.weight);
+    widen_row(from.bias, to.bias);
+    widen(from.gate, to.gate);
+    widen_row(from.gate_bias, to.gate_bias);
+    return {to.weight, to.bias, to.gate, to.gate_bias, {}};
+  }
+
+  /// The packed weights are enough: forgets its own, or those that it borrows.
+  void keep_packed_alone() {
+    own_ = {};
+    borrowed_ = nullptr;
+    packed_alone_ = true;
   }
 
  private:
@@ -173,6 +213,7 @@ template <class T, bool gated> class LinearParameters {
   LinearConfig config_;
   Tensor<T, 1> own_;
   std::shared_ptr<const Borrowed> borrowed_;  // null when they are its own
+  bool packed_alone_ = false;
 };
 
 }  // namespace detail

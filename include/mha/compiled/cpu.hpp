@@ -46,6 +46,12 @@
       const mha::Config&, const mha::TensorView<const T, 3>&, const mha::TensorView<const T, 3>&, bool,                \
       mha::Workspace::Frame&);
 
+#define MHA_CPU_NARROW_CALLS(Extern, T, W, Threads)                                                        \
+  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                      \
+                                                  const mha::detail::cpu::PackedColumns<W>&,               \
+                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&, \
+                                                  const Threads&, const mha::detail::simd::AnyEpilogue<T>&);
+
 #define MHA_LAYER_PARTS(Extern, T)                                                                           \
   Extern template void mha::XavierUniform::operator()(const mha::ParameterViews<T>&) const;                  \
   Extern template mha::CallShape mha::detail::checked_shape(                                                 \
@@ -62,13 +68,20 @@
   MHA_CPU_CALLS(Extern, T, mha::Serial)     \
   MHA_LAYER_PARTS(Extern, T)
 
-#define MHA_CPU_KERNELS(Extern)            \
-  MHA_CPU_TILES(Extern, float)             \
-  MHA_CPU_TILES(Extern, double)            \
-  MHA_CPU_SCALAR(Extern, float, float)     \
-  MHA_CPU_SCALAR(Extern, double, double)   \
-  MHA_CPU_SCALAR(Extern, float, mha::half) \
-  MHA_CPU_SCALAR(Extern, float, mha::bfloat16)
+/// Weights of W under activations of T.
+#define MHA_CPU_NARROW(Extern, T, W)                  \
+  MHA_CPU_NARROW_CALLS(Extern, T, W, mha::ThreadPool) \
+  MHA_CPU_NARROW_CALLS(Extern, T, W, mha::Serial)
+
+#define MHA_CPU_KERNELS(Extern)                \
+  MHA_CPU_TILES(Extern, float)                 \
+  MHA_CPU_TILES(Extern, double)                \
+  MHA_CPU_SCALAR(Extern, float, float)         \
+  MHA_CPU_SCALAR(Extern, double, double)       \
+  MHA_CPU_SCALAR(Extern, float, mha::half)     \
+  MHA_CPU_SCALAR(Extern, float, mha::bfloat16) \
+  MHA_CPU_NARROW(Extern, float, mha::half)     \
+  MHA_CPU_NARROW(Extern, float, mha::bfloat16)
 
 #if MHA_KERNELS_ELSEWHERE
 MHA_CPU_KERNELS(extern)

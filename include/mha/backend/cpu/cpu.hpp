@@ -52,16 +52,21 @@ template <Executor Threads> class CpuWith {
   template <class T>
   requires(computes<T>) detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts)
   const { return {parts, threads_}; }
-  template <class T>
-  void gemm(const PackedGemmCall<T, detail::cpu::PackedWeights<T>>& call, Workspace& workspace) const {
+  /// Rows of T by weights packed from W of the same accumulator, such as bfloat16 weights under float.
+  ///
+  /// Numerics  the bits of weights that were converted to T first, where T is the accumulator
+  template <class T, class W>
+  requires(std::is_same_v<Accumulator<T>, Accumulator<W>>) void gemm(
+      const PackedGemmCall<T, detail::cpu::PackedWeights<W>>& call, Workspace& workspace) const {
     detail::cpu::gemm(call, workspace, threads_);
   }
   /// The same with an epilogue on the accumulators, while they are in the cache.
   ///
   /// Numerics  the activation and the residual are computed in the accumulator's precision and rounded once
-  template <class T, class F>
-  void gemm(const PackedGemmCall<T, detail::cpu::PackedWeights<T>>& call, const Epilogue<T, F>& epilogue,
-            Workspace& workspace) const {
+  template <class T, class W, class F>
+  requires(std::is_same_v<Accumulator<T>, Accumulator<W>>) void gemm(
+      const PackedGemmCall<T, detail::cpu::PackedWeights<W>>& call, const Epilogue<T, F>& epilogue,
+      Workspace& workspace) const {
     if constexpr (detail::check_activation<F>())
       detail::cpu::gemm(call, workspace, threads_, detail::simd::AnyEpilogue<T>(epilogue, current_isa()));
   }

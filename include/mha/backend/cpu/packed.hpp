@@ -82,6 +82,7 @@ template <class T> class PackedWeights {
 
 /// Parts first, first + 1, … as the columns of a product.
 template <class T> struct PackedColumns {
+  using Stored = T;
   const PackedWeights<T>& weights;
   Index first;
 
@@ -90,10 +91,11 @@ template <class T> struct PackedColumns {
   static constexpr bool uses_scratch = false;
 };
 
-template <class T, class Threads>
-void gemm(const PackedGemmCall<T, PackedWeights<T>>& call, Workspace& workspace, const Threads& threads,
+/// A product of rows of T by weights stored in W.
+template <class T, class W, class Threads>
+void gemm(const PackedGemmCall<T, PackedWeights<W>>& call, Workspace& workspace, const Threads& threads,
           const simd::AnyEpilogue<T>& epilogue = {}) {
-  multiply<T>(call.a, PackedColumns<T>{call.weights, call.first}, call.c, workspace, threads, epilogue);
+  multiply<T>(call.a, PackedColumns<W>{call.weights, call.first}, call.c, workspace, threads, epilogue);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

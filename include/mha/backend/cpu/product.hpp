@@ -47,6 +47,7 @@ template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p
 /// One matrix as the columns of a product, its panels packed while they are used; for a single row it is read where it
 /// lies if its rows are contiguous.
 template <class T> struct LooseColumns {
+  using Stored = T;
   TensorView<const T, 2> matrix;
   const Accumulator<T>* biases;  // (panels, panel_columns), null for none
 
@@ -65,12 +66,15 @@ template <class T> struct LooseColumns {
 /// end with the epilogue of their results. Of a gated one, parts 0 and 1 are the gate and what it is applied to: a
 /// group has the same panels of both, and c is one.
 ///
-/// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part; bias(part, p), null for none; if it
-///           uses_scratch, lies_in_rows(): one row may meet its `matrix` as it is
+/// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part, numbers of its type Stored, whose
+///           accumulator is T's; bias(part, p), null for none; if it uses_scratch, lies_in_rows(): one row may meet its
+///           `matrix` as it is
 /// Numerics  per block of depth_block one chain from 0, then added to what came before: the bits of an element do not
 ///           depend on the tasks, on the other rows, or on how anything lies in memory
 template <class T, class Columns> class DenseProduct {
   using A = Accumulator<T>;
+  using S = typename Columns::Stored;
+  static_assert(std::is_same_v<Accumulator<S>, A>);
 
  public:
   DenseProduct(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
@@ -79,7 +83,7 @@ template <class T, class Columns> class DenseProduct {
         a_(a),
         columns_(columns),
         c_(c),
-        kernel_(simd::panel_kernel<A, T>(isa)),
+        kernel_(simd::panel_kernel<A, S>(isa)),
         wide_kernel_(simd::panel_kernel<A, A>(isa)),
         isa_(isa) {
     if constexpr (Columns::uses_scratch) in_rows_ = rows() == 1 && columns.lies_in_rows();
@@ -117,7 +121,7 @@ template <class T, class Columns> class DenseProduct {
     for (Index k = 0; k < depth(); k += depth_block) pack_rows(0, rows(), k, shared + shared_at(k));
   }
 
-  void run(Index task, A* scratch, T* panel_scratch) const {
+  void run(Index task, A* scratch, S* panel_scratch) const {
     const Index first_row = task / groups_ * most_rows, n = std::min(most_rows, rows() - first_row);
     const Index begin = task % groups_ * group_panels_, end = std::min(begin + group_panels_, panels_);
     A* const slots = scratch + packed_rows();
@@ -142,8 +146,8 @@ template <class T, class Columns> class DenseProduct {
         const bool side_by_side = n == 1 && takes_side_by_side(part, p, left);
         done = slot + (side_by_side ? simd::row_panels : 1);
         for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
-          const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
-          const T* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
+          const S* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
+          const S* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
           add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n, wide,
               side_by_side ? std::ptrdiff_t{depth()} * panel_columns<T> : 0);
         }
@@ -153,12 +157,12 @@ template <class T, class Columns> class DenseProduct {
       // Many rows: a block of them meets every panel before the next depth.
       for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
         const Rows rows = own_rows(first_row, n, k, scratch);
-        const T* first_panel = nullptr;
+        const S* first_panel = nullptr;
         for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
-          const T* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
+          const S* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           if (slot == 0) first_panel = panel;
           const bool is_last = slot + 1 == (end - begin) * pieces();
-          const T* const next = is_last ? first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>
+          const S* const next = is_last ? first_panel + std::ptrdiff_t{depth_block} * panel_columns<T>
                                         : panel + std::ptrdiff_t{depth()} * panel_columns<T>;
           add(part, p, k, rows, panel, next, target(part, p, slot, first_row, slots), n, wide);
           if (k + depth_block >= depth()) finish(part, p, slot);
@@ -211,7 +215,7 @@ template <class T, class Columns> class DenseProduct {
   /// Where in a worker's scratch a panel in accumulator precision lies, after the rows and the results.
   std::size_t wide_panel() const { return packed_rows() + (in_rows_ ? 2 * group_columns() : slots() * slot_size()); }
   std::size_t wide_panel_size() const {
-    return std::is_same_v<T, A> || block_rows_ <= most_rows_widening ? 0 : size(depth_block) * size(panel_columns<T>);
+    return std::is_same_v<S, A> || block_rows_ <= most_rows_widening ? 0 : size(depth_block) * size(panel_columns<T>);
   }
 
   /// Columns of panel p of a part.
@@ -249,15 +253,17 @@ template <class T, class Columns> class DenseProduct {
 
   /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias. Many rows meet the
   /// panel as it stands in `wide`.
-  void add(Index part, Index p, Index k, const Rows& rows, const T* panel, const T* next, const Target& to, Index n,
+  void add(Index part, Index p, Index k, const Rows& rows, const S* panel, const S* next, const Target& to, Index n,
            A* wide, std::ptrdiff_t side_by_side = 0) const {
     const A* const before = k == 0 ? columns_.bias(part, p) : to.c;
     const std::ptrdiff_t stride = k == 0 ? 0 : to.stride;
     const Index depth = depth_at(k), columns = count(part, p);
-    if constexpr (!std::is_same_v<T, A>)
+    if constexpr (!std::is_same_v<S, A>)
       if (n > most_rows_widening) {
         simd::widen(isa_, panel, panel_columns<T>, depth, panel_columns<T>, wide);
-        wide_kernel_({rows.data, rows.stride, wide, wide, before, stride, to.c, to.stride, n, depth, columns, 0});
+        constexpr std::ptrdiff_t row = panel_columns<T> * static_cast<std::ptrdiff_t>(sizeof(S));
+        wide_kernel_({rows.data, rows.stride, wide, Columns::uses_scratch ? panel : next, before, stride, to.c,
+                      to.stride, n, depth, columns, 0, row});
         return;
       }
     kernel_({rows.data, rows.stride, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n,
@@ -325,7 +331,7 @@ template <class T, class Columns> class DenseProduct {
   const TensorView<const T, 2> a_;
   const Columns& columns_;
   const std::span<const TensorView<T, 2>> c_;
-  const simd::PanelKernel<A, T> kernel_;
+  const simd::PanelKernel<A, S> kernel_;
   const simd::PanelKernel<A, A> wide_kernel_;
   const IsaLevel isa_;
   Index panels_ = 0, grain_ = 1, row_blocks_ = 0, block_rows_ = 0, groups_ = 0, group_panels_ = 0;
@@ -349,7 +355,8 @@ void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span
   auto frame = workspace.frame();
   product.prepare(frame.template take<A>(product.shared()));
   A* const scratch = frame.template take<A>(product.scratch() * static_cast<std::size_t>(workers));
-  T* const panels = frame.template take<T>(product.panel_scratch() * static_cast<std::size_t>(workers));
+  using Stored = typename Columns::Stored;
+  Stored* const panels = frame.template take<Stored>(product.panel_scratch() * static_cast<std::size_t>(workers));
   const auto task = [&](Index index, Index worker) MHA_NO_INLINE {
     const auto w = static_cast<std::size_t>(worker);
     product.run(index, scratch + product.scratch() * w, panels + product.panel_scratch() * w);

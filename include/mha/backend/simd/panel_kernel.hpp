@@ -26,7 +26,7 @@ template <class A, class S> struct PanelArgs {
   const A* rows;
   std::ptrdiff_t rows_stride;
   const S* panel;
-  const S* next;  ///< the panel wanted after this one: fetched to the second-level cache meanwhile
+  const void* next;  ///< the panel wanted after this one: fetched to the second-level cache meanwhile
   const A* before;
   std::ptrdiff_t before_stride;
   A* c;
@@ -34,6 +34,7 @@ template <class A, class S> struct PanelArgs {
   Index n, depth;
   Index columns;                    ///< written ones of a panel, rounded up to a multiple of panel_grain
   std::ptrdiff_t side_by_side = 0;  ///< if not 0: one row meets row_panels whole panels, so many elements apart
+  std::ptrdiff_t next_row = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S));  ///< bytes of a row of next
 };
 
 /// Registers of columns that are computed at a time: three, then what is left of a panel.
@@ -140,8 +141,8 @@ template <class A, class S> struct PanelBody {
     const Index tiles = p.n / most + (all_heights ? (left > 0 ? 1 : 0) : std::popcount(static_cast<unsigned>(left)));
     if (tiles == 0) return;
     // Each tile fetches its share, register by register of a row: all at once would wait for memory in the first.
-    const std::ptrdiff_t step = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S)) / Vectors / tiles;
-    const char* next = reinterpret_cast<const char*>(p.next);
+    const std::ptrdiff_t step = p.next_row / Vectors / tiles;
+    const char* next = static_cast<const char*>(p.next);
     for (Index t = 0, first = 0; t < tiles; ++t, next += step * Vectors * p.depth) {
       const Index more = p.n - first;
       const Index rows = all_heights

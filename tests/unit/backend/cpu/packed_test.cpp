@@ -374,6 +374,49 @@ TYPED_TEST(PackedProduct, WithoutAnEpilogueIsTheSameProduct) {
   EXPECT_EQ(support::differing(plain, none), 0u);
 }
 
+/// Rows of float by weights of W, several groups of panels of them, as by the same numbers in float.
+template <class W> void expect_the_bits_of_wide_weights() {
+  support::Random random("narrow weights");
+  const Index k = 256 + random.below(300), n = 1152 + random.below(300);
+  Tensor<W, 2> gate(k, n), up(k, n);
+  Tensor<W, 1> bias(n);
+  random.fill(gate), random.fill(up), random.fill(bias);
+  const auto wide = [](const auto& from, auto to) {
+    for (std::size_t i = 0; i < from.size(); ++i) to.data()[i] = float(from.data()[i]);
+    return to;
+  };
+  const auto wide_gate = wide(gate, Tensor<float, 2>(k, n)), wide_up = wide(up, Tensor<float, 2>(k, n));
+  const auto wide_bias = wide(bias, Tensor<float, 1>(n));
+  const Packed<W> narrow = pack(std::vector<DenseWeights<W>>{{gate.view(), bias.view()}, {up.view(), {}}});
+  const Packed<float> same =
+      pack(std::vector<DenseWeights<float>>{{wide_gate.view(), wide_bias.view()}, {wide_up.view(), {}}});
+  EXPECT_LT(narrow.bytes(), 0.51 * double(same.bytes()));
+  const mha::CpuWith<mha::ThreadPool> threads(mha::ThreadPool(3));
+  at_every_isa([&] {
+    for (const Index m : {1, 7, 32, 33, 150}) {
+      Tensor<float, 2> a(m, k), c(m, n), d(m, n), expected(m, n), other(m, n);
+      random.fill(a);
+      mha::Workspace workspace;
+      const auto rows = std::as_const(a).view();
+      support::poison_all(c), support::poison_all(d);
+      const TensorView<float, 2> both[] = {c.view(), d.view()}, wanted[] = {expected.view(), other.view()};
+      Cpu{}.gemm(mha::PackedGemmCall<float, Packed<float>>{rows, same, 0, wanted}, workspace);
+      threads.gemm(mha::PackedGemmCall<float, Packed<W>>{rows, narrow, 0, both}, workspace);
+      EXPECT_EQ(support::differing(c, expected) + support::differing(d, other), 0u) << m << " rows";
+      support::poison_all(c);
+      const mha::Epilogue<float, mha::SwiGlu> epilogue{{}, std::as_const(other).view()};
+      Cpu{}.gemm(mha::PackedGemmCall<float, Packed<W>>{rows, narrow, 0, {both, 1}}, epilogue, workspace);
+      threads.gemm(mha::PackedGemmCall<float, Packed<float>>{rows, same, 0, {wanted, 1}}, epilogue, workspace);
+      EXPECT_EQ(support::differing(c, expected), 0u) << m << " rows, gated";
+    }
+  });
+}
+
+TEST(PackedProductOf, WeightsInSixteenBitsGivesTheBitsOfWideOnes) {
+  expect_the_bits_of_wide_weights<mha::bfloat16>();
+  expect_the_bits_of_wide_weights<mha::half>();
+}
+
 TEST(PackedProductOf, AnEpilogueIsFusedForEveryActivation) {
   static_assert(mha::FusesEpilogue<Cpu, float, mha::Gelu> && mha::FusesEpilogue<Cpu, mha::half, mha::Identity>);
   static_assert(mha::FusesEpilogue<Cpu, double, mha::SwiGlu> && mha::FusesEpilogue<mha::Cpu, mha::bfloat16, Wavy>);

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <type_traits>
+
+#include "../backend/backend.hpp"
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "../policy/activation.hpp"
+
+/// Weights in 16 bits under wider activations, as checkpoints store them.
+namespace mha::inline MHA_NAMESPACE {
+
+/// A scalar that weights are stored in alone.
+template <class W>
+concept NarrowScalar = std::same_as<W, half> || std::same_as<W, bfloat16>;
+
+namespace detail {
+
+/// The sentence for weights of W under activations of T.
+template <class T, class W> constexpr bool check_narrow() {
+  constexpr bool fits = NarrowScalar<W> && (std::is_same_v<T, float> || std::is_same_v<T, double>);
+  static_assert(fits,
+                "mha: borrow() takes weights of the layer's scalar, or half and bfloat16 ones under float or double: "
+                "convert these first (see mha/block/narrow_weights.hpp)");
+  return fits;
+}
+
+/// Weights of some narrower scalar that a backend packed, their type lost: only who packs them compiles a product by
+/// them.
+template <class T, class B, class F = Identity> class NarrowWeights {
+ public:
+  using Workspace = typename B::Workspace;
+
+  NarrowWeights(const char* scalar, std::size_t size) : scalar_name(scalar), scalar_size(size) {}
+  virtual ~NarrowWeights() = default;
+
+  virtual std::size_t bytes() const = 0;
+  /// to[i] = x · part first + i with its bias.
+  virtual void multiply(const B& backend, const TensorView<const T, 2>& x, Index first,
+                        std::span<const TensorView<T, 2>> to, Workspace& workspace) const = 0;
+  /// to = the product by the first part, or the first two, with its epilogue; false if the backend fuses them not, and
+  /// then nothing is computed.
+  virtual bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+                        const Epilogue<T, F>& epilogue, Workspace& workspace) const = 0;
+
+  const char* const scalar_name;
+  const std::size_t scalar_size;  ///< bytes
+};
+
+template <class T, class B, class F, class W> class NarrowWeightsOf final : public NarrowWeights<T, B, F> {
+  using Packed = typename PackedBy<W, B>::type;
+  using Workspace = typename B::Workspace;
+
+ public:
+  NarrowWeightsOf(const B& backend, std::span<const DenseWeights<W>> parts)
+      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), sizeof(W)), packed_(backend.pack(parts)) {}
+
+  std::size_t bytes() const override { return packed_.bytes(); }
+
+  void multiply(const B& backend, const TensorView<const T, 2>& x, Index first, std::span<const TensorView<T, 2>> to,
+                Workspace& workspace) const override {
+    backend.gemm(PackedGemmCall<T, Packed>{x, packed_, first, to}, workspace);
+  }
+
+  bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+                const Epilogue<T, F>& epilogue, Workspace& workspace) const override {
+    using Call = PackedGemmCall<T, Packed>;
+    constexpr bool fuses = requires(const Call& call) { backend.gemm(call, epilogue, workspace); };
+    if constexpr (fuses) backend.gemm(Call{x, packed_, 0, {&to, 1}}, epilogue, workspace);
+    return fuses;
+  }
+
+ private:
+  Packed packed_;
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE
