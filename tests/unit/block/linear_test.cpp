@@ -435,7 +435,8 @@ TEST(LinearBorrow, WhatIsBorrowedAgainIsHeldOn) {
   mha::Linear<float, mha::EigenCpu> linear({.inputs = 4, .outputs = 3, .bias = false});
   auto weight = std::make_shared<Tensor<float, 2>>(4, 3);
   const std::weak_ptr<Tensor<float, 2>> watch = weight;
-  linear.borrow({.weight = *weight}, std::move(weight));
+  const Tensor<float, 2>& rows = *weight;  // before `weight` is moved, in whatever order arguments are made
+  linear.borrow({.weight = rows}, std::move(weight));
   linear.borrow({.weight = linear.parameters().weight});
   EXPECT_FALSE(watch.expired());
   const Tensor<float, 2> another(4, 3);
