@@ -129,7 +129,7 @@ void search(const SentenceModel& model, const Options& o, std::ostream& out, std
   for (const Passage& p : passages) {
     texts.push_back(model.tokenise(p.searchable()));
     tokens += texts.back().ids.size();
-    full += static_cast<int>(texts.back().ids.size()) == model.encoder().config().max_tokens;
+    full += static_cast<int>(texts.back().ids.size()) == model.max_tokens();
   }
   Matrix vectors;  // (N, E)
   {
@@ -147,7 +147,7 @@ void search(const SentenceModel& model, const Options& o, std::ostream& out, std
     print_wrapped(out, p.text, 100, "   ");
   }
   if (full > 0)
-    log << full << " of " << texts.size() << " passages fill the model's " << model.encoder().config().max_tokens
+    log << full << " of " << texts.size() << " passages fill the model's " << model.max_tokens()
         << " tokens; what is beyond was not read\n";
   log << "embedded " << texts.size() << " passages, " << tokens << " tokens in " << std::fixed << std::setprecision(2)
       << seconds << " s (" << std::setprecision(0) << static_cast<double>(tokens) / seconds << " tokens/s, "

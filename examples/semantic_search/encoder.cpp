@@ -3,37 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 
 namespace semantic_search {
 namespace {
-
-// Checkpoints have weights as (out, in), the library's are (in, out): a transposed view, no copy.
-mha::BorrowedLinear<float> linear(const Checkpoint& file, const std::string& name, int in, int out) {
-  return {.weight = mha::transposed(file.matrix(name + ".weight", out, in)), .bias = file.vector(name + ".bias", out)};
-}
-
-mha::BorrowedNorm<float> norm(const Checkpoint& file, const std::string& name) {
-  const int width = file.config().hidden;
-  return {.weight = file.vector(name + ".weight", width), .bias = file.vector(name + ".bias", width)};
-}
-
-mha::BorrowedWeights<float> attention_weights_of(const Checkpoint& file, const std::string& name) {
-  const int E = file.config().hidden;
-  const auto q = linear(file, name + "self.query", E, E), k = linear(file, name + "self.key", E, E),
-             v = linear(file, name + "self.value", E, E), o = linear(file, name + "output.dense", E, E);
-  return {.query = q.weight,
-          .key = k.weight,
-          .value = v.weight,
-          .output = o.weight,
-          .query_bias = q.bias,
-          .key_bias = k.bias,
-          .value_bias = v.bias,
-          .output_bias = o.bias};
-}
 
 /// The mean of the rows, divided by its length.
 void write_mean(const Rows& x, float* vector) {
@@ -43,35 +18,18 @@ void write_mean(const Rows& x, float* vector) {
   mean /= std::max(mean.norm(), 1e-12f);  // the number of rows cancels out
 }
 
-mha::NormConfig norm_config(const ModelConfig& c) { return {.width = c.hidden, .eps = c.layer_norm_eps}; }
-
 }  // namespace
-
-template <mha::Backend B>
-Block<B>::Block(const Checkpoint& file, int index, const B& backend)
-    : attention({.d_model = file.config().hidden, .num_heads = file.config().heads, .bias = true}, backend),
-      feed_forward({.d_model = file.config().hidden, .d_hidden = file.config().intermediate}, backend),
-      attention_norm(norm_config(file.config()), backend),
-      output_norm(norm_config(file.config()), backend) {
-  const int E = file.config().hidden, F = file.config().intermediate;
-  const std::string name = "encoder.layer." + std::to_string(index) + ".";
-  attention.borrow(attention_weights_of(file, name + "attention."), file.mapping());
-  attention_norm.borrow(norm(file, name + "attention.output.LayerNorm"), file.mapping());
-  feed_forward.up().borrow(linear(file, name + "intermediate.dense", E, F), file.mapping());
-  feed_forward.down().borrow(linear(file, name + "output.dense", F, E), file.mapping());
-  output_norm.borrow(norm(file, name + "output.LayerNorm"), file.mapping());
-}
 
 template <mha::Backend B>
 EncoderOn<B>::EncoderOn(const Checkpoint& file, const B& backend)
     : Encoder(file.config()),
-      word_(file.matrix("embeddings.word_embeddings.weight", config_.vocabulary, config_.hidden)),
-      position_(file.matrix("embeddings.position_embeddings.weight", config_.positions, config_.hidden)),
-      token_type_(file.matrix("embeddings.token_type_embeddings.weight", config_.token_types, config_.hidden)),
-      embedding_norm_(norm_config(config_), backend),
-      mapping_(file.mapping()) {
-  embedding_norm_.borrow(norm(file, "embeddings.LayerNorm"), mapping_);
-  for (int i = 0; i < config_.layers; ++i) blocks_.emplace_back(file, i, backend);
+      word_(file.bert().word_embeddings()),
+      position_(file.bert().position_embeddings()),
+      token_type_(file.bert().token_type_embeddings()),
+      embedding_norm_(config_.norm, backend),
+      mapping_(file.bert().mapping()) {
+  embedding_norm_.borrow(file.bert().embedding_norm(), mapping_);
+  for (int i = 0; i < config_.layers; ++i) blocks_.emplace_back(file.bert(), i, backend);
 }
 
 template <mha::Backend B> void EncoderOn<B>::check(const Encoding& text) const {
@@ -88,13 +46,13 @@ template <mha::Backend B> void EncoderOn<B>::write_embeddings(const Encoding& te
   for (int t = 0; t < x.extent[0]; ++t) {
     const int id = text.ids[static_cast<std::size_t>(t)];
     // One text per input, so every token is of type 0.
-    for (int e = 0; e < config_.hidden; ++e) x(t, e) = word_(id, e) + position_(t, e) + token_type_(0, e);
+    for (int e = 0; e < config_.attention.d_model; ++e) x(t, e) = word_(id, e) + position_(t, e) + token_type_(0, e);
   }
 }
 
 template <mha::Backend B>
 void EncoderOn<B>::embed(std::span<const Encoding> texts, const Rows& vectors, mha::Workspace& workspace) const {
-  const int E = config_.hidden;
+  const int E = config_.attention.d_model;
   for (const Encoding& text : texts) check(text);
 
   // Memory of the workspace, which is kept for the next call.
@@ -119,7 +77,7 @@ template <mha::Backend B> mha::Tensor<float, 4> EncoderOn<B>::attention_weights(
                              std::to_string(config_.layers) + ", counted from 0");
   check(text);
   const std::array offsets{0, static_cast<int>(text.ids.size())};
-  mha::Tensor<float, 2> x(offsets[1], config_.hidden), y(offsets[1], config_.hidden);  // (L, E)
+  mha::Tensor<float, 2> x(offsets[1], config_.attention.d_model), y(offsets[1], config_.attention.d_model);  // (L, E)
   mha::Workspace workspace;
   write_embeddings(text, x.view());
   embedding_norm_(x, mha::into(x), workspace);

@@ -38,12 +38,12 @@ class Encoder {
   /// Shapes    text (L) → (1, H, L, L)
   virtual mha::Tensor<float, 4> attention_weights(const Encoding& text, int layer) const = 0;
 
-  const ModelConfig& config() const { return config_; }
+  const mha::BertConfig& config() const { return config_; }
 
  protected:
-  explicit Encoder(const ModelConfig& config) : config_(config) {}
+  explicit Encoder(const mha::BertConfig& config) : config_(config) {}
 
-  ModelConfig config_;
+  mha::BertConfig config_;
 };
 
 /// One layer of the encoder.
@@ -52,7 +52,18 @@ template <mha::Backend B> struct Block {
   mha::FeedForward<float, B, mha::Gelu> feed_forward;
   mha::LayerNorm<float, B> attention_norm, output_norm;
 
-  Block(const Checkpoint& file, int index, const B& backend);
+  Block(const mha::Bert<float>& bert, int index, const B& backend)
+      : attention(bert.config().attention, backend),
+        feed_forward(bert.config().feed_forward, backend),
+        attention_norm(bert.config().norm, backend),
+        output_norm(bert.config().norm, backend) {
+    const mha::BlockWeights<float> weights = bert.block(index);  // in the mapped file
+    attention.borrow(weights.attention, bert.mapping());
+    attention_norm.borrow(weights.attention_norm, bert.mapping());
+    feed_forward.up().borrow(weights.up, bert.mapping());
+    feed_forward.down().borrow(weights.down, bert.mapping());
+    output_norm.borrow(weights.feed_forward_norm, bert.mapping());
+  }
 
   /// x ← block(x), texts of different lengths one after another; y is rows to work in.
   void operator()(const Rows& x, const Rows& y, const mha::Ragged& texts, mha::Workspace& workspace) const {

@@ -39,7 +39,8 @@ SentenceModel::SentenceModel(const std::filesystem::path& folder, const ModelOpt
     : SentenceModel(Checkpoint(folder), options) {}
 
 SentenceModel::SentenceModel(const Checkpoint& file, const ModelOptions& options)
-    : tokeniser_(file.vocabulary(), file.config().lower_case),
+    : tokeniser_(file.vocabulary(), file.lower_case()),
+      max_tokens_(file.max_tokens()),
       threads_(options.threads),
       encoder_(make_encoder(file, options.machine, threads_)) {
   if (tokeniser_.size() > file.config().vocabulary)
@@ -49,7 +50,7 @@ SentenceModel::SentenceModel(const Checkpoint& file, const ModelOptions& options
 
 Matrix SentenceModel::embed(const std::vector<Encoding>& texts, const EmbedOptions& options) const {
   if (options.tokens < 1) throw std::invalid_argument("a batch has at least 1 token, got 0");
-  const int E = encoder_->config().hidden, threads = threads_.workers();
+  const int E = encoder_->config().attention.d_model, threads = threads_.workers();
   const std::vector<Batch> batches = cut(texts, options.tokens, static_cast<std::size_t>(threads));
   Matrix vectors(static_cast<Eigen::Index>(texts.size()), E);
   std::vector<mha::Workspace> workspaces(static_cast<std::size_t>(threads));  // one per thread; the encoder is shared

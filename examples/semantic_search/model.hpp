@@ -30,18 +30,20 @@ class SentenceModel {
  public:
   explicit SentenceModel(const std::filesystem::path& folder, const ModelOptions& options = {});
 
-  Encoding tokenise(std::string_view text) const { return tokeniser_.encode(text, encoder_->config().max_tokens); }
+  Encoding tokenise(std::string_view text) const { return tokeniser_.encode(text, max_tokens_); }
 
   /// Row i is the vector of text i, with the same bits whatever the batches and threads are. Shapes: (N) texts → (N, E)
   Matrix embed(const std::vector<Encoding>& texts, const EmbedOptions& options = {}) const;
 
   const Encoder& encoder() const { return *encoder_; }
+  int max_tokens() const { return max_tokens_; }  // of a text
   int threads() const { return threads_.workers(); }
 
  private:
   SentenceModel(const Checkpoint& file, const ModelOptions& options);
 
   WordPiece tokeniser_;
+  int max_tokens_;
   mha::ThreadPool threads_;
   std::unique_ptr<const Encoder> encoder_;
 };

@@ -29,8 +29,8 @@ std::string fault_after(const std::function<void(tiny::Model&)>& change) {
 TEST(Checkpoint, AGoodFolderLoads) {
   const tiny::Model model;
   const semantic_search::Checkpoint file(model.write());
-  EXPECT_EQ(file.config().heads, tiny::kHeads);
-  EXPECT_EQ(file.config().max_tokens, tiny::kPositions);  // never more than the positions
+  EXPECT_EQ(file.config().attention.num_heads, tiny::kHeads);
+  EXPECT_EQ(file.max_tokens(), tiny::kPositions);  // never more than the positions
   EXPECT_EQ(fault(model.scratch.root()), "");
 }
 
@@ -59,33 +59,47 @@ TEST(Checkpoint, EveryKeyOfTheConfigIsNeeded) {
   for (const char* key : {"num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size",
                           "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "hidden_act"})
     EXPECT_EQ(fault_after([&](tiny::Model& m) { m.config.erase(key); }),
-              std::string("DIR/config.json: the key '") + key + "' is missing");
+              std::string("DIR/config.json: there is no '") + key + "'");
 }
 
 TEST(Checkpoint, WhatTheConfigAsksForIsChecked) {
   const auto with = [](const char* key, const nlohmann::json& value) {
     return fault_after([&](tiny::Model& m) { m.config[key] = value; });
   };
-  EXPECT_EQ(with("hidden_act", "relu"), "DIR/config.json: 'hidden_act' is \"relu\", only \"gelu\" is supported");
-  EXPECT_EQ(with("model_type", "gpt2"), "DIR/config.json: 'model_type' is \"gpt2\", only \"bert\" is supported");
+  EXPECT_EQ(with("hidden_act", "relu"), "DIR/config.json: the activation is relu, but the model is made with gelu");
+  EXPECT_EQ(with("model_type", "gpt2"), "DIR/config.json: 'model_type' is \"gpt2\", expected bert");
   EXPECT_EQ(with("position_embedding_type", "relative_key"),
-            "DIR/config.json: 'position_embedding_type' is \"relative_key\", only \"absolute\" is supported");
-  EXPECT_EQ(with("hidden_size", 0), "DIR/config.json: 'hidden_size' is 0, expected a positive integer");
-  EXPECT_EQ(with("hidden_size", -8), "DIR/config.json: 'hidden_size' is -8, expected a positive integer");
-  EXPECT_EQ(with("hidden_size", "8"), "DIR/config.json: 'hidden_size' is \"8\", expected a positive integer");
-  EXPECT_EQ(with("vocab_size", 5000000000), "DIR/config.json: 'vocab_size' is 5000000000, expected a positive integer");
-  EXPECT_EQ(with("num_attention_heads", 3),
-            "DIR/config.json: 'hidden_size' 8 is not a multiple of 'num_attention_heads' 3");
-  EXPECT_EQ(with("layer_norm_eps", -1), "DIR/config.json: 'layer_norm_eps' is -1, expected a number from 0");
+            "DIR/config.json: 'position_embedding_type' is \"relative_key\", expected \"absolute\"");
+  EXPECT_EQ(with("hidden_size", 0), "DIR/config.json: 'hidden_size' is 0, expected an integer from 1 to 2147483647");
+  EXPECT_EQ(with("hidden_size", -8), "DIR/config.json: 'hidden_size' is -8, expected an integer from 1 to 2147483647");
+  EXPECT_EQ(with("hidden_size", "8"),
+            "DIR/config.json: 'hidden_size' is \"8\", expected an integer from 1 to 2147483647");
+  EXPECT_EQ(with("vocab_size", 5000000000),
+            "DIR/config.json: 'vocab_size' is 5000000000, expected an integer from 1 to 2147483647");
+  EXPECT_EQ(with("num_attention_heads", 3), "DIR/config.json: 'num_attention_heads' 3 does not divide 'hidden_size' 8");
+  EXPECT_EQ(with("layer_norm_eps", -1), "DIR/config.json: 'layer_norm_eps' is -1.000000, expected at least 0");
 }
 
 TEST(Checkpoint, FilesThatAreNotJsonAreNamed) {
   const tiny::Model model;
   const auto folder = model.write();
   model.scratch.write("config.json", "{\"hidden_size\": ");
-  EXPECT_EQ(fault(folder), "DIR/config.json: is not valid JSON at its byte 17");
+  EXPECT_EQ(fault(folder), "DIR/config.json: it is not valid JSON");
   model.scratch.write("config.json", "[]");
-  EXPECT_EQ(fault(folder), "DIR/config.json: is JSON, but not an object");
+  EXPECT_EQ(fault(folder), "DIR/config.json: it is JSON, but not an object");
+}
+
+TEST(Checkpoint, WhatStandsBesideTheConfigIsChecked) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  model.scratch.write("sentence_bert_config.json", R"({"max_seq_length": 0})");
+  EXPECT_EQ(fault(folder), "DIR/sentence_bert_config.json: 'max_seq_length' is 0, expected a positive integer");
+  model.scratch.write("sentence_bert_config.json", "{}");
+  EXPECT_EQ(fault(folder), "DIR/sentence_bert_config.json: the key 'max_seq_length' is missing");
+  model.scratch.write("tokenizer_config.json", R"({"do_lower_case": 1})");
+  EXPECT_EQ(fault(folder), "DIR/tokenizer_config.json: 'do_lower_case' is 1, expected true or false");
+  model.scratch.write("tokenizer_config.json", "{\"do_lower_case\": ");
+  EXPECT_EQ(fault(folder), "DIR/tokenizer_config.json: is not valid JSON at its byte 19");
 }
 
 TEST(Checkpoint, OtherPoolingIsRefused) {
@@ -101,17 +115,17 @@ TEST(Checkpoint, OtherPoolingIsRefused) {
 TEST(Checkpoint, MissingOrMisshapenTensorsAreNamed) {
   const std::string name = "encoder.layer.1.attention.self.query.weight";
   EXPECT_EQ(fault_after([&](tiny::Model& m) { m.tensors.erase(name); }),
-            "DIR/model.safetensors: there is no tensor '" + name + "' among the 36 of this file");
+            "DIR/model.safetensors: there is no tensor '" + name + "' among the 36 of this checkpoint");
   EXPECT_EQ(fault_after([&](tiny::Model& m) {
               m.add(name, {8, 7});
             }),
             "DIR/model.safetensors: tensor '" + name + "' has shape (8, 7), config.json asks for (8, 8)");
   EXPECT_EQ(fault_after([&](tiny::Model& m) { m.add("embeddings.LayerNorm.bias", {9}); }),
-            "DIR/model.safetensors: tensor 'embeddings.LayerNorm.bias' has size 9, config.json asks for 8");
+            "DIR/model.safetensors: tensor 'embeddings.LayerNorm.bias' has shape (9), config.json asks for (8)");
   EXPECT_EQ(fault_after([&](tiny::Model& m) {
               m.add("embeddings.LayerNorm.bias", {8, 1});
             }),
-            "DIR/model.safetensors: tensor 'embeddings.LayerNorm.bias' has rank 2, expected 1");
+            "DIR/model.safetensors: tensor 'embeddings.LayerNorm.bias' has shape (8, 1), config.json asks for (8)");
   EXPECT_EQ(fault_after([&](tiny::Model& m) { m.config["vocab_size"] = 16; }),
             "DIR/model.safetensors: tensor 'embeddings.word_embeddings.weight' has shape (15, 8), config.json asks for "
             "(16, 8)");

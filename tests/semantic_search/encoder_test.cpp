@@ -44,7 +44,7 @@ const std::vector<Encoding> kTexts{encoding({2, 5, 6, 7, 8, 9, 10, 11, 3}), enco
 
 /// The vectors of a batch, in memory that was NaN.
 Matrix embedded(const Encoder& encoder, std::span<const Encoding> texts, mha::Workspace& workspace) {
-  Matrix vectors = Matrix::Constant(static_cast<Eigen::Index>(texts.size()), encoder.config().hidden,
+  Matrix vectors = Matrix::Constant(static_cast<Eigen::Index>(texts.size()), encoder.config().attention.d_model,
                                     std::numeric_limits<float>::quiet_NaN());
   encoder.embed(texts, mha::view(vectors), workspace);
   return vectors;

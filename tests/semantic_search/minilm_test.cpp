@@ -57,7 +57,7 @@ class MiniLm : public ::testing::Test {
   }
 
   static Matrix embedded(const semantic_search::Encoder& encoder, const std::vector<Encoding>& texts) {
-    Matrix vectors(static_cast<Eigen::Index>(texts.size()), encoder.config().hidden);
+    Matrix vectors(static_cast<Eigen::Index>(texts.size()), encoder.config().attention.d_model);
     mha::Workspace workspace;
     encoder.embed(texts, mha::view(vectors), workspace);
     return vectors;
@@ -116,7 +116,7 @@ TEST_F(MiniLm, AttentionOfEveryHeadIsADistribution) {
   const int length = static_cast<int>(text.ids.size());
   for (int layer = 0; layer < model->encoder().config().layers; ++layer) {
     const auto weights = model->encoder().attention_weights(text, layer);  // (1, H, L, L)
-    ASSERT_EQ(weights.extent(1), model->encoder().config().heads);
+    ASSERT_EQ(weights.extent(1), model->encoder().config().attention.num_heads);
     ASSERT_EQ(weights.extent(2), length);
     for (int h = 0; h < weights.extent(1); ++h)
       for (int q = 0; q < length; ++q) {
