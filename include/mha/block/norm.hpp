@@ -150,6 +150,23 @@ template <class T, Backend B, class Kind> class RowNorm {
   void borrow(const Views& p, std::shared_ptr<const void> keep_alive = nullptr) {
     borrow(BorrowedNorm<T>{p.weight, p.bias}, std::move(keep_alive));
   }
+  /// Parameters in half or bfloat16 under float or double: norm.borrow(mha::BorrowedNorm<mha::bfloat16>{.weight = …}).
+  /// They are read here only, into a copy in T.
+  ///
+  /// Errors    as above
+  template <class W>
+  requires(!std::same_as<W, T>) void borrow(const BorrowedNorm<W>& p, std::shared_ptr<const void> = nullptr) {
+    constexpr bool fits = (std::same_as<W, half> || std::same_as<W, bfloat16>)&&std::is_floating_point_v<T>;
+    static_assert(fits,
+                  "mha: a norm borrows parameters of its scalar, or half and bfloat16 ones under float or double: "
+                  "convert these first (see mha/block/norm.hpp)");
+    if constexpr (fits) {
+      require_data("borrow", "weight", p.weight);
+      require_data("borrow", "bias", p.bias);
+      const auto copy = std::make_shared<std::pair<Tensor<T, 1>, Tensor<T, 1>>>(widened(p.weight), widened(p.bias));
+      borrow(BorrowedNorm<T>{.weight = copy->first, .bias = copy->second}, copy);
+    }
+  }
 
   /// The norm of every row.
   ///
@@ -270,6 +287,12 @@ template <class T, Backend B, class Kind> class RowNorm {
     const char* const axes[] = {"batch", "length", "width"};
     for (int axis = 0; axis < 3; ++axis)
       require_equal(Kind::name, axes[axis], "x", x.extent[axis], name, v.extent[axis]);
+  }
+
+  template <class W> static Tensor<T, 1> widened(const TensorView<const W, 1>& from) {
+    Tensor<T, 1> to(from.extent[0]);
+    for (Index j = 0; j < from.extent[0]; ++j) to(j) = T(float(from(j)));
+    return to;
   }
 
   template <class U> NormViews<U> carve(U* data) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -19,8 +20,7 @@ struct BertConfig : ModelConfig {
 /// The weights of a BERT encoder by Hugging Face's names, from a folder with config.json; with or without "bert." in
 /// front. LayerNorm's weight and bias may be called gamma and beta.
 ///
-///   const mha::Checkpoint checkpoint("bert-base-uncased");
-///   const mha::Bert<float> bert(checkpoint);
+///   const mha::Bert<float> bert("bert-base-uncased");   // or of a Checkpoint
 ///   attention.borrow(bert.block(0).attention, bert.mapping());
 ///
 /// Scalar    T, float for most; a float or double reader widens what is stored in 16 bits, once, for as long as
@@ -29,6 +29,7 @@ struct BertConfig : ModelConfig {
 ///           family or lacks a key; a tensor is missing, has another shape or scalar, or is there against config.json
 template <class T> class Bert {
  public:
+  explicit Bert(const std::filesystem::path& folder) : Bert(Checkpoint(folder)) {}
   explicit Bert(const Checkpoint& checkpoint)
       : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "bert."}, "embeddings.word_embeddings.weight") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -19,12 +20,13 @@ struct Gpt2Config : ModelConfig {
 /// The weights of GPT-2 by Hugging Face's names, from a folder with config.json; with or without "transformer." in
 /// front. Its Conv1D stores matrices as (in, out), and query, key and value side by side in c_attn.
 ///
-///   const mha::Gpt2<float> gpt2(mha::Checkpoint("gpt2"));
+///   const mha::Gpt2<float> gpt2("gpt2");
 ///   attention.borrow(gpt2.block(0).attention, gpt2.mapping());
 ///
 /// Scalar, Errors   as Bert
 template <class T> class Gpt2 {
  public:
+  explicit Gpt2(const std::filesystem::path& folder) : Gpt2(Checkpoint(folder)) {}
   explicit Gpt2(const Checkpoint& checkpoint)
       : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "transformer."}, "wte.weight") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <string>
@@ -47,12 +48,13 @@ struct LlamaConfig : ModelConfig {
 /// The weights of LLaMA and its relatives Mistral, Qwen 2 and Qwen 3 by Hugging Face's names, from a folder with
 /// config.json; with or without "model." in front.
 ///
-///   const mha::Llama<mha::bfloat16> llama(mha::Checkpoint("Qwen3-8B"));
+///   const mha::Llama<mha::bfloat16> llama("Qwen3-8B");
 ///   attention.borrow(llama.block(0).attention, llama.mapping());
 ///
 /// Scalar, Errors   as Bert
 template <class T> class Llama {
  public:
+  explicit Llama(const std::filesystem::path& folder) : Llama(Checkpoint(folder)) {}
   explicit Llama(const Checkpoint& checkpoint)
       : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "model."}, "embed_tokens.weight") {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,13 +25,14 @@ struct T5Config : ModelConfig {
 /// The weights of T5 by Hugging Face's names, from a folder with config.json: both stacks, or the encoder alone. Logits
 /// are not scaled: attention.scale is 1.
 ///
-///   const mha::T5<float> t5(mha::Checkpoint("flan-t5-small"));
+///   const mha::T5<float> t5("flan-t5-small");
 ///   mha::MultiHeadAttention<float, mha::Cpu, mha::RelativeBias> attention(t5.config().attention, t5.encoder_bias());
 ///   attention.borrow(t5.encoder_block(0).attention, t5.mapping());
 ///
 /// Scalar, Errors   as Bert
 template <class T> class T5 {
  public:
+  explicit T5(const std::filesystem::path& folder) : T5(Checkpoint(folder)) {}
   explicit T5(const Checkpoint& checkpoint)
       : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {""}, checkpoint.contains(shared) ? shared : "encoder.embed_tokens.weight") {

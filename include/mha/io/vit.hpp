@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -24,12 +24,13 @@ struct VitConfig : ModelConfig {
 /// The weights of a vision transformer by Hugging Face's names, from a folder with config.json; with or without "vit."
 /// in front.
 ///
-///   const mha::Vit<float> vit(mha::Checkpoint("vit-base-patch16-224"));
+///   const mha::Vit<float> vit("vit-base-patch16-224");
 ///   patches.borrow(vit.patches(), vit.mapping());   // a Linear of c.patch_size() inputs, c.norm.width outputs
 ///
 /// Scalar, Errors   as Bert
 template <class T> class Vit {
  public:
+  explicit Vit(const std::filesystem::path& folder) : Vit(Checkpoint(folder)) {}
   explicit Vit(const Checkpoint& checkpoint)
       : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "vit."}, "embeddings.cls_token") {

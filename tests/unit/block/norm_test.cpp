@@ -355,6 +355,36 @@ TEST(Norm, BorrowsWithAnyStridesAndKeepsTheOwnerAlive) {
   EXPECT_TRUE(watched.expired());
 }
 
+/// Parameters in W give the bits of the same numbers in T, and are not read again.
+template <class T, class W> void expect_widened() {
+  support::Random random("widened norm");
+  Data<T> data(random, 2, 3, 37);
+  auto stored = std::make_unique<Tensor<W, 2>>(37, 2);  // weight and bias beside each other
+  for (Index j = 0; j < 37; ++j) {
+    (*stored)(j, 0) = support::Random::rounded<W>(random.normal());
+    (*stored)(j, 1) = support::Random::rounded<W>(random.normal());
+    data.weight(j) = T(float((*stored)(j, 0)));
+    data.bias(j) = T(float((*stored)(j, 1)));
+  }
+  LayerNorm<T> wide({.width = 37}), narrow({.width = 37});
+  wide.borrow({.weight = data.weight, .bias = data.bias});
+  const auto column = [&](int c) { return mha::TensorView<const W, 1>{&(*stored)(0, c), {37}, {2}}; };
+  narrow.borrow(mha::BorrowedNorm<W>{.weight = column(0), .bias = column(1)});
+  EXPECT_EQ(message_of([&] { narrow.borrow(mha::BorrowedNorm<W>{.weight = column(0)}); }),
+            "borrow: the bias has 0 elements, expected 37");
+  stored.reset();
+  EXPECT_EQ(support::differing(narrow(data.x), wide(data.x)), 0u);
+  data.expect(narrow(data.x), true, 1e-5, true, false, "widened");
+  EXPECT_EQ(narrow.parameters().bias(36), data.bias(36));
+}
+
+TEST(Norm, BorrowsNarrowParametersWidened) {
+  expect_widened<float, mha::half>();
+  expect_widened<float, mha::bfloat16>();
+  expect_widened<double, mha::half>();
+  expect_widened<double, mha::bfloat16>();
+}
+
 TEST(Norm, UpdateLeavesTheParametersWhereTheyAre) {
   LayerNorm<float> owner({.width = 64}), borrower({.width = 64});
   borrower.borrow(owner.parameters());

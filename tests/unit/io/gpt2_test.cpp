@@ -48,7 +48,7 @@ struct Folder : mha_test::ModelFolder<float> {
 TEST(Gpt2, FindsEveryWeightWithAndWithoutPrefix) {
   for (const char* prefix : {"", "transformer."}) {
     const Folder folder(prefix);
-    const mha::Gpt2<float> gpt2(mha::Checkpoint(folder.write()));
+    const mha::Gpt2<float> gpt2(folder.write());
     EXPECT_EQ(gpt2.config().positions, P);
     EXPECT_EQ(gpt2.config().feed_forward.d_hidden, 4 * E);
     EXPECT_EQ(gpt2.config().activation, "gelu_tanh");
