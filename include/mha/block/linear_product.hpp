@@ -150,9 +150,13 @@ template <class T, class B, class F> class LinearProduct {
     multiply(backend, x, sums, w, workspace);
     const TensorView<const T, 2> last = sums[parts - 1];
     const TensorView<const T, 2> gate = gated ? TensorView<const T, 2>(sums[0]) : TensorView<const T, 2>{};
-    constexpr Index cost = 16;  // of an activation, in numbers read
-    const ItemsOn<B> items{backend, workspace};
-    items(EpilogueItems<T, F>{to.extent[0], to.extent[1], cost, activation, gate, last, residual, to});
+    if constexpr (AppliesEpilogue<B, T, F>) {
+      backend.apply(Epilogue<T, F>{activation, residual}, gate, last, to, workspace);
+    } else {
+      constexpr Index cost = 16;  // of an activation, in numbers read
+      const ItemsOn<B> items{backend, workspace};
+      items(EpilogueItems<T, F>{to.extent[0], to.extent[1], cost, activation, gate, last, residual, to});
+    }
   }
 
   /// to[i] = x · matrix i with its bias, the gate's first.

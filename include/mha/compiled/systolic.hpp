@@ -25,6 +25,10 @@
   Extern template void mha::detail::systolic::attend(const mha::detail::systolic::AnyCall<T, mha::ContiguousKv<T>>&, \
                                                      const mha::detail::systolic::Kernels&, mha::Workspace&,         \
                                                      const Threads&);                                                \
+  Extern template void mha::detail::simd::apply_epilogue(                                                            \
+      const mha::detail::simd::AnyEpilogue<T>&, const mha::TensorView<const T, 2>&,                                  \
+      const mha::TensorView<const T, 2>&, const mha::TensorView<T, 2>&, mha::IsaLevel, mha::Workspace&,              \
+      const Threads&);                                                                                               \
   Extern template void mha::detail::systolic::weights(                                                               \
       const mha::detail::systolic::AnyCall<T, mha::ContiguousKv<T>>&, const mha::detail::systolic::Kernels&,         \
       const mha::TensorView<float, 4>&, mha::Workspace&, const Threads&);                                            \

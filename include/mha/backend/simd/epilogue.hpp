@@ -7,8 +7,10 @@
 #include <type_traits>
 
 #include "../../core/scalar.hpp"
+#include "../../core/workspace.hpp"
 #include "../../policy/activation.hpp"
 #include "../backend.hpp"
+#include "../executor.hpp"
 #include "isa.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
@@ -143,5 +145,47 @@ template <class T> struct AnyEpilogue {
     return {data + static_cast<std::uintptr_t>(low * size), data + static_cast<std::uintptr_t>(high * size)};
   }
 };
+
+/// to = the epilogue of sums that a product has stored in T, row by row in accumulators.
+///
+/// Shapes    gate, sum, to (M, N), any strides; gate null data unless the epilogue is gated; sum, gate and the residual
+///           may be `to` itself, and overlap it in no other way
+template <class T, class Threads>
+void apply_epilogue(const AnyEpilogue<T>& epilogue, const TensorView<const T, 2>& gate,
+                    const TensorView<const T, 2>& sum, const TensorView<T, 2>& to, IsaLevel level, Workspace& workspace,
+                    const Threads& threads) {
+  using A = Accumulator<T>;
+  constexpr double enough = 1 << 14;  // numbers; below, waking threads takes longer than the work
+  constexpr Index tasks_per_worker = 4, whole = 64 / static_cast<Index>(sizeof(A));
+  const Index rows = to.extent[0], columns = to.extent[1], width = (columns + whole - 1) / whole * whole;
+  if (rows == 0) return;
+  const bool alone = double(rows) * columns < enough;
+  const Index workers = alone ? 1 : threads.workers(), tasks = alone ? 1 : std::min(rows, tasks_per_worker * workers);
+  auto frame = workspace.frame();
+  A* const scratch = frame.template take<A>(2 * static_cast<std::size_t>(width) * static_cast<std::size_t>(workers));
+  const auto narrow = with_isa(level, [](auto isa) {
+    return &decltype(isa)::template run<NarrowBody<A, T>, const A*, std::ptrdiff_t, Index, Index, T*, std::ptrdiff_t>;
+  });
+  const auto read = [&](const TensorView<const T, 2>& from, Index row, A* into) {
+    if (from.stride[1] == 1)
+      widen(level, &from(row, 0), 0, 1, columns, into);
+    else
+      for (Index j = 0; j < columns; ++j) into[j] = static_cast<A>(from(row, j));
+  };
+  run_tasks(alone, threads, tasks, [&](Index task, Index worker) {
+    A *const c = scratch + 2 * std::ptrdiff_t{width} * worker, *const g = c + width;
+    std::fill_n(c, 2 * std::ptrdiff_t{width}, A(0));  // what lies beyond the columns is computed, too
+    const auto first = [&](Index t) { return static_cast<Index>(std::int64_t{rows} * t / tasks); };
+    for (Index row = first(task); row < first(task + 1); ++row) {
+      read(sum, row, c);
+      if (epilogue.is_gated) read(gate, row, g);
+      epilogue.apply(level, c, width, epilogue.is_gated ? g : nullptr, width, row, 0, 1, columns);
+      if (to.stride[1] == 1)
+        narrow(c, width, 1, columns, &to(row, 0), columns);
+      else
+        for (Index j = 0; j < columns; ++j) to(row, j) = static_cast<T>(c[j]);
+    }
+  });
+}
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

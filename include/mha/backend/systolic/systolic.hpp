@@ -12,6 +12,7 @@
 #include "../default.hpp"
 #include "../executor.hpp"
 #include "../norm.hpp"
+#include "../simd/epilogue.hpp"
 #include "../simd/norm.hpp"
 #include "array.hpp"
 #include "attend.hpp"
@@ -60,6 +61,21 @@ template <class Array, class Precision, Executor Threads> class Systolic {
   template <class T>
   void gemm(const PackedGemmCall<T, detail::systolic::PackedWeights<T, Precision>>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, threads_);
+  }
+
+  /// The epilogue of sums that a product has stored, by vector code.
+  ///
+  /// Numerics  the activation and the residual are computed in float and rounded once
+  template <class T, class F>
+  requires(std::is_same_v<Accumulator<T>, float>) void apply(const Epilogue<T, F>& epilogue,
+                                                             const TensorView<const T, 2>& gate,
+                                                             const TensorView<const T, 2>& sum,
+                                                             const TensorView<T, 2>& to, Workspace& workspace) const {
+    if constexpr (detail::check_activation<F>()) {
+      const IsaLevel level = current_isa();
+      detail::simd::apply_epilogue(detail::simd::AnyEpilogue<T>(epilogue, level), gate, sum, to, level, workspace,
+                                   threads_);
+    }
   }
 
   template <class T, class Source, class M, class S>

@@ -131,6 +131,72 @@ TYPED_TEST(SimdEpilogue, AddsAResidualOfAnyStrides) {
   }
 }
 
+/// Stored sums of drawn sizes, into memory that held NaN or into that of the sums or the residual, by three threads and
+/// row by row.
+template <class T, class F> void expect_stored(support::Random& random, F f, mha::IsaLevel level) {
+  using A = mha::Accumulator<T>;
+  constexpr bool gated = mha::detail::is_gated<F>;
+  const Index m = 1 + random.below(400), n = 1 + random.below(150), step = 1 + random.below(2);
+  Tensor<T, 2> sum(m, n * step), gate(m, n), residual(n, m), to(m, n * step + 3);
+  random.fill(sum);
+  random.fill(gate);
+  random.fill(residual);
+  std::fill(to.begin(), to.end(), T(std::numeric_limits<A>::quiet_NaN()));
+  const TensorView<const T, 2> from{sum.data(), {m, n}, {n * step, step}};
+  const TensorView<T, 2> out{to.data(), {m, n}, {n * step + 3, step}};
+  const int where = random.below(3);  // apart, the sums themselves, the residual itself
+  TensorView<const T, 2> sums = from, added = mha::transposed(std::as_const(residual).view());
+  if (random.chance(0.3)) added = {};
+  if (where > 0)
+    for (Index i = 0; i < m; ++i)
+      for (Index j = 0; j < n; ++j) out(i, j) = where == 1 ? from(i, j) : residual(j, i);
+  if (where == 1) sums = out;
+  if (where == 2) added = out;
+  Tensor<double, 2> expected(m, n);
+  for (Index i = 0; i < m; ++i)
+    for (Index j = 0; j < n; ++j) {
+      const auto x = static_cast<double>(from(i, j));
+      if constexpr (gated)
+        expected(i, j) = f.activation(static_cast<double>(gate(i, j))) * x;
+      else
+        expected(i, j) = f(x);
+      if (added.data != nullptr) expected(i, j) += static_cast<double>(added(i, j));
+    }
+  Tensor<T, 2> alone(1, n);
+  const Index row = random.below(m);
+  mha::Workspace workspace;
+  const auto row_of = [&](const TensorView<const T, 2>& v) {
+    return v.data == nullptr ? v : TensorView<const T, 2>{&v(row, 0), {1, n}, {v.stride[0], v.stride[1]}};
+  };
+  const TensorView<const T, 2> gates = gated ? std::as_const(gate).view() : TensorView<const T, 2>{};
+  const Epilogue<T, F> of_row{f, row_of(added)}, of_all{f, added};
+  simd::apply_epilogue(simd::AnyEpilogue<T>(of_row, level), row_of(gates), row_of(sums), alone.view(), level, workspace,
+                       mha::Serial{});
+  simd::apply_epilogue(simd::AnyEpilogue<T>(of_all, level), gates, sums, out, level, workspace, mha::ThreadPool(3));
+  for (Index i = 0; i < m; ++i)
+    for (Index j = 0; j < n; ++j) {
+      const double x = expected(i, j), computed = 40 * static_cast<double>(std::numeric_limits<A>::epsilon());
+      ASSERT_NEAR(static_cast<double>(out(i, j)), x, computed * (1 + std::abs(x)) + 1.01 * support::storage_error<T>(x))
+          << m << " x " << n << ", " << i << " " << j << ", where " << where;
+      if (i == row) {
+        ASSERT_EQ(support::bits(out(i, j)), support::bits(alone(0, j)));
+      }
+    }
+}
+
+TYPED_TEST(SimdEpilogue, AppliesItselfToStoredSums) {
+  using T = TypeParam;
+  support::Random random("stored");
+  unit::for_each_level([&](auto isa) {
+    for (int i = 0; i < 6; ++i) {
+      expect_stored<T>(random, mha::Gelu{}, decltype(isa)::level);
+      expect_stored<T>(random, mha::SwiGlu{}, decltype(isa)::level);
+      expect_stored<T>(random, mha::Identity{}, decltype(isa)::level);
+      expect_stored<T>(random, Wavy{}, decltype(isa)::level);
+    }
+  });
+}
+
 TEST(SimdEpilogueMemory, IsSharedWhereRangesMeet) {
   Tensor<float, 2> x(8, 8), y(8, 8);
   const auto reads = [](const TensorView<const float, 2>& residual, const TensorView<float, 2>& c) {

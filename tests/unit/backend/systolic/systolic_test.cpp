@@ -83,6 +83,13 @@ TEST(Systolic, PackedWeightsGiveTheBitsOfUnpackedOnes) {
   EXPECT_EQ(support::differing(packed_c, c), 0u);
 }
 
+TEST(Systolic, AppliesEpiloguesByVectorCode) {
+  using mha::AppliesEpilogue;
+  static_assert(AppliesEpilogue<Systolic<>, float, mha::Gelu> &&
+                AppliesEpilogue<Systolic<>, mha::bfloat16, mha::SwiGlu>);
+  static_assert(!AppliesEpilogue<mha::Cpu, float, mha::Gelu>);
+}
+
 TEST(Systolic, RunsAttentionOnTheArray) {
   support::Random random("attention");
   Tensor<float, 4> q(1, 40, 2, 64), k(1, 70, 2, 64), v(1, 70, 2, 32);
