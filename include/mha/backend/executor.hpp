@@ -60,9 +60,8 @@ template <Items I, Executor Threads> void run_items(const I& items, const Thread
 /// Threads   ThreadPool{}: MHA_NUM_THREADS, else one for each processor that the affinity mask allows and the CPU quota
 ///           of the container pays for. ThreadPool(n): n, the caller's among them. They start at the first call that is
 ///           large enough to gain from them and end with the program, or with the last copy of a pool of your own.
-/// Waiting   A thread without work spins for 50 µs, gives way for 150 µs more and then sleeps; at once where the
-/// threads
-///           are more than the processors. A call does not wait for those that wake when its tasks are taken.
+/// Waiting   A thread without work spins for 50 µs, gives way for 150 µs more and then sleeps; at once where there are
+///           more threads than processors. A call does not wait for those that wake when its tasks are taken.
 /// At once   Two pools run at the same time. A second call on a pool that is busy, and a call from within a task of any
 ///           pool, stays on its own thread.
 /// fork()    A child starts threads of its own when it first needs them. In the child, a task that was running when its

@@ -113,9 +113,8 @@ void require_like(const char* call, const B& backend, const char* name, const Te
 /// Values    an activation with data, and the backend, in any order: Linear<…> up({…}, activation, Cpu(ThreadPool(2)))
 /// Numerics  F and what follows it in Accumulator<T>: of the product's own sums where the backend fuses them with it
 ///           (FusesEpilogue), else of sums stored in T
-/// Bits      a row of y depends on its own x and residual only where the backend's products do so: on Reference, Cpu
-/// and
-///           Systolic
+/// Bits      a row of y depends on its own x and residual only where the backend's products do so: on Reference, on
+///           Cpu and on Systolic
 /// Threads   calls are const; one Linear serves many threads, each with a Workspace of its own
 /// Errors    ShapeError if a size of the configuration is less than 1
 ///

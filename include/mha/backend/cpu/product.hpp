@@ -86,7 +86,7 @@ template <class T, class Columns> class DenseProduct {
         kernel_(simd::panel_kernel<A, S>(isa)),
         wide_kernel_(simd::panel_kernel<A, A>(isa)),
         isa_(isa) {
-    if constexpr (Columns::uses_scratch) in_rows_ = rows() == 1 && columns.lies_in_rows();
+    if constexpr (Columns::uses_scratch) in_rows_ = rows() == 1 && depth() > 0 && columns.lies_in_rows();
     panels_ = 0;
     for (const auto& part : c_) {
       panels_ += panels_of<T>(part.extent[1]);
@@ -134,6 +134,11 @@ template <class T, class Columns> class DenseProduct {
                       count(part, p));
       if (!direct(part, p)) hand_over(part, p, first_row, n, to.c);
     };
+    if (depth() == 0)
+      return for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
+        fill(part, p, target(part, p, slot, first_row, slots), n);
+        finish(part, p, slot);
+      });
     A* const wide = scratch + wide_panel();
     if constexpr (Columns::uses_scratch)
       if (in_rows_) return run_row(begin, end, scratch);
@@ -145,7 +150,7 @@ template <class T, class Columns> class DenseProduct {
         const Index left = end - begin - (epilogue_.is_gated ? slot % (end - begin) : slot);
         const bool side_by_side = n == 1 && takes_side_by_side(part, p, left);
         done = slot + (side_by_side ? simd::row_panels : 1);
-        for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
+        for (Index k = 0; k < depth(); k += depth_block) {
           const S* const panel = columns_.panel(part, p, k, depth_at(k), panel_scratch);
           const S* const next = panel + std::ptrdiff_t{depth_at(k)} * panel_columns<T>;
           add(part, p, k, shared_rows(k), panel, next, target(part, p, slot, 0, slots), n, wide,
@@ -155,7 +160,7 @@ template <class T, class Columns> class DenseProduct {
       });
     } else {
       // Many rows: a block of them meets every panel before the next depth.
-      for (Index k = 0; k == 0 || k < depth(); k += depth_block) {
+      for (Index k = 0; k < depth(); k += depth_block) {
         const Rows rows = own_rows(first_row, n, k, scratch);
         const S* first_panel = nullptr;
         for_each_panel(begin, end, [&](Index part, Index p, Index slot) {
@@ -229,8 +234,7 @@ template <class T, class Columns> class DenseProduct {
   /// part, and their results lie in a row.
   bool takes_side_by_side(Index part, Index p, Index left) const {
     const Index last = p + simd::row_panels - 1;
-    return !Columns::uses_scratch && depth() > 0 && left >= simd::row_panels &&
-           last < output(part).extent[1] / panel_columns<T>;
+    return !Columns::uses_scratch && left >= simd::row_panels && last < output(part).extent[1] / panel_columns<T>;
   }
 
   /// Rows of a at a depth, as accumulators: where they lie if they are contiguous and near each other, else packed.
@@ -249,6 +253,13 @@ template <class T, class Columns> class DenseProduct {
         return {&c(first_row, p * panel_columns<T>), c.stride[0]};
       }
     return {slots + slot_at(all_have_slots() ? slot : part), panel_columns<T>};
+  }
+
+  /// The results of a depth of 0, where neither rows nor panels have memory to point into: the bias, or 0.
+  void fill(Index part, Index p, const Target& to, Index n) const {
+    const A* const bias = columns_.bias(part, p);
+    for (Index i = 0; i < n; ++i)
+      for (Index j = 0; j < count(part, p); ++j) to.c[i * to.stride + j] = A(0) + (bias != nullptr ? bias[j] : A(0));
   }
 
   /// Adds the products of n rows and a panel at depth k to their results, which begin with the bias. Many rows meet the
