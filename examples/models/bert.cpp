@@ -11,7 +11,7 @@
 
 int main(int argc, char** argv) try {
   const std::filesystem::path folder = argc > 1 ? argv[1] : MHA_MODELS_DATA "/bert";
-  const models::Bert<> model{models::Checkpoint(folder)};
+  const models::Bert<> model{mha::Bert<float>(folder)};
   const models::Expected expected(folder);
 
   // The texts one after another; Hugging Face padded the shorter one.

@@ -1,46 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 // BERT: Devlin et al. 2019, §3; its blocks are those of Vaswani et al. 2017, figure 1, left, with Gelu
 //
-//   x = norm(word[ids] + position[0 … L) + type[token types])
+//   x = norm(words[ids] + positions[0 … L) + types[token types])
 //   in every block:  x = norm₁(x + attention(x)),  x = norm₂(x + feed_forward(x))
 //   pooled = tanh(first row of x · W + b)
 //
 // Symbols  texts of L₁, L₂, … tokens one after another, ΣL rows; E model width;  x (ΣL, E)
 #pragma once
 
+#include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "checkpoint.hpp"
+#include <mha/block.hpp>
+#include <mha/io.hpp>
+
 #include "rows.hpp"
 
 namespace models {
 
 template <mha::Backend B = mha::Cpu> class Bert {
+  struct Block {
+    mha::MultiHeadAttention<float, B> attention;
+    mha::FeedForward<float, B, mha::Gelu> feed_forward;
+    mha::LayerNorm<float, B> norm1, norm2;
+
+    Block(const mha::BertConfig& c, const mha::BlockWeights<float>& w, const std::shared_ptr<const void>& file)
+        : attention(c.attention), feed_forward(c.feed_forward), norm1(c.norm), norm2(c.norm) {
+      attention.borrow(w.attention, file);
+      norm1.borrow(w.attention_norm, file);
+      feed_forward.up().borrow(w.up, file);
+      feed_forward.down().borrow(w.down, file);
+      norm2.borrow(w.feed_forward_norm, file);
+    }
+
+    // x ← block(x); r is rows to work in.
+    void operator()(Rows& x, Rows& r, std::span<const int> offsets, mha::Workspace& workspace) const {
+      attention(x, mha::Ragged{offsets}, mha::into(r), workspace);
+      norm1(x, mha::residual(r), mha::into(x), workspace);  // x = norm₁(x + attention(x))
+      feed_forward(x, mha::into(r), workspace);
+      norm2(x, mha::residual(r), mha::into(x), workspace);  // x = norm₂(x + feed_forward(x))
+    }
+  };
+
  public:
-  explicit Bert(const Checkpoint& file)
-      : words_(file.tensor<2>("embeddings.word_embeddings.weight")),
-        positions_(file.tensor<2>("embeddings.position_embeddings.weight")),
-        types_(file.tensor<2>("embeddings.token_type_embeddings.weight")),
-        norm_(norm_config(file)),
-        pooler_({.inputs = norm_.config().width, .outputs = norm_.config().width}) {
-    load_norm(norm_, file, "embeddings.LayerNorm");
-    for (int i = 0; i < file.value<int>("num_hidden_layers"); ++i)
-      blocks_.emplace_back(file, "encoder.layer." + std::to_string(i) + ".");
-    load(pooler_, file, "pooler.dense");
+  explicit Bert(const mha::Bert<float>& weights)
+      : words_(weights.word_embeddings()),
+        positions_(weights.position_embeddings()),
+        types_(weights.token_type_embeddings()),
+        norm_(weights.config().norm),
+        pooler_({.inputs = words_.extent[1], .outputs = words_.extent[1]}) {
+    weights.config().require_activation<mha::Gelu>();
+    norm_.borrow(weights.embedding_norm(), weights.mapping());
+    for (int i = 0; i < weights.config().layers; ++i)
+      blocks_.emplace_back(weights.config(), weights.block(i), weights.mapping());
+    if (weights.has_pooler()) pooler_.borrow(weights.pooler(), weights.mapping());
   }
 
   /// Texts of different lengths need no padding: text t is rows offsets[t] to offsets[t + 1] − 1.
   ///
-  /// Shapes   ids, types (ΣL)  offsets (texts + 1)  →  (ΣL, E)
+  /// Shapes    ids, types (ΣL)  offsets (texts + 1)  →  (ΣL, E)
   Rows operator()(std::span<const int> ids, std::span<const int> types, std::span<const int> offsets) const {
-    Rows x = embed(words_, ids) + embed(types_, types);
+    if (ids.size() != types.size() || offsets.empty() || offsets.back() != static_cast<int>(ids.size()))
+      throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, " + std::to_string(types.size()) +
+                                  " token types and texts of " + std::to_string(offsets.empty() ? 0 : offsets.back()) +
+                                  " tokens together");
+    Rows x = embed(words_, ids) + embed(types_, types), r(x.rows(), x.cols());
     for (std::size_t t = 0; t + 1 < offsets.size(); ++t) {
       const int length = offsets[t + 1] - offsets[t];
-      x.middleRows(offsets[t], length) += matrix(positions_).topRows(length);
+      x.middleRows(offsets[t], length) += first_positions(positions_, length);
     }
-    Rows r(x.rows(), x.cols());
     mha::Workspace workspace;
     norm_(x, mha::into(x), workspace);
     for (const Block& block : blocks_) block(x, r, offsets, workspace);
@@ -55,50 +86,6 @@ template <mha::Backend B = mha::Cpu> class Bert {
   }
 
  private:
-  static mha::NormConfig norm_config(const Checkpoint& file) {
-    return {.width = file.value<int>("hidden_size"), .eps = file.value<double>("layer_norm_eps")};
-  }
-
-  struct Block {
-    mha::MultiHeadAttention<float, B> attention;
-    mha::FeedForward<float, B, mha::Gelu> feed_forward;
-    mha::LayerNorm<float, B> norm1, norm2;
-
-    Block(const Checkpoint& file, const std::string& name)
-        : attention({.d_model = file.value<int>("hidden_size"),
-                     .num_heads = file.value<int>("num_attention_heads"),
-                     .bias = true}),
-          feed_forward({.d_model = file.value<int>("hidden_size"), .d_hidden = file.value<int>("intermediate_size")}),
-          norm1(norm_config(file)),
-          norm2(norm_config(file)) {
-      const auto weight = [&](const char* part) {
-        return mha::transposed(file.tensor<2>(name + "attention." + part + ".weight"));
-      };
-      const auto bias = [&](const char* part) { return file.tensor<1>(name + "attention." + part + ".bias"); };
-      attention.borrow({.query = weight("self.query"),
-                        .key = weight("self.key"),
-                        .value = weight("self.value"),
-                        .output = weight("output.dense"),
-                        .query_bias = bias("self.query"),
-                        .key_bias = bias("self.key"),
-                        .value_bias = bias("self.value"),
-                        .output_bias = bias("output.dense")},
-                       file.keep());
-      load_norm(norm1, file, name + "attention.output.LayerNorm");
-      load(feed_forward.up(), file, name + "intermediate.dense");
-      load(feed_forward.down(), file, name + "output.dense");
-      load_norm(norm2, file, name + "output.LayerNorm");
-    }
-
-    // x ← block(x); r is rows to work in.
-    void operator()(Rows& x, Rows& r, std::span<const int> offsets, mha::Workspace& workspace) const {
-      attention(x, mha::Ragged{offsets}, mha::into(r), workspace);
-      norm1(x, mha::residual(r), mha::into(x), workspace);  // x = norm₁(x + attention(x))
-      feed_forward(x, mha::into(r), workspace);
-      norm2(x, mha::residual(r), mha::into(x), workspace);  // x = norm₂(x + feed_forward(x))
-    }
-  };
-
   mha::TensorView<const float, 2> words_, positions_, types_;
   mha::LayerNorm<float, B> norm_;
   std::vector<Block> blocks_;

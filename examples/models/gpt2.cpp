@@ -10,7 +10,7 @@
 
 int main(int argc, char** argv) try {
   const std::filesystem::path folder = argc > 1 ? argv[1] : MHA_MODELS_DATA "/gpt2";
-  const models::Gpt2<> model{models::Checkpoint(folder)};
+  const models::Gpt2<> model{mha::Gpt2<float>(folder)};
   const models::Expected expected(folder);
 
   const auto ids = expected.ids("ids");

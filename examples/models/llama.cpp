@@ -19,12 +19,12 @@ int main(int argc, char** argv) try {
 
   bool right = true;
   for (const auto& folder : folders) {
-    const models::Checkpoint file(folder);
+    const mha::Llama<float> weights(folder);
     const models::Expected expected(folder);
     const auto ids = expected.ids("ids");
     // The norm of queries and keys is a type, so the family is chosen here; all else is data of the model.
-    const models::Rows logits =
-        models::has_qk_norm(file) ? models::Llama<mha::QkNorm>(file)(ids) : models::Llama<>(file)(ids);  // (L, V)
+    const models::Rows logits = weights.config().qk_norm ? models::Llama<mha::QkNorm>(weights)(ids)  // (L, V)
+                                                         : models::Llama<>(weights)(ids);
 
     std::printf("%s\n", folder.string().c_str());
     models::print_next(ids, logits, expected.rows("logits"));

@@ -20,6 +20,8 @@ inline Eigen::Map<const Rows> matrix(const mha::TensorView<const float, 2>& t) {
 }
 
 /// The rows of the table (V, E) that the ids (L) name: (L, E).
+///
+/// Errors    std::invalid_argument if an id is not one of the V
 inline Rows embed(const mha::TensorView<const float, 2>& table, std::span<const int> ids) {
   Rows x(static_cast<Eigen::Index>(ids.size()), table.extent[1]);
   for (Eigen::Index i = 0; i < x.rows(); ++i) {
@@ -30,6 +32,16 @@ inline Rows embed(const mha::TensorView<const float, 2>& table, std::span<const 
     x.row(i) = matrix(table).row(id);
   }
   return x;
+}
+
+/// The first rows of a table of positions (P, E): (length, E).
+///
+/// Errors    std::invalid_argument if it has fewer
+inline auto first_positions(const mha::TensorView<const float, 2>& table, Eigen::Index length) {
+  if (length > table.extent[0])
+    throw std::invalid_argument("a text has " + std::to_string(length) + " tokens, the model has positions for " +
+                                std::to_string(table.extent[0]));
+  return Eigen::Map<const Rows>(table.data, length, table.extent[1]);
 }
 
 }  // namespace models

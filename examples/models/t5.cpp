@@ -31,12 +31,12 @@ int main(int argc, char** argv) try {
 
   bool right = true;
   for (const auto& folder : folders) {
-    const models::Checkpoint file(folder);
+    const mha::T5<float> weights(folder);
     const models::Expected expected(folder);
     std::printf("%s\n", folder.string().c_str());
     // The activation is a type, so it is chosen here.
-    const bool same = models::is_gated(file) ? compare(models::T5<models::T5Gated>(file), expected)
-                                             : compare(models::T5<mha::Relu>(file), expected);
+    const bool same = weights.config().activation == "relu" ? compare(models::T5<mha::Relu>(weights), expected)
+                                                            : compare(models::T5<models::GatedGelu>(weights), expected);
     right = same && right;
   }
   return right ? 0 : 1;

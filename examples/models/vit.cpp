@@ -10,7 +10,7 @@
 
 int main(int argc, char** argv) try {
   const std::filesystem::path folder = argc > 1 ? argv[1] : MHA_MODELS_DATA "/vit";
-  const models::Vit<> model{models::Checkpoint(folder)};
+  const models::Vit<> model{mha::Vit<float>(folder)};
   const models::Expected expected(folder);
 
   const models::Rows logits = model(expected.pixels());  // (1, classes)

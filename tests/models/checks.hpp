@@ -19,7 +19,7 @@ inline std::filesystem::path data(const char* name) { return std::filesystem::pa
 
 /// With a folder of its own for the model: what it is compared with stays that of the checkpoint of this name.
 template <class B> float bert(const char* name, const std::filesystem::path& folder) {
-  const Bert<B> model{Checkpoint(folder)};
+  const Bert<B> model{mha::Bert<float>(folder)};
   const Expected expected(data(name));
   std::vector<int> offsets{0};
   for (const int length : expected.ids("lengths")) offsets.push_back(offsets.back() + length);
@@ -27,20 +27,23 @@ template <class B> float bert(const char* name, const std::filesystem::path& fol
   return std::max(expected.difference(x, "last_hidden_state"),
                   expected.difference(model.pool(x, offsets), "pooler_output"));
 }
-template <class Model> float decoder(const char* name, const std::filesystem::path& folder) {
+/// Of Gpt2<B> or Llama<Norm, B>, with the weights of mha::Gpt2<float> or mha::Llama<float>.
+template <class Model, class Weights> float decoder(const char* name, const std::filesystem::path& folder) {
+  const Model model{Weights(folder)};
   const Expected expected(data(name));
-  return expected.difference(Model(Checkpoint(folder))(expected.ids("ids")), "logits");
+  return expected.difference(model(expected.ids("ids")), "logits");
 }
 template <class Model> float t5(const char* name, const std::filesystem::path& folder) {
-  const Model model{Checkpoint(folder)};
+  const Model model{mha::T5<float>(folder)};
   const Expected expected(data(name));
   const Rows memory = model.encode(expected.ids("ids"));
   return std::max(expected.difference(memory, "encoder_last_hidden_state"),
                   expected.difference(model.decode(expected.ids("decoder_ids"), memory), "logits"));
 }
 template <class B> float vit(const char* name, const std::filesystem::path& folder) {
+  const Vit<B> model{mha::Vit<float>(folder)};
   const Expected expected(data(name));
-  return expected.difference(Vit<B>(Checkpoint(folder))(expected.pixels()), "logits");
+  return expected.difference(model(expected.pixels()), "logits");
 }
 
 }  // namespace models::testing

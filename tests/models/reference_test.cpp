@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The models on Reference; on Cpu the examples themselves are the tests.
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -22,13 +24,13 @@ struct Case {
 };
 constexpr Case kCases[]{
     {"bert", models::testing::bert<On>},
-    {"gpt2", models::testing::decoder<Gpt2<On>>},
-    {"llama", models::testing::decoder<Llama<mha::NoNorm, On>>},
-    {"mistral", models::testing::decoder<Llama<mha::NoNorm, On>>},
-    {"qwen2", models::testing::decoder<Llama<mha::NoNorm, On>>},
-    {"qwen3", models::testing::decoder<Llama<mha::QkNorm, On>>},
+    {"gpt2", models::testing::decoder<Gpt2<On>, mha::Gpt2<float>>},
+    {"llama", models::testing::decoder<Llama<mha::NoNorm, On>, mha::Llama<float>>},
+    {"mistral", models::testing::decoder<Llama<mha::NoNorm, On>, mha::Llama<float>>},
+    {"qwen2", models::testing::decoder<Llama<mha::NoNorm, On>, mha::Llama<float>>},
+    {"qwen3", models::testing::decoder<Llama<mha::QkNorm, On>, mha::Llama<float>>},
     {"t5", models::testing::t5<T5<mha::Relu, On>>},
-    {"t5_v1_1", models::testing::t5<T5<T5Gated, On>>},
+    {"t5_v1_1", models::testing::t5<T5<GatedGelu, On>>},
     {"vit", models::testing::vit<On>},
 };
 
@@ -77,16 +79,38 @@ TEST(Models, CheckpointsTellTheirFeatures) {
   }
 }
 
-TEST(Models, RefuseATokenOutsideTheVocabulary) {
-  const Gpt2<On> model{Checkpoint(models::testing::data("gpt2"))};
-  for (const int id : {-1, 32}) {
-    try {
-      (void)model(std::vector<int>{0, id});
-      FAIL() << id;
-    } catch (const std::invalid_argument& error) {
-      EXPECT_EQ(error.what(), "token " + std::to_string(id) + " is outside the vocabulary of 32");
-    }
-  }
+template <class F> std::string refusal(F&& f) { return mha_test::message_of<std::exception>(f); }
+
+TEST(Models, RefuseInputsThatDoNotFit) {
+  const Gpt2<On> gpt2{mha::Gpt2<float>(models::testing::data("gpt2"))};
+  for (const int id : {-1, 32})
+    EXPECT_EQ(refusal([&] {
+                (void)gpt2(std::vector<int>{0, id});
+              }),
+              "token " + std::to_string(id) + " is outside the vocabulary of 32");
+  EXPECT_EQ(refusal([&] { (void)gpt2(std::vector<int>(17, 0)); }),
+            "a text has 17 tokens, the model has positions for 16");
+
+  const Bert<On> bert{mha::Bert<float>(models::testing::data("bert"))};
+  const std::vector<int> three(3, 0), two(2, 0);
+  EXPECT_EQ(refusal([&] {
+              (void)bert(three, two, std::vector<int>{0, 3});
+            }),
+            "there are 3 ids, 2 token types and texts of 3 tokens together");
+  EXPECT_EQ(refusal([&] {
+              (void)bert(three, three, std::vector<int>{0, 2});
+            }),
+            "there are 3 ids, 3 token types and texts of 2 tokens together");
+
+  const Vit<On> vit{mha::Vit<float>(models::testing::data("vit"))};
+  const std::vector<float> pixels(3 * 12 * 16);
+  EXPECT_EQ(refusal([&] { (void)vit(mha::view(pixels.data(), 3, 12, 16)); }),
+            "axis 2 of the pixels is 16, the model's images have 12");
+}
+
+TEST(Models, RefuseWeightsOfAnotherActivation) {
+  const mha::T5<float> gated(models::testing::data("t5_v1_1"));
+  EXPECT_NE(refusal([&] { T5<mha::Relu, On>{gated}; }).find("the activation is gated gelu_tanh"), std::string::npos);
 }
 
 }  // namespace
