@@ -84,15 +84,6 @@ template <class T, class X> Refused refuse_rows() {
   return {};
 }
 
-/// What a call without into(y) returns.
-template <class B, class X, class View> auto result_of_rows(const View& x, Index width) {
-  using Result = ResultOn<B, X>;
-  if constexpr (ViewTraits<X>::rank == 2)
-    return Result::make(x.extent[1], width);
-  else
-    return Result::make(x.extent[0], x.extent[1], width);
-}
-
 /// The result's or residual's rows are as many as x has, this wide, and where the backend reaches them.
 template <class T, class B, class View>
 void require_like(const char* call, const B& backend, const char* name, const TensorView<const T, 3>& x,
@@ -196,7 +187,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
                                             std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, W>()) {
       const LinearViews<const W> w = parameters_.checked(weights);
-      if constexpr (WidensWeights<On, T, W>) {
+      if constexpr (detail::keeps_narrow<On, T, W>) {
         products_ = Products::of_narrow(backend_, w);
         parameters_.keep_packed_alone();
       } else {
@@ -257,15 +248,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
     const StageCost c = cost(rows);
     const LinearConfig& sizes = config();
-    const std::string packed = products_.bytes() > 0 ? "packed in " + n(products_.bytes()) + " bytes" : "";
-    std::string weights = parameters_.borrowed() ? "borrowed" : parameters_.present() ? "owned" : "none yet";
-    if (parameters_.packed_alone())
-      weights = packed + " alone";
-    else if (!packed.empty())
-      weights += ", " + packed;
     return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
            ")" + (gated ? ", twice, " : ", ") + std::to_string(c.flop * 1e-9) + " GFLOP, " + n(c.bytes) + " bytes" +  //
-           "\nweights:     " + n(c.parameters) + " " + products_.weight_scalar() + ", " + weights +                   //
+           "\nweights:     " + n(c.parameters) + " " + detail::weights_in_words(parameters_, products_) +             //
            "\nactivation:  " + detail::activation_name<F>() +                                                         //
            "\nkernel:      " + std::string(On::name) +
            (FusesEpilogue<On, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");

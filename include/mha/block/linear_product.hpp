@@ -72,7 +72,7 @@ template <class T, class B, class F> class LinearProduct {
   }
   /// By weights that stay in W.
   template <class W>
-  requires(WidensWeights<B, T, W>) static LinearProduct of_narrow(const B& backend, const LinearViews<const W>& w) {
+  requires(keeps_narrow<B, T, W>) static LinearProduct of_narrow(const B& backend, const LinearViews<const W>& w) {
     const DenseWeights<W> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
     LinearProduct product;
     product.narrow_ = std::make_shared<const NarrowWeightsOf<T, B, F, W>>(

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <type_traits>
 
 #include "../backend/backend.hpp"
@@ -28,6 +29,18 @@ template <class T, class W> constexpr bool check_narrow() {
                 "mha: borrow() takes weights of the layer's scalar, or half and bfloat16 ones under float or double: "
                 "convert these first (see mha/block/narrow_weights.hpp)");
   return fits;
+}
+
+/// Whether weights of W under T stay so, and not as T.
+template <class B, class T, class W> constexpr bool keeps_narrow = computes_on_host<B>&& WidensWeights<B, T, W>;
+
+/// "bfloat16, packed in 64 bytes alone", of parameters and the products that are made of them.
+template <class Parameters, class Products>
+std::string weights_in_words(const Parameters& parameters, const Products& products) {
+  const std::string scalar = products.weight_scalar();
+  const std::string packed = products.bytes() > 0 ? ", packed in " + std::to_string(products.bytes()) + " bytes" : "";
+  if (parameters.packed_alone()) return scalar + packed + " alone";
+  return scalar + (parameters.borrowed() ? ", borrowed" : parameters.present() ? ", owned" : ", none yet") + packed;
 }
 
 /// Weights of some narrower scalar that a backend packed, their type lost: only who packs them compiles a product by

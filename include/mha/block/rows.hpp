@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 
+#include "../backend/backend.hpp"
 #include "../core/copy.hpp"
 #include "../core/items.hpp"
 #include "../core/view.hpp"
@@ -27,6 +28,15 @@ template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>&
 }
 template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
   return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
+}
+
+/// What a call without into(y) returns.
+template <class B, class X, class View> auto result_of_rows(const View& x, Index width) {
+  using Result = ResultOn<B, X>;
+  if constexpr (ViewTraits<X>::rank == 2)
+    return Result::make(x.extent[1], width);
+  else
+    return Result::make(x.extent[0], x.extent[1], width);
 }
 
 /// Whether two views show the same elements in the same order.

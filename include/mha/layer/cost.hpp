@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -86,9 +87,11 @@ template <Mask M> [[nodiscard]] double visible_pairs(const M& mask, const CallSh
 
 namespace detail {
 
-/// The cost of a layer of these policies, whose configuration is complete, in scalar T.
+/// The cost of a layer of these policies, whose configuration is complete, in scalar T, its matrices in weight_size
+/// bytes a number.
 template <class T, class Policies, Mask M>
-Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M& mask) {
+Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M& mask,
+                std::size_t weight_size = sizeof(T)) {
   require(batch >= 0, "cost: batch is ", batch, ", it must be at least 0");
   require(queries >= 0, "cost: queries is ", queries, ", it must be at least 0");
   require(keys >= 0, "cost: keys is ", keys, ", it must be at least 0");
@@ -100,7 +103,7 @@ Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M
   const double concat = c.concat_width(), y_width = Output::width(c.concat_width(), c.d_model);
   const double q_weights = E * q_width, kv_weights = c.kv_model * (k_width + v_width);
   const double out_weights = Output::has_weights ? concat * E : 0;
-  const double bytes = sizeof(T);
+  const double bytes = sizeof(T), saved = bytes - double(weight_size);
 
   Cost cost;
   cost.visible_pairs = visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries});
@@ -108,11 +111,13 @@ Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M
       (c.has_query_bias() ? q_width : 0) + (c.has_key_bias() ? k_width : 0) + (c.has_value_bias() ? v_width : 0);
   const double in = q_weights + kv_weights + biases + (has_norm ? 2 * c.head_dim : 0);
   cost.projection = {static_cast<std::int64_t>(in), 2 * (q_rows * q_weights + k_rows * kv_weights),
-                     bytes * (in + q_rows * (E + q_width) + k_rows * (c.kv_model + k_width + v_width))};
+                     bytes * (in + q_rows * (E + q_width) + k_rows * (c.kv_model + k_width + v_width)) -
+                         saved * (q_weights + kv_weights)};
   cost.score = {0, 2 * cost.visible_pairs * q_width, bytes * (q_rows * q_width + k_rows * k_width)};
   cost.value = {0, 2 * cost.visible_pairs * concat, bytes * (k_rows * v_width + q_rows * concat)};
   const double out = out_weights + (Output::has_weights && c.has_output_bias() ? E : 0) + (has_gates ? c.num_heads : 0);
-  cost.output = {static_cast<std::int64_t>(out), 2 * q_rows * out_weights, bytes * (out + q_rows * (concat + y_width))};
+  cost.output = {static_cast<std::int64_t>(out), 2 * q_rows * out_weights,
+                 bytes * (out + q_rows * (concat + y_width)) - saved * out_weights};
   cost.cache_elements = static_cast<std::int64_t>(k_rows * (k_width + v_width));
   cost.activation_elements = q_rows * (q_width + concat) + k_rows * (k_width + v_width);
   cost.crossover_length = (q_weights + kv_weights + out_weights) / (q_width + concat);

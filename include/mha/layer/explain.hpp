@@ -55,7 +55,8 @@ inline std::string biases_of(const Config& c, bool has_output) {
   return list.empty() ? "none" : list;
 }
 
-/// The facts of a layer's call, one a line. M is the layer's mask with those of the call.
+/// The facts of a layer's call, one a line. M is the layer's mask with those of the call; `weights` begins with their
+/// scalar.
 template <class T, class M, class Policies, Backend B>
 std::string explain_layer(const B& backend, const Config& c, const Cost& cost, const CallShape& shape,
                           const std::string& weights) {
@@ -68,7 +69,7 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, c
                              Policies::Concat::name, Policies::Output::name})
     list += (list.empty() ? "" : ", ") + std::string(policy);
   return "heads:       " + heads_of(c) + ", head_dim " + n(c.head_dim) + ", value_dim " + n(c.value_dim) +    //
-         "\nweights:     " + n(cost.parameters()) + " " + scalar_name<T>() + ", " + weights +                 //
+         "\nweights:     " + n(cost.parameters()) + " " + weights +                                           //
          "\nbiases:      " + biases_of(c, Policies::Output::has_weights) +                                    //
          "\nmask:        " + InWords<M>::text() +                                                             //
          "\nscore:       " + InWords<typename Policies::Score>::text() +                                      //

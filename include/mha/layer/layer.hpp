@@ -66,14 +66,14 @@ template <class T, Backend B, class Policies> class Layer {
   /// What it computes on, unless a call is given another.
   const B& backend() const { return backend_; }
 
-  /// Read-only named views of the weights; null data while the layer has none.
+  /// Read-only named views of the weights; null data while the layer has none, or packed matrices alone.
   [[nodiscard]] ParameterViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
 
   /// f(const ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale: element
   /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls.
   ///
-  /// Errors    ShapeError if the weights are borrowed
+  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
   template <class F> void update(F&& f) {
     const auto p = parameters_.writable();
     products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
@@ -99,6 +99,25 @@ template <class T, Backend B, class Policies> class Layer {
     parameters_.borrow(weights, std::move(keep_alive), packing());
   }
 
+  /// Weights in half or bfloat16 under float or double, BorrowedWeights<bfloat16>{.query = …} or the parameters() of a
+  /// layer of that scalar, with the bits of the same weights in T. They are read here only, and not kept alive: Cpu
+  /// packs the matrices in their own 16 bits, everything else is converted to T.
+  template <detail::WeightsOfAnother<T> Weights>
+  void borrow(const Weights& weights, std::shared_ptr<const void> = nullptr) {
+    if constexpr (detail::check_narrow<T, detail::WeightScalar<Weights>>())
+      products_ = Products::borrow_narrow(backend_, parameters_, weights);
+  }
+
+  /// Frees the layer's own matrices, or lets go of those that it borrows: the packed ones are enough for every call.
+  /// parameters() shows norms and gates alone then, and update() is refused, until weights are borrowed.
+  ///
+  /// Errors    ShapeError if there are no weights, or the backend does not pack them, as Reference and EigenCpu
+  void drop_unpacked() {
+    require_weights("drop_unpacked");
+    products_.require_packed(B::name, parameter_count());
+    parameters_.keep_packed_alone(parameters_.views(), parameters_.version());
+  }
+
   /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
   /// shared too, unless the backends' types differ. Borrow anew after an update of the owner's weights; the owner must
   /// outlive this layer unless it borrowed them itself. With equal norm and position they share KeyValues.
@@ -113,9 +132,8 @@ template <class T, Backend B, class Policies> class Layer {
       else
         packing()(w);
     };
-    const bool same_keys = detail::same_policy(norm_, owner.norm_) && detail::same_policy(position_, owner.position_);
-    parameters_.borrow(owner.parameters(), owner.parameters_.keep_alive(), take,
-                       same_keys ? owner.parameters_.version() : detail::next_version());
+    parameters_.share(owner.parameters_, take, std::is_same_v<B, OtherBackend>,
+                      detail::same_policy(norm_, owner.norm_) && detail::same_policy(position_, owner.position_));
   }
 
   /// Self-attention.
@@ -206,17 +224,15 @@ template <class T, Backend B, class Policies> class Layer {
   /// Errors    ShapeError if a size is negative, or a mask's data does not fit it
   template <Mask... Masks>
   [[nodiscard]] Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    return detail::layer_cost<T, Policies>(config_, batch, queries, keys, all_masks(masks...));
+    return detail::layer_cost<T, Policies>(config_, batch, queries, keys, all_masks(masks...), products_.weight_size());
   }
 
   /// The heads, policies, cost, kernel and memory of such a call, one fact a line.
   template <Mask... Masks>
   [[nodiscard]] std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    const CallShape shape{batch, config_.num_heads, queries, keys, keys - queries};
-    std::string weights = parameters_.borrowed() ? "borrowed" : parameters_.present() ? "owned" : "none yet";
-    if (products_.bytes() > 0) weights += ", packed in " + std::to_string(products_.bytes()) + " bytes";
     return detail::explain_layer<T, decltype(all_masks(masks...)), Policies>(
-        backend_, config_, cost(batch, queries, keys, masks...), shape, weights);
+        backend_, config_, cost(batch, queries, keys, masks...),
+        {batch, config_.num_heads, queries, keys, keys - queries}, detail::weights_in_words(parameters_, products_));
   }
 
  private:
@@ -230,14 +246,7 @@ template <class T, Backend B, class Policies> class Layer {
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       forward(from, memory, detail::find_into<T>(extra...), extra...);
     } else {
-      const Index width = output_width();
-      auto y = [&] {
-        using Result = detail::ResultOn<B, X>;
-        if constexpr (ViewTraits<X>::rank == 2)
-          return Result::make(from.extent[1], width);
-        else
-          return Result::make(from.extent[0], from.extent[1], width);
-      }();
+      auto y = detail::result_of_rows<B, X>(from, output_width());
       forward(from, memory, detail::with_batch(view(y)), extra...);
       return y;
     }
@@ -351,10 +360,13 @@ template <class T, Backend B, class Policies> class Layer {
     return [this](const ParameterViews<const T>& w) { products_ = Products(backend_, w, Output::has_weights); };
   }
 
-  void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,
-                  Index width) const {
+  void require_weights(const char* call) const {
     detail::require(parameters_.present(), call, ": expected ", parameter_count(),
                     " weights, got 0: call initialize, update or borrow first");
+  }
+  void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,
+                  Index width) const {
+    require_weights(call);
     detail::require_rows(call, name, v, member, width);
   }
   template <class Memory> void check(const TensorView<const T, 3>& x, const Memory& memory) const {

@@ -41,7 +41,8 @@ template <class T> struct LinearWeights {
 /// Named views of a layer's parameters.
 ///
 /// Shapes    query (Hq, E, D)  key (Hkv, E_kv, D)  value (Hkv, E_kv, Dv)  output (Hq·Dv, E), and their biases;
-///           query_norm, key_norm (D) with QkNorm; gate (Hq) with GatedHeads; null data for what the layer has not
+///           query_norm, key_norm (D) with QkNorm; gate (Hq) with GatedHeads; null data for what the layer has not, and
+///           for matrices and biases while the layer has them packed alone
 template <class T> struct ParameterViews {
   HeadWeights<T> query, key, value;
   LinearWeights<T> output;
@@ -67,11 +68,24 @@ inline std::uint64_t next_version() { return ++last_version; }
 ///
 /// Shapes    query (E, Hq·D)  key (E_kv, Hkv·D)  value (E_kv, Hkv·Dv)  output (Hq·Dv, E)  biases (columns of theirs)
 ///           query_norm, key_norm (D)  gate (Hq)
+/// Scalars   the layer's own; or half or bfloat16 under float or double
 template <class T> struct BorrowedWeights {
   WeightView<T, 2> query{}, key{}, value{}, output{};
   WeightView<T, 1> query_bias{}, key_bias{}, value_bias{}, output_bias{};
   WeightView<T, 1> query_norm{}, key_norm{}, gate{};
 };
+
+namespace detail {
+
+template <class Weights> struct WeightScalarOf {};
+template <class W> struct WeightScalarOf<BorrowedWeights<W>> { using type = W; };
+template <class W> struct WeightScalarOf<ParameterViews<const W>> { using type = W; };
+/// The scalar of what borrow() takes.
+template <class Weights> using WeightScalar = typename WeightScalarOf<Weights>::type;
+template <class Weights, class T>
+concept WeightsOfAnother = !std::same_as<WeightScalar<Weights>, T>;
+
+}  // namespace detail
 
 /// A layer's parameters: one flat allocation of its own, or views of somebody else's memory kept alive with it. There
 /// are none until they are written or borrowed, so that a mapped checkpoint costs no second copy.
@@ -94,6 +108,9 @@ template <class T, class Policies> class Parameters {
 
   bool present() const { return borrowed_ || own_.size() > 0; }
   bool borrowed() const { return borrowed_; }
+  /// Whether there are no matrices except those that the backend packed.
+  bool packed_alone() const { return packed_alone_; }
+  const Config& config() const { return config_; }
   /// A number that no other weights of the program have: a new one whenever they are written or borrowed anew, but that
   /// of their owner where another layer makes the same keys of them.
   std::uint64_t version() const { return version_; }
@@ -117,6 +134,8 @@ template <class T, class Policies> class Parameters {
   ///
   /// Errors    ShapeError if they are borrowed: they belong to somebody else
   ParameterViews<T> writable() {
+    detail::require(!packed_alone_, "update: of the layer's ", size(),
+                    " parameters only the packed ones are left, so they cannot be written");
     detail::require(!borrowed_, "update: the layer's ", size(), " parameters are borrowed, so they cannot be written");
     version_ = detail::next_version();
     if (own_.size() == 0) {
@@ -156,6 +175,7 @@ template <class T, class Policies> class Parameters {
     keep_alive_ = std::move(keep_alive);
     own_ = Tensor<T, 1>();
     borrowed_ = true;
+    packed_alone_ = false;
     version_ = version;
   }
 
@@ -180,7 +200,92 @@ template <class T, class Policies> class Parameters {
     borrow(next, std::move(keep_alive), before);
   }
 
+  /// Writes weights of this configuration in another scalar.
+  template <class W> void write(const ParameterViews<const W>& from) {
+    const ParameterViews<T> to = writable();
+    const auto heads = [](const HeadWeights<const W>& w, const HeadWeights<T>& wide) {
+      for (Index h = 0; h < wide.head_count(); ++h) {
+        widen(w.head(h), wide.head(h));
+        if (w.bias.data != nullptr) widen(w.head_bias(h), wide.head_bias(h));
+      }
+    };
+    heads(from.query, to.query);
+    heads(from.key, to.key);
+    heads(from.value, to.value);
+    widen(from.output.weight, to.output.weight);
+    widen(from.output.bias, to.output.bias);
+    widen(from.query_norm, to.query_norm);
+    widen(from.key_norm, to.key_norm);
+    widen(from.gate, to.gate);
+  }
+
+  /// The packed matrices are enough: of these weights, which are checked, it keeps the norms' and the gates, as T.
+  template <class W>
+  void keep_packed_alone(const ParameterViews<const W>& w, std::uint64_t version = detail::next_version()) {
+    const auto kept = std::make_shared<Tensor<T, 1>>(w.query_norm.extent[0] + w.key_norm.extent[0] + w.gate.extent[0]);
+    ParameterViews<const T> next;
+    T* at = kept->data();
+    const auto keep = [&](const TensorView<const W, 1>& from, TensorView<const T, 1>& to) {
+      if (from.extent[0] == 0) return;
+      widen(from, view(at, from.extent[0]));
+      to = view(std::as_const(at), from.extent[0]);
+      at += from.extent[0];
+    };
+    keep(w.query_norm, next.query_norm);
+    keep(w.key_norm, next.key_norm);
+    keep(w.gate, next.gate);
+    take_packed(next, kept, version);
+  }
+
+  /// Another layer's weights, and what its backend packed if that is of the same type; before(views) comes last of what
+  /// can throw.
+  ///
+  /// Errors    ShapeError if a size is not that of the configuration; nothing changes then
+  template <class OtherPolicies, class F>
+  void share(const Parameters<T, OtherPolicies>& owner, const F& before, bool same_backend, bool same_keys) {
+    const std::uint64_t version = same_keys ? owner.version() : detail::next_version();
+    if (!owner.packed_alone()) return borrow(owner.views(), owner.keep_alive(), before, version);
+    detail::require(same_backend, "borrow: of the owner's ", owner.size(),
+                    " parameters only those are left that its backend packed, expected a backend of the same type");
+    const Config &c = config_, &o = owner.config();
+    const auto same = [](const char* name, Index theirs, Index own) {
+      detail::require(theirs == own, "borrow: the packed weights' ", name, " is ", theirs, ", expected ", own);
+    };
+    same("d_model", o.d_model, c.d_model);
+    same("kv_model", o.kv_model, c.kv_model);
+    same("num_heads", o.num_heads, c.num_heads);
+    same("num_kv_heads", o.num_kv_heads, c.num_kv_heads);
+    same("head_dim", o.head_dim, c.head_dim);
+    same("value_dim", o.value_dim, c.value_dim);
+    same("query_bias", o.has_query_bias(), c.has_query_bias());
+    same("key_bias", o.has_key_bias(), c.has_key_bias());
+    same("value_bias", o.has_value_bias(), c.has_value_bias());
+    same("number of output projections", OtherPolicies::Output::has_weights, Output::has_weights);
+    if (Output::has_weights) same("output_bias", o.has_output_bias(), c.has_output_bias());
+    same("number of norms", OtherPolicies::Norm::has_weights, Norm::has_weights);
+    same("number of gates", OtherPolicies::Concat::has_gates, Concat::has_gates);
+    before(owner.views());
+    take_packed(owner.views(), owner.keep_alive(), version);
+  }
+
  private:
+  template <class W> static void widen(const TensorView<const W, 1>& from, const TensorView<T, 1>& to) {
+    for (Index i = 0; i < from.extent[0]; ++i) to(i) = static_cast<T>(from(i));
+  }
+  template <class W> static void widen(const TensorView<const W, 2>& from, const TensorView<T, 2>& to) {
+    for (Index i = 0; i < from.extent[0]; ++i)
+      for (Index j = 0; j < from.extent[1]; ++j) to(i, j) = static_cast<T>(from(i, j));
+  }
+
+  void take_packed(const ParameterViews<const T>& vectors, std::shared_ptr<const void> keep_alive,
+                   std::uint64_t version) {
+    views_ = vectors;
+    keep_alive_ = std::move(keep_alive);
+    own_ = Tensor<T, 1>();
+    borrowed_ = packed_alone_ = true;
+    version_ = version;
+  }
+
   template <class U> ParameterViews<U> carve(U* data, std::size_t size) const {
     const Config& c = config_;
     ParameterViews<U> p;
@@ -236,7 +341,7 @@ template <class T, class Policies> class Parameters {
   }
 
   Config config_;
-  bool borrowed_ = false;
+  bool borrowed_ = false, packed_alone_ = false;
   std::uint64_t version_ = 0;
   Tensor<T, 1> own_;
   ParameterViews<const T> views_;  // when borrowed

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -9,6 +10,9 @@
 #include <vector>
 
 #include "../backend/backend.hpp"
+#include "../block/narrow_weights.hpp"
+#include "../core/check.hpp"
+#include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../policy/projection.hpp"
 #include "parameters.hpp"
@@ -27,7 +31,8 @@ requires(!computes_on_host<B>) struct UploadedBy<T, B> {
   using type = std::remove_cvref_t<decltype(std::declval<const B&>().upload(std::span<const T>()))>;
 };
 
-/// A layer's dense products: by weights its backend packed once, where it packs; else by the weights as they lie.
+/// A layer's dense products: by weights its backend packed once, where it packs, of T or of a narrower scalar; else by
+/// the weights as they lie.
 ///
 /// Copies share what was packed, which nobody changes. Without it, as before the first pack(), the products are the
 /// same, only slower.
@@ -57,6 +62,53 @@ template <class T, class B> class LayerProducts {
     }
   }
 
+  /// By weights that stay in W.
+  template <class W>
+  requires(keeps_narrow<B, T, W>) static LayerProducts
+      of_narrow(const B& backend, const ParameterViews<const W>& w, bool has_output) {
+    Tensor<W, 2> side_by_side[3];
+    const DenseWeights<W> parts[] = {whole(w.query, side_by_side[0]),
+                                     whole(w.key, side_by_side[1]),
+                                     whole(w.value, side_by_side[2]),
+                                     {w.output.weight, w.output.bias}};
+    LayerProducts products;
+    products.narrow_ = std::make_shared<const NarrowWeightsOf<T, B, Identity, W>>(
+        backend, std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}));
+    return products;
+  }
+
+  /// By weights in a narrower scalar, which are borrowed: checked first, nothing changes if one is wrong.
+  template <class Policies, class Weights>
+  static LayerProducts borrow_narrow(const B& backend, Parameters<T, Policies>& parameters, const Weights& weights) {
+    using W = WeightScalar<Weights>;
+    constexpr bool has_output = Policies::Output::has_weights;
+    Parameters<W, Policies> narrow(parameters.config());
+    narrow.borrow(weights, nullptr);
+    if constexpr (keeps_narrow<B, T, W>) {
+      LayerProducts products = of_narrow(backend, narrow.views(), has_output);
+      parameters.keep_packed_alone(narrow.views());
+      return products;
+    } else {
+      const auto wide = std::make_shared<Parameters<T, Policies>>(parameters.config());
+      wide->write(narrow.views());
+      LayerProducts products(backend, wide->views(), has_output);
+      parameters.borrow(wide->views(), wide);
+      if (products.packed()) parameters.keep_packed_alone(wide->views());
+      return products;
+    }
+  }
+
+  /// Whether the matrices are packed, so that nobody reads the others again.
+  bool packed() const { return packed_ != nullptr || narrow_ != nullptr; }
+  void require_packed(const char* backend, std::int64_t count) const {
+    require(packed(), "drop_unpacked: ", backend, " reads the layer's ", count,
+            " parameters where they are, expected a backend that packs them");
+  }
+
+  /// The scalar that the matrices are read in.
+  const char* weight_scalar() const { return narrow_ != nullptr ? narrow_->scalar_name : scalar_name<T>(); }
+  std::size_t weight_size() const { return narrow_ != nullptr ? narrow_->scalar_size : sizeof(T); }
+
   /// The norms' weights and the gates where the backend reads them.
   LayerVectors<T> vectors(const ParameterViews<const T>& w) const {
     LayerVectors<T> v{w.query_norm, w.key_norm, w.gate};
@@ -75,6 +127,7 @@ template <class T, class B> class LayerProducts {
 
   /// Bytes that packed weights take beside the weights themselves.
   std::size_t bytes() const {
+    if (narrow_ != nullptr) return narrow_->bytes();
     if constexpr (PacksWeights<B, T>)
       if (packed_ != nullptr) return packed_->bytes();
     return 0;
@@ -85,6 +138,7 @@ template <class T, class B> class LayerProducts {
   /// Shapes    rows (B·L, E)  to[i] (B·L, columns)
   void run(const B& backend, const TensorView<const T, 2>& rows, const ParameterViews<const T>& w, LayerMatrix first,
            std::span<const TensorView<T, 2>> to, typename B::Workspace& workspace) const {
+    if (narrow_ != nullptr) return narrow_->multiply(backend, rows, static_cast<Index>(first), to, workspace);
     if constexpr (PacksWeights<B, T>)
       if (packed_ != nullptr)
         return backend.gemm(PackedGemmCall<T, Packed>{rows, *packed_, static_cast<Index>(first), to}, workspace);
@@ -115,16 +169,16 @@ template <class T, class B> class LayerProducts {
   }
 
   /// All heads as one matrix; copied side by side if each has memory of its own.
-  static DenseWeights<T> whole(const HeadWeights<const T>& w, Tensor<T, 2>& copy) {
+  template <class W> static DenseWeights<W> whole(const HeadWeights<const W>& w, Tensor<W, 2>& copy) {
     if (w.is_matrix()) return {w.matrix(), w.bias_row()};
     const Index columns = w.head_count() * w.head_dim();
-    copy = Tensor<T, 2>(std::int64_t{w.model()} + 1, columns);  // the bias in the last row
+    copy = Tensor<W, 2>(std::int64_t{w.model()} + 1, columns);  // the bias in the last row
     for (Index h = 0; h < w.head_count(); ++h)
       for (Index d = 0; d < w.head_dim(); ++d) {
         for (Index e = 0; e < w.model(); ++e) copy(e, h * w.head_dim() + d) = w.heads(h, e, d);
         if (w.bias.data != nullptr) copy(w.model(), h * w.head_dim() + d) = w.bias(h, d);
       }
-    DenseWeights<T> r{mha::view(std::as_const(copy).data(), w.model(), columns), {}};
+    DenseWeights<W> r{mha::view(std::as_const(copy).data(), w.model(), columns), {}};
     if (w.bias.data != nullptr) r.bias = mha::view(&std::as_const(copy)(w.model(), 0), columns);
     return r;
   }
@@ -136,6 +190,7 @@ template <class T, class B> class LayerProducts {
   }
 
   std::shared_ptr<const Packed> packed_;
+  std::shared_ptr<const NarrowWeights<T, B>> narrow_;  // instead of packed_
   [[no_unique_address]] std::conditional_t<computes_on_host<B>, None, std::shared_ptr<const Uploaded>> vectors_;
 };
 

@@ -64,7 +64,7 @@ TEST(ExplainLayer, SaysOneFactALine) {
   cost.activation_elements = 1000;
   const mha::CallShape shape{.batch = 2, .heads = 4, .queries = 5, .keys = 10, .origin = 5};
   EXPECT_EQ((mha::detail::explain_layer<float, mha::And<mha::Causal, mha::Padding>, Policies>(mha::Reference{}, c, cost,
-                                                                                              shape, "owned")),
+                                                                                              shape, "float, owned")),
             "heads:       4 query heads share 2 key/value heads, head_dim 2, value_dim 3\n"
             "weights:     12 float, owned\n"
             "biases:      none\n"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -8,8 +10,12 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/cpu/cpu.hpp>
+#include <mha/backend/eigen/eigen_cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
+#include <mha/layer/multi_head_attention.hpp>
 #include <mha/layer/products.hpp>
+#include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "compare.hpp"
 #include "own_policies.hpp"
@@ -123,6 +129,254 @@ TEST(Products, SayHowManyBytesArePacked) {
   EXPECT_EQ((LayerProducts<double, Counting>(Counting{}, w, false).bytes()), 24u);
   EXPECT_EQ((LayerProducts<double, Counting>().bytes()), 0u);
   EXPECT_EQ((LayerProducts<double, mha::Reference>(mha::Reference{}, w, true).bytes()), 0u);
+}
+
+template <class F> std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const mha::ShapeError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+template <class F> void at_every_isa(F&& f) {
+  const mha::IsaLevel before = mha::current_isa();
+  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
+    mha::force_isa(static_cast<mha::IsaLevel>(level));
+    SCOPED_TRACE(mha::to_string(mha::current_isa()));
+    f();
+  }
+  mha::force_isa(before);
+}
+
+const mha::Config narrow_config{.d_model = 70,
+                                .num_heads = 6,
+                                .num_kv_heads = 2,
+                                .head_dim = 10,
+                                .value_dim = 14,
+                                .kv_model = 52,
+                                .bias = true,
+                                .key_bias = false};
+template <class T, class B>
+using NarrowLayer =
+    mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Causal, mha::QkNorm, mha::GatedHeads>;
+
+/// Weights of narrow_config in W as a checkpoint has them, (out, in).
+template <class W> struct NarrowCheckpoint {
+  Tensor<W, 2> query{60, 70}, key{20, 52}, value{28, 52}, output{70, 84};
+  Tensor<W, 1> query_bias{60}, value_bias{28}, output_bias{70}, query_norm{10}, key_norm{10}, gate{6};
+
+  explicit NarrowCheckpoint(support::Random& random) {
+    for (auto* w : {&query, &key, &value, &output})
+      for (W& x : *w) x = support::Random::rounded<W>(random.normal() / 8);
+    for (auto* v : {&query_bias, &value_bias, &output_bias, &query_norm, &key_norm, &gate}) random.fill(*v);
+  }
+  mha::BorrowedWeights<W> borrowed() const {
+    return {.query = mha::transposed(query.view()),
+            .key = mha::transposed(key.view()),
+            .value = mha::transposed(value.view()),
+            .output = mha::transposed(output.view()),
+            .query_bias = query_bias,
+            .value_bias = value_bias,
+            .output_bias = output_bias,
+            .query_norm = query_norm,
+            .key_norm = key_norm,
+            .gate = gate};
+  }
+  /// The same numbers as a layer's own.
+  template <class Layer> void write(Layer& layer) const {
+    using T = typename Layer::Scalar;
+    const auto turned = [](const Tensor<W, 2>& w) {
+      Tensor<T, 2> t(w.extent(1), w.extent(0));
+      for (Index i = 0; i < t.extent(0); ++i)
+        for (Index j = 0; j < t.extent(1); ++j) t(i, j) = T(float(w(j, i)));
+      return t;
+    };
+    const auto copy = [](const Tensor<W, 1>& from, const TensorView<T, 1>& to) {
+      for (Index i = 0; i < to.extent[0]; ++i) to(i) = T(float(from(i)));
+    };
+    layer.update([&](auto& p) {
+      p.query = turned(query);
+      p.key = turned(key);
+      p.value = turned(value);
+      p.output = turned(output);
+      copy(query_bias, p.query.bias_row());
+      copy(value_bias, p.value.bias_row());
+      copy(output_bias, p.output.bias);
+      copy(query_norm, p.query_norm);
+      copy(key_norm, p.key_norm);
+      copy(gate, p.gate);
+    });
+  }
+};
+
+/// A call by weights in W has the bits of the same weights in float, and is the formula in double.
+template <class B, class W> void expect_narrow_right(double bound) {
+  support::Random random("narrow layer");
+  NarrowLayer<float, B> narrow(narrow_config), wide(narrow_config);
+  NarrowLayer<double, mha::Reference> exact(narrow_config);
+  {
+    const NarrowCheckpoint<W> checkpoint(random);
+    narrow.borrow(checkpoint.borrowed());
+    checkpoint.write(wide);
+    checkpoint.write(exact);
+  }
+  for (const Index queries : {1, 7, 150}) {
+    Tensor<float, 3> x(2, queries, 70), memory(2, queries + 3, 52), y(2, queries, 70);
+    Tensor<double, 3> exact_x(2, queries, 70), exact_memory(2, queries + 3, 52);
+    random.fill(x);
+    random.fill(memory);
+    std::copy(x.begin(), x.end(), exact_x.begin());
+    std::copy(memory.begin(), memory.end(), exact_memory.begin());
+    support::poison_all(y);
+    narrow(x, memory, mha::into(y));
+    EXPECT_EQ(support::differing(y, wide(x, memory)), 0u) << queries;
+    EXPECT_LE(support::largest_difference(y, exact(exact_x, exact_memory)), bound) << queries;
+    const auto kept = narrow.project_memory(memory);
+    EXPECT_EQ(support::differing(narrow(x, kept), y), 0u) << queries;
+  }
+}
+
+template <class W> class NarrowLayerWeights : public testing::Test {};
+using Narrow = testing::Types<mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(NarrowLayerWeights, Narrow, );
+
+TYPED_TEST(NarrowLayerWeights, AgreeWithTheFormulaAndWithWideOnes) {
+  at_every_isa([] { expect_narrow_right<mha::Cpu, TypeParam>(2e-4); });
+  expect_narrow_right<mha::CpuWith<mha::Serial>, TypeParam>(2e-4);
+  expect_narrow_right<mha::Reference, TypeParam>(2e-4);
+  expect_narrow_right<mha::EigenCpu, TypeParam>(2e-4);
+  expect_narrow_right<mha::Systolic<>, TypeParam>(0.2);
+}
+
+TYPED_TEST(NarrowLayerWeights, AreReadWhenBorrowedOnlyAndCounted) {
+  using W = TypeParam;
+  support::Random random("narrow bytes");
+  auto checkpoint = std::make_shared<NarrowCheckpoint<W>>(random);
+  NarrowLayer<float, mha::Cpu> layer(narrow_config), wide(narrow_config);
+  layer.borrow(checkpoint->borrowed(), checkpoint);
+  EXPECT_EQ(checkpoint.use_count(), 1);
+  const double in = 60 * 70 + (20 + 28) * 52, out = 84 * 70;
+  const auto narrow_cost = layer.cost(1, 5, 5), wide_cost = wide.cost(1, 5, 5);
+  EXPECT_EQ(wide_cost.projection.bytes - narrow_cost.projection.bytes, 2 * in);
+  EXPECT_EQ(wide_cost.output.bytes - narrow_cost.output.bytes, 2 * out);
+  EXPECT_EQ(narrow_cost.parameters(), wide_cost.parameters());
+  const std::size_t packed = std::size_t{2} * 48 * (2 * 70 + 52 + 52 + 2 * 84) + std::size_t{4} * 48 * (2 + 1 + 2);
+  const std::string scalar = std::is_same_v<W, mha::half> ? "half" : "bfloat16";
+  EXPECT_NE(layer.explain(1, 5, 5).find(" " + scalar + ", packed in " + std::to_string(packed) + " bytes alone\n"),
+            std::string::npos)
+      << layer.explain(1, 5, 5);
+  EXPECT_EQ(layer.parameters().query.heads.data, nullptr);
+  EXPECT_EQ(layer.parameters().output.weight.data, nullptr);
+  EXPECT_EQ(layer.parameters().gate(3), float(checkpoint->gate(3)));
+  EXPECT_EQ(layer.parameters().key_norm(9), float(checkpoint->key_norm(9)));
+}
+
+TYPED_TEST(NarrowLayerWeights, OfALayerOfThatScalarWhateverItsProjection) {
+  using W = TypeParam;
+  const mha::Config sizes{.d_model = 24, .num_heads = 4, .bias = true};
+  mha::MultiHeadAttention<W, mha::Cpu, mha::PerHeadProjection> owner(sizes);
+  owner.initialize(mha::XavierUniform{.seed = 4});
+  const auto p = owner.parameters();
+  mha::MultiHeadAttention<float, mha::Cpu, mha::NoOutput> heads({.d_model = 24, .num_heads = 4});
+  mha::MultiHeadAttention<float, mha::Cpu, mha::PerHeadProjection> layer(sizes);
+  mha::MultiHeadAttention<float, mha::Reference, mha::PerHeadProjection> same(sizes);
+  layer.borrow(p);
+  same.borrow(p);
+  support::Random random("per head");
+  Tensor<float, 2> x(9, 24);
+  random.fill(x);
+  EXPECT_LE(support::largest_difference(layer(x), same(x)), 1e-5);
+  Tensor<W, 2> matrix(24, 24);
+  random.fill(matrix);
+  heads.borrow(mha::BorrowedWeights<W>{.query = matrix, .key = matrix, .value = matrix});
+  mha::MultiHeadAttention<float, mha::Reference, mha::NoOutput> plain({.d_model = 24, .num_heads = 4});
+  plain.borrow(mha::BorrowedWeights<W>{.query = matrix, .key = matrix, .value = matrix});
+  EXPECT_LE(support::largest_difference(heads(x), plain(x)), 1e-4);
+}
+
+TYPED_TEST(NarrowLayerWeights, OfAnotherShapeAreRefusedAndNothingChanges) {
+  using W = TypeParam;
+  support::Random random("wrong");
+  NarrowLayer<float, mha::Cpu> layer(narrow_config);
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  const NarrowCheckpoint<W> checkpoint(random);
+  auto turned = checkpoint.borrowed(), biased = checkpoint.borrowed(), without = checkpoint.borrowed();
+  turned.value = checkpoint.value;
+  biased.key_bias = checkpoint.value_bias;
+  without.gate = {};
+  EXPECT_EQ(message_of([&] { layer.borrow(turned); }),
+            "borrow: the value matrix is (28, 52), expected (52, 28): pass mha::transposed(view)");
+  EXPECT_EQ(message_of([&] { layer.borrow(biased); }), "borrow: the key bias has 28 elements, expected 0");
+  EXPECT_EQ(message_of([&] { layer.borrow(without); }), "borrow: the gate has 0 elements, expected 6");
+  EXPECT_NE(layer.explain(1, 1, 1).find(" float, owned"), std::string::npos);
+}
+
+TEST(LayerDropUnpacked, LeavesTheResultsAndKeptMemory) {
+  support::Random random("drop");
+  Tensor<float, 2> x(9, 70), memory(9, 52);
+  random.fill(x);
+  random.fill(memory);
+  NarrowLayer<float, mha::Cpu> layer(narrow_config);
+  EXPECT_EQ(message_of([&] { layer.drop_unpacked(); }), "drop_unpacked: expected " +
+                                                            std::to_string(layer.parameter_count()) +
+                                                            " weights, got 0: call initialize, update or borrow first");
+  NarrowCheckpoint<mha::bfloat16>(random).write(layer);
+  const auto before = layer(x, memory);
+  const auto kept = layer.project_memory(memory);
+  layer.drop_unpacked();
+  layer.drop_unpacked();
+  EXPECT_EQ(support::differing(layer(x, memory), before), 0u);
+  EXPECT_EQ(support::differing(layer(x, kept), before), 0u);
+  EXPECT_EQ(layer.parameters().query.heads.data, nullptr);
+  EXPECT_EQ(message_of([&] { layer.update([](auto&) {}); }),
+            "update: of the layer's " + std::to_string(layer.parameter_count()) +
+                " parameters only the packed ones are left, so they cannot be written");
+  const NarrowLayer<float, mha::Cpu> copy = layer;
+  EXPECT_EQ(support::differing(copy(x, memory), before), 0u);
+  auto weights = std::make_shared<NarrowCheckpoint<float>>(random);
+  layer.borrow(weights->borrowed(), weights);
+  EXPECT_THROW(static_cast<void>(layer(x, kept)), mha::ShapeError);
+  EXPECT_EQ(weights.use_count(), 2);
+  layer.drop_unpacked();
+  EXPECT_EQ(weights.use_count(), 1);
+}
+
+TEST(LayerDropUnpacked, IsRefusedWithoutPackedWeights) {
+  mha::MultiHeadAttention<float, mha::Reference> layer({.d_model = 8, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_EQ(message_of([&] { layer.drop_unpacked(); }),
+            "drop_unpacked: Reference reads the layer's 256 parameters where they are, expected a backend that packs "
+            "them");
+  EXPECT_NE(layer.parameters().query.heads.data, nullptr);
+}
+
+TEST(LayerDropUnpacked, WhatIsPackedAloneIsSharedOnTheSameBackend) {
+  support::Random random("share");
+  const mha::Config sizes{.d_model = 24, .num_heads = 4, .bias = true};
+  mha::MultiHeadAttention<float> owner(sizes);
+  owner.initialize(mha::XavierUniform{.seed = 5});
+  owner.drop_unpacked();
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> causal(sizes);
+  causal.borrow(owner);
+  Tensor<float, 2> x(6, 24);
+  random.fill(x);
+  EXPECT_EQ(support::differing(causal(x), owner(x, mha::Causal{})), 0u);
+  mha::MultiHeadAttention<float, mha::Reference> elsewhere(sizes);
+  EXPECT_EQ(message_of([&] { elsewhere.borrow(owner); }),
+            "borrow: of the owner's 2400 parameters only those are left that its backend packed, expected a backend of "
+            "the same type");
+  const auto refused = [&]<class L>(L layer) { return message_of([&] { layer.borrow(owner); }); };
+  EXPECT_EQ(refused(mha::MultiHeadAttention<float>({.d_model = 32, .num_heads = 4, .bias = true})),
+            "borrow: the packed weights' d_model is 24, expected 32");
+  EXPECT_EQ(refused(mha::MultiHeadAttention<float>({.d_model = 24, .num_heads = 4})),
+            "borrow: the packed weights' query_bias is 1, expected 0");
+  EXPECT_EQ(refused(mha::MultiHeadAttention<float, mha::Cpu, mha::NoOutput>(
+                {.d_model = 24, .num_heads = 4, .bias = true, .output_bias = false})),
+            "borrow: the packed weights' number of output projections is 1, expected 0");
+  EXPECT_EQ(refused(mha::MultiHeadAttention<float, mha::Cpu, mha::QkNorm>(sizes)),
+            "borrow: the packed weights' number of norms is 0, expected 1");
 }
 
 }  // namespace

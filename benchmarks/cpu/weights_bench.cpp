@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights in 16 bits under float rows: a Linear by float, bfloat16 and half weights, and one row through a LLaMA block
+// (E 2048, 32 query and 4 key/value heads, SwiGLU of 5632), whose weights memory has to deliver. GB/s are of the
+// weights alone, beside what the same threads read in the same round.
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#include <mha/block.hpp>
+#include <mha/mha.hpp>
+
+#include "../measure.hpp"
+
+namespace {
+
+using mha::Index;
+constexpr int rounds = 9;
+
+struct Row {
+  std::string what;
+  double bytes = 0;  ///< of the weights
+  std::vector<double> seconds, wide, reading;
+};
+std::vector<Row> rows;
+
+template <class W> mha::Tensor<W, 2> weights(Index in, Index out) {
+  mha::Tensor<W, 2> w(in, out);
+  const float scale = 1 / std::sqrt(float(in));
+  std::uint32_t state = 1;
+  for (W& x : w) {
+    state = state * 1664525u + 1013904223u;
+    x = W((float(state >> 8) * 0x1p-23f - 1) * scale);
+  }
+  return w;
+}
+template <class W> const char* scalar() {
+  return std::is_same_v<W, float> ? "float" : std::is_same_v<W, mha::half> ? "half" : "bfloat16";
+}
+
+/// Rounds of f, of the same by float weights, and of reading memory; on one thread by its own clock.
+template <class Threads>
+void measure(benchmark::State& state, const std::string& what, double bytes, const std::function<void()>& f,
+             const std::function<void()>& wide) {
+  const bench::Clock clock = std::is_same_v<Threads, mha::Serial> ? bench::thread_seconds : bench::wall_seconds;
+  static const std::vector<float> memory(std::size_t{1} << 25, 1.f);
+  const auto read = [&] { bench::read_all<Threads>(memory.data(), memory.size()); };
+  const auto sample = [&](const auto& g, int calls) { return bench::seconds_per_call(clock, calls, g); };
+  const int calls = bench::calls_per_sample(clock, f), wide_calls = bench::calls_per_sample(clock, wide),
+            reads = bench::calls_per_sample(clock, read);
+  Row row{what, bytes, {}, {}, {}};
+  for ([[maybe_unused]] auto _ : state) {
+    row.seconds.push_back(sample(f, calls));
+    row.wide.push_back(sample(wide, wide_calls));
+    row.reading.push_back(sample(read, reads) / double(memory.size() * sizeof(float)));  // of a byte
+    state.SetIterationTime(row.seconds.back());
+  }
+  state.counters["GB/s"] = bytes * 1e-9 / bench::median(row.seconds);
+  rows.push_back(std::move(row));
+}
+
+template <class Threads> std::string threads() { return std::to_string(Threads{}.workers()) + " threads"; }
+
+template <class W, class Threads> void linear(benchmark::State& state, Index count, Index in, Index out) {
+  using Linear = mha::Linear<float, mha::CpuWith<Threads>>;
+  const mha::LinearConfig config{.inputs = in, .outputs = out, .bias = false};
+  Linear narrow(config), wide(config);
+  const auto w = weights<W>(in, out);
+  const auto same = weights<float>(in, out);
+  narrow.borrow(mha::BorrowedLinear<W>{.weight = w});
+  wide.borrow({.weight = same});
+  mha::Tensor<float, 2> x(count, in), y(count, out);
+  for (std::size_t i = 0; i < x.size(); ++i) x.data()[i] = std::sin(float(i));
+  mha::Workspace workspace;
+  measure<Threads>(
+      state,
+      std::to_string(count) + " × " + std::to_string(in) + " → " + std::to_string(out) + ", " + scalar<W>() + ", " +
+          threads<Threads>(),
+      double(w.size() * sizeof(W)), [&] { narrow(x, mha::into(y), workspace); },
+      [&] { wide(x, mha::into(y), workspace); });
+  narrow(x, mha::into(y), workspace);
+  double sum = 0;
+  for (Index i = 0; i < in; ++i) sum += double(x(0, i)) * double(float(w(i, 1)));
+  if (!(std::abs(sum - double(y(0, 1))) < 1e-3)) state.SkipWithError("the result is wrong");
+}
+
+/// One row, which sees itself alone: what a token costs beside its keys.
+template <class W, class Threads> struct Block {
+  static constexpr Index E = 2048, H = 5632, keys = 256;
+  using B = mha::CpuWith<Threads>;
+  mha::MultiHeadAttention<float, B, mha::GroupedQuery<4>, mha::Rotary<>> attention{{.d_model = E, .num_heads = 32}};
+  mha::FeedForward<float, B, mha::SwiGlu> feed_forward{{.d_model = E, .d_hidden = H, .bias = false}};
+  mha::RmsNorm<float, B> norm1{{.width = E}}, norm2{{.width = E}};
+  mha::Workspace workspace;
+  double bytes = 2. * sizeof(W) * E * (E + keys) + 3. * sizeof(W) * E * H;
+
+  Block() {
+    const auto square = weights<W>(E, E), key = weights<W>(E, keys), up = weights<W>(E, H), down = weights<W>(H, E);
+    attention.borrow(mha::BorrowedWeights<W>{.query = square, .key = key, .value = key, .output = square});
+    feed_forward.up().borrow(mha::BorrowedLinear<W>{.weight = up, .gate = up});
+    feed_forward.down().borrow(mha::BorrowedLinear<W>{.weight = down});
+    attention.drop_unpacked();
+    feed_forward.drop_unpacked();
+  }
+  void operator()(mha::Tensor<float, 2>& x, mha::Tensor<float, 2>& h, mha::Tensor<float, 2>& r) {
+    norm1(x, mha::into(h), workspace);
+    attention(h, mha::into(r), workspace);
+    norm2(x, mha::residual(r), mha::sum_into(x), mha::into(h), workspace);
+    feed_forward(h, mha::residual(x), mha::into(x), workspace);
+  }
+};
+
+template <class W, class Threads> void block(benchmark::State& state) {
+  Block<W, Threads> narrow;
+  Block<float, Threads> wide;
+  mha::Tensor<float, 2> x(1, 2048), h(1, 2048), r(1, 2048), other(1, 2048);
+  for (std::size_t i = 0; i < x.size(); ++i) other.data()[i] = x.data()[i] = std::sin(float(i));
+  measure<Threads>(
+      state, std::string("one row through a LLaMA block, ") + scalar<W>() + ", " + threads<Threads>(), narrow.bytes,
+      [&] { narrow(x, h, r); }, [&] { wide(other, h, r); });
+  if (!std::isfinite(x(0, 0))) state.SkipWithError("the result is wrong");
+}
+
+template <class F> void add(const std::string& name, F&& f) {
+  benchmark::RegisterBenchmark(name.c_str(), f)->Iterations(rounds)->UseManualTime()->Unit(benchmark::kMillisecond);
+}
+
+template <class W, class Threads> void add_all(const std::string& suffix) {
+  for (const auto& [count, in, out] : {std::array<Index, 3>{1, 4096, 4096}, {8, 4096, 4096}, {512, 768, 3072}})
+    add("linear/" + std::to_string(count) + "x" + std::to_string(in) + "x" + std::to_string(out) + suffix,
+        [count = count, in = in, out = out](auto& s) { linear<W, Threads>(s, count, in, out); });
+  add("llama_block/1" + suffix, [](auto& s) { block<W, Threads>(s); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  add_all<mha::bfloat16, mha::Serial>("/bfloat16/serial");
+  add_all<mha::half, mha::Serial>("/half/serial");
+  add_all<mha::bfloat16, mha::ThreadPool>("/bfloat16/threads");
+  add_all<mha::half, mha::ThreadPool>("/half/threads");
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  std::printf("\n%s\n", bench::machine().c_str());
+  bench::Table table({"rows × K → N, weights", "ms", "GB/s of weights", "of reading", "time to float weights"});
+  for (const Row& r : rows) {
+    std::vector<double> read;
+    for (const double byte : r.reading) read.push_back(byte * r.bytes);
+    table.add({r.what, bench::number(1e3 * bench::median(r.seconds), 2),
+               bench::number(r.bytes * 1e-9 / bench::median(r.seconds), 1),
+               bench::number(100 * bench::median_ratio(read, r.seconds), 0) + " %",
+               bench::number(bench::median_ratio(r.seconds, r.wide), 2) + "×"});
+  }
+  table.print();
+  return 0;
+}
