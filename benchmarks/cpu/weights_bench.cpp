@@ -66,7 +66,10 @@ void measure(benchmark::State& state, const std::string& what, double bytes, con
   rows.push_back(std::move(row));
 }
 
-template <class Threads> std::string threads() { return std::to_string(Threads{}.workers()) + " threads"; }
+template <class Threads> std::string threads() {
+  const Index n = Threads{}.workers();
+  return std::to_string(n) + (n == 1 ? " thread" : " threads");
+}
 
 template <class W, class Threads> void linear(benchmark::State& state, Index count, Index in, Index out) {
   using Linear = mha::Linear<float, mha::CpuWith<Threads>>;
