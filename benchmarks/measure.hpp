@@ -98,6 +98,7 @@ template <class T = float> double peak_gflops(Clock clock = thread_seconds) {
       Isa::template run<PeakBody<T>>(steps, numbers.data());
       asm volatile("" : : "r"(numbers.data()) : "memory");  // the sums are of no use to anybody else
     };
+    multiply();  // after a pause a processor takes a while until its widest registers run at full speed
     return flop / seconds_per_call(clock, 1, multiply) * 1e-9;
   });
 }
