@@ -130,7 +130,7 @@ Result<T> attend_erased(const mha::TensorView<const T, 4>& q, const mha::TensorV
   const auto run = [&](const auto&... policies) {
     if (a.options.ragged)
       return attend_host<B>(q, k, v, policies..., a.sink, scale, *a.options.ragged, *a.workspace, *a.backend);
-    const mha::Origin origin{a.options.origin.value_or(k.length() - q.length())};
+    const mha::Origin origin = a.options.origin.value_or(mha::Origin(k.length() - q.length()));
     return attend_host<B>(q, k, v, policies..., a.sink, scale, origin, *a.workspace, *a.backend);
   };
   if (a.score != nullptr) return run(a.mask != nullptr ? *a.mask : erased<Mask>(mha::Full{}), *a.score);
