@@ -8,6 +8,7 @@
 // Symbols  texts of L₁, L₂, … tokens one after another, ΣL rows; E model width;  x (ΣL, E)
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -67,6 +68,8 @@ template <mha::Backend B = mha::Cpu> class Bert {
       throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, " + std::to_string(types.size()) +
                                   " token types and texts of " + std::to_string(offsets.empty() ? 0 : offsets.back()) +
                                   " tokens together");
+    if (offsets.front() != 0 || !std::ranges::is_sorted(offsets))
+      throw std::invalid_argument("the offsets of texts begin with 0 and never decrease");
     Rows x = embed(words_, ids) + embed(types_, types), r(x.rows(), x.cols());
     for (std::size_t t = 0; t + 1 < offsets.size(); ++t) {
       const int length = offsets[t + 1] - offsets[t];

@@ -101,6 +101,9 @@ TEST(Models, RefuseInputsThatDoNotFit) {
               (void)bert(three, three, std::vector<int>{0, 2});
             }),
             "there are 3 ids, 3 token types and texts of 2 tokens together");
+  for (const std::vector<int>& offsets : {std::vector<int>{1, 3}, std::vector<int>{0, 7, 2, 3}})
+    EXPECT_EQ(refusal([&] { (void)bert(three, three, offsets); }),
+              "the offsets of texts begin with 0 and never decrease");
 
   const Vit<On> vit{mha::Vit<float>(models::testing::data("vit"))};
   const std::vector<float> pixels(3 * 12 * 16);

@@ -138,9 +138,13 @@ template <class T, Backend B, class Kind> class RowNorm {
             "borrow: weights that lie among the ", parameter_count(), " of the norm's own, expected another's");
     NormViews<const T> views{p.weight, p.bias, {}};
     if (bias == 0) views.bias = {};  // null data is what says that there is none
-    if (borrowed_ && keep_alive == nullptr)
-      for (const auto& old : {borrowed_->views.weight, borrowed_->views.bias})
-        if (may_overlap(views.weight, old) || may_overlap(views.bias, old)) keep_alive = borrowed_->keep_alive;
+    if (borrowed_ && keep_alive == nullptr) {
+      const NormViews<const T>& old = borrowed_->views;
+      const auto meets = [&](const TensorView<const T, 1>& v) {
+        return may_overlap(v, old.weight) || may_overlap(v, old.bias);
+      };
+      if (meets(views.weight) || meets(views.bias)) keep_alive = borrowed_->keep_alive;
+    }
     auto next = std::make_shared<const Borrowed>(Borrowed{views, std::move(keep_alive)});
     ready_ = made_ready(views);
     borrowed_ = std::move(next);

@@ -80,10 +80,18 @@ struct ModelKeys {
   const char *layers, *width, *heads, *hidden, *eps;
 };
 
+/// A number of layers, few enough to keep something for each before a checkpoint is seen.
+inline Index layers_of(const ConfigFile& file, const char* key, Index layers) {
+  constexpr Index most = 100'000;
+  if (layers > most)
+    file.fail(std::string("'") + key + "' is " + std::to_string(layers) + ", expected at most " + std::to_string(most));
+  return layers;
+}
+
 /// Sizes of a model: layers, widths, heads, eps; the size of a head where it is not the width's share.
 inline void read_sizes(const ConfigFile& file, const ModelKeys& keys, ModelConfig& c, Index head_dim = 0) {
   c.path = file.path();
-  c.layers = file.positive(keys.layers);
+  c.layers = layers_of(file, keys.layers, file.positive(keys.layers));
   c.attention.d_model = c.feed_forward.d_model = c.norm.width = file.positive(keys.width);
   c.attention.num_heads = c.attention.num_kv_heads = file.positive(keys.heads);
   c.feed_forward.d_hidden = file.positive(keys.hidden);

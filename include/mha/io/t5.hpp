@@ -19,6 +19,7 @@ namespace mha::inline MHA_NAMESPACE {
 struct T5Config : ModelConfig {
   Index decoder_layers = 0;
   RelativeBuckets buckets{};  ///< of the encoder; the decoder's are not bidirectional
+  bool tied = true;           ///< output() is the token embeddings where there is no lm_head
   double output_scale = 1;    ///< times the rows that output() takes; d_model^−½ in T5 1.0, 1 in 1.1
 };
 
@@ -76,7 +77,7 @@ template <class T> class T5 {
   RelativeBias decoder_bias() const { return bias("decoder", false); }
   /// The linear from rows, times output_scale, to logits, (E, vocabulary) without a bias: lm_head, or the embeddings.
   BorrowedLinear<T> output() const {
-    return tensors_.head("lm_head", !tensors_.has_head("lm_head"), token_embeddings());
+    return tensors_.head("lm_head", config_.tied && !tensors_.has_head("lm_head"), token_embeddings());
   }
 
  private:
@@ -125,7 +126,7 @@ template <class T> class T5 {
                        file.positive("d_kv"));
     c.attention.scale = 1;
     c.feed_forward.bias = false;
-    c.decoder_layers = file.positive_or("num_decoder_layers", c.layers);
+    c.decoder_layers = detail::layers_of(file, "num_decoder_layers", file.positive_or("num_decoder_layers", c.layers));
     c.vocabulary = file.positive("vocab_size");
     c.buckets.count = file.positive_or("relative_attention_num_buckets", 32);
     c.buckets.max_distance = file.positive_or("relative_attention_max_distance", 128);
@@ -141,9 +142,9 @@ template <class T> class T5 {
                        ? "gated gelu_tanh"
                        : (gated ? "gated " : "") +
                              detail::activation_of(file, "feed_forward_proj", gated ? kind.substr(gate.size()) : kind);
+    c.tied = file.flag_or("tie_word_embeddings", true);
     // T5 1.1 said by untied embeddings that nothing is scaled; since transformers 5 a key of its own does.
-    if (file.flag_or("scale_decoder_outputs", file.flag_or("tie_word_embeddings", true)))
-      c.output_scale = 1 / std::sqrt(double(c.norm.width));
+    if (file.flag_or("scale_decoder_outputs", c.tied)) c.output_scale = 1 / std::sqrt(double(c.norm.width));
     return c;
   }
 

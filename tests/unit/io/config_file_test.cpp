@@ -77,6 +77,12 @@ TEST(ConfigFile, WhatIsNoObjectIsRefused) {
   EXPECT_EQ(opening("{\"x\":1e999}"), "c: it is not valid JSON");
   EXPECT_EQ(opening("[1]"), "c: it is JSON, but not an object");
   EXPECT_EQ(opening(R"({"a":1,"b":{"a":2},"a":1})"), "c: it has 'a' twice");
+  const auto nested = [](std::size_t levels) {
+    return opening("{\"a\":" + std::string(levels, '[') + std::string(levels, ']') + "}");
+  };
+  EXPECT_EQ(nested(50), "");
+  EXPECT_EQ(nested(65), "c: it is nested more than 64 levels deep");
+  EXPECT_EQ(nested(1000000), "c: it is nested more than 64 levels deep");
   EXPECT_EQ(mha_test::message_of<mha::SafetensorsError>([] { ConfigFile("/no/such/config.json"); }),
             "cannot open '/no/such/config.json': No such file or directory");
 }

@@ -164,6 +164,12 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       fault([](Folder& f) { f.drop("decoder.final"); }),
       "DIR/model.safetensors: tensor 'decoder.block.0.layer.0.SelfAttention.k.weight' is of block 0, counted from "
       "0, but config.json asks for 0 blocks");
+  EXPECT_EQ(fault([](Folder& f) { f.config["tie_word_embeddings"] = false; }),
+            "DIR/model.safetensors: there is no tensor 'lm_head.weight' among the 37 of this checkpoint");
+  EXPECT_EQ(fault([](Folder& f) { f.config["num_decoder_layers"] = 2147483647; }),
+            "DIR/config.json: 'num_decoder_layers' is 2147483647, expected at most 100000");
+  EXPECT_EQ(fault([](Folder& f) { f.config["num_layers"] = 100001; }),
+            "DIR/config.json: 'num_layers' is 100001, expected at most 100000");
   EXPECT_EQ(fault([](Folder& f) { f.config["d_kv"] = 4; }),
             "DIR/model.safetensors: tensor 'encoder.block.0.layer.0.SelfAttention.q.weight' has shape (15, 12), "
             "config.json asks for (12, 12)");
