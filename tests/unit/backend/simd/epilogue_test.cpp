@@ -85,8 +85,9 @@ TYPED_TEST(SimdEpilogue, BitsDependOnTheNumberAlone) {
   using T = TypeParam;
   using A = mha::Accumulator<T>;
   support::Random random("bits");
+  const Epilogue<T, Wavy> wavy{};
   unit::for_each_level([&](auto isa) {
-    const simd::AnyEpilogue<T> epilogue(Epilogue<T, Wavy>{}, decltype(isa)::level);
+    const simd::AnyEpilogue<T> epilogue(wavy, decltype(isa)::level);
     auto c = sums<A>(random);
     const A x = c[0];
     for (Index j = 0; j < columns; j += 1 + random.below(3)) c[static_cast<std::size_t>(stride + j)] = x;

@@ -62,7 +62,7 @@ TYPED_TEST(PanelKernel, IsTheSumOfProductsAndWritesWholeGrainsOnly) {
   unit::for_each_level([&](auto isa) {
     const Index grain = panel_grain<A>(isa.level);
     for (const Index n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17})
-      for (const Index depth : {0, 1, 2, 33, 256})
+      for (const Index depth : {1, 2, 33, 256})
         for (const bool with_bias : {false, true}) {
           Product<TypeParam> p(n, depth, random);
           const Index wanted = 1 + random.below(p.columns), written = (wanted + grain - 1) / grain * grain;

@@ -31,7 +31,7 @@ TYPED_TEST(RowKernel, GivesTheBitsOfPanels) {
   const auto size = [](Index a, Index b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); };
   unit::for_each_level([&](auto isa) {
     const Index width = simd::Vector<A, decltype(isa)>::width;
-    for (const Index depth : {0, 1, 7, 8, 77, 256, 259, 520})
+    for (const Index depth : {1, 7, 8, 77, 256, 259, 520})
       for (const Index columns : {Index{1}, width - 1, width, panel - 1, panel})
         for (const bool with_bias : {false, true}) {
           if (columns == 0) continue;
