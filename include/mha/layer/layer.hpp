@@ -108,8 +108,8 @@ template <class T, Backend B, class Policies> class Layer {
       products_ = Products::borrow_narrow(backend_, parameters_, weights);
   }
 
-  /// Frees the layer's own matrices, or lets go of those that it borrows: the packed ones are enough for every call.
-  /// parameters() shows norms and gates alone then, and update() is refused, until weights are borrowed.
+  /// Frees the layer's matrices, or lets go of borrowed ones: the packed ones are enough for every call. parameters()
+  /// shows norms and gates alone then, and update() is refused, until weights are borrowed.
   ///
   /// Errors    ShapeError if there are no weights, or the backend does not pack them, as Reference and EigenCpu
   void drop_unpacked() {
@@ -119,8 +119,8 @@ template <class T, Backend B, class Policies> class Layer {
   }
 
   /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
-  /// shared too, unless the backends' types differ. Borrow anew after an update of the owner's weights; the owner must
-  /// outlive this layer unless it borrowed them itself. With equal norm and position they share KeyValues.
+  /// shared too, unless the backends' types differ. Borrow anew after update, borrow or drop_unpacked of the owner; it
+  /// must outlive this layer unless it borrowed them itself. With equal norm and position they share KeyValues.
   ///
   /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
   template <Backend OtherBackend, class OtherPolicies> void borrow(const Layer<T, OtherBackend, OtherPolicies>& owner) {
