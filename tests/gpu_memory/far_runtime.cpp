@@ -41,8 +41,9 @@ struct State {
   }
   void make_all() { make_until(made + enqueued.size()); }
 };
+// Never destroyed: a Workspace that lives as long as the program frees its memory after other statics are gone.
 State& state() {
-  static State only;
+  static State& only = *new State;
   return only;
 }
 
