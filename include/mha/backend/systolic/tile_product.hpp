@@ -153,20 +153,32 @@ struct AmxProduct {
   }
 };
 
-/// Eight rows × some registers of columns: a pair of A is broadcast, pairs of B lie in lanes.
+/// At most eight rows × some registers of columns: a pair of A is broadcast, pairs of B lie in lanes. Rows that are not
+/// wanted are neither read nor written.
 template <int Columns> struct DotProduct {
   static constexpr Index lanes = Columns * tile_side;
 
   template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const TileProduct& p) {
     for (Index t = 0; t < p.tiles; ++t)
-      for (Index first = 0; first < tile_side && t * tile_side + first < p.rows; first += 8) eight_rows(p, t, first);
+      for (Index first = 0, wanted = std::min(tile_side, p.rows - t * tile_side); first < wanted; first += 8)
+        at_most<8>(p, t, first, wanted - first);
   }
 
  private:
-  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void eight_rows(const TileProduct& p, Index t, Index first) {
+  /// A count of rows each has its own loop: with 1 of 8 wanted, 7 of 8 dot products would be for nothing.
+  template <int Rows>
+  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void at_most(const TileProduct& p, Index t, Index first,
+                                                               Index wanted) {
+    if constexpr (Rows > 1)
+      if (wanted < Rows) return at_most<Rows - 1>(p, t, first, wanted);
+    some_rows<Rows>(p, t, first);
+  }
+
+  template <int Rows>
+  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void some_rows(const TileProduct& p, Index t, Index first) {
     typedef float V __attribute__((vector_size(64)));
     typedef std::uint32_t I __attribute__((vector_size(64)));
-    constexpr int rows = 8, columns = Columns;
+    constexpr int rows = Rows, columns = Columns;
     const std::uint32_t* a = reinterpret_cast<const std::uint32_t*>(p.a + t * p.tile_stride + first * p.row_stride);
     const std::ptrdiff_t row = p.row_stride / 2;
     const std::uint32_t* b = p.b;

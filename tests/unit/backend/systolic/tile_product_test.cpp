@@ -107,4 +107,24 @@ TEST_P(TileProduct, ARowHasTheSameBitsAmongFewAndMany) {
   expect_same_bits(systolic::attention_unit<mha::AmxArray>(), "attention");
 }
 
+/// Rows beyond the last one wanted are not computed: of them c holds what it held.
+TEST(DotProduct, ComputesTheRowsThatAreWantedAlone) {
+  UNIT_OR_SKIP(mha::MatrixUnit::dot_product);
+  const unit::ForceUnit force(mha::MatrixUnit::dot_product);
+  support::Random random("rows wanted");
+  for (const auto& unit : {systolic::attention_unit<mha::AmxArray>(), systolic::dense_unit<mha::AmxArray>()})
+    for (const Index tiles : {1, 2})
+      for (Index rows = 16 * (tiles - 1) + 1; rows <= 16 * tiles; ++rows)
+        for (const bool add : {false, true}) {
+          std::vector<bfloat16> a(static_cast<std::size_t>(tiles * 2 * 512));
+          random.fill(a);
+          const std::vector<std::uint32_t> b(static_cast<std::size_t>(2 * 16 * unit.lanes), 0x3f803f80u);
+          std::vector<float> c(static_cast<std::size_t>(tiles * 16 * unit.lanes), 42.f);
+          unit.multiply({a.data(), 2 * 512, b.data(), c.data(), tiles, 2, add, 512, 32, rows});
+          const auto wanted = static_cast<std::size_t>(rows * unit.lanes);
+          for (std::size_t i = 0; i < wanted; ++i) ASSERT_NE(c[i], 42.f) << rows << " rows, element " << i;
+          for (std::size_t i = wanted; i < c.size(); ++i) ASSERT_EQ(c[i], 42.f) << rows << " rows, element " << i;
+        }
+}
+
 }  // namespace
