@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
-#include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +23,7 @@
 #include "products.hpp"
 #include "sequence.hpp"
 #include "stages.hpp"
+#include "weights.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -36,10 +33,13 @@ namespace mha::inline MHA_NAMESPACE {
 /// Formula   Q = X W_Q + b_Q,  K = X_kv W_K + b_K,  V = X_kv W_V + b_V;  norm and position on Q and K;
 ///           head_h = attention(Q_h, K_g(h), V_g(h)),  Y = concat(heads) W_O + b_O
 /// Source    Vaswani et al. 2017, §3.2.2
-template <class T, Backend B, class Policies> class Layer {
-  using Norm = typename Policies::Norm;
+template <class T, Backend B, class Policies> class Layer : public LayerWeights<T, B, Policies> {
+  using Weights = LayerWeights<T, B, Policies>;
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
+  using Matrix = detail::LayerMatrix;
+  using Weights::backend_, Weights::config_, Weights::norm_, Weights::parameters_, Weights::position_,
+      Weights::products_, Weights::require_weights;
 
  public:
   using Scalar = T;
@@ -47,93 +47,12 @@ template <class T, Backend B, class Policies> class Layer {
   using KeyValues = mha::KeyValues<T, detail::TensorOf<B, T, 4>>;
 
   Layer(const Config& config, Policies policies, B backend)
-      : config_(detail::completed<typename Policies::Heads>(config)),
-        backend_(std::move(backend)),
-        parameters_(config_),
+      : Weights(detail::completed<typename Policies::Heads>(config), std::move(backend), std::move(policies.norm),
+                std::move(policies.position)),
         mask_(std::move(policies.mask), backend_),
         score_(std::move(policies.score), backend_),
-        sink_(std::move(policies.sink), backend_),
-        norm_(std::move(policies.norm)),
-        position_(std::move(policies.position)) {
+        sink_(std::move(policies.sink), backend_) {
     static_cast<void>(sink_.own().logits(config_.num_heads));
-    if constexpr (requires { norm_.check(); }) norm_.check();
-    if constexpr (requires { position_.check(Index{}); }) position_.check(config_.head_dim);
-  }
-
-  /// The configuration with every size filled in.
-  const Config& config() const { return config_; }
-
-  /// What it computes on, unless a call is given another.
-  const B& backend() const { return backend_; }
-
-  /// Read-only named views of the weights; null data while the layer has none, or packed matrices alone.
-  [[nodiscard]] ParameterViews<const T> parameters() const { return parameters_.views(); }
-  std::int64_t parameter_count() const { return parameters_.size(); }
-
-  /// f(const ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale: element
-  /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls.
-  ///
-  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
-  template <class F> void update(F&& f) {
-    const auto p = parameters_.writable();
-    products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
-    f(p);
-    products_ = Products(backend_, parameters_.views(), Output::has_weights);
-  }
-
-  /// Draws the weights, e.g. XavierUniform{.seed = 1}.
-  template <class Initializer> void initialize(const Initializer& draw) {
-    update([&](auto& p) { draw(p); });
-  }
-
-  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives;
-  /// without one, their owner must outlive this layer. A backend that packs weights reads the matrices here only: the
-  /// pages of a mapping may be dropped, and weights that change are to be borrowed anew.
-  ///
-  /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
-  void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
-    parameters_.borrow(weights, std::move(keep_alive), packing());
-  }
-  template <std::same_as<ParameterViews<const T>> Views>
-  void borrow(const Views& weights, std::shared_ptr<const void> keep_alive = nullptr) {
-    parameters_.borrow(weights, std::move(keep_alive), packing());
-  }
-
-  /// Weights in half or bfloat16 under float or double, BorrowedWeights<bfloat16>{.query = …} or the parameters() of a
-  /// layer of that scalar, with the bits of the same weights in T. They are read here only, and not kept alive: Cpu
-  /// packs the matrices in their own 16 bits, everything else is converted to T.
-  template <detail::WeightsOfAnother<T> Weights>
-  void borrow(const Weights& weights, std::shared_ptr<const void> = nullptr) {
-    if constexpr (detail::check_narrow<T, detail::WeightScalar<Weights>>())
-      products_ = Products::borrow_narrow(backend_, parameters_, weights);
-  }
-
-  /// Frees the layer's matrices, or lets go of borrowed ones: the packed ones are enough for every call. parameters()
-  /// shows norms and gates alone then, and update() is refused, until weights are borrowed.
-  ///
-  /// Errors    ShapeError if there are no weights, or the backend does not pack them, as Reference and EigenCpu
-  void drop_unpacked() {
-    require_weights("drop_unpacked");
-    products_.require_packed(B::name, parameter_count());
-    parameters_.keep_packed_alone(parameters_.views(), parameters_.version());
-  }
-
-  /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
-  /// shared too, unless the backends' types differ. Borrow anew after update, borrow or drop_unpacked of the owner; it
-  /// must outlive this layer unless it borrowed them itself. With equal norm and position they share KeyValues.
-  ///
-  /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
-  template <Backend OtherBackend, class OtherPolicies> void borrow(const Layer<T, OtherBackend, OtherPolicies>& owner) {
-    detail::require(owner.parameters_.present(), "borrow: expected ", owner.parameter_count(),
-                    " weights, got 0: call initialize, update or borrow on it first");
-    const auto take = [&](const ParameterViews<const T>& w) {
-      if constexpr (std::is_same_v<B, OtherBackend>)
-        products_ = owner.products_;
-      else
-        packing()(w);
-    };
-    parameters_.share(owner.parameters_, take, std::is_same_v<B, OtherBackend>,
-                      detail::same_policy(norm_, owner.norm_) && detail::same_policy(position_, owner.position_));
   }
 
   /// Self-attention.
@@ -236,8 +155,6 @@ template <class T, Backend B, class Policies> class Layer {
   }
 
  private:
-  template <class, Backend, class> friend class Layer;
-
   template <class X, class Memory, class... Extra> auto run(const X& x, const Memory& memory, Extra&... extra) const {
     detail::check_layer_arguments<Extra...>();
     detail::check_memory_of<B, X>();
@@ -355,15 +272,6 @@ template <class T, Backend B, class Policies> class Layer {
     detail::run_position<B, T>(position_, keys, at, items);
   }
 
-  /// Packs what is about to be borrowed, before anything else changes.
-  auto packing() {
-    return [this](const ParameterViews<const T>& w) { products_ = Products(backend_, w, Output::has_weights); };
-  }
-
-  void require_weights(const char* call) const {
-    detail::require(parameters_.present(), call, ": expected ", parameter_count(),
-                    " weights, got 0: call initialize, update or borrow first");
-  }
   void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,
                   Index width) const {
     require_weights(call);
@@ -383,18 +291,9 @@ template <class T, Backend B, class Policies> class Layer {
     return o;
   }
 
-  using Products = detail::LayerProducts<T, B>;
-  using Matrix = detail::LayerMatrix;
-
-  Config config_;
-  [[no_unique_address]] B backend_;
-  Parameters<T, Policies> parameters_;
-  Products products_;
   detail::Kept<B, typename Policies::Mask> mask_;
   detail::Kept<B, typename Policies::Score> score_;
   [[no_unique_address]] detail::Kept<B, typename Policies::Sink> sink_;
-  [[no_unique_address]] Norm norm_;
-  [[no_unique_address]] typename Policies::Position position_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

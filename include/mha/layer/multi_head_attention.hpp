@@ -181,7 +181,8 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
   requires(!SequenceOf<Memory, Scalar>) detail::Refused project_memory(Memory&&, Extra&&...)
   const { return detail::refuse_sequence<Scalar, Memory>(); }
   using Roles::type::borrow;
-  template <Backend OtherBackend, class OtherPolicies> void borrow(const Layer<Scalar, OtherBackend, OtherPolicies>&&) {
+  template <Backend OtherBackend, class OtherPolicies>
+  void borrow(const LayerWeights<Scalar, OtherBackend, OtherPolicies>&&) {
     static_assert(detail::valid<OtherPolicies>,
                   "mha: borrow() from a temporary layer, whose weights would be gone before this layer reads them: "
                   "name that layer and keep it as long as this one (see mha/layer/multi_head_attention.hpp)");

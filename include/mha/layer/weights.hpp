@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backend.hpp"
+#include "../block/narrow_weights.hpp"
+#include "../core/check.hpp"
+#include "../core/view.hpp"
+#include "config.hpp"
+#include "parameters.hpp"
+#include "policies.hpp"
+#include "products.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// What a layer remembers between calls: its configuration, its backend, its weights with what the backend packed of
+/// them, and the policies that keys of these weights depend on. A base of Layer.
+template <class T, Backend B, class Policies> class LayerWeights {
+  using Norm = typename Policies::Norm;
+  using Output = typename Policies::Output;
+  using Products = detail::LayerProducts<T, B>;
+
+ public:
+  /// The configuration with every size filled in.
+  const Config& config() const { return config_; }
+
+  /// What it computes on, unless a call is given another.
+  const B& backend() const { return backend_; }
+
+  /// Read-only named views of the weights; null data while the layer has none, or packed matrices alone.
+  [[nodiscard]] ParameterViews<const T> parameters() const { return parameters_.views(); }
+  std::int64_t parameter_count() const { return parameters_.size(); }
+
+  /// f(const ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale: element
+  /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls.
+  ///
+  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
+  template <class F> void update(F&& f) {
+    const auto p = parameters_.writable();
+    products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
+    f(p);
+    products_ = Products(backend_, parameters_.views(), Output::has_weights);
+  }
+
+  /// Draws the weights, e.g. XavierUniform{.seed = 1}.
+  template <class Initializer> void initialize(const Initializer& draw) {
+    update([&](auto& p) { draw(p); });
+  }
+
+  /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives;
+  /// without one, their owner must outlive this layer. A backend that packs weights reads the matrices here only: the
+  /// pages of a mapping may be dropped, and weights that change are to be borrowed anew.
+  ///
+  /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
+  void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
+    parameters_.borrow(weights, std::move(keep_alive), packing());
+  }
+  template <std::same_as<ParameterViews<const T>> Views>
+  void borrow(const Views& weights, std::shared_ptr<const void> keep_alive = nullptr) {
+    parameters_.borrow(weights, std::move(keep_alive), packing());
+  }
+
+  /// Weights in half or bfloat16 under float or double, BorrowedWeights<bfloat16>{.query = …} or the parameters() of a
+  /// layer of that scalar, with the bits of the same weights in T. They are read here only, and not kept alive: Cpu
+  /// packs the matrices in their own 16 bits, everything else is converted to T.
+  template <detail::WeightsOfAnother<T> Weights>
+  void borrow(const Weights& weights, std::shared_ptr<const void> = nullptr) {
+    if constexpr (detail::check_narrow<T, detail::WeightScalar<Weights>>())
+      products_ = Products::borrow_narrow(backend_, parameters_, weights);
+  }
+
+  /// Frees the layer's matrices, or lets go of borrowed ones: the packed ones are enough for every call. parameters()
+  /// shows norms and gates alone then, and update() is refused, until weights are borrowed.
+  ///
+  /// Errors    ShapeError if there are no weights, or the backend does not pack them, as Reference and EigenCpu
+  void drop_unpacked() {
+    require_weights("drop_unpacked");
+    products_.require_packed(B::name, parameter_count());
+    parameters_.keep_packed_alone(parameters_.views(), parameters_.version());
+  }
+
+  /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
+  /// shared too, unless the backends' types differ. Borrow anew after update, borrow or drop_unpacked of the owner; it
+  /// must outlive this layer unless it borrowed them itself. With equal norm and position they share KeyValues.
+  ///
+  /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
+  template <Backend OtherBackend, class OtherPolicies>
+  void borrow(const LayerWeights<T, OtherBackend, OtherPolicies>& owner) {
+    detail::require(owner.parameters_.present(), "borrow: expected ", owner.parameter_count(),
+                    " weights, got 0: call initialize, update or borrow on it first");
+    const auto take = [&](const ParameterViews<const T>& w) {
+      if constexpr (std::is_same_v<B, OtherBackend>)
+        products_ = owner.products_;
+      else
+        packing()(w);
+    };
+    parameters_.share(owner.parameters_, take, std::is_same_v<B, OtherBackend>,
+                      detail::same_policy(norm_, owner.norm_) && detail::same_policy(position_, owner.position_));
+  }
+
+ protected:
+  LayerWeights(const Config& completed, B backend, Norm norm, typename Policies::Position position)
+      : config_(completed),
+        backend_(std::move(backend)),
+        parameters_(config_),
+        norm_(std::move(norm)),
+        position_(std::move(position)) {
+    if constexpr (requires { norm_.check(); }) norm_.check();
+    if constexpr (requires { position_.check(Index{}); }) position_.check(config_.head_dim);
+  }
+
+  void require_weights(const char* call) const {
+    detail::require(parameters_.present(), call, ": expected ", parameter_count(),
+                    " weights, got 0: call initialize, update or borrow first");
+  }
+
+  Config config_;
+  [[no_unique_address]] B backend_;
+  Parameters<T, Policies> parameters_;
+  Products products_;
+  [[no_unique_address]] Norm norm_;
+  [[no_unique_address]] typename Policies::Position position_;
+
+ private:
+  template <class, Backend, class> friend class LayerWeights;
+
+  /// Packs what is about to be borrowed, before anything else changes.
+  auto packing() {
+    return [this](const ParameterViews<const T>& w) { products_ = Products(backend_, w, Output::has_weights); };
+  }
+};
+
+}  // namespace mha::inline MHA_NAMESPACE
