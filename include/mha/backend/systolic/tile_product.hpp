@@ -174,6 +174,16 @@ template <int Columns> struct DotProduct {
     some_rows<Rows>(p, t, first);
   }
 
+  /// Asks for these lines of the step after next, one after the other: products read tiles of B side by side, in an
+  /// order that processors do not foresee. Behind the last step lies the next block of columns.
+  template <int Lines> MHA_ALWAYS_INLINE static void fetch(const std::uint32_t* line) {
+    constexpr std::uintptr_t line_bytes = 64, ahead = std::uintptr_t{2 * Lines} * tile_words * sizeof(std::uint32_t);
+    MHA_UNROLL_4
+    for (std::uintptr_t i = 0; i < Lines; ++i)
+      __builtin_prefetch(
+          reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(line) + ahead + i * line_bytes));
+  }
+
   template <int Rows>
   MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void some_rows(const TileProduct& p, Index t, Index first) {
     typedef float V __attribute__((vector_size(64)));
@@ -194,6 +204,7 @@ template <int Columns> struct DotProduct {
     }
     for (Index s = 0; s < p.steps; ++s, a += p.step_stride / 2, b += columns * tile_words)
       for (Index pair = 0; pair < tile_side; ++pair) {
+        fetch<Columns>(b + pair * lanes);
         I right[std::size_t{columns}];
         MHA_UNROLL_4
         for (int j = 0; j < columns; ++j) simd::load(right[j], b + j * tile_words + pair * tile_side);
