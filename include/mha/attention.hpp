@@ -3,11 +3,13 @@
 
 #include <type_traits>
 
+#include "backend/backward.hpp"
 #include "backend/default.hpp"
 #include "call.hpp"
 #include "core/online_softmax.hpp"
 #include "launch.hpp"
 #include "policy/sink.hpp"
+#include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -39,8 +41,8 @@ template <class... Tensors> constexpr Refused no_tensors() {
 ///           out overlaps none of the others.
 ///           Query head h reads key/value head h / (Hq / Hkv).
 /// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Scale (default 1/√D),
-///           Origin, Ragged, LogSumExp, a Workspace, a backend: Cpu if neither a value nor a template
-///           argument says another
+///           Origin, Ragged, LogSumExp, mha::record(tape) for attention_backward(), a Workspace, a backend: Cpu if
+///           neither a value nor a template argument says another
 /// Units     logits in natural-log scale; mask true = visible
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
@@ -78,7 +80,20 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     const detail::ItemsOn<B> items{backend, workspace};
     call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.kv.value = detail::unit_rows(values, frame, value_copy, items);
-    detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+    if constexpr ((detail::TapeArgument<Extra> || ...)) {
+      constexpr bool differentiates = DifferentiatesAttention<B, T>;
+      static_assert(differentiates,
+                    "mha: this backend has no backward pass, so it records no tape: it has no member "
+                    "attend_backward(call, workspace) (see mha/backend/backward.hpp)");
+      if constexpr (differentiates) {
+        AttentionTape<T, B>& tape = detail::call_tape<T, B>(extra...);
+        call.states = tape.begin(call);
+        detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+        tape.end();
+      }
+    } else {
+      detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+    }
   }
 }
 

@@ -48,6 +48,19 @@ struct Ragged {
   constexpr const Borrowed<Index>& keys() const { return key_offsets.size > 0 ? key_offsets : query_offsets; }
 };
 
+namespace detail {
+
+/// One number for each row: (B, Hq, Lq), (Hq, Lq) without a batch, (Lq) of one head.
+template <class A> constexpr TensorView<A, 3> row_axes(const TensorView<A, 3>& v) { return v; }
+template <class A> constexpr TensorView<A, 3> row_axes(const TensorView<A, 2>& v) {
+  return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
+}
+template <class A> constexpr TensorView<A, 3> row_axes(const TensorView<A, 1>& v) {
+  return {v.data, {1, 1, v.extent[0]}, {0, 0, v.stride[0]}};
+}
+
+}  // namespace detail
+
 /// Also write the natural log-sum-exp of every row, −∞ for a fully masked one.
 ///
 /// Shapes    (B, Hq, Lq); (Hq, Lq) for a call without a batch, (Lq) for one head; ragged: (Hq, ΣLq)
@@ -56,18 +69,13 @@ template <class A> struct LogSumExp {
 
   template <ViewableOfRank<1, 2, 3> Owner>
   requires(!std::same_as<std::remove_cvref_t<Owner>, LogSumExp>) constexpr explicit LogSumExp(Owner&& owner)
-      : to(three(view(std::forward<Owner>(owner)))) {}
-
- private:
-  static constexpr TensorView<A, 3> three(const TensorView<A, 3>& v) { return v; }
-  static constexpr TensorView<A, 3> three(const TensorView<A, 2>& v) {
-    return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
-  }
-  static constexpr TensorView<A, 3> three(const TensorView<A, 1>& v) {
-    return {v.data, {1, 1, v.extent[0]}, {0, 0, v.stride[0]}};
-  }
+      : to(detail::row_axes(view(std::forward<Owner>(owner)))) {}
 };
 template <Viewable Owner> LogSumExp(Owner&&) -> LogSumExp<ScalarOf<Owner>>;
+
+template <class T, class B = Cpu> class AttentionTape;
+/// See record() in tape.hpp.
+template <class T, class B> struct Record { AttentionTape<T, B>* tape; };
 
 /// Where a layer writes its result: layer(x, mha::into(y)), layer(x, mha::into(y.topRows(4))).
 template <class View> struct Into { View to; };
@@ -87,6 +95,8 @@ namespace detail {
 
 template <class T> constexpr bool is_log_sum_exp = false;
 template <class A> constexpr bool is_log_sum_exp<LogSumExp<A>> = true;
+template <class T> constexpr bool is_record = false;
+template <class T, class B> constexpr bool is_record<Record<T, B>> = true;
 template <class T> constexpr bool is_into = false;
 template <class V> constexpr bool is_into<Into<V>> = true;
 
@@ -103,6 +113,8 @@ concept RaggedArgument = std::same_as<std::remove_cvref_t<E>, Ragged>;
 template <class E>
 concept LogSumExpArgument = is_log_sum_exp<std::remove_cvref_t<E>>;
 template <class E>
+concept TapeArgument = is_record<std::remove_cvref_t<E>>;
+template <class E>
 concept IntoArgument = is_into<std::remove_cvref_t<E>>;
 template <class E>
 concept BackendArgument = Backend<std::remove_cvref_t<E>>;
@@ -116,17 +128,17 @@ concept PolicyArgument = is_call_role(role_of<E>());
 template <class... Extra> constexpr void check_call_arguments() {
   check_functors<Extra...>();
   static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-                  LogSumExpArgument<Extra> || RaggedArgument<Extra> || BackendArgument<Extra> ||
+                  LogSumExpArgument<Extra> || RaggedArgument<Extra> || BackendArgument<Extra> || TapeArgument<Extra> ||
                   has_fault<Fault::almost, Extra>()) &&
                  ...),
-                "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Ragged, LogSumExp, a "
-                "Workspace and a backend (see mha/call.hpp)");
+                "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Ragged, LogSumExp, "
+                "mha::record(tape), a Workspace and a backend (see mha/call.hpp)");
   static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
                     (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
                     (0 + ... + int(RaggedArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
-                    count_role<Role::sink, Extra...> <= 1,
-                "mha: Scale, Origin, Ragged, LogSumExp, a Sink, a Workspace and a backend may be given once each "
-                "(see mha/call.hpp)");
+                    (0 + ... + int(TapeArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
+                "mha: Scale, Origin, Ragged, mha::record(tape), LogSumExp, a Sink, a Workspace and a backend may be "
+                "given once each (see mha/call.hpp)");
 }
 
 /// The sentences for what attention_weights() may be given: nothing that would be left unwritten.
@@ -134,6 +146,8 @@ template <class... Extra> constexpr void check_weights_arguments() {
   check_call_arguments<Extra...>();
   static_assert(!(LogSumExpArgument<Extra> || ...),
                 "mha: attention_weights writes no log-sum-exp: ask attention() for it (see mha/call.hpp)");
+  static_assert(!(TapeArgument<Extra> || ...),
+                "mha: attention_weights records no tape: ask attention() for it (see mha/tape.hpp)");
 }
 
 template <class E>
@@ -299,6 +313,22 @@ template <class B, class E, class... Rest> const B& backend_or(const B& own, con
                   "mha: a call may be given another value of the layer's backend type, but not another backend type: "
                   "borrow() the weights into a layer of that type (see mha/backend/backend.hpp)");
     return backend_or(own, rest...);
+  }
+}
+
+/// The tape of a call that has one.
+template <class T, class B, class E, class... Rest>
+AttentionTape<T, B>& call_tape(const E& first, const Rest&... rest) {
+  if constexpr (TapeArgument<E>) {
+    static_assert(std::same_as<E, Record<T, B>>,
+                  "mha: the tape is of another scalar or backend than the call: AttentionTape<T, B> has the scalar of "
+                  "q and the call's backend (see mha/tape.hpp)");
+    if constexpr (std::same_as<E, Record<T, B>>)
+      return *first.tape;
+    else
+      __builtin_unreachable();
+  } else {
+    return call_tape<T, B>(rest...);
   }
 }
 

@@ -3,6 +3,7 @@
 
 /// Front door: attention on the processor, and everything it is made of.
 #include "attention.hpp"
+#include "attention_backward.hpp"
 #include "backend/cpu/cpu.hpp"
 #include "backend/reference/reference.hpp"
 #include "call.hpp"
@@ -37,4 +38,5 @@
 #include "policy/score/relative_bias.hpp"
 #include "policy/score/softcap.hpp"
 #include "policy/sink.hpp"
+#include "tape.hpp"
 #include "version.hpp"

@@ -21,6 +21,16 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// What forward leaves of its softmax rows for backward: each row's level and Σ exp(logit − level), from which weights
+/// are computed again without error even where all logits are near −10⁹. Null data: not wanted.
+///
+/// Shapes    level, sum (B, Hq, Lq), ragged (Hq, ΣLq), row-major: reach them at AttendCall::row_state()
+/// Units     a backend's own: it reads what it has written. A row that saw nothing has the level −∞ and the sum 0
+template <class A> struct RowStates {
+  A* level = nullptr;
+  A* sum = nullptr;
+};
+
 /// One attention call as a backend gets it: checked, with its policies prepared.
 ///
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v, the sink a further term of the denominator
@@ -44,6 +54,7 @@ template <class T, class Source, class M, class S> struct AttendCall {
   Borrowed<float> sink{};
   const Index* q_offsets = nullptr;
   const Index* k_offsets = nullptr;
+  RowStates<Accumulator<T>> states{};
 
   /// The key/value head that query head h reads.
   MHA_HOST_DEVICE constexpr Index kv_head(Index h) const { return h / (shape.heads / kv_heads); }
@@ -67,6 +78,11 @@ template <class T, class Source, class M, class S> struct AttendCall {
   }
   MHA_HOST_DEVICE constexpr Accumulator<T>& row_log_sum_exp(Index b, Index h, Index i) const {
     return q_offsets != nullptr ? log_sum_exp(0, h, q_offsets[b] + i) : log_sum_exp(b, h, i);
+  }
+  /// Where the state of row i of query head h lies.
+  MHA_HOST_DEVICE constexpr std::ptrdiff_t row_state(Index b, Index h, Index i) const {
+    return q_offsets != nullptr ? std::ptrdiff_t{h} * q.length() + q_offsets[b] + i
+                                : (std::ptrdiff_t{b} * shape.heads + h) * q.length() + i;
   }
 };
 
@@ -139,9 +155,10 @@ struct Support {
 /// softmax, over 0 in the host's memory and over anything in another (backend/weights.hpp has it as items);
 /// `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them;
 /// `void normalize(const NormCall<T>&, Workspace&) const`, else backend/norm.hpp's items;
-/// `static constexpr bool side_by_side = true`: results of one PackedGemmCall lie beside each other in every row.
-/// A backend whose memory the host does not reach says `static constexpr Memory memory = Memory::device` and has all
-/// of:
+/// `static constexpr bool side_by_side = true`: results of one PackedGemmCall lie beside each other in every row;
+/// `void attend_backward(const AttendBackwardCall<T, …>&, Workspace&) const`, gradients (backend/backward.hpp):
+/// attend() then writes AttendCall::states where they are wanted. A backend whose memory the host does not reach says
+/// `static constexpr Memory memory = Memory::device` and has all of:
 ///   template <class T, int Rank> using Tensor          what calls return
 ///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const   a copy of the host's numbers for one call
 ///   auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`

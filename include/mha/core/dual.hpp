@@ -20,6 +20,8 @@ template <class T, int N = 1> struct Dual {
 
   Dual() = default;
   template <Arithmetic A> MHA_HOST_DEVICE constexpr Dual(A v) : value(static_cast<T>(v)) {}
+  /// Of dual numbers, for second derivatives.
+  MHA_HOST_DEVICE constexpr Dual(const T& v) requires(!Arithmetic<T>) : value(v) {}
 
   /// The i-th variable itself: its derivative with respect to itself is 1.
   MHA_HOST_DEVICE static constexpr Dual variable(T v, int i = 0) {

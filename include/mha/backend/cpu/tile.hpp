@@ -91,6 +91,12 @@ template <class T, class Source> class QueryTile {
       layout_.store_rows(state, at_.rescale);
     else
       layout_.store_lanes(state, at_.rescale);
+    if (call_.states.level != nullptr)
+      for_each_row(rows_, [&](Index h, Index i, Index lane) {
+        const std::ptrdiff_t row = call_.row_state(rows_.b, h, i);
+        call_.states.level[row] = state.max[lane];
+        call_.states.sum[row] = state.sum[lane];
+      });
     if (call_.log_sum_exp.data == nullptr) return;
     for_each_row(rows_, [&](Index h, Index i, Index lane) {
       call_.row_log_sum_exp(rows_.b, h, i) =

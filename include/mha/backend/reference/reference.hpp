@@ -4,7 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "../../core/online_softmax.hpp"
 #include "../backend.hpp"
+#include "../backward.hpp"
+#include "backward.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -41,8 +44,12 @@ struct Reference {
     for (Index b = 0; b < call.shape.batch; ++b)
       for (Index h = 0; h < call.shape.heads; ++h)
         for (Index i = 0; i < call.queries(b); ++i) {
-          const A log_sum_exp = softmax_row(call, b, h, i, row);
-          if (call.log_sum_exp.data != nullptr) call.row_log_sum_exp(b, h, i) = log_sum_exp;
+          const OnlineSoftmax<A> state = softmax_row(call, b, h, i, row);
+          if (call.log_sum_exp.data != nullptr) call.row_log_sum_exp(b, h, i) = state.log_sum_exp();
+          if (call.states.level != nullptr) {
+            call.states.level[call.row_state(b, h, i)] = state.max;
+            call.states.sum[call.row_state(b, h, i)] = state.sum;
+          }
           T* const out = call.output(b, i, h);
           for (Index d = 0; d < call.value_dim; ++d) {
             A sum(0);  // a row without visible keys stays 0
@@ -66,6 +73,12 @@ struct Reference {
         }
   }
 
+  /// Gradients of the call, from the states that attend() has left.
+  template <class T, class Source, class M, class S>
+  void attend_backward(const AttendBackwardCall<T, Source, M, S>& call, Workspace&) const {
+    detail::reference::attend_backward(call);
+  }
+
   template <class T> std::string explain(const AttendPlan&) const {
     return std::string("Reference: plain loops in ") + detail::scalar_name<T>() +
            ", one row of logits at a time, one thread";
@@ -78,12 +91,11 @@ struct Reference {
     A value;
   };
 
-  /// One row of the softmax, hidden keys left out; returns its natural log-sum-exp, −∞ if nothing is visible.
+  /// One row of the softmax, hidden keys left out; returns its maximum and its sum, {−∞, 0} if nothing is visible.
   template <class T, class Source, class M, class S, class A>
-  static A softmax_row(const AttendCall<T, Source, M, S>& call, Index b, Index h, Index i,
-                       std::vector<Weight<A>>& row) {
+  static OnlineSoftmax<A> softmax_row(const AttendCall<T, Source, M, S>& call, Index b, Index h, Index i,
+                                      std::vector<Weight<A>>& row) {
     using mha::exp;
-    using mha::log;
     row.clear();
     const Index position = call.position(b, i), g = call.kv_head(h);
     const T* const query = call.query(b, i, h);
@@ -95,7 +107,7 @@ struct Reference {
       const A logit = call.score(A(call.scale * dot), b, h, position, k);
       if (!(logit == minus_infinity<A>())) row.push_back({k, logit});
     }
-    if (row.empty()) return minus_infinity<A>();
+    if (row.empty()) return {};
 
     A max = row.front().value;
     for (const auto& w : row)
@@ -107,7 +119,7 @@ struct Reference {
     }
     const A denominator = call.sink.size == 0 ? sum : sum + exp(A(call.sink[h]) - max);
     for (auto& w : row) w.value = w.value / denominator;
-    return max + log(sum);
+    return {max, sum};
   }
 };
 

@@ -281,7 +281,7 @@ template <class T, class Source, class M, class S>
 AnyCall<T, Source> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
   return {call.q,           call.kv,    {call.mask, level}, {call.score, level}, call.out,
           call.log_sum_exp, call.shape, call.kv_heads,      call.head_dim,       call.value_dim,
-          call.scale,       call.sink,  call.q_offsets,     call.k_offsets};
+          call.scale,       call.sink,  call.q_offsets,     call.k_offsets,      call.states};
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "attention.hpp"
+#include "backend/backward.hpp"
+#include "call.hpp"
+#include "launch.hpp"
+#include "tape.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// The gradient of the loss with respect to the log-sum-exps that attention() wrote, for attention_backward().
+///
+/// Shapes    as LogSumExp
+template <class A> struct LogSumExpGradient {
+  TensorView<const A, 3> from;
+
+  template <ViewableOfRank<1, 2, 3> Owner>
+  requires(!std::same_as<std::remove_cvref_t<Owner>, LogSumExpGradient>) constexpr explicit LogSumExpGradient(
+      Owner&& owner)
+      : from(detail::row_axes(view(std::forward<Owner>(owner)))) {}
+};
+template <Viewable Owner> LogSumExpGradient(Owner&&) -> LogSumExpGradient<ScalarOf<Owner>>;
+
+/// Where attention_backward() writes the gradient of the Sink's logits.
+///
+/// Shapes    to (Hq)
+template <class A> struct SinkGradient {
+  TensorView<A, 1> to;
+
+  template <ViewableOfRank<1> Owner>
+  requires(!std::same_as<std::remove_cvref_t<Owner>, SinkGradient>) constexpr explicit SinkGradient(Owner&& owner)
+      : to(view(std::forward<Owner>(owner))) {}
+};
+template <Viewable Owner> SinkGradient(Owner&&) -> SinkGradient<ScalarOf<Owner>>;
+
+/// What attention_backward() returns, each like the tensor that it is the gradient of.
+///
+/// Shapes    query (B, Lq, Hq, D)  key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv)  sink (Hq), empty without a Sink
+template <class Query, class Key, class Value, class A> struct AttentionGradients {
+  Query query;
+  Key key;
+  Value value;
+  Tensor<A, 1> sink;
+};
+
+/// Where attention_backward_into() writes: {dq, dk, dv}, each a tensor, add_to() of one, or {}, which is not computed.
+template <class T> struct AttentionGradientsTo { GradientTo<T> query, key, value; };
+
+namespace detail {
+
+template <class T> constexpr bool is_log_sum_exp_gradient = false;
+template <class A> constexpr bool is_log_sum_exp_gradient<LogSumExpGradient<A>> = true;
+template <class T> constexpr bool is_sink_gradient = false;
+template <class A> constexpr bool is_sink_gradient<SinkGradient<A>> = true;
+template <class T> constexpr bool is_tape = false;
+template <class T, class B> constexpr bool is_tape<AttentionTape<T, B>> = true;
+
+template <class E>
+concept LogSumExpGradientArgument = is_log_sum_exp_gradient<std::remove_cvref_t<E>>;
+template <class E>
+concept SinkGradientArgument = is_sink_gradient<std::remove_cvref_t<E>>;
+
+/// The sentences for what attention_backward() may be given after the tape.
+template <class... Extra> constexpr void check_backward_arguments() {
+  check_functors<Extra...>();
+  static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
+                  RaggedArgument<Extra> || BackendArgument<Extra> || LogSumExpGradientArgument<Extra> ||
+                  SinkGradientArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
+                 ...),
+                "mha: after the tape attention_backward takes the masks, scores, Sink, Scale, Origin and Ragged of the "
+                "call, LogSumExpGradient, SinkGradient, a Workspace and a backend (see mha/attention_backward.hpp)");
+  static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(LogSumExpGradientArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(SinkGradientArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
+                "mha: Scale, Origin, Ragged, LogSumExpGradient, SinkGradient, a Sink, a Workspace and a backend may be "
+                "given once each (see mha/attention_backward.hpp)");
+  static_assert(!(SinkGradientArgument<Extra> || ...) || count_role<Role::sink, Extra...> == 1,
+                "mha: SinkGradient without the Sink that it is the gradient of (see mha/attention_backward.hpp)");
+}
+
+/// The call's LogSumExpGradient, or one without data.
+template <class A> constexpr TensorView<const A, 3> given_d_log_sum_exp() { return {}; }
+template <class A, class E, class... Rest>
+constexpr TensorView<const A, 3> given_d_log_sum_exp(const E& first, const Rest&... rest) {
+  if constexpr (LogSumExpGradientArgument<E>) {
+    static_assert(std::same_as<E, LogSumExpGradient<A>>,
+                  "mha: LogSumExpGradient has the accumulator's scalar: float for half, bfloat16 and float, else the "
+                  "scalar itself (see mha/attention_backward.hpp)");
+    if constexpr (std::same_as<E, LogSumExpGradient<A>>) return first.from;
+  } else {
+    return given_d_log_sum_exp<A>(rest...);
+  }
+}
+
+/// f(the call's SinkGradient), if there is one.
+template <class F, class... Extra> void with_sink_gradient(F&& f, const Extra&... extra) {
+  [[maybe_unused]] const auto look = [&](const auto& e) {
+    if constexpr (SinkGradientArgument<decltype(e)>) f(e.to);
+  };
+  (look(extra), ...);
+}
+
+/// Two tensors of the same extents on the named axes.
+template <class Expected, class Given>
+void require_axes(const char* call, const char* name, const Expected& expected, const char* other, const Given& given,
+                  int axes = 4) {
+  static constexpr const char* axis[4] = {"batch", "length", "heads", "head size"};
+  for (int a = 0; a < axes; ++a) require_equal(call, axis[a], name, expected.extent[a], other, given.extent[a]);
+}
+
+/// Checks the tensors of a backward pass against those of its call.
+template <class T, class Source, class M, class S>
+void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S>& c, const TensorView<const T, 4>& k,
+                      const TensorView<const T, 4>& v) {
+  const TensorView<const T, 4>& q = c.forward.q;
+  require_data(call, "v", v);
+  require_head_size(call, "v", v.dim());
+  require_axes(call, "k", k, "v", v, 3);
+  for (const auto& [name, rows] : {std::pair("out", &c.out), std::pair("d_out", &c.d_out)}) {
+    require_data(call, name, *rows);
+    require_axes(call, "q", q, name, *rows, 3);
+    require_equal(call, "head size", "v", v.dim(), name, rows->dim());
+  }
+  const auto destination = [&](const char* name, const GradientTo<T>& to, const char* of, const auto& tensor) {
+    if (!to.wanted()) return;
+    to.require_valid(call, name);
+    require_axes(call, of, tensor, name, to.axes());
+  };
+  destination("the gradient of q", c.query, "q", q);
+  destination("the gradient of k", c.key, "k", k);
+  destination("the gradient of v", c.value, "v", v);
+  if (c.d_log_sum_exp.data == nullptr) return;
+  require_data(call, "LogSumExpGradient", c.d_log_sum_exp);
+  require_equal(call, "batch", "q", q.batch(), "LogSumExpGradient", c.d_log_sum_exp.extent[0]);
+  require_equal(call, "heads", "q", q.heads(), "LogSumExpGradient", c.d_log_sum_exp.extent[1]);
+  require_equal(call, "length", "q", q.length(), "LogSumExpGradient", c.d_log_sum_exp.extent[2]);
+}
+
+/// A result like this input, and its extents.
+template <class B, class Owner> auto gradient_like(const Owner& owner) {
+  using Result = ResultOn<B, Owner>;
+  const auto v = ViewTraits<Owner>::view(owner);
+  return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) { return Result::make(v.extent[Axis]...); }
+  (std::make_index_sequence<std::size_t{ViewTraits<Owner>::rank}>());
+}
+
+template <class B, class Call>
+MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::Workspace& workspace) {
+  if (call.forward.shape.batch > 0 && call.forward.shape.heads > 0) backend.attend_backward(call, workspace);
+}
+
+}  // namespace detail
+
+/// The gradients of attention into memory of the caller's: {dq, dk, dv}, each a tensor, add_to() of one, or {}, which
+/// is not computed.
+///
+/// Formula   d⟨d_out, out⟩ for out = softmax(score(scale · q kᵀ) where the mask allows) v
+/// Shapes    d_out, out (B, Lq, Hq, Dv)  dq (B, Lq, Hq, D)  dk (B, Lk, Hkv, D)  dv (B, Lk, Hkv, Dv), any strides, and
+///           with fewer axes as attention_into() takes them. What is written overlaps nothing that is read
+/// Then      out and tape of attention(q, k, v, …, mha::record(tape)), and all that the call was given, again: masks,
+///           scores, a Sink, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient; a Workspace, and the tape's
+///           backend if it is not a default one
+/// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands in d_out,
+/// q,
+///           k or v; a fully masked row nothing at all
+/// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
+/// Errors    ShapeError if the sizes do not agree, or the tape is of another call or of none, before anything is
+/// written Source    Dao et al. 2022 (FlashAttention), appendix B.2
+template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
+          class B, class... Extra>
+void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>& to, const DOut& d_out, const Q& q,
+                             const K& k, const V& v, const Out& out, const AttentionTape<T, B>& tape,
+                             Extra&&... extra) {
+  using A = Accumulator<T>;
+  constexpr const char* name = "attention_backward";
+  constexpr bool one_scalar = std::is_same_v<T, ScalarOf<Q>> && std::is_same_v<T, ScalarOf<K>> &&
+                              std::is_same_v<T, ScalarOf<V>> && std::is_same_v<T, ScalarOf<Out>> &&
+                              std::is_same_v<T, ScalarOf<DOut>>;
+  static_assert(one_scalar,
+                "mha: attention_backward needs d_out, q, k, v, out and the tape of one scalar type "
+                "(see mha/attention_backward.hpp)");
+  constexpr bool differentiates = DifferentiatesAttention<B, T>;
+  static_assert(differentiates,
+                "mha: this backend has no backward pass: it has no member attend_backward(call, workspace) "
+                "(see mha/backend/backward.hpp)");
+  if constexpr (one_scalar && differentiates) {
+    detail::check_backward_arguments<Extra...>();
+    detail::check_memory_of<B, DOut, Q, K, V, Out>();
+    const auto& backend = detail::call_backend<B>(extra...);
+    typename B::Workspace own;
+    auto& workspace = detail::workspace_or(own, extra...);
+    auto frame = workspace.frame();
+    const auto keys = detail::read_heads(k), values = detail::read_heads(v);
+    auto forward = detail::checked_call<T, detail::memory_of<B>>(
+        name, detail::read_heads(q), keys, detail::collect_masks(extra...), detail::collect_scores(extra...),
+        detail::collect_sink(NoSink{}, extra...), detail::collect_options<A>(extra...), frame);
+    forward.value_dim = values.dim();
+    using F = decltype(forward);
+    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score)> call{
+        forward,
+        detail::read_heads(out),
+        detail::read_heads(d_out),
+        detail::given_d_log_sum_exp<A>(extra...),
+        tape.level(),
+        tape.sum(),
+        to.query,
+        to.key,
+        to.value};
+    detail::require_backward(name, call, keys, values);
+    tape.require_of(name, forward);
+    detail::require_supported(backend, name);
+    detail::with_sink_gradient(
+        [&](const auto& sink) {
+          detail::require_data(name, "SinkGradient", sink);
+          detail::require_equal(name, "heads", "q", forward.shape.heads, "SinkGradient", sink.extent[0]);
+          call.sink = frame.template take<LongSum<A>>(static_cast<std::size_t>(forward.shape.heads));
+          std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
+        },
+        extra...);
+    Tensor<T, 4> key_copy, value_copy;
+    const detail::ItemsOn<B> items{backend, workspace};
+    call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
+    call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    call.forward.kv.offsets = call.forward.k_offsets;
+    detail::run_backward(backend, call, workspace);
+    detail::with_sink_gradient(
+        [&](const auto& sink) {
+          using E = ScalarOf<decltype(sink)>;
+          for (Index h = 0; h < sink.extent[0]; ++h) sink(h) = static_cast<E>(call.sink[h]);
+        },
+        extra...);
+  }
+}
+
+/// attention_backward_into() with the gradients returned: {query, key, value, sink}, row-major Eigen matrices for
+/// Eigen inputs, the backend's tensors otherwise; `sink` has the sums of a Sink's logits.
+template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
+          class B, class... Extra>
+[[nodiscard]] auto attention_backward(const DOut& d_out, const Q& q, const K& k, const V& v, const Out& out,
+                                      const AttentionTape<T, B>& tape, Extra&&... extra) {
+  AttentionGradients<decltype(detail::gradient_like<B>(q)), decltype(detail::gradient_like<B>(k)),
+                     decltype(detail::gradient_like<B>(v)), Accumulator<T>>
+      g{detail::gradient_like<B>(q), detail::gradient_like<B>(k), detail::gradient_like<B>(v), {}};
+  if constexpr (detail::count_role < Role::sink, Extra... >> 0) {
+    g.sink = Tensor<Accumulator<T>, 1>(detail::read_heads(q).heads());
+    attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra..., SinkGradient(g.sink));
+  } else {
+    attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra...);
+  }
+  return g;
+}
+
+// Refused in one sentence.
+template <class DOut, class Q, class K, class V, class Out, class T, class B, class... Extra>
+requires(!(AttentionTensor<DOut> && AttentionTensor<Q> && AttentionTensor<K> && AttentionTensor<V> &&
+           AttentionTensor<Out>)) detail::Refused
+    attention_backward(const DOut&, const Q&, const K&, const V&, const Out&, const AttentionTape<T, B>&, Extra&&...) {
+  return detail::no_tensors<DOut, Q, K, V, Out>();
+}
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "backend.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+template <class View> struct AddTo { View to; };
+/// As a destination of gradients: they are added to what x holds.
+template <detail::LastingView Owner> [[nodiscard]] constexpr auto add_to(Owner&& owner) {
+  return AddTo<detail::ViewOf<Owner>>{view(std::forward<Owner>(owner))};
+}
+
+/// Where a gradient goes: a tensor like the one that it is the gradient of, of the call's scalar or of its
+/// accumulator, or add_to() of one. Without data, as GradientTo<T>{}, it is not computed.
+///
+/// Shapes    (L, D), (L, H, D) or (B, L, H, D), any strides
+template <class T> class GradientTo {
+  using A = Accumulator<T>;
+
+ public:
+  GradientTo() = default;
+  template <detail::LastingView Owner>
+  requires(ViewableOfRank<Owner, 2, 3, 4>) constexpr GradientTo(Owner&& owner) {
+    set(view(std::forward<Owner>(owner)));
+  }
+  template <class View> constexpr GradientTo(const AddTo<View>& sum) : adds_(true) { set(sum.to); }
+
+  constexpr bool wanted() const { return data_ != nullptr; }
+  /// Extents and strides, without data.
+  constexpr const TensorView<const T, 4>& axes() const { return axes_; }
+  void require_valid(const char* call, const char* name) const {
+    TensorView<A, 4> v{static_cast<A*>(data_), {}, {}};
+    for (int a = 0; a < 4; ++a) {
+      v.extent[a] = axes_.extent[a];
+      v.stride[a] = axes_.stride[a];
+    }
+    detail::require_data(call, name, v);
+  }
+
+  /// Elements from (b, l, h, 0) on.
+  constexpr std::ptrdiff_t row(Index b, Index l, Index h) const {
+    return b * axes_.stride[0] + l * axes_.stride[1] + h * axes_.stride[2];
+  }
+  /// Element d of a row ← x, or += x.
+  constexpr void put(std::ptrdiff_t row, Index d, const A& x) const {
+    const std::ptrdiff_t at = row + d * axes_.stride[3];
+    if (wide_)
+      write(static_cast<A*>(data_)[at], x);
+    else
+      write(static_cast<T*>(data_)[at], x);
+  }
+
+ private:
+  template <class E> constexpr void write(E& to, const A& x) const {
+    to = static_cast<E>(adds_ ? static_cast<A>(to) + x : x + A(0));
+  }
+
+  template <class E, int Rank> constexpr void set(const TensorView<E, Rank>& given) {
+    constexpr bool fits = std::is_same_v<E, T> || std::is_same_v<E, A>;
+    static_assert(fits,
+                  "mha: a gradient goes to a tensor, not a constant one, of the call's scalar or of its accumulator "
+                  "(see mha/backend/backward.hpp)");
+    if constexpr (fits) {
+      TensorView<E, 4> v;
+      if constexpr (Rank == 4)
+        v = given;
+      else if constexpr (Rank == 3)
+        v = {given.data,
+             {1, given.extent[0], given.extent[1], given.extent[2]},
+             {0, given.stride[0], given.stride[1], given.stride[2]}};
+      else
+        v = {given.data, {1, given.extent[0], 1, given.extent[1]}, {0, given.stride[0], 0, given.stride[1]}};
+      data_ = v.data;
+      wide_ = std::is_same_v<E, A>;
+      for (int a = 0; a < 4; ++a) {
+        axes_.extent[a] = v.extent[a];
+        axes_.stride[a] = v.stride[a];
+      }
+    }
+  }
+
+  void* data_ = nullptr;
+  bool wide_ = false, adds_ = false;
+  TensorView<const T, 4> axes_{};
+};
+
+/// What sums over many rows are added in: double for float.
+template <class A> using LongSum = std::conditional_t<std::is_same_v<A, float>, double, A>;
+
+/// The backward pass of one attention call as a backend gets it: checked, with its policies prepared.
+///
+/// Formula   of L = ⟨d_out, out⟩ + ⟨d_log_sum_exp, log-sum-exp⟩, with p the weights of forward and t = score(s):
+///             D_i  = d_out_i · out_i
+///             dt   = p_ik (d_out_i · v_k − D_i) + d_log_sum_exp_i exp(t_ik − log-sum-exp_i),  ds = dt · ∂t/∂s
+///             dQ_i = scale Σ_k ds k_k    dK_k = scale Σ_i ds q_i    dV_k = Σ_i p_ik d_out_i
+///             dsink_h = −Σ_i p_i,sink D_i
+/// Shapes    out, d_out (B, Lq, Hq, Dv)  d_log_sum_exp (B, Hq, Lq), null data for 0  query, key, value as q, k, v
+///           sink (Hq), null if not wanted; it is overwritten
+/// Numerics  a hidden pair, and so a row that sees nothing, contributes exactly nothing, whatever stands in d_out; a
+///           NaN in a visible pair propagates
+/// Source    Dao et al. 2022 (FlashAttention), appendix B.2
+template <class T, class Source, class M, class S> struct AttendBackwardCall {
+  using Scalar = T;
+
+  AttendCall<T, Source, M, S> forward;  ///< without its out, log_sum_exp and states
+  TensorView<const T, 4> out, d_out;
+  TensorView<const Accumulator<T>, 3> d_log_sum_exp;
+  const Accumulator<T>* level;  ///< as forward's attend() has written them
+  const Accumulator<T>* sum;
+  GradientTo<T> query, key, value;
+  LongSum<Accumulator<T>>* sink = nullptr;
+
+  /// Row i of sequence b of out or d_out (Dv).
+  constexpr const T* row(const TensorView<const T, 4>& v, Index b, Index i, Index h) const {
+    return forward.q_offsets != nullptr ? v.pointer(0, forward.q_offsets[b] + i, h, 0) : v.pointer(b, i, h, 0);
+  }
+  constexpr Accumulator<T> row_d_log_sum_exp(Index b, Index h, Index i) const {
+    if (d_log_sum_exp.data == nullptr) return Accumulator<T>(0);
+    return forward.q_offsets != nullptr ? d_log_sum_exp(0, h, forward.q_offsets[b] + i) : d_log_sum_exp(b, h, i);
+  }
+  /// Where the gradients of query i, and of key k, of sequence b begin in their destinations.
+  constexpr std::ptrdiff_t query_row(Index b, Index i, Index h) const {
+    return row_of(query, forward.q_offsets, b, i, h);
+  }
+  constexpr std::ptrdiff_t key_row(const GradientTo<T>& to, Index b, Index k, Index g) const {
+    return row_of(to, forward.k_offsets, b, k, g);
+  }
+
+ private:
+  static constexpr std::ptrdiff_t row_of(const GradientTo<T>& to, const Index* offsets, Index b, Index i, Index h) {
+    return offsets != nullptr ? to.row(0, offsets[b] + i, h) : to.row(b, i, h);
+  }
+};
+
+/// A backend with a backward pass of attention.
+template <class B, class T>
+concept DifferentiatesAttention = requires(const B backend, typename B::Workspace& workspace,
+                                           const AttendBackwardCall<T, ContiguousKv<T>, Full, NoScore>& call) {
+  backend.attend_backward(call, workspace);
+};
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <limits>
+
+#include "backend/backend.hpp"
+#include "call.hpp"
+#include "core/check.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// What a tape knows of the call that it recorded.
+struct RecordedCall {
+  Index batch, sequences, queries, keys, heads, kv_heads, head_dim;
+  double scale;
+};
+
+inline void require_recorded(const char* name, const RecordedCall& was, const RecordedCall& is) {
+  const auto same = [&](const char* what, Index before, Index now) {
+    require(before == now, name, ": the tape is of a call with ", what, " ", before, " but this one has ", now);
+  };
+  same("batch", was.batch, is.batch);
+  same("sequences", was.sequences, is.sequences);
+  same("query length", was.queries, is.queries);
+  same("key length", was.keys, is.keys);
+  same("query heads", was.heads, is.heads);
+  same("key heads", was.kv_heads, is.kv_heads);
+  same("head size", was.head_dim, is.head_dim);
+  require(was.scale == is.scale, name, ": the tape is of a call with scale ", was.scale, " but this one has ",
+          is.scale);
+}
+
+}  // namespace detail
+
+/// What attention leaves for its backward pass: two numbers for each row. Calls reuse its memory.
+///
+///   mha::AttentionTape<float> tape;
+///   const auto out = mha::attention(q, k, v, mha::Causal{}, mha::record(tape));
+///   const auto g = mha::attention_backward(d_out, q, k, v, out, tape, mha::Causal{});
+///
+/// Shapes    level and sum (B, Hq, Lq)
+template <class T, class B> class AttentionTape {
+ public:
+  using Scalar = T;
+  using OnBackend = B;
+
+  /// Whether a call has been recorded.
+  bool recorded() const { return recorded_; }
+
+  // What calls do with it.
+
+  /// Memory for the rows of this call.
+  template <class Call> RowStates<Accumulator<T>> begin(const Call& call) {
+    recorded_ = false;
+    const auto rows = static_cast<std::size_t>(call.q.batch()) * static_cast<std::size_t>(call.q.heads()) *
+                      static_cast<std::size_t>(call.q.length());
+    constexpr Index longest = std::numeric_limits<Index>::max();
+    if (rows > level_.size()) {
+      detail::require(rows <= static_cast<std::size_t>(longest), "record: the call has ", rows,
+                      " rows of heads, the limit is ", longest);
+      level_ = {};
+      sum_ = {};
+      level_ = Memory(static_cast<Index>(rows));
+      sum_ = Memory(static_cast<Index>(rows));
+    }
+    call_ = recorded_call(call);
+    return {level_.data(), sum_.data()};
+  }
+  void end() { recorded_ = true; }
+
+  /// Refuses a call that cannot be the recorded one.
+  template <class Call> void require_of(const char* name, const Call& call) const {
+    detail::require(recorded_, name, ": nothing was recorded on the tape: give mha::record(tape) to attention()");
+    detail::require_recorded(name, call_, recorded_call(call));
+  }
+  const Accumulator<T>* level() const { return level_.data(); }
+  const Accumulator<T>* sum() const { return sum_.data(); }
+
+ private:
+  using Memory = detail::TensorOf<B, Accumulator<T>, 1>;
+
+  static double of(const Accumulator<T>& scale) {
+    if constexpr (std::convertible_to<Accumulator<T>, double>)
+      return static_cast<double>(scale);
+    else
+      return 0;  // a scalar of the user's own
+  }
+  template <class Call> static detail::RecordedCall recorded_call(const Call& call) {
+    return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys,
+            call.q.heads(), call.kv_heads,    call.head_dim,   of(call.scale)};
+  }
+
+  Memory level_, sum_;
+  detail::RecordedCall call_{};
+  bool recorded_ = false;
+};
+
+/// attention(q, k, v, mha::record(tape)): the call leaves on the tape what attention_backward() needs of it. The output
+/// has the same bits as without.
+template <class T, class B> [[nodiscard]] constexpr Record<T, B> record(AttentionTape<T, B>& tape) { return {&tape}; }
+/// Refused in one sentence.
+template <class T, class B> Record<T, B> record(const AttentionTape<T, B>&&) {
+  static_assert(detail::valid<T>,
+                "mha: record(tape) of a temporary tape: what it records would be gone: name it first "
+                "(see mha/tape.hpp)");
+  return {};
+}
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <Eigen/Core>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/mha.hpp>
+
+#include "backward_case.hpp"
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using support::BackwardCase;
+using support::BackwardSizes;
+using Reference = mha::Reference;
+using Tensor4 = mha::Tensor<double, 4>;
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// A user's score that is not linear and depends on the pair.
+struct Bent {
+  template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
+    return mha::tanh(s * 0.5) * (1 + 0.25 * h + 0.125 * b) - 0.1 * mha::abs(q - k) + mha::exp(s * 0.25);
+  }
+};
+
+/// Gradients against the derivative of the forward pass along random directions, and along single elements.
+template <class... Extra> void expect_derivative(const char* stream, const BackwardSizes& n, const Extra&... extra) {
+  const BackwardCase<double> c(stream, n);
+  const auto g = c.gradients<Reference>(extra...);
+  support::Random random(std::string(stream) + " directions");
+  for (int turn = 0; turn < 8; ++turn) {
+    BackwardCase<double> direction(std::string(stream) + std::to_string(turn), n);
+    if (turn >= 4)
+      for (Tensor4* x : {&direction.q, &direction.k, &direction.v}) {
+        std::fill(x->begin(), x->end(), 0.);
+        x->data()[random.below(static_cast<int>(x->size()))] = 1;
+      }
+    const double expected = support::derivative_along(c, direction, extra...);
+    const double terms[] = {support::inner(g.query, direction.q), support::inner(g.key, direction.k),
+                            support::inner(g.value, direction.v)};
+    const double size = 1 + std::abs(terms[0]) + std::abs(terms[1]) + std::abs(terms[2]);
+    EXPECT_NEAR(terms[0] + terms[1] + terms[2], expected, 1e-11 * size) << stream << ", direction " << turn;
+  }
+}
+
+TEST(AttentionBackward, IsTheDerivativeOfTheForwardPass) {
+  const BackwardSizes n;
+  expect_derivative("plain", n);
+  expect_derivative("scaled", n, mha::Scale{2.5});
+  expect_derivative("causal", n, mha::Causal{});
+  expect_derivative("window", n, mha::SlidingWindow{.left = 1, .right = 1});
+  expect_derivative("more queries than keys", {.queries = 9, .keys = 4}, mha::Causal{});
+  expect_derivative("origin", n, mha::Causal{}, mha::Origin{1});
+  const std::vector<Index> lengths{4, 6};
+  expect_derivative("prefix", n, mha::Prefix{lengths});
+  expect_derivative("padding", n, mha::Padding{lengths});
+  expect_derivative("mask of a user", n, mha::mask([](auto, auto h, auto q, auto k) { return (q + k + h) % 3 != 0; }));
+  expect_derivative("one head", {.batch = 1, .heads = 1, .kv_heads = 1});
+  expect_derivative("one key head", {.heads = 3, .kv_heads = 1});
+  expect_derivative("no group", {.heads = 3, .kv_heads = 3, .head_dim = 1, .value_dim = 1});
+}
+
+TEST(AttentionBackward, DifferentiatesScoresAndSinks) {
+  const BackwardSizes n;
+  expect_derivative("soft cap", n, mha::SoftCap{0.7f});
+  expect_derivative("alibi", n, mha::Alibi{}, mha::Causal{});
+  expect_derivative("functor", n, Bent{});
+  mha::Tensor<double, 3> bias(4, 5, 7);
+  support::Random("bias").fill(bias);
+  bias(1, 2, 3) = -infinity;
+  expect_derivative("bias", n, mha::AdditiveBias{bias});
+  expect_derivative("chain", n, Bent{}, mha::SoftCap{3.f}, mha::AdditiveBias{bias}, mha::Causal{});
+  expect_derivative("sink", n, mha::Sink({0.5f, -1.f, 2.f, -std::numeric_limits<float>::infinity()}), mha::Causal{});
+}
+
+TEST(AttentionBackward, EqualsDifferenceQuotients) {
+  const BackwardSizes n;
+  BackwardCase<double> c("quotients", n);
+  mha::Tensor<double, 3> d_lse(n.batch, n.heads, n.queries), lse(n.batch, n.heads, n.queries);
+  support::Random("d_lse").fill(d_lse);
+  std::vector<float> logits{0.5f, -1.f, 2.f, 0.f};
+  const auto loss = [&] {
+    const auto out =
+        mha::attention<Reference>(c.q, c.k, c.v, mha::Causal{}, Bent{}, mha::Sink(logits), mha::LogSumExp(lse));
+    return support::inner(out, c.d_out) + support::inner(lse, d_lse);
+  };
+  mha::AttentionTape<double, Reference> tape;
+  const auto out =
+      mha::attention<Reference>(c.q, c.k, c.v, mha::Causal{}, Bent{}, mha::Sink(logits), mha::record(tape));
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, Bent{}, mha::Sink(logits),
+                                         mha::LogSumExpGradient(d_lse));
+  const auto expect = [&](auto& x, std::size_t i, double gradient, double h) {
+    using E = std::remove_reference_t<decltype(x.data()[i])>;
+    const E before = x.data()[i];
+    x.data()[i] = static_cast<E>(before + h);
+    const double up = loss();
+    x.data()[i] = static_cast<E>(before - h);
+    const double down = loss();
+    x.data()[i] = before;
+    EXPECT_NEAR((up - down) / (2 * h), gradient, 1e-6 * (1 + std::abs(gradient)));
+  };
+  for (std::size_t i = 0; i < c.q.size(); i += 7) expect(c.q, i, g.query.data()[i], 1e-5);
+  for (std::size_t i = 0; i < c.k.size(); i += 3) expect(c.k, i, g.key.data()[i], 1e-5);
+  for (std::size_t i = 0; i < c.v.size(); i += 5) expect(c.v, i, g.value.data()[i], 1e-5);
+  for (std::size_t h = 0; h < logits.size(); ++h) expect(logits, h, g.sink(static_cast<Index>(h)), 0x1p-10);
+}
+
+TEST(AttentionBackward, KeepsRowsWhoseLogitsAreFarFromZero) {
+  // A log-sum-exp of −10⁹ in float has lost the number of keys.
+  BackwardCase<float> c("far", {.batch = 1, .queries = 2, .keys = 6, .heads = 1, .kv_heads = 1});
+  for (float& x : c.q) x = 0;
+  mha::Tensor<float, 2> bias(2, 6);
+  for (float& x : bias) x = -1e9f;
+  const auto expect = [&](const auto& g) {
+    for (Index k = 0; k < 6; ++k)
+      for (Index d = 0; d < 4; ++d)
+        EXPECT_NEAR(g.value(0, k, 0, d), (c.d_out(0, 0, 0, d) + c.d_out(0, 1, 0, d)) / 6, 1e-6f);
+  };
+  expect(c.gradients<Reference>(mha::AdditiveBias{bias}));
+}
+
+TEST(AttentionBackward, EmptyRowsGiveExactlyNothing) {
+  BackwardCase<double> c("empty", {.batch = 2, .queries = 6, .keys = 3});  // the first queries see no key
+  const auto clean = c.gradients<Reference>(mha::Causal{});
+  for (Index b = 0; b < 2; ++b)
+    for (Index i = 0; i < 3; ++i)
+      for (Index h = 0; h < 4; ++h) {
+        for (Index d = 0; d < 4; ++d) c.d_out(b, i, h, d) = nan;
+        for (Index d = 0; d < 3; ++d) c.q(b, i, h, d) = infinity;
+      }
+  const auto g = c.gradients<Reference>(mha::Causal{});
+  EXPECT_EQ(support::differing(g.query, clean.query), 0u);
+  EXPECT_EQ(support::differing(g.key, clean.key), 0u);
+  EXPECT_EQ(support::differing(g.value, clean.value), 0u);
+  for (Index d = 0; d < 3; ++d) EXPECT_EQ(support::bits(g.query(1, 2, 3, d)), support::bits(0.));
+}
+
+TEST(AttentionBackward, HiddenNaNIsInertAndAVisibleOnePropagates) {
+  BackwardCase<double> c("nan", {.batch = 1, .queries = 5, .keys = 5});
+  const auto clean = c.gradients<Reference>(mha::Causal{});
+  c.k(0, 4, 1, 0) = nan;
+  c.v(0, 4, 1, 2) = nan;
+  const auto g = c.gradients<Reference>(mha::Causal{});
+  for (Index i = 0; i < 4; ++i)
+    for (Index h = 0; h < 4; ++h)
+      for (Index d = 0; d < 3; ++d) EXPECT_EQ(g.query(0, i, h, d), clean.query(0, i, h, d));
+  EXPECT_TRUE(std::isnan(g.query(0, 4, 2, 0)));
+  EXPECT_TRUE(std::isnan(g.key(0, 0, 1, 0)));  // the last query sees both
+  EXPECT_EQ(g.key(0, 0, 0, 0), clean.key(0, 0, 0, 0));
+}
+
+TEST(AttentionBackward, WritesWhatIsWantedAndAdds) {
+  const BackwardCase<float> c("destinations", {});
+  mha::AttentionTape<float, Reference> tape;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::record(tape));
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape);
+
+  mha::Tensor<float, 4> dk(2, 7, 2, 3);
+  for (float& x : dk) x = 2;
+  mha::Tensor<float, 4> dv(2, 7, 2, 4);
+  support::poison_all(dv);
+  mha::attention_backward_into({{}, mha::add_to(dk), dv}, c.d_out, c.q, c.k, c.v, out, tape);
+  for (std::size_t i = 0; i < dk.size(); ++i) EXPECT_EQ(dk.data()[i], 2 + g.key.data()[i]);
+  EXPECT_EQ(support::differing(dv, g.value), 0u);
+
+  // 16-bit tensors, gradients in either precision, with a layout of its own.
+  const BackwardCase<mha::bfloat16> narrow = c.as<mha::bfloat16>();
+  mha::AttentionTape<mha::bfloat16, Reference> narrow_tape;
+  const auto narrow_out = mha::attention<Reference>(narrow.q, narrow.k, narrow.v, mha::record(narrow_tape));
+  mha::Tensor<float, 4> wide(2, 4, 5, 3);
+  mha::Tensor<mha::bfloat16, 4> rounded(2, 5, 4, 3);
+  const auto by_heads = mha::view_bhld(wide.data(), 2, 4, 5, 3);
+  mha::attention_backward_into({by_heads, {}, {}}, narrow.d_out, narrow.q, narrow.k, narrow.v, narrow_out, narrow_tape);
+  mha::attention_backward_into({rounded, {}, {}}, narrow.d_out, narrow.q, narrow.k, narrow.v, narrow_out, narrow_tape);
+  for (Index i = 0; i < 5; ++i)
+    for (Index d = 0; d < 3; ++d)
+      EXPECT_EQ(support::bits(rounded(1, i, 2, d)), support::bits(mha::bfloat16(by_heads(1, i, 2, d))));
+}
+
+TEST(AttentionBackward, TakesHeadsSequencesAndEigenMatrices) {
+  using Matrix = Eigen::MatrixXd;  // column-major
+  const BackwardCase<double> c("matrices", {.batch = 1, .heads = 1, .kv_heads = 1});
+  const auto expected = c.gradients<Reference>(mha::Causal{});
+  const auto matrix = [](const Tensor4& t) {
+    Matrix m(t.extent(1), t.extent(3));
+    for (Index i = 0; i < t.extent(1); ++i)
+      for (Index d = 0; d < t.extent(3); ++d) m(i, d) = t(0, i, 0, d);
+    return m;
+  };
+  const Matrix q = matrix(c.q), k = matrix(c.k), v = matrix(c.v), d_out = matrix(c.d_out);
+  mha::AttentionTape<double, Reference> tape;
+  const auto out = mha::attention<Reference>(q, k, v, mha::Causal{}, mha::record(tape));
+  const auto g = mha::attention_backward(d_out, q, k, v, out, tape, mha::Causal{});
+  static_assert(std::is_same_v<std::remove_cvref_t<decltype(g.query)>, std::remove_cvref_t<decltype(out)>>);
+  EXPECT_EQ((Matrix(g.query) - matrix(expected.query)).norm(), 0);
+  EXPECT_EQ((Matrix(g.key) - matrix(expected.key)).norm(), 0);
+  EXPECT_EQ((Matrix(g.value) - matrix(expected.value)).norm(), 0);
+}
+
+TEST(AttentionBackward, RaggedSequencesAreSequencesApart) {
+  const std::vector<Index> queries{0, 3, 3, 8}, keys{0, 2, 6, 11};
+  const BackwardSizes n{.batch = 1, .queries = 8, .keys = 11};
+  const BackwardCase<double> c("ragged", n);
+  mha::Tensor<double, 3> d_lse(1, 4, 8);
+  support::Random("d_lse").fill(d_lse);
+  mha::AttentionTape<double, Reference> tape;
+  const auto out =
+      mha::attention<Reference>(c.q, c.k, c.v, mha::Causal{}, mha::Ragged{queries, keys}, mha::record(tape));
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, mha::Ragged{queries, keys},
+                                         mha::LogSumExpGradient(d_lse));
+  for (int b = 0; b < 3; ++b) {
+    const auto rows = [](const Tensor4& t, Index begin, Index end) {
+      Tensor4 part(1, end - begin, t.extent(2), t.extent(3));
+      if (part.size() > 0) std::copy_n(&t(0, begin, 0, 0), part.size(), part.data());
+      return part;
+    };
+    const auto q0 = queries[static_cast<std::size_t>(b)], q1 = queries[static_cast<std::size_t>(b) + 1];
+    const auto k0 = keys[static_cast<std::size_t>(b)], k1 = keys[static_cast<std::size_t>(b) + 1];
+    const Tensor4 q = rows(c.q, q0, q1), k = rows(c.k, k0, k1), v = rows(c.v, k0, k1), d_out = rows(c.d_out, q0, q1);
+    mha::Tensor<double, 3> part(1, 4, q1 - q0);
+    for (Index h = 0; h < 4; ++h)
+      for (Index i = q0; i < q1; ++i) part(0, h, i - q0) = d_lse(0, h, i);
+    mha::AttentionTape<double, Reference> own;
+    const auto o = mha::attention<Reference>(q, k, v, mha::Causal{}, mha::record(own));
+    const auto alone = mha::attention_backward(d_out, q, k, v, o, own, mha::Causal{}, mha::LogSumExpGradient(part));
+    EXPECT_EQ(support::differing(rows(g.query, q0, q1), alone.query), 0u);
+    EXPECT_EQ(support::differing(rows(g.key, k0, k1), alone.key), 0u);
+    EXPECT_EQ(support::differing(rows(g.value, k0, k1), alone.value), 0u);
+  }
+}
+
+TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {
+  const BackwardCase<double> c("errors", {});
+  mha::AttentionTape<double, Reference> tape;
+  Tensor4 out(2, 5, 4, 4), dq(2, 5, 4, 3), shorter(2, 5, 4, 2);
+  dq(0, 0, 0, 0) = 42;
+  const auto message = [&](auto&&... arguments) {
+    try {
+      mha::attention_backward_into({dq, {}, {}}, arguments...);
+    } catch (const mha::ShapeError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape),
+            "attention_backward: nothing was recorded on the tape: give mha::record(tape) to attention()");
+  mha::attention_into<Reference>(out, c.q, c.k, c.v, mha::record(tape));
+  EXPECT_TRUE(tape.recorded());
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::Scale{2.}),
+            "attention_backward: the tape is of a call with scale 0.577350 but this one has 2.000000");
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, shorter, tape),
+            "attention_backward: v has head size 4 but out has head size 2");
+  const Tensor4 k(2, 6, 2, 3), v(2, 6, 2, 4);
+  EXPECT_EQ(message(c.d_out, c.q, k, v, out, tape),
+            "attention_backward: the tape is of a call with key length 7 but this one has 6");
+  mha::Tensor<double, 3> lse(2, 4, 6);
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::LogSumExpGradient(lse)),
+            "attention_backward: q has length 5 but LogSumExpGradient has length 6");
+  EXPECT_EQ(dq(0, 0, 0, 0), 42);
+  try {
+    mha::attention_backward_into({shorter, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape);
+    ADD_FAILURE() << "accepted";
+  } catch (const mha::ShapeError& e) {
+    EXPECT_STREQ(e.what(), "attention_backward: q has head size 3 but the gradient of q has head size 2");
+  }
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape), "no error");
+}
+
+TEST(AttentionBackward, EmptyTensorsAreNoError) {
+  for (const BackwardSizes n : {BackwardSizes{.batch = 0}, BackwardSizes{.queries = 0}, BackwardSizes{.keys = 0},
+                                BackwardSizes{.value_dim = 0}}) {
+    const BackwardCase<double> c("no elements", n);
+    const auto g = c.gradients<Reference>();
+    for (const double x : g.query) EXPECT_EQ(x, 0);
+    for (const double x : g.key) EXPECT_EQ(x, 0);
+    for (const double x : g.value) EXPECT_EQ(x, 0);
+  }
+}
+
+}  // namespace
