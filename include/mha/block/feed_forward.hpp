@@ -95,12 +95,12 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   template <class X, class... Extra>
   requires(!SequenceOf<X, T>) detail::Refused operator()(X&&, Extra&&...) const { return detail::refuse_rows<T, X>(); }
 
-  /// What Linear::drop_unpacked() does, for both.
+  /// What Linear::drop_unpacked() does, for both or, if one refuses, for neither.
   void drop_unpacked() {
-    up_.require_weights("drop_unpacked: up()");
-    down_.require_weights("drop_unpacked: down()");
-    up_.drop_unpacked();
-    down_.drop_unpacked();
+    up_.require_packed("drop_unpacked: up()");
+    down_.require_packed("drop_unpacked: down()");
+    up_.parameters_.keep_packed_only();
+    down_.parameters_.keep_packed_only();
   }
 
   /// What a call on this many rows costs; the activation is not counted.

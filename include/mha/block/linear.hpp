@@ -136,7 +136,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   const On& backend() const { return backend_; }
   const F& activation() const { return activation_; }
 
-  /// Read-only named views of the weights; null data while there are none, or the packed ones alone.
+  /// Read-only named views of the weights; null data while there are none, or only
+  /// packed ones.
   [[nodiscard]] LinearViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
 
@@ -146,7 +147,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
   template <class Change> void update(Change&& f) {
     const auto p = parameters_.writable();
-    products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
+    products_ = {};  // should f throw, the calls that follow multiply by the weights where they are
     f(p);
     products_ = Products(backend_, parameters_.views());
   }
@@ -160,7 +161,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Linear lives; without one, their owner must outlive it, unless they are those that it borrows already. A backend
   /// that packs weights reads them here only.
   ///
-  /// Errors    ShapeError if a matrix or vector has not the configuration's shape; nothing changes then
+  /// Errors    ShapeError if a matrix or vector does not have the configuration's shape; nothing changes then
   void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
     borrow(LinearViews<const T>{w.weight, w.bias, w.gate, w.gate_bias, {}}, std::move(keep_alive));
   }
@@ -176,7 +177,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// read here only, and `keep_alive` is let go.
   ///
   /// Bits      those of the same weights borrowed in T
-  /// Memory    that of packed weights alone, on Reference and EigenCpu that of a copy in T
+  /// Memory    that of the packed weights, on Reference and EigenCpu that of a copy in T
   /// Errors    as above
   template <class W>
   requires(!std::same_as<W, T>) void borrow(const BorrowedLinear<W>& w, std::shared_ptr<const void> = nullptr) {
@@ -189,11 +190,11 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
       const LinearViews<const W> w = parameters_.checked(weights);
       if constexpr (detail::keeps_narrow<On, T, W>) {
         products_ = Products::of_narrow(backend_, w);
-        parameters_.keep_packed_alone();
+        parameters_.keep_packed_only();
       } else {
         const auto copy = std::make_shared<Tensor<T, 1>>();
         borrow(parameters_.widened(w, *copy), copy);
-        if (products_.packed()) parameters_.keep_packed_alone();
+        if (products_.packed()) parameters_.keep_packed_only();
       }
     }
   }
@@ -201,12 +202,11 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Frees the Linear's own weights, or lets go of those that it borrows: those that the backend packed are enough for
   /// every call. Nothing can be read by parameters() or written by update() then, until weights are borrowed.
   ///
-  /// Errors    ShapeError if there are no weights, or the backend does not pack them, as Reference and EigenCpu
+  /// Errors    ShapeError if there are no weights, the backend does not pack them, as Reference and EigenCpu, or the
+  ///           last update() threw
   void drop_unpacked() {
-    require_weights("drop_unpacked");
-    detail::require(products_.packed(), "drop_unpacked: ", On::name, " reads the Linear's ", parameter_count(),
-                    " parameters where they are, expected a backend that packs them");
-    parameters_.keep_packed_alone();
+    require_packed("drop_unpacked");
+    parameters_.keep_packed_only();
   }
 
   /// The rows of x through the Linear.
@@ -261,13 +261,18 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
 
   /// Why the weights cannot be written, null if they can.
   const char* unwritable() const {
-    return parameters_.packed_alone() ? "packed alone" : parameters_.borrowed() ? "borrowed" : nullptr;
+    return parameters_.packed_only() ? "packed only" : parameters_.borrowed() ? "borrowed" : nullptr;
   }
 
   // Everything is checked before anything is computed.
   void require_weights(const char* call) const {
     detail::require(parameters_.present(), call, ": expected ", parameter_count(),
                     " weights, got 0: call initialize, update or borrow first");
+  }
+  void require_packed(const char* call) const {
+    require_weights(call);
+    detail::require_packed_weights(products_.packed(), PacksWeights<On, T>, call, On::name, "Linear",
+                                   parameter_count());
   }
   void check(const char* call, const char* width, const On& backend, const TensorView<const T, 3>& x) const {
     detail::require_data(call, "x", x);

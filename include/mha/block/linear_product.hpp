@@ -50,8 +50,8 @@ requires requires { B::side_by_side; }
 constexpr bool parts_beside<B> = B::side_by_side;
 
 /// The product of a Linear with what follows it: in one pass where the backend fuses them, else one after the other;
-/// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights as they
-/// lie.
+/// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights where
+/// they are.
 ///
 /// Copies share what was packed, which nobody changes.
 template <class T, class B, class F> class LinearProduct {

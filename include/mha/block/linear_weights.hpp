@@ -20,11 +20,11 @@ namespace detail {
 /// The flat() of named views.
 template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
   require(present,
-          "parameters: there are no weights yet, so flat() has nothing to show: "
-          "call initialize, update or borrow first");
+          "parameters: flat() has nothing to show, because there are no weights yet, or only those that the "
+          "backend packed: call initialize, update or borrow first");
   require(!all.empty(),
-          "parameters: the weights are borrowed and need not lie in one row, so flat() has "
-          "nothing to show: read them by name");
+          "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read "
+          "them by name");
   return all;
 }
 
@@ -51,8 +51,8 @@ struct LinearConfig {
 
 /// Named views of a Linear's parameters.
 ///
-/// Shapes    weight (in, out)  bias (out)  gate (in, out), gate_bias (out) with Gated<F>; null data for what it has
-///           not, and for all while there are no weights or the packed ones alone
+/// Shapes    weight (in, out)  bias (out)  gate (in, out), gate_bias (out) with Gated<F>; null data for what it does
+///           not have, and for all while there are no weights, or only packed ones
 template <class T> struct LinearViews {
   TensorView<T, 2> weight;
   TensorView<T, 1> bias;
@@ -62,7 +62,7 @@ template <class T> struct LinearViews {
 
   /// Every number in one row, for an optimiser.
   ///
-  /// Errors    ShapeError if there are no weights yet, or they are borrowed: those have names only
+  /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(weight.data != nullptr, all); }
 };
 
@@ -92,10 +92,10 @@ template <class T, bool gated> class LinearParameters {
   }
 
   const LinearConfig& config() const { return config_; }
-  bool present() const { return packed_alone_ || borrowed() || own_.size() > 0; }
-  bool borrowed() const { return borrowed_ != nullptr; }
+  bool present() const { return borrowed_ != nullptr || own_.size() > 0; }
+  bool borrowed() const { return borrowed_ != nullptr && !borrowed_->packed_only; }
   /// Whether there are weights, but none except those that the backend packed.
-  bool packed_alone() const { return packed_alone_; }
+  bool packed_only() const { return borrowed_ != nullptr && borrowed_->packed_only; }
 
   /// How many numbers the parameters are.
   std::int64_t size() const {
@@ -103,12 +103,12 @@ template <class T, bool gated> class LinearParameters {
   }
 
   LinearViews<const T> views() const {
-    return borrowed() ? borrowed_->views : carve<const T>(own_.data(), own_.size());
+    return borrowed_ != nullptr ? borrowed_->views : carve<const T>(own_.data(), own_.size());
   }
 
   /// The parameters to write, zero at first.
   LinearViews<T> writable() {
-    require(!packed_alone_, "update: of the Linear's ", size(),
+    require(!packed_only(), "update: of the Linear's ", size(),
             " parameters only the packed ones are left, so they cannot be written");
     require(!borrowed(), "update: the Linear's ", size(), " parameters are borrowed, so they cannot be written");
     if (own_.size() == 0) {
@@ -126,11 +126,10 @@ template <class T, bool gated> class LinearParameters {
     require_foreign(w.weight, w.bias, w.gate, w.gate_bias);
     if (borrowed() && keep_alive == nullptr && meets_borrowed(w.weight, w.bias, w.gate, w.gate_bias))
       keep_alive = borrowed_->keep_alive;
-    auto next = std::make_shared<const Borrowed>(Borrowed{w, std::move(keep_alive)});
+    auto next = std::make_shared<const Borrowed>(Borrowed{w, std::move(keep_alive), false});
     before(w);
     own_ = {};
     borrowed_ = std::move(next);
-    packed_alone_ = false;
   }
 
   /// Views of weights in any scalar that have the configuration's shape, null data where there is no bias.
@@ -167,10 +166,10 @@ template <class T, bool gated> class LinearParameters {
   }
 
   /// The packed weights are enough: forgets its own, or those that it borrows.
-  void keep_packed_alone() {
+  void keep_packed_only() noexcept {
+    static const Borrowed nothing{{}, {}, true};
     own_ = {};
-    borrowed_ = nullptr;
-    packed_alone_ = true;
+    borrowed_ = std::shared_ptr<const Borrowed>(std::shared_ptr<const void>(), &nothing);  // allocates nothing
   }
 
  private:
@@ -191,7 +190,7 @@ template <class T, bool gated> class LinearParameters {
 
   /// They would be gone with what the Linear owns.
   template <class... Views> void require_foreign(const Views&... views) const {
-    require(own_.size() == 0 || (!may_overlap(views, own_.view()) && ...), "borrow: weights that lie among the ",
+    require(own_.size() == 0 || (!may_overlap(views, own_.view()) && ...), "borrow: weights that are among the ",
             size(), " of the Linear's own, expected another's");
   }
 
@@ -208,12 +207,12 @@ template <class T, bool gated> class LinearParameters {
   struct Borrowed {
     LinearViews<const T> views;
     std::shared_ptr<const void> keep_alive;
+    bool packed_only;
   };
 
+  Tensor<T, 1> own_;  // first: if a copy assignment throws, nothing has changed
   LinearConfig config_;
-  Tensor<T, 1> own_;
   std::shared_ptr<const Borrowed> borrowed_;  // null when they are its own
-  bool packed_alone_ = false;
 };
 
 }  // namespace detail

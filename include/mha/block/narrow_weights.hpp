@@ -3,12 +3,14 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
 
 #include "../backend/backend.hpp"
+#include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation.hpp"
@@ -34,13 +36,23 @@ template <class T, class W> constexpr bool check_narrow() {
 /// Whether weights of W under T stay so, and not as T.
 template <class B, class T, class W> constexpr bool keeps_narrow = computes_on_host<B>&& WidensWeights<B, T, W>;
 
-/// "bfloat16, packed in 64 bytes alone", of parameters and the products that are made of them.
+/// "bfloat16, packed only, in 64 bytes", of parameters and the products that are made of them.
 template <class Parameters, class Products>
 std::string weights_in_words(const Parameters& parameters, const Products& products) {
   const std::string scalar = products.weight_scalar();
-  const std::string packed = products.bytes() > 0 ? ", packed in " + std::to_string(products.bytes()) + " bytes" : "";
-  if (parameters.packed_alone()) return scalar + packed + " alone";
+  const std::string bytes = std::to_string(products.bytes()) + " bytes";
+  if (parameters.packed_only()) return scalar + ", packed only, in " + bytes;
+  const std::string packed = products.bytes() > 0 ? ", packed in " + bytes : "";
   return scalar + (parameters.borrowed() ? ", borrowed" : parameters.present() ? ", owned" : ", none yet") + packed;
+}
+
+/// What drop_unpacked() says where nothing is packed.
+inline void require_packed_weights(bool packed, bool packs, const char* call, const char* backend, const char* what,
+                                   std::int64_t count) {
+  require(packed || packs, call, ": ", backend, " reads the ", what, "'s ", count,
+          " parameters where they are, expected a backend that packs them");
+  require(packed, call, ": the ", what, "'s ", count,
+          " parameters are not packed, because the last update() threw: call it again");
 }
 
 /// Weights of some narrower scalar that a backend packed, their type lost: only who packs them compiles a product by
@@ -56,8 +68,8 @@ template <class T, class B, class F = Identity> class NarrowWeights {
   /// to[i] = x · part first + i with its bias.
   virtual void multiply(const B& backend, const TensorView<const T, 2>& x, Index first,
                         std::span<const TensorView<T, 2>> to, Workspace& workspace) const = 0;
-  /// to = the product by the first part, or the first two, with its epilogue; false if the backend fuses them not, and
-  /// then nothing is computed.
+  /// to = the product by the first part, or the first two, with its epilogue. False, and nothing is computed, if the
+  /// backend does not fuse them.
   virtual bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
                         const Epilogue<T, F>& epilogue, Workspace& workspace) const = 0;
 

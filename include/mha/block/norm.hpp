@@ -24,6 +24,7 @@
 #include "../launch.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
+#include "narrow_weights.hpp"
 #include "norm_weights.hpp"
 #include "rows.hpp"
 
@@ -94,6 +95,13 @@ template <class T, Backend B, class Kind> class RowNorm {
     ready_ = made_ready(parameters());
   }
 
+  RowNorm(const RowNorm&) = default;
+  RowNorm(RowNorm&&) noexcept = default;
+  /// Nothing changes if it throws.
+  RowNorm& operator=(const RowNorm& other) { return *this = RowNorm(other); }
+  RowNorm& operator=(RowNorm&&) noexcept = default;
+  ~RowNorm() = default;
+
   /// The configuration with everything filled in.
   const NormConfig& config() const { return config_; }
 
@@ -135,7 +143,7 @@ template <class T, Backend B, class Kind> class RowNorm {
     require_data("borrow", "weight", p.weight);
     require_data("borrow", "bias", p.bias);
     require(own_.size() == 0 || (!may_overlap(p.weight, own_.view()) && !may_overlap(p.bias, own_.view())),
-            "borrow: weights that lie among the ", parameter_count(), " of the norm's own, expected another's");
+            "borrow: weights that are among the ", parameter_count(), " of the norm's own, expected another's");
     NormViews<const T> views{p.weight, p.bias, {}};
     if (bias == 0) views.bias = {};  // null data is what says that there is none
     if (borrowed_ && keep_alive == nullptr) {
@@ -160,11 +168,7 @@ template <class T, Backend B, class Kind> class RowNorm {
   /// Errors    as above
   template <class W>
   requires(!std::same_as<W, T>) void borrow(const BorrowedNorm<W>& p, std::shared_ptr<const void> = nullptr) {
-    constexpr bool fits = (std::same_as<W, half> || std::same_as<W, bfloat16>)&&std::is_floating_point_v<T>;
-    static_assert(fits,
-                  "mha: a norm borrows parameters of its scalar, or half and bfloat16 ones under float or double: "
-                  "convert these first (see mha/block/norm.hpp)");
-    if constexpr (fits) {
+    if constexpr (check_narrow<T, W>()) {
       require_data("borrow", "weight", p.weight);
       require_data("borrow", "bias", p.bias);
       const auto copy = std::make_shared<std::pair<Tensor<T, 1>, Tensor<T, 1>>>(widened(p.weight), widened(p.bias));

@@ -30,8 +30,8 @@ template <class T> struct NormViews {
   /// Errors    ShapeError if they are borrowed: those have names only
   std::span<T> flat() const {
     detail::require(!all.empty(),
-                    "parameters: the weights are borrowed and need not lie in one row, so flat() has nothing to show: "
-                    "read them by name");
+                    "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one "
+                    "row: read them by name");
     return all;
   }
 };

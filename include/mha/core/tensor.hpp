@@ -66,7 +66,8 @@ template <class T, int Rank> class Tensor {
     std::copy_n(other.data(), size(), data());
   }
   Tensor(Tensor&& other) noexcept : shape_(std::exchange(other.shape_, {})), data_(std::move(other.data_)) {}
-  Tensor& operator=(Tensor other) noexcept {
+  Tensor& operator=(const Tensor& other) { return *this = Tensor(other); }
+  Tensor& operator=(Tensor&& other) noexcept {
     shape_ = std::exchange(other.shape_, {});
     data_ = std::move(other.data_);
     return *this;

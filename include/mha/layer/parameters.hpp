@@ -14,8 +14,10 @@
 #include "../block/linear_weights.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
+#include "../core/view.hpp"
 #include "../policy/projection.hpp"
 #include "config.hpp"
+#include "own_weights.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -41,8 +43,8 @@ template <class T> struct LinearWeights {
 /// Named views of a layer's parameters.
 ///
 /// Shapes    query (Hq, E, D)  key (Hkv, E_kv, D)  value (Hkv, E_kv, Dv)  output (Hq·Dv, E), and their biases;
-///           query_norm, key_norm (D) with QkNorm; gate (Hq) with GatedHeads; null data for what the layer has not, and
-///           for matrices and biases while the layer has them packed alone
+///           query_norm, key_norm (D) with QkNorm; gate (Hq) with GatedHeads; null data for what the layer does not
+///           have, and for matrices and biases of which only packed ones are left
 template <class T> struct ParameterViews {
   HeadWeights<T> query, key, value;
   LinearWeights<T> output;
@@ -51,7 +53,7 @@ template <class T> struct ParameterViews {
 
   /// Every number in one row, for an optimiser.
   ///
-  /// Errors    ShapeError if there are no weights yet, or they are borrowed: those have names only
+  /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(query.heads.data != nullptr, all); }
 };
 
@@ -106,16 +108,16 @@ template <class T, class Policies> class Parameters {
                     "Config: output_bias is true, but a layer with ", Output::name, " has no output projection");
   }
 
-  bool present() const { return borrowed_ || own_.size() > 0; }
-  bool borrowed() const { return borrowed_; }
+  bool present() const { return borrowed() || own_.size() > 0; }
+  bool borrowed() const { return borrowed_ != nullptr; }
   /// Whether there are no matrices except those that the backend packed.
-  bool packed_alone() const { return packed_alone_; }
+  bool packed_only() const { return borrowed() && borrowed_->packed_only; }
   const Config& config() const { return config_; }
   /// A number that no other weights of the program have: a new one whenever they are written or borrowed anew, but that
   /// of their owner where another layer makes the same keys of them.
   std::uint64_t version() const { return version_; }
-  /// What holds borrowed memory alive; null if nothing does.
-  const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
+  /// What holds the memory of views() alive, its own too; null if nothing does.
+  std::shared_ptr<const void> keep_alive() const { return borrowed() ? borrowed_->keep_alive : own_.owner(); }
 
   /// How many numbers the parameters are.
   std::int64_t size() const {
@@ -128,34 +130,39 @@ template <class T, class Policies> class Parameters {
            (Norm::has_weights ? std::int64_t{2} * c.head_dim : 0) + (Concat::has_gates ? c.num_heads : 0);
   }
 
-  ParameterViews<const T> views() const { return borrowed_ ? views_ : carve<const T>(own_.data(), own_.size()); }
+  ParameterViews<const T> views() const {
+    return borrowed() ? borrowed_->views : carve<const T>(own_.data(), own_.size());
+  }
 
-  /// The parameters to write, zero at first.
+  /// The parameters to write, zero at first; in new memory if who shares them still reads the old.
   ///
   /// Errors    ShapeError if they are borrowed: they belong to somebody else
   ParameterViews<T> writable() {
-    detail::require(!packed_alone_, "update: of the layer's ", size(),
+    detail::require(!packed_only(), "update: of the layer's ", size(),
                     " parameters only the packed ones are left, so they cannot be written");
-    detail::require(!borrowed_, "update: the layer's ", size(), " parameters are borrowed, so they cannot be written");
-    version_ = detail::next_version();
+    detail::require(!borrowed(), "update: the layer's ", size(), " parameters are borrowed, so they cannot be written");
     if (own_.size() == 0) {
       detail::require(size() <= std::numeric_limits<Index>::max(), "update: the layer has ", size(),
                       " parameters, the limit of one allocation is ", std::numeric_limits<Index>::max(),
                       ": borrow them");
-      own_ = Tensor<T, 1>(static_cast<Index>(size()));
+      own_ = detail::OwnWeights<T>(static_cast<Index>(size()));
     }
-    return carve<T>(own_.data(), own_.size());
+    T* const data = own_.writable();
+    version_ = detail::next_version();
+    return carve<T>(data, own_.size());
   }
 
-  /// Uses weights where they are; before(views) comes last of what can throw.
+  /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that
+  /// are borrowed already holds them on, if they are borrowed again.
   ///
-  /// Errors    ShapeError if a matrix, bias or vector has not the configuration's shape; nothing changes then
+  /// Errors    ShapeError if a matrix, bias or vector does not have the configuration's shape; nothing changes then
   template <class F = NothingBefore>
   void borrow(ParameterViews<const T> w, std::shared_ptr<const void> keep_alive, const F& before = {},
               std::uint64_t version = detail::next_version()) {
     const Config& c = config_;
-    require_foreign(w.query.heads, w.query.bias, w.key.heads, w.key.bias, w.value.heads, w.value.bias, w.output.weight,
-                    w.output.bias, w.query_norm, w.key_norm, w.gate);
+    // They would be gone with what the layer owns.
+    detail::require(own_.size() == 0 || !any_of(w, [&](const auto& v) { return detail::may_overlap(v, own_.view()); }),
+                    "borrow: weights that are among the ", size(), " of the layer's own, expected another's");
     check("query", w.query, c.d_model, c.num_heads, c.head_dim, c.has_query_bias());
     check("key", w.key, c.kv_model, c.num_kv_heads, c.head_dim, c.has_key_bias());
     check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
@@ -170,13 +177,8 @@ template <class T, class Policies> class Parameters {
       if (heads->bias.extent[0] == 0) heads->bias = {};
     if (w.output.bias.extent[0] == 0) w.output.bias = {};
     w.all = {};
-    before(w);
-    views_ = w;
-    keep_alive_ = std::move(keep_alive);
-    own_ = Tensor<T, 1>();
-    borrowed_ = true;
-    packed_alone_ = false;
-    version_ = version;
+    if (borrowed() && keep_alive == nullptr && meets_borrowed(w)) keep_alive = borrowed_->keep_alive;
+    become({w, std::move(keep_alive), false}, before, version);
   }
 
   template <class F = NothingBefore>
@@ -221,7 +223,7 @@ template <class T, class Policies> class Parameters {
 
   /// The packed matrices are enough: of these weights, which are checked, it keeps the norms' and the gates, as T.
   template <class W>
-  void keep_packed_alone(const ParameterViews<const W>& w, std::uint64_t version = detail::next_version()) {
+  void keep_packed_only(const ParameterViews<const W>& w, std::uint64_t version = detail::next_version()) {
     const auto kept = std::make_shared<Tensor<T, 1>>(w.query_norm.extent[0] + w.key_norm.extent[0] + w.gate.extent[0]);
     ParameterViews<const T> next;
     T* at = kept->data();
@@ -234,7 +236,7 @@ template <class T, class Policies> class Parameters {
     keep(w.query_norm, next.query_norm);
     keep(w.key_norm, next.key_norm);
     keep(w.gate, next.gate);
-    take_packed(next, kept, version);
+    become({next, kept, true}, NothingBefore{}, version);
   }
 
   /// Another layer's weights, and what its backend packed if that is of the same type; before(views) comes last of what
@@ -244,7 +246,7 @@ template <class T, class Policies> class Parameters {
   template <class OtherPolicies, class F>
   void share(const Parameters<T, OtherPolicies>& owner, const F& before, bool same_backend, bool same_keys) {
     const std::uint64_t version = same_keys ? owner.version() : detail::next_version();
-    if (!owner.packed_alone()) return borrow(owner.views(), owner.keep_alive(), before, version);
+    if (!owner.packed_only()) return borrow(owner.views(), owner.keep_alive(), before, version);
     detail::require(same_backend, "borrow: of the owner's ", owner.size(),
                     " parameters only those are left that its backend packed, expected a backend of the same type");
     const Config &c = config_, &o = owner.config();
@@ -264,26 +266,31 @@ template <class T, class Policies> class Parameters {
     if (Output::has_weights) same("output_bias", o.has_output_bias(), c.has_output_bias());
     same("number of norms", OtherPolicies::Norm::has_weights, Norm::has_weights);
     same("number of gates", OtherPolicies::Concat::has_gates, Concat::has_gates);
-    before(owner.views());
-    take_packed(owner.views(), owner.keep_alive(), version);
+    become({owner.views(), owner.keep_alive(), true}, before, version);
   }
 
  private:
+  struct Borrowed {
+    ParameterViews<const T> views;
+    std::shared_ptr<const void> keep_alive;
+    bool packed_only;
+  };
+
+  /// Changes to these, after before(views) and all else that can throw.
+  template <class F> void become(Borrowed next, const F& before, std::uint64_t version) {
+    auto kept = std::make_shared<const Borrowed>(std::move(next));
+    before(kept->views);
+    borrowed_ = std::move(kept);
+    own_ = {};
+    version_ = version;
+  }
+
   template <class W> static void widen(const TensorView<const W, 1>& from, const TensorView<T, 1>& to) {
     for (Index i = 0; i < from.extent[0]; ++i) to(i) = static_cast<T>(from(i));
   }
   template <class W> static void widen(const TensorView<const W, 2>& from, const TensorView<T, 2>& to) {
     for (Index i = 0; i < from.extent[0]; ++i)
       for (Index j = 0; j < from.extent[1]; ++j) to(i, j) = static_cast<T>(from(i, j));
-  }
-
-  void take_packed(const ParameterViews<const T>& vectors, std::shared_ptr<const void> keep_alive,
-                   std::uint64_t version) {
-    views_ = vectors;
-    keep_alive_ = std::move(keep_alive);
-    own_ = Tensor<T, 1>();
-    borrowed_ = packed_alone_ = true;
-    version_ = version;
   }
 
   template <class U> ParameterViews<U> carve(U* data, std::size_t size) const {
@@ -315,10 +322,17 @@ template <class T, class Policies> class Parameters {
     return p;
   }
 
-  /// They would be gone with what the layer owns.
-  template <class... Views> void require_foreign(const Views&... views) const {
-    detail::require(own_.size() == 0 || (!detail::may_overlap(views, own_.view()) && ...),
-                    "borrow: weights that lie among the ", size(), " of the layer's own, expected another's");
+  /// Whether f says so of one of the views.
+  template <class F> static bool any_of(const ParameterViews<const T>& w, const F& f) {
+    const auto any = [&](const auto&... views) { return (f(views) || ...); };
+    return any(w.query.heads, w.query.bias, w.key.heads, w.key.bias, w.value.heads, w.value.bias, w.output.weight,
+               w.output.bias, w.query_norm, w.key_norm, w.gate);
+  }
+  /// Whether one of the views shows what is borrowed already.
+  bool meets_borrowed(const ParameterViews<const T>& w) const {
+    return any_of(w, [&](const auto& v) {
+      return any_of(borrowed_->views, [&](const auto& old) { return detail::may_overlap(v, old); });
+    });
   }
 
   static void check(const char* name, const HeadWeights<const T>& w, Index model, Index heads, Index dim, bool bias) {
@@ -340,12 +354,10 @@ template <class T, class Policies> class Parameters {
     return r;
   }
 
+  detail::OwnWeights<T> own_;  // first: if a copy assignment throws, nothing has changed
   Config config_;
-  bool borrowed_ = false, packed_alone_ = false;
   std::uint64_t version_ = 0;
-  Tensor<T, 1> own_;
-  ParameterViews<const T> views_;  // when borrowed
-  std::shared_ptr<const void> keep_alive_;
+  std::shared_ptr<const Borrowed> borrowed_;  // null when they are its own
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -31,8 +31,8 @@ requires(!computes_on_host<B>) struct UploadedBy<T, B> {
   using type = std::remove_cvref_t<decltype(std::declval<const B&>().upload(std::span<const T>()))>;
 };
 
-/// A layer's dense products: by weights its backend packed once, where it packs, of T or of a narrower scalar; else by
-/// the weights as they lie.
+/// A layer's dense products: by weights that its backend packed once, where it packs, of T or of a narrower scalar;
+/// else by the weights where they are.
 ///
 /// Copies share what was packed, which nobody changes. Without it, as before the first pack(), the products are the
 /// same, only slower.
@@ -77,7 +77,8 @@ template <class T, class B> class LayerProducts {
     return products;
   }
 
-  /// By weights in a narrower scalar, which are borrowed: checked first, nothing changes if one is wrong.
+  /// By weights in a narrower scalar, which are borrowed: the products, and parameters that fit them. Nothing changes
+  /// if a weight is wrong or memory is short.
   template <class Policies, class Weights>
   static LayerProducts borrow_narrow(const B& backend, Parameters<T, Policies>& parameters, const Weights& weights) {
     using W = WeightScalar<Weights>;
@@ -86,14 +87,16 @@ template <class T, class B> class LayerProducts {
     narrow.borrow(weights, nullptr);
     if constexpr (keeps_narrow<B, T, W>) {
       LayerProducts products = of_narrow(backend, narrow.views(), has_output);
-      parameters.keep_packed_alone(narrow.views());
+      parameters.keep_packed_only(narrow.views());
       return products;
     } else {
       const auto wide = std::make_shared<Parameters<T, Policies>>(parameters.config());
       wide->write(narrow.views());
       LayerProducts products(backend, wide->views(), has_output);
-      parameters.borrow(wide->views(), wide);
-      if (products.packed()) parameters.keep_packed_alone(wide->views());
+      if (products.packed())
+        parameters.keep_packed_only(wide->views());
+      else
+        parameters.borrow(wide->views(), wide);
       return products;
     }
   }
@@ -101,8 +104,7 @@ template <class T, class B> class LayerProducts {
   /// Whether the matrices are packed, so that nobody reads the others again.
   bool packed() const { return packed_ != nullptr || narrow_ != nullptr; }
   void require_packed(const char* backend, std::int64_t count) const {
-    require(packed(), "drop_unpacked: ", backend, " reads the layer's ", count,
-            " parameters where they are, expected a backend that packs them");
+    require_packed_weights(packed(), PacksWeights<B, T>, "drop_unpacked", backend, "layer", count);
   }
 
   /// The scalar that the matrices are read in.

@@ -32,17 +32,19 @@ template <class T, Backend B, class Policies> class LayerWeights {
   /// What it computes on, unless a call is given another.
   const B& backend() const { return backend_; }
 
-  /// Read-only named views of the weights; null data while the layer has none, or packed matrices alone.
+  /// Read-only named views of the weights; null data while the layer has none, and for matrices
+  /// and biases of which only packed ones are left.
   [[nodiscard]] ParameterViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
 
   /// f(const ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale: element
-  /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls.
+  /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls. Where
+  /// a layer that called borrow(*this) still holds these weights, they are written in new memory, and it keeps the old.
   ///
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
   template <class F> void update(F&& f) {
     const auto p = parameters_.writable();
-    products_ = {};  // should f throw, the calls that follow multiply by the weights as they lie
+    products_ = {};  // should f throw, the calls that follow multiply by the weights where they are
     f(p);
     products_ = Products(backend_, parameters_.views(), Output::has_weights);
   }
@@ -53,10 +55,11 @@ template <class T, Backend B, class Policies> class LayerWeights {
   }
 
   /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives;
-  /// without one, their owner must outlive this layer. A backend that packs weights reads the matrices here only: the
-  /// pages of a mapping may be dropped, and weights that change are to be borrowed anew.
+  /// without one, their owner must outlive this layer, unless they are those that it borrows already. A backend that
+  /// packs weights reads the matrices here only: the pages of a mapping may be dropped, and weights that change are to
+  /// be borrowed anew.
   ///
-  /// Errors    ShapeError if a matrix or vector has not the layer's shape; nothing changes then
+  /// Errors    ShapeError if a matrix or vector does not have the layer's shape; nothing changes then
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {
     parameters_.borrow(weights, std::move(keep_alive), packing());
   }
@@ -75,20 +78,23 @@ template <class T, Backend B, class Policies> class LayerWeights {
   }
 
   /// Frees the layer's matrices, or lets go of borrowed ones: the packed ones are enough for every call. parameters()
-  /// shows norms and gates alone then, and update() is refused, until weights are borrowed.
+  /// shows only norms and gates then, and update() is refused, until weights are borrowed.
   ///
-  /// Errors    ShapeError if there are no weights, or the backend does not pack them, as Reference and EigenCpu
+  /// Errors    ShapeError if there are no weights, the backend does not pack them, as Reference and EigenCpu, or the
+  ///           last update() threw
   void drop_unpacked() {
     require_weights("drop_unpacked");
     products_.require_packed(B::name, parameter_count());
-    parameters_.keep_packed_alone(parameters_.views(), parameters_.version());
+    parameters_.keep_packed_only(parameters_.views(), parameters_.version());
   }
 
   /// Uses another layer's weights under this layer's own policies: nothing is copied, and what was packed of them is
-  /// shared too, unless the backends' types differ. Borrow anew after update, borrow or drop_unpacked of the owner; it
-  /// must outlive this layer unless it borrowed them itself. With equal norm and position they share KeyValues.
+  /// shared too, unless the backends' types differ. This layer keeps these weights, whatever becomes of the owner:
+  /// after its update(), borrow() or drop_unpacked() it computes with those that it borrowed, until it borrows anew.
+  /// Only weights that the owner borrowed without a keep_alive must outlive this layer. With equal norm and position
+  /// they share KeyValues.
   ///
-  /// Errors    ShapeError if the owner has no weights or a matrix has not the layer's shape; nothing changes then
+  /// Errors    ShapeError if the owner has no weights or a matrix does not have the layer's shape; nothing changes then
   template <Backend OtherBackend, class OtherPolicies>
   void borrow(const LayerWeights<T, OtherBackend, OtherPolicies>& owner) {
     detail::require(owner.parameters_.present(), "borrow: expected ", owner.parameter_count(),
@@ -105,9 +111,9 @@ template <class T, Backend B, class Policies> class LayerWeights {
 
  protected:
   LayerWeights(const Config& completed, B backend, Norm norm, typename Policies::Position position)
-      : config_(completed),
+      : parameters_(completed),
+        config_(completed),
         backend_(std::move(backend)),
-        parameters_(config_),
         norm_(std::move(norm)),
         position_(std::move(position)) {
     if constexpr (requires { norm_.check(); }) norm_.check();
@@ -119,9 +125,9 @@ template <class T, Backend B, class Policies> class LayerWeights {
                     " weights, got 0: call initialize, update or borrow first");
   }
 
+  Parameters<T, Policies> parameters_;  // first: if a copy assignment throws, nothing has changed
   Config config_;
   [[no_unique_address]] B backend_;
-  Parameters<T, Policies> parameters_;
   Products products_;
   [[no_unique_address]] Norm norm_;
   [[no_unique_address]] typename Policies::Position position_;

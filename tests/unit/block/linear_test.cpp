@@ -275,7 +275,7 @@ TEST(LinearWeights, OfATransposedMatrixAreReadWhereTheyAre) {
   EXPECT_THROW(packed.update([](auto&) {}), mha::ShapeError);
 }
 
-TEST(LinearWeights, AfterAnUpdateThatThrewAreReadAsTheyLie) {
+TEST(LinearWeights, AfterAnUpdateThatThrewAreReadWhereTheyAre) {
   mha::Linear<float, mha::Cpu, Bent> linear({.inputs = 2, .outputs = 2, .bias = false});
   linear.initialize(mha::XavierUniform{.seed = 1});
   EXPECT_THROW(linear.update([](auto& p) {
@@ -402,7 +402,7 @@ TEST(LinearBorrow, RefusesWeightsThatItOwns) {
   gated.initialize(mha::XavierUniform{.seed = 1});
   const auto own = gated.parameters();
   const Tensor<float, 2> other(4, 3);
-  const std::string wanted = "borrow: weights that lie among the 24 of the Linear's own, expected another's";
+  const std::string wanted = "borrow: weights that are among the 24 of the Linear's own, expected another's";
   EXPECT_EQ(message_of([&] { gated.borrow(own); }), wanted);
   EXPECT_EQ(message_of([&] { gated.borrow({.weight = other, .gate = own.weight}); }), wanted);
   const TensorView<const float, 2> reversed{own.gate.pointer(3, 2), {4, 3}, {-3, -1}};
@@ -429,6 +429,28 @@ TEST(LinearBorrow, AMovedFromLinearHasNoWeights) {
   EXPECT_EQ(message_of([&] { (void)linear(x); }),
             "linear: expected 12 weights, got 0: call initialize, update or borrow first");
   EXPECT_EQ(taken(x)(1, 2), 0);
+}
+
+TEST(LinearBorrow, AMovedFromLinearOfPackedWeightsAloneHasNone) {
+  mha::Linear<float> linear({.inputs = 4, .outputs = 3, .bias = false});
+  linear.initialize(mha::XavierUniform{.seed = 1});
+  linear.drop_unpacked();
+  Tensor<float, 2> x(2, 4);
+  x(1, 2) = 1;
+  const auto before = linear(x);
+  const auto taken = std::move(linear);
+  EXPECT_EQ(support::differing(taken(x), before), 0u);
+  const std::string rest = ": expected 12 weights, got 0: call initialize, update or borrow first";
+  EXPECT_EQ(message_of([&] { (void)linear(x); }), "linear" + rest);
+  EXPECT_EQ(message_of([&] { linear.drop_unpacked(); }), "drop_unpacked" + rest);
+  EXPECT_NE(linear.explain(1).find("12 float, none yet"), std::string::npos);
+  linear = taken;
+  EXPECT_EQ(support::differing(linear(x), before), 0u);
+  auto another = std::move(linear);
+  linear.initialize(mha::XavierUniform{.seed = 2});
+  EXPECT_NE(support::differing(linear(x), before), 0u);
+  another = linear;
+  EXPECT_EQ(support::differing(linear(x), another(x)), 0u);
 }
 
 TEST(LinearBorrow, WhatIsBorrowedAgainIsHeldOn) {

@@ -20,13 +20,13 @@ template <class F> std::string message_of(F&& f) {
 
 TEST(LinearViews, FlatNeedsOwnWeights) {
   EXPECT_EQ(message_of([] { mha::LinearViews<float>{}.flat(); }),
-            "parameters: there are no weights yet, so flat() has nothing to show: call initialize, update or borrow "
-            "first");
+            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
+            "packed: call initialize, update or borrow first");
   std::vector<float> numbers(6);
   mha::LinearViews<float> p{mha::view(numbers.data(), 2, 3), {}, {}, {}, {}};
   EXPECT_EQ(
       message_of([&] { p.flat(); }),
-      "parameters: the weights are borrowed and need not lie in one row, so flat() has nothing to show: read them "
+      "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read them "
       "by name");
   p.all = numbers;
   EXPECT_EQ(p.flat().size(), 6u);

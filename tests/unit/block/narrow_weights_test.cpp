@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -240,8 +241,8 @@ TYPED_TEST(NarrowWeights, AreReadWhenBorrowedOnlyAndTakeTheirOwnBytes) {
   support::poison_all(checkpoint->weight);
   EXPECT_EQ(support::differing(linear(x), before), 0u);
   const std::string scalar = std::is_same_v<W, mha::half> ? "half" : "bfloat16";
-  EXPECT_NE(linear.explain(3).find("weights:     46560 " + scalar + ", packed in " +
-                                   std::to_string(96 * 480 * 2 + 480 * 4) + " bytes alone\n"),
+  EXPECT_NE(linear.explain(3).find("weights:     46560 " + scalar + ", packed only, in " +
+                                   std::to_string(96 * 480 * 2 + 480 * 4) + " bytes\n"),
             std::string::npos)
       << linear.explain(3);
   EXPECT_EQ(linear.cost(3).parameters, 46560);
@@ -272,7 +273,7 @@ TYPED_TEST(NarrowWeights, ServeAFeedForwardWithoutAnAllocation) {
   narrow(x, mha::residual(x), mha::into(y), workspace);
   EXPECT_EQ(workspace.allocations(), before);
   EXPECT_EQ(message_of([&] { narrow.initialize(mha::XavierUniform{.seed = 1}); }),
-            "initialize: the weights of up() are packed alone, so they cannot be written");
+            "initialize: the weights of up() are packed only, so they cannot be written");
 }
 
 TYPED_TEST(NarrowWeights, OfAnotherShapeAreRefusedAndNothingChanges) {
@@ -326,7 +327,7 @@ TEST(DropUnpacked, LeavesTheResultsAndFreesTheRest) {
     EXPECT_EQ(linear.parameters().weight.data, nullptr);
     EXPECT_EQ(message_of([&] { linear.update([](auto&) {}); }),
               "update: of the Linear's 1000 parameters only the packed ones are left, so they cannot be written");
-    EXPECT_NE(linear.explain(5).find(" bytes alone\n"), std::string::npos) << linear.explain(5);
+    EXPECT_NE(linear.explain(5).find(", packed only, in "), std::string::npos) << linear.explain(5);
     linear.drop_unpacked();
   };
   check(mha::Cpu{});
@@ -355,6 +356,30 @@ TEST(DropUnpacked, IsRefusedWithoutPackedWeights) {
             "drop_unpacked: Reference reads the Linear's 15 parameters where they are, expected a backend that packs "
             "them");
   EXPECT_NE(plain.parameters().weight.data, nullptr);
+}
+
+TEST(DropUnpacked, AfterAnUpdateThatThrewSaysSo) {
+  mha::Linear<float> linear({.inputs = 4, .outputs = 3});
+  linear.initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_THROW(linear.update([](auto&) { throw std::runtime_error("no"); }), std::runtime_error);
+  EXPECT_EQ(message_of([&] { linear.drop_unpacked(); }),
+            "drop_unpacked: the Linear's 15 parameters are not packed, because the last update() threw: call it again");
+  linear.update([](auto&) {});
+  linear.drop_unpacked();
+  EXPECT_EQ(message_of([&] { (void)linear.parameters().flat(); }),
+            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
+            "packed: call initialize, update or borrow first");
+}
+
+TEST(DropUnpacked, OfAFeedForwardIsOfNeitherIfOneRefuses) {
+  mha::FeedForward<float> feed_forward({.d_model = 6, .d_hidden = 9});
+  feed_forward.initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_THROW(feed_forward.down().update([](auto&) { throw std::runtime_error("no"); }), std::runtime_error);
+  EXPECT_EQ(message_of([&] { feed_forward.drop_unpacked(); }),
+            "drop_unpacked: down(): the Linear's 60 parameters are not packed, because the last update() threw: call "
+            "it again");
+  EXPECT_NE(feed_forward.up().parameters().weight.data, nullptr);
+  feed_forward.up().update([](auto&) {});
 }
 
 TEST(DropUnpacked, OfAFeedForwardIsOfBoth) {

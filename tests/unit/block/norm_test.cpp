@@ -405,7 +405,7 @@ TEST(Norm, DoesNotBorrowWhatItOwnsItself) {
   const auto own = norm.parameters();
   using View = mha::TensorView<const float, 1>;
   const View reversed{own.bias.data + 7, {8}, {-1}}, inside{own.weight.data + 4, {8}, {1}};
-  const std::string refused = "borrow: weights that lie among the 16 of the norm's own, expected another's";
+  const std::string refused = "borrow: weights that are among the 16 of the norm's own, expected another's";
   EXPECT_EQ(message_of([&] { norm.borrow({.weight = data.weight, .bias = own.bias}); }), refused);
   EXPECT_EQ(message_of([&] { norm.borrow({.weight = data.weight, .bias = reversed}); }), refused);
   EXPECT_EQ(message_of([&] { norm.borrow({.weight = inside, .bias = data.bias}); }), refused);
@@ -566,7 +566,7 @@ TEST(Norm, SizesThatDoNotFitAreOneSentence) {
   EXPECT_EQ(message_of([&] { RmsNorm<float>({.width = 6}).borrow({.weight = six, .bias = six}); }),
             "borrow: the bias has 6 elements, expected 0");
   EXPECT_EQ(message_of([&] { norm.borrow({.weight = norm.parameters().weight, .bias = six}); }),
-            "borrow: weights that lie among the 12 of the norm's own, expected another's");
+            "borrow: weights that are among the 12 of the norm's own, expected another's");
   EXPECT_EQ(message_of([] { RmsNorm<float>(NormConfig{}); }), "RmsNorm: width is 0, it must be at least 1");
   EXPECT_EQ(message_of([] { LayerNorm<float>({.width = 3, .eps = -1}); }),
             "LayerNorm: eps is -1.000000, it must be a finite number, 0 or above");

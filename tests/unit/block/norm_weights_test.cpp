@@ -31,7 +31,7 @@ TEST(NormWeights, FlatIsOfOwnedOnesOnly) {
   mha::NormViews<float> views{mha::view(numbers.data(), 2), mha::view(numbers.data() + 2, 2), {}};
   EXPECT_EQ(
       mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(views.flat()); }),
-      "parameters: the weights are borrowed and need not lie in one row, so flat() has nothing to show: read them "
+      "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read them "
       "by name");
   views.all = std::span<float>(numbers);
   EXPECT_EQ(views.flat().size(), 4u);

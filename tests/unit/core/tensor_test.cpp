@@ -93,6 +93,11 @@ TEST(Tensor, CopiesItsElements) {
 TEST(Tensor, MovesItsMemoryAndLeavesNothing) {
   static_assert(std::is_nothrow_move_constructible_v<Tensor<int, 2>>);
   static_assert(std::is_nothrow_move_assignable_v<Tensor<int, 2>>);
+  // Or what owns one would end the program where memory is short.
+  struct Owner {
+    Tensor<int, 2> tensor;
+  };
+  static_assert(!std::is_nothrow_copy_assignable_v<Tensor<int, 2>> && !std::is_nothrow_copy_assignable_v<Owner>);
   Tensor<int, 2> a(2, 3);
   a(1, 2) = 5;
   const int* const memory = a.data();

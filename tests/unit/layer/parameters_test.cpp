@@ -47,8 +47,8 @@ TEST(Parameters, AreCountedBeforeTheyAreThere) {
   EXPECT_FALSE(plain.present());
   EXPECT_EQ(plain.size(), query_size + key_size + value_size + output_size);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(plain.views().flat()); }),
-            "parameters: there are no weights yet, so flat() has nothing to show: call initialize, update or borrow "
-            "first");
+            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
+            "packed: call initialize, update or borrow first");
   EXPECT_EQ(plain.views().query.heads.data, nullptr);
   EXPECT_EQ(plain.views().output.matrix().data, nullptr);
   EXPECT_EQ(Fused(sizes(true)).size(), plain.size() + 12 + 6 + 4 + 5);
@@ -206,7 +206,7 @@ TEST(Parameters, BorrowedViewsPointAtTheCheckpoint) {
   EXPECT_EQ(views.output.matrix()(7, 4), file.o.back());
   EXPECT_EQ(views.output.bias(4), file.ob.back());
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(views.flat()); }),
-            "parameters: the weights are borrowed and need not lie in one row, so flat() has nothing to show: read "
+            "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read "
             "them by name");
   EXPECT_EQ(p.size(), query_size + key_size + value_size + output_size + 12 + 6 + 4 + 5);
 }
@@ -240,7 +240,7 @@ TEST(Parameters, WeightsOfTheirOwnAreNotBorrowed) {
     return mha_test::message_of<mha::ShapeError>([&] { own.borrow(weights, nullptr); });
   };
   const std::string wanted =
-      "borrow: weights that lie among the " + std::to_string(own.size()) + " of the layer's own, expected another's";
+      "borrow: weights that are among the " + std::to_string(own.size()) + " of the layer's own, expected another's";
   EXPECT_EQ(error(w), wanted);
   auto mixed = file.weights;
   mixed.output_bias = w.output.bias;
@@ -429,7 +429,7 @@ TEST(Parameters, BorrowWantsNormsAndGatesWhereTheLayerHasThem) {
   EXPECT_EQ(p.views().gate.data, numbers.data());
 }
 
-// Another layer's parameters, of any projection layout, are borrowed as they lie.
+// Another layer's parameters, of any projection layout, are borrowed where they are.
 TEST(Parameters, BorrowsTheViewsOfOthers) {
   PerHead owner(sizes(true));
   number(owner);
