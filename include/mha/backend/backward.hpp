@@ -131,7 +131,7 @@ template <class T, class Source, class M, class S> struct AttendBackwardCall {
     return row_of(query, forward.q_offsets, b, i, h);
   }
   constexpr std::ptrdiff_t key_row(const GradientTo<T>& to, Index b, Index k, Index g) const {
-    return row_of(to, forward.k_offsets, b, k, g);
+    return row_of(to, forward.kv.offsets.data, b, k, g);
   }
 
  private:
