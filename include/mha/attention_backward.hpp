@@ -198,11 +198,10 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
-    const auto options = detail::collect_options<A>(extra...);
+    const auto keys = detail::read_heads(k), values = detail::read_heads(v);
     auto forward = detail::checked_call<T, detail::memory_of<B>>(
-        name, queries, detail::kv_of(name, queries, keys, keys, options.ragged), detail::collect_masks(extra...),
-        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
+        name, detail::read_heads(q), keys, detail::collect_masks(extra...), detail::collect_scores(extra...),
+        detail::collect_sink(NoSink{}, extra...), detail::collect_options<A>(extra...), frame);
     forward.value_dim = values.dim();
     using F = decltype(forward);
     AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score)> call{
@@ -230,6 +229,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     const detail::ItemsOn<B> items{backend, workspace};
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    call.forward.kv.offsets = call.forward.k_offsets;
     detail::run_backward(backend, call, workspace);
     detail::with_sink_gradient(
         [&](const auto& sink) {

@@ -77,15 +77,15 @@ double derivative_along(const BackwardCase<double>& at, const BackwardCase<doubl
   return sum;
 }
 
-/// ‖a − b‖ / ‖b‖, NaN if an element is; 0 where both are nothing.
-template <class A, class B> double relative_error(const A& a, const B& b) {
+/// ‖a − b‖ / (‖b‖ + least), NaN if an element is; 0 where both are nothing. `least` is for sums whose terms may cancel.
+template <class A, class B> double relative_error(const A& a, const B& b, double least = 0) {
   double error = 0, size = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
     const double x = to_double(a.data()[i]), y = to_double(b.data()[i]);
     error += (x - y) * (x - y);
     size += y * y;
   }
-  return error == 0 ? 0 : std::sqrt(error / size);
+  return error == 0 ? 0 : std::sqrt(error) / (std::sqrt(size) + least);
 }
 
 }  // namespace support

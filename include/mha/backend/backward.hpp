@@ -58,7 +58,24 @@ template <class T> class GradientTo {
       write(static_cast<T*>(data_)[at], x);
   }
 
+  /// Elements [0, n) of a row ← x, or += x.
+  void put_row(std::ptrdiff_t row, const A* x, Index n) const {
+    if (wide_)
+      write_row(static_cast<A*>(data_) + row, x, n);
+    else
+      write_row(static_cast<T*>(data_) + row, x, n);
+  }
+
  private:
+  template <class E> void write_row(E* to, const A* x, Index n) const {
+    const std::ptrdiff_t step = axes_.stride[3];
+    if (adds_)
+      for (Index d = 0; d < n; ++d) to[d * step] = static_cast<E>(static_cast<A>(to[d * step]) + x[d]);
+    else if (step == 1)
+      for (Index d = 0; d < n; ++d) to[d] = static_cast<E>(x[d] + A(0));
+    else
+      for (Index d = 0; d < n; ++d) to[d * step] = static_cast<E>(x[d] + A(0));
+  }
   template <class E> constexpr void write(E& to, const A& x) const {
     to = static_cast<E>(adds_ ? static_cast<A>(to) + x : x + A(0));
   }
@@ -131,7 +148,7 @@ template <class T, class Source, class M, class S> struct AttendBackwardCall {
     return row_of(query, forward.q_offsets, b, i, h);
   }
   constexpr std::ptrdiff_t key_row(const GradientTo<T>& to, Index b, Index k, Index g) const {
-    return row_of(to, forward.kv.offsets.data, b, k, g);
+    return row_of(to, forward.k_offsets, b, k, g);
   }
 
  private:

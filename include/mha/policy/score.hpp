@@ -17,6 +17,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///   prepared(const CallShape&) const   as for masks: checks its data, takes what it needs from the call
 ///   at_head(Index b, Index h) const    a score for that head, so that what depends on the head is computed once
 ///   with_data(f) const                 as for masks
+///   static constexpr bool additive     true: the result is s plus what does not depend on s, so its derivative is 1
 ///   static constexpr bool borrows      points at memory of somebody else
 ///   static constexpr const char* name  what explain() calls it
 ///
@@ -29,6 +30,12 @@ namespace mha::inline MHA_NAMESPACE {
 ///   };
 template <class P>
 concept Score = plays<P, Role::score> && ScoreFunctor<std::remove_cvref_t<P>>;
+
+/// Whether a score says that its derivative is 1.
+template <class S> inline constexpr bool is_additive = false;
+template <class S>
+requires requires { S::additive; }
+inline constexpr bool is_additive<S> = S::additive;
 
 /// A score whose copies might allocate, where it is.
 template <class S> struct ScoreInPlace {
@@ -53,6 +60,7 @@ template <class S> MHA_HOST_DEVICE constexpr auto at_head(const S& score, Index 
 struct NoScore {
   static constexpr Role role = Role::score;
   static constexpr const char* name = "none";
+  static constexpr bool additive = true;
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index, Index) const { return s; }
 };
 
@@ -60,6 +68,7 @@ struct NoScore {
 template <class A, class B> struct Chain {
   static constexpr Role role = Role::score;
   static constexpr bool borrows = Borrows<A> || Borrows<B>;
+  static constexpr bool additive = is_additive<A> && is_additive<B>;
   A first;
   B second;
 

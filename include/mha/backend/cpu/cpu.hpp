@@ -13,6 +13,7 @@
 #include "../norm.hpp"
 #include "../simd/norm.hpp"
 #include "attend.hpp"
+#include "backward.hpp"
 #include "gemm.hpp"
 #include "packed.hpp"
 
@@ -84,6 +85,15 @@ template <Executor Threads> class CpuWith {
     if constexpr (check_scalar<T>()) {
       const IsaLevel level = current_isa();
       detail::cpu::attend(detail::cpu::any_call(call, level), level, workspace, threads_);
+    }
+  }
+
+  /// Gradients; the same bits for any number of threads.
+  template <class T, class Source, class M, class S>
+  void attend_backward(const AttendBackwardCall<T, Source, M, S>& call, Workspace& workspace) const {
+    if constexpr (check_scalar<T>()) {
+      const IsaLevel level = current_isa();
+      detail::cpu::attend_backward(detail::cpu::AnyBackwardCall<T, Source>(call, level), level, workspace, threads_);
     }
   }
 

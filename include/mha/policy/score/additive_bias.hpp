@@ -18,6 +18,7 @@ namespace mha::inline MHA_NAMESPACE {
 template <class B> struct AdditiveBias {
   static constexpr Role role = Role::score;
   static constexpr const char* name = "AdditiveBias";
+  static constexpr bool additive = true;
   static constexpr bool borrows = true;
   TensorView<const B, 4> bias;
   Origins origin{};  ///< set by prepared()

@@ -15,6 +15,7 @@ namespace mha::inline MHA_NAMESPACE {
 struct Alibi {
   static constexpr Role role = Role::score;
   static constexpr const char* name = "Alibi";
+  static constexpr bool additive = true;
   Index heads = 0;  ///< set by prepared()
 
   /// Slope of head h of `heads`.

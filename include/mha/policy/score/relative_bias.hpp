@@ -52,6 +52,7 @@ class RelativeBias {
  public:
   static constexpr Role role = Role::score;
   static constexpr const char* name = "RelativeBias";
+  static constexpr bool additive = true;
 
   explicit RelativeBias(std::vector<float> table, RelativeBuckets buckets = {})
       : table_(std::make_shared<const std::vector<float>>(std::move(table))), buckets_(buckets) {}
@@ -72,6 +73,7 @@ class RelativeBias {
   class Prepared {
    public:
     static constexpr Role role = Role::score;
+    static constexpr bool additive = true;
     Prepared(const float* by_distance, std::shared_ptr<const void> owner, Index least, std::ptrdiff_t distances)
         : by_distance_(by_distance), owner_(std::move(owner)), least_(least), distances_(distances) {}
     Head at_head(Index, Index h) const { return {by_distance_ + h * distances_ - least_}; }

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <numbers>
+
+#include "../../core/workspace.hpp"
+#include "../backward.hpp"
+#include "../simd/backward_kernels.hpp"
+#include "../simd/score_derivative.hpp"
+#include "../simd/tile_policies.hpp"
+#include "../simd/transpose.hpp"
+#include "../simd/widen.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail::cpu {
+
+/// A backward pass whose policies have lost their types.
+template <class T, class Source> struct AnyBackwardCall {
+  using A = Accumulator<T>;
+  AttendBackwardCall<T, Source, simd::AnyMask<A>, simd::AnyScore<A>> call;
+  simd::AnyScoreDerivative<A> derivative;
+
+  /// The call must outlive this.
+  template <class M, class S>
+  AnyBackwardCall(const AttendBackwardCall<T, Source, M, S>& c, IsaLevel level)
+      : call{simd::any_call(c.forward, level),
+             c.out,
+             c.d_out,
+             c.d_log_sum_exp,
+             c.level,
+             c.sum,
+             c.query,
+             c.key,
+             c.value,
+             c.sink},
+        derivative(c.forward.score, level) {}
+};
+
+/// How the work of a head is cut: blocks of keys × pairs of query tiles, which share one pass over dK and dV, within
+/// pieces that stay in the second-level cache and are what threads share.
+struct BackwardTiling {
+  static constexpr Index block = 96;  ///< keys
+  static constexpr Index key_piece = 3 * block;
+  static constexpr Index together = 2;  ///< query tiles
+
+  Index lanes;                 ///< queries of a tile
+  Index query_piece;           ///< tiles
+  Index query_dim, value_dim;  ///< head sizes in whole registers
+
+  template <class A>
+  BackwardTiling(const simd::TileKernels<A>& kernels, Index head_dim, Index v_dim)
+      : lanes(kernels.lanes),
+        query_piece(std::max<Index>(together, 288 / kernels.lanes)),
+        query_dim(blocks_of(head_dim, kernels.width) * kernels.width),
+        value_dim(blocks_of(v_dim, kernels.width) * kernels.width) {}
+
+  Index tiles(Index queries) const { return blocks_of(queries, lanes); }
+  Index query_pieces(Index queries) const { return blocks_of(tiles(queries), query_piece); }
+  static Index key_pieces(Index keys) { return blocks_of(keys, key_piece); }
+};
+
+/// What one worker needs for a block of keys × `together` tiles.
+template <class A> struct BackwardScratch {
+  A *p, *ds, *visible, *derivative, *ones;
+
+  BackwardScratch(Workspace::Frame& frame, Index lanes) {
+    const std::size_t size =
+        static_cast<std::size_t>(BackwardTiling::block * BackwardTiling::together) * static_cast<std::size_t>(lanes);
+    p = frame.take<A>(size);
+    ds = frame.take<A>(size);
+    visible = frame.take<A>(size);
+    derivative = frame.take<A>(size);
+    ones = frame.take<A>(static_cast<std::size_t>(lanes));
+    std::fill_n(ones, lanes, A(1));
+  }
+};
+
+/// The operands and sums of one query head of one sequence, in accumulator precision and rows of whole registers.
+template <class A> struct HeadMemory {
+  A *q, *d_out, *k, *v;         ///< rows (tiles · lanes or Lk, padded head size)
+  A *q_lanes, *d_out_lanes;     ///< the same of each tile as (head size, lanes)
+  A* dq;                        ///< of each tile (D, lanes)
+  A *dk, *dv;                   ///< (Lk, padded head size)
+  A *level, *log2_sum, *delta;  ///< (tiles · lanes)
+  double* sink;                 ///< (tiles): what each adds to the gradient of the sink
+  bool* finite;                 ///< of each tile's queries, then of each piece of keys
+
+  HeadMemory(Workspace::Frame& frame, const BackwardTiling& tiling, Index queries, Index keys, Index head_dim,
+             Index v_dim) {
+    const auto take = [&](Index rows, Index columns) {
+      return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
+    };
+    const Index tiles = tiling.tiles(queries), rows = tiles * tiling.lanes;
+    q = take(rows, tiling.query_dim);
+    d_out = take(rows, tiling.value_dim);
+    k = take(keys, tiling.query_dim);
+    v = take(keys, tiling.value_dim);
+    q_lanes = take(rows, head_dim);
+    d_out_lanes = take(rows, v_dim);
+    dq = take(rows, head_dim);
+    dk = take(keys, tiling.query_dim);
+    dv = take(keys, tiling.value_dim);
+    level = take(rows, 1);
+    log2_sum = take(rows, 1);
+    delta = take(rows, 1);
+    sink = frame.take<double>(static_cast<std::size_t>(tiles));
+    finite =
+        frame.take<bool>(static_cast<std::size_t>(tiles) + static_cast<std::size_t>(BackwardTiling::key_pieces(keys)));
+  }
+};
+
+/// The backward pass of one query head of one sequence in steps: its operands are prepared, pieces (n, m) of queries ×
+/// keys are computed, any of them after (n − 1, m) and (n, m − 1), and the sums are stored.
+///
+/// Formula   S = K Qᵀ as in forward, P = 2^((S − level) slope − log2 sum), dS = P ∘ (V dOᵀ − D) ∘ ∂t/∂s,
+///           dQᵀ += Kᵀ dS,  dV += P dO,  dK += dS Q
+/// Numerics  P has the logits of forward bit for bit; a hidden pair adds exactly nothing
+/// Source    Dao et al. 2022 (FlashAttention), algorithm 4
+template <class T, class Source> class HeadBackward {
+  using A = Accumulator<T>;
+  using Stored = typename Source::Scalar;
+  static constexpr A log2e = std::numbers::log2e_v<A>;
+  static constexpr Index block = BackwardTiling::block, together = BackwardTiling::together;
+
+ public:
+  HeadBackward(const AnyBackwardCall<T, Source>& call, IsaLevel level, const simd::BackwardKernels<A>& kernels,
+               const BackwardTiling& tiling, const HeadMemory<A>& memory, Index b, Index h)
+      : call_(call.call),
+        f_(call.call.forward),
+        derivative_(call.derivative),
+        level_(level),
+        kernels_(kernels),
+        tiling_(tiling),
+        at_(memory),
+        b_(b),
+        h_(h),
+        queries_(f_.queries(b)),
+        keys_(f_.keys(b)),
+        tiles_(tiling.tiles(queries_)),
+        wants_dots_(call_.query.wanted() || call_.key.wanted()),
+        logits_are_dots_(!f_.score.exists && f_.scale > A(0) && f_.scale <= A(1)),
+        slope_(logits_are_dots_ ? f_.scale * log2e : log2e) {}
+
+  Index tiles() const { return tiles_; }
+  Index query_pieces() const { return tiling_.query_pieces(queries_); }
+  Index key_pieces() const { return BackwardTiling::key_pieces(keys_); }
+  /// What the head adds to the gradient of the sink.
+  double sink() const {
+    double sum = 0;
+    for (Index t = 0; t < tiles_; ++t) sum += at_.sink[t];
+    return sum;
+  }
+
+  /// The operands of tile t.
+  void prepare_queries(Index t) const {
+    const Index lanes = tiling_.lanes, first = t * lanes, count = std::min(lanes, queries_ - first);
+    A* const q = rows(at_.q, first, tiling_.query_dim);
+    A* const d_out = rows(at_.d_out, first, tiling_.value_dim);
+    for (Index i = 0; i < lanes; ++i) {
+      A* const to[] = {q + std::ptrdiff_t{i} * tiling_.query_dim, d_out + std::ptrdiff_t{i} * tiling_.value_dim};
+      if (i >= count) {
+        std::fill_n(to[0], tiling_.query_dim, A(0));
+        std::fill_n(to[1], tiling_.value_dim, A(0));
+        continue;
+      }
+      pack_row(f_.query(b_, first + i, h_), f_.q.stride[3], f_.head_dim, tiling_.query_dim, to[0]);
+      pack_row(call_.row(call_.d_out, b_, first + i, h_), call_.d_out.stride[3], f_.value_dim, tiling_.value_dim,
+               to[1]);
+    }
+    prepare_states(first, count, d_out);
+    at_.sink[t] = sink_of(first, count);
+    close_states(first, count);
+    at_.finite[t] = finite(q, std::ptrdiff_t{lanes} * tiling_.query_dim) &&
+                    finite(d_out, std::ptrdiff_t{lanes} * tiling_.value_dim);
+    to_lanes(q, tiling_.query_dim, f_.head_dim, rows(at_.q_lanes, first, f_.head_dim));
+    to_lanes(d_out, tiling_.value_dim, f_.value_dim, rows(at_.d_out_lanes, first, f_.value_dim));
+    std::fill_n(rows(at_.dq, first, f_.head_dim), std::ptrdiff_t{lanes} * f_.head_dim, A(0));
+  }
+
+  /// The operands of piece m of the keys.
+  void prepare_keys(Index m) const {
+    const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
+    for (Index key = first; key < end;) {
+      const KvRun<Stored> run = f_.kv.run(b_, f_.kv_head(h_), key, end);
+      for (Index i = 0; i < run.count; ++i, ++key) {
+        pack_row(run.key + i * run.key_stride, 1, f_.head_dim, tiling_.query_dim, rows(at_.k, key, tiling_.query_dim));
+        pack_row(run.value + i * run.value_stride, 1, f_.value_dim, tiling_.value_dim,
+                 rows(at_.v, key, tiling_.value_dim));
+      }
+    }
+    const std::ptrdiff_t n = end - first;
+    at_.finite[tiles_ + m] = finite(rows(at_.k, first, tiling_.query_dim), n * tiling_.query_dim) &&
+                             finite(rows(at_.v, first, tiling_.value_dim), n * tiling_.value_dim);
+    std::fill_n(rows(at_.dk, first, tiling_.query_dim), n * tiling_.query_dim, A(0));
+    std::fill_n(rows(at_.dv, first, tiling_.value_dim), n * tiling_.value_dim, A(0));
+  }
+
+  /// Piece n of the queries against piece m of the keys.
+  void piece(Index n, Index m, const BackwardScratch<A>& scratch) const {
+    const Index tiles_end = std::min(tiles_, (n + 1) * tiling_.query_piece);
+    const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
+    for (Index t = n * tiling_.query_piece; t < tiles_end; t += together)
+      for (Index k = m * BackwardTiling::key_piece; k < keys_end; k += block)
+        some_tiles(t, std::min(together, tiles_end - t), k, std::min(block, keys_end - k), scratch);
+  }
+
+  /// dQ of tile t into its destination.
+  void store_queries(Index t) const {
+    if (!call_.query.wanted()) return;
+    const Index lanes = tiling_.lanes, first = t * lanes, count = std::min(lanes, queries_ - first);
+    A* const to = rows(at_.q, first, tiling_.query_dim);  // the queries are not needed any more
+    const A* const from = rows(at_.dq, first, f_.head_dim);
+    A scale[64 / sizeof(A)];
+    std::fill_n(scale, kernels_.tile.width, f_.scale);
+    const auto unpack = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::UnpackBody<A, A>, const A*, std::ptrdiff_t, const A*, Index, A*,
+                                          std::ptrdiff_t>;
+    });
+    for (Index i = 0; i < lanes; i += kernels_.tile.width)
+      unpack(from + i, lanes, scale, f_.head_dim, to + std::ptrdiff_t{i} * tiling_.query_dim, tiling_.query_dim);
+    for (Index i = 0; i < count; ++i)
+      call_.query.put_row(call_.query_row(b_, first + i, h_), to + std::ptrdiff_t{i} * tiling_.query_dim, f_.head_dim);
+  }
+
+  /// The sums over piece m of the keys += those of another head that reads them.
+  void add_keys(Index m, const HeadMemory<A>& other) const {
+    const Index first = m * BackwardTiling::key_piece, n = std::min(keys_ - first, BackwardTiling::key_piece);
+    for (const auto& [to, from, dim] :
+         {Sums{at_.dk, other.dk, tiling_.query_dim}, Sums{at_.dv, other.dv, tiling_.value_dim}})
+      kernels_.add_rows(from + std::ptrdiff_t{first} * dim, std::ptrdiff_t{n} * dim, rows(to, first, dim));
+  }
+
+  /// dK and dV of piece m of the keys into their destinations.
+  void store_keys(Index m) const {
+    const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
+    const auto scaled = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::StoreRowBody<A, A>, const A*, A, Index, A*>;
+    });
+    const auto store = [&](const GradientTo<T>& to, A* from, Index padded, Index dim, A scale) {
+      for (Index k = first; to.wanted() && k < end; ++k) {
+        A* const row = rows(from, k, padded);
+        if (scale != A(1)) scaled(row, scale, padded, row);
+        to.put_row(call_.key_row(to, b_, k, f_.kv_head(h_)), row, dim);
+      }
+    };
+    store(call_.key, at_.dk, tiling_.query_dim, f_.head_dim, f_.scale);
+    store(call_.value, at_.dv, tiling_.value_dim, f_.value_dim, A(1));
+  }
+
+ private:
+  struct Sums {
+    A* to;
+    const A* from;
+    Index dim;
+  };
+
+  static A* rows(A* all, Index first, Index dim) { return all + std::ptrdiff_t{first} * dim; }
+
+  void pack_row(const T* from, std::ptrdiff_t step, Index dim, Index padded, A* to) const {
+    if (step == 1)
+      simd::widen(level_, from, 0, 1, dim, to);
+    else
+      for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(from[d * step]);
+    std::fill_n(to + dim, padded - dim, A(0));
+  }
+
+  /// to (dim, lanes) = a tile's rows.
+  void to_lanes(const A* from, Index padded, Index dim, A* to) const {
+    const auto pack = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::PackBody<A, A>, const A*, std::ptrdiff_t, Index, A*, std::ptrdiff_t>;
+    });
+    for (Index i = 0; i < tiling_.lanes; i += kernels_.tile.width)
+      pack(from + std::ptrdiff_t{i} * padded, padded, dim, to + i, tiling_.lanes);
+  }
+
+  bool finite(const A* x, std::ptrdiff_t n) const {
+    A sums[64 / sizeof(A)];
+    kernels_.tile.non_finite(x, n, sums);
+    return std::all_of(sums, sums + kernels_.tile.width, [](A s) { return s == A(0); });
+  }
+
+  /// level, and D = d_out · out into delta.
+  void prepare_states(Index first, Index count, const A* d_out) const {
+    for (Index i = 0; i < tiling_.lanes; ++i) {
+      at_.level[first + i] = i < count ? call_.level[f_.row_state(b_, h_, first + i)] : A(0);
+      at_.delta[first + i] = i < count ? dot_out(first + i, d_out + std::ptrdiff_t{i} * tiling_.value_dim) : A(0);
+    }
+  }
+
+  A dot_out(Index i, const A* d_out) const {
+    const T* const out = call_.row(call_.out, b_, i, h_);
+    constexpr Index parts = 8;
+    A sums[parts] = {};
+    Index d = 0;
+    for (; d + parts <= f_.value_dim; d += parts)
+      for (Index j = 0; j < parts; ++j) sums[j] += d_out[d + j] * static_cast<A>(out[(d + j) * call_.out.stride[3]]);
+    for (; d < f_.value_dim; ++d) sums[0] += d_out[d] * static_cast<A>(out[d * call_.out.stride[3]]);
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  }
+
+  bool is_empty(Index i) const {
+    const std::ptrdiff_t row = f_.row_state(b_, h_, i);
+    return call_.sum[row] == A(0) && call_.level[row] == -std::numeric_limits<A>::infinity();
+  }
+  /// The level in natural-log scale.
+  A highest_logit(Index i) const { return logits_are_dots_ ? at_.level[i] * f_.scale : at_.level[i]; }
+
+  /// What rows [first, first + count) add to the gradient of the sink.
+  double sink_of(Index first, Index count) const {
+    double total = 0;
+    if (call_.sink == nullptr) return total;
+    for (Index i = first; i < first + count; ++i) {
+      if (is_empty(i)) continue;
+      const double above = double(highest_logit(i)) - double(f_.sink[h_]);
+      total -= double(at_.delta[i]) / (1 + double(call_.sum[f_.row_state(b_, h_, i)]) * std::exp(above));
+    }
+    return total;
+  }
+
+  /// log2 of the denominator, and what the log-sum-exp's gradient changes of delta.
+  void close_states(Index first, Index count) const {
+    for (Index i = first; i < first + tiling_.lanes; ++i) {
+      if (i >= first + count) {
+        at_.log2_sum[i] = std::numeric_limits<A>::infinity();  // 2^−∞: a lane without a query weighs nothing
+        continue;
+      }
+      const A sum = call_.sum[f_.row_state(b_, h_, i)];
+      A denominator = sum;
+      if (f_.sink.size > 0) denominator += std::exp2((static_cast<A>(f_.sink[h_]) - highest_logit(i)) * log2e);
+      at_.log2_sum[i] = std::log2(denominator);
+      if (call_.d_log_sum_exp.data != nullptr && !is_empty(i))
+        at_.delta[i] -= call_.row_d_log_sum_exp(b_, h_, i) * std::min(denominator / sum, std::numeric_limits<A>::max());
+    }
+  }
+
+  /// Tiles [t, t + count) against keys [k, k + n).
+  void some_tiles(Index t, Index count, Index k, Index n, const BackwardScratch<A>& scratch) const {
+    simd::KeyRange seen[std::size_t{together}];
+    Index begin = k + n, end = k;
+    for (Index g = 0; g < count; ++g) {
+      seen[g] = f_.mask.visible(tile_queries(t + g), k, k + n, kernels_.tile.rows);
+      if (seen[g].seen == TileVisibility::none) seen[g].begin = seen[g].end = k;
+      if (seen[g].begin == seen[g].end) continue;
+      begin = std::min(begin, seen[g].begin);
+      end = std::max(end, seen[g].end);
+    }
+    if (begin >= end) return;
+    const Index lanes = tiling_.lanes;
+    const std::ptrdiff_t tile_stride = std::ptrdiff_t{block} * lanes;
+    bool clean = at_.finite[tiles_ + k / BackwardTiling::key_piece];
+    for (Index g = 0; g < count; ++g) clean = clean && at_.finite[t + g];
+    for (Index g = 0; g < count; ++g) {
+      if (seen[g].begin < seen[g].end) one_tile(t + g, seen[g], k, g * tile_stride, !clean, scratch);
+      for (A* const x : {scratch.p, scratch.ds, scratch.visible}) {  // what the other tile alone sees
+        A* const tile = x + g * tile_stride;
+        const Index first = std::clamp(seen[g].begin, begin, end), last = std::clamp(seen[g].end, first, end);
+        std::fill(tile + (begin - k) * lanes, tile + (first - k) * lanes, A(0));
+        std::fill(tile + (last - k) * lanes, tile + (end - k) * lanes, A(0));
+      }
+    }
+    const Index first = t * lanes, queries = std::min(count * lanes, queries_ - first);
+    const auto sum = [&](const GradientTo<T>& wanted, const A* s, const A* x, Index dim, A* to) {
+      if (!wanted.wanted()) return;
+      const simd::OuterArgs<A> args{s + (begin - k) * lanes,         lanes, tile_stride, end - begin,          queries,
+                                    x + std::ptrdiff_t{first} * dim, dim,   dim,         rows(to, begin, dim), dim};
+      if (clean)
+        kernels_.outer(args);
+      else
+        kernels_.guarded_outer(args, scratch.visible + (begin - k) * lanes);
+    };
+    sum(call_.value, scratch.p, at_.d_out, tiling_.value_dim, at_.dv);
+    sum(call_.key, scratch.ds, at_.q, tiling_.query_dim, at_.dk);
+  }
+
+  /// P and dS of tile t and the keys that it sees of the block from `first` on, and what they add to dQ.
+  void one_tile(Index t, const simd::KeyRange& keys, Index first, std::ptrdiff_t tile, bool guarded,
+                const BackwardScratch<A>& scratch) const {
+    const Index lanes = tiling_.lanes, n = keys.end - keys.begin;
+    const std::ptrdiff_t at = tile + std::ptrdiff_t{keys.begin - first} * lanes;
+    A *const p = scratch.p + at, *const ds = scratch.ds + at, *const visible = scratch.visible + at;
+    const A* const k = rows(at_.k, keys.begin, tiling_.query_dim);
+    const A* const derivative = derivative_.exists() && wants_dots_ ? scratch.derivative + at : nullptr;
+    kernels_.tile.scores(
+        {k, tiling_.query_dim, rows(at_.q_lanes, t * lanes, f_.head_dim), lanes, p, lanes, n, f_.head_dim, false, {}});
+    const simd::TileQueries of = tile_queries(t);
+    if (derivative != nullptr) derivative_.apply(of, p, lanes, f_.scale, keys.begin, n, scratch.derivative + at);
+    if (!logits_are_dots_) f_.score.apply(of, p, lanes, f_.scale, keys.begin, keys.end);
+    f_.mask.hide(of, p, lanes, keys, kernels_.tile.rows);
+    if (guarded)
+      for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * lanes; ++i)
+        visible[i] = p[i] == -std::numeric_limits<A>::infinity() ? A(0) : A(1);
+    kernels_.tile.scores({rows(at_.v, keys.begin, tiling_.value_dim),
+                          tiling_.value_dim,
+                          rows(at_.d_out_lanes, t * lanes, f_.value_dim),
+                          lanes,
+                          ds,
+                          lanes,
+                          n,
+                          f_.value_dim,
+                          false,
+                          {}});
+    const Index row = t * lanes;
+    kernels_.weight_gradient(p, ds, derivative, n, lanes, {at_.level + row, at_.log2_sum + row, at_.delta + row},
+                             slope_);
+    if (!call_.query.wanted()) return;
+    A* const dq = rows(at_.dq, row, f_.head_dim);
+    if (guarded)
+      kernels_.tile.guarded_values(k, tiling_.query_dim, n, ds, visible, scratch.ones, f_.head_dim, dq, lanes);
+    else
+      kernels_.tile.values(k, tiling_.query_dim, n, ds, scratch.ones, f_.head_dim, dq, {});
+  }
+
+  simd::TileQueries tile_queries(Index t) const {
+    const Index first = t * tiling_.lanes;
+    return {b_, h_, f_.position(b_, first), std::min(tiling_.lanes, queries_ - first)};
+  }
+
+  const AttendBackwardCall<T, Source, simd::AnyMask<A>, simd::AnyScore<A>>& call_;
+  const simd::AnyCall<T, Source>& f_;
+  const simd::AnyScoreDerivative<A>& derivative_;
+  const IsaLevel level_;
+  const simd::BackwardKernels<A>& kernels_;
+  const BackwardTiling& tiling_;
+  const HeadMemory<A>& at_;
+  const Index b_, h_, queries_, keys_, tiles_;
+  const bool wants_dots_, logits_are_dots_;
+  const A slope_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::cpu

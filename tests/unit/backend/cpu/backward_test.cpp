@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/mha.hpp>
+
+#include "backward_case.hpp"
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using support::BackwardCase;
+using support::BackwardSizes;
+using One = mha::CpuWith<mha::Serial>;
+
+struct Bent {
+  template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
+    return mha::tanh(s * 0.5f) * (1 + 0.25f * static_cast<float>(h) + 0.125f * static_cast<float>(b)) -
+           0.1f * static_cast<float>(mha::abs(q - k));
+  }
+};
+
+/// Norm-wise errors that the scalar's rounding explains; of 16-bit results most is the rounding of the result itself.
+template <class T> constexpr double bound = 2.5e-3;
+template <> constexpr double bound<mha::bfloat16> = 8e-3;
+template <> constexpr double bound<float> = 5e-6;
+template <> constexpr double bound<double> = 1e-13;
+
+class CpuBackward : public testing::Test {
+ protected:
+  void TearDown() override { mha::force_isa(level_); }
+
+ private:
+  mha::IsaLevel level_ = mha::current_isa();
+};
+
+template <class T, class... Extra>
+void expect_right(const std::string& name, const BackwardSizes& n, const Extra&... extra) {
+  SCOPED_TRACE(name);
+  const BackwardCase<T> c(name, n);
+  const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
+  const auto g = c.template gradients<One>(extra...);
+  // A query that sees one key has the gradient 0, the difference of two sums.
+  const double least = 0.01 * std::sqrt(support::inner(c.d_out, c.d_out));
+  EXPECT_LT(support::relative_error(g.query, expected.query, least), bound<T>);
+  EXPECT_LT(support::relative_error(g.key, expected.key, least), bound<T>);
+  EXPECT_LT(support::relative_error(g.value, expected.value, least), bound<T>);
+  if (expected.sink.size() > 0) {
+    EXPECT_LT(support::relative_error(g.sink, expected.sink, least), bound<T>);
+  }
+}
+
+template <class T> void expect_right_everywhere() {
+  support::Random random("sizes");
+  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
+    mha::force_isa(static_cast<mha::IsaLevel>(level));
+    SCOPED_TRACE(mha::to_string(mha::current_isa()));
+    const auto sizes = [&] {
+      const int kv_heads = 1 + random.below(3);
+      return BackwardSizes{1 + random.below(2),
+                           1 + random.below(130),
+                           1 + random.below(330),
+                           kv_heads * (1 + random.below(3)),
+                           kv_heads,
+                           1 + random.below(70),
+                           1 + random.below(70)};
+    };
+    const auto n = sizes();
+    expect_right<T>("full", n);
+    expect_right<T>("causal", sizes(), mha::Causal{});
+    expect_right<T>("more queries than keys", {1, 301, 97, 2, 1, 16, 32}, mha::Causal{});
+    expect_right<T>("window", sizes(), mha::SlidingWindow{.left = 20, .right = 3}, mha::Scale{1.5});
+    expect_right<T>("mask of a user", sizes(),
+                    mha::mask([](auto, auto h, auto q, auto k) { return (q * k + h) % 3 != 0; }));
+    expect_right<T>("soft cap", sizes(), mha::SoftCap{0.7f}, mha::Causal{});
+    expect_right<T>("alibi", sizes(), mha::Alibi{});
+    expect_right<T>("functor", sizes(), Bent{}, mha::Origin{5});
+    const auto m = sizes();
+    mha::Tensor<float, 4> bias(m.batch, m.heads, m.queries, m.keys);
+    support::Random("bias").fill(bias);
+    for (float& x : bias)
+      if (x > 1) x = -std::numeric_limits<float>::infinity();
+    expect_right<T>("bias", m, Bent{}, mha::AdditiveBias{bias});
+    std::vector<float> sinks(static_cast<std::size_t>(m.heads));
+    for (float& x : sinks) x = static_cast<float>(random.normal());
+    expect_right<T>("sink", m, mha::Sink(sinks), mha::Causal{});
+    expect_right<T>("one query", {2, 1, 200, 4, 2, 24, 8}, mha::Causal{});
+    expect_right<T>("long", {1, 700, 650, 1, 1, 8, 8}, mha::Causal{});
+  }
+}
+
+TEST_F(CpuBackward, EqualsTheReferenceInFloat) { expect_right_everywhere<float>(); }
+TEST_F(CpuBackward, EqualsTheReferenceInDouble) { expect_right_everywhere<double>(); }
+TEST_F(CpuBackward, EqualsTheReferenceInBfloat16) { expect_right_everywhere<mha::bfloat16>(); }
+TEST_F(CpuBackward, EqualsTheReferenceInHalf) { expect_right_everywhere<mha::half>(); }
+
+template <class G> void expect_same_bits(const G& a, const G& b) {
+  EXPECT_EQ(support::differing(a.query, b.query), 0u);
+  EXPECT_EQ(support::differing(a.key, b.key), 0u);
+  EXPECT_EQ(support::differing(a.value, b.value), 0u);
+  EXPECT_EQ(support::differing(a.sink, b.sink), 0u);
+}
+
+TEST_F(CpuBackward, HasTheSameBitsForAnyThreads) {
+  using Pool = mha::CpuWith<mha::ThreadPool>;
+  for (const BackwardSizes n : {BackwardSizes{1, 700, 700, 1, 1, 16, 16}, BackwardSizes{2, 333, 901, 4, 2, 24, 40},
+                                BackwardSizes{3, 65, 129, 6, 2, 32, 32}}) {
+    const BackwardCase<float> c("threads", n);
+    const mha::Sink sink(std::vector<float>(static_cast<std::size_t>(n.heads), 0.5f));
+    mha::Tensor<float, 3> d_lse(n.batch, n.heads, n.queries);
+    support::Random("d_lse").fill(d_lse);
+    const auto on = [&](const auto& backend) {
+      mha::AttentionTape<float, std::remove_cvref_t<decltype(backend)>> tape;
+      const auto out = mha::attention(c.q, c.k, c.v, mha::Causal{}, sink, backend, mha::record(tape));
+      return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, sink, backend,
+                                     mha::LogSumExpGradient(d_lse));
+    };
+    const auto alone = on(One{});
+    for (const int threads : {1, 2, 3, 7}) expect_same_bits(on(Pool(mha::ThreadPool(threads))), alone);
+  }
+}
+
+TEST_F(CpuBackward, ASequencesGradientsDoNotDependOnItsBatch) {
+  const BackwardSizes n{3, 100, 130, 4, 2, 24, 16};
+  const BackwardCase<float> c("batch", n);
+  const auto all = c.gradients<mha::Cpu>(mha::Causal{});
+  for (Index b = 0; b < 3; ++b) {
+    const auto one = [&](const mha::Tensor<float, 4>& t) {
+      mha::Tensor<float, 4> part(1, t.extent(1), t.extent(2), t.extent(3));
+      std::copy_n(&t(b, 0, 0, 0), part.size(), part.data());
+      return part;
+    };
+    BackwardCase<float> alone;
+    alone.q = one(c.q);
+    alone.k = one(c.k);
+    alone.v = one(c.v);
+    alone.d_out = one(c.d_out);
+    const auto g = alone.gradients<mha::Cpu>(mha::Causal{});
+    EXPECT_EQ(support::differing(g.query, one(all.query)), 0u);
+    EXPECT_EQ(support::differing(g.key, one(all.key)), 0u);
+    EXPECT_EQ(support::differing(g.value, one(all.value)), 0u);
+  }
+}
+
+TEST_F(CpuBackward, AQuerysGradientDoesNotDependOnTheOthers) {
+  const BackwardSizes n{1, 120, 200, 2, 1, 24, 16};
+  const BackwardCase<float> c("queries", n);
+  const auto all = c.gradients<One>(mha::Causal{});
+  for (const Index first : {1, 50, 119}) {
+    const auto rest = [&](const mha::Tensor<float, 4>& t) {
+      mha::Tensor<float, 4> part(1, t.extent(1) - first, t.extent(2), t.extent(3));
+      std::copy_n(&t(0, first, 0, 0), part.size(), part.data());
+      return part;
+    };
+    BackwardCase<float> late;
+    late.q = rest(c.q);
+    late.k = c.k;
+    late.v = c.v;
+    late.d_out = rest(c.d_out);
+    EXPECT_EQ(support::differing(late.gradients<One>(mha::Causal{}).query, rest(all.query)), 0u);
+  }
+}
+
+TEST_F(CpuBackward, HiddenNaNIsInertAndAVisibleOnePropagates) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
+    mha::force_isa(static_cast<mha::IsaLevel>(level));
+    BackwardCase<float> c("nan", {1, 130, 130, 2, 1, 20, 12});
+    const auto clean = c.gradients<One>(mha::Causal{});
+    for (Index d = 0; d < 12; ++d) c.v(0, 100, 0, d) = c.k(0, 100, 0, d) = nan;
+    const auto keys = c.gradients<One>(mha::Causal{});
+    for (Index i = 0; i < 100; ++i)
+      for (Index d = 0; d < 20; ++d) EXPECT_EQ(keys.query(0, i, 1, d), clean.query(0, i, 1, d));
+    EXPECT_TRUE(std::isnan(keys.query(0, 100, 0, 0)));
+    EXPECT_TRUE(std::isnan(keys.key(0, 3, 0, 0)));
+    EXPECT_TRUE(std::isnan(keys.value(0, 129 - 29, 0, 0)));
+
+    BackwardCase<float> other("nan", {1, 130, 130, 2, 1, 20, 12});
+    for (Index d = 0; d < 12; ++d) other.d_out(0, 60, 1, d) = other.q(0, 60, 1, d) = nan;
+    const auto queries = other.gradients<One>(mha::Causal{});
+    for (Index k = 61; k < 130; ++k)
+      for (Index d = 0; d < 12; ++d) {
+        EXPECT_EQ(queries.key(0, k, 0, d), clean.key(0, k, 0, d));
+        EXPECT_EQ(queries.value(0, k, 0, d), clean.value(0, k, 0, d));
+      }
+    for (Index k = 0; k <= 60; ++k) EXPECT_TRUE(std::isnan(queries.value(0, k, 0, 0)));
+    EXPECT_TRUE(std::isnan(queries.query(0, 60, 1, 3)));
+    EXPECT_EQ(queries.query(0, 60, 0, 3), clean.query(0, 60, 0, 3));
+    EXPECT_EQ(queries.query(0, 61, 1, 3), clean.query(0, 61, 1, 3));
+  }
+}
+
+TEST_F(CpuBackward, EmptyRowsGiveExactlyNothing) {
+  BackwardCase<float> c("empty", {2, 90, 40, 2, 1, 8, 8});  // 50 queries see no key
+  const auto clean = c.gradients<One>(mha::Causal{});
+  for (Index b = 0; b < 2; ++b)
+    for (Index i = 0; i < 50; ++i)
+      for (Index d = 0; d < 8; ++d) c.d_out(b, i, 0, d) = c.q(b, i, 1, d) = std::numeric_limits<float>::quiet_NaN();
+  expect_same_bits(c.gradients<One>(mha::Causal{}), clean);
+  for (Index d = 0; d < 8; ++d) EXPECT_EQ(support::bits(clean.query(1, 49, 1, d)), 0u);
+}
+
+TEST_F(CpuBackward, KeepsRowsWhoseLogitsAreFarFromZero) {
+  BackwardCase<float> c("far", {1, 2, 6, 1, 1, 3, 4});
+  for (float& x : c.q) x = 0;
+  mha::Tensor<float, 2> bias(2, 6);
+  for (float& x : bias) x = -1e9f;
+  const auto g = c.gradients<One>(mha::AdditiveBias{bias});
+  for (Index k = 0; k < 6; ++k)
+    for (Index d = 0; d < 4; ++d)
+      EXPECT_NEAR(g.value(0, k, 0, d), (c.d_out(0, 0, 0, d) + c.d_out(0, 1, 0, d)) / 6, 1e-6f);
+}
+
+TEST_F(CpuBackward, RecordingChangesNoBitOfTheOutput) {
+  for (const int queries : {3, 200}) {
+    const BackwardCase<float> c("recording", {1, queries, 5000, 2, 1, 16, 16});  // more than a chunk of keys
+    mha::AttentionTape<float> tape;
+    const auto out = mha::attention(c.q, c.k, c.v, mha::Causal{}, mha::record(tape));
+    EXPECT_EQ(support::differing(out, mha::attention(c.q, c.k, c.v, mha::Causal{})), 0u);
+  }
+}
+
+TEST_F(CpuBackward, WritesWhatIsWantedAnyStridesAndAdds) {
+  const BackwardSizes n{2, 50, 60, 4, 2, 12, 20};
+  const BackwardCase<mha::bfloat16> c("destinations", n);
+  mha::AttentionTape<mha::bfloat16> tape;
+  mha::Workspace workspace;
+  const auto out = mha::attention(c.q, c.k, c.v, Bent{}, mha::record(tape), workspace);
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, Bent{}, workspace);
+  mha::Tensor<float, 4> dq(2, 50, 4, 12);
+  std::vector<float> transposed(2 * 60 * 2 * 20, 3.f);
+  const mha::TensorView<float, 4> dv{transposed.data(), {2, 60, 2, 20}, {60 * 2 * 20, 1, 60 * 20, 60}};
+  const int allocations = workspace.allocations();
+  mha::attention_backward_into({dq, {}, mha::add_to(dv)}, c.d_out, c.q, c.k, c.v, out, tape, Bent{}, workspace);
+  mha::attention_backward_into({{}, {}, mha::add_to(dv)}, c.d_out, c.q, c.k, c.v, out, tape, Bent{}, workspace);
+  EXPECT_LE(workspace.allocations(), allocations + 1);
+  for (std::size_t i = 0; i < dq.size(); ++i)
+    EXPECT_EQ(support::bits(mha::bfloat16(dq.data()[i])), support::bits(g.query.data()[i]));
+  mha::Tensor<float, 4> wide(2, 60, 2, 20);
+  mha::attention_backward_into({{}, {}, wide}, c.d_out, c.q, c.k, c.v, out, tape, Bent{});
+  for (Index k = 0; k < 60; ++k)
+    for (Index d = 0; d < 20; ++d) EXPECT_EQ(dv(1, k, 1, d), (3 + wide(1, k, 1, d)) + wide(1, k, 1, d));
+}
+
+TEST_F(CpuBackward, RaggedSequencesAreSequencesApart) {
+  const std::vector<Index> queries{0, 70, 70, 75}, keys{0, 20, 60, 260};
+  const BackwardCase<float> c("ragged", {1, 75, 260, 4, 2, 16, 24});
+  const auto ragged = c.gradients<One>(mha::Causal{}, mha::Ragged{queries, keys});
+  const auto reference = c.as<double>().gradients<mha::Reference>(mha::Causal{}, mha::Ragged{queries, keys});
+  EXPECT_LT(support::relative_error(ragged.query, reference.query), bound<float>);
+  EXPECT_LT(support::relative_error(ragged.key, reference.key), bound<float>);
+  EXPECT_LT(support::relative_error(ragged.value, reference.value), bound<float>);
+  expect_same_bits(c.gradients<mha::Cpu>(mha::Causal{}, mha::Ragged{queries, keys}), ragged);
+  for (Index k = 20; k < 60; ++k) EXPECT_EQ(ragged.value(0, k, 0, 0), 0);  // the second has no queries
+}
+
+TEST_F(CpuBackward, EmptyTensorsAreNoError) {
+  for (const BackwardSizes n : {BackwardSizes{.batch = 0}, BackwardSizes{.queries = 0}, BackwardSizes{.keys = 0},
+                                BackwardSizes{.value_dim = 0}}) {
+    const BackwardCase<float> c("no elements", n);
+    const auto g = c.gradients<mha::Cpu>();
+    for (const float x : g.query) EXPECT_EQ(x, 0);
+    for (const float x : g.key) EXPECT_EQ(x, 0);
+    for (const float x : g.value) EXPECT_EQ(x, 0);
+  }
+}
+
+}  // namespace
