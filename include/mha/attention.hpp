@@ -31,6 +31,30 @@ template <class... Tensors> constexpr Refused no_tensors() {
   return {};
 }
 
+/// The sentences for the scalars of a call over a source.
+template <class T, class Out, class Stored> constexpr bool check_source_scalars() {
+  constexpr bool one_scalar = std::is_same_v<T, Out>,
+                 one_accumulator = std::is_same_v<Accumulator<T>, Accumulator<Stored>>;
+  static_assert(one_scalar, "mha: attention needs q and out of one scalar type (see mha/attention.hpp)");
+  static_assert(
+      one_accumulator,
+      "mha: a source stores keys of the call's scalar or of another with the same accumulator: float, half and "
+      "bfloat16 go together, double goes with itself (see mha/cache/kv_source.hpp)");
+  return one_scalar && one_accumulator;
+}
+
+/// Memory for the result of queries of these axes.
+template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
+  using Result = ResultOn<B, Q>;
+  const auto queries = read_heads(q);
+  if constexpr (ViewTraits<Q>::rank == 2)
+    return Result::make(queries.length(), value_dim);
+  else if constexpr (ViewTraits<Q>::rank == 3)
+    return Result::make(queries.length(), queries.heads(), value_dim);
+  else
+    return Result::make(queries.batch(), queries.length(), queries.heads(), value_dim);
+}
+
 }  // namespace detail
 
 /// Scaled dot-product attention into memory of the caller's.
@@ -65,11 +89,12 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     auto& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
-    const auto keys = detail::read_heads(k), values = detail::read_heads(v);
+    const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
+    const auto options = detail::collect_options<Accumulator<T>>(extra...);
     auto call = detail::attend_call<T, detail::memory_of<B>>(
-        "attention", to, detail::read_heads(q), keys, values, detail::collect_masks(extra...),
-        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-        detail::collect_options<Accumulator<T>>(extra...), frame);
+        "attention", to, queries, detail::kv_of("attention", queries, keys, values, options.ragged),
+        detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
+        options, frame);
     detail::require_supported(backend, "attention");
     detail::require_reachable(backend, "attention", "q", call.q);
     detail::require_reachable(backend, "attention", "k", keys);
@@ -97,23 +122,58 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
   }
 }
 
+/// The same with keys and values from a source: a paged cache, a ring, a type of the user's own.
+///
+/// Shapes    q (B, Lq, Hq, D), out (B, Lq, Hq, Dv) and their shorter forms as above; ragged: (ΣLq, H, D) with
+///           Ragged{query offsets}. B, Hkv, D, Dv and the keys' lengths are the source's
+/// Then      the same; Origin, if not given, is keys(b) − Lq(b), so that each sequence's last query meets its last key
+/// Numerics  keys may be stored in another scalar of the same accumulator, such as bfloat16 under float. Positions that
+///           the source has dropped are hidden. On Cpu and Systolic a row's bits do not depend on how the source lays
+///           out the keys that the row sees
+/// Errors    ShapeError if the sizes do not agree, or as the source's check()
+template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, KvSource Kv, class... Extra>
+void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
+  using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
+  using T = ScalarOf<Q>;
+  constexpr bool records = (detail::TapeArgument<Extra> || ...);
+  static_assert(!records,
+                "mha: attention over a source records no tape: its backward pass takes tensors (see mha/tape.hpp)");
+  if constexpr (!records && detail::check_source_scalars<T, ScalarOf<Out>, typename Kv::Scalar>()) {
+    detail::check_call_arguments<Extra...>();
+    detail::check_memory_of<B, Out, Q>();
+    const auto& backend = detail::call_backend<B>(extra...);
+    typename B::Workspace own;
+    auto& workspace = detail::workspace_or(own, extra...);
+    auto frame = workspace.frame();
+    const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
+    const auto options = detail::collect_options<Accumulator<T>>(extra...);
+    detail::check_source<detail::memory_of<B>>("attention", kv, options.ragged);
+    auto call = detail::attend_call<T, detail::memory_of<B>>(
+        {"attention", "q", "the source", "the source"}, to, detail::read_heads(q), kv, detail::collect_masks(extra...),
+        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
+    detail::require_supported(backend, "attention");
+    detail::require_reachable(backend, "attention", "q", call.q);
+    detail::require_source_reachable(backend, "attention", kv);
+    detail::require_reachable(backend, "attention", "out", to);
+    detail::require_reachable(backend, "attention", "log-sum-exp", call.log_sum_exp);
+    detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+  }
+}
+
 /// attention_into() with the result returned: a row-major Eigen matrix for Eigen inputs, the backend's tensor
 /// otherwise.
 template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>
 [[nodiscard]] auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
-  using Result = detail::ResultOn<B, Q>;
-  const auto queries = detail::read_heads(q);
-  const auto values = detail::read_heads(v);
-  auto out = [&] {
-    if constexpr (ViewTraits<Q>::rank == 2)
-      return Result::make(queries.length(), values.dim());
-    else if constexpr (ViewTraits<Q>::rank == 3)
-      return Result::make(queries.length(), queries.heads(), values.dim());
-    else
-      return Result::make(queries.batch(), queries.length(), queries.heads(), values.dim());
-  }();
+  auto out = detail::attention_result<B>(q, detail::read_heads(v).dim());
   attention_into<B>(out, q, k, v, extra...);
+  return out;
+}
+template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra>
+[[nodiscard]] auto attention(const Q& q, const Kv& kv, Extra&&... extra) {
+  using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
+  auto out = detail::attention_result<B>(q, static_cast<Index>(kv.value_dim()));
+  attention_into<B>(out, q, kv, extra...);
   return out;
 }
 
@@ -135,33 +195,56 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class...
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
   auto frame = workspace.frame();
-  const auto keys = detail::read_heads(k);
+  const auto queries = detail::read_heads(q), keys = detail::read_heads(k);
+  const auto options = detail::collect_options<Accumulator<T>>(extra...);
   auto call = detail::checked_call<T, detail::memory_of<B>>(
-      "attention_weights", detail::read_heads(q), keys, detail::collect_masks(extra...),
-      detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
-      detail::collect_options<Accumulator<T>>(extra...), frame);
+      "attention_weights", queries, detail::kv_of("attention_weights", queries, keys, keys, options.ragged),
+      detail::collect_masks(extra...), detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...),
+      options, frame);
   detail::require_supported(backend, "attention_weights");
   detail::require_reachable(backend, "attention_weights", "q", call.q);
   detail::require_reachable(backend, "attention_weights", "k", keys);
   Tensor<T, 4> key_copy;
-  const auto rows = detail::unit_rows(keys, frame, key_copy, detail::ItemsOn<B>{backend, workspace});
-  call.kv = {rows, rows, call.k_offsets};
+  call.kv.key = detail::unit_rows(keys, frame, key_copy, detail::ItemsOn<B>{backend, workspace});
+  call.kv.value = call.kv.key;
+  return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
+}
+template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra>
+[[nodiscard]] auto attention_weights(const Q& q, const Kv& kv, Extra&&... extra) {
+  using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
+  using T = ScalarOf<Q>;
+  detail::check_source_scalars<T, T, typename Kv::Scalar>();
+  detail::check_memory_of<B, Q>();
+  detail::check_weights_arguments<Extra...>();
+  const auto& backend = detail::call_backend<B>(extra...);
+  typename B::Workspace own;
+  auto& workspace = detail::workspace_or(own, extra...);
+  auto frame = workspace.frame();
+  const auto options = detail::collect_options<Accumulator<T>>(extra...);
+  detail::check_source<detail::memory_of<B>>("attention_weights", kv, options.ragged);
+  auto call = detail::checked_call<T, detail::memory_of<B>>({"attention_weights", "q", "the source", "the source"},
+                                                            detail::read_heads(q), kv, detail::collect_masks(extra...),
+                                                            detail::collect_scores(extra...),
+                                                            detail::collect_sink(NoSink{}, extra...), options, frame);
+  detail::require_supported(backend, "attention_weights");
+  detail::require_reachable(backend, "attention_weights", "q", call.q);
+  detail::require_source_reachable(backend, "attention_weights", kv);
   return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
 }
 
 // Refused in one sentence.
 template <class OnBackend = void, class Out, class Q, class K, class V, class... Extra>
 requires(!(AttentionTensor<Out> && AttentionTensor<Q> && AttentionTensor<K> &&
-           AttentionTensor<V>)) void attention_into(Out&&, const Q&, const K&, const V&, Extra&&...) {
+           AttentionTensor<V>)&&!KvSource<K>) void attention_into(Out&&, const Q&, const K&, const V&, Extra&&...) {
   detail::no_tensors<Out, Q, K, V>();
 }
 template <class OnBackend = void, class Q, class K, class V, class... Extra>
-requires(!(AttentionTensor<Q> && AttentionTensor<K> && AttentionTensor<V>)) detail::Refused
+requires(!(AttentionTensor<Q> && AttentionTensor<K> && AttentionTensor<V>)&&!KvSource<K>) detail::Refused
     attention(const Q&, const K&, const V&, Extra&&...) {
   return detail::no_tensors<Q, K, V>();
 }
 template <class OnBackend = void, class Q, class K, class... Extra>
-requires(!(AttentionTensor<Q> && AttentionTensor<K>)) detail::Refused
+requires(!(AttentionTensor<Q> && AttentionTensor<K>)&&!KvSource<K>) detail::Refused
     attention_weights(const Q&, const K&, Extra&&...) {
   return detail::no_tensors<Q, K>();
 }

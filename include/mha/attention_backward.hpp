@@ -168,12 +168,11 @@ MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::
 /// Then      out and tape of attention(q, k, v, …, mha::record(tape)), and all that the call was given, again: masks,
 ///           scores, a Sink, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient; a Workspace, and the tape's
 ///           backend if it is not a default one
-/// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands in d_out,
-/// q,
-///           k or v; a fully masked row nothing at all
+/// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands there;
+///           a fully masked row nothing at all
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
-/// Errors    ShapeError if the sizes do not agree, or the tape is of another call or of none, before anything is
-/// written Source    Dao et al. 2022 (FlashAttention), appendix B.2
+/// Errors    ShapeError if the sizes do not agree, or the tape is of another call or of none, before a write
+/// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>
 void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>& to, const DOut& d_out, const Q& q,
@@ -198,10 +197,11 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const auto keys = detail::read_heads(k), values = detail::read_heads(v);
+    const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
+    const auto options = detail::collect_options<A>(extra...);
     auto forward = detail::checked_call<T, detail::memory_of<B>>(
-        name, detail::read_heads(q), keys, detail::collect_masks(extra...), detail::collect_scores(extra...),
-        detail::collect_sink(NoSink{}, extra...), detail::collect_options<A>(extra...), frame);
+        name, queries, detail::kv_of(name, queries, keys, keys, options.ragged), detail::collect_masks(extra...),
+        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
     forward.value_dim = values.dim();
     using F = decltype(forward);
     AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score)> call{
@@ -214,6 +214,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         to.query,
         to.key,
         to.value};
+    call.key_offsets = forward.kv.offsets.data;
     detail::require_backward(name, call, keys, values);
     tape.require_of(name, forward);
     detail::require_supported(backend, name);
@@ -229,7 +230,6 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     const detail::ItemsOn<B> items{backend, workspace};
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
-    call.forward.kv.offsets = call.forward.k_offsets;
     detail::run_backward(backend, call, workspace);
     detail::with_sink_gradient(
         [&](const auto& sink) {

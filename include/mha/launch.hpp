@@ -86,20 +86,6 @@ inline void require_no_batch(const char* name, Index batch) {
   require(batch == 1, name, ": a ragged batch has batch ", batch, ", expected 1: offsets tell its sequences apart");
 }
 
-/// Row numbers that cut `rows` rows into sequences.
-inline void require_offsets(const char* name, const char* tensor, const Borrowed<Index>& offsets, Index rows) {
-  require(offsets.memory == Memory::host, name, ": the offsets of ", tensor,
-          " are in device memory, they are read and checked on the host");
-  require(offsets.size >= 1 && offsets.data != nullptr, name, ": Ragged has ", offsets.size, " offsets for ", tensor,
-          ", expected one more than there are sequences");
-  require(offsets[0] == 0, name, ": the first offset of ", tensor, " is ", offsets[0], ", it must be 0");
-  for (Index b = 1; b < offsets.size; ++b)
-    require(offsets[b] >= offsets[b - 1], name, ": the offsets of ", tensor, " decrease from ", offsets[b - 1], " to ",
-            offsets[b], " at sequence ", b - 1);
-  require(offsets[offsets.size - 1] == rows, name, ": the last offset of ", tensor, " is ", offsets[offsets.size - 1],
-          " but there are ", rows, " rows");
-}
-
 inline Index longest(const Borrowed<Index>& offsets) {
   Index n = 0;
   for (Index b = 1; b < offsets.size; ++b) n = std::max(n, offsets[b] - offsets[b - 1]);
@@ -143,31 +129,42 @@ inline RowPositions key_positions(const CallNames& names, const std::optional<Ra
   return at;
 }
 
-/// Sizes and positions of a call. Of a ragged one the origins are written into `origins` (B), from the caller's frame.
+/// Sizes and positions of a call. Where the lengths of its sequences differ, the origins are written into memory of the
+/// caller's frame.
 template <class Frame>
-CallShape call_shape(const CallNames& names, Index batch, Index heads, Index queries, Index keys,
+CallShape call_shape(const CallNames& names, Index batch, Index heads, Index queries, const KvSizes& kv,
                      const std::optional<Origin>& origin, const std::optional<Ragged>& ragged, Frame& frame) {
-  CallShape shape{batch, heads, queries, keys, keys - queries};
+  CallShape shape{batch, heads, queries, kv.longest};
   if (ragged) {
     const Borrowed<Index>& q = ragged->query_offsets;
-    const Borrowed<Index>& k = ragged->keys();
     require_no_batch(names.call, batch);
     require_offsets(names.call, names.q, q, queries);
-    require_offsets(names.call, names.k, k, keys);
-    require(q.size == k.size, names.call, ": Ragged has ", q.size - 1, " query sequences but ", k.size - 1,
-            " key sequences");
-    shape = {q.size - 1, heads, longest(q), longest(k), 0, q.data};
-    checked_product(names.call, "a batch of the longest sequence of queries", {shape.batch, shape.queries, heads});
-    checked_product(names.call, "a batch of the longest sequence of keys", {shape.batch, shape.keys, heads});
-    if (!origin) {
-      Index* const each = frame.template take_host<Index>(static_cast<std::size_t>(shape.batch));
-      for (Index b = 0; b < shape.batch; ++b) each[b] = (k[b + 1] - k[b]) - (q[b + 1] - q[b]);
-      shape.origin = Origins(each);
-    }
+    shape = {q.size - 1, heads, longest(q), kv.longest, 0, q.data};
+  }
+  require_equal(names.call, "batch", names.q, shape.batch, names.k, kv.batch);
+  for (Index b = 0; b < kv.batch; ++b) {
+    const Index keys = kv.keys(b);
+    require(keys >= 0 && keys <= longest_axis, names.call, ": ", names.k, " has length ", keys, ", the limit is ",
+            longest_axis);
+    shape.uneven_keys = shape.uneven_keys || keys != kv.keys(0);
+    shape.keys = std::max(shape.keys, keys);
   }
   require(shape.keys <= longest_axis, names.call, ": ", names.k, " has length ", shape.keys, ", the limit is ",
           longest_axis);
-  if (origin) shape.origin = given_origins(names.call, *origin, shape.batch);
+  if (ragged || shape.uneven_keys) {
+    checked_product(names.call, "a batch of the longest sequence of queries", {shape.batch, shape.queries, heads});
+    checked_product(names.call, "a batch of the longest sequence of keys", {shape.batch, shape.keys, heads});
+  }
+  if (origin) {
+    shape.origin = given_origins(names.call, *origin, shape.batch);
+  } else if (ragged || shape.uneven_keys) {
+    Index* const each = frame.template take_host<Index>(static_cast<std::size_t>(shape.batch));
+    for (Index b = 0; b < shape.batch; ++b)
+      each[b] = kv.keys(b) - (ragged ? ragged->query_offsets[b + 1] - ragged->query_offsets[b] : queries);
+    shape.origin = Origins(each);
+  } else {
+    shape.origin = shape.keys - queries;
+  }
   require_positions(names.call, shape.origin, shape.batch, shape.queries, "queries");
   return shape;
 }
@@ -194,21 +191,19 @@ inline void require_head_size(const char* call, const char* name, Index dim) {
   require(dim <= longest_axis, call, ": ", name, " has head size ", dim, ", the limit is ", longest_axis);
 }
 
-/// Checks q and k against each other and the scale.
+/// Checks q and the source against each other and the scale.
 template <class T, class Frame>
-CallShape checked_shape(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+CallShape checked_shape(const CallNames& names, const TensorView<const T, 4>& q, const KvSizes& kv,
                         const CallOptions<Accumulator<T>>& options, Frame& frame) {
   using A = Accumulator<T>;
   require_data(names.call, names.q, q);
-  require_data(names.call, names.k, k);
-  require_equal(names.call, "batch", names.q, q.batch(), names.k, k.batch());
-  require_equal(names.call, "head size", names.q, q.dim(), names.k, k.dim());
+  require_equal(names.call, "head size", names.q, q.dim(), names.k, kv.dim);
   require(q.dim() > 0, names.call, ": ", names.q, " has head size 0, it must be at least 1");
   require_head_size(names.call, names.q, q.dim());
-  require(q.heads() == 0 || (k.heads() > 0 && q.heads() % k.heads() == 0), names.call, ": ", names.k, " has ",
-          k.heads(), " heads, which does not divide ", names.q, "'s ", q.heads());
+  require(q.heads() == 0 || (kv.heads > 0 && q.heads() % kv.heads == 0), names.call, ": ", names.k, " has ", kv.heads,
+          " heads, which does not divide ", names.q, "'s ", q.heads());
   const CallShape shape =
-      call_shape(names, q.batch(), q.heads(), q.length(), k.length(), options.origin, options.ragged, frame);
+      call_shape(names, q.batch(), q.heads(), q.length(), kv, options.origin, options.ragged, frame);
   if (options.scale) {
     require(std::isfinite(*options.scale), names.call, ": the scale is ", *options.scale, ", not finite");
     if constexpr (Arithmetic<A>)
@@ -219,21 +214,16 @@ CallShape checked_shape(const CallNames& names, const TensorView<const T, 4>& q,
   return shape;
 }
 
-/// Checks v and the outputs against q and k.
+/// Checks the outputs against q and the values' head size.
 template <class T>
 void require_fitting(const CallNames& names, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
-                     const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
-                     const CallOptions<Accumulator<T>>& options) {
-  require_data(names.call, names.v, v);
+                     Index value_dim, const CallOptions<Accumulator<T>>& options) {
   require_data(names.call, "out", out);
-  require_head_size(names.call, names.v, v.dim());
-  require_equal(names.call, "batch", names.k, k.batch(), names.v, v.batch());
-  require_equal(names.call, "length", names.k, k.length(), names.v, v.length());
-  require_equal(names.call, "heads", names.k, k.heads(), names.v, v.heads());
+  require_head_size(names.call, names.v, value_dim);
   require_equal(names.call, "batch", names.q, q.batch(), "out", out.batch());
   require_equal(names.call, "length", names.q, q.length(), "out", out.length());
   require_equal(names.call, "heads", names.q, q.heads(), "out", out.heads());
-  require_equal(names.call, "head size", names.v, v.dim(), "out", out.dim());
+  require_equal(names.call, "head size", names.v, value_dim, "out", out.dim());
   if (!options.log_sum_exp) return;
   const auto& to = *options.log_sum_exp;
   require_data(names.call, "log-sum-exp", to);
@@ -242,44 +232,81 @@ void require_fitting(const CallNames& names, const TensorView<T, 4>& out, const 
   require_equal(names.call, "length", names.q, q.length(), "log-sum-exp", to.extent[2]);
 }
 
-/// Checks q and k against each other and prepares the policies: everything of a call but its values and outputs.
-template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
-auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
-                  const M& mask, const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options,
-                  Frame& frame) {
+/// Two tensors as a source, checked against q; their rows are contiguous by the time a kernel reads them.
+template <class T>
+ContiguousKv<T> kv_of(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& k,
+                      const TensorView<const T, 4>& v, const std::optional<Ragged>& ragged) {
+  require_data(names.call, names.v, v);
+  require_equal(names.call, "batch", names.k, k.batch(), names.v, v.batch());
+  require_equal(names.call, "length", names.k, k.length(), names.v, v.length());
+  require_equal(names.call, "heads", names.k, k.heads(), names.v, v.heads());
+  require_data(names.call, names.q, q);
+  require_data(names.call, names.k, k);
+  require_equal(names.call, "batch", names.q, q.batch(), names.k, k.batch());
+  if (!ragged) return {k, v};
+  const Borrowed<Index>&of_q = ragged->query_offsets, &of_k = ragged->keys();
+  require_no_batch(names.call, q.batch());
+  require_offsets(names.call, names.q, of_q, q.length());
+  require_offsets(names.call, names.k, of_k, k.length());
+  require(of_q.size == of_k.size, names.call, ": Ragged has ", of_q.size - 1, " query sequences but ", of_k.size - 1,
+          " key sequences");
+  return {k, v, of_k};
+}
+
+/// Checks a source that a call was given, and that the call leaves the lengths of the keys to it.
+template <Memory where, class S>
+void check_source(const char* call, const S& source, const std::optional<Ragged>& ragged) {
+  require(!ragged || ragged->key_offsets.size == 0, call, ": Ragged has ", ragged ? ragged->key_offsets.size : 0,
+          " key offsets, but the lengths of the keys are the source's own: give the query offsets alone");
+  if constexpr (requires { source.check(call); }) source.check(call);
+  if constexpr (where == Memory::host)
+    source_with_data(source, [&](const auto& data) {
+      if constexpr (requires { data.memory; })
+        require(data.memory == Memory::host || data.size == 0, call,
+                ": the source borrows device memory, but the backend computes on the host");
+      return data;
+    });
+}
+
+/// Checks q and a source against each other and prepares the policies: everything of a call but its outputs.
+template <class T, Memory where = Memory::host, class Kv, class M, class S, class Sink, class Frame>
+auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const Kv& kv, const M& mask, const S& score,
+                  const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
   using A = Accumulator<T>;
-  const CallShape shape = checked_shape<T>(names, q, k, options, frame);
+  const KvSizes sizes = kv_sizes(kv);
+  const CallShape shape = checked_shape<T>(names, q, sizes, options, frame);
   const auto ready_mask = prepared_for<where>(names.call, mask, shape, frame);
   const auto ready_score = prepared_for<where>(names.call, score, shape, frame);
-  AttendCall<T, ContiguousKv<T>, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>>
-      call{q, {k, k}, ready_mask, ready_score, {}, {}, shape, k.heads(), q.dim(), q.dim(), A(0)};
+  AttendCall<T, Kv, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>> call{
+      q, kv, ready_mask, ready_score, {}, {}, shape, sizes.heads, q.dim(), sizes.value_dim, A(0)};
   call.scale = static_cast<A>(options.scale ? *options.scale : 1 / std::sqrt(double(q.dim())));
   call.sink = sink.logits(q.heads());
   require(call.sink.memory == where || call.sink.size == 0, names.call, ": the Sink's logits are in ",
           where == Memory::host ? "device memory, but the backend computes on the host"
                                 : "host memory, but the backend computes on a device: give mha::on_device(sink)");
-  if (options.ragged) {
-    call.q_offsets = options.ragged->query_offsets.data;
-    call.k_offsets = options.ragged->keys().data;
-  }
+  if (options.ragged) call.q_offsets = options.ragged->query_offsets.data;
   return call;
 }
 
-/// A whole call, checked before anything is computed; k and v have contiguous rows by the time it runs.
-template <class T, Memory where = Memory::host, class M, class S, class Sink, class Frame>
-auto attend_call(const CallNames& names, const TensorView<T, 4>& out, const TensorView<const T, 4>& q,
-                 const TensorView<const T, 4>& k, const TensorView<const T, 4>& v, const M& mask, const S& score,
-                 const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
-  require_fitting<T>(names, out, q, k, v, options);
-  auto call = checked_call<T, where>(names, q, k, mask, score, sink, options, frame);
+/// A whole call over any source, checked before anything is computed.
+template <class T, Memory where = Memory::host, class Kv, class M, class S, class Sink, class Frame>
+auto attend_call(const CallNames& names, const TensorView<T, 4>& out, const TensorView<const T, 4>& q, const Kv& kv,
+                 const M& mask, const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options,
+                 Frame& frame) {
+  require_fitting<T>(names, out, q, static_cast<Index>(kv.value_dim()), options);
+  auto call = checked_call<T, where>(names, q, kv, mask, score, sink, options, frame);
   if (options.log_sum_exp) call.log_sum_exp = *options.log_sum_exp;
-  call.kv = {k, v, call.k_offsets};
-  call.value_dim = v.dim();
   call.out = out;
   return call;
 }
 
-/// The call as a backend gets it that does not reach the host's memory: its offsets and origins in memory of its own.
+/// Stands for what moves data, in questions to a type.
+struct MovedData {
+  template <class Data> Data operator()(const Data& data) const { return data; }
+};
+
+/// The call as a backend gets it that does not reach the host's memory: its offsets, origins and the numbers of its
+/// source in memory of its own.
 template <class B, class Call, class Frame>
 Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
   if constexpr (!computes_on_host<B>) {
@@ -287,10 +314,24 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
       return here != nullptr ? backend.stage(here, n, frame, workspace) : nullptr;
     };
     const Index batch = call.shape.batch;
-    const bool same = call.k_offsets == call.q_offsets;
     const Origins here = call.shape.origin;
-    call.q_offsets = call.shape.query_offsets = there(call.q_offsets, batch + 1);
-    call.k_offsets = call.kv.offsets = same ? call.q_offsets : there(call.k_offsets, batch + 1);
+    const Index* const q_here = call.q_offsets;
+    call.q_offsets = call.shape.query_offsets = there(q_here, batch + 1);
+    using Source = std::remove_cvref_t<decltype(call.kv)>;
+    static_assert(
+        !requires { call.kv.with_data(MovedData{}); } ||
+            requires {
+              { call.kv.with_data(MovedData{}) } -> std::same_as<Source>;
+            },
+        "mha: a source that goes to a device has a with_data(f) of its own, not that of a base "
+        "(see mha/cache/kv_source.hpp)");
+    call.kv = source_with_data(call.kv, [&](const auto& data) {
+      auto result = data;
+      if constexpr (std::is_same_v<decltype(result), Borrowed<Index>>)
+        if (data.memory == Memory::host && data.data != nullptr)
+          result = {data.data == q_here ? call.q_offsets : there(data.data, data.size), data.size, Memory::device};
+      return result;
+    });
     call.shape.origin.each = there(here.each, batch);
     const auto moved = [&](const auto& data) {
       auto result = data;
@@ -309,6 +350,17 @@ template <class B, class View>
 void require_reachable(const B& backend, const char* call, const char* name, const View& v) {
   if constexpr (!computes_on_host<B>)
     if (v.data != nullptr && v.size() > 0) backend.require_reachable(call, name, v.data);
+}
+
+/// The same for the keys and values of a source that shows where they are.
+template <class B, class S> void require_source_reachable(const B& backend, const char* call, const S& source) {
+  if constexpr (requires {
+                  source.key.data;
+                  source.value.data;
+                }) {
+    require_reachable(backend, call, "the source's key", source.key);
+    require_reachable(backend, call, "the source's value", source.value);
+  }
 }
 
 template <class B, class Call>

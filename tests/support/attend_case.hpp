@@ -179,13 +179,11 @@ ScoreTwice<A> make_score(ScoreKind kind, const gpu::Inside& inside, Random& rand
 }
 
 /// Keys and values in runs of at most `length` rows, as pages would give them.
-template <class T> struct ShortRuns {
-  using Scalar = T;
-  mha::ContiguousKv<T> all;
+template <class T> struct ShortRuns : mha::ContiguousKv<T> {
   Index length = 0;  ///< 0: runs as long as they are
 
   mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    mha::KvRun<T> run = all.run(b, g, begin, end);
+    mha::KvRun<T> run = mha::ContiguousKv<T>::run(b, g, begin, end);
     if (length > 0) run.count = std::min(run.count, length - begin % length);
     if (run.count == 1) run.key_stride = run.value_stride = std::ptrdiff_t{1} << 40;  // of no use
     return run;
@@ -311,7 +309,7 @@ template <class T, Scores scores = Scores::none> class AttendCase {
     call_->scale = static_cast<A>(sizes.scale != 0 ? sizes.scale : 1 / std::sqrt(double(sizes.dim)));
     if (sizes.ragged) {
       call_->q_offsets = q_offsets_.data();
-      call_->k_offsets = call_->kv.all.offsets = k_offsets_.data();
+      call_->kv.offsets = k_offsets_;
     }
     if (sizes.sink) call_->sink = {sinks_.data(), sizes.heads};
     if (sizes.poison_hidden) poison_hidden();

@@ -68,12 +68,14 @@ inline void want_far(const char* what, const void* p) {
 
 /// Everything that a call points to.
 template <class T, class Source, class M, class S> void want_far(const mha::AttendCall<T, Source, M, S>& call) {
-  for (const void* p : {static_cast<const void*>(call.q.data), static_cast<const void*>(call.kv.key.data),
-                        static_cast<const void*>(call.kv.value.data), static_cast<const void*>(call.out.data),
+  for (const void* p : {static_cast<const void*>(call.q.data), static_cast<const void*>(call.out.data),
                         static_cast<const void*>(call.log_sum_exp.data)})
     want_far("a tensor", p);
-  for (const mha::Index* p :
-       {call.q_offsets, call.k_offsets, call.kv.offsets, call.shape.query_offsets, call.shape.origin.each})
+  if constexpr (requires { call.kv.key.data; }) {
+    want_far("the keys", call.kv.key.data);
+    want_far("the values", call.kv.value.data);
+  }
+  for (const mha::Index* p : {call.q_offsets, call.shape.query_offsets, call.shape.origin.each})
     want_far("offsets or origins", p);
   want_far("a sink", call.sink.data);
   const auto check = [](const auto& data) {
@@ -83,6 +85,7 @@ template <class T, class Source, class M, class S> void want_far(const mha::Atte
       want_far("a policy's data", data.data);
     return data;
   };
+  mha::detail::source_with_data(call.kv, check);
   mha::with_data(call.mask, check);
   mha::with_data(call.score, check);
 }

@@ -89,33 +89,42 @@ struct CountingFrame {
   }
 };
 
+/// The shape of a call over tensors with one head of size 1.
+CallShape shape_of(Index batch, Index heads, Index queries, Index keys, const std::optional<mha::Origin>& origin,
+                   const std::optional<Ragged>& ragged, CountingFrame& frame) {
+  static const float one = 1;
+  const mha::TensorView<const float, 4> q{&one, {batch, queries, 1, 1}, {}}, k{&one, {batch, keys, 1, 1}, {}};
+  const auto kv = mha::detail::kv_of("call", q, k, k, ragged);
+  return mha::detail::call_shape("call", batch, heads, queries, mha::detail::kv_sizes(kv), origin, ragged, frame);
+}
+
 TEST(CallShape, PutsTheLastQueryAtTheLastKeyUnlessToldOtherwise) {
   CountingFrame frame;
-  const CallShape standard = mha::detail::call_shape("call", 2, 3, 4, 9, {}, {}, frame);
+  const CallShape standard = shape_of(2, 3, 4, 9, {}, {}, frame);
   EXPECT_EQ(standard.batch, 2);
   EXPECT_EQ(standard.heads, 3);
   EXPECT_EQ(standard.queries, 4);
   EXPECT_EQ(standard.keys, 9);
   EXPECT_EQ(standard.origin[1], 5);
-  EXPECT_EQ(mha::detail::call_shape("call", 2, 3, 9, 4, {}, {}, frame).origin[0], -5);
-  EXPECT_EQ(mha::detail::call_shape("call", 2, 3, 4, 9, mha::Origin{7}, {}, frame).origin[1], 7);
+  EXPECT_EQ(shape_of(2, 3, 9, 4, {}, {}, frame).origin[0], -5);
+  EXPECT_EQ(shape_of(2, 3, 4, 9, mha::Origin{7}, {}, frame).origin[1], 7);
   EXPECT_EQ(frame.taken, 0);
 }
 
 TEST(CallShape, OfARaggedBatchHasTheLongestLengthsAndAnOriginEach) {
   const std::vector<int> q{0, 2, 2, 5}, k{0, 7, 8, 9};
   CountingFrame frame;
-  const CallShape self = mha::detail::call_shape("call", 1, 3, 5, 5, {}, Ragged{q}, frame);
+  const CallShape self = shape_of(1, 3, 5, 5, {}, Ragged{q}, frame);
   EXPECT_EQ(self.batch, 3);
   EXPECT_EQ(self.queries, 3);
   EXPECT_EQ(self.keys, 3);
   for (int b = 0; b < 3; ++b) EXPECT_EQ(self.origin[b], 0);
-  const CallShape cross = mha::detail::call_shape("call", 1, 3, 5, 9, {}, Ragged{q, k}, frame);
+  const CallShape cross = shape_of(1, 3, 5, 9, {}, Ragged{q, k}, frame);
   EXPECT_EQ(cross.keys, 7);
   const int origins[3] = {5, 1, -2};
   for (int b = 0; b < 3; ++b) EXPECT_EQ(cross.origin[b], origins[b]);
   EXPECT_EQ(frame.taken, 2);
-  EXPECT_EQ(mha::detail::call_shape("call", 1, 3, 5, 9, mha::Origin{4}, Ragged{q, k}, frame).origin[2], 4);
+  EXPECT_EQ(shape_of(1, 3, 5, 9, mha::Origin{4}, Ragged{q, k}, frame).origin[2], 4);
   EXPECT_EQ(frame.taken, 2) << "one origin for all needs no memory";
 }
 
@@ -123,8 +132,7 @@ TEST(CallShape, OfARaggedBatchHasTheLongestLengthsAndAnOriginEach) {
 TEST(CallShape, RefusesMoreKeysThanPositions) {
   CountingFrame frame;
   const auto refusal = [&](Index keys) {
-    return message_of<mha::ShapeError>(
-        [&] { mha::detail::call_shape("call", 1, 1, 1, keys, mha::Origin{0}, {}, frame); });
+    return message_of<mha::ShapeError>([&] { shape_of(1, 1, 1, keys, mha::Origin{0}, {}, frame); });
   };
   EXPECT_EQ(refusal(1073741823), "");
   EXPECT_EQ(refusal(1073741824), "call: k has length 1073741824, the limit is 1073741823");
@@ -135,8 +143,7 @@ TEST(CallShape, RefusesPackedRowsThatDoNotFit) {
   const std::vector<int> two{0, 1, 3}, three{0, 1, 2, 3};
   CountingFrame frame;
   const auto refusal = [&](Index batch, Index queries, Index keys, const Ragged& ragged) {
-    return message_of<mha::ShapeError>(
-        [&] { mha::detail::call_shape("call", batch, 1, queries, keys, {}, ragged, frame); });
+    return message_of<mha::ShapeError>([&] { shape_of(batch, 1, queries, keys, {}, ragged, frame); });
   };
   EXPECT_EQ(refusal(1, 3, 3, Ragged{two}), "");
   EXPECT_EQ(refusal(2, 3, 3, Ragged{two}),
@@ -149,8 +156,7 @@ TEST(CallShape, RefusesPositionsThatWouldOverflow) {
   constexpr Index most = std::numeric_limits<Index>::max();
   CountingFrame frame;
   const auto refusal = [&](Index origin) {
-    return message_of<mha::ShapeError>(
-        [&] { mha::detail::call_shape("call", 1, 1, 8, 8, mha::Origin{origin}, {}, frame); });
+    return message_of<mha::ShapeError>([&] { shape_of(1, 1, 8, 8, mha::Origin{origin}, {}, frame); });
   };
   EXPECT_EQ(refusal(most / 2 - 8), "");
   EXPECT_EQ(refusal(most / 2 - 7), "call: the origin 1073741816 puts 8 queries beyond position 1073741823");
@@ -161,8 +167,8 @@ TEST(CallShape, RefusesPositionsThatWouldOverflow) {
 TEST(CallShape, TakesAnOriginForEachSequence) {
   const std::vector<int> origins{3, -2, 0}, q{0, 2, 2, 5};
   CountingFrame frame;
-  const CallShape apart = mha::detail::call_shape("call", 3, 1, 4, 9, mha::Origin{origins}, {}, frame);
-  const CallShape ragged = mha::detail::call_shape("call", 1, 1, 5, 5, mha::Origin{origins}, Ragged{q}, frame);
+  const CallShape apart = shape_of(3, 1, 4, 9, mha::Origin{origins}, {}, frame);
+  const CallShape ragged = shape_of(1, 1, 5, 5, mha::Origin{origins}, Ragged{q}, frame);
   for (int b = 0; b < 3; ++b) {
     EXPECT_EQ(apart.origin[b], origins[static_cast<std::size_t>(b)]);
     EXPECT_EQ(ragged.origin[b], origins[static_cast<std::size_t>(b)]);
@@ -174,7 +180,7 @@ TEST(CallShape, RefusesOriginsThatDoNotFit) {
   const std::vector<int> two{3, -2}, far{0, 1073741820}, none;
   CountingFrame frame;
   const auto refusal = [&](Index batch, const mha::Origin& origin) {
-    return message_of<mha::ShapeError>([&] { mha::detail::call_shape("call", batch, 1, 4, 4, origin, {}, frame); });
+    return message_of<mha::ShapeError>([&] { shape_of(batch, 1, 4, 4, origin, {}, frame); });
   };
   EXPECT_EQ(refusal(2, mha::Origin{two}), "");
   EXPECT_EQ(refusal(3, mha::Origin{two}), "call: Origin has 2 positions for a batch of 3");
@@ -206,9 +212,9 @@ class CheckedCall : public testing::Test {
   template <class M = mha::Full, class Sink = mha::NoSink>
   auto make(const M& mask = {}, const mha::detail::CallOptions<float>& options = {}, const Sink& sink = {}) {
     auto frame = workspace.frame();
-    return mha::detail::attend_call<float>(
-        "call", out.view(), mha::TensorView<const float, 4>(q.view()), mha::TensorView<const float, 4>(k.view()),
-        mha::TensorView<const float, 4>(v.view()), mask, mha::NoScore{}, sink, options, frame);
+    const mha::TensorView<const float, 4> of_q = q.view(), of_k = k.view(), of_v = v.view();
+    const auto kv = mha::detail::kv_of("call", of_q, of_k, of_v, options.ragged);
+    return mha::detail::attend_call<float>("call", out.view(), of_q, kv, mask, mha::NoScore{}, sink, options, frame);
   }
   template <class... Options> std::string refusal(const Options&... options) {
     return message_of<mha::ShapeError>([&] { make(options...); });
@@ -277,7 +283,8 @@ TEST(CheckedScale, BeyondTheAccumulatorIsRefused) {
               mha::Workspace workspace;
               auto frame = workspace.frame();
               const mha::TensorView<const float, 4> q = mha::view(x.data(), 1, 2, 1, 4);
-              mha::detail::checked_call<float>("attention", q, q, mha::Full{}, mha::NoScore{}, mha::NoSink{}, options,
+              const mha::ContiguousKv<float> kv{q, q};
+              mha::detail::checked_call<float>("attention", q, kv, mha::Full{}, mha::NoScore{}, mha::NoSink{}, options,
                                                frame);
             }).find("beyond the largest number"),
             std::string::npos);

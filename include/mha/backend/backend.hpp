@@ -36,6 +36,7 @@ template <class A> struct RowStates {
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v, the sink a further term of the denominator
 /// Shapes    q (B, Lq, Hq, D)  kv: keys (B, Lk, Hkv, D), values (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv)
 ///           log_sum_exp (B, Hq, Lq), null data if not wanted  sink (Hq), empty for none
+///           of any KvSource, whose stored scalar has T's accumulator
 /// Ragged    with q_offsets, q and out are (1, ΣLq, Hq, ·) and log_sum_exp (1, Hq, ΣLq): reach rows through query(),
 ///           output() and row_log_sum_exp(), lengths through queries(b) and keys(b), and every batch is served alike
 /// Errors    none: whoever makes one has checked it
@@ -53,7 +54,6 @@ template <class T, class Source, class M, class S> struct AttendCall {
   Accumulator<T> scale{};
   Borrowed<float> sink{};
   const Index* q_offsets = nullptr;
-  const Index* k_offsets = nullptr;
   RowStates<Accumulator<T>> states{};
 
   /// The key/value head that query head h reads.
@@ -63,9 +63,7 @@ template <class T, class Source, class M, class S> struct AttendCall {
   MHA_HOST_DEVICE constexpr Index queries(Index b) const {
     return q_offsets != nullptr ? q_offsets[b + 1] - q_offsets[b] : shape.queries;
   }
-  MHA_HOST_DEVICE constexpr Index keys(Index b) const {
-    return k_offsets != nullptr ? k_offsets[b + 1] - k_offsets[b] : shape.keys;
-  }
+  MHA_HOST_DEVICE constexpr Index keys(Index b) const { return kv.keys(b); }
   /// The absolute position of query row i of sequence b.
   MHA_HOST_DEVICE constexpr Index position(Index b, Index i) const { return shape.origin[b] + i; }
 

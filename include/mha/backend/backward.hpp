@@ -134,6 +134,7 @@ template <class T, class Source, class M, class S> struct AttendBackwardCall {
   const Accumulator<T>* sum;
   GradientTo<T> query, key, value;
   LongSum<Accumulator<T>>* sink = nullptr;
+  const Index* key_offsets = nullptr;  ///< of a ragged batch
 
   /// Row i of sequence b of out or d_out (Dv).
   constexpr const T* row(const TensorView<const T, 4>& v, Index b, Index i, Index h) const {
@@ -148,7 +149,7 @@ template <class T, class Source, class M, class S> struct AttendBackwardCall {
     return row_of(query, forward.q_offsets, b, i, h);
   }
   constexpr std::ptrdiff_t key_row(const GradientTo<T>& to, Index b, Index k, Index g) const {
-    return row_of(to, forward.k_offsets, b, k, g);
+    return row_of(to, key_offsets, b, k, g);
   }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "../attention.hpp"
@@ -21,14 +22,13 @@
   Extern template mha::detail::simd::NormKernel<A, T> mha::detail::simd::norm_kernel<A, T>(mha::IsaLevel);
 
 #define MHA_CPU_CALLS(Extern, T, Threads)                                                                              \
-  Extern template void mha::detail::cpu::attend(const mha::detail::cpu::AnyCall<T, mha::ContiguousKv<T>>&,             \
-                                                mha::IsaLevel, mha::Workspace&, const Threads&);                       \
-  Extern template void mha::detail::cpu::weights(const mha::detail::cpu::AnyCall<T, mha::ContiguousKv<T>>&,            \
-                                                 mha::IsaLevel, const mha::TensorView<mha::Accumulator<T>, 4>&,        \
-                                                 mha::Workspace&, const Threads&);                                     \
-  Extern template void mha::detail::cpu::attend_backward(                                                              \
-      const mha::detail::cpu::AnyBackwardCall<T, mha::ContiguousKv<T>>&, mha::IsaLevel, mha::Workspace&,               \
-      const Threads&);                                                                                                 \
+  Extern template void mha::detail::cpu::attend(const mha::detail::cpu::AnyCall<T, T>&, mha::IsaLevel,                 \
+                                                mha::Workspace&, const Threads&);                                      \
+  Extern template void mha::detail::cpu::weights(const mha::detail::cpu::AnyCall<T, T>&, mha::IsaLevel,                \
+                                                 const mha::TensorView<mha::Accumulator<T>, 4>&, mha::Workspace&,      \
+                                                 const Threads&);                                                      \
+  Extern template void mha::detail::cpu::attend_backward(const mha::detail::cpu::AnyBackwardCall<T>&, mha::IsaLevel,   \
+                                                         mha::Workspace&, const Threads&);                             \
   Extern template mha::detail::cpu::PackedWeights<T>::PackedWeights(std::span<const mha::DenseWeights<T>>,             \
                                                                     const Threads&);                                   \
   Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                                  \
@@ -49,21 +49,28 @@
       const mha::Config&, const mha::TensorView<const T, 3>&, const mha::TensorView<const T, 3>&, bool,                \
       mha::Workspace::Frame&);
 
-#define MHA_CPU_NARROW_CALLS(Extern, T, W, Threads)                                                        \
-  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                      \
-                                                  const mha::detail::cpu::PackedColumns<W>&,               \
-                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&, \
+#define MHA_CPU_NARROW_CALLS(Extern, T, W, Threads)                                                               \
+  Extern template void mha::detail::cpu::attend(const mha::detail::cpu::AnyCall<T, W>&, mha::IsaLevel,            \
+                                                mha::Workspace&, const Threads&);                                 \
+  Extern template void mha::detail::cpu::weights(const mha::detail::cpu::AnyCall<T, W>&, mha::IsaLevel,           \
+                                                 const mha::TensorView<mha::Accumulator<T>, 4>&, mha::Workspace&, \
+                                                 const Threads&);                                                 \
+  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                             \
+                                                  const mha::detail::cpu::PackedColumns<W>&,                      \
+                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&,        \
                                                   const Threads&, const mha::detail::simd::AnyEpilogue<T>&);
 
-#define MHA_LAYER_PARTS(Extern, T)                                                                           \
-  Extern template void mha::XavierUniform::operator()(const mha::ParameterViews<T>&) const;                  \
-  Extern template mha::CallShape mha::detail::checked_shape(                                                 \
-      const mha::detail::CallNames&, const mha::TensorView<const T, 4>&, const mha::TensorView<const T, 4>&, \
-      const mha::detail::CallOptions<mha::Accumulator<T>>&, mha::Workspace::Frame&);                         \
-  Extern template void mha::detail::require_fitting(                                                         \
-      const mha::detail::CallNames&, const mha::TensorView<T, 4>&, const mha::TensorView<const T, 4>&,       \
-      const mha::TensorView<const T, 4>&, const mha::TensorView<const T, 4>&,                                \
-      const mha::detail::CallOptions<mha::Accumulator<T>>&);
+#define MHA_LAYER_PARTS(Extern, T)                                                                               \
+  Extern template void mha::XavierUniform::operator()(const mha::ParameterViews<T>&) const;                      \
+  Extern template mha::CallShape mha::detail::checked_shape(                                                     \
+      const mha::detail::CallNames&, const mha::TensorView<const T, 4>&, const mha::detail::KvSizes&,            \
+      const mha::detail::CallOptions<mha::Accumulator<T>>&, mha::Workspace::Frame&);                             \
+  Extern template void mha::detail::require_fitting(const mha::detail::CallNames&, const mha::TensorView<T, 4>&, \
+                                                    const mha::TensorView<const T, 4>&, mha::Index,              \
+                                                    const mha::detail::CallOptions<mha::Accumulator<T>>&);       \
+  Extern template mha::ContiguousKv<T> mha::detail::kv_of(                                                       \
+      const mha::detail::CallNames&, const mha::TensorView<const T, 4>&, const mha::TensorView<const T, 4>&,     \
+      const mha::TensorView<const T, 4>&, const std::optional<mha::Ragged>&);
 
 #define MHA_CPU_SCALAR(Extern, A, T)        \
   MHA_CPU_TABLES(Extern, A, T)              \
@@ -71,7 +78,7 @@
   MHA_CPU_CALLS(Extern, T, mha::Serial)     \
   MHA_LAYER_PARTS(Extern, T)
 
-/// Weights of W under activations of T.
+/// Weights, and keys and values, of W under activations and queries of T.
 #define MHA_CPU_NARROW(Extern, T, W)                  \
   MHA_CPU_NARROW_CALLS(Extern, T, W, mha::ThreadPool) \
   MHA_CPU_NARROW_CALLS(Extern, T, W, mha::Serial)

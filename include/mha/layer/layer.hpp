@@ -187,11 +187,13 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
     const auto heads = detail::head_buffers<T, false>(frame, batch, length, {of_heads})[0];
     // Everything is checked before anything is computed: the views' memory is filled below.
+    const detail::CallNames names = detail::layer_names(x, memory);
+    const auto given = options(memory, extra...);
+    const TensorView<const T, 4> q = made.q;
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
-        detail::layer_names(x, memory), heads, TensorView<const T, 4>(made.q), made.key, made.value,
+        names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(memory, extra...),
-        frame);
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", x);
     detail::require_reachable(backend, "layer", "memory", made.rows);
@@ -225,12 +227,13 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const auto made = detail::projected<B>(config_, from, memory, false, frame);
+    const detail::CallNames names = detail::layer_names(from, memory);
+    const auto given = options(memory, extra...);
+    const TensorView<const T, 4> q = made.q;
     auto checked = detail::checked_call<T, detail::memory_of<B>>(
-        detail::layer_names(from, memory), TensorView<const T, 4>(made.q), made.key,
+        names, q, detail::kv_of(names, q, made.key, made.key, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), options(memory, extra...),
-        frame);
-    checked.kv = {made.key, made.key, checked.k_offsets};
+        detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", from);
     detail::require_reachable(backend, "layer", "memory", made.rows);
@@ -263,7 +266,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const CallShape& shape = call.shape;
     detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, items);
     detail::run_position<B, T>(position_, p.q, {shape.origin, call.q_offsets, shape.batch, shape.queries}, items);
-    if (to.size() > 1) finish_keys(p.to_key, w, {Origins(Index{0}), call.k_offsets, shape.batch, shape.keys}, items);
+    if (to.size() > 1)
+      finish_keys(p.to_key, w, {Origins(Index{0}), call.kv.offsets.data, shape.batch, shape.keys}, items);
   }
 
   void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,

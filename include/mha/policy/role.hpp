@@ -30,12 +30,13 @@ struct RowPositions {
   Index sequences = 0, longest = 0;
 };
 
-/// Sizes of one attention call; of a ragged one `queries` and `keys` are those of its longest sequences. Positions are
-/// absolute: query row i of sequence b stands at position origin[b] + i, key row j at j.
+/// Sizes of one attention call; of sequences of different lengths `queries` and `keys` are those of the longest.
+/// Positions are absolute: query row i of sequence b stands at position origin[b] + i, key row j at j.
 struct CallShape {
   Index batch = 0, heads = 0, queries = 0, keys = 0;
   Origins origin{};                      ///< keys − queries if not given, so that the last query meets the last key
   const Index* query_offsets = nullptr;  ///< of a ragged call, (batch + 1)
+  bool uneven_keys = false;              ///< not every sequence has `keys` keys
 
   /// One past the position of sequence b's last query.
   MHA_HOST_DEVICE constexpr Index queries_end(Index b) const {

@@ -21,6 +21,8 @@ struct Inside {
   mha::CallShape shape;
   const Index* q_offsets = nullptr;
   const Index* k_offsets = nullptr;
+  const void* kv = nullptr;  ///< asked for the keys of a sequence, if it is there
+  Index (*keys_of)(const void*, Index) = nullptr;
 
   void check(const char* who, Index b, Index h, Index q, Index q_end, Index k, Index k_end) const {
     const auto refuse = [&](const char* axis, Index begin, Index end) {
@@ -30,7 +32,9 @@ struct Inside {
     if (b < 0 || b >= shape.batch) refuse("sequence", b, b);
     if (h < 0 || h >= shape.heads) refuse("head", h, h);
     const Index queries = q_offsets != nullptr ? q_offsets[b + 1] - q_offsets[b] : shape.queries;
-    const Index keys = k_offsets != nullptr ? k_offsets[b + 1] - k_offsets[b] : shape.keys;
+    const Index keys = kv != nullptr          ? keys_of(kv, b)
+                       : k_offsets != nullptr ? k_offsets[b + 1] - k_offsets[b]
+                                              : shape.keys;
     if (q < shape.origin[b] || q >= q_end || q_end > shape.origin[b] + queries) refuse("query positions", q, q_end);
     if (k < 0 || k >= k_end || k_end > keys) refuse("keys", k, k_end);
   }
@@ -67,7 +71,8 @@ template <class A, class P> auto any_inside(const P& policy, const Inside& insid
 /// use(the call with both its policies so).
 template <class T, class Source, class M, class S, class Use>
 void with_guarded_policies(const mha::AttendCall<T, Source, M, S>& call, Use&& use) {
-  const Inside inside{call.shape, call.q_offsets, call.k_offsets};
+  const Inside inside{call.shape, call.q_offsets, nullptr, &call.kv,
+                      [](const void* kv, Index b) { return static_cast<const Source*>(kv)->keys(b); }};
   with_any_policies(
       call, [&](const auto& policy) { return any_inside<mha::Accumulator<T>>(policy, inside); }, use);
 }

@@ -52,6 +52,7 @@ TEST(AttendCall, ReachesTheRowsOfABatch) {
   call.q = mha::view(static_cast<const float*>(q), 2, 3, 2, 4);
   call.out = mha::view(out, 2, 3, 2, 5);
   call.log_sum_exp = mha::view(lse, 2, 2, 3);
+  call.kv.key.extent[1] = 7;
   call.shape = {2, 2, 3, 7, 4};
   EXPECT_EQ(call.queries(1), 3);
   EXPECT_EQ(call.keys(1), 7);
@@ -70,7 +71,7 @@ TEST(AttendCall, ReachesTheRowsOfPackedSequences) {
   call.log_sum_exp = mha::view(lse, 1, 2, 9);
   call.shape = {2, 2, 7, 5, mha::Origins(origins)};
   call.q_offsets = q_offsets;
-  call.k_offsets = k_offsets;
+  call.kv.offsets = {k_offsets, 3};
   EXPECT_EQ(call.queries(0), 2);
   EXPECT_EQ(call.queries(1), 7);
   EXPECT_EQ(call.keys(0), 5);

@@ -50,7 +50,7 @@ TEST(AttendBackwardCall, FindsRowsOfRaggedBatches) {
   mha::Tensor<T, 4> rows(1, 5, 2, 3), keys(1, 4, 2, 3);
   mha::AttendBackwardCall<T, mha::ContiguousKv<T>, mha::Full, mha::NoScore> call{};
   call.forward.q_offsets = q_offsets.data();
-  call.forward.k_offsets = call.forward.kv.offsets = k_offsets.data();
+  call.key_offsets = k_offsets.data();
   call.query = rows;
   call.key = keys;
   EXPECT_EQ(call.row(rows.view(), 1, 2, 1), &rows(0, 4, 1, 0));

@@ -46,8 +46,9 @@ template <class T, class M, class S>
 mha::AttendCall<T, mha::ContiguousKv<T>, M, S> call_of(const Numbers<T>& n, const M& mask, const S& score,
                                                        const mha::CallShape& shape, const Index* offsets = nullptr) {
   mha::AttendCall<T, mha::ContiguousKv<T>, M, S> call{
-      n.q.view(), {n.k.view(), n.k.view(), offsets}, mask, score, {}, {}, shape, 2, 6, 6, 0.5};
-  call.q_offsets = call.k_offsets = offsets;
+      n.q.view(), {n.k.view(), n.k.view()}, mask, score, {}, {}, shape, 2, 6, 6, 0.5};
+  call.q_offsets = offsets;
+  if (offsets != nullptr) call.kv.offsets = {offsets, shape.batch + 1};
   return call;
 }
 

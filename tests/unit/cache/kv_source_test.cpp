@@ -76,7 +76,7 @@ TEST(ContiguousKv, CutsPackedRowsByOffsets) {
       for (int d = 0; d < D; ++d) key(0, row, g, d) = key_of(b, k, g, d);
       for (int d = 0; d < Dv; ++d) value(0, row, g, d) = value_of(b, k, g, d);
     }
-  const ContiguousKv<float> kv{key.view(), value.view(), offsets};
+  const ContiguousKv<float> kv{key.view(), value.view(), {offsets, 4}};
   for (const int b : {0, 2})
     for (int g = 0; g < G; ++g)
       for (int begin = 0; begin < offsets[b + 1] - offsets[b]; ++begin) {
@@ -91,6 +91,11 @@ TEST(ContiguousKv, CutsPackedRowsByOffsets) {
 struct Paged {
   using Scalar = float;
   std::vector<mha::Tensor<float, 2>> pages;  // (2, D + Dv) each
+  Index batch() const { return 1; }
+  Index heads() const { return 1; }
+  Index dim() const { return D; }
+  Index value_dim() const { return Dv; }
+  Index keys(Index) const { return static_cast<Index>(2 * pages.size()); }
   KvRun<float> run(Index, Index, Index begin, Index end) const {
     const auto& page = pages[static_cast<std::size_t>(begin / 2)];
     const float* const row = page.data() + begin % 2 * (D + Dv);

@@ -14,11 +14,11 @@
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// A call's heads and the memory of those that are computed at once.
-template <class T, class Source> class BackwardHeads {
+template <class T> class BackwardHeads {
   using A = Accumulator<T>;
 
  public:
-  BackwardHeads(const AnyBackwardCall<T, Source>& call, IsaLevel level)
+  BackwardHeads(const AnyBackwardCall<T>& call, IsaLevel level)
       : call_(call),
         level_(level),
         f_(call.call.forward),
@@ -43,28 +43,28 @@ template <class T, class Source> class BackwardHeads {
     return HeadMemory<A>(frame, tiling_, f_.shape.queries, f_.shape.keys, f_.head_dim, f_.value_dim);
   }
   /// Query head i of key/value head g, counted over all sequences.
-  HeadBackward<T, Source> head(std::int64_t g, Index i, const HeadMemory<A>& memory) const {
+  HeadBackward<T> head(std::int64_t g, Index i, const HeadMemory<A>& memory) const {
     const Index b = static_cast<Index>(g / f_.kv_heads), h = static_cast<Index>(g % f_.kv_heads) * group_ + i;
     return {call_, level_, kernels_, tiling_, memory, b, h};
   }
 
  private:
-  const AnyBackwardCall<T, Source>& call_;
+  const AnyBackwardCall<T>& call_;
   const IsaLevel level_;
-  const simd::AnyCall<T, Source>& f_;
+  const simd::AnyCall<T>& f_;
   const simd::BackwardKernels<A> kernels_;
   const BackwardTiling tiling_;
   const Index group_;
 };
 
 /// All query heads of a key/value head, one after another, in one thread. `first` has memory for the sums too.
-template <class T, class Source, class A>
-void whole_group(const BackwardHeads<T, Source>& heads, std::int64_t g, const HeadMemory<A>& first,
-                 const HeadMemory<A>& other, const BackwardScratch<A>& scratch, double* sinks) {
-  const HeadBackward<T, Source> sums = heads.head(g, 0, first);
+template <class T, class A>
+void whole_group(const BackwardHeads<T>& heads, std::int64_t g, const HeadMemory<A>& first, const HeadMemory<A>& other,
+                 const BackwardScratch<A>& scratch, double* sinks) {
+  const HeadBackward<T> sums = heads.head(g, 0, first);
   for (Index i = 0; i < heads.group(); ++i) {
     const HeadMemory<A>& memory = i == 0 ? first : other;
-    const HeadBackward<T, Source> head = heads.head(g, i, memory);
+    const HeadBackward<T> head = heads.head(g, i, memory);
     for (Index t = 0; t < head.tiles(); ++t) head.prepare_queries(t);
     for (Index m = 0; m < head.key_pieces(); ++m) head.prepare_keys(m);
     for (Index m = 0; m < head.key_pieces(); ++m)
@@ -77,9 +77,9 @@ void whole_group(const BackwardHeads<T, Source>& heads, std::int64_t g, const He
 }
 
 /// Every key/value head a task.
-template <class T, class Source, class Threads>
-void backward_by_groups(const BackwardHeads<T, Source>& heads, bool alone, Workspace::Frame& frame,
-                        const Threads& threads, double* sinks) {
+template <class T, class Threads>
+void backward_by_groups(const BackwardHeads<T>& heads, bool alone, Workspace::Frame& frame, const Threads& threads,
+                        double* sinks) {
   using A = Accumulator<T>;
   const Index slots = alone ? 1 : threads.workers();
   HeadMemory<A>* const memory = frame.take<HeadMemory<A>>(2 * static_cast<std::size_t>(slots));
@@ -96,9 +96,8 @@ void backward_by_groups(const BackwardHeads<T, Source>& heads, bool alone, Works
 }
 
 /// All heads at once, wave by wave: pieces (n, m) of n + m = w touch different queries and different keys.
-template <class T, class Source, class Threads>
-void backward_in_waves(const BackwardHeads<T, Source>& heads, Workspace::Frame& frame, const Threads& threads,
-                       double* sinks) {
+template <class T, class Threads>
+void backward_in_waves(const BackwardHeads<T>& heads, Workspace::Frame& frame, const Threads& threads, double* sinks) {
   using A = Accumulator<T>;
   const auto groups = static_cast<Index>(heads.key_heads());
   const Index group = heads.group(), count = groups * group;
@@ -143,10 +142,9 @@ void backward_in_waves(const BackwardHeads<T, Source>& heads, Workspace::Frame& 
 }
 
 /// The backward pass; pieces of a head are shared among the workers where there are fewer key/value heads than those.
-template <class T, class Source, class Threads>
-void attend_backward(const AnyBackwardCall<T, Source>& call, IsaLevel level, Workspace& workspace,
-                     const Threads& threads) {
-  const BackwardHeads<T, Source> heads(call, level);
+template <class T, class Threads>
+void attend_backward(const AnyBackwardCall<T>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
+  const BackwardHeads<T> heads(call, level);
   if (heads.key_heads() == 0) return;
   require(heads.key_heads() * heads.group() <= std::numeric_limits<Index>::max() / 1024,
           "attention_backward: ", heads.key_heads() * heads.group(), " heads in the batch, the limit is ",

@@ -93,7 +93,7 @@ template <Executor Threads> class CpuWith {
   void attend_backward(const AttendBackwardCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
       const IsaLevel level = current_isa();
-      detail::cpu::attend_backward(detail::cpu::AnyBackwardCall<T, Source>(call, level), level, workspace, threads_);
+      detail::cpu::attend_backward(detail::cpu::AnyBackwardCall<T>(call, level), level, workspace, threads_);
     }
   }
 

@@ -18,13 +18,13 @@
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// A backward pass whose policies have lost their types.
-template <class T, class Source> struct AnyBackwardCall {
+template <class T> struct AnyBackwardCall {
   using A = Accumulator<T>;
-  AttendBackwardCall<T, Source, simd::AnyMask<A>, simd::AnyScore<A>> call;
+  AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<A>, simd::AnyScore<A>> call;
   simd::AnyScoreDerivative<A> derivative;
 
   /// The call must outlive this.
-  template <class M, class S>
+  template <class Source, class M, class S>
   AnyBackwardCall(const AttendBackwardCall<T, Source, M, S>& c, IsaLevel level)
       : call{simd::any_call(c.forward, level),
              c.out,
@@ -35,7 +35,8 @@ template <class T, class Source> struct AnyBackwardCall {
              c.query,
              c.key,
              c.value,
-             c.sink},
+             c.sink,
+             c.key_offsets},
         derivative(c.forward.score, level) {}
 };
 
@@ -119,14 +120,13 @@ template <class A> struct HeadMemory {
 ///           dQᵀ += Kᵀ dS,  dV += P dO,  dK += dS Q
 /// Numerics  P has the logits of forward bit for bit; a hidden pair adds exactly nothing
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 4
-template <class T, class Source> class HeadBackward {
+template <class T> class HeadBackward {
   using A = Accumulator<T>;
-  using Stored = typename Source::Scalar;
   static constexpr A log2e = std::numbers::log2e_v<A>;
   static constexpr Index block = BackwardTiling::block, together = BackwardTiling::together;
 
  public:
-  HeadBackward(const AnyBackwardCall<T, Source>& call, IsaLevel level, const simd::BackwardKernels<A>& kernels,
+  HeadBackward(const AnyBackwardCall<T>& call, IsaLevel level, const simd::BackwardKernels<A>& kernels,
                const BackwardTiling& tiling, const HeadMemory<A>& memory, Index b, Index h)
       : call_(call.call),
         f_(call.call.forward),
@@ -184,7 +184,7 @@ template <class T, class Source> class HeadBackward {
   void prepare_keys(Index m) const {
     const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
     for (Index key = first; key < end;) {
-      const KvRun<Stored> run = f_.kv.run(b_, f_.kv_head(h_), key, end);
+      const KvRun<T> run = f_.kv.run(b_, f_.kv_head(h_), key, end);
       for (Index i = 0; i < run.count; ++i, ++key) {
         pack_row(run.key + i * run.key_stride, 1, f_.head_dim, tiling_.query_dim, rows(at_.k, key, tiling_.query_dim));
         pack_row(run.value + i * run.value_stride, 1, f_.value_dim, tiling_.value_dim,
@@ -418,8 +418,8 @@ template <class T, class Source> class HeadBackward {
     return {b_, h_, f_.position(b_, first), std::min(tiling_.lanes, queries_ - first)};
   }
 
-  const AttendBackwardCall<T, Source, simd::AnyMask<A>, simd::AnyScore<A>>& call_;
-  const simd::AnyCall<T, Source>& f_;
+  const AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<A>, simd::AnyScore<A>>& call_;
+  const simd::AnyCall<T>& f_;
   const simd::AnyScoreDerivative<A>& derivative_;
   const IsaLevel level_;
   const simd::BackwardKernels<A>& kernels_;

@@ -31,15 +31,14 @@ using simd::AnyCall;
 ///           part of the exponent; else logits are formed first. Differences are taken before the multiplication by
 ///           log2(e), so that a large finite logit stays one.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes
-template <class T, class Source> class QueryTile {
+template <class T, class Stored = T> class QueryTile {
   using A = Accumulator<T>;
-  using Stored = typename Source::Scalar;
   static constexpr bool widens = !std::is_same_v<Stored, A>;
   static constexpr A hidden = -std::numeric_limits<A>::infinity();
   static constexpr A log2e = std::numbers::log2e_v<A>;
 
  public:
-  QueryTile(const AnyCall<T, Source>& call, IsaLevel level, const TileScratch<A>& scratch, const TileRows& rows)
+  QueryTile(const AnyCall<T, Stored>& call, IsaLevel level, const TileScratch<A>& scratch, const TileRows& rows)
       : call_(call),
         level_(level),
         kernels_(simd::tile_kernels<A>(level, rows.lanes())),
@@ -60,8 +59,9 @@ template <class T, class Source> class QueryTile {
 
   /// The whole tile.
   void attend() {
-    attend_chunk(0, at_.total);
-    for (Index chunk = 1; chunk * key_chunk < keys_.count(); ++chunk) {
+    Index chunk = keys_.from(0, key_chunk) / key_chunk;
+    attend_chunk(chunk, at_.total);
+    while ((chunk = keys_.from((chunk + 1) * key_chunk, key_chunk) / key_chunk) * key_chunk < keys_.count()) {
       attend_chunk(chunk, at_.part);
       merge(at_.total, at_.part);
     }
@@ -190,7 +190,7 @@ template <class T, class Source> class QueryTile {
   /// f(segments, n) for every block of keys [first, last) that some query may see: the logits of its n keys, segment
   /// after segment, are in s (n, lanes), or by_rows in s (lanes, key_block); hidden ones are −∞.
   template <class F> void for_each_block(Index first, Index last, bool by_rows, F&& f) {
-    for (Index begin = first; begin < last; begin += key_block) {
+    for (Index begin = keys_.from(first, key_block); begin < last; begin = keys_.from(begin + key_block, key_block)) {
       const KeySegments segments = keys_.segments(begin, std::min(begin + key_block, last));
       Index rows = 0;
       for (const simd::KeyRange& keys : segments) {
@@ -284,14 +284,14 @@ template <class T, class Source> class QueryTile {
     return max;
   }
 
-  const AnyCall<T, Source>& call_;
+  const AnyCall<T, Stored>& call_;
   const IsaLevel level_;
   const simd::TileKernels<A> kernels_;
   const simd::FewRowsKernels<A, Stored> few_;
   const TileScratch<A>& at_;
   const TileRows rows_;
-  const TileKeys<AnyCall<T, Source>> keys_;
-  const TileLayout<AnyCall<T, Source>> layout_;
+  const TileKeys<AnyCall<T, Stored>> keys_;
+  const TileLayout<AnyCall<T, Stored>> layout_;
   const bool logits_are_dots_;
   const A slope_;
 };

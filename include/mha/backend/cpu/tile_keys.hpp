@@ -11,8 +11,8 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
-/// What a tile sees of a block: a few ranges of keys. Hidden keys between them are neither read nor multiplied, which
-/// changes no bit, because they would add exactly nothing.
+/// What a tile sees of a block: a few ranges of keys, all of them held. Hidden keys between them are neither read nor
+/// multiplied, which changes no bit, because they would add exactly nothing.
 class KeySegments {
  public:
   void add(const simd::KeyRange& keys) { ranges_[size_++] = keys; }
@@ -20,7 +20,7 @@ class KeySegments {
   const simd::KeyRange* end() const { return ranges_ + size_; }
 
  private:
-  simd::KeyRange ranges_[std::size_t{key_block / smallest_gap + 1}];
+  simd::KeyRange ranges_[std::size_t{key_block}];  // a source may have dropped every other key
   int size_ = 0;
 };
 
@@ -31,8 +31,8 @@ template <class F> void for_each_key(const KeySegments& segments, F&& f) {
     for (Index k = keys.begin; k < keys.end; ++k) f(k, row++);
 }
 
-/// The keys of one tile of a call whose mask is a simd::AnyMask: which of them its rows see, and where they lie. The
-/// mask is asked `grain` keys at a time.
+/// The keys of one tile of a call whose source is an AnyKv and whose mask a simd::AnyMask: which of them its rows see,
+/// and where they lie. The mask is asked `grain` keys at a time.
 template <class Call> class TileKeys {
  public:
   using Stored = typename decltype(Call::kv)::Scalar;
@@ -41,6 +41,10 @@ template <class Call> class TileKeys {
       : call_(call), rows_(rows), grain_(grain), count_(call.keys(rows.b)) {}
 
   Index count() const { return count_; }
+
+  /// The first multiple of `size`, a multiple of which `begin` is, from which on the `size` keys are not all dropped;
+  /// count() or more if there is none.
+  Index from(Index begin, Index size) const { return call_.kv.held(rows_.b, begin, count_) / size * size; }
 
   /// The tile's queries of one of its heads, as policies take them.
   simd::TileQueries queries(Index head) const {
@@ -58,18 +62,18 @@ template <class Call> class TileKeys {
           gap += smallest_gap;
           continue;
         }
-        segments.add({all.begin, gap, TileVisibility::partial});
+        add_held(segments, {all.begin, gap, TileVisibility::partial});
         all.begin = gap + smallest_gap;
         while (all.begin + smallest_gap < all.end &&
                visible(all.begin, all.begin + smallest_gap).seen == TileVisibility::none)
           all.begin += smallest_gap;
         gap = all.begin + smallest_gap;
       }
-    segments.add(all);
+    add_held(segments, all);
     return segments;
   }
 
-  /// f(run, k) for the runs of keys [begin, end), k their first counted from begin.
+  /// f(run, k) for the runs of keys [begin, end), all held, k their first counted from begin.
   template <class F> void for_each_run(Index begin, Index end, F&& f) const {
     const Index g = call_.kv_head(rows_.h);
     for (Index k = begin; k < end;) {
@@ -81,6 +85,7 @@ template <class Call> class TileKeys {
 
   /// Keys from `begin` on, as far as they lie together: what comes after a block.
   simd::NextRows<Stored> next(Index begin) const {
+    begin = call_.kv.held(rows_.b, begin, count_);
     if (begin >= count_) return {};
     const Index end = std::min(begin + key_block, count_);
     const KvRun<Stored> run = call_.kv.run(rows_.b, call_.kv_head(rows_.h), begin, end);
@@ -88,6 +93,15 @@ template <class Call> class TileKeys {
   }
 
  private:
+  void add_held(KeySegments& segments, const simd::KeyRange& keys) const {
+    if (!call_.kv.drops()) return segments.add(keys);
+    for (Index begin = call_.kv.held(rows_.b, keys.begin, keys.end), end = begin; begin < keys.end;
+         begin = call_.kv.held(rows_.b, end, keys.end)) {
+      end = call_.kv.held_end(rows_.b, begin, keys.end);
+      segments.add({begin, end, keys.seen});
+    }
+  }
+
   /// What of keys [begin, end) some head of the tile sees.
   simd::KeyRange visible(Index begin, Index end) const {
     simd::KeyRange all = call_.mask.visible(queries(0), begin, end, grain_);

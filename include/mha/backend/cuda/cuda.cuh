@@ -92,7 +92,7 @@ struct Cuda {
 
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
-    if constexpr (check_call<T, M, S>()) {
+    if constexpr (check_call<T, Source, M, S>()) {
       auto frame = workspace.frame();
       cuda::attend(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
@@ -102,7 +102,7 @@ struct Cuda {
   template <class T, class Source, class M, class S>
   void weights(const AttendCall<T, Source, M, S>& call, const TensorView<Accumulator<T>, 4>& to,
                Workspace& workspace) const {
-    if constexpr (check_call<T, M, S>()) detail::run_softmax(call, to, detail::ItemsOn<Cuda>{*this, workspace});
+    if constexpr (check_call<T, Source, M, S>()) detail::run_softmax(call, to, detail::ItemsOn<Cuda>{*this, workspace});
   }
 
   template <Items I> void for_each_item(const I& items, Workspace& workspace) const {
@@ -125,12 +125,18 @@ struct Cuda {
   }
 
  private:
-  template <class T, class M, class S> static constexpr bool check_call() {
+  template <class T, class Source, class M, class S> static constexpr bool check_call() {
     constexpr bool travels = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<S>;
     static_assert(travels,
                   "mha: a mask or score owns memory of the host, so that no kernel can read it: give "
                   "mha::on_device(policy) (see mha/backend/cuda/on_device.hpp)");
-    return check_scalar<T>() && travels;
+    constexpr bool source_travels = std::is_trivially_copyable_v<Source>,
+                   one_scalar = std::is_same_v<T, typename Source::Scalar>;
+    static_assert(source_travels,
+                  "mha: Cuda reads sources that are trivially copyable, such as views of device memory "
+                  "(see mha/cache/kv_source.hpp)");
+    static_assert(one_scalar, "mha: Cuda reads keys and values of the call's own scalar (see mha/cache/kv_source.hpp)");
+    return check_scalar<T>() && travels && source_travels && one_scalar;
   }
   template <class T> static constexpr bool check_scalar() {
     static_assert(cuda::multiplies<T>,

@@ -63,6 +63,25 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
   return std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", " + launch(fma);
 }
 
+/// A mask that also hides the positions that a source has dropped: a kernel may read their rows, which are there.
+template <class M, class Source> struct HeldMask {
+  static constexpr Role role = Role::mask;
+  M mask;
+  Source kv;
+
+  MHA_HOST_DEVICE constexpr bool operator()(Index b, Index h, Index q, Index k) const {
+    return mha::detail::held(kv, b, k) == k && mask(b, h, q, k);
+  }
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin,
+                                                Index k_end) const {
+    const Index first = mha::detail::held(kv, b, k_begin);
+    if (first >= k_end) return TileVisibility::none;
+    const TileVisibility seen = mha::tile(mask, b, h, q_begin, q_end, k_begin, k_end);
+    const bool whole = first == k_begin && mha::detail::held_end(kv, b, k_begin, k_end) == k_end;
+    return whole || seen == TileVisibility::none ? seen : TileVisibility::partial;
+  }
+};
+
 /// Computes the call in one launch.
 ///
 /// A launcher has
@@ -70,7 +89,8 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
 ///   template <class A> A* parts(std::ptrdiff_t n)     scratch of this launch, aligned to 16 bytes
 ///   unsigned* counters(std::ptrdiff_t n)              0 before and after every launch
 /// Errors    ShapeError if the call has more blocks than a grid
-template <class Call, class Launcher> void attend(const Call& call, const DeviceFacts& device, Launcher&& launcher) {
+template <class Call, class Launcher>
+void launch_attend(const Call& call, const DeviceFacts& device, Launcher&& launcher) {
   using T = typename Call::Scalar;
   using A = Accumulator<T>;
   const CallFacts known = facts(call);
@@ -93,6 +113,21 @@ template <class Call, class Launcher> void attend(const Call& call, const Device
   with_shape(FmaShapes<T>{}, fma.shape, [&](auto shape) {
     launcher.template launch<FmaKernel<decltype(shape)>>({fma.grid, 1, 1}, fma.shared_bytes, fma.params(call));
   });
+}
+
+/// The same, over a source that may have dropped positions.
+template <class Call, class Launcher> void attend(const Call& call, const DeviceFacts& device, Launcher&& launcher) {
+  using Source = std::remove_cvref_t<decltype(call.kv)>;
+  if constexpr (DropsKeys<Source>) {
+    using Mask = std::remove_cvref_t<decltype(call.mask)>;
+    using Score = std::remove_cvref_t<decltype(call.score)>;
+    const AttendCall<typename Call::Scalar, Source, HeldMask<Mask, Source>, Score> held{
+        call.q,        call.kv,       {call.mask, call.kv}, call.score, call.out,  call.log_sum_exp, call.shape,
+        call.kv_heads, call.head_dim, call.value_dim,       call.scale, call.sink, call.q_offsets};
+    launch_attend(held, device, launcher);
+  } else {
+    launch_attend(call, device, launcher);
+  }
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -70,13 +70,15 @@ template <class T> bool rows_aligned(const TensorView<T, 4>& v) {
   for (int a = 0; a < 3; ++a) aligned = aligned && (v.extent[a] <= 1 || v.stride[a] % unit == 0);
   return aligned;
 }
-template <class T> bool rows_aligned(const ContiguousKv<T>& kv) {
-  return rows_aligned(kv.key) && rows_aligned(kv.value);
-}
-/// A source of another kind says so itself: `bool rows_aligned() const`.
+/// Of a source that shows where its keys and values are; another says so itself: `bool rows_aligned() const`.
 template <class Source> bool rows_aligned(const Source& source) {
   if constexpr (requires { source.rows_aligned(); })
     return source.rows_aligned();
+  else if constexpr (requires {
+                       source.key.stride;
+                       source.value.stride;
+                     })
+    return rows_aligned(source.key) && rows_aligned(source.value);
   else
     return false;
 }

@@ -80,6 +80,7 @@ template <class A> struct Scratch {
 template <class Call> class Tile {
   using T = typename Call::Scalar;
   using A = Accumulator<T>;
+  using Stored = typename std::remove_cvref_t<decltype(Call::kv)>::Scalar;
   using Array = Eigen::Map<Eigen::Array<A, Eigen::Dynamic, 1>>;
   static constexpr A hidden = minus_infinity<A>();
   static constexpr bool scored = !std::is_same_v<std::remove_cvref_t<decltype(Call::score)>, NoScore>;
@@ -109,7 +110,7 @@ template <class Call> class Tile {
     std::fill_n(scratch_.max, rows_, hidden);
     std::fill_n(scratch_.sum, rows_, A(0));
     const Index keys = call_.keys(b_);
-    for (Index begin = 0; begin < keys;) {
+    for (Index begin = 0; begin < keys && (begin = detail::held(call_.kv, b_, begin)) < keys;) {
       Index end = begin;
       while (end < keys && end - begin < tiling_.keys && visible(end)) end = std::min(end + mask_keys, keys);
       if (end == begin)
@@ -140,10 +141,10 @@ template <class Call> class Tile {
 
   /// Lets keys [begin, end) enter, as far as they lie at one stride; returns how many.
   Index add_keys(Index begin, Index end) {
-    const KvRun<T> run = call_.kv.run(b_, g_, begin, end);
+    const KvRun<Stored> run = call_.kv.run(b_, g_, begin, end);
     const Index n = run.count;
     const Rows<A> key =
-        read_rows<A>(TensorView<const T, 2>{run.key, {n, call_.head_dim}, {run.key_stride, 1}}, scratch_.key);
+        read_rows<A>(TensorView<const Stored, 2>{run.key, {n, call_.head_dim}, {run.key_stride, 1}}, scratch_.key);
     Map<A> s(scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys));
     std::fill_n(scratch_.logits, std::ptrdiff_t{rows_} * tiling_.keys, A(0));
     add_product<A, Eigen::RowMajor>(call_.scale, {key.data, n, call_.head_dim, key.outer()},
@@ -159,9 +160,10 @@ template <class Call> class Tile {
 
   /// The values of a run, those that are not finite replaced by 0 once the rows that see them have them: 0 · NaN is
   /// NaN, and a weight of 0 must hide it.
-  Rows<A> finite_values(const KvRun<T>& run) {
+  Rows<A> finite_values(const KvRun<Stored>& run) {
     const Index n = run.count, width = call_.value_dim;
-    Rows<A> value = read_rows<A>(TensorView<const T, 2>{run.value, {n, width}, {run.value_stride, 1}}, scratch_.value);
+    Rows<A> value =
+        read_rows<A>(TensorView<const Stored, 2>{run.value, {n, width}, {run.value_stride, 1}}, scratch_.value);
     const ConstMap<A> v(value.data, width, n, value.outer());  // Vᵀ
     if ((v.array() - v.array()).sum() == A(0)) return value;
     for (Index k = 0; k < n; ++k)

@@ -99,9 +99,10 @@ struct Reference {
     row.clear();
     const Index position = call.position(b, i), g = call.kv_head(h);
     const T* const query = call.query(b, i, h);
-    for (Index k = 0; k < call.keys(b); ++k) {
+    const Index keys = call.keys(b);
+    for (Index k = 0; k < keys && (k = detail::held(call.kv, b, k)) < keys; ++k) {
       if (!call.mask(b, h, position, k)) continue;
-      const T* const key = call.kv.run(b, g, k, k + 1).key;
+      const auto* const key = call.kv.run(b, g, k, k + 1).key;
       A dot(0);
       for (Index d = 0; d < call.head_dim; ++d) dot += A(query[d * call.q.stride[3]]) * A(key[d]);
       const A logit = call.score(A(call.scale * dot), b, h, position, k);

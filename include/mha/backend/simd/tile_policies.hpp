@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../cache/any_kv.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/positional.hpp"
 #include "../../policy/score.hpp"
@@ -272,16 +273,27 @@ template <class A> class AnyScore {
   PolicyKernel<A> kernel_;
 };
 
-/// A call whose policies have lost their types.
-template <class T, class Source>
-using AnyCall = AttendCall<T, Source, AnyMask<Accumulator<T>>, AnyScore<Accumulator<T>>>;
+/// A call whose policies and source have lost their types; Stored is the scalar of keys and values.
+template <class T, class Stored = T>
+using AnyCall = AttendCall<T, AnyKv<Stored>, AnyMask<Accumulator<T>>, AnyScore<Accumulator<T>>>;
 
 /// The same call, which must outlive it.
 template <class T, class Source, class M, class S>
-AnyCall<T, Source> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
-  return {call.q,           call.kv,    {call.mask, level}, {call.score, level}, call.out,
-          call.log_sum_exp, call.shape, call.kv_heads,      call.head_dim,       call.value_dim,
-          call.scale,       call.sink,  call.q_offsets,     call.k_offsets,      call.states};
+AnyCall<T, typename Source::Scalar> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
+  return {call.q,
+          AnyKv<typename Source::Scalar>(call.kv),
+          {call.mask, level},
+          {call.score, level},
+          call.out,
+          call.log_sum_exp,
+          call.shape,
+          call.kv_heads,
+          call.head_dim,
+          call.value_dim,
+          call.scale,
+          call.sink,
+          call.q_offsets,
+          call.states};
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

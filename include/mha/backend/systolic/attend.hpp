@@ -20,8 +20,8 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 class PackedCall {
  public:
   /// Memory from `frame`, nothing packed yet.
-  template <class T, class Source>
-  PackedCall(const AnyCall<T, Source>& call, Workspace::Frame& frame, bool with_values, bool one_at_a_time)
+  template <class T, class Stored>
+  PackedCall(const AnyCall<T, Stored>& call, Workspace::Frame& frame, bool with_values, bool one_at_a_time)
       : heads_(call.kv_heads), head_dim_(call.head_dim), value_dim_(with_values ? call.value_dim : 0) {
     std::size_t rows = KvTiles::padded(call.shape.keys);
     if (!one_at_a_time) {
@@ -67,10 +67,10 @@ inline constexpr std::size_t near_bytes = 1u << 20;
 
 /// f(tiles of queries that go through the keys together, how many) for all of them, the heaviest first, shared among
 /// the executor's workers.
-template <bool WithValues, class T, class Source, class Threads, class F>
-void for_each_group(const AnyCall<T, Source>& call, const Kernels& kernels, Workspace& workspace,
+template <bool WithValues, class T, class Stored, class Threads, class F>
+void for_each_group(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace,
                     const Threads& threads, F&& f) {
-  using Tile = QueryTile<T, Source>;
+  using Tile = QueryTile<T, Stored>;
   constexpr Index most_together = 8;
   const Index lanes = kernels.product.lanes, value_dim = WithValues ? call.value_dim : 0;
   const std::int64_t pairs = std::int64_t{call.shape.batch} * call.shape.heads;
@@ -109,6 +109,7 @@ void for_each_group(const AnyCall<T, Source>& call, const Kernels& kernels, Work
     const Index n = call.keys(b), end = std::min(n, (chunk + 1) * value_block);
     const KvTiles to = packed.at(b, g);
     for (Index k = chunk * value_block; k < end; k += key_block) {
+      if (call.kv.held(b, k, std::min(n, k + key_block)) == std::min(n, k + key_block)) continue;  // all dropped
       pack_keys(call.kv, b, g, k, n, kernels.level, to);
       if constexpr (WithValues) pack_values(call.kv, b, g, k, n, kernels.level, to, scratch[worker].pack);
     }
@@ -157,8 +158,8 @@ void for_each_group(const AnyCall<T, Source>& call, const Kernels& kernels, Work
 ///           log-sum-exp is that of these weights: within ε / (1 − ε) of the exact one. Before the division the weights
 ///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
-template <class T, class Source, class Threads>
-void attend(const AnyCall<T, Source>& call, const Kernels& kernels, Workspace& workspace, const Threads& threads) {
+template <class T, class Stored, class Threads>
+void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace, const Threads& threads) {
   for_each_group<true>(call, kernels, workspace, threads, [](auto* tiles, Index count) {
     for (Index k = 0; k < tiles[0]->keys(); k += value_block)
       for (Index i = 0; i < count; ++i) tiles[i]->attend(k);
@@ -167,8 +168,8 @@ void attend(const AnyCall<T, Source>& call, const Kernels& kernels, Workspace& w
 }
 
 /// The softmax itself, (B, Hq, Lq, Lk).
-template <class T, class Source, class Threads>
-void weights(const AnyCall<T, Source>& call, const Kernels& kernels, const TensorView<float, 4>& to,
+template <class T, class Stored, class Threads>
+void weights(const AnyCall<T, Stored>& call, const Kernels& kernels, const TensorView<float, 4>& to,
              Workspace& workspace, const Threads& threads) {
   for_each_group<false>(call, kernels, workspace, threads, [&](auto* tiles, Index count) {
     for (Index i = 0; i < count; ++i) tiles[i]->weights(to);

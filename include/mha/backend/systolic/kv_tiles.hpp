@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../../cache/kv_source.hpp"
+#include "../../cache/any_kv.hpp"
 #include "tile_rows.hpp"
 #include "tiles.hpp"
 
@@ -69,24 +69,22 @@ constexpr std::size_t pack_scratch(Index value_dim) {
   return static_cast<std::size_t>(tile_depth) * static_cast<std::size_t>(round_up(value_dim, tile_depth));
 }
 
-/// f(run, its first key) for the runs that hold keys [begin, end) of a source.
-template <class Source, class F>
-void for_each_run(const Source& source, Index b, Index g, Index begin, Index end, F&& f) {
-  for (Index k = begin; k < end;) {
+/// f(run, its first key) for the runs that hold keys [begin, end) of a source; dropped ones are left out.
+template <class T, class F> void for_each_run(const AnyKv<T>& source, Index b, Index g, Index begin, Index end, F&& f) {
+  for (Index k = source.held(b, begin, end); k < end;) {
     const auto run = source.run(b, g, k, end);
     f(run, k);
-    k += run.count;
+    k = source.held(b, k + run.count, end);
   }
 }
 
 /// Rounds keys [begin, min(begin + 64, n)) of a source, or finds them fit to be read where they are: `begin` is a
-/// multiple of 64.
-template <class Source>
-void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to) {
-  using T = typename Source::Scalar;
+/// multiple of 64. Dropped ones are zeros.
+template <class T>
+void pack_keys(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to) {
   KeyRows& at = to.key_rows[begin / key_block];
   if constexpr (std::is_same_v<T, bfloat16>)
-    if (n - begin >= key_block && to.head_dim % tile_depth == 0) {
+    if (n - begin >= key_block && to.head_dim % tile_depth == 0 && source.held(b, begin, n) == begin) {
       const auto run = source.run(b, g, begin, begin + key_block);
       at = {run.key, run.key_stride};
       if (run.count == key_block && at.near(n, to.head_dim)) return;
@@ -95,6 +93,7 @@ void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, Isa
   bfloat16* const rows = to.keys + begin * width;
   at = {rows, width};
   const Index end = std::min(n, begin + key_block);
+  if (source.drops()) std::fill(rows, rows + (end - begin) * width, bfloat16{});
   for_each_run(source, b, g, begin, end, [&](const KvRun<T>& run, Index k) {
     round_rows<T>(level, {run.key, run.key_stride, 1, run.count, to.head_dim}, rows + (k - begin) * width, width,
                   tile_depth);
@@ -103,10 +102,9 @@ void pack_keys(const Source& source, Index b, Index g, Index begin, Index n, Isa
 }
 
 /// The same for their values.
-template <class Source>
-void pack_values(const Source& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
+template <class T>
+void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
                  bfloat16* scratch) {
-  using T = typename Source::Scalar;
   const std::ptrdiff_t width = round_up(to.value_dim, tile_depth);
   bool non_finite = false;
   const auto transpose = [&](const bfloat16* rows, std::ptrdiff_t stride, Index first) {
@@ -119,11 +117,12 @@ void pack_values(const Source& source, Index b, Index g, Index begin, Index n, I
   for (Index first = begin; first < begin + key_block; first += tile_depth) {
     const Index end = std::clamp(n, first, first + tile_depth);
     if constexpr (std::is_same_v<T, bfloat16>)
-      if (end == first + tile_depth && to.value_dim % tile_side == 0)
+      if (end == first + tile_depth && to.value_dim % tile_side == 0 && source.held(b, first, end) == first)
         if (const auto run = source.run(b, g, first, end); run.count == tile_depth) {
           transpose(run.value, run.value_stride, first);
           continue;
         }
+    if (source.drops()) std::fill(scratch, scratch + (end - first) * width, bfloat16{});
     for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
       round_rows<T>(level, {run.value, run.value_stride, 1, run.count, to.value_dim}, scratch + (k - first) * width,
                     width, tile_depth);

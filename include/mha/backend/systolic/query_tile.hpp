@@ -80,13 +80,13 @@ using simd::AnyCall;
 /// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
 ///           O += Vᵀ P on the array, up to four blocks at once.  Finally O / l.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes and an anchor for the maximum
-template <class T, class Source> class QueryTile {
+template <class T, class Stored = T> class QueryTile {
   static constexpr float hidden = -std::numeric_limits<float>::infinity();
   static constexpr float log2e = std::numbers::log2e_v<float>;
   static constexpr float ln2 = std::numbers::ln2_v<float>;
 
  public:
-  QueryTile(const AnyCall<T, Source>& call, const Kernels& kernels, const KvTiles& kv, const BlockScratch& scratch,
+  QueryTile(const AnyCall<T, Stored>& call, const Kernels& kernels, const KvTiles& kv, const BlockScratch& scratch,
             const TileState& state, Index b, Index h, Index first, Index to_next = 0)
       : call_(call),
         kernels_(kernels),
@@ -114,12 +114,12 @@ template <class T, class Source> class QueryTile {
   /// Keys [begin, begin + 256): the values of one block.
   void attend(Index begin) {
     const Index end = std::min(begin + value_block, keys_);
-    if (call_.mask.visibility(queries_, begin, end) == TileVisibility::none) return;
+    if (hidden_from_all(begin, end)) return;
     Index pending = begin;  // weights of [pending, k) wait in p for their values
     for (Index k = begin; k < end; k += key_block) {
       const Index stop = std::min(k + key_block, end);
       const auto seen = call_.mask.visible(queries_, k, stop, tile_depth);
-      if (seen.seen == TileVisibility::none) {
+      if (seen.seen == TileVisibility::none || dropped(k, stop)) {
         add_values(pending, k);
         pending = k + key_block;
         continue;
@@ -156,7 +156,7 @@ template <class T, class Source> class QueryTile {
       for (Index k = 0; k < keys_; k += key_block) {
         const Index end = std::min(k + key_block, keys_);
         const TileVisibility seen = call_.mask.visibility(queries_, k, end);
-        if (seen == TileVisibility::none) continue;
+        if (seen == TileVisibility::none || dropped(k, end)) continue;
         logits(k, {k, end, seen}, round_up(end, tile_depth));
         f(k, end);
       }
@@ -252,7 +252,21 @@ template <class T, class Source> class QueryTile {
     count_logits(keys.end - begin);
     if (!logits_are_dots_) call_.score.apply(queries_, at_.s, lanes(), call_.scale, begin, keys.end);
     call_.mask.hide(queries_, at_.s, lanes(), keys, tile_depth);
+    if (call_.kv.drops()) hide_dropped(begin, keys.end);
     std::fill_n(at_.s + std::ptrdiff_t{keys.end - begin} * lanes(), std::ptrdiff_t{to - keys.end} * lanes(), hidden);
+  }
+
+  /// Whether the source has dropped all keys [begin, end).
+  bool dropped(Index begin, Index end) const { return call_.kv.held(b_, begin, end) == end; }
+  bool hidden_from_all(Index begin, Index end) const {
+    return dropped(begin, end) || call_.mask.visibility(queries_, begin, end) == TileVisibility::none;
+  }
+  void hide_dropped(Index begin, Index end) const {
+    for (Index k = begin; k < end;) {
+      const Index from = call_.kv.held(b_, k, end);
+      std::fill_n(at_.s + std::ptrdiff_t{k - begin} * lanes(), std::ptrdiff_t{from - k} * lanes(), hidden);
+      k = from < end ? call_.kv.held_end(b_, from, end) : end;
+    }
   }
 
   /// The weights of keys [begin, to) into p; rows that have to move their anchor first get the values of [pending,
@@ -386,7 +400,7 @@ template <class T, class Source> class QueryTile {
     kernels_.product.stay_awake();
   }
 
-  const AnyCall<T, Source>& call_;
+  const AnyCall<T, Stored>& call_;
   const Kernels& kernels_;
   const KvTiles& kv_;
   const BlockScratch& at_;

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../mask.hpp"
+#include "first_keys.hpp"
 #include "padding.hpp"
 #include "positional.hpp"
 #include "prefix.hpp"
@@ -110,6 +111,9 @@ template <> struct BandsOf<SlidingWindow> {
 };
 template <> struct BandsOf<Padding> {
   static constexpr Bands<1> of(const Padding& m, Index b) { return {{Band{.end = m.lengths[b]}}}; }
+};
+template <> struct BandsOf<FirstKeys> {
+  static constexpr Bands<1> of(const FirstKeys& m, Index) { return {{Band{.end = m.count.value}}}; }
 };
 template <> struct BandsOf<LeftPadding> {
   static constexpr auto of(const LeftPadding& m, Index b) {

@@ -23,12 +23,10 @@ using mha::TileVisibility;
 using Cpu = mha::CpuWith<mha::Serial>;
 
 /// A source whose runs are at most `page` keys long: what a paged cache will look like.
-template <class T> struct Pages {
-  using Scalar = T;
-  mha::ContiguousKv<T> all;
+template <class T> struct Pages : mha::ContiguousKv<T> {
   Index page = 1;
   mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    return all.run(b, g, begin, std::min(end, (begin / page + 1) * page));
+    return mha::ContiguousKv<T>::run(b, g, begin, std::min(end, (begin / page + 1) * page));
   }
 };
 static_assert(mha::KvSource<Pages<float>>);

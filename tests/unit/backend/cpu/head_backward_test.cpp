@@ -52,14 +52,14 @@ struct OneHead {
     call.key = dk;
     call.value = dv;
     const auto level = mha::current_isa();
-    const cpu::AnyBackwardCall<float, Source> any(call, level);
+    const cpu::AnyBackwardCall<float> any(call, level);
     const auto kernels = simd::backward_kernels<float>(level, 700);
     const cpu::BackwardTiling tiling(kernels.tile, 24, 16);
     mha::Workspace workspace;
     auto frame = workspace.frame();
     const cpu::HeadMemory<float> memory(frame, tiling, 700, 800, 24, 16);
     const cpu::BackwardScratch<float> scratch(frame, tiling.lanes);
-    const cpu::HeadBackward<float, Source> head(any, level, kernels, tiling, memory, 0, 0);
+    const cpu::HeadBackward<float> head(any, level, kernels, tiling, memory, 0, 0);
     for (Index t = 0; t < head.tiles(); ++t) head.prepare_queries(t);
     for (Index m = 0; m < head.key_pieces(); ++m) head.prepare_keys(m);
     order(head.query_pieces(), head.key_pieces(), [&](Index n, Index m) { head.piece(n, m, scratch); });

@@ -43,16 +43,24 @@ struct ShortRuns : mha::ContiguousKv<float> {
   }
 };
 
-using Call = mha::AttendCall<float, ShortRuns, simd::AnyMask<float>, mha::NoScore>;
+using Call = mha::AttendCall<float, mha::detail::AnyKv<float>, simd::AnyMask<float>, mha::NoScore>;
 constexpr cpu::TileRows rows{.b = 1, .h = 3, .heads = heads, .first = 2, .count = 5};
 
 /// Two sequences of six heads, three to a key/value head.
 struct Fixture {
   Tensor<float, 4> k{2, keys, 2, 4}, v{2, keys, 2, 6};
+  ShortRuns kv{{k.view(), v.view()}};
   Call call_of(const simd::AnyMask<float>& mask) const {
-    Call call{{}, {}, mask, {}, {}, {}, {.batch = 2, .heads = 2 * heads, .queries = 9, .keys = keys}, 2, 4, 6};
-    call.kv.key = k.view();
-    call.kv.value = v.view();
+    Call call{{},
+              mha::detail::AnyKv<float>(kv),
+              mask,
+              {},
+              {},
+              {},
+              {.batch = 2, .heads = 2 * heads, .queries = 9, .keys = keys},
+              2,
+              4,
+              6};
     call.shape.origin = 40;
     return call;
   }
@@ -162,9 +170,9 @@ TEST(TileKeys, RunsAreThoseOfItsKeysAndValues) {
 }
 
 TEST(TileKeys, NextAreKeysThatLieTogetherAsLongAsThereAreSome) {
-  const Fixture fixture;
+  Fixture fixture;
   const mha::Full full;
-  Call call = fixture.call_of({full, mha::current_isa()});
+  const Call call = fixture.call_of({full, mha::current_isa()});
   const simd::NextRows<float> next = cpu::TileKeys<Call>(call, rows, grain).next(16);
   EXPECT_EQ(next.data, fixture.k.view().pointer(1, 16, 1, 0));
   EXPECT_EQ(next.stride, 8);
@@ -172,7 +180,7 @@ TEST(TileKeys, NextAreKeysThatLieTogetherAsLongAsThereAreSome) {
   EXPECT_EQ(next.count, 5);
   EXPECT_EQ((cpu::TileKeys<Call>(call, rows, grain).next(keys).count), 0);
   const Index offsets[] = {0, 3, 21};  // sequence 1 of a ragged call has 18 keys
-  call.k_offsets = offsets;
+  fixture.kv.offsets = {offsets, 3};
   const cpu::TileKeys<Call> ragged(call, rows, grain);
   EXPECT_EQ(ragged.count(), 18);
   EXPECT_EQ(ragged.next(16).count, 2);

@@ -40,8 +40,9 @@ template <class T> Notes plan(Index batch, Index queries, Index keys, Index head
   Tensor<T, 4> out(batch, queries, heads, value_dim);
   mha::Workspace workspace;
   auto frame = workspace.frame();
-  const auto call = mha::detail::attend_call<T>("attention", out.view(), q.view(), k.view(), v.view(), mha::Full{},
-                                                mha::NoScore{}, mha::NoSink{}, {}, frame);
+  const mha::ContiguousKv<T> kv{k.view(), v.view()};
+  const auto call = mha::detail::attend_call<T>("attention", out.view(), q.view(), kv, mha::Full{}, mha::NoScore{},
+                                                mha::NoSink{}, {}, frame);
   Notes notes;
   mha::cuda::attend(call, mha::cuda::DeviceFacts{}, notes);
   return notes;

@@ -96,14 +96,12 @@ template <class T> struct Memory4 {
 };
 
 /// Keys and values in runs of at most `length` rows, as pages would give them.
-template <class T> struct ShortRuns {
-  using Scalar = T;
-  ContiguousKv<T> all;
+template <class T> struct ShortRuns : ContiguousKv<T> {
   Index length = 1;
 
   bool rows_aligned() const { return true; }
   KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    KvRun<T> run = all.run(b, g, begin, end);
+    KvRun<T> run = ContiguousKv<T>::run(b, g, begin, end);
     run.count = std::min(run.count, length - begin % length);
     if (run.count == 1) run.key_stride = run.value_stride = std::ptrdiff_t{1} << 40;  // of no use
     return run;
@@ -202,8 +200,9 @@ template <class T> class Problem {
     const LogSumExp<float> to(view(lse.data(), out.view.extent[0], sizes.heads, out.view.extent[1]));
     options.log_sum_exp = to.to;
     const TensorView<const T, 4> cq = q.view, ck = k.view, cv = v.view;
+    const auto kv = mha::detail::kv_of("attention", cq, ck, cv, options.ragged);
     const auto plain =
-        mha::detail::attend_call<T>("attention", out.view, cq, ck, cv, mask, score, NoSink{}, options, frame);
+        mha::detail::attend_call<T>("attention", out.view, cq, kv, mask, score, NoSink{}, options, frame);
     support::gpu::with_guarded_policies(plain, [&](auto call) {
       call.sink = Borrowed<float>(sizes.sink);
       use(call);

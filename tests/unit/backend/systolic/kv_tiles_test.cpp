@@ -16,13 +16,11 @@ using mha::bfloat16;
 using mha::Index;
 
 /// Keys and values in runs of at most five rows, as a paged cache has them; other rows may lie between the pages.
-template <class T> struct Paged {
-  using Scalar = T;
-  mha::ContiguousKv<T> all;
+template <class T> struct Paged : mha::ContiguousKv<T> {
   Index between = 0;
   mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     const Index gap = begin / 5 * between;
-    return all.run(b, g, begin + gap, std::min(end, (begin / 5 + 1) * 5) + gap);
+    return mha::ContiguousKv<T>::run(b, g, begin + gap, std::min(end, (begin / 5 + 1) * 5) + gap);
   }
 };
 
@@ -33,7 +31,8 @@ template <class Source> void expect_values(const Source& source, Index n, Index 
   const systolic::KvTiles tiles{nullptr, values.data(), nullptr, non_finite.data(), 0, value_dim};
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block)
-    systolic::pack_values(source, 0, 1, first, n, mha::current_isa(), tiles, scratch.data());
+    systolic::pack_values(mha::detail::AnyKv<bfloat16>(source), 0, 1, first, n, mha::current_isa(), tiles,
+                          scratch.data());
   for (Index i = 0; i < n; ++i) {
     const bfloat16* const row = source.run(0, 1, i, i + 1).value;
     for (Index d = 0; d < value_dim; ++d) {
@@ -84,15 +83,16 @@ TEST(KvTiles, FindKeysInTheirPlace) {
     const mha::TensorView<const bfloat16, 4> k{
         storage.data() + at.offset, {1, n / 5 * 7, at.heads, at.head_dim}, {0, stride, at.head_dim, 1}};
     const Paged<bfloat16> source{{k, k}, at.between};
+    const mha::ContiguousKv<bfloat16>& all = source;
     const bool paged = at.between != 0;
     mha::Tensor<bfloat16, 1> keys(static_cast<Index>(systolic::KvTiles::key_size(n, at.head_dim)));
     std::vector<systolic::KeyRows> key_rows(3);
     const systolic::KvTiles tiles{keys.data(), nullptr, key_rows.data(), nullptr, at.head_dim, 0};
     for (Index first = 0; first < n; first += systolic::key_block)
       if (paged)
-        systolic::pack_keys(source, 0, 0, first, n, mha::current_isa(), tiles);
+        systolic::pack_keys(mha::detail::AnyKv<bfloat16>(source), 0, 0, first, n, mha::current_isa(), tiles);
       else
-        systolic::pack_keys(source.all, 0, 0, first, n, mha::current_isa(), tiles);
+        systolic::pack_keys(mha::detail::AnyKv<bfloat16>(all), 0, 0, first, n, mha::current_isa(), tiles);
     for (Index i = 0; i < n; ++i) {
       const systolic::KeyRows& rows = key_rows[static_cast<std::size_t>(i / 64)];
       const bfloat16* const row = paged ? source.run(0, 0, i, i + 1).key : k.pointer(0, i, 0, 0);
@@ -129,8 +129,8 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   const systolic::KvTiles tiles{keys.data(), values.data(), key_rows.data(), non_finite.data(), head_dim, value_dim};
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block) {
-    systolic::pack_keys(source, 0, 1, first, n, mha::current_isa(), tiles);
-    systolic::pack_values(source, 0, 1, first, n, mha::current_isa(), tiles, scratch.data());
+    systolic::pack_keys(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles);
+    systolic::pack_values(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles, scratch.data());
   }
 
   ASSERT_EQ(keys.size(), 512u * 64u);

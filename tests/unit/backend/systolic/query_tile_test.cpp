@@ -47,15 +47,16 @@ TEST(QueryTile, AttendsBlockByBlock) {
                                 dim,
                                 dim};
   auto* const scratch = frame.take<mha::bfloat16>(systolic::pack_scratch(dim));
+  const mha::detail::AnyKv<float> source(call.kv);
   for (Index first = 0; first < n; first += systolic::key_block) {
-    systolic::pack_keys(call.kv, 0, 0, first, n, kernels.level, tiles);
-    systolic::pack_values(call.kv, 0, 0, first, n, kernels.level, tiles, scratch);
+    systolic::pack_keys(source, 0, 0, first, n, kernels.level, tiles);
+    systolic::pack_values(source, 0, 0, first, n, kernels.level, tiles, scratch);
   }
   const systolic::BlockScratch block(frame, kernels.product.lanes, dim, dim);
   const systolic::TileState state(frame, kernels.product.lanes, dim, dim);
   std::fill_n(state.out, systolic::tile_side * kernels.product.lanes, NAN);  // the first product sets it
   const auto any = systolic::any_call(call, kernels.level);
-  systolic::QueryTile<float, mha::ContiguousKv<float>> tile(any, kernels, tiles, block, state, 0, 0, 0);
+  systolic::QueryTile<float> tile(any, kernels, tiles, block, state, 0, 0, 0);
   EXPECT_EQ(tile.keys(), n);
   tile.attend(0);
   tile.finish();

@@ -47,8 +47,10 @@ TEST(Bands, CountWhatTheMaskShowsOfAnyRectangle) {
     check("padding", padding);
     check("left padding", in_front);
     check("prefix", prefix);
+    check("first keys", mha::FirstKeys{.count = lengths.front()});
     check("both", causal && window);
     check("either", window || padding);
+    check("window and first", window || mha::FirstKeys{.count = lengths.back()});
     check("not", !window);
     check("all of it", !(prefix && window) || (top_left && !padding && in_front) || !!causal);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 21: gradients
+// 22: gradients
 //
 // You learn   what the backward pass computes, loop by loop; the call that does it; a gradient descent with it
 // The maths   of ⟨dO, O⟩ for O = P V, P = softmax(S), S = scale · Q Kᵀ:  dV = Pᵀ dO,  dP = dO Vᵀ,  m_i = dO_i · O_i,

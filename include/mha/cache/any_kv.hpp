@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+
+#include "kv_source.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// A source that outlives this, without its type: a kernel that reads through it is compiled once for all sources of a
+/// stored scalar. A run is asked for once per block of keys, so that the calls cost nothing.
+template <class T> class AnyKv {
+ public:
+  using Scalar = T;
+
+  template <class S>
+  requires(!std::same_as<S, AnyKv>) explicit AnyKv(const S& source)
+      : source_(&source), keys_(keys_of<S>), run_(run_of<S>) {
+    if constexpr (DropsKeys<S>) {
+      held_ = held_of<S>;
+      held_end_ = held_end_of<S>;
+    }
+  }
+
+  Index keys(Index b) const { return keys_(source_, b); }
+  KvRun<T> run(Index b, Index g, Index begin, Index end) const { return run_(source_, b, g, begin, end); }
+
+  /// Whether positions may be missing.
+  bool drops() const { return held_ != nullptr; }
+  /// The first position in [k, end) that is held, else `end`.
+  Index held(Index b, Index k, Index end) const {
+    if (held_ == nullptr || k >= end) return k;
+    const Index at = held_(source_, b, k);
+    return at < end ? at : end;
+  }
+  /// Where the positions end that are held from k on, `end` at most; k is held.
+  Index held_end(Index b, Index k, Index end) const {
+    return held_end_ == nullptr ? end : held_end_(source_, b, k, end);
+  }
+
+ private:
+  template <class S> static const S& as(const void* source) { return *static_cast<const S*>(source); }
+  template <class S> static Index keys_of(const void* source, Index b) { return as<S>(source).keys(b); }
+  template <class S> static KvRun<T> run_of(const void* source, Index b, Index g, Index begin, Index end) {
+    return as<S>(source).run(b, g, begin, end);
+  }
+  template <class S> static Index held_of(const void* source, Index b, Index k) { return as<S>(source).held(b, k); }
+  template <class S> static Index held_end_of(const void* source, Index b, Index k, Index end) {
+    return detail::held_end(as<S>(source), b, k, end);
+  }
+
+  const void* source_;
+  Index (*keys_)(const void*, Index);
+  KvRun<T> (*run_)(const void*, Index, Index, Index, Index);
+  Index (*held_)(const void*, Index, Index) = nullptr;
+  Index (*held_end_)(const void*, Index, Index, Index) = nullptr;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

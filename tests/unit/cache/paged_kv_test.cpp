@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/cache/paged_kv.hpp>
+
+#include "kv_copies.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::PagedKv;
+using mha::Tensor;
+using mha_test::message_of;
+
+static_assert(mha::KvSource<PagedKv<float>> && !mha::DropsKeys<PagedKv<float>>);
+static_assert(std::is_trivially_copyable_v<PagedKv<mha::half>>);
+
+TEST(PagedKv, GivesEveryPositionOfItsPage) {
+  support::Random random("pages");
+  Tensor<float, 4> k(3, 70, 2, 3), v(3, 70, 2, 5);
+  random.fill(k);
+  random.fill(v);
+  for (const Index page : {16, 32, 64}) {
+    const support::PagedCopy<float> pages(random, k.view(), v.view(), {70, 0, 33}, page);
+    const PagedKv<float> kv = pages.source();
+    EXPECT_EQ(kv.batch(), 3);
+    EXPECT_EQ(kv.heads(), 2);
+    EXPECT_EQ(kv.dim(), 3);
+    EXPECT_EQ(kv.value_dim(), 5);
+    for (Index b = 0; b < 3; ++b)
+      for (Index begin = 0; begin < kv.keys(b); ++begin)
+        for (Index g = 0; g < 2; ++g) {
+          const auto run = kv.run(b, g, begin, kv.keys(b));
+          ASSERT_EQ(run.count, std::min(page - begin % page, kv.keys(b) - begin));
+          for (Index i = 0; i < run.count; ++i) {
+            EXPECT_EQ(run.key[i * run.key_stride + 2], k(b, begin + i, g, 2));
+            EXPECT_EQ(run.value[i * run.value_stride + 4], v(b, begin + i, g, 4));
+          }
+        }
+  }
+}
+
+TEST(PagedKv, RefusesWhatDoesNotFit) {
+  const Tensor<float, 4> pool(4, 16, 2, 8), other(4, 16, 2, 8), odd(4, 24, 2, 8), small(4, 8, 2, 8), fewer(3, 16, 2, 8);
+  const std::vector<Index> table{0, 3, 1, 2}, outside{0, 3, 4, 2}, below{0, -1, 1, 2}, uneven{0, 3, 1}, lengths{32, 17},
+      longer{33, 17}, one_page{32, 16}, far{32, 17};
+  const auto refusal = [&](const PagedKv<float>& kv) { return message_of<mha::ShapeError>([&] { kv.check("call"); }); };
+  const auto k = pool.view(), v = other.view();
+  EXPECT_EQ(refusal({k, v, table, lengths}), "");
+  EXPECT_EQ(refusal({odd.view(), odd.view(), table, lengths}),
+            "call: PagedKv has pages of 24 rows, expected a power of two from 16 on");
+  EXPECT_EQ(refusal({small.view(), small.view(), table, lengths}),
+            "call: PagedKv has pages of 8 rows, expected a power of two from 16 on");
+  EXPECT_EQ(refusal({k, fewer.view(), table, lengths}), "call: key has extent 0 4 but value has extent 0 3");
+  EXPECT_EQ(refusal({k, v, outside, lengths}), "call: page 0 of sequence 1 of PagedKv is 4, the pool has 4");
+  EXPECT_EQ(refusal({k, v, below, lengths}), "call: page 1 of sequence 0 of PagedKv is -1, the pool has 4");
+  EXPECT_EQ(refusal({k, v, uneven, lengths}),
+            "call: PagedKv's table has 3 entries, which is no multiple of its 2 sequences");
+  EXPECT_EQ(refusal({k, v, table, longer}), "call: sequence 0 of PagedKv has length 33, expected 0 to 32");
+  const mha::Borrowed<Index> on_device(lengths.data(), 2, mha::Memory::device);
+  EXPECT_EQ(refusal({k, v, table, on_device}),
+            "call: the lengths of PagedKv are in device memory, they are read and checked on the host");
+  // What no length reaches is not looked at.
+  const std::vector<Index> unused{0, 3, 1, 99}, short_lengths{32, 16};
+  EXPECT_EQ(refusal({k, v, unused, short_lengths}), "");
+}
+
+}  // namespace
