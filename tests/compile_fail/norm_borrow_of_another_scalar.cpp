@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect only: mha: a norm borrows parameters of its scalar, or half and bfloat16 ones under float or double
+// expect only: mha: borrow() takes weights of the layer's scalar, or half and bfloat16 ones under float or double
 #include <mha/block.hpp>
 
 #ifdef MHA_FAIL

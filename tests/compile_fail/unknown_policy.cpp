@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: a type in the list is no policy
+// expect: mha: a type in the list is not a policy
 #include <mha/mha.hpp>
 
 const mha::Config config{.d_model = 8, .num_heads = 2};

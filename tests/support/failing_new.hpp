@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocations that fail one after the other. Include it in one source file of a program: it replaces operator new.
+// Allocations that fail one after the other or are measured, in a program of which one source includes
+// replaced_new.hpp.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,8 @@ namespace support {
 
 /// How many allocations of this thread succeed before one fails; negative: all do.
 inline thread_local int allocations_until_failure = -1;
+/// Bytes of the largest allocation of this thread since it was set to 0.
+inline thread_local std::size_t largest_allocation = 0;
 
 /// f() with its first allocation failing, then its second, and so on until none fails: unchanged(n) is called after the
 /// n-th failure. Returns how many failed.
@@ -35,6 +38,7 @@ namespace detail {
 inline void* allocate(std::size_t size, std::size_t align) {
   if (allocations_until_failure == 0) throw std::bad_alloc();
   if (allocations_until_failure > 0) --allocations_until_failure;
+  if (size > largest_allocation) largest_allocation = size;
   void* const p = align <= alignof(std::max_align_t) ? std::malloc(size == 0 ? 1 : size)
                                                      : std::aligned_alloc(align, (size + align - 1) / align * align);
   if (p == nullptr) throw std::bad_alloc();
@@ -47,20 +51,3 @@ inline void* allocate(std::size_t size, std::size_t align) {
 }  // namespace detail
 
 }  // namespace support
-
-void* operator new(std::size_t n) { return support::detail::allocate(n, 1); }
-void* operator new[](std::size_t n) { return support::detail::allocate(n, 1); }
-void* operator new(std::size_t n, std::align_val_t a) {
-  return support::detail::allocate(n, static_cast<std::size_t>(a));
-}
-void* operator new[](std::size_t n, std::align_val_t a) {
-  return support::detail::allocate(n, static_cast<std::size_t>(a));
-}
-void operator delete(void* p) noexcept { support::detail::release(p); }
-void operator delete[](void* p) noexcept { support::detail::release(p); }
-void operator delete(void* p, std::size_t) noexcept { support::detail::release(p); }
-void operator delete[](void* p, std::size_t) noexcept { support::detail::release(p); }
-void operator delete(void* p, std::align_val_t) noexcept { support::detail::release(p); }
-void operator delete[](void* p, std::align_val_t) noexcept { support::detail::release(p); }
-void operator delete(void* p, std::size_t, std::align_val_t) noexcept { support::detail::release(p); }
-void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { support::detail::release(p); }

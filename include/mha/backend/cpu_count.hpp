@@ -25,7 +25,7 @@ namespace mha::inline MHA_NAMESPACE {
 namespace detail {
 
 /// Processors that a quota of CPU time pays for, rounded up: quota and period in microseconds, as cpu.max has them.
-/// 0 if the text sets no limit ("max 100000", "-1 100000") or is no quota.
+/// 0 if the text sets no limit ("max 100000", "-1 100000") or is not a quota.
 inline Index cpus_of_quota(std::string_view text) {
   std::int64_t values[2] = {};
   const char* at = text.data();

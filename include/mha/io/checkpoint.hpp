@@ -29,9 +29,9 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// In a folder that is model.safetensors, or else the shards of model.safetensors.index.json. Copies share the mapping.
 ///
-/// Errors    SafetensorsError, one sentence: those of Safetensors; a folder with neither file; an index that is no
-///           index, names a tensor twice, a shard that is not there or is no file beside it, a tensor that its shard
-///           lacks; a shard with a tensor that the index puts elsewhere or does not name
+/// Errors    SafetensorsError, one sentence: those of Safetensors; a folder with neither file; an index that is
+///           not one, names a tensor twice, a shard that is not there or is not a file beside it, a tensor that its
+///           shard lacks; a shard with a tensor that the index puts elsewhere or does not name
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& path) {

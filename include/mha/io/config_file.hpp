@@ -105,11 +105,14 @@ class ConfigFile {
 
   void read(std::string_view text) {
     if (text.find('\0') != text.npos) fail("it is not valid JSON");  // the parser would take it for the end of the text
-    std::set<std::string> keys;
+
+    std::vector<std::set<std::string>> keys;  // of the objects that are open
     const auto notice = [&](int depth, Json::parse_event_t event, Json& key) {
       // Writing a value down, as messages do, takes the stack once for each level.
       if (depth > deepest) fail("it is nested more than " + std::to_string(deepest) + " levels deep");
-      if (depth == 1 && event == Json::parse_event_t::key && !keys.insert(key.get<std::string>()).second)
+      if (event == Json::parse_event_t::object_start) keys.emplace_back();
+      if (event == Json::parse_event_t::object_end) keys.pop_back();
+      if (event == Json::parse_event_t::key && !keys.back().insert(key.get<std::string>()).second)
         fail("it has '" + safetensors_excerpt(key.get<std::string>()) + "' twice");
       return true;
     };

@@ -25,7 +25,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// other processes. POSIX. The file must not shrink while it is mapped.
 ///
 /// Cost      no copy; the mapping starts at a page, so it is aligned for every scalar
-/// Errors    std::system_error if the path cannot be opened, is no regular file, or cannot be mapped
+/// Errors    std::system_error if the path cannot be opened, is not a regular file, or cannot be mapped
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path)

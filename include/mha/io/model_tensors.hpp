@@ -39,7 +39,7 @@ template <class T> struct BlockWeights {
 
 namespace detail {
 
-/// What a family calls the parts of a block, after the number of the block. A part that it has not is null.
+/// What a family calls the parts of a block, after the number of the block. A part that it does not have is null.
 struct BlockNames {
   const char* block;  // before the number: "encoder.layer."
   const char* attention_norm;
@@ -88,13 +88,8 @@ template <class T> class ModelTensors {
   }
   /// The numbers of a tensor of this shape, in a row.
   const T* data(const std::string& base, const std::vector<Index>& shape) const {
+    [[maybe_unused]] const SafetensorInfo& info = checked(base, shape);
     const std::string name = prefix_ + base;
-    const Checkpoint& file = kept_->checkpoint;
-    const SafetensorInfo& info = file.info(name);
-    if (!std::equal(info.shape.begin(), info.shape.end(), shape.begin(), shape.end(),
-                    [](std::uint64_t a, Index b) { return a == static_cast<std::uint64_t>(b); }))
-      fail(name, "has shape " + safetensors_excerpt(info.shape) + ", config.json asks for " +
-                     safetensors_excerpt(std::vector<std::uint64_t>(shape.begin(), shape.end())));
     if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
       if (info.dtype == "BF16") return widened<bfloat16>(name, shape.size());
       if (info.dtype == "F16") return widened<half>(name, shape.size());
@@ -102,6 +97,16 @@ template <class T> class ModelTensors {
         if (info.dtype == "F32") return widened<float>(name, shape.size());
     }
     return with_rank<T>(name, shape.size(), [](const auto& view) { return view.data; });
+  }
+  /// A tensor of this shape, whose numbers are not looked at.
+  const SafetensorInfo& checked(const std::string& base, const std::vector<Index>& shape) const {
+    const std::string name = prefix_ + base;
+    const SafetensorInfo& info = kept_->checkpoint.info(name);
+    if (!std::equal(info.shape.begin(), info.shape.end(), shape.begin(), shape.end(),
+                    [](std::uint64_t a, Index b) { return a == static_cast<std::uint64_t>(b); }))
+      fail(name, "has shape " + safetensors_excerpt(info.shape) + ", config.json asks for " +
+                     safetensors_excerpt(std::vector<std::uint64_t>(shape.begin(), shape.end())));
+    return info;
   }
 
   BorrowedNorm<T> norm(const std::string& name, Index width, bool bias) const {
@@ -129,9 +134,14 @@ template <class T> class ModelTensors {
   /// The linear from rows to logits: the embeddings (vocabulary, E) where they are tied, else a matrix of its own,
   /// which has no prefix.
   BorrowedLinear<T> head(const std::string& name, bool tied, const TensorView<const T, 2>& embeddings) const {
+    const ModelTensors all = bare();
+    if (!tied) return all.linear(name, embeddings.extent[1], embeddings.extent[0], false);
+    if (has_head(name)) {  // a copy of the embeddings that nobody reads
+      static_cast<void>(all.checked(name + ".weight", {embeddings.extent[0], embeddings.extent[1]}));
+      all.refuse(name + ".bias", "none");
+    }
     BorrowedLinear<T> w;
-    if (!tied || has_head(name)) w = bare().linear(name, embeddings.extent[1], embeddings.extent[0], false);
-    if (tied) w.weight = transposed(embeddings);
+    w.weight = transposed(embeddings);
     return w;
   }
   bool has_head(const std::string& name) const { return kept_->checkpoint.contains(name + ".weight"); }
@@ -176,6 +186,11 @@ template <class T> class ModelTensors {
     return w;
   }
 
+  bool has_blocks(const BlockNames& names) const {
+    const auto& all = kept_->checkpoint.names();
+    return std::any_of(all.begin(), all.end(),
+                       [&](const std::string& name) { return name.starts_with(prefix_ + names.block); });
+  }
   /// No tensor belongs to a block beyond those that config.json counts.
   void require_blocks(const BlockNames& names, Index count) const {
     const std::string begin = prefix_ + names.block;
@@ -196,7 +211,7 @@ template <class T> class ModelTensors {
                                                      std::to_string(count) + " of this model");
   }
 
-  /// A tensor that the model has not.
+  /// A tensor that the model does not have.
   void refuse(const std::string& name, const std::string& wanted) const {
     if (contains(name)) fail(prefix_ + name, "is there, config.json asks for " + wanted);
   }

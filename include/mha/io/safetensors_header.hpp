@@ -188,7 +188,7 @@ class SafetensorsHeaderReader {
       const std::string_view other = safetensors_lookalike(all);
       fail(other.empty() ? "the header length is " + number(length) + " bytes, more than the format's limit of " +
                                number(largest_header)
-                         : "this is no safetensors file, it seems to be " + std::string(other));
+                         : "this is not a safetensors file, it seems to be " + std::string(other));
     }
     if (length > file_.size() - prefix_bytes)
       fail("the header length is " + number(length) + " bytes, but only " + number(file_.size() - prefix_bytes) +

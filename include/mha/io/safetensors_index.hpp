@@ -78,8 +78,8 @@ class SafetensorsIndexReader {
   /// A value that names no shard.
   bool value() const {
     if (depth_ == 0) fail("the index is no JSON object");
-    if (in_map()) fail_safetensors(path_, name_, "is in a file whose name is no string");
-    if (at_map_ && depth_ == 1) fail("the weight_map of the index is no object");
+    if (in_map()) fail_safetensors(path_, name_, "is in a file whose name is not a string");
+    if (at_map_ && depth_ == 1) fail("the weight_map of the index is not an object");
     return true;
   }
   bool open(bool object) {

@@ -36,18 +36,19 @@ template <class T> class T5 {
   explicit T5(const std::filesystem::path& folder) : T5(Checkpoint(folder)) {}
   explicit T5(const Checkpoint& checkpoint)
       : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
-        tensors_(checkpoint, {""}, checkpoint.contains(shared) ? shared : "encoder.embed_tokens.weight") {
+        tensors_(checkpoint, {""}, checkpoint.contains(shared) ? shared : "encoder.embed_tokens.weight"),
+        has_decoder_(tensors_.contains("decoder.final_layer_norm.weight") || tensors_.has_blocks(names("decoder"))) {
     tensors_.require_blocks(names("encoder"), config_.layers);
     for (Index i = 0; i < config_.layers; ++i) static_cast<void>(encoder_block(i));
     static_cast<void>(token_embeddings());
     static_cast<void>(encoder_norm());
     static_cast<void>(encoder_bias());
-    tensors_.require_blocks(names("decoder"), has_decoder() ? config_.decoder_layers : 0);
+    if (has_decoder() || tensors_.has_head(head)) static_cast<void>(output());
     if (!has_decoder()) return;
+    tensors_.require_blocks(names("decoder"), config_.decoder_layers);
     for (Index i = 0; i < config_.decoder_layers; ++i) static_cast<void>(decoder_block(i));
     static_cast<void>(decoder_norm());
     static_cast<void>(decoder_bias());
-    static_cast<void>(output());
   }
 
   const T5Config& config() const { return config_; }
@@ -67,7 +68,7 @@ template <class T> class T5 {
   /// The score of every self-attention of the encoder.
   RelativeBias encoder_bias() const { return bias("encoder", true); }
 
-  bool has_decoder() const { return tensors_.contains("decoder.final_layer_norm.weight"); }
+  bool has_decoder() const { return has_decoder_; }
   BlockWeights<T> decoder_block(Index i) const {
     tensors_.require_block(i, has_decoder() ? config_.decoder_layers : 0);
     return tensors_.block(names("decoder"), config_, i, false, false);
@@ -77,11 +78,11 @@ template <class T> class T5 {
   RelativeBias decoder_bias() const { return bias("decoder", false); }
   /// The linear from rows, times output_scale, to logits, (E, vocabulary) without a bias: lm_head, or the embeddings.
   BorrowedLinear<T> output() const {
-    return tensors_.head("lm_head", config_.tied && !tensors_.has_head("lm_head"), token_embeddings());
+    return tensors_.head(head, config_.tied && !tensors_.has_head(head), token_embeddings());
   }
 
  private:
-  static constexpr const char* shared = "shared.weight";
+  static constexpr const char *shared = "shared.weight", *head = "lm_head";
 
   /// Of the encoder or the decoder, gated or not.
   detail::BlockNames names(const std::string& stack) const {
@@ -150,6 +151,7 @@ template <class T> class T5 {
 
   T5Config config_;
   detail::ModelTensors<T> tensors_;
+  bool has_decoder_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -144,7 +144,7 @@ template <Mask A> constexpr Not<A> operator!(const A& a) { return {a}; }
 
 namespace detail {
 
-/// Stands for a functor that is no mask, so that our sentence is the only error.
+/// Stands for a functor that is not a mask, so that our sentence is the only error.
 struct RefusedMask {
   static constexpr Role role = Role::mask;
   constexpr bool operator()(Index, Index, Index, Index) const { return true; }

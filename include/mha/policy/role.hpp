@@ -174,7 +174,7 @@ template <class... P> constexpr void check_functors() {
 /// The sentences for a list of which every type should be a policy.
 template <class... P> constexpr void check_roles() {
   static_assert(no_faulty_policy<typename FirstFaulty<Fault::unknown, P...>::type>,
-                "mha: a type in the list is no policy (see mha/policy/role.hpp for the roles)");
+                "mha: a type in the list is not a policy (see mha/policy/role.hpp for the roles)");
   check_functors<P...>();
 }
 

@@ -23,7 +23,8 @@ std::string opening(std::string_view text) {
 TEST(ConfigFile, ReadsWhatIsThere) {
   const mha_test::Scratch scratch;
   const ConfigFile file(scratch.write(
-      "config.json", R"({"n":12,"x":1e-5,"i":3,"on":true,"name":"bert","none":null,"zero":0,"list":[{"n":1,"n":2}]})"));
+      "config.json",
+      R"({"n":12,"x":1e-5,"i":3,"on":true,"name":"bert","none":null,"zero":0,"list":[{"n":1},{"n":2}]})"));
   EXPECT_EQ(file.path(), (scratch.root() / "config.json").string());
   EXPECT_EQ(file.positive("n"), 12);
   EXPECT_EQ(file.positive_or("n", 7), 12);
@@ -77,6 +78,9 @@ TEST(ConfigFile, WhatIsNoObjectIsRefused) {
   EXPECT_EQ(opening("{\"x\":1e999}"), "c: it is not valid JSON");
   EXPECT_EQ(opening("[1]"), "c: it is JSON, but not an object");
   EXPECT_EQ(opening(R"({"a":1,"b":{"a":2},"a":1})"), "c: it has 'a' twice");
+  EXPECT_EQ(opening(R"({"a":{"b":1,"c":{},"b":2}})"), "c: it has 'b' twice");
+  EXPECT_EQ(opening(R"({"a":[{"b":1},{"c":{"d":1},"c":2}]})"), "c: it has 'c' twice");
+  EXPECT_EQ(opening(R"({"a":[{"b":1},{"b":{"a":1}}],"b":{"b":1}})"), "");
   const auto nested = [](std::size_t levels) {
     return opening("{\"a\":" + std::string(levels, '[') + std::string(levels, ']') + "}");
   };

@@ -8,6 +8,8 @@
 #include <mha/io/model_tensors.hpp>
 
 #include "checkpoint_checks.hpp"
+#include "failing_new.hpp"
+#include "replaced_new.hpp"
 
 namespace {
 
@@ -48,6 +50,22 @@ TEST(ModelTensors, HeadsAreTiedOrTheirOwn) {
     EXPECT_EQ(message_of<mha::SafetensorsError>(
                   [&] { static_cast<void>(tensors.head("head", tied, std::as_const(fewer).view())); }),
               checkpoint.path() + ": tensor 'head.weight' has shape (7, 5), config.json asks for (6, 5)");
+}
+
+// A head beside tied embeddings has its shape checked; its numbers, of which there may be many, are not converted.
+TEST(ModelTensors, AHeadThatNobodyReadsIsNotWidened) {
+  Folder<float> folder;
+  folder.add("large.weight", {512, 64});
+  const mha::Checkpoint checkpoint(folder.write());
+  const Tensors<double> tensors(checkpoint, {"p."}, "w.weight");
+  const mha::Tensor<double, 2> embeddings(512, 64), fewer(511, 64);
+  support::largest_allocation = 0;
+  EXPECT_EQ(tensors.head("large", true, embeddings.view()).weight.data, embeddings.data());
+  EXPECT_LT(support::largest_allocation, 512 * 64u);
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(tensors.head("large", true, fewer.view())); }),
+            checkpoint.path() + ": tensor 'large.weight' has shape (512, 64), config.json asks for (511, 64)");
+  static_cast<void>(tensors.head("large", false, embeddings.view()));
+  EXPECT_EQ(support::largest_allocation, 512 * 64 * sizeof(double));
 }
 
 template <class T, class Stored> void expect_widened() {

@@ -70,7 +70,7 @@ TEST(SafetensorsHeader, HeaderLengthBeyondTheLimitIsRefused) {
 
 TEST(SafetensorsHeader, OtherFormatsAreRecognised) {
   const auto other = [](std::string_view first) { return fault(std::string(first) + "some more bytes"); };
-  const std::string begin = "m: this is no safetensors file, it seems to be ";
+  const std::string begin = "m: this is not a safetensors file, it seems to be ";
   EXPECT_EQ(
       other("PK\x03\x04\x14"),
       begin + "a zip archive, as torch.save writes (.bin, .pt, .pth): convert it with safetensors.torch.save_file");

@@ -30,8 +30,8 @@ TEST(SafetensorsIndex, WhatIsNoIndexIsSaidInOneSentence) {
   EXPECT_EQ(refusal(R"({"metadata":{"weight_map":{"a":"b"}}})"), "i: the index has no weight_map");
   EXPECT_EQ(refusal(R"([{"weight_map":{}}])"), "i: the index is no JSON object");
   EXPECT_EQ(refusal("3"), "i: the index is no JSON object");
-  EXPECT_EQ(refusal(R"({"weight_map":["a"]})"), "i: the weight_map of the index is no object");
-  EXPECT_EQ(refusal(R"({"weight_map":"a"})"), "i: the weight_map of the index is no object");
+  EXPECT_EQ(refusal(R"({"weight_map":["a"]})"), "i: the weight_map of the index is not an object");
+  EXPECT_EQ(refusal(R"({"weight_map":"a"})"), "i: the weight_map of the index is not an object");
   EXPECT_EQ(refusal(R"({"weight_map":{},"weight_map":{}})"), "i: the index has weight_map twice");
   EXPECT_EQ(refusal(""), "i: the index is not valid JSON at its byte 1");
   EXPECT_EQ(refusal(R"({"weight_map":{"a":"b"})"), "i: the index is not valid JSON at its byte 24");
@@ -42,7 +42,7 @@ TEST(SafetensorsIndex, ATensorIsNamedOnceAndItsShardIsAFileBesideTheIndex) {
   EXPECT_EQ(refusal(R"({"weight_map":{"a":"x","b":"x","a":"x"}})"), "i: the index names tensor 'a' twice");
   for (const char* other : {"1", "null", "true", "-1", "1.5", "[\"x\"]", "{\"x\":\"y\"}"})
     EXPECT_EQ(refusal(std::string(R"({"weight_map":{"a":)") + other + "}}"),
-              "i: tensor 'a' is in a file whose name is no string");
+              "i: tensor 'a' is in a file whose name is not a string");
   for (const char* other : {"", ".", "..", "../x", "/etc/x", "a/b", "a\\\\b", "x\\u0000"}) {
     const std::string message = refusal(std::string(R"({"weight_map":{"a":")") + other + "\"}}");
     EXPECT_TRUE(message.starts_with("i: tensor 'a' is in '")) << message;

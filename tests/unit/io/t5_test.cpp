@@ -8,6 +8,7 @@
 #include <mha/io/t5.hpp>
 
 #include "checkpoint_checks.hpp"
+#include "failing_new.hpp"
 
 namespace {
 
@@ -147,6 +148,18 @@ TEST(T5, AnEncoderAloneIsAModel) {
             checkpoint.path() + ": there is no block 0 among the 0 of this model");
 }
 
+// What has to be widened is widened by the constructor, so that later calls may come from many threads.
+TEST(T5, TheOutputOfAnEncoderAloneIsReadOnce) {
+  Folder folder;
+  folder.drop("decoder.");
+  folder.add("lm_head.weight", {V, E});
+  const mha::T5<double> t5(mha::Checkpoint(folder.write()));
+  support::largest_allocation = 0;
+  const auto output = t5.output().weight;
+  EXPECT_LT(support::largest_allocation, V * E * sizeof(double));
+  EXPECT_EQ(output(2, 3), double(folder.file.tensors.at("lm_head.weight").values.at(3 * E + 2)));
+}
+
 std::string fault(const std::function<void(Folder&)>& change) {
   return mha_test::fault_after<mha::T5<float>, Folder>(change);
 }
@@ -162,8 +175,7 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       "checkpoint");
   EXPECT_EQ(
       fault([](Folder& f) { f.drop("decoder.final"); }),
-      "DIR/model.safetensors: tensor 'decoder.block.0.layer.0.SelfAttention.k.weight' is of block 0, counted from "
-      "0, but config.json asks for 0 blocks");
+      "DIR/model.safetensors: there is no tensor 'decoder.final_layer_norm.weight' among the 36 of this checkpoint");
   EXPECT_EQ(fault([](Folder& f) { f.config["tie_word_embeddings"] = false; }),
             "DIR/model.safetensors: there is no tensor 'lm_head.weight' among the 37 of this checkpoint");
   EXPECT_EQ(fault([](Folder& f) { f.config["num_decoder_layers"] = 2147483647; }),

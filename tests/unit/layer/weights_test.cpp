@@ -20,6 +20,7 @@
 #include "compare.hpp"
 #include "failing_new.hpp"
 #include "random.hpp"
+#include "replaced_new.hpp"
 
 namespace {
 

@@ -39,7 +39,8 @@ struct Divisor {
 ///
 /// Shapes    map (H, Nq, Nk), or (Nq, Nk) for all heads; row-major, non-zero = visible, N = ⌈positions / block⌉
 /// Cost      a tile is classified by the few elements it touches
-/// Errors    ShapeError if block is not positive, the map has not H·Nq·Nk or Nq·Nk elements, or a query or key lies
+/// Errors    ShapeError if block is not positive, the map does not have H·Nq·Nk or Nq·Nk elements, or a query or key
+/// lies
 ///           beyond the map
 struct BlockSparseView {
   static constexpr Role role = Role::mask;

@@ -47,7 +47,7 @@ struct RelativeBuckets {
 /// A learned bias per head and bucket of distance.
 ///
 /// Shapes    table (buckets, Hq), as T5's relative_attention_bias.weight
-/// Errors    ShapeError if the table has not buckets · Hq elements, or the buckets do not fit together
+/// Errors    ShapeError if the table does not have buckets · Hq elements, or the buckets do not fit together
 class RelativeBias {
  public:
   static constexpr Role role = Role::score;
