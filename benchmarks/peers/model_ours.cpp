@@ -159,9 +159,11 @@ template <class T, class B, class Norm, class Attention, class F, bool norms_fir
   Stages stages(bool all_threads, const void* x, void* y) override {
     Stages spent;
     B::clock = all_threads ? bench::wall_seconds : bench::thread_seconds;
+    const struct Reset {
+      ~Reset() { B::noted = nullptr; }
+    } when_it_returns_or_throws;
     B::noted = &spent;
     run(all_threads, x, y);
-    B::noted = nullptr;
     return spent;
   }
 
