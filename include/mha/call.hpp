@@ -333,10 +333,10 @@ AttentionTape<T, B>& call_tape(const E& first, const Rest&... rest) {
 }
 
 /// The call's workspace, or the fallback.
-template <class W> W& workspace_or(W& own) { return own; }
-template <class W, class E, class... Rest> W& workspace_or(W& own, E& first, Rest&... rest) {
+template <class Workspace> Workspace& workspace_or(Workspace& own) { return own; }
+template <class Workspace, class E, class... Rest> Workspace& workspace_or(Workspace& own, E& first, Rest&... rest) {
   if constexpr (WorkspaceArgument<E>) {
-    static_assert(std::same_as<E, W>,
+    static_assert(std::same_as<E, Workspace>,
                   "mha: this backend has a Workspace type of its own: B::Workspace (see mha/backend/backend.hpp)");
     return first;
   } else {

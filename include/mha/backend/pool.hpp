@@ -37,7 +37,7 @@ inline Index default_threads() {
   const char* const end = asked + std::strlen(asked);
   const auto [stopped, error] = std::from_chars(asked, end, n);
   require(error == std::errc{} && stopped == end && n >= 1 && n <= most_threads, "MHA_NUM_THREADS: '", asked,
-          "' is no number of threads between 1 and 4096");
+          "' is not a number of threads between 1 and 4096");
   return n;
 }
 
@@ -122,8 +122,8 @@ class Pool {
   }
 
   /// f(task, worker) for every task. One call at a time is shared among the threads: a second one, and one from within
-  /// a task of this or another pool, stays on its own thread as worker 0. Threads that wake when all tasks are taken
-  /// are not waited for.
+  /// a task that is shared, of this or another pool, stays on its own thread as worker 0. Threads that wake when all
+  /// tasks are taken are not waited for.
   template <class F> void run(Index tasks, F& f) {
     Crew* const crew = inside_ ? nullptr : &this->crew();
     std::unique_lock<std::mutex> turn;
@@ -152,18 +152,18 @@ class Pool {
 
   /// The threads of one process and what they share.
   struct Crew {
-    // The gate says everything about the job at hand in one number: how many threads are at it besides the caller,
+    // The gate says everything about the job at hand in one number: how many threads work on it besides the caller,
     // whether it takes more, whether the caller sleeps until they are done, and the number of the job.
-    static constexpr std::uint64_t one = 1, threads_at_it = (one << 16) - 1, open = one << 16,
+    static constexpr std::uint64_t one = 1, active_threads = (one << 16) - 1, open = one << 16,
                                    caller_sleeps = one << 17, next_job = one << 18;
-    static_assert(most_threads <= static_cast<Index>(threads_at_it));
+    static_assert(most_threads <= static_cast<Index>(active_threads));
 
     alignas(64) std::atomic<std::uint64_t> gate{0};
     std::atomic<Index> asleep{0};
     alignas(64) std::mutex turn, mutex;
     std::condition_variable wake, done;
     std::vector<std::thread> threads;
-    Job* job = nullptr;  // whoever is at it may read it
+    Job* job = nullptr;  // for the threads that work on it
     bool spins = false;
     std::atomic<bool> stop{false};
     const unsigned process = ForkCount::now();
@@ -183,21 +183,21 @@ class Pool {
       start(size);
       job = &given;
       gate.store((gate.load() / next_job + 1) * next_job | open);
-      rouse(given.tasks - 1);
+      wake_sleepers(given.tasks - 1);
       inside_ = true;
       work(given, 0);
       inside_ = false;
-      // Nobody comes in from now on. Those who are at it still use the job.
+      // No thread joins from now on. Those that work on it still use the job.
       gate.fetch_and(~open);
-      for (Patience patience(spins); at_it() > 0;) {
+      for (Patience patience(spins); active() > 0;) {
         if (patience.again()) continue;
         std::unique_lock<std::mutex> lock(mutex);
         gate.fetch_or(caller_sleeps);
-        done.wait(lock, [&] { return at_it() == 0; });
+        done.wait(lock, [&] { return active() == 0; });
       }
     }
 
-    std::uint64_t at_it() const { return gate.load() & threads_at_it; }
+    std::uint64_t active() const { return gate.load() & active_threads; }
 
     void start(Index size) {
       if (threads.empty()) spins = size <= usable_cpus();
@@ -213,7 +213,7 @@ class Pool {
     }
 
     /// Wakes as many sleepers as there are tasks for.
-    void rouse(Index tasks) {
+    void wake_sleepers(Index tasks) {
       // A thread counts itself before it looks at the gate for the last time: one of both sees the other.
       const Index sleepers = asleep.load();
       if (sleepers == 0) return;
@@ -247,7 +247,7 @@ class Pool {
 
     void leave() {
       const std::uint64_t left = gate.fetch_sub(1) - 1;
-      if ((left & threads_at_it) > 0 || (left & caller_sleeps) == 0) return;
+      if ((left & active_threads) > 0 || (left & caller_sleeps) == 0) return;
       { const std::lock_guard<std::mutex> lock(mutex); }
       done.notify_one();
     }

@@ -133,7 +133,8 @@ template <class T, Backend B, class Kind> class RowNorm {
   /// without one, what holds those that are borrowed already holds them on, if they are borrowed again. Calls read a
   /// copy in the accumulator's precision: parameters that change are to be borrowed anew.
   ///
-  /// Errors    ShapeError if a vector has not the norm's width or is the norm's own, or there is a bias too many or too
+  /// Errors    ShapeError if a vector does not have the norm's width or is the norm's own, or there is a bias too many
+  /// or too
   ///           few; nothing changes then
   void borrow(const BorrowedNorm<T>& p, std::shared_ptr<const void> keep_alive = nullptr) {
     const Index bias = *config_.bias ? config_.width : 0;

@@ -11,8 +11,8 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// The numbers that a layer owns, in one row. A copy has memory of its own. Who holds owner() reads them as they were
-/// then: they are written where they are while nobody else holds it, else in new memory.
+/// The numbers that a layer owns, in one row. A copy has memory of its own. Whoever holds owner() reads them as they
+/// were then: writable() writes in place if no other holder is left, else in new memory.
 template <class T> class OwnWeights {
  public:
   OwnWeights() = default;

@@ -22,7 +22,7 @@ namespace mha::inline MHA_NAMESPACE::detail {
 /// The matrices of a layer, in the order they are packed in.
 enum class LayerMatrix : int { query, key, value, output };
 
-/// Weights of a layer that are no matrices.
+/// Weights of a layer other than matrices.
 template <class T> struct LayerVectors { TensorView<const T, 1> query_norm, key_norm, gate; };
 
 template <class T, class B> struct UploadedBy { using type = void; };

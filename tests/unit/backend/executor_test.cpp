@@ -185,7 +185,7 @@ TEST(ThreadPoolDeathTest, RefusesAnEnvironmentThatIsNoNumber) {
           }
           std::_Exit(0);
         },
-        testing::ExitedWithCode(7), "MHA_NUM_THREADS: '.*' is no number of threads between 1 and 4096");
+        testing::ExitedWithCode(7), "MHA_NUM_THREADS: '.*' is not a number of threads between 1 and 4096");
 }
 
 struct Count {

@@ -20,7 +20,7 @@ using FmaShapes = std::conditional_t<std::is_same_v<T, double>, ShapeList<FmaSha
 
 /// A launch of fma_body.
 struct FmaPlan {
-  int shape = -1;  ///< number in FmaShapes; negative: the device has not the shared memory for one
+  int shape = -1;  ///< number in FmaShapes; negative: the device lacks the shared memory for one
   ForwardBlocks blocks;
   Index value_parts = 1;
   bool q_stays = false, aligned = false;
@@ -96,7 +96,7 @@ template <class T> FmaPlan fma_plan(const CallFacts& call, const DeviceFacts& de
   return plan;
 }
 
-/// The launch of the body for few queries; none if there are many, a head size is above 256, or the device has not the
+/// The launch of the body for few queries; none if there are many, a head size is above 256, or the device lacks the
 /// shared memory.
 ///
 /// Errors    ShapeError if the call has more blocks than a grid

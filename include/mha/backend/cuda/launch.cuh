@@ -60,7 +60,8 @@ void launch(const char* name, dim3 grid, int threads, std::size_t shared_bytes, 
 template <class Call> __device__ void touch_policies(const Call& call);
 
 /// One thread an item, in strides of the whole grid.
-template <class I> __global__ void __launch_bounds__(256) items_kernel(const __grid_constant__ I items) {
+template <class WorkItems>
+__global__ void __launch_bounds__(256) items_kernel(const __grid_constant__ WorkItems items) {
   if constexpr (requires { items.call.mask; }) touch_policies(items.call);
   const std::ptrdiff_t count = items.rows * items.columns;
   for (std::ptrdiff_t i = std::ptrdiff_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
@@ -68,12 +69,12 @@ template <class I> __global__ void __launch_bounds__(256) items_kernel(const __g
     items(i / items.columns, static_cast<Index>(i % items.columns));
 }
 
-template <Items I> void run_items(const I& items, cudaStream_t stream) {
+template <Items WorkItems> void run_items(const WorkItems& items, cudaStream_t stream) {
   constexpr int threads = 256;
   const std::ptrdiff_t count = std::ptrdiff_t{items.rows} * items.columns;
   if (count == 0) return;
   const auto blocks = std::min<std::ptrdiff_t>((count + threads - 1) / threads, std::numeric_limits<int>::max());
-  launch<items_kernel<I>>("items", dim3(static_cast<unsigned>(blocks)), threads, 0, items, stream);
+  launch<items_kernel<WorkItems>>("items", dim3(static_cast<unsigned>(blocks)), threads, 0, items, stream);
 }
 
 /// Calls every mask and score of a composition from device code, so that one which the host alone can call is an error

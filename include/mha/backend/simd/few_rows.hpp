@@ -368,12 +368,12 @@ FewRowsKernels<A, T> few_rows_kernels(IsaLevel level, Index rows, Index head_dim
     using Isa = decltype(isa);
     constexpr Index width = Vector<A, Isa>::width;
     const auto kernels = [](auto constant) {
-      constexpr int R = decltype(constant)::value;
-      return FewRowsKernels<A, T>{R,
-                                  &Isa::template run<FewScoresBody<A, T, R>>,
-                                  &Isa::template run<FewScoresBody<A, A, R>>,
+      constexpr int RowCount = decltype(constant)::value;
+      return FewRowsKernels<A, T>{RowCount,
+                                  &Isa::template run<FewScoresBody<A, T, RowCount>>,
+                                  &Isa::template run<FewScoresBody<A, A, RowCount>>,
                                   &Isa::template run<FewSoftmaxBody<A>>,
-                                  &Isa::template run<FewValuesBody<A, T, R>>,
+                                  &Isa::template run<FewValuesBody<A, T, RowCount>>,
                                   &Isa::template run<FewMergeBody<A>>};
     };
     constexpr Index columns = FewScoresBody<A, T, 1>::template columns_of<Isa>();

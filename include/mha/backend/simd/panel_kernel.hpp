@@ -19,7 +19,7 @@ template <class A> inline constexpr Index panel_columns = 192 / static_cast<Inde
 /// Rows of the depth in one chain of sums. It is the only size that the bits of a product depend on.
 inline constexpr Index depth_block = 256;
 
-/// c (n, columns) = before + rows (n, depth) · panel (depth, panel_columns), depth at most depth_block.
+/// c (n, columns) = before + rows (n, depth) · panel (depth, panel_columns), depth from 1 to depth_block.
 ///
 /// Rows of a panel lie panel_columns apart; `before` may be c, a bias row at stride 0, or null for none.
 template <class A, class S> struct PanelArgs {
@@ -164,7 +164,7 @@ template <class A, class S> struct PanelBody {
     }
   }
 
-  template <class Isa, int R, int Vectors>
+  template <class Isa, int RowCount, int Vectors>
   MHA_ALWAYS_INLINE static void tile(const PanelArgs<A, S>& p, Index first, const char* next, std::ptrdiff_t step) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
@@ -174,13 +174,13 @@ template <class A, class S> struct PanelBody {
     const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
     A* const c = p.c + first * p.c_stride;
     MHA_UNROLL_16
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) __builtin_prefetch(c + i * p.c_stride + j * W, 1, 3);
     }
-    V sum[std::size_t{R}][std::size_t{Vectors}];
+    V sum[std::size_t{RowCount}][std::size_t{Vectors}];
     MHA_UNROLL_16
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
@@ -191,16 +191,16 @@ template <class A, class S> struct PanelBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load_widened<A, Isa>(column[j], panel + j * W);
       MHA_UNROLL_16
-      for (int i = 0; i < R; ++i) {
+      for (int i = 0; i < RowCount; ++i) {
         V row;
         broadcast(row, rows[i * rows_stride]);
         MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], row, column[j]);
+        for (int j = 0; j < Vectors; ++j) multiply_add<RowCount * Vectors == 1>(sum[i][j], row, column[j]);
       }
     }
     const A* const before = p.before + first * p.before_stride;
     MHA_UNROLL_16
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         V x;

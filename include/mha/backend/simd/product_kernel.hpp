@@ -53,39 +53,39 @@ template <class T, int Rows, int Vectors> struct ProductBody {
   }
 
  private:
-  template <class Isa, int R> MHA_ALWAYS_INLINE static void some_rows(const ProductArgs<T>& p, Index first) {
+  template <class Isa, int RowCount> MHA_ALWAYS_INLINE static void some_rows(const ProductArgs<T>& p, Index first) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     const T* const rows = p.rows + first * p.rows_stride;
     const T* columns = p.columns;
     const std::ptrdiff_t rows_stride = p.rows_stride, columns_stride = p.columns_stride;
-    const Index depth = p.depth, wanted = first + R <= p.next.count ? p.next.dim : 0;
+    const Index depth = p.depth, wanted = first + RowCount <= p.next.count ? p.next.dim : 0;
     const T* const ahead = p.next.data + first * p.next.stride;
-    V sum[std::size_t{R}][std::size_t{Vectors}];
+    V sum[std::size_t{RowCount}][std::size_t{Vectors}];
     MHA_UNROLL_16
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
     for (Index k = 0; k < depth; ++k, columns += columns_stride) {
       if (k < wanted && k % (64 / static_cast<Index>(sizeof(T))) == 0) {
         MHA_UNROLL_16
-        for (int i = 0; i < R; ++i) prefetch<1>(ahead + i * p.next.stride, k);
+        for (int i = 0; i < RowCount; ++i) prefetch<1>(ahead + i * p.next.stride, k);
       }
       V column[std::size_t{Vectors}];
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load(column[j], columns + j * W);
       MHA_UNROLL_16
-      for (int i = 0; i < R; ++i) {
+      for (int i = 0; i < RowCount; ++i) {
         V row;
         broadcast(row, rows[i * rows_stride + k]);
         MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], row, column[j]);
+        for (int j = 0; j < Vectors; ++j) multiply_add<RowCount * Vectors == 1>(sum[i][j], row, column[j]);
       }
     }
     T* const c = p.c + first * p.c_stride;
     MHA_UNROLL_16
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         T* const to = c + i * p.c_stride + j * W;

@@ -83,19 +83,19 @@ template <class T, int Rows, int Vectors> struct ValuesBody {
   }
 
  private:
-  template <class Isa, int R>
+  template <class Isa, int RowCount>
   MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* rescale,
                                      T* out, const NextRows<T>& next, Index d) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
     constexpr std::ptrdiff_t line = 64 / sizeof(T);
-    V sum[std::size_t{R}][std::size_t{Vectors}];
+    V sum[std::size_t{RowCount}][std::size_t{Vectors}];
     {
       V f[std::size_t{Vectors}];
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load(f[j], rescale + j * W);
       MHA_UNROLL_16
-      for (int i = 0; i < R; ++i) {
+      for (int i = 0; i < RowCount; ++i) {
         MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) {
           V o;
@@ -107,21 +107,21 @@ template <class T, int Rows, int Vectors> struct ValuesBody {
     }
     const Index wanted = d < next.dim ? next.count : 0;
     for (Index k = 0; k < n; ++k) {
-      if (k < wanted) prefetch<R>(next.data + k * next.stride, d);
+      if (k < wanted) prefetch<RowCount>(next.data + k * next.stride, d);
       V weight[std::size_t{Vectors}];
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
       __builtin_prefetch(values + k * stride + line);  // what the next rows of out will read
       MHA_UNROLL_16
-      for (int i = 0; i < R; ++i) {
+      for (int i = 0; i < RowCount; ++i) {
         V value;
         broadcast(value, values[k * stride + i]);
         MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], value, weight[j]);
+        for (int j = 0; j < Vectors; ++j) multiply_add<RowCount * Vectors == 1>(sum[i][j], value, weight[j]);
       }
     }
     MHA_UNROLL_16
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) store(out + (i * Vectors + j) * W, sum[i][j]);
     }
@@ -144,15 +144,15 @@ template <class T> struct GuardedValuesBody {
   }
 
  private:
-  template <class Isa, int R>
+  template <class Isa, int RowCount>
   MHA_ALWAYS_INLINE static void rows(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* visible,
                                      const T* rescale, T* out, std::ptrdiff_t lanes) {
     using V = vector_t<T, Isa>;
     const V zero{};
-    V f, sum[std::size_t{R}];
+    V f, sum[std::size_t{RowCount}];
     load(f, rescale);
     MHA_UNROLL_4
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < RowCount; ++i) {
       load(sum[i], out + i * lanes);
       sum[i] = sum[i] * f;
       round_here(sum[i]);
@@ -162,15 +162,15 @@ template <class T> struct GuardedValuesBody {
       load(weight, p);
       load(seen, visible);
       MHA_UNROLL_4
-      for (int i = 0; i < R; ++i) {
+      for (int i = 0; i < RowCount; ++i) {
         V value;
         broadcast(value, values[i]);
         const V guarded = seen != zero ? value : zero;
-        multiply_add<R == 1>(sum[i], guarded, weight);
+        multiply_add<RowCount == 1>(sum[i], guarded, weight);
       }
     }
     MHA_UNROLL_4
-    for (int i = 0; i < R; ++i) store(out + i * lanes, sum[i]);
+    for (int i = 0; i < RowCount; ++i) store(out + i * lanes, sum[i]);
   }
 };
 
