@@ -300,11 +300,6 @@ auto attend_call(const CallNames& names, const TensorView<T, 4>& out, const Tens
   return call;
 }
 
-/// Stands for what moves data, in questions to a type.
-struct MovedData {
-  template <class Data> Data operator()(const Data& data) const { return data; }
-};
-
 /// The call as a backend gets it that does not reach the host's memory: its offsets, origins and the numbers of its
 /// source in memory of its own.
 template <class B, class Call, class Frame>
@@ -318,13 +313,10 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
     const Index* const q_here = call.q_offsets;
     call.q_offsets = call.shape.query_offsets = there(q_here, batch + 1);
     using Source = std::remove_cvref_t<decltype(call.kv)>;
-    static_assert(
-        !requires { call.kv.with_data(MovedData{}); } ||
-            requires {
-              { call.kv.with_data(MovedData{}) } -> std::same_as<Source>;
-            },
-        "mha: a source that goes to a device has a with_data(f) of its own, not that of a base "
-        "(see mha/cache/kv_source.hpp)");
+    constexpr bool moves = !HasData<Source> || MovesData<Source>;
+    static_assert(moves,
+                  "mha: a source that goes to a device has a with_data(f) of its own, not that of a base "
+                  "(see mha/cache/kv_source.hpp)");
     call.kv = source_with_data(call.kv, [&](const auto& data) {
       auto result = data;
       if constexpr (std::is_same_v<decltype(result), Borrowed<Index>>)

@@ -30,6 +30,7 @@ enum class MaskKind {
   padding,
   left_padding,
   prefix,
+  first_keys,
   document,
   block_sparse,
   dense,
@@ -43,6 +44,7 @@ enum class MaskKind {
 enum class ScoreKind { none, soft_cap, alibi, bias, relative, chain, two, functor, lambda };
 enum class ScaleKind { standard, explicit_one, negative, large, zero };
 enum class Layout { blhd, bhld, v_in_k, strided, column_major, reversed };
+enum class SourceKind { tensors, pages, ring };
 enum class OriginKind { standard, zero, shifted, each };
 enum class SinkKind { none, some };
 
@@ -55,6 +57,7 @@ enum Factor {
   score,
   scale,
   layout,
+  source,
   isa,
   origin,
   sink,
@@ -91,20 +94,25 @@ struct Problem {
   Case which;
   Index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
   double scale = 0;
-  Index left = 0, right = 0;       ///< reach of the window
-  float cap = 0, slope = 0;        ///< of the soft cap and of the user's score
-  std::vector<Index> origins;      // (B), positions of the first queries
-  std::vector<Index> lengths;      // (B)
-  std::vector<Index> ids;          // (Lk), or (B·Lk)
-  Index block = 0;                 ///< positions of one bit of the block-sparse map
-  std::vector<std::uint8_t> map;   // (1 or H, Nq, Nk)
-  std::vector<float> relative;     // (8 buckets, H)
-  std::vector<float> sink;         // (H), −∞ for none
-  mha::Tensor<bool, 3> table;      // (1 or H, Lq, Lk)
-  mha::Tensor<double, 3> bias;     // (1 or H, Lq, Lk), some of it −∞
-  mha::Tensor<double, 4> q, k, v;  // (B, L, H, D), filled by the runner from its rounded values
+  Index left = 0, right = 0;             ///< reach of the window
+  float cap = 0, slope = 0;              ///< of the soft cap and of the user's score
+  std::vector<Index> origins;            // (B), positions of the first queries
+  std::vector<Index> lengths;            // (B)
+  std::vector<Index> ids;                // (Lk), or (B·Lk)
+  Index page = 0, ring = 0, pinned = 0;  ///< of pages; of a ring, and those of its positions that are never dropped
+  Index block = 0;                       ///< positions of one bit of the block-sparse map
+  std::vector<std::uint8_t> map;         // (1 or H, Nq, Nk)
+  std::vector<float> relative;           // (8 buckets, H)
+  std::vector<float> sink;               // (H), −∞ for none
+  mha::Tensor<bool, 3> table;            // (1 or H, Lq, Lk)
+  mha::Tensor<double, 3> bias;           // (1 or H, Lq, Lk), some of it −∞
+  mha::Tensor<double, 4> q, k, v;        // (B, L, H, D), filled by the runner from its rounded values
 
   Index origin(Index b) const { return origins[static_cast<std::size_t>(b)]; }
+  /// Whether the source still has key k.
+  bool holds(Index key) const {
+    return which.at<SourceKind>(source) != SourceKind::ring || key < pinned || key >= keys - (ring - pinned);
+  }
   Index query_blocks() const {
     Index last = 1;
     for (const Index first : origins) last = std::max(last, (first + queries + block - 1) / block);

@@ -30,12 +30,14 @@ const std::vector<FactorLevels>& factors() {
         {"scalar", {"float", "double", "half", "bfloat16"}},
         {"heads", {"MHA", "GQA", "MQA"}},
         {"mask",
-         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "LeftPadding", "Prefix", "Document",
-          "BlockSparse", "Dense", "functor", "a && b", "a || b", "!a", "(a && b) || !functor", "two masks"}},
+         {"Full", "Causal", "CausalTopLeft", "SlidingWindow", "Padding", "LeftPadding", "Prefix", "FirstKeys",
+          "Document", "BlockSparse", "Dense", "functor", "a && b", "a || b", "!a", "(a && b) || !functor",
+          "two masks"}},
         {"score",
          {"none", "SoftCap", "Alibi", "AdditiveBias", "RelativeBias", "Chain", "two scores", "functor", "lambda"}},
         {"scale", {"default", "explicit", "negative", "above 1", "0"}},
         {"layout", {"blhd", "bhld", "V in K", "strided", "column-major", "reversed"}},
+        {"source", {"tensors", "pages", "ring"}},
         {"isa", levels},
         {"origin", {"default", "0", "shifted", "per sequence"}},
         {"sink", {"none", "some"}},
@@ -56,6 +58,7 @@ Index size_of(const Case& c, Factor f) {
 
 /// What the masks of run_case.hpp say, by the words of the documentation: query i of the call stands at q.
 bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
+  if (!p.holds(k)) return false;
   const Index i = q - p.origin(b);
   const bool past = k <= q;
   const bool in_window = q - p.left <= k && k <= q + p.right;
@@ -76,6 +79,8 @@ bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
       return k >= p.keys - p.lengths[static_cast<std::size_t>(b)];
     case MaskKind::prefix:
       return not_padding || past;
+    case MaskKind::first_keys:
+      return k < p.left;
     case MaskKind::document: {
       const std::size_t row = p.ids.size() == static_cast<std::size_t>(p.keys) ? 0 : static_cast<std::size_t>(b);
       const auto id = [&](Index at) {
@@ -269,6 +274,9 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
   for (Index rows = random.chance(0.5) ? 1 : batch, row = 0; row < rows; ++row)
     for (Index at = 0, id = random.below(3); at < keys; ++at)
       ids.push_back(id += random.chance(0.1) ? 1 + random.below(2) : 0);
+  page = 16 << random.below(3);
+  pinned = random.below(20);
+  ring = pinned + 1 + random.below(keys + 3);
   block = 1 + random.below(40);
   map.resize(static_cast<std::size_t>(query_blocks() * key_blocks() * (random.chance(0.5) ? 1 : heads)));
   for (std::uint8_t& x : map) x = random.chance(0.5) ? 1 : 0;

@@ -20,6 +20,7 @@
 #include <mha/policy/mask/block_sparse.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/document.hpp>
+#include <mha/policy/mask/first_keys.hpp>
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/mask/prefix.hpp>
 #include <mha/policy/score/additive_bias.hpp>
@@ -28,8 +29,10 @@
 #include <mha/policy/score/softcap.hpp>
 
 #include "any_policies.hpp"
+#include "any_source.hpp"
 #include "cases.hpp"
 #include "compare.hpp"
+#include "kv_copies.hpp"
 #include "transport.hpp"
 
 namespace conformance {
@@ -149,6 +152,8 @@ template <class F> auto with_masks(const Problem& p, F&& f) {
       return f(mha::LeftPadding{p.lengths});
     case MaskKind::prefix:
       return f(mha::Prefix{p.lengths});
+    case MaskKind::first_keys:
+      return f(mha::FirstKeys{.count = p.left});
     case MaskKind::document:
       return f(mha::Document{p.ids});
     case MaskKind::block_sparse:
@@ -309,14 +314,38 @@ void run_on(const Case& which, support::Random& random, Index start = 1) {
              v_there = layout == Layout::v_in_k ? k_memory.there(v_view) : v_memory.there(v_view),
              out_there = out_memory.there(out.view());
   const mha::LogSumExp lse_there(lse_memory.there(log_sum_exp.view()));
+  const std::vector<Index> lengths(static_cast<std::size_t>(p.batch), p.keys);
+  const auto kind = which.at<SourceKind>(conformance::source);
+  support::PagedCopy<T> pages(random, k_view, v_view, lengths, p.page);
+  support::RingCopy<T> ring(k_view, v_view, lengths, p.ring, p.pinned);
+  auto &cached_k = kind == SourceKind::ring ? ring.key : pages.key,
+       &cached_v = kind == SourceKind::ring ? ring.value : pages.value;
+  auto cached_k_memory = support::transported<B>(cached_k), cached_v_memory = support::transported<B>(cached_v);
+  const auto cached_k_there = cached_k_memory.there(cached_k.view()),
+             cached_v_there = cached_v_memory.there(cached_v.view());
+  using Source = support::AnySource<T>;
+  const Source source = kind == SourceKind::ring
+                            ? Source(mha::RingKv<T>{cached_k_there, cached_v_there, ring.lengths, ring.first})
+                            : Source(mha::PagedKv<T>{cached_k_there, cached_v_there, pages.table, pages.lengths});
+  /// The call over tensors or over a source.
+  const auto attend = [&](auto&&... extra) {
+    if (kind == SourceKind::tensors)
+      mha::attention_into<B>(out_there, q_there, k_there, v_there, extra...);
+    else
+      mha::attention_into<B>(out_there, q_there, source, extra...);
+  };
   mha::Tensor<A, 4> weights;
+  const auto weights_of = [&](auto&&... extra) {
+    weights = kind == SourceKind::tensors ? Carry::fetched(mha::attention_weights<B>(q_there, k_there, extra...))
+                                          : Carry::fetched(mha::attention_weights<B>(q_there, source, extra...));
+  };
   const auto explicitly = [&](const auto&... policies) {
     const mha::Scale scaled{p.scale};
     const mha::Origin at = p.origin_argument();
     const mha::Sink sink(p.sink);
     const auto& sinks = Carry::policy(sink);
-    mha::attention_into<B>(out_there, q_there, k_there, v_there, scaled, policies..., at, sinks, lse_there, workspace);
-    weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, workspace, sinks, policies..., at, scaled));
+    attend(scaled, policies..., at, sinks, lse_there, workspace);
+    weights_of(workspace, sinks, policies..., at, scaled);
   };
   if constexpr (types == PolicyTypes::own) {
     const auto call = [&](const auto&... policies) { explicitly(Carry::policy(policies)...); };
@@ -340,8 +369,8 @@ void run_on(const Case& which, support::Random& random, Index start = 1) {
                           which.at<OriginKind>(conformance::origin) == OriginKind::standard &&
                           which.at<SinkKind>(conformance::sink) == SinkKind::none;
     const auto by_default = [&](const auto&... policies) {
-      mha::attention_into<B>(out_there, q_there, k_there, v_there, policies..., lse_there, workspace);
-      weights = Carry::fetched(mha::attention_weights<B>(q_there, k_there, policies..., workspace));
+      attend(policies..., lse_there, workspace);
+      weights_of(policies..., workspace);
     };
     const auto call = [&](const auto&... policies) { defaults ? by_default(policies...) : explicitly(policies...); };
     score ? call(mask, *score) : call(mask);

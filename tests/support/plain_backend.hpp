@@ -87,8 +87,9 @@ struct PlainBackend {
     const Index q = call.position(b, i);
     const auto* const query = call.query(b, i, h);
     const auto score = mha::at_head(call.score, b, h);
-    for (Index begin = 0; begin < call.keys(b);) {
-      const auto run = call.kv.run(b, call.kv_head(h), begin, call.keys(b));
+    const Index keys = call.keys(b);
+    for (Index begin = call.held(b, 0); begin < keys;) {
+      const auto run = call.kv.run(b, call.kv_head(h), begin, keys);
       for (Index r = 0; r < run.count; ++r) {
         const Index k = begin + r;
         if (!call.mask(b, h, q, k)) continue;
@@ -98,7 +99,7 @@ struct PlainBackend {
         const auto logit = static_cast<double>(score(static_cast<A>(call.scale * dot), b, h, q, k));
         if (logit != mha::minus_infinity<double>()) f(k, logit, run.value + r * run.value_stride);
       }
-      begin += run.count;
+      begin = call.held(b, begin + run.count);
     }
   }
 };

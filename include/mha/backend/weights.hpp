@@ -38,7 +38,7 @@ template <class Call> struct LogitItems {
  private:
   MHA_HOST_DEVICE A logit(const WeightRow& at, Index k) const {
     if (at.i >= call.queries(at.b) || k >= call.keys(at.b)) return minus_infinity<A>();
-    if (detail::held(call.kv, at.b, k) != k) return minus_infinity<A>();
+    if (call.held(at.b, k) != k) return minus_infinity<A>();
     const Index position = call.position(at.b, at.i);
     if (!call.mask(at.b, at.h, position, k)) return minus_infinity<A>();
     const auto* const query = call.query(at.b, at.i, at.h);

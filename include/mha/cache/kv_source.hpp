@@ -92,12 +92,23 @@ template <class S> MHA_HOST_DEVICE constexpr Index held_end(const S& source, Ind
   }
 }
 
+/// Stands for what moves data, in questions to a type.
+struct SameNumbers {
+  template <class Data> Data operator()(const Data& data) const { return data; }
+};
+template <class S>
+concept HasData = requires(const S& source, const SameNumbers& f) {
+  source.with_data(f);
+};
+template <class S>
+concept MovesData = requires(const S& source, const SameNumbers& f) {
+  { source.with_data(f) } -> std::same_as<S>;
+};
+
 /// The source with every Borrowed member replaced by f(member). One whose with_data() is that of a base is left as it
 /// is: it could not be moved.
 template <class S, class F> constexpr S source_with_data(const S& source, F&& f) {
-  if constexpr (requires {
-                  { source.with_data(f) } -> std::same_as<S>;
-                })
+  if constexpr (MovesData<S>)
     return source.with_data(f);
   else
     return source;

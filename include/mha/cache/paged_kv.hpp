@@ -34,7 +34,7 @@ template <class T> struct PagedKv {
 
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     const Index size = page(), row = begin & (size - 1), left = size - row;
-    const Index at = table.data[std::ptrdiff_t{b} * pages_per_sequence() + (begin >> __builtin_ctz(unsigned(size)))];
+    const Index at = table.data[std::ptrdiff_t{b} * pages_per_sequence() + begin / size];
     return {key.pointer(at, row, g, 0), value.pointer(at, row, g, 0), key.stride[1], value.stride[1],
             left < end - begin ? left : end - begin};
   }

@@ -158,9 +158,12 @@ template <class T, class Stored = T> class QueryTile {
       else
         softmax(n, to);
       Index row = 0;
-      for (const simd::KeyRange& keys : segments)
-        keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) {
-          const simd::NextRows<Stored> next = keys_.next(row + run.count == n ? keys.end : keys_.count());
+      for (const simd::KeyRange& keys : segments) {
+        const bool last = row + keys.end - keys.begin == n;
+        keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index at) {
+          // Of what comes after the block as much as this run has, and at its end the rest.
+          const Index most = keys.begin + at + run.count < keys.end ? run.count : key_block;
+          const simd::NextRows<Stored> next = last ? keys_.next(keys.end + at, most) : simd::NextRows<Stored>{};
           if (by_rows)
             few_.values(run.value, run.value_stride, run.count, at_.s + row, key_block, at_.rescale, call_.value_dim,
                         to.out, to.sum, next);
@@ -169,6 +172,7 @@ template <class T, class Stored = T> class QueryTile {
           std::fill_n(at_.rescale, kernels_.lanes, A(1));  // a second run of the block continues the first
           row += run.count;
         });
+      }
     });
   }
 

@@ -83,11 +83,11 @@ template <class Call> class TileKeys {
     }
   }
 
-  /// Keys from `begin` on, as far as they lie together: what comes after a block.
-  simd::NextRows<Stored> next(Index begin) const {
+  /// At most `most` keys from `begin` on, as far as they lie together: what comes after a block.
+  simd::NextRows<Stored> next(Index begin, Index most = key_block) const {
     begin = call_.kv.held(rows_.b, begin, count_);
     if (begin >= count_) return {};
-    const Index end = std::min(begin + key_block, count_);
+    const Index end = std::min(begin + most, count_);
     const KvRun<Stored> run = call_.kv.run(rows_.b, call_.kv_head(rows_.h), begin, end);
     return {run.key, run.key_stride, call_.head_dim, run.count};
   }

@@ -110,7 +110,7 @@ template <class Call> class Tile {
     std::fill_n(scratch_.max, rows_, hidden);
     std::fill_n(scratch_.sum, rows_, A(0));
     const Index keys = call_.keys(b_);
-    for (Index begin = 0; begin < keys && (begin = detail::held(call_.kv, b_, begin)) < keys;) {
+    for (Index begin = 0; begin < keys && (begin = call_.held(b_, begin)) < keys;) {
       Index end = begin;
       while (end < keys && end - begin < tiling_.keys && visible(end)) end = std::min(end + mask_keys, keys);
       if (end == begin)

@@ -100,7 +100,7 @@ struct Reference {
     const Index position = call.position(b, i), g = call.kv_head(h);
     const T* const query = call.query(b, i, h);
     const Index keys = call.keys(b);
-    for (Index k = 0; k < keys && (k = detail::held(call.kv, b, k)) < keys; ++k) {
+    for (Index k = 0; k < keys && (k = call.held(b, k)) < keys; ++k) {
       if (!call.mask(b, h, position, k)) continue;
       const auto* const key = call.kv.run(b, g, k, k + 1).key;
       A dot(0);

@@ -73,10 +73,11 @@ template <class A, class T, int Rows> struct FewScoresBody {
     // at once than the first cache has ways for.
     constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
     Ahead<T> ahead(next);
-    for (Index k = 0; k < n; k += registers * W) {
-      const Index apart = k + W < n ? W : 0;  // a last register without a second is computed as both
-      some<Isa, registers>(keys + k * stride, stride, apart, q, dim, s + k, s_stride, ahead);
-    }
+    Index k = 0;
+    for (; k + registers * W <= n; k += registers * W)
+      some<Isa, registers>(keys + k * stride, stride, W, q, dim, s + k, s_stride, ahead);
+    if constexpr (registers == 2)
+      if (k < n) some<Isa, 1>(keys + k * stride, stride, 0, q, dim, s + k, s_stride, ahead);
   }
 
   /// Elements of a key that are loaded together.
