@@ -127,7 +127,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
 
   /// The softmax averaged over the heads: (B, Lq, Lk).
   template <SequenceOf<T> X, class... Extra>
-  requires(!detail::has_foreign_memory<KeyValues, Extra...>)
+  requires(!detail::has_foreign_memory<KeyValues, Extra...> && !detail::misplaced_memory<Extra...>)
       [[nodiscard]] auto mean_attention_weights(const X& x, Extra&&... extra) const {
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;

@@ -97,8 +97,13 @@ template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
                 "mha: a layer takes x with 2 or 3 axes: an Eigen matrix, an mha::Tensor or a view of a pointer, "
                 "mha::view(p, L, E); an Eigen expression is computed first, layer((2 * x).eval()) "
                 "(see mha/layer/multi_head_attention.hpp)");
+  constexpr bool misplaced = SequenceOf<X, Scalar> && misplaced_memory<Extra...>;
   static_assert(
-      !Sequence<X>,
+      !misplaced,
+      "mha: the memory of cross-attention comes next to x, layer(x, memory, mask), and a result is written by "
+      "mha::into(y) (see mha/layer/multi_head_attention.hpp)");
+  static_assert(
+      !Sequence<X> || misplaced,
       "mha: the layer's scalar and the input's differ: convert the input, such as layer(x.cast<float>().eval()) "
       "(see mha/layer/multi_head_attention.hpp)");
   return {};
@@ -139,7 +144,8 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
   using Roles = detail::LayerOf<Scalar, B, Policies...>;
   template <class X, class... Extra>
   static constexpr bool refuses =
-      !SequenceOf<X, Scalar> || detail::has_foreign_memory<typename Roles::type::KeyValues, Extra...>;
+      !SequenceOf<X, Scalar> || detail::has_foreign_memory<typename Roles::type::KeyValues, Extra...> ||
+      detail::misplaced_memory<Extra...>;
 
  public:
   template <class... Values>
@@ -186,6 +192,13 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
     static_assert(detail::valid<OtherPolicies>,
                   "mha: borrow() from a temporary layer, whose weights would be gone before this layer reads them: "
                   "name that layer and keep it as long as this one (see mha/layer/multi_head_attention.hpp)");
+  }
+  template <class Other, Backend OtherBackend, class OtherPolicies>
+  requires(!std::same_as<Other, Scalar>) void borrow(const LayerWeights<Other, OtherBackend, OtherPolicies>&) {
+    static_assert(detail::valid<Other>,
+                  "mha: borrow() of a layer of another scalar: a layer of float or double takes the weights of one of "
+                  "half or bfloat16 by layer.borrow(other.parameters()); else copy them in update() "
+                  "(see mha/layer/multi_head_attention.hpp)");
   }
 
   // Last, because clang skips what follows a failed assertion.

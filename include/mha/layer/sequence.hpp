@@ -39,6 +39,10 @@ template <class M, class Own>
 concept MemoryOf = SequenceOf<M, ScalarOf<decltype(Own::key)>> || std::same_as<std::remove_cvref_t<M>, Own>;
 template <class Own, class... Extra>
 constexpr bool has_foreign_memory = ((MemoryArgument<Extra> && !MemoryOf<Extra, Own>) || ...);
+/// Whether one follows another argument of the call, and not x.
+template <class... Extra> constexpr bool misplaced_memory = false;
+template <class First, class... Rest>
+constexpr bool misplaced_memory<First, Rest...> = !MemoryArgument<First> && (MemoryArgument<Rest> || ...);
 
 template <class T, class Owner>
 void require_fitting_memory(const KeyValues<T, Owner>& memory, const Config& c, std::uint64_t weights_version) {
