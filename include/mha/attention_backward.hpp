@@ -124,11 +124,13 @@ void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S
   require_data(call, "v", v);
   require_head_size(call, "v", v.dim());
   require_axes(call, "k", k, "v", v, 3);
-  for (const auto& [name, rows] : {std::pair("out", &c.out), std::pair("d_out", &c.d_out)}) {
-    require_data(call, name, *rows);
-    require_axes(call, "q", q, name, *rows, 3);
-    require_equal(call, "head size", "v", v.dim(), name, rows->dim());
-  }
+  const auto rows = [&](const char* name, const TensorView<const T, 4>& tensor) {
+    require_data(call, name, tensor);
+    require_axes(call, "q", q, name, tensor, 3);
+    require_equal(call, "head size", "v", v.dim(), name, tensor.dim());
+  };
+  rows("out", c.out);
+  rows("d_out", c.d_out);
   const auto destination = [&](const char* name, const GradientTo<T>& to, const char* of, const auto& tensor) {
     if (!to.wanted()) return;
     to.require_valid(call, name);

@@ -7,13 +7,13 @@
 #include <limits>
 #include <numbers>
 
-#include "../../core/workspace.hpp"
 #include "../backward.hpp"
 #include "../simd/backward_kernels.hpp"
 #include "../simd/score_derivative.hpp"
 #include "../simd/tile_policies.hpp"
 #include "../simd/transpose.hpp"
 #include "../simd/widen.hpp"
+#include "head_memory.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
@@ -38,79 +38,6 @@ template <class T> struct AnyBackwardCall {
              c.sink,
              c.key_offsets},
         derivative(c.forward.score, level) {}
-};
-
-/// How the work of a head is cut: blocks of keys × pairs of query tiles, which share one pass over dK and dV, within
-/// pieces that stay in the second-level cache and are what threads share.
-struct BackwardTiling {
-  static constexpr Index block = 96;  ///< keys
-  static constexpr Index key_piece = 3 * block;
-  static constexpr Index together = 2;  ///< query tiles
-
-  Index lanes;                 ///< queries of a tile
-  Index query_piece;           ///< tiles
-  Index query_dim, value_dim;  ///< head sizes in whole registers
-
-  template <class A>
-  BackwardTiling(const simd::TileKernels<A>& kernels, Index head_dim, Index v_dim)
-      : lanes(kernels.lanes),
-        query_piece(std::max<Index>(together, 288 / kernels.lanes)),
-        query_dim(blocks_of(head_dim, kernels.width) * kernels.width),
-        value_dim(blocks_of(v_dim, kernels.width) * kernels.width) {}
-
-  Index tiles(Index queries) const { return blocks_of(queries, lanes); }
-  Index query_pieces(Index queries) const { return blocks_of(tiles(queries), query_piece); }
-  static Index key_pieces(Index keys) { return blocks_of(keys, key_piece); }
-};
-
-/// What one worker needs for a block of keys × `together` tiles.
-template <class A> struct BackwardScratch {
-  A *p, *ds, *visible, *derivative, *ones;
-
-  BackwardScratch(Workspace::Frame& frame, Index lanes) {
-    const std::size_t size =
-        static_cast<std::size_t>(BackwardTiling::block * BackwardTiling::together) * static_cast<std::size_t>(lanes);
-    p = frame.take<A>(size);
-    ds = frame.take<A>(size);
-    visible = frame.take<A>(size);
-    derivative = frame.take<A>(size);
-    ones = frame.take<A>(static_cast<std::size_t>(lanes));
-    std::fill_n(ones, lanes, A(1));
-  }
-};
-
-/// The operands and sums of one query head of one sequence, in accumulator precision and rows of whole registers.
-template <class A> struct HeadMemory {
-  A *q, *d_out, *k, *v;         ///< rows (tiles · lanes or Lk, padded head size)
-  A *q_lanes, *d_out_lanes;     ///< the same of each tile as (head size, lanes)
-  A* dq;                        ///< of each tile (D, lanes)
-  A *dk, *dv;                   ///< (Lk, padded head size)
-  A *level, *log2_sum, *delta;  ///< (tiles · lanes)
-  double* sink;                 ///< (tiles): what each adds to the gradient of the sink
-  bool* finite;                 ///< of each tile's queries, then of each piece of keys
-
-  HeadMemory(Workspace::Frame& frame, const BackwardTiling& tiling, Index queries, Index keys, Index head_dim,
-             Index v_dim) {
-    const auto take = [&](Index rows, Index columns) {
-      return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
-    };
-    const Index tiles = tiling.tiles(queries), rows = tiles * tiling.lanes;
-    q = take(rows, tiling.query_dim);
-    d_out = take(rows, tiling.value_dim);
-    k = take(keys, tiling.query_dim);
-    v = take(keys, tiling.value_dim);
-    q_lanes = take(rows, head_dim);
-    d_out_lanes = take(rows, v_dim);
-    dq = take(rows, head_dim);
-    dk = take(keys, tiling.query_dim);
-    dv = take(keys, tiling.value_dim);
-    level = take(rows, 1);
-    log2_sum = take(rows, 1);
-    delta = take(rows, 1);
-    sink = frame.take<double>(static_cast<std::size_t>(tiles));
-    finite =
-        frame.take<bool>(static_cast<std::size_t>(tiles) + static_cast<std::size_t>(BackwardTiling::key_pieces(keys)));
-  }
 };
 
 /// The backward pass of one query head of one sequence in steps: its operands are prepared, pieces (n, m) of queries ×
@@ -228,9 +155,11 @@ template <class T> class HeadBackward {
   /// The sums over piece m of the keys += those of another head that reads them.
   void add_keys(Index m, const HeadMemory<A>& other) const {
     const Index first = m * BackwardTiling::key_piece, n = std::min(keys_ - first, BackwardTiling::key_piece);
-    for (const auto& [to, from, dim] :
-         {Sums{at_.dk, other.dk, tiling_.query_dim}, Sums{at_.dv, other.dv, tiling_.value_dim}})
+    const auto add = [&](A* to, const A* from, Index dim) {
       kernels_.add_rows(from + std::ptrdiff_t{first} * dim, std::ptrdiff_t{n} * dim, rows(to, first, dim));
+    };
+    add(at_.dk, other.dk, tiling_.query_dim);
+    add(at_.dv, other.dv, tiling_.value_dim);
   }
 
   /// dK and dV of piece m of the keys into their destinations.
@@ -251,12 +180,6 @@ template <class T> class HeadBackward {
   }
 
  private:
-  struct Sums {
-    A* to;
-    const A* from;
-    Index dim;
-  };
-
   static A* rows(A* all, Index first, Index dim) { return all + std::ptrdiff_t{first} * dim; }
 
   void pack_row(const T* from, std::ptrdiff_t step, Index dim, Index padded, A* to) const {
@@ -340,32 +263,38 @@ template <class T> class HeadBackward {
   void some_tiles(Index t, Index count, Index k, Index n, const BackwardScratch<A>& scratch) const {
     simd::KeyRange seen[std::size_t{together}];
     Index begin = k + n, end = k;
+    bool clean = at_.finite[tiles_ + k / BackwardTiling::key_piece], whole = true;
     for (Index g = 0; g < count; ++g) {
+      clean = clean && at_.finite[t + g];
       seen[g] = f_.mask.visible(tile_queries(t + g), k, k + n, kernels_.tile.rows);
+      whole = whole && seen[g].seen == TileVisibility::full;
       if (seen[g].seen == TileVisibility::none) seen[g].begin = seen[g].end = k;
       if (seen[g].begin == seen[g].end) continue;
       begin = std::min(begin, seen[g].begin);
       end = std::max(end, seen[g].end);
     }
     if (begin >= end) return;
-    const Index lanes = tiling_.lanes;
-    const std::ptrdiff_t tile_stride = std::ptrdiff_t{block} * lanes;
-    bool clean = at_.finite[tiles_ + k / BackwardTiling::key_piece];
-    for (Index g = 0; g < count; ++g) clean = clean && at_.finite[t + g];
-    for (Index g = 0; g < count; ++g) {
-      if (seen[g].begin < seen[g].end) one_tile(t + g, seen[g], k, g * tile_stride, !clean, scratch);
-      for (A* const x : {scratch.p, scratch.ds, scratch.visible}) {  // what the other tile alone sees
-        A* const tile = x + g * tile_stride;
-        const Index first = std::clamp(seen[g].begin, begin, end), last = std::clamp(seen[g].end, first, end);
-        std::fill(tile + (begin - k) * lanes, tile + (first - k) * lanes, A(0));
-        std::fill(tile + (last - k) * lanes, tile + (end - k) * lanes, A(0));
-      }
-    }
-    const Index first = t * lanes, queries = std::min(count * lanes, queries_ - first);
+    const Index lanes = tiling_.lanes, first = t * lanes, queries = std::min(count * lanes, queries_ - first);
+    std::fill_n(scratch.first, n, queries);
+    std::fill_n(scratch.last, n, Index{0});
+    const Block block_of{k, begin, end, !clean, &scratch};
+    for (Index g = 0; g < count; ++g) one_tile(t + g, g * lanes, seen[g], block_of);
     const auto sum = [&](const GradientTo<T>& wanted, const A* s, const A* x, Index dim, A* to) {
       if (!wanted.wanted()) return;
-      const simd::OuterArgs<A> args{s + (begin - k) * lanes,         lanes, tile_stride, end - begin,          queries,
-                                    x + std::ptrdiff_t{first} * dim, dim,   dim,         rows(to, begin, dim), dim};
+      simd::OuterArgs<A> args{s + (begin - k) * lanes,
+                              lanes,
+                              std::ptrdiff_t{block} * lanes,
+                              end - begin,
+                              queries,
+                              x + std::ptrdiff_t{first} * dim,
+                              dim,
+                              dim,
+                              rows(to, begin, dim),
+                              dim};
+      if (!whole) {
+        args.first = scratch.first + (begin - k);
+        args.last = scratch.last + (begin - k);
+      }
       if (clean)
         kernels_.outer(args);
       else
@@ -375,47 +304,112 @@ template <class T> class HeadBackward {
     sum(call_.key, scratch.ds, at_.q, tiling_.query_dim, at_.dk);
   }
 
-  /// P and dS of tile t and the keys that it sees of the block from `first` on, and what they add to dQ.
-  void one_tile(Index t, const simd::KeyRange& keys, Index first, std::ptrdiff_t tile, bool guarded,
-                const BackwardScratch<A>& scratch) const {
-    const Index lanes = tiling_.lanes, n = keys.end - keys.begin;
-    const std::ptrdiff_t at = tile + std::ptrdiff_t{keys.begin - first} * lanes;
+  /// Keys [begin, end) of the block from `first` on that some of its tiles see.
+  struct Block {
+    Index first, begin, end;
+    bool guarded;
+    const BackwardScratch<A>* scratch;
+  };
+
+  /// Tile t, whose queries are `before` queries after the first of the block. Registers of queries that see none of
+  /// some keys are left out: they would add exactly nothing.
+  void one_tile(Index t, Index before, const simd::KeyRange& keys, const Block& in) const {
+    const Index lanes = tiling_.lanes;
+    hide(before, in.begin, std::min(keys.begin, in.end), 0, lanes, in);
+    if (keys.begin < keys.end) hide(before, std::max(keys.end, in.begin), in.end, 0, lanes, in);
+    if (keys.begin == keys.end) return hide(before, in.begin, in.end, 0, lanes, in);
+    const Index part = kernels_.part, parts = lanes / part;
+    if (keys.seen == TileVisibility::full || in.guarded || parts == 1) return registers(t, before, keys, 0, lanes, in);
+    simd::KeyRange of[3];
+    Index cuts[8] = {keys.begin, keys.end};
+    Index count = 2;
+    for (Index j = 0; j < parts; ++j) {
+      const simd::TileQueries queries = tile_queries(t, j * part, part);
+      of[j] = queries.count > 0 ? f_.mask.visible(queries, keys.begin, keys.end, kernels_.tile.rows)
+                                : simd::KeyRange{keys.begin, keys.end, TileVisibility::none};
+      if (of[j].seen == TileVisibility::none) of[j].end = of[j].begin;
+      cuts[count++] = of[j].begin;
+      cuts[count++] = of[j].end;
+    }
+    std::sort(cuts, cuts + count);
+    for (Index c = 0; c + 1 < count; ++c) {
+      const simd::KeyRange some{cuts[c], cuts[c + 1], TileVisibility::partial};
+      if (some.begin == some.end) continue;
+      const auto sees = [&](Index j) { return of[j].begin <= some.begin && some.end <= of[j].end; };
+      Index from = 0, to = parts;
+      while (from < parts && !sees(from)) ++from;
+      while (to > from && !sees(to - 1)) --to;
+      hide(before, some.begin, some.end, 0, from * part, in);
+      hide(before, some.begin, some.end, to * part, lanes, in);
+      if (from < to) registers(t, before, some, from * part, to * part, in);
+    }
+  }
+
+  /// Keys [begin, end) weigh nothing for lanes [from, to) of a tile.
+  void hide(Index before, Index begin, Index end, Index from, Index to, const Block& in) const {
+    for (Index k = begin; k < end && from < to; ++k) {
+      const std::ptrdiff_t at = (std::ptrdiff_t{before} * block) + std::ptrdiff_t{k - in.first} * tiling_.lanes;
+      std::fill(in.scratch->p + at + from, in.scratch->p + at + to, A(0));
+      std::fill(in.scratch->ds + at + from, in.scratch->ds + at + to, A(0));
+      std::fill(in.scratch->visible + at + from, in.scratch->visible + at + to, A(0));
+    }
+  }
+
+  /// P and dS of lanes [from, to) of tile t for some keys, and what they add to dQ.
+  void registers(Index t, Index before, const simd::KeyRange& keys, Index from, Index to, const Block& in) const {
+    const BackwardScratch<A>& scratch = *in.scratch;
+    const Index lanes = tiling_.lanes, n = keys.end - keys.begin, row = t * lanes + from;
+    const Index which = (to - from) / kernels_.part - 1;
+    const std::ptrdiff_t at = std::ptrdiff_t{before} * block + std::ptrdiff_t{keys.begin - in.first} * lanes + from;
     A *const p = scratch.p + at, *const ds = scratch.ds + at, *const visible = scratch.visible + at;
     const A* const k = rows(at_.k, keys.begin, tiling_.query_dim);
     const A* const derivative = derivative_.exists() && wants_dots_ ? scratch.derivative + at : nullptr;
-    kernels_.tile.scores(
-        {k, tiling_.query_dim, rows(at_.q_lanes, t * lanes, f_.head_dim), lanes, p, lanes, n, f_.head_dim, false, {}});
-    const simd::TileQueries of = tile_queries(t);
-    if (derivative != nullptr) derivative_.apply(of, p, lanes, f_.scale, keys.begin, n, scratch.derivative + at);
+    const simd::TileQueries of = tile_queries(t, from, to - from);
+    for (Index i = keys.begin - in.first; i < keys.end - in.first; ++i) {
+      scratch.first[i] = std::min(scratch.first[i], before + from);
+      scratch.last[i] = std::max(scratch.last[i], before + from + of.count);
+    }
+    kernels_.scores[which]({k,
+                            tiling_.query_dim,
+                            rows(at_.q_lanes, t * lanes, f_.head_dim) + from,
+                            lanes,
+                            p,
+                            lanes,
+                            n,
+                            f_.head_dim,
+                            false,
+                            {}});
+    if (derivative != nullptr)
+      derivative_.apply(of, p, lanes, to - from, f_.scale, keys.begin, n, scratch.derivative + at);
     if (!logits_are_dots_) f_.score.apply(of, p, lanes, f_.scale, keys.begin, keys.end);
     f_.mask.hide(of, p, lanes, keys, kernels_.tile.rows);
-    if (guarded)
+    if (in.guarded)
       for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * lanes; ++i)
         visible[i] = p[i] == -std::numeric_limits<A>::infinity() ? A(0) : A(1);
-    kernels_.tile.scores({rows(at_.v, keys.begin, tiling_.value_dim),
-                          tiling_.value_dim,
-                          rows(at_.d_out_lanes, t * lanes, f_.value_dim),
-                          lanes,
-                          ds,
-                          lanes,
-                          n,
-                          f_.value_dim,
-                          false,
-                          {}});
-    const Index row = t * lanes;
-    kernels_.weight_gradient(p, ds, derivative, n, lanes, {at_.level + row, at_.log2_sum + row, at_.delta + row},
-                             slope_);
+    kernels_.scores[which]({rows(at_.v, keys.begin, tiling_.value_dim),
+                            tiling_.value_dim,
+                            rows(at_.d_out_lanes, t * lanes, f_.value_dim) + from,
+                            lanes,
+                            ds,
+                            lanes,
+                            n,
+                            f_.value_dim,
+                            false,
+                            {}});
+    kernels_.weight_gradient(p, ds, derivative, n, lanes, to - from,
+                             {at_.level + row, at_.log2_sum + row, at_.delta + row}, slope_);
     if (!call_.query.wanted()) return;
-    A* const dq = rows(at_.dq, row, f_.head_dim);
-    if (guarded)
+    A* const dq = rows(at_.dq, t * lanes, f_.head_dim) + from;
+    if (in.guarded)
       kernels_.tile.guarded_values(k, tiling_.query_dim, n, ds, visible, scratch.ones, f_.head_dim, dq, lanes);
     else
-      kernels_.tile.values(k, tiling_.query_dim, n, ds, scratch.ones, f_.head_dim, dq, {});
+      kernels_.query_gradient[which](k, tiling_.query_dim, n, ds, lanes, f_.head_dim, dq);
   }
 
-  simd::TileQueries tile_queries(Index t) const {
-    const Index first = t * tiling_.lanes;
-    return {b_, h_, f_.position(b_, first), std::min(tiling_.lanes, queries_ - first)};
+  simd::TileQueries tile_queries(Index t) const { return tile_queries(t, 0, tiling_.lanes); }
+  simd::TileQueries tile_queries(Index t, Index from, Index lanes) const {
+    const Index first = t * tiling_.lanes + from;
+    return {b_, h_, f_.position(b_, first), std::clamp(queries_ - first, Index{0}, lanes)};
   }
 
   const AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<A>, simd::AnyScore<A>>& call_;

@@ -24,16 +24,16 @@ template <class A> struct BackwardRows { const A *level, *log2_sum, *delta; };
 /// s ← P = 2^((s − level) · slope − log2 sum), dp ← dS = P · (dp − delta) · ∂t/∂s; both 0 where s is −∞. `derivative`
 /// may be null.
 ///
-/// Shapes    s, dp, derivative (n, lanes)
+/// Shapes    s, dp, derivative (n, count), rows `lanes` apart
 template <class A> struct WeightGradientBody {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(A* s, A* dp, const A* derivative, Index n, Index lanes, BackwardRows<A> rows,
-                                    A slope) {
+  MHA_ALWAYS_INLINE static void run(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count,
+                                    BackwardRows<A> rows, A slope) {
     using V = vector_t<A, Isa>;
     constexpr Index W = Vector<A, Isa>::width;
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     const V zero{};
-    for (Index lane = 0; lane < lanes; lane += W) {
+    for (Index lane = 0; lane < count; lane += W) {
       V level, log2_sum, delta;
       load(level, rows.level + lane);
       load(log2_sum, rows.log2_sum + lane);
@@ -62,8 +62,52 @@ template <class A> struct WeightGradientBody {
   }
 };
 
+/// out (dim, registers of lanes) += valuesᵀ (dim, n) · p (n, the same registers): dQ. Rows of out and p are `lanes`
+/// apart.
+template <class A, int Rows, int Vectors> struct QueryGradientBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const A* values, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t lanes,
+                                    Index dim, A* out) {
+    Index d = 0;
+    for (; d + Rows <= dim; d += Rows) rows<Isa, Rows>(values + d, stride, n, p, lanes, out + d * lanes);
+    for (; d < dim; ++d) rows<Isa, 1>(values + d, stride, n, p, lanes, out + d * lanes);
+  }
+
+ private:
+  template <class Isa, int R>
+  MHA_ALWAYS_INLINE static void rows(const A* values, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t lanes,
+                                     A* out) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    V sum[std::size_t{R}][std::size_t{Vectors}];
+    MHA_UNROLL_8
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_4
+      for (int j = 0; j < Vectors; ++j) load(sum[i][j], out + i * lanes + j * W);
+    }
+    for (Index k = 0; k < n; ++k, values += stride, p += lanes) {
+      V weight[std::size_t{Vectors}];
+      MHA_UNROLL_4
+      for (int j = 0; j < Vectors; ++j) load(weight[j], p + j * W);
+      MHA_UNROLL_8
+      for (int i = 0; i < R; ++i) {
+        V value;
+        broadcast(value, values[i]);
+        MHA_UNROLL_4
+        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], value, weight[j]);
+      }
+    }
+    MHA_UNROLL_8
+    for (int i = 0; i < R; ++i) {
+      MHA_UNROLL_4
+      for (int j = 0; j < Vectors; ++j) store(out + i * lanes + j * W, sum[i][j]);
+    }
+  }
+};
+
 /// The operands of out (n keys, dim) += s (n keys, queries) · x (queries, dim), where the columns of s lie in tiles of
-/// `lanes`. dim is a whole number of registers.
+/// `lanes`. dim is a whole number of registers. Key k is seen by queries [first[k], last[k]) at most, where these are
+/// given; the s of other queries is 0.
 template <class A> struct OuterArgs {
   const A* s;
   Index lanes;
@@ -74,6 +118,8 @@ template <class A> struct OuterArgs {
   Index dim;
   A* out;
   std::ptrdiff_t out_stride;
+  const Index* first = nullptr;
+  const Index* last = nullptr;
 };
 
 /// Rows keys × Columns registers along dim at a time: elements of s are broadcast.
@@ -96,6 +142,12 @@ template <class A, int Rows, int Columns> struct OuterBody {
   template <class Isa, int R, int C> MHA_ALWAYS_INLINE static void some(const OuterArgs<A>& a, Index k, Index d) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
+    Index begin = 0, end = a.queries;
+    if (a.first != nullptr) {
+      begin = *std::min_element(a.first + k, a.first + k + R);
+      end = *std::max_element(a.last + k, a.last + k + R);
+      if (begin >= end) return;
+    }
     A* const out = a.out + k * a.out_stride + d;
     V sum[std::size_t{R}][std::size_t{C}];
     MHA_UNROLL_8
@@ -103,12 +155,12 @@ template <class A, int Rows, int Columns> struct OuterBody {
       MHA_UNROLL_4
       for (int j = 0; j < C; ++j) load(sum[i][j], out + i * a.out_stride + j * W);
     }
-    const A* tile = a.s + std::ptrdiff_t{k} * a.lanes;
-    const A* x = a.x + d;
     const std::ptrdiff_t lanes = a.lanes, x_stride = a.x_stride;
-    for (Index first = 0; first < a.queries; first += a.lanes, tile += a.tile_stride) {
-      const Index n = std::min(a.lanes, a.queries - first);
-      for (Index q = 0; q < n; ++q, x += x_stride) {
+    const A* x = a.x + begin * x_stride + d;
+    for (Index t = begin / a.lanes; t * a.lanes < end; ++t) {
+      const A* const tile = a.s + t * a.tile_stride + k * lanes;
+      const Index n = std::min(a.lanes, end - t * a.lanes);
+      for (Index q = std::max(Index{0}, begin - t * a.lanes); q < n; ++q, x += x_stride) {
         V row[std::size_t{C}];
         MHA_UNROLL_4
         for (int j = 0; j < C; ++j) load(row[j], x + j * W);
@@ -165,10 +217,19 @@ template <class A> struct AddRowsBody {
   }
 };
 
+/// out (dim, lanes) += rows (n, dim)ᵀ · p (n, lanes), of some registers of the lanes.
+template <class A>
+using QueryGradientKernel = void (*)(const A* rows, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t lanes,
+                                     Index dim, A* out);
+
 /// The kernels of one scalar at one instruction-set level for tiles of this many queries.
 template <class A> struct BackwardKernels {
-  TileKernels<A> tile;  ///< scores also multiply values by d_out, values also sum dQ
-  void (*weight_gradient)(A* s, A* dp, const A* derivative, Index n, Index lanes, BackwardRows<A> rows, A slope);
+  TileKernels<A> tile;
+  Index part;  ///< lanes that may be computed apart, with scores[i] and query_gradient[i] for i + 1 parts
+  ProductKernel<A> scores[3];
+  QueryGradientKernel<A> query_gradient[3];
+  void (*weight_gradient)(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count, BackwardRows<A> rows,
+                          A slope);
   void (*outer)(OuterArgs<A>);
   void (*guarded_outer)(OuterArgs<A>, const A* visible);
   void (*add_rows)(const A* from, std::ptrdiff_t n, A* to);
@@ -178,9 +239,28 @@ template <class A> BackwardKernels<A> backward_kernels(IsaLevel level, Index que
   return with_isa(level, [&](auto isa) {
     using Isa = decltype(isa);
     constexpr int rows = Isa::level == IsaLevel::baseline ? 4 : 6, columns = Isa::registers == 32 ? 4 : 2;
-    return BackwardKernels<A>{tile_kernels<A>(level, queries), &Isa::template run<WeightGradientBody<A>>,
-                              &Isa::template run<OuterBody<A, rows, columns>>, &Isa::template run<GuardedOuterBody<A>>,
-                              &Isa::template run<AddRowsBody<A>>};
+    constexpr int wide = Isa::registers == 32 ? 8 : 4;
+    constexpr Index width = Vector<A, Isa>::width;
+    BackwardKernels<A> k{tile_kernels<A>(level, queries),
+                         width,
+                         {},
+                         {},
+                         &Isa::template run<WeightGradientBody<A>>,
+                         &Isa::template run<OuterBody<A, rows, columns>>,
+                         &Isa::template run<GuardedOuterBody<A>>,
+                         &Isa::template run<AddRowsBody<A>>};
+    if constexpr (Isa::minimal) {
+      k.part = k.tile.lanes;
+      k.scores[0] = k.tile.scores;
+      k.query_gradient[0] = &Isa::template run<QueryGradientBody<A, wide, 2>>;
+    } else {
+      for (int i = 0; i < 3; ++i) k.scores[i] = tile_kernels<A>(level, (i + 1) * width).scores;
+      k.query_gradient[0] = &Isa::template run<QueryGradientBody<A, 8, 1>>;
+      k.query_gradient[1] = &Isa::template run<QueryGradientBody<A, wide, 2>>;
+      if constexpr (Isa::level != IsaLevel::baseline)
+        k.query_gradient[2] = &Isa::template run<QueryGradientBody<A, wide, 3>>;
+    }
+    return k;
   });
 }
 

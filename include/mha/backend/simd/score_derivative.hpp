@@ -69,11 +69,12 @@ template <class A> class AnyScoreDerivative {
   /// Whether the derivative is not 1 everywhere.
   bool exists() const { return apply_ != nullptr; }
 
-  /// to (keys, lanes) = the derivative at scale · dots (keys, lanes) of keys from k on. A lane without a query asks for
-  /// the last one.
-  void apply(const TileQueries& of, const A* dots, Index lanes, A scale, Index k, Index keys, A* to) const {
+  /// to (keys, count) = the derivative at scale · dots (keys, count) of keys from k on, rows `lanes` apart. A lane
+  /// without a query asks for the last one.
+  void apply(const TileQueries& of, const A* dots, Index lanes, Index count, A scale, Index k, Index keys,
+             A* to) const {
     Index queries[64 / sizeof(A)];
-    for (Index lane = 0; lane < lanes; lane += width_) {
+    for (Index lane = 0; lane < count; lane += width_) {
       for (Index i = 0; i < width_; ++i) queries[i] = of.begin + std::min(lane + i, of.count - 1);
       apply_(*this, {nullptr, dots + lane, to + lane, lanes, keys, of.b, of.h, queries, k, scale});
     }

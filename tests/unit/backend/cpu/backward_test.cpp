@@ -100,6 +100,25 @@ TEST_F(CpuBackward, EqualsTheReferenceInDouble) { expect_right_everywhere<double
 TEST_F(CpuBackward, EqualsTheReferenceInBfloat16) { expect_right_everywhere<mha::bfloat16>(); }
 TEST_F(CpuBackward, EqualsTheReferenceInHalf) { expect_right_everywhere<mha::half>(); }
 
+TEST_F(CpuBackward, DifferentiatesThroughTheLogSumExp) {
+  const BackwardSizes n{2, 90, 70, 4, 2, 24, 16};  // the first queries see no key
+  const BackwardCase<double> c("log-sum-exp", n);
+  mha::Tensor<double, 3> d_lse(n.batch, n.heads, n.queries);
+  support::Random("d_lse").fill(d_lse);
+  const mha::Sink sink({0.5f, -1.f, 2.f, 0.f});
+  const auto on = [&](const auto& backend) {
+    mha::AttentionTape<double, std::remove_cvref_t<decltype(backend)>> tape;
+    const auto out = mha::attention(c.q, c.k, c.v, mha::Causal{}, sink, backend, mha::record(tape));
+    return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, sink, backend,
+                                   mha::LogSumExpGradient(d_lse));
+  };
+  const auto g = on(One{}), expected = on(mha::Reference{});
+  EXPECT_LT(support::relative_error(g.query, expected.query), bound<double>);
+  EXPECT_LT(support::relative_error(g.key, expected.key), bound<double>);
+  EXPECT_LT(support::relative_error(g.value, expected.value), bound<double>);
+  EXPECT_LT(support::relative_error(g.sink, expected.sink), bound<double>);
+}
+
 template <class G> void expect_same_bits(const G& a, const G& b) {
   EXPECT_EQ(support::differing(a.query, b.query), 0u);
   EXPECT_EQ(support::differing(a.key, b.key), 0u);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <vector>
+#include <cmath>
 
 #include <gtest/gtest.h>
 
@@ -14,18 +14,6 @@ using mha::Index;
 namespace cpu = mha::detail::cpu;
 namespace simd = mha::detail::simd;
 using Source = mha::ContiguousKv<float>;
-
-TEST(BackwardTiling, CutsIntoPieces) {
-  const auto kernels = simd::backward_kernels<float>(mha::current_isa(), 1000);
-  const cpu::BackwardTiling tiling(kernels.tile, 40, 7);
-  EXPECT_EQ(tiling.lanes, kernels.tile.lanes);
-  EXPECT_EQ(tiling.query_dim % kernels.tile.width, 0);
-  EXPECT_GE(tiling.query_dim, 40);
-  EXPECT_EQ(tiling.query_piece % cpu::BackwardTiling::together, 0);
-  EXPECT_EQ(tiling.tiles(tiling.lanes + 1), 2);
-  EXPECT_EQ(tiling.query_pieces(0), 0);
-  EXPECT_EQ(cpu::BackwardTiling::key_pieces(cpu::BackwardTiling::key_piece + 1), 2);
-}
 
 /// The pieces of one head in an order of the caller's.
 struct OneHead {

@@ -47,7 +47,8 @@ TYPED_TEST(BackwardKernels, WeightsAndTheirGradients) {
     for (A& x : log2_sum) x += 8;
     for (const A* by : {static_cast<const A*>(nullptr), derivative.data()}) {
       auto s = s0, dp = dp0;
-      kernels.weight_gradient(s.data(), dp.data(), by, n, lanes, {level.data(), log2_sum.data(), delta.data()}, A(0.5));
+      kernels.weight_gradient(s.data(), dp.data(), by, n, lanes, lanes, {level.data(), log2_sum.data(), delta.data()},
+                              A(0.5));
       for (std::size_t i = 0; i < s.size(); ++i) {
         const std::size_t lane = i % static_cast<std::size_t>(lanes);
         const double p = std::exp2(double((s0[i] - level[lane]) * A(0.5)) - double(log2_sum[lane]));

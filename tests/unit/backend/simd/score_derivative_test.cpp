@@ -34,7 +34,7 @@ TEST(ScoreDerivative, IsEvaluatedForEveryPair) {
     constexpr Index lanes = 2 * simd::Vector<float, decltype(isa)>::width, count = lanes - 1, keys = 3;
     std::vector<float> dots(std::size_t{lanes * keys}), to(dots.size(), -1.f);
     for (std::size_t i = 0; i < dots.size(); ++i) dots[i] = 0.01f * static_cast<float>(i);
-    derivative.apply({2, 3, 4, count}, dots.data(), lanes, 0.5f, 7, keys, to.data());
+    derivative.apply({2, 3, 4, count}, dots.data(), lanes, lanes, 0.5f, 7, keys, to.data());
     for (Index k = 0; k < keys; ++k)
       for (Index lane = 0; lane < count; ++lane) {
         const auto at = static_cast<std::size_t>(k * lanes + lane);

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention_backward() on one thread, in percent of the multiply-add peak of the same round, beside the forward pass.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#include <mha/mha.hpp>
+
+#include "measure.hpp"
+
+namespace {
+
+constexpr int rounds = 15;
+using Backend = mha::CpuWith<mha::Serial>;
+
+struct Row {
+  double flop = 0;  // of the forward pass; the backward pass has 5/2 of it where D = Dv
+  std::vector<double> peak, backward, forward;
+};
+std::map<std::string, Row> rows;
+std::vector<std::string> order;  // as they ran
+
+template <class T, class M>
+void backward(benchmark::State& state, const std::string& name, int length, int dim, const M& mask) {
+  const auto [found, is_new] = rows.try_emplace(name);
+  if (is_new) order.push_back(name);
+  Row& row = found->second;
+  constexpr int heads = 1;
+  row.flop = 4.0 * dim * heads *
+             mha::visible_pairs(mask, {.batch = 1, .heads = heads, .queries = length, .keys = length, .origin = 0});
+  using Tensor = mha::Tensor<T, 4>;
+  Tensor q(1, length, heads, dim), k = q, v = q, d_out = q, out = q, dq = q, dk = q, dv = q;
+  std::mt19937 gen(7);
+  std::normal_distribution<float> normal;
+  for (Tensor* t : {&q, &k, &v, &d_out})
+    std::generate(t->begin(), t->end(), [&] { return static_cast<T>(normal(gen)); });
+  mha::Workspace workspace;
+  mha::AttentionTape<T, Backend> tape;
+  const auto forward = [&] { mha::attention_into(out, q, k, v, mask, Backend{}, mha::record(tape), workspace); };
+  forward();
+  const auto ours = [&] { mha::attention_backward_into({dq, dk, dv}, d_out, q, k, v, out, tape, mask, workspace); };
+  const int calls = bench::calls_per_sample(bench::thread_seconds, ours);
+  for ([[maybe_unused]] auto _ : state) {
+    const double before = bench::peak_gflops<mha::Accumulator<T>>();
+    row.backward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, ours));
+    row.forward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, forward));
+    row.peak.push_back((before + bench::peak_gflops<mha::Accumulator<T>>()) / 2);
+    state.SetIterationTime(row.backward.back());
+  }
+  state.counters["GFLOPs"] = 2.5e-9 * row.flop / bench::median(row.backward);
+}
+
+void print_table() {
+  std::printf("\n%s\none head, one thread; medians of %d rounds\n", bench::machine().c_str(), rounds);
+  bench::Table table({"call", "ms", "% of peak", "forward, % of peak", "time : forward's"});
+  for (const std::string& name : order) {
+    const Row& r = rows.at(name);
+    if (r.backward.empty()) continue;
+    std::vector<double> share, forward;
+    for (std::size_t i = 0; i < r.peak.size(); ++i) {
+      share.push_back(2.5e-7 * r.flop / r.backward[i] / r.peak[i]);
+      forward.push_back(1e-7 * r.flop / r.forward[i] / r.peak[i]);
+    }
+    table.add({name, bench::number(1e3 * bench::median(r.backward), 2), bench::number(bench::median(share), 1),
+               bench::number(bench::median(forward), 1), bench::number(bench::median_ratio(r.backward, r.forward), 2)});
+  }
+  table.print();
+}
+
+template <class T, class M>
+void add(const std::string& scalar, int length, int dim, const std::string& what, const M& mask) {
+  const std::string name = scalar + "/D:" + std::to_string(dim) + "/L:" + std::to_string(length) + "/" + what;
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [=](benchmark::State& state) { backward<T>(state, name, length, dim, mask); })
+      ->Iterations(rounds)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const int dim : {64, 128})
+    for (const int length : {512, 2048, 4096}) {
+      add<float>("float", length, dim, "full", mha::Full{});
+      add<float>("float", length, dim, "causal", mha::Causal{});
+    }
+  add<mha::bfloat16>("bfloat16", 2048, 64, "causal", mha::Causal{});
+  add<double>("double", 2048, 64, "causal", mha::Causal{});
+  add<float>("float", 4096, 64, "window of 512", mha::SlidingWindow{.left = 511});
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  print_table();
+  return 0;
+}
