@@ -159,6 +159,37 @@ TEST(Ring, HidesWhatItHasDropped) {
   expect_dropped_are_hidden(mha::Reference{});
 }
 
+/// A ring that counts what it is asked.
+struct CountedRing : mha::RingKv<float> {
+  static inline int asked = 0;
+  Index held(Index b, Index k) const {
+    ++asked;
+    return RingKv::held(b, k);
+  }
+  mha::KvRun<float> run(Index b, Index g, Index begin, Index end) const {
+    ++asked;
+    return RingKv::run(b, g, begin, end);
+  }
+};
+
+TEST(Ring, CostsTheSameHoweverLongItHasBeen) {
+  support::Random random("endless");
+  const Case c{{1}, 1};
+  const Numbers<float> n(random, c);
+  Tensor<float, 4> k(1, 300, c.kv_heads, c.dim), v(1, 300, c.kv_heads, c.value_dim);
+  random.fill(k);
+  random.fill(v);
+  const auto asked_at = [&](Index length) {
+    const std::vector<Index> lengths{length};
+    CountedRing::asked = 0;
+    run(c, n.q, CountedRing{{k.view(), v.view(), lengths, 4}}, mha::Causal{}, mha::CpuWith<mha::Serial>{});
+    return CountedRing::asked;
+  };
+  // Full blocks and chunks begin at other places of the ring: a few more or less.
+  EXPECT_LE(asked_at(1000000), 2 * asked_at(10000));
+  EXPECT_LE(asked_at(1000000), 200);
+}
+
 /// Every third position is there: no source of the library's.
 struct Thirds : mha::ContiguousKv<float> {
   Index held(Index, Index k) const { return (k + 2) / 3 * 3; }
