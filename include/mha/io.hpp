@@ -4,6 +4,7 @@
 /// Front door of the component mha::io: checkpoints from files. Needs nlohmann_json.
 #include "io/bert.hpp"
 #include "io/checkpoint.hpp"
+#include "io/config_file.hpp"
 #include "io/gpt2.hpp"
 #include "io/llama.hpp"
 #include "io/mapped_file.hpp"

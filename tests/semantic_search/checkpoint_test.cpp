@@ -93,13 +93,14 @@ TEST(Checkpoint, WhatStandsBesideTheConfigIsChecked) {
   const tiny::Model model;
   const auto folder = model.write();
   model.scratch.write("sentence_bert_config.json", R"({"max_seq_length": 0})");
-  EXPECT_EQ(fault(folder), "DIR/sentence_bert_config.json: 'max_seq_length' is 0, expected a positive integer");
+  EXPECT_EQ(fault(folder),
+            "DIR/sentence_bert_config.json: 'max_seq_length' is 0, expected an integer from 1 to 2147483647");
   model.scratch.write("sentence_bert_config.json", "{}");
-  EXPECT_EQ(fault(folder), "DIR/sentence_bert_config.json: the key 'max_seq_length' is missing");
+  EXPECT_EQ(fault(folder), "DIR/sentence_bert_config.json: there is no 'max_seq_length'");
   model.scratch.write("tokenizer_config.json", R"({"do_lower_case": 1})");
   EXPECT_EQ(fault(folder), "DIR/tokenizer_config.json: 'do_lower_case' is 1, expected true or false");
   model.scratch.write("tokenizer_config.json", "{\"do_lower_case\": ");
-  EXPECT_EQ(fault(folder), "DIR/tokenizer_config.json: is not valid JSON at its byte 19");
+  EXPECT_EQ(fault(folder), "DIR/tokenizer_config.json: it is not valid JSON");
 }
 
 TEST(Checkpoint, OtherPoolingIsRefused) {
@@ -109,7 +110,7 @@ TEST(Checkpoint, OtherPoolingIsRefused) {
                       R"({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false})");
   EXPECT_EQ(fault(folder), "");
   model.scratch.write("1_Pooling/config.json", R"({"pooling_mode_cls_token": true})");
-  EXPECT_EQ(fault(folder), "DIR/1_Pooling/config.json: 'pooling_mode_cls_token' is true, only false is supported");
+  EXPECT_EQ(fault(folder), "DIR/1_Pooling/config.json: 'pooling_mode_cls_token' is true, expected false");
 }
 
 TEST(Checkpoint, MissingOrMisshapenTensorsAreNamed) {

@@ -30,7 +30,7 @@ template <class T> class Bert {
  public:
   explicit Bert(const std::filesystem::path& folder) : Bert(Checkpoint(folder)) {}
   explicit Bert(const Checkpoint& checkpoint)
-      : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
+      : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "bert."}, "embeddings.word_embeddings.weight") {
     tensors_.require_blocks(names, config_.layers);
     for (Index i = 0; i < config_.layers; ++i) static_cast<void>(block(i));
@@ -79,7 +79,7 @@ template <class T> class Bert {
                                             .up = "intermediate.dense",
                                             .down = "output.dense"};
 
-  static BertConfig read(const detail::ConfigFile& file) {
+  static BertConfig read(const ConfigFile& file) {
     BertConfig c;
     c.model_type = detail::model_type_of(file, {"bert"});
     file.only("position_embedding_type", "absolute");

@@ -18,7 +18,7 @@
 #include "mapped_file.hpp"
 #include "safetensors_header.hpp"
 
-namespace mha::inline MHA_NAMESPACE::detail {
+namespace mha::inline MHA_NAMESPACE {
 
 /// The members of a JSON object in a file, such as config.json, each checked as it is read.
 ///
@@ -28,7 +28,7 @@ class ConfigFile {
   using Json = nlohmann::json;
 
   explicit ConfigFile(const std::filesystem::path& path) : path_(path.string()) {
-    const MappedFile file(path_, [](const std::system_error& e) { throw_error(SafetensorsError(e.what())); });
+    const MappedFile file(path_, [](const std::system_error& e) { detail::throw_error(SafetensorsError(e.what())); });
     if (file.size() > largest)
       fail("the file has " + std::to_string(file.size()) + " bytes, the limit is " + std::to_string(largest));
     read({reinterpret_cast<const char*>(file.data()), file.size()});
@@ -94,10 +94,10 @@ class ConfigFile {
   }
 
   [[noreturn]] void refuse(const char* key, const Json& value, const std::string& wanted) const {
-    fail(std::string("'") + key + "' is " + safetensors_excerpt(value.dump()) + ", expected " + wanted);
+    fail(std::string("'") + key + "' is " + detail::safetensors_excerpt(value.dump()) + ", expected " + wanted);
   }
   [[noreturn]] void missing(const char* key) const { fail(std::string("there is no '") + key + "'"); }
-  [[noreturn]] void fail(const std::string& fault) const { fail_safetensors(path_, fault); }
+  [[noreturn]] void fail(const std::string& fault) const { detail::fail_safetensors(path_, fault); }
 
  private:
   static constexpr std::size_t largest = 100'000'000;
@@ -113,7 +113,7 @@ class ConfigFile {
       if (event == Json::parse_event_t::object_start) keys.emplace_back();
       if (event == Json::parse_event_t::object_end) keys.pop_back();
       if (event == Json::parse_event_t::key && !keys.back().insert(key.get<std::string>()).second)
-        fail("it has '" + safetensors_excerpt(key.get<std::string>()) + "' twice");
+        fail("it has '" + detail::safetensors_excerpt(key.get<std::string>()) + "' twice");
       return true;
     };
     object_ = Json::parse(text.begin(), text.end(), notice, false);
@@ -131,4 +131,4 @@ class ConfigFile {
   Json object_;
 };
 
-}  // namespace mha::inline MHA_NAMESPACE::detail
+}  // namespace mha::inline MHA_NAMESPACE

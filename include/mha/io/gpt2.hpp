@@ -28,7 +28,7 @@ template <class T> class Gpt2 {
  public:
   explicit Gpt2(const std::filesystem::path& folder) : Gpt2(Checkpoint(folder)) {}
   explicit Gpt2(const Checkpoint& checkpoint)
-      : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
+      : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "transformer."}, "wte.weight") {
     tensors_.require_blocks(names, config_.layers);
     for (Index i = 0; i < config_.layers; ++i) static_cast<void>(block(i));
@@ -72,7 +72,7 @@ template <class T> class Gpt2 {
                                             .fused = "attn.c_attn",
                                             .in_out = true};
 
-  static Gpt2Config read(const detail::ConfigFile& file) {
+  static Gpt2Config read(const ConfigFile& file) {
     Gpt2Config c;
     c.model_type = detail::model_type_of(file, {"gpt2"});
     file.only("scale_attn_weights", true);

@@ -56,7 +56,7 @@ template <class T> class Llama {
  public:
   explicit Llama(const std::filesystem::path& folder) : Llama(Checkpoint(folder)) {}
   explicit Llama(const Checkpoint& checkpoint)
-      : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
+      : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "model."}, "embed_tokens.weight") {
     tensors_.require_blocks(names, config_.layers);
     for (Index i = 0; i < config_.layers; ++i) static_cast<void>(block(i));
@@ -96,7 +96,7 @@ template <class T> class Llama {
                                             .down = "mlp.down_proj",
                                             .gate = "mlp.gate_proj"};
 
-  static LlamaConfig read(const detail::ConfigFile& file) {
+  static LlamaConfig read(const ConfigFile& file) {
     LlamaConfig c;
     c.model_type = detail::model_type_of(file, {"llama", "mistral", "qwen2", "qwen3"});
     const bool llama = c.model_type == "llama", mistral = c.model_type == "mistral", qwen2 = c.model_type == "qwen2",
@@ -124,7 +124,7 @@ template <class T> class Llama {
   }
 
   /// transformers 5 keeps all of it under rope_parameters; before, rope_theta and rope_scaling stood apart.
-  static void read_rope(const detail::ConfigFile& file, LlamaConfig& c) {
+  static void read_rope(const ConfigFile& file, LlamaConfig& c) {
     const auto* const own = file.find("rope_parameters");
     const auto* const scaling = own != nullptr ? own : file.find("rope_scaling");
     const char* const key = own != nullptr ? "rope_parameters" : "rope_scaling";
@@ -152,7 +152,7 @@ template <class T> class Llama {
                       .original_length = number("original_max_position_embeddings")};
   }
 
-  static void read_windows(const detail::ConfigFile& file, LlamaConfig& c, bool mistral, bool qwen) {
+  static void read_windows(const ConfigFile& file, LlamaConfig& c, bool mistral, bool qwen) {
     c.windows.assign(static_cast<std::size_t>(c.layers), 0);
     const bool used = mistral || (qwen && file.flag_or("use_sliding_window", false));
     if (used && !file.has("sliding_window")) file.missing("sliding_window");

@@ -35,7 +35,7 @@ template <class T> class T5 {
  public:
   explicit T5(const std::filesystem::path& folder) : T5(Checkpoint(folder)) {}
   explicit T5(const Checkpoint& checkpoint)
-      : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
+      : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {""}, checkpoint.contains(shared) ? shared : "encoder.embed_tokens.weight"),
         has_decoder_(tensors_.contains("decoder.final_layer_norm.weight") || tensors_.has_blocks(names("decoder"))) {
     tensors_.require_blocks(names("encoder"), config_.layers);
@@ -120,7 +120,7 @@ template <class T> class T5 {
     return score;
   }
 
-  static T5Config read(const detail::ConfigFile& file) {
+  static T5Config read(const ConfigFile& file) {
     T5Config c;
     c.model_type = detail::model_type_of(file, {"t5"});
     detail::read_sizes(file, {"num_layers", "d_model", "num_heads", "d_ff", "layer_norm_epsilon"}, c,

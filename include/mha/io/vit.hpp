@@ -32,7 +32,7 @@ template <class T> class Vit {
  public:
   explicit Vit(const std::filesystem::path& folder) : Vit(Checkpoint(folder)) {}
   explicit Vit(const Checkpoint& checkpoint)
-      : config_(read(detail::ConfigFile(checkpoint.folder() / "config.json"))),
+      : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
         tensors_(checkpoint, {"", "vit."}, "embeddings.cls_token") {
     tensors_.require_blocks(names, config_.layers);
     for (Index i = 0; i < config_.layers; ++i) static_cast<void>(block(i));
@@ -89,7 +89,7 @@ template <class T> class Vit {
                                             .up = "intermediate.dense",
                                             .down = "output.dense"};
 
-  static VitConfig read(const detail::ConfigFile& file) {
+  static VitConfig read(const ConfigFile& file) {
     VitConfig c;
     c.model_type = detail::model_type_of(file, {"vit"});
     detail::read_sizes(
@@ -113,7 +113,7 @@ template <class T> class Vit {
   }
 
   /// A number for both sides, or a list of height and width.
-  static void read_pair(const detail::ConfigFile& file, const char* key, Index& height, Index& width) {
+  static void read_pair(const ConfigFile& file, const char* key, Index& height, Index& width) {
     const auto* const value = file.find(key);
     if (value != nullptr && value->is_array() && value->size() == 2) {
       height = file.positive_of((*value)[0], key);

@@ -10,7 +10,7 @@
 
 namespace {
 
-using mha::detail::ConfigFile;
+using mha::ConfigFile;
 
 /// What f says of a file with this text.
 template <class F> std::string says(std::string_view text, F&& f) {

@@ -10,8 +10,8 @@
 
 namespace {
 
+using mha::ConfigFile;
 using mha::ModelConfig;
-using mha::detail::ConfigFile;
 
 constexpr mha::detail::ModelKeys keys{"layers", "width", "heads", "hidden", "eps"};
 
