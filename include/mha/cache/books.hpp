@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "../core/check.hpp"
+#include "storage.hpp"
+
+/// Where a cache keeps the positions of its sequences: integers alone, the same for every layer. A position is kept in
+/// a row; a cache has as many rows of keys and of values in each layer as its book has.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// What a step adds to a sequence: `rows` positions behind the first `length`.
+struct Growth {
+  Index slot, length, rows;
+};
+
+/// Rows come in blocks of one size: row r is row r mod rows of block r / rows.
+struct BlockExtents {
+  Index blocks, rows;
+};
+
+/// Positions [first, oldest) of a sequence that were written over; `oldest` is 0 while there are none.
+struct Gone {
+  Index first = 0, oldest = 0;
+};
+
+/// Rows [from, from + count) are to be copied to rows [to, to + count), in every layer.
+struct RowCopy {
+  Index from, to, count;
+};
+using RowCopies = std::vector<RowCopy>;
+
+/// Checks that a book may do without the positions that a saved sequence does not have.
+inline void require_all(bool fits, const Gone& gone) {
+  require(fits, "restore: the saved sequence is without positions ", gone.first, " to ", gone.oldest - 1,
+          ", but this cache keeps all");
+}
+
+/// Books of blocks: every sequence owns one block of rows, in which positions from `first` on go round.
+///
+/// All books have these members. reserve() gives memory to all growths or throws and changes nothing; write() and
+/// commit(), or drop(), follow it, and nothing else comes between.
+class BlockBook {
+ public:
+  BlockBook(const Contiguous& s, Index sequences) : BlockBook(sequences, s.length, s.length, s.length, s.length) {}
+  BlockBook(const Ring& s, Index sequences)
+      : BlockBook(sequences, s.first + s.left + s.rows, s.first, s.rows, longest_axis) {}
+
+  BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), block_rows_}; }
+  /// The most positions that a sequence may have.
+  Index limit() const { return limit_; }
+  /// How far a sequence can go back at least.
+  Index rewind() const { return rewind_; }
+
+  Index row(Index slot, Index position) const { return first_row(slot) + place(position); }
+  Index block(Index slot) const { return at(block_of_, slot); }
+  /// Positions below this one are never dropped.
+  Index first() const { return first_; }
+
+  /// What is gone of a sequence once its first `length` positions are written.
+  Gone gone(Index slot, Index length) const {
+    const Index written = std::max(at(written_, slot), length);
+    if (!turns() || written <= block_rows_) return {};
+    return {first_, written - (block_rows_ - first_)};
+  }
+
+  void add(Index slot) { at(written_, slot) = 0; }
+  void remove(Index slot) { at(written_, slot) = 0; }
+
+  bool can_truncate(Index slot, Index length) const { return length >= at(written_, slot) - rewind_ || !turns(); }
+  void truncate(Index, Index) {}
+
+  /// A new sequence with the first `length` positions of another.
+  void fork(Index from, Index to, Index length, RowCopies& copies) {
+    copy_block(first_row(from), first_row(to), turns() ? at(written_, from) : length, copies);
+    at(written_, to) = turns() ? at(written_, from) : length;
+  }
+
+  /// slots[i] becomes what slots[from[i]] was, whose length is lengths[from[i]].
+  void reorder(std::span<const Index> slots, std::span<const Index> from, std::span<const Index> lengths,
+               RowCopies& copies) {
+    // The first that takes a sequence over takes its block; the others copy into the blocks that nobody took.
+    scratch_.assign(slots.size() * 2, -1);
+    Index* const taken_by = scratch_.data();
+    Index* const block = taken_by + slots.size();
+    for (std::size_t i = 0; i < slots.size(); ++i)
+      if (taken_by[from[i]] < 0) {
+        taken_by[from[i]] = static_cast<Index>(i);
+        block[i] = at(block_of_, slots[static_cast<std::size_t>(from[i])]);
+      }
+    std::size_t unused = 0;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (block[i] >= 0) continue;
+      while (taken_by[unused] >= 0) ++unused;
+      block[i] = at(block_of_, slots[unused++]);
+      const std::size_t source = static_cast<std::size_t>(from[i]);
+      copy_block(first_row(slots[source]), block[i] * block_rows_,
+                 turns() ? at(written_, slots[source]) : lengths[source], copies);
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i)  // of each source, before any is overwritten
+      taken_by[i] = at(written_, slots[static_cast<std::size_t>(from[i])]);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      at(written_, slots[i]) = taken_by[i];
+      at(block_of_, slots[i]) = block[i];
+    }
+  }
+
+  /// Memory for `length` positions of a new sequence, of which [gone.first, gone.oldest) are not there.
+  ///
+  /// Errors    ShapeError if there is no memory, or a query at `length` might need one that is not there
+  void fill(Index slot, Index length, const Gone& gone) {
+    if (gone.oldest == 0) {
+      at(written_, slot) = length;
+      return;
+    }
+    require_all(turns(), gone);
+    const Index left = block_rows_ - first_ - rewind_, needed = std::max(first_, length - left);
+    require(gone.first >= first_ && gone.oldest <= needed, "restore: the saved sequence is without positions ",
+            gone.first, " to ", gone.oldest - 1, ", but this Ring keeps the first ", first_, " and those from ", needed,
+            " on");
+    at(written_, slot) = std::max(length, gone.oldest + (block_rows_ - first_));
+  }
+
+  void reserve(std::span<const Growth> growths, RowCopies&) {
+    for (const Growth& g : growths)
+      require(g.rows <= rewind_, "cache: a step adds ", g.rows, " rows to a sequence, the limit of this Ring is ",
+              rewind_, ": raise Ring::rows, or give the rows in several steps");
+  }
+  /// Layers write the growths' rows from now on, over what is a turn behind.
+  void write(std::span<const Growth> growths) {
+    for (const Growth& g : growths) at(written_, g.slot) = std::max(at(written_, g.slot), g.length + g.rows);
+  }
+  void commit() {}
+  void drop() {}
+
+ private:
+  BlockBook(Index sequences, Index block_rows, Index first, Index rewind, Index limit)
+      : block_of_(static_cast<std::size_t>(sequences)),
+        written_(static_cast<std::size_t>(sequences)),
+        block_rows_(block_rows),
+        first_(first),
+        rewind_(rewind),
+        limit_(limit) {
+    for (Index slot = 0; slot < sequences; ++slot) at(block_of_, slot) = slot;
+    scratch_.reserve(block_of_.size() * 2);
+  }
+
+  static Index& at(std::vector<Index>& v, Index slot) { return v[static_cast<std::size_t>(slot)]; }
+  static const Index& at(const std::vector<Index>& v, Index slot) { return v[static_cast<std::size_t>(slot)]; }
+
+  bool turns() const { return first_ < block_rows_; }
+  Index first_row(Index slot) const { return block(slot) * block_rows_; }
+  Index place(Index position) const {
+    return position < first_ ? position : first_ + (position - first_) % (block_rows_ - first_);
+  }
+  /// Copies what a block holds of a sequence's first `written` positions.
+  void copy_block(Index from, Index to, Index written, RowCopies& copies) const {
+    const Index count = std::min(written, block_rows_);
+    if (count > 0) copies.push_back({from, to, count});
+  }
+
+  std::vector<Index> block_of_;
+  std::vector<Index> written_;  ///< positions that were ever written, taken back ones included
+  std::vector<Index> scratch_;
+  Index block_rows_, first_, rewind_, limit_;
+};
+
+/// Books of pages with reference counts.
+class PageBook {
+ public:
+  PageBook(const Paged& s, Index sequences)
+      : references_(static_cast<std::size_t>(s.pages)),
+        page_(s.page),
+        limit_(s.length),
+        width_(blocks_of(s.length, s.page)),
+        table_(static_cast<std::size_t>(checked_product("Paged", "the table of all sequences' pages",
+                                                        {sequences, blocks_of(s.length, s.page)})),
+               -1),
+        used_(static_cast<std::size_t>(sequences)) {
+    free_.reserve(references_.size());
+    for (Index page = s.pages; page-- > 0;) free_.push_back(page);
+    undo_.reserve(references_.size());
+    sorted_.reserve(used_.size());
+    spare_.reserve(table_.size());
+  }
+
+  BlockExtents extents() const { return {static_cast<Index>(references_.size()), page_}; }
+  Index limit() const { return limit_; }
+  Index rewind() const { return limit_; }
+  Index free_pages() const { return static_cast<Index>(free_.size()); }
+
+  Index row(Index slot, Index position) const { return entry(slot, position / page_) * page_ + position % page_; }
+  Gone gone(Index, Index) const { return {}; }
+
+  /// The pages that hold a sequence's first positions.
+  std::span<const Index> pages(Index slot, Index length) const {
+    return {&entry(slot, 0), static_cast<std::size_t>(blocks_of(length, page_))};
+  }
+  Index width() const { return width_; }
+
+  void add(Index) {}
+  void remove(Index slot) { keep(slot, 0); }
+  bool can_truncate(Index, Index) const { return true; }
+  void truncate(Index slot, Index length) { keep(slot, blocks_of(length, page_)); }
+
+  void fork(Index from, Index to, Index length, RowCopies&) {
+    const Index count = blocks_of(length, page_);
+    for (Index i = 0; i < count; ++i) ++references(entry(to, i) = entry(from, i));
+    used(to) = count;
+  }
+
+  void reorder(std::span<const Index> slots, std::span<const Index> from, std::span<const Index> lengths, RowCopies&) {
+    spare_.clear();
+    for (const Index source : from) {
+      const auto pages_of = pages(slots[static_cast<std::size_t>(source)], lengths[static_cast<std::size_t>(source)]);
+      for (const Index page : pages_of) ++references(page);
+      spare_.insert(spare_.end(), pages_of.begin(), pages_of.end());
+    }
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      keep(slots[i], 0);
+      used(slots[i]) = blocks_of(lengths[static_cast<std::size_t>(from[i])], page_);
+      for (Index n = 0; n < used(slots[i]); ++n) entry(slots[i], n) = spare_[next++];
+    }
+  }
+
+  void fill(Index slot, Index length, const Gone& gone) {
+    require_all(gone.oldest == 0, gone);
+    RowCopies none;
+    const Growth all[] = {{slot, 0, length}};
+    reserve(all, none);
+    commit();
+  }
+
+  void reserve(std::span<const Growth> growths, RowCopies& copies) {
+    const Index wanted = pages_for(growths);
+    require(wanted <= free_pages(), "cache: the step needs ", wanted, " pages of ", page_, " positions, ", free_pages(),
+            " of ", references_.size(), " are free");
+    // Of the owners of a page, the last one left writes to it. That is the longest one, so that what it writes is
+    // behind the positions of the others, to whom the page returns if the step is dropped.
+    sorted_.assign(growths.begin(), growths.end());
+    std::sort(sorted_.begin(), sorted_.end(), [](const Growth& a, const Growth& b) { return a.length < b.length; });
+    for (const Growth& g : sorted_) {
+      if (g.rows == 0) continue;
+      const Index last = g.length / page_, filled = g.length % page_;
+      if (filled > 0 && references(entry(g.slot, last)) > 1) {
+        const Index shared = entry(g.slot, last);
+        take(g.slot, last);
+        copies.push_back({shared * page_, entry(g.slot, last) * page_, filled});
+        --references(shared);
+      }
+      for (Index n = blocks_of(g.length, page_); n < blocks_of(g.length + g.rows, page_); ++n) take(g.slot, n);
+      used(g.slot) = blocks_of(g.length + g.rows, page_);
+    }
+  }
+  void write(std::span<const Growth>) {}
+  void commit() { undo_.clear(); }
+  void drop() {
+    while (!undo_.empty()) {
+      const Taken& t = undo_.back();
+      give(entry(t.slot, t.index));
+      entry(t.slot, t.index) = t.before;
+      if (t.before >= 0)
+        ++references(t.before);
+      else
+        used(t.slot) = t.index;
+      undo_.pop_back();
+    }
+  }
+
+ private:
+  struct Taken {
+    Index slot, index, before;  ///< the page that stood there, -1 for none
+  };
+
+  Index& references(Index page) { return references_[static_cast<std::size_t>(page)]; }
+  Index& used(Index slot) { return used_[static_cast<std::size_t>(slot)]; }
+  std::size_t place(Index slot, Index n) const {
+    return static_cast<std::size_t>(slot) * static_cast<std::size_t>(width_) + static_cast<std::size_t>(n);
+  }
+  Index& entry(Index slot, Index n) { return table_[place(slot, n)]; }
+  const Index& entry(Index slot, Index n) const { return table_[place(slot, n)]; }
+
+  /// How many pages the growths need. Of those that share a partly filled page, the last one left may write to it.
+  Index pages_for(std::span<const Growth> growths) {
+    std::int64_t wanted = 0;
+    spare_.clear();
+    for (const Growth& g : growths) {
+      wanted += blocks_of(g.length + g.rows, page_) - blocks_of(g.length, page_);
+      if (g.rows == 0 || g.length % page_ == 0) continue;
+      Index& owners = references(entry(g.slot, g.length / page_));
+      if (owners > 1) {
+        ++wanted;
+        --owners;
+        spare_.push_back(entry(g.slot, g.length / page_));
+      }
+    }
+    for (const Index page : spare_) ++references(page);
+    return static_cast<Index>(std::min<std::int64_t>(wanted, longest_axis));
+  }
+
+  void take(Index slot, Index n) {
+    const Index page = free_.back();
+    free_.pop_back();
+    references(page) = 1;
+    undo_.push_back({slot, n, n < used(slot) ? entry(slot, n) : -1});
+    entry(slot, n) = page;
+  }
+  void give(Index page) {
+    if (--references(page) == 0) free_.push_back(page);
+  }
+  void keep(Index slot, Index count) {
+    for (Index n = count; n < used(slot); ++n) give(entry(slot, n));
+    used(slot) = std::min(used(slot), count);
+  }
+
+  std::vector<Index> references_, free_;
+  Index page_, limit_, width_;
+  std::vector<Index> table_;  ///< (sequences, width)
+  std::vector<Index> used_;   ///< pages of each sequence
+  std::vector<Index> spare_;
+  std::vector<Growth> sorted_;
+  std::vector<Taken> undo_;
+};
+
+template <class Storage> struct BookOf;
+template <> struct BookOf<Contiguous> { using type = BlockBook; };
+template <> struct BookOf<Ring> { using type = BlockBook; };
+template <> struct BookOf<Paged> { using type = PageBook; };
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
+#include "../core/tensor.hpp"
+#include "books.hpp"
+#include "kv_shape.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The keys and values of all layers of a cache, in rows as its book numbers them.
+template <class F> class CacheMemory {
+ public:
+  CacheMemory(const KvShape& shape, Index layers, const BlockExtents& rows)
+      : key_(layers, rows.blocks, rows.rows, shape.heads, shape.dim),
+        value_(layers, rows.blocks, rows.rows, shape.heads, shape.value_dim) {}
+
+  std::size_t bytes() const { return (key_.size() + value_.size()) * sizeof(F); }
+
+  /// One layer's, (blocks, rows, Hkv, ·).
+  auto key_blocks(Index layer) const { return blocks_of_layer(key_, layer); }
+  auto value_blocks(Index layer) const { return blocks_of_layer(value_, layer); }
+  /// One layer's, (blocks · rows, Hkv, ·).
+  auto key_rows(Index layer) { return rows_of_layer(key_, layer); }
+  auto key_rows(Index layer) const { return rows_of_layer(key_, layer); }
+  auto value_rows(Index layer) { return rows_of_layer(value_, layer); }
+  auto value_rows(Index layer) const { return rows_of_layer(value_, layer); }
+
+  /// Copies rows in every layer, in the order of the list.
+  void run(const RowCopies& copies) {
+    for (const RowCopy& c : copies)
+      for (Index layer = 0; layer < key_.extent(0); ++layer) {
+        copy(key_rows(layer), c);
+        copy(value_rows(layer), c);
+      }
+  }
+
+ private:
+  template <class Tensor> static auto blocks_of_layer(Tensor& t, Index layer) {
+    const auto all = t.view();
+    using T = std::remove_pointer_t<decltype(all.data)>;
+    return TensorView<T, 4>{all.pointer(layer, 0, 0, 0, 0),
+                            {all.extent[1], all.extent[2], all.extent[3], all.extent[4]},
+                            {all.stride[1], all.stride[2], all.stride[3], all.stride[4]}};
+  }
+  template <class Tensor> static auto rows_of_layer(Tensor& t, Index layer) {
+    const auto v = blocks_of_layer(t, layer);
+    using T = std::remove_pointer_t<decltype(v.data)>;
+    return TensorView<T, 3>{
+        v.data, {v.extent[0] * v.extent[1], v.extent[2], v.extent[3]}, {v.stride[1], v.stride[2], 1}};
+  }
+  static void copy(const TensorView<F, 3>& rows, const RowCopy& c) {
+    std::copy_n(rows.pointer(c.from, 0, 0), c.count * rows.stride[0], rows.pointer(c.to, 0, 0));
+  }
+
+  Tensor<F, 5> key_, value_;  ///< (layers, blocks, rows, Hkv, ·)
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

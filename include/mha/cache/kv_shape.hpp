@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "../config.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Heads and head sizes of the keys and values that a cache stores.
+struct KvShape {
+  Index heads = 0, dim = 0, value_dim = 0;
+
+  std::size_t key_elements() const { return static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim); }
+  std::size_t value_elements() const { return static_cast<std::size_t>(heads) * static_cast<std::size_t>(value_dim); }
+  /// Numbers that a position takes in a layer.
+  std::size_t row_elements() const { return key_elements() + value_elements(); }
+};
+
+}  // namespace mha::inline MHA_NAMESPACE

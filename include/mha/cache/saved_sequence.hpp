@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../core/check.hpp"
+#include "../core/scalar.hpp"
+#include "books.hpp"
+#include "kv_shape.hpp"
+
+/// A cached sequence as bytes: a header, then layer by layer each kept position's keys (Hkv, D) and values (Hkv, Dv),
+/// in the byte order of the machine.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+struct SavedHeader {
+  char magic[8];
+  char scalar[16];
+  Index scalar_bytes, layers, heads, dim, value_dim, length, first_gone, oldest;
+};
+inline constexpr char saved_magic[8] = {'m', 'h', 'a', ' ', 'k', 'v', ' ', '1'};
+
+/// Positions that a sequence has without those that are gone.
+inline std::size_t kept_positions(Index length, const Gone& gone) {
+  return static_cast<std::size_t>(gone.oldest == 0 ? length : length - (gone.oldest - gone.first));
+}
+
+/// Writes a sequence as bytes.
+template <class F> class SavedSequence {
+  static_assert(std::is_trivially_copyable_v<F>,
+                "mha: a sequence is saved as the bytes of its numbers: the cache's scalar must be trivially copyable "
+                "(see mha/cache/saved_sequence.hpp)");
+
+ public:
+  SavedSequence(const KvShape& shape, Index layers, Index length, const Gone& gone) : shape_(shape) {
+    SavedHeader h{{},     {},         Index{sizeof(F)}, layers, shape.heads, shape.dim, shape.value_dim,
+                  length, gone.first, gone.oldest};
+    std::memcpy(h.magic, saved_magic, sizeof saved_magic);
+    const std::string_view name = scalar_name<F>();
+    std::memcpy(h.scalar, name.data(), name.size());
+    bytes_.reserve(sizeof h +
+                   static_cast<std::size_t>(layers) * kept_positions(length, gone) * shape.row_elements() * sizeof(F));
+    put_bytes(&h, sizeof h);
+  }
+
+  /// The keys (Hkv, D) and values (Hkv, Dv) of the next position.
+  void put(const F* key, const F* value) {
+    put_bytes(key, shape_.key_elements() * sizeof(F));
+    put_bytes(value, shape_.value_elements() * sizeof(F));
+  }
+  std::vector<std::byte> bytes() && { return std::move(bytes_); }
+
+ private:
+  void put_bytes(const void* from, std::size_t n) {
+    const auto* const p = static_cast<const std::byte*>(from);
+    bytes_.insert(bytes_.end(), p, p + n);
+  }
+
+  KvShape shape_;
+  std::vector<std::byte> bytes_;
+};
+
+/// Reads one.
+///
+/// Errors    ShapeError if the bytes are not a sequence of these layers, sizes and scalar, or not all of it
+template <class F> class SavedRows {
+ public:
+  SavedRows(std::span<const std::byte> bytes, const KvShape& shape, Index layers) : bytes_(bytes), shape_(shape) {
+    require(bytes.size() >= sizeof header_, "restore: ", bytes.size(), " bytes, a saved sequence has at least ",
+            sizeof header_);
+    std::memcpy(&header_, bytes.data(), sizeof header_);
+    require(std::memcmp(header_.magic, saved_magic, sizeof saved_magic) == 0,
+            "restore: the bytes are no saved sequence, or one of another version of mha");
+    const std::string_view own = scalar_name<F>();
+    require(
+        header_.scalar[sizeof header_.scalar - 1] == 0 && own == header_.scalar && header_.scalar_bytes == sizeof(F),
+        "restore: the sequence was saved in another scalar, the cache stores ", own);
+    const auto agree = [](const char* axis, Index saved, Index cached) {
+      require_equal("restore", axis, "the saved sequence", saved, "the cache", cached);
+    };
+    agree("layers", header_.layers, layers);
+    agree("heads", header_.heads, shape.heads);
+    agree("head size", header_.dim, shape.dim);
+    agree("value head size", header_.value_dim, shape.value_dim);
+    require(header_.length >= 0 && header_.length <= longest_axis, "restore: the saved length is ", header_.length,
+            ", outside [0, ", longest_axis, "]");
+    require(header_.first_gone >= 0 && header_.oldest >= 0 && header_.oldest <= header_.length &&
+                (header_.oldest == 0 ? header_.first_gone == 0 : header_.first_gone < header_.oldest),
+            "restore: the saved sequence says that positions ", header_.first_gone, " to ", header_.oldest,
+            " are gone of ", header_.length);
+    const std::size_t expected = sizeof header_ + static_cast<std::size_t>(layers) *
+                                                      kept_positions(header_.length, gone()) * shape.row_elements() *
+                                                      sizeof(F);
+    require(bytes.size() == expected, "restore: ", bytes.size(), " bytes, expected ", expected);
+    at_ = sizeof header_;
+  }
+
+  Index length() const { return header_.length; }
+  Gone gone() const { return {header_.first_gone, header_.oldest}; }
+
+  /// The keys and values of the next position.
+  void take(F* key, F* value) {
+    take_bytes(key, shape_.key_elements() * sizeof(F));
+    take_bytes(value, shape_.value_elements() * sizeof(F));
+  }
+
+ private:
+  void take_bytes(void* to, std::size_t n) {
+    std::memcpy(to, bytes_.data() + at_, n);
+    at_ += n;
+  }
+
+  std::span<const std::byte> bytes_;
+  KvShape shape_;
+  SavedHeader header_{};
+  std::size_t at_ = 0;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../core/check.hpp"
+#include "../policy/role.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Every sequence of a cache has memory for this many positions.
+struct Contiguous {
+  Required<Index> length;
+};
+
+/// Every sequence has memory for the window of a mask alone, first + left + rows positions, and may grow for ever: the
+/// first `first` positions stay, of the others the last left + rows.
+///
+/// `left` is SlidingWindow's: the keys that a query sees on its left, itself not counted. A step adds `rows` positions
+/// to a sequence at most, and as many can be taken back. A layer whose mask shows a position that is gone refuses the
+/// call.
+struct Ring {
+  Required<Index> left;
+  Index rows = 1, first = 0;
+};
+
+/// All sequences share a pool of pages, each of `page` positions, a power of two from 16 on. A sequence takes one page
+/// after another as it grows to `length` positions at most. Forks share pages; the first to write to one copies it.
+struct Paged {
+  Required<Index> pages, length;
+  Index page = 64;
+};
+
+/// How many layers and how many sequences at a time a cache serves.
+struct CacheSizes {
+  Index layers = 1, sequences = 1;
+};
+
+namespace detail {
+
+inline void check_storage(const Contiguous& s) {
+  require(s.length > 0, "Contiguous: length is ", s.length.value, ", it must be at least 1");
+  require(s.length <= longest_axis, "Contiguous: length is ", s.length.value, ", the limit is ", longest_axis);
+}
+inline void check_storage(const Ring& s) {
+  require(s.left >= 0, "Ring: left is ", s.left.value, ", it must be at least 0");
+  require(s.rows > 0, "Ring: rows is ", s.rows, ", it must be at least 1");
+  require(s.first >= 0, "Ring: first is ", s.first, ", it must be at least 0");
+  const std::int64_t all = std::int64_t{s.left} + s.rows + s.first;
+  require(all <= longest_axis, "Ring: left, rows and first are ", all, " positions together, the limit is ",
+          longest_axis);
+}
+inline void check_storage(const Paged& s) {
+  require(s.pages > 0, "Paged: pages is ", s.pages.value, ", it must be at least 1");
+  require(s.page >= 16 && (s.page & (s.page - 1)) == 0, "Paged: page is ", s.page,
+          ", it must be a power of two, at least 16");
+  require(s.length > 0, "Paged: length is ", s.length.value, ", it must be at least 1");
+  const std::int64_t all = std::int64_t{s.pages} * s.page;
+  require(all <= longest_axis, "Paged: ", s.pages.value, " pages of ", s.page, " are ", all,
+          " positions, the limit is ", longest_axis);
+  require(s.length <= longest_axis, "Paged: length is ", s.length.value, ", the limit is ", longest_axis);
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

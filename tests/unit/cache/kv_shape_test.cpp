@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <mha/cache/kv_shape.hpp>
+
+namespace {
+
+TEST(KvShape, CountsTheNumbersOfAPosition) {
+  const mha::KvShape shape{.heads = 3, .dim = 5, .value_dim = 2};
+  EXPECT_EQ(shape.key_elements(), 15u);
+  EXPECT_EQ(shape.value_elements(), 6u);
+  EXPECT_EQ(shape.row_elements(), 21u);
+  const mha::KvShape huge{.heads = 1 << 15, .dim = 1 << 15, .value_dim = 1 << 15};
+  EXPECT_EQ(huge.row_elements(), std::size_t{1} << 31);
+}
+
+}  // namespace

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/cache/saved_sequence.hpp>
+
+namespace {
+
+using mha::Index;
+using mha::detail::Gone;
+using mha::detail::SavedHeader;
+using mha::detail::SavedRows;
+using mha::detail::SavedSequence;
+
+constexpr mha::KvShape shape{.heads = 2, .dim = 2, .value_dim = 1};
+constexpr Index layers = 2;
+
+std::vector<std::byte> saved(Index length, const Gone& gone) {
+  SavedSequence<float> to(shape, layers, length, gone);
+  float number = 0;
+  for (Index layer = 0; layer < layers; ++layer)
+    for (Index p = 0; p < length; ++p) {
+      if (p >= gone.first && p < gone.oldest) continue;
+      const float key[] = {number + 1, number + 2, number + 3, number + 4}, value[] = {-number, -number - 1};
+      to.put(key, value);
+      number += 10;
+    }
+  return std::move(to).bytes();
+}
+
+std::string refusal(const std::vector<std::byte>& bytes, const mha::KvShape& s = shape, Index n = layers) {
+  try {
+    const SavedRows<float> rows(bytes, s, n);
+  } catch (const mha::ShapeError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+std::vector<std::byte> with(std::vector<std::byte> bytes, Index SavedHeader::*member, Index value) {
+  SavedHeader header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  header.*member = value;
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return bytes;
+}
+
+TEST(SavedSequence, ReadsWhatWasWritten) {
+  for (const Gone gone : {Gone{}, Gone{1, 4}}) {
+    const auto bytes = saved(6, gone);
+    SavedRows<float> from(bytes, shape, layers);
+    EXPECT_EQ(from.length(), 6);
+    EXPECT_EQ(from.gone().first, gone.first);
+    EXPECT_EQ(from.gone().oldest, gone.oldest);
+    const Index kept = gone.oldest == 0 ? 6 : 3;
+    for (Index i = 0; i < layers * kept; ++i) {
+      float key[4], value[2];
+      from.take(key, value);
+      EXPECT_EQ(key[3], float(10 * i + 4));
+      EXPECT_EQ(value[1], float(-10 * i - 1));
+    }
+  }
+}
+
+TEST(SavedSequence, RefusesWhatItIsNot) {
+  const auto good = saved(5, {});
+  EXPECT_EQ(refusal(good), "");
+  for (std::size_t n = 0; n < good.size(); ++n)
+    EXPECT_NE(refusal({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(n)}), "") << n << " bytes";
+  auto longer = good;
+  longer.push_back(std::byte{0});
+  EXPECT_NE(refusal(longer), "");
+  EXPECT_NE(refusal(good, {3, 2, 1}), "");
+  EXPECT_NE(refusal(good, {2, 3, 1}), "");
+  EXPECT_NE(refusal(good, {2, 2, 2}), "");
+  EXPECT_NE(refusal(good, shape, 3), "");
+  for (const Index length : {-1, 4, 6, 2147483647}) EXPECT_NE(refusal(with(good, &SavedHeader::length, length)), "");
+  for (const Index gone : {-1, 1, 6, 2147483647}) {
+    EXPECT_NE(refusal(with(good, &SavedHeader::oldest, gone)), "");
+    EXPECT_NE(refusal(with(good, &SavedHeader::first_gone, gone)), "");
+  }
+  EXPECT_NE(refusal(with(good, &SavedHeader::scalar_bytes, 2)), "");
+  auto unterminated = good;
+  for (std::size_t i = 8; i < 24; ++i) unterminated[i] = std::byte{'f'};
+  EXPECT_EQ(refusal(unterminated), "restore: the sequence was saved in another scalar, the cache stores float");
+}
+
+}  // namespace

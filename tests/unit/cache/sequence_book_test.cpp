@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <mha/cache/sequence_book.hpp>
+
+namespace {
+
+using mha::SequenceId;
+using mha::detail::SequenceBook;
+
+std::string refusal(const SequenceBook& book, const SequenceId& id) {
+  try {
+    static_cast<void>(book.slot("length", id));
+  } catch (const mha::ShapeError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(SequenceBook, KnowsItsOwnSequencesOnly) {
+  SequenceBook book(2), other(2);
+  const SequenceId a = book.add("add"), b = book.add("add"), of_other = other.add("add");
+  EXPECT_NE(book.slot("length", a), book.slot("length", b));
+  EXPECT_EQ(refusal(book, of_other), "length: the sequence was removed, or is of another cache");
+  EXPECT_EQ(refusal(book, SequenceId{}), "length: the SequenceId names no sequence: add() and fork() return one");
+}
+
+TEST(SequenceBook, ARemovedSequenceIsNeverTakenForAnother) {
+  SequenceBook book(1);
+  const SequenceId dead = book.add("add");
+  book.set_length(book.slot("length", dead), 7);
+  book.remove(book.slot("remove", dead));
+  const SequenceId next = book.add("add");  // in the same slot
+  EXPECT_EQ(book.length(book.slot("length", next)), 0);
+  EXPECT_EQ(refusal(book, dead), "length: the sequence was removed, or is of another cache");
+  EXPECT_FALSE(dead == next);
+}
+
+TEST(SequenceBook, SaysHowManyItHasMemoryFor) {
+  SequenceBook book(3);
+  for (int i = 0; i < 3; ++i) static_cast<void>(book.add("add"));
+  EXPECT_EQ(book.size(), 3);
+  try {
+    static_cast<void>(book.add("fork"));
+    FAIL();
+  } catch (const mha::ShapeError& e) {
+    EXPECT_STREQ(e.what(), "fork: the cache has 3 sequences, the limit is 3: remove one first");
+  }
+}
+
+}  // namespace

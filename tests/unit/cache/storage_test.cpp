@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <mha/cache/storage.hpp>
+
+namespace {
+
+template <class Storage> std::string refusal(const Storage& s) {
+  try {
+    mha::detail::check_storage(s);
+  } catch (const mha::ShapeError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Storage, TakesWhatFits) {
+  EXPECT_EQ(refusal(mha::Contiguous{.length = 1}), "");
+  EXPECT_EQ(refusal(mha::Ring{.left = 0}), "");
+  EXPECT_EQ(refusal(mha::Ring{.left = 1023, .rows = 256, .first = 4}), "");
+  EXPECT_EQ(refusal(mha::Paged{.pages = 1, .length = 1, .page = 16}), "");
+}
+
+TEST(Storage, RefusesSizesInOneSentence) {
+  EXPECT_EQ(refusal(mha::Contiguous{.length = 0}), "Contiguous: length is 0, it must be at least 1");
+  EXPECT_EQ(refusal(mha::Ring{.left = -1}), "Ring: left is -1, it must be at least 0");
+  EXPECT_EQ(refusal(mha::Ring{.left = 1, .rows = 0}), "Ring: rows is 0, it must be at least 1");
+  EXPECT_EQ(refusal(mha::Ring{.left = 1, .first = -2}), "Ring: first is -2, it must be at least 0");
+  EXPECT_EQ(refusal(mha::Paged{.pages = 0, .length = 1}), "Paged: pages is 0, it must be at least 1");
+  EXPECT_EQ(refusal(mha::Paged{.pages = 1, .length = 0}), "Paged: length is 0, it must be at least 1");
+  for (const int page : {-16, 0, 8, 15, 48})
+    EXPECT_EQ(refusal(mha::Paged{.pages = 1, .length = 1, .page = page}),
+              "Paged: page is " + std::to_string(page) + ", it must be a power of two, at least 16");
+  EXPECT_NE(refusal(mha::Ring{.left = 2147483647}).find("the limit is"), std::string::npos);
+  EXPECT_NE(refusal(mha::Contiguous{.length = 2147483647}).find("the limit is"), std::string::npos);
+  EXPECT_NE(refusal(mha::Paged{.pages = 1 << 30, .length = 1}).find("the limit is"), std::string::npos);
+}
+
+}  // namespace
