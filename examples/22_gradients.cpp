@@ -9,7 +9,7 @@
 //             gave:
 //               step   0: 0.8962
 //               step 400: 0.0487
-// Next        models/, whole models; semantic_search/, a real one
+// Next        23_kv_cache.cpp, keys and values that are kept
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

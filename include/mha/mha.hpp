@@ -20,6 +20,7 @@
 #include "core/workspace.hpp"
 #include "interop/eigen.hpp"
 #include "layer/cost.hpp"
+#include "layer/kv_cache.hpp"
 #include "layer/multi_head_attention.hpp"
 #include "policy/concat.hpp"
 #include "policy/heads.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "../policy/projection.hpp"
 #include "../policy/qk_norm.hpp"
 #include "../policy/sink.hpp"
+#include "cached_call.hpp"
 #include "config.hpp"
 #include "cost.hpp"
 #include "explain.hpp"
@@ -63,7 +65,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///           is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <SequenceOf<T> X, class... Extra>
-  requires(!(detail::MemoryArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
+  requires(!(detail::MemoryArgument<Extra> || ...) && !(detail::LayerStepArgument<Extra> || ...)) [[nodiscard]] auto
+  operator()(const X& x, Extra&&... extra) const {
     return run(x, detail::read_sequence(x), extra...);
   }
 
@@ -73,6 +76,38 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
   [[nodiscard]] auto operator()(const X& x, const Memory& memory, Extra&&... extra) const {
     return run(x, detail::read_memory<B>(memory), extra...);
+  }
+
+  /// Self-attention of rows that follow what a cache holds of their sequences: their keys and values are written to the
+  /// cache, then they attend to all that it holds. See mha/layer/cache_step.hpp.
+  ///
+  /// Shapes    x (Σn, E), sequence by sequence as the step names them, or (B, n, E)  →  the same
+  /// Then      masks, scores, into(y), LogSumExp, a Workspace, a backend; positions are the cache's
+  /// Errors    ShapeError if a size is not the configuration's, the step's or the cache's, or the mask shows what a
+  /// Ring
+  ///           has dropped; the step can be ended then as if nothing had happened
+  template <SequenceOf<T> X, detail::LayerStepArgument Step, class... Extra>
+  [[nodiscard]] auto operator()(const X& x, const Step& step, Extra&&... extra) const {
+    detail::check_cached_arguments<Extra...>();
+    return run(x, step, extra...);
+  }
+
+  /// The short form of a step for a cache of one layer: rows for all its sequences, committed.
+  ///
+  /// Shapes    x (n, E) for one sequence, (B·n, E) or (B, n, E) for B in the order in which they were added
+  template <SequenceOf<T> X, class Cache, class... Extra>
+  [[nodiscard]] auto step(const X& x, Cache& cache, Extra&&... extra) const {
+    detail::require_short_form("step", cache);
+    return in_steps(x, cache, detail::longest_axis, extra...);
+  }
+  /// The same for prompts of any length: a Ring is given its `rows` at a time.
+  template <SequenceOf<T> X, class Cache, class... Extra>
+  [[nodiscard]] auto prefill(const X& x, Cache& cache, Extra&&... extra) const {
+    static_assert(!(detail::LogSumExpArgument<Extra> || ...),
+                  "mha: prefill() may take several steps and writes no log-sum-exp: give it to a step, "
+                  "layer(x, step[i], mha::LogSumExp{…}) (see mha/layer/layer.hpp)");
+    detail::require_short_form("prefill", cache);
+    return in_steps(x, cache, cache.max_rows(), extra...);
   }
 
   /// Keys and values of a memory, projected once.
@@ -169,6 +204,33 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     }
   }
 
+  /// Steps of at most so many rows of every sequence.
+  template <class X, class Cache, class... Extra>
+  auto in_steps(const X& x, Cache& cache, Index most, Extra&... extra) const {
+    detail::check_cached_arguments<Extra...>();
+    detail::check_memory_of<B, X>();
+    const auto all = detail::read_sequence(x);
+    const auto from = detail::each_sequence(all, cache);
+    const auto to = [&](const TensorView<T, 3>& rows) {
+      const auto y = detail::each_sequence(rows, cache);
+      for (Index begin = 0; begin == 0 || begin < from.extent[1]; begin += most) {
+        const Index count = std::min(most, from.extent[1] - begin);
+        auto step = cache.step(count);
+        const auto part = detail::part_of(from, begin, count);
+        check(part, step[0]);
+        forward(part, step[0], detail::part_of(y, begin, std::min(most, y.extent[1] - begin)), extra...);
+        step.commit();
+      }
+    };
+    if constexpr ((detail::IntoArgument<Extra> || ...)) {
+      to(detail::find_into<T>(extra...));
+    } else {
+      auto y = detail::result_of_rows<B, X>(all, output_width());
+      to(detail::with_batch(view(y)));
+      return y;
+    }
+  }
+
   template <class Memory, class... Extra>
   MHA_NO_INLINE void forward(const TensorView<const T, 3>& x, const Memory& memory, const TensorView<T, 3>& y,
                              Extra&... extra) const {
@@ -188,10 +250,10 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto heads = detail::head_buffers<T, false>(frame, batch, length, {of_heads})[0];
     // Everything is checked before anything is computed: the views' memory is filled below.
     const detail::CallNames names = detail::layer_names(x, memory);
-    const auto given = options(memory, extra...);
+    const auto given = options(batch, memory, extra...);
     const TensorView<const T, 4> q = made.q;
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
-        names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged),
+        names, heads, q, detail::source_of(names, made, memory, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
@@ -199,11 +261,13 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_reachable(backend, "layer", "memory", made.rows);
     detail::require_reachable(backend, "layer", "the result", y);
     detail::require_reachable(backend, "layer", "log-sum-exp", checked.log_sum_exp);
+    if constexpr (detail::LayerStepArgument<Memory>) memory.check_mask(checked.mask, c.num_heads);
 
     const auto call = detail::staged(backend, std::move(checked), frame, workspace);
     const auto w = parameters_.views();
     const detail::ItemsOn<B> items{backend, workspace};
-    project(backend, x, made, call, w, frame, workspace);
+    project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
+    if constexpr (detail::LayerStepArgument<Memory>) memory.write(made.key, made.value, parameters_.version(), items);
     detail::run(backend, call, workspace);
     detail::run_gates<B, Concat, T>(heads, products_.vectors(w).gate, items);
     const TensorView<const T, 2> rows = view(heads.data, batch * length, c.concat_width());
@@ -228,7 +292,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     auto frame = workspace.frame();
     const auto made = detail::projected<B>(config_, from, memory, false, frame);
     const detail::CallNames names = detail::layer_names(from, memory);
-    const auto given = options(memory, extra...);
+    const auto given = options(from.extent[0], memory, extra...);
     const TensorView<const T, 4> q = made.q;
     auto checked = detail::checked_call<T, detail::memory_of<B>>(
         names, q, detail::kv_of(names, q, made.key, made.key, given.ragged),
@@ -238,7 +302,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_reachable(backend, "layer", "x", from);
     detail::require_reachable(backend, "layer", "memory", made.rows);
     const auto call = detail::staged(backend, std::move(checked), frame, workspace);
-    project(backend, from, made, call, parameters_.views(), frame, workspace);
+    project(backend, from, made, call, detail::key_positions_of(call, memory), parameters_.views(), frame, workspace);
     return detail::run_weights(backend, call, workspace);
   }
 
@@ -250,7 +314,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
   template <class Call>
   void project(const B& backend, const TensorView<const T, 3>& x, const detail::Projected<T>& p, const Call& call,
-               const ParameterViews<const T>& w, typename Workspace::Frame& frame, Workspace& workspace) const {
+               const RowPositions& keys, const ParameterViews<const T>& w, typename Workspace::Frame& frame,
+               Workspace& workspace) const {
     const detail::ItemsOn<B> items{backend, workspace};
     const TensorView<T, 2> results[] = {detail::rows_of(p.q), detail::rows_of(p.to_key), detail::rows_of(p.to_value)};
     const std::span<const TensorView<T, 2>> to(results, p.to_key.data == nullptr     ? 1u
@@ -266,8 +331,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const CallShape& shape = call.shape;
     detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, items);
     detail::run_position<B, T>(position_, p.q, {shape.origin, call.q_offsets, shape.batch, shape.queries}, items);
-    if (to.size() > 1)
-      finish_keys(p.to_key, w, {Origins(Index{0}), call.kv.offsets.data, shape.batch, shape.keys}, items);
+    if (to.size() > 1) finish_keys(p.to_key, w, keys, items);
   }
 
   void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
@@ -283,15 +347,23 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   }
   template <class Memory> void check(const TensorView<const T, 3>& x, const Memory& memory) const {
     check_rows("layer", "x", x, "d_model", config_.d_model);
-    if constexpr (detail::is_key_values<Memory>)
+    if constexpr (detail::LayerStepArgument<Memory>) {
+      detail::require(config_.kv_model == config_.d_model, "layer: x has width ", config_.d_model,
+                      " but keys and values are made of rows of width ", config_.kv_model);
+      memory.check(config_, parameters_.version(), x.extent[0], x.extent[1]);
+    } else if constexpr (detail::is_key_values<Memory>)
       detail::require_fitting_memory(memory, config_, parameters_.version());
     else
       check_rows("layer", detail::layer_names(x, memory).k, memory, "kv_model", config_.kv_model);
   }
-  template <class Memory, class... Extra> auto options(const Memory& memory, const Extra&... extra) const {
+  template <class Memory, class... Extra>
+  auto options([[maybe_unused]] Index batch, const Memory& memory, const Extra&... extra) const {
     auto o = detail::collect_options<Accumulator<T>>(extra...);
     o.scale = config_.scale;
-    if constexpr (detail::is_key_values<Memory>) detail::take_projected_offsets(memory.offsets, o.ragged);
+    if constexpr (detail::LayerStepArgument<Memory>)
+      detail::take_step(memory, batch, o.ragged, o.origin);
+    else if constexpr (detail::is_key_values<Memory>)
+      detail::take_projected_offsets(memory.offsets, o.ragged);
     return o;
   }
 

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "../cache/books.hpp"
+#include "../core/check.hpp"
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "../policy/mask.hpp"
+#include "config.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// Rows of keys and values to where a cache stores them, converted: Items.
+///
+/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv)  to_key (R, Hkv, D)  to_value (R, Hkv, Dv)  to_row (B·n)
+template <class T, class F> struct AppendRows {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const T, 4> key, value;
+  TensorView<F, 3> to_key, to_value;
+  const Index* to_row;
+
+  void operator()(std::ptrdiff_t row, Index g) const {
+    const Index b = static_cast<Index>(row / key.length()), i = static_cast<Index>(row % key.length());
+    copy(key.pointer(b, i, g, 0), key.stride[3], to_key.pointer(to_row[row], g, 0), key.dim());
+    copy(value.pointer(b, i, g, 0), value.stride[3], to_value.pointer(to_row[row], g, 0), value.dim());
+  }
+
+ private:
+  static void copy(const T* from, std::ptrdiff_t step, F* to, Index n) {
+    for (Index i = 0; i < n; ++i) {
+      if constexpr (std::same_as<T, F>)
+        to[i] = from[i * step];
+      else
+        to[i] = F(Accumulator<F>(from[i * step]));
+    }
+  }
+};
+
+/// What may be stored as F: numbers that are accumulated as F's are.
+template <class T, class F> constexpr bool stores = std::same_as<Accumulator<T>, Accumulator<F>>;
+
+/// Rows (Σn, Hkv, ·) or (B, n, Hkv, ·) as (B, n, Hkv, ·).
+template <class T, class Owner> TensorView<const T, 4> cached_rows(const Owner& owner) {
+  const TensorView<const T, ViewTraits<Owner>::rank> v = ViewTraits<Owner>::view(owner);
+  if constexpr (ViewTraits<Owner>::rank == 4)
+    return v;
+  else
+    return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
+}
+
+/// Checks that a tensor (B, n, …) has the step's rows: all of them one after another, or n for each sequence.
+inline void require_step_rows(const char* call, const char* name, Index batch, Index length,
+                              std::span<const Growth> growths, Index rows) {
+  const Index sequences = static_cast<Index>(growths.size());
+  if (batch == 1) return require(length == rows, call, ": ", name, " has ", length, " rows, but the step has ", rows);
+  require(batch == sequences, call, ": ", name, " has batch ", batch, ", but the step has ", sequences, " sequences");
+  for (std::size_t b = 0; b < growths.size(); ++b)
+    require(growths[b].rows == length, call, ": ", name, " has ", length, " rows a sequence, but the step has ",
+            growths[b].rows, " for sequence ", b);
+}
+
+}  // namespace detail
+
+/// One layer's part of a step: layer(x, step[i]) writes the keys and values of x's rows into the cache and attends to
+/// all that the cache holds of their sequences.
+template <class Cache> class LayerStep {
+ public:
+  static constexpr bool is_layer_step = true;
+  using Scalar = typename Cache::Scalar;
+
+  LayerStep(Cache& cache, Index layer) : cache_(&cache), layer_(layer) {}
+
+  Index sequences() const { return static_cast<Index>(cache_->growths_.size()); }
+  /// Of all sequences together.
+  Index rows() const { return static_cast<Index>(cache_->to_row_.size()); }
+  /// (sequences + 1): sequence b is rows offsets()[b] … offsets()[b + 1] − 1.
+  std::span<const Index> offsets() const { return cache_->offsets_; }
+  /// (sequences): the position of each sequence's first row.
+  std::span<const Index> positions() const { return cache_->positions_; }
+
+  /// The layer's keys and values up to and with the rows of the step, which are to be written before they are read.
+  auto source() const { return cache_->source(layer_); }
+
+  /// Checks that a layer may write that is called on x (B, n, E): its sizes, its weights, once, and the rows of the
+  /// step.
+  void check(const Config& c, std::uint64_t weights_version, Index batch, Index length) const {
+    using detail::require;
+    require(cache_->open_, "layer: the step has ended");
+    const auto agree = [](const char* axis, Index own, Index stored) {
+      detail::require_equal("layer", axis, "the layer", own, "the cache", stored);
+    };
+    agree("key/value heads", c.num_kv_heads, cache_->shape_.heads);
+    agree("head size", c.head_dim, cache_->shape_.dim);
+    agree("value head size", c.value_dim, cache_->shape_.value_dim);
+    detail::require_step_rows("layer", "x", batch, length, cache_->growths_, rows());
+    require(!cache_->written_[static_cast<std::size_t>(layer_)], "layer: layer ", layer_,
+            " of the cache was written in this step already");
+    for (Index b = 0; b < sequences(); ++b) {
+      const detail::Growth& g = growth(b);
+      const std::uint64_t before = cache_->version_of(g.slot, layer_);
+      require(g.length == 0 || before == 0 || before == weights_version, "layer: sequence ", b,
+              " has keys and values of layer ", layer_,
+              " that were projected with weights that have changed since: begin it anew");
+    }
+  }
+
+  /// Checks that the mask, prepared for the step's sequences, hides what the cache has dropped.
+  template <class M> void check_mask(const M& mask, Index heads) const {
+    for (Index b = 0; b < sequences(); ++b) {
+      const auto [slot, length, rows] = growth(b);
+      const detail::Gone gone = cache_->book_.gone(slot, length + rows);
+      if (gone.oldest == 0 || rows == 0) continue;
+      for (Index h = 0; h < heads; ++h)
+        detail::require(mha::tile(mask, b, h, length, length + rows, gone.first, gone.oldest) == TileVisibility::none,
+                        "layer: the mask may show positions ", gone.first, " to ", gone.oldest - 1,
+                        ", which the Ring has dropped, to the queries from position ", length,
+                        " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+    }
+  }
+
+  /// Writes keys (B, n, Hkv, D) and values (B, n, Hkv, Dv) of the step's rows in their order.
+  template <class T, class Run>
+  void write(const TensorView<const T, 4>& key, const TensorView<const T, 4>& value, std::uint64_t weights_version,
+             const Run& run) const {
+    cache_->write(layer_, key, value, weights_version, run);
+  }
+
+ private:
+  const detail::Growth& growth(Index b) const { return cache_->growths_[static_cast<std::size_t>(b)]; }
+
+  Cache* cache_;
+  Index layer_;
+};
+
+/// Rows that are added to sequences of a cache, through all layers of a model. The cache is as it was until commit();
+/// a step that ends without it, by an exception too, has not happened. A cache has one step at a time.
+///
+///   auto step = cache.step(sequences, rows);
+///   for (int i = 0; i < layers; ++i) attention[i](x, step[i], mha::into(y));
+///   step.commit();
+template <class Cache> class CacheStep {
+ public:
+  explicit CacheStep(Cache& cache) : cache_(&cache) {}
+  CacheStep(const CacheStep&) = delete;
+  CacheStep& operator=(const CacheStep&) = delete;
+  ~CacheStep() {
+    if (cache_ != nullptr) cache_->drop();
+  }
+
+  /// (sequences + 1): of the rows of all sequences, those of sequence b are offsets()[b] … offsets()[b + 1] − 1.
+  std::span<const Index> offsets() const { return open("offsets").offsets_; }
+
+  /// The part of layer i.
+  ///
+  /// Errors    ShapeError if the cache has no such layer, or the step was committed
+  LayerStep<Cache> operator[](Index layer) const {
+    open("step").require_layer("step", layer);
+    return {*cache_, layer};
+  }
+
+  /// Writes keys and values that were made elsewhere, normalised and turned to their positions.
+  ///
+  /// Shapes    key (Σn, Hkv, D) or (B, n, Hkv, D)  value (Σn, Hkv, Dv) or (B, n, Hkv, Dv)
+  /// Errors    ShapeError if a size does not agree, or this layer was written in this step
+  template <ViewableOfRank<3, 4> K, ViewableOfRank<3, 4> V>
+  void append(Index layer, const K& key, const V& value) const {
+    open("append").append(layer, key, value);
+  }
+
+  /// What layer i attends to, for attention(q, step.source(i), mha::Ragged{step.offsets()}, …), after append().
+  auto source(Index layer) const {
+    open("source").require_layer("source", layer);
+    return cache_->source(layer);
+  }
+
+  /// Makes the rows part of their sequences.
+  ///
+  /// Errors    ShapeError if a layer has not written; the step stays open
+  void commit() {
+    open("commit").commit();
+    cache_ = nullptr;
+  }
+
+ private:
+  Cache& open(const char* call) const {
+    detail::require(cache_ != nullptr, call, ": the step was committed");
+    return *cache_;
+  }
+
+  Cache* cache_;
+};
+
+namespace detail {
+
+template <class T>
+concept LayerStepArgument = requires {
+  requires std::remove_cvref_t<T>::is_layer_step;
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "../core/check.hpp"
+#include "../launch.hpp"
+#include "cache_step.hpp"
+#include "sequence.hpp"
+#include "stages.hpp"
+
+/// What a layer call does otherwise where its keys and values go through a cache.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The sentences for what a layer may be given after a step.
+template <class... Extra> constexpr void check_cached_arguments() {
+  check_layer_arguments<Extra...>();
+  static_assert(
+      !((RaggedArgument<Extra> || OriginArgument<Extra>) || ...),
+      "mha: a step of a cache knows the rows and positions of its sequences: give the layer neither Ragged nor "
+      "Origin (see mha/layer/cache_step.hpp)");
+}
+
+template <class T, LayerStepArgument Step> CallNames layer_names(const TensorView<const T, 3>&, const Step&) {
+  return {"layer", "x", "the cache", "the cache"};
+}
+
+/// Buffers for queries, keys and values, all from x: what is made is written to the cache.
+template <class B, class T, LayerStepArgument Step, class Frame>
+Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const Step&, bool values, Frame& frame) {
+  static_assert(
+      computes_on_host<B>,
+      "mha: a KvCache is in the host's memory, which this backend does not reach: use Cpu, Systolic, EigenCpu "
+      "or Reference (see mha/layer/kv_cache.hpp)");
+  return projected<B>(c, x, x, values, frame);
+}
+
+/// The step's rows and positions as the options of a call on x.
+template <LayerStepArgument Step>
+void take_step(const Step& step, Index batch, std::optional<Ragged>& ragged, std::optional<Origin>& origin) {
+  const auto offsets = step.offsets(), positions = step.positions();
+  if (batch == 1 && step.sequences() != 1) ragged = Ragged{{offsets.data(), static_cast<Index>(offsets.size())}};
+  origin = Origin(Borrowed<Index>(positions.data(), static_cast<Index>(positions.size())));
+}
+
+/// Keys and values that a call attends to, and where they are made, at what positions: of a call without a cache the
+/// buffers themselves, from position 0 on.
+template <class T, class Memory>
+auto source_of(const CallNames& names, const Projected<T>& made, const Memory& memory,
+               const std::optional<Ragged>& ragged) {
+  if constexpr (LayerStepArgument<Memory>)
+    return memory.source();
+  else
+    return kv_of(names, TensorView<const T, 4>(made.q), made.key, made.value, ragged);
+}
+template <class Call, class Memory> RowPositions key_positions_of(const Call& call, const Memory&) {
+  if constexpr (LayerStepArgument<Memory>)
+    return {call.shape.origin, call.q_offsets, call.shape.batch, call.shape.queries};
+  else
+    return {Origins(Index{0}), call.kv.offsets.data, call.shape.batch, call.shape.keys};
+}
+
+/// Rows (1, B·n, E) of all sequences of a cache, one after another, as (B, n, E).
+template <class T, class Cache> TensorView<T, 3> each_sequence(const TensorView<T, 3>& v, const Cache& cache) {
+  const Index sequences = cache.sequences();
+  if (v.extent[0] != 1 || sequences == 1) return v;
+  require(v.extent[1] % sequences == 0, "layer: ", v.extent[1], " rows are no multiple of the cache's ", sequences,
+          " sequences: a step of different rows is made by cache.step()");
+  const Index rows = v.extent[1] / sequences;
+  return {v.data, {sequences, rows, v.extent[2]}, {rows * v.stride[1], v.stride[1], v.stride[2]}};
+}
+/// Rows [begin, begin + count) of every sequence.
+template <class T> TensorView<T, 3> part_of(const TensorView<T, 3>& v, Index begin, Index count) {
+  return {v.data + begin * v.stride[1], {v.extent[0], count, v.extent[2]}, {v.stride[0], v.stride[1], v.stride[2]}};
+}
+
+template <class Cache> void require_short_form(const char* call, const Cache& cache) {
+  require(
+      cache.layers() == 1, call, ": the cache has ", cache.layers(),
+      " layers, expected 1: make a step of it, cache.step(…), and call each layer with its part, layer(x, step[i])");
+  require(cache.sequences() > 0, call, ": the cache has no sequence: add() one first");
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "../cache/books.hpp"
+#include "../cache/cache_memory.hpp"
+#include "../cache/kv_shape.hpp"
+#include "../cache/paged_kv.hpp"
+#include "../cache/ring_kv.hpp"
+#include "../cache/saved_sequence.hpp"
+#include "../cache/sequence_book.hpp"
+#include "../core/items.hpp"
+#include "cache_step.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
+///
+/// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
+/// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
+///           Systolic: not on the storage, the steps the rows came in, forks, or the other sequences. In the layer's
+///           own scalar they are the bits of layer(x)
+/// Threads   one at a time
+/// Errors    every call that throws leaves the cache as it was. While a step is open, every call that would change the
+///           cache throws
+///
+///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
+template <class Storage, class F> class KvCache {
+ public:
+  using Scalar = F;
+  using Step = CacheStep<KvCache>;
+
+  /// Errors    ShapeError if a size is below 1 or all together are beyond the limits; std::bad_alloc
+  KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {})
+      : shape_(shape),
+        sizes_(checked(shape, storage, sizes)),
+        sequences_(sizes.sequences),
+        book_(storage, sizes.sequences),
+        memory_(shape, sizes.layers, book_.extents()) {
+    versions_.resize(static_cast<std::size_t>(sizes.sequences) * static_cast<std::size_t>(sizes.layers));
+    versions_before_.reserve(versions_.size());
+    written_.resize(static_cast<std::size_t>(sizes.layers));
+    in_step_.resize(static_cast<std::size_t>(sizes.sequences));
+    const auto n = static_cast<std::size_t>(sizes.sequences);
+    for (auto* list : {&positions_, &lengths_, &slots_}) list->reserve(n);
+    offsets_.reserve(n + 1);
+    growths_.reserve(n);
+    copies_.reserve(n);
+  }
+  KvCache(const KvCache&) = delete;  // its steps refer to it
+  KvCache& operator=(const KvCache&) = delete;
+
+  const KvShape& shape() const { return shape_; }
+  Index layers() const { return sizes_.layers; }
+  /// Sequences that there are, and those there is memory for.
+  Index sequences() const { return sequences_.size(); }
+  Index max_sequences() const { return sizes_.sequences; }
+  /// The sequences in the order in which they were added; layer.prefill() and layer.step() read their rows so.
+  std::span<const SequenceId> ids() const { return sequences_.all(); }
+  /// The most rows that a step adds to a sequence.
+  Index max_rows() const { return book_.rewind(); }
+  /// The memory of keys and values.
+  std::size_t bytes() const { return memory_.bytes(); }
+  Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
+
+  /// A new sequence without positions.
+  SequenceId add() {
+    require_closed("add");
+    return made("add");
+  }
+
+  /// A new sequence with the first `length` positions of another, all if not given. Paged shares them; other storages
+  /// copy.
+  ///
+  /// Errors    ShapeError if the other is shorter, or a Ring no longer has what a query at `length` may need
+  SequenceId fork(SequenceId id, std::optional<Index> length = {}) {
+    require_closed("fork");
+    const Index from = sequences_.slot("fork", id), all = sequences_.length(from), count = length.value_or(all);
+    require_rewind("fork", from, count);
+    const SequenceId forked = made("fork");
+    const Index to = sequences_.slot("fork", forked);
+    book_.fork(from, to, count, copies_);
+    run_copies();
+    std::copy_n(&version(from, 0), sizes_.layers, &version(to, 0));
+    sequences_.set_length(to, count);
+    return forked;
+  }
+
+  void remove(SequenceId id) {
+    require_closed("remove");
+    const Index slot = sequences_.slot("remove", id);
+    book_.remove(slot);
+    sequences_.remove(slot);
+  }
+
+  /// Takes positions back: the sequence has its first `length` ones.
+  void truncate(SequenceId id, Index length) {
+    require_closed("truncate");
+    const Index slot = sequences_.slot("truncate", id);
+    require_rewind("truncate", slot, length);
+    book_.truncate(slot, length);
+    sequences_.set_length(slot, length);
+  }
+  /// Whether truncate() and fork() may go back to this length. A Ring goes back by its `rows`, counted from the last
+  /// position that was ever written.
+  bool can_truncate(SequenceId id, Index length) const {
+    const Index slot = sequences_.slot("can_truncate", id);
+    return length >= 0 && length <= sequences_.length(slot) && book_.can_truncate(slot, length);
+  }
+
+  /// Beam search: beams[i] becomes what beams[from[i]] was. Paged copies nothing; other storages copy those that are
+  /// taken more than once.
+  void reorder(std::span<const SequenceId> beams, std::span<const Index> from) {
+    require_closed("reorder");
+    detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");
+    enter("reorder", beams);
+    lengths_.clear();
+    for (const Index slot : slots_) lengths_.push_back(sequences_.length(slot));
+    for (const Index source : from)
+      detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
+                      " is no beam of the ", beams.size());
+    book_.reorder(slots_, from, lengths_, copies_);
+    run_copies();
+    versions_before_ = versions_;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      const auto source = static_cast<std::size_t>(from[i]);
+      sequences_.set_length(slots_[i], lengths_[source]);
+      std::copy_n(versions_before_.begin() + std::ptrdiff_t{slots_[source]} * sizes_.layers, sizes_.layers,
+                  &version(slots_[i], 0));
+    }
+  }
+
+  Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
+  /// The first position behind those that a Ring has dropped; 0 while it has dropped none.
+  Index oldest(SequenceId id) const {
+    const Index slot = sequences_.slot("oldest", id);
+    return book_.gone(slot, 0).oldest;
+  }
+
+  /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them.
+  ///
+  /// Errors    ShapeError if there is not enough memory for all, a sequence is not of this cache or named twice, would
+  ///           become longer than the storage allows, or a step is open
+  [[nodiscard]] Step step(std::span<const SequenceId> sequences, std::span<const Index> rows) {
+    require_closed("step");
+    detail::require(sequences.size() == rows.size(), "step: ", sequences.size(), " sequences, but ", rows.size(),
+                    " numbers of rows");
+    enter("step", sequences);
+    growths_.clear();
+    std::int64_t all = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const Index slot = slots_[i], length = sequences_.length(slot);
+      detail::require(rows[i] >= 0, "step: sequence ", i, " has ", rows[i], " rows, the least is 0");
+      detail::require(rows[i] <= book_.limit() - length, "step: sequence ", i, " of length ", length, " and ", rows[i],
+                      " rows more would be longer than the cache's ", book_.limit());
+      growths_.push_back({slot, length, rows[i]});
+      all += rows[i];
+    }
+    detail::require(all <= detail::longest_axis, "step: ", all, " rows, the limit is ", detail::longest_axis);
+    to_row_.reserve(static_cast<std::size_t>(all));  // what may throw comes before anything changes
+    if constexpr (std::same_as<Storage, Paged>) table_.resize(rows.size() * static_cast<std::size_t>(book_.width()));
+    book_.reserve(growths_, copies_);
+    run_copies();
+    describe();
+    std::fill(written_.begin(), written_.end(), false);
+    open_ = true;
+    return Step(*this);
+  }
+  /// So many rows for every sequence, in the order of ids().
+  [[nodiscard]] Step step(Index rows) {
+    even_.assign(ids().size(), rows);
+    return step(ids(), even_);
+  }
+  [[nodiscard]] Step step(SequenceId sequence, Index rows) {
+    return step(std::span(&sequence, 1), std::span(&rows, 1));
+  }
+
+  /// A sequence as bytes that restore() reads, in this or another cache: of any storage that keeps what there is.
+  std::vector<std::byte> save(SequenceId id) const {
+    require_closed("save");
+    const Index slot = sequences_.slot("save", id), length = sequences_.length(slot);
+    const detail::Gone gone = book_.gone(slot, 0);
+    detail::SavedSequence<F> saved(shape_, sizes_.layers, length, gone);
+    each_kept_row(slot, length, gone, [&](Index layer, Index row) {
+      saved.put(&memory_.key_rows(layer)(row, 0, 0), &memory_.value_rows(layer)(row, 0, 0));
+    });
+    return std::move(saved).bytes();
+  }
+
+  /// A new sequence with the positions of a saved one.
+  ///
+  /// Errors    ShapeError if it was saved by another version, of other layers, sizes or scalar, is cut short, longer
+  ///           than this cache allows, or without positions that this storage keeps
+  SequenceId restore(std::span<const std::byte> bytes) {
+    require_closed("restore");
+    detail::SavedRows<F> saved(bytes, shape_, sizes_.layers);
+    detail::require(saved.length() <= book_.limit(), "restore: the saved sequence has length ", saved.length(),
+                    ", the cache's limit is ", book_.limit());
+    const SequenceId id = made("restore");
+    const Index slot = sequences_.slot("restore", id);
+    MHA_TRY { book_.fill(slot, saved.length(), saved.gone()); }
+    MHA_CATCH(...) {
+      sequences_.remove(slot);
+      MHA_RETHROW;
+    }
+    each_kept_row(slot, saved.length(), saved.gone(), [&](Index layer, Index row) {
+      saved.take(&memory_.key_rows(layer)(row, 0, 0), &memory_.value_rows(layer)(row, 0, 0));
+    });
+    sequences_.set_length(slot, saved.length());
+    return id;
+  }
+
+ private:
+  friend LayerStep<KvCache>;
+  friend CacheStep<KvCache>;
+
+  static const CacheSizes& checked(const KvShape& shape, const Storage& storage, const CacheSizes& sizes) {
+    using detail::require;
+    require(shape.heads > 0, "KvCache: heads is ", shape.heads, ", it must be at least 1");
+    require(shape.dim > 0, "KvCache: dim is ", shape.dim, ", it must be at least 1");
+    require(shape.value_dim > 0, "KvCache: value_dim is ", shape.value_dim, ", it must be at least 1");
+    require(sizes.layers > 0, "KvCache: layers is ", sizes.layers, ", it must be at least 1");
+    require(sizes.sequences > 0, "KvCache: sequences is ", sizes.sequences, ", it must be at least 1");
+    detail::check_storage(storage);
+    return sizes;
+  }
+
+  void require_closed(const char* call) const {
+    detail::require(!open_, call, ": a step is open: commit it or let it end first");
+  }
+  void require_layer(const char* call, Index layer) const {
+    detail::require(layer >= 0 && layer < sizes_.layers, call, ": there is no layer ", layer, ", the cache has ",
+                    sizes_.layers);
+  }
+  void require_rewind(const char* call, Index slot, Index length) const {
+    const Index all = sequences_.length(slot);
+    detail::require(length >= 0 && length <= all, call, ": length ", length, " is outside [0, ", all,
+                    "], the length of the sequence");
+    detail::require(length == all || book_.can_truncate(slot, length), call, ": a Ring of rows ", book_.rewind(),
+                    " cannot go back to length ", length, " of ", all, ": what its window shows has been dropped");
+  }
+
+  /// Of the weights that made a sequence's keys and values of a layer, 0 if they are not known.
+  std::uint64_t& version(Index slot, Index layer) {
+    return versions_[static_cast<std::size_t>(slot) * static_cast<std::size_t>(sizes_.layers) +
+                     static_cast<std::size_t>(layer)];
+  }
+  std::uint64_t version_of(Index slot, Index layer) const { return const_cast<KvCache*>(this)->version(slot, layer); }
+
+  SequenceId made(const char* call) {
+    const SequenceId id = sequences_.add(call);
+    const Index slot = sequences_.slot(call, id);
+    book_.add(slot);
+    std::fill_n(&version(slot, 0), sizes_.layers, std::uint64_t{0});
+    return id;
+  }
+
+  /// slots_ of the sequences, each of which is named once.
+  void enter(const char* call, std::span<const SequenceId> sequences) {
+    slots_.clear();
+    for (const SequenceId& id : sequences) slots_.push_back(sequences_.slot(call, id));
+    std::fill(in_step_.begin(), in_step_.end(), false);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      detail::require(!in_step_[static_cast<std::size_t>(slots_[i])], call, ": sequence ", i, " is named twice");
+      in_step_[static_cast<std::size_t>(slots_[i])] = true;
+    }
+  }
+
+  /// The numbers that layers read of the step.
+  void describe() {
+    offsets_.assign(1, 0);
+    positions_.clear();
+    lengths_.clear();
+    to_row_.clear();
+    for (const detail::Growth& g : growths_) {
+      offsets_.push_back(offsets_.back() + g.rows);
+      positions_.push_back(g.length);
+      lengths_.push_back(g.length + g.rows);
+      for (Index i = 0; i < g.rows; ++i) to_row_.push_back(book_.row(g.slot, g.length + i));
+    }
+    if constexpr (std::same_as<Storage, Paged>) {
+      for (std::size_t b = 0; b < growths_.size(); ++b) {
+        const auto pages = book_.pages(growths_[b].slot, lengths_[b]);
+        std::copy(pages.begin(), pages.end(), table_.begin() + static_cast<std::ptrdiff_t>(b) * book_.width());
+      }
+    } else {
+      for (std::size_t b = 0; b < growths_.size(); ++b) slots_[b] = book_.block(growths_[b].slot);
+    }
+  }
+
+  auto source(Index layer) const {
+    const auto key = memory_.key_blocks(layer), value = memory_.value_blocks(layer);
+    if constexpr (std::same_as<Storage, Paged>)
+      return PagedKv<F>{key, value, table_, lengths_};
+    else if constexpr (std::same_as<Storage, Ring>)
+      return RingKv<F>{key, value, lengths_, book_.first(), slots_};
+    else
+      return ContiguousKv<F>{key, value, {}, lengths_, slots_};
+  }
+
+  template <class T, class Run>
+  void write(Index layer, const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
+             std::uint64_t weights_version, const Run& run) {
+    static_assert(detail::stores<T, F>,
+                  "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
+                  "each other, double itself (see mha/layer/kv_cache.hpp)");
+    book_.write(growths_);
+    if constexpr (detail::stores<T, F>)
+      run(detail::AppendRows<T, F>{static_cast<std::ptrdiff_t>(to_row_.size()), shape_.heads,
+                                   shape_.dim + shape_.value_dim, key, value, memory_.key_rows(layer),
+                                   memory_.value_rows(layer), to_row_.data()});
+    written_[static_cast<std::size_t>(layer)] = true;
+    for (const detail::Growth& g : growths_) this->version(g.slot, layer) = weights_version;
+  }
+
+  template <class K, class V> void append(Index layer, const K& key, const V& value) {
+    using T = ScalarOf<K>;
+    static_assert(std::same_as<T, ScalarOf<V>>,
+                  "mha: append() takes keys and values of one scalar (see "
+                  "mha/layer/cache_step.hpp)");
+    require_layer("append", layer);
+    detail::require(!written_[static_cast<std::size_t>(layer)], "append: layer ", layer,
+                    " of the cache was written in this step already");
+    const auto keys = detail::cached_rows<T>(key), values = detail::cached_rows<T>(value);
+    check_rows("key", keys, shape_.dim);
+    check_rows("value", values, shape_.value_dim);
+    write(layer, keys, values, 0, detail::SerialItems{});
+  }
+  template <class T> void check_rows(const char* name, const TensorView<const T, 4>& v, Index dim) const {
+    detail::require_data("append", name, v);
+    detail::require_equal("append", "heads", name, v.heads(), "the cache", shape_.heads);
+    detail::require_equal("append", "head size", name, v.dim(), "the cache", dim);
+    detail::require_step_rows("append", name, v.batch(), v.length(), growths_, static_cast<Index>(to_row_.size()));
+  }
+
+  void commit() {
+    for (std::size_t layer = 0; layer < written_.size(); ++layer)
+      detail::require(written_[layer], "commit: layer ", layer, " of the cache has not written its keys and values");
+    for (const detail::Growth& g : growths_) sequences_.set_length(g.slot, g.length + g.rows);
+    book_.commit();
+    open_ = false;
+  }
+  void drop() {
+    book_.drop();
+    open_ = false;
+  }
+
+  /// f(layer, row) for the positions that are kept of a sequence's first `length`.
+  template <class Each> void each_kept_row(Index slot, Index length, const detail::Gone& gone, const Each& f) const {
+    for (Index layer = 0; layer < sizes_.layers; ++layer)
+      for (Index p = 0; p < length; ++p)
+        if (p < gone.first || p >= gone.oldest) f(layer, book_.row(slot, p));
+  }
+
+  void run_copies() {
+    memory_.run(copies_);
+    copies_.clear();
+  }
+
+  KvShape shape_;
+  CacheSizes sizes_;
+  detail::SequenceBook sequences_;
+  typename detail::BookOf<Storage>::type book_;
+  detail::CacheMemory<F> memory_;
+  std::vector<std::uint64_t> versions_, versions_before_;  ///< (sequences, layers)
+
+  // Of the open step.
+  bool open_ = false;
+  std::vector<detail::Growth> growths_;
+  detail::RowCopies copies_;
+  std::vector<Index> offsets_, positions_, lengths_, slots_, table_, to_row_, even_;
+  std::vector<bool> written_;  ///< (layers)
+  std::vector<bool> in_step_;  ///< (sequences)
+};
+
+/// A cache with the key/value heads and head sizes of a layer, stored in its scalar if F is not given.
+///
+///   auto cache = mha::make_cache<mha::bfloat16>(layer, mha::Paged{.pages = 8192, .length = 16384},
+///                                               {.layers = 32, .sequences = 256});
+template <class F = void, class L, class Storage>
+[[nodiscard]] auto make_cache(const L& layer, const Storage& storage, const CacheSizes& sizes = {}) {
+  using Stored = std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>;
+  const Config& c = layer.config();
+  return KvCache<Storage, Stored>({c.num_kv_heads, c.head_dim, c.value_dim}, storage, sizes);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE

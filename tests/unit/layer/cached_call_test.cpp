@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/mha.hpp>
+
+namespace {
+
+using mha::Contiguous;
+using mha::Index;
+using mha::Paged;
+using mha::Ring;
+using mha::SequenceId;
+using mha::ShapeError;
+using mha::Tensor;
+
+constexpr Index E = 16;
+using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::Causal, mha::Rotary<>>;
+const mha::Config config{.d_model = E, .num_heads = 4};
+
+Layer drawn(std::uint64_t seed) {
+  Layer layer(config);
+  layer.initialize(mha::XavierUniform{.seed = seed});
+  return layer;
+}
+
+Tensor<float, 2> random_rows(Index rows, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  Tensor<float, 2> x(rows, E);
+  std::generate(x.begin(), x.end(), [&] { return normal(random); });
+  return x;
+}
+mha::TensorView<const float, 2> part(const Tensor<float, 2>& x, Index begin, Index end) {
+  return mha::view(&x(begin, 0), end - begin, E);
+}
+template <class F> std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const ShapeError& e) {
+    return e.what();
+  }
+  return "";
+}
+float furthest(const Tensor<float, 2>& a, const Tensor<float, 2>& b) {
+  float d = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) d = std::max(d, std::abs(a.data()[i] - b.data()[i]));
+  return d;
+}
+
+TEST(CachedCall, BatchesAreSequencesInTheirOrder) {
+  const Layer layer = drawn(1);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 3});
+  for (int i = 0; i < 3; ++i) cache.add();
+  Tensor<float, 3> x(3, 4, E);
+  const auto flat = random_rows(12, 2);
+  std::copy(flat.begin(), flat.end(), x.begin());
+  const auto expected = layer(x);
+  const auto batch = layer.prefill(x, cache);  // (B, n, E)
+  EXPECT_TRUE(std::equal(batch.begin(), batch.end(), expected.begin()));
+  for (const SequenceId id : cache.ids()) cache.truncate(id, 0);
+  const auto rows = layer.prefill(flat, cache);  // (B·n, E)
+  EXPECT_TRUE(std::equal(rows.begin(), rows.end(), expected.begin()));
+}
+
+TEST(CachedCall, LogSumExpsAreThoseOfTheRows) {
+  const Layer layer = drawn(3);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 9});
+  cache.add();
+  const auto x = random_rows(9, 4);
+  Tensor<float, 2> whole(4, 9), last(4, 2);
+  const auto y = layer(x, mha::LogSumExp(whole));
+  static_cast<void>(layer.prefill(part(x, 0, 7), cache));
+  static_cast<void>(layer.step(part(x, 7, 9), cache, mha::LogSumExp(last)));
+  for (Index h = 0; h < 4; ++h)
+    for (Index i = 0; i < 2; ++i) EXPECT_EQ(last(h, i), whole(h, 7 + i));
+}
+
+TEST(CachedCall, MasksOfTheCallSeeAbsolutePositions) {
+  const Layer layer = drawn(5);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 12});
+  cache.add();
+  const auto x = random_rows(12, 6);
+  const auto whole = layer(x, mha::SlidingWindow{.left = 3});
+  Tensor<float, 2> y(12, E);
+  for (Index i = 0; i < 12; i += 3)
+    layer.step(part(x, i, i + 3), cache, mha::SlidingWindow{.left = 3}, mha::into(mha::view(&y(i, 0), 3, E)));
+  EXPECT_EQ(furthest(y, whole), 0);
+}
+
+TEST(CachedCall, GatesSinksAndScoresArePartOfIt) {
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal, mha::Alibi, mha::Sink, mha::QkNorm, mha::GatedHeads> layer(
+      config, mha::Alibi{}, mha::Sink{std::vector<float>{0.1f, 0.2f, -0.3f, 1}});
+  layer.initialize(mha::XavierUniform{.seed = 7});
+  auto cache = mha::make_cache(layer, Paged{.pages = 3, .length = 40, .page = 16});
+  cache.add();
+  const auto x = random_rows(40, 8);
+  const auto whole = layer(x);
+  Tensor<float, 2> y(40, E);
+  for (Index i = 0; i < 40; i += 5) layer.step(part(x, i, i + 5), cache, mha::into(mha::view(&y(i, 0), 5, E)));
+  EXPECT_EQ(furthest(y, whole), 0);
+}
+
+TEST(CachedCall, RunsOnTheOtherBackendsOfTheHost) {
+  const auto x = random_rows(20, 9);
+  const auto check = [&](auto layer, float tolerance) {
+    layer.initialize(mha::XavierUniform{.seed = 10});
+    auto cache = mha::make_cache(layer, Paged{.pages = 2, .length = 20, .page = 16});
+    cache.add();
+    const auto whole = layer(x);
+    Tensor<float, 2> y(20, E);
+    for (const auto& [begin, end] : {std::pair<Index, Index>{0, 11}, {11, 12}, {12, 20}})
+      layer.step(part(x, begin, end), cache, mha::into(mha::view(&y(begin, 0), end - begin, E)));
+    EXPECT_LE(furthest(y, whole), tolerance);
+  };
+  check(mha::MultiHeadAttention<float, mha::Reference, mha::GroupedQuery<2>, mha::Causal, mha::Rotary<>>(config), 0);
+}
+
+TEST(CachedCall, AllocatesNothingInItsSteadyState) {
+  const Layer layer = drawn(11);
+  auto cache = mha::make_cache(layer, Paged{.pages = 8, .length = 64, .page = 16}, {.sequences = 2});
+  cache.add();
+  cache.add();
+  const auto x = random_rows(64, 12);
+  Tensor<float, 2> y(2, E);
+  mha::Workspace workspace;
+  layer.step(part(x, 0, 2), cache, mha::into(y), workspace);
+  const int before = workspace.allocations();
+  for (Index i = 2; i < 60; i += 2) layer.step(part(x, i, i + 2), cache, mha::into(y), workspace);
+  EXPECT_EQ(workspace.allocations(), before);
+}
+
+TEST(CachedCall, ALayerThatThrowsLeavesTheCacheAsItWas) {
+  const Layer layer = drawn(13);
+  auto cache = mha::make_cache(layer, Paged{.pages = 4, .length = 64, .page = 16}, {.layers = 2});
+  const SequenceId id = cache.add();
+  const auto x = random_rows(30, 14);
+  {
+    auto step = cache.step(id, 20);
+    for (Index i = 0; i < 2; ++i) static_cast<void>(layer(part(x, 0, 20), step[i]));
+    step.commit();
+  }
+  const auto before = cache.save(id);
+  try {
+    auto step = cache.step(id, 10);
+    static_cast<void>(layer(part(x, 20, 30), step[0]));
+    static_cast<void>(layer(part(x, 20, 29), step[1]));  // a row too few
+    FAIL();
+  } catch (const ShapeError& e) {
+    EXPECT_STREQ(e.what(), "layer: x has 9 rows, but the step has 10");
+  }
+  EXPECT_EQ(cache.save(id), before);
+  EXPECT_EQ(cache.free_pages(), 2);
+  auto step = cache.step(id, 10);
+  for (Index i = 0; i < 2; ++i) static_cast<void>(layer(part(x, 20, 30), step[i]));
+  step.commit();
+  EXPECT_EQ(cache.length(id), 30);
+}
+
+TEST(CachedCall, RefusesWhatDoesNotFit) {
+  const Layer layer = drawn(15);
+  const auto x = random_rows(8, 16);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.layers = 2, .sequences = 3});
+  const auto rows = [&](const auto& l, const auto& in, auto& of, const std::vector<Index>& n, Index i = 0) {
+    return message_of([&] {
+      auto step = of.step(of.ids(), n);
+      static_cast<void>(l(in, step[i]));
+    });
+  };
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(x, cache)); }),
+            "step: the cache has 2 layers, expected 1: make a step of it, cache.step(…), and call each layer with its "
+            "part, layer(x, step[i])");
+  cache.add();
+  cache.add();
+  EXPECT_EQ(rows(layer, x, cache, {3, 4}), "layer: x has 8 rows, but the step has 7");
+  EXPECT_EQ(rows(layer, x, cache, {4, 4}, 2), "step: there is no layer 2, the cache has 2");
+  Tensor<float, 3> batch(2, 4, E), three(3, 2, E);
+  EXPECT_EQ(rows(layer, batch, cache, {4, 3}), "layer: x has 4 rows a sequence, but the step has 3 for sequence 1");
+  EXPECT_EQ(rows(layer, three, cache, {4, 2}), "layer: x has batch 3, but the step has 2 sequences");
+  EXPECT_EQ(message_of([&] {
+              auto step = cache.step(4);
+              static_cast<void>(layer(x, step[1]));
+              static_cast<void>(layer(x, step[1]));
+            }),
+            "layer: layer 1 of the cache was written in this step already");
+  const auto other = [&](const mha::Config& c) {
+    Layer l(c);
+    l.initialize(mha::XavierUniform{.seed = 1});
+    return rows(l, x, cache, {4, 4});
+  };
+  EXPECT_EQ(other({.d_model = E, .num_heads = 4, .head_dim = 6}),
+            "layer: the layer has head size 6 but the cache has head size 4");
+  EXPECT_EQ(other({.d_model = E, .num_heads = 4, .value_dim = 5}),
+            "layer: the layer has value head size 5 but the cache has value head size 4");
+  EXPECT_EQ(other({.d_model = E, .num_heads = 4, .kv_model = 12}),
+            "layer: x has width 16 but keys and values are made of rows of width 12");
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> heads(config);
+  heads.initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_EQ(rows(heads, x, cache, {4, 4}),
+            "layer: the layer has key/value heads 4 but the cache has key/value heads 2");
+
+  auto single = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 3});
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(x, single)); }),
+            "prefill: the cache has no sequence: add() one first");
+  for (int i = 0; i < 3; ++i) single.add();
+  EXPECT_EQ(
+      message_of([&] { static_cast<void>(layer.prefill(x, single)); }),
+      "layer: 8 rows are no multiple of the cache's 3 sequences: a step of different rows is made by cache.step()");
+  for (const SequenceId id : single.ids()) EXPECT_EQ(single.length(id), 0);
+}
+
+TEST(CachedCall, RefusesWeightsThatHaveChangedSince) {
+  Layer layer = drawn(17);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 2});
+  cache.add();
+  const auto x = random_rows(4, 18);
+  static_cast<void>(layer.step(x, cache));
+  layer.update([](auto& p) { p.key.matrix()(0, 0) += 1; });
+  EXPECT_EQ(
+      message_of([&] { static_cast<void>(layer.step(x, cache)); }),
+      "layer: sequence 0 has keys and values of layer 0 that were projected with weights that have changed since: "
+      "begin it anew");
+  cache.truncate(cache.ids()[0], 0);
+  static_cast<void>(layer.step(x, cache));
+}
+
+// A ring may be asked for what it has dropped only if nothing of it can be seen: it asks the mask of the call.
+TEST(CachedCall, ARingRefusesAMaskThatShowsWhatItDropped) {
+  const Layer layer = drawn(19);
+  const auto x = random_rows(30, 20);
+  auto cache = mha::make_cache(layer, Ring{.left = 5, .rows = 4});
+  cache.add();
+  const mha::SlidingWindow fits{.left = 5}, far{.left = 6};
+  static_cast<void>(layer.prefill(part(x, 0, 9), cache, fits));
+  // As long as nothing is dropped, every mask fits.
+  cache.truncate(cache.ids()[0], 5);
+  const auto before = cache.save(cache.ids()[0]);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(part(x, 5, 9), cache)); }), "");
+  EXPECT_NE(message_of([&] { static_cast<void>(layer.step(part(x, 9, 13), cache)); }), "");
+  EXPECT_NE(message_of([&] { static_cast<void>(layer.step(part(x, 9, 13), cache, far)); }), "");
+  EXPECT_EQ(cache.length(cache.ids()[0]), 9);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(part(x, 9, 13), cache, fits)); }), "");
+  // A functor of the user's has no tile(), so that it may show anything.
+  const auto lambda = mha::mask([](int, int, int q, int k) { return q - k <= 5; });
+  EXPECT_NE(message_of([&] { static_cast<void>(layer.step(part(x, 13, 14), cache, lambda)); }), "");
+}
+
+TEST(CachedCall, EmptyPartsOfAStepAreFine) {
+  const Layer layer = drawn(21);
+  const auto x = random_rows(5, 22);
+  const auto whole = layer(x);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 3});
+  for (int i = 0; i < 3; ++i) cache.add();
+  const Index rows[] = {0, 5, 0};
+  auto step = cache.step(cache.ids(), rows);
+  const auto y = layer(x, step[0]);
+  step.commit();
+  EXPECT_EQ(furthest(y, whole), 0);
+  const Index none[] = {0, 0, 0};
+  auto empty = cache.step(cache.ids(), none);
+  EXPECT_EQ(layer(Tensor<float, 2>(0, E), empty[0]).size(), 0u);
+  empty.commit();
+}
+
+}  // namespace
