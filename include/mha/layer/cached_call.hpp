@@ -7,7 +7,6 @@
 #include "../launch.hpp"
 #include "cache_step.hpp"
 #include "sequence.hpp"
-#include "stages.hpp"
 
 /// What a layer call does otherwise where its keys and values go through a cache.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -25,14 +24,18 @@ template <class T, LayerStepArgument Step> CallNames layer_names(const TensorVie
   return {"layer", "x", "the cache", "the cache"};
 }
 
-/// Buffers for queries, keys and values, all from x: what is made is written to the cache.
-template <class B, class T, LayerStepArgument Step, class Frame>
-Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const Step&, bool values, Frame& frame) {
-  static_assert(
-      computes_on_host<B>,
-      "mha: a KvCache is in the host's memory, which this backend does not reach: use Cpu, Systolic, EigenCpu "
-      "or Reference (see mha/layer/kv_cache.hpp)");
-  return projected<B>(c, x, x, values, frame);
+/// What keys and values are made from: the memory, or x itself where they go to a cache.
+template <class B, class T, class Memory>
+decltype(auto) memory_of_call(const TensorView<const T, 3>& x, const Memory& memory) {
+  if constexpr (LayerStepArgument<Memory>) {
+    static_assert(
+        computes_on_host<B>,
+        "mha: a KvCache is in the host's memory, which this backend does not reach: use Cpu, Systolic, EigenCpu "
+        "or Reference (see mha/layer/kv_cache.hpp)");
+    return (x);
+  } else {
+    return (memory);
+  }
 }
 
 /// The step's rows and positions as the options of a call on x.
@@ -46,12 +49,12 @@ void take_step(const Step& step, Index batch, std::optional<Ragged>& ragged, std
 /// Keys and values that a call attends to, and where they are made, at what positions: of a call without a cache the
 /// buffers themselves, from position 0 on.
 template <class T, class Memory>
-auto source_of(const CallNames& names, const Projected<T>& made, const Memory& memory,
-               const std::optional<Ragged>& ragged) {
+auto source_of(const CallNames& names, const TensorView<const T, 4>& q, const TensorView<const T, 4>& key,
+               const TensorView<const T, 4>& value, const Memory& memory, const std::optional<Ragged>& ragged) {
   if constexpr (LayerStepArgument<Memory>)
     return memory.source();
   else
-    return kv_of(names, TensorView<const T, 4>(made.q), made.key, made.value, ragged);
+    return kv_of(names, q, key, value, ragged);
 }
 template <class Call, class Memory> RowPositions key_positions_of(const Call& call, const Memory&) {
   if constexpr (LayerStepArgument<Memory>)

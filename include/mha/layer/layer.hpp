@@ -244,7 +244,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    const auto made = detail::projected<B>(c, x, memory, true, frame);
+    const auto made = detail::projected<B>(c, x, detail::memory_of_call<B>(x, memory), true, frame);
     // The canonical layout (B, L, H, Dv) is already the concatenation (B·L, H·Dv).
     const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
     const auto heads = detail::head_buffers<T, false>(frame, batch, length, {of_heads})[0];
@@ -253,7 +253,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto given = options(batch, memory, extra...);
     const TensorView<const T, 4> q = made.q;
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
-        names, heads, q, detail::source_of(names, made, memory, given.ragged),
+        names, heads, q, detail::source_of(names, q, made.key, made.value, memory, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
