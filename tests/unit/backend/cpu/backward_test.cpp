@@ -27,8 +27,8 @@ struct Bent {
 };
 
 /// Norm-wise errors that the scalar's rounding explains; of 16-bit results most is the rounding of the result itself.
-template <class T> constexpr double bound = 2.5e-3;
-template <> constexpr double bound<mha::bfloat16> = 8e-3;
+template <class T> constexpr double bound = 5e-3;
+template <> constexpr double bound<mha::bfloat16> = 3e-2;
 template <> constexpr double bound<float> = 5e-6;
 template <> constexpr double bound<double> = 1e-13;
 
@@ -47,7 +47,7 @@ void expect_right(const std::string& name, const BackwardSizes& n, const Extra&.
   const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
   const auto g = c.template gradients<One>(extra...);
   // A query that sees one key has the gradient 0, the difference of two sums.
-  const double least = 0.01 * std::sqrt(support::inner(c.d_out, c.d_out));
+  const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out));
   EXPECT_LT(support::relative_error(g.query, expected.query, least), bound<T>);
   EXPECT_LT(support::relative_error(g.key, expected.key, least), bound<T>);
   EXPECT_LT(support::relative_error(g.value, expected.value, least), bound<T>);
