@@ -120,8 +120,8 @@ template <class S, class F> constexpr S source_with_data(const S& source, F&& f)
 ///
 /// Shapes    key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv), both contiguous along the last axis. Ragged: (1, ΣLk, Hkv, ·)
 ///           and offsets (B + 1), sequence b in rows offsets[b] … offsets[b + 1] − 1. lengths (B): of each sequence the
-///           first lengths[b] rows are filled; all if not given. slots (B), with lengths: sequence b is in place slots[b] of
-///           the arrays' first axis, which may have more places than there are sequences
+///           first lengths[b] rows are filled; all if not given. slots (B), with lengths: sequence b is in place
+///           slots[b] of the arrays' first axis, which may have more places than there are sequences
 /// Errors    ShapeError if the sizes do not agree, as of a call that is given it
 template <class T> struct ContiguousKv {
   using Scalar = T;
@@ -144,7 +144,9 @@ template <class T> struct ContiguousKv {
   }
 
   void check(const char* call) const;
-  template <class F> constexpr ContiguousKv with_data(F&& f) const { return {key, value, f(offsets), f(lengths), f(slots)}; }
+  template <class F> constexpr ContiguousKv with_data(F&& f) const {
+    return {key, value, f(offsets), f(lengths), f(slots)};
+  }
 
  private:
   MHA_HOST_DEVICE constexpr Index rows(Index b) const {

@@ -49,8 +49,8 @@ template <class T> struct RingKv {
     if (slots.data != nullptr)
       detail::require_slots(call, "RingKv", slots, lengths, key.extent[0]);
     else
-      detail::require(lengths.size == key.extent[0], call, ": RingKv has ", lengths.size, " lengths for ", key.extent[0],
-                    " sequences");
+      detail::require(lengths.size == key.extent[0], call, ": RingKv has ", lengths.size, " lengths for ",
+                      key.extent[0], " sequences");
     detail::require_key_lengths(call, "RingKv", lengths, [](Index) { return detail::longest_axis; });
   }
   template <class F> constexpr RingKv with_data(F&& f) const { return {key, value, f(lengths), first, f(slots)}; }
