@@ -1,14 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# cmake/mha.sh demo|test|bench: installs what is missing (Debian, Ubuntu), fetches the MiniLM model, builds and runs.
+# cmake/mha.sh demo|generate|test|bench: installs what is missing (Debian, Ubuntu), builds and runs; demo and test fetch the
+# MiniLM model first. What follows generate are its options: cmake/mha.sh generate --help
 set -eu
 cd "$(dirname "$0")/.."
 
 job=${1:-}
 case $job in
-demo | test | bench) ;;
+demo | generate | test | bench) ;;
 *)
-  echo "usage: cmake/mha.sh demo|test|bench" >&2
+  echo "usage: cmake/mha.sh demo|generate|test|bench" >&2
   exit 2
   ;;
 esac
@@ -37,5 +38,12 @@ else
   done
 fi
 
-[ "$job" = bench ] || sh cmake/fetch_minilm.sh
+case $job in
+generate)
+  shift
+  cmake --workflow --preset generate
+  exec build/release/examples/generate/generate "$@"
+  ;;
+demo | test) sh cmake/fetch_minilm.sh ;;
+esac
 exec cmake --workflow --preset "$job"

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "app.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <iomanip>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "generation.hpp"
+#include "language_model.hpp"
+#include "sampler.hpp"
+#include "text_stream.hpp"
+#include "tokenizer.hpp"
+
+namespace generate {
+namespace {
+
+constexpr int kBytes = 256;
+constexpr int kTokens = 128;  // unless told otherwise, and as far as there are positions
+
+struct Options {
+  std::string model = GENERATE_DEFAULT_MODEL;
+  std::string prompt = "Attention is";
+  std::optional<int> tokens;
+  Sampling sampling{.seed = 1};
+  std::string storage = "contiguous", cache = "float";
+  int chunk = 256;
+};
+
+void describe(CLI::App& app, Options& o) {
+  app.add_option("--model", o.model,
+                 "Folder of GPT-2, LLaMA, Mistral, Qwen 2 or Qwen 3 with config.json, model.safetensors and "
+                 "tokenizer.json; without the last, tokens are bytes")
+      ->capture_default_str();
+  app.add_option("--prompt,-p", o.prompt, "The text to go on from")->capture_default_str();
+  app.add_option("--tokens,-n", o.tokens, "How many tokens to generate at most (128)")->check(CLI::Range(0, 1 << 24));
+  app.add_option("--temperature", o.sampling.temperature, "Divides the logits; 0: always the likeliest token")
+      ->capture_default_str();
+  app.add_option("--top-k", o.sampling.top_k, "Draw from the k likeliest tokens; 0: from all")->capture_default_str();
+  app.add_option("--top-p", o.sampling.top_p, "Draw from the likeliest that together have this probability")
+      ->capture_default_str();
+  app.add_option("--seed", o.sampling.seed, "The same seed draws the same text")->capture_default_str();
+  app.add_option("--storage", o.storage, "How keys and values are stored; ring: only where the model has a window")
+      ->check(CLI::IsMember({"contiguous", "paged", "ring"}))
+      ->capture_default_str();
+  app.add_option("--cache", o.cache, "What they are stored as")
+      ->check(CLI::IsMember({"float", "bfloat16"}))
+      ->capture_default_str();
+  app.add_option("--chunk", o.chunk, "Tokens of the prompt that are read at a time")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.footer("MHA_NUM_THREADS sets the number of threads.");
+}
+
+Tokenizer tokenizer_of(const std::filesystem::path& folder, int vocabulary) {
+  if (std::filesystem::exists(folder / "tokenizer.json")) {
+    Tokenizer tokenizer(folder / "tokenizer.json");
+    if (tokenizer.size() > vocabulary)
+      throw std::runtime_error("tokenizer.json has token " + std::to_string(tokenizer.size() - 1) +
+                               ", but the model's vocabulary is " + std::to_string(vocabulary));
+    return tokenizer;
+  }
+  if (vocabulary < kBytes)
+    throw std::runtime_error("there is no tokenizer.json in '" + folder.string() +
+                             "', and bytes cannot be tokens: the vocabulary is " + std::to_string(vocabulary) +
+                             ", they are 256");
+  return Tokenizer();
+}
+
+/// How many tokens there are to generate, which a text has positions for.
+int tokens_of(const Options& o, std::size_t prompt, const ModelFacts& facts) {
+  const int positions = facts.positions;
+  const bool endless = o.storage == "ring";  // positions turn queries and keys, and the window bounds their distance
+  if (endless) return o.tokens.value_or(kTokens);
+  if (prompt > static_cast<std::size_t>(positions))
+    throw std::runtime_error("the prompt has " + std::to_string(prompt) + " tokens, the model has positions for " +
+                             std::to_string(positions));
+  const int room = positions - static_cast<int>(prompt);
+  if (!o.tokens) return std::min(kTokens, room);
+  if (*o.tokens > room)
+    throw std::runtime_error("the prompt has " + std::to_string(prompt) + " tokens and " + std::to_string(*o.tokens) +
+                             " shall follow, the model has positions for " + std::to_string(positions));
+  return *o.tokens;
+}
+
+CacheOptions cache_options(const Options& o, std::size_t prompt, int tokens) {
+  const auto longest = prompt + static_cast<std::size_t>(tokens);
+  return {.storage = o.storage == "ring"    ? Storage::ring
+                     : o.storage == "paged" ? Storage::paged
+                                            : Storage::contiguous,
+          .bfloat16 = o.cache == "bfloat16",
+          .positions = static_cast<int>(std::max(longest, std::size_t{1})),
+          .chunk = static_cast<int>(std::clamp(prompt, std::size_t{1}, static_cast<std::size_t>(o.chunk)))};
+}
+
+void report(std::ostream& log, const GenerationTimes& times, std::size_t cache_bytes) {
+  const auto speed = [&](const char* what, std::size_t tokens, double seconds) {
+    log << what << ' ' << tokens << (tokens == 1 ? " token" : " tokens");
+    if (tokens > 0 && seconds > 0) log << ", " << static_cast<double>(tokens) / seconds << " tokens/s";
+    log << "; ";
+  };
+  log << std::fixed << std::setprecision(0);
+  speed("prompt", times.prompt_tokens, times.prompt_seconds);
+  speed("generated", times.tokens, times.seconds);
+  log << "cache " << cache_bytes << " bytes\n";
+}
+
+void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal) {
+  Sampler{o.sampling};  // refuses what it cannot draw by before anything is read
+  const std::unique_ptr<LanguageModel> model = open_model(o.model);
+  const ModelFacts& facts = model->facts();
+  const Tokenizer tokenizer = tokenizer_of(o.model, facts.vocabulary);
+  if (facts.random_weights)
+    log << "generate: the weights of this model are random, it was never trained: its text means nothing\n";
+
+  const std::vector<int> prompt = tokenizer.encode(o.prompt);
+  const int tokens = tokens_of(o, prompt.size(), facts);
+  const CacheOptions cache = cache_options(o, prompt.size(), tokens);
+  const std::unique_ptr<Text> text = model->begin(cache);
+
+  TextStream stream(out);
+  const auto progress = [&](std::size_t read) {
+    const bool all = read == prompt.size();
+    if (terminal && prompt.size() > static_cast<std::size_t>(cache.chunk))
+      log << "\rreading the prompt, " << read << " of " << prompt.size() << " tokens" << (all ? "\r\033[K" : "")
+          << std::flush;
+    if (all) stream.write(o.prompt);
+  };
+  const GenerationTimes times = generate_text(*text, prompt,
+                                              {.tokens = tokens,
+                                               .chunk = cache.chunk,
+                                               .sampling = o.sampling,
+                                               .ends = facts.ends,
+                                               .known = tokenizer.size(),
+                                               .read_so_far = progress},
+                                              [&](int token) { stream.write(tokenizer.bytes(token)); });
+  stream.finish();
+  out << '\n' << std::flush;
+  report(log, times, text->cache_bytes());
+}
+
+}  // namespace
+
+int run(int argc, const char* const* argv, std::ostream& out, std::ostream& log, bool terminal) {
+  Options options;
+  CLI::App app("Continues a prompt with a language model run by mha.", "generate");
+  describe(app, options);
+  try {
+    app.parse(argc, argv);
+    go_on(options, out, log, terminal);
+    return 0;
+  } catch (const CLI::Success& help) {
+    return app.exit(help, out, log);
+  } catch (const std::bad_alloc&) {
+    log << "generate: there is not enough memory for the model and its cache\n";
+    return 1;
+  } catch (const std::exception& error) {
+    log << "generate: " << error.what() << '\n';
+    return 1;
+  }
+}
+
+}  // namespace generate

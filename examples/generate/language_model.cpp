@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "gpt2.hpp"
+#include "llama.hpp"
+
+namespace generate {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A cache, the one sequence in it, and the memory that steps work in.
+template <class Model, class F, class S> class CachedText final : public Text {
+ public:
+  CachedText(const Model& model, const S& storage)
+      : model_(model), cache_(model.template make_cache<F>(storage)), id_(cache_.add()) {}
+
+  std::span<const float> read(std::span<const int> ids) override {
+    auto step = cache_.step(id_, static_cast<int>(ids.size()));
+    const models::Rows& logits = model_.next(ids, step, work_);  // (1, V)
+    step.commit();
+    return {logits.data(), static_cast<std::size_t>(logits.size())};
+  }
+  std::size_t cache_bytes() const override { return cache_.bytes(); }
+
+ private:
+  const Model& model_;
+  mha::KvCache<S, F> cache_;
+  mha::SequenceId id_;
+  models::Work work_;
+};
+
+template <class Model> class OfFamily final : public LanguageModel {
+ public:
+  template <class Weights>
+  OfFamily(const Weights& weights, ModelFacts facts) : LanguageModel(std::move(facts)), model_(weights) {}
+
+  std::unique_ptr<Text> begin(const CacheOptions& options) const override {
+    return options.bfloat16 ? stored_as<mha::bfloat16>(options) : stored_as<float>(options);
+  }
+
+ private:
+  template <class F> std::unique_ptr<Text> stored_as(const CacheOptions& o) const {
+    if (o.storage == Storage::contiguous) return text<F>(mha::Contiguous{.length = o.positions});
+    if (o.storage == Storage::paged) {
+      constexpr int page = 64;
+      return text<F>(mha::Paged{.pages = (o.positions - 1) / page + 1, .length = o.positions, .page = page});
+    }
+    if (facts().window == 0)
+      throw std::runtime_error("a ring keeps the last tokens alone, but a layer of this model looks back at all");
+    return text<F>(mha::Ring{.left = facts().window - 1, .rows = o.chunk});
+  }
+
+  template <class F, class S> std::unique_ptr<Text> text(const S& storage) const {
+    return std::make_unique<CachedText<Model, F, S>>(model_, storage);
+  }
+
+  Model model_;
+};
+
+/// The tokens of a number, or of a list of numbers.
+std::vector<int> tokens_of(const mha::ConfigFile& file, const char* key) {
+  std::vector<int> tokens;
+  if (const auto* const value = file.find(key)) {
+    for (const auto& token : value->is_array() ? *value : mha::ConfigFile::Json::array({*value}))
+      tokens.push_back(file.positive_of(token, key, 0));
+  }
+  return tokens;
+}
+
+/// generation_config.json knows better than config.json what ends a text, if it is there and says so.
+std::vector<int> ends_of(const fs::path& folder, const mha::ConfigFile& config) {
+  if (const fs::path path = folder / "generation_config.json"; fs::exists(path))
+    if (auto ends = tokens_of(mha::ConfigFile(path), "eos_token_id"); !ends.empty()) return ends;
+  return tokens_of(config, "eos_token_id");
+}
+
+/// The longest window of all layers; 0 if one has none.
+int window_of(const mha::LlamaConfig& config) {
+  const auto [shortest, longest] = std::minmax_element(config.windows.begin(), config.windows.end());
+  return *shortest == 0 ? 0 : *longest;
+}
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> open_model(const fs::path& folder) {
+  if (!fs::is_regular_file(folder / "config.json"))
+    throw std::runtime_error("there is no model in '" + folder.string() +
+                             "': it should be a folder with config.json and model.safetensors");
+  const mha::ConfigFile config(folder / "config.json");
+  ModelFacts facts{.random_weights = config.flag_or("mha_random_weights", false), .ends = ends_of(folder, config)};
+  const std::string family = config.text("model_type");
+  const auto made = [&]<class Model>(const auto& weights) -> std::unique_ptr<LanguageModel> {
+    if (!weights.has_output())
+      config.fail("the checkpoint has no lm_head and 'tie_word_embeddings' is false, so it cannot name a next token");
+    facts.vocabulary = weights.config().vocabulary;
+    facts.positions = weights.config().positions;
+    return std::make_unique<OfFamily<Model>>(weights, std::move(facts));
+  };
+  if (family == "gpt2") return made.operator()<models::Gpt2<>>(mha::Gpt2<float>(folder));
+  if (family != "llama" && family != "mistral" && family != "qwen2" && family != "qwen3")
+    config.refuse("model_type", family, "gpt2, llama, mistral, qwen2 or qwen3");
+  const mha::Llama<float> weights(folder);
+  facts.window = window_of(weights.config());
+  if (weights.config().qk_norm) return made.operator()<models::Llama<mha::QkNorm>>(weights);
+  return made.operator()<models::Llama<>>(weights);
+}
+
+}  // namespace generate

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint of any family that examples/models can continue, behind one type.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace generate {
+
+enum class Storage { contiguous, paged, ring };
+
+struct CacheOptions {
+  Storage storage = Storage::contiguous;
+  bool bfloat16 = false;  ///< keys and values in half the memory of float
+  int positions = 0;      ///< the longest text; a ring goes on for ever
+  int chunk = 0;          ///< the most tokens of one read()
+};
+
+/// A text that a model reads; what it has read is in a key/value cache.
+class Text {
+ public:
+  virtual ~Text() = default;
+  /// Reads the tokens that follow. Returns the logits (V) of the next one, valid until the next call.
+  virtual std::span<const float> read(std::span<const int> ids) = 0;
+  virtual std::size_t cache_bytes() const = 0;
+};
+
+/// What config.json says about using a model.
+struct ModelFacts {
+  int vocabulary = 0, positions = 0;
+  int window = 0;  ///< how many tokens every layer looks back at most, its own among them; 0: at all
+  bool random_weights = false;
+  std::vector<int> ends;  ///< tokens that end a text
+};
+
+class LanguageModel {
+ public:
+  virtual ~LanguageModel() = default;
+  const ModelFacts& facts() const { return facts_; }
+  /// A text without tokens. The model must outlive it.
+  ///
+  /// Errors    std::runtime_error if it should be a ring and a layer sees everything; std::bad_alloc
+  virtual std::unique_ptr<Text> begin(const CacheOptions& options) const = 0;
+
+ protected:
+  explicit LanguageModel(ModelFacts facts) : facts_(std::move(facts)) {}
+
+ private:
+  ModelFacts facts_;
+};
+
+/// The model of a folder with config.json and model.safetensors, or its shards, as Hugging Face stores GPT-2, LLaMA,
+/// Mistral, Qwen 2 and Qwen 3.
+///
+/// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, or a tensor
+/// is
+///           not as config.json says
+std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder);
+
+}  // namespace generate

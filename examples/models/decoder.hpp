@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// What GPT-2 and LLaMA have in common: a table of tokens, blocks one after another, a norm and logits; a whole text at
+// once, or piece by piece with a key/value cache. Both ways give the same bits on Cpu and Systolic.
+//
+//   auto cache = model.make_cache(mha::Contiguous{.length = 4096});
+//   const mha::SequenceId text = cache.add();
+//   models::Work work;
+//   while (more) {
+//     auto step = cache.step(text, n);                           // n rows more: a piece of a prompt, or one token
+//     const models::Rows& logits = model.next(ids, step, work);  // (1, V)
+//     step.commit();
+//   }
+//
+// Symbols  L tokens of a text, n of a step, B sequences of a step, E model width, V vocabulary, P positions
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <mha/block.hpp>
+#include <mha/io.hpp>
+
+#include "rows.hpp"
+
+namespace models {
+
+/// The memory that a call works in. Kept from step to step it allocates nothing once it has seen the step's size.
+struct Work {
+  Rows x, h, r;  // (n, E)
+  Rows logits;   // (n, V), or (B, V) of the last rows
+  mha::Workspace workspace;
+};
+
+/// Block   x ← block(work, past…), which has `attention`; past is nothing, or the block's part of a cache's step
+/// Norm    the one before the logits
+template <class Block, class Norm, class Logits> class Decoder {
+ public:
+  /// The logits of the token that follows each of these: (L) → (L, V).
+  Rows operator()(std::span<const int> ids) const {
+    Work work;
+    embed_into(work.x, tokens_, ids);
+    if (positions_) work.x += first_positions(*positions_, work.x.rows());
+    run(work);
+    return logits_(work.x, work.workspace);
+  }
+
+  /// A cache for this model: keys and values of all its blocks, stored as F.
+  template <class F = float, class Storage>
+  [[nodiscard]] auto make_cache(const Storage& storage, int sequences = 1) const {
+    return mha::make_cache<F>(blocks_.front().attention, storage,
+                              {.layers = static_cast<int>(blocks_.size()), .sequences = sequences});
+  }
+
+  /// The same logits for the rows that a step adds to its sequences, (Σn) → (Σn, V). They are in work.
+  template <class Cache>
+  const Rows& operator()(std::span<const int> ids, const mha::CacheStep<Cache>& step, Work& work) const {
+    continue_with(ids, step, work);
+    work.logits.resize(work.x.rows(), vocabulary());
+    logits_(work.x, mha::into(work.logits), work.workspace);
+    return work.logits;
+  }
+
+  /// Those of the last row of each sequence alone, (Σn) → (B, V): what the next token is chosen by.
+  template <class Cache>
+  const Rows& next(std::span<const int> ids, const mha::CacheStep<Cache>& step, Work& work) const {
+    continue_with(ids, step, work);
+    const auto offsets = step.offsets();
+    const auto sequences = static_cast<Eigen::Index>(offsets.size()) - 1;
+    work.h.resize(sequences, work.x.cols());
+    for (Eigen::Index b = 0; b < sequences; ++b) {
+      const auto i = static_cast<std::size_t>(b);
+      if (offsets[i] == offsets[i + 1])
+        throw std::invalid_argument("sequence " + std::to_string(b) + " of the step has no row to go on from");
+      work.h.row(b) = work.x.row(offsets[i + 1] - 1);
+    }
+    work.logits.resize(sequences, vocabulary());
+    logits_(work.h, mha::into(work.logits), work.workspace);
+    return work.logits;
+  }
+
+  int vocabulary() const { return tokens_.extent[0]; }
+
+ protected:
+  /// Without blocks, norm and logits, which a model adds from its weights.
+  Decoder(const mha::TensorView<const float, 2>& tokens, std::optional<mha::TensorView<const float, 2>> positions,
+          const mha::NormConfig& norm)
+      : tokens_(tokens),
+        positions_(std::move(positions)),
+        norm_(norm),
+        logits_({.inputs = tokens.extent[1], .outputs = tokens.extent[0], .bias = false}) {}
+
+  mha::TensorView<const float, 2> tokens_;                    // (V, E)
+  std::optional<mha::TensorView<const float, 2>> positions_;  // (P, E), where they are learned
+  std::vector<Block> blocks_;
+  Norm norm_;
+  Logits logits_;
+
+ private:
+  /// work.x ← the last norm's rows of the ids, which follow what the cache holds.
+  template <class Cache>
+  void continue_with(std::span<const int> ids, const mha::CacheStep<Cache>& step, Work& work) const {
+    const auto offsets = step.offsets();
+    if (static_cast<std::size_t>(offsets.back()) != ids.size())
+      throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, but the step has " +
+                                  std::to_string(offsets.back()) + " rows");
+    embed_into(work.x, tokens_, ids);
+    if (positions_)
+      for (std::size_t b = 0; b + 1 < offsets.size(); ++b) {
+        const int rows = offsets[b + 1] - offsets[b], before = step[0].positions()[b];  // those the cache has
+        work.x.middleRows(offsets[b], rows) += positions_from(*positions_, before, rows);
+      }
+    run(work, step);
+  }
+
+  /// work.x ← the rows behind all blocks and the last norm.
+  template <class... Step> void run(Work& work, const Step&... step) const {
+    work.h.resizeLike(work.x);
+    work.r.resizeLike(work.x);
+    for (std::size_t i = 0; i < blocks_.size(); ++i) blocks_[i](work, step[static_cast<int>(i)]...);
+    norm_(work.x, mha::into(work.x), work.workspace);
+  }
+};
+
+}  // namespace models

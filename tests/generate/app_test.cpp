@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "app.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "scratch.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kRandom =
+    "generate: the weights of this model are random, it was never trained: its text means nothing\n";
+
+struct Result {
+  int code;
+  std::string out, log;
+};
+
+/// By default the model that the repository carries, of bytes.
+Result run(const std::vector<std::string>& arguments, bool terminal = false) {
+  std::vector<const char*> argv{"generate"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  std::ostringstream out, log;
+  const int code = generate::run(static_cast<int>(argv.size()), argv.data(), out, log, terminal);
+  return {code, out.str(), log.str()};
+}
+
+TEST(GenerateApp, ContinuesThePromptAndReports) {
+  const Result r = run({"--prompt", "Once", "--tokens", "5"});
+  EXPECT_EQ(r.code, 0) << r.log;
+  EXPECT_EQ(r.out.find("Once"), 0u);
+  EXPECT_GT(r.out.size(), 5u);
+  EXPECT_EQ(r.out.back(), '\n');
+  EXPECT_EQ(r.log.find(kRandom + "prompt 4 tokens, "), 0u) << r.log;
+  EXPECT_NE(r.log.find(" tokens/s; generated 5 tokens, "), std::string::npos) << r.log;
+  // 9 positions of 2 layers, 2 heads of 8 numbers in a key and as many in a value.
+  EXPECT_NE(r.log.find(" tokens/s; cache " + std::to_string(9 * 2 * 2 * 2 * 8 * 4) + " bytes\n"), std::string::npos)
+      << r.log;
+}
+
+TEST(GenerateApp, WritesTheSameTextForAnyChunksAndStorage) {
+  const std::string prompt = "the prompt has more bytes than the model's window, which is 32 of them";
+  for (const std::string cache : {"float", "bfloat16"}) {
+    const auto text = [&](const std::string& storage, const std::string& chunk, const std::string& seed) {
+      const Result r = run({"-p", prompt, "-n", "120", "--cache", cache, "--storage", storage, "--chunk", chunk,
+                            "--seed", seed, "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95"});
+      EXPECT_EQ(r.code, 0) << r.log;
+      return r.out;
+    };
+    const std::string expected = text("contiguous", "1000", "3");
+    for (const char* storage : {"contiguous", "paged", "ring"})
+      for (const char* chunk : {"1", "7", "256"}) EXPECT_EQ(text(storage, chunk, "3"), expected) << storage << chunk;
+    EXPECT_NE(text("contiguous", "1000", "4"), expected);
+  }
+}
+
+TEST(GenerateApp, GoesOnInARingBeyondTheModelsPositions) {
+  const Result r = run({"--storage", "ring", "-p", std::string(4000, 'a'), "-n", "200"});
+  EXPECT_EQ(r.code, 0) << r.log;
+  EXPECT_NE(r.log.find("generated 200 tokens"), std::string::npos) << r.log;
+}
+
+TEST(GenerateApp, GeneratesAsFarAsThereArePositions) {
+  const Result r = run({"-p", std::string(4000, 'a')});
+  EXPECT_NE(r.log.find("prompt 4000 tokens"), std::string::npos) << r.log;
+  EXPECT_NE(r.log.find("generated 96 tokens"), std::string::npos) << r.log;
+  EXPECT_NE(run({"-p", "a"}).log.find("prompt 1 token, "), std::string::npos);
+}
+
+TEST(GenerateApp, ShowsProgressOnATerminalAlone) {
+  const std::vector<std::string> arguments{"-p", "twelve bytes", "--chunk", "5", "-n", "1"};
+  const std::string log = run(arguments, true).log;
+  EXPECT_NE(log.find("\rreading the prompt, 5 of 12 tokens\rreading the prompt, 10 of 12 tokens"), std::string::npos);
+  EXPECT_NE(log.find("12 of 12 tokens\r\033[K"), std::string::npos);
+  EXPECT_EQ(run(arguments).log.find("reading"), std::string::npos);
+  EXPECT_EQ(run({"-p", "short", "-n", "1"}, true).log.find("reading"), std::string::npos);
+}
+
+TEST(GenerateApp, EveryErrorIsOneSentence) {
+  const auto said = [](const std::vector<std::string>& arguments) {
+    const Result r = run(arguments);
+    EXPECT_EQ(r.code, 1) << r.log;
+    EXPECT_EQ(r.out, "");
+    return r.log;
+  };
+  const auto data = [](const char* name) { return (fs::path(MHA_MODELS_DATA) / name).string(); };
+  EXPECT_EQ(said({"--prompt", ""}),
+            kRandom + "generate: the prompt is empty: a model goes on from one token at least\n");
+  EXPECT_EQ(said({"--prompt", std::string(4097, 'a')}),
+            kRandom + "generate: the prompt has 4097 tokens, the model has positions for 4096\n");
+  EXPECT_EQ(said({"--prompt", "abc", "--tokens", "4094"}),
+            kRandom + "generate: the prompt has 3 tokens and 4094 shall follow, the model has positions for 4096\n");
+  EXPECT_EQ(
+      said({"--model", "/no/such"}),
+      "generate: there is no model in '/no/such': it should be a folder with config.json and model.safetensors\n");
+  EXPECT_EQ(said({"--model", data("llama")}),
+            "generate: there is no tokenizer.json in '" + data("llama") +
+                "', and bytes cannot be tokens: the vocabulary is 32, they are 256\n");
+  EXPECT_NE(
+      said({"--model", data("t5")}).find("'model_type' is \"t5\", expected gpt2, llama, mistral, qwen2 or qwen3\n"),
+      std::string::npos);
+  EXPECT_EQ(said({"--temperature", "-1"}), "generate: the temperature must be a number from 0 on\n");
+  EXPECT_EQ(said({"--top-p", "0"}), "generate: top-p must be a probability above 0 and at most 1\n");
+  EXPECT_EQ(said({"--top-k", "-2"}), "generate: top-k must be a number of tokens, or 0 for all\n");
+  EXPECT_EQ(said({"--storage", "tape"}).find("generate: --storage: tape not in {"), 0u);
+  EXPECT_EQ(said({"--chunk", "0"}).find("generate: --chunk: Value 0 not in range"), 0u);
+}
+
+/// The carried model's weights under another configuration, with a tokenizer of 503 tokens.
+class OtherModel : public ::testing::Test {
+ protected:
+  Result with(const char* key, const nlohmann::json& value, std::vector<std::string> arguments) {
+    const fs::path from = GENERATE_DEFAULT_MODEL;
+    nlohmann::json config;
+    std::ifstream(from / "config.json") >> config;
+    config[key] = value;
+    scratch.write("config.json", config.dump());
+    fs::copy_file(from / "model.safetensors", scratch.root() / "model.safetensors",
+                  fs::copy_options::overwrite_existing);
+    arguments.insert(arguments.begin(), {"--model", scratch.root().string()});
+    return run(arguments);
+  }
+  mha_test::Scratch scratch;
+};
+
+TEST_F(OtherModel, WithoutAWindowRefusesARing) {
+  EXPECT_EQ(with("model_type", "llama", {"--storage", "ring"}).log,
+            kRandom + "generate: a ring keeps the last tokens alone, but a layer of this model looks back at all\n");
+}
+
+TEST_F(OtherModel, RefusesATokenizerOfAnotherVocabulary) {
+  fs::copy_file(fs::path(MHA_GOLDEN_DIR) / "bpe" / "gpt2.json", scratch.root() / "tokenizer.json");
+  EXPECT_EQ(with("mha_random_weights", false, {}).log,
+            "generate: tokenizer.json has token 502, but the model's vocabulary is 256\n");
+}
+
+TEST_F(OtherModel, StopsAtItsEnd) {
+  const Result whole = with("eos_token_id", nullptr, {"-n", "50"});
+  ASSERT_NE(whole.log.find("generated 50 tokens"), std::string::npos);
+  // Whatever comes: all tokens end the text.
+  std::vector<int> all;
+  for (int i = 0; i < 256; ++i) all.push_back(i);
+  const Result r = with("eos_token_id", all, {"-n", "50", "-p", "so"});
+  EXPECT_EQ(r.out, "so\n");
+  EXPECT_NE(r.log.find("generated 0 tokens; "), std::string::npos) << r.log;
+}
+
+}  // namespace

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "gpt2.hpp"
+#include "llama.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using namespace generate;
+namespace fs = std::filesystem;
+
+fs::path data(const char* name) { return fs::path(MHA_MODELS_DATA) / name; }
+
+std::vector<int> some_ids(int length) {
+  std::vector<int> ids;
+  for (int i = 0; i < length; ++i) ids.push_back(i * i * 7 % 32);
+  return ids;
+}
+
+/// The logits behind each chunk.
+std::vector<std::vector<float>> logits_of(const LanguageModel& model, const CacheOptions& options,
+                                          std::span<const int> ids) {
+  const auto text = model.begin(options);
+  std::vector<std::vector<float>> all;
+  for (std::size_t begin = 0; begin < ids.size();) {
+    const auto n = std::min(static_cast<std::size_t>(options.chunk), ids.size() - begin);
+    const auto logits = text->read(ids.subspan(begin, n));
+    all.emplace_back(logits.begin(), logits.end());
+    begin += n;
+  }
+  return all;
+}
+
+TEST(LanguageModel, HasTheLogitsOfItsFamily) {
+  const std::vector<int> ids = some_ids(14);
+  const std::pair<const char*, models::Rows> cases[]{
+      {"gpt2", models::Gpt2<>(mha::Gpt2<float>(data("gpt2")))(ids)},
+      {"llama", models::Llama<>(mha::Llama<float>(data("llama")))(ids)},
+      {"mistral", models::Llama<>(mha::Llama<float>(data("mistral")))(ids)},
+      {"qwen2", models::Llama<>(mha::Llama<float>(data("qwen2")))(ids)},
+      {"qwen3", models::Llama<mha::QkNorm>(mha::Llama<float>(data("qwen3")))(ids)},
+  };
+  for (const auto& [name, whole] : cases) {
+    const auto model = open_model(data(name));
+    EXPECT_EQ(model->facts().vocabulary, 32) << name;
+    EXPECT_EQ(model->facts().positions, std::string(name) == "gpt2" ? 16 : 64) << name;
+    EXPECT_EQ(model->facts().window, std::string(name) == "mistral" ? 5 : 0) << name;
+    EXPECT_FALSE(model->facts().random_weights);
+    for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring}) {
+      if (storage == Storage::ring && model->facts().window == 0) continue;
+      const auto all = logits_of(*model, {.storage = storage, .positions = 14, .chunk = 7}, ids);
+      ASSERT_EQ(all.size(), 2u);
+      for (int i = 0; i < 2; ++i)
+        for (int v = 0; v < 32; ++v)
+          EXPECT_EQ(all[static_cast<std::size_t>(i)][static_cast<std::size_t>(v)], whole(i * 7 + 6, v)) << name;
+    }
+  }
+}
+
+// In 16 bits the logits are others, but the same for all storages and chunks.
+TEST(LanguageModel, StoresHalfTheBytes) {
+  const auto model = open_model(data("mistral"));
+  const std::vector<int> ids = some_ids(30);
+  const CacheOptions narrow{.bfloat16 = true, .positions = 30, .chunk = 30}, wide{.positions = 30, .chunk = 30};
+  EXPECT_EQ(2 * model->begin(narrow)->cache_bytes(), model->begin(wide)->cache_bytes());
+  const auto last = logits_of(*model, narrow, ids).back();
+  EXPECT_NE(last, logits_of(*model, wide, ids).back());
+  for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring})
+    for (const int chunk : {1, 7}) EXPECT_EQ(logits_of(*model, {storage, true, 30, chunk}, ids).back(), last);
+}
+
+/// A checkpoint with another config.json, and a generation_config.json if `generation` has one.
+std::unique_ptr<LanguageModel> changed(const char* name, const char* key, const nlohmann::json& value,
+                                       const std::string& generation = "") {
+  const mha_test::Scratch scratch;
+  nlohmann::json config;
+  std::ifstream(data(name) / "config.json") >> config;
+  config[key] = value;
+  scratch.write("config.json", config.dump());
+  if (!generation.empty()) scratch.write("generation_config.json", generation);
+  fs::copy_file(data(name) / "model.safetensors", scratch.root() / "model.safetensors");
+  return open_model(scratch.root());
+}
+
+TEST(LanguageModel, KnowsWhatEndsAText) {
+  const auto ends = [](const auto&... change) { return changed("gpt2", change...)->facts().ends; };
+  EXPECT_EQ(ends("eos_token_id", 7), std::vector<int>{7});
+  EXPECT_EQ(ends("eos_token_id", nullptr), std::vector<int>{});
+  EXPECT_EQ(ends("eos_token_id", std::vector<int>{3, 4}), (std::vector<int>{3, 4}));
+  EXPECT_EQ(ends("eos_token_id", 7, R"({"eos_token_id": [8, 9]})"), (std::vector<int>{8, 9}));
+  EXPECT_EQ(ends("eos_token_id", 7, R"({"do_sample": true})"), std::vector<int>{7});
+  EXPECT_TRUE(changed("gpt2", "mha_random_weights", true)->facts().random_weights);
+}
+
+TEST(LanguageModel, LooksBackAsFarAsItsLongestWindow) {
+  // Qwen's first layer sees everything, or both look back.
+  const auto window = [](const std::vector<std::string>& types) {
+    const mha_test::Scratch scratch;
+    nlohmann::json config;
+    std::ifstream(data("qwen2") / "config.json") >> config;
+    config.update({{"layer_types", types}, {"use_sliding_window", true}, {"sliding_window", 6}});
+    scratch.write("config.json", config.dump());
+    fs::copy_file(data("qwen2") / "model.safetensors", scratch.root() / "model.safetensors");
+    return open_model(scratch.root())->facts().window;
+  };
+  EXPECT_EQ(window({"full_attention", "sliding_attention"}), 0);
+  EXPECT_EQ(window({"sliding_attention", "sliding_attention"}), 6);
+}
+
+TEST(LanguageModel, RefusesWhatItCannotContinue) {
+  const auto said = [](auto&& f) { return mha_test::message_of<std::exception>(f); };
+  EXPECT_EQ(said([] { open_model("/no/such/model"); }),
+            "there is no model in '/no/such/model': it should be a folder with config.json and model.safetensors");
+  EXPECT_EQ(said([] { open_model(data("bert")); }),
+            (data("bert") / "config.json").string() +
+                ": 'model_type' is \"bert\", expected gpt2, llama, mistral, qwen2 or qwen3");
+  EXPECT_NE(said([] { changed("gpt2", "tie_word_embeddings", false); }).find("has no lm_head"), std::string::npos);
+  EXPECT_NE(said([] { changed("gpt2", "eos_token_id", "end"); }).find("'eos_token_id' is \"end\", expected an integer"),
+            std::string::npos);
+  const auto llama = open_model(data("llama"));
+  EXPECT_EQ(said([&] { llama->begin({.storage = Storage::ring, .positions = 4, .chunk = 1}); }),
+            "a ring keeps the last tokens alone, but a layer of this model looks back at all");
+}
+
+}  // namespace

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tokenizer.hpp"
+
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "golden.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using generate::Tokenizer;
+namespace fs = std::filesystem;
+
+fs::path file_of(const std::string& name) { return fs::path(MHA_GOLDEN_DIR) / "bpe" / (name + ".json"); }
+
+std::string decoded(const Tokenizer& tokenizer, const std::vector<int>& ids) {
+  std::string text;
+  for (const int id : ids) text += tokenizer.bytes(id);
+  return text;
+}
+
+TEST(Tokenizer, MakesTheIdsOfHuggingFaces) {
+  std::map<std::string, Tokenizer> tokenizers;
+  std::map<std::string, int> cases;
+  for (const golden::Case& c : golden::read(fs::path(MHA_GOLDEN_DIR) / "bpe.txt")) {
+    if (!tokenizers.contains(c.name)) tokenizers.emplace(c.name, Tokenizer(file_of(c.name)));
+    const auto& stored = c.tensor("ids").values;
+    const std::vector<int> ids = tokenizers.at(c.name).encode(c.text("text"));
+    EXPECT_EQ(ids, std::vector<int>(stored.begin(), stored.end())) << c.name << ": '" << c.text("text") << "'";
+    ++cases[c.name];
+  }
+  for (const char* name : {"gpt2", "llama3", "qwen2"}) EXPECT_GT(cases[name], 70) << name;
+}
+
+// Whatever bytes they are: no text is lost, but that Qwen's are composed first.
+TEST(Tokenizer, TokensAreTheBytesOfTheText) {
+  std::mt19937 draw(1);
+  for (const Tokenizer& tokenizer : {Tokenizer(), Tokenizer(file_of("gpt2"))}) {
+    for (int n = 0; n < 50; ++n) {
+      std::string text(draw() % 40, ' ');
+      for (char& c : text) c = static_cast<char>(draw() % 3 == 0 ? draw() % 256 : 'a' + draw() % 5);
+      EXPECT_EQ(decoded(tokenizer, tokenizer.encode(text)), text);
+    }
+  }
+  EXPECT_EQ(decoded(Tokenizer(file_of("qwen2")), Tokenizer(file_of("qwen2")).encode("cafe\xCC\x81")), "caf\xC3\xA9");
+}
+
+TEST(Tokenizer, OfBytesHasThem) {
+  const Tokenizer bytes;
+  EXPECT_EQ(bytes.size(), 256);
+  EXPECT_EQ(bytes.encode("a\xFF "), (std::vector<int>{97, 255, 32}));
+  EXPECT_EQ(bytes.bytes(256), "");
+  EXPECT_EQ(bytes.bytes(-1), "");
+}
+
+// A word of n letters is merged in n log n steps; a plain search for each merge would take minutes here.
+TEST(Tokenizer, MergesLongWords) {
+  const Tokenizer tokenizer(file_of("gpt2"));
+  std::string word;
+  for (int i = 0; i < 200'000; ++i) word += "atention"[i % 8];
+  EXPECT_EQ(decoded(tokenizer, tokenizer.encode(word)), word);
+}
+
+TEST(Tokenizer, RefusesTextThatItCannotCompose) {
+  EXPECT_EQ(
+      mha_test::message_of<std::exception>([] { static_cast<void>(Tokenizer(file_of("qwen2")).encode("a\xFF")); }),
+      "the text is not UTF-8, which this tokenizer needs to compose characters");
+}
+
+// GPT-2's own file has merges as texts with a blank between, and does not say that it is a BPE.
+TEST(TokenizerFile, ReadsOlderFiles) {
+  nlohmann::json file;
+  std::ifstream(file_of("gpt2")) >> file;
+  for (auto& merge : file["model"]["merges"]) merge = merge[0].get<std::string>() + ' ' + merge[1].get<std::string>();
+  file["model"].erase("type");
+  const mha_test::Scratch scratch;
+  const Tokenizer older(scratch.write("tokenizer.json", file.dump())), newer(file_of("gpt2"));
+  const std::string text = "the rights of the Licensor, 2004 Apache";
+  EXPECT_EQ(older.encode(text), newer.encode(text));
+  EXPECT_LT(older.encode(text).size(), text.size() / 2);
+}
+
+// Each change of a file that can be read makes one that is refused, by a sentence with these words.
+TEST(TokenizerFile, RefusesOtherKinds) {
+  struct Change {
+    const char* name;
+    const char* pointer;
+    nlohmann::json value;
+    const char* words;
+  };
+  const Change changes[]{
+      {"gpt2", "/model/type", "Unigram", "'model.type' is \"Unigram\", expected \"BPE\""},
+      {"gpt2", "/model/byte_fallback", true, "'byte_fallback' is true, expected false"},
+      {"gpt2", "/model/end_of_word_suffix", "</w>", "'end_of_word_suffix' is \"</w>\", expected \"\""},
+      {"gpt2", "/model/dropout", 0.1, "'dropout' is 0.1, expected 0.0"},
+      {"gpt2", "/model/vocab", {{"a", 0}}, "'vocab' has no token for byte 0, so it is not a byte-level one"},
+      {"gpt2", "/model/vocab/b", 64, "'vocab' has two tokens with the id 64"},
+      {"gpt2", "/model/vocab/b", -1, "'b' is -1, expected an integer from 0 to 2147483647"},
+      {"gpt2", "/model/vocab/b", 2147483647, "token 2147483647 is beyond 10000000"},
+      {"gpt2", "/model/merges/0", "a", "expected two tokens of 'vocab' that are one together"},
+      {"gpt2", "/model/merges/0", "a qqq", "expected two tokens of 'vocab' that are one together"},
+      {"gpt2", "/model/merges", 3, "'merges' is 3, expected a list"},
+      {"gpt2", "/model", nullptr, "there is no 'model'"},
+      {"gpt2", "/normalizer", {{"type", "Lowercase"}}, "'normalizer' is \"Lowercase\", expected \"NFC\" or none"},
+      {"gpt2", "/pre_tokenizer/add_prefix_space", true, "'add_prefix_space' is true, expected false"},
+      {"gpt2", "/pre_tokenizer/type", "Metaspace", "'pre_tokenizer' is \"Metaspace\", expected \"ByteLevel\""},
+      {"gpt2", "/pre_tokenizer", nullptr, "there is no 'pre_tokenizer'"},
+      {"llama3", "/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\w+",
+       "expected the one of GPT-2, LLaMA 3 or Qwen 2"},
+      {"llama3", "/pre_tokenizer/pretokenizers/0/behavior", "Removed",
+       "'behavior' is \"Removed\", expected \"Isolated\""},
+      {"llama3", "/pre_tokenizer/pretokenizers/1/use_regex", true, "'pre_tokenizer' cuts the text twice"},
+      {"llama3", "/post_processor/processors/1/type", "RobertaProcessing", "'post_processor' is \"RobertaProcessing\""},
+      {"llama3", "/added_tokens/0/lstrip", true, "'lstrip' is true, expected false"},
+      {"llama3", "/added_tokens/0/content", "", "'content' is \"\", expected a text that is not empty"},
+  };
+  const mha_test::Scratch scratch;
+  for (const Change& change : changes) {
+    nlohmann::json file;
+    std::ifstream(file_of(change.name)) >> file;
+    file[nlohmann::json::json_pointer(change.pointer)] = change.value;
+    const auto path = scratch.write("tokenizer.json", file.dump());
+    const std::string said = mha_test::message_of<std::exception>([&] { Tokenizer{path}; });
+    EXPECT_NE(said.find(change.words), std::string::npos) << change.pointer << ": " << said;
+    EXPECT_EQ(said.find(path.string()), 0u) << said;
+    EXPECT_EQ(said.find('\n'), std::string::npos) << said;
+  }
+}
+
+}  // namespace
