@@ -24,15 +24,13 @@ template <class T> struct KvRun {
 /// Members   using Scalar                            of the stored numbers
 ///           Index batch(), heads(), dim(), value_dim() const
 ///           Index keys(b) const                     length of sequence b: positions 0 … keys(b) − 1 have been given
-///           KvRun<Scalar> run(b, g, begin, end) const   of key/value head g, the rows from position `begin` on that
-///           lie
-///                                                   at one stride: at least one, at most end − begin
+///           KvRun<Scalar> run(b, g, begin, end) const   rows of key/value head g from position `begin` on at one
+///                                                   stride: at least one, at most end − begin
 /// Optional  Index held(b, k) const                  the first position from k on that is still there, keys(b) or more
 ///                                                   if there is none. Dropped positions are hidden from all queries;
 ///                                                   run() is asked for none, and ends before the next
-///           Index held_end(b, k) const              where the positions end that are held from k on, if that is
-///           cheaper
-///                                                   than to walk along the runs
+///           Index held_end(b, k) const              where the positions end that are held from k on; without it
+///                                                   the runs are walked along
 ///           void check(const char* call) const      what a call checks on the host before it computes
 ///           S with_data(f) const                    its Borrowed members replaced by f(member): how tables move to a
 ///                                                   device
@@ -120,17 +118,14 @@ template <class S, class F> constexpr S source_with_data(const S& source, F&& f)
 ///
 /// Shapes    key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv), both contiguous along the last axis. Ragged: (1, ΣLk, Hkv, ·)
 ///           and offsets (B + 1), sequence b in rows offsets[b] … offsets[b + 1] − 1. lengths (B): of each sequence the
-///           first lengths[b] rows are filled; all if not given. slots (B), with lengths: sequence b is in place
-///           slots[b] of the arrays' first axis, which may have more places than there are sequences
+///           first lengths[b] rows are filled; all if not given
 /// Errors    ShapeError if the sizes do not agree, as of a call that is given it
 template <class T> struct ContiguousKv {
   using Scalar = T;
   TensorView<const T, 4> key, value;
-  Borrowed<Index> offsets{}, lengths{}, slots{};
+  Borrowed<Index> offsets{}, lengths{};
 
-  MHA_HOST_DEVICE constexpr Index batch() const {
-    return slots.data != nullptr ? slots.size : offsets.data != nullptr ? offsets.size - 1 : key.extent[0];
-  }
+  MHA_HOST_DEVICE constexpr Index batch() const { return offsets.data != nullptr ? offsets.size - 1 : key.extent[0]; }
   MHA_HOST_DEVICE constexpr Index heads() const { return key.extent[2]; }
   MHA_HOST_DEVICE constexpr Index dim() const { return key.extent[3]; }
   MHA_HOST_DEVICE constexpr Index value_dim() const { return value.extent[3]; }
@@ -138,15 +133,13 @@ template <class T> struct ContiguousKv {
 
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     const bool ragged = offsets.data != nullptr;
-    const Index sequence = slots.data != nullptr ? slots[b] : ragged ? 0 : b, row = ragged ? offsets[b] + begin : begin;
+    const Index sequence = ragged ? 0 : b, row = ragged ? offsets[b] + begin : begin;
     return {key.pointer(sequence, row, g, 0), value.pointer(sequence, row, g, 0), key.stride[1], value.stride[1],
             end - begin};
   }
 
   void check(const char* call) const;
-  template <class F> constexpr ContiguousKv with_data(F&& f) const {
-    return {key, value, f(offsets), f(lengths), f(slots)};
-  }
+  template <class F> constexpr ContiguousKv with_data(F&& f) const { return {key, value, f(offsets), f(lengths)}; }
 
  private:
   MHA_HOST_DEVICE constexpr Index rows(Index b) const {
@@ -186,17 +179,6 @@ void require_kv_arrays(const char* call, const char* source, const TensorView<co
   unit("value", value);
 }
 
-/// Which of a source's places each sequence is in, read on the host.
-inline void require_slots(const char* call, const char* source, const Borrowed<Index>& slots,
-                          const Borrowed<Index>& lengths, Index places) {
-  require(slots.memory == Memory::host, call, ": the slots of ", source,
-          " are in device memory, they are read and checked on the host");
-  require(slots.size == lengths.size, call, ": ", source, " has ", slots.size, " slots for ", lengths.size, " lengths");
-  for (Index b = 0; b < slots.size; ++b)
-    require(slots[b] >= 0 && slots[b] < places, call, ": sequence ", b, " of ", source, " is in slot ", slots[b],
-            ", expected 0 to ", places - 1);
-}
-
 /// One length a sequence, read on the host, from 0 to what the memory of a sequence holds.
 template <class Room>
 void require_key_lengths(const char* call, const char* source, const Borrowed<Index>& lengths, const Room& room) {
@@ -215,10 +197,8 @@ template <class T> void ContiguousKv<T>::check(const char* call) const {
   detail::require_kv_arrays(call, "ContiguousKv", key, value);
   if (offsets.data != nullptr) {
     detail::require(key.extent[0] == 1, call, ": ContiguousKv has offsets and batch ", key.extent[0], ", expected 1");
-    detail::require(slots.data == nullptr, call, ": ContiguousKv has offsets and slots: give one of them");
     detail::require_offsets(call, "ContiguousKv", offsets, key.extent[1]);
   }
-  if (slots.data != nullptr) detail::require_slots(call, "ContiguousKv", slots, lengths, key.extent[0]);
   if (lengths.data == nullptr && lengths.size == 0) return;
   detail::require(lengths.size == batch(), call, ": ContiguousKv has ", lengths.size, " lengths for ", batch(),
                   " sequences");

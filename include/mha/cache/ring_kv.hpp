@@ -17,7 +17,6 @@ template <class T> struct RingKv {
   TensorView<const T, 4> key, value;
   Borrowed<Index> lengths;  ///< positions that have been given, dropped ones among them
   Index first = 0;          ///< positions that are never dropped
-  Borrowed<Index> slots{};  ///< (B): sequence b is in place slots[b] of the arrays' first axis; b if not given
 
   MHA_HOST_DEVICE constexpr Index batch() const { return lengths.size; }
   MHA_HOST_DEVICE constexpr Index heads() const { return key.extent[2]; }
@@ -37,8 +36,7 @@ template <class T> struct RingKv {
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     const Index ring = key.extent[1] - first, at = begin < first ? 0 : (begin - first) % ring;
     const Index row = begin < first ? begin : first + at, room = begin < first ? first - begin : ring - at;
-    const Index slot = slots.data != nullptr ? slots[b] : b;
-    return {key.pointer(slot, row, g, 0), value.pointer(slot, row, g, 0), key.stride[1], value.stride[1],
+    return {key.pointer(b, row, g, 0), value.pointer(b, row, g, 0), key.stride[1], value.stride[1],
             room < end - begin ? room : end - begin};
   }
 
@@ -46,14 +44,11 @@ template <class T> struct RingKv {
     detail::require_kv_arrays(call, "RingKv", key, value);
     detail::require(first >= 0 && first < key.extent[1], call, ": RingKv keeps the first ", first, " positions in ",
                     key.extent[1], " rows, which leaves none for the ring");
-    if (slots.data != nullptr)
-      detail::require_slots(call, "RingKv", slots, lengths, key.extent[0]);
-    else
-      detail::require(lengths.size == key.extent[0], call, ": RingKv has ", lengths.size, " lengths for ",
-                      key.extent[0], " sequences");
+    detail::require(lengths.size == key.extent[0], call, ": RingKv has ", lengths.size, " lengths for ", key.extent[0],
+                    " sequences");
     detail::require_key_lengths(call, "RingKv", lengths, [](Index) { return detail::longest_axis; });
   }
-  template <class F> constexpr RingKv with_data(F&& f) const { return {key, value, f(lengths), first, f(slots)}; }
+  template <class F> constexpr RingKv with_data(F&& f) const { return {key, value, f(lengths), first}; }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

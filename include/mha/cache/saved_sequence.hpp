@@ -91,7 +91,7 @@ template <class F> class SavedRows {
             ", outside [0, ", longest_axis, "]");
     require(header_.first_gone >= 0 && header_.oldest >= 0 && header_.oldest <= header_.length &&
                 (header_.oldest == 0 ? header_.first_gone == 0 : header_.first_gone < header_.oldest),
-            "restore: the saved sequence says that positions ", header_.first_gone, " to ", header_.oldest,
+            "restore: the saved sequence says that positions ", header_.first_gone, " to ", header_.oldest - 1,
             " are gone of ", header_.length);
     const std::size_t expected = sizeof header_ + static_cast<std::size_t>(layers) *
                                                       kept_positions(header_.length, gone()) * shape.row_elements() *

@@ -11,8 +11,8 @@ struct Contiguous {
   Required<Index> length;
 };
 
-/// Every sequence has memory for the window of a mask alone, first + left + rows positions, and may grow for ever: the
-/// first `first` positions stay, of the others the last left + rows.
+/// Every sequence has memory for the window of a mask alone, first + left + rows positions, and may grow to 2³⁰ − 1:
+/// the first `first` positions stay, of the others the last left + rows.
 ///
 /// `left` is SlidingWindow's: the keys that a query sees on its left, itself not counted. A step adds `rows` positions
 /// to a sequence at most, and as many can be taken back. A layer whose mask shows a position that is gone refuses the
@@ -36,19 +36,24 @@ struct CacheSizes {
 
 namespace detail {
 
-inline void check_storage(const Contiguous& s) {
-  require(s.length > 0, "Contiguous: length is ", s.length.value, ", it must be at least 1");
-  require(s.length <= longest_axis, "Contiguous: length is ", s.length.value, ", the limit is ", longest_axis);
+/// Row numbers of all sequences together stay within an Index.
+inline void require_rows_of_all(const char* storage, Index sequences, std::int64_t rows) {
+  require(sequences * rows <= longest_axis, storage, ": ", sequences, " sequences of ", rows, " positions are ",
+          sequences * rows, ", the limit is ", longest_axis);
 }
-inline void check_storage(const Ring& s) {
+
+inline void check_storage(const Contiguous& s, Index sequences) {
+  require(s.length > 0, "Contiguous: length is ", s.length.value, ", it must be at least 1");
+  require_rows_of_all("Contiguous", sequences, s.length.value);
+}
+inline void check_storage(const Ring& s, Index sequences) {
   require(s.left >= 0, "Ring: left is ", s.left.value, ", it must be at least 0");
   require(s.rows > 0, "Ring: rows is ", s.rows, ", it must be at least 1");
   require(s.first >= 0, "Ring: first is ", s.first, ", it must be at least 0");
   const std::int64_t all = std::int64_t{s.left} + s.rows + s.first;
-  require(all <= longest_axis, "Ring: left, rows and first are ", all, " positions together, the limit is ",
-          longest_axis);
+  require_rows_of_all("Ring", sequences, all);
 }
-inline void check_storage(const Paged& s) {
+inline void check_storage(const Paged& s, Index) {
   require(s.pages > 0, "Paged: pages is ", s.pages.value, ", it must be at least 1");
   require(s.page >= 16 && (s.page & (s.page - 1)) == 0, "Paged: page is ", s.page,
           ", it must be a power of two, at least 16");

@@ -22,7 +22,8 @@ namespace detail {
 
 /// Rows of keys and values to where a cache stores them, converted: Items.
 ///
-/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv)  to_key (R, Hkv, D)  to_value (R, Hkv, Dv)  to_row (B·n)
+/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv), either as (1, B·n, Hkv, ·) too  to_key (R, Hkv, D)  to_value
+/// (R, Hkv, Dv)  to_row (B·n)
 template <class T, class F> struct AppendRows {
   std::ptrdiff_t rows;
   Index columns, cost;
@@ -31,12 +32,15 @@ template <class T, class F> struct AppendRows {
   const Index* to_row;
 
   void operator()(std::ptrdiff_t row, Index g) const {
-    const Index b = static_cast<Index>(row / key.length()), i = static_cast<Index>(row % key.length());
-    copy(key.pointer(b, i, g, 0), key.stride[3], to_key.pointer(to_row[row], g, 0), key.dim());
-    copy(value.pointer(b, i, g, 0), value.stride[3], to_value.pointer(to_row[row], g, 0), value.dim());
+    copy(at(key, row, g), key.stride[3], to_key.pointer(to_row[row], g, 0), key.dim());
+    copy(at(value, row, g), value.stride[3], to_value.pointer(to_row[row], g, 0), value.dim());
   }
 
  private:
+  /// Either may have its rows in one sequence or in several.
+  static const T* at(const TensorView<const T, 4>& v, std::ptrdiff_t row, Index g) {
+    return v.pointer(row / v.length(), row % v.length(), g, 0);
+  }
   static void copy(const T* from, std::ptrdiff_t step, F* to, Index n) {
     for (Index i = 0; i < n; ++i) {
       if constexpr (std::same_as<T, F>)
@@ -79,7 +83,7 @@ template <class Cache> class LayerStep {
   static constexpr bool is_layer_step = true;
   using Scalar = typename Cache::Scalar;
 
-  LayerStep(Cache& cache, Index layer) : cache_(&cache), layer_(layer) {}
+  LayerStep(Cache& cache, Index layer) : cache_(&cache), layer_(layer), step_(cache.steps_) {}
 
   Index sequences() const { return static_cast<Index>(cache_->growths_.size()); }
   /// Of all sequences together.
@@ -96,7 +100,7 @@ template <class Cache> class LayerStep {
   /// step.
   void check(const Config& c, std::uint64_t weights_version, Index batch, Index length) const {
     using detail::require;
-    require(cache_->open_, "layer: the step has ended");
+    require(cache_->open_ && cache_->steps_ == step_, "layer: the step has ended");
     const auto agree = [](const char* axis, Index own, Index stored) {
       detail::require_equal("layer", axis, "the layer", own, "the cache", stored);
     };
@@ -108,7 +112,7 @@ template <class Cache> class LayerStep {
             " of the cache was written in this step already");
     for (Index b = 0; b < sequences(); ++b) {
       const detail::Growth& g = growth(b);
-      const std::uint64_t before = cache_->version_of(g.slot, layer_);
+      const std::uint64_t before = cache_->versions_.of(g.slot, layer_);
       require(g.length == 0 || before == 0 || before == weights_version, "layer: sequence ", b,
               " has keys and values of layer ", layer_,
               " that were projected with weights that have changed since: begin it anew");
@@ -141,10 +145,12 @@ template <class Cache> class LayerStep {
 
   Cache* cache_;
   Index layer_;
+  std::uint64_t step_;  ///< which of the cache's steps it is of
 };
 
 /// Rows that are added to sequences of a cache, through all layers of a model. The cache is as it was until commit();
-/// a step that ends without it, by an exception too, has not happened. A cache has one step at a time.
+/// a step that ends without it, by an exception too, has not happened. (Rows that a layer wrote to a Ring have gone
+/// over what was a turn behind them: oldest() and can_truncate() count them.) A cache has one step at a time.
 ///
 ///   auto step = cache.step(sequences, rows);
 ///   for (int i = 0; i < layers; ++i) attention[i](x, step[i], mha::into(y));

@@ -77,6 +77,26 @@ template <class T> TensorView<T, 3> part_of(const TensorView<T, 3>& v, Index beg
   return {v.data + begin * v.stride[1], {v.extent[0], count, v.extent[2]}, {v.stride[0], v.stride[1], v.stride[2]}};
 }
 
+/// Checks the result of a call on x.
+template <class T> void require_result(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, Index width) {
+  require_data("layer", "the result", y);
+  require_equal("layer", "batch", "x", x.extent[0], "the result", y.extent[0]);
+  require_equal("layer", "length", "x", x.extent[1], "the result", y.extent[1]);
+  require_equal("layer", "width", "the layer's output", width, "the result", y.extent[2]);
+}
+
+/// Checks that all rows of a call fit that is made in steps of at most so many.
+template <class T, class Cache>
+void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, Index rows, Index most,
+                    const Cache& cache) {
+  if (rows <= most) return;
+  cache.require_room(rows);
+  const TensorView<const T, 3> read = y;
+  require(same_view(x, read) || !share_elements(x, y),
+          "prefill: the result overlaps x and is not x itself: an earlier piece would be written over rows still to be "
+          "read");
+}
+
 template <class Cache> void require_short_form(const char* call, const Cache& cache) {
   require(
       cache.layers() == 1, call, ": the cache has ", cache.layers(),

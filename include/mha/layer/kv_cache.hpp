@@ -10,13 +10,14 @@
 #include <type_traits>
 #include <vector>
 
+#include "../cache/block_kv.hpp"
 #include "../cache/books.hpp"
 #include "../cache/cache_memory.hpp"
 #include "../cache/kv_shape.hpp"
 #include "../cache/paged_kv.hpp"
-#include "../cache/ring_kv.hpp"
 #include "../cache/saved_sequence.hpp"
 #include "../cache/sequence_book.hpp"
+#include "../cache/version_book.hpp"
 #include "../core/items.hpp"
 #include "cache_step.hpp"
 
@@ -44,13 +45,12 @@ template <class Storage, class F> class KvCache {
         sizes_(checked(shape, storage, sizes)),
         sequences_(sizes.sequences),
         book_(storage, sizes.sequences),
-        memory_(shape, sizes.layers, book_.extents()) {
-    versions_.resize(static_cast<std::size_t>(sizes.sequences) * static_cast<std::size_t>(sizes.layers));
-    versions_before_.reserve(versions_.size());
+        memory_(shape, sizes.layers, book_.extents()),
+        versions_(sizes.sequences, sizes.layers) {
     written_.resize(static_cast<std::size_t>(sizes.layers));
     in_step_.resize(static_cast<std::size_t>(sizes.sequences));
     const auto n = static_cast<std::size_t>(sizes.sequences);
-    for (auto* list : {&positions_, &lengths_, &slots_}) list->reserve(n);
+    for (auto* list : {&positions_, &lengths_, &slots_, &oldest_, &even_}) list->reserve(n);
     offsets_.reserve(n + 1);
     growths_.reserve(n);
     copies_.reserve(n);
@@ -67,6 +67,10 @@ template <class Storage, class F> class KvCache {
   std::span<const SequenceId> ids() const { return sequences_.all(); }
   /// The most rows that a step adds to a sequence.
   Index max_rows() const { return book_.rewind(); }
+  /// Errors    ShapeError if so many rows more would make one of the sequences longer than the storage allows
+  void require_room(Index rows) const {
+    for (std::size_t i = 0; i < ids().size(); ++i) require_room("prefill", i, length(ids()[i]), rows);
+  }
   /// The memory of keys and values.
   std::size_t bytes() const { return memory_.bytes(); }
   Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
@@ -89,7 +93,7 @@ template <class Storage, class F> class KvCache {
     const Index to = sequences_.slot("fork", forked);
     book_.fork(from, to, count, copies_);
     run_copies();
-    std::copy_n(&version(from, 0), sizes_.layers, &version(to, 0));
+    versions_.copy(from, to);
     sequences_.set_length(to, count);
     return forked;
   }
@@ -129,13 +133,9 @@ template <class Storage, class F> class KvCache {
                       " is no beam of the ", beams.size());
     book_.reorder(slots_, from, lengths_, copies_);
     run_copies();
-    versions_before_ = versions_;
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      const auto source = static_cast<std::size_t>(from[i]);
-      sequences_.set_length(slots_[i], lengths_[source]);
-      std::copy_n(versions_before_.begin() + std::ptrdiff_t{slots_[source]} * sizes_.layers, sizes_.layers,
-                  &version(slots_[i], 0));
-    }
+    versions_.reorder(slots_, from);
+    for (std::size_t i = 0; i < from.size(); ++i)
+      sequences_.set_length(slots_[i], lengths_[static_cast<std::size_t>(from[i])]);
   }
 
   Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
@@ -159,8 +159,7 @@ template <class Storage, class F> class KvCache {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const Index slot = slots_[i], length = sequences_.length(slot);
       detail::require(rows[i] >= 0, "step: sequence ", i, " has ", rows[i], " rows, the least is 0");
-      detail::require(rows[i] <= book_.limit() - length, "step: sequence ", i, " of length ", length, " and ", rows[i],
-                      " rows more would be longer than the cache's ", book_.limit());
+      require_room("step", i, length, rows[i]);
       growths_.push_back({slot, length, rows[i]});
       all += rows[i];
     }
@@ -172,6 +171,7 @@ template <class Storage, class F> class KvCache {
     describe();
     std::fill(written_.begin(), written_.end(), false);
     open_ = true;
+    ++steps_;
     return Step(*this);
   }
   /// So many rows for every sequence, in the order of ids().
@@ -229,12 +229,16 @@ template <class Storage, class F> class KvCache {
     require(shape.value_dim > 0, "KvCache: value_dim is ", shape.value_dim, ", it must be at least 1");
     require(sizes.layers > 0, "KvCache: layers is ", sizes.layers, ", it must be at least 1");
     require(sizes.sequences > 0, "KvCache: sequences is ", sizes.sequences, ", it must be at least 1");
-    detail::check_storage(storage);
+    detail::check_storage(storage, sizes.sequences);
     return sizes;
   }
 
   void require_closed(const char* call) const {
     detail::require(!open_, call, ": a step is open: commit it or let it end first");
+  }
+  void require_room(const char* call, std::size_t i, Index length, Index rows) const {
+    detail::require(rows <= book_.limit() - length, call, ": sequence ", i, " of length ", length, " and ", rows,
+                    " rows more would be longer than the cache's ", book_.limit());
   }
   void require_layer(const char* call, Index layer) const {
     detail::require(layer >= 0 && layer < sizes_.layers, call, ": there is no layer ", layer, ", the cache has ",
@@ -248,18 +252,11 @@ template <class Storage, class F> class KvCache {
                     " cannot go back to length ", length, " of ", all, ": what its window shows has been dropped");
   }
 
-  /// Of the weights that made a sequence's keys and values of a layer, 0 if they are not known.
-  std::uint64_t& version(Index slot, Index layer) {
-    return versions_[static_cast<std::size_t>(slot) * static_cast<std::size_t>(sizes_.layers) +
-                     static_cast<std::size_t>(layer)];
-  }
-  std::uint64_t version_of(Index slot, Index layer) const { return const_cast<KvCache*>(this)->version(slot, layer); }
-
   SequenceId made(const char* call) {
     const SequenceId id = sequences_.add(call);
     const Index slot = sequences_.slot(call, id);
     book_.add(slot);
-    std::fill_n(&version(slot, 0), sizes_.layers, std::uint64_t{0});
+    versions_.clear(slot);
     return id;
   }
 
@@ -292,7 +289,11 @@ template <class Storage, class F> class KvCache {
         std::copy(pages.begin(), pages.end(), table_.begin() + static_cast<std::ptrdiff_t>(b) * book_.width());
       }
     } else {
-      for (std::size_t b = 0; b < growths_.size(); ++b) slots_[b] = book_.block(growths_[b].slot);
+      oldest_.clear();
+      for (std::size_t b = 0; b < growths_.size(); ++b) {
+        slots_[b] = book_.block(growths_[b].slot);
+        oldest_.push_back(book_.gone(growths_[b].slot, lengths_[b]).oldest);
+      }
     }
   }
 
@@ -300,10 +301,8 @@ template <class Storage, class F> class KvCache {
     const auto key = memory_.key_blocks(layer), value = memory_.value_blocks(layer);
     if constexpr (std::same_as<Storage, Paged>)
       return PagedKv<F>{key, value, table_, lengths_};
-    else if constexpr (std::same_as<Storage, Ring>)
-      return RingKv<F>{key, value, lengths_, book_.first(), slots_};
     else
-      return ContiguousKv<F>{key, value, {}, lengths_, slots_};
+      return detail::BlockKv<F, std::same_as<Storage, Ring>>{key, value, slots_, lengths_, oldest_, book_.first()};
   }
 
   template <class T, class Run>
@@ -318,7 +317,7 @@ template <class Storage, class F> class KvCache {
                                    shape_.dim + shape_.value_dim, key, value, memory_.key_rows(layer),
                                    memory_.value_rows(layer), to_row_.data()});
     written_[static_cast<std::size_t>(layer)] = true;
-    for (const detail::Growth& g : growths_) this->version(g.slot, layer) = weights_version;
+    versions_.write(layer, weights_version);
   }
 
   template <class K, class V> void append(Index layer, const K& key, const V& value) {
@@ -345,6 +344,7 @@ template <class Storage, class F> class KvCache {
     for (std::size_t layer = 0; layer < written_.size(); ++layer)
       detail::require(written_[layer], "commit: layer ", layer, " of the cache has not written its keys and values");
     for (const detail::Growth& g : growths_) sequences_.set_length(g.slot, g.length + g.rows);
+    versions_.commit(growths_);
     book_.commit();
     open_ = false;
   }
@@ -370,13 +370,14 @@ template <class Storage, class F> class KvCache {
   detail::SequenceBook sequences_;
   typename detail::BookOf<Storage>::type book_;
   detail::CacheMemory<F> memory_;
-  std::vector<std::uint64_t> versions_, versions_before_;  ///< (sequences, layers)
+  detail::VersionBook versions_;
 
   // Of the open step.
   bool open_ = false;
+  std::uint64_t steps_ = 0;
   std::vector<detail::Growth> growths_;
   detail::RowCopies copies_;
-  std::vector<Index> offsets_, positions_, lengths_, slots_, table_, to_row_, even_;
+  std::vector<Index> offsets_, positions_, lengths_, slots_, oldest_, table_, to_row_, even_;
   std::vector<bool> written_;  ///< (layers)
   std::vector<bool> in_step_;  ///< (sequences)
 };

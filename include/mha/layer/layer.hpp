@@ -100,7 +100,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_short_form("step", cache);
     return in_steps(x, cache, detail::longest_axis, extra...);
   }
-  /// The same for prompts of any length: a Ring is given its `rows` at a time.
+  /// The same for prompts of any length: a Ring is given its `rows` at a time, each piece committed; should its mask
+  /// refuse a later one, the cache has those before. y may be x itself, or be apart from it.
   template <SequenceOf<T> X, class Cache, class... Extra>
   [[nodiscard]] auto prefill(const X& x, Cache& cache, Extra&&... extra) const {
     static_assert(!(detail::LogSumExpArgument<Extra> || ...),
@@ -212,13 +213,15 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto all = detail::read_sequence(x);
     const auto from = detail::each_sequence(all, cache);
     const auto to = [&](const TensorView<T, 3>& rows) {
+      detail::require_result(all, rows, output_width());
+      detail::require_pieces(all, rows, from.extent[1], most, cache);
       const auto y = detail::each_sequence(rows, cache);
       for (Index begin = 0; begin == 0 || begin < from.extent[1]; begin += most) {
         const Index count = std::min(most, from.extent[1] - begin);
         auto step = cache.step(count);
         const auto part = detail::part_of(from, begin, count);
         check(part, step[0]);
-        forward(part, step[0], detail::part_of(y, begin, std::min(most, y.extent[1] - begin)), extra...);
+        forward(part, step[0], detail::part_of(y, begin, count), extra...);
         step.commit();
       }
     };
@@ -236,10 +239,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
                              Extra&... extra) const {
     const Config& c = config_;
     const Index batch = x.extent[0], length = x.extent[1];
-    detail::require_data("layer", "the result", y);
-    detail::require_equal("layer", "batch", "x", batch, "the result", y.extent[0]);
-    detail::require_equal("layer", "length", "x", length, "the result", y.extent[1]);
-    detail::require_equal("layer", "width", "the layer's output", output_width(), "the result", y.extent[2]);
+    detail::require_result(x, y, output_width());
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);

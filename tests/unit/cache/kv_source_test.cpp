@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
-#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -130,30 +129,6 @@ TEST(ContiguousKv, IsATriviallyCopyableSource) {
   static_assert(mha::KvSource<ContiguousKv<float>> && mha::KvSource<ContiguousKv<mha::bfloat16>>);
   static_assert(std::is_trivially_copyable_v<ContiguousKv<double>> &&
                 std::same_as<ContiguousKv<double>::Scalar, double>);
-}
-
-TEST(ContiguousKv, SequencesMayBeInAnyPlaceOfTheArrays) {
-  std::vector<float> key(B * L * G * D), value(B * L * G * Dv);
-  const auto k = mha::view_blhd(key.data(), B, L, G, D);
-  const auto v = mha::view_blhd(value.data(), B, L, G, Dv);
-  fill(k, v);
-  const std::vector<Index> lengths{3, 5, 0}, slots{1, 0, 1}, beyond{1, 2, 0}, two{1, 0};
-  const ContiguousKv<float> kv{k, v, {}, lengths, slots};
-  kv.check("call");
-  ASSERT_EQ(kv.batch(), 3);
-  EXPECT_EQ(kv.keys(0), 3);
-  EXPECT_EQ(*kv.run(0, 2, 1, 3).key, key_of(1, 1, 2, 0));
-  EXPECT_EQ(*kv.run(1, 2, 4, 5).value, value_of(0, 4, 2, 0));
-  const auto refusal = [](const ContiguousKv<float>& source) {
-    try {
-      source.check("call");
-    } catch (const mha::ShapeError& e) {
-      return std::string(e.what());
-    }
-    return std::string();
-  };
-  EXPECT_EQ(refusal({k, v, {}, lengths, beyond}), "call: sequence 1 of ContiguousKv is in slot 2, expected 0 to 1");
-  EXPECT_EQ(refusal({k, v, {}, lengths, two}), "call: ContiguousKv has 2 slots for 3 lengths");
 }
 
 }  // namespace

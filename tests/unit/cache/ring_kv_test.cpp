@@ -75,11 +75,6 @@ TEST(RingKv, RefusesWhatDoesNotFit) {
             "call: RingKv keeps the first -1 positions in 8 rows, which leaves none for the ring");
   EXPECT_EQ(refusal({k.view(), short_v.view(), two}), "call: key has extent 1 8 but value has extent 1 7");
   EXPECT_EQ(refusal({k.view(), fewer.view(), two}), "call: key has heads 2 but value has heads 1");
-  const std::vector<Index> both{1, 0}, beyond{0, 2}, below{-1, 0};
-  EXPECT_EQ(refusal({k.view(), k.view(), two, 0, both}), "");
-  EXPECT_EQ(refusal({k.view(), k.view(), three, 0, both}), "call: RingKv has 2 slots for 3 lengths");
-  EXPECT_EQ(refusal({k.view(), k.view(), two, 0, beyond}), "call: sequence 1 of RingKv is in slot 2, expected 0 to 1");
-  EXPECT_EQ(refusal({k.view(), k.view(), two, 0, below}), "call: sequence 0 of RingKv is in slot -1, expected 0 to 1");
   EXPECT_EQ(refusal({k.view(), k.view(), three}), "call: RingKv has 3 lengths for 2 sequences");
   EXPECT_EQ(refusal({k.view(), k.view(), negative}),
             "call: sequence 0 of RingKv has length -1, expected 0 to 1073741823");

@@ -7,9 +7,9 @@
 
 namespace {
 
-template <class Storage> std::string refusal(const Storage& s) {
+template <class Storage> std::string refusal(const Storage& s, int sequences = 1) {
   try {
-    mha::detail::check_storage(s);
+    mha::detail::check_storage(s, sequences);
   } catch (const mha::ShapeError& e) {
     return e.what();
   }
@@ -35,6 +35,11 @@ TEST(Storage, RefusesSizesInOneSentence) {
               "Paged: page is " + std::to_string(page) + ", it must be a power of two, at least 16");
   EXPECT_NE(refusal(mha::Ring{.left = 2147483647}).find("the limit is"), std::string::npos);
   EXPECT_NE(refusal(mha::Contiguous{.length = 2147483647}).find("the limit is"), std::string::npos);
+  EXPECT_EQ(refusal(mha::Contiguous{.length = (1 << 30) - 1}), "");
+  EXPECT_EQ(refusal(mha::Contiguous{.length = (1 << 30) - 1}, 4),
+            "Contiguous: 4 sequences of 1073741823 positions are 4294967292, the limit is 1073741823");
+  EXPECT_EQ(refusal(mha::Ring{.left = 1 << 20, .rows = 5, .first = 3}, 1 << 20),
+            "Ring: 1048576 sequences of 1048584 positions are 1099520016384, the limit is 1073741823");
   EXPECT_NE(refusal(mha::Paged{.pages = 1 << 30, .length = 1}).find("the limit is"), std::string::npos);
 }
 

@@ -231,6 +231,59 @@ TEST(CachedCall, RefusesWeightsThatHaveChangedSince) {
   static_cast<void>(layer.step(x, cache));
 }
 
+TEST(CachedCall, ADroppedStepDoesNotChangeWhoseWeightsTheKeysAre) {
+  const Layer layer = drawn(25), other = drawn(26);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8});
+  const SequenceId id = cache.add();
+  const auto x = random_rows(4, 27);
+  static_cast<void>(layer.step(x, cache));
+  {
+    auto step = cache.step(id, 1);
+    Tensor<float, 3> row(1, 2, 4);
+    step.append(0, row, row);  // of no layer's weights, and dropped
+  }
+  EXPECT_NE(message_of([&] { static_cast<void>(other.step(part(x, 0, 1), cache)); }), "");
+  const auto saved = cache.save(id);
+  cache.remove(id);
+  const SequenceId restored = cache.restore(saved);
+  {
+    auto step = cache.step(restored, 1);
+    static_cast<void>(other(part(x, 0, 1), step[0]));
+  }
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(part(x, 0, 1), cache)); }), "");
+}
+
+// What can be checked of all pieces is checked before the first.
+TEST(CachedCall, PrefillChecksAllPiecesFirst) {
+  const Layer layer = drawn(28);
+  const mha::SlidingWindow window{.left = 3};
+  const auto x = random_rows(8, 29);
+  auto ring = mha::make_cache(layer, Ring{.left = 3, .rows = 2}, {.sequences = 2});
+  const SequenceId a = ring.add();
+  Tensor<float, 2> y(9, E);
+  for (const Index rows : {7, 9}) {
+    const std::string sentence =
+        message_of([&] { layer.prefill(x, ring, window, mha::into(mha::view(y.data(), rows, E))); });
+    EXPECT_EQ(sentence, "layer: x has length 8 but the result has length " + std::to_string(rows));
+    EXPECT_EQ(ring.length(a), 0);
+  }
+  auto rows = random_rows(9, 30);
+  EXPECT_EQ(
+      message_of([&] { layer.prefill(part(rows, 1, 9), ring, window, mha::into(mha::view(rows.data(), 8, E))); }),
+      "prefill: the result overlaps x and is not x itself: an earlier piece would be written over rows still to be "
+      "read");
+  EXPECT_EQ(ring.length(a), 0);
+  const auto expected = layer(part(rows, 0, 8), window);
+  layer.prefill(part(rows, 0, 8), ring, window, mha::into(mha::view(rows.data(), 8, E)));
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), rows.begin()));
+
+  auto contiguous = mha::make_cache(layer, Contiguous{.length = 7});
+  const SequenceId b = contiguous.add();
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(x, contiguous)); }),
+            "prefill: sequence 0 of length 0 and 8 rows more would be longer than the cache's 7");
+  EXPECT_EQ(contiguous.length(b), 0);
+}
+
 // A ring may be asked for what it has dropped only if nothing of it can be seen: it asks the mask of the call.
 TEST(CachedCall, ARingRefusesAMaskThatShowsWhatItDropped) {
   const Layer layer = drawn(19);

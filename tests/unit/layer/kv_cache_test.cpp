@@ -92,7 +92,7 @@ template <class Storage> class Model {
     const auto step = cache.step(ids, rows);
     for (Index layer = 0; layer < layers; ++layer) {
       const auto source = step.source(layer);
-      source.check("test");
+      if constexpr (requires { source.check("test"); }) source.check("test");
       for (std::size_t b = 0; b < sequences.size(); ++b) {
         const auto& content = sequences[b].content;
         const Index length = static_cast<Index>(content.size()), oldest = cache.oldest(ids[b]);
@@ -399,6 +399,77 @@ TEST(KvCache, StoresOtherScalarsOfTheSameAccumulator) {
   const auto run = step.source(0).run(0, 1, 0, 1);
   EXPECT_EQ(float(run.key[2]), 1.0f);
   EXPECT_EQ(float(run.value[1]), 3.0f);
+}
+
+// Keys and values may each come in one sequence of rows or in one for each of the step.
+TEST(KvCache, AppendsRowsOfEitherForm) {
+  for (const int form : {0, 1, 2, 3}) {
+    KvCache<Contiguous, float> cache({1, 2, 1}, Contiguous{.length = 4}, {.sequences = 2});
+    cache.add();
+    cache.add();
+    // Rows two apart, so that a wrong sequence is another number.
+    Tensor<float, 5> memory(2, 2, 2, 1, 2);
+    for (Index b = 0; b < 2; ++b)
+      for (Index i = 0; i < 2; ++i) memory(b, i, 0, 0, 0) = memory(b, i, 0, 0, 1) = static_cast<float>(10 * b + i);
+    const auto batch = [&](Index d) {
+      return mha::TensorView<const float, 4>{memory.data(), {2, 2, 1, d}, {8, 4, 2, 1}};
+    };
+    const auto rows = [&](Index d) { return mha::TensorView<const float, 3>{memory.data(), {4, 1, d}, {4, 2, 1}}; };
+    auto step = cache.step(2);
+    if (form == 0) step.append(0, batch(2), batch(1));
+    if (form == 1) step.append(0, batch(2), rows(1));
+    if (form == 2) step.append(0, rows(2), batch(1));
+    if (form == 3) step.append(0, rows(2), rows(1));
+    for (Index b = 0; b < 2; ++b)
+      for (Index i = 0; i < 2; ++i) {
+        const auto run = step.source(0).run(b, 0, i, i + 1);
+        EXPECT_EQ(*run.key, static_cast<float>(10 * b + i)) << "form " << form;
+        EXPECT_EQ(*run.value, static_cast<float>(10 * b + i)) << "form " << form;
+      }
+  }
+}
+
+// After going back, and after a restore, a Ring's source shows nothing that was written over.
+TEST(KvCache, ARingsSourceHidesWhatIsGone) {
+  KvCache<Ring, float> cache({1, 1, 1}, Ring{.left = 2, .rows = 3}, {.sequences = 2});
+  const SequenceId a = cache.add();
+  Tensor<float, 3> row(1, 1, 1);
+  const auto append = [&](SequenceId id, float number) {
+    auto step = cache.step(id, 1);
+    row(0, 0, 0) = number;
+    step.append(0, row, row);
+    step.commit();
+  };
+  for (int i = 0; i < 10; ++i) append(a, float(i));
+  cache.truncate(a, 7);
+  append(a, 7);
+  EXPECT_EQ(cache.oldest(a), 5);
+  const auto shown = [&](SequenceId id) {
+    const auto step = cache.step(id, 0);
+    const auto source = step.source(0);
+    std::vector<float> all;
+    for (Index p = source.held(0, 0); p < source.keys(0); p = source.held(0, p + 1))
+      all.push_back(*source.run(0, 0, p, p + 1).key);
+    return all;
+  };
+  EXPECT_EQ(shown(a), (std::vector<float>{5, 6, 7}));
+  KvCache<Ring, float> wide({1, 1, 1}, Ring{.left = 2, .rows = 9}, {.sequences = 1});
+  const SequenceId b = wide.restore(cache.save(a));
+  const auto step = wide.step(b, 0);
+  EXPECT_EQ(step.source(0).held(0, 0), 5);
+}
+
+TEST(KvCache, AnEndedStepIsNotTakenForTheNext) {
+  KvCache<Contiguous, float> cache(shape, Contiguous{.length = 8}, sizes);
+  const SequenceId a = cache.add();
+  const mha::Config config{.d_model = 6, .num_heads = 2, .num_kv_heads = 2, .head_dim = 3, .value_dim = 2};
+  const auto old = [&] {
+    const auto step = cache.step(a, 1);
+    return step[0];
+  }();
+  const auto step = cache.step(a, 1);
+  EXPECT_EQ(message_of([&] { old.check(config, 1, 1, 1); }), "layer: the step has ended");
+  step[0].check(config, 1, 1, 1);
 }
 
 TEST(KvCache, RefusesSizesWithoutMeaning) {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/cache/block_kv.hpp>
+#include <mha/core/tensor.hpp>
+
+namespace {
+
+using mha::Index;
+using mha::detail::BlockKv;
+
+static_assert(mha::KvSource<BlockKv<float, false>> && mha::KvSource<BlockKv<float, true>>);
+static_assert(!mha::DropsKeys<BlockKv<float, false>> && mha::DropsKeys<BlockKv<float, true>>);
+
+float number(Index block, Index row, Index g) { return static_cast<float>(100 * block + 10 * g + row); }
+
+struct Memory {
+  mha::Tensor<float, 4> key{3, 9, 2, 1}, value{3, 9, 2, 1};
+  Memory() {
+    for (Index block = 0; block < 3; ++block)
+      for (Index row = 0; row < 9; ++row)
+        for (Index g = 0; g < 2; ++g) {
+          key(block, row, g, 0) = number(block, row, g);
+          value(block, row, g, 0) = -number(block, row, g);
+        }
+  }
+};
+
+TEST(BlockKv, ReadsTheBlocksOfItsSequences) {
+  const Memory memory;
+  const std::vector<Index> blocks{2, 0}, lengths{9, 4};
+  const BlockKv<float, false> kv{memory.key.view(), memory.value.view(), blocks, lengths};
+  EXPECT_EQ(kv.batch(), 2);
+  EXPECT_EQ(kv.keys(1), 4);
+  const auto run = kv.run(0, 1, 3, 9);
+  EXPECT_EQ(run.count, 6);
+  for (Index i = 0; i < 6; ++i) {
+    EXPECT_EQ(run.key[i * run.key_stride], number(2, 3 + i, 1));
+    EXPECT_EQ(run.value[i * run.value_stride], -number(2, 3 + i, 1));
+  }
+  EXPECT_EQ(*kv.run(1, 0, 2, 4).key, number(0, 2, 0));
+}
+
+// Nine rows, of which the first two stay: a ring of seven.
+TEST(BlockKv, TurnsBehindTheFirstPositions) {
+  const Memory memory;
+  const std::vector<Index> blocks{1, 1, 2}, lengths{30, 12, 5}, oldest{23, 6, 0};
+  const BlockKv<float, true> kv{memory.key.view(), memory.value.view(), blocks, lengths, oldest, 2};
+  const auto row_of = [](Index p) { return p < 2 ? p : 2 + (p - 2) % 7; };
+  for (Index b = 0; b < 3; ++b)
+    for (Index begin = 0; begin < lengths[static_cast<std::size_t>(b)]; ++begin) {
+      const Index end = lengths[static_cast<std::size_t>(b)], old = oldest[static_cast<std::size_t>(b)];
+      const bool kept = begin < 2 || begin >= old;
+      EXPECT_EQ(kv.held(b, begin), kept ? begin : old);
+      if (!kept) continue;
+      EXPECT_EQ(kv.held_end(b, begin), begin < 2 && old > 2 ? 2 : end);
+      const auto run = kv.run(b, 1, begin, end);
+      ASSERT_GE(run.count, 1);
+      ASSERT_LE(run.count, end - begin);
+      for (Index i = 0; i < run.count; ++i)
+        EXPECT_EQ(run.key[i * run.key_stride], number(blocks[static_cast<std::size_t>(b)], row_of(begin + i), 1));
+    }
+}
+
+}  // namespace
