@@ -40,7 +40,11 @@ template <class T> class BackwardHeads {
   Index keys() const { return f_.shape.keys; }
 
   HeadMemory<A> memory(Workspace::Frame& frame) const {
-    return HeadMemory<A>(frame, tiling_, f_.shape.queries, f_.shape.keys, f_.head_dim, f_.value_dim);
+    return HeadMemory<A>(frame, tiling_, f_.shape.queries, f_.shape.keys, f_.head_dim, f_.value_dim,
+                         call_.log_sum_exp_apart());
+  }
+  BackwardScratch<A> scratch(Workspace::Frame& frame) const {
+    return BackwardScratch<A>(frame, tiling_.lanes, call_.log_sum_exp_apart());
   }
   /// Query head i of key/value head g, counted over all sequences.
   HeadBackward<T> head(std::int64_t g, Index i, const HeadMemory<A>& memory) const {
@@ -87,7 +91,7 @@ void backward_by_groups(const BackwardHeads<T>& heads, bool alone, Workspace::Fr
   for (Index w = 0; w < slots; ++w) {
     memory[2 * w] = heads.memory(frame);
     memory[2 * w + 1] = heads.group() > 1 ? heads.memory(frame) : memory[2 * w];
-    scratch[w] = BackwardScratch<A>(frame, heads.tiling().lanes);
+    scratch[w] = heads.scratch(frame);
   }
   run_tasks(alone, threads, static_cast<Index>(heads.key_heads()), [&](Index g, Index worker) MHA_NO_INLINE {
     whole_group(heads, g, memory[2 * worker], memory[2 * worker + 1], scratch[worker],
@@ -104,7 +108,7 @@ void backward_in_waves(const BackwardHeads<T>& heads, Workspace::Frame& frame, c
   HeadMemory<A>* const memory = frame.take<HeadMemory<A>>(static_cast<std::size_t>(count));
   for (Index i = 0; i < count; ++i) memory[i] = heads.memory(frame);
   BackwardScratch<A>* const scratch = frame.take<BackwardScratch<A>>(static_cast<std::size_t>(threads.workers()));
-  for (Index w = 0; w < threads.workers(); ++w) scratch[w] = BackwardScratch<A>(frame, heads.tiling().lanes);
+  for (Index w = 0; w < threads.workers(); ++w) scratch[w] = heads.scratch(frame);
   const auto head = [&](Index i) { return heads.head(i / group, i % group, memory[i]); };
 
   const Index tiles = heads.tiling().tiles(heads.queries()), rows = heads.tiling().query_pieces(heads.queries()),

@@ -38,13 +38,17 @@ template <class T> struct AnyBackwardCall {
              c.sink,
              c.key_offsets},
         derivative(c.forward.score, level) {}
+
+  /// Whether the log-sum-exp's gradient needs weights without the sink: those with a large sink underflow.
+  bool log_sum_exp_apart() const { return call.forward.sink.size > 0 && call.d_log_sum_exp.data != nullptr; }
 };
 
 /// The backward pass of one query head of one sequence in steps: its operands are prepared, pieces (n, m) of queries ×
 /// keys are computed, any of them after (n − 1, m) and (n, m − 1), and the sums are stored.
 ///
 /// Formula   S = K Qᵀ as in forward, P = 2^((S − level) slope − log2 sum), dS = P ∘ (V dOᵀ − D) ∘ ∂t/∂s,
-///           dQᵀ += Kᵀ dS,  dV += P dO,  dK += dS Q
+///           dQᵀ += Kᵀ dS,  dV += P dO,  dK += dS Q;  D ← D − d_log_sum_exp, or with a sink
+///           dS += 2^((S − level) slope − log2 sum without the sink) ∘ d_log_sum_exp ∘ ∂t/∂s
 /// Numerics  P has the logits of forward bit for bit; a hidden pair adds exactly nothing
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 4
 template <class T> class HeadBackward {
@@ -68,6 +72,7 @@ template <class T> class HeadBackward {
         keys_(f_.keys(b)),
         tiles_(tiling.tiles(queries_)),
         wants_dots_(call_.query.wanted() || call_.key.wanted()),
+        log_sum_exp_apart_(call.log_sum_exp_apart()),
         logits_are_dots_(!f_.score.exists && f_.scale > A(0) && f_.scale <= A(1)),
         slope_(logits_are_dots_ ? f_.scale * log2e : log2e) {}
 
@@ -243,19 +248,27 @@ template <class T> class HeadBackward {
     return total;
   }
 
-  /// log2 of the denominator, and what the log-sum-exp's gradient changes of delta.
+  /// log2 of the denominators, and what the log-sum-exp's gradient changes of delta.
   void close_states(Index first, Index count) const {
     for (Index i = first; i < first + tiling_.lanes; ++i) {
       if (i >= first + count) {
         at_.log2_sum[i] = std::numeric_limits<A>::infinity();  // 2^−∞: a lane without a query weighs nothing
+        if (log_sum_exp_apart_) {
+          at_.own_log2_sum[i] = at_.log2_sum[i];
+          at_.own_delta[i] = A(0);
+        }
         continue;
       }
       const A sum = call_.sum[f_.row_state(b_, h_, i)];
       A denominator = sum;
       if (f_.sink.size > 0) denominator += std::exp2((static_cast<A>(f_.sink[h_]) - highest_logit(i)) * log2e);
       at_.log2_sum[i] = std::log2(denominator);
-      if (call_.d_log_sum_exp.data != nullptr && !is_empty(i))
-        at_.delta[i] -= call_.row_d_log_sum_exp(b_, h_, i) * std::min(denominator / sum, std::numeric_limits<A>::max());
+      if (log_sum_exp_apart_) {
+        at_.own_log2_sum[i] = std::log2(sum);
+        at_.own_delta[i] = -call_.row_d_log_sum_exp(b_, h_, i);
+      } else if (call_.d_log_sum_exp.data != nullptr && !is_empty(i)) {
+        at_.delta[i] -= call_.row_d_log_sum_exp(b_, h_, i);
+      }
     }
   }
 
@@ -396,14 +409,30 @@ template <class T> class HeadBackward {
                             f_.value_dim,
                             false,
                             {}});
+    if (log_sum_exp_apart_ && wants_dots_) log_sum_exp_gradient(p, derivative, n, to - from, row, scratch);
     kernels_.weight_gradient(p, ds, derivative, n, lanes, to - from,
                              {at_.level + row, at_.log2_sum + row, at_.delta + row}, slope_);
+    if (log_sum_exp_apart_ && wants_dots_)
+      for (Index i = 0; i < n; ++i)
+        kernels_.add_rows(scratch.own_ds + std::ptrdiff_t{i} * lanes, to - from, ds + std::ptrdiff_t{i} * lanes);
     if (!call_.query.wanted()) return;
     A* const dq = rows(at_.dq, t * lanes, f_.head_dim) + from;
     if (in.guarded)
       kernels_.tile.guarded_values(k, tiling_.query_dim, n, ds, visible, scratch.ones, f_.head_dim, dq, lanes);
     else
       kernels_.query_gradient[which](k, tiling_.query_dim, n, ds, lanes, f_.head_dim, dq);
+  }
+
+  /// scratch.own_ds ← what n keys of `count` lanes, with logits s, add to dS through the log-sum-exp.
+  void log_sum_exp_gradient(const A* s, const A* derivative, Index n, Index count, Index row,
+                            const BackwardScratch<A>& scratch) const {
+    for (Index i = 0; i < n; ++i) {
+      const std::ptrdiff_t at = std::ptrdiff_t{i} * tiling_.lanes;
+      std::copy_n(s + at, count, scratch.own_p + at);
+      std::fill_n(scratch.own_ds + at, count, A(0));
+    }
+    kernels_.weight_gradient(scratch.own_p, scratch.own_ds, derivative, n, tiling_.lanes, count,
+                             {at_.level + row, at_.own_log2_sum + row, at_.own_delta + row}, slope_);
   }
 
   simd::TileQueries tile_queries(Index t) const { return tile_queries(t, 0, tiling_.lanes); }
@@ -420,7 +449,7 @@ template <class T> class HeadBackward {
   const BackwardTiling& tiling_;
   const HeadMemory<A>& at_;
   const Index b_, h_, queries_, keys_, tiles_;
-  const bool wants_dots_, logits_are_dots_;
+  const bool wants_dots_, log_sum_exp_apart_, logits_are_dots_;
   const A slope_;
 };
 

@@ -36,9 +36,10 @@ struct BackwardTiling {
 /// What one worker needs for a block of keys × `together` tiles.
 template <class A> struct BackwardScratch {
   A *p, *ds, *visible, *derivative, *ones;
-  Index *first, *last;  ///< of each key, the queries that may see it
+  A *own_p = nullptr, *own_ds = nullptr;  ///< of the log-sum-exp's gradient where it is computed apart
+  Index *first, *last;                    ///< of each key, the queries that may see it
 
-  BackwardScratch(Workspace::Frame& frame, Index lanes) {
+  BackwardScratch(Workspace::Frame& frame, Index lanes, bool log_sum_exp_apart = false) {
     const std::size_t size =
         static_cast<std::size_t>(BackwardTiling::block * BackwardTiling::together) * static_cast<std::size_t>(lanes);
     p = frame.take<A>(size);
@@ -46,6 +47,10 @@ template <class A> struct BackwardScratch {
     visible = frame.take<A>(size);
     derivative = frame.take<A>(size);
     ones = frame.take<A>(static_cast<std::size_t>(lanes));
+    if (log_sum_exp_apart) {
+      own_p = frame.take<A>(size / BackwardTiling::together);
+      own_ds = frame.take<A>(size / BackwardTiling::together);
+    }
     std::fill_n(ones, lanes, A(1));
     first = frame.take<Index>(std::size_t{BackwardTiling::block});
     last = frame.take<Index>(std::size_t{BackwardTiling::block});
@@ -59,11 +64,14 @@ template <class A> struct HeadMemory {
   A* dq;                        ///< of each tile (D, lanes)
   A *dk, *dv;                   ///< (Lk, padded head size)
   A *level, *log2_sum, *delta;  ///< (tiles · lanes)
-  double* sink;                 ///< (tiles): what each adds to the gradient of the sink
-  bool* finite;                 ///< of each tile's queries, then of each piece of keys
+  /// (tiles · lanes): log2 of the sum without the sink, and minus the log-sum-exp's gradient, if that is computed
+  /// apart.
+  A *own_log2_sum = nullptr, *own_delta = nullptr;
+  double* sink;  ///< (tiles): what each adds to the gradient of the sink
+  bool* finite;  ///< of each tile's queries, then of each piece of keys
 
   HeadMemory(Workspace::Frame& frame, const BackwardTiling& tiling, Index queries, Index keys, Index head_dim,
-             Index v_dim) {
+             Index v_dim, bool log_sum_exp_apart = false) {
     const auto take = [&](Index rows, Index columns) {
       return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
     };
@@ -80,6 +88,10 @@ template <class A> struct HeadMemory {
     level = take(rows, 1);
     log2_sum = take(rows, 1);
     delta = take(rows, 1);
+    if (log_sum_exp_apart) {
+      own_log2_sum = take(rows, 1);
+      own_delta = take(rows, 1);
+    }
     sink = frame.take<double>(static_cast<std::size_t>(tiles));
     finite =
         frame.take<bool>(static_cast<std::size_t>(tiles) + static_cast<std::size_t>(BackwardTiling::key_pieces(keys)));

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -117,6 +119,49 @@ TEST_F(CpuBackward, DifferentiatesThroughTheLogSumExp) {
   EXPECT_LT(support::relative_error(g.key, expected.key), bound<double>);
   EXPECT_LT(support::relative_error(g.value, expected.value), bound<double>);
   EXPECT_LT(support::relative_error(g.sink, expected.sink), bound<double>);
+}
+
+TEST_F(CpuBackward, KeepsTheLogSumExpsGradientUnderALargeSink) {
+  // Weights with a sink of 300 underflow in float; the log-sum-exp's derivative has weights without it.
+  const BackwardSizes n{2, 90, 110, 4, 2, 24, 16};
+  const BackwardCase<float> c("large sink", n);
+  const BackwardCase<double> wide = c.as<double>();
+  mha::Tensor<float, 3> d_lse(n.batch, n.heads, n.queries);
+  mha::Tensor<double, 3> wide_d_lse(n.batch, n.heads, n.queries);
+  support::Random("d_lse").fill(d_lse);
+  std::copy(d_lse.begin(), d_lse.end(), wide_d_lse.begin());
+  const mha::Sink sink({300.f, -1.f, 95.f, 85.f});
+  const auto on = [&](const auto& at, const auto& d, const auto& backend, const auto&... extra) {
+    using T = mha::ScalarOf<decltype(at.q)>;
+    mha::AttentionTape<T, std::remove_cvref_t<decltype(backend)>> tape;
+    const auto out = mha::attention(at.q, at.k, at.v, sink, backend, mha::record(tape), extra...);
+    return mha::attention_backward(at.d_out, at.q, at.k, at.v, out, tape, sink, backend, mha::LogSumExpGradient(d),
+                                   extra...);
+  };
+  const auto head = [&](const auto& x, Index h) {  // alone, or the other heads hide its error
+    mha::Tensor<double, 4> part(n.batch, x.extent(1), 1, x.extent(3));
+    for (Index b = 0; b < n.batch; ++b)
+      for (Index i = 0; i < x.extent(1); ++i)
+        for (Index d = 0; d < x.extent(3); ++d) part(b, i, 0, d) = x(b, i, h, d);
+    return part;
+  };
+  const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out));  // a sum of terms of either sign
+  const auto expect = [&](const auto&... extra) {
+    const auto expected = on(wide, wide_d_lse, mha::Reference{}, extra...);
+    for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
+      mha::force_isa(static_cast<mha::IsaLevel>(level));
+      const auto g = on(c, d_lse, One{}, extra...);
+      for (Index h = 0; h < n.heads; ++h)
+        EXPECT_LT(support::relative_error(head(g.query, h), head(expected.query, h)), bound<float>) << h;
+      for (Index h = 0; h < n.kv_heads; ++h)
+        EXPECT_LT(support::relative_error(head(g.key, h), head(expected.key, h)), bound<float>) << h;
+      EXPECT_LT(support::relative_error(g.value, expected.value), bound<float>);
+      EXPECT_LT(support::relative_error(g.sink, expected.sink, least), bound<float>);
+    }
+  };
+  expect();
+  expect(mha::Causal{}, mha::SoftCap{2.f});
+  expect(mha::mask([](auto, auto h, auto q, auto k) { return (q * k + h) % 3 != 0; }), Bent{});
 }
 
 template <class G> void expect_same_bits(const G& a, const G& b) {

@@ -31,7 +31,7 @@ TEST(HeadMemory, PartsDoNotOverlap) {
   mha::Workspace workspace;
   auto frame = workspace.frame();
   const Index queries = 2 * tiling.lanes - 1, rows = 2 * tiling.lanes;
-  const cpu::HeadMemory<double> memory(frame, tiling, queries, 7, 5, 3);
+  const cpu::HeadMemory<double> memory(frame, tiling, queries, 7, 5, 3, true);
   const std::pair<double*, std::ptrdiff_t> parts[] = {{memory.q, rows * tiling.query_dim},
                                                       {memory.d_out, rows * tiling.value_dim},
                                                       {memory.k, 7 * tiling.query_dim},
@@ -43,7 +43,9 @@ TEST(HeadMemory, PartsDoNotOverlap) {
                                                       {memory.dv, 7 * tiling.value_dim},
                                                       {memory.level, rows},
                                                       {memory.log2_sum, rows},
-                                                      {memory.delta, rows}};
+                                                      {memory.delta, rows},
+                                                      {memory.own_log2_sum, rows},
+                                                      {memory.own_delta, rows}};
   for (const auto& [to, n] : parts) std::fill_n(to, n, double(to - memory.q));
   for (const auto& [from, n] : parts)
     for (std::ptrdiff_t i = 0; i < n; ++i) EXPECT_EQ(from[i], double(from - memory.q));
