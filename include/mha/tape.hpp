@@ -3,7 +3,9 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "backend/backend.hpp"
 #include "call.hpp"
@@ -17,7 +19,13 @@ namespace detail {
 struct RecordedCall {
   Index batch, sequences, queries, keys, heads, kv_heads, head_dim;
   double scale;
+  std::uint64_t lengths, origins;  ///< hashes of those of all sequences
 };
+
+constexpr std::uint64_t hash_next(std::uint64_t hash, Index x) {
+  hash = (hash ^ static_cast<std::uint32_t>(x)) * 0x9e3779b97f4a7c15u;
+  return hash ^ (hash >> 32);
+}
 
 inline void require_recorded(const char* name, const RecordedCall& was, const RecordedCall& is) {
   const auto same = [&](const char* what, Index before, Index now) {
@@ -32,6 +40,8 @@ inline void require_recorded(const char* name, const RecordedCall& was, const Re
   same("head size", was.head_dim, is.head_dim);
   require(was.scale == is.scale, name, ": the tape is of a call with scale ", was.scale, " but this one has ",
           is.scale);
+  require(was.lengths == is.lengths, name, ": the tape is of a call with other lengths of its sequences (Ragged)");
+  require(was.origins == is.origins, name, ": the tape is of a call with another Origin");
 }
 
 }  // namespace detail
@@ -47,6 +57,22 @@ template <class T, class B> class AttentionTape {
  public:
   using Scalar = T;
   using OnBackend = B;
+
+  AttentionTape() = default;
+  AttentionTape(const AttentionTape&) = default;
+  AttentionTape(AttentionTape&& other) noexcept
+      : level_(std::move(other.level_)),
+        sum_(std::move(other.sum_)),
+        call_(other.call_),
+        recorded_(std::exchange(other.recorded_, false)) {}
+  AttentionTape& operator=(AttentionTape other) noexcept {
+    level_ = std::move(other.level_);
+    sum_ = std::move(other.sum_);
+    call_ = other.call_;
+    recorded_ = other.recorded_;
+    return *this;
+  }
+  ~AttentionTape() = default;
 
   /// Whether a call has been recorded.
   bool recorded() const { return recorded_; }
@@ -64,8 +90,9 @@ template <class T, class B> class AttentionTape {
                       " rows of heads, the limit is ", longest);
       level_ = {};
       sum_ = {};
-      level_ = Memory(static_cast<Index>(rows));
-      sum_ = Memory(static_cast<Index>(rows));
+      Memory level(static_cast<Index>(rows)), sum(static_cast<Index>(rows));  // both or neither
+      level_ = std::move(level);
+      sum_ = std::move(sum);
     }
     call_ = recorded_call(call);
     return {level_.data(), sum_.data()};
@@ -90,8 +117,13 @@ template <class T, class B> class AttentionTape {
       return 0;  // a scalar of the user's own
   }
   template <class Call> static detail::RecordedCall recorded_call(const Call& call) {
-    return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys,
-            call.q.heads(), call.kv_heads,    call.head_dim,   of(call.scale)};
+    std::uint64_t lengths = 0, origins = 0;
+    for (Index b = 0; b < call.shape.batch; ++b) {
+      lengths = detail::hash_next(detail::hash_next(lengths, call.queries(b)), call.keys(b));
+      origins = detail::hash_next(origins, call.position(b, 0));
+    }
+    return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys, call.q.heads(),
+            call.kv_heads,  call.head_dim,    of(call.scale),  lengths,         origins};
   }
 
   Memory level_, sum_;

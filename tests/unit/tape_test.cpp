@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <new>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -13,6 +15,16 @@ namespace {
 
 using mha::Index;
 using mha::Reference;
+
+/// Memory of which only so many more tensors can be had.
+struct Scarce {
+  static constexpr mha::Memory memory = mha::Memory::device;
+  static inline int left = 0;
+  template <class T, int Rank> struct Tensor : mha::Tensor<T, Rank> {
+    Tensor() = default;
+    explicit Tensor(Index n) : mha::Tensor<T, Rank>(left-- > 0 ? n : throw std::bad_alloc()) {}
+  };
+};
 
 TEST(AttentionTape, HoldsLevelAndSumOfEveryRow) {
   const support::BackwardCase<double> c("tape", {.queries = 5, .keys = 3});
@@ -48,6 +60,70 @@ TEST(AttentionTape, KeepsItsMemoryAndForgetsTheCallBefore) {
   const mha::AttentionTape<float, Reference> moved = std::move(tape);
   EXPECT_TRUE(moved.recorded());
   EXPECT_EQ(moved.level(), memory);
+}
+
+TEST(AttentionTape, AMovedOneHasRecordedNothing) {
+  const support::BackwardCase<float> c("moved", {});
+  mha::AttentionTape<float, Reference> tape, assigned;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::record(tape));
+  const auto expected = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape);
+  const auto copy = tape;
+  mha::AttentionTape<float, Reference> moved = std::move(tape);
+  EXPECT_FALSE(tape.recorded());
+  EXPECT_THROW(static_cast<void>(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape)), mha::ShapeError);
+  assigned = std::move(moved);
+  EXPECT_FALSE(moved.recorded());
+  EXPECT_THROW(static_cast<void>(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, moved)), mha::ShapeError);
+  for (const auto* const good : {&copy, &std::as_const(assigned)}) {
+    const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, *good);
+    EXPECT_EQ(support::differing(g.key, expected.key), 0u);
+  }
+  static_cast<void>(mha::attention<Reference>(c.q, c.k, c.v, mha::record(tape)));  // is as good as a new one
+  EXPECT_TRUE(tape.recorded());
+  EXPECT_EQ(support::differing(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape).query, expected.query), 0u);
+}
+
+TEST(AttentionTape, HasMemoryForAllItsRowsAfterAFailedAllocation) {
+  const mha::Tensor<float, 4> q(1, 3, 2, 4);
+  mha::AttendCall<float, mha::ContiguousKv<float>, mha::Full, mha::NoScore> call{};
+  call.q = q.view();
+  for (int before = 0; before < 2; ++before) {
+    mha::AttentionTape<float, Scarce> tape;
+    Scarce::left = before;
+    EXPECT_THROW(tape.begin(call), std::bad_alloc);
+    Scarce::left = 2;
+    const auto rows = tape.begin(call);
+    EXPECT_NE(rows.level, nullptr);
+    EXPECT_NE(rows.sum, nullptr);
+    EXPECT_FALSE(tape.recorded());
+  }
+}
+
+TEST(AttentionTape, TellsCallsApartByTheLengthsAndOriginsOfAllSequences) {
+  using mha::detail::hash_next;
+  EXPECT_NE(hash_next(hash_next(0, 2), 3), hash_next(hash_next(0, 3), 2));
+  EXPECT_NE(hash_next(0, -1), hash_next(0, 1));
+  const support::BackwardCase<double> c("told apart", {.batch = 1, .queries = 6, .keys = 6});
+  const std::vector<Index> offsets{0, 2, 6}, other{0, 4, 6}, origins{1, 4}, moved{4, 1};
+  mha::AttentionTape<double, Reference> tape;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::Ragged{offsets}, mha::Origin{origins}, mha::Causal{},
+                                             mha::record(tape));
+  const auto refuses = [&](const mha::Ragged& ragged, const mha::Origin& origin, const char* message) {
+    try {
+      static_cast<void>(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, ragged, origin, mha::Causal{}));
+      EXPECT_STREQ("no error", message);
+    } catch (const mha::ShapeError& e) {
+      EXPECT_STREQ(e.what(), message);
+    }
+  };
+  const char* const lengths = "attention_backward: the tape is of a call with other lengths of its sequences (Ragged)";
+  const char* const origin = "attention_backward: the tape is of a call with another Origin";
+  refuses(mha::Ragged{other}, mha::Origin{origins}, lengths);
+  refuses(mha::Ragged{offsets, other}, mha::Origin{origins}, lengths);
+  refuses(mha::Ragged{offsets}, mha::Origin{moved}, origin);
+  refuses(mha::Ragged{offsets}, mha::Origin{1}, origin);
+  refuses(mha::Ragged{offsets}, mha::Origin{origins}, "no error");
+  refuses(mha::Ragged{offsets, offsets}, mha::Origin{origins}, "no error");
 }
 
 }  // namespace
