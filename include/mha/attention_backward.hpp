@@ -156,7 +156,9 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 
 template <class B, class Call>
 MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::Workspace& workspace) {
-  if (call.forward.shape.batch > 0 && call.forward.shape.heads > 0) backend.attend_backward(call, workspace);
+  if (call.forward.shape.batch > 0 && call.forward.shape.heads > 0) return backend.attend_backward(call, workspace);
+  call.key.clear();
+  call.value.clear();
 }
 
 }  // namespace detail
@@ -173,7 +175,8 @@ MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::
 /// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands there;
 ///           a fully masked row nothing at all
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
-/// Errors    ShapeError if the sizes do not agree, or the tape is of another call or of none, before a write
+/// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
+///           another scale, Origin or Ragged; masks, scores and the values of tensors are not compared
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>

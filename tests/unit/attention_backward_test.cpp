@@ -285,4 +285,23 @@ TEST(AttentionBackward, EmptyTensorsAreNoError) {
   }
 }
 
+TEST(AttentionBackward, KeysThatNoHeadReadsHaveTheGradientZero) {
+  const BackwardCase<double> c("no heads", {.heads = 0, .kv_heads = 2});
+  const auto expect = [&]<class B>(const B&) {
+    mha::AttentionTape<double, B> tape;
+    const auto out = mha::attention<B>(c.q, c.k, c.v, mha::record(tape));
+    Tensor4 dk(2, 7, 2, 3), dv(2, 7, 2, 4), sum(2, 7, 2, 3);
+    support::poison_all(dk);
+    support::poison_all(dv);
+    for (double& x : sum) x = -0.;
+    mha::attention_backward_into({{}, dk, dv}, c.d_out, c.q, c.k, c.v, out, tape);
+    for (const double x : dk) EXPECT_EQ(support::bits(x), support::bits(0.));
+    for (const double x : dv) EXPECT_EQ(support::bits(x), support::bits(0.));
+    mha::attention_backward_into({{}, mha::add_to(sum), {}}, c.d_out, c.q, c.k, c.v, out, tape);
+    for (const double x : sum) EXPECT_EQ(support::bits(x), support::bits(-0.));
+  };
+  expect(Reference{});
+  expect(mha::Cpu{});
+}
+
 }  // namespace

@@ -58,6 +58,15 @@ template <class T> class GradientTo {
       write(static_cast<T*>(data_)[at], x);
   }
 
+  /// All elements ← 0, or as they are if gradients are added to them.
+  void clear() const {
+    if (!wanted() || adds_) return;
+    for (Index b = 0; b < axes_.extent[0]; ++b)
+      for (Index l = 0; l < axes_.extent[1]; ++l)
+        for (Index h = 0; h < axes_.extent[2]; ++h)
+          for (Index d = 0; d < axes_.extent[3]; ++d) put(row(b, l, h), d, A(0));
+  }
+
   /// Elements [0, n) of a row ← x, or += x.
   void put_row(std::ptrdiff_t row, const A* x, Index n) const {
     if (wide_)
