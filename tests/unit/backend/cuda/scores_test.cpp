@@ -36,6 +36,7 @@ struct Places {
 
 template <class T, class M, class S> auto make_call(const M& mask, const S& score, Accumulator<T> scale) {
   AttendCall<T, ContiguousKv<T>, M, S> call{{}, {}, mask, score, {}, {}, {2, 4, 3, 5, 7}};
+  call.kv.key.extent[1] = call.shape.keys;  // the source tells the lengths
   call.kv_heads = 2;
   call.scale = scale;
   return call;
