@@ -6,7 +6,7 @@
 //             norm(x) = (x − mean(x)) / √(var(x) + eps) · weight + bias, row by row
 // Symbols     E = 24 model width, H = 96 hidden width, 3 heads; x, h, r (L, E)
 // Output      three lines that end in "yes", and what a norm costs
-// Next        21_caches.cpp
+// Next        21_kv_sources.cpp
 #include <cmath>
 #include <cstdio>
 #include <Eigen/Core>

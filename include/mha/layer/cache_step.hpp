@@ -22,8 +22,8 @@ namespace detail {
 
 /// Rows of keys and values to where a cache stores them, converted: Items.
 ///
-/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv), either as (1, B·n, Hkv, ·) too  to_key (R, Hkv, D)  to_value
-/// (R, Hkv, Dv)  to_row (B·n)
+/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv), either as (1, B·n, Hkv, ·) too
+///           to_key (R, Hkv, D)  to_value (R, Hkv, Dv)  to_row (B·n)
 template <class T, class F> struct AppendRows {
   std::ptrdiff_t rows;
   Index columns, cost;
@@ -115,7 +115,7 @@ template <class Cache> class LayerStep {
       const std::uint64_t before = cache_->versions_.of(g.slot, layer_);
       require(g.length == 0 || before == 0 || before == weights_version, "layer: sequence ", b,
               " has keys and values of layer ", layer_,
-              " that were projected with weights that have changed since: begin it anew");
+              " that were projected with weights that have changed since: truncate it to 0, or add() a new one");
     }
   }
 
@@ -150,7 +150,7 @@ template <class Cache> class LayerStep {
 
 /// Rows that are added to sequences of a cache, through all layers of a model. The cache is as it was until commit();
 /// a step that ends without it, by an exception too, has not happened. (Rows that a layer wrote to a Ring have gone
-/// over what was a turn behind them: oldest() and can_truncate() count them.) A cache has one step at a time.
+/// over what was a turn behind them: oldest(), can_truncate() and save() tell.) A cache has one step at a time.
 ///
 ///   auto step = cache.step(sequences, rows);
 ///   for (int i = 0; i < layers; ++i) attention[i](x, step[i], mha::into(y));
