@@ -130,7 +130,7 @@ template <class Storage, class F> class KvCache {
     for (const Index slot : slots_) lengths_.push_back(sequences_.length(slot));
     for (const Index source : from)
       detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
-                      " is no beam of the ", beams.size());
+                      " is outside [0, ", beams.size(), "), the number of beams");
     book_.reorder(slots_, from, lengths_, copies_);
     run_copies();
     versions_.reorder(slots_, from);

@@ -226,7 +226,7 @@ TEST(CachedCall, RefusesWeightsThatHaveChangedSince) {
   EXPECT_EQ(
       message_of([&] { static_cast<void>(layer.step(x, cache)); }),
       "layer: sequence 0 has keys and values of layer 0 that were projected with weights that have changed since: "
-      "begin it anew");
+      "truncate it to 0, or add() a new one");
   cache.truncate(cache.ids()[0], 0);
   static_cast<void>(layer.step(x, cache));
 }

@@ -334,7 +334,8 @@ TEST(KvCache, ReordersOnlyBeamsOfItsOwn) {
   const SequenceId both[] = {a, b}, twice[] = {a, a};
   const Index one[] = {0}, beyond[] = {0, 2}, swapped[] = {1, 0};
   EXPECT_EQ(message_of([&] { cache.reorder(both, one); }), "reorder: 2 beams, but 1 sources");
-  EXPECT_EQ(message_of([&] { cache.reorder(both, beyond); }), "reorder: source 2 is no beam of the 2");
+  EXPECT_EQ(message_of([&] { cache.reorder(both, beyond); }),
+            "reorder: source 2 is outside [0, 2), the number of beams");
   EXPECT_EQ(message_of([&] { cache.reorder(twice, swapped); }), "reorder: sequence 1 is named twice");
   cache.reorder(both, swapped);
   EXPECT_EQ(cache.length(a), 3);
