@@ -9,6 +9,7 @@
 
 #include "forked.hpp"
 #include "law.hpp"
+#include "runs_at_once.hpp"
 
 namespace {
 
@@ -100,6 +101,7 @@ TEST(ThreadsShared, AForkedChildComputesTheSameAndExits) {
   support::Random random("fork");
   const Inputs<float> in(large, random);
   const auto parent = attend<mha::Cpu>(in, mha::Causal{});
+  ASSERT_TRUE(mha_test::runs_at_once(mha::detail::shared_pool, mha::detail::shared_pool.size()));
   EXPECT_EQ(mha_test::forked([] { return true; }), "exit 0");
   EXPECT_EQ(mha_test::forked([&] {
               expect_same_bits(attend<mha::Cpu>(in, mha::Causal{}), parent, "child");

@@ -6,8 +6,6 @@
 #include <ctime>
 #include <limits>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -24,30 +22,14 @@
 #include <mha/backend/pool.hpp>
 
 #include "forked.hpp"
+#include "runs_at_once.hpp"
 
 namespace {
 
 using mha::Index;
 using mha::detail::Pool;
 using mha_test::forked;
-
-/// Whether the pool runs that many tasks at once, each on a thread of its own.
-bool runs_at_once(Pool& pool, Index tasks) {
-  std::atomic<Index> arrived{0};
-  std::mutex mutex;
-  std::set<std::thread::id> threads;
-  std::set<Index> workers;
-  auto meet = [&](Index, Index worker) {
-    ++arrived;
-    while (arrived < tasks) std::this_thread::yield();
-    const std::lock_guard<std::mutex> lock(mutex);
-    threads.insert(std::this_thread::get_id());
-    workers.insert(worker);
-  };
-  pool.run(tasks, meet);
-  return threads.size() == static_cast<std::size_t>(tasks) && workers.size() == threads.size() &&
-         *workers.begin() == 0 && *workers.rbegin() == tasks - 1;
-}
+using mha_test::runs_at_once;
 
 TEST(Pool, HasTheThreadsItIsGiven) {
   for (const Index size : {2, 3, 5}) {
