@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // A text read piece by piece through a key/value cache has the logits of the whole text, bit for bit; those are
-// compared with Hugging Face's by the examples and in reference_test.cpp.
+// compared with Hugging Face's by the examples and in reference_test.cpp, those of each step with Hugging Face's own
+// cache here (tests/golden/generation.txt).
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <exception>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "checks.hpp"
+#include "compare.hpp"
+#include "golden.hpp"
 #include "replaced_new.hpp"
 #include "scratch.hpp"
 
@@ -76,6 +80,57 @@ TEST(CachedModels, HaveThemInARingBeyondTheWindow) {
   const Llama<> mistral{mha::Llama<float>(data("mistral"))};  // a window of 5
   expect_same_bits(mistral, mha::Ring{.left = 4, .rows = 5}, 50);
   expect_same_bits(mistral, mha::Ring{.left = 9, .rows = 7}, 50);
+}
+
+template <class Model, class Storage>
+void expect_logits(const Model& model, const golden::Case& c, const Storage& storage) {
+  const auto integers = [&](const char* key) {
+    const std::vector<double>& values = c.tensor(key).values;
+    return std::vector<int>(values.begin(), values.end());
+  };
+  const std::vector<int> ids = integers("ids");
+  auto cache = model.make_cache(storage);
+  const mha::SequenceId text = cache.add();
+  Work work;
+  std::size_t begin = 0;
+  const double* wanted = c.tensor("logits").values.data();
+  double worst = 0, largest = 0;
+  for (const int rows : integers("steps")) {
+    auto step = cache.step(text, rows);
+    const Rows& logits = model(std::span(ids).subspan(begin, static_cast<std::size_t>(rows)), step, work);
+    for (const float x : logits.reshaped<Eigen::RowMajor>()) {
+      worst = support::maximum(worst, std::abs(static_cast<double>(x) - *wanted));
+      largest = std::max(largest, std::abs(*wanted++));
+    }
+    step.commit();
+    begin += static_cast<std::size_t>(rows);
+  }
+  EXPECT_EQ(begin, ids.size());
+  EXPECT_LE(worst, 1e-5 * largest) << c.name;
+}
+
+TEST(CachedModels, HaveTheLogitsOfTransformersWithItsOwnCache) {
+  int checked = 0;
+  for (const golden::Case& c : golden::read(MHA_GOLDEN_DIR "/generation.txt")) {
+    if (!c.has("checkpoint")) continue;
+    const std::string& name = c.text("checkpoint");
+    const auto in_storages = [&](const auto& model, const auto&... others) {
+      const int length = c.tensor("ids").extent[0];
+      expect_logits(model, c, mha::Contiguous{.length = length});
+      expect_logits(model, c, mha::Paged{.pages = 2, .length = length, .page = 16});
+      (expect_logits(model, c, others), ...);
+    };
+    if (name == "gpt2")
+      in_storages(Gpt2<>{mha::Gpt2<float>(data("gpt2"))});
+    else if (name == "llama")
+      in_storages(Llama<>{mha::Llama<float>(data("llama"))});
+    else if (name == "mistral")
+      in_storages(Llama<>{mha::Llama<float>(data("mistral"))}, mha::Ring{.left = 4, .rows = 7});
+    else
+      FAIL() << "no line of this test reads the checkpoint " << name;
+    ++checked;
+  }
+  EXPECT_EQ(checked, 3);
 }
 
 TEST(CachedModels, RefuseARingShorterThanTheWindow) {
