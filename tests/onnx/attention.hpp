@@ -11,6 +11,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <mha/mha.hpp>
@@ -47,6 +48,9 @@ struct Attributes {
   int softmax_precision = 0;      ///< an element type's number in ONNX
   Index left_window_size = -1, right_window_size = -1;
 };
+
+/// Where keys and values are: in tensors, or appended to a cache of this storage, the past before the new ones.
+enum class Kept { tensors, contiguous, paged, ring };
 
 namespace detail {
 
@@ -122,6 +126,70 @@ template <class T> Heads<T> concatenated(const char* name, const Array& past, co
   return both;
 }
 
+/// What a cache of any storage gives to a call.
+template <class T> struct Cached {
+  using Scalar = T;
+  std::variant<mha::PagedKv<T>, mha::detail::BlockKv<T, false>, mha::detail::BlockKv<T, true>> source;
+
+  template <class F> auto ask(F f) const { return std::visit(f, source); }
+  Index batch() const {
+    return ask([](const auto& s) { return s.batch(); });
+  }
+  Index heads() const {
+    return ask([](const auto& s) { return s.heads(); });
+  }
+  Index dim() const {
+    return ask([](const auto& s) { return s.dim(); });
+  }
+  Index value_dim() const {
+    return ask([](const auto& s) { return s.value_dim(); });
+  }
+  Index keys(Index b) const {
+    return ask([&](const auto& s) { return s.keys(b); });
+  }
+  Index held(Index b, Index k) const {
+    return ask([&](const auto& s) { return mha::detail::held(s, b, k); });
+  }
+  mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
+    return ask([&](const auto& s) { return s.run(b, g, begin, end); });
+  }
+};
+
+/// Rows [begin, begin + count) of every sequence.
+template <class T> mha::TensorView<const T, 4> rows_of(mha::TensorView<const T, 4> v, Index begin, Index count) {
+  v.data += begin * v.stride[1];
+  v.extent[1] = count;
+  return v;
+}
+
+/// f(source) of a cache that has read keys and values (B, past + new, Hkv, ·): the past in steps of as many rows as
+/// there are new ones, then those. A ring drops what is further than `left` in front of the first new row.
+template <class T, class F>
+void with_cache(Kept kept, Index past, Index left, const mha::TensorView<const T, 4>& k,
+                const mha::TensorView<const T, 4>& v, const F& f) {
+  const Index keys = k.length(), rows = keys - past;
+  const auto in = [&](const auto& storage) {
+    mha::KvCache<std::remove_cvref_t<decltype(storage)>, T> cache({k.heads(), k.dim(), v.dim()}, storage,
+                                                                  {.sequences = k.batch()});
+    for (Index b = 0; b < k.batch(); ++b) cache.add();
+    for (Index begin = 0, count = 0; begin < past; begin += count) {
+      count = std::min(rows, past - begin);
+      auto step = cache.step(count);
+      step.append(0, rows_of(k, begin, count), rows_of(v, begin, count));
+      step.commit();
+    }
+    auto step = cache.step(rows);
+    step.append(0, rows_of(k, past, rows), rows_of(v, past, rows));
+    f(Cached<T>{step.source(0)});
+  };
+  if (kept == Kept::contiguous)
+    in(mha::Contiguous{.length = keys});
+  else if (kept == Kept::paged)
+    in(mha::Paged{.pages = k.batch() * ((keys + 15) / 16), .length = keys, .page = 16});
+  else
+    in(mha::Ring{.left = std::min(left, past), .rows = rows});
+}
+
 /// The mask as a table of four axes, (B, H, Lq, Lk) or 1 each; its rows are filled up with `hidden` to all keys.
 template <class T> mha::Tensor<T, 4> pair_table(const Array& mask, Index keys, T hidden) {
   require(mask.rank() >= 1 && mask.rank() <= 4,
@@ -179,7 +247,7 @@ template <class M> struct Moved {
 };
 template <class M> Moved(M, mha::Borrowed<Index>) -> Moved<M>;
 
-template <class Backend, class T> Outputs attend(const Inputs& in, const Attributes& at) {
+template <class Backend, class T> Outputs attend(const Inputs& in, const Attributes& at, Kept kept) {
   using A = mha::Accumulator<T>;
   const int mode = at.qk_matmul_output_mode;
   require(mode >= 0 && mode <= 3, "qk_matmul_output_mode is " + std::to_string(mode) + ", not 0 to 3");
@@ -229,12 +297,27 @@ template <class Backend, class T> Outputs attend(const Inputs& in, const Attribu
   std::vector<Index> y_extent = q.extent;
   y_extent.back() = q.extent.size() == 3 ? heads * v.view.dim() : v.view.dim();
   const Heads<T> y("Y", y_extent, heads);
-  mha::attention_into<Backend>(y.view, q.view, k.view, v.view, mask, cap, bias, scale, origin);
-
   mha::Tensor<A, 4> pairs(batch, heads, queries, keys);
-  if (mode == 3) {
-    pairs = mha::attention_weights<Backend>(q.view, k.view, mask, cap, bias, scale, origin);
+  const auto weights_of = [&](const auto& of) {
+    if (mode == 3) pairs = mha::attention_weights<Backend>(q.view, of, mask, cap, bias, scale, origin);
+  };
+  if (kept == Kept::tensors) {
+    mha::attention_into<Backend>(y.view, q.view, k.view, v.view, mask, cap, bias, scale, origin);
+    weights_of(k.view);
   } else {
+    with_cache<T>(kept, past, left, k.view, v.view, [&](const Cached<T>& source) {
+      mha::attention_into<Backend>(y.view, q.view, source, mask, cap, bias, scale, origin);
+      weights_of(source);
+      for (Index b = 0; b < batch; ++b)  // what it holds is what is present
+        for (Index h = 0; h < k.view.heads(); ++h)
+          for (Index j = source.held(b, 0); j < keys; j = source.held(b, j + 1)) {
+            const mha::KvRun<T> row = source.run(b, h, j, j + 1);
+            for (Index d = 0; d < k.view.dim(); ++d) k.view(b, j, h, d) = row.key[d];
+            for (Index d = 0; d < v.view.dim(); ++d) v.view(b, j, h, d) = row.value[d];
+          }
+    });
+  }
+  if (mode != 3) {
     // The library never returns logits, so the product is written out here, and its own policies applied to it.
     const mha::CallShape shape{batch, heads, queries, keys, past};
     const auto ready_mask = mha::prepared(mask, shape);
@@ -266,7 +349,8 @@ template <class Backend, class T> Outputs attend(const Inputs& in, const Attribu
 
 }  // namespace detail
 
-/// ONNX Attention with all outputs, asked for or not; present_key and present_value only with a past.
+/// ONNX Attention over tensors, or over a cache that has read the past and then K and V; with all outputs, asked for or
+/// not; present_key and present_value only with a past.
 ///
 /// Formula   Y = softmax(softcap(scale · Q Kᵀ) + attn_mask) V over past and new keys, hidden pairs at −∞
 /// Shapes    Q (B, Hq, Lq, D)  K (B, Hkv, L, D)  V (B, Hkv, L, Dv)  Y (B, Hq, Lq, Dv); or (B, length, heads · size)
@@ -274,12 +358,12 @@ template <class Backend, class T> Outputs attend(const Inputs& in, const Attribu
 /// Numerics  in Q's scalar, accumulated in float; in double for that softmax_precision and for mixed types; a
 ///           softmax_precision below float is met by float
 /// Errors    std::invalid_argument if the inputs do not fit together
-template <class Backend> Outputs attention(const Inputs& in, const Attributes& at) {
+template <class Backend> Outputs attention(const Inputs& in, const Attributes& at, Kept kept = Kept::tensors) {
   const auto same_type = [&](const Array& a) { return !a.given() || a.type == "bool" || a.type == in.q.type; };
   const bool uniform = same_type(in.k) && same_type(in.v) && same_type(in.attn_mask) && same_type(in.past_key) &&
                        same_type(in.past_value) && at.softmax_precision != detail::double_precision;
   return detail::with_scalar(uniform ? in.q.type : "float64",
-                             [&](auto s) { return detail::attend<Backend, decltype(s)>(in, at); });
+                             [&](auto s) { return detail::attend<Backend, decltype(s)>(in, at, kept); });
 }
 
 }  // namespace onnx

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cases of the package onnx, folder in MHA_ONNX_DIR; where there is none they are skipped, under CI that is a
-// failure. MHA_ONNX_CASES says how many there must be: 64, those of 1.22.0, if it is not set.
+// The cases of the package onnx, over tensors and through every storage of a cache. They are in the folder MHA_ONNX_DIR;
+// where there is none they are skipped, under CI that is a failure. MHA_ONNX_CASES says how many there must be: 64,
+// those of 1.22.0, if it is not set.
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
@@ -70,8 +71,15 @@ void compare(const char* name, const onnx::Array& got, const onnx::Array& expect
   EXPECT_LE(worst.error(), 1) << worst.text();
 }
 
-template <class Backend> void check(const golden::Case& c) {
-  const onnx::Outputs got = onnx::attention<Backend>(inputs(c), attributes(c));
+using onnx::Kept;
+constexpr Kept everywhere[] = {Kept::tensors, Kept::contiguous, Kept::paged, Kept::ring};
+const char* text(Kept kept) {
+  constexpr const char* texts[] = {"in tensors", "in a contiguous cache", "in a paged cache", "in a ring"};
+  return texts[static_cast<std::size_t>(kept)];
+}
+
+template <class Backend> void check(const golden::Case& c, Kept kept) {
+  const onnx::Outputs got = onnx::attention<Backend>(inputs(c), attributes(c), kept);
   compare("Y", got.y, array(c, "Y"));
   if (c.has("present_key")) compare("present_key", got.present_key, array(c, "present_key"));
   if (c.has("present_value")) compare("present_value", got.present_value, array(c, "present_value"));
@@ -91,15 +99,19 @@ TYPED_TEST(OnnxCases, AllPass) {
     GTEST_SKIP() << sentence;
   }
   const std::string wanted = variable("MHA_ONNX_CASES");
-  int run = 0;
+  int run = 0, with_past = 0;
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     for (const golden::Case& c : golden::read(file.path())) {
-      SCOPED_TRACE(c.name);
-      EXPECT_NO_THROW(check<TypeParam>(c));
+      for (const Kept kept : everywhere) {
+        SCOPED_TRACE(c.name + ", " + text(kept));
+        EXPECT_NO_THROW(check<TypeParam>(c, kept));
+      }
       ++run;
+      with_past += c.has("past_key") ? 1 : 0;
     }
   }
   EXPECT_EQ(run, wanted.empty() ? 64 : std::stoi(wanted));
+  EXPECT_GE(with_past, wanted.empty() ? 19 : 0);
 }
 
 // What the cases of 1.22.0 leave out, on numbers that can be checked by hand: one head of size 1.
@@ -158,12 +170,29 @@ TYPED_TEST(OnnxAttention, WindowsReachBothWaysFromTheOffset) {
   onnx::Inputs in = means(2, {2, 3});
   in.past_key = {"float32", {1, 1, 1, 1}, {0}};
   in.past_value = {"float32", {1, 1, 1, 1}, {1}};
-  expect_values(onnx::attention<TypeParam>(in, {.left_window_size = 0}).y, {2.5, 3});
-  expect_values(onnx::attention<TypeParam>(in, {.right_window_size = 0}).y, {1.5, 2});
-  expect_values(onnx::attention<TypeParam>(in, {.left_window_size = 1, .right_window_size = 1}).y, {2, 2.5});
-  const auto got = onnx::attention<TypeParam>(in, {.is_causal = true, .left_window_size = 1, .right_window_size = 1});
-  expect_values(got.y, {1.5, 2.5});
-  expect_values(got.present_value, {1, 2, 3});
+  for (const Kept kept : everywhere) {
+    SCOPED_TRACE(text(kept));
+    const auto y = [&](const onnx::Attributes& at) { return onnx::attention<TypeParam>(in, at, kept).y; };
+    expect_values(y({.left_window_size = 0}), {2.5, 3});
+    expect_values(y({.right_window_size = 0}), {1.5, 2});
+    expect_values(y({.left_window_size = 1, .right_window_size = 1}), {2, 2.5});
+    const auto got =
+        onnx::attention<TypeParam>(in, {.is_causal = true, .left_window_size = 1, .right_window_size = 1}, kept);
+    expect_values(got.y, {1.5, 2.5});
+    expect_values(got.present_value, {1, 2, 3});
+  }
+}
+
+// Three of the five positions fit into the ring: a row of it is the mean of two values.
+TYPED_TEST(OnnxAttention, ARingDropsThePastThatTheWindowHides) {
+  onnx::Inputs in = means(2, {8, 16});
+  in.past_key = {"float32", {1, 1, 3, 1}, {nan, 0, 0}};
+  in.past_value = {"float32", {1, 1, 3, 1}, {nan, 2, 4}};
+  const onnx::Attributes at{.is_causal = true, .left_window_size = 1};
+  for (const Kept kept : everywhere) {
+    SCOPED_TRACE(text(kept));
+    expect_values(onnx::attention<TypeParam>(in, at, kept).y, {6, 12});
+  }
 }
 
 TYPED_TEST(OnnxAttention, OutputModesShowEachStep) {
