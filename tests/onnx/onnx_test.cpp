@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cases of the package onnx, over tensors and through every storage of a cache. They are in the folder MHA_ONNX_DIR;
-// where there is none they are skipped, under CI that is a failure. MHA_ONNX_CASES says how many there must be: 64,
-// those of 1.22.0, if it is not set.
+// The cases of the package onnx, over tensors and through every storage of a cache. They are in the folder
+// MHA_ONNX_DIR; where there is none they are skipped, under CI that is a failure. MHA_ONNX_CASES says how many there
+// must be: 64, those of 1.22.0, if it is not set.
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
