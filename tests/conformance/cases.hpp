@@ -86,7 +86,7 @@ struct Case {
 const std::vector<Case>& cases();
 
 /// Every mask without a score and every score without a mask, as the types that they are, in both scalars that Cpu
-/// computes in and on every instruction set.
+/// computes in and on every instruction set; over tensors, pages and a ring in turn.
 const std::vector<Case>& cases_of_own_types();
 
 /// The numbers of a case, in double what the backend gets in its scalar.

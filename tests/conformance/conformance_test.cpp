@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every backend, scalar, policy, layout, instruction set and size against the reference in double, two by two.
 #include <cstddef>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,15 @@ TEST(CoveringArray, MissesPairsWithoutTheCasesOfOneLevel) {
   auto fewer = rows();
   std::erase_if(fewer, [](const auto& row) { return row[conformance::mask] == 1 && row[conformance::score] == 2; });
   EXPECT_GE(support::missing_pairs(level_counts(), fewer), 1u);
+}
+
+TEST(CoveringArray, HasEveryPolicyInItsOwnTypeOverEverySource) {
+  std::set<std::vector<int>> seen;
+  for (const Case& c : conformance::cases_of_own_types())
+    seen.insert({c.row[conformance::mask], c.row[conformance::score], c.row[conformance::source]});
+  const auto levels = [](conformance::Factor f) { return conformance::factors()[f].levels.size(); };
+  if (levels(conformance::isa) < 2) GTEST_SKIP() << "one instruction set in two scalars makes two cases a policy";
+  EXPECT_EQ(seen.size(), (levels(conformance::mask) + levels(conformance::score) - 1) * levels(conformance::source));
 }
 
 TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReference) {

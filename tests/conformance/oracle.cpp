@@ -200,6 +200,7 @@ const std::vector<Case>& cases_of_own_types() {
           c.row[mask] = static_cast<int>(m);
           c.row[score] = static_cast<int>(s);
           c.row[isa] = static_cast<int>(level);
+          c.row[source] = static_cast<int>(made.size() % factors()[source].levels.size());
           made.push_back(c);
         }
     };
