@@ -12,40 +12,76 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
-/// How a call is cut into tiles: queries of one head fill a tile; where a head has few, the heads that share keys and
-/// values join, so that every key and value is read once for all of them.
-struct Tiling {
-  Index lanes;           ///< the most rows of a tile
+/// How the work of a sequence is cut into tiles: queries of one head fill a tile; where a head has few, the heads that
+/// share keys and values join, so that every key and value is read once for all of them.
+struct SequenceTiles {
   Index queries, heads;  ///< of one tile, at most
-  Index query_tiles, head_tiles, kv_heads, group;
-  std::int64_t tiles;
+  Index query_tiles, head_tiles;
+
+  /// Of tiles with `most` rows, where `group` heads share keys and values.
+  SequenceTiles(Index all_queries, Index group, Index most)
+      : queries(std::min(all_queries, most)),
+        heads(std::clamp<Index>(most / std::max<Index>(queries, 1), 1, group)),
+        query_tiles(queries == 0 ? 0 : blocks_of(all_queries, queries)),
+        head_tiles(blocks_of(group, heads)) {}
+
+  Index rows() const { return queries * heads; }
+};
+
+/// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
+class Tiling {
+ public:
+  Index lanes = 0;  ///< the most of a tile's kernels
+  std::int64_t tiles = 0;
   bool parallel;
 
-  template <class Call> Tiling(const Call& call, IsaLevel level) {
+  template <class Call>
+  Tiling(const Call& call, IsaLevel level, Workspace::Frame& frame)
+      : most_(simd::widest_tile<Accumulator<typename Call::Scalar>>(level)),
+        kv_heads_(call.kv_heads),
+        group_(call.shape.heads / call.kv_heads) {
     using A = Accumulator<typename Call::Scalar>;
-    const Index most = simd::widest_tile<A>(level);
-    kv_heads = call.kv_heads;
-    group = call.shape.heads / kv_heads;
-    queries = std::min(call.shape.queries, most);
-    heads = std::clamp<Index>(most / std::max<Index>(queries, 1), 1, group);
-    lanes = simd::tile_kernels<A>(level, queries * heads).lanes;
-    query_tiles = queries == 0 ? 0 : blocks_of(call.shape.queries, queries);
-    head_tiles = blocks_of(group, heads);
-    tiles = std::int64_t{call.shape.batch} * kv_heads * head_tiles * query_tiles;
+    const Index batch = call.shape.batch;
+    Index most_rows = 0;
+    double pairs = 0;
+    if (call.q_offsets != nullptr) first_ = frame.take<std::int64_t>(static_cast<std::size_t>(batch));
+    for (Index b = 0; b < batch; ++b) {
+      const SequenceTiles cut = of(call, b);
+      if (first_ != nullptr) first_[b] = tiles;
+      tiles += per_sequence(cut);
+      most_rows = std::max(most_rows, cut.rows());
+      pairs += double(call.queries(b)) * call.keys(b);
+    }
+    lanes = simd::tile_kernels<A>(level, most_rows).lanes;
     constexpr double enough_flop = 2e6;
-    const double flop = 2.0 * call.shape.batch * call.shape.heads * call.shape.queries * call.shape.keys *
-                        (double(call.head_dim) + call.value_dim);
-    parallel = flop >= enough_flop;
+    parallel = 2 * pairs * call.shape.heads * (double(call.head_dim) + call.value_dim) >= enough_flop;
   }
 
-  /// Tile t, the heaviest first: late queries of a causal mask see the most keys. Of a short sequence it may be empty.
+  /// Tile t, of its sequence the heaviest first: late queries of a causal mask see the most keys.
   template <class Call> TileRows rows(const Call& call, Index t) const {
-    const Index first = (query_tiles - 1 - t % query_tiles) * queries;
-    const Index head_tile = t / query_tiles % head_tiles, rest = t / query_tiles / head_tiles;
-    const Index b = rest / kv_heads, in_group = head_tile * heads;
-    return {b, rest % kv_heads * group + in_group, std::min(heads, group - in_group), first,
-            std::clamp<Index>(call.queries(b) - first, 0, queries)};
+    const Index b = sequence_of(call, t);
+    const SequenceTiles cut = of(call, b);
+    const Index at = static_cast<Index>(t - (first_ != nullptr ? first_[b] : b * per_sequence(cut)));
+    const Index first = (cut.query_tiles - 1 - at % cut.query_tiles) * cut.queries;
+    const Index head_tile = at / cut.query_tiles % cut.head_tiles, kv_head = at / cut.query_tiles / cut.head_tiles;
+    const Index in_group = head_tile * cut.heads;
+    return {b, kv_head * group_ + in_group, std::min(cut.heads, group_ - in_group), first,
+            std::min(call.queries(b) - first, cut.queries)};
   }
+
+ private:
+  template <class Call> SequenceTiles of(const Call& call, Index b) const { return {call.queries(b), group_, most_}; }
+  std::int64_t per_sequence(const SequenceTiles& cut) const {
+    return std::int64_t{kv_heads_} * cut.head_tiles * cut.query_tiles;
+  }
+  template <class Call> Index sequence_of(const Call& call, Index t) const {
+    if (first_ == nullptr) return static_cast<Index>(t / per_sequence(of(call, 0)));
+    // The last that begins at t or before: those before it that begin there are empty.
+    return static_cast<Index>(std::upper_bound(first_, first_ + call.shape.batch, std::int64_t{t}) - first_) - 1;
+  }
+
+  Index most_, kv_heads_, group_;
+  std::int64_t* first_ = nullptr;  ///< of a ragged call: each sequence's first tile
 };
 
 /// What is done with a tile in a task: a reference to a function object, so that the loop over tiles is compiled once.
@@ -78,9 +114,7 @@ void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLeve
   for (Index w = 0; w < workers; ++w)
     scratch[w] = TileScratch<A>(frame, tiling.lanes, call.head_dim, call.value_dim, !std::is_same_v<Stored, A>);
   const auto task = [&](Index t, Index worker) MHA_NO_INLINE {
-    const TileRows rows = tiling.rows(call, t / tasks_per_tile);
-    if (rows.count == 0) return;  // a short sequence of a ragged batch
-    QueryTile<T, Stored> query_tile(call, level, scratch[worker], rows);
+    QueryTile<T, Stored> query_tile(call, level, scratch[worker], tiling.rows(call, t / tasks_per_tile));
     f(query_tile, t);
   };
   run_tasks(!parallel, threads, static_cast<Index>(tasks), task);
@@ -110,7 +144,8 @@ template <class T, class Stored> Index most_chunks(const AnyCall<T, Stored>& cal
 template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
   using A = Accumulator<T>;
-  const Tiling tiling(call, level);
+  auto frame = workspace.frame();
+  const Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
   constexpr Index tiles_per_worker = 4;
   const Index chunks = most_chunks(call);
@@ -118,7 +153,6 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
     return;
   }
-  auto frame = workspace.frame();
   const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(chunks);
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
@@ -139,7 +173,8 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
 template <class T, class Stored, class Threads>
 void weights(const AnyCall<T, Stored>& call, IsaLevel level, const TensorView<Accumulator<T>, 4>& to,
              Workspace& workspace, const Threads& threads) {
-  const Tiling tiling(call, level);
+  auto frame = workspace.frame();
+  const Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
   for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index) { tile.weights(to); });
 }

@@ -107,19 +107,17 @@ template <Executor Threads> class CpuWith {
 
   template <class T> std::string explain(const AttendPlan& plan) const {
     using A = Accumulator<T>;
-    AttendCall<T, ContiguousKv<T>, Full, NoScore> call{};
-    call.shape = plan.shape;
-    call.kv_heads = plan.kv_heads;
-    call.head_dim = plan.head_dim;
-    call.value_dim = plan.value_dim;
-    const detail::cpu::Tiling tiling(call, current_isa());
+    const IsaLevel level = current_isa();
+    const detail::cpu::SequenceTiles cut(plan.shape.queries, plan.shape.heads / plan.kv_heads,
+                                         detail::simd::widest_tile<A>(level));
+    const Index lanes = detail::simd::tile_kernels<A>(level, cut.rows()).lanes;
     return std::string("Cpu: fused online softmax in ") + detail::scalar_name<A>() +
            (std::is_same_v<T, A> ? "" : std::string(", ") + detail::scalar_name<T>() + " widened block by block") +
-           ", kernel " + to_string(current_isa()) + ", tiles of " + std::to_string(tiling.lanes) + " queries x " +
+           ", kernel " + to_string(level) + ", tiles of " + std::to_string(lanes) + " queries x " +
            std::to_string(detail::cpu::key_block) + " keys, " + Threads::name + " with " +
            std::to_string(threads_.workers()) + " workers, " +
            std::to_string(
-               detail::cpu::TileScratch<A>::bytes(tiling.lanes, plan.head_dim, plan.value_dim, !std::is_same_v<T, A>)) +
+               detail::cpu::TileScratch<A>::bytes(lanes, plan.head_dim, plan.value_dim, !std::is_same_v<T, A>)) +
            " bytes of scratch each";
   }
 

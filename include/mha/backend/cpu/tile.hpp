@@ -153,27 +153,28 @@ template <class T, class Stored = T> class QueryTile {
       if (guarded)
         for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
-      if (by_rows)
-        few_.softmax(at_.s, key_block, few_.rows, n, slope_, to.max, at_.rescale);
-      else
-        softmax(n, to);
+      if (by_rows) return row_values(segments, n, to);
+      softmax(n, to);
       Index row = 0;
       for (const simd::KeyRange& keys : segments) {
         const bool last = row + keys.end - keys.begin == n;
         keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index at) {
           // Of what comes after the block as much as this run has, and at its end the rest.
           const Index most = keys.begin + at + run.count < keys.end ? run.count : key_block;
-          const simd::NextRows<Stored> next = last ? keys_.next(keys.end + at, most) : simd::NextRows<Stored>{};
-          if (by_rows)
-            few_.values(run.value, run.value_stride, run.count, at_.s + row, key_block, at_.rescale, call_.value_dim,
-                        to.out, to.sum, next);
-          else
-            values(run, row, to, next, guarded);
+          values(run, row, to, last ? keys_.next(keys.end + at, most) : simd::NextRows<Stored>{}, guarded);
           std::fill_n(at_.rescale, kernels_.lanes, A(1));  // a second run of the block continues the first
           row += run.count;
         });
       }
     });
+  }
+
+  /// The softmax of a block and its values, all runs at once.
+  void row_values(const KeySegments& segments, Index n, const simd::TileState<A>& to) {
+    few_.softmax(at_.s, key_block, few_.rows, n, slope_, to.max, at_.rescale);
+    keys_.next(segments.back().end, next_runs_);
+    few_.values(runs_.values(0, runs_.size()), at_.s, key_block, at_.rescale, call_.value_dim, to.out, to.sum,
+                next_runs_.keys(0, next_runs_.size()), call_.head_dim);
   }
 
   void softmax(Index n, const simd::TileState<A>& state) const {
@@ -197,6 +198,7 @@ template <class T, class Stored = T> class QueryTile {
     for (Index begin = keys_.from(first, key_block); begin < last; begin = keys_.from(begin + key_block, key_block)) {
       const KeySegments segments = keys_.segments(begin, std::min(begin + key_block, last));
       Index rows = 0;
+      runs_.clear();
       for (const simd::KeyRange& keys : segments) {
         logits(keys, rows, by_rows);
         rows += keys.end - keys.begin;
@@ -230,13 +232,12 @@ template <class T, class Stored = T> class QueryTile {
 
   /// The logits of `keys` into s from its key `first` on.
   void logits(const simd::KeyRange& keys, Index first, bool by_rows) {
-    keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index key) {
-      const simd::NextRows<Stored> next{run.value, run.value_stride, call_.value_dim, run.count};
-      if (by_rows)
-        row_scores(run, at_.s + first + key, next);
-      else
-        tile_scores(run, s(first + key), far(next));
-    });
+    if (by_rows)
+      row_scores(keys, at_.s + first);
+    else
+      keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index key) {
+        tile_scores(run, s(first + key), far({run.value, run.value_stride, call_.value_dim, run.count}));
+      });
     const Index key_stride = by_rows ? 1 : kernels_.lanes, row_stride = by_rows ? key_block : 1;
     for (Index head = 0; head < rows_.heads; ++head) {
       if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
@@ -247,18 +248,31 @@ template <class T, class Stored = T> class QueryTile {
     }
   }
 
-  /// The dot products of a run's keys, as columns of the tile's rows.
-  void row_scores(const KvRun<Stored>& run, A* to, const simd::NextRows<Stored>& next) const {
-    const Index lanes = kernels_.lanes, dim = call_.head_dim, whole = run.count / lanes * lanes;
-    few_.scores(run.key, run.key_stride, whole, at_.row_q, dim, to, key_block, next);
-    const Index rest = run.count - whole;
-    if (rest == 0) return;
-    // The last ones are filled up to a register: nothing behind them is read, nor written.
-    simd::widen(level_, run.key + whole * run.key_stride, run.key_stride, rest, dim, at_.wide_keys);
+  /// The dot products of `keys`, whose runs join those of the block, as columns of the tile's rows.
+  void row_scores(const simd::KeyRange& keys, A* to) {
+    const Index lanes = kernels_.lanes, dim = call_.head_dim, begin = runs_.size();
+    keys_.for_each_run(keys.begin, keys.end, [&](const KvRun<Stored>& run, Index) { runs_.add(run); });
+    for (Index first = begin, last = begin; first < runs_.size(); first = last) {
+      Index n = 0, rest = 0;  // runs of one stride, up to and with one that does not fill its last register
+      while (last < runs_.size() && rest == 0 && runs_.key(last).stride == runs_.key(first).stride) {
+        n += runs_.count(last);
+        rest = runs_.count(last++) % lanes;
+      }
+      few_.scores(runs_.keys(first, last), at_.row_q, dim, to, key_block, runs_.values(first, last), call_.value_dim);
+      if (rest > 0) last_scores(runs_.key(last - 1), rest, to + n - rest);
+      to += n;
+    }
+  }
+
+  /// Those of a run's last keys, filled up to a register: nothing behind them is read, nor written.
+  void last_scores(const simd::StoredRows<Stored>& run, Index rest, A* to) const {
+    const Index lanes = kernels_.lanes, dim = call_.head_dim;
+    simd::widen(level_, run.data + (run.count - rest) * run.stride, run.stride, rest, dim, at_.wide_keys);
     std::fill_n(at_.wide_keys + std::ptrdiff_t{rest} * dim, std::ptrdiff_t{lanes - rest} * dim, A(0));
-    few_.wide_scores(at_.wide_keys, dim, lanes, at_.row_q, dim, at_.visible, lanes, {});
+    const simd::StoredRows<A> filled{at_.wide_keys, dim, lanes};
+    few_.wide_scores({&filled, 1}, at_.row_q, dim, at_.visible, lanes, {}, 0);
     for (Index lane = 0; lane < rows_.lanes(); ++lane)
-      std::copy_n(at_.visible + std::ptrdiff_t{lane} * lanes, rest, to + std::ptrdiff_t{lane} * key_block + whole);
+      std::copy_n(at_.visible + std::ptrdiff_t{lane} * lanes, rest, to + std::ptrdiff_t{lane} * key_block);
   }
 
   /// The same as rows of keys, with queries in lanes.
@@ -296,6 +310,7 @@ template <class T, class Stored = T> class QueryTile {
   const TileRows rows_;
   const TileKeys<AnyCall<T, Stored>> keys_;
   const TileLayout<AnyCall<T, Stored>> layout_;
+  KeyRuns<Stored> runs_, next_runs_;  ///< of a block by rows, and of the next
   const bool logits_are_dots_;
   const A slope_;
 };

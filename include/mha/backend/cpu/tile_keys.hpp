@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "../../cache/kv_source.hpp"
+#include "../simd/few_rows.hpp"
 #include "../simd/product_kernel.hpp"
 #include "../simd/tile_policies.hpp"
 #include "tile_shape.hpp"
@@ -18,6 +19,7 @@ class KeySegments {
   void add(const simd::KeyRange& keys) { ranges_[size_++] = keys; }
   const simd::KeyRange* begin() const { return ranges_; }
   const simd::KeyRange* end() const { return ranges_ + size_; }
+  const simd::KeyRange& back() const { return ranges_[size_ - 1]; }
 
  private:
   simd::KeyRange ranges_[std::size_t{key_block}];  // a source may have dropped every other key
@@ -30,6 +32,27 @@ template <class F> void for_each_key(const KeySegments& segments, F&& f) {
   for (const simd::KeyRange& keys : segments)
     for (Index k = keys.begin; k < keys.end; ++k) f(k, row++);
 }
+
+/// Runs of keys and their values, a block at most.
+template <class T> class KeyRuns {
+ public:
+  Index size() const { return size_; }
+  void clear() { size_ = 0; }
+  void add(const KvRun<T>& run) {
+    key_[size_] = {run.key, run.key_stride, run.count};
+    value_[size_++] = {run.value, run.value_stride, run.count};
+  }
+
+  Index count(Index i) const { return key_[i].count; }
+  const simd::StoredRows<T>& key(Index i) const { return key_[i]; }
+  /// Runs [begin, end).
+  simd::RowRuns<T> keys(Index begin, Index end) const { return {key_ + begin, end - begin}; }
+  simd::RowRuns<T> values(Index begin, Index end) const { return {value_ + begin, end - begin}; }
+
+ private:
+  simd::StoredRows<T> key_[std::size_t{key_block}], value_[std::size_t{key_block}];
+  Index size_ = 0;
+};
 
 /// The keys of one tile of a call whose source is an AnyKv and whose mask a simd::AnyMask: which of them its rows see,
 /// and where they lie. The mask is asked `grain` keys at a time.
@@ -83,6 +106,16 @@ template <class Call> class TileKeys {
     }
   }
 
+  /// The runs of as many keys from `begin` on as a block has.
+  void next(Index begin, KeyRuns<Stored>& runs) const {
+    runs.clear();
+    const Index g = call_.kv_head(rows_.h);
+    begin = call_.kv.held(rows_.b, begin, count_);
+    for (const Index end = std::min(begin + key_block, count_); begin < end;) {
+      runs.add(call_.kv.run(rows_.b, g, begin, end));
+      begin = call_.kv.held(rows_.b, begin + runs.count(runs.size() - 1), end);
+    }
+  }
   /// At most `most` keys from `begin` on, as far as they lie together: what comes after a block.
   simd::NextRows<Stored> next(Index begin, Index most = key_block) const {
     begin = call_.kv.held(rows_.b, begin, count_);

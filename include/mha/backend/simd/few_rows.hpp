@@ -22,18 +22,27 @@
 /// order as in tile_kernels.hpp: the bits are the same.
 namespace mha::inline MHA_NAMESPACE::detail::simd {
 
-/// Asks for rows that will be wanted soon, in the order of memory, which is what the hardware goes on with. A line at a
-/// time: many at once would keep the loads of the moment waiting.
+/// `count` rows at data + i·stride.
+template <class T> struct StoredRows {
+  const T* data;
+  std::ptrdiff_t stride;
+  Index count;
+};
+
+/// Runs of rows, one after another: the pages of a block of keys.
+template <class T> struct RowRuns {
+  const StoredRows<T>* data = nullptr;
+  Index count = 0;
+};
+
+/// Asks for rows of `dim` elements that will be wanted soon, in the order of memory, which is what the hardware goes on
+/// with. A line at a time: many at once would keep the loads of the moment waiting.
 template <class T> class Ahead {
  public:
   static constexpr int line = 64;  // bytes
 
-  MHA_ALWAYS_INLINE explicit Ahead(const NextRows<T>& next)
-      : row_(reinterpret_cast<const char*>(next.data)), stride_(next.stride * static_cast<std::ptrdiff_t>(sizeof(T))) {
-    const bool joined = next.stride == next.dim;
-    rows_ = joined ? (next.count > 0 ? 1 : 0) : next.count;
-    bytes_ = std::ptrdiff_t{next.dim} * static_cast<std::ptrdiff_t>(sizeof(T)) * (joined ? next.count : 1);
-  }
+  MHA_ALWAYS_INLINE Ahead(const RowRuns<T>& next, Index dim)
+      : run_(next.data), end_(next.data + (dim > 0 ? next.count : 0)), dim_(dim) {}
 
   /// In step `at` of Steps that read Bytes together: for as many, spread over the steps.
   template <int Bytes, int Steps> MHA_ALWAYS_INLINE void ask(int at) {
@@ -43,18 +52,36 @@ template <class T> class Ahead {
 
  private:
   MHA_ALWAYS_INLINE void next_line() {
-    if (rows_ == 0) return;
-    __builtin_prefetch(row_ + at_, 0, 2);
-    at_ += line;
-    if (at_ < bytes_) return;
-    at_ = 0;
-    row_ += stride_;
-    --rows_;
+    if (line_ == row_end_) [[unlikely]] {
+      if (!next_row()) return;
+    }
+    __builtin_prefetch(line_, 0, 2);
+    line_ += line;
   }
 
-  const char* row_;
-  std::ptrdiff_t stride_, bytes_, at_ = 0;
-  Index rows_;
+  MHA_ALWAYS_INLINE bool next_row() {
+    if (rows_ == 0) {
+      if (run_ == end_) return false;
+      joined_ = run_->stride == dim_ ? run_->count : 1;
+      rows_ = run_->count;
+      row_ = reinterpret_cast<const char*>(run_->data);
+      stride_ = run_->stride * static_cast<std::ptrdiff_t>(sizeof(T));
+      ++run_;
+    }
+    line_ = row_;
+    row_end_ =
+        row_ + (std::ptrdiff_t{dim_} * joined_ * static_cast<std::ptrdiff_t>(sizeof(T)) + line - 1) / line * line;
+    row_ += stride_;
+    rows_ -= joined_;
+    return true;
+  }
+
+  // Every line reads these two alone.
+  const char *line_ = nullptr, *row_end_ = nullptr;
+  const StoredRows<T>*run_, *end_;
+  const char* row_ = nullptr;
+  std::ptrdiff_t stride_ = 0;
+  Index dim_, rows_ = 0, joined_ = 1;  ///< rows without a gap are one
 };
 
 /// Of W pairs of bfloat16 elements the first ones, or the second, widened.
@@ -63,21 +90,33 @@ template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I
   x = (V)(pairs & 0xffff0000u);
 }
 
-/// s (Rows, n), rows `s_stride` apart, = q (Rows, dim) · keysᵀ (dim, n); n is a multiple of W, dim of columns_of().
+/// s (Rows, n), rows `s_stride` apart, = q (Rows, dim) · keysᵀ (dim, n), of the keys of each run, at one stride,
+/// as many as fill registers; dim is a multiple of columns_of().
 template <class A, class T, int Rows> struct FewScoresBody {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
-                                    std::ptrdiff_t s_stride, NextRows<T> next) {
+  MHA_ALWAYS_INLINE static void run(RowRuns<T> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride,
+                                    RowRuns<T> next, Index next_dim) {
     constexpr int W = Vector<A, Isa>::width;
     // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
     // at once than the first cache has ways for.
     constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
-    Ahead<T> ahead(next);
-    Index k = 0;
-    for (; k + registers * W <= n; k += registers * W)
-      some<Isa, registers>(keys + k * stride, stride, W, q, dim, s + k, s_stride, ahead);
+    Ahead<T> ahead(next, next_dim);
+    const std::ptrdiff_t stride = keys.data->stride;
+    const T* waiting = nullptr;  // for the keys of a second register, which may be of the next run
+    for (Index r = 0; r < keys.count; ++r) {
+      const T* now = keys.data[r].data;
+      for (Index k = keys.data[r].count; k >= W; k -= W, now += W * stride) {
+        if (registers == 2 && waiting == nullptr) {
+          waiting = now;
+          continue;
+        }
+        some<Isa, registers>(registers == 2 ? waiting : now, now, stride, q, dim, s, s_stride, ahead);
+        s += registers * W;
+        waiting = nullptr;
+      }
+    }
     if constexpr (registers == 2)
-      if (k < n) some<Isa, 1>(keys + k * stride, stride, 0, q, dim, s + k, s_stride, ahead);
+      if (waiting != nullptr) some<Isa, 1>(waiting, waiting, stride, q, dim, s, s_stride, ahead);
   }
 
   /// Elements of a key that are loaded together.
@@ -89,13 +128,12 @@ template <class A, class T, int Rows> struct FewScoresBody {
  private:
   static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
 
-  /// Registers of keys, the second `apart` keys after the first.
+  /// Registers of keys.
   template <class Isa, int Registers>
-  MHA_ALWAYS_INLINE static void some(const T* keys, std::ptrdiff_t stride, Index apart, const A* q, Index dim, A* s,
-                                     std::ptrdiff_t s_stride, Ahead<T>& ahead) {
+  MHA_ALWAYS_INLINE static void some(const T* first, const T* second, std::ptrdiff_t stride, const A* q, Index dim,
+                                     A* s, std::ptrdiff_t s_stride, Ahead<T>& ahead) {
     static_assert(Registers <= 2);
     using V = vector_t<A, Isa>;
-    const T* const second = keys + apart * stride;
     constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
     V sum[std::size_t{Registers}][std::size_t{Rows}];
     MHA_UNROLL_2
@@ -106,7 +144,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
     for (Index d = 0; d < dim; d += columns) {
       Loaded<Isa> key[std::size_t{Registers}];
       MHA_UNROLL_2
-      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], (g == 0 ? keys : second) + d, stride);
+      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], (g == 0 ? first : second) + d, stride);
       MHA_UNROLL_16
       for (int c = 0; c < columns; ++c) {
         ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
@@ -125,7 +163,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
     MHA_UNROLL_2
     for (int g = 0; g < Registers; ++g) {
       MHA_UNROLL_8
-      for (int r = 0; r < Rows; ++r) store(s + r * s_stride + (g == 0 ? 0 : apart), sum[g][r]);
+      for (int r = 0; r < Rows; ++r) store(s + r * s_stride + g * W, sum[g][r]);
     }
   }
 
@@ -208,17 +246,16 @@ template <class A> struct FewSoftmaxBody {
 };
 
 /// out (Rows, dim) = out · rescale + p (Rows, n) · values (n, dim), and sum (Rows) = sum · rescale + Σ p, with p's rows
-/// `p_stride` apart; dim is a multiple of W.
+/// `p_stride` apart; n are the rows of all runs of values, dim is a multiple of W.
 template <class A, class T, int Rows> struct FewValuesBody {
   template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const A* p,
-                                    std::ptrdiff_t p_stride, const A* rescale, Index dim, A* out, A* sum,
-                                    NextRows<T> next) {
+  MHA_ALWAYS_INLINE static void run(RowRuns<T> values, const A* p, std::ptrdiff_t p_stride, const A* rescale, Index dim,
+                                    A* out, A* sum, RowRuns<T> next, Index next_dim) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int most = Isa::registers == 32 ? 16 / Rows : 8 / Rows;
     constexpr int vectors = most > 8 ? 8 : most < 1 ? 1 : most;
-    const Part part{values, stride, n, p, p_stride, rescale, dim, out, sum};
-    Ahead<T> ahead(next);
+    const Part part{values, p, p_stride, rescale, dim, out, sum};
+    Ahead<T> ahead(next, next_dim);
     Index d = 0;
     if (vectors == 1 || vectors * W <= dim) {
       some<Isa, vectors, true>(part, ahead, 0);
@@ -235,9 +272,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
 
  private:
   struct Part {
-    const T* values;
-    std::ptrdiff_t stride;
-    Index n;
+    RowRuns<T> values;
     const A* p;
     std::ptrdiff_t p_stride;
     const A* rescale;
@@ -269,19 +304,23 @@ template <class A, class T, int Rows> struct FewValuesBody {
         round_here(total[r]);
       }
     }
-    const T* value = part.values + d;
     const A* p = part.p;
-    for (Index k = 0; k < part.n; ++k, value += part.stride, ++p) {
-      V v[std::size_t{Vectors}];
-      load_values<Isa>(v, value);
-      MHA_UNROLL_8
-      for (int r = 0; r < Rows; ++r) {
-        ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
-        V weight;
-        broadcast(weight, p[r * part.p_stride]);
-        if constexpr (Sums) total[r] = total[r] + weight;
+    const StoredRows<T>* const end = part.values.data + part.values.count;
+    for (const StoredRows<T>* run = part.values.data; run != end; ++run) {
+      const T* value = run->data + d;
+      const std::ptrdiff_t stride = run->stride;
+      for (Index n = run->count; n > 0; --n, value += stride, ++p) {
+        V v[std::size_t{Vectors}];
+        load_values<Isa>(v, value);
         MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) multiply_add<Rows * Vectors == 1>(sum[r][j], v[j], weight);
+        for (int r = 0; r < Rows; ++r) {
+          ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
+          V weight;
+          broadcast(weight, p[r * part.p_stride]);
+          if constexpr (Sums) total[r] = total[r] + weight;
+          MHA_UNROLL_8
+          for (int j = 0; j < Vectors; ++j) multiply_add<Rows * Vectors == 1>(sum[r][j], v[j], weight);
+        }
       }
     }
     MHA_UNROLL_8
@@ -350,14 +389,14 @@ template <class A, class T, int Rows> struct FewValuesBody {
 /// The kernels of a tile of at most `rows` rows, one register wide, over keys and values as they are stored.
 template <class A, class T> struct FewRowsKernels {
   Index rows = 0;
-  void (*scores)(const T* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s, std::ptrdiff_t s_stride,
-                 NextRows<T> next) = nullptr;
+  void (*scores)(RowRuns<T> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, RowRuns<T> next,
+                 Index next_dim) = nullptr;
   /// The same for widened keys.
-  void (*wide_scores)(const A* keys, std::ptrdiff_t stride, Index n, const A* q, Index dim, A* s,
-                      std::ptrdiff_t s_stride, NextRows<A> next) = nullptr;
+  void (*wide_scores)(RowRuns<A> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, RowRuns<A> next,
+                      Index next_dim) = nullptr;
   void (*softmax)(A* s, std::ptrdiff_t stride, Index rows, Index n, A slope, A* max, A* rescale) = nullptr;
-  void (*values)(const T* values, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t p_stride, const A* rescale,
-                 Index dim, A* out, A* sum, NextRows<T> next) = nullptr;
+  void (*values)(RowRuns<T> values, const A* p, std::ptrdiff_t p_stride, const A* rescale, Index dim, A* out, A* sum,
+                 RowRuns<T> next, Index next_dim) = nullptr;
   void (*merge)(TileState<A> total, TileState<A> part, A slope, Index dim, Index rows) = nullptr;
 };
 

@@ -166,4 +166,43 @@ TEST(Attend, WritesOnlyTheRowsOfShortSequences) {
   for (const float x : out) EXPECT_FALSE(std::isnan(x));
 }
 
+// Single tokens beside a long piece of a prompt are cut as they are alone: all heads of a group in one tile.
+TEST(Tiling, CutsEverySequenceByItself) {
+  namespace cpu = mha::detail::cpu;
+  support::Random random("tiles of sequences");
+  constexpr Index heads = 12, kv_heads = 3, group = heads / kv_heads;
+  for (int round = 0; round < 30; ++round) {
+    std::vector<Index> offsets{0};
+    const Index one_of[] = {0, 1, 1, 3, 47, 48, 49, 300};
+    for (int b = 0; b < 6; ++b) offsets.push_back(offsets.back() + one_of[random.below(8)]);
+    Tensor<float, 3> q(offsets.back(), heads, 4), k(offsets.back(), kv_heads, 4);
+    mha::AttendCall<float, mha::ContiguousKv<float>, mha::Full, mha::NoScore> call{};
+    call.shape = {6, heads, 300, 300};
+    call.kv_heads = kv_heads;
+    call.q_offsets = offsets.data();
+    call.kv = {mha::view_blhd(k.data(), 1, offsets.back(), kv_heads, 4),
+               mha::view_blhd(k.data(), 1, offsets.back(), kv_heads, 4),
+               {offsets.data(), 7}};
+    for (const mha::IsaLevel level : {mha::IsaLevel::baseline, mha::current_isa()}) {
+      mha::Workspace workspace;
+      auto frame = workspace.frame();
+      const cpu::Tiling tiling(call, level, frame);
+      std::vector<int> times(static_cast<std::size_t>(offsets.back()) * heads);
+      for (Index t = 0; t < tiling.tiles; ++t) {
+        const cpu::TileRows rows = tiling.rows(call, t);
+        const Index queries = call.queries(rows.b), most = mha::detail::simd::widest_tile<float>(level);
+        EXPECT_GT(rows.count, 0);
+        EXPECT_LE(rows.lanes(), tiling.lanes);
+        EXPECT_EQ(rows.h / group, (rows.h + rows.heads - 1) / group) << "heads of two groups in a tile";
+        EXPECT_EQ(rows.heads, std::clamp<Index>(most / queries, 1, group)) << queries << " queries";
+        cpu::for_each_row(rows, [&](Index h, Index i, Index) {
+          ++times[static_cast<std::size_t>(offsets[static_cast<std::size_t>(rows.b)] + i) * heads +
+                  static_cast<std::size_t>(h)];
+        });
+      }
+      EXPECT_EQ(std::count(times.begin(), times.end(), 1), static_cast<std::ptrdiff_t>(times.size()));
+    }
+  }
+}
+
 }  // namespace

@@ -187,4 +187,23 @@ TEST(TileKeys, NextAreKeysThatLieTogetherAsLongAsThereAreSome) {
   EXPECT_EQ(ragged.next(18).count, 0);
 }
 
+TEST(TileKeys, WhatComesNextIsABlockRunByRun) {
+  const Fixture fixture;
+  const mha::Full full;
+  const Call call = fixture.call_of({full, mha::current_isa()});
+  const cpu::TileKeys<Call> tile(call, rows, grain);
+  cpu::KeyRuns<float> runs;
+  for (const Index begin : {Index{0}, Index{9}, Index{keys - 20}, Index{keys - 1}, keys}) {
+    tile.next(begin, runs);
+    Index k = begin;
+    for (Index i = 0; i < runs.size(); ++i) {
+      EXPECT_EQ(runs.keys(i, runs.size()).data->data, fixture.k.view().pointer(1, k, 1, 0));
+      EXPECT_EQ(runs.values(i, runs.size()).data->data, fixture.v.view().pointer(1, k, 1, 0));
+      EXPECT_LE(runs.count(i), 7);
+      k += runs.count(i);
+    }
+    EXPECT_EQ(k, std::min(begin + cpu::key_block, Index{keys}));
+  }
+}
+
 }  // namespace

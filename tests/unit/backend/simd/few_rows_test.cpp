@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -66,9 +68,18 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
                     << what << " of key " << k << ", row " << r;
           };
 
+          // The last rows are elsewhere, as in another page; of what is asked for ahead nothing is read.
+          const Index split = (1 + random.below(2)) * width;
+          const std::vector<T> page(stored.begin() + std::ptrdiff_t{split} * stride, stored.end());
+          std::fill(stored.begin() + std::ptrdiff_t{split} * stride, stored.end(), T(std::nan("")));
+          const auto runs = [&](Index begin, Index first, Index rest) {
+            return std::array<simd::StoredRows<T>, 2>{
+                {{stored.data() + begin, stride, first}, {page.data() + begin, stride, rest}}};
+          };
+          const auto keys = runs(0, split, n - split), values = runs(head_dim, split, some - split);
+
           support::poison_all(s);
-          few.scores(stored.data(), stride, n, q.data(), head_dim, s.data(), s_stride,
-                     {stored.data() + head_dim, stride, value_dim, n});
+          few.scores({keys.data(), 2}, q.data(), head_dim, s.data(), s_stride, {values.data(), 2}, value_dim);
           tile.scores({wide.data(), stride, q_lanes.data(), width, expected_s.data(), width, n, head_dim});
           expect_rows_of_s(n, "score");
 
@@ -78,8 +89,8 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
                        expected_rescale.data());
           expect_rows_of_s(some, "weight");
 
-          few.values(stored.data() + head_dim, stride, some, s.data(), s_stride, rescale.data(), value_dim, out.data(),
-                     sum.data(), {stored.data(), stride, head_dim, n});
+          few.values({values.data(), 2}, s.data(), s_stride, rescale.data(), value_dim, out.data(), sum.data(),
+                     {keys.data(), 2}, head_dim);
           tile.values(wide.data() + head_dim, stride, some, expected_s.data(), expected_rescale.data(), value_dim,
                       columns.data(), {});
           for (Index r = 0; r < rows; ++r) {
