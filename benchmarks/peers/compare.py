@@ -31,7 +31,7 @@ from turns import Missing
 SAMPLE = 8e-3  # seconds that a sample lasts at least
 ROUNDS = 9  # fewer where they would take more than BUDGET seconds, but 3
 BUDGET = 3.0
-OURS, NATIVE, EIGEN = "mha", "mha, -march=native", "Eigen, -march=native"
+OURS, CACHE, NATIVE, EIGEN = "mha", "mha, a cache", "mha, -march=native", "Eigen, -march=native"
 
 
 def find_library(folder, name, module=participants):
@@ -44,7 +44,7 @@ def find_library(folder, name, module=participants):
 def everybody(build):
     """Those who take part by name, and why others do not."""
     plain = find_library(build, "peer")
-    present, absent = {OURS: participants.Ours(plain)}, {}
+    present, absent = {OURS: participants.Ours(plain), CACHE: participants.OursInCache(plain)}, {}
     try:
         native = find_library(build, "peer_native")
         present.update({NATIVE: participants.Ours(native), EIGEN: participants.Eigen(native)})
@@ -145,7 +145,7 @@ def print_group(rows):
     """One table, its columns those who took part."""
     if not any("results" in row for row in rows):
         return
-    everybody = [NATIVE, EIGEN, *participants.PEERS, *block_participants.PEERS]
+    everybody = [CACHE, NATIVE, EIGEN, *participants.PEERS, *block_participants.PEERS]
     names = [n for n in everybody if any(n in r.get("results", {}) for r in rows)]
     unit = rows[0]["unit"]
     limit = "reading" if unit == "GB/s" else "peak"

@@ -59,6 +59,49 @@ struct Module {
   virtual void run(int rows, const void* x, void* y) = 0;
 };
 
+/// The last rows of k, v (1, Hkv, Lk, D) appended to a cache that has those before, and their queries (1, Hq, Lq, D).
+/// The step is not committed, so that every call does the same.
+template <class T> class CacheModule final : public Module {
+ public:
+  CacheModule(const Shape& s, const T* k, const T* v)
+      : shape_(s),
+        key_(mha::view_bhld(k, 1, s.kv_heads, s.keys, s.dim)),
+        value_(mha::view_bhld(v, 1, s.kv_heads, s.keys, s.dim)),
+        cache_({s.kv_heads, s.dim, s.dim}, mha::Contiguous{.length = s.keys}),
+        sequence_(cache_.add()) {
+    auto step = cache_.step(sequence_, s.keys - s.queries);
+    append(step, 0, s.keys - s.queries);
+    step.commit();
+  }
+
+  void run(int, const void* q, void* out) override {
+    const auto& s = shape_;
+    auto step = cache_.step(sequence_, s.queries);
+    append(step, s.keys - s.queries, s.queries);
+    mha::attention_into<Backend>(mha::view_bhld(static_cast<T*>(out), 1, s.heads, s.queries, s.dim),
+                                 mha::view_bhld(static_cast<const T*>(q), 1, s.heads, s.queries, s.dim), step.source(0),
+                                 mha::Causal{}, workspace_);
+  }
+
+ private:
+  using Cache = mha::KvCache<mha::Contiguous, T>;
+
+  void append(const typename Cache::Step& step, int begin, int count) const {
+    const auto rows = [&](mha::TensorView<const T, 4> v) {
+      v.data += begin * v.stride[1];
+      v.extent[1] = count;
+      return v;
+    };
+    step.append(0, rows(key_), rows(value_));
+  }
+
+  Shape shape_;
+  mha::TensorView<const T, 4> key_, value_;
+  Cache cache_;
+  mha::SequenceId sequence_;
+  mha::Workspace workspace_;
+};
+
 /// A layer with weights and biases as PyTorch stores them: in (3·E, E) and (3·E), out (E, E) and (E).
 template <class T, class B, class... Policies> class LayerModule final : public Module {
  public:
@@ -198,6 +241,13 @@ MHA_PEER Module* peer_layer(int d_model, int heads, int causal, const char* scal
 MHA_PEER Module* peer_linear(int k, int n, const char* scalar, const void* w, const void* bias) {
   const auto make = is_bfloat16(scalar) ? make_linear<mha::bfloat16, OnUnit> : make_linear<float, Backend>;
   return make(k, n, w, bias);
+}
+/// Keeps the arrays. Run with q and out.
+MHA_PEER Module* peer_cache(const Shape* shape, const char* scalar, const void* k, const void* v) {
+  const auto make = [&]<class T>(const T* key) -> Module* {
+    return new CacheModule<T>(*shape, key, static_cast<const T*>(v));
+  };
+  return is_bfloat16(scalar) ? make(static_cast<const mha::bfloat16*>(k)) : make(static_cast<const float*>(k));
 }
 MHA_PEER const char* peer_run(Module* module, int all_threads, int rows, const void* x, void* y) {
   return attempt([&] {

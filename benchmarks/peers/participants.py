@@ -47,6 +47,7 @@ class Library:
             ("eigen_attention", c_char_p, [c_void_p, c_int] + 4 * [c_void_p]),
             ("layer", c_void_p, 3 * [c_int] + [c_char_p] + 4 * [c_void_p]),
             ("linear", c_void_p, 2 * [c_int] + [c_char_p] + 2 * [c_void_p]),
+            ("cache", c_void_p, [c_void_p, c_char_p] + 2 * [c_void_p]),
             ("run", c_char_p, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
             ("end", None, [c_void_p]),
             ("eigen_linear", c_char_p, 3 * [c_int] + 4 * [c_void_p]),
@@ -109,14 +110,31 @@ class Ours:
         return call(self.kernels.attention, *arguments), lambda: as_float32(out)
 
 
+class OursInCache:
+    """Short queries over a cache of ours, whose last rows each call appends, as GroupQueryAttention does."""
+
+    def __init__(self, library):
+        self.kernels = library
+
+    def prepare(self, case, data, threads):
+        if case.kind != "short":
+            raise Missing("computes no %s" % case.kind)
+        out = np.empty_like(data["q"])
+        self.module = Module(self.kernels, case, data)
+        arguments = (self.module.handle, int(threads > 1), case.queries, *addresses(data["q"], out))
+        return call(self.kernels.run, *arguments), lambda: as_float32(out)
+
+
 class Module:
-    """A layer or dense product of the library, its weights packed."""
+    """A layer or dense product of the library, its weights packed, or a cache of it."""
 
     def __init__(self, library, case, data):
         self.end, scalar = library.end, case.scalar.encode()
         if case.kind == "layer":
             weights = addresses(*(data[n] for n in ("w_in", "b_in", "w_out", "b_out")))
             self.handle = library.layer(case.model, case.heads, int(case.pattern == "causal"), scalar, *weights)
+        elif case.kind == "short":
+            self.handle = library.cache(library.shape(case), scalar, *addresses(data["k"], data["v"]))
         else:
             self.handle = library.linear(case.inner, case.columns, scalar, *addresses(data["w"], data["b"]))
 
