@@ -6,7 +6,7 @@
 // The maths   position p of a sequence is in row p mod 16 of its page p / 16; a page may belong to several sequences
 // Symbols     E = 32 model width, 4 heads, S = 40 tokens of the shared prompt
 // Output      lines that end in "yes", and how the pages are used
-// Next        models/, whole models
+// Next        26_learned_score.cpp, a score that is trained
 #include <cmath>
 #include <cstdio>
 #include <Eigen/Core>

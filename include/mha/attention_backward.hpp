@@ -10,6 +10,7 @@
 #include "backend/backward.hpp"
 #include "call.hpp"
 #include "launch.hpp"
+#include "score_gradients.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -42,11 +43,13 @@ template <Viewable Owner> SinkGradient(Owner&&) -> SinkGradient<ScalarOf<Owner>>
 /// What attention_backward() returns, each like the tensor that it is the gradient of.
 ///
 /// Shapes    query (B, Lq, Hq, D)  key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv)  sink (Hq), empty without a Sink
-template <class Query, class Key, class Value, class A> struct AttentionGradients {
+///           score: the call's trained score with the gradients of its numbers, of several a Chain, else NoScore
+template <class Query, class Key, class Value, class A, class S = NoScore> struct AttentionGradients {
   Query query;
   Key key;
   Value value;
   Tensor<A, 1> sink;
+  S score;
 };
 
 /// Where attention_backward_into() writes: {dq, dk, dv}, each a tensor, add_to() of one, or {}, which is not computed.
@@ -66,24 +69,37 @@ concept LogSumExpGradientArgument = is_log_sum_exp_gradient<std::remove_cvref_t<
 template <class E>
 concept SinkGradientArgument = is_sink_gradient<std::remove_cvref_t<E>>;
 
+template <class... Extra> constexpr int additive_biases = (0 + ... + count_biases<std::remove_cvref_t<Extra>>);
+
 /// The sentences for what attention_backward() may be given after the tape.
 template <class... Extra> constexpr void check_backward_arguments() {
   check_functors<Extra...>();
   static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
                   RaggedArgument<Extra> || BackendArgument<Extra> || LogSumExpGradientArgument<Extra> ||
-                  SinkGradientArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
+                  SinkGradientArgument<Extra> || BiasGradientArgument<Extra> || ScoreGradientArgument<Extra> ||
+                  has_fault<Fault::almost, Extra>()) &&
                  ...),
                 "mha: after the tape attention_backward takes the masks, scores, Sink, Scale, Origin and Ragged of the "
-                "call, LogSumExpGradient, SinkGradient, a Workspace and a backend (see mha/attention_backward.hpp)");
-  static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(LogSumExpGradientArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(SinkGradientArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
-                "mha: Scale, Origin, Ragged, LogSumExpGradient, SinkGradient, a Sink, a Workspace and a backend may be "
-                "given once each (see mha/attention_backward.hpp)");
+                "call, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Workspace and a backend "
+                "(see mha/attention_backward.hpp)");
+  static_assert(
+      (0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
+          (0 + ... + int(BackendArgument<Extra>)) <= 1 && (0 + ... + int(LogSumExpGradientArgument<Extra>)) <= 1 &&
+          (0 + ... + int(SinkGradientArgument<Extra>)) <= 1 && (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 &&
+          (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
+      "mha: Scale, Origin, Ragged, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Sink, a "
+      "Workspace and a backend may be given once each (see mha/attention_backward.hpp)");
   static_assert(!(SinkGradientArgument<Extra> || ...) || count_role<Role::sink, Extra...> == 1,
                 "mha: SinkGradient without the Sink that it is the gradient of (see mha/attention_backward.hpp)");
+  static_assert(!(BiasGradientArgument<Extra> || ...) || additive_biases<Extra...> == 1,
+                "mha: BiasGradient needs one AdditiveBias in the call, that it is the gradient of "
+                "(see mha/attention_backward.hpp)");
+  static_assert(
+      !has_foreign_member<decltype(collect_scores(std::declval<const Extra&>()...))>(),
+      "mha: a score that is a class template over its scalar is trained, and this one has a member of another "
+      "type: give it members of that scalar alone, or 'static constexpr bool trainable = false' "
+      "(see mha/policy/score.hpp)");
 }
 
 /// The call's LogSumExpGradient, or one without data.
@@ -117,9 +133,9 @@ void require_axes(const char* call, const char* name, const Expected& expected, 
 }
 
 /// Checks the tensors of a backward pass against those of its call.
-template <class T, class Source, class M, class S>
-void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S>& c, const TensorView<const T, 4>& k,
-                      const TensorView<const T, 4>& v) {
+template <class T, class Source, class M, class S, class Wanted>
+void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S, Wanted>& c,
+                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
   const TensorView<const T, 4>& q = c.forward.q;
   require_data(call, "v", v);
   require_head_size(call, "v", v.dim());
@@ -170,8 +186,8 @@ MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::
 /// Shapes    d_out, out (B, Lq, Hq, Dv)  dq (B, Lq, Hq, D)  dk (B, Lk, Hkv, D)  dv (B, Lk, Hkv, Dv), any strides, and
 ///           with fewer axes as attention_into() takes them. What is written overlaps nothing that is read
 /// Then      out and tape of attention(q, k, v, …, mha::record(tape)), and all that the call was given, again: masks,
-///           scores, a Sink, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient; a Workspace, and the tape's
-///           backend if it is not a default one
+///           scores, a Sink, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient, BiasGradient; a Workspace, and
+///           the tape's backend if it is not a default one
 /// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands there;
 ///           a fully masked row nothing at all
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
@@ -195,7 +211,12 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
   static_assert(differentiates,
                 "mha: this backend has no backward pass: it has no member attend_backward(call, workspace) "
                 "(see mha/backend/backward.hpp)");
-  if constexpr (one_scalar && differentiates) {
+  constexpr bool has_derivative =
+      detail::has_derivative<A, decltype(detail::collect_scores(std::declval<const Extra&>()...))>();
+  static_assert(has_derivative,
+                "mha: this score takes one number type only, so it has no derivative: make the logit a template "
+                "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+  if constexpr (one_scalar && differentiates && has_derivative) {
     detail::check_backward_arguments<Extra...>();
     detail::check_memory_of<B, DOut, Q, K, V, Out>();
     const auto& backend = detail::call_backend<B>(extra...);
@@ -209,7 +230,9 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
     forward.value_dim = values.dim();
     using F = decltype(forward);
-    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score)> call{
+    using Wanted = detail::WantedOf<Extra...>;
+    using Head = decltype(at_head(forward.score, Index{}, Index{}));
+    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
         forward,
         detail::read_heads(out),
         detail::read_heads(d_out),
@@ -231,11 +254,14 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
           std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
         },
         extra...);
+    const auto score = detail::score_gradient_sums<A, Wanted, Head>(name, forward.shape, frame, extra...);
+    call.score = score.to;
     Tensor<T, 4> key_copy, value_copy;
     const detail::ItemsOn<B> items{backend, workspace};
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
     detail::run_backward(backend, call, workspace);
+    score.store(extra...);
     detail::with_sink_gradient(
         [&](const auto& sink) {
           using E = ScalarOf<decltype(sink)>;
@@ -245,20 +271,35 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
   }
 }
 
-/// attention_backward_into() with the gradients returned: {query, key, value, sink}, row-major Eigen matrices for
-/// Eigen inputs, the backend's tensors otherwise; `sink` has the sums of a Sink's logits.
+/// attention_backward_into() with the gradients returned: {query, key, value, sink, score}, row-major Eigen matrices
+/// for Eigen inputs, the backend's tensors otherwise; `sink` has the sums of a Sink's logits, `score` the type of the
+/// call's trained score and the gradients of its numbers.
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>
 [[nodiscard]] auto attention_backward(const DOut& d_out, const Q& q, const K& k, const V& v, const Out& out,
                                       const AttentionTape<T, B>& tape, Extra&&... extra) {
+  using A = Accumulator<T>;
+  const auto of_score = [&] {
+    if constexpr (Arithmetic<A> && !(detail::ScoreGradientArgument<Extra> || ...))
+      return detail::trained(detail::collect_scores(extra...));
+    else
+      return NoScore{};
+  };
   AttentionGradients<decltype(detail::gradient_like<B>(q)), decltype(detail::gradient_like<B>(k)),
-                     decltype(detail::gradient_like<B>(v)), Accumulator<T>>
-      g{detail::gradient_like<B>(q), detail::gradient_like<B>(k), detail::gradient_like<B>(v), {}};
+                     decltype(detail::gradient_like<B>(v)), A, decltype(of_score())>
+      g{detail::gradient_like<B>(q), detail::gradient_like<B>(k), detail::gradient_like<B>(v), {}, of_score()};
+  const auto run = [&](const auto&... more) {
+    if constexpr (std::is_same_v<decltype(g.score), NoScore>)
+      attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra..., more...);
+    else
+      attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra..., more...,
+                              ScoreGradient(g.score));
+  };
   if constexpr (detail::count_role < Role::sink, Extra... >> 0) {
-    g.sink = Tensor<Accumulator<T>, 1>(detail::read_heads(q).heads());
-    attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra..., SinkGradient(g.sink));
+    g.sink = Tensor<A, 1>(detail::read_heads(q).heads());
+    run(SinkGradient(g.sink));
   } else {
-    attention_backward_into({g.query, g.key, g.value}, d_out, q, k, v, out, tape, extra...);
+    run();
   }
   return g;
 }

@@ -8,6 +8,7 @@
 
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
+#include "../policy/score_gradient.hpp"
 #include "backend.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -121,19 +122,28 @@ template <class T> class GradientTo {
 /// What sums over many rows are added in: double for float.
 template <class A> using LongSum = std::conditional_t<std::is_same_v<A, float>, double, A>;
 
-/// The backward pass of one attention call as a backend gets it: checked, with its policies prepared.
+/// Where the gradients of a score's own numbers go: those of its slots (B · Hq, slots), each written once, and those of
+/// its tables, which are 0 before.
+template <class A> struct ScoreGradientsTo {
+  static constexpr int most_tables = 4;
+  LongSum<A>* slots = nullptr;
+  detail::PairTable<A, LongSum<A>> tables[std::size_t{most_tables}]{};
+};
+
+/// The backward pass of one attention call as a backend gets it: checked, with its policies prepared. `Wanted` says
+/// which gradients of the score are computed.
 ///
 /// Formula   of L = ⟨d_out, out⟩ + ⟨d_log_sum_exp, log-sum-exp⟩, with p the weights of forward and t = score(s):
 ///             D_i  = d_out_i · out_i
 ///             dt   = p_ik (d_out_i · v_k − D_i) + d_log_sum_exp_i exp(t_ik − log-sum-exp_i),  ds = dt · ∂t/∂s
 ///             dQ_i = scale Σ_k ds k_k    dK_k = scale Σ_i ds q_i    dV_k = Σ_i p_ik d_out_i
-///             dsink_h = −Σ_i p_i,sink D_i
+///             dsink_h = −Σ_i p_i,sink D_i    dθ = Σ dt · ∂t/∂θ for numbers θ of the score
 /// Shapes    out, d_out (B, Lq, Hq, Dv)  d_log_sum_exp (B, Hq, Lq), null data for 0  query, key, value as q, k, v
 ///           sink (Hq), null if not wanted; it is overwritten
 /// Numerics  a hidden pair, and so a row that sees nothing, contributes exactly nothing, whatever stands in d_out; a
 ///           NaN in a visible pair propagates
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
-template <class T, class Source, class M, class S> struct AttendBackwardCall {
+template <class T, class Source, class M, class S, class Wanted = NoScoreGradients> struct AttendBackwardCall {
   using Scalar = T;
 
   AttendCall<T, Source, M, S> forward;  ///< without its out, log_sum_exp and states
@@ -144,6 +154,7 @@ template <class T, class Source, class M, class S> struct AttendBackwardCall {
   GradientTo<T> query, key, value;
   LongSum<Accumulator<T>>* sink = nullptr;
   const Index* key_offsets = nullptr;  ///< of a ragged batch
+  ScoreGradientsTo<Accumulator<T>> score{};
 
   /// Row i of sequence b of out or d_out (Dv).
   constexpr const T* row(const TensorView<const T, 4>& v, Index b, Index i, Index h) const {

@@ -10,6 +10,19 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+namespace detail {
+
+/// x · y, and 0 if either is 0: what does not depend on a variable has the derivative 0 where it is infinite too, as
+/// behind a bias of −∞.
+template <class T> MHA_HOST_DEVICE MHA_ALWAYS_INLINE constexpr T slope_times(const T& x, const T& y) {
+  if constexpr (Arithmetic<T>)
+    return choose((x == T(0)) | (y == T(0)), T(0), x * y);
+  else
+    return x * y;  // of dual numbers, whose == compares the values alone
+}
+
+}  // namespace detail
+
 /// A value and its derivatives with respect to N variables: evaluating a score on duals differentiates it.
 ///
 /// Numbers convert to a Dual with zero derivatives; a Dual never converts back, because that would lose them silently.
@@ -32,7 +45,7 @@ template <class T, int N = 1> struct Dual {
   /// f(x) from f's value and slope at x.
   MHA_HOST_DEVICE constexpr Dual chain(T f, T slope) const {
     Dual r(f);
-    for (int i = 0; i < N; ++i) r.derivative[i] = slope * derivative[i];
+    for (int i = 0; i < N; ++i) r.derivative[i] = detail::slope_times(slope, derivative[i]);
     return r;
   }
 
@@ -49,18 +62,39 @@ template <class T, int N = 1> struct Dual {
   }
   friend MHA_HOST_DEVICE constexpr Dual operator*(const Dual& a, const Dual& b) {
     Dual r(a.value * b.value);
-    for (int i = 0; i < N; ++i) r.derivative[i] = a.derivative[i] * b.value + a.value * b.derivative[i];
+    for (int i = 0; i < N; ++i)
+      r.derivative[i] = detail::slope_times(a.derivative[i], b.value) + detail::slope_times(a.value, b.derivative[i]);
     return r;
   }
   friend MHA_HOST_DEVICE constexpr Dual operator/(const Dual& a, const Dual& b) {
     Dual r(a.value / b.value);
-    for (int i = 0; i < N; ++i) r.derivative[i] = (a.derivative[i] - r.value * b.derivative[i]) / b.value;
+    for (int i = 0; i < N; ++i)
+      r.derivative[i] = (a.derivative[i] - detail::slope_times(r.value, b.derivative[i])) / b.value;
+    return r;
+  }
+  // With a number, whose derivative is not multiplied.
+  template <Arithmetic A> friend MHA_HOST_DEVICE constexpr Dual operator*(const Dual& a, A b) {
+    return a.scaled(static_cast<T>(b));
+  }
+  template <Arithmetic A> friend MHA_HOST_DEVICE constexpr Dual operator*(A a, const Dual& b) {
+    return b.scaled(static_cast<T>(a));
+  }
+  template <Arithmetic A> friend MHA_HOST_DEVICE constexpr Dual operator/(const Dual& a, A b) {
+    Dual r(a.value / static_cast<T>(b));
+    for (int i = 0; i < N; ++i) r.derivative[i] = a.derivative[i] / static_cast<T>(b);
     return r;
   }
   MHA_HOST_DEVICE constexpr Dual& operator+=(const Dual& b) { return *this = *this + b; }
   MHA_HOST_DEVICE constexpr Dual& operator-=(const Dual& b) { return *this = *this - b; }
   MHA_HOST_DEVICE constexpr Dual& operator*=(const Dual& b) { return *this = *this * b; }
   MHA_HOST_DEVICE constexpr Dual& operator/=(const Dual& b) { return *this = *this / b; }
+
+  /// c times this.
+  MHA_HOST_DEVICE constexpr Dual scaled(const T& c) const {
+    Dual r(value * c);
+    for (int i = 0; i < N; ++i) r.derivative[i] = derivative[i] * c;
+    return r;
+  }
 
   friend MHA_HOST_DEVICE constexpr bool operator==(const Dual& a, const Dual& b) { return a.value == b.value; }
   friend MHA_HOST_DEVICE constexpr bool operator<(const Dual& a, const Dual& b) { return a.value < b.value; }

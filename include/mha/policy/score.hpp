@@ -17,14 +17,19 @@ namespace mha::inline MHA_NAMESPACE {
 ///   prepared(const CallShape&) const   as for masks: checks its data, takes what it needs from the call
 ///   at_head(Index b, Index h) const    a score for that head, so that what depends on the head is computed once
 ///   with_data(f) const                 as for masks
+///   T derivative(T s, T t, Index b, Index h, Index q, Index k) const   ∂t/∂s at s, where the score is t
 ///   static constexpr bool additive     true: the result is s plus what does not depend on s, so its derivative is 1
 ///   static constexpr bool borrows      points at memory of somebody else
 ///   static constexpr const char* name  what explain() calls it
 ///
+/// A score that is a class template over its scalar and has members of that scalar alone is trained:
+/// attention_backward() gives their gradients as a score of the same type, unless it has
+///   static constexpr bool trainable = false
+///
 /// A whole score, in the user's own code:
-///   struct Distance {
-///     float slope;
-///     template <class T> T operator()(T s, int, int, int q, int k) const {
+///   template <class T = float> struct Distance {
+///     T slope;
+///     template <class S> auto operator()(S s, int, int, int q, int k) const {
 ///       return s - slope * float(mha::abs(q - k));
 ///     }
 ///   };
@@ -44,6 +49,12 @@ template <class S> struct ScoreInPlace {
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
     return static_cast<T>((*score)(s, b, h, q, k));
   }
+  template <class T>
+  MHA_HOST_DEVICE constexpr T derivative(T s, T t, Index b, Index h, Index q, Index k) const requires
+      requires(const S& own) {
+    own.derivative(s, t, b, h, q, k);
+  }
+  { return static_cast<T>(score->derivative(s, t, b, h, q, k)); }
 };
 
 /// The score as it is for one sequence and head, cheap to copy; the score itself must outlive it.

@@ -10,7 +10,8 @@
 #include "head_backward.hpp"
 
 /// Who computes which part of a backward pass. Every sum has one order, whatever the threads: dQ by ascending keys, dK
-/// and dV of a query head by ascending queries, those of a group by ascending head, the sink's by batch and query.
+/// and dV of a query head by ascending queries, those of a group by ascending head, the sink's by batch and query,
+/// those of a table of the score by batch, head, and pieces, of which those of one wave share no element.
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 /// A call's heads and the memory of those that are computed at once.
@@ -35,16 +36,36 @@ template <class T> class BackwardHeads {
                (3. * f_.head_dim + 2. * f_.value_dim) >=
            enough_flop;
   }
+  /// Heads, counted over all sequences, that may be computed at once: those that share a table come one after another.
+  Index at_once() const {
+    const Index all = f_.shape.batch * f_.shape.heads;
+    Index n = all;
+    for (int j = 0; j < call_.score_gradient.tables(); ++j) {
+      const PairTable<A, double>& table = call_.call.score.tables[j];
+      if (table.elements != nullptr) continue;
+      if (f_.shape.heads > 1 && table.stride[1] == 0)
+        n = 1;
+      else if (f_.shape.batch > 1 && table.stride[0] == 0)
+        n = std::min(n, f_.shape.heads);
+    }
+    return n;
+  }
+  /// Tasks that share nothing.
+  std::int64_t tasks() const {
+    const Index n = at_once(), all = f_.shape.batch * f_.shape.heads;
+    return n == all ? key_heads() : n == f_.shape.heads ? f_.kv_heads : 1;
+  }
   const BackwardTiling& tiling() const { return tiling_; }
   Index queries() const { return f_.shape.queries; }
   Index keys() const { return f_.shape.keys; }
 
   HeadMemory<A> memory(Workspace::Frame& frame) const {
     return HeadMemory<A>(frame, tiling_, f_.shape.queries, f_.shape.keys, f_.head_dim, f_.value_dim,
-                         call_.log_sum_exp_apart());
+                         call_.log_sum_exp_apart(), call_.score_gradient.padded_slots());
   }
   BackwardScratch<A> scratch(Workspace::Frame& frame) const {
-    return BackwardScratch<A>(frame, tiling_.lanes, call_.log_sum_exp_apart());
+    return BackwardScratch<A>(frame, tiling_.lanes, call_.log_sum_exp_apart(), call_.score_gradient.evaluates(),
+                              call_.score_gradient.tables());
   }
   /// Query head i of key/value head g, counted over all sequences.
   HeadBackward<T> head(std::int64_t g, Index i, const HeadMemory<A>& memory) const {
@@ -76,11 +97,12 @@ void whole_group(const BackwardHeads<T>& heads, std::int64_t g, const HeadMemory
     for (Index t = 0; t < head.tiles(); ++t) head.store_queries(t);
     for (Index m = 0; i > 0 && m < head.key_pieces(); ++m) sums.add_keys(m, other);
     sinks[i] = head.sink();
+    head.store_slots();
   }
   for (Index m = 0; m < sums.key_pieces(); ++m) sums.store_keys(m);
 }
 
-/// Every key/value head a task.
+/// Every key/value head a task, or those of all sequences.
 template <class T, class Threads>
 void backward_by_groups(const BackwardHeads<T>& heads, bool alone, Workspace::Frame& frame, const Threads& threads,
                         double* sinks) {
@@ -93,13 +115,16 @@ void backward_by_groups(const BackwardHeads<T>& heads, bool alone, Workspace::Fr
     memory[2 * w + 1] = heads.group() > 1 ? heads.memory(frame) : memory[2 * w];
     scratch[w] = heads.scratch(frame);
   }
-  run_tasks(alone, threads, static_cast<Index>(heads.key_heads()), [&](Index g, Index worker) MHA_NO_INLINE {
-    whole_group(heads, g, memory[2 * worker], memory[2 * worker + 1], scratch[worker],
-                sinks + std::ptrdiff_t{g} * heads.group());
+  const auto tasks = static_cast<Index>(heads.tasks()), all = static_cast<Index>(heads.key_heads());
+  run_tasks(alone, threads, tasks, [&](Index first, Index worker) MHA_NO_INLINE {
+    for (Index g = first; g < all; g += tasks)
+      whole_group(heads, g, memory[2 * worker], memory[2 * worker + 1], scratch[worker],
+                  sinks + std::ptrdiff_t{g} * heads.group());
   });
 }
 
-/// All heads at once, wave by wave: pieces (n, m) of n + m = w touch different queries and different keys.
+/// All heads at once, or as many as may be, wave by wave: pieces (n, m) of n + m = w touch different queries and
+/// different keys.
 template <class T, class Threads>
 void backward_in_waves(const BackwardHeads<T>& heads, Workspace::Frame& frame, const Threads& threads, double* sinks) {
   using A = Accumulator<T>;
@@ -122,14 +147,16 @@ void backward_in_waves(const BackwardHeads<T>& heads, Workspace::Frame& frame, c
       h.prepare_keys(i - tiles);
     }
   });
-  for (Index wave = 0; wave < rows + columns - 1; ++wave) {
-    const Index first = std::max<Index>(0, wave - columns + 1), n = std::min(rows, wave + 1) - first;
-    threads.run(count * n, [&](Index task, Index worker) MHA_NO_INLINE {
-      const auto h = head(task / n);
-      const Index row = first + task % n, column = wave - row;
-      if (row < h.query_pieces() && column < h.key_pieces()) h.piece(row, column, scratch[worker]);
-    });
-  }
+  const Index at_once = heads.at_once();
+  for (Index from = 0; from < count; from += at_once)
+    for (Index wave = 0; wave < rows + columns - 1; ++wave) {
+      const Index first = std::max<Index>(0, wave - columns + 1), n = std::min(rows, wave + 1) - first;
+      threads.run(at_once * n, [&](Index task, Index worker) MHA_NO_INLINE {
+        const auto h = head(from + task / n);
+        const Index row = first + task % n, column = wave - row;
+        if (row < h.query_pieces() && column < h.key_pieces()) h.piece(row, column, scratch[worker]);
+      });
+    }
   threads.run(count * tiles + groups * columns, [&](Index task, Index) MHA_NO_INLINE {
     if (task < count * tiles) {
       const auto h = head(task / tiles);
@@ -142,7 +169,10 @@ void backward_in_waves(const BackwardHeads<T>& heads, Workspace::Frame& frame, c
     for (Index i = 1; i < group; ++i) sums.add_keys(m, memory[g * group + i]);
     sums.store_keys(m);
   });
-  for (Index i = 0; i < count; ++i) sinks[i] = head(i).sink();
+  for (Index i = 0; i < count; ++i) {
+    sinks[i] = head(i).sink();
+    head(i).store_slots();
+  }
 }
 
 /// The backward pass; pieces of a head are shared among the workers where there are fewer key/value heads than those.
@@ -158,7 +188,7 @@ void attend_backward(const AnyBackwardCall<T>& call, IsaLevel level, Workspace& 
   double* const sinks = frame.template take<double>(count);
   const Index workers = threads.workers();
   const bool alone = workers == 1 || !heads.is_large();
-  if (alone || heads.key_heads() >= workers)
+  if (alone || heads.tasks() >= workers)
     backward_by_groups(heads, alone, frame, threads, sinks);
   else
     backward_in_waves(heads, frame, threads, sinks);

@@ -89,8 +89,8 @@ template <Executor Threads> class CpuWith {
   }
 
   /// Gradients; the same bits for any number of threads.
-  template <class T, class Source, class M, class S>
-  void attend_backward(const AttendBackwardCall<T, Source, M, S>& call, Workspace& workspace) const {
+  template <class T, class Source, class M, class S, class Wanted>
+  void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
       const IsaLevel level = current_isa();
       detail::cpu::attend_backward(detail::cpu::AnyBackwardCall<T>(call, level), level, workspace, threads_);

@@ -10,6 +10,7 @@
 #include "../backward.hpp"
 #include "../simd/backward_kernels.hpp"
 #include "../simd/score_derivative.hpp"
+#include "../simd/score_gradient.hpp"
 #include "../simd/tile_policies.hpp"
 #include "../simd/transpose.hpp"
 #include "../simd/widen.hpp"
@@ -22,10 +23,11 @@ template <class T> struct AnyBackwardCall {
   using A = Accumulator<T>;
   AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<A>, simd::AnyScore<A>> call;
   simd::AnyScoreDerivative<A> derivative;
+  simd::AnyScoreGradient<A> score_gradient;
 
   /// The call must outlive this.
-  template <class Source, class M, class S>
-  AnyBackwardCall(const AttendBackwardCall<T, Source, M, S>& c, IsaLevel level)
+  template <class Source, class M, class S, class Wanted>
+  AnyBackwardCall(const AttendBackwardCall<T, Source, M, S, Wanted>& c, IsaLevel level)
       : call{simd::any_call(c.forward, level),
              c.out,
              c.d_out,
@@ -36,8 +38,10 @@ template <class T> struct AnyBackwardCall {
              c.key,
              c.value,
              c.sink,
-             c.key_offsets},
-        derivative(c.forward.score, level) {}
+             c.key_offsets,
+             c.score},
+        derivative(c.forward.score, level),
+        score_gradient(Wanted{}, c.forward.score, level) {}
 
   /// Whether the log-sum-exp's gradient needs weights without the sink: those with a large sink underflow.
   bool log_sum_exp_apart() const { return call.forward.sink.size > 0 && call.d_log_sum_exp.data != nullptr; }
@@ -62,6 +66,7 @@ template <class T> class HeadBackward {
       : call_(call.call),
         f_(call.call.forward),
         derivative_(call.derivative),
+        score_gradient_(call.score_gradient),
         level_(level),
         kernels_(kernels),
         tiling_(tiling),
@@ -72,6 +77,7 @@ template <class T> class HeadBackward {
         keys_(f_.keys(b)),
         tiles_(tiling.tiles(queries_)),
         wants_dots_(call_.query.wanted() || call_.key.wanted()),
+        wants_ds_(wants_dots_ || score_gradient_.exists()),
         log_sum_exp_apart_(call.log_sum_exp_apart()),
         logits_are_dots_(!f_.score.exists && f_.scale > A(0) && f_.scale <= A(1)),
         slope_(logits_are_dots_ ? f_.scale * log2e : log2e) {}
@@ -84,6 +90,15 @@ template <class T> class HeadBackward {
     double sum = 0;
     for (Index t = 0; t < tiles_; ++t) sum += at_.sink[t];
     return sum;
+  }
+
+  /// What the head adds to the gradients of the score's slots, to where the call has them.
+  void store_slots() const {
+    double* const to = call_.score.slots + (std::ptrdiff_t{b_} * f_.shape.heads + h_) * score_gradient_.slots();
+    for (int j = 0; j < score_gradient_.slots(); ++j) {
+      to[j] = 0;
+      for (Index t = 0; t < tiles_; ++t) to[j] += at_.slots[std::ptrdiff_t{t} * score_gradient_.padded_slots() + j];
+    }
   }
 
   /// The operands of tile t.
@@ -102,6 +117,7 @@ template <class T> class HeadBackward {
       pack_row(call_.row(call_.d_out, b_, first + i, h_), call_.d_out.stride[3], f_.value_dim, tiling_.value_dim,
                to[1]);
     }
+    std::fill_n(slots_of(t), score_gradient_.padded_slots(), 0.);
     prepare_states(first, count, d_out);
     at_.sink[t] = sink_of(first, count);
     close_states(first, count);
@@ -376,7 +392,8 @@ template <class T> class HeadBackward {
     const std::ptrdiff_t at = std::ptrdiff_t{before} * block + std::ptrdiff_t{keys.begin - in.first} * lanes + from;
     A *const p = scratch.p + at, *const ds = scratch.ds + at, *const visible = scratch.visible + at;
     const A* const k = rows(at_.k, keys.begin, tiling_.query_dim);
-    const A* const derivative = derivative_.exists() && wants_dots_ ? scratch.derivative + at : nullptr;
+    const bool evaluates = score_gradient_.evaluates();
+    const A* const derivative = derivative_.exists() && wants_dots_ && !evaluates ? scratch.derivative + at : nullptr;
     const simd::TileQueries of = tile_queries(t, from, to - from);
     for (Index i = keys.begin - in.first; i < keys.end - in.first; ++i) {
       scratch.first[i] = std::min(scratch.first[i], before + from);
@@ -394,27 +411,33 @@ template <class T> class HeadBackward {
                             {}});
     if (derivative != nullptr)
       derivative_.apply(of, p, lanes, to - from, f_.scale, keys.begin, n, scratch.derivative + at);
+    const std::ptrdiff_t apart = std::ptrdiff_t{keys.begin - in.first} * lanes + from;  // in memory of one tile
+    if (evaluates)
+      for (Index i = 0; i < n; ++i)
+        std::copy_n(p + std::ptrdiff_t{i} * lanes, to - from, scratch.dots + apart + std::ptrdiff_t{i} * lanes);
     if (!logits_are_dots_) f_.score.apply(of, p, lanes, f_.scale, keys.begin, keys.end);
     f_.mask.hide(of, p, lanes, keys, kernels_.tile.rows);
     if (in.guarded)
       for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * lanes; ++i)
         visible[i] = p[i] == -std::numeric_limits<A>::infinity() ? A(0) : A(1);
-    kernels_.scores[which]({rows(at_.v, keys.begin, tiling_.value_dim),
-                            tiling_.value_dim,
-                            rows(at_.d_out_lanes, t * lanes, f_.value_dim) + from,
-                            lanes,
-                            ds,
-                            lanes,
-                            n,
-                            f_.value_dim,
-                            false,
-                            {}});
-    if (log_sum_exp_apart_ && wants_dots_) log_sum_exp_gradient(p, derivative, n, to - from, row, scratch);
-    kernels_.weight_gradient(p, ds, derivative, n, lanes, to - from,
+    if (wants_ds_)
+      kernels_.scores[which]({rows(at_.v, keys.begin, tiling_.value_dim),
+                              tiling_.value_dim,
+                              rows(at_.d_out_lanes, t * lanes, f_.value_dim) + from,
+                              lanes,
+                              ds,
+                              lanes,
+                              n,
+                              f_.value_dim,
+                              false,
+                              {}});
+    if (log_sum_exp_apart_ && wants_ds_) log_sum_exp_gradient(p, derivative, n, to - from, row, scratch);
+    kernels_.weight_gradient(p, wants_ds_ ? ds : nullptr, derivative, n, lanes, to - from,
                              {at_.level + row, at_.log2_sum + row, at_.delta + row}, slope_);
-    if (log_sum_exp_apart_ && wants_dots_)
+    if (log_sum_exp_apart_ && wants_ds_)
       for (Index i = 0; i < n; ++i)
         kernels_.add_rows(scratch.own_ds + std::ptrdiff_t{i} * lanes, to - from, ds + std::ptrdiff_t{i} * lanes);
+    if (score_gradient_.exists()) score_gradients(t, of, ds, to - from, keys, apart, scratch);
     if (!call_.query.wanted()) return;
     A* const dq = rows(at_.dq, t * lanes, f_.head_dim) + from;
     if (in.guarded)
@@ -422,6 +445,26 @@ template <class T> class HeadBackward {
     else
       kernels_.query_gradient[which](k, tiling_.query_dim, n, ds, lanes, f_.head_dim, dq);
   }
+
+  /// What `count` lanes of tile t and some keys, with dt in ds, add to the gradients of the score's own numbers; dt ←
+  /// ds. In memory of one tile these pairs are at `apart`.
+  MHA_NO_INLINE void score_gradients(Index t, const simd::TileQueries& of, A* ds, Index count,
+                                     const simd::KeyRange& keys, std::ptrdiff_t apart,
+                                     const BackwardScratch<A>& scratch) const {
+    const Index lanes = tiling_.lanes, n = keys.end - keys.begin;
+    if (score_gradient_.evaluates())
+      score_gradient_.apply(of, scratch.dots + apart, ds, lanes, count, f_.scale, keys.begin, n, wants_dots_,
+                            slots_of(t), scratch.tables, apart);
+    for (int j = 0; j < score_gradient_.tables(); ++j) {
+      const PairTable<A, double>& table = call_.score.tables[j];
+      const A* const from = score_gradient_.evaluates() ? scratch.tables[j] + apart : ds;
+      for (Index i = 0; i < of.count; ++i) {
+        std::ptrdiff_t at = table.at(b_, h_, of.begin + i, keys.begin);
+        for (Index k = 0; k < n; ++k, at += table.stride[3]) table.add(at, from[std::ptrdiff_t{k} * lanes + i]);
+      }
+    }
+  }
+  double* slots_of(Index t) const { return at_.slots + std::ptrdiff_t{t} * score_gradient_.padded_slots(); }
 
   /// scratch.own_ds ← what n keys of `count` lanes, with logits s, add to dS through the log-sum-exp.
   void log_sum_exp_gradient(const A* s, const A* derivative, Index n, Index count, Index row,
@@ -444,12 +487,13 @@ template <class T> class HeadBackward {
   const AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<A>, simd::AnyScore<A>>& call_;
   const simd::AnyCall<T>& f_;
   const simd::AnyScoreDerivative<A>& derivative_;
+  const simd::AnyScoreGradient<A>& score_gradient_;
   const IsaLevel level_;
   const simd::BackwardKernels<A>& kernels_;
   const BackwardTiling& tiling_;
   const HeadMemory<A>& at_;
   const Index b_, h_, queries_, keys_, tiles_;
-  const bool wants_dots_, log_sum_exp_apart_, logits_are_dots_;
+  const bool wants_dots_, wants_ds_, log_sum_exp_apart_, logits_are_dots_;
   const A slope_;
 };
 

@@ -37,9 +37,12 @@ struct BackwardTiling {
 template <class A> struct BackwardScratch {
   A *p, *ds, *visible, *derivative, *ones;
   A *own_p = nullptr, *own_ds = nullptr;  ///< of the log-sum-exp's gradient where it is computed apart
+  A* dots = nullptr;                      ///< of the score's gradients, where it has any: of one tile
+  A** tables = nullptr;                   ///< the same, of each of its tables
   Index *first, *last;                    ///< of each key, the queries that may see it
 
-  BackwardScratch(Workspace::Frame& frame, Index lanes, bool log_sum_exp_apart = false) {
+  BackwardScratch(Workspace::Frame& frame, Index lanes, bool log_sum_exp_apart = false, bool score_gradient = false,
+                  int score_tables = 0) {
     const std::size_t size =
         static_cast<std::size_t>(BackwardTiling::block * BackwardTiling::together) * static_cast<std::size_t>(lanes);
     p = frame.take<A>(size);
@@ -50,6 +53,11 @@ template <class A> struct BackwardScratch {
     if (log_sum_exp_apart) {
       own_p = frame.take<A>(size / BackwardTiling::together);
       own_ds = frame.take<A>(size / BackwardTiling::together);
+    }
+    if (score_gradient) {
+      dots = frame.take<A>(size / BackwardTiling::together);
+      tables = frame.take<A*>(static_cast<std::size_t>(score_tables));
+      for (int j = 0; j < score_tables; ++j) tables[j] = frame.take<A>(size / BackwardTiling::together);
     }
     std::fill_n(ones, lanes, A(1));
     first = frame.take<Index>(std::size_t{BackwardTiling::block});
@@ -67,11 +75,12 @@ template <class A> struct HeadMemory {
   /// (tiles · lanes): log2 of the sum without the sink, and minus the log-sum-exp's gradient, if that is computed
   /// apart.
   A *own_log2_sum = nullptr, *own_delta = nullptr;
-  double* sink;  ///< (tiles): what each adds to the gradient of the sink
-  bool* finite;  ///< of each tile's queries, then of each piece of keys
+  double* sink;             ///< (tiles): what each adds to the gradient of the sink
+  double* slots = nullptr;  ///< (tiles, padded slots): what each adds to the gradients of the score's slots
+  bool* finite;             ///< of each tile's queries, then of each piece of keys
 
   HeadMemory(Workspace::Frame& frame, const BackwardTiling& tiling, Index queries, Index keys, Index head_dim,
-             Index v_dim, bool log_sum_exp_apart = false) {
+             Index v_dim, bool log_sum_exp_apart = false, int padded_slots = 0) {
     const auto take = [&](Index rows, Index columns) {
       return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
     };
@@ -93,6 +102,8 @@ template <class A> struct HeadMemory {
       own_delta = take(rows, 1);
     }
     sink = frame.take<double>(static_cast<std::size_t>(tiles));
+    if (padded_slots > 0)
+      slots = frame.take<double>(static_cast<std::size_t>(tiles) * static_cast<std::size_t>(padded_slots));
     finite =
         frame.take<bool>(static_cast<std::size_t>(tiles) + static_cast<std::size_t>(BackwardTiling::key_pieces(keys)));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -22,9 +23,32 @@ A dot(const A& zero, Index n, const auto* a, std::ptrdiff_t a_stride, const auto
   return sum;
 }
 
+/// The gradients of the score's own numbers += those of one pair, as many variables at a time as a dual number has.
+template <class Wanted, class T, class Call>
+void add_score_gradients(const Call& call, Index b, Index h, Index q, Index k, const Accumulator<T>& logit,
+                         const Accumulator<T>& d_t) {
+  using A = Accumulator<T>;
+  using Head = decltype(at_head(call.forward.score, b, h));
+  constexpr int slots = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count(), most = 8;
+  if constexpr (slots + tables > 0) {
+    const Head score = at_head(call.forward.score, b, h);
+    for (int from = 0; from < slots + tables; from += most) {
+      using D = Dual<A, 1 + most>;
+      const D t = lifted<Wanted, D>(score, 1 - from, 1 + slots - from)(D::variable(logit), b, h, q, k);
+      for (int i = from; i < std::min(from + most, slots + tables); ++i) {
+        const A by = slope_times(d_t, t.derivative[1 + i - from]);
+        if (i < slots)
+          call.score.slots[(std::ptrdiff_t{b} * call.forward.shape.heads + h) * slots + i] += LongSum<A>(by);
+        else
+          call.score.tables[i - slots].add(call.score.tables[i - slots].at(b, h, q, k), by);
+      }
+    }
+  }
+}
+
 /// Row i of head h: dQ is stored, and what it adds to dK, dV and the sink is added.
-template <class T, class Source, class M, class S>
-void backward_row(const AttendBackwardCall<T, Source, M, S>& call, Index b, Index h, Index i,
+template <class T, class Source, class M, class S, class Wanted>
+void backward_row(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Index b, Index h, Index i,
                   HeadSums<Accumulator<T>>& sums) {
   using A = Accumulator<T>;
   using mha::exp;
@@ -54,7 +78,9 @@ void backward_row(const AttendBackwardCall<T, Source, M, S>& call, Index b, Inde
       const A above = exp(t - level), weight = above / denominator;
       A d_t = weight * (dot(A(0), f.value_dim, d_out, d_step, at.value, 1) - slope);
       if (call.d_log_sum_exp.data != nullptr) d_t += of_log_sum_exp * (above / sum);
-      const A d_s = d_t * differentiate(f.score, s, b, h, position, k).derivative[0] * f.scale;
+      add_score_gradients<Wanted, T>(call, b, h, position, k, s, d_t);
+      const auto lifted_score = lifted<NoScoreGradients, Dual<A>>(at_head(f.score, b, h), 0, 0);
+      const A d_s = d_t * lifted_score(Dual<A>::variable(s), b, h, position, k).derivative[0] * f.scale;
       for (Index d = 0; d < f.head_dim; ++d) {
         d_query[static_cast<std::size_t>(d)] += d_s * A(at.key[d]);
         sums.key[static_cast<std::size_t>(std::ptrdiff_t{k} * f.head_dim + d)] += d_s * A(query[d * q_step]);
@@ -68,8 +94,8 @@ void backward_row(const AttendBackwardCall<T, Source, M, S>& call, Index b, Inde
       call.query.put(call.query_row(b, i, h), d, d_query[static_cast<std::size_t>(d)]);
 }
 
-template <class T, class Source, class M, class S>
-void attend_backward(const AttendBackwardCall<T, Source, M, S>& call) {
+template <class T, class Source, class M, class S, class Wanted>
+void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call) {
   using A = Accumulator<T>;
   const AttendCall<T, Source, M, S>& f = call.forward;
   if (call.sink != nullptr)

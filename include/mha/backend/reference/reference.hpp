@@ -74,8 +74,8 @@ struct Reference {
   }
 
   /// Gradients of the call, from the states that attend() has left.
-  template <class T, class Source, class M, class S>
-  void attend_backward(const AttendBackwardCall<T, Source, M, S>& call, Workspace&) const {
+  template <class T, class Source, class M, class S, class Wanted>
+  void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace&) const {
     detail::reference::attend_backward(call);
   }
 

@@ -22,7 +22,7 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 template <class A> struct BackwardRows { const A *level, *log2_sum, *delta; };
 
 /// s ← P = 2^((s − level) · slope − log2 sum), dp ← dS = P · (dp − delta) · ∂t/∂s; both 0 where s is −∞. `derivative`
-/// may be null.
+/// may be null; without dp there is only P.
 ///
 /// Shapes    s, dp, derivative (n, count), rows `lanes` apart
 template <class A> struct WeightGradientBody {
@@ -42,12 +42,14 @@ template <class A> struct WeightGradientBody {
         const std::ptrdiff_t at = std::ptrdiff_t{k} * lanes + lane;
         V x, p, d;
         load(x, s + at);
-        load(d, dp + at);
         p = (x - level) * slope;
         round_here(p);
         p = p - log2_sum;
         exp2_in_place<A, Isa>(p);
         p = x == hidden ? zero : p;
+        store(s + at, p);
+        if (dp == nullptr) continue;
+        load(d, dp + at);
         d = p * (d - delta);
         if (derivative != nullptr) {
           V by;
@@ -55,7 +57,6 @@ template <class A> struct WeightGradientBody {
           d = d * by;
         }
         d = x == hidden ? zero : d;
-        store(s + at, p);
         store(dp + at, d);
       }
     }

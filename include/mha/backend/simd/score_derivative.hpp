@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "../../core/dual.hpp"
-#include "../../policy/score.hpp"
+#include "../../policy/score_gradient.hpp"
 #include "isa.hpp"
 #include "tile_policies.hpp"
 #include "vector.hpp"
@@ -30,7 +30,7 @@ template <class A> struct DerivativePatch {
 template <class A, class S> struct ScoreDerivativeBody {
   template <class Isa> MHA_FLATTEN static void run(DerivativePatch<A> p) {
     constexpr int W = Vector<A, Isa>::width;
-    LocalPolicy<S> score = *static_cast<const S*>(p.score);
+    const auto score = lifted<NoScoreGradients, Dual<A>>(*static_cast<const S*>(p.score), 0, 0);
     for (Index r = 0; r < p.rows; ++r) {
       const Index k = p.k + r;
       alignas(64) A dots[std::size_t{W}];
@@ -39,7 +39,7 @@ template <class A, class S> struct ScoreDerivativeBody {
       load(x, p.dots + r * p.stride);
       store(+dots, x);
       for (int i = 0; i < W; ++i)
-        derivatives[i] = differentiate(score, A(p.scale * dots[i]), p.b, p.h, p.q[i], k).derivative[0];
+        derivatives[i] = score(Dual<A>::variable(A(p.scale * dots[i])), p.b, p.h, p.q[i], k).derivative[0];
       load(x, +derivatives);
       store(p.to + r * p.stride, x);
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+
 #include "../../core/check.hpp"
 #include "../score.hpp"
 
@@ -24,6 +26,20 @@ struct SoftCap {
     return cap.value * tanh(s / cap.value);
 #endif
   }
+
+  // Its cap is trained.
+  static constexpr bool trained = true;
+  static constexpr int parameters = 1;
+  template <class D> struct Shifted {
+    static constexpr Role role = Role::score;
+    D cap;
+    MHA_HOST_DEVICE D operator()(const D& s, Index, Index, Index, Index) const { return cap * mha::tanh(s / cap); }
+  };
+  template <class D> Shifted<D> shifted(const std::array<D, 1>& by) const { return {by[0] + cap.value}; }
+  template <class Sums> SoftCap gradient(const Sums& sums, int& slot, int&) const {
+    return {static_cast<float>(sums.of(slot++))};
+  }
+
   SoftCap prepared(const CallShape&) const {
     detail::require_positive("SoftCap", "cap", static_cast<double>(cap.value));
     return *this;

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+
+#include "score.hpp"
+#include "score/additive_bias.hpp"
+
+/// What of a score has a gradient of its own, and the score as a function of those variables.
+namespace mha::inline MHA_NAMESPACE {
+
+/// Which gradients of a score a backward pass computes, as a type: none.
+struct NoScoreGradients {
+  static constexpr bool bias = false, parameters = false;
+};
+
+namespace detail {
+
+template <bool Bias, bool Parameters> struct WantedScoreGradients {
+  static constexpr bool bias = Bias, parameters = Parameters;
+};
+
+/// F<X> for a floating-point X.
+template <class S> struct ScoreTemplate { static constexpr bool exists = false; };
+template <template <class> class F, std::floating_point X> struct ScoreTemplate<F<X>> {
+  static constexpr bool exists = true;
+  using Scalar = X;
+  template <class U> using On = F<U>;
+};
+
+template <class S> constexpr bool declines_training() {
+  if constexpr (requires { S::trainable; }) return !S::trainable;
+  return Borrows<S>;
+}
+
+/// A score whose members are to be trained: a class template over its scalar that does not decline.
+template <class S> constexpr bool asks_training() {
+  if constexpr (ScoreTemplate<S>::exists && !std::is_empty_v<S>) return !declines_training<S>();
+  return false;
+}
+
+/// All members of a score that asks for training have its scalar: its size is a multiple of the scalar's, whatever that
+/// is.
+template <class S> constexpr bool has_scalars_only() {
+  using Template = ScoreTemplate<S>;
+  using X = typename Template::Scalar;
+  using Twice = typename Template::template On<Dual<X, 1>>;
+  using Thrice = typename Template::template On<Dual<X, 2>>;
+  return std::is_trivially_copyable_v<S> && std::is_trivially_copyable_v<Twice> && sizeof(S) % sizeof(X) == 0 &&
+         sizeof(Twice) == 2 * sizeof(S) && sizeof(Thrice) == 3 * sizeof(S);
+}
+
+template <class S> constexpr bool is_trained_template() {
+  if constexpr (asks_training<S>()) return has_scalars_only<S>();
+  return false;
+}
+
+/// A score of the library's own with numbers that are trained: parameters of them, and shifted(by), the score with each
+/// of them changed by a dual number.
+template <class S>
+concept HasParameters = requires {
+  { S::parameters } -> std::convertible_to<int>;
+};
+
+/// A score of the library's own that tells its gradients from the sums of its slots.
+template <class S>
+concept LibraryTrained = requires {
+  requires S::trained;
+};
+
+template <class S> constexpr bool is_bias = false;
+template <class B> constexpr bool is_bias<AdditiveBias<B>> = true;
+template <class S> constexpr bool is_chain = false;
+template <class A, class B> constexpr bool is_chain<Chain<A, B>> = true;
+
+/// Numbers of a score, as it is for one head, whose gradients are sums over all pairs.
+template <class Wanted, class S> struct Slots {
+  static constexpr int count() {
+    if constexpr (!Wanted::parameters)
+      return 0;
+    else if constexpr (HasParameters<S>)
+      return S::parameters;
+    else if constexpr (is_trained_template<S>())
+      return static_cast<int>(sizeof(S) / sizeof(typename ScoreTemplate<S>::Scalar));
+    else
+      return 0;
+  }
+};
+template <class Wanted, class A, class B> struct Slots<Wanted, Chain<A, B>> {
+  static constexpr int count() { return Slots<Wanted, A>::count() + Slots<Wanted, B>::count(); }
+};
+
+/// A score of the library's own that adds an element of a table, of which each pair has one.
+template <class S>
+concept AddsTable = is_bias<S> || requires {
+  requires S::adds_table;
+};
+
+/// Tables of a score, as it is for one head, that are added to the logits and have gradients.
+template <class Wanted, class S> struct Tables {
+  static constexpr int count() {
+    if constexpr (is_bias<S>)
+      return Wanted::bias ? 1 : 0;
+    else
+      return AddsTable<S> && Wanted::parameters ? 1 : 0;
+  }
+};
+template <class Wanted, class A, class B> struct Tables<Wanted, Chain<A, B>> {
+  static constexpr int count() { return Tables<Wanted, A>::count() + Tables<Wanted, B>::count(); }
+};
+
+template <class S>
+concept HasOwnDerivative = requires(const S& s, float x, Index i) {
+  s.derivative(x, x, i, i, i, i);
+};
+
+// Lifted scores take dual numbers alone.
+
+/// A score that adds to the logit, its own contribution being a variable.
+template <class S> struct WithVariable {
+  static constexpr Role role = Role::score;
+  S score;
+  int variable;
+  template <class D> MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
+    D t = score(s, b, h, q, k);
+    using T = std::remove_cvref_t<decltype(t.value)>;
+    if (variable > 0) t.derivative[variable] += T(1);
+    return t;
+  }
+};
+
+/// A score that knows its own derivative.
+template <class S> struct WithOwnDerivative {
+  static constexpr Role role = Role::score;
+  S score;
+  template <class D> MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
+    using T = std::remove_cvref_t<decltype(s.value)>;
+    const T t = static_cast<T>(score(s.value, b, h, q, k));
+    return s.chain(t, static_cast<T>(score.derivative(s.value, t, b, h, q, k)));
+  }
+};
+
+/// The members of a trained template.
+template <class S> constexpr auto members_of(const S& score) {
+  using X = typename ScoreTemplate<S>::Scalar;
+  return std::bit_cast<std::array<X, sizeof(S) / sizeof(X)>>(score);
+}
+
+/// The trained template with members that are changed by these dual numbers.
+template <class D, class S, std::size_t N> auto shifted_members(const S& score, const std::array<D, N>& by) {
+  const auto given = members_of(score);
+  std::array<D, N> members;
+  for (std::size_t i = 0; i < N; ++i) members[i] = by[i] + given[i];
+  return std::bit_cast<typename ScoreTemplate<S>::template On<D>>(members);
+}
+
+/// A score, as it is for one head, as a function of a D whose variable 0 is the logit. Of the slots, those from
+/// `first_slot` on are the variables from 1 on, and the tables those from `first_table` on; what lies outside of D's
+/// variables is constant.
+template <class Wanted, class D, class S>
+auto lifted(const S& score, [[maybe_unused]] int first_slot, [[maybe_unused]] int first_table) {
+  constexpr int variables = static_cast<int>(sizeof(D::derivative) / sizeof(D::value));
+  constexpr int slots = Slots<Wanted, S>::count();
+  if constexpr (is_chain<S>) {
+    const auto a = lifted<Wanted, D>(score.first, first_slot, first_table);
+    const auto b = lifted<Wanted, D>(score.second, first_slot + Slots<Wanted, decltype(score.first)>::count(),
+                                     first_table + Tables<Wanted, decltype(score.first)>::count());
+    return Chain<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b};
+  } else if constexpr (slots > 0) {
+    using T = std::remove_cvref_t<decltype(D::value)>;
+    std::array<D, std::size_t{slots}> by{};
+    for (int i = 0; i < slots; ++i)
+      if (first_slot + i > 0 && first_slot + i < variables)
+        by[static_cast<std::size_t>(i)] = D::variable(T(0), first_slot + i);
+    if constexpr (HasParameters<S>)
+      return score.shifted(by);
+    else
+      return shifted_members(score, by);
+  } else if constexpr (Tables<Wanted, S>::count() > 0) {
+    return WithVariable<S>{score, first_table > 0 && first_table < variables ? first_table : 0};
+  } else if constexpr (HasOwnDerivative<S>) {
+    return WithOwnDerivative<S>{score};
+  } else {
+    static_assert(
+        requires(D x) { score(x, Index{}, Index{}, Index{}, Index{}); },
+        "mha: this score takes one number type only, so it has no derivative: make the logit a template "
+        "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+    return score;
+  }
+}
+
+/// Where the gradients of a table go that is added to the logits: += at data[b, h, q − origin, k], or = if every
+/// element has one pair at most.
+///
+/// Shapes    strides of (B, Hq, Lq, Lk), 0 of an axis that the table repeats
+template <class A, class Sum> struct PairTable {
+  Sum* sums = nullptr;
+  A* elements = nullptr;
+  std::ptrdiff_t stride[4] = {};
+  Origins origin{};
+
+  std::ptrdiff_t at(Index b, Index h, Index q, Index k) const {
+    return b * stride[0] + h * stride[1] + std::ptrdiff_t{q - origin[b]} * stride[2] + k * stride[3];
+  }
+  void add(std::ptrdiff_t at, const A& x) const {
+    if (elements != nullptr)
+      elements[at] = x;
+    else
+      sums[at] += Sum(x);
+  }
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "backend/backward.hpp"
+#include "call.hpp"
+#include "core/check.hpp"
+#include "core/view.hpp"
+#include "policy/score_gradient.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Where attention_backward() writes the gradient of the call's AdditiveBias.
+///
+/// Shapes    to as the bias itself; axes that the bias repeats are summed
+/// Numerics  sums in double for float, with the same bits for any number of threads
+/// Cost      sums of the table's size in memory if the bias repeats an axis; heads that share a table of queries × keys
+///           are computed one after another, on all threads each
+template <class E> struct BiasGradient {
+  TensorView<E, 4> to;
+
+  template <ViewableOfRank<2, 3, 4> Owner>
+  requires(!std::same_as<std::remove_cvref_t<Owner>, BiasGradient>) constexpr explicit BiasGradient(Owner&& owner)
+      : to(detail::four_axes(view(std::forward<Owner>(owner)))) {}
+};
+template <Viewable Owner> BiasGradient(Owner&&) -> BiasGradient<ScalarOf<Owner>>;
+
+/// Where attention_backward_into() writes the gradients of the numbers of the call's trained scores: a score of the
+/// same type, of several a Chain of them in the order written.
+template <class S> struct ScoreGradient {
+  S* to;
+  constexpr explicit ScoreGradient(S& score) : to(&score) {}
+};
+
+namespace detail {
+
+template <class T> constexpr bool is_bias_gradient = false;
+template <class E> constexpr bool is_bias_gradient<BiasGradient<E>> = true;
+template <class E>
+concept BiasGradientArgument = is_bias_gradient<std::remove_cvref_t<E>>;
+
+template <class T> constexpr bool is_score_gradient = false;
+template <class S> constexpr bool is_score_gradient<ScoreGradient<S>> = true;
+template <class E>
+concept ScoreGradientArgument = is_score_gradient<std::remove_cvref_t<E>>;
+
+/// What of a score is trained, NoScore if nothing is.
+template <class S> constexpr auto trained(const S& score) {
+  if constexpr (is_chain<S>)
+    return chain(trained(score.first), trained(score.second));
+  else if constexpr (is_trained_template<S>() || LibraryTrained<S>)
+    return score;
+  else
+    return NoScore{};
+}
+template <class S> using Trained = decltype(trained(std::declval<const S&>()));
+
+/// A score of one number type only is no function of a dual number.
+template <class A, class S> constexpr bool has_derivative() {
+  if constexpr (is_chain<S>)
+    return has_derivative<A, decltype(S::first)>() && has_derivative<A, decltype(S::second)>();
+  else
+    return HasOwnDerivative<S> || requires(const S& score, Dual<A> x, Index i) { score(x, i, i, i, i); };
+}
+template <class S> constexpr bool has_foreign_member() {
+  if constexpr (is_chain<S>)
+    return has_foreign_member<decltype(S::first)>() || has_foreign_member<decltype(S::second)>();
+  else
+    return asks_training<S>() && !is_trained_template<S>();
+}
+
+/// AdditiveBiases in a score.
+template <class S> constexpr int count_biases = is_bias<std::remove_cv_t<S>> ? 1 : 0;
+template <class A, class B> constexpr int count_biases<Chain<A, B>> = count_biases<A> + count_biases<B>;
+
+/// The only AdditiveBias of a score.
+template <class S> constexpr const auto& bias_of(const S& score) {
+  if constexpr (!is_chain<S>)
+    return score;
+  else if constexpr (count_biases<decltype(score.first)> == 1)
+    return bias_of(score.first);
+  else
+    return bias_of(score.second);
+}
+
+/// The sums of a table's gradients while a call runs, and what becomes of them.
+template <class A, class E> class TableSums {
+  using Sum = LongSum<A>;
+
+ public:
+  /// Of the table's gradient and the call; the gradient itself holds the sums if each element has one pair at most.
+  template <class Frame> TableSums(const TensorView<E, 4>& to, const CallShape& call, Frame& frame) : to_(to) {
+    const Index of_call[4] = {call.batch, call.heads, call.queries, call.keys};
+    bool repeats[4];
+    for (int a = 0; a < 4; ++a) repeats[a] = to.extent[a] == 1 && of_call[a] > 1;
+    table.origin = call.origin;
+    if constexpr (std::is_same_v<E, A>)
+      if (!repeats[0] && !repeats[1] && !repeats[2] && !repeats[3]) {
+        std::copy_n(to.stride, 4, table.stride);
+        table.elements = to.data;
+        for_each([&](Index b, Index h, Index q, Index k) { to_(b, h, q, k) = E(0); });
+        return;
+      }
+    for (int a = 0; a < 4; ++a) extent_[a] = to.extent[a];
+    // Where it costs no more than rows, heads have sums of their own, and so have queries that would meet in one.
+    for (int a = 0; a < (repeats[2] && repeats[3] ? 3 : repeats[2] || repeats[3] ? 2 : 0); ++a)
+      extent_[a] = std::max(extent_[a], of_call[a]);
+    std::ptrdiff_t size = 1;
+    for (int a = 3; a >= 0; --a) {
+      table.stride[a] = extent_[a] > 1 ? size : 0;
+      size *= extent_[a];
+    }
+    table.sums = frame.template take<Sum>(static_cast<std::size_t>(size));
+    std::fill_n(table.sums, size, Sum(0));
+  }
+
+  /// The gradient from the sums.
+  void store() const {
+    if (table.elements != nullptr) return;
+    const auto first = [&](int axis, Index i) { return to_.extent[axis] == extent_[axis] ? i : Index{0}; };
+    const auto last = [&](int axis, Index i) { return to_.extent[axis] == extent_[axis] ? i + 1 : extent_[axis]; };
+    for_each([&](Index b, Index h, Index q, Index k) {
+      Sum sum(0);
+      for (Index x = first(0, b); x < last(0, b); ++x)
+        for (Index y = first(1, h); y < last(1, h); ++y)
+          for (Index z = first(2, q); z < last(2, q); ++z)
+            sum += table.sums[x * table.stride[0] + y * table.stride[1] + z * table.stride[2] + k * table.stride[3]];
+      to_(b, h, q, k) = static_cast<E>(static_cast<A>(sum));
+    });
+  }
+
+  PairTable<A, Sum> table;
+
+ private:
+  template <class F> void for_each(F&& f) const {
+    for (Index b = 0; b < to_.extent[0]; ++b)
+      for (Index h = 0; h < to_.extent[1]; ++h)
+        for (Index q = 0; q < to_.extent[2]; ++q)
+          for (Index k = 0; k < to_.extent[3]; ++k) f(b, h, q, k);
+  }
+
+  TensorView<E, 4> to_;
+  Index extent_[4] = {};
+};
+
+/// The destination fits the bias.
+template <class B, class E>
+void require_bias_gradient(const char* call, const TensorView<const B, 4>& bias, const TensorView<E, 4>& to) {
+  static constexpr const char* axis[4] = {"batch", "heads", "queries", "keys"};
+  require_data(call, "BiasGradient", to);
+  for (int a = 0; a < 4; ++a)
+    require_equal(call, axis[a], "AdditiveBias", bias.extent[a], "BiasGradient", to.extent[a]);
+}
+
+/// The call's BiasGradient.
+template <class E, class... Rest> constexpr const auto& given_bias_gradient(const E& first, const Rest&... rest) {
+  if constexpr (BiasGradientArgument<E>)
+    return first;
+  else
+    return given_bias_gradient(rest...);
+}
+
+/// The sums of a call's slots and tables.
+///
+/// Shapes    slots (B, Hq, count)
+template <class A> struct ScoreSums {
+  const LongSum<A>* slots = nullptr;
+  const PairTable<A, LongSum<A>>* tables = nullptr;
+  CallShape shape{};
+  int count = 0;
+
+  LongSum<A> of(int slot, Index h) const {
+    LongSum<A> sum(0);
+    for (Index b = 0; b < shape.batch; ++b) sum += slots[(std::ptrdiff_t{b} * shape.heads + h) * count + slot];
+    return sum;
+  }
+  LongSum<A> of(int slot) const {
+    LongSum<A> sum(0);
+    for (Index h = 0; h < shape.heads; ++h) sum += of(slot, h);
+    return sum;
+  }
+};
+
+/// trained(score) with the gradients of its numbers, of which the first slot and table are these.
+template <class Wanted, class S, class A>
+auto gradient_of(const S& score, const ScoreSums<A>& sums, int& slot, int& table) {
+  if constexpr (is_chain<S>) {
+    const auto first = gradient_of<Wanted>(score.first, sums, slot, table);
+    return chain(first, gradient_of<Wanted>(score.second, sums, slot, table));
+  } else if constexpr (is_trained_template<S>()) {
+    auto members = members_of(score);
+    for (auto& x : members) x = static_cast<std::remove_cvref_t<decltype(x)>>(sums.of(slot++));
+    return std::bit_cast<S>(members);
+  } else if constexpr (LibraryTrained<S>) {
+    return score.gradient(sums, slot, table);
+  } else {
+    if constexpr (is_bias<S> && Wanted::bias) ++table;
+    return NoScore{};
+  }
+}
+
+/// The tables of a score's gradients, in the order of its parts.
+template <class Wanted, class A, class S, class Frame, class Bias>
+void place_tables(const S& score, PairTable<A, LongSum<A>>*& next, const CallShape& shape, Frame& frame,
+                  const Bias& bias) {
+  if constexpr (is_chain<S>) {
+    place_tables<Wanted, A>(score.first, next, shape, frame, bias);
+    place_tables<Wanted, A>(score.second, next, shape, frame, bias);
+  } else if constexpr (is_bias<S> && Wanted::bias) {
+    *next++ = bias.table;
+  } else if constexpr (LibraryTrained<S> && Wanted::parameters) {
+    if constexpr (requires { score.template gradient_table<A>(shape, frame); })
+      *next++ = score.template gradient_table<A>(shape, frame);
+  }
+}
+
+/// The sums of the call's BiasGradient, checked, if it has one.
+template <class A, class Frame, class... Extra>
+auto bias_sums(const char* call, const CallShape& shape, Frame& frame, const Extra&... extra) {
+  using S = decltype(collect_scores(extra...));
+  if constexpr ((BiasGradientArgument<Extra> || ...) && count_biases<S> == 1) {
+    const auto& to = given_bias_gradient(extra...).to;
+    using E = ScalarOf<decltype(to)>;
+    const auto score = collect_scores(extra...);
+    using B = ScalarOf<decltype(bias_of(score).bias)>;
+    static_assert(std::is_same_v<E, A> || std::is_same_v<E, B>,
+                  "mha: BiasGradient has the scalar of the bias or the accumulator's (see mha/score_gradients.hpp)");
+    require_bias_gradient(call, bias_of(score).bias, to);
+    return TableSums<A, E>(to, shape, frame);
+  } else {
+    return NoType{};
+  }
+}
+
+/// What a call computes of its score: the gradients that it is given destinations for.
+template <class... Extra>
+using WantedOf = std::conditional_t<
+    (BiasGradientArgument<Extra> || ...) || (ScoreGradientArgument<Extra> || ...),
+    WantedScoreGradients<(BiasGradientArgument<Extra> || ...), (ScoreGradientArgument<Extra> || ...)>,
+    NoScoreGradients>;
+
+/// The score of a call while its gradients are computed. `Head` is its prepared score for a head.
+template <class A, class Wanted, class Head, class S, class Bias> class ScoreGradientSums {
+  static constexpr int slots = Slots<Wanted, Head>::count();
+  static_assert(Tables<Wanted, Head>::count() <= ScoreGradientsTo<A>::most_tables,
+                "mha: at most 4 tables of scores have gradients in one call (see mha/score_gradients.hpp)");
+
+ public:
+  template <class Frame>
+  ScoreGradientSums(const S& score, const Bias& bias, const CallShape& shape, Frame& frame)
+      : score_(score), bias_(bias), shape_(shape) {
+    if constexpr (slots > 0) {
+      const std::size_t n = static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(shape.heads) *
+                            static_cast<std::size_t>(slots);
+      to.slots = frame.template take<LongSum<A>>(n);
+      std::fill_n(to.slots, n, LongSum<A>(0));
+    }
+    auto* next = to.tables;
+    place_tables<Wanted, A>(score_, next, shape, frame, bias);
+  }
+
+  /// The sums into the destinations that the call was given.
+  template <class... Extra> void store(const Extra&... extra) const {
+    if constexpr (requires { bias_.store(); }) bias_.store();
+    [[maybe_unused]] const auto look = [&](const auto& e) {
+      if constexpr (ScoreGradientArgument<decltype(e)>) {
+        constexpr bool fits = std::is_same_v<std::remove_cvref_t<decltype(*e.to)>, Trained<S>>;
+        static_assert(fits,
+                      "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain in "
+                      "the order written (see mha/score_gradients.hpp)");
+        int slot = 0, table = 0;
+        if constexpr (fits)
+          *e.to = gradient_of<Wanted>(score_, ScoreSums<A>{to.slots, to.tables, shape_, slots}, slot, table);
+      }
+    };
+    (look(extra), ...);
+  }
+
+  ScoreGradientsTo<A> to{};
+
+ private:
+  const S score_;
+  const Bias bias_;
+  const CallShape shape_;
+};
+
+template <class A, class Wanted, class Head, class Frame, class... Extra>
+auto score_gradient_sums(const char* call, const CallShape& shape, Frame& frame, const Extra&... extra) {
+  const auto score = collect_scores(extra...);
+  const auto bias = bias_sums<A>(call, shape, frame, extra...);
+  return ScoreGradientSums<A, Wanted, Head, std::remove_const_t<decltype(score)>, std::remove_const_t<decltype(bias)>>(
+      score, bias, shape, frame);
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

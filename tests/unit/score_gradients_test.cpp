@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/mha.hpp>
+
+#include "backward_case.hpp"
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::Reference;
+using support::BackwardCase;
+using support::BackwardSizes;
+using One = mha::CpuWith<mha::Serial>;
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+template <class E> using Table = mha::Tensor<E, 4>;
+
+/// The bias' shape: the call's with 1 on the axes of this set.
+template <class E> Table<E> repeated(const BackwardSizes& n, int axes) {
+  const int of[4] = {n.batch, n.heads, n.queries, n.keys};
+  const auto extent = [&](int a) { return (axes >> a & 1) != 0 ? 1 : of[a]; };
+  return Table<E>(extent(0), extent(1), extent(2), extent(3));
+}
+
+template <class B, class T, class E, class... Extra>
+Table<E> bias_gradient(const BackwardCase<T>& c, const Table<E>& bias, const B& backend, const Extra&... extra) {
+  Table<E> g(bias.extent(0), bias.extent(1), bias.extent(2), bias.extent(3));
+  support::poison_all(g);
+  mha::AttentionTape<T, B> tape;
+  const auto out = mha::attention(c.q, c.k, c.v, mha::AdditiveBias{bias}, extra..., backend, mha::record(tape));
+  mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, mha::AdditiveBias{bias}, extra...,
+                               backend, mha::BiasGradient(g));
+  return g;
+}
+
+/// ⟨d_out, J δ⟩ for a change δ of the bias, by dual numbers through the Reference's forward.
+template <class... Extra>
+double along(const BackwardCase<double>& c, const Table<double>& bias, const Table<double>& delta,
+             const Extra&... extra) {
+  using Dual = mha::Dual<double>;
+  const auto dual = [](const Table<double>& x) {
+    Table<Dual> r(x.extent(0), x.extent(1), x.extent(2), x.extent(3));
+    for (std::size_t i = 0; i < x.size(); ++i) r.data()[i].value = x.data()[i];
+    return r;
+  };
+  auto moved = dual(bias);
+  for (std::size_t i = 0; i < bias.size(); ++i) moved.data()[i].derivative[0] = delta.data()[i];
+  const auto out = mha::attention<Reference>(dual(c.q), dual(c.k), dual(c.v), mha::AdditiveBias{moved}, extra...);
+  double sum = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) sum += c.d_out.data()[i] * out.data()[i].derivative[0];
+  return sum;
+}
+
+TEST(BiasGradient, EqualsDualNumbersForEveryRepeatedAxis) {
+  const BackwardSizes n{};
+  const BackwardCase<double> c("bias", n);
+  support::Random random("table");
+  for (int axes = 0; axes < 16; ++axes) {
+    SCOPED_TRACE(axes);
+    Table<double> bias = repeated<double>(n, axes), delta = bias;
+    random.fill(bias);
+    random.fill(delta);
+    const auto expect = [&](const auto&... extra) {
+      const double expected = along(c, bias, delta, extra...);
+      EXPECT_NEAR(support::inner(bias_gradient(c, bias, Reference{}, extra...), delta), expected, 1e-11);
+      EXPECT_NEAR(support::inner(bias_gradient(c, bias, One{}, extra...), delta), expected, 1e-11);
+    };
+    expect();
+    expect(mha::Causal{}, mha::SoftCap{1.5f});
+    expect(mha::Alibi{}, mha::SlidingWindow{.left = 2, .right = 1}, mha::Sink({0.5f, -1.f, 0.f, 2.f}));
+  }
+}
+
+TEST(BiasGradient, OnTheProcessorEqualsTheReference) {
+  for (const BackwardSizes n : {BackwardSizes{2, 101, 333, 4, 2, 24, 8}, BackwardSizes{1, 310, 97, 3, 1, 8, 16}}) {
+    const BackwardCase<float> c("float", n);
+    const BackwardCase<double> wide = c.as<double>();
+    for (int axes = 0; axes < 16; ++axes) {
+      SCOPED_TRACE(axes);
+      Table<float> bias = repeated<float>(n, axes);
+      support::Random("table").fill(bias);
+      const auto expect = [&](const auto&... extra) {
+        const auto expected = bias_gradient(wide, bias, Reference{}, extra...);
+        const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out));  // the sum over all keys is 0
+        EXPECT_LT(support::relative_error(bias_gradient(c, bias, One{}, extra...), expected, least), 5e-6);
+      };
+      expect(mha::Causal{});
+      if (axes % 5 == 0) expect(mha::SoftCap{2.f});
+    }
+  }
+}
+
+TEST(BiasGradient, HasTheSameBitsForAnyThreads) {
+  using Pool = mha::CpuWith<mha::ThreadPool>;
+  for (const BackwardSizes n : {BackwardSizes{1, 700, 700, 2, 1, 16, 16}, BackwardSizes{2, 333, 901, 4, 2, 24, 40},
+                                BackwardSizes{3, 65, 129, 6, 6, 32, 32}}) {
+    const BackwardCase<float> c("threads", n);
+    for (int axes = 0; axes < 16; ++axes) {
+      SCOPED_TRACE(axes);
+      Table<float> bias = repeated<float>(n, axes);
+      support::Random("table").fill(bias);
+      const auto alone = bias_gradient(c, bias, One{}, mha::Causal{});
+      for (const int threads : {1, 2, 3, 5})
+        EXPECT_EQ(support::differing(bias_gradient(c, bias, Pool(mha::ThreadPool(threads)), mha::Causal{}), alone), 0u);
+    }
+  }
+}
+
+TEST(BiasGradient, ChangesNoOtherGradient) {
+  const BackwardSizes n{2, 90, 70, 4, 2, 24, 16};
+  const BackwardCase<float> c("others", n);
+  Table<float> bias = repeated<float>(n, 1), g = bias;
+  support::Random("table").fill(bias);
+  const auto expect = [&](const auto&... extra) {
+    const auto expected = c.gradients<mha::Cpu>(mha::AdditiveBias{bias}, extra...);
+    mha::AttentionTape<float> tape;
+    const auto out = mha::attention(c.q, c.k, c.v, mha::AdditiveBias{bias}, extra..., mha::record(tape));
+    const auto with = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::AdditiveBias{bias}, extra...,
+                                              mha::BiasGradient(g));
+    EXPECT_EQ(support::differing(with.query, expected.query), 0u);
+    EXPECT_EQ(support::differing(with.key, expected.key), 0u);
+    EXPECT_EQ(support::differing(with.value, expected.value), 0u);
+  };
+  expect();
+  expect(mha::SoftCap{3.f}, mha::Causal{});
+}
+
+TEST(BiasGradient, OfRaggedSequencesIsThatOfEach) {
+  const std::vector<Index> queries{0, 3, 3, 8}, keys{0, 2, 6, 11};
+  const BackwardCase<double> c("ragged", {.batch = 1, .queries = 8, .keys = 11});
+  Table<double> bias(3, 1, 5, 5), delta = bias;
+  support::Random random("table");
+  random.fill(bias);
+  random.fill(delta);
+  const mha::Ragged ragged{queries, keys};
+  const double expected = along(c, bias, delta, ragged);
+  EXPECT_NEAR(support::inner(bias_gradient(c, bias, Reference{}, ragged), delta), expected, 1e-11);
+  EXPECT_NEAR(support::inner(bias_gradient(c, bias, One{}, ragged), delta), expected, 1e-11);
+}
+
+TEST(BiasGradient, IsZeroOfHiddenPairsAndEmptyRowsWhateverStandsThere) {
+  const BackwardSizes n{2, 40, 50, 4, 2, 8, 8};
+  BackwardCase<double> c("hidden", n);
+  const std::vector<Index> lengths{50, 31};
+  const auto hides = mha::Padding{lengths};
+  const mha::Causal causal;
+  for (int axes : {0, 1, 3}) {
+    Table<double> bias = repeated<double>(n, axes);
+    support::Random("table").fill(bias);
+    bias(0, 0, 3, 4) = -std::numeric_limits<double>::infinity();
+    const mha::Origin origin{-2};  // the first two queries see nothing
+    const auto clean = bias_gradient(c, bias, One{}, hides, causal, origin);
+    BackwardCase<double> poisoned = c;
+    for (Index k = 31; k < 50; ++k)
+      for (Index d = 0; d < 8; ++d) poisoned.k(1, k, 0, d) = poisoned.v(1, k, 1, d) = nan;
+    for (Index d = 0; d < 8; ++d) poisoned.d_out(0, 0, 2, d) = poisoned.q(0, 1, 1, d) = nan;
+    for (const auto& g : {bias_gradient(poisoned, bias, One{}, hides, causal, origin),
+                          bias_gradient(poisoned, bias, Reference{}, hides, causal, origin)}) {
+      EXPECT_LT(support::relative_error(g, clean), 1e-13);
+      EXPECT_EQ(g(0, 0, 0, 0), 0);
+      EXPECT_EQ(g(0, 0, 3, 40), 0);
+      if (axes == 0) {
+        EXPECT_EQ(g(0, 0, 3, 4), 0);
+      }
+    }
+  }
+}
+
+TEST(BiasGradient, BehindASaturatingScoreIsThatOfTheSaturatedLogit) {
+  // SoftCap makes −cap of −∞: the pair is seen, and its logit does not change.
+  const BackwardSizes n{};
+  const BackwardCase<double> c("saturated", n);
+  Table<double> bias = repeated<double>(n, 1), lowest = bias;
+  support::Random("table").fill(bias);
+  for (std::size_t i = 0; i < bias.size(); i += 3) bias.data()[i] = -std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < bias.size(); ++i) lowest.data()[i] = std::max(bias.data()[i], -1e6);
+  const auto expect = [&](const auto& backend, const auto& score) {
+    using B = std::remove_cvref_t<decltype(backend)>;
+    const auto g = c.gradients<B>(mha::AdditiveBias{bias}, score);
+    const auto expected = c.gradients<B>(mha::AdditiveBias{lowest}, score);
+    EXPECT_LT(support::relative_error(g.query, expected.query), 1e-13);
+    EXPECT_LT(support::relative_error(g.key, expected.key), 1e-13);
+    const auto of_bias = bias_gradient(c, bias, backend, score);
+    EXPECT_LT(support::relative_error(of_bias, bias_gradient(c, lowest, backend, score)), 1e-13);
+    EXPECT_EQ(of_bias.data()[0], 0);
+  };
+  const auto squashed = mha::score([](auto s, int, int, int, int) { return 3 * mha::tanh(s * s * s / 2.f); });
+  expect(Reference{}, mha::SoftCap{2.f});
+  expect(One{}, mha::SoftCap{2.f});
+  expect(Reference{}, squashed);
+  expect(One{}, squashed);
+}
+
+TEST(BiasGradient, RefusesAnotherShapeAndWritesNothing) {
+  const BackwardSizes n{};
+  const BackwardCase<double> c("errors", n);
+  const mha::Tensor<double, 3> bias(4, 5, 7);
+  mha::Tensor<double, 3> g(1, 5, 7);
+  mha::AttentionTape<double, Reference> tape;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::AdditiveBias{bias}, mha::record(tape));
+  Table<double> dq(2, 5, 4, 3);
+  dq(0, 0, 0, 0) = g(0, 0, 0) = 42;
+  try {
+    mha::attention_backward_into({dq, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, mha::AdditiveBias{bias},
+                                 mha::BiasGradient(g));
+    ADD_FAILURE() << "accepted";
+  } catch (const mha::ShapeError& e) {
+    EXPECT_STREQ(e.what(), "attention_backward: AdditiveBias has heads 4 but BiasGradient has heads 1");
+  }
+  EXPECT_EQ(dq(0, 0, 0, 0), 42);
+  EXPECT_EQ(g(0, 0, 0), 42);
+}
+
+/// Two numbers; every head bends otherwise.
+template <class X = float> struct Bent {
+  X slope, bend;
+  template <class T> auto operator()(T s, Index b, Index h, Index q, Index k) const {
+    return mha::tanh(s * bend) * (1 + 0.25f * static_cast<float>(h) + 0.125f * static_cast<float>(b)) -
+           slope * static_cast<float>(mha::abs(q - k));
+  }
+};
+
+/// Eleven numbers, more than one pass takes: a value for each distance, the last for all beyond.
+template <class X> struct ByDistance {
+  X value[11];
+  template <class T> auto operator()(T s, Index, Index, Index q, Index k) const {
+    const Index distance = mha::abs(q - k);
+    return mha::tanh(s / 3.f) * value[distance < 10 ? distance : 10];
+  }
+};
+
+template <int N, class F> auto members(const F& f) { return std::bit_cast<std::array<double, std::size_t{N}>>(f); }
+
+/// The trained score F<double> whose number `i` is a variable, for the Reference's forward in dual numbers.
+template <template <class> class F, int N> struct Along {
+  F<double> score;
+  int i;
+  template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
+    if constexpr (std::is_same_v<T, mha::Dual<double>>) {
+      std::array<T, std::size_t{N}> x;
+      for (std::size_t j = 0; j < N; ++j) x[j] = members<N>(score)[j];
+      x[static_cast<std::size_t>(i)].derivative[0] = 1;
+      return std::bit_cast<F<T>>(x)(s, b, h, q, k);
+    } else {
+      return static_cast<T>(score(s, b, h, q, k));
+    }
+  }
+};
+
+/// ∂⟨d_out, out⟩ by number i of the score, by dual numbers.
+template <template <class> class F, int N, class... Extra>
+double by_number(const BackwardCase<double>& c, const F<double>& score, int i, const Extra&... extra) {
+  BackwardCase<double> still = c;
+  for (auto* x : {&still.q, &still.k, &still.v}) std::fill(x->begin(), x->end(), 0.);
+  return support::derivative_along(c, still, Along<F, N>{score, i}, extra...);
+}
+
+TEST(ScoreGradient, OfAUsersNumbersEqualsDualNumbers) {
+  const BackwardSizes n{2, 37, 53, 4, 2, 5, 6};
+  const BackwardCase<double> c("trained", n);
+  const Bent<double> bent{0.1, 0.7};
+  ByDistance<double> values{};
+  for (int i = 0; i < 11; ++i) values.value[i] = 2 - 0.1 * i;
+  const auto expect = [&](const auto&... extra) {
+    const auto on = [&](const auto& backend) {
+      const auto g = c.gradients<std::remove_cvref_t<decltype(backend)>>(bent, extra...).score;
+      static_assert(std::is_same_v<std::remove_cvref_t<decltype(g)>, Bent<double>>);
+      EXPECT_NEAR(g.slope, (by_number<Bent, 2>(c, bent, 0, extra...)), 1e-11 * (1 + std::abs(g.slope)));
+      EXPECT_NEAR(g.bend, (by_number<Bent, 2>(c, bent, 1, extra...)), 1e-11 * (1 + std::abs(g.bend)));
+      const auto v = c.gradients<std::remove_cvref_t<decltype(backend)>>(values, extra...).score;
+      for (int i = 0; i < 11; ++i)
+        EXPECT_NEAR(v.value[i], (by_number<ByDistance, 11>(c, values, i, extra...)),
+                    1e-11 * (1 + std::abs(v.value[i])));
+    };
+    on(Reference{});
+    on(One{});
+  };
+  expect();
+  expect(mha::Causal{}, mha::Sink({0.5f, -1.f, 0.f, 2.f}));
+  expect(mha::SlidingWindow{.left = 9}, mha::Scale{1.5}, mha::Origin{3});
+}
+
+TEST(ScoreGradient, OfAChainHasTheTypesOfItsTrainedScores) {
+  const BackwardSizes n{2, 37, 53, 4, 2, 5, 6};
+  const BackwardCase<double> c("chain", n);
+  const Bent<double> bent{0.1, 0.7};
+  ByDistance<double> values{};
+  for (int i = 0; i < 11; ++i) values.value[i] = 2 - 0.1 * i;
+  mha::Tensor<double, 3> bias(4, 37, 53), g_bias(4, 37, 53), expected_bias(4, 37, 53);
+  support::Random("bias").fill(bias);
+  const mha::AdditiveBias added{bias};
+  const auto on = [&](const auto& backend, auto& to) {
+    using B = std::remove_cvref_t<decltype(backend)>;
+    mha::AttentionTape<double, B> tape;
+    const auto out = mha::attention(c.q, c.k, c.v, values, added, mha::Alibi{}, bent, backend, mha::record(tape));
+    return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, values, added, mha::Alibi{}, bent, backend,
+                                   mha::BiasGradient(to));
+  };
+  const auto g = on(One{}, g_bias), expected = on(Reference{}, expected_bias);
+  static_assert(std::is_same_v<std::remove_cvref_t<decltype(g.score)>, mha::Chain<ByDistance<double>, Bent<double>>>);
+  const double step = 1e-5;
+  const auto loss = [&](const Bent<double>& b) {
+    return support::inner(c.d_out, mha::attention<Reference>(c.q, c.k, c.v, values, added, mha::Alibi{}, b));
+  };
+  for (const auto& score : {g.score, expected.score}) {
+    EXPECT_NEAR(score.second.slope, (loss({0.1 + step, 0.7}) - loss({0.1 - step, 0.7})) / (2 * step), 1e-6);
+    EXPECT_NEAR(score.second.bend, (loss({0.1, 0.7 + step}) - loss({0.1, 0.7 - step})) / (2 * step), 1e-6);
+  }
+  for (int i = 0; i < 11; ++i) EXPECT_NEAR(g.score.first.value[i], expected.score.first.value[i], 1e-11) << i;
+  EXPECT_LT(support::relative_error(g_bias, expected_bias), 1e-12);
+  EXPECT_LT(support::relative_error(g.query, expected.query), 1e-12);
+  EXPECT_LT(support::relative_error(g.key, expected.key), 1e-12);
+}
+
+TEST(ScoreGradient, OnTheProcessorIsNearTheReferenceInFloatAndHasTheSameBitsForAnyThreads) {
+  using Pool = mha::CpuWith<mha::ThreadPool>;
+  const Bent<float> bent{0.01f, 0.7f};
+  for (const BackwardSizes n : {BackwardSizes{1, 700, 700, 1, 1, 16, 16}, BackwardSizes{2, 101, 333, 6, 2, 24, 8}}) {
+    const BackwardCase<float> c("float", n);
+    const auto on = [&](const auto& at, const auto& backend) {
+      using B = std::remove_cvref_t<decltype(backend)>;
+      using T = mha::ScalarOf<decltype(at.q)>;
+      mha::AttentionTape<T, B> tape;
+      const auto out = mha::attention(at.q, at.k, at.v, bent, mha::Causal{}, backend, mha::record(tape));
+      return mha::attention_backward(at.d_out, at.q, at.k, at.v, out, tape, bent, mha::Causal{}, backend).score;
+    };
+    const auto alone = on(c, One{}), expected = on(c.as<double>(), Reference{});
+    const double least = std::sqrt(support::inner(c.d_out, c.d_out));
+    EXPECT_NEAR(alone.slope, expected.slope, 5e-6 * (std::abs(expected.slope) + 100 * least));
+    EXPECT_NEAR(alone.bend, expected.bend, 5e-6 * (std::abs(expected.bend) + least));
+    for (const int threads : {1, 2, 3, 5}) {
+      const auto g = on(c, Pool(mha::ThreadPool(threads)));
+      EXPECT_EQ(support::bits(g.slope), support::bits(alone.slope));
+      EXPECT_EQ(support::bits(g.bend), support::bits(alone.bend));
+    }
+  }
+}
+
+TEST(ScoreGradient, IsThatOfTheVisiblePairsWhateverStandsInTheOthers) {
+  const BackwardSizes n{2, 40, 50, 4, 2, 8, 8};
+  const BackwardCase<double> c("padded", n);
+  const std::vector<Index> lengths{50, 31};
+  const auto hides = mha::Padding{lengths};
+  const mha::Origin origin{-2};  // the first two queries see nothing
+  const Bent<double> bent{0.1, 0.7};
+  BackwardCase<double> poisoned = c;
+  for (Index k = 31; k < 50; ++k)
+    for (Index d = 0; d < 8; ++d) poisoned.k(1, k, 0, d) = poisoned.v(1, k, 1, d) = nan;
+  for (Index d = 0; d < 8; ++d) poisoned.d_out(0, 0, 2, d) = poisoned.q(0, 1, 1, d) = nan;
+  const auto clean = c.gradients<Reference>(hides, mha::Causal{}, origin, bent).score;
+  for (const auto& g : {poisoned.gradients<One>(hides, mha::Causal{}, origin, bent).score,
+                        poisoned.gradients<Reference>(hides, mha::Causal{}, origin, bent).score}) {
+    EXPECT_NEAR(g.slope, clean.slope, 1e-11);
+    EXPECT_NEAR(g.bend, clean.bend, 1e-11);
+  }
+  for (Index d = 0; d < 8; ++d) poisoned.d_out(0, 20, 2, d) = nan;  // a visible one
+  EXPECT_TRUE(std::isnan(poisoned.gradients<One>(hides, mha::Causal{}, origin, bent).score.slope));
+  const auto empty = c.gradients<One>(mha::mask([](auto, auto, auto, auto) { return false; }), bent).score;
+  EXPECT_EQ(empty.slope, 0);
+  EXPECT_EQ(empty.bend, 0);
+}
+
+TEST(ScoreGradient, IsWrittenToAScoreThatIsGiven) {
+  const BackwardCase<double> c("given", {});
+  const Bent<double> bent{0.1, 0.7};
+  Bent<double> to{7, 7};
+  mha::AttentionTape<double, Reference> tape;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, bent, mha::record(tape));
+  mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, bent, mha::ScoreGradient(to));
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, bent);
+  EXPECT_EQ(to.slope, g.score.slope);
+  EXPECT_EQ(to.bend, g.score.bend);
+  static_assert(std::is_same_v<decltype(c.gradients<Reference>(mha::Alibi{}).score), mha::NoScore>);
+}
+
+TEST(ScoreGradient, OfSoftCapIsThatOfItsCap) {
+  const BackwardSizes n{2, 37, 53, 4, 2, 5, 6};
+  const BackwardCase<double> c("cap", n);
+  Table<double> bias = repeated<double>(n, 1);
+  support::Random("table").fill(bias);
+  for (std::size_t i = 0; i < bias.size(); i += 3) bias.data()[i] = -std::numeric_limits<double>::infinity();
+  const mha::AdditiveBias added{bias};
+  const auto loss = [&](float cap) {
+    return support::inner(c.d_out, mha::attention<Reference>(c.q, c.k, c.v, added, mha::SoftCap{cap}, mha::Causal{}));
+  };
+  const float step = 1.f / 1024;
+  const double expected = (loss(1.5f + step) - loss(1.5f - step)) / (2 * double(step));
+  EXPECT_NEAR(double(c.gradients<One>(added, mha::SoftCap{1.5f}, mha::Causal{}).score.cap), expected, 1e-5);
+  EXPECT_NEAR(double(c.gradients<Reference>(added, mha::SoftCap{1.5f}, mha::Causal{}).score.cap), expected, 1e-5);
+}
+
+TEST(AttentionBackward, TheGradientOfTheValuesAloneHasTheSameBits) {
+  const BackwardCase<float> c("values", {2, 90, 110, 4, 2, 24, 16});
+  const auto expected = c.gradients<One>(mha::Causal{}, mha::SoftCap{2.f});
+  mha::AttentionTape<float, One> tape;
+  const auto out = mha::attention<One>(c.q, c.k, c.v, mha::Causal{}, mha::SoftCap{2.f}, mha::record(tape));
+  mha::Tensor<float, 4> dv(2, 110, 2, 16);
+  mha::attention_backward_into({{}, {}, dv}, c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, mha::SoftCap{2.f});
+  EXPECT_EQ(support::differing(dv, expected.value), 0u);
+}
+
+}  // namespace
