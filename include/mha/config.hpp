@@ -100,8 +100,9 @@
 #define MHA_NVCC 0
 #endif
 
-/// Whether vectors of __fp16 are converted by the instructions of the caller a body is inlined in.
-#if defined(__x86_64__) && defined(__clang__)
+/// Whether vectors of __fp16 are converted by the instructions of the caller a body is inlined in. Without optimization
+/// the sanitizers keep the body as well, which would call functions of compiler-rt that a link with libgcc lacks.
+#if defined(__x86_64__) && defined(__clang__) && defined(__OPTIMIZE__)
 #define MHA_HALF_VECTORS 1
 #else
 #define MHA_HALF_VECTORS 0
