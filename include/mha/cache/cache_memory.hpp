@@ -15,8 +15,8 @@ namespace mha::inline MHA_NAMESPACE::detail {
 template <class F> class CacheMemory {
  public:
   CacheMemory(const KvShape& shape, Index layers, const BlockExtents& rows)
-      : key_(layers, rows.blocks, rows.rows, shape.heads, shape.dim),
-        value_(layers, rows.blocks, rows.rows, shape.heads, shape.value_dim) {}
+      : key_(layers, shape.heads, rows.blocks, rows.rows, shape.dim),
+        value_(layers, shape.heads, rows.blocks, rows.rows, shape.value_dim) {}
 
   std::size_t bytes() const { return (key_.size() + value_.size()) * sizeof(F); }
 
@@ -28,6 +28,10 @@ template <class F> class CacheMemory {
   auto key_rows(Index layer) const { return rows_of_layer(key_, layer); }
   auto value_rows(Index layer) { return rows_of_layer(value_, layer); }
   auto value_rows(Index layer) const { return rows_of_layer(value_, layer); }
+  /// One row, (Hkv, ·).
+  template <class T> static TensorView<T, 2> row_of(const TensorView<T, 3>& rows, Index row) {
+    return {rows.pointer(row, 0, 0), {rows.extent[1], rows.extent[2]}, {rows.stride[1], rows.stride[2]}};
+  }
 
   /// Copies rows in every layer, in the order of the list.
   void run(const RowCopies& copies) {
@@ -43,8 +47,8 @@ template <class F> class CacheMemory {
     const auto all = t.view();
     using T = std::remove_pointer_t<decltype(all.data)>;
     return TensorView<T, 4>{all.pointer(layer, 0, 0, 0, 0),
-                            {all.extent[1], all.extent[2], all.extent[3], all.extent[4]},
-                            {all.stride[1], all.stride[2], all.stride[3], all.stride[4]}};
+                            {all.extent[2], all.extent[3], all.extent[1], all.extent[4]},
+                            {all.stride[2], all.stride[3], all.stride[1], all.stride[4]}};
   }
   template <class Tensor> static auto rows_of_layer(Tensor& t, Index layer) {
     const auto v = blocks_of_layer(t, layer);
@@ -53,10 +57,12 @@ template <class F> class CacheMemory {
         v.data, {v.extent[0] * v.extent[1], v.extent[2], v.extent[3]}, {v.stride[1], v.stride[2], 1}};
   }
   static void copy(const TensorView<F, 3>& rows, const RowCopy& c) {
-    std::copy_n(rows.pointer(c.from, 0, 0), c.count * rows.stride[0], rows.pointer(c.to, 0, 0));
+    for (Index g = 0; g < rows.extent[1]; ++g)
+      std::copy_n(rows.pointer(c.from, g, 0), c.count * rows.stride[0], rows.pointer(c.to, g, 0));
   }
 
-  Tensor<F, 5> key_, value_;  ///< (layers, blocks, rows, Hkv, ·)
+  /// (layers, Hkv, blocks, rows, ·): a kernel reads one head, row after row, and meets no page of memory twice.
+  Tensor<F, 5> key_, value_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -11,6 +11,7 @@
 
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
+#include "../core/view.hpp"
 #include "books.hpp"
 #include "kv_shape.hpp"
 
@@ -37,7 +38,7 @@ template <class F> class SavedSequence {
                 "(see mha/cache/saved_sequence.hpp)");
 
  public:
-  SavedSequence(const KvShape& shape, Index layers, Index length, const Gone& gone) : shape_(shape) {
+  SavedSequence(const KvShape& shape, Index layers, Index length, const Gone& gone) {
     SavedHeader h{{},     {},         Index{sizeof(F)}, layers, shape.heads, shape.dim, shape.value_dim,
                   length, gone.first, gone.oldest};
     std::memcpy(h.magic, saved_magic, sizeof saved_magic);
@@ -49,9 +50,10 @@ template <class F> class SavedSequence {
   }
 
   /// The keys (Hkv, D) and values (Hkv, Dv) of the next position.
-  void put(const F* key, const F* value) {
-    put_bytes(key, shape_.key_elements() * sizeof(F));
-    put_bytes(value, shape_.value_elements() * sizeof(F));
+  void put(const TensorView<const F, 2>& key, const TensorView<const F, 2>& value) {
+    for (const auto* const row : {&key, &value})
+      for (Index g = 0; g < row->extent[0]; ++g)
+        put_bytes(row->pointer(g, 0), static_cast<std::size_t>(row->extent[1]) * sizeof(F));
   }
   std::vector<std::byte> bytes() && { return std::move(bytes_); }
 
@@ -61,7 +63,6 @@ template <class F> class SavedSequence {
     bytes_.insert(bytes_.end(), p, p + n);
   }
 
-  KvShape shape_;
   std::vector<std::byte> bytes_;
 };
 
@@ -70,7 +71,7 @@ template <class F> class SavedSequence {
 /// Errors    ShapeError if the bytes are not a sequence of these layers, sizes and scalar, or not all of it
 template <class F> class SavedRows {
  public:
-  SavedRows(std::span<const std::byte> bytes, const KvShape& shape, Index layers) : bytes_(bytes), shape_(shape) {
+  SavedRows(std::span<const std::byte> bytes, const KvShape& shape, Index layers) : bytes_(bytes) {
     require(bytes.size() >= sizeof header_, "restore: ", bytes.size(), " bytes, a saved sequence has at least ",
             sizeof header_);
     std::memcpy(&header_, bytes.data(), sizeof header_);
@@ -104,9 +105,10 @@ template <class F> class SavedRows {
   Gone gone() const { return {header_.first_gone, header_.oldest}; }
 
   /// The keys and values of the next position.
-  void take(F* key, F* value) {
-    take_bytes(key, shape_.key_elements() * sizeof(F));
-    take_bytes(value, shape_.value_elements() * sizeof(F));
+  void take(const TensorView<F, 2>& key, const TensorView<F, 2>& value) {
+    for (const auto* const row : {&key, &value})
+      for (Index g = 0; g < row->extent[0]; ++g)
+        take_bytes(row->pointer(g, 0), static_cast<std::size_t>(row->extent[1]) * sizeof(F));
   }
 
  private:
@@ -116,7 +118,6 @@ template <class F> class SavedRows {
   }
 
   std::span<const std::byte> bytes_;
-  KvShape shape_;
   SavedHeader header_{};
   std::size_t at_ = 0;
 };

@@ -190,7 +190,7 @@ template <class Storage, class F> class KvCache {
     const detail::Gone gone = book_.gone(slot, 0);
     detail::SavedSequence<F> saved(shape_, sizes_.layers, length, gone);
     each_kept_row(slot, length, gone, [&](Index layer, Index row) {
-      saved.put(&memory_.key_rows(layer)(row, 0, 0), &memory_.value_rows(layer)(row, 0, 0));
+      saved.put(memory_.row_of(memory_.key_rows(layer), row), memory_.row_of(memory_.value_rows(layer), row));
     });
     return std::move(saved).bytes();
   }
@@ -212,7 +212,7 @@ template <class Storage, class F> class KvCache {
       MHA_RETHROW;
     }
     each_kept_row(slot, saved.length(), saved.gone(), [&](Index layer, Index row) {
-      saved.take(&memory_.key_rows(layer)(row, 0, 0), &memory_.value_rows(layer)(row, 0, 0));
+      saved.take(memory_.row_of(memory_.key_rows(layer), row), memory_.row_of(memory_.value_rows(layer), row));
     });
     sequences_.set_length(slot, saved.length());
     return id;

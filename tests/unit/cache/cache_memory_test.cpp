@@ -29,6 +29,15 @@ TEST(CacheMemory, RowsAreBlocksOneAfterAnother) {
       }
 }
 
+// 8 heads of 128 floats beside each other put every row of a head on another page of memory.
+TEST(CacheMemory, KeepsTheRowsOfAHeadTogether) {
+  const mha::detail::CacheMemory<float> memory(shape, layers, {.blocks = 3, .rows = 4});
+  EXPECT_EQ(memory.key_blocks(1).stride[1], dim);
+  EXPECT_EQ(memory.key_rows(1).stride[0], dim);
+  EXPECT_EQ(memory.value_blocks(1).stride[1], value_dim);
+  EXPECT_EQ(&memory.key_rows(1)(11, 0, 0) + dim, &memory.key_rows(1)(0, 1, 0));
+}
+
 TEST(CacheMemory, CopiesRowsOfEveryLayer) {
   mha::detail::CacheMemory<float> memory(shape, layers, {.blocks = 3, .rows = 4});
   for (Index layer = 0; layer < layers; ++layer)

@@ -26,7 +26,7 @@ std::vector<std::byte> saved(Index length, const Gone& gone) {
     for (Index p = 0; p < length; ++p) {
       if (p >= gone.first && p < gone.oldest) continue;
       const float key[] = {number + 1, number + 2, number + 3, number + 4}, value[] = {-number, -number - 1};
-      to.put(key, value);
+      to.put(mha::view(key, 2, 2), mha::view(value, 2, 1));
       number += 10;
     }
   return std::move(to).bytes();
@@ -58,9 +58,11 @@ TEST(SavedSequence, ReadsWhatWasWritten) {
     EXPECT_EQ(from.gone().oldest, gone.oldest);
     const Index kept = gone.oldest == 0 ? 6 : 3;
     for (Index i = 0; i < layers * kept; ++i) {
-      float key[4], value[2];
-      from.take(key, value);
-      EXPECT_EQ(key[3], float(10 * i + 4));
+      float key[6], value[2];
+      from.take({key, {2, 2}, {4, 1}}, mha::view(value, 2, 1));
+      EXPECT_EQ(key[1], float(10 * i + 2));
+      EXPECT_EQ(key[4], float(10 * i + 3));
+      EXPECT_EQ(key[5], float(10 * i + 4));
       EXPECT_EQ(value[1], float(-10 * i - 1));
     }
   }
