@@ -14,6 +14,7 @@
 #include "policy/mask/prefix.hpp"
 #include "policy/score/additive_bias.hpp"
 #include "policy/score/alibi.hpp"
+#include "policy/score/alibi_slopes.hpp"
 #include "policy/score/relative_bias.hpp"
 #include "policy/score/softcap.hpp"
 #include "policy/sink.hpp"

@@ -34,6 +34,7 @@
 #include "policy/score.hpp"
 #include "policy/score/additive_bias.hpp"
 #include "policy/score/alibi.hpp"
+#include "policy/score/alibi_slopes.hpp"
 #include "policy/score/relative_bias.hpp"
 #include "policy/score/softcap.hpp"
 #include "policy/sink.hpp"

@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "backend/backward.hpp"
 #include "call.hpp"
 #include "core/check.hpp"
 #include "core/view.hpp"
+#include "policy/score/relative_bias.hpp"
 #include "policy/score_gradient.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -188,6 +190,33 @@ template <class A> struct ScoreSums {
   }
 };
 
+/// The sums of a RelativeBias' gradient for each head of each sequence and distance.
+template <class A, class Frame> PairTable<A, LongSum<A>> distance_sums(const CallShape& shape, Frame& frame) {
+  const auto [least, count] = RelativeBias::distances_of(shape);
+  const std::size_t n =
+      static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(count);
+  LongSum<A>* const sums = frame.template take<LongSum<A>>(n);
+  std::fill_n(sums, n, LongSum<A>(0));
+  return {sums - least, nullptr, {shape.heads * count, count, -1, 1}, Origins(Index{0})};
+}
+
+template <class A>
+RelativeBias table_gradient(const RelativeBias& bias, const PairTable<A, LongSum<A>>& table, const CallShape& shape) {
+  const auto [least, count] = RelativeBias::distances_of(shape);
+  const auto heads = static_cast<std::size_t>(shape.heads);
+  std::vector<LongSum<A>> sums(bias.table().size(), LongSum<A>(0));
+  for (Index b = 0; b < shape.batch; ++b)
+    for (Index h = 0; h < shape.heads; ++h)
+      for (std::ptrdiff_t i = 0; i < count; ++i) {
+        const Index distance = least + static_cast<Index>(i);
+        sums[static_cast<std::size_t>(bias.buckets().bucket(0, distance)) * heads + static_cast<std::size_t>(h)] +=
+            table.sums[table.at(b, h, 0, distance)];
+      }
+  std::vector<float> gradient;
+  for (const LongSum<A>& x : sums) gradient.push_back(static_cast<float>(x));
+  return RelativeBias(std::move(gradient), bias.buckets());
+}
+
 /// trained(score) with the gradients of its numbers, of which the first slot and table are these.
 template <class Wanted, class S, class A>
 auto gradient_of(const S& score, const ScoreSums<A>& sums, int& slot, int& table) {
@@ -198,6 +227,8 @@ auto gradient_of(const S& score, const ScoreSums<A>& sums, int& slot, int& table
     auto members = members_of(score);
     for (auto& x : members) x = static_cast<std::remove_cvref_t<decltype(x)>>(sums.of(slot++));
     return std::bit_cast<S>(members);
+  } else if constexpr (std::is_same_v<S, RelativeBias>) {
+    return table_gradient(score, sums.tables[table++], sums.shape);
   } else if constexpr (LibraryTrained<S>) {
     return score.gradient(sums, slot, table);
   } else {
@@ -215,9 +246,8 @@ void place_tables(const S& score, PairTable<A, LongSum<A>>*& next, const CallSha
     place_tables<Wanted, A>(score.second, next, shape, frame, bias);
   } else if constexpr (is_bias<S> && Wanted::bias) {
     *next++ = bias.table;
-  } else if constexpr (LibraryTrained<S> && Wanted::parameters) {
-    if constexpr (requires { score.template gradient_table<A>(shape, frame); })
-      *next++ = score.template gradient_table<A>(shape, frame);
+  } else if constexpr (std::is_same_v<S, RelativeBias> && Wanted::parameters) {
+    *next++ = distance_sums<A>(shape, frame);
   }
 }
 

@@ -16,6 +16,7 @@
 #include "../../policy/mask/block_sparse.hpp"
 #include "../../policy/role.hpp"
 #include "../../policy/score.hpp"
+#include "../../policy/score/alibi_slopes.hpp"
 #include "../../policy/score/relative_bias.hpp"
 #include "../../policy/sink.hpp"
 #include "device_memory.hpp"
@@ -147,6 +148,23 @@ class DeviceRelativeBias {
   std::shared_ptr<const DeviceArray<float>> table_;
 };
 
+class DeviceAlibiSlopes {
+ public:
+  static constexpr Role role = Role::score;
+  explicit DeviceAlibiSlopes(const AlibiSlopes& slopes)
+      : host_(slopes), slopes_(std::make_shared<const DeviceArray<float>>(std::span<const float>(slopes.per_head()))) {}
+
+  template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const { return host_(s, b, h, q, k); }
+  AlibiSlopes::Prepared prepared(const CallShape& shape) const {
+    host_.check(shape.heads);
+    return {Borrowed<float>(slopes_->data(), shape.heads, Memory::device)};
+  }
+
+ private:
+  AlibiSlopes host_;
+  std::shared_ptr<const DeviceArray<float>> slopes_;
+};
+
 class DeviceSink {
  public:
   static constexpr Role role = Role::sink;
@@ -175,6 +193,8 @@ template <class P> [[nodiscard]] auto on_device(const P& policy) {
     return cuda::DeviceSink(policy);
   else if constexpr (std::is_same_v<P, RelativeBias>)
     return cuda::DeviceRelativeBias(policy);
+  else if constexpr (std::is_same_v<P, AlibiSlopes>)
+    return cuda::DeviceAlibiSlopes(policy);
   else if constexpr (std::is_same_v<P, BlockSparse>)
     return cuda::OnDevice<BlockSparseView>(policy.view());
   else if constexpr (Borrows<P> && requires(const cuda::SameData& same) { policy.with_data(same); })

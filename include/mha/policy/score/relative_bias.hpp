@@ -53,6 +53,7 @@ class RelativeBias {
   static constexpr Role role = Role::score;
   static constexpr const char* name = "RelativeBias";
   static constexpr bool additive = true;
+  static constexpr bool trained = true;
 
   explicit RelativeBias(std::vector<float> table, RelativeBuckets buckets = {})
       : table_(std::make_shared<const std::vector<float>>(std::move(table))), buckets_(buckets) {}
@@ -63,6 +64,7 @@ class RelativeBias {
   /// One head's bias by distance.
   struct Head {
     static constexpr Role role = Role::score;
+    static constexpr bool adds_table = true;
     const float* by_distance;  ///< of k − q = 0
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
       return s + by_distance[k - q];
@@ -106,16 +108,25 @@ class RelativeBias {
                     buckets_.count, " buckets x ", heads, " heads are ", wanted);
   }
 
-  /// The table of a call, in memory of its frame if it is given one.
-  template <class... Frame> Prepared prepared(const CallShape& s, Frame&... frame) const {
-    check(s.heads);
+  /// The distances k − q of a call: the least, at most 0, and how many there are.
+  struct Distances {
+    Index least;
+    std::ptrdiff_t count;
+  };
+  static Distances distances_of(const CallShape& s) {
     Index least = 0, most = 0;
     for (Index b = 0; b < s.batch; ++b) {
       least = std::min(least, -(s.origin[b] + s.queries - 1));
       most = std::max(most, s.keys - 1 - s.origin[b]);
     }
-    const std::size_t heads = static_cast<std::size_t>(s.heads),
-                      distances = static_cast<std::size_t>(std::ptrdiff_t{most} - least + 1);
+    return {least, std::ptrdiff_t{most} - least + 1};
+  }
+
+  /// The table of a call, in memory of its frame if it is given one.
+  template <class... Frame> Prepared prepared(const CallShape& s, Frame&... frame) const {
+    check(s.heads);
+    const auto [least, count] = distances_of(s);
+    const std::size_t heads = static_cast<std::size_t>(s.heads), distances = static_cast<std::size_t>(count);
     std::shared_ptr<float[]> owner;
     float* by_distance = nullptr;
     if constexpr (sizeof...(Frame) == 0) {

@@ -106,6 +106,9 @@ TEST(OnDevice, SinksAndBiasesAreCheckedForTheCall) {
   const auto bias = on_device(mha::RelativeBias(std::vector<float>(64, 1.f)));
   EXPECT_EQ(bias.prepared({1, 2, 4, 4, 0}).by_distance.memory, mha::Memory::device);
   EXPECT_THROW(static_cast<void>(bias.prepared({1, 3, 4, 4, 0})), mha::ShapeError);
+  const auto slopes = on_device(mha::AlibiSlopes({1, 2}));
+  EXPECT_EQ(slopes.prepared({1, 2, 4, 4, 0}).slopes.memory, mha::Memory::device);
+  EXPECT_THROW(static_cast<void>(slopes.prepared({1, 3, 4, 4, 0})), mha::ShapeError);
 }
 
 }  // namespace

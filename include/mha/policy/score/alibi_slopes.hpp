@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../../core/borrowed.hpp"
+#include "../../core/check.hpp"
+#include "../score.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Attention with linear biases whose slopes are given, one per head, and can be trained; Alibi has those of the paper.
+///
+/// Formula   s − slope_h · |q − k|
+/// Shapes    slopes (Hq)
+/// Errors    ShapeError if there is not one slope per head, or one is not finite
+/// Source    Press et al. 2022, §3, which tries slopes that are trained
+class AlibiSlopes {
+ public:
+  static constexpr Role role = Role::score;
+  static constexpr const char* name = "AlibiSlopes";
+  static constexpr bool additive = true;
+  static constexpr bool trained = true;
+
+  explicit AlibiSlopes(std::vector<float> per_head)
+      : slopes_(std::make_shared<const std::vector<float>>(std::move(per_head))) {}
+
+  const std::vector<float>& per_head() const { return *slopes_; }
+
+  /// One head's bias, its slope a number or a dual number.
+  template <class X> struct OfHead {
+    static constexpr Role role = Role::score;
+    static constexpr int parameters = 1;
+    static constexpr bool trainable = false;  // through its parameters
+    X slope;
+    template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
+      return s - slope * static_cast<float>(mha::abs(q - k));
+    }
+    template <class D> OfHead<D> shifted(const std::array<D, 1>& by) const { return {by[0] + slope}; }
+  };
+
+  /// The slopes of all heads for a call.
+  struct Prepared {
+    static constexpr Role role = Role::score;
+    static constexpr bool additive = true;
+    Borrowed<float> slopes;
+    MHA_HOST_DEVICE constexpr OfHead<float> at_head(Index, Index h) const { return {slopes.data[h]}; }
+    template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
+      return at_head(b, h)(s, b, h, q, k);
+    }
+    template <class F> Prepared with_data(F&& f) const { return {f(slopes)}; }
+  };
+
+  template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
+    return OfHead<float>{(*slopes_)[static_cast<std::size_t>(h)]}(s, b, h, q, k);
+  }
+  /// Checks the slopes for a call with this many heads.
+  void check(Index heads) const {
+    const Borrowed<float> all(*slopes_);
+    detail::require(all.size == heads, "AlibiSlopes: ", all.size, " slopes for ", heads, " heads");
+    for (Index h = 0; h < all.size; ++h)
+      detail::require(std::isfinite(all[h]), "AlibiSlopes: the slope of head ", h, " is ", all[h], ", not finite");
+  }
+  Prepared prepared(const CallShape& s) const {
+    check(s.heads);
+    return {Borrowed<float>(*slopes_)};
+  }
+
+  /// Its gradient, from the sums over pairs.
+  template <class Sums> AlibiSlopes gradient(const Sums& sums, int& slot, int&) const {
+    std::vector<float> each(slopes_->size());
+    for (std::size_t h = 0; h < each.size(); ++h) each[h] = static_cast<float>(sums.of(slot, static_cast<Index>(h)));
+    ++slot;
+    return AlibiSlopes(std::move(each));
+  }
+
+ private:
+  std::shared_ptr<const std::vector<float>> slopes_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE
