@@ -277,6 +277,8 @@ auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const
   const CallShape shape = checked_shape<T>(names, q, sizes, options, frame);
   const auto ready_mask = prepared_for<where>(names.call, mask, shape, frame);
   const auto ready_score = prepared_for<where>(names.call, score, shape, frame);
+  if constexpr (requires { kv.require_hidden(names.call, ready_mask, shape); })
+    kv.require_hidden(names.call, ready_mask, shape);
   AttendCall<T, Kv, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>> call{
       q, kv, ready_mask, ready_score, {}, {}, shape, sizes.heads, q.dim(), sizes.value_dim, A(0)};
   call.scale = static_cast<A>(options.scale ? *options.scale : 1 / std::sqrt(double(q.dim())));

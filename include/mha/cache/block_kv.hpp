@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "../core/check.hpp"
+#include "../policy/mask.hpp"
 #include "kv_source.hpp"
+#include "ring_rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
 /// Keys and values of some of a cache's sequences, each of which has a block of rows: sequence b is in blocks[b].
 ///
-/// Position p is in row p, or, if the blocks turn, from `first` on in row first + (p − first) mod (rows − first); of
-/// these, the positions before oldest[b] were written over.
+/// Position p is in row p, or, if the blocks turn, where RingRows says; then positions [first, oldest[b]) were written
+/// over, if oldest[b] is not 0. A call whose mask may show one of these is refused.
 /// Shapes    key (blocks, rows, Hkv, D)  value (blocks, rows, Hkv, Dv)  blocks, lengths, oldest (B), on the host
 template <class T, bool turns> struct BlockKv {
   using Scalar = T;
@@ -23,21 +26,31 @@ template <class T, bool turns> struct BlockKv {
   constexpr Index value_dim() const { return value.extent[3]; }
   constexpr Index keys(Index b) const { return lengths[b]; }
 
-  constexpr Index held(Index b, Index k) const requires(turns) { return k < first || k >= oldest[b] ? k : oldest[b]; }
-  constexpr Index held_end(Index b, Index k) const requires(turns) {
-    return k < first && oldest[b] > first ? first : lengths[b];
-  }
+  constexpr Index held(Index b, Index k) const requires(turns) { return ring().held(k, oldest[b]); }
+  constexpr Index held_end(Index b, Index k) const requires(turns) { return ring().held_end(k, oldest[b], lengths[b]); }
 
   constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    Index row = begin, room = end - begin;
-    if constexpr (turns) {
-      const Index ring = key.extent[1] - first, at = begin < first ? 0 : (begin - first) % ring;
-      row = begin < first ? begin : first + at;
-      room = begin < first ? first - begin : ring - at;
-    }
+    const Index row = turns ? ring().row(begin) : begin;
     return {key.pointer(blocks[b], row, g, 0), value.pointer(blocks[b], row, g, 0), key.stride[1], value.stride[1],
-            room < end - begin ? room : end - begin};
+            turns ? ring().together(begin, end - begin) : end - begin};
   }
+
+  /// Checks that a mask, prepared for the call, hides what was written over.
+  template <class M>
+  void require_hidden(const char* call, const M& mask, const CallShape& shape) const requires(turns) {
+    for (Index b = 0; b < shape.batch; ++b) {
+      const Index begin = shape.origin[b], end = shape.queries_end(b);
+      if (oldest[b] == 0 || begin == end) continue;
+      for (Index h = 0; h < shape.heads; ++h)
+        require(mha::tile(mask, b, h, begin, end, first, oldest[b]) == TileVisibility::none, call,
+                ": the mask may show positions ", first, " to ", oldest[b] - 1,
+                ", which the Ring has dropped, to the queries from position ", begin,
+                " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+    }
+  }
+
+ private:
+  constexpr RingRows ring() const { return {key.extent[1], first}; }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

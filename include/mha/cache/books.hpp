@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../core/check.hpp"
+#include "ring_rows.hpp"
 #include "storage.hpp"
 
 /// Where a cache keeps the positions of its sequences: integers alone, the same for every layer. A position is kept in
@@ -51,34 +52,33 @@ class BlockBook {
   BlockBook(const Ring& s, Index sequences)
       : BlockBook(sequences, s.first + s.left + s.rows, s.first, s.rows, longest_axis) {}
 
-  BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), block_rows_}; }
+  BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), ring_.rows}; }
   /// The most positions that a sequence may have.
   Index limit() const { return limit_; }
   /// How far a sequence can go back at least.
   Index rewind() const { return rewind_; }
 
-  Index row(Index slot, Index position) const { return first_row(slot) + place(position); }
+  Index row(Index slot, Index position) const { return first_row(slot) + ring_.row(position); }
   Index block(Index slot) const { return at(block_of_, slot); }
   /// Positions below this one are never dropped.
-  Index first() const { return first_; }
+  Index first() const { return ring_.first; }
 
   /// What is gone of a sequence once its first `length` positions are written.
   Gone gone(Index slot, Index length) const {
-    const Index written = std::max(at(written_, slot), length);
-    if (!turns() || written <= block_rows_) return {};
-    return {first_, written - (block_rows_ - first_)};
+    const Index oldest = ring_.oldest(std::max(at(written_, slot), length));
+    return {oldest > 0 ? ring_.first : 0, oldest};
   }
 
   void add(Index slot) { at(written_, slot) = 0; }
   void remove(Index slot) { at(written_, slot) = 0; }
 
-  bool can_truncate(Index slot, Index length) const { return length >= at(written_, slot) - rewind_ || !turns(); }
+  bool can_truncate(Index slot, Index length) const { return length >= at(written_, slot) - rewind_ || !ring_.turns(); }
   void truncate(Index, Index) {}
 
   /// A new sequence with the first `length` positions of another.
   void fork(Index from, Index to, Index length, RowCopies& copies) {
-    copy_block(first_row(from), first_row(to), turns() ? at(written_, from) : length, copies);
-    at(written_, to) = turns() ? at(written_, from) : length;
+    copy_block(first_row(from), first_row(to), ring_.turns() ? at(written_, from) : length, copies);
+    at(written_, to) = ring_.turns() ? at(written_, from) : length;
   }
 
   /// slots[i] becomes what slots[from[i]] was, whose length is lengths[from[i]].
@@ -99,8 +99,8 @@ class BlockBook {
       while (taken_by[unused] >= 0) ++unused;
       block[i] = at(block_of_, slots[unused++]);
       const std::size_t source = static_cast<std::size_t>(from[i]);
-      copy_block(first_row(slots[source]), block[i] * block_rows_,
-                 turns() ? at(written_, slots[source]) : lengths[source], copies);
+      copy_block(first_row(slots[source]), block[i] * ring_.rows,
+                 ring_.turns() ? at(written_, slots[source]) : lengths[source], copies);
     }
     for (std::size_t i = 0; i < slots.size(); ++i)  // of each source, before any is overwritten
       taken_by[i] = at(written_, slots[static_cast<std::size_t>(from[i])]);
@@ -118,12 +118,12 @@ class BlockBook {
       at(written_, slot) = length;
       return;
     }
-    require_all(turns(), gone);
-    const Index left = block_rows_ - first_ - rewind_, needed = std::max(first_, length - left);
-    require(gone.first >= first_ && gone.oldest <= needed, "restore: the saved sequence is without positions ",
-            gone.first, " to ", gone.oldest - 1, ", but this Ring keeps the first ", first_, " and those from ", needed,
-            " on");
-    at(written_, slot) = std::max(length, gone.oldest + (block_rows_ - first_));
+    require_all(ring_.turns(), gone);
+    const Index left = ring_.size() - rewind_, needed = std::max(ring_.first, length - left);
+    require(gone.first >= ring_.first && gone.oldest <= needed, "restore: the saved sequence is without positions ",
+            gone.first, " to ", gone.oldest - 1, ", but this Ring keeps the first ", ring_.first, " and those from ",
+            needed, " on");
+    at(written_, slot) = std::max(length, gone.oldest + ring_.size());
   }
 
   void reserve(std::span<const Growth> growths, RowCopies&) {
@@ -142,8 +142,7 @@ class BlockBook {
   BlockBook(Index sequences, Index block_rows, Index first, Index rewind, Index limit)
       : block_of_(static_cast<std::size_t>(sequences)),
         written_(static_cast<std::size_t>(sequences)),
-        block_rows_(block_rows),
-        first_(first),
+        ring_{block_rows, first},
         rewind_(rewind),
         limit_(limit) {
     for (Index slot = 0; slot < sequences; ++slot) at(block_of_, slot) = slot;
@@ -153,21 +152,18 @@ class BlockBook {
   static Index& at(std::vector<Index>& v, Index slot) { return v[static_cast<std::size_t>(slot)]; }
   static const Index& at(const std::vector<Index>& v, Index slot) { return v[static_cast<std::size_t>(slot)]; }
 
-  bool turns() const { return first_ < block_rows_; }
-  Index first_row(Index slot) const { return block(slot) * block_rows_; }
-  Index place(Index position) const {
-    return position < first_ ? position : first_ + (position - first_) % (block_rows_ - first_);
-  }
+  Index first_row(Index slot) const { return block(slot) * ring_.rows; }
   /// Copies what a block holds of a sequence's first `written` positions.
   void copy_block(Index from, Index to, Index written, RowCopies& copies) const {
-    const Index count = std::min(written, block_rows_);
+    const Index count = std::min(written, ring_.rows);
     if (count > 0) copies.push_back({from, to, count});
   }
 
   std::vector<Index> block_of_;
   std::vector<Index> written_;  ///< positions that were ever written, taken back ones included
   std::vector<Index> scratch_;
-  Index block_rows_, first_, rewind_, limit_;
+  RingRows ring_;
+  Index rewind_, limit_;
 };
 
 /// Books of pages with reference counts.

@@ -3,13 +3,25 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <type_traits>
 
+#include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "books.hpp"
 #include "kv_shape.hpp"
+#include "storage.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
+
+template <class F> std::size_t position_bytes(const KvShape& shape, const CacheSizes& sizes) {
+  return shape.row_elements() * sizeof(F) * static_cast<std::size_t>(sizes.layers);
+}
+template <class F> std::string sizes_in_words(const KvShape& shape, const CacheSizes& sizes, std::size_t all) {
+  return std::string("; ") + scalar_name<F>() + ", " + std::to_string(shape.row_elements() * sizeof(F)) +
+         " bytes a position and layer; sequences " + std::to_string(sizes.sequences) + ", layers " +
+         std::to_string(sizes.layers) + ", " + std::to_string(all) + " bytes in all";
+}
 
 /// The keys and values of all layers of a cache, in rows as its book numbers them.
 template <class F> class CacheMemory {

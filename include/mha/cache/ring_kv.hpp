@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kv_source.hpp"
+#include "ring_rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -26,18 +27,18 @@ template <class T> struct RingKv {
 
   /// The first position of the ring that is still there.
   MHA_HOST_DEVICE constexpr Index oldest(Index b) const {
-    return lengths[b] > key.extent[1] ? lengths[b] - (key.extent[1] - first) : first;
+    const Index kept = ring().oldest(lengths[b]);
+    return kept > first ? kept : first;
   }
-  MHA_HOST_DEVICE constexpr Index held(Index b, Index k) const { return k < first || k >= oldest(b) ? k : oldest(b); }
+  MHA_HOST_DEVICE constexpr Index held(Index b, Index k) const { return ring().held(k, ring().oldest(lengths[b])); }
   MHA_HOST_DEVICE constexpr Index held_end(Index b, Index k) const {
-    return k < first && oldest(b) > first ? first : lengths[b];
+    return ring().held_end(k, ring().oldest(lengths[b]), lengths[b]);
   }
 
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    const Index ring = key.extent[1] - first, at = begin < first ? 0 : (begin - first) % ring;
-    const Index row = begin < first ? begin : first + at, room = begin < first ? first - begin : ring - at;
+    const Index row = ring().row(begin);
     return {key.pointer(b, row, g, 0), value.pointer(b, row, g, 0), key.stride[1], value.stride[1],
-            room < end - begin ? room : end - begin};
+            ring().together(begin, end - begin)};
   }
 
   void check(const char* call) const {
@@ -49,6 +50,9 @@ template <class T> struct RingKv {
     detail::require_key_lengths(call, "RingKv", lengths, [](Index) { return detail::longest_axis; });
   }
   template <class F> constexpr RingKv with_data(F&& f) const { return {key, value, f(lengths), first}; }
+
+ private:
+  MHA_HOST_DEVICE constexpr detail::RingRows ring() const { return {key.extent[1], first}; }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include "../core/check.hpp"
 #include "../policy/role.hpp"
 
@@ -15,8 +17,8 @@ struct Contiguous {
 /// the first `first` positions stay, of the others the last left + rows.
 ///
 /// `left` is SlidingWindow's: the keys that a query sees on its left, itself not counted. A step adds `rows` positions
-/// to a sequence at most, and as many can be taken back. A layer whose mask shows a position that is gone refuses the
-/// call.
+/// to a sequence at most, and as many can be taken back. A layer, and attention over a step's source, refuse a call
+/// whose mask may show a position that is gone.
 struct Ring {
   Required<Index> left;
   Index rows = 1, first = 0;
@@ -62,6 +64,17 @@ inline void check_storage(const Paged& s, Index) {
   require(all <= longest_axis, "Paged: ", s.pages.value, " pages of ", s.page, " are ", all,
           " positions, the limit is ", longest_axis);
   require(s.length <= longest_axis, "Paged: length is ", s.length.value, ", the limit is ", longest_axis);
+}
+
+inline std::string in_words(const Contiguous& s) {
+  return "Contiguous, " + std::to_string(s.length) + " positions a sequence";
+}
+inline std::string in_words(const Ring& s) {
+  return "Ring, the last " + std::to_string(s.left + s.rows) + " positions a sequence" +
+         (s.first > 0 ? " and the first " + std::to_string(s.first) : "");
+}
+inline std::string in_words(const Paged& s) {
+  return "Paged, " + std::to_string(s.pages) + " pages of " + std::to_string(s.page) + " positions";
 }
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -10,10 +11,11 @@
 #include <utility>
 
 #include "../cache/books.hpp"
+#include "../cache/cache_memory.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
-#include "../policy/mask.hpp"
+#include "../policy/role.hpp"
 #include "config.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -96,17 +98,55 @@ template <class Cache> class LayerStep {
   /// The layer's keys and values up to and with the rows of the step, which are to be written before they are read.
   auto source() const { return cache_->source(layer_); }
 
-  /// Checks that a layer may write that is called on x (B, n, E): its sizes, its weights, once, and the rows of the
-  /// step.
-  void check(const Config& c, std::uint64_t weights_version, Index batch, Index length) const {
-    using detail::require;
-    require(cache_->open_ && cache_->steps_ == step_, "layer: the step has ended");
+  /// Checks that the step is open and the cache is one of a layer of these sizes.
+  void check_sizes(const Config& c) const {
+    detail::require(cache_->open_ && cache_->steps_ == step_, "layer: the step has ended");
     const auto agree = [](const char* axis, Index own, Index stored) {
       detail::require_equal("layer", axis, "the layer", own, "the cache", stored);
     };
     agree("key/value heads", c.num_kv_heads, cache_->shape_.heads);
     agree("head size", c.head_dim, cache_->shape_.dim);
     agree("value head size", c.value_dim, cache_->shape_.value_dim);
+  }
+
+  /// The step as a ragged call.
+  CallShape shape(Index heads) const {
+    Index most = 0, keys = 0;
+    for (const detail::Growth& g : cache_->growths_) {
+      most = std::max(most, g.rows);
+      keys = std::max(keys, g.length + g.rows);
+    }
+    return {sequences(), heads, most, keys, Origins(cache_->positions_.data()), cache_->offsets_.data(), true};
+  }
+  Index fewest_rows() const {
+    Index fewest = sequences() > 0 ? growth(0).rows : 0;
+    for (const detail::Growth& g : cache_->growths_) fewest = std::min(fewest, g.rows);
+    return fewest;
+  }
+  /// Of queries and keys.
+  double pairs() const {
+    double sum = 0;
+    for (const detail::Growth& g : cache_->growths_) sum += double(g.rows) * (g.length + g.rows);
+    return sum;
+  }
+  /// Positions of sequence b that are there after the step.
+  Index kept(Index b) const {
+    const auto [slot, length, rows] = growth(b);
+    const detail::Gone gone = cache_->book_.gone(slot, length + rows);
+    return length + rows - (gone.oldest - gone.first);
+  }
+  std::string cache_in_words() const {
+    std::string free;
+    if constexpr (requires { cache_->free_pages(); }) free = ", " + std::to_string(cache_->free_pages()) + " free";
+    return detail::in_words(cache_->storage_) + free +
+           detail::sizes_in_words<Scalar>(cache_->shape_, cache_->sizes_, cache_->bytes());
+  }
+
+  /// Checks that a layer may write that is called on x (B, n, E): its sizes, its weights, once, and the rows of the
+  /// step.
+  void check(const Config& c, std::uint64_t weights_version, Index batch, Index length) const {
+    using detail::require;
+    check_sizes(c);
     detail::require_step_rows("layer", "x", batch, length, cache_->growths_, rows());
     require(!cache_->written_[static_cast<std::size_t>(layer_)], "layer: layer ", layer_,
             " of the cache was written in this step already");
@@ -116,20 +156,6 @@ template <class Cache> class LayerStep {
       require(g.length == 0 || before == 0 || before == weights_version, "layer: sequence ", b,
               " has keys and values of layer ", layer_,
               " that were projected with weights that have changed since: truncate it to 0, or add() a new one");
-    }
-  }
-
-  /// Checks that the mask, prepared for the step's sequences, hides what the cache has dropped.
-  template <class M> void check_mask(const M& mask, Index heads) const {
-    for (Index b = 0; b < sequences(); ++b) {
-      const auto [slot, length, rows] = growth(b);
-      const detail::Gone gone = cache_->book_.gone(slot, length + rows);
-      if (gone.oldest == 0 || rows == 0) continue;
-      for (Index h = 0; h < heads; ++h)
-        detail::require(mha::tile(mask, b, h, length, length + rows, gone.first, gone.oldest) == TileVisibility::none,
-                        "layer: the mask may show positions ", gone.first, " to ", gone.oldest - 1,
-                        ", which the Ring has dropped, to the queries from position ", length,
-                        " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
     }
   }
 
@@ -178,7 +204,8 @@ template <class Cache> class CacheStep {
   /// Writes keys and values that were made elsewhere, normalised and turned to their positions.
   ///
   /// Shapes    key (Σn, Hkv, D) or (B, n, Hkv, D)  value (Σn, Hkv, Dv) or (B, n, Hkv, Dv)
-  /// Errors    ShapeError if a size does not agree, or this layer was written in this step
+  /// Errors    ShapeError if a size does not agree, or this layer was written in this step. What a Ring drops by it is
+  ///           no error here: attention over source() refuses a mask that may show it
   template <ViewableOfRank<3, 4> K, ViewableOfRank<3, 4> V>
   void append(Index layer, const K& key, const V& value) const {
     open("append").append(layer, key, value);

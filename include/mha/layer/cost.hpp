@@ -25,7 +25,7 @@ struct Cost {
   Stage value;               ///< weights · v of the visible pairs
   Stage output;              ///< back to d_model; the heads' gates are among its parameters
   double visible_pairs = 0;  ///< (query, key) pairs that the mask shows, summed over the batch, mean of the heads
-  std::int64_t cache_elements = 0;  ///< K and V of all keys: what a cache holds
+  std::int64_t cache_elements = 0;  ///< K and V of all keys: what a cache holds of the sequences
   double activation_elements = 0;   ///< Q, K, V and the heads; Lq × Lk is not among them
   double crossover_length = 0;  ///< self-attention without a mask costs more than the projections beyond this length
 
@@ -58,6 +58,26 @@ std::int64_t visible_in(const M& mask, Index b, Index h, Index q_begin, Index q_
   return pairs;
 }
 
+/// The same over the batch, the mean of the heads, where sequence b has keys_of(b) keys.
+template <Mask M, class KeysOf> double visible_pairs(const M& mask, const CallShape& shape, const KeysOf& keys_of) {
+  const auto ready = mha::prepared(mask, shape);
+  using Ready = std::remove_const_t<decltype(ready)>;
+  double pairs = 0;
+  for (Index b = 0; b < shape.batch; ++b) {
+    const Index first = shape.origin[b], keys = keys_of(b), queries = shape.queries_of(b);
+    const std::int64_t end = std::int64_t{first} + queries;
+    if constexpr (Banded<Ready>) {
+      pairs += static_cast<double>(BandsOf<Ready>::of(ready, b).pairs(first, end, 0, keys)) * shape.heads;
+    } else {
+      require(end <= std::numeric_limits<Index>::max(), "cost: the origin ", first, " puts ", queries,
+              " queries beyond position ", std::numeric_limits<Index>::max());
+      for (Index h = 0; h < shape.heads; ++h)
+        pairs += static_cast<double>(visible_in(ready, b, h, first, static_cast<Index>(end), 0, keys));
+    }
+  }
+  return shape.heads > 0 ? pairs / shape.heads : 0;
+}
+
 }  // namespace detail
 
 /// How many (query, key) pairs of a call a mask shows, summed over the batch, the mean of the heads.
@@ -67,38 +87,26 @@ std::int64_t visible_in(const M& mask, Index b, Index h, Index q_begin, Index q_
 ///           counted pair by pair; that is linear in the length for a mask with tile(), and every pair for one without
 /// Errors    ShapeError if such a mask would be asked about the largest Index or beyond
 template <Mask M> [[nodiscard]] double visible_pairs(const M& mask, const CallShape& shape) {
-  const auto ready = mha::prepared(mask, shape);
-  using Ready = std::remove_const_t<decltype(ready)>;
-  double pairs = 0;
-  for (Index b = 0; b < shape.batch; ++b) {
-    const Index first = shape.origin[b];
-    const std::int64_t end = std::int64_t{first} + shape.queries;
-    if constexpr (detail::Banded<Ready>) {
-      pairs += static_cast<double>(detail::BandsOf<Ready>::of(ready, b).pairs(first, end, 0, shape.keys)) * shape.heads;
-    } else {
-      detail::require(end <= std::numeric_limits<Index>::max(), "cost: the origin ", first, " puts ", shape.queries,
-                      " queries beyond position ", std::numeric_limits<Index>::max());
-      for (Index h = 0; h < shape.heads; ++h)
-        pairs += static_cast<double>(detail::visible_in(ready, b, h, first, static_cast<Index>(end), 0, shape.keys));
-    }
-  }
-  return shape.heads > 0 ? pairs / shape.heads : 0;
+  return detail::visible_pairs(mask, shape, [&](Index) { return shape.keys; });
 }
 
 namespace detail {
 
+/// Rows of a call, those of all sequences together.
+struct CallRows {
+  double queries;
+  double made;       ///< of keys and values, in this call
+  double keys;       ///< attended to
+  double key_bytes;  ///< of a number of these
+  double visible_pairs;
+};
+
 /// The cost of a layer of these policies, whose configuration is complete, in scalar T, its matrices in weight_size
 /// bytes a number.
-template <class T, class Policies, Mask M>
-Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M& mask,
-                std::size_t weight_size = sizeof(T)) {
-  require(batch >= 0, "cost: batch is ", batch, ", it must be at least 0");
-  require(queries >= 0, "cost: queries is ", queries, ", it must be at least 0");
-  require(keys >= 0, "cost: keys is ", keys, ", it must be at least 0");
+template <class T, class Policies> Cost layer_cost(const Config& c, const CallRows& rows, std::size_t weight_size) {
   constexpr bool has_norm = Policies::Norm::has_weights, has_gates = Policies::Concat::has_gates;
   using Output = typename Policies::Output;
-  checked_product("cost", "the cache", {batch, keys, std::int64_t{c.key_width()} + c.value_width()});
-  const double E = c.d_model, q_rows = double(batch) * queries, k_rows = double(batch) * keys;
+  const double E = c.d_model, q_rows = rows.queries, k_rows = rows.keys;
   const double q_width = c.query_width(), k_width = c.key_width(), v_width = c.value_width();
   const double concat = c.concat_width(), y_width = Output::width(c.concat_width(), c.d_model);
   const double q_weights = E * q_width, kv_weights = c.kv_model * (k_width + v_width);
@@ -106,28 +114,56 @@ Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M
   const double bytes = sizeof(T), saved = bytes - double(weight_size);
 
   Cost cost;
-  cost.visible_pairs = visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries});
+  cost.visible_pairs = rows.visible_pairs;
   const double biases =
       (c.has_query_bias() ? q_width : 0) + (c.has_key_bias() ? k_width : 0) + (c.has_value_bias() ? v_width : 0);
   const double in = q_weights + kv_weights + biases + (has_norm ? 2 * c.head_dim : 0);
-  cost.projection = {static_cast<std::int64_t>(in), 2 * (q_rows * q_weights + k_rows * kv_weights),
-                     bytes * (in + q_rows * (E + q_width) + k_rows * (c.kv_model + k_width + v_width)) -
+  cost.projection = {static_cast<std::int64_t>(in), 2 * (q_rows * q_weights + rows.made * kv_weights),
+                     bytes * (in + q_rows * (E + q_width) + rows.made * (c.kv_model + k_width + v_width)) -
                          saved * (q_weights + kv_weights)};
-  cost.score = {0, 2 * cost.visible_pairs * q_width, bytes * (q_rows * q_width + k_rows * k_width)};
-  cost.value = {0, 2 * cost.visible_pairs * concat, bytes * (k_rows * v_width + q_rows * concat)};
+  cost.score = {0, 2 * cost.visible_pairs * q_width, bytes * q_rows * q_width + rows.key_bytes * k_rows * k_width};
+  cost.value = {0, 2 * cost.visible_pairs * concat, rows.key_bytes * k_rows * v_width + bytes * q_rows * concat};
   const double out = out_weights + (Output::has_weights && c.has_output_bias() ? E : 0) + (has_gates ? c.num_heads : 0);
   cost.output = {static_cast<std::int64_t>(out), 2 * q_rows * out_weights,
                  bytes * (out + q_rows * (concat + y_width)) - saved * out_weights};
   cost.cache_elements = static_cast<std::int64_t>(k_rows * (k_width + v_width));
-  cost.activation_elements = q_rows * (q_width + concat) + k_rows * (k_width + v_width);
+  cost.activation_elements = q_rows * (q_width + concat) + rows.made * (k_width + v_width);
   cost.crossover_length = (q_weights + kv_weights + out_weights) / (q_width + concat);
   return cost;
+}
+
+/// The same of a call without a cache.
+template <class T, class Policies, Mask M>
+Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M& mask,
+                std::size_t weight_size = sizeof(T)) {
+  require(batch >= 0, "cost: batch is ", batch, ", it must be at least 0");
+  require(queries >= 0, "cost: queries is ", queries, ", it must be at least 0");
+  require(keys >= 0, "cost: keys is ", keys, ", it must be at least 0");
+  checked_product("cost", "the cache", {batch, keys, std::int64_t{c.key_width()} + c.value_width()});
+  const double k_rows = double(batch) * keys;
+  return layer_cost<T, Policies>(
+      c,
+      {double(batch) * queries, k_rows, k_rows, sizeof(T),
+       visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries}, [&](Index) { return keys; })},
+      weight_size);
+}
+
+/// The same of a step of a cache: keys and values are made of its rows alone, and all that are stored are read.
+template <class T, class Policies, class Step, Mask M>
+Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t weight_size) {
+  const CallShape shape = step.shape(c.num_heads);
+  double keys = 0;
+  for (Index b = 0; b < shape.batch; ++b) keys += step.kept(b);
+  return layer_cost<T, Policies>(c,
+                                 {double(step.rows()), double(step.rows()), keys, sizeof(typename Step::Scalar),
+                                  visible_pairs(mask, shape, [&](Index b) { return shape.queries_end(b); })},
+                                 weight_size);
 }
 
 }  // namespace detail
 
 /// The cost of a layer with an output projection, for any numbers of heads, sizes and lengths, in a scalar of T's size.
-/// A layer knows its own: layer.cost(batch, queries, keys).
+/// A layer knows its own: layer.cost(batch, queries, keys), and layer.cost(step[i]) of a cache.
 ///
 /// Formula   parameters E·Hq·D + E_kv·Hkv·(D + Dv) + Hq·Dv·E (+ biases) · projections 2 per parameter and row ·
 ///           attention 2·pairs·Hq·(D + Dv) · cache Hkv·(D + Dv) per key

@@ -55,32 +55,49 @@ inline std::string biases_of(const Config& c, bool has_output) {
   return list.empty() ? "none" : list;
 }
 
-/// The facts of a layer's call, one a line. M is the layer's mask with those of the call; `weights` begins with their
-/// scalar.
+/// What a call is beside its sizes. Of a step of a cache: that cache in words, else "", and the pairs of all sequences.
+struct CallInWords {
+  std::string weights;  ///< begins with their scalar
+  std::string cache;
+  double pairs;
+  Index fewest_queries;  ///< of a sequence
+};
+
+/// The facts of a layer's call, one a line. M is the layer's mask with those of the call.
 template <class T, class M, class Policies, Backend B>
-std::string explain_layer(const B& backend, const Config& c, const Cost& cost, const CallShape& shape,
-                          const std::string& weights) {
+std::string explain_layer(const B& backend, const Config& c, const Cost& cost, CallShape shape,
+                          const CallInWords& call) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
   const auto stage = [&](const char* name, double flop, double bytes) {
     return name + std::to_string(flop * 1e-9) + " GFLOP, " + n(bytes) + " bytes";
   };
+  const auto kernel = [&](Index queries) {
+    shape.queries = queries;
+    return backend.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim});
+  };
+  std::string kernels = "\nkernel:      " + kernel(shape.queries);
+  if (const Index most = shape.queries; call.fewest_queries < most) {
+    kernels = "\nkernel:      of " + n(most) + " rows: " + kernel(most);
+    kernels += "\nkernel:      of " + n(call.fewest_queries) + (call.fewest_queries == 1 ? " row: " : " rows: ") +
+               kernel(call.fewest_queries);
+  }
   std::string list;
   for (const char* policy : {Policies::Projection::name, Policies::Norm::name, Policies::Position::name,
                              Policies::Concat::name, Policies::Output::name})
     list += (list.empty() ? "" : ", ") + std::string(policy);
-  return "heads:       " + heads_of(c) + ", head_dim " + n(c.head_dim) + ", value_dim " + n(c.value_dim) +    //
-         "\nweights:     " + n(cost.parameters()) + " " + weights +                                           //
-         "\nbiases:      " + biases_of(c, Policies::Output::has_weights) +                                    //
-         "\nmask:        " + InWords<M>::text() +                                                             //
-         "\nscore:       " + InWords<typename Policies::Score>::text() +                                      //
-         "\nsink:        " + policy_name<typename Policies::Sink>() +                                         //
-         "\npolicies:    " + list +                                                                           //
-         stage("\nprojections: ", cost.projection.flop, cost.projection.bytes) +                              //
-         stage("\nattention:   ", cost.attention_flop(), cost.score.bytes + cost.value.bytes) +               //
-         "\nvisible:     " + n(cost.visible_pairs) + " of " +                                                 //
-         n(double(shape.batch) * shape.queries * shape.keys) + " pairs of each head" +                        //
-         stage("\noutput:      ", cost.output.flop, cost.output.bytes) +                                      //
-         "\nkernel:      " + backend.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim}) +  //
+  return "heads:       " + heads_of(c) + ", head_dim " + n(c.head_dim) + ", value_dim " + n(c.value_dim) +  //
+         "\nweights:     " + n(cost.parameters()) + " " + call.weights +                                    //
+         "\nbiases:      " + biases_of(c, Policies::Output::has_weights) +                                  //
+         "\nmask:        " + InWords<M>::text() +                                                           //
+         "\nscore:       " + InWords<typename Policies::Score>::text() +                                    //
+         "\nsink:        " + policy_name<typename Policies::Sink>() +                                       //
+         "\npolicies:    " + list +                                                                         //
+         stage("\nprojections: ", cost.projection.flop, cost.projection.bytes) +                            //
+         stage("\nattention:   ", cost.attention_flop(), cost.score.bytes + cost.value.bytes) +             //
+         "\nvisible:     " + n(cost.visible_pairs) + " of " +                                               //
+         n(call.pairs) + " pairs of each head" +                                                            //
+         stage("\noutput:      ", cost.output.flop, cost.output.bytes) +                                    //
+         (call.cache.empty() ? "" : "\ncache:       " + call.cache) + kernels +                             //
          "\nworkspace:   " + n(cost.activation_elements * sizeof(T)) + " bytes for Q, K, V and the heads\n";
 }
 

@@ -42,6 +42,7 @@ template <class Storage, class F> class KvCache {
   /// Errors    ShapeError if a size is below 1 or all together are beyond the limits; std::bad_alloc
   KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {})
       : shape_(shape),
+        storage_(storage),
         sizes_(checked(shape, storage, sizes)),
         sequences_(sizes.sequences),
         book_(storage, sizes.sequences),
@@ -73,6 +74,8 @@ template <class Storage, class F> class KvCache {
   }
   /// The memory of keys and values.
   std::size_t bytes() const { return memory_.bytes(); }
+  /// What a position takes in all layers.
+  std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
   Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
 
   /// A new sequence without positions.
@@ -366,6 +369,7 @@ template <class Storage, class F> class KvCache {
   }
 
   KvShape shape_;
+  Storage storage_;
   CacheSizes sizes_;
   detail::SequenceBook sequences_;
   typename detail::BookOf<Storage>::type book_;

@@ -181,13 +181,27 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   [[nodiscard]] Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
     return detail::layer_cost<T, Policies>(config_, batch, queries, keys, all_masks(masks...), products_.weight_size());
   }
+  /// The same of layer(x, step[i], masks…).
+  template <detail::LayerStepArgument Step, Mask... Masks>
+  [[nodiscard]] Cost cost(const Step& step, const Masks&... masks) const {
+    step.check_sizes(config_);
+    return detail::step_cost<T, Policies>(config_, step, all_masks(masks...), products_.weight_size());
+  }
 
   /// The heads, policies, cost, kernel and memory of such a call, one fact a line.
   template <Mask... Masks>
   [[nodiscard]] std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
     return detail::explain_layer<T, decltype(all_masks(masks...)), Policies>(
         backend_, config_, cost(batch, queries, keys, masks...),
-        {batch, config_.num_heads, queries, keys, keys - queries}, detail::weights_in_words(parameters_, products_));
+        {batch, config_.num_heads, queries, keys, keys - queries},
+        {detail::weights_in_words(parameters_, products_), "", double(batch) * queries * keys, queries});
+  }
+  /// The same of a step of a cache, and what the cache stores.
+  template <detail::LayerStepArgument Step, Mask... Masks>
+  [[nodiscard]] std::string explain(const Step& step, const Masks&... masks) const {
+    return detail::explain_layer<T, decltype(all_masks(masks...)), Policies>(
+        backend_, config_, cost(step, masks...), step.shape(config_.num_heads),
+        {detail::weights_in_words(parameters_, products_), step.cache_in_words(), step.pairs(), step.fewest_rows()});
   }
 
  private:
@@ -261,7 +275,6 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_reachable(backend, "layer", "memory", made.rows);
     detail::require_reachable(backend, "layer", "the result", y);
     detail::require_reachable(backend, "layer", "log-sum-exp", checked.log_sum_exp);
-    if constexpr (detail::LayerStepArgument<Memory>) memory.check_mask(checked.mask, c.num_heads);
 
     const auto call = detail::staged(backend, std::move(checked), frame, workspace);
     const auto w = parameters_.views();

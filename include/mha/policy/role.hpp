@@ -38,10 +38,11 @@ struct CallShape {
   const Index* query_offsets = nullptr;  ///< of a ragged call, (batch + 1)
   bool uneven_keys = false;              ///< not every sequence has `keys` keys
 
-  /// One past the position of sequence b's last query.
-  MHA_HOST_DEVICE constexpr Index queries_end(Index b) const {
-    return origin[b] + (query_offsets != nullptr ? query_offsets[b + 1] - query_offsets[b] : queries);
+  MHA_HOST_DEVICE constexpr Index queries_of(Index b) const {
+    return query_offsets != nullptr ? query_offsets[b + 1] - query_offsets[b] : queries;
   }
+  /// One past the position of sequence b's last query.
+  MHA_HOST_DEVICE constexpr Index queries_end(Index b) const { return origin[b] + queries_of(b); }
 };
 
 /// A policy that says what it is: `static constexpr mha::Role role = mha::Role::mask;`

@@ -5,6 +5,10 @@
 
 #include <mha/cache/block_kv.hpp>
 #include <mha/core/tensor.hpp>
+#include <mha/policy/mask/first_keys.hpp>
+#include <mha/policy/mask/positional.hpp>
+
+#include "scratch.hpp"
 
 namespace {
 
@@ -62,6 +66,30 @@ TEST(BlockKv, TurnsBehindTheFirstPositions) {
       for (Index i = 0; i < run.count; ++i)
         EXPECT_EQ(run.key[i * run.key_stride], number(blocks[static_cast<std::size_t>(b)], row_of(begin + i), 1));
     }
+}
+
+TEST(BlockKv, RefusesAMaskThatMayShowWhatWasWrittenOver) {
+  const Memory memory;
+  const std::vector<Index> blocks{0, 1, 2}, lengths{9, 12, 30}, oldest{0, 5, 23}, offsets{0, 4, 7, 7};
+  const BlockKv<float, true> kv{memory.key.view(), memory.value.view(), blocks, lengths, oldest, 2};
+  const std::vector<Index> origins{5, 9, 30};
+  const mha::CallShape shape{.batch = 3,
+                             .heads = 2,
+                             .queries = 4,
+                             .keys = 30,
+                             .origin = mha::Origins(origins.data()),
+                             .query_offsets = offsets.data()};
+  const auto refusal = [&](const auto& mask) {
+    return mha_test::message_of<mha::ShapeError>([&] { kv.require_hidden("call", mask, shape); });
+  };
+  EXPECT_EQ(refusal(mha::Full{}),
+            "call: the mask may show positions 2 to 4, which the Ring has dropped, to the queries from position 9 on: "
+            "use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+  EXPECT_NE(refusal(mha::SlidingWindow{.left = 5}), "");  // the query at 9 sees position 4
+  // Nothing of the first sequence is gone, and the last has no query.
+  EXPECT_EQ(refusal(mha::SlidingWindow{.left = 4}), "");
+  EXPECT_EQ(refusal(mha::SlidingWindow{.left = 4} || mha::FirstKeys{.count = 2}), "");
+  EXPECT_NE(refusal(mha::SlidingWindow{.left = 4} || mha::FirstKeys{.count = 3}), "");
 }
 
 }  // namespace

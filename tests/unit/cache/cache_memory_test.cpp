@@ -56,4 +56,10 @@ TEST(CacheMemory, CopiesRowsOfEveryLayer) {
       }
 }
 
+TEST(CacheMemory, SizesInWords) {
+  EXPECT_EQ(mha::detail::position_bytes<double>(shape, {.layers = 5}), 8u * 5u * 2u * (3u + 1u));
+  EXPECT_EQ(mha::detail::sizes_in_words<mha::bfloat16>(shape, {.layers = 5, .sequences = 3}, 12345),
+            "; bfloat16, 16 bytes a position and layer; sequences 3, layers 5, 12345 bytes in all");
+}
+
 }  // namespace

@@ -43,4 +43,13 @@ TEST(Storage, RefusesSizesInOneSentence) {
   EXPECT_NE(refusal(mha::Paged{.pages = 1 << 30, .length = 1}).find("the limit is"), std::string::npos);
 }
 
+TEST(Storage, InWords) {
+  using mha::detail::in_words;
+  EXPECT_EQ(in_words(mha::Contiguous{.length = 9}), "Contiguous, 9 positions a sequence");
+  EXPECT_EQ(in_words(mha::Ring{.left = 9, .rows = 2}), "Ring, the last 11 positions a sequence");
+  EXPECT_EQ(in_words(mha::Ring{.left = 9, .rows = 2, .first = 4}),
+            "Ring, the last 11 positions a sequence and the first 4");
+  EXPECT_EQ(in_words(mha::Paged{.pages = 7, .length = 20}), "Paged, 7 pages of 64 positions");
+}
+
 }  // namespace

@@ -305,6 +305,71 @@ TEST(CachedCall, ARingRefusesAMaskThatShowsWhatItDropped) {
   EXPECT_NE(message_of([&] { static_cast<void>(layer.step(part(x, 13, 14), cache, lambda)); }), "");
 }
 
+// So it is with keys and values that were made elsewhere: whoever reads them says by a mask what is needed.
+TEST(CachedCall, AppendedRowsOfARingAreReadByAMaskThatHidesWhatItDropped) {
+  mha::KvCache<Ring, float> cache({1, 2, 2}, Ring{.left = 2, .rows = 2, .first = 1});
+  const SequenceId id = cache.add();
+  const auto x = random_rows(9, 23);
+  const Tensor<float, 3> q(1, 1, 2);
+  for (int i = 0; i < 9; ++i) {
+    auto step = cache.step(id, 1);
+    step.append(0, mha::view_blhd(&x(i, 0), 1, 1, 1, 2), mha::view_blhd(&x(i, 2), 1, 1, 1, 2));
+    const auto window = mha::SlidingWindow{.left = 2} || mha::FirstKeys{.count = 1};
+    const auto read = [&](const auto& mask) {
+      return message_of([&] { static_cast<void>(mha::attention(q, step.source(0), mask)); });
+    };
+    EXPECT_EQ(read(window), "");
+    // Five positions stay: from the sixth on the causal mask shows one that is gone.
+    EXPECT_EQ(read(mha::Causal{}),
+              i < 5 ? ""
+                    : "attention: the mask may show positions 1 to " + std::to_string(i - 4) +
+                          ", which the Ring has dropped, to the queries from position " + std::to_string(i) +
+                          " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+    const auto weights = [&] { static_cast<void>(mha::attention_weights(q, step.source(0), mha::Causal{})); };
+    EXPECT_EQ(message_of(weights) == "", i < 5);
+    step.commit();
+  }
+}
+
+// Keys and values are made of the rows of the step alone, and read from what is stored.
+TEST(CachedCall, CostAndExplainKnowTheStep) {
+  const Layer layer = drawn(25);
+  const auto x = random_rows(40, 24);
+  auto cache = mha::make_cache<mha::bfloat16>(layer, Paged{.pages = 12, .length = 48, .page = 16}, {.sequences = 2});
+  EXPECT_EQ(cache.position_bytes(), 2u * 2u * 8u);  // 2 heads of 4 + 4 numbers
+  const SequenceId who[] = {cache.add(), cache.add()};
+  static_cast<void>(layer.step(part(x, 0, 20), cache));  // ten rows for each
+  const Index rows[] = {1, 17};
+  {
+    const auto step = cache.step(who, rows);
+    const mha::Cost cost = layer.cost(step[0]), whole = layer.cost(1, 18, 18);
+    EXPECT_EQ(cost.projection.flop, whole.projection.flop);
+    EXPECT_EQ(cost.output.flop, whole.output.flop);
+    EXPECT_EQ(cost.visible_pairs, 11 + (11 + 27) * 17 / 2);
+    EXPECT_EQ(cost.score.flop, 2 * cost.visible_pairs * E);
+    EXPECT_EQ(cost.score.bytes, 4 * 18 * E + 2 * (11 + 27) * 8);
+    EXPECT_EQ(cost.value.bytes, 4 * 18 * E + 2 * (11 + 27) * 8);
+    EXPECT_EQ(cost.cache_elements, (11 + 27) * 16);
+    EXPECT_EQ(layer.cost(step[0], mha::SlidingWindow{.left = 3}).visible_pairs, 18 * 4);
+    const std::string text = layer.explain(step[0]);
+    for (const char* const fact :
+         {"cache:       Paged, 12 pages of 16 positions, 9 free; bfloat16, 32 bytes a position and layer; sequences 2, "
+          "layers 1, 6144 bytes in all\n",
+          "kernel:      of 17 rows: Cpu", "kernel:      of 1 row: Cpu", "visible:     334 of 470 pairs of each head\n"})
+      EXPECT_NE(text.find(fact), std::string::npos) << fact << " is not in\n" << text;
+  }
+  const Layer other({.d_model = E, .num_heads = 2});
+  EXPECT_EQ(message_of([&] { static_cast<void>(other.cost(cache.step(who, rows)[0])); }),
+            "layer: the layer has head size 8 but the cache has head size 4");
+  // Of a ring, what it has dropped is not read.
+  auto ring = mha::make_cache(layer, Ring{.left = 3, .first = 1});
+  const SequenceId id = ring.add();
+  for (int i = 0; i < 9; ++i) {
+    EXPECT_EQ(layer.cost(ring.step(id, 1)[0]).cache_elements, 16 * std::min(i + 1, 5));
+    static_cast<void>(layer.step(part(x, i, i + 1), ring, mha::SlidingWindow{.left = 3}));
+  }
+}
+
 TEST(CachedCall, EmptyPartsOfAStepAreFine) {
   const Layer layer = drawn(21);
   const auto x = random_rows(5, 22);

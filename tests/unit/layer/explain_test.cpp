@@ -63,8 +63,8 @@ TEST(ExplainLayer, SaysOneFactALine) {
   cost.visible_pairs = 60;
   cost.activation_elements = 1000;
   const mha::CallShape shape{.batch = 2, .heads = 4, .queries = 5, .keys = 10, .origin = 5};
-  EXPECT_EQ((mha::detail::explain_layer<float, mha::And<mha::Causal, mha::Padding>, Policies>(mha::Reference{}, c, cost,
-                                                                                              shape, "float, owned")),
+  EXPECT_EQ((mha::detail::explain_layer<float, mha::And<mha::Causal, mha::Padding>, Policies>(
+                mha::Reference{}, c, cost, shape, {"float, owned", "", 100, 5})),
             "heads:       4 query heads share 2 key/value heads, head_dim 2, value_dim 3\n"
             "weights:     12 float, owned\n"
             "biases:      none\n"
@@ -80,6 +80,22 @@ TEST(ExplainLayer, SaysOneFactALine) {
                 mha::Reference{}.explain<float>({shape, 2, 2, 3}) +
                 "\n"
                 "workspace:   4000 bytes for Q, K, V and the heads\n");
+}
+
+// Of a step of a cache: what the cache stores, and the kernels of the longest and of the shortest sequence.
+TEST(ExplainLayer, SaysWhatACacheStoresAndEveryKernel) {
+  const mha::CallShape shape{.batch = 3, .heads = 4, .queries = 5, .keys = 10, .origin = 5};
+  const auto text = mha::detail::explain_layer<float, mha::Causal, Policies>(
+      mha::Reference{}, {.num_heads = 4, .num_kv_heads = 2, .head_dim = 2, .value_dim = 3}, {}, shape,
+      {"float", "Paged, 7 pages", 70, 1});
+  const std::string kernel = mha::Reference{}.explain<float>({shape, 2, 2, 3});
+  mha::CallShape one = shape;
+  one.queries = 1;
+  EXPECT_NE(text.find("\nvisible:     0 of 70 pairs of each head\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\ncache:       Paged, 7 pages\nkernel:      of 5 rows: " + kernel +
+                      "\nkernel:      of 1 row: " + mha::Reference{}.explain<float>({one, 2, 2, 3}) + "\nworkspace: "),
+            std::string::npos)
+      << text;
 }
 
 }  // namespace

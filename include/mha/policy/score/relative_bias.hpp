@@ -61,33 +61,37 @@ class RelativeBias {
   const std::vector<float>& table() const { return *table_; }
   const RelativeBuckets& buckets() const { return buckets_; }
 
-  /// One head's bias by distance.
+  /// One head's bias by distance; beyond the ends of the table it is that of an end.
   struct Head {
     static constexpr Role role = Role::score;
     static constexpr bool adds_table = true;
     const float* by_distance;  ///< of k − q = 0
+    Index least, most;
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
-      return s + by_distance[k - q];
+      const Index distance = k - q;
+      return s + by_distance[distance < least ? least : distance > most ? most : distance];
     }
   };
 
-  /// The bias of all heads by distance, made once per call.
+  /// The bias of all heads by distance, made once per call: as far as the distances of its pairs, or the last bucket,
+  /// so that a step of a long sequence does not pay for its length.
   class Prepared {
    public:
     static constexpr Role role = Role::score;
     static constexpr bool additive = true;
-    Prepared(const float* by_distance, std::shared_ptr<const void> owner, Index least, std::ptrdiff_t distances)
-        : by_distance_(by_distance), owner_(std::move(owner)), least_(least), distances_(distances) {}
-    Head at_head(Index, Index h) const { return {by_distance_ + h * distances_ - least_}; }
+    Prepared(const float* by_distance, std::shared_ptr<const void> owner, Index least, Index most)
+        : by_distance_(by_distance), owner_(std::move(owner)), least_(least), most_(most) {}
+    Head at_head(Index, Index h) const {
+      return {by_distance_ + h * (std::ptrdiff_t{most_} - least_ + 1) - least_, least_, most_};
+    }
     template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
       return at_head(b, h)(s, b, h, q, k);
     }
 
    private:
-    const float* by_distance_;           // (Hq, distances), of k − q = least, least + 1, …
+    const float* by_distance_;           // (Hq, distances), of k − q = least, …, most
     std::shared_ptr<const void> owner_;  // of that memory; null for a call's frame
-    Index least_;
-    std::ptrdiff_t distances_;
+    Index least_, most_;
   };
 
   template <class T> T operator()(T s, Index, Index h, Index q, Index k) const {
@@ -125,8 +129,12 @@ class RelativeBias {
   /// The table of a call, in memory of its frame if it is given one.
   template <class... Frame> Prepared prepared(const CallShape& s, Frame&... frame) const {
     check(s.heads);
-    const auto [least, count] = distances_of(s);
-    const std::size_t heads = static_cast<std::size_t>(s.heads), distances = static_cast<std::size_t>(count);
+    const auto [first, count] = distances_of(s);
+    // Beyond max_distance all are in one bucket.
+    const Index least = std::max(first, -buckets_.max_distance),
+                most = static_cast<Index>(std::min<std::ptrdiff_t>(first + count - 1, buckets_.max_distance));
+    const std::size_t heads = static_cast<std::size_t>(s.heads),
+                      distances = static_cast<std::size_t>(std::ptrdiff_t{most} - least + 1);
     std::shared_ptr<float[]> owner;
     float* by_distance = nullptr;
     if constexpr (sizeof...(Frame) == 0) {
@@ -139,7 +147,7 @@ class RelativeBias {
       const auto bucket = static_cast<std::size_t>(buckets_.bucket(0, least + static_cast<Index>(i)));
       for (std::size_t h = 0; h < heads; ++h) by_distance[h * distances + i] = (*table_)[bucket * heads + h];
     }
-    return Prepared(by_distance, std::move(owner), least, static_cast<std::ptrdiff_t>(distances));
+    return Prepared(by_distance, std::move(owner), least, most);
   }
 
  private:
