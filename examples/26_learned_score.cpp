@@ -10,7 +10,7 @@
 //               step  0: slope 0.0000
 //               step 10: slope 0.3000
 //               step 20: slope 0.3000
-// Next        models/, whole models
+// Next        27_train_a_layer.cpp, a layer that learns
 #include <cmath>
 #include <cstdio>
 #include <random>

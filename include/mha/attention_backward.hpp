@@ -170,13 +170,6 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
   (std::make_index_sequence<std::size_t{ViewTraits<Owner>::rank}>());
 }
 
-template <class B, class Call>
-MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::Workspace& workspace) {
-  if (call.forward.shape.batch > 0 && call.forward.shape.heads > 0) return backend.attend_backward(call, workspace);
-  call.key.clear();
-  call.value.clear();
-}
-
 }  // namespace detail
 
 /// The gradients of attention into memory of the caller's: {dq, dk, dv}, each a tensor, add_to() of one, or {}, which

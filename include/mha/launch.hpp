@@ -362,6 +362,14 @@ MHA_NO_INLINE void run(const B& backend, const Call& call, typename B::Workspace
   if (call.q.batch() > 0 && call.q.heads() > 0 && call.q.length() > 0) backend.attend(call, workspace);
 }
 
+/// The same for the backward pass of a call.
+template <class B, class Call>
+MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::Workspace& workspace) {
+  if (call.forward.shape.batch > 0 && call.forward.shape.heads > 0) return backend.attend_backward(call, workspace);
+  call.key.clear();
+  call.value.clear();
+}
+
 /// The softmax of a call, (B, Hq, Lq, Lk), a tensor of the backend's memory.
 template <class B, class Call>
 MHA_NO_INLINE auto run_weights(const B& backend, const Call& call, typename B::Workspace& workspace) {

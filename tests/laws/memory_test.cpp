@@ -148,6 +148,35 @@ TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
   expect_no_second_allocation<mha::MultiHeadAttention<T, mha::Cpu, Bias>>(Bias{mha::SoftCap{.cap = 3}, bias});
 }
 
+template <class T, class... Policies> void expect_no_allocation_in_a_second_step(const Policies&... policies) {
+  mha::MultiHeadAttention<T, mha::Cpu, Policies...> layer({.d_model = 32, .num_heads = 4, .bias = true}, policies...);
+  layer.initialize(mha::XavierUniform{.seed = 5});
+  support::Random random("training without allocation");
+  mha::Tensor<T, 3> x(2, 40, 32), dy(2, 40, 32), y(2, 40, 32), dx(2, 40, 32), memory(2, 50, 32), d_memory(2, 50, 32);
+  random.fill(x);
+  random.fill(dy);
+  random.fill(memory);
+  auto tape = layer.tape(), across = layer.tape();
+  auto gradients = layer.gradients();
+  mha::Workspace workspace;
+  const auto step = [&] {
+    layer(x, tape, mha::Causal{}, mha::into(y), workspace);
+    layer.backward(dy, tape, gradients, mha::into(dx), workspace);
+    layer(x, memory, across, mha::SoftCap{.cap = 3}, mha::into(y), workspace);
+    layer.backward(dy, across, gradients, mha::into(dx), mha::memory_into(d_memory), workspace);
+    gradients.clear();
+  };
+  step();
+  const Counted second = count(step);
+  EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
+}
+
+TYPED_TEST(Memory, TrainingAllocatesNothingAfterTheFirstStep) {
+  expect_no_allocation_in_a_second_step<TypeParam>();
+  expect_no_allocation_in_a_second_step<TypeParam>(mha::Rotary<>{}, mha::QkNorm{}, mha::GatedHeads{},
+                                                   mha::Sink({0.f, 1.f, 2.f, 3.f}));
+}
+
 TYPED_TEST(Memory, NormWithAWorkspaceAllocatesNothingTheSecondTime) {
   using T = TypeParam;
   support::Random random("norm without allocation");

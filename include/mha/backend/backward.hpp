@@ -119,9 +119,6 @@ template <class T> class GradientTo {
   TensorView<const T, 4> axes_{};
 };
 
-/// What sums over many rows are added in: double for float.
-template <class A> using LongSum = std::conditional_t<std::is_same_v<A, float>, double, A>;
-
 /// Where the gradients of a score's own numbers go: those of its slots (B · Hq, slots), each written once, and those of
 /// its tables, which are 0 before.
 template <class A> struct ScoreGradientsTo {

@@ -41,6 +41,7 @@
                                                   const Threads&, const mha::detail::simd::AnyEpilogue<T>&);           \
   Extern template void mha::detail::cpu::gemm(const mha::GemmCall<T>&, mha::Workspace&, const Threads&);               \
   Extern template class mha::detail::LayerProducts<T, mha::CpuWith<Threads>>;                                          \
+  Extern template class mha::detail::DenseBackward<T, mha::CpuWith<Threads>>;                                          \
   Extern template void mha::detail::simd::normalize(const mha::NormCall<T>&, mha::Workspace&, const Threads&);         \
   Extern template void mha::detail::run_items(const mha::detail::CopyElements<T>&, const Threads&);                    \
   Extern template mha::TensorView<const T, 2> mha::detail::as_rows(                                                    \

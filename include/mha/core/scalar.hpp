@@ -104,4 +104,7 @@ template <class T> constexpr const char* scalar_name() {
 
 }  // namespace detail
 
+/// What sums over many rows are added in: double for float.
+template <class A> using LongSum = std::conditional_t<std::is_same_v<A, float>, double, A>;
+
 }  // namespace mha::inline MHA_NAMESPACE

@@ -40,8 +40,6 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
   using Matrix = detail::LayerMatrix;
-  using Weights::backend_, Weights::config_, Weights::norm_, Weights::parameters_, Weights::position_,
-      Weights::products_, Weights::require_weights;
 
  public:
   using Scalar = T;
@@ -65,7 +63,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///           is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <SequenceOf<T> X, class... Extra>
-  requires(!(detail::MemoryArgument<Extra> || ...) && !(detail::LayerStepArgument<Extra> || ...)) [[nodiscard]] auto
+  requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::LayerTapeArgument<Extra>) ||
+             ...)) [[nodiscard]] auto
   operator()(const X& x, Extra&&... extra) const {
     return run(x, detail::read_sequence(x), extra...);
   }
@@ -74,7 +73,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///
   /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv), or what project_memory() returned
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
-  [[nodiscard]] auto operator()(const X& x, const Memory& memory, Extra&&... extra) const {
+  requires(!(detail::LayerTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Memory& memory,
+                                                                                     Extra&&... extra) const {
     return run(x, detail::read_memory<B>(memory), extra...);
   }
 
@@ -87,7 +87,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Ring
   ///           has dropped; the step can be ended then as if nothing had happened
   template <SequenceOf<T> X, detail::LayerStepArgument Step, class... Extra>
-  [[nodiscard]] auto operator()(const X& x, const Step& step, Extra&&... extra) const {
+  requires(!(detail::LayerTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Step& step,
+                                                                                     Extra&&... extra) const {
     detail::check_cached_arguments<Extra...>();
     return run(x, step, extra...);
   }
@@ -322,6 +323,17 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <class... Masks> auto all_masks(const Masks&... masks) const {
     return detail::intersect(mask_.own(), detail::collect_masks(masks...));
   }
+
+  void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
+                   const detail::ItemsOn<B>& items) const {
+    detail::run_norm<B, T>(norm_, keys, products_.vectors(w).key_norm, items);
+    detail::run_position<B, T>(position_, keys, at, items);
+  }
+
+ protected:
+  using Weights::backend_, Weights::config_, Weights::norm_, Weights::parameters_, Weights::position_,
+      Weights::products_, Weights::require_weights;
+
   Index output_width() const { return Output::width(config_.concat_width(), config_.d_model); }
 
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
@@ -341,16 +353,15 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     } else {
       products_.run(backend, rows, w, Matrix::query, to, workspace);
     }
+    if constexpr (Policies::Norm::has_weights)
+      if (p.q_before_norm.data != nullptr) {
+        items(detail::copy_items(TensorView<const T, 4>(p.q), p.q_before_norm));
+        items(detail::copy_items(TensorView<const T, 4>(p.to_key), p.key_before_norm));
+      }
     const CallShape& shape = call.shape;
     detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, items);
     detail::run_position<B, T>(position_, p.q, {shape.origin, call.q_offsets, shape.batch, shape.queries}, items);
     if (to.size() > 1) finish_keys(p.to_key, w, keys, items);
-  }
-
-  void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
-                   const detail::ItemsOn<B>& items) const {
-    detail::run_norm<B, T>(norm_, keys, products_.vectors(w).key_norm, items);
-    detail::run_position<B, T>(position_, keys, at, items);
   }
 
   void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,

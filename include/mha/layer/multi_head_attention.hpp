@@ -9,6 +9,7 @@
 #include "../block/initialize.hpp"
 #include "../call.hpp"
 #include "layer.hpp"
+#include "trainable_layer.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -53,7 +54,7 @@ template <class Scalar, class B, class... P> struct LayerOf {
                     OrStandIn<Score<ScorePolicy>, ScorePolicy, NoScore>, Pick<Role::sink, NoSink>,
                     Pick<Role::norm, NoNorm>, Pick<Role::position, NoPosition>, Pick<Role::projection, FusedProjection>,
                     Pick<Role::concat, ConcatHeads>, Pick<Role::output, LinearOutput>>;
-  using type = Layer<Scalar, On, ByRole>;
+  using type = TrainableLayer<Scalar, On, ByRole>;
 };
 
 /// The value of a role among the constructor's arguments, else the policy's default.

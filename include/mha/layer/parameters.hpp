@@ -130,6 +130,9 @@ template <class T, class Policies> class Parameters {
            (Norm::has_weights ? std::int64_t{2} * c.head_dim : 0) + (Concat::has_gates ? c.num_heads : 0);
   }
 
+  /// Named views of size() numbers in a row, laid out as those that the layer owns; null data for shapes alone.
+  template <class U> ParameterViews<U> layout(U* data) const { return carve(data, static_cast<std::size_t>(size())); }
+
   ParameterViews<const T> views() const {
     return borrowed() ? borrowed_->views : carve<const T>(own_.data(), own_.size());
   }

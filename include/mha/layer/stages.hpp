@@ -63,6 +63,7 @@ template <class T> struct Projected {
   TensorView<const T, 4> key, value;
   TensorView<T, 4> to_key{}, to_value{};  // null data: nothing to make
   TensorView<const T, 3> rows{};
+  TensorView<T, 4> q_before_norm{}, key_before_norm{};  // null data: not wanted
 };
 
 template <class B> constexpr bool lays_side_by_side = false;

@@ -52,6 +52,20 @@ struct GatedHeads {
   template <class T> static Gate<T> items(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate) {
     return {std::ptrdiff_t{heads.batch()} * heads.length() * heads.heads(), heads.dim(), 1, heads, gate};
   }
+
+  /// One row of one head in the backward pass: d, the gradient of the gated row, becomes that of the row before its
+  /// gate; returns what is added to the gate's gradient. A row whose d is exactly 0 adds nothing, whatever x is.
+  template <class T, class Sum> static Sum row_backward(const T* x, Index n, const T& gate, T* d) {
+    using A = Accumulator<T>;
+    Sum sum(0);
+    for (Index i = 0; i < n; ++i) {
+      const A given(d[i]);
+      if (!(given == A(0))) sum += Sum(given * A(x[i]));
+      d[i] = T(given * A(gate));
+    }
+    return sum;
+  }
+
   template <class T> static void apply(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate) {
     detail::run_serially(items<T>(heads, gate));
   }

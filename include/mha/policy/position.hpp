@@ -233,6 +233,21 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   };
 
   template <class T, class F> void for_each_items(const TensorView<T, 4>& x, const RowPositions& at, F&& f) const {
+    for_each_turn(x, at, 1, f);
+  }
+  /// The gradient of x for that of the result, in place: it turns back.
+  template <class T, class F>
+  void for_each_items_back(const TensorView<T, 4>& gradient, const RowPositions& at, F&& f) const {
+    for_each_turn(gradient, at, -1, f);
+  }
+
+  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
+    for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
+  }
+
+ private:
+  template <class T, class F>
+  void for_each_turn(const TensorView<T, 4>& x, const RowPositions& at, double direction, F&& f) const {
     constexpr Index trigonometry = 8;  // a row's share of sines and cosines
     const Index r = turning(x.dim());
     const double scaled_base = scaling.base(base, r);
@@ -247,16 +262,11 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
       turn.first_pair = begin;
       turn.columns = std::min(Turn<T>::most, r / 2 - begin);
       for (Index i = begin; i < begin + turn.columns; ++i)
-        turn.frequency[i - begin] = scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
+        turn.frequency[i - begin] = direction * scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
       f(turn);
     }
   }
 
-  template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
-    for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
-  }
-
- private:
   Index turning(Index head_dim) const { return dims == 0 ? head_dim : dims; }
 };
 

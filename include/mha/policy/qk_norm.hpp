@@ -65,6 +65,36 @@ struct QkNorm {
     return {std::ptrdiff_t{x.batch()} * x.length(), x.heads(), 2 * x.dim(), x, weight,
             static_cast<Accumulator<T>>(eps)};
   }
+
+  /// One head's row of the backward pass: d, the gradient of the result, becomes that of x, and what the row adds to
+  /// the gradient of the weight is added to sums.
+  ///
+  /// Formula   with r = 1 / √(mean(x²) + eps): dw = d ∘ x · r,  dx = r (d ∘ w − x · r² · mean(x ∘ d ∘ w))
+  /// Numerics  a row whose d is exactly 0 contributes nothing, whatever x is
+  template <class T, class Sum>
+  void row_backward(const T* x, std::ptrdiff_t step, const TensorView<const T, 1>& weight, Accumulator<T>* d,
+                    Sum* sums) const {
+    using A = Accumulator<T>;
+    using mha::sqrt;
+    const Index n = weight.extent[0];
+    bool any = false;
+    for (Index i = 0; i < n; ++i) any = any || !(d[i] == A(0));
+    if (!any) return;
+    A square(0), along(0);
+    for (Index i = 0; i < n; ++i) {
+      const A z(x[i * step]);
+      square += z * z;
+      along += z * d[i] * A(weight(i));
+    }
+    const A inverse = A(1) / sqrt(square / A(n) + static_cast<A>(eps));
+    const A back = inverse * inverse * along / A(n);
+    for (Index i = 0; i < n; ++i) {
+      const A z(x[i * step]);
+      sums[i] += Sum(d[i] * z * inverse);
+      d[i] = inverse * (d[i] * A(weight(i)) - z * back);
+    }
+  }
+
   template <class T> void apply(const TensorView<T, 4>& x, const TensorView<const T, 1>& weight) const {
     detail::run_serially(items<T>(x, weight));
   }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -46,6 +47,16 @@ TEST(GatedHeads, MultipliesInTheAccumulatorAndReadsAnyStrides) {
   const float gates[2] = {10, 100};
   mha::GatedHeads::apply(mha::view_bhld(heads.data(), 1, 2, 2, 2), mha::view(gates, 2));
   EXPECT_EQ(heads, (std::vector<float>{10, 20, 30, 40, 500, 600, 700, 800}));
+}
+
+TEST(GatedHeads, BackwardOfARowAddsNothingWhereItsGradientIsZero) {
+  const double x[3] = {2, std::numeric_limits<double>::quiet_NaN(), -4};
+  double d[3] = {1, 0, 0.5};
+  const double sum = mha::GatedHeads::row_backward<double, double>(x, 3, 3., d);
+  EXPECT_EQ(sum, 2 - 2);
+  EXPECT_EQ(d[0], 3);
+  EXPECT_EQ(d[1], 0);
+  EXPECT_EQ(d[2], 1.5);
 }
 
 }  // namespace

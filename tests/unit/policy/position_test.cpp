@@ -300,4 +300,17 @@ TEST(Rotary, WantsScalingsInRange) {
             "Rotary: base 10000.000000 is scaled to inf, it must stay a positive finite number");
 }
 
+TEST(Rotary, TurnsBackByTheSameAngles) {
+  const mha::Rotary<mha::Interleaved> rotary{.base = 100, .dims = 4};
+  mha::Tensor<double, 4> x(2, 3, 2, 6);
+  double n = 0;
+  for (double& value : x) value = std::sin(++n);
+  const auto before = x;
+  const auto run = [](const auto& items) { mha::detail::run_serially(items); };
+  rotary.for_each_items(x.view(), mha::RowPositions{mha::Origins(70)}, run);
+  EXPECT_GT(std::abs(x(0, 0, 0, 0) - before(0, 0, 0, 0)), 1e-3);
+  rotary.for_each_items_back(x.view(), mha::RowPositions{mha::Origins(70)}, run);
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x.data()[i], before.data()[i], 1e-14);
+}
+
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -65,6 +66,42 @@ TEST(QkNorm, SumsInTheAccumulatorAndFollowsStrides) {
   QkNorm{.eps = 0}.apply<float>(mha::view_bhld(heads, 1, 1, 2, 2), mha::view(weights, 2));
   EXPECT_FLOAT_EQ(heads[0], 3 / std::sqrt(12.5f));
   EXPECT_FLOAT_EQ(heads[1], 40 / std::sqrt(12.5f));
+}
+
+TEST(QkNorm, BackwardOfARowIsItsDerivative) {
+  const QkNorm norm{.eps = 0.25};
+  const double weights[3] = {1.5, -2, 0.5};
+  const auto weight = mha::view(weights, 3);
+  double x[6] = {1, 9, -0.5, 9, 2, 9};  // every second one
+  const double given[3] = {0.3, -1, 0.7};
+  const auto loss = [&](const double* w) {
+    double y[3] = {x[0], x[2], x[4]}, sum = 0;
+    norm.apply<double>(mha::TensorView<double, 4>{y, {1, 1, 1, 3}, {3, 3, 3, 1}}, mha::view(w, 3));
+    for (int i = 0; i < 3; ++i) sum += given[i] * y[i];
+    return sum;
+  };
+  double d[3] = {given[0], given[1], given[2]}, sums[3] = {1, 1, 1};
+  norm.row_backward<double>(x, 2, weight, d, sums);
+  constexpr double h = 1e-5;
+  for (int i = 0; i < 3; ++i) {
+    const double at = x[2 * i];
+    x[2 * i] = at + h;
+    const double up = loss(weights);
+    x[2 * i] = at - h;
+    const double down = loss(weights);
+    x[2 * i] = at;
+    EXPECT_NEAR(d[i], (up - down) / (2 * h), 1e-9);
+    double moved[3] = {weights[0], weights[1], weights[2]};
+    moved[i] += 1;
+    EXPECT_NEAR(sums[i], 1 + loss(moved) - loss(weights), 1e-12) << "linear in the weight";
+  }
+  // A row whose gradient is 0 contributes nothing.
+  double zero[3] = {0, 0, 0};
+  x[0] = std::numeric_limits<double>::quiet_NaN();
+  const double before = sums[0];
+  norm.row_backward<double>(x, 2, weight, zero, sums);
+  EXPECT_EQ(zero[0], 0);
+  EXPECT_EQ(sums[0], before);
 }
 
 }  // namespace

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+
+#include "../block/arguments.hpp"
+#include "../call.hpp"
+#include "../core/check.hpp"
+#include "../core/view.hpp"
+#include "../launch.hpp"
+#include "cache_step.hpp"
+#include "sequence.hpp"
+
+/// What a layer's backward() and a call that records are given, and what is refused.
+namespace mha::inline MHA_NAMESPACE {
+
+template <class T, class B> class LayerTape;
+
+/// Where backward() writes the gradient of a memory: layer.backward(dy, tape, gradients, mha::memory_into(d_memory)).
+///
+/// Shapes    those of the memory
+template <class View> struct MemoryInto { View to; };
+template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto memory_into(Owner&& owner) {
+  constexpr bool lasts = detail::view_lasts<Owner>();
+  constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
+  static_assert(lasts && writable,
+                "mha: memory_into(m) of a temporary or a constant m: the gradient cannot be written there: name m "
+                "first, and not const (see mha/layer/backward_call.hpp)");
+  using Result = MemoryInto<TensorView<ScalarOf<Owner>, detail::ViewOf<Owner>::rank>>;
+  if constexpr (lasts && writable)
+    return Result{view(owner)};
+  else
+    return Result{};
+}
+
+namespace detail {
+
+template <class T> constexpr bool is_memory_into = false;
+template <class V> constexpr bool is_memory_into<MemoryInto<V>> = true;
+template <class E>
+concept MemoryIntoArgument = is_memory_into<std::remove_cvref_t<E>>;
+
+/// Where memory_into(m) among a call's arguments sends the gradient, (B, L, E); null data without one.
+template <class T> constexpr TensorView<T, 3> find_memory_into() { return {}; }
+template <class T, class E, class... Rest>
+constexpr TensorView<T, 3> find_memory_into(const E& first, const Rest&... rest) {
+  if constexpr (MemoryIntoArgument<E>) {
+    constexpr bool same = std::is_same_v<ScalarOf<decltype(first.to)>, T>;
+    static_assert(same, "mha: memory_into(m) has another scalar than the layer (see mha/layer/backward_call.hpp)");
+    if constexpr (same)
+      return with_batch(first.to);
+    else
+      return {};
+  } else {
+    return find_memory_into<T>(rest...);
+  }
+}
+
+/// The sentences for what backward() may be given after the gradients.
+template <class... Extra> constexpr void check_layer_backward_arguments() {
+  static_assert(
+      ((IntoArgument<Extra> || MemoryIntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+      "mha: after the gradients backward() takes mha::into(dx), mha::memory_into(d_memory), a Workspace and a "
+      "backend; masks and scores are those that the tape has recorded (see mha/layer/backward_call.hpp)");
+  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(MemoryIntoArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+                "mha: mha::into(dx), mha::memory_into(d_memory), a Workspace and a backend may be given once each "
+                "(see mha/layer/backward_call.hpp)");
+}
+
+/// In the list of a call's arguments a tape and a memory count as masks that hide nothing.
+template <class E> using BesideTape = std::conditional_t<LayerTapeArgument<E> || MemoryArgument<E>, Full, E>;
+
+/// Whether what a call reads is still there in its backward pass.
+template <class E> constexpr bool outlasts_call() {
+  if constexpr (Sequence<E>)
+    return view_lasts<E>();
+  else
+    return true;
+}
+
+/// The sentences for a call that records: layer(x, tape, …).
+template <class T, class B, class X, class... Extra> constexpr bool check_recording() {
+  check_memory_of<B, std::remove_cvref_t<X>>();
+  constexpr bool lasts = outlasts_call<X>() && (outlasts_call<Extra>() && ...);
+  static_assert(lasts,
+                "mha: a call on a tape reads a temporary x or memory, which would be gone before the backward pass "
+                "reads it again: name it first (see mha/layer/tape.hpp)");
+  constexpr bool sources = !(LayerStepArgument<Extra> || ...) && !(is_key_values<std::remove_cvref_t<Extra>> || ...);
+  static_assert(sources,
+                "mha: a tape records calls on x, or on x and the rows of a memory: keys and values of a cache or of "
+                "project_memory() have no backward pass (see mha/layer/tape.hpp)");
+  constexpr bool one = (0 + ... + int(LayerTapeArgument<Extra>)) == 1;
+  static_assert(one, "mha: a call is recorded on one tape (see mha/layer/tape.hpp)");
+  constexpr bool fits =
+      ((!LayerTapeArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, LayerTape<T, B>>)&&...);
+  static_assert(fits,
+                "mha: the tape is of another scalar or backend than the layer: auto tape = layer.tape() "
+                "(see mha/layer/tape.hpp)");
+  constexpr bool named = ((!LayerTapeArgument<Extra> || std::is_same_v<Extra, LayerTape<T, B>&>)&&...);
+  static_assert(named || !fits,
+                "mha: a call records on a tape that has a name and is not const: auto tape = layer.tape() "
+                "(see mha/layer/tape.hpp)");
+  if constexpr (lasts && sources && one && named) {
+    check_layer_arguments<BesideTape<Extra>...>();
+    return true;
+  }
+  return false;
+}
+
+/// The tape among a call's arguments.
+template <class Tape, class E, class... Rest> Tape& given_tape(E& first, Rest&... rest) {
+  if constexpr (LayerTapeArgument<E>)
+    return first;
+  else
+    return given_tape<Tape>(rest...);
+}
+
+/// Whether two views share an element, as far as that can be told.
+template <class A, class B> bool meet(const TensorView<A, 3>& a, const TensorView<B, 3>& b) {
+  for (int axis = 0; axis < 3; ++axis)
+    if (a.extent[axis] != b.extent[axis]) return may_overlap(a, b);
+  return share_elements(a, b);
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

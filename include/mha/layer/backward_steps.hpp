@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "../backend/backend.hpp"
+#include "../block/rows.hpp"
+#include "../core/copy.hpp"
+#include "../core/view.hpp"
+#include "dense_backward.hpp"
+#include "gradients.hpp"
+#include "parameters.hpp"
+#include "recorded.hpp"
+#include "sequence.hpp"
+
+/// The backward pass of what a layer does before and after its attention.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The gradient of x after its position becomes that of x before, in place.
+template <class B, class A, class Position>
+void run_position_backward(const Position& position, const TensorView<A, 4>& gradient, const RowPositions& at,
+                           const ItemsOn<B>& run) {
+  if constexpr (requires { position.for_each_items_back(gradient, at, run); }) {
+    position.for_each_items_back(gradient, at, run);
+  } else {
+    static_assert(
+        !requires { position.for_each_items(gradient, at, run); } && !requires { position.apply(gradient, at.first); },
+        "mha: this position has no backward pass: it has no member for_each_items_back(gradient, at, f) "
+        "(see mha/policy/position.hpp)");
+  }
+}
+
+/// What a backward pass reads, and where it writes.
+template <class T> struct BackwardTensors {
+  using A = Accumulator<T>;
+
+  const RecordedTensors<T>& recorded;
+  TensorView<const T, 3> dy;
+  TensorView<T, 3> dx, d_memory;
+  TensorView<const T, 2> gated;  ///< the heads' outputs as they enter the output projection (B·L, Hq·Dv)
+  TensorView<T, 4> d_heads;
+  TensorView<A, 4> d_q, d_key, d_value;  ///< side by side where they are made from the same rows
+};
+
+/// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are.
+template <class T, class B, class Policies> class LayerBackwardSteps final : public BackwardSteps {
+  using A = Accumulator<T>;
+  using Workspace = typename B::Workspace;
+  using Norm = typename Policies::Norm;
+  using Position = typename Policies::Position;
+  using Concat = typename Policies::Concat;
+  using Output = typename Policies::Output;
+  using Part = DensePart<T>;
+
+ public:
+  LayerBackwardSteps(const Norm& norm, const Position& position, const ParameterViews<const T>& w,
+                     const BackwardTensors<T>& tensors, LayerGradients<A>& gradients, const B& backend,
+                     Workspace& workspace, typename Workspace::Frame& frame)
+      : norm_(norm),
+        position_(position),
+        w_(w),
+        tensors_(tensors),
+        recorded_(tensors.recorded),
+        gradients_(gradients),
+        backend_(backend),
+        workspace_(workspace),
+        items_{backend, workspace},
+        dense_(backend, workspace),
+        d_heads_(tensors.d_heads),
+        d_q_(tensors.d_q),
+        d_key_(tensors.d_key),
+        d_value_(tensors.d_value) {
+    sinks_ = recorded_.sinks > 0 ? frame.template take<LongSum<A>>(static_cast<std::size_t>(recorded_.sinks)) : nullptr;
+    for (Index h = 0; h < recorded_.sinks; ++h) sinks_[h] = LongSum<A>(0);
+  }
+
+  /// Where the attention adds the gradients of the sink's logits (Hq); null if there are none.
+  LongSum<A>* sinks() const { return sinks_; }
+
+  /// dy back to the heads' outputs.
+  void before() override {
+    auto frame = workspace_.frame();
+    const TensorView<const T, 2> dy = as_rows(tensors_.dy, frame, items_);
+    const TensorView<T, 2> to = rows_of(d_heads_);
+    if constexpr (Output::has_weights) {
+      const Part part[] = {output_part<T>(w_.output.weight, gradients_.output.weight, gradients_.output.bias)};
+      dense_.add_weights(tensors_.gated, dense_.widened(dy, frame), part);
+      if (to.size() > 0) backend_.gemm(GemmCall<T>{dy, transposed(w_.output.weight), {}, to}, workspace_);
+    } else {
+      items_(copy_items(dy, to));
+    }
+    if constexpr (Concat::has_gates) gates();
+  }
+
+  /// Gradients of Q, K and V back to the rows that they were made from.
+  void after(const RowPositions& queries, const RowPositions& keys) override {
+    run_position_backward<B, A>(position_, d_q_, queries, items_);
+    run_position_backward<B, A>(position_, d_key_, keys, items_);
+    if constexpr (Norm::has_weights) {
+      norm(recorded_.q_before_norm, w_.query_norm, d_q_, gradients_.query_norm);
+      norm(recorded_.key_before_norm, w_.key_norm, d_key_, gradients_.key_norm);
+    }
+    const Part parts[] = {{w_.query, gradients_.query}, {w_.key, gradients_.key}, {w_.value, gradients_.value}};
+    const std::span<const Part> all(parts);
+    if (!recorded_.cross) {
+      project(recorded_.x, d_q_, all, tensors_.dx);
+    } else {
+      project(recorded_.x, d_q_, all.first(1), tensors_.dx);
+      project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
+    }
+    for (Index h = 0; h < recorded_.sinks; ++h) gradients_.sink(h) += static_cast<A>(sinks_[h]);
+  }
+
+ private:
+  /// Sums over the rows (b, l) of d of what f(b, l, sums) adds.
+  template <class U, class F> void add_sums(const TensorView<U, 4>& d, const F& f, const TensorView<A, 1>& to) const {
+    const Index length = d.extent[1];
+    const auto row = [f, length](std::ptrdiff_t i, LongSum<A>* sums) {
+      f(static_cast<Index>(i / length), static_cast<Index>(i % length), sums);
+    };
+    const Index cost = 4 * d.extent[2] * d.extent[3];
+    add_row_sums<A>(std::ptrdiff_t{d.extent[0]} * length, cost, row, to, items_);
+  }
+
+  void gates() const {
+    constexpr bool has = requires(const T* x, T* d) {
+      Concat::template row_backward<T, LongSum<A>>(x, Index{}, *x, d);
+    };
+    static_assert(has,
+                  "mha: this concatenation has no backward pass: it has no member row_backward(x, n, gate, d) "
+                  "(see mha/policy/concat.hpp)");
+    if constexpr (has)
+      add_sums(
+          d_heads_,
+          [x = recorded_.heads, d = d_heads_, gate = w_.gate](Index b, Index l, LongSum<A>* sums) {
+            for (Index h = 0; h < d.extent[2]; ++h)
+              sums[h] += Concat::template row_backward<T, LongSum<A>>(x.pointer(b, l, h, 0), d.extent[3], gate(h),
+                                                                      d.pointer(b, l, h, 0));
+          },
+          gradients_.gate);
+  }
+
+  /// d, the gradient of normed rows, becomes that of the rows before.
+  void norm(const TensorView<const T, 4>& x, const TensorView<const T, 1>& weight, const TensorView<A, 4>& d,
+            const TensorView<A, 1>& to) const {
+    constexpr bool has = requires(const Norm& n, LongSum<A>* sums) {
+      n.row_backward(x.data, x.stride[3], weight, d.data, sums);
+    };
+    static_assert(has,
+                  "mha: this norm has no backward pass: it has no member row_backward(x, step, weight, d, sums) "
+                  "(see mha/policy/qk_norm.hpp)");
+    if constexpr (has)
+      add_sums(
+          d,
+          [x, weight, d, n = norm_](Index b, Index l, LongSum<A>* sums) {
+            for (Index h = 0; h < d.extent[2]; ++h)
+              n.row_backward(x.pointer(b, l, h, 0), x.stride[3], weight, d.pointer(b, l, h, 0), sums);
+          },
+          to);
+  }
+
+  /// What was made from these rows by `parts`, the gradients of which lie beside each other from `first` on.
+  void project(const TensorView<const T, 3>& from, const TensorView<A, 4>& first, std::span<const Part> parts,
+               const TensorView<T, 3>& to) const {
+    auto frame = workspace_.frame();
+    Index width = 0;
+    for (const Part& part : parts) width += part.columns();
+    const TensorView<const A, 2> d{first.data, {from.extent[0] * from.extent[1], width}, {width, 1}};
+    dense_.add_weights(as_rows(from, frame, items_), d, parts);
+    if (to.size() == 0) return;
+    into_rows(
+        to, frame, [&](const TensorView<T, 2>& rows) { dense_.rows(d, parts, rows); }, items_);
+  }
+
+  const Norm& norm_;
+  const Position& position_;
+  const ParameterViews<const T> w_;
+  const BackwardTensors<T> tensors_;
+  const RecordedTensors<T>& recorded_;
+  LayerGradients<A>& gradients_;
+  const B& backend_;
+  Workspace& workspace_;
+  const ItemsOn<B> items_;
+  const DenseBackward<T, B> dense_;
+  const TensorView<T, 4> d_heads_;
+  const TensorView<A, 4> d_q_, d_key_, d_value_;
+  LongSum<A>* sinks_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include "../backend/backend.hpp"
+#include "../core/copy.hpp"
+#include "../core/items.hpp"
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "../policy/projection.hpp"
+
+/// The backward pass of dense products, by the backend's own products.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Sums over many rows, in an order that does not depend on the threads: those of 64 rows each, then of these in order.
+/// row(i, sums) adds what row i has.
+template <class Sum, class Row> struct BlockSums {
+  static constexpr std::ptrdiff_t block = 64;
+
+  std::ptrdiff_t rows;  ///< blocks
+  Index columns, cost;
+  std::ptrdiff_t length;
+  std::size_t count;
+  Sum* partial;
+  Row row;
+
+  void operator()(std::ptrdiff_t n, Index) const {
+    Sum* const sums = partial + static_cast<std::size_t>(n) * count;
+    std::fill_n(sums, count, Sum(0));
+    for (std::ptrdiff_t i = n * block; i < std::min(length, (n + 1) * block); ++i) row(i, sums);
+  }
+};
+
+/// to += Σ over `length` rows of what row(i, sums) adds to as many sums; `cost` is that of a row.
+///
+/// Numerics  sums in LongSum<A>, rounded once; the same bits for any number of threads
+template <class A, class B, class Row>
+void add_row_sums(std::ptrdiff_t length, Index cost, const Row& row, const TensorView<A, 1>& to,
+                  const ItemsOn<B>& items) {
+  using Sum = LongSum<A>;
+  using Sums = BlockSums<Sum, Row>;
+  if (length == 0 || to.extent[0] == 0) return;
+  auto frame = items.workspace.frame();
+  const auto count = static_cast<std::size_t>(to.extent[0]);
+  const std::ptrdiff_t blocks = (length - 1) / Sums::block + 1;
+  Sum* const partial = frame.template take<Sum>(static_cast<std::size_t>(blocks) * count);
+  items(Sums{blocks, 1, static_cast<Index>(std::min<std::ptrdiff_t>(cost, longest_axis / Sums::block) * Sums::block),
+             length, count, partial, row});
+  for (std::ptrdiff_t n = 1; n < blocks; ++n)
+    for (std::size_t j = 0; j < count; ++j) partial[j] += partial[static_cast<std::size_t>(n) * count + j];
+  for (Index j = 0; j < to.extent[0]; ++j) to(j) += static_cast<A>(partial[j]);
+}
+
+/// to = from in another scalar, or to += from.
+///
+/// Shapes    (M, N)
+template <class From, class To, bool adds = false> struct ConvertItems {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const From, 2> from;
+  TensorView<To, 2> to;
+
+  void operator()(std::ptrdiff_t i, Index j) const { put(from(i, j), to(i, j)); }
+
+  void run_rows(std::ptrdiff_t begin, std::ptrdiff_t end) const {
+    const bool in_rows = from.stride[1] == 1 && to.stride[1] == 1;
+    for (std::ptrdiff_t i = begin; i < end; ++i) {
+      const From* const x = from.data + i * from.stride[0];
+      To* const y = to.data + i * to.stride[0];
+      if (in_rows)
+        for (Index j = 0; j < columns; ++j) put(x[j], y[j]);
+      else
+        for (Index j = 0; j < columns; ++j) put(x[j * from.stride[1]], y[j * to.stride[1]]);
+    }
+  }
+
+ private:
+  static void put(const From& x, To& y) {
+    using A = Accumulator<To>;
+    if constexpr (adds)
+      y += To(A(x));
+    else
+      y = To(A(x));
+  }
+};
+template <bool adds, class From, class To>
+ConvertItems<From, To, adds> convert_items(const TensorView<const From, 2>& from, const TensorView<To, 2>& to) {
+  return {to.extent[0], to.extent[1], 1, from, to};
+}
+
+/// Marks the rows of d that are exactly 0.
+template <class A> struct ZeroRows {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const A, 2> d;
+  bool* zero;
+
+  void operator()(std::ptrdiff_t i, Index) const {
+    bool all = true;
+    for (Index j = 0; j < d.extent[1] && all; ++j) all = d(i, j) == A(0);
+    zero[i] = all;
+  }
+};
+
+/// The weights of one dense product of a layer, and their gradients.
+template <class T> struct DensePart {
+  HeadWeights<const T> weights;
+  HeadWeights<Accumulator<T>> gradient;
+
+  Index columns() const { return gradient.head_count() * gradient.head_dim(); }
+};
+
+/// f(first column, matrix) for the weights of a product: once for all heads that lie side by side.
+template <class T, class F> void for_each_matrix(const HeadWeights<T>& w, const F& f) {
+  if (w.is_matrix()) return f(Index{0}, w.matrix());
+  for (Index h = 0; h < w.head_count(); ++h) f(h * w.head_dim(), w.head(h));
+}
+
+/// An output projection as a part: one head.
+template <class T>
+DensePart<T> output_part(const TensorView<const T, 2>& w, const TensorView<Accumulator<T>, 2>& dw,
+                         const TensorView<Accumulator<T>, 1>& db) {
+  using A = Accumulator<T>;
+  HeadWeights<A> gradient{{dw.data, {1, dw.extent[0], dw.extent[1]}, {0, dw.stride[0], dw.stride[1]}}, {}};
+  if (db.data != nullptr) gradient.bias = {db.data, {1, db.extent[0]}, {0, db.stride[0]}};
+  return {{{w.data, {1, w.extent[0], w.extent[1]}, {0, w.stride[0], w.stride[1]}}, {}}, gradient};
+}
+
+/// The backward pass of products rows · W_n + b_n of the same rows, the gradients of whose results lie side by side.
+///
+/// Formula   dW_n += rowsᵀ · d_n,  db_n += Σ_i d_n(i),  d_rows = Σ_n d_n · W_nᵀ
+/// Shapes    rows (M, K)  d (M, Σ N)  W_n (K, N) by heads  b_n (N)
+/// Numerics  in Accumulator<T>; the bits do not depend on the threads; a row whose gradient is exactly 0 adds nothing
+/// to
+///           dW, whatever stands in it
+template <class T, class B> class DenseBackward {
+  using A = Accumulator<T>;
+  using Workspace = typename B::Workspace;
+  using Parts = std::span<const DensePart<T>>;
+
+ public:
+  DenseBackward(const B& backend, Workspace& workspace)
+      : backend_(backend), workspace_(workspace), items_{backend, workspace} {}
+
+  void add_weights(const TensorView<const T, 2>& rows, const TensorView<const A, 2>& d, Parts parts) const {
+    const Index m = d.extent[0], k = rows.extent[1], n = d.extent[1];
+    if (m == 0) return;
+    auto frame = workspace_.frame();
+    const TensorView<A, 2> turned = take(frame, k, m);
+    const TensorView<const A, 2> wide = widened(rows, frame);
+    items_(copy_items(transposed(wide), turned));
+    bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));
+    items_(ZeroRows<A>{m, 1, n, d, zero});
+    for (Index i = 0; i < m; ++i)
+      if (zero[i])
+        for (Index e = 0; e < k; ++e) turned(e, i) = A(0);
+    const TensorView<A, 2> sum = take(frame, k, n);
+    backend_.gemm(GemmCall<A>{turned, d, {}, sum}, workspace_);
+    Index first = 0;
+    for (const DensePart<T>& part : parts) {
+      for_each_matrix(part.gradient, [&](Index column, const TensorView<A, 2>& to) {
+        items_(convert_items<true>(columns_of<const A>(sum, first + column, to.extent[1]), to));
+      });
+      first += part.columns();
+    }
+    first = 0;
+    for (const DensePart<T>& part : parts) {
+      const Index columns = part.columns();
+      if (part.gradient.bias.data != nullptr) {
+        const auto own = columns_of<const A>(d, first, columns);
+        const auto row = [own](std::ptrdiff_t i, LongSum<A>* sums) {
+          const A* const from = own.data + i * own.stride[0];
+          for (Index j = 0; j < own.extent[1]; ++j) sums[j] += LongSum<A>(from[j * own.stride[1]]);
+        };
+        add_row_sums<A>(m, columns, row, part.gradient.bias_row(), items_);
+      }
+      first += columns;
+    }
+  }
+
+  /// to (M, K) = Σ d_n · W_nᵀ.
+  void rows(const TensorView<const A, 2>& d, Parts parts, const TensorView<T, 2>& to) const {
+    if (to.size() == 0) return;
+    auto frame = workspace_.frame();
+    const TensorView<A, 2> beside = take(frame, to.extent[1], d.extent[1]);
+    Index first = 0;
+    for (const DensePart<T>& part : parts) {
+      for_each_matrix(part.weights, [&](Index column, const TensorView<const T, 2>& w) {
+        items_(convert_items<false>(w, columns_of<A>(beside, first + column, w.extent[1])));
+      });
+      first += part.columns();
+    }
+    const TensorView<const A, 2> turned = transposed(TensorView<const A, 2>(beside));
+    if constexpr (std::is_same_v<T, A>) {
+      backend_.gemm(GemmCall<A>{d, turned, {}, to}, workspace_);
+    } else {
+      const TensorView<A, 2> sum = take(frame, to.extent[0], to.extent[1]);
+      backend_.gemm(GemmCall<A>{d, turned, {}, sum}, workspace_);
+      items_(convert_items<false>(TensorView<const A, 2>(sum), to));
+    }
+  }
+
+  /// Rows as accumulators: where they are, or in memory of the frame.
+  template <class Frame> TensorView<const A, 2> widened(const TensorView<const T, 2>& rows, Frame& frame) const {
+    if constexpr (std::is_same_v<T, A>) {
+      return rows;
+    } else {
+      const TensorView<A, 2> wide = take(frame, rows.extent[0], rows.extent[1]);
+      items_(convert_items<false>(rows, wide));
+      return wide;
+    }
+  }
+
+ private:
+  template <class Frame> static TensorView<A, 2> take(Frame& frame, Index rows, Index columns) {
+    checked_product("backward", "a matrix of the call", {rows, columns});
+    return view(frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns)), rows,
+                columns);
+  }
+  template <class U, class V> static TensorView<U, 2> columns_of(const TensorView<V, 2>& v, Index first, Index count) {
+    return {v.data + first * v.stride[1], {v.extent[0], count}, {v.stride[0], v.stride[1]}};
+  }
+
+  const B& backend_;
+  Workspace& workspace_;
+  ItemsOn<B> items_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "../policy/role.hpp"
+
+/// What the parts of a layer's backward pass hand to each other.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The tensors of a recorded call.
+///
+/// Shapes    x (B, Lq, E)  memory (B, Lk, E_kv), x itself if not cross-attention  q, key, value, heads (B, L, H, D), of
+///           heads before the gates; null data for what there is none of
+template <class T> struct RecordedTensors {
+  Index sinks = 0;
+  bool cross = false;
+  TensorView<const T, 3> x{}, memory{};
+  TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};
+};
+
+/// What surrounds attention in the backward pass of a layer.
+class BackwardSteps {
+ public:
+  virtual void before() = 0;
+  virtual void after(const RowPositions& queries, const RowPositions& keys) = 0;
+
+ protected:
+  ~BackwardSteps() = default;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backend.hpp"
+#include "../backend/backward.hpp"
+#include "../call.hpp"
+#include "../core/tensor.hpp"
+#include "../core/view.hpp"
+#include "../launch.hpp"
+#include "../tape.hpp"
+#include "recorded.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+template <class T, Backend B, class Policies> class TrainableLayer;
+
+namespace detail {
+
+/// Arrays of T that are kept from call to call.
+template <class T> class KeptArrays {
+  static constexpr std::size_t most = 8;
+  struct Array {
+    std::unique_ptr<T[], AlignedDelete> memory;
+    std::size_t size = 0;
+  };
+
+ public:
+  /// Memory for a call that may still be refused: the arrays that are kept change in keep() only. The n-th take() of
+  /// every call is of the same array.
+  class Draft {
+   public:
+    explicit Draft(KeptArrays& of) : of_(of) {}
+    template <class U> U* take(std::size_t n) {
+      static_assert(std::is_same_v<U, T>);
+      const std::size_t i = used_++;
+      require(i < most, "tape: more than ", most, " arrays are wanted");
+      if (n <= of_.arrays_[i].size) return of_.arrays_[i].memory.get();
+      grown_[i] = {aligned_array<T>(n), n};
+      return grown_[i].memory.get();
+    }
+    void keep() {
+      for (std::size_t i = 0; i < most; ++i)
+        if (grown_[i].size > 0) of_.arrays_[i] = std::move(grown_[i]);
+    }
+
+   private:
+    KeptArrays& of_;
+    std::array<Array, most> grown_;
+    std::size_t used_ = 0;
+  };
+
+ private:
+  std::array<Array, most> arrays_;
+};
+
+/// A value of some type derived from Base, in memory that is kept from value to value.
+template <class Base> class InPlace {
+ public:
+  InPlace() = default;
+  InPlace(InPlace&& other) noexcept
+      : memory_(std::move(other.memory_)),
+        size_(std::exchange(other.size_, 0)),
+        held_(std::exchange(other.held_, nullptr)) {}
+  InPlace& operator=(InPlace&& other) noexcept {
+    if (this == &other) return *this;
+    reset();
+    memory_ = std::move(other.memory_);
+    size_ = std::exchange(other.size_, 0);
+    held_ = std::exchange(other.held_, nullptr);
+    return *this;
+  }
+  ~InPlace() { reset(); }
+
+  const Base* get() const { return held_; }
+
+  template <class D> void emplace(D&& value) {
+    using Value = std::remove_cvref_t<D>;
+    static_assert(alignof(Value) <= alignment,
+                  "mha: a policy is aligned to more than mha::alignment (see "
+                  "mha/config.hpp)");
+    reset();
+    if (sizeof(Value) > size_) {
+      memory_ = aligned_array<std::byte>(sizeof(Value));
+      size_ = sizeof(Value);
+    }
+    held_ = new (memory_.get()) Value(std::forward<D>(value));
+  }
+
+ private:
+  void reset() {
+    if (held_ != nullptr) std::exchange(held_, nullptr)->~Base();
+  }
+
+  std::unique_ptr<std::byte[], AlignedDelete> memory_;
+  std::size_t size_ = 0;
+  Base* held_ = nullptr;
+};
+
+/// The tensors of a layer's attention in the backward pass.
+template <class T> struct HeadGradients {
+  TensorView<const T, 4> q, key, value, out, d_out;
+  GradientTo<T> d_q, d_key, d_value;
+  LongSum<Accumulator<T>>* sink = nullptr;
+};
+
+/// The policies of a recorded call, whatever their types.
+template <class T, class B> class RecordedPolicies {
+ public:
+  virtual ~RecordedPolicies() = default;
+  /// Checks the policies' data again, then steps.before(), the backward pass of attention, steps.after().
+  virtual void backward(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads,
+                        BackwardSteps& steps, typename B::Workspace& workspace) const = 0;
+};
+
+template <class T, class B, class M, class S, class Sink> class PoliciesOf final : public RecordedPolicies<T, B> {
+ public:
+  PoliciesOf(const M& mask, const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options)
+      : mask_(mask), score_(score), sink_(sink), options_(options) {
+    options_.log_sum_exp.reset();
+  }
+
+  void backward(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, BackwardSteps& steps,
+                typename B::Workspace& workspace) const override {
+    constexpr const char* name = "backward";
+    auto frame = workspace.frame();
+    auto forward =
+        checked_call<T, memory_of<B>>(name, heads.q, kv_of(name, heads.q, heads.key, heads.value, options_.ragged),
+                                      mask_, score_, sink_, options_, frame);
+    using F = decltype(forward);
+    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score)> call{
+        forward,   heads.out,   heads.d_out,   {},        tape.level(), tape.sum(),
+        heads.d_q, heads.d_key, heads.d_value, heads.sink};
+    call.key_offsets = forward.kv.offsets.data;
+    tape.require_of(name, forward);
+    steps.before();
+    run_backward(backend, call, workspace);
+    const CallShape& shape = forward.shape;
+    steps.after({shape.origin, forward.q_offsets, shape.batch, shape.queries},
+                {Origins(Index{0}), forward.kv.offsets.data, shape.batch, shape.keys});
+  }
+
+ private:
+  [[no_unique_address]] M mask_;
+  [[no_unique_address]] S score_;
+  [[no_unique_address]] Sink sink_;
+  CallOptions<Accumulator<T>> options_;
+};
+
+}  // namespace detail
+
+/// What a call of a layer leaves for its backward pass. Calls reuse its memory; one tape serves any layers of this
+/// scalar and backend, the last call counts.
+///
+///   auto tape = layer.tape();
+///   const auto y = layer(x, tape, mha::Padding{lengths});
+///   const auto dx = layer.backward(dy, tape, gradients);
+///
+/// Keeps     q, k, v and the heads of every row, two numbers of each softmax row, the call's policies; with QkNorm q
+/// and
+///           k before it too
+/// Borrows   x, the memory, and what the call's policies, Ragged and Origin point at: all must stay as they were until
+///           backward() has run
+template <class T, class B> class LayerTape {
+ public:
+  static constexpr bool is_layer_tape = true;
+  using Scalar = T;
+  using OnBackend = B;
+
+  LayerTape() = default;
+  LayerTape(const LayerTape&) = delete;
+  LayerTape(LayerTape&&) = default;
+  LayerTape& operator=(const LayerTape&) = delete;
+  LayerTape& operator=(LayerTape&&) = default;
+  ~LayerTape() = default;
+
+  /// Whether a call has been recorded.
+  bool recorded() const { return attention_.recorded() && policies_.get() != nullptr; }
+
+ private:
+  template <class, Backend, class> friend class TrainableLayer;
+
+  std::uint64_t version_ = 0;  // of the weights
+  detail::RecordedTensors<T> recorded_;
+  AttentionTape<T, B> attention_;
+  detail::KeptArrays<T> arrays_;
+  detail::InPlace<detail::RecordedPolicies<T, B>> policies_;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backward.hpp"
+#include "../launch.hpp"
+#include "../policy/sink.hpp"
+#include "backward_call.hpp"
+#include "backward_steps.hpp"
+#include "cached_call.hpp"
+#include "config.hpp"
+#include "gradients.hpp"
+#include "products.hpp"
+#include "stages.hpp"
+#include "tape.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+template <class T, Backend B, class Policies> class Layer;  // in layer.hpp
+
+namespace detail {
+
+/// The heads' outputs as rows (B·L, Hq·Dv); gated in memory of the frame.
+template <class B, class Concat, class T, class Frame>
+TensorView<const T, 2> gated_rows(const TensorView<const T, 4>& heads, const TensorView<const T, 1>& gate, Frame& frame,
+                                  const ItemsOn<B>& items) {
+  if constexpr (Concat::has_gates) {
+    const TensorView<T, 4> copy = take_like<T>(frame, heads);
+    items(copy_items(heads, copy));
+    run_gates<B, Concat, T>(copy, gate, items);
+    return rows_of(TensorView<const T, 4>(copy));
+  } else {
+    return rows_of(heads);
+  }
+}
+
+}  // namespace detail
+
+/// A layer with its backward pass, which costs a program nothing that does not call it.
+///
+///   auto tape = layer.tape();
+///   auto gradients = layer.gradients();
+///   y = layer(x, tape, mha::Padding{lengths});
+///   dx = layer.backward(dy, tape, gradients);
+///   layer.update([&](auto& p) { step(p.flat(), gradients.flat()); });
+///
+/// Formula   of L = ⟨dy, y⟩: dW_O = headsᵀ dy, db_O = Σ dy, dheads = dy W_Oᵀ; attention_backward(); rotary turned back,
+///           the norm's derivative; dW_Q = xᵀ dQ, db_Q = Σ dQ, …;  dx = dQ W_Qᵀ + dK W_Kᵀ + dV W_Vᵀ
+/// Source    Vaswani et al. 2017, §3.2.2; Dao et al. 2022, appendix B.2
+template <class T, Backend B, class Policies> class TrainableLayer : public Layer<T, B, Policies> {
+  using Base = Layer<T, B, Policies>;
+  using A = Accumulator<T>;
+  using Norm = typename Policies::Norm;
+  using Concat = typename Policies::Concat;
+  using Output = typename Policies::Output;
+  using Matrix = detail::LayerMatrix;
+  using Rows = TensorView<const T, 3>;
+  using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::mask_,
+      Base::score_, Base::sink_;
+
+  template <class = void> static constexpr bool differentiates() {
+    constexpr bool yes = DifferentiatesAttention<B, T> && detail::computes_on_host<B>;
+    static_assert(yes,
+                  "mha: this backend has no backward pass: train the layer on Cpu or Reference, which have a member "
+                  "attend_backward(call, workspace) (see mha/backend/backward.hpp)");
+    return yes;
+  }
+
+ public:
+  using Workspace = typename B::Workspace;
+  using Tape = LayerTape<T, B>;
+  using Gradients = LayerGradients<A>;
+
+  using Base::Base;
+
+  /// An empty tape for calls of this layer, and of others of its scalar and backend.
+  template <int = 0> [[nodiscard]] auto tape() const {
+    if constexpr (differentiates())
+      return Tape{};
+    else
+      return detail::Refused{};
+  }
+
+  /// Zero gradients of all that this layer learns.
+  template <int = 0> [[nodiscard]] Gradients gradients() const {
+    return {parameters_.size(), sinks(), [this](A* data) { return parameters_.layout(data); }};
+  }
+
+  using Base::operator();
+  /// layer(x, tape, …) and layer(x, memory, tape, …): the call without a tape, which leaves on it what backward() needs
+  /// of it. Its bits are the same.
+  ///
+  /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
+  ///           backward pass has run; the result is no part of them
+  /// Errors    as without; the tape is as it was then
+  // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
+  template <class X, class First, class... Extra>
+  requires(SequenceOf<std::remove_cvref_t<X>, T> &&
+           (detail::LayerTapeArgument<First> || (detail::LayerTapeArgument<Extra> || ...)) &&
+           !detail::misplaced_memory<First, Extra...> &&
+           !detail::has_foreign_memory<typename Base::KeyValues, First, Extra...>) [[nodiscard]] auto
+  operator()(X&& x, First&& first, Extra&&... extra) const {
+    if constexpr (!differentiates() || !detail::check_recording<T, B, X, First, Extra...>())
+      return detail::Refused{};
+    else
+      return record_call(x, first, extra...);
+  }
+
+  /// The gradients of ⟨dy, y⟩ for the call on the tape: those of the parameters are added to `gradients`, that of x is
+  /// returned, or written to mha::into(dx).
+  ///
+  /// Shapes    dy as y  →  dx as x; mha::memory_into(d_memory) as the memory, which a call with one needs
+  /// Then      mha::into(dx), mha::memory_into(d_memory), a Workspace, another value of the backend's type. Masks,
+  ///           scores and all else of the call are on the tape
+  /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
+  ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
+  ///           stands in it
+  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
+  /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights than the
+  ///           layer has now, a size is not the call's, gradients are of another layer, or a result overlaps another,
+  ///           or what is read
+  template <SequenceOf<T> DY, class... Extra>
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
+                Extra&&... extra) const {
+    if constexpr (!differentiates()) {
+      return detail::Refused{};
+    } else {
+      detail::check_layer_backward_arguments<Extra...>();
+      detail::check_memory_of<B, DY>();
+      const auto given = detail::read_sequence(dy);
+      const B& backend = detail::backend_or(backend_, extra...);
+      Workspace own;
+      Workspace& workspace = detail::workspace_or(own, extra...);
+      const TensorView<T, 3> d_memory = detail::find_memory_into<T>(extra...);
+      if constexpr ((detail::IntoArgument<Extra> || ...)) {
+        back(given, tape, gradients, detail::find_into<T>(extra...), d_memory, backend, workspace);
+      } else {
+        auto dx = detail::result_of_rows<B, DY>(given, config_.d_model);
+        back(given, tape, gradients, detail::with_batch(view(dx)), d_memory, backend, workspace);
+        return dx;
+      }
+    }
+  }
+
+ private:
+  Index sinks() const { return std::is_same_v<typename Policies::Sink, NoSink> ? 0 : config_.num_heads; }
+
+  template <class X, class First, class... Extra> auto record_call(const X& x, First& first, Extra&... extra) const {
+    const Rows from = detail::read_sequence(x);
+    if constexpr (Sequence<First>) {
+      return record_into(x, from, Rows(detail::read_memory<B>(first)), true, extra...);
+    } else {
+      return record_into(x, from, from, false, first, extra...);
+    }
+  }
+
+  template <class X, class... Extra>
+  auto record_into(const X&, const Rows& x, const Rows& memory, bool cross, Extra&... extra) const {
+    this->check(x, memory);
+    if constexpr ((detail::IntoArgument<Extra> || ...)) {
+      record(x, memory, cross, detail::find_into<T>(extra...), extra...);
+    } else {
+      auto y = detail::result_of_rows<B, X>(x, this->output_width());
+      record(x, memory, cross, detail::with_batch(view(y)), extra...);
+      return y;
+    }
+  }
+
+  template <class... Extra>
+  MHA_NO_INLINE void record(const Rows& x, const Rows& memory, bool cross, const TensorView<T, 3>& y,
+                            Extra&... extra) const {
+    const Config& c = config_;
+    const Index batch = x.extent[0], length = x.extent[1];
+    Tape& tape = detail::given_tape<Tape>(extra...);
+    detail::require_result(x, y, this->output_width());
+    detail::require(!detail::meet(y, x), "layer: the result overlaps x, which the backward pass of the tape reads");
+    detail::require(!detail::meet(y, memory),
+                    "layer: the result overlaps the memory, which the backward pass of the tape reads");
+    const B& backend = detail::backend_or(backend_, extra...);
+    Workspace own;
+    Workspace& workspace = detail::workspace_or(own, extra...);
+    auto frame = workspace.frame();
+    typename detail::KeptArrays<T>::Draft kept(tape.arrays_);
+    const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
+    const auto heads = detail::head_buffers<T, false>(kept, batch, length, {of_heads})[0];
+    auto made = detail::projected<B>(c, x, memory, true, kept);
+    if constexpr (Norm::has_weights) {
+      made.q_before_norm = detail::take_like<T>(kept, made.q);
+      made.key_before_norm = detail::take_like<T>(kept, made.to_key);
+    }
+    const detail::CallNames names = detail::layer_names(x, memory);
+    const auto given = this->options(batch, memory, extra...);
+    const TensorView<const T, 4> q = made.q;
+    const auto mask = detail::intersect(mask_.there(), detail::collect_masks(extra...));
+    const auto score = detail::chain(score_.there(), detail::collect_scores(extra...));
+    auto call = detail::attend_call<T>(names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged),
+                                       mask, score, sink_.there(), given, frame);
+    detail::require_supported(backend, "layer");
+    detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, std::remove_const_t<decltype(score)>,
+                       typename Policies::Sink>
+        policies(mask, score, sink_.there(), given);
+    call.states = tape.attention_.begin(call);
+    kept.keep();
+    tape.policies_.emplace(std::move(policies));
+    tape.version_ = parameters_.version();
+    tape.recorded_ = {
+        sinks(), cross, x, memory, q, made.key, made.value, heads, made.q_before_norm, made.key_before_norm};
+
+    const auto w = parameters_.views();
+    const detail::ItemsOn<B> items{backend, workspace};
+    this->project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
+    detail::run(backend, call, workspace);
+    const auto rows = detail::gated_rows<B, Concat, T>(heads, w.gate, frame, items);
+    const auto finish = [&](const TensorView<T, 2>& to) {
+      if constexpr (Output::has_weights)
+        products_.run(backend, rows, w, Matrix::output, {&to, 1}, workspace);
+      else
+        items(detail::copy_items(rows, to));
+    };
+    detail::into_rows(y, frame, finish, items);
+    tape.attention_.end();
+  }
+
+  void check_backward(const Rows& dy, const Tape& tape, const Gradients& gradients, const TensorView<T, 3>& dx,
+                      const TensorView<T, 3>& d_memory) const {
+    constexpr const char* name = "backward";
+    using detail::require;
+    require(tape.recorded(), name, ": nothing was recorded on the tape: call layer(x, tape) first");
+    require(tape.version_ == parameters_.version() && tape.recorded_.sinks == sinks(), name,
+            ": the tape was recorded with other weights: by another layer, or before this one's last update() or "
+            "borrow()");
+    require(!parameters_.packed_only(), name, ": of the layer's ", parameters_.size(),
+            " parameters only the packed ones are left, which the backward pass does not read");
+    const Rows &x = tape.recorded_.x, &memory = tape.recorded_.memory;
+    const auto same = [&](const char* of, const Rows& expected, const char* given, const auto& is, Index width) {
+      detail::require_data(name, given, is);
+      detail::require_equal(name, "batch", of, expected.extent[0], given, is.extent[0]);
+      detail::require_equal(name, "length", of, expected.extent[1], given, is.extent[1]);
+      require(is.extent[2] == width, name, ": ", given, " has width ", is.extent[2], ", expected ", width);
+    };
+    same("x", x, "dy", dy, this->output_width());
+    same("x", x, "dx", dx, config_.d_model);
+    require(tape.recorded_.cross || d_memory.data == nullptr, name,
+            ": memory_into() is given, but the call on the tape had no memory");
+    require(!tape.recorded_.cross || d_memory.data != nullptr || memory.size() == 0, name,
+            ": the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
+    if (d_memory.data != nullptr) same("memory", memory, "d_memory", d_memory, config_.kv_model);
+    detail::require_gradients<A>(name, gradients, parameters_.layout(static_cast<A*>(nullptr)));
+    require(gradients.sink.extent[0] == sinks(), name, ": the gradients are of another layer: they have ",
+            gradients.sink.extent[0], " sinks, expected ", sinks());
+    const auto apart = [&](const char* given, const TensorView<T, 3>& to) {
+      const auto from = [&](const char* read, const auto& view) {
+        require(!detail::meet(to, view), name, ": ", given, " overlaps ", read);
+      };
+      from("x", x);
+      from("the memory", memory);
+      from("dy", dy);
+      require(!detail::may_overlap(to, gradients.memory()), name, ": ", given, " overlaps the gradients");
+    };
+    apart("dx", dx);
+    if (d_memory.data != nullptr) apart("d_memory", d_memory);
+    require(d_memory.data == nullptr || !detail::meet(dx, d_memory), name, ": dx overlaps d_memory");
+  }
+
+  MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients& gradients, const TensorView<T, 3>& dx,
+                          const TensorView<T, 3>& d_memory, const B& backend, Workspace& workspace) const {
+    check_backward(dy, tape, gradients, dx, d_memory);
+    detail::require_supported(backend, "backward");
+    auto frame = workspace.frame();
+    const Config& c = config_;
+    const auto& recorded = tape.recorded_;
+    const detail::HeadSizes q{c.num_heads, c.head_dim}, k{c.num_kv_heads, c.head_dim}, v{c.num_kv_heads, c.value_dim},
+        heads{c.num_heads, c.value_dim};
+    const auto w = parameters_.views();
+    const detail::ItemsOn<B> items{backend, workspace};
+    detail::BackwardTensors<T> tensors{recorded, dy, dx, d_memory, {}, {}, {}, {}, {}};
+    tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, frame, items);
+    const Index *const x = recorded.x.extent, *const memory = recorded.memory.extent;
+    tensors.d_heads = detail::head_buffers<T, false>(frame, x[0], x[1], {heads})[0];
+    // Side by side, so that one product makes all gradients of what comes from the same rows.
+    if (!recorded.cross) {
+      const auto all = detail::head_buffers<A, true>(frame, x[0], x[1], {q, k, v});
+      tensors.d_q = all[0], tensors.d_key = all[1], tensors.d_value = all[2];
+    } else {
+      tensors.d_q = detail::head_buffers<A, true>(frame, x[0], x[1], {q})[0];
+      const auto both = detail::head_buffers<A, true>(frame, memory[0], memory[1], {k, v});
+      tensors.d_key = both[0], tensors.d_value = both[1];
+    }
+    detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors, gradients, backend, workspace,
+                                                     frame);
+    const detail::HeadGradients<T> attention{recorded.q,     recorded.key,    recorded.value,
+                                             recorded.heads, tensors.d_heads, tensors.d_q,
+                                             tensors.d_key,  tensors.d_value, steps.sinks()};
+    tape.policies_.get()->backward(backend, tape.attention_, attention, steps, workspace);
+  }
+};
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: mha: this backend has no backward pass: train the layer on Cpu or Reference
+#include <mha/mha.hpp>
+
+// A backend with what the contract asks for and no more.
+struct Minimal {
+  static constexpr const char* name = "Minimal";
+  using Workspace = mha::Workspace;
+  mha::Support supported() const { return {}; }
+  template <class T> void gemm(const mha::GemmCall<T>&, Workspace&) const {}
+  template <class Call> void attend(const Call&, Workspace&) const {}
+  template <class T> const char* explain(const mha::AttendPlan&) const { return name; }
+};
+
+void use(const mha::MultiHeadAttention<float, Minimal>& layer) {
+#ifdef MHA_FAIL
+  static_cast<void>(layer.tape());
+#else
+  static_cast<void>(layer.parameters());
+#endif
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/layer/dense_backward.hpp>
+#include <mha/mha.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+
+/// Two products of the same rows, the second of which has heads with memory of their own.
+template <class T, class B> void expect_loops(double bound) {
+  using A = mha::Accumulator<T>;
+  constexpr Index m = 131, k = 9, first = 10, heads = 3, dim = 5, n = first + heads * dim;
+  support::Random random("dense backward");
+  mha::Tensor<T, 2> rows(m, k), w(k, first), to(m, k);
+  mha::Tensor<T, 3> apart(heads, k, dim);
+  mha::Tensor<A, 2> d(m, n), dw(k, first), db(2, dim), db_apart(heads, dim);
+  mha::Tensor<A, 3> dapart(heads, k, dim);
+  random.fill(rows);
+  random.fill(w);
+  random.fill(apart);
+  random.fill(d);
+  random.fill(dw);
+  random.fill(dapart);
+  random.fill(db);
+  for (Index j = 0; j < n; ++j) d(7, j) = 0;
+  const auto dw_before = dw;
+  const auto dapart_before = dapart;
+  const auto db_before = db;
+  const auto heads_of = [](auto* p, std::ptrdiff_t head, std::ptrdiff_t row, Index count, Index size) {
+    return mha::TensorView<std::remove_pointer_t<decltype(p)>, 3>{p, {count, k, size}, {head, row, 1}};
+  };
+  const mha::detail::DensePart<T> parts[] = {{{heads_of(std::as_const(w).data(), dim, first, 2, dim), {}},
+                                              {heads_of(dw.data(), dim, first, 2, dim), db.view()}},
+                                             {{std::as_const(apart).view(), {}}, {dapart.view(), db_apart.view()}}};
+  mha::Workspace workspace;
+  const B backend;
+  const mha::detail::DenseBackward<T, B> dense(backend, workspace);
+  support::poison_all(to);
+  dense.rows(d.view(), parts, to.view());
+  for (Index e = 0; e < k; ++e) rows(7, e) = static_cast<T>(std::numeric_limits<A>::quiet_NaN());
+  dense.add_weights(rows.view(), d.view(), parts);
+
+  const auto weight = [&](Index e, Index j) {
+    return support::to_double(j < first ? w(e, j) : apart((j - first) / dim, e, (j - first) % dim));
+  };
+  for (Index e = 0; e < k; ++e)
+    for (Index j = 0; j < n; ++j) {
+      const Index h = (j - first) / dim, c = (j - first) % dim;
+      double sum = j < first ? double(dw_before(e, j)) : double(dapart_before(h, e, c));
+      for (Index i = 0; i < m; ++i)
+        if (i != 7) sum += support::to_double(rows(i, e)) * double(d(i, j));
+      EXPECT_NEAR(j < first ? dw(e, j) : dapart(h, e, c), sum, 50 * bound);
+    }
+  for (Index j = 0; j < n; ++j) {
+    double sum = j < first ? double(db_before(j / dim, j % dim)) : 0;
+    for (Index i = 0; i < m; ++i) sum += double(d(i, j));
+    EXPECT_NEAR(j < first ? db(j / dim, j % dim) : db_apart((j - first) / dim, (j - first) % dim), sum, 50 * bound);
+  }
+  for (Index i = 0; i < m; ++i)
+    for (Index e = 0; e < k; ++e) {
+      double sum = 0;
+      for (Index j = 0; j < n; ++j) sum += double(d(i, j)) * weight(e, j);
+      EXPECT_NEAR(support::to_double(to(i, e)), sum, 10 * bound + support::storage_error<T>(sum));
+    }
+}
+
+TEST(DenseBackward, EqualsLoops) {
+  expect_loops<double, mha::Reference>(1e-14);
+  expect_loops<double, mha::Cpu>(1e-14);
+  expect_loops<float, mha::Cpu>(1e-6);
+  expect_loops<mha::half, mha::Cpu>(1e-6);
+}
+
+TEST(AddRowSums, AddsInDoubleWithTheSameBitsForAnyThreads) {
+  constexpr Index m = 40000, n = 3;
+  mha::Tensor<float, 2> d(m, n);
+  support::Random("row sums").fill(d);
+  const auto row = [v = std::as_const(d).view()](std::ptrdiff_t i, double* sums) {
+    for (Index j = 0; j < n; ++j) sums[j] += double(v(i, j));
+  };
+  const auto sums = [&](const auto& backend) {
+    mha::Workspace workspace;
+    mha::Tensor<float, 1> to(n);
+    to(1) = 5;
+    mha::detail::add_row_sums<float>(m, 100, row, to.view(),
+                                     mha::detail::ItemsOn<std::remove_cvref_t<decltype(backend)>>{backend, workspace});
+    return to;
+  };
+  const auto one = sums(mha::CpuWith<mha::Serial>{});
+  for (const int threads : {2, 3}) EXPECT_EQ(support::differing(one, sums(mha::Cpu(mha::ThreadPool(threads)))), 0u);
+  for (Index j = 0; j < n; ++j) {
+    double sum = 0;
+    for (Index i = 0; i < m; ++i) sum += double(d(i, j));
+    EXPECT_EQ(one(j), (j == 1 ? 5.f : 0.f) + float(sum)) << j;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <mha/layer/recorded.hpp>
+
+namespace {
+
+TEST(RecordedTensors, AreOfNoCallAtFirst) {
+  const mha::detail::RecordedTensors<float> recorded;
+  EXPECT_FALSE(recorded.cross);
+  EXPECT_EQ(recorded.x.data, nullptr);
+  EXPECT_EQ(recorded.q_before_norm.data, nullptr);
+}
+
+}  // namespace

@@ -1,0 +1,570 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstddef>
+#include <Eigen/Core>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/mha.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using Reference = mha::Reference;
+using Rows = mha::Tensor<double, 3>;
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+template <class... Policies> using Exact = mha::MultiHeadAttention<double, Reference, Policies...>;
+
+template <class T = double> mha::Tensor<T, 3> random_rows(const std::string& stream, Index b, Index l, Index e) {
+  mha::Tensor<T, 3> x(b, l, e);
+  support::Random(stream).fill(x);
+  return x;
+}
+template <class Layer> void draw(Layer& layer, const std::string& stream) {
+  support::Random random(stream);
+  layer.update([&](auto& p) {
+    for (auto& w : p.flat())
+      w = random.rounded<std::remove_reference_t<decltype(w)>>(random.normal() / std::sqrt(layer.config().d_model));
+  });
+}
+template <class A, class B> double inner(const A& a, const B& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += support::to_double(a.data()[i]) * support::to_double(b.data()[i]);
+  return sum;
+}
+template <class F> std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const mha::ShapeError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+constexpr double step = 0x1p-17;
+
+/// The derivative of loss() by x, which must be written to take effect: set(x).
+template <class Loss, class Set> double quotient(const Loss& loss, double at, const Set& set) {
+  set(at + step);
+  const double up = loss();
+  set(at - step);
+  const double down = loss();
+  set(at);
+  return (up - down) / (2 * step);
+}
+
+/// Gradients of ⟨dy, layer(inputs…, extra…)⟩ against difference quotients, of every element.
+template <class Layer, class Call>
+void expect_parameters(const char* name, Layer& layer, const mha::LayerGradients<double>& g, const Call& loss) {
+  for (std::size_t i = 0; i < g.flat().size(); ++i) {
+    const double expected = quotient(loss, layer.parameters().flat()[i],
+                                     [&](double w) { layer.update([&](auto& p) { p.flat()[i] = w; }); });
+    ASSERT_NEAR(g.flat()[i], expected, 1e-7 * (1 + std::abs(expected))) << name << ", parameter " << i;
+  }
+}
+template <class Loss> void expect_rows(const char* name, const char* of, Rows& x, const Rows& dx, const Loss& loss) {
+  ASSERT_EQ(x.size(), dx.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double expected = quotient(loss, x.data()[i], [&](double value) { x.data()[i] = value; });
+    ASSERT_NEAR(dx.data()[i], expected, 1e-7 * (1 + std::abs(expected))) << name << ", " << of << " " << i;
+  }
+}
+
+template <class Layer, class... Extra>
+void expect_self(const char* name, Layer& layer, Index batch, Index length, const Extra&... extra) {
+  draw(layer, name);
+  Rows x = random_rows(std::string(name) + " x", batch, length, layer.config().d_model);
+  auto tape = layer.tape();
+  const auto plain = layer(x, extra...);
+  const auto y = layer(x, tape, extra...);
+  EXPECT_EQ(support::differing(plain, y), 0u) << name;
+  const Rows dy = random_rows(std::string(name) + " dy", batch, length, y.extent(2));
+  auto g = layer.gradients();
+  const Rows dx = layer.backward(dy, tape, g);
+  const auto loss = [&] { return inner(dy, layer(x, extra...)); };
+  expect_rows(name, "x", x, dx, loss);
+  expect_parameters(name, layer, g, loss);
+}
+
+template <class Layer, class... Extra>
+void expect_cross(const char* name, Layer& layer, Index batch, Index queries, Index keys, const Extra&... extra) {
+  draw(layer, name);
+  Rows x = random_rows(std::string(name) + " x", batch, queries, layer.config().d_model);
+  Rows memory = random_rows(std::string(name) + " memory", batch, keys, layer.config().kv_model);
+  auto tape = layer.tape();
+  const auto y = layer(x, memory, tape, extra...);
+  EXPECT_EQ(support::differing(layer(x, memory, extra...), y), 0u) << name;
+  const Rows dy = random_rows(std::string(name) + " dy", batch, queries, y.extent(2));
+  auto g = layer.gradients();
+  Rows d_memory(batch, keys, layer.config().kv_model);
+  support::poison_all(d_memory);
+  const Rows dx = layer.backward(dy, tape, g, mha::memory_into(d_memory));
+  const auto loss = [&] { return inner(dy, layer(x, memory, extra...)); };
+  expect_rows(name, "x", x, dx, loss);
+  expect_rows(name, "memory", memory, d_memory, loss);
+  expect_parameters(name, layer, g, loss);
+}
+
+struct Bent {
+  template <class T> T operator()(T s, Index, Index h, Index q, Index k) const {
+    return mha::tanh(s * 0.5) * (1 + 0.25 * h) - 0.1 * mha::abs(q - k);
+  }
+};
+
+TEST(TrainableLayer, GradientsOfSelfAttention) {
+  Exact<> plain({.d_model = 6, .num_heads = 3, .bias = true});
+  expect_self("plain", plain, 2, 5);
+  expect_self("one row", plain, 1, 1);
+  expect_self("causal", plain, 1, 4, mha::Causal{});
+  const std::vector<Index> lengths{3, 5};
+  expect_self("padded", plain, 2, 5, mha::Padding{lengths}, Bent{});
+  const std::vector<Index> offsets{0, 3, 3, 7};
+  expect_self("ragged", plain, 1, 7, mha::Ragged{offsets}, mha::Causal{});
+}
+
+TEST(TrainableLayer, GradientsOfGroupsPositionsAndValuesOfAnotherSize) {
+  Exact<mha::GroupedQuery<2>, mha::Causal, mha::Rotary<mha::Interleaved>> grouped(
+      {.d_model = 5, .num_heads = 4, .head_dim = 6, .value_dim = 3, .bias = true, .key_bias = false, .scale = 0.7},
+      mha::Rotary<mha::Interleaved>{.base = 100, .dims = 4});
+  expect_self("grouped", grouped, 2, 4);
+  expect_self("grouped, further on", grouped, 2, 3, mha::Origin{2});
+  const std::vector<Index> offsets{0, 4, 6};
+  expect_self("grouped, ragged", grouped, 1, 6, mha::Ragged{offsets});
+}
+
+TEST(TrainableLayer, GradientsOfNormGatesAndSink) {
+  const mha::Sink sink({0.5f, -1.f, 2.f});
+  using Layer = Exact<mha::MultiQuery, mha::Causal, mha::Rotary<>, mha::QkNorm, mha::GatedHeads, mha::Sink>;
+  const mha::Config config{.d_model = 6, .num_heads = 3, .head_dim = 4, .value_dim = 5, .output_bias = true};
+  Layer layer(config, sink);
+  expect_self("everything", layer, 2, 4);
+
+  const Rows x = random_rows("sink x", 2, 4, 6), dy = random_rows("sink dy", 2, 4, 6);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape));
+  static_cast<void>(layer.backward(dy, tape, g));
+  for (Index h = 0; h < 3; ++h) {
+    constexpr float change = 0x1p-10f;
+    const auto loss = [&](float by) {
+      auto logits = sink.per_head();
+      logits[static_cast<std::size_t>(h)] += by;
+      Layer other(config, mha::Sink(logits));
+      other.borrow(layer);
+      return inner(dy, other(x));
+    };
+    EXPECT_NEAR(g.sink(h), (loss(change) - loss(-change)) / (2 * double(change)), 1e-6) << h;
+  }
+}
+
+TEST(TrainableLayer, GradientsWithoutAnOutputProjectionAndOfHeadsApart) {
+  Exact<mha::GroupedQuery<2>, mha::PerHeadProjection, mha::NoOutput, mha::GatedHeads> apart(
+      {.d_model = 5, .num_heads = 4, .head_dim = 2, .value_dim = 3, .bias = true});
+  expect_self("heads apart", apart, 2, 3, mha::Causal{});
+}
+
+TEST(TrainableLayer, GradientsOfCrossAttention) {
+  Exact<mha::GroupedQuery<1>, mha::Rotary<>> cross(
+      {.d_model = 4, .num_heads = 2, .head_dim = 4, .value_dim = 3, .kv_model = 5, .bias = true});
+  const std::vector<Index> lengths{4, 2};
+  expect_cross("cross", cross, 2, 3, 4, mha::Padding{lengths});
+  const std::vector<Index> queries{0, 3, 5}, keys{0, 1, 6};
+  expect_cross("cross, ragged", cross, 1, 5, 6, mha::Ragged{queries, keys});
+
+  // A memory that is x itself has a gradient of its own.
+  Exact<> same({.d_model = 4, .num_heads = 2});
+  draw(same, "same");
+  const Rows x = random_rows("same x", 1, 3, 4), dy = random_rows("same dy", 1, 3, 4);
+  auto self = same.tape(), two = same.tape();
+  auto g = same.gradients(), h = same.gradients();
+  static_cast<void>(same(x, self));
+  static_cast<void>(same(x, x, two));
+  const Rows whole = same.backward(dy, self, g);
+  Rows d_memory(1, 3, 4);
+  const Rows dx = same.backward(dy, two, h, mha::memory_into(d_memory));
+  for (std::size_t i = 0; i < dx.size(); ++i) EXPECT_NEAR(dx.data()[i] + d_memory.data()[i], whole.data()[i], 1e-12);
+  for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], h.flat()[i], 1e-12);
+}
+
+/// The layer and its gradients as loops in double, causal, by the formulas: nothing of the library computes here.
+struct ByHand {
+  Index batch, length, model, heads, groups, dim, value_dim;
+  std::vector<double> x, dy, wq, wk, wv, wo, bq, bk, bv, bo;
+  std::vector<double> dx, dwq, dwk, dwv, dwo, dbq, dbk, dbv, dbo;
+
+  // c (m, n) = a (m, k) b (k, n) + bias, and its backward: da += dc bᵀ, db += aᵀ dc, dbias += Σ dc.
+  static std::vector<double> product(const std::vector<double>& a, const std::vector<double>& b,
+                                     const std::vector<double>& bias, std::size_t m, std::size_t k, std::size_t n) {
+    std::vector<double> c(m * n);
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < n; ++j) {
+        double sum = bias[j];
+        for (std::size_t e = 0; e < k; ++e) sum += a[i * k + e] * b[e * n + j];
+        c[i * n + j] = sum;
+      }
+    return c;
+  }
+  static void back(const std::vector<double>& dc, const std::vector<double>& a, const std::vector<double>& b,
+                   std::size_t m, std::size_t k, std::size_t n, std::vector<double>& da, std::vector<double>& db,
+                   std::vector<double>& dbias) {
+    da.resize(m * k);
+    db.resize(k * n);
+    dbias.resize(n);
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < n; ++j) {
+        dbias[j] += dc[i * n + j];
+        for (std::size_t e = 0; e < k; ++e) {
+          da[i * k + e] += dc[i * n + j] * b[e * n + j];
+          db[e * n + j] += a[i * k + e] * dc[i * n + j];
+        }
+      }
+  }
+
+  void run() {
+    const auto z = [](Index n) { return static_cast<std::size_t>(n); };
+    const std::size_t m = z(batch * length), e = z(model), nq = z(heads * dim), nk = z(groups * dim),
+                      nv = z(groups * value_dim), no = z(heads * value_dim);
+    const auto q = product(x, wq, bq, m, e, nq), k = product(x, wk, bk, m, e, nk), v = product(x, wv, bv, m, e, nv);
+    std::vector<double> out(m * no), dout, dq(m * nq), dk(m * nk), dv(m * nv), p(m * z(heads * length));
+    const double scale = 1 / std::sqrt(double(dim));
+    const auto at = [&](Index b, Index i, Index h, Index d, Index width, Index size) {
+      return z(((b * length + i) * width + h) * size + d);
+    };
+    const auto each = [&](const auto& f) {
+      for (Index b = 0; b < batch; ++b)
+        for (Index h = 0; h < heads; ++h)
+          for (Index i = 0; i < length; ++i) f(b, h, h / (heads / groups), i);
+    };
+    each([&](Index b, Index h, Index g, Index i) {
+      double* const row = &p[z(((b * heads + h) * length + i) * length)];
+      double sum = 0;
+      for (Index j = 0; j <= i; ++j) {
+        double s = 0;
+        for (Index d = 0; d < dim; ++d) s += q[at(b, i, h, d, heads, dim)] * k[at(b, j, g, d, groups, dim)];
+        sum += row[j] = std::exp(scale * s);
+      }
+      for (Index j = 0; j <= i; ++j) {
+        row[j] /= sum;
+        for (Index d = 0; d < value_dim; ++d)
+          out[at(b, i, h, d, heads, value_dim)] += row[j] * v[at(b, j, g, d, groups, value_dim)];
+      }
+    });
+    back(dy, out, wo, m, no, e, dout, dwo, dbo);
+    each([&](Index b, Index h, Index g, Index i) {
+      const double* const row = &p[z(((b * heads + h) * length + i) * length)];
+      double mean = 0;
+      for (Index d = 0; d < value_dim; ++d)
+        mean += dout[at(b, i, h, d, heads, value_dim)] * out[at(b, i, h, d, heads, value_dim)];
+      for (Index j = 0; j <= i; ++j) {
+        double dp = 0;
+        for (Index d = 0; d < value_dim; ++d) {
+          dp += dout[at(b, i, h, d, heads, value_dim)] * v[at(b, j, g, d, groups, value_dim)];
+          dv[at(b, j, g, d, groups, value_dim)] += row[j] * dout[at(b, i, h, d, heads, value_dim)];
+        }
+        const double ds = scale * row[j] * (dp - mean);
+        for (Index d = 0; d < dim; ++d) {
+          dq[at(b, i, h, d, heads, dim)] += ds * k[at(b, j, g, d, groups, dim)];
+          dk[at(b, j, g, d, groups, dim)] += ds * q[at(b, i, h, d, heads, dim)];
+        }
+      }
+    });
+    back(dq, x, wq, m, e, nq, dx, dwq, dbq);
+    back(dk, x, wk, m, e, nk, dx, dwk, dbk);
+    back(dv, x, wv, m, e, nv, dx, dwv, dbv);
+  }
+};
+
+double difference(const std::vector<double>& expected, const auto& given) {
+  double error = 0, size = 0;
+  std::size_t i = 0;
+  for (const auto x : given) {
+    const double d = support::to_double(x) - expected[i];
+    error += d * d;
+    size += expected[i] * expected[i];
+    ++i;
+  }
+  EXPECT_EQ(i, expected.size());
+  return std::sqrt(error) / std::sqrt(size);
+}
+template <class A> std::vector<double> values(const mha::TensorView<A, 2>& v) {
+  std::vector<double> all;
+  for (Index i = 0; i < v.extent[0]; ++i)
+    for (Index j = 0; j < v.extent[1]; ++j) all.push_back(support::to_double(v(i, j)));
+  return all;
+}
+template <class A> std::vector<double> values(const mha::TensorView<A, 1>& v) {
+  std::vector<double> all;
+  for (Index i = 0; i < v.extent[0]; ++i) all.push_back(support::to_double(v(i)));
+  return all;
+}
+
+template <class T, class B> void expect_by_hand(double bound) {
+  ByHand hand{3, 37, 20, 4, 2, 7, 5, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  mha::MultiHeadAttention<T, B, mha::GroupedQuery<2>, mha::Causal> layer(
+      {.d_model = 20, .num_heads = 4, .head_dim = 7, .value_dim = 5, .bias = true});
+  draw(layer, "by hand");
+  const auto x = random_rows<T>("by hand x", 3, 37, 20), dy = random_rows<T>("by hand dy", 3, 37, 20);
+  const auto take = [](auto& to, const auto& from) {
+    for (const auto w : from) to.push_back(support::to_double(w));
+  };
+  const auto w = layer.parameters();
+  take(hand.x, x);
+  take(hand.dy, dy);
+  take(hand.wq, values(w.query.matrix()));
+  take(hand.wk, values(w.key.matrix()));
+  take(hand.wv, values(w.value.matrix()));
+  take(hand.wo, values(w.output.matrix()));
+  take(hand.bq, values(w.query.bias_row()));
+  take(hand.bk, values(w.key.bias_row()));
+  take(hand.bv, values(w.value.bias_row()));
+  take(hand.bo, values(w.output.bias));
+  hand.run();
+
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape));
+  const auto dx = layer.backward(dy, tape, g);
+  EXPECT_LT(difference(hand.dx, dx), bound);
+  EXPECT_LT(difference(hand.dwq, values(g.query.matrix())), bound);
+  EXPECT_LT(difference(hand.dwk, values(g.key.matrix())), bound);
+  EXPECT_LT(difference(hand.dwv, values(g.value.matrix())), bound);
+  EXPECT_LT(difference(hand.dwo, values(g.output.matrix())), bound);
+  EXPECT_LT(difference(hand.dbq, values(g.query.bias_row())), bound);
+  EXPECT_LT(difference(hand.dbv, values(g.value.bias_row())), bound);
+  EXPECT_LT(difference(hand.dbo, values(g.output.bias)), bound);
+  // A key's bias shifts all logits of a row alike, which softmax does not see.
+  double largest = 0;
+  for (const auto d : values(g.key.bias_row())) largest = std::max(largest, std::abs(d));
+  EXPECT_LT(largest, 100 * bound);
+}
+
+TEST(TrainableLayer, EqualsTheFormulasByHand) {
+  expect_by_hand<double, Reference>(1e-13);
+  expect_by_hand<double, mha::Cpu>(1e-13);
+  expect_by_hand<float, mha::Cpu>(3e-6);
+  expect_by_hand<mha::bfloat16, mha::Cpu>(3e-2);
+}
+
+template <class Threads> struct Outcome {
+  mha::Tensor<float, 3> dx, d_memory;
+  std::vector<float> gradients;
+
+  explicit Outcome(const Threads& threads, int turns = 1) : dx(3, 70, 48), d_memory(3, 81, 48) {
+    using B = mha::CpuWith<Threads>;
+    mha::MultiHeadAttention<float, B, mha::GroupedQuery<2>, mha::Rotary<>, mha::QkNorm, mha::GatedHeads, mha::Sink>
+        layer({.d_model = 48, .num_heads = 4, .head_dim = 32, .bias = true}, mha::Sink({0.f, 1.f, -1.f, 0.5f}),
+              B(threads));
+    draw(layer, "threads");
+    const auto x = random_rows<float>("threads x", 3, 70, 48), memory = random_rows<float>("threads m", 3, 81, 48),
+               dy = random_rows<float>("threads dy", 3, 70, 48);
+    auto tape = layer.tape(), across = layer.tape();
+    auto g = layer.gradients();
+    for (int i = 0; i < turns; ++i) {
+      g.clear();
+      static_cast<void>(layer(x, tape, mha::Causal{}));
+      static_cast<void>(layer(x, memory, across));
+      layer.backward(dy, tape, g, mha::into(dx));
+      layer.backward(dy, across, g, mha::into(dx), mha::memory_into(d_memory));
+    }
+    gradients.assign(g.flat().begin(), g.flat().end());
+    for (Index h = 0; h < 4; ++h) gradients.push_back(g.sink(h));
+  }
+};
+
+TEST(TrainableLayer, BitsDoNotDependOnTheThreads) {
+  const Outcome one{mha::Serial{}};
+  const auto expect = [&](const auto& other, int threads) {
+    EXPECT_EQ(support::differing(one.dx, other.dx), 0u) << threads;
+    EXPECT_EQ(support::differing(one.d_memory, other.d_memory), 0u) << threads;
+    EXPECT_EQ(support::differing(one.gradients, other.gradients), 0u) << threads;
+  };
+  for (const int threads : {1, 2, 3, 5}) expect(Outcome{mha::ThreadPool(threads)}, threads);
+  expect(Outcome(mha::ThreadPool(2), 20), 2);
+}
+
+TEST(TrainableLayer, AddsToTheGradientsAndTakesATapeTwice) {
+  mha::MultiHeadAttention<double> layer({.d_model = 8, .num_heads = 2, .bias = true});
+  draw(layer, "adds");
+  const Rows x = random_rows("adds x", 2, 5, 8), dy = random_rows("adds dy", 2, 5, 8);
+  auto tape = layer.tape();
+  auto once = layer.gradients(), twice = layer.gradients();
+  static_cast<void>(layer(x, tape));
+  const Rows dx = layer.backward(dy, tape, once);
+  static_cast<void>(layer.backward(dy, tape, twice));
+  auto moved = std::move(tape);
+  EXPECT_FALSE(tape.recorded());  // NOLINT(bugprone-use-after-move)
+  const Rows again = layer.backward(dy, moved, twice);
+  EXPECT_EQ(support::differing(dx, again), 0u);
+  for (std::size_t i = 0; i < once.flat().size(); ++i) EXPECT_EQ(2 * once.flat()[i], twice.flat()[i]);
+  twice.clear();
+  for (const double g : twice.flat()) EXPECT_EQ(g, 0);
+}
+
+TEST(TrainableLayer, TakesEigenMatricesOfAnyOrder) {
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> layer({.d_model = 8, .num_heads = 2});
+  draw(layer, "eigen");
+  const Eigen::MatrixXf x = Eigen::MatrixXf::Random(6, 8), dy = Eigen::MatrixXf::Random(6, 8);  // column-major
+  const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> x_rows = x, dy_rows = dy;
+  auto tape = layer.tape();
+  auto g = layer.gradients(), of_rows = layer.gradients();
+  static_cast<void>(layer(x, tape));
+  const Eigen::MatrixXf dx = layer.backward(dy, tape, g);
+  Eigen::MatrixXf wide = Eigen::MatrixXf::Constant(6, 16, 7), y(6, 8);
+  static_cast<void>(layer(x_rows, tape, mha::into(y)));
+  layer.backward(dy_rows, tape, of_rows, mha::into(wide.rightCols(8)));
+  EXPECT_TRUE((wide.rightCols(8).array() == dx.array()).all());
+  EXPECT_TRUE((wide.leftCols(8).array() == 7).all());
+  EXPECT_TRUE(std::equal(g.flat().begin(), g.flat().end(), of_rows.flat().begin()));
+}
+
+TEST(TrainableLayer, NaNInRowsThatNobodySeesReachesNobody) {
+  mha::MultiHeadAttention<double, mha::Cpu, mha::Rotary<>, mha::QkNorm, mha::GatedHeads> layer(
+      {.d_model = 8, .num_heads = 2, .bias = true});
+  draw(layer, "nan");
+  Rows x = random_rows("nan x", 1, 5, 8), memory = random_rows("nan memory", 1, 6, 8);
+  const Rows dy = random_rows("nan dy", 1, 5, 8);
+  const std::vector<Index> lengths{4};
+  const auto apart = mha::mask([](auto, auto, auto q, auto k) { return q != 2 && k != 2; });
+  const auto gradients = [&](Rows& dx, Rows& d_memory) {
+    auto self = layer.tape(), across = layer.tape();
+    auto g = layer.gradients();
+    static_cast<void>(layer(x, self, apart));
+    layer.backward(dy, self, g, mha::into(dx));
+    static_cast<void>(layer(dy, memory, across, mha::Padding{lengths}));
+    static_cast<void>(layer.backward(dy, across, g, mha::memory_into(d_memory)));
+    return g;
+  };
+  Rows dx(1, 5, 8), d_memory(1, 6, 8), dx_nan(1, 5, 8), d_memory_nan(1, 6, 8);
+  const auto clean = gradients(dx, d_memory);
+  for (Index e = 0; e < 8; ++e) x(0, 2, e) = memory(0, 4, e) = memory(0, 5, e) = nan;
+  const auto with_nan = gradients(dx_nan, d_memory_nan);
+  EXPECT_TRUE(std::equal(clean.flat().begin(), clean.flat().end(), with_nan.flat().begin()));
+  EXPECT_EQ(support::differing(dx, dx_nan), 0u);
+  EXPECT_EQ(support::differing(d_memory, d_memory_nan), 0u);
+  for (Index e = 0; e < 8; ++e) EXPECT_EQ(d_memory(0, 5, e), 0);
+  // One that is seen propagates.
+  memory(0, 0, 0) = nan;
+  const auto seen = gradients(dx_nan, d_memory_nan);
+  EXPECT_TRUE(std::isnan(seen.key.matrix()(0, 0)));
+}
+
+TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
+  using Layer = mha::MultiHeadAttention<double>;
+  Layer layer({.d_model = 8, .num_heads = 2}), other({.d_model = 8, .num_heads = 2}),
+      larger({.d_model = 8, .num_heads = 2, .bias = true});
+  for (Layer* l : {&layer, &other, &larger}) draw(*l, "refuses");
+  Rows x = random_rows("refuses x", 2, 5, 8);
+  Rows dy = random_rows("refuses dy", 2, 5, 8), dx(2, 5, 8), memory = random_rows("refuses m", 2, 3, 8);
+  const std::vector<Index> offsets{0, 5};
+  auto tape = layer.tape(), across = layer.tape();
+  auto g = layer.gradients(), foreign = larger.gradients();
+  const auto backward = [&](const auto& d, const auto& t, auto& to, const auto&... extra) {
+    return message_of([&] { static_cast<void>(layer.backward(d, t, to, extra...)); });
+  };
+  EXPECT_EQ(backward(dy, tape, g), "backward: nothing was recorded on the tape: call layer(x, tape) first");
+  static_cast<void>(layer(x, tape));
+  static_cast<void>(layer(x, memory, across));
+  const Rows before = layer.backward(dy, tape, g);
+
+  const std::string weights =
+      "backward: the tape was recorded with other weights: by another layer, or before this one's last update() or "
+      "borrow()";
+  EXPECT_EQ(message_of([&] { static_cast<void>(other.backward(dy, tape, g)); }), weights);
+  EXPECT_EQ(backward(Rows(2, 4, 8), tape, g), "backward: x has length 5 but dy has length 4");
+  EXPECT_EQ(backward(Rows(1, 5, 8), tape, g), "backward: x has batch 2 but dy has batch 1");
+  EXPECT_EQ(backward(Rows(2, 5, 7), tape, g), "backward: dy has width 7, expected 8");
+  EXPECT_EQ(backward(dy, tape, foreign),
+            "backward: the gradients are of another layer: on axis 0 their query bias has extent 2, expected 0");
+  Rows narrow(2, 5, 6), of_memory(2, 3, 8);
+  EXPECT_EQ(backward(dy, tape, g, mha::into(narrow)), "backward: dx has width 6, expected 8");
+  EXPECT_EQ(backward(dy, tape, g, mha::into(x)), "backward: dx overlaps x");
+  EXPECT_EQ(backward(dy, tape, g, mha::into(dy)), "backward: dx overlaps dy");
+  EXPECT_EQ(backward(dy, tape, g, mha::memory_into(of_memory)),
+            "backward: memory_into() is given, but the call on the tape had no memory");
+  EXPECT_EQ(backward(dy, across, g),
+            "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
+  EXPECT_EQ(backward(dy, across, g, mha::memory_into(memory)), "backward: d_memory overlaps the memory");
+  EXPECT_EQ(backward(dy, across, g, mha::memory_into(narrow)),
+            "backward: memory has length 3 but d_memory has length 5");
+  const auto into_gradients = mha::view(g.flat().data(), 2, 5, 8);
+  EXPECT_EQ(backward(dy, tape, g, mha::into(into_gradients)), "backward: dx overlaps the gradients");
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::into(x))); }),
+            "layer: the result overlaps x, which the backward pass of the tape reads");
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::Ragged{offsets})); }),
+            "layer: a ragged batch has batch 2, expected 1: offsets tell its sequences apart");
+
+  // Tape and gradients are as they were.
+  auto fresh = layer.gradients();
+  EXPECT_EQ(support::differing(layer.backward(dy, tape, fresh), before), 0u);
+  EXPECT_TRUE(std::equal(g.flat().begin(), g.flat().end(), fresh.flat().begin()));
+
+  layer.update([](auto& p) { p.flat()[0] += 1; });
+  EXPECT_EQ(backward(dy, tape, g), weights);
+  static_cast<void>(layer(x, tape));
+  layer.drop_unpacked();
+  EXPECT_EQ(backward(dy, tape, g),
+            "backward: of the layer's 256 parameters only the packed ones are left, which the backward pass does not "
+            "read");
+}
+
+TEST(TrainableLayer, KeepsTheTapeWhereALargerCallIsRefused) {
+  mha::MultiHeadAttention<double> layer({.d_model = 8, .num_heads = 2});
+  draw(layer, "kept");
+  const Rows x = random_rows("kept x", 1, 4, 8), dy = random_rows("kept dy", 1, 4, 8), longer(2, 40, 8);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape));
+  const Rows dx = layer.backward(dy, tape, g);
+  const std::vector<Index> lengths{1, 2, 3};
+  EXPECT_NE(message_of([&] { static_cast<void>(layer(longer, tape, mha::Padding{lengths})); }), "no error");
+  EXPECT_EQ(support::differing(layer.backward(dy, tape, g), dx), 0u);
+}
+
+TEST(TrainableLayer, ServesABatchWithoutRows) {
+  mha::MultiHeadAttention<double> layer({.d_model = 8, .num_heads = 2, .bias = true});
+  draw(layer, "empty");
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  const Rows none(0, 3, 8), no_rows(2, 0, 8), memory = random_rows("empty memory", 2, 3, 8);
+  static_cast<void>(layer(none, tape));
+  EXPECT_EQ(layer.backward(none, tape, g).size(), 0u);
+  static_cast<void>(layer(no_rows, memory, tape));
+  Rows d_memory(2, 3, 8);
+  support::poison_all(d_memory);
+  static_cast<void>(layer.backward(no_rows, tape, g, mha::memory_into(d_memory)));
+  for (const double d : d_memory) EXPECT_EQ(d, 0);
+  for (const double d : g.flat()) EXPECT_EQ(d, 0);
+}
+
+TEST(GatedRows, LeaveTheHeadsAsTheyAre) {
+  mha::Tensor<float, 4> heads(2, 3, 2, 4);
+  support::Random("gated rows").fill(heads);
+  mha::Tensor<float, 1> gate(2);
+  gate(0) = 2;
+  gate(1) = -1;
+  const mha::Reference backend;
+  mha::Workspace workspace;
+  const mha::detail::ItemsOn<mha::Reference> items{backend, workspace};
+  auto frame = workspace.frame();
+  const auto view = std::as_const(heads).view();
+  const auto gates = std::as_const(gate).view();
+  const auto before = heads;
+  const auto rows = mha::detail::gated_rows<mha::Reference, mha::GatedHeads>(view, gates, frame, items);
+  const auto plain = mha::detail::gated_rows<mha::Reference, mha::ConcatHeads>(view, gates, frame, items);
+  EXPECT_EQ(plain.data, heads.data());
+  for (int i = 0; i < 6; ++i)
+    for (int j = 0; j < 8; ++j) {
+      EXPECT_EQ(plain(i, j), before(i / 3, i % 3, j / 4, j % 4));
+      EXPECT_EQ(rows(i, j), gate(j / 4) * before(i / 3, i % 3, j / 4, j % 4));
+    }
+}
+
+}  // namespace
