@@ -204,8 +204,10 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
   static_assert(differentiates,
                 "mha: this backend has no backward pass: it has no member attend_backward(call, workspace) "
                 "(see mha/backend/backward.hpp)");
+  using Wanted = detail::WantedOf<Extra...>;
   constexpr bool has_derivative =
-      detail::has_derivative<A, decltype(detail::collect_scores(std::declval<const Extra&>()...))>();
+      detail::has_derivative<A, decltype(detail::collect_scores(std::declval<const Extra&>()...)),
+                             Wanted::parameters>();
   static_assert(has_derivative,
                 "mha: this score takes one number type only, so it has no derivative: make the logit a template "
                 "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
@@ -223,7 +225,6 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
     forward.value_dim = values.dim();
     using F = decltype(forward);
-    using Wanted = detail::WantedOf<Extra...>;
     using Head = decltype(at_head(forward.score, Index{}, Index{}));
     AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
         forward,
@@ -266,15 +267,18 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
 
 /// attention_backward_into() with the gradients returned: {query, key, value, sink, score}, row-major Eigen matrices
 /// for Eigen inputs, the backend's tensors otherwise; `sink` has the sums of a Sink's logits, `score` the type of the
-/// call's trained score and the gradients of its numbers.
+/// call's trained score and the gradients of its numbers. The cap of a SoftCap is computed for a ScoreGradient, or
+/// beside another trained score, alone.
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>
 [[nodiscard]] auto attention_backward(const DOut& d_out, const Q& q, const K& k, const V& v, const Out& out,
                                       const AttentionTape<T, B>& tape, Extra&&... extra) {
   using A = Accumulator<T>;
   const auto of_score = [&] {
-    if constexpr (Arithmetic<A> && !(detail::ScoreGradientArgument<Extra> || ...))
-      return detail::trained(detail::collect_scores(extra...));
+    const auto score = detail::collect_scores(extra...);
+    constexpr bool unasked = detail::trains_unasked<std::remove_const_t<decltype(score)>>();
+    if constexpr (Arithmetic<A> && unasked && !(detail::ScoreGradientArgument<Extra> || ...))
+      return detail::trained(score);
     else
       return NoScore{};
   };

@@ -26,6 +26,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// Cost      sums of the table's size in memory if the bias repeats an axis; heads that share a table of queries × keys
 ///           are computed one after another, on all threads each
 template <class E> struct BiasGradient {
+  static_assert(!std::is_const_v<E>,
+                "mha: BiasGradient writes its table, and this one is const (see mha/score_gradients.hpp)");
   TensorView<E, 4> to;
 
   template <ViewableOfRank<2, 3, 4> Owner>
@@ -37,6 +39,8 @@ template <Viewable Owner> BiasGradient(Owner&&) -> BiasGradient<ScalarOf<Owner>>
 /// Where attention_backward_into() writes the gradients of the numbers of the call's trained scores: a score of the
 /// same type, of several a Chain of them in the order written.
 template <class S> struct ScoreGradient {
+  static_assert(!std::is_const_v<S>,
+                "mha: ScoreGradient writes its score, and this one is const (see mha/score_gradients.hpp)");
   S* to;
   constexpr explicit ScoreGradient(S& score) : to(&score) {}
 };
@@ -64,10 +68,38 @@ template <class S> constexpr auto trained(const S& score) {
 }
 template <class S> using Trained = decltype(trained(std::declval<const S&>()));
 
-/// A score of one number type only is no function of a dual number.
-template <class A, class S> constexpr bool has_derivative() {
+/// Whether gradients of the score's numbers are computed without being asked for.
+template <class S> constexpr bool trains_unasked() {
   if constexpr (is_chain<S>)
-    return has_derivative<A, decltype(S::first)>() && has_derivative<A, decltype(S::second)>();
+    return trains_unasked<decltype(S::first)>() || trains_unasked<decltype(S::second)>();
+  else if constexpr (requires { S::trained_if_asked; })
+    return false;
+  else
+    return is_trained_template<S>() || LibraryTrained<S>;
+}
+
+/// Whether what is trained of a score is what its score for one head has: the chain rule does not pass through
+/// prepared() and at_head().
+template <class S, class Head> constexpr bool is_trained_as_given() {
+  if constexpr (is_chain<S> && is_chain<Head>)
+    return is_trained_as_given<decltype(S::first), decltype(Head::first)>() &&
+           is_trained_as_given<decltype(S::second), decltype(Head::second)>();
+  else if constexpr (LibraryTrained<S>)
+    return true;
+  else if constexpr (is_trained_template<S>())
+    return std::is_same_v<S, Head> && !requires(const S& s, const CallShape& shape) { s.prepared(shape); }
+  &&!requires(const S& s, Index i) { s.at_head(i, i); };
+  else return !is_trained_template<Head>();
+}
+
+/// A score of one number type only is no function of a dual number.
+template <class A, class S, bool Parameters> constexpr bool has_derivative() {
+  if constexpr (is_chain<S>)
+    return has_derivative<A, decltype(S::first), Parameters>() && has_derivative<A, decltype(S::second), Parameters>();
+  else if constexpr (Parameters && is_trained_template<S>())
+    return requires(const typename ScoreTemplate<S>::template On<Dual<A, 2>>& score, Dual<A, 2> x, Index i) {
+      score(x, i, i, i, i);
+    };
   else
     return HasOwnDerivative<S> || requires(const S& score, Dual<A> x, Index i) { score(x, i, i, i, i); };
 }
@@ -281,6 +313,10 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
   static constexpr int slots = Slots<Wanted, Head>::count();
   static_assert(Tables<Wanted, Head>::count() <= ScoreGradientsTo<A>::most_tables,
                 "mha: at most 4 tables of scores have gradients in one call (see mha/score_gradients.hpp)");
+  static_assert(
+      !Wanted::parameters || is_trained_as_given<S, Head>(),
+      "mha: a trained score has neither prepared() nor at_head(), and theirs of another score return none that "
+      "is trained: where they do, 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
 
  public:
   template <class Frame>

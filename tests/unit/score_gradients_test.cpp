@@ -397,8 +397,70 @@ TEST(ScoreGradient, OfSoftCapIsThatOfItsCap) {
   };
   const float step = 1.f / 1024;
   const double expected = (loss(1.5f + step) - loss(1.5f - step)) / (2 * double(step));
-  EXPECT_NEAR(double(c.gradients<One>(added, mha::SoftCap{1.5f}, mha::Causal{}).score.cap), expected, 1e-5);
-  EXPECT_NEAR(double(c.gradients<Reference>(added, mha::SoftCap{1.5f}, mha::Causal{}).score.cap), expected, 1e-5);
+  const auto expect = [&]<class B>(const B&) {
+    mha::AttentionTape<double, B> tape;
+    const auto out = mha::attention<B>(c.q, c.k, c.v, added, mha::SoftCap{1.5f}, mha::Causal{}, mha::record(tape));
+    mha::SoftCap to{1};
+    mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, added, mha::SoftCap{1.5f},
+                                 mha::Causal{}, mha::ScoreGradient(to));
+    EXPECT_NEAR(double(to.cap), expected, 1e-5);
+  };
+  expect(One{});
+  expect(Reference{});
+  static_assert(std::is_same_v<decltype(c.gradients<One>(mha::SoftCap{1.5f}).score), mha::NoScore>, "asked for only");
+}
+
+/// Twice the derivative that its operator() has, so that it shows who is asked.
+template <class T = float> struct Own {
+  T slope;
+  template <class S> auto operator()(const S& s, Index, Index, Index q, Index k) const {
+    return s * 2.f + slope * float(q - k);
+  }
+  float derivative(float, float, Index, Index, Index, Index) const { return 4; }
+  double derivative(double, double, Index, Index, Index, Index) const { return 4; }
+};
+
+TEST(ScoreGradient, LeavesTheDerivativeByTheLogitToTheScoresOwn) {
+  const BackwardCase<double> c("own", {2, 37, 53, 4, 2, 5, 6});
+  const Own<double> own{.slope = 0.25};
+  const auto expect = [&]<class B>(const B&) {
+    mha::AttentionTape<double, B> tape;
+    const auto out = mha::attention<B>(c.q, c.k, c.v, own, mha::record(tape));
+    const auto trained = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, own);
+    auto dq = trained.query, dk = trained.key;
+    support::poison_all(dq);
+    support::poison_all(dk);
+    mha::attention_backward_into({dq, dk, {}}, c.d_out, c.q, c.k, c.v, out, tape, own);
+    EXPECT_LT(support::largest_difference(trained.query, dq), 1e-13);
+    EXPECT_LT(support::largest_difference(trained.key, dk), 1e-13);
+    return trained.score.slope;
+  };
+  const double step = 1. / 65536;
+  const auto loss = [&](double slope) {
+    return support::inner(c.d_out, mha::attention<Reference>(c.q, c.k, c.v, Own<double>{slope}));
+  };
+  const double expected = (loss(0.25 + step) - loss(0.25 - step)) / (2 * step);
+  EXPECT_NEAR(expect(One{}), expected, 1e-5);
+  EXPECT_NEAR(expect(Reference{}), expected, 1e-5);
+}
+
+TEST(BiasGradient, OfATableThatHeadsShareTakesMemoryForOneGroupOfThem) {
+  using Two = mha::CpuWith<mha::ThreadPool>;
+  const Two two(mha::ThreadPool(2));
+  const auto bytes = [&](Index batch) {
+    const BackwardSizes n{
+        .batch = batch, .queries = 300, .keys = 310, .heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16};
+    const BackwardCase<float> c("shared", n);
+    const Table<float> bias(1, 1, n.queries, n.keys);
+    Table<float> g(1, 1, n.queries, n.keys);
+    mha::AttentionTape<float, Two> tape;
+    const auto out = mha::attention(c.q, c.k, c.v, mha::AdditiveBias{bias}, two, mha::record(tape));
+    mha::Workspace workspace;
+    mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, mha::AdditiveBias{bias}, two,
+                                 mha::BiasGradient(g), workspace);
+    return workspace.bytes();
+  };
+  EXPECT_LT(bytes(8), 2 * bytes(1));
 }
 
 /// What `adds` gives for a pair as a term whose derivative is `slope`, for the Reference's forward in dual numbers.

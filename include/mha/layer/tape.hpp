@@ -28,6 +28,14 @@ namespace detail {
 template <class T> class KeptArrays {
   static constexpr std::size_t most = 8;
   struct Array {
+    Array() = default;
+    explicit Array(std::size_t n) : memory(aligned_array<T>(n)), size(n) {}
+    Array(Array&& other) noexcept : memory(std::move(other.memory)), size(std::exchange(other.size, 0)) {}
+    Array& operator=(Array&& other) noexcept {
+      memory = std::move(other.memory);
+      size = std::exchange(other.size, 0);
+      return *this;
+    }
     std::unique_ptr<T[], AlignedDelete> memory;
     std::size_t size = 0;
   };
@@ -43,7 +51,7 @@ template <class T> class KeptArrays {
       const std::size_t i = used_++;
       require(i < most, "tape: more than ", most, " arrays are wanted");
       if (n <= of_.arrays_[i].size) return of_.arrays_[i].memory.get();
-      grown_[i] = {aligned_array<T>(n), n};
+      grown_[i] = Array(n);
       return grown_[i].memory.get();
     }
     void keep() {

@@ -84,7 +84,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       return detail::Refused{};
   }
 
-  /// Zero gradients of all that this layer learns.
+  /// Zero gradients of all that backward() differentiates: matrices, biases, norms, gates and the Sink's logits.
   template <int = 0> [[nodiscard]] Gradients gradients() const {
     return {parameters_.size(), sinks(), [this](A* data) { return parameters_.layout(data); }};
   }
@@ -95,7 +95,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
   ///           backward pass has run; the result is no part of them
-  /// Errors    as without; the tape is as it was then
+  /// Errors    as without; the tape is as it was then, or, if memory gave out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
   template <class X, class First, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T> &&

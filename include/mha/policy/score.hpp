@@ -25,6 +25,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// A score that is a class template over its scalar and has members of that scalar alone is trained:
 /// attention_backward() gives their gradients as a score of the same type, unless it has
 ///   static constexpr bool trainable = false
+/// Such a score has neither prepared() nor at_head(), and its body is defined for members that are dual numbers.
 ///
 /// A whole score, in the user's own code:
 ///   template <class T = float> struct Distance {

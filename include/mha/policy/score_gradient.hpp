@@ -6,6 +6,7 @@
 #include <bit>
 #include <concepts>
 #include <cstddef>
+#include <iterator>
 #include <type_traits>
 
 #include "score.hpp"
@@ -145,6 +146,21 @@ template <class S> struct WithOwnDerivative {
   }
 };
 
+/// A trained template that knows its derivative by the logit: `shifted`, the template on dual numbers, tells the
+/// others.
+template <class S, class Shifted> struct WithOwnDerivativeAndMembers {
+  static constexpr Role role = Role::score;
+  S score;
+  Shifted shifted;
+  template <class D> MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
+    using T = std::remove_cvref_t<decltype(s.value)>;
+    const D by_members = shifted(D(s.value), b, h, q, k);
+    D t = s.chain(by_members.value, static_cast<T>(score.derivative(s.value, by_members.value, b, h, q, k)));
+    for (std::size_t i = 0; i < std::size(t.derivative); ++i) t.derivative[i] += by_members.derivative[i];
+    return t;
+  }
+};
+
 /// The members of a trained template.
 template <class S> constexpr auto members_of(const S& score) {
   using X = typename ScoreTemplate<S>::Scalar;
@@ -177,10 +193,14 @@ auto lifted(const S& score, [[maybe_unused]] int first_slot, [[maybe_unused]] in
     for (int i = 0; i < slots; ++i)
       if (first_slot + i > 0 && first_slot + i < variables)
         by[static_cast<std::size_t>(i)] = D::variable(T(0), first_slot + i);
-    if constexpr (HasParameters<S>)
+    if constexpr (HasParameters<S>) {
       return score.shifted(by);
-    else
+    } else if constexpr (HasOwnDerivative<S>) {
+      const auto shifted = shifted_members(score, by);
+      return WithOwnDerivativeAndMembers<S, std::remove_const_t<decltype(shifted)>>{score, shifted};
+    } else {
       return shifted_members(score, by);
+    }
   } else if constexpr (Tables<Wanted, S>::count() > 0) {
     return WithVariable<S>{score, first_table > 0 && first_table < variables ? first_table : 0};
   } else if constexpr (HasOwnDerivative<S>) {

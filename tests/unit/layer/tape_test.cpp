@@ -81,4 +81,19 @@ TEST(LayerTape, KnowsWhetherACallIsRecordedAndServesAnyLayer) {
   EXPECT_EQ(large.backward(wide, tape, g).extent(0), 7);
 }
 
+TEST(LayerTape, RecordsAgainAfterItWasMoved) {
+  mha::MultiHeadAttention<float> layer({.d_model = 4, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  mha::LayerTape<float, mha::Cpu> tape = layer.tape();
+  const mha::Tensor<float, 2> x(3, 4);
+  static_cast<void>(layer(x, tape));
+  const mha::LayerTape<float, mha::Cpu> kept = std::move(tape);
+  EXPECT_TRUE(kept.recorded());
+  EXPECT_FALSE(tape.recorded());  // NOLINT(bugprone-use-after-move)
+  static_cast<void>(layer(x, tape));
+  auto g = layer.gradients();
+  EXPECT_EQ(layer.backward(x, tape, g).extent(0), 3);
+  EXPECT_EQ(layer.backward(x, kept, g).extent(0), 3);
+}
+
 }  // namespace

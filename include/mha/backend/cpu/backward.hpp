@@ -128,50 +128,51 @@ void backward_by_groups(const BackwardHeads<T>& heads, bool alone, Workspace::Fr
 template <class T, class Threads>
 void backward_in_waves(const BackwardHeads<T>& heads, Workspace::Frame& frame, const Threads& threads, double* sinks) {
   using A = Accumulator<T>;
-  const auto groups = static_cast<Index>(heads.key_heads());
-  const Index group = heads.group(), count = groups * group;
+  // Groups follow one another where their heads must, in the same memory.
+  const Index group = heads.group(), at_once = heads.at_once(), groups = std::max<Index>(1, at_once / group),
+              count = groups * group;
   HeadMemory<A>* const memory = frame.take<HeadMemory<A>>(static_cast<std::size_t>(count));
   for (Index i = 0; i < count; ++i) memory[i] = heads.memory(frame);
   BackwardScratch<A>* const scratch = frame.take<BackwardScratch<A>>(static_cast<std::size_t>(threads.workers()));
   for (Index w = 0; w < threads.workers(); ++w) scratch[w] = heads.scratch(frame);
-  const auto head = [&](Index i) { return heads.head(i / group, i % group, memory[i]); };
-
   const Index tiles = heads.tiling().tiles(heads.queries()), rows = heads.tiling().query_pieces(heads.queries()),
               columns = BackwardTiling::key_pieces(heads.keys());
-  threads.run(count * (tiles + columns), [&](Index task, Index) MHA_NO_INLINE {
-    const auto h = head(task / (tiles + columns));
-    const Index i = task % (tiles + columns);
-    if (i < tiles) {
-      if (i < h.tiles()) h.prepare_queries(i);
-    } else if (i - tiles < h.key_pieces()) {
-      h.prepare_keys(i - tiles);
+  for (std::int64_t begin = 0; begin < heads.key_heads(); begin += groups) {
+    const auto head = [&](Index i) { return heads.head(begin + i / group, i % group, memory[i]); };
+    threads.run(count * (tiles + columns), [&](Index task, Index) MHA_NO_INLINE {
+      const auto h = head(task / (tiles + columns));
+      const Index i = task % (tiles + columns);
+      if (i < tiles) {
+        if (i < h.tiles()) h.prepare_queries(i);
+      } else if (i - tiles < h.key_pieces()) {
+        h.prepare_keys(i - tiles);
+      }
+    });
+    for (Index from = 0; from < count; from += at_once)
+      for (Index wave = 0; wave < rows + columns - 1; ++wave) {
+        const Index first = std::max<Index>(0, wave - columns + 1), n = std::min(rows, wave + 1) - first;
+        threads.run(at_once * n, [&](Index task, Index worker) MHA_NO_INLINE {
+          const auto h = head(from + task / n);
+          const Index row = first + task % n, column = wave - row;
+          if (row < h.query_pieces() && column < h.key_pieces()) h.piece(row, column, scratch[worker]);
+        });
+      }
+    threads.run(count * tiles + groups * columns, [&](Index task, Index) MHA_NO_INLINE {
+      if (task < count * tiles) {
+        const auto h = head(task / tiles);
+        if (task % tiles < h.tiles()) h.store_queries(task % tiles);
+        return;
+      }
+      const Index g = (task - count * tiles) / columns, m = (task - count * tiles) % columns;
+      const auto sums = head(g * group);
+      if (m >= sums.key_pieces()) return;
+      for (Index i = 1; i < group; ++i) sums.add_keys(m, memory[g * group + i]);
+      sums.store_keys(m);
+    });
+    for (Index i = 0; i < count; ++i) {
+      sinks[begin * group + i] = head(i).sink();
+      head(i).store_slots();
     }
-  });
-  const Index at_once = heads.at_once();
-  for (Index from = 0; from < count; from += at_once)
-    for (Index wave = 0; wave < rows + columns - 1; ++wave) {
-      const Index first = std::max<Index>(0, wave - columns + 1), n = std::min(rows, wave + 1) - first;
-      threads.run(at_once * n, [&](Index task, Index worker) MHA_NO_INLINE {
-        const auto h = head(from + task / n);
-        const Index row = first + task % n, column = wave - row;
-        if (row < h.query_pieces() && column < h.key_pieces()) h.piece(row, column, scratch[worker]);
-      });
-    }
-  threads.run(count * tiles + groups * columns, [&](Index task, Index) MHA_NO_INLINE {
-    if (task < count * tiles) {
-      const auto h = head(task / tiles);
-      if (task % tiles < h.tiles()) h.store_queries(task % tiles);
-      return;
-    }
-    const Index g = (task - count * tiles) / columns, m = (task - count * tiles) % columns;
-    const auto sums = head(g * group);
-    if (m >= sums.key_pieces()) return;
-    for (Index i = 1; i < group; ++i) sums.add_keys(m, memory[g * group + i]);
-    sums.store_keys(m);
-  });
-  for (Index i = 0; i < count; ++i) {
-    sinks[i] = head(i).sink();
-    head(i).store_slots();
   }
 }
 

@@ -27,8 +27,8 @@ struct SoftCap {
 #endif
   }
 
-  // Its cap is trained.
-  static constexpr bool trained = true;
+  // Its cap is trained where ScoreGradient asks for it: few train it, and it takes the dual numbers of two variables.
+  static constexpr bool trained = true, trained_if_asked = true;
   static constexpr int parameters = 1;
   template <class D> struct Shifted {
     static constexpr Role role = Role::score;
