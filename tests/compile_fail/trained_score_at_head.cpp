@@ -7,6 +7,8 @@ template <class X> struct Slope {
   template <class T> auto operator()(T s, int, int, int q, int k) const { return s - slope * float(mha::abs(q - k)); }
 #ifdef MHA_FAIL
   Slope at_head(int, int h) const { return {slope / X(1 + h)}; }
+#else
+  Slope of_head(int h) const { return {slope / X(1 + h)}; }
 #endif
 };
 
