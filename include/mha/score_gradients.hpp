@@ -335,18 +335,20 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
   /// The sums into the destinations that the call was given.
   template <class... Extra> void store(const Extra&... extra) const {
     if constexpr (requires { bias_.store(); }) bias_.store();
-    [[maybe_unused]] const auto look = [&](const auto& e) {
-      if constexpr (ScoreGradientArgument<decltype(e)>) {
-        constexpr bool fits = std::is_same_v<std::remove_cvref_t<decltype(*e.to)>, Trained<S>>;
-        static_assert(fits,
-                      "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain in "
-                      "the order written (see mha/score_gradients.hpp)");
-        int slot = 0, table = 0;
-        if constexpr (fits)
-          *e.to = gradient_of<Wanted>(score_, ScoreSums<A>{to.slots, to.tables, shape_, slots}, slot, table);
-      }
-    };
-    (look(extra), ...);
+    if constexpr (Wanted::parameters) {
+      const auto look = [&](const auto& e) {
+        if constexpr (ScoreGradientArgument<decltype(e)>) {
+          constexpr bool fits = std::is_same_v<std::remove_cvref_t<decltype(*e.to)>, Trained<S>>;
+          static_assert(fits,
+                        "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain "
+                        "in the order written (see mha/score_gradients.hpp)");
+          int slot = 0, table = 0;
+          if constexpr (fits)
+            *e.to = gradient_of<Wanted>(score_, ScoreSums<A>{to.slots, to.tables, shape_, slots}, slot, table);
+        }
+      };
+      (look(extra), ...);
+    }
   }
 
   ScoreGradientsTo<A> to{};
