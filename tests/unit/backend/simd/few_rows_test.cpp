@@ -71,7 +71,7 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
           // The last rows are elsewhere, as in another page; of what is asked for ahead nothing is read.
           const Index split = (1 + random.below(2)) * width;
           const std::vector<T> page(stored.begin() + std::ptrdiff_t{split} * stride, stored.end());
-          std::fill(stored.begin() + std::ptrdiff_t{split} * stride, stored.end(), T(std::nan("")));
+          std::fill(stored.begin() + std::ptrdiff_t{split} * stride, stored.end(), T(std::nanf("")));
           const auto runs = [&](Index begin, Index first, Index rest) {
             return std::array<simd::StoredRows<T>, 2>{
                 {{stored.data() + begin, stride, first}, {page.data() + begin, stride, rest}}};
