@@ -179,8 +179,8 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Shapes    d_out, out (B, Lq, Hq, Dv)  dq (B, Lq, Hq, D)  dk (B, Lk, Hkv, D)  dv (B, Lk, Hkv, Dv), any strides, and
 ///           with fewer axes as attention_into() takes them. What is written overlaps nothing that is read
 /// Then      out and tape of attention(q, k, v, …, mha::record(tape)), and all that the call was given, again: masks,
-///           scores, a Sink, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient, BiasGradient; a Workspace, and
-///           the tape's backend if it is not a default one
+///           scores, a Sink, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient; a
+///           Workspace, and the tape's backend if it is not a default one
 /// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands there;
 ///           a fully masked row nothing at all
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored

@@ -63,8 +63,7 @@ template <Items I, Executor Threads> void run_items(const I& items, const Thread
 /// Waiting   A thread without work spins for 50 µs, gives way for 150 µs more and then sleeps; at once where there are
 ///           more threads than processors. A call does not wait for those that wake when its tasks are taken.
 /// At once   Two pools run at the same time. A second call on a pool that is busy stays on its own thread, and so does
-/// a
-///           call from within a task that is shared among threads. Tasks that are not, because there is one, or the
+///           a call from within a task that is shared among threads. Tasks that are not, because there is one, or the
 ///           pool has one thread or is busy, run one after another in the caller's, and what they call may use a free
 ///           pool.
 /// fork()    A child starts threads of its own when it first needs them. In the child, a task that was running when its

@@ -134,9 +134,8 @@ DensePart<T> output_part(const TensorView<const T, 2>& w, const TensorView<Accum
 ///
 /// Formula   dW_n += rowsᵀ · d_n,  db_n += Σ_i d_n(i),  d_rows = Σ_n d_n · W_nᵀ
 /// Shapes    rows (M, K)  d (M, Σ N)  W_n (K, N) by heads  b_n (N)
-/// Numerics  in Accumulator<T>; the bits do not depend on the threads; a row whose gradient is exactly 0 adds nothing
-/// to
-///           dW, whatever stands in it
+/// Numerics  in Accumulator<T>; the bits do not depend on the threads; a row whose gradient is exactly 0 adds
+///           nothing to dW, whatever stands in it
 template <class T, class B> class DenseBackward {
   using A = Accumulator<T>;
   using Workspace = typename B::Workspace;

@@ -83,9 +83,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///
   /// Shapes    x (Σn, E), sequence by sequence as the step names them, or (B, n, E)  →  the same
   /// Then      masks, scores, into(y), LogSumExp, a Workspace, a backend; positions are the cache's
-  /// Errors    ShapeError if a size is not the configuration's, the step's or the cache's, or the mask shows what a
-  /// Ring
-  ///           has dropped; the step can be ended then as if nothing had happened
+  /// Errors    ShapeError if a size is not the configuration's, the step's or the cache's, or the mask may show what
+  ///           a Ring has dropped; the step can be ended then as if nothing had happened
   template <SequenceOf<T> X, detail::LayerStepArgument Step, class... Extra>
   requires(!(detail::LayerTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Step& step,
                                                                                      Extra&&... extra) const {

@@ -171,9 +171,8 @@ template <class T, class B, class M, class S, class Sink> class PoliciesOf final
 ///   const auto y = layer(x, tape, mha::Padding{lengths});
 ///   const auto dx = layer.backward(dy, tape, gradients);
 ///
-/// Keeps     q, k, v and the heads of every row, two numbers of each softmax row, the call's policies; with QkNorm q
-/// and
-///           k before it too
+/// Keeps     q, k, v and the heads of every row, two numbers of each softmax row, the call's policies; with QkNorm
+///           q and k before it too
 /// Borrows   x, the memory, and what the call's policies, Ragged and Origin point at: all must stay as they were until
 ///           backward() has run
 template <class T, class B> class LayerTape {
