@@ -3,6 +3,8 @@
 set(CMAKE_CXX_EXTENSIONS OFF)
 option(MHA_WARNINGS_AS_ERRORS "Treat warnings in mha's own code as errors" OFF)
 option(MHA_SPILLS_AS_ERRORS "Registers that kernels of the tests spill are errors" OFF)
+option(MHA_QUICK_PROGRAMS "Compile examples and benchmarks without optimization: to check them, not to measure" OFF)
+option(MHA_COMPILED_DEMO "Build semantic_search over mha::compiled: sooner where that is built anyway" OFF)
 
 add_library(mha_development INTERFACE)
 target_link_libraries(mha_development INTERFACE mha::mha)
@@ -13,6 +15,10 @@ set(mha_cuda_warnings -Xcompiler=-Wall,-Wextra,-Wshadow
 target_compile_options(mha_development INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${mha_warnings}>"
                                                  "$<$<COMPILE_LANGUAGE:CUDA>:${mha_cuda_warnings}>")
 target_link_libraries(mha_compiled PRIVATE mha_development)
+set(mha_program_options)
+if(MHA_QUICK_PROGRAMS AND NOT MSVC)
+  set(mha_program_options -O0)
+endif()
 # Where the sanitizer's check of pointer arithmetic is off for the compiler's time, one scalar's kernels have it: the others
 # come from the same templates.
 if(CMAKE_CXX_FLAGS MATCHES "-fno-sanitize=pointer-overflow")

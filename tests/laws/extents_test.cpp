@@ -109,7 +109,7 @@ TYPED_TEST(ExtentsOn, ALayerRefusesWhatDoesNotFit) {
         static_cast<void>(layer(everywhere_one<3>({most, most, 2})));
       }),
       "layer: x is (2147483647, 2147483647, 2), more than 36028797018963967 elements, an empty axis counted as 1");
-  EXPECT_EQ(layer(everywhere_one<3>({most, 0, 2})).size(), 0u);
+  EXPECT_EQ(layer(everywhere_one<3>({1 << 20, 0, 2})).size(), 0u);
 }
 
 TYPED_TEST(ExtentsOn, ALayerWhoseWeightsCannotBeCountedIsRefused) {
