@@ -10,7 +10,7 @@
 //               step   0: error 1.62
 //               step 250: error 0.09
 //               step 500: error 0.04
-// Next        models/, whole models
+// Next        28_train_a_block.cpp
 #include <cmath>
 #include <cstddef>
 #include <cstdio>

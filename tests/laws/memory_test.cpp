@@ -177,6 +177,38 @@ TYPED_TEST(Memory, TrainingAllocatesNothingAfterTheFirstStep) {
                                                    mha::Sink({0.f, 1.f, 2.f, 3.f}));
 }
 
+TYPED_TEST(Memory, TrainingABlockAllocatesNothingAfterTheFirstStep) {
+  using T = TypeParam;
+  mha::LayerNorm<T> norm({.width = 32});
+  mha::FeedForward<T, mha::Cpu, mha::SwiGlu> feed_forward({.d_model = 32, .d_hidden = 90});
+  mha::Linear<T> linear({.inputs = 32, .outputs = 50});
+  feed_forward.initialize(mha::XavierUniform{.seed = 5});
+  linear.initialize(mha::XavierUniform{.seed = 6});
+  support::Random random("training a block without allocation");
+  mha::Tensor<T, 3> x(2, 80, 32), h(2, 80, 32), y(2, 80, 32), z(2, 80, 50), dz(2, 80, 50), dy(2, 80, 32), dx(2, 80, 32);
+  random.fill(x);
+  random.fill(dz);
+  auto norm_tape = norm.tape();
+  auto feed_forward_tape = feed_forward.tape();
+  auto linear_tape = linear.tape();
+  auto norm_gradients = norm.gradients();
+  auto feed_forward_gradients = feed_forward.gradients();
+  auto linear_gradients = linear.gradients();
+  mha::Workspace workspace;
+  const auto step = [&] {
+    norm(x, norm_tape, mha::residual(x), mha::into(h), workspace);
+    feed_forward(h, feed_forward_tape, mha::residual(x), mha::into(y), workspace);
+    linear(y, linear_tape, mha::into(z), workspace);
+    linear.backward(dz, linear_tape, linear_gradients, mha::into(dy), workspace);
+    feed_forward.backward(dy, feed_forward_tape, feed_forward_gradients, mha::into(dx), workspace);
+    norm.backward(dx, norm_tape, norm_gradients, mha::add_to(dy), workspace);
+    linear_gradients.clear();
+  };
+  step();
+  const Counted second = count(step);
+  EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
+}
+
 TYPED_TEST(Memory, NormWithAWorkspaceAllocatesNothingTheSecondTime) {
   using T = TypeParam;
   support::Random random("norm without allocation");

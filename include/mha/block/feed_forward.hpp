@@ -14,9 +14,15 @@
 #include "../policy/activation.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
+#include "feed_forward_backward.hpp"
 #include "feed_forward_config.hpp"
+#include "gradients.hpp"
 #include "initialize.hpp"
+#include "kept_arrays.hpp"
 #include "linear.hpp"
+#include "linear_backward.hpp"
+#include "linear_call.hpp"
+#include "recording.hpp"
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -76,7 +82,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   /// Then      in any order: residual(r), which is added last and may be x or y; into(y), where y may be x itself; a
   ///           Workspace; another value of the backend's type
   /// Errors    ShapeError if a size is not the configuration's, or there are no weights
-  template <SequenceOf<T> X, class... Extra> [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
+  template <SequenceOf<T> X, class... Extra>
+  requires(!detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
     detail::check_linear_arguments<On, X, Extra...>();
     const auto from = detail::read_sequence(x);
     const On& backend = detail::backend_or(up_.backend(), extra...);
@@ -94,6 +101,80 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   // Refused in one sentence.
   template <class X, class... Extra>
   requires(!SequenceOf<X, T>) detail::Refused operator()(X&&, Extra&&...) const { return detail::refuse_rows<T, X>(); }
+
+  /// What a call leaves for its backward pass.
+  using Tape = FeedForwardTape<T, On>;
+  using Gradients = FeedForwardGradients<Accumulator<T>>;
+
+  /// An empty tape for calls of this FeedForward, and of others of its scalar and backend.
+  template <int = 0> [[nodiscard]] auto tape() const {
+    if constexpr (Up::differentiates())
+      return Tape{};
+    else
+      return detail::Refused{};
+  }
+  /// Zero gradients of the weights: .up and .down as the parameters of both Linears, and all in one flat().
+  template <int = 0> [[nodiscard]] Gradients gradients() const {
+    return {parameter_count(), [this](Accumulator<T>* data) {
+              return FeedForwardViews<Accumulator<T>>{up_.parameters_.layout(data),
+                                                      down_.parameters_.layout(data + up_.parameter_count()),
+                                                      {data, static_cast<std::size_t>(parameter_count())}};
+            }};
+  }
+
+  /// feed_forward(x, tape, …): the call without a tape, which leaves on it what backward() needs. Its bits are the
+  /// same.
+  ///
+  /// Then      what a call without a tape is given; x stays as it is until the backward pass has run
+  /// Errors    as without, and ShapeError if only packed weights are left or the result overlaps x; the tape is as it
+  ///           was then
+  template <class X, class... Extra>
+  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(
+      X&& x, Extra&&... extra) const {
+    if constexpr (!Up::differentiates() || !detail::check_block_recording<Tape, Extra...>() ||
+                  !detail::check_recorded_rows<X>()) {
+      return detail::Refused{};
+    } else {
+      detail::check_linear_arguments<On, std::remove_cvref_t<X>, Extra...>();
+      const auto from = detail::read_sequence(x);
+      const On& backend = detail::backend_or(up_.backend(), extra...);
+      up_.require_trainable("feed_forward: up()");
+      down_.require_trainable("feed_forward: down()");
+      up_.check("feed_forward", "d_model", backend, from);
+      if constexpr ((detail::IntoArgument<Extra> || ...)) {
+        record(backend, from, detail::find_into<T>(extra...), extra...);
+      } else {
+        auto y = detail::result_of_rows<On, std::remove_cvref_t<X>>(from, config_.d_model);
+        record(backend, from, detail::with_batch(view(y)), extra...);
+        return y;
+      }
+    }
+  }
+
+  /// The gradients of ⟨dy, y⟩ for the call on the tape, as Linear::backward() has them: those of the weights are added
+  /// to `gradients`, that of x is returned, or written to mha::into(dx). That of a residual is dy itself.
+  ///
+  /// Shapes    dy as y  →  dx as x
+  /// Then      mha::into(dx), a Workspace, another value of the backend's type
+  /// Errors    as Linear::backward()
+  template <SequenceOf<T> DY, class... Extra>
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
+                Extra&&... extra) const {
+    if constexpr (!Up::differentiates()) {
+      return detail::Refused{};
+    } else {
+      detail::check_block_backward_arguments<Extra...>();
+      detail::check_memory_of<On, DY>();
+      const auto given = detail::read_sequence(dy);
+      if constexpr ((detail::IntoArgument<Extra> || ...)) {
+        back(given, tape, gradients, detail::find_into<T>(extra...), extra...);
+      } else {
+        auto dx = detail::result_of_rows<On, DY>(given, config_.d_model);
+        back(given, tape, gradients, detail::with_batch(view(dx)), extra...);
+        return dx;
+      }
+    }
+  }
 
   /// What Linear::drop_unpacked() does, for both or, if one refuses, for neither.
   void drop_unpacked() {
@@ -133,6 +214,48 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     const auto hidden = detail::take_like<T>(frame, detail::row_major<3>(static_cast<T*>(nullptr), extents));
     up_.multiply(backend, x, hidden, {}, workspace);
     down_.multiply(backend, hidden, y, residual, workspace);
+  }
+
+  template <class... Extra>
+  MHA_NO_INLINE void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
+                            Extra&... extra) const {
+    const auto residual = down_.checked_residual("feed_forward", backend, x, y, extra...);
+    detail::require(!detail::meet(y, x),
+                    "feed_forward: the result overlaps x, which the backward pass of the tape reads");
+    Tape& tape = detail::given_block_tape<Tape>(extra...);
+    const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
+    Workspace own;
+    Workspace& workspace = detail::workspace_or(own, extra...);
+    typename detail::KeptArrays<T>::Draft hidden_rows(tape.hidden_);
+    typename detail::KeptArrays<Accumulator<T>>::Draft kept(tape.up_.arrays_);
+    const auto hidden = detail::take_like<T>(hidden_rows, detail::row_major<3>(static_cast<T*>(nullptr), extents));
+    const auto sums = up_.sums_on(kept, x);
+    hidden_rows.keep();
+    kept.keep();
+    tape.down_.version_ = 0;
+    up_.record(backend, x, hidden, {}, tape.up_, sums, workspace);
+    down_.record(backend, hidden, y, residual, tape.down_, {}, workspace);
+  }
+
+  template <class... Extra>
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, Gradients& gradients,
+                          const TensorView<T, 3>& dx, Extra&... extra) const {
+    const On& backend = detail::backend_or(up_.backend(), extra...);
+    up_.require_trainable("backward: up()");
+    down_.require_trainable("backward: down()");
+    detail::require_recorded(tape.recorded(), up_.made(tape.up_) && down_.made(tape.down_), "FeedForward");
+    const TensorView<const T, 3>& x = tape.up_.x_;
+    detail::require_gradient_rows(x.extent, dy, config_.d_model, dx, config_.d_model);
+    detail::require_gradients(gradients.up, up_.config(), detail::is_gated<F>);
+    detail::require_gradients(gradients.down, down_.config(), false);
+    detail::require_dx_apart(dx, x, dy, gradients.memory());
+    detail::require_supported(backend, "backward");
+    Workspace own;
+    Workspace& workspace = detail::workspace_or(own, extra...);
+    auto frame = workspace.frame();
+    const auto d_hidden = detail::take_like<T>(frame, tape.down_.x_);
+    down_.back(backend, tape.down_, dy, gradients.down, d_hidden, workspace);
+    up_.back(backend, tape.up_, d_hidden, gradients.up, dx, workspace);
   }
 
   FeedForwardConfig config_;

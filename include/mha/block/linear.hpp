@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -21,81 +22,17 @@
 #include "../policy/role.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
+#include "gradients.hpp"
+#include "linear_backward.hpp"
+#include "linear_call.hpp"
 #include "linear_product.hpp"
 #include "linear_weights.hpp"
 #include "narrow_weights.hpp"
+#include "recording.hpp"
 #include "rows.hpp"
+#include "trainable.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-namespace detail {
-
-/// One with T in the list, else a new one.
-template <class T> T given_or_default() {
-  constexpr bool has_default = std::default_initializable<T>;
-  static_assert(has_default,
-                "mha: this backend or activation has no default constructor: give its value to the constructor, "
-                "Linear<…> linear({…}, value) (see mha/block/linear.hpp)");
-  if constexpr (has_default)
-    return T{};
-  else
-    __builtin_unreachable();
-}
-template <class T, class V, class... Rest> T given_or_default(const V& first, const Rest&... rest) {
-  if constexpr (std::same_as<V, T>)
-    return first;
-  else
-    return given_or_default<T>(rest...);
-}
-
-/// The sentences for the template arguments of a Linear or a FeedForward.
-template <class B, class F> constexpr bool check_linear_types() {
-  static_assert(is_defined<B> && !std::same_as<B, NoBackend<true>>,
-                "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> "
-                "for Cuda, <mha/mha.hpp> for Cpu (see mha/backend/default.hpp)");
-  static_assert(Backend<B> || !is_defined<B>,
-                "mha: the second template argument is no backend; one comes before the activation: "
-                "Linear<float, mha::Cpu, mha::Gelu> (see mha/backend/backend.hpp)");
-  check_activation<F>();
-  return true;
-}
-
-/// The sentences for what a call of a Linear or a FeedForward is given after x.
-template <class B, class X, class... Extra> constexpr void check_linear_arguments() {
-  check_memory_of<B, X>();
-  static_assert(
-      ((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-      "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a Workspace and a backend "
-      "(see mha/block/linear.hpp)");
-  static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
-                "mha: mha::residual(r), mha::into(y), a Workspace and a backend may be given once each "
-                "(see mha/block/linear.hpp)");
-}
-/// The sentences for what they cannot be called on.
-template <class T, class X> Refused refuse_rows() {
-  static_assert(Sequence<X>,
-                "mha: a Linear or FeedForward takes x with 2 or 3 axes: an Eigen matrix, an mha::Tensor or a view of a "
-                "pointer, mha::view(p, L, in); an Eigen expression is computed first, linear((2 * x).eval()) "
-                "(see mha/block/linear.hpp)");
-  static_assert(!Sequence<X>,
-                "mha: the Linear's scalar and the input's differ: convert the input, such as "
-                "linear(x.cast<float>().eval()) (see mha/block/linear.hpp)");
-  return {};
-}
-
-/// The result's or residual's rows are as many as x has, this wide, and where the backend reaches them.
-template <class T, class B, class View>
-void require_like(const char* call, const B& backend, const char* name, const TensorView<const T, 3>& x,
-                  const View& rows, Index width) {
-  require_data(call, name, rows);
-  require_equal(call, "batch", "x", x.extent[0], name, rows.extent[0]);
-  require_equal(call, "length", "x", x.extent[1], name, rows.extent[1]);
-  require(rows.extent[2] == width, call, ": ", name, " has width ", rows.extent[2], ", expected ", width);
-  require_reachable(backend, call, name, rows);
-}
-
-}  // namespace detail
 
 /// A dense layer with an activation: its scalar, the machine it runs on, and a functor of one number, or Gated of one.
 ///
@@ -215,7 +152,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Then      in any order: residual(r), which is added last and may be y itself; into(y), where y may be x itself,
   ///           for the price of a copy; a Workspace; another value of the backend's type
   /// Errors    ShapeError if a size is not the configuration's, or there are no weights
-  template <SequenceOf<T> X, class... Extra> [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
+  template <SequenceOf<T> X, class... Extra>
+  requires(!detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
     detail::check_linear_arguments<On, X, Extra...>();
     const auto from = detail::read_sequence(x);
     const On& backend = detail::backend_or(backend_, extra...);
@@ -232,6 +170,78 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   // Refused in one sentence.
   template <class X, class... Extra>
   requires(!SequenceOf<X, T>) detail::Refused operator()(X&&, Extra&&...) const { return detail::refuse_rows<T, X>(); }
+
+  /// What a call leaves for its backward pass.
+  using Tape = LinearTape<T, On>;
+  using Gradients = LinearGradients<Accumulator<T>>;
+
+  /// An empty tape for calls of this Linear, and of others of its scalar and backend.
+  template <int = 0> [[nodiscard]] auto tape() const {
+    if constexpr (differentiates())
+      return Tape{};
+    else
+      return detail::Refused{};
+  }
+  /// Zero gradients of the weights.
+  template <int = 0> [[nodiscard]] Gradients gradients() const {
+    return {parameters_.size(), [this](Accumulator<T>* data) { return parameters_.layout(data); }};
+  }
+
+  /// linear(x, tape, …): the call without a tape, which leaves on it what backward() needs. Its bits are the same.
+  ///
+  /// Then      what a call without a tape is given; x stays as it is until the backward pass has run
+  /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
+  ///           float, or the result overlaps x; the tape is as it was then
+  template <class X, class... Extra>
+  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(
+      X&& x, Extra&&... extra) const {
+    if constexpr (!differentiates() || !detail::check_block_recording<Tape, Extra...>() ||
+                  !detail::check_recorded_rows<X>()) {
+      return detail::Refused{};
+    } else {
+      detail::check_linear_arguments<On, std::remove_cvref_t<X>, Extra...>();
+      const auto from = detail::read_sequence(x);
+      const On& backend = detail::backend_or(backend_, extra...);
+      require_trainable("linear");
+      check("linear", "inputs", backend, from);
+      if constexpr ((detail::IntoArgument<Extra> || ...)) {
+        record(backend, from, detail::find_into<T>(extra...), extra...);
+      } else {
+        auto y = detail::result_of_rows<On, std::remove_cvref_t<X>>(from, config().outputs);
+        record(backend, from, detail::with_batch(view(y)), extra...);
+        return y;
+      }
+    }
+  }
+
+  /// The gradients of ⟨dy, y⟩ for the call on the tape: those of the weights are added to `gradients`, that of x is
+  /// returned, or written to mha::into(dx). That of a residual is dy itself.
+  ///
+  /// Shapes    dy as y  →  dx as x
+  /// Then      mha::into(dx), a Workspace, another value of the backend's type
+  /// Numerics  sums in Accumulator<T>, those of a bias in double for float; the same bits for any number of threads; a
+  ///           row of dy that is exactly 0 adds nothing, whatever stands in x
+  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
+  /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights than the
+  ///           Linear has now, a size is not the call's, gradients are of another Linear, or dx overlaps what is read
+  template <SequenceOf<T> DY, class... Extra>
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
+                Extra&&... extra) const {
+    if constexpr (!differentiates()) {
+      return detail::Refused{};
+    } else {
+      detail::check_block_backward_arguments<Extra...>();
+      detail::check_memory_of<On, DY>();
+      const auto given = detail::read_sequence(dy);
+      if constexpr ((detail::IntoArgument<Extra> || ...)) {
+        back(given, tape, gradients, detail::find_into<T>(extra...), extra...);
+      } else {
+        auto dx = detail::result_of_rows<On, DY>(given, config().inputs);
+        back(given, tape, gradients, detail::with_batch(view(dx)), extra...);
+        return dx;
+      }
+    }
+  }
 
   /// What a call on this many rows costs; the activation is not counted.
   ///
@@ -292,6 +302,66 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     if constexpr ((detail::ResidualArgument<Extra> || ...))
       detail::require_like(call, backend, "the residual", x, residual, config().outputs);
     return residual;
+  }
+
+  // The backward pass. Nothing of it is compiled where it is not called.
+
+  template <class = void> static constexpr bool differentiates() {
+    if constexpr (detail::check_block_trains<T, On>()) return detail::check_differentiable<F>();
+    return false;
+  }
+  void require_trainable(const char* call) const {
+    require_weights(call);
+    detail::require(!parameters_.packed_only(), call, ": of the Linear's ", parameter_count(),
+                    " parameters only the packed ones are left, which a backward pass does not read");
+  }
+  template <class... Extra>
+  MHA_NO_INLINE void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
+                            Extra&... extra) const {
+    const auto residual = checked_residual("linear", backend, x, y, extra...);
+    detail::require(!detail::meet(y, x), "linear: the result overlaps x, which the backward pass of the tape reads");
+    Tape& tape = detail::given_block_tape<Tape>(extra...);
+    Workspace own;
+    Workspace& workspace = detail::workspace_or(own, extra...);
+    typename detail::KeptArrays<Accumulator<T>>::Draft kept(tape.arrays_);
+    const auto sums = sums_on(kept, x);
+    kept.keep();
+    record(backend, x, y, residual, tape, sums, workspace);
+  }
+  /// Whether a call of these weights is on the tape.
+  bool made(const Tape& tape) const { return tape.version_ == parameters_.version(); }
+  template <class Kept> auto sums_on(Kept& kept, const TensorView<const T, 3>& x) const {
+    return detail::sums_for<F, Accumulator<T>>(kept, x.extent[0] * x.extent[1], config().outputs);
+  }
+  /// Everything is checked, and the tape has memory for the sums.
+  void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
+              const TensorView<const T, 3>& residual, Tape& tape,
+              const std::array<TensorView<Accumulator<T>, 2>, 2>& sums, Workspace& workspace) const {
+    tape.version_ = 0;  // until all is there
+    tape.x_ = x;
+    tape.sums_ = sums;
+    products_.run(backend, x, y, residual, activation_, parameters_.views(), workspace,
+                  std::span(tape.sums_).last(gated ? 2 : 1));
+    tape.version_ = parameters_.version();
+  }
+
+  template <class... Extra>
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, Gradients& gradients,
+                          const TensorView<T, 3>& dx, Extra&... extra) const {
+    const On& backend = detail::backend_or(backend_, extra...);
+    require_trainable("backward");
+    detail::require_recorded(tape.recorded(), made(tape), "Linear");
+    detail::require_gradient_rows(tape.x_.extent, dy, config().outputs, dx, config().inputs);
+    detail::require_gradients(gradients, config(), gated);
+    detail::require_dx_apart(dx, tape.x_, dy, gradients.memory());
+    detail::require_supported(backend, "backward");
+    Workspace own;
+    back(backend, tape, dy, gradients, dx, detail::workspace_or(own, extra...));
+  }
+  void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
+            const LinearViews<Accumulator<T>>& gradients, const TensorView<T, 3>& dx, Workspace& workspace) const {
+    detail::linear_backward<T>(backend, activation_, parameters_.views(), tape.x_, tape.sums_, dy, gradients, dx,
+                               workspace);
   }
 
   template <class... Extra>

@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../backend/epilogue_backward.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation.hpp"
+#include "dense_backward.hpp"
 #include "linear_weights.hpp"
 #include "narrow_weights.hpp"
 #include "rows.hpp"
@@ -21,14 +23,15 @@
 namespace mha::inline MHA_NAMESPACE::detail {
 
 /// to = activation(sum) + residual, or activation(gate) ∘ sum + residual, of sums that a product has stored: what
-/// Epilogue is, as items.
+/// Epilogue is, as items. S is T or its accumulator.
 ///
 /// Shapes    all (M, N)  gate null data unless gated, residual null data for none; to may be any of the others
-template <class T, class F> struct EpilogueItems {
+template <class T, class F, class S = T> struct EpilogueItems {
   std::ptrdiff_t rows;
   Index columns, cost;
   F activation;
-  TensorView<const T, 2> gate, sum, residual;
+  TensorView<const S, 2> gate, sum;
+  TensorView<const T, 2> residual;
   TensorView<T, 2> to;
 
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
@@ -95,12 +98,14 @@ template <class T, class B, class F> class LinearProduct {
     return 0;
   }
 
-  /// y = activation(x · w) + residual, whatever of these is in the memory of another.
+  /// y = activation(x · w) + residual, whatever of these is in the memory of another. With kept sums, what the
+  /// activation is applied to is left there, the gate's first; the result has the same bits.
   ///
-  /// Shapes    x (B, L, in)  y (B, L, out)  residual as y, null data for none
+  /// Shapes    x (B, L, in)  y (B, L, out)  residual as y, null data for none  kept (B·L, out)
+  template <class... Kept>
   void run(const B& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
            const TensorView<const T, 3>& residual, const F& activation, const LinearViews<const T>& w,
-           Workspace& workspace) const {
+           Workspace& workspace, const Kept&... kept) const {
     if (y.size() == 0) return;
     auto frame = workspace.frame();
     const ItemsOn<B> items{backend, workspace};
@@ -117,8 +122,11 @@ template <class T, class B, class F> class LinearProduct {
         added = copy;
       }
     }
-    run_rows(backend, rows, collapsed(to), added.data != nullptr ? collapsed(added) : TensorView<const T, 2>{},
-             activation, w, frame, workspace);
+    const auto beside = added.data != nullptr ? collapsed(added) : TensorView<const T, 2>{};
+    if constexpr (sizeof...(Kept) == 0 || plain)
+      run_rows(backend, rows, collapsed(to), beside, activation, w, frame, workspace);
+    else
+      run_kept(backend, rows, collapsed(to), beside, activation, w, frame, workspace, kept...);
     if (!in_place) items(copy_items(TensorView<const T, 3>(to), y));
   }
 
@@ -156,6 +164,47 @@ template <class T, class B, class F> class LinearProduct {
       constexpr Index cost = 16;  // of an activation, in numbers read
       const ItemsOn<B> items{backend, workspace};
       items(EpilogueItems<T, F>{to.extent[0], to.extent[1], cost, activation, gate, last, residual, to});
+    }
+  }
+
+  using A = Accumulator<T>;
+  using Sums = std::span<const TensorView<A, 2>>;
+
+  /// run_rows() in two steps, with the sums between them.
+  template <class Frame>
+  void run_kept(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+                const TensorView<const T, 2>& residual, const F& activation, const LinearViews<const T>& w,
+                Frame& frame, Workspace& workspace, Sums kept) const {
+    const ItemsOn<B> items{backend, workspace};
+    multiply_wide(backend, x, kept, w, frame, workspace);
+    const TensorView<const A, 2> last = kept[parts - 1];
+    const TensorView<const A, 2> gate = gated ? TensorView<const A, 2>(kept[0]) : TensorView<const A, 2>{};
+    if constexpr (FinishesSums<B, T, F>) {
+      backend.finish(Epilogue<T, F>{activation, residual}, gate, last, to, workspace);
+    } else {
+      constexpr Index cost = 16;  // of an activation, in numbers read
+      items(EpilogueItems<T, F, A>{to.extent[0], to.extent[1], cost, activation, gate, last, residual, to});
+    }
+  }
+
+  /// multiply() into accumulators: not rounded where run_rows() does not round them.
+  template <class Frame>
+  void multiply_wide(const B& backend, const TensorView<const T, 2>& x, Sums to, const LinearViews<const T>& w,
+                     Frame& frame, Workspace& workspace) const {
+    const ItemsOn<B> items{backend, workspace};
+    if constexpr (std::is_same_v<T, A>) {
+      multiply(backend, x, to, w, workspace);
+    } else {
+      if constexpr (FusesEpilogue<B, T, F> && WidensWeights<B, A, T>)
+        if (packed_ != nullptr) {
+          const auto wide = take_like<A>(frame, x);
+          items(convert_items<false>(x, wide));
+          return backend.gemm(PackedGemmCall<A, Packed>{wide, *packed_, 0, to}, workspace);
+        }
+      TensorView<T, 2> rounded[parts];
+      for (TensorView<T, 2>& part : rounded) part = take_like<T>(frame, to[0]);
+      multiply(backend, x, rounded, w, workspace);
+      for (std::size_t i = 0; i < parts; ++i) items(convert_items<false>(TensorView<const T, 2>(rounded[i]), to[i]));
     }
   }
 

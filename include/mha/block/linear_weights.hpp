@@ -12,6 +12,7 @@
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 #include "weight_view.hpp"
+#include "weights_version.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -96,6 +97,8 @@ template <class T, bool gated> class LinearParameters {
   bool borrowed() const { return borrowed_ != nullptr && !borrowed_->packed_only; }
   /// Whether there are weights, but none except those that the backend packed.
   bool packed_only() const { return borrowed_ != nullptr && borrowed_->packed_only; }
+  /// Another one after each change; 0 before the first.
+  std::uint64_t version() const { return version_; }
 
   /// How many numbers the parameters are.
   std::int64_t size() const {
@@ -105,6 +108,8 @@ template <class T, bool gated> class LinearParameters {
   LinearViews<const T> views() const {
     return borrowed_ != nullptr ? borrowed_->views : carve<const T>(own_.data(), own_.size());
   }
+  /// Named views of so many numbers in a row, in the order of its own.
+  template <class U> LinearViews<U> layout(U* data) const { return carve(data, static_cast<std::size_t>(size())); }
 
   /// The parameters to write, zero at first.
   LinearViews<T> writable() {
@@ -116,6 +121,7 @@ template <class T, bool gated> class LinearParameters {
               " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), ": borrow them");
       own_ = Tensor<T, 1>(static_cast<Index>(size()));
     }
+    version_ = next_version();
     return carve<T>(own_.data(), own_.size());
   }
 
@@ -130,6 +136,7 @@ template <class T, bool gated> class LinearParameters {
     before(w);
     own_ = {};
     borrowed_ = std::move(next);
+    version_ = next_version();
   }
 
   /// Views of weights in any scalar that have the configuration's shape, null data where there is no bias.
@@ -170,6 +177,7 @@ template <class T, bool gated> class LinearParameters {
     static const Borrowed nothing{{}, {}, true};
     own_ = {};
     borrowed_ = std::shared_ptr<const Borrowed>(std::shared_ptr<const void>(), &nothing);  // allocates nothing
+    version_ = next_version();
   }
 
  private:
@@ -213,6 +221,7 @@ template <class T, bool gated> class LinearParameters {
   Tensor<T, 1> own_;  // first: if a copy assignment throws, nothing has changed
   LinearConfig config_;
   std::shared_ptr<const Borrowed> borrowed_;  // null when they are its own
+  std::uint64_t version_ = 0;
 };
 
 }  // namespace detail

@@ -12,8 +12,14 @@
 /// users' policies have lost their types, the loops around them, and what a layer does without its policies. With
 /// -DMHA_COMPILED a unit only declares them; mha/compiled.hpp defines them.
 
-#define MHA_CPU_TILES(Extern, A) \
-  Extern template mha::detail::simd::TileKernels<A> mha::detail::simd::tile_kernels(mha::IsaLevel, mha::Index);
+#define MHA_CPU_DERIVATIVES(Extern, A, Threads)                                                                        \
+  Extern template void mha::detail::simd::differentiate(                                                               \
+      const mha::detail::simd::AnyDerivative<A>&, const mha::EpilogueBackwardCall<A, mha::Identity>&, const Threads&); \
+  Extern template void mha::detail::simd::normalize_backward(const mha::NormBackwardCall<A>&, A*, const Threads&);
+#define MHA_CPU_TILES(Extern, A)                                                                                \
+  Extern template mha::detail::simd::TileKernels<A> mha::detail::simd::tile_kernels(mha::IsaLevel, mha::Index); \
+  MHA_CPU_DERIVATIVES(Extern, A, mha::ThreadPool)                                                               \
+  MHA_CPU_DERIVATIVES(Extern, A, mha::Serial)
 
 #define MHA_CPU_TABLES(Extern, A, T)                                                                         \
   Extern template mha::detail::simd::FewRowsKernels<A, T> mha::detail::simd::few_rows_kernels(               \
@@ -43,6 +49,10 @@
   Extern template class mha::detail::LayerProducts<T, mha::CpuWith<Threads>>;                                          \
   Extern template class mha::detail::DenseBackward<T, mha::CpuWith<Threads>>;                                          \
   Extern template void mha::detail::simd::normalize(const mha::NormCall<T>&, mha::Workspace&, const Threads&);         \
+  Extern template void mha::detail::simd::apply_epilogue(                                                              \
+      const mha::detail::simd::AnyEpilogue<T>&, const mha::TensorView<const mha::Accumulator<T>, 2>&,                  \
+      const mha::TensorView<const mha::Accumulator<T>, 2>&, const mha::TensorView<T, 2>&, mha::IsaLevel,               \
+      mha::Workspace&, const Threads&);                                                                                \
   Extern template void mha::detail::run_items(const mha::detail::CopyElements<T>&, const Threads&);                    \
   Extern template mha::TensorView<const T, 2> mha::detail::as_rows(                                                    \
       const mha::TensorView<const T, 3>&, mha::Workspace::Frame&, const mha::detail::ItemsOn<mha::CpuWith<Threads>>&); \

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../block/arguments.hpp"
+#include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
@@ -71,14 +72,6 @@ template <class... Extra> constexpr void check_layer_backward_arguments() {
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.
 template <class E> using BesideTape = std::conditional_t<LayerTapeArgument<E> || MemoryArgument<E>, Full, E>;
 
-/// Whether what a call reads is still there in its backward pass.
-template <class E> constexpr bool outlasts_call() {
-  if constexpr (Sequence<E>)
-    return view_lasts<E>();
-  else
-    return true;
-}
-
 /// The sentences for a call that records: layer(x, tape, …).
 template <class T, class B, class X, class... Extra> constexpr bool check_recording() {
   check_memory_of<B, std::remove_cvref_t<X>>();
@@ -114,13 +107,6 @@ template <class Tape, class E, class... Rest> Tape& given_tape(E& first, Rest&..
     return first;
   else
     return given_tape<Tape>(rest...);
-}
-
-/// Whether two views share an element, as far as that can be told.
-template <class A, class B> bool meet(const TensorView<A, 3>& a, const TensorView<B, 3>& b) {
-  for (int axis = 0; axis < 3; ++axis)
-    if (a.extent[axis] != b.extent[axis]) return may_overlap(a, b);
-  return share_elements(a, b);
 }
 
 }  // namespace detail

@@ -5,10 +5,10 @@
 #include <span>
 
 #include "../backend/backend.hpp"
+#include "../block/dense_backward.hpp"
 #include "../block/rows.hpp"
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
-#include "dense_backward.hpp"
 #include "gradients.hpp"
 #include "parameters.hpp"
 #include "recorded.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "../block/linear_weights.hpp"
+#include "../block/weights_version.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
@@ -56,14 +56,6 @@ template <class T> struct ParameterViews {
   /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(query.heads.data != nullptr, all); }
 };
-
-namespace detail {
-
-/// Counted for all layers of the program, of whatever type.
-inline constinit std::atomic<std::uint64_t> last_version{0};
-inline std::uint64_t next_version() { return ++last_version; }
-
-}  // namespace detail
 
 /// Weights that stay where they are, as a checkpoint names them: matrices (in, out); pass mha::transposed(view) for one
 /// that is stored (out, in).

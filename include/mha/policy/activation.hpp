@@ -44,41 +44,70 @@ template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S times_logistic(const S& x
   }
 }
 
+/// The derivative of x Φ(x).
+template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S times_normal_cdf_slope(const S& x) {
+  if constexpr (computes_by_bits<S>) {
+    return times_normal_cdf_slope_by_bits(x);
+  } else {
+    constexpr double density_at_0 = 0.39894228040143267794;  // 1 / √(2π)
+    const S near = mha::min(mha::max(x, -1000), 1000);       // the density is 0 long before
+    return mha::normal_cdf(x) + near * (S(density_at_0) * mha::exp(S(-0.5) * near * near));
+  }
+}
+
+/// The derivative of x / (1 + e^−u) by x for u of the sign of x, x_slope being x ∂u/∂x, finite.
+template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S times_logistic_slope(const S& x_slope, const S& u) {
+  if constexpr (computes_by_bits<S>) {
+    return times_logistic_slope_by_bits(x_slope, u);
+  } else {
+    const S e = mha::exp(-mha::abs(u)), both = S(1) + e;
+    return mha::select(u < S(0), e * (both + x_slope), both + x_slope * e) / (both * both);
+  }
+}
+
 }  // namespace detail
 
 /// y = x: no activation.
 struct Identity {
   static constexpr const char* name = "none";
   template <class S> MHA_HOST_DEVICE constexpr S operator()(const S& x) const { return x; }
+  template <class S> MHA_HOST_DEVICE constexpr S derivative(const S&) const { return S(1); }
 };
 
 // The activations map NaN to NaN, ∞ to ∞ and −∞ to 0. Errors in ulp are those of float and double, where the factor of
-// x is a normal number; one below counts as 0.
+// x is a normal number; one below counts as 0. Derivatives, by which a backward pass multiplies, are 0 at −∞ and 1 at
+// ∞; their errors are absolute, ε being 2⁻²³ in float and 2⁻⁵² in double.
 
 /// max(x, 0).
 ///
-/// Numerics  exact; −0 stays −0
+/// Numerics  exact; −0 stays −0; the derivative at 0 is 0
 struct Relu {
   static constexpr const char* name = "relu";
   template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S operator()(const S& x) const { return mha::max(x, 0); }
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S derivative(const S& x) const {
+    return mha::select(x <= S(0), S(0), S(1));
+  }
 };
 
 /// x Φ(x), Φ being the distribution function of the standard normal distribution.
 ///
 /// Formula   ½ x (1 + erf(x / √2))
-/// Numerics  within 7 ulp, also where 1 + erf would cancel
+/// Numerics  within 7 ulp, also where 1 + erf would cancel; the derivative Φ(x) + x φ(x) within 2 ε
 /// Source    Hendrycks & Gimpel 2016, Gaussian error linear units; PyTorch's nn.GELU()
 struct Gelu {
   static constexpr const char* name = "gelu";
   template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S operator()(const S& x) const {
     return detail::times_normal_cdf(x);
   }
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S derivative(const S& x) const {
+    return detail::times_normal_cdf_slope(x);
+  }
 };
 
 /// Gelu by way of tanh, as GPT-2 and BERT's first code have it.
 ///
 /// Formula   ½ x (1 + tanh u) = x / (1 + e^(−2u)), u = √(2/π) (x + 0.044715 x³)
-/// Numerics  within 8 + 10|u| ulp, also where 1 + tanh would cancel
+/// Numerics  within 8 + 10|u| ulp, also where 1 + tanh would cancel; the derivative within 8 ε
 /// Source    Hendrycks & Gimpel 2016; PyTorch's nn.GELU(approximate="tanh")
 struct GeluTanh {
   static constexpr const char* name = "gelu_tanh";
@@ -86,16 +115,26 @@ struct GeluTanh {
     constexpr double slope = 1.59576912160573071176, cubic = slope * 0.044715;  // slope = 2 √(2/π)
     return detail::times_logistic(x, x * (S(slope) + S(cubic) * x * x));
   }
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S derivative(const S& x) const {
+    constexpr double slope = 1.59576912160573071176, cubic = slope * 0.044715;
+    const S near = mha::min(mha::max(x, -100), 100), square = near * near;  // 0 or 1 long before
+    return detail::times_logistic_slope(near * (S(slope) + S(3 * cubic) * square),
+                                        near * (S(slope) + S(cubic) * square));
+  }
 };
 
 /// x / (1 + e^−x), also called swish.
 ///
-/// Numerics  within 4 ulp
+/// Numerics  within 4 ulp; the derivative within 3 ε
 /// Source    Elfwing et al. 2017; Ramachandran et al. 2017
 struct Silu {
   static constexpr const char* name = "silu";
   template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S operator()(const S& x) const {
     return detail::times_logistic(x, x);
+  }
+  template <class S> MHA_HOST_DEVICE MHA_ALWAYS_INLINE S derivative(const S& x) const {
+    const S near = mha::min(mha::max(x, -1000), 1000);  // 0 or 1 long before
+    return detail::times_logistic_slope(near, near);
   }
 };
 
@@ -130,9 +169,10 @@ template <class F> std::string activation_name() {
 /// or Gated of such a functor.
 ///
 /// Make the number a template parameter and use the maths of mha:: (abs, erf, exp, log, max, min, normal_cdf,
-/// select, sqrt, tanh): it then runs as vector code at the instruction-set level chosen at run time. A result depends
-/// on its number alone. Optional member:
+/// select, sqrt, tanh): it then runs as vector code at the instruction-set level chosen at run time, and a backward
+/// pass differentiates it by dual numbers. A result depends on its number alone. Optional members:
 ///   static constexpr const char* name  what explain() calls it
+///   S derivative(const S& x) const     instead of dual numbers; needed where the functor takes plain numbers only
 ///
 /// A whole one, in the user's own code:
 ///   struct SquaredRelu {

@@ -9,9 +9,13 @@
 
 #include "../backend.hpp"
 #include "../default.hpp"
+#include "../epilogue_backward.hpp"
 #include "../executor.hpp"
 #include "../norm.hpp"
+#include "../norm_backward.hpp"
+#include "../simd/epilogue_backward.hpp"
 #include "../simd/norm.hpp"
+#include "../simd/norm_backward.hpp"
 #include "attend.hpp"
 #include "backward.hpp"
 #include "gemm.hpp"
@@ -72,9 +76,40 @@ template <Executor Threads> class CpuWith {
       detail::cpu::gemm(call, workspace, threads_, detail::simd::AnyEpilogue<T>(epilogue, current_isa()));
   }
 
+  /// to = the epilogue of sums of a product, kept in accumulators.
+  ///
+  /// Numerics  the bits of gemm() with the epilogue
+  template <class T, class F>
+  requires(computes<T>) void finish(const Epilogue<T, F>& epilogue, const TensorView<const Accumulator<T>, 2>& gate,
+                                    const TensorView<const Accumulator<T>, 2>& sum, const TensorView<T, 2>& to,
+                                    Workspace& workspace) const {
+    const IsaLevel level = current_isa();
+    detail::simd::apply_epilogue(detail::simd::AnyEpilogue<T>(epilogue, level), gate, sum, to, level, workspace,
+                                 threads_);
+  }
+  /// The gradients of those sums.
+  template <class A, class F>
+  requires(computes<A>&& std::is_same_v<A, Accumulator<A>>) void differentiate(
+      const EpilogueBackwardCall<A, F>& call) const {
+    const auto run = [&](const auto& activation) {
+      detail::simd::differentiate(detail::simd::AnyDerivative<A>(activation, current_isa()),
+                                  {{}, call.gate, call.sum, call.dy, call.d_gate, call.d_sum}, threads_);
+    };
+    if constexpr (detail::is_gated<F>)
+      run(call.activation.activation);
+    else
+      run(call.activation);
+  }
+
   template <class T>
   requires(computes<T>) void normalize(const NormCall<T>& call, Workspace& workspace) const {
     detail::simd::normalize(call, workspace, threads_);
+  }
+  /// Its backward pass, of blocks of rows.
+  template <class A>
+  requires(computes<A>&& std::is_same_v<A, Accumulator<A>>) void normalize_backward(const NormBackwardCall<A>& call,
+                                                                                    A* sums) const {
+    detail::simd::normalize_backward(call, sums, threads_);
   }
 
   /// Independent items, shared among the threads where they are work enough.

@@ -146,13 +146,13 @@ template <class T> struct AnyEpilogue {
   }
 };
 
-/// to = the epilogue of sums that a product has stored in T, row by row in accumulators.
+/// to = the epilogue of sums that a product has stored in T, or in its accumulator, row by row in accumulators.
 ///
 /// Shapes    gate, sum, to (M, N), any strides; gate null data unless the epilogue is gated; sum, gate and the residual
 ///           may be `to` itself, and overlap it in no other way
-template <class T, class Threads>
-void apply_epilogue(const AnyEpilogue<T>& epilogue, const TensorView<const T, 2>& gate,
-                    const TensorView<const T, 2>& sum, const TensorView<T, 2>& to, IsaLevel level, Workspace& workspace,
+template <class T, class S, class Threads>
+void apply_epilogue(const AnyEpilogue<T>& epilogue, const TensorView<const S, 2>& gate,
+                    const TensorView<const S, 2>& sum, const TensorView<T, 2>& to, IsaLevel level, Workspace& workspace,
                     const Threads& threads) {
   using A = Accumulator<T>;
   constexpr double enough = 1 << 14;  // numbers; below, waking threads takes longer than the work
@@ -166,7 +166,7 @@ void apply_epilogue(const AnyEpilogue<T>& epilogue, const TensorView<const T, 2>
   const auto narrow = with_isa(level, [](auto isa) {
     return &decltype(isa)::template run<NarrowBody<A, T>, const A*, std::ptrdiff_t, Index, Index, T*, std::ptrdiff_t>;
   });
-  const auto read = [&](const TensorView<const T, 2>& from, Index row, A* into) {
+  const auto read = [&](const TensorView<const S, 2>& from, Index row, A* into) {
     if (from.stride[1] == 1)
       widen(level, &from(row, 0), 0, 1, columns, into);
     else

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <mha/layer/dense_backward.hpp>
+#include <mha/block/dense_backward.hpp>
 #include <mha/mha.hpp>
 
 #include "compare.hpp"

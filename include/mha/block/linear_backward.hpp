@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "../backend/epilogue_backward.hpp"
+#include "../core/copy.hpp"
+#include "../core/view.hpp"
+#include "../policy/activation_derivative.hpp"
+#include "dense_backward.hpp"
+#include "kept_arrays.hpp"
+#include "linear_weights.hpp"
+#include "rows.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// What a call of a Linear leaves for its backward pass. Calls reuse its memory; one tape serves any Linears of this
+/// scalar and backend, the last call counts.
+///
+/// Keeps     what the activation was applied to, in accumulators; nothing without an activation
+/// Borrows   x, which must stay as it was until backward() has run
+template <class T, class B> class LinearTape {
+  using A = Accumulator<T>;
+
+ public:
+  static constexpr bool is_block_tape = true;
+
+  LinearTape() = default;
+  LinearTape(LinearTape&& other) noexcept
+      : version_(std::exchange(other.version_, 0)),
+        x_(other.x_),
+        sums_(other.sums_),
+        arrays_(std::move(other.arrays_)) {}
+  LinearTape& operator=(LinearTape&& other) noexcept {
+    version_ = std::exchange(other.version_, 0);
+    x_ = other.x_;
+    sums_ = other.sums_;
+    arrays_ = std::move(other.arrays_);
+    return *this;
+  }
+  ~LinearTape() = default;
+
+  /// Whether a call has been recorded.
+  bool recorded() const { return version_ != 0; }
+
+ private:
+  template <class, class, class> friend class Linear;
+  template <class, class, class> friend class FeedForward;
+
+  std::uint64_t version_ = 0;  // of the weights
+  TensorView<const T, 3> x_{};
+  std::array<TensorView<A, 2>, 2> sums_{};  // the gate's first
+  detail::KeptArrays<A> arrays_;
+};
+
+namespace detail {
+
+/// Memory for what the activation F of so many results is applied to, the gate's first.
+template <class F, class A, class Kept>
+std::array<TensorView<A, 2>, 2> sums_for(Kept& kept, Index rows, Index columns) {
+  std::array<TensorView<A, 2>, 2> sums{};
+  if constexpr (!std::is_same_v<F, Identity>)
+    for (TensorView<A, 2>& sum : std::span(sums).last(is_gated<F> ? 2 : 1)) {
+      checked_product("linear", "the sums of the call", {rows, columns});
+      sum = view(kept.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns)), rows,
+                 columns);
+    }
+  return sums;
+}
+
+/// The backward pass of activation(x W + b), or of activation(x W_g + b_g) ∘ (x W + b), from the sums that the
+/// activation was applied to.
+///
+/// Formula   d = dy F′(sum), or as EpilogueBackwardCall says;  dW += xᵀ d, db += Σ d, dx = d Wᵀ, and those of the gate
+/// Shapes    x (B, L, in)  dy (B, L, out)  dx as x
+/// Numerics  as DenseBackward
+template <class T, class B, class F>
+void linear_backward(const B& backend, const F& activation, const LinearViews<const T>& w,
+                     const TensorView<const T, 3>& x, const std::array<TensorView<Accumulator<T>, 2>, 2>& sums,
+                     const TensorView<const T, 3>& dy, const LinearViews<Accumulator<T>>& gradients,
+                     const TensorView<T, 3>& dx, typename B::Workspace& workspace) {
+  using A = Accumulator<T>;
+  if (dy.extent[0] * dy.extent[1] == 0) return;
+  auto frame = workspace.frame();
+  const ItemsOn<B> items{backend, workspace};
+  const DenseBackward<T, B> dense(backend, workspace);
+  TensorView<const A, 2> d = dense.widened(as_rows(dy, frame, items), frame);
+  if constexpr (!std::is_same_v<F, Identity>) {
+    const Index rows = d.extent[0], columns = d.extent[1], width = is_gated<F> ? 2 * columns : columns;
+    checked_product("backward", "the gradients of the sums", {rows, width});
+    A* const at = frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width));
+    // Side by side, so that one product makes the gradients of both matrices.
+    const TensorView<A, 2> d_gate{is_gated<F> ? at : nullptr, {rows, columns}, {width, 1}},
+        d_sum{at + width - columns, {rows, columns}, {width, 1}};
+    run_epilogue_backward(backend, EpilogueBackwardCall<A, F>{activation, sums[0], sums[1], d, d_gate, d_sum},
+                          workspace);
+    d = {at, {rows, width}, {width, 1}};
+  }
+  const DensePart<T> parts[] = {output_part<T>(w.gate, gradients.gate, gradients.gate_bias),
+                                output_part<T>(w.weight, gradients.weight, gradients.bias)};
+  const auto own = std::span(parts).last(is_gated<F> ? 2 : 1);
+  dense.add_weights(as_rows(x, frame, items), d, own);
+  into_rows(
+      dx, frame, [&](const TensorView<T, 2>& rows) { dense.rows(d, own, rows); }, items);
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "../backend/backend.hpp"
+#include "../backend/default.hpp"
+#include "../call.hpp"
+#include "../core/check.hpp"
+#include "../core/view.hpp"
+#include "../launch.hpp"
+#include "../policy/activation.hpp"
+#include "arguments.hpp"
+#include "recording.hpp"
+#include "rows.hpp"
+
+/// What a Linear and a FeedForward are made of and called with, and what is refused.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// One with T in the list, else a new one.
+template <class T> T given_or_default() {
+  constexpr bool has_default = std::default_initializable<T>;
+  static_assert(has_default,
+                "mha: this backend or activation has no default constructor: give its value to the constructor, "
+                "Linear<…> linear({…}, value) (see mha/block/linear.hpp)");
+  if constexpr (has_default)
+    return T{};
+  else
+    __builtin_unreachable();
+}
+template <class T, class V, class... Rest> T given_or_default(const V& first, const Rest&... rest) {
+  if constexpr (std::same_as<V, T>)
+    return first;
+  else
+    return given_or_default<T>(rest...);
+}
+
+/// The sentences for the template arguments of a Linear or a FeedForward.
+template <class B, class F> constexpr bool check_linear_types() {
+  static_assert(is_defined<B> && !std::same_as<B, NoBackend<true>>,
+                "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> "
+                "for Cuda, <mha/mha.hpp> for Cpu (see mha/backend/default.hpp)");
+  static_assert(Backend<B> || !is_defined<B>,
+                "mha: the second template argument is no backend; one comes before the activation: "
+                "Linear<float, mha::Cpu, mha::Gelu> (see mha/backend/backend.hpp)");
+  check_activation<F>();
+  return true;
+}
+
+/// The sentences for what a call of a Linear or a FeedForward is given after x.
+template <class B, class X, class... Extra> constexpr void check_linear_arguments() {
+  check_memory_of<B, X>();
+  static_assert(((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> ||
+                  BackendArgument<Extra> || BlockTapeArgument<Extra>)&&...),
+                "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a Workspace and a backend, "
+                "and to be differentiated a tape (see mha/block/linear.hpp)");
+  static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+                "mha: mha::residual(r), mha::into(y), a Workspace and a backend may be given once each "
+                "(see mha/block/linear.hpp)");
+}
+/// The sentences for what they cannot be called on.
+template <class T, class X> Refused refuse_rows() {
+  static_assert(Sequence<X>,
+                "mha: a Linear or FeedForward takes x with 2 or 3 axes: an Eigen matrix, an mha::Tensor or a view of a "
+                "pointer, mha::view(p, L, in); an Eigen expression is computed first, linear((2 * x).eval()) "
+                "(see mha/block/linear.hpp)");
+  static_assert(!Sequence<X>,
+                "mha: the Linear's scalar and the input's differ: convert the input, such as "
+                "linear(x.cast<float>().eval()) (see mha/block/linear.hpp)");
+  return {};
+}
+
+/// The result's or residual's rows are as many as x has, this wide, and where the backend reaches them.
+template <class T, class B, class View>
+void require_like(const char* call, const B& backend, const char* name, const TensorView<const T, 3>& x,
+                  const View& rows, Index width) {
+  require_data(call, name, rows);
+  require_equal(call, "batch", "x", x.extent[0], name, rows.extent[0]);
+  require_equal(call, "length", "x", x.extent[1], name, rows.extent[1]);
+  require(rows.extent[2] == width, call, ": ", name, " has width ", rows.extent[2], ", expected ", width);
+  require_reachable(backend, call, name, rows);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

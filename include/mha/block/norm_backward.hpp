@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backward.hpp"
+#include "../backend/norm_backward.hpp"
+#include "../core/check.hpp"
+#include "../core/copy.hpp"
+#include "dense_backward.hpp"
+#include "gradients.hpp"
+#include "kept_arrays.hpp"
+#include "recording.hpp"
+#include "row_norm.hpp"
+#include "trainable.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+template <class T, Backend B, class Kind> class TrainableNorm;
+}
+
+/// What a call of a norm leaves for its backward pass. Calls reuse its memory; one tape serves any norms of this scalar
+/// and backend, the last call counts.
+///
+/// Keeps     the rows that were normed, x or x + residual, in accumulators; it borrows nothing
+template <class T, class B> class NormTape {
+  using A = Accumulator<T>;
+
+ public:
+  static constexpr bool is_block_tape = true;
+
+  NormTape() = default;
+  NormTape(NormTape&& other) noexcept
+      : version_(std::exchange(other.version_, 0)), rows_(other.rows_), memory_(std::move(other.memory_)) {}
+  NormTape& operator=(NormTape&& other) noexcept {
+    version_ = std::exchange(other.version_, 0);
+    rows_ = other.rows_;
+    memory_ = std::move(other.memory_);
+    return *this;
+  }
+  ~NormTape() = default;
+
+  /// Whether a call has been recorded.
+  bool recorded() const { return version_ != 0; }
+
+ private:
+  template <class, Backend, class> friend class detail::TrainableNorm;
+
+  std::uint64_t version_ = 0;  // of the parameters
+  TensorView<A, 3> rows_{};
+  detail::KeptArrays<A> memory_;
+};
+
+namespace detail {
+
+/// to = x + residual in accumulators, as items, a row each.
+///
+/// Shapes    (B, L, E), `to` row-major; residual null data for none
+template <class T> struct NormedRows {
+  using A = Accumulator<T>;
+
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const T, 3> x, residual;
+  TensorView<A, 3> to;
+
+  void operator()(std::ptrdiff_t row, Index) const {
+    const Index b = static_cast<Index>(row / x.extent[1]), l = static_cast<Index>(row % x.extent[1]);
+    const T* const from = x.pointer(b, l, 0);
+    A* const z = to.pointer(b, l, 0);
+    if constexpr (std::is_same_v<T, A> && std::is_trivially_copyable_v<T>)
+      if (residual.data == nullptr && x.stride[2] == 1) {
+        std::memcpy(z, from, static_cast<std::size_t>(x.extent[2]) * sizeof(T));
+        return;
+      }
+    for (Index j = 0; j < x.extent[2]; ++j) z[j] = A(from[j * x.stride[2]]);
+    if (residual.data == nullptr) return;
+    const T* const added = residual.pointer(b, l, 0);
+    for (Index j = 0; j < x.extent[2]; ++j) z[j] = z[j] + A(added[j * residual.stride[2]]);
+  }
+};
+
+template <class E> constexpr bool is_add_to = false;
+template <class View> constexpr bool is_add_to<AddTo<View>> = true;
+template <class E>
+concept AddToArgument = is_add_to<std::remove_cvref_t<E>>;
+
+/// Where add_to(dx) among a call's arguments adds the gradient, (B, L, E); null data without one.
+template <class T> constexpr TensorView<T, 3> find_add_to() { return {}; }
+template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_add_to(const E& first, const Rest&... rest) {
+  if constexpr (AddToArgument<E>) {
+    constexpr int rank = std::remove_cvref_t<decltype(first.to)>::rank;
+    constexpr bool fits = std::is_same_v<decltype(first.to.data), T*> && (rank == 2 || rank == 3);
+    static_assert(fits,
+                  "mha: add_to(dx) of a norm takes rows of the norm's scalar, not constant, with 2 or 3 axes "
+                  "(see mha/block/norm_backward.hpp)");
+    if constexpr (fits)
+      return with_batch(first.to);
+    else
+      return {};
+  } else {
+    return find_add_to<T>(rest...);
+  }
+}
+
+/// The sentences for what a norm's backward() may be given after the gradients.
+template <class B, class DY, class... Extra> constexpr void check_norm_backward_arguments() {
+  check_memory_of<B, DY>();
+  static_assert(
+      ((IntoArgument<Extra> || AddToArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+      "mha: after the gradients backward() of a norm takes mha::into(dx) or mha::add_to(dx), a Workspace and a "
+      "backend; a residual has the gradient of x (see mha/block/norm_backward.hpp)");
+  static_assert((0 + ... + int(IntoArgument<Extra> || AddToArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+                "mha: one of mha::into(dx) and mha::add_to(dx), a Workspace and a backend may be given once each "
+                "(see mha/block/norm_backward.hpp)");
+}
+
+/// A norm of rows with its backward pass, which costs a program nothing that does not call it.
+///
+///   auto tape = norm.tape();
+///   auto gradients = norm.gradients();
+///   y = norm(x, tape);
+///   dx = norm.backward(dy, tape, gradients);
+template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T, B, Kind> {
+  using Base = RowNorm<T, B, Kind>;
+  using A = Accumulator<T>;
+  using Base::backend_, Base::config_, Base::numbers, Base::version_;
+
+  template <class = void> static constexpr bool differentiates() { return check_block_trains<T, B>(); }
+
+ public:
+  using Workspace = typename B::Workspace;
+  using Tape = NormTape<T, B>;
+  using Gradients = NormGradients<A>;
+
+  using Base::Base;
+
+  /// An empty tape for calls of this norm, and of others of its scalar and backend.
+  template <int = 0> [[nodiscard]] auto tape() const {
+    if constexpr (differentiates())
+      return Tape{};
+    else
+      return Refused{};
+  }
+  /// Zero gradients of weight and bias.
+  template <int = 0> [[nodiscard]] Gradients gradients() const {
+    return {this->parameter_count(), [this](A* data) { return this->template carve<A>(data); }};
+  }
+
+  using Base::operator();
+  /// norm(x, tape, …): the call without a tape, which leaves on it what backward() needs. Its bits are the same, and x
+  /// may change at once, as by mha::into(x).
+  ///
+  /// Then      what a call without a tape is given
+  /// Errors    as without; the tape is as it was then
+  // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of RowNorm.
+  template <class X, class First, class... Extra>
+  requires(SequenceOf<std::remove_cvref_t<X>, T>&& has_block_tape<First, Extra...>) [[nodiscard]] auto operator()(
+      X&& x, First&& first, Extra&&... extra) const {
+    if constexpr (!differentiates() || !check_block_recording<Tape, First, Extra...>()) {
+      return Refused{};
+    } else {
+      check_norm_arguments<First, Extra...>();
+      check_memory_of<B, std::remove_cvref_t<X>>();
+      this->require_present(Kind::name);
+      const auto from = read_sequence(x);
+      this->check_x(from);
+      Tape& tape = given_block_tape<Tape>(first, extra...);
+      const auto keep = [&](const TensorView<const T, 3>& residual, const B& backend, Workspace& workspace) {
+        typename KeptArrays<A>::Draft kept(tape.memory_);
+        const auto rows = take_like<A>(kept, from);
+        kept.keep();
+        tape.version_ = 0;  // until all is there
+        tape.rows_ = rows;
+        const Index cost = from.extent[2];
+        ItemsOn<B>{backend, workspace}(
+            NormedRows<T>{std::ptrdiff_t{from.extent[0]} * from.extent[1], 1, cost, from, residual, rows});
+        tape.version_ = version_;
+      };
+      return this->template run_into<std::remove_cvref_t<X>>(from, keep, first, extra...);
+    }
+  }
+
+  /// The gradients of ⟨dy, y⟩ for the call on the tape: those of weight and bias are added to `gradients`; that of what
+  /// was normed is returned, or written to mha::into(dx), or added to what mha::add_to(dx) holds. Of norm(x,
+  /// mha::residual(r)) it is the gradient of x and of r; with mha::sum_into(s) that of s, wherever s goes on, is added
+  /// to it, as mha::add_to(ds) does.
+  ///
+  /// Formula   g = dy ∘ weight;  dx = (g − mean(g) − n mean(g ∘ n)) / √(var + eps), n being the norm of the row;
+  /// without
+  ///           mean(g) for RmsNorm;  d_weight = Σ dy ∘ n, d_bias = Σ dy
+  /// Shapes    dy as y  →  dx as x
+  /// Then      mha::into(dx) or mha::add_to(dx), a Workspace, another value of the backend's type
+  /// Numerics  in Accumulator<T>, sums over many rows in double for float; the same bits for any number of threads; a
+  ///           row of dy that is exactly 0 has the gradient 0 and adds nothing, whatever stands in x
+  /// Memory    with a Workspace and a destination nothing is allocated after the first step of a shape
+  /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other parameters than the
+  ///           norm has now, a size is not the call's, gradients are of another norm, or dx overlaps what is read
+  template <SequenceOf<T> DY, class... Extra>
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
+                Extra&&... extra) const {
+    if constexpr (!differentiates()) {
+      return Refused{};
+    } else {
+      check_norm_backward_arguments<B, DY, Extra...>();
+      const auto given = read_sequence(dy);
+      if constexpr ((IntoArgument<Extra> || ...)) {
+        back<false>(given, tape, gradients, find_into<T>(extra...), extra...);
+      } else if constexpr ((AddToArgument<Extra> || ...)) {
+        back<true>(given, tape, gradients, find_add_to<T>(extra...), extra...);
+      } else {
+        auto dx = result_of_rows<B, DY>(given, config_.width);
+        back<false>(given, tape, gradients, with_batch(view(dx)), extra...);
+        return dx;
+      }
+    }
+  }
+
+ private:
+  template <bool adds, class... Extra>
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, Gradients& gradients,
+                          const TensorView<T, 3>& dx, Extra&... extra) const {
+    const B& backend = backend_or(backend_, extra...);
+    this->require_present("backward");
+    require_recorded(tape.recorded(), tape.version_ == version_, "norm");
+    require_gradient_rows(tape.rows_.extent, dy, config_.width, dx, config_.width);
+    const Index bias = *config_.bias ? config_.width : 0;
+    require_gradient("weight", gradients.weight, {config_.width});
+    require_gradient("bias", gradients.bias, {bias});
+    require_dx_apart(dx, TensorView<const T, 3>{}, dy, gradients.memory());
+    require_supported(backend, "backward");
+    if (dx.size() == 0) return;
+    Workspace own;
+    Workspace& workspace = workspace_or(own, extra...);
+    auto frame = workspace.frame();
+    const ItemsOn<B> items{backend, workspace};
+    const DenseBackward<T, B> dense(backend, workspace);
+    const TensorView<const A, 2> d = dense.widened(as_rows(dy, frame, items), frame);
+    const auto differentiate = [&](const TensorView<A, 2>& to) {
+      run_norm_backward(backend,
+                        NormBackwardCall<A>{collapsed<const A>(tape.rows_), d, to, numbers(), gradients.weight.data,
+                                            gradients.bias.data, static_cast<A>(*config_.eps), Kind::centred},
+                        workspace);
+    };
+    if constexpr (std::is_same_v<T, A> && !adds)
+      if (rows_collapse(dx) && (dx.stride[2] == 1 || dx.extent[2] == 1)) return differentiate(collapsed(dx));
+    const auto rows = take_like<A>(frame, dx);
+    differentiate(collapsed(rows));
+    for (Index b = 0; b < dx.extent[0]; ++b) {
+      const auto sequence = [b](const auto& v) {
+        return TensorView<std::remove_pointer_t<decltype(v.data)>, 2>{
+            v.data + b * v.stride[0], {v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
+      };
+      items(convert_items<adds>(TensorView<const A, 2>(sequence(rows)), sequence(dx)));
+    }
+  }
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

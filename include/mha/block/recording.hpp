@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+
+#include "../backend/backend.hpp"
+#include "../call.hpp"
+#include "../core/check.hpp"
+#include "../core/view.hpp"
+#include "rows.hpp"
+
+/// What calls on a tape and their backward passes are given, and what is refused.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// What a call of a Linear, a FeedForward or a norm records itself on for its backward pass.
+template <class E>
+concept BlockTapeArgument = requires {
+  requires std::remove_cvref_t<E>::is_block_tape;
+};
+/// Whether there is one among a call's arguments.
+template <class... Extra> constexpr bool has_block_tape = (BlockTapeArgument<Extra> || ...);
+
+/// Whether what a call reads is still there in its backward pass.
+template <class E> constexpr bool outlasts_call() {
+  if constexpr (Sequence<E>)
+    return view_lasts<E>();
+  else
+    return true;
+}
+
+/// The sentences for a call that records, block(x, tape, …), but for what such a call is given without a tape.
+template <class Tape, class... Extra> constexpr bool check_block_recording() {
+  constexpr bool one = (0 + ... + int(BlockTapeArgument<Extra>)) == 1;
+  static_assert(one, "mha: a call is recorded on one tape (see mha/block/recording.hpp)");
+  constexpr bool fits = ((!BlockTapeArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, Tape>)&&...);
+  static_assert(fits,
+                "mha: the tape is of another scalar, backend or kind than what is called: auto tape = linear.tape() "
+                "(see mha/block/recording.hpp)");
+  constexpr bool named = ((!BlockTapeArgument<Extra> || std::is_same_v<Extra, Tape&>)&&...);
+  static_assert(named || !fits,
+                "mha: a call records on a tape that has a name and is not const: auto tape = linear.tape() "
+                "(see mha/block/recording.hpp)");
+  return one && fits && named;
+}
+/// The sentence for an x that the backward pass reads again.
+template <class X> constexpr bool check_recorded_rows() {
+  constexpr bool lasts = outlasts_call<X>();
+  static_assert(lasts,
+                "mha: a call on a tape reads a temporary x, which would be gone before the backward pass reads it "
+                "again: name it first (see mha/block/recording.hpp)");
+  return lasts;
+}
+
+/// The tape among a call's arguments.
+template <class Tape, class E, class... Rest> Tape& given_block_tape(E& first, Rest&... rest) {
+  if constexpr (BlockTapeArgument<E>)
+    return first;
+  else
+    return given_block_tape<Tape>(rest...);
+}
+
+/// The sentences for what backward() may be given after the gradients.
+template <class... Extra> constexpr void check_block_backward_arguments() {
+  static_assert(((IntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+                "mha: after the gradients backward() takes mha::into(dx), a Workspace and a backend; a residual has "
+                "the gradient dy (see mha/block/recording.hpp)");
+  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(BackendArgument<Extra>)) <= 1,
+                "mha: mha::into(dx), a Workspace and a backend may be given once each (see mha/block/recording.hpp)");
+}
+
+/// Whether two views share an element, as far as that can be told.
+template <class A, class B> bool meet(const TensorView<A, 3>& a, const TensorView<B, 3>& b) {
+  for (int axis = 0; axis < 3; ++axis)
+    if (a.extent[axis] != b.extent[axis]) return may_overlap(a, b);
+  return share_elements(a, b);
+}
+
+/// The tape has a call of these weights.
+inline void require_recorded(bool recorded, bool same_weights, const char* what) {
+  require(recorded, "backward: nothing was recorded on the tape: call it with x and the tape first");
+  require(same_weights, "backward: the tape was recorded with other weights: by another ", what,
+          ", or before this one's last update() or borrow()");
+}
+
+/// dy and dx have the batch and length of x, and these widths.
+template <class T>
+void require_gradient_rows(const Index (&x)[3], const TensorView<const T, 3>& dy, Index dy_width,
+                           const TensorView<T, 3>& dx, Index dx_width) {
+  const auto same = [&](const char* name, const auto& view, Index width) {
+    require_data("backward", name, view);
+    require_equal("backward", "batch", "x", x[0], name, view.extent[0]);
+    require_equal("backward", "length", "x", x[1], name, view.extent[1]);
+    require(view.extent[2] == width, "backward: ", name, " has width ", view.extent[2], ", expected ", width);
+  };
+  same("dy", dy, dy_width);
+  same("dx", dx, dx_width);
+}
+
+/// dx lies in memory that nothing else of the call reads or writes.
+template <class T, class A>
+void require_dx_apart(const TensorView<T, 3>& dx, const TensorView<const T, 3>& x, const TensorView<const T, 3>& dy,
+                      const TensorView<const A, 1>& gradients) {
+  require(x.data == nullptr || !meet(dx, x), "backward: dx overlaps x");
+  require(!meet(dx, dy), "backward: dx overlaps dy");
+  require(!may_overlap(dx, gradients), "backward: dx overlaps the gradients");
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

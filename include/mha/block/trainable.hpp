@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../backend/backend.hpp"
+#include "../backend/backward.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The sentence for a backend without a backward pass.
+template <class T, class B> constexpr bool check_block_trains() {
+  constexpr bool yes = DifferentiatesAttention<B, T> && computes_on_host<B>;
+  static_assert(yes,
+                "mha: this backend has no backward pass: train a Linear, a FeedForward or a norm on Cpu or Reference "
+                "(see mha/block/trainable.hpp)");
+  return yes;
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

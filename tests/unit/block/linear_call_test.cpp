@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <mha/block/linear_call.hpp>
+#include <mha/mha.hpp>
+
+#include "block_backward_checks.hpp"
+
+namespace {
+
+struct Steep {
+  double slope = 1;
+};
+
+TEST(LinearCall, AValueIsTheGivenOneOrANewOne) {
+  EXPECT_EQ(mha::detail::given_or_default<Steep>(mha::Cpu{}, Steep{3}).slope, 3);
+  EXPECT_EQ(mha::detail::given_or_default<Steep>(mha::Cpu{}).slope, 1);
+}
+
+TEST(LinearCall, RowsAreAsManyAsXHasAndOfTheirWidth) {
+  const mha::Tensor<float, 3> x(2, 3, 4), rows(2, 3, 5), longer(2, 4, 5);
+  const mha::Cpu backend;
+  const auto message = [&](const mha::Tensor<float, 3>& given, mha::Index width) {
+    return support::message_of(
+        [&] { mha::detail::require_like<float>("linear", backend, "the result", x.view(), given.view(), width); });
+  };
+  EXPECT_EQ(message(rows, 5), "no error");
+  EXPECT_EQ(message(rows, 6), "linear: the result has width 5, expected 6");
+  EXPECT_EQ(message(longer, 5), "linear: x has length 3 but the result has length 4");
+}
+
+}  // namespace
