@@ -149,16 +149,26 @@ template <class T, class B> class DenseBackward {
     const Index m = d.extent[0], k = rows.extent[1], n = d.extent[1];
     if (m == 0) return;
     auto frame = workspace_.frame();
-    const TensorView<A, 2> turned = take(frame, k, m);
     const TensorView<const A, 2> wide = widened(rows, frame);
-    items_(copy_items(transposed(wide), turned));
     bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));
     items_(ZeroRows<A>{m, 1, n, d, zero});
-    for (Index i = 0; i < m; ++i)
-      if (zero[i])
-        for (Index e = 0; e < k; ++e) turned(e, i) = A(0);
-    const TensorView<A, 2> sum = take(frame, k, n);
-    backend_.gemm(GemmCall<A>{turned, d, {}, sum}, workspace_);
+    const bool any_zero = std::find(zero, zero + m, true) != zero + m;
+    // The narrower of both is transposed, but for rows that are to be left out; the sums have the same bits.
+    TensorView<const A, 2> sum;
+    if (n < k && !any_zero) {
+      const TensorView<A, 2> turned = take(frame, n, m), sums = take(frame, n, k);
+      items_(copy_items(transposed(d), turned));
+      backend_.gemm(GemmCall<A>{turned, wide, {}, sums}, workspace_);
+      sum = transposed(TensorView<const A, 2>(sums));
+    } else {
+      const TensorView<A, 2> turned = take(frame, k, m), sums = take(frame, k, n);
+      items_(copy_items(transposed(wide), turned));
+      for (Index i = 0; i < m && any_zero; ++i)
+        if (zero[i])
+          for (Index e = 0; e < k; ++e) turned(e, i) = A(0);
+      backend_.gemm(GemmCall<A>{turned, d, {}, sums}, workspace_);
+      sum = sums;
+    }
     Index first = 0;
     for (const DensePart<T>& part : parts) {
       for_each_matrix(part.gradient, [&](Index column, const TensorView<A, 2>& to) {
@@ -173,7 +183,11 @@ template <class T, class B> class DenseBackward {
         const auto own = columns_of<const A>(d, first, columns);
         const auto row = [own](std::ptrdiff_t i, LongSum<A>* sums) {
           const A* const from = own.data + i * own.stride[0];
-          for (Index j = 0; j < own.extent[1]; ++j) sums[j] += LongSum<A>(from[j * own.stride[1]]);
+          Index j = 0;
+          if (own.stride[1] == 1)
+            for (; j + 8 <= own.extent[1]; j += 8)  // so many are vector code
+              for (Index e = 0; e < 8; ++e) sums[j + e] += LongSum<A>(from[j + e]);
+          for (; j < own.extent[1]; ++j) sums[j] += LongSum<A>(from[j * own.stride[1]]);
         };
         add_row_sums<A>(m, columns, row, part.gradient.bias_row(), items_);
       }
@@ -185,15 +199,18 @@ template <class T, class B> class DenseBackward {
   void rows(const TensorView<const A, 2>& d, Parts parts, const TensorView<T, 2>& to) const {
     if (to.size() == 0) return;
     auto frame = workspace_.frame();
-    const TensorView<A, 2> beside = take(frame, to.extent[1], d.extent[1]);
+    // Each transposed once: a product packs its matrix for every block of rows, along whose rows it reads faster.
+    const TensorView<A, 2> turned = take(frame, d.extent[1], to.extent[1]);
     Index first = 0;
     for (const DensePart<T>& part : parts) {
       for_each_matrix(part.weights, [&](Index column, const TensorView<const T, 2>& w) {
-        items_(convert_items<false>(w, columns_of<A>(beside, first + column, w.extent[1])));
+        auto own = workspace_.frame();
+        const TensorView<A, 2> below{
+            turned.data + (first + column) * turned.stride[0], {w.extent[1], to.extent[1]}, {turned.stride[0], 1}};
+        items_(copy_items(transposed(widened(w, own)), below));
       });
       first += part.columns();
     }
-    const TensorView<const A, 2> turned = transposed(TensorView<const A, 2>(beside));
     if constexpr (std::is_same_v<T, A>) {
       backend_.gemm(GemmCall<A>{d, turned, {}, to}, workspace_);
     } else {

@@ -81,6 +81,31 @@ TEST(DenseBackward, EqualsLoops) {
   expect_loops<mha::half, mha::Cpu>(1e-6);
 }
 
+TEST(DenseBackward, ARowWithoutAGradientChangesNoBit) {
+  constexpr Index m = 300, k = 20, n = 7;  // narrower than the rows, so that it is transposed, but for such a row
+  support::Random random("a row without a gradient");
+  mha::Tensor<float, 2> rows(m + 1, k), d(m + 1, n), w(k, n), dw(k, n), dw_of_all(k, n);
+  random.fill(rows);
+  random.fill(d);
+  for (Index j = 0; j < n; ++j) d(m, j) = 0;
+  for (Index e = 0; e < k; ++e) rows(m, e) = std::numeric_limits<float>::quiet_NaN();
+  mha::Workspace workspace;
+  const mha::Cpu backend;
+  const mha::detail::DenseBackward<float, mha::Cpu> dense(backend, workspace);
+  const auto add = [&](Index count, mha::Tensor<float, 2>& to) {
+    for (float& x : to) x = 0;
+    const mha::detail::DensePart<float> part[] = {
+        mha::detail::output_part<float>(std::as_const(w).view(), to.view(), mha::TensorView<float, 1>{})};
+    dense.add_weights({rows.data(), {count, k}, {k, 1}}, {d.data(), {count, n}, {n, 1}}, part);
+  };
+  add(m, dw);
+  add(m + 1, dw_of_all);
+  EXPECT_EQ(support::differing(dw, dw_of_all), 0u);
+  double sum = 0;
+  for (Index i = 0; i < m; ++i) sum += double(rows(i, 3)) * double(d(i, 5));
+  EXPECT_NEAR(dw(3, 5), sum, 1e-4);
+}
+
 TEST(AddRowSums, AddsInDoubleWithTheSameBitsForAnyThreads) {
   constexpr Index m = 40000, n = 3;
   mha::Tensor<float, 2> d(m, n);
