@@ -64,9 +64,9 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 ///           one head each: (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); without the batch axis: (L, H, D), ragged (ΣL, H, D).
 ///           out overlaps none of the others.
 ///           Query head h reads key/value head h / (Hq / Hkv).
-/// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Scale (default 1/√D),
-///           Origin, Ragged, LogSumExp, mha::record(tape) for attention_backward(), a Workspace, a backend: Cpu if
-///           neither a value nor a template argument says another
+/// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Dropout and a DropoutSeed,
+///           without which nothing is dropped, Scale (default 1/√D), Origin, Ragged, LogSumExp, mha::record(tape) for
+///           attention_backward(), a Workspace, a backend: Cpu if neither a value nor a template argument says another
 /// Units     logits in natural-log scale; mask true = visible
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
@@ -83,6 +83,7 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
   static_assert(one_scalar, "mha: attention needs q, k, v and out of one scalar type (see mha/attention.hpp)");
   if constexpr (one_scalar) {
     detail::check_call_arguments<Extra...>();
+    detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q, K, V>();
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
@@ -140,6 +141,7 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
                 "mha: attention over a source records no tape: its backward pass takes tensors (see mha/tape.hpp)");
   if constexpr (!records && detail::check_source_scalars<T, ScalarOf<Out>, typename Kv::Scalar>()) {
     detail::check_call_arguments<Extra...>();
+    detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q>();
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
@@ -181,7 +183,8 @@ template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra
 ///
 /// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D), or as attention takes them  →  (B, Hq, Lq, Lk); of a ragged batch
 ///           Lq and Lk are the longest sequences', and what lies beyond a shorter one is 0
-/// Then      masks, scores, a Sink, Scale, Origin, Ragged, a Workspace, a backend
+/// Then      masks, scores, a Sink, Dropout, DropoutSeed, Scale, Origin, Ragged, a Workspace, a backend
+/// Numerics  with a DropoutSeed the dropped weights are 0 and the others multiplied, as attention() uses them
 /// Errors    ShapeError as for attention_into
 template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class... Extra>
 [[nodiscard]] auto attention_weights(const Q& q, const K& k, Extra&&... extra) {

@@ -74,14 +74,15 @@ template <class... Extra> constexpr int additive_biases = (0 + ... + count_biase
 /// The sentences for what attention_backward() may be given after the tape.
 template <class... Extra> constexpr void check_backward_arguments() {
   check_functors<Extra...>();
-  static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-                  RaggedArgument<Extra> || BackendArgument<Extra> || LogSumExpGradientArgument<Extra> ||
-                  SinkGradientArgument<Extra> || BiasGradientArgument<Extra> || ScoreGradientArgument<Extra> ||
-                  has_fault<Fault::almost, Extra>()) &&
-                 ...),
-                "mha: after the tape attention_backward takes the masks, scores, Sink, Scale, Origin and Ragged of the "
-                "call, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Workspace and a backend "
-                "(see mha/attention_backward.hpp)");
+  static_assert(
+      ((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
+        RaggedArgument<Extra> || BackendArgument<Extra> || DropoutSeedArgument<Extra> ||
+        LogSumExpGradientArgument<Extra> || SinkGradientArgument<Extra> || BiasGradientArgument<Extra> ||
+        ScoreGradientArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
+       ...),
+      "mha: after the tape attention_backward takes the masks, scores, Sink, Dropout, DropoutSeed, Scale, Origin "
+      "and Ragged of the call, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Workspace and a backend "
+      "(see mha/attention_backward.hpp)");
   static_assert(
       (0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
           (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
@@ -90,6 +91,7 @@ template <class... Extra> constexpr void check_backward_arguments() {
           (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
       "mha: Scale, Origin, Ragged, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Sink, a "
       "Workspace and a backend may be given once each (see mha/attention_backward.hpp)");
+  check_dropout<Extra...>();
   static_assert(!(SinkGradientArgument<Extra> || ...) || count_role<Role::sink, Extra...> == 1,
                 "mha: SinkGradient without the Sink that it is the gradient of (see mha/attention_backward.hpp)");
   static_assert(!(BiasGradientArgument<Extra> || ...) || additive_biases<Extra...> == 1,
@@ -179,13 +181,13 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Shapes    d_out, out (B, Lq, Hq, Dv)  dq (B, Lq, Hq, D)  dk (B, Lk, Hkv, D)  dv (B, Lk, Hkv, Dv), any strides, and
 ///           with fewer axes as attention_into() takes them. What is written overlaps nothing that is read
 /// Then      out and tape of attention(q, k, v, …, mha::record(tape)), and all that the call was given, again: masks,
-///           scores, a Sink, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient; a
-///           Workspace, and the tape's backend if it is not a default one
+///           scores, a Sink, Dropout, DropoutSeed, Scale, Origin, Ragged; LogSumExpGradient, SinkGradient,
+///           BiasGradient, ScoreGradient; a Workspace, and the tape's backend if it is not a default one
 /// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands there;
 ///           a fully masked row nothing at all
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
 /// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
-///           another scale, Origin or Ragged; masks, scores and the values of tensors are not compared
+///           another scale, Origin, Ragged or dropout; masks, scores and the values of tensors are not compared
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>
@@ -213,6 +215,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
                 "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
   if constexpr (one_scalar && differentiates && has_derivative) {
     detail::check_backward_arguments<Extra...>();
+    detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, DOut, Q, K, V, Out>();
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;

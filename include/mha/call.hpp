@@ -12,6 +12,7 @@
 #include "core/borrowed.hpp"
 #include "core/view.hpp"
 #include "core/workspace.hpp"
+#include "policy/dropout.hpp"
 #include "policy/mask.hpp"
 #include "policy/mask/positional.hpp"
 #include "policy/role.hpp"
@@ -115,30 +116,48 @@ concept LogSumExpArgument = is_log_sum_exp<std::remove_cvref_t<E>>;
 template <class E>
 concept TapeArgument = is_record<std::remove_cvref_t<E>>;
 template <class E>
+concept DropoutSeedArgument = std::same_as<std::remove_cvref_t<E>, DropoutSeed>;
+template <class E>
 concept IntoArgument = is_into<std::remove_cvref_t<E>>;
 template <class E>
 concept BackendArgument = Backend<std::remove_cvref_t<E>>;
 constexpr bool is_call_role(Role r) {
-  return r == Role::mask || r == Role::score || r == Role::sink || r == Role::ambiguous;
+  return r == Role::mask || r == Role::score || r == Role::sink || r == Role::dropout || r == Role::ambiguous;
 }
 template <class E>
 concept PolicyArgument = is_call_role(role_of<E>());
 
+/// The sentences for Dropout and DropoutSeed among a call's arguments.
+template <class... Extra> constexpr void check_dropout() {
+  static_assert(count_role<Role::dropout, Extra...> <= 1 && (0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
+                "mha: two dropouts, or two seeds of one: keep one (see mha/policy/dropout.hpp)");
+  static_assert(!(DropoutSeedArgument<Extra> || ...) || count_role<Role::dropout, Extra...> > 0,
+                "mha: a DropoutSeed without a Dropout: give mha::Dropout{.p = 0.1f} too (see mha/policy/dropout.hpp)");
+}
+/// The sentence for a backend that would not drop what a call asks for.
+template <class B, class... Extra> constexpr void check_drops() {
+  static_assert(drops_weights<B> || !(DropoutSeedArgument<Extra> || ...),
+                "mha: this backend drops no weights: call it without a DropoutSeed, or compute on Cpu or Reference "
+                "(see mha/policy/dropout.hpp)");
+}
+
 /// The sentences for what attention() may be given after its tensors.
 template <class... Extra> constexpr void check_call_arguments() {
   check_functors<Extra...>();
-  static_assert(((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-                  LogSumExpArgument<Extra> || RaggedArgument<Extra> || BackendArgument<Extra> || TapeArgument<Extra> ||
-                  has_fault<Fault::almost, Extra>()) &&
-                 ...),
-                "mha: after the tensors attention takes masks, scores, a Sink, Scale, Origin, Ragged, LogSumExp, "
-                "mha::record(tape), a Workspace and a backend (see mha/call.hpp)");
+  static_assert(
+      ((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
+        LogSumExpArgument<Extra> || RaggedArgument<Extra> || BackendArgument<Extra> || TapeArgument<Extra> ||
+        DropoutSeedArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
+       ...),
+      "mha: after the tensors attention takes masks, scores, a Sink, Dropout, DropoutSeed, Scale, Origin, Ragged, "
+      "LogSumExp, mha::record(tape), a Workspace and a backend (see mha/call.hpp)");
   static_assert((0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
                     (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
                     (0 + ... + int(RaggedArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
                     (0 + ... + int(TapeArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
                 "mha: Scale, Origin, Ragged, mha::record(tape), LogSumExp, a Sink, a Workspace and a backend may be "
                 "given once each (see mha/call.hpp)");
+  check_dropout<Extra...>();
 }
 
 /// The sentences for what attention_weights() may be given: nothing that would be left unwritten.
@@ -152,7 +171,7 @@ template <class... Extra> constexpr void check_weights_arguments() {
 
 template <class E>
 concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
-    RaggedArgument<E> || OriginArgument<E> || BackendArgument<E>;
+    RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E>;
 
 /// The sentences for what a layer may be given after its tensors.
 template <class... Extra> constexpr void check_layer_arguments() {
@@ -160,7 +179,10 @@ template <class... Extra> constexpr void check_layer_arguments() {
   static_assert(
       ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
       "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, mha::into(y), LogSumExp, a "
-      "Workspace and a backend; the scale is Config::scale, a Sink is named in the layer's type (see mha/call.hpp)");
+      "DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink and a Dropout are named in the "
+      "layer's type (see mha/call.hpp)");
+  static_assert((0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
+                "mha: two seeds of one Dropout: keep one (see mha/policy/dropout.hpp)");
   static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
                     (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
                     (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
@@ -221,6 +243,8 @@ template <class A> struct CallOptions {
   std::optional<Origin> origin;
   std::optional<Ragged> ragged;
   std::optional<TensorView<A, 3>> log_sum_exp;
+  double dropout = 0;
+  std::optional<DropoutSeed> dropout_seed;
 };
 
 template <class A, class... Extra> CallOptions<A> collect_options(const Extra&... extra) {
@@ -233,6 +257,10 @@ template <class A, class... Extra> CallOptions<A> collect_options(const Extra&..
       options.origin = e;
     else if constexpr (RaggedArgument<Given>)
       options.ragged = e;
+    else if constexpr (DropoutSeedArgument<Given>)
+      options.dropout_seed = e;
+    else if constexpr (DropoutPolicy<Given>)
+      options.dropout = probability(e);
     else if constexpr (LogSumExpArgument<Given>) {
       static_assert(std::same_as<Given, LogSumExp<A>>,
                     "mha: LogSumExp has the accumulator's scalar: float for half, bfloat16 and float, else the scalar "
@@ -263,6 +291,7 @@ template <class Fallback, class E, class... Rest> struct GivenBackend<Fallback, 
 /// In the place of a type that is no backend, or whose header is missing, so that our sentence is the only error.
 template <bool header_missing> struct NoBackend {
   static constexpr const char* name = "none";
+  static constexpr bool drops = true;
   using Workspace = mha::Workspace;
   Support supported() const;
   template <class Call> void gemm(const Call&, Workspace&) const;

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "backend/backend.hpp"
+#include "backend/weights.hpp"
 #include "call.hpp"
 #include "core/check.hpp"
 #include "core/copy.hpp"
@@ -211,6 +212,7 @@ CallShape checked_shape(const CallNames& names, const TensorView<const T, 4>& q,
               *options.scale, " is beyond the largest number of the accumulator, ",
               double(std::numeric_limits<A>::max()));
   }
+  require_probability(names.call, options.dropout);
   return shape;
 }
 
@@ -287,6 +289,7 @@ auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const
           where == Memory::host ? "device memory, but the backend computes on the host"
                                 : "host memory, but the backend computes on a device: give mha::on_device(sink)");
   if (options.ragged) call.q_offsets = options.ragged->query_offsets.data;
+  call.dropout = dropout_draws(options.dropout, options.dropout_seed);
   return call;
 }
 
@@ -382,6 +385,7 @@ MHA_NO_INLINE auto run_weights(const B& backend, const Call& call, typename B::W
   TensorOf<B, A, 4> to(shape.batch, shape.heads, shape.queries, shape.keys);
   const TensorView<A, 4> all = to.view();
   if (all.size() > 0) backend.weights(call, all, workspace);
+  if (all.size() > 0 && call.dropout.exist()) ItemsOn<B>{backend, workspace}(drop_items(call, all));
   return to;
 }
 

@@ -23,6 +23,7 @@
 #include "layer/kv_cache.hpp"
 #include "layer/multi_head_attention.hpp"
 #include "policy/concat.hpp"
+#include "policy/dropout.hpp"
 #include "policy/heads.hpp"
 #include "policy/mask.hpp"
 #include "policy/mask/block_sparse.hpp"

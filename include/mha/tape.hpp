@@ -20,6 +20,7 @@ struct RecordedCall {
   Index batch, sequences, queries, keys, heads, kv_heads, head_dim;
   double scale;
   std::uint64_t lengths, origins;  ///< hashes of those of all sequences
+  DropoutDraws dropout;
 };
 
 constexpr std::uint64_t hash_next(std::uint64_t hash, Index x) {
@@ -42,6 +43,8 @@ inline void require_recorded(const char* name, const RecordedCall& was, const Re
           is.scale);
   require(was.lengths == is.lengths, name, ": the tape is of a call with other lengths of its sequences (Ragged)");
   require(was.origins == is.origins, name, ": the tape is of a call with another Origin");
+  require(was.dropout == is.dropout, name, ": the tape is of a call with ",
+          was.dropout.exist() ? "another Dropout or DropoutSeed" : "no Dropout, or without its DropoutSeed");
 }
 
 }  // namespace detail
@@ -122,8 +125,8 @@ template <class T, class B> class AttentionTape {
       lengths = detail::hash_next(detail::hash_next(lengths, call.queries(b)), call.keys(b));
       origins = detail::hash_next(origins, call.position(b, 0));
     }
-    return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys, call.q.heads(),
-            call.kv_heads,  call.head_dim,    of(call.scale),  lengths,         origins};
+    return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys, call.q.heads(), call.kv_heads,
+            call.head_dim,  of(call.scale),   lengths,         origins,         call.dropout};
   }
 
   Memory level_, sum_;

@@ -15,6 +15,7 @@
 #include "../core/tensor.hpp"
 #include "../core/workspace.hpp"
 #include "../policy/activation.hpp"
+#include "../policy/dropout.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/mask/positional.hpp"
 #include "../policy/score.hpp"
@@ -33,7 +34,8 @@ template <class A> struct RowStates {
 
 /// One attention call as a backend gets it: checked, with its policies prepared.
 ///
-/// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v, the sink a further term of the denominator
+/// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v, the sink a further term of the denominator,
+///           each weight times dropout_factor() where dropout.exist()
 /// Shapes    q (B, Lq, Hq, D)  kv: keys (B, Lk, Hkv, D), values (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv)
 ///           log_sum_exp (B, Hq, Lq), null data if not wanted  sink (Hq), empty for none
 ///           of any KvSource, whose stored scalar has T's accumulator
@@ -55,6 +57,7 @@ template <class T, class Source, class M, class S> struct AttendCall {
   Borrowed<float> sink{};
   const Index* q_offsets = nullptr;
   RowStates<Accumulator<T>> states{};
+  DropoutDraws dropout{};
 
   /// The key/value head that query head h reads.
   MHA_HOST_DEVICE constexpr Index kv_head(Index h) const { return h / (shape.heads / kv_heads); }
@@ -78,6 +81,10 @@ template <class T, class Source, class M, class S> struct AttendCall {
   }
   MHA_HOST_DEVICE constexpr Accumulator<T>& row_log_sum_exp(Index b, Index h, Index i) const {
     return q_offsets != nullptr ? log_sum_exp(0, h, q_offsets[b] + i) : log_sum_exp(b, h, i);
+  }
+  /// What dropout multiplies the weight of query row i and key k by; the row's denominator is of all weights.
+  MHA_HOST_DEVICE constexpr double dropout_factor(Index b, Index h, Index i, Index k) const {
+    return dropout.factor(detail::dropout_row(shape, b, h), position(b, i), k);
   }
   /// Where the state of row i of query head h lies.
   MHA_HOST_DEVICE constexpr std::ptrdiff_t row_state(Index b, Index h, Index i) const {
@@ -157,8 +164,9 @@ struct Support {
 /// `void normalize(const NormCall<T>&, Workspace&) const`, else backend/norm.hpp's items;
 /// `static constexpr bool side_by_side = true`: results of one PackedGemmCall lie beside each other in every row;
 /// `void attend_backward(const AttendBackwardCall<T, …>&, Workspace&) const`, gradients (backend/backward.hpp):
-/// attend() then writes AttendCall::states where they are wanted. A backend whose memory the host does not reach says
-/// `static constexpr Memory memory = Memory::device` and has all of:
+/// attend() then writes AttendCall::states where they are wanted; `static constexpr bool drops = true`: attend() and
+/// attend_backward() drop what AttendCall::dropout says, else calls with a DropoutSeed are refused. A backend whose
+/// memory the host does not reach says `static constexpr Memory memory = Memory::device` and has all of:
 ///   template <class T, int Rank> using Tensor          what calls return
 ///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const   a copy of the host's numbers for one call
 ///   auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`
@@ -183,6 +191,11 @@ template <class B>
 requires requires { B::memory; }
 constexpr Memory memory_of<B> = B::memory;
 template <class B> constexpr bool computes_on_host = memory_of<B> == Memory::host;
+
+template <class B> constexpr bool drops_weights = false;
+template <class B>
+requires requires { B::drops; }
+constexpr bool drops_weights<B> = B::drops;
 
 template <class B> struct TensorsOf { template <class T, int Rank> using Tensor = mha::Tensor<T, Rank>; };
 template <class B>

@@ -134,6 +134,7 @@ template <class A> struct ScoreGradientsTo {
 ///             D_i  = d_out_i · out_i
 ///             dt   = p_ik (d_out_i · v_k − D_i) + d_log_sum_exp_i exp(t_ik − log-sum-exp_i),  ds = dt · ∂t/∂s
 ///             dQ_i = scale Σ_k ds k_k    dK_k = scale Σ_i ds q_i    dV_k = Σ_i p_ik d_out_i
+///             with dropout, f the factors:  dt = p_ik (f_ik d_out_i · v_k − D_i) + …,  dV_k = Σ_i f_ik p_ik d_out_i
 ///             dsink_h = −Σ_i p_i,sink D_i    dθ = Σ dt · ∂t/∂θ for numbers θ of the score
 /// Shapes    out, d_out (B, Lq, Hq, Dv)  d_log_sum_exp (B, Hq, Lq), null data for 0  query, key, value as q, k, v
 ///           sink (Hq), null if not wanted; it is overwritten

@@ -18,6 +18,7 @@
   Extern template void mha::detail::simd::normalize_backward(const mha::NormBackwardCall<A>&, A*, const Threads&);
 #define MHA_CPU_TILES(Extern, A)                                                                                \
   Extern template mha::detail::simd::TileKernels<A> mha::detail::simd::tile_kernels(mha::IsaLevel, mha::Index); \
+  Extern template mha::detail::simd::DropKernel<A> mha::detail::simd::drop_kernel<A>(mha::IsaLevel);            \
   MHA_CPU_DERIVATIVES(Extern, A, mha::ThreadPool)                                                               \
   MHA_CPU_DERIVATIVES(Extern, A, mha::Serial)
 

@@ -9,7 +9,7 @@
 namespace mha::inline MHA_NAMESPACE {
 
 /// The part a policy plays in a layer. A layer has one policy per role; the order in which they are written is free.
-enum class Role { none, ambiguous, heads, mask, score, sink, norm, position, projection, concat, output };
+enum class Role { none, ambiguous, heads, mask, score, sink, dropout, norm, position, projection, concat, output };
 
 /// The absolute position of each sequence's first query: one for all, or one each.
 struct Origins {

@@ -36,6 +36,7 @@ template <Executor Threads> class CpuWith {
 
  public:
   static constexpr const char* name = "Cpu";
+  static constexpr bool drops = true;
   using Workspace = mha::Workspace;
 
   CpuWith() requires std::default_initializable<Threads>

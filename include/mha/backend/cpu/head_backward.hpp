@@ -399,16 +399,11 @@ template <class T> class HeadBackward {
       scratch.first[i] = std::min(scratch.first[i], before + from);
       scratch.last[i] = std::max(scratch.last[i], before + from + of.count);
     }
-    kernels_.scores[which]({k,
-                            tiling_.query_dim,
-                            rows(at_.q_lanes, t * lanes, f_.head_dim) + from,
-                            lanes,
-                            p,
-                            lanes,
-                            n,
-                            f_.head_dim,
-                            false,
-                            {}});
+    const auto product = [&](const A* of_keys, Index padded, A* of_queries, Index dim, A* result) {
+      kernels_.scores[which](
+          {of_keys, padded, rows(of_queries, t * lanes, dim) + from, lanes, result, lanes, n, dim, false, {}});
+    };
+    product(k, tiling_.query_dim, at_.q_lanes, f_.head_dim, p);
     if (derivative != nullptr)
       derivative_.apply(of, p, lanes, to - from, f_.scale, keys.begin, n, scratch.derivative + at);
     const std::ptrdiff_t apart = std::ptrdiff_t{keys.begin - in.first} * lanes + from;  // in memory of one tile
@@ -421,19 +416,13 @@ template <class T> class HeadBackward {
       for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * lanes; ++i)
         visible[i] = p[i] == -std::numeric_limits<A>::infinity() ? A(0) : A(1);
     if (wants_ds_)
-      kernels_.scores[which]({rows(at_.v, keys.begin, tiling_.value_dim),
-                              tiling_.value_dim,
-                              rows(at_.d_out_lanes, t * lanes, f_.value_dim) + from,
-                              lanes,
-                              ds,
-                              lanes,
-                              n,
-                              f_.value_dim,
-                              false,
-                              {}});
+      product(rows(at_.v, keys.begin, tiling_.value_dim), tiling_.value_dim, at_.d_out_lanes, f_.value_dim, ds);
     if (log_sum_exp_apart_ && wants_ds_) log_sum_exp_gradient(p, derivative, n, to - from, row, scratch);
-    kernels_.weight_gradient(p, wants_ds_ ? ds : nullptr, derivative, n, lanes, to - from,
-                             {at_.level + row, at_.log2_sum + row, at_.delta + row}, slope_);
+    const simd::BackwardRows<A> states{at_.level + row, at_.log2_sum + row, at_.delta + row};
+    if (f_.dropout.exist())
+      drop(p, wants_ds_ ? ds : nullptr, derivative, n, to - from, states, keys.begin, row);
+    else
+      kernels_.weight_gradient(p, wants_ds_ ? ds : nullptr, derivative, n, lanes, to - from, states, slope_);
     if (log_sum_exp_apart_ && wants_ds_)
       for (Index i = 0; i < n; ++i)
         kernels_.add_rows(scratch.own_ds + std::ptrdiff_t{i} * lanes, to - from, ds + std::ptrdiff_t{i} * lanes);
@@ -444,6 +433,15 @@ template <class T> class HeadBackward {
       kernels_.tile.guarded_values(k, tiling_.query_dim, n, ds, visible, scratch.ones, f_.head_dim, dq, lanes);
     else
       kernels_.query_gradient[which](k, tiling_.query_dim, n, ds, lanes, f_.head_dim, dq);
+  }
+
+  /// P and dS of n keys of `count` queries from `row` on, of a call that drops.
+  MHA_NO_INLINE void drop(A* p, A* ds, const A* derivative, Index n, Index count, const simd::BackwardRows<A>& states,
+                          Index key, Index row) const {
+    simd::DroppingLanes lanes;
+    lanes.set(f_, b_, h_, f_.position(b_, row), 0, count);
+    kernels_.dropped_weight_gradient(p, ds, derivative, n, tiling_.lanes, count, states, slope_, key,
+                                     lanes.of(f_.dropout));
   }
 
   /// What `count` lanes of tile t and some keys, with dt in ds, add to the gradients of the score's own numbers; dt ←

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "../backend.hpp"
+#include "../simd/dropout.hpp"
 #include "../simd/few_rows.hpp"
 #include "../simd/tile_kernels.hpp"
 #include "../simd/tile_policies.hpp"
@@ -42,7 +43,9 @@ template <class T, class Stored = T> class QueryTile {
       : call_(call),
         level_(level),
         kernels_(simd::tile_kernels<A>(level, rows.lanes())),
-        few_(simd::few_rows_kernels<A, Stored>(level, rows.lanes(), call.head_dim, call.value_dim)),
+        few_(call.dropout.exist()  // those kernels sum what they multiply by
+                 ? simd::FewRowsKernels<A, Stored>{}
+                 : simd::few_rows_kernels<A, Stored>(level, rows.lanes(), call.head_dim, call.value_dim)),
         at_(scratch),
         rows_(rows),
         keys_(call, rows, kernels_.rows),
@@ -155,6 +158,7 @@ template <class T, class Stored = T> class QueryTile {
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);
       if (by_rows) return row_values(segments, n, to);
       softmax(n, to);
+      if (call_.dropout.exist()) drop(segments);
       Index row = 0;
       for (const simd::KeyRange& keys : segments) {
         const bool last = row + keys.end - keys.begin == n;
@@ -179,6 +183,19 @@ template <class T, class Stored = T> class QueryTile {
 
   void softmax(Index n, const simd::TileState<A>& state) const {
     kernels_.softmax(at_.s, n, slope_, state.max, state.sum, at_.rescale);
+  }
+
+  /// The weights of a block in s, those that are dropped made 0 and the others multiplied.
+  MHA_NO_INLINE void drop(const KeySegments& segments) const {
+    simd::DroppingLanes lanes;
+    for (Index head = 0; head < rows_.heads; ++head)
+      lanes.set(call_, rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first), head * rows_.count, rows_.count);
+    Index first = 0;
+    for (const simd::KeyRange& keys : segments) {
+      const Index n = keys.end - keys.begin;
+      simd::drop_kernel<A>(level_)(s(first), kernels_.lanes, n, kernels_.lanes, keys.begin, lanes.of(call_.dropout));
+      first += n;
+    }
   }
 
   void values(const KvRun<Stored>& run, Index row, const simd::TileState<A>& to, const simd::NextRows<Stored>& next,

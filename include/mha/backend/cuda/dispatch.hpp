@@ -122,8 +122,9 @@ template <class Call, class Launcher> void attend(const Call& call, const Device
     using Mask = std::remove_cvref_t<decltype(call.mask)>;
     using Score = std::remove_cvref_t<decltype(call.score)>;
     const AttendCall<typename Call::Scalar, Source, HeldMask<Mask, Source>, Score> held{
-        call.q,        call.kv,       {call.mask, call.kv}, call.score, call.out,  call.log_sum_exp, call.shape,
-        call.kv_heads, call.head_dim, call.value_dim,       call.scale, call.sink, call.q_offsets};
+        call.q,           call.kv,    {call.mask, call.kv}, call.score,    call.out,
+        call.log_sum_exp, call.shape, call.kv_heads,        call.head_dim, call.value_dim,
+        call.scale,       call.sink,  call.q_offsets,       call.states,   call.dropout};
     launch_attend(held, device, launcher);
   } else {
     launch_attend(call, device, launcher);

@@ -76,7 +76,13 @@ void backward_row(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Index
       const A t = f.score(s, b, h, position, k);
       if (t == minus_infinity<A>()) continue;
       const A above = exp(t - level), weight = above / denominator;
-      A d_t = weight * (dot(A(0), f.value_dim, d_out, d_step, at.value, 1) - slope);
+      A d_weight = dot(A(0), f.value_dim, d_out, d_step, at.value, 1), dropped = weight;
+      if (f.dropout.exist()) {
+        const A factor = A(f.dropout_factor(b, h, i, k));
+        d_weight *= factor;
+        dropped *= factor;
+      }
+      A d_t = weight * (d_weight - slope);
       if (call.d_log_sum_exp.data != nullptr) d_t += of_log_sum_exp * (above / sum);
       add_score_gradients<Wanted, T>(call, b, h, position, k, s, d_t);
       const auto lifted_score = lifted<NoScoreGradients, Dual<A>>(at_head(f.score, b, h), 0, 0);
@@ -86,7 +92,7 @@ void backward_row(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Index
         sums.key[static_cast<std::size_t>(std::ptrdiff_t{k} * f.head_dim + d)] += d_s * A(query[d * q_step]);
       }
       for (Index d = 0; d < f.value_dim; ++d)
-        sums.value[static_cast<std::size_t>(std::ptrdiff_t{k} * f.value_dim + d)] += weight * A(d_out[d * d_step]);
+        sums.value[static_cast<std::size_t>(std::ptrdiff_t{k} * f.value_dim + d)] += dropped * A(d_out[d * d_step]);
     }
   }
   if (call.query.wanted())

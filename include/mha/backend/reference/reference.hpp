@@ -20,6 +20,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1
 struct Reference {
   static constexpr const char* name = "Reference";
+  static constexpr bool drops = true;
   using Workspace = mha::Workspace;
 
   Support supported() const { return {}; }
@@ -50,6 +51,8 @@ struct Reference {
             call.states.level[call.row_state(b, h, i)] = state.max;
             call.states.sum[call.row_state(b, h, i)] = state.sum;
           }
+          if (call.dropout.exist())
+            for (auto& w : row) w.value = w.value * A(call.dropout_factor(b, h, i, w.key));
           T* const out = call.output(b, i, h);
           for (Index d = 0; d < call.value_dim; ++d) {
             A sum(0);  // a row without visible keys stays 0

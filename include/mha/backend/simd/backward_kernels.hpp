@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "../../config.hpp"
+#include "dropout.hpp"
 #include "isa.hpp"
 #include "tile_kernels.hpp"
 #include "vector.hpp"
@@ -21,6 +22,54 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 /// Shapes    (lanes)
 template <class A> struct BackwardRows { const A *level, *log2_sum, *delta; };
 
+/// What the pairs of one register of lanes share.
+template <class A, class Isa> struct WeightGradientLanes {
+  using V = vector_t<A, Isa>;
+  V level, log2_sum, delta;
+  A slope;
+
+  MHA_ALWAYS_INLINE WeightGradientLanes(const BackwardRows<A>& rows, Index lane, A by) : slope(by) {
+    load(level, rows.level + lane);
+    load(log2_sum, rows.log2_sum + lane);
+    load(delta, rows.delta + lane);
+  }
+
+  /// Those of one key. With Drops, `factor` is of dropout.
+  template <bool Drops>
+  MHA_ALWAYS_INLINE void pairs(A* s, A* dp, const A* derivative, [[maybe_unused]] const A* factor) const {
+    constexpr A hidden = -std::numeric_limits<A>::infinity();
+    const V zero{};
+    V x, p, d, f;
+    load(x, s);
+    p = (x - level) * slope;
+    round_here(p);
+    p = p - log2_sum;
+    exp2_in_place<A, Isa>(p);
+    p = x == hidden ? zero : p;
+    if constexpr (Drops) {
+      load(f, factor);
+      d = p * f;
+      store(s, d);
+    } else {
+      store(s, p);
+    }
+    if (dp == nullptr) return;
+    load(d, dp);
+    if constexpr (Drops) {
+      d = d * f;
+      round_here(d);
+    }
+    d = p * (d - delta);
+    if (derivative != nullptr) {
+      V by;
+      load(by, derivative);
+      d = d * by;
+    }
+    d = x == hidden ? zero : d;
+    store(dp, d);
+  }
+};
+
 /// s ← P = 2^((s − level) · slope − log2 sum), dp ← dS = P · (dp − delta) · ∂t/∂s; both 0 where s is −∞. `derivative`
 /// may be null; without dp there is only P.
 ///
@@ -29,35 +78,34 @@ template <class A> struct WeightGradientBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count,
                                     BackwardRows<A> rows, A slope) {
-    using V = vector_t<A, Isa>;
-    constexpr Index W = Vector<A, Isa>::width;
-    constexpr A hidden = -std::numeric_limits<A>::infinity();
-    const V zero{};
-    for (Index lane = 0; lane < count; lane += W) {
-      V level, log2_sum, delta;
-      load(level, rows.level + lane);
-      load(log2_sum, rows.log2_sum + lane);
-      load(delta, rows.delta + lane);
+    for (Index lane = 0; lane < count; lane += Vector<A, Isa>::width) {
+      const WeightGradientLanes<A, Isa> of(rows, lane, slope);
       for (Index k = 0; k < n; ++k) {
         const std::ptrdiff_t at = std::ptrdiff_t{k} * lanes + lane;
-        V x, p, d;
-        load(x, s + at);
-        p = (x - level) * slope;
-        round_here(p);
-        p = p - log2_sum;
-        exp2_in_place<A, Isa>(p);
-        p = x == hidden ? zero : p;
-        store(s + at, p);
-        if (dp == nullptr) continue;
-        load(d, dp + at);
-        d = p * (d - delta);
-        if (derivative != nullptr) {
-          V by;
-          load(by, derivative + at);
-          d = d * by;
-        }
-        d = x == hidden ? zero : d;
-        store(dp + at, d);
+        of.template pairs<false>(s + at, dp != nullptr ? dp + at : nullptr,
+                                 derivative != nullptr ? derivative + at : nullptr, nullptr);
+      }
+    }
+  }
+};
+
+/// The same of a call that drops, whose keys are those from `first` on: s ← f P, dp ← dS = P · (f dp − delta) · ∂t/∂s,
+/// with the factors f of dropout.
+template <class A> struct DroppedWeightGradientBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count,
+                                    BackwardRows<A> rows, A slope, Index first, LaneDraws draws) {
+    constexpr Index W = Vector<A, Isa>::width;
+    for (Index lane = 0; lane < count; lane += W) {
+      const WeightGradientLanes<A, Isa> of(rows, lane, slope);
+      const DropoutFactors<A, Isa> factors(draws.position + lane, draws.row + lane, draws.draws);
+      A factor[std::size_t{4 * W}];
+      std::ptrdiff_t at = lane;
+      for (Index k = first; k < first + n;) {
+        factors.of(k / 4, +factor);
+        for (const Index end = std::min(k / 4 * 4 + 4, first + n); k < end; ++k, at += lanes)
+          of.template pairs<true>(s + at, dp != nullptr ? dp + at : nullptr,
+                                  derivative != nullptr ? derivative + at : nullptr, factor + k % 4 * W);
       }
     }
   }
@@ -231,6 +279,8 @@ template <class A> struct BackwardKernels {
   QueryGradientKernel<A> query_gradient[3];
   void (*weight_gradient)(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count, BackwardRows<A> rows,
                           A slope);
+  void (*dropped_weight_gradient)(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count,
+                                  BackwardRows<A> rows, A slope, Index first, LaneDraws draws);
   void (*outer)(OuterArgs<A>);
   void (*guarded_outer)(OuterArgs<A>, const A* visible);
   void (*add_rows)(const A* from, std::ptrdiff_t n, A* to);
@@ -247,6 +297,7 @@ template <class A> BackwardKernels<A> backward_kernels(IsaLevel level, Index que
                          {},
                          {},
                          &Isa::template run<WeightGradientBody<A>>,
+                         &Isa::template run<DroppedWeightGradientBody<A>>,
                          &Isa::template run<OuterBody<A, rows, columns>>,
                          &Isa::template run<GuardedOuterBody<A>>,
                          &Isa::template run<AddRowsBody<A>>};

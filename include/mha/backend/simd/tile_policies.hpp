@@ -293,7 +293,8 @@ AnyCall<T, typename Source::Scalar> any_call(const AttendCall<T, Source, M, S>& 
           call.scale,
           call.sink,
           call.q_offsets,
-          call.states};
+          call.states,
+          call.dropout};
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

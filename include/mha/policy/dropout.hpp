@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "../core/check.hpp"
+#include "../core/philox.hpp"
+#include "role.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Whether weights of the softmax are dropped in training.
+template <class P>
+concept DropoutPolicy = plays<P, Role::dropout>;
+
+struct NoDropout {
+  static constexpr Role role = Role::dropout;
+  static constexpr const char* name = "none";
+};
+
+/// In calls with a DropoutSeed, and in no other, each weight of the softmax is dropped with the probability p, the
+/// others are multiplied by 1 / (1 − p).
+///
+///   mha::attention(q, k, v, mha::Causal{}, mha::Dropout{.p = 0.1f}, mha::DropoutSeed{7, step});
+///
+/// Formula   out_i = Σ_k keeps(i, k) / (1 − p) · weight_ik v_k; see dropout_keeps()
+/// Numerics  of a row's denominator, its log-sum-exp and the Sink nothing is dropped; p is rounded to a multiple of
+///           2⁻³²; p = 0 changes no bit. A dropped key is visible: a NaN in it reaches the row
+/// Errors    ShapeError if p is not in [0, 1)
+/// Source    Srivastava et al. 2014; Vaswani et al. 2017, §5.4
+struct Dropout {
+  static constexpr Role role = Role::dropout;
+  static constexpr const char* name = "Dropout";
+  Required<float> p;
+};
+
+/// Which weights a call with Dropout drops: other ones for every seed and every offset, such as the number of the
+/// training step and of the layer. The backward pass of attention() is given the same one again; a layer's tape keeps
+/// it.
+struct DropoutSeed {
+  std::uint64_t seed;
+  std::uint32_t offset;
+
+  template <std::integral Seed, std::integral Offset = std::uint32_t>
+  MHA_HOST_DEVICE constexpr explicit DropoutSeed(Seed of_all, Offset of_call = 0)
+      : seed(static_cast<std::uint64_t>(of_all)), offset(static_cast<std::uint32_t>(of_call)) {}
+  friend constexpr bool operator==(const DropoutSeed&, const DropoutSeed&) = default;
+};
+
+/// The random numbers of a call's pairs, one word each: those of keys 4j … 4j + 3 of a query head's row are
+/// philox4x32<7>({j, q, b·Hq + h, offset}, seed). A weight is kept if its word is `threshold` = round(p · 2³²) at
+/// least.
+struct DropoutDraws {
+  std::uint64_t seed = 0;
+  std::uint32_t offset = 0, threshold = 0;
+  double scale = 1;  ///< of what is kept
+
+  /// Whether any weight may be dropped.
+  MHA_HOST_DEVICE constexpr bool exist() const { return threshold > 0; }
+  MHA_HOST_DEVICE constexpr PhiloxWords words(std::uint32_t row, Index q, Index block) const {
+    return philox4x32({{static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(q), row, offset}}, seed);
+  }
+  /// What the weight of a pair is multiplied by: 0, or `scale`; `row` is b·Hq + h.
+  MHA_HOST_DEVICE constexpr double factor(std::uint32_t row, Index q, Index k) const {
+    return words(row, q, k / 4).word[k % 4] >= threshold ? scale : 0;
+  }
+  friend constexpr bool operator==(const DropoutDraws&, const DropoutDraws&) = default;
+};
+
+namespace detail {
+
+/// The row b·Hq + h of a head's random numbers.
+MHA_HOST_DEVICE constexpr std::uint32_t dropout_row(const CallShape& shape, Index b, Index h) {
+  return static_cast<std::uint32_t>(b) * static_cast<std::uint32_t>(shape.heads) + static_cast<std::uint32_t>(h);
+}
+
+constexpr double probability(const NoDropout&) { return 0; }
+constexpr double probability(const Dropout& dropout) { return double{dropout.p}; }
+
+inline void require_probability(const char* call, double p) {
+  require(p >= 0 && p < 1, call, ": Dropout has p ", p, ", it must be at least 0 and below 1");
+}
+
+/// Those of a call with this p; none without a seed.
+constexpr DropoutDraws dropout_draws(double p, const std::optional<DropoutSeed>& seed) {
+  constexpr double words = 4294967296.;
+  if (!seed || !(p > 0)) return {};
+  const double threshold = p * words + 0.5;  // of a float below 1 at most 2³² − 2⁸
+  return {seed->seed, seed->offset, static_cast<std::uint32_t>(threshold), 1 / (1 - p)};
+}
+
+}  // namespace detail
+
+/// Whether a call keeps the weight of query q and key k of query head h in sequence b, on every backend.
+///
+/// Units     q and k are positions as masks get them: query row i stands at the call's Origin + i, so that a row has
+///           its draws whichever rows are computed beside it. `heads` is the call's Hq
+constexpr bool dropout_keeps(const Dropout& dropout, const DropoutSeed& seed, Index heads, Index b, Index h, Index q,
+                             Index k) {
+  CallShape shape;
+  shape.heads = heads;
+  const DropoutDraws draws = detail::dropout_draws(detail::probability(dropout), seed);
+  return draws.factor(detail::dropout_row(shape, b, h), q, k) != 0;
+}
+
+}  // namespace mha::inline MHA_NAMESPACE
