@@ -21,12 +21,13 @@ using Backend = mha::CpuWith<mha::Serial>;
 struct Row {
   double flop = 0;  // of the forward pass; the backward pass has 5/2 of it where D = Dv
   std::vector<double> peak, backward, forward;
+  std::vector<double> dropped_backward, dropped_forward;  // where dropout is measured too
 };
 std::map<std::string, Row> rows;
 std::vector<std::string> order;  // as they ran
 
 template <class T, class M>
-void backward(benchmark::State& state, const std::string& name, int length, int dim, const M& mask) {
+void backward(benchmark::State& state, const std::string& name, int length, int dim, const M& mask, bool drops) {
   const auto [found, is_new] = rows.try_emplace(name);
   if (is_new) order.push_back(name);
   Row& row = found->second;
@@ -45,10 +46,24 @@ void backward(benchmark::State& state, const std::string& name, int length, int 
   forward();
   const auto ours = [&] { mha::attention_backward_into({dq, dk, dv}, d_out, q, k, v, out, tape, mask, workspace); };
   const int calls = bench::calls_per_sample(bench::thread_seconds, ours);
+  mha::AttentionTape<T, Backend> dropped_tape;
+  const mha::Dropout dropout{.p = 0.1f};
+  const mha::DropoutSeed seed{7};
+  const auto dropped_forward = [&] {
+    mha::attention_into(out, q, k, v, mask, dropout, seed, Backend{}, mha::record(dropped_tape), workspace);
+  };
+  const auto dropped_backward = [&] {
+    mha::attention_backward_into({dq, dk, dv}, d_out, q, k, v, out, dropped_tape, mask, dropout, seed, workspace);
+  };
   for ([[maybe_unused]] auto _ : state) {
     const double before = bench::peak_gflops<mha::Accumulator<T>>();
     row.backward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, ours));
     row.forward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, forward));
+    if (drops) {
+      dropped_forward();
+      row.dropped_forward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, dropped_forward));
+      row.dropped_backward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, dropped_backward));
+    }
     row.peak.push_back((before + bench::peak_gflops<mha::Accumulator<T>>()) / 2);
     state.SetIterationTime(row.backward.back());
   }
@@ -70,13 +85,20 @@ void print_table() {
                bench::number(bench::median(forward), 1), bench::number(bench::median_ratio(r.backward, r.forward), 2)});
   }
   table.print();
+  std::printf("\ndropout 0.1, time by the time without\n");
+  bench::Table dropout({"call", "forward", "backward"});
+  for (const std::string& name : order)
+    if (const Row& r = rows.at(name); !r.dropped_forward.empty())
+      dropout.add({name, bench::number(bench::median_ratio(r.dropped_forward, r.forward), 3),
+                   bench::number(bench::median_ratio(r.dropped_backward, r.backward), 3)});
+  dropout.print();
 }
 
 template <class T, class M>
-void add(const std::string& scalar, int length, int dim, const std::string& what, const M& mask) {
+void add(const std::string& scalar, int length, int dim, const std::string& what, const M& mask, bool drops = false) {
   const std::string name = scalar + "/D:" + std::to_string(dim) + "/L:" + std::to_string(length) + "/" + what;
   benchmark::RegisterBenchmark(name.c_str(),
-                               [=](benchmark::State& state) { backward<T>(state, name, length, dim, mask); })
+                               [=](benchmark::State& state) { backward<T>(state, name, length, dim, mask, drops); })
       ->Iterations(rounds)
       ->UseManualTime()
       ->Unit(benchmark::kMillisecond);
@@ -87,8 +109,8 @@ void add(const std::string& scalar, int length, int dim, const std::string& what
 int main(int argc, char** argv) {
   for (const int dim : {64, 128})
     for (const int length : {512, 2048, 4096}) {
-      add<float>("float", length, dim, "full", mha::Full{});
-      add<float>("float", length, dim, "causal", mha::Causal{});
+      add<float>("float", length, dim, "full", mha::Full{}, length == 2048);
+      add<float>("float", length, dim, "causal", mha::Causal{}, length == 2048);
     }
   add<mha::bfloat16>("bfloat16", 2048, 64, "causal", mha::Causal{});
   add<double>("double", 2048, 64, "causal", mha::Causal{});

@@ -47,6 +47,7 @@ enum class Layout { blhd, bhld, v_in_k, strided, column_major, reversed };
 enum class SourceKind { tensors, pages, ring };
 enum class OriginKind { standard, zero, shifted, each };
 enum class SinkKind { none, some };
+enum class DropoutKind { none, some };
 
 /// The factors of the covering array, in its order.
 enum Factor {
@@ -61,6 +62,7 @@ enum Factor {
   isa,
   origin,
   sink,
+  dropout,
   queries,
   keys,
   head_dim,
@@ -104,9 +106,11 @@ struct Problem {
   std::vector<std::uint8_t> map;         // (1 or H, Nq, Nk)
   std::vector<float> relative;           // (8 buckets, H)
   std::vector<float> sink;               // (H), −∞ for none
-  mha::Tensor<bool, 3> table;            // (1 or H, Lq, Lk)
-  mha::Tensor<double, 3> bias;           // (1 or H, Lq, Lk), some of it −∞
-  mha::Tensor<double, 4> q, k, v;        // (B, L, H, D), filled by the runner from its rounded values
+  float drops = 0;                       ///< the p of dropout
+  std::uint64_t seed = 0;
+  mha::Tensor<bool, 3> table;      // (1 or H, Lq, Lk)
+  mha::Tensor<double, 3> bias;     // (1 or H, Lq, Lk), some of it −∞
+  mha::Tensor<double, 4> q, k, v;  // (B, L, H, D), filled by the runner from its rounded values
 
   Index origin(Index b) const { return origins[static_cast<std::size_t>(b)]; }
   /// Whether the source still has key k.
@@ -125,6 +129,9 @@ struct Problem {
     return which.at<OriginKind>(conformance::origin) == OriginKind::each ? mha::Origin(origins)
                                                                          : mha::Origin(origins.front());
   }
+
+  /// What dropout multiplies a weight by; query row i stands at q.
+  double factor(Index b, Index h, Index q, Index k) const;
 
   /// Sizes and policy data; q, k and v are left to the runner.
   Problem(Case which, support::Random& random);

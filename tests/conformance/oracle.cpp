@@ -41,6 +41,7 @@ const std::vector<FactorLevels>& factors() {
         {"isa", levels},
         {"origin", {"default", "0", "shifted", "per sequence"}},
         {"sink", {"none", "some"}},
+        {"dropout", {"none", "some"}},
         {"Lq", numbers(sizes)},
         {"Lk", numbers(with_none)},
         {"D", numbers(sizes)},
@@ -155,6 +156,22 @@ double changed(const Problem& p, double s, Index b, Index h, Index q, Index k) {
   return s;
 }
 
+/// Philox4x32-7 by the words of its paper, §3.3: a word of the block of key k.
+std::uint32_t random_word(std::uint64_t seed, std::uint32_t row, Index q, Index k) {
+  std::uint64_t left[2] = {static_cast<std::uint32_t>(k / 4), row};
+  std::uint64_t right[2] = {static_cast<std::uint32_t>(q), 0};
+  for (std::uint32_t round = 0; round < 7; ++round) {
+    const std::uint64_t first = left[0] * 0xD2511F53, second = left[1] * 0xCD9E8D57;
+    left[0] =
+        (second >> 32) ^ right[0] ^ static_cast<std::uint32_t>(static_cast<std::uint32_t>(seed) + round * 0x9E3779B9u);
+    left[1] = (first >> 32) ^ right[1] ^
+              static_cast<std::uint32_t>(static_cast<std::uint32_t>(seed >> 32) + round * 0xBB67AE85u);
+    right[0] = second & 0xffffffff;
+    right[1] = first & 0xffffffff;
+  }
+  return static_cast<std::uint32_t>((k % 2 == 0 ? left : right)[k % 4 / 2]);
+}
+
 struct OracleMask {
   const Problem* problem;
   bool operator()(Index b, Index h, Index q, Index k) const { return visible(*problem, b, h, q, k); }
@@ -165,6 +182,11 @@ struct OracleScore {
 };
 
 }  // namespace
+
+double Problem::factor(Index b, Index h, Index q, Index k) const {
+  const double p = double{drops};
+  return random_word(seed, static_cast<std::uint32_t>(b * heads + h), q, k) < p * 4294967296. ? 0 : 1 / (1 - p);
+}
 
 std::string Case::text() const {
   std::string line;
@@ -285,6 +307,9 @@ Problem::Problem(Case c, support::Random& random) : which(std::move(c)) {
   for (Index h = 0; h < heads; ++h)
     sink.push_back(which.at<SinkKind>(conformance::sink) == SinkKind::some ? static_cast<float>(3 * random.normal())
                                                                            : -std::numeric_limits<float>::infinity());
+  if (which.at<DropoutKind>(conformance::dropout) == DropoutKind::some)
+    drops = static_cast<float>(random.below(1024)) / 1024;
+  seed = random.engine()();
   table = mha::Tensor<bool, 3>(random.chance(0.5) ? 1 : heads, queries, keys);
   const double density = random.chance(0.5) ? 0.5 : 0.05;
   for (bool& x : table) x = random.chance(density);
@@ -325,7 +350,20 @@ Expected expected(const Problem& p) {
           double& most = e.magnitude(b, h, i);
           most = std::max(most, 2 * std::abs(p.scale) * sum + std::abs(logit));
         }
+  if (p.which.at<DropoutKind>(dropout) == DropoutKind::some)
+    for (Index b = 0; b < p.batch; ++b)
+      for (Index h = 0; h < p.heads; ++h)
+        for (Index i = 0; i < p.queries; ++i) {
+          for (Index j = 0; j < p.keys; ++j) e.weights(b, h, i, j) *= p.factor(b, h, p.origin(b) + i, j);
+          for (Index d = 0; d < p.value_dim; ++d) {
+            double sum = 0;
+            for (Index j = 0; j < p.keys; ++j)
+              if (e.weights(b, h, i, j) != 0) sum += e.weights(b, h, i, j) * p.v(b, j, h * p.kv_heads / p.heads, d);
+            e.out(b, i, h, d) = sum;
+          }
+        }
   for (const double x : p.v) e.largest_value = std::max(e.largest_value, std::abs(x));
+  e.largest_value /= 1 - double{p.drops};
   return e;
 }
 

@@ -265,9 +265,9 @@ void compare_weights(const Problem& p, const Expected& e, const mha::Tensor<mha:
 
 using support::PolicyTypes;
 
-/// Runs a case on a backend.
+/// Runs a case on a backend as it is.
 template <class B, class T, PolicyTypes types = PolicyTypes::any>
-void run_on(const Case& which, support::Random& random, Index start = 1) {
+void run_once(const Case& which, support::Random& random, Index start = 1) {
   using A = mha::Accumulator<T>;
   using Carry = support::Transport<B>;
   Problem p(which, random);
@@ -344,8 +344,10 @@ void run_on(const Case& which, support::Random& random, Index start = 1) {
     const mha::Origin at = p.origin_argument();
     const mha::Sink sink(p.sink);
     const auto& sinks = Carry::policy(sink);
-    attend(scaled, policies..., at, sinks, lse_there, workspace);
-    weights_of(workspace, sinks, policies..., at, scaled);
+    const mha::Dropout drops{.p = p.drops};
+    const mha::DropoutSeed seed{p.seed};
+    attend(scaled, policies..., at, sinks, lse_there, drops, seed, workspace);
+    weights_of(workspace, sinks, policies..., seed, drops, at, scaled);
   };
   if constexpr (types == PolicyTypes::own) {
     const auto call = [&](const auto&... policies) { explicitly(Carry::policy(policies)...); };
@@ -367,7 +369,8 @@ void run_on(const Case& which, support::Random& random, Index start = 1) {
     });
     const bool defaults = which.at<ScaleKind>(conformance::scale) == ScaleKind::standard &&
                           which.at<OriginKind>(conformance::origin) == OriginKind::standard &&
-                          which.at<SinkKind>(conformance::sink) == SinkKind::none;
+                          which.at<SinkKind>(conformance::sink) == SinkKind::none &&
+                          which.at<DropoutKind>(conformance::dropout) == DropoutKind::none;
     const auto by_default = [&](const auto&... policies) {
       attend(policies..., lse_there, workspace);
       weights_of(policies..., workspace);
@@ -386,6 +389,17 @@ void run_on(const Case& which, support::Random& random, Index start = 1) {
     if (support::bits(x) == support::bits(support::poison<T>())) ++kept;
   EXPECT_EQ(kept, out.memory.size() - static_cast<std::size_t>(out.view().size()))
       << "memory beside the output changed";
+}
+
+/// Runs a case on a backend; one with dropout, for which some backends take other kernels, without it first.
+template <class B, class T, PolicyTypes types = PolicyTypes::any>
+void run_on(const Case& which, support::Random& random, Index start = 1) {
+  Case kept = which;
+  kept.row[dropout] = static_cast<int>(DropoutKind::none);
+  if (which.at<DropoutKind>(dropout) == DropoutKind::none) return run_once<B, T, types>(kept, random, start);
+  support::Random again = random;
+  run_once<B, T, types>(kept, again, start);
+  run_once<B, T, types>(which, random, start);
 }
 
 }  // namespace conformance

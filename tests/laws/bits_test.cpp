@@ -51,6 +51,7 @@ template <class T> Named<T> policies() {
           {"causal", attend_with<T>(mha::Causal{})},
           {"window", attend_with<T>(mha::SlidingWindow{.left = 50, .right = 3})},
           {"functor", attend_with<T>(laws::Strided{})},
+          {"dropout", attend_with<T>(mha::Causal{}, mha::Dropout{.p = 0.3f}, mha::DropoutSeed{support::seed()})},
           {"causal, soft cap, ALiBi", attend_with<T>(mha::Causal{}, mha::SoftCap{.cap = 4}, mha::Alibi{})},
           {"prefix or window", attend_with<T>(mha::SlidingWindow{.left = 9} || !mha::SlidingWindow{.left = 140})}};
 }
@@ -86,6 +87,7 @@ TYPED_TEST(Bits, FewQueriesOverManyKeysEqualTheirRowsAmongMany) {
   const Named<T> policies{{"full", attend_with<T>(mha::Full{})},
                           {"causal", attend_with<T>(mha::Causal{}, sink)},
                           {"window", attend_with<T>(mha::SlidingWindow{.left = 4100, .right = 3})},
+                          {"dropout", attend_with<T>(sink, mha::Dropout{.p = 0.3f}, mha::DropoutSeed{support::seed()})},
                           {"padding", attend_with<T>(mha::Padding{visible}, mha::Alibi{}, sink)},
                           {"functor, soft cap", attend_with<T>(laws::Strided{}, mha::SoftCap{.cap = 4})}};
   at_every_isa([&] {

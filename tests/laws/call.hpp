@@ -127,11 +127,14 @@ template <class B, class T>
 Result<T> attend_erased(const mha::TensorView<const T, 4>& q, const mha::TensorView<const T, 4>& k,
                         const mha::TensorView<const T, 4>& v, const Arguments<B, T>& a) {
   const mha::Scale scale{a.options.scale.value_or(1 / std::sqrt(double(q.dim())))};
+  const mha::DropoutSeed seed = a.options.dropout_seed.value_or(mha::DropoutSeed{0});
+  const mha::Dropout dropout{.p = a.options.dropout_seed ? static_cast<float>(a.options.dropout) : 0.f};
   const auto run = [&](const auto&... policies) {
     if (a.options.ragged)
-      return attend_host<B>(q, k, v, policies..., a.sink, scale, *a.options.ragged, *a.workspace, *a.backend);
+      return attend_host<B>(q, k, v, policies..., a.sink, scale, *a.options.ragged, dropout, seed, *a.workspace,
+                            *a.backend);
     const mha::Origin origin = a.options.origin.value_or(mha::Origin(k.length() - q.length()));
-    return attend_host<B>(q, k, v, policies..., a.sink, scale, origin, *a.workspace, *a.backend);
+    return attend_host<B>(q, k, v, policies..., a.sink, scale, origin, dropout, seed, *a.workspace, *a.backend);
   };
   if (a.score != nullptr) return run(a.mask != nullptr ? *a.mask : erased<Mask>(mha::Full{}), *a.score);
   return a.mask != nullptr ? run(*a.mask) : run();

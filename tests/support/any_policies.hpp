@@ -144,7 +144,7 @@ void with_any_policies(const mha::AttendCall<T, Source, M, S>& call, const Any& 
   const auto go = [&](const auto& score) {
     use(mha::AttendCall<T, Source, AnyMask, std::remove_cvref_t<decltype(score)>>{
         call.q, call.kv, any(call.mask), score, call.out, call.log_sum_exp, call.shape, call.kv_heads, call.head_dim,
-        call.value_dim, call.scale, call.sink, call.q_offsets});
+        call.value_dim, call.scale, call.sink, call.q_offsets, call.states, call.dropout});
   };
   if constexpr (std::is_same_v<S, mha::NoScore>)
     go(call.score);

@@ -14,6 +14,7 @@ namespace support {
 /// Row by row, one online softmax each, everything summed in double.
 struct PlainBackend {
   static constexpr const char* name = "Plain";
+  static constexpr bool drops = true;
   using Workspace = mha::Workspace;
   using Index = mha::Index;
 
@@ -35,9 +36,10 @@ struct PlainBackend {
     for_each_row(call, [&](Index b, Index h, Index i) {
       mha::OnlineSoftmax<double> state;
       std::fill_n(out, call.value_dim, 0.0);
-      for_each_visible(call, b, h, i, [&](Index, double logit, const auto* value) {
+      for_each_visible(call, b, h, i, [&](Index k, double logit, const auto* value) {
         const auto step = state.add(logit);
-        for (Index d = 0; d < call.value_dim; ++d) out[d] = out[d] * step.rescale + step.weight * wide(value[d]);
+        const double weight = step.weight * (call.dropout.exist() ? call.dropout_factor(b, h, i, k) : 1);
+        for (Index d = 0; d < call.value_dim; ++d) out[d] = out[d] * step.rescale + weight * wide(value[d]);
       });
       T* const to = call.output(b, i, h);
       const double divisor = denominator(call, state, h);

@@ -81,22 +81,34 @@ TEST(AttentionBackward, DifferentiatesScoresAndSinks) {
   expect_derivative("sink", n, mha::Sink({0.5f, -1.f, 2.f, -std::numeric_limits<float>::infinity()}), mha::Causal{});
 }
 
+TEST(AttentionBackward, DifferentiatesWhatDropoutKeeps) {
+  const BackwardSizes n;
+  const mha::Dropout dropout{.p = 0.4f};
+  expect_derivative("dropout", n, dropout, mha::DropoutSeed{support::seed()});
+  expect_derivative("dropout, causal, sink", n, dropout, mha::DropoutSeed{support::seed(), 1}, mha::Causal{},
+                    mha::Sink({0.5f, -1.f, 2.f, 0.f}));
+  expect_derivative("dropout, functor", {.queries = 9, .keys = 11}, dropout, mha::DropoutSeed{support::seed(), 2},
+                    Bent{}, mha::SoftCap{2.f}, mha::Origin{3});
+}
+
 TEST(AttentionBackward, EqualsDifferenceQuotients) {
   const BackwardSizes n;
   BackwardCase<double> c("quotients", n);
   mha::Tensor<double, 3> d_lse(n.batch, n.heads, n.queries), lse(n.batch, n.heads, n.queries);
   support::Random("d_lse").fill(d_lse);
   std::vector<float> logits{0.5f, -1.f, 2.f, 0.f};
+  const mha::Dropout dropout{.p = 0.25f};
+  const mha::DropoutSeed seed{support::seed()};
   const auto loss = [&] {
-    const auto out =
-        mha::attention<Reference>(c.q, c.k, c.v, mha::Causal{}, Bent{}, mha::Sink(logits), mha::LogSumExp(lse));
+    const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::Causal{}, Bent{}, mha::Sink(logits),
+                                               mha::LogSumExp(lse), dropout, seed);
     return support::inner(out, c.d_out) + support::inner(lse, d_lse);
   };
   mha::AttentionTape<double, Reference> tape;
-  const auto out =
-      mha::attention<Reference>(c.q, c.k, c.v, mha::Causal{}, Bent{}, mha::Sink(logits), mha::record(tape));
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::Causal{}, Bent{}, mha::Sink(logits), mha::record(tape),
+                                             dropout, seed);
   const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, Bent{}, mha::Sink(logits),
-                                         mha::LogSumExpGradient(d_lse));
+                                         mha::LogSumExpGradient(d_lse), dropout, seed);
   const auto expect = [&](auto& x, std::size_t i, double gradient, double h) {
     using E = std::remove_reference_t<decltype(x.data()[i])>;
     const E before = x.data()[i];

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <new>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -124,6 +126,36 @@ TEST(AttentionTape, TellsCallsApartByTheLengthsAndOriginsOfAllSequences) {
   refuses(mha::Ragged{offsets}, mha::Origin{1}, origin);
   refuses(mha::Ragged{offsets}, mha::Origin{origins}, "no error");
   refuses(mha::Ragged{offsets, offsets}, mha::Origin{origins}, "no error");
+}
+
+TEST(AttentionTape, TellsCallsApartByTheirDropout) {
+  const support::BackwardCase<double> c("dropout", {.batch = 1, .queries = 6, .keys = 6});
+  const mha::Dropout some{.p = 0.25f}, other{.p = 0.5f};
+  const auto refuses = [&](const auto& was, const auto& is) -> std::string {
+    mha::AttentionTape<double, Reference> tape;
+    const auto out = std::apply(
+        [&](const auto&... e) { return mha::attention<Reference>(c.q, c.k, c.v, mha::record(tape), e...); }, was);
+    try {
+      static_cast<void>(std::apply(
+          [&](const auto&... e) { return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, e...); }, is));
+    } catch (const mha::ShapeError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const std::tuple<> none;
+  const std::tuple with{some, mha::DropoutSeed{7, 2}};
+  const char* const another = "attention_backward: the tape is of a call with another Dropout or DropoutSeed";
+  EXPECT_EQ(refuses(with, std::tuple{some, mha::DropoutSeed{7, 3}}), another);
+  EXPECT_EQ(refuses(with, std::tuple{some, mha::DropoutSeed{8, 2}}), another);
+  EXPECT_EQ(refuses(with, std::tuple{other, mha::DropoutSeed{7, 2}}), another);
+  EXPECT_EQ(refuses(with, std::tuple{some}), another);
+  EXPECT_EQ(refuses(with, none), another);
+  EXPECT_EQ(refuses(none, with),
+            "attention_backward: the tape is of a call with no Dropout, or without its DropoutSeed");
+  EXPECT_EQ(refuses(with, with), "");
+  EXPECT_EQ(refuses(std::tuple{some}, none), "");
+  EXPECT_EQ(refuses(std::tuple{mha::Dropout{.p = 0.f}, mha::DropoutSeed{1}}, none), "");
 }
 
 }  // namespace

@@ -46,6 +46,24 @@ void take_step(const Step& step, Index batch, std::optional<Ragged>& ragged, std
   origin = Origin(Borrowed<Index>(positions.data(), static_cast<Index>(positions.size())));
 }
 
+/// The options of a layer's call: the layer's scale, its dropout, and the rows and positions of a cache's step.
+template <class B, class T, class Dropout, class Memory, class... Extra>
+CallOptions<Accumulator<T>> layer_options(const Config& config, const Dropout& dropout, [[maybe_unused]] Index batch,
+                                          const Memory& memory, const Extra&... extra) {
+  static_assert(!(DropoutSeedArgument<Extra> || ...) || !std::same_as<Dropout, NoDropout>,
+                "mha: a DropoutSeed for a layer without Dropout: name it in the layer's type, "
+                "MultiHeadAttention<float, mha::Cpu, mha::Dropout> (see mha/policy/dropout.hpp)");
+  check_drops<B, Extra...>();
+  auto options = collect_options<Accumulator<T>>(extra...);
+  options.scale = config.scale;
+  options.dropout = probability(dropout);
+  if constexpr (LayerStepArgument<Memory>)
+    take_step(memory, batch, options.ragged, options.origin);
+  else if constexpr (is_key_values<Memory>)
+    take_projected_offsets(memory.offsets, options.ragged);
+  return options;
+}
+
 /// Keys and values that a call attends to, and where they are made, at what positions: of a call without a cache the
 /// buffers themselves, from position 0 on.
 template <class T, class Memory>

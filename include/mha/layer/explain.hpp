@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <string>
 #include <utility>
 
 #include "../backend/backend.hpp"
 #include "../core/scalar.hpp"
+#include "../policy/dropout.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/role.hpp"
 #include "../policy/score.hpp"
@@ -85,6 +87,7 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, C
   for (const char* policy : {Policies::Projection::name, Policies::Norm::name, Policies::Position::name,
                              Policies::Concat::name, Policies::Output::name})
     list += (list.empty() ? "" : ", ") + std::string(policy);
+  if (!std::same_as<typename Policies::Dropout, NoDropout>) list += ", " + std::string(Policies::Dropout::name);
   return "heads:       " + heads_of(c) + ", head_dim " + n(c.head_dim) + ", value_dim " + n(c.value_dim) +  //
          "\nweights:     " + n(cost.parameters()) + " " + call.weights +                                    //
          "\nbiases:      " + biases_of(c, Policies::Output::has_weights) +                                  //

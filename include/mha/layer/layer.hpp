@@ -51,7 +51,9 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
                 std::move(policies.position)),
         mask_(std::move(policies.mask), backend_),
         score_(std::move(policies.score), backend_),
-        sink_(std::move(policies.sink), backend_) {
+        sink_(std::move(policies.sink), backend_),
+        dropout_(policies.dropout) {
+    detail::require_probability("layer", detail::probability(dropout_));
     static_cast<void>(sink_.own().logits(config_.num_heads));
   }
 
@@ -59,8 +61,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///
   /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E)
   /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Ragged, Origin,
-  ///           into(y), where y may be x itself, LogSumExp, a Workspace, another value of the backend's type. The scale
-  ///           is Config::scale.
+  ///           into(y), where y may be x itself, LogSumExp, a DropoutSeed, without which a layer with Dropout drops
+  ///           nothing, a Workspace, another value of the backend's type. The scale is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <SequenceOf<T> X, class... Extra>
   requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::LayerTapeArgument<Extra>) ||
@@ -379,20 +381,14 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     else
       check_rows("layer", detail::layer_names(x, memory).k, memory, "kv_model", config_.kv_model);
   }
-  template <class Memory, class... Extra>
-  auto options([[maybe_unused]] Index batch, const Memory& memory, const Extra&... extra) const {
-    auto o = detail::collect_options<Accumulator<T>>(extra...);
-    o.scale = config_.scale;
-    if constexpr (detail::LayerStepArgument<Memory>)
-      detail::take_step(memory, batch, o.ragged, o.origin);
-    else if constexpr (detail::is_key_values<Memory>)
-      detail::take_projected_offsets(memory.offsets, o.ragged);
-    return o;
+  template <class Memory, class... Extra> auto options(Index batch, const Memory& memory, const Extra&... extra) const {
+    return detail::layer_options<B, T>(config_, dropout_, batch, memory, extra...);
   }
 
   detail::Kept<B, typename Policies::Mask> mask_;
   detail::Kept<B, typename Policies::Score> score_;
   [[no_unique_address]] detail::Kept<B, typename Policies::Sink> sink_;
+  [[no_unique_address]] typename Policies::Dropout dropout_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -29,6 +29,7 @@ template <class... P> constexpr void check_layer_policies() {
   static_assert(count_role<Role::score, P...> <= 1,
                 "mha: two scores: write mha::Chain<First, Second> (see mha/policy/score.hpp)");
   static_assert(count_role<Role::sink, P...> <= 1, "mha: two sinks: keep one (see mha/policy/sink.hpp)");
+  static_assert(count_role<Role::dropout, P...> <= 1, "mha: two dropouts: keep one (see mha/policy/dropout.hpp)");
   static_assert(count_role<Role::norm, P...> <= 1, "mha: two norms: keep one (see mha/policy/qk_norm.hpp)");
   static_assert(count_role<Role::position, P...> <= 1, "mha: two positions: keep one (see mha/policy/position.hpp)");
   static_assert(count_role<Role::projection, P...> <= 1,
@@ -53,7 +54,7 @@ template <class Scalar, class B, class... P> struct LayerOf {
       LayerPolicies<Pick<Role::heads, MultiHead>, OrStandIn<Mask<MaskPolicy>, MaskPolicy, Full>,
                     OrStandIn<Score<ScorePolicy>, ScorePolicy, NoScore>, Pick<Role::sink, NoSink>,
                     Pick<Role::norm, NoNorm>, Pick<Role::position, NoPosition>, Pick<Role::projection, FusedProjection>,
-                    Pick<Role::concat, ConcatHeads>, Pick<Role::output, LinearOutput>>;
+                    Pick<Role::concat, ConcatHeads>, Pick<Role::output, LinearOutput>, Pick<Role::dropout, NoDropout>>;
   using type = TrainableLayer<Scalar, On, ByRole>;
 };
 
@@ -132,6 +133,7 @@ struct WithoutBackends<PolicyList<P...>, V, Rest...>
 ///           projection  FusedProjection (default), PerHeadProjection
 ///           concat      ConcatHeads (default), GatedHeads
 ///           output      LinearOutput (default), NoOutput
+///           dropout     NoDropout (default), Dropout, of calls with a DropoutSeed
 /// Values    policies with data, and the backend, take it from the constructor in any order:
 ///           layer({...}, SlidingWindow{.left = 255}, Cpu(ThreadPool(2)))
 /// Threads   calls are const; one layer serves many threads, each with a Workspace of its own
@@ -156,7 +158,8 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
                      detail::policy_value<Role::score, typename Roles::ByRole::Score>(values...),
                      detail::policy_value<Role::sink, typename Roles::ByRole::Sink>(values...),
                      detail::policy_value<Role::norm, typename Roles::ByRole::Norm>(values...),
-                     detail::policy_value<Role::position, typename Roles::ByRole::Position>(values...)},
+                     detail::policy_value<Role::position, typename Roles::ByRole::Position>(values...),
+                     detail::policy_value<Role::dropout, typename Roles::ByRole::Dropout>(values...)},
                     detail::backend_value<typename Roles::On>(values...)) {
     static_assert(((!detail::BackendArgument<Values> || std::same_as<Values, B>)&&...),
                   "mha: the constructor got a backend of another type than the layer's: write that type, "

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../policy/concat.hpp"
+#include "../policy/dropout.hpp"
 #include "../policy/heads.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/mask/positional.hpp"
@@ -21,7 +22,7 @@ namespace mha::inline MHA_NAMESPACE {
 template <mha::Heads HeadsPolicy = MultiHead, mha::Mask MaskPolicy = Full, mha::Score ScorePolicy = NoScore,
           mha::SinkPolicy SinkValue = NoSink, mha::Norm NormPolicy = NoNorm, mha::Position PositionPolicy = NoPosition,
           mha::Projection ProjectionPolicy = FusedProjection, mha::Concat ConcatPolicy = ConcatHeads,
-          mha::Output OutputPolicy = LinearOutput>
+          mha::Output OutputPolicy = LinearOutput, mha::DropoutPolicy DropoutValue = NoDropout>
 struct LayerPolicies {
   using Heads = HeadsPolicy;
   using Mask = MaskPolicy;
@@ -32,12 +33,14 @@ struct LayerPolicies {
   using Projection = ProjectionPolicy;
   using Concat = ConcatPolicy;
   using Output = OutputPolicy;
+  using Dropout = DropoutValue;
 
   Mask mask;
   Score score;
   Sink sink;
   Norm norm;
   Position position;
+  Dropout dropout;
 };
 
 namespace detail {

@@ -65,7 +65,9 @@ struct DropoutDraws {
   }
   /// What the weight of a pair is multiplied by: 0, or `scale`; `row` is b·Hq + h.
   MHA_HOST_DEVICE constexpr double factor(std::uint32_t row, Index q, Index k) const {
-    return words(row, q, k / 4).word[k % 4] >= threshold ? scale : 0;
+    const PhiloxWords four = words(row, q, k / 4);
+    const std::uint32_t even = k % 4 == 0 ? four.word[0] : four.word[2], odd = k % 4 == 1 ? four.word[1] : four.word[3];
+    return (k % 2 == 0 ? even : odd) >= threshold ? scale : 0;  // no array that a GPU would keep in memory
   }
   friend constexpr bool operator==(const DropoutDraws&, const DropoutDraws&) = default;
 };

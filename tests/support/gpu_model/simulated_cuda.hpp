@@ -27,6 +27,7 @@ struct SimulatedState {
 /// on the host model. Memory is the host's, products are plain loops.
 struct SimulatedCuda {
   static constexpr const char* name = "SimulatedCuda";
+  static constexpr bool drops = true;
   static constexpr bool weights_in_storage = true;  // tensor cores multiply values by weights in 16 bits
   using Workspace = mha::Workspace;
 

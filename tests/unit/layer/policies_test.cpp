@@ -21,7 +21,7 @@ TEST(LayerPolicies, HaveADefaultForEveryRole) {
 }
 
 TEST(LayerPolicies, HoldTheValuesOfThoseWithData) {
-  const Windowed policies{{.left = 3}, {}, {}, {}, {}};
+  const Windowed policies{{.left = 3}, {}, {}, {}, {}, {}};
   EXPECT_TRUE(policies.mask(0, 0, 5, 2));
   EXPECT_FALSE(policies.mask(0, 0, 5, 1));
 }

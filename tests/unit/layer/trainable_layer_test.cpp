@@ -165,6 +165,45 @@ TEST(TrainableLayer, GradientsOfNormGatesAndSink) {
   }
 }
 
+TEST(TrainableLayer, GradientsOfWhatDropoutKeeps) {
+  Exact<mha::GroupedQuery<2>, mha::Causal, mha::Dropout> layer({.d_model = 6, .num_heads = 4, .head_dim = 2},
+                                                               mha::Dropout{.p = 0.4f});
+  expect_self("dropout", layer, 2, 5, mha::DropoutSeed{support::seed()});
+  const std::vector<Index> offsets{0, 3, 7};
+  expect_self("dropout, ragged", layer, 1, 7, mha::Ragged{offsets}, mha::DropoutSeed{3, 4});
+}
+
+TEST(TrainableLayer, DropsWithASeedAlone) {
+  const mha::Config config{.d_model = 16, .num_heads = 4};
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal, mha::Dropout> layer(config, mha::Dropout{.p = 0.5f});
+  draw(layer, "seed alone");
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> plain(config);
+  plain.borrow(layer);
+  const auto x = random_rows<float>("seed alone x", 2, 40, 16);
+  EXPECT_EQ(support::differing(layer(x), plain(x)), 0u);
+  const mha::DropoutSeed seed{support::seed(), 1};
+  const auto y = layer(x, seed);
+  EXPECT_GT(support::differing(y, plain(x)), 0u);
+  EXPECT_EQ(support::differing(y, layer(x, seed)), 0u);
+  auto tape = layer.tape();
+  EXPECT_EQ(support::differing(y, layer(x, tape, seed)), 0u);
+  EXPECT_GT(support::differing(y, layer(x, mha::DropoutSeed{support::seed(), 2})), 0u);
+  // By hand: what is dropped of the weights is missing in the heads.
+  const auto weights = layer.attention_weights(x, seed), all = layer.attention_weights(x);
+  for (Index b = 0; b < 2; ++b)
+    for (Index h = 0; h < 4; ++h)
+      for (Index q = 0; q < 40; ++q)
+        for (Index k = 0; k < 40; ++k)
+          EXPECT_EQ(weights(b, h, q, k),
+                    mha::dropout_keeps(mha::Dropout{.p = 0.5f}, seed, 4, b, h, q, k) ? 2 * all(b, h, q, k) : 0.f);
+}
+
+TEST(TrainableLayer, RefusesADropoutOfNoProbability) {
+  using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::Dropout>;
+  EXPECT_EQ(message_of([] { Layer({.d_model = 4, .num_heads = 2}, mha::Dropout{.p = 1.f}); }),
+            "layer: Dropout has p 1.000000, it must be at least 0 and below 1");
+}
+
 TEST(TrainableLayer, GradientsWithoutAnOutputProjectionAndOfHeadsApart) {
   Exact<mha::GroupedQuery<2>, mha::PerHeadProjection, mha::NoOutput, mha::GatedHeads> apart(
       {.d_model = 5, .num_heads = 4, .head_dim = 2, .value_dim = 3, .bias = true});

@@ -94,7 +94,8 @@ void launch_attend(const Call& call, const DeviceFacts& device, Launcher&& launc
   using T = typename Call::Scalar;
   using A = Accumulator<T>;
   const CallFacts known = facts(call);
-  if (const FewPlan few = few_plan<T>(known, device))
+  const bool drops = call.dropout.exist();  // the body on multiply-adds alone does
+  if (const FewPlan few = drops ? FewPlan{} : few_plan<T>(known, device))
     return with_shape(FewShapes<T>{}, few.shape, [&](auto shape) {
       A* const parts = few.splits > 1 ? launcher.template parts<A>(few.parts) : nullptr;
       unsigned* const counters = few.splits > 1 ? launcher.counters(few.counters) : nullptr;
@@ -102,7 +103,7 @@ void launch_attend(const Call& call, const DeviceFacts& device, Launcher&& launc
                                                                   few.params(call, parts, counters));
     });
   if constexpr (on_tensor_cores<T>)
-    if (const ForwardPlan plan = forward_plan(known, device))
+    if (const ForwardPlan plan = drops ? ForwardPlan{} : forward_plan(known, device))
       return with_shape(ForwardShapes{}, plan.shape, [&](auto shape) {
         launcher.template launch<ForwardKernel<decltype(shape)>>({plan.grid, 1, 1}, plan.shared_bytes,
                                                                  ForwardParams<Call>{call, plan.blocks});

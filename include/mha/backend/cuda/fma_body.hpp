@@ -53,7 +53,8 @@ template <class Call> struct FmaParams {
   bool aligned = false;   ///< rows of q, k, v and out are contiguous and begin and end on 16 bytes
 };
 
-/// Attention in float and double, and of 16-bit scalars where no tensor-core body serves: any head sizes and strides.
+/// Attention in float and double, and of 16-bit scalars where no tensor-core body serves: any head sizes and strides;
+/// of all scalars where weights are dropped.
 ///
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Numerics  accumulates in Accumulator<T>, one chain of multiply-adds over depth, and one over keys from the last tile
@@ -148,14 +149,13 @@ template <class Machine, class Shape, class Call> class FmaBlock {
         const Shared q = p.q_stays ? queries_at + slice * Shape::q_slice : here + Shape::k_slice;
         Tile::dots(m, logits, q + first_row() * Shape::pitch, Shape::pitch, here, Shape::pitch, Shape::slice_packs);
       }
-      Tile::apply(
-          m, logits, call, b, t * Shape::keys, keys, tile.partial,
-          [&](int i) {
-            const Index r = q0 + first_row() + Tile::group(m) + i * Tile::groups;
-            return TileRow{h, r, call.position(b, r), r < queries};
-          },
-          [&](int) { return score; });
+      const auto row = [&](int i) {
+        const Index r = q0 + first_row() + Tile::group(m) + i * Tile::groups;
+        return TileRow{h, r, call.position(b, r), r < queries};
+      };
+      Tile::apply(m, logits, call, b, t * Shape::keys, keys, tile.partial, row, [&](int) { return score; });
       const bool guarded = m.any(Tile::weigh(m, logits, state, my_weights()));
+      if (call.dropout.exist()) Tile::drop(m, call.dropout, call.shape, b, t * Shape::keys, my_weights(), row);
       for (Index strip = 0; strip < strips; ++strip) {
         const Shared here = turn([&](Shared to) {
           if (strip + 1 < strips)

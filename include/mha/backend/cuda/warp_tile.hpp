@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../../core/scalar.hpp"
+#include "../../policy/dropout.hpp"
 #include "../../policy/score.hpp"
 #include "machine.hpp"
 
@@ -157,6 +158,22 @@ template <class A, int Rows, int Keys, int Packs> struct WarpTile {
       MHA_UNROLL for (int c = 0; c < Packs; ++c) MHA_UNROLL for (int e = 0; e < width; ++e) state.o[i][c][e] *= rescale;
     }
     return hidden;
+  }
+
+  /// The weights at `to` that weigh() has stored, of keys first_key, …, times the factors of dropout. A hidden one
+  /// stays one: −0 times a factor is −0.
+  template <class Machine, class Row>
+  MHA_KERNEL static void drop(Machine& m, const DropoutDraws& draws, const CallShape& shape, Index b, Index first_key,
+                              Shared to, const Row& row) {
+    to += group(m) * weights_pitch + lane(m) * int{sizeof(A)};
+    MHA_ROLL for (int at = 0; at < Rows * Keys; ++at) {
+      const int i = at / Keys, j = at % Keys;
+      const TileRow query = row(i);
+      const Shared place = to + i * groups * weights_pitch + j * lanes * int{sizeof(A)};
+      const auto factor = static_cast<A>(
+          draws.factor(mha::detail::dropout_row(shape, b, query.h), query.position, first_key + lane(m) + j * lanes));
+      m.store(place, m.template load<A>(place) * factor);
+    }
   }
 
   /// o += weights (rows, count) · v (count, values); count is a multiple of `width`.

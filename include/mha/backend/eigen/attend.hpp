@@ -153,6 +153,8 @@ template <class Call> class Tile {
     for (Index r = 0; r < rows_; ++r) raise_maximum(r, n);
     const Rows<A> value = finite_values(run);  // what it adds is of the new maximum
     for (Index r = 0; r < rows_; ++r) weigh(r, n);
+    if (call_.dropout.exist())
+      for (Index r = 0; r < rows_; ++r) drop(r, begin, n);
     add_product<A, Eigen::ColMajor>(A(1), {value.data, call_.value_dim, n, value.outer()},
                                     {scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys)}, out());
     return n;
@@ -221,6 +223,18 @@ template <class Call> class Tile {
     s = ((s - m).exp() - std::numeric_limits<A>::min()).max(A(0));
     scratch_.sum[r] += s.sum();
     scratch_.sum[r] += m - m;  // NaN and ∞ make the row NaN
+  }
+
+  /// Row r's weights of n keys from `begin` on, those that are dropped made 0 and the others multiplied.
+  void drop(Index r, Index begin, Index n) {
+    const std::uint32_t row = dropout_row(call_.shape, b_, head_of(r));
+    const Index q = call_.position(b_, query_of(r));
+    A* const s = logits(r, n).data();
+    for (Index k = begin; k < begin + n;) {
+      const PhiloxWords words = call_.dropout.words(row, q, k / 4);
+      for (const Index end = std::min(k / 4 * 4 + 4, begin + n); k < end; ++k)
+        s[k - begin] *= static_cast<A>(words.word[k % 4] >= call_.dropout.threshold ? call_.dropout.scale : 0);
+    }
   }
 
   /// o / (l + e^(sink − m)), and m + log l.

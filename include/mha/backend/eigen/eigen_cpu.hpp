@@ -28,6 +28,7 @@ template <Executor Threads> class EigenCpuWith {
 
  public:
   static constexpr const char* name = "EigenCpu";
+  static constexpr bool drops = true;
   using Workspace = mha::Workspace;
 
   EigenCpuWith() requires std::default_initializable<Threads>

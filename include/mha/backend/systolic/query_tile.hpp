@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "../backend.hpp"
+#include "../simd/dropout.hpp"
 #include "../simd/tile_policies.hpp"
 #include "array.hpp"
 #include "kv_tiles.hpp"
@@ -35,6 +36,35 @@ template <class Array = AmxArray> Kernels kernels_of(const ProductUnit& product,
 
 /// Columns of the output that leave a tile at a time.
 inline constexpr Index stored_at_once = 64;
+
+/// Of weights (lanes / 16, 16, 16), pairs of keys from `first` on, those that dropout drops become 0.
+struct DropWeightsBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(std::uint32_t* weights, Index lanes, Index first, simd::LaneDraws of) {
+    using V = simd::vector_t<float, Isa>;
+    using I = typename simd::Vector<float, Isa>::int_type;
+    constexpr int W = simd::Vector<float, Isa>::width;
+    const V zero{};
+    const I none{}, even = none + 0xffffu, odd = ~even;
+    for (Index lane = 0; lane < lanes; lane += W) {
+      const simd::DropoutFactors<float, Isa> factors(of.position + lane, of.row + lane, of.draws);
+      std::uint32_t* at = weights + lane / tile_side * tile_words + lane % tile_side;
+      for (Index k = 0; k < tile_depth; k += 4) {
+        float factor[std::size_t{4 * W}];
+        factors.of((first + k) / 4, +factor);
+        for (int pair = 0; pair < 2; ++pair, at += tile_side) {
+          V x, y;
+          I w;
+          simd::load(x, factor + 2 * pair * W);
+          simd::load(y, factor + (2 * pair + 1) * W);
+          simd::load(w, at);
+          w &= (x > zero ? even : none) | (y > zero ? odd : none);
+          simd::store(at, w);
+        }
+      }
+    }
+  }
+};
 
 /// Scratch of one worker that its tiles of queries use in turn.
 struct BlockScratch {
@@ -280,6 +310,18 @@ template <class T, class Stored = T> class QueryTile {
       weights_of(begin, to, true);
     }
     kernels_.softmax.add(&rows);
+    if (call_.dropout.exist()) drop(begin, to);
+  }
+
+  /// The weights of keys [begin, to) that dropout drops become 0; what it multiplies by, normalise() does.
+  MHA_NO_INLINE void drop(Index begin, Index to) const {
+    simd::DroppingLanes lanes;
+    lanes.set(call_, b_, h_, queries_.begin, 0, count_);
+    simd::with_isa(kernels_.level, [&](auto isa) {
+      for (Index k = begin; k < to; k += tile_depth)
+        decltype(isa)::template run<DropWeightsBody>(weights_at(k), this->lanes(), k, lanes.of(call_.dropout));
+      return 0;
+    });
   }
 
   void weights_of(Index begin, Index to, bool guarded) {
@@ -384,7 +426,8 @@ template <class T, class Stored = T> class QueryTile {
   void normalise() const {
     if (!added_) std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
     float* const factor = state_.rows.rescale;
-    for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : 1.f / denominator(i);
+    const float kept = static_cast<float>(call_.dropout.scale);
+    for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : kept / denominator(i);
     for (Index i = 0; i < count_; i += tile_side)
       for (Index d = 0; d < call_.value_dim; d += stored_at_once) {
         kernels_.product.stay_awake();

@@ -36,6 +36,7 @@ namespace mha::inline MHA_NAMESPACE {
 template <class Array, class Precision, Executor Threads> class Systolic {
  public:
   static constexpr const char* name = "Systolic";
+  static constexpr bool drops = true;
   using Workspace = mha::Workspace;
 
   Systolic() requires std::default_initializable<Threads>

@@ -92,6 +92,11 @@ template <class T> void expect_right_everywhere() {
     std::vector<float> sinks(static_cast<std::size_t>(m.heads));
     for (float& x : sinks) x = static_cast<float>(random.normal());
     expect_right<T>("sink", m, mha::Sink(sinks), mha::Causal{});
+    const mha::Dropout dropout{.p = 0.3f};
+    expect_right<T>("dropout", sizes(), dropout, mha::DropoutSeed{support::seed()});
+    expect_right<T>("dropout, window, soft cap", sizes(), mha::SlidingWindow{.left = 150, .right = 3}, dropout,
+                    mha::SoftCap{3.f}, mha::DropoutSeed{support::seed(), 1});
+    expect_right<T>("dropout, sink", m, mha::Sink(sinks), mha::Causal{}, dropout, mha::DropoutSeed{support::seed(), 2});
     expect_right<T>("one query", {2, 1, 200, 4, 2, 24, 8}, mha::Causal{});
     expect_right<T>("long", {1, 700, 650, 1, 1, 8, 8}, mha::Causal{});
   }
@@ -179,14 +184,24 @@ TEST_F(CpuBackward, HasTheSameBitsForAnyThreads) {
     const mha::Sink sink(std::vector<float>(static_cast<std::size_t>(n.heads), 0.5f));
     mha::Tensor<float, 3> d_lse(n.batch, n.heads, n.queries);
     support::Random("d_lse").fill(d_lse);
-    const auto on = [&](const auto& backend) {
+    const auto on = [&](const auto& backend, const auto&... dropout) {
       mha::AttentionTape<float, std::remove_cvref_t<decltype(backend)>> tape;
-      const auto out = mha::attention(c.q, c.k, c.v, mha::Causal{}, sink, backend, mha::record(tape));
+      const auto out = mha::attention(c.q, c.k, c.v, mha::Causal{}, sink, backend, mha::record(tape), dropout...);
       return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, sink, backend,
-                                     mha::LogSumExpGradient(d_lse));
+                                     mha::LogSumExpGradient(d_lse), dropout...);
     };
     const auto alone = on(One{});
-    for (const int threads : {1, 2, 3, 7}) expect_same_bits(on(Pool(mha::ThreadPool(threads))), alone);
+    const mha::Dropout dropout{.p = 0.2f}, nothing{.p = 0.f};
+    const mha::DropoutSeed seed{support::seed()};
+    const auto dropped = on(One{}, dropout, seed);
+    EXPECT_GT(support::differing(dropped.query, alone.query), 0u);
+    expect_same_bits(on(One{}, nothing, seed), alone);
+    expect_same_bits(on(One{}, dropout), alone);
+    for (const int threads : {1, 2, 3, 5, 7}) {
+      const Pool pool(mha::ThreadPool{threads});
+      expect_same_bits(on(pool), alone);
+      expect_same_bits(on(pool, dropout, seed), dropped);
+    }
   }
 }
 
@@ -215,7 +230,9 @@ TEST_F(CpuBackward, ASequencesGradientsDoNotDependOnItsBatch) {
 TEST_F(CpuBackward, AQuerysGradientDoesNotDependOnTheOthers) {
   const BackwardSizes n{1, 120, 200, 2, 1, 24, 16};
   const BackwardCase<float> c("queries", n);
-  const auto all = c.gradients<One>(mha::Causal{});
+  const mha::Dropout dropout{.p = 0.25f};
+  const mha::DropoutSeed seed{support::seed()};
+  const auto all = c.gradients<One>(mha::Causal{}), dropped = c.gradients<One>(mha::Causal{}, dropout, seed);
   for (const Index first : {1, 50, 119}) {
     const auto rest = [&](const mha::Tensor<float, 4>& t) {
       mha::Tensor<float, 4> part(1, t.extent(1) - first, t.extent(2), t.extent(3));
@@ -228,6 +245,7 @@ TEST_F(CpuBackward, AQuerysGradientDoesNotDependOnTheOthers) {
     late.v = c.v;
     late.d_out = rest(c.d_out);
     EXPECT_EQ(support::differing(late.gradients<One>(mha::Causal{}).query, rest(all.query)), 0u);
+    EXPECT_EQ(support::differing(late.gradients<One>(mha::Causal{}, dropout, seed).query, rest(dropped.query)), 0u);
   }
 }
 
@@ -322,6 +340,15 @@ TEST_F(CpuBackward, RaggedSequencesAreSequencesApart) {
   EXPECT_LT(support::relative_error(ragged.value, reference.value), bound<float>);
   expect_same_bits(c.gradients<mha::Cpu>(mha::Causal{}, mha::Ragged{queries, keys}), ragged);
   for (Index k = 20; k < 60; ++k) EXPECT_EQ(ragged.value(0, k, 0, 0), 0);  // the second has no queries
+
+  const mha::Dropout dropout{.p = 0.25f};
+  const mha::DropoutSeed seed{support::seed()};
+  const auto dropped = c.gradients<One>(mha::Causal{}, mha::Ragged{queries, keys}, dropout, seed);
+  const auto expected =
+      c.as<double>().gradients<mha::Reference>(mha::Causal{}, mha::Ragged{queries, keys}, dropout, seed);
+  EXPECT_LT(support::relative_error(dropped.query, expected.query), bound<float>);
+  EXPECT_LT(support::relative_error(dropped.key, expected.key), bound<float>);
+  EXPECT_LT(support::relative_error(dropped.value, expected.value), bound<float>);
 }
 
 TEST_F(CpuBackward, EmptyTensorsAreNoError) {

@@ -65,6 +65,51 @@ TYPED_TEST(BackwardKernels, WeightsAndTheirGradients) {
   });
 }
 
+TYPED_TEST(BackwardKernels, WeightsThatAreDroppedAndTheirGradients) {
+  using A = TypeParam;
+  support::Random random("dropped weights");
+  unit::for_each_level([&](auto isa) {
+    const auto kernels = simd::backward_kernels<A>(decltype(isa)::level, 100);
+    const Index lanes = kernels.tile.lanes, n = 11, first = 6, part = kernels.part;
+    const mha::DropoutDraws draws = mha::detail::dropout_draws(0.4, mha::DropoutSeed{support::seed(), 9});
+    simd::DroppingLanes of;
+    for (Index i = 0; i < lanes; ++i) {
+      of.position[i] = static_cast<std::uint32_t>(random.below(1000));
+      of.row[i] = static_cast<std::uint32_t>(random.below(1000));
+    }
+    auto s0 = random_numbers<A>(random, n * lanes);
+    s0[1] = -infinity<A>;
+    const auto dp0 = random_numbers<A>(random, n * lanes), derivative = random_numbers<A>(random, n * lanes),
+               level = random_numbers<A>(random, lanes), delta = random_numbers<A>(random, lanes),
+               log2_sum = random_numbers<A>(random, lanes);
+    const simd::BackwardRows<A> rows{level.data(), log2_sum.data(), delta.data()};
+    for (const A* by : {static_cast<const A*>(nullptr), derivative.data()})
+      for (const bool wants_ds : {true, false}) {
+        auto plain = s0, s = s0, dp = dp0, expected = dp0;
+        kernels.dropped_weight_gradient(s.data(), wants_ds ? dp.data() : nullptr, by, n, lanes, part, rows, A(0.5),
+                                        first, of.of(draws));
+        kernels.weight_gradient(plain.data(), nullptr, nullptr, n, lanes, part, rows, A(0.5));
+        for (Index k = 0; k < n; ++k)
+          for (Index i = 0; i < part; ++i) {
+            const auto at = static_cast<std::size_t>(k * lanes + i), lane = static_cast<std::size_t>(i);
+            const A f = static_cast<A>(draws.factor(of.row[i], static_cast<Index>(of.position[i]), first + k));
+            plain[at] *= f;
+            if (!wants_ds) continue;
+            const A p =
+                f > 0
+                    ? plain[at] / f
+                    : static_cast<A>(std::exp2((double(s0[at]) - double(level[lane])) * 0.5 - double(log2_sum[lane])));
+            expected[at] = p * (dp0[at] * f - delta[lane]) * (by != nullptr ? by[at] : A(1));
+          }
+        for (std::size_t i = 0; i < s.size(); ++i) {
+          ASSERT_EQ(s[i], plain[i]) << i;
+          ASSERT_NEAR(dp[i], expected[i], 1e2 * double(std::numeric_limits<A>::epsilon()) * (1 + std::abs(expected[i])))
+              << i;
+        }
+      }
+  });
+}
+
 TYPED_TEST(BackwardKernels, OuterProductsAddInTheOrderOfTheQueries) {
   using A = TypeParam;
   support::Random random("outer");
