@@ -385,7 +385,7 @@ MHA_NO_INLINE auto run_weights(const B& backend, const Call& call, typename B::W
   TensorOf<B, A, 4> to(shape.batch, shape.heads, shape.queries, shape.keys);
   const TensorView<A, 4> all = to.view();
   if (all.size() > 0) backend.weights(call, all, workspace);
-  if (all.size() > 0 && call.dropout.exist()) ItemsOn<B>{backend, workspace}(drop_items(call, all));
+  if (all.size() > 0 && call.dropout.exist()) ItemsOn<B>{backend, workspace}(drop_items(call.dropout, shape, all));
   return to;
 }
 

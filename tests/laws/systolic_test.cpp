@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The laws of attention on every matrix unit of this machine: one row, one answer; hidden pairs; batches; threads.
+#include <algorithm>
 #include <string>
 
 #include <mha/systolic.hpp>
@@ -51,6 +52,7 @@ template <class F> void with_policies(F&& f) {
   f("window", mha::SlidingWindow{.left = 50, .right = 3});
   f("functor", laws::Strided{});
   f("causal, soft cap, ALiBi", mha::Causal{}, mha::SoftCap{.cap = 4}, mha::Alibi{});
+  f("dropout", mha::Causal{}, mha::Dropout{.p = 0.3f}, mha::DropoutSeed{support::seed()});
 }
 
 TEST_P(SystolicLaw, OneQueryEqualsItsRowAmongMany) {
@@ -86,6 +88,28 @@ TEST(SystolicArrays, OneQueryEqualsItsRowAmongMany) {
   expect_rows_to_be_their_own<mha::SystolicArray<16, 16, 96>>();
   expect_rows_to_be_their_own<mha::TpuArray<128>>();
   expect_rows_to_be_their_own<mha::TpuArray<256>>();
+}
+
+TEST_P(SystolicLaw, KeepsWhatDropoutKeepsTells) {
+  const Sizes sizes{.heads = 4, .kv_heads = 2, .queries = 70, .keys = 300, .head_dim = 16, .value_dim = 300};
+  Inputs<float> in = growing(sizes, "systolic, dropout");
+  std::fill(in.v.begin(), in.v.end(), 0.f);  // values are unit vectors: the output of a row is its weights
+  for (Index b = 0; b < sizes.batch; ++b)
+    for (Index k = 0; k < sizes.keys; ++k)
+      for (Index g = 0; g < sizes.kv_heads; ++g) in.v(b, k, g, k) = 1;
+  const mha::Dropout dropout{.p = 0.25f};
+  const mha::DropoutSeed seed{support::seed(), 1};
+  const auto all = attend<Systolic>(in, mha::Causal{}), some = attend<Systolic>(in, mha::Causal{}, dropout, seed);
+  EXPECT_EQ(support::differing(all.log_sum_exp, some.log_sum_exp), 0u);
+  for (Index b = 0; b < sizes.batch; ++b)
+    for (Index i = 0; i < sizes.queries; ++i)
+      for (Index h = 0; h < sizes.heads; ++h)
+        for (Index k = 0; k < sizes.keys; ++k) {
+          const bool kept = mha::dropout_keeps(dropout, seed, sizes.heads, b, h, sizes.keys - sizes.queries + i, k);
+          const float weight = all.out(b, i, h, k), expected = kept ? weight / 0.75f : 0;
+          ASSERT_NEAR(some.out(b, i, h, k), expected, 1e-6f * weight) << "row " << i << ", key " << k;
+        }
+  expect_same_bits(attend<Systolic>(in, mha::Causal{}, dropout), all, "no seed");
 }
 
 TEST_P(SystolicLaw, OneStepEqualsTheLastRowOfThePrompt) {

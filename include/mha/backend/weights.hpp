@@ -84,28 +84,27 @@ void run_softmax(const Call& call, const TensorView<A, 4>& to, const Run& run) {
   run(SoftmaxItems<A>{rows, 1, to.extent[3], to, call.sink});
 }
 
-/// Weights (B, Hq, Lq, Lk), each times its dropout_factor(). One item is four keys of a row.
-template <class Call> struct DropItems {
-  using A = Accumulator<typename Call::Scalar>;
-
+/// Weights (B, Hq, Lq, Lk), each times its factor of dropout. One item is four keys of a row.
+template <class A> struct DropItems {
   std::ptrdiff_t rows;
   Index columns, cost;
-  Call call;
+  DropoutDraws draws;
+  CallShape shape;
   TensorView<A, 4> to;
 
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index block) const {
     const WeightRow at(to, row);
-    if (at.i >= call.queries(at.b)) return;
-    const PhiloxWords words = call.dropout.words(dropout_row(call.shape, at.b, at.h), call.position(at.b, at.i), block);
-    for (Index k = 4 * block; k < 4 * block + 4 && k < call.keys(at.b); ++k) {
-      A& weight = to(at.b, at.h, at.i, k);
-      weight = weight * A(words.word[k % 4] >= call.dropout.threshold ? call.dropout.scale : 0);
+    const PhiloxWords words = draws.words(dropout_row(shape, at.b, at.h), shape.origin[at.b] + at.i, block);
+    for (Index i = 0; i < 4 && 4 * block + i < to.extent[3]; ++i) {
+      A& weight = to(at.b, at.h, at.i, 4 * block + i);
+      weight = weight * A(words.word[i] >= draws.threshold ? draws.scale : 0);
     }
   }
 };
-template <class Call, class A> DropItems<Call> drop_items(const Call& call, const TensorView<A, 4>& to) {
+template <class A>
+DropItems<A> drop_items(const DropoutDraws& draws, const CallShape& shape, const TensorView<A, 4>& to) {
   const std::ptrdiff_t rows = std::ptrdiff_t{to.extent[0]} * to.extent[1] * to.extent[2];
-  return {rows, (to.extent[3] + 3) / 4, 50, call, to};
+  return {rows, (to.extent[3] + 3) / 4, 50, draws, shape, to};
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -110,6 +111,25 @@ TEST(SoftmaxItems, KeepNanThatIsSeenAndNoOther) {
   for (Index l = 0; l < 6; ++l)
     for (Index d = 0; d < 6; ++d) n.k(0, l, 1, d) = std::nan("");
   EXPECT_LE(error(call_of(n, mha::Causal{}, mha::NoScore{}, {1, 4, 6, 6, 0})), 1e-15);
+}
+
+TEST(DropItems, MultiplyEveryWeightByItsFactor) {
+  support::Random random("drop items");
+  const std::vector<Index> origins{3, -4};
+  const mha::CallShape shape{2, 3, 5, 11, mha::Origins(origins.data())};
+  const mha::DropoutDraws draws = mha::detail::dropout_draws(0.4, mha::DropoutSeed{random.engine()(), 2});
+  Tensor<float, 4> to(2, 3, 5, 11);
+  random.fill(to);
+  const auto before = to;
+  mha::detail::SerialItems{}(mha::detail::drop_items(draws, shape, to.view()));
+  for (Index b = 0; b < 2; ++b)
+    for (Index h = 0; h < 3; ++h)
+      for (Index i = 0; i < 5; ++i)
+        for (Index k = 0; k < 11; ++k) {
+          const double factor =
+              draws.factor(static_cast<std::uint32_t>(3 * b + h), origins[static_cast<std::size_t>(b)] + i, k);
+          EXPECT_EQ(to(b, h, i, k), before(b, h, i, k) * static_cast<float>(factor));
+        }
 }
 
 }  // namespace
