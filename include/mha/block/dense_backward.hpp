@@ -82,7 +82,7 @@ template <class From, class To, bool adds = false> struct ConvertItems {
   static void put(const From& x, To& y) {
     using A = Accumulator<To>;
     if constexpr (adds)
-      y += To(A(x));
+      y = To(A(y) + A(x));
     else
       y = To(A(x));
   }

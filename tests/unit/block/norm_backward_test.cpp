@@ -169,6 +169,24 @@ TEST(NormBackward, ACallOnATapeHasTheBitsOfOneWithout) {
   EXPECT_EQ(support::differing(in_place, norm(x)), 0u);
 }
 
+TEST(NormBackward, AddsToRowsInStorage) {
+  mha::RmsNorm<mha::bfloat16> norm({.width = 21});
+  draw(norm, "storage");
+  const auto x = random_rows<mha::bfloat16>("storage x", 2, 9, 21),
+             dy = random_rows<mha::bfloat16>("storage dy", 2, 9, 21);
+  auto sum = random_rows<mha::bfloat16>("storage dx", 2, 9, 21);
+  const auto before = sum;
+  auto tape = norm.tape();
+  auto g = norm.gradients();
+  static_cast<void>(norm(x, tape));
+  const auto dx = norm.backward(dy, tape, g);
+  norm.backward(dy, tape, g, mha::add_to(sum));
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    const double expected = support::to_double(before.data()[i]) + support::to_double(dx.data()[i]);
+    EXPECT_NEAR(support::to_double(sum.data()[i]), expected, 0.02 * (1 + std::abs(expected)));
+  }
+}
+
 TEST(NormBackward, BitsDoNotDependOnTheThreads) {
   const auto outcome = [](const auto& threads) {
     using B = mha::CpuWith<std::remove_cvref_t<decltype(threads)>>;
