@@ -1,15 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# cmake/mha.sh demo|generate|test|bench: installs what is missing (Debian, Ubuntu), builds and runs; demo and test fetch the
-# MiniLM model first. What follows generate are its options: cmake/mha.sh generate --help
+# cmake/mha.sh demo|generate|train|test|bench: installs what is missing (Debian, Ubuntu), builds and runs; demo and test fetch
+# the MiniLM model first. What follows generate or train are its options: cmake/mha.sh generate --help
 set -eu
 cd "$(dirname "$0")/.."
 
 job=${1:-}
 case $job in
-demo | generate | test | bench) ;;
+demo | generate | train | test | bench) ;;
 *)
-  echo "usage: cmake/mha.sh demo|generate|test|bench" >&2
+  echo "usage: cmake/mha.sh demo|generate|train|test|bench" >&2
   exit 2
   ;;
 esac
@@ -39,10 +39,10 @@ else
 fi
 
 case $job in
-generate)
+generate | train)
   shift
-  cmake --workflow --preset generate
-  exec build/release/examples/generate/generate "$@"
+  cmake --workflow --preset "$job"
+  exec "build/release/examples/$job/$job" "$@"
   ;;
 demo | test) sh cmake/fetch_minilm.sh ;;
 esac

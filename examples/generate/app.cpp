@@ -27,7 +27,7 @@ constexpr int kTokens = 128;  // unless told otherwise, and as far as there are 
 
 struct Options {
   std::string model = GENERATE_DEFAULT_MODEL;
-  std::string prompt = "Attention is";
+  std::string prompt = "Alice was";
   std::optional<int> tokens;
   Sampling sampling{.seed = 1};
   std::string storage = "contiguous", cache = "float";

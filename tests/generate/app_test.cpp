@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app.hpp"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -24,8 +25,12 @@ struct Result {
   std::string out, log;
 };
 
-/// By default the model that the repository carries, of bytes.
-Result run(const std::vector<std::string>& arguments, bool terminal = false) {
+const fs::path kRandomBytes = fs::path(MHA_GOLDEN_DIR) / "random_bytes";
+
+/// The model is one of bytes with random weights, unless the arguments name another.
+Result run(std::vector<std::string> arguments, bool terminal = false) {
+  if (std::find(arguments.begin(), arguments.end(), "--model") == arguments.end())
+    arguments.insert(arguments.end(), {"--model", kRandomBytes.string()});
   std::vector<const char*> argv{"generate"};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
   std::ostringstream out, log;
@@ -44,6 +49,15 @@ TEST(GenerateApp, ContinuesThePromptAndReports) {
   // 9 positions of 2 layers, 2 heads of 8 numbers in a key and as many in a value.
   EXPECT_NE(r.log.find(" tokens/s; cache " + std::to_string(9 * 2 * 2 * 2 * 8 * 4) + " bytes\n"), std::string::npos)
       << r.log;
+}
+
+TEST(GenerateApp, RunsTheTrainedModelOfTheRepositoryByDefault) {
+  std::ostringstream out, log;
+  const std::vector<const char*> argv{"generate", "--temperature", "0", "--tokens", "60"};
+  EXPECT_EQ(generate::run(static_cast<int>(argv.size()), argv.data(), out, log, false), 0) << log.str();
+  EXPECT_EQ(out.str().find("Alice was "), 0u) << out.str();
+  EXPECT_NE(out.str().find(" the "), std::string::npos) << out.str();  // it has learned words
+  EXPECT_EQ(log.str().find("prompt 9 tokens, "), 0u) << log.str();
 }
 
 TEST(GenerateApp, WritesTheSameTextForAnyChunksAndStorage) {
@@ -114,11 +128,11 @@ TEST(GenerateApp, EveryErrorIsOneSentence) {
   EXPECT_EQ(said({"--chunk", "0"}).find("generate: --chunk: Value 0 not in range"), 0u);
 }
 
-/// The carried model's weights under another configuration, with a tokenizer of 503 tokens.
+/// The random weights under another configuration, with a tokenizer of 503 tokens.
 class OtherModel : public ::testing::Test {
  protected:
   Result with(const char* key, const nlohmann::json& value, std::vector<std::string> arguments) {
-    const fs::path from = GENERATE_DEFAULT_MODEL;
+    const fs::path from = kRandomBytes;
     nlohmann::json config;
     std::ifstream(from / "config.json") >> config;
     config[key] = value;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint that examples/generate runs where it is given none: a tiny Mistral over bytes, whose weights are random.
+"""The checkpoint that the tests of examples/generate run: a tiny Mistral over bytes, whose weights are random.
 
 Usage: python make_random_bytes.py
-Writes examples/generate/random_bytes/: config.json, which says so, and model.safetensors in bfloat16. Needs Python alone.
+Writes tests/golden/random_bytes/: config.json, which says so, and model.safetensors in bfloat16. Needs Python alone.
 """
 
 import json
@@ -10,7 +10,7 @@ import pathlib
 import random
 import struct
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "generate" / "random_bytes"
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden" / "random_bytes"
 WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCABULARY, WINDOW = 32, 2, 4, 2, 8, 64, 256, 32
 
 CONFIG = {
