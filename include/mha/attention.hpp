@@ -194,6 +194,7 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class...
                 "mha: attention_weights needs q and k of one scalar type (see mha/attention.hpp)");
   detail::check_memory_of<B, Q, K>();
   detail::check_weights_arguments<Extra...>();
+  detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
@@ -219,6 +220,7 @@ template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra
   detail::check_source_scalars<T, T, typename Kv::Scalar>();
   detail::check_memory_of<B, Q>();
   detail::check_weights_arguments<Extra...>();
+  detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
@@ -255,7 +257,8 @@ requires(!(AttentionTensor<Q> && AttentionTensor<K>)&&!KvSource<K>) detail::Refu
 /// Joins attention over other keys into a first part, so that both together are attention over all of them.
 ///
 /// Formula   lse = log(exp(lse₁) + exp(lse₂)),  out = out₁·exp(lse₁ − lse) + out₂·exp(lse₂ − lse)
-/// A Sink belongs to the whole row, so neither part may have one.
+/// A Sink belongs to the whole row, so neither part may have one. With Dropout each part needs a DropoutSeed of its
+/// own: a part counts its keys from 0.
 ///
 /// Shapes    out, other_out (B, Lq, H, Dv)  log_sum_exp, other_log_sum_exp (B, H, Lq), natural; an empty part changes
 ///           nothing

@@ -129,6 +129,9 @@ concept PolicyArgument = is_call_role(role_of<E>());
 
 /// The sentences for Dropout and DropoutSeed among a call's arguments.
 template <class... Extra> constexpr void check_dropout() {
+  static_assert(((DropoutPolicy<std::remove_cvref_t<Extra>> || !plays<std::remove_cvref_t<Extra>, Role::dropout>)&&...),
+                "mha: a dropout is mha::Dropout{.p = 0.1f}; a functor of yours cannot be one "
+                "(see mha/policy/dropout.hpp)");
   static_assert(count_role<Role::dropout, Extra...> <= 1 && (0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
                 "mha: two dropouts, or two seeds of one: keep one (see mha/policy/dropout.hpp)");
   static_assert(!(DropoutSeedArgument<Extra> || ...) || count_role<Role::dropout, Extra...> > 0,

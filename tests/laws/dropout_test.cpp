@@ -100,6 +100,20 @@ TYPED_TEST(DropoutOn, HiddenKeysAndEmptyRowsStayWhatTheyAre) {
           EXPECT_TRUE(std::isnan(support::to_double(dirty.out(b, i, h, 0)))) << i;
         }
       }
+  // Values that are not finite, of which the weight is 0 where the key is dropped: it is visible all the same.
+  random.fill(in.k);
+  for (const float x : {NAN, INFINITY}) {
+    for (Index b = 0; b < 2; ++b)
+      for (Index h = 0; h < 2; ++h) in.v(b, 39, h, 0) = T(A(x));
+    const auto poisoned = with();
+    for (Index b = 0; b < 2; ++b)
+      for (Index h = 0; h < 2; ++h)
+        for (Index i = 34; i < 40; ++i) {
+          const bool kept = mha::dropout_keeps(mha::Dropout{.p = 0.5f}, mha::DropoutSeed{3, 1}, 2, b, h, i + 5, 39);
+          const double y = support::to_double(poisoned.out(b, i, h, 0));
+          EXPECT_TRUE(kept && x == INFINITY ? y == INFINITY : std::isnan(y)) << x << ", row " << i << ": " << y;
+        }
+  }
   const auto empty = attend<B>(in, mha::Causal{}, mha::Origin{-40}, mha::Dropout{.p = 0.5f}, mha::DropoutSeed{3, 1});
   for (const T x : empty.out) EXPECT_EQ(support::bits(x), support::bits(T(A(0))));
 }

@@ -159,14 +159,14 @@ struct Support {
 /// by weights packed of half or bfloat16, a layer keeps borrowed ones so. With both, optional too:
 ///   void gemm(const PackedGemmCall<T, Packed>&, const Epilogue<T, Activation>&, Workspace&) const
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
-/// softmax, over 0 in the host's memory and over anything in another (backend/weights.hpp has it as items);
-/// `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them;
-/// `void normalize(const NormCall<T>&, Workspace&) const`, else backend/norm.hpp's items;
-/// `static constexpr bool side_by_side = true`: results of one PackedGemmCall lie beside each other in every row;
-/// `void attend_backward(const AttendBackwardCall<T, …>&, Workspace&) const`, gradients (backend/backward.hpp):
-/// attend() then writes AttendCall::states where they are wanted; `static constexpr bool drops = true`: attend() and
-/// attend_backward() drop what AttendCall::dropout says, else calls with a DropoutSeed are refused. A backend whose
-/// memory the host does not reach says `static constexpr Memory memory = Memory::device` and has all of:
+/// softmax before any is dropped, over 0 in the host's memory and over anything in another (backend/weights.hpp has it
+/// as items); `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them; `void
+/// normalize(const NormCall<T>&, Workspace&) const`, else backend/norm.hpp's items; `static constexpr bool side_by_side
+/// = true`: results of one PackedGemmCall lie beside each other in every row; `void attend_backward(const
+/// AttendBackwardCall<T, …>&, Workspace&) const`, gradients (backend/backward.hpp): attend() then writes
+/// AttendCall::states where they are wanted; `static constexpr bool drops = true`: attend() and attend_backward() drop
+/// what AttendCall::dropout says, else calls with a DropoutSeed are refused. A backend whose memory the host does not
+/// reach says `static constexpr Memory memory = Memory::device` and has all of:
 ///   template <class T, int Rank> using Tensor          what calls return
 ///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const   a copy of the host's numbers for one call
 ///   auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`

@@ -5,16 +5,13 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "../core/check.hpp"
 #include "../core/philox.hpp"
 #include "role.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-/// Whether weights of the softmax are dropped in training.
-template <class P>
-concept DropoutPolicy = plays<P, Role::dropout>;
 
 struct NoDropout {
   static constexpr Role role = Role::dropout;
@@ -37,16 +34,33 @@ struct Dropout {
   Required<float> p;
 };
 
+/// Whether weights of the softmax are dropped in training.
+template <class P>
+concept DropoutPolicy = std::same_as<P, Dropout> || std::same_as<P, NoDropout>;
+
+namespace detail {
+
+/// The offset of a DropoutSeed has 32 bits: of more, calls that differ in the others would drop the same.
+template <std::integral Offset> constexpr std::uint32_t dropout_offset(Offset offset) {
+  if (!std::in_range<std::uint32_t>(offset))
+    fail("DropoutSeed: the offset is ", offset, ", it must be at least 0 and below 4294967296");
+  return static_cast<std::uint32_t>(offset);
+}
+
+}  // namespace detail
+
 /// Which weights a call with Dropout drops: other ones for every seed and every offset, such as the number of the
 /// training step and of the layer. The backward pass of attention() is given the same one again; a layer's tape keeps
 /// it.
+///
+/// Errors    ShapeError if the offset is negative or has more than 32 bits
 struct DropoutSeed {
   std::uint64_t seed;
   std::uint32_t offset;
 
   template <std::integral Seed, std::integral Offset = std::uint32_t>
-  MHA_HOST_DEVICE constexpr explicit DropoutSeed(Seed of_all, Offset of_call = 0)
-      : seed(static_cast<std::uint64_t>(of_all)), offset(static_cast<std::uint32_t>(of_call)) {}
+  constexpr explicit DropoutSeed(Seed of_all, Offset of_call = 0)
+      : seed(static_cast<std::uint64_t>(of_all)), offset(detail::dropout_offset(of_call)) {}
   friend constexpr bool operator==(const DropoutSeed&, const DropoutSeed&) = default;
 };
 
@@ -82,16 +96,17 @@ MHA_HOST_DEVICE constexpr std::uint32_t dropout_row(const CallShape& shape, Inde
 constexpr double probability(const NoDropout&) { return 0; }
 constexpr double probability(const Dropout& dropout) { return double{dropout.p}; }
 
-inline void require_probability(const char* call, double p) {
-  require(p >= 0 && p < 1, call, ": Dropout has p ", p, ", it must be at least 0 and below 1");
+constexpr void require_probability(const char* call, double p) {
+  if (!(p >= 0 && p < 1)) fail(call, ": Dropout has p ", p, ", it must be at least 0 and below 1");
 }
 
 /// Those of a call with this p; none without a seed.
 constexpr DropoutDraws dropout_draws(double p, const std::optional<DropoutSeed>& seed) {
   constexpr double words = 4294967296.;
   if (!seed || !(p > 0)) return {};
-  const double threshold = p * words + 0.5;  // of a float below 1 at most 2³² − 2⁸
-  return {seed->seed, seed->offset, static_cast<std::uint32_t>(threshold), 1 / (1 - p)};
+  const auto threshold = static_cast<std::uint32_t>(p * words + 0.5);  // of a float below 1 at most 2³² − 2⁸
+  if (threshold == 0) return {};
+  return {seed->seed, seed->offset, threshold, 1 / (1 - p)};
 }
 
 }  // namespace detail
@@ -100,11 +115,14 @@ constexpr DropoutDraws dropout_draws(double p, const std::optional<DropoutSeed>&
 ///
 /// Units     q and k are positions as masks get them: query row i stands at the call's Origin + i, so that a row has
 ///           its draws whichever rows are computed beside it. `heads` is the call's Hq
+/// Errors    ShapeError if p is not in [0, 1)
 constexpr bool dropout_keeps(const Dropout& dropout, const DropoutSeed& seed, Index heads, Index b, Index h, Index q,
                              Index k) {
   CallShape shape;
   shape.heads = heads;
-  const DropoutDraws draws = detail::dropout_draws(detail::probability(dropout), seed);
+  const double p = detail::probability(dropout);
+  detail::require_probability("dropout_keeps", p);
+  const DropoutDraws draws = detail::dropout_draws(p, seed);
   return draws.factor(detail::dropout_row(shape, b, h), q, k) != 0;
 }
 

@@ -104,6 +104,7 @@ TEST(Dropout, ExistsWithASeedAndAProbabilityAlone) {
   EXPECT_FALSE(dropout_draws(0, DropoutSeed{1}).exist());
   EXPECT_EQ(dropout_draws(0, DropoutSeed{1}), DropoutDraws{});
   EXPECT_TRUE(dropout_keeps(Dropout{.p = 0.f}, DropoutSeed{1}, 1, 0, 0, 0, 0));
+  EXPECT_EQ(dropout_draws(1e-11, DropoutSeed{1}), DropoutDraws{}) << "it is rounded to 0";
   // The largest float below 1 does not become the threshold 2³² = 0.
   const DropoutDraws most = dropout_draws(double{std::nextafter(1.f, 0.f)}, DropoutSeed{1});
   EXPECT_EQ(most.threshold, 0xffffff00u);
@@ -128,6 +129,21 @@ TEST(Dropout, RefusesWhatIsNoProbability) {
     }
   }
   for (const double p : {0., 0.5, 0.999}) EXPECT_NO_THROW(mha::detail::require_probability("attention", p));
+  for (const float p : {-0.5f, 1.f, 1.5f, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_THROW(dropout_keeps(Dropout{.p = p}, DropoutSeed{1}, 1, 0, 0, 0, 0), mha::ShapeError) << p;
+}
+
+TEST(Dropout, RefusesAnOffsetOfMoreThan32Bits) {
+  EXPECT_EQ((DropoutSeed{7, 4294967295}.offset), 4294967295u);
+  for (const long long offset : {4294967296LL, -1LL}) {
+    try {
+      DropoutSeed{7, offset};
+      ADD_FAILURE() << offset;
+    } catch (const mha::ShapeError& error) {
+      EXPECT_EQ(error.what(), "DropoutSeed: the offset is " + std::to_string(offset) +
+                                  ", it must be at least 0 and below 4294967296");
+    }
+  }
 }
 
 }  // namespace

@@ -151,7 +151,7 @@ template <class Call> class Tile {
                                     {scratch_.query, call_.head_dim, rows_, Eigen::OuterStride<>(call_.head_dim)}, s);
     score_and_mask(begin, begin + n);
     for (Index r = 0; r < rows_; ++r) raise_maximum(r, n);
-    const Rows<A> value = finite_values(run);  // what it adds is of the new maximum
+    const Rows<A> value = finite_values(run, begin);  // what it adds is of the new maximum
     for (Index r = 0; r < rows_; ++r) weigh(r, n);
     if (call_.dropout.exist())
       for (Index r = 0; r < rows_; ++r) drop(r, begin, n);
@@ -162,7 +162,7 @@ template <class Call> class Tile {
 
   /// The values of a run, those that are not finite replaced by 0 once the rows that see them have them: 0 · NaN is
   /// NaN, and a weight of 0 must hide it.
-  Rows<A> finite_values(const KvRun<Stored>& run) {
+  Rows<A> finite_values(const KvRun<Stored>& run, Index begin) {
     const Index n = run.count, width = call_.value_dim;
     Rows<A> value =
         read_rows<A>(TensorView<const Stored, 2>{run.value, {n, width}, {run.value_stride, 1}}, scratch_.value);
@@ -173,7 +173,9 @@ template <class Call> class Tile {
         const A x = v(d, k);
         const bool finite = x - x == A(0);
         for (Index r = 0; !finite && r < rows_; ++r)
-          if (logits(r, n)[k] != hidden) out()(d, r) += x;
+          if (logits(r, n)[k] != hidden)
+            out()(d, r) +=
+                x * A(call_.dropout.exist() ? call_.dropout_factor(b_, head_of(r), query_of(r), begin + k) : 1.);
         scratch_.value[std::ptrdiff_t{k} * width + d] = finite ? x : A(0);
       }
     return {scratch_.value, width};
