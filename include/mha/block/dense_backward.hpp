@@ -153,21 +153,23 @@ template <class T, class B> class DenseBackward {
     bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));
     items_(ZeroRows<A>{m, 1, n, d, zero});
     const bool any_zero = std::find(zero, zero + m, true) != zero + m;
-    // The narrower of both is transposed, but for rows that are to be left out; the sums have the same bits.
+    // The narrower of both is transposed, but for rows that are to be left out; the sums have the same bits. Memory is
+    // taken for either way: which one it is may change from step to step.
+    TensorView<A, 2> turned = take(frame, k, m), made = take(frame, k, n);
     TensorView<const A, 2> sum;
     if (n < k && !any_zero) {
-      const TensorView<A, 2> turned = take(frame, n, m), sums = take(frame, n, k);
+      turned = view(turned.data, n, m);
+      made = view(made.data, n, k);
       items_(copy_items(transposed(d), turned));
-      backend_.gemm(GemmCall<A>{turned, wide, {}, sums}, workspace_);
-      sum = transposed(TensorView<const A, 2>(sums));
+      backend_.gemm(GemmCall<A>{turned, wide, {}, made}, workspace_);
+      sum = transposed(TensorView<const A, 2>(made));
     } else {
-      const TensorView<A, 2> turned = take(frame, k, m), sums = take(frame, k, n);
       items_(copy_items(transposed(wide), turned));
       for (Index i = 0; i < m && any_zero; ++i)
         if (zero[i])
           for (Index e = 0; e < k; ++e) turned(e, i) = A(0);
-      backend_.gemm(GemmCall<A>{turned, d, {}, sums}, workspace_);
-      sum = sums;
+      backend_.gemm(GemmCall<A>{turned, d, {}, made}, workspace_);
+      sum = made;
     }
     Index first = 0;
     for (const DensePart<T>& part : parts) {

@@ -248,7 +248,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     detail::require_gradient_rows(x.extent, dy, config_.d_model, dx, config_.d_model);
     detail::require_gradients(gradients.up, up_.config(), detail::is_gated<F>);
     detail::require_gradients(gradients.down, down_.config(), false);
-    detail::require_dx_apart(dx, x, dy, gradients.memory());
+    const auto up = up_.parameters(), down = down_.parameters();
+    detail::require_apart(dx, x, dy, gradients.memory(), up.weight, up.gate, down.weight);
     detail::require_supported(backend, "backward");
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);

@@ -43,7 +43,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///           (FusesEpilogue), else of sums stored in T
 /// Bits      a row of y depends on its own x and residual only where the backend's products do so: on Reference, on
 ///           Cpu and on Systolic
-/// Threads   calls are const; one Linear serves many threads, each with a Workspace of its own
+/// Threads   calls are const; one Linear serves many threads, each with a Workspace, tape and gradients of its own
 /// Errors    ShapeError if a size of the configuration is less than 1
 ///
 ///   mha::Linear<float, mha::Cpu, mha::Gelu> up({.inputs = 768, .outputs = 3072});
@@ -96,7 +96,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
 
   /// Uses weights where they are, of any strides, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the
   /// Linear lives; without one, their owner must outlive it, unless they are those that it borrows already. A backend
-  /// that packs weights reads them here only.
+  /// that packs weights multiplies by them as they are now, but backward() reads them where they are: borrow again what
+  /// has changed.
   ///
   /// Errors    ShapeError if a matrix or vector does not have the configuration's shape; nothing changes then
   void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
@@ -223,7 +224,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   ///           row of dy that is exactly 0 adds nothing, whatever stands in x
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights than the
-  ///           Linear has now, a size is not the call's, gradients are of another Linear, or dx overlaps what is read
+  ///           Linear has now, a size is not the call's, gradients are of other sizes, or dx or they overlap what is
+  ///           read. After any other exception, such as of memory that gave out, they may have part of a step
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
                 Extra&&... extra) const {
@@ -353,7 +355,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     detail::require_recorded(tape.recorded(), made(tape), "Linear");
     detail::require_gradient_rows(tape.x_.extent, dy, config().outputs, dx, config().inputs);
     detail::require_gradients(gradients, config(), gated);
-    detail::require_dx_apart(dx, tape.x_, dy, gradients.memory());
+    const auto w = parameters_.views();
+    detail::require_apart(dx, tape.x_, dy, gradients.memory(), w.weight, w.gate);
     detail::require_supported(backend, "backward");
     Workspace own;
     back(backend, tape, dy, gradients, dx, detail::workspace_or(own, extra...));

@@ -197,11 +197,12 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   ///           mean(g) for RmsNorm;  d_weight = Σ dy ∘ n, d_bias = Σ dy
   /// Shapes    dy as y  →  dx as x
   /// Then      mha::into(dx) or mha::add_to(dx), a Workspace, another value of the backend's type
-  /// Numerics  in Accumulator<T>, sums over many rows in double for float; the same bits for any number of threads; a
+  /// Numerics  in Accumulator<T>, sums over up to 64 rows in it, of these in double for float; the same bits for any
+  /// number of threads; a
   ///           row of dy that is exactly 0 has the gradient 0 and adds nothing, whatever stands in x
   /// Memory    with a Workspace and a destination nothing is allocated after the first step of a shape
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other parameters than the
-  ///           norm has now, a size is not the call's, gradients are of another norm, or dx overlaps what is read
+  ///           norm has now, a size is not the call's, gradients are of other sizes, or dx overlaps what is read
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
                 Extra&&... extra) const {
@@ -233,7 +234,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     const Index bias = *config_.bias ? config_.width : 0;
     require_gradient("weight", gradients.weight, {config_.width});
     require_gradient("bias", gradients.bias, {bias});
-    require_dx_apart(dx, TensorView<const T, 3>{}, dy, gradients.memory());
+    require_apart(dx, TensorView<const T, 3>{}, dy, gradients.memory());
     require_supported(backend, "backward");
     if (dx.size() == 0) return;
     Workspace own;

@@ -97,13 +97,15 @@ void require_gradient_rows(const Index (&x)[3], const TensorView<const T, 3>& dy
   same("dx", dx, dx_width);
 }
 
-/// dx lies in memory that nothing else of the call reads or writes.
-template <class T, class A>
-void require_dx_apart(const TensorView<T, 3>& dx, const TensorView<const T, 3>& x, const TensorView<const T, 3>& dy,
-                      const TensorView<const A, 1>& gradients) {
+/// dx and the gradients lie in memory that nothing else of the call reads or writes, matrices of weights among it.
+template <class T, class A, class... Weights>
+void require_apart(const TensorView<T, 3>& dx, const TensorView<const T, 3>& x, const TensorView<const T, 3>& dy,
+                   const TensorView<const A, 1>& gradients, const Weights&... weights) {
   require(x.data == nullptr || !meet(dx, x), "backward: dx overlaps x");
   require(!meet(dx, dy), "backward: dx overlaps dy");
   require(!may_overlap(dx, gradients), "backward: dx overlaps the gradients");
+  require(!may_overlap(dy, gradients), "backward: dy overlaps the gradients");
+  require((!may_overlap(dx, weights) && ...), "backward: dx overlaps the weights");
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

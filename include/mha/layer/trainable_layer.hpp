@@ -259,7 +259,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       from("the memory", memory);
       from("dy", dy);
       require(!detail::may_overlap(to, gradients.memory()), name, ": ", given, " overlaps the gradients");
+      const auto w = parameters_.views();
+      const auto meets = [&](const auto&... of) { return (detail::may_overlap(to, of) || ...); };
+      require(!meets(w.query.heads, w.key.heads, w.value.heads, w.output.weight), name, ": ", given,
+              " overlaps the weights");
     };
+    require(!detail::may_overlap(dy, gradients.memory()), name, ": dy overlaps the gradients");
     apart("dx", dx);
     if (d_memory.data != nullptr) apart("d_memory", d_memory);
     require(d_memory.data == nullptr || !detail::meet(dx, d_memory), name, ": dx overlaps d_memory");

@@ -174,6 +174,8 @@ template <class F> std::string activation_name() {
 ///   static constexpr const char* name  what explain() calls it
 ///   S derivative(const S& x) const     instead of dual numbers; needed where the functor takes plain numbers only
 ///
+/// Dual numbers give abs, max and min where they have a corner the slope of one side: max(x, 0) has slope 1 at 0.
+///
 /// A whole one, in the user's own code:
 ///   struct SquaredRelu {
 ///     template <class S> S operator()(const S& x) const { return mha::max(x, 0) * mha::max(x, 0); }

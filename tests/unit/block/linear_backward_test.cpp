@@ -298,6 +298,16 @@ TEST(LinearBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   static_cast<void>(linear(small, own));
   EXPECT_EQ(message_of([&] { linear.backward(small, own, g, mha::into(mha::view(g.flat().data(), 1, 5, 8))); }),
             "backward: dx overlaps the gradients");
+  EXPECT_EQ(message_of([&] { static_cast<void>(linear.backward(mha::view(g.flat().data(), 1, 5, 8), own, g)); }),
+            "backward: dy overlaps the gradients");
+  Linear borrowing({.inputs = 8, .outputs = 8});
+  mha::Tensor<double, 2> borrowed(8, 8);
+  borrowing.borrow({.weight = borrowed, .bias = linear.parameters().bias});
+  auto of_borrowed = borrowing.tape();
+  static_cast<void>(borrowing(small, of_borrowed));
+  EXPECT_EQ(
+      message_of([&] { borrowing.backward(small, of_borrowed, g, mha::into(mha::view(borrowed.data(), 1, 5, 8))); }),
+      "backward: dx overlaps the weights");
   EXPECT_EQ(message_of([&] { static_cast<void>(linear(x, tape, mha::into(x))); }),
             "linear: the result overlaps x, which the backward pass of the tape reads");
   EXPECT_EQ(message_of([&] { static_cast<void>(linear(x, tape, mha::residual(narrow))); }),

@@ -535,6 +535,7 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
             "backward: memory has length 3 but d_memory has length 5");
   const auto into_gradients = mha::view(g.flat().data(), 2, 5, 8);
   EXPECT_EQ(backward(dy, tape, g, mha::into(into_gradients)), "backward: dx overlaps the gradients");
+  EXPECT_EQ(backward(into_gradients, tape, g), "backward: dy overlaps the gradients");
   EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::into(x))); }),
             "layer: the result overlaps x, which the backward pass of the tape reads");
   EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::Ragged{offsets})); }),

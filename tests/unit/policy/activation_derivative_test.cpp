@@ -52,6 +52,19 @@ TYPED_TEST(ActivationDerivatives, AreWithinTheirStatedErrors) {
   EXPECT_LT(worst<TypeParam>(mha::Silu{}, silu), 3);
 }
 
+/// Its operator() hides that of the base, whose derivative would be half of its own.
+struct TwiceGelu : mha::Gelu {
+  template <class S> S operator()(const S& x) const { return S(2) * mha::Gelu::operator()(x); }
+};
+struct RenamedGelu : mha::Gelu {};
+
+TYPED_TEST(ActivationDerivatives, OfAFunctorAreNotThoseThatItInherits) {
+  const TypeParam x = static_cast<TypeParam>(0.7);
+  EXPECT_FALSE(mha::detail::HasDerivative<TwiceGelu>);
+  EXPECT_TRUE(mha::detail::HasDerivative<RenamedGelu>) << "of which nothing is its own";
+  EXPECT_NEAR(static_cast<double>(derivative_at(TwiceGelu{}, x)), 2 * static_cast<double>(gelu(0.7L)), 1e-6);
+}
+
 TYPED_TEST(ActivationDerivatives, AreRightAtTheirEnds) {
   using T = TypeParam;
   constexpr T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
