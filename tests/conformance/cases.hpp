@@ -131,7 +131,7 @@ struct Problem {
   }
 
   /// What dropout multiplies a weight by; query row i stands at q.
-  double factor(Index b, Index h, Index q, Index k) const;
+  double factor(Index b, Index h, Index query, Index key) const;
 
   /// Sizes and policy data; q, k and v are left to the runner.
   Problem(Case which, support::Random& random);

@@ -183,9 +183,9 @@ struct OracleScore {
 
 }  // namespace
 
-double Problem::factor(Index b, Index h, Index q, Index k) const {
+double Problem::factor(Index b, Index h, Index query, Index key) const {
   const double p = double{drops};
-  return random_word(seed, static_cast<std::uint32_t>(b * heads + h), q, k) < p * 4294967296. ? 0 : 1 / (1 - p);
+  return random_word(seed, static_cast<std::uint32_t>(b * heads + h), query, key) < p * 4294967296. ? 0 : 1 / (1 - p);
 }
 
 std::string Case::text() const {
