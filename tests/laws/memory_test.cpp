@@ -212,6 +212,25 @@ TYPED_TEST(Memory, TrainingABlockAllocatesNothingAfterTheFirstStep) {
   EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
 }
 
+TYPED_TEST(Memory, TrainingOnMorePaddedRowsAllocatesNothing) {
+  using T = TypeParam;
+  mha::Linear<T> linear({.inputs = 256, .outputs = 8});
+  linear.initialize(mha::XavierUniform{.seed = 7});
+  support::Random random("training on padded rows without allocation");
+  mha::Tensor<T, 2> x(200, 256), dy(200, 8), dx(200, 256);
+  random.fill(x);
+  random.fill(dy);
+  auto tape = linear.tape();
+  auto gradients = linear.gradients();
+  mha::Workspace workspace;
+  static_cast<void>(linear(x, tape));
+  const auto step = [&] { linear.backward(dy, tape, gradients, mha::into(dx), workspace); };
+  step();
+  std::fill_n(dy.data(), 8, T(mha::Accumulator<T>(0)));  // it is left out of the sums
+  const Counted second = count(step);
+  EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
+}
+
 TYPED_TEST(Memory, NormWithAWorkspaceAllocatesNothingTheSecondTime) {
   using T = TypeParam;
   support::Random random("norm without allocation");

@@ -153,17 +153,21 @@ template <class T, class B> class DenseBackward {
     bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));
     items_(ZeroRows<A>{m, 1, n, d, zero});
     const bool any_zero = std::find(zero, zero + m, true) != zero + m;
-    // The narrower of both is transposed, but for rows that are to be left out; the sums have the same bits. Memory is
-    // taken for either way: which one it is may change from step to step.
-    TensorView<A, 2> turned = take(frame, k, m), made = take(frame, k, n);
+    // The narrower of both is transposed; the sums have the same bits.
     TensorView<const A, 2> sum;
-    if (n < k && !any_zero) {
-      turned = view(turned.data, n, m);
-      made = view(made.data, n, k);
+    if (n < k) {
+      // Memory for the third is taken where no row is left out, too: the next step may have one.
+      const TensorView<A, 2> turned = take(frame, n, m), made = take(frame, n, k), left = take(frame, m, k);
       items_(copy_items(transposed(d), turned));
-      backend_.gemm(GemmCall<A>{turned, wide, {}, made}, workspace_);
+      if (any_zero) {
+        items_(copy_items(wide, left));
+        for (Index i = 0; i < m; ++i)
+          if (zero[i]) std::fill_n(&left(i, 0), k, A(0));
+      }
+      backend_.gemm(GemmCall<A>{turned, any_zero ? TensorView<const A, 2>(left) : wide, {}, made}, workspace_);
       sum = transposed(TensorView<const A, 2>(made));
     } else {
+      const TensorView<A, 2> turned = take(frame, k, m), made = take(frame, k, n);
       items_(copy_items(transposed(wide), turned));
       for (Index i = 0; i < m && any_zero; ++i)
         if (zero[i])
