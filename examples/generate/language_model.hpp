@@ -56,9 +56,8 @@ class LanguageModel {
 /// The model of a folder with config.json and model.safetensors, or its shards, as Hugging Face stores GPT-2, LLaMA,
 /// Mistral, Qwen 2 and Qwen 3.
 ///
-/// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, or a tensor
-/// is
-///           not as config.json says
+/// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, or a
+///           tensor is not as config.json says
 std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder);
 
 }  // namespace generate

@@ -17,8 +17,7 @@
 namespace generate {
 
 /// Formula   words as the split cuts them; in each, bytes, of which the pair whose merge is first in the list becomes
-/// one
-///           token, the leftmost of equal ones, until no merge is left
+///           one token, the leftmost of equal ones, until no merge is left
 /// Errors    std::runtime_error, one sentence, if a text has to be composed (NFC) and is not UTF-8
 /// Source    Sennrich et al. 2016, Neural machine translation of rare words with subword units, §3.2; over bytes:
 /// Radford

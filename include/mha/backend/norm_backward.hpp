@@ -19,9 +19,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// Formula   g = dy ∘ weight;  dz = (g − mean(g) − n mean(g ∘ n)) / √(var(z) + eps), without mean(g) unless centred;
 ///           d_weight += Σ dy ∘ n,  d_bias += Σ dy, over the rows
 /// Shapes    z, dy, dz (M, E), rows contiguous  weight, d_weight, d_bias (E), null for no bias
-/// Numerics  sums over a row in A, over rows in A within 64 and in LongSum<A> above; where a row of dy is exactly 0,
-/// its
-///           dz is 0, and it adds nothing, whatever stands in z
+/// Numerics  sums over a row in A, over rows in A within 64 and in LongSum<A> above; where a row of dy is exactly
+///           0, its dz is 0, and it adds nothing, whatever stands in z
 template <class A> struct NormBackwardCall {
   TensorView<const A, 2> z, dy;
   TensorView<A, 2> dz;

@@ -192,14 +192,13 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   /// mha::residual(r)) it is the gradient of x and of r; with mha::sum_into(s) that of s, wherever s goes on, is added
   /// to it, as mha::add_to(ds) does.
   ///
-  /// Formula   g = dy ∘ weight;  dx = (g − mean(g) − n mean(g ∘ n)) / √(var + eps), n being the norm of the row;
-  /// without
-  ///           mean(g) for RmsNorm;  d_weight = Σ dy ∘ n, d_bias = Σ dy
+  /// Formula   g = dy ∘ weight;  dx = (g − mean(g) − n mean(g ∘ n)) / √(var + eps), n being the norm of the
+  ///           row; without mean(g) for RmsNorm;  d_weight = Σ dy ∘ n, d_bias = Σ dy
   /// Shapes    dy as y  →  dx as x
   /// Then      mha::into(dx) or mha::add_to(dx), a Workspace, another value of the backend's type
-  /// Numerics  in Accumulator<T>, sums over up to 64 rows in it, of these in double for float; the same bits for any
-  /// number of threads; a
-  ///           row of dy that is exactly 0 has the gradient 0 and adds nothing, whatever stands in x
+  /// Numerics  in Accumulator<T>, sums over up to 64 rows in it, of these in double for float; the same bits for
+  ///           any number of threads; a row of dy that is exactly 0 has the gradient 0 and adds nothing, whatever
+  ///           stands in x
   /// Memory    with a Workspace and a destination nothing is allocated after the first step of a shape
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other parameters than the
   ///           norm has now, a size is not the call's, gradients are of other sizes, or dx overlaps what is read

@@ -39,9 +39,8 @@ struct Divisor {
 ///
 /// Shapes    map (H, Nq, Nk), or (Nq, Nk) for all heads; row-major, non-zero = visible, N = ⌈positions / block⌉
 /// Cost      a tile is classified by the few elements it touches
-/// Errors    ShapeError if block is not positive, the map does not have H·Nq·Nk or Nq·Nk elements, or a query or key
-/// lies
-///           beyond the map
+/// Errors    ShapeError if block is not positive, the map does not have H·Nq·Nk or Nq·Nk elements, or a query or a
+///           key lies beyond the map
 struct BlockSparseView {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "BlockSparse";
