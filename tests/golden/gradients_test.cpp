@@ -16,9 +16,11 @@
 
 #include "compare.hpp"
 #include "golden.hpp"
+#include "golden_tensor.hpp"
 
 namespace {
 
+using golden::tensor;
 using mha::Index;
 
 template <class Backend, class T> struct Machine {
@@ -37,21 +39,6 @@ std::vector<golden::Case> cases_with(const char* key) {
   return found;
 }
 
-template <class T, int Rank> mha::Tensor<T, Rank> tensor(const golden::Tensor& from) {
-  const auto& e = from.extent;
-  mha::Tensor<T, Rank> to = [&] {
-    if constexpr (Rank == 1)
-      return mha::Tensor<T, 1>(e.at(0));
-    else if constexpr (Rank == 2)
-      return mha::Tensor<T, 2>(e.at(0), e.at(1));
-    else if constexpr (Rank == 3)
-      return mha::Tensor<T, 3>(e.at(0), e.at(1), e.at(2));
-    else
-      return mha::Tensor<T, 4>(e.at(0), e.at(1), e.at(2), e.at(3));
-  }();
-  std::transform(from.values.begin(), from.values.end(), to.begin(), [](double x) { return static_cast<T>(x); });
-  return to;
-}
 std::vector<float> floats(const golden::Tensor& from) { return {from.values.begin(), from.values.end()}; }
 
 /// Of numbers that the gradient's own size measures, with a bound for each precision.
@@ -87,7 +74,7 @@ template <class B, class T> class AttentionCheck {
   }
 
  private:
-  mha::Tensor<T, 4> tensor(const char* key) const { return ::tensor<T, 4>(case_.tensor(key)); }
+  mha::Tensor<T, 4> tensor(const char* key) const { return golden::tensor<T, 4>(case_.tensor(key)); }
 
   template <class Mask> void check_masked(const Mask& mask) const {
     if (case_.has("cap")) {

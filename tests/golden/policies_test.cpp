@@ -14,9 +14,11 @@
 
 #include "compare.hpp"
 #include "golden.hpp"
+#include "golden_tensor.hpp"
 
 namespace {
 
+using golden::tensor;
 using mha::Index;
 
 /// The cases of the file that have this key.
@@ -25,22 +27,6 @@ std::vector<golden::Case> cases_with(const char* key) {
   for (golden::Case& c : golden::read(MHA_GOLDEN_DIR "/policies.txt"))
     if (c.has(key)) found.push_back(std::move(c));
   return found;
-}
-
-template <class T, int Rank> mha::Tensor<T, Rank> tensor(const golden::Tensor& from) {
-  const auto& e = from.extent;
-  mha::Tensor<T, Rank> to = [&] {
-    if constexpr (Rank == 1)
-      return mha::Tensor<T, 1>(e.at(0));
-    else if constexpr (Rank == 2)
-      return mha::Tensor<T, 2>(e.at(0), e.at(1));
-    else if constexpr (Rank == 3)
-      return mha::Tensor<T, 3>(e.at(0), e.at(1), e.at(2));
-    else
-      return mha::Tensor<T, 4>(e.at(0), e.at(1), e.at(2), e.at(3));
-  }();
-  std::transform(from.values.begin(), from.values.end(), to.begin(), [](double x) { return static_cast<T>(x); });
-  return to;
 }
 
 /// What a case accepts; single precision gets a bound of its own.
