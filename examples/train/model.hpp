@@ -74,14 +74,12 @@ template <class T> struct Block {
     feed_forward.layer(h2, feed_forward.tape, mha::residual(sum), mha::into(y), workspace);
   }
 
-  /// dx: dL/dy → dL/dx; a and b are rows to work in.
-  void backward(const Rows& dx, const Rows& a, const Rows& b, mha::Workspace& workspace) {
+  /// dx: dL/dy → dL/dx; a is rows to work in.
+  void backward(const Rows& dx, const Rows& a, mha::Workspace& workspace) {
     feed_forward.layer.backward(dx, feed_forward.tape, feed_forward.gradients, mha::into(a), workspace);
-    norm2.layer.backward(a, norm2.tape, norm2.gradients, mha::into(b), workspace);
-    add(dx, b);
+    norm2.layer.backward(a, norm2.tape, norm2.gradients, mha::add_to(dx), workspace);
     attention.layer.backward(dx, attention.tape, attention.gradients, mha::into(a), workspace);
-    norm1.layer.backward(a, norm1.tape, norm1.gradients, mha::into(b), workspace);
-    add(dx, b);
+    norm1.layer.backward(a, norm1.tape, norm1.gradients, mha::add_to(dx), workspace);
   }
 
   mha::Tensor<T, 4> attention_weights(int batch, int length) {
@@ -114,7 +112,7 @@ template <class T> class Model {
         head_(mha::LinearConfig{.inputs = config.width, .outputs = config.vocabulary, .bias = false}, machine_) {
     for (int i = 0; i < config.layers; ++i) blocks_.emplace_back(config, machine_);
     for (int i = 0; i <= config.layers; ++i) rows_.emplace_back(config.batch, config.context, config.width);
-    for (auto* t : {&normed_, &dx_, &a_, &b_}) *t = mha::Tensor<T, 3>(config.batch, config.context, config.width);
+    for (auto* t : {&normed_, &dx_, &a_}) *t = mha::Tensor<T, 3>(config.batch, config.context, config.width);
     logits_ = mha::Tensor<T, 3>(config.batch, config.context, config.vocabulary);
     initialize(seed);
   }
@@ -138,10 +136,10 @@ template <class T> class Model {
 
   /// Adds dL/dw of every weight to the gradients, given dL/dlogits of the last forward().
   void backward(const Rows& d_logits) {
-    const Rows dx = first(dx_), a = first(a_), b = first(b_);
+    const Rows dx = first(dx_), a = first(a_);
     head_.layer.backward(d_logits, head_.tape, head_.gradients, mha::into(a), workspace_);
     norm_.layer.backward(a, norm_.tape, norm_.gradients, mha::into(dx), workspace_);
-    for (int i = config_.layers; i-- > 0;) blocks_[at(i)].backward(dx, a, b, workspace_);
+    for (int i = config_.layers; i-- > 0;) blocks_[at(i)].backward(dx, a, workspace_);
     embedding_.backward(ids_, flat(dx_), embedding_gradients_);
   }
 
@@ -211,7 +209,7 @@ template <class T> class Model {
   std::span<const int> ids_;  // of the last forward()
   int batch_ = 0, length_ = 0;
   std::deque<mha::Tensor<T, 3>> rows_;  // before every block and after the last
-  mha::Tensor<T, 3> normed_, logits_, dx_, a_, b_;
+  mha::Tensor<T, 3> normed_, logits_, dx_, a_;
   mha::Workspace workspace_;
 };
 
