@@ -29,10 +29,45 @@ template <class T> struct NormCall {
 
 namespace detail {
 
-/// The norm as items, a row each, for any backend and scalar.
+/// What a norm takes from the whole of a row: the norm of z is (z − mean − rest) · inverse.
+template <class A> struct RowMoments {
+  A mean{0}, rest{0}, inverse{0};
+  MHA_HOST_DEVICE A normed(const A& z) const { return A((z - mean - rest) * inverse); }
+};
+
+/// Those of a row of so many numbers at(j).
 ///
 /// The mean is corrected by the mean of the differences to it, so that rows far from 0 keep their digits; it starts
 /// from the first element, so that the differences of a row of equal numbers are exactly 0.
+template <class A, class At>
+MHA_HOST_DEVICE RowMoments<A> row_moments(Index width, bool centred, const A& eps, const At& at) {
+  using mha::sqrt;
+  RowMoments<A> m;
+  if (centred) {
+    const A first = at(0);
+    for (Index j = 0; j < width; ++j) m.mean += at(j) - first;
+    m.mean = first + m.mean / A(width);
+  }
+  A square(0);
+  for (Index j = 0; j < width; ++j) {
+    const A difference = at(j) - m.mean;
+    m.rest += difference;
+    square += difference * difference;
+  }
+  square = square / A(width);
+  if (centred) {
+    m.rest = m.rest / A(width);
+    square = square - m.rest * m.rest;
+    if (square < A(0)) square = A(0);
+  } else {
+    m.rest = A(0);
+  }
+  const A under = square + eps;
+  m.inverse = under == A(0) ? A(0) : A(1) / sqrt(under);
+  return m;
+}
+
+/// The norm as items, a row each, for any backend and scalar.
 template <class T> struct NormRows {
   std::ptrdiff_t rows;
   Index columns, cost;
@@ -43,33 +78,12 @@ template <class T> struct NormRows {
 
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index) const {
     using A = Accumulator<T>;
-    using mha::sqrt;
     const Index b = static_cast<Index>(row / call.x.extent[1]), l = static_cast<Index>(row % call.x.extent[1]);
     const Index width = call.x.extent[2];
-    A mean(0), rest(0), square(0);
-    if (call.centred) {
-      const A first = at(b, l, 0);
-      for (Index j = 0; j < width; ++j) mean += at(b, l, j) - first;
-      mean = first + mean / A(width);
-    }
-    for (Index j = 0; j < width; ++j) {
-      const A difference = at(b, l, j) - mean;
-      rest += difference;
-      square += difference * difference;
-    }
-    square = square / A(width);
-    if (call.centred) {
-      rest = rest / A(width);
-      square = square - rest * rest;
-      if (square < A(0)) square = A(0);
-    } else {
-      rest = A(0);
-    }
-    const A under = square + call.eps;
-    const A inverse = under == A(0) ? A(0) : A(1) / sqrt(under);
+    const auto m = row_moments<A>(width, call.centred, call.eps, [&](Index j) { return at(b, l, j); });
     for (Index j = 0; j < width; ++j) {
       const A z = at(b, l, j);
-      call.y(b, l, j) = T((z - mean - rest) * inverse * call.weight[j] + call.bias[j]);
+      call.y(b, l, j) = T(m.normed(z) * call.weight[j] + call.bias[j]);
       if (call.sum.data != nullptr) call.sum(b, l, j) = T(z);
     }
   }

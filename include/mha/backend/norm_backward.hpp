@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <type_traits>
 
@@ -11,6 +10,7 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "backend.hpp"
+#include "norm.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -59,7 +59,6 @@ template <class A> struct NormBackwardItems {
 
  private:
   void row(Index i, A* d_weight, A* d_bias) const {
-    using mha::sqrt;
     const Index width = call.z.extent[1];
     bool zero = true;
     for (Index j = 0; j < width && zero; ++j) zero = call.dy(i, j) == A(0);
@@ -67,28 +66,8 @@ template <class A> struct NormBackwardItems {
       for (Index j = 0; j < width; ++j) call.dz(i, j) = A(0);
       return;
     }
-    A mean(0), rest(0), square(0);
-    if (call.centred) {
-      const A first = call.z(i, 0);
-      for (Index j = 0; j < width; ++j) mean += call.z(i, j) - first;
-      mean = first + mean / A(width);
-    }
-    for (Index j = 0; j < width; ++j) {
-      const A difference = call.z(i, j) - mean;
-      rest += difference;
-      square += difference * difference;
-    }
-    square = square / A(width);
-    if (call.centred) {
-      rest = rest / A(width);
-      square = square - rest * rest;
-      if (square < A(0)) square = A(0);
-    } else {
-      rest = A(0);
-    }
-    const A under = square + call.eps;
-    const A inverse = under == A(0) ? A(0) : A(1) / sqrt(under);
-    const auto normed = [&](Index j) { return A((call.z(i, j) - mean - rest) * inverse); };
+    const auto m = row_moments<A>(width, call.centred, call.eps, [&](Index j) { return call.z(i, j); });
+    const auto normed = [&](Index j) { return m.normed(call.z(i, j)); };
     A along(0), level(0);
     for (Index j = 0; j < width; ++j) {
       const A d = call.dy(i, j), n = normed(j), g = d * call.weight[j];
@@ -100,7 +79,7 @@ template <class A> struct NormBackwardItems {
     along = along / A(width);
     level = call.centred ? A(level / A(width)) : A(0);
     for (Index j = 0; j < width; ++j)
-      call.dz(i, j) = A((call.dy(i, j) * call.weight[j] - level - normed(j) * along) * inverse);
+      call.dz(i, j) = A((call.dy(i, j) * call.weight[j] - level - normed(j) * along) * m.inverse);
   }
 };
 
