@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "check.hpp"
+#include "host_memory.hpp"
 #include "view.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -19,7 +20,7 @@ struct AlignedDelete {
   std::size_t count = 0;
   template <class T> void operator()(T* p) const {
     std::destroy_n(p, count);
-    ::operator delete (p, std::align_val_t{alignment});
+    HostMemory::free(p);
   }
 };
 
@@ -27,11 +28,10 @@ struct AlignedDelete {
 template <class T> std::unique_ptr<T[], AlignedDelete> aligned_array(std::size_t n) {
   if (n == 0) return {};
   if (n > static_cast<std::size_t>(-1) / 2 / sizeof(T)) throw_error(std::bad_array_new_length());
-  void* raw = ::operator new (n * sizeof(T), std::align_val_t{alignment});
-  T* const p = static_cast<T*>(raw);
+  T* const p = reinterpret_cast<T*>(HostMemory::allocate(n * sizeof(T)));
   MHA_TRY { std::uninitialized_value_construct_n(p, n); }
   MHA_CATCH(...) {
-    ::operator delete (raw, std::align_val_t{alignment});
+    HostMemory::free(p);
     MHA_RETHROW;
   }
   return std::unique_ptr<T[], AlignedDelete>(p, AlignedDelete{n});

@@ -4,24 +4,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "../config.hpp"
 #include "check.hpp"
+#include "host_memory.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-/// Memory of the host as an Arena takes it: uninitialised, aligned.
-struct HostMemory {
-  static constexpr std::size_t alignment = mha::alignment;
-  static std::byte* allocate(std::size_t bytes) {
-    return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{alignment}));
-  }
-  static void free(std::byte* p) noexcept { ::operator delete (p, std::align_val_t{alignment}); }
-};
 
 /// Scratch memory that is kept from call to call: after the first call of a shape no other allocates.
 ///
