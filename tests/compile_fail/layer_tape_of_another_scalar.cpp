@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: the tape is of another scalar or backend than the layer
+// expect: mha: the tape is of another scalar, backend or kind than what is called
 #include <mha/mha.hpp>
 
 auto result(const mha::MultiHeadAttention<float>& layer, const mha::Tensor<float, 2>& x,

@@ -83,7 +83,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   ///           Workspace; another value of the backend's type
   /// Errors    ShapeError if a size is not the configuration's, or there are no weights
   template <SequenceOf<T> X, class... Extra>
-  requires(!detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
+  requires(!detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
     detail::check_linear_arguments<On, X, Extra...>();
     const auto from = detail::read_sequence(x);
     const On& backend = detail::backend_or(up_.backend(), extra...);
@@ -129,9 +129,9 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   /// Errors    as without, and ShapeError if only packed weights are left or the result overlaps x; the tape is as it
   ///           was then
   template <class X, class... Extra>
-  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(
+  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(
       X&& x, Extra&&... extra) const {
-    if constexpr (!Up::differentiates() || !detail::check_block_recording<Tape, Extra...>() ||
+    if constexpr (!Up::differentiates() || !detail::check_call_recording<Tape, Extra...>() ||
                   !detail::check_recorded_rows<X>()) {
       return detail::Refused{};
     } else {
@@ -222,7 +222,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     const auto residual = down_.checked_residual("feed_forward", backend, x, y, extra...);
     detail::require(!detail::meet(y, x),
                     "feed_forward: the result overlaps x, which the backward pass of the tape reads");
-    Tape& tape = detail::given_block_tape<Tape>(extra...);
+    Tape& tape = detail::given_tape<Tape>(extra...);
     const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
@@ -245,11 +245,11 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     down_.require_trainable("backward: down()");
     detail::require_recorded(tape.recorded(), up_.made(tape.up_) && down_.made(tape.down_), "FeedForward");
     const TensorView<const T, 3>& x = tape.up_.x_;
-    detail::require_gradient_rows(x.extent, dy, config_.d_model, dx, config_.d_model);
-    detail::require_gradients(gradients.up, up_.config(), detail::is_gated<F>);
-    detail::require_gradients(gradients.down, down_.config(), false);
+    detail::require_gradient_rows("x", x, "dy", dy, config_.d_model);
+    detail::require_gradient_rows("x", x, "dx", dx, config_.d_model);
+    detail::require_gradients<FeedForwardViews<Accumulator<T>>>(gradients, {up_.shapes(), down_.shapes(), {}});
     const auto up = up_.parameters(), down = down_.parameters();
-    detail::require_apart(dx, x, dy, gradients.memory(), up.weight, up.gate, down.weight);
+    detail::require_apart("dx", dx, x, dy, gradients.memory(), up.weight, up.gate, down.weight);
     detail::require_supported(backend, "backward");
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);

@@ -13,7 +13,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Borrows   x, which must stay as it was until backward() has run
 template <class T, class B> class FeedForwardTape {
  public:
-  static constexpr bool is_block_tape = true;
+  static constexpr bool is_call_tape = true;
 
   /// Whether a call has been recorded.
   bool recorded() const { return up_.recorded() && down_.recorded(); }

@@ -27,20 +27,33 @@ template <class T> struct FeedForwardViews {
 
 namespace detail {
 
-// f of every view and span of named views.
-template <class T, class F> void for_each_part(LinearViews<T>& v, const F& f) {
-  f(v.weight), f(v.bias), f(v.gate), f(v.gate_bias), f(v.all);
-}
-template <class T, class F> void for_each_part(NormViews<T>& v, const F& f) { f(v.weight), f(v.bias), f(v.all); }
-template <class T, class F> void for_each_part(FeedForwardViews<T>& v, const F& f) {
-  for_each_part(v.up, f);
-  for_each_part(v.down, f);
+/// each(f, v...) calls f(name, a view of each v...) for all views of these named views.
+template <class Views> struct PartsOf;
+template <class T> struct PartsOf<LinearViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    f("weight", v.weight...), f("bias", v.bias...), f("gate", v.gate...), f("gate_bias", v.gate_bias...);
+  }
+};
+template <class T> struct PartsOf<NormViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    f("weight", v.weight...), f("bias", v.bias...);
+  }
+};
+template <class T> struct PartsOf<FeedForwardViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    PartsOf<LinearViews<T>>::each(f, v.up...);
+    PartsOf<LinearViews<T>>::each(f, v.down...);
+  }
+};
+/// f(a span of all numbers) for each that the named views have.
+template <class Views, class F> void for_each_span(Views& v, const F& f) {
   f(v.all);
+  if constexpr (requires { v.up.all; }) f(v.up.all), f(v.down.all);
 }
 
 }  // namespace detail
 
-/// The gradients of what a Linear, a FeedForward or a norm has learned, with the names of its parameters: what
+/// The gradients of what a Linear, a FeedForward, a norm or a layer has learned, with the names of its parameters: what
 /// backward() adds to.
 ///
 ///   auto gradients = linear.gradients();  // all 0
@@ -62,7 +75,9 @@ template <class A, class Views> class BlockGradients : public Views {
     static_cast<Views&>(*this) = layout(memory_.data());
   }
   BlockGradients(const BlockGradients& other) : Views(other), memory_(other.memory_) {
-    detail::for_each_part(views(), Moved{other.memory_.data(), memory_.data()});
+    const Moved moved{other.memory_.data(), memory_.data()};
+    detail::PartsOf<Views>::each(moved, views());
+    detail::for_each_span(views(), moved);
   }
   BlockGradients(BlockGradients&& other) noexcept : Views(other), memory_(std::move(other.memory_)) {
     other.views() = {};
@@ -86,7 +101,7 @@ template <class A, class Views> class BlockGradients : public Views {
   struct Moved {
     const A* from;
     A* to;
-    template <int Rank> void operator()(TensorView<A, Rank>& v) const {
+    template <int Rank> void operator()(const char*, TensorView<A, Rank>& v) const {
       if (v.data != nullptr) v.data = to + (v.data - from);
     }
     void operator()(std::span<A>& all) const {
@@ -104,19 +119,18 @@ template <class A> using NormGradients = BlockGradients<A, NormViews<A>>;
 
 namespace detail {
 
-/// Gradients have the extents of the parameters that they are the gradients of.
-template <class A, int Rank>
-void require_gradient(const char* name, const TensorView<A, Rank>& given, const Index (&expected)[std::size_t{Rank}]) {
-  for (int axis = 0; axis < Rank; ++axis)
-    require(given.extent[axis] == expected[axis], "backward: the gradients are of other sizes: on axis ", axis,
-            " their ", name, " has extent ", given.extent[axis], ", expected ", expected[axis]);
-}
-template <class A> void require_gradients(const LinearViews<A>& given, const LinearConfig& c, bool gated) {
-  const Index bias = c.bias ? c.outputs : 0;
-  require_gradient("weight", given.weight, {c.inputs, c.outputs});
-  require_gradient("bias", given.bias, {bias});
-  require_gradient("gate", given.gate, {gated ? c.inputs : 0, gated ? c.outputs : 0});
-  require_gradient("gate_bias", given.gate_bias, {gated ? bias : 0});
+/// Gradients have the shapes of the parameters that they are the gradients of, laid out as their owner's own are.
+template <class Views> void require_gradients(const Views& given, const Views& own) {
+  const auto same = [](const char* name, const auto& is, const auto& expected) {
+    for (int a = 0; a < expected.rank; ++a)
+      require(is.extent[a] == expected.extent[a], "backward: the gradients are of other sizes: on axis ", a, " their ",
+              name, " has extent ", is.extent[a], ", expected ", expected.extent[a]);
+    for (int a = 0; a < expected.rank; ++a)
+      require(expected.extent[a] <= 1 || is.stride[a] == expected.stride[a],
+              "backward: the gradients are of other sizes: on axis ", a, " their ", name, " has stride ", is.stride[a],
+              ", expected ", expected.stride[a]);
+  };
+  PartsOf<Views>::each(same, given, own);
 }
 
 }  // namespace detail

@@ -154,7 +154,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   ///           for the price of a copy; a Workspace; another value of the backend's type
   /// Errors    ShapeError if a size is not the configuration's, or there are no weights
   template <SequenceOf<T> X, class... Extra>
-  requires(!detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
+  requires(!detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
     detail::check_linear_arguments<On, X, Extra...>();
     const auto from = detail::read_sequence(x);
     const On& backend = detail::backend_or(backend_, extra...);
@@ -194,9 +194,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
   ///           float, or the result overlaps x; the tape is as it was then
   template <class X, class... Extra>
-  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_block_tape<Extra...>) [[nodiscard]] auto operator()(
+  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(
       X&& x, Extra&&... extra) const {
-    if constexpr (!differentiates() || !detail::check_block_recording<Tape, Extra...>() ||
+    if constexpr (!differentiates() || !detail::check_call_recording<Tape, Extra...>() ||
                   !detail::check_recorded_rows<X>()) {
       return detail::Refused{};
     } else {
@@ -309,7 +309,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   // The backward pass. Nothing of it is compiled where it is not called.
 
   template <class = void> static constexpr bool differentiates() {
-    if constexpr (detail::check_block_trains<T, On>()) return detail::check_differentiable<F>();
+    if constexpr (detail::check_trains<T, On>()) return detail::check_differentiable<F>();
     return false;
   }
   void require_trainable(const char* call) const {
@@ -322,7 +322,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
                             Extra&... extra) const {
     const auto residual = checked_residual("linear", backend, x, y, extra...);
     detail::require(!detail::meet(y, x), "linear: the result overlaps x, which the backward pass of the tape reads");
-    Tape& tape = detail::given_block_tape<Tape>(extra...);
+    Tape& tape = detail::given_tape<Tape>(extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     typename detail::KeptArrays<Accumulator<T>>::Draft kept(tape.arrays_);
@@ -330,6 +330,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     kept.keep();
     record(backend, x, y, residual, tape, sums, workspace);
   }
+  /// The shapes of gradients.
+  LinearViews<Accumulator<T>> shapes() const { return parameters_.layout(static_cast<Accumulator<T>*>(nullptr)); }
   /// Whether a call of these weights is on the tape.
   bool made(const Tape& tape) const { return tape.version_ == parameters_.version(); }
   template <class Kept> auto sums_on(Kept& kept, const TensorView<const T, 3>& x) const {
@@ -353,10 +355,11 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     const On& backend = detail::backend_or(backend_, extra...);
     require_trainable("backward");
     detail::require_recorded(tape.recorded(), made(tape), "Linear");
-    detail::require_gradient_rows(tape.x_.extent, dy, config().outputs, dx, config().inputs);
-    detail::require_gradients(gradients, config(), gated);
+    detail::require_gradient_rows("x", tape.x_, "dy", dy, config().outputs);
+    detail::require_gradient_rows("x", tape.x_, "dx", dx, config().inputs);
+    detail::require_gradients<LinearViews<Accumulator<T>>>(gradients, shapes());
     const auto w = parameters_.views();
-    detail::require_apart(dx, tape.x_, dy, gradients.memory(), w.weight, w.gate);
+    detail::require_apart("dx", dx, tape.x_, dy, gradients.memory(), w.weight, w.gate);
     detail::require_supported(backend, "backward");
     Workspace own;
     back(backend, tape, dy, gradients, dx, detail::workspace_or(own, extra...));

@@ -27,7 +27,7 @@ template <class T, class B> class LinearTape {
   using A = Accumulator<T>;
 
  public:
-  static constexpr bool is_block_tape = true;
+  static constexpr bool is_call_tape = true;
 
   LinearTape() = default;
   LinearTape(LinearTape&& other) noexcept

@@ -52,7 +52,7 @@ template <class B, class F> constexpr bool check_linear_types() {
 template <class B, class X, class... Extra> constexpr void check_linear_arguments() {
   check_memory_of<B, X>();
   static_assert(((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> ||
-                  BackendArgument<Extra> || BlockTapeArgument<Extra>)&&...),
+                  BackendArgument<Extra> || CallTapeArgument<Extra>)&&...),
                 "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a Workspace and a backend, "
                 "and to be differentiated a tape (see mha/block/linear.hpp)");
   static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&

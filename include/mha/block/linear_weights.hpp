@@ -106,9 +106,10 @@ template <class T, bool gated> class LinearParameters {
   }
 
   LinearViews<const T> views() const {
-    return borrowed_ != nullptr ? borrowed_->views : carve<const T>(own_.data(), own_.size());
+    if (borrowed_ != nullptr) return borrowed_->views;
+    return own_.size() > 0 ? carve<const T>(own_.data(), own_.size()) : LinearViews<const T>{};
   }
-  /// Named views of so many numbers in a row, in the order of its own.
+  /// Named views of so many numbers in a row, in the order of its own; null data for shapes alone.
   template <class U> LinearViews<U> layout(U* data) const { return carve(data, static_cast<std::size_t>(size())); }
 
   /// The parameters to write, zero at first.
@@ -184,9 +185,8 @@ template <class T, bool gated> class LinearParameters {
   template <class U> LinearViews<U> carve(U* data, std::size_t size) const {
     LinearViews<U> p;
     p.all = {data, size};
-    if (data == nullptr) return p;
     const Index in = config_.inputs, out = config_.outputs;
-    const auto next = [&](std::ptrdiff_t n) { return std::exchange(data, data + n); };
+    const auto next = [&](std::ptrdiff_t n) { return data == nullptr ? data : std::exchange(data, data + n); };
     p.weight = view(next(std::ptrdiff_t{in} * out), in, out);
     if (config_.bias) p.bias = view(next(out), out);
     if constexpr (gated) {

@@ -32,7 +32,7 @@ template <class T, class B> class NormTape {
   using A = Accumulator<T>;
 
  public:
-  static constexpr bool is_block_tape = true;
+  static constexpr bool is_call_tape = true;
 
   NormTape() = default;
   NormTape(NormTape&& other) noexcept
@@ -132,7 +132,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   using A = Accumulator<T>;
   using Base::backend_, Base::config_, Base::numbers, Base::version_;
 
-  template <class = void> static constexpr bool differentiates() { return check_block_trains<T, B>(); }
+  template <class = void> static constexpr bool differentiates() { return check_trains<T, B>(); }
 
  public:
   using Workspace = typename B::Workspace;
@@ -161,9 +161,9 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   /// Errors    as without; the tape is as it was then
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of RowNorm.
   template <class X, class First, class... Extra>
-  requires(SequenceOf<std::remove_cvref_t<X>, T>&& has_block_tape<First, Extra...>) [[nodiscard]] auto operator()(
+  requires(SequenceOf<std::remove_cvref_t<X>, T>&& has_call_tape<First, Extra...>) [[nodiscard]] auto operator()(
       X&& x, First&& first, Extra&&... extra) const {
-    if constexpr (!differentiates() || !check_block_recording<Tape, First, Extra...>()) {
+    if constexpr (!differentiates() || !check_call_recording<Tape, First, Extra...>()) {
       return Refused{};
     } else {
       check_norm_arguments<First, Extra...>();
@@ -171,7 +171,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
       this->require_present(Kind::name);
       const auto from = read_sequence(x);
       this->check_x(from);
-      Tape& tape = given_block_tape<Tape>(first, extra...);
+      Tape& tape = given_tape<Tape>(first, extra...);
       const auto keep = [&](const TensorView<const T, 3>& residual, const B& backend, Workspace& workspace) {
         typename KeptArrays<A>::Draft kept(tape.memory_);
         const auto rows = take_like<A>(kept, from);
@@ -229,11 +229,12 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     const B& backend = backend_or(backend_, extra...);
     this->require_present("backward");
     require_recorded(tape.recorded(), tape.version_ == version_, "norm");
-    require_gradient_rows(tape.rows_.extent, dy, config_.width, dx, config_.width);
-    const Index bias = *config_.bias ? config_.width : 0;
-    require_gradient("weight", gradients.weight, {config_.width});
-    require_gradient("bias", gradients.bias, {bias});
-    require_apart(dx, TensorView<const T, 3>{}, dy, gradients.memory());
+    const TensorView<const A, 3> rows_kept = tape.rows_;
+    require_gradient_rows("x", rows_kept, "dy", dy, config_.width);
+    require_gradient_rows("x", rows_kept, "dx", dx, config_.width);
+    const auto shape = [](Index n) { return TensorView<A, 1>{nullptr, {n}, {1}}; };
+    require_gradients<NormViews<A>>(gradients, {shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
+    require_apart("dx", dx, TensorView<const T, 3>{}, dy, gradients.memory());
     require_supported(backend, "backward");
     if (dx.size() == 0) return;
     Workspace own;

@@ -12,13 +12,13 @@
 /// What calls on a tape and their backward passes are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// What a call of a Linear, a FeedForward or a norm records itself on for its backward pass.
+/// What a call of a layer, a Linear, a FeedForward or a norm records itself on for its backward pass.
 template <class E>
-concept BlockTapeArgument = requires {
-  requires std::remove_cvref_t<E>::is_block_tape;
+concept CallTapeArgument = requires {
+  requires std::remove_cvref_t<E>::is_call_tape;
 };
 /// Whether there is one among a call's arguments.
-template <class... Extra> constexpr bool has_block_tape = (BlockTapeArgument<Extra> || ...);
+template <class... Extra> constexpr bool has_call_tape = (CallTapeArgument<Extra> || ...);
 
 /// Whether what a call reads is still there in its backward pass.
 template <class E> constexpr bool outlasts_call() {
@@ -28,35 +28,35 @@ template <class E> constexpr bool outlasts_call() {
     return true;
 }
 
-/// The sentences for a call that records, block(x, tape, …), but for what such a call is given without a tape.
-template <class Tape, class... Extra> constexpr bool check_block_recording() {
-  constexpr bool one = (0 + ... + int(BlockTapeArgument<Extra>)) == 1;
+/// The sentences for a call that records, linear(x, tape, …), but for what such a call is given without a tape.
+template <class Tape, class... Extra> constexpr bool check_call_recording() {
+  constexpr bool one = (0 + ... + int(CallTapeArgument<Extra>)) == 1;
   static_assert(one, "mha: a call is recorded on one tape (see mha/block/recording.hpp)");
-  constexpr bool fits = ((!BlockTapeArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, Tape>)&&...);
+  constexpr bool fits = ((!CallTapeArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, Tape>)&&...);
   static_assert(fits,
-                "mha: the tape is of another scalar, backend or kind than what is called: auto tape = linear.tape() "
+                "mha: the tape is of another scalar, backend or kind than what is called, whose tape() makes one "
                 "(see mha/block/recording.hpp)");
-  constexpr bool named = ((!BlockTapeArgument<Extra> || std::is_same_v<Extra, Tape&>)&&...);
+  constexpr bool named = ((!CallTapeArgument<Extra> || std::is_same_v<Extra, Tape&>)&&...);
   static_assert(named || !fits,
-                "mha: a call records on a tape that has a name and is not const: auto tape = linear.tape() "
+                "mha: a call records on a tape that has a name and is not const: auto tape = layer.tape() "
                 "(see mha/block/recording.hpp)");
   return one && fits && named;
 }
-/// The sentence for an x that the backward pass reads again.
-template <class X> constexpr bool check_recorded_rows() {
-  constexpr bool lasts = outlasts_call<X>();
+/// The sentence for an x, and a memory, that the backward pass reads again.
+template <class... X> constexpr bool check_recorded_rows() {
+  constexpr bool lasts = (outlasts_call<X>() && ...);
   static_assert(lasts,
-                "mha: a call on a tape reads a temporary x, which would be gone before the backward pass reads it "
-                "again: name it first (see mha/block/recording.hpp)");
+                "mha: a call on a tape reads a temporary x or memory, which would be gone before the backward pass "
+                "reads it again: name it first (see mha/block/recording.hpp)");
   return lasts;
 }
 
 /// The tape among a call's arguments.
-template <class Tape, class E, class... Rest> Tape& given_block_tape(E& first, Rest&... rest) {
-  if constexpr (BlockTapeArgument<E>)
+template <class Tape, class E, class... Rest> Tape& given_tape(E& first, Rest&... rest) {
+  if constexpr (CallTapeArgument<E>)
     return first;
   else
-    return given_block_tape<Tape>(rest...);
+    return given_tape<Tape>(rest...);
 }
 
 /// The sentences for what backward() may be given after the gradients.
@@ -83,29 +83,27 @@ inline void require_recorded(bool recorded, bool same_weights, const char* what)
           ", or before this one's last update() or borrow()");
 }
 
-/// dy and dx have the batch and length of x, and these widths.
-template <class T>
-void require_gradient_rows(const Index (&x)[3], const TensorView<const T, 3>& dy, Index dy_width,
-                           const TensorView<T, 3>& dx, Index dx_width) {
-  const auto same = [&](const char* name, const auto& view, Index width) {
-    require_data("backward", name, view);
-    require_equal("backward", "batch", "x", x[0], name, view.extent[0]);
-    require_equal("backward", "length", "x", x[1], name, view.extent[1]);
-    require(view.extent[2] == width, "backward: ", name, " has width ", view.extent[2], ", expected ", width);
-  };
-  same("dy", dy, dy_width);
-  same("dx", dx, dx_width);
+/// A gradient of rows has the batch and length of those rows, and a width.
+template <class T, class V>
+void require_gradient_rows(const char* of, const TensorView<const T, 3>& rows, const char* name, const V& gradient,
+                           Index width) {
+  require_data("backward", name, gradient);
+  require_equal("backward", "batch", of, rows.extent[0], name, gradient.extent[0]);
+  require_equal("backward", "length", of, rows.extent[1], name, gradient.extent[1]);
+  require(gradient.extent[2] == width, "backward: ", name, " has width ", gradient.extent[2], ", expected ", width);
 }
 
-/// dx and the gradients lie in memory that nothing else of the call reads or writes, matrices of weights among it.
+/// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, matrices of
+/// weights among it.
 template <class T, class A, class... Weights>
-void require_apart(const TensorView<T, 3>& dx, const TensorView<const T, 3>& x, const TensorView<const T, 3>& dy,
-                   const TensorView<const A, 1>& gradients, const Weights&... weights) {
-  require(x.data == nullptr || !meet(dx, x), "backward: dx overlaps x");
-  require(!meet(dx, dy), "backward: dx overlaps dy");
-  require(!may_overlap(dx, gradients), "backward: dx overlaps the gradients");
+void require_apart(const char* name, const TensorView<T, 3>& to, const TensorView<const T, 3>& x,
+                   const TensorView<const T, 3>& dy, const TensorView<const A, 1>& gradients,
+                   const Weights&... weights) {
+  require(x.data == nullptr || !meet(to, x), "backward: ", name, " overlaps x");
+  require(!meet(to, dy), "backward: ", name, " overlaps dy");
+  require(!may_overlap(to, gradients), "backward: ", name, " overlaps the gradients");
   require(!may_overlap(dy, gradients), "backward: dy overlaps the gradients");
-  require((!may_overlap(dx, weights) && ...), "backward: dx overlaps the weights");
+  require((!may_overlap(to, weights) && ...), "backward: ", name, " overlaps the weights");
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -57,7 +57,7 @@ inline NormConfig completed_norm(const char* name, NormConfig c, double eps, boo
 /// The sentences for what a norm may be given after x.
 template <class... Extra> constexpr void check_norm_arguments() {
   static_assert(((IntoArgument<Extra> || ResidualArgument<Extra> || SumIntoArgument<Extra> ||
-                  WorkspaceArgument<Extra> || BackendArgument<Extra> || BlockTapeArgument<Extra>)&&...),
+                  WorkspaceArgument<Extra> || BackendArgument<Extra> || CallTapeArgument<Extra>)&&...),
                 "mha: after x a norm takes mha::into(y), mha::residual(r), mha::sum_into(s), a Workspace and a "
                 "backend, and to be differentiated a tape (see mha/block/norm.hpp)");
   static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(ResidualArgument<Extra>)) <= 1 &&
@@ -189,7 +189,7 @@ template <class T, Backend B, class Kind> class RowNorm {
   ///           x or r otherwise, it costs a copy
   /// Errors    ShapeError before anything is computed, for sizes that differ, y and s that overlap, a norm moved from
   template <SequenceOf<T> X, class... Extra>
-  requires(!has_block_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
+  requires(!has_call_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
     check_norm_arguments<Extra...>();
     check_memory_of<B, X>();
     require_present(Kind::name);

@@ -6,12 +6,12 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// The sentence for a backend without a backward pass.
-template <class T, class B> constexpr bool check_block_trains() {
+/// The sentence for a layer or block on a backend without a backward pass.
+template <class T, class B> constexpr bool check_trains() {
   constexpr bool yes = DifferentiatesAttention<B, T> && computes_on_host<B>;
   static_assert(yes,
-                "mha: this backend has no backward pass: train a Linear, a FeedForward or a norm on Cpu or Reference "
-                "(see mha/block/trainable.hpp)");
+                "mha: this backend has no backward pass: train on Cpu or Reference, which have a member "
+                "attend_backward(call, workspace) (see mha/block/trainable.hpp)");
   return yes;
 }
 

@@ -70,43 +70,21 @@ template <class... Extra> constexpr void check_layer_backward_arguments() {
 }
 
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.
-template <class E> using BesideTape = std::conditional_t<LayerTapeArgument<E> || MemoryArgument<E>, Full, E>;
+template <class E> using BesideTape = std::conditional_t<CallTapeArgument<E> || MemoryArgument<E>, Full, E>;
 
 /// The sentences for a call that records: layer(x, tape, …).
 template <class T, class B, class X, class... Extra> constexpr bool check_recording() {
   check_memory_of<B, std::remove_cvref_t<X>>();
-  constexpr bool lasts = outlasts_call<X>() && (outlasts_call<Extra>() && ...);
-  static_assert(lasts,
-                "mha: a call on a tape reads a temporary x or memory, which would be gone before the backward pass "
-                "reads it again: name it first (see mha/layer/tape.hpp)");
+  constexpr bool rows = check_recorded_rows<X, Extra...>();
   constexpr bool sources = !(LayerStepArgument<Extra> || ...) && !(is_key_values<std::remove_cvref_t<Extra>> || ...);
   static_assert(sources,
                 "mha: a tape records calls on x, or on x and the rows of a memory: keys and values of a cache or of "
                 "project_memory() have no backward pass (see mha/layer/tape.hpp)");
-  constexpr bool one = (0 + ... + int(LayerTapeArgument<Extra>)) == 1;
-  static_assert(one, "mha: a call is recorded on one tape (see mha/layer/tape.hpp)");
-  constexpr bool fits =
-      ((!LayerTapeArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, LayerTape<T, B>>)&&...);
-  static_assert(fits,
-                "mha: the tape is of another scalar or backend than the layer: auto tape = layer.tape() "
-                "(see mha/layer/tape.hpp)");
-  constexpr bool named = ((!LayerTapeArgument<Extra> || std::is_same_v<Extra, LayerTape<T, B>&>)&&...);
-  static_assert(named || !fits,
-                "mha: a call records on a tape that has a name and is not const: auto tape = layer.tape() "
-                "(see mha/layer/tape.hpp)");
-  if constexpr (lasts && sources && one && named) {
+  if constexpr (rows && sources && check_call_recording<LayerTape<T, B>, Extra...>()) {
     check_layer_arguments<BesideTape<Extra>...>();
     return true;
   }
   return false;
-}
-
-/// The tape among a call's arguments.
-template <class Tape, class E, class... Rest> Tape& given_tape(E& first, Rest&... rest) {
-  if constexpr (LayerTapeArgument<E>)
-    return first;
-  else
-    return given_tape<Tape>(rest...);
 }
 
 }  // namespace detail

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../block/arguments.hpp"
+#include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../launch.hpp"
 #include "../policy/concat.hpp"
@@ -65,7 +66,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///           nothing, a Workspace, another value of the backend's type. The scale is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <SequenceOf<T> X, class... Extra>
-  requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::LayerTapeArgument<Extra>) ||
+  requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::CallTapeArgument<Extra>) ||
              ...)) [[nodiscard]] auto
   operator()(const X& x, Extra&&... extra) const {
     return run(x, detail::read_sequence(x), extra...);
@@ -75,8 +76,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///
   /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv), or what project_memory() returned
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
-  requires(!(detail::LayerTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Memory& memory,
-                                                                                     Extra&&... extra) const {
+  requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Memory& memory,
+                                                                                    Extra&&... extra) const {
     return run(x, detail::read_memory<B>(memory), extra...);
   }
 
@@ -88,8 +89,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Errors    ShapeError if a size is not the configuration's, the step's or the cache's, or the mask may show what
   ///           a Ring has dropped; the step can be ended then as if nothing had happened
   template <SequenceOf<T> X, detail::LayerStepArgument Step, class... Extra>
-  requires(!(detail::LayerTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Step& step,
-                                                                                     Extra&&... extra) const {
+  requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Step& step,
+                                                                                    Extra&&... extra) const {
     detail::check_cached_arguments<Extra...>();
     return run(x, step, extra...);
   }

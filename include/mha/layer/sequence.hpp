@@ -44,12 +44,6 @@ template <class... Extra> constexpr bool misplaced_memory = false;
 template <class First, class... Rest>
 constexpr bool misplaced_memory<First, Rest...> = !MemoryArgument<First> && (MemoryArgument<Rest> || ...);
 
-/// What a call records itself on for its backward pass (mha/layer/tape.hpp).
-template <class E>
-concept LayerTapeArgument = requires {
-  requires std::remove_cvref_t<E>::is_layer_tape;
-};
-
 template <class T, class Owner>
 void require_fitting_memory(const KeyValues<T, Owner>& memory, const Config& c, std::uint64_t weights_version) {
   require(memory.weights_version == 0 || memory.weights_version == weights_version,

@@ -132,7 +132,7 @@ template <class T, class B, class M, class S, class Sink> class PoliciesOf final
 ///           backward() has run
 template <class T, class B> class LayerTape {
  public:
-  static constexpr bool is_layer_tape = true;
+  static constexpr bool is_call_tape = true;
   using Scalar = T;
   using OnBackend = B;
 

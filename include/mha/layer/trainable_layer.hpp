@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "../backend/backward.hpp"
+#include "../block/recording.hpp"
+#include "../block/trainable.hpp"
 #include "../launch.hpp"
 #include "../policy/sink.hpp"
 #include "backward_call.hpp"
@@ -61,13 +63,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::mask_,
       Base::score_, Base::sink_;
 
-  template <class = void> static constexpr bool differentiates() {
-    constexpr bool yes = DifferentiatesAttention<B, T> && detail::computes_on_host<B>;
-    static_assert(yes,
-                  "mha: this backend has no backward pass: train the layer on Cpu or Reference, which have a member "
-                  "attend_backward(call, workspace) (see mha/backend/backward.hpp)");
-    return yes;
-  }
+  template <class = void> static constexpr bool differentiates() { return detail::check_trains<T, B>(); }
 
  public:
   using Workspace = typename B::Workspace;
@@ -86,7 +82,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
 
   /// Zero gradients of all that backward() differentiates: matrices, biases, norms, gates and the Sink's logits.
   template <int = 0> [[nodiscard]] Gradients gradients() const {
-    return {parameters_.size(), sinks(), [this](A* data) { return parameters_.layout(data); }};
+    return {parameters_.size() + sinks(), [this](A* data) {
+              LayerGradientViews<A> v{parameters_.layout(data), {}};
+              if (sinks() > 0) v.sink = view(data + parameters_.size(), sinks());
+              return v;
+            }};
   }
 
   using Base::operator();
@@ -98,8 +98,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Errors    as without; the tape is as it was then, or, if memory gave out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
   template <class X, class First, class... Extra>
-  requires(SequenceOf<std::remove_cvref_t<X>, T> &&
-           (detail::LayerTapeArgument<First> || (detail::LayerTapeArgument<Extra> || ...)) &&
+  requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<First, Extra...> &&
            !detail::misplaced_memory<First, Extra...> &&
            !detail::has_foreign_memory<typename Base::KeyValues, First, Extra...>) [[nodiscard]] auto
   operator()(X&& x, First&& first, Extra&&... extra) const {
@@ -226,48 +225,33 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
 
   void check_backward(const Rows& dy, const Tape& tape, const Gradients& gradients, const TensorView<T, 3>& dx,
                       const TensorView<T, 3>& d_memory) const {
-    constexpr const char* name = "backward";
     using detail::require;
-    require(tape.recorded(), name, ": nothing was recorded on the tape: call layer(x, tape) first");
-    require(tape.version_ == parameters_.version() && tape.recorded_.sinks == sinks(), name,
-            ": the tape was recorded with other weights: by another layer, or before this one's last update() or "
-            "borrow()");
-    require(!parameters_.packed_only(), name, ": of the layer's ", parameters_.size(),
+    const auto& recorded = tape.recorded_;
+    detail::require_recorded(tape.recorded(), tape.version_ == parameters_.version() && recorded.sinks == sinks(),
+                             "layer");
+    require(!parameters_.packed_only(), "backward: of the layer's ", parameters_.size(),
             " parameters only the packed ones are left, which the backward pass does not read");
-    const Rows &x = tape.recorded_.x, &memory = tape.recorded_.memory;
-    const auto same = [&](const char* of, const Rows& expected, const char* given, const auto& is, Index width) {
-      detail::require_data(name, given, is);
-      detail::require_equal(name, "batch", of, expected.extent[0], given, is.extent[0]);
-      detail::require_equal(name, "length", of, expected.extent[1], given, is.extent[1]);
-      require(is.extent[2] == width, name, ": ", given, " has width ", is.extent[2], ", expected ", width);
+    const Rows &x = recorded.x, &memory = recorded.memory;
+    detail::require_gradient_rows("x", x, "dy", dy, this->output_width());
+    detail::require_gradient_rows("x", x, "dx", dx, config_.d_model);
+    require(recorded.cross || d_memory.data == nullptr,
+            "backward: memory_into() is given, but the call on the tape had no memory");
+    require(!recorded.cross || d_memory.data != nullptr || memory.size() == 0,
+            "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
+    if (d_memory.data != nullptr)
+      detail::require_gradient_rows("memory", memory, "d_memory", d_memory, config_.kv_model);
+    const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
+    detail::require_gradients<LayerGradientViews<A>>(gradients,
+                                                     {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
+    const auto w = parameters_.views();
+    const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
+      detail::require_apart(name, to, x, dy, gradients.memory(), w.query.heads, w.key.heads, w.value.heads,
+                            w.output.weight);
+      require(!detail::meet(to, memory), "backward: ", name, " overlaps the memory");
     };
-    same("x", x, "dy", dy, this->output_width());
-    same("x", x, "dx", dx, config_.d_model);
-    require(tape.recorded_.cross || d_memory.data == nullptr, name,
-            ": memory_into() is given, but the call on the tape had no memory");
-    require(!tape.recorded_.cross || d_memory.data != nullptr || memory.size() == 0, name,
-            ": the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
-    if (d_memory.data != nullptr) same("memory", memory, "d_memory", d_memory, config_.kv_model);
-    detail::require_gradients<A>(name, gradients, parameters_.layout(static_cast<A*>(nullptr)));
-    require(gradients.sink.extent[0] == sinks(), name, ": the gradients are of another layer: they have ",
-            gradients.sink.extent[0], " sinks, expected ", sinks());
-    const auto apart = [&](const char* given, const TensorView<T, 3>& to) {
-      const auto from = [&](const char* read, const auto& view) {
-        require(!detail::meet(to, view), name, ": ", given, " overlaps ", read);
-      };
-      from("x", x);
-      from("the memory", memory);
-      from("dy", dy);
-      require(!detail::may_overlap(to, gradients.memory()), name, ": ", given, " overlaps the gradients");
-      const auto w = parameters_.views();
-      const auto meets = [&](const auto&... of) { return (detail::may_overlap(to, of) || ...); };
-      require(!meets(w.query.heads, w.key.heads, w.value.heads, w.output.weight), name, ": ", given,
-              " overlaps the weights");
-    };
-    require(!detail::may_overlap(dy, gradients.memory()), name, ": dy overlaps the gradients");
     apart("dx", dx);
     if (d_memory.data != nullptr) apart("d_memory", d_memory);
-    require(d_memory.data == nullptr || !detail::meet(dx, d_memory), name, ": dx overlaps d_memory");
+    require(d_memory.data == nullptr || !detail::meet(dx, d_memory), "backward: dx overlaps d_memory");
   }
 
   MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients& gradients, const TensorView<T, 3>& dx,

@@ -57,14 +57,16 @@ TEST(BlockGradients, CopiesHaveMemoryOfTheirOwn) {
 
 TEST(BlockGradients, AreRefusedByALinearOfOtherSizes) {
   const auto g = Linear({.inputs = 6, .outputs = 5}).gradients();
-  mha::detail::require_gradients(g, {.inputs = 6, .outputs = 5}, true);
-  const auto refusal = [&](const mha::LinearConfig& config, bool gated) {
-    return support::message_of([&] { mha::detail::require_gradients(g, config, gated); });
+  using Views = mha::LinearViews<float>;
+  mha::detail::require_gradients<Views>(g, Linear({.inputs = 6, .outputs = 5}).gradients());
+  const auto refusal = [&](const auto& other) {
+    return support::message_of([&] { mha::detail::require_gradients<Views>(g, other.gradients()); });
   };
   const std::string sizes = "backward: the gradients are of other sizes: on axis ";
-  EXPECT_EQ(refusal({.inputs = 6, .outputs = 4}, true), sizes + "1 their weight has extent 5, expected 4");
-  EXPECT_EQ(refusal({.inputs = 6, .outputs = 5, .bias = false}, true), sizes + "0 their bias has extent 5, expected 0");
-  EXPECT_EQ(refusal({.inputs = 6, .outputs = 5}, false), sizes + "0 their gate has extent 6, expected 0");
+  EXPECT_EQ(refusal(Linear({.inputs = 6, .outputs = 4})), sizes + "1 their weight has extent 5, expected 4");
+  EXPECT_EQ(refusal(Linear({.inputs = 6, .outputs = 5, .bias = false})),
+            sizes + "0 their bias has extent 5, expected 0");
+  EXPECT_EQ(refusal(mha::Linear<float>({.inputs = 6, .outputs = 5})), sizes + "0 their gate has extent 6, expected 0");
 }
 
 }  // namespace

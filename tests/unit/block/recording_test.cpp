@@ -9,10 +9,10 @@
 
 namespace {
 
-using mha::detail::has_block_tape;
+using mha::detail::has_call_tape;
 using Tape = mha::LinearTape<float, mha::Cpu>;
 
-static_assert(has_block_tape<const mha::Cpu&, Tape&> && !has_block_tape<const mha::Cpu&, mha::Workspace&>);
+static_assert(has_call_tape<const mha::Cpu&, Tape&> && !has_call_tape<const mha::Cpu&, mha::Workspace&>);
 static_assert(mha::detail::outlasts_call<mha::Tensor<float, 2>&>() && mha::detail::outlasts_call<mha::Cpu>());
 static_assert(!mha::detail::outlasts_call<mha::Tensor<float, 2>>());
 static_assert(mha::detail::outlasts_call<mha::TensorView<const float, 2>>());
@@ -21,7 +21,7 @@ TEST(Recording, TheTapeIsFoundAmongOtherArguments) {
   Tape tape;
   mha::Workspace workspace;
   const mha::Cpu backend;
-  EXPECT_EQ(&mha::detail::given_block_tape<Tape>(workspace, tape, backend), &tape);
+  EXPECT_EQ(&mha::detail::given_tape<Tape>(workspace, tape, backend), &tape);
 }
 
 TEST(Recording, ViewsMeetWhereTheyShareAnElement) {
@@ -30,6 +30,8 @@ TEST(Recording, ViewsMeetWhereTheyShareAnElement) {
   EXPECT_FALSE(mha::detail::meet(left, right));
   EXPECT_TRUE(mha::detail::meet(left, left));
   EXPECT_TRUE(mha::detail::meet(left, x.view()));
+  mha::Tensor<float, 3> apart(2, 3, 4);
+  EXPECT_FALSE(mha::detail::meet(left, apart.view()));
 }
 
 TEST(Recording, SaysWhatIsNotThere) {

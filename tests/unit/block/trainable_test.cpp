@@ -7,9 +7,9 @@
 namespace {
 
 TEST(Trainable, AreTheBackendsWithABackwardPass) {
-  EXPECT_TRUE((mha::detail::check_block_trains<float, mha::Cpu>()));
-  EXPECT_TRUE((mha::detail::check_block_trains<mha::bfloat16, mha::CpuWith<mha::Serial>>()));
-  EXPECT_TRUE((mha::detail::check_block_trains<double, mha::Reference>()));
+  EXPECT_TRUE((mha::detail::check_trains<float, mha::Cpu>()));
+  EXPECT_TRUE((mha::detail::check_trains<mha::bfloat16, mha::CpuWith<mha::Serial>>()));
+  EXPECT_TRUE((mha::detail::check_trains<double, mha::Reference>()));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ TEST(LayerBackwardSteps, HandTheGradientOfTheRowsToTheHeads) {
                                       mha::NoPosition, mha::FusedProjection, mha::ConcatHeads, mha::NoOutput>;
   mha::Tensor<float, 3> x(1, 3, 4), dy(1, 3, 4), dx(1, 3, 4), d_memory(1, 3, 4);
   support::Random("steps").fill(dy);
-  mha::LayerGradients<float> gradients(0, 0, [](float*) { return mha::ParameterViews<float>{}; });
+  mha::LayerGradients<float> gradients(0, [](float*) { return mha::LayerGradientViews<float>{}; });
   const mha::NoNorm norm;
   const mha::NoPosition position;
   mha::detail::RecordedTensors<float> recorded;

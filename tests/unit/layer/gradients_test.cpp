@@ -61,13 +61,22 @@ TEST(LayerGradients, AreRefusedByALayerOfOtherSizes) {
   const auto g = layer().gradients();
   const mha::MultiHeadAttention<float> other({.d_model = 6, .num_heads = 2});
   const auto own = other.gradients();
-  mha::detail::require_gradients<float>("here", own, own);
+  mha::detail::require_gradients<mha::LayerGradientViews<float>>(own, own);
   try {
-    mha::detail::require_gradients<float>("here", g, own);
+    mha::detail::require_gradients<mha::LayerGradientViews<float>>(g, own);
     FAIL();
   } catch (const mha::ShapeError& e) {
     EXPECT_EQ(std::string(e.what()),
-              "here: the gradients are of another layer: on axis 2 their query has extent 4, expected 3");
+              "backward: the gradients are of other sizes: on axis 2 their query has extent 4, expected 3");
+  }
+  // The same numbers in another order.
+  const auto apart = mha::MultiHeadAttention<float, mha::Cpu, mha::PerHeadProjection>({.d_model = 6, .num_heads = 2});
+  try {
+    mha::detail::require_gradients<mha::LayerGradientViews<float>>(apart.gradients(), own);
+    FAIL();
+  } catch (const mha::ShapeError& e) {
+    EXPECT_EQ(std::string(e.what()),
+              "backward: the gradients are of other sizes: on axis 0 their query has stride 18, expected 3");
   }
 }
 

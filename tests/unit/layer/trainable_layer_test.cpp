@@ -508,7 +508,7 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   const auto backward = [&](const auto& d, const auto& t, auto& to, const auto&... extra) {
     return message_of([&] { static_cast<void>(layer.backward(d, t, to, extra...)); });
   };
-  EXPECT_EQ(backward(dy, tape, g), "backward: nothing was recorded on the tape: call layer(x, tape) first");
+  EXPECT_EQ(backward(dy, tape, g), "backward: nothing was recorded on the tape: call it with x and the tape first");
   static_cast<void>(layer(x, tape));
   static_cast<void>(layer(x, memory, across));
   const Rows before = layer.backward(dy, tape, g);
@@ -521,7 +521,7 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(backward(Rows(1, 5, 8), tape, g), "backward: x has batch 2 but dy has batch 1");
   EXPECT_EQ(backward(Rows(2, 5, 7), tape, g), "backward: dy has width 7, expected 8");
   EXPECT_EQ(backward(dy, tape, foreign),
-            "backward: the gradients are of another layer: on axis 0 their query bias has extent 2, expected 0");
+            "backward: the gradients are of other sizes: on axis 0 their query bias has extent 2, expected 0");
   Rows narrow(2, 5, 6), of_memory(2, 3, 8);
   EXPECT_EQ(backward(dy, tape, g, mha::into(narrow)), "backward: dx has width 6, expected 8");
   EXPECT_EQ(backward(dy, tape, g, mha::into(x)), "backward: dx overlaps x");
