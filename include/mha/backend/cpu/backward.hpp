@@ -3,199 +3,359 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 
-#include "../executor.hpp"
-#include "head_backward.hpp"
+#include "../backward.hpp"
+#include "../simd/backward_kernels.hpp"
+#include "../simd/backward_plan.hpp"
+#include "../simd/pair_gradients.hpp"
+#include "../simd/transpose.hpp"
+#include "../simd/widen.hpp"
+#include "head_memory.hpp"
 
-/// Who computes which part of a backward pass. Every sum has one order, whatever the threads: dQ by ascending keys, dK
-/// and dV of a query head by ascending queries, those of a group by ascending head, the sink's by batch and query,
-/// those of a table of the score by batch, head, and pieces, of which those of one wave share no element.
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
-/// A call's heads and the memory of those that are computed at once.
-template <class T> class BackwardHeads {
+using simd::AnyBackwardCall;
+
+/// The backward pass of one query head of one sequence in steps: its operands are prepared, pieces (n, m) of queries ×
+/// keys are computed, any of them after (n − 1, m) and (n, m − 1), and the sums are stored.
+///
+/// Formula   S = K Qᵀ as in forward, P and dS from S and V dOᵀ as in PairGradients,
+///           dQᵀ += Kᵀ dS,  dV += P dO,  dK += dS Q
+/// Numerics  P has the logits of forward bit for bit; a hidden pair adds exactly nothing
+/// Source    Dao et al. 2022 (FlashAttention), algorithm 4
+template <class T> class HeadBackward {
+  using A = Accumulator<T>;
+  static constexpr Index block = BackwardTiling::block, together = BackwardTiling::together;
+
+ public:
+  HeadBackward(const AnyBackwardCall<T>& call, IsaLevel level, const simd::BackwardKernels<A>& kernels,
+               const BackwardTiling& tiling, const HeadMemory<A>& memory, Index b, Index h)
+      : call_(call.call),
+        f_(call.call.forward),
+        level_(level),
+        kernels_(kernels),
+        tiling_(tiling),
+        at_(memory),
+        pairs_(call, kernels, memory.rows, tiling.lanes, b, h),
+        b_(b),
+        h_(h),
+        queries_(f_.queries(b)),
+        keys_(f_.keys(b)),
+        tiles_(tiling.tiles(queries_)) {}
+
+  Index tiles() const { return tiles_; }
+  Index query_pieces() const { return tiling_.query_pieces(queries_); }
+  Index key_pieces() const { return BackwardTiling::key_pieces(keys_); }
+  /// What the head adds to the gradient of the sink.
+  double sink() const { return pairs_.sink(tiles_); }
+  /// What the head adds to the gradients of the score's slots, to where the call has them.
+  void store_slots() const { pairs_.store_slots(tiles_); }
+
+  /// The operands of tile t.
+  void prepare_queries(Index t) const {
+    const Index lanes = tiling_.lanes, first = t * lanes, count = std::min(lanes, queries_ - first);
+    A* const q = rows(at_.q, first, tiling_.query_dim);
+    A* const d_out = rows(at_.d_out, first, tiling_.value_dim);
+    for (Index i = 0; i < lanes; ++i) {
+      A* const to[] = {q + std::ptrdiff_t{i} * tiling_.query_dim, d_out + std::ptrdiff_t{i} * tiling_.value_dim};
+      if (i >= count) {
+        std::fill_n(to[0], tiling_.query_dim, A(0));
+        std::fill_n(to[1], tiling_.value_dim, A(0));
+        continue;
+      }
+      pack_row(f_.query(b_, first + i, h_), f_.q.stride[3], f_.head_dim, tiling_.query_dim, to[0]);
+      pack_row(call_.row(call_.d_out, b_, first + i, h_), call_.d_out.stride[3], f_.value_dim, tiling_.value_dim,
+               to[1]);
+    }
+    pairs_.prepare(t, count, d_out, tiling_.value_dim);
+    at_.finite[t] = finite(q, std::ptrdiff_t{lanes} * tiling_.query_dim) &&
+                    finite(d_out, std::ptrdiff_t{lanes} * tiling_.value_dim);
+    to_lanes(q, tiling_.query_dim, f_.head_dim, rows(at_.q_lanes, first, f_.head_dim));
+    to_lanes(d_out, tiling_.value_dim, f_.value_dim, rows(at_.d_out_lanes, first, f_.value_dim));
+    std::fill_n(rows(at_.dq, first, f_.head_dim), std::ptrdiff_t{lanes} * f_.head_dim, A(0));
+  }
+
+  /// The operands of piece m of the keys.
+  void prepare_keys(Index m) const {
+    const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
+    for (Index key = first; key < end;) {
+      const KvRun<T> run = f_.kv.run(b_, f_.kv_head(h_), key, end);
+      for (Index i = 0; i < run.count; ++i, ++key) {
+        pack_row(run.key + i * run.key_stride, 1, f_.head_dim, tiling_.query_dim, rows(at_.k, key, tiling_.query_dim));
+        pack_row(run.value + i * run.value_stride, 1, f_.value_dim, tiling_.value_dim,
+                 rows(at_.v, key, tiling_.value_dim));
+      }
+    }
+    const std::ptrdiff_t n = end - first;
+    at_.finite[tiles_ + m] = finite(rows(at_.k, first, tiling_.query_dim), n * tiling_.query_dim) &&
+                             finite(rows(at_.v, first, tiling_.value_dim), n * tiling_.value_dim);
+    std::fill_n(rows(at_.dk, first, tiling_.query_dim), n * tiling_.query_dim, A(0));
+    std::fill_n(rows(at_.dv, first, tiling_.value_dim), n * tiling_.value_dim, A(0));
+  }
+
+  /// Piece n of the queries against piece m of the keys.
+  void piece(Index n, Index m, const BackwardScratch<A>& scratch) const {
+    const Index tiles_end = std::min(tiles_, (n + 1) * tiling_.query_piece);
+    const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
+    for (Index t = n * tiling_.query_piece; t < tiles_end; t += together)
+      for (Index k = m * BackwardTiling::key_piece; k < keys_end; k += block)
+        some_tiles(t, std::min(together, tiles_end - t), k, std::min(block, keys_end - k), scratch);
+  }
+
+  /// dQ of tile t into its destination.
+  void store_queries(Index t) const {
+    if (!call_.query.wanted()) return;
+    const Index lanes = tiling_.lanes, first = t * lanes, count = std::min(lanes, queries_ - first);
+    A* const to = rows(at_.q, first, tiling_.query_dim);  // the queries are not needed any more
+    const A* const from = rows(at_.dq, first, f_.head_dim);
+    A scale[64 / sizeof(A)];
+    std::fill_n(scale, kernels_.tile.width, f_.scale);
+    const auto unpack = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::UnpackBody<A, A>, const A*, std::ptrdiff_t, const A*, Index, A*,
+                                          std::ptrdiff_t>;
+    });
+    for (Index i = 0; i < lanes; i += kernels_.tile.width)
+      unpack(from + i, lanes, scale, f_.head_dim, to + std::ptrdiff_t{i} * tiling_.query_dim, tiling_.query_dim);
+    for (Index i = 0; i < count; ++i)
+      call_.query.put_row(call_.query_row(b_, first + i, h_), to + std::ptrdiff_t{i} * tiling_.query_dim, f_.head_dim);
+  }
+
+  /// The sums over piece m of the keys += those of another head that reads them.
+  void add_keys(Index m, const HeadMemory<A>& other) const {
+    const Index first = m * BackwardTiling::key_piece, n = std::min(keys_ - first, BackwardTiling::key_piece);
+    const auto add = [&](A* to, const A* from, Index dim) {
+      kernels_.add_rows(from + std::ptrdiff_t{first} * dim, std::ptrdiff_t{n} * dim, rows(to, first, dim));
+    };
+    add(at_.dk, other.dk, tiling_.query_dim);
+    add(at_.dv, other.dv, tiling_.value_dim);
+  }
+
+  /// dK and dV of piece m of the keys into their destinations.
+  void store_keys(Index m) const {
+    const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
+    const auto scaled = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::StoreRowBody<A, A>, const A*, A, Index, A*>;
+    });
+    const auto store = [&](const GradientTo<T>& to, A* from, Index padded, Index dim, A scale) {
+      for (Index k = first; to.wanted() && k < end; ++k) {
+        A* const row = rows(from, k, padded);
+        if (scale != A(1)) scaled(row, scale, padded, row);
+        to.put_row(call_.key_row(to, b_, k, f_.kv_head(h_)), row, dim);
+      }
+    };
+    store(call_.key, at_.dk, tiling_.query_dim, f_.head_dim, f_.scale);
+    store(call_.value, at_.dv, tiling_.value_dim, f_.value_dim, A(1));
+  }
+
+ private:
+  static A* rows(A* all, Index first, Index dim) { return all + std::ptrdiff_t{first} * dim; }
+
+  void pack_row(const T* from, std::ptrdiff_t step, Index dim, Index padded, A* to) const {
+    if (step == 1)
+      simd::widen(level_, from, 0, 1, dim, to);
+    else
+      for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(from[d * step]);
+    std::fill_n(to + dim, padded - dim, A(0));
+  }
+
+  /// to (dim, lanes) = a tile's rows.
+  void to_lanes(const A* from, Index padded, Index dim, A* to) const {
+    const auto pack = simd::with_isa(level_, [](auto isa) {
+      return &decltype(isa)::template run<simd::PackBody<A, A>, const A*, std::ptrdiff_t, Index, A*, std::ptrdiff_t>;
+    });
+    for (Index i = 0; i < tiling_.lanes; i += kernels_.tile.width)
+      pack(from + std::ptrdiff_t{i} * padded, padded, dim, to + i, tiling_.lanes);
+  }
+
+  bool finite(const A* x, std::ptrdiff_t n) const {
+    A sums[64 / sizeof(A)];
+    kernels_.tile.non_finite(x, n, sums);
+    return std::all_of(sums, sums + kernels_.tile.width, [](A s) { return s == A(0); });
+  }
+
+  /// Tiles [t, t + count) against keys [k, k + n).
+  void some_tiles(Index t, Index count, Index k, Index n, const BackwardScratch<A>& scratch) const {
+    simd::KeyRange seen[std::size_t{together}];
+    Index begin = k + n, end = k;
+    bool clean = at_.finite[tiles_ + k / BackwardTiling::key_piece], whole = true;
+    for (Index g = 0; g < count; ++g) {
+      clean = clean && at_.finite[t + g];
+      seen[g] = f_.mask.visible(pairs_.queries(t + g), k, k + n, kernels_.tile.rows);
+      whole = whole && seen[g].seen == TileVisibility::full;
+      if (seen[g].seen == TileVisibility::none) seen[g].begin = seen[g].end = k;
+      if (seen[g].begin == seen[g].end) continue;
+      begin = std::min(begin, seen[g].begin);
+      end = std::max(end, seen[g].end);
+    }
+    if (begin >= end) return;
+    const Index lanes = tiling_.lanes, first = t * lanes, queries = std::min(count * lanes, queries_ - first);
+    std::fill_n(scratch.first, n, queries);
+    std::fill_n(scratch.last, n, Index{0});
+    const Block block_of{k, begin, end, !clean, &scratch};
+    for (Index g = 0; g < count; ++g) one_tile(t + g, g * lanes, seen[g], block_of);
+    const auto sum = [&](const GradientTo<T>& wanted, const A* s, const A* x, Index dim, A* to) {
+      if (!wanted.wanted()) return;
+      simd::OuterArgs<A> args{s + (begin - k) * lanes,
+                              lanes,
+                              std::ptrdiff_t{block} * lanes,
+                              end - begin,
+                              queries,
+                              x + std::ptrdiff_t{first} * dim,
+                              dim,
+                              dim,
+                              rows(to, begin, dim),
+                              dim};
+      if (!whole) {
+        args.first = scratch.first + (begin - k);
+        args.last = scratch.last + (begin - k);
+      }
+      if (clean)
+        kernels_.outer(args);
+      else
+        kernels_.guarded_outer(args, scratch.visible + (begin - k) * lanes);
+    };
+    sum(call_.value, scratch.p, at_.d_out, tiling_.value_dim, at_.dv);
+    sum(call_.key, scratch.ds, at_.q, tiling_.query_dim, at_.dk);
+  }
+
+  /// Keys [begin, end) of the block from `first` on that some of its tiles see.
+  struct Block {
+    Index first, begin, end;
+    bool guarded;
+    const BackwardScratch<A>* scratch;
+  };
+
+  /// Tile t, whose queries are `before` queries after the first of the block. Registers of queries that see none of
+  /// some keys are left out: they would add exactly nothing.
+  void one_tile(Index t, Index before, const simd::KeyRange& keys, const Block& in) const {
+    const Index lanes = tiling_.lanes;
+    hide(before, in.begin, std::min(keys.begin, in.end), 0, lanes, in);
+    if (keys.begin < keys.end) hide(before, std::max(keys.end, in.begin), in.end, 0, lanes, in);
+    if (keys.begin == keys.end) return hide(before, in.begin, in.end, 0, lanes, in);
+    const Index part = kernels_.part, parts = lanes / part;
+    if (keys.seen == TileVisibility::full || in.guarded || parts == 1) return registers(t, before, keys, 0, lanes, in);
+    simd::KeyRange of[3];
+    Index cuts[8] = {keys.begin, keys.end};
+    Index count = 2;
+    for (Index j = 0; j < parts; ++j) {
+      const simd::TileQueries queries = pairs_.queries(t, j * part, part);
+      of[j] = queries.count > 0 ? f_.mask.visible(queries, keys.begin, keys.end, kernels_.tile.rows)
+                                : simd::KeyRange{keys.begin, keys.end, TileVisibility::none};
+      if (of[j].seen == TileVisibility::none) of[j].end = of[j].begin;
+      cuts[count++] = of[j].begin;
+      cuts[count++] = of[j].end;
+    }
+    std::sort(cuts, cuts + count);
+    for (Index c = 0; c + 1 < count; ++c) {
+      const simd::KeyRange some{cuts[c], cuts[c + 1], TileVisibility::partial};
+      if (some.begin == some.end) continue;
+      const auto sees = [&](Index j) { return of[j].begin <= some.begin && some.end <= of[j].end; };
+      Index from = 0, to = parts;
+      while (from < parts && !sees(from)) ++from;
+      while (to > from && !sees(to - 1)) --to;
+      hide(before, some.begin, some.end, 0, from * part, in);
+      hide(before, some.begin, some.end, to * part, lanes, in);
+      if (from < to) registers(t, before, some, from * part, to * part, in);
+    }
+  }
+
+  /// Keys [begin, end) weigh nothing for lanes [from, to) of a tile.
+  void hide(Index before, Index begin, Index end, Index from, Index to, const Block& in) const {
+    for (Index k = begin; k < end && from < to; ++k) {
+      const std::ptrdiff_t at = (std::ptrdiff_t{before} * block) + std::ptrdiff_t{k - in.first} * tiling_.lanes;
+      std::fill(in.scratch->p + at + from, in.scratch->p + at + to, A(0));
+      std::fill(in.scratch->ds + at + from, in.scratch->ds + at + to, A(0));
+      std::fill(in.scratch->visible + at + from, in.scratch->visible + at + to, A(0));
+    }
+  }
+
+  /// P and dS of lanes [from, to) of tile t for some keys, and what they add to dQ.
+  void registers(Index t, Index before, const simd::KeyRange& keys, Index from, Index to, const Block& in) const {
+    const BackwardScratch<A>& scratch = *in.scratch;
+    const Index lanes = tiling_.lanes, n = keys.end - keys.begin;
+    const Index which = (to - from) / kernels_.part - 1;
+    const std::ptrdiff_t apart = std::ptrdiff_t{keys.begin - in.first} * lanes + from;  // in memory of one tile
+    const std::ptrdiff_t at = std::ptrdiff_t{before} * block + apart;
+    A *const p = scratch.p + at, *const ds = scratch.ds + at, *const visible = scratch.visible + at;
+    const A* const k = rows(at_.k, keys.begin, tiling_.query_dim);
+    const typename simd::PairGradients<T>::Pairs of{t, from, to - from, keys, apart};
+    const Index count = pairs_.queries(t, from, to - from).count;
+    for (Index i = keys.begin - in.first; i < keys.end - in.first; ++i) {
+      scratch.first[i] = std::min(scratch.first[i], before + from);
+      scratch.last[i] = std::max(scratch.last[i], before + from + count);
+    }
+    const auto product = [&](const A* of_keys, Index padded, A* of_queries, Index dim, A* result) {
+      kernels_.scores[which](
+          {of_keys, padded, rows(of_queries, t * lanes, dim) + from, lanes, result, lanes, n, dim, false, {}});
+    };
+    product(k, tiling_.query_dim, at_.q_lanes, f_.head_dim, p);
+    pairs_.logits(of, p, kernels_.tile.rows, scratch.pairs);
+    if (in.guarded)
+      for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * lanes; ++i)
+        visible[i] = p[i] == -std::numeric_limits<A>::infinity() ? A(0) : A(1);
+    if (pairs_.wants_ds())
+      product(rows(at_.v, keys.begin, tiling_.value_dim), tiling_.value_dim, at_.d_out_lanes, f_.value_dim, ds);
+    pairs_.weigh(of, p, ds, scratch.pairs);
+    if (!call_.query.wanted()) return;
+    A* const dq = rows(at_.dq, t * lanes, f_.head_dim) + from;
+    if (in.guarded)
+      kernels_.tile.guarded_values(k, tiling_.query_dim, n, ds, visible, scratch.ones, f_.head_dim, dq, lanes);
+    else
+      kernels_.query_gradient[which](k, tiling_.query_dim, n, ds, lanes, f_.head_dim, dq);
+  }
+
+  const AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<A>, simd::AnyScore<A>>& call_;
+  const simd::AnyCall<T>& f_;
+  const IsaLevel level_;
+  const simd::BackwardKernels<A>& kernels_;
+  const BackwardTiling& tiling_;
+  const HeadMemory<A>& at_;
+  const simd::PairGradients<T> pairs_;
+  const Index b_, h_, queries_, keys_, tiles_;
+};
+
+/// The kernels of a call and the sizes of its parts, as simd::BackwardHeads wants them.
+template <class T> class BackwardMachine {
   using A = Accumulator<T>;
 
  public:
-  BackwardHeads(const AnyBackwardCall<T>& call, IsaLevel level)
+  using Scalar = T;
+  using Memory = HeadMemory<A>;
+  using Scratch = BackwardScratch<A>;
+
+  BackwardMachine(const AnyBackwardCall<T>& call, IsaLevel level)
       : call_(call),
         level_(level),
-        f_(call.call.forward),
-        kernels_(simd::backward_kernels<A>(level, f_.shape.queries)),
-        tiling_(kernels_.tile, f_.head_dim, f_.value_dim),
-        group_(f_.kv_heads > 0 ? f_.shape.heads / f_.kv_heads : 0) {}
+        kernels_(simd::backward_kernels<A>(level, call.call.forward.shape.queries)),
+        tiling_(kernels_.tile, call.call.forward.head_dim, call.call.forward.value_dim) {}
 
-  Index group() const { return group_; }
-  /// Key/value heads of all sequences.
-  std::int64_t key_heads() const { return std::int64_t{f_.shape.batch} * f_.kv_heads; }
-  bool is_large() const {
-    constexpr double enough_flop = 2e6;
-    return 2.0 * f_.shape.batch * f_.shape.heads * f_.shape.queries * f_.shape.keys *
-               (3. * f_.head_dim + 2. * f_.value_dim) >=
-           enough_flop;
-  }
-  /// Heads, counted over all sequences, that may be computed at once: those that share a table come one after another.
-  Index at_once() const {
-    const Index all = f_.shape.batch * f_.shape.heads;
-    Index n = all;
-    for (int j = 0; j < call_.score_gradient.tables(); ++j) {
-      const PairTable<A, double>& table = call_.call.score.tables[j];
-      if (table.elements != nullptr) continue;
-      if (f_.shape.heads > 1 && table.stride[1] == 0)
-        n = 1;
-      else if (f_.shape.batch > 1 && table.stride[0] == 0)
-        n = std::min(n, f_.shape.heads);
-    }
-    return n;
-  }
-  /// Tasks that share nothing.
-  std::int64_t tasks() const {
-    const Index n = at_once(), all = f_.shape.batch * f_.shape.heads;
-    return n == all ? key_heads() : n == f_.shape.heads ? f_.kv_heads : 1;
-  }
+  const AnyBackwardCall<T>& call() const { return call_; }
   const BackwardTiling& tiling() const { return tiling_; }
-  Index queries() const { return f_.shape.queries; }
-  Index keys() const { return f_.shape.keys; }
-
-  HeadMemory<A> memory(Workspace::Frame& frame) const {
-    return HeadMemory<A>(frame, tiling_, f_.shape.queries, f_.shape.keys, f_.head_dim, f_.value_dim,
-                         call_.log_sum_exp_apart(), call_.score_gradient.padded_slots());
+  Memory memory(Workspace::Frame& frame) const {
+    const simd::AnyCall<T>& f = call_.call.forward;
+    return Memory(frame, tiling_, f.shape.queries, f.shape.keys, f.head_dim, f.value_dim, call_.log_sum_exp_apart(),
+                  call_.score_gradient.padded_slots());
   }
-  BackwardScratch<A> scratch(Workspace::Frame& frame) const {
-    return BackwardScratch<A>(frame, tiling_.lanes, call_.log_sum_exp_apart(), call_.score_gradient.evaluates(),
-                              call_.score_gradient.tables());
+  Scratch scratch(Workspace::Frame& frame) const {
+    return Scratch(frame, tiling_.lanes, call_.log_sum_exp_apart(), call_.score_gradient.evaluates(),
+                   call_.score_gradient.tables());
   }
-  /// Query head i of key/value head g, counted over all sequences.
-  HeadBackward<T> head(std::int64_t g, Index i, const HeadMemory<A>& memory) const {
-    const Index b = static_cast<Index>(g / f_.kv_heads), h = static_cast<Index>(g % f_.kv_heads) * group_ + i;
+  HeadBackward<T> head(const Memory& memory, Index b, Index h) const {
     return {call_, level_, kernels_, tiling_, memory, b, h};
   }
 
  private:
   const AnyBackwardCall<T>& call_;
   const IsaLevel level_;
-  const simd::AnyCall<T>& f_;
   const simd::BackwardKernels<A> kernels_;
   const BackwardTiling tiling_;
-  const Index group_;
 };
 
-/// All query heads of a key/value head, one after another, in one thread. `first` has memory for the sums too.
-template <class T, class A>
-void whole_group(const BackwardHeads<T>& heads, std::int64_t g, const HeadMemory<A>& first, const HeadMemory<A>& other,
-                 const BackwardScratch<A>& scratch, double* sinks) {
-  const HeadBackward<T> sums = heads.head(g, 0, first);
-  for (Index i = 0; i < heads.group(); ++i) {
-    const HeadMemory<A>& memory = i == 0 ? first : other;
-    const HeadBackward<T> head = heads.head(g, i, memory);
-    for (Index t = 0; t < head.tiles(); ++t) head.prepare_queries(t);
-    for (Index m = 0; m < head.key_pieces(); ++m) head.prepare_keys(m);
-    for (Index m = 0; m < head.key_pieces(); ++m)
-      for (Index n = 0; n < head.query_pieces(); ++n) head.piece(n, m, scratch);
-    for (Index t = 0; t < head.tiles(); ++t) head.store_queries(t);
-    for (Index m = 0; i > 0 && m < head.key_pieces(); ++m) sums.add_keys(m, other);
-    sinks[i] = head.sink();
-    head.store_slots();
-  }
-  for (Index m = 0; m < sums.key_pieces(); ++m) sums.store_keys(m);
-}
-
-/// Every key/value head a task, or those of all sequences.
-template <class T, class Threads>
-void backward_by_groups(const BackwardHeads<T>& heads, bool alone, Workspace::Frame& frame, const Threads& threads,
-                        double* sinks) {
-  using A = Accumulator<T>;
-  const Index slots = alone ? 1 : threads.workers();
-  HeadMemory<A>* const memory = frame.take<HeadMemory<A>>(2 * static_cast<std::size_t>(slots));
-  BackwardScratch<A>* const scratch = frame.take<BackwardScratch<A>>(static_cast<std::size_t>(slots));
-  for (Index w = 0; w < slots; ++w) {
-    memory[2 * w] = heads.memory(frame);
-    memory[2 * w + 1] = heads.group() > 1 ? heads.memory(frame) : memory[2 * w];
-    scratch[w] = heads.scratch(frame);
-  }
-  const auto tasks = static_cast<Index>(heads.tasks()), all = static_cast<Index>(heads.key_heads());
-  run_tasks(alone, threads, tasks, [&](Index first, Index worker) MHA_NO_INLINE {
-    for (Index g = first; g < all; g += tasks)
-      whole_group(heads, g, memory[2 * worker], memory[2 * worker + 1], scratch[worker],
-                  sinks + std::ptrdiff_t{g} * heads.group());
-  });
-}
-
-/// All heads at once, or as many as may be, wave by wave: pieces (n, m) of n + m = w touch different queries and
-/// different keys.
-template <class T, class Threads>
-void backward_in_waves(const BackwardHeads<T>& heads, Workspace::Frame& frame, const Threads& threads, double* sinks) {
-  using A = Accumulator<T>;
-  // Groups follow one another where their heads must, in the same memory.
-  const Index group = heads.group(), at_once = heads.at_once(), groups = std::max<Index>(1, at_once / group),
-              count = groups * group;
-  HeadMemory<A>* const memory = frame.take<HeadMemory<A>>(static_cast<std::size_t>(count));
-  for (Index i = 0; i < count; ++i) memory[i] = heads.memory(frame);
-  BackwardScratch<A>* const scratch = frame.take<BackwardScratch<A>>(static_cast<std::size_t>(threads.workers()));
-  for (Index w = 0; w < threads.workers(); ++w) scratch[w] = heads.scratch(frame);
-  const Index tiles = heads.tiling().tiles(heads.queries()), rows = heads.tiling().query_pieces(heads.queries()),
-              columns = BackwardTiling::key_pieces(heads.keys());
-  for (std::int64_t begin = 0; begin < heads.key_heads(); begin += groups) {
-    const auto head = [&](Index i) { return heads.head(begin + i / group, i % group, memory[i]); };
-    threads.run(count * (tiles + columns), [&](Index task, Index) MHA_NO_INLINE {
-      const auto h = head(task / (tiles + columns));
-      const Index i = task % (tiles + columns);
-      if (i < tiles) {
-        if (i < h.tiles()) h.prepare_queries(i);
-      } else if (i - tiles < h.key_pieces()) {
-        h.prepare_keys(i - tiles);
-      }
-    });
-    for (Index from = 0; from < count; from += at_once)
-      for (Index wave = 0; wave < rows + columns - 1; ++wave) {
-        const Index first = std::max<Index>(0, wave - columns + 1), n = std::min(rows, wave + 1) - first;
-        threads.run(at_once * n, [&](Index task, Index worker) MHA_NO_INLINE {
-          const auto h = head(from + task / n);
-          const Index row = first + task % n, column = wave - row;
-          if (row < h.query_pieces() && column < h.key_pieces()) h.piece(row, column, scratch[worker]);
-        });
-      }
-    threads.run(count * tiles + groups * columns, [&](Index task, Index) MHA_NO_INLINE {
-      if (task < count * tiles) {
-        const auto h = head(task / tiles);
-        if (task % tiles < h.tiles()) h.store_queries(task % tiles);
-        return;
-      }
-      const Index g = (task - count * tiles) / columns, m = (task - count * tiles) % columns;
-      const auto sums = head(g * group);
-      if (m >= sums.key_pieces()) return;
-      for (Index i = 1; i < group; ++i) sums.add_keys(m, memory[g * group + i]);
-      sums.store_keys(m);
-    });
-    for (Index i = 0; i < count; ++i) {
-      sinks[begin * group + i] = head(i).sink();
-      head(i).store_slots();
-    }
-  }
-}
-
-/// The backward pass; pieces of a head are shared among the workers where there are fewer key/value heads than those.
+/// The backward pass in accumulator precision.
 template <class T, class Threads>
 void attend_backward(const AnyBackwardCall<T>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
-  const BackwardHeads<T> heads(call, level);
-  if (heads.key_heads() == 0) return;
-  require(heads.key_heads() * heads.group() <= std::numeric_limits<Index>::max() / 1024,
-          "attention_backward: ", heads.key_heads() * heads.group(), " heads in the batch, the limit is ",
-          std::numeric_limits<Index>::max() / 1024);
-  auto frame = workspace.frame();
-  const std::size_t count = static_cast<std::size_t>(heads.key_heads()) * static_cast<std::size_t>(heads.group());
-  double* const sinks = frame.template take<double>(count);
-  const Index workers = threads.workers();
-  const bool alone = workers == 1 || !heads.is_large();
-  if (alone || heads.tasks() >= workers)
-    backward_by_groups(heads, alone, frame, threads, sinks);
-  else
-    backward_in_waves(heads, frame, threads, sinks);
-  if (call.call.sink == nullptr) return;
-  const std::size_t per_sequence = static_cast<std::size_t>(call.call.forward.shape.heads);
-  for (std::size_t i = 0; i < count; ++i) call.call.sink[i % per_sequence] += sinks[i];
+  simd::attend_backward(BackwardMachine<T>(call, level), workspace, threads);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -6,6 +6,7 @@
 
 #include "../../core/check.hpp"
 #include "../../core/workspace.hpp"
+#include "../simd/backward_memory.hpp"
 #include "../simd/tile_kernels.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
@@ -35,30 +36,19 @@ struct BackwardTiling {
 
 /// What one worker needs for a block of keys × `together` tiles.
 template <class A> struct BackwardScratch {
-  A *p, *ds, *visible, *derivative, *ones;
-  A *own_p = nullptr, *own_ds = nullptr;  ///< of the log-sum-exp's gradient where it is computed apart
-  A* dots = nullptr;                      ///< of the score's gradients, where it has any: of one tile
-  A** tables = nullptr;                   ///< the same, of each of its tables
-  Index *first, *last;                    ///< of each key, the queries that may see it
+  A *p, *ds, *visible, *ones;
+  simd::PairScratch<A> pairs;
+  Index *first, *last;  ///< of each key, the queries that may see it
 
   BackwardScratch(Workspace::Frame& frame, Index lanes, bool log_sum_exp_apart = false, bool score_gradient = false,
-                  int score_tables = 0) {
+                  int score_tables = 0)
+      : pairs(frame, BackwardTiling::block, lanes, log_sum_exp_apart, score_gradient, score_tables) {
     const std::size_t size =
         static_cast<std::size_t>(BackwardTiling::block * BackwardTiling::together) * static_cast<std::size_t>(lanes);
     p = frame.take<A>(size);
     ds = frame.take<A>(size);
     visible = frame.take<A>(size);
-    derivative = frame.take<A>(size);
     ones = frame.take<A>(static_cast<std::size_t>(lanes));
-    if (log_sum_exp_apart) {
-      own_p = frame.take<A>(size / BackwardTiling::together);
-      own_ds = frame.take<A>(size / BackwardTiling::together);
-    }
-    if (score_gradient) {
-      dots = frame.take<A>(size / BackwardTiling::together);
-      tables = frame.take<A*>(static_cast<std::size_t>(score_tables));
-      for (int j = 0; j < score_tables; ++j) tables[j] = frame.take<A>(size / BackwardTiling::together);
-    }
     std::fill_n(ones, lanes, A(1));
     first = frame.take<Index>(std::size_t{BackwardTiling::block});
     last = frame.take<Index>(std::size_t{BackwardTiling::block});
@@ -67,43 +57,29 @@ template <class A> struct BackwardScratch {
 
 /// The operands and sums of one query head of one sequence, in accumulator precision and rows of whole registers.
 template <class A> struct HeadMemory {
-  A *q, *d_out, *k, *v;         ///< rows (tiles · lanes or Lk, padded head size)
-  A *q_lanes, *d_out_lanes;     ///< the same of each tile as (head size, lanes)
-  A* dq;                        ///< of each tile (D, lanes)
-  A *dk, *dv;                   ///< (Lk, padded head size)
-  A *level, *log2_sum, *delta;  ///< (tiles · lanes)
-  /// (tiles · lanes): log2 of the sum without the sink, and minus the log-sum-exp's gradient, if that is computed
-  /// apart.
-  A *own_log2_sum = nullptr, *own_delta = nullptr;
-  double* sink;             ///< (tiles): what each adds to the gradient of the sink
-  double* slots = nullptr;  ///< (tiles, padded slots): what each adds to the gradients of the score's slots
-  bool* finite;             ///< of each tile's queries, then of each piece of keys
+  A *q, *d_out, *k, *v;      ///< rows (tiles · lanes or Lk, padded head size)
+  A *q_lanes, *d_out_lanes;  ///< the same of each tile as (head size, lanes)
+  A* dq;                     ///< of each tile (D, lanes)
+  A *dk, *dv;                ///< (Lk, padded head size)
+  simd::RowMemory<A> rows;
+  bool* finite;  ///< of each tile's queries, then of each piece of keys
 
   HeadMemory(Workspace::Frame& frame, const BackwardTiling& tiling, Index queries, Index keys, Index head_dim,
-             Index v_dim, bool log_sum_exp_apart = false, int padded_slots = 0) {
-    const auto take = [&](Index rows, Index columns) {
-      return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
+             Index v_dim, bool log_sum_exp_apart = false, int padded_slots = 0)
+      : rows(frame, tiling.tiles(queries), tiling.lanes, log_sum_exp_apart, padded_slots) {
+    const auto take = [&](Index count, Index columns) {
+      return frame.take<A>(static_cast<std::size_t>(count) * static_cast<std::size_t>(columns));
     };
-    const Index tiles = tiling.tiles(queries), rows = tiles * tiling.lanes;
-    q = take(rows, tiling.query_dim);
-    d_out = take(rows, tiling.value_dim);
+    const Index tiles = tiling.tiles(queries), all = tiles * tiling.lanes;
+    q = take(all, tiling.query_dim);
+    d_out = take(all, tiling.value_dim);
     k = take(keys, tiling.query_dim);
     v = take(keys, tiling.value_dim);
-    q_lanes = take(rows, head_dim);
-    d_out_lanes = take(rows, v_dim);
-    dq = take(rows, head_dim);
+    q_lanes = take(all, head_dim);
+    d_out_lanes = take(all, v_dim);
+    dq = take(all, head_dim);
     dk = take(keys, tiling.query_dim);
     dv = take(keys, tiling.value_dim);
-    level = take(rows, 1);
-    log2_sum = take(rows, 1);
-    delta = take(rows, 1);
-    if (log_sum_exp_apart) {
-      own_log2_sum = take(rows, 1);
-      own_delta = take(rows, 1);
-    }
-    sink = frame.take<double>(static_cast<std::size_t>(tiles));
-    if (padded_slots > 0)
-      slots = frame.take<double>(static_cast<std::size_t>(tiles) * static_cast<std::size_t>(padded_slots));
     finite =
         frame.take<bool>(static_cast<std::size_t>(tiles) + static_cast<std::size_t>(BackwardTiling::key_pieces(keys)));
   }

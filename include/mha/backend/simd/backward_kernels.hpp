@@ -22,15 +22,34 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 /// Shapes    (lanes)
 template <class A> struct BackwardRows { const A *level, *log2_sum, *delta; };
 
-/// What the pairs of one register of lanes share.
-template <class A, class Isa> struct WeightGradientLanes {
-  using V = vector_t<A, Isa>;
-  V level, log2_sum, delta;
-  A slope;
+/// A rule of weights: those of one register of lanes, as exponentials.
+struct ExponentialWeights {
+  template <class A, class Isa> struct Lanes {
+    using V = vector_t<A, Isa>;
+    V level, log2_sum;
+    A slope;
 
-  MHA_ALWAYS_INLINE WeightGradientLanes(const BackwardRows<A>& rows, Index lane, A by) : slope(by) {
-    load(level, rows.level + lane);
-    load(log2_sum, rows.log2_sum + lane);
+    MHA_ALWAYS_INLINE Lanes(const BackwardRows<A>& rows, Index lane, A by) : slope(by) {
+      load(level, rows.level + lane);
+      load(log2_sum, rows.log2_sum + lane);
+    }
+    /// p ← the weights at logits x.
+    MHA_ALWAYS_INLINE void of(const V& x, V& p) const {
+      p = (x - level) * slope;
+      round_here(p);
+      p = p - log2_sum;
+      exp2_in_place<A, Isa>(p);
+    }
+  };
+};
+
+/// What the pairs of one register of lanes share.
+template <class A, class Isa, class Rule> struct WeightGradientLanes {
+  using V = vector_t<A, Isa>;
+  typename Rule::template Lanes<A, Isa> weights;
+  V delta;
+
+  MHA_ALWAYS_INLINE WeightGradientLanes(const BackwardRows<A>& rows, Index lane, A slope) : weights(rows, lane, slope) {
     load(delta, rows.delta + lane);
   }
 
@@ -41,10 +60,7 @@ template <class A, class Isa> struct WeightGradientLanes {
     const V zero{};
     V x, p, d, f;
     load(x, s);
-    p = (x - level) * slope;
-    round_here(p);
-    p = p - log2_sum;
-    exp2_in_place<A, Isa>(p);
+    weights.of(x, p);
     p = x == hidden ? zero : p;
     if constexpr (Drops) {
       load(f, factor);
@@ -74,12 +90,12 @@ template <class A, class Isa> struct WeightGradientLanes {
 /// may be null; without dp there is only P.
 ///
 /// Shapes    s, dp, derivative (n, count), rows `lanes` apart
-template <class A> struct WeightGradientBody {
+template <class A, class Rule = ExponentialWeights> struct WeightGradientBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count,
                                     BackwardRows<A> rows, A slope) {
     for (Index lane = 0; lane < count; lane += Vector<A, Isa>::width) {
-      const WeightGradientLanes<A, Isa> of(rows, lane, slope);
+      const WeightGradientLanes<A, Isa, Rule> of(rows, lane, slope);
       for (Index k = 0; k < n; ++k) {
         const std::ptrdiff_t at = std::ptrdiff_t{k} * lanes + lane;
         of.template pairs<false>(s + at, dp != nullptr ? dp + at : nullptr,
@@ -91,13 +107,13 @@ template <class A> struct WeightGradientBody {
 
 /// The same of a call that drops, whose keys are those from `first` on: s ← f P, dp ← dS = P · (f dp − delta) · ∂t/∂s,
 /// with the factors f of dropout.
-template <class A> struct DroppedWeightGradientBody {
+template <class A, class Rule = ExponentialWeights> struct DroppedWeightGradientBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count,
                                     BackwardRows<A> rows, A slope, Index first, LaneDraws draws) {
     constexpr Index W = Vector<A, Isa>::width;
     for (Index lane = 0; lane < count; lane += W) {
-      const WeightGradientLanes<A, Isa> of(rows, lane, slope);
+      const WeightGradientLanes<A, Isa, Rule> of(rows, lane, slope);
       const DropoutFactors<A, Isa> factors(draws.position + lane, draws.row + lane, draws.draws);
       A factor[std::size_t{4 * W}];
       std::ptrdiff_t at = lane;
@@ -271,19 +287,29 @@ template <class A>
 using QueryGradientKernel = void (*)(const A* rows, std::ptrdiff_t stride, Index n, const A* p, std::ptrdiff_t lanes,
                                      Index dim, A* out);
 
-/// The kernels of one scalar at one instruction-set level for tiles of this many queries.
-template <class A> struct BackwardKernels {
-  TileKernels<A> tile;
-  Index part;  ///< lanes that may be computed apart, with scores[i] and query_gradient[i] for i + 1 parts
-  ProductKernel<A> scores[3];
-  QueryGradientKernel<A> query_gradient[3];
+/// What of the backward pass is no product, at one instruction-set level.
+template <class A> struct PairKernels {
   void (*weight_gradient)(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count, BackwardRows<A> rows,
                           A slope);
   void (*dropped_weight_gradient)(A* s, A* dp, const A* derivative, Index n, Index lanes, Index count,
                                   BackwardRows<A> rows, A slope, Index first, LaneDraws draws);
+  void (*add_rows)(const A* from, std::ptrdiff_t n, A* to);
+};
+
+/// By a rule of weights.
+template <class A, class Rule, class Isa> constexpr PairKernels<A> pair_kernels_of(Isa) {
+  return {&Isa::template run<WeightGradientBody<A, Rule>>, &Isa::template run<DroppedWeightGradientBody<A, Rule>>,
+          &Isa::template run<AddRowsBody<A>>};
+}
+
+/// The kernels of one scalar at one instruction-set level for tiles of this many queries.
+template <class A> struct BackwardKernels : PairKernels<A> {
+  TileKernels<A> tile;
+  Index part;  ///< lanes that may be computed apart, with scores[i] and query_gradient[i] for i + 1 parts
+  ProductKernel<A> scores[3];
+  QueryGradientKernel<A> query_gradient[3];
   void (*outer)(OuterArgs<A>);
   void (*guarded_outer)(OuterArgs<A>, const A* visible);
-  void (*add_rows)(const A* from, std::ptrdiff_t n, A* to);
 };
 
 template <class A> BackwardKernels<A> backward_kernels(IsaLevel level, Index queries) {
@@ -292,15 +318,9 @@ template <class A> BackwardKernels<A> backward_kernels(IsaLevel level, Index que
     constexpr int rows = Isa::level == IsaLevel::baseline ? 4 : 6, columns = Isa::registers == 32 ? 4 : 2;
     constexpr int wide = Isa::registers == 32 ? 8 : 4;
     constexpr Index width = Vector<A, Isa>::width;
-    BackwardKernels<A> k{tile_kernels<A>(level, queries),
-                         width,
-                         {},
-                         {},
-                         &Isa::template run<WeightGradientBody<A>>,
-                         &Isa::template run<DroppedWeightGradientBody<A>>,
-                         &Isa::template run<OuterBody<A, rows, columns>>,
-                         &Isa::template run<GuardedOuterBody<A>>,
-                         &Isa::template run<AddRowsBody<A>>};
+    BackwardKernels<A> k{
+        pair_kernels_of<A, ExponentialWeights>(isa),     tile_kernels<A>(level, queries),        width, {}, {},
+        &Isa::template run<OuterBody<A, rows, columns>>, &Isa::template run<GuardedOuterBody<A>>};
     if constexpr (Isa::minimal) {
       k.part = k.tile.lanes;
       k.scores[0] = k.tile.scores;
