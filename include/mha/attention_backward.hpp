@@ -97,11 +97,6 @@ template <class... Extra> constexpr void check_backward_arguments() {
   static_assert(!(BiasGradientArgument<Extra> || ...) || additive_biases<Extra...> == 1,
                 "mha: BiasGradient needs one AdditiveBias in the call, that it is the gradient of "
                 "(see mha/attention_backward.hpp)");
-  static_assert(
-      !has_foreign_member<decltype(collect_scores(std::declval<const Extra&>()...))>(),
-      "mha: a score that is a class template over its scalar is trained, and this one has a member of another "
-      "type: give it members of that scalar alone, or 'static constexpr bool trainable = false' "
-      "(see mha/policy/score.hpp)");
 }
 
 /// The call's LogSumExpGradient, or one without data.
@@ -208,11 +203,8 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
                 "(see mha/backend/backward.hpp)");
   using Wanted = detail::WantedOf<Extra...>;
   constexpr bool has_derivative =
-      detail::has_derivative<A, decltype(detail::collect_scores(std::declval<const Extra&>()...)),
-                             Wanted::parameters>();
-  static_assert(has_derivative,
-                "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-                "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+      detail::check_differentiated_score<A, decltype(detail::collect_scores(std::declval<const Extra&>()...)),
+                                         Wanted::parameters>();
   if constexpr (one_scalar && differentiates && has_derivative) {
     detail::check_backward_arguments<Extra...>();
     detail::check_drops<B, Extra...>();
@@ -223,9 +215,10 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     auto frame = workspace.frame();
     const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
     const auto options = detail::collect_options<A>(extra...);
+    const auto given_score = detail::collect_scores(extra...);
     auto forward = detail::checked_call<T, detail::memory_of<B>>(
         name, queries, detail::kv_of(name, queries, keys, keys, options.ragged), detail::collect_masks(extra...),
-        detail::collect_scores(extra...), detail::collect_sink(NoSink{}, extra...), options, frame);
+        given_score, detail::collect_sink(NoSink{}, extra...), options, frame);
     forward.value_dim = values.dim();
     using F = decltype(forward);
     using Head = decltype(at_head(forward.score, Index{}, Index{}));
@@ -251,7 +244,8 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
           std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
         },
         extra...);
-    const auto score = detail::score_gradient_sums<A, Wanted, Head>(name, forward.shape, frame, extra...);
+    const auto bias = detail::given_bias_sums<A>(name, given_score, forward.shape, frame, extra...);
+    const auto score = detail::score_gradient_sums<A, Wanted, Head>(given_score, bias, forward.shape, frame);
     call.score = score.to;
     Tensor<T, 4> key_copy, value_copy;
     const detail::ItemsOn<B> items{backend, workspace};

@@ -16,6 +16,7 @@
 #include "core/view.hpp"
 #include "policy/score/relative_bias.hpp"
 #include "policy/score_gradient.hpp"
+#include "policy/trained_score.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -56,27 +57,6 @@ template <class T> constexpr bool is_score_gradient = false;
 template <class S> constexpr bool is_score_gradient<ScoreGradient<S>> = true;
 template <class E>
 concept ScoreGradientArgument = is_score_gradient<std::remove_cvref_t<E>>;
-
-/// What of a score is trained, NoScore if nothing is.
-template <class S> constexpr auto trained(const S& score) {
-  if constexpr (is_chain<S>)
-    return chain(trained(score.first), trained(score.second));
-  else if constexpr (is_trained_template<S>() || LibraryTrained<S>)
-    return score;
-  else
-    return NoScore{};
-}
-template <class S> using Trained = decltype(trained(std::declval<const S&>()));
-
-/// Whether gradients of the score's numbers are computed without being asked for.
-template <class S> constexpr bool trains_unasked() {
-  if constexpr (is_chain<S>)
-    return trains_unasked<decltype(S::first)>() || trains_unasked<decltype(S::second)>();
-  else if constexpr (requires { S::trained_if_asked; })
-    return false;
-  else
-    return is_trained_template<S>() || LibraryTrained<S>;
-}
 
 /// Whether what is trained of a score is what its score for one head has: the chain rule does not pass through
 /// prepared() and at_head().
@@ -232,40 +212,32 @@ template <class A, class Frame> PairTable<A, LongSum<A>> distance_sums(const Cal
   return {sums - least, nullptr, {shape.heads * count, count, -1, 1}, Origins(Index{0})};
 }
 
-template <class A>
-RelativeBias table_gradient(const RelativeBias& bias, const PairTable<A, LongSum<A>>& table, const CallShape& shape) {
-  const auto [least, count] = RelativeBias::distances_of(shape);
-  const auto heads = static_cast<std::size_t>(shape.heads);
-  std::vector<LongSum<A>> sums(bias.table().size(), LongSum<A>(0));
-  for (Index b = 0; b < shape.batch; ++b)
-    for (Index h = 0; h < shape.heads; ++h)
-      for (std::ptrdiff_t i = 0; i < count; ++i) {
-        const Index distance = least + static_cast<Index>(i);
-        sums[static_cast<std::size_t>(bias.buckets().bucket(0, distance)) * heads + static_cast<std::size_t>(h)] +=
-            table.sums[table.at(b, h, 0, distance)];
-      }
-  std::vector<float> gradient;
-  for (const LongSum<A>& x : sums) gradient.push_back(static_cast<float>(x));
-  return RelativeBias(std::move(gradient), bias.buckets());
-}
-
-/// trained(score) with the gradients of its numbers, of which the first slot and table are these.
-template <class Wanted, class S, class A>
-auto gradient_of(const S& score, const ScoreSums<A>& sums, int& slot, int& table) {
+/// The gradients of the numbers of S in a score of the type Trained<S> += their sums, of which the first slot and table
+/// are these.
+template <class Wanted, class S, class G, class A>
+void add_gradients(G& to, const ScoreSums<A>& sums, int& slot, int& table) {
   if constexpr (is_chain<S>) {
-    const auto first = gradient_of<Wanted>(score.first, sums, slot, table);
-    return chain(first, gradient_of<Wanted>(score.second, sums, slot, table));
+    using First = decltype(S::first);
+    using Second = decltype(S::second);
+    NoScore none;
+    if constexpr (std::is_same_v<Trained<First>, NoScore>) {
+      add_gradients<Wanted, First>(none, sums, slot, table);
+      add_gradients<Wanted, Second>(to, sums, slot, table);
+    } else if constexpr (std::is_same_v<Trained<Second>, NoScore>) {
+      add_gradients<Wanted, First>(to, sums, slot, table);
+      add_gradients<Wanted, Second>(none, sums, slot, table);
+    } else {
+      add_gradients<Wanted, First>(to.first, sums, slot, table);
+      add_gradients<Wanted, Second>(to.second, sums, slot, table);
+    }
   } else if constexpr (is_trained_template<S>()) {
-    auto members = members_of(score);
-    for (auto& x : members) x = static_cast<std::remove_cvref_t<decltype(x)>>(sums.of(slot++));
-    return std::bit_cast<S>(members);
-  } else if constexpr (std::is_same_v<S, RelativeBias>) {
-    return table_gradient(score, sums.tables[table++], sums.shape);
+    auto members = members_of(to);
+    for (auto& x : members) x += static_cast<std::remove_cvref_t<decltype(x)>>(sums.of(slot++));
+    to = std::bit_cast<S>(members);
   } else if constexpr (LibraryTrained<S>) {
-    return score.gradient(sums, slot, table);
-  } else {
-    if constexpr (is_bias<S> && Wanted::bias) ++table;
-    return NoScore{};
+    to.add(sums, slot, table);
+  } else if constexpr (is_bias<S> && Wanted::bias) {
+    ++table;
   }
 }
 
@@ -283,19 +255,23 @@ void place_tables(const S& score, PairTable<A, LongSum<A>>*& next, const CallSha
   }
 }
 
-/// The sums of the call's BiasGradient, checked, if it has one.
-template <class A, class Frame, class... Extra>
-auto bias_sums(const char* call, const CallShape& shape, Frame& frame, const Extra&... extra) {
-  using S = decltype(collect_scores(extra...));
+/// The sums of the gradient of a score's only AdditiveBias, checked.
+template <class A, class S, class E, class Frame>
+TableSums<A, E> bias_sums(const char* call, const S& score, const TensorView<E, 4>& to, const CallShape& shape,
+                          Frame& frame) {
+  require_bias_gradient(call, bias_of(score).bias, to);
+  return TableSums<A, E>(to, shape, frame);
+}
+/// The same of the call's BiasGradient, if it has one.
+template <class A, class S, class Frame, class... Extra>
+auto given_bias_sums(const char* call, const S& score, const CallShape& shape, Frame& frame, const Extra&... extra) {
   if constexpr ((BiasGradientArgument<Extra> || ...) && count_biases<S> == 1) {
     const auto& to = given_bias_gradient(extra...).to;
     using E = ScalarOf<decltype(to)>;
-    const auto score = collect_scores(extra...);
     using B = ScalarOf<decltype(bias_of(score).bias)>;
     static_assert(std::is_same_v<E, A> || std::is_same_v<E, B>,
                   "mha: BiasGradient has the scalar of the bias or the accumulator's (see mha/score_gradients.hpp)");
-    require_bias_gradient(call, bias_of(score).bias, to);
-    return TableSums<A, E>(to, shape, frame);
+    return bias_sums<A>(call, score, to, shape, frame);
   } else {
     return NoType{};
   }
@@ -308,7 +284,8 @@ using WantedOf = std::conditional_t<
     WantedScoreGradients<(BiasGradientArgument<Extra> || ...), (ScoreGradientArgument<Extra> || ...)>,
     NoScoreGradients>;
 
-/// The score of a call while its gradients are computed. `Head` is its prepared score for a head.
+/// The gradients of a call's score, which outlives this, while they are computed. `Head` is its prepared score for a
+/// head.
 template <class A, class Wanted, class Head, class S, class Bias> class ScoreGradientSums {
   static constexpr int slots = Slots<Wanted, Head>::count();
   static_assert(Tables<Wanted, Head>::count() <= ScoreGradientsTo<A>::most_tables,
@@ -342,29 +319,50 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
           static_assert(fits,
                         "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain "
                         "in the order written (see mha/score_gradients.hpp)");
-          int slot = 0, table = 0;
-          if constexpr (fits)
-            *e.to = gradient_of<Wanted>(score_, ScoreSums<A>{to.slots, to.tables, shape_, slots}, slot, table);
+          if constexpr (fits) {
+            *e.to = without_numbers(trained(score_));
+            int slot = 0, table = 0;
+            add_gradients<Wanted, S>(*e.to, sums(), slot, table);
+          }
         }
       };
       (look(extra), ...);
     }
   }
 
+  ScoreSums<A> sums() const { return {to.slots, to.tables, shape_, slots}; }
+
   ScoreGradientsTo<A> to{};
 
  private:
-  const S score_;
+  const S& score_;
   const Bias bias_;
   const CallShape shape_;
 };
 
-template <class A, class Wanted, class Head, class Frame, class... Extra>
-auto score_gradient_sums(const char* call, const CallShape& shape, Frame& frame, const Extra&... extra) {
-  const auto score = collect_scores(extra...);
-  const auto bias = bias_sums<A>(call, shape, frame, extra...);
-  return ScoreGradientSums<A, Wanted, Head, std::remove_const_t<decltype(score)>, std::remove_const_t<decltype(bias)>>(
-      score, bias, shape, frame);
+template <class A, class Wanted, class Head, class S, class Bias, class Frame>
+auto score_gradient_sums(const S& score, const Bias& bias, const CallShape& shape, Frame& frame) {
+  return ScoreGradientSums<A, Wanted, Head, S, Bias>(score, bias, shape, frame);
+}
+
+/// Whether a layer of T has gradients of the numbers of its score S: of those that attention_backward() returns too.
+template <class T, class S>
+constexpr bool trains_score = Arithmetic<Accumulator<T>>&& trains_unasked<S>() && std::is_copy_assignable_v<S>;
+/// The score with those gradients.
+template <class T, class S> using TrainedByLayer = std::conditional_t<trains_score<T, S>, Trained<S>, NoScore>;
+
+/// The sentences for a score that a backward pass differentiates.
+template <class A, class S, bool Parameters> constexpr bool check_differentiated_score() {
+  constexpr bool has = has_derivative<A, S, Parameters>();
+  static_assert(has,
+                "mha: this score takes one number type only, so it has no derivative: make the logit a template "
+                "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+  static_assert(
+      !has || !has_foreign_member<S>(),
+      "mha: a score that is a class template over its scalar is trained, and this one has a member of another "
+      "type: give it members of that scalar alone, or 'static constexpr bool trainable = false' "
+      "(see mha/policy/score.hpp)");
+  return has;
 }
 
 }  // namespace detail

@@ -177,6 +177,29 @@ TYPED_TEST(Memory, TrainingAllocatesNothingAfterTheFirstStep) {
   expect_no_allocation_in_a_second_step<TypeParam>();
   expect_no_allocation_in_a_second_step<TypeParam>(mha::Rotary<>{}, mha::QkNorm{}, mha::GatedHeads{},
                                                    mha::Sink({0.f, 1.f, 2.f, 3.f}));
+  using Score = mha::Chain<mha::AlibiSlopes, mha::RelativeBias>;
+  expect_no_allocation_in_a_second_step<TypeParam>(
+      Score{mha::AlibiSlopes({1.f, 2.f, 3.f, 4.f}), mha::RelativeBias(std::vector<float>(32 * 4, 0.5f))});
+}
+
+TYPED_TEST(Memory, TheGradientOfACallsBiasAllocatesNothingAfterTheFirstStep) {
+  using T = TypeParam;
+  mha::MultiHeadAttention<T> layer({.d_model = 32, .num_heads = 4});
+  layer.initialize(mha::XavierUniform{.seed = 5});
+  mha::Tensor<T, 3> x(2, 40, 32), y(2, 40, 32), dx(2, 40, 32);
+  mha::Tensor<float, 4> bias(1, 4, 40, 40);
+  mha::Tensor<mha::Accumulator<T>, 4> d_bias(1, 4, 40, 40);
+  support::Random("bias without allocation").fill(x);
+  auto tape = layer.tape();
+  auto gradients = layer.gradients();
+  mha::Workspace workspace;
+  const auto step = [&] {
+    layer(x, tape, mha::AdditiveBias{bias}, mha::into(y), workspace);
+    layer.backward(y, tape, gradients, mha::into(dx), mha::BiasGradient(d_bias), workspace);
+  };
+  step();
+  const Counted second = count(step);
+  EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
 }
 
 TYPED_TEST(Memory, TrainingABlockAllocatesNothingAfterTheFirstStep) {

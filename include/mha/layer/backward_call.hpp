@@ -11,11 +11,10 @@
 #include "../launch.hpp"
 #include "cache_step.hpp"
 #include "sequence.hpp"
+#include "tape.hpp"
 
 /// What a layer's backward() and a call that records are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE {
-
-template <class T, class B> class LayerTape;
 
 /// Where backward() writes the gradient of a memory: layer.backward(dy, tape, gradients, mha::memory_into(d_memory)).
 ///
@@ -57,16 +56,40 @@ constexpr TensorView<T, 3> find_memory_into(const E& first, const Rest&... rest)
   }
 }
 
+/// Where the BiasGradient among a call's arguments goes; null data without one.
+template <class T> constexpr BiasTo<T> find_bias_gradient() { return {}; }
+template <class T, class E, class... Rest> constexpr BiasTo<T> find_bias_gradient(const E& first, const Rest&... rest) {
+  if constexpr (BiasGradientArgument<E>) {
+    using Scalar = ScalarOf<decltype(first.to)>;
+    constexpr bool wide = std::is_same_v<Scalar, Accumulator<T>>;
+    static_assert(wide || std::is_same_v<Scalar, T>,
+                  "mha: the BiasGradient of a layer has the layer's scalar or its accumulator's "
+                  "(see mha/layer/backward_call.hpp)");
+    BiasTo<T> to;
+    if constexpr (wide)
+      to.wide = first.to;
+    else if constexpr (std::is_same_v<Scalar, T>)
+      to.own = first.to;
+    return to;
+  } else {
+    return find_bias_gradient<T>(rest...);
+  }
+}
+
 /// The sentences for what backward() may be given after the gradients.
 template <class... Extra> constexpr void check_layer_backward_arguments() {
   static_assert(
-      ((IntoArgument<Extra> || MemoryIntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-      "mha: after the gradients backward() takes mha::into(dx), mha::memory_into(d_memory), a Workspace and a "
-      "backend; masks and scores are those that the tape has recorded (see mha/layer/backward_call.hpp)");
-  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(MemoryIntoArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
-                "mha: mha::into(dx), mha::memory_into(d_memory), a Workspace and a backend may be given once each "
-                "(see mha/layer/backward_call.hpp)");
+      ((IntoArgument<Extra> || MemoryIntoArgument<Extra> || BiasGradientArgument<Extra> || WorkspaceArgument<Extra> ||
+        BackendArgument<Extra>)&&...),
+      "mha: after the gradients backward() takes mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a "
+      "Workspace and a backend; masks and scores are those that the tape has recorded "
+      "(see mha/layer/backward_call.hpp)");
+  static_assert(
+      (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(MemoryIntoArgument<Extra>)) <= 1 &&
+          (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
+          (0 + ... + int(BackendArgument<Extra>)) <= 1,
+      "mha: mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a Workspace and a backend may be given "
+      "once each (see mha/layer/backward_call.hpp)");
 }
 
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.

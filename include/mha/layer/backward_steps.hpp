@@ -44,7 +44,7 @@ template <class T> struct BackwardTensors {
 };
 
 /// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are.
-template <class T, class B, class Policies> class LayerBackwardSteps final : public BackwardSteps {
+template <class T, class B, class Policies> class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   using A = Accumulator<T>;
   using Workspace = typename B::Workspace;
   using Norm = typename Policies::Norm;
@@ -52,11 +52,12 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
   using Part = DensePart<T>;
+  using Gradients = LayerGradients<A, TrainedByLayer<T, typename Policies::Score>>;
 
  public:
   LayerBackwardSteps(const Norm& norm, const Position& position, const ParameterViews<const T>& w,
-                     const BackwardTensors<T>& tensors, LayerGradients<A>& gradients, const B& backend,
-                     Workspace& workspace, typename Workspace::Frame& frame)
+                     const BackwardTensors<T>& tensors, Gradients& gradients, const B& backend, Workspace& workspace,
+                     typename Workspace::Frame& frame)
       : norm_(norm),
         position_(position),
         w_(w),
@@ -91,6 +92,12 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
       items_(copy_items(dy, to));
     }
     if constexpr (Concat::has_gates) gates();
+  }
+
+  void score([[maybe_unused]] const ScoreSums<A>& sums) override {
+    int slot = 0, table = 0;
+    if constexpr (trains_score<T, typename Policies::Score>)
+      add_gradients<WantedScoreGradients<false, true>, typename Policies::Score>(gradients_.score, sums, slot, table);
   }
 
   /// Gradients of Q, K and V back to the rows that they were made from.
@@ -178,7 +185,7 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   const ParameterViews<const T> w_;
   const BackwardTensors<T> tensors_;
   const RecordedTensors<T>& recorded_;
-  LayerGradients<A>& gradients_;
+  Gradients& gradients_;
   const B& backend_;
   Workspace& workspace_;
   const ItemsOn<B> items_;

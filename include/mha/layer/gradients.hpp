@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <utility>
+
 #include "../block/gradients.hpp"
+#include "../core/check.hpp"
 #include "../core/view.hpp"
+#include "../policy/trained_score.hpp"
 #include "parameters.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -29,8 +35,67 @@ template <class A> struct PartsOf<LayerGradientViews<A>> {
   }
 };
 
+/// The elements of an owner's vector.
+template <class A> std::span<const A> as_span(const TensorView<A, 1>& v) {
+  return {v.data, static_cast<std::size_t>(v.extent[0])};
+}
+
 }  // namespace detail
 
-template <class A> using LayerGradients = BlockGradients<A, LayerGradientViews<A>>;
+/// The gradients of what a layer has learned, with the names that it has there: what layer.backward() adds to.
+///
+///   auto gradients = layer.gradients();  // all 0
+///   layer.backward(dy, tape, gradients);
+///   layer.update([&](auto& p) {
+///     p.for_each(gradients, [&](auto numbers, auto d) {
+///       for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] -= rate * d[i];
+///     });
+///   });
+///   gradients.clear();
+///
+/// Scalars   A is the accumulator of the layer's scalar
+/// Shapes    those of the parameters; flat() has the order of the layer's own, whether it owns its weights or not.
+///           score: what is trained of the layer's score, as attention_backward() returns it
+template <class A, class S = NoScore> class LayerGradients : public BlockGradients<A, LayerGradientViews<A>> {
+  using Base = BlockGradients<A, LayerGradientViews<A>>;
+
+ public:
+  [[no_unique_address]] S score;
+
+  /// As BlockGradients, and with a score whose numbers are 0.
+  template <class Layout>
+  LayerGradients(std::int64_t size, const Layout& layout, S zero = {}) : Base(size, layout), score(std::move(zero)) {}
+
+  /// All ← 0, as a new step begins.
+  void clear() {
+    Base::clear();
+    detail::clear_numbers(score);
+  }
+};
+
+namespace detail {
+
+/// The gradients of a layer's score have as many numbers as the score.
+template <class S, class G> void require_score_gradients(const S& own, const G& given) {
+  for_each_numbers(own, given, [](const auto& numbers, const auto& gradients) {
+    require(numbers.size() == gradients.size(), "backward: the gradients are of other sizes: their score has ",
+            gradients.size(), " numbers, expected ", numbers.size());
+  });
+}
+
+}  // namespace detail
+
+/// What layer.update() writes of a layer with a score that is trained, or a Sink: `score` and `sink` are the layer's.
+template <class T, class S, class Sink> struct TrainedParameters : ParameterViews<T> {
+  S& score;
+  Sink& sink;
+
+  /// step(numbers, their gradients), as ParameterViews has it, for the score and the Sink too.
+  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    ParameterViews<T>::for_each(gradients, step);
+    if constexpr (requires { gradients.score; }) detail::for_each_numbers(score, gradients.score, step);
+    if constexpr (requires { sink.numbers(); }) step(sink.numbers(), detail::as_span(gradients.sink));
+  }
+};
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -55,6 +55,13 @@ template <class T> struct ParameterViews {
   ///
   /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(query.heads.data != nullptr, all); }
+
+  /// step(numbers, their gradients), spans of one length, for all that the layer trains: flat(), then the numbers of
+  /// its score, as far as they are trained, then those of its Sink. Their scalars may differ.
+  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    const auto d = gradients.flat();
+    step(flat(), std::span<const typename decltype(d)::element_type>(d));
+  }
 };
 
 /// Weights that stay where they are, as a checkpoint names them: matrices (in, out); pass mha::transposed(view) for one

@@ -4,6 +4,7 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/role.hpp"
+#include "../score_gradients.hpp"
 
 /// What the parts of a layer's backward pass hand to each other.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -14,15 +15,21 @@ namespace mha::inline MHA_NAMESPACE::detail {
 ///           heads before the gates; null data for what there is none of
 template <class T> struct RecordedTensors {
   Index sinks = 0;
+  const void* score = nullptr;  ///< which type of trained score the layer has, null for none
   bool cross = false;
   TensorView<const T, 3> x{}, memory{};
   TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};
 };
 
+/// A value for each type.
+template <class S> struct TypeKey { static inline char at = 0; };
+
 /// What surrounds attention in the backward pass of a layer.
-class BackwardSteps {
+template <class A> class BackwardSteps {
  public:
   virtual void before() = 0;
+  /// The gradients of the numbers of the layer's score.
+  virtual void score(const ScoreSums<A>& sums) = 0;
   virtual void after(const RowPositions& queries, const RowPositions& keys) = 0;
 
  protected:

@@ -15,6 +15,7 @@
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 #include "../launch.hpp"
+#include "../score_gradients.hpp"
 #include "../tape.hpp"
 #include "recorded.hpp"
 
@@ -67,54 +68,108 @@ template <class Base> class InPlace {
   Base* held_ = nullptr;
 };
 
+/// Where the gradient of the call's AdditiveBias goes; null data: nowhere.
+template <class T> struct BiasTo {
+  TensorView<T, 4> own{};
+  TensorView<Accumulator<T>, 4> wide{};  ///< of these two one, this one if they are of one scalar
+
+  bool wanted() const { return own.data != nullptr || wide.data != nullptr; }
+};
+
 /// The tensors of a layer's attention in the backward pass.
 template <class T> struct HeadGradients {
   TensorView<const T, 4> q, key, value, out, d_out;
   GradientTo<T> d_q, d_key, d_value;
   LongSum<Accumulator<T>>* sink = nullptr;
+  BiasTo<T> bias{};
 };
 
 /// The policies of a recorded call, whatever their types.
 template <class T, class B> class RecordedPolicies {
  public:
   virtual ~RecordedPolicies() = default;
-  /// Checks the policies' data again, then steps.before(), the backward pass of attention, steps.after().
+  /// Checks the policies' data again, then steps.before(), the backward pass of attention, steps.score() if the layer's
+  /// has trained numbers, steps.after().
   virtual void backward(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads,
-                        BackwardSteps& steps, typename B::Workspace& workspace) const = 0;
+                        BackwardSteps<Accumulator<T>>& steps, typename B::Workspace& workspace) const = 0;
 };
 
-template <class T, class B, class M, class S, class Sink> class PoliciesOf final : public RecordedPolicies<T, B> {
+/// The policies of a call of a layer that has the score S, and was given the score C.
+template <class T, class B, class M, class S, class C, class Sink>
+class PoliciesOf final : public RecordedPolicies<T, B> {
+  using A = Accumulator<T>;
+  using Steps = BackwardSteps<A>;
+  using Workspace = typename B::Workspace;
+  using Both = decltype(chain(std::declval<const S&>(), std::declval<const C&>()));
+  static constexpr bool trains = trains_score<T, S>, has_bias = count_biases<Both> == 1 && Arithmetic<A>;
+  static constexpr bool has_derivative = check_differentiated_score<A, Both, trains>();
+
  public:
-  PoliciesOf(const M& mask, const S& score, const Sink& sink, const CallOptions<Accumulator<T>>& options)
-      : mask_(mask), score_(score), sink_(sink), options_(options) {
+  PoliciesOf(const M& mask, const S& score, const C& of_call, const Sink& sink, const CallOptions<A>& options)
+      : mask_(mask), score_(chain(score, of_call)), sink_(sink), options_(options) {
     options_.log_sum_exp.reset();
   }
 
-  void backward(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, BackwardSteps& steps,
-                typename B::Workspace& workspace) const override {
+  void backward(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
+                Workspace& workspace) const override {
+    require(has_bias || !heads.bias.wanted(), "backward: BiasGradient is given, but the call on the tape has ",
+            count_biases<Both>, " AdditiveBiases, expected 1");
+    if constexpr (has_derivative) {
+      if constexpr (has_bias) {
+        using Wanted = WantedScoreGradients<true, trains>;
+        if (heads.bias.wide.data != nullptr)
+          return run<Wanted>(backend, tape, heads, steps, workspace, heads.bias.wide);
+        if constexpr (!std::is_same_v<T, A>)
+          if (heads.bias.own.data != nullptr)
+            return run<Wanted>(backend, tape, heads, steps, workspace, heads.bias.own);
+      }
+      using Wanted = std::conditional_t<trains, WantedScoreGradients<false, true>, NoScoreGradients>;
+      run<Wanted>(backend, tape, heads, steps, workspace, NoType{});
+    }
+  }
+
+ private:
+  template <class Wanted, class Bias>
+  void run(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
+           Workspace& workspace, const Bias& bias) const {
     constexpr const char* name = "backward";
     auto frame = workspace.frame();
     auto forward =
         checked_call<T, memory_of<B>>(name, heads.q, kv_of(name, heads.q, heads.key, heads.value, options_.ragged),
                                       mask_, score_, sink_, options_, frame);
     using F = decltype(forward);
-    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score)> call{
+    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
         forward,   heads.out,   heads.d_out,   {},        tape.level(), tape.sum(),
         heads.d_q, heads.d_key, heads.d_value, heads.sink};
     call.key_offsets = forward.kv.offsets.data;
     tape.require_of(name, forward);
-    steps.before();
-    run_backward(backend, call, workspace);
     const CallShape& shape = forward.shape;
+    const auto bias_to = [&] {
+      if constexpr (Wanted::bias)
+        return bias_sums<A>(name, score_, bias, shape, frame);
+      else
+        return bias;
+    }();
+    if constexpr (Wanted::bias || Wanted::parameters) {
+      using Head = decltype(at_head(forward.score, Index{}, Index{}));
+      const auto sums = score_gradient_sums<A, Wanted, Head>(score_, bias_to, shape, frame);
+      call.score = sums.to;
+      steps.before();
+      run_backward(backend, call, workspace);
+      sums.store();
+      if constexpr (Wanted::parameters) steps.score(sums.sums());
+    } else {
+      steps.before();
+      run_backward(backend, call, workspace);
+    }
     steps.after({shape.origin, forward.q_offsets, shape.batch, shape.queries},
                 {Origins(Index{0}), forward.kv.offsets.data, shape.batch, shape.keys});
   }
 
- private:
   [[no_unique_address]] M mask_;
-  [[no_unique_address]] S score_;
+  [[no_unique_address]] Both score_;
   [[no_unique_address]] Sink sink_;
-  CallOptions<Accumulator<T>> options_;
+  CallOptions<A> options_;
 };
 
 }  // namespace detail

@@ -59,6 +59,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
   using Matrix = detail::LayerMatrix;
+  using Score = typename Policies::Score;
+  using Sink = typename Policies::Sink;
   using Rows = TensorView<const T, 3>;
   using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::mask_,
       Base::score_, Base::sink_;
@@ -68,7 +70,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
  public:
   using Workspace = typename B::Workspace;
   using Tape = LayerTape<T, B>;
-  using Gradients = LayerGradients<A>;
+  using Gradients = LayerGradients<A, detail::TrainedByLayer<T, Score>>;
 
   using Base::Base;
 
@@ -80,13 +82,34 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       return detail::Refused{};
   }
 
-  /// Zero gradients of all that backward() differentiates: matrices, biases, norms, gates and the Sink's logits.
+  /// Zero gradients of all that backward() differentiates: matrices, biases, norms, gates, the Sink's logits and the
+  /// trained numbers of the score.
   template <int = 0> [[nodiscard]] Gradients gradients() const {
-    return {parameters_.size() + sinks(), [this](A* data) {
+    return {parameters_.size() + sinks(),
+            [this](A* data) {
               LayerGradientViews<A> v{parameters_.layout(data), {}};
               if (sinks() > 0) v.sink = view(data + parameters_.size(), sinks());
               return v;
-            }};
+            },
+            zero_score()};
+  }
+
+  /// As without a trained score and a Sink: f(p) writes the weights. p.score and p.sink are the layer's own then, and
+  /// p.for_each(gradients, step) passes their numbers too.
+  template <class F> void update(F&& f) {
+    if constexpr (!detail::computes_on_host<B> || (!trains && !has_sink)) {
+      Base::update(f);
+    } else {
+      Score score = score_.own();
+      Sink sink = sink_.own();
+      Base::update([&](const ParameterViews<T>& views) {
+        const TrainedParameters<T, Score, Sink> p{views, score, sink};
+        f(p);
+        static_cast<void>(sink.logits(config_.num_heads));
+      });
+      if constexpr (trains) score_ = detail::Kept<B, Score>(std::move(score), backend_);
+      if constexpr (has_sink) sink_ = detail::Kept<B, Sink>(std::move(sink), backend_);
+    }
   }
 
   using Base::operator();
@@ -112,15 +135,16 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// returned, or written to mha::into(dx).
   ///
   /// Shapes    dy as y  →  dx as x; mha::memory_into(d_memory) as the memory, which a call with one needs
-  /// Then      mha::into(dx), mha::memory_into(d_memory), a Workspace, another value of the backend's type. Masks,
-  ///           scores and all else of the call are on the tape
+  /// Then      mha::into(dx), mha::memory_into(d_memory), BiasGradient(table), which writes the gradient of the call's
+  ///           AdditiveBias, a Workspace, another value of the backend's type. Masks, scores and all else of the call
+  ///           are on the tape
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights than the
-  ///           layer has now, a size is not the call's, gradients are of another layer, or a result overlaps another,
-  ///           or what is read
+  ///           layer has now, a size is not the call's, gradients are of other sizes, a result overlaps another, or
+  ///           what is read, or there is a BiasGradient without an AdditiveBias in the call
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
                 Extra&&... extra) const {
@@ -133,19 +157,30 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       const B& backend = detail::backend_or(backend_, extra...);
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
+      const detail::BiasTo<T> d_bias = detail::find_bias_gradient<T>(extra...);
       const TensorView<T, 3> d_memory = detail::find_memory_into<T>(extra...);
       if constexpr ((detail::IntoArgument<Extra> || ...)) {
-        back(given, tape, gradients, detail::find_into<T>(extra...), d_memory, backend, workspace);
+        back(given, tape, gradients, detail::find_into<T>(extra...), d_memory, d_bias, backend, workspace);
       } else {
         auto dx = detail::result_of_rows<B, DY>(given, config_.d_model);
-        back(given, tape, gradients, detail::with_batch(view(dx)), d_memory, backend, workspace);
+        back(given, tape, gradients, detail::with_batch(view(dx)), d_memory, d_bias, backend, workspace);
         return dx;
       }
     }
   }
 
  private:
-  Index sinks() const { return std::is_same_v<typename Policies::Sink, NoSink> ? 0 : config_.num_heads; }
+  static constexpr bool trains = detail::trains_score<T, Score>, has_sink = !std::is_same_v<Sink, NoSink>;
+
+  Index sinks() const { return has_sink ? config_.num_heads : 0; }
+  auto zero_score() const {
+    if constexpr (trains)
+      return detail::without_numbers(detail::trained(score_.own()));
+    else
+      return NoScore{};
+  }
+  /// What tells layers with one trained score from those with another.
+  static const void* score_key() { return trains ? &detail::TypeKey<Score>::at : nullptr; }
 
   template <class X, class First, class... Extra> auto record_call(const X& x, First& first, Extra&... extra) const {
     const Rows from = detail::read_sequence(x);
@@ -194,19 +229,28 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto given = this->options(batch, memory, extra...);
     const TensorView<const T, 4> q = made.q;
     const auto mask = detail::intersect(mask_.there(), detail::collect_masks(extra...));
-    const auto score = detail::chain(score_.there(), detail::collect_scores(extra...));
+    const auto of_call = detail::collect_scores(extra...);
+    const auto score = detail::chain(score_.there(), of_call);
     auto call = detail::attend_call<T>(names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged),
                                        mask, score, sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
-    detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, std::remove_const_t<decltype(score)>,
-                       typename Policies::Sink>
-        policies(mask, score, sink_.there(), given);
+    detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, Score, std::remove_const_t<decltype(of_call)>, Sink>
+        policies(mask, score_.own(), of_call, sink_.there(), given);
     call.states = tape.attention_.begin(call);
     kept.keep();
     tape.policies_.emplace(std::move(policies));
     tape.version_ = parameters_.version();
-    tape.recorded_ = {
-        sinks(), cross, x, memory, q, made.key, made.value, heads, made.q_before_norm, made.key_before_norm};
+    tape.recorded_ = {sinks(),
+                      score_key(),
+                      cross,
+                      x,
+                      memory,
+                      q,
+                      made.key,
+                      made.value,
+                      heads,
+                      made.q_before_norm,
+                      made.key_before_norm};
 
     const auto w = parameters_.views();
     const detail::ItemsOn<B> items{backend, workspace};
@@ -224,11 +268,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
   void check_backward(const Rows& dy, const Tape& tape, const Gradients& gradients, const TensorView<T, 3>& dx,
-                      const TensorView<T, 3>& d_memory) const {
+                      const TensorView<T, 3>& d_memory, const detail::BiasTo<T>& d_bias) const {
     using detail::require;
     const auto& recorded = tape.recorded_;
-    detail::require_recorded(tape.recorded(), tape.version_ == parameters_.version() && recorded.sinks == sinks(),
-                             "layer");
+    detail::require_recorded(
+        tape.recorded(),
+        tape.version_ == parameters_.version() && recorded.sinks == sinks() && recorded.score == score_key(), "layer");
     require(!parameters_.packed_only(), "backward: of the layer's ", parameters_.size(),
             " parameters only the packed ones are left, which the backward pass does not read");
     const Rows &x = recorded.x, &memory = recorded.memory;
@@ -243,6 +288,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
     detail::require_gradients<LayerGradientViews<A>>(gradients,
                                                      {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
+    if constexpr (trains) detail::require_score_gradients(score_.own(), gradients.score);
     const auto w = parameters_.views();
     const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
       detail::require_apart(name, to, x, dy, gradients.memory(), w.query.heads, w.key.heads, w.value.heads,
@@ -252,11 +298,20 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     apart("dx", dx);
     if (d_memory.data != nullptr) apart("d_memory", d_memory);
     require(d_memory.data == nullptr || !detail::meet(dx, d_memory), "backward: dx overlaps d_memory");
+    const auto bias_apart = [&](const auto& to) {
+      const auto meets = [&](const auto&... of) { return (detail::may_overlap(to, of) || ...); };
+      require(!meets(x, memory, dy, dx, d_memory, gradients.memory(), w.query.heads, w.key.heads, w.value.heads,
+                     w.output.weight),
+              "backward: the BiasGradient overlaps another tensor of the call");
+    };
+    bias_apart(d_bias.own);
+    bias_apart(d_bias.wide);
   }
 
   MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients& gradients, const TensorView<T, 3>& dx,
-                          const TensorView<T, 3>& d_memory, const B& backend, Workspace& workspace) const {
-    check_backward(dy, tape, gradients, dx, d_memory);
+                          const TensorView<T, 3>& d_memory, const detail::BiasTo<T>& d_bias, const B& backend,
+                          Workspace& workspace) const {
+    check_backward(dy, tape, gradients, dx, d_memory, d_bias);
     detail::require_supported(backend, "backward");
     auto frame = workspace.frame();
     const Config& c = config_;
@@ -280,9 +335,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     }
     detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors, gradients, backend, workspace,
                                                      frame);
-    const detail::HeadGradients<T> attention{recorded.q,     recorded.key,    recorded.value,
-                                             recorded.heads, tensors.d_heads, tensors.d_q,
-                                             tensors.d_key,  tensors.d_value, steps.sinks()};
+    const detail::HeadGradients<T> attention{recorded.q,      recorded.key, recorded.value, recorded.heads,
+                                             tensors.d_heads, tensors.d_q,  tensors.d_key,  tensors.d_value,
+                                             steps.sinks(),   d_bias};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, workspace);
   }
 };

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cmath>
-#include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "role.hpp"
+#include "shared_numbers.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -35,14 +36,16 @@ class Sink {
   static constexpr Role role = Role::sink;
   static constexpr const char* name = "Sink";
 
-  explicit Sink(std::vector<float> per_head)
-      : logits_(std::make_shared<const std::vector<float>>(std::move(per_head))) {}
+  explicit Sink(std::vector<float> per_head) : logits_(std::move(per_head)) {}
 
-  const std::vector<float>& per_head() const { return *logits_; }
+  const std::vector<float>& per_head() const { return logits_.get(); }
+  /// The logits, to write; copies keep those that they have.
+  std::span<float> numbers() { return logits_.writable(); }
+  std::span<const float> numbers() const { return logits_.get(); }
 
   /// The logits for a call with this many heads.
   Borrowed<float> logits(Index heads) const {
-    const Borrowed<float> all(*logits_);
+    const Borrowed<float> all(per_head());
     detail::require(all.size == heads, "Sink: ", all.size, " logits for ", heads, " heads");
     for (Index h = 0; h < all.size; ++h)
       detail::require(all[h] < INFINITY, "Sink: the logit of head ", h, " is ", all[h], ", it must be below infinity");
@@ -50,7 +53,7 @@ class Sink {
   }
 
  private:
-  std::shared_ptr<const std::vector<float>> logits_;
+  detail::SharedNumbers logits_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

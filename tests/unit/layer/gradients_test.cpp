@@ -1,14 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <mha/layer/gradients.hpp>
 #include <mha/mha.hpp>
 
+#include "block_backward_checks.hpp"
+#include "compare.hpp"
+#include "random.hpp"
+
 namespace {
+
+using mha::Index;
+using support::inner;
+using support::message_of;
+using support::random_rows;
+using Rows = mha::Tensor<double, 3>;
 
 using Layer =
     mha::MultiHeadAttention<mha::bfloat16, mha::Cpu, mha::MultiQuery, mha::QkNorm, mha::GatedHeads, mha::Sink>;
@@ -62,22 +76,361 @@ TEST(LayerGradients, AreRefusedByALayerOfOtherSizes) {
   const mha::MultiHeadAttention<float> other({.d_model = 6, .num_heads = 2});
   const auto own = other.gradients();
   mha::detail::require_gradients<mha::LayerGradientViews<float>>(own, own);
-  try {
-    mha::detail::require_gradients<mha::LayerGradientViews<float>>(g, own);
-    FAIL();
-  } catch (const mha::ShapeError& e) {
-    EXPECT_EQ(std::string(e.what()),
-              "backward: the gradients are of other sizes: on axis 2 their query has extent 4, expected 3");
-  }
+  const auto refusal = [&](const auto& given) {
+    return message_of([&] { mha::detail::require_gradients<mha::LayerGradientViews<float>>(given, own); });
+  };
+  const std::string sizes = "backward: the gradients are of other sizes: on axis ";
+  EXPECT_EQ(refusal(g), sizes + "2 their query has extent 4, expected 3");
   // The same numbers in another order.
   const auto apart = mha::MultiHeadAttention<float, mha::Cpu, mha::PerHeadProjection>({.d_model = 6, .num_heads = 2});
-  try {
-    mha::detail::require_gradients<mha::LayerGradientViews<float>>(apart.gradients(), own);
-    FAIL();
-  } catch (const mha::ShapeError& e) {
-    EXPECT_EQ(std::string(e.what()),
-              "backward: the gradients are of other sizes: on axis 0 their query has stride 18, expected 3");
+  EXPECT_EQ(refusal(apart.gradients()), sizes + "0 their query has stride 18, expected 3");
+}
+
+/// A user's score: two numbers that are trained, and a logit that is bent.
+template <class T = float> struct Bent {
+  T slope, bend;
+  template <class S> auto operator()(S s, Index, Index h, Index q, Index k) const {
+    using mha::tanh;
+    return s * 0.5f + bend * tanh(s) - slope * (float((1 + h) * mha::abs(q - k)) * 0.25f);
   }
+};
+
+/// The same with one of its numbers a variable.
+struct BentByDuals {
+  Bent<double> score;
+  int member;
+  template <class S> S operator()(S s, Index b, Index h, Index q, Index k) const {
+    if constexpr (std::is_same_v<S, mha::Dual<double>>) {
+      Bent<S> lifted{S(score.slope), S(score.bend)};
+      (member == 0 ? lifted.slope : lifted.bend).derivative[0] = 1;
+      return lifted(s, b, h, q, k);
+    } else {
+      return static_cast<S>(score(s, b, h, q, k));
+    }
+  }
+};
+
+template <class Layer> void draw(Layer& layer, const std::string& stream) {
+  support::Random random(stream);
+  layer.update([&](auto& p) {
+    for (auto& w : p.flat())
+      w = random.rounded<std::remove_reference_t<decltype(w)>>(random.normal() / std::sqrt(layer.config().d_model));
+  });
+}
+/// All numbers of the layer's score, one after another.
+template <class S> std::vector<double> numbers_of(const S& score) {
+  std::vector<double> all;
+  mha::detail::for_each_numbers(score, mha::detail::trained(score),
+                                [&](const auto& own, const auto&) { all.insert(all.end(), own.begin(), own.end()); });
+  return all;
+}
+/// Number i of them += by.
+template <class Layer, class G> void change(Layer& layer, const G& of_its_type, std::size_t i, double by) {
+  layer.update([&](auto& p) {
+    std::size_t first = 0;
+    mha::detail::for_each_numbers(p.score, of_its_type, [&](const auto& numbers, const auto&) {
+      if (i >= first && i < first + numbers.size())
+        numbers[i - first] += static_cast<std::remove_cvref_t<decltype(numbers[0])>>(by);
+      first += numbers.size();
+    });
+  });
+}
+
+/// Gradients of the score's numbers against difference quotients without their error of second order. The numbers
+/// may be floats: steps are powers of two.
+template <class Layer, class... Extra>
+void expect_score(const char* name, Layer& layer, Index batch, Index length, const Extra&... extra) {
+  SCOPED_TRACE(name);
+  draw(layer, name);
+  const Rows x = random_rows(std::string(name) + " x", batch, length, layer.config().d_model);
+  const Rows dy = random_rows(std::string(name) + " dy", batch, length, layer.config().d_model);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape, extra...));
+  const Rows dx = layer.backward(dy, tape, g);
+  const auto quotient = [&](std::size_t i, double step) {
+    const auto loss = [&] { return inner(dy, layer(x, extra...)); };
+    change(layer, g.score, i, step);
+    const double up = loss();
+    change(layer, g.score, i, -2 * step);
+    const double down = loss();
+    change(layer, g.score, i, step);
+    return (up - down) / (2 * step);
+  };
+  const auto gradients = numbers_of(g.score);
+  ASSERT_FALSE(gradients.empty());
+  double largest = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const double expected = (4 * quotient(i, 0x1p-7) - quotient(i, 0x1p-6)) / 3;
+    EXPECT_NEAR(gradients[i], expected, 2e-7 * (1 + std::abs(expected))) << i;
+    largest = std::max(largest, std::abs(gradients[i]));
+  }
+  EXPECT_GT(largest, 1e-3);
+  // Beside them the other gradients are those without, and a second call adds.
+  static_cast<void>(layer(x, tape, extra...));
+  static_cast<void>(layer.backward(dy, tape, g));
+  const auto twice = numbers_of(g.score);
+  for (std::size_t i = 0; i < gradients.size(); ++i)
+    EXPECT_NEAR(twice[i], 2 * gradients[i], 1e-5 * (1 + std::abs(gradients[i])));
+  g.clear();
+  for (const double number : numbers_of(g.score)) EXPECT_EQ(number, 0);
+}
+
+template <class B> void expect_scores() {
+  const mha::Config config{.d_model = 6, .num_heads = 3, .head_dim = 4};
+  mha::MultiHeadAttention<double, B, mha::Causal, Bent<double>> bent(config, Bent<double>{0.5, 0.25});
+  expect_score("a functor", bent, 2, 5);
+  const std::vector<Index> offsets{0, 3, 7};
+  expect_score("a functor, ragged", bent, 1, 7, mha::Ragged{offsets});
+
+  const mha::AlibiSlopes slopes({0.5f, 0.25f, 0.125f});
+  mha::MultiHeadAttention<double, B, mha::AlibiSlopes> alibi(config, slopes);
+  expect_score("slopes", alibi, 2, 5, mha::Causal{});
+
+  using T5 = mha::RelativeBias;
+  std::vector<float> table(24);
+  for (std::size_t i = 0; i < table.size(); ++i) table[i] = 0.0625f * static_cast<float>(i % 7);
+  const T5 bias(table, {.count = 8, .max_distance = 6});
+  mha::MultiHeadAttention<double, B, T5> relative(config, bias);
+  expect_score("a table", relative, 2, 9);
+  mha::Tensor<float, 4> added(1, 3, 9, 9);
+  support::Random("added").fill(added);
+  expect_score("a table, and a bias of the call", relative, 2, 9, mha::AdditiveBias{added});
+
+  using Both = mha::Chain<mha::SoftCap, mha::AlibiSlopes>;
+  mha::MultiHeadAttention<double, B, mha::Causal, Both> both(config, Both{mha::SoftCap{2.f}, slopes});
+  expect_score("a cap and slopes", both, 2, 5);
+}
+
+TEST(LayerScoreGradients, OnTheReferenceEqualDifferenceQuotients) { expect_scores<mha::Reference>(); }
+TEST(LayerScoreGradients, OnTheProcessorEqualDifferenceQuotients) { expect_scores<mha::Cpu>(); }
+
+TEST(LayerScoreGradients, EqualDualNumbersThroughTheForwardPass) {
+  using Dual = mha::Dual<double>;
+  const mha::Config config{.d_model = 6, .num_heads = 2, .head_dim = 5};
+  const Bent<double> score{0.75, -0.5};
+  const auto expect = [&]<class B>(const B&) {
+    mha::MultiHeadAttention<double, B, mha::Causal, Bent<double>> layer(config, score);
+    draw(layer, "dual");
+    const Rows x = random_rows("dual x", 2, 7, 6), dy = random_rows("dual dy", 2, 7, 6);
+    auto tape = layer.tape();
+    auto g = layer.gradients();
+    static_cast<void>(layer(x, tape));
+    static_cast<void>(layer.backward(dy, tape, g));
+    for (int member = 0; member < 2; ++member) {
+      mha::MultiHeadAttention<Dual, mha::Reference, mha::Causal, BentByDuals> dual(config, BentByDuals{score, member});
+      dual.update([&](auto& p) {
+        for (std::size_t i = 0; i < p.flat().size(); ++i) p.flat()[i] = Dual(layer.parameters().flat()[i]);
+      });
+      mha::Tensor<Dual, 3> rows(2, 7, 6);
+      for (std::size_t i = 0; i < rows.size(); ++i) rows.data()[i] = Dual(x.data()[i]);
+      const auto y = dual(rows);
+      double expected = 0;
+      for (std::size_t i = 0; i < y.size(); ++i) expected += dy.data()[i] * y.data()[i].derivative[0];
+      EXPECT_NEAR(member == 0 ? g.score.slope : g.score.bend, expected, 1e-11 * (1 + std::abs(expected)));
+    }
+  };
+  expect(mha::Reference{});
+  expect(mha::Cpu{});
+}
+
+/// Steps of gradient descent by the score alone towards the rows of a layer with other numbers; a step that is too
+/// large is taken back. What is left of the error, and the score.
+template <class Score> std::pair<double, Score> learnt(const Score& from, const Score& goal, int steps) {
+  const mha::Config config{.d_model = 16, .num_heads = 2};
+  using Own = mha::MultiHeadAttention<float, mha::Cpu, Score>;
+  Own teacher(config, goal), pupil(config, from);
+  for (Own* layer : {&teacher, &pupil}) draw(*layer, "learnt");
+  const auto x = random_rows<float>("learnt x", 4, 24, 16);
+  const auto target = teacher(x);
+  auto tape = pupil.tape();
+  auto g = pupil.gradients();
+  mha::Tensor<float, 3> dy(4, 24, 16);
+  double first = 0, least = 0, rate = 0.05;
+  Score best = from;
+  for (int i = 0; i < steps; ++i) {
+    const auto y = pupil(x, tape);
+    for (std::size_t j = 0; j < y.size(); ++j) dy.data()[j] = y.data()[j] - target.data()[j];
+    const double error = inner(dy, dy);
+    if (i == 0) first = least = error;
+    const bool better = error <= least;
+    rate *= better ? 1.2 : 0.25;
+    if (better) {
+      least = error;
+      g.clear();
+      static_cast<void>(pupil.backward(dy, tape, g));
+    }
+    pupil.update([&](auto& p) {
+      if (better) best = p.score;
+      p.score = best;
+      mha::detail::for_each_numbers(p.score, g.score, [&](const auto& numbers, const auto& d) {
+        for (std::size_t j = 0; j < numbers.size(); ++j) numbers[j] -= static_cast<float>(rate) * d[j];
+      });
+    });
+  }
+  return {least / first, best};
+}
+
+TEST(LayerScoreGradients, TeachATableOfDistancesSlopesAndAFunctor) {
+  const mha::RelativeBuckets buckets{.count = 8, .max_distance = 16};
+  std::vector<float> goal(16);
+  for (std::size_t i = 0; i < goal.size(); ++i) goal[i] = 0.5f * std::sin(float(i));
+  EXPECT_LT(learnt(mha::RelativeBias(std::vector<float>(16), buckets), mha::RelativeBias(goal, buckets), 200).first,
+            1e-3);
+  const auto [error, slopes] = learnt(mha::AlibiSlopes({0.f, 0.f}), mha::AlibiSlopes({0.25f, 0.0625f}), 200);
+  EXPECT_LT(error, 1e-3);
+  EXPECT_NEAR(slopes.per_head()[0], 0.25f, 0.02);
+  EXPECT_NEAR(slopes.per_head()[1], 0.0625f, 0.02);
+  const auto [rest, score] = learnt(Bent<>{0.15f, 0.4f}, Bent<>{0.25f, 0.5f}, 200);
+  EXPECT_LT(rest, 1e-3);
+  EXPECT_NEAR(score.slope, 0.25f, 0.02);
+}
+
+TEST(LayerScoreGradients, HaveTheSameBitsForAnyThreads) {
+  std::vector<float> table(32);
+  support::Random random("table");
+  for (float& t : table) t = static_cast<float>(random.normal());
+  using Score = mha::Chain<mha::RelativeBias, Bent<>>;
+  const Score score{mha::RelativeBias(table, {.count = 8, .max_distance = 60}), Bent<>{0.5f, 0.25f}};
+  const auto bits = [&]<class Threads>(const Threads& threads) {
+    using B = mha::CpuWith<Threads>;
+    mha::MultiHeadAttention<float, B, mha::GroupedQuery<2>, mha::Causal, Score> layer(
+        {.d_model = 32, .num_heads = 4, .head_dim = 16}, score, B(threads));
+    draw(layer, "threads");
+    const auto x = random_rows<float>("threads x", 2, 330, 32), dy = random_rows<float>("threads dy", 2, 330, 32);
+    mha::Tensor<float, 4> bias(1, 4, 330, 330), d_bias(1, 4, 330, 330);
+    support::Random("bias").fill(bias);
+    auto tape = layer.tape();
+    auto g = layer.gradients();
+    static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}));
+    static_cast<void>(layer.backward(dy, tape, g, mha::BiasGradient(d_bias)));
+    std::vector<double> all = numbers_of(g.score);
+    all.insert(all.end(), d_bias.begin(), d_bias.end());
+    return all;
+  };
+  const auto alone = bits(mha::Serial{});
+  for (const int threads : {1, 2, 3, 5}) EXPECT_EQ(bits(mha::ThreadPool(threads)), alone) << threads;
+}
+
+template <class B, class T, class E> void expect_bias(const char* name, const mha::Tensor<double, 4>& shape) {
+  SCOPED_TRACE(name);
+  mha::MultiHeadAttention<double, B, mha::Causal, mha::Rotary<>> wide({.d_model = 6, .num_heads = 3, .head_dim = 4});
+  mha::MultiHeadAttention<T, B, mha::Causal, mha::Rotary<>> layer({.d_model = 6, .num_heads = 3, .head_dim = 4});
+  draw(layer, name);
+  wide.update([&](auto& p) {
+    for (std::size_t i = 0; i < p.flat().size(); ++i) p.flat()[i] = support::to_double(layer.parameters().flat()[i]);
+  });
+  const auto x = random_rows<T>("bias x", 2, 5, 6), dy = random_rows<T>("bias dy", 2, 5, 6);
+  const auto widened = [](const auto& from) {
+    Rows to(2, 5, 6);
+    for (std::size_t i = 0; i < to.size(); ++i) to.data()[i] = support::to_double(from.data()[i]);
+    return to;
+  };
+  const Rows wide_x = widened(x), wide_dy = widened(dy);
+  mha::Tensor<double, 4> bias = shape;
+  support::Random("bias").fill(bias);
+  mha::Tensor<E, 4> d(bias.extent(0), bias.extent(1), bias.extent(2), bias.extent(3));
+  support::poison_all(d);
+  auto tape = layer.tape();
+  auto g = layer.gradients(), alone = layer.gradients();
+  static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}));
+  const auto without = layer.backward(dy, tape, alone);
+  const auto dx = layer.backward(dy, tape, g, mha::BiasGradient(d));
+  EXPECT_EQ(support::differing(dx, without), 0u);
+  EXPECT_TRUE(std::equal(g.flat().begin(), g.flat().end(), alone.flat().begin()));
+  const double bound = std::is_same_v<T, double> ? 1e-7 : 0.05;
+  for (std::size_t i = 0; i < bias.size(); ++i) {
+    const double expected = support::quotient([&] { return inner(wide_dy, wide(wide_x, mha::AdditiveBias{bias})); },
+                                              bias.data()[i], [&](double to) { bias.data()[i] = to; });
+    EXPECT_NEAR(support::to_double(d.data()[i]), expected, bound * (1 + std::abs(expected))) << i;
+  }
+}
+
+TEST(LayerBiasGradient, EqualsDifferenceQuotientsForRepeatedAxes) {
+  expect_bias<mha::Reference, double, double>("reference", mha::Tensor<double, 4>(2, 3, 5, 5));
+  expect_bias<mha::Cpu, double, double>("every pair", mha::Tensor<double, 4>(2, 3, 5, 5));
+  expect_bias<mha::Cpu, double, double>("one for the batch", mha::Tensor<double, 4>(1, 3, 5, 5));
+  expect_bias<mha::Cpu, double, double>("one for all heads", mha::Tensor<double, 4>(2, 1, 5, 5));
+  expect_bias<mha::Cpu, double, double>("keys alone", mha::Tensor<double, 4>(1, 1, 1, 5));
+  expect_bias<mha::Cpu, mha::bfloat16, float>("16 bits", mha::Tensor<double, 4>(1, 3, 5, 5));
+  expect_bias<mha::Cpu, mha::bfloat16, mha::bfloat16>("into 16 bits", mha::Tensor<double, 4>(1, 3, 5, 5));
+}
+
+TEST(LayerBiasGradient, IsRefusedWhereItDoesNotFit) {
+  mha::MultiHeadAttention<float> layer({.d_model = 4, .num_heads = 2});
+  draw(layer, "refused");
+  const auto x = random_rows<float>("refused x", 1, 3, 4);
+  auto dy = random_rows<float>("refused dy", 1, 3, 4);
+  mha::Tensor<float, 4> bias(1, 2, 3, 3), d(1, 2, 3, 3), other(1, 2, 3, 4);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  const auto refusal = [&](auto& to) {
+    return message_of([&] { static_cast<void>(layer.backward(dy, tape, g, mha::BiasGradient(to))); });
+  };
+  static_cast<void>(layer(x, tape));
+  EXPECT_EQ(refusal(d), "backward: BiasGradient is given, but the call on the tape has 0 AdditiveBiases, expected 1");
+  static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}, mha::AdditiveBias{bias}));
+  EXPECT_EQ(refusal(d), "backward: BiasGradient is given, but the call on the tape has 2 AdditiveBiases, expected 1");
+  static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}));
+  EXPECT_EQ(refusal(other), "backward: AdditiveBias has keys 3 but BiasGradient has keys 4");
+  auto inside = mha::view(g.flat().data(), 1, 2, 3, 3);
+  EXPECT_EQ(refusal(inside), "backward: the BiasGradient overlaps another tensor of the call");
+  for (const float number : g.flat()) EXPECT_EQ(number, 0);
+  EXPECT_EQ(refusal(d), "no error");
+}
+
+TEST(LayerScoreGradients, OfOtherSizesOrAnotherScoreAreRefused) {
+  const mha::Config config{.d_model = 4, .num_heads = 2};
+  mha::MultiHeadAttention<float, mha::Cpu, mha::RelativeBias> layer(
+      config, mha::RelativeBias(std::vector<float>(8), {.count = 4, .max_distance = 9})),
+      larger(config, mha::RelativeBias(std::vector<float>(16), {.count = 8, .max_distance = 9}));
+  mha::MultiHeadAttention<float, mha::Cpu, mha::AlibiSlopes> alibi(config, mha::AlibiSlopes({1.f, 2.f}));
+  draw(layer, "sizes");
+  alibi.borrow(layer);
+  const auto x = random_rows<float>("sizes x", 1, 3, 4);
+  auto tape = layer.tape();
+  auto g = layer.gradients(), of_larger = larger.gradients();
+  auto of_alibi = alibi.gradients();
+  static_cast<void>(layer(x, tape));
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(x, tape, of_larger)); }),
+            "backward: the gradients are of other sizes: their score has 16 numbers, expected 8");
+  // It has the weights of the call, but not its score.
+  EXPECT_EQ(message_of([&] { static_cast<void>(alibi.backward(x, tape, of_alibi)); }),
+            "backward: the tape was recorded with other weights: by another layer, or before this one's last update() "
+            "or borrow()");
+}
+
+TEST(LayerUpdate, ReachesScoreAndSink) {
+  using Own = mha::MultiHeadAttention<float, mha::Cpu, Bent<>, mha::Sink>;
+  const mha::Sink sink({1.f, 2.f});
+  Own one({.d_model = 4, .num_heads = 2}, Bent<>{0.5f, 0.25f}, sink);
+  draw(one, "update");
+  const Own before = one;
+  auto g = one.gradients();
+  g.flat()[3] = 1;
+  g.score.bend = 2;
+  g.sink(1) = 4;
+  std::vector<std::size_t> sizes;
+  one.update([&](auto& p) {
+    p.for_each(g, [&](const auto& numbers, const auto& d) {
+      ASSERT_EQ(numbers.size(), d.size());
+      sizes.push_back(d.size());
+      for (std::size_t i = 0; i < d.size(); ++i) numbers[i] -= 0.5f * d[i];
+    });
+    EXPECT_EQ(p.score.bend, 0.25f - 1);
+    EXPECT_EQ(p.sink.per_head()[1], 0);
+  });
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{static_cast<std::size_t>(one.parameter_count()), 2, 2}));
+  EXPECT_EQ(one.parameters().flat()[3], before.parameters().flat()[3] - 0.5f);
+  Own expected({.d_model = 4, .num_heads = 2}, Bent<>{0.5f, -0.75f}, mha::Sink({1.f, 0.f}));
+  expected.borrow(one);
+  const auto x = random_rows<float>("update x", 1, 5, 4);
+  EXPECT_EQ(support::differing(one(x), expected(x)), 0u);
+  EXPECT_GT(support::differing(one(x), before(x)), 0u);
+  EXPECT_EQ(sink.per_head()[1], 2);
+  const auto wrong = [&] { one.update([](auto& p) { p.sink = mha::Sink({1.f}); }); };
+  EXPECT_EQ(message_of(wrong), "Sink: 1 logits for 2 heads");
+  EXPECT_EQ(support::differing(one(x), expected(x)), 0u);
 }
 
 }  // namespace

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <memory>
+#include <cstddef>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "../../core/borrowed.hpp"
 #include "../../core/check.hpp"
 #include "../score.hpp"
+#include "../shared_numbers.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -26,10 +29,12 @@ class AlibiSlopes {
   static constexpr bool additive = true;
   static constexpr bool trained = true;
 
-  explicit AlibiSlopes(std::vector<float> per_head)
-      : slopes_(std::make_shared<const std::vector<float>>(std::move(per_head))) {}
+  explicit AlibiSlopes(std::vector<float> per_head) : slopes_(std::move(per_head)) {}
 
-  const std::vector<float>& per_head() const { return *slopes_; }
+  const std::vector<float>& per_head() const { return slopes_.get(); }
+  /// The slopes, to write; copies of this score keep those that they have.
+  std::span<float> numbers() { return slopes_.writable(); }
+  std::span<const float> numbers() const { return slopes_.get(); }
 
   /// One head's bias, its slope a number or a dual number.
   template <class X> struct OfHead {
@@ -56,30 +61,30 @@ class AlibiSlopes {
   };
 
   template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
-    return OfHead<float>{(*slopes_)[static_cast<std::size_t>(h)]}(s, b, h, q, k);
+    return OfHead<float>{per_head()[static_cast<std::size_t>(h)]}(s, b, h, q, k);
   }
   /// Checks the slopes for a call with this many heads.
   void check(Index heads) const {
-    const Borrowed<float> all(*slopes_);
+    const Borrowed<float> all(per_head());
     detail::require(all.size == heads, "AlibiSlopes: ", all.size, " slopes for ", heads, " heads");
     for (Index h = 0; h < all.size; ++h)
       detail::require(std::isfinite(all[h]), "AlibiSlopes: the slope of head ", h, " is ", all[h], ", not finite");
   }
   Prepared prepared(const CallShape& s) const {
     check(s.heads);
-    return {Borrowed<float>(*slopes_)};
+    return {Borrowed<float>(per_head())};
   }
 
-  /// Its gradient, from the sums over pairs.
-  template <class Sums> AlibiSlopes gradient(const Sums& sums, int& slot, int&) const {
-    std::vector<float> each(slopes_->size());
-    for (std::size_t h = 0; h < each.size(); ++h) each[h] = static_cast<float>(sums.of(slot, static_cast<Index>(h)));
+  /// Of a gradient: += the sums over pairs.
+  template <class Sums> void add(const Sums& sums, int& slot, int&) {
+    const std::span<float> each = numbers();
+    const Index heads = std::min(static_cast<Index>(each.size()), sums.shape.heads);
+    for (Index h = 0; h < heads; ++h) each[static_cast<std::size_t>(h)] += static_cast<float>(sums.of(slot, h));
     ++slot;
-    return AlibiSlopes(std::move(each));
   }
 
  private:
-  std::shared_ptr<const std::vector<float>> slopes_;
+  detail::SharedNumbers slopes_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -5,11 +5,14 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
+#include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "../../core/check.hpp"
 #include "../score.hpp"
+#include "../shared_numbers.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -56,9 +59,12 @@ class RelativeBias {
   static constexpr bool trained = true;
 
   explicit RelativeBias(std::vector<float> table, RelativeBuckets buckets = {})
-      : table_(std::make_shared<const std::vector<float>>(std::move(table))), buckets_(buckets) {}
+      : table_(std::move(table)), buckets_(buckets) {}
 
-  const std::vector<float>& table() const { return *table_; }
+  const std::vector<float>& table() const { return table_.get(); }
+  /// The table, to write; copies of this score keep the one that they have.
+  std::span<float> numbers() { return table_.writable(); }
+  std::span<const float> numbers() const { return table_.get(); }
   const RelativeBuckets& buckets() const { return buckets_; }
 
   /// One head's bias by distance; beyond the ends of the table it is that of an end.
@@ -95,20 +101,20 @@ class RelativeBias {
   };
 
   template <class T> T operator()(T s, Index, Index h, Index q, Index k) const {
-    const std::size_t heads = table_->size() / static_cast<std::size_t>(buckets_.count);
-    return s + (*table_)[static_cast<std::size_t>(buckets_.bucket(q, k)) * heads + static_cast<std::size_t>(h)];
+    const std::size_t heads = table().size() / static_cast<std::size_t>(buckets_.count);
+    return s + table()[static_cast<std::size_t>(buckets_.bucket(q, k)) * heads + static_cast<std::size_t>(h)];
   }
 
   /// How many heads the table is for.
   Index heads() const {
     check_buckets();
-    return static_cast<Index>(table_->size() / static_cast<std::size_t>(buckets_.count));
+    return static_cast<Index>(table().size() / static_cast<std::size_t>(buckets_.count));
   }
   /// Checks the table and the buckets for a call with this many heads.
   void check(Index heads) const {
     check_buckets();
     const std::size_t wanted = static_cast<std::size_t>(buckets_.count) * static_cast<std::size_t>(heads);
-    detail::require(table_->size() == wanted, "RelativeBias: the table has ", table_->size(), " elements, ",
+    detail::require(table().size() == wanted, "RelativeBias: the table has ", table().size(), " elements, ",
                     buckets_.count, " buckets x ", heads, " heads are ", wanted);
   }
 
@@ -145,9 +151,26 @@ class RelativeBias {
     }
     for (std::size_t i = 0; i < distances; ++i) {  // a logarithm for each distance, not for each head
       const auto bucket = static_cast<std::size_t>(buckets_.bucket(0, least + static_cast<Index>(i)));
-      for (std::size_t h = 0; h < heads; ++h) by_distance[h * distances + i] = (*table_)[bucket * heads + h];
+      for (std::size_t h = 0; h < heads; ++h) by_distance[h * distances + i] = table()[bucket * heads + h];
     }
     return Prepared(by_distance, std::move(owner), least, most);
+  }
+
+  /// Of a gradient: += the sums over pairs, which a table has by sequence, head and distance.
+  template <class Sums> void add(const Sums& sums, int&, int& table) {
+    const auto& by_distance = sums.tables[table++];
+    const auto [least, count] = distances_of(sums.shape);
+    const std::span<float> to = numbers();
+    const Index own = static_cast<Index>(to.size() / static_cast<std::size_t>(buckets_.count));
+    const auto at = [first = least](std::ptrdiff_t i) { return first + static_cast<Index>(i); };
+    for (Index h = 0; h < std::min(own, sums.shape.heads); ++h)
+      for (std::ptrdiff_t i = 0; i < count;) {  // the distances of a bucket are beside each other
+        const Index bucket = buckets_.bucket(0, at(i));
+        std::remove_cvref_t<decltype(*by_distance.sums)> sum(0);
+        for (; i < count && buckets_.bucket(0, at(i)) == bucket; ++i)
+          for (Index b = 0; b < sums.shape.batch; ++b) sum += by_distance.sums[by_distance.at(b, h, 0, at(i))];
+        to[static_cast<std::size_t>(bucket * own + h)] += static_cast<float>(sum);
+      }
   }
 
  private:
@@ -159,7 +182,7 @@ class RelativeBias {
                     " is not above ", exact, ", the distances with a bucket each");
   }
 
-  std::shared_ptr<const std::vector<float>> table_;
+  detail::SharedNumbers table_;
   RelativeBuckets buckets_;
 };
 

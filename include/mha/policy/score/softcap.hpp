@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 
 #include "../../core/check.hpp"
 #include "../score.hpp"
@@ -36,9 +37,11 @@ struct SoftCap {
     MHA_HOST_DEVICE D operator()(const D& s, Index, Index, Index, Index) const { return cap * mha::tanh(s / cap); }
   };
   template <class D> Shifted<D> shifted(const std::array<D, 1>& by) const { return {by[0] + cap.value}; }
-  template <class Sums> SoftCap gradient(const Sums& sums, int& slot, int&) const {
-    return {static_cast<float>(sums.of(slot++))};
+  template <class Sums> void add(const Sums& sums, int& slot, int&) {
+    cap.value += static_cast<float>(sums.of(slot++));
   }
+  std::span<float> numbers() { return {&cap.value, 1}; }
+  std::span<const float> numbers() const { return {&cap.value, 1}; }
 
   SoftCap prepared(const CallShape&) const {
     detail::require_positive("SoftCap", "cap", static_cast<double>(cap.value));

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "score.hpp"
+#include "score_gradient.hpp"
+
+/// What of a score is trained, and its numbers.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Two scores as one, of which NoScore is none.
+template <class A, class B> constexpr auto trained_chain(const A& a, const B& b) {
+  if constexpr (std::is_same_v<A, NoScore>)
+    return b;
+  else if constexpr (std::is_same_v<B, NoScore>)
+    return a;
+  else
+    return Chain<A, B>{a, b};
+}
+
+/// What of a score is trained, NoScore if nothing is.
+template <class S> constexpr auto trained(const S& score) {
+  if constexpr (is_chain<S>)
+    return trained_chain(trained(score.first), trained(score.second));
+  else if constexpr (is_trained_template<S>() || LibraryTrained<S>)
+    return score;
+  else
+    return NoScore{};
+}
+template <class S> using Trained = decltype(trained(std::declval<const S&>()));
+
+/// Whether gradients of the score's numbers are computed without being asked for.
+template <class S> constexpr bool trains_unasked() {
+  if constexpr (is_chain<S>)
+    return trains_unasked<decltype(S::first)>() || trains_unasked<decltype(S::second)>();
+  else if constexpr (requires { S::trained_if_asked; })
+    return false;
+  else
+    return is_trained_template<S>() || LibraryTrained<S>;
+}
+
+/// step(numbers, the same of the other) as spans, for each part of a score that is trained and the same part of another
+/// Trained<S>, in the order written. The score may be const.
+template <class S, class G, class F> void for_each_numbers(S& score, const G& other, F&& step) {
+  using Own = std::remove_const_t<S>;
+  if constexpr (is_chain<Own>) {
+    using First = Trained<decltype(Own::first)>;
+    using Second = Trained<decltype(Own::second)>;
+    if constexpr (std::is_same_v<First, NoScore>) {
+      for_each_numbers(score.second, other, step);
+    } else if constexpr (std::is_same_v<Second, NoScore>) {
+      for_each_numbers(score.first, other, step);
+    } else {
+      for_each_numbers(score.first, other.first, step);
+      for_each_numbers(score.second, other.second, step);
+    }
+  } else if constexpr (is_trained_template<Own>()) {
+    using X = typename ScoreTemplate<Own>::Scalar;
+    auto members = members_of(score);
+    const auto others = members_of(other);
+    if constexpr (std::is_const_v<S>) {
+      step(std::span<const X>(members), std::span<const X>(others));
+    } else {
+      step(std::span<X>(members), std::span<const X>(others));
+      score = std::bit_cast<Own>(members);
+    }
+  } else if constexpr (LibraryTrained<Own>) {
+    step(score.numbers(), other.numbers());
+  }
+}
+
+/// All numbers of a trained score ← 0.
+template <class G> void clear_numbers(G& score) {
+  for_each_numbers(score, std::as_const(score),
+                   [](const auto& numbers, const auto&) { std::fill(numbers.begin(), numbers.end(), 0.f); });
+}
+template <class G> G without_numbers(G score) {
+  clear_numbers(score);
+  return score;
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail
