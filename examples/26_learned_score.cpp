@@ -10,10 +10,15 @@
 //               step  0: slope 0.0000
 //               step 10: slope 0.3000
 //               step 20: slope 0.3000
+//             and a table of one number for each distance, which sums up its own gradients, comes as near:
+//               table: 0.4 % of the loss is left
 // Next        27_train_a_layer.cpp, a layer that learns
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <random>
+#include <span>
 
 #include <mha/mha.hpp>
 
@@ -24,6 +29,18 @@ using Tensor = mha::Tensor<float, 3>;
 template <class T = float> struct Distance {
   T slope;
   template <class S> auto operator()(S s, int, int, int q, int k) const { return s - slope * float(mha::abs(q - k)); }
+};
+
+// Many numbers, of which a pair needs one: the score says itself what a pair adds to their gradients.
+struct ByDistance {
+  std::array<float, 48> table{};  // what is added at a distance of 0, 1, …
+  std::span<float> numbers() { return table; }
+  std::span<const float> numbers() const { return table; }
+  template <class S> S operator()(S s, int, int, int q, int k) const { return s + table[at(q, k)]; }
+  template <class G, class S> void accumulate(G gradient, S dt, S, int, int, int q, int k) const {
+    gradient[at(q, k)] += dt;
+  }
+  static std::size_t at(int q, int k) { return static_cast<std::size_t>(mha::abs(q - k)); }
 };
 
 int main() {
@@ -63,5 +80,16 @@ int main() {
     if (step % 10 == 0) std::printf("step %2d: slope %.4f\n", step, double(score.slope));
     score.slope -= 1e-3f * g.score.slope;
   }
-  return right && std::abs(score.slope - 0.3f) < 1e-3f ? 0 : 1;
+
+  ByDistance by;
+  const double first = loss(mha::attention(q, k, v, by));
+  double last = first;
+  for (int step = 0; step < 300; ++step) {
+    const Tensor out = mha::attention(q, k, v, by, mha::record(tape));
+    last = loss(out);
+    const auto g = mha::attention_backward(error, q, k, v, out, tape, by);
+    for (std::size_t i = 0; i < by.table.size(); ++i) by.table[i] -= 0.03f * g.score.table[i];
+  }
+  std::printf("table: %.1f %% of the loss is left\n", 100 * last / first);
+  return right && std::abs(score.slope - 0.3f) < 1e-3f && last < 0.01 * first ? 0 : 1;
 }

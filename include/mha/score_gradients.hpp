@@ -66,8 +66,8 @@ template <class S, class Head> constexpr bool is_trained_as_given() {
            is_trained_as_given<decltype(S::second), decltype(Head::second)>();
   else if constexpr (LibraryTrained<S>)
     return true;
-  else if constexpr (is_trained_template<S>())
-    return std::is_same_v<S, Head> && !requires(const S& s, const CallShape& shape) { s.prepared(shape); }
+  else if constexpr (is_trained_template<S>() || Accumulates<S>)
+    return !requires(const S& s, const CallShape& shape) { s.prepared(shape); }
   &&!requires(const S& s, Index i) { s.at_head(i, i); };
   else return !is_trained_template<Head>();
 }
@@ -82,6 +82,12 @@ template <class A, class S, bool Parameters> constexpr bool has_derivative() {
     };
   else
     return HasOwnDerivative<S> || requires(const S& score, Dual<A> x, Index i) { score(x, i, i, i, i); };
+}
+template <class S> constexpr bool has_wrong_accumulate() {
+  if constexpr (is_chain<S>)
+    return has_wrong_accumulate<decltype(S::first)>() || has_wrong_accumulate<decltype(S::second)>();
+  else
+    return almost_accumulates<S>();
 }
 template <class S> constexpr bool has_foreign_member() {
   if constexpr (is_chain<S>)
@@ -183,12 +189,12 @@ template <class E, class... Rest> constexpr const auto& given_bias_gradient(cons
 
 /// The sums of a call's slots and tables.
 ///
-/// Shapes    slots (B, Hq, count)
+/// Shapes    slots (B, Hq, count), from `own` on those of scores that accumulate
 template <class A> struct ScoreSums {
   const LongSum<A>* slots = nullptr;
   const PairTable<A, LongSum<A>>* tables = nullptr;
   CallShape shape{};
-  int count = 0;
+  int count = 0, own = 0;
 
   LongSum<A> of(int slot, Index h) const {
     LongSum<A> sum(0);
@@ -212,23 +218,23 @@ template <class A, class Frame> PairTable<A, LongSum<A>> distance_sums(const Cal
   return {sums - least, nullptr, {shape.heads * count, count, -1, 1}, Origins(Index{0})};
 }
 
-/// The gradients of the numbers of S in a score of the type Trained<S> += their sums, of which the first slot and table
-/// are these.
+/// The gradients of the numbers of S in a score of the type Trained<S> += their sums, of which the first slot, table
+/// and slot of a score that accumulates are these.
 template <class Wanted, class S, class G, class A>
-void add_gradients(G& to, const ScoreSums<A>& sums, int& slot, int& table) {
+void add_gradients(G& to, const ScoreSums<A>& sums, int& slot, int& table, int& own) {
   if constexpr (is_chain<S>) {
     using First = decltype(S::first);
     using Second = decltype(S::second);
     NoScore none;
     if constexpr (std::is_same_v<Trained<First>, NoScore>) {
-      add_gradients<Wanted, First>(none, sums, slot, table);
-      add_gradients<Wanted, Second>(to, sums, slot, table);
+      add_gradients<Wanted, First>(none, sums, slot, table, own);
+      add_gradients<Wanted, Second>(to, sums, slot, table, own);
     } else if constexpr (std::is_same_v<Trained<Second>, NoScore>) {
-      add_gradients<Wanted, First>(to, sums, slot, table);
-      add_gradients<Wanted, Second>(none, sums, slot, table);
+      add_gradients<Wanted, First>(to, sums, slot, table, own);
+      add_gradients<Wanted, Second>(none, sums, slot, table, own);
     } else {
-      add_gradients<Wanted, First>(to.first, sums, slot, table);
-      add_gradients<Wanted, Second>(to.second, sums, slot, table);
+      add_gradients<Wanted, First>(to.first, sums, slot, table, own);
+      add_gradients<Wanted, Second>(to.second, sums, slot, table, own);
     }
   } else if constexpr (is_trained_template<S>()) {
     auto members = members_of(to);
@@ -236,9 +242,17 @@ void add_gradients(G& to, const ScoreSums<A>& sums, int& slot, int& table) {
     to = std::bit_cast<S>(members);
   } else if constexpr (LibraryTrained<S>) {
     to.add(sums, slot, table);
+  } else if constexpr (Accumulates<S>) {
+    for (auto& x : to.numbers()) x += static_cast<std::remove_cvref_t<decltype(x)>>(sums.of(own++));
   } else if constexpr (is_bias<S> && Wanted::bias) {
     ++table;
   }
+}
+
+/// The same of the first scores of a call.
+template <class Wanted, class S, class G, class A> void add_all_gradients(G& to, const ScoreSums<A>& sums) {
+  int slot = 0, table = 0, own = sums.own;
+  add_gradients<Wanted, S>(to, sums, slot, table, own);
 }
 
 /// The tables of a score's gradients, in the order of its parts.
@@ -287,7 +301,7 @@ using WantedOf = std::conditional_t<
 /// The gradients of a call's score, which outlives this, while they are computed. `Head` is its prepared score for a
 /// head.
 template <class A, class Wanted, class Head, class S, class Bias> class ScoreGradientSums {
-  static constexpr int slots = Slots<Wanted, Head>::count();
+  static constexpr int by_duals = Slots<Wanted, Head>::count();
   static_assert(Tables<Wanted, Head>::count() <= ScoreGradientsTo<A>::most_tables,
                 "mha: at most 4 tables of scores have gradients in one call (see mha/score_gradients.hpp)");
   static_assert(
@@ -299,9 +313,10 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
   template <class Frame>
   ScoreGradientSums(const S& score, const Bias& bias, const CallShape& shape, Frame& frame)
       : score_(score), bias_(bias), shape_(shape) {
-    if constexpr (slots > 0) {
+    to.count = by_duals + accumulated_numbers<Wanted>(score);
+    if (to.count > 0) {
       const std::size_t n = static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(shape.heads) *
-                            static_cast<std::size_t>(slots);
+                            static_cast<std::size_t>(to.count);
       to.slots = frame.template take<LongSum<A>>(n);
       std::fill_n(to.slots, n, LongSum<A>(0));
     }
@@ -321,8 +336,7 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
                         "in the order written (see mha/score_gradients.hpp)");
           if constexpr (fits) {
             *e.to = without_numbers(trained(score_));
-            int slot = 0, table = 0;
-            add_gradients<Wanted, S>(*e.to, sums(), slot, table);
+            add_all_gradients<Wanted, S>(*e.to, sums());
           }
         }
       };
@@ -330,7 +344,7 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
     }
   }
 
-  ScoreSums<A> sums() const { return {to.slots, to.tables, shape_, slots}; }
+  ScoreSums<A> sums() const { return {to.slots, to.tables, shape_, to.count, by_duals}; }
 
   ScoreGradientsTo<A> to{};
 
@@ -357,6 +371,10 @@ template <class A, class S, bool Parameters> constexpr bool check_differentiated
   static_assert(has,
                 "mha: this score takes one number type only, so it has no derivative: make the logit a template "
                 "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+  static_assert(!has_wrong_accumulate<S>(),
+                "mha: accumulate(gradient, dt, s, b, h, q, k) of a score takes a span of doubles, two numbers and four "
+                "indices, is const, and stands beside numbers(), a span; or 'static constexpr bool trainable = false' "
+                "(see mha/policy/score.hpp)");
   static_assert(
       !has || !has_foreign_member<S>(),
       "mha: a score that is a class template over its scalar is trained, and this one has a member of another "

@@ -4,8 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -566,6 +568,152 @@ TEST(AttentionBackward, TheGradientOfTheValuesAloneHasTheSameBits) {
   mha::Tensor<float, 4> dv(2, 110, 2, 16);
   mha::attention_backward_into({{}, {}, dv}, c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, mha::SoftCap{2.f});
   EXPECT_EQ(support::differing(dv, expected.value), 0u);
+}
+
+/// A user's table of distances, its logit bent, with the gradient of the table as it says itself.
+template <std::size_t Count = 12, class X = double> struct DistanceTable {
+  std::array<X, Count> table{};
+  std::span<X> numbers() { return table; }
+  std::span<const X> numbers() const { return table; }
+  static std::size_t at(Index q, Index k) { return std::min(static_cast<std::size_t>(mha::abs(q - k)), Count - 1); }
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+    return mha::tanh(s) * table[at(q, k)] + 0.5f * s;
+  }
+  template <class G, class S> void accumulate(G gradient, S dt, S s, Index, Index, Index q, Index k) const {
+    gradient[at(q, k)] += dt * mha::tanh(s);
+  }
+};
+/// The same with its numbers elsewhere, so that copies are not trivial, and a derivative of its own.
+struct VectorTable {
+  std::vector<float> table;
+  std::span<float> numbers() { return table; }
+  std::span<const float> numbers() const { return table; }
+  std::size_t at(Index q, Index k) const {
+    return std::min(static_cast<std::size_t>(mha::abs(q - k)), table.size() - 1);
+  }
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+    return static_cast<S>(mha::tanh(s) * table[at(q, k)] + 0.5f * s);
+  }
+  template <class S> S derivative(S s, S, Index, Index, Index q, Index k) const {
+    const S t = std::tanh(s);
+    return (1 - t * t) * static_cast<S>(table[at(q, k)]) + S(0.5);
+  }
+  template <class S> void accumulate(std::span<double> gradient, S dt, S s, Index, Index, Index q, Index k) const {
+    gradient[at(q, k)] += double(dt * std::tanh(s));
+  }
+};
+/// The table as numbers of a class template, for the dual numbers of a class with so few.
+template <class X = double> struct TwelveNumbers {
+  std::array<X, 12> table;
+  template <class S> auto operator()(S s, Index, Index, Index q, Index k) const {
+    return table[DistanceTable<>::at(q, k)] * mha::tanh(s) + 0.5 * s;
+  }
+};
+
+template <class B, class T, class S, class... Extra>
+auto learnt_gradient(const BackwardCase<T>& c, const S& score, const Extra&... extra) {
+  mha::AttentionTape<T, B> tape;
+  const auto out = mha::attention(c.q, c.k, c.v, extra..., score, mha::record(tape), B{});
+  return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, extra..., score, B{});
+}
+
+TEST(Accumulate, GivesTheGradientsThatDualNumbersGive) {
+  const BackwardCase<double> c("accumulate", {2, 21, 30, 4, 2, 8, 8});
+  DistanceTable<> own;
+  for (std::size_t i = 0; i < 12; ++i) own.table[i] = 0.25 * std::cos(double(i));
+  const TwelveNumbers<> by_duals{own.table};
+  VectorTable elsewhere{std::vector<float>(own.table.begin(), own.table.end())};
+  DistanceTable<> rounded = own;
+  for (std::size_t i = 0; i < 12; ++i) rounded.table[i] = elsewhere.table[i];
+  const auto expect = [&]<class B>(const B&, const auto&... extra) {
+    const auto expected = learnt_gradient<B>(c, by_duals, extra...);
+    const auto g = learnt_gradient<B>(c, own, extra...);
+    double largest = 0;
+    for (std::size_t i = 0; i < 12; ++i) {
+      EXPECT_NEAR(g.score.table[i], expected.score.table[i], 1e-12 * (1 + std::abs(expected.score.table[i])));
+      largest = std::max(largest, std::abs(g.score.table[i]));
+    }
+    EXPECT_GT(largest, 0.01);
+    EXPECT_LT(support::relative_error(g.query, expected.query), 1e-13);
+    const auto of_rounded = learnt_gradient<B>(c, rounded, extra...);
+    const auto of_vector = learnt_gradient<B>(c, elsewhere, extra...);
+    for (std::size_t i = 0; i < 12; ++i)
+      EXPECT_NEAR(of_vector.score.table[i], of_rounded.score.table[i], 1e-6 * (1 + largest));
+    EXPECT_LT(support::relative_error(of_vector.query, of_rounded.query), 1e-13);
+  };
+  expect(Reference{});
+  expect(One{});
+  expect(Reference{}, mha::Causal{});
+  expect(One{}, mha::Causal{});
+}
+
+TEST(Accumulate, KnowsWhatItIsAskedInAChain) {
+  // In front of a cap, behind slopes, and beside ten numbers by dual numbers: more than one pass has.
+  const BackwardCase<double> c("chain", {1, 19, 26, 2, 1, 8, 8});
+  DistanceTable<> own;
+  for (std::size_t i = 0; i < 12; ++i) own.table[i] = 0.25 * std::sin(double(i));
+  const TwelveNumbers<> twelve{own.table};
+  const mha::AlibiSlopes slopes({0.25f, 0.5f});
+  const auto expect = [&]<class B>(const B&) {
+    const auto expected = learnt_gradient<B>(c, mha::Chain{mha::Chain{slopes, twelve}, mha::SoftCap{2.f}});
+    const auto g = learnt_gradient<B>(c, mha::Chain{mha::Chain{slopes, own}, mha::SoftCap{2.f}});
+    for (std::size_t i = 0; i < 12; ++i)
+      EXPECT_NEAR(g.score.first.second.table[i], expected.score.first.second.table[i], 1e-12);
+    for (std::size_t h = 0; h < 2; ++h)
+      EXPECT_NEAR(g.score.first.first.per_head()[h], expected.score.first.first.per_head()[h], 1e-5);
+    EXPECT_NEAR(g.score.second.cap, expected.score.second.cap, 1e-5);
+    const auto many = learnt_gradient<B>(c, mha::Chain{twelve, own});
+    const auto all_duals = learnt_gradient<B>(c, mha::Chain{twelve, twelve});
+    for (std::size_t i = 0; i < 12; ++i) {
+      EXPECT_NEAR(many.score.first.table[i], all_duals.score.first.table[i], 1e-12);
+      EXPECT_NEAR(many.score.second.table[i], all_duals.score.second.table[i], 1e-12);
+    }
+  };
+  expect(Reference{});
+  expect(One{});
+}
+
+TEST(Accumulate, SumsInDoubleWithTheSameBitsForAnyThreads) {
+  using Pool = mha::CpuWith<mha::ThreadPool>;
+  const BackwardCase<float> c("bits", {2, 301, 401, 4, 2, 8, 16});
+  DistanceTable<100, float> score;
+  for (std::size_t i = 0; i < 100; ++i) score.table[i] = 0.125f * std::sin(float(i));
+  const auto gradient = [&](const auto& backend) {
+    using B = std::remove_cvref_t<decltype(backend)>;
+    mha::AttentionTape<float, B> tape;
+    const auto out = mha::attention(c.q, c.k, c.v, mha::Causal{}, score, mha::record(tape), backend);
+    return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::Causal{}, score, backend);
+  };
+  const auto alone = gradient(One{});
+  for (const int threads : {1, 2, 3, 5}) {
+    const auto g = gradient(Pool(mha::ThreadPool(threads)));
+    EXPECT_EQ(g.score.table, alone.score.table) << threads;
+  }
+  DistanceTable<100> wide;
+  for (std::size_t i = 0; i < 100; ++i) wide.table[i] = score.table[i];
+  const auto expected = learnt_gradient<Reference>(c.as<double>(), wide, mha::Causal{});
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < 100; ++i) {
+    error += std::pow(alone.score.table[i] - expected.score.table[i], 2);
+    size += std::pow(expected.score.table[i], 2);
+  }
+  EXPECT_LT(std::sqrt(error / size), 5e-6);
+}
+
+TEST(Accumulate, IsNotCalledForHiddenPairsWhateverStandsThere) {
+  BackwardCase<double> c("hidden", {1, 6, 9, 2, 1, 8, 8});
+  const std::vector<Index> lengths{7};
+  DistanceTable<> score;
+  for (std::size_t i = 0; i < 12; ++i) score.table[i] = 0.25;
+  const auto gradients = [&] {
+    return std::pair(learnt_gradient<Reference>(c, score, mha::Padding{lengths}),
+                     learnt_gradient<One>(c, score, mha::Padding{lengths}));
+  };
+  const auto [clean, fast] = gradients();
+  for (Index d = 0; d < 8; ++d) c.k(0, 7, 0, d) = c.v(0, 8, 0, d) = nan;
+  const auto [with_nan, fast_nan] = gradients();
+  EXPECT_EQ(clean.score.table, with_nan.score.table);
+  EXPECT_EQ(fast.score.table, fast_nan.score.table);
 }
 
 }  // namespace

@@ -119,11 +119,12 @@ template <class T> class GradientTo {
   TensorView<const T, 4> axes_{};
 };
 
-/// Where the gradients of a score's own numbers go: those of its slots (B · Hq, slots), each written once, and those of
-/// its tables, which are 0 before.
+/// Where the gradients of a score's own numbers go: those of its slots (B · Hq, count), each written once, and those of
+/// its tables, which are 0 before. The last slots are the numbers of scores that accumulate.
 template <class A> struct ScoreGradientsTo {
   static constexpr int most_tables = 4;
   LongSum<A>* slots = nullptr;
+  int count = 0;
   detail::PairTable<A, LongSum<A>> tables[std::size_t{most_tables}]{};
 };
 

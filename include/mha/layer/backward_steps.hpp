@@ -95,9 +95,8 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   }
 
   void score([[maybe_unused]] const ScoreSums<A>& sums) override {
-    int slot = 0, table = 0;
     if constexpr (trains_score<T, typename Policies::Score>)
-      add_gradients<WantedScoreGradients<false, true>, typename Policies::Score>(gradients_.score, sums, slot, table);
+      add_all_gradients<WantedScoreGradients<false, true>, typename Policies::Score>(gradients_.score, sums);
   }
 
   /// Gradients of Q, K and V back to the rows that they were made from.

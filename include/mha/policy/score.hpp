@@ -27,6 +27,13 @@ namespace mha::inline MHA_NAMESPACE {
 ///   static constexpr bool trainable = false
 /// Such a score has neither prepared() nor at_head(), and its body is defined for members that are dual numbers.
 ///
+/// A score with more numbers than that, such as a table, is trained through two members of its own, for which
+/// `trainable` and what it lacks are the same:
+///   numbers()       a span of its numbers, of const ones where it is const; a copy of the score has numbers of its own
+///   template <class G, class T> void accumulate(G gradient, T dt, T s, Index b, Index h, Index q, Index k) const
+///                   gradient[i] += dt · ∂t/∂(number i) at s, gradient being a span of doubles as long as numbers();
+///                   for pairs that are hidden it is not called
+///
 /// A whole score, in the user's own code:
 ///   template <class T = float> struct Distance {
 ///     T slope;
@@ -56,6 +63,13 @@ template <class S> struct ScoreInPlace {
     own.derivative(s, t, b, h, q, k);
   }
   { return static_cast<T>(score->derivative(s, t, b, h, q, k)); }
+  auto numbers() const requires requires(const S& own) { own.numbers(); }
+  { return score->numbers(); }
+  template <class G, class T>
+  void accumulate(G gradient, T dt, T s, Index b, Index h, Index q, Index k) const requires requires(const S& own) {
+    own.accumulate(gradient, dt, s, b, h, q, k);
+  }
+  { score->accumulate(gradient, dt, s, b, h, q, k); }
 };
 
 /// The score as it is for one sequence and head, cheap to copy; the score itself must outlive it.

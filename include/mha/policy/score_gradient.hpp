@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <iterator>
+#include <span>
 #include <type_traits>
 
 #include "score.hpp"
@@ -39,9 +40,28 @@ template <class S> constexpr bool declines_training() {
   return Borrows<S>;
 }
 
+/// A score that adds to the gradients of its numbers by itself.
+template <class S>
+concept Accumulates = !declines_training<S>() && requires(const S& s, std::span<double> gradient, float x, Index i) {
+  std::span(s.numbers());
+  s.accumulate(gradient, x, x, i, i, i, i);
+};
+/// Whether it would be one, if what it calls accumulate could be called so.
+template <class S> constexpr bool almost_accumulates() {
+  struct Named {
+    int accumulate;
+  };
+  if constexpr (std::is_class_v<S> && !std::is_final_v<S> && !declines_training<S>() && !Accumulates<S>) {
+    struct Both : S, Named {};
+    return !requires { &Both::accumulate; };  // two of that name
+  } else {
+    return false;
+  }
+}
+
 /// A score whose members are to be trained: a class template over its scalar that does not decline.
 template <class S> constexpr bool asks_training() {
-  if constexpr (ScoreTemplate<S>::exists && !std::is_empty_v<S>) return !declines_training<S>();
+  if constexpr (ScoreTemplate<S>::exists && !std::is_empty_v<S>) return !declines_training<S>() && !Accumulates<S>;
   return false;
 }
 
@@ -115,6 +135,29 @@ template <class Wanted, class A, class B> struct Tables<Wanted, Chain<A, B>> {
   static constexpr int count() { return Tables<Wanted, A>::count() + Tables<Wanted, B>::count(); }
 };
 
+/// Scores that accumulate in a score, as it is for one head.
+template <class Wanted, class S> struct Accumulating {
+  static constexpr int count() { return Wanted::parameters && Accumulates<S> ? 1 : 0; }
+};
+template <class Wanted, class A, class B> struct Accumulating<Wanted, Chain<A, B>> {
+  static constexpr int count() { return Accumulating<Wanted, A>::count() + Accumulating<Wanted, B>::count(); }
+};
+/// f(each of them).
+template <class Wanted, class S, class F> void for_each_accumulating(const S& score, const F& f) {
+  if constexpr (is_chain<S>) {
+    for_each_accumulating<Wanted>(score.first, f);
+    for_each_accumulating<Wanted>(score.second, f);
+  } else if constexpr (Accumulating<Wanted, S>::count() > 0) {
+    f(score);
+  }
+}
+/// How many numbers they have together.
+template <class Wanted, class S> int accumulated_numbers(const S& score) {
+  int n = 0;
+  for_each_accumulating<Wanted>(score, [&](const auto& part) { n += static_cast<int>(std::size(part.numbers())); });
+  return n;
+}
+
 template <class S>
 concept HasOwnDerivative = requires(const S& s, float x, Index i) {
   s.derivative(x, x, i, i, i, i);
@@ -130,6 +173,20 @@ template <class S> struct WithVariable {
   template <class D> MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
     D t = score(s, b, h, q, k);
     using T = std::remove_cvref_t<decltype(t.value)>;
+    if (variable > 0) t.derivative[variable] += T(1);
+    return t;
+  }
+};
+
+/// A score whose own result is a variable, and which tells where it was asked.
+template <class S, class T> struct WithInput {
+  static constexpr Role role = Role::score;
+  S score;
+  int variable;
+  T* input;
+  template <class D> D operator()(const D& s, Index b, Index h, Index q, Index k) const {
+    *input = s.value;
+    D t = score(s, b, h, q, k);
     if (variable > 0) t.derivative[variable] += T(1);
     return t;
   }
@@ -177,16 +234,26 @@ template <class D, class S, std::size_t N> auto shifted_members(const S& score, 
 
 /// A score, as it is for one head, as a function of a D whose variable 0 is the logit. Of the slots, those from
 /// `first_slot` on are the variables from 1 on, and the tables those from `first_table` on; what lies outside of D's
-/// variables is constant.
+/// variables is constant. The results of scores that accumulate are the variables from `first_input` on, and what they
+/// were asked about goes to `inputs`.
 template <class Wanted, class D, class S>
-auto lifted(const S& score, [[maybe_unused]] int first_slot, [[maybe_unused]] int first_table) {
+auto lifted(const S& score, [[maybe_unused]] int first_slot, [[maybe_unused]] int first_table,
+            [[maybe_unused]] int first_input = 0,
+            [[maybe_unused]] std::remove_cvref_t<decltype(D::value)>* inputs = nullptr) {
   constexpr int variables = static_cast<int>(sizeof(D::derivative) / sizeof(D::value));
   constexpr int slots = Slots<Wanted, S>::count();
   if constexpr (is_chain<S>) {
-    const auto a = lifted<Wanted, D>(score.first, first_slot, first_table);
+    constexpr int before = Accumulating<Wanted, decltype(score.first)>::count();
+    const auto a = lifted<Wanted, D>(score.first, first_slot, first_table, first_input, inputs);
     const auto b = lifted<Wanted, D>(score.second, first_slot + Slots<Wanted, decltype(score.first)>::count(),
-                                     first_table + Tables<Wanted, decltype(score.first)>::count());
+                                     first_table + Tables<Wanted, decltype(score.first)>::count(), first_input + before,
+                                     before > 0 ? inputs + before : inputs);
     return Chain<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b};
+  } else if constexpr (Accumulating<Wanted, S>::count() > 0) {
+    const auto plain = lifted<NoScoreGradients, D>(score, 0, 0);
+    using T = std::remove_cvref_t<decltype(D::value)>;
+    return WithInput<std::remove_const_t<decltype(plain)>, T>{
+        plain, first_input > 0 && first_input < variables ? first_input : 0, inputs};
   } else if constexpr (slots > 0) {
     using T = std::remove_cvref_t<decltype(D::value)>;
     std::array<D, std::size_t{slots}> by{};

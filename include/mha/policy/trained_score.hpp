@@ -27,7 +27,7 @@ template <class A, class B> constexpr auto trained_chain(const A& a, const B& b)
 template <class S> constexpr auto trained(const S& score) {
   if constexpr (is_chain<S>)
     return trained_chain(trained(score.first), trained(score.second));
-  else if constexpr (is_trained_template<S>() || LibraryTrained<S>)
+  else if constexpr (is_trained_template<S>() || LibraryTrained<S> || Accumulates<S>)
     return score;
   else
     return NoScore{};
@@ -41,7 +41,7 @@ template <class S> constexpr bool trains_unasked() {
   else if constexpr (requires { S::trained_if_asked; })
     return false;
   else
-    return is_trained_template<S>() || LibraryTrained<S>;
+    return is_trained_template<S>() || LibraryTrained<S> || Accumulates<S>;
 }
 
 /// step(numbers, the same of the other) as spans, for each part of a score that is trained and the same part of another
@@ -69,8 +69,8 @@ template <class S, class G, class F> void for_each_numbers(S& score, const G& ot
       step(std::span<X>(members), std::span<const X>(others));
       score = std::bit_cast<Own>(members);
     }
-  } else if constexpr (LibraryTrained<Own>) {
-    step(score.numbers(), other.numbers());
+  } else if constexpr (LibraryTrained<Own> || Accumulates<Own>) {
+    step(std::span(score.numbers()), std::span(other.numbers()));
   }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <cmath>
 #include <cstddef>
-#include <limits>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -92,6 +93,19 @@ template <class T = float> struct Bent {
   template <class S> auto operator()(S s, Index, Index h, Index q, Index k) const {
     using mha::tanh;
     return s * 0.5f + bend * tanh(s) - slope * (float((1 + h) * mha::abs(q - k)) * 0.25f);
+  }
+};
+
+/// One that has a table and knows its gradient.
+struct Steps {
+  std::array<double, 6> table{};
+  std::span<double> numbers() { return table; }
+  std::span<const double> numbers() const { return table; }
+  template <class S> S operator()(S s, Index, Index h, Index q, Index k) const {
+    return s + table[static_cast<std::size_t>((q + k + h) % 6)];
+  }
+  template <class G, class S> void accumulate(G gradient, S dt, S, Index, Index h, Index q, Index k) const {
+    gradient[static_cast<std::size_t>((q + k + h) % 6)] += dt;
   }
 };
 
@@ -196,6 +210,9 @@ template <class B> void expect_scores() {
   mha::Tensor<float, 4> added(1, 3, 9, 9);
   support::Random("added").fill(added);
   expect_score("a table, and a bias of the call", relative, 2, 9, mha::AdditiveBias{added});
+
+  mha::MultiHeadAttention<double, B, mha::Causal, Steps> steps(config, Steps{{0.5, 0, 1, -1, 0.25, 2}});
+  expect_score("a table that accumulates", steps, 2, 5);
 
   using Both = mha::Chain<mha::SoftCap, mha::AlibiSlopes>;
   mha::MultiHeadAttention<double, B, mha::Causal, Both> both(config, Both{mha::SoftCap{2.f}, slopes});

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <iterator>
+#include <span>
 #include <vector>
 
 #include "../../core/dual.hpp"
@@ -29,20 +32,34 @@ void add_score_gradients(const Call& call, Index b, Index h, Index q, Index k, c
                          const Accumulator<T>& d_t) {
   using A = Accumulator<T>;
   using Head = decltype(at_head(call.forward.score, b, h));
-  constexpr int slots = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count(), most = 8;
-  if constexpr (slots + tables > 0) {
+  constexpr int slots = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count(),
+                own = Accumulating<Wanted, Head>::count(), most = 8;
+  if constexpr (slots + tables + own > 0) {
     const Head score = at_head(call.forward.score, b, h);
-    for (int from = 0; from < slots + tables; from += most) {
+    LongSum<A>* const to = call.score.slots + (std::ptrdiff_t{b} * call.forward.shape.heads + h) * call.score.count;
+    std::array<A, std::size_t{own} + 1> inputs{}, by_result{};
+    for (int from = 0; from < slots + tables + own; from += most) {
       using D = Dual<A, 1 + most>;
-      const D t = lifted<Wanted, D>(score, 1 - from, 1 + slots - from)(D::variable(logit), b, h, q, k);
-      for (int i = from; i < std::min(from + most, slots + tables); ++i) {
+      const D t = lifted<Wanted, D>(score, 1 - from, 1 + slots - from, 1 + slots + tables - from, inputs.data())(
+          D::variable(logit), b, h, q, k);
+      for (int i = from; i < std::min(from + most, slots + tables + own); ++i) {
         const A by = slope_times(d_t, t.derivative[1 + i - from]);
         if (i < slots)
-          call.score.slots[(std::ptrdiff_t{b} * call.forward.shape.heads + h) * slots + i] += LongSum<A>(by);
-        else
+          to[i] += LongSum<A>(by);
+        else if (i < slots + tables)
           call.score.tables[i - slots].add(call.score.tables[i - slots].at(b, h, q, k), by);
+        else
+          by_result[static_cast<std::size_t>(i - slots - tables)] = by;
       }
     }
+    LongSum<A>* next = to + slots;
+    std::size_t i = 0;
+    for_each_accumulating<Wanted>(score, [&](const auto& part) {
+      const std::span<LongSum<A>> sums(next, std::size(part.numbers()));
+      if (by_result[i] != A(0)) part.accumulate(sums, by_result[i], inputs[i], b, h, q, k);
+      next += sums.size();
+      ++i;
+    });
   }
 }
 

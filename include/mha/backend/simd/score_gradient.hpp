@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
+#include <span>
 #include <type_traits>
 
 #include "../../core/dual.hpp"
@@ -27,18 +29,21 @@ template <class A> struct ScoreGradientPatch {
   Index k;
   A scale;
   int first;              ///< slot
+  int own;                ///< the first slot of scores that accumulate
   bool multiply;          ///< dt ← dt · ∂t/∂s
   double* slots;          ///< += Σ dt · ∂t/∂θ
   A* const* tables;       ///< = dt · ∂t/∂(what the table adds), as ds lies
   std::ptrdiff_t offset;  ///< of ds in them
 };
 
-/// Slots slots from p.first on, and the score's tables.
-template <class A, class Wanted, class S, int Slots, int Tables> struct ScoreGradientBody {
+/// Slots slots from p.first on, and the score's tables and parts that accumulate.
+template <class A, class Wanted, class S, int Slots, int Tables, int Own> struct ScoreGradientBody {
   template <class Isa> MHA_FLATTEN static void run(ScoreGradientPatch<A> p) {
-    constexpr int W = Vector<A, Isa>::width, variables = 1 + Slots + Tables;
+    constexpr int W = Vector<A, Isa>::width, first_own = 1 + Slots + Tables, variables = first_own + Own;
     using D = Dual<A, variables>;
-    const auto score = lifted<Wanted, D>(*static_cast<const S*>(p.score), 1 - p.first, 1 + Slots);
+    const S& given = *static_cast<const S*>(p.score);
+    A input[std::size_t{Own} + 1], inputs[std::size_t{Own} + 1][std::size_t{W}];
+    const auto score = lifted<Wanted, D>(given, 1 - p.first, 1 + Slots, first_own, +input);
     alignas(64) A sums[std::size_t{variables}][std::size_t{W}] = {};
     for (Index r = 0; r < p.rows; ++r) {
       const Index k = p.k + r;
@@ -52,6 +57,7 @@ template <class A, class Wanted, class S, int Slots, int Tables> struct ScoreGra
       for (int i = 0; i < W; ++i) {
         const D t = score(D::variable(A(p.scale * dots[i])), p.b, p.h, p.q[i], k);
         for (int j = 0; j < variables; ++j) slopes[j][i] = t.derivative[j];
+        for (int j = 0; j < Own; ++j) inputs[j][i] = input[j];
       }
       load(x, p.ds + row);
       store(+dt, x);
@@ -61,6 +67,18 @@ template <class A, class Wanted, class S, int Slots, int Tables> struct ScoreGra
       for (int j = 1; j <= Slots; ++j)
         for (int i = 0; i < W; ++i) sums[j][i] += slopes[j][i];
       for (int j = 0; j < Tables; ++j) std::copy_n(slopes[1 + Slots + j], W, p.tables[j] + p.offset + row);
+      if constexpr (Own > 0) {
+        double* to = p.slots + p.own;
+        int j = 0;
+        for_each_accumulating<Wanted>(given, [&](const auto& part) {
+          const std::span<double> gradient(to, std::size(part.numbers()));
+          for (int i = 0; i < W; ++i)
+            if (const A d = slopes[first_own + j][i]; d != A(0))
+              part.accumulate(gradient, d, inputs[j][i], p.b, p.h, p.q[i], k);
+          to += gradient.size();
+          ++j;
+        });
+      }
       if (!p.multiply) continue;
       load(x, +slopes[0]);
       store(p.ds + row, x);
@@ -77,10 +95,12 @@ template <class A> class AnyScoreGradient {
  public:
   template <class Wanted, class S> AnyScoreGradient(Wanted, const S& score, IsaLevel level) : score_(&score) {
     using Head = decltype(at_head(score, Index{}, Index{}));
-    constexpr int count = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count();
-    slots_ = count;
+    constexpr int count = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count(),
+                  own = Accumulating<Wanted, Head>::count();
+    passes_ = count;
+    slots_ = count + accumulated_numbers<Wanted>(score);
     tables_ = tables;
-    if constexpr (count + tables > 0 && !(count == 0 && is_additive<S>)) {
+    if constexpr (count + tables + own > 0 && !(count + own == 0 && is_additive<S>)) {
       apply_ = [](const AnyScoreGradient& self, ScoreGradientPatch<A> patch) {
         const Head head = at_head(*static_cast<const S*>(self.score_), patch.b, patch.h);
         patch.score = &head;
@@ -89,12 +109,12 @@ template <class A> class AnyScoreGradient {
       with_isa(level, [&](auto isa) {
         using Isa = decltype(isa);
         width_ = Vector<A, Isa>::width;
-        if constexpr (count + tables <= most) {
-          together_ = &Isa::template run<ScoreGradientBody<A, Wanted, Head, count, tables>, ScoreGradientPatch<A>>;
+        if constexpr (count + tables + own <= most) {
+          together_ = &Isa::template run<ScoreGradientBody<A, Wanted, Head, count, tables, own>, ScoreGradientPatch<A>>;
         } else {
-          some_slots_ = &Isa::template run<ScoreGradientBody<A, Wanted, Head, most, 0>, ScoreGradientPatch<A>>;
-          if constexpr (tables > 0)
-            all_tables_ = &Isa::template run<ScoreGradientBody<A, Wanted, Head, 0, tables>, ScoreGradientPatch<A>>;
+          some_slots_ = &Isa::template run<ScoreGradientBody<A, Wanted, Head, most, 0, 0>, ScoreGradientPatch<A>>;
+          if constexpr (tables + own > 0)
+            no_slots_ = &Isa::template run<ScoreGradientBody<A, Wanted, Head, 0, tables, own>, ScoreGradientPatch<A>>;
         }
         return 0;
       });
@@ -118,7 +138,7 @@ template <class A> class AnyScoreGradient {
     for (Index lane = 0; lane < count && lane < of.count; lane += width_) {
       for (Index i = 0; i < width_; ++i) queries[i] = of.begin + std::min(lane + i, of.count - 1);
       apply_(*this, {nullptr, dots + lane, ds + lane, lanes, keys, of.b, of.h, queries,
-                     std::min(width_, of.count - lane), k, scale, 0, multiply, slots, tables, offset + lane});
+                     std::min(width_, of.count - lane), k, scale, 0, passes_, multiply, slots, tables, offset + lane});
     }
   }
 
@@ -126,20 +146,20 @@ template <class A> class AnyScoreGradient {
   void passes(ScoreGradientPatch<A> patch) const {
     if (together_ != nullptr) return together_(patch);
     const bool multiply = patch.multiply;
-    for (patch.first = 0; patch.first < slots_; patch.first += most) {
-      patch.multiply = multiply && tables_ == 0 && patch.first + most >= slots_;
+    for (patch.first = 0; patch.first < passes_; patch.first += most) {
+      patch.multiply = multiply && no_slots_ == nullptr && patch.first + most >= passes_;
       some_slots_(patch);
     }
     patch.multiply = multiply;
-    if (all_tables_ != nullptr) all_tables_(patch);
+    if (no_slots_ != nullptr) no_slots_(patch);
   }
 
   const void* score_;
   void (*apply_)(const AnyScoreGradient&, ScoreGradientPatch<A>) = nullptr;
   void (*together_)(ScoreGradientPatch<A>) = nullptr;
   void (*some_slots_)(ScoreGradientPatch<A>) = nullptr;
-  void (*all_tables_)(ScoreGradientPatch<A>) = nullptr;
-  int slots_ = 0, tables_ = 0;
+  void (*no_slots_)(ScoreGradientPatch<A>) = nullptr;
+  int slots_ = 0, passes_ = 0, tables_ = 0;  ///< of the slots, passes_ by dual numbers
   Index width_ = 1;
 };
 
