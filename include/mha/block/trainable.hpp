@@ -10,7 +10,7 @@ namespace mha::inline MHA_NAMESPACE::detail {
 template <class T, class B> constexpr bool check_trains() {
   constexpr bool yes = DifferentiatesAttention<B, T> && computes_on_host<B>;
   static_assert(yes,
-                "mha: this backend has no backward pass: train on Cpu or Reference, which have a member "
+                "mha: this backend has no backward pass: train on Cpu, Systolic or Reference, which have a member "
                 "attend_backward(call, workspace) (see mha/block/trainable.hpp)");
   return yes;
 }

@@ -176,6 +176,7 @@ template <class T, class Stored = T> class QueryTile {
     normalise();
     if (call_.log_sum_exp.data != nullptr)
       for (Index i = 0; i < count_; ++i) call_.row_log_sum_exp(b_, h_, first_ + i) = log_sum_exp(i);
+    if (call_.states.level != nullptr) record();
     count_use(total_use());
   }
 
@@ -421,6 +422,16 @@ template <class T, class Stored = T> class QueryTile {
   float log_sum_exp(Index i) const {
     if (empty(i)) return hidden;
     return (far(i) ? natural_anchor(i) : state_.rows.offset[i] * ln2) + std::log(state_.rows.sum[i]);
+  }
+
+  /// What the sums of weights are relative to, and the sums.
+  void record() const {
+    for (Index i = 0; i < count_; ++i) {
+      const std::ptrdiff_t row = call_.row_state(b_, h_, first_ + i);
+      const float anchor = state_.rows.anchor[i];
+      call_.states.level[row] = anchor == hidden || far(i) ? anchor : state_.rows.offset[i] / state_.rows.slope;
+      call_.states.sum[row] = state_.rows.sum[i];
+    }
   }
 
   void normalise() const {

@@ -147,75 +147,20 @@ inline bool has_byte_lookup() {
 #endif
 }
 
-/// Logits s (n, lanes) become weights in bfloat16, in the B tiles p (n / 32, lanes / 16, 16 pairs, 16), and block_sum
-/// their sum. A Guarded one takes rows with a far anchor and logits that are NaN too; one that is not gives such rows a
-/// block_sum of NaN. Lookup: has_byte_lookup(), for AVX-512.
+/// How a logit becomes a weight. Lookup: has_byte_lookup(), for AVX-512.
 ///
 /// Formula   n = round(128·(x·slope − offset)) + 127·128 is the logarithm of a weight as bfloat16 bits would be if 2^f
 ///           were 1 + f; above_power() takes off the difference
 /// Numerics  a weight is within 0.73 % of 2^(x·slope − offset), and exact at whole powers; −∞ and what lies below the
 ///           normal range → 0
-template <bool Guarded, bool Lookup> struct WeightsBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(const float* s, Index n, std::uint32_t* p, SoftmaxRows* rows) {
-    using V = simd::vector_t<float, Isa>;
-    using I = typename simd::Vector<float, Isa>::int_type;
-    constexpr int W = simd::Vector<float, Isa>::width;
-    const Index lanes = rows->lanes;
-    const float slope = rows->slope * octave;
-    const V zero{}, nan = zero + std::numeric_limits<float>::quiet_NaN();
-    V least = zero + counts;
-    I table{}, word = (I)least;
-    load_table<Isa>(table);
-    Ahead ahead = rows->ahead;
-    if (ahead.first == nullptr) ahead.first = reinterpret_cast<const char*>(s);
-    I over{};
-    for (Index lane = 0; lane < lanes; lane += W) {
-      V offset, anchor, sum{};
-      simd::load(offset, rows->offset + lane);
-      simd::load(anchor, rows->anchor + lane);
-      anchor = anchor == -std::numeric_limits<float>::infinity() ? zero : anchor;
-      I far;
-      not_below(offset, far_anchor, far);
-      const V start = (counts + 127.f * octave) - offset * octave;  // exact unless far
-      I seen{};
-      const float* from = s + lane;
-      const char* lines = ahead.first + lane / tile_side * ahead.next;
-      for (Index step = 0; step < n; step += tile_depth) {
-        std::uint32_t* to =
-            p + (step / tile_depth * (lanes / tile_side) + lane / tile_side) * tile_words + lane % tile_side;
-        MHA_UNROLL_4
-        for (Index pair = 0; pair < tile_side; ++pair, from += 2 * lanes, to += tile_side) {
-          __builtin_prefetch(lines);
-          __builtin_prefetch(lines + 64);
-          lines += ahead.step;
-          V even, odd;
-          simd::load(even, from);
-          simd::load(odd, from + lanes);
-          count<Isa>(even, slope, start, anchor, far, least);
-          count<Isa>(odd, slope, start, anchor, far, least);
-          note<Isa>(seen, (I)even, (I)odd);
-          I both = ((I)odd << 16) + (I)even;  // the upper half has even's exponent in it
-          subtract_chord<Isa>(both, table, word);
-          const V low = (V)(both << 16), high = (V)(both & 0xffff0000u);
-          sum = sum + (low + high);
-          simd::store(to, both);
-        }
-      }
-      sum = (seen & ~((I)least | 0x7fffu)) != 0 ? nan : sum;
-      simd::store(rows->block_sum + lane, sum);
-      over |= sum <= largest_block_sum ? I{} : I{} + 1u;
-    }
-    rows->any_over = RaiseBody::any(over);
-  }
-
- private:
+template <bool Lookup> struct WeightSteps {
   /// A float from here on counts in its last bits; its exponent leaves the bits of a bfloat16 number clear.
   static constexpr float counts = 0x1p23f;
 
   template <class Isa> static constexpr bool looks_up = Lookup&& Isa::register_bytes == 64;
 
   /// x ← counts + n, n = 0 at least; NaN stays NaN, or becomes the bits of one.
-  template <class Isa, class V, class I>
+  template <bool Guarded, class Isa, class V, class I>
   MHA_ALWAYS_INLINE static void count(V& x, float slope, const V& start, const V& anchor, const I& far,
                                       const V& least) {
     V n = x * slope + start;
@@ -257,6 +202,66 @@ template <bool Guarded, bool Lookup> struct WeightsBody {
     const Short k = (Short)halved & std::uint16_t{63};
     const Short above = (k * (64 - k) * (40 + (k >> 3)) + 2560) >> 12;
     both = both - (I)above - word;
+  }
+};
+
+/// Logits s (n, lanes) become weights in bfloat16, in the B tiles p (n / 32, lanes / 16, 16 pairs, 16), and block_sum
+/// their sum. A Guarded one takes rows with a far anchor and logits that are NaN too; one that is not gives such rows a
+/// block_sum of NaN.
+template <bool Guarded, bool Lookup> struct WeightsBody : private WeightSteps<Lookup> {
+  using Steps = WeightSteps<Lookup>;
+  using Steps::counts;
+
+  template <class Isa> MHA_ALWAYS_INLINE static void run(const float* s, Index n, std::uint32_t* p, SoftmaxRows* rows) {
+    using V = simd::vector_t<float, Isa>;
+    using I = typename simd::Vector<float, Isa>::int_type;
+    constexpr int W = simd::Vector<float, Isa>::width;
+    const Index lanes = rows->lanes;
+    const float slope = rows->slope * octave;
+    const V zero{}, nan = zero + std::numeric_limits<float>::quiet_NaN();
+    V least = zero + counts;
+    I table{}, word = (I)least;
+    Steps::template load_table<Isa>(table);
+    Ahead ahead = rows->ahead;
+    if (ahead.first == nullptr) ahead.first = reinterpret_cast<const char*>(s);
+    I over{};
+    for (Index lane = 0; lane < lanes; lane += W) {
+      V offset, anchor, sum{};
+      simd::load(offset, rows->offset + lane);
+      simd::load(anchor, rows->anchor + lane);
+      anchor = anchor == -std::numeric_limits<float>::infinity() ? zero : anchor;
+      I far;
+      not_below(offset, far_anchor, far);
+      const V start = (counts + 127.f * octave) - offset * octave;  // exact unless far
+      I seen{};
+      const float* from = s + lane;
+      const char* lines = ahead.first + lane / tile_side * ahead.next;
+      for (Index step = 0; step < n; step += tile_depth) {
+        std::uint32_t* to =
+            p + (step / tile_depth * (lanes / tile_side) + lane / tile_side) * tile_words + lane % tile_side;
+        MHA_UNROLL_4
+        for (Index pair = 0; pair < tile_side; ++pair, from += 2 * lanes, to += tile_side) {
+          __builtin_prefetch(lines);
+          __builtin_prefetch(lines + 64);
+          lines += ahead.step;
+          V even, odd;
+          simd::load(even, from);
+          simd::load(odd, from + lanes);
+          Steps::template count<Guarded, Isa>(even, slope, start, anchor, far, least);
+          Steps::template count<Guarded, Isa>(odd, slope, start, anchor, far, least);
+          Steps::template note<Isa>(seen, (I)even, (I)odd);
+          I both = ((I)odd << 16) + (I)even;  // the upper half has even's exponent in it
+          Steps::template subtract_chord<Isa>(both, table, word);
+          const V low = (V)(both << 16), high = (V)(both & 0xffff0000u);
+          sum = sum + (low + high);
+          simd::store(to, both);
+        }
+      }
+      sum = (seen & ~((I)least | 0x7fffu)) != 0 ? nan : sum;
+      simd::store(rows->block_sum + lane, sum);
+      over |= sum <= largest_block_sum ? I{} : I{} + 1u;
+    }
+    rows->any_over = RaiseBody::any(over);
   }
 };
 

@@ -13,9 +13,12 @@
 #include "../executor.hpp"
 #include "../norm.hpp"
 #include "../simd/epilogue.hpp"
+#include "../simd/epilogue_backward.hpp"
 #include "../simd/norm.hpp"
+#include "../simd/norm_backward.hpp"
 #include "array.hpp"
 #include "attend.hpp"
+#include "backward.hpp"
 #include "gemm.hpp"
 #include "precision.hpp"
 #include "unit.hpp"
@@ -31,7 +34,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// weights · v, are single products of bfloat16 whatever the Precision.
 ///
 /// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
-/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware
+/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware. Gradients: as
+///           detail::systolic::attend_backward() says
 /// Bits      an output row depends on its own query, keys and mask and on the unit, not on the threads or on other rows
 template <class Array, class Precision, Executor Threads> class Systolic {
  public:
@@ -87,6 +91,15 @@ template <class Array, class Precision, Executor Threads> class Systolic {
     }
   }
 
+  /// Gradients; the same bits for any number of threads.
+  template <class T, class Source, class M, class S, class Wanted>
+  requires(std::is_same_v<Accumulator<T>, float>) void attend_backward(
+      const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
+    const auto kernels = detail::systolic::backward_kernels_of<Array>();
+    detail::systolic::attend_backward(detail::systolic::AnyBackwardCall<T>(call, kernels.level), kernels, workspace,
+                                      threads_);
+  }
+
   template <class T, class Source, class M, class S>
   void weights(const AttendCall<T, Source, M, S>& call, TensorView<Accumulator<T>, 4> to, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
@@ -99,6 +112,21 @@ template <class Array, class Precision, Executor Threads> class Systolic {
   template <class T>
   requires(std::is_same_v<Accumulator<T>, float>) void normalize(const NormCall<T>& call, Workspace& workspace) const {
     detail::simd::normalize(call, workspace, threads_);
+  }
+
+  /// The gradients of an epilogue's sums and of norms, in float too.
+  template <class F> void differentiate(const EpilogueBackwardCall<float, F>& call) const {
+    const auto run = [&](const auto& activation) {
+      detail::simd::differentiate(detail::simd::AnyDerivative<float>(activation, current_isa()),
+                                  {{}, call.gate, call.sum, call.dy, call.d_gate, call.d_sum}, threads_);
+    };
+    if constexpr (detail::is_gated<F>)
+      run(call.activation.activation);
+    else
+      run(call.activation);
+  }
+  void normalize_backward(const NormBackwardCall<float>& call, float* sums) const {
+    detail::simd::normalize_backward(call, sums, threads_);
   }
 
   /// Independent items, shared among the threads where they are work enough.

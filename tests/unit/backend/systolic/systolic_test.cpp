@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <compare.hpp>
 #include <gtest/gtest.h>
@@ -11,7 +12,10 @@
 #include <mha/attention.hpp>
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/systolic/systolic.hpp>
+#include <mha/block.hpp>
+#include <mha/mha.hpp>
 
+#include "backward_case.hpp"
 #include "units.hpp"
 
 namespace {
@@ -102,6 +106,71 @@ TEST(Systolic, RunsAttentionOnTheArray) {
   EXPECT_GE(meter.use().useful, 2 * 40 * 70 * (64 + 32));
   const auto expected = mha::attention<mha::Cpu>(q, k, v);
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out.data()[i], expected.data()[i], 0.05);
+}
+
+/// What trains, with the same weights and rows of bfloat16 numbers on any backend: what backward() computes.
+template <class T, class Block> struct Trained {
+  Tensor<T, 3> dx;
+  std::vector<double> gradients;
+
+  explicit Trained(Block& block, Index width) {
+    support::Random random("trained");
+    const auto number = [&](double size) {
+      return static_cast<T>(float(mha::bfloat16(float(size * random.normal()))));
+    };
+    const auto draw = [&](auto& weights) {
+      weights.update([&](auto& p) {
+        for (auto& w : p.flat()) w = number(0.25);
+      });
+    };
+    if constexpr (requires { block.up(); }) {
+      draw(block.up());
+      draw(block.down());
+    } else {
+      draw(block);
+    }
+    Tensor<T, 3> x(2, 77, width), dy(2, 77, width);
+    for (auto* t : {&x, &dy})
+      for (T& e : *t) e = number(1);
+    auto tape = block.tape();
+    const auto y = block(x, tape);
+    EXPECT_EQ(y.size(), dy.size());
+    auto g = block.gradients();
+    dx = block.backward(dy, tape, g);
+    for (const auto& e : g.flat()) gradients.push_back(static_cast<double>(e));
+  }
+};
+
+/// A block on a backend, float on Systolic and double on the Reference.
+template <template <class, class> class Block, class... Config>
+void expect_trains(const char* name, Index width, double bound, const Config&... config) {
+  SCOPED_TRACE(name);
+  using One = Systolic<AmxArray, DefaultPrecision, Serial>;
+  using Pool = Systolic<AmxArray, DefaultPrecision, mha::ThreadPool>;
+  Block<double, mha::Reference> exact(config...);
+  Block<float, One> alone(config...);
+  Block<float, Pool> shared(config...);
+  const Trained<double, decltype(exact)> expected(exact, width);
+  const Trained<float, decltype(alone)> g(alone, width);
+  const Trained<float, decltype(shared)> again(shared, width);
+  EXPECT_LT(support::relative_error(g.dx, expected.dx), bound);
+  ASSERT_EQ(g.gradients.size(), expected.gradients.size());
+  EXPECT_LT(support::relative_error(g.gradients, expected.gradients), bound);
+  EXPECT_EQ(support::differing(g.dx, again.dx), 0u);
+  EXPECT_EQ(g.gradients, again.gradients);
+}
+
+template <class T, class B>
+using TrainedLayer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<2>, mha::Causal, mha::Rotary<>, mha::QkNorm>;
+template <class T, class B> using TrainedLinear = mha::Linear<T, B>;
+template <class T, class B> using TrainedNorm = mha::RmsNorm<T, B>;
+template <class T, class B> using TrainedFeedForward = mha::FeedForward<T, B, mha::SwiGlu>;
+
+TEST(Systolic, TrainsLayersAndBlocks) {
+  expect_trains<TrainedLayer>("layer", 64, 0.02, mha::Config{.d_model = 64, .num_heads = 4, .bias = true});
+  expect_trains<TrainedLinear>("linear", 48, 0.01, mha::LinearConfig{.inputs = 48, .outputs = 48});
+  expect_trains<TrainedFeedForward>("feed forward", 40, 0.02, mha::FeedForwardConfig{.d_model = 40, .d_hidden = 100});
+  expect_trains<TrainedNorm>("norm", 40, 1e-5, mha::NormConfig{.width = 40});
 }
 
 }  // namespace
