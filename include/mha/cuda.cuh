@@ -6,6 +6,7 @@
 #include "attention.hpp"
 #include "backend/cpu/cpu.hpp"
 #include "backend/cuda/cuda.cuh"
+#include "layer/kv_cache.hpp"
 #include "layer/multi_head_attention.hpp"
 #include "policy/mask/block_sparse.hpp"
 #include "policy/mask/dense.hpp"

@@ -78,6 +78,9 @@ struct FarCuda {
   template <class T> mha::cuda::DeviceArray<T> upload(std::span<const T> from) const {
     return mha::cuda::DeviceArray<T>(from);
   }
+  template <class T> void download(const T* from, std::span<T> to, Workspace& workspace) const {
+    mha::cuda::download(from, to, workspace.stream());
+  }
   template <class P> auto keep(const P& policy) const { return mha::on_device(policy); }
   void require_reachable(const char* call, const char* tensor, const void* p) const {
     mha::cuda::require_device_pointer(call, tensor, p);

@@ -14,6 +14,12 @@ using support::FarCuda;
 TEST(FarLayer, OfBfloat16) { layer_checks::expect_layers<FarCuda, bfloat16>("far layer bfloat16"); }
 TEST(FarLayer, OfFloat) { layer_checks::expect_layers<FarCuda, float>("far layer float"); }
 
+TEST(FarLayer, StepsOfACache) {
+  layer_checks::expect_steps<FarCuda, bfloat16>("far steps, paged", mha::Paged{.pages = 12, .length = 64, .page = 16});
+  layer_checks::expect_steps<FarCuda, float>("far steps, contiguous", mha::Contiguous{.length = 64});
+  layer_checks::expect_steps<FarCuda, float>("far steps, ring", mha::Ring{.left = 40, .rows = 20});
+}
+
 /// A call like one before it, which wrote `out`: it does it again under a recording and allocates nothing.
 template <class Out, class Call>
 void expect_recordable(const mha::cuda::Workspace& workspace, Out& out, const Call& call) {

@@ -9,6 +9,7 @@
 #include <mha/attention.hpp>
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
+#include <mha/layer/kv_cache.hpp>
 #include <mha/layer/multi_head_attention.hpp>
 #include <mha/policy/mask/block_sparse.hpp>
 #include <mha/policy/mask/dense.hpp>
@@ -72,6 +73,41 @@ TEST(FarMemory, ALayerWithAllItsPoliciesHasTheBitsOfTheHost) {
   static_assert(std::is_same_v<decltype(y), const FarTensor<T, 3>>);
   EXPECT_EQ(support::differing(y.near(), twins.here(x)), 0u);
   EXPECT_EQ(Far::merged, 1) << "Q, K and V lie side by side in every row";
+}
+
+template <class Storage> void expect_steps(const Storage& storage) {
+  Twins<mha::GroupedQuery<mha::Dynamic>, mha::SlidingWindow, mha::QkNorm, mha::Rotary<>, mha::Sink, mha::GatedHeads>
+      twins(config, mha::SlidingWindow{.left = 6}, mha::Sink(sink));
+  support::Random random("far steps");
+  const mha::CacheSizes sizes{.layers = 1, .sequences = 3};
+  auto here = mha::make_cache(twins.here, storage, sizes);
+  auto there = mha::make_cache(twins.there, storage, sizes);
+  static_assert(decltype(there)::memory == mha::Memory::device);
+  for (int i = 0; i < 2; ++i) static_cast<void>(here.add()), static_cast<void>(there.add());
+  const auto both = [&](const std::vector<Index>& rows) {
+    Index all = 0;
+    for (const Index n : rows) all += n;
+    const auto x = drawn<2>(random, all, 24);
+    auto step = here.step(here.ids(), rows);
+    auto far_step = there.step(there.ids(), rows);
+    const auto y = twins.here(x, step[0]);
+    EXPECT_EQ(support::differing(twins.there(FarTensor<T, 2>(x), far_step[0]).near(), y), 0u);
+    step.commit();
+    far_step.commit();
+  };
+  both({4, 1});
+  both({1, 1});
+  static_cast<void>(here.fork(here.ids()[0])), static_cast<void>(there.fork(there.ids()[0]));
+  both({1, 0, 3});
+  both({2, 2, 2});
+  const auto x = drawn<3>(random, 3, 2, 24);
+  EXPECT_EQ(support::differing(twins.there.step(FarTensor<T, 3>(x), there).near(), twins.here.step(x, here)), 0u);
+  EXPECT_EQ(there.save(there.ids()[2]), here.save(here.ids()[2]));
+}
+TEST(FarMemory, StepsOfACacheThereHaveTheBitsOfTheHost) {
+  expect_steps(mha::Contiguous{.length = 16});
+  expect_steps(mha::Ring{.left = 6, .rows = 4});
+  expect_steps(mha::Paged{.pages = 6, .length = 32, .page = 16});
 }
 
 TEST(FarMemory, CrossAttentionReadsAMemoryOnceProjected) {

@@ -252,6 +252,11 @@ struct Far {
     FarTensor<T, 2> row_;
   };
   template <class T> Upload<T> upload(std::span<const T> from) const { return Upload<T>(from); }
+  template <class T> void download(const T* from, std::span<T> to, Workspace&) const {
+    want_far("what is downloaded", from);
+    const Kernel open;
+    std::copy_n(from, to.size(), to.begin());
+  }
 
   /// A Sink is no policy of with_data(): this one keeps its logits far.
   struct FarSink {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <mha/backend/cuda/device_tensor.hpp>
+#include <mha/layer/kv_cache.hpp>
 #include <mha/layer/multi_head_attention.hpp>
 
 #include "device_checks.hpp"
@@ -45,6 +46,47 @@ template <class B, class T> struct Twins {
 
 template <class T> double bound() {
   return sizeof(T) == 8 ? 1e-11 : sizeof(T) == 4 ? 1e-4 : 64 * support::unit_roundoff<T>();
+}
+
+/// Prompts in pieces, single tokens and a fork by a cache in the device's memory, beside whole sequences on the host.
+template <class B, class T, class Storage> void expect_steps(const char* name, const Storage& storage) {
+  support::Random random(name);
+  const Twins<B, T> twins(random);
+  typename B::Workspace workspace;
+  auto cache = mha::make_cache(twins.there, storage, {.sequences = 3});
+  const mha::SequenceId ids[] = {cache.add(), cache.add()};
+  const auto x = drawn<T, 3>(random, 2, 40, 256);
+  const auto expected = twins.here(device_checks::doubled(x, Tensor<double, 3>(2, 40, 256)));
+  const auto expect_rows = [&](const auto& y, Index row, Index sequence, Index begin, Index count) {
+    Tensor<T, 2> own(count, 256);
+    Tensor<double, 2> of_whole(count, 256);
+    std::copy_n(y.data() + row * 256, count * 256, own.begin());
+    std::copy_n(&expected(sequence, begin, 0), count * 256, of_whole.begin());
+    device_checks::expect_near(own, of_whole, bound<T>(), "a step");
+  };
+  Index length[] = {0, 0};
+  for (const std::vector<Index>& rows : {std::vector<Index>{17, 5}, {1, 20}, {1, 1}, {1, 1}}) {
+    Tensor<T, 2> all(rows[0] + rows[1], 256);
+    for (Index s = 0, at = 0; s < 2; at += rows[static_cast<std::size_t>(s++)])
+      std::copy_n(&x(s, length[s], 0), rows[static_cast<std::size_t>(s)] * 256, &all(at, 0));
+    auto step = cache.step(ids, rows);
+    const auto y = mha::to_host(twins.there(mha::to_device(all), step[0], workspace));
+    step.commit();
+    expect_rows(y, 0, 0, length[0], rows[0]);
+    expect_rows(y, rows[0], 1, length[1], rows[1]);
+    for (int s = 0; s < 2; ++s) length[s] += rows[static_cast<std::size_t>(s)];
+  }
+  // From a position before the end, by rows of which the other sequence sees nothing.
+  const mha::SequenceId fork = cache.fork(ids[1], 18);
+  Tensor<T, 2> again(2, 256);
+  std::copy_n(&x(1, 18, 0), 2 * 256, again.begin());
+  auto step = cache.step(fork, 2);
+  const auto y = mha::to_host(twins.there(mha::to_device(again), step[0], workspace));
+  step.commit();
+  expect_rows(y, 0, 1, 18, 2);
+  const auto bytes = cache.save(ids[1]);
+  cache.remove(ids[1]);
+  EXPECT_EQ(cache.save(cache.restore(bytes)), bytes);
 }
 
 template <class B, class T> void expect_layers(const char* name) {

@@ -170,6 +170,8 @@ struct Support {
 ///   template <class T, int Rank> using Tensor          what calls return
 ///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const   a copy of the host's numbers for one call
 ///   auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`
+///   void download(const T*, std::span<T>, Workspace&) const   a copy on the host of n numbers, waited for: what a
+///                                                      KvCache saves
 ///   template <class P> auto keep(const P&) const       a policy that a layer owns, its data in the backend's memory
 ///   void require_reachable(const char* call, const char* tensor, const void*) const
 /// and `for_each_item`, pack() and its gemm(); take_host() of its Workspace's frames gives memory of the host.

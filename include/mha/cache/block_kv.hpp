@@ -12,7 +12,7 @@ namespace mha::inline MHA_NAMESPACE::detail {
 ///
 /// Position p is in row p, or, if the blocks turn, where RingRows says; then positions [first, oldest[b]) were written
 /// over, if oldest[b] is not 0. A call whose mask may show one of these is refused.
-/// Shapes    key (blocks, rows, Hkv, D)  value (blocks, rows, Hkv, Dv)  blocks, lengths, oldest (B), on the host
+/// Shapes    key (blocks, rows, Hkv, D)  value (blocks, rows, Hkv, Dv)  blocks, lengths, oldest (B)
 template <class T, bool turns> struct BlockKv {
   using Scalar = T;
   TensorView<const T, 4> key, value;
@@ -20,19 +20,25 @@ template <class T, bool turns> struct BlockKv {
   Borrowed<Index> oldest{};
   Index first = 0;
 
-  constexpr Index batch() const { return lengths.size; }
-  constexpr Index heads() const { return key.extent[2]; }
-  constexpr Index dim() const { return key.extent[3]; }
-  constexpr Index value_dim() const { return value.extent[3]; }
-  constexpr Index keys(Index b) const { return lengths[b]; }
+  MHA_HOST_DEVICE constexpr Index batch() const { return lengths.size; }
+  MHA_HOST_DEVICE constexpr Index heads() const { return key.extent[2]; }
+  MHA_HOST_DEVICE constexpr Index dim() const { return key.extent[3]; }
+  MHA_HOST_DEVICE constexpr Index value_dim() const { return value.extent[3]; }
+  MHA_HOST_DEVICE constexpr Index keys(Index b) const { return lengths[b]; }
 
-  constexpr Index held(Index b, Index k) const requires(turns) { return ring().held(k, oldest[b]); }
-  constexpr Index held_end(Index b, Index k) const requires(turns) { return ring().held_end(k, oldest[b], lengths[b]); }
+  MHA_HOST_DEVICE constexpr Index held(Index b, Index k) const requires(turns) { return ring().held(k, oldest[b]); }
+  MHA_HOST_DEVICE constexpr Index held_end(Index b, Index k) const requires(turns) {
+    return ring().held_end(k, oldest[b], lengths[b]);
+  }
 
-  constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
+  MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     const Index row = turns ? ring().row(begin) : begin;
     return {key.pointer(blocks[b], row, g, 0), value.pointer(blocks[b], row, g, 0), key.stride[1], value.stride[1],
             turns ? ring().together(begin, end - begin) : end - begin};
+  }
+
+  template <class Move> constexpr BlockKv with_data(Move&& f) const {
+    return {key, value, f(blocks), f(lengths), f(oldest), first};
   }
 
   /// Checks that a mask, prepared for the call, hides what was written over.
@@ -50,7 +56,7 @@ template <class T, bool turns> struct BlockKv {
   }
 
  private:
-  constexpr RingRows ring() const { return {key.extent[1], first}; }
+  MHA_HOST_DEVICE constexpr RingRows ring() const { return {key.extent[1], first}; }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

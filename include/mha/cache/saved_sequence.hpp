@@ -49,12 +49,8 @@ template <class F> class SavedSequence {
     put_bytes(&h, sizeof h);
   }
 
-  /// The keys (Hkv, D) and values (Hkv, Dv) of the next position.
-  void put(const TensorView<const F, 2>& key, const TensorView<const F, 2>& value) {
-    for (const auto* const row : {&key, &value})
-      for (Index g = 0; g < row->extent[0]; ++g)
-        put_bytes(row->pointer(g, 0), static_cast<std::size_t>(row->extent[1]) * sizeof(F));
-  }
+  /// The keys and values of the next layer, (kept positions, Hkv·D + Hkv·Dv).
+  void put(std::span<const F> layer) { put_bytes(layer.data(), layer.size_bytes()); }
   std::vector<std::byte> bytes() && { return std::move(bytes_); }
 
  private:
@@ -104,19 +100,14 @@ template <class F> class SavedRows {
   Index length() const { return header_.length; }
   Gone gone() const { return {header_.first_gone, header_.oldest}; }
 
-  /// The keys and values of the next position.
-  void take(const TensorView<F, 2>& key, const TensorView<F, 2>& value) {
-    for (const auto* const row : {&key, &value})
-      for (Index g = 0; g < row->extent[0]; ++g)
-        take_bytes(row->pointer(g, 0), static_cast<std::size_t>(row->extent[1]) * sizeof(F));
+  /// The keys and values of the next layer.
+  void take(std::span<F> layer) {
+    if (layer.empty()) return;
+    std::memcpy(layer.data(), bytes_.data() + at_, layer.size_bytes());
+    at_ += layer.size_bytes();
   }
 
  private:
-  void take_bytes(void* to, std::size_t n) {
-    std::memcpy(to, bytes_.data() + at_, n);
-    at_ += n;
-  }
-
   std::span<const std::byte> bytes_;
   SavedHeader header_{};
   std::size_t at_ = 0;

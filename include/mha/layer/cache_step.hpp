@@ -11,47 +11,16 @@
 #include <utility>
 
 #include "../cache/books.hpp"
-#include "../cache/cache_memory.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/role.hpp"
+#include "cache_memory.hpp"
 #include "config.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
-
-/// Rows of keys and values to where a cache stores them, converted: Items.
-///
-/// Shapes    key (B, n, Hkv, D)  value (B, n, Hkv, Dv), either as (1, B·n, Hkv, ·) too
-///           to_key (R, Hkv, D)  to_value (R, Hkv, Dv)  to_row (B·n)
-template <class T, class F> struct AppendRows {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  TensorView<const T, 4> key, value;
-  TensorView<F, 3> to_key, to_value;
-  const Index* to_row;
-
-  void operator()(std::ptrdiff_t row, Index g) const {
-    copy(at(key, row, g), key.stride[3], to_key.pointer(to_row[row], g, 0), key.dim());
-    copy(at(value, row, g), value.stride[3], to_value.pointer(to_row[row], g, 0), value.dim());
-  }
-
- private:
-  /// Either may have its rows in one sequence or in several.
-  static const T* at(const TensorView<const T, 4>& v, std::ptrdiff_t row, Index g) {
-    return v.pointer(row / v.length(), row % v.length(), g, 0);
-  }
-  static void copy(const T* from, std::ptrdiff_t step, F* to, Index n) {
-    for (Index i = 0; i < n; ++i) {
-      if constexpr (std::same_as<T, F>)
-        to[i] = from[i * step];
-      else
-        to[i] = F(Accumulator<F>(from[i * step]));
-    }
-  }
-};
 
 /// What may be stored as F: numbers that are accumulated as F's are.
 template <class T, class F> constexpr bool stores = std::same_as<Accumulator<T>, Accumulator<F>>;
@@ -83,17 +52,18 @@ inline void require_step_rows(const char* call, const char* name, Index batch, I
 template <class Cache> class LayerStep {
  public:
   static constexpr bool is_layer_step = true;
+  static constexpr Memory memory = Cache::memory;
   using Scalar = typename Cache::Scalar;
 
   LayerStep(Cache& cache, Index layer) : cache_(&cache), layer_(layer), step_(cache.steps_) {}
 
-  Index sequences() const { return static_cast<Index>(cache_->growths_.size()); }
+  Index sequences() const { return static_cast<Index>(cache_->now_.growths.size()); }
   /// Of all sequences together.
-  Index rows() const { return static_cast<Index>(cache_->to_row_.size()); }
+  Index rows() const { return static_cast<Index>(cache_->now_.to_row.size()); }
   /// (sequences + 1): sequence b is rows offsets()[b] … offsets()[b + 1] − 1.
-  std::span<const Index> offsets() const { return cache_->offsets_; }
+  std::span<const Index> offsets() const { return cache_->now_.offsets; }
   /// (sequences): the position of each sequence's first row.
-  std::span<const Index> positions() const { return cache_->positions_; }
+  std::span<const Index> positions() const { return cache_->now_.positions; }
 
   /// The layer's keys and values up to and with the rows of the step, which are to be written before they are read.
   auto source() const { return cache_->source(layer_); }
@@ -112,21 +82,21 @@ template <class Cache> class LayerStep {
   /// The step as a ragged call.
   CallShape shape(Index heads) const {
     Index most = 0, keys = 0;
-    for (const detail::Growth& g : cache_->growths_) {
+    for (const detail::Growth& g : cache_->now_.growths) {
       most = std::max(most, g.rows);
       keys = std::max(keys, g.length + g.rows);
     }
-    return {sequences(), heads, most, keys, Origins(cache_->positions_.data()), cache_->offsets_.data(), true};
+    return {sequences(), heads, most, keys, Origins(cache_->now_.positions.data()), cache_->now_.offsets.data(), true};
   }
   Index fewest_rows() const {
     Index fewest = sequences() > 0 ? growth(0).rows : 0;
-    for (const detail::Growth& g : cache_->growths_) fewest = std::min(fewest, g.rows);
+    for (const detail::Growth& g : cache_->now_.growths) fewest = std::min(fewest, g.rows);
     return fewest;
   }
   /// Of queries and keys.
   double pairs() const {
     double sum = 0;
-    for (const detail::Growth& g : cache_->growths_) sum += double(g.rows) * (g.length + g.rows);
+    for (const detail::Growth& g : cache_->now_.growths) sum += double(g.rows) * (g.length + g.rows);
     return sum;
   }
   /// Positions of sequence b that are there after the step.
@@ -147,7 +117,7 @@ template <class Cache> class LayerStep {
   void check(const Config& c, std::uint64_t weights_version, Index batch, Index length) const {
     using detail::require;
     check_sizes(c);
-    detail::require_step_rows("layer", "x", batch, length, cache_->growths_, rows());
+    detail::require_step_rows("layer", "x", batch, length, cache_->now_.growths, rows());
     require(!cache_->written_[static_cast<std::size_t>(layer_)], "layer: layer ", layer_,
             " of the cache was written in this step already");
     for (Index b = 0; b < sequences(); ++b) {
@@ -167,7 +137,7 @@ template <class Cache> class LayerStep {
   }
 
  private:
-  const detail::Growth& growth(Index b) const { return cache_->growths_[static_cast<std::size_t>(b)]; }
+  const detail::Growth& growth(Index b) const { return cache_->now_.growths[static_cast<std::size_t>(b)]; }
 
   Cache* cache_;
   Index layer_;
@@ -191,7 +161,7 @@ template <class Cache> class CacheStep {
   }
 
   /// (sequences + 1): of the rows of all sequences, those of sequence b are offsets()[b] … offsets()[b + 1] − 1.
-  std::span<const Index> offsets() const { return open("offsets").offsets_; }
+  std::span<const Index> offsets() const { return open("offsets").now_.offsets; }
 
   /// The part of layer i.
   ///

@@ -28,10 +28,9 @@ template <class T, LayerStepArgument Step> CallNames layer_names(const TensorVie
 template <class B, class T, class Memory>
 decltype(auto) memory_of_call(const TensorView<const T, 3>& x, const Memory& memory) {
   if constexpr (LayerStepArgument<Memory>) {
-    static_assert(
-        computes_on_host<B>,
-        "mha: a KvCache is in the host's memory, which this backend does not reach: use Cpu, Systolic, EigenCpu "
-        "or Reference (see mha/layer/kv_cache.hpp)");
+    static_assert(Memory::memory == memory_of<B>,
+                  "mha: the KvCache is in the memory of another machine than the one this backend computes on: make it "
+                  "by make_cache() of a layer on that backend (see mha/layer/kv_cache.hpp)");
     return (x);
   } else {
     return (memory);

@@ -12,49 +12,54 @@
 
 #include "../cache/block_kv.hpp"
 #include "../cache/books.hpp"
-#include "../cache/cache_memory.hpp"
 #include "../cache/kv_shape.hpp"
 #include "../cache/paged_kv.hpp"
 #include "../cache/saved_sequence.hpp"
 #include "../cache/sequence_book.hpp"
 #include "../cache/version_book.hpp"
-#include "../core/items.hpp"
+#include "cache_memory.hpp"
 #include "cache_step.hpp"
+#include "step_numbers.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
+/// Memory    the host's, or of a backend B with memory of its own, such as Cuda, that; books stay on the host. What the
+///           cache does itself (copies of a fork, append(), save(), restore()) runs in a workspace of its own: steps in
+///           another stream are ordered with it by the caller
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
 ///           Systolic: not on the storage, the steps the rows came in, forks, or the other sequences. In the layer's
 ///           own scalar they are the bits of layer(x)
 /// Threads   one at a time
-/// Errors    every call that throws leaves the cache as it was. While a step is open, every call that would change the
+/// Errors    every call that throws leaves the cache as it was, but for a CudaError. While a step is open, every call
+/// that would change the
 ///           cache throws
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
-template <class Storage, class F> class KvCache {
+template <class Storage, class F, class B = OnHost> class KvCache {
  public:
+  static constexpr Memory memory = detail::memory_of<B>;
   using Scalar = F;
+  using Workspace = typename B::Workspace;
   using Step = CacheStep<KvCache>;
 
   /// Errors    ShapeError if a size is below 1 or all together are beyond the limits; std::bad_alloc
-  KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {})
+  KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {}, const B& backend = {},
+          Workspace workspace = Workspace())
       : shape_(shape),
         storage_(storage),
         sizes_(checked(shape, storage, sizes)),
         sequences_(sizes.sequences),
         book_(storage, sizes.sequences),
-        memory_(shape, sizes.layers, book_.extents()),
-        versions_(sizes.sequences, sizes.layers) {
+        memory_(shape, sizes.layers, book_.extents(), backend, std::move(workspace)),
+        versions_(sizes.sequences, sizes.layers),
+        now_(static_cast<std::size_t>(sizes.sequences)) {
     written_.resize(static_cast<std::size_t>(sizes.layers));
     in_step_.resize(static_cast<std::size_t>(sizes.sequences));
-    const auto n = static_cast<std::size_t>(sizes.sequences);
-    for (auto* list : {&positions_, &lengths_, &slots_, &oldest_, &even_}) list->reserve(n);
-    offsets_.reserve(n + 1);
-    growths_.reserve(n);
-    copies_.reserve(n);
+    even_.reserve(in_step_.size());
+    copies_.reserve(in_step_.size());
   }
   KvCache(const KvCache&) = delete;  // its steps refer to it
   KvCache& operator=(const KvCache&) = delete;
@@ -129,16 +134,16 @@ template <class Storage, class F> class KvCache {
     require_closed("reorder");
     detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");
     enter("reorder", beams);
-    lengths_.clear();
-    for (const Index slot : slots_) lengths_.push_back(sequences_.length(slot));
+    now_.lengths.clear();
+    for (const Index slot : now_.slots) now_.lengths.push_back(sequences_.length(slot));
     for (const Index source : from)
       detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
                       " is outside [0, ", beams.size(), "), the number of beams");
-    book_.reorder(slots_, from, lengths_, copies_);
+    book_.reorder(now_.slots, from, now_.lengths, copies_);
     run_copies();
-    versions_.reorder(slots_, from);
+    versions_.reorder(now_.slots, from);
     for (std::size_t i = 0; i < from.size(); ++i)
-      sequences_.set_length(slots_[i], lengths_[static_cast<std::size_t>(from[i])]);
+      sequences_.set_length(now_.slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
   }
 
   Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
@@ -157,21 +162,20 @@ template <class Storage, class F> class KvCache {
     detail::require(sequences.size() == rows.size(), "step: ", sequences.size(), " sequences, but ", rows.size(),
                     " numbers of rows");
     enter("step", sequences);
-    growths_.clear();
+    now_.growths.clear();
     std::int64_t all = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      const Index slot = slots_[i], length = sequences_.length(slot);
+      const Index slot = now_.slots[i], length = sequences_.length(slot);
       detail::require(rows[i] >= 0, "step: sequence ", i, " has ", rows[i], " rows, the least is 0");
       require_room("step", i, length, rows[i]);
-      growths_.push_back({slot, length, rows[i]});
+      now_.growths.push_back({slot, length, rows[i]});
       all += rows[i];
     }
     detail::require(all <= detail::longest_axis, "step: ", all, " rows, the limit is ", detail::longest_axis);
-    to_row_.reserve(static_cast<std::size_t>(all));  // what may throw comes before anything changes
-    if constexpr (std::same_as<Storage, Paged>) table_.resize(rows.size() * static_cast<std::size_t>(book_.width()));
-    book_.reserve(growths_, copies_);
+    now_.reserve_rows(book_, static_cast<std::size_t>(all));  // what may throw comes before anything changes
+    book_.reserve(now_.growths, copies_);
     run_copies();
-    describe();
+    now_.describe(book_);
     std::fill(written_.begin(), written_.end(), false);
     open_ = true;
     ++steps_;
@@ -192,9 +196,12 @@ template <class Storage, class F> class KvCache {
     const Index slot = sequences_.slot("save", id), length = sequences_.length(slot);
     const detail::Gone gone = book_.gone(slot, 0);
     detail::SavedSequence<F> saved(shape_, sizes_.layers, length, gone);
-    each_kept_row(slot, length, gone, [&](Index layer, Index row) {
-      saved.put(memory_.row_of(memory_.key_rows(layer), row), memory_.row_of(memory_.value_rows(layer), row));
-    });
+    const std::vector<Index> rows = kept_rows(slot, length, gone);
+    Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
+    for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
+      memory_.read(layer, rows, of_layer);
+      saved.put(of_layer);
+    }
     return std::move(saved).bytes();
   }
 
@@ -209,14 +216,20 @@ template <class Storage, class F> class KvCache {
                     ", the cache's limit is ", book_.limit());
     const SequenceId id = made("restore");
     const Index slot = sequences_.slot("restore", id);
-    MHA_TRY { book_.fill(slot, saved.length(), saved.gone()); }
+    MHA_TRY {
+      book_.fill(slot, saved.length(), saved.gone());
+      const std::vector<Index> rows = kept_rows(slot, saved.length(), saved.gone());
+      Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
+      for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
+        saved.take(of_layer);
+        memory_.fill(layer, rows, of_layer);
+      }
+    }
     MHA_CATCH(...) {
+      book_.remove(slot);
       sequences_.remove(slot);
       MHA_RETHROW;
     }
-    each_kept_row(slot, saved.length(), saved.gone(), [&](Index layer, Index row) {
-      saved.take(memory_.row_of(memory_.key_rows(layer), row), memory_.row_of(memory_.value_rows(layer), row));
-    });
     sequences_.set_length(slot, saved.length());
     return id;
   }
@@ -263,49 +276,24 @@ template <class Storage, class F> class KvCache {
     return id;
   }
 
-  /// slots_ of the sequences, each of which is named once.
+  /// now_.slots of the sequences, each of which is named once.
   void enter(const char* call, std::span<const SequenceId> sequences) {
-    slots_.clear();
-    for (const SequenceId& id : sequences) slots_.push_back(sequences_.slot(call, id));
+    now_.slots.clear();
+    for (const SequenceId& id : sequences) now_.slots.push_back(sequences_.slot(call, id));
     std::fill(in_step_.begin(), in_step_.end(), false);
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      detail::require(!in_step_[static_cast<std::size_t>(slots_[i])], call, ": sequence ", i, " is named twice");
-      in_step_[static_cast<std::size_t>(slots_[i])] = true;
-    }
-  }
-
-  /// The numbers that layers read of the step.
-  void describe() {
-    offsets_.assign(1, 0);
-    positions_.clear();
-    lengths_.clear();
-    to_row_.clear();
-    for (const detail::Growth& g : growths_) {
-      offsets_.push_back(offsets_.back() + g.rows);
-      positions_.push_back(g.length);
-      lengths_.push_back(g.length + g.rows);
-      for (Index i = 0; i < g.rows; ++i) to_row_.push_back(book_.row(g.slot, g.length + i));
-    }
-    if constexpr (std::same_as<Storage, Paged>) {
-      for (std::size_t b = 0; b < growths_.size(); ++b) {
-        const auto pages = book_.pages(growths_[b].slot, lengths_[b]);
-        std::copy(pages.begin(), pages.end(), table_.begin() + static_cast<std::ptrdiff_t>(b) * book_.width());
-      }
-    } else {
-      oldest_.clear();
-      for (std::size_t b = 0; b < growths_.size(); ++b) {
-        slots_[b] = book_.block(growths_[b].slot);
-        oldest_.push_back(book_.gone(growths_[b].slot, lengths_[b]).oldest);
-      }
+    for (std::size_t i = 0; i < now_.slots.size(); ++i) {
+      detail::require(!in_step_[static_cast<std::size_t>(now_.slots[i])], call, ": sequence ", i, " is named twice");
+      in_step_[static_cast<std::size_t>(now_.slots[i])] = true;
     }
   }
 
   auto source(Index layer) const {
     const auto key = memory_.key_blocks(layer), value = memory_.value_blocks(layer);
     if constexpr (std::same_as<Storage, Paged>)
-      return PagedKv<F>{key, value, table_, lengths_};
+      return PagedKv<F>{key, value, now_.table, now_.lengths};
     else
-      return detail::BlockKv<F, std::same_as<Storage, Ring>>{key, value, slots_, lengths_, oldest_, book_.first()};
+      return detail::BlockKv<F, std::same_as<Storage, Ring>>{key,          value,       now_.slots,
+                                                             now_.lengths, now_.oldest, book_.first()};
   }
 
   template <class T, class Run>
@@ -314,11 +302,8 @@ template <class Storage, class F> class KvCache {
     static_assert(detail::stores<T, F>,
                   "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
                   "each other, double itself (see mha/layer/kv_cache.hpp)");
-    book_.write(growths_);
-    if constexpr (detail::stores<T, F>)
-      run(detail::AppendRows<T, F>{static_cast<std::ptrdiff_t>(to_row_.size()), shape_.heads,
-                                   shape_.dim + shape_.value_dim, key, value, memory_.key_rows(layer),
-                                   memory_.value_rows(layer), to_row_.data()});
+    book_.write(now_.growths);
+    if constexpr (detail::stores<T, F>) memory_.write(layer, key, value, now_.to_row, run);
     written_[static_cast<std::size_t>(layer)] = true;
     versions_.write(layer, weights_version);
   }
@@ -328,26 +313,31 @@ template <class Storage, class F> class KvCache {
     static_assert(std::same_as<T, ScalarOf<V>>,
                   "mha: append() takes keys and values of one scalar (see "
                   "mha/layer/cache_step.hpp)");
+    static_assert(
+        detail::may_lie_in<K, memory>() && detail::may_lie_in<V, memory>(),
+        "mha: append() takes keys and values in the memory of the cache: copy them first with mha::to_device() or "
+        "mha::to_host() (see mha/layer/cache_step.hpp)");
     require_layer("append", layer);
     detail::require(!written_[static_cast<std::size_t>(layer)], "append: layer ", layer,
                     " of the cache was written in this step already");
     const auto keys = detail::cached_rows<T>(key), values = detail::cached_rows<T>(value);
     check_rows("key", keys, shape_.dim);
     check_rows("value", values, shape_.value_dim);
-    write(layer, keys, values, 0, detail::SerialItems{});
+    write(layer, keys, values, 0, memory_.items());
   }
   template <class T> void check_rows(const char* name, const TensorView<const T, 4>& v, Index dim) const {
     detail::require_data("append", name, v);
     detail::require_equal("append", "heads", name, v.heads(), "the cache", shape_.heads);
     detail::require_equal("append", "head size", name, v.dim(), "the cache", dim);
-    detail::require_step_rows("append", name, v.batch(), v.length(), growths_, static_cast<Index>(to_row_.size()));
+    detail::require_step_rows("append", name, v.batch(), v.length(), now_.growths,
+                              static_cast<Index>(now_.to_row.size()));
   }
 
   void commit() {
     for (std::size_t layer = 0; layer < written_.size(); ++layer)
       detail::require(written_[layer], "commit: layer ", layer, " of the cache has not written its keys and values");
-    for (const detail::Growth& g : growths_) sequences_.set_length(g.slot, g.length + g.rows);
-    versions_.commit(growths_);
+    for (const detail::Growth& g : now_.growths) sequences_.set_length(g.slot, g.length + g.rows);
+    versions_.commit(now_.growths);
     book_.commit();
     open_ = false;
   }
@@ -356,15 +346,17 @@ template <class Storage, class F> class KvCache {
     open_ = false;
   }
 
-  /// f(layer, row) for the positions that are kept of a sequence's first `length`.
-  template <class Each> void each_kept_row(Index slot, Index length, const detail::Gone& gone, const Each& f) const {
-    for (Index layer = 0; layer < sizes_.layers; ++layer)
-      for (Index p = 0; p < length; ++p)
-        if (p < gone.first || p >= gone.oldest) f(layer, book_.row(slot, p));
+  /// The rows of the positions that are kept of a sequence's first `length`.
+  std::vector<Index> kept_rows(Index slot, Index length, const detail::Gone& gone) const {
+    std::vector<Index> rows;
+    rows.reserve(detail::kept_positions(length, gone));
+    for (Index p = 0; p < length; ++p)
+      if (p < gone.first || p >= gone.oldest) rows.push_back(book_.row(slot, p));
+    return rows;
   }
 
   void run_copies() {
-    memory_.run(copies_);
+    memory_.copy(copies_);
     copies_.clear();
   }
 
@@ -373,28 +365,34 @@ template <class Storage, class F> class KvCache {
   CacheSizes sizes_;
   detail::SequenceBook sequences_;
   typename detail::BookOf<Storage>::type book_;
-  detail::CacheMemory<F> memory_;
+  detail::CacheMemory<F, B> memory_;
   detail::VersionBook versions_;
 
   // Of the open step.
   bool open_ = false;
   std::uint64_t steps_ = 0;
-  std::vector<detail::Growth> growths_;
+  detail::StepNumbers now_;
   detail::RowCopies copies_;
-  std::vector<Index> offsets_, positions_, lengths_, slots_, oldest_, table_, to_row_, even_;
+  std::vector<Index> even_;
   std::vector<bool> written_;  ///< (layers)
   std::vector<bool> in_step_;  ///< (sequences)
 };
 
-/// A cache with the key/value heads and head sizes of a layer, stored in its scalar if F is not given.
+/// A cache with the key/value heads and head sizes of a layer, stored in its scalar if F is not given, in the memory of
+/// its backend; what the cache does itself runs in the workspace, such as mha::Cuda::Workspace(stream).
 ///
 ///   auto cache = mha::make_cache<mha::bfloat16>(layer, mha::Paged{.pages = 8192, .length = 16384},
 ///                                               {.layers = 32, .sequences = 256});
-template <class F = void, class L, class Storage>
-[[nodiscard]] auto make_cache(const L& layer, const Storage& storage, const CacheSizes& sizes = {}) {
+template <class F = void, class L, class Storage, class B = detail::CacheBackend<L>>
+[[nodiscard]] auto make_cache(const L& layer, const Storage& storage, const CacheSizes& sizes = {},
+                              typename B::Workspace workspace = typename B::Workspace()) {
   using Stored = std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>;
   const Config& c = layer.config();
-  return KvCache<Storage, Stored>({c.num_kv_heads, c.head_dim, c.value_dim}, storage, sizes);
+  const KvShape shape{c.num_kv_heads, c.head_dim, c.value_dim};
+  if constexpr (std::same_as<B, OnHost>)
+    return KvCache<Storage, Stored>(shape, storage, sizes);
+  else
+    return KvCache<Storage, Stored, B>(shape, storage, sizes, layer.backend(), std::move(workspace));
 }
 
 }  // namespace mha::inline MHA_NAMESPACE

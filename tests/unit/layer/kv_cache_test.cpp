@@ -5,6 +5,8 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -12,6 +14,8 @@
 #include <mha/core/scalar.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/layer/kv_cache.hpp>
+
+#include "far_backend.hpp"
 
 namespace {
 
@@ -45,8 +49,16 @@ template <class F> std::string message_of(F&& f) {
 float key_of(int n, Index layer, Index g, Index d) { return static_cast<float>(((n * 2 + layer) * 2 + g) * 4 + d); }
 float value_of(int n, Index layer, Index g, Index d) { return -1 - key_of(n, layer, g, d); }
 
+/// The same numbers in the memory of a backend.
+template <class B, int Rank> mha::detail::TensorOf<B, float, Rank> there(const Tensor<float, Rank>& here) {
+  return mha::detail::TensorOf<B, float, Rank>(here);
+}
+/// While it lives, the host reads the backend's memory.
+template <class B>
+using Reading = std::conditional_t<mha::detail::computes_on_host<B>, std::monostate, support::Kernel>;
+
 /// A cache beside a list of what was written to each sequence.
-template <class Storage> class Model {
+template <class Storage, class B> class Model {
  public:
   explicit Model(const Storage& storage) : cache(shape, storage, sizes) {}
 
@@ -55,7 +67,7 @@ template <class Storage> class Model {
     std::vector<int> content;
   };
 
-  KvCache<Storage, float> cache;
+  KvCache<Storage, float, B> cache;
   std::vector<Sequence> sequences;
 
   /// Rows for some sequences; the step is committed, or ends by an exception behind one layer or all.
@@ -75,7 +87,7 @@ template <class Storage> class Model {
           for (Index d = 0; d < dim; ++d) key(i, g, d) = key_of(contents[at(i)], layer, g, d);
           for (Index d = 0; d < value_dim; ++d) value(i, g, d) = value_of(contents[at(i)], layer, g, d);
         }
-      step.append(layer, key, value);
+      step.append(layer, there<B>(key), there<B>(value));
     }
     if (!commit) return;
     step.commit();
@@ -93,6 +105,7 @@ template <class Storage> class Model {
     for (Index layer = 0; layer < layers; ++layer) {
       const auto source = step.source(layer);
       if constexpr (requires { source.check("test"); }) source.check("test");
+      [[maybe_unused]] const Reading<B> reading;
       for (std::size_t b = 0; b < sequences.size(); ++b) {
         const auto& content = sequences[b].content;
         const Index length = static_cast<Index>(content.size()), oldest = cache.oldest(ids[b]);
@@ -117,10 +130,11 @@ template <class Storage> class Model {
   Index first_ = 0;
 };
 
-template <class Storage> void random_operations(const Storage& storage, Index most_rows, Index first, int& refused) {
+template <class B, class Storage>
+void random_operations_on(const Storage& storage, Index most_rows, Index first, int& refused) {
   std::mt19937 random(42);
   const auto below = [&](std::size_t n) { return static_cast<Index>(random() % n); };
-  Model<Storage> model(storage);
+  Model<Storage, B> model(storage);
   model.set_first(first);
   int commits = 0;
   for (int round = 0; round < 1500; ++round) {
@@ -197,6 +211,14 @@ template <class Storage> void random_operations(const Storage& storage, Index mo
     if (testing::Test::HasFatalFailure()) return;
   }
   EXPECT_GT(commits, 100);
+}
+
+/// In the host's memory, and in one that the host does not reach.
+template <class Storage> void random_operations(const Storage& storage, Index most_rows, Index first, int& refused) {
+  random_operations_on<mha::OnHost>(storage, most_rows, first, refused);
+  const int on_host = refused;
+  random_operations_on<support::Far>(storage, most_rows, first, refused);
+  EXPECT_EQ(refused, 2 * on_host);
 }
 
 TEST(KvCache, ContiguousKeepsEveryPosition) {
@@ -386,6 +408,15 @@ TEST(KvCache, SavedSequencesGoFromStorageToStorage) {
   auto other = saved;
   other[7] = std::byte{'2'};
   EXPECT_EQ(refused(contiguous, other), "restore: the bytes are no saved sequence, or one of another version of mha");
+}
+
+TEST(KvCache, SavedSequencesGoFromMachineToMachine) {
+  KvCache<Contiguous, float> here(shape, Contiguous{.length = 40}, sizes);
+  KvCache<Paged, float, support::Far> far(shape, Paged{.pages = 3, .length = 64, .page = 16}, sizes);
+  const SequenceId a = here.add(), empty = here.add();
+  for (int i = 0; i < 7; ++i) write(here, a, 3, float(i));
+  EXPECT_EQ(far.save(far.restore(here.save(a))), here.save(a));
+  EXPECT_EQ(far.length(far.restore(here.save(empty))), 0);
 }
 
 TEST(KvCache, StoresOtherScalarsOfTheSameAccumulator) {

@@ -113,6 +113,9 @@ struct Cuda {
     return workspace.stage(numbers, static_cast<std::size_t>(n), frame);
   }
   template <class T> cuda::DeviceArray<T> upload(std::span<const T> from) const { return cuda::DeviceArray<T>(from); }
+  template <class T> void download(const T* from, std::span<T> to, Workspace& workspace) const {
+    cuda::download(from, to, workspace.stream());
+  }
   template <class P> auto keep(const P& policy) const { return on_device(policy); }
   void require_reachable(const char* call, const char* tensor, const void* p) const {
     cuda::require_device_pointer(call, tensor, p);

@@ -65,6 +65,13 @@ template <class T> class DeviceArray {
   std::size_t size_ = 0;
 };
 
+/// Elements of the device's to the host's, once the stream has done what it was given; waits for that.
+template <class T> void download(const T* from, std::span<T> to, cudaStream_t stream) {
+  if (!to.empty())
+    check(cudaMemcpyAsync(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
 /// Pinned memory of the host through which a call's small numbers travel: one block after another, each used again when
 /// the stream has read it. It waits only when all of them are still under way.
 class StagingRing {

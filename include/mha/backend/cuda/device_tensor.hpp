@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <span>
 #include <utility>
 
 #include "../../core/check.hpp"
@@ -119,10 +120,7 @@ template <Viewable Owner> [[nodiscard]] auto to_host(const Owner& from, cudaStre
   detail::require_data("to_host", "the tensor", v);
   detail::require(is_contiguous(v), "to_host: the view of ", v.size(), " elements must be row-major and contiguous");
   auto to = detail::owner_like<Tensor<T, Rank>>(v);
-  if (to.size() > 0)
-    cuda::check(cudaMemcpyAsync(to.data(), v.data, to.size() * sizeof(T), cudaMemcpyDeviceToHost, stream),
-                "cudaMemcpyAsync");
-  cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  cuda::download(v.data, std::span<T>(to), stream);
   return to;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <mha/cache/cache_memory.hpp>
+#include <mha/layer/cache_memory.hpp>
 
 namespace {
 
@@ -13,7 +13,7 @@ constexpr mha::KvShape shape{heads, dim, value_dim};
 float number(Index layer, Index row) { return static_cast<float>(100 * layer + row + 1); }
 
 TEST(CacheMemory, RowsAreBlocksOneAfterAnother) {
-  mha::detail::CacheMemory<float> memory(shape, layers, {.blocks = 3, .rows = 4});
+  mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, {.blocks = 3, .rows = 4}, {}, {});
   EXPECT_EQ(memory.bytes(), sizeof(float) * layers * 12 * heads * (dim + value_dim));
   for (Index layer = 0; layer < layers; ++layer)
     for (Index row = 0; row < 12; ++row) {
@@ -31,7 +31,7 @@ TEST(CacheMemory, RowsAreBlocksOneAfterAnother) {
 
 // 8 heads of 128 floats beside each other put every row of a head on another page of memory.
 TEST(CacheMemory, KeepsTheRowsOfAHeadTogether) {
-  const mha::detail::CacheMemory<float> memory(shape, layers, {.blocks = 3, .rows = 4});
+  const mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, {.blocks = 3, .rows = 4}, {}, {});
   EXPECT_EQ(memory.key_blocks(1).stride[1], dim);
   EXPECT_EQ(memory.key_rows(1).stride[0], dim);
   EXPECT_EQ(memory.value_blocks(1).stride[1], value_dim);
@@ -39,14 +39,14 @@ TEST(CacheMemory, KeepsTheRowsOfAHeadTogether) {
 }
 
 TEST(CacheMemory, CopiesRowsOfEveryLayer) {
-  mha::detail::CacheMemory<float> memory(shape, layers, {.blocks = 3, .rows = 4});
+  mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, {.blocks = 3, .rows = 4}, {}, {});
   for (Index layer = 0; layer < layers; ++layer)
     for (Index row = 0; row < 12; ++row)
       for (Index g = 0; g < heads; ++g) {
         for (Index d = 0; d < dim; ++d) memory.key_rows(layer)(row, g, d) = number(layer, row) + 0.25f * float(d);
         memory.value_rows(layer)(row, g, 0) = -number(layer, row);
       }
-  memory.run({{1, 8, 3}, {8, 0, 1}});  // in their order
+  memory.copy({{1, 8, 3}, {8, 0, 1}});  // in their order
   for (Index layer = 0; layer < layers; ++layer)
     for (const auto& [to, from] : {std::pair{8, 1}, {9, 2}, {10, 3}, {0, 1}, {11, 11}, {1, 1}})
       for (Index g = 0; g < heads; ++g) {

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "../cache/books.hpp"
+#include "../config.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// What layers read of a cache's open step, on the host. Vectors keep their memory from step to step.
+struct StepNumbers {
+  std::vector<Growth> growths;   ///< (sequences)
+  std::vector<Index> offsets;    ///< (sequences + 1), of rows
+  std::vector<Index> positions;  ///< (sequences), of each one's first row
+  std::vector<Index> lengths;    ///< (sequences), the rows of the step included
+  std::vector<Index> slots;      ///< (sequences), then of books of blocks their blocks
+  std::vector<Index> oldest;     ///< (sequences), of books of blocks
+  std::vector<Index> table;      ///< (sequences, width), of books of pages
+  std::vector<Index> to_row;     ///< (rows): where each is stored
+
+  explicit StepNumbers(std::size_t sequences) {
+    for (auto* list : {&positions, &lengths, &slots, &oldest}) list->reserve(sequences);
+    offsets.reserve(sequences + 1);
+    growths.reserve(sequences);
+  }
+
+  /// Memory for so many rows, so that describe() cannot throw.
+  template <class Book> void reserve_rows(const Book& book, std::size_t rows) {
+    to_row.reserve(rows);
+    if constexpr (has_pages<Book>) table.resize(growths.size() * static_cast<std::size_t>(book.width()));
+  }
+
+  /// All of them from the growths, for which the book has memory.
+  template <class Book> void describe(const Book& book) {
+    offsets.assign(1, 0);
+    positions.clear();
+    lengths.clear();
+    to_row.clear();
+    for (const Growth& g : growths) {
+      offsets.push_back(offsets.back() + g.rows);
+      positions.push_back(g.length);
+      lengths.push_back(g.length + g.rows);
+      for (Index i = 0; i < g.rows; ++i) to_row.push_back(book.row(g.slot, g.length + i));
+    }
+    if constexpr (has_pages<Book>) {
+      for (std::size_t b = 0; b < growths.size(); ++b) {
+        const auto pages = book.pages(growths[b].slot, lengths[b]);
+        std::copy(pages.begin(), pages.end(), table.begin() + static_cast<std::ptrdiff_t>(b) * book.width());
+      }
+    } else {
+      oldest.clear();
+      for (std::size_t b = 0; b < growths.size(); ++b) {
+        slots[b] = book.block(growths[b].slot);
+        oldest.push_back(book.gone(growths[b].slot, lengths[b]).oldest);
+      }
+    }
+  }
+
+ private:
+  template <class Book> static constexpr bool has_pages = requires(const Book& book) { book.width(); };
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

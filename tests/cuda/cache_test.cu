@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of a cache in the memory of a GPU.
+#include "layer_checks.hpp"
+#include "on_gpu.hpp"
+
+namespace {
+
+TEST(CudaCache, StepsOverPages) {
+  MHA_NEEDS_GPU();
+  layer_checks::expect_steps<mha::Cuda, mha::bfloat16>("cuda steps, paged",
+                                                       mha::Paged{.pages = 12, .length = 64, .page = 16});
+}
+TEST(CudaCache, StepsOverARing) {
+  MHA_NEEDS_GPU();
+  layer_checks::expect_steps<mha::Cuda, mha::bfloat16>("cuda steps, ring", mha::Ring{.left = 40, .rows = 20});
+}
+
+}  // namespace

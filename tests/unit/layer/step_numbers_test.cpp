@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/layer/step_numbers.hpp>
+
+namespace {
+
+using mha::Index;
+using List = std::vector<Index>;
+
+/// Position p of slot s is in row 100·s + p.
+struct Blocks {
+  Index row(Index slot, Index position) const { return 100 * slot + position; }
+  Index block(Index slot) const { return 10 + slot; }
+  mha::detail::Gone gone(Index slot, Index length) const { return {0, slot == 3 ? length - 1 : 0}; }
+};
+struct Pages {
+  Index row(Index slot, Index position) const { return 100 * slot + position; }
+  Index width() const { return 3; }
+  List pages(Index slot, Index length) const { return List(static_cast<std::size_t>((length + 15) / 16), slot); }
+};
+
+mha::detail::StepNumbers two_sequences() {
+  mha::detail::StepNumbers now(4);
+  now.growths = {{3, 5, 2}, {1, 0, 17}};
+  now.slots = {3, 1};
+  return now;
+}
+
+TEST(StepNumbers, OfBlocks) {
+  auto now = two_sequences();
+  now.reserve_rows(Blocks{}, 19);
+  for (int again = 0; again < 2; ++again) {
+    now.slots = {3, 1};
+    now.describe(Blocks{});
+    EXPECT_EQ(now.offsets, (List{0, 2, 19}));
+    EXPECT_EQ(now.positions, (List{5, 0}));
+    EXPECT_EQ(now.lengths, (List{7, 17}));
+    EXPECT_EQ(now.slots, (List{13, 11}));
+    EXPECT_EQ(now.oldest, (List{6, 0}));
+    ASSERT_EQ(now.to_row.size(), 19u);
+    EXPECT_EQ(now.to_row[0], 305);
+    EXPECT_EQ(now.to_row[1], 306);
+    EXPECT_EQ(now.to_row[18], 116);
+    EXPECT_TRUE(now.table.empty());
+  }
+}
+
+TEST(StepNumbers, OfPages) {
+  auto now = two_sequences();
+  now.reserve_rows(Pages{}, 19);
+  now.describe(Pages{});
+  ASSERT_EQ(now.table.size(), 6u);
+  EXPECT_EQ(now.table[0], 3);
+  EXPECT_EQ(now.table[3], 1);
+  EXPECT_EQ(now.table[4], 1);
+  EXPECT_EQ(now.slots, (List{3, 1}));
+}
+
+}  // namespace
