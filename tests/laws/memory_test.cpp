@@ -202,6 +202,25 @@ TYPED_TEST(Memory, TheGradientOfACallsBiasAllocatesNothingAfterTheFirstStep) {
   EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
 }
 
+TYPED_TEST(Memory, ATapeTakesTheBytesThatItsCostTells) {
+  using T = TypeParam;
+  mha::MultiHeadAttention<T, mha::Cpu, mha::GroupedQuery<2>, mha::QkNorm> layer({.d_model = 96, .num_heads = 4});
+  mha::FeedForward<T, mha::Cpu, mha::SwiGlu> feed_forward({.d_model = 96, .d_hidden = 160});
+  layer.initialize(mha::XavierUniform{.seed = 5});
+  feed_forward.initialize(mha::XavierUniform{.seed = 6});
+  mha::Tensor<T, 3> x(3, 80, 96), y(3, 80, 96);
+  mha::Workspace workspace;
+  const auto expect = [&](const auto& called, double bytes) {
+    auto warm = called.tape(), tape = called.tape();
+    called(x, warm, mha::into(y), workspace);
+    const Counted kept = count([&] { called(x, tape, mha::into(y), workspace); });
+    EXPECT_GE(double(kept.bytes), bytes);
+    EXPECT_LE(double(kept.bytes), bytes + 4096);
+  };
+  expect(layer, layer.backward_cost(3, 80, 80).tape_bytes);
+  expect(feed_forward, feed_forward.backward_cost(240).tape_bytes);
+}
+
 TYPED_TEST(Memory, TrainingABlockAllocatesNothingAfterTheFirstStep) {
   using T = TypeParam;
   mha::LayerNorm<T> norm({.width = 32});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "../config.hpp"
 
@@ -17,5 +18,28 @@ struct StageCost {
     return {a.parameters + b.parameters, a.flop + b.flop, a.bytes + b.bytes};
   }
 };
+
+/// What the backward pass of a stage costs.
+struct BackwardStageCost : StageCost {
+  double tape_bytes = 0;     ///< what the call leaves on its tape, beside what that borrows
+  double scratch_bytes = 0;  ///< gradients in the Workspace; what products and kernels take for their own use is apart
+};
+
+namespace detail {
+
+inline std::string backward_in_words(const char* name, const StageCost& c) {
+  return name + std::to_string(c.flop * 1e-9) + " GFLOP, " + std::to_string(static_cast<long long>(c.bytes)) +
+         " bytes\n";
+}
+inline std::string backward_memory_in_words(double tape_bytes, double scratch_bytes) {
+  const auto n = [](double x) { return std::to_string(static_cast<long long>(x)); };
+  return "tape:        " + n(tape_bytes) + " bytes\nworkspace:   " + n(scratch_bytes) + " bytes for gradients\n";
+}
+
+inline std::string backward_in_words(const BackwardStageCost& c) {
+  return backward_in_words("backward:    ", c) + backward_memory_in_words(c.tape_bytes, c.scratch_bytes);
+}
+
+}  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE

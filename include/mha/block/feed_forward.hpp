@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -194,6 +195,21 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     return "up\n" + up_.explain(rows) + "down\n" + down_.explain(rows) +
            "workspace:   " + std::to_string(std::int64_t{rows} * config_.d_hidden * std::int64_t{sizeof(T)}) +
            " bytes for the hidden rows\n";
+  }
+
+  /// What the backward pass of such a call costs, as Linear::backward_cost() has it; the hidden rows are on the tape,
+  /// their gradients in the Workspace.
+  ///
+  /// Errors    ShapeError if rows is negative
+  [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
+    const BackwardStageCost up = up_.backward_cost(rows), down = down_.backward_cost(rows);
+    const double hidden = double(rows) * config_.d_hidden * sizeof(T);
+    return {static_cast<const StageCost&>(up) + down, up.tape_bytes + down.tape_bytes + hidden,
+            std::max(up.scratch_bytes, down.scratch_bytes) + hidden};
+  }
+  /// Its products, bytes and memory, one fact a line.
+  [[nodiscard]] std::string explain_backward(Index rows) const {
+    return detail::backward_in_words(backward_cost(rows));
   }
 
  private:

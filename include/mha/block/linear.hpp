@@ -268,6 +268,14 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
            (FusesEpilogue<On, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
   }
 
+  /// The same of its backward pass.
+  [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
+    return detail::linear_backward_cost<T, F>(cost(rows), config(), rows);
+  }
+  [[nodiscard]] std::string explain_backward(Index rows) const {
+    return detail::backward_in_words(backward_cost(rows));
+  }
+
  private:
   template <class, class, class> friend class FeedForward;
 

@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "../backend/epilogue_backward.hpp"
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation_derivative.hpp"
+#include "cost.hpp"
 #include "dense_backward.hpp"
 #include "kept_arrays.hpp"
 #include "linear_weights.hpp"
@@ -106,6 +108,19 @@ void linear_backward(const B& backend, const F& activation, const LinearViews<co
   dense.add_weights(as_rows(x, frame, items), d, own);
   into_rows(
       dx, frame, [&](const TensorView<T, 2>& rows) { dense.rows(d, own, rows); }, items);
+}
+
+/// What it costs where the call costs `forward`.
+template <class T, class F>
+BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearConfig& c, Index rows) {
+  using A = Accumulator<T>;
+  constexpr int matrices = is_gated<F> ? 2 : 1;
+  const double n = rows, in = c.inputs, out = c.outputs, of_results = n * out * sizeof(A);
+  const double sums = std::is_same_v<F, Identity> ? 0 : matrices * of_results;
+  return {{forward.parameters, 2 * forward.flop,
+           sizeof(T) * (matrices * in * out + n * (2 * in + out)) + sizeof(A) * double(forward.parameters) + sums},
+          sums,
+          sums + (std::is_same_v<T, A> ? 0 : of_results)};
 }
 
 }  // namespace detail

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "../backend/norm_backward.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
+#include "cost.hpp"
 #include "dense_backward.hpp"
 #include "gradients.hpp"
 #include "kept_arrays.hpp"
@@ -221,6 +223,20 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
       }
     }
   }
+
+  /// What the backward pass of a call on this many rows costs; it has no products. mha::add_to(dx) reads dx too.
+  ///
+  /// Errors    ShapeError if rows is negative
+  [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
+    const StageCost forward = this->cost(rows);
+    const double numbers = double(rows) * config_.width, wide = std::is_same_v<T, A> ? 0 : 2 * numbers * sizeof(A);
+    return {{forward.parameters, 0,
+             sizeof(T) * 2 * numbers + sizeof(A) * (numbers + config_.width + double(forward.parameters))},
+            numbers * sizeof(A),
+            wide};
+  }
+  /// Its bytes and memory, one fact a line.
+  [[nodiscard]] std::string explain_backward(Index rows) const { return backward_in_words(backward_cost(rows)); }
 
  private:
   template <bool adds, class... Extra>

@@ -35,6 +35,22 @@ struct Cost {
   double total_bytes() const { return projection.bytes + score.bytes + value.bytes + output.bytes; }
 };
 
+/// What the backward pass of a call of a layer costs, stage by stage, counted as Cost counts the call. `score` makes
+/// the logits again and has the gradients of q and k, `value` those of the weights and of v.
+struct BackwardCost {
+  using Stage = StageCost;
+  Stage projection, score, value, output;
+  double visible_pairs = 0;  ///< as in Cost
+  double tape_bytes = 0;     ///< what the call leaves on its tape, beside what that borrows
+  double scratch_bytes = 0;  ///< gradients in the Workspace; what products and kernels take for their own use is apart
+
+  /// Numbers that have gradients, but for a Sink's and a score's.
+  std::int64_t parameters() const { return projection.parameters + output.parameters; }
+  double attention_flop() const { return score.flop + value.flop; }
+  double total_flop() const { return projection.flop + attention_flop() + output.flop; }
+  double total_bytes() const { return projection.bytes + score.bytes + value.bytes + output.bytes; }
+};
+
 namespace detail {
 
 /// The pairs that one head sees of a rectangle of positions, halved until the mask knows it whole or it is small.
@@ -132,20 +148,44 @@ template <class T, class Policies> Cost layer_cost(const Config& c, const CallRo
   return cost;
 }
 
-/// The same of a call without a cache.
-template <class T, class Policies, Mask M>
-Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M& mask,
-                std::size_t weight_size = sizeof(T)) {
+/// The cost of a layer's backward pass.
+template <class T, class Policies> BackwardCost layer_backward_cost(const Config& c, const CallRows& rows) {
+  constexpr bool has_norm = Policies::Norm::has_weights, has_gates = Policies::Concat::has_gates;
+  const Cost forward = layer_cost<T, Policies>(c, rows, sizeof(T));
+  const double own = sizeof(T), wide = sizeof(Accumulator<T>), q_rows = rows.queries, k_rows = rows.keys;
+  const double q = q_rows * c.query_width(), k = k_rows * c.key_width(), v = k_rows * c.value_width(),
+               heads = q_rows * c.concat_width();
+  const double y = q_rows * Policies::Output::width(c.concat_width(), c.d_model);
+  const double row_states = 2 * q_rows * c.num_heads;
+  const auto in = double(forward.projection.parameters), out = double(forward.output.parameters);
+  BackwardCost cost;
+  cost.visible_pairs = rows.visible_pairs;
+  cost.projection = {forward.projection.parameters, 2 * forward.projection.flop,
+                     own * (in + 2 * (q_rows * c.d_model + k_rows * c.kv_model)) + wide * (in + q + k + v)};
+  cost.score = {0, 3 * forward.score.flop, own * (q + k) + wide * (q + k + row_states)};
+  cost.value = {0, 2 * forward.value.flop, own * (v + 2 * heads) + wide * v};
+  cost.output = {forward.output.parameters, 2 * forward.output.flop, own * (out + y + 2 * heads) + wide * out};
+  cost.tape_bytes = own * (q + k + v + heads + (has_norm ? q + k : 0)) + wide * row_states;
+  cost.scratch_bytes = own * heads * (has_gates ? 2 : 1) + wide * (q + k + v);
+  return cost;
+}
+
+/// The rows of a call without a cache.
+template <class T, Mask M> CallRows call_rows(const Config& c, Index batch, Index queries, Index keys, const M& mask) {
   require(batch >= 0, "cost: batch is ", batch, ", it must be at least 0");
   require(queries >= 0, "cost: queries is ", queries, ", it must be at least 0");
   require(keys >= 0, "cost: keys is ", keys, ", it must be at least 0");
   checked_product("cost", "the cache", {batch, keys, std::int64_t{c.key_width()} + c.value_width()});
   const double k_rows = double(batch) * keys;
-  return layer_cost<T, Policies>(
-      c,
-      {double(batch) * queries, k_rows, k_rows, sizeof(T),
-       visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries}, [&](Index) { return keys; })},
-      weight_size);
+  return {double(batch) * queries, k_rows, k_rows, sizeof(T),
+          visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries}, [&](Index) { return keys; })};
+}
+
+/// The cost of a call without a cache.
+template <class T, class Policies, Mask M>
+Cost layer_cost(const Config& c, Index batch, Index queries, Index keys, const M& mask,
+                std::size_t weight_size = sizeof(T)) {
+  return layer_cost<T, Policies>(c, call_rows<T>(c, batch, queries, keys, mask), weight_size);
 }
 
 /// The same of a step of a cache: keys and values are made of its rows alone, and all that are stored are read.
@@ -172,6 +212,17 @@ template <Heads H = GroupedQuery<Dynamic>, class T = float, Mask M = Full>
 [[nodiscard]] Cost cost(Config config, Index batch, Index queries, Index keys, const M& mask = {}) {
   if (H::kv_heads(1) == Dynamic && config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   return detail::layer_cost<T, LayerPolicies<H>>(detail::completed<H>(config), batch, queries, keys, mask);
+}
+
+/// The cost of the backward pass of such a layer's call; its attention_flop() is that of attention_backward() too.
+///
+/// Formula   projections 4 per parameter and row · attention 2·pairs·Hq·(3·D + 2·Dv)
+/// Errors    as cost()
+template <Heads H = GroupedQuery<Dynamic>, class T = float, Mask M = Full>
+[[nodiscard]] BackwardCost backward_cost(Config config, Index batch, Index queries, Index keys, const M& mask = {}) {
+  if (H::kv_heads(1) == Dynamic && config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
+  const Config c = detail::completed<H>(config);
+  return detail::layer_backward_cost<T, LayerPolicies<H>>(c, detail::call_rows<T>(c, batch, queries, keys, mask));
 }
 
 }  // namespace mha::inline MHA_NAMESPACE

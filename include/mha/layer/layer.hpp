@@ -322,10 +322,6 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     return detail::run_weights(backend, call, workspace);
   }
 
-  template <class... Masks> auto all_masks(const Masks&... masks) const {
-    return detail::intersect(mask_.own(), detail::collect_masks(masks...));
-  }
-
   void finish_keys(const TensorView<T, 4>& keys, const ParameterViews<const T>& w, const RowPositions& at,
                    const detail::ItemsOn<B>& items) const {
     detail::run_norm<B, T>(norm_, keys, products_.vectors(w).key_norm, items);
@@ -336,6 +332,9 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   using Weights::backend_, Weights::config_, Weights::norm_, Weights::parameters_, Weights::position_,
       Weights::products_, Weights::require_weights;
 
+  template <class... Masks> auto all_masks(const Masks&... masks) const {
+    return detail::intersect(mask_.own(), detail::collect_masks(masks...));
+  }
   Index output_width() const { return Output::width(config_.concat_width(), config_.d_model); }
 
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.

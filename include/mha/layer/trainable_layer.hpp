@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "backward_steps.hpp"
 #include "cached_call.hpp"
 #include "config.hpp"
+#include "cost.hpp"
 #include "gradients.hpp"
 #include "products.hpp"
 #include "stages.hpp"
@@ -167,6 +169,25 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
         return dx;
       }
     }
+  }
+
+  /// What the backward pass of a call of this shape costs, stage by stage; masks of the call intersect with the
+  /// layer's.
+  ///
+  /// Errors    as cost()
+  template <Mask... Masks>
+  [[nodiscard]] BackwardCost backward_cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
+    return detail::layer_backward_cost<T, Policies>(
+        config_, detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...)));
+  }
+  /// Its products, bytes and memory, one fact a line.
+  template <Mask... Masks>
+  [[nodiscard]] std::string explain_backward(Index batch, Index queries, Index keys, const Masks&... masks) const {
+    const BackwardCost c = backward_cost(batch, queries, keys, masks...);
+    return detail::backward_in_words("output:      ", c.output) +
+           detail::backward_in_words("attention:   ", c.score + c.value) +
+           detail::backward_in_words("projections: ", c.projection) +
+           detail::backward_memory_in_words(c.tape_bytes, c.scratch_bytes);
   }
 
  private:

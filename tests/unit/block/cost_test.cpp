@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <mha/block.hpp>
 #include <mha/block/cost.hpp>
 
 namespace {
@@ -10,6 +11,36 @@ TEST(StageCost, StagesAdd) {
   EXPECT_EQ(sum.parameters, 13);
   EXPECT_EQ(sum.flop, 25);
   EXPECT_EQ(sum.bytes, 47);
+}
+
+TEST(BackwardStageCost, IsThatOfBothProductsAndWhatTheTapeKeeps) {
+  const mha::Linear<float> plain({.inputs = 10, .outputs = 20});
+  const auto c = plain.backward_cost(7);
+  EXPECT_EQ(c.parameters, 220);
+  EXPECT_EQ(c.flop, 2 * plain.cost(7).flop);
+  EXPECT_EQ(c.bytes, 4. * (200 + 7 * (2 * 10 + 20) + 220));
+  EXPECT_EQ(c.tape_bytes, 0);
+  EXPECT_EQ(c.scratch_bytes, 0);
+  const mha::Linear<mha::bfloat16, mha::Cpu, mha::SwiGlu> gated({.inputs = 10, .outputs = 20, .bias = false});
+  const auto g = gated.backward_cost(7);
+  EXPECT_EQ(g.flop, 8. * 7 * 200);
+  EXPECT_EQ(g.tape_bytes, 4. * 7 * 40);
+  EXPECT_EQ(g.scratch_bytes, 4. * 7 * 60);
+  EXPECT_EQ(g.bytes, 2. * (400 + 7 * 40) + 4. * (400 + 7 * 40));
+  const mha::FeedForward<float, mha::Cpu, mha::Gelu> ff({.d_model = 10, .d_hidden = 30});
+  const auto f = ff.backward_cost(7);
+  EXPECT_EQ(f.flop, 2 * ff.cost(7).flop);
+  EXPECT_EQ(f.tape_bytes, 4. * 7 * 60);
+  EXPECT_EQ(f.scratch_bytes, 4. * 7 * 60);
+  const mha::LayerNorm<float> norm({.width = 10});
+  EXPECT_EQ(norm.backward_cost(7).bytes, 4. * (3 * 70 + 30));
+  EXPECT_EQ(norm.backward_cost(7).tape_bytes, 4. * 70);
+  EXPECT_EQ(norm.explain_backward(7),
+            "backward:    0.000000 GFLOP, 960 bytes\ntape:        280 bytes\n"
+            "workspace:   0 bytes for gradients\n");
+  EXPECT_EQ(plain.explain_backward(7),
+            "backward:    0.000006 GFLOP, 2800 bytes\ntape:        0 bytes\n"
+            "workspace:   0 bytes for gradients\n");
 }
 
 }  // namespace

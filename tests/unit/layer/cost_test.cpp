@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
+#include <compare>
 #include <cstdint>
+#include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -9,6 +13,7 @@
 #include <mha/core/scalar.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/layer/cost.hpp>
+#include <mha/mha.hpp>
 #include <mha/policy/mask/block_sparse.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/document.hpp>
@@ -98,6 +103,127 @@ TEST(Cost, FollowsTheGeneralFormulas) {
   const Cost causal = mha::cost(c, B, Lk, Lk, mha::Causal{});
   EXPECT_EQ(causal.visible_pairs, B * Lk * (Lk + 1) / 2);
   EXPECT_EQ(causal.attention_flop(), 2 * causal.visible_pairs * 6 * (5 + 3));
+}
+
+TEST(BackwardCost, FollowsTheGeneralFormulas) {
+  const Config c{.d_model = 20, .num_heads = 6, .num_kv_heads = 2, .head_dim = 5, .value_dim = 3, .kv_model = 14};
+  const int B = 3, Lq = 7, Lk = 11;
+  const mha::BackwardCost cost = mha::backward_cost(c, B, Lq, Lk);
+  const std::int64_t q = 20 * 6 * 5, k = 14 * 2 * 5, v = 14 * 2 * 3, o = 6 * 3 * 20;
+  EXPECT_EQ(cost.parameters(), q + k + v + o);
+  EXPECT_EQ(cost.projection.flop, 4.0 * B * (Lq * q + Lk * (k + v)));
+  EXPECT_EQ(cost.output.flop, 4.0 * B * Lq * o);
+  EXPECT_EQ(cost.attention_flop(), 2.0 * B * Lq * Lk * 6 * (3 * 5 + 2 * 3));
+  EXPECT_EQ(cost.total_flop(), cost.projection.flop + cost.attention_flop() + cost.output.flop);
+  const double rows_q = B * Lq, rows_k = B * Lk, of_q = rows_q * 30, of_k = rows_k * 10, of_v = rows_k * 6,
+               heads = rows_q * 18;
+  EXPECT_EQ(cost.tape_bytes, 4 * (of_q + of_k + of_v + heads + 2 * rows_q * 6));
+  EXPECT_EQ(cost.scratch_bytes, 4 * (heads + of_q + of_k + of_v));
+  EXPECT_EQ(cost.output.bytes, 4 * (2 * o + rows_q * 20 + 2 * heads));
+  EXPECT_EQ(cost.projection.bytes, 4 * (2 * (q + k + v) + 2 * (rows_q * 20 + rows_k * 14) + of_q + of_k + of_v));
+  EXPECT_EQ(cost.score.bytes, 4 * (2 * of_q + 2 * of_k + 2 * rows_q * 6));
+  EXPECT_EQ(cost.value.bytes, 4 * (2 * of_v + 2 * heads));
+  const mha::BackwardCost half = mha::backward_cost<mha::GroupedQuery<2>, mha::half>(c, B, Lq, Lk);
+  EXPECT_EQ(half.scratch_bytes, 2 * heads + 4 * (of_q + of_k + of_v));
+  EXPECT_EQ(mha::backward_cost(c, B, Lk, Lk, mha::Causal{}).visible_pairs, B * Lk * (Lk + 1) / 2);
+}
+
+/// Reference that counts the FLOP of its dense products.
+struct Counting : mha::Reference {
+  static inline double flop = 0;
+  template <class T> void gemm(const mha::GemmCall<T>& call, Workspace& workspace) const {
+    flop += 2.0 * call.a.extent[0] * call.a.extent[1] * call.b.extent[1];
+    mha::Reference::gemm(call, workspace);
+  }
+};
+
+TEST(BackwardCost, HasTheFlopOfTheProductsThatAreSeen) {
+  using Layer =
+      mha::MultiHeadAttention<double, Counting, mha::GroupedQuery<2>, mha::Causal, mha::QkNorm, mha::GatedHeads>;
+  Layer layer({.d_model = 12, .num_heads = 4, .head_dim = 5, .value_dim = 3, .bias = true});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  mha::Tensor<double, 3> x(2, 9, 12), memory(2, 11, 12), dx(2, 9, 12), d_memory(2, 11, 12);
+  support::Random("counted").fill(x);
+  support::Random("counted memory").fill(memory);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  mha::Workspace workspace;
+  const auto expect = [&](const mha::BackwardCost& cost, const auto& back) {
+    Counting::flop = 0;
+    back();
+    EXPECT_EQ(Counting::flop, cost.projection.flop + cost.output.flop);
+    EXPECT_EQ(cost.parameters(), layer.parameter_count());
+    EXPECT_GE(double(workspace.bytes()), cost.scratch_bytes);
+  };
+  static_cast<void>(layer(x, tape));
+  expect(layer.backward_cost(2, 9, 9), [&] { layer.backward(x, tape, g, mha::into(dx), workspace); });
+  static_cast<void>(layer(x, memory, tape));
+  expect(layer.backward_cost(2, 9, 11),
+         [&] { layer.backward(x, tape, g, mha::into(dx), mha::memory_into(d_memory), workspace); });
+  const std::string text = layer.explain_backward(2, 9, 11);
+  EXPECT_NE(text.find("output:      "), std::string::npos);
+  EXPECT_NE(text.find("\nworkspace:   "), std::string::npos);
+}
+
+}  // namespace
+
+/// A number that counts its multiplications.
+struct Number {
+  double value = 0;
+  static inline double products = 0;
+  Number() = default;
+  template <class X>
+  requires(std::is_arithmetic_v<X>) Number(X x) : value(static_cast<double>(x)) {}
+  explicit operator double() const { return value; }
+  friend Number operator*(const Number& a, const Number& b) { return ++products, Number(a.value * b.value); }
+  friend Number operator/(const Number& a, const Number& b) { return Number(a.value / b.value); }
+  friend Number operator+(const Number& a, const Number& b) { return Number(a.value + b.value); }
+  friend Number operator-(const Number& a, const Number& b) { return Number(a.value - b.value); }
+  Number operator-() const { return Number(-value); }
+  Number& operator+=(const Number& x) { return *this = *this + x; }
+  Number& operator-=(const Number& x) { return *this = *this - x; }
+  Number& operator*=(const Number& x) { return *this = *this * x; }
+  Number& operator/=(const Number& x) { return *this = *this / x; }
+  friend auto operator<=>(const Number& a, const Number& b) { return a.value <=> b.value; }
+  friend bool operator==(const Number& a, const Number& b) { return a.value == b.value; }
+  friend Number exp(const Number& x) { return Number(std::exp(x.value)); }
+  friend Number log(const Number& x) { return Number(std::log(x.value)); }
+  friend Number sqrt(const Number& x) { return Number(std::sqrt(x.value)); }
+};
+template <> struct std::numeric_limits<Number> : std::numeric_limits<double> {
+  static Number infinity() { return Number(std::numeric_limits<double>::infinity()); }
+  static Number quiet_NaN() { return Number(std::numeric_limits<double>::quiet_NaN()); }
+  static Number lowest() { return Number(std::numeric_limits<double>::lowest()); }
+};
+
+namespace {
+
+/// Multiplications of a causal backward pass by sizes of heads.
+double backward_products(mha::Index dim, mha::Index value_dim) {
+  using Tensor = mha::Tensor<Number, 4>;
+  Tensor q(2, 5, 4, dim), k(2, 7, 2, dim), v(2, 7, 2, value_dim);
+  double x = 0;
+  for (Tensor* t : {&q, &k, &v})
+    for (Number& n : *t) n = Number(std::sin(x += 1));
+  mha::AttentionTape<Number, mha::Reference> tape;
+  const auto out = mha::attention<mha::Reference>(q, k, v, mha::Causal{}, mha::Scale{0.5}, mha::record(tape));
+  Number::products = 0;
+  static_cast<void>(mha::attention_backward(out, q, k, v, out, tape, mha::Causal{}, mha::Scale{0.5}));
+  return Number::products;
+}
+
+TEST(BackwardCost, HasTheFlopOfTheAttentionThatAreSeen) {
+  const auto cost = [](int dim, int value_dim) {
+    return mha::backward_cost(
+        {.d_model = 8, .num_heads = 4, .num_kv_heads = 2, .head_dim = dim, .value_dim = value_dim}, 2, 5, 7,
+        mha::Causal{});
+  };
+  // A multiplication and an addition for each FLOP that grows with the heads; what does not is not counted.
+  EXPECT_EQ(2 * (backward_products(9, 3) - backward_products(5, 3)),
+            cost(9, 3).attention_flop() - cost(5, 3).attention_flop());
+  // D = d_out · out of each row, which is no product of a pair, grows with the values too.
+  EXPECT_EQ(2 * (backward_products(5, 7) - backward_products(5, 3) - 2 * 5 * 4 * 4),
+            cost(5, 7).attention_flop() - cost(5, 3).attention_flop());
 }
 
 TEST(Cost, IsTheTextbooksForEqualHeads) {
