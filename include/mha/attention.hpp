@@ -114,7 +114,7 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
       if constexpr (differentiates) {
         AttentionTape<T, B>& tape = detail::call_tape<T, B>(extra...);
         call.states = tape.begin(call);
-        detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
+        detail::run<true>(backend, detail::staged(backend, call, frame, workspace), workspace);
         tape.end();
       }
     } else {

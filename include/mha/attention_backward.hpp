@@ -30,7 +30,7 @@ template <Viewable Owner> LogSumExpGradient(Owner&&) -> LogSumExpGradient<Scalar
 
 /// Where attention_backward() writes the gradient of the Sink's logits.
 ///
-/// Shapes    to (Hq)
+/// Shapes    to (Hq), in the backend's memory
 template <class A> struct SinkGradient {
   TensorView<A, 1> to;
 
@@ -44,11 +44,11 @@ template <Viewable Owner> SinkGradient(Owner&&) -> SinkGradient<ScalarOf<Owner>>
 ///
 /// Shapes    query (B, Lq, Hq, D)  key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv)  sink (Hq), empty without a Sink
 ///           score: the call's trained score with the gradients of its numbers, of several a Chain, else NoScore
-template <class Query, class Key, class Value, class A, class S = NoScore> struct AttentionGradients {
+template <class Query, class Key, class Value, class Sink, class S = NoScore> struct AttentionGradients {
   Query query;
   Key key;
   Value value;
-  Tensor<A, 1> sink;
+  Sink sink;
   S score;
 };
 
@@ -159,6 +159,24 @@ void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S
   require_equal(call, "length", "q", q.length(), "LogSumExpGradient", c.d_log_sum_exp.extent[2]);
 }
 
+/// The gradient of the sink from its sums.
+template <class Sum, class E> struct SinkItems {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  const Sum* sums;
+  TensorView<E, 1> to;
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index) const {
+    to(static_cast<Index>(row)) = static_cast<E>(sums[row]);
+  }
+};
+
+/// The destination's memory is one that the backend's machine reaches, where that can be told.
+template <class B, class T>
+void require_gradient_reachable(const B& backend, const char* call, const char* name, const GradientTo<T>& to) {
+  if constexpr (!computes_on_host<B>)
+    if (to.wanted() && to.axes().size() > 0) backend.require_reachable(call, name, to.data());
+}
+
 /// A result like this input, and its extents.
 template <class B, class Owner> auto gradient_like(const Owner& owner) {
   using Result = ResultOn<B, Owner>;
@@ -181,6 +199,7 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands there;
 ///           a fully masked row nothing at all
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
+/// Memory    the backend's, for all of it. One on a device takes no BiasGradient and no ScoreGradient
 /// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
 ///           another scale, Origin, Ragged or dropout; masks, scores and the values of tensors are not compared
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
@@ -209,6 +228,11 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::check_backward_arguments<Extra...>();
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, DOut, Q, K, V, Out>();
+    constexpr bool sums_scores = detail::computes_on_host<B> || !(Wanted::bias || Wanted::parameters);
+    static_assert(sums_scores,
+                  "mha: a backend on a device computes no gradients of a bias or of a score's own numbers: leave out "
+                  "BiasGradient and ScoreGradient, and of a score that attention_backward() would train say 'static "
+                  "constexpr bool trainable = false' (see mha/attention_backward.hpp)");
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
@@ -232,31 +256,41 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         to.query,
         to.key,
         to.value};
-    call.key_offsets = forward.kv.offsets.data;
     detail::require_backward(name, call, keys, values);
     tape.require_of(name, forward);
     detail::require_supported(backend, name);
+    detail::require_reachable(backend, name, "q", queries);
+    detail::require_reachable(backend, name, "k", keys);
+    detail::require_reachable(backend, name, "v", values);
+    detail::require_reachable(backend, name, "out", call.out);
+    detail::require_reachable(backend, name, "d_out", call.d_out);
+    detail::require_reachable(backend, name, "LogSumExpGradient", call.d_log_sum_exp);
+    detail::require_gradient_reachable(backend, name, "the gradient of q", to.query);
+    detail::require_gradient_reachable(backend, name, "the gradient of k", to.key);
+    detail::require_gradient_reachable(backend, name, "the gradient of v", to.value);
+    const detail::ItemsOn<B> items{backend, workspace};
     detail::with_sink_gradient(
         [&](const auto& sink) {
           detail::require_data(name, "SinkGradient", sink);
           detail::require_equal(name, "heads", "q", forward.shape.heads, "SinkGradient", sink.extent[0]);
+          detail::require_reachable(backend, name, "SinkGradient", sink);
           call.sink = frame.template take<LongSum<A>>(static_cast<std::size_t>(forward.shape.heads));
-          std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
+          if constexpr (detail::computes_on_host<B>) std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
         },
         extra...);
     const auto bias = detail::given_bias_sums<A>(name, given_score, forward.shape, frame, extra...);
     const auto score = detail::score_gradient_sums<A, Wanted, Head>(given_score, bias, forward.shape, frame);
     call.score = score.to;
     Tensor<T, 4> key_copy, value_copy;
-    const detail::ItemsOn<B> items{backend, workspace};
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    call.forward = detail::staged(backend, call.forward, frame, workspace);
+    call.key_offsets = call.forward.kv.offsets.data;
     detail::run_backward(backend, call, workspace);
     score.store(extra...);
     detail::with_sink_gradient(
         [&](const auto& sink) {
-          using E = ScalarOf<decltype(sink)>;
-          for (Index h = 0; h < sink.extent[0]; ++h) sink(h) = static_cast<E>(call.sink[h]);
+          items(detail::SinkItems<LongSum<A>, ScalarOf<decltype(sink)>>{sink.extent[0], 1, 1, call.sink, sink});
         },
         extra...);
   }
@@ -280,7 +314,7 @@ template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionT
       return NoScore{};
   };
   AttentionGradients<decltype(detail::gradient_like<B>(q)), decltype(detail::gradient_like<B>(k)),
-                     decltype(detail::gradient_like<B>(v)), A, decltype(of_score())>
+                     decltype(detail::gradient_like<B>(v)), detail::TensorOf<B, A, 1>, decltype(of_score())>
       g{detail::gradient_like<B>(q), detail::gradient_like<B>(k), detail::gradient_like<B>(v), {}, of_score()};
   const auto run = [&](const auto&... more) {
     if constexpr (std::is_same_v<decltype(g.score), NoScore>)
@@ -290,7 +324,7 @@ template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionT
                               ScoreGradient(g.score));
   };
   if constexpr (detail::count_role < Role::sink, Extra... >> 0) {
-    g.sink = Tensor<A, 1>(detail::read_heads(q).heads());
+    g.sink = detail::TensorOf<B, A, 1>(detail::read_heads(q).heads());
     run(SinkGradient(g.sink));
   } else {
     run();

@@ -4,6 +4,7 @@
 /// Front door of the component mha::cuda: the backend Cuda, with everything of attention and the layer but Eigen.
 
 #include "attention.hpp"
+#include "attention_backward.hpp"
 #include "backend/cpu/cpu.hpp"
 #include "backend/cuda/cuda.cuh"
 #include "layer/kv_cache.hpp"

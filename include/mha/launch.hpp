@@ -360,15 +360,21 @@ template <class B, class S> void require_source_reachable(const B& backend, cons
   }
 }
 
-template <class B, class Call>
+/// `Records`: its row states are wanted.
+template <bool Records = false, class B, class Call>
 MHA_NO_INLINE void run(const B& backend, const Call& call, typename B::Workspace& workspace) {
-  if (call.q.batch() > 0 && call.q.heads() > 0 && call.q.length() > 0) backend.attend(call, workspace);
+  if (call.q.batch() == 0 || call.q.heads() == 0 || call.q.length() == 0) return;
+  if constexpr (Records && requires { backend.attend_recorded(call, workspace); })
+    backend.attend_recorded(call, workspace);
+  else
+    backend.attend(call, workspace);
 }
 
 /// The same for the backward pass of a call.
 template <class B, class Call>
 MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::Workspace& workspace) {
-  if (call.forward.shape.batch > 0 && call.forward.shape.heads > 0) return backend.attend_backward(call, workspace);
+  if (call.forward.shape.batch > 0 && (call.forward.shape.heads > 0 || !computes_on_host<B>))
+    return backend.attend_backward(call, workspace);
   call.key.clear();
   call.value.clear();
 }

@@ -5,6 +5,7 @@
 
 #include <mha/policy/mask/document.hpp>
 
+#include "gradient_checks.hpp"
 #include "on_gpu.hpp"
 
 namespace {
@@ -101,6 +102,15 @@ TEST(CudaPolicies, DataOfTheHostIsRefused) {
   } catch (const mha::ShapeError& e) {
     EXPECT_NE(std::string(e.what()).find("k is in host memory"), std::string::npos) << e.what();
   }
+}
+
+TEST(CudaPolicies, GradientsOfAScoreAndASink) {
+  MHA_NEEDS_GPU();
+  for (const int dim : {5, 40, 130})
+    for (const int queries : {1, 65, 333})
+      gradient_checks::expect_right<mha::Cuda, float>("cuda backward float", {2, queries, 200, 4, 2, dim, dim},
+                                                      mha::Causal{}, mha::SoftCap{2.f},
+                                                      mha::Sink({0.5f, -2.f, 3.f, 1.f}));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include <mha/backend/cuda/backward.hpp>
 #include <mha/backend/cuda/device_tensor.hpp>
 #include <mha/backend/cuda/dispatch.hpp>
 #include <mha/backend/cuda/gemm.hpp>
@@ -54,6 +55,30 @@ struct FarCuda {
     gpu::with_guarded_policies(call, [&](const auto& any) {
       auto frame = workspace.frame();
       mha::cuda::attend(any, mha::cuda::DeviceFacts{}, Launcher{workspace, frame});
+    });
+  }
+
+  template <class T, class Source, class M, class S>
+  void attend_recorded(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    want_far(call);
+    want_far("the tape", call.states.level);
+    FarStream::catch_up();
+    const Kernel open;
+    gpu::with_guarded_policies(call, [&](const auto& any) {
+      auto frame = workspace.frame();
+      mha::cuda::attend_recorded(any, mha::cuda::DeviceFacts{}, Launcher{workspace, frame});
+    });
+  }
+  template <class T, class Source, class M, class S, class Wanted>
+  void attend_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
+    want_far("the output", call.out.data);
+    want_far("its gradient", call.d_out.data);
+    want_far("the sums of the sink", call.sink);
+    FarStream::catch_up();
+    const Kernel open;
+    gpu::with_guarded_backward(call, [&](const auto& any) {
+      auto frame = workspace.frame();
+      mha::cuda::attend_backward(any, mha::cuda::DeviceFacts{}, Launcher{workspace, frame});
     });
   }
 

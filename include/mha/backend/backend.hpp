@@ -164,9 +164,10 @@ struct Support {
 /// normalize(const NormCall<T>&, Workspace&) const`, else backend/norm.hpp's items; `static constexpr bool side_by_side
 /// = true`: results of one PackedGemmCall lie beside each other in every row; `void attend_backward(const
 /// AttendBackwardCall<T, …>&, Workspace&) const`, gradients (backend/backward.hpp): attend() then writes
-/// AttendCall::states where they are wanted; `static constexpr bool drops = true`: attend() and attend_backward() drop
-/// what AttendCall::dropout says, else calls with a DropoutSeed are refused. A backend whose memory the host does not
-/// reach says `static constexpr Memory memory = Memory::device` and has all of:
+/// AttendCall::states where they are wanted, or attend_recorded(), where there is one, in its place; `static constexpr
+/// bool drops = true`: attend() and attend_backward() drop what AttendCall::dropout says, else calls with a DropoutSeed
+/// are refused. A backend whose memory the host does not reach says `static constexpr Memory memory = Memory::device`
+/// and has all of:
 ///   template <class T, int Rank> using Tensor          what calls return
 ///   const Index* stage(const Index*, Index n, Frame&, Workspace&) const   a copy of the host's numbers for one call
 ///   auto upload(std::span<const T>) const              a copy that is kept: movable, `const T* data() const`

@@ -35,6 +35,10 @@ template <class T> class GradientTo {
   template <class View> constexpr GradientTo(const AddTo<View>& sum) : adds_(true) { set(sum.to); }
 
   constexpr bool wanted() const { return data_ != nullptr; }
+  // How a kernel of another machine finds it: elements of the accumulator if it is wide.
+  constexpr void* data() const { return data_; }
+  constexpr bool wide() const { return wide_; }
+  constexpr bool adds() const { return adds_; }
   /// Extents and strides, without data.
   constexpr const TensorView<const T, 4>& axes() const { return axes_; }
   void require_valid(const char* call, const char* name) const {

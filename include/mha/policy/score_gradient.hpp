@@ -157,6 +157,10 @@ template <class Wanted, class S> int accumulated_numbers(const S& score) {
   for_each_accumulating<Wanted>(score, [&](const auto& part) { n += static_cast<int>(std::size(part.numbers())); });
   return n;
 }
+// As numbers: nvcc lets a kernel call no constexpr function of the host's, not even in a constant.
+template <class Wanted, class S> inline constexpr int slot_count = Slots<Wanted, S>::count();
+template <class Wanted, class S> inline constexpr int table_count = Tables<Wanted, S>::count();
+template <class Wanted, class S> inline constexpr int accumulating_count = Accumulating<Wanted, S>::count();
 
 template <class S>
 concept HasOwnDerivative = requires(const S& s, float x, Index i) {
@@ -237,19 +241,19 @@ template <class D, class S, std::size_t N> auto shifted_members(const S& score, 
 /// variables is constant. The results of scores that accumulate are the variables from `first_input` on, and what they
 /// were asked about goes to `inputs`.
 template <class Wanted, class D, class S>
-auto lifted(const S& score, [[maybe_unused]] int first_slot, [[maybe_unused]] int first_table,
-            [[maybe_unused]] int first_input = 0,
-            [[maybe_unused]] std::remove_cvref_t<decltype(D::value)>* inputs = nullptr) {
+MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[maybe_unused]] int first_table,
+                            [[maybe_unused]] int first_input = 0,
+                            [[maybe_unused]] std::remove_cvref_t<decltype(D::value)>* inputs = nullptr) {
   constexpr int variables = static_cast<int>(sizeof(D::derivative) / sizeof(D::value));
-  constexpr int slots = Slots<Wanted, S>::count();
+  constexpr int slots = slot_count<Wanted, S>;
   if constexpr (is_chain<S>) {
-    constexpr int before = Accumulating<Wanted, decltype(score.first)>::count();
+    constexpr int before = accumulating_count<Wanted, decltype(score.first)>;
     const auto a = lifted<Wanted, D>(score.first, first_slot, first_table, first_input, inputs);
-    const auto b = lifted<Wanted, D>(score.second, first_slot + Slots<Wanted, decltype(score.first)>::count(),
-                                     first_table + Tables<Wanted, decltype(score.first)>::count(), first_input + before,
+    const auto b = lifted<Wanted, D>(score.second, first_slot + slot_count<Wanted, decltype(score.first)>,
+                                     first_table + table_count<Wanted, decltype(score.first)>, first_input + before,
                                      before > 0 ? inputs + before : inputs);
     return Chain<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b};
-  } else if constexpr (Accumulating<Wanted, S>::count() > 0) {
+  } else if constexpr (accumulating_count<Wanted, S> > 0) {
     const auto plain = lifted<NoScoreGradients, D>(score, 0, 0);
     using T = std::remove_cvref_t<decltype(D::value)>;
     return WithInput<std::remove_const_t<decltype(plain)>, T>{
@@ -268,7 +272,7 @@ auto lifted(const S& score, [[maybe_unused]] int first_slot, [[maybe_unused]] in
     } else {
       return shifted_members(score, by);
     }
-  } else if constexpr (Tables<Wanted, S>::count() > 0) {
+  } else if constexpr (table_count<Wanted, S> > 0) {
     return WithVariable<S>{score, first_table > 0 && first_table < variables ? first_table : 0};
   } else if constexpr (HasOwnDerivative<S>) {
     return WithOwnDerivative<S>{score};

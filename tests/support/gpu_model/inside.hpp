@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include <mha/backend/backward.hpp>
 #include <mha/backend/cuda/forward_body.hpp>
 
 #include "../any_policies.hpp"
@@ -66,6 +67,59 @@ template <class P> struct Guarded {
 template <class A, class P> auto any_inside(const P& policy, const Inside& inside) {
   using Any = AnyOf<P, A>;
   return Any(Guarded<P>{&policy, &inside}, Any::template entries<Guarded<P>>());
+}
+
+/// Any score of logits in A that tells its derivative, guarded. Both arguments must outlive it.
+template <class A> class AnySlope {
+ public:
+  static constexpr mha::Role role = mha::Role::score;
+  template <class S>
+  AnySlope(const S& score, const Inside& inside)
+      : score_(&score), inside_(&inside), at_([](const void* from, A s, Index b, Index h, Index q, Index k) {
+          const auto lifted = mha::detail::lifted<mha::NoScoreGradients, mha::Dual<A>>(
+              mha::at_head(*static_cast<const S*>(from), b, h), 0, 0);
+          return lifted(mha::Dual<A>::variable(s), b, h, q, k);
+        }) {}
+
+  A operator()(A s, Index b, Index h, Index q, Index k) const { return at(s, b, h, q, k).value; }
+  A derivative(A s, A, Index b, Index h, Index q, Index k) const { return at(s, b, h, q, k).derivative[0]; }
+
+ private:
+  mha::Dual<A> at(A s, Index b, Index h, Index q, Index k) const {
+    inside_->check("the score", b, h, q, q + 1, k, k + 1);
+    return at_(score_, s, b, h, q, k);
+  }
+  const void* score_;
+  const Inside* inside_;
+  mha::Dual<A> (*at_)(const void*, A, Index, Index, Index, Index);
+};
+
+/// use(the backward pass with both its policies so).
+template <class T, class Source, class M, class S, class Wanted, class Use>
+void with_guarded_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& c, Use&& use) {
+  const auto& f = c.forward;
+  const Inside inside{f.shape, f.q_offsets, nullptr, &f.kv,
+                      [](const void* kv, Index b) { return static_cast<const Source*>(kv)->keys(b); }};
+  const auto go = [&](const auto& score) {
+    using Score = std::remove_cvref_t<decltype(score)>;
+    use(mha::AttendBackwardCall<T, Source, AnyMask, Score, Wanted>{
+        {f.q, f.kv, any_inside<mha::Accumulator<T>>(f.mask, inside), score, f.out, f.log_sum_exp, f.shape, f.kv_heads,
+         f.head_dim, f.value_dim, f.scale, f.sink, f.q_offsets, f.states, f.dropout},
+        c.out,
+        c.d_out,
+        c.d_log_sum_exp,
+        c.level,
+        c.sum,
+        c.query,
+        c.key,
+        c.value,
+        c.sink,
+        c.key_offsets});
+  };
+  if constexpr (std::is_same_v<S, mha::NoScore>)
+    go(f.score);
+  else
+    go(AnySlope<mha::Accumulator<T>>(f.score, inside));
 }
 
 /// use(the call with both its policies so).

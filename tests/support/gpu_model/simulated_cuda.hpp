@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include <mha/backend/cuda/backward.hpp>
 #include <mha/backend/cuda/dispatch.hpp>
 #include <mha/backend/weights.hpp>
 
@@ -46,6 +47,23 @@ struct SimulatedCuda {
       Launcher<Workspace::Frame> launcher{frame};
       mha::cuda::attend(any, state.device, launcher);
       launcher.expect_zero_counters();
+    });
+  }
+
+  template <class T, class Source, class M, class S>
+  void attend_recorded(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    gpu::with_guarded_policies(call, [&](const auto& any) {
+      auto frame = workspace.frame();
+      Launcher<Workspace::Frame> launcher{frame};
+      mha::cuda::attend_recorded(any, state.device, launcher);
+      launcher.expect_zero_counters();
+    });
+  }
+  template <class T, class Source, class M, class S, class Wanted>
+  void attend_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
+    gpu::with_guarded_backward(call, [&](const auto& any) {
+      auto frame = workspace.frame();
+      mha::cuda::attend_backward(any, state.device, Launcher<Workspace::Frame>{frame});
     });
   }
 

@@ -9,6 +9,7 @@
 
 #include "../backend.hpp"
 #include "../weights.hpp"
+#include "backward.hpp"
 #include "device_machine.cuh"
 #include "device_tensor.hpp"
 #include "dispatch.hpp"
@@ -53,6 +54,7 @@ struct DeviceLauncher {
 ///           through mha::on_device(policy), once; a layer does so for its own. Ragged's offsets stay on the host
 /// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
 ///           own for the default stream, allocates, and waits when it gives that back
+/// Backward  of attention's q, k, v and Sink, see backward.hpp
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
 /// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device
 struct Cuda {
@@ -96,6 +98,23 @@ struct Cuda {
     if constexpr (check_call<T, Source, M, S>()) {
       auto frame = workspace.frame();
       cuda::attend(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
+    }
+  }
+
+  template <class T, class Source, class M, class S>
+  void attend_recorded(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    if constexpr (check_call<T, Source, M, S>()) {
+      auto frame = workspace.frame();
+      cuda::attend_recorded(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
+    }
+  }
+
+  /// Gradients, see backward.hpp: of q, k, v and a Sink.
+  template <class T, class Source, class M, class S, class Wanted>
+  void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
+    if constexpr (check_call<T, Source, M, S>()) {
+      auto frame = workspace.frame();
+      cuda::attend_backward(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
   }
 

@@ -34,8 +34,6 @@ template <class Shape> struct FewQueriesKernel {
   }
 };
 
-template <class T> constexpr bool on_tensor_cores = std::is_same_v<T, bfloat16> || std::is_same_v<T, half>;
-
 /// What attend() would launch for such a call whose rows begin and end on 16 bytes where their sizes allow it.
 template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts& device) {
   const auto n = [](auto x) { return std::to_string(x); };
@@ -114,6 +112,12 @@ void launch_attend(const Call& call, const DeviceFacts& device, Launcher&& launc
   with_shape(FmaShapes<T>{}, fma.shape, [&](auto shape) {
     launcher.template launch<FmaKernel<decltype(shape)>>({fma.grid, 1, 1}, fma.shared_bytes, fma.params(call));
   });
+}
+
+/// The same, and leaves the row states of a call beside its outputs.
+template <class T, class Source, class M, class S, class Launcher>
+void attend_recorded(const AttendCall<T, Source, M, S>& call, const DeviceFacts& device, Launcher&& launcher) {
+  launch_attend(Recorded<AttendCall<T, Source, M, S>>{call}, device, launcher);
 }
 
 /// The same, over a source that may have dropped positions.

@@ -7,6 +7,7 @@
 
 #include "../../policy/mask.hpp"
 #include "few_tiles.hpp"
+#include "forward_shape.hpp"
 #include "machine.hpp"
 #include "split.hpp"
 #include "tiles.hpp"
@@ -293,6 +294,8 @@ template <class Machine, class Shape, class Call> class FewBlock {
                 i = row % queries;
     const RowEnd<A> end = end_of_row(m, call, h, total.max, total.sum);
     if (c == 0 && call.log_sum_exp.data != nullptr) m.store_global(&call.row_log_sum_exp(b, h, i), end.log_sum_exp);
+    if constexpr (records<Call>)
+      if (c == 0) record_row(m, call, b, h, i, total.max, total.sum);
     store_values(m, call.output(b, i, h), call.out.stride[3], c * width, call.value_dim, sums.x, end.inverse,
                  p.aligned);
   }

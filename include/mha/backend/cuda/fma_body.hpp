@@ -176,6 +176,8 @@ template <class Machine, class Shape, class Call> class FmaBlock {
       if (r >= queries) continue;
       if (part == 0 && Tile::lane(m) == 0 && call.log_sum_exp.data != nullptr)
         m.store_global(&call.row_log_sum_exp(b, h, r), end.log_sum_exp);
+      if constexpr (records<Call>)
+        if (part == 0 && Tile::lane(m) == 0) record_row(m, call, b, h, r, state.max[i], state.sum[i]);
       T* const out = call.output(b, r, h);
       MHA_UNROLL for (int c = 0; c < Tile::packs_per_lane; ++c) {
         const Index first = part * Shape::values + (Tile::lane(m) + c * Tile::lanes) * width;

@@ -378,6 +378,21 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
                           m_.template load<Chunk>(Value::address(queries_, row, c)));
       }
     }
+    if constexpr (records<Call>) record();
+  }
+
+  /// The states of the rows: after write(), when the registers of its sums are free.
+  MHA_KERNEL void record() const {
+    MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int r = 0; r < 2; ++r) {
+      float sum = sum_[i][r];
+      sum += m_.shuffle_xor(sum, 1);
+      sum += m_.shuffle_xor(sum, 2);
+      const float top = top_[i][r];
+      const int l = lane(), row = warp_row() + 16 * i + Lanes::row(l, 2 * r);
+      if (l % 4 == 0 && row < count_)
+        record_row(m_, logits_.call, logits_.b, logits_.h, first_ + row, logits_.level(top),
+                   logits_.level_sum(m_, top, sum));
+    }
   }
 
   Machine& m_;

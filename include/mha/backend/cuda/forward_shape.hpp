@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "tiles.hpp"
@@ -60,6 +61,19 @@ template <class Call> struct ForwardParams {
   Call call;
   ForwardBlocks blocks;
 };
+
+/// A call whose kernels leave its row states: a type of its own, so that those of other calls are as they are.
+template <class Call> struct Recorded : Call {};
+template <class Call> inline constexpr bool records = false;
+template <class Call> inline constexpr bool records<Recorded<Call>> = true;
+
+/// The state of a row, its level a natural logit: exp(logit − level) sums to `sum`.
+template <class Machine, class Call, class A>
+MHA_KERNEL void record_row(Machine& m, const Call& call, Index b, Index h, Index i, A level, A sum) {
+  const std::ptrdiff_t at = call.row_state(b, h, i);
+  m.store_global(call.states.level + at, level);
+  m.store_global(call.states.sum + at, sum);
+}
 
 /// Whether a mask costs a kernel next to no registers.
 template <class Mask> inline constexpr bool is_light = std::is_empty_v<Mask>;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "../../core/check.hpp"
 #include "../backend.hpp"
@@ -28,6 +29,8 @@ struct CallFacts {
 
   Index group() const { return shape.heads / kv_heads; }
 };
+
+template <class T> constexpr bool on_tensor_cores = std::is_same_v<T, bfloat16> || std::is_same_v<T, half>;
 
 template <class... Shapes> struct ShapeList { static constexpr int size = sizeof...(Shapes); };
 

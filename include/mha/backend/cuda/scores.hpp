@@ -82,6 +82,12 @@ template <class Call> struct HeadLogits {
     if (empty(top, sum)) return hidden();
     return (has_score ? top : A(shift(top) * ln2<A>())) + m.log(sum);
   }
+  /// What a row is shifted by as a natural logit, rounded as a logit is, and its sum by that: where the scale is
+  /// folded, exponents had a shift that was rounded otherwise.
+  MHA_KERNEL A level(A top) const { return folds(call) ? A(call.scale * top) : top; }
+  template <class M> MHA_KERNEL A level_sum(M& m, A top, A sum) const {
+    return has_score || empty(top, sum) ? sum : A(sum * m.exp2(m.fma(-top, slope, shift(top))));
+  }
   /// The denominator of a row: its sum and the term of the sink.
   template <class M> MHA_KERNEL A denominator(M& m, A top, A sum) const {
     if (call.sink.size == 0) return sum;

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward pass on the GPU against the reference in double.
+#include <vector>
+
+#include <mha/cuda.cuh>
+
+#include "gpu.hpp"
+#include "gradient_checks.hpp"
+
+namespace {
+
+using gradient_checks::expect_right;
+
+TEST(CudaBackward, OfBfloat16) {
+  MHA_NEEDS_GPU();
+  for (const int dim : {8, 40, 64, 72, 128, 300})
+    for (const int queries : {1, 64, 65, 333})
+      expect_right<mha::Cuda, mha::bfloat16>("cuda backward bfloat16", {2, queries, 200, 4, 2, dim, dim},
+                                             mha::Causal{});
+}
+
+/// Those of other scalars and of a score compile for every architecture; policies_test.cu runs float.
+template <class Kernel, class T, class S> const void* kernel_of() {
+  using Call = mha::AttendCall<T, mha::ContiguousKv<T>, mha::Causal, S>;
+  return reinterpret_cast<const void*>(mha::cuda::attention_kernel<Kernel, mha::cuda::GradientParams<Call>>);
+}
+template <class T, class Shape> void add_fma(std::vector<const void*>& to) {
+  using mha::cuda::FmaGradientKernel;
+  using mha::cuda::GradientOf;
+  to.push_back(kernel_of<FmaGradientKernel<Shape, GradientOf::query>, T, mha::NoScore>());
+  to.push_back(kernel_of<FmaGradientKernel<Shape, GradientOf::key>, T, mha::NoScore>());
+  to.push_back(kernel_of<FmaGradientKernel<Shape, GradientOf::value>, T, mha::NoScore>());
+}
+
+TEST(CudaBackward, KeepsEverythingInRegisters) {
+  MHA_NEEDS_GPU();
+  using mha::cuda::FmaShape;
+  using Scored = mha::cuda::MmaGradientKernel<mha::cuda::MmaGradientShape<128, 32>, false>;
+  std::vector<const void*> kernels{kernel_of<Scored, mha::half, mha::SoftCap>()};
+  add_fma<double, FmaShape<double, 64>>(kernels);
+  add_fma<float, FmaShape<float, 64>>(kernels);
+  add_fma<float, FmaShape<float, 128>>(kernels);
+  for (const void* kernel : kernels) {
+    cudaFuncAttributes attributes{};
+    ASSERT_EQ(cudaFuncGetAttributes(&attributes, kernel), cudaSuccess);
+    EXPECT_EQ(attributes.localSizeBytes, 0u);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/backward.hpp>
+#include <mha/backend/cuda/gradient_params.hpp>
+#include <mha/core/tensor.hpp>
+#include <mha/policy/score/softcap.hpp>
+
+#include "gpu_model/launch.hpp"
+
+namespace {
+
+using mha::GradientTo;
+using mha::Index;
+using mha::cuda::GradientRows;
+using mha::cuda::GradientWalk;
+
+template <class M> using CallOf = mha::AttendCall<float, mha::ContiguousKv<float>, M, mha::NoScore>;
+
+template <class M>
+CallOf<M> call_of(const M& mask, Index batch, Index heads, Index kv_heads, Index queries, Index keys) {
+  CallOf<M> call{{}, {}, mask, {}, {}, {}, {batch, heads, queries, keys, keys - queries}};
+  call.kv_heads = kv_heads;
+  call.kv.key.extent[1] = keys;
+  return call;
+}
+
+/// All (b, h, query, key) that the blocks of a walk come to, each seen pair once.
+template <bool ByQuery, class M> void expect_to_meet_all(const CallOf<M>& call) {
+  constexpr Index own = 4, others = 8;
+  using Walk = GradientWalk<ByQuery, own, others, CallOf<M>>;
+  const Index rows = ByQuery ? call.shape.queries : call.shape.keys, tiles = (rows + own - 1) / own;
+  const Index heads = ByQuery ? call.shape.heads : call.kv_heads;
+  std::set<std::tuple<Index, Index, Index, Index>> met;
+  for (Index place = 0; place < tiles * heads * call.shape.batch; ++place) {
+    const Walk walk(call, place, tiles);
+    Index last_head = -1;
+    for (auto step = walk.begin(); step; step = walk.after(step)) {
+      EXPECT_GE(step.h, last_head) << "heads ascend";
+      last_head = step.h;
+      EXPECT_EQ(call.kv_head(step.h), walk.g);
+      for (Index r = 0; r < walk.count; ++r)
+        for (Index c = 0; c < others; ++c) {
+          const Index other = step.tile.index * others + c;
+          if (other >= walk.others) {
+            EXPECT_TRUE(step.tile.partial);
+            continue;
+          }
+          const Index q = Walk::query(walk.first + r, other), k = Walk::key(walk.first + r, other);
+          const bool seen = call.mask(walk.b, step.h, call.position(walk.b, q), k);
+          EXPECT_TRUE(seen ? met.insert({walk.b, step.h, q, k}).second : step.tile.partial);
+        }
+    }
+  }
+  for (Index b = 0; b < call.shape.batch; ++b)
+    for (Index h = 0; h < call.shape.heads; ++h)
+      for (Index q = 0; q < call.shape.queries; ++q)
+        for (Index k = 0; k < call.shape.keys; ++k)
+          EXPECT_EQ(met.count({b, h, q, k}), call.mask(b, h, call.position(b, q), k) ? 1u : 0u);
+}
+
+TEST(GradientWalk, MeetsEverySeenPairOnce) {
+  for (const Index queries : {1, 9, 21})
+    for (const Index keys : {1, 8, 19}) {
+      expect_to_meet_all<true>(call_of(mha::Causal{}, 2, 4, 2, queries, keys));
+      expect_to_meet_all<false>(call_of(mha::Causal{}, 2, 4, 2, queries, keys));
+      expect_to_meet_all<false>(call_of(mha::SlidingWindow{3, 2}, 1, 3, 1, queries, keys));
+      expect_to_meet_all<true>(call_of(mha::Full{}, 1, 2, 2, queries, keys));
+    }
+}
+
+TEST(GradientRows, WritesOrAddsInEitherPrecision) {
+  mha::Tensor<mha::half, 4> narrow(1, 3, 2, 4);
+  mha::Tensor<float, 4> wide(1, 3, 2, 4);
+  narrow(0, 2, 1, 3) = mha::half(1.f);
+  const std::vector<Index> offsets{0, 1, 3};
+  support::gpu::launch({1, 1, 1}, 32, 0, [&](support::gpu::HostMachine& m) {
+    if (m.thread() != 0) return;
+    const GradientTo<mha::half> added = mha::add_to(narrow), wider = wide;
+    const GradientRows<mha::half> sum(added, nullptr), to(wider, offsets.data());
+    sum.put(m, sum.row(0, 2, 1), 3, 2.f);
+    to.put(m, to.row(1, 1, 1), 2, 1.0009765625f);
+  });
+  EXPECT_EQ(float(narrow(0, 2, 1, 3)), 3.f);
+  EXPECT_EQ(wide(0, 2, 1, 2), 1.0009765625f);
+  EXPECT_EQ((GradientRows<float>(GradientTo<float>{}, nullptr).data), nullptr);
+}
+
+TEST(LiftedScore, TellsTheLogitAndItsDerivative) {
+  mha::AttendCall<double, mha::ContiguousKv<double>, mha::Full, mha::SoftCap> call{{}, {}, {}, mha::SoftCap{2.f},
+                                                                                   {}, {}, {}};
+  const auto t = mha::cuda::LiftedScore(call, 0, 0)(0.7, 1, 2);
+  EXPECT_NEAR(t.value, 2 * std::tanh(0.35), 1e-15);
+  EXPECT_NEAR(t.slope, 1 - std::tanh(0.35) * std::tanh(0.35), 1e-15);
+  const CallOf<mha::Full> plain{};
+  EXPECT_EQ(mha::cuda::LiftedScore(plain, 0, 0)(0.7f, 1, 2).value, 0.7f);
+  EXPECT_EQ(mha::cuda::LiftedScore(plain, 0, 0)(0.7f, 1, 2).slope, 1.f);
+}
+
+}  // namespace
