@@ -14,6 +14,7 @@
 #include "call.hpp"
 #include "core/check.hpp"
 #include "core/view.hpp"
+#include "policy/score/additive_bias.hpp"
 #include "policy/score/relative_bias.hpp"
 #include "policy/score_gradient.hpp"
 #include "policy/trained_score.hpp"

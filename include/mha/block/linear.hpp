@@ -272,9 +272,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
     return detail::linear_backward_cost<T, F>(cost(rows), config(), rows);
   }
-  [[nodiscard]] std::string explain_backward(Index rows) const {
-    return detail::backward_in_words(backward_cost(rows));
-  }
+  [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 
  private:
   template <class, class, class> friend class FeedForward;

@@ -9,12 +9,15 @@
 #include "../core/check.hpp"
 #include "../core/view.hpp"
 #include "../launch.hpp"
+#include "../score_gradients.hpp"
 #include "cache_step.hpp"
+#include "recorded.hpp"
 #include "sequence.hpp"
-#include "tape.hpp"
 
 /// What a layer's backward() and a call that records are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE {
+
+template <class T, class B> class LayerTape;
 
 /// Where backward() writes the gradient of a memory: layer.backward(dy, tape, gradients, mha::memory_into(d_memory)).
 ///

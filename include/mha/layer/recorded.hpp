@@ -4,10 +4,19 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/role.hpp"
-#include "../score_gradients.hpp"
 
 /// What the parts of a layer's backward pass hand to each other.
 namespace mha::inline MHA_NAMESPACE::detail {
+
+template <class A> struct ScoreSums;  // in score_gradients.hpp
+
+/// Where the gradient of the call's AdditiveBias goes; null data: nowhere.
+template <class T> struct BiasTo {
+  TensorView<T, 4> own{};
+  TensorView<Accumulator<T>, 4> wide{};  ///< of these two one, this one if they are of one scalar
+
+  bool wanted() const { return own.data != nullptr || wide.data != nullptr; }
+};
 
 /// The tensors of a recorded call.
 ///

@@ -68,14 +68,6 @@ template <class Base> class InPlace {
   Base* held_ = nullptr;
 };
 
-/// Where the gradient of the call's AdditiveBias goes; null data: nowhere.
-template <class T> struct BiasTo {
-  TensorView<T, 4> own{};
-  TensorView<Accumulator<T>, 4> wide{};  ///< of these two one, this one if they are of one scalar
-
-  bool wanted() const { return own.data != nullptr || wide.data != nullptr; }
-};
-
 /// The tensors of a layer's attention in the backward pass.
 template <class T> struct HeadGradients {
   TensorView<const T, 4> q, key, value, out, d_out;

@@ -11,10 +11,11 @@
 #include <type_traits>
 
 #include "score.hpp"
-#include "score/additive_bias.hpp"
 
 /// What of a score has a gradient of its own, and the score as a function of those variables.
 namespace mha::inline MHA_NAMESPACE {
+
+template <class B> struct AdditiveBias;  // in score/additive_bias.hpp
 
 /// Which gradients of a score a backward pass computes, as a type: none.
 struct NoScoreGradients {
