@@ -10,6 +10,7 @@ class Case:
     attention  queries, keys, heads, kv_heads, dim    q (1, Hq, Lq, D)  k, v (1, Hkv, Lk, D)
     short      the same: one query, as in decoding, at the end of the keys
     layer      model, length, heads                   x (L, E), weights with biases as PyTorch stores them
+    step       the same and dropout                   forward and backward pass of such a layer, dy = x
     linear     rows, inner, columns                   x (M, K)  w (N, K)  b (N)
     """
 
@@ -24,8 +25,9 @@ class Case:
             return "D %d, L %d" % (self.dim, self.keys)
         if self.kind == "short":
             return "%d/%d heads, D %d, %d keys" % (self.heads, self.kv_heads, self.dim, self.keys)
-        if self.kind == "layer":
-            return "E %d, L %d" % (self.model, self.length)
+        if self.kind in ("layer", "step"):
+            dropped = ", dropout %g" % self.dropout if self.kind == "step" and self.dropout else ""
+            return "E %d, L %d%s" % (self.model, self.length, dropped)
         return "%d × %d × %d" % (self.rows, self.inner, self.columns)
 
     @property
@@ -50,6 +52,9 @@ class Case:
         if self.kind == "layer":
             pairs = visible_pairs(self.pattern, self.length, self.length)
             return 1e-9 * (8.0 * self.length * self.model**2 + 4 * pairs * self.model)
+        if self.kind == "step":
+            pairs = visible_pairs(self.pattern, self.length, self.length)
+            return 1e-9 * (24.0 * self.length * self.model**2 + 14 * pairs * self.model)
         return 2e-9 * self.rows * self.inner * self.columns
 
     def data(self):
@@ -82,6 +87,10 @@ def all_cases():
         for model, length in ((512, 512), (1024, 2048)):
             for mask in plain:
                 yield Case(group, "layer", scalar, mask, model=model, length=length, heads=model // 64)
+    for length in (512, 2048):
+        for dropout in (0, 0.1):
+            for mask in plain:
+                yield Case("training", "step", "float32", mask, model=512, length=length, heads=8, dropout=dropout)
     for rows, inner, columns in ((1, 1024, 1024), (16, 1024, 1024), (1024, 512, 512), (1024, 2048, 2048)):
         yield Case("linear", "linear", rows=rows, inner=inner, columns=columns)
     for rows, inner, columns in ((512, 512, 512), (1024, 2048, 2048)):
@@ -137,7 +146,7 @@ class Data(dict):
             },
             "linear": lambda c: {"x": (c.rows, c.inner), "w": (c.columns, c.inner), "b": (c.columns,)},
         }
-        for name, shape in sizes["attention" if case.kind == "short" else case.kind](case).items():
+        for name, shape in sizes[{"short": "attention", "step": "layer"}.get(case.kind, case.kind)](case).items():
             array = draw.standard_normal(shape, np.float32)
             if name[0] == "w":
                 array /= np.float32(shape[1] ** 0.5)
@@ -156,9 +165,10 @@ def expected(case, data):
     if case.kind == "linear":
         x, w, b = (as_float32(data[n]) for n in "xwb")
         return np.arange(case.rows), x.astype(np.float64) @ w.T + b
-    queries = case.length if case.kind == "layer" else case.queries
+    layer = case.kind in ("layer", "step")
+    queries = case.length if layer else case.queries
     rows = np.unique(np.append(np.random.default_rng(11).integers(0, queries, 7), queries - 1))
-    if case.kind == "layer":
+    if layer:
         x, w_in, b_in, w_out, b_out = (as_float32(data[n]) for n in ("x", "w_in", "b_in", "w_out", "b_out"))
         projected = x.astype(np.float64) @ w_in.T + b_in
         q, k, v = np.split(projected, 3, axis=1)
@@ -174,7 +184,7 @@ def expected(case, data):
     positions = rows + keys - queries
     s = np.where(visible(case, positions[:, None], np.arange(keys)[None, :]), s, -np.inf)
     o = softmax(s) @ v
-    if case.kind != "layer":
+    if not layer:
         return rows, o[None]
     return rows, o.transpose(1, 0, 2).reshape(len(rows), -1) @ w_out.T + b_out
 

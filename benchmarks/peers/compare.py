@@ -198,7 +198,7 @@ def print_missing(rows, absent):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release", help="where the libraries are, in any folder below")
-    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer linear model; all if not given")
+    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer training linear model; all if not given")
     parser.add_argument("--threads", type=int, nargs="*", help="1 and all of them (0) if not given")
     parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
     parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")

@@ -3,6 +3,8 @@
 // process on the same arrays. Built twice: plain, and with -march=native for Eigen, which takes its instructions from
 // the flags.
 #include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <Eigen/Core>
 #include <exception>
@@ -130,6 +132,53 @@ template <class T, class B, class... Policies> class LayerModule final : public 
   mha::Workspace workspace_;
 };
 
+/// A layer's forward and backward pass; dy is x. Without dropout and backward pass for −rows rows, to check the result.
+template <class Mask> class StepModule final : public Module {
+ public:
+  StepModule(int d_model, int heads, float dropout, const float* in, const float* in_bias, const float* out,
+             const float* out_bias)
+      : layer_({.d_model = d_model, .num_heads = heads, .bias = true}, mha::Dropout{.p = dropout}),
+        gradients_(layer_.gradients()),
+        dropout_(dropout) {
+    layer_.update([&](const mha::ParameterViews<float>& p) {
+      mha::HeadWeights<float> parts[] = {p.query, p.key, p.value};
+      for (int n = 0; n < 3; ++n)
+        for (int i = 0; i < d_model; ++i) {
+          const std::ptrdiff_t row = std::ptrdiff_t{n} * d_model + i;
+          for (int e = 0; e < d_model; ++e) parts[n].matrix()(e, i) = in[row * d_model + e];
+          parts[n].bias_row()(i) = in_bias[row];
+        }
+      for (int i = 0; i < d_model; ++i) {
+        for (int e = 0; e < d_model; ++e) p.output.weight(e, i) = out[std::ptrdiff_t{i} * d_model + e];
+        p.output.bias(i) = out_bias[i];
+      }
+    });
+  }
+  void run(int rows, const void* x, void* y) override {
+    const int d_model = layer_.config().d_model;
+    const auto from = mha::view(static_cast<const float*>(x), std::abs(rows), d_model);
+    const auto to = mha::view(static_cast<float*>(y), std::abs(rows), d_model);
+    if (rows < 0) return layer_(from, mha::into(to), workspace_);
+    if (dx_.extent(0) != rows) dx_ = mha::Tensor<float, 2>(rows, d_model);
+    gradients_.clear();
+    if (dropout_ > 0)
+      layer_(from, tape_, mha::DropoutSeed{7, ++step_}, mha::into(to), workspace_);
+    else
+      layer_(from, tape_, mha::into(to), workspace_);
+    layer_.backward(from, tape_, gradients_, mha::into(dx_), workspace_);
+  }
+
+ private:
+  using Layer = mha::MultiHeadAttention<float, Backend, Mask, mha::Dropout>;
+  Layer layer_;
+  typename Layer::Tape tape_;
+  typename Layer::Gradients gradients_;
+  mha::Tensor<float, 2> dx_{0, 0};
+  mha::Workspace workspace_;
+  float dropout_;
+  std::uint32_t step_ = 0;
+};
+
 /// y (M, N) = x (M, K) · wᵀ + bias, w (N, K) as PyTorch stores it, packed as a layer packs its weights.
 template <class T, class B> class LinearModule final : public Module {
  public:
@@ -237,6 +286,12 @@ MHA_PEER Module* peer_layer(int d_model, int heads, int causal, const char* scal
                             const void* out, const void* out_bias) {
   const auto make = is_bfloat16(scalar) ? make_layer<mha::bfloat16, OnUnit> : make_layer<float, Backend>;
   return make(d_model, heads, causal != 0, in, in_bias, out, out_bias);
+}
+MHA_PEER Module* peer_step(int d_model, int heads, int causal, double dropout, const float* in, const float* in_bias,
+                           const float* out, const float* out_bias) {
+  const auto p = static_cast<float>(dropout);
+  if (causal != 0) return new StepModule<mha::Causal>(d_model, heads, p, in, in_bias, out, out_bias);
+  return new StepModule<mha::Full>(d_model, heads, p, in, in_bias, out, out_bias);
 }
 MHA_PEER Module* peer_linear(int k, int n, const char* scalar, const void* w, const void* bias) {
   const auto make = is_bfloat16(scalar) ? make_linear<mha::bfloat16, OnUnit> : make_linear<float, Backend>;

@@ -46,6 +46,7 @@ class Library:
             ("unit_attention", c_char_p, [c_void_p, c_int, c_int] + 4 * [c_void_p]),
             ("eigen_attention", c_char_p, [c_void_p, c_int] + 4 * [c_void_p]),
             ("layer", c_void_p, 3 * [c_int] + [c_char_p] + 4 * [c_void_p]),
+            ("step", c_void_p, 3 * [c_int] + [c_double] + 4 * [c_void_p]),
             ("linear", c_void_p, 2 * [c_int] + [c_char_p] + 2 * [c_void_p]),
             ("cache", c_void_p, [c_void_p, c_char_p] + 2 * [c_void_p]),
             ("run", c_char_p, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
@@ -95,6 +96,14 @@ class Ours:
         many = int(threads > 1)
         if case.on_matrix_unit and self.kernels.unit() == b"portable":
             raise Missing("no matrix unit: " + (self.kernels.missing_unit().decode() or "switched off"))
+        if case.kind == "step":
+            self.module = Module(self.kernels, case, data)
+            y = np.empty_like(data["x"])
+            step, forward = (
+                call(self.kernels.run, self.module.handle, many, rows, *addresses(data["x"], y))
+                for rows in (case.length, -case.length)
+            )
+            return step, lambda: (forward(), y)[1]
         if case.kind in ("layer", "linear"):
             self.module = Module(self.kernels, case, data)
             rows, columns = data["x"].shape[0], case.columns if case.kind == "linear" else case.model
@@ -133,6 +142,9 @@ class Module:
         if case.kind == "layer":
             weights = addresses(*(data[n] for n in ("w_in", "b_in", "w_out", "b_out")))
             self.handle = library.layer(case.model, case.heads, int(case.pattern == "causal"), scalar, *weights)
+        elif case.kind == "step":
+            weights = addresses(*(data[n] for n in ("w_in", "b_in", "w_out", "b_out")))
+            self.handle = library.step(case.model, case.heads, int(case.pattern == "causal"), case.dropout, *weights)
         elif case.kind == "short":
             self.handle = library.cache(library.shape(case), scalar, *addresses(data["k"], data["v"]))
         else:
@@ -251,6 +263,43 @@ class TorchLayer(Torch):
             options.update(is_causal=True, attn_mask=hidden)
         x = data["x"][None]
         return lambda: layer(x, x, x, **options)[0][0]
+
+
+class TorchStep(Torch):
+    """nn.MultiheadAttention forward and backward, in training mode; eager, as it is mostly trained."""
+
+    kinds = ("step",)
+
+    def prepare(self, case, data, threads):
+        if case.kind not in self.kinds:
+            raise Missing("computes no %s" % case.kind)
+        torch.set_num_threads(threads)
+        arrays = {n: self.tensor(a) for n, a in data.items()}
+        layer = torch.nn.MultiheadAttention(case.model, case.heads, dropout=case.dropout, batch_first=True)
+        layer.in_proj_weight.copy_(arrays["w_in"])
+        layer.in_proj_bias.copy_(arrays["b_in"])
+        layer.out_proj.weight.copy_(arrays["w_out"])
+        layer.out_proj.bias.copy_(arrays["b_out"])
+        options = {"need_weights": False}
+        if case.pattern == "causal":
+            hidden = torch.ones(case.length, case.length, dtype=torch.bool).triu(1)
+            options.update(is_causal=True, attn_mask=hidden)
+        dy = arrays["x"][None]
+        x = dy.clone().requires_grad_(True)
+
+        def run():
+            layer.zero_grad(set_to_none=True)
+            x.grad = None
+            with torch.enable_grad():
+                layer(x, x, x, **options)[0].backward(dy)
+
+        def read():
+            layer.eval()
+            y = layer(dy, dy, dy, **options)[0][0].numpy()
+            layer.train()
+            return y
+
+        return run, read
 
 
 class TorchLinear(Torch):
@@ -424,6 +473,7 @@ PEERS = {
     "PyTorch SDPA": Sdpa,
     "FlexAttention, compiled": Flex,
     "nn.MultiheadAttention": TorchLayer,
+    "nn.MultiheadAttention, forward and backward": TorchStep,
     "PyTorch linear": TorchLinear,
     "ONNX Runtime MultiHeadAttention": OnnxMultiHead,
     "ONNX Runtime GroupQueryAttention": OnnxGroupQuery,
