@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention_backward() on one thread, in percent of the multiply-add peak of the same round, beside the forward pass.
+// attention_backward() on one thread, in percent of the multiply-add peak of the same round, beside the forward pass;
+// and that of Systolic, in percent of its matrix unit's peak, beside Cpu's.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -10,8 +11,10 @@
 #include <benchmark/benchmark.h>
 
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "measure.hpp"
+#include "unit_peak.hpp"
 
 namespace {
 
@@ -70,6 +73,77 @@ void backward(benchmark::State& state, const std::string& name, int length, int 
   state.counters["GFLOPs"] = 2.5e-9 * row.flop / bench::median(row.backward);
 }
 
+using OnArray = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
+
+/// A call in bfloat16 on Systolic and on Cpu, in turns.
+struct ArrayRow {
+  double flop = 0;
+  std::vector<double> peak, backward, forward, cpu;
+};
+std::map<std::string, ArrayRow> array_rows;
+std::vector<std::string> array_order;
+
+template <class B> struct ArrayCall {
+  using Tensor = mha::Tensor<mha::bfloat16, 4>;
+  Tensor q, k, v, d_out, out, dq, dk, dv;
+  mha::Workspace workspace;
+  mha::AttentionTape<mha::bfloat16, B> tape;
+
+  ArrayCall(int length, int dim) : q(1, length, 1, dim), k(q), v(q), d_out(q), out(q), dq(q), dk(q), dv(q) {
+    std::mt19937 gen(7);
+    std::normal_distribution<float> normal;
+    for (Tensor* t : {&q, &k, &v, &d_out})
+      std::generate(t->begin(), t->end(), [&] { return mha::bfloat16(normal(gen)); });
+  }
+  template <class M> void forward(const M& mask) {
+    mha::attention_into(out, q, k, v, mask, B{}, mha::record(tape), workspace);
+  }
+  template <class M> void backward(const M& mask) {
+    mha::attention_backward_into({dq, dk, dv}, d_out, q, k, v, out, tape, mask, workspace);
+  }
+};
+
+template <class M> void on_array(benchmark::State& state, const std::string& name, int length, int dim, const M& mask) {
+  const auto [found, is_new] = array_rows.try_emplace(name);
+  if (is_new) array_order.push_back(name);
+  ArrayRow& row = found->second;
+  row.flop =
+      4.0 * dim * mha::visible_pairs(mask, {.batch = 1, .heads = 1, .queries = length, .keys = length, .origin = 0});
+  ArrayCall<OnArray> ours(length, dim);
+  ArrayCall<Backend> cpu(length, dim);
+  ours.forward(mask);
+  cpu.forward(mask);
+  const auto backward = [&] { ours.backward(mask); };
+  const int calls = bench::calls_per_sample(bench::thread_seconds, backward);
+  const auto unit = mha::detail::systolic::attention_unit<mha::AmxArray>();
+  for ([[maybe_unused]] auto _ : state) {
+    const double before = bench::unit_peak_gflops(unit);
+    row.backward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, backward));
+    row.cpu.push_back(bench::seconds_per_call(bench::thread_seconds, calls, [&] { cpu.backward(mask); }));
+    row.forward.push_back(bench::seconds_per_call(bench::thread_seconds, calls, [&] { ours.forward(mask); }));
+    row.peak.push_back((before + bench::unit_peak_gflops(unit)) / 2);
+    state.SetIterationTime(row.backward.back());
+  }
+  state.counters["GFLOPs"] = 2.5e-9 * row.flop / bench::median(row.backward);
+}
+
+void print_array_table() {
+  std::printf("\nSystolic on the unit %s, bfloat16\n", mha::to_string(mha::current_unit()));
+  bench::Table table({"call", "ms", "% of the unit's peak", "forward, % of it", "Cpu's time : ours"});
+  for (const std::string& name : array_order) {
+    const ArrayRow& r = array_rows.at(name);
+    if (r.backward.empty()) continue;
+    std::vector<double> share, forward;
+    for (std::size_t i = 0; i < r.peak.size(); ++i) {
+      share.push_back(2.5e-7 * r.flop / r.backward[i] / r.peak[i]);
+      forward.push_back(1e-7 * r.flop / r.forward[i] / r.peak[i]);
+    }
+    table.add({name, bench::number(1e3 * bench::median(r.backward), 2), bench::number(bench::median(share), 1),
+               bench::number(bench::median(forward), 1), bench::number(bench::median_ratio(r.cpu, r.backward), 2)});
+  }
+  table.print();
+}
+
 void print_table() {
   std::printf("\n%s\none head, one thread; medians of %d rounds\n", bench::machine().c_str(), rounds);
   bench::Table table({"call", "ms", "% of peak", "forward, % of peak", "time : forward's"});
@@ -104,6 +178,14 @@ void add(const std::string& scalar, int length, int dim, const std::string& what
       ->Unit(benchmark::kMillisecond);
 }
 
+template <class M> void add_on_array(int length, int dim, const std::string& what, const M& mask) {
+  const std::string name = "Systolic/D:" + std::to_string(dim) + "/L:" + std::to_string(length) + "/" + what;
+  benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { on_array(state, name, length, dim, mask); })
+      ->Iterations(rounds)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -115,10 +197,16 @@ int main(int argc, char** argv) {
   add<mha::bfloat16>("bfloat16", 2048, 64, "causal", mha::Causal{});
   add<double>("double", 2048, 64, "causal", mha::Causal{});
   add<float>("float", 4096, 64, "window of 512", mha::SlidingWindow{.left = 511});
+  for (const int dim : {64, 128})
+    for (const int length : {512, 2048}) {
+      add_on_array(length, dim, "full", mha::Full{});
+      add_on_array(length, dim, "causal", mha::Causal{});
+    }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
   print_table();
+  print_array_table();
   return 0;
 }

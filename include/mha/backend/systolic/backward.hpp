@@ -285,9 +285,10 @@ template <class T> class HeadBackward {
     std::ptrdiff_t stride(Index lanes) const { return std::ptrdiff_t{together} * lanes; }
   };
 
-  void multiply(const ProductUnit& unit, const TileProduct& product, Index depth, Index columns) const {
+  /// A product of which (m, k) · (k, n) are of the call.
+  void multiply(const ProductUnit& unit, const TileProduct& product, Index m, Index n, Index k) const {
     unit.multiply(product);
-    if (metered_) count_use(kernels_.use(product.rows, columns, depth));
+    if (metered_) count_use(kernels_.use(m, n, k));
   }
 
   /// Tiles [t, t + count) against keys [k, k + n).
@@ -323,7 +324,8 @@ template <class T> class HeadBackward {
                  {rows + in.key_begin * in.stride(lanes) + from, tile_side * in.stride(lanes),
                   x + g * depth_group() + std::ptrdiff_t{step} * 2 * tile_words, sums_at(sums, g, k + in.key_begin),
                   blocks_of(height, tile_side), (to - from) / tile_depth, true, tile_depth, in.stride(lanes), height},
-                 (last - first) * lanes, std::min(sums_columns, dim - d));
+                 height, std::min(sums_columns, dim - d),
+                 std::min((last - first) * lanes, queries_ - (t + first) * lanes));
       }
     };
     sum(call_.value, scratch.p_rows, at_.d_out_depth, f_.value_dim, at_.dv);
@@ -363,7 +365,7 @@ template <class T> class HeadBackward {
                {rows + std::ptrdiff_t{keys.begin} * width, std::ptrdiff_t{tile_side} * width,
                 columns + std::ptrdiff_t{t} * lanes * (width / 2), to, n / tile_side, width / tile_depth, false,
                 tile_depth, width},
-               dim, of.count);
+               seen, of.count, dim);
     };
     product(at_.k, tiling_.query_dim, at_.q_lanes, f_.head_dim, scratch.s);
     const typename simd::PairGradients<T>::Pairs pairs{t, 0, lanes, keys, 0};
@@ -383,7 +385,7 @@ template <class T> class HeadBackward {
       multiply(unit,
                {transposed_at(in.k) + begin / tile_depth * tile_size, transposed_stride, scratch.ds_tiles, dq_of(t),
                 blocks_of(f_.head_dim, tile_side), n / tile_depth, true},
-               seen, of.count);
+               f_.head_dim, of.count, seen);
   }
 
   /// Which pairs of n keys, of which the first `seen` have logits, are visible.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -304,6 +305,42 @@ TEST_P(SystolicBackward, EveryUnitHasTheBitsOfItsEmulation) {
     EXPECT_EQ(unit::differing_floats(head.dk, emulated.dk), 0u);
     EXPECT_EQ(unit::differing_floats(head.dv, emulated.dv), 0u);
   }
+}
+
+/// What this machine may not run: the order of AMX, by its emulation.
+TEST(SystolicBackwardInEveryOrder, IsNearTheReference) {
+  const auto c = rounded_case("orders", {1, 70, 140, 1, 1, 33, 40});
+  const auto expected = c.as<double>().gradients<mha::Reference>(mha::Causal{});
+  for (const mha::SumOrder order : {mha::SumOrder::chained, mha::SumOrder::split_chains, mha::SumOrder::pairs}) {
+    OneHead head(c);
+    const auto unit = systolic::emulated_unit(order);
+    head.run(systolic::backward_kernels(unit, unit, mha::current_isa()));
+    EXPECT_LT(support::relative_error(head.dq, expected.query), 0.0125);
+    EXPECT_LT(support::relative_error(head.dk, expected.key), 0.0125);
+    EXPECT_LT(support::relative_error(head.dv, expected.value), 0.0125);
+  }
+}
+
+/// Five products: those of visible blocks, counted once.
+TEST_P(SystolicBackward, CountsWhatTheArrayDoes) {
+  const BackwardSizes n{1, 150, 170, 2, 1, 40, 24};
+  const BackwardCase<float> c("meter", n);
+  mha::AttentionTape<float, One> tape;
+  const auto out = mha::attention<One>(c.q, c.k, c.v, mha::record(tape));
+  const mha::ArrayMeter meter;
+  static_cast<void>(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape));
+  const mha::ArrayUse use = meter.use();
+  EXPECT_EQ(use.useful, std::int64_t{n.heads} * n.queries * n.keys * (3 * n.head_dim + 2 * n.value_dim));
+  EXPECT_GT(use.issued, use.useful);
+}
+
+TEST(SystolicBackwardOfOtherArrays, IsNearTheReference) {
+  const auto c = rounded_case("arrays", {2, 100, 150, 2, 1, 40, 70});
+  const auto expected = c.as<double>().gradients<mha::Reference>(mha::Causal{});
+  const auto g = c.gradients<mha::Systolic<mha::TpuArray<128>, mha::DefaultPrecision, mha::Serial>>(mha::Causal{});
+  EXPECT_LT(support::relative_error(g.query, expected.query), 0.0125);
+  EXPECT_LT(support::relative_error(g.key, expected.key), 0.0125);
+  EXPECT_LT(support::relative_error(g.value, expected.value), 0.0125);
 }
 
 TEST_P(SystolicBackward, HasTheSameBitsForAnyThreads) {
