@@ -36,10 +36,10 @@ TEST(CudaBackward, KeepsEverythingInRegisters) {
   MHA_NEEDS_GPU();
   using mha::cuda::FmaShape;
   using Scored = mha::cuda::MmaGradientKernel<mha::cuda::MmaGradientShape<128, 32>, false>;
-  std::vector<const void*> kernels{kernel_of<Scored, mha::half, mha::SoftCap>()};
+  using Wide = mha::cuda::FmaGradientKernel<FmaShape<float, 128>, mha::cuda::GradientOf::key>;
+  std::vector<const void*> kernels{kernel_of<Scored, mha::half, mha::Alibi>(), kernel_of<Wide, float, mha::NoScore>()};
   add_fma<double, FmaShape<double, 64>>(kernels);
   add_fma<float, FmaShape<float, 64>>(kernels);
-  add_fma<float, FmaShape<float, 128>>(kernels);
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes{};
     ASSERT_EQ(cudaFuncGetAttributes(&attributes, kernel), cudaSuccess);

@@ -143,14 +143,12 @@ template <bool ByQuery, int Own, int Others, class Call> class GradientWalk {
     first_head_ = ByQuery ? one : one * group;
     end_head_ = ByQuery ? one + 1 : first_head_ + group;
     own = ByQuery ? c.queries(b) : c.keys(b);
-    others = ByQuery ? c.keys(b) : c.queries(b);
+    others = ByQuery ? c.keys(b) : group > 0 ? c.queries(b) : 0;  // without heads, none
     first = place % tiles * Own;
     count = own - first < Own ? own - first : Own;
   }
 
-  MHA_KERNEL Step begin() const {
-    return first_head_ < end_head_ ? from(first_head_, tiles(first_head_).first()) : Step{};
-  }
+  MHA_KERNEL Step begin() const { return from(first_head_, tiles(first_head_).first()); }
   MHA_KERNEL Step after(Step step) const { return from(step.h, tiles(step.h).after(step.tile)); }
 
   /// Of row `own_row` and row `other_row`: which is the query, which the key.
