@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
 #include <mha/core/tensor.hpp>
 
