@@ -229,10 +229,10 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   /// Errors    ShapeError if rows is negative
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
     const StageCost forward = this->cost(rows);
-    const double numbers = double(rows) * config_.width, wide = std::is_same_v<T, A> ? 0 : 2 * numbers * sizeof(A);
+    const double elements = double(rows) * config_.width, wide = std::is_same_v<T, A> ? 0 : 2 * elements * sizeof(A);
     return {{forward.parameters, 0,
-             sizeof(T) * 2 * numbers + sizeof(A) * (numbers + config_.width + double(forward.parameters))},
-            numbers * sizeof(A),
+             sizeof(T) * 2 * elements + sizeof(A) * (elements + config_.width + double(forward.parameters))},
+            elements * sizeof(A),
             wide};
   }
   /// Its bytes and memory, one fact a line.

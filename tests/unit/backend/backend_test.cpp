@@ -47,7 +47,7 @@ TEST(AttendCall, SharesKeyHeadsAmongContiguousGroups) {
 }
 
 TEST(AttendCall, ReachesTheRowsOfABatch) {
-  float q[2 * 3 * 2 * 4], out[2 * 3 * 2 * 5], lse[2 * 2 * 3];
+  float q[2 * 3 * 2 * 4] = {}, out[2 * 3 * 2 * 5] = {}, lse[2 * 2 * 3] = {};
   Call call;
   call.q = mha::view(static_cast<const float*>(q), 2, 3, 2, 4);
   call.out = mha::view(out, 2, 3, 2, 5);
@@ -63,7 +63,7 @@ TEST(AttendCall, ReachesTheRowsOfABatch) {
 }
 
 TEST(AttendCall, ReachesTheRowsOfPackedSequences) {
-  float q[9 * 2 * 4], out[9 * 2 * 5], lse[2 * 9];
+  float q[9 * 2 * 4] = {}, out[9 * 2 * 5] = {}, lse[2 * 9] = {};
   const mha::Index q_offsets[] = {0, 2, 9}, k_offsets[] = {0, 5, 6}, origins[] = {3, -6};
   Call call;
   call.q = mha::view(static_cast<const float*>(q), 1, 9, 2, 4);

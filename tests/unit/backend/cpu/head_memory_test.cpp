@@ -41,11 +41,11 @@ TEST(HeadMemory, PartsDoNotOverlap) {
                                                       {memory.dq, rows * 5},
                                                       {memory.dk, 7 * tiling.query_dim},
                                                       {memory.dv, 7 * tiling.value_dim},
-                                                      {memory.level, rows},
-                                                      {memory.log2_sum, rows},
-                                                      {memory.delta, rows},
-                                                      {memory.own_log2_sum, rows},
-                                                      {memory.own_delta, rows}};
+                                                      {memory.rows.level, rows},
+                                                      {memory.rows.log2_sum, rows},
+                                                      {memory.rows.delta, rows},
+                                                      {memory.rows.own_log2_sum, rows},
+                                                      {memory.rows.own_delta, rows}};
   for (const auto& [to, n] : parts) std::fill_n(to, n, double(to - memory.q));
   for (const auto& [from, n] : parts)
     for (std::ptrdiff_t i = 0; i < n; ++i) EXPECT_EQ(from[i], double(from - memory.q));

@@ -125,8 +125,12 @@ TEST(BackwardPlan, EveryPieceRunsOnceAfterThoseThatItsSumsGoOnFrom) {
         EXPECT_EQ(when.size(), 28u);
         for (const auto& [piece, at] : when) {
           const auto [n, m] = piece;
-          if (n > 0) EXPECT_LT((when[{n - 1, m}]), at);
-          if (m > 0) EXPECT_LT((when[{n, m - 1}]), at);
+          if (n > 0) {
+            EXPECT_LT((when[{n - 1, m}]), at);
+          }
+          if (m > 0) {
+            EXPECT_LT((when[{n, m - 1}]), at);
+          }
         }
       }
       for (const double x : sink) EXPECT_EQ(x, 0.5 + 1 + 2);
