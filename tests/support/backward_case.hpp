@@ -37,7 +37,8 @@ template <class T> struct BackwardCase {
     const auto convert = [](const auto& from, auto& to) {
       to = mha::Tensor<U, 4>(from.extent(0), from.extent(1), from.extent(2), from.extent(3));
       for (std::size_t i = 0; i < from.size(); ++i)
-        to.data()[i] = static_cast<U>(static_cast<mha::Accumulator<T>>(from.data()[i]));
+        to.data()[i] =
+            static_cast<U>(static_cast<mha::Accumulator<U>>(static_cast<mha::Accumulator<T>>(from.data()[i])));
     };
     convert(q, other.q);
     convert(k, other.k);
