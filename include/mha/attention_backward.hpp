@@ -231,8 +231,8 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     constexpr bool sums_scores = detail::computes_on_host<B> || !(Wanted::bias || Wanted::parameters);
     static_assert(sums_scores,
                   "mha: a backend on a device computes no gradients of a bias or of a score's own numbers: leave out "
-                  "BiasGradient and ScoreGradient, and of a score that attention_backward() would train say 'static "
-                  "constexpr bool trainable = false' (see mha/attention_backward.hpp)");
+                  "BiasGradient and ScoreGradient, and call attention_backward_into(), which trains no score unasked "
+                  "(see mha/attention_backward.hpp)");
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);

@@ -12,7 +12,8 @@ TEST(CudaCache, StepsOverPages) {
 }
 TEST(CudaCache, StepsOverARing) {
   MHA_NEEDS_GPU();
-  layer_checks::expect_steps<mha::Cuda, mha::bfloat16>("cuda steps, ring", mha::Ring{.left = 40, .rows = 20});
+  layer_checks::expect_steps<mha::Cuda, mha::bfloat16>("cuda steps, ring", mha::Ring{.left = 10, .rows = 20},
+                                                       mha::SlidingWindow{.left = 10});
 }
 
 }  // namespace

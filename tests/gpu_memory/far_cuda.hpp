@@ -71,8 +71,13 @@ struct FarCuda {
   }
   template <class T, class Source, class M, class S, class Wanted>
   void attend_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
-    want_far("the output", call.out.data);
-    want_far("its gradient", call.d_out.data);
+    want_far(call.forward);
+    for (const void* p : {static_cast<const void*>(call.out.data), static_cast<const void*>(call.d_out.data),
+                          static_cast<const void*>(call.d_log_sum_exp.data)})
+      want_far("a tensor of the backward pass", p);
+    want_far("the offsets of the keys", call.key_offsets);
+    want_far("the tape", call.level);
+    want_far("the tape", call.sum);
     want_far("the sums of the sink", call.sink);
     FarStream::catch_up();
     const Kernel open;

@@ -17,7 +17,8 @@ TEST(FarLayer, OfFloat) { layer_checks::expect_layers<FarCuda, float>("far layer
 TEST(FarLayer, StepsOfACache) {
   layer_checks::expect_steps<FarCuda, bfloat16>("far steps, paged", mha::Paged{.pages = 12, .length = 64, .page = 16});
   layer_checks::expect_steps<FarCuda, float>("far steps, contiguous", mha::Contiguous{.length = 64});
-  layer_checks::expect_steps<FarCuda, float>("far steps, ring", mha::Ring{.left = 40, .rows = 20});
+  layer_checks::expect_steps<FarCuda, float>("far steps, ring", mha::Ring{.left = 10, .rows = 20},
+                                             mha::SlidingWindow{.left = 10});
 }
 
 /// A call like one before it, which wrote `out`: it does it again under a recording and allocates nothing.

@@ -104,6 +104,14 @@ template <class Storage> void expect_steps(const Storage& storage) {
   EXPECT_EQ(support::differing(twins.there.step(FarTensor<T, 3>(x), there).near(), twins.here.step(x, here)), 0u);
   EXPECT_EQ(there.save(there.ids()[2]), here.save(here.ids()[2]));
 }
+TEST(FarMemory, ACacheThereTakesNothingOfTheHost) {
+  mha::KvCache<mha::Contiguous, T, Far> cache({2, 6, 5}, mha::Contiguous{.length = 4});
+  cache.add();
+  const Tensor<T, 3> key(1, 2, 6), value(1, 2, 5);
+  auto step = cache.step(1);
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { step.append(0, key.view(), value.view()); }),
+            "append: key is in host memory");
+}
 TEST(FarMemory, StepsOfACacheThereHaveTheBitsOfTheHost) {
   expect_steps(mha::Contiguous{.length = 16});
   expect_steps(mha::Ring{.left = 6, .rows = 4});

@@ -48,45 +48,45 @@ template <class T> double bound() {
   return sizeof(T) == 8 ? 1e-11 : sizeof(T) == 4 ? 1e-4 : 64 * support::unit_roundoff<T>();
 }
 
-/// Prompts in pieces, single tokens and a fork by a cache in the device's memory, beside whole sequences on the host.
-template <class B, class T, class Storage> void expect_steps(const char* name, const Storage& storage) {
+/// Prompts in pieces, single tokens, a fork that goes on otherwise and a sequence that was saved, by a cache in the
+/// device's memory, beside whole sequences on the host under the same masks.
+template <class B, class T, class Storage, class... Masks>
+void expect_steps(const char* name, const Storage& storage, const Masks&... masks) {
   support::Random random(name);
   const Twins<B, T> twins(random);
   typename B::Workspace workspace;
   auto cache = mha::make_cache(twins.there, storage, {.sequences = 3});
-  const mha::SequenceId ids[] = {cache.add(), cache.add()};
-  const auto x = drawn<T, 3>(random, 2, 40, 256);
-  const auto expected = twins.here(device_checks::doubled(x, Tensor<double, 3>(2, 40, 256)));
-  const auto expect_rows = [&](const auto& y, Index row, Index sequence, Index begin, Index count) {
-    Tensor<T, 2> own(count, 256);
-    Tensor<double, 2> of_whole(count, 256);
-    std::copy_n(y.data() + row * 256, count * 256, own.begin());
-    std::copy_n(&expected(sequence, begin, 0), count * 256, of_whole.begin());
-    device_checks::expect_near(own, of_whole, bound<T>(), "a step");
+  std::vector<mha::SequenceId> ids{cache.add(), cache.add()};
+  // The third shares the first rows of the second.
+  constexpr Index shared = 18;
+  Tensor<T, 3> x = drawn<T, 3>(random, 3, 60, 256);
+  std::copy_n(&x(1, 0, 0), shared * 256, &x(2, 0, 0));
+  const auto expected = twins.here(device_checks::doubled(x, Tensor<double, 3>(3, 60, 256)), masks...);
+  std::vector<Index> length{0, 0, shared};
+  const auto step = [&](const std::vector<Index>& rows) {
+    Index all = 0;
+    for (const Index n : rows) all += n;
+    Tensor<T, 2> of_step(all, 256);
+    Tensor<double, 2> of_whole(all, 256);
+    for (std::size_t s = 0, at = 0; s < rows.size(); at += static_cast<std::size_t>(rows[s++]) * 256) {
+      const Index sequence = static_cast<Index>(s);
+      if (rows[s] == 0) continue;
+      std::copy_n(&x(sequence, length[s], 0), rows[s] * 256, of_step.data() + at);
+      std::copy_n(&expected(sequence, length[s], 0), rows[s] * 256, of_whole.data() + at);
+      length[s] += rows[s];
+    }
+    auto now = cache.step(ids, rows);
+    const auto y = mha::to_host(twins.there(mha::to_device(of_step), now[0], masks..., workspace));
+    now.commit();
+    device_checks::expect_near(y, of_whole, bound<T>(), "a step");
   };
-  Index length[] = {0, 0};
-  for (const std::vector<Index>& rows : {std::vector<Index>{17, 5}, {1, 20}, {1, 1}, {1, 1}}) {
-    Tensor<T, 2> all(rows[0] + rows[1], 256);
-    for (Index s = 0, at = 0; s < 2; at += rows[static_cast<std::size_t>(s++)])
-      std::copy_n(&x(s, length[s], 0), rows[static_cast<std::size_t>(s)] * 256, &all(at, 0));
-    auto step = cache.step(ids, rows);
-    const auto y = mha::to_host(twins.there(mha::to_device(all), step[0], workspace));
-    step.commit();
-    expect_rows(y, 0, 0, length[0], rows[0]);
-    expect_rows(y, rows[0], 1, length[1], rows[1]);
-    for (int s = 0; s < 2; ++s) length[s] += rows[static_cast<std::size_t>(s)];
-  }
-  // From a position before the end, by rows of which the other sequence sees nothing.
-  const mha::SequenceId fork = cache.fork(ids[1], 18);
-  Tensor<T, 2> again(2, 256);
-  std::copy_n(&x(1, 18, 0), 2 * 256, again.begin());
-  auto step = cache.step(fork, 2);
-  const auto y = mha::to_host(twins.there(mha::to_device(again), step[0], workspace));
-  step.commit();
-  expect_rows(y, 0, 1, 18, 2);
+  for (const std::vector<Index>& rows : {std::vector<Index>{17, 5}, {1, 15}, {20, 1}, {1, 1}, {12, 1}}) step(rows);
+  ids.push_back(cache.fork(ids[1], shared));
+  step({1, 2, 3});
   const auto bytes = cache.save(ids[1]);
   cache.remove(ids[1]);
-  EXPECT_EQ(cache.save(cache.restore(bytes)), bytes);
+  ids[1] = cache.restore(bytes);
+  step({0, 3, 4});
 }
 
 template <class B, class T> void expect_layers(const char* name) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -34,7 +35,9 @@ struct HostMemory {
     constexpr std::size_t page = std::size_t{1} << 21;
     if (bytes < 2 * page) return;
     const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(p) % page) % page;
+    const int error = errno;  // of no interest to who asked for memory
     ::madvise(p + before, (bytes - before) / page * page, MADV_HUGEPAGE);
+    errno = error;
 #endif
   }
 };

@@ -55,6 +55,11 @@ template <class F, class B> class CacheMemory {
   /// What runs the cache's own work, in the order of its calls.
   ItemsOn<B> items() const { return {backend_, workspace_}; }
 
+  template <class V> void require_reachable(const char* call, const char* name, const V& view) const {
+    if constexpr (!computes_on_host<B>)
+      if (view.size() > 0) backend_.require_reachable(call, name, view.data);
+  }
+
   /// One layer's, (blocks, rows, Hkv, ·).
   TensorView<const F, 4> key_blocks(Index layer) const { return blocks_of<const F>(key_.view(), layer); }
   TensorView<const F, 4> value_blocks(Index layer) const { return blocks_of<const F>(value_.view(), layer); }
@@ -74,8 +79,12 @@ template <class F, class B> class CacheMemory {
     });
   }
 
-  /// Copies rows in every layer, in the order of the list.
-  void copy(const RowCopies& copies) {
+  /// Copies rows in every layer, in the order of the list, which is empty then, after an exception too.
+  void copy(RowCopies& copies) {
+    struct Done {
+      RowCopies& list;
+      ~Done() { list.clear(); }
+    } const done{copies};
     const auto key = key_.view(), value = value_.view();
     for (const RowCopy& c : copies)
       items()(CopyRows<F>{c.count, key.extent[0] * shape_.heads, cost(), key, value, c.from, c.to});

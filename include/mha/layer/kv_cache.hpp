@@ -34,8 +34,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///           own scalar they are the bits of layer(x)
 /// Threads   one at a time
 /// Errors    every call that throws leaves the cache as it was, but for a CudaError. While a step is open, every call
-/// that would change the
-///           cache throws
+///           that would change the cache throws
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache {
@@ -100,7 +99,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     const SequenceId forked = made("fork");
     const Index to = sequences_.slot("fork", forked);
     book_.fork(from, to, count, copies_);
-    run_copies();
+    memory_.copy(copies_);
     versions_.copy(from, to);
     sequences_.set_length(to, count);
     return forked;
@@ -140,7 +139,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
       detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
                       " is outside [0, ", beams.size(), "), the number of beams");
     book_.reorder(now_.slots, from, now_.lengths, copies_);
-    run_copies();
+    memory_.copy(copies_);
     versions_.reorder(now_.slots, from);
     for (std::size_t i = 0; i < from.size(); ++i)
       sequences_.set_length(now_.slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
@@ -174,7 +173,11 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     detail::require(all <= detail::longest_axis, "step: ", all, " rows, the limit is ", detail::longest_axis);
     now_.reserve_rows(book_, static_cast<std::size_t>(all));  // what may throw comes before anything changes
     book_.reserve(now_.growths, copies_);
-    run_copies();
+    MHA_TRY { memory_.copy(copies_); }
+    MHA_CATCH(...) {
+      book_.drop();
+      MHA_RETHROW;
+    }
     now_.describe(book_);
     std::fill(written_.begin(), written_.end(), false);
     open_ = true;
@@ -302,8 +305,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     static_assert(detail::stores<T, F>,
                   "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
                   "each other, double itself (see mha/layer/kv_cache.hpp)");
-    book_.write(now_.growths);
     if constexpr (detail::stores<T, F>) memory_.write(layer, key, value, now_.to_row, run);
+    book_.write(now_.growths);
     written_[static_cast<std::size_t>(layer)] = true;
     versions_.write(layer, weights_version);
   }
@@ -323,6 +326,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     const auto keys = detail::cached_rows<T>(key), values = detail::cached_rows<T>(value);
     check_rows("key", keys, shape_.dim);
     check_rows("value", values, shape_.value_dim);
+    memory_.require_reachable("append", "key", keys);
+    memory_.require_reachable("append", "value", values);
     write(layer, keys, values, 0, memory_.items());
   }
   template <class T> void check_rows(const char* name, const TensorView<const T, 4>& v, Index dim) const {
@@ -353,11 +358,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     for (Index p = 0; p < length; ++p)
       if (p < gone.first || p >= gone.oldest) rows.push_back(book_.row(slot, p));
     return rows;
-  }
-
-  void run_copies() {
-    memory_.copy(copies_);
-    copies_.clear();
   }
 
   KvShape shape_;

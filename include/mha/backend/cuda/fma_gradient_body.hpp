@@ -12,9 +12,9 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 /// One gradient of attention on multiply-adds, of any scalar, head sizes and strides: 64 rows of dQ, dK or dV a block,
 /// FmaShape::values columns of them.
 ///
-/// Formula   dQ = scale Σ_k ds k    dK = scale Σ_i ds q    dV = Σ_i f p d_out    with ds = p (f d_out · v − slope)
-/// ∂t/∂s Shapes    four warps own 16 rows each; the rows of the other side come in tiles, depth in slices, what is
-/// summed in
+/// Formula   dQ = scale Σ_k ds k    dK = scale Σ_i ds q    dV = Σ_i f p d_out
+///           with ds = p (f d_out · v − slope) ∂t/∂s
+/// Shapes    four warps own 16 rows each; the rows of the other side come in tiles, depth in slices, what is summed in
 ///           strips of a tile, each copied while the one before is multiplied
 /// Numerics  accumulates in Accumulator<T>, in the order of GradientWalk; a hidden pair is not touched; the bits do not
 ///           depend on the grid

@@ -13,9 +13,8 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 /// How a block of the tensor-core backward body cuts its work: `rows` of its own, 16 for each warp, against tiles of
 /// `others`.
 ///
-/// Cost      registers of a thread: dK and dV, rows·D each, and two tiles, rows·others, over 128 threads; shared
-/// memory:
-///           two matrices of its own, two stages of two others
+/// Cost      registers of a thread: dK and dV, rows·D each, and two tiles, rows·others, over 128 threads
+///           shared memory: two matrices of its own, two stages of two others
 template <int D, int Others> struct MmaGradientShape {
   static constexpr int dim = D, warps = 4, rows = 16 * warps, others = Others, threads = warps * warp_size;
   static_assert(Others % 16 == 0 && Others <= 64);
@@ -29,9 +28,8 @@ template <int D, int Others> struct MmaGradientShape {
 
 /// dQ of 64 queries of a head, or dK and dV of 64 keys, on tensor cores.
 ///
-/// Formula   S = X₁ Y₁ᵀ,  dP = X₂ Y₂ᵀ,  dX₁ = scale dS Y₁,  and of keys dX₂ = P Y₂, where X₁, X₂ are the rows of its
-/// own,
-///           (q, d_out) or (k, v), and Y₁, Y₂ those of the other side
+/// Formula   S = X₁ Y₁ᵀ,  dP = X₂ Y₂ᵀ,  dX₁ = scale dS Y₁,  and of keys dX₂ = P Y₂, where X₁, X₂ are the rows of
+///           its own, (q, d_out) or (k, v), and Y₁, Y₂ those of the other side
 /// Shapes    X₁ (rows, D)  X₂ (rows, Dv)  Y₁ (others, D)  Y₂ (others, Dv)
 /// Numerics  products of 16-bit numbers summed in float; P and dS rounded to nearest even in 16 bits; the order is that
 ///           of GradientWalk

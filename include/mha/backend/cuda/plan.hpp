@@ -87,8 +87,8 @@ template <class Source> bool rows_aligned(const Source& source) {
 }
 
 /// The blocks of a launch, which an Index must hold.
-inline Index checked_grid(std::int64_t blocks, int threads) {
-  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), "attention: ", blocks, " blocks of ", threads,
+inline Index checked_grid(std::int64_t blocks, int threads, const char* call = "attention") {
+  mha::detail::require(blocks <= std::numeric_limits<Index>::max(), call, ": ", blocks, " blocks of ", threads,
                        " threads, the limit is ", std::numeric_limits<Index>::max());
   return static_cast<Index>(blocks);
 }

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <limits>
+
 #include "gradient_params.hpp"
 #include "machine.hpp"
 
 /// The numbers of the rows that a backward pass begins with, and the gradient of the sink, which it ends with.
 namespace mha::inline MHA_NAMESPACE::cuda {
 
-/// A block of row_facts_body: a row of a head for each warp.
+/// A block of row_facts_body: each warp takes one row of a head after another.
 struct RowFactsShape {
-  static constexpr int warps = 4, rows = warps, threads = warps * warp_size;
+  static constexpr int warps = 4, rows = 8 * warps, threads = warps * warp_size;
 };
 
-/// RowFacts of every row.
+/// RowFacts of row i of a head, by the calling warp.
 ///
-/// Grid      tiles of 4 rows · heads · batch
-template <class Machine, class Call> MHA_KERNEL void row_facts_body(Machine& m, const GradientParams<Call>& p) {
+/// Numerics  a sink that outweighs the row beyond 2^(largest exponent − 28) counts as that much: its weights are
+/// nothing
+///           beside it, while what the log-sum-exp's gradient multiplies them by stays finite
+template <class Machine, class Call>
+MHA_KERNEL void store_row_facts(Machine& m, const GradientParams<Call>& p, Index b, Index h, Index i) {
   using A = Accumulator<typename Call::Scalar>;
   const Call& call = p.call;
-  const Index head = m.block().x / p.tiles, h = head % call.shape.heads, b = head / call.shape.heads;
-  const Index i = m.block().x % p.tiles * RowFactsShape::rows + m.thread() / warp_size, lane = m.thread() % warp_size;
-  if (i >= call.queries(b)) return;
-
+  const Index lane = m.thread() % warp_size;
   const auto* const d_out = p.row(p.d_out, b, i, h);
   const auto* const out = p.row(p.out, b, i, h);
   A dot = A(0);
@@ -37,7 +39,9 @@ template <class Machine, class Call> MHA_KERNEL void row_facts_body(Machine& m, 
     A denominator = sum;
     if (call.sink.size > 0) {
       const A above = (static_cast<A>(call.sink.data[h]) - level) * log2e<A>();
+      constexpr A most = std::numeric_limits<A>::max() * A(0x1p-28);
       denominator += m.exp2(above);
+      if (denominator > most) denominator = most;
       row.sink = -dot / (A(1) + sum * m.exp2(-above));
     }
     // A level of +∞ makes weights NaN, as it did forward.
@@ -49,6 +53,17 @@ template <class Machine, class Call> MHA_KERNEL void row_facts_body(Machine& m, 
   m.store_global(&p.rows[at].inverse, row.inverse);
   m.store_global(&p.rows[at].slope, row.slope);
   m.store_global(&p.rows[at].sink, row.sink);
+}
+
+/// RowFacts of every row.
+///
+/// Grid      tiles of 32 rows · heads · batch
+template <class Machine, class Call> MHA_KERNEL void row_facts_body(Machine& m, const GradientParams<Call>& p) {
+  const Call& call = p.call;
+  const Index head = m.block().x / p.tiles, h = head % call.shape.heads, b = head / call.shape.heads;
+  const Index first = m.block().x % p.tiles * RowFactsShape::rows, left = call.queries(b) - first;
+  for (Index row = m.thread() / warp_size; row < RowFactsShape::rows && row < left; row += RowFactsShape::warps)
+    store_row_facts(m, p, b, h, first + row);
 }
 
 /// The gradient of the sink's logits: each thread sums rows of its own, then one sums the threads.
