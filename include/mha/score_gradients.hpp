@@ -70,7 +70,7 @@ template <class S, class Head> constexpr bool is_trained_as_given() {
   else if constexpr (is_trained_template<S>() || Accumulates<S>)
     return !requires(const S& s, const CallShape& shape) { s.prepared(shape); }
   &&!requires(const S& s, Index i) { s.at_head(i, i); };
-  else return !is_trained_template<Head>();
+  else return !is_trained_template<Head>() && !Accumulates<Head>;
 }
 
 /// A score of one number type only is no function of a dual number.
@@ -275,6 +275,8 @@ template <class A, class S, class E, class Frame>
 TableSums<A, E> bias_sums(const char* call, const S& score, const TensorView<E, 4>& to, const CallShape& shape,
                           Frame& frame) {
   require_bias_gradient(call, bias_of(score).bias, to);
+  require(!may_overlap(to, bias_of(score).bias), call,
+          ": the BiasGradient overlaps the AdditiveBias that is still read");
   return TableSums<A, E>(to, shape, frame);
 }
 /// The same of the call's BiasGradient, if it has one.

@@ -716,4 +716,80 @@ TEST(Accumulate, IsNotCalledForHiddenPairsWhateverStandsThere) {
   EXPECT_EQ(fast.score.table, fast_nan.score.table);
 }
 
+/// A table in memory that copies allocate.
+struct Frozen {
+  static constexpr bool trainable = false;
+  std::vector<float> table;
+  std::span<float> numbers() { return table; }
+  std::span<const float> numbers() const { return table; }
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+    return s + table[static_cast<std::size_t>(mha::abs(q - k))];
+  }
+  template <class G, class S> void accumulate(G, S, S, Index, Index, Index, Index) const {
+    ADD_FAILURE() << "it does not want to be trained";
+  }
+};
+template <class T = float> struct Slope {
+  T slope;
+  template <class S> auto operator()(S s, Index, Index, Index q, Index k) const {
+    return s - slope * static_cast<float>(mha::abs(q - k));
+  }
+};
+TEST(Accumulate, LeavesAFrozenScoreBesideATrainedOneAlone) {
+  const support::BackwardCase<float> c("frozen", {.batch = 1, .queries = 20, .keys = 20, .heads = 1, .kv_heads = 1});
+  const Frozen frozen{std::vector<float>(64, 0.5f)};
+  const auto beside = c.gradients<mha::Cpu>(Slope<>{0.1f}, frozen), alone = c.gradients<mha::Cpu>(Slope<>{0.1f});
+  EXPECT_NEAR(beside.score.slope, alone.score.slope, 1e-4f * (1 + std::abs(alone.score.slope)));
+}
+
+template <int Step> struct Table8 {
+  std::array<float, 8> table{};
+  std::span<float> numbers() { return table; }
+  std::span<const float> numbers() const { return table; }
+  static std::size_t at(Index q, Index k) { return static_cast<std::size_t>((q + Step * k) & 7); }
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const { return s + table[at(q, k)]; }
+  template <class G, class S> void accumulate(G gradient, S dt, S, Index, Index, Index q, Index k) const {
+    gradient[at(q, k)] += static_cast<double>(dt);
+  }
+};
+template <class T = float> struct Eight {
+  T a[8];
+  template <class S> auto operator()(S s, Index, Index, Index q, Index k) const {
+    return a[(3 * q + k) & 7] * mha::tanh(s) + s;
+  }
+};
+// More numbers than one pass of dual numbers has, beside several tables.
+TEST(Accumulate, TablesStandBesideManyNumbers) {
+  const support::BackwardCase<double> c("many", {.batch = 1, .queries = 40, .keys = 40, .heads = 1, .kv_heads = 1});
+  const auto score =
+      mha::Chain{mha::Chain{Eight<>{{.1f, .2f, .3f}}, Table8<1>{}}, mha::Chain{Table8<3>{}, Table8<5>{}}};
+  const auto found = c.gradients<mha::CpuWith<mha::Serial>>(score), expected = c.gradients<mha::Reference>(score);
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_NEAR(found.score.first.first.a[i], expected.score.first.first.a[i], 1e-5f);
+    EXPECT_NEAR(found.score.first.second.table[i], expected.score.first.second.table[i], 1e-5f);
+    EXPECT_NEAR(found.score.second.first.table[i], expected.score.second.first.table[i], 1e-5f);
+    EXPECT_NEAR(found.score.second.second.table[i], expected.score.second.second.table[i], 1e-5f);
+  }
+}
+
+TEST(BiasGradient, RefusesTheBiasItself) {
+  support::BackwardCase<float> c("bias itself", {.batch = 1, .queries = 5, .keys = 7, .heads = 2, .kv_heads = 1});
+  mha::Tensor<float, 3> bias(2, 5, 7);
+  support::Random("bias itself").fill(bias);
+  const mha::Tensor<float, 3> before = bias;
+  mha::AttentionTape<float> tape;
+  const auto out = mha::attention(c.q, c.k, c.v, mha::AdditiveBias(bias), mha::record(tape));
+  EXPECT_THROW(static_cast<void>(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::AdditiveBias(bias),
+                                                         mha::BiasGradient(bias))),
+               mha::ShapeError);
+  EXPECT_EQ(support::differing(bias, before), 0u);
+}
+
+TEST(SharedNumbers, OfAPolicyThatWasMovedAreNone) {
+  mha::AlibiSlopes slopes({1.f, 2.f});
+  const mha::AlibiSlopes moved = std::move(slopes);
+  EXPECT_EQ(slopes.numbers().size(), 0u);
+  EXPECT_EQ(moved.numbers().size(), 2u);
+}
+
 }  // namespace

@@ -32,7 +32,9 @@ namespace mha::inline MHA_NAMESPACE {
 ///   numbers()       a span of its numbers, of const ones where it is const; a copy of the score has numbers of its own
 ///   template <class G, class T> void accumulate(G gradient, T dt, T s, Index b, Index h, Index q, Index k) const
 ///                   gradient[i] += dt · ∂t/∂(number i) at s, gradient being a span of doubles as long as numbers();
-///                   for pairs that are hidden it is not called
+///                   for pairs that are hidden it is not called. A call keeps as many sums for every tile of some 50
+///                   queries of a head, so that an AdditiveBias serves a large table better
+/// The score is asked about hidden pairs too, and q is negative where more queries than keys are aligned at their ends.
 ///
 /// A whole score, in the user's own code:
 ///   template <class T = float> struct Distance {
@@ -50,9 +52,20 @@ template <class S>
 requires requires { S::additive; }
 inline constexpr bool is_additive<S> = S::additive;
 
+namespace detail {
+
+/// Whether a score says that its numbers are not trained, or has none of its own.
+template <class S> constexpr bool declines_training() {
+  if constexpr (requires { S::trainable; }) return !S::trainable;
+  return Borrows<S>;
+}
+
+}  // namespace detail
+
 /// A score whose copies might allocate, where it is.
 template <class S> struct ScoreInPlace {
   static constexpr Role role = Role::score;
+  static constexpr bool trainable = !detail::declines_training<S>();
   const S* score;
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
     return static_cast<T>((*score)(s, b, h, q, k));

@@ -36,11 +36,6 @@ template <template <class> class F, std::floating_point X> struct ScoreTemplate<
   template <class U> using On = F<U>;
 };
 
-template <class S> constexpr bool declines_training() {
-  if constexpr (requires { S::trainable; }) return !S::trainable;
-  return Borrows<S>;
-}
-
 /// A score that adds to the gradients of its numbers by itself.
 template <class S>
 concept Accumulates = !declines_training<S>() && requires(const S& s, std::span<double> gradient, float x, Index i) {

@@ -21,10 +21,10 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 ///
 /// A Machine computes one query head of one sequence in steps: its operands are prepared, pieces (n, m) of queries ×
 /// keys are computed, any of them after (n − 1, m) and (n, m − 1), and the sums are stored. It has call(), an
-/// AnyBackwardCall, tiling(),
-/// which cuts the work, memory(frame) of a head, scratch(frame) of a worker and head(memory, b, h), which has tiles(),
-/// query_pieces(), key_pieces(), prepare_queries(tile), prepare_keys(m), piece(n, m, scratch), store_queries(tile),
-/// add_keys(m, memory of another head), store_keys(m), sink() and store_slots().
+/// AnyBackwardCall, tiling(), which cuts the work, memory(frame) of a head, scratch(frame) of a worker and
+/// head(memory, b, h), which has tiles(), query_pieces(), key_pieces(), prepare_queries(tile), prepare_keys(m),
+/// piece(n, m, scratch), store_queries(tile), add_keys(m, memory of another head), store_keys(m), sink() and
+/// store_slots().
 template <class Machine> class BackwardHeads {
   using T = typename Machine::Scalar;
   using A = Accumulator<T>;

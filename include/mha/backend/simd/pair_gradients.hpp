@@ -99,10 +99,10 @@ template <class T> class PairGradients {
   /// What they add to the gradients of the score's slots, to where the call has them.
   void store_slots(Index tiles) const {
     double* const to = call_.score.slots + (std::ptrdiff_t{b_} * f_.shape.heads + h_) * score_gradient_.slots();
-    for (int j = 0; j < score_gradient_.slots(); ++j) {
-      to[j] = 0;
-      for (Index t = 0; t < tiles; ++t) to[j] += at_.slots[std::ptrdiff_t{t} * score_gradient_.padded_slots() + j];
-    }
+    std::fill_n(to, score_gradient_.slots(), 0.);
+    for (Index t = 0; t < tiles; ++t)
+      for (int j = 0; j < score_gradient_.slots(); ++j)
+        to[j] += at_.slots[std::ptrdiff_t{t} * score_gradient_.padded_slots() + j];
   }
 
   /// `lanes` lanes of tile t from lane `from` on.

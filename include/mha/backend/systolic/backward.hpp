@@ -370,6 +370,10 @@ template <class T> class HeadBackward {
     product(at_.k, tiling_.query_dim, at_.q_lanes, f_.head_dim, scratch.s);
     const typename simd::PairGradients<T>::Pairs pairs{t, 0, lanes, keys, 0};
     pairs_.logits(pairs, scratch.s, tile_depth, scratch.pairs);
+    // A lane without a query weighs nothing, whatever the key it meets.
+    for (Index i = 0; of.count < lanes && i < seen; ++i)
+      std::fill(scratch.s + std::ptrdiff_t{i} * lanes + of.count, scratch.s + std::ptrdiff_t{i + 1} * lanes,
+                minus_infinity<float>());
     const std::ptrdiff_t at = begin * in.stride(lanes) + before;
     if (in.guarded) note_visible(n, seen, of.count, in, at);
     unit.stay_awake();
@@ -471,9 +475,8 @@ template <class T> class BackwardMachine {
 
 /// The backward pass of a whole call: five products on the array, all between them in float.
 ///
-/// Numerics  against the exact backward pass over the rounded q, k, v and d_out, with w the exact weights, δ = 2ε / (1
-/// − ε)
-///           twice the error of one of forward's weights (attend.hpp), dP = d_out · v and D = Σ w dP:
+/// Numerics  against the exact backward pass over the rounded q, k, v and d_out, with w the exact weights, twice the
+///           error of one of forward's weights (attend.hpp) δ = 2ε / (1 − ε), dP = d_out · v and D = Σ w dP:
 ///             P is within δ w of w, so that |dV error| ≤ Σ_i ((1 + δ)(1 + u) − 1) w |d_out|,  u = 2⁻⁸;
 ///             D̂ = d_out · out is of the same weights, which add up to 1: |D̂ − D| ≤ δ Σ w |dP − D|, so that
 ///             |dS error| ≤ B = δ w (|dP − D| + (1 + δ) Σ w |dP − D|), and rounded (1 + u) B + u |dS|;
@@ -481,8 +484,7 @@ template <class T> class BackwardMachine {
 ///             out is 16 bits wide its rounding, w |d_out| |out| 2⁻⁹ in dS. ∂t/∂s of a score multiplies B.
 ///           Tests hold it to that
 /// Bits      a dQ row depends on its query and what that sees, a dK or dV row on its key and all queries of its
-/// sequence
-///           and head group, and all on the unit; none on threads
+///           sequence and head group, and all on the unit; none on threads
 template <class T, class Threads>
 void attend_backward(const AnyBackwardCall<T>& call, const BackwardKernels& kernels, Workspace& workspace,
                      const Threads& threads) {

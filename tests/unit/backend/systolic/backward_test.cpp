@@ -459,6 +459,36 @@ TEST_P(SystolicBackward, HiddenNaNIsInertAndAVisibleOnePropagates) {
   }
 }
 
+/// The keys that padding hides from all queries, at numbers of queries that leave lanes without one.
+TEST_P(SystolicBackward, NaNInPaddedKeysReachesNobody) {
+  const std::vector<Index> lengths{37, 20};
+  for (const int queries : {5, 16, 20, 64, 65}) {
+    BackwardCase<float> c("padded", {2, queries, 40, 4, 2, 20, 12});
+    const auto clean = c.gradients<One>(mha::Padding{lengths});
+    for (Index b = 0; b < 2; ++b)
+      for (Index k = lengths[static_cast<std::size_t>(b)]; k < 40; ++k)
+        for (Index g = 0; g < 2; ++g) {
+          for (Index d = 0; d < 20; ++d) c.k(b, k, g, d) = std::numeric_limits<float>::quiet_NaN();
+          for (Index d = 0; d < 12; ++d) c.v(b, k, g, d) = std::numeric_limits<float>::infinity();
+        }
+    const auto found = c.gradients<One>(mha::Padding{lengths});
+    EXPECT_EQ(support::differing(found.query, clean.query), 0u) << queries;
+    EXPECT_EQ(support::differing(found.key, clean.key), 0u) << queries;
+    EXPECT_EQ(support::differing(found.value, clean.value), 0u) << queries;
+  }
+}
+
+/// Its derivative at 0, where lanes without a query stand, is infinite.
+struct Root {
+  template <class S> S operator()(S s, Index, Index, Index, Index) const { return mha::sqrt(mha::abs(s)); }
+};
+TEST_P(SystolicBackward, LanesWithoutAQueryAddNothing) {
+  const BackwardCase<float> c("lanes", {1, 20, 8, 1, 1, 20, 12});
+  const auto found = c.gradients<One>(Root{});
+  for (const auto* x : {&found.query, &found.key, &found.value})
+    for (const float e : *x) EXPECT_TRUE(std::isfinite(e));
+}
+
 /// A number that is not finite in d_out alone meets weights that are: each visible pair adds it, a hidden one does not.
 TEST_P(SystolicBackward, ANonFiniteNumberReachesItsOwnColumnOfVisiblePairs) {
   BackwardCase<float> c("column", {1, 100, 100, 1, 1, 24, 40});
