@@ -63,7 +63,9 @@ int main() {
     if (step % 250 == 0) std::printf("step %3d: error %.2f\n", step, error);
     layer.backward(d_y, tape, gradients, mha::into(d_x), workspace);
     layer.update([&](auto& p) {
-      for (std::size_t i = 0; i < p.flat().size(); ++i) p.flat()[i] -= rate * gradients.flat()[i];
+      p.for_each(gradients, [&](auto numbers, auto of_numbers) {  // two spans: weights, and what else is trained
+        for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] -= rate * of_numbers[i];
+      });
     });
   }
   return agree && dx.allFinite() && error < 0.1 ? 0 : 1;

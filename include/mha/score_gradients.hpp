@@ -373,11 +373,16 @@ template <class A, class S, bool Parameters> constexpr bool check_differentiated
   constexpr bool has = has_derivative<A, S, Parameters>();
   static_assert(has,
                 "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-                "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+                "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like "
+                "(see mha/policy/score.hpp)");
   static_assert(!has_wrong_accumulate<S>(),
                 "mha: accumulate(gradient, dt, s, b, h, q, k) of a score takes a span of doubles, two numbers and four "
                 "indices, is const, and stands beside numbers(), a span; or 'static constexpr bool trainable = false' "
                 "(see mha/policy/score.hpp)");
+  static_assert(
+      !has_numbers_alone<S>(),
+      "mha: a score with numbers() is trained by its accumulate(gradient, dt, s, b, h, q, k) const: write it, or "
+      "'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
   static_assert(
       !has || !has_foreign_member<S>(),
       "mha: a score that is a class template over its scalar is trained, and this one has a member of another "

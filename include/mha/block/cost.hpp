@@ -33,7 +33,7 @@ inline std::string backward_in_words(const char* name, const StageCost& c) {
 }
 inline std::string backward_memory_in_words(double tape_bytes, double scratch_bytes) {
   const auto n = [](double x) { return std::to_string(static_cast<long long>(x)); };
-  return "tape:        " + n(tape_bytes) + " bytes\nworkspace:   " + n(scratch_bytes) + " bytes for gradients\n";
+  return "tape:        " + n(tape_bytes) + " bytes\nworkspace:   " + n(scratch_bytes) + " bytes\n";
 }
 
 inline std::string backward_in_words(const BackwardStageCost& c) {

@@ -49,7 +49,7 @@ TensorView<const T, 2> gated_rows(const TensorView<const T, 4>& heads, const Ten
 ///   auto gradients = layer.gradients();
 ///   y = layer(x, tape, mha::Padding{lengths});
 ///   dx = layer.backward(dy, tape, gradients);
-///   layer.update([&](auto& p) { step(p.flat(), gradients.flat()); });
+///   layer.update([&](auto& p) { p.for_each(gradients, step); });
 ///
 /// Formula   of L = ⟨dy, y⟩: dW_O = headsᵀ dy, db_O = Σ dy, dheads = dy W_Oᵀ; attention_backward(); rotary turned back,
 ///           the norm's derivative; dW_Q = xᵀ dQ, db_Q = Σ dQ, …;  dx = dQ W_Qᵀ + dK W_Kᵀ + dV W_Vᵀ
@@ -96,21 +96,25 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
             zero_score()};
   }
 
+  /// The layer's score and sink, with the numbers that update() gave them.
+  const Score& score() const { return score_.own(); }
+  const Sink& sink() const { return sink_.own(); }
+
   /// As without a trained score and a Sink: f(p) writes the weights. p.score and p.sink are the layer's own then, and
   /// p.for_each(gradients, step) passes their numbers too.
   template <class F> void update(F&& f) {
     if constexpr (!detail::computes_on_host<B> || (!trains && !has_sink)) {
       Base::update(f);
     } else {
-      Score score = score_.own();
-      Sink sink = sink_.own();
+      Score next_score = score_.own();
+      Sink next_sink = sink_.own();
       Base::update([&](const ParameterViews<T>& views) {
-        const TrainedParameters<T, Score, Sink> p{views, score, sink};
+        const TrainedParameters<T, Score, Sink> p{views, next_score, next_sink};
         f(p);
-        static_cast<void>(sink.logits(config_.num_heads));
+        static_cast<void>(next_sink.logits(config_.num_heads));
       });
-      if constexpr (trains) score_ = detail::Kept<B, Score>(std::move(score), backend_);
-      if constexpr (has_sink) sink_ = detail::Kept<B, Sink>(std::move(sink), backend_);
+      if constexpr (trains) score_ = detail::Kept<B, Score>(std::move(next_score), backend_);
+      if constexpr (has_sink) sink_ = detail::Kept<B, Sink>(std::move(next_sink), backend_);
     }
   }
 
@@ -251,9 +255,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const TensorView<const T, 4> q = made.q;
     const auto mask = detail::intersect(mask_.there(), detail::collect_masks(extra...));
     const auto of_call = detail::collect_scores(extra...);
-    const auto score = detail::chain(score_.there(), of_call);
+    const auto scores = detail::chain(score_.there(), of_call);
     auto call = detail::attend_call<T>(names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged),
-                                       mask, score, sink_.there(), given, frame);
+                                       mask, scores, sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
     detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, Score, std::remove_const_t<decltype(of_call)>, Sink>
         policies(mask, score_.own(), of_call, sink_.there(), given);

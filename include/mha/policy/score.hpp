@@ -147,7 +147,8 @@ template <class T, class S>
   static_assert(
       requires(Dual<T> x) { score(x, b, h, q, k); },
       "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-      "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+      "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like (see "
+      "mha/policy/score.hpp)");
   return score(Dual<T>::variable(logit), b, h, q, k);
 }
 

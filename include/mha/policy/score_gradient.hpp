@@ -95,6 +95,17 @@ template <class B> constexpr bool is_bias<AdditiveBias<B>> = true;
 template <class S> constexpr bool is_chain = false;
 template <class A, class B> constexpr bool is_chain<Chain<A, B>> = true;
 
+/// Whether a score has numbers() and nothing by which they are trained, and does not decline that.
+template <class S> constexpr bool has_numbers_alone() {
+  if constexpr (is_chain<S>)
+    return has_numbers_alone<decltype(S::first)>() || has_numbers_alone<decltype(S::second)>();
+  else if constexpr (LibraryTrained<S> || Accumulates<S> || asks_training<S>() || declines_training<S>() ||
+                     almost_accumulates<S>())
+    return false;
+  else
+    return requires(const S& s) { std::span(s.numbers()); };
+}
+
 /// Numbers of a score, as it is for one head, whose gradients are sums over all pairs.
 template <class Wanted, class S> struct Slots {
   static constexpr int count() {
@@ -276,7 +287,8 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
     static_assert(
         requires(D x) { score(x, Index{}, Index{}, Index{}, Index{}); },
         "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-        "parameter, 'template <class T> T operator()(T s, ...) const' (see mha/policy/score.hpp)");
+        "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like (see "
+        "mha/policy/score.hpp)");
     return score;
   }
 }

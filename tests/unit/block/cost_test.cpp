@@ -37,10 +37,10 @@ TEST(BackwardStageCost, IsThatOfBothProductsAndWhatTheTapeKeeps) {
   EXPECT_EQ(norm.backward_cost(7).tape_bytes, 4. * 70);
   EXPECT_EQ(norm.explain_backward(7),
             "backward:    0.000000 GFLOP, 960 bytes\ntape:        280 bytes\n"
-            "workspace:   0 bytes for gradients\n");
+            "workspace:   0 bytes\n");
   EXPECT_EQ(plain.explain_backward(7),
             "backward:    0.000006 GFLOP, 2800 bytes\ntape:        0 bytes\n"
-            "workspace:   0 bytes for gradients\n");
+            "workspace:   0 bytes\n");
 }
 
 }  // namespace

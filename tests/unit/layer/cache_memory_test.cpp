@@ -46,7 +46,9 @@ TEST(CacheMemory, CopiesRowsOfEveryLayer) {
         for (Index d = 0; d < dim; ++d) memory.key_rows(layer)(row, g, d) = number(layer, row) + 0.25f * float(d);
         memory.value_rows(layer)(row, g, 0) = -number(layer, row);
       }
-  memory.copy({{1, 8, 3}, {8, 0, 1}});  // in their order
+  mha::detail::RowCopies copies{{1, 8, 3}, {8, 0, 1}};
+  memory.copy(copies);  // in their order
+  EXPECT_TRUE(copies.empty());
   for (Index layer = 0; layer < layers; ++layer)
     for (const auto& [to, from] : {std::pair{8, 1}, {9, 2}, {10, 3}, {0, 1}, {11, 11}, {1, 1}})
       for (Index g = 0; g < heads; ++g) {

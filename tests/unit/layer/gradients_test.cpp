@@ -437,6 +437,9 @@ TEST(LayerUpdate, ReachesScoreAndSink) {
     EXPECT_EQ(p.score.bend, 0.25f - 1);
     EXPECT_EQ(p.sink.per_head()[1], 0);
   });
+  EXPECT_EQ(one.score().bend, -0.75f);
+  EXPECT_EQ(one.sink().per_head()[1], 0);
+  EXPECT_EQ(before.score().bend, 0.25f);
   EXPECT_EQ(sizes, (std::vector<std::size_t>{static_cast<std::size_t>(one.parameter_count()), 2, 2}));
   EXPECT_EQ(one.parameters().flat()[3], before.parameters().flat()[3] - 0.5f);
   Own expected({.d_model = 4, .num_heads = 2}, Bent<>{0.5f, -0.75f}, mha::Sink({1.f, 0.f}));
