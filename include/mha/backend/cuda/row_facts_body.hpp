@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <limits>
 
 #include "gradient_params.hpp"
 #include "machine.hpp"
@@ -16,7 +15,7 @@ struct RowFactsShape {
 
 /// RowFacts of row i of a head, by the calling warp.
 ///
-/// Numerics  a sink that outweighs the row beyond 2^(largest exponent − 28) counts as that much: its weights are
+/// Numerics  a sink that outweighs the row beyond 2¹⁰⁰, in double 2⁹⁹⁶, counts as that much: its weights are
 /// nothing
 ///           beside it, while what the log-sum-exp's gradient multiplies them by stays finite
 template <class Machine, class Call>
@@ -39,7 +38,7 @@ MHA_KERNEL void store_row_facts(Machine& m, const GradientParams<Call>& p, Index
     A denominator = sum;
     if (call.sink.size > 0) {
       const A above = (static_cast<A>(call.sink.data[h]) - level) * log2e<A>();
-      constexpr A most = std::numeric_limits<A>::max() * A(0x1p-28);
+      constexpr A most = A(sizeof(A) == 8 ? 0x1p996 : 0x1p100);
       denominator += m.exp2(above);
       if (denominator > most) denominator = most;
       row.sink = -dot / (A(1) + sum * m.exp2(-above));
