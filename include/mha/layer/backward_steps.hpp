@@ -9,6 +9,7 @@
 #include "../block/rows.hpp"
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
+#include "../score_gradients.hpp"
 #include "gradients.hpp"
 #include "parameters.hpp"
 #include "recorded.hpp"

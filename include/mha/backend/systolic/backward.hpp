@@ -12,6 +12,7 @@
 #include "../simd/pair_gradients.hpp"
 #include "../simd/transpose.hpp"
 #include "backward_kernels.hpp"
+#include "kv_tiles.hpp"
 #include "tile_rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
