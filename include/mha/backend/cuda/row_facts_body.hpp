@@ -7,9 +7,9 @@
 /// The numbers of the rows that a backward pass begins with, and the gradient of the sink, which it ends with.
 namespace mha::inline MHA_NAMESPACE::cuda {
 
-/// A block of row_facts_body: each warp takes one row of a head after another.
+/// A block of row_facts_body: a row of a head for each warp.
 struct RowFactsShape {
-  static constexpr int warps = 4, rows = 8 * warps, threads = warps * warp_size;
+  static constexpr int warps = 4, rows = warps, threads = warps * warp_size;
 };
 
 /// RowFacts of row i of a head, by the calling warp.
@@ -55,7 +55,7 @@ MHA_KERNEL void store_row_facts(Machine& m, const GradientParams<Call>& p, Index
 
 /// RowFacts of every row.
 ///
-/// Grid      tiles of 32 rows · heads · batch
+/// Grid      tiles of 4 rows · heads · batch
 template <class Machine, class Call> MHA_KERNEL void row_facts_body(Machine& m, const GradientParams<Call>& p) {
   const Call& call = p.call;
   const Index head = m.block().x / p.tiles, h = head % call.shape.heads, b = head / call.shape.heads;
