@@ -79,6 +79,8 @@ class HidingMasks {
     for (bool& x : table_) x = random.chance(0.5);
     for (Index k = 0; k < 150; ++k) documents_.push_back(k / 43);
     for (auto& x : map_) x = random.chance(0.6) ? 1 : 0;
+    map_[14 * 16] = 0;  // the last queries see some of the poisoned keys and not all
+    map_[14 * 16 + 14] = 1;
   }
 
   /// f(name, mask, visible) with every mask.
