@@ -19,6 +19,7 @@
 #include "counting_allocator.hpp"
 #include "eigen_baseline.hpp"
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -202,20 +203,8 @@ int main(int argc, char** argv) {
       for (const bool causal : {false, true}) {
         const std::string shape =
             "/D:" + std::to_string(dim) + "/L:" + std::to_string(length) + (causal ? "/causal" : "/full");
-        benchmark::RegisterBenchmark(("attention" + shape).c_str(), attention, length, dim, causal)
-            ->Iterations(rounds)
-            ->UseManualTime()
-            ->Unit(benchmark::kMillisecond);
-        if (length == 512 || length == 2048)
-          benchmark::RegisterBenchmark(("threads" + shape).c_str(), scaling, length, dim, causal)
-              ->Iterations(2 * rounds)
-              ->UseManualTime()
-              ->Unit(benchmark::kMillisecond);
+        bench::add("attention" + shape, rounds, attention, length, dim, causal);
+        if (length == 512 || length == 2048) bench::add("threads" + shape, 2 * rounds, scaling, length, dim, causal);
       }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_tables();
-  return 0;
+  return bench::run_all(argc, argv, print_tables);
 }

@@ -14,6 +14,7 @@
 #include <mha/systolic.hpp>
 
 #include "measure.hpp"
+#include "program.hpp"
 #include "unit_peak.hpp"
 
 namespace {
@@ -171,19 +172,12 @@ void print_table() {
 template <class T, class M>
 void add(const std::string& scalar, int length, int dim, const std::string& what, const M& mask, bool drops = false) {
   const std::string name = scalar + "/D:" + std::to_string(dim) + "/L:" + std::to_string(length) + "/" + what;
-  benchmark::RegisterBenchmark(name.c_str(),
-                               [=](benchmark::State& state) { backward<T>(state, name, length, dim, mask, drops); })
-      ->Iterations(rounds)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  bench::add(name, rounds, [=](benchmark::State& state) { backward<T>(state, name, length, dim, mask, drops); });
 }
 
 template <class M> void add_on_array(int length, int dim, const std::string& what, const M& mask) {
   const std::string name = "Systolic/D:" + std::to_string(dim) + "/L:" + std::to_string(length) + "/" + what;
-  benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { on_array(state, name, length, dim, mask); })
-      ->Iterations(rounds)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  bench::add(name, rounds, [=](benchmark::State& state) { on_array(state, name, length, dim, mask); });
 }
 
 }  // namespace
@@ -202,11 +196,8 @@ int main(int argc, char** argv) {
       add_on_array(length, dim, "full", mha::Full{});
       add_on_array(length, dim, "causal", mha::Causal{});
     }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  print_array_table();
-  return 0;
+  return bench::run_all(argc, argv, [] {
+    print_table();
+    print_array_table();
+  });
 }

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -15,6 +14,7 @@
 
 #include "counting_allocator.hpp"
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -180,31 +180,19 @@ void print_table() {
   table.print();
 }
 
-template <class F> void add(const std::string& name, int iterations, F&& f) {
-  benchmark::RegisterBenchmark(name.c_str(), std::forward<F>(f))
-      ->Iterations(iterations)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   using State = benchmark::State;
-  add("books/contiguous/256", rounds,
-      [](State& s) { books(s, "books, contiguous, 256 sequences", mha::Contiguous{.length = 1040}, 256); });
-  add("books/paged/256", rounds, [](State& s) {
+  bench::add("books/contiguous/256", rounds,
+             [](State& s) { books(s, "books, contiguous, 256 sequences", mha::Contiguous{.length = 1040}, 256); });
+  bench::add("books/paged/256", rounds, [](State& s) {
     books(s, "books, paged, 256 sequences", mha::Paged{.pages = 256 * 65, .length = 1040, .page = 16}, 256);
   });
   for (const int length : {1024, 4096})
-    add("prompt/" + std::to_string(length), rounds,
-        [length](State& s) { prompt(s, "prompt of " + std::to_string(length), length); });
-  add("mixture", rounds, [](State& s) { mixture(s, "31 tokens and 512 rows"); });
-  add("generation", 1, [](State& s) { generation(s, "1024 tokens"); });
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+    bench::add("prompt/" + std::to_string(length), rounds,
+               [length](State& s) { prompt(s, "prompt of " + std::to_string(length), length); });
+  bench::add("mixture", rounds, [](State& s) { mixture(s, "31 tokens and 512 rows"); });
+  bench::add("generation", 1, [](State& s) { generation(s, "1024 tokens"); });
+  return bench::run_all(argc, argv, print_table);
 }

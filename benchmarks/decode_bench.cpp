@@ -9,7 +9,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -17,6 +16,7 @@
 #include <mha/mha.hpp>
 
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -55,8 +55,7 @@ template <class T, class Threads> void decode(benchmark::State& state, const std
   Samples& samples = results[name];
   samples.bytes = in.bytes();
   samples.flop = 4.0 * heads * dim * queries * (keys - 0.5 * (queries - 1));
-  // One thread is timed by its own clock, so that other programs do not count.
-  const bench::Clock clock = std::is_same_v<Threads, mha::Serial> ? bench::thread_seconds : bench::wall_seconds;
+  const bench::Clock clock = bench::clock_of<Threads>();
   const int our_calls = bench::calls_per_sample(clock, ours);
   const int read_calls = bench::calls_per_sample(clock, read);
   for ([[maybe_unused]] auto _ : state) {
@@ -87,10 +86,7 @@ void print_table() {
 template <class T, class Threads> void add(const char* scalar, const char* threads, int queries, int keys) {
   const std::string name =
       std::string(scalar) + "/" + threads + "/Lq:" + std::to_string(queries) + "/Lk:" + std::to_string(keys);
-  benchmark::RegisterBenchmark(name.c_str(), decode<T, Threads>, name, queries, keys)
-      ->Iterations(rounds)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  bench::add(name, rounds, decode<T, Threads>, name, queries, keys);
 }
 
 }  // namespace
@@ -103,10 +99,5 @@ int main(int argc, char** argv) {
       add<mha::bfloat16, mha::Serial>("bf16", "one", queries, keys);
       add<mha::bfloat16, mha::ThreadPool>("bf16", "all", queries, keys);
     }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+  return bench::run_all(argc, argv, print_table);
 }

@@ -17,6 +17,7 @@
 #include "counting_allocator.hpp"
 #include "eigen_baseline.hpp"
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -136,9 +137,7 @@ void print_table() {
   table.print();
 }
 
-template <class F> void add(const std::string& name, F&& f) {
-  benchmark::RegisterBenchmark(name.c_str(), f)->Iterations(rounds)->UseManualTime()->Unit(benchmark::kMillisecond);
-}
+template <class F> void add(const std::string& name, F&& f) { bench::add(name, rounds, f); }
 
 }  // namespace
 
@@ -158,10 +157,5 @@ int main(int argc, char** argv) {
     both(One{}, 1);
     if (all > 1) both(mha::Cpu{}, all);
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+  return bench::run_all(argc, argv, print_table);
 }

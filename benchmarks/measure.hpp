@@ -11,6 +11,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include <time.h>
@@ -33,6 +34,10 @@ inline double wall_seconds() {
 }
 
 using Clock = double (*)();
+/// The clock of an executor: one thread is timed by its own, so that other programs do not count.
+template <class Threads> constexpr Clock clock_of() {
+  return std::is_same_v<Threads, mha::Serial> ? thread_seconds : wall_seconds;
+}
 
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;

@@ -15,6 +15,7 @@
 #include <mha/mha.hpp>
 
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -116,15 +117,7 @@ int main(int argc, char** argv) {
   for (const int d : {512, 2048, 4096})
     for (const int rows : {1, 4, 16, 1024}) {
       const std::string name = "projection/d:" + std::to_string(d) + "/rows:" + std::to_string(rows);
-      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { measure(state, rows, d); })
-          ->Iterations(d == 4096 && rows > 16 ? 5 : 9)
-          ->UseManualTime()
-          ->Unit(benchmark::kMillisecond);
+      bench::add(name, d == 4096 && rows > 16 ? 5 : 9, [=](benchmark::State& state) { measure(state, rows, d); });
     }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+  return bench::run_all(argc, argv, print_table);
 }

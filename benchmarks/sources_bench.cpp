@@ -15,6 +15,7 @@
 #include <mha/mha.hpp>
 
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -100,10 +101,7 @@ void print_table() {
 
 template <class T> void add(const char* scalar, int queries, int keys) {
   const std::string name = std::string(scalar) + "/Lq:" + std::to_string(queries) + "/Lk:" + std::to_string(keys);
-  benchmark::RegisterBenchmark(name.c_str(), run<T>, name, queries, keys)
-      ->Iterations(rounds)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  bench::add(name, rounds, run<T>, name, queries, keys);
 }
 
 }  // namespace
@@ -115,10 +113,5 @@ int main(int argc, char** argv) {
       add<float>("f32", queries, keys);
       add<mha::bfloat16>("bf16", queries, keys);
     }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+  return bench::run_all(argc, argv, print_table);
 }

@@ -15,6 +15,7 @@
 #include <mha/mha.hpp>
 
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -183,9 +184,7 @@ void print_tables() {
   heads.print();
 }
 
-template <class F> void add(const std::string& name, F&& f) {
-  benchmark::RegisterBenchmark(name.c_str(), f)->Iterations(rounds)->UseManualTime()->Unit(benchmark::kMillisecond);
-}
+template <class F> void add(const std::string& name, F&& f) { bench::add(name, rounds, f); }
 
 }  // namespace
 
@@ -199,10 +198,5 @@ int main(int argc, char** argv) {
   }
   for (const int heads : {1, 2, 4, 8, 16, 32})
     add("heads/h:" + std::to_string(heads), [=](auto& state) { layer<Full>(state, over_heads, 1024, heads, false); });
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_tables();
-  return 0;
+  return bench::run_all(argc, argv, print_tables);
 }

@@ -14,6 +14,7 @@
 #include <mha/mha.hpp>
 
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -147,10 +148,5 @@ int main(int argc, char** argv) {
   }
   add_norm<mha::LayerNorm<float, Backend>>("LayerNorm", 512, 1024);
   add_norm<mha::RmsNorm<float, Backend>>("RmsNorm", 512, 1024);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+  return bench::run_all(argc, argv, print_table);
 }

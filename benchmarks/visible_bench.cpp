@@ -15,6 +15,7 @@
 #include <mha/mha.hpp>
 
 #include "measure.hpp"
+#include "program.hpp"
 
 namespace {
 
@@ -108,10 +109,7 @@ void print_table() {
 }
 
 template <class M> void add(const std::string& name, const M& mask) {
-  benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { visible(state, name, mask); })
-      ->Iterations(rounds)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  bench::add(name, rounds, [=](benchmark::State& state) { visible(state, name, mask); });
 }
 
 }  // namespace
@@ -127,10 +125,5 @@ int main(int argc, char** argv) {
           blocks(block, density));
   add("functor that shows all, no tile()", Silent{});
   add("functor that is causal, no tile()", SilentCausal{});
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+  return bench::run_all(argc, argv, print_table);
 }

@@ -27,6 +27,16 @@ set(mha_program_options)
 if(MHA_QUICK_PROGRAMS)
   set(mha_program_options ${mha_quick_options})
 endif()
+# mha_quick_program(TARGET): it is over mha::compiled and may be compiled without optimization. clang++ then reads the tests'
+# precompiled header first; g++ checks that programs include what they use.
+function(mha_quick_program target)
+  target_compile_options(${target} PRIVATE ${mha_program_options})
+  if(MHA_QUICK_PROGRAMS AND MHA_BUILD_TESTS AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    # Deferred: it is made by tests/, which comes after the examples.
+    cmake_language(EVAL CODE "cmake_language(DEFER DIRECTORY [[${PROJECT_SOURCE_DIR}]]
+                                             CALL target_precompile_headers ${target} REUSE_FROM driver_headers)")
+  endif()
+endfunction()
 # Where the sanitizer's check of pointer arithmetic is off for the compiler's time, one scalar's kernels have it: the others
 # come from the same templates.
 if(CMAKE_CXX_FLAGS MATCHES "-fno-sanitize=pointer-overflow")

@@ -4,9 +4,10 @@
 // You learn   the backward pass of a whole layer: a tape, gradients, a step of descent; what is checked along the way
 // The maths   L = ½ ‖Y − T‖², dL/dY = Y − T; layer.backward() goes back through W_O, attention, rotary and W_Q, W_K,
 //             W_V to dL/dW of every weight and dL/dX; then W ← W − rate · dL/dW
-// Symbols     L = 8 tokens, E = 16 numbers per token: X, Y, T (L, E); T is what a teacher, a layer of other weights,
-// gives Output      a gradient beside the difference quotient of the loss, and the error as the layer learns:
+// Symbols     L = 8 tokens, E = 16 numbers per token: X, Y, T (L, E); T is what a layer of other weights gives
+// Output      a gradient beside the difference quotient of the loss, and the error as the layer learns:
 //               dL/dW_Q(3, 2): they agree
+//               dL/dcap: they agree
 //               step   0: error 1.62
 //               step 250: error 0.09
 //               step 500: error 0.04
@@ -50,6 +51,15 @@ int main() {
   const bool agree = std::abs(slope - gradients.query.matrix()(3, 2)) < 1e-6;
   std::printf("dL/dW_Q(3, 2): %s\n", agree ? "they agree" : "they differ");
 
+  // A score that a call is given has gradients too, where they are asked for: here that of a soft cap.
+  const auto capped = [&](float cap) { return 0.5 * (layer(x, mha::SoftCap{cap}) - target).squaredNorm(); };
+  mha::SoftCap d_cap{2.f};
+  y = layer(x, tape, mha::SoftCap{2.f});
+  static_cast<void>(layer.backward(Matrix(y - target), tape, gradients, mha::ScoreGradient(d_cap)));
+  const double by_cap = (capped(2.125f) - capped(1.875f)) / 0.25;
+  const bool cap_agrees = std::abs(by_cap - double(d_cap.cap)) < 0.02 * std::abs(by_cap);
+  std::printf("dL/dcap: %s\n", cap_agrees ? "they agree" : "they differ");
+
   // Descent: every call of backward() adds to the gradients, so a step begins with clear(). With into() and a
   // workspace nothing is allocated after the first step.
   mha::Workspace workspace;
@@ -68,5 +78,5 @@ int main() {
       });
     });
   }
-  return agree && dx.allFinite() && error < 0.1 ? 0 : 1;
+  return agree && cap_agrees && dx.allFinite() && error < 0.1 ? 0 : 1;
 }

@@ -15,6 +15,7 @@
 #include <mha/mha.hpp>
 
 #include "../measure.hpp"
+#include "../program.hpp"
 
 namespace {
 
@@ -154,10 +155,5 @@ int main(int argc, char** argv) {
     add(size, "SwiGlu, to both products", mha::SwiGlu{}, false);
     add(size, "GeGlu, to both products", mha::GeGlu{}, false);
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  print_table();
-  return 0;
+  return bench::run_all(argc, argv, print_table);
 }

@@ -18,6 +18,7 @@
 #include <mha/mha.hpp>
 
 #include "../measure.hpp"
+#include "../program.hpp"
 
 namespace {
 
@@ -49,7 +50,7 @@ template <class W> const char* scalar() {
 template <class Threads>
 void measure(benchmark::State& state, const std::string& what, double bytes, const std::function<void()>& f,
              const std::function<void()>& wide) {
-  const bench::Clock clock = std::is_same_v<Threads, mha::Serial> ? bench::thread_seconds : bench::wall_seconds;
+  const bench::Clock clock = bench::clock_of<Threads>();
   static const std::vector<float> memory(std::size_t{1} << 25, 1.f);
   const auto read = [&] { bench::read_all<Threads>(memory.data(), memory.size()); };
   const auto sample = [&](const auto& g, int calls) { return bench::seconds_per_call(clock, calls, g); };
@@ -131,9 +132,7 @@ template <class W, class Threads> void block(benchmark::State& state) {
   if (!std::isfinite(x(0, 0))) state.SkipWithError("the result is wrong");
 }
 
-template <class F> void add(const std::string& name, F&& f) {
-  benchmark::RegisterBenchmark(name.c_str(), f)->Iterations(rounds)->UseManualTime()->Unit(benchmark::kMillisecond);
-}
+template <class F> void add(const std::string& name, F&& f) { bench::add(name, rounds, f); }
 
 template <class W, class Threads> void add_all(const std::string& suffix) {
   for (const auto& [count, in, out] : {std::array<Index, 3>{1, 4096, 4096}, {8, 4096, 4096}, {512, 768, 3072}})

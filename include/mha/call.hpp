@@ -248,6 +248,7 @@ template <class A> struct CallOptions {
   std::optional<TensorView<A, 3>> log_sum_exp;
   double dropout = 0;
   std::optional<DropoutSeed> dropout_seed;
+  Index planned_keys = 0;  ///< of each sequence, for a call that is repeated as the keys grow; 0: those there are
 };
 
 template <class A, class... Extra> CallOptions<A> collect_options(const Extra&... extra) {

@@ -270,19 +270,31 @@ void check_source(const char* call, const S& source, const std::optional<Ragged>
     });
 }
 
+/// A call as the longest for which it is repeated: all sequences have `keys` keys, the last of which meets the last
+/// query. No keys: the call as it is.
+template <class Frame> CallShape planned_shape(const char* call, CallShape shape, Index keys, Frame& frame) {
+  if (keys == 0) return shape;
+  checked_product(call, "a batch of the longest sequence of keys", {shape.batch, keys, shape.heads});
+  Index* const last = frame.template take_host<Index>(static_cast<std::size_t>(shape.batch));
+  for (Index b = 0; b < shape.batch; ++b) last[b] = keys - shape.queries_of(b);
+  return {shape.batch, shape.heads, shape.queries, keys, Origins(last), shape.query_offsets, true};
+}
+
 /// Checks q and a source against each other and prepares the policies: everything of a call but its outputs.
 template <class T, Memory where = Memory::host, class Kv, class M, class S, class Sink, class Frame>
 auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const Kv& kv, const M& mask, const S& score,
                   const Sink& sink, const CallOptions<Accumulator<T>>& options, Frame& frame) {
   using A = Accumulator<T>;
   const KvSizes sizes = kv_sizes(kv);
-  const CallShape shape = checked_shape<T>(names, q, sizes, options, frame);
+  const CallShape now = checked_shape<T>(names, q, sizes, options, frame);
+  const CallShape shape = planned_shape(names.call, now, options.planned_keys, frame);
   const auto ready_mask = prepared_for<where>(names.call, mask, shape, frame);
   const auto ready_score = prepared_for<where>(names.call, score, shape, frame);
   if constexpr (requires { kv.require_hidden(names.call, ready_mask, shape); })
     kv.require_hidden(names.call, ready_mask, shape);
   AttendCall<T, Kv, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>> call{
       q, kv, ready_mask, ready_score, {}, {}, shape, sizes.heads, q.dim(), sizes.value_dim, A(0)};
+  call.shape.origin = now.origin;
   call.scale = static_cast<A>(options.scale ? *options.scale : 1 / std::sqrt(double(q.dim())));
   call.sink = sink.logits(q.heads());
   require(call.sink.memory == where || call.sink.size == 0, names.call, ": the Sink's logits are in ",
@@ -306,12 +318,13 @@ auto attend_call(const CallNames& names, const TensorView<T, 4>& out, const Tens
 }
 
 /// The call as a backend gets it that does not reach the host's memory: its offsets, origins and the numbers of its
-/// source in memory of its own.
-template <class B, class Call, class Frame>
-Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
+/// source in memory of its own, where sent(list) says, or, if that is null, copied for this call.
+template <class B, class Call, class Frame, class Sent>
+Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace, const Sent& sent) {
   if constexpr (!computes_on_host<B>) {
     const auto there = [&](const Index* here, Index n) {
-      return here != nullptr ? backend.stage(here, n, frame, workspace) : nullptr;
+      const Index* const known = here != nullptr ? sent(here) : nullptr;
+      return here == nullptr || known != nullptr ? known : backend.stage(here, n, frame, workspace);
     };
     const Index batch = call.shape.batch;
     const Origins here = call.shape.origin;
@@ -342,22 +355,9 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
   return call;
 }
 
-/// The tensor's memory is one that the backend's machine reaches, where that can be told.
-template <class B, class View>
-void require_reachable(const B& backend, const char* call, const char* name, const View& v) {
-  if constexpr (!computes_on_host<B>)
-    if (v.data != nullptr && v.size() > 0) backend.require_reachable(call, name, v.data);
-}
-
-/// The same for the keys and values of a source that shows where they are.
-template <class B, class S> void require_source_reachable(const B& backend, const char* call, const S& source) {
-  if constexpr (requires {
-                  source.key.data;
-                  source.value.data;
-                }) {
-    require_reachable(backend, call, "the source's key", source.key);
-    require_reachable(backend, call, "the source's value", source.value);
-  }
+template <class B, class Call, class Frame>
+Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
+  return staged(backend, std::move(call), frame, workspace, [](const Index*) -> const Index* { return nullptr; });
 }
 
 /// `Records`: its row states are wanted.

@@ -61,11 +61,11 @@ concept ScoreGradientArgument = is_score_gradient<std::remove_cvref_t<E>>;
 
 /// Whether what is trained of a score is what its score for one head has: the chain rule does not pass through
 /// prepared() and at_head().
-template <class S, class Head> constexpr bool is_trained_as_given() {
+template <class Wanted, class S, class Head> constexpr bool is_trained_as_given() {
   if constexpr (is_chain<S> && is_chain<Head>)
-    return is_trained_as_given<decltype(S::first), decltype(Head::first)>() &&
-           is_trained_as_given<decltype(S::second), decltype(Head::second)>();
-  else if constexpr (LibraryTrained<S>)
+    return is_trained_as_given<typename Wanted::First, decltype(S::first), decltype(Head::first)>() &&
+           is_trained_as_given<typename Wanted::Second, decltype(S::second), decltype(Head::second)>();
+  else if constexpr (!Wanted::parameters || LibraryTrained<S>)
     return true;
   else if constexpr (is_trained_template<S>() || Accumulates<S>)
     return !requires(const S& s, const CallShape& shape) { s.prepared(shape); }
@@ -261,8 +261,8 @@ template <class Wanted, class A, class S, class Frame, class Bias>
 void place_tables(const S& score, PairTable<A, LongSum<A>>*& next, const CallShape& shape, Frame& frame,
                   const Bias& bias) {
   if constexpr (is_chain<S>) {
-    place_tables<Wanted, A>(score.first, next, shape, frame, bias);
-    place_tables<Wanted, A>(score.second, next, shape, frame, bias);
+    place_tables<typename Wanted::First, A>(score.first, next, shape, frame, bias);
+    place_tables<typename Wanted::Second, A>(score.second, next, shape, frame, bias);
   } else if constexpr (is_bias<S> && Wanted::bias) {
     *next++ = bias.table;
   } else if constexpr (std::is_same_v<S, RelativeBias> && Wanted::parameters) {
@@ -308,7 +308,7 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
   static_assert(Tables<Wanted, Head>::count() <= ScoreGradientsTo<A>::most_tables,
                 "mha: at most 4 tables of scores have gradients in one call (see mha/score_gradients.hpp)");
   static_assert(
-      !Wanted::parameters || is_trained_as_given<S, Head>(),
+      is_trained_as_given<Wanted, S, Head>(),
       "mha: a trained score has neither prepared() nor at_head(), and theirs of another score return none that "
       "is trained: where they do, 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
 
@@ -361,12 +361,6 @@ template <class A, class Wanted, class Head, class S, class Bias, class Frame>
 auto score_gradient_sums(const S& score, const Bias& bias, const CallShape& shape, Frame& frame) {
   return ScoreGradientSums<A, Wanted, Head, S, Bias>(score, bias, shape, frame);
 }
-
-/// Whether a layer of T has gradients of the numbers of its score S: of those that attention_backward() returns too.
-template <class T, class S>
-constexpr bool trains_score = Arithmetic<Accumulator<T>>&& trains_unasked<S>() && std::is_copy_assignable_v<S>;
-/// The score with those gradients.
-template <class T, class S> using TrainedByLayer = std::conditional_t<trains_score<T, S>, Trained<S>, NoScore>;
 
 /// The sentences for a score that a backward pass differentiates.
 template <class A, class S, bool Parameters> constexpr bool check_differentiated_score() {

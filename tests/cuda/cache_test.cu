@@ -2,6 +2,7 @@
 // Steps of a cache in the memory of a GPU.
 #include "layer_checks.hpp"
 #include "on_gpu.hpp"
+#include "replay_checks.hpp"
 
 namespace {
 
@@ -14,6 +15,15 @@ TEST(CudaCache, StepsOverARing) {
   MHA_NEEDS_GPU();
   layer_checks::expect_steps<mha::Cuda, mha::bfloat16>("cuda steps, ring", mha::Ring{.left = 10, .rows = 20},
                                                        mha::SlidingWindow{.left = 10});
+}
+
+TEST(CudaCache, AGraphReplaysAStepWhileTheCacheGrows) {
+  MHA_NEEDS_GPU();
+  const auto nothing = [] {};
+  replay_checks::expect_replays<mha::Cuda, mha::bfloat16>("cuda replay, paged",
+                                                          mha::Paged{.pages = 12, .length = 512, .page = 16}, nothing);
+  replay_checks::expect_replays<mha::Cuda, mha::bfloat16>("cuda replay, contiguous", mha::Contiguous{.length = 300},
+                                                          nothing);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ template <class T> std::vector<T> numbers(const golden::Tensor& from) {
   for (const double x : from.values) to.push_back(static_cast<T>(x));
   return to;
 }
-template <class T, int Rank> mha::Tensor<T, Rank> tensor(const golden::Tensor& from) {
+template <class T, int Rank> mha::Tensor<T, Rank> of_rank(const golden::Tensor& from) {
   std::vector<int> e(std::size_t{Rank}, 1);
   std::copy_backward(from.extent.begin(), from.extent.end(), e.end());
   mha::Tensor<T, Rank> to = [&] {
@@ -55,7 +55,7 @@ template <class Backend, class T> class CaseCheck {
  public:
   explicit CaseCheck(const golden::Case& c)
       : case_(c),
-        x_(tensor<T, 3>(c.tensor("x"))),
+        x_(of_rank<T, 3>(c.tensor("x"))),
         query_(c, "query"),
         key_(c, "key"),
         value_(c, "value"),
@@ -64,8 +64,8 @@ template <class Backend, class T> class CaseCheck {
   void check() {
     const bool lengths = case_.has("lengths"), allowed = case_.has("allowed"), bias = case_.has("bias");
     const auto visible_keys = lengths ? numbers<int>(case_.tensor("lengths")) : std::vector<int>{};
-    const auto table = allowed ? tensor<bool, 4>(case_.tensor("allowed")) : mha::Tensor<bool, 4>{};
-    const auto added = bias ? tensor<T, 4>(case_.tensor("bias")) : mha::Tensor<T, 4>{};
+    const auto table = allowed ? of_rank<bool, 4>(case_.tensor("allowed")) : mha::Tensor<bool, 4>{};
+    const auto added = bias ? of_rank<T, 4>(case_.tensor("bias")) : mha::Tensor<T, 4>{};
     const mha::Padding padding{visible_keys};
     const mha::Dense dense{table};
     const mha::AdditiveBias additive{added};
@@ -92,7 +92,7 @@ template <class Backend, class T> class CaseCheck {
                   .value_bias = value_.bias_view(),
                   .output_bias = output_.bias_view()});
     if (case_.has("memory")) {
-      const auto memory = tensor<T, 3>(case_.tensor("memory"));
+      const auto memory = of_rank<T, 3>(case_.tensor("memory"));
       near("out", layer(x_, memory, extras...));
       near_weights(layer, x_, memory, extras...);
     } else {

@@ -192,9 +192,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
   if (mine.bias != nullptr && (!support::FarMemory::holds(mine.bias) || !is_aligned(mine.bias, 16)))
     return CUBLAS_STATUS_INVALID_VALUE;
 
-  support::FarStream::catch_up();
-  const support::Kernel open;
-  if (scratch_bytes > 0) std::memset(scratch, 0xff, scratch_bytes);
   return with_type(to.type, [&](auto scalar) {
     using T = decltype(scalar);
     using A = mha::Accumulator<T>;
@@ -203,17 +200,20 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
       return A(static_cast<const T*>(p)[column * static_cast<std::uint64_t>(l.stride) + row]);
     };
     const A times = *static_cast<const A*>(alpha), keeps = *static_cast<const A*>(beta);
-    for (std::uint64_t j = 0; j < asked.columns; ++j)
-      for (std::uint64_t i = 0; i < asked.rows; ++i) {
-        A sum(0);
-        for (std::uint64_t k = 0; k < asked.depth; ++k)
-          sum +=
-              at(a, left, mine.transpose_a == CUBLAS_OP_T, i, k) * at(b, right, mine.transpose_b == CUBLAS_OP_T, k, j);
-        A result = times * sum;
-        if (keeps != A(0)) result += keeps * at(c, to, false, i, j);
-        if (mine.epilogue == CUBLASLT_EPILOGUE_BIAS) result += A(static_cast<const T*>(mine.bias)[i]);
-        static_cast<T*>(d)[j * static_cast<std::uint64_t>(to.stride) + i] = T(result);
-      }
+    support::FarStream::enqueue([=] {
+      if (scratch_bytes > 0) std::memset(scratch, 0xff, scratch_bytes);
+      for (std::uint64_t j = 0; j < asked.columns; ++j)
+        for (std::uint64_t i = 0; i < asked.rows; ++i) {
+          A sum(0);
+          for (std::uint64_t k = 0; k < asked.depth; ++k)
+            sum += at(a, left, mine.transpose_a == CUBLAS_OP_T, i, k) *
+                   at(b, right, mine.transpose_b == CUBLAS_OP_T, k, j);
+          A result = times * sum;
+          if (keeps != A(0)) result += keeps * at(c, to, false, i, j);
+          if (mine.epilogue == CUBLASLT_EPILOGUE_BIAS) result += A(static_cast<const T*>(mine.bias)[i]);
+          static_cast<T*>(d)[j * static_cast<std::uint64_t>(to.stride) + i] = T(result);
+        }
+    });
     return CUBLAS_STATUS_SUCCESS;
   });
 }

@@ -25,6 +25,14 @@
 
 namespace support {
 
+/// What a launch of attend() is told beside its call.
+struct FarLaunch {
+  mha::cuda::BlockIndex grid{};
+  mha::cuda::Shared bytes = 0;
+  void* parts = nullptr;
+  unsigned* counters = nullptr;
+};
+
 struct FarCuda {
   static constexpr const char* name = "FarCuda";
   static constexpr bool drops = true;
@@ -33,6 +41,9 @@ struct FarCuda {
   static constexpr bool weights_in_storage = true;  // tensor cores multiply values by weights in 16 bits
   using Workspace = mha::cuda::Workspace;
   using Index = mha::Index;
+  static inline int launches = 0;  ///< of attend()
+  static inline FarLaunch last{};
+
   template <class T, int Rank> using Tensor = mha::DeviceTensor<T, Rank>;
 
   mha::Support supported() const { return {}; }
@@ -50,11 +61,14 @@ struct FarCuda {
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     want_far(call);
-    FarStream::catch_up();
-    const Kernel open;
-    gpu::with_guarded_policies(call, [&](const auto& any) {
-      auto frame = workspace.frame();
-      mha::cuda::attend(any, mha::cuda::DeviceFacts{}, Launcher{workspace, frame});
+    auto frame = workspace.frame();
+    FarLaunch launched;
+    mha::cuda::attend(call, mha::cuda::DeviceFacts{}, Planner{{workspace, frame}, launched});
+    ++launches;
+    last = launched;
+    FarStream::enqueue([call, launched] {
+      gpu::with_guarded_policies(
+          call, [&](const auto& any) { mha::cuda::attend(any, mha::cuda::DeviceFacts{}, Replayer{launched}); });
     });
   }
 
@@ -98,13 +112,19 @@ struct FarCuda {
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {
-    FarStream::catch_up();
-    const Kernel open;
-    mha::detail::run_serially(items);
+    FarStream::enqueue([items] {
+      for (std::ptrdiff_t i = 0, n = items.rows * items.columns; i < n; ++i)  // as a thread each, never rows at once
+        items(i / items.columns, static_cast<Index>(i % items.columns));
+    });
   }
   const Index* stage(const Index* numbers, Index n, Workspace::Frame& frame, Workspace& workspace) const {
     return workspace.stage(numbers, static_cast<std::size_t>(n), frame);
   }
+  void send(const Index* numbers, Index n, Index* to, Workspace& workspace) const {
+    want_far("where numbers are sent", to);
+    workspace.send(numbers, static_cast<std::size_t>(n), to);
+  }
+  void require_sendable(const Workspace& workspace) const { workspace.require_sendable(); }
   template <class T> mha::cuda::DeviceArray<T> upload(std::span<const T> from) const {
     return mha::cuda::DeviceArray<T>(from);
   }
@@ -130,6 +150,33 @@ struct FarCuda {
     }
     template <class A> A* parts(std::ptrdiff_t n) { return frame.template take<A>(static_cast<std::size_t>(n)); }
     unsigned* counters(std::ptrdiff_t n) { return workspace.counters(static_cast<std::size_t>(n)); }
+  };
+  /// Notes a launch.
+  struct Planner {
+    Launcher from;
+    FarLaunch& to;
+
+    template <class, class Params> void launch(mha::cuda::BlockIndex grid, mha::cuda::Shared bytes, const Params&) {
+      to.grid = grid;
+      to.bytes = bytes;
+    }
+    template <class A> A* parts(std::ptrdiff_t n) {
+      A* const p = from.parts<A>(n);
+      to.parts = p;
+      return p;
+    }
+    unsigned* counters(std::ptrdiff_t n) { return to.counters = from.counters(n); }
+  };
+  /// Makes one that was noted.
+  struct Replayer {
+    const FarLaunch& noted;
+
+    template <class Kernel, class Params> void launch(mha::cuda::BlockIndex, mha::cuda::Shared, const Params& params) {
+      gpu::launch<gpu::HostMachine>(noted.grid, Kernel::threads, noted.bytes,
+                                    [&](gpu::HostMachine& m) { Kernel::run(m, params); });
+    }
+    template <class A> A* parts(std::ptrdiff_t) { return static_cast<A*>(noted.parts); }
+    unsigned* counters(std::ptrdiff_t) { return noted.counters; }
   };
 };
 

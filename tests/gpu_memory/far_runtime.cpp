@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // As much of CUDA's runtime as the backend's host code asks for. Device memory is far memory; a stream does at once
 // what it is told, but for copies from pinned memory (far_stream.hpp). While it is being recorded, what CUDA forbids
-// then is an error, and what is recorded is done.
+// then is an error.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
+#include <utility>
+#include <vector>
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -20,11 +23,14 @@ struct Copy {
   const void* from;
   std::size_t bytes;
 };
+using Graph = std::vector<std::function<void()>>;
 struct State {
   std::deque<Copy> enqueued;
   std::size_t made = 0;  ///< copies, since the beginning
   std::map<const std::byte*, std::size_t> pinned;
   bool recording = false;
+  Graph recorded;
+  int allocations = 0, pinned_copies = 0;
 
   bool is_pinned(const void* p, std::size_t bytes) const {
     const auto* const first = static_cast<const std::byte*>(p);
@@ -66,13 +72,23 @@ bool fits(const void* to, const void* from, cudaMemcpyKind kind) {
 
 }  // namespace
 
+void support::FarStream::enqueue(std::function<void()> kernel) {
+  if (state().recording) return state().recorded.push_back(std::move(kernel));
+  state().make_all();
+  const support::Kernel open;
+  kernel();
+}
 void support::FarStream::catch_up() { state().make_all(); }
+int support::FarStream::allocations() { return state().allocations; }
+std::size_t support::FarStream::recorded() { return state().recorded.size(); }
+int support::FarStream::pinned_copies() { return state().pinned_copies; }
 
 extern "C" {
 
 cudaError_t cudaMalloc(void** p, std::size_t bytes) {
   if (bytes == 0) return cudaErrorInvalidValue;
   if (state().recording) return cudaErrorStreamCaptureUnsupported;
+  ++state().allocations;
   *p = support::FarMemory::allocate((bytes + 255) / 256 * 256);
   return cudaSuccess;
 }
@@ -89,11 +105,33 @@ cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return waited(); }
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
   state().recording = true;
+  state().recorded.clear();
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
   state().recording = false;
-  *graph = nullptr;
+  *graph = reinterpret_cast<cudaGraph_t>(new Graph(std::exchange(state().recorded, {})));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = state().recording ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* to, cudaGraph_t graph, unsigned long long) {
+  *to = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+  if (state().recording) return cudaErrorStreamCaptureUnsupported;
+  for (const auto& kernel : *reinterpret_cast<Graph*>(graph)) support::FarStream::enqueue(kernel);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
@@ -105,15 +143,20 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   if (!fits(to, from, kind)) return cudaErrorInvalidValue;
+  if (state().recording) {  // reads what is there when the graph is launched
+    state().recorded.push_back([=] { std::memcpy(to, from, bytes); });
+    return cudaSuccess;
+  }
   state().enqueued.push_back({to, from, bytes});
-  if (kind != cudaMemcpyHostToDevice || !state().is_pinned(from, bytes)) state().make_all();
+  if (kind != cudaMemcpyHostToDevice || !state().is_pinned(from, bytes))
+    state().make_all();
+  else
+    ++state().pinned_copies;
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
   if (!support::FarMemory::holds(to)) return cudaErrorInvalidValue;
-  state().make_all();
-  const support::Kernel open;
-  std::memset(to, value, bytes);
+  support::FarStream::enqueue([=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {

@@ -31,6 +31,12 @@ void expect_recordable(const mha::cuda::Workspace& workspace, Out& out, const Ca
   mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
   EXPECT_NO_THROW(call());
   mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
+  EXPECT_NE(support::differing(mha::to_host(out), expected), 0u) << "a recording does nothing itself";
+  cudaGraphExec_t replay = nullptr;
+  mha::cuda::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  mha::cuda::check(cudaGraphLaunch(replay, nullptr), "cudaGraphLaunch");
+  mha::cuda::check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+  mha::cuda::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
   EXPECT_EQ(support::differing(mha::to_host(out), expected), 0u);
   EXPECT_EQ(workspace.allocations(), allocations);
 }

@@ -217,6 +217,26 @@ TEST(Cache, GivesTheBitsOfTheWholeCallOnMatrixUnits) {
   every_storage_and_a_ring<mha::Systolic<>, mha::bfloat16>(150, 4);
 }
 
+// Values in whole tiles and not, over several blocks of tiles, which a Contiguous cache in bfloat16 keeps as the unit
+// reads them.
+TEST(Cache, GivesTheBitsOfTheWholeCallFromTiles) {
+  for (const mha::MatrixUnit unit : {mha::MatrixUnit::portable, mha::MatrixUnit::dot_product, mha::MatrixUnit::amx}) {
+    if (!mha::missing(unit).empty()) continue;
+    SCOPED_TRACE(to_string(unit));
+    const mha::MatrixUnit before = mha::current_unit();
+    mha::force_unit(unit);
+    for (const Index value_dim : {16, 33, 48}) {
+      SCOPED_TRACE(value_dim);
+      mha::MultiHeadAttention<mha::bfloat16, mha::Systolic<>, mha::GroupedQuery<2>, mha::Causal> layer(
+          {.d_model = E, .num_heads = 4, .num_kv_heads = 2, .head_dim = 32, .value_dim = value_dim});
+      layer.initialize(mha::XavierUniform{.seed = 11});
+      auto cache = mha::make_cache(layer, Contiguous{.length = 560}, {.sequences = 4});
+      one_answer(layer, cache, 560, 12);
+    }
+    mha::force_unit(before);
+  }
+}
+
 TEST(Cache, DoesNotDependOnThreads) {
   std::mt19937 random(7);
   using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::MultiQuery, mha::Causal>;

@@ -15,12 +15,14 @@
 #include <mha/mha.hpp>
 #include <mha/systolic.hpp>
 
+#include "message_of.hpp"
 #include "random.hpp"
 
 namespace {
 
 using mha::Index;
 using mha::TensorView;
+using support::message_of;
 
 constexpr Index most = std::numeric_limits<Index>::max(), longest = most / 2;
 const float one = 1;
@@ -38,15 +40,6 @@ long double product(std::initializer_list<Index> extents) {
   return p;
 }
 bool holds(std::initializer_list<Index> extents) { return product(extents) < 0x1p55L; }
-
-template <class F> std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "";
-}
 
 template <class B> class ExtentsOn : public testing::Test {};
 using Machines = testing::Types<mha::Cpu, mha::EigenCpu, mha::Reference, mha::Systolic<>>;
@@ -76,7 +69,7 @@ TYPED_TEST(ExtentsOn, AttentionRefusesWhatDoesNotFitAndComputesTheRest) {
       // A result that may be had is there before the call is checked.
       float nothing = 0;
       const TensorView<float, 4> out{&nothing, {batch, queries, heads, value_dim}, {}};
-      said = refusal([&] { mha::attention_into<TypeParam>(out, q, k, v, mha::Origin{0}); });
+      said = message_of([&] { mha::attention_into<TypeParam>(out, q, k, v, mha::Origin{0}); });
       EXPECT_EQ(said.find("attention: "), 0u)
           << said << ' ' << batch << ' ' << queries << ' ' << keys << ' ' << heads << ' ' << dim << ' ' << value_dim;
       ++refused;
@@ -92,20 +85,20 @@ TYPED_TEST(ExtentsOn, ALayerRefusesWhatDoesNotFit) {
   layer.initialize(mha::XavierUniform{.seed = 1});
   for (const auto& rows : {std::array{most, 2}, {2, most}, {1, longest + 1}, {most, 1}}) {
     const Index batch = rows[0], length = rows[1];
-    EXPECT_EQ(refusal([&] {
+    EXPECT_EQ(message_of([&] {
                 static_cast<void>(layer(everywhere_one<3>({batch, length, 2})));
               }),
               "layer: x has " + std::to_string(batch) + " sequences of " + std::to_string(length) +
                   " rows, the limit is 1073741823 rows");
     const auto x = everywhere_one<2>({3, 2});
     const auto memory = everywhere_one<3>({batch, length, 2});
-    EXPECT_NE(refusal([&] { static_cast<void>(layer(x, memory)); }).find("the limit is 1073741823 rows"),
+    EXPECT_NE(message_of([&] { static_cast<void>(layer(x, memory)); }).find("the limit is 1073741823 rows"),
               std::string::npos);
-    EXPECT_NE(refusal([&] { static_cast<void>(layer.project_memory(memory)); }).find("the limit is 1073741823 rows"),
+    EXPECT_NE(message_of([&] { static_cast<void>(layer.project_memory(memory)); }).find("the limit is 1073741823 rows"),
               std::string::npos);
   }
   EXPECT_EQ(
-      refusal([&] {
+      message_of([&] {
         static_cast<void>(layer(everywhere_one<3>({most, most, 2})));
       }),
       "layer: x is (2147483647, 2147483647, 2), more than 36028797018963967 elements, an empty axis counted as 1");
@@ -114,15 +107,15 @@ TYPED_TEST(ExtentsOn, ALayerRefusesWhatDoesNotFit) {
 
 TYPED_TEST(ExtentsOn, ALayerWhoseWeightsCannotBeCountedIsRefused) {
   using Layer = mha::MultiHeadAttention<float, TypeParam>;
-  EXPECT_EQ(refusal([] { Layer({.d_model = most, .num_heads = 1}); }),
+  EXPECT_EQ(message_of([] { Layer({.d_model = most, .num_heads = 1}); }),
             "Config: d_model is 2147483647, the limit is 1073741823");
-  EXPECT_EQ(refusal([] { Layer({.d_model = longest, .num_heads = 1}); }),
+  EXPECT_EQ(message_of([] { Layer({.d_model = longest, .num_heads = 1}); }),
             "Config: the matrix of d_model and all heads is (1073741823, 1073741823), more than 36028797018963967 "
             "elements, an empty axis counted as 1");
-  EXPECT_NE(refusal([] { Layer({.d_model = 1, .num_heads = 1, .value_dim = 1 << 26, .kv_model = longest}); }), "");
+  EXPECT_NE(message_of([] { Layer({.d_model = 1, .num_heads = 1, .value_dim = 1 << 26, .kv_model = longest}); }), "");
   Layer large({.d_model = 1 << 27, .num_heads = 1});
   EXPECT_EQ(large.parameter_count(), std::int64_t{1} << 56);
-  EXPECT_NE(refusal([&] { large.initialize(mha::XavierUniform{}); }).find("update: the layer has 72057594037927936"),
+  EXPECT_NE(message_of([&] { large.initialize(mha::XavierUniform{}); }).find("update: the layer has 72057594037927936"),
             std::string::npos);
 }
 
@@ -136,7 +129,7 @@ TEST(Extents, TheRowsOfACallAreCountedBeforeTheyAreTaken) {
   layer.borrow(weights);
   float nothing = 0;
   TensorView<float, 3> y{&nothing, {1, wide, 1}, {}};
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(message_of([&] {
               layer(everywhere_one<3>({1, wide, 1}), mha::into(y));
             }),
             "layer: the rows of a call is (1, 536870912, 1610612736), more than 36028797018963967 elements, an empty "
@@ -148,7 +141,7 @@ TEST(Extents, ViewsThatLeaveTheAddressSpaceAreRefused) {
   constexpr std::ptrdiff_t far = std::numeric_limits<std::ptrdiff_t>::max(), near = -far - 1;
   for (const std::ptrdiff_t stride : {far, far / 4, near, far / 2, -(far / 2)}) {
     const TensorView<const float, 2> v{x, {3, 1}, {stride, 1}}, single{x, {1, 1}, {stride, stride}};
-    EXPECT_NE(refusal([&] { static_cast<void>(mha::attention(v, v, v)); }).find("out of the address space"),
+    EXPECT_NE(message_of([&] { static_cast<void>(mha::attention(v, v, v)); }).find("out of the address space"),
               std::string::npos)
         << stride;
     EXPECT_EQ(mha::attention(single, single, single)(0, 0), 1) << "an axis of extent 1 is not walked";
@@ -161,7 +154,7 @@ TEST(Extents, RaggedBatchesAreCheckedToo) {
   const auto wide = everywhere_one<3>({1 << 16, most, 64});
   float nothing = 0;
   const TensorView<float, 3> out{&nothing, {1 << 16, most, 64}, {}};
-  EXPECT_EQ(refusal([&] { mha::attention_into(out, wide, wide, wide, mha::Ragged{offsets}); }),
+  EXPECT_EQ(message_of([&] { mha::attention_into(out, wide, wide, wide, mha::Ragged{offsets}); }),
             "attention: a batch of the longest sequence of queries is (299, 65536, 2147483647), more than "
             "36028797018963967 elements, an empty axis counted as 1");
 }

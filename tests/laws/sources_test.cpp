@@ -293,8 +293,10 @@ TEST(Sources, RefuseWhatDoesNotFitTheCall) {
             "offsets alone");
   EXPECT_EQ(refusal(packed, ring(three, of_three), mha::Ragged{offsets}),
             "attention: q has batch 2 but the source has batch 3");
-  EXPECT_EQ(refusal(q, ring(k, two), mha::LeftPadding{two}),
-            "LeftPadding: the sequences have different numbers of keys, so that none is in front of all");
+  EXPECT_EQ(
+      refusal(q, ring(k, two), mha::LeftPadding{two}),
+      "LeftPadding: the sequences have different numbers of keys, or may have in steps of a recordable cache, so that "
+      "no position is in front of all");
   const std::vector<Index> table{0, 1};
   const mha::PagedKv<float> far{k.view(), k.view(), mha::Borrowed<Index>(table.data(), 2, mha::Memory::device), two};
   const Tensor<float, 4> pool(2, 32, 2, 8);

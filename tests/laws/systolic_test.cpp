@@ -114,6 +114,49 @@ TEST_P(SystolicLaw, KeepsWhatDropoutKeepsTells) {
   expect_same_bits(attend<Systolic>(in, mha::Causal{}, dropout), all, "no seed");
 }
 
+/// The heads of a group share tiles where there are few queries; those of 330 have tiles of their own.
+TEST_P(SystolicLaw, HeadsThatShareATileAreEachTheirOwn) {
+  for (const Index heads : {6, 50}) {
+    const Sizes sizes{.batch = 1,
+                      .heads = heads,
+                      .kv_heads = heads == 50 ? 1 : 2,
+                      .queries = 330,
+                      .keys = 330,
+                      .head_dim = 13,
+                      .value_dim = 70};
+    Inputs<float> in = growing(sizes, "systolic, shared tiles");
+    for (Index h = 0; h < heads; h += 2)  // their anchors stay where those of the other heads move
+      for (Index i = 0; i < 330; ++i)
+        for (Index d = 0; d < 13; ++d) in.q(0, i, h, d) *= 1e-2f;
+    in.q(0, 40, 1, 3) = NAN;
+    in.v(0, 20, 0, 5) = INFINITY;
+    std::vector<float> sinks;
+    for (Index h = 0; h < heads; ++h) sinks.push_back(0.5f * static_cast<float>(h) - 1.f);
+    const mha::Sink sink(sinks);
+    with_policies([&](const char* name, const auto&... policies) {
+      const auto many = attend<Systolic>(in, policies..., sink);
+      const auto weights = mha::attention_weights<Systolic>(in.q, in.k, policies...);
+      for (const Index rows : {1, 2, 7, 17, 24}) {
+        const auto q = laws::rows(in.q, 41 - rows, rows);
+        const mha::Origin origin{41 - rows};
+        const auto some = attend<Systolic>(q, in.k, in.v, policies..., sink, origin);
+        const auto threads =
+            attend<WithThreads>(q, in.k, in.v, policies..., sink, origin, WithThreads{laws::NewThreads{3}});
+        const auto of_some = mha::attention_weights<Systolic>(q, in.k, policies..., origin);
+        for (Index i = 0; i < rows; ++i)
+          for (Index h = 0; h < heads; ++h) {
+            const Index row = 41 - rows + i;
+            EXPECT_TRUE(same_row(some, 0, i, many, 0, row, h)) << name << ", row " << row << ", head " << h;
+            EXPECT_TRUE(same_row(threads, 0, i, many, 0, row, h)) << name << ", row " << row << ", head " << h;
+            for (Index k = 0; k < 330; ++k)
+              ASSERT_EQ(support::bits(of_some(0, h, i, k)), support::bits(weights(0, h, row, k)))
+                  << name << ", row " << row << ", head " << h << ", key " << k;
+          }
+      }
+    });
+  }
+}
+
 TEST_P(SystolicLaw, OneStepEqualsTheLastRowOfThePrompt) {
   const Sizes sizes{.batch = 1, .queries = 300, .keys = 300};
   const Inputs<float> in = growing(sizes, "systolic, step");
@@ -200,6 +243,24 @@ TEST_P(SystolicLaw, RaggedEqualsEachSequenceAlone) {
       for (Index d = 0; d < in.v.extent(3); ++d)
         EXPECT_EQ(support::bits(together.out(0, first + i, 1, d)), support::bits(alone.out(0, i, 1, d)))
             << "sequence " << s << ", row " << i;
+  }
+}
+
+/// Tiles that a long sequence has and a short one has not: with long rows they wrote over what is packed.
+TEST_P(SystolicLaw, AShortSequenceBesideALongOneHasNoMoreTiles) {
+  support::Random random("systolic, short");
+  const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 75, .keys = 75, .head_dim = 700}, random);
+  const std::vector<Index> offsets{0, 50, 60, 61, 75};
+  const auto together = attend<Systolic>(in.q, in.k, in.v, mha::Causal{}, mha::Ragged{offsets});
+  for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
+    const Index first = offsets[s], n = offsets[s + 1] - first;
+    const auto alone = attend<Systolic>(laws::rows(in.q, first, n), laws::rows(in.k, first, n),
+                                        laws::rows(in.v, first, n), mha::Causal{});
+    for (Index i = 0; i < n; ++i)
+      for (Index h = 0; h < 2; ++h)
+        for (Index d = 0; d < in.v.extent(3); ++d)
+          ASSERT_EQ(support::bits(together.out(0, first + i, h, d)), support::bits(alone.out(0, i, h, d)))
+              << "sequence " << s << ", row " << i << ", head " << h;
   }
 }
 

@@ -155,7 +155,7 @@ TEST(Checkpoint, AVocabularyLargerThanTheModelIsRefused) {
   const tiny::Model model;
   const auto folder = model.write();
   std::string words;
-  for (const std::string& word : tiny::kVocabulary) words += word + "\n";
+  for (const char* word : tiny::kVocabulary) words += std::string(word) + "\n";
   model.scratch.write("vocab.txt", words + "extra\n");
   EXPECT_EQ(fault(folder), "DIR/vocab.txt: has 16 tokens, config.json says 15");
 }

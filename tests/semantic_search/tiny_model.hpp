@@ -2,6 +2,7 @@
 // A model folder small enough to write in a test: 2 layers, 2 heads, 8 wide, 12 in the middle, random weights.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <filesystem>
 #include <map>
@@ -16,8 +17,9 @@
 namespace tiny {
 
 inline constexpr int kLayers = 2, kHeads = 2, kHidden = 8, kMiddle = 12, kPositions = 16;
-inline const std::vector<std::string> kVocabulary{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat",
-                                                  "on",    "a",     "mat",   ".",     "##s",    "dog", "ran"};
+// No container of strings: where clang++ makes it once for many files, its order to their own variables is open.
+inline constexpr std::array kVocabulary{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat",
+                                        "on",    "a",     "mat",   ".",     "##s",    "dog", "ran"};
 
 struct Tensor {
   std::vector<int> shape;
@@ -80,7 +82,7 @@ struct Model {
 
   std::filesystem::path write() const {
     std::string words;
-    for (const std::string& word : kVocabulary) words += word + "\n";
+    for (const char* word : kVocabulary) words += std::string(word) + "\n";
     scratch.write("config.json", config.dump());
     scratch.write("vocab.txt", words);
     scratch.write("model.safetensors", weights());

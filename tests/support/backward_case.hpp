@@ -55,13 +55,6 @@ template <class T> struct BackwardCase {
   }
 };
 
-/// ⟨a, b⟩.
-template <class A, class B> double inner(const A& a, const B& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += to_double(a.data()[i]) * to_double(b.data()[i]);
-  return sum;
-}
-
 /// ⟨d_out, J δ⟩, where J is the derivative of the Reference's forward and δ the change of q, k and v.
 template <class... Extra>
 double derivative_along(const BackwardCase<double>& at, const BackwardCase<double>& direction, const Extra&... extra) {

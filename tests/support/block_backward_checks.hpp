@@ -10,6 +10,7 @@
 #include <mha/block.hpp>
 
 #include "compare.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 
 namespace support {
@@ -20,19 +21,6 @@ template <class T = double> mha::Tensor<T, 3> random_rows(const std::string& str
   mha::Tensor<T, 3> x(b, l, e);
   Random(stream).fill(x);
   return x;
-}
-template <class A, class B> double inner(const A& a, const B& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += to_double(a.data()[i]) * to_double(b.data()[i]);
-  return sum;
-}
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 /// The derivative of loss() by a number at `at`, which must be written to take effect: set(x).

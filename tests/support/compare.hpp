@@ -39,6 +39,13 @@ template <class Container> void poison_all(Container& to) {
 
 template <class T> double to_double(T x) { return static_cast<double>(static_cast<mha::Accumulator<T>>(x)); }
 
+/// ⟨a, b⟩.
+template <class A, class B> double inner(const A& a, const B& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += to_double(a.data()[i]) * to_double(b.data()[i]);
+  return sum;
+}
+
 /// How many elements differ in at least one bit; containers of different sizes differ in all.
 template <class Container> std::size_t differing(const Container& a, const Container& b) {
   if (a.size() != b.size()) return a.size() + b.size();

@@ -51,7 +51,7 @@ inline std::size_t missing_pairs(const std::vector<int>& levels, const std::vect
 
 /// Greedy: every row starts from a pair that is still missing and takes, factor by factor in random order, the level
 /// that meets the most missing pairs. `allowed(row)` refuses rows, also unfinished ones (level −1); whatever pair it
-/// allows it must allow to be completed, in any order.
+/// allows it must allow to be completed, in any order. Pairs that it refuses are in no row.
 template <class Allowed>
 std::vector<CoveringRow> covering_array(const std::vector<int>& levels, Random& random, Allowed&& allowed) {
   const std::size_t factors = levels.size();
@@ -74,6 +74,7 @@ std::vector<CoveringRow> covering_array(const std::vector<int>& levels, Random& 
     CoveringRow row(factors, -1);
     row[pair.f] = pair.a;
     row[pair.g] = pair.b;
+    if (!allowed(std::as_const(row))) continue;
     std::shuffle(order.begin(), order.end(), random.engine());
     for (const std::size_t f : order) {
       if (row[f] >= 0) continue;

@@ -10,7 +10,11 @@
 
 #include <stdlib.h>
 
+#include "message_of.hpp"
+
 namespace mha_test {
+
+using support::message_of;
 
 /// A fresh folder for the files of one test, removed at its end.
 class Scratch {
@@ -47,16 +51,6 @@ inline std::string safetensors_bytes(std::string_view json, std::string_view dat
   std::string bytes;
   for (int i = 0; i < 8; ++i) bytes += static_cast<char>(static_cast<std::uint64_t>(json.size()) >> (8 * i) & 0xff);
   return bytes.append(json).append(data);
-}
-
-/// What f throws, as text; empty if it does not throw an Error.
-template <class Error, class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
 }
 
 }  // namespace mha_test

@@ -86,7 +86,7 @@ TEST(BiasGradient, EqualsDualNumbersForEveryRepeatedAxis) {
 }
 
 TEST(BiasGradient, OnTheProcessorEqualsTheReference) {
-  for (const BackwardSizes n : {BackwardSizes{2, 101, 333, 4, 2, 24, 8}, BackwardSizes{1, 310, 97, 3, 1, 8, 16}}) {
+  for (const BackwardSizes n : {BackwardSizes{2, 70, 150, 4, 2, 24, 8}, BackwardSizes{1, 150, 97, 3, 1, 8, 16}}) {
     const BackwardCase<float> c("float", n);
     const BackwardCase<double> wide = c.as<double>();
     for (int axes = 0; axes < 16; ++axes) {
@@ -114,7 +114,7 @@ TEST(BiasGradient, HasTheSameBitsForAnyThreads) {
       Table<float> bias = repeated<float>(n, axes);
       support::Random("table").fill(bias);
       const auto alone = bias_gradient(c, bias, One{}, mha::Causal{});
-      for (const int threads : {1, 2, 3, 5})
+      for (const int threads : {2, 5})
         EXPECT_EQ(support::differing(bias_gradient(c, bias, Pool(mha::ThreadPool(threads)), mha::Causal{}), alone), 0u);
     }
   }

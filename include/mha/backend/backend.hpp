@@ -135,6 +135,7 @@ template <class T, class Activation = Identity> struct Epilogue {
 struct AttendPlan {
   CallShape shape;
   Index kv_heads = 0, head_dim = 0, value_dim = 0;
+  bool drops = false;  ///< whether weights are dropped
 };
 
 /// Whether this machine can run a backend, and if not why.
@@ -151,7 +152,7 @@ struct Support {
 ///   Support supported() const
 ///   void gemm(const GemmCall<T>&, Workspace&) const
 ///   void attend(const AttendCall<T, …>&, Workspace&) const
-///   std::string explain<T>(const AttendPlan&) const
+///   std::string explain<T>(const AttendPlan&) const       or <T, Stored>, the scalar that keys are stored in
 /// Optional, both of:
 ///   auto pack(std::span<const DenseWeights<T>>) const     movable, owns its memory, tells `size_t bytes() const`
 ///   void gemm(const PackedGemmCall<T, Packed>&, Workspace&) const
@@ -175,8 +176,12 @@ struct Support {
 ///                                                      KvCache saves
 ///   template <class P> auto keep(const P&) const       a policy that a layer owns, its data in the backend's memory
 ///   void require_reachable(const char* call, const char* tensor, const void*) const
-/// and `for_each_item`, pack() and its gemm(); take_host() of its Workspace's frames gives memory of the host.
-/// tests/support/plain_backend.hpp is a whole one in a hundred lines.
+/// and `for_each_item`, pack() and its gemm(); if it likes, `void send(const Index*, Index n, Index* to, Workspace&)
+/// const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the layers'
+/// calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the others;
+/// then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does anything.
+/// take_host() of its Workspace's frames gives memory of the host. tests/support/plain_backend.hpp is a whole one in a
+/// hundred lines.
 template <class B>
 concept Backend = requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
                            const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {
@@ -221,6 +226,24 @@ template <class B> struct ItemsOn {
       run_serially(items);
   }
 };
+
+/// The tensor's memory is one that the backend's machine reaches, where that can be told.
+template <class B, class View>
+void require_reachable(const B& backend, const char* call, const char* name, const View& v) {
+  if constexpr (!computes_on_host<B>)
+    if (v.data != nullptr && v.size() > 0) backend.require_reachable(call, name, v.data);
+}
+
+/// The same for the keys and values of a source that shows where they are.
+template <class B, class S> void require_source_reachable(const B& backend, const char* call, const S& source) {
+  if constexpr (requires {
+                  source.key.data;
+                  source.value.data;
+                }) {
+    require_reachable(backend, call, "the source's key", source.key);
+    require_reachable(backend, call, "the source's value", source.value);
+  }
+}
 
 }  // namespace detail
 

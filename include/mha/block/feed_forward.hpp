@@ -13,6 +13,7 @@
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../policy/activation.hpp"
+#include "../policy/dropout.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
 #include "feed_forward_backward.hpp"
@@ -24,6 +25,7 @@
 #include "linear_backward.hpp"
 #include "linear_call.hpp"
 #include "recording.hpp"
+#include "row_dropout.hpp"
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -34,6 +36,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///           y = (F(x W_gate + b_gate) ∘ (x W_up + b_up)) W_down + b_down (+ residual)
 /// Shapes    x (L, d_model) or (B, L, d_model)  →  the same;  the hidden rows (B·L, d_hidden) are in the Workspace
 /// Values    an activation with data, and the backend, in any order, as for a Linear
+/// Dropout   of y before the residual is added, as for a Linear
 /// Bits, Threads   as for a Linear
 /// Errors    ShapeError if a size of the configuration is less than 1
 /// Source    Vaswani et al. 2017, §3.3; Shazeer 2020, GLU variants improve transformer
@@ -53,8 +56,12 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   template <class... Values>
   explicit FeedForward(const FeedForwardConfig& config, const Values&... values)
       : config_(checked(config)),
-        up_({.inputs = config.d_model, .outputs = config.d_hidden, .bias = config.bias}, values...),
-        down_({.inputs = config.d_hidden, .outputs = config.d_model, .bias = config.bias}, up_.backend()) {}
+        up_({.inputs = config.d_model, .outputs = config.d_hidden, .bias = config.bias},
+            detail::given_or_default<On>(values...), detail::given_or_default<F>(values...)),
+        down_({.inputs = config.d_hidden, .outputs = config.d_model, .bias = config.bias}, up_.backend()) {
+    detail::check_linear_values<B, F, Values...>();
+    down_.dropout_ = detail::given_dropout(values...);
+  }
 
   const FeedForwardConfig& config() const { return config_; }
   const On& backend() const { return up_.backend(); }
@@ -81,7 +88,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   /// The rows of x through both.
   ///
   /// Then      in any order: residual(r), which is added last and may be x or y; into(y), where y may be x itself; a
-  ///           Workspace; another value of the backend's type
+  ///           DropoutSeed; a Workspace; another value of the backend's type
   /// Errors    ShapeError if a size is not the configuration's, or there are no weights
   template <SequenceOf<T> X, class... Extra>
   requires(!detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
@@ -223,13 +230,14 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   MHA_NO_INLINE void run(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
                          Extra&... extra) const {
     const auto residual = down_.checked_residual("feed_forward", backend, x, y, extra...);
+    const DropoutDraws draws = detail::draws_of("feed_forward", down_.dropout_, extra...);
     const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
     const auto hidden = detail::take_like<T>(frame, detail::row_major<3>(static_cast<T*>(nullptr), extents));
-    up_.multiply(backend, x, hidden, {}, workspace);
-    down_.multiply(backend, hidden, y, residual, workspace);
+    up_.multiply(backend, x, hidden, {}, {}, workspace);
+    down_.multiply(backend, hidden, y, residual, draws, workspace);
   }
 
   template <class... Extra>
@@ -239,6 +247,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     detail::require(!detail::meet(y, x),
                     "feed_forward: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
+    const DropoutDraws draws = detail::draws_of("feed_forward", down_.dropout_, extra...);
     const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
@@ -249,8 +258,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     hidden_rows.keep();
     kept.keep();
     tape.down_.version_ = 0;
-    up_.record(backend, x, hidden, {}, tape.up_, sums, workspace);
-    down_.record(backend, hidden, y, residual, tape.down_, {}, workspace);
+    up_.record(backend, x, hidden, {}, {}, tape.up_, sums, workspace);
+    down_.record(backend, hidden, y, residual, draws, tape.down_, {}, workspace);
   }
 
   template <class... Extra>

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -19,6 +20,7 @@
 #include "../core/scalar.hpp"
 #include "../launch.hpp"
 #include "../policy/activation.hpp"
+#include "../policy/dropout.hpp"
 #include "../policy/role.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
@@ -29,6 +31,7 @@
 #include "linear_weights.hpp"
 #include "narrow_weights.hpp"
 #include "recording.hpp"
+#include "row_dropout.hpp"
 #include "rows.hpp"
 #include "trainable.hpp"
 
@@ -38,7 +41,9 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// Formula   y = F(x W + b) (+ residual);  with Gated<F>: y = F(x W_g + b_g) ∘ (x W + b) (+ residual)
 /// Shapes    x (L, in) or (B, L, in)  W, W_g (in, out)  b, b_g (out)  y and residual as x, the last axis out
-/// Values    an activation with data, and the backend, in any order: Linear<…> up({…}, activation, Cpu(ThreadPool(2)))
+/// Values    an activation with data, the backend, Dropout{.p}, each at most once: Linear<…> up({…}, activation)
+/// Dropout   in calls with a DropoutSeed, of the result before the residual is added: element (b, l, j) is kept if
+///           dropout_keeps(dropout, seed, 1, b, 0, l, j). The result is stored in T before, in a pass of its own
 /// Numerics  F and what follows it in Accumulator<T>: of the product's own sums where the backend fuses them with it
 ///           (FusesEpilogue), else of sums stored in T
 /// Bits      a row of y depends on its own x and residual only where the backend's products do so: on Reference, on
@@ -62,10 +67,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   explicit Linear(const LinearConfig& config, const Values&... values)
       : parameters_(config),
         backend_(detail::given_or_default<On>(values...)),
-        activation_(detail::given_or_default<F>(values...)) {
-    static_assert(((std::same_as<Values, F> || std::same_as<Values, B>)&&...),
-                  "mha: the constructor of a Linear takes a backend and an activation of the types that it names: "
-                  "Linear<float, mha::CpuWith<mha::Serial>, mha::Gelu> (see mha/block/linear.hpp)");
+        activation_(detail::given_or_default<F>(values...)),
+        dropout_(detail::given_dropout(values...)) {
+    detail::check_linear_values<B, F, Values...>();
   }
 
   const LinearConfig& config() const { return parameters_.config(); }
@@ -151,7 +155,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   ///
   /// Shapes    x (L, in) or (B, L, in)  →  the same, the last axis out
   /// Then      in any order: residual(r), which is added last and may be y itself; into(y), where y may be x itself,
-  ///           for the price of a copy; a Workspace; another value of the backend's type
+  ///           for the price of a copy; a DropoutSeed; a Workspace; another value of the backend's type
   /// Errors    ShapeError if a size is not the configuration's, or there are no weights
   template <SequenceOf<T> X, class... Extra>
   requires(!detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
@@ -257,20 +261,13 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
 
   /// The product, weights, activation and kernel of such a call, one fact a line.
   [[nodiscard]] std::string explain(Index rows) const {
-    const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
-    const StageCost c = cost(rows);
-    const LinearConfig& sizes = config();
-    return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
-           ")" + (gated ? ", twice, " : ", ") + std::to_string(c.flop * 1e-9) + " GFLOP, " + n(c.bytes) + " bytes" +  //
-           "\nweights:     " + n(c.parameters) + " " + detail::weights_in_words(parameters_, products_) +             //
-           "\nactivation:  " + detail::activation_name<F>() +                                                         //
-           "\nkernel:      " + std::string(On::name) +
-           (FusesEpilogue<On, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
+    const std::string weights = detail::weights_in_words(parameters_, products_);
+    return detail::linear_in_words<T, On, F>(cost(rows), config(), rows, weights) + detail::dropout_in_words(dropout_);
   }
 
   /// The same of its backward pass.
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
-    return detail::linear_backward_cost<T, F>(cost(rows), config(), rows);
+    return detail::linear_backward_cost<T, F>(cost(rows), config(), rows, dropout_.has_value());
   }
   [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 
@@ -293,13 +290,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
                                    parameter_count());
   }
   void check(const char* call, const char* width, const On& backend, const TensorView<const T, 3>& x) const {
-    detail::require_data(call, "x", x);
-    detail::require(std::int64_t{x.extent[0]} * x.extent[1] <= detail::longest_axis, call, ": x has ", x.extent[0],
-                    " sequences of ", x.extent[1], " rows, the limit is ", detail::longest_axis);
-    detail::require(x.extent[2] == config().inputs, call, ": x has width ", x.extent[2], " but ", width, " is ",
-                    config().inputs);
-    detail::require_supported(backend, call);
-    detail::require_reachable(backend, call, "x", x);
+    detail::check_linear_rows<T>(call, width, backend, x, config().inputs);
   }
   /// The residual of a call whose result goes to y, null data for none.
   template <class... Extra>
@@ -327,6 +318,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   MHA_NO_INLINE void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
                             Extra&... extra) const {
     const auto residual = checked_residual("linear", backend, x, y, extra...);
+    const DropoutDraws draws = detail::draws_of("linear", dropout_, extra...);
     detail::require(!detail::meet(y, x), "linear: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
     Workspace own;
@@ -334,7 +326,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     typename detail::KeptArrays<Accumulator<T>>::Draft kept(tape.arrays_);
     const auto sums = sums_on(kept, x);
     kept.keep();
-    record(backend, x, y, residual, tape, sums, workspace);
+    record(backend, x, y, residual, draws, tape, sums, workspace);
   }
   /// The shapes of gradients.
   LinearViews<Accumulator<T>> shapes() const { return parameters_.layout(static_cast<Accumulator<T>*>(nullptr)); }
@@ -345,13 +337,13 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   }
   /// Everything is checked, and the tape has memory for the sums.
   void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
-              const TensorView<const T, 3>& residual, Tape& tape,
+              const TensorView<const T, 3>& residual, const DropoutDraws& draws, Tape& tape,
               const std::array<TensorView<Accumulator<T>, 2>, 2>& sums, Workspace& workspace) const {
     tape.version_ = 0;  // until all is there
     tape.x_ = x;
     tape.sums_ = sums;
-    products_.run(backend, x, y, residual, activation_, parameters_.views(), workspace,
-                  std::span(tape.sums_).last(gated ? 2 : 1));
+    tape.draws_ = draws;
+    multiply(backend, x, y, residual, draws, workspace, std::span(tape.sums_).last(gated ? 2 : 1));
     tape.version_ = parameters_.version();
   }
 
@@ -372,7 +364,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   }
   void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
             const LinearViews<Accumulator<T>>& gradients, const TensorView<T, 3>& dx, Workspace& workspace) const {
-    detail::linear_backward<T>(backend, activation_, parameters_.views(), tape.x_, tape.sums_, dy, gradients, dx,
+    auto frame = workspace.frame();
+    detail::linear_backward<T>(backend, activation_, parameters_.views(), tape.x_, tape.sums_,
+                               detail::dropped_gradient(backend, tape.draws_, dy, frame, workspace), gradients, dx,
                                workspace);
   }
 
@@ -381,16 +375,22 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
                          Extra&... extra) const {
     const auto residual = checked_residual("linear", backend, x, y, extra...);
     Workspace own;
-    multiply(backend, x, y, residual, detail::workspace_or(own, extra...));
+    multiply(backend, x, y, residual, detail::draws_of("linear", dropout_, extra...),
+             detail::workspace_or(own, extra...));
   }
+  template <class... Kept>
   void multiply(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
-                const TensorView<const T, 3>& residual, Workspace& workspace) const {
-    products_.run(backend, x, y, residual, activation_, parameters_.views(), workspace);
+                const TensorView<const T, 3>& residual, const DropoutDraws& draws, Workspace& workspace,
+                const Kept&... kept) const {
+    detail::run_dropped(backend, draws, y, residual, workspace, [&](const auto& to, const auto& added) {
+      products_.run(backend, x, to, added, activation_, parameters_.views(), workspace, kept...);
+    });
   }
 
   detail::LinearParameters<T, gated> parameters_;
   [[no_unique_address]] On backend_;
   [[no_unique_address]] F activation_;
+  std::optional<Dropout> dropout_;
   Products products_;
 
   // Last, because clang skips what follows a failed assertion.

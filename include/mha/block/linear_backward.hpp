@@ -12,6 +12,7 @@
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation_derivative.hpp"
+#include "../policy/dropout.hpp"
 #include "cost.hpp"
 #include "dense_backward.hpp"
 #include "kept_arrays.hpp"
@@ -36,11 +37,13 @@ template <class T, class B> class LinearTape {
       : version_(std::exchange(other.version_, 0)),
         x_(other.x_),
         sums_(other.sums_),
+        draws_(other.draws_),
         arrays_(std::move(other.arrays_)) {}
   LinearTape& operator=(LinearTape&& other) noexcept {
     version_ = std::exchange(other.version_, 0);
     x_ = other.x_;
     sums_ = other.sums_;
+    draws_ = other.draws_;
     arrays_ = std::move(other.arrays_);
     return *this;
   }
@@ -56,6 +59,7 @@ template <class T, class B> class LinearTape {
   std::uint64_t version_ = 0;  // of the weights
   TensorView<const T, 3> x_{};
   std::array<TensorView<A, 2>, 2> sums_{};  // the gate's first
+  DropoutDraws draws_;                      // of the results
   detail::KeptArrays<A> arrays_;
 };
 
@@ -110,9 +114,9 @@ void linear_backward(const B& backend, const F& activation, const LinearViews<co
       dx, frame, [&](const TensorView<T, 2>& rows) { dense.rows(d, own, rows); }, items);
 }
 
-/// What it costs where the call costs `forward`.
+/// What it costs where the call costs `forward`; with dropout, of calls that drop.
 template <class T, class F>
-BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearConfig& c, Index rows) {
+BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearConfig& c, Index rows, bool drops) {
   using A = Accumulator<T>;
   constexpr int matrices = is_gated<F> ? 2 : 1;
   const double n = rows, in = c.inputs, out = c.outputs, of_results = n * out * sizeof(A);
@@ -120,7 +124,7 @@ BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearCon
   return {{forward.parameters, 2 * forward.flop,
            sizeof(T) * (matrices * in * out + n * (2 * in + out)) + sizeof(A) * double(forward.parameters) + sums},
           sums,
-          sums + (std::is_same_v<T, A> ? 0 : of_results)};
+          sums + (std::is_same_v<T, A> ? 0 : of_results) + (drops ? n * out * sizeof(T) : 0)};
 }
 
 }  // namespace detail

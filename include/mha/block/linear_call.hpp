@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <type_traits>
 
 #include "../backend/backend.hpp"
@@ -11,6 +12,7 @@
 #include "../core/view.hpp"
 #include "../launch.hpp"
 #include "../policy/activation.hpp"
+#include "../policy/dropout.hpp"
 #include "arguments.hpp"
 #include "recording.hpp"
 #include "rows.hpp"
@@ -36,6 +38,17 @@ template <class T, class V, class... Rest> T given_or_default(const V& first, co
     return given_or_default<T>(rest...);
 }
 
+/// The sentence for the values that a constructor is given.
+template <class B, class F, class... Values> constexpr void check_linear_values() {
+  static_assert(((std::same_as<Values, F> || std::same_as<Values, B> || std::same_as<Values, Dropout>)&&...),
+                "mha: the constructor of a Linear takes a backend and an activation of the types that it names: "
+                "Linear<float, mha::CpuWith<mha::Serial>, mha::Gelu>, and a Dropout (see mha/block/linear.hpp)");
+  static_assert((0 + ... + int(std::same_as<Values, F>)) <= 1 && (0 + ... + int(std::same_as<Values, B>)) <= 1 &&
+                    (0 + ... + int(std::same_as<Values, Dropout>)) <= 1,
+                "mha: the constructor of a Linear takes a backend, an activation and a Dropout once each "
+                "(see mha/block/linear.hpp)");
+}
+
 /// The sentences for the template arguments of a Linear or a FeedForward.
 template <class B, class F> constexpr bool check_linear_types() {
   static_assert(is_defined<B> && !std::same_as<B, NoBackend<true>>,
@@ -52,12 +65,13 @@ template <class B, class F> constexpr bool check_linear_types() {
 template <class B, class X, class... Extra> constexpr void check_linear_arguments() {
   check_memory_of<B, X>();
   static_assert(((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> ||
-                  BackendArgument<Extra> || CallTapeArgument<Extra>)&&...),
-                "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a Workspace and a backend, "
-                "and to be differentiated a tape (see mha/block/linear.hpp)");
+                  BackendArgument<Extra> || CallTapeArgument<Extra> || DropoutSeedArgument<Extra>)&&...),
+                "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a DropoutSeed, a Workspace "
+                "and a backend, and to be differentiated a tape (see mha/block/linear.hpp)");
   static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
-                "mha: mha::residual(r), mha::into(y), a Workspace and a backend may be given once each "
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
+                "mha: mha::residual(r), mha::into(y), a DropoutSeed, a Workspace and a backend may be given once each "
                 "(see mha/block/linear.hpp)");
 }
 /// The sentences for what they cannot be called on.
@@ -81,6 +95,18 @@ void require_like(const char* call, const B& backend, const char* name, const Te
   require_equal(call, "length", "x", x.extent[1], name, rows.extent[1]);
   require(rows.extent[2] == width, call, ": ", name, " has width ", rows.extent[2], ", expected ", width);
   require_reachable(backend, call, name, rows);
+}
+
+/// The rows of x are this wide, not too many, and where the backend reaches them; `width` is what says so.
+template <class T, class B>
+void check_linear_rows(const char* call, const char* width, const B& backend, const TensorView<const T, 3>& x,
+                       Index inputs) {
+  require_data(call, "x", x);
+  require(std::int64_t{x.extent[0]} * x.extent[1] <= longest_axis, call, ": x has ", x.extent[0], " sequences of ",
+          x.extent[1], " rows, the limit is ", longest_axis);
+  require(x.extent[2] == inputs, call, ": x has width ", x.extent[2], " but ", width, " is ", inputs);
+  require_supported(backend, call);
+  require_reachable(backend, call, "x", x);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

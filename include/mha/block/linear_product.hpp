@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation.hpp"
+#include "cost.hpp"
 #include "dense_backward.hpp"
 #include "linear_weights.hpp"
 #include "narrow_weights.hpp"
@@ -227,5 +229,17 @@ template <class T, class B, class F> class LinearProduct {
   std::shared_ptr<const Packed> packed_;
   std::shared_ptr<const Narrow> narrow_;  // instead of packed_
 };
+
+/// The product, weights, activation and kernel of a call of a Linear, one fact a line.
+template <class T, class B, class F>
+std::string linear_in_words(const StageCost& c, const LinearConfig& sizes, Index rows, const std::string& weights) {
+  const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
+  return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
+         ")" + (is_gated<F> ? ", twice, " : ", ") + std::to_string(c.flop * 1e-9) + " GFLOP, " + n(c.bytes) + " bytes" +
+         "\nweights:     " + n(c.parameters) + " " + weights +  //
+         "\nactivation:  " + activation_name<F>() +             //
+         "\nkernel:      " + std::string(B::name) +
+         (FusesEpilogue<B, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
+}
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

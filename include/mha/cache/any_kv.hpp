@@ -2,10 +2,19 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 
+#include "../core/scalar.hpp"
 #include "kv_source.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Values of one sequence and head as a matrix unit reads them (KvTiles), which a cache keeps beside their rows; null
+/// where it does not.
+struct ValueTiles {
+  const bfloat16* tiles = nullptr;
+  const std::uint8_t* non_finite = nullptr;
+};
 
 /// A source that outlives this, without its type: a kernel that reads through it is compiled once for all sources of a
 /// stored scalar. A run is asked for once per block of keys, so that the calls cost nothing.
@@ -20,6 +29,7 @@ template <class T> class AnyKv {
       held_ = held_of<S>;
       held_end_ = held_end_of<S>;
     }
+    if constexpr (requires { source.value_tiles(Index{}, Index{}); }) value_tiles_ = value_tiles_of<S>;
   }
 
   Index keys(Index b) const { return keys_(source_, b); }
@@ -38,6 +48,10 @@ template <class T> class AnyKv {
     return held_end_ == nullptr ? end : held_end_(source_, b, k, end);
   }
 
+  ValueTiles value_tiles(Index b, Index g) const {
+    return value_tiles_ == nullptr ? ValueTiles{} : value_tiles_(source_, b, g);
+  }
+
  private:
   template <class S> static const S& as(const void* source) { return *static_cast<const S*>(source); }
   template <class S> static Index keys_of(const void* source, Index b) { return as<S>(source).keys(b); }
@@ -49,11 +63,16 @@ template <class T> class AnyKv {
     return detail::held_end(as<S>(source), b, k, end);
   }
 
+  template <class S> static ValueTiles value_tiles_of(const void* source, Index b, Index g) {
+    return as<S>(source).value_tiles(b, g);
+  }
+
   const void* source_;
   Index (*keys_)(const void*, Index);
   KvRun<T> (*run_)(const void*, Index, Index, Index, Index);
   Index (*held_)(const void*, Index, Index) = nullptr;
   Index (*held_end_)(const void*, Index, Index, Index) = nullptr;
+  ValueTiles (*value_tiles_)(const void*, Index, Index) = nullptr;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

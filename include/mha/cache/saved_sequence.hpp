@@ -31,6 +31,15 @@ inline std::size_t kept_positions(Index length, const Gone& gone) {
   return static_cast<std::size_t>(gone.oldest == 0 ? length : length - (gone.oldest - gone.first));
 }
 
+/// The rows in a book of the positions that are kept of a sequence's first `length`.
+template <class Book> std::vector<Index> kept_rows(const Book& book, Index slot, Index length, const Gone& gone) {
+  std::vector<Index> rows;
+  rows.reserve(kept_positions(length, gone));
+  for (Index p = 0; p < length; ++p)
+    if (p < gone.first || p >= gone.oldest) rows.push_back(book.row(slot, p));
+  return rows;
+}
+
 /// Writes a sequence as bytes.
 template <class F> class SavedSequence {
   static_assert(std::is_trivially_copyable_v<F>,

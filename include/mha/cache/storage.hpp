@@ -34,6 +34,9 @@ struct Paged {
 /// How many layers and how many sequences at a time a cache serves.
 struct CacheSizes {
   Index layers = 1, sequences = 1;
+  /// Every step is planned for sequences as long as the storage allows, so that one can be recorded and replayed:
+  /// mha::RecordedStep. Tables of masks and scores, and lengths, are those of so many keys; LeftPadding is refused.
+  bool recordable = false;
 };
 
 namespace detail {

@@ -23,6 +23,16 @@ class VersionBook {
 
   std::uint64_t of(Index slot, Index layer) const { return versions_[at(slot, layer)]; }
 
+  /// Checks that the layer's rows of the sequences are by weights of this version, as far as it is known.
+  void check(std::span<const Growth> growths, Index layer, std::uint64_t version) const {
+    for (std::size_t b = 0; b < growths.size(); ++b) {
+      const std::uint64_t before = of(growths[b].slot, layer);
+      require(growths[b].length == 0 || before == 0 || before == version, "layer: sequence ", b,
+              " has keys and values of layer ", layer,
+              " that were projected with weights that have changed since: truncate it to 0, or add() a new one");
+    }
+  }
+
   void clear(Index slot) { std::fill_n(row(slot), layers_, std::uint64_t{0}); }
   void copy(Index from, Index to) { std::copy_n(row(from), layers_, row(to)); }
   /// slots[i] becomes what slots[from[i]] was.
@@ -34,7 +44,8 @@ class VersionBook {
     }
   }
 
-  /// A layer's weights in the open step; they count when it is committed.
+  /// Of each layer in the open step; they count when it is committed.
+  std::span<const std::uint64_t> written() const { return written_; }
   void write(Index layer, std::uint64_t version) { written_[static_cast<std::size_t>(layer)] = version; }
   void commit(std::span<const Growth> growths) {
     for (const Growth& g : growths)

@@ -79,20 +79,34 @@ template <class T, class E, class... Rest> constexpr BiasTo<T> find_bias_gradien
   }
 }
 
+/// Where the ScoreGradient among a call's arguments goes.
+inline ScoreTo find_score_gradient() { return {}; }
+template <class E, class... Rest> ScoreTo find_score_gradient(const E& first, const Rest&... rest) {
+  if constexpr (ScoreGradientArgument<E>) {
+    using Score = std::remove_pointer_t<decltype(first.to)>;
+    static_assert(std::is_same_v<Trained<Score>, Score>,
+                  "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain in "
+                  "the order written, and nothing of this one is trained (see mha/score_gradients.hpp)");
+    return {first.to, &TypeKey<Score>::at};
+  } else {
+    return find_score_gradient(rest...);
+  }
+}
+
 /// The sentences for what backward() may be given after the gradients.
 template <class... Extra> constexpr void check_layer_backward_arguments() {
   static_assert(
-      ((IntoArgument<Extra> || MemoryIntoArgument<Extra> || BiasGradientArgument<Extra> || WorkspaceArgument<Extra> ||
-        BackendArgument<Extra>)&&...),
+      ((IntoArgument<Extra> || MemoryIntoArgument<Extra> || BiasGradientArgument<Extra> ||
+        ScoreGradientArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
       "mha: after the gradients backward() takes mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a "
-      "Workspace and a backend; masks and scores are those that the tape has recorded "
+      "ScoreGradient, a Workspace and a backend; masks and scores are those that the tape has recorded "
       "(see mha/layer/backward_call.hpp)");
   static_assert(
       (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(MemoryIntoArgument<Extra>)) <= 1 &&
-          (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
-          (0 + ... + int(BackendArgument<Extra>)) <= 1,
-      "mha: mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a Workspace and a backend may be given "
-      "once each (see mha/layer/backward_call.hpp)");
+          (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 && (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 &&
+          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
+      "mha: mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a Workspace and a backend may "
+      "be given once each (see mha/layer/backward_call.hpp)");
 }
 
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.

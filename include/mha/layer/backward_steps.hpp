@@ -42,6 +42,7 @@ template <class T> struct BackwardTensors {
   TensorView<const T, 2> gated;  ///< the heads' outputs as they enter the output projection (B·L, Hq·Dv)
   TensorView<T, 4> d_heads;
   TensorView<A, 4> d_q, d_key, d_value;  ///< side by side where they are made from the same rows
+  bool of_bias = false;                  ///< whether the gradient of an AdditiveBias is computed
 };
 
 /// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are.
@@ -96,8 +97,13 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   }
 
   void score([[maybe_unused]] const ScoreSums<A>& sums) override {
-    if constexpr (trains_score<T, typename Policies::Score>)
-      add_all_gradients<WantedScoreGradients<false, true>, typename Policies::Score>(gradients_.score, sums);
+    using Score = typename Policies::Score;
+    if constexpr (trains_score<T, Score>) {
+      if constexpr (count_biases < Score >> 0)
+        if (tensors_.of_bias)  // its table is among those of the sums
+          return add_all_gradients<WantedScoreGradients<true, true>, Score>(gradients_.score, sums);
+      add_all_gradients<WantedScoreGradients<false, true>, Score>(gradients_.score, sums);
+    }
   }
 
   /// Gradients of Q, K and V back to the rows that they were made from.

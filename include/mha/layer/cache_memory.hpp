@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../cache/any_kv.hpp"
 #include "../cache/books.hpp"
 #include "../cache/kv_shape.hpp"
 #include "../cache/storage.hpp"
@@ -21,14 +23,55 @@ namespace mha::inline MHA_NAMESPACE {
 struct OnHost {
   struct Workspace {};
 };
+/// The host's memory too, with values also in the order in which the matrix unit of a backend reads them: what
+/// make_cache() gives a layer on Systolic for Contiguous storage in bfloat16. Any backend on the host reads it.
+template <class Tiles> struct OnHostInTiles : OnHost { using CachedTiles = Tiles; };
 
 namespace detail {
 
-/// Whose memory the cache of a layer is in.
-template <class L>
-using CacheBackend =
-    std::conditional_t<computes_on_host<std::remove_cvref_t<decltype(std::declval<const L&>().backend())>>, OnHost,
-                       std::remove_cvref_t<decltype(std::declval<const L&>().backend())>>;
+/// Whose memory the cache of a backend is in.
+template <class B, class Storage, class F> struct CacheBackendOf {
+  using type = std::conditional_t<computes_on_host<B>, OnHost, B>;
+};
+template <class B, class F>
+requires std::same_as<typename B::CachedTiles::Scalar, F>
+struct CacheBackendOf<B, Contiguous, F> {
+  using type = OnHostInTiles<typename B::CachedTiles>;
+};
+/// That of a layer, stored as F, which is the layer's scalar if void.
+template <class L, class Storage, class F>
+using CacheBackend = typename CacheBackendOf<std::remove_cvref_t<decltype(std::declval<const L&>().backend())>, Storage,
+                                             std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>>::type;
+
+/// For a cache that keeps rows alone.
+struct NoTiles {
+  NoTiles(const KvShape&, Index, const BlockExtents&) {}
+  static constexpr std::size_t bytes() { return 0; }
+  template <class... Args> static void write(const Args&...) {}
+  template <class... Args> static void forget(const Args&...) {}
+};
+template <class B> struct CachedTilesOf { using type = NoTiles; };
+template <class Tiles> struct CachedTilesOf<OnHostInTiles<Tiles>> { using type = Tiles; };
+
+/// A source of one layer with the tiles that the cache keeps of it.
+template <class Source, class Tiles> struct TiledKv : Source {
+  const Tiles* tiles;
+  Index layer;
+
+  ValueTiles value_tiles(Index b, Index g) const { return tiles->at(layer, this->blocks[b], g, this->keys(b)); }
+  template <class Move> constexpr TiledKv with_data(Move&& f) const { return {Source::with_data(f), tiles, layer}; }
+};
+
+template <class Storage>
+const CacheSizes& checked_sizes(const KvShape& shape, const Storage& storage, const CacheSizes& sizes) {
+  require(shape.heads > 0, "KvCache: heads is ", shape.heads, ", it must be at least 1");
+  require(shape.dim > 0, "KvCache: dim is ", shape.dim, ", it must be at least 1");
+  require(shape.value_dim > 0, "KvCache: value_dim is ", shape.value_dim, ", it must be at least 1");
+  require(sizes.layers > 0, "KvCache: layers is ", sizes.layers, ", it must be at least 1");
+  require(sizes.sequences > 0, "KvCache: sequences is ", sizes.sequences, ", it must be at least 1");
+  check_storage(storage, sizes.sequences);
+  return sizes;
+}
 
 template <class F> std::size_t position_bytes(const KvShape& shape, const CacheSizes& sizes) {
   return shape.row_elements() * sizeof(F) * static_cast<std::size_t>(sizes.layers);
@@ -49,11 +92,16 @@ template <class F, class B> class CacheMemory {
         backend_(backend),
         workspace_(std::move(workspace)),
         key_(layers, shape.heads, rows.blocks, rows.rows, shape.dim),
-        value_(layers, shape.heads, rows.blocks, rows.rows, shape.value_dim) {}
+        value_(layers, shape.heads, rows.blocks, rows.rows, shape.value_dim),
+        tiles_(shape, layers, rows) {}
 
-  std::size_t bytes() const { return static_cast<std::size_t>(key_.view().size() + value_.view().size()) * sizeof(F); }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(key_.view().size() + value_.view().size()) * sizeof(F) + tiles_.bytes();
+  }
   /// What runs the cache's own work, in the order of its calls.
   ItemsOn<B> items() const { return {backend_, workspace_}; }
+
+  Index layers() const { return key_.view().extent[0]; }
 
   template <class V> void require_reachable(const char* call, const char* name, const V& view) const {
     if constexpr (!computes_on_host<B>)
@@ -69,14 +117,27 @@ template <class F, class B> class CacheMemory {
   TensorView<F, 3> value_rows(Index layer) { return rows_of<F>(value_.view(), layer); }
   TensorView<const F, 3> value_rows(Index layer) const { return rows_of<const F>(value_.view(), layer); }
 
+  /// A source of the layer's rows, with the tiles that are kept of them.
+  template <class Source> auto with_tiles(Index layer, const Source& source) const {
+    if constexpr (std::same_as<Tiles, NoTiles>)
+      return source;
+    else
+      return TiledKv<Source, Tiles>{source, &tiles_, layer};
+  }
+
   /// Writes the rows of keys (B, n, Hkv, D) and values (B, n, Hkv, Dv), one after another, to a layer's rows `to`.
+  /// `sent`: where `to` is in the backend's memory, null if it is not there yet.
   template <class T, class Run>
   void write(Index layer, const TensorView<const T, 4>& key, const TensorView<const T, 4>& value,
-             std::span<const Index> to, const Run& run) {
-    with_numbers(run, to, [&](const Index* to_row) {
-      run(MoveRows<T, F>{size(to), shape_.heads, cost(), key, value, key_rows(layer), value_rows(layer), nullptr,
-                         to_row});
-    });
+             std::span<const Index> to, const Index* sent, const Run& run) {
+    const auto move = [&](const Index* to_row) {
+      run(move_rows<T, F>(size(to), key, value, key_rows(layer), value_rows(layer), nullptr, to_row));
+    };
+    if (sent == nullptr)
+      with_numbers(run, to, move);
+    else if (!to.empty())
+      move(sent);
+    tiles_.write(layer, value_blocks(layer), to, run);
   }
 
   /// Copies rows in every layer, in the order of the list, which is empty then, after an exception too.
@@ -86,22 +147,35 @@ template <class F, class B> class CacheMemory {
       ~Done() { list.clear(); }
     } const done{copies};
     const auto key = key_.view(), value = value_.view();
-    for (const RowCopy& c : copies)
-      items()(CopyRows<F>{c.count, key.extent[0] * shape_.heads, cost(), key, value, c.from, c.to});
+    for (const RowCopy& c : copies) {
+      tiles_.forget(c.to);
+      items()(copy_rows<F>(c.count, key, value, c.from, c.to));
+    }
   }
 
-  /// A layer's rows on the host: (n, Hkv·D + Hkv·Dv), each row's keys before its values.
-  void read(Index layer, std::span<const Index> rows, std::span<F> to) const {
+  /// to(…) of every layer's rows, one layer after another, on the host: (n, Hkv·D + Hkv·Dv), each row's keys before its
+  /// values. Whatever the layers, memory is allocated once.
+  template <class To> void read(std::span<const Index> rows, const To& to) const {
+    if (rows.empty()) return;
+    const Index n = static_cast<Index>(rows.size()), width = static_cast<Index>(shape_.row_elements());
+    Tensor<F, 2> here(n, width);
     if constexpr (computes_on_host<B>) {
-      read_into(layer, rows, to.data());
+      for (Index layer = 0; layer < layers(); ++layer) {
+        read_into(layer, rows, here.data());
+        to(std::span<const F>(here));
+      }
     } else {
-      TensorOf<B, F, 2> there(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
-      read_into(layer, rows, there.view().data);
-      backend_.download(std::as_const(there).view().data, to, workspace_);
+      TensorOf<B, F, 2> there(n, width);
+      for (Index layer = 0; layer < layers(); ++layer) {
+        read_into(layer, rows, there.view().data);
+        backend_.download(std::as_const(there).view().data, std::span<F>(here), workspace_);
+        to(std::span<const F>(here));
+      }
     }
   }
   /// Writes what read() gave to rows of a layer.
   void fill(Index layer, std::span<const Index> rows, std::span<const F> from) {
+    tiles_.forget(layer, rows);
     if constexpr (computes_on_host<B>) {
       fill_from(layer, rows, from.data());
     } else {
@@ -111,8 +185,9 @@ template <class F, class B> class CacheMemory {
   }
 
  private:
+  using Tiles = typename CachedTilesOf<B>::type;
+
   static std::ptrdiff_t size(std::span<const Index> rows) { return static_cast<std::ptrdiff_t>(rows.size()); }
-  Index cost() const { return shape_.dim + shape_.value_dim; }
 
   /// f(numbers), which are where the items that `run` runs can read them.
   template <class Run, class Then>
@@ -128,15 +203,15 @@ template <class F, class B> class CacheMemory {
   void read_into(Index layer, std::span<const Index> rows, F* to) const {
     with_numbers(items(), rows, [&](const Index* from_row) {
       const auto key = key_rows(layer), value = value_rows(layer);
-      items()(MoveRows<F, F>{size(rows), shape_.heads, cost(), one_sequence(key), one_sequence(value),
-                             keys_of_saved(to, size(rows)), values_of_saved(to, size(rows)), from_row, nullptr});
+      items()(move_rows<F, F>(size(rows), one_sequence(key), one_sequence(value), keys_of_saved(to, size(rows)),
+                              values_of_saved(to, size(rows)), from_row, nullptr));
     });
   }
   void fill_from(Index layer, std::span<const Index> rows, const F* from) {
     with_numbers(items(), rows, [&](const Index* to_row) {
       const auto key = keys_of_saved(from, size(rows)), value = values_of_saved(from, size(rows));
-      items()(MoveRows<F, F>{size(rows), shape_.heads, cost(), one_sequence(key), one_sequence(value), key_rows(layer),
-                             value_rows(layer), nullptr, to_row});
+      items()(move_rows<F, F>(size(rows), one_sequence(key), one_sequence(value), key_rows(layer), value_rows(layer),
+                              nullptr, to_row));
     });
   }
 
@@ -171,6 +246,7 @@ template <class F, class B> class CacheMemory {
   mutable Workspace workspace_;
   /// (layers, Hkv, blocks, rows, ·): a kernel reads one head, row after row, and meets no page of memory twice.
   TensorOf<B, F, 5> key_, value_;
+  [[no_unique_address]] Tiles tiles_;
 };
 
 }  // namespace detail

@@ -17,6 +17,7 @@
 #include "../policy/role.hpp"
 #include "cache_memory.hpp"
 #include "config.hpp"
+#include "recorded_step.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -68,6 +69,12 @@ template <class Cache> class LayerStep {
   /// The layer's keys and values up to and with the rows of the step, which are to be written before they are read.
   auto source() const { return cache_->source(layer_); }
 
+  /// Where a list of the step's numbers is in the memory of the cache's backend, for calls in this workspace; null
+  /// where they copy it themselves.
+  template <class Workspace> const Index* sent(const Index* list, const Workspace& workspace) const {
+    return cache_->sent(list, workspace);
+  }
+
   /// Checks that the step is open and the cache is one of a layer of these sizes.
   void check_sizes(const Config& c) const {
     detail::require(cache_->open_ && cache_->steps_ == step_, "layer: the step has ended");
@@ -87,6 +94,12 @@ template <class Cache> class LayerStep {
       keys = std::max(keys, g.length + g.rows);
     }
     return {sequences(), heads, most, keys, Origins(cache_->now_.positions.data()), cache_->now_.offsets.data(), true};
+  }
+  /// The keys that a recordable cache plans the step for; 0 of others: those there are.
+  Index planned_keys() const { return cache_->planned_keys(); }
+  CallShape planned(CallShape shape) const {
+    shape.keys = std::max(shape.keys, planned_keys());
+    return shape;
   }
   Index fewest_rows() const {
     Index fewest = sequences() > 0 ? growth(0).rows : 0;
@@ -120,13 +133,7 @@ template <class Cache> class LayerStep {
     detail::require_step_rows("layer", "x", batch, length, cache_->now_.growths, rows());
     require(!cache_->written_[static_cast<std::size_t>(layer_)], "layer: layer ", layer_,
             " of the cache was written in this step already");
-    for (Index b = 0; b < sequences(); ++b) {
-      const detail::Growth& g = growth(b);
-      const std::uint64_t before = cache_->versions_.of(g.slot, layer_);
-      require(g.length == 0 || before == 0 || before == weights_version, "layer: sequence ", b,
-              " has keys and values of layer ", layer_,
-              " that were projected with weights that have changed since: truncate it to 0, or add() a new one");
-    }
+    cache_->versions_.check(cache_->now_.growths, layer_, weights_version);
   }
 
   /// Writes keys (B, n, Hkv, D) and values (B, n, Hkv, Dv) of the step's rows in their order.
@@ -178,13 +185,44 @@ template <class Cache> class CacheStep {
   ///           no error here: attention over source() refuses a mask that may show it
   template <ViewableOfRank<3, 4> K, ViewableOfRank<3, 4> V>
   void append(Index layer, const K& key, const V& value) const {
-    open("append").append(layer, key, value);
+    using T = ScalarOf<K>;
+    static_assert(std::same_as<T, ScalarOf<V>>,
+                  "mha: append() takes keys and values of one scalar (see "
+                  "mha/layer/cache_step.hpp)");
+    static_assert(
+        detail::may_lie_in<K, Cache::memory>() && detail::may_lie_in<V, Cache::memory>(),
+        "mha: append() takes keys and values in the memory of the cache: copy them first with mha::to_device() or "
+        "mha::to_host() (see mha/layer/cache_step.hpp)");
+    Cache& cache = open("append");
+    cache.require_layer("append", layer);
+    detail::require(!cache.written_[static_cast<std::size_t>(layer)], "append: layer ", layer,
+                    " of the cache was written in this step already");
+    const auto keys = detail::cached_rows<T>(key), values = detail::cached_rows<T>(value);
+    check_rows(cache, "key", keys, cache.shape_.dim);
+    check_rows(cache, "value", values, cache.shape_.value_dim);
+    cache.memory_.require_reachable("append", "key", keys);
+    cache.memory_.require_reachable("append", "value", values);
+    cache.write(layer, keys, values, 0, cache.memory_.items());
   }
 
   /// What layer i attends to, for attention(q, step.source(i), mha::Ragged{step.offsets()}, …), after append().
   auto source(Index layer) const {
     open("source").require_layer("source", layer);
     return cache_->source(layer);
+  }
+
+  /// What a recording of this step may be replayed for.
+  ///
+  /// Errors    ShapeError if the cache is not recordable, or not every layer was called
+  [[nodiscard]] RecordedStep recorded() const {
+    const Cache& cache = open("recorded");
+    detail::require(cache.sizes_.recordable, "recorded: make the cache with CacheSizes{.recordable = true}");
+    cache.require_written("recorded");
+    const auto versions = cache.versions_.written();
+    for (std::size_t layer = 0; layer < versions.size(); ++layer)
+      detail::require(versions[layer] != 0, "recorded: layer ", layer,
+                      " of the cache was written by append(), expected a call of a layer");
+    return {cache.serial_, cache.now_.growths, versions};
   }
 
   /// Makes the rows part of their sequences.
@@ -199,6 +237,14 @@ template <class Cache> class CacheStep {
   Cache& open(const char* call) const {
     detail::require(cache_ != nullptr, call, ": the step was committed");
     return *cache_;
+  }
+  template <class T>
+  static void check_rows(const Cache& cache, const char* name, const TensorView<const T, 4>& v, Index dim) {
+    detail::require_data("append", name, v);
+    detail::require_equal("append", "heads", name, v.heads(), "the cache", cache.shape_.heads);
+    detail::require_equal("append", "head size", name, v.dim(), "the cache", dim);
+    detail::require_step_rows("append", name, v.batch(), v.length(), cache.now_.growths,
+                              static_cast<Index>(cache.now_.to_row.size()));
   }
 
   Cache* cache_;

@@ -38,11 +38,12 @@ decltype(auto) memory_of_call(const TensorView<const T, 3>& x, const Memory& mem
 }
 
 /// The step's rows and positions as the options of a call on x.
-template <LayerStepArgument Step>
-void take_step(const Step& step, Index batch, std::optional<Ragged>& ragged, std::optional<Origin>& origin) {
+template <LayerStepArgument Step, class A> void take_step(const Step& step, Index batch, CallOptions<A>& options) {
   const auto offsets = step.offsets(), positions = step.positions();
-  if (batch == 1 && step.sequences() != 1) ragged = Ragged{{offsets.data(), static_cast<Index>(offsets.size())}};
-  origin = Origin(Borrowed<Index>(positions.data(), static_cast<Index>(positions.size())));
+  if (batch == 1 && step.sequences() != 1)
+    options.ragged = Ragged{{offsets.data(), static_cast<Index>(offsets.size())}};
+  options.origin = Origin(Borrowed<Index>(positions.data(), static_cast<Index>(positions.size())));
+  options.planned_keys = step.planned_keys();
 }
 
 /// The options of a layer's call: the layer's scale, its dropout, and the rows and positions of a cache's step.
@@ -57,7 +58,7 @@ CallOptions<Accumulator<T>> layer_options(const Config& config, const Dropout& d
   options.scale = config.scale;
   options.dropout = probability(dropout);
   if constexpr (LayerStepArgument<Memory>)
-    take_step(memory, batch, options.ragged, options.origin);
+    take_step(memory, batch, options);
   else if constexpr (is_key_values<Memory>)
     take_projected_offsets(memory.offsets, options.ragged);
   return options;
@@ -78,6 +79,15 @@ template <class Call, class Memory> RowPositions key_positions_of(const Call& ca
     return {call.shape.origin, call.q_offsets, call.shape.batch, call.shape.queries};
   else
     return {Origins(Index{0}), call.kv.offsets.data, call.shape.batch, call.shape.keys};
+}
+
+/// Where the numbers of a step are for a call in this workspace, as staged() asks.
+template <class Memory, class Workspace>
+auto sent_numbers([[maybe_unused]] const Memory& memory, [[maybe_unused]] const Workspace& workspace) {
+  if constexpr (LayerStepArgument<Memory>)
+    return [&](const Index* list) { return memory.sent(list, workspace); };
+  else
+    return [](const Index*) -> const Index* { return nullptr; };
 }
 
 /// Rows (1, B·n, E) of all sequences of a cache, one after another, as (B, n, E).

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "../backend/backend.hpp"
@@ -11,6 +13,7 @@
 #include "../policy/mask.hpp"
 #include "../policy/role.hpp"
 #include "../policy/score.hpp"
+#include "../policy/trained_score.hpp"
 #include "config.hpp"
 #include "cost.hpp"
 
@@ -57,6 +60,25 @@ inline std::string biases_of(const Config& c, bool has_output) {
   return list.empty() ? "none" : list;
 }
 
+/// What of a layer's score its backward pass trains, a line; none of a score without data.
+template <class T, class S> std::string training_in_words(const S& score) {
+  const std::string line = "score:       ";
+  if constexpr (std::is_empty_v<S>) {
+    return "";
+  } else if constexpr (trains_score<T, S>) {
+    std::size_t n = 0;
+    for_each_numbers(score, trained(score), [&](const auto& numbers, const auto&) { n += numbers.size(); });
+    return line + std::to_string(n) + " numbers are trained\n";
+  } else {
+    constexpr const char* why =
+        asks_training<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
+        : !std::is_same_v<Trained<S>, NoScore>              ? "attention_backward() has their gradients if it is asked"
+        : declines_training<S>()                            ? "it declines to be trained"
+                                 : "one that is trained is a class template over its scalar, or has accumulate()";
+    return line + "its numbers are constant: " + why + " (see mha/policy/score.hpp)\n";
+  }
+}
+
 /// What a call is beside its sizes. Of a step of a cache: that cache in words, else "", and the pairs of all sequences.
 struct CallInWords {
   std::string weights;  ///< begins with their scalar
@@ -65,8 +87,16 @@ struct CallInWords {
   Index fewest_queries;  ///< of a sequence
 };
 
+/// What a backend says of a call whose keys and values are stored as Stored.
+template <class T, class Stored, class B> std::string explain_kernel(const B& backend, const AttendPlan& plan) {
+  if constexpr (requires { backend.template explain<T, Stored>(plan); })
+    return backend.template explain<T, Stored>(plan);
+  else
+    return backend.template explain<T>(plan);
+}
+
 /// The facts of a layer's call, one a line. M is the layer's mask with those of the call.
-template <class T, class M, class Policies, Backend B>
+template <class T, class M, class Policies, class Stored = T, Backend B>
 std::string explain_layer(const B& backend, const Config& c, const Cost& cost, CallShape shape,
                           const CallInWords& call) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
@@ -75,7 +105,12 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, C
   };
   const auto kernel = [&](Index queries) {
     shape.queries = queries;
-    return backend.template explain<T>({shape, c.num_kv_heads, c.head_dim, c.value_dim});
+    AttendPlan plan{shape, c.num_kv_heads, c.head_dim, c.value_dim};
+    const std::string text = explain_kernel<T, Stored>(backend, plan);
+    if (std::same_as<typename Policies::Dropout, NoDropout>) return text;
+    plan.drops = true;
+    const std::string dropping = explain_kernel<T, Stored>(backend, plan);
+    return dropping == text ? text : text + "\nkernel:      with a DropoutSeed: " + dropping;
   };
   std::string kernels = "\nkernel:      " + kernel(shape.queries);
   if (const Index most = shape.queries; call.fewest_queries < most) {

@@ -19,6 +19,8 @@
 #include "../cache/version_book.hpp"
 #include "cache_memory.hpp"
 #include "cache_step.hpp"
+#include "recorded_step.hpp"
+#include "step_memory.hpp"
 #include "step_numbers.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -26,9 +28,11 @@ namespace mha::inline MHA_NAMESPACE {
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
-/// Memory    the host's, or of a backend B with memory of its own, such as Cuda, that; books stay on the host. What the
-///           cache does itself (copies of a fork, append(), save(), restore()) runs in a workspace of its own: steps in
-///           another stream are ordered with it by the caller
+/// Memory    the host's, where a Contiguous cache in bfloat16 of a layer on Systolic keeps its values once more, in the
+///           unit's tiles; or of a backend B with memory of its own, such as Cuda, that; books stay on the host. What
+///           the cache does itself (copies of a fork, append(), save(), restore()) runs in a workspace of its own:
+///           steps in another stream are ordered with it by the caller, and copy a step's numbers in each layer, not
+///           once
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
 ///           Systolic: not on the storage, the steps the rows came in, forks, or the other sequences. In the layer's
 ///           own scalar they are the bits of layer(x)
@@ -49,11 +53,12 @@ template <class Storage, class F, class B = OnHost> class KvCache {
           Workspace workspace = Workspace())
       : shape_(shape),
         storage_(storage),
-        sizes_(checked(shape, storage, sizes)),
+        sizes_(detail::checked_recordable<Storage, B>(detail::checked_sizes(shape, storage, sizes))),
         sequences_(sizes.sequences),
         book_(storage, sizes.sequences),
         memory_(shape, sizes.layers, book_.extents(), backend, std::move(workspace)),
         versions_(sizes.sequences, sizes.layers),
+        sent_(sizes.sequences, detail::table_width(book_)),
         now_(static_cast<std::size_t>(sizes.sequences)) {
     written_.resize(static_cast<std::size_t>(sizes.layers));
     in_step_.resize(static_cast<std::size_t>(sizes.sequences));
@@ -76,9 +81,9 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void require_room(Index rows) const {
     for (std::size_t i = 0; i < ids().size(); ++i) require_room("prefill", i, length(ids()[i]), rows);
   }
-  /// The memory of keys and values.
+  /// The memory of keys and values, and of tiles that a matrix unit reads beside them.
   std::size_t bytes() const { return memory_.bytes(); }
-  /// What a position takes in all layers.
+  /// What the key and value of a position take in all layers.
   std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
   Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
 
@@ -158,30 +163,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   ///           become longer than the storage allows, or a step is open
   [[nodiscard]] Step step(std::span<const SequenceId> sequences, std::span<const Index> rows) {
     require_closed("step");
-    detail::require(sequences.size() == rows.size(), "step: ", sequences.size(), " sequences, but ", rows.size(),
-                    " numbers of rows");
-    enter("step", sequences);
-    now_.growths.clear();
-    std::int64_t all = 0;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const Index slot = now_.slots[i], length = sequences_.length(slot);
-      detail::require(rows[i] >= 0, "step: sequence ", i, " has ", rows[i], " rows, the least is 0");
-      require_room("step", i, length, rows[i]);
-      now_.growths.push_back({slot, length, rows[i]});
-      all += rows[i];
-    }
-    detail::require(all <= detail::longest_axis, "step: ", all, " rows, the limit is ", detail::longest_axis);
-    now_.reserve_rows(book_, static_cast<std::size_t>(all));  // what may throw comes before anything changes
-    book_.reserve(now_.growths, copies_);
-    MHA_TRY { memory_.copy(copies_); }
-    MHA_CATCH(...) {
-      book_.drop();
-      MHA_RETHROW;
-    }
-    now_.describe(book_);
-    std::fill(written_.begin(), written_.end(), false);
-    open_ = true;
-    ++steps_;
+    open(sequences, rows);
     return Step(*this);
   }
   /// So many rows for every sequence, in the order of ids().
@@ -192,6 +174,18 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   [[nodiscard]] Step step(SequenceId sequence, Index rows) {
     return step(std::span(&sequence, 1), std::span(&rows, 1));
   }
+  /// The recorded step's rows for as many sequences: what was recorded writes and reads them when it is replayed.
+  ///
+  /// Errors    as above; ShapeError too if the step was another cache's or of another number of sequences, or a
+  ///           sequence was made by other weights
+  [[nodiscard]] Step step(const RecordedStep& recorded, std::span<const SequenceId> sequences) {
+    require_closed("step");
+    recorded.check(serial_, sequences.size());
+    open(sequences, recorded.rows_, recorded.versions_);
+    for (Index layer = 0; layer < sizes_.layers; ++layer)
+      wrote(layer, recorded.versions_[static_cast<std::size_t>(layer)]);
+    return Step(*this);
+  }
 
   /// A sequence as bytes that restore() reads, in this or another cache: of any storage that keeps what there is.
   std::vector<std::byte> save(SequenceId id) const {
@@ -199,12 +193,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     const Index slot = sequences_.slot("save", id), length = sequences_.length(slot);
     const detail::Gone gone = book_.gone(slot, 0);
     detail::SavedSequence<F> saved(shape_, sizes_.layers, length, gone);
-    const std::vector<Index> rows = kept_rows(slot, length, gone);
-    Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
-    for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
-      memory_.read(layer, rows, of_layer);
-      saved.put(of_layer);
-    }
+    memory_.read(detail::kept_rows(book_, slot, length, gone), [&](std::span<const F> layer) { saved.put(layer); });
     return std::move(saved).bytes();
   }
 
@@ -221,7 +210,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     const Index slot = sequences_.slot("restore", id);
     MHA_TRY {
       book_.fill(slot, saved.length(), saved.gone());
-      const std::vector<Index> rows = kept_rows(slot, saved.length(), saved.gone());
+      const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), saved.gone());
       Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
       for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
         saved.take(of_layer);
@@ -240,17 +229,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
  private:
   friend LayerStep<KvCache>;
   friend CacheStep<KvCache>;
-
-  static const CacheSizes& checked(const KvShape& shape, const Storage& storage, const CacheSizes& sizes) {
-    using detail::require;
-    require(shape.heads > 0, "KvCache: heads is ", shape.heads, ", it must be at least 1");
-    require(shape.dim > 0, "KvCache: dim is ", shape.dim, ", it must be at least 1");
-    require(shape.value_dim > 0, "KvCache: value_dim is ", shape.value_dim, ", it must be at least 1");
-    require(sizes.layers > 0, "KvCache: layers is ", sizes.layers, ", it must be at least 1");
-    require(sizes.sequences > 0, "KvCache: sequences is ", sizes.sequences, ", it must be at least 1");
-    detail::check_storage(storage, sizes.sequences);
-    return sizes;
-  }
 
   void require_closed(const char* call) const {
     detail::require(!open_, call, ": a step is open: commit it or let it end first");
@@ -290,13 +268,58 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     }
   }
 
+  /// Reserves memory for a step's rows, or throws and changes nothing. `versions`: of the weights that will make them,
+  /// of each layer, if they are known.
+  void open(std::span<const SequenceId> sequences, std::span<const Index> rows,
+            std::span<const std::uint64_t> versions = {}) {
+    sent_.check(memory_.items());
+    detail::require(sequences.size() == rows.size(), "step: ", sequences.size(), " sequences, but ", rows.size(),
+                    " numbers of rows");
+    enter("step", sequences);
+    now_.growths.clear();
+    std::int64_t all = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const Index slot = now_.slots[i], length = sequences_.length(slot);
+      detail::require(rows[i] >= 0, "step: sequence ", i, " has ", rows[i], " rows, the least is 0");
+      require_room("step", i, length, rows[i]);
+      now_.growths.push_back({slot, length, rows[i]});
+      all += rows[i];
+    }
+    detail::require(all <= detail::longest_axis, "step: ", all, " rows, the limit is ", detail::longest_axis);
+    for (std::size_t layer = 0; layer < versions.size(); ++layer)
+      versions_.check(now_.growths, static_cast<Index>(layer), versions[layer]);
+    now_.reserve_rows(book_, static_cast<std::size_t>(all));  // what may throw comes before anything changes
+    book_.reserve(now_.growths, copies_);
+    MHA_TRY {
+      memory_.copy(copies_);
+      now_.describe(book_);
+      sent_.send(now_, memory_.items());
+    }
+    MHA_CATCH(...) {
+      book_.drop();
+      MHA_RETHROW;
+    }
+    std::fill(written_.begin(), written_.end(), false);
+    open_ = true;
+    ++steps_;
+  }
+
   auto source(Index layer) const {
     const auto key = memory_.key_blocks(layer), value = memory_.value_blocks(layer);
     if constexpr (std::same_as<Storage, Paged>)
       return PagedKv<F>{key, value, now_.table, now_.lengths};
     else
-      return detail::BlockKv<F, std::same_as<Storage, Ring>>{key,          value,       now_.slots,
-                                                             now_.lengths, now_.oldest, book_.first()};
+      return memory_.with_tiles(layer, detail::BlockKv<F, std::same_as<Storage, Ring>>{
+                                           key, value, now_.slots, now_.lengths, now_.oldest, book_.first()});
+  }
+
+  template <class W> const Index* sent(const Index* list, const W& workspace) const {
+    if constexpr (detail::SendsNumbers<B> && std::same_as<W, Workspace>)
+      if (detail::same_order(workspace, memory_.items().workspace)) return sent_.there(list);
+    detail::require(!sizes_.recordable,
+                    "layer: a recordable cache sends a step's numbers in a stream of its own, the layer is called in "
+                    "another: make the cache with a Workspace of that stream, make_cache(…, workspace)");
+    return nullptr;
   }
 
   template <class T, class Run>
@@ -305,42 +328,24 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     static_assert(detail::stores<T, F>,
                   "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
                   "each other, double itself (see mha/layer/kv_cache.hpp)");
-    if constexpr (detail::stores<T, F>) memory_.write(layer, key, value, now_.to_row, run);
+    if constexpr (detail::stores<T, F>)
+      memory_.write(layer, key, value, now_.to_row, sent(now_.to_row.data(), run.workspace), run);
+    wrote(layer, weights_version);
+  }
+  void wrote(Index layer, std::uint64_t weights_version) {
     book_.write(now_.growths);
     written_[static_cast<std::size_t>(layer)] = true;
     versions_.write(layer, weights_version);
   }
 
-  template <class K, class V> void append(Index layer, const K& key, const V& value) {
-    using T = ScalarOf<K>;
-    static_assert(std::same_as<T, ScalarOf<V>>,
-                  "mha: append() takes keys and values of one scalar (see "
-                  "mha/layer/cache_step.hpp)");
-    static_assert(
-        detail::may_lie_in<K, memory>() && detail::may_lie_in<V, memory>(),
-        "mha: append() takes keys and values in the memory of the cache: copy them first with mha::to_device() or "
-        "mha::to_host() (see mha/layer/cache_step.hpp)");
-    require_layer("append", layer);
-    detail::require(!written_[static_cast<std::size_t>(layer)], "append: layer ", layer,
-                    " of the cache was written in this step already");
-    const auto keys = detail::cached_rows<T>(key), values = detail::cached_rows<T>(value);
-    check_rows("key", keys, shape_.dim);
-    check_rows("value", values, shape_.value_dim);
-    memory_.require_reachable("append", "key", keys);
-    memory_.require_reachable("append", "value", values);
-    write(layer, keys, values, 0, memory_.items());
+  void require_written(const char* call) const {
+    for (std::size_t layer = 0; layer < written_.size(); ++layer)
+      detail::require(written_[layer], call, ": layer ", layer, " of the cache has not written its keys and values");
   }
-  template <class T> void check_rows(const char* name, const TensorView<const T, 4>& v, Index dim) const {
-    detail::require_data("append", name, v);
-    detail::require_equal("append", "heads", name, v.heads(), "the cache", shape_.heads);
-    detail::require_equal("append", "head size", name, v.dim(), "the cache", dim);
-    detail::require_step_rows("append", name, v.batch(), v.length(), now_.growths,
-                              static_cast<Index>(now_.to_row.size()));
-  }
+  Index planned_keys() const { return sizes_.recordable ? book_.limit() : 0; }
 
   void commit() {
-    for (std::size_t layer = 0; layer < written_.size(); ++layer)
-      detail::require(written_[layer], "commit: layer ", layer, " of the cache has not written its keys and values");
+    require_written("commit");
     for (const detail::Growth& g : now_.growths) sequences_.set_length(g.slot, g.length + g.rows);
     versions_.commit(now_.growths);
     book_.commit();
@@ -351,15 +356,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     open_ = false;
   }
 
-  /// The rows of the positions that are kept of a sequence's first `length`.
-  std::vector<Index> kept_rows(Index slot, Index length, const detail::Gone& gone) const {
-    std::vector<Index> rows;
-    rows.reserve(detail::kept_positions(length, gone));
-    for (Index p = 0; p < length; ++p)
-      if (p < gone.first || p >= gone.oldest) rows.push_back(book_.row(slot, p));
-    return rows;
-  }
-
   KvShape shape_;
   Storage storage_;
   CacheSizes sizes_;
@@ -367,6 +363,9 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   typename detail::BookOf<Storage>::type book_;
   detail::CacheMemory<F, B> memory_;
   detail::VersionBook versions_;
+  detail::StepMemory<B> sent_;
+
+  std::uint64_t serial_ = detail::next_serial();  ///< of this cache alone
 
   // Of the open step.
   bool open_ = false;
@@ -383,14 +382,14 @@ template <class Storage, class F, class B = OnHost> class KvCache {
 ///
 ///   auto cache = mha::make_cache<mha::bfloat16>(layer, mha::Paged{.pages = 8192, .length = 16384},
 ///                                               {.layers = 32, .sequences = 256});
-template <class F = void, class L, class Storage, class B = detail::CacheBackend<L>>
+template <class F = void, class L, class Storage, class B = detail::CacheBackend<L, Storage, F>>
 [[nodiscard]] auto make_cache(const L& layer, const Storage& storage, const CacheSizes& sizes = {},
                               typename B::Workspace workspace = typename B::Workspace()) {
   using Stored = std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>;
   const Config& c = layer.config();
   const KvShape shape{c.num_kv_heads, c.head_dim, c.value_dim};
-  if constexpr (std::same_as<B, OnHost>)
-    return KvCache<Storage, Stored>(shape, storage, sizes);
+  if constexpr (std::derived_from<B, OnHost>)
+    return KvCache<Storage, Stored, B>(shape, storage, sizes);
   else
     return KvCache<Storage, Stored, B>(shape, storage, sizes, layer.backend(), std::move(workspace));
 }

@@ -202,8 +202,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// The same of a step of a cache, and what the cache stores.
   template <detail::LayerStepArgument Step, Mask... Masks>
   [[nodiscard]] std::string explain(const Step& step, const Masks&... masks) const {
-    return detail::explain_layer<T, decltype(all_masks(masks...)), Policies>(
-        backend_, config_, cost(step, masks...), step.shape(config_.num_heads),
+    return detail::explain_layer<T, decltype(all_masks(masks...)), Policies, typename Step::Scalar>(
+        backend_, config_, cost(step, masks...), step.planned(step.shape(config_.num_heads)),
         {detail::weights_in_words(parameters_, products_), step.cache_in_words(), step.pairs(), step.fewest_rows()});
   }
 
@@ -279,7 +279,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_reachable(backend, "layer", "the result", y);
     detail::require_reachable(backend, "layer", "log-sum-exp", checked.log_sum_exp);
 
-    const auto call = detail::staged(backend, std::move(checked), frame, workspace);
+    const auto call =
+        detail::staged(backend, std::move(checked), frame, workspace, detail::sent_numbers(memory, workspace));
     const auto w = parameters_.views();
     const detail::ItemsOn<B> items{backend, workspace};
     project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);

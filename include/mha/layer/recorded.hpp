@@ -18,6 +18,12 @@ template <class T> struct BiasTo {
   bool wanted() const { return own.data != nullptr || wide.data != nullptr; }
 };
 
+/// Where the gradients of the numbers of the call's score go, a score of the type whose TypeKey this is; null: nowhere.
+struct ScoreTo {
+  void* to = nullptr;
+  const void* type = nullptr;
+};
+
 /// The tensors of a recorded call.
 ///
 /// Shapes    x (B, Lq, E)  memory (B, Lk, E_kv), x itself if not cross-attention  q, key, value, heads (B, L, H, D), of

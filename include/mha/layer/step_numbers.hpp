@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <vector>
 
@@ -9,6 +10,14 @@
 #include "../config.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Pages of a sequence at most; 0 of a book that has none.
+template <class Book> Index table_width(const Book& book) {
+  if constexpr (requires { book.width(); })
+    return book.width();
+  else
+    return 0;
+}
 
 /// What layers read of a cache's open step, on the host. Vectors keep their memory from step to step.
 struct StepNumbers {
@@ -20,6 +29,12 @@ struct StepNumbers {
   std::vector<Index> oldest;     ///< (sequences), of books of blocks
   std::vector<Index> table;      ///< (sequences, width), of books of pages
   std::vector<Index> to_row;     ///< (rows): where each is stored
+
+  static constexpr std::size_t list_count = 7;
+  /// All lists of numbers.
+  std::array<const std::vector<Index>*, list_count> lists() const {
+    return {&offsets, &positions, &lengths, &slots, &oldest, &table, &to_row};
+  }
 
   explicit StepNumbers(std::size_t sequences) {
     for (auto* list : {&positions, &lengths, &slots, &oldest}) list->reserve(sequences);

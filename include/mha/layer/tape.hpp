@@ -74,7 +74,33 @@ template <class T> struct HeadGradients {
   GradientTo<T> d_q, d_key, d_value;
   LongSum<Accumulator<T>>* sink = nullptr;
   BiasTo<T> bias{};
+  ScoreTo score{};
 };
+
+/// What a layer's backward pass computes of its own score S and the call's score C, one after the other.
+template <class S, class C, bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall {
+  using type =
+      std::conditional_t<OfLayer == OfCall, WantedScoreGradients<Bias, OfLayer>, WantedOfChain<Bias, OfLayer, OfCall>>;
+};
+template <class S, bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall<S, NoScore, Bias, OfLayer, OfCall> {
+  using type = WantedScoreGradients<Bias, OfLayer>;
+};
+template <class C, bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall<NoScore, C, Bias, OfLayer, OfCall> {
+  using type = WantedScoreGradients<Bias, OfCall>;
+};
+template <bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall<NoScore, NoScore, Bias, OfLayer, OfCall> {
+  using type = NoScoreGradients;
+};
+
+/// Whether the numbers of a call's score have gradients in a layer's backward pass.
+template <class A, class C> constexpr bool gives_gradients() {
+  if constexpr (Arithmetic<A> && !std::is_same_v<Trained<C>, NoScore>) {
+    using Head = decltype(at_head(prepared(std::declval<const C&>(), CallShape{}), Index{}, Index{}));
+    return has_derivative<A, C, true>() && std::is_move_assignable_v<Trained<C>> &&
+           is_trained_as_given<WantedScoreGradients<false, true>, C, Head>();
+  }
+  return false;
+}
 
 /// The policies of a recorded call, whatever their types.
 template <class T, class B> class RecordedPolicies {
@@ -94,7 +120,12 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
   using Workspace = typename B::Workspace;
   using Both = decltype(chain(std::declval<const S&>(), std::declval<const C&>()));
   static constexpr bool trains = trains_score<T, S>, has_bias = count_biases<Both> == 1 && Arithmetic<A>;
-  static constexpr bool has_derivative = check_differentiated_score<A, Both, trains>();
+  static constexpr bool has_derivative =
+      check_differentiated_score<A, S, trains>() && check_differentiated_score<A, C, false>();
+  static constexpr bool gives = gives_gradients<A, C>();
+  template <bool Bias, bool OfCall>
+  using WantedFor = std::conditional_t<Bias || trains || OfCall,
+                                       typename WantedOfCall<S, C, Bias, trains, OfCall>::type, NoScoreGradients>;
 
  public:
   PoliciesOf(const M& mask, const S& score, const C& of_call, const Sink& sink, const CallOptions<A>& options)
@@ -106,24 +137,37 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
                 Workspace& workspace) const override {
     require(has_bias || !heads.bias.wanted(), "backward: BiasGradient is given, but the call on the tape has ",
             count_biases<Both>, " AdditiveBiases, expected 1");
+    if (heads.score.to != nullptr) {
+      require(gives, "backward: ScoreGradient is given, but the call on the tape has no score that can be trained");
+      if constexpr (gives)
+        require(heads.score.type == &TypeKey<Trained<C>>::at,
+                "backward: the ScoreGradient has another type than the trained score of the call on the tape");
+    }
     if constexpr (has_derivative) {
-      if constexpr (has_bias) {
-        using Wanted = WantedScoreGradients<true, trains>;
-        if (heads.bias.wide.data != nullptr)
-          return run<Wanted>(backend, tape, heads, steps, workspace, heads.bias.wide);
-        if constexpr (!std::is_same_v<T, A>)
-          if (heads.bias.own.data != nullptr)
-            return run<Wanted>(backend, tape, heads, steps, workspace, heads.bias.own);
-      }
-      using Wanted = std::conditional_t<trains, WantedScoreGradients<false, true>, NoScoreGradients>;
-      run<Wanted>(backend, tape, heads, steps, workspace, NoType{});
+      if constexpr (gives)
+        if (heads.score.to != nullptr) return run_any<true>(backend, tape, heads, steps, workspace);
+      run_any<false>(backend, tape, heads, steps, workspace);
     }
   }
 
  private:
-  template <class Wanted, class Bias>
+  template <bool OfCall>
+  void run_any(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
+               Workspace& workspace) const {
+    if constexpr (has_bias) {
+      if (heads.bias.wide.data != nullptr)
+        return run<true, OfCall>(backend, tape, heads, steps, workspace, heads.bias.wide);
+      if constexpr (!std::is_same_v<T, A>)
+        if (heads.bias.own.data != nullptr)
+          return run<true, OfCall>(backend, tape, heads, steps, workspace, heads.bias.own);
+    }
+    run<false, OfCall>(backend, tape, heads, steps, workspace, NoType{});
+  }
+
+  template <bool OfBias, bool OfCall, class Bias>
   void run(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
            Workspace& workspace, const Bias& bias) const {
+    using Wanted = WantedFor<OfBias, OfCall>;
     constexpr const char* name = "backward";
     auto frame = workspace.frame();
     auto forward =
@@ -149,13 +193,30 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
       steps.before();
       run_backward(backend, call, workspace);
       sums.store();
-      if constexpr (Wanted::parameters) steps.score(sums.sums());
+      if constexpr (trains) steps.score(sums.sums());
+      if constexpr (OfCall) write_call_score<Wanted, Head>(sums.sums(), *static_cast<Trained<C>*>(heads.score.to));
     } else {
       steps.before();
       run_backward(backend, call, workspace);
     }
     steps.after({shape.origin, forward.q_offsets, shape.batch, shape.queries},
                 {Origins(Index{0}), forward.kv.offsets.data, shape.batch, shape.keys});
+  }
+
+  /// The sums of the call's score, which follow those of the layer's own.
+  template <class Wanted, class Head> void write_call_score(const ScoreSums<A>& sums, Trained<C>& to) const {
+    int slot = 0, table = 0, own = sums.own;
+    if constexpr (std::is_same_v<S, NoScore>) {
+      to = without_numbers(trained(score_));
+      add_gradients<Wanted, C>(to, sums, slot, table, own);
+    } else {
+      using OfLayer = typename Wanted::First;
+      slot = Slots<OfLayer, decltype(Head::first)>::count();
+      table = Tables<OfLayer, decltype(Head::first)>::count();
+      own += accumulated_numbers<OfLayer>(score_.first);
+      to = without_numbers(trained(score_.second));
+      add_gradients<typename Wanted::Second, C>(to, sums, slot, table, own);
+    }
   }
 
   [[no_unique_address]] M mask_;

@@ -16,6 +16,7 @@
 #include "cached_call.hpp"
 #include "config.hpp"
 #include "cost.hpp"
+#include "explain.hpp"
 #include "gradients.hpp"
 #include "products.hpp"
 #include "stages.hpp"
@@ -142,15 +143,16 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///
   /// Shapes    dy as y  →  dx as x; mha::memory_into(d_memory) as the memory, which a call with one needs
   /// Then      mha::into(dx), mha::memory_into(d_memory), BiasGradient(table), which writes the gradient of the call's
-  ///           AdditiveBias, a Workspace, another value of the backend's type. Masks, scores and all else of the call
-  ///           are on the tape
+  ///           AdditiveBias, ScoreGradient(score), which writes those of the numbers of the call's score, a Workspace,
+  ///           another value of the backend's type. Masks, scores and all else of the call are on the tape
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights than the
   ///           layer has now, a size is not the call's, gradients are of other sizes, a result overlaps another, or
-  ///           what is read, or there is a BiasGradient without an AdditiveBias in the call
+  ///           what is read, or there is a BiasGradient without an AdditiveBias in the call, or a
+  ///           ScoreGradient without a trained score of its type there
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
                 Extra&&... extra) const {
@@ -163,13 +165,13 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       const B& backend = detail::backend_or(backend_, extra...);
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
-      const detail::BiasTo<T> d_bias = detail::find_bias_gradient<T>(extra...);
+      const ScoreDestinations d_score{detail::find_bias_gradient<T>(extra...), detail::find_score_gradient(extra...)};
       const TensorView<T, 3> d_memory = detail::find_memory_into<T>(extra...);
       if constexpr ((detail::IntoArgument<Extra> || ...)) {
-        back(given, tape, gradients, detail::find_into<T>(extra...), d_memory, d_bias, backend, workspace);
+        back(given, tape, gradients, detail::find_into<T>(extra...), d_memory, d_score, backend, workspace);
       } else {
         auto dx = detail::result_of_rows<B, DY>(given, config_.d_model);
-        back(given, tape, gradients, detail::with_batch(view(dx)), d_memory, d_bias, backend, workspace);
+        back(given, tape, gradients, detail::with_batch(view(dx)), d_memory, d_score, backend, workspace);
         return dx;
       }
     }
@@ -184,18 +186,24 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     return detail::layer_backward_cost<T, Policies>(
         config_, detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...)));
   }
-  /// Its products, bytes and memory, one fact a line.
+  /// Its products, bytes and memory, and what of the layer's score is trained, one fact a line.
   template <Mask... Masks>
   [[nodiscard]] std::string explain_backward(Index batch, Index queries, Index keys, const Masks&... masks) const {
     const BackwardCost c = backward_cost(batch, queries, keys, masks...);
     return detail::backward_in_words("output:      ", c.output) +
            detail::backward_in_words("attention:   ", c.score + c.value) +
-           detail::backward_in_words("projections: ", c.projection) +
+           detail::backward_in_words("projections: ", c.projection) + detail::training_in_words<T>(score_.own()) +
            detail::backward_memory_in_words(c.tape_bytes, c.scratch_bytes);
   }
 
  private:
   static constexpr bool trains = detail::trains_score<T, Score>, has_sink = !std::is_same_v<Sink, NoSink>;
+
+  /// Where the gradients of the call's scores go.
+  struct ScoreDestinations {
+    detail::BiasTo<T> bias;
+    detail::ScoreTo numbers;
+  };
 
   Index sinks() const { return has_sink ? config_.num_heads : 0; }
   auto zero_score() const {
@@ -334,9 +342,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
   MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients& gradients, const TensorView<T, 3>& dx,
-                          const TensorView<T, 3>& d_memory, const detail::BiasTo<T>& d_bias, const B& backend,
+                          const TensorView<T, 3>& d_memory, const ScoreDestinations& d_score, const B& backend,
                           Workspace& workspace) const {
-    check_backward(dy, tape, gradients, dx, d_memory, d_bias);
+    check_backward(dy, tape, gradients, dx, d_memory, d_score.bias);
     detail::require_supported(backend, "backward");
     auto frame = workspace.frame();
     const Config& c = config_;
@@ -345,7 +353,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
         heads{c.num_heads, c.value_dim};
     const auto w = parameters_.views();
     const detail::ItemsOn<B> items{backend, workspace};
-    detail::BackwardTensors<T> tensors{recorded, dy, dx, d_memory, {}, {}, {}, {}, {}};
+    detail::BackwardTensors<T> tensors{recorded, dy, dx, d_memory, {}, {}, {}, {}, {}, d_score.bias.wanted()};
     tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, frame, items);
     const Index *const x = recorded.x.extent, *const memory = recorded.memory.extent;
     tensors.d_heads = detail::head_buffers<T, false>(frame, x[0], x[1], {heads})[0];
@@ -362,7 +370,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                                                      frame);
     const detail::HeadGradients<T> attention{recorded.q,      recorded.key, recorded.value, recorded.heads,
                                              tensors.d_heads, tensors.d_q,  tensors.d_key,  tensors.d_value,
-                                             steps.sinks(),   d_bias};
+                                             steps.sinks(),   d_score.bias, d_score.numbers};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, workspace);
   }
 };

@@ -19,7 +19,7 @@ struct NoDropout {
 };
 
 /// In calls with a DropoutSeed, and in no other, each weight of the softmax is dropped with the probability p, the
-/// others are multiplied by 1 / (1 − p).
+/// others are multiplied by 1 / (1 − p). Of a Linear or a FeedForward, the elements of the result.
 ///
 ///   mha::attention(q, k, v, mha::Causal{}, mha::Dropout{.p = 0.1f}, mha::DropoutSeed{7, step});
 ///
@@ -49,9 +49,9 @@ template <std::integral Offset> constexpr std::uint32_t dropout_offset(Offset of
 
 }  // namespace detail
 
-/// Which weights a call with Dropout drops: other ones for every seed and every offset, such as the number of the
-/// training step and of the layer. The backward pass of attention() is given the same one again; a layer's tape keeps
-/// it.
+/// What a call with Dropout drops: other places for every seed and every offset. Of a model the layer or block number i
+/// takes DropoutSeed{seed + i, step}: two that take the same, such as an attention layer and a Linear, drop the same
+/// places. The backward pass of attention() is given the same one again; the tape of a layer or of a block keeps it.
 ///
 /// Errors    ShapeError if the offset is negative or has more than 32 bits
 struct DropoutSeed {
@@ -111,7 +111,8 @@ constexpr DropoutDraws dropout_draws(double p, const std::optional<DropoutSeed>&
 
 }  // namespace detail
 
-/// Whether a call keeps the weight of query q and key k of query head h in sequence b, on every backend.
+/// Whether a call keeps the weight of query q and key k of query head h in sequence b, on every backend; a Linear's
+/// element (b, l, j) is kept as the weight of key j is for query l of an only head.
 ///
 /// Units     q and k are positions as masks get them: query row i stands at the call's Origin + i, so that a row has
 ///           its draws whichever rows are computed beside it. `heads` is the call's Hq

@@ -17,15 +17,26 @@ namespace mha::inline MHA_NAMESPACE {
 
 template <class B> struct AdditiveBias;  // in score/additive_bias.hpp
 
-/// Which gradients of a score a backward pass computes, as a type: none.
+/// Which gradients of a score a backward pass computes, as a type: none. First and Second are those of the parts of a
+/// Chain.
 struct NoScoreGradients {
   static constexpr bool bias = false, parameters = false;
+  using First = NoScoreGradients;
+  using Second = NoScoreGradients;
 };
 
 namespace detail {
 
 template <bool Bias, bool Parameters> struct WantedScoreGradients {
   static constexpr bool bias = Bias, parameters = Parameters;
+  using First = WantedScoreGradients;
+  using Second = WantedScoreGradients;
+};
+/// Of the numbers of a Chain's first score, and of its second.
+template <bool Bias, bool OfFirst, bool OfSecond> struct WantedOfChain {
+  static constexpr bool bias = Bias, parameters = OfFirst || OfSecond;
+  using First = WantedScoreGradients<Bias, OfFirst>;
+  using Second = WantedScoreGradients<Bias, OfSecond>;
 };
 
 /// F<X> for a floating-point X.
@@ -120,7 +131,9 @@ template <class Wanted, class S> struct Slots {
   }
 };
 template <class Wanted, class A, class B> struct Slots<Wanted, Chain<A, B>> {
-  static constexpr int count() { return Slots<Wanted, A>::count() + Slots<Wanted, B>::count(); }
+  static constexpr int count() {
+    return Slots<typename Wanted::First, A>::count() + Slots<typename Wanted::Second, B>::count();
+  }
 };
 
 /// A score of the library's own that adds an element of a table, of which each pair has one.
@@ -139,7 +152,9 @@ template <class Wanted, class S> struct Tables {
   }
 };
 template <class Wanted, class A, class B> struct Tables<Wanted, Chain<A, B>> {
-  static constexpr int count() { return Tables<Wanted, A>::count() + Tables<Wanted, B>::count(); }
+  static constexpr int count() {
+    return Tables<typename Wanted::First, A>::count() + Tables<typename Wanted::Second, B>::count();
+  }
 };
 
 /// Scores that accumulate in a score, as it is for one head.
@@ -147,13 +162,15 @@ template <class Wanted, class S> struct Accumulating {
   static constexpr int count() { return Wanted::parameters && Accumulates<S> ? 1 : 0; }
 };
 template <class Wanted, class A, class B> struct Accumulating<Wanted, Chain<A, B>> {
-  static constexpr int count() { return Accumulating<Wanted, A>::count() + Accumulating<Wanted, B>::count(); }
+  static constexpr int count() {
+    return Accumulating<typename Wanted::First, A>::count() + Accumulating<typename Wanted::Second, B>::count();
+  }
 };
 /// f(each of them).
 template <class Wanted, class S, class F> void for_each_accumulating(const S& score, const F& f) {
   if constexpr (is_chain<S>) {
-    for_each_accumulating<Wanted>(score.first, f);
-    for_each_accumulating<Wanted>(score.second, f);
+    for_each_accumulating<typename Wanted::First>(score.first, f);
+    for_each_accumulating<typename Wanted::Second>(score.second, f);
   } else if constexpr (Accumulating<Wanted, S>::count() > 0) {
     f(score);
   }
@@ -254,11 +271,13 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
   constexpr int variables = static_cast<int>(sizeof(D::derivative) / sizeof(D::value));
   constexpr int slots = slot_count<Wanted, S>;
   if constexpr (is_chain<S>) {
-    constexpr int before = accumulating_count<Wanted, decltype(score.first)>;
-    const auto a = lifted<Wanted, D>(score.first, first_slot, first_table, first_input, inputs);
-    const auto b = lifted<Wanted, D>(score.second, first_slot + slot_count<Wanted, decltype(score.first)>,
-                                     first_table + table_count<Wanted, decltype(score.first)>, first_input + before,
-                                     before > 0 ? inputs + before : inputs);
+    using First = typename Wanted::First;
+    constexpr int before = accumulating_count<First, decltype(score.first)>;
+    const auto a = lifted<First, D>(score.first, first_slot, first_table, first_input, inputs);
+    const auto b =
+        lifted<typename Wanted::Second, D>(score.second, first_slot + slot_count<First, decltype(score.first)>,
+                                           first_table + table_count<First, decltype(score.first)>,
+                                           first_input + before, before > 0 ? inputs + before : inputs);
     return Chain<std::remove_const_t<decltype(a)>, std::remove_const_t<decltype(b)>>{a, b};
   } else if constexpr (accumulating_count<Wanted, S> > 0) {
     const auto plain = lifted<NoScoreGradients, D>(score, 0, 0);

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../core/scalar.hpp"
 #include "score.hpp"
 #include "score_gradient.hpp"
 
@@ -43,6 +44,12 @@ template <class S> constexpr bool trains_unasked() {
   else
     return is_trained_template<S>() || LibraryTrained<S> || Accumulates<S>;
 }
+
+/// Whether a layer of T has gradients of the numbers of its score S: of those that attention_backward() returns too.
+template <class T, class S>
+constexpr bool trains_score = Arithmetic<Accumulator<T>>&& trains_unasked<S>() && std::is_copy_assignable_v<S>;
+/// The score with those gradients.
+template <class T, class S> using TrainedByLayer = std::conditional_t<trains_score<T, S>, Trained<S>, NoScore>;
 
 /// step(numbers, the same of the other) as spans, for each part of a score that is trained and the same part of another
 /// Trained<S>, in the order written. The score may be const.

@@ -13,6 +13,7 @@
 
 #include "far_backend.hpp"
 #include "linear_oracle.hpp"
+#include "message_of.hpp"
 #include "plain_backend.hpp"
 
 namespace {
@@ -20,6 +21,7 @@ namespace {
 using mha::Index;
 using mha::Tensor;
 using mha::TensorView;
+using support::message_of;
 
 template <class FF> void draw_weights(FF& ff, support::Random& random) {
   using T = typename FF::Scalar;
@@ -203,15 +205,6 @@ TEST(FeedForwardWeights, AreDrawnApart) {
   again.initialize(mha::XavierUniform{.seed = 1});
   const auto same = again.down().parameters().flat();
   EXPECT_TRUE(std::equal(down.begin(), down.end(), same.begin()));
-}
-
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(FeedForwardErrors, NameTheAxisAndBothValues) {

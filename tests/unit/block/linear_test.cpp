@@ -16,6 +16,7 @@
 
 #include "far_backend.hpp"
 #include "linear_oracle.hpp"
+#include "message_of.hpp"
 #include "plain_backend.hpp"
 
 namespace {
@@ -27,6 +28,7 @@ using mha::Tensor;
 using mha::TensorView;
 using support::Bent;
 using support::Lie;
+using support::message_of;
 using support::Rows;
 
 template <class T> constexpr T rounded(double x) { return support::Random::rounded<T>(x); }
@@ -299,15 +301,6 @@ TEST(LinearMemory, AWorkspaceIsReused) {
   const int before = workspace.allocations();
   linear(x, workspace, mha::into(y));
   EXPECT_EQ(workspace.allocations(), before);
-}
-
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(LinearErrors, NameTheAxisAndBothValues) {

@@ -7,16 +7,11 @@
 #include <mha/block/linear_weights.hpp>
 #include <mha/core/tensor.hpp>
 
+#include "message_of.hpp"
+
 namespace {
 
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using support::message_of;
 
 TEST(LinearViews, FlatNeedsOwnWeights) {
   EXPECT_EQ(message_of([] { mha::LinearViews<float>{}.flat(); }),

@@ -18,6 +18,7 @@
 
 #include "far_backend.hpp"
 #include "linear_oracle.hpp"
+#include "message_of.hpp"
 #include "plain_backend.hpp"
 
 namespace {
@@ -29,20 +30,12 @@ using mha::Index;
 using mha::Tensor;
 using mha::TensorView;
 using support::Bent;
+using support::message_of;
 using support::Rows;
 
 static_assert(mha::WidensWeights<mha::Cpu, float, mha::bfloat16> && mha::WidensWeights<mha::Cpu, float, mha::half>);
 static_assert(!mha::WidensWeights<mha::Cpu, double, mha::half> &&
               !mha::WidensWeights<mha::Reference, float, mha::half>);
-
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 template <class F> void at_every_isa(F&& f) {
   const mha::IsaLevel before = mha::current_isa();

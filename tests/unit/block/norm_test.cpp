@@ -20,6 +20,7 @@
 
 #include "compare.hpp"
 #include "far_backend.hpp"
+#include "message_of.hpp"
 #include "plain_backend.hpp"
 #include "random.hpp"
 
@@ -30,15 +31,7 @@ using mha::LayerNorm;
 using mha::NormConfig;
 using mha::RmsNorm;
 using mha::Tensor;
-
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
+using support::message_of;
 
 /// Rows with a residual, and a norm's parameters, all rounded to T.
 template <class T> struct Data {

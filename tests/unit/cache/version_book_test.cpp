@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <span>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -29,6 +31,31 @@ TEST(VersionBook, CountsWhatIsCommitted) {
   EXPECT_EQ(book.of(0, 0), 7u);
   book.commit(anew);
   EXPECT_EQ(book.of(0, 0), 0u);
+}
+
+TEST(VersionBook, RefusesRowsBehindThoseOfOtherWeights) {
+  VersionBook book(2, 2);
+  const auto step = [&](std::uint64_t first, std::uint64_t second, const Growth& growth) {
+    book.write(0, first);
+    book.write(1, second);
+    book.commit(std::span(&growth, 1));
+  };
+  step(7, 8, {0, 0, 3});
+  EXPECT_EQ(book.written()[0], 7u);
+  EXPECT_EQ(book.written()[1], 8u);
+  const Growth both[] = {{1, 0, 1}, {0, 3, 1}}, anew[] = {{0, 0, 1}};
+  EXPECT_NO_THROW(book.check(both, 0, 7));
+  EXPECT_NO_THROW(book.check(both, 1, 8));
+  EXPECT_NO_THROW(book.check(anew, 1, 9)) << "it has no rows";
+  try {
+    book.check(both, 1, 9);
+    ADD_FAILURE();
+  } catch (const mha::ShapeError& e) {
+    EXPECT_NE(std::string(e.what()).find("sequence 1 has keys and values of layer 1"), std::string::npos) << e.what();
+  }
+  step(0, 0, {1, 0, 2});  // made elsewhere: nothing is known
+  const Growth on[] = {{1, 2, 1}};
+  EXPECT_NO_THROW(book.check(on, 0, 9));
 }
 
 TEST(VersionBook, FollowsItsSequences) {

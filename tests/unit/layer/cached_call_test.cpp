@@ -11,6 +11,8 @@
 
 #include <mha/mha.hpp>
 
+#include "message_of.hpp"
+
 namespace {
 
 using mha::Contiguous;
@@ -20,6 +22,7 @@ using mha::Ring;
 using mha::SequenceId;
 using mha::ShapeError;
 using mha::Tensor;
+using support::message_of;
 
 constexpr Index E = 16;
 using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::Causal, mha::Rotary<>>;
@@ -40,14 +43,6 @@ Tensor<float, 2> random_rows(Index rows, unsigned seed) {
 }
 mha::TensorView<const float, 2> part(const Tensor<float, 2>& x, Index begin, Index end) {
   return mha::view(&x(begin, 0), end - begin, E);
-}
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const ShapeError& e) {
-    return e.what();
-  }
-  return "";
 }
 float furthest(const Tensor<float, 2>& a, const Tensor<float, 2>& b) {
   float d = 0;

@@ -6,6 +6,7 @@
 #include <mha/backend/reference/reference.hpp>
 #include <mha/layer/explain.hpp>
 #include <mha/layer/policies.hpp>
+#include <mha/mha.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/mask/prefix.hpp>
@@ -15,6 +16,7 @@
 
 namespace {
 
+using mha::Index;
 using Policies = mha::LayerPolicies<mha::MultiHead, mha::Full, mha::SoftCap>;
 
 struct Unnamed {
@@ -96,6 +98,84 @@ TEST(ExplainLayer, SaysWhatACacheStoresAndEveryKernel) {
                       "\nkernel:      of 1 row: " + mha::Reference{}.explain<float>({one, 2, 2, 3}) + "\nworkspace: "),
             std::string::npos)
       << text;
+}
+
+// The storage of keys and the number of rows choose the kernel, and dropout.
+TEST(ExplainLayer, NamesTheKernelOfADecodeStep) {
+  const mha::IsaLevel best = mha::best_isa();
+  if (best == mha::IsaLevel::baseline) GTEST_SKIP() << "the baseline may have no kernels of few rows";
+  const mha::IsaLevel before = mha::current_isa();
+  mha::force_isa(best);
+  const mha::MultiHeadAttention<float, mha::CpuWith<mha::Serial>> layer({.d_model = 256, .num_heads = 4});
+  const mha::MultiHeadAttention<float, mha::CpuWith<mha::Serial>, mha::Dropout> dropping(
+      {.d_model = 256, .num_heads = 4}, mha::Dropout{.p = 0.1f});
+  auto cache = mha::make_cache<mha::bfloat16>(layer, mha::Contiguous{.length = 200}, {.sequences = 2});
+  cache.add();
+  cache.add();
+  const auto lines_with = [](const std::string& text, const std::string& part) {
+    int n = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  };
+  const std::string few = " of few rows, tiles of 1 query x 128 keys",
+                    seed = "\nkernel:      with a DropoutSeed: Cpu: ";
+  {
+    const auto step = cache.step(1);
+    const std::string text = layer.explain(step[0]), other = dropping.explain(step[0]);
+    EXPECT_NE(text.find("bfloat16 widened as it is read, kernel " + std::string(mha::to_string(best)) + few),
+              std::string::npos)
+        << text;
+    EXPECT_EQ(lines_with(text, seed), 0) << text;
+    EXPECT_EQ(lines_with(other, few), 1) << other;
+    EXPECT_EQ(lines_with(other, seed), 1) << other;
+    EXPECT_GT(other.find("bfloat16 widened block by block"), other.find(seed)) << other;
+  }
+  {
+    const Index rows[] = {100, 1};
+    const auto step = cache.step(cache.ids(), rows);
+    const std::string text = layer.explain(step[0]);
+    EXPECT_EQ(lines_with(text, "bfloat16 widened block by block"), 1) << text;
+    EXPECT_EQ(lines_with(text, few), 1) << text;
+    EXPECT_GT(text.find(few), text.find("\nkernel:      of 1 row: ")) << text;
+  }
+  const std::string prompt = dropping.explain(1, 100, 100);
+  EXPECT_EQ(lines_with(prompt, " of few rows"), 0) << prompt;
+  EXPECT_EQ(lines_with(prompt, seed), 0) << "one kernel: " << prompt;
+  mha::force_isa(before);
+}
+
+template <class T = float> struct Slope {
+  T by;
+  template <class S> auto operator()(S s, mha::Index, mha::Index, mha::Index q, mha::Index k) const {
+    return s - by * float(mha::abs(q - k));
+  }
+};
+template <class T = float> struct ConstantSlope : Slope<T> { static constexpr bool trainable = false; };
+template <class T = float> struct UnassignableSlope {
+  const T by;
+  template <class S> auto operator()(S s, mha::Index, mha::Index, mha::Index q, mha::Index k) const {
+    return s - by * float(mha::abs(q - k));
+  }
+};
+struct PlainSlope : Slope<float> {};
+
+TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
+  using mha::detail::training_in_words;
+  const std::string constant = "score:       its numbers are constant: ", see = " (see mha/policy/score.hpp)\n";
+  EXPECT_EQ(training_in_words<float>(mha::NoScore{}), "");
+  EXPECT_EQ(training_in_words<float>(Slope<>{1}), "score:       1 numbers are trained\n");
+  EXPECT_EQ(training_in_words<float>(mha::AlibiSlopes({1.f, 2.f})), "score:       2 numbers are trained\n");
+  EXPECT_EQ(training_in_words<float>(mha::Chain{mha::AlibiSlopes({1.f, 2.f}), Slope<>{1}}),
+            "score:       3 numbers are trained\n");
+  EXPECT_EQ(training_in_words<float>(UnassignableSlope<>{1}),
+            constant + "a score of this type cannot be assigned" + see);
+  EXPECT_EQ(training_in_words<float>(mha::SoftCap{2.f}),
+            constant + "attention_backward() has their gradients if it is asked" + see);
+  EXPECT_EQ(training_in_words<float>(ConstantSlope<>{{1}}), constant + "it declines to be trained" + see);
+  EXPECT_EQ(training_in_words<float>(PlainSlope{{1}}),
+            constant + "one that is trained is a class template over its scalar, or has accumulate()" + see);
+  const mha::MultiHeadAttention<float, mha::Cpu, PlainSlope> layer({.d_model = 4, .num_heads = 2}, PlainSlope{{1}});
+  EXPECT_NE(layer.explain_backward(1, 3, 3).find(constant), std::string::npos);
 }
 
 }  // namespace

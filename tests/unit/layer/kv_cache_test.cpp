@@ -16,6 +16,7 @@
 #include <mha/layer/kv_cache.hpp>
 
 #include "far_backend.hpp"
+#include "message_of.hpp"
 
 namespace {
 
@@ -29,21 +30,13 @@ using mha::Ring;
 using mha::SequenceId;
 using mha::ShapeError;
 using mha::Tensor;
+using support::message_of;
 
 constexpr Index layers = 2, heads = 2, dim = 3, value_dim = 2, most_sequences = 5;
 constexpr KvShape shape{heads, dim, value_dim};
 constexpr CacheSizes sizes{.layers = layers, .sequences = most_sequences};
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const ShapeError& e) {
-    return e.what();
-  }
-  return "";
-}
 
 // The numbers that stand for position content `n`, of a layer and head.
 float key_of(int n, Index layer, Index g, Index d) { return static_cast<float>(((n * 2 + layer) * 2 + g) * 4 + d); }

@@ -18,6 +18,7 @@
 #include <mha/systolic.hpp>
 
 #include "compare.hpp"
+#include "message_of.hpp"
 #include "own_policies.hpp"
 #include "random.hpp"
 
@@ -28,6 +29,7 @@ using mha::Tensor;
 using mha::TensorView;
 using mha::detail::LayerMatrix;
 using mha::detail::LayerProducts;
+using support::message_of;
 
 /// A backend that counts what it is asked for, its products those of the reference.
 struct Counting : mha::Reference {
@@ -129,15 +131,6 @@ TEST(Products, SayHowManyBytesArePacked) {
   EXPECT_EQ((LayerProducts<double, Counting>(Counting{}, w, false).bytes()), 24u);
   EXPECT_EQ((LayerProducts<double, Counting>().bytes()), 0u);
   EXPECT_EQ((LayerProducts<double, mha::Reference>(mha::Reference{}, w, true).bytes()), 0u);
-}
-
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 template <class F> void at_every_isa(F&& f) {

@@ -1,13 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <mha/layer/tape.hpp>
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
+
+#include "block_backward_checks.hpp"
+#include "trained_scores.hpp"
 
 namespace {
+
+using mha::Index;
+using support::BentScore;
+using support::TableScore;
 
 struct Base {
   virtual ~Base() = default;
@@ -72,6 +86,171 @@ TEST(LayerTape, RecordsAgainAfterItWasMoved) {
   auto g = layer.gradients();
   EXPECT_EQ(layer.backward(x, tape, g).extent(0), 3);
   EXPECT_EQ(layer.backward(x, kept, g).extent(0), 3);
+}
+
+/// One whose number is not trained.
+struct Fixed {
+  float slope = 0;
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+    return s - slope * float(mha::abs(q - k));
+  }
+};
+
+/// ScoreGradient of a call's score against difference quotients, in double.
+template <class B, class... Own, class Score, class... Extra>
+void expect_score_of_call(const char* name, const Score& score, const std::tuple<Own...>& own, const Extra&... extra) {
+  SCOPED_TRACE(name);
+  auto layer = std::apply(
+      [](const auto&... policies) {
+        return mha::MultiHeadAttention<double, B, mha::Causal, Own...>({.d_model = 6, .num_heads = 3, .head_dim = 4},
+                                                                       policies...);
+      },
+      own);
+  layer.initialize(mha::XavierUniform{.seed = 7});
+  const auto x = support::random_rows(std::string(name) + " x", 2, 6, 6);
+  const auto dy = support::random_rows(std::string(name) + " dy", 2, 6, 6);
+  auto tape = layer.tape();
+  auto g = layer.gradients(), alone = layer.gradients();
+  static_cast<void>(layer(x, tape, score, extra...));
+  const auto without = layer.backward(dy, tape, alone);
+  Score d = score;  // whose numbers are written, not added to
+  const auto dx = layer.backward(dy, tape, g, mha::ScoreGradient(d));
+  EXPECT_LT(support::largest_difference(dx, without), 1e-14);
+  for (std::size_t i = 0; i < g.flat().size(); ++i) EXPECT_NEAR(g.flat()[i], alone.flat()[i], 1e-13);
+  mha::detail::for_each_numbers(g.score, alone.score, [](const auto& a, const auto& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-6 * (1 + std::abs(b[i])));
+  });
+  Score changed = score;
+  std::vector<double> found;
+  mha::detail::for_each_numbers(d, std::as_const(d), [&](const auto& numbers, const auto&) {
+    found.insert(found.end(), numbers.begin(), numbers.end());
+  });
+  ASSERT_FALSE(found.empty());
+  double largest = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const auto change = [&](double by) {
+      std::size_t first = 0;
+      mha::detail::for_each_numbers(changed, std::as_const(changed), [&](const auto& numbers, const auto&) {
+        if (i >= first && i < first + numbers.size())
+          numbers[i - first] += static_cast<std::remove_cvref_t<decltype(numbers[0])>>(by);
+        first += numbers.size();
+      });
+    };
+    const auto quotient = [&](double step) {
+      const auto loss = [&] { return support::inner(dy, layer(x, changed, extra...)); };
+      change(step);
+      const double up = loss();
+      change(-2 * step);
+      const double down = loss();
+      change(step);
+      return (up - down) / (2 * step);
+    };
+    const double expected = (4 * quotient(0x1p-7) - quotient(0x1p-6)) / 3;
+    EXPECT_NEAR(found[i], expected, 2e-7 * (1 + std::abs(expected))) << i;
+    largest = std::max(largest, std::abs(found[i]));
+  }
+  EXPECT_GT(largest, 1e-3);
+}
+
+template <class B> void expect_scores_of_calls() {
+  const BentScore<double> bent{0.5, 0.25};
+  const TableScore<4> steps{{0.5, 0, 1, -1}};
+  const mha::AlibiSlopes slopes({0.5f, 0.25f, 0.125f});
+  const mha::RelativeBias table(std::vector<float>{0.5f, 0, 1, -1, 0.25f, 2, 0.5f, 0, 1, -1, 0.25f, 2},
+                                {.count = 4, .max_distance = 6});
+  expect_score_of_call<B>("a functor", bent, std::tuple());
+  expect_score_of_call<B>("a cap", mha::SoftCap{2.f}, std::tuple());
+  expect_score_of_call<B>("a table that accumulates", steps, std::tuple());
+  expect_score_of_call<B>("beside a trained score of the layer", bent, std::tuple(slopes));
+  expect_score_of_call<B>("a table beside a table", table, std::tuple(table));
+  expect_score_of_call<B>("a table beside one that accumulates", steps, std::tuple(steps));
+  expect_score_of_call<B>("beside a score of the layer that has no numbers", bent, std::tuple(mha::Alibi{}));
+  expect_score_of_call<B>("several", mha::Chain{bent, slopes}, std::tuple(bent));
+}
+
+TEST(LayerCallScoreGradient, IsComputedWhereItIsAskedForAlone) {
+  using mha::detail::WantedOfCall;
+  using Head = decltype(mha::at_head(mha::prepared(mha::AlibiSlopes({1.f}), mha::CallShape{}), 0, 0));
+  using Both = mha::Chain<Head, mha::Chain<BentScore<float>, TableScore<4>>>;
+  using OfLayer = typename WantedOfCall<mha::AlibiSlopes, decltype(Both::second), false, true, false>::type;
+  using OfCall = typename WantedOfCall<mha::AlibiSlopes, decltype(Both::second), false, false, true>::type;
+  using OfAll = typename WantedOfCall<mha::AlibiSlopes, decltype(Both::second), false, true, true>::type;
+  EXPECT_EQ((mha::detail::Slots<OfLayer, Both>::count()), 1);
+  EXPECT_EQ((mha::detail::Accumulating<OfLayer, Both>::count()), 0);
+  EXPECT_EQ((mha::detail::Slots<OfCall, Both>::count()), 2);
+  EXPECT_EQ((mha::detail::Accumulating<OfCall, Both>::count()), 1);
+  EXPECT_EQ((mha::detail::Slots<OfAll, Both>::count()), 3);
+}
+
+TEST(LayerCallScoreGradient, OnTheReferenceEqualsDifferenceQuotients) { expect_scores_of_calls<mha::Reference>(); }
+TEST(LayerCallScoreGradient, OnTheProcessorEqualsDifferenceQuotients) { expect_scores_of_calls<mha::Cpu>(); }
+
+TEST(LayerCallScoreGradient, OnSystolicIsNearTheReferences) {
+  const mha::Config config{.d_model = 32, .num_heads = 2};
+  mha::MultiHeadAttention<float, mha::Systolic<>, mha::Causal> layer(config);
+  mha::MultiHeadAttention<float, mha::Reference, mha::Causal> oracle(config);
+  layer.initialize(mha::XavierUniform{.seed = 7});
+  oracle.borrow(layer);
+  const auto x = support::random_rows<float>("systolic x", 2, 40, 32),
+             dy = support::random_rows<float>("dy", 2, 40, 32);
+  const BentScore<float> score{0.5f, 0.25f};
+  BentScore<float> d = score, expected = score;
+  const auto run = [&](const auto& of, BentScore<float>& to) {
+    auto tape = of.tape();
+    auto g = of.gradients();
+    static_cast<void>(of(x, tape, score));
+    static_cast<void>(of.backward(dy, tape, g, mha::ScoreGradient(to)));
+  };
+  run(layer, d);
+  run(oracle, expected);
+  const double size = std::hypot(expected.slope, expected.bend);
+  EXPECT_NEAR(d.slope, expected.slope, 0.05 * size);
+  EXPECT_NEAR(d.bend, expected.bend, 0.05 * size);
+}
+
+TEST(LayerCallScoreGradient, BesideABiasGradient) {
+  mha::MultiHeadAttention<double, mha::Cpu, mha::AlibiSlopes> layer({.d_model = 6, .num_heads = 2},
+                                                                    mha::AlibiSlopes({0.5f, 0.25f}));
+  layer.initialize(mha::XavierUniform{.seed = 7});
+  const auto x = support::random_rows("x", 1, 5, 6), dy = support::random_rows("dy", 1, 5, 6);
+  mha::Tensor<double, 4> bias(1, 2, 5, 5), d_bias(1, 2, 5, 5), d_alone(1, 2, 5, 5);
+  support::Random("bias").fill(bias);
+  auto tape = layer.tape();
+  auto g = layer.gradients(), alone = layer.gradients();
+  BentScore<double> d{}, d_score_alone{};
+  static_cast<void>(layer(x, tape, BentScore<double>{0.5, 0.25}, mha::AdditiveBias{bias}));
+  static_cast<void>(layer.backward(dy, tape, g, mha::ScoreGradient(d), mha::BiasGradient(d_bias)));
+  static_cast<void>(layer.backward(dy, tape, alone, mha::ScoreGradient(d_score_alone)));
+  static_cast<void>(layer.backward(dy, tape, alone, mha::BiasGradient(d_alone)));
+  EXPECT_NEAR(d.slope, d_score_alone.slope, 1e-12);
+  EXPECT_NEAR(d.bend, d_score_alone.bend, 1e-12);
+  EXPECT_LT(support::largest_difference(d_bias, d_alone), 1e-13);
+  EXPECT_GT(std::abs(d.slope), 1e-3);
+}
+
+TEST(LayerCallScoreGradient, IsRefusedWhereTheCallHadNone) {
+  mha::MultiHeadAttention<float> layer({.d_model = 4, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = 7});
+  const auto x = support::random_rows<float>("x", 1, 3, 4), dy = support::random_rows<float>("dy", 1, 3, 4);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  BentScore<float> d{3, 4};
+  const auto refusal = [&] {
+    return support::message_of([&] { static_cast<void>(layer.backward(dy, tape, g, mha::ScoreGradient(d))); });
+  };
+  const std::string none =
+      "backward: ScoreGradient is given, but the call on the tape has no score that can be trained";
+  static_cast<void>(layer(x, tape));
+  EXPECT_EQ(refusal(), none);
+  static_cast<void>(layer(x, tape, Fixed{1.f}));
+  EXPECT_EQ(refusal(), none);
+  static_cast<void>(layer(x, tape, mha::SoftCap{2.f}));
+  EXPECT_EQ(refusal(), "backward: the ScoreGradient has another type than the trained score of the call on the tape");
+  for (const float number : g.flat()) EXPECT_EQ(number, 0);
+  EXPECT_EQ(d.slope, 3);
+  static_cast<void>(layer(x, tape, BentScore<float>{0.5f, 0.25f}));
+  EXPECT_EQ(refusal(), "");
+  EXPECT_NE(d.slope, 3);
 }
 
 }  // namespace

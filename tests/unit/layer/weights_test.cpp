@@ -19,6 +19,7 @@
 
 #include "compare.hpp"
 #include "failing_new.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 #include "replaced_new.hpp"
 
@@ -26,6 +27,7 @@ namespace {
 
 using mha::Index;
 using mha::Tensor;
+using support::message_of;
 
 const mha::Config sizes{.d_model = 24, .num_heads = 4, .bias = true};
 
@@ -65,15 +67,6 @@ TYPED_TEST(LayerWeights, AreSharedUnderOtherPolicies) {
   const auto x = rows(random, 7);
   EXPECT_EQ(support::differing(borrower(x), owner(x, mha::Causal{})), 0u);
   EXPECT_EQ(borrower.parameters().gate.data, owner.parameters().gate.data);
-}
-
-template <class F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const mha::ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 /// Numbers in the place of memory that was freed, so that who still reads it gives other results.

@@ -141,19 +141,24 @@ template <Executor Threads> class CpuWith {
     }
   }
 
-  template <class T> std::string explain(const AttendPlan& plan) const {
+  /// The kernel of such a call, of its tiles with the most rows.
+  template <class T, class Stored = T> std::string explain(const AttendPlan& plan) const {
     using A = Accumulator<T>;
     const IsaLevel level = current_isa();
     const detail::cpu::SequenceTiles cut(plan.shape.queries, plan.shape.heads / plan.kv_heads,
                                          detail::simd::widest_tile<A>(level));
     const Index lanes = detail::simd::tile_kernels<A>(level, cut.rows()).lanes;
+    const Index few =
+        detail::cpu::few_rows_of<A, Stored>(level, cut.rows(), plan.head_dim, plan.value_dim, plan.drops).rows;
+    const char* const widened = few > 0 ? " widened as it is read" : " widened block by block";
     return std::string("Cpu: fused online softmax in ") + detail::scalar_name<A>() +
-           (std::is_same_v<T, A> ? "" : std::string(", ") + detail::scalar_name<T>() + " widened block by block") +
-           ", kernel " + to_string(level) + ", tiles of " + std::to_string(lanes) + " queries x " +
+           (std::is_same_v<Stored, A> ? "" : std::string(", ") + detail::scalar_name<Stored>() + widened) +
+           ", kernel " + to_string(level) + (few > 0 ? " of few rows" : "") + ", tiles of " +
+           std::to_string(few > 0 ? few : lanes) + (few == 1 ? " query x " : " queries x ") +
            std::to_string(detail::cpu::key_block) + " keys, " + Threads::name + " with " +
            std::to_string(threads_.workers()) + " workers, " +
            std::to_string(
-               detail::cpu::TileScratch<A>::bytes(lanes, plan.head_dim, plan.value_dim, !std::is_same_v<T, A>)) +
+               detail::cpu::TileScratch<A>::bytes(lanes, plan.head_dim, plan.value_dim, !std::is_same_v<Stored, A>)) +
            " bytes of scratch each";
   }
 

@@ -24,6 +24,14 @@ namespace mha::inline MHA_NAMESPACE::detail::cpu {
 using simd::any_call;
 using simd::AnyCall;
 
+/// The kernels of few rows that a tile of so many runs on; rows = 0 where it runs with queries in lanes. What kernels
+/// of few rows sum they multiply by, so that they cannot drop weights.
+template <class A, class Stored>
+simd::FewRowsKernels<A, Stored> few_rows_of(IsaLevel level, Index rows, Index head_dim, Index value_dim, bool drops) {
+  if (drops) return {};
+  return simd::few_rows_kernels<A, Stored>(level, rows, head_dim, value_dim);
+}
+
 /// One tile of query rows against all keys they see, block by block.
 ///
 /// Formula   for each key block:  S = K Qᵀ;  masks and scores;  m′ = max(m, S);  P = exp(S − m′);
@@ -43,9 +51,7 @@ template <class T, class Stored = T> class QueryTile {
       : call_(call),
         level_(level),
         kernels_(simd::tile_kernels<A>(level, rows.lanes())),
-        few_(call.dropout.exist()  // those kernels sum what they multiply by
-                 ? simd::FewRowsKernels<A, Stored>{}
-                 : simd::few_rows_kernels<A, Stored>(level, rows.lanes(), call.head_dim, call.value_dim)),
+        few_(few_rows_of<A, Stored>(level, rows.lanes(), call.head_dim, call.value_dim, call.dropout.exist())),
         at_(scratch),
         rows_(rows),
         keys_(call, rows, kernels_.rows),
@@ -59,6 +65,8 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   const TileRows& rows() const { return rows_; }
+  /// Of the kernels of few rows that it runs on, 0 where queries lie in lanes.
+  Index few_rows() const { return few_.rows; }
 
   /// The whole tile.
   void attend() {

@@ -131,6 +131,10 @@ struct Cuda {
   const Index* stage(const Index* numbers, Index n, Workspace::Frame& frame, Workspace& workspace) const {
     return workspace.stage(numbers, static_cast<std::size_t>(n), frame);
   }
+  void send(const Index* numbers, Index n, Index* to, Workspace& workspace) const {
+    workspace.send(numbers, static_cast<std::size_t>(n), to);
+  }
+  void require_sendable(const Workspace& workspace) const { workspace.require_sendable(); }
   template <class T> cuda::DeviceArray<T> upload(std::span<const T> from) const { return cuda::DeviceArray<T>(from); }
   template <class T> void download(const T* from, std::span<T> to, Workspace& workspace) const {
     cuda::download(from, to, workspace.stream());

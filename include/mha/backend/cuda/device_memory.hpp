@@ -72,6 +72,17 @@ template <class T> void download(const T* from, std::span<T> to, cudaStream_t st
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
+/// Checks that numbers of the host may be copied in the stream.
+///
+/// Errors    ShapeError if it is being recorded: every replay would copy what the pinned memory has by then
+inline void require_not_recorded(cudaStream_t stream) {
+  cudaStreamCaptureStatus recorded{};
+  check(cudaStreamIsCapturing(stream, &recorded), "cudaStreamIsCapturing");
+  mha::detail::require(recorded == cudaStreamCaptureStatusNone,
+                       "Cuda: numbers of the host go to a stream that is being recorded: record neither ragged calls "
+                       "nor Origin{positions}, and make a cache's step before the recording");
+}
+
 /// Pinned memory of the host through which a call's small numbers travel: one block after another, each used again when
 /// the stream has read it. It waits only when all of them are still under way.
 class StagingRing {
@@ -89,7 +100,7 @@ class StagingRing {
     }
   }
 
-  /// The bytes are on their way to `to` in the stream; `from` may change at once.
+  /// The bytes are on their way to `to` in the stream, which is not being recorded; `from` may change at once.
   void send(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
     if (blocks_.empty()) blocks_.resize(count);
     Block& b = blocks_[next_];

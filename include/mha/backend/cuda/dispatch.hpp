@@ -45,11 +45,11 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
   const CallFacts known{plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim,
                         whole ? RowLayout::aligned : RowLayout::any};
   const std::string scalar = mha::detail::scalar_name<T>();
-  if (const FewPlan few = few_plan<T>(known, device))
+  if (const FewPlan few = plan.drops ? FewPlan{} : few_plan<T>(known, device))
     return "few queries in " + scalar + ", the heads of a group share a block, keys in " + n(few.splits) +
            " chunks that the last block joins, " + launch(few);
   if constexpr (on_tensor_cores<T>)
-    if (const ForwardPlan forward = forward_plan(known, device)) {
+    if (const ForwardPlan forward = plan.drops ? ForwardPlan{} : forward_plan(known, device)) {
       std::string tiles;
       with_shape(ForwardShapes{}, forward.shape, [&](auto shape) {
         tiles = n(shape.rows) + " queries x " + n(shape.keys) + " keys, head sizes up to " + n(shape.head_dim) +

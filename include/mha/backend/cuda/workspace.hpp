@@ -15,10 +15,10 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 ///
 /// Calls given one are enqueued in its stream and return at once. After the first call of a shape no other allocates or
 /// waits, so that it can be recorded in a CUDA graph. A ragged call cannot: its numbers travel through pinned memory, a
-/// block of which each of the first 64 transfers allocates. A graph holds addresses of the workspace: it must outlive
-/// the graph, and a call of a larger shape, which makes it grow, ends the graph's use. One workspace serves one thread
-/// and one stream on the device that was current at its first call; what it holds is freed by its destructor, which
-/// waits.
+/// block of which each of the first 64 transfers allocates. A step of a cache can: see RecordedStep. A graph holds
+/// addresses of the workspace: it must outlive the graph, and a call of a larger shape, which makes it grow, ends the
+/// graph's use. One workspace serves one thread and one stream on the device that was current at its first call; what
+/// it holds is freed by its destructor, which waits.
 class Workspace {
  public:
   static constexpr bool is_workspace = true;
@@ -48,12 +48,23 @@ class Workspace {
   Frame frame() { return Frame(*this); }
 
   /// Numbers of the host's in memory of the frame, by the time the stream gets there.
+  ///
+  /// Errors    ShapeError, before anything is allocated, if the stream is being recorded
   const Index* stage(const Index* from, std::size_t n, Frame& frame) {
+    if (n > 0) require_sendable();
     Index* const to = frame.template take<Index>(n);
-    if (ring_ == nullptr) ring_ = std::make_unique<StagingRing>();
-    if (n > 0) ring_->send(to, from, n * sizeof(Index), stream_);
+    send(from, n, to);
     return to;
   }
+  /// The same in memory of the device's that stays.
+  void send(const Index* from, std::size_t n, Index* to) {
+    if (n == 0) return;
+    require_sendable();
+    if (ring_ == nullptr) ring_ = std::make_unique<StagingRing>();
+    ring_->send(to, from, n * sizeof(Index), stream_);
+  }
+  /// Throws what stage() and send() would.
+  void require_sendable() const { require_not_recorded(stream_); }
 
   /// n numbers that are 0 whenever no kernel of the stream is at work on them: who counts up counts back to 0.
   unsigned* counters(std::size_t n) {

@@ -19,10 +19,13 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 /// the same place, which a near cache then keeps.
 class PackedCall {
  public:
-  /// Memory from `frame`, nothing packed yet.
+  /// Memory from `frame`, nothing packed yet. Values that the source keeps in tiles are not packed.
   template <class T, class Stored>
   PackedCall(const AnyCall<T, Stored>& call, Workspace::Frame& frame, bool with_values, bool one_at_a_time)
       : heads_(call.kv_heads), head_dim_(call.head_dim), value_dim_(with_values ? call.value_dim : 0) {
+    bool packs_values = false;
+    for (Index b = 0; b < call.shape.batch; ++b)
+      packs_values = packs_values || call.kv.value_tiles(b, 0).tiles == nullptr;
     std::size_t rows = KvTiles::padded(call.shape.keys);
     if (!one_at_a_time) {
       first_ = frame.take<std::size_t>(static_cast<std::size_t>(call.shape.batch) + 1);
@@ -32,27 +35,37 @@ class PackedCall {
       rows = first_[call.shape.batch];
     }
     keys_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(head_dim_, tile_depth)));
-    values_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(value_dim_, tile_side)));
+    values_ =
+        frame.take<bfloat16>((packs_values ? rows : 0) * static_cast<std::size_t>(round_up(value_dim_, tile_side)));
     key_rows_ = frame.take<KeyRows>(rows / key_block);
     non_finite_ = frame.take<std::uint8_t>(rows / key_block);
     std::fill_n(non_finite_, rows / key_block, std::uint8_t{0});
   }
 
-  KvTiles at(Index b, Index g) const {
-    std::size_t row = 0;
-    if (first_ != nullptr) {
-      const std::size_t per_head = (first_[b + 1] - first_[b]) / static_cast<std::size_t>(heads_);
-      row = first_[b] + static_cast<std::size_t>(g) * per_head;
-    }
+  /// With the values of `kept`, if they are.
+  KvTiles at(Index b, Index g, const ValueTiles& kept) const {
+    const std::size_t row = first_row(b, g);
+    const PackedValues packed = values_at(b, g);
     return {keys_ + row * static_cast<std::size_t>(round_up(head_dim_, tile_depth)),
-            values_ + row * static_cast<std::size_t>(round_up(value_dim_, tile_side)),
+            kept.tiles != nullptr ? kept.tiles : packed.values,
             key_rows_ + row / key_block,
-            non_finite_ + row / key_block,
+            kept.tiles != nullptr ? kept.non_finite : packed.non_finite,
             head_dim_,
             value_dim_};
   }
+  /// Where values that are not kept are packed.
+  PackedValues values_at(Index b, Index g) const {
+    const std::size_t row = first_row(b, g);
+    return {values_ + row * static_cast<std::size_t>(round_up(value_dim_, tile_side)), non_finite_ + row / key_block};
+  }
 
  private:
+  std::size_t first_row(Index b, Index g) const {
+    if (first_ == nullptr) return 0;
+    const std::size_t per_head = (first_[b + 1] - first_[b]) / static_cast<std::size_t>(heads_);
+    return first_[b] + static_cast<std::size_t>(g) * per_head;
+  }
+
   Index heads_, head_dim_, value_dim_;
   std::size_t* first_ = nullptr;  ///< row of sequence b, each of its heads padded to whole value blocks
   bfloat16 *keys_, *values_;
@@ -66,7 +79,7 @@ inline constexpr double enough_flop = 1e7;
 inline constexpr std::size_t near_bytes = 1u << 20;
 
 /// f(tiles of queries that go through the keys together, how many) for all of them, the heaviest first, shared among
-/// the executor's workers.
+/// the executor's workers. Where queries leave lanes of a tile empty, heads of a group share it.
 template <bool WithValues, class T, class Stored, class Threads, class F>
 void for_each_group(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace,
                     const Threads& threads, F&& f) {
@@ -90,6 +103,14 @@ void for_each_group(const AnyCall<T, Stored>& call, const Kernels& kernels, Work
           " tiles, the limit is ", std::numeric_limits<Index>::max());
   if (tasks == 0) return;
 
+  // The heads of a group read their keys together, unless a worker would have none.
+  const std::int64_t kv_pairs = std::int64_t{call.shape.batch} * call.kv_heads;
+  const Index ratio = call.shape.heads / call.kv_heads;
+  const Index shares = static_cast<Index>(std::min<std::int64_t>((workers + kv_pairs - 1) / kv_pairs, ratio));
+  const auto heads_together = [&](Index b) {
+    return std::min(TileLanes::heads_together(ratio, call.queries(b), lanes), blocks_of(ratio, shares));
+  };
+
   auto frame = workspace.frame();
   const PackedCall packed(call, frame, WithValues, workers == 1);
   struct Worker {
@@ -105,23 +126,33 @@ void for_each_group(const AnyCall<T, Stored>& call, const Kernels& kernels, Work
     for (Index i = 0; i < together; ++i) scratch[w].states[i] = TileState(frame, lanes, call.head_dim, value_dim);
   }
 
+  const auto kept_values = [&](Index b, Index g) { return WithValues ? call.kv.value_tiles(b, g) : ValueTiles{}; };
   const auto pack = [&](Index b, Index g, Index chunk, Index worker) {
     const Index n = call.keys(b), end = std::min(n, (chunk + 1) * value_block);
-    const KvTiles to = packed.at(b, g);
+    const ValueTiles kept = kept_values(b, g);
+    const KvTiles to = packed.at(b, g, kept);
     for (Index k = chunk * value_block; k < end; k += key_block) {
       if (call.kv.held(b, k, std::min(n, k + key_block)) == std::min(n, k + key_block)) continue;  // all dropped
       pack_keys(call.kv, b, g, k, n, kernels.level, to);
-      if constexpr (WithValues) pack_values(call.kv, b, g, k, n, kernels.level, to, scratch[worker].pack);
+      if constexpr (WithValues)
+        if (kept.tiles == nullptr)
+          pack_values(call.kv, b, g, k, n, kernels.level, to, packed.values_at(b, g), scratch[worker].pack);
     }
   };
   const auto run = [&](Index b, Index h, Index first, Index worker, Index to_next) {
-    const Index count = std::min(together, blocks_of(call.queries(b) - first, lanes));
-    if (count <= 0) return;  // a short sequence of a ragged batch
-    const KvTiles kv = packed.at(b, call.kv_head(h));
+    const Index queries = call.queries(b);
+    if (first >= queries) return;  // a short sequence of a ragged batch
+    const Index count = std::min(together, blocks_of(queries - first, lanes));
+    const Index most_heads = heads_together(b);
+    if (h % ratio % most_heads != 0) return;  // in the lanes of an earlier head
+    const Index heads = std::min(most_heads, ratio - h % ratio);
+    const KvTiles kv = packed.at(b, call.kv_head(h), kept_values(b, call.kv_head(h)));
     std::optional<Tile> tiles[most_together];
-    for (Index i = 0; i < count; ++i)
-      tiles[i].emplace(call, kernels, kv, scratch[worker].block, scratch[worker].states[i], b, h, first + i * lanes,
-                       to_next);
+    for (Index i = 0; i < count; ++i) {
+      const Index row = first + i * lanes;
+      const TileLanes of{b, h, heads, row, std::min(lanes, queries - row), call.position(b, row)};
+      tiles[i].emplace(call, kernels, kv, scratch[worker].block, scratch[worker].states[i], of, to_next);
+    }
     f(tiles, count);
   };
 

@@ -12,9 +12,6 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
-/// Keys whose values lie together, and whose weights are multiplied in one go.
-inline constexpr Index value_block = 256;
-
 /// Where the rows of a key block lie: row i at first + i·stride, D / 32 chunks of 32 numbers.
 struct KeyRows {
   const bfloat16* first;
@@ -39,9 +36,10 @@ struct KeyRows {
 ///           key_rows   (Lk / 64): where the keys of a block are, at their source or in `keys`
 ///           non_finite (Lk / 64): whether a value of that key block is NaN or infinite; all sizes rounded up
 struct KvTiles {
-  bfloat16 *keys, *values;
+  bfloat16* keys;
+  const bfloat16* values;
   KeyRows* key_rows;
-  std::uint8_t* non_finite;
+  const std::uint8_t* non_finite;
   Index head_dim, value_dim;
 
   constexpr Index depth_steps() const { return (head_dim + tile_depth - 1) / tile_depth; }
@@ -59,9 +57,16 @@ struct KvTiles {
   static constexpr std::ptrdiff_t value_tile_stride = std::ptrdiff_t{value_block / tile_depth} * tile_size;
 
   /// A tiles of the values from key k on, a multiple of 32, within its block.
-  bfloat16* value_tiles_at(Index k) const {
-    return values + k / value_block * value_tiles() * value_tile_stride + k % value_block / tile_depth * tile_size;
+  const bfloat16* value_tiles_at(Index k) const { return values + value_offset(k); }
+  constexpr std::ptrdiff_t value_offset(Index k) const {
+    return k / value_block * value_tiles() * value_tile_stride + k % value_block / tile_depth * tile_size;
   }
+};
+
+/// Where values are packed: what KvTiles reads.
+struct PackedValues {
+  bfloat16* values;
+  std::uint8_t* non_finite;
 };
 
 /// bfloat16 numbers of scratch for pack_values().
@@ -101,16 +106,16 @@ void pack_keys(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, I
   std::fill(rows + (end - begin) * width, rows + key_block * width, bfloat16{});
 }
 
-/// The same for their values.
+/// The same for their values, of the sizes of `to`.
 template <class T>
 void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
-                 bfloat16* scratch) {
+                 const PackedValues& at, bfloat16* scratch) {
   const std::ptrdiff_t width = round_up(to.value_dim, tile_depth);
   bool non_finite = false;
   const auto transpose = [&](const bfloat16* rows, std::ptrdiff_t stride, Index first) {
     simd::with_isa(level, [&](auto isa) {
-      decltype(isa)::template run<PackTransposedBody>(rows, stride, to.value_tiles(), to.value_tiles_at(first),
-                                                      KvTiles::value_tile_stride, &non_finite);
+      decltype(isa)::template run<PackTransposedBody>(
+          rows, stride, to.value_tiles(), at.values + to.value_offset(first), KvTiles::value_tile_stride, &non_finite);
       return 0;
     });
   };
@@ -130,7 +135,7 @@ void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n,
     std::fill(scratch + (end - first) * width, scratch + tile_depth * width, bfloat16{});
     transpose(scratch, width, first);
   }
-  to.non_finite[begin / key_block] = non_finite;
+  at.non_finite[begin / key_block] = non_finite;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

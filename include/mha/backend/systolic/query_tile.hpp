@@ -14,10 +14,13 @@
 #include "../simd/dropout.hpp"
 #include "../simd/tile_policies.hpp"
 #include "array.hpp"
+#include "drop_weights.hpp"
 #include "kv_tiles.hpp"
 #include "softmax.hpp"
+#include "tile_lanes.hpp"
 #include "tile_product.hpp"
 #include "tile_rows.hpp"
+#include "tile_scratch.hpp"
 #include "tiles.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
@@ -34,78 +37,10 @@ template <class Array = AmxArray> Kernels kernels_of(const ProductUnit& product,
   return {product, level, softmax_kernels(level), &array_use<Array>};
 }
 
-/// Columns of the output that leave a tile at a time.
-inline constexpr Index stored_at_once = 64;
-
-/// Of weights (lanes / 16, 16, 16), pairs of keys from `first` on, those that dropout drops become 0.
-struct DropWeightsBody {
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void run(std::uint32_t* weights, Index lanes, Index first, simd::LaneDraws of) {
-    using V = simd::vector_t<float, Isa>;
-    using I = typename simd::Vector<float, Isa>::int_type;
-    constexpr int W = simd::Vector<float, Isa>::width;
-    const V zero{};
-    const I none{}, even = none + 0xffffu, odd = ~even;
-    for (Index lane = 0; lane < lanes; lane += W) {
-      const simd::DropoutFactors<float, Isa> factors(of.position + lane, of.row + lane, of.draws);
-      std::uint32_t* at = weights + lane / tile_side * tile_words + lane % tile_side;
-      for (Index k = 0; k < tile_depth; k += 4) {
-        float factor[std::size_t{4 * W}];
-        factors.of((first + k) / 4, +factor);
-        for (int pair = 0; pair < 2; ++pair, at += tile_side) {
-          V x, y;
-          I w;
-          simd::load(x, factor + 2 * pair * W);
-          simd::load(y, factor + (2 * pair + 1) * W);
-          simd::load(w, at);
-          w &= (x > zero ? even : none) | (y > zero ? odd : none);
-          simd::store(at, w);
-        }
-      }
-    }
-  }
-};
-
-/// Scratch of one worker that its tiles of queries use in turn.
-struct BlockScratch {
-  float* s;          ///< (64, lanes)
-  std::uint32_t* p;  ///< (256 / 32, lanes / 16, 16, 16)
-  bfloat16* rows;    ///< rounded rows of the queries, or of the output
-  float* out_rows;   ///< (16, 64)
-  bfloat16* finite;  ///< values of a key block without NaN and infinities: (Dv / 16, 2, 16, 32)
-
-  BlockScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim) {
-    const auto size = [](Index a, Index b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); };
-    const Index values = round_up(value_dim, tile_side);
-    s = frame.take<float>(size(key_block, lanes));
-    p = frame.take<std::uint32_t>(size(value_block / 2, lanes));
-    rows = frame.take<bfloat16>(size(lanes, round_up(head_dim, tile_depth)));
-    out_rows = frame.take<float>(size(tile_side, stored_at_once));
-    finite = frame.take<bfloat16>(size(key_block, values));
-  }
-};
-
-/// What a tile of queries keeps from block to block.
-struct TileState {
-  std::uint32_t* q;  ///< (D / 32, lanes / 16, 16, 16)
-  float* out;        ///< (Dv, lanes)
-  SoftmaxRows rows;
-
-  TileState(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim) {
-    const auto take = [&](Index n) {
-      return frame.take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
-    };
-    q = frame.take<std::uint32_t>(static_cast<std::size_t>(round_up(head_dim, tile_depth) / 2) *
-                                  static_cast<std::size_t>(lanes));
-    out = take(round_up(value_dim, tile_side));
-    rows = {take(1), take(1), take(1), take(1), take(1), lanes, 0.f};
-  }
-};
-
 using simd::any_call;
 using simd::AnyCall;
 
-/// One tile of queries of one head, against the keys block by block.
+/// One tile of queries of a head, or of the heads of a group, against the keys block by block.
 ///
 /// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
 ///           O += Vᵀ P on the array, up to four blocks at once.  Finally O / l.
@@ -117,20 +52,20 @@ template <class T, class Stored = T> class QueryTile {
 
  public:
   QueryTile(const AnyCall<T, Stored>& call, const Kernels& kernels, const KvTiles& kv, const BlockScratch& scratch,
-            const TileState& state, Index b, Index h, Index first, Index to_next = 0)
+            const TileState& state, const TileLanes& queries, Index to_next = 0)
       : call_(call),
         kernels_(kernels),
+        unit_(kernels.product.of_lanes(queries.count())),
         kv_(kv),
         at_(scratch),
         state_(state),
-        b_(b),
-        h_(h),
-        first_(first),
+        queries_(queries),
+        b_(queries.b),
         to_next_(to_next),
-        count_(std::min(kernels.product.lanes, call.queries(b) - first)),
-        keys_(call.keys(b)),
-        queries_{b, h, call.position(b, first), count_},
+        count_(queries.count()),
+        keys_(call.keys(b_)),
         logits_are_dots_(!call.score.exists && call.scale > 0.f && call.scale <= 1.f) {
+    state_.rows.lanes = lanes();
     state_.rows.slope = logits_are_dots_ ? call.scale * log2e : log2e;
     std::fill_n(state_.rows.anchor, lanes(), hidden);
     std::fill_n(state_.rows.offset, lanes(), 0.f);
@@ -148,7 +83,7 @@ template <class T, class Stored = T> class QueryTile {
     Index pending = begin;  // weights of [pending, k) wait in p for their values
     for (Index k = begin; k < end; k += key_block) {
       const Index stop = std::min(k + key_block, end);
-      const auto seen = call_.mask.visible(queries_, k, stop, tile_depth);
+      const auto seen = queries_.visible(call_.mask, k, stop, tile_depth);
       if (seen.seen == TileVisibility::none || dropped(k, stop)) {
         add_values(pending, k);
         pending = k + key_block;
@@ -175,18 +110,19 @@ template <class T, class Stored = T> class QueryTile {
   void finish() {
     normalise();
     if (call_.log_sum_exp.data != nullptr)
-      for (Index i = 0; i < count_; ++i) call_.row_log_sum_exp(b_, h_, first_ + i) = log_sum_exp(i);
+      for (Index i = 0; i < count_; ++i)
+        call_.row_log_sum_exp(b_, queries_.head_of(i), queries_.row_of(i)) = log_sum_exp(i);
     if (call_.states.level != nullptr) record();
     count_use(total_use());
   }
 
-  /// The softmax itself into rows (count, Lk) of `to`: weights as the array gets them, in bfloat16, divided by their
+  /// The softmax itself into rows (Lk) of `to`: weights as the array gets them, in bfloat16, divided by their
   /// sum.
   void weights(const TensorView<float, 4>& to) {
     const auto each_block = [&](auto&& f) {
       for (Index k = 0; k < keys_; k += key_block) {
         const Index end = std::min(k + key_block, keys_);
-        const TileVisibility seen = call_.mask.visibility(queries_, k, end);
+        const TileVisibility seen = queries_.visibility(call_.mask, k, end);
         if (seen == TileVisibility::none || dropped(k, end)) continue;
         logits(k, {k, end, seen}, round_up(end, tile_depth));
         f(k, end);
@@ -197,44 +133,49 @@ template <class T, class Stored = T> class QueryTile {
       Index pending = k;
       weigh(k, round_up(end, tile_depth), pending);
     });
+    const auto weight = [&](Index i, Index k) -> float& { return to(b_, queries_.head_of(i), queries_.row_of(i), k); };
     for (Index i = 0; i < count_; ++i)
-      for (Index k = 0; k < keys_; ++k) to(b_, h_, first_ + i, k) = 0.f;
+      for (Index k = 0; k < keys_; ++k) weight(i, k) = 0.f;
     SoftmaxRows& rows = state_.rows;
     std::fill_n(rows.sum, lanes(), 0.f);
     each_block([&](Index k, Index end) {
       weights_of(k, round_up(end, tile_depth), true);
       kernels_.softmax.add(&rows);
       for (Index j = k; j < end; ++j)
-        for (Index i = 0; i < count_; ++i) to(b_, h_, first_ + i, j) = stored_weight(j, i);
+        for (Index i = 0; i < count_; ++i) weight(i, j) = stored_weight(j, i);
     });
     for (Index i = 0; i < count_; ++i)
       if (!empty(i))
-        for (Index k = 0; k < keys_; ++k) to(b_, h_, first_ + i, k) /= denominator(i);
+        for (Index k = 0; k < keys_; ++k) weight(i, k) /= denominator(i);
     count_use(total_use());
   }
 
  private:
-  Index lanes() const { return kernels_.product.lanes; }
+  Index lanes() const { return unit_.lanes; }
   Index value_rows() const { return kv_.value_tiles() * tile_side; }
   float& s(Index row, Index lane) const { return at_.s[std::ptrdiff_t{row} * lanes() + lane]; }
+
+  const T* query(Index lane) const { return call_.query(b_, queries_.row_of(lane), queries_.head_of(lane)); }
+  T* output(Index lane) const { return call_.output(b_, queries_.row_of(lane), queries_.head_of(lane)); }
 
   void pack_queries() const {
     const Index width = round_up(call_.head_dim, tile_depth);
     if constexpr (std::is_same_v<T, bfloat16>)
-      if (const bfloat16* const rows = call_.query(b_, first_, h_);
-          count_ == lanes() && width == call_.head_dim && call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0 &&
-          reinterpret_cast<std::uintptr_t>(rows) % alignof(std::uint32_t) == 0)
+      if (const bfloat16* const rows = query(0); queries_.heads == 1 && count_ == lanes() && width == call_.head_dim &&
+                                                 call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0 &&
+                                                 reinterpret_cast<std::uintptr_t>(rows) % alignof(std::uint32_t) == 0)
         return pack_columns(rows, call_.q.stride[1]);
-    round_rows<T>(kernels_.level,
-                  {call_.query(b_, first_, h_), call_.q.stride[1], call_.q.stride[3], count_, call_.head_dim}, at_.rows,
-                  width, tile_depth, to_next_);
+    queries_.for_each_run(call_.q.stride, [&](Index lane, Index count, std::ptrdiff_t apart) {
+      round_rows<T>(kernels_.level, {query(lane), apart, call_.q.stride[3], count, call_.head_dim},
+                    at_.rows + std::ptrdiff_t{lane} * width, width, tile_depth, to_next_);
+    });
     std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
     pack_columns(at_.rows, width);
   }
   void pack_columns(const bfloat16* rows, std::ptrdiff_t stride) const {
     const Index columns = lanes() / tile_side;
     for (Index step = 0; step < kv_.depth_steps(); ++step) {
-      kernels_.product.stay_awake();
+      unit_.stay_awake();
       simd::with_isa(kernels_.level, [&](auto isa) {
         decltype(isa)::template run<PackColumnsBody, const bfloat16*>(rows + step * tile_depth, stride, columns, 1,
                                                                       state_.q + step * columns * tile_words);
@@ -252,11 +193,10 @@ template <class T, class Stored = T> class QueryTile {
                 rows = (lanes() + blocks - 1) / blocks;
     const Index from = begin / key_block * rows;
     for (Index i = from; i < std::min(count_, from + rows); ++i) {
-      for (Index d = 0; d < call_.value_dim; d += per_line)
-        __builtin_prefetch(call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], 1);
-      if (const Index next = first_ + to_next_ + i; next >= 0 && next < call_.queries(b_))
+      for (Index d = 0; d < call_.value_dim; d += per_line) __builtin_prefetch(output(i) + d * call_.out.stride[3], 1);
+      if (const Index next = queries_.row_of(i) + to_next_; next >= 0 && next < call_.queries(b_))
         for (Index d = 0; d < call_.head_dim; d += per_line)
-          __builtin_prefetch(call_.query(b_, next, h_) + d * call_.q.stride[3]);
+          __builtin_prefetch(call_.query(b_, next, queries_.head_of(i)) + d * call_.q.stride[3]);
     }
   }
 
@@ -278,11 +218,11 @@ template <class T, class Stored = T> class QueryTile {
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
     const KeyRows rows = kv_.key_rows[begin / key_block];
-    kernels_.product.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side,
-                               kv_.depth_steps(), false, tile_depth, rows.stride});
+    unit_.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side, kv_.depth_steps(),
+                    false, tile_depth, rows.stride});
     count_logits(keys.end - begin);
-    if (!logits_are_dots_) call_.score.apply(queries_, at_.s, lanes(), call_.scale, begin, keys.end);
-    call_.mask.hide(queries_, at_.s, lanes(), keys, tile_depth);
+    if (!logits_are_dots_) queries_.apply(call_.score, at_.s, lanes(), call_.scale, begin, keys.end);
+    queries_.hide(call_.mask, at_.s, lanes(), keys, tile_depth);
     if (call_.kv.drops()) hide_dropped(begin, keys.end);
     std::fill_n(at_.s + std::ptrdiff_t{keys.end - begin} * lanes(), std::ptrdiff_t{to - keys.end} * lanes(), hidden);
   }
@@ -290,7 +230,7 @@ template <class T, class Stored = T> class QueryTile {
   /// Whether the source has dropped all keys [begin, end).
   bool dropped(Index begin, Index end) const { return call_.kv.held(b_, begin, end) == end; }
   bool hidden_from_all(Index begin, Index end) const {
-    return dropped(begin, end) || call_.mask.visibility(queries_, begin, end) == TileVisibility::none;
+    return dropped(begin, end) || queries_.visibility(call_.mask, begin, end) == TileVisibility::none;
   }
   void hide_dropped(Index begin, Index end) const {
     for (Index k = begin; k < end;) {
@@ -317,7 +257,7 @@ template <class T, class Stored = T> class QueryTile {
   /// The weights of keys [begin, to) that dropout drops become 0; what it multiplies by, normalise() does.
   MHA_NO_INLINE void drop(Index begin, Index to) const {
     simd::DroppingLanes lanes;
-    lanes.set(call_, b_, h_, queries_.begin, 0, count_);
+    queries_.set_draws(call_, lanes);
     simd::with_isa(kernels_.level, [&](auto isa) {
       for (Index k = begin; k < to; k += tile_depth)
         decltype(isa)::template run<DropWeightsBody>(weights_at(k), this->lanes(), k, lanes.of(call_.dropout));
@@ -350,7 +290,7 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
-    kernels_.product.multiply(
+    unit_.multiply(
         {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, added_});
     added_ = true;
     count_values(std::min(end, keys_) - begin);
@@ -415,7 +355,7 @@ template <class T, class Stored = T> class QueryTile {
   float denominator(Index i) const {
     const float sum = state_.rows.sum[i];
     if (call_.sink.size == 0) return sum;
-    const float sink = static_cast<float>(call_.sink[h_]);
+    const float sink = static_cast<float>(call_.sink[queries_.head_of(i)]);
     return sum + std::exp2(far(i) ? (sink - natural_anchor(i)) * log2e : sink * log2e - state_.rows.offset[i]);
   }
 
@@ -427,7 +367,7 @@ template <class T, class Stored = T> class QueryTile {
   /// What the sums of weights are relative to, and the sums.
   void record() const {
     for (Index i = 0; i < count_; ++i) {
-      const std::ptrdiff_t row = call_.row_state(b_, h_, first_ + i);
+      const std::ptrdiff_t row = call_.row_state(b_, queries_.head_of(i), queries_.row_of(i));
       const float anchor = state_.rows.anchor[i];
       call_.states.level[row] = anchor == hidden || far(i) ? anchor : state_.rows.offset[i] / state_.rows.slope;
       call_.states.sum[row] = state_.rows.sum[i];
@@ -439,28 +379,31 @@ template <class T, class Stored = T> class QueryTile {
     float* const factor = state_.rows.rescale;
     const float kept = static_cast<float>(call_.dropout.scale);
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : kept / denominator(i);
-    for (Index i = 0; i < count_; i += tile_side)
-      for (Index d = 0; d < call_.value_dim; d += stored_at_once) {
-        kernels_.product.stay_awake();
-        const StridedRows<T> to{call_.output(b_, first_ + i, h_) + d * call_.out.stride[3], call_.out.stride[1],
-                                call_.out.stride[3], std::min(tile_side, count_ - i),
-                                std::min(stored_at_once, call_.value_dim - d)};
-        simd::with_isa(kernels_.level, [&](auto isa) {
-          decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(
-              state_.out + std::ptrdiff_t{d} * lanes() + i, factor + i, lanes(), at_.out_rows, to);
-          return 0;
-        });
-      }
-    kernels_.product.stay_awake();
+    queries_.for_each_run(call_.out.stride, [&](Index begin, Index count, std::ptrdiff_t apart) {
+      for (Index i = begin; i < begin + count; i += tile_side)
+        for (Index d = 0; d < call_.value_dim; d += stored_at_once) {
+          unit_.stay_awake();
+          const StridedRows<T> to{output(i) + d * call_.out.stride[3], apart, call_.out.stride[3],
+                                  std::min(tile_side, begin + count - i),
+                                  std::min(stored_at_once, call_.value_dim - d)};
+          simd::with_isa(kernels_.level, [&](auto isa) {
+            decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(
+                state_.out + std::ptrdiff_t{d} * lanes() + i, factor + i, lanes(), at_.out_rows, to);
+            return 0;
+          });
+        }
+    });
+    unit_.stay_awake();
   }
 
   const AnyCall<T, Stored>& call_;
   const Kernels& kernels_;
+  const ProductUnit& unit_;
   const KvTiles& kv_;
   const BlockScratch& at_;
   TileState state_;
-  const Index b_, h_, first_, to_next_, count_, keys_;
-  const simd::TileQueries queries_;
+  const TileLanes queries_;
+  const Index b_, to_next_, count_, keys_;
   const bool logits_are_dots_;
   const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet

@@ -19,6 +19,7 @@
 #include "array.hpp"
 #include "attend.hpp"
 #include "backward.hpp"
+#include "cached_values.hpp"
 #include "gemm.hpp"
 #include "precision.hpp"
 #include "unit.hpp"
@@ -42,6 +43,7 @@ template <class Array, class Precision, Executor Threads> class Systolic {
   static constexpr const char* name = "Systolic";
   static constexpr bool drops = true;
   using Workspace = mha::Workspace;
+  using CachedTiles = detail::systolic::CachedValues;  ///< of caches in bfloat16 that keep a sequence in one piece
 
   Systolic() requires std::default_initializable<Threads>
   = default;

@@ -40,6 +40,12 @@ struct ProductUnit {
   Index lanes;
   void (*multiply)(const TileProduct&);
   void (*stay_awake)() = [] {};
+  const ProductUnit* fewer = nullptr;  ///< the same unit with fewer lanes, if it has a choice
+
+  /// The least lanes that hold so many queries; the bits of a lane are the same.
+  const ProductUnit& of_lanes(Index queries) const {
+    return fewer != nullptr && queries <= fewer->lanes ? fewer->of_lanes(queries) : *this;
+  }
 };
 
 /// What a unit needs of the calling thread while it multiplies.
@@ -343,13 +349,22 @@ template <SumOrder Order> struct EmulatedProduct {
   }
 };
 
+#if defined(__x86_64__)
+/// Dot products on Columns tiles of B side by side, or fewer where fewer queries are given.
+template <int Columns>
+inline constexpr ProductUnit dot_product_unit{
+    .unit = MatrixUnit::dot_product,
+    .lanes = DotProduct<Columns>::lanes,
+    .multiply = &Avx512Bf16::run<DotProduct<Columns>, const TileProduct&>,
+    .fewer = Columns > 1 ? &dot_product_unit<std::max(Columns - 1, 1)> : nullptr};
+#endif
+
 /// A unit of this machine with Columns tiles of B side by side where it has a choice; portable code at the given level
 /// as an array of this depth.
 template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, IsaLevel level) {
 #if defined(__x86_64__)
   if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run, &AmxProduct::stay_awake};
-  if (unit == MatrixUnit::dot_product)
-    return {unit, DotProduct<Columns>::lanes, &Avx512Bf16::run<DotProduct<Columns>, const TileProduct&>};
+  if (unit == MatrixUnit::dot_product) return dot_product_unit<Columns>;
 #endif
   return simd::with_isa(level, [&](auto isa) {
     using Portable = PortableProduct<Depth>;

@@ -22,6 +22,10 @@ inline constexpr Index tile_size = 512;   ///< bfloat16 numbers of a tile
 /// Keys over which one step of the online softmax goes. Steps start at absolute multiples, so that a row's bits do not
 /// depend on which other rows or keys are in the call.
 inline constexpr Index key_block = 64;
+
+/// Keys whose values lie together, and whose weights are multiplied in one go.
+inline constexpr Index value_block = 256;
+
 constexpr Index round_up(Index n, Index to) { return blocks_of(n, to) * to; }
 
 /// The bits of the bfloat16 numbers nearest to x, ties to even, in the low half of each lane.

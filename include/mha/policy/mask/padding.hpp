@@ -52,8 +52,10 @@ struct LeftPadding {
   LeftPadding prepared(const CallShape& s) const {
     detail::require(s.query_offsets == nullptr,
                     "LeftPadding: a ragged batch has no padding: its offsets say where each sequence begins");
-    detail::require(!s.uneven_keys,
-                    "LeftPadding: the sequences have different numbers of keys, so that none is in front of all");
+    detail::require(
+        !s.uneven_keys,
+        "LeftPadding: the sequences have different numbers of keys, or may have in steps of a recordable cache, so "
+        "that no position is in front of all");
     detail::require_lengths("LeftPadding", lengths, s);
     return {lengths, s.keys};
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 #include <mha/backend/reference/reference.hpp>
 #include <mha/core/tensor.hpp>
 
+#include "../simd/levels.hpp"
 #include "compare.hpp"
 #include "random.hpp"
 
@@ -81,6 +83,66 @@ TEST(Attend, TakesValuesOfSizeZero) {
     for (Index h = 0; h < 2; ++h)
       for (Index i = 0; i < queries; ++i) EXPECT_NEAR(lse(0, h, i), expected(0, h, i), 1e-5) << i;
   }
+}
+
+/// What runs a call, by its tiles: the most rows of kernels of few rows, 0 if queries lie in lanes.
+template <class T, class Stored>
+Index few_rows_run(Index queries, Index heads, Index kv_heads, Index head_dim, Index value_dim, bool drops) {
+  const Tensor<T, 4> q(1, queries, heads, head_dim);
+  const Tensor<Stored, 4> k(1, 200, kv_heads, head_dim), v(1, 200, kv_heads, value_dim);
+  Tensor<T, 4> out(1, queries, heads, value_dim);
+  mha::AttendCall<T, mha::ContiguousKv<Stored>, mha::Full, mha::NoScore> call;
+  call.q = q.view();
+  call.kv = {k.view(), v.view()};
+  call.out = out.view();
+  call.shape = {1, heads, queries, 200, 200 - queries};
+  call.kv_heads = kv_heads;
+  call.head_dim = head_dim;
+  call.value_dim = value_dim;
+  if (drops) call.dropout.threshold = 1u << 31;
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const mha::IsaLevel level = mha::current_isa();
+  const auto any = mha::detail::cpu::any_call(call, level);
+  const mha::detail::cpu::Tiling tiling(any, level, frame);
+  Index most = 0;
+  mha::detail::cpu::for_each_tile<T, Stored>(any, tiling, level, 1, workspace, mha::Serial{}, [&](auto& tile, Index t) {
+    if (t == 0 || tile.few_rows() == 0) most = tile.few_rows();
+    tile.attend();
+  });
+  return most;
+}
+template <class T, class Stored> void expect_explained(int& of_few, int& others) {
+  for (const bool drops : {false, true})
+    for (const Index queries : {1, 2, 3, 5, 8, 60})
+      for (const Index group : {1, 4, 7})
+        for (const Index dim : {16, 20, 64}) {
+          const Index few = few_rows_run<T, Stored>(queries, 2 * group, 2, dim, dim, drops);
+          const std::string text = Cpu{}.explain<T, Stored>({{1, 2 * group, queries, 200, 0}, 2, dim, dim, drops});
+          const std::string expected =
+              " of few rows, tiles of " + std::to_string(few) + (few == 1 ? " query" : " queries");
+          EXPECT_EQ(text.find(expected) != std::string::npos, few > 0)
+              << text << ": " << queries << " queries, " << group << " heads, " << few << " rows are run";
+          EXPECT_EQ(text.find(" of few rows") != std::string::npos, few > 0) << text;
+          EXPECT_EQ(text.find("widened as it is read") != std::string::npos, few > 0 && sizeof(Stored) == 2) << text;
+          ++(few > 0 ? of_few : others);
+        }
+}
+
+TEST(Attend, IsExplainedByTheKernelThatRuns) {
+  int of_few = 0, others = 0;
+  const mha::IsaLevel before = mha::current_isa();
+  unit::for_each_level([&](auto isa) {
+    mha::force_isa(isa.level);
+    SCOPED_TRACE(mha::to_string(isa.level));
+    expect_explained<float, float>(of_few, others);
+    expect_explained<float, mha::bfloat16>(of_few, others);
+    expect_explained<mha::half, mha::half>(of_few, others);
+    expect_explained<double, double>(of_few, others);
+  });
+  mha::force_isa(before);
+  EXPECT_GT(of_few, 0);
+  EXPECT_GT(others, 0);
 }
 
 /// Counts how often a pair is asked for, and answers tile() as told.

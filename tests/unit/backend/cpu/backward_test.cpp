@@ -12,6 +12,7 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "one_head.hpp"
 #include "random.hpp"
 
 namespace {
@@ -365,29 +366,11 @@ TEST_F(CpuBackward, EmptyTensorsAreNoError) {
 }
 
 /// The pieces of one head in an order of the caller's.
-struct OneHead {
-  support::BackwardCase<float> c{"one head", {1, 700, 800, 1, 1, 24, 16}};
-  mha::AttentionTape<float> tape;
-  mha::Tensor<float, 4> out = mha::attention(c.q, c.k, c.v, mha::Causal{}, mha::record(tape));
-  mha::Tensor<float, 4> dq{1, 700, 1, 24}, dk{1, 800, 1, 24}, dv{1, 800, 1, 16};
+struct HeadInPieces : support::OneHead<mha::Cpu> {
+  HeadInPieces() : OneHead(support::BackwardCase<float>("one head", {1, 700, 800, 1, 1, 24, 16})) {}
 
-  template <class Order> void run(Order&& order) {
-    mha::AttendBackwardCall<float, mha::ContiguousKv<float>, mha::Causal, mha::NoScore> call{};
-    call.forward.q = c.q.view();
-    call.forward.kv.key = c.k.view();
-    call.forward.kv.value = c.v.view();
-    call.forward.shape = {1, 1, 700, 800, 100};
-    call.forward.kv_heads = 1;
-    call.forward.head_dim = 24;
-    call.forward.value_dim = 16;
-    call.forward.scale = static_cast<float>(1 / std::sqrt(24.));
-    call.out = out.view();
-    call.d_out = c.d_out.view();
-    call.level = tape.level();
-    call.sum = tape.sum();
-    call.query = dq;
-    call.key = dk;
-    call.value = dv;
+  template <class Order> void run(const Order& order) {
+    const auto call = this->call();
     const auto level = mha::current_isa();
     const cpu::AnyBackwardCall<float> any(call, level);
     const auto kernels = simd::backward_kernels<float>(level, 700);
@@ -397,32 +380,19 @@ struct OneHead {
     const cpu::HeadMemory<float> memory(frame, tiling, 700, 800, 24, 16);
     const cpu::BackwardScratch<float> scratch(frame, tiling.lanes);
     const cpu::HeadBackward<float> head(any, level, kernels, tiling, memory, 0, 0);
-    for (Index t = 0; t < head.tiles(); ++t) head.prepare_queries(t);
-    for (Index m = 0; m < head.key_pieces(); ++m) head.prepare_keys(m);
-    order(head.query_pieces(), head.key_pieces(), [&](Index n, Index m) { head.piece(n, m, scratch); });
-    for (Index t = 0; t < head.tiles(); ++t) head.store_queries(t);
-    for (Index m = 0; m < head.key_pieces(); ++m) head.store_keys(m);
+    support::run_in_pieces(head, scratch, order);
   }
 };
 
 TEST(HeadBackward, PiecesGiveTheSameBitsInEveryOrderThatIsAllowed) {
-  OneHead by_keys, by_queries, by_waves;
-  by_keys.run([](Index rows, Index columns, auto&& piece) {
-    ASSERT_GE(rows, 2);
-    ASSERT_GE(columns, 3);
-    for (Index m = 0; m < columns; ++m)
-      for (Index n = 0; n < rows; ++n) piece(n, m);
-  });
+  HeadInPieces by_keys, by_queries, by_waves;
+  by_keys.run(support::by_keys);
   by_queries.run([](Index rows, Index columns, auto&& piece) {
     for (Index n = 0; n < rows; ++n)
       for (Index m = 0; m < columns; ++m) piece(n, m);
   });
-  by_waves.run([](Index rows, Index columns, auto&& piece) {
-    for (Index wave = 0; wave < rows + columns - 1; ++wave)
-      for (Index n = rows - 1; n >= 0; --n)
-        if (wave >= n && wave - n < columns) piece(n, wave - n);
-  });
-  for (const OneHead* const other : {&by_queries, &by_waves}) {
+  by_waves.run(support::by_waves);
+  for (const HeadInPieces* const other : {&by_queries, &by_waves}) {
     EXPECT_EQ(support::differing(other->dq, by_keys.dq), 0u);
     EXPECT_EQ(support::differing(other->dk, by_keys.dk), 0u);
     EXPECT_EQ(support::differing(other->dv, by_keys.dv), 0u);

@@ -76,6 +76,11 @@ TEST(Dispatch, ExplainsWhatItWouldLaunch) {
   EXPECT_NE(fma.find("multiply-adds in double"), std::string::npos) << fma;
   const std::string few = mha::cuda::explain<float>({{2, 8, 1, 4096, 4095}, 8, 64, 64}, {});
   EXPECT_NE(few.find("few queries in float"), std::string::npos) << few;
+  // Dropped weights are of the body on multiply-adds alone.
+  for (const mha::Index queries : {1, 512}) {
+    const std::string dropping = mha::cuda::explain<mha::bfloat16>({{2, 8, queries, 4096, 0}, 8, 64, 64, true}, {});
+    EXPECT_EQ(dropping.find("multiply-adds in float"), 0u) << dropping;
+  }
   // Rows of 100 numbers of 2 bytes do not begin on 16 bytes: another kernel.
   const std::string any = mha::cuda::explain<mha::half>({{2, 8, 512, 512, 0}, 2, 100, 100}, {});
   EXPECT_NE(any.find("tiles of 64 queries x 64 keys"), std::string::npos) << any;

@@ -113,7 +113,7 @@ template <class T> struct ShortRuns : ContiguousKv<T> {
 /// Numerics  a plain implementation in 16 bits rounds its weights and its result: an error of at most
 ///           u (|out| + Σ weight · |v|), u the unit roundoff. The kernel rounds the same two, its float arithmetic far
 ///           below; twice that much is the limit, so what is measured should stay near half.
-template <class Call> void expect_right(const Call& call, const std::string& name) {
+template <class Call> void expect_attended(const Call& call, const std::string& name) {
   using T = typename Call::Scalar;
   constexpr double u = support::unit_roundoff<T>(), inf = std::numeric_limits<double>::infinity();
   support::Worst out, lse;
@@ -244,7 +244,7 @@ void check(Problem<T>& problem, const M& mask, const std::string& name, const S&
   problem.with_call(mask, score, [&](const auto& call) {
     const auto count = run<HostMachine, Shape>(call);
     EXPECT_EQ(count.bank_conflicts, 0);
-    expect_right(call, name);
+    expect_attended(call, name);
   });
 }
 template <class Shape, class T, class M, class S = NoScore>
@@ -393,7 +393,7 @@ TEST(ForwardBody, TakesKeysInShortRuns) {
       paged.kv_heads = call.kv_heads, paged.head_dim = call.head_dim, paged.value_dim = call.value_dim;
       paged.scale = call.scale;
       run<HostMachine, Small>(paged);
-      expect_right(paged, "runs of " + std::to_string(length));
+      expect_attended(paged, "runs of " + std::to_string(length));
     });
   }
 }
@@ -524,7 +524,7 @@ template <class Shape, class T, class M> bool right_on_faulty(Problem<T>& proble
     {
       testing::ScopedFakeTestPartResultReporter intercept(
           testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
-      expect_right(call, "faulty");
+      expect_attended(call, "faulty");
     }
     right = failures.size() == 0 && count.bank_conflicts == 0;
   });

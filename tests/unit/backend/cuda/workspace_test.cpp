@@ -42,6 +42,29 @@ TEST(CudaWorkspace, ASecondCallAllocatesNothing) {
   EXPECT_EQ(workspace.allocations(), allocations);
 }
 
+TEST(CudaWorkspace, RefusesNumbersInARecordingBeforeItAllocates) {
+  MHA_NEEDS_GPU();
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  {
+    Workspace workspace(stream);
+    const mha::Index number = 7;
+    workspace.require_sendable();
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    EXPECT_THROW(workspace.require_sendable(), mha::ShapeError);
+    {
+      auto frame = workspace.frame();
+      EXPECT_THROW(workspace.stage(&number, 1, frame), mha::ShapeError);
+    }
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    EXPECT_EQ(workspace.allocations(), 0);
+    workspace.require_sendable();
+  }
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
 TEST(CudaWorkspace, StagesNumbersAndCountsFromZero) {
   MHA_NEEDS_GPU();
   Workspace workspace;

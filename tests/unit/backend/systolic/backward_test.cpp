@@ -13,6 +13,7 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "one_head.hpp"
 #include "operands.hpp"
 #include "random.hpp"
 #include "units.hpp"
@@ -151,7 +152,7 @@ void expect_right(const std::string& name, const BackwardSizes& n, const Extra&.
   const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
   const auto g = c.template gradients<One>(extra...);
   // A query that sees one key has the gradient 0, the difference of two sums.
-  const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out)), bound = 0.0125;
+  const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out)), bound = 0.02;
   EXPECT_LT(support::relative_error(g.query, expected.query, least), bound);
   EXPECT_LT(support::relative_error(g.key, expected.key, least), bound);
   EXPECT_LT(support::relative_error(g.value, expected.value, least), bound);
@@ -263,34 +264,13 @@ template <class G> void expect_same_bits(const G& a, const G& b) {
 }
 
 /// One head on kernels of the test's.
-struct OneHead {
-  BackwardCase<float> c;
-  mha::AttentionTape<float, One> tape;
-  mha::Tensor<float, 4> out, dq, dk, dv;
-
-  explicit OneHead(const BackwardCase<float>& of)
-      : c(of), out(mha::attention<One>(c.q, c.k, c.v, mha::Causal{}, mha::record(tape))), dq(c.q), dk(c.k), dv(c.v) {}
+struct OneHead : support::OneHead<One> {
+  using support::OneHead<One>::OneHead;
 
   void run(const systolic::BackwardKernels& kernels) {
-    mha::AttendBackwardCall<float, mha::ContiguousKv<float>, mha::Causal, mha::NoScore> call{};
-    call.forward.q = c.q.view();
-    call.forward.kv.key = c.k.view();
-    call.forward.kv.value = c.v.view();
-    call.forward.shape = {1, 1, c.q.extent(1), c.k.extent(1), c.k.extent(1) - c.q.extent(1)};
-    call.forward.kv_heads = 1;
-    call.forward.head_dim = c.q.extent(3);
-    call.forward.value_dim = c.v.extent(3);
-    call.forward.scale = static_cast<float>(1 / std::sqrt(double(c.q.extent(3))));
-    call.out = out.view();
-    call.d_out = c.d_out.view();
-    call.level = tape.level();
-    call.sum = tape.sum();
-    call.query = dq;
-    call.key = dk;
-    call.value = dv;
-    for (auto* t : {&dq, &dk, &dv}) support::poison_all(*t);
+    const auto own = call();
     mha::Workspace workspace;
-    systolic::attend_backward(systolic::AnyBackwardCall<float>(call, kernels.level), kernels, workspace, mha::Serial{});
+    systolic::attend_backward(systolic::AnyBackwardCall<float>(own, kernels.level), kernels, workspace, mha::Serial{});
   }
 };
 
@@ -315,9 +295,9 @@ TEST(SystolicBackwardInEveryOrder, IsNearTheReference) {
     OneHead head(c);
     const auto unit = systolic::emulated_unit(order);
     head.run(systolic::backward_kernels(unit, unit, mha::current_isa()));
-    EXPECT_LT(support::relative_error(head.dq, expected.query), 0.0125);
-    EXPECT_LT(support::relative_error(head.dk, expected.key), 0.0125);
-    EXPECT_LT(support::relative_error(head.dv, expected.value), 0.0125);
+    EXPECT_LT(support::relative_error(head.dq, expected.query), 0.02);
+    EXPECT_LT(support::relative_error(head.dk, expected.key), 0.02);
+    EXPECT_LT(support::relative_error(head.dv, expected.value), 0.02);
   }
 }
 
@@ -338,9 +318,9 @@ TEST(SystolicBackwardOfOtherArrays, IsNearTheReference) {
   const auto c = rounded_case("arrays", {2, 100, 150, 2, 1, 40, 70});
   const auto expected = c.as<double>().gradients<mha::Reference>(mha::Causal{});
   const auto g = c.gradients<mha::Systolic<mha::TpuArray<128>, mha::DefaultPrecision, mha::Serial>>(mha::Causal{});
-  EXPECT_LT(support::relative_error(g.query, expected.query), 0.0125);
-  EXPECT_LT(support::relative_error(g.key, expected.key), 0.0125);
-  EXPECT_LT(support::relative_error(g.value, expected.value), 0.0125);
+  EXPECT_LT(support::relative_error(g.query, expected.query), 0.02);
+  EXPECT_LT(support::relative_error(g.key, expected.key), 0.02);
+  EXPECT_LT(support::relative_error(g.value, expected.value), 0.02);
 }
 
 TEST_P(SystolicBackward, HasTheSameBitsForAnyThreads) {
@@ -534,9 +514,9 @@ TEST_P(SystolicBackward, WeightsAreThoseOfForwardsLastAnchor) {
     for (Index k = 0; k < n.keys; ++k) bias(i, k) = k < 850 ? -6000 + 7.f * static_cast<float>(k) : 1.f;
   const auto expected = c.as<double>().gradients<mha::Reference>(mha::AdditiveBias{bias});
   const auto g = c.gradients<One>(mha::AdditiveBias{bias});
-  EXPECT_LT(support::relative_error(g.query, expected.query), 0.0125);
-  EXPECT_LT(support::relative_error(g.key, expected.key), 0.0125);
-  EXPECT_LT(support::relative_error(g.value, expected.value), 0.0125);
+  EXPECT_LT(support::relative_error(g.query, expected.query), 0.02);
+  EXPECT_LT(support::relative_error(g.key, expected.key), 0.02);
+  EXPECT_LT(support::relative_error(g.value, expected.value), 0.02);
 }
 
 TEST_P(SystolicBackward, WritesWhatIsWantedAnyStridesAndAdds) {
@@ -567,9 +547,9 @@ TEST_P(SystolicBackward, RaggedSequencesAreSequencesApart) {
   const BackwardCase<float> c("ragged", {1, 75, 260, 4, 2, 16, 24});
   const auto ragged = c.gradients<One>(mha::Causal{}, mha::Ragged{queries, keys});
   const auto reference = c.as<double>().gradients<mha::Reference>(mha::Causal{}, mha::Ragged{queries, keys});
-  EXPECT_LT(support::relative_error(ragged.query, reference.query), 0.0125);
-  EXPECT_LT(support::relative_error(ragged.key, reference.key), 0.0125);
-  EXPECT_LT(support::relative_error(ragged.value, reference.value), 0.0125);
+  EXPECT_LT(support::relative_error(ragged.query, reference.query), 0.02);
+  EXPECT_LT(support::relative_error(ragged.key, reference.key), 0.02);
+  EXPECT_LT(support::relative_error(ragged.value, reference.value), 0.02);
   expect_same_bits(c.gradients<mha::Systolic<>>(mha::Causal{}, mha::Ragged{queries, keys}), ragged);
   for (Index k = 20; k < 60; ++k) EXPECT_EQ(ragged.value(0, k, 0, 0), 0);  // the second has no queries
 
@@ -577,7 +557,7 @@ TEST_P(SystolicBackward, RaggedSequencesAreSequencesApart) {
   const BackwardCase<float> p("padded", {2, 60, 130, 2, 1, 16, 24});
   const auto padded = p.gradients<One>(mha::Padding{lengths});
   const auto expected = p.as<double>().gradients<mha::Reference>(mha::Padding{lengths});
-  EXPECT_LT(support::relative_error(padded.key, expected.key), 0.0125);
+  EXPECT_LT(support::relative_error(padded.key, expected.key), 0.02);
   for (Index k = 40; k < 130; ++k) EXPECT_EQ(padded.key(0, k, 0, 0), 0);
 }
 
@@ -612,7 +592,7 @@ TEST_P(SystolicBackward, GradientsOfScoresAreNearTheReferencesForAnyThreads) {
       }
   EXPECT_NEAR(slope(expected), of_wide, 1e-5 * size);
   EXPECT_NEAR(slope(score), of_table, 1e-5 * size);
-  EXPECT_LT(support::relative_error(to, wide_to), 0.0125);
+  EXPECT_LT(support::relative_error(to, wide_to), 0.02);
   for (const int threads : {2, 3}) {
     mha::Tensor<float, 4> other(1, n.heads, n.queries, n.keys);
     support::poison_all(other);
@@ -631,6 +611,35 @@ TEST_P(SystolicBackward, EmptyTensorsAreNoError) {
     for (const float x : g.key) EXPECT_EQ(x, 0);
     for (const float x : g.value) EXPECT_EQ(x, 0);
   }
+}
+
+/// The pieces of one head in an order of the test's.
+struct HeadInPieces : support::OneHead<One> {
+  HeadInPieces() : OneHead(support::BackwardCase<float>("array, one head", {1, 700, 800, 1, 1, 24, 16})) {}
+
+  template <class Order> void run(const Order& order) {
+    const auto own = call();
+    const auto kernels = systolic::backward_kernels_of<mha::AmxArray>();
+    const systolic::AnyBackwardCall<float> any(own, kernels.level);
+    const systolic::BackwardTiling tiling(kernels.product.lanes, 24, 16);
+    mha::Workspace workspace;
+    auto frame = workspace.frame();
+    const systolic::BackwardMemory memory(frame, tiling, 700, 800, false, 0);
+    const systolic::BackwardScratch scratch(frame, tiling.lanes, false, false, 0);
+    const systolic::HeadBackward<float> head(any, kernels, tiling, memory, 0, 0);
+    support::run_in_pieces(head, scratch, order);
+  }
+};
+
+TEST(SystolicHeadBackward, PiecesGiveTheSameBitsInEveryOrderThatIsAllowed) {
+  HeadInPieces by_keys, by_waves;
+  by_keys.run(support::by_keys);
+  by_waves.run(support::by_waves);
+  EXPECT_EQ(support::differing(by_waves.dq, by_keys.dq), 0u);
+  EXPECT_EQ(support::differing(by_waves.dk, by_keys.dk), 0u);
+  EXPECT_EQ(support::differing(by_waves.dv, by_keys.dv), 0u);
+  const auto expected = by_keys.c.as<double>().gradients<mha::Reference>(mha::Causal{});
+  EXPECT_LT(support::relative_error(by_keys.dk, expected.key), 2e-2);
 }
 
 }  // namespace

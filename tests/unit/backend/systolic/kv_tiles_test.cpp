@@ -32,7 +32,7 @@ template <class Source> void expect_values(const Source& source, Index n, Index 
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block)
     systolic::pack_values(mha::detail::AnyKv<bfloat16>(source), 0, 1, first, n, mha::current_isa(), tiles,
-                          scratch.data());
+                          {values.data(), non_finite.data()}, scratch.data());
   for (Index i = 0; i < n; ++i) {
     const bfloat16* const row = source.run(0, 1, i, i + 1).value;
     for (Index d = 0; d < value_dim; ++d) {
@@ -130,7 +130,8 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block) {
     systolic::pack_keys(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles);
-    systolic::pack_values(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles, scratch.data());
+    systolic::pack_values(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles,
+                          {values.data(), non_finite.data()}, scratch.data());
   }
 
   ASSERT_EQ(keys.size(), 512u * 64u);

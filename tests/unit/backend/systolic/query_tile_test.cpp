@@ -40,23 +40,25 @@ TEST(QueryTile, AttendsBlockByBlock) {
   call.scale = 0.5f;
 
   const auto kernels = systolic::kernels_of(systolic::emulated_unit(mha::SumOrder::chained), mha::current_isa());
+  const systolic::PackedValues values{frame.take<mha::bfloat16>(systolic::KvTiles::value_size(n, dim)),
+                                      frame.take<std::uint8_t>(8)};
   const systolic::KvTiles tiles{frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim)),
-                                frame.take<mha::bfloat16>(systolic::KvTiles::value_size(n, dim)),
+                                values.values,
                                 frame.take<systolic::KeyRows>(8),
-                                frame.take<std::uint8_t>(8),
+                                values.non_finite,
                                 dim,
                                 dim};
   auto* const scratch = frame.take<mha::bfloat16>(systolic::pack_scratch(dim));
   const mha::detail::AnyKv<float> source(call.kv);
   for (Index first = 0; first < n; first += systolic::key_block) {
     systolic::pack_keys(source, 0, 0, first, n, kernels.level, tiles);
-    systolic::pack_values(source, 0, 0, first, n, kernels.level, tiles, scratch);
+    systolic::pack_values(source, 0, 0, first, n, kernels.level, tiles, values, scratch);
   }
   const systolic::BlockScratch block(frame, kernels.product.lanes, dim, dim);
   const systolic::TileState state(frame, kernels.product.lanes, dim, dim);
   std::fill_n(state.out, systolic::tile_side * kernels.product.lanes, NAN);  // the first product sets it
   const auto any = systolic::any_call(call, kernels.level);
-  systolic::QueryTile<float> tile(any, kernels, tiles, block, state, 0, 0, 0);
+  systolic::QueryTile<float> tile(any, kernels, tiles, block, state, {0, 0, 1, 0, count, n - count});
   EXPECT_EQ(tile.keys(), n);
   tile.attend(0);
   tile.finish();
