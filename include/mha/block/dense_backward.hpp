@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <span>
 #include <type_traits>
 
@@ -68,13 +69,18 @@ template <class From, class To, bool adds = false> struct ConvertItems {
 
   void run_rows(std::ptrdiff_t begin, std::ptrdiff_t end) const {
     const bool in_rows = from.stride[1] == 1 && to.stride[1] == 1;
-    for (std::ptrdiff_t i = begin; i < end; ++i) {
+    // Of a transposed matrix so many rows at a time that each line of the caches is read once.
+    const std::ptrdiff_t block = std::abs(from.stride[0]) < std::abs(from.stride[1]) ? 16 : 1;
+    for (std::ptrdiff_t i = begin, n; i < end; i += n) {
+      n = std::min(block, end - i);
       const From* const x = from.data + i * from.stride[0];
       To* const y = to.data + i * to.stride[0];
-      if (in_rows)
+      if (in_rows && n == 1)
         for (Index j = 0; j < columns; ++j) put(x[j], y[j]);
       else
-        for (Index j = 0; j < columns; ++j) put(x[j * from.stride[1]], y[j * to.stride[1]]);
+        for (Index j = 0; j < columns; ++j)
+          for (std::ptrdiff_t r = 0; r < n; ++r)
+            put(x[r * from.stride[0] + j * from.stride[1]], y[r * to.stride[0] + j * to.stride[1]]);
     }
   }
 

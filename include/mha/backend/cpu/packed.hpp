@@ -38,7 +38,6 @@ template <class T> class PackedWeights {
       while (parts_[part].first_panel > panel) --part;
       pack(parts[part], parts_[part], panel - parts_[part].first_panel);
     };
-    constexpr std::size_t enough_weights = 1 << 18;  // below, waking threads takes longer than copying
     run_tasks(weight_count_ < enough_weights, threads, panels, task);
   }
 
@@ -88,7 +87,8 @@ template <class T> struct PackedColumns {
 
   const T* panel(Index part, Index p, Index k, Index, T*) const { return weights.panel(first + part, p, k); }
   const Accumulator<T>* bias(Index part, Index p) const { return weights.bias(first + part, p); }
-  static constexpr bool uses_scratch = false;
+  static constexpr bool is_loose = false;
+  static constexpr bool uses_scratch() { return false; }
 };
 
 /// A product of rows of T by weights stored in W.

@@ -44,21 +44,26 @@ template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p
     }
 }
 
-/// One matrix as the columns of a product, its panels packed while they are used; for a single row it is read where it
-/// lies if its rows are contiguous.
+inline constexpr std::size_t enough_weights = 1 << 18;  // below, waking threads takes longer than copying
+
+/// One matrix as the columns of a product: its panels are packed while they are used, or all before, where many rows
+/// meet them; for a single row it is read where it lies if its rows are contiguous.
 template <class T> struct LooseColumns {
   using Stored = T;
   TensorView<const T, 2> matrix;
   const Accumulator<T>* biases;  // (panels, panel_columns), null for none
+  const T* packed = nullptr;     // (panels, K, panel_columns), null if they are packed while they are used
 
   const T* panel(Index, Index p, Index k, Index n, T* scratch) const {
+    if (packed != nullptr) return packed + (std::ptrdiff_t{p} * matrix.extent[0] + k) * panel_columns<T>;
     copy_panel(matrix, p, k, n, scratch);
     return scratch;
   }
   const Accumulator<T>* bias(Index, Index p) const {
     return biases == nullptr ? nullptr : biases + std::ptrdiff_t{p} * panel_columns<T>;
   }
-  static constexpr bool uses_scratch = true;
+  static constexpr bool is_loose = true;
+  bool uses_scratch() const { return packed == nullptr; }
   bool lies_in_rows() const { return matrix.stride[1] == 1; }
 };
 
@@ -67,8 +72,8 @@ template <class T> struct LooseColumns {
 /// group has the same panels of both, and c is one.
 ///
 /// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part, numbers of its type Stored, whose
-///           accumulator is T's; bias(part, p), null for none; if it uses_scratch, lies_in_rows(): one row may meet its
-///           `matrix` as it is
+///           accumulator is T's; bias(part, p), null for none; uses_scratch(): whether a panel lies in scratch, else
+///           those of a part lie in a row; if it is_loose, lies_in_rows(): one row may meet its `matrix` as it is
 /// Numerics  per block of depth_block one chain from 0, then added to what came before: the bits of an element do not
 ///           depend on the tasks, on the other rows, or on how anything lies in memory
 template <class T, class Columns> class DenseProduct {
@@ -77,6 +82,8 @@ template <class T, class Columns> class DenseProduct {
   static_assert(std::is_same_v<Accumulator<S>, A>);
 
  public:
+  static constexpr Index most_rows = 128;  // so many rows of a and the results of a group stay in the L2 cache
+
   DenseProduct(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
                IsaLevel isa, Index workers, const simd::AnyEpilogue<T>& epilogue = {})
       : epilogue_(epilogue),
@@ -86,7 +93,7 @@ template <class T, class Columns> class DenseProduct {
         kernel_(simd::panel_kernel<A, S>(isa)),
         wide_kernel_(simd::panel_kernel<A, A>(isa)),
         isa_(isa) {
-    if constexpr (Columns::uses_scratch) in_rows_ = rows() == 1 && depth() > 0 && columns.lies_in_rows();
+    if constexpr (Columns::is_loose) in_rows_ = rows() == 1 && depth() > 0 && columns.lies_in_rows();
     panels_ = 0;
     for (const auto& part : c_) {
       panels_ += panels_of<T>(part.extent[1]);
@@ -112,7 +119,7 @@ template <class T, class Columns> class DenseProduct {
   std::size_t shared() const { return row_blocks_ == 1 && !reads_rows_ ? size(depth_blocks()) * block_size() : 0; }
   /// Elements of scratch for each worker, of accumulators and of columns.
   std::size_t scratch() const { return wide_panel() + wide_panel_size(); }
-  std::size_t panel_scratch() const { return Columns::uses_scratch ? size(depth_block) * size(panel_columns<T>) : 0; }
+  std::size_t panel_scratch() const { return columns_.uses_scratch() ? size(depth_block) * size(panel_columns<T>) : 0; }
 
   /// Before the first task: packs the rows that all share.
   void prepare(A* shared) {
@@ -140,7 +147,7 @@ template <class T, class Columns> class DenseProduct {
         finish(part, p, slot);
       });
     A* const wide = scratch + wide_panel();
-    if constexpr (Columns::uses_scratch)
+    if constexpr (Columns::is_loose)
       if (in_rows_) return run_row(begin, end, scratch);
     if (row_blocks_ == 1) {
       // Few rows: the weights are read once, from end to end.
@@ -188,7 +195,6 @@ template <class T, class Columns> class DenseProduct {
     for (Index j = 0; j < n; ++j) c(0, first + j) = static_cast<T>(sums[j]);
   }
 
-  static constexpr Index most_rows = 128;  // so many rows of a and the results of a group stay in the L2 cache
   // Rows farther apart than these 8 KiB meet in the same lines of the caches.
   static constexpr std::ptrdiff_t most_apart = 8192 / static_cast<std::ptrdiff_t>(sizeof(T));
   static constexpr Index most_panels = 24;
@@ -234,7 +240,7 @@ template <class T, class Columns> class DenseProduct {
   /// part, and their results lie in a row.
   bool takes_side_by_side(Index part, Index p, Index left) const {
     const Index last = p + simd::row_panels - 1;
-    return !Columns::uses_scratch && left >= simd::row_panels && last < output(part).extent[1] / panel_columns<T>;
+    return !columns_.uses_scratch() && left >= simd::row_panels && last < output(part).extent[1] / panel_columns<T>;
   }
 
   /// Rows of a at a depth, as accumulators: where they lie if they are contiguous and near each other, else packed.
@@ -273,11 +279,11 @@ template <class T, class Columns> class DenseProduct {
       if (n > most_rows_widening) {
         simd::widen(isa_, panel, panel_columns<T>, depth, panel_columns<T>, wide);
         constexpr std::ptrdiff_t row = panel_columns<T> * static_cast<std::ptrdiff_t>(sizeof(S));
-        wide_kernel_({rows.data, rows.stride, wide, Columns::uses_scratch ? panel : next, before, stride, to.c,
+        wide_kernel_({rows.data, rows.stride, wide, columns_.uses_scratch() ? panel : next, before, stride, to.c,
                       to.stride, n, depth, columns, 0, row});
         return;
       }
-    kernel_({rows.data, rows.stride, panel, Columns::uses_scratch ? panel : next, before, stride, to.c, to.stride, n,
+    kernel_({rows.data, rows.stride, panel, columns_.uses_scratch() ? panel : next, before, stride, to.c, to.stride, n,
              depth, columns, side_by_side});
   }
 

@@ -120,6 +120,16 @@ TYPED_TEST(Gemm, SharesLargeProductsAmongThreads) {
   expect_product<TypeParam, mha::Cpu>(150, 130, 140, Lie::gaps, Lie::columns, Lie::columns, false, random);
 }
 
+TYPED_TEST(Gemm, ManyRowsMeetAMatrixOfAnyLayout) {
+  Random random("gemm of many rows");
+  for (const Lie of_b : lies) {
+    expect_product<TypeParam, mha::CpuWith<mha::Serial>>(129, 37, 270, Lie::rows, of_b, Lie::gaps, true, random);
+    expect_product<TypeParam, mha::Cpu>(260, 19, 1, lies[random.below(6)], of_b, Lie::columns, false, random);
+    expect_product<TypeParam, mha::Cpu>(131, 5, 0, Lie::rows, of_b, Lie::rows, true, random);
+    expect_product<TypeParam, mha::Cpu>(131, 0, 5, Lie::rows, of_b, Lie::rows, false, random);
+  }
+}
+
 TYPED_TEST(Gemm, BitsDoNotDependOnThreads) {
   using T = TypeParam;
   Random random("gemm bits");
