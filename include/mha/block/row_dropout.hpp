@@ -33,14 +33,24 @@ template <class T> struct RowDropItems {
   TensorView<T, 3> to;
 
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index) const {
-    using A = Accumulator<T>;
     const Index b = static_cast<Index>(row / from.extent[1]), l = static_cast<Index>(row % from.extent[1]);
-    for (Index j = 0; j < from.extent[2]; ++j) {
-      const double factor = draws.factor(static_cast<std::uint32_t>(b), l, j);
-      A y = factor == 0 ? A(0) : A(A(from(b, l, j)) * A(factor));
-      if (residual.data != nullptr) y += A(residual(b, l, j));
-      to(b, l, j) = T(y);
+    Index j = 0;
+    for (; j + 4 <= from.extent[2]; j += 4) {  // whose random numbers are made together
+      const PhiloxWords four = draws.words(static_cast<std::uint32_t>(b), l, j / 4);
+      put(b, l, j, four.word[0] >= draws.threshold);
+      put(b, l, j + 1, four.word[1] >= draws.threshold);
+      put(b, l, j + 2, four.word[2] >= draws.threshold);
+      put(b, l, j + 3, four.word[3] >= draws.threshold);
     }
+    for (; j < from.extent[2]; ++j) put(b, l, j, draws.factor(static_cast<std::uint32_t>(b), l, j) != 0);
+  }
+
+ private:
+  MHA_HOST_DEVICE void put(Index b, Index l, Index j, bool keeps) const {
+    using A = Accumulator<T>;
+    A y = keeps ? A(A(from(b, l, j)) * A(draws.scale)) : A(0);
+    if (residual.data != nullptr) y += A(residual(b, l, j));
+    to(b, l, j) = T(y);
   }
 };
 template <class T>
