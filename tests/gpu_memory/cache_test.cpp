@@ -308,4 +308,89 @@ TEST(FarCache, AStepThatARecordingRefusesDoesNothing) {
   EXPECT_EQ(support::differing(y, expected), 0u);
 }
 
+TEST(FarCache, AResultIsNotAllocatedInARecording) {
+  support::Random random("far recorded result");
+  const Model model(random);
+  const auto& layer = model.all[0];
+  mha::cuda::Workspace workspace;
+  auto cache = mha::make_cache(layer, mha::Contiguous{.length = 8}, {.recordable = true});
+  cache.add();
+  const auto x = mha::to_device(drawn<float, 2>(random, 1, 256));
+  mha::DeviceTensor<float, 2> y(1, 256);
+  layer.step(x, cache, mha::into(y), workspace);
+  const auto said = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    return "nothing";
+  };
+  {
+    const auto step = cache.step(1);
+    const Graph result(nullptr, [&] {
+      const std::string text = said([&] { static_cast<void>(layer(x, step[0], workspace)); });
+      EXPECT_NE(text.find("give a call its result by into(y)"), std::string::npos) << text;
+      EXPECT_EQ(FarStream::recorded(), 0u);
+      layer(x, step[0], mha::into(y), workspace);
+    });
+  }
+  const Graph nothing(nullptr, [&] {
+    const std::string text = said([&] { static_cast<void>(layer.step(x, cache, workspace)); });
+    EXPECT_NE(text.find("call layer(x, step[i], mha::into(y)) in it"), std::string::npos) << text;
+    EXPECT_EQ(said([&] { static_cast<void>(layer.prefill(x, cache, workspace)); }), text);
+    EXPECT_EQ(FarStream::recorded(), 0u);
+  });
+  EXPECT_EQ(cache.length(cache.ids()[0]), 1);
+}
+
+// Tables are of the longest sequence, as in the call; what is counted is the step.
+TEST(FarCache, CostOfARecordableStepTakesItsTables) {
+  support::Random random("far recordable cost");
+  const Model model(random);
+  const auto& layer = model.all[0];
+  auto cache = mha::make_cache(layer, mha::Contiguous{.length = 32}, {.sequences = 2, .recordable = true});
+  cache.add();
+  cache.add();
+  std::vector<Index> ids(32, 1);
+  std::fill_n(ids.begin(), 3, 0);
+  const mha::Document documents{mha::Borrowed<Index>(ids.data(), 32)}, short_one{mha::Borrowed<Index>(ids.data(), 5)};
+  const auto x = mha::to_device(drawn<float, 2>(random, 8, 256));
+  {
+    const Index rows[] = {5, 3};
+    auto step = cache.step(cache.ids(), rows);
+    EXPECT_EQ(layer.cost(step[0], documents).visible_pairs, (1 + 2 + 3 + 1 + 2) + (1 + 2 + 3));
+    EXPECT_THROW(static_cast<void>(layer.cost(step[0], short_one)), mha::ShapeError);
+    EXPECT_NE(layer.explain(step[0], documents).find("visible:     15 of 34 pairs"), std::string::npos);
+    static_cast<void>(layer(x, step[0], mha::on_device(documents)));
+    step.commit();
+  }
+  mha::Tensor<bool, 2> table(1, 32);
+  table(0, 2) = table(0, 3) = true;
+  table(0, 4) = table(0, 31) = false;
+  auto step = cache.step(1);
+  EXPECT_EQ(layer.cost(step[0], mha::Dense(table)).visible_pairs, 2 + 2);
+}
+
+// One launch is planned for all sequences, by the longest.
+TEST(FarCache, ExplainNamesTheOneKernelOfAStep) {
+  support::Random random("far explained step");
+  const Model model(random);
+  const auto& layer = model.all[0];
+  auto cache = mha::make_cache(layer, mha::Contiguous{.length = 64}, {.sequences = 2});
+  cache.add();
+  cache.add();
+  const Index rows[] = {40, 1};
+  auto step = cache.step(cache.ids(), rows);
+  const std::string text = layer.explain(step[0]);
+  EXPECT_EQ(text.find("few queries"), std::string::npos) << text;
+  const int before = FarCuda::launches;
+  static_cast<void>(layer(mha::to_device(drawn<float, 2>(random, 41, 256)), step[0]));
+  EXPECT_EQ(FarCuda::launches, before + 1);
+  EXPECT_NE(text.find("\nkernel:      multiply-adds in float, " +
+                      std::to_string(FarCuda::last.grid.x * FarCuda::last.grid.y * FarCuda::last.grid.z) + " blocks"),
+            std::string::npos)
+      << text;
+}
+
 }  // namespace

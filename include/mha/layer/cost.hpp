@@ -8,6 +8,8 @@
 
 #include "../block/cost.hpp"
 #include "../core/check.hpp"
+#include "../core/workspace.hpp"
+#include "../launch.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/mask/bands.hpp"
 #include "../policy/mask/positional.hpp"
@@ -74,10 +76,9 @@ std::int64_t visible_in(const M& mask, Index b, Index h, Index q_begin, Index q_
   return pairs;
 }
 
-/// The same over the batch, the mean of the heads, where sequence b has keys_of(b) keys.
-template <Mask M, class KeysOf> double visible_pairs(const M& mask, const CallShape& shape, const KeysOf& keys_of) {
-  const auto ready = mha::prepared(mask, shape);
-  using Ready = std::remove_const_t<decltype(ready)>;
+/// The same over the batch, the mean of the heads, where sequence b has keys_of(b) keys, of a mask that is prepared.
+template <Mask Ready, class KeysOf>
+double visible_pairs(const Ready& ready, const CallShape& shape, const KeysOf& keys_of) {
   double pairs = 0;
   for (Index b = 0; b < shape.batch; ++b) {
     const Index first = shape.origin[b], keys = keys_of(b), queries = shape.queries_of(b);
@@ -103,7 +104,7 @@ template <Mask M, class KeysOf> double visible_pairs(const M& mask, const CallSh
 ///           counted pair by pair; that is linear in the length for a mask with tile(), and every pair for one without
 /// Errors    ShapeError if such a mask would be asked about the largest Index or beyond
 template <Mask M> [[nodiscard]] double visible_pairs(const M& mask, const CallShape& shape) {
-  return detail::visible_pairs(mask, shape, [&](Index) { return shape.keys; });
+  return detail::visible_pairs(mha::prepared(mask, shape), shape, [&](Index) { return shape.keys; });
 }
 
 namespace detail {
@@ -178,7 +179,7 @@ template <class T, Mask M> CallRows call_rows(const Config& c, Index batch, Inde
   checked_product("cost", "the cache", {batch, keys, std::int64_t{c.key_width()} + c.value_width()});
   const double k_rows = double(batch) * keys;
   return {double(batch) * queries, k_rows, k_rows, sizeof(T),
-          visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries}, [&](Index) { return keys; })};
+          mha::visible_pairs(mask, {batch, c.num_heads, queries, keys, keys - queries})};
 }
 
 /// The cost of a call without a cache.
@@ -194,9 +195,19 @@ Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t wei
   const CallShape shape = step.shape(c.num_heads);
   double keys = 0;
   for (Index b = 0; b < shape.batch; ++b) keys += step.kept(b);
+  // The mask is prepared as for the call, and counted where the sequences are.
+  Workspace workspace;
+  auto frame = workspace.frame();
+  const CallShape planned = planned_shape("cost", shape, step.planned_keys(), frame);
+  const auto ready = with_data(prepared(mask, planned), [&](const auto& data) {
+    auto result = data;
+    if constexpr (std::is_same_v<decltype(result), Origins>)
+      if (data.each != nullptr) result = shape.origin;
+    return result;
+  });
   return layer_cost<T, Policies>(c,
                                  {double(step.rows()), double(step.rows()), keys, sizeof(typename Step::Scalar),
-                                  visible_pairs(mask, shape, [&](Index b) { return shape.queries_end(b); })},
+                                  visible_pairs(ready, shape, [&](Index b) { return shape.queries_end(b); })},
                                  weight_size);
 }
 

@@ -81,6 +81,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void require_room(Index rows) const {
     for (std::size_t i = 0; i < ids().size(); ++i) require_room("prefill", i, length(ids()[i]), rows);
   }
+  /// Errors    ShapeError if the cache's stream is being recorded, as of step()
+  void require_sendable() const { sent_.check(memory_.items()); }
   /// The memory of keys and values, and of tiles that a matrix unit reads beside them.
   std::size_t bytes() const { return memory_.bytes(); }
   /// What the key and value of a position take in all layers.
@@ -272,7 +274,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// of each layer, if they are known.
   void open(std::span<const SequenceId> sequences, std::span<const Index> rows,
             std::span<const std::uint64_t> versions = {}) {
-    sent_.check(memory_.items());
+    require_sendable();
     detail::require(sequences.size() == rows.size(), "step: ", sequences.size(), " sequences, but ", rows.size(),
                     " numbers of rows");
     enter("step", sequences);

@@ -227,6 +227,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   auto in_steps(const X& x, Cache& cache, Index most, Extra&... extra) const {
     detail::check_cached_arguments<Extra...>();
     detail::check_memory_of<B, X>();
+    cache.require_sendable();  // before a result is allocated
     const auto all = detail::read_sequence(x);
     const auto from = detail::each_sequence(all, cache);
     const auto to = [&](const TensorView<T, 3>& rows) {

@@ -21,9 +21,15 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 struct DeviceMemory {
   static constexpr std::size_t alignment = 256;  ///< what cuBLASLt wants of its scratch
   /// Null for no bytes: what CUDA makes of them is not documented.
+  ///
+  /// Errors    CudaError
   static std::byte* allocate(std::size_t bytes) {
     void* p = nullptr;
-    if (bytes > 0) check(cudaMalloc(&p, bytes), "cudaMalloc");
+    const cudaError_t status = bytes > 0 ? cudaMalloc(&p, bytes) : cudaSuccess;
+    constexpr const char* recorded =
+        "cudaMalloc of memory in a recording, where none can be had: give a call its result by into(y), and make one "
+        "of its shape in its workspace before the recording";
+    check(status, status == cudaErrorStreamCaptureUnsupported ? recorded : "cudaMalloc");
     return static_cast<std::byte*>(p);
   }
   // There is nobody left to tell of a failure, which another call will report too.
@@ -80,7 +86,8 @@ inline void require_not_recorded(cudaStream_t stream) {
   check(cudaStreamIsCapturing(stream, &recorded), "cudaStreamIsCapturing");
   mha::detail::require(recorded == cudaStreamCaptureStatusNone,
                        "Cuda: numbers of the host go to a stream that is being recorded: record neither ragged calls "
-                       "nor Origin{positions}, and make a cache's step before the recording");
+                       "nor Origin{positions}, and make a cache's step before the recording: call layer(x, step[i], "
+                       "mha::into(y)) in it");
 }
 
 /// Pinned memory of the host through which a call's small numbers travel: one block after another, each used again when
