@@ -5,11 +5,10 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "../block/cost.hpp"
 #include "../core/check.hpp"
-#include "../core/workspace.hpp"
-#include "../launch.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/mask/bands.hpp"
 #include "../policy/mask/positional.hpp"
@@ -196,9 +195,10 @@ Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t wei
   double keys = 0;
   for (Index b = 0; b < shape.batch; ++b) keys += step.kept(b);
   // The mask is prepared as for the call, and counted where the sequences are.
-  Workspace workspace;
-  auto frame = workspace.frame();
-  const CallShape planned = planned_shape("cost", shape, step.planned_keys(), frame);
+  CallShape planned = step.planned(shape);
+  std::vector<Index> last;
+  for (Index b = 0; b < shape.batch && step.planned_keys() > 0; ++b) last.push_back(planned.keys - shape.queries_of(b));
+  if (!last.empty()) planned.origin = Origins(last.data());
   const auto ready = with_data(prepared(mask, planned), [&](const auto& data) {
     auto result = data;
     if constexpr (std::is_same_v<decltype(result), Origins>)
