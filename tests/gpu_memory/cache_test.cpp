@@ -362,7 +362,10 @@ TEST(FarCache, CostOfARecordableStepTakesItsTables) {
     EXPECT_EQ(layer.cost(step[0], documents).visible_pairs, (1 + 2 + 3 + 1 + 2) + (1 + 2 + 3));
     EXPECT_THROW(static_cast<void>(layer.cost(step[0], short_one)), mha::ShapeError);
     EXPECT_NE(layer.explain(step[0], documents).find("visible:     15 of 34 pairs"), std::string::npos);
-    static_cast<void>(layer(x, step[0], mha::on_device(documents)));
+    const auto there = mha::on_device(documents);
+    static_cast<void>(layer(x, step[0], there));
+    EXPECT_THROW(static_cast<void>(layer.cost(step[0], there)), mha::ShapeError) << "read on the host";
+    EXPECT_THROW(static_cast<void>(layer.explain(1, 32, 32, there)), mha::ShapeError);
     step.commit();
   }
   mha::Tensor<bool, 2> table(1, 32);

@@ -86,19 +86,23 @@ template <class Cache> class LayerStep {
     agree("value head size", c.value_dim, cache_->shape_.value_dim);
   }
 
-  /// The step as a ragged call.
+  /// The step as a call of x (B, n, E), or ragged if its sequences have different rows.
   CallShape shape(Index heads) const {
-    Index most = 0, keys = 0;
+    CallShape all{sequences(), heads, 0, 0, Origins(cache_->now_.positions.data())};
     for (const detail::Growth& g : cache_->now_.growths) {
-      most = std::max(most, g.rows);
-      keys = std::max(keys, g.length + g.rows);
+      const detail::Growth& first = growth(0);
+      if (g.rows != first.rows) all.query_offsets = cache_->now_.offsets.data();
+      all.uneven_keys = all.uneven_keys || g.length + g.rows != first.length + first.rows;
+      all.queries = std::max(all.queries, g.rows);
+      all.keys = std::max(all.keys, g.length + g.rows);
     }
-    return {sequences(), heads, most, keys, Origins(cache_->now_.positions.data()), cache_->now_.offsets.data(), true};
+    return all;
   }
   /// The keys that a recordable cache plans the step for; 0 of others: those there are.
   Index planned_keys() const { return cache_->planned_keys(); }
   CallShape planned(CallShape shape) const {
     shape.keys = std::max(shape.keys, planned_keys());
+    shape.uneven_keys = shape.uneven_keys || planned_keys() > 0;
     return shape;
   }
   Index fewest_rows() const {

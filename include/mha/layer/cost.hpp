@@ -78,6 +78,13 @@ std::int64_t visible_in(const M& mask, Index b, Index h, Index q_begin, Index q_
 /// The same over the batch, the mean of the heads, where sequence b has keys_of(b) keys, of a mask that is prepared.
 template <Mask Ready, class KeysOf>
 double visible_pairs(const Ready& ready, const CallShape& shape, const KeysOf& keys_of) {
+  static_cast<void>(with_data(ready, [](const auto& data) {
+    if constexpr (requires { data.memory; })
+      require(data.memory == Memory::host || data.size == 0,
+              "cost: the mask's data is in device memory, but its pairs are counted on the host: give the mask before "
+              "mha::on_device()");
+    return data;
+  }));
   double pairs = 0;
   for (Index b = 0; b < shape.batch; ++b) {
     const Index first = shape.origin[b], keys = keys_of(b), queries = shape.queries_of(b);

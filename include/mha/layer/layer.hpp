@@ -179,7 +179,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
 
   /// What a call of this shape costs, stage by stage; masks of the call intersect with the layer's.
   ///
-  /// Errors    ShapeError if a size is negative, or a mask's data does not fit it
+  /// Errors    ShapeError if a size is negative, or a mask's data does not fit it or is in device memory
   template <Mask... Masks>
   [[nodiscard]] Cost cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
     return detail::layer_cost<T, Policies>(config_, batch, queries, keys, all_masks(masks...), products_.weight_size());

@@ -365,6 +365,22 @@ TEST(CachedCall, CostAndExplainKnowTheStep) {
   }
 }
 
+TEST(CachedCall, CostTakesTheMasksOfAnEvenStep) {
+  const Layer layer = drawn(26);
+  const Tensor<float, 3> x(2, 3, E);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 2});
+  const SequenceId who[] = {cache.add(), cache.add()};
+  const Index lengths[] = {3, 2}, later[] = {4, 3}, rows[] = {1, 2};
+  const mha::LeftPadding padding{mha::Borrowed<Index>(lengths, 2)}, uneven{mha::Borrowed<Index>(later, 2)};
+  {
+    auto step = cache.step(3);
+    static_cast<void>(layer(x, step[0], padding));
+    EXPECT_EQ(layer.cost(step[0], padding).visible_pairs, (1 + 2 + 3) + (0 + 1 + 2));
+    step.commit();
+  }
+  EXPECT_NE(message_of([&] { static_cast<void>(layer.cost(cache.step(who, rows)[0], uneven)); }), "");
+}
+
 TEST(CachedCall, EmptyPartsOfAStepAreFine) {
   const Layer layer = drawn(21);
   const auto x = random_rows(5, 22);
