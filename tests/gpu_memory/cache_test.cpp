@@ -262,6 +262,9 @@ TEST(FarCache, NumbersAreNotSentInARecording) {
     EXPECT_THROW(model.all[0].step(x, cache, mha::into(y), workspace), mha::ShapeError);
     EXPECT_THROW(static_cast<void>(cache.step(1)), mha::ShapeError);
   });
+  const Graph beside(reinterpret_cast<cudaStream_t>(&random), [&] {  // and the cache's is the default stream
+    EXPECT_THROW(static_cast<void>(cache.step(1)), mha::ShapeError);
+  });
   EXPECT_EQ(cache.length(cache.ids()[0]), 1);
   model.all[0].step(x, cache, mha::into(y), workspace);
 }

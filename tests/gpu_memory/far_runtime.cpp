@@ -29,6 +29,7 @@ struct State {
   std::size_t made = 0;  ///< copies, since the beginning
   std::map<const std::byte*, std::size_t> pinned;
   bool recording = false;
+  cudaStream_t recorded_stream = nullptr;
   Graph recorded;
   int allocations = 0, pinned_copies = 0;
 
@@ -103,8 +104,9 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return waited(); }
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   state().recording = true;
+  state().recorded_stream = stream;
   state().recorded.clear();
   return cudaSuccess;
 }
@@ -113,7 +115,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
   *graph = reinterpret_cast<cudaGraph_t>(new Graph(std::exchange(state().recorded, {})));
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  // The default stream waits for others, so that it may not be asked about while one is recorded.
+  if (state().recording && stream != state().recorded_stream && stream == nullptr)
+    return cudaErrorStreamCaptureImplicit;
   *status = state().recording ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }

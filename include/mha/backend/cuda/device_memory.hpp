@@ -80,11 +80,18 @@ template <class T> void download(const T* from, std::span<T> to, cudaStream_t st
 
 /// Checks that numbers of the host may be copied in the stream.
 ///
-/// Errors    ShapeError if it is being recorded: every replay would copy what the pinned memory has by then
+/// Errors    ShapeError if it is being recorded, because every replay would copy what the pinned memory has by then, or
+///           is the default stream and another that it waits for is being recorded
 inline void require_not_recorded(cudaStream_t stream) {
   cudaStreamCaptureStatus recorded{};
-  check(cudaStreamIsCapturing(stream, &recorded), "cudaStreamIsCapturing");
-  mha::detail::require(recorded == cudaStreamCaptureStatusNone,
+  const cudaError_t status = cudaStreamIsCapturing(stream, &recorded);
+  // What the default stream says while another is recorded that it would wait for.
+  const bool beside = status == cudaErrorStreamCaptureImplicit;
+  if (beside)
+    static_cast<void>(cudaGetLastError());
+  else
+    check(status, "cudaStreamIsCapturing");
+  mha::detail::require(!beside && recorded == cudaStreamCaptureStatusNone,
                        "Cuda: numbers of the host go to a stream that is being recorded: record neither ragged calls "
                        "nor Origin{positions}, and make a cache's step before the recording: call layer(x, step[i], "
                        "mha::into(y)) in it");
