@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "../executor.hpp"
+#include "../simd/key_chunks.hpp"
 #include "tile.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
@@ -120,26 +121,6 @@ void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLeve
   run_tasks(!parallel, threads, static_cast<Index>(tasks), task);
 }
 
-/// The n-th chunk of sequence b's keys that is not all dropped; where there is none, one beyond its keys.
-template <class T, class Stored> Index held_chunk(const AnyCall<T, Stored>& call, Index b, Index n) {
-  if (!call.kv.drops()) return n;
-  const Index keys = call.keys(b);
-  Index chunk = -1;
-  do chunk = call.kv.held(b, (chunk + 1) * key_chunk, keys) / key_chunk;
-  while (n-- > 0 && chunk * key_chunk < keys);
-  return chunk;
-}
-
-/// The most chunks of a sequence's keys that are not all dropped; 1 at least.
-template <class T, class Stored> Index most_chunks(const AnyCall<T, Stored>& call) {
-  const Index all = std::max<Index>(1, blocks_of(call.shape.keys, key_chunk));
-  if (!call.kv.drops()) return all;
-  Index most = 1;
-  for (Index b = 0; b < call.shape.batch; ++b)
-    while (most < all && held_chunk(call, b, most) * key_chunk < call.keys(b)) ++most;
-  return most;
-}
-
 /// Attention; the keys are shared among the workers too where there are fewer tiles than would keep them busy.
 template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
@@ -147,9 +128,8 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   auto frame = workspace.frame();
   const Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
-  constexpr Index tiles_per_worker = 4;
-  const Index chunks = most_chunks(call);
-  if (!tiling.parallel || chunks == 1 || tiling.tiles >= std::int64_t{tiles_per_worker} * threads.workers()) {
+  const Index chunks = simd::most_chunks(call);
+  if (!tiling.parallel || chunks == 1 || !simd::too_few_tiles(tiling.tiles, threads.workers())) {
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
     return;
   }
@@ -157,13 +137,13 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
   for_each_tile<T, Stored>(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {
-    const Index b = tile.rows().b, chunk = held_chunk(call, b, t % chunks);
+    const Index b = tile.rows().b, chunk = simd::held_chunk(call, b, t % chunks);
     if (t % chunks == 0 || chunk * key_chunk < call.keys(b)) tile.attend_chunk(chunk, state[t]);
   });
   for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index t) {
     simd::TileState<A>* const part = state + std::ptrdiff_t{t} * chunks;
     const Index b = tile.rows().b;
-    for (Index n = 1; n < chunks && held_chunk(call, b, n) * key_chunk < call.keys(b); ++n)
+    for (Index n = 1; n < chunks && simd::held_chunk(call, b, n) * key_chunk < call.keys(b); ++n)
       tile.merge(part[0], part[n]);
     tile.finish(part[0]);
   });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../config.hpp"
+#include "../simd/key_chunks.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
@@ -9,9 +10,8 @@ namespace mha::inline MHA_NAMESPACE::detail::cpu {
 /// which other rows or keys are in the call.
 inline constexpr Index key_block = 128;
 
-/// Keys whose softmax is computed apart and merged with that of the keys before: what threads share when there are few
-/// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
-inline constexpr Index key_chunk = 32 * key_block;
+using simd::key_chunk;
+static_assert(key_chunk % key_block == 0, "a chunk ends with a block");
 
 /// Hidden keys in the middle of a block that are worth leaving out.
 inline constexpr Index smallest_gap = 32;

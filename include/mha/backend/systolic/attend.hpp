@@ -9,6 +9,7 @@
 
 #include "../backend.hpp"
 #include "../executor.hpp"
+#include "../simd/key_chunks.hpp"
 #include "kv_tiles.hpp"
 #include "query_tile.hpp"
 #include "tile_product.hpp"
@@ -78,104 +79,271 @@ inline constexpr double enough_flop = 1e7;
 /// Packed keys and values of a head from this size on are read by several tiles of queries in turn, block by block.
 inline constexpr std::size_t near_bytes = 1u << 20;
 
-/// f(tiles of queries that go through the keys together, how many) for all of them, the heaviest first, shared among
-/// the executor's workers. Where queries leave lanes of a tile empty, heads of a group share it.
-template <bool WithValues, class T, class Stored, class Threads, class F>
-void for_each_group(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace,
-                    const Threads& threads, F&& f) {
+/// How the queries of a call are cut into groups of tiles that go through the keys together, and the groups shared
+/// among workers: whole ones, or where these are few, one chunk of keys at a time.
+struct GroupPlan {
+  Index lanes, ratio, kv_heads, workers = 1;
+  Index together = 1;  ///< tiles of a group
+  Index shares = 1;    ///< groups that the heads of a key/value head make at least
+  Index chunks = 1;    ///< of keys that are attended to apart
+
+  GroupPlan(const CallShape& shape, Index all_kv_heads, Index head_dim, Index value_dim, Index of_lanes,
+            Index all_workers)
+      : lanes(of_lanes), ratio(shape.heads / all_kv_heads), kv_heads(all_kv_heads) {
+    const double flop = 2.0 * shape.batch * shape.heads * shape.queries * shape.keys * (double(head_dim) + value_dim);
+    if (flop >= enough_flop) workers = all_workers;
+    const std::size_t bytes =
+        2 * (KvTiles::key_size(shape.keys, head_dim) + KvTiles::value_size(shape.keys, value_dim));
+    // Workers share out groups: small ones, so that none is idle at the end.
+    if (bytes >= near_bytes) together = workers == 1 ? most_together : most_together / 2;
+    // The heads of a group read their keys together, unless a worker would have none.
+    const std::int64_t kv_pairs = std::int64_t{shape.batch} * kv_heads;
+    if (kv_pairs > 0) shares = static_cast<Index>(std::min<std::int64_t>((workers + kv_pairs - 1) / kv_pairs, ratio));
+  }
+
+  static constexpr Index most_together = 8;
+  Index rows() const { return together * lanes; }  ///< of a group, at most
+  /// Of a sequence with so many queries: the heads of a tile, and what they make of a key/value head and of all.
+  Index heads_together(Index queries) const {
+    return std::min(TileLanes::heads_together(ratio, queries, lanes), blocks_of(ratio, shares));
+  }
+  Index head_tiles(Index queries) const { return blocks_of(ratio, heads_together(queries)); }
+  std::int64_t groups(Index queries) const {
+    return std::int64_t{kv_heads} * head_tiles(queries) * blocks_of(queries, rows());
+  }
+
+  /// Has workers share chunks of keys, if they gain by it. groups_of(plan): of all sequences; parts(): pairs of a group
+  /// and a chunk of which a query sees a key.
+  template <class Groups, class Parts> void share_chunks(Index all_chunks, Groups&& groups_of, Parts&& parts) {
+    if (workers == 1 || all_chunks == 1) return;
+    GroupPlan whole_heads = *this;
+    whole_heads.shares = 1;
+    whole_heads.chunks = all_chunks;
+    if (!simd::too_few_tiles(groups_of(whole_heads), workers)) return;
+    constexpr Index parts_per_worker = 2;
+    const std::int64_t work = parts(whole_heads);
+    if (work >= std::int64_t{parts_per_worker} * workers)
+      *this = whole_heads;
+    else if (groups_of(*this) < workers)
+      chunks = all_chunks;
+  }
+};
+
+/// A call's groups of tiles, computed one by one.
+template <bool WithValues, class T, class Stored, class Threads> class TileGroups {
+ public:
   using Tile = QueryTile<T, Stored>;
-  constexpr Index most_together = 8;
-  const Index lanes = kernels.product.lanes, value_dim = WithValues ? call.value_dim : 0;
-  const std::int64_t pairs = std::int64_t{call.shape.batch} * call.shape.heads;
-  const double flop =
-      2.0 * static_cast<double>(pairs) * call.shape.queries * call.shape.keys * (double(call.head_dim) + value_dim);
-  const bool parallel = flop >= enough_flop;
-  const Index workers = parallel ? threads.workers() : 1;
-  const std::size_t bytes =
-      2 * (KvTiles::key_size(call.shape.keys, call.head_dim) + KvTiles::value_size(call.shape.keys, value_dim));
-  // Workers share out groups: small ones, so that none is idle at the end.
-  const Index at_most = workers == 1 ? most_together : most_together / 2;
-  const Index together = bytes >= near_bytes ? at_most : 1, group = together * lanes;
-  const Index groups = blocks_of(call.shape.queries, group);
-  const Index chunks = blocks_of(call.shape.keys, value_block);
-  const std::int64_t tasks = pairs * groups, packs = std::int64_t{call.shape.batch} * call.kv_heads * chunks;
-  require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
-          " tiles, the limit is ", std::numeric_limits<Index>::max());
-  if (tasks == 0) return;
+  using Tiles = std::optional<Tile>[GroupPlan::most_together];
 
-  // The heads of a group read their keys together, unless a worker would have none.
-  const std::int64_t kv_pairs = std::int64_t{call.shape.batch} * call.kv_heads;
-  const Index ratio = call.shape.heads / call.kv_heads;
-  const Index shares = static_cast<Index>(std::min<std::int64_t>((workers + kv_pairs - 1) / kv_pairs, ratio));
-  const auto heads_together = [&](Index b) {
-    return std::min(TileLanes::heads_together(ratio, call.queries(b), lanes), blocks_of(ratio, shares));
-  };
+  TileGroups(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace, const Threads& threads)
+      : call_(call),
+        kernels_(kernels),
+        threads_(threads),
+        value_dim_(WithValues ? call.value_dim : 0),
+        plan_(call.shape, call.kv_heads, call.head_dim, value_dim_, kernels.product.lanes, threads.workers()),
+        frame_(workspace) {
+    if constexpr (WithValues) share_chunks();
+    const CallShape& shape = call.shape;
+    groups_ = blocks_of(shape.queries, plan_.rows());
+    head_tiles_ = plan_.head_tiles(shape.queries);
+    blocks_ = blocks_of(shape.keys, value_block);
+    const std::int64_t kv_pairs = std::int64_t{shape.batch} * call.kv_heads;
+    const std::int64_t tasks = kv_pairs * head_tiles_ * groups_ * plan_.chunks, packs = kv_pairs * blocks_;
+    require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
+            " tiles, the limit is ", std::numeric_limits<Index>::max());
+    tasks_ = static_cast<Index>(tasks / plan_.chunks);
+    packs_ = static_cast<Index>(packs);
+    if (tasks_ == 0) return;
+    packed_.emplace(call, frame_, WithValues, plan_.workers == 1);
+    scratch_ = frame_.template take<Worker>(static_cast<std::size_t>(plan_.workers));
+    const bool has_chunks = WithValues && plan_.chunks == 1 && shape.keys > simd::key_chunk;
+    for (Index w = 0; w < plan_.workers; ++w) {
+      Worker& at = scratch_[w];
+      at.block = BlockScratch(frame_, plan_.lanes, call.head_dim, value_dim_);
+      at.pack = frame_.template take<bfloat16>(pack_scratch(value_dim_));
+      at.states = frame_.template take<TileState>(static_cast<std::size_t>(plan_.together));
+      for (Index i = 0; i < plan_.together; ++i)
+        at.states[i] = TileState(frame_, plan_.lanes, call.head_dim, value_dim_, has_chunks);
+    }
+  }
 
-  auto frame = workspace.frame();
-  const PackedCall packed(call, frame, WithValues, workers == 1);
+  /// f(tiles, how many) for every group, the heaviest first.
+  template <class F> void run(F&& f) {
+    if (tasks_ == 0) return;
+    if (plan_.workers == 1) return run_head_by_head(f);
+    pack_all();
+    for_each_task(1, [&](const Group& group, Index, Index, Tiles& tiles) { f(tiles, group.tiles); });
+  }
+
+  /// Whether run_chunks() is to be called in the place of run().
+  bool in_chunks() const { return plan_.chunks > 1; }
+
+  /// f(tiles, how many, first key, end) for every group and chunk of its keys, which leaves the chunk's part in the
+  /// tiles, then g(tiles, how many) for every group, whose tiles have been given all their chunks.
+  template <class F, class G> void run_chunks(F&& f, G&& g) {
+    if (tasks_ == 0) return;
+    const Index together = plan_.together, chunks = plan_.chunks;
+    const auto parts_of = [&](Index task) { return std::ptrdiff_t{task} * together * chunks; };
+    TilePart* const parts = frame_.template take<TilePart>(static_cast<std::size_t>(parts_of(tasks_)));
+    for (Index task = 0; task < tasks_; ++task)
+      for (Index i = 0, count = group_of(task).tiles; i < count * chunks; ++i)
+        parts[parts_of(task) + i] = take_part(frame_, plan_.lanes, value_dim_);
+    pack_all();
+    for_each_task(chunks, [&](const Group& group, Index task, Index n, Tiles& tiles) {
+      const Index keys = call_.keys(group.b), chunk = simd::held_chunk(call_, group.b, n);
+      if (chunk >= blocks_of(keys, simd::key_chunk)) return;
+      TilePart* const part = parts + parts_of(task) + n;
+      for (Index i = 0; i < group.tiles; ++i) tiles[i]->begin(part[i * chunks]);
+      f(tiles, group.tiles, chunk * simd::key_chunk, simd::chunk_end(chunk, keys));
+      for (Index i = 0; i < group.tiles; ++i) {
+        tiles[i]->count();
+        part[i * chunks] = tiles[i]->part();
+      }
+    });
+    for_each_task(1, [&](const Group& group, Index task, Index, Tiles& tiles) {
+      const TilePart* const part = parts + parts_of(task);
+      for (Index i = 0; i < group.tiles; ++i)
+        for (Index n = 0; n < chunks; ++n) tiles[i]->add_chunk(part[i * chunks + n]);
+      g(tiles, group.tiles);
+    });
+  }
+
+ private:
   struct Worker {
     BlockScratch block;
     bfloat16* pack;
     TileState* states;
+    KvTiles kv;  ///< of its tiles
   };
-  Worker* const scratch = frame.template take<Worker>(static_cast<std::size_t>(workers));
-  for (Index w = 0; w < workers; ++w) {
-    scratch[w].block = BlockScratch(frame, lanes, call.head_dim, value_dim);
-    scratch[w].pack = frame.template take<bfloat16>(pack_scratch(value_dim));
-    scratch[w].states = frame.template take<TileState>(static_cast<std::size_t>(together));
-    for (Index i = 0; i < together; ++i) scratch[w].states[i] = TileState(frame, lanes, call.head_dim, value_dim);
+  /// Tiles of the rows [first, ...) of the heads [head, head + heads); none where a sequence has fewer than another.
+  struct Group {
+    Index b, head, heads, first, tiles;
+  };
+
+  void share_chunks() {
+    const AnyCall<T, Stored>& call = call_;
+    const auto groups = [&](const GroupPlan& plan) {
+      std::int64_t n = 0;
+      for (Index b = 0; b < call.shape.batch; ++b) n += plan.groups(call.queries(b));
+      return n;
+    };
+    const auto parts = [&](const GroupPlan& plan) {
+      std::int64_t n = 0;
+      for (Index b = 0; b < call.shape.batch; ++b) n += seen_parts(plan, b);
+      return n;
+    };
+    plan_.share_chunks(simd::most_chunks(call), groups, parts);
   }
 
-  const auto kept_values = [&](Index b, Index g) { return WithValues ? call.kv.value_tiles(b, g) : ValueTiles{}; };
-  const auto pack = [&](Index b, Index g, Index chunk, Index worker) {
-    const Index n = call.keys(b), end = std::min(n, (chunk + 1) * value_block);
+  /// Of sequence b: the pairs of a group and a chunk of its keys, where a query sees one of them.
+  std::int64_t seen_parts(const GroupPlan& plan, Index b) const {
+    const Index queries = call_.queries(b), keys = call_.keys(b);
+    if (queries == 0) return 0;
+    const TileLanes all{b, 0, call_.shape.heads, 0, queries, call_.position(b, 0)};
+    const auto seen = [&](Index begin, Index end) {
+      for (Index h = 0; h < all.heads; ++h)
+        if (call_.mask.visibility(all.of(h), begin, end) != TileVisibility::none) return true;
+      return false;
+    };
+    std::int64_t chunks = 0;
+    for (Index n = 0; n < plan.chunks; ++n) {
+      const Index chunk = simd::held_chunk(call_, b, n);
+      if (chunk >= blocks_of(keys, simd::key_chunk)) break;
+      chunks += seen(chunk * simd::key_chunk, simd::chunk_end(chunk, keys)) ? 1 : 0;
+    }
+    return chunks * plan.groups(queries);
+  }
+
+  /// f(group, task, chunk, its tiles) for every group with queries and each of so many chunks, among the workers.
+  template <class F> void for_each_task(Index chunks, F&& f) {
+    threads_.run(tasks_ * chunks, [&](Index t, Index worker) {
+      const UnitScope unit(kernels_.product.unit);
+      const Index task = t / chunks;
+      const Group group = group_of(task);
+      if (group.tiles == 0) return;
+      Tiles tiles;
+      make(group, worker, -plan_.rows(), tiles);
+      f(group, task, t % chunks, tiles);
+    });
+  }
+
+  template <class F> void run_head_by_head(F&& f) {
+    const UnitScope unit(kernels_.product.unit);
+    for (Index b = 0; b < call_.shape.batch; ++b)
+      for (Index g = 0; g < call_.kv_heads; ++g) {
+        for (Index block = 0; block < blocks_; ++block) pack(b, g, block, 0);
+        for (Index i = 0; i < head_tiles_; ++i)
+          for (Index t = 0; t < groups_; ++t) {
+            const Group group = group_of(b, g, i, t * plan_.rows());
+            if (group.tiles == 0) continue;
+            Tiles tiles;
+            make(group, 0, plan_.rows(), tiles);
+            f(tiles, group.tiles);
+          }
+      }
+  }
+
+  Group group_of(Index task) const {
+    // Late queries of a causal mask see the most keys.
+    const Index at = task / groups_, pair = at / head_tiles_;
+    return group_of(pair / call_.kv_heads, pair % call_.kv_heads, at % head_tiles_,
+                    (groups_ - 1 - task % groups_) * plan_.rows());
+  }
+  Group group_of(Index b, Index g, Index head_tile, Index first) const {
+    const Index queries = call_.queries(b), most = plan_.heads_together(queries), in_ratio = head_tile * most;
+    if (first >= queries || in_ratio >= plan_.ratio) return {b, 0, 0, 0, 0};
+    return {b, g * plan_.ratio + in_ratio, std::min(most, plan_.ratio - in_ratio), first,
+            std::min(plan_.together, blocks_of(queries - first, plan_.lanes))};
+  }
+
+  void make(const Group& group, Index worker, Index to_next, Tiles& tiles) {
+    const Index g = call_.kv_head(group.head), lanes = plan_.lanes;
+    Worker& at = scratch_[worker];
+    at.kv = packed_->at(group.b, g, kept_values(group.b, g));
+    for (Index i = 0; i < group.tiles; ++i) {
+      const Index row = group.first + i * lanes;
+      const TileLanes of{group.b,
+                         group.head,
+                         group.heads,
+                         row,
+                         std::min(lanes, call_.queries(group.b) - row),
+                         call_.position(group.b, row)};
+      tiles[i].emplace(call_, kernels_, at.kv, at.block, at.states[i], of, to_next);
+    }
+  }
+
+  ValueTiles kept_values(Index b, Index g) const { return WithValues ? call_.kv.value_tiles(b, g) : ValueTiles{}; }
+
+  void pack_all() {
+    threads_.run(packs_, [&](Index t, Index worker) {
+      const Index pair = t / blocks_;
+      pack(pair / call_.kv_heads, pair % call_.kv_heads, t % blocks_, worker);
+    });
+  }
+  void pack(Index b, Index g, Index block, Index worker) {
+    const Index n = call_.keys(b), end = std::min(n, (block + 1) * value_block);
     const ValueTiles kept = kept_values(b, g);
-    const KvTiles to = packed.at(b, g, kept);
-    for (Index k = chunk * value_block; k < end; k += key_block) {
-      if (call.kv.held(b, k, std::min(n, k + key_block)) == std::min(n, k + key_block)) continue;  // all dropped
-      pack_keys(call.kv, b, g, k, n, kernels.level, to);
+    const KvTiles to = packed_->at(b, g, kept);
+    for (Index k = block * value_block; k < end; k += key_block) {
+      if (call_.kv.held(b, k, std::min(n, k + key_block)) == std::min(n, k + key_block)) continue;  // all dropped
+      pack_keys(call_.kv, b, g, k, n, kernels_.level, to);
       if constexpr (WithValues)
         if (kept.tiles == nullptr)
-          pack_values(call.kv, b, g, k, n, kernels.level, to, packed.values_at(b, g), scratch[worker].pack);
+          pack_values(call_.kv, b, g, k, n, kernels_.level, to, packed_->values_at(b, g), scratch_[worker].pack);
     }
-  };
-  const auto run = [&](Index b, Index h, Index first, Index worker, Index to_next) {
-    const Index queries = call.queries(b);
-    if (first >= queries) return;  // a short sequence of a ragged batch
-    const Index count = std::min(together, blocks_of(queries - first, lanes));
-    const Index most_heads = heads_together(b);
-    if (h % ratio % most_heads != 0) return;  // in the lanes of an earlier head
-    const Index heads = std::min(most_heads, ratio - h % ratio);
-    const KvTiles kv = packed.at(b, call.kv_head(h), kept_values(b, call.kv_head(h)));
-    std::optional<Tile> tiles[most_together];
-    for (Index i = 0; i < count; ++i) {
-      const Index row = first + i * lanes;
-      const TileLanes of{b, h, heads, row, std::min(lanes, queries - row), call.position(b, row)};
-      tiles[i].emplace(call, kernels, kv, scratch[worker].block, scratch[worker].states[i], of, to_next);
-    }
-    f(tiles, count);
-  };
-
-  if (workers == 1) {
-    const UnitScope unit(kernels.product.unit);
-    for (Index b = 0; b < call.shape.batch; ++b)
-      for (Index h = 0; h < call.shape.heads; ++h) {
-        if (const Index g = call.kv_head(h); h == 0 || g != call.kv_head(h - 1))
-          for (Index chunk = 0; chunk < chunks; ++chunk) pack(b, g, chunk, 0);
-        for (Index t = 0; t < groups; ++t) run(b, h, t * group, 0, group);
-      }
-    return;
   }
-  threads.run(static_cast<Index>(packs), [&](Index t, Index worker) {
-    pack(t / chunks / call.kv_heads, t / chunks % call.kv_heads, t % chunks, worker);
-  });
-  threads.run(static_cast<Index>(tasks), [&](Index t, Index worker) {
-    const UnitScope unit(kernels.product.unit);
-    // Late queries of a causal mask see the most keys.
-    run(t / groups / call.shape.heads, t / groups % call.shape.heads, (groups - 1 - t % groups) * group, worker,
-        -group);
-  });
-}
+
+  const AnyCall<T, Stored>& call_;
+  const Kernels& kernels_;
+  const Threads& threads_;
+  const Index value_dim_;
+  GroupPlan plan_;
+  Index groups_ = 0, head_tiles_ = 0, blocks_ = 0;  ///< of the longest sequence
+  Index tasks_ = 0, packs_ = 0;
+  Workspace::Frame frame_;
+  std::optional<PackedCall> packed_;
+  Worker* scratch_ = nullptr;
+};
 
 /// out = softmax(…) v of a whole call: both products on the array, everything between them in float.
 ///
@@ -191,10 +359,24 @@ void for_each_group(const AnyCall<T, Stored>& call, const Kernels& kernels, Work
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
 template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace, const Threads& threads) {
-  for_each_group<true>(call, kernels, workspace, threads, [](auto* tiles, Index count) {
-    for (Index k = 0; k < tiles[0]->keys(); k += value_block)
+  TileGroups<true, T, Stored, Threads> groups(call, kernels, workspace, threads);
+  const auto attend = [](auto& tiles, Index count, Index begin, Index end) {
+    for (Index k = begin; k < end; k += value_block)
       for (Index i = 0; i < count; ++i) tiles[i]->attend(k);
+  };
+  const auto finish = [](auto& tiles, Index count) {
     for (Index i = 0; i < count; ++i) tiles[i]->finish();
+  };
+  if (groups.in_chunks()) return groups.run_chunks(attend, finish);
+  groups.run([&](auto& tiles, Index count) {
+    const Index keys = tiles[0]->keys();
+    for (Index chunk = 0, end = 0; end < keys; ++chunk) {
+      if (chunk > 0)
+        for (Index i = 0; i < count; ++i) tiles[i]->next_chunk();
+      end = simd::chunk_end(chunk, keys);
+      attend(tiles, count, chunk * simd::key_chunk, end);
+    }
+    finish(tiles, count);
   });
 }
 
@@ -202,7 +384,7 @@ void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& w
 template <class T, class Stored, class Threads>
 void weights(const AnyCall<T, Stored>& call, const Kernels& kernels, const TensorView<float, 4>& to,
              Workspace& workspace, const Threads& threads) {
-  for_each_group<false>(call, kernels, workspace, threads, [&](auto* tiles, Index count) {
+  TileGroups<false, T, Stored, Threads>(call, kernels, workspace, threads).run([&](auto& tiles, Index count) {
     for (Index i = 0; i < count; ++i) tiles[i]->weights(to);
   });
 }

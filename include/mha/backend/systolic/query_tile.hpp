@@ -43,7 +43,8 @@ using simd::AnyCall;
 /// One tile of queries of a head, or of the heads of a group, against the keys block by block.
 ///
 /// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
-///           O += Vᵀ P on the array, up to four blocks at once.  Finally O / l.
+///           O += Vᵀ P on the array, up to four blocks at once.  Chunks of 4096 keys begin anew and are merged in their
+///           order, whoever computed them.  Finally O / l.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes and an anchor for the maximum
 template <class T, class Stored = T> class QueryTile {
   static constexpr float hidden = -std::numeric_limits<float>::infinity();
@@ -59,22 +60,49 @@ template <class T, class Stored = T> class QueryTile {
         kv_(kv),
         at_(scratch),
         state_(state),
+        rows_{nullptr, nullptr, nullptr, state.block_sum, state.rescale, unit_.lanes, 0.f},
         queries_(queries),
         b_(queries.b),
         to_next_(to_next),
         count_(queries.count()),
         keys_(call.keys(b_)),
         logits_are_dots_(!call.score.exists && call.scale > 0.f && call.scale <= 1.f) {
-    state_.rows.lanes = lanes();
-    state_.rows.slope = logits_are_dots_ ? call.scale * log2e : log2e;
-    std::fill_n(state_.rows.anchor, lanes(), hidden);
-    std::fill_n(state_.rows.offset, lanes(), 0.f);
-    std::fill_n(state_.rows.sum, lanes(), 0.f);
-    std::fill_n(state_.rows.block_sum, lanes(), 0.f);
+    rows_.slope = logits_are_dots_ ? call.scale * log2e : log2e;
+    std::fill_n(rows_.block_sum, lanes(), 0.f);
+    begin(state.part);
     pack_queries();
   }
 
   Index keys() const { return keys_; }
+
+  /// What comes next is of a chunk of keys of its own, in `part`.
+  void begin(const TilePart& part) {
+    set(part);
+    added_ = false;
+    rows_.any_unseen = true;
+    rows_.any_far = rows_.any_over = rows_.any_rescale = false;
+    std::fill_n(rows_.anchor, lanes(), hidden);
+    std::fill_n(rows_.offset, lanes(), 0.f);
+    std::fill_n(rows_.sum, lanes(), 0.f);
+  }
+
+  /// What there is of the chunk.
+  TilePart part() const { return {out_, rows_.anchor, rows_.offset, rows_.sum, added_}; }
+
+  /// The chunk comes after those before it, and another begins.
+  void next_chunk() {
+    add_chunk(part());
+    begin(total_.out == out_ ? state_.next : part());
+  }
+
+  /// So does one that was computed elsewhere.
+  void add_chunk(const TilePart& chunk) {
+    if (!chunk.added) return;
+    if (total_.added)
+      merge(total_, chunk);
+    else
+      total_ = chunk;
+  }
 
   /// Keys [begin, begin + 256): the values of one block.
   void attend(Index begin) {
@@ -107,14 +135,20 @@ template <class T, class Stored = T> class QueryTile {
     add_values(pending, round_up(end, tile_depth));
   }
 
+  /// From all chunks to outputs and log-sum-exps.
   void finish() {
+    add_chunk(part());
+    if (total_.added) set(total_);
     normalise();
     if (call_.log_sum_exp.data != nullptr)
       for (Index i = 0; i < count_; ++i)
         call_.row_log_sum_exp(b_, queries_.head_of(i), queries_.row_of(i)) = log_sum_exp(i);
     if (call_.states.level != nullptr) record();
-    count_use(total_use());
+    count();
   }
+
+  /// Counts what the array has done, once.
+  void count() const { count_use(total_use()); }
 
   /// The softmax itself into rows (Lk) of `to`: weights as the array gets them, in bfloat16, divided by their
   /// sum.
@@ -136,7 +170,7 @@ template <class T, class Stored = T> class QueryTile {
     const auto weight = [&](Index i, Index k) -> float& { return to(b_, queries_.head_of(i), queries_.row_of(i), k); };
     for (Index i = 0; i < count_; ++i)
       for (Index k = 0; k < keys_; ++k) weight(i, k) = 0.f;
-    SoftmaxRows& rows = state_.rows;
+    SoftmaxRows& rows = rows_;
     std::fill_n(rows.sum, lanes(), 0.f);
     each_block([&](Index k, Index end) {
       weights_of(k, round_up(end, tile_depth), true);
@@ -147,7 +181,7 @@ template <class T, class Stored = T> class QueryTile {
     for (Index i = 0; i < count_; ++i)
       if (!empty(i))
         for (Index k = 0; k < keys_; ++k) weight(i, k) /= denominator(i);
-    count_use(total_use());
+    count();
   }
 
  private:
@@ -208,10 +242,10 @@ template <class T, class Stored = T> class QueryTile {
       const KeyRows rows = kv_.key_rows[next / key_block];
       const std::ptrdiff_t row = rows.stride * std::ptrdiff_t{sizeof(bfloat16)};
       const bool long_rows = kv_.depth_steps() > 2;
-      state_.rows.ahead = {reinterpret_cast<const char*>(rows.first), row, long_rows ? lines : key_block / 2 * row};
+      rows_.ahead = {reinterpret_cast<const char*>(rows.first), row, long_rows ? lines : key_block / 2 * row};
     } else {
-      state_.rows.ahead = {reinterpret_cast<const char*>(kv_.value_tiles_at(pending)), lines,
-                           KvTiles::value_tile_stride * std::ptrdiff_t{sizeof(bfloat16)}};
+      rows_.ahead = {reinterpret_cast<const char*>(kv_.value_tiles_at(pending)), lines,
+                     KvTiles::value_tile_stride * std::ptrdiff_t{sizeof(bfloat16)}};
     }
   }
 
@@ -243,7 +277,7 @@ template <class T, class Stored = T> class QueryTile {
   /// The weights of keys [begin, to) into p; rows that have to move their anchor first get the values of [pending,
   /// begin).
   void weigh(Index begin, Index to, Index& pending) {
-    SoftmaxRows& rows = state_.rows;
+    SoftmaxRows& rows = rows_;
     if (rows.any_unseen) raise(begin, to, pending, false);
     weights_of(begin, to, rows.any_far);
     if (rows.any_over) {
@@ -267,16 +301,16 @@ template <class T, class Stored = T> class QueryTile {
 
   void weights_of(Index begin, Index to, bool guarded) {
     (guarded ? kernels_.softmax.guarded_weights : kernels_.softmax.weights)(at_.s, to - begin, weights_at(begin),
-                                                                            &state_.rows);
+                                                                            &rows_);
   }
 
   void raise(Index begin, Index to, Index& pending, bool over) {
-    SoftmaxRows& rows = state_.rows;
+    SoftmaxRows& rows = rows_;
     kernels_.softmax.raise(at_.s, to - begin, &rows, over);
     if (!rows.any_rescale) return;
     add_values(pending, begin);
     pending = begin;
-    if (added_) kernels_.softmax.rescale(state_.out, value_rows(), rows.rescale, lanes());
+    if (added_) kernels_.softmax.rescale(out_, value_rows(), rows.rescale, lanes());
   }
 
   std::uint32_t* weights_at(Index k) const {
@@ -290,8 +324,7 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
-    unit_.multiply(
-        {values, stride, weights_at(begin), state_.out, kv_.value_tiles(), (end - begin) / tile_depth, added_});
+    unit_.multiply({values, stride, weights_at(begin), out_, kv_.value_tiles(), (end - begin) / tile_depth, added_});
     added_ = true;
     count_values(std::min(end, keys_) - begin);
   }
@@ -314,7 +347,7 @@ template <class T, class Stored = T> class QueryTile {
         const Index key = i / tile_size * tile_depth + i % tile_depth, d = t * tile_side + i % tile_size / tile_depth;
         for (Index lane = 0; lane < count_; ++lane)
           if (s(key, lane) != hidden)
-            state_.out[std::ptrdiff_t{d} * lanes() + lane] += static_cast<float>(v) * stored_weight(begin + key, lane);
+            out_[std::ptrdiff_t{d} * lanes() + lane] += static_cast<float>(v) * stored_weight(begin + key, lane);
       }
   }
 
@@ -344,39 +377,65 @@ template <class T, class Stored = T> class QueryTile {
     return static_cast<float>(bfloat16::from_bits(static_cast<std::uint16_t>(pair >> (key % 2 * 16))));
   }
 
-  bool empty(Index i) const { return state_.rows.anchor[i] == hidden && state_.rows.sum[i] == 0.f; }
-  bool far(Index i) const { return !(std::abs(state_.rows.offset[i]) < far_anchor); }
+  bool empty(Index i) const { return rows_.anchor[i] == hidden && rows_.sum[i] == 0.f; }
+  static bool far(float offset) { return !(std::abs(offset) < far_anchor); }
+  bool far(Index i) const { return far(rows_.offset[i]); }
 
-  float natural_anchor(Index i) const {
-    return logits_are_dots_ ? state_.rows.anchor[i] * call_.scale : state_.rows.anchor[i];
+  void set(const TilePart& part) {
+    out_ = part.out;
+    rows_.anchor = part.anchor;
+    rows_.offset = part.offset;
+    rows_.sum = part.sum;
+    added_ = part.added;
   }
+
+  /// What the weights of row i are relative to, as a logit.
+  float level(const TilePart& part, Index i) const {
+    const float anchor = part.anchor[i], offset = part.offset[i];
+    return anchor == hidden || far(offset) ? anchor : offset / rows_.slope;
+  }
+
+  /// `total` becomes what both make, relative to the higher level of each row.
+  void merge(const TilePart& total, const TilePart& chunk) {
+    float *const first = rows_.block_sum, *const second = rows_.rescale;
+    for (Index i = 0; i < lanes(); ++i) {
+      first[i] = level(total, i);
+      second[i] = level(chunk, i);
+      if (!(second[i] > first[i])) continue;
+      total.anchor[i] = chunk.anchor[i];
+      total.offset[i] = chunk.offset[i];
+    }
+    kernels_.softmax.merge({first, total.sum, total.out}, {second, chunk.sum, chunk.out}, rows_.slope, value_rows(),
+                           lanes());
+  }
+
+  float natural_anchor(Index i) const { return logits_are_dots_ ? rows_.anchor[i] * call_.scale : rows_.anchor[i]; }
 
   /// What a row is divided by: the sum over its keys and, relative to the same anchor, the sink.
   float denominator(Index i) const {
-    const float sum = state_.rows.sum[i];
+    const float sum = rows_.sum[i];
     if (call_.sink.size == 0) return sum;
     const float sink = static_cast<float>(call_.sink[queries_.head_of(i)]);
-    return sum + std::exp2(far(i) ? (sink - natural_anchor(i)) * log2e : sink * log2e - state_.rows.offset[i]);
+    return sum + std::exp2(far(i) ? (sink - natural_anchor(i)) * log2e : sink * log2e - rows_.offset[i]);
   }
 
   float log_sum_exp(Index i) const {
     if (empty(i)) return hidden;
-    return (far(i) ? natural_anchor(i) : state_.rows.offset[i] * ln2) + std::log(state_.rows.sum[i]);
+    return (far(i) ? natural_anchor(i) : rows_.offset[i] * ln2) + std::log(rows_.sum[i]);
   }
 
   /// What the sums of weights are relative to, and the sums.
   void record() const {
     for (Index i = 0; i < count_; ++i) {
       const std::ptrdiff_t row = call_.row_state(b_, queries_.head_of(i), queries_.row_of(i));
-      const float anchor = state_.rows.anchor[i];
-      call_.states.level[row] = anchor == hidden || far(i) ? anchor : state_.rows.offset[i] / state_.rows.slope;
-      call_.states.sum[row] = state_.rows.sum[i];
+      call_.states.level[row] = level(part(), i);
+      call_.states.sum[row] = rows_.sum[i];
     }
   }
 
   void normalise() const {
-    if (!added_) std::fill_n(state_.out, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
-    float* const factor = state_.rows.rescale;
+    if (!added_) std::fill_n(out_, std::ptrdiff_t{value_rows()} * lanes(), 0.f);
+    float* const factor = rows_.rescale;
     const float kept = static_cast<float>(call_.dropout.scale);
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : kept / denominator(i);
     queries_.for_each_run(call_.out.stride, [&](Index begin, Index count, std::ptrdiff_t apart) {
@@ -388,7 +447,7 @@ template <class T, class Stored = T> class QueryTile {
                                   std::min(stored_at_once, call_.value_dim - d)};
           simd::with_isa(kernels_.level, [&](auto isa) {
             decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(
-                state_.out + std::ptrdiff_t{d} * lanes() + i, factor + i, lanes(), at_.out_rows, to);
+                out_ + std::ptrdiff_t{d} * lanes() + i, factor + i, lanes(), at_.out_rows, to);
             return 0;
           });
         }
@@ -401,12 +460,15 @@ template <class T, class Stored = T> class QueryTile {
   const ProductUnit& unit_;
   const KvTiles& kv_;
   const BlockScratch& at_;
-  TileState state_;
+  const TileState state_;
+  SoftmaxRows rows_;      ///< of the chunk
+  float* out_ = nullptr;  ///< its too
   const TileLanes queries_;
   const Index b_, to_next_, count_, keys_;
   const bool logits_are_dots_;
   const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet
+  TilePart total_;      ///< of the chunks before
   Index whole_key_blocks_ = 0, whole_value_blocks_ = 0;
   ArrayUse use_;
 };

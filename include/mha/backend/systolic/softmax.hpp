@@ -11,6 +11,7 @@
 #include "../../config.hpp"
 #include "../simd/exp2_coarse.hpp"
 #include "../simd/isa.hpp"
+#include "../simd/tile_kernels.hpp"
 #include "../simd/vector.hpp"
 #include "tiles.hpp"
 
@@ -308,6 +309,7 @@ struct SoftmaxKernels {
   void (*guarded_weights)(const float*, Index, std::uint32_t*, SoftmaxRows*);
   void (*rescale)(float*, Index, const float*, Index);
   void (*add)(SoftmaxRows*);
+  void (*merge)(simd::TileState<float>, simd::TileState<float>, float, Index, Index);
 };
 
 inline SoftmaxKernels softmax_kernels(IsaLevel level, bool byte_lookup = has_byte_lookup()) {
@@ -320,7 +322,9 @@ inline SoftmaxKernels softmax_kernels(IsaLevel level, bool byte_lookup = has_byt
           &Isa::template run<WeightsBody<false, by_table>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
           &Isa::template run<WeightsBody<true, by_table>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
           &Isa::template run<RescaleBody, float*, Index, const float*, Index>,
-          &Isa::template run<AddBody, SoftmaxRows*>};
+          &Isa::template run<AddBody, SoftmaxRows*>,
+          &Isa::template run<simd::MergeBody<float>, simd::TileState<float>, simd::TileState<float>, float, Index,
+                             Index>};
     };
     return byte_lookup ? kernels(std::true_type{}) : kernels(std::false_type{});
   });

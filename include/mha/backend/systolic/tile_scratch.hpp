@@ -34,22 +34,41 @@ struct BlockScratch {
   }
 };
 
+/// What the rows of a tile make of some of their keys, in memory.
+///
+/// Shapes    out (Dv, lanes): Σ weight · v, not yet divided; anchor, offset, sum (lanes): those of SoftmaxRows
+struct TilePart {
+  float *out = nullptr, *anchor = nullptr, *offset = nullptr, *sum = nullptr;
+  bool added = false;  ///< whether a row saw a key; otherwise `out` holds nothing
+};
+
+inline TilePart take_part(Workspace::Frame& frame, Index lanes, Index value_dim) {
+  const auto take = [&](Index n) {
+    return frame.take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
+  };
+  // Heads begin in any lane, and leave the tile by registers, the last of which may reach beyond the lanes.
+  const std::size_t values = static_cast<std::size_t>(round_up(value_dim, tile_side));
+  float* const out = frame.take<float>(values * static_cast<std::size_t>(lanes) + tile_side);
+  return {out, take(1), take(1), take(1)};
+}
+
 /// What a tile of queries keeps from block to block.
 struct TileState {
-  std::uint32_t* q;  ///< (D / 32, lanes / 16, 16, 16)
-  float* out;        ///< (Dv, lanes)
-  SoftmaxRows rows;
+  std::uint32_t* q;            ///< (D / 32, lanes / 16, 16, 16)
+  float *block_sum, *rescale;  ///< of SoftmaxRows, (lanes) and (2, lanes)
+  TilePart part, next;         ///< of a chunk of keys, and of the one after it
 
-  TileState(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim) {
+  /// `chunks`: whether there is more than one chunk of keys.
+  TileState(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim, bool chunks = false) {
     const auto take = [&](Index n) {
       return frame.take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
     };
     q = frame.take<std::uint32_t>(static_cast<std::size_t>(round_up(head_dim, tile_depth) / 2) *
                                   static_cast<std::size_t>(lanes));
-    // Heads begin in any lane, and leave the tile by registers, the last of which may reach beyond the lanes.
-    const Index values = round_up(value_dim, tile_side);
-    out = frame.take<float>(static_cast<std::size_t>(values) * static_cast<std::size_t>(lanes) + tile_side);
-    rows = {take(1), take(1), take(1), take(1), take(2), lanes, 0.f};
+    block_sum = take(1);
+    rescale = take(2);
+    part = take_part(frame, lanes, value_dim);
+    if (chunks) next = take_part(frame, lanes, value_dim);
   }
 };
 

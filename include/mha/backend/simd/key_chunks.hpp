@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "../../core/check.hpp"
+
+/// Where the keys of a call are cut into pieces that threads share.
+namespace mha::inline MHA_NAMESPACE::detail::simd {
+
+/// Keys whose softmax is computed apart and merged with that of the keys before: what threads share when there are few
+/// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
+inline constexpr Index key_chunk = 4096;
+
+/// Whether so many tiles of queries are too few to keep workers busy.
+constexpr bool too_few_tiles(std::int64_t tiles, Index workers) {
+  constexpr Index tiles_per_worker = 4;
+  return tiles < std::int64_t{tiles_per_worker} * workers;
+}
+
+/// The n-th chunk of sequence b's keys that is not all dropped; where there is none, one beyond its keys.
+template <class Call> Index held_chunk(const Call& call, Index b, Index n) {
+  if (!call.kv.drops()) return n;
+  const Index keys = call.keys(b);
+  Index chunk = -1;
+  do chunk = call.kv.held(b, (chunk + 1) * key_chunk, keys) / key_chunk;
+  while (n-- > 0 && chunk * key_chunk < keys);
+  return chunk;
+}
+
+/// Where a chunk of so many keys ends.
+constexpr Index chunk_end(Index chunk, Index keys) {
+  return chunk * key_chunk + std::min(key_chunk, keys - chunk * key_chunk);
+}
+
+/// Chunks of the longest sequence's keys; 1 at least.
+constexpr Index all_chunks(Index keys) { return std::max<Index>(1, blocks_of(keys, key_chunk)); }
+
+/// The most chunks of a sequence's keys that are not all dropped; 1 at least.
+template <class Call> Index most_chunks(const Call& call) {
+  const Index all = all_chunks(call.shape.keys);
+  if (!call.kv.drops()) return all;
+  Index most = 1;
+  for (Index b = 0; b < call.shape.batch; ++b)
+    while (most < all && held_chunk(call, b, most) * key_chunk < call.keys(b)) ++most;
+  return most;
+}
+
+/// What explain() says of a call whose workers share so many chunks of keys.
+inline std::string explain_chunks(Index chunks) {
+  return ", which share the keys in " + std::to_string(chunks) + " chunks of " + std::to_string(key_chunk);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd
