@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -21,7 +22,7 @@
 namespace {
 
 using mha::bfloat16;
-constexpr int heads = 32, dim = 128, rounds = 15, room = 512;
+constexpr int dim = 128, rounds = 15, room = 512;
 template <class Threads> using Systolic = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, Threads>;
 
 struct Samples {
@@ -39,7 +40,8 @@ template <class Tensor> void fill(Tensor& to) {
 }
 
 /// Attention of one layer's steps, without its projections.
-template <class Threads> void decode(benchmark::State& state, const std::string& name, int kv_heads, int keys) {
+template <class Threads>
+void decode(benchmark::State& state, const std::string& name, int heads, int kv_heads, int keys) {
   const mha::MultiHeadAttention<bfloat16, Systolic<Threads>, mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(
       {.d_model = 64, .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = dim});
   auto cache = mha::make_cache(layer, mha::Contiguous{.length = keys + room});
@@ -85,8 +87,8 @@ template <class Threads> void decode(benchmark::State& state, const std::string&
 }
 
 void print_table() {
-  std::printf("\n%s; matrix unit %s\nbfloat16, %d query heads, head size %d\n", bench::machine().c_str(),
-              to_string(mha::current_unit()), heads, dim);
+  std::printf("\n%s; matrix unit %s\nbfloat16, head size %d\n", bench::machine().c_str(),
+              to_string(mha::current_unit()), dim);
   bench::Table table({"case", "ms", "GB/s", "of reading", "against Cpu", "allocations"});
   for (const std::string& name : order) {
     const Samples& s = results.at(name);
@@ -99,19 +101,19 @@ void print_table() {
   table.print();
 }
 
-template <class Threads> void add(const char* threads, int kv_heads, int keys) {
+template <class Threads> void add(const char* threads, int heads, int kv_heads, int keys) {
   const std::string name =
       "heads:" + std::to_string(heads) + "/" + std::to_string(kv_heads) + "/Lk:" + std::to_string(keys) + "/" + threads;
-  bench::add(name, rounds, decode<Threads>, name, kv_heads, keys);
+  bench::add(name, rounds, decode<Threads>, name, heads, kv_heads, keys);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   for (const int keys : {4096, 32768})
-    for (const int kv_heads : {8, 1}) {
-      add<mha::Serial>("one", kv_heads, keys);
-      add<mha::ThreadPool>("all", kv_heads, keys);
+    for (const auto [heads, kv_heads] : {std::pair{32, 8}, std::pair{32, 1}, std::pair{8, 1}, std::pair{1, 1}}) {
+      add<mha::Serial>("one", heads, kv_heads, keys);
+      add<mha::ThreadPool>("all", heads, kv_heads, keys);
     }
   return bench::run_all(argc, argv, print_table);
 }

@@ -56,7 +56,7 @@ TEST(QueryTile, AttendsBlockByBlock) {
   }
   const systolic::BlockScratch block(frame, kernels.product.lanes, dim, dim);
   const systolic::TileState state(frame, kernels.product.lanes, dim, dim);
-  std::fill_n(state.out, systolic::tile_side * kernels.product.lanes, NAN);  // the first product sets it
+  std::fill_n(state.part.out, systolic::tile_side * kernels.product.lanes, NAN);  // the first product sets it
   const auto any = systolic::any_call(call, kernels.level);
   systolic::QueryTile<float> tile(any, kernels, tiles, block, state, {0, 0, 1, 0, count, n - count});
   EXPECT_EQ(tile.keys(), n);

@@ -17,8 +17,9 @@ TEST(SystolicTileScratch, PartsDoNotOverlap) {
   mha::Workspace workspace;
   auto frame = workspace.frame();
   const systolic::BlockScratch block(frame, lanes, head_dim, value_dim);
-  const systolic::TileState one(frame, lanes, head_dim, value_dim), other(frame, lanes, head_dim, value_dim);
-  EXPECT_EQ(one.rows.lanes, lanes);
+  const systolic::TileState one(frame, lanes, head_dim, value_dim), other(frame, lanes, head_dim, value_dim, true);
+  EXPECT_EQ(one.next.out, nullptr);
+  EXPECT_FALSE(one.part.added || other.part.added || other.next.added);
   const auto bytes = [](auto* p, Index n) {
     return std::pair{reinterpret_cast<std::byte*>(p), n * static_cast<Index>(sizeof(*p))};
   };
@@ -28,15 +29,23 @@ TEST(SystolicTileScratch, PartsDoNotOverlap) {
                                                 bytes(block.out_rows, 16 * systolic::stored_at_once),
                                                 bytes(block.finite, systolic::key_block * 16),
                                                 bytes(one.q, 32 * lanes),
-                                                bytes(one.out, 16 * lanes + 16),
-                                                bytes(one.rows.anchor, lanes),
-                                                bytes(one.rows.offset, lanes),
-                                                bytes(one.rows.sum, lanes),
-                                                bytes(one.rows.block_sum, lanes),
-                                                bytes(one.rows.rescale, 2 * lanes),
+                                                bytes(one.part.out, 16 * lanes + 16),
+                                                bytes(one.part.anchor, lanes),
+                                                bytes(one.part.offset, lanes),
+                                                bytes(one.part.sum, lanes),
+                                                bytes(other.part.out, 16 * lanes + 16),
+                                                bytes(other.part.anchor, lanes),
+                                                bytes(other.part.offset, lanes),
+                                                bytes(other.part.sum, lanes),
+                                                bytes(other.next.out, 16 * lanes + 16),
+                                                bytes(other.next.anchor, lanes),
+                                                bytes(other.next.offset, lanes),
+                                                bytes(other.next.sum, lanes),
+                                                bytes(one.block_sum, lanes),
+                                                bytes(one.rescale, 2 * lanes),
                                                 bytes(other.q, 32 * lanes),
-                                                bytes(other.out, 16 * lanes + 16),
-                                                bytes(other.rows.rescale, 2 * lanes)};
+                                                bytes(other.block_sum, lanes),
+                                                bytes(other.rescale, 2 * lanes)};
   unsigned char mark = 0;
   for (const auto& [to, n] : parts) std::fill_n(to, n, std::byte{++mark});
   mark = 0;
