@@ -29,6 +29,14 @@ struct SequenceTiles {
   Index rows() const { return queries * heads; }
 };
 
+/// Whether so much work is shared among threads.
+constexpr bool enough_work(double flop) { return flop >= 2e6; }
+
+/// Whether threads share the keys of so many tiles, in chunks.
+constexpr bool shares_chunks(bool parallel, Index chunks, std::int64_t tiles, Index workers) {
+  return parallel && chunks > 1 && simd::too_few_tiles(tiles, workers);
+}
+
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
 class Tiling {
  public:
@@ -54,8 +62,7 @@ class Tiling {
       pairs += double(call.queries(b)) * call.keys(b);
     }
     lanes = simd::tile_kernels<A>(level, most_rows).lanes;
-    constexpr double enough_flop = 2e6;
-    parallel = 2 * pairs * call.shape.heads * (double(call.head_dim) + call.value_dim) >= enough_flop;
+    parallel = enough_work(2 * pairs * call.shape.heads * (double(call.head_dim) + call.value_dim));
   }
 
   /// Tile t, of its sequence the heaviest first: late queries of a causal mask see the most keys.
@@ -129,7 +136,7 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   const Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
   const Index chunks = simd::most_chunks(call);
-  if (!tiling.parallel || chunks == 1 || !simd::too_few_tiles(tiling.tiles, threads.workers())) {
+  if (!shares_chunks(tiling.parallel, chunks, tiling.tiles, threads.workers())) {
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
     return;
   }

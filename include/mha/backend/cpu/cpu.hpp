@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -156,13 +157,25 @@ template <Executor Threads> class CpuWith {
            ", kernel " + to_string(level) + (few > 0 ? " of few rows" : "") + ", tiles of " +
            std::to_string(few > 0 ? few : lanes) + (few == 1 ? " query x " : " queries x ") +
            std::to_string(detail::cpu::key_block) + " keys, " + Threads::name + " with " +
-           std::to_string(threads_.workers()) + " workers, " +
+           std::to_string(threads_.workers()) + " workers" + explain_chunks(plan, cut) + ", " +
            std::to_string(
                detail::cpu::TileScratch<A>::bytes(lanes, plan.head_dim, plan.value_dim, !std::is_same_v<Stored, A>)) +
            " bytes of scratch each";
   }
 
  private:
+  /// Whether these workers share keys.
+  std::string explain_chunks(const AttendPlan& plan, const detail::cpu::SequenceTiles& cut) const {
+    const CallShape& shape = plan.shape;
+    const Index chunks = detail::simd::all_chunks(shape.keys);
+    const std::int64_t tiles = std::int64_t{shape.batch} * plan.kv_heads * cut.head_tiles * cut.query_tiles;
+    const bool parallel = detail::cpu::enough_work(2.0 * shape.batch * shape.heads * shape.queries * shape.keys *
+                                                   (double(plan.head_dim) + plan.value_dim));
+    const bool shares =
+        threads_.workers() > 1 && detail::cpu::shares_chunks(parallel, chunks, tiles, threads_.workers());
+    return shares ? detail::simd::explain_chunks(chunks) : std::string();
+  }
+
   template <class T> static constexpr bool check_scalar() {
     static_assert(computes<T>,
                   "mha: Cpu computes in float or double (half and bfloat16 are storage): use the backend Reference for "

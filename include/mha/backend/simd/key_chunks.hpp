@@ -48,9 +48,9 @@ template <class Call> Index most_chunks(const Call& call) {
   return most;
 }
 
-/// What explain() says of a call whose workers share so many chunks of keys.
+/// What explain() says of workers that share the keys of a call where its mask lets queries see several chunks.
 inline std::string explain_chunks(Index chunks) {
-  return ", which share the keys in " + std::to_string(chunks) + " chunks of " + std::to_string(key_chunk);
+  return ", which can share the keys in " + std::to_string(chunks) + " chunks of " + std::to_string(key_chunk);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -147,7 +147,7 @@ template <class Array, class Precision, Executor Threads> class Systolic {
            " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) + " of it, value size " +
            n(plan.value_dim) + " " + full(array_use<Array>(plan.value_dim, Array::columns, Array::depth)) +
            ", attention's own products in bfloat16 whatever the precision, dense products in " + Precision::name +
-           " precision, " + Threads::name + " with " + n(threads_.workers()) + " workers";
+           " precision, " + Threads::name + " with " + n(threads_.workers()) + " workers" + explain_chunks(plan);
   }
 
  private:
@@ -158,6 +158,18 @@ template <class Array, class Precision, Executor Threads> class Systolic {
         "mha: Systolic multiplies bfloat16 and sums in float, which would throw a double's digits away: use Cpu "
         "or Reference (see mha/backend/systolic/systolic.hpp)");
     return rounds;  // the sentence is enough: nothing more is instantiated
+  }
+
+  /// Whether these workers share keys.
+  std::string explain_chunks(const AttendPlan& plan) const {
+    detail::systolic::GroupPlan groups(plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim,
+                                       kernels().product.lanes, threads_.workers());
+    const auto all = [&](const detail::systolic::GroupPlan& of) {
+      return of.groups(plan.shape.queries) * plan.shape.batch;
+    };
+    const auto parts = [&](const detail::systolic::GroupPlan& of) { return all(of) * of.chunks; };
+    groups.share_chunks(detail::simd::all_chunks(plan.shape.keys), all, parts);
+    return groups.chunks > 1 ? detail::simd::explain_chunks(groups.chunks) : std::string();
   }
 
   static detail::systolic::Kernels kernels() {

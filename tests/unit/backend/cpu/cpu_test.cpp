@@ -31,6 +31,19 @@ TEST(Cpu, ExplainsItsKernel) {
   EXPECT_EQ(mha::CpuWith<mha::Serial>{}.explain<double>(plan).find("widened"), std::string::npos);
 }
 
+TEST(Cpu, ExplainsThatKeysAreShared) {
+  const mha::CpuWith<mha::ThreadPool> two(mha::ThreadPool(2));
+  const auto shared = [](const auto& cpu, const mha::AttendPlan& plan) {
+    return cpu.template explain<float>(plan).find("2 workers, which can share the keys in 3 chunks of 4096, ") !=
+           std::string::npos;
+  };
+  EXPECT_TRUE(shared(two, {{1, 8, 1, 9000, 8999}, 1, 64, 64}));
+  EXPECT_FALSE(shared(two, {{1, 8, 1, 4096, 4095}, 1, 64, 64})) << "one chunk";
+  EXPECT_FALSE(shared(two, {{1, 8, 1, 9000, 8999}, 8, 64, 64})) << "tiles enough";
+  EXPECT_FALSE(shared(two, {{1, 1, 1, 9000, 8999}, 1, 8, 8})) << "too little work";
+  EXPECT_FALSE(shared(mha::CpuWith<mha::Serial>{}, {{1, 8, 1, 9000, 8999}, 1, 64, 64})) << "one worker";
+}
+
 /// Logits from dot products (no score, 0 < scale ≤ 1) and from a score that changes nothing must agree.
 TEST(Cpu, BothFormsOfTheLogitsAgree) {
   support::Random random("logit forms");

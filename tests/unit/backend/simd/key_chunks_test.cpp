@@ -60,7 +60,7 @@ TEST(KeyChunks, ThatAreDroppedAreLeftOut) {
 TEST(KeyChunks, AreSharedWhereTilesAreFew) {
   EXPECT_TRUE(simd::too_few_tiles(7, 2));
   EXPECT_FALSE(simd::too_few_tiles(8, 2));
-  EXPECT_EQ(simd::explain_chunks(3), ", which share the keys in 3 chunks of 4096");
+  EXPECT_EQ(simd::explain_chunks(3), ", which can share the keys in 3 chunks of 4096");
 }
 
 }  // namespace

@@ -161,6 +161,43 @@ TEST_P(OnUnit, LongAnchoredRowsStayWithinTheBound) {
   expect_within_bound(c, "growing logits, causal", mha::Causal{});
 }
 
+TEST_P(OnUnit, MergedChunksStayWithinTheBound) {
+  const unit::ForceUnit force(GetParam());
+  constexpr Index chunk = mha::detail::simd::key_chunk;
+  expect_within_bound(Case<bfloat16>({1, 3, 2 * chunk + 5, 2, 1, 40, 24}, "chunks"), "causal", mha::Causal{},
+                      mha::Sink({0.5f, -INFINITY}));
+  expect_within_bound(Case<float>({1, 35, chunk + 1, 1, 1, 7, 19}, "chunk and key"), "one key more", mha::Causal{});
+  // Even queries see chunks 0 and 2, odd ones chunk 1, some nothing.
+  const auto apart = mha::mask([](Index, Index, Index q, Index k) { return q % 5 != 1 && (k / chunk + q) % 2 == 0; });
+  expect_within_bound(Case<float>({1, 6, 2 * chunk + 99, 3, 1, 33, 16}, "apart"), "hidden chunks", apart);
+  expect_within_bound(Case<mha::half>({1, 4, 3 * chunk, 1, 1, 16, 48}, "none"), "all hidden",
+                      mha::mask([](Index, Index, Index, Index) { return false; }));
+
+  Case<float> c({1, 5, 3 * chunk - 70, 2, 1, 24, 17}, "levels");  // each chunk at a level of its own
+  for (Index k = 0; k < 3 * chunk - 70; ++k)
+    for (Index d = 0; d < 24; ++d) c.k(0, k, 0, d) *= k / chunk == 1 ? 12.f : 0.5f;
+  expect_within_bound(c, "levels");
+  mha::Tensor<float, 3> bias(2, 5, 3 * chunk - 70);
+  for (Index h = 0; h < 2; ++h)
+    for (Index i = 0; i < 5; ++i)
+      for (Index k = 0; k < 3 * chunk - 70; ++k)
+        bias(h, i, k) = (k + i) % 3 == 0 || k / chunk == i % 4 ? -INFINITY : static_cast<float>(k % 7) - 3.f * float(h);
+  expect_within_bound(c, "a bias of -inf", mha::AdditiveBias(bias));
+
+  support::Random random("chunks, any shape");
+  for (int n = 0; n < 6; ++n) {
+    const Index kv_heads = 1 + random.below(2);
+    const Sizes sizes{1 + random.below(2),
+                      1 + random.below(9),
+                      chunk + random.below(2 * chunk),
+                      kv_heads * (1 + random.below(4)),
+                      kv_heads,
+                      1 + random.below(80),
+                      1 + random.below(80)};
+    expect_within_bound(Case<float>(sizes, "any shape"), "any shape", mha::Causal{});
+  }
+}
+
 TEST_P(OnUnit, TensorsBeginAtAnyElement) {
   const unit::ForceUnit force(GetParam());
   const Case<bfloat16> c({1, 70, 150, 2, 2, 64, 32}, "any element");
@@ -270,6 +307,36 @@ template <SumOrder Order> void expect_bits_of_emulation(MatrixUnit unit) {
 TEST(Emulation, HasTheBitsOfAmx) { expect_bits_of_emulation<SumOrder::split_chains>(MatrixUnit::amx); }
 TEST(Emulation, HasTheBitsOfDotProducts) { expect_bits_of_emulation<SumOrder::pairs>(MatrixUnit::dot_product); }
 TEST(Emulation, HasTheBitsOfPortableCode) { expect_bits_of_emulation<SumOrder::chained>(MatrixUnit::portable); }
+
+/// Rows of 16 lanes of this many heads, one sequence, head size 128.
+systolic::GroupPlan plan_of(Index queries, Index keys, Index heads, Index kv_heads, Index workers, Index seen) {
+  systolic::GroupPlan plan({1, heads, queries, keys, keys - queries}, kv_heads, 128, 128, 32, workers);
+  const auto groups = [&](const systolic::GroupPlan& of) { return of.groups(queries); };
+  plan.share_chunks(keys / mha::detail::simd::key_chunk, groups,
+                    [&](const systolic::GroupPlan& of) { return groups(of) * seen; });
+  return plan;
+}
+
+TEST(GroupPlan, SharesChunksWhereGroupsAreFew) {
+  constexpr Index keys = 8 * mha::detail::simd::key_chunk;
+  const auto decode = plan_of(1, keys, 32, 1, 2, 8);
+  EXPECT_EQ(decode.chunks, 8);
+  EXPECT_EQ(decode.heads_together(1), 32);
+  const auto window = plan_of(1, keys, 32, 1, 2, 2);  // two chunks in a window: halves of the heads are as good
+  EXPECT_EQ(window.chunks, 1);
+  EXPECT_EQ(window.heads_together(1), 16);
+  EXPECT_EQ(plan_of(1, keys, 1, 1, 2, 2).chunks, 8) << "one head has no halves";
+  EXPECT_EQ(plan_of(1, keys, 32, 8, 2, 8).chunks, 1) << "a group for each key/value head is enough";
+  EXPECT_EQ(plan_of(1, keys, 32, 8, 3, 8).chunks, 8);
+  EXPECT_EQ(plan_of(2000, keys, 4, 1, 2, 8).chunks, 1) << "so are groups of queries";
+  EXPECT_EQ(plan_of(1, keys, 32, 1, 1, 8).chunks, 1) << "one worker";
+  EXPECT_EQ(plan_of(1, keys / 8, 32, 1, 2, 1).chunks, 1) << "one chunk";
+}
+
+TEST(GroupPlan, StaysOnOneThreadForLittle) {
+  EXPECT_EQ(plan_of(1, 8192, 1, 1, 4, 2).workers, 1);
+  EXPECT_EQ(plan_of(1, 8192, 8, 1, 4, 2).workers, 4);
+}
 
 TEST(Counters, BothProductsRunOnTheArray) {
   const Case<bfloat16> c({1, 64, 128, 2, 1, 64, 32}, "counters");

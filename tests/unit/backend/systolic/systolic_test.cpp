@@ -54,6 +54,58 @@ TEST(Systolic, ExplainsUnitArrayAndHowFullItIs) {
   EXPECT_TRUE(contains(on_tpu, "attention's own products in bfloat16 whatever the precision")) << on_tpu;
 }
 
+/// Runs tasks one after another as if there were three workers, and keeps how many there were.
+struct Counting {
+  static constexpr const char* name = "Counting";
+  std::vector<Index>* tasks;
+  Index workers() const { return 3; }
+  template <class F> void run(Index n, F&& f) const {
+    tasks->push_back(n);
+    for (Index t = 0; t < n; ++t) f(t, t % 3);
+  }
+};
+
+TEST(Systolic, SharesTheKeysThatAreSeen) {
+  constexpr Index keys = 5 * mha::detail::simd::key_chunk + 1, packs = 81;  // blocks of 256
+  std::vector<Index> tasks;
+  const Systolic<mha::AmxArray, mha::DefaultPrecision, Counting> backend(Counting{&tasks});
+  using Backend = decltype(backend);
+  support::Random random("counted");
+  Tensor<float, 4> q(1, 1, 8, 64), k(1, keys, 1, 64), v(1, keys, 1, 64), out(1, 1, 8, 64), want(1, 1, 8, 64);
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  mha::Workspace workspace;
+  const auto tasks_of = [&](const auto&... policies) {
+    tasks.clear();
+    support::poison_all(out);
+    mha::attention_into<std::remove_const_t<Backend>>(out, q, k, v, policies..., backend, workspace);
+    mha::attention_into<Systolic<mha::AmxArray, mha::DefaultPrecision, Serial>>(want, q, k, v, policies...);
+    EXPECT_EQ(support::differing(out, want), 0u);
+    return tasks;
+  };
+  EXPECT_EQ(tasks_of(mha::Causal{}), (std::vector<Index>{packs, 6, 1})) << "chunks, then what they make";
+  EXPECT_EQ(tasks_of(mha::SlidingWindow{.left = 5000}), (std::vector<Index>{packs, 3})) << "a share of the heads each";
+  tasks_of(mha::Causal{});
+  const int allocations = workspace.allocations();
+  for (int i = 0; i < 3; ++i) tasks_of(mha::Causal{});
+  EXPECT_EQ(workspace.allocations(), allocations);
+
+  const mha::AttendPlan plan{{1, 8, 1, keys, keys - 1}, 1, 64, 64};
+  EXPECT_TRUE(contains(backend.explain<float>(plan), "3 workers, which can share the keys in 6 chunks of 4096"));
+  EXPECT_FALSE(contains(Systolic<mha::AmxArray, mha::DefaultPrecision, Serial>{}.explain<float>(plan), "share"));
+  EXPECT_FALSE(contains(backend.explain<float>({{1, 8, 1, 4096, 4095}, 1, 64, 64}), "share"));
+}
+
+TEST(Systolic, CountsTheArrayOfEveryChunk) {
+  constexpr Index keys = 5 * mha::detail::simd::key_chunk;
+  std::vector<Index> tasks;
+  const Systolic<mha::AmxArray, mha::DefaultPrecision, Counting> backend(Counting{&tasks});
+  Tensor<float, 4> q(1, 1, 16, 64), k(1, keys, 1, 64), v(1, keys, 1, 64), out(1, 1, 16, 64);
+  for (auto* t : {&q, &k, &v}) std::fill(t->begin(), t->end(), 0.5f);
+  const mha::ArrayMeter meter;
+  mha::attention_into<std::remove_const_t<decltype(backend)>>(out, q, k, v, backend);
+  EXPECT_EQ(meter.use().useful, std::int64_t{16} * keys * 128);
+}
+
 TEST(Systolic, ExplainsWhichUnitRuns) {
   for (const MatrixUnit unit : mha::detail::systolic::all_units) {
     if (!mha::missing(unit).empty()) continue;
