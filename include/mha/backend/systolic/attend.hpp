@@ -356,7 +356,10 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
 ///           change it by 10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The
 ///           log-sum-exp is that of these weights: within ε / (1 − ε) of the exact one. Before the division the weights
 ///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
-/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys
+/// Bits      chunks of 4096 keys are summed apart and merged in their order in every call, so that workers may share
+///           them
+/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys, and where
+///           workers share chunks Dv floats for each lane of a tile and chunk, of fewer than 4 groups of tiles a worker
 template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace, const Threads& threads) {
   TileGroups<true, T, Stored, Threads> groups(call, kernels, workspace, threads);

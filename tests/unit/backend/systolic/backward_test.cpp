@@ -143,6 +143,7 @@ TEST_P(SystolicBackward, StaysWithinItsErrorBound) {
   expect_within_the_bound({1, 150, 170, 1, 1, 40, 24}, mha::Full{}, 1);
   expect_within_the_bound({1, 190, 190, 1, 1, 64, 64}, mha::Causal{}, 1);
   expect_within_the_bound({1, 100, 300, 1, 1, 96, 33}, mha::SlidingWindow{.left = 70, .right = 3}, 4);
+  expect_within_the_bound({1, 5, 9000, 1, 1, 24, 17}, mha::Causal{}, 3);  // three chunks that are merged
 }
 
 template <class T, class... Extra>
