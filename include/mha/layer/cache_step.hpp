@@ -105,9 +105,11 @@ template <class Cache> class LayerStep {
     shape.uneven_keys = shape.uneven_keys || planned_keys() > 0;
     return shape;
   }
+  /// Of a sequence that has some.
   Index fewest_rows() const {
-    Index fewest = sequences() > 0 ? growth(0).rows : 0;
-    for (const detail::Growth& g : cache_->now_.growths) fewest = std::min(fewest, g.rows);
+    Index fewest = rows();
+    for (const detail::Growth& g : cache_->now_.growths)
+      if (g.rows > 0) fewest = std::min(fewest, g.rows);
     return fewest;
   }
   /// Of queries and keys.

@@ -389,6 +389,7 @@ TEST(CachedCall, EmptyPartsOfAStepAreFine) {
   for (int i = 0; i < 3; ++i) cache.add();
   const Index rows[] = {0, 5, 0};
   auto step = cache.step(cache.ids(), rows);
+  EXPECT_EQ(layer.explain(step[0]).find("of 0 rows"), std::string::npos) << "a kernel of no rows";
   const auto y = layer(x, step[0]);
   step.commit();
   EXPECT_EQ(furthest(y, whole), 0);
