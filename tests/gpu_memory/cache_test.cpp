@@ -311,6 +311,24 @@ TEST(FarCache, AStepThatARecordingRefusesDoesNothing) {
   EXPECT_EQ(support::differing(y, expected), 0u);
 }
 
+// Copies that a recording keeps for later would leave a fork without its rows.
+TEST(FarCache, RowsAreNotCopiedInARecording) {
+  support::Random random("far recorded fork");
+  const Model model(random);
+  auto cache = mha::make_cache(model.all[0], mha::Contiguous{.length = 8}, {.sequences = 3});
+  const mha::SequenceId ids[] = {cache.add(), cache.add()};
+  static_cast<void>(model.all[0].step(mha::to_device(drawn<float, 2>(random, 6, 256)), cache));
+  const Index both_first[] = {0, 0};
+  const auto second = cache.save(ids[1]);
+  const Graph nothing(nullptr, [&] {
+    EXPECT_THROW(static_cast<void>(cache.fork(ids[0])), mha::ShapeError);
+    EXPECT_THROW(cache.reorder(ids, both_first), mha::ShapeError);
+    EXPECT_EQ(FarStream::recorded(), 0u);
+  });
+  EXPECT_EQ(cache.sequences(), 2);
+  EXPECT_EQ(cache.save(ids[1]), second);
+}
+
 TEST(FarCache, AResultIsNotAllocatedInARecording) {
   support::Random random("far recorded result");
   const Model model(random);

@@ -81,7 +81,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void require_room(Index rows) const {
     for (std::size_t i = 0; i < ids().size(); ++i) require_room("prefill", i, length(ids()[i]), rows);
   }
-  /// Errors    ShapeError if the cache's stream is being recorded, as of step()
+  /// Errors    ShapeError if the cache's stream is being recorded, as of step(), reorder() and a fork() that copies
   void require_sendable() const { sent_.check(memory_.items()); }
   /// The memory of keys and values, and of tiles that a matrix unit reads beside them.
   std::size_t bytes() const { return memory_.bytes(); }
@@ -101,6 +101,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// Errors    ShapeError if the other is shorter, or a Ring no longer has what a query at `length` may need
   SequenceId fork(SequenceId id, std::optional<Index> length = {}) {
     require_closed("fork");
+    if (!std::is_same_v<Storage, Paged>) require_sendable();  // rows are copied
     const Index from = sequences_.slot("fork", id), all = sequences_.length(from), count = length.value_or(all);
     require_rewind("fork", from, count);
     const SequenceId forked = made("fork");
@@ -261,6 +262,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
 
   /// now_.slots of the sequences, each of which is named once.
   void enter(const char* call, std::span<const SequenceId> sequences) {
+    require_sendable();
     now_.slots.clear();
     for (const SequenceId& id : sequences) now_.slots.push_back(sequences_.slot(call, id));
     std::fill(in_step_.begin(), in_step_.end(), false);
@@ -274,7 +276,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// of each layer, if they are known.
   void open(std::span<const SequenceId> sequences, std::span<const Index> rows,
             std::span<const std::uint64_t> versions = {}) {
-    require_sendable();
     detail::require(sequences.size() == rows.size(), "step: ", sequences.size(), " sequences, but ", rows.size(),
                     " numbers of rows");
     enter("step", sequences);

@@ -93,8 +93,8 @@ inline void require_not_recorded(cudaStream_t stream) {
     check(status, "cudaStreamIsCapturing");
   mha::detail::require(!beside && recorded == cudaStreamCaptureStatusNone,
                        "Cuda: numbers of the host go to a stream that is being recorded: record neither ragged calls "
-                       "nor Origin{positions}, and make a cache's step before the recording: call layer(x, step[i], "
-                       "mha::into(y)) in it");
+                       "nor Origin{positions}, and make a cache's step before the recording, forks and reorders too: "
+                       "call layer(x, step[i], mha::into(y)) in it");
 }
 
 /// Pinned memory of the host through which a call's small numbers travel: one block after another, each used again when
