@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -112,6 +113,26 @@ TEST(CachedValues, AreNullWhereTheyMayBeWrong) {
   kept.tiles.write(1, kept.values.view(), last, [](const auto& items) { mha::detail::run_serially(items); });
   kept.expect_right(0, 101);
   EXPECT_EQ(kept.tiles.at(1, 0, 1, 101).non_finite[1], 1);
+}
+
+TEST(CachedValues, AreNullAfterAWriteThatFailed) {
+  support::Random random("failed write");
+  Kept kept(16);
+  kept.write(random, 0, 0, 100);
+  kept.write(random, 1, 0, 100);
+  const std::vector<Index> next{100, rows + 100};
+  for (const Index block : {0, 1})
+    for (Index d = 0; d < 16; ++d) kept.values(block, 100, 0, d) = kept.values(block, 100, 1, d) = bfloat16(1.f);
+  const auto one_head = [](const auto& items) {
+    mha::detail::run_rows(items, 0, 1);
+    throw std::runtime_error("the second head");
+  };
+  EXPECT_THROW(kept.tiles.write(1, kept.values.view(), next, one_head), std::runtime_error);
+  for (const Index block : {0, 1})
+    for (const Index length : {100, 101}) EXPECT_EQ(kept.tiles.at(1, block, 0, length).tiles, nullptr);
+  kept.tiles.write(1, kept.values.view(), next, [](const auto& items) { mha::detail::run_serially(items); });
+  kept.expect_right(0, 101);
+  kept.expect_right(1, 101);
 }
 
 TEST(CachedValues, TakeNoMemoryInAStep) {
