@@ -16,7 +16,7 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 // then the blocks change places.
 
 template <class V> inline constexpr int block_elements = 16 / static_cast<int>(sizeof(V{}[0]));
-template <class V> inline constexpr int blocks_of = static_cast<int>(sizeof(V)) / 16;
+template <class V> inline constexpr int blocks_in = static_cast<int>(sizeof(V)) / 16;
 
 /// Element of (a, b) at `to` when pieces of `size` elements alternate, from the lower or the upper half of each block.
 constexpr int interleaved_element(int to, int block, int size, int width, bool upper) {
@@ -62,7 +62,7 @@ template <class V> MHA_ALWAYS_INLINE void transpose_blocks(V* r) {
 /// A square of registers, rows become columns.
 template <class V, std::size_t W> MHA_ALWAYS_INLINE void transpose(V (&r)[W]) {
   constexpr auto all = std::make_index_sequence<W>{};
-  constexpr int n = block_elements<V>, blocks = blocks_of<V>;
+  constexpr int n = block_elements<V>, blocks = blocks_in<V>;
   MHA_UNROLL_8
   for (int l = 0; l < blocks; ++l) transpose_blocks(r + l * n);
   MHA_UNROLL_4
@@ -106,12 +106,12 @@ template <class V> MHA_ALWAYS_INLINE void load_halves(V& v, const void* lower, c
 }
 
 /// Columns that load_columns() makes at a time: as many as half registers hold, or a block.
-template <class V> inline constexpr int columns_at_once = block_elements<V>*(blocks_of<V> == 4 ? 2 : 1);
+template <class V> inline constexpr int columns_at_once = block_elements<V>*(blocks_in<V> == 4 ? 2 : 1);
 
 /// r[c] = element c of as many rows as a register has lanes, `stride` bytes apart.
 template <class V>
 MHA_ALWAYS_INLINE void load_columns(V (&r)[std::size_t{columns_at_once<V>}], const char* from, std::ptrdiff_t stride) {
-  constexpr int n = block_elements<V>, blocks = blocks_of<V>;
+  constexpr int n = block_elements<V>, blocks = blocks_in<V>;
   if constexpr (blocks == 1) {
     MHA_UNROLL_4
     for (int x = 0; x < n; ++x) __builtin_memcpy(&r[x], from + x * stride, sizeof(V));

@@ -302,6 +302,16 @@ struct AddBody {
   }
 };
 
+/// total ← both parts, as Cpu merges them. A kernel of its own: a unit that instantiates this backend, perhaps without
+/// optimization, brings no second copy of one that Cpu runs.
+struct MergeBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(simd::TileState<float> total, simd::TileState<float> part, float slope, Index dim,
+                                    Index lanes) {
+    simd::MergeBody<float>::run<Isa>(total, part, slope, dim, lanes);
+  }
+};
+
 /// The softmax at one instruction-set level.
 struct SoftmaxKernels {
   void (*raise)(const float*, Index, SoftmaxRows*, bool);
@@ -323,8 +333,7 @@ inline SoftmaxKernels softmax_kernels(IsaLevel level, bool byte_lookup = has_byt
           &Isa::template run<WeightsBody<true, by_table>, const float*, Index, std::uint32_t*, SoftmaxRows*>,
           &Isa::template run<RescaleBody, float*, Index, const float*, Index>,
           &Isa::template run<AddBody, SoftmaxRows*>,
-          &Isa::template run<simd::MergeBody<float>, simd::TileState<float>, simd::TileState<float>, float, Index,
-                             Index>};
+          &Isa::template run<MergeBody, simd::TileState<float>, simd::TileState<float>, float, Index, Index>};
     };
     return byte_lookup ? kernels(std::true_type{}) : kernels(std::false_type{});
   });
