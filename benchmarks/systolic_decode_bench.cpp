@@ -111,7 +111,7 @@ template <class Threads> void add(const char* threads, int heads, int kv_heads, 
 
 int main(int argc, char** argv) {
   for (const int keys : {4096, 32768})
-    for (const auto [heads, kv_heads] : {std::pair{32, 8}, std::pair{32, 1}, std::pair{8, 1}, std::pair{1, 1}}) {
+    for (const auto& [heads, kv_heads] : {std::pair{32, 8}, std::pair{32, 1}, std::pair{8, 1}, std::pair{1, 1}}) {
       add<mha::Serial>("one", heads, kv_heads, keys);
       add<mha::ThreadPool>("all", heads, kv_heads, keys);
     }
