@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <iterator>
 #include <string>
 
 #include "../config.hpp"
@@ -27,9 +29,22 @@ struct BackwardStageCost : StageCost {
 
 namespace detail {
 
+/// Four digits of a number of FLOP, in the unit that suits it.
+inline std::string flop_in_words(double flop) {
+  static constexpr const char* units[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"};
+  const char* const* unit = units;
+  for (; flop >= 999.95 && unit != std::end(units) - 1; ++unit) flop /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g %s", flop, *unit);
+  return text;
+}
+/// "2.5 GFLOP, 1024 bytes"
+inline std::string stage_in_words(const char* name, double flop, double bytes) {
+  return name + flop_in_words(flop) + ", " + std::to_string(static_cast<long long>(bytes)) + " bytes";
+}
+
 inline std::string backward_in_words(const char* name, const StageCost& c) {
-  return name + std::to_string(c.flop * 1e-9) + " GFLOP, " + std::to_string(static_cast<long long>(c.bytes)) +
-         " bytes\n";
+  return stage_in_words(name, c.flop, c.bytes) + "\n";
 }
 inline std::string backward_memory_in_words(double tape_bytes, double scratch_bytes) {
   const auto n = [](double x) { return std::to_string(static_cast<long long>(x)); };

@@ -235,9 +235,9 @@ template <class T, class B, class F>
 std::string linear_in_words(const StageCost& c, const LinearConfig& sizes, Index rows, const std::string& weights) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
   return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
-         ")" + (is_gated<F> ? ", twice, " : ", ") + std::to_string(c.flop * 1e-9) + " GFLOP, " + n(c.bytes) + " bytes" +
-         "\nweights:     " + n(c.parameters) + " " + weights +  //
-         "\nactivation:  " + activation_name<F>() +             //
+         ")" + stage_in_words(is_gated<F> ? ", twice, " : ", ", c.flop, c.bytes) + "\nweights:     " + n(c.parameters) +
+         " " + weights +                             //
+         "\nactivation:  " + activation_name<F>() +  //
          "\nkernel:      " + std::string(B::name) +
          (FusesEpilogue<B, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
 }

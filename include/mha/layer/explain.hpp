@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../block/cost.hpp"
 #include "../core/scalar.hpp"
 #include "../policy/dropout.hpp"
 #include "../policy/mask.hpp"
@@ -51,6 +52,11 @@ inline std::string heads_of(const Config& c) {
   return own + " share " + std::to_string(c.num_kv_heads) + " key/value heads";
 }
 
+inline std::string visible_in_words(double visible, double pairs) {
+  const auto n = [](double x) { return std::to_string(static_cast<long long>(x)); };
+  return "visible:     " + n(visible) + " of " + n(pairs) + " pairs of each head";
+}
+
 inline std::string biases_of(const Config& c, bool has_output) {
   std::string list;
   for (const auto& [name, has] :
@@ -62,21 +68,31 @@ inline std::string biases_of(const Config& c, bool has_output) {
 
 /// What of a layer's score its backward pass trains, a line; none of a score without data.
 template <class T, class S> std::string training_in_words(const S& score) {
-  const std::string line = "score:       ";
+  const std::string line = "trained:     ";
   if constexpr (std::is_empty_v<S>) {
     return "";
   } else if constexpr (trains_score<T, S>) {
     std::size_t n = 0;
     for_each_numbers(score, trained(score), [&](const auto& numbers, const auto&) { n += numbers.size(); });
-    return line + std::to_string(n) + " numbers are trained\n";
+    return line + std::to_string(n) + " numbers of the score\n";
   } else {
     constexpr const char* why =
         asks_training<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
         : !std::is_same_v<Trained<S>, NoScore>              ? "attention_backward() has their gradients if it is asked"
         : declines_training<S>()                            ? "it declines to be trained"
                                  : "one that is trained is a class template over its scalar, or has accumulate()";
-    return line + "its numbers are constant: " + why + " (see mha/policy/score.hpp)\n";
+    return line + "none of the score: " + why + " (see mha/policy/score.hpp)\n";
   }
+}
+
+/// The backward pass of a layer's call, one fact a line; M as for explain_layer.
+template <class T, class M, class Score>
+std::string explain_layer_backward(const BackwardCost& c, const Score& score, double pairs) {
+  return "mask:        " + InWords<M>::text() +        //
+         "\nscore:       " + InWords<Score>::text() +  //
+         "\n" + visible_in_words(c.visible_pairs, pairs) + "\n" + backward_in_words("output:      ", c.output) +
+         backward_in_words("attention:   ", c.score + c.value) + backward_in_words("projections: ", c.projection) +
+         training_in_words<T>(score) + backward_memory_in_words(c.tape_bytes, c.scratch_bytes);
 }
 
 /// What a call is beside its sizes. Of a step of a cache: that cache in words, else "", and the pairs of all sequences.
@@ -100,9 +116,6 @@ template <class T, class M, class Policies, class Stored = T, Backend B>
 std::string explain_layer(const B& backend, const Config& c, const Cost& cost, CallShape shape,
                           const CallInWords& call) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
-  const auto stage = [&](const char* name, double flop, double bytes) {
-    return name + std::to_string(flop * 1e-9) + " GFLOP, " + n(bytes) + " bytes";
-  };
   const auto kernel = [&](Index queries) {
     shape.queries = queries;
     AttendPlan plan{shape, c.num_kv_heads, c.head_dim, c.value_dim};
@@ -131,11 +144,10 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, C
          "\nscore:       " + InWords<typename Policies::Score>::text() +                                    //
          "\nsink:        " + policy_name<typename Policies::Sink>() +                                       //
          "\npolicies:    " + list +                                                                         //
-         stage("\nprojections: ", cost.projection.flop, cost.projection.bytes) +                            //
-         stage("\nattention:   ", cost.attention_flop(), cost.score.bytes + cost.value.bytes) +             //
-         "\nvisible:     " + n(cost.visible_pairs) + " of " +                                               //
-         n(call.pairs) + " pairs of each head" +                                                            //
-         stage("\noutput:      ", cost.output.flop, cost.output.bytes) +                                    //
+         stage_in_words("\nprojections: ", cost.projection.flop, cost.projection.bytes) +                   //
+         stage_in_words("\nattention:   ", cost.attention_flop(), cost.score.bytes + cost.value.bytes) +    //
+         "\n" + visible_in_words(cost.visible_pairs, call.pairs) +                                          //
+         stage_in_words("\noutput:      ", cost.output.flop, cost.output.bytes) +                           //
          (call.cache.empty() ? "" : "\ncache:       " + call.cache) + kernels +                             //
          "\nworkspace:   " + n(cost.activation_elements * sizeof(T)) + " bytes for Q, K, V and the heads\n";
 }

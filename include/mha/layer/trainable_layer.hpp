@@ -186,14 +186,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     return detail::layer_backward_cost<T, Policies>(
         config_, detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...)));
   }
-  /// Its products, bytes and memory, and what of the layer's score is trained, one fact a line.
+  /// Its masks, products, bytes and memory, and what of the layer's score is trained, one fact a line.
   template <Mask... Masks>
   [[nodiscard]] std::string explain_backward(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    const BackwardCost c = backward_cost(batch, queries, keys, masks...);
-    return detail::backward_in_words("output:      ", c.output) +
-           detail::backward_in_words("attention:   ", c.score + c.value) +
-           detail::backward_in_words("projections: ", c.projection) + detail::training_in_words<T>(score_.own()) +
-           detail::backward_memory_in_words(c.tape_bytes, c.scratch_bytes);
+    using All = std::remove_cvref_t<decltype(this->all_masks(masks...))>;
+    return detail::explain_layer_backward<T, All>(backward_cost(batch, queries, keys, masks...), score_.own(),
+                                                  double(batch) * queries * keys);
   }
 
  private:

@@ -6,6 +6,17 @@
 
 namespace {
 
+TEST(Flop, AreToldInTheUnitThatSuitsThem) {
+  using mha::detail::flop_in_words;
+  EXPECT_EQ(flop_in_words(0), "0 FLOP");
+  EXPECT_EQ(flop_in_words(999), "999 FLOP");
+  EXPECT_EQ(flop_in_words(1000), "1 kFLOP");
+  EXPECT_EQ(flop_in_words(999949), "999.9 kFLOP");
+  EXPECT_EQ(flop_in_words(999950), "1 MFLOP");
+  EXPECT_EQ(flop_in_words(2.5e9), "2.5 GFLOP");
+  EXPECT_EQ(flop_in_words(1.2345e16), "1.234e+04 TFLOP");
+}
+
 TEST(StageCost, StagesAdd) {
   const mha::StageCost sum = mha::StageCost{3, 5, 7} + mha::StageCost{10, 20, 40};
   EXPECT_EQ(sum.parameters, 13);
@@ -36,10 +47,10 @@ TEST(BackwardStageCost, IsThatOfBothProductsAndWhatTheTapeKeeps) {
   EXPECT_EQ(norm.backward_cost(7).bytes, 4. * (3 * 70 + 30));
   EXPECT_EQ(norm.backward_cost(7).tape_bytes, 4. * 70);
   EXPECT_EQ(norm.explain_backward(7),
-            "backward:    0.000000 GFLOP, 960 bytes\ntape:        280 bytes\n"
+            "backward:    0 FLOP, 960 bytes\ntape:        280 bytes\n"
             "workspace:   0 bytes\n");
   EXPECT_EQ(plain.explain_backward(7),
-            "backward:    0.000006 GFLOP, 2800 bytes\ntape:        0 bytes\n"
+            "backward:    5.6 kFLOP, 2800 bytes\ntape:        0 bytes\n"
             "workspace:   0 bytes\n");
 }
 

@@ -161,7 +161,8 @@ TEST(BackwardCost, HasTheFlopOfTheProductsThatAreSeen) {
   expect(layer.backward_cost(2, 9, 11),
          [&] { layer.backward(x, tape, g, mha::into(dx), mha::memory_into(d_memory), workspace); });
   const std::string text = layer.explain_backward(2, 9, 11);
-  EXPECT_NE(text.find("output:      "), std::string::npos);
+  EXPECT_EQ(text.find("mask:        "), 0u) << text;
+  EXPECT_NE(text.find("\nvisible:     126 of 198 pairs of each head\noutput:      "), std::string::npos) << text;
   EXPECT_NE(text.find("\nworkspace:   "), std::string::npos);
 }
 

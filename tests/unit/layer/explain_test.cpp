@@ -74,10 +74,10 @@ TEST(ExplainLayer, SaysOneFactALine) {
             "score:       SoftCap\n"
             "sink:        none\n"
             "policies:    FusedProjection, NoNorm, NoPosition, ConcatHeads, LinearOutput\n"
-            "projections: 1.000000 GFLOP, 101 bytes\n"
-            "attention:   3.000000 GFLOP, 205 bytes\n"
+            "projections: 1 GFLOP, 101 bytes\n"
+            "attention:   3 GFLOP, 205 bytes\n"
             "visible:     60 of 100 pairs of each head\n"
-            "output:      0.500000 GFLOP, 104 bytes\n"
+            "output:      500 MFLOP, 104 bytes\n"
             "kernel:      " +
                 mha::Reference{}.explain<float>({shape, 2, 2, 3}) +
                 "\n"
@@ -161,12 +161,12 @@ struct PlainSlope : Slope<float> {};
 
 TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
   using mha::detail::training_in_words;
-  const std::string constant = "score:       its numbers are constant: ", see = " (see mha/policy/score.hpp)\n";
+  const std::string constant = "trained:     none of the score: ", see = " (see mha/policy/score.hpp)\n";
   EXPECT_EQ(training_in_words<float>(mha::NoScore{}), "");
-  EXPECT_EQ(training_in_words<float>(Slope<>{1}), "score:       1 numbers are trained\n");
-  EXPECT_EQ(training_in_words<float>(mha::AlibiSlopes({1.f, 2.f})), "score:       2 numbers are trained\n");
+  EXPECT_EQ(training_in_words<float>(Slope<>{1}), "trained:     1 numbers of the score\n");
+  EXPECT_EQ(training_in_words<float>(mha::AlibiSlopes({1.f, 2.f})), "trained:     2 numbers of the score\n");
   EXPECT_EQ(training_in_words<float>(mha::Chain{mha::AlibiSlopes({1.f, 2.f}), Slope<>{1}}),
-            "score:       3 numbers are trained\n");
+            "trained:     3 numbers of the score\n");
   EXPECT_EQ(training_in_words<float>(UnassignableSlope<>{1}),
             constant + "a score of this type cannot be assigned" + see);
   EXPECT_EQ(training_in_words<float>(mha::SoftCap{2.f}),
@@ -176,6 +176,11 @@ TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
             constant + "one that is trained is a class template over its scalar, or has accumulate()" + see);
   const mha::MultiHeadAttention<float, mha::Cpu, PlainSlope> layer({.d_model = 4, .num_heads = 2}, PlainSlope{{1}});
   EXPECT_NE(layer.explain_backward(1, 3, 3).find(constant), std::string::npos);
+  const std::vector<int> lengths{3};
+  EXPECT_EQ(layer.explain_backward(1, 5, 5, mha::Padding{lengths})
+                .find("mask:        Padding\nscore:       functor\nvisible:     15 of 25 "),
+            0u)
+      << layer.explain_backward(1, 5, 5, mha::Padding{lengths});
 }
 
 }  // namespace

@@ -894,17 +894,16 @@ TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
   expect_facts(cpu.explain(2, 100, 100),
                {"8 query heads share 2 key/value heads, head_dim 64, value_dim 32", "mask:        Full",
                 "sink:        none", "491520 double, owned", "FusedProjection", "ConcatHeads", "LinearOutput",
-                "projections: 0.144179 GFLOP", "attention:   0.030720 GFLOP", "20000 of 20000 pairs",
-                "output:      0.052429 GFLOP", "Cpu: fused online softmax in double", "Serial with 1 workers"});
+                "projections: 144.2 MFLOP", "attention:   30.72 MFLOP", "20000 of 20000 pairs",
+                "output:      52.43 MFLOP", "Cpu: fused online softmax in double", "Serial with 1 workers"});
   // Every second key, so that the pairs are not those of a full call.
   const auto half = mha::mask([](int, int, int, int k) { return k % 2 == 0; });
-  expect_facts(
-      plain.explain(1, 200, 300, half),
-      {"48 double, owned", "PerHeadProjection", "NoOutput", "projections: 0.000026 GFLOP",
-       "attention:   0.000480 GFLOP", "30000 of 60000 pairs", "output:      0.000000 GFLOP", "Reference: plain loops"});
+  expect_facts(plain.explain(1, 200, 300, half),
+               {"48 double, owned", "PerHeadProjection", "NoOutput", "projections: 25.6 kFLOP",
+                "attention:   480 kFLOP", "30000 of 60000 pairs", "output:      0 FLOP", "Reference: plain loops"});
   const std::vector<int> lengths{100};
   expect_facts(plain.explain(1, 200, 300, half, mha::Padding{lengths}),
-               {"mask:        functor and Padding", "attention:   0.000160 GFLOP", "10000 of 60000"});
+               {"mask:        functor and Padding", "attention:   160 kFLOP", "10000 of 60000"});
 }
 
 }  // namespace
