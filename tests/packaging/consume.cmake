@@ -117,9 +117,9 @@ if(CONSUMER STREQUAL "two_flags")
   # alike. -DEIGEN_MAX_ALIGN_BYTES=64 in both is the cure.
   foreach(align IN ITEMS "" "-DEIGEN_MAX_ALIGN_BYTES=64")
     foreach(unit IN ITEMS main other)
-      run("${COMPILER}" -std=c++20 -O2 ${align} ${includes} -c "${here}/two_flags/eigen_${unit}.cpp" -o
+      run("${COMPILER}" -std=c++20 ${align} ${includes} -c "${here}/two_flags/eigen_${unit}.cpp" -o
           "${WORK}/eigen_${unit}_plain.o")
-      run("${COMPILER}" -std=c++20 -O2 ${align} -march=native ${includes} -c "${here}/two_flags/eigen_${unit}.cpp" -o
+      run("${COMPILER}" -std=c++20 ${align} -march=native ${includes} -c "${here}/two_flags/eigen_${unit}.cpp" -o
           "${WORK}/eigen_${unit}_native.o")
     endforeach()
     foreach(main IN ITEMS plain native)
