@@ -75,7 +75,7 @@ PIECES = {
     "peers-layer-1": peers("layer", "1", 20),
     "peers-training-1": peers("training", "1", 30),
     "peers-backward-64-1": peers("backward", "1", 60, "D64,"),
-    "peers-backward-128-1": peers("backward", "1", 90, "D128,"),
+    "peers-backward-128-1": peers("backward", "1", 80, "D128,"),
     "peers-train-1": ("peers/train_torch.py", ["--threads", "1"], 40),
     "peers-linear-1": peers("linear", "1", 10),
     "peers-model-1": peers("model", "1", 60),

@@ -104,8 +104,8 @@ def all_cases():
             for mask in plain:
                 yield Case(group, "layer", scalar, mask, model=model, length=length, heads=model // 64)
     for length in (512, 2048):
-        for dropout in (0, 0.1):
-            for mask in plain:
+        for mask in plain:
+            for dropout in (0, 0.1):
                 yield Case("training", "step", "float32", mask, model=512, length=length, heads=8, dropout=dropout)
     for length in (512, 2048, 4096):
         for dim in (64, 128):
@@ -221,9 +221,17 @@ def expected_gradients(case, data):
     return o @ w_out.T + b_out, d_projected @ w_in, dw_in, d_projected.sum(0), dw_out, x.sum(0)
 
 
+LAST = {}  # the gradients of the case before: the arrays do not depend on passes and dropout
+
+
 def expected(case, data):
     if case.kind in (*PASSES, "step"):
-        return None, expected_gradients(case, data)
+        sizes = frozenset(item for item in case.sizes.items() if item[0] != "dropout")
+        key = (case.kind == "step", case.scalar, case.pattern, sizes)
+        if key not in LAST:
+            LAST.clear()
+            LAST[key] = expected_gradients(case, data)
+        return None, LAST[key]
     if case.kind == "linear":
         x, w, b = (as_float32(data[n]) for n in "xwb")
         return np.arange(case.rows), x.astype(np.float64) @ w.T + b

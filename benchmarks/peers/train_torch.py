@@ -127,7 +127,7 @@ def measure(threads, library, rounds):
             samples[name].append((clock() - begin) / STEPS)
     ours, peers = samples.values()
     ratio = statistics.median(p / o for o, p in zip(ours, peers))
-    result = {"machine": everybody["mha"].machine, "threads": threads, "rounds": rounds, "ratio": ratio}
+    result = {"group": "train", "machine": everybody["mha"].machine, "threads": threads, "ratio": ratio}
     for name, who in everybody.items():
         result[name] = {"ms": 1e3 * statistics.median(samples[name]), "parameters": who.parameters}
     return result
