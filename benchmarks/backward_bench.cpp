@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention_backward() on one thread, in percent of the multiply-add peak of the same round, beside the forward pass;
-// and that of Systolic, in percent of its matrix unit's peak, beside Cpu's.
+// windows, a trained score and threads against the same call without; and that of Systolic, in percent of its matrix
+// unit's peak, beside Cpu's.
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -72,6 +75,69 @@ void backward(benchmark::State& state, const std::string& name, int length, int 
     state.SetIterationTime(row.backward.back());
   }
   state.counters["GFLOPs"] = 2.5e-9 * row.flop / bench::median(row.backward);
+}
+
+/// A score of a user's with one trained number.
+template <class T = float> struct Distance {
+  T slope;
+  template <class S> auto operator()(S s, int, int, int q, int k) const { return s - slope * float(mha::abs(q - k)); }
+};
+
+/// The backward pass of a recorded call, of a score its gradient too.
+template <class B, class Mask, class Score> struct Call {
+  mha::Tensor<float, 4> q, k, v, d_out, out, dq, dk, dv;
+  Mask mask;
+  Score score, gradient{score};
+  mha::Workspace workspace;
+  mha::AttentionTape<float, B> tape;
+  double pairs;
+
+  Call(int heads, int length, int dim, const Mask& sees, const Score& bends)
+      : q(1, length, heads, dim), k(q), v(q), d_out(q), out(q), dq(q), dk(q), dv(q), mask(sees), score(bends) {
+    std::mt19937 gen(7);
+    std::normal_distribution<float> normal;
+    for (auto* t : {&q, &k, &v, &d_out}) std::generate(t->begin(), t->end(), [&] { return normal(gen); });
+    pairs = mha::visible_pairs(mask, {.batch = 1, .heads = heads, .queries = length, .keys = length, .origin = 0});
+    mha::attention_into(out, q, k, v, mask, score, B{}, mha::record(tape), workspace);
+  }
+  void operator()() {
+    if constexpr (std::is_same_v<Score, mha::NoScore>)
+      mha::attention_backward_into({dq, dk, dv}, d_out, q, k, v, out, tape, mask, workspace);
+    else
+      mha::attention_backward_into({dq, dk, dv}, d_out, q, k, v, out, tape, mask, score, mha::ScoreGradient(gradient),
+                                   workspace);
+  }
+};
+
+/// Two calls in turns; rates are of visible work.
+struct Pair {
+  std::string name, other;
+  double pairs{}, other_pairs{};
+  std::vector<double> seconds{}, others{};
+};
+std::vector<Pair> pairs;
+
+template <class One, class Other> void in_turns(benchmark::State& state, Pair pair, One&& one, Other&& other) {
+  pair.pairs = one.pairs;
+  pair.other_pairs = other.pairs;
+  const bench::Clock clock = pair.other == "one thread" ? bench::wall_seconds : bench::thread_seconds;
+  const int calls = bench::calls_per_sample(clock, one), other_calls = bench::calls_per_sample(clock, other);
+  for ([[maybe_unused]] auto _ : state) {
+    pair.seconds.push_back(bench::seconds_per_call(clock, calls, one));
+    pair.others.push_back(bench::seconds_per_call(clock, other_calls, other));
+    state.SetIterationTime(pair.seconds.back());
+  }
+  state.counters["of_other"] = one.pairs / other.pairs * bench::median_ratio(pair.others, pair.seconds);
+  pairs.push_back(std::move(pair));
+}
+
+void print_pairs() {
+  bench::Table table({"call", "beside", "ms", "of that, ms", "rate by its rate"});
+  for (const Pair& p : pairs)
+    table.add({p.name, p.other, bench::number(1e3 * bench::median(p.seconds), 2),
+               bench::number(1e3 * bench::median(p.others), 2),
+               bench::number(p.pairs / p.other_pairs * bench::median_ratio(p.others, p.seconds), 2)});
+  table.print();
 }
 
 using OnArray = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
@@ -180,6 +246,31 @@ template <class M> void add_on_array(int length, int dim, const std::string& wha
   bench::add(name, rounds, [=](benchmark::State& state) { on_array(state, name, length, dim, mask); });
 }
 
+template <class Mask> void add_trained(int dim, const std::string& what, const Mask& mask) {
+  const std::string name = "trained score/D:" + std::to_string(dim) + "/L:2048/" + what;
+  bench::add(name, rounds, [=](benchmark::State& state) {
+    in_turns(state, {name, "without a score"}, Call<Backend, Mask, Distance<>>(1, 2048, dim, mask, {0.01f}),
+             Call<Backend, Mask, mha::NoScore>(1, 2048, dim, mask, {}));
+  });
+}
+void add_window(int dim) {
+  const std::string name = "window 256/D:" + std::to_string(dim) + "/L:2048";
+  bench::add(name, rounds, [=](benchmark::State& state) {
+    using Window = mha::SlidingWindow;
+    in_turns(state, {name, "causal"}, Call<Backend, Window, mha::NoScore>(1, 2048, dim, Window{.left = 255}, {}),
+             Call<Backend, mha::Causal, mha::NoScore>(1, 2048, dim, mha::Causal{}, {}));
+  });
+}
+template <class Mask> void add_threads(int heads, int length, int dim, const std::string& what, const Mask& mask) {
+  const std::string name = "all threads/D:" + std::to_string(dim) + "/L:" + std::to_string(length) +
+                           "/heads:" + std::to_string(heads) + "/" + what;
+  bench::add(name, rounds, [=](benchmark::State& state) {
+    using All = mha::CpuWith<mha::ThreadPool>;
+    in_turns(state, {name, "one thread"}, Call<All, Mask, mha::NoScore>(heads, length, dim, mask, {}),
+             Call<Backend, Mask, mha::NoScore>(heads, length, dim, mask, {}));
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -191,6 +282,15 @@ int main(int argc, char** argv) {
   add<mha::bfloat16>("bfloat16", 2048, 64, "causal", mha::Causal{});
   add<double>("double", 2048, 64, "causal", mha::Causal{});
   add<float>("float", 4096, 64, "window of 512", mha::SlidingWindow{.left = 511});
+  for (const int dim : {64, 128}) {
+    add_window(dim);
+    add_trained(dim, "full", mha::Full{});
+    add_trained(dim, "causal", mha::Causal{});
+    for (const auto& [heads, length] : {std::pair{8, 2048}, std::pair{1, 4096}}) {
+      add_threads(heads, length, dim, "full", mha::Full{});
+      add_threads(heads, length, dim, "causal", mha::Causal{});
+    }
+  }
   for (const int dim : {64, 128})
     for (const int length : {512, 2048}) {
       add_on_array(length, dim, "full", mha::Full{});
@@ -198,6 +298,7 @@ int main(int argc, char** argv) {
     }
   return bench::run_all(argc, argv, [] {
     print_table();
+    print_pairs();
     print_array_table();
   });
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a key/value cache costs and saves: its books beside attention, prompts in pieces, prompts beside single tokens,
-// and generation against computing every token again.
+// generation against computing every token again, and one row over pages and rings against contiguous memory.
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -22,7 +24,7 @@ using Clock = bench::Clock;
 using Layer = mha::MultiHeadAttention<float, mha::CpuWith<mha::Serial>, mha::GroupedQuery<mha::Dynamic>, mha::Causal,
                                       mha::Rotary<>>;
 
-constexpr int rounds = 7;
+constexpr int rounds = 7, more_rounds = 15, heads = 32, kv_heads = 8, dim = 128;
 const Clock clock_of_thread = bench::thread_seconds;
 
 struct Row {
@@ -59,7 +61,7 @@ void compare(benchmark::State& state, const std::string& name, const char* first
 
 /// Reserving, describing and taking back a step of one row for each sequence, beside attention over what they hold.
 template <class Storage> void books(benchmark::State& state, const char* name, const Storage& storage, int sequences) {
-  constexpr int keys = 1024, heads = 32, kv_heads = 8, dim = 128;
+  constexpr int keys = 1024;
   mha::KvCache<Storage, mha::bfloat16> cache({kv_heads, dim, dim}, storage, {.sequences = sequences});
   std::vector<mha::SequenceId> ids;
   {
@@ -170,6 +172,119 @@ void generation(benchmark::State& state, const std::string& name) {
       });
 }
 
+/// A cache of one sequence of one layer, and a row that attends to it; nothing is committed, so that every call does
+/// the same.
+template <class Storage, class T> struct OneRow {
+  mha::KvCache<Storage, T> cache;
+  mha::SequenceId id;
+  mha::SlidingWindow mask;
+  mha::Tensor<T, 3> row{1, kv_heads, dim};
+  mha::Tensor<T, 4> q{1, 1, heads, dim}, out{1, 1, heads, dim};
+  mha::Workspace workspace;
+
+  /// `seen` keys are seen of `length` positions, which come in steps.
+  OneRow(const Storage& storage, int length, int seen)
+      : cache({kv_heads, dim, dim}, storage, {.sequences = most_sequences(storage)}), mask{.left = seen - 1} {
+    if constexpr (std::is_same_v<Storage, mha::Paged>) mix_pages();
+    id = cache.add();
+    constexpr int most = 512;
+    mha::Tensor<T, 3> rows(most, kv_heads, dim);
+    std::mt19937 gen(5);
+    std::normal_distribution<float> normal;
+    for (auto* t : {&rows, &row}) std::generate(t->begin(), t->end(), [&] { return T(normal(gen)); });
+    std::generate(q.begin(), q.end(), [&] { return T(normal(gen)); });
+    for (int i = 0; i < length - 1; i += most) {
+      const int count = std::min(most, length - 1 - i);
+      auto step = cache.step(id, count);
+      step.append(0, mha::view(rows.data(), count, kv_heads, dim), mha::view(rows.data(), count, kv_heads, dim));
+      step.commit();
+    }
+  }
+  void operator()() {
+    auto step = cache.step(id, 1);
+    step.append(0, row, row);
+    mha::attention_into<mha::CpuWith<mha::Serial>>(out, q, step.source(0), mask, workspace);
+  }
+
+ private:
+  static int most_sequences(const mha::Paged& s) { return s.pages; }
+  template <class Other> static int most_sequences(const Other&) { return 1; }
+  /// Sequences of a page each come and go, so that the next one's pages lie anywhere.
+  void mix_pages() {
+    std::vector<mha::SequenceId> ids;
+    while (cache.sequences() < cache.max_sequences()) {
+      ids.push_back(cache.add());
+      auto step = cache.step(ids.back(), 1);
+      step.append(0, row, row);
+      step.commit();
+    }
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(9));
+    for (const mha::SequenceId other : ids) cache.remove(other);
+  }
+};
+
+struct StorageRow {
+  std::string name, storage, other;
+  std::vector<double> seconds{}, others{}, reading{};
+};
+std::vector<StorageRow> storage_rows;
+
+/// Two caches in turns, and reading as many bytes as a row reads of each.
+template <class T, class One, class Other>
+void in_turns(benchmark::State& state, StorageRow row, One&& one, Other&& other, int seen) {
+  const std::vector<float> memory(std::size_t(seen) * kv_heads * dim * 2 * sizeof(T) / sizeof(float), 1.f);
+  const auto read = [&] { bench::read_all(memory.data(), memory.size()); };
+  const int calls = bench::calls_per_sample(clock_of_thread, other),
+            reads = bench::calls_per_sample(clock_of_thread, read);
+  one();
+  for ([[maybe_unused]] auto _ : state) {
+    row.seconds.push_back(bench::seconds_per_call(clock_of_thread, calls, one));
+    row.others.push_back(bench::seconds_per_call(clock_of_thread, calls, other));
+    row.reading.push_back(bench::seconds_per_call(clock_of_thread, reads, read));
+    state.SetIterationTime(row.seconds.back());
+  }
+  state.counters["of_other"] = bench::median_ratio(row.others, row.seconds);
+  state.counters["of_read"] = bench::median_ratio(row.reading, row.seconds);
+  storage_rows.push_back(std::move(row));
+}
+
+template <class T> void storages(const std::string& scalar, int keys) {
+  using State = benchmark::State;
+  const std::string where = scalar + "/Lk:" + std::to_string(keys);
+  const auto contiguous = [keys] { return OneRow<mha::Contiguous, T>({.length = keys}, keys, keys); };
+  for (const int page : {16, 64})
+    bench::add("storage/" + where + "/pages:" + std::to_string(page), more_rounds, [=](State& s) {
+      const mha::Paged paged{.pages = keys / page, .length = keys, .page = page};
+      in_turns<T>(s, {where, "pages of " + std::to_string(page), "contiguous"},
+                  OneRow<mha::Paged, T>(paged, keys, keys), contiguous(), keys);
+    });
+  // A ring of so many keys that has gone around one and a half times: two runs.
+  bench::add("storage/" + where + "/ring", more_rounds, [=](State& s) {
+    in_turns<T>(s, {where, "ring", "contiguous"},
+                OneRow<mha::Ring, T>({.left = keys - 1, .rows = 512}, keys + keys / 2, keys), contiguous(), keys);
+  });
+}
+
+/// The same ring far along and not so far, at the same place in its memory.
+template <class T> void positions(const std::string& scalar) {
+  bench::add("ring/" + scalar + "/1000000", more_rounds, [scalar](benchmark::State& s) {
+    constexpr int keys = 4096, rows = 512, near = 10'000, far = near + 215 * (keys - 1 + rows);
+    const mha::Ring ring{.left = keys - 1, .rows = rows};
+    in_turns<T>(s, {scalar + "/Lk:4096", "ring at " + std::to_string(far), "ring at " + std::to_string(near)},
+                OneRow<mha::Ring, T>(ring, far, keys), OneRow<mha::Ring, T>(ring, near, keys), keys);
+  });
+}
+
+void print_storages() {
+  std::printf("\none row, %d query heads, %d key/value heads, head size %d, one thread\n", heads, kv_heads, dim);
+  bench::Table table({"case", "storage", "ms", "of reading", "beside", "of its rate"});
+  for (const StorageRow& r : storage_rows)
+    table.add({r.name, r.storage, bench::number(1e3 * bench::median(r.seconds), 3),
+               bench::number(100 * bench::median_ratio(r.reading, r.seconds), 0) + " %", r.other,
+               bench::number(100 * bench::median_ratio(r.others, r.seconds), 1) + " %"});
+  table.print();
+}
+
 void print_table() {
   std::printf("\n%s\n", bench::machine().c_str());
   bench::Table table(
@@ -194,5 +309,14 @@ int main(int argc, char** argv) {
                [length](State& s) { prompt(s, "prompt of " + std::to_string(length), length); });
   bench::add("mixture", rounds, [](State& s) { mixture(s, "31 tokens and 512 rows"); });
   bench::add("generation", 1, [](State& s) { generation(s, "1024 tokens"); });
-  return bench::run_all(argc, argv, print_table);
+  for (const int keys : {4096, 32768}) {
+    storages<float>("f32", keys);
+    storages<mha::bfloat16>("bf16", keys);
+  }
+  positions<float>("f32");
+  positions<mha::bfloat16>("bf16");
+  return bench::run_all(argc, argv, [] {
+    print_table();
+    print_storages();
+  });
 }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Few queries over many keys, the shape of decoding: bytes of keys and values per second against reading the same
-// memory, sampled in turns.
+// Few queries over many keys, the shape of decoding: bytes of keys and values per second against the lower of reading
+// the same memory and the multiply-add peak, on one thread and on all, and against one query row. Sampled in turns.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <map>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -20,84 +19,142 @@
 
 namespace {
 
-constexpr int heads = 32, kv_heads = 8, dim = 128, rounds = 9;
+constexpr int dim = 128, rounds = 9;
+
+struct Shape {
+  int heads, kv_heads, queries, keys;
+};
 
 /// Keys and values of one layer, (1, Lk, Hkv, D) seen in (B, H, L, D) memory as caches keep them.
 template <class T> struct Inputs {
   mha::Tensor<T, 4> q, k, v, out;
-  Inputs(int queries, int keys)
-      : q(1, queries, heads, dim), k(1, kv_heads, keys, dim), v(1, kv_heads, keys, dim), out(1, queries, heads, dim) {
-    std::mt19937 gen(7);
-    std::normal_distribution<float> normal;
-    for (auto* t : {&q, &k, &v}) std::generate(t->begin(), t->end(), [&] { return static_cast<T>(normal(gen)); });
+  explicit Inputs(const Shape& s)
+      : q(1, s.queries, s.heads, dim),
+        k(1, s.kv_heads, s.keys, dim),
+        v(1, s.kv_heads, s.keys, dim),
+        out(1, s.queries, s.heads, dim) {
+    std::uint32_t number = 1;
+    for (auto* t : {&q, &k, &v})
+      std::generate(t->begin(), t->end(), [&] {
+        number = number * 1664525u + 1013904223u;
+        return static_cast<T>(static_cast<float>(number >> 8) * 0x1p-23f - 1);
+      });
   }
-  double bytes() const { return static_cast<double>((k.size() + v.size()) * sizeof(T)); }
 };
 
+/// Seconds of a round: one row, all rows, and what they take at least.
 struct Samples {
-  double bytes = 0, flop = 0;
-  std::vector<double> ours, read;
+  std::vector<double> one_row, ours, read, limit;
 };
-std::map<std::string, Samples> results;
+struct Result {
+  double bytes = 0, flop = 0;
+  std::array<Samples, 2> samples{};  // one thread, all
+};
+std::map<std::string, Result> results;
 std::vector<std::string> order;
 
-template <class T, class Threads> void decode(benchmark::State& state, const std::string& name, int queries, int keys) {
-  Inputs<T> in(queries, keys);
-  mha::Workspace workspace;
-  const auto k = mha::view_bhld(in.k.data(), 1, kv_heads, keys, dim);
-  const auto v = mha::view_bhld(in.v.data(), 1, kv_heads, keys, dim);
-  const auto ours = [&] { mha::attention_into<mha::CpuWith<Threads>>(in.out, in.q, k, v, mha::Causal{}, workspace); };
-  const auto read = [&] {
-    for (const auto* t : {&in.k, &in.v})
-      bench::read_all<Threads>(reinterpret_cast<const float*>(t->data()), t->size() * sizeof(T) / sizeof(float));
-  };
-  if (!results.count(name)) order.push_back(name);
-  Samples& samples = results[name];
-  samples.bytes = in.bytes();
-  samples.flop = 4.0 * heads * dim * queries * (keys - 0.5 * (queries - 1));
-  const bench::Clock clock = bench::clock_of<Threads>();
-  const int our_calls = bench::calls_per_sample(clock, ours);
-  const int read_calls = bench::calls_per_sample(clock, read);
-  for ([[maybe_unused]] auto _ : state) {
-    samples.ours.push_back(bench::seconds_per_call(clock, our_calls, ours));
-    samples.read.push_back(bench::seconds_per_call(clock, read_calls, read));
-    state.SetIterationTime(samples.ours.back());
+/// A round on some threads; run once before it is sampled.
+template <class T, class Threads> class Round {
+ public:
+  Round(Inputs<T>& in, const Shape& shape, const Result& result) : in_(in), shape_(shape), flop_(result.flop) {
+    our_calls_ = bench::calls_per_sample(clock_, [&] { attend(shape_.queries); });
+    one_calls_ = bench::calls_per_sample(clock_, [&] { attend(1); });
+    read_calls_ = bench::calls_per_sample(clock_, [&] { read(); });
   }
-  state.counters["GBps"] = 1e-9 * in.bytes() / bench::median(samples.ours);
-  state.counters["of_read"] = bench::median_ratio(samples.read, samples.ours);
+  void sample(Samples& to) {
+    to.one_row.push_back(bench::seconds_per_call(clock_, one_calls_, [&] { attend(1); }));
+    to.ours.push_back(shape_.queries == 1 ? to.one_row.back() : bench::seconds_per_call(clock_, our_calls_, [&] {
+      attend(shape_.queries);
+    }));
+    to.read.push_back(bench::seconds_per_call(clock_, read_calls_, [&] { read(); }));
+    to.limit.push_back(std::max(to.read.back(), 1e-9 * flop_ / bench::peak_gflops_of(Threads{}.workers())));
+  }
+
+ private:
+  void attend(int queries) {
+    const auto part = [&](const mha::TensorView<T, 4>& rows) {
+      auto last = rows;
+      last.extent[1] = queries;
+      return last;
+    };
+    const auto k = mha::view_bhld(in_.k.data(), 1, shape_.kv_heads, shape_.keys, dim);
+    const auto v = mha::view_bhld(in_.v.data(), 1, shape_.kv_heads, shape_.keys, dim);
+    mha::attention_into<mha::CpuWith<Threads>>(part(in_.out.view()), part(in_.q.view()), k, v, mha::Causal{},
+                                               workspace_);
+  }
+  void read() {
+    for (const auto* t : {&in_.k, &in_.v})
+      bench::read_all<Threads>(reinterpret_cast<const float*>(t->data()), t->size() * sizeof(T) / sizeof(float));
+  }
+
+  Inputs<T>& in_;
+  Shape shape_;
+  double flop_;
+  int our_calls_ = 1, one_calls_ = 1, read_calls_ = 1;
+  mha::Workspace workspace_;
+  static constexpr bench::Clock clock_ = bench::clock_of<Threads>();
+};
+
+template <class T> void decode(benchmark::State& state, const std::string& name, const Shape& s) {
+  Inputs<T> in(s);
+  if (!results.count(name)) order.push_back(name);
+  Result& result = results[name];
+  result.bytes = static_cast<double>((in.k.size() + in.v.size()) * sizeof(T));
+  result.flop = 4.0 * s.heads * dim * s.queries * (s.keys - 0.5 * (s.queries - 1));
+  Round<T, mha::Serial> one(in, s, result);
+  Round<T, mha::ThreadPool> all(in, s, result);
+  for ([[maybe_unused]] auto _ : state) {
+    one.sample(result.samples[0]);
+    all.sample(result.samples[1]);
+    state.SetIterationTime(result.samples[0].ours.back());
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::string threads = i == 0 ? "one" : "all";
+    const Samples& r = result.samples[i];
+    state.counters["GBps_" + threads] = 1e-9 * result.bytes / bench::median(r.ours);
+    state.counters["of_limit_" + threads] = bench::median_ratio(r.limit, r.ours);
+  }
 }
 
 void print_table() {
-  std::printf("\n%s\n%d query heads, %d key/value heads, head size %d, causal\n", bench::machine().c_str(), heads,
-              kv_heads, dim);
-  bench::Table table({"case", "ms", "ours GB/s", "reading GB/s", "of reading", "GFLOP/s"});
+  std::printf("\n%s\nhead size %d, causal\n", bench::machine().c_str(), dim);
+  bench::Table table({"case", "threads", "ms", "ours GB/s", "reading GB/s", "of reading", "GFLOP/s", "of the limit",
+                      "of the one-row rate in bytes", "speed-up"});
+  const auto percent = [](double ratio) { return bench::number(100 * ratio, 0) + " %"; };
   for (const std::string& name : order) {
-    const Samples& s = results.at(name);
-    if (s.ours.empty()) continue;
-    const double seconds = bench::median(s.ours);
-    table.add({name, bench::number(1e3 * seconds, 3), bench::number(1e-9 * s.bytes / seconds, 1),
-               bench::number(1e-9 * s.bytes / bench::median(s.read), 1),
-               bench::number(100 * bench::median_ratio(s.read, s.ours), 0) + " %",
-               bench::number(1e-9 * s.flop / seconds, 1)});
+    const Result& result = results.at(name);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const Samples& s = result.samples[i];
+      if (s.ours.empty()) continue;
+      const double seconds = bench::median(s.ours);
+      table.add({name, i == 0 ? "1" : std::to_string(mha::ThreadPool{}.workers()), bench::number(1e3 * seconds, 3),
+                 bench::number(1e-9 * result.bytes / seconds, 1),
+                 bench::number(1e-9 * result.bytes / bench::median(s.read), 1),
+                 percent(bench::median_ratio(s.read, s.ours)), bench::number(1e-9 * result.flop / seconds, 1),
+                 percent(bench::median_ratio(s.limit, s.ours)), percent(bench::median_ratio(s.one_row, s.ours)),
+                 i == 0 ? "" : bench::number(bench::median_ratio(result.samples[0].ours, s.ours), 2) + "×"});
+    }
   }
   table.print();
 }
 
-template <class T, class Threads> void add(const char* scalar, const char* threads, int queries, int keys) {
-  const std::string name =
-      std::string(scalar) + "/" + threads + "/Lq:" + std::to_string(queries) + "/Lk:" + std::to_string(keys);
-  bench::add(name, rounds, decode<T, Threads>, name, queries, keys);
+template <class T> void add(const char* scalar, const Shape& s) {
+  const std::string name = std::string(scalar) + "/heads:" + std::to_string(s.heads) + "/" +
+                           std::to_string(s.kv_heads) + "/Lk:" + std::to_string(s.keys) +
+                           "/Lq:" + std::to_string(s.queries);
+  bench::add(name, rounds, decode<T>, name, s);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const int keys : {1024, 4096, 32768})
-    for (const int queries : {1, 4, 8}) {
-      add<float, mha::Serial>("f32", "one", queries, keys);
-      add<float, mha::ThreadPool>("f32", "all", queries, keys);
-      add<mha::bfloat16, mha::Serial>("bf16", "one", queries, keys);
-      add<mha::bfloat16, mha::ThreadPool>("bf16", "all", queries, keys);
+  for (const int keys : {4096, 32768})
+    for (const int kv_heads : {32, 8, 1}) {
+      if (kv_heads == 32 && keys > 4096) continue;  // 1 GiB
+      for (const int queries : {1, 2, 4, 8, 16}) {
+        add<float>("f32", {32, kv_heads, queries, keys});
+        add<mha::bfloat16>("bf16", {32, kv_heads, queries, keys});
+      }
     }
   return bench::run_all(argc, argv, print_table);
 }

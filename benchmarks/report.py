@@ -5,7 +5,7 @@
 
 writes benchmarks/results/intel-emerald-rapids.json after every piece, so that an interrupted run goes on where it was,
 then intel-emerald-rapids.md (from the marker on; what stands above it is written by hand) and the folder of pictures
-that the README shows. A piece takes two minutes at most, all of them less than 20.
+that the README shows. A piece takes two minutes at most, all of them less than 30.
 
     --cuda                  measures the GPU, for a page such as nvidia-h200; where there is none it says so and writes
                             nothing
@@ -53,7 +53,17 @@ PIECES = {
     "stages": bench("stages", "", 30),
     "rows": bench("rows", "", 5),
     "visible": bench("visible", "", 40),
-    "decode": bench("decode", "", 30),
+    "backward-float": bench("backward", "^(float|double|bfloat16)/", 40),
+    "backward-others": bench("backward", "^(window|trained|all)", 50),
+    "backward-systolic": bench("backward", "^Systolic/", 20),
+    "train": bench("train", "", 20),
+    "decode-4k": bench("decode", "Lk:4096/", 60),
+    "decode-32k": bench("decode", "Lk:32768/", 60),
+    "cache": bench("cache", "^(books|prompt|mixture|generation)", 40),
+    "cache-storage": bench("cache", "^(storage|ring)/", 40),
+    "sources": bench("sources", "", 40),
+    "systolic-decode": bench("systolic_decode", "", 30),
+    "weights": bench("weights", "", 40),
     "projection": bench("projection", "", 50),
     "systolic": bench("systolic", "", 55),
     "systolic-attention": bench("systolic_attention", "", 15),
@@ -63,6 +73,10 @@ PIECES = {
     "peers-bfloat16-1": peers("bfloat16", "1", 30),
     "peers-short-1": peers("short", "1", 20),
     "peers-layer-1": peers("layer", "1", 20),
+    "peers-training-1": peers("training", "1", 30),
+    "peers-backward-64-1": peers("backward", "1", 60, "D64,"),
+    "peers-backward-128-1": peers("backward", "1", 80, "D128,"),
+    "peers-train-1": ("peers/train_torch.py", ["--threads", "1"], 40),
     "peers-linear-1": peers("linear", "1", 10),
     "peers-model-1": peers("model", "1", 60),
     "peers-attention-all": peers("attention", "0", 30, "L2048/"),
@@ -70,6 +84,9 @@ PIECES = {
     "peers-bfloat16-all": peers("bfloat16", "0", 25),
     "peers-short-all": peers("short", "0", 20),
     "peers-layer-all": peers("layer", "0", 20),
+    "peers-training-all": peers("training", "0", 25),
+    "peers-backward-all": peers("backward", "0", 40, "L2048"),
+    "peers-train-all": ("peers/train_torch.py", ["--threads", "0"], 30),
     "peers-linear-all": peers("linear", "0", 10),
     "peers-model-all": peers("model", "0", 40),
 }
@@ -144,7 +161,7 @@ def measure(program, arguments, build, under):
         rows = json.loads(out.read_text())["rows"] if program.endswith(".py") else counters(out)
         seconds = time.time() - begin
     lines = done.stdout.splitlines()
-    kept = [line for i, line in enumerate(lines) if line.startswith(("|", "- missing")) or not line]
+    kept = [line for i, line in enumerate(lines) if line.startswith(("|", "- missing", "- kernel")) or not line]
     machine = next((line for line in lines if " threads, kernels " in line or " multiprocessors at " in line), "")
     wrong = re.findall(r"^.*ERROR OCCURRED.*$", done.stdout + done.stderr, re.M)
     return {

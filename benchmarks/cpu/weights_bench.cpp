@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights in 16 bits under float rows: a Linear by float, bfloat16 and half weights, and one row through a LLaMA block
 // (E 2048, 32 query and 4 key/value heads, SwiGLU of 5632), whose weights memory has to deliver. GB/s are of the
-// weights alone, beside what the same threads read in the same round.
+// weights alone, beside what the same threads read in the same round. One row on all threads against one thread, beside
+// what threads bring to reading.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -132,6 +134,60 @@ template <class W, class Threads> void block(benchmark::State& state) {
   if (!std::isfinite(x(0, 0))) state.SkipWithError("the result is wrong");
 }
 
+/// One row by square weights, and reading as many bytes, on one thread and on all.
+struct Scaling {
+  std::string what;
+  std::vector<double> one{}, all{}, read_one{}, read_all{};
+};
+std::vector<Scaling> scalings;
+
+template <class W, class Threads> class OneRow {
+ public:
+  explicit OneRow(const mha::Tensor<W, 2>& w)
+      : w_(w),
+        linear_({.inputs = w.extent(0), .outputs = w.extent(1), .bias = false}),
+        x_(1, w.extent(0)),
+        y_(1, w.extent(1)) {
+    linear_.borrow(mha::BorrowedLinear<W>{.weight = w});
+    std::fill(x_.begin(), x_.end(), 1.f);
+    calls_ = bench::calls_per_sample(bench::wall_seconds, [&] { multiply(); });
+    reads_ = bench::calls_per_sample(bench::wall_seconds, [&] { read(); });
+  }
+  void sample(std::vector<double>& products, std::vector<double>& reading) {
+    multiply();
+    products.push_back(bench::seconds_per_call(bench::wall_seconds, calls_, [&] { multiply(); }));
+    read();
+    reading.push_back(bench::seconds_per_call(bench::wall_seconds, reads_, [&] { read(); }));
+  }
+
+ private:
+  void multiply() { linear_(x_, mha::into(y_), workspace_); }
+  void read() {
+    bench::read_all<Threads>(reinterpret_cast<const float*>(w_.data()), w_.size() * sizeof(W) / sizeof(float));
+  }
+
+  const mha::Tensor<W, 2>& w_;
+  mha::Linear<float, mha::CpuWith<Threads>> linear_;
+  mha::Tensor<float, 2> x_, y_;
+  mha::Workspace workspace_;
+  int calls_ = 1, reads_ = 1;
+};
+
+template <class W> void one_row(benchmark::State& state, Index E) {
+  const auto w = weights<W>(E, E);
+  OneRow<W, mha::Serial> one(w);
+  OneRow<W, mha::ThreadPool> all(w);
+  Scaling row{std::to_string(E) + " → " + std::to_string(E) + ", " + scalar<W>()};
+  for ([[maybe_unused]] auto _ : state) {
+    one.sample(row.one, row.read_one);
+    all.sample(row.all, row.read_all);
+    state.SetIterationTime(row.all.back());
+  }
+  state.counters["speed_up"] = bench::median_ratio(row.one, row.all);
+  state.counters["of_reading"] = bench::median_ratio(row.read_one, row.read_all);
+  scalings.push_back(std::move(row));
+}
+
 template <class F> void add(const std::string& name, F&& f) { bench::add(name, rounds, f); }
 
 template <class W, class Threads> void add_all(const std::string& suffix) {
@@ -148,6 +204,10 @@ int main(int argc, char** argv) {
   add_all<mha::half, mha::Serial>("/half/serial");
   add_all<mha::bfloat16, mha::ThreadPool>("/bfloat16/threads");
   add_all<mha::half, mha::ThreadPool>("/half/threads");
+  for (const Index E : {2048, 4096}) {
+    add("one_row/" + std::to_string(E) + "/float", [E](auto& s) { one_row<float>(s, E); });
+    add("one_row/" + std::to_string(E) + "/bfloat16", [E](auto& s) { one_row<mha::bfloat16>(s, E); });
+  }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();
@@ -163,5 +223,16 @@ int main(int argc, char** argv) {
                bench::number(bench::median_ratio(r.seconds, r.wide), 2) + "×"});
   }
   table.print();
+  std::printf("\none row, %d threads against one, by the clock on the wall\n", mha::ThreadPool{}.workers());
+  bench::Table scaled(
+      {"K → N, weights", "one thread, ms", "of reading", "all, ms", "of reading", "speed-up", "speed-up of reading"});
+  for (const Scaling& r : scalings)
+    scaled.add({r.what, bench::number(1e3 * bench::median(r.one), 3),
+                bench::number(100 * bench::median_ratio(r.read_one, r.one), 0) + " %",
+                bench::number(1e3 * bench::median(r.all), 3),
+                bench::number(100 * bench::median_ratio(r.read_all, r.all), 0) + " %",
+                bench::number(bench::median_ratio(r.one, r.all), 2) + "×",
+                bench::number(bench::median_ratio(r.read_one, r.read_all), 2) + "×"});
+  scaled.print();
   return 0;
 }

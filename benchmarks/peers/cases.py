@@ -4,6 +4,9 @@
 import numpy as np
 
 
+PASSES = ("backward", "both")  # of attention alone
+
+
 class Case:
     """One computation; its sizes are attributes.
 
@@ -11,6 +14,8 @@ class Case:
     short      the same: one query, as in decoding, at the end of the keys
     layer      model, length, heads                   x (L, E), weights with biases as PyTorch stores them
     step       the same and dropout                   forward and backward pass of such a layer, dy = x
+    backward   as attention and dropout               its backward pass alone, of do (1, H, L, D)
+    both       the same                               forward and backward pass
     linear     rows, inner, columns                   x (M, K)  w (N, K)  b (N)
     """
 
@@ -21,6 +26,13 @@ class Case:
     @property
     def shape(self):
         """For the tables."""
+        passes = {"backward": ", backward pass", "both": ", both passes"}
+        return self.words + passes.get(self.kind, "")
+
+    @property
+    def words(self):
+        if self.kind in PASSES:
+            return "D %d, L %d%s" % (self.dim, self.keys, ", dropout %g" % self.dropout if self.dropout else "")
         if self.kind == "attention":
             return "D %d, L %d" % (self.dim, self.keys)
         if self.kind == "short":
@@ -32,7 +44,7 @@ class Case:
 
     @property
     def name(self):
-        return "%s/%s/%s/%s" % (self.kind, self.scalar, self.shape.replace(" ", ""), self.pattern.replace(" ", "_"))
+        return "%s/%s/%s/%s" % (self.kind, self.scalar, self.words.replace(" ", ""), self.pattern.replace(" ", "_"))
 
     @property
     def unit(self):
@@ -45,6 +57,9 @@ class Case:
 
     def work(self, visible_pairs):
         """1e9 FLOP of visible work, or 1e9 bytes of keys and values; visible_pairs(pattern, queries, keys)."""
+        if self.kind in PASSES:
+            pairs = visible_pairs(self.pattern, self.queries, self.keys)
+            return 1e-9 * (10 if self.kind == "backward" else 14) * pairs * self.heads * self.dim
         if self.kind == "attention":
             return 4e-9 * visible_pairs(self.pattern, self.queries, self.keys) * self.heads * self.dim
         if self.kind == "short":
@@ -62,7 +77,8 @@ class Case:
         return Data(self)
 
     def expected(self, data):
-        """(rows, values): a few rows of the result by their numbers along the second last axis."""
+        """(rows, values): a few rows of the result by their numbers along the second last axis; or (None, arrays) that
+        are compared whole, gradients among them."""
         return expected(self, data)
 
 
@@ -88,9 +104,18 @@ def all_cases():
             for mask in plain:
                 yield Case(group, "layer", scalar, mask, model=model, length=length, heads=model // 64)
     for length in (512, 2048):
-        for dropout in (0, 0.1):
-            for mask in plain:
+        for mask in plain:
+            for dropout in (0, 0.1):
                 yield Case("training", "step", "float32", mask, model=512, length=length, heads=8, dropout=dropout)
+    for length in (512, 2048, 4096):
+        for dim in (64, 128):
+            sizes = {"queries": length, "keys": length, "heads": 2, "kv_heads": 2, "dim": dim}
+            for mask in plain:
+                for kind in PASSES:
+                    yield Case("backward", kind, "float32", mask, dropout=0, **sizes)
+                yield Case("backward", "both", "float32", mask, dropout=0.1, **sizes)
+                if length >= 2048:
+                    yield Case("bfloat16", "backward", "bfloat16", mask, dropout=0, **sizes)
     for rows, inner, columns in ((1, 1024, 1024), (16, 1024, 1024), (1024, 512, 512), (1024, 2048, 2048)):
         yield Case("linear", "linear", rows=rows, inner=inner, columns=columns)
     for rows, inner, columns in ((512, 512, 512), (1024, 2048, 2048)):
@@ -126,6 +151,9 @@ def as_float32(x):
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 
+LIKE = {"short": "attention", "backward": "attention", "both": "attention", "step": "layer"}
+
+
 class Data(dict):
     """The arrays of a case by name, the same memory for all who take part."""
 
@@ -136,6 +164,7 @@ class Data(dict):
                 "q": (1, c.heads, c.queries, c.dim),
                 "k": (1, c.kv_heads, c.keys, c.dim),
                 "v": (1, c.kv_heads, c.keys, c.dim),
+                **({"do": (1, c.heads, c.queries, c.dim)} if c.kind in PASSES else {}),
             },
             "layer": lambda c: {
                 "x": (c.length, c.model),
@@ -146,7 +175,7 @@ class Data(dict):
             },
             "linear": lambda c: {"x": (c.rows, c.inner), "w": (c.columns, c.inner), "b": (c.columns,)},
         }
-        for name, shape in sizes[{"short": "attention", "step": "layer"}.get(case.kind, case.kind)](case).items():
+        for name, shape in sizes[LIKE.get(case.kind, case.kind)](case).items():
             array = draw.standard_normal(shape, np.float32)
             if name[0] == "w":
                 array /= np.float32(shape[1] ** 0.5)
@@ -161,11 +190,52 @@ def softmax(s):
     return p / p.sum(-1, keepdims=True)
 
 
+def gradients(case, q, k, v, d_out):
+    """o, dq, dk, dv of (H, L, D) in double, some queries at a time: dP = dO Vᵀ, dS = P ∘ (dP − rows' Σ P ∘ dP)."""
+    o, dq, dk, dv = (np.zeros_like(x) for x in (q, q, k, v))
+    scale = q.shape[-1] ** -0.5
+    for begin in range(0, q.shape[1], 512):
+        rows = np.arange(begin, min(begin + 512, q.shape[1]))
+        s = scale * q[:, rows] @ k.transpose(0, 2, 1)
+        p = softmax(np.where(visible(case, rows[:, None], np.arange(k.shape[1])[None, :]), s, -np.inf))
+        dp = d_out[:, rows] @ v.transpose(0, 2, 1)
+        ds = scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+        o[:, rows] = p @ v
+        dq[:, rows] = ds @ k
+        dk += ds.transpose(0, 2, 1) @ q[:, rows]
+        dv += p.transpose(0, 2, 1) @ d_out[:, rows]
+    return o, dq, dk, dv
+
+
+def expected_gradients(case, data):
+    """dq, dk, dv of attention; y, dx and the gradients of the weights of a layer, dy being x."""
+    if case.kind in PASSES:
+        return gradients(case, *(as_float32(data[n])[0].astype(np.float64) for n in ("q", "k", "v", "do")))[1:]
+    x, w_in, b_in, w_out, b_out = (data[n].astype(np.float64) for n in ("x", "w_in", "b_in", "w_out", "b_out"))
+    heads = lambda y: y.reshape(len(y), case.heads, -1).transpose(1, 0, 2)
+    side_by_side = lambda y: y.transpose(1, 0, 2).reshape(len(x), -1)
+    projected = (heads(part) for part in np.split(x @ w_in.T + b_in, 3, axis=1))
+    o, *d_projected = (side_by_side(y) for y in gradients(case, *projected, heads(x @ w_out)))
+    d_projected = np.concatenate(d_projected, axis=1)
+    dw_in, dw_out = d_projected.T @ x, x.T @ o
+    return o @ w_out.T + b_out, d_projected @ w_in, dw_in, d_projected.sum(0), dw_out, x.sum(0)
+
+
+LAST = {}  # the gradients of the case before: the arrays do not depend on passes and dropout
+
+
 def expected(case, data):
+    if case.kind in (*PASSES, "step"):
+        sizes = frozenset(item for item in case.sizes.items() if item[0] != "dropout")
+        key = (case.kind == "step", case.scalar, case.pattern, sizes)
+        if key not in LAST:
+            LAST.clear()
+            LAST[key] = expected_gradients(case, data)
+        return None, LAST[key]
     if case.kind == "linear":
         x, w, b = (as_float32(data[n]) for n in "xwb")
         return np.arange(case.rows), x.astype(np.float64) @ w.T + b
-    layer = case.kind in ("layer", "step")
+    layer = case.kind == "layer"
     queries = case.length if layer else case.queries
     rows = np.unique(np.append(np.random.default_rng(11).integers(0, queries, 7), queries - 1))
     if layer:
@@ -190,7 +260,11 @@ def expected(case, data):
 
 
 def error(case, result, rows, values):
-    """The largest error of the rows, relative to 1 or to the value if that is larger."""
+    """The largest error of the rows, relative to 1 or to the value if that is larger; of whole arrays, relative to the
+    largest value of each."""
+    if rows is None:
+        largest = lambda a: np.max(np.abs(a))
+        return float(np.max([largest(r.reshape(v.shape) - v) / largest(v) for r, v in zip(result, values)]))  # NaN stays
     result = np.asarray(result, np.float64)[..., rows, :]
     return float(np.max(np.abs(result - values) / np.maximum(1, np.abs(values))))
 

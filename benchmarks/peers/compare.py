@@ -113,6 +113,7 @@ def measure(case, threads, library, present, check):
         "scalar": case.scalar, "mask": case.pattern, "threads": threads, "unit": case.unit,
         "missing": missing, "errors": errors,
     }  # fmt: skip
+    row["kernels"] = {n: present[n].kernel for n in runners if hasattr(present[n], "kernel")}
     if check or OURS not in runners:
         return row
     rounds = int(min(ROUNDS, max(3, BUDGET / sum(max(SAMPLE, r.once) for r in runners.values()))))
@@ -184,6 +185,17 @@ def print_stages(rows):
         print("| " + " | ".join(cells) + " |")
 
 
+def print_kernels(rows):
+    """Which of its own kernels a participant chose where."""
+    said = {}
+    for row in rows:
+        for name, kernel in row["kernels"].items():
+            dropped = " with dropout" if row["sizes"].get("dropout") else ""
+            said.setdefault((name, kernel), []).append(row["scalar"] + dropped)
+    for (name, kernel), where in said.items():
+        print("- kernel of %s: %s (%s)" % (name, kernel, ", ".join(dict.fromkeys(where))))
+
+
 def print_missing(rows, absent):
     """Who did not take part where it might have: not installed, without that mask or scalar, wrong, or failing."""
     said = {(name, why): [] for name, why in absent.items()}
@@ -198,7 +210,7 @@ def print_missing(rows, absent):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release", help="where the libraries are, in any folder below")
-    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer training linear model; all if not given")
+    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer training backward linear model; all if not given")
     parser.add_argument("--threads", type=int, nargs="*", help="1 and all of them (0) if not given")
     parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
     parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
@@ -234,6 +246,7 @@ def main():
             print_group([row for row in rows if row["group"] == group])
         print_stages(rows)
         print()
+        print_kernels(rows)
     print_missing(rows, absent)
     if options.json:
         result = {"machine": library.description(), "versions": versions, "absent": absent}

@@ -2,6 +2,7 @@
 // What compare.py measures of ours and of Eigen, as plain functions in a shared library, so that all of them run in one
 // process on the same arrays. Built twice: plain, and with -march=native for Eigen, which takes its instructions from
 // the flags.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <mha/mha.hpp>
 #include <mha/systolic.hpp>
@@ -59,6 +61,8 @@ void attend(const Shape& s, const void* q, const void* k, const void* v, void* o
 struct Module {
   virtual ~Module() = default;
   virtual void run(int rows, const void* x, void* y) = 0;
+  /// Those of the last run, one after another, matrices as PyTorch stores them.
+  virtual void gradients(float*) const {}
 };
 
 /// The last rows of k, v (1, Hkv, Lk, D) appended to a cache that has those before, and their queries (1, Hq, Lq, D).
@@ -132,7 +136,54 @@ template <class T, class B, class... Policies> class LayerModule final : public 
   mha::Workspace workspace_;
 };
 
-/// A layer's forward and backward pass; dy is x. Without dropout and backward pass for −rows rows, to check the result.
+/// The backward pass of attention, or with `both` the forward pass before it, given q and d_out (1, H, L, D) as
+/// PyTorch has them. Without dropout for −length rows, to check the gradients. Keeps the arrays.
+template <class T, class B, class Mask> class BackwardModule final : public Module {
+ public:
+  BackwardModule(const Shape& s, bool both, float dropout, const T* k, const T* v)
+      : shape_(s), both_(both), dropout_{.p = dropout}, k_(k), v_(v) {
+    for (auto* t : {&out_, &dq_, &dk_, &dv_}) *t = mha::Tensor<T, 4>(1, s.heads, s.keys, s.dim);
+  }
+  void run(int rows, const void* q, void* d_out) override {
+    const bool drops = rows > 0 && dropout_.p > 0;
+    if (both_ || rows < 0 || !recorded_) record(q, drops);
+    recorded_ = true;
+    const auto backward = [&](const auto&... extra) {
+      mha::attention_backward_into({seen(dq_.data()), seen(dk_.data()), seen(dv_.data())},
+                                   seen(static_cast<const T*>(d_out)), seen(static_cast<const T*>(q)), seen(k_),
+                                   seen(v_), seen(std::as_const(out_).data()), tape_, Mask{}, extra..., workspace_);
+    };
+    drops ? backward(dropout_, seed_) : backward();
+  }
+  void gradients(float* to) const override {
+    for (const auto* t : {&dq_, &dk_, &dv_})
+      to = std::transform(t->begin(), t->end(), to, [](T x) { return static_cast<float>(x); });
+  }
+
+ private:
+  template <class E> mha::TensorView<E, 4> seen(E* data) const {
+    return mha::view_bhld(data, 1, shape_.heads, shape_.keys, shape_.dim);
+  }
+  void record(const void* q, bool drops) {
+    const auto forward = [&](const auto&... extra) {
+      mha::attention_into(seen(out_.data()), seen(static_cast<const T*>(q)), seen(k_), seen(v_), Mask{}, extra..., B{},
+                          mha::record(tape_), workspace_);
+    };
+    ++seed_.offset;
+    drops ? forward(dropout_, seed_) : forward();
+  }
+
+  Shape shape_;
+  bool both_, recorded_ = false;
+  mha::Dropout dropout_;
+  mha::DropoutSeed seed_{7, 0};
+  const T *k_, *v_;
+  mha::Tensor<T, 4> out_{0, 0, 0, 0}, dq_{out_}, dk_{out_}, dv_{out_};
+  mha::Workspace workspace_;
+  mha::AttentionTape<T, B> tape_;
+};
+
+/// A layer's forward and backward pass; dy is x. Without dropout for −rows rows, to check the result and the gradients.
 template <class Mask> class StepModule final : public Module {
  public:
   StepModule(int d_model, int heads, float dropout, const float* in, const float* in_bias, const float* out,
@@ -158,14 +209,29 @@ template <class Mask> class StepModule final : public Module {
     const int d_model = layer_.config().d_model;
     const auto from = mha::view(static_cast<const float*>(x), std::abs(rows), d_model);
     const auto to = mha::view(static_cast<float*>(y), std::abs(rows), d_model);
-    if (rows < 0) return layer_(from, mha::into(to), workspace_);
-    if (dx_.extent(0) != rows) dx_ = mha::Tensor<float, 2>(rows, d_model);
+    if (dx_.extent(0) != from.extent[0]) dx_ = mha::Tensor<float, 2>(from.extent[0], d_model);
     gradients_.clear();
-    if (dropout_ > 0)
+    if (dropout_ > 0 && rows > 0)
       layer_(from, tape_, mha::DropoutSeed{7, ++step_}, mha::into(to), workspace_);
     else
       layer_(from, tape_, mha::into(to), workspace_);
     layer_.backward(from, tape_, gradients_, mha::into(dx_), workspace_);
+  }
+  /// dx, in and in_bias, out and out_bias.
+  void gradients(float* to) const override {
+    const auto put = [&](const mha::TensorView<const float, 2>& w) {  // (in, out)
+      for (int i = 0; i < w.extent[1]; ++i)
+        for (int e = 0; e < w.extent[0]; ++e) *to++ = w(e, i);
+    };
+    const auto put_row = [&](const mha::TensorView<const float, 1>& b) {
+      for (int i = 0; i < b.extent[0]; ++i) *to++ = b(i);
+    };
+    to = std::copy(dx_.begin(), dx_.end(), to);
+    const mha::HeadWeights<float> parts[] = {gradients_.query, gradients_.key, gradients_.value};
+    for (const auto& part : parts) put(part.matrix());
+    for (const auto& part : parts) put_row(part.bias_row());
+    put(gradients_.output.weight);
+    put_row(gradients_.output.bias);
   }
 
  private:
@@ -293,6 +359,20 @@ MHA_PEER Module* peer_step(int d_model, int heads, int causal, double dropout, c
   if (causal != 0) return new StepModule<mha::Causal>(d_model, heads, p, in, in_bias, out, out_bias);
   return new StepModule<mha::Full>(d_model, heads, p, in, in_bias, out, out_bias);
 }
+/// Attention's backward pass, or both passes. Run with q and d_out.
+MHA_PEER Module* peer_backward(const Shape* shape, int causal, const char* scalar, int both, double dropout,
+                               const void* k, const void* v) {
+  const auto make = [&]<class T, class B>(const T* key, B) -> Module* {
+    const auto* const value = static_cast<const T*>(v);
+    const auto p = static_cast<float>(dropout);
+    if (causal != 0) return new BackwardModule<T, B, mha::Causal>(*shape, both != 0, p, key, value);
+    return new BackwardModule<T, B, mha::Full>(*shape, both != 0, p, key, value);
+  };
+  return is_bfloat16(scalar) ? make(static_cast<const mha::bfloat16*>(k), OnUnit{})
+                             : make(static_cast<const float*>(k), Backend{});
+}
+/// Those of the last run, in float.
+MHA_PEER void peer_gradients(const Module* module, float* to) { module->gradients(to); }
 MHA_PEER Module* peer_linear(int k, int n, const char* scalar, const void* w, const void* bias) {
   const auto make = is_bfloat16(scalar) ? make_linear<mha::bfloat16, OnUnit> : make_linear<float, Backend>;
   return make(k, n, w, bias);

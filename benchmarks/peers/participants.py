@@ -8,7 +8,7 @@ from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
 
 import numpy as np
 
-from cases import as_float32, visible
+from cases import PASSES, as_float32, visible
 from turns import Missing
 
 try:
@@ -47,6 +47,8 @@ class Library:
             ("eigen_attention", c_char_p, [c_void_p, c_int] + 4 * [c_void_p]),
             ("layer", c_void_p, 3 * [c_int] + [c_char_p] + 4 * [c_void_p]),
             ("step", c_void_p, 3 * [c_int] + [c_double] + 4 * [c_void_p]),
+            ("backward", c_void_p, [c_void_p, c_int, c_char_p, c_int, c_double] + 2 * [c_void_p]),
+            ("gradients", None, 2 * [c_void_p]),
             ("linear", c_void_p, 2 * [c_int] + [c_char_p] + 2 * [c_void_p]),
             ("cache", c_void_p, [c_void_p, c_char_p] + 2 * [c_void_p]),
             ("run", c_char_p, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
@@ -96,14 +98,8 @@ class Ours:
         many = int(threads > 1)
         if case.on_matrix_unit and self.kernels.unit() == b"portable":
             raise Missing("no matrix unit: " + (self.kernels.missing_unit().decode() or "switched off"))
-        if case.kind == "step":
-            self.module = Module(self.kernels, case, data)
-            y = np.empty_like(data["x"])
-            step, forward = (
-                call(self.kernels.run, self.module.handle, many, rows, *addresses(data["x"], y))
-                for rows in (case.length, -case.length)
-            )
-            return step, lambda: (forward(), y)[1]
+        if case.kind in ("step", *PASSES):
+            return self.passes(case, data, many)
         if case.kind in ("layer", "linear"):
             self.module = Module(self.kernels, case, data)
             rows, columns = data["x"].shape[0], case.columns if case.kind == "linear" else case.model
@@ -117,6 +113,24 @@ class Ours:
             return call(self.kernels.unit_attention, *arguments), lambda: as_float32(out)
         arguments = (self.kernels.shape(case), case.pattern.encode(), case.scalar.encode(), many, *pointers)
         return call(self.kernels.attention, *arguments), lambda: as_float32(out)
+
+
+    def passes(self, case, data, many):
+        module = self.module = Module(self.kernels, case, data)
+        layer = case.kind == "step"
+        names = ("x", "w_in", "b_in", "w_out", "b_out") if layer else ("q", "k", "v")
+        rows, x, y = (case.length, data["x"], np.empty_like(data["x"])) if layer else (case.keys, data["q"], data["do"])
+        step, plain = (call(self.kernels.run, module.handle, many, n, *addresses(x, y)) for n in (rows, -rows))
+
+        def read():
+            plain()
+            to = [np.full(data[n].shape, np.nan, np.float32) for n in names]
+            flat = np.concatenate([a.ravel() for a in to])
+            self.kernels.gradients(module.handle, flat.ctypes.data)
+            parts = np.split(flat, np.cumsum([a.size for a in to])[:-1])
+            return [y, *parts] if layer else parts
+
+        return step, read
 
 
 class OursInCache:
@@ -145,6 +159,9 @@ class Module:
         elif case.kind == "step":
             weights = addresses(*(data[n] for n in ("w_in", "b_in", "w_out", "b_out")))
             self.handle = library.step(case.model, case.heads, int(case.pattern == "causal"), case.dropout, *weights)
+        elif case.kind in PASSES:
+            which = (int(case.pattern == "causal"), scalar, int(case.kind == "both"), case.dropout)
+            self.handle = library.backward(library.shape(case), *which, *addresses(data["k"], data["v"]))
         elif case.kind == "short":
             self.handle = library.cache(library.shape(case), scalar, *addresses(data["k"], data["v"]))
         else:
@@ -295,11 +312,49 @@ class TorchStep(Torch):
 
         def read():
             layer.eval()
-            y = layer(dy, dy, dy, **options)[0][0].numpy()
+            layer.zero_grad(set_to_none=True)
+            x.grad = None
+            with torch.enable_grad():
+                y = layer(x, x, x, **options)[0]
+                y.backward(dy)
             layer.train()
-            return y
+            projections = (layer.in_proj_weight, layer.in_proj_bias, layer.out_proj.weight, layer.out_proj.bias)
+            return [y.detach().numpy(), *(p.grad.numpy() for p in (x, *projections))]
 
         return run, read
+
+
+class SdpaBackward(Torch):
+    """Attention's backward pass by autograd, or both passes. `kernel` says which of its own PyTorch chose."""
+
+    kinds = PASSES
+
+    def prepare(self, case, data, threads):
+        if case.kind not in self.kinds:
+            raise Missing("computes no %s" % case.kind)
+        torch.set_num_threads(threads)
+        arrays = {n: self.tensor(a) for n, a in data.items()}
+        inputs = [arrays[n].clone().requires_grad_(True) for n in "qkv"]
+        causal = case.pattern == "causal"
+
+        def forward(dropout):
+            attend = torch.nn.functional.scaled_dot_product_attention
+            return attend(*inputs, is_causal=causal, dropout_p=dropout)
+
+        def gradients(out, **options):
+            return torch.autograd.grad(out, inputs, arrays["do"], **options)
+
+        def both(dropout=case.dropout):
+            with torch.enable_grad():
+                return gradients(forward(dropout))
+
+        with torch.enable_grad():
+            out = forward(case.dropout)
+            choice = torch._fused_sdp_choice(*inputs, is_causal=causal, dropout_p=case.dropout)
+        self.kernel = torch.nn.attention.SDPBackend(choice).name
+        backward = lambda: gradients(out, retain_graph=True)
+        run = both if case.kind == "both" else backward
+        return run, lambda: [g.float().numpy() for g in (both(0) if case.dropout else run())]
 
 
 class TorchLinear(Torch):
@@ -474,6 +529,7 @@ PEERS = {
     "FlexAttention, compiled": Flex,
     "nn.MultiheadAttention": TorchLayer,
     "nn.MultiheadAttention, forward and backward": TorchStep,
+    "PyTorch SDPA, autograd": SdpaBackward,
     "PyTorch linear": TorchLinear,
     "ONNX Runtime MultiHeadAttention": OnnxMultiHead,
     "ONNX Runtime GroupQueryAttention": OnnxGroupQuery,

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of examples/train in eager PyTorch: milliseconds of a step of forward, backward and AdamW.
+"""The model of examples/train beside the same in eager PyTorch: a step of forward, backward and AdamW, in turns.
 
 Bytes as tokens; blocks of RMS norm, causal attention with rotary positions and SwiGLU; cross-entropy; AdamW. The sizes
-are those that the program `train` has by default, which prints how long its own steps took.
+are those that the program `train` has by default. Ours draws its batches as well.
 
-Needs      pip install torch==2.15.0 (the version measured)
-Usage      python3 benchmarks/peers/train_torch.py [--threads 1] [--rounds 15]
+Needs      pip install torch==2.15.0 (the version measured), and the library mha_train_peer, which CMake builds with the
+           benchmarks where it builds examples/train
+Usage      python3 benchmarks/peers/train_torch.py [--threads 1 2] [--rounds 15] [--json FILE]
 """
 
 import argparse
+import ctypes
+import json
+import os
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -63,36 +68,95 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
+class Peer:
+    """Steps of PyTorch."""
+
+    def __init__(self, threads):
+        torch.set_num_threads(threads)
+        torch.manual_seed(1)
+        self.model = Model()
+        self.adamw = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+        self.ids = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+
+    def steps(self, count):
+        for _ in range(count):
+            logits = self.model(self.ids[:, :-1])
+            loss = functional.cross_entropy(logits.reshape(-1, VOCABULARY), self.ids[:, 1:].reshape(-1))
+            self.adamw.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.adamw.step()
+
+
+class Ours:
+    """Steps of examples/train, through the library of train_ours.cpp."""
+
+    def __init__(self, path, threads):
+        self.kernels = ctypes.CDLL(str(path))
+        for name, result, arguments in (
+            ("peer_training_machine", ctypes.c_char_p, []),
+            ("peer_training", ctypes.c_void_p, [ctypes.c_int]),
+            ("peer_training_parameters", ctypes.c_int, [ctypes.c_void_p]),
+            ("peer_training_steps", ctypes.c_double, [ctypes.c_void_p, ctypes.c_int]),
+        ):
+            function = getattr(self.kernels, name)
+            function.restype, function.argtypes = result, arguments
+        self.training = self.kernels.peer_training(threads)
+        self.parameters = self.kernels.peer_training_parameters(self.training)
+        self.machine = self.kernels.peer_training_machine().decode()
+
+    def steps(self, count):
+        self.kernels.peer_training_steps(self.training, count)
+
+
+def measure(threads, library, rounds):
+    """Milliseconds of a step and their ratio, by rounds that take turns."""
+    everybody = {"mha": Ours(library, threads), "PyTorch eager": Peer(threads)}
+    samples = {name: [] for name in everybody}
+    for who in everybody.values():
+        who.steps(10)
+    # On one thread everybody computes in the calling thread: its processor time does not count the neighbours.
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    for r in range(rounds):
+        for name, who in (list(everybody.items()), list(everybody.items())[::-1])[r % 2]:
+            if threads > 1:
+                time.sleep(3e-3)  # threads of the one before may still spin
+            begin = clock()
+            who.steps(STEPS)
+            samples[name].append((clock() - begin) / STEPS)
+    ours, peers = samples.values()
+    ratio = statistics.median(p / o for o, p in zip(ours, peers))
+    result = {"group": "train", "machine": everybody["mha"].machine, "threads": threads, "ratio": ratio}
+    for name, who in everybody.items():
+        result[name] = {"ms": 1e3 * statistics.median(samples[name]), "parameters": who.parameters}
+    return result
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--build", default="build/release", help="where the library mha_train_peer is, in any folder below")
+    parser.add_argument("--threads", type=int, nargs="*", help="1 and all of them if not given")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", help="write the rows there")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(1)
-    model = Model()
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
-    ids = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
-
-    def step():
-        logits = model(ids[:, :-1])
-        loss = functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
-        adamw.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adamw.step()
-
-    for _ in range(10):
-        step()
-    samples = []
-    for _ in range(options.rounds):
-        begin = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        samples.append((time.perf_counter() - begin) / STEPS)
-    parameters = sum(p.numel() for p in model.parameters())
-    print("%d parameters, torch %s, %d threads" % (parameters, torch.__version__, options.threads))
-    print("%.2f ms a step, the fastest round %.2f" % (1e3 * statistics.median(samples), 1e3 * min(samples)))
+    found = sorted(Path(options.build).rglob("libmha_train_peer.*"))
+    if not found:
+        raise SystemExit("train_torch.py: no library mha_train_peer under %s: build the benchmarks first" % options.build)
+    every_thread = len(os.sched_getaffinity(0))
+    counts = dict.fromkeys(n or every_thread for n in options.threads or (1, 0))
+    rows = [measure(threads, found[0], options.rounds) for threads in counts]
+    print("%s; torch %s" % (rows[0]["machine"], torch.__version__))
+    print("\n| the model of train, %d tokens a step | threads | ours ms | PyTorch eager ms | ours : PyTorch eager |" % (
+        BATCH * CONTEXT))  # fmt: skip
+    print("|---|---:|---:|---:|---:|")
+    for row in rows:
+        cells = [row[name] for name in ("mha", "PyTorch eager")]
+        parameters = " and ".join("%d" % n for n in dict.fromkeys(c["parameters"] for c in cells))
+        print("| %s parameters | %d | %.2f | %.2f | %.2f× |" % (
+            parameters, row["threads"], *(c["ms"] for c in cells), row["ratio"]))  # fmt: skip
+    if options.json:
+        Path(options.json).write_text(json.dumps({"versions": {"torch": torch.__version__}, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
