@@ -20,9 +20,13 @@ TEST(Cache, GivesTheBitsOfTheWholeCallOnMatrixUnits) {
   });
 }
 
-// The unit rounds keys and values to bfloat16, whoever stores them so: a layer of float has the bits of layer(x).
+// The unit rounds keys and values to bfloat16, whoever stores them so: a layer of float or half has the bits of
+// layer(x).
 TEST(Cache, InBfloat16GivesTheBitsOfTheWholeCallOnMatrixUnits) {
-  on_every_unit([] { every_storage_and_rings<float, Unit, mha::bfloat16>(330, 4, {16, 64}); });
+  on_every_unit([] {
+    every_storage_and_rings<float, Unit, mha::bfloat16>(330, 4, {16, 64});
+    every_storage_and_rings<mha::half, Unit, mha::bfloat16>(200, 7, {64});
+  });
 }
 
 TEST(Cache, GivesOneAnswerFromOtherScalarsOnMatrixUnits) {
