@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generates text: GPT-2, LLaMA, Mistral, Qwen 2 or Qwen 3 continues a prompt, with a key/value cache.
 //
-// You learn     how a program reads a prompt in chunks and writes token by token: one step of the cache each, the
-// storage
-//               and its scalar chosen when the program starts
+// You learn     how a program reads a prompt in chunks and writes token by token, a step of the cache each, and chooses
+//               the cache's storage and scalar when it starts
 // The maths     token ~ softmax(logits / temperature), cut to the likeliest; logits of the last row of every step
 // Shapes        ids (n), the tokens of a step   logits (V)
-// Read          generation.cpp (the loop), language_model.cpp (the cache), sampler.cpp (the draw), tokenizer.cpp
-// (text),
-//               app.cpp (options); the models are in ../models
+// Read          generation.cpp (the loop), language_model.cpp (the cache), sampler.cpp (the draw),
+//               tokenizer.cpp (text), app.cpp (options); the models are in ../models
 #include <iostream>
 
 #include <unistd.h>

@@ -4,9 +4,8 @@
 // You learn     how a whole model is trained with the layers' backward passes: tapes, gradients, a loss, an optimiser
 // The maths     loss = −mean log softmax(logits)[next character];  w ← AdamW(w, dloss/dw)
 // Shapes        ids (B, L)   x (B, L, E)   logits (B, L, V);  B = 8, L = 128, E = 64, V = 256: characters are bytes
-// Read          model.hpp (forward and backward), loss.hpp, adamw.hpp, training.cpp (the loop), checkpoint.cpp (the
-// file
-//               that ../generate runs), report.cpp (the page), app.cpp (options)
+// Read          model.hpp (forward and backward), loss.hpp, adamw.hpp, training.cpp (the loop),
+//               checkpoint.cpp (the file that ../generate runs), report.cpp (the page), app.cpp (options)
 #include <iostream>
 
 #include <unistd.h>

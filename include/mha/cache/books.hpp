@@ -81,9 +81,11 @@ class BlockBook {
     at(written_, to) = ring_.turns() ? at(written_, from) : length;
   }
 
-  /// slots[i] becomes what slots[from[i]] was, whose length is lengths[from[i]].
+  /// slots[i] becomes what slots[from[i]] was, whose length is lengths[from[i]]. The copies are made by copy() before
+  /// the book changes: it may throw.
+  template <class Copy>
   void reorder(std::span<const Index> slots, std::span<const Index> from, std::span<const Index> lengths,
-               RowCopies& copies) {
+               RowCopies& copies, const Copy& copy) {
     // The first that takes a sequence over takes its block; the others copy into the blocks that nobody took.
     scratch_.assign(slots.size() * 2, -1);
     Index* const taken_by = scratch_.data();
@@ -102,6 +104,7 @@ class BlockBook {
       copy_block(first_row(slots[source]), block[i] * ring_.rows,
                  ring_.turns() ? at(written_, slots[source]) : lengths[source], copies);
     }
+    copy();
     for (std::size_t i = 0; i < slots.size(); ++i)  // of each source, before any is overwritten
       taken_by[i] = at(written_, slots[static_cast<std::size_t>(from[i])]);
     for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -210,7 +213,9 @@ class PageBook {
     used(to) = count;
   }
 
-  void reorder(std::span<const Index> slots, std::span<const Index> from, std::span<const Index> lengths, RowCopies&) {
+  template <class Copy>
+  void reorder(std::span<const Index> slots, std::span<const Index> from, std::span<const Index> lengths, RowCopies&,
+               const Copy&) {
     spare_.clear();
     for (const Index source : from) {
       const auto pages_of = pages(slots[static_cast<std::size_t>(source)], lengths[static_cast<std::size_t>(source)]);

@@ -92,7 +92,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// A new sequence without positions.
   SequenceId add() {
     require_closed("add");
-    return made("add");
+    return made("add", [](Index) {});
   }
 
   /// A new sequence with the first `length` positions of another, all if not given. Paged shares them; other storages
@@ -104,13 +104,12 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     if (!std::is_same_v<Storage, Paged>) require_sendable();  // rows are copied
     const Index from = sequences_.slot("fork", id), all = sequences_.length(from), count = length.value_or(all);
     require_rewind("fork", from, count);
-    const SequenceId forked = made("fork");
-    const Index to = sequences_.slot("fork", forked);
-    book_.fork(from, to, count, copies_);
-    memory_.copy(copies_);
-    versions_.copy(from, to);
-    sequences_.set_length(to, count);
-    return forked;
+    return made("fork", [&](Index to) {
+      book_.fork(from, to, count, copies_);
+      memory_.copy(copies_);
+      versions_.copy(from, to);
+      sequences_.set_length(to, count);
+    });
   }
 
   void remove(SequenceId id) {
@@ -136,7 +135,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
 
   /// Beam search: beams[i] becomes what beams[from[i]] was. Paged copies nothing; other storages copy those that are
-  /// taken more than once.
+  /// taken more than once, over those that nobody takes: if copying fails on a device, nothing else has changed.
   void reorder(std::span<const SequenceId> beams, std::span<const Index> from) {
     require_closed("reorder");
     detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");
@@ -146,8 +145,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     for (const Index source : from)
       detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
                       " is outside [0, ", beams.size(), "), the number of beams");
-    book_.reorder(now_.slots, from, now_.lengths, copies_);
-    memory_.copy(copies_);
+    book_.reorder(now_.slots, from, now_.lengths, copies_, [&] { memory_.copy(copies_); });
     versions_.reorder(now_.slots, from);
     for (std::size_t i = 0; i < from.size(); ++i)
       sequences_.set_length(now_.slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
@@ -209,9 +207,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     detail::SavedRows<F> saved(bytes, shape_, sizes_.layers);
     detail::require(saved.length() <= book_.limit(), "restore: the saved sequence has length ", saved.length(),
                     ", the cache's limit is ", book_.limit());
-    const SequenceId id = made("restore");
-    const Index slot = sequences_.slot("restore", id);
-    MHA_TRY {
+    return made("restore", [&](Index slot) {
       book_.fill(slot, saved.length(), saved.gone());
       const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), saved.gone());
       Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
@@ -219,14 +215,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
         saved.take(of_layer);
         memory_.fill(layer, rows, of_layer);
       }
-    }
-    MHA_CATCH(...) {
-      book_.remove(slot);
-      sequences_.remove(slot);
-      MHA_RETHROW;
-    }
-    sequences_.set_length(slot, saved.length());
-    return id;
+      sequences_.set_length(slot, saved.length());
+    });
   }
 
  private:
@@ -252,11 +242,18 @@ template <class Storage, class F, class B = OnHost> class KvCache {
                     " cannot go back to length ", length, " of ", all, ": what its window shows has been dropped");
   }
 
-  SequenceId made(const char* call) {
+  /// A new sequence that fill(slot) gives its positions; if that throws, there is none.
+  template <class Fill> SequenceId made(const char* call, const Fill& fill) {
     const SequenceId id = sequences_.add(call);
     const Index slot = sequences_.slot(call, id);
     book_.add(slot);
     versions_.clear(slot);
+    MHA_TRY { fill(slot); }
+    MHA_CATCH(...) {
+      book_.remove(slot);
+      sequences_.remove(slot);
+      MHA_RETHROW;
+    }
     return id;
   }
 

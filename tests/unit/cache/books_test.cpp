@@ -67,8 +67,7 @@ template <class Storage> class Model {
       before.push_back(sequences_[at(slot)]);
     }
     RowCopies copies;
-    book_.reorder(slots, from, lengths, copies);
-    run(copies);
+    book_.reorder(slots, from, lengths, copies, [&] { run(copies); });
     for (std::size_t i = 0; i < slots.size(); ++i) sequences_[at(slots[i])] = before[at(from[i])];
   }
 

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
-#include <limits>
-#include <random>
 #include <string>
-#include <type_traits>
-#include <variant>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,6 +10,7 @@
 #include <mha/core/tensor.hpp>
 #include <mha/layer/kv_cache.hpp>
 
+#include "cache_picture.hpp"
 #include "far_backend.hpp"
 #include "message_of.hpp"
 
@@ -28,334 +24,16 @@ using mha::KvShape;
 using mha::Paged;
 using mha::Ring;
 using mha::SequenceId;
-using mha::ShapeError;
 using mha::Tensor;
 using support::message_of;
+using support::picture;
+using support::write;
 
-constexpr Index layers = 2, heads = 2, dim = 3, value_dim = 2, most_sequences = 5;
+constexpr Index layers = 2, heads = 2, dim = 3, value_dim = 2;
 constexpr KvShape shape{heads, dim, value_dim};
-constexpr CacheSizes sizes{.layers = layers, .sequences = most_sequences};
+constexpr CacheSizes sizes{.layers = layers, .sequences = 5};
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
-// The numbers that stand for position content `n`, of a layer and head.
-float key_of(int n, Index layer, Index g, Index d) { return static_cast<float>(((n * 2 + layer) * 2 + g) * 4 + d); }
-float value_of(int n, Index layer, Index g, Index d) { return -1 - key_of(n, layer, g, d); }
-
-/// The same numbers in the memory of a backend.
-template <class B, int Rank> mha::detail::TensorOf<B, float, Rank> there(const Tensor<float, Rank>& here) {
-  return mha::detail::TensorOf<B, float, Rank>(here);
-}
-/// While it lives, the host reads the backend's memory.
-template <class B>
-using Reading = std::conditional_t<mha::detail::computes_on_host<B>, std::monostate, support::Kernel>;
-
-/// A cache beside a list of what was written to each sequence.
-template <class Storage, class B> class Model {
- public:
-  explicit Model(const Storage& storage) : cache(shape, storage, sizes) {}
-
-  struct Sequence {
-    SequenceId id;
-    std::vector<int> content;
-  };
-
-  KvCache<Storage, float, B> cache;
-  std::vector<Sequence> sequences;
-
-  /// Rows for some sequences; the step is committed, or ends by an exception behind one layer or all.
-  void step(const std::vector<std::size_t>& who, const std::vector<Index>& rows, int layers_written, bool commit) {
-    std::vector<SequenceId> ids;
-    std::vector<int> contents;
-    for (std::size_t i = 0; i < who.size(); ++i) {
-      ids.push_back(sequences[who[i]].id);
-      for (Index n = 0; n < rows[i]; ++n) contents.push_back(++written_);
-    }
-    auto step = cache.step(ids, rows);
-    Tensor<float, 3> key(static_cast<Index>(contents.size()), heads, dim),
-        value(static_cast<Index>(contents.size()), heads, value_dim);
-    for (Index layer = 0; layer < layers_written; ++layer) {
-      for (Index i = 0; i < key.extent(0); ++i)
-        for (Index g = 0; g < heads; ++g) {
-          for (Index d = 0; d < dim; ++d) key(i, g, d) = key_of(contents[at(i)], layer, g, d);
-          for (Index d = 0; d < value_dim; ++d) value(i, g, d) = value_of(contents[at(i)], layer, g, d);
-        }
-      step.append(layer, there<B>(key), there<B>(value));
-    }
-    if (!commit) return;
-    step.commit();
-    std::size_t n = 0;
-    for (std::size_t i = 0; i < who.size(); ++i)
-      for (Index row = 0; row < rows[i]; ++row) sequences[who[i]].content.push_back(contents[n++]);
-  }
-
-  /// Every position that the cache still has, read by the source that a layer gets.
-  void expect_right() {
-    std::vector<SequenceId> ids;
-    for (const Sequence& s : sequences) ids.push_back(s.id);
-    const std::vector<Index> rows(ids.size(), 0);
-    const auto step = cache.step(ids, rows);
-    for (Index layer = 0; layer < layers; ++layer) {
-      const auto source = step.source(layer);
-      if constexpr (requires { source.check("test"); }) source.check("test");
-      [[maybe_unused]] const Reading<B> reading;
-      for (std::size_t b = 0; b < sequences.size(); ++b) {
-        const auto& content = sequences[b].content;
-        const Index length = static_cast<Index>(content.size()), oldest = cache.oldest(ids[b]);
-        ASSERT_EQ(cache.length(ids[b]), length);
-        ASSERT_EQ(source.keys(static_cast<Index>(b)), length);
-        for (Index p = 0; p < length; ++p) {
-          if (p >= first_ && p < oldest) continue;  // a Ring has dropped it
-          for (Index g = 0; g < heads; ++g) {
-            const auto run = source.run(static_cast<Index>(b), g, p, length);
-            for (Index d = 0; d < dim; ++d) ASSERT_EQ(run.key[d], key_of(content[at(p)], layer, g, d));
-            for (Index d = 0; d < value_dim; ++d) ASSERT_EQ(run.value[d], value_of(content[at(p)], layer, g, d));
-          }
-        }
-      }
-    }
-  }
-
-  void set_first(Index first) { first_ = first; }
-
- private:
-  int written_ = 0;
-  Index first_ = 0;
-};
-
-template <class B, class Storage>
-void random_operations_on(const Storage& storage, Index most_rows, Index first, int& refused) {
-  std::mt19937 random(42);
-  const auto below = [&](std::size_t n) { return static_cast<Index>(random() % n); };
-  Model<Storage, B> model(storage);
-  model.set_first(first);
-  int commits = 0;
-  for (int round = 0; round < 1500; ++round) {
-    auto& all = model.sequences;
-    const std::size_t one = all.empty() ? 0 : at(below(all.size()));
-    const Index length = all.empty() ? 0 : static_cast<Index>(all[one].content.size());
-    const Index back = length - below(at(std::min<Index>(length, 5)) + 1);
-    switch (below(9)) {
-      case 0:
-        if (all.size() < at(most_sequences)) all.push_back({model.cache.add(), {}});
-        break;
-      case 1:
-        if (!all.empty() && below(3) == 0) {
-          model.cache.remove(all[one].id);
-          EXPECT_NE(message_of([&] { static_cast<void>(model.cache.length(all[one].id)); }), "");
-          all.erase(all.begin() + static_cast<std::ptrdiff_t>(one));
-        }
-        break;
-      case 2:
-        if (!all.empty() && all.size() < at(most_sequences) && model.cache.can_truncate(all[one].id, back))
-          all.push_back(
-              {model.cache.fork(all[one].id, back), {all[one].content.begin(), all[one].content.begin() + back}});
-        break;
-      case 3:
-        if (!all.empty() && model.cache.can_truncate(all[one].id, back)) {
-          model.cache.truncate(all[one].id, back);
-          all[one].content.resize(at(back));
-        }
-        break;
-      case 4:
-        if (!all.empty() && below(3) == 0) {
-          std::vector<SequenceId> beams;
-          std::vector<Index> from;
-          for (const auto& s : all) {
-            beams.push_back(s.id);
-            from.push_back(below(all.size()));
-          }
-          const auto before = all;
-          model.cache.reorder(beams, from);
-          for (std::size_t i = 0; i < all.size(); ++i) all[i].content = before[at(from[i])].content;
-        }
-        break;
-      case 5:
-        if (!all.empty() && all.size() < at(most_sequences)) {
-          const auto bytes = model.cache.save(all[one].id);
-          const Index before = model.cache.sequences();
-          try {
-            all.push_back({model.cache.restore(bytes), all[one].content});
-          } catch (const ShapeError&) {
-            EXPECT_EQ(model.cache.sequences(), before);
-            ++refused;
-          }
-        }
-        break;
-      default: {
-        std::vector<std::size_t> who;
-        std::vector<Index> rows;
-        for (std::size_t i = 0; i < all.size(); ++i)
-          if (below(3) > 0) {
-            who.insert(who.begin() + below(who.size() + 1), i);
-            rows.push_back(0);
-          }
-        for (auto& n : rows) n = below(at(most_rows) + 1);
-        const int written = below(3);
-        try {
-          model.step(who, rows, written, written == 2);
-          commits += written == 2;
-        } catch (const ShapeError&) {
-          ++refused;
-        }
-      }
-    }
-    model.expect_right();
-    if (testing::Test::HasFatalFailure()) return;
-  }
-  EXPECT_GT(commits, 100);
-}
-
-/// In the host's memory, and in one that the host does not reach.
-template <class Storage> void random_operations(const Storage& storage, Index most_rows, Index first, int& refused) {
-  random_operations_on<mha::OnHost>(storage, most_rows, first, refused);
-  const int on_host = refused;
-  random_operations_on<support::Far>(storage, most_rows, first, refused);
-  EXPECT_EQ(refused, 2 * on_host);
-}
-
-TEST(KvCache, ContiguousKeepsEveryPosition) {
-  int refused = 0;
-  random_operations(Contiguous{.length = 30}, 6, 0, refused);
-  EXPECT_GT(refused, 0) << "no sequence reached the limit";
-}
-
-TEST(KvCache, ARingKeepsTheFirstAndTheWindow) {
-  int refused = 0;
-  random_operations(Ring{.left = 6, .rows = 4, .first = 2}, 4, 2, refused);
-  EXPECT_EQ(refused, 0);
-}
-
-TEST(KvCache, PagesKeepEveryPosition) {
-  int refused = 0;
-  random_operations(Paged{.pages = 24, .length = 200, .page = 16}, 20, 0, refused);
-  EXPECT_GT(refused, 10) << "the pages were always enough";
-}
-
-/// All that a user can see of a cache, as text.
-template <class Cache> std::string picture(const Cache& cache, const std::vector<SequenceId>& ids) {
-  std::string all = std::to_string(cache.sequences());
-  if constexpr (requires { cache.free_pages(); }) all += " free " + std::to_string(cache.free_pages());
-  for (const SequenceId& id : ids) {
-    const auto bytes = cache.save(id);
-    all += " [" + std::to_string(cache.length(id)) + "," + std::to_string(cache.oldest(id)) + "]" +
-           std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  }
-  return all;
-}
-
-template <class Cache> void write(Cache& cache, SequenceId id, Index rows, float number) {
-  auto step = cache.step(id, rows);
-  Tensor<float, 3> key(rows, heads, dim), value(rows, heads, value_dim);
-  std::fill(key.begin(), key.end(), number);
-  std::fill(value.begin(), value.end(), number);
-  for (Index layer = 0; layer < layers; ++layer) step.append(layer, key, value);
-  step.commit();
-}
-
-TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
-  KvCache<Paged, float> cache(shape, Paged{.pages = 5, .length = 40, .page = 16}, {.layers = layers, .sequences = 3});
-  const SequenceId a = cache.add(), b = cache.fork(a), dead = cache.add();
-  cache.remove(dead);
-  write(cache, a, 20, 1);
-  write(cache, b, 33, 2);
-  const std::string before = picture(cache, {a, b});
-  const auto refuses = [&](std::vector<SequenceId> ids, std::vector<Index> rows, const char* sentence) {
-    EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(ids, rows)); }), sentence);
-    EXPECT_EQ(picture(cache, {a, b}), before);
-  };
-  refuses({a, b}, {1}, "step: 2 sequences, but 1 numbers of rows");
-  refuses({a, a}, {1, 1}, "step: sequence 1 is named twice");
-  refuses({a, dead}, {1, 1}, "step: the sequence was removed, or is of another cache");
-  refuses({a, SequenceId{}}, {1, 1}, "step: the SequenceId names no sequence: add() and fork() return one");
-  refuses({b, a}, {2, -1}, "step: sequence 1 has -1 rows, the least is 0");
-  refuses({a, b}, {1, 8}, "step: sequence 1 of length 33 and 8 rows more would be longer than the cache's 40");
-  refuses({a}, {2147483647},
-          "step: sequence 0 of length 20 and 2147483647 rows more would be longer than the cache's 40");
-  const SequenceId c = cache.add();
-  EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(c, 1)); }),
-            "cache: the step needs 1 pages of 16 positions, 0 of 5 are free");
-  EXPECT_EQ(cache.length(c), 0);
-}
-
-TEST(KvCache, RefusesWhatIsNotTheLayersPartOfTheStep) {
-  KvCache<Contiguous, float> cache(shape, Contiguous{.length = 8}, {.layers = layers, .sequences = 2});
-  const SequenceId a = cache.add();
-  write(cache, a, 3, 1);
-  const std::string before = picture(cache, {a});
-  {
-    auto step = cache.step(a, 2);
-    Tensor<float, 3> key(2, heads, dim), value(2, heads, value_dim), long_key(3, heads, dim), narrow(2, heads, dim - 1),
-        one_head(2, 1, dim);
-    const auto refuses = [&](Index layer, const auto& k, const auto& v, const char* sentence) {
-      EXPECT_EQ(message_of([&] { step.append(layer, k, v); }), sentence);
-    };
-    refuses(2, key, value, "append: there is no layer 2, the cache has 2");
-    refuses(-1, key, value, "append: there is no layer -1, the cache has 2");
-    refuses(0, long_key, value, "append: key has 3 rows, but the step has 2");
-    refuses(0, narrow, value, "append: key has head size 2 but the cache has head size 3");
-    refuses(0, one_head, value, "append: key has heads 1 but the cache has heads 2");
-    refuses(0, key, key, "append: value has head size 3 but the cache has head size 2");
-    step.append(1, key, value);
-    refuses(1, key, value, "append: layer 1 of the cache was written in this step already");
-    EXPECT_EQ(message_of([&] { step.commit(); }), "commit: layer 0 of the cache has not written its keys and values");
-    EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(a, 1)); }),
-              "step: a step is open: commit it or let it end first");
-    EXPECT_NE(message_of([&] { cache.truncate(a, 0); }), "");
-    EXPECT_NE(message_of([&] { static_cast<void>(cache.fork(a)); }), "");
-    EXPECT_NE(message_of([&] { cache.remove(a); }), "");
-    EXPECT_NE(message_of([&] { static_cast<void>(cache.add()); }), "");
-  }
-  EXPECT_EQ(picture(cache, {a}), before);
-  auto step = cache.step(a, 1);
-  Tensor<float, 3> key(1, heads, dim), value(1, heads, value_dim);
-  step.append(0, key, value);
-  step.append(1, key, value);
-  step.commit();
-  EXPECT_EQ(message_of([&] { step.append(0, key, value); }), "append: the step was committed");
-  EXPECT_EQ(message_of([&] { static_cast<void>(step[0]); }), "step: the step was committed");
-  EXPECT_EQ(message_of([&] { step.commit(); }), "commit: the step was committed");
-}
-
-TEST(KvCache, GoesBackNoFurtherThanThereArePositions) {
-  KvCache<Ring, float> cache(shape, Ring{.left = 4, .rows = 3}, sizes);
-  const SequenceId a = cache.add();
-  for (int i = 0; i < 6; ++i) write(cache, a, 2, float(i));  // length 12, memory for 7
-  EXPECT_EQ(cache.oldest(a), 5);
-  EXPECT_TRUE(cache.can_truncate(a, 9));
-  EXPECT_FALSE(cache.can_truncate(a, 8));
-  EXPECT_FALSE(cache.can_truncate(a, 13));
-  EXPECT_FALSE(cache.can_truncate(a, -1));
-  const std::string before = picture(cache, {a});
-  EXPECT_EQ(message_of([&] { cache.truncate(a, 8); }),
-            "truncate: a Ring of rows 3 cannot go back to length 8 of 12: what its window shows has been dropped");
-  EXPECT_EQ(message_of([&] { cache.truncate(a, 13); }),
-            "truncate: length 13 is outside [0, 12], the length of the "
-            "sequence");
-  EXPECT_EQ(message_of([&] { static_cast<void>(cache.fork(a, 8)); }),
-            "fork: a Ring of rows 3 cannot go back to length 8 of 12: what its window shows has been dropped");
-  EXPECT_EQ(picture(cache, {a}), before);
-  EXPECT_EQ(
-      message_of([&] { static_cast<void>(cache.step(a, 4)); }),
-      "cache: a step adds 4 rows to a sequence, the limit of this Ring is 3: raise Ring::rows, or give the rows in "
-      "several steps");
-}
-
-TEST(KvCache, ReordersOnlyBeamsOfItsOwn) {
-  KvCache<Contiguous, float> cache(shape, Contiguous{.length = 8}, sizes);
-  const SequenceId a = cache.add(), b = cache.add();
-  write(cache, a, 2, 1);
-  write(cache, b, 3, 2);
-  const SequenceId both[] = {a, b}, twice[] = {a, a};
-  const Index one[] = {0}, beyond[] = {0, 2}, swapped[] = {1, 0};
-  EXPECT_EQ(message_of([&] { cache.reorder(both, one); }), "reorder: 2 beams, but 1 sources");
-  EXPECT_EQ(message_of([&] { cache.reorder(both, beyond); }),
-            "reorder: source 2 is outside [0, 2), the number of beams");
-  EXPECT_EQ(message_of([&] { cache.reorder(twice, swapped); }), "reorder: sequence 1 is named twice");
-  cache.reorder(both, swapped);
-  EXPECT_EQ(cache.length(a), 3);
-  EXPECT_EQ(cache.length(b), 2);
-}
 
 TEST(KvCache, SavedSequencesGoFromStorageToStorage) {
   KvCache<Contiguous, float> contiguous(shape, Contiguous{.length = 40}, sizes);
@@ -497,6 +175,111 @@ TEST(KvCache, AnEndedStepIsNotTakenForTheNext) {
   step[0].check(config, 1, 1, 1);
 }
 
+TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
+  KvCache<Paged, float> cache(shape, Paged{.pages = 5, .length = 40, .page = 16}, {.layers = layers, .sequences = 3});
+  const SequenceId a = cache.add(), b = cache.fork(a), dead = cache.add();
+  cache.remove(dead);
+  write(cache, a, 20, 1);
+  write(cache, b, 33, 2);
+  std::string before = picture(cache);
+  const auto refuses = [&](std::vector<SequenceId> ids, std::vector<Index> rows, const char* sentence) {
+    EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(ids, rows)); }), sentence);
+    EXPECT_EQ(picture(cache), before);
+  };
+  refuses({a, b}, {1}, "step: 2 sequences, but 1 numbers of rows");
+  refuses({a, a}, {1, 1}, "step: sequence 1 is named twice");
+  refuses({a, dead}, {1, 1}, "step: the sequence was removed, or is of another cache");
+  refuses({a, SequenceId{}}, {1, 1}, "step: the SequenceId names no sequence: add() and fork() return one");
+  refuses({b, a}, {2, -1}, "step: sequence 1 has -1 rows, the least is 0");
+  refuses({a, b}, {1, 8}, "step: sequence 1 of length 33 and 8 rows more would be longer than the cache's 40");
+  refuses({a}, {2147483647},
+          "step: sequence 0 of length 20 and 2147483647 rows more would be longer than the cache's 40");
+  const SequenceId c = cache.add();
+  before = picture(cache);
+  refuses({c}, {1}, "cache: the step needs 1 pages of 16 positions, 0 of 5 are free");
+}
+
+TEST(KvCache, RefusesWhatIsNotTheLayersPartOfTheStep) {
+  KvCache<Contiguous, float> cache(shape, Contiguous{.length = 8}, {.layers = layers, .sequences = 2});
+  const SequenceId a = cache.add();
+  write(cache, a, 3, 1);
+  const std::string before = picture(cache);
+  {
+    auto step = cache.step(a, 2);
+    Tensor<float, 3> key(2, heads, dim), value(2, heads, value_dim), long_key(3, heads, dim), narrow(2, heads, dim - 1),
+        one_head(2, 1, dim);
+    const auto refuses = [&](Index layer, const auto& k, const auto& v, const char* sentence) {
+      EXPECT_EQ(message_of([&] { step.append(layer, k, v); }), sentence);
+    };
+    refuses(2, key, value, "append: there is no layer 2, the cache has 2");
+    refuses(-1, key, value, "append: there is no layer -1, the cache has 2");
+    refuses(0, long_key, value, "append: key has 3 rows, but the step has 2");
+    refuses(0, narrow, value, "append: key has head size 2 but the cache has head size 3");
+    refuses(0, one_head, value, "append: key has heads 1 but the cache has heads 2");
+    refuses(0, key, key, "append: value has head size 3 but the cache has head size 2");
+    step.append(1, key, value);
+    refuses(1, key, value, "append: layer 1 of the cache was written in this step already");
+    EXPECT_EQ(message_of([&] { step.commit(); }), "commit: layer 0 of the cache has not written its keys and values");
+  }
+  EXPECT_EQ(picture(cache), before);
+  auto step = cache.step(a, 1);
+  Tensor<float, 3> key(1, heads, dim), value(1, heads, value_dim);
+  step.append(0, key, value);
+  step.append(1, key, value);
+  step.commit();
+  EXPECT_EQ(message_of([&] { step.append(0, key, value); }), "append: the step was committed");
+  EXPECT_EQ(message_of([&] { static_cast<void>(step[0]); }), "step: the step was committed");
+  EXPECT_EQ(message_of([&] { step.commit(); }), "commit: the step was committed");
+}
+
+TEST(KvCache, GoesBackNoFurtherThanThereArePositions) {
+  KvCache<Ring, float> cache(shape, Ring{.left = 4, .rows = 3}, sizes);
+  const SequenceId a = cache.add();
+  for (int i = 0; i < 6; ++i) write(cache, a, 2, float(i));  // length 12, memory for 7
+  EXPECT_EQ(cache.oldest(a), 5);
+  EXPECT_TRUE(cache.can_truncate(a, 9));
+  EXPECT_FALSE(cache.can_truncate(a, 8));
+  EXPECT_FALSE(cache.can_truncate(a, 13));
+  EXPECT_FALSE(cache.can_truncate(a, -1));
+  const std::string before = picture(cache);
+  EXPECT_EQ(message_of([&] { cache.truncate(a, 8); }),
+            "truncate: a Ring of rows 3 cannot go back to length 8 of 12: what its window shows has been dropped");
+  EXPECT_EQ(message_of([&] { cache.truncate(a, 13); }),
+            "truncate: length 13 is outside [0, 12], the length of the "
+            "sequence");
+  EXPECT_EQ(message_of([&] { static_cast<void>(cache.fork(a, 8)); }),
+            "fork: a Ring of rows 3 cannot go back to length 8 of 12: what its window shows has been dropped");
+  EXPECT_EQ(picture(cache), before);
+  EXPECT_EQ(
+      message_of([&] { static_cast<void>(cache.step(a, 4)); }),
+      "cache: a step adds 4 rows to a sequence, the limit of this Ring is 3: raise Ring::rows, or give the rows in "
+      "several steps");
+}
+
+TEST(KvCache, ReordersOnlyBeamsOfItsOwn) {
+  KvCache<Contiguous, float> cache(shape, Contiguous{.length = 8}, sizes), other(shape, Contiguous{.length = 8}, sizes);
+  const SequenceId a = cache.add(), b = cache.add(), dead = cache.add();
+  cache.remove(dead);
+  write(cache, a, 2, 1);
+  write(cache, b, 3, 2);
+  const std::string before = picture(cache);
+  const auto refuses = [&](std::vector<SequenceId> beams, std::vector<Index> from, const char* sentence) {
+    EXPECT_EQ(message_of([&] { cache.reorder(beams, from); }), sentence);
+    EXPECT_EQ(picture(cache), before);
+  };
+  refuses({a, b}, {0}, "reorder: 2 beams, but 1 sources");
+  refuses({a, b}, {0, 2}, "reorder: source 2 is outside [0, 2), the number of beams");
+  refuses({a, b}, {-1, 0}, "reorder: source -1 is outside [0, 2), the number of beams");
+  refuses({a, a}, {1, 0}, "reorder: sequence 1 is named twice");
+  refuses({a, dead}, {1, 0}, "reorder: the sequence was removed, or is of another cache");
+  refuses({a, other.add()}, {1, 0}, "reorder: the sequence was removed, or is of another cache");
+  const SequenceId both[] = {a, b};
+  const Index swapped[] = {1, 0};
+  cache.reorder(both, swapped);
+  EXPECT_EQ(cache.length(a), 3);
+  EXPECT_EQ(cache.length(b), 2);
+}
+
 TEST(KvCache, RefusesSizesWithoutMeaning) {
   const auto refuses = [](const KvShape& s, const CacheSizes& n, const char* sentence) {
     EXPECT_EQ(message_of([&] { KvCache<Contiguous, float> cache(s, Contiguous{.length = 4}, n); }), sentence);
@@ -506,6 +289,105 @@ TEST(KvCache, RefusesSizesWithoutMeaning) {
   refuses({1, 4, -4}, {}, "KvCache: value_dim is -4, it must be at least 1");
   refuses(shape, {.layers = 0}, "KvCache: layers is 0, it must be at least 1");
   refuses(shape, {.sequences = 0}, "KvCache: sequences is 0, it must be at least 1");
+}
+
+// While a step is open, whatever would change the cache, or read what the step has half written.
+template <class Storage> void refuse_while_a_step_is_open(const Storage& storage) {
+  KvCache<Storage, float> cache(shape, storage, sizes);
+  const SequenceId a = cache.add(), b = cache.add();
+  write(cache, a, 3, 1);
+  write(cache, b, 2, 2);
+  const auto saved = cache.save(a);
+  const std::string before = picture(cache);
+  const SequenceId both[] = {a, b};
+  const Index swapped[] = {1, 0}, rows[] = {1, 2};
+  for (const bool written : {false, true}) {
+    {
+      auto step = cache.step(both, rows);
+      Tensor<float, 3> key(3, heads, dim), value(3, heads, value_dim);
+      for (Index layer = 0; written && layer < layers; ++layer) step.append(layer, key, value);
+      const auto refuses = [](const std::string& call, auto&& f) {
+        EXPECT_EQ(message_of(f), call + ": a step is open: commit it or let it end first");
+      };
+      refuses("step", [&] { static_cast<void>(cache.step(a, 1)); });
+      refuses("step", [&] { static_cast<void>(cache.step(1)); });
+      refuses("add", [&] { cache.add(); });
+      refuses("fork", [&] { static_cast<void>(cache.fork(a)); });
+      refuses("remove", [&] { cache.remove(a); });
+      refuses("truncate", [&] { cache.truncate(a, 2); });
+      refuses("reorder", [&] { cache.reorder(both, swapped); });
+      refuses("save", [&] { static_cast<void>(cache.save(a)); });
+      refuses("restore", [&] { static_cast<void>(cache.restore(saved)); });
+      EXPECT_EQ(cache.sequences(), 2);
+      EXPECT_EQ(cache.length(a), 3);
+    }
+    EXPECT_EQ(picture(cache), before);
+  }
+}
+
+TEST(KvCache, RefusesAllElseWhileAStepIsOpen) {
+  refuse_while_a_step_is_open(Contiguous{.length = 8});
+  refuse_while_a_step_is_open(Ring{.left = 4, .rows = 4});
+  refuse_while_a_step_is_open(Paged{.pages = 3, .length = 40, .page = 16});
+}
+
+// Two sequences share a page that is partly filled: neither a step that is refused nor one that is dropped, written or
+// not, parts them or takes a page.
+TEST(KvCache, ARefusedStepLeavesSharedPagesShared) {
+  KvCache<Paged, float> cache(shape, Paged{.pages = 4, .length = 64, .page = 16}, sizes);
+  const SequenceId a = cache.add();
+  write(cache, a, 20, 1);
+  const SequenceId b = cache.fork(a, 18), c = cache.fork(a);
+  EXPECT_EQ(cache.free_pages(), 2);
+  const std::string before = picture(cache);
+  const std::vector<SequenceId> all{a, b, c}, two{a, b};
+  const auto refuses = [&](const std::vector<SequenceId>& ids, std::vector<Index> rows, const char* sentence) {
+    EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(ids, rows)); }), sentence);
+    EXPECT_EQ(picture(cache), before);
+  };
+  refuses(all, {1, 1, 13}, "cache: the step needs 3 pages of 16 positions, 2 of 4 are free");
+  refuses(two, {13, 1}, "cache: the step needs 3 pages of 16 positions, 2 of 4 are free");
+  refuses(all, {1, 1, 45}, "step: sequence 2 of length 20 and 45 rows more would be longer than the cache's 64");
+  for (const bool written : {false, true}) {
+    {
+      auto step = cache.step(all, std::vector<Index>{1, 1, 1});  // one of the three writes to the page itself
+      EXPECT_EQ(cache.free_pages(), 0);
+      Tensor<float, 3> key(3, heads, dim), value(3, heads, value_dim);
+      for (Index layer = 0; written && layer < layers; ++layer) step.append(layer, key, value);
+    }
+    EXPECT_EQ(picture(cache), before);
+  }
+  cache.remove(c);
+  cache.remove(b);
+  EXPECT_EQ(cache.free_pages(), 2);
+  write(cache, a, 1, 2);
+  EXPECT_EQ(cache.free_pages(), 2) << "the page is of one sequence alone, and was copied";
+}
+
+// add(), fork() and restore() beyond the sequences or the pages that there are.
+TEST(KvCache, RefusesSequencesItHasNoMemoryFor) {
+  KvCache<Paged, float> cache(shape, Paged{.pages = 3, .length = 40, .page = 16}, {.layers = layers, .sequences = 2});
+  const SequenceId a = cache.add();
+  write(cache, a, 20, 1);
+  const auto saved = cache.save(a);
+  std::string before = picture(cache);
+  const auto refuses = [&](auto&& f, const char* sentence) {
+    EXPECT_EQ(message_of(f), sentence);
+    EXPECT_EQ(picture(cache), before);
+  };
+  refuses([&] { static_cast<void>(cache.restore(saved)); },
+          "cache: the step needs 2 pages of 16 positions, 1 of 3 are free");
+  refuses([&] { static_cast<void>(cache.fork(a, 21)); },
+          "fork: length 21 is outside [0, 20], the length of the sequence");
+  refuses([&] { static_cast<void>(cache.fork(SequenceId{})); },
+          "fork: the SequenceId names no sequence: add() and fork() return one");
+  static_cast<void>(cache.fork(a));
+  before = picture(cache);
+  refuses([&] { cache.add(); }, "add: the cache has 2 sequences, the limit is 2: remove one first");
+  refuses([&] { static_cast<void>(cache.fork(a)); },
+          "fork: the cache has 2 sequences, the limit is 2: remove one first");
+  refuses([&] { static_cast<void>(cache.restore(saved)); },
+          "restore: the cache has 2 sequences, the limit is 2: remove one first");
 }
 
 }  // namespace
