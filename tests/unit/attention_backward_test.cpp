@@ -14,6 +14,7 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "gradient_oracles.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
 
@@ -140,6 +141,8 @@ TEST(AttentionBackward, KeepsRowsWhoseLogitsAreFarFromZero) {
         EXPECT_NEAR(g.value(0, k, 0, d), (c.d_out(0, 0, 0, d) + c.d_out(0, 1, 0, d)) / 6, 1e-6f);
   };
   expect(c.gradients<Reference>(mha::AdditiveBias{bias}));
+  EXPECT_LT(support::FarRows<float>().error<Reference>(), 5e-6);
+  EXPECT_LT(support::FarRows<double>().error<Reference>(), 1e-6);
 }
 
 TEST(AttentionBackward, EmptyRowsGiveExactlyNothing) {
