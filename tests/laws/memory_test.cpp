@@ -95,7 +95,8 @@ TYPED_TEST(Memory, GrowsWithTheLengthAndNotWithItsSquare) {
   expect_linear(laws::Strided{});
 }
 
-/// Everything allocated for a call on a tape and its backward pass into gradients that are there, tape and workspace.
+/// What a call on a tape and its backward pass into gradients that are there take: the workspaces that have grown to
+/// what they need, and the tape, or whatever else is allocated beside it.
 template <class B, class T, class... Policies>
 std::size_t bytes_of_a_backward_pass(Index length, const Policies&... policies) {
   support::Random random("memory of gradients");
@@ -103,14 +104,14 @@ std::size_t bytes_of_a_backward_pass(Index length, const Policies&... policies) 
       {.batch = 1, .heads = 2, .kv_heads = 1, .queries = length, .keys = length, .head_dim = 16, .value_dim = 16},
       random);
   mha::Tensor<T, 4> out(1, length, 2, 16), d_out = in.q, dq = in.q, dk = in.k, dv = in.v;
+  typename B::Workspace workspace, of_gradients;
   const auto pass = [&] {
     mha::AttentionTape<T, B> tape;
-    typename B::Workspace workspace;
     mha::attention_into<B>(out, in.q, in.k, in.v, policies..., mha::record(tape), workspace);
-    mha::attention_backward_into({dq, dk, dv}, d_out, in.q, in.k, in.v, out, tape, policies..., workspace);
+    mha::attention_backward_into({dq, dk, dv}, d_out, in.q, in.k, in.v, out, tape, policies..., of_gradients);
   };
-  pass();  // threads start at the first call
-  return count(pass).bytes;
+  pass();
+  return count(pass).bytes + workspace.bytes() + of_gradients.bytes();
 }
 
 TYPED_TEST(Memory, OfGradientsGrowsWithTheLengthAndNotWithItsSquare) {
