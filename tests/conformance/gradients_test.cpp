@@ -144,6 +144,9 @@ void run(const Case& which, support::Random& random) {
         const AtLevel level(which);
         expect_near_reference<Cpu, double>("Cpu, double", c, times * support::gradient_bound<double>, extra...);
         expect_near_reference<Cpu, float>("Cpu, float", c, times * support::gradient_bound<float>, extra...);
+        expect_near_reference<Cpu, mha::bfloat16>("Cpu, bfloat16", c, times * support::gradient_bound<mha::bfloat16>,
+                                                  extra...);
+        expect_near_reference<Cpu, mha::half>("Cpu, half", c, times * support::gradient_bound<mha::half>, extra...);
         expect_near_reference<mha::Systolic<>, mha::bfloat16>("Systolic, bfloat16", c,
                                                               times * support::gradient_bound<mha::bfloat16>, extra...);
       });

@@ -159,7 +159,7 @@ TYPED_TEST(GradientsOn, AreZeroOfKeysThatNobodySees) {
   const BackwardSizes n{2, 70, 150, 4, 2, 24, 16};
   const std::vector<Index> lengths{41, 130};
   BackwardCase<T> c("hidden", n);
-  const T nan(mha::Accumulator<T>(std::numeric_limits<float>::quiet_NaN()));
+  const T nan = support::Random::rounded<T>(std::numeric_limits<double>::quiet_NaN());
   for (Index b = 0; b < n.batch; ++b)
     for (Index k = lengths[static_cast<std::size_t>(b)]; k < n.keys; k += 2) c.k(b, k, 0, 3) = c.v(b, k, 1, 2) = nan;
   const auto expect = [&](Index first_hidden_of_all, const auto&... extra) {
