@@ -7,6 +7,7 @@
 #include "backend/default.hpp"
 #include "call.hpp"
 #include "core/online_softmax.hpp"
+#include "core/overlap.hpp"
 #include "launch.hpp"
 #include "policy/sink.hpp"
 #include "tape.hpp"
@@ -71,7 +72,8 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
 ///           that has grown, Cpu allocates nothing (but for RelativeBias)
-/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null or the scale is not finite
+/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, or with a tape
+///           out overlaps q, k or v
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
           class... Extra>
@@ -113,6 +115,13 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
                     "attend_backward(call, workspace) (see mha/backend/backward.hpp)");
       if constexpr (differentiates) {
         AttentionTape<T, B>& tape = detail::call_tape<T, B>(extra...);
+        const auto apart = [&](const char* what, const auto& read) {
+          detail::require(!detail::share_elements(to, read), "attention: out overlaps ", what,
+                          ", which the backward pass of the tape reads");
+        };
+        apart("q", queries);
+        apart("k", keys);
+        apart("v", values);
         call.states = tape.begin(call);
         detail::run<true>(backend, detail::staged(backend, call, frame, workspace), workspace);
         tape.end();

@@ -9,6 +9,7 @@
 #include "attention.hpp"
 #include "backend/backward.hpp"
 #include "call.hpp"
+#include "core/overlap.hpp"
 #include "launch.hpp"
 #include "score_gradients.hpp"
 #include "tape.hpp"
@@ -159,6 +160,52 @@ void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S
   require_equal(call, "length", "q", q.length(), "LogSumExpGradient", c.d_log_sum_exp.extent[2]);
 }
 
+/// What a backward pass reads and writes of one of its arguments.
+template <class E> void list_arrays(const char* call, const E& e, NamedArray*& read, NamedArray*& written) {
+  if constexpr (SinkGradientArgument<E>) {
+    *written++ = {"SinkGradient", footprint(e.to)};
+  } else if constexpr (BiasGradientArgument<E>) {
+    require_data(call, "BiasGradient", e.to);
+    *written++ = {"BiasGradient", footprint(e.to)};
+  } else if constexpr (ScoreGradientArgument<E>) {
+    *written++ = {"ScoreGradient", footprint(e.to, 1)};
+  } else if constexpr (is_chain<E>) {
+    list_arrays(call, e.first, read, written);
+    list_arrays(call, e.second, read, written);
+  } else if constexpr (is_bias<E>) {
+    *read++ = {"AdditiveBias", footprint(e.bias)};
+  } else if constexpr (role_of<E>() == Role::score) {
+    *read++ = {"the score", footprint(&e, 1)};
+  }
+}
+template <class E> constexpr std::size_t count_parts = 1;
+template <class A, class B> constexpr std::size_t count_parts<Chain<A, B>> = count_parts<A> + count_parts<B>;
+
+/// What a backward pass writes overlaps nothing.
+template <class T, class Source, class M, class S, class Wanted, class... Extra>
+void require_destinations_apart(const char* call, const AttendBackwardCall<T, Source, M, S, Wanted>& c,
+                                const TensorView<const T, 4>& k, const TensorView<const T, 4>& v,
+                                const Extra&... extra) {
+  constexpr std::size_t fixed = 9, destinations = 3, parts = (std::size_t{0} + ... + count_parts<Extra>);
+  const auto& q = c.forward.q;
+  const std::ptrdiff_t rows = std::ptrdiff_t{q.batch()} * q.length() * q.heads();
+  NamedArray read[fixed + parts] = {{"q", footprint(q)},
+                                    {"k", footprint(k)},
+                                    {"v", footprint(v)},
+                                    {"out", footprint(c.out)},
+                                    {"d_out", footprint(c.d_out)},
+                                    {"LogSumExpGradient", footprint(c.d_log_sum_exp)},
+                                    {"the Sink", footprint(c.forward.sink.data, c.forward.sink.size)},
+                                    {"the tape", footprint(c.level, rows)},
+                                    {"the tape", footprint(c.sum, rows)}};
+  NamedArray written[destinations + parts] = {{"the gradient of q", c.query.footprint()},
+                                              {"the gradient of k", c.key.footprint()},
+                                              {"the gradient of v", c.value.footprint()}};
+  NamedArray *last_read = read + fixed, *last_written = written + destinations;
+  (list_arrays(call, extra, last_read, last_written), ...);
+  require_apart(call, {written, last_written}, {read, last_read});
+}
+
 /// The gradient of the sink from its sums.
 template <class Sum, class E> struct SinkItems {
   std::ptrdiff_t rows;
@@ -201,7 +248,8 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
 /// Memory    the backend's, for all of it. One on a device takes no BiasGradient and no ScoreGradient
 /// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
-///           another scale, Origin, Ragged or dropout; masks, scores and the values of tensors are not compared
+///           another scale, Origin, Ragged or dropout, or if a destination overlaps what is read or another
+///           destination; masks, scores and the values of tensors are not compared
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>
@@ -278,6 +326,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
           if constexpr (detail::computes_on_host<B>) std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
         },
         extra...);
+    detail::require_destinations_apart(name, call, keys, values, extra...);
     const auto bias = detail::given_bias_sums<A>(name, given_score, forward.shape, frame, extra...);
     const auto score = detail::score_gradient_sums<A, Wanted, Head>(given_score, bias, forward.shape, frame);
     call.score = score.to;

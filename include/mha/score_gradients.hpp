@@ -13,6 +13,7 @@
 #include "backend/backward.hpp"
 #include "call.hpp"
 #include "core/check.hpp"
+#include "core/overlap.hpp"
 #include "core/view.hpp"
 #include "policy/score/additive_bias.hpp"
 #include "policy/score/relative_bias.hpp"
@@ -275,7 +276,7 @@ template <class A, class S, class E, class Frame>
 TableSums<A, E> bias_sums(const char* call, const S& score, const TensorView<E, 4>& to, const CallShape& shape,
                           Frame& frame) {
   require_bias_gradient(call, bias_of(score).bias, to);
-  require(!may_overlap(to, bias_of(score).bias), call,
+  require(!share_elements(to, bias_of(score).bias), call,
           ": the BiasGradient overlaps the AdditiveBias that is still read");
   return TableSums<A, E>(to, shape, frame);
 }

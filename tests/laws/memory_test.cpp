@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include <mha/backend/eigen/eigen_cpu.hpp>
 #include <mha/block.hpp>
+#include <mha/systolic.hpp>
 
 #include "law.hpp"
 
@@ -91,6 +93,44 @@ TYPED_TEST(Memory, GrowsWithTheLengthAndNotWithItsSquare) {
   expect_linear();
   expect_linear(mha::Causal{}, mha::Alibi{});
   expect_linear(laws::Strided{});
+}
+
+/// What a call on a tape and its backward pass into gradients that are there take: the workspaces that have grown to
+/// what they need, and the tape, or whatever else is allocated beside it.
+template <class B, class T, class... Policies>
+std::size_t bytes_of_a_backward_pass(Index length, const Policies&... policies) {
+  support::Random random("memory of gradients");
+  const Inputs<T> in(
+      {.batch = 1, .heads = 2, .kv_heads = 1, .queries = length, .keys = length, .head_dim = 16, .value_dim = 16},
+      random);
+  mha::Tensor<T, 4> out(1, length, 2, 16), d_out = in.q, dq = in.q, dk = in.k, dv = in.v;
+  typename B::Workspace workspace, of_gradients;
+  const auto pass = [&] {
+    mha::AttentionTape<T, B> tape;
+    mha::attention_into<B>(out, in.q, in.k, in.v, policies..., mha::record(tape), workspace);
+    mha::attention_backward_into({dq, dk, dv}, d_out, in.q, in.k, in.v, out, tape, policies..., of_gradients);
+  };
+  pass();
+  return count(pass).bytes + workspace.bytes() + of_gradients.bytes();
+}
+
+TYPED_TEST(Memory, OfGradientsGrowsWithTheLengthAndNotWithItsSquare) {
+  using SerialArray = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
+  using T = TypeParam;
+  const auto expect_linear = [](const auto& backend, const auto&... policies) {
+    using B = std::remove_cvref_t<decltype(backend)>;
+    std::size_t before = bytes_of_a_backward_pass<B, T>(512, policies...);
+    EXPECT_GT(before, 512u);
+    for (const Index length : {1024, 2048}) {
+      const std::size_t bytes = bytes_of_a_backward_pass<B, T>(length, policies...);
+      // A byte for every pair of 2048 rows would be more.
+      EXPECT_LE(static_cast<double>(bytes), 2.1 * static_cast<double>(before)) << length << " rows";
+      before = bytes;
+    }
+  };
+  expect_linear(laws::SerialCpu{});
+  expect_linear(laws::SerialCpu{}, mha::Causal{}, mha::Dropout{.p = 0.1f}, mha::DropoutSeed{1});
+  if constexpr (!std::is_same_v<T, double>) expect_linear(SerialArray{}, mha::Causal{});
 }
 
 template <class B, class T> void expect_no_allocation_in_a_second_call() {

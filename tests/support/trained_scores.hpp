@@ -29,7 +29,7 @@ template <std::size_t Count> struct TableScore {
     return static_cast<std::size_t>(q + k + h) % Count;
   }
   template <class S> S operator()(S s, mha::Index, mha::Index h, mha::Index q, mha::Index k) const {
-    return s + table[at(h, q, k)];
+    return static_cast<S>(s + table[at(h, q, k)]);
   }
   template <class G, class S>
   void accumulate(G gradient, S dt, S, mha::Index, mha::Index h, mha::Index q, mha::Index k) const {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <Eigen/Core>
 #include <limits>
 #include <string>
@@ -12,6 +14,8 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "gradient_oracles.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 
 namespace {
@@ -137,6 +141,8 @@ TEST(AttentionBackward, KeepsRowsWhoseLogitsAreFarFromZero) {
         EXPECT_NEAR(g.value(0, k, 0, d), (c.d_out(0, 0, 0, d) + c.d_out(0, 1, 0, d)) / 6, 1e-6f);
   };
   expect(c.gradients<Reference>(mha::AdditiveBias{bias}));
+  EXPECT_LT(support::FarRows<float>().error<Reference>(), 5e-6);
+  EXPECT_LT(support::FarRows<double>().error<Reference>(), 1e-6);
 }
 
 TEST(AttentionBackward, EmptyRowsGiveExactlyNothing) {
@@ -284,6 +290,175 @@ TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {
     EXPECT_STREQ(e.what(), "attention_backward: q has head size 3 but the gradient of q has head size 2");
   }
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape), "no error");
+}
+
+/// All arrays of a call in one memory, each from an offset of its own on.
+struct InOneMemory {
+  enum Array { d_query, d_key, d_value, d_bias, d_sink, query, key, value, out, d_out, d_lse, bias, arrays };
+  static constexpr const char* name[arrays] = {"the gradient of q",
+                                               "the gradient of k",
+                                               "the gradient of v",
+                                               "BiasGradient",
+                                               "SinkGradient",
+                                               "q",
+                                               "k",
+                                               "v",
+                                               "out",
+                                               "d_out",
+                                               "LogSumExpGradient",
+                                               "AdditiveBias"};
+  static constexpr Index extents[arrays][4] = {{2, 5, 4, 3}, {2, 7, 2, 3}, {2, 7, 2, 4}, {2, 4, 5, 7},
+                                               {1, 1, 1, 4}, {2, 5, 4, 3}, {2, 7, 2, 3}, {2, 7, 2, 4},
+                                               {2, 5, 4, 4}, {2, 5, 4, 4}, {1, 2, 4, 5}, {2, 4, 5, 7}};
+
+  std::vector<double> memory = std::vector<double>(std::size_t{arrays} * 300);
+  std::ptrdiff_t at[arrays];
+
+  InOneMemory() {
+    for (int i = 0; i < arrays; ++i) at[i] = 300 * i;
+    support::Random("one memory").fill(memory);
+  }
+  mha::TensorView<double, 4> of(Array i) {
+    const auto& e = extents[i];
+    return mha::view(memory.data() + at[i], e[0], e[1], e[2], e[3]);
+  }
+  mha::TensorView<double, 3> rows(Array i) { return mha::view(memory.data() + at[i], 2, 4, 5); }
+
+  void forward(mha::AttentionTape<double, Reference>& tape) {
+    mha::attention_into<Reference>(of(out), of(query), of(key), of(value), mha::AdditiveBias(of(bias)), sink,
+                                   mha::record(tape));
+  }
+  void backward(const mha::AttentionTape<double, Reference>& tape) {
+    mha::attention_backward_into({of(d_query), mha::add_to(of(d_key)), of(d_value)}, of(d_out), of(query), of(key),
+                                 of(value), of(out), tape, mha::AdditiveBias(of(bias)), sink,
+                                 mha::LogSumExpGradient(rows(d_lse)), mha::BiasGradient(of(d_bias)),
+                                 mha::SinkGradient(mha::view(memory.data() + at[d_sink], 4)));
+  }
+
+  mha::Sink sink{{0.5f, -1.f, 2.f, 0.f}};
+};
+
+TEST(AttentionBackward, RefusesDestinationsThatOverlapAndWritesNothing) {
+  InOneMemory c;
+  mha::AttentionTape<double, Reference> tape;
+  c.forward(tape);
+  for (int written = 0; written <= InOneMemory::d_sink; ++written)
+    for (int other = 0; other < InOneMemory::arrays; ++other) {
+      if (other == written) continue;
+      InOneMemory overlapping = c;
+      overlapping.at[written] = overlapping.at[other] + 3;
+      const bool first = other > written;
+      EXPECT_EQ(support::message_of([&] { overlapping.backward(tape); }),
+                std::string("attention_backward: ") + InOneMemory::name[first ? written : other] + " overlaps " +
+                    InOneMemory::name[first ? other : written] + ", expected memory apart");
+      EXPECT_EQ(overlapping.memory, c.memory);
+    }
+  InOneMemory tape_over = c;
+  for (const double* const of_tape : {tape.level(), tape.sum()}) {
+    tape_over.at[InOneMemory::d_query] = of_tape + 39 - tape_over.memory.data();
+    EXPECT_EQ(support::message_of([&] { tape_over.backward(tape); }),
+              "attention_backward: the gradient of q overlaps the tape, expected memory apart");
+  }
+  c.backward(tape);
+}
+
+TEST(AttentionBackward, RefusesAForwardPassOverWhatTheTapesBackwardPassReads) {
+  InOneMemory c;
+  mha::AttentionTape<double, Reference> tape;
+  for (const auto other : {InOneMemory::query, InOneMemory::key, InOneMemory::value}) {
+    InOneMemory overlapping = c;
+    overlapping.at[InOneMemory::out] = overlapping.at[other] + 3;
+    EXPECT_EQ(support::message_of([&] { overlapping.forward(tape); }),
+              std::string("attention: out overlaps ") + InOneMemory::name[other] +
+                  ", which the backward pass of the tape reads");
+    EXPECT_EQ(overlapping.memory, c.memory);
+    EXPECT_FALSE(tape.recorded());
+  }
+}
+
+TEST(AttentionBackward, RefusesAWideDestinationAndPoliciesThatOverlap) {
+  const BackwardCase<mha::bfloat16> c("wide", {});
+  mha::AttentionTape<mha::bfloat16, Reference> tape;
+  mha::Sink sink({0.5f, -1.f, 2.f, 0.f});
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, sink, mha::SoftCap{2.f}, mha::record(tape));
+  const auto message = [&](const auto& to, auto&&... extra) {
+    return support::message_of(
+        [&] { mha::attention_backward_into(to, c.d_out, c.q, c.k, c.v, out, tape, sink, extra...); });
+  };
+  using To = mha::AttentionGradientsTo<mha::bfloat16>;
+  // Its last element begins in front of q and ends in it.
+  std::vector<float> memory(400);
+  auto* const narrow = reinterpret_cast<mha::bfloat16*>(memory.data()) + 239;
+  std::copy(c.q.begin(), c.q.end(), narrow);
+  const auto q = mha::view(narrow, 2, 5, 4, 3);
+  const To before{mha::view(memory.data(), 2, 5, 4, 3), {}, {}};
+  EXPECT_EQ(support::message_of([&] {
+              mha::attention_backward_into(before, c.d_out, q, c.k, c.v, out, tape, sink, mha::SoftCap{2.f});
+            }),
+            "attention_backward: the gradient of q overlaps q, expected memory apart");
+  const auto logits = sink.numbers();
+  EXPECT_EQ(message(To{}, mha::SoftCap{2.f}, mha::SinkGradient(mha::TensorView<float, 1>{logits.data(), {4}, {1}})),
+            "attention_backward: SinkGradient overlaps the Sink, expected memory apart");
+  mha::SoftCap cap{2.f};
+  EXPECT_EQ(message(To{}, cap, mha::ScoreGradient(cap)),
+            "attention_backward: ScoreGradient overlaps the score, expected memory apart");
+  EXPECT_EQ(cap.cap, 2.f);
+  mha::SoftCap of_cap = cap;
+  EXPECT_EQ(message(To{}, cap, mha::ScoreGradient(of_cap)), "");
+}
+
+TEST(AttentionBackward, WritesTheColumnsOfOneMatrix) {
+  // Queries, keys and values of every row side by side, and behind them their gradients.
+  const BackwardCase<float> c("columns", {.queries = 7, .value_dim = 5});
+  const auto expected = c.gradients<mha::Cpu>(mha::Causal{});
+  constexpr std::ptrdiff_t width = 2 * (4 * 3 + 2 * 3 + 2 * 5);
+  std::vector<float> memory(std::size_t{2 * 7 * width});
+  std::ptrdiff_t column = 0;
+  const auto columns = [&](const mha::Tensor<float, 4>& from) {
+    const Index heads = from.extent(2), dim = from.extent(3);
+    const mha::TensorView<float, 4> to{
+        memory.data() + column, {2, 7, heads, dim}, {7 * width, width, std::ptrdiff_t{dim}, 1}};
+    column += heads * dim;
+    for (Index b = 0; b < 2; ++b)
+      for (Index i = 0; i < 7; ++i)
+        for (Index h = 0; h < heads; ++h)
+          for (Index d = 0; d < dim; ++d) to(b, i, h, d) = from(b, i, h, d);
+    return to;
+  };
+  const auto q = columns(c.q), k = columns(c.k), v = columns(c.v), dq = columns(c.q), dk = columns(c.k),
+             dv = columns(c.v);
+  mha::AttentionTape<float> tape;
+  const auto out = mha::attention(q, k, v, mha::Causal{}, mha::record(tape));
+  mha::attention_backward_into({dq, dk, dv}, c.d_out, q, k, v, out, tape, mha::Causal{});
+  const auto expect = [](const mha::TensorView<float, 4>& found, const mha::Tensor<float, 4>& same) {
+    for (Index b = 0; b < 2; ++b)
+      for (Index i = 0; i < 7; ++i)
+        for (Index h = 0; h < found.heads(); ++h)
+          for (Index d = 0; d < found.dim(); ++d)
+            EXPECT_EQ(support::bits(found(b, i, h, d)), support::bits(same(b, i, h, d)));
+  };
+  expect(dq, expected.query);
+  expect(dk, expected.key);
+  expect(dv, expected.value);
+  // With two columns for one its last heads lie over the gradients of k.
+  mha::TensorView<float, 4> wider = dq;
+  wider.stride[3] = 2;
+  EXPECT_EQ(support::message_of([&] {
+              mha::attention_backward_into({wider, dk, dv}, c.d_out, q, k, v, out, tape, mha::Causal{});
+            }),
+            "attention_backward: the gradient of q overlaps the gradient of k, expected memory apart");
+}
+
+TEST(AttentionBackward, NothingOverlapsAnEmptyTensor) {
+  double memory[64] = {};
+  const auto none = mha::view(memory, 1, 0, 2, 3), queries = mha::view(memory, 1, 4, 2, 3);
+  std::vector<double> rows(24);
+  const auto out = mha::view(rows.data(), 1, 4, 2, 3);
+  mha::AttentionTape<double, Reference> tape;
+  mha::attention_into<Reference>(out, queries, none, none, mha::record(tape));
+  std::vector<double> dq(24, nan);
+  mha::attention_backward_into({mha::view(dq.data(), 1, 4, 2, 3), none, none}, out, queries, none, none, out, tape);
+  EXPECT_EQ(dq, std::vector<double>(24));
 }
 
 TEST(AttentionBackward, EmptyTensorsAreNoError) {

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/score_gradient.hpp"
@@ -41,13 +42,9 @@ template <class T> class GradientTo {
   constexpr bool adds() const { return adds_; }
   /// Extents and strides, without data.
   constexpr const TensorView<const T, 4>& axes() const { return axes_; }
-  void require_valid(const char* call, const char* name) const {
-    TensorView<A, 4> v{static_cast<A*>(data_), {}, {}};
-    for (int a = 0; a < 4; ++a) {
-      v.extent[a] = axes_.extent[a];
-      v.stride[a] = axes_.stride[a];
-    }
-    detail::require_data(call, name, v);
+  void require_valid(const char* call, const char* name) const { detail::require_data(call, name, view_as<A>()); }
+  detail::Footprint footprint() const {
+    return wide_ ? detail::footprint(view_as<A>()) : detail::footprint(view_as<T>());
   }
 
   /// Elements from (b, l, h, 0) on.
@@ -81,6 +78,14 @@ template <class T> class GradientTo {
   }
 
  private:
+  template <class E> TensorView<E, 4> view_as() const {
+    TensorView<E, 4> v{static_cast<E*>(data_), {}, {}};
+    for (int a = 0; a < 4; ++a) {
+      v.extent[a] = axes_.extent[a];
+      v.stride[a] = axes_.stride[a];
+    }
+    return v;
+  }
   template <class E> void write_row(E* to, const A* x, Index n) const {
     const std::ptrdiff_t step = axes_.stride[3];
     if (adds_)

@@ -244,7 +244,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   MHA_NO_INLINE void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
                             Extra&... extra) const {
     const auto residual = down_.checked_residual("feed_forward", backend, x, y, extra...);
-    detail::require(!detail::meet(y, x),
+    detail::require(!detail::share_elements(y, x),
                     "feed_forward: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
     const DropoutDraws draws = detail::draws_of("feed_forward", down_.dropout_, extra...);

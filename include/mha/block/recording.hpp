@@ -6,6 +6,7 @@
 #include "../backend/backend.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
+#include "../core/overlap.hpp"
 #include "../core/view.hpp"
 #include "rows.hpp"
 
@@ -69,13 +70,6 @@ template <class... Extra> constexpr void check_block_backward_arguments() {
                 "mha: mha::into(dx), a Workspace and a backend may be given once each (see mha/block/recording.hpp)");
 }
 
-/// Whether two views share an element, as far as that can be told.
-template <class A, class B> bool meet(const TensorView<A, 3>& a, const TensorView<B, 3>& b) {
-  for (int axis = 0; axis < 3; ++axis)
-    if (a.extent[axis] != b.extent[axis]) return may_overlap(a, b);
-  return share_elements(a, b);
-}
-
 /// The tape has a call of these weights.
 inline void require_recorded(bool recorded, bool same_weights, const char* what) {
   require(recorded, "backward: nothing was recorded on the tape: call it with x and the tape first");
@@ -99,8 +93,8 @@ template <class T, class A, class... Weights>
 void require_apart(const char* name, const TensorView<T, 3>& to, const TensorView<const T, 3>& x,
                    const TensorView<const T, 3>& dy, const TensorView<const A, 1>& gradients,
                    const Weights&... weights) {
-  require(x.data == nullptr || !meet(to, x), "backward: ", name, " overlaps x");
-  require(!meet(to, dy), "backward: ", name, " overlaps dy");
+  require(x.data == nullptr || !share_elements(to, x), "backward: ", name, " overlaps x");
+  require(!share_elements(to, dy), "backward: ", name, " overlaps dy");
   require(!may_overlap(to, gradients), "backward: ", name, " overlaps the gradients");
   require(!may_overlap(dy, gradients), "backward: dy overlaps the gradients");
   require((!may_overlap(to, weights) && ...), "backward: ", name, " overlaps the weights");

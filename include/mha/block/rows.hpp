@@ -7,6 +7,7 @@
 #include "../backend/backend.hpp"
 #include "../core/copy.hpp"
 #include "../core/items.hpp"
+#include "../core/overlap.hpp"
 #include "../core/view.hpp"
 
 /// How what is called on rows reads them and where it writes them, whatever their strides.
@@ -45,22 +46,6 @@ template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const Ten
   for (int axis = 0; axis < 3; ++axis)
     same = same && a.extent[axis] == b.extent[axis] && a.stride[axis] == b.stride[axis];
   return same;
-}
-
-/// Whether two views of one size share an element: exact for equal strides, such as those of two halves of a matrix;
-/// with others they do if their addresses from the first to the last meet.
-template <class A, class B> bool share_elements(const TensorView<A, 3>& a, const TensorView<B, 3>& b) {
-  if (!may_overlap(a, b)) return false;
-  for (int axis = 0; axis < 3; ++axis)
-    if (a.extent[axis] > 1 && a.stride[axis] != b.stride[axis]) return true;
-  // Whether b lies whole steps from a, along each axis fewer than it has elements.
-  const std::ptrdiff_t distance = b.data - a.data, step = a.stride[2];
-  for (std::ptrdiff_t i = 1 - a.extent[0]; i < a.extent[0]; ++i)
-    for (std::ptrdiff_t j = 1 - a.extent[1]; j < a.extent[1]; ++j) {
-      const std::ptrdiff_t rest = distance - i * a.stride[0] - j * a.stride[1], n = step == 0 ? 0 : rest / step;
-      if (n * step == rest && -a.extent[2] < n && n < a.extent[2]) return true;
-    }
-  return false;
 }
 
 /// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.

@@ -241,8 +241,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const Index batch = x.extent[0], length = x.extent[1];
     Tape& tape = detail::given_tape<Tape>(extra...);
     detail::require_result(x, y, this->output_width());
-    detail::require(!detail::meet(y, x), "layer: the result overlaps x, which the backward pass of the tape reads");
-    detail::require(!detail::meet(y, memory),
+    detail::require(!detail::share_elements(y, x), "layer: the result overlaps x, which the backward pass of the tape reads");
+    detail::require(!detail::share_elements(y, memory),
                     "layer: the result overlaps the memory, which the backward pass of the tape reads");
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
@@ -324,11 +324,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
       detail::require_apart(name, to, x, dy, gradients.memory(), w.query.heads, w.key.heads, w.value.heads,
                             w.output.weight);
-      require(!detail::meet(to, memory), "backward: ", name, " overlaps the memory");
+      require(!detail::share_elements(to, memory), "backward: ", name, " overlaps the memory");
     };
     apart("dx", dx);
     if (d_memory.data != nullptr) apart("d_memory", d_memory);
-    require(d_memory.data == nullptr || !detail::meet(dx, d_memory), "backward: dx overlaps d_memory");
+    require(d_memory.data == nullptr || !detail::share_elements(dx, d_memory), "backward: dx overlaps d_memory");
     const auto bias_apart = [&](const auto& to) {
       const auto meets = [&](const auto&... of) { return (detail::may_overlap(to, of) || ...); };
       require(!meets(x, memory, dy, dx, d_memory, gradients.memory(), w.query.heads, w.key.heads, w.value.heads,

@@ -24,16 +24,6 @@ TEST(Recording, TheTapeIsFoundAmongOtherArguments) {
   EXPECT_EQ(&mha::detail::given_tape<Tape>(workspace, tape, backend), &tape);
 }
 
-TEST(Recording, ViewsMeetWhereTheyShareAnElement) {
-  mha::Tensor<float, 3> x(2, 3, 8);
-  const mha::TensorView<float, 3> left{x.data(), {2, 3, 4}, {24, 8, 1}}, right{x.data() + 4, {2, 3, 4}, {24, 8, 1}};
-  EXPECT_FALSE(mha::detail::meet(left, right));
-  EXPECT_TRUE(mha::detail::meet(left, left));
-  EXPECT_TRUE(mha::detail::meet(left, x.view()));
-  mha::Tensor<float, 3> apart(2, 3, 4);
-  EXPECT_FALSE(mha::detail::meet(left, apart.view()));
-}
-
 TEST(Recording, SaysWhatIsNotThere) {
   const auto message = [](bool recorded, bool same) {
     return support::message_of([&] { mha::detail::require_recorded(recorded, same, "norm"); });

@@ -81,28 +81,4 @@ TEST(Rows, ViewsAreTheSameIfTheyShowTheSameElements) {
   EXPECT_FALSE(mha::detail::same_view(a, mha::TensorView<float, 3>{memory, {2, 3, 4}, {4, 8, 1}}));
 }
 
-TEST(Rows, ViewsShareElementsOrInterleave) {
-  // Against every pair of elements, for all sizes and strides that are small.
-  static double memory[512];
-  const std::ptrdiff_t strides[] = {0, 1, 2, -3, 4, 7};
-  int interleaved = 0;
-  for (const std::ptrdiff_t s0 : strides)
-    for (const std::ptrdiff_t s1 : strides)
-      for (const std::ptrdiff_t s2 : strides)
-        for (int distance = -9; distance < 10; ++distance) {
-          const View3 a{memory + 256, {2, 3, 4}, {s0, s1, s2}}, b{memory + 256 + distance, {2, 3, 4}, {s0, s1, s2}};
-          bool shared = false;
-          for (int i = 0; i < 24; ++i)
-            for (int j = 0; j < 24; ++j)
-              shared = shared || a.pointer(i / 12, i / 4 % 3, i % 4) == b.pointer(j / 12, j / 4 % 3, j % 4);
-          ASSERT_EQ(mha::detail::share_elements(a, b), shared) << s0 << " " << s1 << " " << s2 << " " << distance;
-          interleaved += !shared && mha::detail::may_overlap(a, b) ? 1 : 0;
-        }
-  EXPECT_GT(interleaved, 100);
-  EXPECT_TRUE(
-      mha::detail::share_elements(View3{memory, {1, 2, 2}, {0, 4, 1}}, View3{memory + 2, {1, 2, 2}, {0, 3, 1}}));
-  EXPECT_FALSE(
-      mha::detail::share_elements(View3{memory, {1, 2, 2}, {0, 4, 1}}, View3{memory + 2, {1, 2, 2}, {9, 4, 1}}));
-}
-
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "gradient_oracles.hpp"
 #include "one_head.hpp"
 #include "operands.hpp"
 #include "random.hpp"
@@ -200,61 +201,22 @@ TEST_P(SystolicBackward, IsNearTheReferenceInFloat) { expect_right_everywhere<fl
 TEST_P(SystolicBackward, IsNearTheReferenceInBfloat16) { expect_right_everywhere<mha::bfloat16>(); }
 TEST_P(SystolicBackward, IsNearTheReferenceInHalf) { expect_right_everywhere<mha::half>(); }
 
-/// Between products all is stored as bfloat16, sums are double: what a plain implementation does at best.
-BackwardCase<double> plain_16_bit(const BackwardCase<mha::bfloat16>& c, mha::Tensor<double, 4>& out) {
-  const auto round = [](double x) { return static_cast<double>(static_cast<float>(mha::bfloat16(float(x)))); };
-  const auto x = c.as<double>();
-  BackwardCase<double> g = x;
-  const Index queries = c.q.extent(1), keys = c.k.extent(1), dim = c.q.extent(3), v_dim = c.v.extent(3);
-  for (auto* t : {&g.q, &g.k, &g.v}) std::fill(t->begin(), t->end(), 0.);
-  out = x.d_out;
-  const double scale = 1 / std::sqrt(double(dim));
-  std::vector<double> p(static_cast<std::size_t>(keys)), dp = p;
-  for (Index i = 0; i < queries; ++i) {
-    double most = -INFINITY, sum = 0, delta = 0;
-    for (Index k = 0; k <= i; ++k) {
-      double s = 0, d_p = 0;
-      for (Index d = 0; d < dim; ++d) s += x.q(0, i, 0, d) * x.k(0, k, 0, d);
-      for (Index d = 0; d < v_dim; ++d) d_p += x.d_out(0, i, 0, d) * x.v(0, k, 0, d);
-      p[static_cast<std::size_t>(k)] = round(scale * s);
-      dp[static_cast<std::size_t>(k)] = round(d_p);
-      most = std::max(most, p[static_cast<std::size_t>(k)]);
-    }
-    for (Index k = 0; k <= i; ++k)
-      sum += p[static_cast<std::size_t>(k)] = std::exp(p[static_cast<std::size_t>(k)] - most);
-    for (Index k = 0; k <= i; ++k) p[static_cast<std::size_t>(k)] = round(p[static_cast<std::size_t>(k)] / sum);
-    for (Index d = 0; d < v_dim; ++d) {
-      double o = 0;
-      for (Index k = 0; k <= i; ++k) o += p[static_cast<std::size_t>(k)] * x.v(0, k, 0, d);
-      delta += round(o) * x.d_out(0, i, 0, d);
-    }
-    for (Index k = 0; k <= i; ++k) {
-      const double w = p[static_cast<std::size_t>(k)],
-                   ds = round(w * (dp[static_cast<std::size_t>(k)] - delta)) * scale;
-      for (Index d = 0; d < dim; ++d) {
-        g.q(0, i, 0, d) += ds * x.k(0, k, 0, d);
-        g.k(0, k, 0, d) += ds * x.q(0, i, 0, d);
-      }
-      for (Index d = 0; d < v_dim; ++d) g.v(0, k, 0, d) += w * x.d_out(0, i, 0, d);
-    }
-  }
-  for (auto* t : {&g.q, &g.k, &g.v})
-    for (double& e : *t) e = round(e);
-  return g;
-}
-
 TEST_P(SystolicBackward, ErrsAtMostTwiceAsMuchAsAPlain16BitImplementation) {
   for (const double size : {0.5, 1., 2.}) {
     BackwardCase<mha::bfloat16> c("plain", {1, 260, 260, 1, 1, 64, 64});
     for (auto& x : c.q) x = mha::bfloat16(static_cast<float>(x) * static_cast<float>(size));
-    mha::Tensor<double, 4> out;
-    const auto plain = plain_16_bit(c, out);
+    const auto plain = support::plain_16_bit(c);
     const auto expected = c.as<double>().gradients<mha::Reference>(mha::Causal{});
     const auto g = c.gradients<One>(mha::Causal{});
     EXPECT_LT(support::relative_error(g.query, expected.query), 2 * support::relative_error(plain.q, expected.query));
     EXPECT_LT(support::relative_error(g.key, expected.key), 2 * support::relative_error(plain.k, expected.key));
     EXPECT_LT(support::relative_error(g.value, expected.value), 2 * support::relative_error(plain.v, expected.value));
   }
+}
+
+TEST_P(SystolicBackward, KeepsRowsFarFromZeroBesideOthers) {
+  EXPECT_LT(support::FarRows<mha::bfloat16>().error<One>(), 2e-2);
+  EXPECT_LT(support::FarRows<float>().error<One>(), 2e-2);
 }
 
 template <class G> void expect_same_bits(const G& a, const G& b) {

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "check.hpp"
+#include "view.hpp"
+
+/// Whether arrays that a call reads and writes share memory, whatever their strides.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Where the elements of an array lie: at `first` plus any sum of 0 to count − 1 steps of each axis.
+struct Footprint {
+  struct Axis {
+    std::ptrdiff_t step, count;
+  };  ///< a step in bytes, above 0, and more than one element
+
+  std::uintptr_t first = 0;
+  std::ptrdiff_t element = 0;  ///< bytes of one, 0 of an array without elements
+  int axes = 0;
+  Axis axis[5] = {};
+};
+
+template <class T, int Rank> Footprint footprint(const TensorView<T, Rank>& v) {
+  Footprint to;
+  if (v.data == nullptr || v.size() == 0) return to;
+  to.first = reinterpret_cast<std::uintptr_t>(v.data);
+  to.element = sizeof(T);
+  for (int a = 0; a < Rank; ++a) {
+    if (v.extent[a] <= 1 || v.stride[a] == 0) continue;
+    const std::ptrdiff_t step = v.stride[a] * to.element;
+    if (step < 0) to.first += static_cast<std::uintptr_t>((v.extent[a] - 1) * step);
+    to.axis[to.axes++] = {step < 0 ? -step : step, v.extent[a]};
+  }
+  return to;
+}
+/// Of `count` objects one after another.
+template <class T> Footprint footprint(const T* objects, std::ptrdiff_t count) {
+  if (objects == nullptr || count == 0) return {};
+  return {reinterpret_cast<std::uintptr_t>(objects), count * static_cast<std::ptrdiff_t>(sizeof(T)), 0, {}};
+}
+
+/// The differences of the addresses of two arrays' elements: d + Σ x·step with least ≤ x ≤ most for each axis. Axes
+/// with one step are one, so that where arrays are parts of one matrix few are left.
+class Distances {
+ public:
+  Distances(const Footprint& a, const Footprint& b) {
+    for (int i = 0; i < a.axes; ++i) add(a.axis[i].step, 1 - a.axis[i].count, 0);
+    for (int i = 0; i < b.axes; ++i) add(b.axis[i].step, 0, b.axis[i].count - 1);
+    std::sort(axis_, axis_ + axes_, [](const Axis& x, const Axis& y) { return x.step > y.step; });
+    for (int i = axes_ - 1; i >= 0; --i) {
+      reach_[i].low = reach_[i + 1].low + axis_[i].least * axis_[i].step;
+      reach_[i].high = reach_[i + 1].high + axis_[i].most * axis_[i].step;
+    }
+  }
+
+  /// Whether one of them is from `low` to `high`. A search of more than `tries_` steps, which only arrays make whose
+  /// strides do not nest, ends with yes.
+  bool meet(std::ptrdiff_t low, std::ptrdiff_t high, int i = 0) {
+    if (i == axes_) return low <= 0 && 0 <= high;
+    if (--tries_ < 0) return true;
+    const Axis& axis = axis_[i];
+    const std::ptrdiff_t first = std::max(axis.least, floor(low - reach_[i + 1].high + axis.step - 1, axis.step));
+    const std::ptrdiff_t last = std::min(axis.most, floor(high - reach_[i + 1].low, axis.step));
+    for (std::ptrdiff_t x = first; x <= last; ++x)
+      if (meet(low - x * axis.step, high - x * axis.step, i + 1)) return true;
+    return false;
+  }
+
+ private:
+  struct Axis {
+    std::ptrdiff_t step, least, most;
+  };
+  struct Reach {
+    std::ptrdiff_t low = 0, high = 0;
+  };
+
+  static std::ptrdiff_t floor(std::ptrdiff_t x, std::ptrdiff_t step) { return x / step - (x % step < 0 ? 1 : 0); }
+
+  void add(std::ptrdiff_t step, std::ptrdiff_t least, std::ptrdiff_t most) {
+    int i = 0;
+    while (i < axes_ && axis_[i].step != step) ++i;
+    if (i == axes_) axis_[axes_++].step = step;
+    axis_[i].least += least;
+    axis_[i].most += most;
+  }
+
+  Axis axis_[10] = {};
+  Reach reach_[11];  ///< of the axes from this one on
+  int axes_ = 0, tries_ = 1 << 14;
+};
+
+/// Whether two arrays share a byte.
+inline bool share_bytes(const Footprint& a, const Footprint& b) {
+  if (a.element == 0 || b.element == 0) return false;
+  const auto apart = static_cast<std::ptrdiff_t>(b.first - a.first);
+  return Distances(a, b).meet(1 - b.element - apart, a.element - 1 - apart);
+}
+
+/// Whether two views share an element: parts of one matrix, whose addresses interleave, do not.
+template <class A, int RankA, class B, int RankB>
+bool share_elements(const TensorView<A, RankA>& a, const TensorView<B, RankB>& b) {
+  return share_bytes(footprint(a), footprint(b));
+}
+
+/// An array of a call, as its errors name it.
+struct NamedArray {
+  const char* name;
+  Footprint at;
+};
+
+/// What a call writes shares nothing with what else it writes, nor with what it reads.
+inline void require_apart(const char* call, std::span<const NamedArray> written, std::span<const NamedArray> read) {
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    const auto apart = [&](const NamedArray& other) {
+      require(!share_bytes(written[i].at, other.at), call, ": ", written[i].name, " overlaps ", other.name,
+              ", expected memory apart");
+    };
+    for (const NamedArray& other : read) apart(other);
+    for (std::size_t j = i + 1; j < written.size(); ++j) apart(written[j]);
+  }
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail
