@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <mha/backend/eigen/eigen_cpu.hpp>
@@ -187,6 +188,58 @@ TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
   using Bias = mha::Chain<mha::SoftCap, mha::RelativeBias>;
   const mha::RelativeBias bias(std::vector<float>(32 * 4, 0.5f));
   expect_no_second_allocation<mha::MultiHeadAttention<T, mha::Cpu, Bias>>(Bias{mha::SoftCap{.cap = 3}, bias});
+}
+
+/// Tokens one after another, of which the first may allocate, behind `before` that came another way; on all threads.
+template <class L, class Storage>
+void expect_no_allocation_after_the_first_token(const Storage& storage, int tokens, Index before = 0) {
+  using T = typename L::Scalar;
+  using B = std::remove_cvref_t<decltype(std::declval<const L&>().backend())>;
+  SCOPED_TRACE(mha::detail::in_words(storage));
+  const mha::ThreadPool pool(3);
+  pool.run(100, [](Index, Index) {});  // its threads start
+  // Wide enough for several workers from some token on.
+  L layer({.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 128}, B(pool),
+          mha::SlidingWindow{.left = 299});
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  auto cache = mha::make_cache(layer, storage);
+  cache.add();
+  support::Random random("tokens without allocation");
+  mha::Tensor<T, 3> all(before, 2, 128), x(1, 1, 16), y(1, 1, 16);
+  random.fill(all);
+  random.fill(x);
+  if (before > 0) {
+    auto step = cache.step(before);
+    step.append(0, all, all);
+    step.commit();
+  }
+  mha::Workspace workspace;
+  const auto token = [&] { layer.step(x, cache, mha::into(y), workspace); };
+  token();
+  const int allocations_before = workspace.allocations();
+  const Counted later = count([&] {
+    for (int i = 1; i < tokens; ++i) token();
+  });
+  EXPECT_EQ(later.calls, 0u) << later.bytes << " bytes";
+  EXPECT_EQ(workspace.allocations(), allocations_before);
+}
+
+template <class T, class B> void expect_no_allocation_in_decoding() {
+  using Layer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::SlidingWindow>;
+  constexpr Index chunk = mha::detail::simd::key_chunk;
+  expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = 640}, 640);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = chunk + 20}, 40, chunk - 20);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = 2 * chunk + 20}, 40, 2 * chunk - 20);
+  for (const Index page : {16, 64})
+    expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 640 / page, .length = 640, .page = page},
+                                                      640);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 699}, 1000);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 1000);
+}
+
+TEST(Decoding, AllocatesNothingAfterTheFirstTokenOnSystolic) {
+  expect_no_allocation_in_decoding<mha::bfloat16, mha::Systolic<>>();
+  expect_no_allocation_in_decoding<float, mha::Systolic<>>();
 }
 
 template <class T, class... Policies> void expect_no_allocation_in_a_second_step(const Policies&... policies) {

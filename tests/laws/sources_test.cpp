@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row's bits depend on the keys that it sees, not on where a source keeps them.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -47,7 +48,7 @@ template <class T> struct Result {
   Tensor<mha::Accumulator<T>, 3> lse;
 };
 template <class T, class Kv, class... Extra>
-Result<T> run(const Case& c, const Tensor<T, 4>& q, const Kv& kv, const Extra&... extra) {
+Result<T> run(const Case& c, const Tensor<T, 4>& q, const Kv& kv, Extra&&... extra) {
   Result<T> r{Tensor<T, 4>(c.batch(), c.queries, c.heads, c.value_dim),
               Tensor<mha::Accumulator<T>, 3>(c.batch(), c.heads, c.queries)};
   support::poison_all(r.out);
@@ -159,35 +160,68 @@ TEST(Ring, HidesWhatItHasDropped) {
   expect_dropped_are_hidden(mha::Reference{});
 }
 
+/// The same where workers pack all heads and share chunks of keys.
+template <class T> void expect_workers_to_pack_what_is_held(const Case& c, Index rows) {
+  support::Random random("held by workers");
+  const Numbers<T> n(random, c);
+  const mha::Systolic<> three(mha::ThreadPool(3));
+  const support::RingCopy<T> ring(n.k.view(), n.v.view(), c.lengths, rows, 4);
+  const mha::ContiguousKv<T> plain{n.k.view(), n.v.view(), {}, c.lengths};
+  const auto held = mha::mask([&](Index b, Index, Index, Index k) { return ring.holds(b, k); });
+  expect_same(run(c, n.q, ring.source(), mha::Causal{}, three), run(c, n.q, plain, mha::Causal{}, held, three));
+}
+TEST(Ring, HasWorkersPackWhatItHolds) {
+  expect_workers_to_pack_what_is_held<float>({{5000, 700, 1}, 20, 16, 8, 64, 80}, 300);
+  expect_workers_to_pack_what_is_held<mha::bfloat16>({{5000, 700, 1}, 20, 16, 8, 64, 80}, 300);
+  expect_workers_to_pack_what_is_held<mha::bfloat16>({{14000}, 3, 16, 1, 64, 64}, 9000);
+}
+
 /// A ring that counts what it is asked.
-struct CountedRing : mha::RingKv<float> {
-  static inline int asked = 0;
+template <class T> struct CountedRing : mha::RingKv<T> {
+  static inline std::atomic<int> asked = 0;
   Index held(Index b, Index k) const {
     ++asked;
-    return RingKv::held(b, k);
+    return mha::RingKv<T>::held(b, k);
   }
-  mha::KvRun<float> run(Index b, Index g, Index begin, Index end) const {
+  mha::KvRun<T> run(Index b, Index g, Index begin, Index end) const {
     ++asked;
-    return RingKv::run(b, g, begin, end);
+    return mha::RingKv<T>::run(b, g, begin, end);
   }
 };
 
-TEST(Ring, CostsTheSameHoweverLongItHasBeen) {
+/// Questions and memory of a call on a ring of 300 rows that has been given more and more.
+template <class T, class B> void expect_costs_of_a_ring(const B& backend, const Case& c, int most) {
   support::Random random("endless");
-  const Case c{{1}, 1};
-  const Numbers<float> n(random, c);
-  Tensor<float, 4> k(1, 300, c.kv_heads, c.dim), v(1, 300, c.kv_heads, c.value_dim);
+  const Numbers<T> n(random, c);
+  Tensor<T, 4> k(1, 300, c.kv_heads, c.dim), v(1, 300, c.kv_heads, c.value_dim);
   random.fill(k);
   random.fill(v);
-  const auto asked_at = [&](Index length) {
+  const auto asked_at = [&](Index length, mha::Workspace& workspace) {
     const std::vector<Index> lengths{length};
-    CountedRing::asked = 0;
-    run(c, n.q, CountedRing{{k.view(), v.view(), lengths, 4}}, mha::Causal{}, mha::CpuWith<mha::Serial>{});
-    return CountedRing::asked;
+    CountedRing<T>::asked = 0;
+    run(c, n.q, CountedRing<T>{{k.view(), v.view(), lengths, 4}}, mha::Causal{}, backend, workspace);
+    return CountedRing<T>::asked.load();
   };
+  mha::Workspace workspace, late;
   // Full blocks and chunks begin at other places of the ring: a few more or less.
-  EXPECT_LE(asked_at(1000000), 2 * asked_at(10000));
-  EXPECT_LE(asked_at(1000000), 200);
+  const int asked = asked_at(1000000, late);
+  EXPECT_LE(asked, 2 * asked_at(10000, workspace));
+  EXPECT_LE(asked, most);
+  const int allocations = workspace.allocations();
+  for (const Index length : {1, 100, 4095, 4097, 4400, 1000000, 1000300}) asked_at(length, workspace);
+  EXPECT_EQ(workspace.allocations(), allocations) << "of " << workspace.bytes() << " bytes";
+  EXPECT_LE(late.bytes(), workspace.bytes() * 11 / 10);
+}
+
+TEST(Ring, CostsTheSameHoweverLongItHasBeen) {
+  const Case one{{1}, 1}, many{{1}, 40, 16, 8, 64, 80};
+  expect_costs_of_a_ring<float>(mha::CpuWith<mha::Serial>{}, one, 200);
+  using Systolic = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
+  expect_costs_of_a_ring<float>(Systolic{}, one, 400);
+  expect_costs_of_a_ring<mha::bfloat16>(Systolic{}, one, 400);
+  const mha::Systolic<> three(mha::ThreadPool(3));
+  expect_costs_of_a_ring<float>(three, many, 2000);
+  expect_costs_of_a_ring<mha::bfloat16>(three, many, 2000);
 }
 
 /// Every third position is there: no source of the library's.

@@ -30,6 +30,7 @@ template <class T> class AnyKv {
       held_end_ = held_end_of<S>;
     }
     if constexpr (requires { source.value_tiles(Index{}, Index{}); }) value_tiles_ = value_tiles_of<S>;
+    if constexpr (requires { source.room(); }) room_ = source.room();
   }
 
   Index keys(Index b) const { return keys_(source_, b); }
@@ -48,6 +49,10 @@ template <class T> class AnyKv {
     return held_end_ == nullptr ? end : held_end_(source_, b, k, end);
   }
 
+  /// No keys where the source does not say.
+  const KvRoom& room() const { return room_; }
+
+  /// Of a source that drops nothing.
   ValueTiles value_tiles(Index b, Index g) const {
     return value_tiles_ == nullptr ? ValueTiles{} : value_tiles_(source_, b, g);
   }
@@ -68,6 +73,7 @@ template <class T> class AnyKv {
   }
 
   const void* source_;
+  KvRoom room_;
   Index (*keys_)(const void*, Index);
   KvRun<T> (*run_)(const void*, Index, Index, Index, Index);
   Index (*held_)(const void*, Index, Index) = nullptr;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "../core/check.hpp"
 #include "../policy/mask.hpp"
 #include "kv_source.hpp"
@@ -36,6 +38,8 @@ template <class T, bool turns> struct BlockKv {
     return {key.pointer(blocks[b], row, g, 0), value.pointer(blocks[b], row, g, 0), key.stride[1], value.stride[1],
             turns ? ring().together(begin, end - begin) : end - begin};
   }
+
+  constexpr KvRoom room() const { return {key.extent[1], std::int64_t{batch()} * key.extent[1]}; }
 
   template <class Move> constexpr BlockKv with_data(Move&& f) const {
     return {key, value, f(blocks), f(lengths), f(oldest), first};

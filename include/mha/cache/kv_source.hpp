@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
@@ -18,6 +19,13 @@ template <class T> struct KvRun {
   Index count;
 };
 
+/// How much of a source may be there at once as its sequences grow.
+struct KvRoom {
+  Index keys = 0;                         ///< positions of one sequence
+  std::int64_t all = 0;                   ///< of all its sequences together, where they share none
+  Index together = detail::longest_axis;  ///< positions that lie side by side, at most
+};
+
 /// Keys and values of a batch of sequences, wherever they lie. attention() takes any; a kernel loops over runs and
 /// never asks what is behind.
 ///
@@ -31,6 +39,8 @@ template <class T> struct KvRun {
 ///                                                   run() is asked for none, and ends before the next
 ///           Index held_end(b, k) const              where the positions end that are held from k on; without it
 ///                                                   the runs are walked along
+///           KvRoom room() const                     memory of a call is reserved for so much, so that later calls of
+///                                                   longer sequences allocate none
 ///           void check(const char* call) const      what a call checks on the host before it computes
 ///           S with_data(f) const                    its Borrowed members replaced by f(member): how tables move to a
 ///                                                   device
@@ -136,6 +146,12 @@ template <class T> struct ContiguousKv {
     const Index sequence = ragged ? 0 : b, row = ragged ? offsets[b] + begin : begin;
     return {key.pointer(sequence, row, g, 0), value.pointer(sequence, row, g, 0), key.stride[1], value.stride[1],
             end - begin};
+  }
+
+  /// Only where lengths say how much of the rows is filled.
+  constexpr KvRoom room() const {
+    if (lengths.data == nullptr || offsets.data != nullptr) return {};
+    return {key.extent[1], std::int64_t{key.extent[0]} * key.extent[1]};
   }
 
   void check(const char* call) const;

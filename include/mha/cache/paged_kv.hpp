@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cstdint>
 
 #include "kv_source.hpp"
 
@@ -37,6 +38,12 @@ template <class T> struct PagedKv {
     const Index at = table.data[std::ptrdiff_t{b} * pages_per_sequence() + begin / size];
     return {key.pointer(at, row, g, 0), value.pointer(at, row, g, 0), key.stride[1], value.stride[1],
             left < end - begin ? left : end - begin};
+  }
+
+  constexpr KvRoom room() const {
+    const std::int64_t pool = std::int64_t{key.extent[0]} * page(), each = std::int64_t{pages_per_sequence()} * page();
+    const std::int64_t all = pool < each * batch() ? pool : each * batch(), one = each < pool ? each : pool;
+    return {static_cast<Index>(one < detail::longest_axis ? one : detail::longest_axis), all, page()};
   }
 
   void check(const char* call) const {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "kv_source.hpp"
 #include "ring_rows.hpp"
 
@@ -40,6 +42,8 @@ template <class T> struct RingKv {
     return {key.pointer(b, row, g, 0), value.pointer(b, row, g, 0), key.stride[1], value.stride[1],
             ring().together(begin, end - begin)};
   }
+
+  constexpr KvRoom room() const { return {key.extent[1], std::int64_t{batch()} * key.extent[1]}; }
 
   void check(const char* call) const {
     detail::require_kv_arrays(call, "RingKv", key, value);

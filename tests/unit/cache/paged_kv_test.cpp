@@ -46,6 +46,18 @@ TEST(PagedKv, GivesEveryPositionOfItsPage) {
   }
 }
 
+TEST(PagedKv, HasRoomForItsTableAndNotMoreThanItsPool) {
+  const Tensor<float, 4> pool(5, 16, 1, 1);
+  const std::vector<Index> lengths{1, 1}, narrow{0, 1, 2, 3}, wide{0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0};
+  const mha::KvRoom room = PagedKv<float>{pool.view(), pool.view(), narrow, lengths}.room();
+  EXPECT_EQ(room.keys, 32);
+  EXPECT_EQ(room.all, 64);
+  EXPECT_EQ(room.together, 16);
+  const mha::KvRoom shared = PagedKv<float>{pool.view(), pool.view(), wide, lengths}.room();
+  EXPECT_EQ(shared.keys, 80);
+  EXPECT_EQ(shared.all, 80);
+}
+
 TEST(PagedKv, RefusesWhatDoesNotFit) {
   const Tensor<float, 4> pool(4, 16, 2, 8), other(4, 16, 2, 8), odd(4, 24, 2, 8), small(4, 8, 2, 8), fewer(3, 16, 2, 8);
   const std::vector<Index> table{0, 3, 1, 2}, outside{0, 3, 4, 2}, below{0, -1, 1, 2}, uneven{0, 3, 1}, lengths{32, 17},

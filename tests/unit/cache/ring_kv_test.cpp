@@ -63,6 +63,14 @@ TEST(RingKv, HoldsTheFirstAndTheLatestPositions) {
     }
 }
 
+TEST(RingKv, HasRoomForItsRows) {
+  const mha::Tensor<float, 4> rows(2, 7, 1, 1);
+  const std::vector<mha::Index> lengths{1000, 3};
+  const mha::KvRoom room = mha::RingKv<float>{rows.view(), rows.view(), lengths, 2}.room();
+  EXPECT_EQ(room.keys, 7);
+  EXPECT_EQ(room.all, 14);
+}
+
 TEST(RingKv, RefusesWhatDoesNotFit) {
   const Tensor<float, 4> k(2, 8, 2, 4), short_v(2, 7, 2, 4), fewer(2, 8, 1, 4);
   const std::vector<Index> two{3, 100}, three{1, 1, 1}, negative{-1, 2};

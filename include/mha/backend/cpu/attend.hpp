@@ -140,7 +140,9 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
     return;
   }
-  const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(chunks);
+  // As many as there will be as the source grows, so that a workspace does not grow with it.
+  const Index all_chunks = std::max(chunks, simd::all_chunks(call.kv.room().keys) + (call.kv.drops() ? 2 : 0));
+  const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(all_chunks);
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
   for_each_tile<T, Stored>(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {

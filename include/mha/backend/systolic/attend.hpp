@@ -10,69 +10,13 @@
 #include "../backend.hpp"
 #include "../executor.hpp"
 #include "../simd/key_chunks.hpp"
+#include "held_blocks.hpp"
 #include "kv_tiles.hpp"
+#include "packed_call.hpp"
 #include "query_tile.hpp"
 #include "tile_product.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
-
-/// The keys and values of a call, packed once per sequence and key/value head: all of them, or one head at a time in
-/// the same place, which a near cache then keeps.
-class PackedCall {
- public:
-  /// Memory from `frame`, nothing packed yet. Values that the source keeps in tiles are not packed.
-  template <class T, class Stored>
-  PackedCall(const AnyCall<T, Stored>& call, Workspace::Frame& frame, bool with_values, bool one_at_a_time)
-      : heads_(call.kv_heads), head_dim_(call.head_dim), value_dim_(with_values ? call.value_dim : 0) {
-    bool packs_values = false;
-    for (Index b = 0; b < call.shape.batch; ++b)
-      packs_values = packs_values || call.kv.value_tiles(b, 0).tiles == nullptr;
-    std::size_t rows = KvTiles::padded(call.shape.keys);
-    if (!one_at_a_time) {
-      first_ = frame.take<std::size_t>(static_cast<std::size_t>(call.shape.batch) + 1);
-      first_[0] = 0;
-      for (Index b = 0; b < call.shape.batch; ++b)
-        first_[b + 1] = first_[b] + static_cast<std::size_t>(heads_) * KvTiles::padded(call.keys(b));
-      rows = first_[call.shape.batch];
-    }
-    keys_ = frame.take<bfloat16>(rows * static_cast<std::size_t>(round_up(head_dim_, tile_depth)));
-    values_ =
-        frame.take<bfloat16>((packs_values ? rows : 0) * static_cast<std::size_t>(round_up(value_dim_, tile_side)));
-    key_rows_ = frame.take<KeyRows>(rows / key_block);
-    non_finite_ = frame.take<std::uint8_t>(rows / key_block);
-    std::fill_n(non_finite_, rows / key_block, std::uint8_t{0});
-  }
-
-  /// With the values of `kept`, if they are.
-  KvTiles at(Index b, Index g, const ValueTiles& kept) const {
-    const std::size_t row = first_row(b, g);
-    const PackedValues packed = values_at(b, g);
-    return {keys_ + row * static_cast<std::size_t>(round_up(head_dim_, tile_depth)),
-            kept.tiles != nullptr ? kept.tiles : packed.values,
-            key_rows_ + row / key_block,
-            kept.tiles != nullptr ? kept.non_finite : packed.non_finite,
-            head_dim_,
-            value_dim_};
-  }
-  /// Where values that are not kept are packed.
-  PackedValues values_at(Index b, Index g) const {
-    const std::size_t row = first_row(b, g);
-    return {values_ + row * static_cast<std::size_t>(round_up(value_dim_, tile_side)), non_finite_ + row / key_block};
-  }
-
- private:
-  std::size_t first_row(Index b, Index g) const {
-    if (first_ == nullptr) return 0;
-    const std::size_t per_head = (first_[b + 1] - first_[b]) / static_cast<std::size_t>(heads_);
-    return first_[b] + static_cast<std::size_t>(g) * per_head;
-  }
-
-  Index heads_, head_dim_, value_dim_;
-  std::size_t* first_ = nullptr;  ///< row of sequence b, each of its heads padded to whole value blocks
-  bfloat16 *keys_, *values_;
-  KeyRows* key_rows_;
-  std::uint8_t* non_finite_;
-};
 
 /// Below this much work a call stays on the calling thread.
 inline constexpr double enough_flop = 1e7;
@@ -140,13 +84,14 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
         kernels_(kernels),
         threads_(threads),
         value_dim_(WithValues ? call.value_dim : 0),
-        plan_(call.shape, call.kv_heads, call.head_dim, value_dim_, kernels.product.lanes, threads.workers()),
-        frame_(workspace) {
+        frame_(workspace),
+        held_(call, frame_),
+        plan_(plan_of(std::min(held_.most() * value_block, call.shape.keys))) {
     if constexpr (WithValues) share_chunks();
     const CallShape& shape = call.shape;
     groups_ = blocks_of(shape.queries, plan_.rows());
     head_tiles_ = plan_.head_tiles(shape.queries);
-    blocks_ = blocks_of(shape.keys, value_block);
+    blocks_ = held_.most();
     const std::int64_t kv_pairs = std::int64_t{shape.batch} * call.kv_heads;
     const std::int64_t tasks = kv_pairs * head_tiles_ * groups_ * plan_.chunks, packs = kv_pairs * blocks_;
     require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
@@ -154,18 +99,15 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     tasks_ = static_cast<Index>(tasks / plan_.chunks);
     packs_ = static_cast<Index>(packs);
     if (tasks_ == 0) return;
-    packed_.emplace(call, frame_, WithValues, plan_.workers == 1);
+    packed_.emplace(call, held_, WithValues, plan_.workers == 1);
+    if (call.kv.room().keys > 0) reserve(workspace);
+    packed_->take(call, frame_);
     scratch_ = frame_.template take<Worker>(static_cast<std::size_t>(plan_.workers));
-    const bool has_chunks = WithValues && plan_.chunks == 1 && shape.keys > simd::key_chunk;
-    for (Index w = 0; w < plan_.workers; ++w) {
-      Worker& at = scratch_[w];
-      at.block = BlockScratch(frame_, plan_.lanes, call.head_dim, value_dim_);
-      at.pack = frame_.template take<bfloat16>(pack_scratch(value_dim_));
-      at.states = frame_.template take<TileState>(static_cast<std::size_t>(plan_.together));
-      for (Index i = 0; i < plan_.together; ++i)
-        at.states[i] = TileState(frame_, plan_.lanes, call.head_dim, value_dim_, has_chunks);
-    }
+    const bool has_chunks = WithValues && plan_.chunks == 1 && simd::most_chunks(call) > 1;
+    for (Index w = 0; w < plan_.workers; ++w) take_worker(frame_, plan_, has_chunks, scratch_[w]);
   }
+
+  const HeldBlocks& held() const { return held_; }
 
   /// f(tiles, how many) for every group, the heaviest first.
   template <class F> void run(F&& f) {
@@ -220,13 +162,15 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     Index b, head, heads, first, tiles;
   };
 
+  std::int64_t groups_of_all(const GroupPlan& plan) const {
+    std::int64_t n = 0;
+    for (Index b = 0; b < call_.shape.batch; ++b) n += plan.groups(call_.queries(b));
+    return n;
+  }
+
   void share_chunks() {
     const AnyCall<T, Stored>& call = call_;
-    const auto groups = [&](const GroupPlan& plan) {
-      std::int64_t n = 0;
-      for (Index b = 0; b < call.shape.batch; ++b) n += plan.groups(call.queries(b));
-      return n;
-    };
+    const auto groups = [&](const GroupPlan& plan) { return groups_of_all(plan); };
     const auto parts = [&](const GroupPlan& plan) {
       std::int64_t n = 0;
       for (Index b = 0; b < call.shape.batch; ++b) n += seen_parts(plan, b);
@@ -271,7 +215,8 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     const UnitScope unit(kernels_.product.unit);
     for (Index b = 0; b < call_.shape.batch; ++b)
       for (Index g = 0; g < call_.kv_heads; ++g) {
-        for (Index block = 0; block < blocks_; ++block) pack(b, g, block, 0);
+        packed_->turn_to(call_, b, g);
+        for (Index i = 0; i < held_.count(b); ++i) pack(b, g, i, 0);
         for (Index i = 0; i < head_tiles_; ++i)
           for (Index t = 0; t < groups_; ++t) {
             const Group group = group_of(b, g, i, t * plan_.rows());
@@ -320,27 +265,71 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
       pack(pair / call_.kv_heads, pair % call_.kv_heads, t % blocks_, worker);
     });
   }
-  void pack(Index b, Index g, Index block, Index worker) {
-    const Index n = call_.keys(b), end = std::min(n, (block + 1) * value_block);
+  /// The i-th block of a head that is held.
+  void pack(Index b, Index g, Index i, Index worker) {
+    if (i >= held_.count(b)) return;
+    const Index n = call_.keys(b), first = held_.key(b, i);
     const ValueTiles kept = kept_values(b, g);
-    const KvTiles to = packed_->at(b, g, kept);
-    for (Index k = block * value_block; k < end; k += key_block) {
+    const KvTiles sizes = packed_->at(b, g, kept);
+    for (Index k = first; k < std::min(n, first + value_block); k += key_block) {
       if (call_.kv.held(b, k, std::min(n, k + key_block)) == std::min(n, k + key_block)) continue;  // all dropped
-      pack_keys(call_.kv, b, g, k, n, kernels_.level, to);
+      if (bfloat16* const rows = packed_->keys_at(b, g, i, (k - first) / key_block))
+        pack_keys(call_.kv, b, g, k, n, kernels_.level, call_.head_dim, rows);
       if constexpr (WithValues)
         if (kept.tiles == nullptr)
-          pack_values(call_.kv, b, g, k, n, kernels_.level, to, packed_->values_at(b, g), scratch_[worker].pack);
+          pack_values(call_.kv, b, g, k, n, kernels_.level, sizes, packed_->values_at(b, g, i), scratch_[worker].pack);
     }
+  }
+
+  GroupPlan plan_of(Index keys) const {
+    CallShape shape = call_.shape;
+    shape.keys = keys;
+    return {shape, call_.kv_heads, call_.head_dim, value_dim_, kernels_.product.lanes, threads_.workers()};
+  }
+
+  /// Memory from a frame of any kind.
+  template <class Frame> void take_worker(Frame& frame, const GroupPlan& plan, bool has_chunks, Worker& to) const {
+    to.block = BlockScratch(frame, plan.lanes, call_.head_dim, value_dim_);
+    to.pack = frame.template take<bfloat16>(pack_scratch(value_dim_));
+    to.states = frame.template take<TileState>(static_cast<std::size_t>(plan.together));
+    for (Index i = 0; i < plan.together; ++i) {
+      const TileState state(frame, plan.lanes, call_.head_dim, value_dim_, has_chunks);
+      if (to.states != nullptr) to.states[i] = state;
+    }
+  }
+
+  /// Has the workspace keep what calls will take as the source grows, so that none of them allocates.
+  void reserve(Workspace& workspace) const {
+    const KvRoom& room = call_.kv.room();
+    const GroupPlan later = plan_of(held_.room() * value_block);
+    const Index chunks = simd::all_chunks(room.keys) + (call_.kv.drops() ? 2 : 0);
+    SizeOfFrame worker, part;
+    Worker unused;
+    take_worker(worker, later, chunks > 1, unused);
+    std::size_t bytes = (worker.bytes() + sizeof(Worker)) * static_cast<std::size_t>(later.workers) + alignment +
+                        packed_->room(call_.shape.batch, later.workers == 1);
+    GroupPlan whole_heads = later;
+    whole_heads.shares = 1;
+    if (later.workers > 1 && chunks > 1 && simd::too_few_tiles(groups_of_all(whole_heads), later.workers)) {
+      take_part(part, later.lanes, value_dim_);
+      const Index queries = call_.shape.queries, tiles = std::min(later.together, blocks_of(queries, later.lanes));
+      bytes += static_cast<std::size_t>(std::int64_t{call_.shape.batch} * later.groups(queries) * chunks) *
+               (static_cast<std::size_t>(tiles) * part.bytes() +
+                static_cast<std::size_t>(later.together) * sizeof(TilePart));
+    }
+    Workspace::Frame frame(workspace);
+    frame.template take<std::byte>(bytes);
   }
 
   const AnyCall<T, Stored>& call_;
   const Kernels& kernels_;
   const Threads& threads_;
   const Index value_dim_;
+  Workspace::Frame frame_;
+  const HeldBlocks held_;
   GroupPlan plan_;
   Index groups_ = 0, head_tiles_ = 0, blocks_ = 0;  ///< of the longest sequence
   Index tasks_ = 0, packs_ = 0;
-  Workspace::Frame frame_;
   std::optional<PackedCall> packed_;
   Worker* scratch_ = nullptr;
 };
@@ -358,24 +347,28 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
 ///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
 /// Bits      chunks of 4096 keys are summed apart and merged in their order in every call, so that workers may share
 ///           them
-/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for packed keys and values, rounded up to 256 keys, and where
-///           workers share chunks Dv floats for each lane of a tile and chunk, of fewer than 4 groups of tiles a worker
+/// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for the keys and values that are packed, of whole blocks of 256
+///           of which a key is held, as many as the source has room for, and where workers share chunks Dv floats for
+///           each lane of a tile and chunk, of fewer than 4 groups of tiles a worker
 template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& workspace, const Threads& threads) {
   TileGroups<true, T, Stored, Threads> groups(call, kernels, workspace, threads);
-  const auto attend = [](auto& tiles, Index count, Index begin, Index end) {
-    for (Index k = begin; k < end; k += value_block)
-      for (Index i = 0; i < count; ++i) tiles[i]->attend(k);
+  const HeldBlocks& held = groups.held();
+  const auto attend = [&](auto& tiles, Index count, Index begin, Index end) {
+    const Index b = tiles[0]->sequence();
+    for (Index n = held.from(b, begin); n < held.count(b) && held.key(b, n) < end; ++n)
+      for (Index i = 0; i < count; ++i) tiles[i]->attend(held.key(b, n), n * value_block);
   };
   const auto finish = [](auto& tiles, Index count) {
     for (Index i = 0; i < count; ++i) tiles[i]->finish();
   };
   if (groups.in_chunks()) return groups.run_chunks(attend, finish);
   groups.run([&](auto& tiles, Index count) {
-    const Index keys = tiles[0]->keys();
-    for (Index chunk = 0, end = 0; end < keys; ++chunk) {
-      if (chunk > 0)
+    const Index keys = tiles[0]->keys(), b = tiles[0]->sequence();
+    for (Index n = 0, end = 0; n < held.count(b); n = held.from(b, end)) {
+      if (n > 0)
         for (Index i = 0; i < count; ++i) tiles[i]->next_chunk();
+      const Index chunk = held.key(b, n) / simd::key_chunk;
       end = simd::chunk_end(chunk, keys);
       attend(tiles, count, chunk * simd::key_chunk, end);
     }
@@ -387,8 +380,9 @@ void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& w
 template <class T, class Stored, class Threads>
 void weights(const AnyCall<T, Stored>& call, const Kernels& kernels, const TensorView<float, 4>& to,
              Workspace& workspace, const Threads& threads) {
-  TileGroups<false, T, Stored, Threads>(call, kernels, workspace, threads).run([&](auto& tiles, Index count) {
-    for (Index i = 0; i < count; ++i) tiles[i]->weights(to);
+  TileGroups<false, T, Stored, Threads> groups(call, kernels, workspace, threads);
+  groups.run([&](auto& tiles, Index count) {
+    for (Index i = 0; i < count; ++i) tiles[i]->weights(to, groups.held());
   });
 }
 

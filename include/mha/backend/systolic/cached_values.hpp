@@ -99,11 +99,15 @@ class CachedValues {
 
     void operator()(std::ptrdiff_t row, Index) const {
       const Index head = static_cast<Index>(row);
-      const KvTiles sizes{nullptr, nullptr, nullptr, nullptr, 0, to->value_dim_};
+      const KvTiles sizes{nullptr, nullptr, nullptr, 0, to->value_dim_};
       for (const Task& t : to->tasks_) {
-        const PackedValues at{&to->tiles_(layer, t.block, head, 0, 0), &to->non_finite_(layer, t.block, head, 0)};
-        for (Index k = t.begin; k < t.end; k += key_block)
-          pack_values(*source, t.block, head, k, t.end, level, sizes, at, &to->scratch_(head, 0));
+        for (Index k = t.begin; k < t.end; k += key_block) {
+          const Index block = k / value_block * value_block;
+          pack_values(*source, t.block, head, k, t.end, level, sizes,
+                      {&to->tiles_(layer, t.block, head, 0, 0) + sizes.value_offset(block),
+                       &to->non_finite_(layer, t.block, head, block / key_block)},
+                      &to->scratch_(head, 0));
+        }
       }
     }
   };

@@ -27,18 +27,15 @@ struct KeyRows {
   }
 };
 
-/// Keys and values of one sequence and head as A tiles, in bfloat16 and in absolute order of the keys: what is packed
-/// stays where it is when keys are appended.
+/// Keys and values of one sequence and head as A tiles, in bfloat16 and in the order of the keys: blocks of 256, those
+/// of which the source has dropped all are left out.
 ///
-/// Shapes    keys   (Lk, D)                                    of blocks that are not read where they are; zeros
-///                                                             beyond D and Lk
-///           values (Lk / 256, Dv / 16, 8, 16 of Dv, 32 keys)  the transposed; zeros beyond Dv and Lk
-///           key_rows   (Lk / 64): where the keys of a block are, at their source or in `keys`
-///           non_finite (Lk / 64): whether a value of that key block is NaN or infinite; all sizes rounded up
+/// Shapes    values     (blocks, Dv / 16, 8, 16 of Dv, 32 keys)  the transposed; zeros beyond Dv and Lk
+///           key_rows   (blocks, 4): where the keys of 64 are, at their source or packed
+///           non_finite (blocks, 4): whether a value of these 64 is NaN or infinite; all sizes rounded up
 struct KvTiles {
-  bfloat16* keys;
   const bfloat16* values;
-  KeyRows* key_rows;
+  const KeyRows* key_rows;
   const std::uint8_t* non_finite;
   Index head_dim, value_dim;
 
@@ -56,14 +53,14 @@ struct KvTiles {
   /// Distance between the value tiles of neighbouring d of one block.
   static constexpr std::ptrdiff_t value_tile_stride = std::ptrdiff_t{value_block / tile_depth} * tile_size;
 
-  /// A tiles of the values from key k on, a multiple of 32, within its block.
+  /// A tiles of the values from place k on, a multiple of 32, within its block.
   const bfloat16* value_tiles_at(Index k) const { return values + value_offset(k); }
   constexpr std::ptrdiff_t value_offset(Index k) const {
     return k / value_block * value_tiles() * value_tile_stride + k % value_block / tile_depth * tile_size;
   }
 };
 
-/// Where values are packed: what KvTiles reads.
+/// Where the values of a block are packed: what KvTiles reads.
 struct PackedValues {
   bfloat16* values;
   std::uint8_t* non_finite;
@@ -83,30 +80,62 @@ template <class T, class F> void for_each_run(const AnyKv<T>& source, Index b, I
   }
 }
 
-/// Rounds keys [begin, min(begin + 64, n)) of a source, or finds them fit to be read where they are: `begin` is a
-/// multiple of 64. Dropped ones are zeros.
+/// Whole blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order.
+template <class T> class KeysInPlace {
+ public:
+  KeysInPlace(const AnyKv<T>& source, Index b, Index g, Index n, Index head_dim)
+      : source_(source),
+        b_(b),
+        g_(g),
+        n_(n),
+        head_dim_(head_dim),
+        possible_(possible(source, head_dim)),
+        near_(source.drops() && source.room().keys > 0 ? std::min(n, source.room().keys) : n) {}
+
+  /// Whether there may be any.
+  static bool possible(const AnyKv<T>& source, Index head_dim) {
+    return std::is_same_v<T, bfloat16> && head_dim % tile_depth == 0 && source.room().together >= key_block;
+  }
+
+  /// Where keys [begin, begin + 64) are; null if they have to be packed. Not all are dropped.
+  KeyRows at(Index begin) {
+    if constexpr (std::is_same_v<T, bfloat16>)
+      if (possible_ && n_ - begin >= key_block && source_.held(b_, begin, n_) == begin) {
+        if (begin < first_ || begin >= first_ + run_.count) {
+          first_ = begin;
+          run_ = source_.run(b_, g_, begin, n_);
+        }
+        const KeyRows rows{run_.key + (begin - first_) * run_.key_stride, run_.key_stride};
+        if (first_ + run_.count - begin >= key_block && rows.near(near_, head_dim_)) return rows;
+      }
+    return {nullptr, 0};
+  }
+
+ private:
+  const AnyKv<T>& source_;
+  Index b_, g_, n_, head_dim_;
+  bool possible_;
+  Index near_;  ///< keys that there are, of a ring its rows
+  KvRun<T> run_{};
+  Index first_ = 0;  ///< position of the run
+};
+
+/// Rounds keys [begin, min(begin + 64, n)) of a source into rows (64, D): zeros beyond D and n, and where they are
+/// dropped.
 template <class T>
-void pack_keys(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to) {
-  KeyRows& at = to.key_rows[begin / key_block];
-  if constexpr (std::is_same_v<T, bfloat16>)
-    if (n - begin >= key_block && to.head_dim % tile_depth == 0 && source.held(b, begin, n) == begin) {
-      const auto run = source.run(b, g, begin, begin + key_block);
-      at = {run.key, run.key_stride};
-      if (run.count == key_block && at.near(n, to.head_dim)) return;
-    }
-  const std::ptrdiff_t width = round_up(to.head_dim, tile_depth);
-  bfloat16* const rows = to.keys + begin * width;
-  at = {rows, width};
+void pack_keys(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, Index head_dim,
+               bfloat16* rows) {
+  const std::ptrdiff_t width = round_up(head_dim, tile_depth);
   const Index end = std::min(n, begin + key_block);
   if (source.drops()) std::fill(rows, rows + (end - begin) * width, bfloat16{});
   for_each_run(source, b, g, begin, end, [&](const KvRun<T>& run, Index k) {
-    round_rows<T>(level, {run.key, run.key_stride, 1, run.count, to.head_dim}, rows + (k - begin) * width, width,
+    round_rows<T>(level, {run.key, run.key_stride, 1, run.count, head_dim}, rows + (k - begin) * width, width,
                   tile_depth);
   });
   std::fill(rows + (end - begin) * width, rows + key_block * width, bfloat16{});
 }
 
-/// The same for their values, of the sizes of `to`.
+/// Packs their values, of the sizes of `to`, into a block.
 template <class T>
 void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
                  const PackedValues& at, bfloat16* scratch) {
@@ -114,8 +143,9 @@ void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n,
   bool non_finite = false;
   const auto transpose = [&](const bfloat16* rows, std::ptrdiff_t stride, Index first) {
     simd::with_isa(level, [&](auto isa) {
-      decltype(isa)::template run<PackTransposedBody>(
-          rows, stride, to.value_tiles(), at.values + to.value_offset(first), KvTiles::value_tile_stride, &non_finite);
+      decltype(isa)::template run<PackTransposedBody>(rows, stride, to.value_tiles(),
+                                                      at.values + to.value_offset(first % value_block),
+                                                      KvTiles::value_tile_stride, &non_finite);
       return 0;
     });
   };
@@ -135,7 +165,7 @@ void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n,
     std::fill(scratch + (end - first) * width, scratch + tile_depth * width, bfloat16{});
     transpose(scratch, width, first);
   }
-  at.non_finite[begin / key_block] = non_finite;
+  at.non_finite[begin % value_block / key_block] = non_finite;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -15,6 +15,7 @@
 #include "../simd/tile_policies.hpp"
 #include "array.hpp"
 #include "drop_weights.hpp"
+#include "held_blocks.hpp"
 #include "kv_tiles.hpp"
 #include "softmax.hpp"
 #include "tile_lanes.hpp"
@@ -74,6 +75,7 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   Index keys() const { return keys_; }
+  Index sequence() const { return b_; }
 
   /// What comes next is of a chunk of keys of its own, in `part`.
   void begin(const TilePart& part) {
@@ -104,8 +106,9 @@ template <class T, class Stored = T> class QueryTile {
       total_ = chunk;
   }
 
-  /// Keys [begin, begin + 256): the values of one block.
-  void attend(Index begin) {
+  /// Keys [begin, begin + 256): the values of one block, which are at `place` of the tiles.
+  void attend(Index begin, Index place) {
+    moved_ = begin - place;
     const Index end = std::min(begin + value_block, keys_);
     if (hidden_from_all(begin, end)) return;
     Index pending = begin;  // weights of [pending, k) wait in p for their values
@@ -123,7 +126,7 @@ template <class T, class Stored = T> class QueryTile {
       fetch_rows(k);
       fetch_ahead(to == stop && stop < end, stop, pending);
       weigh(k, to, pending);
-      if (kv_.non_finite[k / key_block] != 0) {
+      if (kv_.non_finite[(k - moved_) / key_block] != 0) {
         add_values(pending, k);
         add_guarded_values(k, to);
         pending = k + key_block;
@@ -152,9 +155,12 @@ template <class T, class Stored = T> class QueryTile {
 
   /// The softmax itself into rows (Lk) of `to`: weights as the array gets them, in bfloat16, divided by their
   /// sum.
-  void weights(const TensorView<float, 4>& to) {
+  void weights(const TensorView<float, 4>& to, const HeldBlocks& held) {
     const auto each_block = [&](auto&& f) {
-      for (Index k = 0; k < keys_; k += key_block) {
+      for (Index n = 0; n < held.count(b_) * (value_block / key_block); ++n) {
+        const Index k = held.key(b_, n / (value_block / key_block)) + n * key_block % value_block;
+        moved_ = k - n * key_block;
+        if (k >= keys_) break;
         const Index end = std::min(k + key_block, keys_);
         const TileVisibility seen = queries_.visibility(call_.mask, k, end);
         if (seen == TileVisibility::none || dropped(k, end)) continue;
@@ -239,19 +245,19 @@ template <class T, class Stored = T> class QueryTile {
   void fetch_ahead(bool keys, Index next, Index pending) {
     constexpr std::ptrdiff_t lines = 128;
     if (keys) {
-      const KeyRows rows = kv_.key_rows[next / key_block];
+      const KeyRows rows = kv_.key_rows[(next - moved_) / key_block];
       const std::ptrdiff_t row = rows.stride * std::ptrdiff_t{sizeof(bfloat16)};
       const bool long_rows = kv_.depth_steps() > 2;
       rows_.ahead = {reinterpret_cast<const char*>(rows.first), row, long_rows ? lines : key_block / 2 * row};
     } else {
-      rows_.ahead = {reinterpret_cast<const char*>(kv_.value_tiles_at(pending)), lines,
+      rows_.ahead = {reinterpret_cast<const char*>(kv_.value_tiles_at(pending - moved_)), lines,
                      KvTiles::value_tile_stride * std::ptrdiff_t{sizeof(bfloat16)}};
     }
   }
 
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
-    const KeyRows rows = kv_.key_rows[begin / key_block];
+    const KeyRows rows = kv_.key_rows[(begin - moved_) / key_block];
     unit_.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side, kv_.depth_steps(),
                     false, tile_depth, rows.stride});
     count_logits(keys.end - begin);
@@ -320,7 +326,7 @@ template <class T, class Stored = T> class QueryTile {
   /// O += Vᵀ P over keys [begin, end) of one value block, both multiples of 32.
   void add_values(Index begin, Index end) {
     if (begin >= end) return;
-    multiply_values(kv_.value_tiles_at(begin), KvTiles::value_tile_stride, begin, end);
+    multiply_values(kv_.value_tiles_at(begin - moved_), KvTiles::value_tile_stride, begin, end);
   }
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
@@ -333,7 +339,7 @@ template <class T, class Stored = T> class QueryTile {
   /// their key, and the array multiplies the others.
   void add_guarded_values(Index begin, Index end) {
     const Index steps = (end - begin) / tile_depth, tiles = kv_.value_tiles();
-    const bfloat16* const from = kv_.value_tiles_at(begin);
+    const bfloat16* const from = kv_.value_tiles_at(begin - moved_);
     for (Index t = 0; t < tiles; ++t)
       for (Index i = 0; i < steps * tile_size; ++i) {
         const bfloat16 v = from[t * KvTiles::value_tile_stride + i];
@@ -468,6 +474,7 @@ template <class T, class Stored = T> class QueryTile {
   const bool logits_are_dots_;
   const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet
+  Index moved_ = 0;     ///< how far the keys of the block are from their place in kv_
   TilePart total_;      ///< of the chunks before
   Index whole_key_blocks_ = 0, whole_value_blocks_ = 0;
   ArrayUse use_;

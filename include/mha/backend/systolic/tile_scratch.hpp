@@ -15,6 +15,19 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 /// Columns of the output that leave a tile at a time.
 inline constexpr Index stored_at_once = 64;
 
+/// Takes nothing: counts the bytes that a Workspace's frame would give.
+class SizeOfFrame {
+ public:
+  template <class T> T* take(std::size_t n) {
+    bytes_ += (n * sizeof(T) + alignment - 1) / alignment * alignment;
+    return nullptr;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::size_t bytes_ = 0;
+};
+
 /// Scratch of one worker that its tiles of queries use in turn.
 struct BlockScratch {
   float* s;          ///< (64, lanes)
@@ -23,14 +36,15 @@ struct BlockScratch {
   float* out_rows;   ///< (16, 64)
   bfloat16* finite;  ///< values of a key block without NaN and infinities: (Dv / 16, 2, 16, 32)
 
-  BlockScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim) {
+  BlockScratch() = default;
+  template <class Frame> BlockScratch(Frame& frame, Index lanes, Index head_dim, Index value_dim) {
     const auto size = [](Index a, Index b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); };
     const Index values = round_up(value_dim, tile_side);
-    s = frame.take<float>(size(key_block, lanes));
-    p = frame.take<std::uint32_t>(size(value_block / 2, lanes));
-    rows = frame.take<bfloat16>(size(lanes, round_up(head_dim, tile_depth)));
-    out_rows = frame.take<float>(size(tile_side, stored_at_once));
-    finite = frame.take<bfloat16>(size(key_block, values));
+    s = frame.template take<float>(size(key_block, lanes));
+    p = frame.template take<std::uint32_t>(size(value_block / 2, lanes));
+    rows = frame.template take<bfloat16>(size(lanes, round_up(head_dim, tile_depth)));
+    out_rows = frame.template take<float>(size(tile_side, stored_at_once));
+    finite = frame.template take<bfloat16>(size(key_block, values));
   }
 };
 
@@ -42,13 +56,13 @@ struct TilePart {
   bool added = false;  ///< whether a row saw a key; otherwise `out` holds nothing
 };
 
-inline TilePart take_part(Workspace::Frame& frame, Index lanes, Index value_dim) {
+template <class Frame> TilePart take_part(Frame& frame, Index lanes, Index value_dim) {
   const auto take = [&](Index n) {
-    return frame.take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
+    return frame.template take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
   };
   // Heads begin in any lane, and leave the tile by registers, the last of which may reach beyond the lanes.
   const std::size_t values = static_cast<std::size_t>(round_up(value_dim, tile_side));
-  float* const out = frame.take<float>(values * static_cast<std::size_t>(lanes) + tile_side);
+  float* const out = frame.template take<float>(values * static_cast<std::size_t>(lanes) + tile_side);
   return {out, take(1), take(1), take(1)};
 }
 
@@ -59,12 +73,12 @@ struct TileState {
   TilePart part, next;         ///< of a chunk of keys, and of the one after it
 
   /// `chunks`: whether there is more than one chunk of keys.
-  TileState(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim, bool chunks = false) {
+  template <class Frame> TileState(Frame& frame, Index lanes, Index head_dim, Index value_dim, bool chunks = false) {
     const auto take = [&](Index n) {
-      return frame.take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
+      return frame.template take<float>(static_cast<std::size_t>(n) * static_cast<std::size_t>(lanes));
     };
-    q = frame.take<std::uint32_t>(static_cast<std::size_t>(round_up(head_dim, tile_depth) / 2) *
-                                  static_cast<std::size_t>(lanes));
+    q = frame.template take<std::uint32_t>(static_cast<std::size_t>(round_up(head_dim, tile_depth) / 2) *
+                                           static_cast<std::size_t>(lanes));
     block_sum = take(1);
     rescale = take(2);
     part = take_part(frame, lanes, value_dim);

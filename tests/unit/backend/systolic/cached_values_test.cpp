@@ -48,7 +48,7 @@ struct Kept {
     for (Index h = 0; h < heads; ++h) {
       const mha::detail::ValueTiles at = tiles.at(1, block, h, length);
       ASSERT_NE(at.tiles, nullptr);
-      const systolic::KvTiles kv{nullptr, at.tiles, nullptr, at.non_finite, 0, value_dim};
+      const systolic::KvTiles kv{at.tiles, nullptr, at.non_finite, 0, value_dim};
       for (Index p = 0; p < systolic::round_up(length, systolic::key_block); ++p)
         for (Index d = 0; d < systolic::round_up(value_dim, systolic::tile_side); ++d) {
           const bfloat16 got =

@@ -24,15 +24,22 @@ template <class T> struct Paged : mha::ContiguousKv<T> {
   }
 };
 
+/// Where the values of the block of this key are packed.
+systolic::PackedValues block_of(std::vector<bfloat16>& values, std::vector<std::uint8_t>& non_finite,
+                                const systolic::KvTiles& tiles, Index key) {
+  const Index block = key / systolic::value_block * systolic::value_block;
+  return {values.data() + tiles.value_offset(block), non_finite.data() + block / systolic::key_block};
+}
+
 /// The value tiles of a source against its numbers.
 template <class Source> void expect_values(const Source& source, Index n, Index value_dim) {
   std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
   std::vector<std::uint8_t> non_finite(3, 9), want(3, 0);
-  const systolic::KvTiles tiles{nullptr, values.data(), nullptr, non_finite.data(), 0, value_dim};
+  const systolic::KvTiles tiles{values.data(), nullptr, non_finite.data(), 0, value_dim};
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block)
     systolic::pack_values(mha::detail::AnyKv<bfloat16>(source), 0, 1, first, n, mha::current_isa(), tiles,
-                          {values.data(), non_finite.data()}, scratch.data());
+                          block_of(values, non_finite, tiles, first), scratch.data());
   for (Index i = 0; i < n; ++i) {
     const bfloat16* const row = source.run(0, 1, i, i + 1).value;
     for (Index d = 0; d < value_dim; ++d) {
@@ -87,12 +94,22 @@ TEST(KvTiles, FindKeysInTheirPlace) {
     const bool paged = at.between != 0;
     mha::Tensor<bfloat16, 1> keys(static_cast<Index>(systolic::KvTiles::key_size(n, at.head_dim)));
     std::vector<systolic::KeyRows> key_rows(3);
-    const systolic::KvTiles tiles{keys.data(), nullptr, key_rows.data(), nullptr, at.head_dim, 0};
-    for (Index first = 0; first < n; first += systolic::key_block)
-      if (paged)
-        systolic::pack_keys(mha::detail::AnyKv<bfloat16>(source), 0, 0, first, n, mha::current_isa(), tiles);
-      else
-        systolic::pack_keys(mha::detail::AnyKv<bfloat16>(all), 0, 0, first, n, mha::current_isa(), tiles);
+    const auto find = [&](const mha::detail::AnyKv<bfloat16>& any) {
+      systolic::KeysInPlace<bfloat16> in_place(any, 0, 0, n, at.head_dim);
+      for (Index first = 0; first < n; first += systolic::key_block) {
+        systolic::KeyRows& rows = key_rows[static_cast<std::size_t>(first / systolic::key_block)];
+        rows = in_place.at(first);
+        if (rows.first != nullptr) continue;
+        rows.stride = systolic::round_up(at.head_dim, systolic::tile_depth);
+        bfloat16* const to = keys.data() + first * rows.stride;
+        systolic::pack_keys(any, 0, 0, first, n, mha::current_isa(), at.head_dim, to);
+        rows.first = to;
+      }
+    };
+    if (paged)
+      find(mha::detail::AnyKv<bfloat16>(source));
+    else
+      find(mha::detail::AnyKv<bfloat16>(all));
     for (Index i = 0; i < n; ++i) {
       const systolic::KeyRows& rows = key_rows[static_cast<std::size_t>(i / 64)];
       const bfloat16* const row = paged ? source.run(0, 0, i, i + 1).key : k.pointer(0, i, 0, 0);
@@ -125,13 +142,13 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   std::vector<bfloat16> keys(systolic::KvTiles::key_size(n, head_dim), bfloat16(7.f));
   std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
   std::vector<std::uint8_t> non_finite(8, 9);
-  std::vector<systolic::KeyRows> key_rows(8);
-  const systolic::KvTiles tiles{keys.data(), values.data(), key_rows.data(), non_finite.data(), head_dim, value_dim};
+  const systolic::KvTiles tiles{values.data(), nullptr, non_finite.data(), head_dim, value_dim};
   std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
   for (Index first = 0; first < n; first += systolic::key_block) {
-    systolic::pack_keys(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles);
+    systolic::pack_keys(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), head_dim,
+                        keys.data() + first * 64);
     systolic::pack_values(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles,
-                          {values.data(), non_finite.data()}, scratch.data());
+                          block_of(values, non_finite, tiles, first), scratch.data());
   }
 
   ASSERT_EQ(keys.size(), 512u * 64u);
@@ -139,9 +156,7 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   for (Index i = 0; i < 320; ++i) {  // whole key blocks
     for (Index d = 0; d < 64; ++d) {
       const float want = i < n && d < head_dim ? k(0, i, 1, d) : 0.f;
-      const systolic::KeyRows rows = key_rows[static_cast<std::size_t>(i / 64)];
-      const bfloat16 got = rows.first[i % 64 * rows.stride + d];
-      EXPECT_EQ(got.bits, bfloat16(want).bits) << "key " << i << ", " << d;
+      EXPECT_EQ(keys[static_cast<std::size_t>(i * 64 + d)].bits, bfloat16(want).bits) << "key " << i << ", " << d;
     }
     for (Index d = 0; d < 32; ++d) {
       const float want = i < n && d < value_dim ? v(0, i, 1, d) : 0.f;

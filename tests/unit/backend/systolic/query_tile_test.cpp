@@ -42,16 +42,15 @@ TEST(QueryTile, AttendsBlockByBlock) {
   const auto kernels = systolic::kernels_of(systolic::emulated_unit(mha::SumOrder::chained), mha::current_isa());
   const systolic::PackedValues values{frame.take<mha::bfloat16>(systolic::KvTiles::value_size(n, dim)),
                                       frame.take<std::uint8_t>(8)};
-  const systolic::KvTiles tiles{frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim)),
-                                values.values,
-                                frame.take<systolic::KeyRows>(8),
-                                values.non_finite,
-                                dim,
-                                dim};
+  auto* const keys = frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim));
+  auto* const key_rows = frame.take<systolic::KeyRows>(8);
+  const systolic::KvTiles tiles{values.values, key_rows, values.non_finite, dim, dim};
   auto* const scratch = frame.take<mha::bfloat16>(systolic::pack_scratch(dim));
   const mha::detail::AnyKv<float> source(call.kv);
   for (Index first = 0; first < n; first += systolic::key_block) {
-    systolic::pack_keys(source, 0, 0, first, n, kernels.level, tiles);
+    constexpr std::ptrdiff_t width = systolic::tile_depth;
+    key_rows[first / systolic::key_block] = {keys + first * width, width};
+    systolic::pack_keys(source, 0, 0, first, n, kernels.level, dim, keys + first * width);
     systolic::pack_values(source, 0, 0, first, n, kernels.level, tiles, values, scratch);
   }
   const systolic::BlockScratch block(frame, kernels.product.lanes, dim, dim);
@@ -60,7 +59,7 @@ TEST(QueryTile, AttendsBlockByBlock) {
   const auto any = systolic::any_call(call, kernels.level);
   systolic::QueryTile<float> tile(any, kernels, tiles, block, state, {0, 0, 1, 0, count, n - count});
   EXPECT_EQ(tile.keys(), n);
-  tile.attend(0);
+  tile.attend(0, 0);
   tile.finish();
 
   for (Index i = 0; i < count; ++i) {
