@@ -27,14 +27,18 @@ struct SequenceTiles {
         head_tiles(blocks_of(group, heads)) {}
 
   Index rows() const { return queries * heads; }
+  Index tiles() const { return query_tiles * head_tiles; }
 };
 
 /// Whether so much work is shared among threads.
 constexpr bool enough_work(double flop) { return flop >= 2e6; }
 
-/// Whether threads share the keys of so many tiles, in chunks.
-constexpr bool shares_chunks(bool parallel, Index chunks, std::int64_t tiles, Index workers) {
-  return parallel && chunks > 1 && simd::too_few_tiles(tiles, workers);
+/// The most rows of a tile where tasks are not more than workers: the rows of a key/value head, which `cut` has in
+/// tiles of up to `most`, are divided evenly until each worker has some. Keys are then read more often, but at the same
+/// time.
+inline Index divided_rows(const SequenceTiles& cut, Index rows, Index most, std::int64_t tasks, Index workers) {
+  if (tasks == 0 || tasks > workers) return most;
+  return blocks_of(rows, cut.tiles() * blocks_of(workers, static_cast<Index>(tasks)));
 }
 
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
@@ -49,20 +53,24 @@ class Tiling {
       : most_(simd::widest_tile<Accumulator<typename Call::Scalar>>(level)),
         kv_heads_(call.kv_heads),
         group_(call.shape.heads / call.kv_heads) {
-    using A = Accumulator<typename Call::Scalar>;
-    const Index batch = call.shape.batch;
-    Index most_rows = 0;
+    if (call.q_offsets != nullptr) first_ = frame.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
     double pairs = 0;
-    if (call.q_offsets != nullptr) first_ = frame.take<std::int64_t>(static_cast<std::size_t>(batch));
-    for (Index b = 0; b < batch; ++b) {
-      const SequenceTiles cut = of(call, b);
-      if (first_ != nullptr) first_[b] = tiles;
-      tiles += per_sequence(cut);
-      most_rows = std::max(most_rows, cut.rows());
-      pairs += double(call.queries(b)) * call.keys(b);
-    }
-    lanes = simd::tile_kernels<A>(level, most_rows).lanes;
+    for (Index b = 0; b < call.shape.batch; ++b) pairs += double(call.queries(b)) * call.keys(b);
     parallel = enough_work(2 * pairs * call.shape.heads * (double(call.head_dim) + call.value_dim));
+    cut(call, level);
+  }
+
+  /// Of how many chunks of a sequence's keys each is a task of its own, 1 where whole tiles are enough for so many
+  /// workers. Where chunks are too few as well, tiles are divided.
+  template <class Call> Index share(const Call& call, IsaLevel level, Index workers) {
+    if (!parallel || !simd::too_few_tiles(tiles, workers)) return 1;
+    const Index chunks = simd::most_chunks(call);
+    Index b = 0;
+    for (Index other = 1; other < call.shape.batch; ++other)
+      if (call.queries(other) > call.queries(b)) b = other;
+    most_ = divided_rows(of(call, b), call.queries(b) * group_, most_, tiles * chunks, workers);
+    cut(call, level);
+    return chunks;
   }
 
   /// Tile t, of its sequence the heaviest first: late queries of a causal mask see the most keys.
@@ -79,6 +87,17 @@ class Tiling {
 
  private:
   template <class Call> SequenceTiles of(const Call& call, Index b) const { return {call.queries(b), group_, most_}; }
+  template <class Call> void cut(const Call& call, IsaLevel level) {
+    Index most_rows = 0;
+    tiles = 0;
+    for (Index b = 0; b < call.shape.batch; ++b) {
+      const SequenceTiles sequence = of(call, b);
+      if (first_ != nullptr) first_[b] = tiles;
+      tiles += per_sequence(sequence);
+      most_rows = std::max(most_rows, sequence.rows());
+    }
+    lanes = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, most_rows).lanes;
+  }
   std::int64_t per_sequence(const SequenceTiles& cut) const {
     return std::int64_t{kv_heads_} * cut.head_tiles * cut.query_tiles;
   }
@@ -133,10 +152,10 @@ template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
   using A = Accumulator<T>;
   auto frame = workspace.frame();
-  const Tiling tiling(call, level, frame);
+  Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
-  const Index chunks = simd::most_chunks(call);
-  if (!shares_chunks(tiling.parallel, chunks, tiling.tiles, threads.workers())) {
+  const Index chunks = tiling.share(call, level, threads.workers());
+  if (chunks == 1) {
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
     return;
   }

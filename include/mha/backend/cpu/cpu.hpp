@@ -146,8 +146,14 @@ template <Executor Threads> class CpuWith {
   template <class T, class Stored = T> std::string explain(const AttendPlan& plan) const {
     using A = Accumulator<T>;
     const IsaLevel level = current_isa();
-    const detail::cpu::SequenceTiles cut(plan.shape.queries, plan.shape.heads / plan.kv_heads,
-                                         detail::simd::widest_tile<A>(level));
+    const Index group = plan.shape.heads / plan.kv_heads, most = detail::simd::widest_tile<A>(level);
+    detail::cpu::SequenceTiles cut(plan.shape.queries, group, most);
+    const Index chunks = shared_chunks(plan, cut);
+    if (chunks > 0) {
+      const std::int64_t tasks = tiles_of(plan, cut) * chunks;
+      cut = {plan.shape.queries, group,
+             detail::cpu::divided_rows(cut, plan.shape.queries * group, most, tasks, threads_.workers())};
+    }
     const Index lanes = detail::simd::tile_kernels<A>(level, cut.rows()).lanes;
     const Index few =
         detail::cpu::few_rows_of<A, Stored>(level, cut.rows(), plan.head_dim, plan.value_dim, plan.drops).rows;
@@ -157,23 +163,24 @@ template <Executor Threads> class CpuWith {
            ", kernel " + to_string(level) + (few > 0 ? " of few rows" : "") + ", tiles of " +
            std::to_string(few > 0 ? few : lanes) + (few == 1 ? " query x " : " queries x ") +
            std::to_string(detail::cpu::key_block) + " keys, " + Threads::name + " with " +
-           std::to_string(threads_.workers()) + " workers" + explain_chunks(plan, cut) + ", " +
+           std::to_string(threads_.workers()) + " workers" +
+           (chunks > 1 && threads_.workers() > 1 ? detail::simd::explain_chunks(chunks) : std::string()) + ", " +
            std::to_string(
                detail::cpu::TileScratch<A>::bytes(lanes, plan.head_dim, plan.value_dim, !std::is_same_v<Stored, A>)) +
            " bytes of scratch each";
   }
 
  private:
-  /// Whether these workers share keys.
-  std::string explain_chunks(const AttendPlan& plan, const detail::cpu::SequenceTiles& cut) const {
+  static std::int64_t tiles_of(const AttendPlan& plan, const detail::cpu::SequenceTiles& cut) {
+    return std::int64_t{plan.shape.batch} * plan.kv_heads * cut.tiles();
+  }
+  /// The chunks of keys that are tasks of their own in such a call, 0 where tiles are enough or there is little work.
+  Index shared_chunks(const AttendPlan& plan, const detail::cpu::SequenceTiles& cut) const {
     const CallShape& shape = plan.shape;
-    const Index chunks = detail::simd::all_chunks(shape.keys);
-    const std::int64_t tiles = std::int64_t{shape.batch} * plan.kv_heads * cut.head_tiles * cut.query_tiles;
     const bool parallel = detail::cpu::enough_work(2.0 * shape.batch * shape.heads * shape.queries * shape.keys *
                                                    (double(plan.head_dim) + plan.value_dim));
-    const bool shares =
-        threads_.workers() > 1 && detail::cpu::shares_chunks(parallel, chunks, tiles, threads_.workers());
-    return shares ? detail::simd::explain_chunks(chunks) : std::string();
+    const bool shares = parallel && detail::simd::too_few_tiles(tiles_of(plan, cut), threads_.workers());
+    return shares ? detail::simd::all_chunks(shape.keys) : 0;
   }
 
   template <class T> static constexpr bool check_scalar() {

@@ -37,13 +37,8 @@ static_assert(mha::KvSource<Pages<float>>);
 template <class T, class Source, class M>
 auto call_of(const Tensor<T, 4>& q, const Source& kv, Tensor<T, 4>& out, Tensor<T, 3>& lse, Index kv_heads, Index keys,
              const M& mask) {
-  mha::AttendCall<T, Source, M, mha::NoScore> call;
-  call.q = q.view();
-  call.kv = kv;
-  call.mask = mask;
-  call.out = out.view();
-  call.log_sum_exp = lse.view();
-  call.shape = {q.extent(0), q.extent(2), q.extent(1), keys, keys - q.extent(1)};
+  const mha::CallShape shape{q.extent(0), q.extent(2), q.extent(1), keys, keys - q.extent(1)};
+  mha::AttendCall<T, Source, M, mha::NoScore> call{q.view(), kv, mask, {}, out.view(), lse.view(), shape};
   call.kv_heads = kv_heads;
   call.head_dim = q.extent(3);
   call.value_dim = out.extent(3);
@@ -87,15 +82,16 @@ TEST(Attend, TakesValuesOfSizeZero) {
 
 /// What runs a call, by its tiles: the most rows of kernels of few rows, 0 if queries lie in lanes.
 template <class T, class Stored>
-Index few_rows_run(Index queries, Index heads, Index kv_heads, Index head_dim, Index value_dim, bool drops) {
+Index few_rows_run(Index queries, Index keys, Index heads, Index kv_heads, Index head_dim, Index value_dim, bool drops,
+                   Index workers) {
   const Tensor<T, 4> q(1, queries, heads, head_dim);
-  const Tensor<Stored, 4> k(1, 200, kv_heads, head_dim), v(1, 200, kv_heads, value_dim);
+  const Tensor<Stored, 4> k(1, keys, kv_heads, head_dim), v(1, keys, kv_heads, value_dim);
   Tensor<T, 4> out(1, queries, heads, value_dim);
   mha::AttendCall<T, mha::ContiguousKv<Stored>, mha::Full, mha::NoScore> call;
   call.q = q.view();
   call.kv = {k.view(), v.view()};
   call.out = out.view();
-  call.shape = {1, heads, queries, 200, 200 - queries};
+  call.shape = {1, heads, queries, keys, keys - queries};
   call.kv_heads = kv_heads;
   call.head_dim = head_dim;
   call.value_dim = value_dim;
@@ -104,29 +100,37 @@ Index few_rows_run(Index queries, Index heads, Index kv_heads, Index head_dim, I
   auto frame = workspace.frame();
   const mha::IsaLevel level = mha::current_isa();
   const auto any = mha::detail::cpu::any_call(call, level);
-  const mha::detail::cpu::Tiling tiling(any, level, frame);
+  mha::detail::cpu::Tiling tiling(any, level, frame);
+  tiling.share(any, level, workers);
   Index most = 0;
   mha::detail::cpu::for_each_tile<T, Stored>(any, tiling, level, 1, workspace, mha::Serial{}, [&](auto& tile, Index t) {
     if (t == 0 || tile.few_rows() == 0) most = tile.few_rows();
-    tile.attend();
   });
   return most;
+}
+template <class T, class Stored>
+void expect_explained(Index queries, Index keys, Index group, Index dim, bool drops, Index workers, int& of_few,
+                      int& others) {
+  const mha::CpuWith<mha::ThreadPool> backend{mha::ThreadPool(workers)};
+  const Index few = few_rows_run<T, Stored>(queries, keys, 2 * group, 2, dim, dim, drops, workers);
+  const std::string text = backend.explain<T, Stored>({{1, 2 * group, queries, keys, 0}, 2, dim, dim, drops});
+  const std::string expected = " of few rows, tiles of " + std::to_string(few) + (few == 1 ? " query" : " queries");
+  EXPECT_EQ(text.find(expected) != std::string::npos, few > 0)
+      << text << ": " << queries << " queries, " << group << " heads, " << few << " rows are run";
+  EXPECT_EQ(text.find(" of few rows") != std::string::npos, few > 0) << text;
+  EXPECT_EQ(text.find("widened as it is read") != std::string::npos, few > 0 && sizeof(Stored) == 2) << text;
+  ++(few > 0 ? of_few : others);
 }
 template <class T, class Stored> void expect_explained(int& of_few, int& others) {
   for (const bool drops : {false, true})
     for (const Index queries : {1, 2, 3, 5, 8, 60})
       for (const Index group : {1, 4, 7})
-        for (const Index dim : {16, 20, 64}) {
-          const Index few = few_rows_run<T, Stored>(queries, 2 * group, 2, dim, dim, drops);
-          const std::string text = Cpu{}.explain<T, Stored>({{1, 2 * group, queries, 200, 0}, 2, dim, dim, drops});
-          const std::string expected =
-              " of few rows, tiles of " + std::to_string(few) + (few == 1 ? " query" : " queries");
-          EXPECT_EQ(text.find(expected) != std::string::npos, few > 0)
-              << text << ": " << queries << " queries, " << group << " heads, " << few << " rows are run";
-          EXPECT_EQ(text.find(" of few rows") != std::string::npos, few > 0) << text;
-          EXPECT_EQ(text.find("widened as it is read") != std::string::npos, few > 0 && sizeof(Stored) == 2) << text;
-          ++(few > 0 ? of_few : others);
-        }
+        for (const Index dim : {16, 20, 64})
+          expect_explained<T, Stored>(queries, 200, group, dim, drops, 1, of_few, others);
+  for (const Index workers : {2, 5})
+    for (const Index group : {7, 32})
+      for (const Index keys : {4096, 9000})
+        expect_explained<T, Stored>(1, keys, group, 16, false, workers, of_few, others);
 }
 
 TEST(Attend, IsExplainedByTheKernelThatRuns) {
@@ -265,6 +269,177 @@ TEST(Tiling, CutsEverySequenceByItself) {
       }
       EXPECT_EQ(std::count(times.begin(), times.end(), 1), static_cast<std::ptrdiff_t>(times.size()));
     }
+  }
+}
+
+/// Queries of `group` heads that share keys, after so many keys of a sequence.
+template <class M> struct Step {
+  Index group, keys, queries, batch;
+  M mask;
+  Index heads = group, kv_heads = 1;
+  Tensor<float, 4> q{batch, queries, heads, 16}, k{batch, keys, kv_heads, 16}, v{batch, keys, kv_heads, 16};
+  Tensor<float, 4> out{batch, queries, heads, 16};
+  Tensor<float, 3> lse{batch, heads, queries};
+
+  auto call() { return call_of(q, mha::ContiguousKv<float>{k.view(), v.view()}, out, lse, kv_heads, keys, mask); }
+};
+
+/// f(tiling, call, chunks) for a step as so many workers share it.
+template <class M, class F> void shared(Step<M>& step, mha::IsaLevel level, Index workers, F&& f) {
+  const auto typed = step.call();
+  const auto call = mha::detail::cpu::any_call(typed, level);
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  mha::detail::cpu::Tiling tiling(call, level, frame);
+  const Index chunks = tiling.share(call, level, workers);
+  f(tiling, call, chunks);
+}
+
+TEST(Tiling, HasEveryRowOfAChunkInOneTask) {
+  namespace cpu = mha::detail::cpu;
+  unit::for_each_level([](auto isa) {
+    for (const Index group : {7, 32})
+      for (const Index workers : {1, 2, 3, 5, 16})
+        for (const Index queries : {1, 3, 50}) {
+          Step<mha::Causal> step{group, 2 * cpu::key_chunk + 5, queries, 2, {}};
+          shared(step, isa.level, workers, [&](const cpu::Tiling& tiling, const auto& call, Index chunks) {
+            std::vector<int> times(static_cast<std::size_t>(2 * queries * group * chunks));
+            mha::Workspace workspace;
+            cpu::for_each_tile<float, float>(call, tiling, isa.level, chunks, workspace, mha::Serial{},
+                                             [&](auto& tile, Index t) {
+                                               const Index chunk = t % chunks;
+                                               EXPECT_LE(tile.rows().lanes(), tiling.lanes);
+                                               cpu::for_each_row(tile.rows(), [&](Index h, Index i, Index) {
+                                                 const Index row = (tile.rows().b * group + h) * queries + i;
+                                                 ++times[static_cast<std::size_t>(row * chunks + chunk)];
+                                               });
+                                             });
+            EXPECT_EQ(std::count(times.begin(), times.end(), 1), static_cast<std::ptrdiff_t>(times.size()))
+                << group << " heads, " << workers << " workers, " << queries << " queries";
+          });
+        }
+  });
+}
+
+TEST(Tiling, DividesTheHeadsOfAGroupWhereChunksAreFew) {
+  namespace cpu = mha::detail::cpu;
+  const mha::IsaLevel level = mha::current_isa();
+  const auto tasks = [&](auto&& step, Index workers) {
+    Index n = 0;
+    shared(step, level, workers, [&](const cpu::Tiling& tiling, const auto&, Index chunks) {
+      n = static_cast<Index>(tiling.tiles) * chunks;
+    });
+    return n;
+  };
+  EXPECT_GE(tasks(Step<mha::Causal>{32, 4096, 1, 1, {}}, 2), 2);
+  EXPECT_EQ(tasks(Step<mha::Causal>{32, 4096, 1, 1, {}}, 2) % 2, 0);
+  EXPECT_EQ(tasks(Step<mha::Causal>{4, 64, 1, 1, {}}, 2), 1) << "too little work";
+
+  const Index group = mha::detail::simd::widest_tile<float>(level);
+  EXPECT_EQ(tasks(Step<mha::Causal>{group, 4 * cpu::key_chunk, 1, 1, {}}, 2), 4) << "chunks enough";
+}
+
+TEST(DividedRows, AreThoseOfAsManyTilesAsWorkersNeed) {
+  namespace cpu = mha::detail::cpu;
+  const auto most = [](Index queries, Index group, Index widest, Index chunks, Index workers) {
+    const cpu::SequenceTiles cut(queries, group, widest);
+    return cpu::divided_rows(cut, queries * group, widest, std::int64_t{cut.tiles()} * chunks, workers);
+  };
+  EXPECT_EQ(most(1, 32, 48, 1, 2), 16);
+  EXPECT_EQ(most(1, 32, 48, 1, 8), 4);
+  EXPECT_EQ(most(1, 32, 24, 1, 2), 16) << "24 and 8 heads are as many tiles, but not of the same size";
+  EXPECT_EQ(most(1, 32, 48, 3, 2), 48) << "tasks enough";
+  EXPECT_EQ(most(1, 32, 48, 3, 8), 11) << "three tiles, nine tasks";
+  EXPECT_EQ(most(1, 7, 48, 1, 16), 1) << "no more than rows";
+  EXPECT_EQ(most(50, 2, 48, 1, 8), 13);
+  EXPECT_EQ(cpu::divided_rows({0, 4, 48}, 0, 48, 0, 4), 48) << "no query";
+}
+
+/// The bits of a step for several numbers of threads, and those of one head at a time.
+template <class M> void expect_same_bits(Index group, Index keys, Index queries, Index batch, const M& mask) {
+  support::Random random("threads and tiles");
+  Step<M> step{group, keys, queries, batch, mask, 2 * group, 2};
+  for (auto* t : {&step.q, &step.k, &step.v}) random.fill(*t);
+  Tensor<float, 4> alone = step.out;
+  Tensor<float, 3> alone_lse = step.lse;
+  mha::Workspace workspace;
+  const auto typed = step.call();
+  for (Index h = 0; h < step.heads; ++h) {
+    auto one = typed;
+    const auto rows = [&](auto view) {
+      view.data += h * view.stride[2];
+      view.extent[2] = 1;
+      return view;
+    };
+    const Index g = h / group;
+    one.q = rows(one.q);
+    one.out = alone.view();
+    one.out.data += h * one.out.stride[2];
+    one.log_sum_exp = alone_lse.view();
+    one.log_sum_exp.data += h * one.log_sum_exp.stride[1];
+    auto k = step.k.view(), v = step.v.view();
+    k.data += g * k.stride[2];
+    v.data += g * v.stride[2];
+    one.kv = mha::ContiguousKv<float>{k, v};
+    one.shape.heads = one.kv_heads = 1;
+    Cpu{}.attend(one, workspace);
+  }
+  for (const Index workers : {1, 2, 3, 5}) {
+    support::poison_all(step.out);
+    support::poison_all(step.lse);
+    mha::CpuWith<mha::ThreadPool>(mha::ThreadPool(workers)).attend(typed, workspace);
+    EXPECT_EQ(support::differing(step.out, alone), 0u) << workers << " threads, " << group << " heads";
+    EXPECT_EQ(support::differing(step.lse, alone_lse), 0u) << workers << " threads, " << group << " heads";
+  }
+}
+
+TEST(Attend, HasTheSameBitsHoweverHeadsAreDivided) {
+  constexpr Index chunk = mha::detail::cpu::key_chunk;
+  const mha::IsaLevel before = mha::current_isa();
+  unit::for_each_level([&](auto isa) {
+    mha::force_isa(isa.level);
+    expect_same_bits(32, chunk, 1, 1, mha::Causal{});
+    expect_same_bits(7, 2 * chunk + 77, 1, 1, mha::Full{});
+    expect_same_bits(7, chunk + 9, 3, 2, mha::Causal{});
+    expect_same_bits(9, 2 * chunk + 1, 2, 1, mha::SlidingWindow{.left = 700});
+  });
+  mha::force_isa(before);
+}
+
+TEST(Attend, DividesTilesOfSequencesOfAllLengths) {
+  support::Random random("ragged tiles");
+  const std::vector<Index> queries{0, 1, 4, 4, 5}, keys{0, 5000, 5003, 9200, 9300};
+  constexpr Index heads = 14, kv_heads = 2, dim = 16;
+  Tensor<float, 4> q(1, queries.back(), heads, dim), k(1, keys.back(), kv_heads, dim), v = k, out = q, alone = q;
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  Tensor<float, 3> lse(1, heads, queries.back());
+  mha::Workspace workspace;
+  auto call = call_of(q, mha::ContiguousKv<float>{k.view(), v.view()}, alone, lse, kv_heads, 5000, mha::Full{});
+  call.log_sum_exp = {};
+  call.shape.origin = {};
+  for (std::size_t b = 0; b + 1 < queries.size(); ++b) {
+    auto one = call;
+    one.shape.queries = queries[b + 1] - queries[b];
+    one.shape.keys = keys[b + 1] - keys[b];
+    if (one.shape.queries == 0) continue;
+    one.q.data += queries[b] * one.q.stride[1];
+    one.out.data += queries[b] * one.out.stride[1];
+    auto some_k = k.view(), some_v = v.view();
+    some_k.data += keys[b] * some_k.stride[1];
+    some_v.data += keys[b] * some_v.stride[1];
+    some_k.extent[1] = some_v.extent[1] = one.shape.keys;
+    one.kv = mha::ContiguousKv<float>{some_k, some_v};
+    Cpu{}.attend(one, workspace);
+  }
+  call.shape.batch = 4;
+  call.shape.queries = 3;
+  call.q_offsets = queries.data();
+  call.kv = {k.view(), v.view(), {keys.data(), 5}};
+  call.out = out.view();
+  for (const Index workers : {1, 2, 3, 5, 16}) {
+    support::poison_all(out);
+    mha::CpuWith<mha::ThreadPool>(mha::ThreadPool(workers)).attend(call, workspace);
+    EXPECT_EQ(support::differing(out, alone), 0u) << workers << " threads";
   }
 }
 
