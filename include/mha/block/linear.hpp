@@ -319,7 +319,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
                             Extra&... extra) const {
     const auto residual = checked_residual("linear", backend, x, y, extra...);
     const DropoutDraws draws = detail::draws_of("linear", dropout_, extra...);
-    detail::require(!detail::share_elements(y, x), "linear: the result overlaps x, which the backward pass of the tape reads");
+    detail::require(!detail::share_elements(y, x),
+                    "linear: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);

@@ -241,7 +241,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const Index batch = x.extent[0], length = x.extent[1];
     Tape& tape = detail::given_tape<Tape>(extra...);
     detail::require_result(x, y, this->output_width());
-    detail::require(!detail::share_elements(y, x), "layer: the result overlaps x, which the backward pass of the tape reads");
+    detail::require(!detail::share_elements(y, x),
+                    "layer: the result overlaps x, which the backward pass of the tape reads");
     detail::require(!detail::share_elements(y, memory),
                     "layer: the result overlaps the memory, which the backward pass of the tape reads");
     const B& backend = detail::backend_or(backend_, extra...);
