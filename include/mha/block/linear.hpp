@@ -3,7 +3,6 @@
 
 #include <array>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,7 +15,6 @@
 #include "../backend/default.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
-#include "../core/copy.hpp"
 #include "../core/scalar.hpp"
 #include "../launch.hpp"
 #include "../policy/activation.hpp"
