@@ -248,8 +248,9 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
 /// Memory    the backend's, for all of it. One on a device takes no BiasGradient and no ScoreGradient
 /// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
-///           another scale, Origin, Ragged or dropout, or if a destination overlaps what is read or another
-///           destination; masks, scores and the values of tensors are not compared
+///           another scale, Origin, Ragged or dropout, or if a destination overlaps q, k, v, out, d_out, the
+///           tape, a Sink, an AdditiveBias or another destination; masks, scores and the values of tensors are not
+///           compared
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>

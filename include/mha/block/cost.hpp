@@ -31,7 +31,7 @@ namespace detail {
 
 /// Four digits of a number of FLOP, in the unit that suits it.
 inline std::string flop_in_words(double flop) {
-  static constexpr const char* units[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"};
+  static constexpr const char* units[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"};
   const char* const* unit = units;
   for (; flop >= 999.95 && unit != std::end(units) - 1; ++unit) flop /= 1000;
   char text[32];

@@ -30,7 +30,10 @@ template <class T> class AnyKv {
       held_end_ = held_end_of<S>;
     }
     if constexpr (requires { source.value_tiles(Index{}, Index{}); }) value_tiles_ = value_tiles_of<S>;
-    if constexpr (requires { source.room(); }) room_ = source.room();
+    if constexpr (requires {
+                    { source.room() } -> std::convertible_to<KvRoom>;
+                  })
+      room_ = source.room();
   }
 
   Index keys(Index b) const { return keys_(source_, b); }

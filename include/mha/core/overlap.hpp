@@ -22,6 +22,13 @@ struct Footprint {
   std::ptrdiff_t element = 0;  ///< bytes of one, 0 of an array without elements
   int axes = 0;
   Axis axis[5] = {};
+
+  /// Behind its last byte.
+  std::uintptr_t end() const {
+    std::ptrdiff_t n = element;
+    for (int i = 0; i < axes; ++i) n += axis[i].step * (axis[i].count - 1);
+    return first + static_cast<std::uintptr_t>(n);
+  }
 };
 
 template <class T, int Rank> Footprint footprint(const TensorView<T, Rank>& v) {
@@ -95,7 +102,7 @@ class Distances {
 
 /// Whether two arrays share a byte.
 inline bool share_bytes(const Footprint& a, const Footprint& b) {
-  if (a.element == 0 || b.element == 0) return false;
+  if (a.element == 0 || b.element == 0 || a.end() <= b.first || b.end() <= a.first) return false;
   const auto apart = static_cast<std::ptrdiff_t>(b.first - a.first);
   return Distances(a, b).meet(1 - b.element - apart, a.element - 1 - apart);
 }

@@ -129,4 +129,21 @@ class Workspace : public Arena<HostMemory> {
   using Arena::Arena;
 };
 
+namespace detail {
+
+/// Takes nothing: counts the bytes that a Workspace's frame would give.
+class SizeOfFrame {
+ public:
+  template <class T> T* take(std::size_t n) {
+    bytes_ += (n * sizeof(T) + HostMemory::alignment - 1) / HostMemory::alignment * HostMemory::alignment;
+    return nullptr;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace detail
+
 }  // namespace mha::inline MHA_NAMESPACE

@@ -14,7 +14,7 @@ TEST(Flop, AreToldInTheUnitThatSuitsThem) {
   EXPECT_EQ(flop_in_words(999949), "999.9 kFLOP");
   EXPECT_EQ(flop_in_words(999950), "1 MFLOP");
   EXPECT_EQ(flop_in_words(2.5e9), "2.5 GFLOP");
-  EXPECT_EQ(flop_in_words(1.2345e16), "1.234e+04 TFLOP");
+  EXPECT_EQ(flop_in_words(1.25e16), "12.5 PFLOP");
 }
 
 TEST(StageCost, StagesAdd) {

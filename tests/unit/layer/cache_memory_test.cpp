@@ -175,7 +175,7 @@ TEST(KvCacheShortOfMemory, ALayerOfAStepLeavesNoTrace) {
 
 // Over many pages and several chunks of keys, chunks of rows beside single ones: the cache and a layer call no operator
 // new once each kind of step has been. Threads that share the keys of a row keep parts of its result in the workspace:
-// so many more of them for longer sequences that it is given the longest first.
+// the first call that does takes them for the longest sequence, and is made before.
 template <class B, class Storage>
 void expect_no_allocation(const B& backend, const Storage& storage, bool longest_first) {
   mha::MultiHeadAttention<float, B, mha::GroupedQuery<2>, mha::Causal, mha::Rotary<>, mha::QkNorm> layer(

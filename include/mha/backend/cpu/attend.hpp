@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <type_traits>
 
 #include "../executor.hpp"
@@ -27,7 +28,7 @@ struct SequenceTiles {
         head_tiles(blocks_of(group, heads)) {}
 
   Index rows() const { return queries * heads; }
-  Index tiles() const { return query_tiles * head_tiles; }
+  std::int64_t tiles() const { return std::int64_t{query_tiles} * head_tiles; }
 };
 
 /// Whether so much work is shared among threads.
@@ -38,7 +39,7 @@ constexpr bool enough_work(double flop) { return flop >= 2e6; }
 /// time.
 inline Index divided_rows(const SequenceTiles& cut, Index rows, Index most, std::int64_t tasks, Index workers) {
   if (tasks == 0 || tasks > workers) return most;
-  return blocks_of(rows, cut.tiles() * blocks_of(workers, static_cast<Index>(tasks)));
+  return blocks_of(rows, static_cast<Index>(cut.tiles()) * blocks_of(workers, static_cast<Index>(tasks)));
 }
 
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
@@ -147,6 +148,21 @@ void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLeve
   run_tasks(!parallel, threads, static_cast<Index>(tasks), task);
 }
 
+/// Takes memory for the states of the chunks that there will be as the source grows, so that a workspace does not grow
+/// with it.
+template <class A, class Call>
+void reserve_states(const Call& call, const Tiling& tiling, Index chunks, Workspace::Frame& frame) {
+  const Index all = simd::all_chunks(call.kv.room().keys) + (call.kv.drops() ? 2 : 0);
+  if (all <= chunks) return;
+  SizeOfFrame state;
+  take_state<A>(state, tiling.lanes, call.value_dim);
+  MHA_TRY {
+    frame.template take<std::byte>(static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(all - chunks) *
+                                   (state.bytes() + sizeof(simd::TileState<A>)));
+  }
+  MHA_CATCH(const std::bad_alloc&) {}  // this call does without
+}
+
 /// Attention; the keys are shared among the workers too where there are fewer tiles than would keep them busy.
 template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
@@ -159,11 +175,10 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
     return;
   }
-  // As many as there will be as the source grows, so that a workspace does not grow with it.
-  const Index all_chunks = std::max(chunks, simd::all_chunks(call.kv.room().keys) + (call.kv.drops() ? 2 : 0));
-  const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(all_chunks);
+  const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(chunks);
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
+  reserve_states<A>(call, tiling, chunks, frame);
   for_each_tile<T, Stored>(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {
     const Index b = tile.rows().b, chunk = simd::held_chunk(call, b, t % chunks);
     if (t % chunks == 0 || chunk * key_chunk < call.keys(b)) tile.attend_chunk(chunk, state[t]);

@@ -10,9 +10,9 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
-template <class A> simd::TileState<A> take_state(Workspace::Frame& frame, Index lanes, Index value_dim) {
+template <class A, class Frame> simd::TileState<A> take_state(Frame& frame, Index lanes, Index value_dim) {
   const auto take = [&](Index rows) {
-    return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(lanes));
+    return frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(lanes));
   };
   return {take(1), take(1), take(value_dim)};
 }

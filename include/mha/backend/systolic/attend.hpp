@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <optional>
 
 #include "../backend.hpp"
@@ -312,13 +313,18 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     whole_heads.shares = 1;
     if (later.workers > 1 && chunks > 1 && simd::too_few_tiles(groups_of_all(whole_heads), later.workers)) {
       take_part(part, later.lanes, value_dim_);
-      const Index queries = call_.shape.queries, tiles = std::min(later.together, blocks_of(queries, later.lanes));
-      bytes += static_cast<std::size_t>(std::int64_t{call_.shape.batch} * later.groups(queries) * chunks) *
-               (static_cast<std::size_t>(tiles) * part.bytes() +
-                static_cast<std::size_t>(later.together) * sizeof(TilePart));
+      std::int64_t tiles = 0;
+      for (Index b = 0; b < call_.shape.batch; ++b) {
+        const Index queries = call_.queries(b);
+        tiles += later.groups(queries) * std::min(later.together, blocks_of(queries, later.lanes));
+      }
+      const std::int64_t places = call_.shape.batch * later.groups(call_.shape.queries) * later.together;
+      bytes += static_cast<std::size_t>(tiles * chunks) * part.bytes() +
+               static_cast<std::size_t>(places * chunks) * sizeof(TilePart);
     }
     Workspace::Frame frame(workspace);
-    frame.template take<std::byte>(bytes);
+    MHA_TRY { frame.template take<std::byte>(bytes); }
+    MHA_CATCH(const std::bad_alloc&) {}  // this call may do with less
   }
 
   const AnyCall<T, Stored>& call_;

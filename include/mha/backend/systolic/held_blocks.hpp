@@ -31,7 +31,7 @@ class HeldBlocks {
     }
     const KvRoom& room = call.kv.room();
     // What a ring holds begins in the middle of a block, and so it does behind its first keys.
-    room_ = std::max(most_, blocks_of(room.keys, value_block) + (call.kv.drops() ? 2 : 0));
+    room_ = std::max(most_, blocks_of(std::min(room.keys, longest_axis), value_block) + (call.kv.drops() ? 2 : 0));
     const std::int64_t pool = room.all / value_block + std::int64_t{batch_} * (call.kv.drops() ? 3 : 1);
     room_of_all_ = std::max(all(), room.keys > 0 ? std::min(std::int64_t{batch_} * room_, pool) : 0);
     if (!call.kv.drops()) return;

@@ -111,6 +111,18 @@ template <class T> class KeysInPlace {
     return {nullptr, 0};
   }
 
+  /// Whether a run of keys stays in place as the source grows to its room.
+  bool stays() const {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      const Index first = possible_ ? source_.held(b_, 0, n_) : n_;
+      if (first >= n_) return possible_;
+      const KvRun<T> run = source_.run(b_, g_, first, n_);
+      return KeyRows{run.key, run.key_stride}.near(std::max(near_, source_.room().keys), head_dim_);
+    } else {
+      return false;
+    }
+  }
+
  private:
   const AnyKv<T>& source_;
   Index b_, g_, n_, head_dim_;

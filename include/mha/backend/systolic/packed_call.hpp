@@ -27,12 +27,13 @@ class PackedCall {
     for (Index b = 0; with_values && b < call.shape.batch; ++b)
       packs_values_ = packs_values_ || call.kv.value_tiles(b, 0).tiles == nullptr;
     key_blocks_ = (one_at_a_time ? held.most() : held.all() * kv_heads_) * in_block;
-    reads_in_place_ = KeysInPlace<Stored>::possible(call.kv, head_dim_);
-    if (reads_in_place_) {
+    stay_in_place_ = KeysInPlace<Stored>::possible(call.kv, head_dim_);
+    if (stay_in_place_) {
       key_blocks_ = 0;
       for_each_head(call.shape.batch, [&](Index b, Index g) {
         std::int64_t n = 0;
         for_each_key_block(call, b, g, [&](std::ptrdiff_t, const KeyRows& at) { n += at.first == nullptr ? 1 : 0; });
+        stay_in_place_ = stay_in_place_ && KeysInPlace<Stored>(call.kv, b, g, call.keys(b), head_dim_).stays();
         key_blocks_ = one_at_a_time ? std::max(key_blocks_, n) : key_blocks_ + n;
       });
     }
@@ -53,8 +54,7 @@ class PackedCall {
     const auto heads = [&](bool one) { return one ? 1 : std::int64_t{batch} * kv_heads_; };
     const std::int64_t blocks = one_at_a_time ? held_.room() : held_.room_of_all() * kv_heads_;
     // Of a head that is read in place, a few are packed: those at either end, and where its memory turns.
-    const bool few = reads_in_place_ && key_blocks_ <= heads(one_at_a_time_) * in_block;
-    const Sizes sizes = sizes_of((few ? heads(one_at_a_time) : blocks) * in_block, blocks);
+    const Sizes sizes = sizes_of((stay_in_place_ ? heads(one_at_a_time) : blocks) * in_block, blocks);
     return (sizes.keys + sizes.values) * sizeof(bfloat16) + sizes.places * (sizeof(KeyRows) + 1) + 4 * alignment;
   }
 
@@ -128,7 +128,7 @@ class PackedCall {
 
   const HeldBlocks& held_;
   Index kv_heads_, head_dim_, value_dim_;
-  bool one_at_a_time_, packs_values_ = false, reads_in_place_ = false;
+  bool one_at_a_time_, packs_values_ = false, stay_in_place_ = false;
   std::int64_t key_blocks_;  ///< of 64 keys, that are packed at a time
   bfloat16 *keys_ = nullptr, *values_ = nullptr, *next_ = nullptr;
   KeyRows* key_rows_ = nullptr;  ///< (blocks, 4)

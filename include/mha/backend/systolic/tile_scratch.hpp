@@ -15,19 +15,6 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 /// Columns of the output that leave a tile at a time.
 inline constexpr Index stored_at_once = 64;
 
-/// Takes nothing: counts the bytes that a Workspace's frame would give.
-class SizeOfFrame {
- public:
-  template <class T> T* take(std::size_t n) {
-    bytes_ += (n * sizeof(T) + alignment - 1) / alignment * alignment;
-    return nullptr;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::size_t bytes_ = 0;
-};
-
 /// Scratch of one worker that its tiles of queries use in turn.
 struct BlockScratch {
   float* s;          ///< (64, lanes)

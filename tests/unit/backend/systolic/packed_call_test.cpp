@@ -159,4 +159,25 @@ TEST(PackedCall, KnowsTheRoomOfLaterCalls) {
   }
 }
 
+// Whether keys stay where they are depends on how far apart rows are and on how many there will be, not on those there
+// are now.
+TEST(PackedCall, KnowsWhichKeysStayInPlace) {
+  const auto room_is_enough = [](int heads, int dim, const std::vector<Index>& lengths) {
+    const mha::Tensor<bfloat16, 4> rows(1, 8192, heads, dim);  // heads side by side
+    for (const bool one : {false, true}) {
+      const std::vector<Index> all{8192};
+      const Packed<mha::ContiguousKv<bfloat16>> later({rows.view(), rows.view(), {}, all}, one);
+      for (const Index length : lengths) {
+        const std::vector<Index> now{length};
+        const Packed<mha::ContiguousKv<bfloat16>> early({rows.view(), rows.view(), {}, now}, one);
+        EXPECT_GE(early.room(one), std::max(early.bytes(), later.bytes())) << heads << ", " << dim << ", " << length;
+      }
+    }
+  };
+  room_is_enough(8, 64, {1, 200, 300});      // further apart than keys read in place
+  room_is_enough(2, 64, {200, 4096, 4097});  // too far apart from some length on
+  room_is_enough(1, 288, {200, 256, 257});
+  room_is_enough(1, 64, {1, 63, 64, 300, 8192});
+}
+
 }  // namespace
