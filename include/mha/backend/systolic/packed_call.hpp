@@ -46,6 +46,8 @@ class PackedCall {
     values_ = frame.take<bfloat16>(sizes.values);
     key_rows_ = frame.take<KeyRows>(sizes.places);
     non_finite_ = frame.take<std::uint8_t>(sizes.places);
+    // Of 64 keys that are all dropped nothing but a prefetch asks.
+    if (call.kv.drops()) std::fill_n(key_rows_, sizes.places, KeyRows{nullptr, 0});
     if (!one_at_a_time_) for_each_head(call.shape.batch, [&](Index b, Index g) { place_keys(call, b, g); });
   }
 
