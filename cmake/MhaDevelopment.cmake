@@ -23,18 +23,22 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND mha_quick_options --param=ggc-min-expand=400 --param=ggc-min-heapsize=2000000)
 endif()
-set(mha_program_options)
+# mha_quick_program(TARGET [KERNELS]): it may be compiled without optimization. Unless it has kernels of its own, it is over
+# mha::compiled and then compiled behind our header, which is compiled once; that programs include what they use is checked
+# by tests/structure.
 if(MHA_QUICK_PROGRAMS)
-  set(mha_program_options ${mha_quick_options})
+  file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/program_headers.cpp" CONTENT "")
+  add_library(program_headers OBJECT EXCLUDE_FROM_ALL "${CMAKE_CURRENT_BINARY_DIR}/program_headers.cpp")
+  target_link_libraries(program_headers PRIVATE mha_development mha::compiled)
+  target_compile_options(program_headers PRIVATE ${mha_quick_options})
+  target_precompile_headers(program_headers PRIVATE <mha/mha.hpp>)
 endif()
-# mha_quick_program(TARGET): it is over mha::compiled and may be compiled without optimization. clang++ then reads the tests'
-# precompiled header first; g++ checks that programs include what they use.
 function(mha_quick_program target)
-  target_compile_options(${target} PRIVATE ${mha_program_options})
-  if(MHA_QUICK_PROGRAMS AND MHA_BUILD_TESTS AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    # Deferred: it is made by tests/, which comes after the examples.
-    cmake_language(EVAL CODE "cmake_language(DEFER DIRECTORY [[${PROJECT_SOURCE_DIR}]]
-                                             CALL target_precompile_headers ${target} REUSE_FROM driver_headers)")
+  if(MHA_QUICK_PROGRAMS)
+    target_compile_options(${target} PRIVATE ${mha_quick_options})
+    if(NOT "KERNELS" IN_LIST ARGN)
+      target_precompile_headers(${target} REUSE_FROM program_headers)
+    endif()
   endif()
 endfunction()
 # Where the sanitizer's check of pointer arithmetic is off for the compiler's time, one scalar's kernels have it: the others

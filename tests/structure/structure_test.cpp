@@ -55,6 +55,16 @@ TEST(Headers, KeepTheHouseRules) { EXPECT_NO_FINDINGS(header_violations(headers(
 TEST(Headers, HaveUnitTests) { EXPECT_NO_FINDINGS(missing_unit_tests(headers(), files_below("tests/unit"))); }
 TEST(UnitTests, HaveHeaders) { EXPECT_NO_FINDINGS(stray_unit_tests(headers(), files_below("tests/unit"))); }
 
+TEST(Programs, IncludeWhatTheyName) {
+  Tree programs;
+  for (const std::string& path : files_below("examples")) {
+    const std::string kind = fs::path(path).extension().string();
+    if (kind == ".hpp" || kind == ".cpp" || kind == ".cu") programs[path] = read(root / "examples" / path);
+  }
+  ASSERT_FALSE(programs.empty());
+  EXPECT_NO_FINDINGS(program_violations(programs));
+}
+
 TEST(Headers, AreShortAndShallow) {
   const Tree tree = headers();
   ASSERT_FALSE(tree.empty());
@@ -191,6 +201,16 @@ TEST(Rules, TestsMirrorHeaders) {
   EXPECT_EQ(missing_unit_tests(tree, {"policy/mask/full_test.cpp"}).size(), 0u);
   EXPECT_EQ(
       stray_unit_tests(tree, {"policy/mask/full_test.cpp", "policy/full_test.cpp", "policy/mask/full.cpp"}).size(), 2u);
+}
+
+TEST(Rules, AProgramIncludesWhatItNames) {
+  EXPECT_EQ(program_violations({{"a.cpp", "#include <mha/mha.hpp>\nstd::vector<int> v; mha::Cpu c; // std::map\n"}}),
+            Findings{"a.cpp: does not include <vector>"});
+  EXPECT_EQ(program_violations({{"a.cpp", "#include <vector>\nstd::vector<mha::Cpu> v;\n"}}),
+            Findings{"a.cpp: does not include a header of mha"});
+  EXPECT_EQ(program_violations({{"a.cpp", "#include \"a.hpp\"\nstd::vector<mha::Cpu> v;\n"},
+                                {"a.hpp", "#include <vector>\n#include <mha/mha.hpp>\n"}}),
+            Findings{});
 }
 
 TEST(Rules, TheLicenceIsTheFirstLine) {
