@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "backend/backend.hpp"
 #include "backend/weights.hpp"
@@ -60,8 +61,7 @@ template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 4> read_heads
   return four_heads(ViewTraits<Owner>::view(owner));
 }
 
-/// Rows contiguous along the last axis, as a KvRun promises: packed once if they are not (Eigen's column-major
-/// default).
+/// Rows contiguous along the last axis, as a KvRun promises: packed once if they are not (Eigen's default is not).
 template <class T, class Frame, class Run = SerialItems>
 TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Frame& frame, Tensor<T, 4>& copy,
                                  const Run& run = {}) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cctype>
 #include <cstddef>
 #include <map>
 #include <regex>
@@ -10,6 +9,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "standard_names.hpp"
 
 /// The house rules of include/mha as functions from a tree to the list of what breaks them.
 namespace structure {
@@ -266,70 +267,42 @@ inline Findings stray_unit_tests(const Tree& tree, const std::set<std::string>& 
   return findings;
 }
 
-/// A program includes what it names, itself or in the header beside it: another may stand in front of it where it is
-/// compiled. std::size_t comes with every container.
+/// A header includes the standard headers of what it names, and reaches the libraries' of what it names of theirs:
+/// others stand in front of it where it is compiled alone.
+inline Findings include_violations(const Tree& tree) {
+  Findings findings;
+  for (const auto& [path, text] : tree) {
+    std::set<std::string> included;
+    for (const Include& include : includes_of(path, text)) included.insert(include.name);
+    for (const std::string& header : missing_headers(lines_of(text), included)) {
+      findings.push_back(path + ": does not include <" + header + ">");
+    }
+    const std::set<std::string> spaces = namespaces_named(lines_of(text));
+    std::set<std::string> ours, foreign;
+    reach(tree, path, ours, foreign);
+    for (const auto& [space, header] : {std::pair{"Eigen", "Eigen/Core"}, std::pair{"nlohmann", "nlohmann/json.hpp"}}) {
+      if (spaces.count(space) && !foreign.count(header)) findings.push_back(path + ": does not reach <" + header + ">");
+    }
+  }
+  return findings;
+}
+
+/// A program includes what it names, itself or in the header beside it: ours stands in front of it where it is
+/// compiled.
 inline Findings program_violations(const Tree& programs) {
-  static const std::map<std::string, std::string> headers{{"accumulate", "numeric"},
-                                                          {"array", "array"},
-                                                          {"atomic", "atomic"},
-                                                          {"bit_cast", "bit"},
-                                                          {"cerr", "iostream"},
-                                                          {"cout", "iostream"},
-                                                          {"exp", "cmath"},
-                                                          {"function", "functional"},
-                                                          {"ifstream", "fstream"},
-                                                          {"int32_t", "cstdint"},
-                                                          {"iota", "numeric"},
-                                                          {"make_unique", "memory"},
-                                                          {"map", "map"},
-                                                          {"max", "algorithm"},
-                                                          {"min", "algorithm"},
-                                                          {"mt19937", "random"},
-                                                          {"mt19937_64", "random"},
-                                                          {"ofstream", "fstream"},
-                                                          {"optional", "optional"},
-                                                          {"ostringstream", "sstream"},
-                                                          {"printf", "cstdio"},
-                                                          {"runtime_error", "stdexcept"},
-                                                          {"set", "set"},
-                                                          {"setw", "iomanip"},
-                                                          {"shared_ptr", "memory"},
-                                                          {"sort", "algorithm"},
-                                                          {"span", "span"},
-                                                          {"sqrt", "cmath"},
-                                                          {"string", "string"},
-                                                          {"string_view", "string_view"},
-                                                          {"thread", "thread"},
-                                                          {"uint32_t", "cstdint"},
-                                                          {"uint64_t", "cstdint"},
-                                                          {"unique_ptr", "memory"},
-                                                          {"vector", "vector"}};
-  const auto part_of_a_name = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
   Findings findings;
   for (const auto& [path, text] : programs) {
     const auto beside = programs.find(path.substr(0, path.rfind('.')) + ".hpp");
-    std::set<std::string> included;
+    std::set<std::string> included{"cstddef", "utility"};  // they come with every container
     bool ours = false;
-    for (const std::string& line : lines_of(text + (beside == programs.end() ? "" : "\n" + beside->second))) {
-      if (!starts_with(line, "#include ")) continue;
-      ours = ours || line[9] == '"' || starts_with(line, "#include <mha/");
-      included.insert(line.substr(10, line.find_first_of(">\"", 10) - 10));
+    for (const Include& include : includes_of(path, text + (beside == programs.end() ? "" : "\n" + beside->second))) {
+      included.insert(include.name);
+      ours = ours || !include.path.empty();
     }
-    std::set<std::string> missing;
-    for (const std::string& line : lines_of(text)) {
-      const std::string code = line.substr(0, line.find("//"));
-      for (std::size_t at = code.find("::"); at != std::string::npos; at = code.find("::", at + 2)) {
-        if (at < 3 || (at > 3 && part_of_a_name(code[at - 4]))) continue;
-        const std::string space = code.substr(at - 3, 3);
-        if (space == "mha" && !ours) missing.insert("a header of mha");
-        if (space != "std") continue;
-        const auto end =
-            std::find_if_not(code.begin() + static_cast<std::ptrdiff_t>(at) + 2, code.end(), part_of_a_name);
-        const auto header = headers.find({code.begin() + static_cast<std::ptrdiff_t>(at) + 2, end});
-        if (header != headers.end() && !included.count(header->second)) missing.insert("<" + header->second + ">");
-      }
+    for (const std::string& header : missing_headers(lines_of(text), included)) {
+      findings.push_back(path + ": does not include <" + header + ">");
     }
-    for (const std::string& header : missing) findings.push_back(path + ": does not include " + header);
+    if (!ours && namespaces_named(lines_of(text)).count("mha")) findings.push_back(path + ": does not include mha");
   }
   return findings;
 }

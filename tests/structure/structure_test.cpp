@@ -52,6 +52,7 @@ TEST(Headers, HaveNoIncludeCycles) { EXPECT_NO_FINDINGS(cycles(headers())); }
 TEST(Headers, KeepHeavyDependenciesOut) { EXPECT_NO_FINDINGS(foreign_violations(headers())); }
 TEST(Headers, FrontDoorsOnlyInclude) { EXPECT_NO_FINDINGS(front_door_violations(headers())); }
 TEST(Headers, KeepTheHouseRules) { EXPECT_NO_FINDINGS(header_violations(headers())); }
+TEST(Headers, IncludeWhatTheyName) { EXPECT_NO_FINDINGS(include_violations(headers())); }
 TEST(Headers, HaveUnitTests) { EXPECT_NO_FINDINGS(missing_unit_tests(headers(), files_below("tests/unit"))); }
 TEST(UnitTests, HaveHeaders) { EXPECT_NO_FINDINGS(stray_unit_tests(headers(), files_below("tests/unit"))); }
 
@@ -207,9 +208,19 @@ TEST(Rules, AProgramIncludesWhatItNames) {
   EXPECT_EQ(program_violations({{"a.cpp", "#include <mha/mha.hpp>\nstd::vector<int> v; mha::Cpu c; // std::map\n"}}),
             Findings{"a.cpp: does not include <vector>"});
   EXPECT_EQ(program_violations({{"a.cpp", "#include <vector>\nstd::vector<mha::Cpu> v;\n"}}),
-            Findings{"a.cpp: does not include a header of mha"});
+            Findings{"a.cpp: does not include mha"});
   EXPECT_EQ(program_violations({{"a.cpp", "#include \"a.hpp\"\nstd::vector<mha::Cpu> v;\n"},
                                 {"a.hpp", "#include <vector>\n#include <mha/mha.hpp>\n"}}),
+            Findings{});
+}
+
+TEST(Rules, AHeaderIncludesWhatItNames) {
+  EXPECT_EQ(include_violations({{"core/a.hpp", "#include <map>\nstd::map<int, std::string> m;\n"}}),
+            Findings{"core/a.hpp: does not include <string>"});
+  EXPECT_EQ(include_violations({{"core/a.hpp", "Eigen::Index i; // nlohmann::json\n"}}),
+            Findings{"core/a.hpp: does not reach <Eigen/Core>"});
+  EXPECT_EQ(include_violations(
+                {{"core/a.hpp", "#include \"b.hpp\"\nEigen::Index i;\n"}, {"core/b.hpp", "#include <Eigen/Core>\n"}}),
             Findings{});
 }
 

@@ -3,10 +3,12 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "../config.hpp"
 #include "check.hpp"

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 
 #include "../../config.hpp"
 #include "../simd/dropout.hpp"

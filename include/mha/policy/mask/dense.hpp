@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <type_traits>
+#include <vector>
 
 #include "../broadcast.hpp"
 #include "../mask.hpp"
