@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -31,8 +30,9 @@ Result run(const std::vector<std::string>& arguments, bool terminal = false) {
 }
 
 std::string bytes_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream bytes;
+  bytes << std::ifstream(path, std::ios::binary).rdbuf();
+  return bytes.str();
 }
 
 /// The first bytes of the carried text, as a file of its own.
@@ -53,17 +53,17 @@ class TrainApp : public ::testing::Test {
 };
 
 TEST_F(TrainApp, LearnsAndWritesEverything) {
-  const Result r = train("out", {"--steps", "25", "--prompt", "Alice"});
+  const Result r = train("out", {"--steps", "15", "--prompt", "Alice"});
   ASSERT_EQ(r.code, 0) << r.log;
   const std::string begins =
-      "197184 parameters, 25 steps of 8 windows of 128 characters from some.txt: the loss on the "
+      "197184 parameters, 15 steps of 8 windows of 128 characters from some.txt: the loss on the "
       "held-out 400 characters fell from ";
   ASSERT_EQ(r.log.find(begins), 0u) << r.log;
   EXPECT_NEAR(std::stod(r.log.substr(begins.size())), 5.55, 0.1) << r.log;  // ln 256
   const std::size_t to = r.log.find(" to ", begins.size());
-  EXPECT_LT(std::stod(r.log.substr(to + 4)), 3.6) << r.log;
+  EXPECT_LT(std::stod(r.log.substr(to + 4)), 4.1) << r.log;
   EXPECT_EQ(r.out.find("Alice"), 0u);
-  EXPECT_NE(file("out", "config.json").find("\"mha_made_by\": \"train --steps 25 --seed 1 --text some.txt\""),
+  EXPECT_NE(file("out", "config.json").find("\"mha_made_by\": \"train --steps 15 --seed 1 --text some.txt\""),
             std::string::npos);
   EXPECT_EQ(file("out", "loss.svg").find("<svg"), 0u);
   const std::string page = file("out", "page.html");
@@ -72,23 +72,20 @@ TEST_F(TrainApp, LearnsAndWritesEverything) {
 }
 
 TEST_F(TrainApp, MakesTheSameModelWithAnyThreads) {
-  ASSERT_EQ(train("one", {"--steps", "5", "--threads", "1"}).code, 0);
-  for (const char* threads : {"2", "3"}) {
-    const Result r = train("more", {"--steps", "5", "--threads", threads});
-    ASSERT_EQ(r.code, 0) << r.log;
-    for (const char* name : {"model.safetensors", "config.json", "tokenizer.json", "loss.svg", "page.html"})
-      EXPECT_TRUE(file("more", name) == file("one", name)) << name << ", threads " << threads;
-  }
-  ASSERT_EQ(train("other", {"--steps", "5", "--seed", "2"}).code, 0);
+  ASSERT_EQ(train("one", {"--steps", "2", "--threads", "1"}).code, 0);
+  const Result r = train("more", {"--steps", "2", "--threads", "3"});
+  ASSERT_EQ(r.code, 0) << r.log;
+  for (const char* name : {"model.safetensors", "config.json", "tokenizer.json", "loss.svg", "page.html"})
+    EXPECT_TRUE(file("more", name) == file("one", name)) << name;
+  ASSERT_EQ(train("other", {"--steps", "2", "--seed", "2"}).code, 0);
   EXPECT_FALSE(file("other", "model.safetensors") == file("one", "model.safetensors"));
 }
 
 TEST_F(TrainApp, ShowsProgressOnATerminalAlone) {
-  const std::vector<std::string> steps{"--steps", "8"};
-  const std::string log = train("out", steps, true).log;
+  const std::string log = train("out", {"--steps", "8"}, true).log;
   EXPECT_EQ(log.find("\rstep "), 0u) << log;
   EXPECT_NE(log.find(" characters/s, 0:0"), std::string::npos) << log;
-  EXPECT_EQ(train("out", steps).log.find("\r"), std::string::npos);
+  EXPECT_EQ(train("out", {"--steps", "1"}).log.find("\r"), std::string::npos);
 }
 
 TEST(TrainProgress, TellsStepLossSpeedAndTimeLeft) {

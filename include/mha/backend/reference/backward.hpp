@@ -104,12 +104,13 @@ void backward_row(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Index
       add_score_gradients<Wanted, T>(call, b, h, position, k, s, d_t);
       const auto lifted_score = lifted<NoScoreGradients, Dual<A>>(at_head(f.score, b, h), 0, 0);
       const A d_s = d_t * lifted_score(Dual<A>::variable(s), b, h, position, k).derivative[0] * f.scale;
+      A* const d_key = sums.key.data() + std::ptrdiff_t{k} * f.head_dim;
+      A* const d_value = sums.value.data() + std::ptrdiff_t{k} * f.value_dim;
       for (Index d = 0; d < f.head_dim; ++d) {
         d_query[static_cast<std::size_t>(d)] += d_s * A(at.key[d]);
-        sums.key[static_cast<std::size_t>(std::ptrdiff_t{k} * f.head_dim + d)] += d_s * A(query[d * q_step]);
+        d_key[d] += d_s * A(query[d * q_step]);
       }
-      for (Index d = 0; d < f.value_dim; ++d)
-        sums.value[static_cast<std::size_t>(std::ptrdiff_t{k} * f.value_dim + d)] += dropped * A(d_out[d * d_step]);
+      for (Index d = 0; d < f.value_dim; ++d) d_value[d] += dropped * A(d_out[d * d_step]);
     }
   }
   if (call.query.wanted())

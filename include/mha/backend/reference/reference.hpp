@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct Reference {
   void attend(const AttendCall<T, Source, M, S>& call, Workspace&) const {
     using A = Accumulator<T>;
     std::vector<Weight<A>> row;  // (visible keys)
+    std::vector<A> sums;         // (Dv)
     for (Index b = 0; b < call.shape.batch; ++b)
       for (Index h = 0; h < call.shape.heads; ++h)
         for (Index i = 0; i < call.queries(b); ++i) {
@@ -53,12 +55,14 @@ struct Reference {
           }
           if (call.dropout.exist())
             for (auto& w : row) w.value = w.value * A(call.dropout_factor(b, h, i, w.key));
-          T* const out = call.output(b, i, h);
-          for (Index d = 0; d < call.value_dim; ++d) {
-            A sum(0);  // a row without visible keys stays 0
-            for (const auto& [k, weight] : row) sum += weight * A(call.kv.run(b, call.kv_head(h), k, k + 1).value[d]);
-            out[d * call.out.stride[3]] = T(sum);
+          sums.assign(static_cast<std::size_t>(call.value_dim), A(0));  // a row without visible keys stays 0
+          A* const sum = sums.data();
+          for (const auto& [k, weight] : row) {
+            const auto* const value = call.kv.run(b, call.kv_head(h), k, k + 1).value;
+            for (Index d = 0; d < call.value_dim; ++d) sum[d] += weight * A(value[d]);
           }
+          T* const out = call.output(b, i, h);
+          for (Index d = 0; d < call.value_dim; ++d) out[d * call.out.stride[3]] = T(sum[d]);
         }
   }
 

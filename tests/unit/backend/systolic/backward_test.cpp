@@ -168,12 +168,12 @@ template <class T> void expect_right_everywhere() {
   const auto sizes = [&] {
     const int kv_heads = 1 + random.below(3);
     return BackwardSizes{
-        1 + random.below(2),   1 + random.below(250), 1 + random.below(330), kv_heads * (1 + random.below(3)), kv_heads,
-        1 + random.below(100), 1 + random.below(100)};
+        1 + random.below(2),  1 + random.below(150), 1 + random.below(290), kv_heads * (1 + random.below(2)), kv_heads,
+        1 + random.below(70), 1 + random.below(70)};
   };
   expect_right<T>("full", sizes());
   expect_right<T>("causal", sizes(), mha::Causal{});
-  expect_right<T>("more queries than keys", {1, 301, 97, 2, 1, 16, 32}, mha::Causal{});
+  expect_right<T>("more queries than keys", {1, 201, 97, 2, 1, 16, 32}, mha::Causal{});
   expect_right<T>("window", sizes(), mha::SlidingWindow{.left = 20, .right = 3}, mha::Scale{1.5});
   expect_right<T>("mask of a user", sizes(),
                   mha::mask([](auto, auto h, auto q, auto k) { return (q * k + h) % 3 != 0; }));
@@ -194,7 +194,7 @@ template <class T> void expect_right_everywhere() {
   expect_right<T>("dropout, sink, window", m, mha::Sink(sinks), mha::SlidingWindow{.left = 150, .right = 3}, dropout,
                   mha::SoftCap{3.f}, mha::DropoutSeed{support::seed(), 2});
   expect_right<T>("one query", {2, 1, 200, 4, 2, 24, 8}, mha::Causal{});
-  expect_right<T>("long", {1, 700, 650, 1, 1, 64, 96}, mha::Causal{});
+  expect_right<T>("long", {1, 290, 310, 1, 1, 24, 40}, mha::Causal{});
 }
 
 TEST_P(SystolicBackward, IsNearTheReferenceInFloat) { expect_right_everywhere<float>(); }
@@ -287,8 +287,9 @@ TEST(SystolicBackwardOfOtherArrays, IsNearTheReference) {
 }
 
 TEST_P(SystolicBackward, HasTheSameBitsForAnyThreads) {
-  for (const BackwardSizes n : {BackwardSizes{1, 700, 700, 1, 1, 16, 16}, BackwardSizes{2, 333, 901, 4, 2, 24, 40},
-                                BackwardSizes{3, 65, 129, 6, 2, 32, 32}}) {
+  // Pieces of one head, two of queries and of keys; heads, whose keys are in two pieces, and in one.
+  for (const BackwardSizes n : {BackwardSizes{1, 390, 450, 1, 1, 16, 16}, BackwardSizes{2, 49, 290, 4, 2, 24, 40},
+                                BackwardSizes{3, 41, 99, 6, 2, 32, 32}}) {
     const BackwardCase<float> c("threads", n);
     const mha::Sink sink(std::vector<float>(static_cast<std::size_t>(n.heads), 0.5f));
     mha::Tensor<float, 3> d_lse(n.batch, n.heads, n.queries);
@@ -304,7 +305,7 @@ TEST_P(SystolicBackward, HasTheSameBitsForAnyThreads) {
     const auto alone = on(One{}), dropped = on(One{}, dropout, seed);
     EXPECT_GT(support::differing(dropped.query, alone.query), 0u);
     expect_same_bits(on(One{}, dropout), alone);
-    for (const int threads : {1, 2, 3, 5}) {
+    for (const int threads : {1, 2, 5}) {
       const On<mha::ThreadPool> pool(mha::ThreadPool{threads});
       expect_same_bits(on(pool), alone);
       expect_same_bits(on(pool, dropout, seed), dropped);
