@@ -54,8 +54,10 @@ if(TARGET mha::cuda)
     endif()
     enable_language(CUDA)
     if(MHA_QUICK_PROGRAMS)
-      # It says so of the host's half alone, and an -O0 behind it would be a warning.
-      string(REGEX REPLACE "(^| )-O[1-3]" "\\1-O0" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+      # These are of the host's half alone; a second -O would be a warning.
+      list(JOIN mha_quick_options "," quick)
+      string(REGEX REPLACE "(^| )-O[1-3]( |$)" " " CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+      string(APPEND CMAKE_CUDA_FLAGS_RELEASE " -Xcompiler=${quick}")
     endif()
   endif()
   # For programs whose kernels others compile for every architecture: of several the first, whose PTX the driver compiles
