@@ -53,11 +53,11 @@ if(TARGET mha::cuda)
       set(CMAKE_CUDA_ARCHITECTURES 80) # with its PTX, which the driver compiles for newer cards
     endif()
     enable_language(CUDA)
-    if(MHA_QUICK_PROGRAMS)
+    if(MHA_QUICK_PROGRAMS AND mha_quick_options)
       # These are of the host's half alone; a second -O would be a warning.
-      list(JOIN mha_quick_options "," quick)
+      list(JOIN mha_quick_options "," mha_host_options)
       string(REGEX REPLACE "(^| )-O[1-3]( |$)" " " CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
-      string(APPEND CMAKE_CUDA_FLAGS_RELEASE " -Xcompiler=${quick}")
+      string(APPEND CMAKE_CUDA_FLAGS_RELEASE " -Xcompiler=${mha_host_options}")
     endif()
   endif()
   # For programs whose kernels others compile for every architecture: of several the first, whose PTX the driver compiles
