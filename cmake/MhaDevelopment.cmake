@@ -3,7 +3,7 @@
 set(CMAKE_CXX_EXTENSIONS OFF)
 option(MHA_WARNINGS_AS_ERRORS "Treat warnings in mha's own code as errors" OFF)
 option(MHA_SPILLS_AS_ERRORS "Registers that kernels of the tests spill are errors" OFF)
-option(MHA_QUICK_PROGRAMS "Compile examples and benchmarks without optimization: to check them, not to measure" OFF)
+option(MHA_QUICK_PROGRAMS "Compile examples, benchmarks and the host's half of CUDA sources without optimization: to check them, not to measure" OFF)
 option(MHA_COMPILED_DEMO "Build semantic_search over mha::compiled: sooner where that is built anyway" OFF)
 
 add_library(mha_development INTERFACE)
@@ -61,15 +61,21 @@ if(TARGET mha::cuda)
       set(CMAKE_CUDA_ARCHITECTURES 80) # with its PTX, which the driver compiles for newer cards
     endif()
     enable_language(CUDA)
+    if(MHA_QUICK_PROGRAMS AND mha_quick_options)
+      # These are of the host's half alone; a second -O would be a warning.
+      list(JOIN mha_quick_options "," mha_host_options)
+      string(REGEX REPLACE "(^| )-O[1-3]( |$)" " " CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+      string(APPEND CMAKE_CUDA_FLAGS_RELEASE " -Xcompiler=${mha_host_options}")
+    endif()
   endif()
   # For programs whose kernels others compile for every architecture: of several the first, whose PTX the driver compiles
-  # for newer cards.
+  # for newer cards; "-virtual" behind the target's name: nothing but the PTX, for any card.
   function(mha_first_cuda_architecture target)
     list(LENGTH CMAKE_CUDA_ARCHITECTURES count)
     if(count GREATER 1)
       list(GET CMAKE_CUDA_ARCHITECTURES 0 first)
       string(REGEX MATCH "^[0-9]+[a-z]?" first "${first}")
-      set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${first}")
+      set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${first}${ARGN}")
     endif()
   endfunction()
 else()

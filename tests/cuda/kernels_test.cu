@@ -58,7 +58,7 @@ const Kernels& kernels() {
     add<bfloat16, float, double, And<Causal, And<Padding, Document>>, Chain<SoftCap, AdditiveBias<float>>>("data", k);
     add<H, double, H, Or<And<CausalTopLeft, Prefix>, Not<Window>>, Alibi>("composed", k);
     add<bfloat16, float, bfloat16, And<BlockSparse, Dense>, cuda::DeviceRelativeBias>("tables", k);
-    add<H, double, float, And<Causal, EveryThird>, Distance>("functors", k);
+    add<H, double, float, And<LeftPadding, EveryThird>, Distance>("functors", k);
     return k;
   }();
   return all;

@@ -2,32 +2,33 @@
 // A layer on the GPU: projections by cuBLASLt, norm, rotation, sink, gates, output; in its own stream, in the steady
 // state, in a graph.
 #include "layer_checks.hpp"
-#include "on_gpu.hpp"
+#include "some_of_cuda.cuh"
 
 namespace {
 
 using layer_checks::drawn;
 using layer_checks::expect_layers;
 using layer_checks::Twins;
+using on_gpu::SomeOfCuda;
 
 TEST(CudaLayer, OfBfloat16) {
   MHA_NEEDS_GPU();
-  expect_layers<mha::Cuda, mha::bfloat16>("cuda layer bfloat16");
+  expect_layers<SomeOfCuda, mha::bfloat16>("cuda layer bfloat16");
 }
 TEST(CudaLayer, OfFloat) {
   MHA_NEEDS_GPU();
-  expect_layers<mha::Cuda, float>("cuda layer float");
+  expect_layers<SomeOfCuda, float>("cuda layer float");
 }
 TEST(CudaLayer, OfDouble) {
   MHA_NEEDS_GPU();
-  expect_layers<mha::Cuda, double>("cuda layer double");
+  expect_layers<SomeOfCuda, double>("cuda layer double");
 }
 
 TEST(CudaLayer, TheSteadyStateAllocatesNothingAndIsRecorded) {
   MHA_NEEDS_GPU();
   using mha::cuda::check;
   support::Random random("cuda steady layer");
-  const Twins<mha::Cuda, mha::bfloat16> twins(random);
+  const Twins<SomeOfCuda, mha::bfloat16> twins(random);
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
   {

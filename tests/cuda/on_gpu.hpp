@@ -33,17 +33,18 @@ struct Gpu {
 
 /// Output and log-sum-exp of a call on the GPU, both poisoned before, against the reference in double. `there` are the
 /// policies as the GPU gets them, `here` as the host does.
-template <class T, class There, class Here>
+template <class Device = Gpu, class T, class There, class Here>
 void expect_right(const Inputs<T>& in, const There& there, const Here& here) {
-  const auto found = there([&](const auto&... extra) { return device_checks::answer<Gpu>(in, extra...); });
+  const auto found = there([&](const auto&... extra) { return device_checks::answer<Device>(in, extra...); });
   const auto expected = here([&](const auto&... extra) { return device_checks::expected(in, extra...); });
   expect_near(found, expected, in.sizes.text());
 }
 
 /// The same policies on both sides.
-template <class T, class... Extra> void expect_right_with(const Inputs<T>& in, const Extra&... extra) {
+template <class Device = Gpu, class T, class... Extra>
+void expect_right_with(const Inputs<T>& in, const Extra&... extra) {
   const auto pass = [&](const auto& call) { return call(extra...); };
-  expect_right(in, pass, pass);
+  expect_right<Device>(in, pass, pass);
 }
 
 }  // namespace on_gpu

@@ -6,7 +6,7 @@
 #include <mha/policy/mask/document.hpp>
 
 #include "gradient_checks.hpp"
-#include "on_gpu.hpp"
+#include "some_of_cuda.cuh"
 
 namespace {
 
@@ -15,6 +15,8 @@ using on_gpu::expect_right;
 using on_gpu::expect_right_with;
 using on_gpu::Index;
 using on_gpu::Inputs;
+using on_gpu::SomeOfCuda;
+using on_gpu::SomeOfGpu;
 using on_gpu::Tensor;
 
 struct Strided {
@@ -43,7 +45,8 @@ template <class T> void expect_policies(const char* name) {
                     pass(mha::AdditiveBias(bias)), pass(sink), mha::Scale{0.2});
       };
     };
-    expect_right(in, with([](const auto& p) { return on_device(p); }), with([](const auto& p) { return p; }));
+    expect_right<SomeOfGpu>(in, with([](const auto& p) { return on_device(p); }),
+                            with([](const auto& p) { return p; }));
   }
 }
 
@@ -62,7 +65,7 @@ TEST(CudaPolicies, RaggedBatches) {
   const std::vector<Index> q_offsets{0, 3, 3, 80, 81, 200}, k_offsets{0, 70, 75, 200, 201, 400};
   Inputs<mha::bfloat16> in({1, 200, 400, 4, 2, 64, 64}, random);
   const mha::Ragged ragged{q_offsets, k_offsets};
-  expect_right_with(in, ragged, mha::CausalTopLeft{});
+  expect_right_with<SomeOfGpu>(in, ragged, mha::CausalTopLeft{});
 }
 
 TEST(CudaPolicies, NaNBehindTheMaskIsNotSeen) {
@@ -78,7 +81,7 @@ TEST(CudaPolicies, NaNBehindTheMaskIsNotSeen) {
       for (Index d = 0; d < 64; ++d) in.k(0, k, 0, d) = in.v(0, k, 0, d) = support::poison<mha::bfloat16>();
     }
     const mha::Dense dense(visible);
-    expect_right(
+    expect_right<SomeOfGpu>(
         in, [&](const auto& call) { return call(on_device(dense)); }, [&](const auto& call) { return call(dense); });
   }
 }
@@ -90,14 +93,14 @@ TEST(CudaPolicies, DataOfTheHostIsRefused) {
   const auto q = mha::to_device(in.q), k = mha::to_device(in.k), v = mha::to_device(in.v);
   const Tensor<bool, 2> visible(4, 4);
   try {
-    static_cast<void>(mha::attention<mha::Cuda>(q, k, v, mha::Dense(visible)));
+    static_cast<void>(mha::attention<SomeOfCuda>(q, k, v, mha::Dense(visible)));
     ADD_FAILURE() << "accepted";
   } catch (const mha::ShapeError& e) {
     EXPECT_NE(std::string(e.what()).find("mha::on_device(policy)"), std::string::npos) << e.what();
   }
   if (support::reads_host_memory()) return;
   try {
-    static_cast<void>(mha::attention<mha::Cuda>(q.view(), in.k.view(), v.view()));
+    static_cast<void>(mha::attention<SomeOfCuda>(q.view(), in.k.view(), v.view()));
     ADD_FAILURE() << "accepted";
   } catch (const mha::ShapeError& e) {
     EXPECT_NE(std::string(e.what()).find("k is in host memory"), std::string::npos) << e.what();
