@@ -72,8 +72,10 @@ template <class T, Backend B, class Policies> class LayerWeights {
   }
 
   /// Weights in half or bfloat16 under float or double, BorrowedWeights<bfloat16>{.query = …} or the parameters() of a
-  /// layer of that scalar, with the bits of the same weights in T. They are read here only, and not kept alive: Cpu
-  /// packs the matrices in their own 16 bits, everything else is converted to T.
+  /// layer of that scalar. They are read here only, and not kept alive: Cpu packs the matrices in their own 16 bits,
+  /// everything else is converted to T.
+  ///
+  /// Bits      as a Linear's
   template <detail::WeightsOfAnother<T> Weights>
   void borrow(const Weights& weights, std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, detail::WeightScalar<Weights>>())
