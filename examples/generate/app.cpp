@@ -30,7 +30,7 @@ struct Options {
   std::string prompt = "Alice was";
   std::optional<int> tokens;
   Sampling sampling{.seed = 1};
-  std::string storage = "contiguous", cache = "float";
+  std::string weights = "stored", storage = "contiguous", cache = "float";
   int chunk = 256;
 };
 
@@ -47,6 +47,12 @@ void describe(CLI::App& app, Options& o) {
   app.add_option("--top-p", o.sampling.top_p, "Draw from the likeliest that together have this probability")
       ->capture_default_str();
   app.add_option("--seed", o.sampling.seed, "The same seed draws the same text")->capture_default_str();
+  app.add_option(
+         "--weights", o.weights,
+         "stored: matrices stay in the 16 bits of a bfloat16 or half checkpoint; float: they are widened, for the "
+         "same text")
+      ->check(CLI::IsMember({"stored", "float"}))
+      ->capture_default_str();
   app.add_option("--storage", o.storage, "How keys and values are stored; ring: only where the model has a window")
       ->check(CLI::IsMember({"contiguous", "paged", "ring"}))
       ->capture_default_str();
@@ -100,7 +106,7 @@ CacheOptions cache_options(const Options& o, std::size_t prompt, int tokens) {
           .chunk = static_cast<int>(std::clamp(prompt, std::size_t{1}, static_cast<std::size_t>(o.chunk)))};
 }
 
-void report(std::ostream& log, const GenerationTimes& times, std::size_t cache_bytes) {
+void report(std::ostream& log, const GenerationTimes& times, const LanguageModel& model, const Text& text) {
   const auto speed = [&](const char* what, std::size_t tokens, double seconds) {
     log << what << ' ' << tokens << (tokens == 1 ? " token" : " tokens");
     if (tokens > 0 && seconds > 0) log << ", " << static_cast<double>(tokens) / seconds << " tokens/s";
@@ -109,12 +115,14 @@ void report(std::ostream& log, const GenerationTimes& times, std::size_t cache_b
   log << std::fixed << std::setprecision(0);
   speed("prompt", times.prompt_tokens, times.prompt_seconds);
   speed("generated", times.tokens, times.seconds);
-  log << "cache " << cache_bytes << " bytes\n";
+  log << "weights " << model.weight_bytes() << " bytes in " << model.facts().scalar << "; cache " << text.cache_bytes()
+      << " bytes\n";
 }
 
 void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal) {
   Sampler{o.sampling};  // refuses what it cannot draw by before anything is read
-  const std::unique_ptr<LanguageModel> model = open_model(o.model);
+  const std::unique_ptr<LanguageModel> model =
+      open_model(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored);
   const ModelFacts& facts = model->facts();
   const Tokenizer tokenizer = tokenizer_of(o.model, facts.vocabulary);
   if (facts.random_weights)
@@ -143,7 +151,7 @@ void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal
                                               [&](int token) { stream.write(tokenizer.bytes(token)); });
   stream.finish();
   out << '\n' << std::flush;
-  report(log, times, text->cache_bytes());
+  report(log, times, *model, *text);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "gpt2.hpp"
 #include "llama.hpp"
+#include "stored.hpp"
 
 namespace generate {
 namespace {
@@ -38,6 +39,8 @@ template <class Model> class OfFamily final : public LanguageModel {
  public:
   template <class Weights>
   OfFamily(const Weights& weights, ModelFacts facts) : LanguageModel(std::move(facts)), model_(weights) {}
+
+  std::size_t weight_bytes() const override { return model_.packed_bytes(); }
 
   std::unique_ptr<Text> begin(const CacheOptions& options) const override {
     return options.bfloat16 ? stored_as<mha::bfloat16>(options) : stored_as<float>(options);
@@ -85,9 +88,19 @@ int window_of(const mha::LlamaConfig& config) {
   return *shortest == 0 ? 0 : *longest;
 }
 
+const char* scalar_of(const mha::TensorView<const float, 2>&) { return "float"; }
+const char* scalar_of(const mha::TensorView<const mha::bfloat16, 2>&) { return "bfloat16"; }
+const char* scalar_of(const mha::TensorView<const mha::half, 2>&) { return "half"; }
+
+/// f(weights) of a family.
+template <template <class> class Family, class F>
+auto with_weights(const mha::Checkpoint& checkpoint, Weights scalar, const F& f) {
+  return scalar == Weights::as_float ? f(Family<float>(checkpoint)) : models::with_stored<Family>(checkpoint, f);
+}
+
 }  // namespace
 
-std::unique_ptr<LanguageModel> open_model(const fs::path& folder) {
+std::unique_ptr<LanguageModel> open_model(const fs::path& folder, Weights scalar) {
   if (!fs::is_regular_file(folder / "config.json"))
     throw std::runtime_error("there is no model in '" + folder.string() +
                              "': it should be a folder with config.json and model.safetensors");
@@ -99,15 +112,19 @@ std::unique_ptr<LanguageModel> open_model(const fs::path& folder) {
       config.fail("the checkpoint has no lm_head and 'tie_word_embeddings' is false, so it cannot name a next token");
     facts.vocabulary = weights.config().vocabulary;
     facts.positions = weights.config().positions;
+    facts.scalar = scalar_of(weights.token_embeddings());
     return std::make_unique<OfFamily<Model>>(weights, std::move(facts));
   };
-  if (family == "gpt2") return made.operator()<models::Gpt2<>>(mha::Gpt2<float>(folder));
+  const auto gpt2 = [&](const auto& weights) { return made.template operator()<models::Gpt2<>>(weights); };
+  const auto llama = [&](const auto& weights) {
+    facts.window = window_of(weights.config());
+    return weights.config().qk_norm ? made.template operator()<models::Llama<mha::QkNorm>>(weights)
+                                    : made.template operator()<models::Llama<>>(weights);
+  };
+  if (family == "gpt2") return with_weights<mha::Gpt2>(mha::Checkpoint(folder), scalar, gpt2);
   if (family != "llama" && family != "mistral" && family != "qwen2" && family != "qwen3")
     config.refuse("model_type", family, "gpt2, llama, mistral, qwen2 or qwen3");
-  const mha::Llama<float> weights(folder);
-  facts.window = window_of(weights.config());
-  if (weights.config().qk_norm) return made.operator()<models::Llama<mha::QkNorm>>(weights);
-  return made.operator()<models::Llama<>>(weights);
+  return with_weights<mha::Llama>(mha::Checkpoint(folder), scalar, llama);
 }
 
 }  // namespace generate

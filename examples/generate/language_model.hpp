@@ -13,6 +13,10 @@ namespace generate {
 
 enum class Storage { contiguous, paged, ring };
 
+/// The scalar of the weights' matrices: bfloat16 or half where the checkpoint's tensors are all that, else float; or
+/// float in any case. The numbers are the same, and so are the bits of what is computed.
+enum class Weights { as_stored, as_float };
+
 struct CacheOptions {
   Storage storage = Storage::contiguous;
   bool bfloat16 = false;  ///< keys and values in half the memory of float
@@ -34,13 +38,16 @@ struct ModelFacts {
   int vocabulary = 0, positions = 0;
   int window = 0;  ///< how many tokens every layer looks back at most, its own among them; 0: at all
   bool random_weights = false;
-  std::vector<int> ends;  ///< tokens that end a text
+  std::vector<int> ends;         ///< tokens that end a text
+  const char* scalar = "float";  ///< of the matrices
 };
 
 class LanguageModel {
  public:
   virtual ~LanguageModel() = default;
   const ModelFacts& facts() const { return facts_; }
+  /// The memory of the packed matrices: what the step of one token reads.
+  virtual std::size_t weight_bytes() const = 0;
   /// A text without tokens. The model must outlive it.
   ///
   /// Errors    std::runtime_error if it should be a ring and a layer sees everything; std::bad_alloc
@@ -58,6 +65,6 @@ class LanguageModel {
 ///
 /// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, or a
 ///           tensor is not as config.json says
-std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder);
+std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder, Weights weights = Weights::as_stored);
 
 }  // namespace generate

@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "expected.hpp"
+#include "stored.hpp"
 
 int main(int argc, char** argv) try {
   const std::filesystem::path folder = argc > 1 ? argv[1] : MHA_MODELS_DATA "/bert";
-  const models::Bert<> model{mha::Bert<float>(folder)};
+  const auto model =
+      models::with_stored<mha::Bert>(mha::Checkpoint(folder), [](const auto& w) { return models::Bert<>(w); });
   const models::Expected expected(folder);
 
   // The texts one after another; Hugging Face padded the shorter one.

@@ -5,6 +5,8 @@
 //   in every block:  x = norm₁(x + attention(x)),  x = norm₂(x + feed_forward(x))
 //   pooled = tanh(first row of x · W + b)
 //
+// The weights are float, or the bfloat16 or half of a checkpoint, whose matrices Cpu keeps in 16 bits.
+//
 // Symbols  texts of L₁, L₂, … tokens one after another, ΣL rows; E model width;  x (ΣL, E)
 #pragma once
 
@@ -28,7 +30,8 @@ template <mha::Backend B = mha::Cpu> class Bert {
     mha::FeedForward<float, B, mha::Gelu> feed_forward;
     mha::LayerNorm<float, B> norm1, norm2;
 
-    Block(const mha::BertConfig& c, const mha::BlockWeights<float>& w, const std::shared_ptr<const void>& file)
+    template <class W>
+    Block(const mha::BertConfig& c, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
         : attention(c.attention), feed_forward(c.feed_forward), norm1(c.norm), norm2(c.norm) {
       attention.borrow(w.attention, file);
       norm1.borrow(w.attention_norm, file);
@@ -47,16 +50,18 @@ template <mha::Backend B = mha::Cpu> class Bert {
   };
 
  public:
-  explicit Bert(const mha::Bert<float>& weights)
+  template <class W>
+  explicit Bert(const mha::Bert<W>& weights)
       : words_(weights.word_embeddings()),
         positions_(weights.position_embeddings()),
         types_(weights.token_type_embeddings()),
+        file_(weights.mapping()),
         norm_(weights.config().norm),
-        pooler_({.inputs = words_.extent[1], .outputs = words_.extent[1]}) {
-    weights.config().require_activation<mha::Gelu>();
+        pooler_({.inputs = norm_.config().width, .outputs = norm_.config().width}) {
+    const mha::BertConfig& c = weights.config();
+    c.require_activation<mha::Gelu>();
     norm_.borrow(weights.embedding_norm(), weights.mapping());
-    for (int i = 0; i < weights.config().layers; ++i)
-      blocks_.emplace_back(weights.config(), weights.block(i), weights.mapping());
+    for (int i = 0; i < c.layers; ++i) blocks_.emplace_back(c, weights.block(i), weights.mapping());
     if (weights.has_pooler()) pooler_.borrow(weights.pooler(), weights.mapping());
   }
 
@@ -73,7 +78,7 @@ template <mha::Backend B = mha::Cpu> class Bert {
     Rows x = embed(words_, ids) + embed(types_, types), r(x.rows(), x.cols());
     for (std::size_t t = 0; t + 1 < offsets.size(); ++t) {
       const int length = offsets[t + 1] - offsets[t];
-      x.middleRows(offsets[t], length) += first_positions(positions_, length);
+      add_positions(x.middleRows(offsets[t], length), positions_);
     }
     mha::Workspace workspace;
     norm_(x, mha::into(x), workspace);
@@ -89,7 +94,8 @@ template <mha::Backend B = mha::Cpu> class Bert {
   }
 
  private:
-  mha::TensorView<const float, 2> words_, positions_, types_;
+  Table words_, positions_, types_;
+  std::shared_ptr<const void> file_;  // which they are in
   mha::LayerNorm<float, B> norm_;
   std::vector<Block> blocks_;
   mha::Linear<float, B> pooler_;

@@ -11,10 +11,13 @@
 //     step.commit();
 //   }
 //
+// The weights are float, or the bfloat16 or half of a checkpoint, whose matrices Cpu keeps in 16 bits.
+//
 // Symbols  L tokens of a text, n of a step, B sequences of a step, E model width, V vocabulary, P positions
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -44,7 +47,7 @@ template <class Block, class Norm, class Logits> class Decoder {
   Rows operator()(std::span<const int> ids) const {
     Work work;
     embed_into(work.x, tokens_, ids);
-    if (positions_) work.x += first_positions(*positions_, work.x.rows());
+    if (positions_) add_positions(work.x, *positions_);
     run(work);
     return logits_(work.x, work.workspace);
   }
@@ -83,19 +86,28 @@ template <class Block, class Norm, class Logits> class Decoder {
     return work.logits;
   }
 
-  int vocabulary() const { return tokens_.extent[0]; }
+  int vocabulary() const { return logits_.config().outputs; }
+
+  /// The memory of the matrices that products read, on a backend that packs them: all but the tables.
+  std::size_t packed_bytes() const {
+    std::size_t sum = logits_.packed_bytes();
+    for (const Block& block : blocks_) sum += block.attention.packed_bytes() + block.feed_forward.packed_bytes();
+    return sum;
+  }
 
  protected:
-  /// Without blocks, norm and logits, which a model adds from its weights.
-  Decoder(const mha::TensorView<const float, 2>& tokens, std::optional<mha::TensorView<const float, 2>> positions,
-          const mha::NormConfig& norm)
+  /// Without blocks, norm and logits, which a model adds from its weights. The tables are in the file.
+  Decoder(const mha::ModelConfig& config, const Table& tokens, std::optional<Table> positions,
+          std::shared_ptr<const void> file)
       : tokens_(tokens),
         positions_(std::move(positions)),
-        norm_(norm),
-        logits_({.inputs = tokens.extent[1], .outputs = tokens.extent[0], .bias = false}) {}
+        file_(std::move(file)),
+        norm_(config.norm),
+        logits_({.inputs = config.norm.width, .outputs = config.vocabulary, .bias = false}) {}
 
-  mha::TensorView<const float, 2> tokens_;                    // (V, E)
-  std::optional<mha::TensorView<const float, 2>> positions_;  // (P, E), where they are learned
+  Table tokens_;                    // (V, E)
+  std::optional<Table> positions_;  // (P, E), where they are learned
+  std::shared_ptr<const void> file_;
   std::vector<Block> blocks_;
   Norm norm_;
   Logits logits_;
@@ -112,7 +124,7 @@ template <class Block, class Norm, class Logits> class Decoder {
     if (positions_)
       for (std::size_t b = 0; b + 1 < offsets.size(); ++b) {
         const int rows = offsets[b + 1] - offsets[b], before = step[0].positions()[b];  // those the cache has
-        work.x.middleRows(offsets[b], rows) += positions_from(*positions_, before, rows);
+        add_positions(work.x.middleRows(offsets[b], rows), *positions_, before);
       }
     run(work, step);
   }

@@ -7,10 +7,12 @@
 #include <filesystem>
 
 #include "expected.hpp"
+#include "stored.hpp"
 
 int main(int argc, char** argv) try {
   const std::filesystem::path folder = argc > 1 ? argv[1] : MHA_MODELS_DATA "/gpt2";
-  const models::Gpt2<> model{mha::Gpt2<float>(folder)};
+  const auto model =
+      models::with_stored<mha::Gpt2>(mha::Checkpoint(folder), [](const auto& w) { return models::Gpt2<>(w); });
   const models::Expected expected(folder);
 
   const auto ids = expected.ids("ids");

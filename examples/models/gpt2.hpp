@@ -26,7 +26,8 @@ template <mha::Backend B> struct Block {
   mha::MultiHeadAttention<float, B, mha::Causal> attention;
   mha::FeedForward<float, B, mha::GeluTanh> feed_forward;
 
-  Block(const mha::Gpt2Config& c, const mha::BlockWeights<float>& w, const std::shared_ptr<const void>& file)
+  template <class W>
+  Block(const mha::Gpt2Config& c, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
       : norm1(c.norm), norm2(c.norm), attention(c.attention), feed_forward(c.feed_forward) {
     norm1.borrow(w.attention_norm, file);
     attention.borrow(w.attention, file);
@@ -50,11 +51,12 @@ template <mha::Backend B> struct Block {
 template <mha::Backend B = mha::Cpu>
 class Gpt2 : public Decoder<gpt2::Block<B>, mha::LayerNorm<float, B>, mha::Linear<float, B>> {
  public:
-  explicit Gpt2(const mha::Gpt2<float>& weights)
-      : Gpt2::Decoder(weights.token_embeddings(), weights.position_embeddings(), weights.config().norm) {
-    weights.config().require_activation<mha::GeluTanh>();
-    for (int i = 0; i < weights.config().layers; ++i)
-      this->blocks_.emplace_back(weights.config(), weights.block(i), weights.mapping());
+  template <class W>
+  explicit Gpt2(const mha::Gpt2<W>& weights)
+      : Gpt2::Decoder(weights.config(), weights.token_embeddings(), weights.position_embeddings(), weights.mapping()) {
+    const mha::Gpt2Config& c = weights.config();
+    c.require_activation<mha::GeluTanh>();
+    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, weights.block(i), weights.mapping());
     this->norm_.borrow(weights.final_norm(), weights.mapping());
     this->logits_.borrow(weights.output(), weights.mapping());
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "expected.hpp"
+#include "stored.hpp"
 
 int main(int argc, char** argv) try {
   std::vector<std::filesystem::path> folders;
@@ -19,12 +20,13 @@ int main(int argc, char** argv) try {
 
   bool right = true;
   for (const auto& folder : folders) {
-    const mha::Llama<float> weights(folder);
     const models::Expected expected(folder);
     const auto ids = expected.ids("ids");
-    // The norm of queries and keys is a type, so the family is chosen here; all else is data of the model.
-    const models::Rows logits = weights.config().qk_norm ? models::Llama<mha::QkNorm>(weights)(ids)  // (L, V)
-                                                         : models::Llama<>(weights)(ids);
+    const auto run = [&](const auto& weights) -> models::Rows {
+      // The norm of queries and keys is a type, so the family is chosen here; all else is data of the model.
+      return weights.config().qk_norm ? models::Llama<mha::QkNorm>(weights)(ids) : models::Llama<>(weights)(ids);
+    };
+    const models::Rows logits = models::with_stored<mha::Llama>(mha::Checkpoint(folder), run);  // (L, V)
 
     std::printf("%s\n", folder.string().c_str());
     models::print_next(ids, logits, expected.rows("logits"));

@@ -34,8 +34,8 @@ template <class Norm, mha::Backend B> struct Block {
   mha::MultiHeadAttention<float, B, mha::GroupedQuery<mha::Dynamic>, mha::SlidingWindow, Position, Norm> attention;
   mha::FeedForward<float, B, mha::SwiGlu> feed_forward;
 
-  Block(const mha::LlamaConfig& c, int index, const mha::BlockWeights<float>& w,
-        const std::shared_ptr<const void>& file)
+  template <class W>
+  Block(const mha::LlamaConfig& c, int index, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
       : norm1(c.norm),
         norm2(c.norm),
         attention(c.attention, c.window(index), c.llama3_rotary(), norm(c)),
@@ -69,11 +69,12 @@ template <class Norm, mha::Backend B> struct Block {
 template <class Norm = mha::NoNorm, mha::Backend B = mha::Cpu>
 class Llama : public Decoder<llama::Block<Norm, B>, mha::RmsNorm<float, B>, mha::Linear<float, B>> {
  public:
-  explicit Llama(const mha::Llama<float>& weights)
-      : Llama::Decoder(weights.token_embeddings(), std::nullopt, weights.config().norm) {
-    weights.config().require_activation<mha::SwiGlu>();
-    for (int i = 0; i < weights.config().layers; ++i)
-      this->blocks_.emplace_back(weights.config(), i, weights.block(i), weights.mapping());
+  template <class W>
+  explicit Llama(const mha::Llama<W>& weights)
+      : Llama::Decoder(weights.config(), weights.token_embeddings(), std::nullopt, weights.mapping()) {
+    const mha::LlamaConfig& c = weights.config();
+    c.require_activation<mha::SwiGlu>();
+    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, i, weights.block(i), weights.mapping());
     this->norm_.borrow(weights.final_norm(), weights.mapping());
     this->logits_.borrow(weights.output(), weights.mapping());
   }

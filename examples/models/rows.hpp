@@ -6,6 +6,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <variant>
 
 #include <mha/mha.hpp>
 
@@ -19,36 +20,46 @@ inline Eigen::Map<const Rows> matrix(const mha::TensorView<const float, 2>& t) {
   return {t.data, t.extent[0], t.extent[1]};
 }
 
+/// A table of rows (N, E) in the scalar that the checkpoint has; 16 bits become float where a row is read.
+using Table = std::variant<mha::TensorView<const float, 2>, mha::TensorView<const mha::bfloat16, 2>,
+                           mha::TensorView<const mha::half, 2>>;
+
 /// x ← the rows of the table (V, E) that the ids (L) name: (L, E).
 ///
 /// Errors    std::invalid_argument if an id is not one of the V
-inline void embed_into(Rows& x, const mha::TensorView<const float, 2>& table, std::span<const int> ids) {
-  x.resize(static_cast<Eigen::Index>(ids.size()), table.extent[1]);
-  for (Eigen::Index i = 0; i < x.rows(); ++i) {
-    const int id = ids[static_cast<std::size_t>(i)];
-    if (id < 0 || id >= table.extent[0])
-      throw std::invalid_argument("token " + std::to_string(id) + " is outside the vocabulary of " +
-                                  std::to_string(table.extent[0]));
-    x.row(i) = matrix(table).row(id);
-  }
+inline void embed_into(Rows& x, const Table& table, std::span<const int> ids) {
+  std::visit(
+      [&](const auto& rows) {
+        x.resize(static_cast<Eigen::Index>(ids.size()), rows.extent[1]);
+        for (int i = 0; i < x.rows(); ++i) {
+          const int id = ids[static_cast<std::size_t>(i)];
+          if (id < 0 || id >= rows.extent[0])
+            throw std::invalid_argument("token " + std::to_string(id) + " is outside the vocabulary of " +
+                                        std::to_string(rows.extent[0]));
+          for (int j = 0; j < x.cols(); ++j) x(i, j) = rows(id, j);
+        }
+      },
+      table);
 }
-inline Rows embed(const mha::TensorView<const float, 2>& table, std::span<const int> ids) {
+inline Rows embed(const Table& table, std::span<const int> ids) {
   Rows x;
   embed_into(x, table, ids);
   return x;
 }
 
-/// The rows of a table of positions (P, E) from `first` on: (length, E).
+/// x (L, E) += the rows of a table of positions (P, E) from `first` on.
 ///
 /// Errors    std::invalid_argument if it has fewer
-inline auto positions_from(const mha::TensorView<const float, 2>& table, Eigen::Index first, Eigen::Index length) {
-  if (first + length > table.extent[0])
-    throw std::invalid_argument("a text has " + std::to_string(first + length) +
-                                " tokens, the model has positions for " + std::to_string(table.extent[0]));
-  return Eigen::Map<const Rows>(table.data + first * table.stride[0], length, table.extent[1]);
-}
-inline auto first_positions(const mha::TensorView<const float, 2>& table, Eigen::Index length) {
-  return positions_from(table, 0, length);
+inline void add_positions(Eigen::Ref<Rows> x, const Table& table, int first = 0) {
+  std::visit(
+      [&](const auto& rows) {
+        if (first + x.rows() > rows.extent[0])
+          throw std::invalid_argument("a text has " + std::to_string(first + x.rows()) +
+                                      " tokens, the model has positions for " + std::to_string(rows.extent[0]));
+        for (int i = 0; i < x.rows(); ++i)
+          for (int j = 0; j < x.cols(); ++j) x(i, j) += rows(first + i, j);
+      },
+      table);
 }
 
 }  // namespace models

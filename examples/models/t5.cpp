@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "expected.hpp"
+#include "stored.hpp"
 
 namespace {
 
@@ -31,13 +32,14 @@ int main(int argc, char** argv) try {
 
   bool right = true;
   for (const auto& folder : folders) {
-    const mha::T5<float> weights(folder);
     const models::Expected expected(folder);
     std::printf("%s\n", folder.string().c_str());
-    // The activation is a type, so it is chosen here.
-    const bool same = weights.config().activation == "relu" ? compare(models::T5<mha::Relu>(weights), expected)
-                                                            : compare(models::T5<models::GatedGelu>(weights), expected);
-    right = same && right;
+    const auto run = [&](const auto& weights) {
+      // The activation is a type, so it is chosen here.
+      return weights.config().activation == "relu" ? compare(models::T5<mha::Relu>(weights), expected)
+                                                   : compare(models::T5<models::GatedGelu>(weights), expected);
+    };
+    right = models::with_stored<mha::T5>(mha::Checkpoint(folder), run) && right;
   }
   return right ? 0 : 1;
 } catch (const std::exception& error) {

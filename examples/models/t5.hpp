@@ -9,6 +9,8 @@
 // distance, the same in every block. The feed-forward has Activation = mha::Relu in T5 1.0, and models::GatedGelu in
 // T5 1.1 and FLAN-T5.
 //
+// The weights are float, or the bfloat16 or half of a checkpoint, whose matrices Cpu keeps in 16 bits.
+//
 // Symbols  Ls source tokens, Lt target tokens, E model width, V vocabulary;  memory (Ls, E)  x (Ls, E) or (Lt, E)
 #pragma once
 
@@ -31,7 +33,8 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
     mha::MultiHeadAttention<float, B, mha::RelativeBias> attention;
     mha::FeedForward<float, B, Activation> feed_forward;
 
-    EncoderBlock(const mha::T5Config& c, const mha::RelativeBias& bias, const mha::BlockWeights<float>& w,
+    template <class W>
+    EncoderBlock(const mha::T5Config& c, const mha::RelativeBias& bias, const mha::BlockWeights<W>& w,
                  const std::shared_ptr<const void>& file)
         : norm1(c.norm), norm2(c.norm), attention(c.attention, bias), feed_forward(c.feed_forward) {
       norm1.borrow(w.attention_norm, file);
@@ -56,7 +59,8 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
     mha::MultiHeadAttention<float, B> cross;
     mha::FeedForward<float, B, Activation> feed_forward;
 
-    DecoderBlock(const mha::T5Config& c, const mha::RelativeBias& bias, const mha::BlockWeights<float>& w,
+    template <class W>
+    DecoderBlock(const mha::T5Config& c, const mha::RelativeBias& bias, const mha::BlockWeights<W>& w,
                  const std::shared_ptr<const void>& file)
         : norm1(c.norm),
           norm2(c.norm),
@@ -85,11 +89,13 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
   };
 
  public:
-  explicit T5(const mha::T5<float>& weights)
+  template <class W>
+  explicit T5(const mha::T5<W>& weights)
       : tokens_(weights.token_embeddings()),
+        file_(weights.mapping()),
         encoder_norm_(weights.config().norm),
         decoder_norm_(weights.config().norm),
-        logits_({.inputs = tokens_.extent[1], .outputs = tokens_.extent[0], .bias = false}),
+        logits_({.inputs = weights.config().norm.width, .outputs = weights.config().vocabulary, .bias = false}),
         scale_(static_cast<float>(weights.config().output_scale)) {
     const mha::T5Config& c = weights.config();
     c.require_activation<Activation>();
@@ -121,7 +127,8 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
   }
 
  private:
-  mha::TensorView<const float, 2> tokens_;
+  Table tokens_;
+  std::shared_ptr<const void> file_;  // which they are in
   std::vector<EncoderBlock> encoder_;
   std::vector<DecoderBlock> decoder_;
   mha::RmsNorm<float, B> encoder_norm_, decoder_norm_;

@@ -7,10 +7,12 @@
 #include <filesystem>
 
 #include "expected.hpp"
+#include "stored.hpp"
 
 int main(int argc, char** argv) try {
   const std::filesystem::path folder = argc > 1 ? argv[1] : MHA_MODELS_DATA "/vit";
-  const models::Vit<> model{mha::Vit<float>(folder)};
+  const auto model =
+      models::with_stored<mha::Vit>(mha::Checkpoint(folder), [](const auto& w) { return models::Vit<>(w); });
   const models::Expected expected(folder);
 
   const models::Rows logits = model(expected.pixels());  // (1, classes)

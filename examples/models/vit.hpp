@@ -5,6 +5,8 @@
 //   in every block:  x = x + attention(norm₁(x)),  x = x + feed_forward(norm₂(x))
 //   logits = first row of norm(x) · W + b
 //
+// The weights are float, or the bfloat16 or half of a checkpoint, whose matrices Cpu keeps in 16 bits.
+//
 // Symbols  C channels, N patches of P × P pixels; E model width;  patches (N, C·P·P)  x (1 + N, E)
 #pragma once
 
@@ -26,7 +28,8 @@ template <mha::Backend B = mha::Cpu> class Vit {
     mha::MultiHeadAttention<float, B> attention;
     mha::FeedForward<float, B, mha::Gelu> feed_forward;
 
-    Block(const mha::VitConfig& c, const mha::BlockWeights<float>& w, const std::shared_ptr<const void>& file)
+    template <class W>
+    Block(const mha::VitConfig& c, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
         : norm1(c.norm), norm2(c.norm), attention(c.attention), feed_forward(c.feed_forward) {
       norm1.borrow(w.attention_norm, file);
       attention.borrow(w.attention, file);
@@ -45,14 +48,17 @@ template <mha::Backend B = mha::Cpu> class Vit {
   };
 
  public:
-  explicit Vit(const mha::Vit<float>& weights)
+  template <class W>
+  explicit Vit(const mha::Vit<W>& weights)
       : config_(weights.config()),
-        class_(weights.class_token()),
+        class_(1, config_.norm.width),
         positions_(weights.position_embeddings()),
+        file_(weights.mapping()),
         projection_({.inputs = config_.patch_size(), .outputs = config_.norm.width}),
         norm_(config_.norm),
         classifier_({.inputs = config_.norm.width, .outputs = config_.labels}) {
     config_.require_activation<mha::Gelu>();
+    for (int j = 0; j < class_.cols(); ++j) class_(0, j) = weights.class_token()(j);
     projection_.borrow(weights.patches(), weights.mapping());
     for (int i = 0; i < config_.layers; ++i) blocks_.emplace_back(config_, weights.block(i), weights.mapping());
     norm_.borrow(weights.final_norm(), weights.mapping());
@@ -64,8 +70,8 @@ template <mha::Backend B = mha::Cpu> class Vit {
     mha::Workspace workspace;
     const Rows patches = projection_(cut(pixels), workspace);  // (N, E)
     Rows x(1 + patches.rows(), patches.cols()), h(x.rows(), x.cols()), r(x.rows(), x.cols());
-    x << Eigen::Map<const Rows>(class_.data, 1, x.cols()), patches;
-    x += first_positions(positions_, x.rows());
+    x << class_, patches;
+    add_positions(x, positions_);
     for (const Block& block : blocks_) block(x, h, r, workspace);
     norm_(x, mha::into(x), workspace);
     return classifier_(Rows(x.topRows(1)), workspace);
@@ -92,8 +98,9 @@ template <mha::Backend B = mha::Cpu> class Vit {
   }
 
   mha::VitConfig config_;
-  mha::TensorView<const float, 1> class_;
-  mha::TensorView<const float, 2> positions_;
+  Rows class_;       // (1, E)
+  Table positions_;  // (1 + N, E)
+  std::shared_ptr<const void> file_;
   mha::Linear<float, B> projection_;
   std::vector<Block> blocks_;
   mha::LayerNorm<float, B> norm_;

@@ -47,7 +47,8 @@ TEST(GenerateApp, ContinuesThePromptAndReports) {
   EXPECT_EQ(r.log.find(kRandom + "prompt 4 tokens, "), 0u) << r.log;
   EXPECT_NE(r.log.find(" tokens/s; generated 5 tokens, "), std::string::npos) << r.log;
   // 9 positions of 2 layers, 2 heads of 8 numbers in a key and as many in a value.
-  EXPECT_NE(r.log.find(" tokens/s; cache " + std::to_string(9 * 2 * 2 * 2 * 8 * 4) + " bytes\n"), std::string::npos)
+  EXPECT_NE(r.log.find(" bytes in bfloat16; cache " + std::to_string(9 * 2 * 2 * 2 * 8 * 4) + " bytes\n"),
+            std::string::npos)
       << r.log;
 }
 
@@ -74,6 +75,33 @@ TEST(GenerateApp, WritesTheSameTextForAnyChunksAndStorage) {
       for (const char* chunk : {"1", "7", "256"}) EXPECT_EQ(text(storage, chunk, "3"), expected) << storage << chunk;
     EXPECT_NE(text("contiguous", "1000", "4"), expected);
   }
+}
+
+TEST(GenerateApp, WritesTheSameTextWithTheWeightsInFloatOfTwiceTheBytes) {
+  const auto bytes = [](const Result& r, const std::string& scalar) {
+    const std::string before = " tokens/s; weights ";
+    const std::size_t at = r.log.find(before);
+    EXPECT_NE(at, std::string::npos) << r.log;
+    std::size_t digits = 0;
+    const std::string rest = r.log.substr(at + before.size());
+    const long count = std::stol(rest, &digits);
+    EXPECT_EQ(rest.find(" bytes in " + scalar + "; cache "), digits) << r.log;
+    return count;
+  };
+  const std::vector<std::string> arguments{"-p", "Down the rabbit", "-n", "100"};
+  const auto with = [&](const char* weights) {
+    std::vector<std::string> all = arguments;
+    all.insert(all.end(), {"--weights", weights});
+    return run(all);
+  };
+  const Result plain = run(arguments), stored = with("stored"), wide = with("float");
+  EXPECT_EQ(plain.code, 0) << plain.log;
+  EXPECT_GT(plain.out.size(), 16u);
+  EXPECT_EQ(stored.out, plain.out);
+  EXPECT_EQ(wide.out, plain.out);
+  EXPECT_GT(bytes(plain, "bfloat16"), 0);
+  EXPECT_EQ(bytes(stored, "bfloat16"), bytes(plain, "bfloat16"));
+  EXPECT_EQ(bytes(wide, "float"), 2 * bytes(plain, "bfloat16"));
 }
 
 TEST(GenerateApp, GoesOnInARingBeyondTheModelsPositions) {
@@ -125,6 +153,7 @@ TEST(GenerateApp, EveryErrorIsOneSentence) {
   EXPECT_EQ(said({"--top-p", "0"}), "generate: top-p must be a probability above 0 and at most 1\n");
   EXPECT_EQ(said({"--top-k", "-2"}), "generate: top-k must be a number of tokens, or 0 for all\n");
   EXPECT_EQ(said({"--storage", "tape"}).find("generate: --storage: tape not in {"), 0u);
+  EXPECT_EQ(said({"--weights", "half"}).find("generate: --weights: half not in {"), 0u);
   EXPECT_EQ(said({"--chunk", "0"}).find("generate: --chunk: Value 0 not in range"), 0u);
 }
 

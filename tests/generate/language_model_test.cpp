@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint_copy.hpp"
 #include "gpt2.hpp"
 #include "llama.hpp"
 #include "scratch.hpp"
@@ -81,6 +82,82 @@ TEST(LanguageModel, StoresHalfTheBytes) {
   EXPECT_NE(last, logits_of(*model, wide, ids).back());
   for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring})
     for (const int chunk : {1, 7}) EXPECT_EQ(logits_of(*model, {storage, true, 30, chunk}, ids).back(), last);
+}
+
+/// The greedy text of a model behind some tokens, with the logits of each step.
+std::pair<std::vector<int>, std::vector<std::vector<float>>> continued(const LanguageModel& model) {
+  const auto text = model.begin({.positions = 40, .chunk = 12});
+  std::vector<int> ids = some_ids(12);
+  std::vector<std::vector<float>> all;
+  std::span<const float> logits = text->read(ids);
+  for (int i = 0; i < 28; ++i) {
+    all.emplace_back(logits.begin(), logits.end());
+    ids.push_back(static_cast<int>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    logits = text->read(std::span(&ids.back(), 1));
+  }
+  return {ids, all};
+}
+
+TEST(LanguageModel, KeepsTheWeightsInTheScalarOfTheCheckpoint) {
+  const mha_test::Scratch scratch;
+  const auto expect = [](const fs::path& folder, const std::string& scalar) {
+    SCOPED_TRACE(folder.string() + " in " + scalar);
+    const auto stored = open_model(folder), wide = open_model(folder, Weights::as_float);
+    EXPECT_EQ(stored->facts().scalar, scalar);
+    EXPECT_STREQ(wide->facts().scalar, "float");
+    EXPECT_EQ(wide->weight_bytes(), (scalar == "float" ? 1 : 2) * stored->weight_bytes());
+    EXPECT_EQ(continued(*stored), continued(*wide));
+  };
+  for (const char* name : {"llama", "mistral", "qwen3"}) {
+    mha_test::CheckpointCopy copy(data(name));
+    expect(copy.write_as<mha::half>(), "half");
+    expect(copy.write_as<mha::bfloat16>(), "bfloat16");
+    expect(copy.write(), "float");
+  }
+  expect(data("mistral"), "bfloat16");
+}
+
+// Those of the float checkpoint of the same numbers, which knows nothing of 16 bits.
+TEST(LanguageModel, HasTheTokensOfTheRoundedWeights) {
+  mha_test::CheckpointCopy narrow(data("llama")), rounded(data("llama"));
+  const auto model = open_model(narrow.write_as<mha::bfloat16>());
+  rounded.file = narrow.file;
+  EXPECT_EQ(continued(*model), continued(*open_model(rounded.write())));
+  EXPECT_NE(continued(*model).second, continued(*open_model(data("llama"))).second) << "nothing was rounded";
+}
+
+/// A checkpoint of two shards, the named tensor in float, all others in bfloat16.
+fs::path with_one_in_float(mha_test::CheckpointCopy& from, const std::string& name) {
+  from.write_as<mha::bfloat16>();
+  mha_test::TensorFile<mha::bfloat16> narrow;
+  mha_test::TensorFile<float> wide;
+  nlohmann::json shard_of;
+  for (const auto& [tensor, numbers] : from.file.tensors) {
+    shard_of[tensor] = tensor == name ? "wide.safetensors" : "narrow.safetensors";
+    if (tensor == name) {
+      wide.tensors[tensor] = numbers;
+      continue;
+    }
+    auto& to = narrow.tensors[tensor] = {numbers.shape, {}};
+    for (const float x : numbers.values) to.values.push_back(mha::bfloat16(x));
+  }
+  from.scratch.write("wide.safetensors", wide.bytes());
+  from.scratch.write("narrow.safetensors", narrow.bytes());
+  from.scratch.write("model.safetensors.index.json", nlohmann::json{{"weight_map", shard_of}}.dump());
+  fs::remove(from.scratch.root() / "model.safetensors");
+  return from.scratch.root();
+}
+
+TEST(LanguageModel, WidensWhereATensorThatItReadsIsFloat) {
+  mha_test::CheckpointCopy mixed(data("mistral")), spare(data("mistral"));
+  const auto narrow = continued(*open_model(data("mistral")));
+  const auto model = open_model(with_one_in_float(mixed, "model.norm.weight"));
+  EXPECT_STREQ(model->facts().scalar, "float");
+  EXPECT_EQ(continued(*model), narrow);
+  spare.add("model.rotary_emb.inv_freq", {4});  // as old checkpoints have it, read by nobody
+  const auto unread = open_model(with_one_in_float(spare, "model.rotary_emb.inv_freq"));
+  EXPECT_STREQ(unread->facts().scalar, "bfloat16");
+  EXPECT_EQ(continued(*unread), narrow);
 }
 
 /// A checkpoint with another config.json, and a generation_config.json if `generation` has one.

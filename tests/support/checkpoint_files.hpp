@@ -77,6 +77,20 @@ template <class T> struct ModelFolder {
     scratch.write("model.safetensors", file.bytes());
     return scratch.root();
   }
+  /// The same in a file of W, to which the numbers here are rounded too.
+  template <class W> std::filesystem::path write_as() {
+    TensorFile<W> rounded;
+    for (auto& [name, tensor] : file.tensors) {
+      FileTensor<W>& to = rounded.tensors[name] = {tensor.shape, {}};
+      for (T& x : tensor.values) {
+        to.values.push_back(support::Random::rounded<W>(static_cast<double>(x)));
+        x = static_cast<T>(to.values.back());
+      }
+    }
+    scratch.write("config.json", config.dump());
+    scratch.write("model.safetensors", rounded.bytes());
+    return scratch.root();
+  }
 };
 
 }  // namespace mha_test

@@ -13,6 +13,8 @@ namespace support {
 inline thread_local int allocations_until_failure = -1;
 /// Bytes of the largest allocation of this thread since it was set to 0.
 inline thread_local std::size_t largest_allocation = 0;
+/// Bytes of all of them.
+inline thread_local std::size_t all_allocations = 0;
 
 /// f() with its first allocation failing, then its second, and so on until none fails: unchanged(n) is called after the
 /// n-th failure. Returns how many failed.
@@ -39,6 +41,7 @@ inline void* allocate(std::size_t size, std::size_t align) {
   if (allocations_until_failure == 0) throw std::bad_alloc();
   if (allocations_until_failure > 0) --allocations_until_failure;
   if (size > largest_allocation) largest_allocation = size;
+  all_allocations += size;
   void* const p = align <= alignof(std::max_align_t) ? std::malloc(size == 0 ? 1 : size)
                                                      : std::aligned_alloc(align, (size + align - 1) / align * align);
   if (p == nullptr) throw std::bad_alloc();

@@ -72,6 +72,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   Down& down() { return down_; }
   const Down& down() const { return down_; }
   std::int64_t parameter_count() const { return up_.parameter_count() + down_.parameter_count(); }
+  /// The memory of the weights that the backend packed; 0 if there are none.
+  std::size_t packed_bytes() const { return up_.packed_bytes() + down_.packed_bytes(); }
 
   /// Draws the weights of both, the seed of down made from that of up.
   ///

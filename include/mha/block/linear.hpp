@@ -3,6 +3,7 @@
 
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,8 +45,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///           dropout_keeps(dropout, seed, 1, b, 0, l, j). The result is stored in T before, in a pass of its own
 /// Numerics  F and what follows it in Accumulator<T>: of the product's own sums where the backend fuses them with it
 ///           (FusesEpilogue), else of sums stored in T
-/// Bits      a row of y depends on its own x and residual only where the backend's products do so: on Reference, on
-///           Cpu and on Systolic
+/// Bits      a row of y depends on its own x and residual alone where products do so: on Reference, Cpu and Systolic
 /// Threads   calls are const; one Linear serves many threads, each with a Workspace, tape and gradients of its own
 /// Errors    ShapeError if a size of the configuration is less than 1
 ///
@@ -75,10 +75,11 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   const On& backend() const { return backend_; }
   const F& activation() const { return activation_; }
 
-  /// Read-only named views of the weights; null data while there are none, or only
-  /// packed ones.
+  /// Read-only named views of the weights; null data while there are none, or only packed ones.
   [[nodiscard]] LinearViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
+  /// The memory of those that the backend packed; 0 if there are none.
+  std::size_t packed_bytes() const { return products_.bytes(); }
 
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
   /// here and in borrow(), once for all calls.
@@ -116,7 +117,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Cpu packs them in their own 16 bits and widens them as it multiplies; another backend gets them as T. They are
   /// read here only, and `keep_alive` is let go.
   ///
-  /// Bits      those of the same weights borrowed in T
+  /// Bits      those of the same weights borrowed in T; on EigenCpu, whose sums depend on the matrix's strides, nearly
   /// Memory    that of the packed weights, on Reference and EigenCpu that of a copy in T
   /// Errors    as above
   template <class W>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -36,6 +37,8 @@ template <class T, Backend B, class Policies> class LayerWeights {
   /// and biases of which only packed ones are left.
   [[nodiscard]] ParameterViews<const T> parameters() const { return parameters_.views(); }
   std::int64_t parameter_count() const { return parameters_.size(); }
+  /// The memory of the matrices that the backend packed, which layers share after borrow(layer); 0 if there are none.
+  std::size_t packed_bytes() const { return products_.bytes(); }
 
   /// f(const ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale: element
   /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls. Where
@@ -69,8 +72,10 @@ template <class T, Backend B, class Policies> class LayerWeights {
   }
 
   /// Weights in half or bfloat16 under float or double, BorrowedWeights<bfloat16>{.query = …} or the parameters() of a
-  /// layer of that scalar, with the bits of the same weights in T. They are read here only, and not kept alive: Cpu
-  /// packs the matrices in their own 16 bits, everything else is converted to T.
+  /// layer of that scalar. They are read here only, and not kept alive: Cpu packs the matrices in their own 16 bits,
+  /// everything else is converted to T.
+  ///
+  /// Bits      as a Linear's
   template <detail::WeightsOfAnother<T> Weights>
   void borrow(const Weights& weights, std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, detail::WeightScalar<Weights>>())

@@ -233,6 +233,7 @@ TYPED_TEST(NarrowWeights, AreReadWhenBorrowedOnlyAndTakeTheirOwnBytes) {
   const auto before = linear(x);
   support::poison_all(checkpoint->weight);
   EXPECT_EQ(support::differing(linear(x), before), 0u);
+  EXPECT_EQ(linear.packed_bytes(), 96u * 480 * 2 + 480 * 4);
   const std::string scalar = std::is_same_v<W, mha::half> ? "half" : "bfloat16";
   EXPECT_NE(linear.explain(3).find("weights:     46560 " + scalar + ", packed only, in " +
                                    std::to_string(96 * 480 * 2 + 480 * 4) + " bytes\n"),
@@ -245,6 +246,7 @@ TYPED_TEST(NarrowWeights, AreReadWhenBorrowedOnlyAndTakeTheirOwnBytes) {
   plain.borrow(Checkpoint<W>(random, 96, 480, true, false).borrowed());
   EXPECT_NE(plain.explain(3).find("weights:     46560 float, borrowed\n"), std::string::npos) << plain.explain(3);
   EXPECT_EQ(plain.cost(3).bytes, 4. * (46560 + 3 * 96 + 3 * 480));
+  EXPECT_EQ(plain.packed_bytes(), 0u);
 }
 
 TYPED_TEST(NarrowWeights, ServeAFeedForwardWithoutAnAllocation) {
@@ -253,8 +255,10 @@ TYPED_TEST(NarrowWeights, ServeAFeedForwardWithoutAnAllocation) {
   const Checkpoint<W> up(random, 40, 100, false, true), down(random, 100, 40, false, false);
   const mha::FeedForwardConfig config{.d_model = 40, .d_hidden = 100, .bias = false};
   mha::FeedForward<float, mha::Cpu, mha::SwiGlu> narrow(config), wide(config);
+  EXPECT_EQ(narrow.packed_bytes(), 0u);
   narrow.up().borrow(up.borrowed());
   narrow.down().borrow(down.borrowed());
+  EXPECT_EQ(narrow.packed_bytes(), 2u * (40 * 2 * 144 + 100 * 48)) << "columns in whole vectors of the widest kernel";
   up.write(wide.up());
   down.write(wide.down());
   Tensor<float, 2> x(7, 40), y(7, 40);

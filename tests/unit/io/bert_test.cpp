@@ -42,11 +42,11 @@ template <class T = float> struct Folder : mha_test::ModelFolder<T> {
   }
 };
 
-TEST(Bert, FindsEveryWeightWithAndWithoutPrefix) {
+template <class T> void expect_every_weight() {
   for (const char* prefix : {"", "bert."}) {
-    const Folder<> folder(prefix);
-    const mha::Checkpoint checkpoint(folder.write());
-    const mha::Bert<float> bert(checkpoint);
+    Folder<> folder(prefix);
+    const mha::Checkpoint checkpoint(folder.write_as<T>());
+    const mha::Bert<T> bert(checkpoint);
     const mha::BertConfig& c = bert.config();
     EXPECT_EQ(c.layers, 2);
     EXPECT_EQ(c.vocabulary, V);
@@ -57,9 +57,9 @@ TEST(Bert, FindsEveryWeightWithAndWithoutPrefix) {
     EXPECT_EQ(c.norm.eps, 1e-12);
     EXPECT_EQ(c.activation, "gelu");
     const auto words = bert.word_embeddings();
-    EXPECT_EQ(words(V - 1, E - 1),
+    EXPECT_EQ(support::to_double(words(V - 1, E - 1)),
               folder.file.tensors.at(folder.prefix + "embeddings.word_embeddings.weight").values.back());
-    EXPECT_EQ(words.data, (checkpoint.view<float, 2>(folder.prefix + "embeddings.word_embeddings.weight").data))
+    EXPECT_EQ(words.data, (checkpoint.view<T, 2>(folder.prefix + "embeddings.word_embeddings.weight").data))
         << "no copy";
     EXPECT_EQ(bert.position_embeddings().extent[0], P);
     EXPECT_EQ(bert.token_type_embeddings().extent[0], 2);
@@ -83,6 +83,12 @@ TEST(Bert, FindsEveryWeightWithAndWithoutPrefix) {
     EXPECT_EQ(mha_test::message_of<mha::SafetensorsError>([&] { static_cast<void>(bert.block(2)); }),
               checkpoint.path() + ": there is no block 2 among the 2 of this model");
   }
+}
+
+TEST(Bert, FindsEveryWeightWithAndWithoutPrefix) { expect_every_weight<float>(); }
+TEST(Bert, FindsThemIn16Bits) {
+  expect_every_weight<mha::bfloat16>();
+  expect_every_weight<mha::half>();
 }
 
 TEST(Bert, WeightAndBiasOfANormMayBeCalledGammaAndBeta) {

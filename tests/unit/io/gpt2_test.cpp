@@ -45,10 +45,11 @@ struct Folder : mha_test::ModelFolder<float> {
   }
 };
 
-TEST(Gpt2, FindsEveryWeightWithAndWithoutPrefix) {
+template <class T> void expect_every_weight() {
   for (const char* prefix : {"", "transformer."}) {
-    const Folder folder(prefix);
-    const mha::Gpt2<float> gpt2(folder.write());
+    Folder folder(prefix);
+    const mha::Checkpoint checkpoint(folder.write_as<T>());
+    const mha::Gpt2<T> gpt2(checkpoint);
     EXPECT_EQ(gpt2.config().positions, P);
     EXPECT_EQ(gpt2.config().feed_forward.d_hidden, 4 * E);
     EXPECT_EQ(gpt2.config().activation, "gelu_tanh");
@@ -74,10 +75,19 @@ TEST(Gpt2, FindsEveryWeightWithAndWithoutPrefix) {
       expect_norm(w.feed_forward_norm, folder, at + "ln_2");
     }
     expect_norm(gpt2.final_norm(), folder, prefix + std::string("ln_f"));
-    EXPECT_EQ(gpt2.position_embeddings().extent[0], P);
+    expect_matrix(gpt2.position_embeddings(), folder.file.tensors.at(prefix + std::string("wpe.weight")), true);
+    EXPECT_EQ(gpt2.block(0).attention.query.data,
+              (checkpoint.view<T, 2>(prefix + std::string("h.0.attn.c_attn.weight")).data))
+        << "no copy";
     expect_matrix(gpt2.output().weight, folder.file.tensors.at(prefix + std::string("wte.weight")));
     EXPECT_EQ(gpt2.output().bias.extent[0], 0);
   }
+}
+
+TEST(Gpt2, FindsEveryWeightWithAndWithoutPrefix) { expect_every_weight<float>(); }
+TEST(Gpt2, FindsThemIn16Bits) {
+  expect_every_weight<mha::bfloat16>();
+  expect_every_weight<mha::half>();
 }
 
 TEST(Gpt2, AnOutputOfItsOwnIsReadWhereItIsNotTied) {

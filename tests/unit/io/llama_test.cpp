@@ -60,7 +60,7 @@ struct Folder : mha_test::ModelFolder<float> {
   }
 };
 
-void expect_blocks(const mha::Llama<float>& llama, const Folder& folder) {
+template <class T> void expect_blocks(const mha::Llama<T>& llama, const Folder& folder) {
   for (int i = 0; i < 2; ++i) {
     const auto w = llama.block(i);
     const std::string at = folder.prefix + "layers." + std::to_string(i) + ".";
@@ -83,11 +83,12 @@ void expect_blocks(const mha::Llama<float>& llama, const Folder& folder) {
   expect_norm(llama.final_norm(), folder, folder.prefix + "norm");
 }
 
-TEST(Llama, FindsEveryWeightOfEveryRelative) {
+template <class T> void expect_every_weight() {
   for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
     SCOPED_TRACE(type);
-    const Folder folder(type, type == std::string("llama") ? "" : "model.");
-    const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+    Folder folder(type, type == std::string("llama") ? "" : "model.");
+    const mha::Checkpoint checkpoint(folder.write_as<T>());
+    const mha::Llama<T> llama(checkpoint);
     const mha::LlamaConfig& c = llama.config();
     EXPECT_EQ(c.model_type, type);
     EXPECT_EQ(c.attention.num_heads, 6);
@@ -102,8 +103,17 @@ TEST(Llama, FindsEveryWeightOfEveryRelative) {
     EXPECT_EQ(c.window(0).left.value, type == std::string("mistral") ? 4 : std::numeric_limits<Index>::max());
     expect_blocks(llama, folder);
     expect_matrix(llama.output().weight, folder.file.tensors.at("lm_head.weight"));
-    EXPECT_EQ(llama.token_embeddings().extent[0], V);
+    expect_matrix(llama.token_embeddings(), folder.file.tensors.at(folder.prefix + "embed_tokens.weight"), true);
+    EXPECT_EQ(llama.block(1).up.gate.data,
+              (checkpoint.view<T, 2>(folder.prefix + "layers.1.mlp.gate_proj.weight").data))
+        << "no copy";
   }
+}
+
+TEST(Llama, FindsEveryWeightOfEveryRelative) { expect_every_weight<float>(); }
+TEST(Llama, FindsThemIn16Bits) {
+  expect_every_weight<mha::bfloat16>();
+  expect_every_weight<mha::half>();
 }
 
 TEST(Llama, BiasesAndSizesThatConfigAsksFor) {

@@ -63,7 +63,8 @@ struct Folder : mha_test::ModelFolder<float> {
   }
 };
 
-void expect_block(const mha::BlockWeights<float>& w, const Folder& folder, const std::string& at, bool decoder) {
+template <class T>
+void expect_block(const mha::BlockWeights<T>& w, const Folder& folder, const std::string& at, bool decoder) {
   SCOPED_TRACE(at);
   expect_linear(w.attention.query, w.attention.query_bias, folder, at + "layer.0.SelfAttention.q");
   expect_linear(w.attention.key, w.attention.key_bias, folder, at + "layer.0.SelfAttention.k");
@@ -89,10 +90,11 @@ void expect_block(const mha::BlockWeights<float>& w, const Folder& folder, const
   expect_linear(w.down.weight, w.down.bias, folder, last + "DenseReluDense.wo");
 }
 
-TEST(T5, FindsEveryWeightOfBothStacks) {
+template <class T> void expect_every_weight() {
   for (const bool gated : {true, false}) {
-    const Folder folder(gated);
-    const mha::T5<float> t5(mha::Checkpoint(folder.write()));
+    Folder folder(gated);
+    const mha::Checkpoint checkpoint(folder.write_as<T>());
+    const mha::T5<T> t5(checkpoint);
     const mha::T5Config& c = t5.config();
     EXPECT_EQ(c.layers, 2);
     EXPECT_EQ(c.decoder_layers, 1);
@@ -118,7 +120,14 @@ TEST(T5, FindsEveryWeightOfBothStacks) {
       EXPECT_EQ(bias.buckets().bidirectional, !decoder);
     }
     expect_matrix(t5.output().weight, folder.file.tensors.at("shared.weight"));
+    EXPECT_EQ(t5.output().weight.data, (checkpoint.view<T, 2>("shared.weight").data)) << "no copy";
   }
+}
+
+TEST(T5, FindsEveryWeightOfBothStacks) { expect_every_weight<float>(); }
+TEST(T5, FindsThemIn16Bits) {
+  expect_every_weight<mha::bfloat16>();
+  expect_every_weight<mha::half>();
 }
 
 TEST(T5, AnOutputOfItsOwnIsNotScaled) {

@@ -43,10 +43,11 @@ struct Folder : mha_test::ModelFolder<float> {
   }
 };
 
-TEST(Vit, FindsEveryWeightWithAndWithoutPrefix) {
+template <class T> void expect_every_weight() {
   for (const bool whole : {true, false}) {
-    const Folder folder(whole ? "vit." : "", whole);
-    const mha::Vit<float> vit(mha::Checkpoint(folder.write()));
+    Folder folder(whole ? "vit." : "", whole);
+    const mha::Checkpoint checkpoint(folder.write_as<T>());
+    const mha::Vit<T> vit(checkpoint);
     const mha::VitConfig& c = vit.config();
     EXPECT_EQ(c.patches(), 8);
     EXPECT_EQ(c.patch_size(), C * PH * PW);
@@ -75,15 +76,22 @@ TEST(Vit, FindsEveryWeightWithAndWithoutPrefix) {
       for (int channel = 0; channel < C; ++channel)
         for (int y = 0; y < PH; ++y)
           for (int x = 0; x < PW; ++x)
-            ASSERT_EQ(patches((channel * PH + y) * PW + x, e),
+            ASSERT_EQ(support::to_double(patches((channel * PH + y) * PW + x, e)),
                       stored.values[static_cast<std::size_t>(((e * C + channel) * PH + y) * PW + x)]);
     mha_test::expect_vector(vit.patches().bias,
                             folder.file.tensors.at(folder.prefix + "embeddings.patch_embeddings.projection.bias"));
     mha_test::expect_vector(vit.class_token(), folder.file.tensors.at(folder.prefix + "embeddings.cls_token"));
     EXPECT_EQ(vit.position_embeddings().extent[0], 9);
-    EXPECT_EQ(vit.position_embeddings()(8, E - 1),
+    EXPECT_EQ(support::to_double(vit.position_embeddings()(8, E - 1)),
               folder.file.tensors.at(folder.prefix + "embeddings.position_embeddings").values.back());
+    EXPECT_EQ(vit.classifier().weight.data, (checkpoint.view<T, 2>("classifier.weight").data)) << "no copy";
   }
+}
+
+TEST(Vit, FindsEveryWeightWithAndWithoutPrefix) { expect_every_weight<float>(); }
+TEST(Vit, FindsThemIn16Bits) {
+  expect_every_weight<mha::bfloat16>();
+  expect_every_weight<mha::half>();
 }
 
 std::string fault(const std::function<void(Folder&)>& change) {

@@ -256,6 +256,8 @@ TYPED_TEST(NarrowLayerWeights, AreReadWhenBorrowedOnlyAndCounted) {
   EXPECT_EQ(wide_cost.output.bytes - narrow_cost.output.bytes, 2 * out);
   EXPECT_EQ(narrow_cost.parameters(), wide_cost.parameters());
   const std::size_t packed = std::size_t{2} * 48 * (2 * 70 + 52 + 52 + 2 * 84) + std::size_t{4} * 48 * (2 + 1 + 2);
+  EXPECT_EQ(layer.packed_bytes(), packed);
+  EXPECT_EQ(wide.packed_bytes(), 0u) << "it has no weights";
   const std::string scalar = std::is_same_v<W, mha::half> ? "half" : "bfloat16";
   EXPECT_NE(layer.explain(1, 5, 5).find(" " + scalar + ", packed only, in " + std::to_string(packed) + " bytes\n"),
             std::string::npos)
