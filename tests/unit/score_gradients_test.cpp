@@ -503,10 +503,10 @@ TEST(ScoreGradient, OfSlopesPerHeadAndOfRelativeBiasEqualsDualNumbers) {
         of_buckets[static_cast<std::size_t>(4 * j + h)] = by_term(c, relative, in, extra...);
       }
     }
-    const auto near = [](const auto& numbers, const std::vector<double>& expected) {
-      ASSERT_EQ(numbers.size(), expected.size());
+    const auto near = [](const auto& trained, const std::vector<double>& expected) {
+      ASSERT_EQ(trained.size(), expected.size());
       for (std::size_t i = 0; i < expected.size(); ++i)
-        EXPECT_NEAR(double(numbers[i]), expected[i], 1e-6 * (1 + std::abs(expected[i]))) << i;
+        EXPECT_NEAR(double(trained[i]), expected[i], 1e-6 * (1 + std::abs(expected[i]))) << i;
     };
     const auto of = [](const auto& score) {  // alone or the first of a chain
       if constexpr (requires { score.first; })
