@@ -319,7 +319,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
           broadcast(weight, p[r * part.p_stride]);
           if constexpr (Sums) total[r] = total[r] + weight;
           MHA_UNROLL_8
-          for (int j = 0; j < Vectors; ++j) multiply_add<Rows * Vectors == 1>(sum[r][j], v[j], weight);
+          for (int j = 0; j < Vectors; ++j) multiply_add<Vectors == 1>(sum[r][j], v[j], weight);
         }
       }
     }

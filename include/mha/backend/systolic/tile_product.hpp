@@ -286,8 +286,8 @@ template <Index Depth> struct PortableProduct {
           for (int j = 0; j < vectors; ++j) {
             typename simd::Vector<float, Isa>::int_type words;
             simd::load(words, b + j * W / tile_side * tile_words + pair * tile_side + j * W % tile_side);
-            simd::multiply_add<false>(sum[j], even, (V)(words << 16));
-            simd::multiply_add<false>(sum[j], odd, (V)(words & 0xffff0000u));
+            simd::multiply_add<vectors == 1>(sum[j], even, (V)(words << 16));
+            simd::multiply_add<vectors == 1>(sum[j], odd, (V)(words & 0xffff0000u));
           }
         }
       }
