@@ -52,8 +52,8 @@ template <class V> MHA_ALWAYS_INLINE void round_here([[maybe_unused]] V& x) {
 #endif
 }
 
-/// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone between two branches is named, because
-/// g++ leaves it unfused under -mtune=znver…, and a row's bits would depend on how many are computed beside it.
+/// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone between two branches is named,
+/// because g++ leaves it unfused under -mtune=znver…, and a row's bits would depend on how many are computed beside it.
 template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const V& a, const V& b) {
   if constexpr (Alone) round_here(sum);
   sum = a * b + sum;
