@@ -149,15 +149,30 @@
 #define MHA_UNIT_ISA v0_1
 #define MHA_UNIT_NUMBER 1
 #endif
+/// The highest level of IsaLevel that kernels are compiled for: a program for machines without AVX-512 compiles a third less
+/// with 1, one that is only to be tried two thirds less with 0. The units of a program have one value, as the namespace says.
+#if !defined(MHA_ISA_MAX) || MHA_ISA_MAX == 2
+#define MHA_UNIT_LEVELS MHA_UNIT_ISA
+#elif MHA_ISA_MAX == 1
+#define MHA_UNIT_LEVELS MHA_JOINED(MHA_UNIT_ISA, _to_avx2)
+#elif MHA_ISA_MAX == 0
+#define MHA_UNIT_LEVELS MHA_JOINED(MHA_UNIT_ISA, _to_baseline)
+#else
+#error "mha: MHA_ISA_MAX is 0 for the baseline, 1 for AVX2 or 2 for AVX-512"
+#include <mha needs MHA_ISA_MAX to be 0, 1 or 2>
+#endif
+#if !defined(MHA_ISA_MAX)
+#define MHA_ISA_MAX 2
+#endif
 #if MHA_EXCEPTIONS
-#define MHA_NAMESPACE MHA_UNIT_ISA
+#define MHA_NAMESPACE MHA_UNIT_LEVELS
 #define MHA_NAMESPACE_NUMBER MHA_UNIT_NUMBER
 #else
-#define MHA_NAMESPACE MHA_JOINED(MHA_UNIT_ISA, _aborts)
+#define MHA_NAMESPACE MHA_JOINED(MHA_UNIT_LEVELS, _aborts)
 #define MHA_NAMESPACE_NUMBER (MHA_UNIT_NUMBER + 4)
+#endif
 #define MHA_JOINED(a, b) MHA_JOIN(a, b)
 #define MHA_JOIN(a, b) a##b
-#endif
 
 /// Whether this unit takes its kernels from a library, as it does for -DMHA_COMPILED=n, n the number of the library's
 /// namespace: a unit of another namespace compiles its own, and so does nvcc. Without a number n is 1: no -march=.

@@ -39,16 +39,16 @@ inline bool converts_half() {
 }  // namespace detail
 #endif
 
-/// The best level this machine runs.
+/// The best level this machine runs, of those that are compiled (MHA_ISA_MAX).
 inline IsaLevel best_isa() {
 #if defined(__x86_64__)
   static const IsaLevel best = [] {
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !detail::converts_half())
+    if (MHA_ISA_MAX == 0 || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !detail::converts_half())
       return IsaLevel::baseline;
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    return avx512 ? IsaLevel::avx512 : IsaLevel::avx2;
+    return avx512 && MHA_ISA_MAX > 1 ? IsaLevel::avx512 : IsaLevel::avx2;
   }();
   return best;
 #else
@@ -58,13 +58,17 @@ inline IsaLevel best_isa() {
 
 namespace detail {
 
+inline std::string_view runs_up_to() {
+  return MHA_ISA_MAX < 2 ? "this program (MHA_ISA_MAX) runs up to " : "this machine runs up to ";
+}
+
 /// The level that MHA_ISA asks for; a level above the machine's, or an unknown name, is an error and not a guess.
 inline IsaLevel isa_from_environment() {
   const char* const asked = std::getenv("MHA_ISA");
   if (asked == nullptr || *asked == '\0') return best_isa();
   for (const IsaLevel level : {IsaLevel::baseline, IsaLevel::avx2, IsaLevel::avx512})
     if (std::string_view(asked) == to_string(level)) {
-      require(level <= best_isa(), "MHA_ISA: this machine runs up to ", to_string(best_isa()), " but ", asked,
+      require(level <= best_isa(), "MHA_ISA: ", runs_up_to(), to_string(best_isa()), " but ", asked,
               " was asked for");
       return level;
     }
@@ -87,7 +91,7 @@ inline std::atomic<IsaLevel>& chosen_isa() {
 ///
 /// Errors    ShapeError if the machine does not run it
 inline void force_isa(IsaLevel level) {
-  detail::require(level <= best_isa(), "force_isa: this machine runs up to ", to_string(best_isa()), " but ",
+  detail::require(level <= best_isa(), "force_isa: ", detail::runs_up_to(), to_string(best_isa()), " but ",
                   to_string(level), " was asked for");
   detail::chosen_isa().store(level, std::memory_order_relaxed);
 }
@@ -141,8 +145,10 @@ struct Avx512 {
 
 /// f(tag) for the level in use.
 template <class F> auto with_isa(IsaLevel level, F&& f) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && MHA_ISA_MAX > 1
   if (level == IsaLevel::avx512) return f(Avx512{});
+#endif
+#if defined(__x86_64__) && MHA_ISA_MAX > 0
   if (level == IsaLevel::avx2) return f(Avx2{});
 #endif
   static_cast<void>(level);
