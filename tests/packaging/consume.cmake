@@ -51,6 +51,8 @@ set(here "${CMAKE_CURRENT_LIST_DIR}")
 set(prefix "${WORK}/prefix")
 string(REPLACE "|" ";" includes "${SOURCE}/include|${EIGEN}")
 list(TRANSFORM includes PREPEND "-I")
+# What is asked here is not of instruction sets: a third of the kernels do.
+set(baseline -DMHA_ISA_MAX=0)
 
 if(CONSUMER STREQUAL "include_path")
   run("${COMPILER}" -std=c++20 ${includes} "${here}/main.cpp" -pthread -o "${WORK}/consumer")
@@ -78,8 +80,9 @@ endif()
 
 if(CONSUMER STREQUAL "two_flags")
   foreach(unit IN ITEMS main other)
-    run("${COMPILER}" -std=c++20 -O2 ${includes} -c "${here}/two_flags/${unit}.cpp" -o "${WORK}/${unit}_plain.o")
-    run("${COMPILER}" -std=c++20 -O2 -march=native ${includes} -c "${here}/two_flags/${unit}.cpp" -o
+    run("${COMPILER}" -std=c++20 -O2 -DMHA_ISA_MAX=1 ${includes} -c "${here}/two_flags/${unit}.cpp" -o "${WORK}/${unit}_plain.o")
+    run("${COMPILER}" -std=c++20 -O2 -march=native -DMHA_ISA_MAX=1 ${includes} -c
+        "${here}/two_flags/${unit}.cpp" -o
         "${WORK}/${unit}_native.o")
   endforeach()
   foreach(main IN ITEMS plain native)
@@ -139,15 +142,21 @@ endif()
 
 if(CONSUMER STREQUAL "compiled")
   # A unit that takes its kernels from elsewhere is small and has none of its own.
-  run("${COMPILER}" -std=c++20 -O2 ${includes} -DMHA_COMPILED -c "${here}/main.cpp" -o "${WORK}/small.o")
-  run("${COMPILER}" -std=c++20 ${includes} -c "${here}/compiled/bfloat16.cpp" -o "${WORK}/bfloat16.o")
-  run("${COMPILER}" -std=c++20 -march=native ${includes} -DMHA_COMPILED -c "${here}/compiled/matrix_unit.cpp" -o
+  run("${COMPILER}" -std=c++20 -O2 ${baseline} ${includes} -DMHA_COMPILED -c "${here}/main.cpp" -o "${WORK}/small.o")
+  run("${COMPILER}" -std=c++20 ${baseline} ${includes} -c "${here}/compiled/bfloat16.cpp" -o "${WORK}/bfloat16.o")
+  run("${COMPILER}" -std=c++20 -march=native ${baseline} ${includes} -DMHA_COMPILED -c "${here}/compiled/matrix_unit.cpp" -o
       "${WORK}/matrix_unit.o")
   # A program of units with kernels from elsewhere, with kernels of its own, and of another instruction set.
-  run("${COMPILER}" -std=c++20 ${includes} -DMHA_COMPILED -c "${here}/compiled/main.cpp" -o "${WORK}/main.o")
-  run("${COMPILER}" -std=c++20 ${includes} -DMHA_COMPILED -c "${here}/compiled/kernels.cpp" -o "${WORK}/kernels.o")
+  run("${COMPILER}" -std=c++20 ${baseline} ${includes} -DMHA_COMPILED -c "${here}/compiled/main.cpp" -o "${WORK}/main.o")
+  run("${COMPILER}" -std=c++20 ${baseline} ${includes} -DMHA_COMPILED -c "${here}/compiled/kernels.cpp" -o "${WORK}/kernels.o")
   run("${COMPILER}" "${WORK}/small.o" "${WORK}/kernels.o" -pthread -o "${WORK}/consumer")
   run("${WORK}/consumer")
+  # A unit for other levels than the library's is no part of the program.
+  run("${COMPILER}" -std=c++20 ${includes} -DMHA_COMPILED -c "${here}/main.cpp" -o "${WORK}/all_levels.o")
+  must_fail("undefined reference to .*mha::v0_1::" "${COMPILER}" "${WORK}/all_levels.o" "${WORK}/kernels.o" -pthread -o
+            "${WORK}/consumer")
+  must_fail("MHA_ISA_MAX is 0 for the baseline, 1 for AVX2 or 2 for AVX-512" "${COMPILER}" -std=c++20 ${includes}
+            -DMHA_ISA_MAX=3 -fsyntax-only "${here}/main.cpp")
   foreach(order IN ITEMS "main;bfloat16;matrix_unit;kernels" "kernels;matrix_unit;bfloat16;main")
     list(TRANSFORM order REPLACE "(.+)" "${WORK}/\\1.o")
     run("${COMPILER}" ${order} -pthread -o "${WORK}/mixed")
@@ -227,19 +236,19 @@ if(CONSUMER STREQUAL "pkg_config")
   set(ENV{PKG_CONFIG_PATH} "${prefix}/share/pkgconfig:$ENV{PKG_CONFIG_PATH}")
   execute_process(COMMAND "${PKG_CONFIG}" --cflags --libs mha OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
   separate_arguments(flags UNIX_COMMAND "${flags}")
-  run("${COMPILER}" -std=c++20 "${here}/main.cpp" ${flags} -o "${WORK}/consumer")
+  run("${COMPILER}" -std=c++20 ${baseline} "${here}/main.cpp" ${flags} -o "${WORK}/consumer")
   run("${WORK}/consumer")
   execute_process(COMMAND "${PKG_CONFIG}" --cflags --libs mha-compiled OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
   separate_arguments(flags UNIX_COMMAND "${flags}")
   set(units main bfloat16 matrix_unit kernels)
   list(TRANSFORM units REPLACE "(.+)" "${here}/compiled/\\1.cpp")
-  run("${COMPILER}" -std=c++20 ${units} ${flags} -o "${WORK}/compiled")
+  run("${COMPILER}" -std=c++20 ${baseline} ${units} ${flags} -o "${WORK}/compiled")
   run("${WORK}/compiled")
   return()
 endif()
 
 set(configure "${CMAKE_COMMAND}" -S "${here}/${CONSUMER}" -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${COMPILER}"
-              "-DCMAKE_PREFIX_PATH=${prefix}" -DCMAKE_CXX_FLAGS=-O0)
+              "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_FLAGS=-O0 ${baseline}")
 if(EIGEN_TREE)
   list(APPEND configure "-DFETCHCONTENT_SOURCE_DIR_EIGEN3=${EIGEN_TREE}")
 endif()
