@@ -44,7 +44,8 @@ inline IsaLevel best_isa() {
 #if defined(__x86_64__)
   static const IsaLevel best = [] {
     __builtin_cpu_init();
-    if (MHA_ISA_MAX == 0 || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !detail::converts_half())
+    if (MHA_ISA_MAX == 0 || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+        !detail::converts_half())
       return IsaLevel::baseline;
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
@@ -68,8 +69,7 @@ inline IsaLevel isa_from_environment() {
   if (asked == nullptr || *asked == '\0') return best_isa();
   for (const IsaLevel level : {IsaLevel::baseline, IsaLevel::avx2, IsaLevel::avx512})
     if (std::string_view(asked) == to_string(level)) {
-      require(level <= best_isa(), "MHA_ISA: ", runs_up_to(), to_string(best_isa()), " but ", asked,
-              " was asked for");
+      require(level <= best_isa(), "MHA_ISA: ", runs_up_to(), to_string(best_isa()), " but ", asked, " was asked for");
       return level;
     }
   fail("MHA_ISA: '", asked, "' is none of baseline, avx2, avx512");

@@ -80,7 +80,8 @@ inline std::string find_missing_amx() { return missing_amx(cpuid(7, 0).edx, save
 inline std::string missing_dot_product(std::uint32_t features, IsaLevel best) {
   if ((features >> 5 & 1u) == 0) return "the processor has no bfloat16 dot products (AVX512_BF16)";
   if (best != IsaLevel::avx512)
-    return MHA_ISA_MAX < 2 ? "the program has no kernels for AVX-512 (MHA_ISA_MAX)" : "the system does not offer AVX-512";
+    return MHA_ISA_MAX < 2 ? "the program has no kernels for AVX-512 (MHA_ISA_MAX)"
+                           : "the system does not offer AVX-512";
   return {};
 }
 inline std::string find_missing_dot_product() { return missing_dot_product(cpuid(7, 1).eax, best_isa()); }

@@ -64,8 +64,9 @@ TEST_F(Isa, UnknownOrMissingLevelsAreErrors) {
   EXPECT_EQ(message("sse9"), "MHA_ISA: 'sse9' is none of baseline, avx2, avx512");
   for (const IsaLevel level : levels) {
     if (level <= mha::best_isa()) continue;
-    EXPECT_EQ(message(to_string(level)), "MHA_ISA: " + std::string(mha::detail::runs_up_to()) + to_string(mha::best_isa()) +
-                                             " but " + to_string(level) + " was asked for");
+    EXPECT_EQ(message(to_string(level)), "MHA_ISA: " + std::string(mha::detail::runs_up_to()) +
+                                             to_string(mha::best_isa()) + " but " + to_string(level) +
+                                             " was asked for");
   }
 }
 

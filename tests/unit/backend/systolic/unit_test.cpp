@@ -92,8 +92,9 @@ TEST(MissingUnit, DotProductsNeedTheirBitAndAvx512) {
   using mha::detail::systolic::missing_dot_product;
   EXPECT_EQ(missing_dot_product(~(1u << 5), IsaLevel::avx512),
             "the processor has no bfloat16 dot products (AVX512_BF16)");
-  EXPECT_EQ(missing_dot_product(1u << 5, IsaLevel::avx2),
-            MHA_ISA_MAX < 2 ? "the program has no kernels for AVX-512 (MHA_ISA_MAX)" : "the system does not offer AVX-512");
+  EXPECT_EQ(missing_dot_product(1u << 5, IsaLevel::avx2), MHA_ISA_MAX < 2
+                                                              ? "the program has no kernels for AVX-512 (MHA_ISA_MAX)"
+                                                              : "the system does not offer AVX-512");
   EXPECT_EQ(missing_dot_product(1u << 5, IsaLevel::avx512), "");
 }
 #endif
