@@ -206,11 +206,10 @@ class Reader {
   void add(const std::string& content, int id, bool normalized) {
     const auto i = static_cast<std::size_t>(id);
     if (into_.tokens.size() <= i) into_.tokens.resize(i + 1);
-    into_.tokens[i] = written_as(content);
-    if (!normalized || !into_.characters)
-      into_.added.emplace_back(content, id);
-    else
-      into_.normalized.emplace_back(normalized_by(into_, content), id);
+    const bool second = normalized && into_.characters;
+    const std::string found = second ? normalized_by(into_, content) : content;
+    into_.tokens[i] = written_as(found);
+    (second ? into_.normalized : into_.added).emplace_back(found, id);
   }
 
   void read_normalizer() {

@@ -76,7 +76,7 @@ TEST(TokenizerOverCharacters, MakesTheIdsAndTextsOfHuggingFaces) {
   }
   EXPECT_EQ(texts.size(), 9u);
   for (const auto& [name, count] : texts) EXPECT_GT(count, 20) << name;
-  for (const char* name : {"llama2", "gemma"}) EXPECT_EQ(streams[name], 40) << name;
+  EXPECT_EQ(streams, (std::map<std::string, int>{{"llama2", 40}, {"gemma", 40}, {"normalized", 1}}));
 }
 
 // Hugging Face's tokenizers writes U+FFFD for all bytes of a row that is no text as a whole; here the character is
@@ -206,6 +206,10 @@ TEST(TokenizerFile, RefusesOtherKinds) {
        "/pre_tokenizer",
        {{"type", "Split"}, {"pattern", {{"Regex", " "}}}},
        "'pattern' is {\"Regex\":\" \"}, expected {\"String\":\" \"}"},
+      {"llama2",
+       "/pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"invert", true}},
+       "'invert' is true, expected false"},
       {"first", "/pre_tokenizer/split", true, "'split' is true, expected false"},
       {"first", "/pre_tokenizer/split", nullptr, "'split' is true, expected false"},
       {"first", "/pre_tokenizer/replacement", "_", "'replacement' is \"_\", expected \"\xE2\x96\x81\""},
@@ -224,6 +228,7 @@ TEST(TokenizerFile, RefusesOtherKinds) {
       {"llama2", "/decoder/decoders", nlohmann::json::array(), "'decoder' has no \"Replace\""},
       {"llama2", "/decoder/decoders/1/type", "Fuse", "'decoder' is \"Fuse\", expected \"ByteFallback\" in this place"},
       {"llama2", "/decoder/decoders/3/start", 2, "'start' is 2, expected 1"},
+      {"llama2", "/decoder/decoders/3/stop", 1, "'stop' is 1, expected 0"},
       {"llama2", "/decoder/decoders/4", {{"type", "Fuse"}}, "'decoder' is \"Fuse\", expected nothing behind \"Strip\""},
       {"llama3", "/pre_tokenizer/pretokenizers/0/behavior", "Removed",
        "'behavior' is \"Removed\", expected \"Isolated\""},

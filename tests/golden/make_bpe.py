@@ -68,7 +68,8 @@ METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first
 BLANKS = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 PARTS = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
 NORMALIZED = [{"id": i, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
-               "normalized": True, "special": i < 3} for i, content in [(1, "<s>"), (2, "</s>"), (3 + 0x0A, "<0x0A>")]]
+               "normalized": True, "special": i < 3} for i, content in
+              [(1, "<s>"), (2, "</s>"), (3 + 0x0A, "<0x0A>"), (480, "w▁x")]]
 
 # Merge patches (RFC 7396) of llama2.json.
 VARIANTS = {
@@ -88,7 +89,7 @@ VARIANTS = {
 HARD = [
     "▁", "▁a", "a▁b", " ▁ ", "a  b   c    d", "<s>", "<s>the", "<s> the", "the<s>the", "the <s> the </s>", "</s></s>the", " <s>",
     "<unk> the", "<0x0A>", "the <0x41>", "\n\n\n", "\tthe\n the\r\n", "a\u0000b\u0007\u001b[0m\u007f", "日本語 the 日本",
-    "👩‍👩‍👧 the👍🏽 🇩🇪", "é e\u0301 ﬁ", "\uffff\U0010ffff\ufffd", "𝔘𝔫𝔦\u00a0\u3000", "aéあaa日éa👍👍日日a\n日\n", "the end</s>",
+    "👩‍👩‍👧 the👍🏽 🇩🇪", "é e\u0301 ﬁ", "\uffff\U0010ffff\ufffd", "𝔘𝔫𝔦\u00a0\u3000", "aéあaa日éa👍👍日日a\n日\n", "the end</s>", "w x w▁x",
 ]
 
 
@@ -97,7 +98,7 @@ def make_characters():
     base = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     base.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     base.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # no token spans words
-    trainer = trainers.BpeTrainer(vocab_size=480, limit_alphabet=64, special_tokens=FIRST + BYTES, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=FIRST + BYTES, show_progress=False)
     base.train_from_iterator([(ROOT / "LICENSE").read_text()] * 2 + [" é"] * 9, trainer)
     base.pre_tokenizer = None
     base.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
@@ -164,8 +165,8 @@ def characters():
             ids = tokenizer.encode(text).ids
             lines += ["case " + name, ("text text " + spelled(text)).rstrip(),
                       " ".join(["tensor ids 1", str(len(ids))] + [str(i) for i in ids]), "end"]
-        for _ in range(40 if name in ("llama2", "gemma") else 0):
-            ids = random_ids(draw, changed)
+        sequences = [random_ids(draw, changed) for _ in range(40 if name in ("llama2", "gemma") else 0)]
+        for ids in sequences + ([[480, 13, 480, 322, 480]] if name == "normalized" else []):
             lines += ["case " + name, ("text decoded " + spelled(tokenizer.decode(ids))).rstrip(),
                       " ".join(["tensor ids 1", str(len(ids))] + [str(i) for i in ids]), "end"]
     (HERE / "bpe_characters.txt").write_text("\n".join(lines) + "\n")
