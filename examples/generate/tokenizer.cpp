@@ -8,6 +8,7 @@
 #include <memory>
 #include <queue>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <utility>
 

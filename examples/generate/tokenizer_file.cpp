@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <optional>
+#include <system_error>
 
 #include <utf8proc.h>
 
