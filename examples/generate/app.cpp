@@ -133,7 +133,7 @@ void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal
   const CacheOptions cache = cache_options(o, prompt.size(), tokens);
   const std::unique_ptr<Text> text = model->begin(cache);
 
-  TextStream stream(out);
+  TextStream stream(out, o.prompt.empty() && tokenizer.strips_blank());
   const auto progress = [&](std::size_t read) {
     const bool all = read == prompt.size();
     if (terminal && prompt.size() > static_cast<std::size_t>(cache.chunk))

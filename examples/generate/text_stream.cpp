@@ -2,6 +2,7 @@
 #include "text_stream.hpp"
 
 #include <cstddef>
+#include <utility>
 
 #include <utf8proc.h>
 
@@ -28,6 +29,7 @@ bool may_become_character(std::string_view bytes) {
 void TextStream::write(std::string_view bytes) {
   waiting_ += bytes;
   std::string_view rest = waiting_;
+  if (!rest.empty() && std::exchange(strips_blank_, false) && rest.front() == ' ') rest.remove_prefix(1);
   while (!rest.empty()) {
     utf8proc_int32_t c = 0;
     const auto read = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(rest.data()),
@@ -43,8 +45,8 @@ void TextStream::write(std::string_view bytes) {
 }
 
 void TextStream::finish() {
-  if (!waiting_.empty()) out_ << kReplacement << std::flush;
-  waiting_.clear();
+  for (; !waiting_.empty(); waiting_.pop_back()) out_ << kReplacement;
+  out_ << std::flush;
 }
 
 }  // namespace generate

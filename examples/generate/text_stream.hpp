@@ -12,15 +12,17 @@ namespace generate {
 /// but for tabs and line breaks, are written as U+FFFD, so that no model can command a terminal.
 class TextStream {
  public:
-  explicit TextStream(std::ostream& out) : out_(out) {}
+  /// The text may begin with a blank that is not written.
+  explicit TextStream(std::ostream& out, bool strips_blank = false) : out_(out), strips_blank_(strips_blank) {}
 
   /// Writes the characters that these bytes complete.
   void write(std::string_view bytes);
-  /// Nothing more comes: bytes that wait are no character.
+  /// Nothing more comes: bytes that wait are no character, and each is written as U+FFFD.
   void finish();
 
  private:
   std::ostream& out_;
+  bool strips_blank_;
   std::string waiting_;
 };
 

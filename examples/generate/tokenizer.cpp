@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tokenizer.hpp"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <queue>
 #include <stdexcept>
+#include <string>
 #include <tuple>
+#include <utility>
 
 #include <utf8proc.h>
-
-#include "tokenizer_file.hpp"
 
 namespace generate {
 namespace {
@@ -28,42 +31,33 @@ std::string composed(std::string_view text) {
   return {reinterpret_cast<const char*>(out), static_cast<std::size_t>(size)};
 }
 
-}  // namespace
-
-Tokenizer::Tokenizer() {
-  for (int byte = 0; byte < 256; ++byte) {
-    tokens_.emplace_back(1, static_cast<char>(byte));
-    ids_.emplace(tokens_.back(), byte);
+/// Up to the next added token a text is a piece; the token itself is one id, the longest of those that begin there.
+template <class F>
+void cut(std::string_view text, const TokenizerFile::Added& added, std::vector<int>& ids, const F& append_piece) {
+  while (!text.empty()) {
+    std::size_t begin = text.size(), length = 0;
+    int token = 0;
+    for (const auto& [content, id] : added) {
+      const std::size_t at = text.find(content);
+      if (at < begin || (at == begin && content.size() > length && at < text.size()))
+        begin = at, length = content.size(), token = id;
+    }
+    if (begin > 0) append_piece(text.substr(0, begin));
+    if (length > 0) ids.push_back(token);
+    text.remove_prefix(begin + length);
   }
 }
 
-Tokenizer::Tokenizer(const std::filesystem::path& tokenizer_json) {
-  TokenizerFile file(tokenizer_json);
-  tokens_ = std::move(file.tokens);
-  added_ = std::move(file.added);
-  prefix_ = std::move(file.prefix);
-  suffix_ = std::move(file.suffix);
-  split_ = file.split;
-  nfc_ = file.nfc;
-  whole_words_ = file.whole_words;
+}  // namespace
 
-  for (std::size_t id = 0; id < tokens_.size(); ++id)
-    if (!tokens_[id].empty()) ids_.emplace(tokens_[id], static_cast<int>(id));
-  for (const auto& [left, right] : file.merges) {
-    const int rank = static_cast<int>(merges_.size());
-    const std::string both = tokens_[static_cast<std::size_t>(left)] + tokens_[static_cast<std::size_t>(right)];
-    merges_.emplace(pair_key(left, right), Merge{rank, ids_.find(both)->second});
-  }
-  for (const auto& [content, id] : added_) {
-    const auto i = static_cast<std::size_t>(id);
-    if (tokens_.size() <= i) tokens_.resize(i + 1);
-    tokens_[i] = content;
-  }
+Tokenizer::Tokenizer(const std::filesystem::path& tokenizer_json) : file_(tokenizer_json) {
+  for (const auto& [left, right, both] : file_.merges)
+    merges_.emplace(pair_key(left, right), Merge{static_cast<int>(merges_.size()), both});
 }
 
 std::string_view Tokenizer::bytes(int id) const {
   if (id < 0 || id >= size()) return {};
-  return tokens_[static_cast<std::size_t>(id)];
+  return file_.tokens[static_cast<std::size_t>(id)];
 }
 
 const Tokenizer::Merge* Tokenizer::merge_of(int left, int right) const {
@@ -72,42 +66,72 @@ const Tokenizer::Merge* Tokenizer::merge_of(int left, int right) const {
 }
 
 std::vector<int> Tokenizer::encode(std::string_view text) const {
-  std::vector<int> ids = prefix_;
-  while (!text.empty()) {
-    // Up to the next added token the text is words; the token itself is one id, the longest of those that begin there.
-    std::size_t begin = text.size(), length = 0;
-    int token = 0;
-    for (const auto& [content, id] : added_) {
-      const std::size_t at = text.find(content);
-      if (at < begin || (at == begin && content.size() > length && at < text.size()))
-        begin = at, length = content.size(), token = id;
-    }
-    append_text(text.substr(0, begin), ids);
-    if (length > 0) ids.push_back(token);
-    text.remove_prefix(begin + length);
-  }
-  ids.insert(ids.end(), suffix_.begin(), suffix_.end());
+  std::vector<int> ids = file_.prefix;
+  cut(text, file_.added, ids, [&](std::string_view piece) {
+    const std::string normal = file_.nfc ? composed(piece) : normalized_by(file_, piece);
+    cut(normal, file_.normalized, ids, [&](std::string_view part) {
+      append_text(part, piece.data() == text.data() && part.data() == normal.data(), ids);
+    });
+  });
+  ids.insert(ids.end(), file_.suffix.begin(), file_.suffix.end());
   return ids;
 }
 
-void Tokenizer::append_text(std::string_view text, std::vector<int>& ids) const {
-  const std::string in_nfc = nfc_ ? composed(text) : std::string();
-  for (const std::string_view word : split_words(nfc_ ? in_nfc : text, split_)) append_word(word, ids);
+void Tokenizer::append_text(std::string_view text, bool first, std::vector<int>& ids) const {
+  if (file_.blanks != Blanks::by_pre_tokenizer) {
+    for (const std::string_view word : split_words(text, file_.split)) append_word(word, ids);
+    return;
+  }
+  std::string word = replaced(text, " ", kBlank);
+  const bool leads = file_.lead == Lead::pieces || (file_.lead == Lead::first_piece && first);
+  if (leads && !word.starts_with(kBlank)) word.insert(0, kBlank);
+  append_word(word, ids);
+}
+
+/// A character that is no token is the tokens of its bytes. Where one of those is missing it is unknown, and the tokens
+/// of known bytes that follow come before it, as Hugging Face's do.
+std::vector<int> Tokenizer::characters_of(std::string_view word) const {
+  std::vector<int> ids;
+  bool unknown = false;
+  const auto byte_token = [&](char byte) { return file_.bytes[static_cast<unsigned char>(byte)]; };
+  while (!word.empty()) {
+    utf8proc_int32_t c = 0;
+    const auto read = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(word.data()),
+                                       static_cast<utf8proc_ssize_t>(word.size()), &c);
+    const std::string_view character = word.substr(0, read > 0 ? static_cast<std::size_t>(read) : 1);
+    word.remove_prefix(character.size());
+    if (const auto found = file_.ids.find(character); found != file_.ids.end()) {
+      if (std::exchange(unknown, false)) ids.push_back(file_.unknown);
+      ids.push_back(found->second);
+    } else if (std::all_of(character.begin(), character.end(), [&](char b) { return byte_token(b) >= 0; })) {
+      for (const char byte : character) ids.push_back(byte_token(byte));
+    } else if (std::exchange(unknown, true) && !file_.fuse_unknown) {
+      ids.push_back(file_.unknown);
+    }
+  }
+  if (unknown) ids.push_back(file_.unknown);
+  return ids;
 }
 
 void Tokenizer::append_word(std::string_view word, std::vector<int>& ids) const {
-  if (whole_words_)
-    if (const auto whole = ids_.find(word); whole != ids_.end()) return ids.push_back(whole->second);
+  if (file_.whole_words)
+    if (const auto whole = file_.ids.find(word); whole != file_.ids.end()) return ids.push_back(whole->second);
 
   // Tokens in a list; a merge lengthens the left one and takes the right one out.
   struct Symbol {
     int token, left, right;
   };
-  const int size = static_cast<int>(word.size());
   std::vector<Symbol> symbols;
   symbols.reserve(word.size());
-  for (int i = 0; i < size; ++i)
-    symbols.push_back({ids_.find(word.substr(static_cast<std::size_t>(i), 1))->second, i - 1, i + 1});
+  const auto append = [&](int token) {
+    const int i = static_cast<int>(symbols.size());
+    symbols.push_back({token, i - 1, i + 1});
+  };
+  if (file_.characters)
+    for (const int token : characters_of(word)) append(token);
+  else
+    for (std::size_t i = 0; i < word.size(); ++i) append(file_.ids.find(word.substr(i, 1))->second);
+  const int size = static_cast<int>(symbols.size());
   const auto at = [&](int i) -> Symbol& { return symbols[static_cast<std::size_t>(i)]; };
 
   // Pairs that may merge: rank, place, and the token they were going to be, by which those that have changed are known.

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tokenizer_file.hpp"
 
-#include <array>
-#include <cstddef>
+#include <charconv>
 #include <optional>
-#include <string_view>
-#include <unordered_map>
+#include <system_error>
 
 #include <utf8proc.h>
 
@@ -50,6 +48,21 @@ std::optional<std::string> bytes_of(std::string_view spelled) {
   return bytes;
 }
 
+/// The byte that "<0x0A>" names; nothing for any other token.
+std::optional<char> named_byte(std::string_view spelled) {
+  if (spelled.size() != 6 || !spelled.starts_with("<0x") || !spelled.ends_with('>')) return {};
+  unsigned char byte = 0;
+  const auto [end, error] = std::from_chars(spelled.data() + 3, spelled.data() + 5, byte, 16);
+  if (error != std::errc() || end != spelled.data() + 5) return {};
+  return static_cast<char>(byte);
+}
+
+std::string name_of(int byte) {
+  constexpr std::string_view digits = "0123456789ABCDEF";
+  const auto b = static_cast<std::size_t>(byte);
+  return {'<', '0', 'x', digits[b / 16], digits[b % 16], '>'};
+}
+
 /// Reads the members of the file into a TokenizerFile, one function each.
 class Reader {
  public:
@@ -58,9 +71,14 @@ class Reader {
   void read() {
     const Json& model = object(file_.find("model"), "model");
     read_model(model);
+    if (into_.characters) {
+      read_blanks();
+      read_decoder();
+    } else {
+      read_normalizer();
+      read_pre_tokenizer();
+    }
     read_added();
-    read_normalizer();
-    read_pre_tokenizer();
     if (const Json* const processor = file_.find("post_processor")) read_post_processor(*processor);
   }
 
@@ -86,6 +104,15 @@ class Reader {
     const Json* const value = find(in, key);
     if (value != nullptr && *value != supported) file_.refuse(key, *value, supported.dump());
   }
+  /// A member that is one of a kind, or a sequence of them.
+  Json parts(const Json& outer, const char* inner) const {
+    return text(outer, "type") == "Sequence" ? list(find(outer, inner), inner) : Json::array({outer});
+  }
+  bool flag(const Json& in, const char* key) const {
+    const Json* const value = find(in, key);
+    if (value != nullptr && !value->is_boolean()) file_.refuse(key, *value, "true or false");
+    return value != nullptr && value->get<bool>();
+  }
   int id_of(const Json& value, const std::string& token) const {
     const int id = file_.positive_of(value, token.c_str(), 0);
     if (id >= kMostTokens) file_.fail("token " + std::to_string(id) + " is beyond " + std::to_string(kMostTokens));
@@ -95,21 +122,48 @@ class Reader {
   void read_model(const Json& model) {
     const Json* const type = find(model, "type");  // files of 2020, such as GPT-2's, have none
     if (type != nullptr && *type != "BPE") file_.refuse("model.type", *type, "\"BPE\"");
-    only(model, "byte_fallback", false);
     only(model, "continuing_subword_prefix", "");
     only(model, "end_of_word_suffix", "");
     only(model, "dropout", 0.0);
-    const Json* const whole = find(model, "ignore_merges");
-    into_.whole_words = whole != nullptr && *whole == true;
+    into_.whole_words = flag(model, "ignore_merges");
+    into_.characters = flag(model, "byte_fallback");
 
-    for (const auto& [spelled, id] : object(find(model, "vocab"), "vocab").items()) {
-      const auto bytes = bytes_of(spelled);
-      if (bytes) put(id_of(id, spelled), *bytes);
+    for (const auto& [spelled, id] : object(find(model, "vocab"), "vocab").items())
+      if (const auto found = found_as(spelled)) put(id_of(id, spelled), *found, written_as(*found));
+    if (into_.characters) {
+      read_fallback(model);
+    } else {
+      for (int byte = 0; byte < 256; ++byte)
+        if (!into_.ids.contains(std::string(1, static_cast<char>(byte))))
+          file_.fail("'vocab' has no token for byte " + std::to_string(byte) + ", so it is not a byte-level one");
     }
-    for (int byte = 0; byte < 256; ++byte)
-      if (!ids_.contains(std::string(1, static_cast<char>(byte))))
-        file_.fail("'vocab' has no token for byte " + std::to_string(byte) + ", so it is not a byte-level one");
     for (const Json& merge : list(find(model, "merges"), "merges")) read_merge(merge);
+  }
+
+  /// Of a token of the vocabulary: as it is found in a text, and as it is written.
+  std::optional<std::string> found_as(const std::string& spelled) const {
+    return into_.characters ? std::optional(spelled) : bytes_of(spelled);
+  }
+  std::string written_as(const std::string& found) const {
+    if (!into_.characters) return found;
+    const auto byte = named_byte(found);
+    return byte ? std::string(1, *byte) : replaced(found, kBlank, " ");
+  }
+
+  /// The tokens of characters that are none: of their bytes, or the unknown one.
+  void read_fallback(const Json& model) {
+    into_.fuse_unknown = flag(model, "fuse_unk");
+    if (const Json* const name = find(model, "unk_token")) {
+      const auto found = into_.ids.find(file_.text_of(*name, "unk_token"));
+      if (found == into_.ids.end()) file_.refuse("unk_token", *name, "a token of 'vocab'");
+      into_.unknown = found->second;
+    }
+    for (int byte = 0; byte < 256; ++byte) {
+      const auto found = into_.ids.find(name_of(byte));
+      if (found == into_.ids.end() && into_.unknown < 0)
+        file_.fail("'vocab' has no token '" + name_of(byte) + "' and there is no 'unk_token'");
+      into_.bytes[static_cast<std::size_t>(byte)] = found == into_.ids.end() ? -1 : found->second;
+    }
   }
 
   /// "Ġ t", or ["Ġ", "t"] in newer files.
@@ -124,10 +178,16 @@ class Reader {
       left = both.substr(0, blank);
       right = blank == both.npos ? "" : both.substr(blank + 1);
     }
-    const auto a = bytes_of(left), b = bytes_of(right);
-    if (!a || !b || !ids_.contains(*a) || !ids_.contains(*b) || !ids_.contains(*a + *b))
+    const auto a = found_as(left), b = found_as(right);
+    const auto id = [&](const std::string& found) {
+      const auto at = into_.ids.find(found);
+      return at == into_.ids.end() ? -1 : at->second;
+    };
+    const TokenizerFile::Merge ids =
+        a && b ? TokenizerFile::Merge{id(*a), id(*b), id(*a + *b)} : TokenizerFile::Merge{-1, -1, -1};
+    if (ids.left < 0 || ids.right < 0 || ids.both < 0)
       file_.refuse("merges", merge, "two tokens of 'vocab' that are one together");
-    into_.merges.emplace_back(ids_.at(*a), ids_.at(*b));
+    into_.merges.push_back(ids);
   }
 
   void read_added() {
@@ -140,8 +200,17 @@ class Reader {
       const Json* const id = find(token, "id");
       if (id == nullptr) file_.fail("the added token '" + content + "' has no 'id'");
       if (content.empty()) file_.refuse("content", content, "a text that is not empty");
-      into_.added.emplace_back(content, id_of(*id, content));
+      add(content, id_of(*id, content), flag(token, "normalized"));
     }
+  }
+
+  void add(const std::string& content, int id, bool normalized) {
+    const auto i = static_cast<std::size_t>(id);
+    if (into_.tokens.size() <= i) into_.tokens.resize(i + 1);
+    const bool second = normalized && into_.characters;
+    const std::string found = second ? normalized_by(into_, content) : content;
+    into_.tokens[i] = written_as(found);
+    (second ? into_.normalized : into_.added).emplace_back(found, id);
   }
 
   void read_normalizer() {
@@ -152,13 +221,88 @@ class Reader {
     into_.nfc = true;
   }
 
+  /// What spells blanks as ▁: a normalizer, or in newer files the pre-tokenizer.
+  void read_blanks() {
+    const Json* const normalizer = file_.find("normalizer");
+    const Json* const pre_tokenizer = file_.find("pre_tokenizer");
+    const std::string type = pre_tokenizer == nullptr ? "" : text(object(pre_tokenizer, "pre_tokenizer"), "type");
+    if (type == "Metaspace") {
+      if (normalizer != nullptr)
+        file_.refuse("normalizer", text(object(normalizer, "normalizer"), "type"), "none beside \"Metaspace\"");
+      return read_metaspace(*pre_tokenizer);
+    }
+    if (type == "Split") {  // Gemma's cuts at blanks, of which the normalizer leaves none
+      if (const Json& pattern = object(find(*pre_tokenizer, "pattern"), "pattern"); pattern != Json{{"String", " "}})
+        file_.refuse("pattern", pattern, "{\"String\":\" \"}");
+      only(*pre_tokenizer, "invert", false);
+    } else if (pre_tokenizer != nullptr) {
+      file_.refuse("pre_tokenizer", type, "\"Metaspace\", \"Split\" or none, as 'byte_fallback' is true");
+    }
+
+    into_.blanks = Blanks::by_normalizer;
+    bool replaces = false;
+    for (const Json& part : parts(object(normalizer, "normalizer"), "normalizers")) {
+      const std::string does = text(object(&part, "normalizers"), "type");
+      if (does == "Prepend" && into_.lead == Lead::none && !replaces) {
+        only(part, "prepend", kBlank);
+        into_.lead = Lead::pieces;
+      } else if (does == "Replace" && !replaces) {
+        read_replace(part, " ", kBlank);
+        replaces = true;
+      } else {
+        file_.refuse("normalizer", does, "\"Prepend\" and \"Replace\", or \"Replace\" alone");
+      }
+    }
+    if (!replaces) file_.fail("'normalizer' has no \"Replace\"");
+  }
+
+  void read_metaspace(const Json& metaspace) {
+    into_.blanks = Blanks::by_pre_tokenizer;
+    only(metaspace, "replacement", kBlank);
+    if (const Json* const split = find(metaspace, "split"); split == nullptr || *split != false)
+      file_.refuse("split", split == nullptr ? Json(true) : *split, "false");
+    const Json* const scheme = find(metaspace, "prepend_scheme");
+    if (scheme == nullptr || *scheme == "always")
+      into_.lead = Lead::pieces;
+    else if (*scheme == "first")
+      into_.lead = Lead::first_piece;
+    else if (*scheme != "never")
+      file_.refuse("prepend_scheme", *scheme, "\"always\", \"first\" or \"never\"");
+  }
+
+  void read_replace(const Json& part, std::string_view a, std::string_view b) const {
+    const Json wanted{{"String", a}};
+    if (const Json& pattern = object(find(part, "pattern"), "pattern"); pattern != wanted)
+      file_.refuse("pattern", pattern, wanted.dump());
+    if (const std::string content = text(part, "content"); content != b)
+      file_.refuse("content", content, Json(b).dump());
+  }
+
+  /// What a text is made of tokens by. Only whether it begins with a blank differs.
+  void read_decoder() {
+    static constexpr const char* types[]{"Replace", "ByteFallback", "Fuse", "Strip"};
+    std::size_t next = 0;
+    for (const Json& part : parts(object(file_.find("decoder"), "decoder"), "decoders")) {
+      const std::string type = text(object(&part, "decoders"), "type");
+      if (next == std::size(types)) file_.refuse("decoder", type, "nothing behind \"Strip\"");
+      if (type != types[next]) file_.refuse("decoder", type, Json(types[next]).dump() + " in this place");
+      if (next == 0) read_replace(part, kBlank, " ");
+      if (next == 3) {
+        only(part, "content", " ");
+        only(part, "start", 1);
+        only(part, "stop", 0);
+        into_.strips_blank = true;
+      }
+      ++next;
+    }
+    if (next < 3) file_.fail("'decoder' has no " + Json(types[next]).dump());
+  }
+
   /// GPT-2's ByteLevel cuts by its own pattern; later ones are a Split by a pattern and a ByteLevel that does not cut.
   void read_pre_tokenizer() {
     const Json& outer = object(file_.find("pre_tokenizer"), "pre_tokenizer");
-    const bool sequence = text(outer, "type") == "Sequence";
-    const Json parts = sequence ? list(find(outer, "pretokenizers"), "pretokenizers") : Json::array({outer});
     bool byte_level = false;
-    for (const Json& part : parts) {
+    for (const Json& part : parts(outer, "pretokenizers")) {
       const std::string type = text(object(&part, "pretokenizers"), "type");
       if (byte_level) file_.refuse("pre_tokenizer", type, "nothing behind \"ByteLevel\"");
       if (type == "ByteLevel") {
@@ -208,22 +352,42 @@ class Reader {
     }
   }
 
-  void put(int id, const std::string& bytes) {
-    if (bytes.empty()) return;
+  void put(int id, const std::string& found, const std::string& written) {
+    if (found.empty()) return;
     const auto i = static_cast<std::size_t>(id);
     if (into_.tokens.size() <= i) into_.tokens.resize(i + 1);
     if (!into_.tokens[i].empty()) file_.fail("'vocab' has two tokens with the id " + std::to_string(id));
-    into_.tokens[i] = bytes;
-    ids_.emplace(bytes, id);
+    into_.tokens[i] = written;
+    into_.ids.emplace(found, id);
   }
 
   mha::ConfigFile file_;
   TokenizerFile& into_;
-  std::unordered_map<std::string, int> ids_;  // by bytes
 };
 
 }  // namespace
 
+TokenizerFile::TokenizerFile() {
+  for (int byte = 0; byte < 256; ++byte) {
+    tokens.emplace_back(1, static_cast<char>(byte));
+    ids.emplace(tokens.back(), byte);
+  }
+}
+
 TokenizerFile::TokenizerFile(const std::filesystem::path& path) { Reader(path, *this).read(); }
+
+std::string normalized_by(const TokenizerFile& file, std::string_view text) {
+  if (file.blanks != Blanks::by_normalizer) return std::string(text);
+  return std::string(file.lead == Lead::none ? "" : kBlank) + replaced(text, " ", kBlank);
+}
+
+std::string replaced(std::string_view text, std::string_view a, std::string_view b) {
+  std::string out;
+  for (std::size_t at = text.find(a); at != text.npos; at = text.find(a)) {
+    out.append(text.substr(0, at)).append(b);
+    text.remove_prefix(at + a.size());
+  }
+  return out.append(text);
+}
 
 }  // namespace generate

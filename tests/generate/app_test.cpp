@@ -185,6 +185,43 @@ TEST_F(OtherModel, RefusesATokenizerOfAnotherVocabulary) {
             "generate: tokenizer.json has token 502, but the model's vocabulary is 256\n");
 }
 
+// Every token begins with a blank, which is not written where the text begins with it.
+TEST_F(OtherModel, WritesTokensOverCharacters) {
+  const std::string blank = "\xE2\x96\x81";
+  nlohmann::json vocabulary{{"<unk>", 0}, {"<s>", 1}, {blank + "x", 2}, {blank, 3}, {"x", 4}};
+  for (int id = 5; id < 256; ++id) vocabulary[blank + std::to_string(id)] = id;
+  const nlohmann::json replace{{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", blank}},
+      back{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}},
+      steps{back,
+            {{"type", "ByteFallback"}},
+            {{"type", "Fuse"}},
+            {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}},
+      prepend{{"type", "Prepend"}, {"prepend", blank}}, begin{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}},
+      text{{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const nlohmann::json file{
+      {"model",
+       {{"type", "BPE"},
+        {"byte_fallback", true},
+        {"unk_token", "<unk>"},
+        {"vocab", vocabulary},
+        {"merges", nlohmann::json::array({blank + " x"})}}},
+      {"normalizer", {{"type", "Sequence"}, {"normalizers", nlohmann::json::array({prepend, replace})}}},
+      {"decoder", {{"type", "Sequence"}, {"decoders", steps}}},
+      {"post_processor",
+       {{"type", "TemplateProcessing"},
+        {"single", nlohmann::json::array({begin, text})},
+        {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {1}}}}}}}}};
+  scratch.write("tokenizer.json", file.dump());
+  const Result empty = with("mha_random_weights", false, {"-p", "", "-n", "8"});
+  EXPECT_EQ(empty.log.find("prompt 1 token, "), 0u) << empty.log;
+  EXPECT_NE(empty.out.front(), ' ') << empty.out;
+  EXPECT_EQ(std::count(empty.out.begin(), empty.out.end(), ' '), 7) << empty.out;
+  const Result x = with("mha_random_weights", false, {"-p", "x", "-n", "8"});
+  EXPECT_EQ(x.log.find("prompt 2 tokens, "), 0u) << x.log;
+  EXPECT_EQ(x.out.find("x "), 0u) << x.out;
+  EXPECT_EQ(std::count(x.out.begin(), x.out.end(), ' '), 8) << x.out;
+}
+
 TEST_F(OtherModel, StopsAtItsEnd) {
   const Result whole = with("eos_token_id", nullptr, {"-n", "50"});
   ASSERT_NE(whole.log.find("generated 50 tokens"), std::string::npos);

@@ -47,13 +47,27 @@ TEST(TextStream, ReplacesWhatIsNoText) {
                     "b"),
             "a"s + kNone + "b");
   EXPECT_EQ(written("\x80"), kNone);
-  EXPECT_EQ(written("\xE2\x82"), kNone);  // cut short
+  EXPECT_EQ(written("\xE2\x82"), ""s + kNone + kNone);  // cut short
   EXPECT_EQ(written("\xE2\x82"
                     "a"),
             ""s + kNone + kNone + "a");
   EXPECT_EQ(written("\xC0\xAF"), ""s + kNone + kNone);                          // longer than it need be
   EXPECT_EQ(written("\xED\xA0\x80"), ""s + kNone + kNone + kNone);              // half of a surrogate pair
   EXPECT_EQ(written("\xF4\x90\x80\x80"), ""s + kNone + kNone + kNone + kNone);  // beyond U+10FFFF
+}
+
+TEST(TextStream, StripsOneBlankAtTheBeginning) {
+  const auto stripped = [](std::string_view first, std::string_view second) {
+    std::ostringstream out;
+    generate::TextStream stream(out, true);
+    for (const std::string_view bytes : {first, std::string_view(), second}) stream.write(bytes);
+    stream.finish();
+    return out.str();
+  };
+  EXPECT_EQ(stripped(" ", " a"), " a");
+  EXPECT_EQ(stripped("", " a b"), "a b");
+  EXPECT_EQ(stripped("a", " b"), "a b");
+  EXPECT_EQ(stripped("\xC3", " b"), ""s + kNone + " b");
 }
 
 TEST(TextStream, LetsNoControlCharacterThrough) {

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 
 #include "golden.hpp"
 #include "scratch.hpp"
+#include "text_stream.hpp"
 
 namespace {
 
@@ -39,6 +41,78 @@ TEST(Tokenizer, MakesTheIdsOfHuggingFaces) {
     ++cases[c.name];
   }
   for (const char* name : {"gpt2", "llama3", "qwen2"}) EXPECT_GT(cases[name], 70) << name;
+}
+
+/// What a stream writes of tokens.
+std::string streamed(const Tokenizer& tokenizer, const std::vector<int>& ids) {
+  std::ostringstream out;
+  generate::TextStream stream(out, tokenizer.strips_blank());
+  for (const int id : ids) stream.write(tokenizer.bytes(id));
+  stream.finish();
+  return out.str();
+}
+
+TEST(TokenizerOverCharacters, MakesTheIdsAndTextsOfHuggingFaces) {
+  const mha_test::Scratch scratch;
+  std::map<std::string, Tokenizer> variants;
+  std::map<std::string, int> texts, streams;
+  for (const golden::Case& c : golden::read(fs::path(MHA_GOLDEN_DIR) / "bpe_characters.txt")) {
+    if (c.name == "variant") {
+      nlohmann::json file;
+      std::ifstream(file_of("llama2")) >> file;
+      file.merge_patch(nlohmann::json::parse(c.text("change")));
+      variants.emplace(c.text("name"), Tokenizer(scratch.write("tokenizer.json", file.dump())));
+      continue;
+    }
+    const auto& stored = c.tensor("ids").values;
+    const std::vector<int> ids(stored.begin(), stored.end());
+    if (c.has("text")) {
+      EXPECT_EQ(variants.at(c.name).encode(c.text("text")), ids) << c.name << ": '" << c.text("text") << "'";
+      ++texts[c.name];
+    } else {
+      EXPECT_EQ(streamed(variants.at(c.name), ids), c.text("decoded")) << c.name;
+      ++streams[c.name];
+    }
+  }
+  EXPECT_EQ(texts.size(), 9u);
+  for (const auto& [name, count] : texts) EXPECT_GT(count, 20) << name;
+  EXPECT_EQ(streams, (std::map<std::string, int>{{"llama2", 40}, {"gemma", 40}, {"normalized", 1}}));
+}
+
+// Hugging Face's tokenizers writes U+FFFD for all bytes of a row that is no text as a whole; here the character is
+// written before it is known that the row ends badly.
+TEST(TokenizerOverCharacters, StreamsCharactersOfBytesAsTheyAreComplete) {
+  const Tokenizer tokenizer(file_of("llama2"));
+  std::ostringstream out;
+  generate::TextStream stream(out);
+  const auto write = [&](int byte) { stream.write(tokenizer.bytes(3 + byte)); };
+  for (const int byte : {0xE6, 0x97}) write(byte);
+  EXPECT_EQ(out.str(), "");
+  write(0xA5);
+  EXPECT_EQ(out.str(), "\xE6\x97\xA5");
+  write(0xFF);
+  EXPECT_EQ(out.str(), "\xE6\x97\xA5\xEF\xBF\xBD");
+}
+
+// Bytes that are not UTF-8 too; <s> goes before the text, and the blank of the first word.
+TEST(TokenizerOverCharacters, TokensAreTheBytesOfTheText) {
+  const Tokenizer tokenizer(file_of("llama2"));
+  std::mt19937 draw(2);
+  for (int n = 0; n < 50; ++n) {
+    std::string text(1 + draw() % 40, ' ');
+    for (char& c : text) c = static_cast<char>(draw() % 3 == 0 ? draw() % 256 : 'a' + draw() % 5);
+    EXPECT_EQ(decoded(tokenizer, tokenizer.encode(text)), "<s> " + text);
+  }
+}
+
+// The whole text is one word.
+TEST(TokenizerOverCharacters, MergesLongTexts) {
+  const Tokenizer tokenizer(file_of("llama2"));
+  std::string text;
+  while (text.size() < 100'000) text += "the attention of derivative works, \xE6\x97\xA5 ";
+  const std::vector<int> ids = tokenizer.encode(text);
+  EXPECT_LT(ids.size(), text.size() / 2);
+  EXPECT_EQ(decoded(tokenizer, ids), "<s> " + text);
 }
 
 // Whatever bytes they are: no text is lost, but that Qwen's are composed first.
@@ -99,7 +173,8 @@ TEST(TokenizerFile, RefusesOtherKinds) {
   };
   const Change changes[]{
       {"gpt2", "/model/type", "Unigram", "'model.type' is \"Unigram\", expected \"BPE\""},
-      {"gpt2", "/model/byte_fallback", true, "'byte_fallback' is true, expected false"},
+      {"gpt2", "/model/byte_fallback", true, "'vocab' has no token '<0x00>' and there is no 'unk_token'"},
+      {"gpt2", "/model/byte_fallback", 1, "'byte_fallback' is 1, expected true or false"},
       {"gpt2", "/model/end_of_word_suffix", "</w>", "'end_of_word_suffix' is \"</w>\", expected \"\""},
       {"gpt2", "/model/dropout", 0.1, "'dropout' is 0.1, expected 0.0"},
       {"gpt2", "/model/vocab", {{"a", 0}}, "'vocab' has no token for byte 0, so it is not a byte-level one"},
@@ -116,6 +191,45 @@ TEST(TokenizerFile, RefusesOtherKinds) {
       {"gpt2", "/pre_tokenizer", nullptr, "there is no 'pre_tokenizer'"},
       {"llama3", "/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\w+",
        "expected the one of GPT-2, LLaMA 3 or Qwen 2"},
+      {"llama2", "/model/byte_fallback", false, "'vocab' has no token for byte 0, so it is not a byte-level one"},
+      {"llama2", "/model/unk_token", "<none>", "'unk_token' is \"<none>\", expected a token of 'vocab'"},
+      {"llama2", "/model/merges/0", "t qqq", "expected two tokens of 'vocab' that are one together"},
+      {"llama2",
+       "/pre_tokenizer",
+       {{"type", "ByteLevel"}},
+       "'pre_tokenizer' is \"ByteLevel\", expected \"Metaspace\", \"Split\" or none, as 'byte_fallback' is true"},
+      {"llama2",
+       "/pre_tokenizer",
+       {{"type", "Metaspace"}, {"split", false}},
+       "'normalizer' is \"Sequence\", expected none beside \"Metaspace\""},
+      {"llama2",
+       "/pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"Regex", " "}}}},
+       "'pattern' is {\"Regex\":\" \"}, expected {\"String\":\" \"}"},
+      {"llama2",
+       "/pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"invert", true}},
+       "'invert' is true, expected false"},
+      {"first", "/pre_tokenizer/split", true, "'split' is true, expected false"},
+      {"first", "/pre_tokenizer/split", nullptr, "'split' is true, expected false"},
+      {"first", "/pre_tokenizer/replacement", "_", "'replacement' is \"_\", expected \"\xE2\x96\x81\""},
+      {"first", "/pre_tokenizer/prepend_scheme", "last",
+       "'prepend_scheme' is \"last\", expected \"always\", \"first\" or \"never\""},
+      {"llama2", "/normalizer", nullptr, "there is no 'normalizer'"},
+      {"llama2",
+       "/normalizer",
+       {{"type", "NFC"}},
+       "'normalizer' is \"NFC\", expected \"Prepend\" and \"Replace\", or \"Replace\" alone"},
+      {"llama2", "/normalizer/normalizers/0/prepend", "_", "'prepend' is \"_\", expected \"\xE2\x96\x81\""},
+      {"llama2", "/normalizer/normalizers/1/type", "Prepend", "'normalizer' is \"Prepend\", expected"},
+      {"llama2", "/normalizer/normalizers/1/content", "_", "'content' is \"_\", expected \"\xE2\x96\x81\""},
+      {"llama2", "/normalizer/normalizers", nlohmann::json::array(), "'normalizer' has no \"Replace\""},
+      {"llama2", "/decoder", nullptr, "there is no 'decoder'"},
+      {"llama2", "/decoder/decoders", nlohmann::json::array(), "'decoder' has no \"Replace\""},
+      {"llama2", "/decoder/decoders/1/type", "Fuse", "'decoder' is \"Fuse\", expected \"ByteFallback\" in this place"},
+      {"llama2", "/decoder/decoders/3/start", 2, "'start' is 2, expected 1"},
+      {"llama2", "/decoder/decoders/3/stop", 1, "'stop' is 1, expected 0"},
+      {"llama2", "/decoder/decoders/4", {{"type", "Fuse"}}, "'decoder' is \"Fuse\", expected nothing behind \"Strip\""},
       {"llama3", "/pre_tokenizer/pretokenizers/0/behavior", "Removed",
        "'behavior' is \"Removed\", expected \"Isolated\""},
       {"llama3", "/pre_tokenizer/pretokenizers/1/use_regex", true, "'pre_tokenizer' cuts the text twice"},
@@ -126,7 +240,12 @@ TEST(TokenizerFile, RefusesOtherKinds) {
   const mha_test::Scratch scratch;
   for (const Change& change : changes) {
     nlohmann::json file;
-    std::ifstream(file_of(change.name)) >> file;
+    const std::string name = change.name;
+    std::ifstream(file_of(name == "first" ? "llama2" : name)) >> file;
+    if (name == "first") {
+      file["normalizer"] = nullptr;
+      file["pre_tokenizer"] = {{"type", "Metaspace"}, {"split", false}};
+    }
     file[nlohmann::json::json_pointer(change.pointer)] = change.value;
     const auto path = scratch.write("tokenizer.json", file.dump());
     const std::string said = mha_test::message_of<std::exception>([&] { Tokenizer{path}; });
