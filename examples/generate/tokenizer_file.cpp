@@ -2,6 +2,7 @@
 #include "tokenizer_file.hpp"
 
 #include <charconv>
+#include <iterator>
 #include <optional>
 #include <system_error>
 
