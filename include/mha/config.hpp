@@ -149,8 +149,8 @@
 #define MHA_UNIT_ISA v0_1
 #define MHA_UNIT_NUMBER 1
 #endif
-/// The highest level of IsaLevel that kernels are compiled for: a program for machines without AVX-512 compiles a third
-/// less with 1, one that is only to be tried two thirds less with 0. The units of a program have one value, as the
+/// The highest level of IsaLevel that kernels are compiled for, of machines without AVX-512 for instance: the compiler
+/// takes less time. What runs on a matrix unit is compiled all the same. The units of a program have one value, as the
 /// namespace says.
 #if !defined(MHA_ISA_MAX) || MHA_ISA_MAX == 2
 #define MHA_UNIT_LEVELS MHA_UNIT_ISA

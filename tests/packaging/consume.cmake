@@ -51,7 +51,7 @@ set(here "${CMAKE_CURRENT_LIST_DIR}")
 set(prefix "${WORK}/prefix")
 string(REPLACE "|" ";" includes "${SOURCE}/include|${EIGEN}")
 list(TRANSFORM includes PREPEND "-I")
-# What is asked here is not of instruction sets: a third of the kernels do.
+# Where nothing is asked about instruction sets, the kernels of one do.
 set(baseline -DMHA_ISA_MAX=0)
 
 if(CONSUMER STREQUAL "include_path")
@@ -82,8 +82,7 @@ if(CONSUMER STREQUAL "two_flags")
   foreach(unit IN ITEMS main other)
     run("${COMPILER}" -std=c++20 -O2 -DMHA_ISA_MAX=1 ${includes} -c "${here}/two_flags/${unit}.cpp" -o "${WORK}/${unit}_plain.o")
     run("${COMPILER}" -std=c++20 -O2 -march=native -DMHA_ISA_MAX=1 ${includes} -c
-        "${here}/two_flags/${unit}.cpp" -o
-        "${WORK}/${unit}_native.o")
+        "${here}/two_flags/${unit}.cpp" -o "${WORK}/${unit}_native.o")
   endforeach()
   foreach(main IN ITEMS plain native)
     foreach(other IN ITEMS plain native)
@@ -248,13 +247,16 @@ if(CONSUMER STREQUAL "pkg_config")
 endif()
 
 set(configure "${CMAKE_COMMAND}" -S "${here}/${CONSUMER}" -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${COMPILER}"
-              "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_FLAGS=-O0 ${baseline}")
+              "-DCMAKE_PREFIX_PATH=${prefix}")
 if(EIGEN_TREE)
   list(APPEND configure "-DFETCHCONTENT_SOURCE_DIR_EIGEN3=${EIGEN_TREE}")
 endif()
 
 if(CONSUMER MATCHES "_cuda$")
-  list(APPEND configure "-DCMAKE_CUDA_COMPILER=${CUDA_COMPILER}" -DCMAKE_CUDA_ARCHITECTURES=80)
+  # All units of a program have one MHA_ISA_MAX, those of nvcc too.
+  list(APPEND configure -DCMAKE_CXX_FLAGS=-O0 "-DCMAKE_CUDA_COMPILER=${CUDA_COMPILER}" -DCMAKE_CUDA_ARCHITECTURES=80)
+else()
+  list(APPEND configure "-DCMAKE_CXX_FLAGS=-O0 ${baseline}")
 endif()
 
 if(CONSUMER STREQUAL "add_subdirectory")

@@ -59,8 +59,10 @@ inline IsaLevel best_isa() {
 
 namespace detail {
 
+/// What of the two, the program or the machine, ends at best_isa().
 inline std::string_view runs_up_to() {
-  return MHA_ISA_MAX < 2 ? "this program (MHA_ISA_MAX) runs up to " : "this machine runs up to ";
+  const bool machine = MHA_ISA_MAX == 2 || best_isa() < static_cast<IsaLevel>(MHA_ISA_MAX);
+  return machine ? "this machine runs up to " : "this program (MHA_ISA_MAX) runs up to ";
 }
 
 /// The level that MHA_ISA asks for; a level above the machine's, or an unknown name, is an error and not a guess.
@@ -89,7 +91,7 @@ inline std::atomic<IsaLevel>& chosen_isa() {
 
 /// Use this level from the next call on, in every thread.
 ///
-/// Errors    ShapeError if the machine does not run it
+/// Errors    ShapeError if the machine does not run it, or the program is compiled without it (MHA_ISA_MAX)
 inline void force_isa(IsaLevel level) {
   detail::require(level <= best_isa(), "force_isa: ", detail::runs_up_to(), to_string(best_isa()), " but ",
                   to_string(level), " was asked for");

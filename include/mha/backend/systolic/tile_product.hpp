@@ -349,7 +349,7 @@ template <SumOrder Order> struct EmulatedProduct {
   }
 };
 
-#if defined(__x86_64__) && MHA_ISA_MAX > 1
+#if defined(__x86_64__)
 /// Dot products on Columns tiles of B side by side, or fewer where fewer queries are given.
 template <int Columns>
 inline constexpr ProductUnit dot_product_unit{
@@ -364,8 +364,6 @@ inline constexpr ProductUnit dot_product_unit{
 template <int Columns, Index Depth> ProductUnit product_unit(MatrixUnit unit, IsaLevel level) {
 #if defined(__x86_64__)
   if (unit == MatrixUnit::amx) return {unit, AmxProduct::lanes, &AmxProduct::run, &AmxProduct::stay_awake};
-#endif
-#if defined(__x86_64__) && MHA_ISA_MAX > 1
   if (unit == MatrixUnit::dot_product) return dot_product_unit<Columns>;
 #endif
   return simd::with_isa(level, [&](auto isa) {
