@@ -138,6 +138,39 @@ TYPED_TEST(RaggedBatch, TakesABlockMapForTheLastQueriesOfEachSequence) {
                          mha::BlockSparseView{.block = 5, .query_blocks = 7, .key_blocks = 7, .map = map});
 }
 
+/// Where the queries of the tails stand: before the keys and among them, at their first and last, behind them.
+const std::vector<Index> positions{-1, 0, 50, 7, 33};
+
+/// f(name, mask, score), each of one type, so that a call is compiled once for all.
+template <class T, class F> void with_placed_policies(F&& f) {
+  using laws::erased;
+  f("causal", erased<laws::Mask>(mha::Causal{}), erased<laws::Score<T>>(mha::SoftCap{.cap = 3}));
+  f("window", erased<laws::Mask>(mha::SlidingWindow{.left = 5, .right = 2}), erased<laws::Score<T>>(mha::Alibi{}));
+  f("ALiBi", erased<laws::Mask>(mha::Full{}), erased<laws::Score<T>>(mha::Alibi{}));
+}
+
+TYPED_TEST(RaggedBatch, TakesAnOriginForEachSequence) {
+  using T = TypeParam;
+  support::Random random("ragged origins");
+  const auto in = ragged_inputs<T>(tails, random);
+  const Ragged ragged = tails.ragged();
+  const mha::Origin origins{positions};
+  with_placed_policies<T>([&](const char* name, const auto& mask, const auto& score) {
+    const auto alone = [&](Index b, const auto& call) {
+      return call(mask, score, mha::Origin{positions[static_cast<std::size_t>(b)]});
+    };
+    at_every_isa([&] { expect_each_alone<Cpu, T>(tails, in, ragged, name, alone, mask, score, origins); });
+    expect_each_alone<mha::Reference, T>(tails, in, ragged, name, alone, mask, score, origins);
+    const auto plain = attend<mha::Reference>(in, ragged, mask, score, origins);
+    const auto eigen = attend<mha::EigenCpu>(in, ragged, mask, score, origins);
+    EXPECT_LE(support::largest_difference(eigen.out, plain.out), sizeof(T) == 4 ? 2e-5 : 1e-13) << name;
+    EXPECT_GT(
+        support::largest_difference(plain.out, attend<mha::Reference>(in, ragged, mask, score, mha::Origin{0}).out),
+        1e-3)
+        << name << ": the origins do nothing";
+  });
+}
+
 TYPED_TEST(RaggedBatch, TakesLengthsForEachSequence) {
   support::Random random("lengths");
   const auto in = ragged_inputs<TypeParam>(self, random);
@@ -186,6 +219,17 @@ TYPED_TEST(RaggedBatch, IsTheReference) {
     EXPECT_LE(support::largest_difference(eigen.out, plain.out), bound);
     EXPECT_LE(support::largest_difference(eigen.log_sum_exp, plain.log_sum_exp), bound);
   }
+}
+
+// Not through attend(), which gives every call an Origin.
+TEST(RaggedOrigin, IfNotGivenPutsTheLastQueryAtTheLastKey) {
+  support::Random random("ragged, no origin");
+  const auto in = ragged_inputs<float>(cross, random);
+  const auto out = mha::attention<Cpu>(in.q, in.k, in.v, cross.ragged(), mha::Causal{});
+  const std::vector<Index> ends{137, -5, 9, -37, 130, 0};
+  EXPECT_EQ(
+      support::differing(mha::attention<Cpu>(in.q, in.k, in.v, cross.ragged(), mha::Causal{}, mha::Origin{ends}), out),
+      0u);
 }
 
 TYPED_TEST(RaggedBatch, ThreadsChangeNoBits) {
