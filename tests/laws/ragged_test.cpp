@@ -142,30 +142,29 @@ TYPED_TEST(RaggedBatch, TakesABlockMapForTheLastQueriesOfEachSequence) {
 const std::vector<Index> positions{-1, 0, 50, 7, 33};
 
 /// f(name, mask, score), each of one type, so that a call is compiled once for all.
-template <class T, class F> void with_placed_policies(F&& f) {
+template <class F> void with_placed_policies(F&& f) {
   using laws::erased;
-  f("causal", erased<laws::Mask>(mha::Causal{}), erased<laws::Score<T>>(mha::SoftCap{.cap = 3}));
-  f("window", erased<laws::Mask>(mha::SlidingWindow{.left = 5, .right = 2}), erased<laws::Score<T>>(mha::Alibi{}));
-  f("ALiBi", erased<laws::Mask>(mha::Full{}), erased<laws::Score<T>>(mha::Alibi{}));
+  using Score = laws::Score<float>;
+  f("causal", erased<laws::Mask>(mha::Causal{}), erased<Score>(mha::SoftCap{.cap = 3}));
+  f("window", erased<laws::Mask>(mha::SlidingWindow{.left = 5, .right = 2}), erased<Score>(mha::Alibi{}));
+  f("ALiBi", erased<laws::Mask>(mha::Full{}), erased<Score>(mha::Alibi{}));
 }
 
-TYPED_TEST(RaggedBatch, TakesAnOriginForEachSequence) {
-  using T = TypeParam;
+TEST(RaggedOrigin, IsOfEachSequence) {
   support::Random random("ragged origins");
-  const auto in = ragged_inputs<T>(tails, random);
+  const auto in = ragged_inputs<float>(tails, random);
   const Ragged ragged = tails.ragged();
   const mha::Origin origins{positions};
-  with_placed_policies<T>([&](const char* name, const auto& mask, const auto& score) {
+  with_placed_policies([&](const char* name, const auto& mask, const auto& score) {
     const auto alone = [&](Index b, const auto& call) {
       return call(mask, score, mha::Origin{positions[static_cast<std::size_t>(b)]});
     };
-    at_every_isa([&] { expect_each_alone<Cpu, T>(tails, in, ragged, name, alone, mask, score, origins); });
+    at_every_isa([&] { expect_each_alone<Cpu>(tails, in, ragged, name, alone, mask, score, origins); });
     const auto cpu = attend<Cpu>(in, ragged, mask, score, origins);
     const auto plain = attend<mha::Reference>(in, ragged, mask, score, origins);
     const auto eigen = attend<mha::EigenCpu>(in, ragged, mask, score, origins);
-    const double bound = sizeof(T) == 4 ? 2e-5 : 1e-13;
-    EXPECT_LE(support::largest_difference(cpu.out, plain.out), bound) << name;
-    EXPECT_LE(support::largest_difference(eigen.out, plain.out), bound) << name;
+    EXPECT_LE(support::largest_difference(cpu.out, plain.out), 2e-5) << name;
+    EXPECT_LE(support::largest_difference(eigen.out, plain.out), 2e-5) << name;
   });
 }
 
