@@ -40,8 +40,9 @@ template <mha::Backend B = mha::Cpu> class Bert {
       norm2.borrow(w.feed_forward_norm, file);
     }
 
-    // x ← block(x); r is rows to work in.
-    void operator()(Rows& x, Rows& r, std::span<const int> offsets, mha::Workspace& workspace) const {
+    // x ← block(x).
+    void operator()(Work& work, std::span<const int> offsets) const {
+      auto& [x, h, r, logits, workspace] = work;
       attention(x, mha::Ragged{offsets}, mha::into(r), workspace);
       norm1(x, mha::residual(r), mha::into(x), workspace);  // x = norm₁(x + attention(x))
       feed_forward(x, mha::into(r), workspace);
@@ -67,30 +68,43 @@ template <mha::Backend B = mha::Cpu> class Bert {
 
   /// Texts of different lengths need no padding: text t is rows offsets[t] to offsets[t + 1] − 1.
   ///
-  /// Shapes    ids, types (ΣL)  offsets (texts + 1)  →  (ΣL, E)
-  Rows operator()(std::span<const int> ids, std::span<const int> types, std::span<const int> offsets) const {
+  /// Shapes    ids, types (ΣL)  offsets (texts + 1)  →  (ΣL, E), which is work.x
+  const Rows& operator()(std::span<const int> ids, std::span<const int> types, std::span<const int> offsets,
+                         Work& work) const {
     if (ids.size() != types.size() || offsets.empty() || offsets.back() != static_cast<int>(ids.size()))
       throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, " + std::to_string(types.size()) +
                                   " token types and texts of " + std::to_string(offsets.empty() ? 0 : offsets.back()) +
                                   " tokens together");
     if (offsets.front() != 0 || !std::ranges::is_sorted(offsets))
       throw std::invalid_argument("the offsets of texts begin with 0 and never decrease");
-    Rows x = embed(words_, ids) + embed(types_, types), r(x.rows(), x.cols());
+    Rows& x = work.x;
+    embed_into(x, words_, ids);
+    embed_into(work.r, types_, types);
+    x += work.r;
     for (std::size_t t = 0; t + 1 < offsets.size(); ++t) {
       const int length = offsets[t + 1] - offsets[t];
       add_positions(x.middleRows(offsets[t], length), positions_);
     }
-    mha::Workspace workspace;
-    norm_(x, mha::into(x), workspace);
-    for (const Block& block : blocks_) block(x, r, offsets, workspace);
+    norm_(x, mha::into(x), work.workspace);
+    for (const Block& block : blocks_) block(work, offsets);
     return x;
   }
+  Rows operator()(std::span<const int> ids, std::span<const int> types, std::span<const int> offsets) const {
+    Work work;
+    return (*this)(ids, types, offsets, work);
+  }
 
-  /// What the model says of each text as a whole: x (ΣL, E) → (texts, E).
+  /// What the model says of each text as a whole: x (ΣL, E) → (texts, E), which is work.logits. x may be work.x.
+  const Rows& pool(const Rows& x, std::span<const int> offsets, Work& work) const {
+    work.h.resize(static_cast<Eigen::Index>(offsets.size()) - 1, x.cols());
+    for (Eigen::Index t = 0; t < work.h.rows(); ++t) work.h.row(t) = x.row(offsets[static_cast<std::size_t>(t)]);
+    work.logits.resizeLike(work.h);
+    pooler_(work.h, mha::into(work.logits), work.workspace);
+    return work.logits = work.logits.array().tanh();
+  }
   Rows pool(const Rows& x, std::span<const int> offsets) const {
-    Rows first(static_cast<Eigen::Index>(offsets.size()) - 1, x.cols());
-    for (Eigen::Index t = 0; t < first.rows(); ++t) first.row(t) = x.row(offsets[static_cast<std::size_t>(t)]);
-    return Rows(pooler_(first)).array().tanh();
+    Work work;
+    return pool(x, offsets, work);
   }
 
  private:

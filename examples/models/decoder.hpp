@@ -32,13 +32,6 @@
 
 namespace models {
 
-/// The memory that a call works in. Kept from step to step it allocates nothing once it has seen the step's size.
-struct Work {
-  Rows x, h, r;  // (n, E)
-  Rows logits;   // (n, V), or (B, V) of the last rows
-  mha::Workspace workspace;
-};
-
 /// Block   x ← block(work, past…), which has `attention`; past is nothing, or the block's part of a cache's step
 /// Norm    the one before the logits
 template <class Block, class Norm, class Logits> class Decoder {

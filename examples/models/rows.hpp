@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every model begins with: rows of numbers, and the rows that tokens stand for.
+// What every model begins with: rows of numbers, memory to work in, and the rows that tokens stand for.
 #pragma once
 
 #include <Eigen/Core>
@@ -14,6 +14,13 @@ namespace models {
 
 /// Rows that lie one after another, as the kernels read them.
 using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// The memory that a call works in. Kept from call to call it allocates nothing once it has seen the call's sizes.
+struct Work {
+  Rows x, h, r;  // (n, E)
+  Rows logits;   // (n, V), or those of some rows alone
+  mha::Workspace workspace;
+};
 
 /// A tensor of a checkpoint as an Eigen matrix, in place.
 inline Eigen::Map<const Rows> matrix(const mha::TensorView<const float, 2>& t) {
@@ -40,11 +47,6 @@ inline void embed_into(Rows& x, const Table& table, std::span<const int> ids) {
         }
       },
       table);
-}
-inline Rows embed(const Table& table, std::span<const int> ids) {
-  Rows x;
-  embed_into(x, table, ids);
-  return x;
 }
 
 /// x (L, E) += the rows of a table of positions (P, E) from `first` on.

@@ -16,6 +16,7 @@
 
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include <mha/block.hpp>
@@ -44,8 +45,9 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
       feed_forward.down().borrow(w.down, file);
     }
 
-    // x ← block(x); h and r are rows to work in.
-    void operator()(Rows& x, Rows& h, Rows& r, mha::Workspace& workspace) const {
+    // x ← block(x).
+    void operator()(Work& work) const {
+      auto& [x, h, r, logits, workspace] = work;
       norm1(x, mha::into(h), workspace);
       attention(h, mha::into(r), workspace);
       norm2(x, mha::residual(r), mha::sum_into(x), mha::into(h), workspace);  // x = x + r, h = norm₂(x)
@@ -77,8 +79,9 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
       feed_forward.down().borrow(w.down, file);
     }
 
-    // x ← block(x, memory); h and r are rows to work in.
-    void operator()(Rows& x, const Rows& memory, Rows& h, Rows& r, mha::Workspace& workspace) const {
+    // x ← block(x, memory).
+    void operator()(Work& work, const Rows& memory) const {
+      auto& [x, h, r, logits, workspace] = work;
       norm1(x, mha::into(h), workspace);
       attention(h, mha::into(r), workspace);
       norm2(x, mha::residual(r), mha::sum_into(x), mha::into(h), workspace);  // x = x + r, h = norm₂(x)
@@ -109,24 +112,43 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
     logits_.borrow(weights.output(), weights.mapping());
   }
 
-  /// Source (Ls) → memory (Ls, E).
+  /// Source (Ls) → memory (Ls, E), which is work.x.
+  const Rows& encode(std::span<const int> source, Work& work) const {
+    begin(source, work);
+    for (const EncoderBlock& block : encoder_) block(work);
+    encoder_norm_(work.x, mha::into(work.x), work.workspace);
+    return work.x;
+  }
   Rows encode(std::span<const int> source) const {
-    Rows x = embed(tokens_, source), h(x.rows(), x.cols()), r(x.rows(), x.cols());
-    mha::Workspace workspace;
-    for (const EncoderBlock& block : encoder_) block(x, h, r, workspace);
-    return encoder_norm_(x, workspace);
+    Work work;
+    return encode(source, work);
   }
 
-  /// The logits of the token that follows each of the target's: (Lt) → (Lt, V).
+  /// The logits of the token that follows each of the target's: (Lt) → (Lt, V), which is work.logits.
+  ///
+  /// Errors    std::invalid_argument if the memory lies in this work: encode() takes another
+  const Rows& decode(std::span<const int> target, const Rows& memory, Work& work) const {
+    if (&memory == &work.x)
+      throw std::invalid_argument("the memory lies in the work that the target is to be decoded in: encode in another");
+    begin(target, work);
+    for (const DecoderBlock& block : decoder_) block(work, memory);
+    decoder_norm_(work.x, mha::into(work.x), work.workspace);
+    work.logits.resize(work.x.rows(), logits_.config().outputs);
+    logits_(work.x, mha::into(work.logits), work.workspace);
+    return work.logits *= scale_;
+  }
   Rows decode(std::span<const int> target, const Rows& memory) const {
-    Rows x = embed(tokens_, target), h(x.rows(), x.cols()), r(x.rows(), x.cols());
-    mha::Workspace workspace;
-    for (const DecoderBlock& block : decoder_) block(x, memory, h, r, workspace);
-    decoder_norm_(x, mha::into(x), workspace);
-    return scale_ * Rows(logits_(x, workspace));
+    Work work;
+    return decode(target, memory, work);
   }
 
  private:
+  void begin(std::span<const int> ids, Work& work) const {
+    embed_into(work.x, tokens_, ids);
+    work.h.resizeLike(work.x);
+    work.r.resizeLike(work.x);
+  }
+
   Table tokens_;
   std::shared_ptr<const void> file_;  // which they are in
   std::vector<EncoderBlock> encoder_;

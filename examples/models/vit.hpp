@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <mha/block.hpp>
@@ -21,6 +22,11 @@
 #include "rows.hpp"
 
 namespace models {
+
+/// The memory that a call of Vit works in.
+struct VitWork : Work {
+  Rows patches;  // (N, C·P·P)
+};
 
 template <mha::Backend B = mha::Cpu> class Vit {
   struct Block {
@@ -38,8 +44,9 @@ template <mha::Backend B = mha::Cpu> class Vit {
       feed_forward.down().borrow(w.down, file);
     }
 
-    // x ← block(x); h and r are rows to work in.
-    void operator()(Rows& x, Rows& h, Rows& r, mha::Workspace& workspace) const {
+    // x ← block(x).
+    void operator()(Work& work) const {
+      auto& [x, h, r, logits, workspace] = work;
       norm1(x, mha::into(h), workspace);
       attention(h, mha::into(r), workspace);
       norm2(x, mha::residual(r), mha::sum_into(x), mha::into(h), workspace);  // x = x + r, h = norm₂(x)
@@ -65,21 +72,28 @@ template <mha::Backend B = mha::Cpu> class Vit {
     classifier_.borrow(weights.classifier(), weights.mapping());
   }
 
-  /// The logits of the classes: pixels (C, height, width) → (1, classes).
-  Rows operator()(const mha::TensorView<const float, 3>& pixels) const {
-    mha::Workspace workspace;
-    const Rows patches = projection_(cut(pixels), workspace);  // (N, E)
-    Rows x(1 + patches.rows(), patches.cols()), h(x.rows(), x.cols()), r(x.rows(), x.cols());
-    x << class_, patches;
+  /// The logits of the classes: pixels (C, height, width) → (1, classes), which is work.logits.
+  const Rows& operator()(const mha::TensorView<const float, 3>& pixels, VitWork& work) const {
+    cut(pixels, work.patches);
+    Rows& x = work.x;
+    for (Rows* rows : {&x, &work.h, &work.r}) rows->resize(1 + work.patches.rows(), class_.cols());
+    x.row(0) = class_;
+    projection_(work.patches, mha::into(x.bottomRows(work.patches.rows())), work.workspace);
     add_positions(x, positions_);
-    for (const Block& block : blocks_) block(x, h, r, workspace);
-    norm_(x, mha::into(x), workspace);
-    return classifier_(Rows(x.topRows(1)), workspace);
+    for (const Block& block : blocks_) block(work);
+    norm_(x, mha::into(x), work.workspace);
+    work.logits.resize(1, config_.labels);
+    classifier_(mha::view(std::as_const(x).data(), 1, config_.norm.width), mha::into(work.logits), work.workspace);
+    return work.logits;
+  }
+  Rows operator()(const mha::TensorView<const float, 3>& pixels) const {
+    VitWork work;
+    return (*this)(pixels, work);
   }
 
  private:
   /// Each patch as one row, channel by channel: (C, height, width) → (N, C·P·P), from left to right, then down.
-  Rows cut(const mha::TensorView<const float, 3>& pixels) const {
+  void cut(const mha::TensorView<const float, 3>& pixels, Rows& patches) const {
     const int C = config_.channels, rows = config_.patch_height, columns = config_.patch_width;
     const int expected[] = {C, config_.image_height, config_.image_width};
     for (int axis = 0; axis < 3; ++axis)
@@ -88,13 +102,12 @@ template <mha::Backend B = mha::Cpu> class Vit {
                                     std::to_string(pixels.extent[axis]) + ", the model's images have " +
                                     std::to_string(expected[axis]));
     const int across = config_.image_width / columns;
-    Rows patches(config_.patches(), config_.patch_size());
+    patches.resize(config_.patches(), config_.patch_size());
     for (int n = 0; n < config_.patches(); ++n)
       for (int c = 0; c < C; ++c)
         for (int i = 0; i < rows; ++i)
           for (int j = 0; j < columns; ++j)
             patches(n, (c * rows + i) * columns + j) = pixels(c, n / across * rows + i, n % across * columns + j);
-    return patches;
   }
 
   mha::VitConfig config_;

@@ -136,17 +136,20 @@ TYPED_TEST_P(GpuLaw, RaggedEqualsEachSequenceAlone) {
   support::Random random("gpu laws, ragged");
   const Inputs<T> in(
       {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 70, .head_dim = 32, .value_dim = 16}, random);
-  const std::vector<Index> offsets{0, 20, 20, 53, 70};
-  const auto together = attend<B>(in.q, in.k, in.v, mha::Causal{}, mha::Ragged{offsets});
-  for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-    const Index first = offsets[s], n = offsets[s + 1] - first;
-    if (n == 0) continue;
-    const auto alone =
-        attend<B>(laws::rows(in.q, first, n), laws::rows(in.k, first, n), laws::rows(in.v, first, n), mha::Causal{});
-    for (Index i = 0; i < n; ++i)
-      for (Index h = 0; h < 2; ++h)
-        EXPECT_TRUE(same_row(alone, 0, i, together, 0, first + i, h)) << "sequence " << s << ", row " << i;
-  }
+  const std::vector<Index> offsets{0, 20, 20, 53, 70}, positions{-3, 9, 0, 12};
+  const auto expect_each_alone = [&](const Result<T>& together, bool placed) {
+    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
+      const Index first = offsets[s], n = offsets[s + 1] - first;
+      if (n == 0) continue;
+      const auto alone = attend<B>(laws::rows(in.q, first, n), laws::rows(in.k, first, n), laws::rows(in.v, first, n),
+                                   mha::Causal{}, mha::Origin{placed ? positions[s] : 0});
+      for (Index i = 0; i < n; ++i)
+        for (Index h = 0; h < 2; ++h)
+          EXPECT_TRUE(same_row(alone, 0, i, together, 0, first + i, h)) << "sequence " << s << ", row " << i;
+    }
+  };
+  expect_each_alone(attend<B>(in, mha::Causal{}, mha::Ragged{offsets}), false);
+  expect_each_alone(attend<B>(in, mha::Causal{}, mha::Ragged{offsets}, mha::Origin{positions}), true);
 }
 
 TYPED_TEST_P(GpuLaw, RepeatedKeyHeadsChangeNoBits) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -123,6 +124,14 @@ template <class B, class T> struct Arguments {
   const B* backend;
 };
 
+/// The positions of the first queries where a ragged call gives none: the last query meets the last key.
+inline std::vector<Index> last_positions(const mha::Ragged& ragged) {
+  const auto &q = ragged.query_offsets, &k = ragged.keys();
+  std::vector<Index> first;
+  for (Index b = 0; b + 1 < q.size; ++b) first.push_back(k[b + 1] - k[b] - (q[b + 1] - q[b]));
+  return first;
+}
+
 template <class B, class T>
 Result<T> attend_erased(const mha::TensorView<const T, 4>& q, const mha::TensorView<const T, 4>& k,
                         const mha::TensorView<const T, 4>& v, const Arguments<B, T>& a) {
@@ -130,9 +139,12 @@ Result<T> attend_erased(const mha::TensorView<const T, 4>& q, const mha::TensorV
   const mha::DropoutSeed seed = a.options.dropout_seed.value_or(mha::DropoutSeed{0});
   const mha::Dropout dropout{.p = a.options.dropout_seed ? static_cast<float>(a.options.dropout) : 0.f};
   const auto run = [&](const auto&... policies) {
-    if (a.options.ragged)
-      return attend_host<B>(q, k, v, policies..., a.sink, scale, *a.options.ragged, dropout, seed, *a.workspace,
+    if (a.options.ragged) {
+      const std::vector<Index> last = last_positions(*a.options.ragged);
+      const mha::Origin origin = a.options.origin.value_or(mha::Origin(last));
+      return attend_host<B>(q, k, v, policies..., a.sink, scale, *a.options.ragged, origin, dropout, seed, *a.workspace,
                             *a.backend);
+    }
     const mha::Origin origin = a.options.origin.value_or(mha::Origin(k.length() - q.length()));
     return attend_host<B>(q, k, v, policies..., a.sink, scale, origin, dropout, seed, *a.workspace, *a.backend);
   };

@@ -138,6 +138,36 @@ TYPED_TEST(RaggedBatch, TakesABlockMapForTheLastQueriesOfEachSequence) {
                          mha::BlockSparseView{.block = 5, .query_blocks = 7, .key_blocks = 7, .map = map});
 }
 
+/// Where the queries of the tails stand: before the keys and among them, at their first and last, behind them.
+const std::vector<Index> positions{-1, 0, 50, 7, 33};
+
+/// f(name, mask, score), each of one type, so that a call is compiled once for all.
+template <class F> void with_placed_policies(F&& f) {
+  using laws::erased;
+  using Score = laws::Score<float>;
+  f("causal", erased<laws::Mask>(mha::Causal{}), erased<Score>(mha::SoftCap{.cap = 3}));
+  f("window", erased<laws::Mask>(mha::SlidingWindow{.left = 5, .right = 2}), erased<Score>(mha::Alibi{}));
+  f("ALiBi", erased<laws::Mask>(mha::Full{}), erased<Score>(mha::Alibi{}));
+}
+
+TEST(RaggedOrigin, IsOfEachSequence) {
+  support::Random random("ragged origins");
+  const auto in = ragged_inputs<float>(tails, random);
+  const Ragged ragged = tails.ragged();
+  const mha::Origin origins{positions};
+  with_placed_policies([&](const char* name, const auto& mask, const auto& score) {
+    const auto alone = [&](Index b, const auto& call) {
+      return call(mask, score, mha::Origin{positions[static_cast<std::size_t>(b)]});
+    };
+    at_every_isa([&] { expect_each_alone<Cpu>(tails, in, ragged, name, alone, mask, score, origins); });
+    const auto cpu = attend<Cpu>(in, ragged, mask, score, origins);
+    const auto plain = attend<mha::Reference>(in, ragged, mask, score, origins);
+    const auto eigen = attend<mha::EigenCpu>(in, ragged, mask, score, origins);
+    EXPECT_LE(support::largest_difference(cpu.out, plain.out), 2e-5) << name;
+    EXPECT_LE(support::largest_difference(eigen.out, plain.out), 2e-5) << name;
+  });
+}
+
 TYPED_TEST(RaggedBatch, TakesLengthsForEachSequence) {
   support::Random random("lengths");
   const auto in = ragged_inputs<TypeParam>(self, random);
@@ -186,6 +216,17 @@ TYPED_TEST(RaggedBatch, IsTheReference) {
     EXPECT_LE(support::largest_difference(eigen.out, plain.out), bound);
     EXPECT_LE(support::largest_difference(eigen.log_sum_exp, plain.log_sum_exp), bound);
   }
+}
+
+// Not through attend(), which gives every call an Origin.
+TEST(RaggedOrigin, IfNotGivenPutsTheLastQueryAtTheLastKey) {
+  support::Random random("ragged, no origin");
+  const auto in = ragged_inputs<float>(cross, random);
+  const auto out = mha::attention<Cpu>(in.q, in.k, in.v, cross.ragged(), mha::Causal{});
+  const std::vector<Index> ends{137, -5, 9, -37, 130, 0};
+  EXPECT_EQ(
+      support::differing(mha::attention<Cpu>(in.q, in.k, in.v, cross.ragged(), mha::Causal{}, mha::Origin{ends}), out),
+      0u);
 }
 
 TYPED_TEST(RaggedBatch, ThreadsChangeNoBits) {
@@ -257,13 +298,18 @@ template <class T, class Layer> void expect_layer_rows_alone(const Layer& layer,
   const auto self_all = layer(x, Ragged{r.q_offsets});
   const auto cross_all = layer(x, memory, r.ragged());
   const auto reused_all = layer(x, layer.project_memory(memory, r.ragged()), r.ragged());
+  const std::vector<Index> starts{-2, 3, 0, 41};
+  const auto placed_all = layer(x, memory, r.ragged(), mha::Origin{starts});
   EXPECT_TRUE(std::equal(cross_all.begin(), cross_all.end(), reused_all.begin())) << "projected once";
   for (Index b = 0; b < r.batch(); ++b) {
     const auto own = part(x, r.q_first(b), r.queries(b)), keys = part(memory, r.k_first(b), r.keys(b));
     const auto self_one = layer(own), cross_one = layer(own, keys);
+    const auto placed_one = layer(own, keys, mha::Origin{starts[static_cast<std::size_t>(b)]});
     const auto from = std::ptrdiff_t{r.q_first(b)} * E;
     EXPECT_TRUE(std::equal(self_one.begin(), self_one.end(), self_all.begin() + from)) << "self, sequence " << b;
     EXPECT_TRUE(std::equal(cross_one.begin(), cross_one.end(), cross_all.begin() + from)) << "cross, sequence " << b;
+    EXPECT_TRUE(std::equal(placed_one.begin(), placed_one.end(), placed_all.begin() + from))
+        << "at an origin, sequence " << b;
   }
 }
 

@@ -232,18 +232,21 @@ TEST_P(SystolicLaw, BatchMatesAndGroupsOfTilesChangeNothing) {
 TEST_P(SystolicLaw, RaggedEqualsEachSequenceAlone) {
   support::Random random("systolic, ragged");
   const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 400, .keys = 400}, random);
-  const std::vector<Index> offsets{0, 1, 1, 270, 400};
-  const auto together = attend<Systolic>(in.q, in.k, in.v, mha::Causal{}, mha::Ragged{offsets});
-  for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-    const Index first = offsets[s], n = offsets[s + 1] - first;
-    if (n == 0) continue;
-    const auto alone = attend<Systolic>(laws::rows(in.q, first, n), laws::rows(in.k, first, n),
-                                        laws::rows(in.v, first, n), mha::Causal{});
-    for (Index i = 0; i < n; ++i)
-      for (Index d = 0; d < in.v.extent(3); ++d)
-        EXPECT_EQ(support::bits(together.out(0, first + i, 1, d)), support::bits(alone.out(0, i, 1, d)))
-            << "sequence " << s << ", row " << i;
-  }
+  const std::vector<Index> offsets{0, 1, 1, 270, 400}, positions{0, 7, -30, 85};
+  const auto expect_each_alone = [&](const laws::Result<float>& together, bool placed) {
+    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
+      const Index first = offsets[s], n = offsets[s + 1] - first;
+      if (n == 0) continue;
+      const auto alone =
+          attend<Systolic>(laws::rows(in.q, first, n), laws::rows(in.k, first, n), laws::rows(in.v, first, n),
+                           mha::Causal{}, mha::Origin{placed ? positions[s] : 0});
+      for (Index i = 0; i < n; ++i)
+        for (Index h = 0; h < 2; ++h)
+          EXPECT_TRUE(same_row(alone, 0, i, together, 0, first + i, h)) << "sequence " << s << ", row " << i;
+    }
+  };
+  expect_each_alone(attend<Systolic>(in, mha::Causal{}, mha::Ragged{offsets}), false);
+  expect_each_alone(attend<Systolic>(in, mha::Causal{}, mha::Ragged{offsets}, mha::Origin{positions}), true);
 }
 
 /// Tiles that a long sequence has and a short one has not: with long rows they wrote over what is packed.

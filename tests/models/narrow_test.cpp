@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in 16 bits have the bits of the same weights in float, and take half the memory.
+// Weights in 16 bits have the bits of the same weights in float, and take half the memory; work that is kept is
+// allocated once.
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -168,6 +171,47 @@ TEST(NarrowModels, KeepTheirTables) {
   EXPECT_LT(expected.difference(model(ids), "logits"), tolerance);
   const Llama<mha::QkNorm> copy = model;
   EXPECT_EQ(copy(ids), model(ids));
+}
+
+/// call() for the second time allocates nothing, and reads nothing that the first left in the works.
+template <class Call, class... Works> void expect_kept(const Rows& fresh, const Call& call, Works&... works) {
+  call();
+  for (Work* const work : {static_cast<Work*>(&works)...})
+    for (Rows* const rows : {&work->x, &work->h, &work->r, &work->logits}) rows->setConstant(std::nanf(""));
+  support::all_allocations = 0;
+  const Rows& again = call();
+  EXPECT_EQ(support::all_allocations, 0u);
+  EXPECT_EQ(again, fresh);
+}
+
+// Those that go through a cache: cached_test.cpp.
+TEST(ModelsWork, IsAllocatedOnce) {
+  {
+    const Expected expected(data("bert"));
+    const Bert<> bert(mha::Bert<float>(data("bert")));
+    const auto ids = expected.ids("ids"), types = expected.ids("token_types");
+    const std::vector<int> offsets{0, 2, static_cast<int>(ids.size())};
+    Work work;
+    expect_kept(
+        bert(ids, types, offsets), [&]() -> const Rows& { return bert(ids, types, offsets, work); }, work);
+    expect_kept(
+        bert.pool(bert(ids, types, offsets), offsets),
+        [&]() -> const Rows& { return bert.pool(bert(ids, types, offsets, work), offsets, work); }, work);
+  }
+  {
+    const Expected expected(data("t5"));
+    const T5<> t5(mha::T5<float>(data("t5")));
+    const auto source = expected.ids("ids"), target = expected.ids("decoder_ids");
+    Work encoder, decoder;
+    const auto call = [&]() -> const Rows& { return t5.decode(target, t5.encode(source, encoder), decoder); };
+    expect_kept(t5.decode(target, t5.encode(source)), call, encoder, decoder);
+    EXPECT_THROW(t5.decode(target, encoder.x, encoder), std::invalid_argument);
+  }
+  const Expected expected(data("vit"));
+  const Vit<> vit(mha::Vit<float>(data("vit")));
+  VitWork work;
+  expect_kept(
+      vit(expected.pixels()), [&]() -> const Rows& { return vit(expected.pixels(), work); }, work);
 }
 
 TEST(StoredWeights, AreOfTheScalarOfTheFile) {

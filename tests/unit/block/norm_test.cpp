@@ -224,8 +224,7 @@ TEST(Norm, RowsFarFromZeroKeepTheirDigits) {
 template <class B> void expect_odd_rows() {
   support::Random random("odd rows");
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-  const Index width = 100;
-  for (const double eps : {0.0, 1e-5}) {
+  for (const auto& [width, eps] : {std::pair<Index, double>{100, 0.0}, {100, 1e-5}, {200, 1e-5}, {1025, 1e-5}}) {
     Data<float> data(random, 1, 8, width);
     LayerNorm<float, B> layer({.width = width, .eps = eps});
     RmsNorm<float, B> rms({.width = width, .eps = eps, .bias = true});
@@ -237,7 +236,7 @@ template <class B> void expect_odd_rows() {
       data.x(0, 2, j) = 0;
       data.x(0, 6, j) = j % 2 == 0 ? 3e19f : -2e19f;  // their squares are beyond float
     }
-    data.x(0, 4, 99) = nan;
+    data.x(0, 4, width - 1) = nan;
     data.x(0, 5, 0) = infinity;
     const auto y = layer(data.x), z = rms(data.x);
     for (Index j = 0; j < width; ++j) {
@@ -253,11 +252,19 @@ template <class B> void expect_odd_rows() {
         EXPECT_EQ(z(0, l, j), clean_rms(0, l, j));
       }
     }
+    for (const Index l : {0, 3, 7}) {
+      const auto row = mha::view(&std::as_const(data.x)(0, l, 0), 1, width);
+      const auto alone = layer(row), alone_rms = rms(row);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), &clean(0, l, 0))) << B::name << ", row " << l;
+      EXPECT_TRUE(std::equal(alone_rms.begin(), alone_rms.end(), &clean_rms(0, l, 0))) << B::name << ", row " << l;
+    }
   }
 }
 TEST(Norm, OddRowsAreWhatTheDocumentationSaysAndLeaveTheOthersAlone) {
   expect_odd_rows<mha::Cpu>();
   expect_odd_rows<mha::Reference>();
+  expect_odd_rows<mha::EigenCpu>();
+  expect_odd_rows<mha::Systolic<>>();
 }
 
 TEST(Norm, SquaresOfHalfAndBfloat16DoNotOverflow) {
