@@ -97,6 +97,14 @@ Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const K
   return {head_buffers<T, false>(frame, x.extent[0], x.extent[1], {q})[0], memory.key.view(), memory.value.view()};
 }
 
+/// Checks where keys and values are that the call does not make.
+template <class B, class T, class Kv>
+void require_made_reachable(const B&, const char*, const TensorView<const T, 3>&, const Kv&) {}
+template <class B, class Memory, class Kv>
+void require_made_reachable(const B& backend, const char* call, const Memory&, const Kv& kv) {
+  require_source_reachable(backend, call, kv);
+}
+
 /// x normalised, in place; nothing if the norm has no weights.
 template <class B, class T, class Norm>
 void run_norm(const Norm& norm, const TensorView<T, 4>& x, const TensorView<const T, 1>& weight,
