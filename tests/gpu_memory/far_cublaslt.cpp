@@ -183,8 +183,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
   Algorithm asked{};
   const cublasStatus_t status = sizes_of(mine, left, right, get<Layout>(c_layout), to, asked);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  if (handle == nullptr || handle->device != support::FarMemory::current || asked.rows != algorithm.rows || asked.columns != algorithm.columns ||
-      asked.depth != algorithm.depth || asked.epilogue != algorithm.epilogue)
+  if (handle == nullptr || handle->device != support::FarMemory::current || asked.rows != algorithm.rows ||
+      asked.columns != algorithm.columns || asked.depth != algorithm.depth || asked.epilogue != algorithm.epilogue)
     return CUBLAS_STATUS_INVALID_VALUE;
   const void* const matrices[] = {a, b, c, d};
   for (int i = 0; i < 4; ++i)

@@ -102,7 +102,7 @@ struct OnBoth {
 TEST(FarDevices, ALayerHoldsItsOwn) {
   support::Random random("far devices layer");
   const OnBoth layers(random);
-  const auto x = drawn<float, 2>(random, 20, 256);
+  const auto x = drawn<float, 2>(random, 3, 256);
   const auto x0 = mha::to_device(x), x1 = mha::to_device(x, second);
   const auto y = layers.other(x1);
   EXPECT_EQ(device_of(y.data()), 1);
@@ -120,16 +120,16 @@ TEST(FarDevices, ALayerHoldsItsOwn) {
 TEST(FarDevices, ACacheIsOnItsLayers) {
   support::Random random("far devices cache");
   const OnBoth layers(random);
-  const auto x = drawn<float, 2>(random, 20, 256);
+  const auto x = drawn<float, 2>(random, 3, 256);
   const auto x1 = mha::to_device(x, second);
   const auto steps = [&](const auto& layer, const auto& rows) {
     auto cache = mha::make_cache(layer, mha::Paged{.pages = 8, .length = 64, .page = 16}, {.sequences = 2});
     const auto id = cache.add();
-    auto now = cache.step(std::vector{id}, std::vector<mha::Index>{20});
+    auto now = cache.step(std::vector{id}, std::vector<mha::Index>{3});
     auto y = layer(rows, now[0]);
     now.commit();
     const auto fork = cache.fork(id);
-    auto after = cache.step(std::vector{fork}, std::vector<mha::Index>{20});
+    auto after = cache.step(std::vector{fork}, std::vector<mha::Index>{3});
     auto z = layer(rows, after[0]);
     after.commit();
     EXPECT_EQ(mha::cuda::current_device(), 0);
@@ -140,9 +140,9 @@ TEST(FarDevices, ACacheIsOnItsLayers) {
   EXPECT_EQ(support::differing(first.second, other.second), 0u);
 
   auto cache = mha::make_cache(layers.first.there, mha::Contiguous{.length = 64});
-  cache.add();
-  const auto said =
-      support::message_of<mha::ShapeError>([&] { static_cast<void>(layers.other.step(x1, cache)); });
+  const auto id = cache.add();
+  auto step = cache.step(std::vector{id}, std::vector<mha::Index>{3});
+  const auto said = support::message_of<mha::ShapeError>([&] { static_cast<void>(layers.other(x1, step[0])); });
   EXPECT_EQ(said, "layer: the source's key is on device 0, but the call computes on device 1");
   EXPECT_EQ(mha::cuda::current_device(), 0);
 }
@@ -158,15 +158,17 @@ TEST(FarDevices, WeightsOfAnotherAreRefused) {
   EXPECT_EQ(said([&] { static_cast<void>(layers.other(x0)); }),
             "layer: x is on device 0, but the call computes on device 1");
   mha::Linear<float, FarCuda> linear({.inputs = 256, .outputs = 32}, second);
-  linear.initialize({});
+  linear.initialize(mha::XavierUniform{});
   EXPECT_EQ(device_of(linear(x1).data()), 1);
   EXPECT_EQ(said([&] { static_cast<void>(linear(x0)); }),
             "linear: x is on device 0, but the call computes on device 1");
-  const mha::FeedForward<float, FarCuda, mha::Gelu> wide({.d_model = 256, .d_hidden = 64}, second);
+  mha::FeedForward<float, FarCuda, mha::Gelu> wide({.d_model = 256, .d_hidden = 8}, second);
+  wide.initialize(mha::XavierUniform{});
+  EXPECT_EQ(device_of(wide(x1).data()), 1);
   const mha::RmsNorm<float, FarCuda> norm({.width = 256}, second);
   EXPECT_EQ(device_of(norm(x1).data()), 1);
   EXPECT_EQ(said([&] { static_cast<void>(norm(x0, FarCuda{.device = 0})); }).substr(0, 41),
-            "RmsNorm: the norm's weights is on device 1");
+            "RmsNorm: the norm's weight is on device 1");
   EXPECT_EQ(mha::cuda::current_device(), 0);
 }
 

@@ -177,12 +177,12 @@ struct Support {
 ///   template <class P> auto keep(const P&) const       a policy that a layer owns, its data in the backend's memory
 ///   void require_reachable(const char* call, const char* tensor, const void*) const
 /// and `for_each_item`, pack() and its gemm(); if it likes, `auto enter() const` and `auto enter(Workspace&) const`,
-/// what a call holds while it takes memory, and checks of its workspace; `void send(const Index*, Index n, Index* to, Workspace&)
-/// const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the layers'
-/// calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the others;
-/// then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does anything.
-/// take_host() of its Workspace's frames gives memory of the host. tests/support/plain_backend.hpp is a whole one in a
-/// hundred lines.
+/// what a call holds while it takes memory, and checks of its workspace; `void send(const Index*, Index n, Index* to,
+/// Workspace&) const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the
+/// layers' calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the
+/// others; then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does
+/// anything. take_host() of its Workspace's frames gives memory of the host. tests/support/plain_backend.hpp is a whole
+/// one in a hundred lines.
 template <class B>
 concept Backend = requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
                            const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {

@@ -103,8 +103,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       run(backend, from, detail::find_into<T>(extra...), extra...);
     } else {
-      [[maybe_unused]] const auto held = detail::entered(backend);
-      auto y = detail::result_of_rows<On, X>(from, config_.d_model);
+      auto y = detail::result_on<X>(backend, from, config_.d_model);
       run(backend, from, detail::with_batch(view(y)), extra...);
       return y;
     }

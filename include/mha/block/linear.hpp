@@ -166,8 +166,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       run(backend, from, detail::find_into<T>(extra...), extra...);
     } else {
-      [[maybe_unused]] const auto held = detail::entered(backend);
-      auto y = detail::result_of_rows<On, X>(from, config().outputs);
+      auto y = detail::result_on<X>(backend, from, config().outputs);
       run(backend, from, detail::with_batch(view(y)), extra...);
       return y;
     }
@@ -376,9 +375,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
                          Extra&... extra) const {
     const auto residual = checked_residual("linear", backend, x, y, extra...);
     Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    multiply(backend, x, y, residual, detail::draws_of("linear", dropout_, extra...), workspace);
+    multiply(backend, x, y, residual, detail::draws_of("linear", dropout_, extra...),
+             detail::workspace_or(own, extra...));
   }
   template <class... Kept>
   void multiply(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,

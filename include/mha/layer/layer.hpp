@@ -171,9 +171,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
       [[nodiscard]] auto mean_attention_weights(const X& x, Extra&&... extra) const {
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    const detail::ItemsOn<B> items{backend, workspace};
+    const detail::ItemsOn<B> items{backend, detail::workspace_or(own, extra...)};
+    [[maybe_unused]] const auto held = detail::entered(backend, items.workspace);
     const auto each = attention_weights(x, extra...);
     detail::TensorOf<B, Accumulator<T>, 3> mean(each.extent(0), each.extent(2), each.extent(3));
     items(detail::mean_over_heads<Accumulator<T>>(each.view(), mean.view()));
@@ -219,8 +218,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       forward(from, memory, detail::find_into<T>(extra...), extra...);
     } else {
-      [[maybe_unused]] const auto held = detail::entered(detail::backend_or(backend_, extra...));
-      auto y = detail::result_of_rows<B, X>(from, output_width());
+      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), from, output_width());
       forward(from, memory, detail::with_batch(view(y)), extra...);
       return y;
     }
@@ -250,8 +248,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       to(detail::find_into<T>(extra...));
     } else {
-      [[maybe_unused]] const auto held = detail::entered(detail::backend_or(backend_, extra...));
-      auto y = detail::result_of_rows<B, X>(all, output_width());
+      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), all, output_width());
       to(detail::with_batch(view(y)));
       return y;
     }
@@ -282,8 +279,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", x);
-    detail::require_reachable(backend, "layer", "memory", made.rows);
-    detail::require_made_reachable(backend, "layer", memory, checked.kv);
+    detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
     detail::require_reachable(backend, "layer", "the result", y);
     detail::require_reachable(backend, "layer", "log-sum-exp", checked.log_sum_exp);
 
@@ -326,8 +322,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", from);
-    detail::require_reachable(backend, "layer", "memory", made.rows);
-    detail::require_made_reachable(backend, "layer", memory, checked.kv);
+    detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
     const auto call = detail::staged(backend, std::move(checked), frame, workspace);
     project(backend, from, made, call, detail::key_positions_of(call, memory), parameters_.views(), frame, workspace);
     return detail::run_weights(backend, call, workspace);

@@ -97,12 +97,11 @@ Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const K
   return {head_buffers<T, false>(frame, x.extent[0], x.extent[1], {q})[0], memory.key.view(), memory.value.view()};
 }
 
-/// Checks where keys and values are that the call does not make.
-template <class B, class T, class Kv>
-void require_made_reachable(const B&, const char*, const TensorView<const T, 3>&, const Kv&) {}
-template <class B, class Memory, class Kv>
-void require_made_reachable(const B& backend, const char* call, const Memory&, const Kv& kv) {
-  require_source_reachable(backend, call, kv);
+/// Checks where the rows are that keys and values are made from, or, of those that are made already, where they are.
+template <class B, class T, class Memory, class Kv>
+void require_memory_reachable(const B& backend, const TensorView<const T, 3>& rows, const Memory&, const Kv& kv) {
+  require_reachable(backend, "layer", "memory", rows);
+  if constexpr (!std::is_same_v<Memory, TensorView<const T, 3>>) require_source_reachable(backend, "layer", kv);
 }
 
 /// x normalised, in place; nothing if the norm has no weights.

@@ -53,7 +53,8 @@ struct DeviceLauncher {
 ///
 /// Device    a named one is current while a call, a layer's packing or a cache's own work runs, and the thread's own is
 ///           again after that, after exceptions too. Weights, results, caches and a workspace stay on the device that
-///           they were made on; tensors of the program's own go there by to_device(x, cuda), or while cuda.enter() lives
+///           they were made on; tensors of the program's own go there by to_device(x, cuda), or while cuda.enter()
+///           lives
 /// Scalars   bfloat16, half (tensor cores, summed in float); float and double (multiply-adds, never tf32)
 /// Memory    tensors, views, LogSumExp and into(y) are the device's: mha::to_device() copies. Policies with data go
 ///           through mha::on_device(policy), or on_device(policy, cuda), once; a layer does so for its own. Ragged's
@@ -62,7 +63,8 @@ struct DeviceLauncher {
 ///           own for the default stream, allocates, and waits when it gives that back
 /// Backward  of attention's q, k, v and Sink, see backward.hpp
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
-/// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device; ShapeError
+/// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device;
+/// ShapeError
 ///           that names both where a tensor, weights or a workspace are of another device than the call's
 struct Cuda {
   int device = cuda::any_device;  ///< its number; any_device: the current one

@@ -35,8 +35,8 @@ inline Support device_exists(int device) {
     return {false, status == cudaSuccess ? "there is no CUDA device" : cudaGetErrorString(status)};
   }
   if (device != any_device && (device < 0 || device >= count))
-    return {false, "there is no device " + std::to_string(device) + ", the number of devices is " +
-                       std::to_string(count)};
+    return {false,
+            "there is no device " + std::to_string(device) + ", the number of devices is " + std::to_string(count)};
   return {};
 }
 

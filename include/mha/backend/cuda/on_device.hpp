@@ -101,8 +101,8 @@ template <class P> class OnDevice {
   P host_;
 };
 
-/// What a kernel of the call reads beside tensors is on the current device. Asked of CUDA only where a backend names its
-/// device.
+/// What a kernel of the call reads beside tensors is on the current device. Asked of CUDA only where a backend names
+/// its device.
 ///
 /// Errors    ShapeError that names both devices
 template <class Call> void require_data_here(int device, const Call& call) {
