@@ -64,8 +64,7 @@ struct DeviceLauncher {
 /// Backward  of attention's q, k, v and Sink, see backward.hpp
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
 /// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device;
-/// ShapeError
-///           that names both where a tensor, weights or a workspace are of another device than the call's
+///           ShapeError that names both devices where a tensor, weights or a workspace are not on the call's
 struct Cuda {
   int device = cuda::any_device;  ///< its number; any_device: the current one
   static constexpr const char* name = "Cuda";
