@@ -90,6 +90,7 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
     const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
@@ -155,6 +156,7 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const TensorView<T, 4> to = detail::four_heads(ViewTraits<std::remove_cvref_t<Out>>::view(out));
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
@@ -176,6 +178,7 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
 template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, AttentionTensor V, class... Extra>
 [[nodiscard]] auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
+  [[maybe_unused]] const auto held = detail::entered(detail::call_backend<B>(extra...));
   auto out = detail::attention_result<B>(q, detail::read_heads(v).dim());
   attention_into<B>(out, q, k, v, extra...);
   return out;
@@ -183,6 +186,7 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, Attentio
 template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra>
 [[nodiscard]] auto attention(const Q& q, const Kv& kv, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
+  [[maybe_unused]] const auto held = detail::entered(detail::call_backend<B>(extra...));
   auto out = detail::attention_result<B>(q, static_cast<Index>(kv.value_dim()));
   attention_into<B>(out, q, kv, extra...);
   return out;
@@ -207,6 +211,7 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class...
   const auto& backend = detail::call_backend<B>(extra...);
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
+  [[maybe_unused]] const auto held = detail::entered(backend, workspace);
   auto frame = workspace.frame();
   const auto queries = detail::read_heads(q), keys = detail::read_heads(k);
   const auto options = detail::collect_options<Accumulator<T>>(extra...);
@@ -233,6 +238,7 @@ template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra
   const auto& backend = detail::call_backend<B>(extra...);
   typename B::Workspace own;
   auto& workspace = detail::workspace_or(own, extra...);
+  [[maybe_unused]] const auto held = detail::entered(backend, workspace);
   auto frame = workspace.frame();
   const auto options = detail::collect_options<Accumulator<T>>(extra...);
   detail::check_source<detail::memory_of<B>>("attention_weights", kv, options.ragged);

@@ -286,6 +286,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const auto queries = detail::read_heads(q), keys = detail::read_heads(k), values = detail::read_heads(v);
     const auto options = detail::collect_options<A>(extra...);
@@ -364,6 +365,7 @@ template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionT
     else
       return NoScore{};
   };
+  [[maybe_unused]] const auto held = detail::entered(detail::call_backend<B>(extra...));
   AttentionGradients<decltype(detail::gradient_like<B>(q)), decltype(detail::gradient_like<B>(k)),
                      decltype(detail::gradient_like<B>(v)), detail::TensorOf<B, A, 1>, decltype(of_score())>
       g{detail::gradient_like<B>(q), detail::gradient_like<B>(k), detail::gradient_like<B>(v), {}, of_score()};

@@ -4,6 +4,7 @@
 //
 // Source    cuBLAS library, "cublasLtMatmul()", "cublasLtMatmulAlgoGetHeuristic()", "cublasLtEpilogue_t"
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -14,7 +15,9 @@
 #include "far_backend.hpp"
 #include "far_stream.hpp"
 
-struct cublasLtContext {};
+struct cublasLtContext {
+  int device = support::FarMemory::current;
+};
 
 namespace {
 
@@ -101,6 +104,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  if (handle->device != support::FarMemory::current) std::abort();
   delete handle;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -179,8 +183,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
   Algorithm asked{};
   const cublasStatus_t status = sizes_of(mine, left, right, get<Layout>(c_layout), to, asked);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  if (handle == nullptr || asked.rows != algorithm.rows || asked.columns != algorithm.columns ||
-      asked.depth != algorithm.depth || asked.epilogue != algorithm.epilogue)
+  if (handle == nullptr || handle->device != support::FarMemory::current || asked.rows != algorithm.rows ||
+      asked.columns != algorithm.columns || asked.depth != algorithm.depth || asked.epilogue != algorithm.epilogue)
     return CUBLAS_STATUS_INVALID_VALUE;
   const void* const matrices[] = {a, b, c, d};
   for (int i = 0; i < 4; ++i)

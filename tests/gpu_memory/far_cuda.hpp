@@ -9,6 +9,7 @@
 #include <string>
 
 #include <mha/backend/cuda/backward.hpp>
+#include <mha/backend/cuda/device.hpp>
 #include <mha/backend/cuda/device_tensor.hpp>
 #include <mha/backend/cuda/dispatch.hpp>
 #include <mha/backend/cuda/gemm.hpp>
@@ -46,20 +47,31 @@ struct FarCuda {
 
   template <class T, int Rank> using Tensor = mha::DeviceTensor<T, Rank>;
 
-  mha::Support supported() const { return {}; }
+  int device = mha::cuda::any_device;
+
+  mha::Support supported() const { return mha::cuda::device_exists(device); }
+  [[nodiscard]] mha::cuda::DeviceGuard enter() const { return mha::cuda::DeviceGuard(device); }
+  [[nodiscard]] mha::cuda::DeviceGuard enter(Workspace& workspace) const {
+    return mha::cuda::entered(device, workspace);
+  }
   template <class T> void gemm(const mha::GemmCall<T>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
     mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{*this, workspace});
   }
   template <class T> mha::cuda::PackedWeights<T> pack(std::span<const mha::DenseWeights<T>> parts) const {
+    const auto held = enter();
     return mha::cuda::PackedWeights<T>(parts);
   }
   template <class T>
   void gemm(const mha::PackedGemmCall<T, mha::cuda::PackedWeights<T>>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
     mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{*this, workspace});
   }
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    mha::cuda::require_data_here(device, call);
     want_far(call);
     auto frame = workspace.frame();
     FarLaunch launched;
@@ -74,6 +86,8 @@ struct FarCuda {
 
   template <class T, class Source, class M, class S>
   void attend_recorded(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    mha::cuda::require_data_here(device, call);
     want_far(call);
     want_far("the tape", call.states.level);
     FarStream::catch_up();
@@ -85,6 +99,9 @@ struct FarCuda {
   }
   template <class T, class Source, class M, class S, class Wanted>
   void attend_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    mha::cuda::require_data_here(device, call.forward);
+    mha::cuda::require_tape_here(device, call);
     want_far(call.forward);
     for (const void* p : {static_cast<const void*>(call.out.data), static_cast<const void*>(call.d_out.data),
                           static_cast<const void*>(call.d_log_sum_exp.data)})
@@ -104,6 +121,8 @@ struct FarCuda {
   template <class T, class Source, class M, class S>
   void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
                Workspace& workspace) const {
+    const auto held = enter(workspace);
+    mha::cuda::require_data_here(device, call);
     want_far(call);
     want_far("the weights", to.data);
     gpu::with_guarded_policies(call, [&](const auto& any) {
@@ -112,27 +131,36 @@ struct FarCuda {
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {
+    const auto held = enter();
     FarStream::enqueue([items] {
       for (std::ptrdiff_t i = 0, n = items.rows * items.columns; i < n; ++i)  // as a thread each, never rows at once
         items(i / items.columns, static_cast<Index>(i % items.columns));
     });
   }
   const Index* stage(const Index* numbers, Index n, Workspace::Frame& frame, Workspace& workspace) const {
+    const auto held = enter(workspace);
     return workspace.stage(numbers, static_cast<std::size_t>(n), frame);
   }
   void send(const Index* numbers, Index n, Index* to, Workspace& workspace) const {
+    const auto held = enter(workspace);
     want_far("where numbers are sent", to);
     workspace.send(numbers, static_cast<std::size_t>(n), to);
   }
-  void require_sendable(const Workspace& workspace) const { workspace.require_sendable(); }
+  void require_sendable(const Workspace& workspace) const {
+    const auto held = enter();
+    workspace.require_sendable();
+  }
   template <class T> mha::cuda::DeviceArray<T> upload(std::span<const T> from) const {
+    const auto held = enter();
     return mha::cuda::DeviceArray<T>(from);
   }
   template <class T> void download(const T* from, std::span<T> to, Workspace& workspace) const {
+    const auto held = enter();
     mha::cuda::download(from, to, workspace.stream());
   }
-  template <class P> auto keep(const P& policy) const { return mha::on_device(policy); }
+  template <class P> auto keep(const P& policy) const { return mha::on_device(policy, *this); }
   void require_reachable(const char* call, const char* tensor, const void* p) const {
+    const auto held = enter();
     mha::cuda::require_device_pointer(call, tensor, p);
   }
   template <class T> std::string explain(const mha::AttendPlan& plan) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of CUDA's runtime as the backend's host code asks for. Device memory is far memory; a stream does at once
-// what it is told, but for copies from pinned memory (far_stream.hpp). While it is being recorded, what CUDA forbids
-// then is an error.
+// As much of CUDA's runtime as the backend's host code asks for. Two devices, whose memory is far memory; what is done
+// with one's while the other is current is an error, or a crash. A stream does at once what it is told, but for copies
+// from pinned memory (far_stream.hpp). While it is being recorded, what CUDA forbids then is an error.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -22,6 +22,18 @@ struct Copy {
   void* to;
   const void* from;
   std::size_t bytes;
+  int device;
+};
+/// While one lives, the device is the current one.
+class On {
+ public:
+  explicit On(int device) : before_(std::exchange(support::FarMemory::current, device)) {}
+  On(const On&) = delete;
+  On& operator=(const On&) = delete;
+  ~On() { support::FarMemory::current = before_; }
+
+ private:
+  int before_;
 };
 using Graph = std::vector<std::function<void()>>;
 struct State {
@@ -31,7 +43,7 @@ struct State {
   bool recording = false;
   cudaStream_t recorded_stream = nullptr;
   Graph recorded;
-  int allocations = 0, pinned_copies = 0;
+  int allocations = 0, pinned_copies = 0, switches = 0;
 
   bool is_pinned(const void* p, std::size_t bytes) const {
     const auto* const first = static_cast<const std::byte*>(p);
@@ -41,10 +53,11 @@ struct State {
     return first + bytes <= block->first + block->second;
   }
   void make_until(std::size_t count) {
-    if (made >= count || enqueued.empty()) return;
-    const support::Kernel open;
-    for (; made < count && !enqueued.empty(); ++made, enqueued.pop_front())
+    for (; made < count && !enqueued.empty(); ++made, enqueued.pop_front()) {
+      const On on(enqueued.front().device);
+      const support::Kernel open;
       std::memcpy(enqueued.front().to, enqueued.front().from, enqueued.front().bytes);
+    }
   }
   void make_all() { make_until(made + enqueued.size()); }
 };
@@ -66,15 +79,22 @@ cudaError_t waited() {
   return cudaSuccess;
 }
 
+bool is_here(const void* p) { return support::FarMemory::device_of(p) == support::FarMemory::current; }
 bool fits(const void* to, const void* from, cudaMemcpyKind kind) {
-  return support::FarMemory::holds(to) == (kind == cudaMemcpyHostToDevice) &&
-         support::FarMemory::holds(from) == (kind == cudaMemcpyDeviceToHost);
+  return kind == cudaMemcpyHostToDevice   ? is_here(to) && !support::FarMemory::holds(from)
+         : kind == cudaMemcpyDeviceToHost ? is_here(from) && !support::FarMemory::holds(to)
+                                          : false;
 }
 
 }  // namespace
 
 void support::FarStream::enqueue(std::function<void()> kernel) {
-  if (state().recording) return state().recorded.push_back(std::move(kernel));
+  if (state().recording)
+    return state().recorded.push_back([kernel = std::move(kernel), device = FarMemory::current] {
+      const On on(device);
+      const Kernel open;
+      kernel();
+    });
   state().make_all();
   const support::Kernel open;
   kernel();
@@ -82,6 +102,7 @@ void support::FarStream::enqueue(std::function<void()> kernel) {
 void support::FarStream::catch_up() { state().make_all(); }
 int support::FarStream::allocations() { return state().allocations; }
 std::size_t support::FarStream::recorded() { return state().recorded.size(); }
+int support::FarStream::switches() { return state().switches; }
 int support::FarStream::pinned_copies() { return state().pinned_copies; }
 
 extern "C" {
@@ -93,9 +114,18 @@ cudaError_t cudaMalloc(void** p, std::size_t bytes) {
   *p = support::FarMemory::allocate((bytes + 255) / 256 * 256);
   return cudaSuccess;
 }
-cudaError_t cudaFree(void* p) { return p == nullptr ? cudaSuccess : waited(); }
+cudaError_t cudaFree(void* p) {
+  if (p != nullptr && !is_here(p)) std::abort();
+  return p == nullptr ? cudaSuccess : waited();
+}
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = support::FarMemory::devices;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= support::FarMemory::devices) return cudaErrorInvalidDevice;
+  support::FarMemory::current = device;
+  ++state().switches;
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -149,10 +179,10 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   if (!fits(to, from, kind)) return cudaErrorInvalidValue;
   if (state().recording) {  // reads what is there when the graph is launched
-    state().recorded.push_back([=] { std::memcpy(to, from, bytes); });
+    support::FarStream::enqueue([=] { std::memcpy(to, from, bytes); });
     return cudaSuccess;
   }
-  state().enqueued.push_back({to, from, bytes});
+  state().enqueued.push_back({to, from, bytes, support::FarMemory::current});
   if (kind != cudaMemcpyHostToDevice || !state().is_pinned(from, bytes))
     state().make_all();
   else
@@ -160,7 +190,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
-  if (!support::FarMemory::holds(to)) return cudaErrorInvalidValue;
+  if (!is_here(to)) return cudaErrorInvalidValue;
   support::FarStream::enqueue([=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
@@ -201,11 +231,14 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "an error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the runtime for tests"; }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
-  attributes->devicePointer = support::FarMemory::holds(p) ? const_cast<void*>(p) : nullptr;
+  const int device = support::FarMemory::device_of(p);
+  attributes->type = device >= 0 ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  attributes->device = device;
+  attributes->devicePointer = device >= 0 ? const_cast<void*>(p) : nullptr;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = support::FarMemory::current;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {

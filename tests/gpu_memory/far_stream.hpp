@@ -18,6 +18,8 @@ struct FarStream {
   static int allocations();
   /// How much the recording that is under way has enqueued.
   static std::size_t recorded();
+  /// How often a device was made the current one since.
+  static int switches();
   /// How many copies from pinned memory were enqueued since.
   static int pinned_copies();
 };

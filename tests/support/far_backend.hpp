@@ -19,31 +19,41 @@
 
 namespace support {
 
-/// Pages that are closed to everybody but while a Kernel lives. Nothing is given back: tests are small.
+/// The pages of two devices, closed to everybody but while a Kernel lives, which opens one's. Nothing is given back:
+/// tests are small.
 struct FarMemory {
   static constexpr std::size_t alignment = 64;
   static constexpr std::size_t capacity = std::size_t{1} << 32;
+  static constexpr int devices = 2;
+  static inline int current = 0;  ///< the device that allocates and computes
 
-  static std::byte* base() {
+  static std::byte* base(int device) {
     static std::byte* const region = [] {
-      void* const p = ::mmap(nullptr, capacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      void* const p =
+          ::mmap(nullptr, devices * capacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (p == MAP_FAILED) throw std::bad_alloc();
       return static_cast<std::byte*>(p);
     }();
-    return region;
+    return region + static_cast<std::size_t>(device) * capacity;
   }
   static std::byte* allocate(std::size_t bytes) {
-    static std::size_t used = 0;
-    std::byte* const p = base() + used;
-    used += (bytes + alignment - 1) / alignment * alignment;
-    if (used > capacity) throw std::bad_alloc();
+    static std::size_t used[devices] = {};
+    std::byte* const p = base(current) + used[current];
+    used[current] += (bytes + alignment - 1) / alignment * alignment;
+    if (used[current] > capacity) throw std::bad_alloc();
     return p;
   }
   static void free(std::byte*) noexcept {}
-  static bool holds(const void* p) { return p >= base() && p < base() + capacity; }
+  /// Which device has it; −1: it is the host's.
+  static int device_of(const void* p) {
+    for (int d = 0; d < devices; ++d)
+      if (p >= base(d) && p < base(d) + capacity) return d;
+    return -1;
+  }
+  static bool holds(const void* p) { return device_of(p) >= 0; }
 };
 
-/// While one lives, far memory can be read and written.
+/// While one lives, the memory of the device that was current when it began can be read and written, no other's.
 class Kernel {
  public:
   Kernel() { open_close(depth()++ == 0, PROT_READ | PROT_WRITE); }
@@ -57,7 +67,9 @@ class Kernel {
     return n;
   }
   static void open_close(bool change, int protection) {
-    if (change && ::mprotect(FarMemory::base(), FarMemory::capacity, protection) != 0) std::abort();
+    static int opened = 0;
+    if (protection != PROT_NONE && change) opened = FarMemory::current;
+    if (change && ::mprotect(FarMemory::base(opened), FarMemory::capacity, protection) != 0) std::abort();
   }
 };
 

@@ -176,12 +176,13 @@ struct Support {
 ///                                                      KvCache saves
 ///   template <class P> auto keep(const P&) const       a policy that a layer owns, its data in the backend's memory
 ///   void require_reachable(const char* call, const char* tensor, const void*) const
-/// and `for_each_item`, pack() and its gemm(); if it likes, `void send(const Index*, Index n, Index* to, Workspace&)
-/// const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the layers'
-/// calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the others;
-/// then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does anything.
-/// take_host() of its Workspace's frames gives memory of the host. tests/support/plain_backend.hpp is a whole one in a
-/// hundred lines.
+/// and `for_each_item`, pack() and its gemm(); if it likes, `auto enter() const` and `auto enter(Workspace&) const`,
+/// what a call holds while it takes memory, and checks of its workspace; `void send(const Index*, Index n, Index* to,
+/// Workspace&) const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the
+/// layers' calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the
+/// others; then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does
+/// anything. take_host() of its Workspace's frames gives memory of the host. tests/support/plain_backend.hpp is a whole
+/// one in a hundred lines.
 template <class B>
 concept Backend = requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
                            const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {
@@ -214,6 +215,15 @@ requires(!computes_on_host<B>) struct TensorsOf<B> {
 template <class B, class T, int Rank> using TensorOf = typename TensorsOf<B>::template Tensor<T, Rank>;
 /// What a call on the backend returns for an input of this type.
 template <class B, class Owner> using ResultOn = ResultOf<Owner, TensorsOf<B>::template Tensor>;
+
+struct NothingHeld {};
+/// What a call holds while it takes memory and computes: on a device that the backend names, that it is current.
+template <class B, class... Workspace> auto entered(const B& backend, Workspace&... workspace) {
+  if constexpr (requires { backend.enter(workspace...); })
+    return backend.enter(workspace...);
+  else
+    return NothingHeld{};
+}
 
 /// Runs items on the backend.
 template <class B> struct ItemsOn {

@@ -103,7 +103,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       run(backend, from, detail::find_into<T>(extra...), extra...);
     } else {
-      auto y = detail::result_of_rows<On, X>(from, config_.d_model);
+      auto y = detail::result_on<X>(backend, from, config_.d_model);
       run(backend, from, detail::with_batch(view(y)), extra...);
       return y;
     }
@@ -236,6 +236,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const auto hidden = detail::take_like<T>(frame, detail::row_major<3>(static_cast<T*>(nullptr), extents));
     up_.multiply(backend, x, hidden, {}, {}, workspace);

@@ -166,7 +166,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       run(backend, from, detail::find_into<T>(extra...), extra...);
     } else {
-      auto y = detail::result_of_rows<On, X>(from, config().outputs);
+      auto y = detail::result_on<X>(backend, from, config().outputs);
       run(backend, from, detail::with_batch(view(y)), extra...);
       return y;
     }

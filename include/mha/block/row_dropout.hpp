@@ -101,6 +101,7 @@ DropoutDraws draws_of(const char* call, const std::optional<Dropout>& dropout, c
 template <class B, class T, class Run>
 void run_dropped(const B& backend, const DropoutDraws& draws, const TensorView<T, 3>& y,
                  const TensorView<const T, 3>& residual, typename B::Workspace& workspace, const Run& run) {
+  [[maybe_unused]] const auto held = entered(backend, workspace);
   if (!draws.exist()) return run(y, residual);
   auto frame = workspace.frame();
   const ItemsOn<B> items{backend, workspace};

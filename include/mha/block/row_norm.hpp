@@ -242,7 +242,7 @@ template <class T, Backend B, class Kind> class RowNorm {
     if constexpr ((IntoArgument<Extra> || ...)) {
       run(from, find_into<T>(extra...), before, extra...);
     } else {
-      auto y = result_of_rows<B, X>(from, from.extent[2]);
+      auto y = result_on<X>(backend_or(backend_, extra...), from, from.extent[2]);
       run(from, with_batch(view(y)), before, extra...);
       return y;
     }
@@ -261,11 +261,14 @@ template <class T, Backend B, class Kind> class RowNorm {
     const B& backend = backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = entered(backend, workspace);
     require_supported(backend, Kind::name);
     require_reachable(backend, Kind::name, "x", x);
     require_reachable(backend, Kind::name, "the residual", residual);
     require_reachable(backend, Kind::name, "the result", y);
     require_reachable(backend, Kind::name, "the sum", sum);
+    require_reachable(backend, Kind::name, "the norm's weight",
+                      TensorView<const A, 1>{numbers(), {config_.width}, {1}});
     before(residual, backend, workspace);
     // Rows are read more than once while they are written.
     auto frame = workspace.frame();

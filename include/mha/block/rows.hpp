@@ -40,6 +40,12 @@ template <class B, class X, class View> auto result_of_rows(const View& x, Index
     return Result::make(x.extent[0], x.extent[1], width);
 }
 
+/// The same in the memory of the call's backend.
+template <class X, class B, class View> auto result_on(const B& backend, const View& x, Index width) {
+  [[maybe_unused]] const auto held = entered(backend);
+  return result_of_rows<B, X>(x, width);
+}
+
 /// Whether two views show the same elements in the same order.
 template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const TensorView<T, 3>& b) {
   bool same = a.data == b.data;

@@ -91,8 +91,8 @@ template <class F, class B> class CacheMemory {
       : shape_(shape),
         backend_(backend),
         workspace_(std::move(workspace)),
-        key_(layers, shape.heads, rows.blocks, rows.rows, shape.dim),
-        value_(layers, shape.heads, rows.blocks, rows.rows, shape.value_dim),
+        key_(made(layers, shape.heads, rows, shape.dim)),
+        value_(made(layers, shape.heads, rows, shape.value_dim)),
         tiles_(shape, layers, rows) {}
 
   std::size_t bytes() const {
@@ -165,6 +165,7 @@ template <class F, class B> class CacheMemory {
         to(std::span<const F>(here));
       }
     } else {
+      [[maybe_unused]] const auto held = entered(backend_, workspace_);
       TensorOf<B, F, 2> there(n, width);
       for (Index layer = 0; layer < layers(); ++layer) {
         read_into(layer, rows, there.view().data);
@@ -187,6 +188,10 @@ template <class F, class B> class CacheMemory {
  private:
   using Tiles = typename CachedTilesOf<B>::type;
 
+  TensorOf<B, F, 5> made(Index layers, Index heads, const BlockExtents& rows, Index dim) const {
+    [[maybe_unused]] const auto held = entered(backend_, workspace_);
+    return TensorOf<B, F, 5>(layers, heads, rows.blocks, rows.rows, dim);
+  }
   static std::ptrdiff_t size(std::span<const Index> rows) { return static_cast<std::ptrdiff_t>(rows.size()); }
 
   /// f(numbers), which are where the items that `run` runs can read them.

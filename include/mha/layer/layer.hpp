@@ -128,6 +128,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const auto options = detail::collect_options<Accumulator<T>>(extra...);
     RowPositions at = detail::key_positions({"project_memory", "x", "memory", "memory"}, options.ragged, options.origin,
@@ -171,6 +172,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     const detail::ItemsOn<B> items{backend, detail::workspace_or(own, extra...)};
+    [[maybe_unused]] const auto held = detail::entered(backend, items.workspace);
     const auto each = attention_weights(x, extra...);
     detail::TensorOf<B, Accumulator<T>, 3> mean(each.extent(0), each.extent(2), each.extent(3));
     items(detail::mean_over_heads<Accumulator<T>>(each.view(), mean.view()));
@@ -216,7 +218,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       forward(from, memory, detail::find_into<T>(extra...), extra...);
     } else {
-      auto y = detail::result_of_rows<B, X>(from, output_width());
+      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), from, output_width());
       forward(from, memory, detail::with_batch(view(y)), extra...);
       return y;
     }
@@ -246,7 +248,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       to(detail::find_into<T>(extra...));
     } else {
-      auto y = detail::result_of_rows<B, X>(all, output_width());
+      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), all, output_width());
       to(detail::with_batch(view(y)));
       return y;
     }
@@ -261,6 +263,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const auto made = detail::projected<B>(c, x, detail::memory_of_call<B>(x, memory), true, frame);
     // The canonical layout (B, L, H, Dv) is already the concatenation (B·L, H·Dv).
@@ -276,7 +279,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", x);
-    detail::require_reachable(backend, "layer", "memory", made.rows);
+    detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
     detail::require_reachable(backend, "layer", "the result", y);
     detail::require_reachable(backend, "layer", "log-sum-exp", checked.log_sum_exp);
 
@@ -307,6 +310,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const auto made = detail::projected<B>(config_, from, memory, false, frame);
     const detail::CallNames names = detail::layer_names(from, memory);
@@ -318,7 +322,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", from);
-    detail::require_reachable(backend, "layer", "memory", made.rows);
+    detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
     const auto call = detail::staged(backend, std::move(checked), frame, workspace);
     project(backend, from, made, call, detail::key_positions_of(call, memory), parameters_.views(), frame, workspace);
     return detail::run_weights(backend, call, workspace);

@@ -97,6 +97,13 @@ Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const K
   return {head_buffers<T, false>(frame, x.extent[0], x.extent[1], {q})[0], memory.key.view(), memory.value.view()};
 }
 
+/// Checks where the rows are that keys and values are made from, or, of those that are made already, where they are.
+template <class B, class T, class Memory, class Kv>
+void require_memory_reachable(const B& backend, const TensorView<const T, 3>& rows, const Memory&, const Kv& kv) {
+  require_reachable(backend, "layer", "memory", rows);
+  if constexpr (!std::is_same_v<Memory, TensorView<const T, 3>>) require_source_reachable(backend, "layer", kv);
+}
+
 /// x normalised, in place; nothing if the norm has no weights.
 template <class B, class T, class Norm>
 void run_norm(const Norm& norm, const TensorView<T, 4>& x, const TensorView<const T, 1>& weight,

@@ -57,6 +57,7 @@ template <class B> class StepMemory {
       if (rooms_.size() <= room) rooms_.resize(room + 1);
       const std::int64_t size = fixed_ + (std::int64_t{1} << room);
       require(size <= longest_axis, "step: ", size, " numbers of a step, the limit is ", longest_axis);
+      [[maybe_unused]] const auto held = entered(by.backend);
       if (rooms_[room].view().size() == 0) rooms_[room] = TensorOf<B, Index, 2>(Index{1}, static_cast<Index>(size));
       here_ = rooms_[room].view().data;
       by.backend.send(all_.data(), static_cast<Index>(all_.size()), here_, by.workspace);

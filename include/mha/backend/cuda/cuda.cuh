@@ -10,6 +10,7 @@
 #include "../backend.hpp"
 #include "../weights.hpp"
 #include "backward.hpp"
+#include "device.hpp"
 #include "device_machine.cuh"
 #include "device_tensor.hpp"
 #include "dispatch.hpp"
@@ -47,17 +48,25 @@ struct DeviceLauncher {
 
 }  // namespace cuda
 
-/// An NVIDIA GPU of compute capability 8.0 or above, the one that is current.
+/// An NVIDIA GPU of compute capability 8.0 or above: the calling thread's current device at each call, or the one that
+/// the value names, mha::Cuda{.device = 1}.
 ///
+/// Device    a named one is current while a call, a layer's packing or a cache's own work runs, and the thread's own is
+///           again after that, after exceptions too. Weights, results, caches and a workspace stay on the device that
+///           they were made on; tensors of the program's own go there by to_device(x, cuda), or while cuda.enter()
+///           lives
 /// Scalars   bfloat16, half (tensor cores, summed in float); float and double (multiply-adds, never tf32)
 /// Memory    tensors, views, LogSumExp and into(y) are the device's: mha::to_device() copies. Policies with data go
-///           through mha::on_device(policy), once; a layer does so for its own. Ragged's offsets stay on the host
+///           through mha::on_device(policy), or on_device(policy, cuda), once; a layer does so for its own. Ragged's
+///           offsets stay on the host
 /// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
 ///           own for the default stream, allocates, and waits when it gives that back
 /// Backward  of attention's q, k, v and Sink, see backward.hpp
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
-/// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device
+/// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device;
+///           ShapeError that names both devices where a tensor, weights or a workspace are not on the call's
 struct Cuda {
+  int device = cuda::any_device;  ///< its number; any_device: the current one
   static constexpr const char* name = "Cuda";
   static constexpr Memory memory = Memory::device;
   static constexpr bool drops = true;
@@ -66,36 +75,43 @@ struct Cuda {
   template <class T, int Rank> using Tensor = DeviceTensor<T, Rank>;
 
   Support supported() const {
-    int count = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
-    if (status != cudaSuccess || count == 0) {
-      static_cast<void>(cudaGetLastError());
-      return {false, status == cudaSuccess ? "there is no CUDA device" : cudaGetErrorString(status)};
-    }
-    const int major = cuda::device_attribute(cudaDevAttrComputeCapabilityMajor);
+    if (Support there = cuda::device_exists(device); !there.ok) return there;
+    const int major = cuda::device_attribute(cudaDevAttrComputeCapabilityMajor, device);
     if (major < 8)
       return {false, "the device has compute capability " + std::to_string(major) + ".x, 8.0 is the least"};
     return {};
   }
 
+  /// While what it returns lives, the device is current.
+  [[nodiscard]] cuda::DeviceGuard enter() const { return cuda::DeviceGuard(device); }
+  /// For a call in the workspace.
+  [[nodiscard]] cuda::DeviceGuard enter(Workspace& workspace) const { return cuda::entered(device, workspace); }
+
   /// c = a · b + bias, see gemm.hpp.
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
-    if constexpr (check_scalar<T>()) cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
+    if constexpr (check_scalar<T>()) {
+      const auto held = enter(workspace);
+      cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
+    }
   }
 
   template <class T> cuda::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts) const {
     static_assert(check_scalar<T>());
     if (const Support support = supported(); !support.ok)
       detail::throw_error(std::runtime_error(std::string("layer: Cuda cannot run here: ") + support.reason));
+    const auto held = enter();
     return cuda::PackedWeights<T>(parts);
   }
   template <class T> void gemm(const PackedGemmCall<T, cuda::PackedWeights<T>>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
     cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
   }
 
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {
+      const auto held = enter(workspace);
+      cuda::require_data_here(device, call);
       auto frame = workspace.frame();
       cuda::attend(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
@@ -104,6 +120,8 @@ struct Cuda {
   template <class T, class Source, class M, class S>
   void attend_recorded(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {
+      const auto held = enter(workspace);
+      cuda::require_data_here(device, call);
       auto frame = workspace.frame();
       cuda::attend_recorded(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
@@ -113,6 +131,9 @@ struct Cuda {
   template <class T, class Source, class M, class S, class Wanted>
   void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {
+      const auto held = enter(workspace);
+      cuda::require_data_here(device, call.forward);
+      cuda::require_tape_here(device, call);
       auto frame = workspace.frame();
       cuda::attend_backward(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
@@ -122,29 +143,44 @@ struct Cuda {
   template <class T, class Source, class M, class S>
   void weights(const AttendCall<T, Source, M, S>& call, const TensorView<Accumulator<T>, 4>& to,
                Workspace& workspace) const {
-    if constexpr (check_call<T, Source, M, S>()) detail::run_softmax(call, to, detail::ItemsOn<Cuda>{*this, workspace});
+    if constexpr (check_call<T, Source, M, S>()) {
+      const auto held = enter(workspace);
+      cuda::require_data_here(device, call);
+      detail::run_softmax(call, to, detail::ItemsOn<Cuda>{*this, workspace});
+    }
   }
 
   template <Items I> void for_each_item(const I& items, Workspace& workspace) const {
+    const auto held = enter();
     cuda::run_items(items, workspace.stream());
   }
   const Index* stage(const Index* numbers, Index n, Workspace::Frame& frame, Workspace& workspace) const {
+    const auto held = enter(workspace);
     return workspace.stage(numbers, static_cast<std::size_t>(n), frame);
   }
   void send(const Index* numbers, Index n, Index* to, Workspace& workspace) const {
+    const auto held = enter(workspace);
     workspace.send(numbers, static_cast<std::size_t>(n), to);
   }
-  void require_sendable(const Workspace& workspace) const { workspace.require_sendable(); }
-  template <class T> cuda::DeviceArray<T> upload(std::span<const T> from) const { return cuda::DeviceArray<T>(from); }
+  void require_sendable(const Workspace& workspace) const {
+    const auto held = enter();
+    workspace.require_sendable();
+  }
+  template <class T> cuda::DeviceArray<T> upload(std::span<const T> from) const {
+    const auto held = enter();
+    return cuda::DeviceArray<T>(from);
+  }
   template <class T> void download(const T* from, std::span<T> to, Workspace& workspace) const {
+    const auto held = enter();
     cuda::download(from, to, workspace.stream());
   }
-  template <class P> auto keep(const P& policy) const { return on_device(policy); }
+  template <class P> auto keep(const P& policy) const { return on_device(policy, *this); }
   void require_reachable(const char* call, const char* tensor, const void* p) const {
+    const auto held = enter();
     cuda::require_device_pointer(call, tensor, p);
   }
 
-  /// The kernel of such a call on this device, or on an H100 where there is none.
+  /// The kernel of such a call on the device, or on an H100 where there is none.
   template <class T> std::string explain(const AttendPlan& plan) const {
     const bool here = supported().ok;
     const std::string text = cuda::explain<T>(plan, here ? device_facts() : cuda::DeviceFacts{});
@@ -172,9 +208,9 @@ struct Cuda {
     return cuda::multiplies<T>;
   }
 
-  static cuda::DeviceFacts device_facts() {
-    return {cuda::device_attribute(cudaDevAttrMultiProcessorCount),
-            cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  cuda::DeviceFacts device_facts() const {
+    return {cuda::device_attribute(cudaDevAttrMultiProcessorCount, device),
+            cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
   }
 };
 

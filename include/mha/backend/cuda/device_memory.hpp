@@ -12,7 +12,7 @@
 
 #include "../../core/check.hpp"
 #include "../../core/workspace.hpp"
-#include "error.hpp"
+#include "device.hpp"
 
 /// Memory of the device that is current when it is taken.
 namespace mha::inline MHA_NAMESPACE::cuda {
@@ -32,8 +32,13 @@ struct DeviceMemory {
     check(status, status == cudaErrorStreamCaptureUnsupported ? recorded : "cudaMalloc");
     return static_cast<std::byte*>(p);
   }
-  // There is nobody left to tell of a failure, which another call will report too.
-  static void free(void* p) noexcept { static_cast<void>(cudaFree(p)); }
+  // There is nobody left to tell of a failure, which another call will report too. Its own device is waited for.
+  static void free(void* p) noexcept {
+    cudaPointerAttributes of_p{};
+    const bool known = p != nullptr && cudaPointerGetAttributes(&of_p, p) == cudaSuccess;
+    release_on(known && of_p.type == cudaMemoryTypeDevice ? of_p.device : any_device,
+               [&] { static_cast<void>(cudaFree(p)); });
+  }
 };
 
 struct DeviceFree {
@@ -145,15 +150,5 @@ class StagingRing {
   std::vector<Block> blocks_;
   std::size_t next_ = 0;
 };
-
-/// Whether a pointer is one that kernels of this device may follow.
-///
-/// Errors    ShapeError that names the call and the tensor if it is plain memory of the host
-inline void require_device_pointer(const char* call, const char* tensor, const void* p) {
-  cudaPointerAttributes attributes{};
-  check(cudaPointerGetAttributes(&attributes, p), "cudaPointerGetAttributes");
-  mha::detail::require(attributes.devicePointer != nullptr, call, ": ", tensor,
-                       " is in host memory, but the backend computes on a device: copy it first with mha::to_device()");
-}
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -108,6 +108,13 @@ template <Viewable Owner> [[nodiscard]] auto to_device(const Owner& from, cudaSt
   return to;
 }
 
+/// The same on the device that a backend names: to_device(x, mha::Cuda{.device = 1}).
+template <Viewable Owner, cuda::NamesDevice B>
+[[nodiscard]] auto to_device(const Owner& from, const B& backend, cudaStream_t stream = nullptr) {
+  const auto held = backend.enter();
+  return to_device(from, stream);
+}
+
 /// A copy on the host of what the tensor holds when the stream has done what it was given; waits for the stream.
 ///
 /// Errors    ShapeError if a view is not row-major and contiguous
@@ -120,6 +127,8 @@ template <Viewable Owner> [[nodiscard]] auto to_host(const Owner& from, cudaStre
   detail::require_data("to_host", "the tensor", v);
   detail::require(is_contiguous(v), "to_host: the view of ", v.size(), " elements must be row-major and contiguous");
   auto to = detail::owner_like<Tensor<T, Rank>>(v);
+  // The default stream is that of the device which the calls before it ran on.
+  const cuda::DeviceGuard held(stream == nullptr && to.size() > 0 ? cuda::device_of(v.data) : cuda::any_device);
   cuda::download(v.data, std::span<T>(to), stream);
   return to;
 }

@@ -57,6 +57,7 @@ template <class T, class Run> void multiply(const GemmCall<T>& call, Workspace& 
 /// Neighbours whose results lie side by side are one product.
 template <class T, class Run>
 void multiply(const PackedGemmCall<T, PackedWeights<T>>& call, Workspace& workspace, const Run& run) {
+  call.weights.require_here();
   for (std::size_t i = 0, end; i < call.c.size(); i = end) {
     TensorView<T, 2> c = call.c[i];
     for (end = i + 1; end < call.c.size(); ++end) {

@@ -12,21 +12,10 @@
 #include "../../core/scalar.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/score.hpp"
-#include "error.hpp"
+#include "device.hpp"
 
 /// How a kernel gets onto the device: its parameters, its shared memory, the errors of its launch.
 namespace mha::inline MHA_NAMESPACE::cuda {
-
-inline int current_device() {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  return device;
-}
-inline int device_attribute(cudaDeviceAttr attribute) {
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, attribute, current_device()), "cudaDeviceGetAttribute");
-  return value;
-}
 
 /// Enqueues Kernel(params), a `__global__ void(const Params)`.
 ///

@@ -19,6 +19,7 @@
 #include "../../policy/score/alibi_slopes.hpp"
 #include "../../policy/score/relative_bias.hpp"
 #include "../../policy/sink.hpp"
+#include "device.hpp"
 #include "device_memory.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -99,6 +100,32 @@ template <class P> class OnDevice {
   std::shared_ptr<Twins> twins_;
   P host_;
 };
+
+/// What a kernel of the call reads beside tensors is on the current device. Asked of CUDA only where a backend names
+/// its device.
+///
+/// Errors    ShapeError that names both devices
+template <class Call> void require_data_here(int device, const Call& call) {
+  if (device == any_device) return;
+  const auto check_at = [](const char* what, const void* p) {
+    if (p != nullptr) require_device_pointer("attention", what, p);
+  };
+  const auto check_data = [&](const auto& data) {
+    if constexpr (requires { data.memory; })
+      if (data.memory == Memory::device && data.size > 0) check_at("the data of a mask or score", data.data);
+    return data;
+  };
+  static_cast<void>(mha::with_data(call.mask, check_data));
+  static_cast<void>(mha::with_data(call.score, check_data));
+  check_at("a Sink", call.sink.data);
+  check_at("the tape", call.states.level);
+}
+
+template <class Call> void require_tape_here(int device, const Call& call) {
+  if (device == any_device) return;
+  for (const void* p : {static_cast<const void*>(call.level), static_cast<const void*>(call.sum)})
+    if (p != nullptr) require_device_pointer("attention_backward", "the tape", p);
+}
 
 /// RelativeBias as kernels read it: distances from `reach` on are in one bucket, so that a short table serves all.
 struct DistanceTable {
@@ -210,6 +237,12 @@ template <class A> auto on_device(const Not<A>& m) {
 }
 template <class A, class B> auto on_device(const Chain<A, B>& s) {
   return Chain{on_device(s.first), on_device(s.second)};
+}
+
+/// On the device that a backend names.
+template <class P, cuda::NamesDevice B> [[nodiscard]] auto on_device(const P& policy, const B& backend) {
+  const auto held = backend.enter();
+  return on_device(policy);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -15,7 +15,8 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 /// product. Biases lie in a row of their own, 0 where a matrix of the group has none.
 template <class T> class PackedWeights {
  public:
-  explicit PackedWeights(std::span<const DenseWeights<T>> parts) {
+  /// On the current device.
+  explicit PackedWeights(std::span<const DenseWeights<T>> parts) : device_(current_device()) {
     for (const DenseWeights<T>& w : parts) {
       const Index depth = w.matrix.extent[0];
       auto group = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.depth == depth; });
@@ -35,6 +36,12 @@ template <class T> class PackedWeights {
     }
   }
 
+  /// Errors    ShapeError if they are not on the current device
+  void require_here() const {
+    const int here = current_device();
+    mha::detail::require(device_ == here, "Cuda: the weights were packed on device ", device_,
+                         ", but the call computes on device ", here);
+  }
   std::size_t bytes() const {
     std::size_t n = 0;
     for (const Group& g : groups_) n += (g.matrix.size() + g.bias.size()) * sizeof(T);
@@ -73,6 +80,7 @@ template <class T> class PackedWeights {
     for (Index j = 0; j < from.bias.extent[0]; ++j) bias[part.first_column + j] = from.bias(j);
   }
 
+  int device_;
   std::vector<Group> groups_;
   std::vector<Part> parts_;
 };

@@ -13,7 +13,7 @@
 
 #include "../../core/scalar.hpp"
 #include "../../core/view.hpp"
-#include "error.hpp"
+#include "device.hpp"
 
 /// Dense products by cuBLASLt.
 namespace mha::inline MHA_NAMESPACE::cuda {
@@ -59,6 +59,14 @@ struct Product {
   Operand a, b, c;
   const void* bias = nullptr;
   bool accumulates = false;
+};
+
+/// Where a handle of cuBLASLt was made, which is where it is destroyed.
+struct HandleDestroy {
+  int device = any_device;
+  void operator()(cublasLtHandle_t handle) const noexcept {
+    release_on(device, [&] { static_cast<void>(cublasLtDestroy(handle)); });
+  }
 };
 
 /// The handle, and what cuBLASLt chose for each product it was asked for.
@@ -199,17 +207,15 @@ class Products {
 
   cublasLtHandle_t handle() {
     if (handle_ == nullptr) {
+      const int device = current_device();
       cublasLtHandle_t made = nullptr;
       check(cublasLtCreate(&made), "cublasLtCreate");
-      handle_.reset(made);
+      handle_ = {made, HandleDestroy{device}};
     }
     return handle_.get();
   }
 
-  struct Destroy {
-    void operator()(cublasLtHandle_t handle) const noexcept { static_cast<void>(cublasLtDestroy(handle)); }
-  };
-  std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>, Destroy> handle_;
+  std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>, HandleDestroy> handle_;
   std::map<Key, Kept> choices_;
   std::uint64_t uses_ = 0;
 };

@@ -17,8 +17,8 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 /// waits, so that it can be recorded in a CUDA graph. A ragged call cannot: its numbers travel through pinned memory, a
 /// block of which each of the first 64 transfers allocates. A step of a cache can: see RecordedStep. A graph holds
 /// addresses of the workspace: it must outlive the graph, and a call of a larger shape, which makes it grow, ends the
-/// graph's use. One workspace serves one thread and one stream on the device that was current at its first call; what
-/// it holds is freed by its destructor, which waits.
+/// graph's use. One workspace serves one thread and one stream on the device of its first call; what it holds is freed
+/// by its destructor, which waits.
 class Workspace {
  public:
   static constexpr bool is_workspace = true;
@@ -27,8 +27,25 @@ class Workspace {
 
   cudaStream_t stream() const { return stream_; }
 
-  /// One allocation of at least this many bytes on the device. Only between calls.
-  void reserve(std::size_t bytes) { device_.reserve(bytes); }
+  /// One allocation of at least this many bytes on the device, which is the current one. Only between calls.
+  void reserve(std::size_t bytes) {
+    bind();
+    device_.reserve(bytes);
+  }
+  /// The device whose memory it holds from its first call on: the current one.
+  ///
+  /// Errors    ShapeError if the first call was on another
+  void bind() {
+    int here = any_device;
+    if (cudaGetDevice(&here) != cudaSuccess) {  // the call will say that there is none
+      static_cast<void>(cudaGetLastError());
+      return;
+    }
+    if (number_ == any_device) number_ = here;
+    mha::detail::require(number_ == here, "Cuda: the workspace is of device ", number_,
+                         ", where its first call was, but this call is on device ", here,
+                         ": each device needs a workspace of its own");
+  }
   /// Bytes held on the device, counters aside.
   std::size_t bytes() const { return device_.bytes(); }
   /// How often memory of the device was allocated since construction, counters aside.
@@ -80,11 +97,17 @@ class Workspace {
 
  private:
   cudaStream_t stream_;
+  int number_ = any_device;
   Arena<DeviceMemory> device_;
   Arena<HostMemory> host_;
   std::unique_ptr<StagingRing> ring_;
   DeviceArray<unsigned> counters_;
   Products products_;
 };
+
+/// What a call in the workspace holds.
+[[nodiscard]] inline DeviceGuard entered(int device, Workspace& workspace) {
+  return DeviceGuard(device, [&] { workspace.bind(); });
+}
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

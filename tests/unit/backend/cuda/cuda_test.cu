@@ -26,6 +26,15 @@ TEST(CudaBackend, SaysWhyItCannotRun) {
   }
 }
 
+TEST(CudaBackend, NamesADeviceThatIsMissing) {
+  constexpr Cuda missing{.device = 4096};
+  EXPECT_FALSE(missing.supported().ok);
+  EXPECT_THROW(static_cast<void>(missing.enter()), std::runtime_error);
+  if (support::no_gpu() == nullptr)
+    EXPECT_NE(missing.supported().reason.find("there is no device 4096"), std::string::npos);
+  EXPECT_NE(missing.explain<float>({{2, 8, 512, 512, 0}, 2, 64, 64}).find("no device is here"), std::string::npos);
+}
+
 TEST(CudaBackend, ExplainsItsPlanWithAndWithoutADevice) {
   const std::string text = Cuda{}.explain<mha::bfloat16>({{2, 8, 512, 512, 0}, 2, 64, 64});
   EXPECT_NE(text.find("tensor cores in bfloat16"), std::string::npos) << text;
