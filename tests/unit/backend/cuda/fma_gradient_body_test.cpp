@@ -32,40 +32,38 @@ void check(const std::string& name, const BackwardSizes& sizes, const Extra&... 
 }
 
 TEST(FmaGradientBody, TakesTailsOfQueriesAndKeys) {
-  for (const auto& [queries, keys] : std::vector<std::pair<int, int>>{
-           {1, 1}, {1, 64}, {17, 31}, {17, 65}, {64, 64}, {64, 130}, {65, 65}, {65, 1}, {65, 130}, {17, 130}}) {
-    const BackwardSizes sizes{1, queries, keys, 2, 1, 20, 24};
+  for (const auto& [queries, keys] :
+       std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {17, 31}, {64, 130}, {65, 65}, {65, 1}}) {
     const std::string name = "fma gradient " + std::to_string(queries) + " x " + std::to_string(keys);
-    check<float>(name, sizes, mha::Causal{});
-    check<double>(name, sizes);
+    check<float>(name, {1, queries, keys, 2, 1, 20, 24}, mha::Causal{});
+    check<double>(name, {1, queries, keys, 1, 1, 20, 24});
   }
 }
 
 TEST(FmaGradientBody, TakesAnyHeadSizes) {
-  for (const int dim : {1, 32, 40, 130})
-    for (const int value_dim : {3, 64, 150}) {
-      const std::string name = "fma gradient of " + std::to_string(dim) + " and " + std::to_string(value_dim);
-      check<float>(name, {1, 9, 70, 1, 1, dim, value_dim}, mha::Causal{});
-      check<double>(name, {1, 9, 70, 1, 1, dim, value_dim}, mha::Causal{});
-    }
+  for (const auto& [dim, value_dim] : std::vector<std::pair<int, int>>{{1, 64}, {32, 3}, {40, 150}, {130, 64}}) {
+    const std::string name = "fma gradient of " + std::to_string(dim) + " and " + std::to_string(value_dim);
+    check<float>(name, {1, 9, 70, 1, 1, dim, value_dim}, mha::Causal{});
+    check<double>(name, {1, 9, 70, 1, 1, dim, value_dim}, mha::Causal{});
+  }
   check<float>("fma gradient of 300", {1, 5, 70, 1, 1, 300, 260});
 }
 
 TEST(FmaGradientBody, TakesSixteenBitScalars) {
-  check<mha::half>("fma gradient in half", {1, 70, 90, 2, 1, 40, 50}, mha::Causal{});
-  check<mha::bfloat16>("fma gradient in bfloat16", {1, 70, 90, 2, 2, 300, 48});
+  check<mha::half>("fma gradient in half", {1, 20, 70, 2, 1, 40, 50}, mha::Causal{});
+  check<mha::bfloat16>("fma gradient in bfloat16", {1, 9, 70, 2, 2, 300, 48});
 }
 
 TEST(FmaGradientBody, SumsTheHeadsOfAGroup) {
-  for (const int kv_heads : {1, 2, 6})
-    check<float>("fma gradient of groups", {2, 33, 70, 6, kv_heads, 16, 12},
+  for (const int kv_heads : {1, 2})
+    check<float>("fma gradient of groups", {2, 33, 40, 4, kv_heads, 16, 12},
                  mha::SlidingWindow{.left = 20, .right = 7});
 }
 
 /// The flaws of a machine are noticed where rows are copied, and where they are not.
 TEST(FmaGradientBody, ChecksOfThisFileNoticeFlaws) {
   for (const int dim : {40, 41}) {
-    const BackwardCase<float> c("fma gradient flaws", {1, 65, 70, 2, 1, dim, 36});
+    const BackwardCase<float> c("fma gradient flaws", {1, 65, 70, 1, 1, dim, 36});
     const auto expected = c.as<double>().gradients<mha::Reference>(mha::Causal{});
     const auto right = [&] {
       return gradient_error<float>(c.gradients<support::gpu::BackwardModel<FaultyMachine>>(mha::Causal{}), expected) <=

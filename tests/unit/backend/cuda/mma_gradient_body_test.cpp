@@ -35,30 +35,30 @@ void check(const std::string& name, const BackwardSizes& sizes, const Extra&... 
 }
 
 TEST(MmaGradientBody, TakesTailsOfQueriesAndKeys) {
-  for (const auto& [queries, keys] : std::vector<std::pair<int, int>>{
-           {1, 1}, {1, 64}, {17, 31}, {17, 65}, {64, 64}, {64, 130}, {65, 65}, {65, 1}, {130, 130}, {130, 31}}) {
+  for (const auto& [queries, keys] :
+       std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {17, 31}, {64, 130}, {65, 65}, {130, 1}}) {
     const std::string name = "mma gradient " + std::to_string(queries) + " x " + std::to_string(keys);
     check<bfloat16>(name, {1, queries, keys, 2, 1, 64, 64}, mha::Causal{});
-    check<mha::half>(name, {1, queries, keys, 2, 1, 128, 128});
+    check<mha::half>(name, {1, queries, keys, 1, 1, 128, 128});
   }
 }
 
 TEST(MmaGradientBody, TakesHeadSizesUpTo128) {
-  for (const int dim : {8, 40, 64, 72, 128})
-    for (const int value_dim : {16, 64, 120})
-      check<bfloat16>("mma gradient of " + std::to_string(dim) + " and " + std::to_string(value_dim),
-                      {1, 70, 90, 1, 1, dim, value_dim}, mha::Causal{});
+  for (const auto& [dim, value_dim] :
+       std::vector<std::pair<int, int>>{{8, 64}, {40, 16}, {64, 120}, {72, 64}, {128, 16}, {128, 120}})
+    check<bfloat16>("mma gradient of " + std::to_string(dim) + " and " + std::to_string(value_dim),
+                    {1, 70, 90, 1, 1, dim, value_dim}, mha::Causal{});
 }
 
 TEST(MmaGradientBody, SumsTheHeadsOfAGroup) {
-  for (const int kv_heads : {1, 2, 6})
-    check<bfloat16>("mma gradient of groups", {2, 33, 70, 6, kv_heads, 16, 24},
+  for (const int kv_heads : {1, 2})
+    check<bfloat16>("mma gradient of groups", {2, 33, 40, 4, kv_heads, 16, 24},
                     mha::SlidingWindow{.left = 20, .right = 7});
 }
 
 TEST(MmaGradientBody, ChecksOfThisFileNoticeFlaws) {
   for (const int dim : {64, 128}) {
-    const BackwardCase<bfloat16> c("mma gradient flaws", {1, 130, 150, 2, 1, dim, dim - 8});
+    const BackwardCase<bfloat16> c("mma gradient flaws", {1, 70, 90, 1, 1, dim, dim - 8});
     const auto expected = c.as<double>().gradients<mha::Reference>(mha::Causal{});
     const auto right = [&] {
       return gradient_error<bfloat16>(c.gradients<BackwardModel<FaultyMachine>>(mha::Causal{}), expected) <= 1;
