@@ -24,13 +24,16 @@ set(mha_cuda_warnings -Xcompiler=-Wall,-Wextra,-Wshadow
 target_compile_options(mha_development INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${mha_warnings}>"
                                                  "$<$<COMPILE_LANGUAGE:CUDA>:${mha_cuda_warnings}>")
 target_link_libraries(mha_compiled PRIVATE mha_development)
-# What is compiled for an answer and not for speed. g++ collects garbage for an eighth of its time unless it may use memory.
-set(mha_quick_options)
-if(NOT MSVC)
-  set(mha_quick_options -O0)
-endif()
+# g++ collects garbage for an eighth of its time unless it may use memory.
+set(mha_memory_options)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  list(APPEND mha_quick_options --param=ggc-min-expand=400 --param=ggc-min-heapsize=2000000)
+  set(mha_memory_options --param=ggc-min-expand=400 --param=ggc-min-heapsize=2000000)
+endif()
+target_compile_options(mha_development INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${mha_memory_options}>")
+# What is compiled for an answer and not for speed.
+set(mha_quick_options ${mha_memory_options})
+if(NOT MSVC)
+  list(APPEND mha_quick_options -O0)
 endif()
 # mha_quick_program(TARGET [KERNELS]): it may be compiled without optimization. Unless it has kernels of its own, it is over
 # mha::compiled and then compiled behind our header, which is compiled once; that programs include what they use is checked
