@@ -154,7 +154,7 @@ TEST(FewQueriesBody, TakesEveryMask) {
   for (int kind = 0; kind <= static_cast<int>(MaskKind::none); ++kind) {
     const MaskKind mask = static_cast<MaskKind>(kind);
     const AttendSizes sizes{
-        .batch = 2, .queries = 3, .keys = 230, .heads = 8, .kv_heads = 2, .dim = 16, .value_dim = 24, .sink = true};
+        .batch = 2, .queries = 3, .keys = 230, .heads = 4, .kv_heads = 2, .dim = 16, .value_dim = 24, .sink = true};
     check<Brain64>(random, sizes, 1 + kind % 3, mask);
     check<Float64x4>(random, sizes, 1 + kind % 3, mask);
     AttendSizes other = sizes;
