@@ -71,7 +71,7 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 /// Units     logits in natural-log scale; mask true = visible
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
-///           that has grown, Cpu allocates nothing (but for RelativeBias)
+///           that has grown, Cpu allocates nothing
 /// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, or with a tape
 ///           out overlaps q, k or v
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
