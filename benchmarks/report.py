@@ -51,6 +51,8 @@ PIECES = {
     "attention-threads": bench("attention", "^threads", 20),
     "layer": bench("layer", "", 40),
     "stages": bench("stages", "", 30),
+    "eigen": bench("eigen", "", 20),
+    "eigen-native": bench("eigen_native", "", 15),
     "rows": bench("rows", "", 5),
     "visible": bench("visible", "", 40),
     "backward-float": bench("backward", "^(float|double|bfloat16)/", 40),
