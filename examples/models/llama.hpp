@@ -27,8 +27,8 @@ namespace models {
 namespace llama {
 
 template <class Norm, mha::Backend B> struct Block {
-  // One type for all: a causal mask is a window over everything, and positions may be stretched by a factor of 1.
-  using Position = mha::Rotary<mha::Halves, mha::Llama3Scaling>;
+  // One type for all: a causal mask is a window over everything, and how positions are stretched is in config.json.
+  using Position = mha::Rotary<mha::Halves, mha::AnyScaling>;
 
   mha::RmsNorm<float, B> norm1, norm2;
   mha::MultiHeadAttention<float, B, mha::GroupedQuery<mha::Dynamic>, mha::SlidingWindow, Position, Norm> attention;
@@ -38,7 +38,7 @@ template <class Norm, mha::Backend B> struct Block {
   Block(const mha::LlamaConfig& c, int index, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
       : norm1(c.norm),
         norm2(c.norm),
-        attention(c.attention, c.window(index), c.llama3_rotary(), norm(c)),
+        attention(c.attention, c.window(index), c.scaled_rotary(), norm(c)),
         feed_forward(c.feed_forward) {
     norm1.borrow(w.attention_norm, file);
     attention.borrow(w.attention, file);

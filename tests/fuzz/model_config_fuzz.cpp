@@ -137,7 +137,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
   accepts_or_refuses([&] {
     const mha::Llama<double> model(checkpoint);
     check_sizes(model.config()), check_block(model.block(0));
-    HOLDS(model.config().window(0).left.value >= 0 && model.config().llama3_rotary().base > 0);
+    HOLDS(model.config().window(0).left.value >= 0 && model.config().scaled_rotary().base > 0);
   });
   accepts_or_refuses([&] {
     const mha::T5<float> model(checkpoint);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <filesystem>
 #include <limits>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../policy/any_scaling.hpp"
 #include "../policy/mask/positional.hpp"
 #include "../policy/position.hpp"
 #include "checkpoint.hpp"
@@ -23,8 +25,8 @@ struct LlamaConfig : ModelConfig {
   bool qk_norm = false;        ///< QkNorm, as Qwen 3 has it; its eps is norm.eps
   std::vector<Index> windows;  ///< of each layer: how many keys a query sees, its own among them; 0 for all before it
   double rope_base = 10000;
-  std::string rope_type = "default";  ///< or "llama3"
-  Llama3Scaling rope_scaling{};       ///< of rope_type llama3
+  std::string rope_type = "default";  ///< or "linear", "llama3", "yarn"
+  AnyScaling rope_scaling;            ///< of that type
 
   /// Errors    SafetensorsError if config.json asks for a scaling
   Rotary<> rotary() const {
@@ -32,12 +34,8 @@ struct LlamaConfig : ModelConfig {
       detail::fail_safetensors(path, "the rope_type is '" + rope_type + "', but the model is made without scaling");
     return {.base = rope_base};
   }
-  /// The same with Llama 3's scaling; by a factor of 1 where config.json asks for none.
-  Rotary<Halves, Llama3Scaling> llama3_rotary() const {
-    Llama3Scaling scaling = rope_scaling;
-    if (rope_type == "default") scaling.factor = 1;
-    return {.base = rope_base, .scaling = scaling};
-  }
+  /// The same with the scaling that config.json asks for, if any.
+  Rotary<Halves, AnyScaling> scaled_rotary() const { return {.base = rope_base, .scaling = rope_scaling}; }
   /// The mask of a layer: as Causal where it has no window.
   SlidingWindow window(Index layer) const {
     detail::require(layer >= 0 && layer < layers, "window: there is no layer ", layer, " among the ", layers);
@@ -146,11 +144,39 @@ template <class T> class Llama {
     if (type == nullptr) return;
     c.rope_type = file.text_of(*type, "rope_type");
     if (c.rope_type == "default") return;
-    if (c.rope_type != "llama3") file.refuse("rope_type", *type, "\"default\" or \"llama3\"");
-    c.rope_scaling = {.factor = number("factor"),
-                      .low_frequency = number("low_freq_factor"),
-                      .high_frequency = number("high_freq_factor"),
-                      .original_length = number("original_max_position_embeddings")};
+    if (c.rope_type == "linear") {
+      c.rope_scaling = LinearScaling{.factor = number("factor")};
+    } else if (c.rope_type == "llama3") {
+      c.rope_scaling = Llama3Scaling{.factor = number("factor"),
+                                     .low_frequency = number("low_freq_factor"),
+                                     .high_frequency = number("high_freq_factor"),
+                                     .original_length = number("original_max_position_embeddings")};
+    } else if (c.rope_type == "yarn") {
+      c.rope_scaling = yarn_of(file, *scaling, number("factor"), c.positions);
+    } else {
+      file.refuse("rope_type", *type, "\"default\", \"linear\", \"llama3\" or \"yarn\"");
+    }
+  }
+
+  template <class Json>
+  static YarnScaling yarn_of(const ConfigFile& file, const Json& parameters, double factor, Index positions) {
+    const auto number_or = [&](const char* name, double otherwise) {
+      const auto* const found = file.found_in(parameters, name);
+      return found == nullptr ? otherwise : file.number_of(*found, name);
+    };
+    const auto grown = [&](double by) { return factor <= 1 ? 1 : 0.1 * by * std::log(factor) + 1; };
+    YarnScaling yarn{.factor = factor, .original_length = number_or("original_max_position_embeddings", positions)};
+    yarn.fast = number_or("beta_fast", yarn.fast);
+    yarn.slow = number_or("beta_slow", yarn.slow);
+    const double scale = number_or("mscale", 0), scale_of_all = number_or("mscale_all_dim", 0);
+    if (scale != 0 && scale_of_all != 0) yarn.attention_factor = grown(scale) / grown(scale_of_all);
+    if (const auto* const own = file.found_in(parameters, "attention_factor"))
+      yarn.attention_factor = file.number_of(*own, "attention_factor");
+    if (const auto* const rounded = file.found_in(parameters, "truncate")) {
+      if (!rounded->is_boolean()) file.refuse("truncate", *rounded, "true or false");
+      yarn.rounded = rounded->template get<bool>();
+    }
+    return yarn;
   }
 
   static void read_windows(const ConfigFile& file, LlamaConfig& c, bool mistral, bool qwen) {

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
-#include <numbers>
 
 #include "../core/check.hpp"
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "role.hpp"
+#include "rotary_scaling.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -40,64 +40,11 @@ struct Interleaved {  ///< (2d, 2d + 1): GPT-J, Meta LLaMA
   MHA_HOST_DEVICE static constexpr Index second(Index pair, Index) { return 2 * pair + 1; }
 };
 
-/// Frequencies as they were trained.
-struct Unscaled {
-  double base(double base, Index) const { return base; }
-  double frequency(double f) const { return f; }
-  void check() const {}
-  friend bool operator==(const Unscaled&, const Unscaled&) = default;
-};
-
-/// Positions divided by a factor: position interpolation.
-///
-/// Source    Chen et al. 2023
-struct LinearScaling {
-  Required<double> factor;
-  double base(double base, Index) const { return base; }
-  double frequency(double f) const { return f / factor.value; }
-  void check() const { detail::require_positive("LinearScaling", "factor", factor.value); }
-  friend bool operator==(const LinearScaling&, const LinearScaling&) = default;
-};
-
-/// The base grows so that the slowest pair is stretched by the factor and the fastest stays.
-///
-/// Formula   base · factor^(r / (r − 2))
-struct NtkScaling {
-  Required<double> factor;
-  double base(double base, Index r) const { return r > 2 ? base * std::pow(factor.value, double(r) / (r - 2)) : base; }
-  double frequency(double f) const { return f; }
-  void check() const { detail::require_positive("NtkScaling", "factor", factor.value); }
-  friend bool operator==(const NtkScaling&, const NtkScaling&) = default;
-};
-
-/// Llama 3.1: wavelengths beyond original_length / low_frequency are stretched by the factor, those below
-/// original_length / high_frequency stay, between them the frequency is interpolated.
-///
-/// Source    Llama 3 herd of models 2024, §3.4.3, and the published checkpoints' rope_scaling
-struct Llama3Scaling {
-  double factor = 8, low_frequency = 1, high_frequency = 4;
-  double original_length = 8192;
-  double base(double base, Index) const { return base; }
-  double frequency(double f) const {
-    const double turns = original_length * f / (2 * std::numbers::pi);  // full turns within the original length
-    if (turns < low_frequency) return f / factor;
-    if (turns > high_frequency) return f;
-    const double smooth = (turns - low_frequency) / (high_frequency - low_frequency);
-    return (1 - smooth) * f / factor + smooth * f;
-  }
-  void check() const {
-    detail::require_positive("Llama3Scaling", "factor", factor);
-    detail::require_positive("Llama3Scaling", "original_length", original_length);
-    detail::require(low_frequency >= 0, "Llama3Scaling: low_frequency is ", low_frequency, ", it must be at least 0");
-    detail::require(low_frequency < high_frequency && std::isfinite(high_frequency), "Llama3Scaling: low_frequency ",
-                    low_frequency, " is not below a finite high_frequency, which is ", high_frequency);
-  }
-  friend bool operator==(const Llama3Scaling&, const Llama3Scaling&) = default;
-};
-
 /// Rotary position embedding: pairs of coordinates turn by position · frequency, so that q·k depends on distance.
 ///
-/// Formula   (x, y) → (x cos a − y sin a, x sin a + y cos a),  a = position · base^(−2i/r) for pair i
+/// Formula   (x, y) → (x cos a − y sin a, x sin a + y cos a),  a = position · base^(−2i/r) for pair i; a scaling
+/// changes
+///           the frequencies, YarnScaling the lengths too
 /// Shapes    (B, L, H, D) in place; the first r = dims coordinates turn (all of D if 0), the rest stay
 /// Numerics  angles in double precision, their sine and cosine rounded to the accumulator
 /// Errors    ShapeError if dims is odd, negative or larger than D, or base or the scaling is out of range
@@ -105,10 +52,11 @@ struct Llama3Scaling {
 template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   static_assert(
       requires(const Scaling& s, Index i, double f) {
-        Pairing::first(i, i), Pairing::second(i, i), Pairing::spacing, s.frequency(s.base(f, i)), s.check();
+        Pairing::first(i, i), Pairing::second(i, i), Pairing::spacing;
+        s.frequency(TurningPair{i, i, s.base(f, i), f}), s.check();
       },
-      "mha: Rotary<Pairing, Scaling> takes Halves or Interleaved, then Unscaled, LinearScaling, NtkScaling or "
-      "Llama3Scaling (see mha/policy/position.hpp)");
+      "mha: Rotary<Pairing, Scaling> takes Halves or Interleaved, then Unscaled, LinearScaling, NtkScaling, "
+      "Llama3Scaling, YarnScaling or AnyScaling (see mha/policy/rotary_scaling.hpp)");
   static constexpr Role role = Role::position;
   static constexpr const char* name = std::same_as<Pairing, Halves> ? "Rotary<Halves>" : "Rotary<Interleaved>";
   double base = 10000;
@@ -140,6 +88,7 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     TensorView<T, 4> x;
     RowPositions at;
     Index first_pair, turning;
+    double magnitude;  ///< of the sines and cosines
     double frequency[std::size_t{most}];
 
     struct Place {
@@ -164,7 +113,7 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
       const Place to = place(row);
       if (!to.present) return;
       const double angle = double(to.position) * frequency[column];
-      const A c = static_cast<A>(std::cos(angle)), s = static_cast<A>(std::sin(angle));
+      const A c = static_cast<A>(magnitude * std::cos(angle)), s = static_cast<A>(magnitude * std::sin(angle));
       const Index pair = first_pair + column;
       for (Index h = 0; h < x.extent[2]; ++h)
         turn(x(to.sequence, to.row, h, Pairing::first(pair, turning)),
@@ -182,9 +131,9 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
         const Place to = place(row);
         if (!to.present) continue;
         const Index rest = to.position & (period - 1), multiple = to.position - rest;
-        if (!near_known[rest]) near[rest].point(*this, rest);
+        if (!near_known[rest]) near[rest].point(*this, rest, magnitude);
         near_known[rest] = true;
-        if (!far_known || far_position != multiple) far.point(*this, multiple);
+        if (!far_known || far_position != multiple) far.point(*this, multiple, 1);
         far_known = true, far_position = multiple;
         const Directions& by = near[rest];
         for (Index i = 0; i < columns; ++i) {
@@ -199,10 +148,10 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     /// Cosine and sine of every pair at one position.
     struct Directions {
       double cosine[std::size_t{most}], sine[std::size_t{most}];
-      void point(const Turn& t, Index position) {
+      void point(const Turn& t, Index position, double magnitude) {
         for (Index i = 0; i < t.columns; ++i) {
           const double angle = double(position) * t.frequency[i];
-          cosine[i] = std::cos(angle), sine[i] = std::sin(angle);
+          cosine[i] = magnitude * std::cos(angle), sine[i] = magnitude * std::sin(angle);
         }
       }
     };
@@ -235,7 +184,7 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   template <class T, class F> void for_each_items(const TensorView<T, 4>& x, const RowPositions& at, F&& f) const {
     for_each_turn(x, at, 1, f);
   }
-  /// The gradient of x for that of the result, in place: it turns back.
+  /// The gradient of x for that of the result, in place: it turns back, by the same magnitude.
   template <class T, class F>
   void for_each_items_back(const TensorView<T, 4>& gradient, const RowPositions& at, F&& f) const {
     for_each_turn(gradient, at, -1, f);
@@ -258,11 +207,13 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     turn.x = x;
     turn.at = at;
     turn.turning = r;
+    turn.magnitude = detail::magnitude_of(scaling);
     for (Index begin = 0; begin < r / 2; begin += Turn<T>::most) {
       turn.first_pair = begin;
       turn.columns = std::min(Turn<T>::most, r / 2 - begin);
       for (Index i = begin; i < begin + turn.columns; ++i)
-        turn.frequency[i - begin] = direction * scaling.frequency(std::pow(scaled_base, -2.0 * double(i) / r));
+        turn.frequency[i - begin] =
+            direction * scaling.frequency(TurningPair{i, r, scaled_base, std::pow(scaled_base, -2.0 * double(i) / r)});
       f(turn);
     }
   }

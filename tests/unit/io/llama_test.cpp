@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
@@ -166,7 +167,7 @@ TEST(Llama, RotaryPositionsOfBothGenerationsOfConfigs) {
   folder.config["rope_theta"] = 1e6;
   folder.config["rope_scaling"] = nullptr;
   EXPECT_EQ(config_of(folder).rotary().base, 1e6);
-  EXPECT_EQ(config_of(folder).llama3_rotary().scaling.factor, 1);
+  EXPECT_EQ(config_of(folder).scaled_rotary().scaling, mha::AnyScaling(mha::Unscaled{}));
   const nlohmann::json llama3{{"factor", 32.0},
                               {"low_freq_factor", 1.5},
                               {"high_freq_factor", 4.5},
@@ -175,12 +176,10 @@ TEST(Llama, RotaryPositionsOfBothGenerationsOfConfigs) {
   folder.config["rope_scaling"] = llama3;
   for (int generation = 4; generation < 6; ++generation) {
     const mha::LlamaConfig c = config_of(folder);
-    const auto rotary = c.llama3_rotary();
+    const auto rotary = c.scaled_rotary();
     EXPECT_EQ(rotary.base, 1e6);
-    EXPECT_EQ(rotary.scaling.factor, 32);
-    EXPECT_EQ(rotary.scaling.low_frequency, 1.5);
-    EXPECT_EQ(rotary.scaling.high_frequency, 4.5);
-    EXPECT_EQ(rotary.scaling.original_length, 4096);
+    EXPECT_EQ(rotary.scaling,
+              (mha::Llama3Scaling{.factor = 32, .low_frequency = 1.5, .high_frequency = 4.5, .original_length = 4096}));
     const std::string said = mha_test::message_of<mha::SafetensorsError>([&] { static_cast<void>(c.rotary()); });
     EXPECT_TRUE(said.ends_with("config.json: the rope_type is 'llama3', but the model is made without scaling"))
         << said;
@@ -189,6 +188,27 @@ TEST(Llama, RotaryPositionsOfBothGenerationsOfConfigs) {
     folder.config["rope_parameters"] = llama3;
     folder.config["rope_parameters"]["rope_theta"] = 1e6;
   }
+}
+
+TEST(Llama, RotaryPositionsStretchedLinearlyAndByYarn) {
+  const auto scaling = [](const nlohmann::json& parameters) {
+    Folder folder;
+    folder.config["max_position_embeddings"] = 512;
+    folder.config["rope_parameters"] = parameters;
+    return config_of(folder).scaled_rotary().scaling;
+  };
+  EXPECT_EQ(scaling({{"rope_type", "linear"}, {"factor", 4}}), mha::AnyScaling(mha::LinearScaling{.factor = 4.0}));
+  EXPECT_EQ(scaling({{"rope_type", "yarn"}, {"factor", 4}}),
+            (mha::YarnScaling{.factor = 4.0, .original_length = 512.0}));
+  nlohmann::json yarn{{"type", "yarn"},  {"factor", 40},          {"original_max_position_embeddings", 64},
+                      {"beta_fast", 16}, {"beta_slow", 2},        {"truncate", false},
+                      {"mscale", 0.707}, {"mscale_all_dim", 1.0}, {"attention_factor", nullptr}};
+  mha::YarnScaling wanted{.factor = 40.0, .original_length = 64.0, .fast = 16, .slow = 2, .rounded = false};
+  wanted.attention_factor = (0.1 * 0.707 * std::log(40.0) + 1) / (0.1 * std::log(40.0) + 1);
+  EXPECT_EQ(scaling(yarn), wanted);
+  yarn["attention_factor"] = 1.25;
+  wanted.attention_factor = 1.25;
+  EXPECT_EQ(scaling(yarn), wanted);
 }
 
 std::string fault(const std::function<void(Folder&)>& change) {
@@ -222,8 +242,12 @@ TEST(Llama, WhatDoesNotFitIsOneSentence) {
 }
 
 TEST(Llama, RotaryPositionsAndWindowsThatAreNotKnownAreOneSentence) {
-  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "yarn"; }),
-            "DIR/config.json: 'rope_type' is \"yarn\", expected \"default\" or \"llama3\"");
+  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "longrope"; }),
+            "DIR/config.json: 'rope_type' is \"longrope\", expected \"default\", \"linear\", \"llama3\" or \"yarn\"");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4}, {"truncate", 1}};
+            }),
+            "DIR/config.json: 'truncate' is 1, expected true or false");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "llama3"; }),
             "DIR/config.json: 'rope_parameters' has no 'factor'");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_theta"] = 0; }),
