@@ -92,13 +92,16 @@ int main() {
   const mha::Rotary<mha::Halves, mha::LinearScaling> linear{.scaling = {.factor = 4}};
   const mha::Rotary<mha::Halves, mha::NtkScaling> ntk{.scaling = {.factor = 4}};
   const mha::Rotary<mha::Halves, mha::Llama3Scaling> llama{.scaling = {.factor = 4, .original_length = 128}};
-  std::printf("\npair  turns in 128 tokens   slowed by: Linear     Ntk  Llama3\n");
-  double slowed[4][3], turns[4];
+  const mha::Rotary<mha::Halves, mha::YarnScaling> yarn{.scaling = {.factor = 4, .original_length = 128}};
+  std::printf("\npair  turns in 128 tokens   slowed by: Linear     Ntk  Llama3    Yarn\n");
+  double slowed[4][4], turns[4];
   for (int i = 0; i < D / 2; ++i) {
-    const double f = frequency(halves, i), scaled[] = {frequency(linear, i), frequency(ntk, i), frequency(llama, i)};
-    for (int s = 0; s < 3; ++s) slowed[i][s] = f / scaled[s];
+    const double f = frequency(halves, i);
+    const double scaled[] = {frequency(linear, i), frequency(ntk, i), frequency(llama, i), frequency(yarn, i)};
+    for (int s = 0; s < 4; ++s) slowed[i][s] = f / scaled[s];
     turns[i] = 128 * f / (2 * std::numbers::pi);
-    std::printf("%4d %20.3f %18.3f %7.3f %7.3f\n", i, turns[i], slowed[i][0], slowed[i][1], slowed[i][2]);
+    std::printf("%4d %20.3f %18.3f %7.3f %7.3f %7.3f\n", i, turns[i], slowed[i][0], slowed[i][1], slowed[i][2],
+                slowed[i][3]);
   }
   const auto is = [](double a, double b) { return std::fabs(a - b) < 1e-9; };
   check("Linear slows every pair by 4: position 4p is where p was",
@@ -107,6 +110,10 @@ int main() {
   const double between = (turns[1] - 1) / (4 - 1);  // Llama 3 leaves pairs of over 4 turns and slows those below 1
   check("Llama3 leaves fast pairs, slows slow ones, interpolates between",
         is(slowed[0][2], 1) && is(1 / slowed[1][2], between + (1 - between) / 4) && is(slowed[3][2], 4));
+  // YaRN goes from the one to the other by the pair's number, and lengthens q and k: the softmax becomes sharper.
+  check("Yarn goes over by the number of the pair, and lengthens q and k",
+        is(slowed[0][3], 1) && is(1 / slowed[1][3], 0.5 + 0.5 / 4) && is(slowed[3][3], 4) &&
+            is(logit(yarn, 5, 5), std::pow(0.1 * std::log(4.0) + 1, 2) * logit(halves, 5, 5)));
   // Alibi turns nothing: equal logits (q = 0) are weighted by e^(−slope·distance), each head with a slope of its own.
   mha::Tensor<double, 4> zero(1, L, H, D);
   const auto p = mha::attention_weights(zero, zero, mha::Causal{}, mha::Alibi{});  // (B, H, Lq, Lk)

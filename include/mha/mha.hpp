@@ -22,6 +22,7 @@
 #include "layer/cost.hpp"
 #include "layer/kv_cache.hpp"
 #include "layer/multi_head_attention.hpp"
+#include "policy/any_scaling.hpp"
 #include "policy/concat.hpp"
 #include "policy/dropout.hpp"
 #include "policy/heads.hpp"

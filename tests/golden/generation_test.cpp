@@ -17,6 +17,7 @@
 
 #include "compare.hpp"
 #include "golden.hpp"
+#include "golden_scaling.hpp"
 
 namespace {
 
@@ -51,13 +52,8 @@ template <> mha::SlidingWindow policy_of(const Case& c) {
   constexpr long long everything = std::numeric_limits<Index>::max() / 2;
   return {.left = static_cast<Index>(c.integer("window_left", everything))};
 }
-using Rotary = mha::Rotary<mha::Halves, mha::Llama3Scaling>;
-template <> Rotary policy_of(const Case& c) {
-  Rotary rotary{.base = c.real("base"), .scaling = {.factor = 1}};
-  if (c.has("scaling"))
-    rotary.scaling = {c.real("factor"), c.real("low_frequency"), c.real("high_frequency"), c.real("original_length")};
-  return rotary;
-}
+using Rotary = mha::Rotary<mha::Halves, mha::AnyScaling>;
+template <> Rotary policy_of(const Case& c) { return {.base = c.real("base"), .scaling = golden::scaling_of(c)}; }
 template <> mha::SoftCap policy_of(const Case& c) { return {.cap = static_cast<float>(c.real("softcap"))}; }
 template <> mha::QkNorm policy_of(const Case& c) { return {.eps = c.real("eps")}; }
 template <> mha::Sink policy_of(const Case& c) { return mha::Sink(numbers<float>(c, "sinks")); }

@@ -185,7 +185,8 @@ def main():
     attention_cases(writer, "gemma3", transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
         sliding_window=WINDOW, layer_types=[sliding, full], query_pre_attn_scalar=2,
         rope_parameters={sliding: dict(near), full: dict(far)}, **sizes())), rotary=(near, far), windows=(WINDOW, None))
-    gpt_oss = rope(base=150000.0)  # its checkpoints stretch positions as YaRN does, which the library has not
+    gpt_oss = rope("yarn", base=150000.0, factor=32.0, original_max_position_embeddings=16, beta_fast=2.0,
+                   beta_slow=0.25, truncate=False)
     attention_cases(writer, "gpt_oss", transformers.GptOssForCausalLM(transformers.GptOssConfig(
         sliding_window=WINDOW, layer_types=[sliding, full], num_local_experts=2, num_experts_per_tok=1,
         rope_parameters=dict(gpt_oss), **sizes())), rotary=(gpt_oss, gpt_oss), windows=(WINDOW, None))

@@ -51,6 +51,7 @@ def rope(kind="default", base=10000.0, **parameters):
     return {"rope_type": kind, "rope_theta": base, **parameters}
 
 
+YARN = dict(factor=16.0, original_max_position_embeddings=128)
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 
 
@@ -63,6 +64,13 @@ def write_rope(writer, parameters):
         writer.real("low_frequency", parameters["low_freq_factor"])
         writer.real("high_frequency", parameters["high_freq_factor"])
         writer.real("original_length", parameters["original_max_position_embeddings"])
+    if parameters["rope_type"] == "yarn":
+        writer.real("original_length", parameters["original_max_position_embeddings"])
+        writer.real("fast", parameters.get("beta_fast", 32.0))
+        writer.real("slow", parameters.get("beta_slow", 1.0))
+        writer.int("rounded", int(parameters.get("truncate", True)))
+        if "attention_factor" in parameters:
+            writer.real("attention_factor", parameters["attention_factor"])
 
 
 # Positions alone
@@ -245,6 +253,13 @@ def main():
     decoder_case(writer, "llama_linear", "llama", rope("linear", factor=2.0), kv_heads=1)
     decoder_case(writer, "qwen3", "qwen3", rope(base=1000000.0))
     decoder_case(writer, "qwen3_eps", "qwen3", rope(base=1000000.0), heads=6, kv_heads=3, d=4, eps=0.01)
+
+    halves_case(writer, "rotary_yarn", rope("yarn", **YARN), first=100, h=1, d=32)
+    halves_case(writer, "rotary_yarn_unrounded",
+                rope("yarn", base=150000.0, factor=32.0, original_max_position_embeddings=256, beta_fast=8.0,
+                     beta_slow=2.0, truncate=False), first=1000, h=1, d=32)
+    halves_case(writer, "rotary_yarn_factor", rope("yarn", attention_factor=0.75, **YARN), b=1, h=1, d=16)
+    decoder_case(writer, "qwen3_yarn", "qwen3", rope("yarn", base=1000000.0, **YARN), d=16)
     writer.save()
 
 

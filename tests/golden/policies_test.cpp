@@ -14,6 +14,7 @@
 
 #include "compare.hpp"
 #include "golden.hpp"
+#include "golden_scaling.hpp"
 #include "golden_tensor.hpp"
 
 namespace {
@@ -56,18 +57,7 @@ template <class Pairing, class F> void with_rotary(const golden::Case& c, F&& f)
   const double base = c.real("base");
   const auto dims = static_cast<Index>(c.integer("dims", 0));
   if (!c.has("scaling")) return f(mha::Rotary<Pairing>{.base = base, .dims = dims});
-  const std::string& scaling = c.text("scaling");
-  const double factor = c.real("factor");
-  if (scaling == "linear")
-    return f(mha::Rotary<Pairing, mha::LinearScaling>{.base = base, .dims = dims, .scaling = {factor}});
-  if (scaling == "ntk")
-    return f(mha::Rotary<Pairing, mha::NtkScaling>{.base = base, .dims = dims, .scaling = {factor}});
-  if (scaling == "llama3")
-    return f(mha::Rotary<Pairing, mha::Llama3Scaling>{
-        .base = base,
-        .dims = dims,
-        .scaling = {factor, c.real("low_frequency"), c.real("high_frequency"), c.real("original_length")}});
-  FAIL() << c.name << " has the scaling '" << scaling << "', which no line of this test maps to a type";
+  f(mha::Rotary<Pairing, mha::AnyScaling>{.base = base, .dims = dims, .scaling = golden::scaling_of(c)});
 }
 
 template <class T> void check_positions() {
@@ -226,7 +216,7 @@ TEST(GoldenPolicies, EveryCaseIsOfAKindThatIsTested) {
   std::size_t tested = 0;
   for (const char* key : {"pairing", "buckets", "sinks", "table", "kv_heads"}) tested += cases_with(key).size();
   EXPECT_EQ(tested, golden::read(MHA_GOLDEN_DIR "/policies.txt").size());
-  EXPECT_EQ(tested, 22u) << "a case came or went; say so here";
+  EXPECT_EQ(tested, 26u) << "a case came or went; say so here";
 }
 
 }  // namespace

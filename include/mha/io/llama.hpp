@@ -152,7 +152,11 @@ template <class T> class Llama {
                                      .high_frequency = number("high_freq_factor"),
                                      .original_length = number("original_max_position_embeddings")};
     } else if (c.rope_type == "yarn") {
-      c.rope_scaling = yarn_of(file, *scaling, number("factor"), c.positions);
+      // Files without a factor have both lengths.
+      const bool lengths = member("factor") == nullptr && member("original_max_position_embeddings") != nullptr;
+      c.rope_scaling =
+          yarn_of(file, *scaling, lengths ? c.positions / number("original_max_position_embeddings") : number("factor"),
+                  c.positions);
     } else {
       file.refuse("rope_type", *type, "\"default\", \"linear\", \"llama3\" or \"yarn\"");
     }

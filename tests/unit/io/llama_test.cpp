@@ -200,6 +200,8 @@ TEST(Llama, RotaryPositionsStretchedLinearlyAndByYarn) {
   EXPECT_EQ(scaling({{"rope_type", "linear"}, {"factor", 4}}), mha::AnyScaling(mha::LinearScaling{.factor = 4.0}));
   EXPECT_EQ(scaling({{"rope_type", "yarn"}, {"factor", 4}}),
             (mha::YarnScaling{.factor = 4.0, .original_length = 512.0}));
+  EXPECT_EQ(scaling({{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 64}}),
+            (mha::YarnScaling{.factor = 8.0, .original_length = 64.0}));
   nlohmann::json yarn{{"type", "yarn"},  {"factor", 40},          {"original_max_position_embeddings", 64},
                       {"beta_fast", 16}, {"beta_slow", 2},        {"truncate", false},
                       {"mscale", 0.707}, {"mscale_all_dim", 1.0}, {"attention_factor", nullptr}};
