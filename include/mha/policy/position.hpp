@@ -148,10 +148,10 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     /// Cosine and sine of every pair at one position.
     struct Directions {
       double cosine[std::size_t{most}], sine[std::size_t{most}];
-      void point(const Turn& t, Index position, double magnitude) {
+      void point(const Turn& t, Index position, double length) {
         for (Index i = 0; i < t.columns; ++i) {
           const double angle = double(position) * t.frequency[i];
-          cosine[i] = magnitude * std::cos(angle), sine[i] = magnitude * std::sin(angle);
+          cosine[i] = length * std::cos(angle), sine[i] = length * std::sin(angle);
         }
       }
     };
