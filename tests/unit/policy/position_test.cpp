@@ -2,10 +2,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <numbers>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #include <gtest/gtest.h>
 
