@@ -33,7 +33,7 @@ void check(const std::string& name, const BackwardSizes& sizes, const Extra&... 
 
 TEST(FmaGradientBody, TakesTailsOfQueriesAndKeys) {
   for (const auto& [queries, keys] :
-       std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {17, 31}, {64, 130}, {65, 65}, {65, 1}}) {
+       std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {17, 31}, {64, 130}, {65, 65}, {65, 1}, {65, 130}}) {
     const std::string name = "fma gradient " + std::to_string(queries) + " x " + std::to_string(keys);
     check<float>(name, {1, queries, keys, 2, 1, 20, 24}, mha::Causal{});
     check<double>(name, {1, queries, keys, 1, 1, 20, 24});

@@ -36,7 +36,7 @@ void check(const std::string& name, const BackwardSizes& sizes, const Extra&... 
 
 TEST(MmaGradientBody, TakesTailsOfQueriesAndKeys) {
   for (const auto& [queries, keys] :
-       std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {17, 31}, {64, 130}, {65, 65}, {130, 1}}) {
+       std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {17, 31}, {64, 130}, {65, 65}, {130, 1}, {130, 130}}) {
     const std::string name = "mma gradient " + std::to_string(queries) + " x " + std::to_string(keys);
     check<bfloat16>(name, {1, queries, keys, 2, 1, 64, 64}, mha::Causal{});
     check<mha::half>(name, {1, queries, keys, 1, 1, 128, 128});
