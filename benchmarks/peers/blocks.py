@@ -31,7 +31,7 @@ class Block(cases.Case):
         self.eps = 1e-6 if kind == "LLaMA" else 1e-5
 
     @property
-    def shape(self):
+    def words(self):
         return "%s, E %d, %d × %d" % (self.called, self.model, self.batch, self.length)
 
     @property
