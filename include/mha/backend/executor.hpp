@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "../config.hpp"
 #include "../core/check.hpp"
@@ -33,6 +34,11 @@ struct Serial {
 };
 
 namespace detail {
+
+/// "ThreadPool with 2 workers".
+template <Executor Threads> std::string workers_in_words(const Threads& threads) {
+  return std::string(Threads::name) + " with " + std::to_string(threads.workers()) + " workers";
+}
 
 /// The tasks on the calling thread if `alone`, else on these threads.
 template <Executor Threads, class F> void run_tasks(bool alone, const Threads& threads, Index tasks, F&& f) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -19,7 +18,7 @@
 #include "cost.hpp"
 #include "dense_backward.hpp"
 #include "linear_weights.hpp"
-#include "narrow_weights.hpp"
+#include "packed_matrices.hpp"
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -60,8 +59,7 @@ constexpr bool parts_beside<B> = B::side_by_side;
 ///
 /// Copies share what was packed, which nobody changes.
 template <class T, class B, class F> class LinearProduct {
-  using Packed = typename PackedBy<T, B>::type;
-  using Narrow = NarrowWeights<T, B, F>;
+  using Packed = PackedMatrices<T, B, F>;
   using Workspace = typename B::Workspace;
   static constexpr bool gated = is_gated<F>;
   static constexpr std::size_t parts = gated ? 2 : 1;
@@ -69,36 +67,24 @@ template <class T, class B, class F> class LinearProduct {
 
  public:
   LinearProduct() = default;
-  LinearProduct(const B& backend, const LinearViews<const T>& w) {
-    if constexpr (PacksWeights<B, T>) {
-      const DenseWeights<T> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
-      packed_ = std::make_shared<const Packed>(backend.pack(std::span<const DenseWeights<T>>(both).last(parts)));
-    }
-  }
+  LinearProduct(const B& backend, const LinearViews<const T>& w) : packed_(pack(backend, w)) {}
   /// By weights that stay in W.
   template <class W>
   requires(keeps_narrow<B, T, W>) static LinearProduct of_narrow(const B& backend, const LinearViews<const W>& w) {
-    const DenseWeights<W> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
     LinearProduct product;
-    product.narrow_ = std::make_shared<const NarrowWeightsOf<T, B, F, W>>(
-        backend, std::span<const DenseWeights<W>>(both).last(parts));
+    product.packed_ = pack(backend, w);
     return product;
   }
 
   /// Whether the weights are packed, so that nobody reads the others again.
-  bool packed() const { return packed_ != nullptr || narrow_ != nullptr; }
+  bool packed() const { return packed_.present(); }
 
   /// The scalar that the matrices are read in.
-  const char* weight_scalar() const { return narrow_ != nullptr ? narrow_->scalar_name : scalar_name<T>(); }
-  std::size_t weight_size() const { return narrow_ != nullptr ? narrow_->scalar_size : sizeof(T); }
+  const char* weight_scalar() const { return packed_.scalar(); }
+  std::size_t weight_size() const { return packed_.scalar_size(); }
 
   /// Bytes that packed weights take beside the weights themselves.
-  std::size_t bytes() const {
-    if (narrow_ != nullptr) return narrow_->bytes();
-    if constexpr (PacksWeights<B, T>)
-      if (packed_ != nullptr) return packed_->bytes();
-    return 0;
-  }
+  std::size_t bytes() const { return packed_.bytes(); }
 
   /// y = activation(x · w) + residual, whatever of these is in the memory of another. With kept sums, what the
   /// activation is applied to is left there, the gate's first; the result has the same bits.
@@ -133,18 +119,18 @@ template <class T, class B, class F> class LinearProduct {
   }
 
  private:
+  template <class W> static Packed pack(const B& backend, const LinearViews<const W>& w) {
+    const DenseWeights<W> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
+    return Packed(backend, std::span<const DenseWeights<W>>(both).last(parts));
+  }
+
   /// Of rows: the residual may be `to` itself, and nothing else overlaps it.
   template <class Frame>
   void run_rows(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
                 const TensorView<const T, 2>& residual, const F& activation, const LinearViews<const T>& w,
                 Frame& frame, Workspace& workspace) const {
     if (plain && residual.data == nullptr) return multiply(backend, x, {&to, 1}, w, workspace);
-    if (narrow_ != nullptr && narrow_->multiply(backend, x, to, Epilogue<T, F>{activation, residual}, workspace))
-      return;
-    if constexpr (FusesEpilogue<B, T, F>)
-      if (packed_ != nullptr)
-        return backend.gemm(PackedGemmCall<T, Packed>{x, *packed_, 0, {&to, 1}}, Epilogue<T, F>{activation, residual},
-                            workspace);
+    if (packed_.multiply(backend, x, to, Epilogue<T, F>{activation, residual}, workspace)) return;
     TensorView<T, 2> sums[parts];
     if (!gated && residual.data != to.data) {
       sums[0] = to;
@@ -198,10 +184,10 @@ template <class T, class B, class F> class LinearProduct {
       multiply(backend, x, to, w, workspace);
     } else {
       if constexpr (FusesEpilogue<B, T, F> && WidensWeights<B, A, T>)
-        if (packed_ != nullptr) {
+        if (packed_.own() != nullptr) {
           const auto wide = take_like<A>(frame, x);
           items(convert_items<false>(x, wide));
-          return backend.gemm(PackedGemmCall<A, Packed>{wide, *packed_, 0, to}, workspace);
+          return backend.gemm(PackedGemmCall<A, typename Packed::Own>{wide, *packed_.own(), 0, to}, workspace);
         }
       TensorView<T, 2> rounded[parts];
       for (TensorView<T, 2>& part : rounded) part = take_like<T>(frame, to[0]);
@@ -213,9 +199,7 @@ template <class T, class B, class F> class LinearProduct {
   /// to[i] = x · matrix i with its bias, the gate's first.
   void multiply(const B& backend, const TensorView<const T, 2>& x, std::span<const TensorView<T, 2>> to,
                 const LinearViews<const T>& w, Workspace& workspace) const {
-    if (narrow_ != nullptr) return narrow_->multiply(backend, x, 0, to, workspace);
-    if constexpr (PacksWeights<B, T>)
-      if (packed_ != nullptr) return backend.gemm(PackedGemmCall<T, Packed>{x, *packed_, 0, to}, workspace);
+    if (packed_.multiply(backend, x, 0, to, workspace)) return;
     if constexpr (computes_on_host<B>) {
       if constexpr (gated) backend.gemm(GemmCall<T>{x, w.gate, w.gate_bias, to.front()}, workspace);
       backend.gemm(GemmCall<T>{x, w.weight, w.bias, to.back()}, workspace);
@@ -226,19 +210,27 @@ template <class T, class B, class F> class LinearProduct {
     }
   }
 
-  std::shared_ptr<const Packed> packed_;
-  std::shared_ptr<const Narrow> narrow_;  // instead of packed_
+  Packed packed_;
 };
 
+/// What a backend says of a dense product.
+template <class T, class B> std::string explain_product(const B& backend) {
+  if constexpr (requires { backend.template explain_product<T>(); })
+    return backend.template explain_product<T>();
+  else
+    return B::name;
+}
+
 /// The product, weights, activation and kernel of a call of a Linear, one fact a line.
-template <class T, class B, class F>
-std::string linear_in_words(const StageCost& c, const LinearConfig& sizes, Index rows, const std::string& weights) {
+template <class T, class F, class B>
+std::string linear_in_words(const B& backend, const StageCost& c, const LinearConfig& sizes, Index rows,
+                            const std::string& weights) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
   return "product:     (" + n(rows) + ", " + n(sizes.inputs) + ") x (" + n(sizes.inputs) + ", " + n(sizes.outputs) +
          ")" + stage_in_words(is_gated<F> ? ", twice, " : ", ", c.flop, c.bytes) + "\nweights:     " + n(c.parameters) +
          " " + weights +                             //
          "\nactivation:  " + activation_name<F>() +  //
-         "\nkernel:      " + std::string(B::name) +
+         "\nkernel:      " + explain_product<T>(backend) +
          (FusesEpilogue<B, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../backend/backend.hpp"
-#include "../block/narrow_weights.hpp"
+#include "../block/packed_matrices.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
@@ -37,22 +37,14 @@ requires(!computes_on_host<B>) struct UploadedBy<T, B> {
 /// Copies share what was packed, which nobody changes. Without it, as before the first pack(), the products are the
 /// same, only slower.
 template <class T, class B> class LayerProducts {
-  using Packed = typename PackedBy<T, B>::type;
+  using Packed = PackedMatrices<T, B>;
   using Uploaded = typename UploadedBy<T, B>::type;
   struct None {};
 
  public:
   LayerProducts() = default;
   LayerProducts(const B& backend, const ParameterViews<const T>& w, bool has_output) {
-    if constexpr (PacksWeights<B, T>) {
-      Tensor<T, 2> side_by_side[3];  // heads with memory of their own
-      const DenseWeights<T> parts[] = {whole(w.query, side_by_side[0]),
-                                       whole(w.key, side_by_side[1]),
-                                       whole(w.value, side_by_side[2]),
-                                       {w.output.weight, w.output.bias}};
-      packed_ = std::make_shared<const Packed>(
-          backend.pack(std::span<const DenseWeights<T>>(parts, has_output ? std::size_t{4} : std::size_t{3})));
-    }
+    if constexpr (PacksWeights<B, T>) packed_ = pack(backend, w, has_output);
     if constexpr (!computes_on_host<B>) {
       std::vector<T> row;
       const TensorView<const T, 1> parts[] = {w.query_norm, w.key_norm, w.gate};
@@ -66,14 +58,8 @@ template <class T, class B> class LayerProducts {
   template <class W>
   requires(keeps_narrow<B, T, W>) static LayerProducts
       of_narrow(const B& backend, const ParameterViews<const W>& w, bool has_output) {
-    Tensor<W, 2> side_by_side[3];
-    const DenseWeights<W> parts[] = {whole(w.query, side_by_side[0]),
-                                     whole(w.key, side_by_side[1]),
-                                     whole(w.value, side_by_side[2]),
-                                     {w.output.weight, w.output.bias}};
     LayerProducts products;
-    products.narrow_ = std::make_shared<const NarrowWeightsOf<T, B, Identity, W>>(
-        backend, std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}));
+    products.packed_ = pack(backend, w, has_output);
     return products;
   }
 
@@ -102,14 +88,14 @@ template <class T, class B> class LayerProducts {
   }
 
   /// Whether the matrices are packed, so that nobody reads the others again.
-  bool packed() const { return packed_ != nullptr || narrow_ != nullptr; }
+  bool packed() const { return packed_.present(); }
   void require_packed(const char* backend, std::int64_t count) const {
     require_packed_weights(packed(), PacksWeights<B, T>, "drop_unpacked", backend, "layer", count);
   }
 
   /// The scalar that the matrices are read in.
-  const char* weight_scalar() const { return narrow_ != nullptr ? narrow_->scalar_name : scalar_name<T>(); }
-  std::size_t weight_size() const { return narrow_ != nullptr ? narrow_->scalar_size : sizeof(T); }
+  const char* weight_scalar() const { return packed_.scalar(); }
+  std::size_t weight_size() const { return packed_.scalar_size(); }
 
   /// The norms' weights and the gates where the backend reads them.
   LayerVectors<T> vectors(const ParameterViews<const T>& w) const {
@@ -128,22 +114,14 @@ template <class T, class B> class LayerProducts {
   }
 
   /// Bytes that packed weights take beside the weights themselves.
-  std::size_t bytes() const {
-    if (narrow_ != nullptr) return narrow_->bytes();
-    if constexpr (PacksWeights<B, T>)
-      if (packed_ != nullptr) return packed_->bytes();
-    return 0;
-  }
+  std::size_t bytes() const { return packed_.bytes(); }
 
   /// to[i] = rows · matrix first + i, with its bias: one pass over the rows where weights are packed.
   ///
   /// Shapes    rows (B·L, E)  to[i] (B·L, columns)
   void run(const B& backend, const TensorView<const T, 2>& rows, const ParameterViews<const T>& w, LayerMatrix first,
            std::span<const TensorView<T, 2>> to, typename B::Workspace& workspace) const {
-    if (narrow_ != nullptr) return narrow_->multiply(backend, rows, static_cast<Index>(first), to, workspace);
-    if constexpr (PacksWeights<B, T>)
-      if (packed_ != nullptr)
-        return backend.gemm(PackedGemmCall<T, Packed>{rows, *packed_, static_cast<Index>(first), to}, workspace);
+    if (packed_.multiply(backend, rows, static_cast<Index>(first), to, workspace)) return;
     if constexpr (!computes_on_host<B>) require_uploaded();
     for (std::size_t i = 0; i < to.size(); ++i) {
       const auto matrix = static_cast<LayerMatrix>(static_cast<std::size_t>(first) + i);
@@ -159,6 +137,15 @@ template <class T, class B> class LayerProducts {
   }
 
  private:
+  template <class W> static Packed pack(const B& backend, const ParameterViews<const W>& w, bool has_output) {
+    Tensor<W, 2> side_by_side[3];  // heads with memory of their own
+    const DenseWeights<W> parts[] = {whole(w.query, side_by_side[0]),
+                                     whole(w.key, side_by_side[1]),
+                                     whole(w.value, side_by_side[2]),
+                                     {w.output.weight, w.output.bias}};
+    return Packed(backend, std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}));
+  }
+
   static void project(const B& backend, const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,
                       const TensorView<T, 2>& to, typename B::Workspace& workspace) {
     if (weights.is_matrix())
@@ -186,13 +173,12 @@ template <class T, class B> class LayerProducts {
   }
 
   void require_uploaded() const {
-    require(packed_ != nullptr,
+    require(packed(),
             "layer: the weights are not in the backend's memory, because the last update() or borrow() threw: "
             "call it again");
   }
 
-  std::shared_ptr<const Packed> packed_;
-  std::shared_ptr<const NarrowWeights<T, B>> narrow_;  // instead of packed_
+  Packed packed_;
   [[no_unique_address]] std::conditional_t<computes_on_host<B>, None, std::shared_ptr<const Uploaded>> vectors_;
 };
 

@@ -162,12 +162,16 @@ template <Executor Threads> class CpuWith {
            (std::is_same_v<Stored, A> ? "" : std::string(", ") + detail::scalar_name<Stored>() + widened) +
            ", kernel " + to_string(level) + (few > 0 ? " of few rows" : "") + ", tiles of " +
            std::to_string(few > 0 ? few : lanes) + (few == 1 ? " query x " : " queries x ") +
-           std::to_string(detail::cpu::key_block) + " keys, " + Threads::name + " with " +
-           std::to_string(threads_.workers()) + " workers" +
+           std::to_string(detail::cpu::key_block) + " keys, " + detail::workers_in_words(threads_) +
            (chunks > 1 && threads_.workers() > 1 ? detail::simd::explain_chunks(chunks) : std::string()) + ", " +
            std::to_string(
                detail::cpu::TileScratch<A>::bytes(lanes, plan.head_dim, plan.value_dim, !std::is_same_v<Stored, A>)) +
            " bytes of scratch each";
+  }
+  /// Of a dense product.
+  template <class T> std::string explain_product() const {
+    return std::string("Cpu: ") + detail::scalar_name<Accumulator<T>>() + ", kernel " + to_string(current_isa()) +
+           ", " + detail::workers_in_words(threads_);
   }
 
  private:

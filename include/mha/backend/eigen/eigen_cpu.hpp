@@ -74,8 +74,12 @@ template <Executor Threads> class EigenCpuWith {
     const detail::eigen::Tiling tiling(call);
     return std::string("EigenCpu: fused online softmax in ") + detail::scalar_name<A>() + " by Eigen (" +
            Eigen::SimdInstructionSetsInUse() + "), tiles of " + std::to_string(tiling.queries * tiling.heads) +
-           " queries x " + std::to_string(tiling.keys) + " keys, " + Threads::name + " with " +
-           std::to_string(threads_.workers()) + " workers";
+           " queries x " + std::to_string(tiling.keys) + " keys, " + detail::workers_in_words(threads_);
+  }
+  /// Of a dense product.
+  template <class T> std::string explain_product() const {
+    return std::string("EigenCpu: ") + detail::scalar_name<Accumulator<T>>() + " by Eigen (" +
+           Eigen::SimdInstructionSetsInUse() + "), " + detail::workers_in_words(threads_);
   }
 
  private:

@@ -147,7 +147,12 @@ template <class Array, class Precision, Executor Threads> class Systolic {
            " fills " + full(array_use<Array>(Array::rows, Array::columns, plan.head_dim)) + " of it, value size " +
            n(plan.value_dim) + " " + full(array_use<Array>(plan.value_dim, Array::columns, Array::depth)) +
            ", attention's own products in bfloat16 whatever the precision, dense products in " + Precision::name +
-           " precision, " + Threads::name + " with " + n(threads_.workers()) + " workers" + explain_chunks(plan);
+           " precision, " + detail::workers_in_words(threads_) + explain_chunks(plan);
+  }
+  /// Of a dense product.
+  template <class T> std::string explain_product() const {
+    return std::string("Systolic: ") + detail::scalar_name<T>() + " in " + Precision::name +
+           " precision, sums in float, " + how() + ", " + detail::workers_in_words(threads_);
   }
 
  private:

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "../backend/backend.hpp"
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "../policy/activation.hpp"
+#include "narrow_weights.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The matrices of dense products with their biases, packed once by a backend that packs, in T or in a narrower scalar;
+/// none on another backend, or before they are packed.
+///
+/// Copies share them, and nobody changes them.
+template <class T, class B, class F = Identity> class PackedMatrices {
+  using Workspace = typename B::Workspace;
+
+ public:
+  using Own = typename PackedBy<T, B>::type;
+
+  PackedMatrices() = default;
+  PackedMatrices([[maybe_unused]] const B& backend, [[maybe_unused]] std::span<const DenseWeights<T>> matrices) {
+    if constexpr (PacksWeights<B, T>) own_ = std::make_shared<const Own>(backend.pack(matrices));
+  }
+  /// In W.
+  template <class W>
+  requires(keeps_narrow<B, T, W>) PackedMatrices(const B& backend, std::span<const DenseWeights<W>> matrices)
+      : narrow_(std::make_shared<const NarrowWeightsOf<T, B, F, W>>(backend, matrices)) {}
+
+  bool present() const { return own_ != nullptr || narrow_ != nullptr; }
+  /// Those in T; nullptr if there are none, or narrower ones.
+  const Own* own() const { return own_.get(); }
+
+  /// What a product reads, packed or not.
+  const char* scalar() const { return narrow_ != nullptr ? narrow_->scalar_name : scalar_name<T>(); }
+  std::size_t scalar_size() const { return narrow_ != nullptr ? narrow_->scalar_size : sizeof(T); }
+  std::size_t bytes() const {
+    if (narrow_ != nullptr) return narrow_->bytes();
+    if constexpr (PacksWeights<B, T>)
+      if (own_ != nullptr) return own_->bytes();
+    return 0;
+  }
+
+  /// to[i] = x · matrix first + i with its bias, in one pass over x. False, and nothing is computed, if there are none.
+  ///
+  /// Shapes    x (M, K)  to[i] (M, columns)
+  bool multiply(const B& backend, const TensorView<const T, 2>& x, Index first, std::span<const TensorView<T, 2>> to,
+                Workspace& workspace) const {
+    if (narrow_ != nullptr) {
+      narrow_->multiply(backend, x, first, to, workspace);
+      return true;
+    }
+    if constexpr (PacksWeights<B, T>)
+      if (own_ != nullptr) {
+        backend.gemm(PackedGemmCall<T, Own>{x, *own_, first, to}, workspace);
+        return true;
+      }
+    return false;
+  }
+
+  /// to = the product by the first matrix, or the first two, with its epilogue. False, and nothing is computed, also if
+  /// the backend does not fuse them.
+  bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+                const Epilogue<T, F>& epilogue, Workspace& workspace) const {
+    if (narrow_ != nullptr) return narrow_->multiply(backend, x, to, epilogue, workspace);
+    if constexpr (FusesEpilogue<B, T, F>)
+      if (own_ != nullptr) {
+        backend.gemm(PackedGemmCall<T, Own>{x, *own_, 0, {&to, 1}}, epilogue, workspace);
+        return true;
+      }
+    return false;
+  }
+
+ private:
+  std::shared_ptr<const Own> own_;
+  std::shared_ptr<const NarrowWeights<T, B, F>> narrow_;  // instead of own_
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

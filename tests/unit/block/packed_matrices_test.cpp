@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <span>
+
+#include <gtest/gtest.h>
+
+#include <mha/block/packed_matrices.hpp>
+#include <mha/mha.hpp>
+
+#include "plain_backend.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::bfloat16;
+using mha::Index;
+using mha::Tensor;
+using mha::TensorView;
+using mha::detail::PackedMatrices;
+
+constexpr Index M = 5, K = 7, N = 9;
+
+/// x, two matrices of W, the first of which has a bias, and their products by the formula.
+template <class W> struct Products {
+  Tensor<float, 2> x{M, K};
+  std::array<Tensor<W, 2>, 2> w{Tensor<W, 2>(K, N), Tensor<W, 2>(K, N)};
+  Tensor<W, 1> bias{N};
+
+  explicit Products(const char* seed) {
+    support::Random random(seed);
+    random.fill(x);
+    for (auto& matrix : w) random.fill(matrix);
+    random.fill(bias);
+  }
+  std::array<mha::DenseWeights<W>, 2> matrices() const { return {{{w[0].view(), bias.view()}, {w[1].view(), {}}}}; }
+
+  double expected(std::size_t matrix, Index i, Index j) const {
+    double sum = matrix == 0 ? double(float(bias(j))) : 0;
+    for (Index k = 0; k < K; ++k) sum += double(x(i, k)) * double(float(w[matrix](k, j)));
+    return sum;
+  }
+  void expect(const Tensor<float, 2>& y, std::size_t matrix) const {
+    for (Index i = 0; i < M; ++i)
+      for (Index j = 0; j < N; ++j)
+        ASSERT_NEAR(y(i, j), expected(matrix, i, j), 1e-5) << matrix << ' ' << i << ' ' << j;
+  }
+};
+
+template <class W> void expect_products(const char* scalar, bool own) {
+  const Products<W> p(scalar);
+  const auto matrices = p.matrices();
+  const mha::Cpu cpu;
+  const PackedMatrices<float, mha::Cpu> packed(cpu, std::span<const mha::DenseWeights<W>>(matrices));
+  EXPECT_TRUE(packed.present());
+  EXPECT_EQ(packed.own() != nullptr, own);
+  EXPECT_STREQ(packed.scalar(), scalar);
+  EXPECT_EQ(packed.scalar_size(), sizeof(W));
+  EXPECT_GE(packed.bytes(), 2 * K * N * sizeof(W));
+
+  mha::Workspace workspace;
+  Tensor<float, 2> y[] = {Tensor<float, 2>(M, N), Tensor<float, 2>(M, N)};
+  for (auto& each : y) std::fill(each.begin(), each.end(), NAN);
+  const TensorView<float, 2> both[] = {y[0].view(), y[1].view()};
+  ASSERT_TRUE(packed.multiply(cpu, p.x.view(), 0, both, workspace));
+  p.expect(y[0], 0);
+  p.expect(y[1], 1);
+  ASSERT_TRUE(packed.multiply(cpu, p.x.view(), 1, {both, 1}, workspace));
+  p.expect(y[0], 1);
+
+  // Copies share what was packed.
+  const auto copy = packed;
+  EXPECT_EQ(copy.own(), packed.own());
+  ASSERT_TRUE(copy.multiply(cpu, p.x.view(), 0, {both, 1}, workspace));
+  p.expect(y[0], 0);
+}
+
+TEST(PackedMatrices, OfTheSameScalar) { expect_products<float>("float", true); }
+TEST(PackedMatrices, OfANarrowerScalar) { expect_products<bfloat16>("bfloat16", false); }
+
+TEST(PackedMatrices, MultiplyWithAnEpilogue) {
+  const Products<float> p("epilogue");
+  const auto matrices = p.matrices();
+  const mha::Cpu cpu;
+  const PackedMatrices<float, mha::Cpu, mha::Relu> packed(cpu, std::span<const mha::DenseWeights<float>>(matrices));
+  Tensor<float, 2> y(M, N);
+  mha::Workspace workspace;
+  ASSERT_TRUE(packed.multiply(cpu, p.x.view(), y.view(), mha::Epilogue<float, mha::Relu>{}, workspace));
+  for (Index i = 0; i < M; ++i)
+    for (Index j = 0; j < N; ++j) ASSERT_NEAR(y(i, j), std::max(0., p.expected(0, i, j)), 1e-5);
+}
+
+/// Without them nothing is computed, so that the caller multiplies by the weights where they are.
+TEST(PackedMatrices, NoneAreNotMultiplied) {
+  const Products<float> p("none");
+  const auto matrices = p.matrices();
+  const support::PlainBackend plain;
+  const PackedMatrices<float, support::PlainBackend> packed(plain, std::span<const mha::DenseWeights<float>>(matrices));
+  const PackedMatrices<float, mha::Cpu> empty;
+  EXPECT_FALSE(packed.present());
+  EXPECT_FALSE(empty.present());
+  EXPECT_STREQ(empty.scalar(), "float");
+  EXPECT_EQ(packed.bytes() + empty.bytes(), 0u);
+  Tensor<float, 2> y(M, N);
+  std::fill(y.begin(), y.end(), 3.f);
+  const TensorView<float, 2> to = y.view();
+  mha::Workspace workspace;
+  EXPECT_FALSE(packed.multiply(plain, p.x.view(), 0, {&to, 1}, workspace));
+  EXPECT_FALSE(packed.multiply(plain, p.x.view(), to, {}, workspace));
+  EXPECT_FALSE(empty.multiply({}, p.x.view(), 0, {&to, 1}, workspace));
+  for (const float value : y) EXPECT_EQ(value, 3.f);
+}
+
+}  // namespace
