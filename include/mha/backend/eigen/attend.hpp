@@ -12,6 +12,7 @@
 #include "../backend.hpp"
 #include "../executor.hpp"
 #include "product.hpp"
+#include "weight.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::eigen {
 
@@ -150,24 +151,27 @@ template <class Call> class Tile {
     add_product<A, Eigen::RowMajor>(call_.scale, {key.data, n, call_.head_dim, key.outer()},
                                     {scratch_.query, call_.head_dim, rows_, Eigen::OuterStride<>(call_.head_dim)}, s);
     score_and_mask(begin, begin + n);
-    for (Index r = 0; r < rows_; ++r) raise_maximum(r, n);
-    const Rows<A> value = finite_values(run, begin);  // what it adds is of the new maximum
-    for (Index r = 0; r < rows_; ++r) weigh(r, n);
-    if (call_.dropout.exist())
-      for (Index r = 0; r < rows_; ++r) drop(r, begin, n);
+    Rows<A> value = read_rows<A>(TensorView<const Stored, 2>{run.value, {n, call_.value_dim}, {run.value_stride, 1}},
+                                 scratch_.value);
+    const ConstMap<A> v(value.data, call_.value_dim, n, value.outer());  // Vᵀ
+    const bool finite = (v.array() - v.array()).sum() == A(0);
+    for (Index r = 0; r < rows_; ++r) {
+      raise_maximum(r, n);
+      if (finite) weigh(r, begin, n);  // while its logits are in the nearest cache
+    }
+    if (!finite) {
+      value = finite_part(v, begin);  // what it adds is of the new maximum
+      for (Index r = 0; r < rows_; ++r) weigh(r, begin, n);
+    }
     add_product<A, Eigen::ColMajor>(A(1), {value.data, call_.value_dim, n, value.outer()},
                                     {scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys)}, out());
     return n;
   }
 
-  /// The values of a run, those that are not finite replaced by 0 once the rows that see them have them: 0 · NaN is
-  /// NaN, and a weight of 0 must hide it.
-  Rows<A> finite_values(const KvRun<Stored>& run, Index begin) {
-    const Index n = run.count, width = call_.value_dim;
-    Rows<A> value =
-        read_rows<A>(TensorView<const Stored, 2>{run.value, {n, width}, {run.value_stride, 1}}, scratch_.value);
-    const ConstMap<A> v(value.data, width, n, value.outer());  // Vᵀ
-    if ((v.array() - v.array()).sum() == A(0)) return value;
+  /// The values of keys from `begin` on, those that are not finite replaced by 0 once the rows that see them have them:
+  /// 0 · NaN is NaN, and a weight of 0 must hide it.
+  Rows<A> finite_part(const ConstMap<A>& v, Index begin) {
+    const auto n = static_cast<Index>(v.cols()), width = call_.value_dim;
     for (Index k = 0; k < n; ++k)
       for (Index d = 0; d < width; ++d) {
         const A x = v(d, k);
@@ -201,30 +205,30 @@ template <class Call> class Tile {
     }
   }
 
-  /// What row r has summed is rescaled to the maximum m of its logits so far.
+  /// What row r has summed is rescaled to the maximum m of its logits so far; NaN is left to its weights.
   void raise_maximum(Index r, Index n) {
     using mha::exp;
-    const A top = logits(r, n).template maxCoeff<Eigen::PropagateNaN>(), old = scratch_.max[r];
-    const A m = top > old || top != top ? top : old;
-    if (m == old) return;
+    const A m = logits(r, n).maxCoeff(), old = scratch_.max[r];
+    if (!(m > old)) return;
     const A rescale = exp(static_cast<A>(old - m));
     scratch_.sum[r] *= rescale;
     out().col(r) *= rescale;
     scratch_.max[r] = m;
   }
 
-  /// Row r's logits become its weights e^(s − m).
-  void weigh(Index r, Index n) {
+  /// Row r's logits of n keys from `begin` on become its weights e^(s − m): NaN where s is NaN or ∞.
+  void weigh(Index r, Index begin, Index n) {
     Array s = logits(r, n);
     const A m = scratch_.max[r];
-    if (m == hidden) {
-      s.setZero();
-      return;
-    }
-    // Eigen's exponential of −∞ may be a subnormal number: no weight below the normal ones is kept.
-    s = ((s - m).exp() - std::numeric_limits<A>::min()).max(A(0));
+    if (m == hidden)
+      s = s.isNaN().select(s, A(0));
+    else if constexpr (std::is_same_v<A, float>)
+      s = s.unaryExpr(Weight{m});
+    else  // Eigen's exponential of −∞ may be a subnormal number: no weight below the normal ones is kept
+      s = ((s - m).exp() - std::numeric_limits<A>::min())
+              .binaryExpr(Array::PlainObject::Zero(n), Eigen::internal::scalar_max_op<A, A, Eigen::PropagateNaN>());
     scratch_.sum[r] += s.sum();
-    scratch_.sum[r] += m - m;  // NaN and ∞ make the row NaN
+    if (call_.dropout.exist()) drop(r, begin, n);
   }
 
   /// Row r's weights of n keys from `begin` on, those that are dropped made 0 and the others multiplied.
@@ -246,7 +250,7 @@ template <class Call> class Tile {
     for (Index r = 0; r < rows_; ++r) {
       const Index h = head_of(r), i = query_of(r);
       const A m = scratch_.max[r], sum = scratch_.sum[r];
-      const bool empty = m == hidden;
+      const bool empty = m == hidden && sum == A(0);  // else NaN is among its weights
       const A denominator = call_.sink.size == 0 ? sum : sum + exp(static_cast<A>(A(call_.sink[h]) - m));
       T* const to = call_.output(b_, i, h);
       const A* const o = scratch_.out + std::ptrdiff_t{r} * call_.value_dim;
