@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -324,7 +325,7 @@ template <class B> B call_backend() {
   if constexpr (std::default_initializable<B>)
     return B{};
   else
-    __builtin_unreachable();
+    std::abort();  // never run: the assertion has failed
 }
 template <class B, class E, class... Rest> decltype(auto) call_backend(const E& first, const Rest&... rest) {
   if constexpr (std::same_as<E, B>) {
@@ -359,7 +360,7 @@ AttentionTape<T, B>& call_tape(const E& first, const Rest&... rest) {
     if constexpr (std::same_as<E, Record<T, B>>)
       return *first.tape;
     else
-      __builtin_unreachable();
+      std::abort();  // never run: the assertion has failed
   } else {
     return call_tape<T, B>(rest...);
   }

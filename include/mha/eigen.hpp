@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Front door: attention and layers on EigenCpu, without the kernels of other backends, for any processor.
-/// It leaves out mha::Cpu, so a call names its backend: mha::attention<mha::EigenCpu>(q, k, v).
+/// Front door: attention, layers, caches and dense blocks on EigenCpu, without the kernels of other backends, for any
+/// processor. It leaves out mha::Cpu, so a call names its backend: mha::attention<mha::EigenCpu>(q, k, v).
 #include "attention.hpp"
 #include "backend/eigen/eigen_cpu.hpp"
 #include "backend/reference/reference.hpp"
+#include "block/arguments.hpp"
+#include "block/cost.hpp"
+#include "block/feed_forward.hpp"
+#include "block/initialize.hpp"
+#include "block/linear.hpp"
+#include "block/norm.hpp"
+#include "cache/paged_kv.hpp"
+#include "cache/ring_kv.hpp"
 #include "call.hpp"
 #include "core/borrowed.hpp"
 #include "core/check.hpp"
@@ -17,13 +25,18 @@
 #include "core/workspace.hpp"
 #include "interop/eigen.hpp"
 #include "layer/cost.hpp"
+#include "layer/kv_cache.hpp"
 #include "layer/multi_head_attention.hpp"
+#include "policy/activation.hpp"
+#include "policy/any_scaling.hpp"
 #include "policy/concat.hpp"
+#include "policy/dropout.hpp"
 #include "policy/heads.hpp"
 #include "policy/mask.hpp"
 #include "policy/mask/block_sparse.hpp"
 #include "policy/mask/dense.hpp"
 #include "policy/mask/document.hpp"
+#include "policy/mask/first_keys.hpp"
 #include "policy/mask/padding.hpp"
 #include "policy/mask/positional.hpp"
 #include "policy/mask/prefix.hpp"

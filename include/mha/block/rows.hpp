@@ -56,9 +56,8 @@ template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const Ten
 
 /// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.
 template <class T> constexpr bool rows_collapse(const TensorView<T, 3>& v) {
-  std::ptrdiff_t rows = 0;
   return v.extent[0] <= 1 || v.extent[1] == 0 ||
-         (!__builtin_mul_overflow(v.stride[1], v.extent[1], &rows) && v.stride[0] == rows);
+         (v.stride[0] % v.extent[1] == 0 && v.stride[0] / v.extent[1] == v.stride[1]);  // a product might not fit
 }
 template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& v) {
   return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};

@@ -143,16 +143,23 @@ template <class I> constexpr Index as_extent(I n) {
   fail(call, ": ", name, " is (", all, "), more than ", most_elements, " elements, an empty axis counted as 1");
 }
 
+/// Whether a · b fits in a std::int64_t, of two numbers that are not negative.
+constexpr bool product_fits(std::int64_t a, std::int64_t b) {
+  return (a | b) >> 31 == 0 || a == 0 || b <= std::numeric_limits<std::int64_t>::max() / a;  // mostly without dividing
+}
+
 /// The product of extents, an empty axis counted as 1: no stride of these axes is larger.
 ///
 /// Errors    ShapeError if it is more than most_elements
 constexpr std::ptrdiff_t checked_product(const char* call, const char* name,
                                          std::initializer_list<std::int64_t> extents) {
-  std::ptrdiff_t product = 1;
-  for (const std::int64_t extent : extents)
-    if (__builtin_mul_overflow(product, std::max(extent, std::int64_t{1}), &product) || product > most_elements)
-      fail_product(call, name, extents);
-  return product;
+  std::int64_t product = 1;
+  for (const std::int64_t extent : extents) {
+    const std::int64_t n = std::max(extent, std::int64_t{1});
+    if (!product_fits(product, n) || product * n > most_elements) fail_product(call, name, extents);
+    product *= n;
+  }
+  return static_cast<std::ptrdiff_t>(product);
 }
 
 /// How many blocks of `size` hold n; n + size − 1 would not fit for the largest n.

@@ -79,7 +79,9 @@ template <class T, int Rank> [[nodiscard]] constexpr bool is_contiguous(const Te
   std::ptrdiff_t expected = 1;
   for (int a = Rank - 1; a >= 0; --a) {
     if (v.extent[a] != 1 && v.stride[a] != expected) return false;
-    if (__builtin_mul_overflow(expected, v.extent[a] > 0 ? v.extent[a] : 1, &expected)) return false;
+    const std::ptrdiff_t n = v.extent[a] > 0 ? v.extent[a] : 1;
+    if (!detail::product_fits(expected, n)) return false;
+    expected *= n;
   }
   return true;
 }
@@ -99,14 +101,14 @@ template <class T, int Rank> void require_data(const char* call, const char* nam
   for (int a = 0; a < Rank; ++a)
     require(v.extent[a] >= 0, call, ": ", name, " has extent ", v.extent[a], " on axis ", a);
   checked_elements(call, name, v);
-  std::ptrdiff_t reach = sizeof(T);
+  std::int64_t reach = sizeof(T);
   for (int a = 0; a < Rank; ++a) {
-    std::ptrdiff_t along = 0;
-    const bool fits = v.extent[a] <= 1 ||
-                      (v.stride[a] != std::numeric_limits<std::ptrdiff_t>::min() &&
-                       !__builtin_mul_overflow(v.stride[a] < 0 ? -v.stride[a] : v.stride[a],
-                                               static_cast<std::ptrdiff_t>(sizeof(T)) * (v.extent[a] - 1), &along) &&
-                       !__builtin_add_overflow(reach, along, &reach));
+    if (v.extent[a] <= 1) continue;
+    constexpr std::int64_t most = std::numeric_limits<std::ptrdiff_t>::max();
+    const std::int64_t stride = v.stride[a], step = stride < 0 ? -std::max(stride, -most) : stride;
+    const std::int64_t last = std::int64_t{sizeof(T)} * (v.extent[a] - 1);
+    const bool fits = stride >= -most && product_fits(step, last) && step * last <= most - reach;
+    if (fits) reach += step * last;
     require(fits, call, ": ", name, " has stride ", v.stride[a], " on axis ", a, " of extent ", v.extent[a],
             ", which leads out of the address space");
   }

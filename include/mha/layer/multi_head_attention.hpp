@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdlib>
 #include <type_traits>
 
 #include "../backend/backend.hpp"
@@ -66,7 +67,7 @@ template <Role R, class Policy> constexpr Policy policy_value() {
   if constexpr (std::default_initializable<Policy>)
     return Policy{};
   else
-    __builtin_unreachable();
+    std::abort();  // never run: the assertion has failed
 }
 template <Role R, class Policy, class V, class... Rest>
 constexpr Policy policy_value(const V& first, const Rest&... rest) {
@@ -84,7 +85,7 @@ template <class B> constexpr B backend_value() {
   if constexpr (std::default_initializable<B>)
     return B{};
   else
-    __builtin_unreachable();
+    std::abort();  // never run: the assertion has failed
 }
 template <class B, class V, class... Rest> constexpr B backend_value(const V& first, const Rest&... rest) {
   if constexpr (std::same_as<V, B>)
