@@ -133,11 +133,16 @@ template <class T> class Llama {
       if (member(name) == nullptr) file.fail(std::string("'") + key + "' has no '" + name + "'");
       return file.number_of(*member(name), name);
     };
+    const auto require_positive = [&](const char* name, double value) {
+      if (!(value > 0)) file.fail("'" + std::string(name) + "' is " + std::to_string(value) + ", expected more than 0");
+      return value;
+    };
+    const auto positive = [&](const char* name) { return require_positive(name, number(name)); };
     if (own != nullptr && member("rope_theta") != nullptr)
       c.rope_base = number("rope_theta");
     else if (file.find("rope_theta") != nullptr)
       c.rope_base = file.number("rope_theta");
-    if (!(c.rope_base > 0)) file.fail("'rope_theta' is " + std::to_string(c.rope_base) + ", expected more than 0");
+    require_positive("rope_theta", c.rope_base);
     for (const auto* share : {file.find("partial_rotary_factor"), member("partial_rotary_factor")})
       if (share != nullptr && *share != 1.0) file.refuse("partial_rotary_factor", *share, "1.0");
     const auto* const type = member("rope_type") ? member("rope_type") : member("type");
@@ -145,18 +150,18 @@ template <class T> class Llama {
     c.rope_type = file.text_of(*type, "rope_type");
     if (c.rope_type == "default") return;
     if (c.rope_type == "linear") {
-      c.rope_scaling = LinearScaling{.factor = number("factor")};
+      c.rope_scaling = LinearScaling{.factor = positive("factor")};
     } else if (c.rope_type == "llama3") {
-      c.rope_scaling = Llama3Scaling{.factor = number("factor"),
+      c.rope_scaling = Llama3Scaling{.factor = positive("factor"),
                                      .low_frequency = number("low_freq_factor"),
                                      .high_frequency = number("high_freq_factor"),
-                                     .original_length = number("original_max_position_embeddings")};
+                                     .original_length = positive("original_max_position_embeddings")};
     } else if (c.rope_type == "yarn") {
       // Files without a factor have both lengths.
       const bool lengths = member("factor") == nullptr && member("original_max_position_embeddings") != nullptr;
-      c.rope_scaling =
-          yarn_of(file, *scaling, lengths ? c.positions / number("original_max_position_embeddings") : number("factor"),
-                  c.positions);
+      c.rope_scaling = yarn_of(
+          file, *scaling, lengths ? c.positions / positive("original_max_position_embeddings") : positive("factor"),
+          c.positions);
     } else {
       file.refuse("rope_type", *type, "\"default\", \"linear\", \"llama3\" or \"yarn\"");
     }

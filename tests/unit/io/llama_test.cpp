@@ -250,6 +250,11 @@ TEST(Llama, RotaryPositionsAndWindowsThatAreNotKnownAreOneSentence) {
               f.config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4}, {"truncate", 1}};
             }),
             "DIR/config.json: 'truncate' is 1, expected true or false");
+  for (const char* type : {"linear", "llama3", "yarn"})
+    EXPECT_EQ(fault([&](Folder& f) {
+                f.config["rope_parameters"] = {{"rope_type", type}, {"factor", 0}};
+              }),
+              "DIR/config.json: 'factor' is 0.000000, expected more than 0");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "llama3"; }),
             "DIR/config.json: 'rope_parameters' has no 'factor'");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_theta"] = 0; }),
