@@ -36,13 +36,17 @@ namespace models {
 /// Norm    the one before the logits
 template <class Block, class Norm, class Logits> class Decoder {
  public:
-  /// The logits of the token that follows each of these: (L) → (L, V).
-  Rows operator()(std::span<const int> ids) const {
-    Work work;
+  /// The logits of the token that follows each of these: (L) → (L, V). They are in work.
+  const Rows& operator()(std::span<const int> ids, Work& work) const {
     embed_into(work.x, tokens_, ids);
     if (positions_) add_positions(work.x, *positions_);
     run(work);
-    return logits_(work.x, work.workspace);
+    return all_logits(work);
+  }
+  Rows operator()(std::span<const int> ids) const {
+    Work work;
+    (*this)(ids, work);
+    return std::move(work.logits);
   }
 
   /// A cache for this model: keys and values of all its blocks, stored as F.
@@ -56,9 +60,7 @@ template <class Block, class Norm, class Logits> class Decoder {
   template <class Cache>
   const Rows& operator()(std::span<const int> ids, const mha::CacheStep<Cache>& step, Work& work) const {
     continue_with(ids, step, work);
-    work.logits.resize(work.x.rows(), vocabulary());
-    logits_(work.x, mha::into(work.logits), work.workspace);
-    return work.logits;
+    return all_logits(work);
   }
 
   /// Those of the last row of each sequence alone, (Σn) → (B, V): what the next token is chosen by.
@@ -120,6 +122,12 @@ template <class Block, class Norm, class Logits> class Decoder {
         add_positions(work.x.middleRows(offsets[b], rows), *positions_, before);
       }
     run(work, step);
+  }
+
+  const Rows& all_logits(Work& work) const {
+    work.logits.resize(work.x.rows(), vocabulary());
+    logits_(work.x, mha::into(work.logits), work.workspace);
+    return work.logits;
   }
 
   /// work.x ← the rows behind all blocks and the last norm.

@@ -67,7 +67,8 @@ enum NormFactor {
   width
 };
 
-/// What a test compiles of Linears and feed-forwards: few, in which every two of their levels meet.
+/// What a test compiles of Linears and feed-forwards: few, in which every two of their levels meet, and what is used
+/// most.
 struct Program {
   Machine machine;
   Storage storage;
@@ -77,10 +78,13 @@ struct Program {
 };
 inline constexpr Program programs[] = {
     {Machine::reference, Storage::float32, Form::gated, Block::feed_forward, true, false, false},
+    {Machine::reference, Storage::float32, Form::function, Block::linear, true, true, false},
     {Machine::reference, Storage::float64, Form::gated, Block::linear, true, true, true},
     {Machine::reference, Storage::half, Form::plain, Block::linear, false, true, true},
     {Machine::reference, Storage::bfloat16, Form::function, Block::linear, false, true, true},
     {Machine::cpu, Storage::float32, Form::gated, Block::feed_forward, true, false, true},
+    {Machine::cpu, Storage::float32, Form::function, Block::linear, true, true, true},
+    {Machine::cpu, Storage::float32, Form::plain, Block::linear, true, false, false},
     {Machine::cpu, Storage::float64, Form::function, Block::feed_forward, true, true, false},
     {Machine::cpu, Storage::float64, Form::gated, Block::linear, false, false, true},
     {Machine::cpu, Storage::half, Form::function, Block::feed_forward, false, false, false},
@@ -88,13 +92,16 @@ inline constexpr Program programs[] = {
     {Machine::systolic, Storage::float32, Form::function, Block::linear, false, true, false},
     {Machine::systolic, Storage::half, Form::gated, Block::feed_forward, true, false, false},
     {Machine::systolic, Storage::bfloat16, Form::plain, Block::feed_forward, true, true, true},
+    {Machine::systolic, Storage::bfloat16, Form::gated, Block::linear, false, false, true},
     {Machine::eigen, Storage::float32, Form::plain, Block::feed_forward, false, true, false},
     {Machine::eigen, Storage::float64, Form::function, Block::linear, false, true, false},
     {Machine::eigen, Storage::half, Form::gated, Block::feed_forward, true, true, false},
     {Machine::eigen, Storage::bfloat16, Form::function, Block::linear, true, false, false},
     {Machine::far, Storage::float32, Form::plain, Block::feed_forward, true, false, false},
+    {Machine::far, Storage::float32, Form::gated, Block::linear, true, true, false},
     {Machine::far, Storage::float64, Form::plain, Block::feed_forward, true, false, false},
     {Machine::far, Storage::half, Form::function, Block::linear, false, false, false},
+    {Machine::far, Storage::half, Form::function, Block::feed_forward, true, true, false},
     {Machine::far, Storage::bfloat16, Form::gated, Block::feed_forward, false, true, false},
 };
 /// The same of norms.

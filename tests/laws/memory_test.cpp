@@ -372,42 +372,71 @@ TYPED_TEST(Memory, TrainingOnMorePaddedRowsAllocatesNothing) {
   EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
 }
 
-TYPED_TEST(Memory, NormWithAWorkspaceAllocatesNothingTheSecondTime) {
-  using T = TypeParam;
-  support::Random random("norm without allocation");
-  const mha::LayerNorm<T> norm({.width = 96});
-  mha::Tensor<T, 3> x(2, 40, 96), y(2, 40, 96);
+/// call(x, y, workspace) of rows of 32 allocates nothing for the second time; without the workspace it does.
+template <class T, class B = mha::Cpu, class F> void expect_kept_workspace(const F& call) {
+  support::Random random("blocks without allocation");
+  mha::Tensor<T, 3> x(2, 70, 32), y(2, 70, 32);
   random.fill(x);
-  mha::Workspace workspace;
-  const auto call = [&] { norm(x, mha::residual(x), mha::into(y), workspace); };
-  call();
-  EXPECT_EQ(count(call).calls, 0u);
-  if constexpr (sizeof(T) >= 4) {  // 16-bit rows are widened into scratch
-    EXPECT_EQ(count([&] { norm(y, mha::into(y)); }).calls, 0u) << "without a workspace";
-  }
+  typename B::Workspace workspace;
+  call(x, y, workspace);
+  const Counted second = count([&] { call(x, y, workspace); });
+  EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
+  typename B::Workspace another;
+  EXPECT_GT(count([&] { call(x, y, another); }).calls, 0u) << "nothing is counted";
 }
 
-TYPED_TEST(Memory, FeedForwardWithAWorkspaceAllocatesNothingTheSecondTime) {
-  const auto expect_none = [](const auto& ff) {
-    support::Random random("feed-forward without allocation");
-    mha::Tensor<TypeParam, 3> x(2, 70, 32), y(2, 70, 32);
+template <class T, class B> void expect_blocks_allocate_nothing() {
+  const auto check = [](auto block) {
+    if constexpr (requires { block.initialize(mha::XavierUniform{.seed = 5}); })
+      block.initialize(mha::XavierUniform{.seed = 5});
+    expect_kept_workspace<T, B>(
+        [&](const auto& x, auto& y, auto& workspace) { block(x, mha::residual(x), mha::into(y), workspace); });
+  };
+  check(mha::FeedForward<T, B>({.d_model = 32, .d_hidden = 90}));
+  check(mha::FeedForward<T, B, mha::SwiGlu>({.d_model = 32, .d_hidden = 90}));
+  check(mha::Linear<T, B, mha::Gelu>({.inputs = 32, .outputs = 32}));
+}
+
+TYPED_TEST(Memory, BlocksWithAWorkspaceAllocateNothingTheSecondTime) {
+  expect_blocks_allocate_nothing<TypeParam, mha::Cpu>();
+}
+TEST(MemoryBlock, AllocatesNothingTheSecondTimeOnOtherBackends) {
+  expect_blocks_allocate_nothing<float, mha::Systolic<>>();
+  expect_blocks_allocate_nothing<mha::bfloat16, mha::Systolic<>>();
+  expect_blocks_allocate_nothing<float, mha::EigenCpu>();
+}
+
+TYPED_TEST(Memory, NormsWithAWorkspaceAllocateNothingTheSecondTime) {
+  using T = TypeParam;
+  const auto check = [](const auto& norm) {
+    support::Random random("norm without allocation");
+    mha::Tensor<T, 3> x(2, 40, 96), y(2, 40, 96), sum(2, 40, 96);
     random.fill(x);
     mha::Workspace workspace;
-    const auto call = [&] { ff(x, mha::residual(x), mha::into(y), workspace); };
+    const auto call = [&] {
+      norm(x, mha::residual(x), mha::into(y), workspace);
+      norm(x, mha::residual(x), mha::sum_into(sum), mha::into(y), workspace);
+    };
     call();
-    const Counted second = count(call);
-    EXPECT_EQ(second.calls, 0u) << second.bytes << " bytes";
-    EXPECT_GT(count([&] { ff(x, mha::into(y)); }).calls, 0u) << "nothing is counted";
+    EXPECT_EQ(count(call).calls, 0u);
+    if constexpr (sizeof(T) >= 4) {  // 16-bit rows are widened into scratch
+      EXPECT_EQ(count([&] { norm(y, mha::into(y)); }).calls, 0u) << "without a workspace";
+    }
   };
-  mha::FeedForward<TypeParam> plain({.d_model = 32, .d_hidden = 90});
-  mha::FeedForward<TypeParam, mha::Cpu, mha::SwiGlu> gated({.d_model = 32, .d_hidden = 90});
-  plain.initialize(mha::XavierUniform{.seed = 5});
-  gated.initialize(mha::XavierUniform{.seed = 5});
-  expect_none(plain);
-  expect_none(gated);
+  check(mha::LayerNorm<T>({.width = 96}));
+  check(mha::RmsNorm<T>({.width = 96}));
 }
 
-// Every step writes where the next one reads: a call takes Q, K, V and the heads, and a tile's scratch.
+TEST(MemoryBlock, NarrowWeightsAllocateNothingTheSecondTime) {
+  mha::Tensor<mha::bfloat16, 2> weight(32, 32);
+  support::Random random("narrow weights without allocation");
+  random.fill(weight);
+  mha::Linear<float, mha::Cpu, mha::Relu> linear({.inputs = 32, .outputs = 32, .bias = false});
+  linear.borrow(mha::BorrowedLinear<mha::bfloat16>{.weight = weight.view()});
+  expect_kept_workspace<float>(
+      [&](const auto& x, auto& y, auto& workspace) { linear(x, mha::residual(x), mha::into(y), workspace); });
+}
+
 TEST(MemoryLayer, NothingIsCopiedBetweenTheSteps) {
   using Serial = mha::CpuWith<mha::Serial>;
   const auto taken = [](Index length) {

@@ -6,6 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include <mha/eigen.hpp>
+#include <mha/systolic.hpp>
+
 #include "law.hpp"
 
 namespace {
@@ -76,6 +79,27 @@ TEST_P(OwnThreads, LayersHaveTheBitsOfOneThread) {
   made.borrow(alone);
   EXPECT_EQ(made.backend().threads().workers(), GetParam());
   EXPECT_EQ(support::differing(made(x), expected), 0u);
+}
+
+/// A layer of the backend on a pool of its own, and one that is given it with the call, against one on one thread.
+template <class B> void expect_layers_on_a_pool(Index workers) {
+  const mha::SlidingWindow window{.left = 40};
+  LayerOn<B> alone(config, window, B(mha::ThreadPool{1}));
+  alone.initialize(mha::XavierUniform{.seed = 13});
+  const auto x = rows("rows of other backends");
+  const auto expected = alone(x);
+  const B backend(mha::ThreadPool{workers});
+  LayerOn<B> layer(config, backend, window), by_call(config, window);
+  layer.borrow(alone);
+  by_call.borrow(alone);
+  EXPECT_EQ(layer.backend().threads().workers(), workers);
+  EXPECT_EQ(support::differing(layer(x), expected), 0u);
+  EXPECT_EQ(support::differing(by_call(x, backend), expected), 0u);
+}
+
+TEST_P(OwnThreads, LayersOfOtherBackendsHaveTheBitsOfOneThread) {
+  expect_layers_on_a_pool<mha::EigenCpu>(GetParam());
+  expect_layers_on_a_pool<mha::Systolic<>>(GetParam());
 }
 
 /// An executor that tells which tasks it ran: what has no default constructor is given.

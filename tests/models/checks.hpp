@@ -46,4 +46,23 @@ template <class B> float vit(const char* name, const std::filesystem::path& fold
   return expected.difference(model(expected.pixels()), "logits");
 }
 
+using Check = float (*)(const char* name, const std::filesystem::path& folder);
+struct Case {
+  const char* name;
+  Check check;
+};
+/// Every checkpoint on backend B.
+template <class B>
+inline constexpr Case cases[]{
+    {"bert", bert<B>},
+    {"gpt2", decoder<Gpt2<B>, mha::Gpt2<float>>},
+    {"llama", decoder<Llama<mha::NoNorm, B>, mha::Llama<float>>},
+    {"mistral", decoder<Llama<mha::NoNorm, B>, mha::Llama<float>>},
+    {"qwen2", decoder<Llama<mha::NoNorm, B>, mha::Llama<float>>},
+    {"qwen3", decoder<Llama<mha::QkNorm, B>, mha::Llama<float>>},
+    {"t5", t5<T5<mha::Relu, B>>},
+    {"t5_v1_1", t5<T5<GatedGelu, B>>},
+    {"vit", vit<B>},
+};
+
 }  // namespace models::testing

@@ -186,6 +186,14 @@ template <class Call, class... Works> void expect_kept(const Rows& fresh, const 
 
 // Those that go through a cache: cached_test.cpp.
 TEST(ModelsWork, IsAllocatedOnce) {
+  const auto expect_whole_text_kept = [](const auto& model, const std::string& name) {
+    const auto ids = Expected(data(name)).ids("ids");
+    Work work;
+    expect_kept(
+        model(ids), [&]() -> const Rows& { return model(ids, work); }, work);
+  };
+  expect_whole_text_kept(Gpt2<>(mha::Gpt2<float>(data("gpt2"))), "gpt2");
+  expect_whole_text_kept(Llama<>(mha::Llama<float>(data("mistral"))), "mistral");
   {
     const Expected expected(data("bert"));
     const Bert<> bert(mha::Bert<float>(data("bert")));

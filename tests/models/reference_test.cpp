@@ -17,22 +17,8 @@ namespace {
 using namespace models;
 using On = mha::Reference;
 
-using Check = float (*)(const char* name, const std::filesystem::path& folder);
-struct Case {
-  const char* name;
-  Check check;
-};
-constexpr Case kCases[]{
-    {"bert", models::testing::bert<On>},
-    {"gpt2", models::testing::decoder<Gpt2<On>, mha::Gpt2<float>>},
-    {"llama", models::testing::decoder<Llama<mha::NoNorm, On>, mha::Llama<float>>},
-    {"mistral", models::testing::decoder<Llama<mha::NoNorm, On>, mha::Llama<float>>},
-    {"qwen2", models::testing::decoder<Llama<mha::NoNorm, On>, mha::Llama<float>>},
-    {"qwen3", models::testing::decoder<Llama<mha::QkNorm, On>, mha::Llama<float>>},
-    {"t5", models::testing::t5<T5<mha::Relu, On>>},
-    {"t5_v1_1", models::testing::t5<T5<GatedGelu, On>>},
-    {"vit", models::testing::vit<On>},
-};
+using models::testing::Case;
+constexpr auto& kCases = models::testing::cases<On>;
 
 TEST(Models, EqualHuggingFacesOnReference) {
   for (const Case& c : kCases) EXPECT_LT(c.check(c.name, models::testing::data(c.name)), tolerance) << c.name;

@@ -9,23 +9,16 @@
 #include <mha/policy/activation.hpp>
 
 #include "compare.hpp"
+#include "exact_activations.hpp"
 #include "random.hpp"
 
 namespace {
 
-// The formulas as their papers have them, in long double.
-long double gelu(long double x) { return x * std::erfc(-x / std::sqrt(2.0L)) / 2; }
-long double tanh_argument(long double x) { return std::sqrt(2 / std::acos(-1.0L)) * (x + 0.044715L * x * x * x); }
-long double gelu_tanh(long double x) { return x / (1 + std::exp(-2 * tanh_argument(x))); }
-long double silu(long double x) { return x / (1 + std::exp(-x)); }
-
-/// |y − exact| in units of the last place of exact, none smaller than that of the least normal number.
-template <class T> long double ulp_error(T y, long double exact) {
-  int exponent = 0;
-  std::frexp(exact, &exponent);
-  exponent = std::max(exponent, std::numeric_limits<T>::min_exponent);
-  return std::abs(static_cast<long double>(y) - exact) / std::ldexp(1.0L, exponent - std::numeric_limits<T>::digits);
-}
+using support::gelu;
+using support::gelu_tanh;
+using support::silu;
+using support::tanh_argument;
+using support::ulp_error;
 
 template <class T> class Activations : public testing::Test {
  protected:

@@ -11,6 +11,7 @@
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
+#include "exact_activations.hpp"
 #include "levels.hpp"
 #include "random.hpp"
 
@@ -78,6 +79,44 @@ TYPED_TEST(SimdEpilogue, AppliesFunctorsToWholeRegisters) {
     expect_activation<T>(Wavy{}, gated);
   }
   expect_activation<T>(mha::Identity{}, true);
+}
+
+/// f of numbers of every size from `low` up is within `allowed` ulp, at every level, whatever multiply-adds it has.
+template <class A, class F, class Exact, class Allowed>
+void expect_stated_error(F f, Exact exact, double low, Allowed allowed) {
+  support::Random random("stated errors");
+  unit::for_each_level([&](auto isa) {
+    const simd::AnyEpilogue<A> epilogue(Epilogue<A, F>{f, {}}, decltype(isa)::level);
+    long double worst = 0;
+    for (int round = 0; round < 60; ++round) {
+      auto c = sums<A>(random);
+      for (std::size_t i = 0; i < c.size(); ++i)
+        c[i] = static_cast<A>(random.uniform(low, 14) * (i % 3 == 0 ? std::ldexp(1, -random.below(100)) : 1));
+      const auto before = c;
+      epilogue.apply(decltype(isa)::level, c.data(), stride, nullptr, 0, 0, 0, rows, columns);
+      for (Index i = 0; i < rows; ++i)
+        for (Index j = 0; j < columns; ++j) {
+          const auto at = static_cast<std::size_t>(i * stride + j);
+          const auto x = static_cast<long double>(before[at]);
+          worst = support::maximum(worst, support::ulp_error(c[at], exact(x)) / allowed(x));
+        }
+    }
+    EXPECT_LT(worst, 1) << to_string(decltype(isa)::level);
+    EXPECT_GT(worst, 0.03L) << "nothing was measured";
+  });
+}
+
+TYPED_TEST(SimdEpilogue, ActivationsAreWithinTheirStatedErrors) {
+  using T = TypeParam;
+  if constexpr (std::is_same_v<T, mha::Accumulator<T>>) {
+    constexpr bool is_float = std::is_same_v<T, float>;
+    const auto seven = [](long double) { return 7.0L; };
+    const auto four = [](long double) { return 4.0L; };
+    const auto of_tanh = [](long double x) { return 8 + 10 * std::abs(support::tanh_argument(x)); };
+    expect_stated_error<T>(mha::Gelu{}, support::gelu, is_float ? -12.5 : -37, seven);
+    expect_stated_error<T>(mha::GeluTanh{}, support::gelu_tanh, is_float ? -9 : -20, of_tanh);
+    expect_stated_error<T>(mha::Silu{}, support::silu, is_float ? -87 : -708, four);
+  }
 }
 
 // Wherever an element stands, whatever stands beside it.
