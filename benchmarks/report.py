@@ -81,6 +81,7 @@ PIECES = {
     "peers-train-1": ("peers/train_torch.py", ["--threads", "1"], 40),
     "peers-linear-1": peers("linear", "1", 10),
     "peers-model-1": peers("model", "1", 60),
+    "peers-checkpoints-1": ("peers/checkpoints.py", ["--threads", "1"], 90),
     "peers-attention-all": peers("attention", "0", 30, "L2048/"),
     "peers-masks-all": peers("masks", "0", 30),
     "peers-bfloat16-all": peers("bfloat16", "0", 25),
@@ -91,6 +92,7 @@ PIECES = {
     "peers-train-all": ("peers/train_torch.py", ["--threads", "0"], 30),
     "peers-linear-all": peers("linear", "0", 10),
     "peers-model-all": peers("model", "0", 40),
+    "peers-checkpoints-all": ("peers/checkpoints.py", ["--threads", "0"], 60),
 }
 # Those of a page made with --cuda.
 CUDA_PIECES = {
@@ -219,8 +221,10 @@ def main():
     elif building:
         subprocess.run(["cmake", "--preset", "release"], cwd=HERE.parent, check=True)
         subprocess.run(["cmake", "--build", str(options.build), "--target", "measured"], check=True)
-        compiled = ["--group", "attention", "masks", "model", "--peers", "FlexAttention|torch.compile", "--check"]
-        subprocess.run([sys.executable, str(HERE / "peers/compare.py"), "--build", str(options.build), *compiled])
+        compiled = ["--peers", "FlexAttention|torch.compile", "--check", "--build", str(options.build)]
+        groups = ["--group", "attention", "masks", "bfloat16", "model"]
+        subprocess.run([sys.executable, str(HERE / "peers/compare.py"), *groups, *compiled])
+        subprocess.run([sys.executable, str(HERE / "peers/checkpoints.py"), *compiled])
     if options.list:
         for name, (_, _, seconds) in pieces.items():
             print("%-24s about %3d s" % (name, seconds))

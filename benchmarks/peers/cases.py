@@ -93,7 +93,7 @@ def all_cases():
             yield from (attention("attention", length, dim, mask) for mask in plain)
     for pattern in ("window 256", "padding", "softcap", "block-sparse", "functor"):
         yield attention("masks", 2048, 64, pattern)
-    for length in (512, 2048):
+    for length in (512, 2048, 4096):
         for dim in (64, 128):
             yield from (attention("bfloat16", length, dim, mask, "bfloat16") for mask in plain)
     for scalar in ("float32", "bfloat16"):
