@@ -28,12 +28,12 @@ template <class B> struct Block {
 
 /// Rows one by one through a cache in pages, against all at once on Reference.
 float block_difference() {
-  const Matrix x = Matrix::Random(9, 64);
+  const Matrix x = Matrix::Random(21, 64);
   const Block<mha::EigenCpu> block;
-  auto cache = mha::make_cache(block.attention, mha::Paged{.pages = 3, .length = 9, .page = 4}, {});
+  auto cache = mha::make_cache(block.attention, mha::Paged{.pages = 2, .length = 32, .page = 16}, {});
   const mha::SequenceId text = cache.add();
-  Matrix y(9, 64);
-  for (int i = 0; i < 9; ++i) {
+  Matrix y(21, 64);
+  for (int i = 0; i < 21; ++i) {
     auto step = cache.step(text, 1);
     y.row(i) = block(x.row(i), step[0]);
     step.commit();

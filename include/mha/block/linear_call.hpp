@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 
 #include "../backend/backend.hpp"
@@ -29,7 +30,7 @@ template <class T> T given_or_default() {
   if constexpr (has_default)
     return T{};
   else
-    __builtin_unreachable();
+    std::abort();  // never run: the assertion has failed
 }
 template <class T, class V, class... Rest> T given_or_default(const V& first, const Rest&... rest) {
   if constexpr (std::same_as<V, T>)
