@@ -186,7 +186,7 @@ template <class Call, class... Works> void expect_kept(const Rows& fresh, const 
 
 // Those that go through a cache: cached_test.cpp.
 TEST(ModelsWork, IsAllocatedOnce) {
-  const auto expect_whole_text_kept = [](const auto& model, const std::string& name) {
+  const auto expect_whole_text_kept = [](const auto& model, const char* name) {
     const auto ids = Expected(data(name)).ids("ids");
     Work work;
     expect_kept(

@@ -9,9 +9,60 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation.hpp"
-#include "narrow_weights.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Whether weights of W under T stay so, and not as T.
+template <class B, class T, class W> constexpr bool keeps_narrow = computes_on_host<B>&& WidensWeights<B, T, W>;
+
+/// Weights of some narrower scalar that a backend packed, their type lost: only who packs them compiles a product by
+/// them.
+template <class T, class B, class F = Identity> class NarrowWeights {
+ public:
+  using Workspace = typename B::Workspace;
+
+  NarrowWeights(const char* scalar, std::size_t size) : scalar_name(scalar), scalar_size(size) {}
+  virtual ~NarrowWeights() = default;
+
+  virtual std::size_t bytes() const = 0;
+  /// to[i] = x · part first + i with its bias.
+  virtual void multiply(const B& backend, const TensorView<const T, 2>& x, Index first,
+                        std::span<const TensorView<T, 2>> to, Workspace& workspace) const = 0;
+  /// to = the product by the first part, or the first two, with its epilogue. False, and nothing is computed, if the
+  /// backend does not fuse them.
+  virtual bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+                        const Epilogue<T, F>& epilogue, Workspace& workspace) const = 0;
+
+  const char* const scalar_name;
+  const std::size_t scalar_size;  ///< bytes
+};
+
+template <class T, class B, class F, class W> class NarrowWeightsOf final : public NarrowWeights<T, B, F> {
+  using Packed = typename PackedBy<W, B>::type;
+  using Workspace = typename B::Workspace;
+
+ public:
+  NarrowWeightsOf(const B& backend, std::span<const DenseWeights<W>> parts)
+      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), sizeof(W)), packed_(backend.pack(parts)) {}
+
+  std::size_t bytes() const override { return packed_.bytes(); }
+
+  void multiply(const B& backend, const TensorView<const T, 2>& x, Index first, std::span<const TensorView<T, 2>> to,
+                Workspace& workspace) const override {
+    backend.gemm(PackedGemmCall<T, Packed>{x, packed_, first, to}, workspace);
+  }
+
+  bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+                const Epilogue<T, F>& epilogue, Workspace& workspace) const override {
+    using Call = PackedGemmCall<T, Packed>;
+    constexpr bool fuses = requires(const Call& call) { backend.gemm(call, epilogue, workspace); };
+    if constexpr (fuses) backend.gemm(Call{x, packed_, 0, {&to, 1}}, epilogue, workspace);
+    return fuses;
+  }
+
+ private:
+  Packed packed_;
+};
 
 /// The matrices of dense products with their biases, packed once by a backend that packs, in T or in a narrower scalar;
 /// none on another backend, or before they are packed.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../backend/backend.hpp"
+#include "../block/narrow_weights.hpp"
 #include "../block/packed_matrices.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
