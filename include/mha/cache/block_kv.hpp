@@ -39,6 +39,8 @@ template <class T, bool turns> struct BlockKv {
             turns ? ring().together(begin, end - begin) : end - begin};
   }
 
+  constexpr InBlock in_block(Index b, Index k) const { return {blocks[b], k}; }
+
   constexpr KvRoom room() const { return {key.extent[1], std::int64_t{batch()} * key.extent[1]}; }
 
   template <class Move> constexpr BlockKv with_data(Move&& f) const {

@@ -134,6 +134,58 @@ TEST(PackedCall, TakesKeysOfARingFromTheirPlaceHoweverLongItHasBeen) {
   }
 }
 
+/// One that keeps the values of some keys in tiles.
+struct Tiled : mha::ContiguousKv<bfloat16> {
+  const bfloat16* tiles = nullptr;
+  Index without = 0;  ///< the 64 of this key are not kept
+  bool keeps_values() const { return true; }
+  mha::detail::ValueTiles value_tiles(Index, Index g, Index k) const {
+    if (k / 64 == without / 64) return {};
+    return {tiles + g * 10000 + k * 16, 1024, k == 128};
+  }
+};
+
+TEST(PackedCall, PacksTheValuesThatAreNotKept) {
+  const Rows<bfloat16> rows(1, 1000, 2);
+  const mha::Tensor<bfloat16, 1> tiles(40000);
+  const std::vector<Index> lengths{990};
+  for (const bool one : {false, true}) {
+    Tiled source{{rows.key, rows.value, {}, lengths}, tiles.data(), 2000};
+    Packed<Tiled> all(source, one);
+    source.without = 320;
+    Packed<Tiled> most(source, one);
+    const auto turn_to = [&](Index g) {
+      if (!one) return;
+      all.packed().turn_to(all.call(), 0, g);
+      most.packed().turn_to(most.call(), 0, g);
+    };
+    for (const Index g : {0, 1}) {
+      turn_to(g);
+      const systolic::KvTiles at = all.packed().at(0, g), mixed = most.packed().at(0, g);
+      for (Index k = 0; k < 990; k += 64) {
+        const auto& values = at.values[k / 64];
+        EXPECT_EQ(values.tiles, tiles.data() + g * 10000 + k * 16);
+        EXPECT_EQ(values.stride, 1024);
+        EXPECT_EQ(values.non_finite, k == 128);
+        EXPECT_EQ(all.packed().values_at(0, g, k / 256, k % 256 / 64).tiles, nullptr);
+        const systolic::PackedValues packed = most.packed().values_at(0, g, k / 256, k % 256 / 64);
+        EXPECT_EQ(packed.tiles != nullptr, k == 320) << k;
+        EXPECT_EQ(packed.non_finite, &mixed.values[k / 64].non_finite);
+        if (k == 320) {
+          EXPECT_EQ(packed.tiles, mixed.values[k / 64].tiles);
+        } else {
+          EXPECT_EQ(mixed.values[k / 64].tiles, values.tiles);
+        }
+      }
+    }
+    // Of a block of 256 values for each head, or for one.
+    EXPECT_GE(most.bytes(), all.bytes() + (one ? 1 : 2) * 256 * 16 * 2);
+    EXPECT_LT(most.bytes(), all.bytes() + (one ? 1 : 2) * 256 * 16 * 2 + 256);
+    EXPECT_GE(all.room(one), most.bytes());
+    EXPECT_LT(all.room(one), Packed<mha::ContiguousKv<bfloat16>>(source, one).room(one));
+  }
+}
+
 TEST(PackedCall, PacksOneHeadInThePlaceOfTheLast) {
   const Rows<float> rows(1, 300, 4);
   const std::vector<Index> lengths{300};
