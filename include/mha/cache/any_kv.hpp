@@ -56,7 +56,8 @@ template <class T> class AnyKv {
   /// No keys where the source does not say.
   const KvRoom& room() const { return room_; }
 
-  /// Whether it keeps values in tiles.
+  /// Whether it keeps values in tiles. Then run() may be asked for rows behind the last position, and gives those that
+  /// its memory has there, whatever they hold.
   bool keeps_values() const { return value_tiles_ != nullptr; }
   /// Those from position k on, a multiple of 64.
   ValueTiles value_tiles(Index b, Index g, Index k) const {

@@ -77,7 +77,8 @@ template <class T, class F> void for_each_run(const AnyKv<T>& source, Index b, I
   }
 }
 
-/// Whole blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order.
+/// Blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order: whole
+/// ones, and the last one where the source's memory has rows behind its end.
 template <class T> class KeysInPlace {
  public:
   KeysInPlace(const AnyKv<T>& source, Index b, Index g, Index n, Index head_dim)
@@ -85,6 +86,7 @@ template <class T> class KeysInPlace {
         b_(b),
         g_(g),
         n_(n),
+        rows_(source.keeps_values() ? round_up(n, key_block) : n),
         head_dim_(head_dim),
         possible_(possible(source, head_dim)),
         near_(source.drops() && source.room().keys > 0 ? std::min(n, source.room().keys) : n) {}
@@ -97,10 +99,10 @@ template <class T> class KeysInPlace {
   /// Where keys [begin, begin + 64) are; null if they have to be packed. Not all are dropped.
   KeyRows at(Index begin) {
     if constexpr (std::is_same_v<T, bfloat16>)
-      if (possible_ && n_ - begin >= key_block && source_.held(b_, begin, n_) == begin) {
+      if (possible_ && rows_ - begin >= key_block && source_.held(b_, begin, n_) == begin) {
         if (begin < first_ || begin >= first_ + run_.count) {
           first_ = begin;
-          run_ = source_.run(b_, g_, begin, n_);
+          run_ = source_.run(b_, g_, begin, rows_);
         }
         const KeyRows rows{run_.key + (begin - first_) * run_.key_stride, run_.key_stride};
         if (first_ + run_.count - begin >= key_block && rows.near(near_, head_dim_)) return rows;
@@ -122,7 +124,7 @@ template <class T> class KeysInPlace {
 
  private:
   const AnyKv<T>& source_;
-  Index b_, g_, n_, head_dim_;
+  Index b_, g_, n_, rows_, head_dim_;
   bool possible_;
   Index near_;  ///< keys that there are, of a ring its rows
   KvRun<T> run_{};

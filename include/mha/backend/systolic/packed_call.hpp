@@ -70,7 +70,7 @@ class PackedCall {
   std::size_t room(Index batch, bool one_at_a_time) const {
     const auto heads = [&](bool one) { return one ? 1 : std::int64_t{batch} * kv_heads_; };
     const std::int64_t blocks = one_at_a_time ? held_.room() : held_.room_of_all() * kv_heads_;
-    // Of a head that is read in place, a few are packed: those at either end, and where its memory turns.
+    // Of a head that is read in place, a few may be packed: those at either end, and where its memory turns.
     const Sizes sizes = sizes_of((stay_in_place_ ? heads(one_at_a_time) : blocks) * in_block,
                                  keeps_values_ ? heads(one_at_a_time) : blocks, blocks);
     return (sizes.keys + sizes.values) * sizeof(bfloat16) + sizes.places * (sizeof(KeyRows) + sizeof(ValueTiles)) +

@@ -198,6 +198,9 @@ TEST(CachedValues, AreNullWhereTheyMayBeWrong) {
   EXPECT_EQ(kept.tiles.at(1, {in_block.block, 128}, 0, 129).tiles, nullptr) << "of no rows";
   EXPECT_EQ(kept.tiles.at(1, {kept.table[1], 64}, 0, 99).tiles, nullptr) << "of another block";
   EXPECT_EQ(kept.tiles.at(0, in_block, 0, 99).tiles, nullptr) << "of another layer";
+  kept.copy(kept.table[0], kept.table[1], 70);
+  EXPECT_NE(kept.tiles.at(1, {kept.table[1], 64}, 0, 70).tiles, nullptr);
+  EXPECT_EQ(kept.tiles.at(1, {kept.table[1], 64}, 0, 71).tiles, nullptr) << "behind the rows of a copy";
 }
 
 // Tiles are found by their place, which positions a turn apart share.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -139,6 +140,9 @@ struct Tiled : mha::ContiguousKv<bfloat16> {
   const bfloat16* tiles = nullptr;
   Index without = 0;  ///< the 64 of this key are not kept
   bool keeps_values() const { return true; }
+  mha::KvRun<bfloat16> run(Index b, Index g, Index begin, Index end) const {
+    return ContiguousKv::run(b, g, begin, std::min(end, key.extent[1]));
+  }
   mha::detail::ValueTiles value_tiles(Index, Index g, Index k) const {
     if (k / 64 == without / 64) return {};
     return {tiles + g * 10000 + k * 16, 1024, k == 128};
@@ -183,6 +187,18 @@ TEST(PackedCall, PacksTheValuesThatAreNotKept) {
     EXPECT_LT(most.bytes(), all.bytes() + (one ? 1 : 2) * 256 * 16 * 2 + 256);
     EXPECT_GE(all.room(one), most.bytes());
     EXPECT_LT(all.room(one), Packed<mha::ContiguousKv<bfloat16>>(source, one).room(one));
+  }
+}
+
+// The last keys of a sequence are read where they are too, if there is memory for 64.
+TEST(PackedCall, TakesTheLastKeysFromTheirPlaceToo) {
+  const Rows<bfloat16> rows(1, 1000, 2);
+  const mha::Tensor<bfloat16, 1> tiles(40000);
+  for (const auto& [length, packed] : {std::pair<Index, Keys>{1, {}}, {200, {}}, {960, {}}, {961, {960}}}) {
+    const std::vector<Index> lengths{length};
+    Packed<Tiled> all(Tiled{{rows.key, rows.value, {}, lengths}, tiles.data(), 2000});
+    EXPECT_EQ(all.packed_keys(0, 1), packed) << length;
+    EXPECT_EQ(all.packed().at(0, 1).key_rows[0].first, rows.key.pointer(0, 0, 1, 0));
   }
 }
 
