@@ -36,16 +36,30 @@ TEST(Cache, GivesOneAnswerFromOtherScalarsOnMatrixUnits) {
   });
 }
 
-// Values in whole tiles and not, over several blocks of tiles, which a Contiguous cache in bfloat16 keeps as the unit
-// reads them.
+// Values in whole tiles and not, over several blocks of tiles, which a cache in bfloat16 keeps as the unit reads them.
+template <class Mask> auto layer_of_tiles(Index value_dim, const Mask& mask) {
+  mha::MultiHeadAttention<mha::bfloat16, Unit, mha::GroupedQuery<2>, Mask> layer(
+      {.d_model = E, .num_heads = 4, .head_dim = 32, .value_dim = value_dim}, mask);
+  layer.initialize(mha::XavierUniform{.seed = 11});
+  return layer;
+}
+
 TEST(Cache, GivesTheBitsOfTheWholeCallFromTiles) {
   on_every_unit([] {
+    Events events;
     for (const Index value_dim : {16, 33, 48}) {
       SCOPED_TRACE(value_dim);
-      mha::MultiHeadAttention<mha::bfloat16, Unit, mha::GroupedQuery<2>, mha::Causal> layer(
-          {.d_model = E, .num_heads = 4, .head_dim = 32, .value_dim = value_dim});
-      layer.initialize(mha::XavierUniform{.seed = 11});
-      one_answer<mha::bfloat16>(layer, Contiguous{.length = 560}, 560, 12, ByTheCall{});
+      events += through_every_storage<mha::bfloat16>(layer_of_tiles(value_dim, mha::Causal{}), 560, 12, {64, 128, 256});
+    }
+    EXPECT_GT(events.copies_on_write, 0);
+  });
+}
+
+TEST(Cache, GivesTheBitsOfTheWholeCallFromTilesOfARing) {
+  on_every_unit([] {
+    for (const Index value_dim : {16, 33}) {
+      SCOPED_TRACE(value_dim);
+      through_rings<mha::bfloat16>(layer_of_tiles(value_dim, window()), 900, 13);
     }
   });
 }

@@ -142,8 +142,7 @@ TEST_P(SystolicChunks, RaggedEqualsEachSequenceAlone) {
   }
 }
 
-/// A step through a cache on threads against rows in plain memory on one; bfloat16 has its values in tiles where a
-/// sequence lies in one piece.
+/// A step through a cache on threads against rows in plain memory on one; bfloat16 has its values in tiles.
 template <class T, class Storage, class... Policies>
 void expect_steps_of_a_cache(const Storage& storage, const char* name, const Policies&... policies) {
   constexpr Index heads = 4, dim = 72, keys = 2 * chunk + 1;
@@ -184,6 +183,8 @@ TEST_P(SystolicChunks, EveryStorageOfACache) {
   expect_steps_of_a_cache<bfloat16>(mha::Contiguous{.length = 3 * chunk}, "in tiles", mha::Causal{});
   expect_steps_of_a_cache<float>(mha::Contiguous{.length = 3 * chunk}, "in rows", mha::Causal{});
   expect_steps_of_a_cache<bfloat16>(mha::Paged{.pages = 200, .length = 3 * chunk}, "paged", mha::Causal{});
+  expect_steps_of_a_cache<bfloat16>(mha::Paged{.pages = 400, .length = 3 * chunk, .page = 32}, "short pages",
+                                    mha::Causal{});
   expect_steps_of_a_cache<bfloat16>(mha::Ring{.left = chunk + 100, .rows = 500}, "ring", window);
 }
 

@@ -2,18 +2,18 @@
 #pragma once
 
 #include <concepts>
-#include <cstdint>
 
 #include "../core/scalar.hpp"
 #include "kv_source.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// Values of one sequence and head as a matrix unit reads them (KvTiles), which a cache keeps beside their rows; null
-/// where it does not.
+/// 64 values of one sequence and head as a matrix unit reads them (KvTiles), which a cache keeps beside their rows;
+/// null where it does not.
 struct ValueTiles {
   const bfloat16* tiles = nullptr;
-  const std::uint8_t* non_finite = nullptr;
+  Index stride = 0;         ///< numbers between the tiles of neighbouring d
+  bool non_finite = false;  ///< whether one may be NaN or infinite
 };
 
 /// A source that outlives this, without its type: a kernel that reads through it is compiled once for all sources of a
@@ -29,7 +29,8 @@ template <class T> class AnyKv {
       held_ = held_of<S>;
       held_end_ = held_end_of<S>;
     }
-    if constexpr (requires { source.value_tiles(Index{}, Index{}); }) value_tiles_ = value_tiles_of<S>;
+    if constexpr (requires { source.value_tiles(Index{}, Index{}, Index{}); })
+      if (source.keeps_values()) value_tiles_ = value_tiles_of<S>;
     if constexpr (requires {
                     { source.room() } -> std::convertible_to<KvRoom>;
                   })
@@ -55,9 +56,12 @@ template <class T> class AnyKv {
   /// No keys where the source does not say.
   const KvRoom& room() const { return room_; }
 
-  /// Of a source that drops nothing.
-  ValueTiles value_tiles(Index b, Index g) const {
-    return value_tiles_ == nullptr ? ValueTiles{} : value_tiles_(source_, b, g);
+  /// Whether it keeps values in tiles. Then run() may be asked for rows behind the last position, and gives those that
+  /// its memory has there, whatever they hold.
+  bool keeps_values() const { return value_tiles_ != nullptr; }
+  /// Those from position k on, a multiple of 64.
+  ValueTiles value_tiles(Index b, Index g, Index k) const {
+    return value_tiles_ == nullptr ? ValueTiles{} : value_tiles_(source_, b, g, k);
   }
 
  private:
@@ -71,8 +75,8 @@ template <class T> class AnyKv {
     return detail::held_end(as<S>(source), b, k, end);
   }
 
-  template <class S> static ValueTiles value_tiles_of(const void* source, Index b, Index g) {
-    return as<S>(source).value_tiles(b, g);
+  template <class S> static ValueTiles value_tiles_of(const void* source, Index b, Index g, Index k) {
+    return as<S>(source).value_tiles(b, g, k);
   }
 
   const void* source_;
@@ -81,7 +85,7 @@ template <class T> class AnyKv {
   KvRun<T> (*run_)(const void*, Index, Index, Index, Index);
   Index (*held_)(const void*, Index, Index) = nullptr;
   Index (*held_end_)(const void*, Index, Index, Index) = nullptr;
-  ValueTiles (*value_tiles_)(const void*, Index, Index) = nullptr;
+  ValueTiles (*value_tiles_)(const void*, Index, Index, Index) = nullptr;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

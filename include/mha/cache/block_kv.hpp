@@ -34,10 +34,13 @@ template <class T, bool turns> struct BlockKv {
   }
 
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    const Index row = turns ? ring().row(begin) : begin;
+    const Index row = turns ? ring().row(begin) : begin, most = end - begin, left = key.extent[1] - begin;
+    const Index count = turns ? ring().together(begin, most) : left < most ? left : most;
     return {key.pointer(blocks[b], row, g, 0), value.pointer(blocks[b], row, g, 0), key.stride[1], value.stride[1],
-            turns ? ring().together(begin, end - begin) : end - begin};
+            count};
   }
+
+  constexpr InBlock in_block(Index b, Index k) const { return {blocks[b], k}; }
 
   constexpr KvRoom room() const { return {key.extent[1], std::int64_t{batch()} * key.extent[1]}; }
 

@@ -23,6 +23,8 @@ struct Growth {
 /// Rows come in blocks of one size: row r is row r mod rows of block r / rows.
 struct BlockExtents {
   Index blocks, rows;
+  Index turning = 0;   ///< rows at the end of a block in which positions go round
+  bool pages = false;  ///< whether a sequence has several blocks
 };
 
 /// Positions [first, oldest) of a sequence that were written over; `oldest` is 0 while there are none.
@@ -52,7 +54,7 @@ class BlockBook {
   BlockBook(const Ring& s, Index sequences)
       : BlockBook(sequences, s.first + s.left + s.rows, s.first, s.rows, longest_axis) {}
 
-  BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), ring_.rows}; }
+  BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), ring_.rows, ring_.size()}; }
   /// The most positions that a sequence may have.
   Index limit() const { return limit_; }
   /// How far a sequence can go back at least.
@@ -188,7 +190,7 @@ class PageBook {
     spare_.reserve(table_.size());
   }
 
-  BlockExtents extents() const { return {static_cast<Index>(references_.size()), page_}; }
+  BlockExtents extents() const { return {static_cast<Index>(references_.size()), page_, 0, true}; }
   Index limit() const { return limit_; }
   Index rewind() const { return limit_; }
   Index free_pages() const { return static_cast<Index>(free_.size()); }

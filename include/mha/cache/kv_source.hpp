@@ -100,6 +100,11 @@ template <class S> MHA_HOST_DEVICE constexpr Index held_end(const S& source, Ind
   }
 }
 
+/// Where a cache keeps a position of a sequence: in which of its blocks, and as what position of that block.
+struct InBlock {
+  Index block, position;
+};
+
 /// Stands for what moves data, in questions to a type.
 struct SameNumbers {
   template <class Data> Data operator()(const Data& data) const { return data; }

@@ -34,9 +34,13 @@ template <class T> struct PagedKv {
   MHA_HOST_DEVICE constexpr Index value_dim() const { return value.extent[3]; }
   MHA_HOST_DEVICE constexpr Index keys(Index b) const { return lengths[b]; }
 
+  /// The page of a position and its row there.
+  MHA_HOST_DEVICE constexpr detail::InBlock in_block(Index b, Index k) const {
+    return {table.data[std::ptrdiff_t{b} * pages_per_sequence() + k / page()], k & (page() - 1)};
+  }
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    const Index size = page(), row = begin & (size - 1), left = size - row;
-    const Index at = table.data[std::ptrdiff_t{b} * pages_per_sequence() + begin / size];
+    const auto [at, row] = in_block(b, begin);
+    const Index left = page() - row;
     return {key.pointer(at, row, g, 0), value.pointer(at, row, g, 0), key.stride[1], value.stride[1],
             left < end - begin ? left : end - begin};
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -10,12 +11,15 @@
 
 #include "../backend/backend.hpp"
 #include "../cache/any_kv.hpp"
+#include "../cache/block_kv.hpp"
 #include "../cache/books.hpp"
 #include "../cache/kv_shape.hpp"
+#include "../cache/paged_kv.hpp"
 #include "../cache/storage.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "cache_rows.hpp"
+#include "step_numbers.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -24,23 +28,21 @@ struct OnHost {
   struct Workspace {};
 };
 /// The host's memory too, with values also in the order in which the matrix unit of a backend reads them: what
-/// make_cache() gives a layer on Systolic for Contiguous storage in bfloat16. Any backend on the host reads it.
+/// make_cache() gives a layer on Systolic for storage in bfloat16. Any backend on the host reads it.
 template <class Tiles> struct OnHostInTiles : OnHost { using CachedTiles = Tiles; };
 
 namespace detail {
 
 /// Whose memory the cache of a backend is in.
-template <class B, class Storage, class F> struct CacheBackendOf {
-  using type = std::conditional_t<computes_on_host<B>, OnHost, B>;
-};
+template <class B, class F> struct CacheBackendOf { using type = std::conditional_t<computes_on_host<B>, OnHost, B>; };
 template <class B, class F>
 requires std::same_as<typename B::CachedTiles::Scalar, F>
-struct CacheBackendOf<B, Contiguous, F> {
+struct CacheBackendOf<B, F> {
   using type = OnHostInTiles<typename B::CachedTiles>;
 };
 /// That of a layer, stored as F, which is the layer's scalar if void.
-template <class L, class Storage, class F>
-using CacheBackend = typename CacheBackendOf<std::remove_cvref_t<decltype(std::declval<const L&>().backend())>, Storage,
+template <class L, class F>
+using CacheBackend = typename CacheBackendOf<std::remove_cvref_t<decltype(std::declval<const L&>().backend())>,
                                              std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>>::type;
 
 /// For a cache that keeps rows alone.
@@ -48,7 +50,7 @@ struct NoTiles {
   NoTiles(const KvShape&, Index, const BlockExtents&) {}
   static constexpr std::size_t bytes() { return 0; }
   template <class... Args> static void write(const Args&...) {}
-  template <class... Args> static void forget(const Args&...) {}
+  static void copy(Index, Index, Index) {}
 };
 template <class B> struct CachedTilesOf { using type = NoTiles; };
 template <class Tiles> struct CachedTilesOf<OnHostInTiles<Tiles>> { using type = Tiles; };
@@ -58,7 +60,11 @@ template <class Source, class Tiles> struct TiledKv : Source {
   const Tiles* tiles;
   Index layer;
 
-  ValueTiles value_tiles(Index b, Index g) const { return tiles->at(layer, this->blocks[b], g, this->keys(b)); }
+  bool keeps_values() const { return tiles->keep(); }
+  ValueTiles value_tiles(Index b, Index g, Index k) const {
+    const InBlock at = this->in_block(b, k);
+    return tiles->at(layer, at, g, at.position + std::min(this->keys(b) - k, Index{64}));
+  }
   template <class Move> constexpr TiledKv with_data(Move&& f) const { return {Source::with_data(f), tiles, layer}; }
 };
 
@@ -117,12 +123,18 @@ template <class F, class B> class CacheMemory {
   TensorView<F, 3> value_rows(Index layer) { return rows_of<F>(value_.view(), layer); }
   TensorView<const F, 3> value_rows(Index layer) const { return rows_of<const F>(value_.view(), layer); }
 
-  /// A source of the layer's rows, with the tiles that are kept of them.
-  template <class Source> auto with_tiles(Index layer, const Source& source) const {
+  /// A layer's rows of a step's sequences, kept in this storage by the book, with the tiles that are kept of them.
+  template <class Storage, class Book> auto source(Index layer, const StepNumbers& now, const Book& book) const {
+    const auto rows = rows_source<Storage>(layer, now, book);
     if constexpr (std::same_as<Tiles, NoTiles>)
-      return source;
+      return rows;
     else
-      return TiledKv<Source, Tiles>{source, &tiles_, layer};
+      return TiledKv<std::remove_const_t<decltype(rows)>, Tiles>{rows, &tiles_, layer};
+  }
+  /// Keeps tiles of the rows that have been written, from position from[b] of sequence b on.
+  template <class Storage, class Book, class Run>
+  void keep_tiles(Index layer, const StepNumbers& now, const Book& book, std::span<const Index> from, const Run& run) {
+    tiles_.write(layer, rows_source<Storage>(layer, now, book), from, run);
   }
 
   /// Writes the rows of keys (B, n, Hkv, D) and values (B, n, Hkv, Dv), one after another, to a layer's rows `to`.
@@ -137,7 +149,6 @@ template <class F, class B> class CacheMemory {
       with_numbers(run, to, move);
     else if (!to.empty())
       move(sent);
-    tiles_.write(layer, value_blocks(layer), to, run);
   }
 
   /// Copies rows in every layer, in the order of the list, which is empty then, after an exception too.
@@ -148,8 +159,8 @@ template <class F, class B> class CacheMemory {
     } const done{copies};
     const auto key = key_.view(), value = value_.view();
     for (const RowCopy& c : copies) {
-      tiles_.forget(c.to);
       items()(copy_rows<F>(c.count, key, value, c.from, c.to));
+      tiles_.copy(c.from, c.to, c.count);
     }
   }
 
@@ -176,7 +187,6 @@ template <class F, class B> class CacheMemory {
   }
   /// Writes what read() gave to rows of a layer.
   void fill(Index layer, std::span<const Index> rows, std::span<const F> from) {
-    tiles_.forget(layer, rows);
     if constexpr (computes_on_host<B>) {
       fill_from(layer, rows, from.data());
     } else {
@@ -187,6 +197,14 @@ template <class F, class B> class CacheMemory {
 
  private:
   using Tiles = typename CachedTilesOf<B>::type;
+
+  template <class Storage, class Book> auto rows_source(Index layer, const StepNumbers& now, const Book& book) const {
+    const auto key = key_blocks(layer), value = value_blocks(layer);
+    if constexpr (std::same_as<Storage, Paged>)
+      return PagedKv<F>{key, value, now.table, now.lengths};
+    else
+      return BlockKv<F, std::same_as<Storage, Ring>>{key, value, now.slots, now.lengths, now.oldest, book.first()};
+  }
 
   TensorOf<B, F, 5> made(Index layers, Index heads, const BlockExtents& rows, Index dim) const {
     [[maybe_unused]] const auto held = entered(backend_, workspace_);

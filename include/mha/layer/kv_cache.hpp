@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "../cache/block_kv.hpp"
 #include "../cache/books.hpp"
 #include "../cache/kv_shape.hpp"
-#include "../cache/paged_kv.hpp"
 #include "../cache/saved_sequence.hpp"
 #include "../cache/sequence_book.hpp"
 #include "../cache/version_book.hpp"
@@ -30,9 +29,9 @@ namespace mha::inline MHA_NAMESPACE {
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
-/// Memory    the host's, where a Contiguous cache in bfloat16 of a layer on Systolic keeps its values once more, in the
-///           unit's tiles; or of a backend B with memory of its own, such as Cuda, that; books stay on the host. What
-///           the cache does itself (copies of a fork, append(), save(), restore()) runs in a workspace of its own:
+/// Memory    the host's, where a cache in bfloat16 of a layer on Systolic keeps its values once more, in the unit's
+///           tiles (of pages from 64 positions on); or of a backend B with memory of its own, such as Cuda, that; books
+///           stay on the host. What the cache does itself (copies, append(), save(), restore()) runs in a workspace:
 ///           steps in another stream are ordered with it by the caller, and copy a step's numbers in each layer, not
 ///           once
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
@@ -211,11 +210,13 @@ template <class Storage, class F, class B = OnHost> class KvCache {
                     ", the cache's limit is ", book_.limit());
     return made("restore", [&](Index slot) {
       book_.fill(slot, saved.length(), saved.gone());
+      now_.describe(book_, slot, saved.length());
       const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), saved.gone());
       Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
       for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
         saved.take(of_layer);
         memory_.fill(layer, rows, of_layer);
+        keep_tiles(layer, std::array{Index{0}}, memory_.items());
       }
       sequences_.set_length(slot, saved.length());
     });
@@ -306,13 +307,9 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     ++steps_;
   }
 
-  auto source(Index layer) const {
-    const auto key = memory_.key_blocks(layer), value = memory_.value_blocks(layer);
-    if constexpr (std::same_as<Storage, Paged>)
-      return PagedKv<F>{key, value, now_.table, now_.lengths};
-    else
-      return memory_.with_tiles(layer, detail::BlockKv<F, std::same_as<Storage, Ring>>{
-                                           key, value, now_.slots, now_.lengths, now_.oldest, book_.first()});
+  auto source(Index layer) const { return memory_.template source<Storage>(layer, now_, book_); }
+  template <class Run> void keep_tiles(Index layer, std::span<const Index> from, const Run& run) {
+    memory_.template keep_tiles<Storage>(layer, now_, book_, from, run);
   }
 
   template <class W> const Index* sent(const Index* list, const W& workspace) const {
@@ -330,8 +327,10 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     static_assert(detail::stores<T, F>,
                   "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
                   "each other, double itself (see mha/layer/kv_cache.hpp)");
-    if constexpr (detail::stores<T, F>)
+    if constexpr (detail::stores<T, F>) {
       memory_.write(layer, key, value, now_.to_row, sent(now_.to_row.data(), run.workspace), run);
+      keep_tiles(layer, now_.positions, run);
+    }
     wrote(layer, weights_version);
   }
   void wrote(Index layer, std::uint64_t weights_version) {
@@ -384,7 +383,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
 ///
 ///   auto cache = mha::make_cache<mha::bfloat16>(layer, mha::Paged{.pages = 8192, .length = 16384},
 ///                                               {.layers = 32, .sequences = 256});
-template <class F = void, class L, class Storage, class B = detail::CacheBackend<L, Storage, F>>
+template <class F = void, class L, class Storage, class B = detail::CacheBackend<L, F>>
 [[nodiscard]] auto make_cache(const L& layer, const Storage& storage, const CacheSizes& sizes = {},
                               typename B::Workspace workspace = typename B::Workspace()) {
   using Stored = std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>;

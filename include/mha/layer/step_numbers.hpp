@@ -48,6 +48,14 @@ struct StepNumbers {
     if constexpr (has_pages<Book>) table.resize(growths.size() * static_cast<std::size_t>(book.width()));
   }
 
+  /// Those of one sequence that has so many positions and gets no more.
+  template <class Book> void describe(const Book& book, Index slot, Index length) {
+    growths.assign(1, {slot, length, 0});
+    slots.assign(1, slot);
+    reserve_rows(book, 0);
+    describe(book);
+  }
+
   /// All of them from the growths, for which the book has memory.
   template <class Book> void describe(const Book& book) {
     offsets.assign(1, 0);

@@ -45,6 +45,9 @@ TEST(BlockKv, ReadsTheBlocksOfItsSequences) {
     EXPECT_EQ(run.value[i * run.value_stride], -number(2, 3 + i, 1));
   }
   EXPECT_EQ(*kv.run(1, 0, 2, 4).key, number(0, 2, 0));
+  EXPECT_EQ(kv.run(1, 0, 2, 30).count, 7) << "rows behind the end, as many as there are";
+  EXPECT_EQ(kv.in_block(0, 7).block, 2);
+  EXPECT_EQ(kv.in_block(0, 7).position, 7);
 }
 
 // Nine rows, of which the first two stay: a ring of seven.

@@ -192,6 +192,22 @@ TEST(BlockBook, KeepsWhatARingHasNotDropped) {
   });
 }
 
+TEST(BlockBook, SaysWhereItsRowsAre) {
+  const auto contiguous = BookOf<Contiguous>::type({.length = 30}, 4).extents();
+  EXPECT_EQ(contiguous.blocks, 4);
+  EXPECT_EQ(contiguous.rows, 30);
+  EXPECT_EQ(contiguous.turning, 0);
+  EXPECT_FALSE(contiguous.pages);
+  const auto ring = BookOf<Ring>::type({.left = 6, .rows = 4, .first = 2}, 4).extents();
+  EXPECT_EQ(ring.rows, 12);
+  EXPECT_EQ(ring.turning, 10);
+  const auto paged = BookOf<Paged>::type({.pages = 8, .length = 40, .page = 16}, 4).extents();
+  EXPECT_EQ(paged.blocks, 8);
+  EXPECT_EQ(paged.rows, 16);
+  EXPECT_EQ(paged.turning, 0);
+  EXPECT_TRUE(paged.pages);
+}
+
 TEST(BlockBook, RefusesAStepLongerThanTheRingsRows) {
   mha::detail::BlockBook book(Ring{.left = 5, .rows = 4}, 1);
   RowCopies copies;

@@ -34,7 +34,10 @@ TEST(PagedKv, GivesEveryPositionOfItsPage) {
     EXPECT_EQ(kv.dim(), 3);
     EXPECT_EQ(kv.value_dim(), 5);
     for (Index b = 0; b < 3; ++b)
-      for (Index begin = 0; begin < kv.keys(b); ++begin)
+      for (Index begin = 0; begin < kv.keys(b); ++begin) {
+        const auto at = kv.in_block(b, begin);
+        EXPECT_EQ(at.position, begin % page);
+        EXPECT_EQ(kv.key(at.block, at.position, 1, 2), k(b, begin, 1, 2));
         for (Index g = 0; g < 2; ++g) {
           const auto run = kv.run(b, g, begin, kv.keys(b));
           ASSERT_EQ(run.count, std::min(page - begin % page, kv.keys(b) - begin));
@@ -43,6 +46,7 @@ TEST(PagedKv, GivesEveryPositionOfItsPage) {
             EXPECT_EQ(run.value[i * run.value_stride + 4], v(b, begin + i, g, 4));
           }
         }
+      }
   }
 }
 

@@ -60,4 +60,16 @@ TEST(StepNumbers, OfPages) {
   EXPECT_EQ(now.slots, (List{3, 1}));
 }
 
+TEST(StepNumbers, OfOneSequenceAsItIs) {
+  auto now = two_sequences();
+  now.describe(Blocks{}, 3, 40);
+  EXPECT_EQ(now.lengths, (List{40}));
+  EXPECT_EQ(now.slots, (List{13}));
+  EXPECT_EQ(now.oldest, (List{39}));
+  EXPECT_TRUE(now.to_row.empty());
+  now.describe(Pages{}, 1, 40);
+  EXPECT_EQ(now.lengths, (List{40}));
+  EXPECT_EQ(now.table, (List{1, 1, 1}));
+}
+
 }  // namespace

@@ -245,7 +245,7 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
   void make(const Group& group, Index worker, Index to_next, Tiles& tiles) {
     const Index g = call_.kv_head(group.head), lanes = plan_.lanes;
     Worker& at = scratch_[worker];
-    at.kv = packed_->at(group.b, g, kept_values(group.b, g));
+    at.kv = packed_->at(group.b, g);
     for (Index i = 0; i < group.tiles; ++i) {
       const Index row = group.first + i * lanes;
       const TileLanes of{group.b,
@@ -258,8 +258,6 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     }
   }
 
-  ValueTiles kept_values(Index b, Index g) const { return WithValues ? call_.kv.value_tiles(b, g) : ValueTiles{}; }
-
   void pack_all() {
     threads_.run(packs_, [&](Index t, Index worker) {
       const Index pair = t / blocks_;
@@ -270,15 +268,14 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
   void pack(Index b, Index g, Index i, Index worker) {
     if (i >= held_.count(b)) return;
     const Index n = call_.keys(b), first = held_.key(b, i);
-    const ValueTiles kept = kept_values(b, g);
-    const KvTiles sizes = packed_->at(b, g, kept);
     for (Index k = first; k < std::min(n, first + value_block); k += key_block) {
       if (call_.kv.held(b, k, std::min(n, k + key_block)) == std::min(n, k + key_block)) continue;  // all dropped
-      if (bfloat16* const rows = packed_->keys_at(b, g, i, (k - first) / key_block))
+      const Index j = (k - first) / key_block;
+      if (bfloat16* const rows = packed_->keys_at(b, g, i, j))
         pack_keys(call_.kv, b, g, k, n, kernels_.level, call_.head_dim, rows);
       if constexpr (WithValues)
-        if (kept.tiles == nullptr)
-          pack_values(call_.kv, b, g, k, n, kernels_.level, sizes, packed_->values_at(b, g, i), scratch_[worker].pack);
+        if (const PackedValues values = packed_->values_at(b, g, i, j); values.tiles != nullptr)
+          pack_values(call_.kv, b, g, k, n, kernels_.level, value_dim_, values, scratch_[worker].pack);
     }
   }
 

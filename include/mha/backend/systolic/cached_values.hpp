@@ -2,11 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <span>
-#include <vector>
 
 #include "../../cache/any_kv.hpp"
 #include "../../cache/books.hpp"
@@ -18,11 +17,10 @@
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// The values of a cache in bfloat16 as the tiles that a call would pack, beside their rows: packed when rows are
-/// written, so that a step packs its own. Every sequence has a block of rows, position p in its row p, and as tiles
-/// whole steps of `value_block` positions.
+/// written, so that a step packs its own. A block of rows has tiles for its positions, 64 by 64, of which up to 256 lie
+/// together; where positions go round, tiles go round by themselves. Pages of fewer positions than 64 have none.
 ///
-/// What is not known to be right is null, and packed by the call: forget() is told of rows that came another way, and
-/// their tiles are made with the next rows written behind them. Nothing but rows that were written is read.
+/// What is not known to be right is null, and packed by the call. Nothing but rows that were written is read.
 class CachedValues {
  public:
   using Scalar = bfloat16;
@@ -30,98 +28,124 @@ class CachedValues {
   CachedValues(const KvShape& shape, Index layers, const BlockExtents& extents)
       : heads_(shape.heads),
         value_dim_(shape.value_dim),
-        blocks_(extents.blocks),
         rows_(extents.rows),
-        tiles_(layers, extents.blocks, shape.heads, round_up(extents.rows, value_block),
-               round_up(shape.value_dim, tile_side)),
-        non_finite_(layers, extents.blocks, shape.heads, round_up(extents.rows, value_block) / key_block),
-        packed_(static_cast<std::size_t>(layers) * static_cast<std::size_t>(extents.blocks)),
-        scratch_(shape.heads, static_cast<Index>(pack_scratch(shape.value_dim))) {
-    tasks_.reserve(static_cast<std::size_t>(extents.blocks));
+        turning_(extents.turning),
+        together_(static_cast<Index>(std::clamp(std::bit_floor(static_cast<unsigned>(extents.rows)),
+                                                unsigned{key_block}, unsigned{value_block}))),
+        fixed_places_(round_up(extents.rows - extents.turning, together_)),
+        turning_places_(extents.turning > 0 ? round_up(extents.turning, together_) + together_ : 0) {
+    if (extents.pages && extents.rows % key_block != 0) return;
+    const Index places = fixed_places_ + turning_places_;
+    tiles_ = Tensor<bfloat16, 5>(layers, heads_, extents.blocks, places, round_up(value_dim_, tile_side));
+    non_finite_ = Tensor<bool, 4>(layers, heads_, extents.blocks, places / key_block);
+    ends_ = Tensor<Index, 3>(layers, extents.blocks, places / key_block);
+    scratch_ = Tensor<bfloat16, 2>(heads_, static_cast<Index>(pack_scratch(value_dim_)));
   }
 
+  /// Whether there are any.
+  bool keep() const { return tiles_.size() > 0; }
   std::size_t bytes() const { return tiles_.size() * sizeof(bfloat16) + non_finite_.size(); }
 
-  /// Of a block's head, if they are of its first `length` rows.
-  ValueTiles at(Index layer, Index block, Index head, Index length) const {
-    if (packed_[index(layer, block)] != length) return {};
-    return {&tiles_(layer, block, head, 0, 0), &non_finite_(layer, block, head, 0)};
+  /// Of a block's positions from k on, a multiple of 64: those below `end`, k + 64 at most. Others may be in them.
+  ValueTiles at(Index layer, const InBlock& k, Index head, Index end) const {
+    const Index place = place_of(k.position), known = ends_(layer, k.block, place / key_block);
+    if (known < end || known > k.position + key_block) return {};
+    return {&tiles_(layer, head, k.block, 0, 0) + offset(place), KvTiles::value_stride(together_),
+            non_finite_(layer, head, k.block, place / key_block)};
   }
 
-  /// These rows of a layer's values (blocks, rows, Hkv, Dv) have been written: ascending, those of each block without
-  /// gaps and not beyond what was written of it before.
-  template <class Run>
-  void write(Index layer, const TensorView<const bfloat16, 4>& values, std::span<const Index> rows, const Run& run) {
-    tasks_.clear();
+  /// A source of a layer's rows has been given its values from position from[b] of sequence b on.
+  template <class Source, class Run>
+  void write(Index layer, const Source& source, std::span<const Index> from, const Run& run) {
+    if (!keep()) return;
     Index cost = 0;
-    for (std::size_t i = 0; i < rows.size();) {
-      const Index block = rows[i] / rows_, first = rows[i] % rows_;
-      Index end = first;
-      for (; i < rows.size() && rows[i] / rows_ == block; ++i) end = rows[i] % rows_ + 1;
-      Index& packed = packed_[index(layer, block)];
-      tasks_.push_back({block, std::min(packed, first) / key_block * key_block, end});
-      packed = 0;  // until they are
-      cost = std::min(cost, std::numeric_limits<Index>::max() / 2) + (end - tasks_.back().begin);
-    }
-    const ContiguousKv<bfloat16> source{values, values};
+    for_each_64(source, from, [&](Index b, Index k) {
+      end_of(layer, source.in_block(b, k)) = 0;  // until they are
+      cost = std::min(cost, std::numeric_limits<Index>::max() / 2) + key_block;
+    });
     const AnyKv<bfloat16> any(source);
-    run(Pack{heads_, 1, std::min(cost, std::numeric_limits<Index>::max() / value_dim_) * value_dim_, this, layer, &any,
-             current_isa()});
-    for (const Task& task : tasks_) packed_[index(layer, task.block)] = task.end;
+    run(Pack<Source>{heads_, 1, std::min(cost, std::numeric_limits<Index>::max() / value_dim_) * value_dim_, this,
+                     layer, &source, &any, from, current_isa()});
+    for_each_64(source, from, [&](Index b, Index k) {
+      const InBlock at = source.in_block(b, k);
+      end_of(layer, at) = at.position + std::min(source.keys(b) - k, key_block);
+    });
   }
 
-  /// Rows from this one on to the end of its block are no longer those that were written, in every layer or in one.
-  void forget(Index row) {
-    for (std::size_t i = static_cast<std::size_t>(row / rows_); i < packed_.size();
-         i += static_cast<std::size_t>(blocks_))
-      packed_[i] = std::min(packed_[i], row % rows_);
-  }
-  void forget(Index layer, std::span<const Index> rows) {
-    for (const Index row : rows) {
-      Index& packed = packed_[index(layer, row / rows_)];
-      packed = std::min(packed, row % rows_);
+  /// Rows [from, from + count), the first ones of a block, have been copied to those of another, in every layer.
+  void copy(Index from, Index to, Index count) {
+    if (!keep()) return;
+    const Index source = from / rows_, target = to / rows_;
+    const Index places = turning_ > 0 ? fixed_places_ + turning_places_ : round_up(count, together_);
+    for (Index layer = 0; layer < tiles_.extent(0); ++layer) {
+      for (Index head = 0; head < heads_; ++head) {
+        std::copy_n(&tiles_(layer, head, source, 0, 0), std::ptrdiff_t{places} * tiles_.extent(4),
+                    &tiles_(layer, head, target, 0, 0));
+        std::copy_n(&non_finite_(layer, head, source, 0), places / key_block, &non_finite_(layer, head, target, 0));
+      }
+      for (Index i = 0; i < places / key_block; ++i) {
+        const Index end = ends_(layer, source, i);
+        ends_(layer, target, i) = turning_ > 0 ? end : std::min(end, count);
+      }
     }
   }
 
  private:
-  struct Task {
-    Index block, begin, end;
-  };
-
-  /// All tasks of one head: Items.
-  struct Pack {
+  /// All new values of one head: Items.
+  template <class Source> struct Pack {
     std::ptrdiff_t rows;
     Index columns, cost;
     CachedValues* to;
     Index layer;
-    const AnyKv<bfloat16>* source;
+    const Source* source;
+    const AnyKv<bfloat16>* any;
+    std::span<const Index> from;
     IsaLevel level;
 
     void operator()(std::ptrdiff_t row, Index) const {
       const Index head = static_cast<Index>(row);
-      const KvTiles sizes{nullptr, nullptr, nullptr, 0, to->value_dim_};
-      for (const Task& t : to->tasks_) {
-        for (Index k = t.begin; k < t.end; k += key_block) {
-          const Index block = k / value_block * value_block;
-          pack_values(*source, t.block, head, k, t.end, level, sizes,
-                      {&to->tiles_(layer, t.block, head, 0, 0) + sizes.value_offset(block),
-                       &to->non_finite_(layer, t.block, head, block / key_block)},
-                      &to->scratch_(head, 0));
-        }
-      }
+      for_each_64(*source, from, [&](Index b, Index k) {
+        pack_values(*any, b, head, k, any->keys(b), level, to->value_dim_,
+                    to->packed(layer, source->in_block(b, k), head), &to->scratch_(head, 0));
+      });
     }
   };
 
-  std::size_t index(Index layer, Index block) const {
-    return static_cast<std::size_t>(layer) * static_cast<std::size_t>(blocks_) + static_cast<std::size_t>(block);
+  /// f(b, first position) for every 64 of which one is held, from those that hold from[b] on.
+  template <class Source, class F>
+  static void for_each_64(const Source& source, std::span<const Index> from, const F& f) {
+    for (Index b = 0; b < static_cast<Index>(from.size()); ++b) {
+      const Index n = source.keys(b);
+      for (Index k = from[static_cast<std::size_t>(b)]; k < n; k += key_block) {
+        k = detail::held(source, b, k / key_block * key_block);
+        if (k >= n) break;
+        k = k / key_block * key_block;
+        f(b, k);
+      }
+    }
   }
 
-  Index heads_, value_dim_, blocks_, rows_;
-  Tensor<bfloat16, 5> tiles_;           ///< (layers, blocks, Hkv, rows, Dv), the last two as KvTiles says
-  Tensor<std::uint8_t, 4> non_finite_;  ///< (layers, blocks, Hkv, rows / 64)
-  std::vector<Index> packed_;           ///< (layers, blocks): how many rows the tiles are of, zeros behind them
+  /// Where a position's tiles are among its block's.
+  Index place_of(Index position) const {
+    return position < fixed_places_ ? position : fixed_places_ + (position - fixed_places_) % turning_places_;
+  }
+  std::ptrdiff_t offset(Index place) const {
+    return std::ptrdiff_t{place / together_ * together_} * tiles_.extent(4) + KvTiles::value_offset(place % together_);
+  }
+  Index& end_of(Index layer, const InBlock& k) { return ends_(layer, k.block, place_of(k.position) / key_block); }
+  PackedValues packed(Index layer, const InBlock& k, Index head) {
+    const Index place = place_of(k.position);
+    return {&tiles_(layer, head, k.block, 0, 0) + offset(place), KvTiles::value_stride(together_),
+            &non_finite_(layer, head, k.block, place / key_block)};
+  }
+
+  Index heads_, value_dim_, rows_, turning_;
+  Index together_;                       ///< positions whose tiles lie together
+  Index fixed_places_, turning_places_;  ///< positions of a block that have tiles of their own, and that share some
+  Tensor<bfloat16, 5> tiles_;            ///< (layers, Hkv, blocks, places, Dv), the last two as KvTiles says
+  Tensor<bool, 4> non_finite_;           ///< (layers, Hkv, blocks, places / 64)
+  Tensor<Index, 3> ends_;                ///< (layers, blocks, places / 64): the position up to which 64 are known, or 0
   Tensor<bfloat16, 2> scratch_;
-  std::vector<Task> tasks_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -30,13 +30,13 @@ struct KeyRows {
 /// Keys and values of one sequence and head as A tiles, in bfloat16 and in the order of the keys: blocks of 256, those
 /// of which the source has dropped all are left out.
 ///
-/// Shapes    values     (blocks, Dv / 16, 8, 16 of Dv, 32 keys)  the transposed; zeros beyond Dv and Lk
-///           key_rows   (blocks, 4): where the keys of 64 are, at their source or packed
-///           non_finite (blocks, 4): whether a value of these 64 is NaN or infinite; all sizes rounded up
+/// Shapes    values   (blocks, 4): where the values of 64 keys are, at their source or packed, the transposed:
+///                    tile d, s (16 of Dv, 32 keys) at tiles + d·stride + s·512; zeros beyond Dv. Behind the last key
+///                    and where one is dropped may be anything, told by non_finite too
+///           key_rows (blocks, 4): where the keys of 64 are, at their source or packed; all sizes rounded up
 struct KvTiles {
-  const bfloat16* values;
+  const ValueTiles* values;
   const KeyRows* key_rows;
-  const std::uint8_t* non_finite;
   Index head_dim, value_dim;
 
   constexpr Index depth_steps() const { return (head_dim + tile_depth - 1) / tile_depth; }
@@ -50,20 +50,17 @@ struct KvTiles {
     return padded(n) * static_cast<std::size_t>(round_up(value_dim, tile_side));
   }
 
-  /// Distance between the value tiles of neighbouring d of one block.
-  static constexpr std::ptrdiff_t value_tile_stride = std::ptrdiff_t{value_block / tile_depth} * tile_size;
-
-  /// A tiles of the values from place k on, a multiple of 32, within its block.
-  const bfloat16* value_tiles_at(Index k) const { return values + value_offset(k); }
-  constexpr std::ptrdiff_t value_offset(Index k) const {
-    return k / value_block * value_tiles() * value_tile_stride + k % value_block / tile_depth * tile_size;
-  }
+  /// Where values of so many keys lie together: the distance between the tiles of neighbouring d, and how far the tiles
+  /// of key k, a multiple of 32, are from those of the first.
+  static constexpr Index value_stride(Index together) { return together / tile_depth * tile_size; }
+  static constexpr Index value_offset(Index k) { return k / tile_depth * tile_size; }
 };
 
-/// Where the values of a block are packed: what KvTiles reads.
+/// Where 64 values are packed: what ValueTiles names.
 struct PackedValues {
-  bfloat16* values;
-  std::uint8_t* non_finite;
+  bfloat16* tiles;
+  Index stride;
+  bool* non_finite;
 };
 
 /// bfloat16 numbers of scratch for pack_values().
@@ -80,7 +77,8 @@ template <class T, class F> void for_each_run(const AnyKv<T>& source, Index b, I
   }
 }
 
-/// Whole blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order.
+/// Blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order: whole
+/// ones, and the last one where the source's memory has rows behind its end.
 template <class T> class KeysInPlace {
  public:
   KeysInPlace(const AnyKv<T>& source, Index b, Index g, Index n, Index head_dim)
@@ -88,6 +86,7 @@ template <class T> class KeysInPlace {
         b_(b),
         g_(g),
         n_(n),
+        rows_(source.keeps_values() ? round_up(n, key_block) : n),
         head_dim_(head_dim),
         possible_(possible(source, head_dim)),
         near_(source.drops() && source.room().keys > 0 ? std::min(n, source.room().keys) : n) {}
@@ -100,10 +99,10 @@ template <class T> class KeysInPlace {
   /// Where keys [begin, begin + 64) are; null if they have to be packed. Not all are dropped.
   KeyRows at(Index begin) {
     if constexpr (std::is_same_v<T, bfloat16>)
-      if (possible_ && n_ - begin >= key_block && source_.held(b_, begin, n_) == begin) {
+      if (possible_ && rows_ - begin >= key_block && source_.held(b_, begin, n_) == begin) {
         if (begin < first_ || begin >= first_ + run_.count) {
           first_ = begin;
-          run_ = source_.run(b_, g_, begin, n_);
+          run_ = source_.run(b_, g_, begin, rows_);
         }
         const KeyRows rows{run_.key + (begin - first_) * run_.key_stride, run_.key_stride};
         if (first_ + run_.count - begin >= key_block && rows.near(near_, head_dim_)) return rows;
@@ -125,7 +124,7 @@ template <class T> class KeysInPlace {
 
  private:
   const AnyKv<T>& source_;
-  Index b_, g_, n_, head_dim_;
+  Index b_, g_, n_, rows_, head_dim_;
   bool possible_;
   Index near_;  ///< keys that there are, of a ring its rows
   KvRun<T> run_{};
@@ -147,37 +146,37 @@ void pack_keys(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, I
   std::fill(rows + (end - begin) * width, rows + key_block * width, bfloat16{});
 }
 
-/// Packs their values, of the sizes of `to`, into a block.
+/// Packs their values, zeros beyond n and where they are dropped.
 template <class T>
-void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, const KvTiles& to,
-                 const PackedValues& at, bfloat16* scratch) {
-  const std::ptrdiff_t width = round_up(to.value_dim, tile_depth);
+void pack_values(const AnyKv<T>& source, Index b, Index g, Index begin, Index n, IsaLevel level, Index value_dim,
+                 const PackedValues& to, bfloat16* scratch) {
+  const std::ptrdiff_t width = round_up(value_dim, tile_depth);
   bool non_finite = false;
   const auto transpose = [&](const bfloat16* rows, std::ptrdiff_t stride, Index first) {
     simd::with_isa(level, [&](auto isa) {
-      decltype(isa)::template run<PackTransposedBody>(rows, stride, to.value_tiles(),
-                                                      at.values + to.value_offset(first % value_block),
-                                                      KvTiles::value_tile_stride, &non_finite);
+      decltype(isa)::template run<PackTransposedBody>(rows, stride, blocks_of(value_dim, tile_side),
+                                                      to.tiles + KvTiles::value_offset(first - begin), to.stride,
+                                                      &non_finite);
       return 0;
     });
   };
   for (Index first = begin; first < begin + key_block; first += tile_depth) {
     const Index end = std::clamp(n, first, first + tile_depth);
     if constexpr (std::is_same_v<T, bfloat16>)
-      if (end == first + tile_depth && to.value_dim % tile_side == 0 && source.held(b, first, end) == first)
+      if (end == first + tile_depth && value_dim % tile_side == 0 && source.held(b, first, end) == first)
         if (const auto run = source.run(b, g, first, end); run.count == tile_depth) {
           transpose(run.value, run.value_stride, first);
           continue;
         }
     if (source.drops()) std::fill(scratch, scratch + (end - first) * width, bfloat16{});
     for_each_run(source, b, g, first, end, [&](const KvRun<T>& run, Index k) {
-      round_rows<T>(level, {run.value, run.value_stride, 1, run.count, to.value_dim}, scratch + (k - first) * width,
-                    width, tile_depth);
+      round_rows<T>(level, {run.value, run.value_stride, 1, run.count, value_dim}, scratch + (k - first) * width, width,
+                    tile_depth);
     });
     std::fill(scratch + (end - first) * width, scratch + tile_depth * width, bfloat16{});
     transpose(scratch, width, first);
   }
-  at.non_finite[begin % value_block / key_block] = non_finite;
+  *to.non_finite = non_finite;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

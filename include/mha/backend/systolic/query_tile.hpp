@@ -126,7 +126,7 @@ template <class T, class Stored = T> class QueryTile {
       fetch_rows(k);
       fetch_ahead(to == stop && stop < end, stop, pending);
       weigh(k, to, pending);
-      if (kv_.non_finite[(k - moved_) / key_block] != 0) {
+      if (values_of(k).non_finite) {
         add_values(pending, k);
         add_guarded_values(k, to);
         pending = k + key_block;
@@ -250,8 +250,9 @@ template <class T, class Stored = T> class QueryTile {
       const bool long_rows = kv_.depth_steps() > 2;
       rows_.ahead = {reinterpret_cast<const char*>(rows.first), row, long_rows ? lines : key_block / 2 * row};
     } else {
-      rows_.ahead = {reinterpret_cast<const char*>(kv_.value_tiles_at(pending - moved_)), lines,
-                     KvTiles::value_tile_stride * std::ptrdiff_t{sizeof(bfloat16)}};
+      const ValueTiles& values = values_of(pending);
+      rows_.ahead = {reinterpret_cast<const char*>(values.tiles), lines,
+                     values.stride * std::ptrdiff_t{sizeof(bfloat16)}};
     }
   }
 
@@ -323,32 +324,45 @@ template <class T, class Stored = T> class QueryTile {
     return at_.p + std::ptrdiff_t{k % value_block / tile_depth} * (lanes() / tile_side) * tile_words;
   }
 
-  /// O += Vᵀ P over keys [begin, end) of one value block, both multiples of 32.
+  /// Of the 64 keys from k on.
+  const ValueTiles& values_of(Index k) const { return kv_.values[(k - moved_) / key_block]; }
+
+  /// O += Vᵀ P over keys [begin, end) of one value block, multiples of 64 and of 32: at once those that lie together.
   void add_values(Index begin, Index end) {
     if (begin >= end) return;
-    multiply_values(kv_.value_tiles_at(begin - moved_), KvTiles::value_tile_stride, begin, end);
+    for (Index k = begin; k < end;) {
+      const ValueTiles& first = values_of(k);
+      Index stop = k + key_block;
+      const auto follows = [&](const ValueTiles& next) {
+        return next.stride == first.stride && next.tiles == first.tiles + KvTiles::value_offset(stop - k);
+      };
+      while (stop < end && follows(values_of(stop))) stop += key_block;
+      multiply_values(first.tiles, first.stride, k, std::min(stop, end));
+      k = stop;
+    }
+    count_values(std::min(end, keys_) - begin);
   }
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
     unit_.multiply({values, stride, weights_at(begin), out_, kv_.value_tiles(), (end - begin) / tile_depth, added_});
     added_ = true;
-    count_values(std::min(end, keys_) - begin);
   }
 
   /// The same for a key block with NaN or infinities among its values: they join one by one, for the queries that see
   /// their key, and the array multiplies the others.
   void add_guarded_values(Index begin, Index end) {
     const Index steps = (end - begin) / tile_depth, tiles = kv_.value_tiles();
-    const bfloat16* const from = kv_.value_tiles_at(begin - moved_);
+    const ValueTiles& from = values_of(begin);
     for (Index t = 0; t < tiles; ++t)
       for (Index i = 0; i < steps * tile_size; ++i) {
-        const bfloat16 v = from[t * KvTiles::value_tile_stride + i];
+        const bfloat16 v = from.tiles[std::ptrdiff_t{t} * from.stride + i];
         at_.finite[t * steps * tile_size + i] = is_finite(v) ? v : bfloat16{};
       }
     multiply_values(at_.finite, std::ptrdiff_t{steps} * tile_size, begin, end);
+    count_values(std::min(end, keys_) - begin);
     for (Index t = 0; t < tiles; ++t)
       for (Index i = 0; i < steps * tile_size; ++i) {
-        const bfloat16 v = from[t * KvTiles::value_tile_stride + i];
+        const bfloat16 v = from.tiles[std::ptrdiff_t{t} * from.stride + i];
         if (is_finite(v)) continue;
         const Index key = i / tile_size * tile_depth + i % tile_depth, d = t * tile_side + i % tile_size / tile_depth;
         for (Index lane = 0; lane < count_; ++lane)

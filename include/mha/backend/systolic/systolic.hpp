@@ -43,7 +43,7 @@ template <class Array, class Precision, Executor Threads> class Systolic {
   static constexpr const char* name = "Systolic";
   static constexpr bool drops = true;
   using Workspace = mha::Workspace;
-  using CachedTiles = detail::systolic::CachedValues;  ///< of caches in bfloat16 that keep a sequence in one piece
+  using CachedTiles = detail::systolic::CachedValues;  ///< of caches in bfloat16
 
   Systolic() requires std::default_initializable<Threads>
   = default;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -17,128 +18,248 @@ namespace {
 namespace systolic = mha::detail::systolic;
 using mha::bfloat16;
 using mha::Index;
+using Contiguous = mha::detail::BlockKv<bfloat16, false>;
+using Ring = mha::detail::BlockKv<bfloat16, true>;
+using Pages = mha::PagedKv<bfloat16>;
 
-constexpr Index layers = 2, blocks = 3, heads = 2, rows = 330;
+constexpr Index layers = 2, heads = 2, sequences = 3;
 
-/// Tiles of rows and what they are of.
-struct Kept {
-  Index value_dim;
-  mha::Tensor<bfloat16, 4> values;  // (blocks, rows, Hkv, Dv), of layer 1
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+const auto serially = [](const auto& items) { mha::detail::run_serially(items); };
+
+/// Tiles of layer 1 and the rows they are of: three sequences of `longest` positions at most, whose blocks, six more
+/// than they need, are in no order. Of a block of a Ring the first `first` rows stay.
+template <class Source> struct Kept {
+  static constexpr bool pages = std::is_same_v<Source, Pages>, turns = std::is_same_v<Source, Ring>;
+
+  Index value_dim, rows, first, longest;
+  Index each;                       ///< blocks of a sequence
+  mha::Tensor<bfloat16, 4> values;  // (blocks, rows, Hkv, Dv)
   systolic::CachedValues tiles;
+  std::vector<Index> table, lengths, written, oldest;
 
-  explicit Kept(Index dim)
+  Kept(Index dim, Index of_rows, Index most, Index first_rows = 0)
       : value_dim(dim),
-        values(blocks, rows, heads, dim),
-        tiles({.heads = heads, .dim = 8, .value_dim = dim}, layers, {.blocks = blocks, .rows = rows}) {
+        rows(of_rows),
+        first(turns ? first_rows : of_rows),
+        longest(most),
+        each(pages ? mha::detail::blocks_of(most, of_rows) : 1),
+        values(sequences * each + 6, of_rows, heads, dim),
+        tiles({.heads = heads, .dim = 8, .value_dim = dim}, layers,
+              {.blocks = sequences * each + 6, .rows = of_rows, .turning = of_rows - first, .pages = pages}),
+        lengths(at(sequences)),
+        written(at(sequences)),
+        oldest(at(sequences)) {
     std::fill(values.begin(), values.end(), bfloat16(NAN));  // no row is read that was not written
+    const Index all = values.extent(0), apart = all % 5 == 0 ? 7 : 5;
+    for (Index i = 0; i < sequences * each; ++i) table.push_back((i * apart + 3) % all);
   }
 
-  void write(support::Random& random, Index block, Index begin, Index end) {
-    std::vector<Index> to;
-    for (Index p = begin; p < end; ++p) {
-      to.push_back(block * rows + p);
+  Source source() const {
+    if constexpr (pages)
+      return {values.view(), values.view(), table, lengths};
+    else
+      return {values.view(), values.view(), table, lengths, oldest, first};
+  }
+  bfloat16& value(Index b, Index p, Index h, Index d) {
+    const mha::detail::InBlock in = source().in_block(b, p);
+    return values(in.block, mha::detail::RingRows{rows, first}.row(in.position), h, d);
+  }
+  mha::detail::ValueTiles tiles_at(Index b, Index h, Index k) const {
+    return mha::detail::TiledKv<Source, systolic::CachedValues>{source(), &tiles, 1}.value_tiles(b, h, k);
+  }
+
+  /// So many positions more for a sequence, in memory alone.
+  void put(support::Random& random, Index b, Index count) {
+    lengths[at(b)] += count;
+    if (turns) {
+      written[at(b)] = std::max(written[at(b)], lengths[at(b)]);
+      oldest[at(b)] = mha::detail::RingRows{rows, first}.oldest(written[at(b)]);
+    }
+    for (Index p = lengths[at(b)] - count; p < lengths[at(b)]; ++p)
       for (Index h = 0; h < heads; ++h)
-        for (Index d = 0; d < value_dim; ++d) values(block, p, h, d) = bfloat16(static_cast<float>(random.normal()));
-    }
-    tiles.write(1, values.view(), to, [](const auto& items) { mha::detail::run_serially(items); });
+        for (Index d = 0; d < value_dim; ++d)
+          value(b, p, h, d) = bfloat16(p % 97 == 5 && d == 3 ? INFINITY : static_cast<float>(random.normal()));
+  }
+  void write(support::Random& random, Index b, Index count) {
+    std::vector<Index> from = lengths;
+    put(random, b, count);
+    tiles.write(1, source(), from, serially);
   }
 
-  /// The tiles of a block's first `length` rows against their numbers, zeros behind them.
-  void expect_right(Index block, Index length) const {
-    for (Index h = 0; h < heads; ++h) {
-      const mha::detail::ValueTiles at = tiles.at(1, block, h, length);
-      ASSERT_NE(at.tiles, nullptr);
-      const systolic::KvTiles kv{at.tiles, nullptr, at.non_finite, 0, value_dim};
-      for (Index p = 0; p < systolic::round_up(length, systolic::key_block); ++p)
-        for (Index d = 0; d < systolic::round_up(value_dim, systolic::tile_side); ++d) {
-          const bfloat16 got =
-              kv.value_tiles_at(p / 32 * 32)[d / 16 * systolic::KvTiles::value_tile_stride + d % 16 * 32 + p % 32];
-          const bfloat16 want = p < length && d < value_dim ? values(block, p, h, d) : bfloat16{};
-          ASSERT_EQ(got.bits, want.bits) << "value " << p << ", " << d << " of " << length;
-        }
-      for (Index k = 0; k < length; k += systolic::key_block) {
+  /// The tiles of every position that a sequence holds against its number.
+  void expect_right(Index b) {
+    const Source kv = source();
+    const Index n = lengths[at(b)];
+    for (Index h = 0; h < heads; ++h)
+      for (Index k = 0; k < n; k += 64) {
+        const Index end = std::min(n, k + 64);
+        if (mha::detail::held(kv, b, k) >= end) continue;
+        const mha::detail::ValueTiles got = tiles_at(b, h, k);
+        ASSERT_NE(got.tiles, nullptr) << "from " << k << " of " << n;
+        const auto number = [&](Index i, Index d) {
+          return got.tiles[d / 16 * got.stride + i / 32 * systolic::tile_size + d % 16 * 32 + i % 32];
+        };
         bool non_finite = false;
-        for (Index p = k; p < std::min(length, k + systolic::key_block); ++p)
-          for (Index d = 0; d < value_dim; ++d)
-            non_finite = non_finite || !std::isfinite(float(values(block, p, h, d)));
-        EXPECT_EQ(at.non_finite[k / systolic::key_block] != 0, non_finite) << "block at " << k;
+        for (Index p = k; p < end; ++p)
+          if (mha::detail::held(kv, b, p) == p)
+            for (Index d = 0; d < value_dim; ++d) {
+              ASSERT_EQ(number(p - k, d).bits, value(b, p, h, d).bits) << "value " << p << ", " << d << " of " << n;
+              non_finite = non_finite || !std::isfinite(float(value(b, p, h, d)));
+            }
+        if (non_finite) {
+          ASSERT_TRUE(got.non_finite) << "from " << k;
+        }
+        for (Index i = 0; i < 64 && !got.non_finite; ++i)  // whatever is behind the end
+          for (Index d = 0; d < systolic::round_up(value_dim, 16); ++d)
+            ASSERT_TRUE(std::isfinite(float(number(i, d)))) << "from " << k;
       }
-    }
+  }
+
+  /// A block of sequence b becomes a copy of that of another, of its first `count` rows.
+  void copy(Index from, Index to, Index count) {
+    for (Index i = 0; i < count; ++i)
+      for (Index h = 0; h < heads; ++h)
+        for (Index d = 0; d < value_dim; ++d) values(to, i, h, d) = values(from, i, h, d);
+    tiles.copy(from * rows, to * rows, count);
   }
 };
 
-TEST(CachedValues, AreThoseOfTheRowsHoweverTheyCame) {
+/// Rows, rollbacks and copies in any order.
+template <class Source> void go_on(Kept<Source> kept, int rounds, Index most_back) {
   support::Random random("cached values");
+  const auto below = [&](Index n) { return static_cast<Index>(random.engine()() % static_cast<unsigned>(n)); };
+  const Index most = kept.turns ? kept.rows - kept.first - most_back : 150;
+  for (int round = 0; round < rounds; ++round) {
+    const Index b = below(sequences), other = (b + 1 + below(sequences - 1)) % sequences;
+    Index& n = kept.lengths[at(b)];
+    if (below(4) == 0) {  // what was there is written over
+      n = std::max(n - below(std::min(n, most_back) + 1), kept.written[at(b)] - most_back);
+      kept.expect_right(b);
+    }
+    if (below(8) == 0) {  // a fork that shares no memory, of the last block alone
+      const Index of = kept.lengths[at(other)];
+      if constexpr (kept.pages) {
+        if (of % kept.rows != 0) {
+          const Index page = kept.table[at(other * kept.each + of / kept.rows)];
+          Index& free = kept.table[at(b * kept.each + of / kept.rows)];
+          for (Index i = 0; i < of / kept.rows; ++i)  // the others are shared
+            kept.copy(kept.table[at(other * kept.each + i)], kept.table[at(b * kept.each + i)], kept.rows);
+          kept.copy(page, free, of % kept.rows);
+        }
+      } else {
+        const Index all = kept.turns ? kept.written[at(other)] : of;
+        kept.copy(kept.table[at(other)], kept.table[at(b)], std::min(all, kept.rows));
+      }
+      if (!kept.pages || of % kept.rows != 0) {
+        n = of;
+        kept.written[at(b)] = kept.written[at(other)];
+        kept.oldest[at(b)] = kept.oldest[at(other)];
+      }
+      kept.expect_right(b);
+    }
+    const Index count = std::min(kept.longest - n, below(3) == 0 ? 1 + below(most) : 1);
+    if (count > 0) kept.write(random, b, count);
+    kept.expect_right(round % 8 == 0 ? other : b);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(CachedValues, AreThoseOfTheRowsHoweverTheyCame) {
   for (const Index dim : {16, 48, 9}) {
     SCOPED_TRACE(dim);
-    Kept kept(dim);
-    Index length[blocks] = {};
-    for (int round = 0; round < 120; ++round) {
-      const auto below = [&](Index n) { return static_cast<Index>(random.engine()() % static_cast<unsigned>(n)); };
-      const Index block = below(blocks);
-      Index& n = length[block];
-      if (below(4) == 0) n -= below(n + 1);  // taken back; what was there is written over
-      const Index count = std::min(rows - n, below(3) == 0 ? 1 + below(150) : 1);
-      if (count == 0) continue;
-      kept.write(random, block, n, n + count);
-      n += count;
-      kept.expect_right(block, n);
-      if (below(5) != 0) continue;
-      const Index other = below(n);  // rows that came another way
-      for (Index p = other; p < n; ++p)
-        for (Index h = 0; h < heads; ++h) kept.values(block, p, h, 0) = bfloat16(3.f);
-      if (below(2) == 0)
-        kept.tiles.forget(block * rows + other);
-      else
-        kept.tiles.forget(1, std::vector<Index>{block * rows + n - 1, block * rows + other});
-      EXPECT_EQ(kept.tiles.at(1, block, 0, n).tiles, nullptr);
-    }
+    go_on(Kept<Contiguous>(dim, 330, 330), 60, 330);
+    go_on(Kept<Contiguous>(dim, 50, 50), 40, 50);
+    for (const Index page : {64, 128, 256}) go_on(Kept<Pages>(dim, page, 700), 40, 700);
+  }
+}
+
+TEST(CachedValues, GoRoundInARing) {
+  for (const Index dim : {16, 40}) {
+    SCOPED_TRACE(dim);
+    go_on(Kept<Ring>(dim, 51, 2000, 3), 150, 9);
+    go_on(Kept<Ring>(dim, 64, 2000, 0), 150, 20);
+    go_on(Kept<Ring>(dim, 330, 5000, 70), 80, 40);
+    go_on(Kept<Ring>(dim, 600, 5000, 300), 80, 40);
   }
 }
 
 TEST(CachedValues, AreNullWhereTheyMayBeWrong) {
   support::Random random("null");
-  Kept kept(16);
-  EXPECT_EQ(kept.tiles.at(1, 0, 0, 1).tiles, nullptr);
-  kept.write(random, 0, 0, 100);
-  EXPECT_NE(kept.tiles.at(1, 0, 0, 100).tiles, nullptr);
-  EXPECT_EQ(kept.tiles.at(1, 0, 0, 99).tiles, nullptr) << "a row behind the end is in the tiles";
-  EXPECT_EQ(kept.tiles.at(1, 0, 0, 101).tiles, nullptr);
-  EXPECT_EQ(kept.tiles.at(1, 1, 0, 100).tiles, nullptr) << "of another block";
-  EXPECT_EQ(kept.tiles.at(0, 0, 0, 100).tiles, nullptr) << "of another layer";
-  kept.values(0, 70, 1, 3) = bfloat16(INFINITY);
-  kept.tiles.forget(70);
-  std::vector<Index> last{100};
-  for (Index d = 0; d < 16; ++d) kept.values(0, 100, 0, d) = kept.values(0, 100, 1, d) = bfloat16(1.f);
-  kept.tiles.write(1, kept.values.view(), last, [](const auto& items) { mha::detail::run_serially(items); });
-  kept.expect_right(0, 101);
-  EXPECT_EQ(kept.tiles.at(1, 0, 1, 101).non_finite[1], 1);
+  Kept<Contiguous> kept(16, 330, 330);
+  kept.put(random, 0, 100);
+  EXPECT_EQ(kept.tiles_at(0, 0, 0).tiles, nullptr);
+  kept.lengths[0] = 0;
+  kept.write(random, 0, 100);
+  EXPECT_NE(kept.tiles_at(0, 1, 64).tiles, nullptr);
+  const auto in_block = kept.source().in_block(0, 64);
+  EXPECT_NE(kept.tiles.at(1, in_block, 0, 99).tiles, nullptr);
+  EXPECT_EQ(kept.tiles.at(1, in_block, 0, 101).tiles, nullptr);
+  EXPECT_EQ(kept.tiles.at(1, {in_block.block, 128}, 0, 129).tiles, nullptr) << "of no rows";
+  EXPECT_EQ(kept.tiles.at(1, {kept.table[1], 64}, 0, 99).tiles, nullptr) << "of another block";
+  EXPECT_EQ(kept.tiles.at(0, in_block, 0, 99).tiles, nullptr) << "of another layer";
+  kept.copy(kept.table[0], kept.table[1], 70);
+  EXPECT_NE(kept.tiles.at(1, {kept.table[1], 64}, 0, 70).tiles, nullptr);
+  EXPECT_EQ(kept.tiles.at(1, {kept.table[1], 64}, 0, 71).tiles, nullptr) << "behind the rows of a copy";
+}
+
+// Tiles are found by their place, which positions a turn apart share.
+TEST(CachedValues, AreNullATurnLater) {
+  support::Random random("turn");
+  Kept<Ring> kept(16, 128, 5000);  // tiles of 256 positions
+  kept.write(random, 0, 64);
+  ASSERT_NE(kept.tiles_at(0, 0, 0).tiles, nullptr);
+  EXPECT_NE(kept.tiles.at(1, {kept.table[0], 0}, 0, 64).tiles, nullptr);
+  for (const Index turn : {256, 512}) {
+    EXPECT_EQ(kept.tiles.at(1, {kept.table[0], turn}, 0, turn + 1).tiles, nullptr) << turn;
+    EXPECT_EQ(kept.tiles.at(1, {kept.table[0], turn}, 0, turn + 64).tiles, nullptr) << turn;
+  }
+  for (Index done = 64; done < 300; done += 4) kept.write(random, 0, 4);
+  kept.expect_right(0);
+  EXPECT_EQ(kept.tiles.at(1, {kept.table[0], 0}, 0, 64).tiles, nullptr) << "a turn ago";
 }
 
 TEST(CachedValues, AreNullAfterAWriteThatFailed) {
   support::Random random("failed write");
-  Kept kept(16);
-  kept.write(random, 0, 0, 100);
-  kept.write(random, 1, 0, 100);
-  const std::vector<Index> next{100, rows + 100};
-  for (const Index block : {0, 1})
-    for (Index d = 0; d < 16; ++d) kept.values(block, 100, 0, d) = kept.values(block, 100, 1, d) = bfloat16(1.f);
+  Kept<Contiguous> kept(16, 330, 330);
+  for (const Index b : {0, 1}) kept.write(random, b, 100);
+  const std::vector<Index> from = kept.lengths;
+  for (const Index b : {0, 1}) kept.put(random, b, 1);
   const auto one_head = [](const auto& items) {
     mha::detail::run_rows(items, 0, 1);
     throw std::runtime_error("the second head");
   };
-  EXPECT_THROW(kept.tiles.write(1, kept.values.view(), next, one_head), std::runtime_error);
-  for (const Index block : {0, 1})
-    for (const Index length : {100, 101}) EXPECT_EQ(kept.tiles.at(1, block, 0, length).tiles, nullptr);
-  kept.tiles.write(1, kept.values.view(), next, [](const auto& items) { mha::detail::run_serially(items); });
-  kept.expect_right(0, 101);
-  kept.expect_right(1, 101);
+  EXPECT_THROW(kept.tiles.write(1, kept.source(), from, one_head), std::runtime_error);
+  for (const Index b : {0, 1})
+    for (const Index length : {100, 101}) {
+      kept.lengths[at(b)] = length;
+      EXPECT_EQ(kept.tiles_at(b, 0, 64).tiles, nullptr);
+      EXPECT_NE(kept.tiles_at(b, 0, 0).tiles, nullptr) << "of which the write knows nothing";
+    }
+  kept.tiles.write(1, kept.source(), from, serially);
+  for (const Index b : {0, 1}) kept.expect_right(b);
 }
 
-TEST(CachedValues, TakeNoMemoryInAStep) {
-  mha::MultiHeadAttention<bfloat16, mha::Systolic<>, mha::Causal> layer({.d_model = 32, .num_heads = 2});
+TEST(CachedValues, HaveMemoryForWholeBlocksOfPositions) {
+  const auto bytes_of = [](const mha::detail::BlockExtents& extents) {
+    return systolic::CachedValues({.heads = 2, .dim = 8, .value_dim = 20}, 3, extents).bytes();
+  };
+  const auto expected = [](std::size_t positions) { return 2 * 3 * positions * (32 * 2) + 2 * 3 * positions / 64; };
+  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 300}), expected(5 * 512));
+  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 30}), expected(5 * 64));
+  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 64, .pages = true}), expected(5 * 64));
+  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 128, .pages = true}), expected(5 * 128));
+  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 512, .pages = true}), expected(5 * 512));
+  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 32, .pages = true}), 0u);
+  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 51, .turning = 48}), expected(5 * 3 * 64)) << "48 in two of 64";
+  EXPECT_EQ(bytes_of({.blocks = 1, .rows = 600, .turning = 600}), expected(4 * 256));
+}
+
+template <class Storage> void expect_no_memory_in_a_step(const Storage& storage) {
+  mha::MultiHeadAttention<bfloat16, mha::Systolic<>, mha::SlidingWindow> layer({.d_model = 32, .num_heads = 2},
+                                                                               mha::SlidingWindow{.left = 199});
   layer.initialize(mha::XavierUniform{.seed = 1});
-  auto cache = mha::make_cache(layer, mha::Contiguous{.length = 300});
+  auto cache = mha::make_cache(layer, storage);
   const mha::SequenceId id = cache.add();
   const mha::Tensor<bfloat16, 2> x(290, 32);
   mha::Tensor<bfloat16, 2> y(1, 32);
@@ -151,53 +272,93 @@ TEST(CachedValues, TakeNoMemoryInAStep) {
   EXPECT_EQ(workspace.allocations(), before);
 }
 
-/// Which caches keep them, and when a step reads them.
-TEST(CachedValues, AreOfContiguousCachesInBfloat16) {
-  using Layer = mha::MultiHeadAttention<bfloat16, mha::Systolic<>>;
-  const Layer layer({.d_model = 32, .num_heads = 2});
-  auto cache = mha::make_cache(layer, mha::Contiguous{.length = 300}, {.sequences = 2});
-  auto narrow = mha::make_cache<bfloat16>(
-      mha::MultiHeadAttention<float, mha::Systolic<>>({.d_model = 32, .num_heads = 2}), mha::Contiguous{.length = 300});
-  auto wide = mha::make_cache<float>(layer, mha::Contiguous{.length = 300}, {.sequences = 2});
-  auto paged = mha::make_cache(layer, mha::Paged{.pages = 8, .length = 300}, {.sequences = 2});
-  auto on_cpu = mha::make_cache(mha::MultiHeadAttention<bfloat16, mha::Cpu>({.d_model = 32, .num_heads = 2}),
-                                mha::Contiguous{.length = 300}, {.sequences = 2});
-  const auto kept = [](const auto& source, Index b) {
-    return mha::detail::AnyKv<typename std::remove_cvref_t<decltype(source)>::Scalar>(source).value_tiles(b, 0).tiles !=
-           nullptr;
-  };
-  const auto one_step = [&](auto& of) {
-    const mha::SequenceId id = of.add();
-    auto step = of.step(id, 70);
-    using F = typename std::remove_cvref_t<decltype(of)>::Scalar;
-    const mha::Tensor<F, 3> rows_of_it(70, 2, 16);
-    EXPECT_FALSE(kept(step.source(0), 0)) << "before the layer wrote";
-    step.append(0, rows_of_it, rows_of_it);
-    const bool are_kept = kept(step.source(0), 0);
-    step.commit();
-    return are_kept;
-  };
-  EXPECT_TRUE(one_step(cache));
-  EXPECT_TRUE(one_step(narrow));
-  EXPECT_FALSE(one_step(wide));
-  EXPECT_FALSE(one_step(paged));
-  EXPECT_FALSE(one_step(on_cpu));
-  EXPECT_GT(cache.bytes(), on_cpu.bytes() * 3 / 2) << "in whole tiles";
-  EXPECT_LT(cache.bytes(), on_cpu.bytes() * 2);
+TEST(CachedValues, TakeNoMemoryInAStep) {
+  expect_no_memory_in_a_step(mha::Contiguous{.length = 300});
+  expect_no_memory_in_a_step(mha::Paged{.pages = 8, .length = 300});
+  expect_no_memory_in_a_step(mha::Ring{.left = 199, .rows = 290});
+}
 
-  // What a sequence becomes without a step is packed by the call, until the next step.
-  const mha::SequenceId first = cache.ids()[0];
-  const auto nothing_more = [&](mha::SequenceId id) {
-    auto step = cache.step(id, 0);
-    return kept(step.source(0), 0);
+using Layer = mha::MultiHeadAttention<bfloat16, mha::Systolic<>>;
+
+/// Whether a call reads tiles of all positions that a source holds.
+template <class Source> bool all_kept(const Source& source, Index b) {
+  const mha::detail::AnyKv<typename Source::Scalar> any(source);
+  const Index n = any.keys(b);
+  for (Index k = 0; k < n; k += 64)
+    if (const Index end = std::min(n, k + 64); any.held(b, k, end) < end && any.value_tiles(b, 0, k).tiles == nullptr)
+      return false;
+  return any.keeps_values();
+}
+
+/// Which caches keep them.
+TEST(CachedValues, AreOfCachesInBfloat16) {
+  const Layer layer({.d_model = 32, .num_heads = 2});
+  const mha::MultiHeadAttention<float, mha::Systolic<>> wide({.d_model = 32, .num_heads = 2});
+  const mha::MultiHeadAttention<bfloat16, mha::Cpu> on_cpu({.d_model = 32, .num_heads = 2});
+  const auto one_step = [&](auto cache_of) {
+    auto cache = cache_of();
+    using F = typename decltype(cache)::Scalar;
+    auto step = cache.step(cache.add(), 70);
+    const mha::Tensor<F, 3> rows(70, 2, 16);
+    EXPECT_FALSE(all_kept(step.source(0), 0)) << "before the layer wrote";
+    step.append(0, rows, rows);
+    return all_kept(step.source(0), 0);
   };
-  EXPECT_TRUE(nothing_more(first));
-  EXPECT_FALSE(nothing_more(cache.fork(first)));
+  const auto each = [&](const auto& storage, bool kept) {
+    EXPECT_EQ(one_step([&] { return mha::make_cache(layer, storage); }), kept);
+    EXPECT_EQ(one_step([&] { return mha::make_cache<bfloat16>(wide, storage); }), kept);
+    EXPECT_FALSE(one_step([&] { return mha::make_cache<float>(layer, storage); }));
+    EXPECT_FALSE(one_step([&] { return mha::make_cache(on_cpu, storage); }));
+  };
+  each(mha::Contiguous{.length = 300}, true);
+  each(mha::Ring{.left = 20, .rows = 70}, true);
+  each(mha::Paged{.pages = 8, .length = 300}, true);
+  each(mha::Paged{.pages = 8, .length = 300, .page = 32}, false);
+  const auto kept = mha::make_cache(layer, mha::Contiguous{.length = 300});
+  const auto rows = mha::make_cache(on_cpu, mha::Contiguous{.length = 300});
+  EXPECT_GT(kept.bytes(), rows.bytes() * 3 / 2) << "in whole tiles";
+  EXPECT_LT(kept.bytes(), rows.bytes() * 2);
+}
+
+/// What a sequence becomes without a step is in tiles too.
+template <class Storage> void expect_tiles_without_a_step(const Storage& storage) {
+  const Layer layer({.d_model = 32, .num_heads = 2});
+  auto cache = mha::make_cache(layer, storage, {.sequences = 4});
+  const auto kept = [&](mha::SequenceId id) {
+    auto step = cache.step(id, 0);
+    return all_kept(step.source(0), 0);
+  };
+  const auto grow = [&](mha::SequenceId id, Index count) {
+    auto step = cache.step(id, count);
+    const mha::Tensor<bfloat16, 3> rows(count, 2, 16);
+    step.append(0, rows, rows);
+    EXPECT_TRUE(all_kept(step.source(0), 0));
+    step.commit();
+    EXPECT_TRUE(kept(id));
+  };
+  const mha::SequenceId first = cache.add();
+  for (int i = 0; i < 3; ++i) grow(first, 70);
+  const mha::SequenceId fork = cache.fork(first), shorter = cache.fork(first, 200);
+  EXPECT_TRUE(kept(fork));
+  EXPECT_TRUE(kept(shorter));
+  grow(shorter, 3);  // of pages, in a copy of the one that it shares
   const auto saved = cache.save(first);
-  cache.truncate(first, 40);
-  EXPECT_FALSE(nothing_more(first));
-  cache.remove(first);
-  EXPECT_FALSE(nothing_more(cache.restore(saved)));
+  cache.truncate(first, 190);
+  EXPECT_TRUE(kept(first));
+  const mha::SequenceId beams[] = {first, fork, shorter};
+  const Index from[] = {2, 2, 0};
+  cache.reorder(beams, from);
+  for (const mha::SequenceId id : beams) EXPECT_TRUE(kept(id));
+  cache.remove(fork);
+  EXPECT_TRUE(kept(cache.restore(saved)));
+}
+
+TEST(CachedValues, AreKeptWithoutAStep) {
+  expect_tiles_without_a_step(mha::Contiguous{.length = 300});
+  expect_tiles_without_a_step(mha::Ring{.left = 40, .rows = 70});
+  expect_tiles_without_a_step(mha::Ring{.left = 40, .rows = 70, .first = 5});
+  expect_tiles_without_a_step(mha::Paged{.pages = 16, .length = 300});
+  expect_tiles_without_a_step(mha::Paged{.pages = 16, .length = 300, .page = 128});
 }
 
 }  // namespace

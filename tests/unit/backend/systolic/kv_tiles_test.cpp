@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -24,32 +25,54 @@ template <class T> struct Paged : mha::ContiguousKv<T> {
   }
 };
 
-/// Where the values of the block of this key are packed.
-systolic::PackedValues block_of(std::vector<bfloat16>& values, std::vector<std::uint8_t>& non_finite,
-                                const systolic::KvTiles& tiles, Index key) {
-  const Index block = key / systolic::value_block * systolic::value_block;
-  return {values.data() + tiles.value_offset(block), non_finite.data() + block / systolic::key_block};
-}
+/// Values of which so many lie together, 64 by 64.
+struct Values {
+  Index value_dim, together;
+  std::vector<bfloat16> memory;
+  mha::Tensor<bool, 1> non_finite;
+
+  Values(Index n, Index dim, Index apart)
+      : value_dim(dim),
+        together(apart),
+        memory(systolic::KvTiles::value_size(n, dim), bfloat16(7.f)),
+        non_finite(n / systolic::key_block + 1) {
+    std::fill(non_finite.begin(), non_finite.end(), true);
+  }
+
+  template <class T> void pack(const mha::detail::AnyKv<T>& source, Index n) {
+    std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
+    for (Index k = 0; k < n; k += systolic::key_block)
+      systolic::pack_values(source, 0, 1, k, n, mha::current_isa(), value_dim,
+                            {memory.data() + place(k), systolic::KvTiles::value_stride(together), &non_finite(k / 64)},
+                            scratch.data());
+  }
+  bfloat16 at(Index k, Index d) const {
+    return memory[static_cast<std::size_t>(place(k / 32 * 32) + d / 16 * systolic::KvTiles::value_stride(together) +
+                                           d % 16 * 32 + k % 32)];
+  }
+
+ private:
+  Index place(Index k) const {
+    return k / together * together * systolic::round_up(value_dim, 16) + systolic::KvTiles::value_offset(k % together);
+  }
+};
 
 /// The value tiles of a source against its numbers.
 template <class Source> void expect_values(const Source& source, Index n, Index value_dim) {
-  std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
-  std::vector<std::uint8_t> non_finite(3, 9), want(3, 0);
-  const systolic::KvTiles tiles{values.data(), nullptr, non_finite.data(), 0, value_dim};
-  std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
-  for (Index first = 0; first < n; first += systolic::key_block)
-    systolic::pack_values(mha::detail::AnyKv<bfloat16>(source), 0, 1, first, n, mha::current_isa(), tiles,
-                          block_of(values, non_finite, tiles, first), scratch.data());
-  for (Index i = 0; i < n; ++i) {
-    const bfloat16* const row = source.run(0, 1, i, i + 1).value;
-    for (Index d = 0; d < value_dim; ++d) {
-      const bfloat16 got =
-          tiles.value_tiles_at(i / 32 * 32)[d / 16 * systolic::KvTiles::value_tile_stride + d % 16 * 32 + i % 32];
-      EXPECT_EQ(got.bits, row[d].bits) << "value " << i << ", " << d;
-      if (!std::isfinite(float(row[d]))) want[static_cast<std::size_t>(i / 64)] = 1;
+  for (const Index together : {64, 128, 256}) {
+    SCOPED_TRACE(together);
+    Values values(n, value_dim, together);
+    values.pack(mha::detail::AnyKv<bfloat16>(source), n);
+    std::vector<bool> want(3, false);
+    for (Index i = 0; i < n; ++i) {
+      const bfloat16* const row = source.run(0, 1, i, i + 1).value;
+      for (Index d = 0; d < value_dim; ++d) {
+        EXPECT_EQ(values.at(i, d).bits, row[d].bits) << "value " << i << ", " << d;
+        if (!std::isfinite(float(row[d]))) want[static_cast<std::size_t>(i / 64)] = true;
+      }
     }
+    EXPECT_EQ(std::vector<bool>(values.non_finite.begin(), values.non_finite.end()), want);
   }
-  EXPECT_EQ(non_finite, want);
 }
 
 /// Values that are bfloat16 already are read where they are, if they lie in whole tiles.
@@ -140,19 +163,14 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
   const Paged<float> source{{k.view(), v.view()}};
 
   std::vector<bfloat16> keys(systolic::KvTiles::key_size(n, head_dim), bfloat16(7.f));
-  std::vector<bfloat16> values(systolic::KvTiles::value_size(n, value_dim), bfloat16(7.f));
-  std::vector<std::uint8_t> non_finite(8, 9);
-  const systolic::KvTiles tiles{values.data(), nullptr, non_finite.data(), head_dim, value_dim};
-  std::vector<bfloat16> scratch(systolic::pack_scratch(value_dim));
-  for (Index first = 0; first < n; first += systolic::key_block) {
+  for (Index first = 0; first < n; first += systolic::key_block)
     systolic::pack_keys(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), head_dim,
                         keys.data() + first * 64);
-    systolic::pack_values(mha::detail::AnyKv<float>(source), 0, 1, first, n, mha::current_isa(), tiles,
-                          block_of(values, non_finite, tiles, first), scratch.data());
-  }
+  Values values(n, value_dim, systolic::value_block);
+  values.pack(mha::detail::AnyKv<float>(source), n);
 
   ASSERT_EQ(keys.size(), 512u * 64u);
-  ASSERT_EQ(values.size(), 512u * 32u);
+  ASSERT_EQ(values.memory.size(), 512u * 32u);
   for (Index i = 0; i < 320; ++i) {  // whole key blocks
     for (Index d = 0; d < 64; ++d) {
       const float want = i < n && d < head_dim ? k(0, i, 1, d) : 0.f;
@@ -160,12 +178,11 @@ TEST(KvTiles, HoldEveryNumberAndZerosBeyond) {
     }
     for (Index d = 0; d < 32; ++d) {
       const float want = i < n && d < value_dim ? v(0, i, 1, d) : 0.f;
-      const bfloat16 got =
-          tiles.value_tiles_at(i / 32 * 32)[d / 16 * systolic::KvTiles::value_tile_stride + d % 16 * 32 + i % 32];
-      EXPECT_EQ(got.bits, bfloat16(want).bits) << "value " << i << ", " << d;
+      EXPECT_EQ(values.at(i, d).bits, bfloat16(want).bits) << "value " << i << ", " << d;
     }
   }
-  EXPECT_EQ(non_finite, (std::vector<std::uint8_t>{0, 0, 1, 0, 0, 9, 9, 9}));
+  EXPECT_EQ(std::vector<bool>(values.non_finite.begin(), values.non_finite.end()),
+            (std::vector<bool>{false, false, true, false, false}));
 }
 
 }  // namespace

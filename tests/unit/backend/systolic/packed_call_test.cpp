@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -131,6 +132,73 @@ TEST(PackedCall, TakesKeysOfARingFromTheirPlaceHoweverLongItHasBeen) {
     const std::vector<Index> lengths{length};
     const Packed<mha::RingKv<bfloat16>> ring({rows.view(), rows.view(), lengths});
     EXPECT_LE(ring.packed_keys(0, 1).size(), 3u) << length;
+  }
+}
+
+/// One that keeps the values of some keys in tiles.
+struct Tiled : mha::ContiguousKv<bfloat16> {
+  const bfloat16* tiles = nullptr;
+  Index without = 0;  ///< the 64 of this key are not kept
+  bool keeps_values() const { return true; }
+  mha::KvRun<bfloat16> run(Index b, Index g, Index begin, Index end) const {
+    return ContiguousKv::run(b, g, begin, std::min(end, key.extent[1]));
+  }
+  mha::detail::ValueTiles value_tiles(Index, Index g, Index k) const {
+    if (k / 64 == without / 64) return {};
+    return {tiles + g * 10000 + k * 16, 1024, k == 128};
+  }
+};
+
+TEST(PackedCall, PacksTheValuesThatAreNotKept) {
+  const Rows<bfloat16> rows(1, 1000, 2);
+  const mha::Tensor<bfloat16, 1> tiles(40000);
+  const std::vector<Index> lengths{990};
+  for (const bool one : {false, true}) {
+    Tiled source{{rows.key, rows.value, {}, lengths}, tiles.data(), 2000};
+    Packed<Tiled> all(source, one);
+    source.without = 320;
+    Packed<Tiled> most(source, one);
+    const auto turn_to = [&](Index g) {
+      if (!one) return;
+      all.packed().turn_to(all.call(), 0, g);
+      most.packed().turn_to(most.call(), 0, g);
+    };
+    for (const Index g : {0, 1}) {
+      turn_to(g);
+      const systolic::KvTiles at = all.packed().at(0, g), mixed = most.packed().at(0, g);
+      for (Index k = 0; k < 990; k += 64) {
+        const auto& values = at.values[k / 64];
+        EXPECT_EQ(values.tiles, tiles.data() + g * 10000 + k * 16);
+        EXPECT_EQ(values.stride, 1024);
+        EXPECT_EQ(values.non_finite, k == 128);
+        EXPECT_EQ(all.packed().values_at(0, g, k / 256, k % 256 / 64).tiles, nullptr);
+        const systolic::PackedValues packed = most.packed().values_at(0, g, k / 256, k % 256 / 64);
+        EXPECT_EQ(packed.tiles != nullptr, k == 320) << k;
+        EXPECT_EQ(packed.non_finite, &mixed.values[k / 64].non_finite);
+        if (k == 320) {
+          EXPECT_EQ(packed.tiles, mixed.values[k / 64].tiles);
+        } else {
+          EXPECT_EQ(mixed.values[k / 64].tiles, values.tiles);
+        }
+      }
+    }
+    // Of a block of 256 values for each head, or for one.
+    EXPECT_GE(most.bytes(), all.bytes() + (one ? 1 : 2) * 256 * 16 * 2);
+    EXPECT_LT(most.bytes(), all.bytes() + (one ? 1 : 2) * 256 * 16 * 2 + 256);
+    EXPECT_GE(all.room(one), most.bytes());
+    EXPECT_LT(all.room(one), Packed<mha::ContiguousKv<bfloat16>>(source, one).room(one));
+  }
+}
+
+// The last keys of a sequence are read where they are too, if there is memory for 64.
+TEST(PackedCall, TakesTheLastKeysFromTheirPlaceToo) {
+  const Rows<bfloat16> rows(1, 1000, 2);
+  const mha::Tensor<bfloat16, 1> tiles(40000);
+  for (const auto& [length, packed] : {std::pair<Index, Keys>{1, {}}, {200, {}}, {960, {}}, {961, {960}}}) {
+    const std::vector<Index> lengths{length};
+    Packed<Tiled> all(Tiled{{rows.key, rows.value, {}, lengths}, tiles.data(), 2000});
+    EXPECT_EQ(all.packed_keys(0, 1), packed) << length;
+    EXPECT_EQ(all.packed().at(0, 1).key_rows[0].first, rows.key.pointer(0, 0, 1, 0));
   }
 }
 

@@ -40,18 +40,22 @@ TEST(QueryTile, AttendsBlockByBlock) {
   call.scale = 0.5f;
 
   const auto kernels = systolic::kernels_of(systolic::emulated_unit(mha::SumOrder::chained), mha::current_isa());
-  const systolic::PackedValues values{frame.take<mha::bfloat16>(systolic::KvTiles::value_size(n, dim)),
-                                      frame.take<std::uint8_t>(8)};
+  auto* const values = frame.take<mha::bfloat16>(2 * systolic::KvTiles::value_size(n, dim));
+  mha::detail::ValueTiles value_tiles[2];
   auto* const keys = frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim));
   auto* const key_rows = frame.take<systolic::KeyRows>(8);
-  const systolic::KvTiles tiles{values.values, key_rows, values.non_finite, dim, dim};
+  const systolic::KvTiles tiles{value_tiles, key_rows, dim, dim};
   auto* const scratch = frame.take<mha::bfloat16>(systolic::pack_scratch(dim));
   const mha::detail::AnyKv<float> source(call.kv);
   for (Index first = 0; first < n; first += systolic::key_block) {
     constexpr std::ptrdiff_t width = systolic::tile_depth;
     key_rows[first / systolic::key_block] = {keys + first * width, width};
     systolic::pack_keys(source, 0, 0, first, n, kernels.level, dim, keys + first * width);
-    systolic::pack_values(source, 0, 0, first, n, kernels.level, tiles, values, scratch);
+    // The second 64 values far behind the first, with another distance between tiles.
+    auto& at = value_tiles[first / systolic::key_block];
+    mha::bfloat16* const to = values + (first > 0 ? systolic::KvTiles::value_size(n, dim) : 0);
+    at = {to, systolic::KvTiles::value_stride(first > 0 ? 64 : 128), false};
+    systolic::pack_values(source, 0, 0, first, n, kernels.level, dim, {to, at.stride, &at.non_finite}, scratch);
   }
   const systolic::BlockScratch block(frame, kernels.product.lanes, dim, dim);
   const systolic::TileState state(frame, kernels.product.lanes, dim, dim);
