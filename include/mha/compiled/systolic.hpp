@@ -35,6 +35,12 @@
   Extern template class mha::detail::LayerProducts<T, mha::Systolic<mha::AmxArray, mha::DefaultPrecision, Threads>>; \
   Extern template class mha::detail::DenseBackward<T, mha::Systolic<mha::AmxArray, mha::DefaultPrecision, Threads>>;
 
+/// Over caches that store another scalar than T.
+#define MHA_SYSTOLIC_STORED(Extern, T, Stored, Threads)                                                      \
+  Extern template void mha::detail::systolic::attend(const mha::detail::systolic::AnyCall<T, Stored>&,       \
+                                                     const mha::detail::systolic::Kernels&, mha::Workspace&, \
+                                                     const Threads&);
+
 /// That of float is among those of cpu.hpp.
 #define MHA_SYSTOLIC_EPILOGUES(Extern, T, Threads)                                                      \
   Extern template void mha::detail::simd::apply_epilogue(                                               \
@@ -50,10 +56,14 @@
   MHA_SYSTOLIC_EPILOGUES(Extern, T, mha::ThreadPool) \
   MHA_SYSTOLIC_EPILOGUES(Extern, T, mha::Serial)
 
-#define MHA_SYSTOLIC_KERNELS(Extern)     \
-  MHA_SYSTOLIC_UNITS(Extern)             \
-  MHA_SYSTOLIC_SCALAR(Extern, float)     \
-  MHA_SYSTOLIC_NARROW(Extern, mha::half) \
+#define MHA_SYSTOLIC_KERNELS(Extern)                                 \
+  MHA_SYSTOLIC_UNITS(Extern)                                         \
+  MHA_SYSTOLIC_SCALAR(Extern, float)                                 \
+  MHA_SYSTOLIC_STORED(Extern, float, mha::bfloat16, mha::ThreadPool) \
+  MHA_SYSTOLIC_STORED(Extern, float, mha::bfloat16, mha::Serial)     \
+  MHA_SYSTOLIC_STORED(Extern, float, mha::half, mha::ThreadPool)     \
+  MHA_SYSTOLIC_STORED(Extern, float, mha::half, mha::Serial)         \
+  MHA_SYSTOLIC_NARROW(Extern, mha::half)                             \
   MHA_SYSTOLIC_NARROW(Extern, mha::bfloat16)
 
 #if MHA_KERNELS_ELSEWHERE

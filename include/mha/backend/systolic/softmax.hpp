@@ -335,7 +335,9 @@ inline SoftmaxKernels softmax_kernels(IsaLevel level, bool byte_lookup = has_byt
           &Isa::template run<AddBody, SoftmaxRows*>,
           &Isa::template run<MergeBody, simd::TileState<float>, simd::TileState<float>, float, Index, Index>};
     };
-    return byte_lookup ? kernels(std::true_type{}) : kernels(std::false_type{});
+    if constexpr (Isa::register_bytes == 64)
+      if (byte_lookup) return kernels(std::true_type{});
+    return kernels(std::false_type{});
   });
 }
 
