@@ -17,7 +17,7 @@
 namespace mha::inline MHA_NAMESPACE::detail::eigen {
 
 /// Keys that the mask is asked about at once; Eigen's kernels take 12, 24 or 48 rows of floats at once.
-inline constexpr Index mask_keys = 24;
+inline constexpr Index mask_keys = Eigen::internal::packet_traits<float>::size < 16 ? 24 : 48;
 
 /// How a call is cut into tiles of rows × keys: queries of one head fill the rows; where a head has few, the heads that
 /// share keys and values join.
@@ -36,7 +36,7 @@ struct Tiling {
 
   template <class Call> explicit Tiling(const Call& call) {
     using A = Accumulator<typename Call::Scalar>;
-    constexpr Index most_rows = 120;
+    constexpr Index most_rows = mask_keys == 24 ? 120 : 144;
     constexpr auto most_keys = static_cast<Index>(stack_bytes / sizeof(A) / most_rows / mask_keys) * mask_keys;
     const Index width = std::max(call.head_dim, call.value_dim), rows = fitting<A>(most_rows, width, 8);
     keys = fitting<A>(most_keys, width, mask_keys);
