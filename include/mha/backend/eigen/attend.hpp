@@ -16,13 +16,14 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::eigen {
 
-/// Keys that the mask is asked about at once; Eigen's kernels take 12, 24 or 48 rows of floats at once.
-inline constexpr Index mask_keys = Eigen::internal::packet_traits<float>::size < 16 ? 24 : 48;
+/// Rows of floats that Eigen's kernels take at once are 12, 24 or, with AVX-512, 48.
+inline constexpr Index panel = Eigen::internal::packet_traits<float>::size < 16 ? 24 : 48;
 
 /// How a call is cut into tiles of rows × keys: queries of one head fill the rows; where a head has few, the heads that
 /// share keys and values join.
 struct Tiling {
   Index keys;            ///< of a tile, at most
+  Index asked;           ///< keys that the mask is asked about at once
   Index queries, heads;  ///< of a tile, at most; their product is its rows
   Index query_tiles, head_tiles, kv_heads, group;
   std::int64_t tiles;
@@ -36,10 +37,12 @@ struct Tiling {
 
   template <class Call> explicit Tiling(const Call& call) {
     using A = Accumulator<typename Call::Scalar>;
-    constexpr Index most_rows = mask_keys == 24 ? 120 : 144;
-    constexpr auto most_keys = static_cast<Index>(stack_bytes / sizeof(A) / most_rows / mask_keys) * mask_keys;
+    constexpr Index least = 24, most_rows = panel == least ? 120 : 144;
+    constexpr auto most_keys = static_cast<Index>(stack_bytes / sizeof(A) / most_rows / panel) * panel;
     const Index width = std::max(call.head_dim, call.value_dim), rows = fitting<A>(most_rows, width, 8);
-    keys = fitting<A>(most_keys, width, mask_keys);
+    keys = fitting<A>(most_keys, width, least);
+    asked = std::min(panel, keys);
+    keys = keys / asked * asked;
     kv_heads = call.kv_heads;
     group = call.shape.heads / kv_heads;
     queries = std::min(call.shape.queries, rows);
@@ -113,9 +116,9 @@ template <class Call> class Tile {
     const Index keys = call_.keys(b_);
     for (Index begin = 0; begin < keys && (begin = call_.held(b_, begin)) < keys;) {
       Index end = begin;
-      while (end < keys && end - begin < tiling_.keys && visible(end)) end = std::min(end + mask_keys, keys);
+      while (end < keys && end - begin < tiling_.keys && visible(end)) end = std::min(end + tiling_.asked, keys);
       if (end == begin)
-        begin = std::min(begin + mask_keys, keys);
+        begin = std::min(begin + tiling_.asked, keys);
       else
         begin += add_keys(begin, end);
     }
@@ -131,7 +134,7 @@ template <class Call> class Tile {
   /// What the mask says of the block of keys that starts at k, for all queries of a head.
   TileVisibility block_of(Index h, Index k, Index end) const {
     const Index q = call_.position(b_, first_);
-    return mha::tile(call_.mask, b_, h, q, q + count_, k, std::min(k + mask_keys, end));
+    return mha::tile(call_.mask, b_, h, q, q + count_, k, std::min(k + tiling_.asked, end));
   }
   /// Whether a row may see a key of that block.
   bool visible(Index k) const {
@@ -189,13 +192,13 @@ template <class Call> class Tile {
   void score_and_mask(Index begin, Index end) {
     for (Index h = head_; h < head_ + heads_; ++h) {
       const auto score = at_head(call_.score, b_, h);
-      for (Index block = begin; block < end; block += mask_keys) {
+      for (Index block = begin; block < end; block += tiling_.asked) {
         const TileVisibility seen = block_of(h, block, end);
         if (seen == TileVisibility::full && !scored) continue;
         for (Index i = 0; i < count_; ++i) {
           const Index q = call_.position(b_, first_ + i);
           A* const s = logits((h - head_) * count_ + i, end - begin).data();
-          for (Index k = block; k < std::min(block + mask_keys, end); ++k) {
+          for (Index k = block; k < std::min(block + tiling_.asked, end); ++k) {
             const bool shown =
                 seen == TileVisibility::full || (seen == TileVisibility::partial && call_.mask(b_, h, q, k));
             s[k - begin] = shown ? static_cast<A>(score(s[k - begin], b_, h, q, k)) : hidden;
