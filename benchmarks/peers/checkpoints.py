@@ -53,6 +53,7 @@ from torch import nn
 
 import turns
 from compare import BUDGET, ROUNDS, SAMPLE, Runner
+from participants import Onnx
 from turns import Missing
 
 torch.set_grad_enabled(False)
@@ -346,6 +347,8 @@ class OpenVino:
 
 class OnnxRuntime:
     """BERT exported by PyTorch, its operators fused by ONNX Runtime's optimizer."""
+
+    rest = Onnx.rest
 
     def __init__(self):
         try:

@@ -80,6 +80,7 @@ class Runner:
         own = getattr(participant, "clock", time.thread_time)
         self.clock = own if threads == 1 else time.perf_counter
         self.threads, self.samples = threads, []
+        self.rest = getattr(participant, "rest", 3e-3)
         self.run()
         self.once = self.seconds(1)
         self.calls = max(1, int(SAMPLE / max(self.once, 1e-7)))
@@ -91,11 +92,11 @@ class Runner:
         return (self.clock() - begin) / calls
 
     def sample(self):
-        if self.threads > 1:
-            time.sleep(3e-3)  # threads of the one before may still spin
         if self.calls > 1:
             self.run()  # its memory back into the caches
         self.samples.append(self.seconds(self.calls))
+        if self.threads > 1:
+            time.sleep(self.rest)  # its threads may still spin, where the next one wants to compute
 
 
 def measure(case, threads, library, present, check):

@@ -371,6 +371,7 @@ class Onnx:
     """A model made for the case, its inputs and outputs bound to memory once."""
 
     kinds = ()
+    rest = 80e-3  # ONNX Runtime's threads spin a million times
 
     def __init__(self):
         if onnxruntime is None:
