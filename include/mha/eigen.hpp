@@ -2,7 +2,8 @@
 #pragma once
 
 /// Front door: attention, layers, caches and dense blocks on EigenCpu, without the kernels of other backends, for any
-/// processor. It leaves out mha::Cpu, so a call names its backend: mha::attention<mha::EigenCpu>(q, k, v).
+/// processor and without extensions of g++ and clang++. It leaves out mha::Cpu, so a call names its backend:
+/// mha::attention<mha::EigenCpu>(q, k, v).
 #include "attention.hpp"
 #include "backend/eigen/eigen_cpu.hpp"
 #include "backend/reference/reference.hpp"

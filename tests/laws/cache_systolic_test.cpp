@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One row, one answer, on each matrix unit of the machine.
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache_law.hpp"
@@ -62,6 +64,67 @@ TEST(Cache, GivesTheBitsOfTheWholeCallFromTilesOfARing) {
       through_rings<mha::bfloat16>(layer_of_tiles(value_dim, window()), 900, 13);
     }
   });
+}
+
+/// An executor whose run number `fails` throws when its tasks are done.
+class Failing {
+ public:
+  static constexpr const char* name = "Failing";
+  explicit Failing(int& fails) : fails_(&fails) {}
+  Index workers() const { return 2; }
+  template <class F> void run(Index tasks, F&& f) const {
+    mha::Serial{}.run(tasks, f);
+    if ((*fails_)-- == 0) throw std::runtime_error("the executor failed");
+  }
+
+ private:
+  int* fails_;
+};
+
+// Whichever of a step's runs fails: what the cache says that it holds afterwards it does hold.
+TEST(Cache, OfARingHoldsWhatItSaysAfterAStepThatFailed) {
+  using On = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, Failing>;
+  int fails = -1;
+  const mha::SlidingWindow window{.left = 299};
+  const auto make = [&](auto backend) {
+    mha::MultiHeadAttention<mha::bfloat16, decltype(backend), mha::SlidingWindow> layer(
+        {.d_model = 512, .num_heads = 8, .value_dim = 160}, backend, window);
+    layer.initialize(mha::XavierUniform{.seed = 21});
+    return layer;
+  };
+  const auto layer = make(On(Failing(fails)));
+  const auto whole = make(mha::Systolic<>{});
+  support::Random random("a ring after a failure");
+  mha::Tensor<mha::bfloat16, 2> x(900, 512), y(1, 512);
+  random.fill(x);
+  const auto expected = whole(x);
+  int steps = 0, went_back = 0;
+  for (bool failed = true; failed; ++steps) {
+    fails = -1;
+    auto cache = mha::make_cache(layer, mha::Ring{.left = 299, .rows = 256});
+    const mha::SequenceId id = cache.add();
+    const auto rows = [&](Index from, Index count) { return mha::view(&std::as_const(x)(from, 0), count, 512); };
+    static_cast<void>(layer.prefill(rows(0, 256), cache));
+    static_cast<void>(layer.prefill(rows(256, 256), cache));
+    fails = steps;
+    failed = false;
+    try {
+      auto step = cache.step(id, 200);  // over the first positions
+      static_cast<void>(layer(rows(512, 200), step[0]));
+    } catch (const std::runtime_error&) {
+      failed = true;
+    }
+    fails = -1;
+    for (Index back = 512; back-- > 0 && cache.can_truncate(id, back);) {
+      cache.truncate(id, back);
+      auto step = cache.step(id, 1);
+      layer(rows(back, 1), step[0], mha::into(y));
+      for (Index e = 0; e < 512; ++e) ASSERT_EQ(support::bits(y(0, e)), support::bits(expected(back, e))) << back;
+      ++went_back;
+    }
+  }
+  EXPECT_GT(steps, 3) << "nothing failed";
+  EXPECT_GT(went_back, 0);
 }
 
 }  // namespace

@@ -437,6 +437,7 @@ TEST(MemoryBlock, NarrowWeightsAllocateNothingTheSecondTime) {
       [&](const auto& x, auto& y, auto& workspace) { linear(x, mha::residual(x), mha::into(y), workspace); });
 }
 
+// Every step writes where the next one reads: a call takes Q, K, V and the heads, and a tile's scratch.
 TEST(MemoryLayer, NothingIsCopiedBetweenTheSteps) {
   using Serial = mha::CpuWith<mha::Serial>;
   const auto taken = [](Index length) {

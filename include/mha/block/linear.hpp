@@ -260,10 +260,10 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
 
   /// The product, weights, activation and kernel of such a call, one fact a line.
   [[nodiscard]] std::string explain(Index rows) const {
-    const std::string weights = detail::weights_in_words(parameters_, products_);
-    return detail::linear_in_words<T, F>(backend_, cost(rows), config(), rows, weights) +
-           detail::dropout_in_words(dropout_);
+    const auto weights = detail::weights_in_words(parameters_, products_), drops = detail::dropout_in_words(dropout_);
+    return detail::linear_in_words<T, F>(backend_, cost(rows), config(), rows, weights) + drops;
   }
+
   /// The same of its backward pass.
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
     return detail::linear_backward_cost<T, F>(cost(rows), config(), rows, dropout_.has_value());

@@ -76,10 +76,10 @@ template <class T, int Rank> struct TensorView {
 
 /// Whether the elements lie one after another in the order of the axes.
 template <class T, int Rank> [[nodiscard]] constexpr bool is_contiguous(const TensorView<T, Rank>& v) {
-  std::ptrdiff_t expected = 1;
+  std::int64_t expected = 1;
   for (int a = Rank - 1; a >= 0; --a) {
     if (v.extent[a] != 1 && v.stride[a] != expected) return false;
-    const std::ptrdiff_t n = v.extent[a] > 0 ? v.extent[a] : 1;
+    const std::int64_t n = v.extent[a] > 0 ? v.extent[a] : 1;
     if (!detail::product_fits(expected, n)) return false;
     expected *= n;
   }

@@ -328,6 +328,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
                   "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
                   "each other, double itself (see mha/layer/kv_cache.hpp)");
     if constexpr (detail::stores<T, F>) {
+      book_.write(now_.growths);  // before: a Ring's rows are written over whatever becomes of this step
       memory_.write(layer, key, value, now_.to_row, sent(now_.to_row.data(), run.workspace), run);
       keep_tiles(layer, now_.positions, run);
     }

@@ -17,9 +17,8 @@ namespace mha::inline MHA_NAMESPACE::detail::eigen {
 /// Source    decay_by_bits()
 struct Weight {
   using Constants = MathConstants<float>;
-  /// Of NaN and a number x86 takes the first, here NaN, and ARM takes NaN; elsewhere Eigen has to see to it.
-  static constexpr int nan_stays =
-      EIGEN_ARCH_i386_OR_x86_64 || EIGEN_ARCH_ARM_OR_ARM64 ? Eigen::PropagateFast : Eigen::PropagateNaN;
+  /// Where packets of float are also shifted as integers, and the greater of NaN, given first, and a number is NaN.
+  static constexpr bool shifts_packets = EIGEN_ARCH_i386_OR_x86_64 || EIGEN_ARCH_ARM_OR_ARM64;
   float m;
 
   float operator()(float s) const { return decay_by_bits(std::min(m - s, Constants::decay_end), 0.f); }
@@ -29,7 +28,7 @@ struct Weight {
     using Integers = typename unpacket_traits<Packet>::integer_packet;
     const auto all = [](float x) { return pset1<Packet>(x); };
     const Packet round = all(Constants::round_to_int + Constants::bias);  // leaves the exponent of 2ⁿ in the low bits
-    const Packet x = pmax<nan_stays>(psub(s, all(m)), all(-Constants::decay_end));
+    const Packet x = pmax(psub(s, all(m)), all(-Constants::decay_end));
     const Packet shifted = pmadd(x, all(Constants::log2e), round);
     const Packet n = psub(shifted, round);
     const Packet r = pmadd(n, all(-Constants::ln2_low), pmadd(n, all(-Constants::ln2_high), x));
@@ -45,5 +44,5 @@ struct Weight {
 
 /// What Eigen asks of a functor: its cost, and whether it has packetOp().
 template <> struct Eigen::internal::functor_traits<mha::detail::eigen::Weight> {
-  enum { Cost = 20, PacketAccess = packet_traits<float>::HasExp };
+  enum { Cost = 20, PacketAccess = packet_traits<float>::HasExp && mha::detail::eigen::Weight::shifts_packets };
 };

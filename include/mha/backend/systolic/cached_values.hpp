@@ -18,7 +18,7 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// The values of a cache in bfloat16 as the tiles that a call would pack, beside their rows: packed when rows are
 /// written, so that a step packs its own. A block of rows has tiles for its positions, 64 by 64, of which up to 256 lie
-/// together; where positions go round, tiles go round by themselves. Pages of fewer positions than 64 have none.
+/// together; positions that go round share tiles modulo turning_places_. Pages of fewer positions than 64 have none.
 ///
 /// What is not known to be right is null, and packed by the call. Nothing but rows that were written is read.
 class CachedValues {
@@ -76,7 +76,9 @@ class CachedValues {
   void copy(Index from, Index to, Index count) {
     if (!keep()) return;
     const Index source = from / rows_, target = to / rows_;
-    const Index places = turning_ > 0 ? fixed_places_ + turning_places_ : round_up(count, together_);
+    // Before positions turn, the first ones are in the first places.
+    const Index all = fixed_places_ + turning_places_;
+    const Index places = turning_ > 0 && count >= rows_ ? all : std::min(all, round_up(count, together_));
     for (Index layer = 0; layer < tiles_.extent(0); ++layer) {
       for (Index head = 0; head < heads_; ++head) {
         std::copy_n(&tiles_(layer, head, source, 0, 0), std::ptrdiff_t{places} * tiles_.extent(4),

@@ -31,8 +31,8 @@ struct KeyRows {
 /// of which the source has dropped all are left out.
 ///
 /// Shapes    values   (blocks, 4): where the values of 64 keys are, at their source or packed, the transposed:
-///                    tile d, s (16 of Dv, 32 keys) at tiles + d·stride + s·512; zeros beyond Dv. Behind the last key
-///                    and where one is dropped may be anything, told by non_finite too
+///                    tile d, s (16 of Dv, 32 keys) at tiles + d·stride + s·512; zeros beyond Dv. Those behind the
+///                    last key and of dropped keys are arbitrary, and non_finite counts them
 ///           key_rows (blocks, 4): where the keys of 64 are, at their source or packed; all sizes rounded up
 struct KvTiles {
   const ValueTiles* values;

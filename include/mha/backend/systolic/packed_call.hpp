@@ -13,7 +13,7 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// The keys and values of a call, packed once per sequence and key/value head: all of them, or one head at a time in
 /// the same place, which a near cache then keeps. Keys that are read where they are, values that the source keeps in
-/// tiles and blocks that it has dropped take no memory; of a block with 64 values that it does not keep all have some.
+/// tiles and blocks that it has dropped take no memory; a block of 256 has memory if the source lacks 64 of its values.
 class PackedCall {
  public:
   /// Without memory.

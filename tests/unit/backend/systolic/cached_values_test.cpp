@@ -137,7 +137,7 @@ template <class Source> void go_on(Kept<Source> kept, int rounds, Index most_bac
       n = std::max(n - below(std::min(n, most_back) + 1), kept.written[at(b)] - most_back);
       kept.expect_right(b);
     }
-    if (below(8) == 0) {  // a fork that shares no memory, of the last block alone
+    if (below(8) == 0) {  // a fork that shares no memory
       const Index of = kept.lengths[at(other)];
       if constexpr (kept.pages) {
         if (of % kept.rows != 0) {
