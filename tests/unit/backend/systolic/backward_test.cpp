@@ -153,8 +153,9 @@ void expect_right(const std::string& name, const BackwardSizes& n, const Extra&.
   const auto c = rounded_case(name, n).template as<T>();
   const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
   const auto g = c.template gradients<One>(extra...);
-  // A query that sees one key has the gradient 0, the difference of two sums.
-  const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out)), bound = 0.02;
+  // A query that sees one key has the gradient 0, the difference of two sums; few keys leave much of the rounding of
+  // weights and dS. StaysWithinItsErrorBound has the bound that holds for each number.
+  const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out)), bound = 0.05;
   EXPECT_LT(support::relative_error(g.query, expected.query, least), bound);
   EXPECT_LT(support::relative_error(g.key, expected.key, least), bound);
   EXPECT_LT(support::relative_error(g.value, expected.value, least), bound);
