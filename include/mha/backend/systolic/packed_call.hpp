@@ -63,6 +63,7 @@ class PackedCall {
     value_tiles_ = frame.take<ValueTiles>(sizes.places);
     // Of 64 keys that are all dropped nothing but a prefetch asks.
     if (call.kv.drops()) std::fill_n(key_rows_, sizes.places, KeyRows{nullptr, 0});
+    if (call.kv.drops() || value_dim_ == 0) std::fill_n(value_tiles_, sizes.places, ValueTiles{});
     if (!one_at_a_time_) for_each_head(call.shape.batch, [&](Index b, Index g) { place(call, b, g); });
   }
 

@@ -329,7 +329,7 @@ template <class T, class Stored = T> class QueryTile {
 
   /// O += Vᵀ P over keys [begin, end) of one value block, multiples of 64 and of 32: at once those that lie together.
   void add_values(Index begin, Index end) {
-    if (begin >= end) return;
+    if (begin >= end || kv_.value_dim == 0) return;
     for (Index k = begin; k < end;) {
       const ValueTiles& first = values_of(k);
       Index stop = k + key_block;
