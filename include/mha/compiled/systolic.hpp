@@ -20,7 +20,8 @@
       std::span<const mha::DenseWeights<T>>, const Threads&);                                                        \
   Extern template void mha::detail::systolic::multiply<mha::AmxArray, mha::DefaultPrecision>(                        \
       const mha::TensorView<const T, 2>&, std::span<const mha::detail::systolic::WeightTiles>,                       \
-      std::span<const mha::TensorView<T, 2>>, mha::Workspace&, const Threads&);                                      \
+      std::span<const mha::TensorView<T, 2>>, mha::Workspace&, const Threads&,                                       \
+      const mha::detail::simd::AnyEpilogue<T>&);                                                                     \
   Extern template void mha::detail::systolic::gemm<mha::AmxArray, mha::DefaultPrecision>(                            \
       const mha::GemmCall<T>&, mha::Workspace&, const Threads&);                                                     \
   Extern template void mha::detail::systolic::attend(const mha::detail::systolic::AnyCall<T, T>&,                    \

@@ -151,6 +151,8 @@ TYPED_TEST(NarrowWeights, AgreeOnOtherBackendsAndScalars) {
   expect_right_with_every_activation<mha::Reference, float, TypeParam>(2);
   expect_right_with_every_activation<mha::EigenCpu, float, TypeParam>(2);
   expect_right_with_every_activation<mha::Systolic<>, float, TypeParam>(2);
+  expect_right_with_every_activation<mha::Systolic<mha::AmxArray, mha::HighPrecision>, float, TypeParam>(2);
+  expect_right_with_every_activation<mha::Systolic<mha::AmxArray, mha::HighestPrecision>, float, TypeParam>(2);
   expect_right_with_every_activation<support::PlainBackend, float, TypeParam>(2);
 }
 

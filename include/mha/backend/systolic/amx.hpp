@@ -64,6 +64,11 @@ template <int Tile> MHA_ALWAYS_INLINE void load(const void* from, std::ptrdiff_t
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile) : "memory");
 }
 
+/// The same, with the hint that the first-level cache need not keep it.
+template <int Tile> MHA_ALWAYS_INLINE void load_once(const void* from, std::ptrdiff_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile) : "memory");
+}
+
 template <int Tile> MHA_ALWAYS_INLINE void store(void* to, std::ptrdiff_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(Tile) : "memory");
 }

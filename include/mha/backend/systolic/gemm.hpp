@@ -14,6 +14,7 @@
 #include "../../core/workspace.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"
+#include "../simd/epilogue.hpp"
 #include "array.hpp"
 #include "pack.hpp"
 #include "precision.hpp"
@@ -22,13 +23,13 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
-/// A bfloat16 is its own first part: its products need no others.
+/// Parts that numbers of T are split into. A bfloat16 is its own first part and has no others.
 template <class T, class Precision>
-using EffectivePrecision = std::conditional_t<std::is_same_v<T, bfloat16>, DefaultPrecision, Precision>;
+inline constexpr Index parts_of = std::is_same_v<T, bfloat16> ? Index{1} : Precision::parts;
 
 /// One packed matrix (K, N): its parts lie part_size elements apart; bias has 32 · panels(N) floats, or is null.
 struct WeightTiles {
-  Index k = 0, n = 0;
+  Index k = 0, n = 0, parts = 0;
   const bfloat16* tiles = nullptr;
   std::size_t part_size = 0;
   const float* bias = nullptr;
@@ -40,22 +41,22 @@ inline constexpr double enough_work = 1e7;
 /// Packs one matrix and its bias.
 template <class Precision, class T, class Threads>
 WeightTiles pack_weights(const DenseWeights<T>& from, bfloat16* tiles, float* bias, const Threads& threads) {
-  constexpr Index parts = EffectivePrecision<T, Precision>::parts;
+  constexpr Index parts = parts_of<T, Precision>;
   const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
   const std::size_t part_size = packed_size(n, k);
   run_tasks(static_cast<double>(part_size) < enough_work, threads, panels(n), [&](Index panel, Index) {
     pack_panel<parts>(from.matrix, panel, tiles + panel_size(k) * static_cast<std::size_t>(panel), part_size);
   });
-  if (from.bias.data == nullptr) return {k, n, tiles, part_size, nullptr};
+  if (from.bias.data == nullptr) return {k, n, parts, tiles, part_size, nullptr};
   for (Index j = 0; j < panels(n) * block_side; ++j) bias[j] = j < n ? static_cast<float>(from.bias(j)) : 0.f;
-  return {k, n, tiles, part_size, bias};
+  return {k, n, parts, tiles, part_size, bias};
 }
 
 /// Matrices packed once, kept by a layer.
 template <class T, class Precision> class PackedWeights {
  public:
   template <class Threads> PackedWeights(std::span<const DenseWeights<T>> matrices, const Threads& threads) {
-    constexpr Index parts = EffectivePrecision<T, Precision>::parts;
+    constexpr Index parts = parts_of<T, Precision>;
     for (const DenseWeights<T>& from : matrices) {
       const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
       tiles_.push_back(aligned_array<bfloat16>(packed_size(n, k) * std::size_t{parts}));
@@ -113,17 +114,23 @@ template <class T> struct Finish {
   }
 };
 
-/// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K.
+/// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K, and what an epilogue makes of the sums:
+/// of a gated one, the first matrix is the gate's, the second the other's, and c is one.
 ///
 /// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums run on the array; and so on down a.
 /// A task goes through the depth in steps; what it has summed waits in the second-level cache, where its rows are too.
+/// A step of one panel of weights stays in the first-level cache while all the task's rows pass by.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
   ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
-               std::span<const TensorView<T, 2>> c)
-      : a_(a), weights_(weights), c_(c), unit_(dense_unit<Array>()), level_(current_isa()) {
-    for (const WeightTiles& w : weights) column_groups_ += groups(w);
-  }
+               std::span<const TensorView<T, 2>> c, const simd::AnyEpilogue<T>& epilogue)
+      : a_(a),
+        weights_(weights),
+        c_(c),
+        epilogue_(epilogue),
+        unit_(dense_unit<Array>()),
+        level_(current_isa()),
+        step_tiles_(round_up(unit_.unit == MatrixUnit::amx ? 16 : 32, std::max<Index>(1, Array::depth / tile_depth))) {}
 
   template <class Threads> void run(Workspace& workspace, const Threads& threads) {
     const Index m = a_.extent[0], k = a_.extent[1];
@@ -132,63 +139,139 @@ template <class Array, class Precision, class T> class ArrayProduct {
     const bool alone = 1.0 * strips(m) * tile_side * k * columns < enough_work;
     const Index workers = alone ? 1 : threads.workers();
     const Index together = std::min(m, group_rows * std::max<Index>(2, workers));
+    cut_columns(blocks_of(together, group_rows), workers);
     auto frame = workspace.frame();
-    float* const sums = frame.take<float>(std::size_t{group_sums} * static_cast<std::size_t>(workers));
+    const std::size_t task_sums = static_cast<std::size_t>(pieces() * group_sums());
+    float* const sums = frame.take<float>(task_sums * static_cast<std::size_t>(workers));
     part_size_ = packed_size(together, k);
-    rows_ = frame.take<bfloat16>(part_size_ * std::size_t{Used::parts});
+    rows_ = frame.take<bfloat16>(part_size_ * std::size_t{row_parts});
     for (first_ = 0; first_ < m; first_ += together) {
       const Index rows = std::min(together, m - first_);
       run_tasks(alone || m <= block_side, threads, strips(rows), [&](Index strip, Index) {
         bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
-        pack_strip<Used::parts>(a_, first_ / tile_side + strip, to, part_size_);
+        pack_strip<row_parts>(a_, first_ / tile_side + strip, to, part_size_);
       });
-      const Index row_groups = (rows + group_rows - 1) / group_rows;
+      const Index row_groups = blocks_of(rows, group_rows);
+      // Weights meet all rows one after the other where these stay in the second-level cache meanwhile.
+      const bool down_first = double(rows) * k * row_parts <= kept_rows;
       run_tasks(alone, threads, row_groups * column_groups_, [&](Index task, Index worker) {
-        Index matrix = 0, group = task % column_groups_;
-        while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
-        multiply(task / column_groups_, group, weight(matrix), c_[static_cast<std::size_t>(matrix)],
-                 sums + std::ptrdiff_t{worker} * group_sums);
+        const Index down = down_first ? task % row_groups : task / column_groups_;
+        const Index across = down_first ? task / row_groups : task % column_groups_;
+        run_task(down, across, sums + task_sums * static_cast<std::size_t>(worker));
       });
     }
   }
 
  private:
-  using Used = EffectivePrecision<T, Precision>;
-  static constexpr Index group_rows = 256, group_columns = 128;  ///< sums of a task
-  static constexpr Index group_sums = group_rows * group_columns;
-  static constexpr Index step_tiles = round_up(32, std::max<Index>(1, Array::depth / tile_depth));  ///< whole passes
+  static constexpr Index row_parts = parts_of<T, Precision>;
+  static constexpr Index group_rows = 256;      ///< sums of a task down
+  static constexpr double kept_rows = 1 << 19;  ///< bfloat16 numbers: 1 MiB of the second-level cache
+  /// A task's rows of a deeper product leave that cache before the next task wants them, which is to be wider then.
+  static constexpr Index deep = 2048;
 
   const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
-  static Index groups(const WeightTiles& w) { return (w.n + group_columns - 1) / group_columns; }
+  Index groups(const WeightTiles& w) const { return blocks_of(w.n, group_columns_); }
+  /// Matrices of which a task makes sums, and those it has of one.
+  Index pieces() const { return epilogue_.is_gated ? 2 : 1; }
+  Index group_sums() const { return group_rows * group_columns_; }
 
-  void multiply(Index row_group, Index column_group, const WeightTiles& w, const TensorView<T, 2>& c,
-                float* sums) const {
-    const Index i_begin = first_ + row_group * group_rows, rows = std::min(group_rows, c.extent[0] - i_begin);
-    const Index j_begin = column_group * group_columns, columns = std::min(group_columns, w.n - j_begin);
+  /// How many columns of a matrix a task has.
+  void cut_columns(Index row_groups, Index workers) {
+    const auto cut = [&](Index columns) {
+      group_columns_ = columns / pieces();
+      column_groups_ = 0;
+      for (const WeightTiles& w : weights_) column_groups_ += groups(w);
+      column_groups_ /= pieces();
+    };
+    constexpr Index tasks_per_worker = 4;
+    cut(256);
+    if (a_.extent[1] <= deep || row_groups * column_groups_ < tasks_per_worker * workers) cut(128);
+  }
+
+  void run_task(Index row_group, Index group, float* sums) const {
+    if (epilogue_.is_gated) {
+      add_products(row_group, group, weight(0), sums);
+      add_products(row_group, group, weight(1), sums + group_sums());
+      finish(row_group, group, weight(1), c_[0], sums + group_sums(), sums);
+      return;
+    }
+    Index matrix = 0;
+    while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
+    add_products(row_group, group, weight(matrix), sums);
+    finish(row_group, group, weight(matrix), c_[static_cast<std::size_t>(matrix)], sums, nullptr);
+  }
+
+  /// Rows or columns of c, from the first one on.
+  struct Range {
+    Index begin, count;
+  };
+  Range rows_of(Index row_group) const {
+    const Index begin = first_ + row_group * group_rows;
+    return {begin, std::min(group_rows, a_.extent[0] - begin)};
+  }
+  Range columns_of(Index group, const WeightTiles& w) const {
+    return {group * group_columns_, std::min(group_columns_, w.n - group * group_columns_)};
+  }
+
+  void add_products(Index row_group, Index group, const WeightTiles& w, float* sums) const {
+    const Range rows = rows_of(row_group), columns = columns_of(group, w);
     const Index tiles = depth_tiles(w.k);
     // Where the weights pass by once, nothing is kept for a second row.
-    const Index step = c.extent[0] <= block_side ? std::max<Index>(tiles, 1) : step_tiles;
-    if (tiles == 0) std::fill_n(sums, group_sums, 0.f);
-    {
-      const UnitScope scope(unit_.unit);
-      bool add = false;
-      for (const PartProduct& part : Used::products)
-        for (Index k = 0; k < tiles; k += step, add = true)
-          for (Index j = 0; j < columns; j += block_side)
-            for (Index i = 0; i < rows; i += block_side)
-              unit_.multiply({activations(part.a, i_begin - first_ + i, k), tile_size,
-                              weight_pairs(w, part.b, j_begin + j, k), block(sums, i, j),
-                              std::min<Index>(2, strips(rows - i)), std::min(step, tiles - k), add, 2 * tile_size,
-                              tile_depth, std::min(block_side, rows - i)});
+    const Index step = a_.extent[0] <= block_side ? std::max<Index>(tiles, 1) : step_tiles_;
+    if (tiles == 0) std::fill_n(sums, group_sums(), 0.f);
+    const UnitScope scope(unit_.unit);
+    bool add = false;
+    for (const PartProduct& part : Precision::products) {
+      if (part.a >= row_parts || part.b >= w.parts) continue;
+      for (Index k = 0; k < tiles; k += step, add = true)
+        for (Index j = 0; j < columns.count; j += block_side)
+          for (Index i = 0; i < rows.count; i += block_side)
+            unit_.multiply({.a = activations(part.a, rows.begin - first_ + i, k),
+                            .tile_stride = tile_size,
+                            .b = weight_pairs(w, part.b, columns.begin + j, k),
+                            .c = block(sums, i, j),
+                            .tiles = std::min<Index>(2, strips(rows.count - i)),
+                            .steps = std::min(step, tiles - k),
+                            .add = add,
+                            .step_stride = 2 * tile_size,
+                            .rows = std::min(block_side, rows.count - i),
+                            .passes_by = true});
+      count_use(array_use<Array>(rows.count, columns.count, w.k));
     }
-    for (Index j = 0; j < columns; j += block_side)
-      for (Index i = 0; i < rows; i += block_side)
+  }
+
+  /// Sums → c, while they are in the cache.
+  void finish(Index row_group, Index group, const WeightTiles& w, const TensorView<T, 2>& c, float* sums,
+              float* gate) const {
+    const Range rows = rows_of(row_group), columns = columns_of(group, w);
+    for (Index j = 0; j < columns.count; j += block_side)
+      for (Index i = 0; i < rows.count; i += block_side) {
+        const Index row = rows.begin + i, column = columns.begin + j;
+        const Index n = std::min(block_side, rows.count - i), wide = std::min(block_side, columns.count - j);
+        float* const at = block(sums, i, j);
+        const float* bias = bias_of(w, column);
+        if (!epilogue_.empty()) {
+          float* const at_gate = gate == nullptr ? nullptr : block(gate, i, j);
+          add_bias(bias, at, n);
+          if (gate != nullptr) add_bias(bias_of(weight(0), column), at_gate, n);
+          epilogue_.apply(level_, at, block_side, at_gate, block_side, row, column, n, wide);
+          bias = nullptr;
+        }
         simd::with_isa(level_, [&](auto isa) {
-          isa.template run<Finish<T>>(static_cast<const float*>(block(sums, i, j)),
-                                      w.bias == nullptr ? nullptr : w.bias + j_begin + j, &c, i_begin + i, j_begin + j);
+          isa.template run<Finish<T>>(static_cast<const float*>(at), bias, &c, row, column);
         });
-    for (std::size_t product = 0; product < std::size(Used::products); ++product)
-      count_use(array_use<Array>(rows, columns, w.k));
+      }
+  }
+
+  static const float* bias_of(const WeightTiles& w, Index column) {
+    return w.bias == nullptr ? nullptr : w.bias + column;
+  }
+  void add_bias(const float* bias, float* sums, Index n) const {
+    if (bias == nullptr) return;
+    simd::with_isa(level_, [&](auto isa) {
+      isa.template run<simd::AddBody<float, float>>(sums, std::ptrdiff_t{block_side}, n, block_side, bias,
+                                                    std::ptrdiff_t{0}, std::ptrdiff_t{1});
+    });
   }
 
   /// The sums of rows from i and columns from j of a task, both multiples of 32.
@@ -209,19 +292,22 @@ template <class Array, class Precision, class T> class ArrayProduct {
   const TensorView<const T, 2> a_;
   const std::span<const WeightTiles> weights_;
   const std::span<const TensorView<T, 2>> c_;
+  const simd::AnyEpilogue<T>& epilogue_;
   const ProductUnit unit_;
   const IsaLevel level_;
-  Index column_groups_ = 0;
+  const Index step_tiles_;  ///< of the depth at a time: whole passes
+  Index group_columns_ = 0, column_groups_ = 0;
   Index first_ = 0;  ///< the first of the rows that are packed now
   std::size_t part_size_ = 0;
   bfloat16* rows_ = nullptr;
 };
 
-/// c[i] = a · matrices + bias on the array.
+/// c[i] = a · matrices + bias on the array, or what the epilogue makes of it.
 template <class Array, class Precision, class T, class Threads>
 void multiply(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
-              std::span<const TensorView<T, 2>> c, Workspace& workspace, const Threads& threads) {
-  if (a.extent[0] > 0) ArrayProduct<Array, Precision, T>(a, weights, c).run(workspace, threads);
+              std::span<const TensorView<T, 2>> c, Workspace& workspace, const Threads& threads,
+              const simd::AnyEpilogue<T>& epilogue = {}) {
+  if (a.extent[0] > 0) ArrayProduct<Array, Precision, T>(a, weights, c, epilogue).run(workspace, threads);
 }
 
 /// A product whose weights are packed for this call alone.
@@ -230,19 +316,19 @@ void gemm(const GemmCall<T>& call, Workspace& workspace, const Threads& threads)
   const Index k = call.b.extent[0], n = call.b.extent[1];
   if (call.c.extent[0] == 0 || n == 0) return;
   auto frame = workspace.frame();
-  bfloat16* const tiles =
-      frame.take<bfloat16>(packed_size(n, k) * std::size_t{EffectivePrecision<T, Precision>::parts});
+  bfloat16* const tiles = frame.take<bfloat16>(packed_size(n, k) * std::size_t{parts_of<T, Precision>});
   float* const bias = frame.take<float>(static_cast<std::size_t>(panels(n) * block_side));
   const WeightTiles weights = pack_weights<Precision>(DenseWeights<T>{call.b, call.bias}, tiles, bias, threads);
   multiply<Array, Precision>(call.a, std::span(&weights, 1), std::span(&call.c, 1), workspace, threads);
 }
 
-/// A product by weights packed before.
-template <class Array, class Precision, class T, class Threads>
-void gemm(const PackedGemmCall<T, PackedWeights<T, Precision>>& call, Workspace& workspace, const Threads& threads) {
-  multiply<Array, Precision>(call.a,
-                             call.weights.matrices().subspan(static_cast<std::size_t>(call.first), call.c.size()),
-                             call.c, workspace, threads);
+/// A product of rows of T by weights packed before, of W.
+template <class Array, class Precision, class T, class W, class Threads>
+void gemm(const PackedGemmCall<T, PackedWeights<W, Precision>>& call, Workspace& workspace, const Threads& threads,
+          const simd::AnyEpilogue<T>& epilogue = {}) {
+  const std::size_t matrices = call.c.size() * (epilogue.is_gated ? 2 : 1);
+  multiply<Array, Precision>(call.a, call.weights.matrices().subspan(static_cast<std::size_t>(call.first), matrices),
+                             call.c, workspace, threads, epilogue);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -65,24 +65,37 @@ template <class Array, class Precision, Executor Threads> class Systolic {
     else
       __builtin_unreachable();
   }
-  template <class T>
-  void gemm(const PackedGemmCall<T, detail::systolic::PackedWeights<T, Precision>>& call, Workspace& workspace) const {
+  /// Rows of T by weights packed from W, such as bfloat16 weights under float, which have one part in any precision.
+  ///
+  /// Numerics  the bits of weights that were converted to float first, unless one is infinite
+  template <class T, class W>
+  requires(std::is_same_v<Accumulator<T>, Accumulator<W>>) void gemm(
+      const PackedGemmCall<T, detail::systolic::PackedWeights<W, Precision>>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) detail::systolic::gemm<Array, Precision>(call, workspace, threads_);
   }
-
-  /// The epilogue of sums that a product has stored, by vector code.
+  /// The same with an epilogue on the sums, while they are in the cache.
   ///
   /// Numerics  the activation and the residual are computed in float and rounded once
+  template <class T, class W, class F>
+  requires(std::is_same_v<Accumulator<T>, Accumulator<W>>) void gemm(
+      const PackedGemmCall<T, detail::systolic::PackedWeights<W, Precision>>& call, const Epilogue<T, F>& epilogue,
+      Workspace& workspace) const {
+    if constexpr (check_scalar<T>() && detail::check_activation<F>())
+      detail::systolic::gemm<Array, Precision>(call, workspace, threads_,
+                                               detail::simd::AnyEpilogue<T>(epilogue, current_isa()));
+  }
+
+  /// to = the epilogue of sums of a product, kept in float.
+  ///
+  /// Numerics  the bits of gemm() with the epilogue
   template <class T, class F>
-  requires(std::is_same_v<Accumulator<T>, float>) void apply(const Epilogue<T, F>& epilogue,
-                                                             const TensorView<const T, 2>& gate,
-                                                             const TensorView<const T, 2>& sum,
-                                                             const TensorView<T, 2>& to, Workspace& workspace) const {
-    if constexpr (detail::check_activation<F>()) {
-      const IsaLevel level = current_isa();
-      detail::simd::apply_epilogue(detail::simd::AnyEpilogue<T>(epilogue, level), gate, sum, to, level, workspace,
-                                   threads_);
-    }
+  requires(std::is_same_v<Accumulator<T>, float>) void finish(const Epilogue<T, F>& epilogue,
+                                                              const TensorView<const float, 2>& gate,
+                                                              const TensorView<const float, 2>& sum,
+                                                              const TensorView<T, 2>& to, Workspace& workspace) const {
+    const IsaLevel level = current_isa();
+    detail::simd::apply_epilogue(detail::simd::AnyEpilogue<T>(epilogue, level), gate, sum, to, level, workspace,
+                                 threads_);
   }
 
   template <class T, class Source, class M, class S>

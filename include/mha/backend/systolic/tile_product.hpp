@@ -30,6 +30,7 @@ struct TileProduct {
   bool add;
   std::ptrdiff_t step_stride = tile_size, row_stride = tile_depth;
   Index rows = tiles * tile_side;  ///< of c that are wanted, more than 16·(tiles − 1); what the others get is undefined
+  bool passes_by = false;          ///< a is read once while b serves again, and need not stay in the first-level cache
 };
 
 /// A matrix unit as attention uses it: how many queries lie side by side, and the product. After some 1000 cycles
@@ -69,14 +70,16 @@ struct AmxProduct {
   static constexpr Index lanes = 32;
 
   static void run(const TileProduct& p) {
-    if (p.steps == 2)
-      run<2>(p);
+    if (p.passes_by)
+      run<0, true>(p);
+    else if (p.steps == 2)
+      run<2, false>(p);
     else if (p.steps == 4)
-      run<4>(p);
+      run<4, false>(p);
     else if (p.steps == 8)
-      run<8>(p);
+      run<8, false>(p);
     else
-      run<0>(p);
+      run<0, false>(p);
   }
 
   /// Between products the tiles hold nothing.
@@ -84,32 +87,39 @@ struct AmxProduct {
 
  private:
   /// The usual depths unrolled, 0 for any.
-  template <Index Steps> MHA_ALWAYS_INLINE static void run(const TileProduct& given) {
+  template <Index Steps, bool Once> MHA_ALWAYS_INLINE static void run(const TileProduct& given) {
     TileProduct p = given;
     if constexpr (Steps != 0) p.steps = Steps;
     const Index pairs = p.tiles / 2;
-    if (pairs > 0) first_operands<2>(p, 0);
-    for (Index i = 0; i < pairs; ++i) rows<2>(p, 2 * i, i + 1 < pairs);
+    if (pairs > 0) first_operands<2, Once>(p, 0);
+    for (Index i = 0; i < pairs; ++i) rows<2, Once>(p, 2 * i, i + 1 < pairs);
     if (p.tiles % 2 != 0) {
-      first_operands<1>(p, p.tiles - 1);
-      rows<1>(p, p.tiles - 1, false);
+      first_operands<1, Once>(p, p.tiles - 1);
+      rows<1, Once>(p, p.tiles - 1, false);
     }
   }
 
   static constexpr std::ptrdiff_t c_stride = lanes * sizeof(float);
   static std::ptrdiff_t a_stride(const TileProduct& p) { return p.row_stride * std::ptrdiff_t{sizeof(bfloat16)}; }
 
-  template <int Rows> MHA_ALWAYS_INLINE static void first_operands(const TileProduct& p, Index t) {
+  template <int Tile, bool Once> MHA_ALWAYS_INLINE static void load_a(const bfloat16* a, const TileProduct& p) {
+    if constexpr (Once)
+      amx::load_once<Tile>(a, a_stride(p));
+    else
+      amx::load<Tile>(a, a_stride(p));
+  }
+
+  template <int Rows, bool Once> MHA_ALWAYS_INLINE static void first_operands(const TileProduct& p, Index t) {
     const bfloat16* const a = p.a + t * p.tile_stride;
-    amx::load<4>(a, a_stride(p));
+    load_a<4, Once>(a, p);
     amx::load<6>(p.b, amx::row_bytes);
     amx::load<7>(p.b + tile_words, amx::row_bytes);
-    if constexpr (Rows == 2) amx::load<5>(a + p.tile_stride, a_stride(p));
+    if constexpr (Rows == 2) load_a<5, Once>(a + p.tile_stride, p);
   }
 
   /// Two rows of tiles from t on, whose first operands are loaded; with `more` it leaves those of the next two, which
   /// would otherwise wait for the stores.
-  template <int Rows> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t, bool more) {
+  template <int Rows, bool Once> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t, bool more) {
     const bfloat16* a = p.a + t * p.tile_stride;
     const std::uint32_t* b = p.b;
     float* const c = p.c + std::ptrdiff_t{t} * tile_side * lanes;
@@ -138,18 +148,18 @@ struct AmxProduct {
     for (Index s = 1; s < p.steps; ++s) {
       a += p.step_stride;
       b += 2 * tile_words;
-      amx::load<4>(a, a_stride(p));
+      load_a<4, Once>(a, p);
       amx::load<6>(b, amx::row_bytes);
       amx::multiply_add<0, 4, 6>();
       amx::load<7>(b + tile_words, amx::row_bytes);
       amx::multiply_add<1, 4, 7>();
       if constexpr (Rows == 2) {
-        amx::load<5>(a + p.tile_stride, a_stride(p));
+        load_a<5, Once>(a + p.tile_stride, p);
         amx::multiply_add<2, 5, 6>();
         amx::multiply_add<3, 5, 7>();
       }
     }
-    if (more) first_operands<Rows>(p, t + Rows);
+    if (more) first_operands<Rows, Once>(p, t + Rows);
     amx::store<0>(c, c_stride);
     amx::store<1>(c + tile_side, c_stride);
     if constexpr (Rows == 2) {

@@ -14,6 +14,7 @@
 
 #include <mha/backend/systolic/emulation.hpp>
 #include <mha/backend/systolic/gemm.hpp>
+#include <mha/backend/systolic/systolic.hpp>
 
 #include "operands.hpp"
 #include "units.hpp"
@@ -268,6 +269,132 @@ TEST_P(GemmOnUnit, PackedPartsShareTheirRows) {
   run(0, 1);
   for (std::size_t i = 0; i < 3; ++i)
     EXPECT_EQ(support::differing(c[i], product<AmxArray, HighPrecision>(read(a), read(b[i]), weights[i].bias)), 0u);
+}
+
+/// An activation without a rounding of its own: what is left to round is what the product adds.
+struct TwiceAbove {
+  template <class S> S operator()(const S& x) const { return x > S(0) ? x + x : S(0); }
+};
+
+template <class T, class From> Tensor<T, 2> converted(const Tensor<From, 2>& from) {
+  Tensor<T, 2> to(from.extent(0), from.extent(1));
+  for (std::size_t i = 0; i < from.size(); ++i) to.data()[i] = T(float(from.data()[i]));
+  return to;
+}
+
+/// A product of T by two matrices of W with a gated epilogue, one with a plain one and one with a residual alone,
+/// against the same of sums in float, and against finish() of those sums.
+template <class Precision, class T, class W> void expect_epilogues(Index m, Index n, Index k) {
+  using On = mha::Systolic<AmxArray, Precision, mha::ThreadPool>;
+  using Packed = mha::detail::systolic::PackedWeights<W, Precision>;
+  support::Random random("epilogue");
+  Tensor<T, 2> a(m, k), c(m, n), padded(m, 2 * n + 3), finished(m, n);
+  Tensor<W, 2> b[] = {Tensor<W, 2>(k, n), Tensor<W, 2>(k, n)};
+  Tensor<W, 1> bias(n);
+  random.fill(a), random.fill(b[0]), random.fill(b[1]), random.fill(bias), random.fill(padded);
+  const TensorView<const T, 2> residual{padded.data(), {m, n}, {2 * n + 3, 2}};
+  const auto biases = std::as_const(bias).view();
+  const mha::DenseWeights<W> weights[] = {{read(b[0]), n % 2 != 0 ? biases : TensorView<const W, 1>{}},
+                                          {read(b[1]), biases}};
+  const On on(mha::ThreadPool(3));
+  const Packed packed = on.pack(std::span<const mha::DenseWeights<W>>(weights));
+  const Tensor<float, 2> rows = converted<float>(a);
+  Tensor<float, 2> gate(m, n), sum(m, n);
+  Workspace workspace;
+  const TensorView<float, 2> sums[] = {gate.view(), sum.view()};
+  on.gemm(mha::PackedGemmCall<float, Packed>{read(rows), packed, 0, sums}, workspace);
+
+  const auto expect = [&](const auto& epilogue, Index first, bool gated, auto&& formula) {
+    support::poison_all(c), support::poison_all(finished);
+    const TensorView<T, 2> to = c.view();
+    on.gemm(mha::PackedGemmCall<T, Packed>{read(a), packed, first, {&to, 1}}, epilogue, workspace);
+    on.finish(epilogue, gated ? read(gate) : TensorView<const float, 2>{},
+              first == 0 && !gated ? read(gate) : read(sum), finished.view(), workspace);
+    std::size_t wrong = 0;
+    for (Index i = 0; i < m; ++i)
+      for (Index j = 0; j < n; ++j) wrong += support::bits(c(i, j)) != support::bits(T(formula(i, j))) ? 1u : 0u;
+    EXPECT_EQ(wrong, 0u);
+    EXPECT_EQ(support::differing(c, finished), 0u);
+  };
+  const TwiceAbove f;
+  const auto kept = [&](Index i, Index j) { return float(residual(i, j)); };
+  expect(mha::Epilogue<T, mha::Gated<TwiceAbove>>{{}, residual}, 0, true,
+         [&](Index i, Index j) { return f(gate(i, j)) * sum(i, j) + kept(i, j); });
+  expect(mha::Epilogue<T, mha::Gated<TwiceAbove>>{{}, {}}, 0, true,
+         [&](Index i, Index j) { return f(gate(i, j)) * sum(i, j); });
+  expect(mha::Epilogue<T, TwiceAbove>{{}, residual}, 1, false,
+         [&](Index i, Index j) { return f(sum(i, j)) + kept(i, j); });
+  expect(mha::Epilogue<T, TwiceAbove>{{}, {}}, 0, false, [&](Index i, Index j) { return f(gate(i, j)); });
+  expect(mha::Epilogue<T, mha::Identity>{{}, residual}, 1, false,
+         [&](Index i, Index j) { return sum(i, j) + kept(i, j); });
+
+  // The residual may be what is written.
+  const Tensor<T, 2> before = c;
+  Tensor<T, 2> in_place = c;
+  const TensorView<T, 2> to = c.view();
+  const TensorView<T, 2> over = in_place.view();
+  on.gemm(mha::PackedGemmCall<T, Packed>{read(a), packed, 1, {&over, 1}},
+          mha::Epilogue<T, TwiceAbove>{{}, std::as_const(in_place).view()}, workspace);
+  on.gemm(mha::PackedGemmCall<T, Packed>{read(a), packed, 1, {&to, 1}}, mha::Epilogue<T, TwiceAbove>{{}, read(before)},
+          workspace);
+  EXPECT_EQ(support::differing(in_place, c), 0u);
+}
+
+TEST_P(GemmOnUnit, AnEpilogueIsAppliedToSumsInFloat) {
+  const unit::ForceUnit forced(GetParam());
+  for (const Shape& s : {Shape{1, 70, 40}, Shape{35, 33, 70}, Shape{300, 150, 33}, Shape{3, 5, 0}}) {
+    SCOPED_TRACE(std::to_string(s.m) + " x " + std::to_string(s.n) + " x " + std::to_string(s.k));
+    expect_epilogues<DefaultPrecision, float, float>(s.m, s.n, s.k);
+    expect_epilogues<DefaultPrecision, bfloat16, bfloat16>(s.m, s.n, s.k);
+    expect_epilogues<HighPrecision, half, half>(s.m, s.n, s.k);
+    expect_epilogues<HighestPrecision, float, bfloat16>(s.m, s.n, s.k);
+    expect_epilogues<DefaultPrecision, bfloat16, float>(s.m, s.n, s.k);
+  }
+}
+
+TEST_P(GemmOnUnit, WeightsOfOnePartGiveTheBitsOfWideOnes) {
+  const unit::ForceUnit forced(GetParam());
+  support::Random random("narrow");
+  Tensor<float, 2> a(37, 150);
+  Tensor<bfloat16, 2> b(150, 75);
+  random.fill(a), random.fill(b);
+  const auto check = [&]<class Precision>(Precision) {
+    using Packed = mha::detail::systolic::PackedWeights<bfloat16, Precision>;
+    const mha::DenseWeights<bfloat16> weights{read(b), {}};
+    const Packed packed(std::span(&weights, 1), Serial{});
+    Tensor<float, 2> c(37, 75);
+    support::poison_all(c);
+    const TensorView<float, 2> to = c.view();
+    Workspace workspace;
+    const mha::ArrayMeter meter;
+    mha::detail::systolic::gemm<AmxArray, Precision>(mha::PackedGemmCall<float, Packed>{read(a), packed, 0, {&to, 1}},
+                                                     workspace, Serial{});
+    EXPECT_EQ(meter.use(), std::int64_t{Precision::parts} * mha::array_use<AmxArray>(37, 75, 150));
+    EXPECT_EQ(support::differing(c, product<AmxArray, Precision>(read(a), read(as_floats(b)))), 0u) << Precision::name;
+  };
+  check(DefaultPrecision{});
+  check(HighPrecision{});
+  check(HighestPrecision{});
+}
+
+TEST_P(GemmOnUnit, ShowsNowhereHowItWasCutIntoTasks) {
+  const unit::ForceUnit forced(GetParam());
+  support::Random random("tasks");
+  // Two groups of rows that stay in the cache; deep rows, whose tasks are wide; deep rows and too few such tasks.
+  for (const Shape& s : {Shape{530, 270, 40}, Shape{40, 1050, 2100}, Shape{40, 300, 2100}}) {
+    Tensor<float, 2> a(s.m, s.k), b(s.k, s.n);
+    random.fill(a), random.fill(b);
+    const auto whole = product<AmxArray>(read(a), read(b));
+    EXPECT_EQ(support::differing(whole, product<AmxArray, DefaultPrecision, mha::ThreadPool>(read(a), read(b))), 0u);
+    std::size_t wrong = 0;
+    for (const Index i : {Index{0}, s.m / 2, s.m - 1})
+      for (const Index j : {Index{0}, s.n / 2, s.n - 9}) {
+        const auto some = product<AmxArray>(TensorView<const float, 2>{&a(i, 0), {1, s.k}, {s.k, 1}},
+                                            TensorView<const float, 2>{&b(0, j), {s.k, 9}, {s.n, 1}});
+        for (Index n = 0; n < 9; ++n) wrong += support::bits(some(0, n)) != support::bits(whole(i, j + n)) ? 1u : 0u;
+      }
+    EXPECT_EQ(wrong, 0u) << s.m << " x " << s.n << " x " << s.k;
+  }
 }
 
 TEST(Gemm, EveryArrayAddsPerItsDepth) {

@@ -139,11 +139,17 @@ TEST(Systolic, PackedWeightsGiveTheBitsOfUnpackedOnes) {
   EXPECT_EQ(support::differing(packed_c, c), 0u);
 }
 
-TEST(Systolic, AppliesEpiloguesByVectorCode) {
-  using mha::AppliesEpilogue;
-  static_assert(AppliesEpilogue<Systolic<>, float, mha::Gelu> &&
-                AppliesEpilogue<Systolic<>, mha::bfloat16, mha::SwiGlu>);
-  static_assert(!AppliesEpilogue<mha::Cpu, float, mha::Gelu>);
+TEST(Systolic, FusesEpiloguesAndTakesWeightsOfNarrowerScalars) {
+  using mha::FusesEpilogue;
+  using mha::WidensWeights;
+  static_assert(FusesEpilogue<Systolic<>, float, mha::Gelu> && FusesEpilogue<Systolic<>, mha::bfloat16, mha::SwiGlu>);
+  static_assert(WidensWeights<Systolic<>, float, mha::bfloat16> && WidensWeights<Systolic<>, float, mha::half>);
+  static_assert(!WidensWeights<Systolic<>, double, mha::half>);
+  mha::Linear<float, Systolic<AmxArray, mha::HighestPrecision>> narrow({.inputs = 64, .outputs = 96, .bias = false});
+  const Tensor<mha::bfloat16, 2> weight(64, 96);
+  narrow.borrow(mha::BorrowedLinear<mha::bfloat16>{.weight = weight});
+  EXPECT_EQ(narrow.packed_bytes(), std::size_t{2 * 64 * 96}) << "a bfloat16 has one part in any precision";
+  EXPECT_NE(narrow.explain(3).find(", fused epilogue\n"), std::string::npos) << narrow.explain(3);
 }
 
 TEST(Systolic, RunsAttentionOnTheArray) {
