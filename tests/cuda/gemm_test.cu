@@ -23,4 +23,11 @@ TEST(CudaGemm, ProductsOfSixteenBits) {
   gemm_checks::expect_products<mha::Cuda, mha::half>("cuda products half");
 }
 
+TEST(CudaGemm, ResidualsAreAddedOnTheWay) {
+  MHA_NEEDS_GPU();
+  gemm_checks::expect_residuals<mha::Cuda, float>("cuda residuals float");
+  gemm_checks::expect_residuals<mha::Cuda, double>("cuda residuals double");
+  gemm_checks::expect_residuals<mha::Cuda, mha::bfloat16>("cuda residuals bfloat16");
+}
+
 }  // namespace

@@ -76,7 +76,8 @@ template <class F> cublasStatus_t with_type(cudaDataType_t type, F&& f) {
 cublasStatus_t sizes_of(const What& what, const Layout& a, const Layout& b, const Layout& c, const Layout& d,
                         Algorithm& to) {
   const bool wide = c.type == CUDA_R_64F;
-  if (!a.valid() || !b.valid() || !c.valid() || !(c == d) || a.type != c.type || b.type != c.type)
+  if (!a.valid() || !b.valid() || !c.valid() || !d.valid() || c.type != d.type || c.rows != d.rows ||
+      c.columns != d.columns || a.type != c.type || b.type != c.type)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (what.compute != (wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F) ||
       what.scale != (wide ? CUDA_R_64F : CUDA_R_32F))
@@ -178,10 +179,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* scratch,
                               std::size_t scratch_bytes, cudaStream_t) {
   const What mine = get<What>(what);
-  const Layout left = get<Layout>(a_layout), right = get<Layout>(b_layout), to = get<Layout>(d_layout);
+  const Layout left = get<Layout>(a_layout), right = get<Layout>(b_layout), to = get<Layout>(d_layout),
+               from = get<Layout>(c_layout);
   const Algorithm algorithm = get<Algorithm>(algo);
   Algorithm asked{};
-  const cublasStatus_t status = sizes_of(mine, left, right, get<Layout>(c_layout), to, asked);
+  const cublasStatus_t status = sizes_of(mine, left, right, from, to, asked);
+  if (c == d && !(from == to)) return CUBLAS_STATUS_INVALID_VALUE;
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   if (handle == nullptr || handle->device != support::FarMemory::current || asked.rows != algorithm.rows ||
       asked.columns != algorithm.columns || asked.depth != algorithm.depth || asked.epilogue != algorithm.epilogue)
@@ -213,7 +216,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
             sum += at(a, left, mine.transpose_a == CUBLAS_OP_T, i, k) *
                    at(b, right, mine.transpose_b == CUBLAS_OP_T, k, j);
           A result = times * sum;
-          if (keeps != A(0)) result += keeps * at(c, to, false, i, j);
+          if (keeps != A(0)) result += keeps * at(c, from, false, i, j);
           if (mine.epilogue == CUBLASLT_EPILOGUE_BIAS) result += A(static_cast<const T*>(mine.bias)[i]);
           static_cast<T*>(d)[j * static_cast<std::uint64_t>(to.stride) + i] = T(result);
         }

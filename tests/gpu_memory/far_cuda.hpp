@@ -67,6 +67,12 @@ struct FarCuda {
     const auto held = enter(workspace);
     mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{*this, workspace});
   }
+  template <class T>
+  bool gemm(const mha::PackedGemmCall<T, mha::cuda::PackedWeights<T>>& call,
+            const mha::Epilogue<T, mha::Identity>& epilogue, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    return mha::cuda::multiply(call, epilogue.residual, workspace);
+  }
 
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {

@@ -9,5 +9,6 @@ using support::FarCuda;
 
 TEST(FarLinear, OfBfloat16) { linear_checks::expect_blocks<FarCuda, mha::bfloat16>("far linear bfloat16"); }
 TEST(FarLinear, OfFloat) { linear_checks::expect_blocks<FarCuda, float>("far linear float"); }
+TEST(FarLinear, OfDouble) { linear_checks::expect_blocks<FarCuda, double>("far linear double"); }
 
 }  // namespace

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cmath>
+#include <span>
+#include <type_traits>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -68,6 +71,68 @@ template <class B, class T> void expect_products(const char* name) {
       expect_product<B, T>(random, 130, 200, 256, layout, has_bias);
       expect_product<B, T>(random, 37, 24, 0, layout, has_bias);  // the bias or zeros
     }
+}
+
+/// c = a · w + bias + residual by packed weights in one call, where the backend says that it can, and nothing where
+/// not.
+template <class B, class T> void expect_residuals(const char* name) {
+  support::Random random(name);
+  const Index m = 37, k = 40;
+  for (const Index n : {24, 64}) {
+    Tensor<T, 2> a(m, k), w(k, n), r(m, n + 8), first(m, n);
+    Tensor<T, 1> bias(n);
+    random.fill(a), random.fill(w), random.fill(r), random.fill(bias), random.fill(first);
+    const auto far_a = mha::to_device(a), far_r = mha::to_device(r);
+    typename B::Workspace workspace;
+    const auto run = [&](const mha::DenseWeights<T>& weights, const TensorView<const T, 2>& residual,
+                         const TensorView<T, 2>& to) {
+      const auto packed = B{}.pack(std::span(&weights, 1));
+      using Packed = std::remove_cvref_t<decltype(packed)>;
+      return B{}.gemm(mha::PackedGemmCall<T, Packed>{far_a.view(), packed, 0, {&to, 1}},
+                      mha::Epilogue<T, mha::Identity>{{}, residual}, workspace);
+    };
+    const mha::DenseWeights<T> biased{w.view(), std::as_const(bias).view()}, plain{w.view(), {}};
+    const auto expect = [&](const mha::DenseWeights<T>& weights, const TensorView<const T, 2>& here,
+                            const Tensor<T, 2>& c) {
+      double worst = 0;
+      for (Index i = 0; i < m; ++i)
+        for (Index j = 0; j < n; ++j) {
+          double sum = support::to_double(here(i, j)), size = std::fabs(sum);
+          if (weights.bias.data != nullptr) sum += support::to_double(bias(j));
+          for (Index e = 0; e < k; ++e) {
+            const double term = support::to_double(a(i, e)) * support::to_double(w(e, j));
+            sum += term;
+            size += std::fabs(term);
+          }
+          worst = support::maximum(worst, std::fabs(support::to_double(c(i, j)) - sum) / (size + 1));
+        }
+      EXPECT_LE(worst, 2 * support::unit_roundoff<T>() + (k + 4) * (sizeof(T) == 8 ? 0x1p-53 : 0x1p-24));
+    };
+    const auto rows = [&](auto* data) { return TensorView<const T, 2>{data, {m, n}, {n + 8, 1}}; };
+    Tensor<T, 2> poisoned(m, n);
+    support::poison_all(poisoned);
+    auto apart = mha::to_device(poisoned), over = mha::to_device(first);
+    EXPECT_TRUE(run(plain, rows(far_r.data()), apart.view()));
+    expect(plain, rows(r.data()), mha::to_host(apart));
+    EXPECT_TRUE(run(plain, std::as_const(over).view(), over.view())) << "the residual may be the result";
+    expect(plain, std::as_const(first).view(), mha::to_host(over));
+    apart = mha::to_device(poisoned);
+    // cuBLASLt adds no bias to a product of doubles.
+    const bool fused = run(biased, rows(far_r.data()), apart.view());
+    EXPECT_TRUE((fused || std::is_same_v<T, double>));
+    if (fused)
+      expect(biased, rows(r.data()), mha::to_host(apart));
+    else
+      EXPECT_EQ(support::differing(mha::to_host(apart), poisoned), 0u);
+
+    apart = mha::to_device(poisoned);
+    const TensorView<const T, 2> every_second{far_r.data(), {m, n / 2}, {n + 8, 2}};
+    const mha::DenseWeights<T> half_of_it{{w.data(), {k, n / 2}, {n, 1}}, {}};
+    EXPECT_FALSE(run(half_of_it, every_second, {apart.data(), {m, n / 2}, {n, 1}}));
+    EXPECT_FALSE(run(plain, rows(far_r.data()), {apart.data(), {m, n}, {1, m}}));
+    EXPECT_FALSE(run(plain, {}, apart.view()));
+    EXPECT_EQ(support::differing(mha::to_host(apart), poisoned), 0u) << "nothing is computed";
+  }
 }
 
 }  // namespace gemm_checks

@@ -58,6 +58,7 @@ template <class B, class T, class F> void expect_block(const char* name) {
 }
 
 template <class B, class T> void expect_blocks(const char* name) {
+  expect_block<B, T, mha::Identity>(name);
   expect_block<B, T, mha::Gelu>(name);
   expect_block<B, T, mha::SwiGlu>(name);
 }

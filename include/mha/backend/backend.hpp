@@ -281,7 +281,8 @@ concept WidensWeights = PacksWeights<B, W> &&
   backend.gemm(call, workspace);
 };
 
-/// One that also applies an epilogue before it stores the results.
+/// One that also applies an epilogue before it stores the results. Such a gemm() may return false, and compute nothing,
+/// where it cannot for this call: Linear applies it then to results that are stored.
 template <class B, class T, class Activation>
 concept FusesEpilogue = PacksWeights<B, T> &&
     requires(const B backend, const PackedGemmCall<T, typename detail::PackedBy<T, B>::type>& call,

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 #include "../backend/backend.hpp"
 #include "../core/scalar.hpp"
@@ -121,7 +122,11 @@ template <class T, class B, class F = Identity> class PackedMatrices {
     if (narrow_ != nullptr) return narrow_->multiply(backend, x, to, epilogue, workspace);
     if constexpr (FusesEpilogue<B, T, F>)
       if (own_ != nullptr) {
-        backend.gemm(PackedGemmCall<T, Own>{x, *own_, 0, {&to, 1}}, epilogue, workspace);
+        const PackedGemmCall<T, Own> call{x, *own_, 0, {&to, 1}};
+        if constexpr (std::is_void_v<decltype(backend.gemm(call, epilogue, workspace))>)
+          backend.gemm(call, epilogue, workspace);
+        else
+          return backend.gemm(call, epilogue, workspace);
         return true;
       }
     return false;

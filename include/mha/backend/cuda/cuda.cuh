@@ -106,6 +106,13 @@ struct Cuda {
     const auto held = enter(workspace);
     cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
   }
+  /// The same with a residual. False, and nothing is computed, where cuBLASLt cannot add it on the way.
+  template <class T>
+  bool gemm(const PackedGemmCall<T, cuda::PackedWeights<T>>& call, const Epilogue<T, Identity>& epilogue,
+            Workspace& workspace) const {
+    const auto held = enter(workspace);
+    return cuda::multiply(call, epilogue.residual, workspace);
+  }
 
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {

@@ -11,6 +11,11 @@
 
 namespace mha::inline MHA_NAMESPACE::cuda {
 
+/// Whether cuBLASLt can add the vector as it lies, if there is one.
+template <class T> bool is_bias(const TensorView<const T, 1>& v) {
+  return v.data != nullptr && v.stride[0] == 1 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+}
+
 /// c = a · b + bias by cuBLASLt: operands without a unit stride are packed first, c is then copied to where it goes.
 ///
 /// run(items) runs items where the memory is (core/items.hpp).
@@ -39,15 +44,14 @@ template <class T, class Run> void multiply(const GemmCall<T>& call, Workspace& 
   const bool in_place = own && !own->by_columns;
   const TensorView<T, 2> c = in_place ? call.c : rows_of_own(call.c);
 
-  Product product{data_type<T>, ready(call.a), ready(call.b), *operand(c)};
-  if (has_bias && call.bias.stride[0] == 1 && reinterpret_cast<std::uintptr_t>(call.bias.data) % 16 == 0)
-    product.bias = call.bias.data;
+  Product product{.type = data_type<T>, .a = ready(call.a), .b = ready(call.b), .c = *operand(c)};
+  if (is_bias(call.bias)) product.bias = call.bias.data;
   auto choice = workspace.products().choose(product);
   if (has_bias && (product.bias == nullptr || !choice.found)) {
     // cuBLASLt has no such epilogue: the bias goes first and the product is added.
     fill_rows(call.bias, c);
     product.bias = nullptr;
-    product.accumulates = true;
+    product.added = product.c;
     choice = workspace.products().choose(product);
   }
   workspace.products().run(product, choice, frame.template take<std::byte>(choice.scratch), workspace.stream());
@@ -72,6 +76,31 @@ void multiply(const PackedGemmCall<T, PackedWeights<T>>& call, Workspace& worksp
     const DenseWeights<T> w = call.weights.columns(first + i, first + end);
     multiply(GemmCall<T>{call.a, w.matrix, w.bias, c}, workspace, run);
   }
+}
+
+/// A product with its residual by one call of cuBLASLt. False, and nothing is computed, for views that it cannot read
+/// or write as they lie, and where it has no algorithm.
+///
+/// An activation goes over the results in a pass of its own: cuBLASLt says neither what its RELU and GELU make of NaN
+/// and infinities nor how near they are.
+template <class T>
+bool multiply(const PackedGemmCall<T, PackedWeights<T>>& call, const TensorView<const T, 2>& residual,
+              Workspace& workspace) {
+  call.weights.require_here();
+  if (residual.data == nullptr || call.c[0].size() == 0 || call.a.extent[1] == 0) return false;
+  const auto part = static_cast<std::size_t>(call.first);
+  const DenseWeights<T> w = call.weights.columns(part, part + 1);
+  const auto a = operand(call.a), b = operand(w.matrix), added = operand(residual);
+  const auto c = operand(call.c[0]);
+  const bool has_bias = w.bias.data != nullptr;
+  if (!a || !b || !c || c->by_columns || !added || added->by_columns || (has_bias && !is_bias(w.bias))) return false;
+  Product product{.type = data_type<T>, .a = *a, .b = *b, .c = *c, .added = *added};
+  if (has_bias) product.bias = w.bias.data;
+  const auto choice = workspace.products().choose(product);
+  if (!choice.found) return false;
+  auto frame = workspace.frame();
+  workspace.products().run(product, choice, frame.template take<std::byte>(choice.scratch), workspace.stream());
+  return true;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

@@ -51,14 +51,17 @@ template <class T> std::optional<Operand> operand(const TensorView<T, 2>& v) {
   return {};
 }
 
-/// c = a · b + bias, or c += a · b.
+/// c = a · b + added + bias.
 ///
-/// Shapes    a (M, K)  b (K, N)  c (M, N), by rows  bias (N), contiguous, null for none
+/// Shapes    a (M, K)  b (K, N)  c, added (M, N), by rows  bias (N), contiguous; null data for no bias, nothing added.
+///           What is added may be c itself
 struct Product {
   cudaDataType_t type;
   Operand a, b, c;
   const void* bias = nullptr;
-  bool accumulates = false;
+  Operand added{};
+
+  bool adds() const { return added.data != nullptr; }
 };
 
 /// Where a handle of cuBLASLt was made, which is where it is destroyed.
@@ -73,9 +76,9 @@ struct HandleDestroy {
 class Products {
   struct Key {
     int type;
-    Operand a, b, c;
-    unsigned alignment[3];
-    bool bias, accumulates;
+    Operand a, b, c, added;
+    unsigned alignment[4];
+    bool bias, adds;
     auto operator<=>(const Key&) const = default;
   };
 
@@ -116,12 +119,12 @@ class Products {
     wish(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[1]);  // its A is our b, see Setup
     wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[0]);
-    wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);
+    wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[3]);
     wish(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
     cublasLtMatmulHeuristicResult_t best{};
     int count = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle(), &setup.what, &setup.b, &setup.a, &setup.c,
-                                                                 &setup.c, &wishes, 1, &best, &count);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle(), &setup.what, &setup.b, &setup.a,
+                                                                 &setup.added, &setup.c, &wishes, 1, &best, &count);
     const bool found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     if (!found && p.bias == nullptr) {
       check(status, "cublasLtMatmulAlgoGetHeuristic");
@@ -140,14 +143,15 @@ class Products {
   /// Enqueues the product; scratch has the choice's bytes and is the stream's until it is done.
   void run(const Product& p, const Choice& choice, void* scratch, cudaStream_t stream) {
     Setup setup(p);
-    const double one = 1, add = p.accumulates ? 1 : 0;
-    const float one_single = 1, add_single = p.accumulates ? 1 : 0;
+    const double one = 1, add = p.adds() ? 1 : 0;
+    const float one_single = 1, add_single = p.adds() ? 1 : 0;
     const bool wide = p.type == CUDA_R_64F;
     const void* const alpha = wide ? static_cast<const void*>(&one) : &one_single;
     const void* const beta = wide ? static_cast<const void*>(&add) : &add_single;
     void* const c = const_cast<void*>(p.c.data);
-    check(cublasLtMatmul(handle(), &setup.what, alpha, p.b.data, &setup.b, p.a.data, &setup.a, beta, c, &setup.c, c,
-                         &setup.c, &choice.algorithm, scratch, choice.scratch, stream),
+    check(cublasLtMatmul(handle(), &setup.what, alpha, p.b.data, &setup.b, p.a.data, &setup.a, beta,
+                         p.adds() ? p.added.data : c, &setup.added, c, &setup.c, &choice.algorithm, scratch,
+                         choice.scratch, stream),
           "cublasLtMatmul");
   }
 
@@ -160,9 +164,16 @@ class Products {
   };
 
   static Key key_of(const Product& p) {
-    Key key{p.type,       p.a, p.b, p.c, {aligned(p.a.data), aligned(p.b.data), aligned(p.c.data)}, p.bias != nullptr,
-            p.accumulates};
-    key.a.data = key.b.data = key.c.data = nullptr;
+    const Operand& added = p.adds() ? p.added : p.c;
+    Key key{p.type,
+            p.a,
+            p.b,
+            p.c,
+            added,
+            {aligned(p.a.data), aligned(p.b.data), aligned(p.c.data), aligned(added.data)},
+            p.bias != nullptr,
+            p.adds()};
+    key.a.data = key.b.data = key.c.data = key.added.data = nullptr;
     return key;
   }
 
@@ -176,7 +187,7 @@ class Products {
   /// cᵀ.
   struct Setup {
     cublasLtMatmulDescOpaque_t what;
-    cublasLtMatrixLayoutOpaque_t a, b, c;
+    cublasLtMatrixLayoutOpaque_t a, b, c, added;
 
     explicit Setup(const Product& p) {
       const bool wide = p.type == CUDA_R_64F;
@@ -196,6 +207,7 @@ class Products {
       lay(a, p.type, p.a);
       lay(b, p.type, p.b);
       lay(c, p.type, p.c);
+      lay(added, p.type, p.adds() ? p.added : p.c);
     }
 
     static void lay(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, const Operand& x) {

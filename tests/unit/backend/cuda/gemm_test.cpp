@@ -20,6 +20,12 @@ TEST(FarProducts, OfSixteenBits) {
   gemm_checks::expect_products<FarCuda, mha::half>("far products half");
 }
 
+TEST(FarProducts, AddAResidualOnTheWay) {
+  gemm_checks::expect_residuals<FarCuda, float>("far residuals float");
+  gemm_checks::expect_residuals<FarCuda, double>("far residuals double");
+  gemm_checks::expect_residuals<FarCuda, mha::bfloat16>("far residuals bfloat16");
+}
+
 // A server sees every length of a prompt: what is kept must not grow with each.
 TEST(FarProducts, KeepAsManyChoicesAsTheyMay) {
   using mha::cuda::operand, mha::cuda::Products;
