@@ -76,49 +76,81 @@ template <class T, class Precision> class PackedWeights {
   std::size_t bytes_ = 0;
 };
 
-/// Sums (32, 32) + bias → at most 32 × 32 elements of c, rounded to T.
-template <class T> struct Finish {
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, const TensorView<T, 2>* c, Index i, Index j) {
-    const Index rows = std::min(block_side, c->extent[0] - i), columns = std::min(block_side, c->extent[1] - j);
-    const bool in_place = !std::is_same_v<T, half> && columns == block_side && c->stride[1] == 1;
-    for (Index r = 0; r < rows; ++r, sums += block_side) {
-      T* const to = c->pointer(i + r, j);
-      if constexpr (!std::is_same_v<T, half>)
-        if (in_place) {
-          row<Isa>(sums, bias, to);
-          continue;
-        }
-      alignas(64) float wide[std::size_t{block_side}];
-      row<Isa>(sums, bias, wide);
-      for (Index s = 0; s < columns; ++s) to[s * c->stride[1]] = static_cast<T>(wide[s]);
-    }
-  }
+/// to (rows, 32), rows `stride` apart = sums (rows, 32) + bias, rounded to T.
+template <class T>
+using RoundKernel = void (*)(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows);
 
- private:
-  template <class Isa, class To> MHA_ALWAYS_INLINE static void row(const float* sums, const float* bias, To* to) {
+template <class T> struct RoundSums {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows) {
+    using V = simd::vector_t<float, Isa>;
     constexpr int W = simd::Vector<float, Isa>::width;
-    for (Index s = 0; s < block_side; s += W) {
-      simd::vector_t<float, Isa> x;
-      simd::load(x, sums + s);
-      if (bias != nullptr) {
-        simd::vector_t<float, Isa> y;
-        simd::load(y, bias + s);
-        x = x + y;
+    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride)
+      for (Index j = 0; j < block_side; j += W) {
+        V x;
+        simd::load(x, sums + j);
+        if (bias != nullptr) {
+          V y;
+          simd::load(y, bias + j);
+          x = x + y;
+        }
+        if constexpr (std::is_same_v<T, float>) {
+          simd::store(to + j, x);
+        } else if constexpr (std::is_same_v<T, bfloat16>) {
+          store_nearest<Isa>(x, to + j);
+        } else {
+          float wide[std::size_t{W}];
+          simd::store(+wide, x);
+          for (int i = 0; i < W; ++i) to[j + i] = static_cast<T>(wide[i]);
+        }
       }
-      if constexpr (std::is_same_v<To, float>)
-        simd::store(to + s, x);
-      else
-        store_nearest<Isa>(x, to + s);
+  }
+};
+
+#if defined(__x86_64__)
+/// The same by the instruction that rounds to bfloat16, a quarter of the time: what is below the normal range becomes
+/// zero, as it does in the products of the units that have it.
+struct RoundSumsToBfloat16 {
+  template <class Isa>
+  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, bfloat16* to,
+                                                           std::ptrdiff_t stride, Index rows) {
+    typedef float V __attribute__((vector_size(64)));
+    V first = -V{}, second = first;  // −0, which changes no number
+    if (bias != nullptr) {
+      simd::load(first, bias);
+      simd::load(second, bias + tile_side);
+    }
+    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride) {
+      V x, y;
+      simd::load(x, sums);
+      simd::load(y, sums + tile_side);
+      x = x + first;
+      y = y + second;
+      narrow(x, y, to);
     }
   }
 };
+#endif
+
+/// What rounds the sums of a unit.
+template <class T> RoundKernel<T> round_kernel(MatrixUnit unit, IsaLevel level) {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (unit != MatrixUnit::portable && missing(MatrixUnit::dot_product).empty() && level == IsaLevel::avx512)
+      return &Avx512Bf16::run<RoundSumsToBfloat16, const float*, const float*, T*, std::ptrdiff_t, Index>;
+#endif
+  static_cast<void>(unit);
+  return simd::with_isa(level, [](auto isa) -> RoundKernel<T> {
+    return &decltype(isa)::template run<RoundSums<T>, const float*, const float*, T*, std::ptrdiff_t, Index>;
+  });
+}
 
 /// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K, and what an epilogue makes of the sums:
 /// of a gated one, the first matrix is the gate's, the second the other's, and c is one.
 ///
 /// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums run on the array; and so on down a.
-/// A task goes through the depth in steps; what it has summed waits in the second-level cache, where its rows are too.
+/// A task goes through the depth in steps; what it has summed waits in the second-level cache, where its rows are too,
+/// and is finished and rounded block by block in the last step.
 /// A step of one panel of weights stays in the first-level cache while all the task's rows pass by.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
@@ -130,6 +162,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
         epilogue_(epilogue),
         unit_(dense_unit<Array>()),
         level_(current_isa()),
+        round_(round_kernel<T>(unit_.unit, level_)),
         step_tiles_(round_up(unit_.unit == MatrixUnit::amx ? 16 : 32, std::max<Index>(1, Array::depth / tile_depth))) {}
 
   template <class Threads> void run(Workspace& workspace, const Threads& threads) {
@@ -188,84 +221,95 @@ template <class Array, class Precision, class T> class ArrayProduct {
     if (a_.extent[1] <= deep || row_groups * column_groups_ < tasks_per_worker * workers) cut(128);
   }
 
-  void run_task(Index row_group, Index group, float* sums) const {
-    if (epilogue_.is_gated) {
-      add_products(row_group, group, weight(0), sums);
-      add_products(row_group, group, weight(1), sums + group_sums());
-      finish(row_group, group, weight(1), c_[0], sums + group_sums(), sums);
-      return;
-    }
-    Index matrix = 0;
-    while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
-    add_products(row_group, group, weight(matrix), sums);
-    finish(row_group, group, weight(matrix), c_[static_cast<std::size_t>(matrix)], sums, nullptr);
-  }
-
   /// Rows or columns of c, from the first one on.
   struct Range {
     Index begin, count;
   };
-  Range rows_of(Index row_group) const {
-    const Index begin = first_ + row_group * group_rows;
-    return {begin, std::min(group_rows, a_.extent[0] - begin)};
-  }
-  Range columns_of(Index group, const WeightTiles& w) const {
-    return {group * group_columns_, std::min(group_columns_, w.n - group * group_columns_)};
+  /// Part of the product by one matrix, and its sums in blocks of 32 × 32.
+  struct Part {
+    const WeightTiles& w;
+    Range rows, columns;
+    float* sums;
+
+    /// The sums of rows from i and columns from j of the part, both multiples of 32.
+    float* block(Index i, Index j) const { return sums + (j * group_rows + i * block_side); }
+    const float* bias(Index j) const { return w.bias == nullptr ? nullptr : w.bias + columns.begin + j; }
+  };
+  Part part(Index row_group, Index group, const WeightTiles& w, float* sums) const {
+    const Index row = first_ + row_group * group_rows, column = group * group_columns_;
+    return {w, {row, std::min(group_rows, a_.extent[0] - row)}, {column, std::min(group_columns_, w.n - column)}, sums};
   }
 
-  void add_products(Index row_group, Index group, const WeightTiles& w, float* sums) const {
-    const Range rows = rows_of(row_group), columns = columns_of(group, w);
-    const Index tiles = depth_tiles(w.k);
+  void run_task(Index row_group, Index group, float* sums) const {
+    if (epilogue_.is_gated) {
+      const Part gate = part(row_group, group, weight(0), sums),
+                 other = part(row_group, group, weight(1), sums + group_sums());
+      add_products(gate, [](Index, Index) {});
+      add_products(other, [&](Index i, Index j) { finish(other, &gate, c_[0], i, j); });
+      return;
+    }
+    Index matrix = 0;
+    while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
+    const Part all = part(row_group, group, weight(matrix), sums);
+    add_products(all, [&](Index i, Index j) { finish(all, nullptr, c_[static_cast<std::size_t>(matrix)], i, j); });
+  }
+
+  /// f(i, j) once the sums of a block are complete, which are in the first-level cache then.
+  template <class F> void add_products(const Part& p, const F& f) const {
+    const Index tiles = depth_tiles(p.w.k);
+    const auto for_each_block = [&](const auto& g) {
+      for (Index j = 0; j < p.columns.count; j += block_side)
+        for (Index i = 0; i < p.rows.count; i += block_side) g(i, j);
+    };
+    if (tiles == 0) {
+      std::fill_n(p.sums, group_sums(), 0.f);
+      return for_each_block(f);
+    }
     // Where the weights pass by once, nothing is kept for a second row.
-    const Index step = a_.extent[0] <= block_side ? std::max<Index>(tiles, 1) : step_tiles_;
-    if (tiles == 0) std::fill_n(sums, group_sums(), 0.f);
+    const Index step = a_.extent[0] <= block_side ? tiles : step_tiles_;
     const UnitScope scope(unit_.unit);
     bool add = false;
-    for (const PartProduct& part : Precision::products) {
-      if (part.a >= row_parts || part.b >= w.parts) continue;
+    for (const PartProduct& product : Precision::products) {
+      if (product.a >= row_parts || product.b >= p.w.parts) continue;
+      const bool is_last = product.a == 0 && product.b == 0;
       for (Index k = 0; k < tiles; k += step, add = true)
-        for (Index j = 0; j < columns.count; j += block_side)
-          for (Index i = 0; i < rows.count; i += block_side)
-            unit_.multiply({.a = activations(part.a, rows.begin - first_ + i, k),
-                            .tile_stride = tile_size,
-                            .b = weight_pairs(w, part.b, columns.begin + j, k),
-                            .c = block(sums, i, j),
-                            .tiles = std::min<Index>(2, strips(rows.count - i)),
-                            .steps = std::min(step, tiles - k),
-                            .add = add,
-                            .step_stride = 2 * tile_size,
-                            .rows = std::min(block_side, rows.count - i),
-                            .passes_by = true});
-      count_use(array_use<Array>(rows.count, columns.count, w.k));
+        for_each_block([&](Index i, Index j) {
+          unit_.multiply({.a = activations(product.a, p.rows.begin - first_ + i, k),
+                          .tile_stride = tile_size,
+                          .b = weight_pairs(p.w, product.b, p.columns.begin + j, k),
+                          .c = p.block(i, j),
+                          .tiles = std::min<Index>(2, strips(p.rows.count - i)),
+                          .steps = std::min(step, tiles - k),
+                          .add = add,
+                          .step_stride = 2 * tile_size,
+                          .rows = std::min(block_side, p.rows.count - i),
+                          .passes_by = true});
+          if (is_last && k + step >= tiles) f(i, j);
+        });
+      count_use(array_use<Array>(p.rows.count, p.columns.count, p.w.k));
     }
   }
 
-  /// Sums → c, while they are in the cache.
-  void finish(Index row_group, Index group, const WeightTiles& w, const TensorView<T, 2>& c, float* sums,
-              float* gate) const {
-    const Range rows = rows_of(row_group), columns = columns_of(group, w);
-    for (Index j = 0; j < columns.count; j += block_side)
-      for (Index i = 0; i < rows.count; i += block_side) {
-        const Index row = rows.begin + i, column = columns.begin + j;
-        const Index n = std::min(block_side, rows.count - i), wide = std::min(block_side, columns.count - j);
-        float* const at = block(sums, i, j);
-        const float* bias = bias_of(w, column);
-        if (!epilogue_.empty()) {
-          float* const at_gate = gate == nullptr ? nullptr : block(gate, i, j);
-          add_bias(bias, at, n);
-          if (gate != nullptr) add_bias(bias_of(weight(0), column), at_gate, n);
-          epilogue_.apply(level_, at, block_side, at_gate, block_side, row, column, n, wide);
-          bias = nullptr;
-        }
-        simd::with_isa(level_, [&](auto isa) {
-          isa.template run<Finish<T>>(static_cast<const float*>(at), bias, &c, row, column);
-        });
-      }
+  /// A block of sums → c.
+  void finish(const Part& p, const Part* gate, const TensorView<T, 2>& c, Index i, Index j) const {
+    const Index row = p.rows.begin + i, column = p.columns.begin + j;
+    const Index rows = std::min(block_side, p.rows.count - i), columns = std::min(block_side, p.columns.count - j);
+    float* const sums = p.block(i, j);
+    const float* bias = p.bias(j);
+    if (!epilogue_.empty()) {
+      float* const gates = gate == nullptr ? nullptr : gate->block(i, j);
+      add_bias(bias, sums, rows);
+      if (gate != nullptr) add_bias(gate->bias(j), gates, rows);
+      epilogue_.apply(level_, sums, block_side, gates, block_side, row, column, rows, columns);
+      bias = nullptr;
+    }
+    if (columns == block_side && c.stride[1] == 1) return round_(sums, bias, c.pointer(row, column), c.stride[0], rows);
+    alignas(64) T rounded[std::size_t{block_side} * std::size_t{block_side}];
+    round_(sums, bias, rounded, block_side, rows);
+    for (Index r = 0; r < rows; ++r)
+      for (Index n = 0; n < columns; ++n) c(row + r, column + n) = rounded[r * block_side + n];
   }
 
-  static const float* bias_of(const WeightTiles& w, Index column) {
-    return w.bias == nullptr ? nullptr : w.bias + column;
-  }
   void add_bias(const float* bias, float* sums, Index n) const {
     if (bias == nullptr) return;
     simd::with_isa(level_, [&](auto isa) {
@@ -274,8 +318,6 @@ template <class Array, class Precision, class T> class ArrayProduct {
     });
   }
 
-  /// The sums of rows from i and columns from j of a task, both multiples of 32.
-  static float* block(float* sums, Index i, Index j) { return sums + (j * group_rows + i * block_side); }
   /// Where tile k of the depth lies of the panel of a row or column.
   static std::size_t at(Index side, Index depth, Index k) {
     return panel_size(depth) * static_cast<std::size_t>(side / block_side) +
@@ -295,6 +337,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
   const simd::AnyEpilogue<T>& epilogue_;
   const ProductUnit unit_;
   const IsaLevel level_;
+  const RoundKernel<T> round_;
   const Index step_tiles_;  ///< of the depth at a time: whole passes
   Index group_columns_ = 0, column_groups_ = 0;
   Index first_ = 0;  ///< the first of the rows that are packed now

@@ -35,8 +35,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// weights · v, are single products of bfloat16 whatever the Precision.
 ///
 /// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
-/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware. Gradients: as
-///           detail::systolic::attend_backward() says
+/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware, results in
+///           bfloat16 among them. Gradients: as detail::systolic::attend_backward() says
 /// Bits      an output row depends on its own query, keys and mask and on the unit, not on the threads or on other rows
 template <class Array, class Precision, Executor Threads> class Systolic {
  public:

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -179,6 +180,15 @@ template <class Sum, class Pairs>
 MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE void add_dot_products(Sum& sum, const Pairs& a, const Pairs& b) {
   static_assert(sizeof(Sum) == 64 && sizeof(Pairs) == 64);
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+
+/// to (64 bytes) ← the bfloat16 numbers nearest to 16 floats and 16 more; numbers below the normal range become zero.
+template <class Floats>
+MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE void narrow(const Floats& a, const Floats& b, void* to) {
+  static_assert(sizeof(Floats) == 64);
+  Floats both;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(b), "v"(a));
+  std::memcpy(to, &both, sizeof both);
 }
 #endif
 

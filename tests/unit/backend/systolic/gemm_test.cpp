@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <iterator>
 #include <limits>
 #include <span>
@@ -394,6 +396,38 @@ TEST_P(GemmOnUnit, ShowsNowhereHowItWasCutIntoTasks) {
         for (Index n = 0; n < 9; ++n) wrong += support::bits(some(0, n)) != support::bits(whole(i, j + n)) ? 1u : 0u;
       }
     EXPECT_EQ(wrong, 0u) << s.m << " x " << s.n << " x " << s.k;
+  }
+}
+
+TEST_P(GemmOnUnit, RoundsSumsToTheNearest) {
+  const unit::ForceUnit forced(GetParam());
+  support::Random random("rounds");
+  const bool flushes = GetParam() != MatrixUnit::portable;
+  const auto round = mha::detail::systolic::round_kernel<bfloat16>(GetParam(), mha::current_isa());
+  const auto expected = [&](float x) {
+    return flushes && std::fabs(x) < std::numeric_limits<float>::min() ? bfloat16(std::copysign(0.f, x)) : bfloat16(x);
+  };
+  for (int trial = 0; trial < 500; ++trial) {
+    float sums[3 * 32], bias[32];
+    for (float& x : sums) {
+      const auto any = static_cast<std::uint32_t>(random.below(1 << 30)) << 2;
+      x = std::bit_cast<float>(trial % 2 != 0 ? any : (any & 0xffff0000u) | 0x8000u);  // of them many ties
+    }
+    for (float& x : bias) x = static_cast<float>(random.normal());
+    bfloat16 to[3 * 40];
+    for (const bool biased : {false, true}) {
+      support::poison_all(to);
+      round(sums, biased ? bias : nullptr, to, 40, 3);
+      std::size_t wrong = 0;
+      for (Index r = 0; r < 3; ++r)
+        for (Index j = 0; j < 32; ++j) {
+          const float sum = sums[32 * r + j] + (biased ? bias[j] : -0.f);
+          const bfloat16 want = expected(sum), is = to[40 * r + j];
+          wrong += want == want ? support::bits(want) != support::bits(is) : is == is;
+        }
+      EXPECT_EQ(wrong, 0u);
+      EXPECT_EQ(support::bits(to[32]), support::bits(support::poison<bfloat16>())) << "what lies between rows";
+    }
   }
 }
 
