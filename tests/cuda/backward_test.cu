@@ -22,7 +22,7 @@ TEST(CudaBackward, OfBfloat16) {
 /// Those of other scalars and of a score compile for every architecture; policies_test.cu runs float.
 template <class Kernel, class T, class S> const void* kernel_of() {
   using Call = mha::AttendCall<T, mha::ContiguousKv<T>, mha::Causal, S>;
-  return reinterpret_cast<const void*>(mha::cuda::attention_kernel<Kernel, mha::cuda::GradientParams<Call>>);
+  return reinterpret_cast<const void*>(mha::cuda::body_kernel<Kernel, mha::cuda::GradientParams<Call>>);
 }
 template <class T, class Shape> void add_fma(std::vector<const void*>& to) {
   using mha::cuda::FmaGradientKernel;

@@ -43,9 +43,9 @@ template <class Half, class Real, class Few, class M, class S> void add(const ch
   using ForwardBody = cuda::ForwardKernel<cuda::ForwardShape<64, 64, 128, 64, 4, cuda::RowLayout::aligned>>;
   using FmaBody = cuda::FmaKernel<typename First<cuda::FmaShapes<Real>>::type>;
   using FewBody = cuda::FewQueriesKernel<typename First<cuda::FewShapes<Few>>::type>;
-  add_one("tensor cores", cuda::attention_kernel<ForwardBody, cuda::ForwardParams<Call<Half, M, S>>>);
-  add_one("multiply-adds", cuda::attention_kernel<FmaBody, cuda::FmaParams<Call<Real, M, S>>>);
-  add_one("few queries", cuda::attention_kernel<FewBody, cuda::FewParams<Call<Few, M, S>>>);
+  add_one("tensor cores", cuda::body_kernel<ForwardBody, cuda::ForwardParams<Call<Half, M, S>>>);
+  add_one("multiply-adds", cuda::body_kernel<FmaBody, cuda::FmaParams<Call<Real, M, S>>>);
+  add_one("few queries", cuda::body_kernel<FewBody, cuda::FewParams<Call<Few, M, S>>>);
 }
 
 const Kernels& kernels() {

@@ -13,6 +13,7 @@
 #include <mha/backend/cuda/device_tensor.hpp>
 #include <mha/backend/cuda/dispatch.hpp>
 #include <mha/backend/cuda/gemm.hpp>
+#include <mha/backend/cuda/norm_body.hpp>
 #include <mha/backend/cuda/on_device.hpp>
 #include <mha/backend/cuda/workspace.hpp>
 #include <mha/backend/weights.hpp>
@@ -134,6 +135,19 @@ struct FarCuda {
     gpu::with_guarded_policies(call, [&](const auto& any) {
       mha::detail::run_softmax(any, to, mha::detail::ItemsOn<FarCuda>{*this, workspace});
     });
+  }
+
+  template <class T>
+  requires(mha::cuda::multiplies<T>) void normalize(const mha::NormCall<T>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    for (const void* p : {static_cast<const void*>(call.x.data), static_cast<const void*>(call.residual.data),
+                          static_cast<const void*>(call.y.data), static_cast<const void*>(call.sum.data),
+                          static_cast<const void*>(call.weight), static_cast<const void*>(call.bias)})
+      if (p != nullptr) want_far("an array of a norm", p);
+    FarStream::catch_up();
+    const Kernel open;
+    auto frame = workspace.frame();
+    mha::cuda::normalize(call, Launcher{workspace, frame});
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {

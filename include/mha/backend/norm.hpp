@@ -35,36 +35,49 @@ template <class A> struct RowMoments {
   MHA_HOST_DEVICE A normed(const A& z) const { return A((z - mean - rest) * inverse); }
 };
 
+/// Those of a row from its mean and the sums of the differences to it and of their squares; the mean is 0 and its
+/// differences nothing unless centred.
+template <class A>
+MHA_HOST_DEVICE RowMoments<A> moments_of_sums(Index width, bool centred, const A& eps, const A& mean, const A& rest,
+                                              const A& square) {
+  using mha::sqrt;
+  RowMoments<A> m;
+  A variance = square / A(width);
+  if (centred) {
+    m.mean = mean;
+    m.rest = rest / A(width);
+    variance = variance - m.rest * m.rest;
+    if (variance < A(0)) variance = A(0);
+  }
+  const A under = variance + eps;
+  m.inverse = under == A(0) ? A(0) : A(1) / sqrt(under);
+  return m;
+}
+
 /// Those of a row of so many numbers at(j).
 ///
 /// The mean is corrected by the mean of the differences to it, so that rows far from 0 keep their digits; it starts
 /// from the first element, so that the differences of a row of equal numbers are exactly 0.
 template <class A, class At>
 MHA_HOST_DEVICE RowMoments<A> row_moments(Index width, bool centred, const A& eps, const At& at) {
-  using mha::sqrt;
-  RowMoments<A> m;
+  A mean(0), rest(0), square(0);
   if (centred) {
     const A first = at(0);
-    for (Index j = 0; j < width; ++j) m.mean += at(j) - first;
-    m.mean = first + m.mean / A(width);
+    for (Index j = 0; j < width; ++j) mean += at(j) - first;
+    mean = first + mean / A(width);
   }
-  A square(0);
   for (Index j = 0; j < width; ++j) {
-    const A difference = at(j) - m.mean;
-    m.rest += difference;
+    const A difference = at(j) - mean;
+    rest += difference;
     square += difference * difference;
   }
-  square = square / A(width);
-  if (centred) {
-    m.rest = m.rest / A(width);
-    square = square - m.rest * m.rest;
-    if (square < A(0)) square = A(0);
-  } else {
-    m.rest = A(0);
-  }
-  const A under = square + eps;
-  m.inverse = under == A(0) ? A(0) : A(1) / sqrt(under);
-  return m;
+  return moments_of_sums(width, centred, eps, mean, rest, square);
+}
+
+/// Number j of row (b, l) before its norm: x + residual.
+template <class T> MHA_HOST_DEVICE Accumulator<T> norm_input(const NormCall<T>& call, Index b, Index l, Index j) {
+  const Accumulator<T> x(call.x(b, l, j));
+  return call.residual.data == nullptr ? x : x + Accumulator<T>(call.residual(b, l, j));
 }
 
 /// The norm as items, a row each, for any backend and scalar.
@@ -80,18 +93,12 @@ template <class T> struct NormRows {
     using A = Accumulator<T>;
     const Index b = static_cast<Index>(row / call.x.extent[1]), l = static_cast<Index>(row % call.x.extent[1]);
     const Index width = call.x.extent[2];
-    const auto m = row_moments<A>(width, call.centred, call.eps, [&](Index j) { return at(b, l, j); });
+    const auto m = row_moments<A>(width, call.centred, call.eps, [&](Index j) { return norm_input(call, b, l, j); });
     for (Index j = 0; j < width; ++j) {
-      const A z = at(b, l, j);
+      const A z = norm_input(call, b, l, j);
       call.y(b, l, j) = T(m.normed(z) * call.weight[j] + call.bias[j]);
       if (call.sum.data != nullptr) call.sum(b, l, j) = T(z);
     }
-  }
-
- private:
-  MHA_HOST_DEVICE Accumulator<T> at(Index b, Index l, Index j) const {
-    const Accumulator<T> x(call.x(b, l, j));
-    return call.residual.data == nullptr ? x : x + Accumulator<T>(call.residual(b, l, j));
   }
 };
 

@@ -16,6 +16,7 @@
 #include "dispatch.hpp"
 #include "gemm.hpp"
 #include "launch.cuh"
+#include "norm_body.hpp"
 #include "on_device.hpp"
 #include "packed_weights.hpp"
 #include "workspace.hpp"
@@ -26,8 +27,8 @@ namespace cuda {
 
 template <class Kernel, class Params>
 __global__ void __launch_bounds__(Kernel::threads, Kernel::blocks_per_multiprocessor)
-    attention_kernel(const __grid_constant__ Params params) {
-  touch_policies(params.call);
+    body_kernel(const __grid_constant__ Params params) {
+  if constexpr (requires { params.call.mask; }) touch_policies(params.call);
   DeviceMachine machine;
   Kernel::template run<DeviceMachine>(machine, params);
 }
@@ -38,7 +39,7 @@ struct DeviceLauncher {
   Workspace::Frame& frame;
 
   template <class Kernel, class Params> void launch(BlockIndex grid, Shared bytes, const Params& params) {
-    cuda::launch<attention_kernel<Kernel, Params>>(
+    cuda::launch<body_kernel<Kernel, Params>>(
         Kernel::name, dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
         Kernel::threads, static_cast<std::size_t>(bytes), params, workspace.stream());
   }
@@ -155,6 +156,14 @@ struct Cuda {
       cuda::require_data_here(device, call);
       detail::run_softmax(call, to, detail::ItemsOn<Cuda>{*this, workspace});
     }
+  }
+
+  /// Norms of rows, a warp a row.
+  template <class T>
+  requires(cuda::multiplies<T>) void normalize(const NormCall<T>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    auto frame = workspace.frame();
+    cuda::normalize(call, cuda::DeviceLauncher{workspace, frame});
   }
 
   template <Items I> void for_each_item(const I& items, Workspace& workspace) const {
