@@ -109,7 +109,7 @@ TEST(NormBody, IsTheFormulaInBfloat16) { expect_formula<mha::bfloat16>("norm bod
 
 TEST(NormBody, KeepsTheDigitsOfRowsFarFromZero) {
   support::Random random("far rows");
-  Norm<float> n(random, 1, 6, 300, true, 4096);
+  Norm<float> n(random, 1, 6, 300, true, 65536);
   run_body(n.call(false, false));
   EXPECT_LE(n.error(false, n.x), 1e-3);
   for (float& v : n.x) v = 12345.678f;
