@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The models of examples/models as a shared library, for checkpoints.py: each of a folder as Hugging Face writes it.
 #include <cstddef>
-#include <exception>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -15,8 +14,7 @@
 #include "../../examples/models/t5.hpp"
 #include "../../examples/models/vit.hpp"
 #include "../measure.hpp"
-
-#define MHA_PEER extern "C" __attribute__((visibility("default")))
+#include "peer.hpp"
 
 namespace {
 
@@ -114,18 +112,6 @@ Model* make(const std::string& family, const mha::Checkpoint& checkpoint) {
   throw std::invalid_argument("there is no model of the family '" + family + "'");
 }
 
-/// nullptr, or what went wrong.
-template <class F> const char* attempt(F&& f) {
-  static std::string message;
-  try {
-    f();
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
-}
-
 }  // namespace
 
 MHA_PEER const char* peer_model_machine() {
@@ -137,10 +123,10 @@ MHA_PEER double peer_model_peak(int threads) { return bench::peak_gflops_of(thre
 
 /// Its threads are as many as MHA_NUM_THREADS says.
 MHA_PEER const char* peer_model(Model** model, const char* family, const char* folder) {
-  return attempt([&] { *model = make(family, mha::Checkpoint(folder)); });
+  return bench::attempt([&] { *model = make(family, mha::Checkpoint(folder)); });
 }
 MHA_PEER const char* peer_model_run(Model* model, const Input* input) {
-  return attempt([&] { model->run(*input); });
+  return bench::attempt([&] { model->run(*input); });
 }
 MHA_PEER const float* peer_model_result(const Model* model, int* rows, int* columns) {
   const auto result = model->result();

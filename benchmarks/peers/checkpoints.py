@@ -427,19 +427,14 @@ def measure(case, threads, present, check):
 
 
 def print_rows(rows):
-    names = [n for n in PEERS if any(n in row.get("results", {}) for row in rows)]
-    print("\n| model | threads | ours ms | ours tokens/s | ours GFLOP/s | % of peak |", end="")
-    print("".join(" ours : %s |" % n for n in names))
-    print("|---|---|" + "---:|" * (4 + len(names)))
-    for row in rows:
-        results = row.get("results")
-        if results is None:
-            continue
-        ours = results[OURS]
-        cells = [row["model"], str(row["threads"]), "%.2f" % ours["ms"], "%.0f" % ours["tokens"], "%.1f" % ours["rate"],
-                 "%.0f" % (100 * ours["rate"] / row["peak"])]  # fmt: skip
-        cells += ["%.2f×" % results[n]["ratio"] if n in results else "" for n in names]
-        print("| " + " | ".join(cells) + " |")
+    def cells(row):
+        ours = row["results"][OURS]
+        of_peak = 100 * ours["rate"] / row["peak"]
+        numbers = ["%.2f" % ours["ms"], "%.0f" % ours["tokens"], "%.1f" % ours["rate"], "%.0f" % of_peak]
+        return [row["model"], str(row["threads"]), *numbers]
+
+    numbers = ["ours ms", "ours tokens/s", "ours GFLOP/s", "% of peak"]
+    turns.print_table(rows, ["model", "threads"], numbers, PEERS, cells)
 
 
 def main(options):
@@ -464,12 +459,7 @@ def main(options):
     if not options.check:
         print_rows(rows)
     print()
-    said = {(name, why): [] for name, why in absent.items()}
-    for row in rows:
-        for name, why in row["missing"].items():
-            said.setdefault((name, why), []).append(row["name"])
-    for (name, why), where in said.items():
-        print("- missing: %s: %s%s" % (name, why, " (%s)" % ", ".join(where) if where else ""))
+    turns.print_missing(rows, lambda row, why: row["name"], absent)
     if options.json:
         versions = {m.__name__: m.__version__ for m in (torch, transformers)}
         Path(options.json).write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")

@@ -145,25 +145,17 @@ def stages(participants, rounds, threads):
 
 def print_group(rows):
     """One table, its columns those who took part."""
-    if not any("results" in row for row in rows):
-        return
-    everybody = [CACHE, NATIVE, EIGEN, *participants.PEERS, *block_participants.PEERS]
-    names = [n for n in everybody if any(n in r.get("results", {}) for r in rows)]
-    unit = rows[0]["unit"]
+    unit = rows[0]["unit"] if rows else ""
     limit = "reading" if unit == "GB/s" else "peak"
-    columns = "ours %s | %s %s | %% of %s" % (unit, limit, unit, limit)
-    print("\n| shape | scalar | mask or score | threads | %s |" % columns, end="")
-    print("".join(" ours : %s |" % n for n in names))
-    print("|---|---|---|" + "---:|" * (4 + len(names)))
-    for row in rows:
-        results = row.get("results")
-        if results is None:
-            continue
-        ours = results[OURS]["rate"]
-        of_limit = ["%.0f" % row["peak"], "%.0f" % (100 * ours / row["peak"])]
-        cells = [row["shape"], row["scalar"], row["mask"], str(row["threads"]), "%.1f" % ours, *of_limit]
-        cells += ["%.2f×" % results[n]["ratio"] if n in results else "" for n in names]
-        print("| " + " | ".join(cells) + " |")
+
+    def cells(row):
+        rate = row["results"][OURS]["rate"]
+        of_limit = ["%.0f" % row["peak"], "%.0f" % (100 * rate / row["peak"])]
+        return [row["shape"], row["scalar"], row["mask"], str(row["threads"]), "%.1f" % rate, *of_limit]
+
+    everybody = [CACHE, NATIVE, EIGEN, *participants.PEERS, *block_participants.PEERS]
+    numbers = ["threads", "ours %s" % unit, "%s %s" % (limit, unit), "%% of %s" % limit]
+    turns.print_table(rows, ["shape", "scalar", "mask or score"], numbers, everybody, cells)
 
 
 def print_stages(rows):
@@ -199,13 +191,13 @@ def print_kernels(rows):
 
 def print_missing(rows, absent):
     """Who did not take part where it might have: not installed, without that mask or scalar, wrong, or failing."""
-    said = {(name, why): [] for name, why in absent.items()}
-    for row in rows:
-        for name, why in row["missing"].items():
-            if not why.startswith("computes no"):
-                said.setdefault((name, why), []).append(row["mask"] if row["scalar"] == "float32" else row["scalar"])
-    for (name, why), where in said.items():
-        print("- missing: %s: %s%s" % (name, why, " (%s)" % ", ".join(dict.fromkeys(where)) if where else ""))
+
+    def where(row, why):
+        if why.startswith("computes no"):
+            return None
+        return row["mask"] if row["scalar"] == "float32" else row["scalar"]
+
+    turns.print_missing(rows, where, absent)
 
 
 def main():

@@ -314,33 +314,21 @@ def measure(case, library, present, check):
 
 def print_group(rows):
     """One table, its columns those who took part."""
-    if not any("results" in row for row in rows):
-        return
-    names = [n for n in PEERS if any(n in r.get("results", {}) for r in rows)]
-    unit, what = rows[0]["unit"], "reading" if rows[0]["unit"] == "GB/s" else "dense bfloat16"
-    columns = "ours µs | ours %s | %s %s | %% of it" % (unit, what, unit)
-    print("\n| shape | scalar | mask or score | %s |" % columns, end="")
-    print("".join(" ours : %s |" % n for n in names))
-    print("|---|---|---|" + "---:|" * (4 + len(names)))
-    for row in rows:
-        results = row.get("results")
-        if results is None:
-            continue
-        ours = results[OURS]
-        cells = [row["shape"], row["scalar"], row["mask"], "%.1f" % ours["microseconds"], "%.0f" % ours["rate"]]
-        cells += ["%.0f" % row["limit"], "%.0f" % (100 * ours["rate"] / row["limit"])]
-        cells += ["%.2f×" % results[n]["ratio"] if n in results else "" for n in names]
-        print("| " + " | ".join(cells) + " |")
+    unit = rows[0]["unit"] if rows else ""
+    what = "reading" if unit == "GB/s" else "dense bfloat16"
+
+    def cells(row):
+        ours = row["results"][OURS]
+        of_it = ["%.0f" % row["limit"], "%.0f" % (100 * ours["rate"] / row["limit"])]
+        return [row["shape"], row["scalar"], row["mask"], "%.1f" % ours["microseconds"], "%.0f" % ours["rate"], *of_it]
+
+    numbers = ["ours µs", "ours %s" % unit, "%s %s" % (what, unit), "% of it"]
+    turns.print_table(rows, ["shape", "scalar", "mask or score"], numbers, PEERS, cells)
 
 
 def print_missing(rows):
     """Who did not take part where it might have, and why."""
-    said = {}
-    for row in rows:
-        for name, why in row["missing"].items():
-            said.setdefault((name, why), []).append("%s, %s" % (row["shape"], row["mask"]))
-    for (name, why), where in said.items():
-        print("- missing: %s: %s (%s)" % (name, why, "; ".join(where)))
+    turns.print_missing(rows, lambda row, why: "%s, %s" % (row["shape"], row["mask"]), between="; ")
 
 
 def main():

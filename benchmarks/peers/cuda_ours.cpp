@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What cuda_compare.py measures of ours, as plain functions in a shared library: on PyTorch's memory, in its stream.
 #include <cstring>
-#include <exception>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -13,8 +12,7 @@
 #include "../cuda/computed.hpp"
 #include "../cuda/measure.hpp"
 #include "../cuda/patterns.hpp"
-
-#define MHA_PEER extern "C" __attribute__((visibility("default")))
+#include "peer.hpp"
 
 namespace {
 
@@ -35,18 +33,6 @@ void attend(const Shape& s, const char* pattern, const void* q, const void* k, c
                  read(q, s.heads, s.queries), read(k, s.kv_heads, s.keys), read(v, s.kv_heads, s.keys), workspace);
 }
 
-/// nullptr, or what went wrong.
-template <class F> const char* attempt(F&& f) {
-  static std::string message;
-  try {
-    f();
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
-}
-
 }  // namespace
 
 /// Why nothing can be measured; empty if it can.
@@ -60,10 +46,10 @@ MHA_PEER const char* cuda_peer_card() {
 }
 /// One sample of what the card can do: FLOP/s of dense bfloat16, bytes per second of reading.
 MHA_PEER const char* cuda_peer_dense(double* rate) {
-  return attempt([&] { *rate = gpu::dense_flops<mha::bfloat16>(); });
+  return bench::attempt([&] { *rate = gpu::dense_flops<mha::bfloat16>(); });
 }
 MHA_PEER const char* cuda_peer_read(double* rate) {
-  return attempt([&] { *rate = gpu::read_bytes(); });
+  return bench::attempt([&] { *rate = gpu::read_bytes(); });
 }
 
 /// Pairs that the pattern shows, per head.
@@ -76,7 +62,7 @@ MHA_PEER double cuda_peer_visible_pairs(const char* pattern, int queries, int ke
 /// Attention with the pattern's mask and score; scalar is bfloat16, half, float32 or float64.
 MHA_PEER const char* cuda_peer_attention(const Shape* shape, const char* pattern, const char* scalar, void* stream,
                                          const void* q, const void* k, const void* v, void* out) {
-  return attempt([&] {
+  return bench::attempt([&] {
     static std::map<void*, mha::cuda::Workspace> workspaces;
     auto& workspace = workspaces.try_emplace(stream, static_cast<cudaStream_t>(stream)).first->second;
     const auto is = [&](const char* name) { return std::strcmp(scalar, name) == 0; };

@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstring>
-#include <exception>
 #include <string>
 #include <type_traits>
 
@@ -14,8 +13,7 @@
 
 #include "../measure.hpp"
 #include "../patterns.hpp"
-
-#define MHA_PEER extern "C" __attribute__((visibility("default")))
+#include "peer.hpp"
 
 namespace {
 
@@ -196,34 +194,22 @@ template <class T, class B> Block* make(const std::string& kind, const BlockSize
   return new BlockOf<T, B, mha::RmsNorm<T, B>, Llama, mha::SwiGlu, true>(s, w);
 }
 
-/// nullptr, or what went wrong.
-template <class F> const char* attempt(F&& f) {
-  static std::string message;
-  try {
-    f();
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
-}
-
 }  // namespace
 
 /// Of float32 on Cpu, of bfloat16 on the matrix unit.
 MHA_PEER const char* peer_block(Block** block, const char* kind, const char* scalar, const BlockSizes* sizes,
                                 const BlockWeights* weights) {
-  return attempt([&] {
+  return bench::attempt([&] {
     const auto made = std::strcmp(scalar, "bfloat16") == 0 ? make<mha::bfloat16, OnUnit> : make<float, Backend>;
     *block = made(kind, *sizes, *weights);
   });
 }
 MHA_PEER const char* peer_block_run(Block* block, int all_threads, const void* x, void* y) {
-  return attempt([&] { block->run(all_threads != 0, x, y); });
+  return bench::attempt([&] { block->run(all_threads != 0, x, y); });
 }
 /// Seconds of attention, products, activation and norms in one call.
 MHA_PEER const char* peer_block_stages(Block* block, int all_threads, const void* x, void* y, double* seconds) {
-  return attempt([&] {
+  return bench::attempt([&] {
     const Stages s = block->stages(all_threads != 0, x, y);
     const double each[] = {s.attention, s.products, s.activation, s.norm};
     std::memcpy(seconds, each, sizeof each);

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <Eigen/Core>
-#include <exception>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,25 +19,12 @@
 #include "../measure.hpp"
 #include "../patterns.hpp"
 #include "../unit_peak.hpp"
-
-#define MHA_PEER extern "C" __attribute__((visibility("default")))
+#include "peer.hpp"
 
 namespace {
 
 using Backend = mha::CpuWith<bench::OneOrAll>;
 using OnUnit = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, bench::OneOrAll>;
-
-/// nullptr, or what went wrong.
-template <class F> const char* attempt(F&& f) {
-  static std::string message;
-  try {
-    f();
-    return nullptr;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return message.c_str();
-  }
-}
 
 /// q, out (1, Hq, Lq, D) and k, v (1, Hkv, Lk, D) in memory, as PyTorch has them.
 struct Shape {
@@ -317,7 +303,7 @@ MHA_PEER double peer_visible_pairs(const char* pattern, int queries, int keys) {
 /// Attention with the pattern's mask and score; scalar is float32 or bfloat16.
 MHA_PEER const char* peer_attention(const Shape* shape, const char* pattern, const char* scalar, int all_threads,
                                     const void* q, const void* k, const void* v, void* out) {
-  return attempt([&] {
+  return bench::attempt([&] {
     bench::OneOrAll::all = all_threads != 0;
     bench::with_pattern(pattern, shape->keys, [&](const auto& mask, const auto& score) {
       is_bfloat16(scalar) ? attend<Backend, mha::bfloat16>(*shape, q, k, v, out, mask, score)
@@ -328,7 +314,7 @@ MHA_PEER const char* peer_attention(const Shape* shape, const char* pattern, con
 /// Attention of bfloat16 on the matrix unit, full or causal.
 MHA_PEER const char* peer_unit_attention(const Shape* shape, int causal, int all_threads, const void* q, const void* k,
                                          const void* v, void* out) {
-  return attempt([&] {
+  return bench::attempt([&] {
     bench::OneOrAll::all = all_threads != 0;
     const mha::NoScore none;
     causal != 0 ? attend<OnUnit, mha::bfloat16>(*shape, q, k, v, out, mha::Causal{}, none)
@@ -339,7 +325,7 @@ MHA_PEER const char* peer_unit_attention(const Shape* shape, int causal, int all
 /// The materialised form in Eigen, full or causal, on one thread.
 MHA_PEER const char* peer_eigen_attention(const Shape* shape, int causal, const float* q, const float* k,
                                           const float* v, float* out) {
-  return attempt([&] {
+  return bench::attempt([&] {
     static bench::EigenAttention eigen;
     const auto map = [&](auto* data, int length) { return mha::view_bhld(data, 1, shape->heads, length, shape->dim); };
     eigen(map(out, shape->queries), map(q, shape->queries), map(k, shape->keys), map(v, shape->keys),
@@ -385,7 +371,7 @@ MHA_PEER Module* peer_cache(const Shape* shape, const char* scalar, const void* 
   return is_bfloat16(scalar) ? make(static_cast<const mha::bfloat16*>(k)) : make(static_cast<const float*>(k));
 }
 MHA_PEER const char* peer_run(Module* module, int all_threads, int rows, const void* x, void* y) {
-  return attempt([&] {
+  return bench::attempt([&] {
     bench::OneOrAll::all = all_threads != 0;
     module->run(rows, x, y);
   });
@@ -394,7 +380,7 @@ MHA_PEER void peer_end(Module* module) { delete module; }
 
 MHA_PEER const char* peer_eigen_linear(int m, int k, int n, const float* x, const float* w, const float* bias,
                                        float* y) {
-  return attempt([&] {
+  return bench::attempt([&] {
     using Matrix = bench::EigenAttention::Matrix;
     Eigen::Map<Matrix> to(y, m, n);
     to.noalias() = Eigen::Map<const Matrix>(x, m, k) * Eigen::Map<const Matrix>(w, n, k).transpose();

@@ -7,8 +7,7 @@
 
 #include "../../examples/train/training.hpp"
 #include "../measure.hpp"
-
-#define MHA_PEER extern "C" __attribute__((visibility("default")))
+#include "peer.hpp"
 
 namespace {
 

@@ -52,3 +52,31 @@ def in_words(row, ours, check):
     if "results" not in row:
         return "–" + (" (%s: %s)" % (ours, row["missing"][ours]) if ours in row["missing"] else "")
     return ", ".join("%s: %.1f %s" % (n, r["rate"], row["unit"]) for n, r in row["results"].items())
+
+
+def print_table(rows, texts, numbers, everybody, cells):
+    """The rows that have results: columns of texts and of numbers, as cells(row) has them, and for
+    each of everybody who took part the ratio of its time to that of ours."""
+    rows = [row for row in rows if "results" in row]
+    if not rows:
+        return
+    names = [n for n in everybody if any(n in row["results"] for row in rows)]
+    print("\n| " + " | ".join([*texts, *numbers, *("ours : %s" % n for n in names)]) + " |")
+    print("|" + "---|" * len(texts) + "---:|" * (len(numbers) + len(names)))
+    for row in rows:
+        results = row["results"]
+        ratios = ["%.2f×" % results[n]["ratio"] if n in results else "" for n in names]
+        print("| " + " | ".join([*cells(row), *ratios]) + " |")
+
+
+def print_missing(rows, where, absent=None, between=", "):
+    """Who did not take part and why: nowhere, or where it might have in the words of where(row, why), None to say
+    nothing of it."""
+    said = {(name, why): [] for name, why in (absent or {}).items()}
+    for row in rows:
+        for name, why in row["missing"].items():
+            place = where(row, why)
+            if place is not None:
+                said.setdefault((name, why), []).append(place)
+    for (name, why), places in said.items():
+        print("- missing: %s: %s%s" % (name, why, " (%s)" % between.join(dict.fromkeys(places)) if places else ""))

@@ -21,11 +21,16 @@ concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
 
 namespace detail {
 
+/// Any argument, by a conversion: a function that takes it is called where no other can be, not even a user's that
+/// argument-dependent lookup finds it beside.
+struct Anything {
+  template <class T> constexpr Anything(const T&) {}
+};
+
 /// The sentence for what has no elements in memory, or no axes.
-template <class... Tensors> constexpr Refused no_tensors() {
-  constexpr bool tensors = (AttentionTensor<Tensors> && ...);
+template <class... Extra> constexpr Refused no_tensors() {
   static_assert(
-      tensors,
+      valid<Extra...>,
       "mha: attention takes tensors with 2 to 4 axes: an mha::Tensor, a view of a pointer or of a vector's data, "
       "mha::view(p, L, H, D), or an Eigen matrix; an Eigen expression is computed first, (2 * q).eval() "
       "(see mha/attention.hpp)");
@@ -253,20 +258,17 @@ template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra
 }
 
 // Refused in one sentence.
-template <class OnBackend = void, class Out, class Q, class K, class V, class... Extra>
-requires(!(AttentionTensor<Out> && AttentionTensor<Q> && AttentionTensor<K> &&
-           AttentionTensor<V>)&&!KvSource<K>) void attention_into(Out&&, const Q&, const K&, const V&, Extra&&...) {
-  detail::no_tensors<Out, Q, K, V>();
+template <class OnBackend = void, class... Extra>
+void attention_into(detail::Anything, detail::Anything, detail::Anything, detail::Anything, const Extra&...) {
+  detail::no_tensors<OnBackend, Extra...>();
 }
-template <class OnBackend = void, class Q, class K, class V, class... Extra>
-requires(!(AttentionTensor<Q> && AttentionTensor<K> && AttentionTensor<V>)&&!KvSource<K>) detail::Refused
-    attention(const Q&, const K&, const V&, Extra&&...) {
-  return detail::no_tensors<Q, K, V>();
+template <class OnBackend = void, class... Extra>
+detail::Refused attention(detail::Anything, detail::Anything, detail::Anything, const Extra&...) {
+  return detail::no_tensors<OnBackend, Extra...>();
 }
-template <class OnBackend = void, class Q, class K, class... Extra>
-requires(!(AttentionTensor<Q> && AttentionTensor<K>)&&!KvSource<K>) detail::Refused
-    attention_weights(const Q&, const K&, Extra&&...) {
-  return detail::no_tensors<Q, K>();
+template <class OnBackend = void, class... Extra>
+detail::Refused attention_weights(detail::Anything, detail::Anything, const Extra&...) {
+  return detail::no_tensors<OnBackend, Extra...>();
 }
 
 /// Joins attention over other keys into a first part, so that both together are attention over all of them.

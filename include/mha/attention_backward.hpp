@@ -386,11 +386,10 @@ template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionT
 }
 
 // Refused in one sentence.
-template <class DOut, class Q, class K, class V, class Out, class T, class B, class... Extra>
-requires(!(AttentionTensor<DOut> && AttentionTensor<Q> && AttentionTensor<K> && AttentionTensor<V> &&
-           AttentionTensor<Out>)) detail::Refused
-    attention_backward(const DOut&, const Q&, const K&, const V&, const Out&, const AttentionTape<T, B>&, Extra&&...) {
-  return detail::no_tensors<DOut, Q, K, V, Out>();
+template <class T, class B, class... Extra>
+detail::Refused attention_backward(detail::Anything, detail::Anything, detail::Anything, detail::Anything,
+                                   detail::Anything, const AttentionTape<T, B>&, const Extra&...) {
+  return detail::no_tensors<T, B, Extra...>();
 }
 
 }  // namespace mha::inline MHA_NAMESPACE

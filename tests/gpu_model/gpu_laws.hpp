@@ -9,6 +9,7 @@
 #include <mha/policy/score/alibi.hpp>
 #include <mha/policy/score/softcap.hpp>
 
+#include "../laws/every_backend.hpp"
 #include "../laws/hidden.hpp"
 
 namespace laws {
@@ -62,21 +63,11 @@ TYPED_TEST_P(GpuLaw, RowsDependOnNoBatchMate) {
 }
 
 TYPED_TEST_P(GpuLaw, CausalPrefixIgnoresTheFuture) {
-  using B = typename TypeParam::Backend;
-  using T = typename TypeParam::T;
   support::Random random("gpu laws, future");
-  const Sizes sizes{.batch = 1, .heads = 1, .kv_heads = 1, .queries = 83, .keys = 83, .head_dim = 32, .value_dim = 32};
-  const Inputs<T> in(sizes, random), other(sizes, random);
-  const auto before = attend<B>(in, mha::Causal{});
-  for (const Index now : {0, 31, 64, 70}) {
-    Inputs<T> changed = in;
-    for (Index l = now + 1; l < sizes.keys; ++l)
-      for (Index d = 0; d < 32; ++d)
-        changed.k(0, l, 0, d) = other.k(0, l, 0, d), changed.v(0, l, 0, d) = other.v(0, l, 0, d);
-    const auto after = attend<B>(changed, mha::Causal{});
-    for (Index i = 0; i <= now; ++i) EXPECT_TRUE(same_row(after, 0, i, before, 0, i, 0)) << "row " << i;
-    EXPECT_FALSE(same_row(after, 0, now + 1, before, 0, now + 1, 0)) << "row " << now + 1;
-  }
+  constexpr Index positions[] = {0, 31, 64, 70};
+  expect_no_future<typename TypeParam::Backend, typename TypeParam::T>(
+      {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 83, .keys = 83, .head_dim = 32, .value_dim = 32}, random,
+      positions);
 }
 
 TYPED_TEST_P(GpuLaw, HiddenPoisonDoesNothing) {
@@ -101,19 +92,8 @@ TYPED_TEST_P(GpuLaw, HiddenPoisonDoesNothing) {
 }
 
 TYPED_TEST_P(GpuLaw, ValidNanStaysInItsRow) {
-  using B = typename TypeParam::Backend;
-  using T = typename TypeParam::T;
   support::Random random("gpu laws, NaN");
-  Inputs<T> in(some, random);
-  const auto clean = attend<B>(in);
-  in.q(0, 9, 1, 3) = T(std::numeric_limits<float>::quiet_NaN());
-  const auto r = attend<B>(in);
-  for (Index i = 0; i < some.queries; ++i)
-    for (Index h = 0; h < some.heads; ++h)
-      if (i == 9 && h == 1)
-        for (Index d = 0; d < some.value_dim; ++d) EXPECT_TRUE(std::isnan(support::to_double(r.out(0, i, h, d))));
-      else
-        EXPECT_TRUE(same_row(r, 0, i, clean, 0, i, h)) << "row " << i;
+  expect_nan_in_one_row<typename TypeParam::Backend>(Inputs<typename TypeParam::T>(some, random), 9, 1);
 }
 
 TYPED_TEST_P(GpuLaw, RowsWithoutKeysAreZero) {
@@ -131,25 +111,10 @@ TYPED_TEST_P(GpuLaw, RowsWithoutKeysAreZero) {
 }
 
 TYPED_TEST_P(GpuLaw, RaggedEqualsEachSequenceAlone) {
-  using B = typename TypeParam::Backend;
-  using T = typename TypeParam::T;
   support::Random random("gpu laws, ragged");
-  const Inputs<T> in(
+  const Inputs<typename TypeParam::T> in(
       {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 70, .head_dim = 32, .value_dim = 16}, random);
-  const std::vector<Index> offsets{0, 20, 20, 53, 70}, positions{-3, 9, 0, 12};
-  const auto expect_each_alone = [&](const Result<T>& together, bool placed) {
-    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-      const Index first = offsets[s], n = offsets[s + 1] - first;
-      if (n == 0) continue;
-      const auto alone = attend<B>(laws::rows(in.q, first, n), laws::rows(in.k, first, n), laws::rows(in.v, first, n),
-                                   mha::Causal{}, mha::Origin{placed ? positions[s] : 0});
-      for (Index i = 0; i < n; ++i)
-        for (Index h = 0; h < 2; ++h)
-          EXPECT_TRUE(same_row(alone, 0, i, together, 0, first + i, h)) << "sequence " << s << ", row " << i;
-    }
-  };
-  expect_each_alone(attend<B>(in, mha::Causal{}, mha::Ragged{offsets}), false);
-  expect_each_alone(attend<B>(in, mha::Causal{}, mha::Ragged{offsets}, mha::Origin{positions}), true);
+  expect_causal_rows_of_each<typename TypeParam::Backend>(Sequences{{20, 0, 33, 17}}, in, {-3, 9, 0, 12});
 }
 
 TYPED_TEST_P(GpuLaw, RepeatedKeyHeadsChangeNoBits) {

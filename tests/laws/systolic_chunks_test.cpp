@@ -7,6 +7,7 @@
 
 #include <mha/systolic.hpp>
 
+#include "every_backend.hpp"
 #include "law.hpp"
 
 namespace {
@@ -123,23 +124,13 @@ TEST_P(SystolicChunks, OneHead) {
 
 TEST_P(SystolicChunks, RaggedEqualsEachSequenceAlone) {
   support::Random random("chunks, ragged");
-  const std::vector<Index> queries{0, 2, 2, 3, 11}, keys{0, chunk + 7, chunk + 7, chunk + 40, 3 * chunk + 99};
+  const laws::Sequences r{{2, 0, 1, 8}, {chunk + 7, 0, 33, 2 * chunk + 59}};
   const Inputs<float> in(
       {.batch = 1, .heads = 4, .kv_heads = 1, .queries = 11, .keys = 3 * chunk + 99, .head_dim = 72, .value_dim = 65},
       random);
-  const auto together = attend<WithThreads>(in.q, in.k, in.v, mha::Causal{}, mha::Ragged{queries, keys},
-                                            WithThreads{laws::NewThreads{3}});
-  for (std::size_t s = 0; s + 1 < queries.size(); ++s) {
-    const Index first = queries[s], n = queries[s + 1] - first, key = keys[s], length = keys[s + 1] - key;
-    if (n == 0) continue;
-    const auto alone = attend<Systolic>(laws::rows(in.q, first, n), laws::rows(in.k, key, length),
-                                        laws::rows(in.v, key, length), mha::Causal{});
-    for (Index i = 0; i < n; ++i)
-      for (Index h = 0; h < 4; ++h)
-        for (Index d = 0; d < in.v.extent(3); ++d)
-          ASSERT_EQ(support::bits(together.out(0, first + i, h, d)), support::bits(alone.out(0, i, h, d)))
-              << "sequence " << s << ", row " << i << ", head " << h;
-  }
+  const auto together = attend<WithThreads>(in, mha::Causal{}, r.ragged(), WithThreads{laws::NewThreads{3}});
+  laws::expect_rows_of_each(r, in, together, "on threads",
+                            [](Index, const auto&... qkv) { return attend<Systolic>(qkv..., mha::Causal{}); });
 }
 
 /// A step through a cache on threads against rows in plain memory on one; bfloat16 has its values in tiles.

@@ -6,6 +6,7 @@
 
 #include <mha/systolic.hpp>
 
+#include "every_backend.hpp"
 #include "law.hpp"
 
 namespace {
@@ -193,24 +194,8 @@ TEST_P(SystolicLaw, TinyOutputsDependOnNoOtherRow) {
 
 TEST_P(SystolicLaw, CausalPrefixIgnoresTheFuture) {
   support::Random random("systolic, future");
-  const Sizes sizes{.queries = 140, .keys = 140};
-  const Inputs<mha::bfloat16> in(sizes, random), other(sizes, random);
-  const auto before = attend<Systolic>(in, mha::Causal{});
-  for (const Index now : {0, 31, 32, 63, 64, 127}) {
-    Inputs<mha::bfloat16> changed = in;
-    for (Index b = 0; b < sizes.batch; ++b)
-      for (Index l = now + 1; l < 140; ++l)
-        for (Index h = 0; h < sizes.heads; ++h) {
-          for (Index d = 0; d < sizes.head_dim; ++d) changed.k(b, l, h, d) = other.k(b, l, h, d);
-          for (Index d = 0; d < sizes.value_dim; ++d) changed.v(b, l, h, d) = other.v(b, l, h, d);
-        }
-    const auto after = attend<Systolic>(changed, mha::Causal{});
-    for (Index b = 0; b < sizes.batch; ++b)
-      for (Index h = 0; h < sizes.heads; ++h) {
-        EXPECT_TRUE(same_row(after, b, now, before, b, now, h)) << "row " << now;
-        EXPECT_FALSE(same_row(after, b, now + 1, before, b, now + 1, h)) << "row " << now + 1;
-      }
-  }
+  constexpr Index positions[] = {0, 31, 32, 63, 64, 127};
+  laws::expect_no_future<Systolic, mha::bfloat16>({.queries = 140, .keys = 140}, random, positions);
 }
 
 TEST_P(SystolicLaw, BatchMatesAndGroupsOfTilesChangeNothing) {
@@ -232,39 +217,14 @@ TEST_P(SystolicLaw, BatchMatesAndGroupsOfTilesChangeNothing) {
 TEST_P(SystolicLaw, RaggedEqualsEachSequenceAlone) {
   support::Random random("systolic, ragged");
   const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 400, .keys = 400}, random);
-  const std::vector<Index> offsets{0, 1, 1, 270, 400}, positions{0, 7, -30, 85};
-  const auto expect_each_alone = [&](const laws::Result<float>& together, bool placed) {
-    for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-      const Index first = offsets[s], n = offsets[s + 1] - first;
-      if (n == 0) continue;
-      const auto alone =
-          attend<Systolic>(laws::rows(in.q, first, n), laws::rows(in.k, first, n), laws::rows(in.v, first, n),
-                           mha::Causal{}, mha::Origin{placed ? positions[s] : 0});
-      for (Index i = 0; i < n; ++i)
-        for (Index h = 0; h < 2; ++h)
-          EXPECT_TRUE(same_row(alone, 0, i, together, 0, first + i, h)) << "sequence " << s << ", row " << i;
-    }
-  };
-  expect_each_alone(attend<Systolic>(in, mha::Causal{}, mha::Ragged{offsets}), false);
-  expect_each_alone(attend<Systolic>(in, mha::Causal{}, mha::Ragged{offsets}, mha::Origin{positions}), true);
+  laws::expect_causal_rows_of_each<Systolic>(laws::Sequences{{1, 0, 269, 130}}, in, {0, 7, -30, 85});
 }
 
 /// Tiles that a long sequence has and a short one has not: with long rows they wrote over what is packed.
 TEST_P(SystolicLaw, AShortSequenceBesideALongOneHasNoMoreTiles) {
   support::Random random("systolic, short");
   const Inputs<float> in({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 75, .keys = 75, .head_dim = 700}, random);
-  const std::vector<Index> offsets{0, 50, 60, 61, 75};
-  const auto together = attend<Systolic>(in.q, in.k, in.v, mha::Causal{}, mha::Ragged{offsets});
-  for (std::size_t s = 0; s + 1 < offsets.size(); ++s) {
-    const Index first = offsets[s], n = offsets[s + 1] - first;
-    const auto alone = attend<Systolic>(laws::rows(in.q, first, n), laws::rows(in.k, first, n),
-                                        laws::rows(in.v, first, n), mha::Causal{});
-    for (Index i = 0; i < n; ++i)
-      for (Index h = 0; h < 2; ++h)
-        for (Index d = 0; d < in.v.extent(3); ++d)
-          ASSERT_EQ(support::bits(together.out(0, first + i, h, d)), support::bits(alone.out(0, i, h, d)))
-              << "sequence " << s << ", row " << i << ", head " << h;
-  }
+  laws::expect_causal_rows_of_each<Systolic>(laws::Sequences{{50, 10, 1, 14}}, in, {0, 0, 0, 0});
 }
 
 TEST_P(SystolicLaw, ThreadsChangeNoBits) {
@@ -278,17 +238,7 @@ TEST_P(SystolicLaw, ThreadsChangeNoBits) {
 
 TEST_P(SystolicLaw, ValidNanStaysInItsRow) {
   support::Random random("systolic, NaN");
-  const Sizes sizes{.batch = 1, .queries = 70, .keys = 200};
-  Inputs<float> in(sizes, random);
-  const auto clean = attend<Systolic>(in);
-  in.q(0, 33, 1, 2) = NAN;
-  const auto r = attend<Systolic>(in);
-  for (Index i = 0; i < 70; ++i)
-    for (Index h = 0; h < 2; ++h)
-      if (i == 33 && h == 1)
-        for (Index d = 0; d < sizes.value_dim; ++d) EXPECT_TRUE(std::isnan(r.out(0, i, h, d)));
-      else
-        EXPECT_TRUE(same_row(r, 0, i, clean, 0, i, h)) << "row " << i;
+  laws::expect_nan_in_one_row<Systolic>(Inputs<float>({.batch = 1, .queries = 70, .keys = 200}, random), 33, 1);
 }
 
 }  // namespace

@@ -257,9 +257,11 @@ if(CONSUMER STREQUAL "pkg_config")
   run("${WORK}/consumer")
   execute_process(COMMAND "${PKG_CONFIG}" --cflags --libs mha-compiled OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
   separate_arguments(flags UNIX_COMMAND "${flags}")
-  # A unit without kernels; `compiled` makes programs of such units and the one that has them.
+  # A unit without kernels, and with those that `compiled` has compiled before.
   run("${COMPILER}" -std=c++20 ${baseline} "${here}/main.cpp" ${flags} -c -o "${WORK}/main.o")
   must_fail("undefined reference to .*mha::v0_1" "${COMPILER}" "${WORK}/main.o" -pthread -o "${WORK}/compiled")
+  run("${COMPILER}" "${WORK}/main.o" "${WORK}/../compiled/kernels.o" ${flags} -o "${WORK}/compiled")
+  run("${WORK}/compiled")
   return()
 endif()
 
@@ -316,8 +318,8 @@ if(CONSUMER MATCHES "^(add_subdirectory|fetch_content|find_package)$")
   number_was_found("${WORK}/build")
 endif()
 if(CONSUMER STREQUAL "add_subdirectory")
-  # The targets are those of fetch_content, which builds mha::compiled and a program over it too.
-  run("${CMAKE_COMMAND}" --build "${WORK}/build" --target consumer)
+  run("${CMAKE_COMMAND}" --build "${WORK}/build" --target consumer compiled_unit)
+  run("${WORK}/build/compiled_unit")
 else()
   run("${CMAKE_COMMAND}" --build "${WORK}/build")
 endif()

@@ -41,6 +41,8 @@ struct CallShape {
   MHA_HOST_DEVICE constexpr Index queries_of(Index b) const {
     return query_offsets != nullptr ? query_offsets[b + 1] - query_offsets[b] : queries;
   }
+  /// Pairs of a query and a key in all heads, hidden ones too, as if every sequence had the length of the longest.
+  MHA_HOST_DEVICE constexpr double pairs() const { return double(batch) * heads * queries * keys; }
   /// One past the position of sequence b's last query.
   MHA_HOST_DEVICE constexpr Index queries_end(Index b) const { return origin[b] + queries_of(b); }
 };

@@ -10,6 +10,7 @@
 
 #include "../executor.hpp"
 #include "../simd/key_chunks.hpp"
+#include "../simd/tile_lanes.hpp"
 #include "tile.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
@@ -23,7 +24,7 @@ struct SequenceTiles {
   /// Of tiles with `most` rows, where `group` heads share keys and values.
   SequenceTiles(Index all_queries, Index group, Index most)
       : queries(std::min(all_queries, most)),
-        heads(std::clamp<Index>(most / std::max<Index>(queries, 1), 1, group)),
+        heads(simd::TileLanes::most_heads(group, queries, most)),
         query_tiles(queries == 0 ? 0 : blocks_of(all_queries, queries)),
         head_tiles(blocks_of(group, heads)) {}
 
@@ -75,15 +76,19 @@ class Tiling {
   }
 
   /// Tile t, of its sequence the heaviest first: late queries of a causal mask see the most keys.
-  template <class Call> TileRows rows(const Call& call, Index t) const {
+  template <class Call> simd::TileLanes rows(const Call& call, Index t) const {
     const Index b = sequence_of(call, t);
     const SequenceTiles cut = of(call, b);
     const Index at = static_cast<Index>(t - (first_ != nullptr ? first_[b] : b * per_sequence(cut)));
     const Index first = (cut.query_tiles - 1 - at % cut.query_tiles) * cut.queries;
     const Index head_tile = at / cut.query_tiles % cut.head_tiles, kv_head = at / cut.query_tiles / cut.head_tiles;
     const Index in_group = head_tile * cut.heads;
-    return {b, kv_head * group_ + in_group, std::min(cut.heads, group_ - in_group), first,
-            std::min(call.queries(b) - first, cut.queries)};
+    return {b,
+            kv_head * group_ + in_group,
+            std::min(cut.heads, group_ - in_group),
+            first,
+            std::min(call.queries(b) - first, cut.queries),
+            call.position(b, first)};
   }
 
  private:

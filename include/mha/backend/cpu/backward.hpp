@@ -24,33 +24,17 @@ using simd::AnyBackwardCall;
 ///           dQᵀ += Kᵀ dS,  dV += P dO,  dK += dS Q
 /// Numerics  P has the logits of forward bit for bit; a hidden pair adds exactly nothing
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 4
-template <class T> class HeadBackward {
+template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTiling> {
   using A = Accumulator<T>;
+  using Base = simd::BackwardHead<T, BackwardTiling>;
+  using Base::call_, Base::f_, Base::tiling_, Base::pairs_, Base::b_, Base::h_, Base::queries_, Base::keys_,
+      Base::tiles_;
   static constexpr Index block = BackwardTiling::block, together = BackwardTiling::together;
 
  public:
   HeadBackward(const AnyBackwardCall<T>& call, IsaLevel level, const simd::BackwardKernels<A>& kernels,
                const BackwardTiling& tiling, const HeadMemory<A>& memory, Index b, Index h)
-      : call_(call.call),
-        f_(call.call.forward),
-        level_(level),
-        kernels_(kernels),
-        tiling_(tiling),
-        at_(memory),
-        pairs_(call, kernels, memory.rows, tiling.lanes, b, h),
-        b_(b),
-        h_(h),
-        queries_(f_.queries(b)),
-        keys_(f_.keys(b)),
-        tiles_(tiling.tiles(queries_)) {}
-
-  Index tiles() const { return tiles_; }
-  Index query_pieces() const { return tiling_.query_pieces(queries_); }
-  Index key_pieces() const { return BackwardTiling::key_pieces(keys_); }
-  /// What the head adds to the gradient of the sink.
-  double sink() const { return pairs_.sink(tiles_); }
-  /// What the head adds to the gradients of the score's slots, to where the call has them.
-  void store_slots() const { pairs_.store_slots(tiles_); }
+      : Base(call, kernels, tiling, memory.rows, b, h), level_(level), kernels_(kernels), at_(memory) {}
 
   /// The operands of tile t.
   void prepare_queries(Index t) const {
@@ -305,14 +289,9 @@ template <class T> class HeadBackward {
       kernels_.query_gradient[which](k, tiling_.query_dim, n, ds, lanes, f_.head_dim, dq);
   }
 
-  const AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<A>, simd::AnyScore<A>>& call_;
-  const simd::AnyCall<T>& f_;
   const IsaLevel level_;
   const simd::BackwardKernels<A>& kernels_;
-  const BackwardTiling& tiling_;
   const HeadMemory<A>& at_;
-  const simd::PairGradients<T> pairs_;
-  const Index b_, h_, queries_, keys_, tiles_;
 };
 
 /// The kernels of a call and the sizes of its parts, as simd::BackwardHeads wants them.
@@ -336,10 +315,6 @@ template <class T> class BackwardMachine {
     const simd::AnyCall<T>& f = call_.call.forward;
     return Memory(frame, tiling_, f.shape.queries, f.shape.keys, f.head_dim, f.value_dim, call_.log_sum_exp_apart(),
                   call_.score_gradient.padded_slots());
-  }
-  Scratch scratch(Workspace::Frame& frame) const {
-    return Scratch(frame, tiling_.lanes, call_.log_sum_exp_apart(), call_.score_gradient.evaluates(),
-                   call_.score_gradient.tables());
   }
   HeadBackward<T> head(const Memory& memory, Index b, Index h) const {
     return {call_, level_, kernels_, tiling_, memory, b, h};

@@ -93,14 +93,7 @@ template <Executor Threads> class CpuWith {
   template <class A, class F>
   requires(computes<A>&& std::is_same_v<A, Accumulator<A>>) void differentiate(
       const EpilogueBackwardCall<A, F>& call) const {
-    const auto run = [&](const auto& activation) {
-      detail::simd::differentiate(detail::simd::AnyDerivative<A>(activation, current_isa()),
-                                  {{}, call.gate, call.sum, call.dy, call.d_gate, call.d_sum}, threads_);
-    };
-    if constexpr (detail::is_gated<F>)
-      run(call.activation.activation);
-    else
-      run(call.activation);
+    detail::simd::differentiate(call, current_isa(), threads_);
   }
 
   template <class T>
@@ -181,8 +174,7 @@ template <Executor Threads> class CpuWith {
   /// The chunks of keys that are tasks of their own in such a call, 0 where tiles are enough or there is little work.
   Index shared_chunks(const AttendPlan& plan, const detail::cpu::SequenceTiles& cut) const {
     const CallShape& shape = plan.shape;
-    const bool parallel = detail::cpu::enough_work(2.0 * shape.batch * shape.heads * shape.queries * shape.keys *
-                                                   (double(plan.head_dim) + plan.value_dim));
+    const bool parallel = detail::cpu::enough_work(2 * shape.pairs() * (double(plan.head_dim) + plan.value_dim));
     const bool shares = parallel && detail::simd::too_few_tiles(tiles_of(plan, cut), threads_.workers());
     return shares ? detail::simd::all_chunks(shape.keys) : 0;
   }

@@ -6,13 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numbers>
 #include <type_traits>
 
 #include "../backend.hpp"
 #include "../simd/dropout.hpp"
 #include "../simd/few_rows.hpp"
+#include "../simd/logit_scale.hpp"
 #include "../simd/tile_kernels.hpp"
+#include "../simd/tile_lanes.hpp"
 #include "../simd/tile_policies.hpp"
 #include "tile_keys.hpp"
 #include "tile_layout.hpp"
@@ -36,35 +37,31 @@ simd::FewRowsKernels<A, Stored> few_rows_of(IsaLevel level, Index rows, Index he
 ///
 /// Formula   for each key block:  S = K Qᵀ;  masks and scores;  m′ = max(m, S);  P = exp(S − m′);
 ///           l ← l·exp(m − m′) + ΣP;  O ← O·exp(m − m′) + Vᵀ P.   Finally O / l.
-/// Numerics  without a score and with 0 < scale ≤ 1 the softmax works on the unscaled dot products and the scale is
-///           part of the exponent; else logits are formed first. Differences are taken before the multiplication by
-///           log2(e), so that a large finite logit stays one.
+/// Numerics  S has dot products or logits, as simd::LogitScale says
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes
 template <class T, class Stored = T> class QueryTile {
   using A = Accumulator<T>;
   static constexpr bool widens = !std::is_same_v<Stored, A>;
   static constexpr A hidden = -std::numeric_limits<A>::infinity();
-  static constexpr A log2e = std::numbers::log2e_v<A>;
 
  public:
-  QueryTile(const AnyCall<T, Stored>& call, IsaLevel level, const TileScratch<A>& scratch, const TileRows& rows)
+  QueryTile(const AnyCall<T, Stored>& call, IsaLevel level, const TileScratch<A>& scratch, const simd::TileLanes& rows)
       : call_(call),
         level_(level),
-        kernels_(simd::tile_kernels<A>(level, rows.lanes())),
-        few_(few_rows_of<A, Stored>(level, rows.lanes(), call.head_dim, call.value_dim, call.dropout.exist())),
+        kernels_(simd::tile_kernels<A>(level, rows.count())),
+        few_(few_rows_of<A, Stored>(level, rows.count(), call.head_dim, call.value_dim, call.dropout.exist())),
         at_(scratch),
         rows_(rows),
         keys_(call, rows, kernels_.rows),
         layout_{call, level, rows, kernels_.lanes, kernels_.width},
-        logits_are_dots_(!call.score.exists && call.scale > A(0) && call.scale <= A(1)),
-        slope_(logits_are_dots_ ? call.scale * log2e : log2e) {
+        scale_(call) {
     if (few_.rows > 0)
       layout_.pack_rows(few_.rows, at_.row_q);
     else
       layout_.pack_lanes(at_.q);
   }
 
-  const TileRows& rows() const { return rows_; }
+  const simd::TileLanes& rows() const { return rows_; }
   /// Of the kernels of few rows that it runs on, 0 where queries lie in lanes.
   Index few_rows() const { return few_.rows; }
 
@@ -89,29 +86,29 @@ template <class T, class Stored = T> class QueryTile {
 
   void merge(const simd::TileState<A>& total, const simd::TileState<A>& part) const {
     if (few_.rows > 0)
-      few_.merge(total, part, slope_, call_.value_dim, few_.rows);
+      few_.merge(total, part, scale_.slope(), call_.value_dim, few_.rows);
     else
-      kernels_.merge(total, part, slope_, call_.value_dim, kernels_.lanes);
+      kernels_.merge(total, part, scale_.slope(), call_.value_dim, kernels_.lanes);
   }
 
   /// From the state over all keys to outputs and log-sum-exps.
   void finish(const simd::TileState<A>& state) const {
-    for (Index lane = 0; lane < rows_.lanes(); ++lane)
+    for (Index lane = 0; lane < rows_.count(); ++lane)
       at_.rescale[lane] = state.sum[lane] == A(0) ? A(0) : A(1) / denominator(state, lane);
     if (few_.rows > 0)
       layout_.store_rows(state, at_.rescale);
     else
       layout_.store_lanes(state, at_.rescale);
     if (call_.states.level != nullptr)
-      for_each_row(rows_, [&](Index h, Index i, Index lane) {
+      rows_.for_each([&](Index h, Index i, Index lane) {
         const std::ptrdiff_t row = call_.row_state(rows_.b, h, i);
         call_.states.level[row] = state.max[lane];
         call_.states.sum[row] = state.sum[lane];
       });
     if (call_.log_sum_exp.data == nullptr) return;
-    for_each_row(rows_, [&](Index h, Index i, Index lane) {
+    rows_.for_each([&](Index h, Index i, Index lane) {
       call_.row_log_sum_exp(rows_.b, h, i) =
-          state.sum[lane] == A(0) ? hidden : highest_logit(state, lane) + std::log(state.sum[lane]);
+          state.sum[lane] == A(0) ? hidden : scale_.logit(state.max[lane]) + std::log(state.sum[lane]);
     });
   }
 
@@ -120,19 +117,19 @@ template <class T, class Stored = T> class QueryTile {
     const simd::TileState<A>& state = at_.total;
     if (few_.rows > 0) layout_.pack_lanes(at_.q);
     reset(state);
-    for_each_row(rows_, [&](Index h, Index i, Index) {
+    rows_.for_each([&](Index h, Index i, Index) {
       for (Index k = 0; k < keys_.count(); ++k) to(rows_.b, h, i, k) = hidden;
     });
     for_each_block(0, keys_.count(), false, [&](const KeySegments& segments, Index n) {
-      for_each_row(rows_, [&](Index h, Index i, Index lane) {
+      rows_.for_each([&](Index h, Index i, Index lane) {
         for_each_key(segments, [&](Index k, Index row) { to(rows_.b, h, i, k) = s(row)[lane]; });
       });
       softmax(n, state);
     });
-    for_each_row(rows_, [&](Index h, Index i, Index lane) {
+    rows_.for_each([&](Index h, Index i, Index lane) {
       for (Index k = 0; k < keys_.count(); ++k) {
         A& w = to(rows_.b, h, i, k);
-        w = w == hidden ? A(0) : std::exp2((w - state.max[lane]) * slope_) / denominator(state, lane);
+        w = w == hidden ? A(0) : std::exp2((w - state.max[lane]) * scale_.slope()) / denominator(state, lane);
       }
     });
   }
@@ -183,21 +180,20 @@ template <class T, class Stored = T> class QueryTile {
 
   /// The softmax of a block and its values, all runs at once.
   void row_values(const KeySegments& segments, Index n, const simd::TileState<A>& to) {
-    few_.softmax(at_.s, key_block, few_.rows, n, slope_, to.max, at_.rescale);
+    few_.softmax(at_.s, key_block, few_.rows, n, scale_.slope(), to.max, at_.rescale);
     keys_.next(segments.back().end, next_runs_);
     few_.values(runs_.values(0, runs_.size()), at_.s, key_block, at_.rescale, call_.value_dim, to.out, to.sum,
                 next_runs_.keys(0, next_runs_.size()), call_.head_dim);
   }
 
   void softmax(Index n, const simd::TileState<A>& state) const {
-    kernels_.softmax(at_.s, n, slope_, state.max, state.sum, at_.rescale);
+    kernels_.softmax(at_.s, n, scale_.slope(), state.max, state.sum, at_.rescale);
   }
 
   /// The weights of a block in s, those that are dropped made 0 and the others multiplied.
   MHA_NO_INLINE void drop(const KeySegments& segments) const {
     simd::DroppingLanes lanes;
-    for (Index head = 0; head < rows_.heads; ++head)
-      lanes.set(call_, rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first), head * rows_.count, rows_.count);
+    rows_.set_draws(call_, lanes);
     Index first = 0;
     for (const simd::KeyRange& keys : segments) {
       const Index n = keys.end - keys.begin;
@@ -264,13 +260,9 @@ template <class T, class Stored = T> class QueryTile {
         tile_scores(run, s(first + key), far({run.value, run.value_stride, call_.value_dim, run.count}));
       });
     const Index key_stride = by_rows ? 1 : kernels_.lanes, row_stride = by_rows ? key_block : 1;
-    for (Index head = 0; head < rows_.heads; ++head) {
-      if (logits_are_dots_ && keys.seen == TileVisibility::full) return;
-      A* const columns = at_.s + std::ptrdiff_t{first} * key_stride + std::ptrdiff_t{head} * rows_.count * row_stride;
-      if (!logits_are_dots_)
-        call_.score.apply(keys_.queries(head), columns, key_stride, call_.scale, keys.begin, keys.end, row_stride);
-      call_.mask.hide(keys_.queries(head), columns, key_stride, keys, kernels_.rows, row_stride);
-    }
+    A* const columns = at_.s + std::ptrdiff_t{first} * key_stride;
+    if (!scale_.dots()) rows_.apply(call_.score, columns, key_stride, call_.scale, keys.begin, keys.end, row_stride);
+    rows_.hide(call_.mask, columns, key_stride, keys, kernels_.rows, row_stride);
   }
 
   /// The dot products of `keys`, whose runs join those of the block, as columns of the tile's rows.
@@ -296,7 +288,7 @@ template <class T, class Stored = T> class QueryTile {
     std::fill_n(at_.wide_keys + std::ptrdiff_t{rest} * dim, std::ptrdiff_t{lanes - rest} * dim, A(0));
     const simd::StoredRows<A> filled{at_.wide_keys, dim, lanes};
     few_.wide_scores({&filled, 1}, at_.row_q, dim, at_.visible, lanes, {}, 0);
-    for (Index lane = 0; lane < rows_.lanes(); ++lane)
+    for (Index lane = 0; lane < rows_.count(); ++lane)
       std::copy_n(at_.visible + std::ptrdiff_t{lane} * lanes, rest, to + std::ptrdiff_t{lane} * key_block);
   }
 
@@ -308,7 +300,7 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   bool is_finite(const simd::TileState<A>& state) const {
-    const Index rows = few_.rows > 0 ? rows_.lanes() : kernels_.lanes;
+    const Index rows = few_.rows > 0 ? rows_.count() : kernels_.lanes;
     kernels_.non_finite(state.out, std::ptrdiff_t{call_.value_dim} * rows, at_.rescale);
     return std::all_of(at_.rescale, at_.rescale + kernels_.width, [](A x) { return x == A(0); });
   }
@@ -316,15 +308,7 @@ template <class T, class Stored = T> class QueryTile {
   /// What a row is divided by: the sum over its keys and, relative to the same maximum, the sink.
   A denominator(const simd::TileState<A>& state, Index lane) const {
     if (call_.sink.size == 0) return state.sum[lane];
-    const A sink = static_cast<A>(call_.sink[rows_.h + lane / rows_.count]);
-    return state.sum[lane] + std::exp2((sink - highest_logit(state, lane)) * log2e);
-  }
-
-  /// Rounded, and not part of a fused operation in those programs whose flags allow one.
-  A highest_logit(const simd::TileState<A>& state, Index lane) const {
-    A max = logits_are_dots_ ? state.max[lane] * call_.scale : state.max[lane];
-    simd::round_here(max);
-    return max;
+    return scale_.with_sink(state.sum[lane], state.max[lane], static_cast<A>(call_.sink[rows_.head_of(lane)]));
   }
 
   const AnyCall<T, Stored>& call_;
@@ -332,12 +316,11 @@ template <class T, class Stored = T> class QueryTile {
   const simd::TileKernels<A> kernels_;
   const simd::FewRowsKernels<A, Stored> few_;
   const TileScratch<A>& at_;
-  const TileRows rows_;
+  const simd::TileLanes rows_;
   const TileKeys<AnyCall<T, Stored>> keys_;
   const TileLayout<AnyCall<T, Stored>> layout_;
   KeyRuns<Stored> runs_, next_runs_;  ///< of a block by rows, and of the next
-  const bool logits_are_dots_;
-  const A slope_;
+  const simd::LogitScale<A> scale_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -7,6 +7,7 @@
 #include "../../cache/kv_source.hpp"
 #include "../simd/few_rows.hpp"
 #include "../simd/product_kernel.hpp"
+#include "../simd/tile_lanes.hpp"
 #include "../simd/tile_policies.hpp"
 #include "tile_shape.hpp"
 
@@ -60,19 +61,14 @@ template <class Call> class TileKeys {
  public:
   using Stored = typename decltype(Call::kv)::Scalar;
 
-  TileKeys(const Call& call, const TileRows& rows, Index grain)
-      : call_(call), rows_(rows), grain_(grain), count_(call.keys(rows.b)) {}
+  TileKeys(const Call& call, const simd::TileLanes& lanes, Index grain)
+      : call_(call), lanes_(lanes), grain_(grain), count_(call.keys(lanes.b)) {}
 
   Index count() const { return count_; }
 
   /// The first multiple of `size`, a multiple of which `begin` is, from which on the `size` keys are not all dropped;
   /// count() or more if there is none.
-  Index from(Index begin, Index size) const { return call_.kv.held(rows_.b, begin, count_) / size * size; }
-
-  /// The tile's queries of one of its heads, as policies take them.
-  simd::TileQueries queries(Index head) const {
-    return {rows_.b, rows_.h + head, call_.position(rows_.b, rows_.first), rows_.count};
-  }
+  Index from(Index begin, Index size) const { return call_.kv.held(lanes_.b, begin, count_) / size * size; }
 
   /// What of keys [begin, end), a block at most, some row sees.
   KeySegments segments(Index begin, Index end) const {
@@ -98,9 +94,9 @@ template <class Call> class TileKeys {
 
   /// f(run, k) for the runs of keys [begin, end), all held, k their first counted from begin.
   template <class F> void for_each_run(Index begin, Index end, F&& f) const {
-    const Index g = call_.kv_head(rows_.h);
+    const Index g = call_.kv_head(lanes_.head);
     for (Index k = begin; k < end;) {
-      const KvRun<Stored> run = call_.kv.run(rows_.b, g, k, end);
+      const KvRun<Stored> run = call_.kv.run(lanes_.b, g, k, end);
       f(run, k - begin);
       k += run.count;
     }
@@ -109,51 +105,36 @@ template <class Call> class TileKeys {
   /// The runs of as many keys from `begin` on as a block has.
   void next(Index begin, KeyRuns<Stored>& runs) const {
     runs.clear();
-    const Index g = call_.kv_head(rows_.h);
-    begin = call_.kv.held(rows_.b, begin, count_);
+    const Index g = call_.kv_head(lanes_.head);
+    begin = call_.kv.held(lanes_.b, begin, count_);
     for (const Index end = std::min(begin + key_block, count_); begin < end;) {
-      runs.add(call_.kv.run(rows_.b, g, begin, end));
-      begin = call_.kv.held(rows_.b, begin + runs.count(runs.size() - 1), end);
+      runs.add(call_.kv.run(lanes_.b, g, begin, end));
+      begin = call_.kv.held(lanes_.b, begin + runs.count(runs.size() - 1), end);
     }
   }
   /// At most `most` keys from `begin` on, as far as they lie together: what comes after a block.
   simd::NextRows<Stored> next(Index begin, Index most = key_block) const {
-    begin = call_.kv.held(rows_.b, begin, count_);
+    begin = call_.kv.held(lanes_.b, begin, count_);
     if (begin >= count_) return {};
     const Index end = std::min(begin + most, count_);
-    const KvRun<Stored> run = call_.kv.run(rows_.b, call_.kv_head(rows_.h), begin, end);
+    const KvRun<Stored> run = call_.kv.run(lanes_.b, call_.kv_head(lanes_.head), begin, end);
     return {run.key, run.key_stride, call_.head_dim, run.count};
   }
 
  private:
   void add_held(KeySegments& segments, const simd::KeyRange& keys) const {
     if (!call_.kv.drops()) return segments.add(keys);
-    for (Index begin = call_.kv.held(rows_.b, keys.begin, keys.end), end = begin; begin < keys.end;
-         begin = call_.kv.held(rows_.b, end, keys.end)) {
-      end = call_.kv.held_end(rows_.b, begin, keys.end);
+    for (Index begin = call_.kv.held(lanes_.b, keys.begin, keys.end), end = begin; begin < keys.end;
+         begin = call_.kv.held(lanes_.b, end, keys.end)) {
+      end = call_.kv.held_end(lanes_.b, begin, keys.end);
       segments.add({begin, end, keys.seen});
     }
   }
 
-  /// What of keys [begin, end) some head of the tile sees.
-  simd::KeyRange visible(Index begin, Index end) const {
-    simd::KeyRange all = call_.mask.visible(queries(0), begin, end, grain_);
-    for (Index head = 1; head < rows_.heads; ++head) {
-      const simd::KeyRange keys = call_.mask.visible(queries(head), begin, end, grain_);
-      if (keys.seen == all.seen && keys.begin == all.begin && keys.end == all.end) continue;
-      if (keys.seen == TileVisibility::none) {
-        if (all.seen != TileVisibility::none) all.seen = TileVisibility::partial;
-      } else if (all.seen == TileVisibility::none) {
-        all = {keys.begin, keys.end, TileVisibility::partial};
-      } else {
-        all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end), TileVisibility::partial};
-      }
-    }
-    return all;
-  }
+  simd::KeyRange visible(Index begin, Index end) const { return lanes_.visible(call_.mask, begin, end, grain_); }
 
   const Call& call_;
-  const TileRows rows_;
+  const simd::TileLanes lanes_;
   const Index grain_, count_;
 };
 

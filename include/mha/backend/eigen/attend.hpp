@@ -51,9 +51,7 @@ struct Tiling {
     head_tiles = (group + heads - 1) / heads;
     tiles = std::int64_t{call.shape.batch} * kv_heads * head_tiles * query_tiles;
     constexpr double enough_flop = 2e6;
-    alone = tiles <= 1 || 2.0 * call.shape.batch * call.shape.heads * call.shape.queries * call.shape.keys *
-                                  (double(call.head_dim) + call.value_dim) <
-                              enough_flop;
+    alone = tiles <= 1 || 2 * call.shape.pairs() * (double(call.head_dim) + call.value_dim) < enough_flop;
   }
 };
 

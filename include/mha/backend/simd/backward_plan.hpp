@@ -21,7 +21,7 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 ///
 /// A Machine computes one query head of one sequence in steps: its operands are prepared, pieces (n, m) of queries ×
 /// keys are computed, any of them after (n − 1, m) and (n, m − 1), and the sums are stored. It has call(), an
-/// AnyBackwardCall, tiling(), which cuts the work, memory(frame) of a head, scratch(frame) of a worker and
+/// AnyBackwardCall, tiling(), which cuts the work, the type Scratch of a worker's memory, memory(frame) of a head and
 /// head(memory, b, h), which has tiles(), query_pieces(), key_pieces(), prepare_queries(tile), prepare_keys(m),
 /// piece(n, m, scratch), store_queries(tile), add_keys(m, memory of another head), store_keys(m), sink() and
 /// store_slots().
@@ -43,9 +43,7 @@ template <class Machine> class BackwardHeads {
   std::int64_t key_heads() const { return std::int64_t{f_.shape.batch} * f_.kv_heads; }
   bool is_large() const {
     constexpr double enough_flop = 2e6;
-    return 2.0 * f_.shape.batch * f_.shape.heads * f_.shape.queries * f_.shape.keys *
-               (3. * f_.head_dim + 2. * f_.value_dim) >=
-           enough_flop;
+    return 2 * f_.shape.pairs() * (3. * f_.head_dim + 2. * f_.value_dim) >= enough_flop;
   }
   /// Heads, counted over all sequences, that may be computed at once: those that share a table come one after another.
   Index at_once() const {
@@ -71,7 +69,11 @@ template <class Machine> class BackwardHeads {
   Index keys() const { return f_.shape.keys; }
 
   auto memory(Workspace::Frame& frame) const { return machine_.memory(frame); }
-  auto scratch(Workspace::Frame& frame) const { return machine_.scratch(frame); }
+  auto scratch(Workspace::Frame& frame) const {
+    const auto& score = call_.score_gradient;
+    return
+        typename Machine::Scratch(frame, tiling().lanes, call_.log_sum_exp_apart(), score.evaluates(), score.tables());
+  }
   /// Query head i of key/value head g, counted over all sequences.
   auto head(std::int64_t g, Index i, const typename Machine::Memory& memory) const {
     const Index b = static_cast<Index>(g / f_.kv_heads), h = static_cast<Index>(g % f_.kv_heads) * group_ + i;

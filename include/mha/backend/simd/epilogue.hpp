@@ -38,9 +38,7 @@ template <class A> using ActivationKernel = void (*)(ActivationArgs<A>);
 template <class A, class F> struct ActivationBody {
   template <class Isa> MHA_FLATTEN static void run(ActivationArgs<A> p) {
     constexpr int W = Vector<A, Isa>::width;
-    // A copy, unless copying may cost something.
-    std::conditional_t<std::is_trivially_copyable_v<F>, const F, const F&> activation =
-        *static_cast<const F*>(p.activation);
+    LocalCopy<F> activation = *static_cast<const F*>(p.activation);
     for (Index i = 0; i < p.n; ++i) {
       A* const c = p.c + i * p.stride;
       const A* const from = p.gate != nullptr ? p.gate + i * p.gate_stride : c;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "../../core/view.hpp"
 #include "../../policy/activation_derivative.hpp"
@@ -54,9 +53,7 @@ template <class A, class F> struct DerivativeBody {
 
   template <class Isa> MHA_FLATTEN static void run(DerivativeArgs<A> p) {
     constexpr int W = Vector<A, Isa>::width;
-    // A copy, unless copying may cost something.
-    std::conditional_t<std::is_trivially_copyable_v<F>, const F, const F&> activation =
-        *static_cast<const F*>(p.activation);
+    LocalCopy<F> activation = *static_cast<const F*>(p.activation);
     for (Index i = 0; i < p.n; ++i)
       for (Index j = 0; j < p.columns; j += W) {
         const Index count = std::min(Index{W}, p.columns - j);
@@ -92,7 +89,8 @@ template <class A> struct AnyDerivative {
   }
 };
 
-/// The tensors of an EpilogueBackwardCall, rows shared among the threads where they are work enough.
+/// The tensors of an EpilogueBackwardCall whose activation has lost its type, rows shared among the threads where they
+/// are work enough.
 template <class A, class Threads>
 void differentiate(const AnyDerivative<A>& derivative, const EpilogueBackwardCall<A, Identity>& call,
                    const Threads& threads) {
@@ -109,6 +107,19 @@ void differentiate(const AnyDerivative<A>& derivative, const EpilogueBackwardCal
                        call.sum.stride[0], call.dy.stride[0], call.d_sum.stride[0],
                        first(task + 1) - static_cast<Index>(row), columns});
   });
+}
+
+/// The gradients of an epilogue's sums.
+template <class A, class F, class Threads>
+void differentiate(const EpilogueBackwardCall<A, F>& call, IsaLevel level, const Threads& threads) {
+  const auto run = [&](const auto& activation) {
+    differentiate(AnyDerivative<A>(activation, level), {{}, call.gate, call.sum, call.dy, call.d_gate, call.d_sum},
+                  threads);
+  };
+  if constexpr (is_gated<F>)
+    run(call.activation.activation);
+  else
+    run(call.activation);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

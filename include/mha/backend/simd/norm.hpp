@@ -125,28 +125,37 @@ template <class A, class T> struct NormBody {
     if constexpr (Squares) square = total<Isa>((q0 + q1) + (q2 + q3));
   }
 
+  /// Of a row: the mean, 0 if it is not centred, and what makes z its result (z − centre) · scale − correction.
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void measure(const A* row, Index width, bool centred, A eps, A& mean,
+                                        vector_t<A, Isa>& centre, vector_t<A, Isa>& correction,
+                                        vector_t<A, Isa>& scale) {
+    const A per_element = A(1) / A(width);
+    A rest, square;
+    mean = A(0);
+    if (centred) {
+      const A first = row[0];
+      add_up<Isa, false>(row, width, first, mean, square);
+      mean = first + mean * per_element;
+    }
+    add_up<Isa, true>(row, width, mean, rest, square);
+    rest = centred ? rest * per_element : A(0);
+    square = square * per_element - rest * rest;
+    const A under = (square < A(0) ? A(0) : square) + eps;
+    const A inverse = under == A(0) ? A(0) : A(1) / std::sqrt(under);
+    broadcast(centre, mean);
+    broadcast(correction, rest * inverse);
+    broadcast(scale, inverse);
+  }
+
   template <class Isa> MHA_ALWAYS_INLINE static void run(NormArgs<A, T> p) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
-    const A per_element = A(1) / A(p.width);
     for (Index i = 0; i < p.rows; ++i) {
       const A* const row = row_of<Isa>(p, i);
-      A mean(0), rest, square;
-      if (p.centred) {
-        const A first = row[0];
-        add_up<Isa, false>(row, p.width, first, mean, square);
-        mean = first + mean * per_element;
-      }
-      add_up<Isa, true>(row, p.width, mean, rest, square);
-      rest = p.centred ? rest * per_element : A(0);
-      square = square * per_element - rest * rest;
-      const A under = (square < A(0) ? A(0) : square) + p.eps;
-      const A inverse = under == A(0) ? A(0) : A(1) / std::sqrt(under);
-
+      A mean;
       V centre, correction, scale;
-      broadcast(centre, mean);
-      broadcast(correction, rest * inverse);
-      broadcast(scale, inverse);
+      measure<Isa>(row, p.width, p.centred, p.eps, mean, centre, correction, scale);
       T* const y = p.y + i * p.y_stride;
       V z, weight, bias;
       Index j = 0;

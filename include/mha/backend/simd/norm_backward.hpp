@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 #include "../executor.hpp"
@@ -58,21 +57,9 @@ template <class A> struct NormBackwardBody {
         std::fill_n(dz, p.width, A(0));
         continue;
       }
-      A mean(0), rest, square;
-      if (p.centred) {
-        NormBody<A, A>::template add_up<Isa, false>(z, p.width, z[0], mean, square);
-        mean = z[0] + mean * per_element;
-      }
-      NormBody<A, A>::template add_up<Isa, true>(z, p.width, mean, rest, square);
-      rest = p.centred ? rest * per_element : A(0);
-      square = square * per_element - rest * rest;
-      const A under = (square < A(0) ? A(0) : square) + p.eps;
-      const A inverse = under == A(0) ? A(0) : A(1) / std::sqrt(under);
-
+      A mean;
       V<Isa> centre, correction, scale, along{}, level{};
-      broadcast(centre, mean);
-      broadcast(correction, rest * inverse);
-      broadcast(scale, inverse);
+      NormBody<A, A>::template measure<Isa>(z, p.width, p.centred, p.eps, mean, centre, correction, scale);
       V<Isa> x, d, weight, sum;
       for (Index j = 0; j < p.width; j += W) {
         const Index count = p.width - j;

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <numbers>
 
 #include "../backward.hpp"
 #include "backward_kernels.hpp"
 #include "backward_memory.hpp"
+#include "logit_scale.hpp"
 #include "score_derivative.hpp"
 #include "score_gradient.hpp"
 #include "tile_policies.hpp"
@@ -54,7 +54,6 @@ template <class T> struct AnyBackwardCall {
 /// Numerics  a hidden pair adds exactly nothing
 template <class T> class PairGradients {
   using A = Accumulator<T>;
-  static constexpr A log2e = std::numbers::log2e_v<A>;
 
  public:
   PairGradients(const AnyBackwardCall<T>& call, const PairKernels<A>& kernels, const RowMemory<A>& memory, Index lanes,
@@ -72,8 +71,7 @@ template <class T> class PairGradients {
         wants_dots_(call_.query.wanted() || call_.key.wanted()),
         wants_ds_(wants_dots_ || score_gradient_.exists()),
         log_sum_exp_apart_(call.log_sum_exp_apart()),
-        logits_are_dots_(!f_.score.exists && f_.scale > A(0) && f_.scale <= A(1)),
-        slope_(logits_are_dots_ ? f_.scale * log2e : log2e) {}
+        scale_(f_) {}
 
   /// Whether anything but dV is wanted.
   bool wants_ds() const { return wants_ds_; }
@@ -128,7 +126,7 @@ template <class T> class PairGradients {
     if (score_gradient_.evaluates())
       for (Index i = 0; i < n; ++i)
         std::copy_n(s + std::ptrdiff_t{i} * lanes_, of.count, scratch.dots + of.apart + std::ptrdiff_t{i} * lanes_);
-    if (!logits_are_dots_) f_.score.apply(rows, s, lanes_, f_.scale, of.keys.begin, of.keys.end);
+    if (!scale_.dots()) f_.score.apply(rows, s, lanes_, f_.scale, of.keys.begin, of.keys.end);
     f_.mask.hide(rows, s, lanes_, of.keys, grain);
   }
 
@@ -142,7 +140,7 @@ template <class T> class PairGradients {
     if (f_.dropout.exist())
       drop(s, ds, derivative, n, of.count, states, of.keys.begin, row);
     else
-      kernels_.weight_gradient(s, ds, derivative, n, lanes_, of.count, states, slope_);
+      kernels_.weight_gradient(s, ds, derivative, n, lanes_, of.count, states, scale_.slope());
     if (log_sum_exp_apart_ && wants_ds_)
       for (Index i = 0; i < n; ++i)
         kernels_.add_rows(scratch.own_ds + std::ptrdiff_t{i} * lanes_, of.count, ds + std::ptrdiff_t{i} * lanes_);
@@ -173,8 +171,6 @@ template <class T> class PairGradients {
     const std::ptrdiff_t row = f_.row_state(b_, h_, i);
     return call_.sum[row] == A(0) && call_.level[row] == -std::numeric_limits<A>::infinity();
   }
-  /// The level in natural-log scale.
-  A highest_logit(Index i) const { return logits_are_dots_ ? at_.level[i] * f_.scale : at_.level[i]; }
 
   /// What rows [first, first + count) add to the gradient of the sink.
   double sink_of(Index first, Index count) const {
@@ -182,7 +178,7 @@ template <class T> class PairGradients {
     if (call_.sink == nullptr) return total;
     for (Index i = first; i < first + count; ++i) {
       if (is_empty(i)) continue;
-      const double above = double(highest_logit(i)) - double(f_.sink[h_]);
+      const double above = double(scale_.logit(at_.level[i])) - double(f_.sink[h_]);
       total -= double(at_.delta[i]) / (1 + double(call_.sum[f_.row_state(b_, h_, i)]) * std::exp(above));
     }
     return total;
@@ -201,7 +197,7 @@ template <class T> class PairGradients {
       }
       const A sum = call_.sum[f_.row_state(b_, h_, i)];
       A denominator = sum;
-      if (f_.sink.size > 0) denominator += std::exp2((static_cast<A>(f_.sink[h_]) - highest_logit(i)) * log2e);
+      if (f_.sink.size > 0) denominator = scale_.with_sink(sum, at_.level[i], static_cast<A>(f_.sink[h_]));
       at_.log2_sum[i] = std::log2(denominator);
       if (log_sum_exp_apart_) {
         at_.own_log2_sum[i] = std::log2(sum);
@@ -217,7 +213,8 @@ template <class T> class PairGradients {
                           Index key, Index row) const {
     DroppingLanes lanes;
     lanes.set(f_, b_, h_, f_.position(b_, row), 0, count);
-    kernels_.dropped_weight_gradient(p, ds, derivative, n, lanes_, count, states, slope_, key, lanes.of(f_.dropout));
+    kernels_.dropped_weight_gradient(p, ds, derivative, n, lanes_, count, states, scale_.slope(), key,
+                                     lanes.of(f_.dropout));
   }
 
   /// What some pairs, with dt in ds, add to the gradients of the score's own numbers; dt ← ds.
@@ -247,7 +244,7 @@ template <class T> class PairGradients {
       std::fill_n(scratch.own_ds + at, count, A(0));
     }
     kernels_.weight_gradient(scratch.own_p, scratch.own_ds, derivative, n, lanes_, count,
-                             {at_.level + row, at_.own_log2_sum + row, at_.own_delta + row}, slope_);
+                             {at_.level + row, at_.own_log2_sum + row, at_.own_delta + row}, scale_.slope());
   }
 
   const AttendBackwardCall<T, AnyKv<T>, AnyMask<A>, AnyScore<A>>& call_;
@@ -257,8 +254,42 @@ template <class T> class PairGradients {
   const PairKernels<A>& kernels_;
   const RowMemory<A>& at_;
   const Index lanes_, b_, h_, queries_;
-  const bool wants_dots_, wants_ds_, log_sum_exp_apart_, logits_are_dots_;
-  const A slope_;
+  const bool wants_dots_, wants_ds_, log_sum_exp_apart_;
+  const LogitScale<A> scale_;
+};
+
+/// What the backward pass of a query head of one sequence has on every machine: a base of the Head that
+/// simd::BackwardHeads asks for, its work cut by a tiling of the machine's.
+template <class T, class Tiling> class BackwardHead {
+  using A = Accumulator<T>;
+
+ public:
+  Index tiles() const { return tiles_; }
+  Index query_pieces() const { return tiling_.query_pieces(queries_); }
+  Index key_pieces() const { return Tiling::key_pieces(keys_); }
+  /// What the head adds to the gradient of the sink.
+  double sink() const { return pairs_.sink(tiles_); }
+  /// What the head adds to the gradients of the score's slots, to where the call has them.
+  void store_slots() const { pairs_.store_slots(tiles_); }
+
+ protected:
+  BackwardHead(const AnyBackwardCall<T>& call, const PairKernels<A>& kernels, const Tiling& tiling,
+               const RowMemory<A>& rows, Index b, Index h)
+      : call_(call.call),
+        f_(call.call.forward),
+        tiling_(tiling),
+        pairs_(call, kernels, rows, tiling.lanes, b, h),
+        b_(b),
+        h_(h),
+        queries_(f_.queries(b)),
+        keys_(f_.keys(b)),
+        tiles_(tiling.tiles(queries_)) {}
+
+  const AttendBackwardCall<T, AnyKv<T>, AnyMask<A>, AnyScore<A>>& call_;
+  const AnyCall<T>& f_;
+  const Tiling& tiling_;
+  const PairGradients<T> pairs_;
+  const Index b_, h_, queries_, keys_, tiles_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -14,6 +14,7 @@
 #include "../../policy/score.hpp"
 #include "../backend.hpp"
 #include "isa.hpp"
+#include "tile_lanes.hpp"
 #include "vector.hpp"
 
 /// Masks and scores on a tile of logits (keys, lanes) with queries in lanes: what every machine with such a tile
@@ -38,14 +39,11 @@ template <class A> struct LogitPatch {
 // and logits go through arrays of the body's own, because what may alias keeps a loop scalar. The bodies are not marked
 // to be inlined always, as others are: the compilers would then leave a long policy out of line, where it is scalar.
 
-/// A copy, unless copying may cost something.
-template <class P> using LocalPolicy = std::conditional_t<std::is_trivially_copyable_v<P>, const P, const P&>;
-
 /// s ← score(scale · s).
 template <class A, class S> struct ScoreBody {
   template <class Isa> MHA_FLATTEN static void run(LogitPatch<A> p) {
     constexpr int W = Vector<A, Isa>::width;
-    LocalPolicy<S> score = *static_cast<const S*>(p.policy);
+    LocalCopy<S> score = *static_cast<const S*>(p.policy);
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
@@ -68,7 +66,7 @@ template <class A, class M> struct HideBody {
     using Flag = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
     constexpr int W = Vector<A, Isa>::width;
     constexpr A hidden = -std::numeric_limits<A>::infinity();
-    LocalPolicy<M> mask = *static_cast<const M*>(p.policy);
+    LocalCopy<M> mask = *static_cast<const M*>(p.policy);
     for (Index r = 0; r < p.rows; ++r) {
       A* const s = p.s + r * p.stride;
       const Index q = r * p.q_step, k = r * p.k_step;
@@ -77,17 +75,6 @@ template <class A, class M> struct HideBody {
       for (int i = 0; i < W; ++i) s[i] = seen[i] != 0 ? s[i] : hidden;
     }
   }
-};
-
-/// Keys [begin, end) and what the mask says of them for all queries of a tile.
-struct KeyRange {
-  Index begin, end;
-  TileVisibility seen;
-};
-
-/// Queries [begin, begin + count) of head h of sequence b: the columns of a tile.
-struct TileQueries {
-  Index b, h, begin, count;
 };
 
 /// The kernel of a policy at the level in use, and how a tile is cut into registers for it.

@@ -52,6 +52,10 @@ template <class V> MHA_ALWAYS_INLINE void round_here([[maybe_unused]] V& x) {
 #endif
 }
 
+/// What a body has of an object of the caller's, so that the compiler knows that nothing else writes it: a copy, unless
+/// copying may cost something.
+template <class F> using LocalCopy = std::conditional_t<std::is_trivially_copyable_v<F>, const F, const F&>;
+
 /// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone between two branches is named,
 /// because g++ leaves it unfused under -mtune=znver…, and a row's bits would depend on how many are computed beside it.
 template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const V& a, const V& b) {

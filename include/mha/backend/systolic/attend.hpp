@@ -35,7 +35,7 @@ struct GroupPlan {
   GroupPlan(const CallShape& shape, Index all_kv_heads, Index head_dim, Index value_dim, Index of_lanes,
             Index all_workers)
       : lanes(of_lanes), ratio(shape.heads / all_kv_heads), kv_heads(all_kv_heads) {
-    const double flop = 2.0 * shape.batch * shape.heads * shape.queries * shape.keys * (double(head_dim) + value_dim);
+    const double flop = 2 * shape.pairs() * (double(head_dim) + value_dim);
     if (flop >= enough_flop) workers = all_workers;
     const std::size_t bytes =
         2 * (KvTiles::key_size(shape.keys, head_dim) + KvTiles::value_size(shape.keys, value_dim));

@@ -27,34 +27,21 @@ using simd::AnyBackwardCall;
 /// Numerics  P has the weights of forward; dO of D is rounded as that of dP is. Where an operand of a sum over pairs is
 ///           NaN or infinite, the array has 0 for it, and what it adds to visible pairs is added by itself
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 4
-template <class T> class HeadBackward {
+template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTiling> {
+  using Base = simd::BackwardHead<T, BackwardTiling>;
+  using Base::call_, Base::f_, Base::tiling_, Base::pairs_, Base::b_, Base::h_, Base::queries_, Base::keys_,
+      Base::tiles_;
   static constexpr Index together = BackwardTiling::together;
   static constexpr float hidden = -std::numeric_limits<float>::infinity();
 
  public:
   HeadBackward(const AnyBackwardCall<T>& call, const BackwardKernels& kernels, const BackwardTiling& tiling,
                const BackwardMemory& memory, Index b, Index h)
-      : call_(call.call),
-        f_(call.call.forward),
+      : Base(call, kernels.pairs, tiling, memory.rows, b, h),
         kernels_(kernels),
-        tiling_(tiling),
         at_(memory),
-        pairs_(call, kernels.pairs, memory.rows, tiling.lanes, b, h),
-        b_(b),
-        h_(h),
-        queries_(f_.queries(b)),
-        keys_(f_.keys(b)),
-        tiles_(tiling.tiles(queries_)),
         padded_queries_(tiling.padded_queries(queries_)),
         padded_keys_(BackwardTiling::padded_keys(keys_)) {}
-
-  Index tiles() const { return tiles_; }
-  Index query_pieces() const { return tiling_.query_pieces(queries_); }
-  Index key_pieces() const { return BackwardTiling::key_pieces(keys_); }
-  /// What the head adds to the gradient of the sink.
-  double sink() const { return pairs_.sink(tiles_); }
-  /// What the head adds to the gradients of the score's slots, to where the call has them.
-  void store_slots() const { pairs_.store_slots(tiles_); }
 
   /// The operands of tile t.
   void prepare_queries(Index t) const {
@@ -63,20 +50,20 @@ template <class T> class HeadBackward {
     const Index rows = t + 1 == tiles_ ? padded_queries_ - first : lanes;
     bool finite[2];
     const auto operand = [&](const T* from, const TensorView<const T, 4>& of, Index dim, Index padded, bfloat16* to,
-                             std::uint32_t* to_lanes, std::uint32_t* to_depth, bool& is_finite) {
+                             std::uint32_t* to_lanes, std::uint32_t* to_depth, bool* all_finite) {
       bfloat16* const at = to + std::ptrdiff_t{first} * padded;
       round_rows<T>(level(), {from, of.stride[1], of.stride[3], count, dim}, at, padded, tile_depth);
       std::fill_n(at + std::ptrdiff_t{count} * padded, std::ptrdiff_t{rows - count} * padded, bfloat16{});
-      kernels_.finite(at, std::ptrdiff_t{rows} * padded, &is_finite);
+      kernels_.finite(at, std::ptrdiff_t{rows} * padded, all_finite);
       std::uint32_t* const columns = to_lanes + std::ptrdiff_t{first} * (padded / 2);
       for (Index step = 0; step < padded / tile_depth; ++step)
         kernels_.pack_columns(at + step * tile_depth, padded, lanes / tile_side, 1,
                               columns + step * (lanes / tile_side) * tile_words);
       kernels_.pack_depth(at, padded, first, rows / 2, padded / tile_depth, to_depth, depth_group());
     };
-    operand(f_.query(b_, first, h_), f_.q, f_.head_dim, tiling_.query_dim, at_.q, at_.q_lanes, at_.q_depth, finite[0]);
+    operand(f_.query(b_, first, h_), f_.q, f_.head_dim, tiling_.query_dim, at_.q, at_.q_lanes, at_.q_depth, &finite[0]);
     operand(call_.row(call_.d_out, b_, first, h_), call_.d_out, f_.value_dim, tiling_.value_dim, at_.d_out,
-            at_.d_out_lanes, at_.d_out_depth, finite[1]);
+            at_.d_out_lanes, at_.d_out_depth, &finite[1]);
     at_.finite[t] = finite[0] && finite[1];
     pairs_.prepare(t, count, at_.d_out + std::ptrdiff_t{first} * tiling_.value_dim, tiling_.value_dim);
     std::fill_n(dq_of(t), std::ptrdiff_t{lanes} * tiling_.query_dim, 0.f);
@@ -183,7 +170,6 @@ template <class T> class HeadBackward {
   }
   bfloat16* transposed_at(Index k) const { return key_row(at_.k_transposed, k); }
   static constexpr std::ptrdiff_t transposed_stride = key_block / tile_depth * std::ptrdiff_t{tile_size};
-  static bool is_finite(bfloat16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
 
   /// The A tiles of the 64 keys from k on.
   void transpose_keys(Index k) const {
@@ -352,13 +338,9 @@ template <class T> class HeadBackward {
       }
   }
 
-  const AttendBackwardCall<T, AnyKv<T>, simd::AnyMask<float>, simd::AnyScore<float>>& call_;
-  const simd::AnyCall<T>& f_;
   const BackwardKernels& kernels_;
-  const BackwardTiling& tiling_;
   const BackwardMemory& at_;
-  const simd::PairGradients<T> pairs_;
-  const Index b_, h_, queries_, keys_, tiles_, padded_queries_, padded_keys_;
+  const Index padded_queries_, padded_keys_;
   const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
 };
 
@@ -380,10 +362,6 @@ template <class T> class BackwardMachine {
     const CallShape& shape = call_.call.forward.shape;
     return Memory(frame, tiling_, shape.queries, shape.keys, call_.log_sum_exp_apart(),
                   call_.score_gradient.padded_slots());
-  }
-  Scratch scratch(Workspace::Frame& frame) const {
-    return Scratch(frame, tiling_.lanes, call_.log_sum_exp_apart(), call_.score_gradient.evaluates(),
-                   call_.score_gradient.tables());
   }
   HeadBackward<T> head(const Memory& memory, Index b, Index h) const {
     return {call_, kernels_, tiling_, memory, b, h};

@@ -44,7 +44,9 @@ class CachedValues {
 
   /// Whether there are any.
   bool keep() const { return tiles_.size() > 0; }
-  std::size_t bytes() const { return tiles_.size() * sizeof(bfloat16) + non_finite_.size(); }
+  std::size_t bytes() const {
+    return (tiles_.size() + scratch_.size()) * sizeof(bfloat16) + non_finite_.size() + ends_.size() * sizeof(Index);
+  }
 
   /// Of a block's positions from k on, a multiple of 64: those below `end`, k + 64 at most. Others may be in them.
   ValueTiles at(Index layer, const InBlock& k, Index head, Index end) const {

@@ -12,13 +12,14 @@
 
 #include "../backend.hpp"
 #include "../simd/dropout.hpp"
+#include "../simd/logit_scale.hpp"
+#include "../simd/tile_lanes.hpp"
 #include "../simd/tile_policies.hpp"
 #include "array.hpp"
 #include "drop_weights.hpp"
 #include "held_blocks.hpp"
 #include "kv_tiles.hpp"
 #include "softmax.hpp"
-#include "tile_lanes.hpp"
 #include "tile_product.hpp"
 #include "tile_rows.hpp"
 #include "tile_scratch.hpp"
@@ -40,6 +41,7 @@ template <class Array = AmxArray> Kernels kernels_of(const ProductUnit& product,
 
 using simd::any_call;
 using simd::AnyCall;
+using simd::TileLanes;
 
 /// One tile of queries of a head, or of the heads of a group, against the keys block by block.
 ///
@@ -67,8 +69,8 @@ template <class T, class Stored = T> class QueryTile {
         to_next_(to_next),
         count_(queries.count()),
         keys_(call.keys(b_)),
-        logits_are_dots_(!call.score.exists && call.scale > 0.f && call.scale <= 1.f) {
-    rows_.slope = logits_are_dots_ ? call.scale * log2e : log2e;
+        scale_(call) {
+    rows_.slope = scale_.slope();
     std::fill_n(rows_.block_sum, lanes(), 0.f);
     begin(state.part);
     pack_queries();
@@ -144,8 +146,7 @@ template <class T, class Stored = T> class QueryTile {
     if (total_.added) set(total_);
     normalise();
     if (call_.log_sum_exp.data != nullptr)
-      for (Index i = 0; i < count_; ++i)
-        call_.row_log_sum_exp(b_, queries_.head_of(i), queries_.row_of(i)) = log_sum_exp(i);
+      queries_.for_each([&](Index h, Index i, Index lane) { call_.row_log_sum_exp(b_, h, i) = log_sum_exp(lane); });
     if (call_.states.level != nullptr) record();
     count();
   }
@@ -205,8 +206,8 @@ template <class T, class Stored = T> class QueryTile {
                                                  call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0 &&
                                                  reinterpret_cast<std::uintptr_t>(rows) % alignof(std::uint32_t) == 0)
         return pack_columns(rows, call_.q.stride[1]);
-    queries_.for_each_run(call_.q.stride, [&](Index lane, Index count, std::ptrdiff_t apart) {
-      round_rows<T>(kernels_.level, {query(lane), apart, call_.q.stride[3], count, call_.head_dim},
+    queries_.for_each_run(call_.q.stride, [&](Index h, Index i, Index lane, Index count, std::ptrdiff_t apart) {
+      round_rows<T>(kernels_.level, {call_.query(b_, i, h), apart, call_.q.stride[3], count, call_.head_dim},
                     at_.rows + std::ptrdiff_t{lane} * width, width, tile_depth, to_next_);
     });
     std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
@@ -262,7 +263,7 @@ template <class T, class Stored = T> class QueryTile {
     unit_.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side, kv_.depth_steps(),
                     false, tile_depth, rows.stride});
     count_logits(keys.end - begin);
-    if (!logits_are_dots_) queries_.apply(call_.score, at_.s, lanes(), call_.scale, begin, keys.end);
+    if (!scale_.dots()) queries_.apply(call_.score, at_.s, lanes(), call_.scale, begin, keys.end);
     queries_.hide(call_.mask, at_.s, lanes(), keys, tile_depth);
     if (call_.kv.drops()) hide_dropped(begin, keys.end);
     std::fill_n(at_.s + std::ptrdiff_t{keys.end - begin} * lanes(), std::ptrdiff_t{to - keys.end} * lanes(), hidden);
@@ -389,8 +390,6 @@ template <class T, class Stored = T> class QueryTile {
            whole_value_blocks_ * kernels_.use(call_.value_dim, count_, value_block);
   }
 
-  static bool is_finite(bfloat16 v) { return (v.bits & 0x7f80u) != 0x7f80u; }
-
   float stored_weight(Index key, Index lane) const {
     const std::uint32_t pair =
         weights_at(key)[lane / tile_side * tile_words + key % tile_depth / 2 * tile_side + lane % tile_side];
@@ -429,28 +428,27 @@ template <class T, class Stored = T> class QueryTile {
                            lanes());
   }
 
-  float natural_anchor(Index i) const { return logits_are_dots_ ? rows_.anchor[i] * call_.scale : rows_.anchor[i]; }
-
   /// What a row is divided by: the sum over its keys and, relative to the same anchor, the sink.
   float denominator(Index i) const {
     const float sum = rows_.sum[i];
     if (call_.sink.size == 0) return sum;
     const float sink = static_cast<float>(call_.sink[queries_.head_of(i)]);
-    return sum + std::exp2(far(i) ? (sink - natural_anchor(i)) * log2e : sink * log2e - rows_.offset[i]);
+    if (far(i)) return scale_.with_sink(sum, rows_.anchor[i], sink);
+    return sum + std::exp2(sink * log2e - rows_.offset[i]);
   }
 
   float log_sum_exp(Index i) const {
     if (empty(i)) return hidden;
-    return (far(i) ? natural_anchor(i) : rows_.offset[i] * ln2) + std::log(rows_.sum[i]);
+    return (far(i) ? scale_.logit(rows_.anchor[i]) : rows_.offset[i] * ln2) + std::log(rows_.sum[i]);
   }
 
   /// What the sums of weights are relative to, and the sums.
   void record() const {
-    for (Index i = 0; i < count_; ++i) {
-      const std::ptrdiff_t row = call_.row_state(b_, queries_.head_of(i), queries_.row_of(i));
-      call_.states.level[row] = level(part(), i);
-      call_.states.sum[row] = rows_.sum[i];
-    }
+    queries_.for_each([&](Index h, Index i, Index lane) {
+      const std::ptrdiff_t row = call_.row_state(b_, h, i);
+      call_.states.level[row] = level(part(), lane);
+      call_.states.sum[row] = rows_.sum[lane];
+    });
   }
 
   void normalise() const {
@@ -458,7 +456,7 @@ template <class T, class Stored = T> class QueryTile {
     float* const factor = rows_.rescale;
     const float kept = static_cast<float>(call_.dropout.scale);
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : kept / denominator(i);
-    queries_.for_each_run(call_.out.stride, [&](Index begin, Index count, std::ptrdiff_t apart) {
+    queries_.for_each_run(call_.out.stride, [&](Index, Index, Index begin, Index count, std::ptrdiff_t apart) {
       for (Index i = begin; i < begin + count; i += tile_side)
         for (Index d = 0; d < call_.value_dim; d += stored_at_once) {
           unit_.stay_awake();
@@ -485,7 +483,7 @@ template <class T, class Stored = T> class QueryTile {
   float* out_ = nullptr;  ///< its too
   const TileLanes queries_;
   const Index b_, to_next_, count_, keys_;
-  const bool logits_are_dots_;
+  const simd::LogitScale<float> scale_;
   const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet
   Index moved_ = 0;     ///< how far the keys of the block are from their place in kv_

@@ -131,14 +131,7 @@ template <class Array, class Precision, Executor Threads> class Systolic {
 
   /// The gradients of an epilogue's sums and of norms, in float too.
   template <class F> void differentiate(const EpilogueBackwardCall<float, F>& call) const {
-    const auto run = [&](const auto& activation) {
-      detail::simd::differentiate(detail::simd::AnyDerivative<float>(activation, current_isa()),
-                                  {{}, call.gate, call.sum, call.dy, call.d_gate, call.d_sum}, threads_);
-    };
-    if constexpr (detail::is_gated<F>)
-      run(call.activation.activation);
-    else
-      run(call.activation);
+    detail::simd::differentiate(call, current_isa(), threads_);
   }
   void normalize_backward(const NormBackwardCall<float>& call, float* sums) const {
     detail::simd::normalize_backward(call, sums, threads_);

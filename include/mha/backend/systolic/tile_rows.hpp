@@ -19,6 +19,8 @@
 /// Rows of queries, keys, values and outputs on their way into and out of the tiles of attention.
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
+inline bool is_finite(bfloat16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
+
 /// Where rows of numbers lie: number d of row i at first + i·row_stride + d·stride.
 template <class T> struct StridedRows {
   T* first;

@@ -256,13 +256,13 @@ TEST(Tiling, CutsEverySequenceByItself) {
       const cpu::Tiling tiling(call, level, frame);
       std::vector<int> times(static_cast<std::size_t>(offsets.back()) * heads);
       for (Index t = 0; t < tiling.tiles; ++t) {
-        const cpu::TileRows rows = tiling.rows(call, t);
+        const mha::detail::simd::TileLanes rows = tiling.rows(call, t);
         const Index queries = call.queries(rows.b), most = mha::detail::simd::widest_tile<float>(level);
-        EXPECT_GT(rows.count, 0);
-        EXPECT_LE(rows.lanes(), tiling.lanes);
-        EXPECT_EQ(rows.h / group, (rows.h + rows.heads - 1) / group) << "heads of two groups in a tile";
+        EXPECT_GT(rows.rows, 0);
+        EXPECT_LE(rows.count(), tiling.lanes);
+        EXPECT_EQ(rows.head / group, (rows.head + rows.heads - 1) / group) << "heads of two groups in a tile";
         EXPECT_EQ(rows.heads, std::clamp<Index>(most / queries, 1, group)) << queries << " queries";
-        cpu::for_each_row(rows, [&](Index h, Index i, Index) {
+        rows.for_each([&](Index h, Index i, Index) {
           ++times[static_cast<std::size_t>(offsets[static_cast<std::size_t>(rows.b)] + i) * heads +
                   static_cast<std::size_t>(h)];
         });
@@ -308,8 +308,8 @@ TEST(Tiling, HasEveryRowOfAChunkInOneTask) {
             cpu::for_each_tile<float, float>(call, tiling, isa.level, chunks, workspace, mha::Serial{},
                                              [&](auto& tile, Index t) {
                                                const Index chunk = t % chunks;
-                                               EXPECT_LE(tile.rows().lanes(), tiling.lanes);
-                                               cpu::for_each_row(tile.rows(), [&](Index h, Index i, Index) {
+                                               EXPECT_LE(tile.rows().count(), tiling.lanes);
+                                               tile.rows().for_each([&](Index h, Index i, Index) {
                                                  const Index row = (tile.rows().b * group + h) * queries + i;
                                                  ++times[static_cast<std::size_t>(row * chunks + chunk)];
                                                });

@@ -44,7 +44,7 @@ struct ShortRuns : mha::ContiguousKv<float> {
 };
 
 using Call = mha::AttendCall<float, mha::detail::AnyKv<float>, simd::AnyMask<float>, mha::NoScore>;
-constexpr cpu::TileRows rows{.b = 1, .h = 3, .heads = heads, .first = 2, .count = 5};
+constexpr simd::TileLanes rows{.b = 1, .head = 3, .heads = heads, .first = 2, .rows = 5, .position = 42};
 
 /// Two sequences of six heads, three to a key/value head.
 struct Fixture {
@@ -66,11 +66,11 @@ struct Fixture {
   }
 };
 
-/// The mask of heads rows.h … as a mask of the call's heads.
+/// The mask of heads rows.head … as a mask of the call's heads.
 struct OfTile : Shown {
-  bool operator()(Index b, Index h, Index q, Index k) const { return Shown::operator()(b, h - rows.h, q, k); }
+  bool operator()(Index b, Index h, Index q, Index k) const { return Shown::operator()(b, h - rows.head, q, k); }
   TileVisibility tile(Index b, Index h, Index q, Index q_end, Index k, Index k_end) const {
-    return Shown::tile(b, h - rows.h, q, q_end, k, k_end);
+    return Shown::tile(b, h - rows.head, q, q_end, k, k_end);
   }
 };
 
@@ -140,17 +140,6 @@ TEST(TileKeys, WholeAndHiddenBlocksAreOneRangeAndNone) {
   const Call closed = fixture.call_of({nothing, mha::current_isa()});
   const cpu::KeySegments none = cpu::TileKeys<Call>(closed, rows, grain).segments(0, cpu::key_block);
   EXPECT_EQ(none.begin(), none.end());
-}
-
-TEST(TileKeys, QueriesAreThoseOfOneHeadAtTheirPositions) {
-  const Fixture fixture;
-  const mha::Full full;
-  const Call call = fixture.call_of({full, mha::current_isa()});
-  const simd::TileQueries queries = cpu::TileKeys<Call>(call, rows, grain).queries(2);
-  EXPECT_EQ(queries.b, 1);
-  EXPECT_EQ(queries.h, 5);
-  EXPECT_EQ(queries.begin, 42);
-  EXPECT_EQ(queries.count, 5);
 }
 
 TEST(TileKeys, RunsAreThoseOfItsKeysAndValues) {

@@ -34,7 +34,7 @@ template <class T> struct Case {
   Case(mha::IsaLevel level, Index count, Index dim, Index step)
       : q(2, count + 4, 4, dim * step),
         out(2, count + 4, 4, dim * step),
-        layout{call, level, {.b = 1, .h = 1, .heads = 2, .first = 3, .count = count}, 0, 0} {
+        layout{call, level, {.b = 1, .head = 1, .heads = 2, .first = 3, .rows = count, .position = 3}, 0, 0} {
     support::Random("layout").fill(q);
     support::poison_all(out);
     call.q = q.view();
@@ -42,16 +42,16 @@ template <class T> struct Case {
     call.q.stride[3] = call.out.stride[3] = step;
     call.q.extent[3] = call.out.extent[3] = dim;
     call.head_dim = call.value_dim = dim;
-    const auto kernels = simd::tile_kernels<A>(level, layout.rows.lanes());
+    const auto kernels = simd::tile_kernels<A>(level, layout.rows.count());
     layout.lanes = kernels.lanes;
     layout.width = kernels.width;
   }
   Case(const Case&) = delete;  // the layout refers to the call
 
   bool is_own(Index b, Index i, Index h) const {
-    return b == 1 && i >= 3 && i < 3 + layout.rows.count && h >= 1 && h < 3;
+    return b == 1 && i >= 3 && i < 3 + layout.rows.rows && h >= 1 && h < 3;
   }
-  Index lane(Index i, Index h) const { return (h - 1) * layout.rows.count + i - 3; }
+  Index lane(Index i, Index h) const { return (h - 1) * layout.rows.rows + i - 3; }
 
   /// Outputs are state[lane, d] · factor rounded to T, those of the empty lane 0, and nothing else is written.
   template <class State> void check(const State& state, const std::vector<A>& factor, Index empty) const {
@@ -66,7 +66,7 @@ template <class T> struct Case {
               expected = lane(i, h) == empty ? T(A(0)) : static_cast<T>(product + A(0));
             }
             EXPECT_EQ(support::bits(out(b, i, h, d)), support::bits(expected))
-                << b << ", " << i << ", " << h << ", " << d << " of " << layout.rows.count << " queries";
+                << b << ", " << i << ", " << h << ", " << d << " of " << layout.rows.rows << " queries";
           }
   }
 };
@@ -95,7 +95,7 @@ TYPED_TEST_SUITE(TileLayout, Scalars);
 TYPED_TEST(TileLayout, PacksQueriesInLanesAndInRows) {
   using A = mha::Accumulator<TypeParam>;
   for_each_case<TypeParam>(19, [&](const Case<TypeParam>& c) {
-    const Index dim = 19, lanes = c.layout.lanes, count = c.layout.rows.count;
+    const Index dim = 19, lanes = c.layout.lanes, count = c.layout.rows.rows;
     std::vector<A> in_lanes = poisoned<A>(dim * lanes), in_rows = poisoned<A>((2 * count + 3) * dim);
     c.layout.pack_lanes(in_lanes.data());
     c.layout.pack_rows(2 * count + 3, in_rows.data());
@@ -139,7 +139,7 @@ TYPED_TEST(TileLayout, StoresOutputsFromLanes) {
   support::Random random("from lanes");
   for_each_case<TypeParam>(37, [&](const Case<TypeParam>& c) {
     const Index dim = 37, lanes = c.layout.lanes;
-    Outputs<A> o(random, lanes, dim, 2 * c.layout.rows.count);
+    Outputs<A> o(random, lanes, dim, 2 * c.layout.rows.rows);
     for (Index lane = 0; lane < lanes; ++lane) o.set_special(o.out.data() + lane, lanes);
     c.layout.store_lanes(o.state(), o.factor.data());
     c.check([&](Index lane, Index d) { return o.out[static_cast<std::size_t>(d * lanes + lane)]; }, o.factor, o.empty);
@@ -150,7 +150,7 @@ TYPED_TEST(TileLayout, StoresOutputsFromRows) {
   using A = mha::Accumulator<TypeParam>;
   support::Random random("from rows");
   for_each_case<TypeParam>(48, [&](const Case<TypeParam>& c) {
-    const Index dim = 48, count = 2 * c.layout.rows.count;
+    const Index dim = 48, count = 2 * c.layout.rows.rows;
     Outputs<A> o(random, count, dim, count);
     for (Index lane = 0; lane < count; ++lane) o.set_special(o.out.data() + lane * dim, 1);
     c.layout.store_rows(o.state(), o.factor.data());

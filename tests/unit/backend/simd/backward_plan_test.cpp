@@ -17,7 +17,8 @@ namespace simd = mha::detail::simd;
 using mha::Index;
 
 struct Cut {
-  static Index tiles(Index n) { return mha::detail::blocks_of(n, 4); }
+  static constexpr Index lanes = 4;
+  static Index tiles(Index n) { return mha::detail::blocks_of(n, lanes); }
   static Index query_pieces(Index n) { return mha::detail::blocks_of(n, 8); }
   static Index key_pieces(Index n) { return mha::detail::blocks_of(n, 5); }
 };
@@ -41,7 +42,7 @@ struct Recorder {
     int* owner;
   };
   struct Scratch {
-    int unused;
+    Scratch(mha::Workspace::Frame&, Index lanes, bool, bool, int) { EXPECT_EQ(lanes, Cut::lanes); }
   };
   struct Head {
     Log* log;
@@ -85,7 +86,6 @@ struct Recorder {
   const simd::AnyBackwardCall<float>& call() const { return any; }
   const Cut& tiling() const { return cut; }
   Memory memory(mha::Workspace::Frame& frame) const { return {frame.take<int>(1)}; }
-  Scratch scratch(mha::Workspace::Frame&) const { return {0}; }
   Head head(const Memory&, Index b, Index h) const {
     return {&log, b, h, any.call.forward.shape.queries, any.call.forward.shape.keys};
   }

@@ -244,7 +244,11 @@ TEST(CachedValues, HaveMemoryForWholeBlocksOfPositions) {
   const auto bytes_of = [](const mha::detail::BlockExtents& extents) {
     return systolic::CachedValues({.heads = 2, .dim = 8, .value_dim = 20}, 3, extents).bytes();
   };
-  const auto expected = [](std::size_t positions) { return 2 * 3 * positions * (32 * 2) + 2 * 3 * positions / 64; };
+  const auto expected = [](std::size_t positions) {
+    const std::size_t tiles = 2 * 3 * positions * (32 * 2), non_finite = 2 * 3 * positions / 64,
+                      ends = 3 * positions / 64 * sizeof(Index), scratch = 2 * (32 * 32) * 2;
+    return tiles + non_finite + ends + scratch;
+  };
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 300}), expected(5 * 512));
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 30}), expected(5 * 64));
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 64, .pages = true}), expected(5 * 64));

@@ -6,7 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include <mha/backend/systolic/tile_lanes.hpp>
+#include <mha/backend/simd/tile_lanes.hpp>
+#include <mha/backend/simd/tile_policies.hpp>
 
 #include "random.hpp"
 
@@ -15,7 +16,7 @@ namespace {
 namespace simd = mha::detail::simd;
 using mha::Index;
 using mha::TileVisibility;
-using mha::detail::systolic::TileLanes;
+using mha::detail::simd::TileLanes;
 
 constexpr Index lanes = 32, keys = 37;
 constexpr float hidden = -std::numeric_limits<float>::infinity();
@@ -53,12 +54,29 @@ TEST(TileLanes, AreShared) {
                                                     {1, 1, 48, 1},
                                                     {4, 0, 48, 4}})
     EXPECT_EQ(TileLanes::heads_together(ratio, rows, wide), expected) << ratio << " heads of " << rows << " rows";
+  EXPECT_EQ(TileLanes::most_heads(6, 10, 48), 4);
+  EXPECT_EQ(TileLanes::most_heads(6, 49, 48), 1);
+}
+
+TEST(TileLanes, AreQueriesOfEveryHead) {
   const TileLanes of{0, 6, 3, 2, 5, 9};
   EXPECT_EQ(of.count(), 15);
   EXPECT_EQ(of.head_of(0), 6);
   EXPECT_EQ(of.row_of(4), 6);
   EXPECT_EQ(of.head_of(14), 8);
   EXPECT_EQ(of.row_of(10), 2);
+  Index next = 0;
+  of.for_each([&](Index h, Index i, Index lane) {
+    EXPECT_EQ(lane, next++);
+    EXPECT_EQ(h, 6 + lane / 5);
+    EXPECT_EQ(i, 2 + lane % 5);
+  });
+  EXPECT_EQ(next, 15);
+  const simd::TileQueries queries = of.of(2);
+  EXPECT_EQ(queries.b, 0);
+  EXPECT_EQ(queries.h, 8);
+  EXPECT_EQ(queries.begin, 9);
+  EXPECT_EQ(queries.count, 5);
 }
 
 /// The logits of every head as a tile of its own would have them.
@@ -127,17 +145,61 @@ TEST(TileLanes, SeeWhatAnyOfThemSees) {
       }
 }
 
+/// Keys in lanes: each query a row of s, `apart` after the one before.
+TEST(TileLanes, HideAndScoreKeysInLanesAlike) {
+  support::Random random("keys in lanes");
+  const mha::IsaLevel level = mha::current_isa();
+  const Bands bands;
+  const Ripple ripple;
+  const simd::AnyMask<float> mask(bands, level);
+  constexpr Index apart = keys + 3;
+  for (const TileLanes of : {TileLanes{1, 0, 4, 0, 1, 20}, TileLanes{1, 1, 3, 0, 7, 20}}) {
+    std::vector<float> s(std::size_t{lanes} * keys), rows(std::size_t{lanes} * apart);
+    random.fill(s);
+    for (Index k = 0; k < keys; ++k)
+      for (Index lane = 0; lane < lanes; ++lane)
+        rows[static_cast<std::size_t>(lane * apart + k)] = s[static_cast<std::size_t>(k * lanes + lane)];
+    const simd::AnyScore<float> scored(ripple, level), scaled(mha::NoScore{}, level);
+    for (const simd::AnyScore<float>* score : {&scored, &scaled}) {
+      of.apply(*score, s.data(), lanes, 0.5f, 3, 3 + keys);
+      of.apply(*score, rows.data(), 1, 0.5f, 3, 3 + keys, apart);
+    }
+    const simd::KeyRange range{3, 3 + keys, TileVisibility::partial};
+    of.hide(mask, s.data(), lanes, range, 8);
+    of.hide(mask, rows.data(), 1, range, 8, apart);
+    for (Index k = 0; k < keys; ++k)
+      for (Index lane = 0; lane < lanes; ++lane)
+        ASSERT_EQ(rows[static_cast<std::size_t>(lane * apart + k)], s[static_cast<std::size_t>(k * lanes + lane)])
+            << "key " << 3 + k << ", lane " << lane;
+  }
+}
+
 TEST(TileLanes, RunsHaveOneStride) {
   const std::ptrdiff_t strides[] = {1000, 100, 10, 1};
   const auto runs = [&](const TileLanes& of) {
     std::vector<std::tuple<Index, Index, std::ptrdiff_t>> all;
-    of.for_each_run(strides,
-                    [&](Index lane, Index count, std::ptrdiff_t stride) { all.emplace_back(lane, count, stride); });
+    of.for_each_run(strides, [&](Index h, Index i, Index lane, Index count, std::ptrdiff_t stride) {
+      EXPECT_EQ(h, of.head_of(lane));
+      EXPECT_EQ(i, of.row_of(lane));
+      all.emplace_back(lane, count, stride);
+    });
     return all;
   };
   using Runs = std::vector<std::tuple<Index, Index, std::ptrdiff_t>>;
   EXPECT_EQ(runs({0, 4, 4, 0, 1, 0}), (Runs{{0, 4, 10}}));
   EXPECT_EQ(runs({0, 4, 2, 0, 3, 0}), (Runs{{0, 3, 100}, {3, 3, 100}}));
+  const auto registers = [&](const TileLanes& of) {
+    Runs all;
+    of.for_each_register(strides, 4, [&](Index h, Index i, Index lane, Index count, std::ptrdiff_t stride) {
+      EXPECT_EQ(h, of.head_of(lane));
+      EXPECT_EQ(i, of.row_of(lane));
+      all.emplace_back(lane, count, stride);
+    });
+    return all;
+  };
+  EXPECT_EQ(registers({0, 2, 2, 5, 6, 5}),
+            (Runs{{0, 4, 100}, {4, 1, 100}, {5, 1, 100}, {6, 4, 100}, {10, 1, 100}, {11, 1, 100}}));
+  EXPECT_EQ(registers({0, 2, 5, 3, 1, 3}), (Runs{{0, 4, 10}, {4, 1, 10}}));
 }
 
 }  // namespace
