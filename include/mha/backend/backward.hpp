@@ -69,6 +69,11 @@ template <class T> class GradientTo {
           for (Index d = 0; d < axes_.extent[3]; ++d) put(row(b, l, h), d, A(0));
   }
 
+  /// A row whose elements are of T, side by side, and overwritten; nullptr for any other.
+  T* plain_row(std::ptrdiff_t row) const {
+    const bool plain = (!wide_ || std::is_same_v<T, A>)&&!adds_ && axes_.stride[3] == 1;
+    return plain ? static_cast<T*>(data_) + row : nullptr;
+  }
   /// Elements [0, n) of a row ← x, or += x.
   void put_row(std::ptrdiff_t row, const A* x, Index n) const {
     if (wide_)

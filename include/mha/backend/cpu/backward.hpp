@@ -8,6 +8,7 @@
 #include "../backward.hpp"
 #include "../simd/backward_kernels.hpp"
 #include "../simd/backward_plan.hpp"
+#include "../simd/gradient_rows.hpp"
 #include "../simd/pair_gradients.hpp"
 #include "../simd/transpose.hpp"
 #include "../simd/widen.hpp"
@@ -101,8 +102,8 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     });
     for (Index i = 0; i < lanes; i += kernels_.tile.width)
       unpack(from + i, lanes, scale, f_.head_dim, to + std::ptrdiff_t{i} * tiling_.query_dim, tiling_.query_dim);
-    for (Index i = 0; i < count; ++i)
-      call_.query.put_row(call_.query_row(b_, first + i, h_), to + std::ptrdiff_t{i} * tiling_.query_dim, f_.head_dim);
+    simd::put_rows(level_, call_.query, to, tiling_.query_dim, count, 0, f_.head_dim, A(1),
+                   [&](Index i) { return call_.query_row(b_, first + i, h_); });
   }
 
   /// The sums over piece m of the keys += those of another head that reads them.
@@ -118,15 +119,10 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
   /// dK and dV of piece m of the keys into their destinations.
   void store_keys(Index m) const {
     const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
-    const auto scaled = simd::with_isa(level_, [](auto isa) {
-      return &decltype(isa)::template run<simd::StoreRowBody<A, A>, const A*, A, Index, A*>;
-    });
     const auto store = [&](const GradientTo<T>& to, A* from, Index padded, Index dim, A scale) {
-      for (Index k = first; to.wanted() && k < end; ++k) {
-        A* const row = rows(from, k, padded);
-        if (scale != A(1)) scaled(row, scale, padded, row);
-        to.put_row(call_.key_row(to, b_, k, f_.kv_head(h_)), row, dim);
-      }
+      if (to.wanted())
+        simd::put_rows(level_, to, rows(from, first, padded), padded, end - first, 0, dim, scale,
+                       [&](Index i) { return call_.key_row(to, b_, first + i, f_.kv_head(h_)); });
     };
     store(call_.key, at_.dk, tiling_.query_dim, f_.head_dim, f_.scale);
     store(call_.value, at_.dv, tiling_.value_dim, f_.value_dim, A(1));

@@ -10,6 +10,7 @@
 #include "../../core/workspace.hpp"
 #include "../backward.hpp"
 #include "../simd/backward_plan.hpp"
+#include "../simd/gradient_rows.hpp"
 #include "../simd/pair_gradients.hpp"
 #include "../simd/transpose.hpp"
 #include "backward_kernels.hpp"
@@ -124,8 +125,8 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
                                               sums_columns);
           return 0;
         });
-        for (Index j = 0; j < std::min<Index>(16, count - i); ++j)
-          call_.query.put_row(call_.query_row(b_, first + i + j, h_) + d * call_.query.axes().stride[3], rows[j], n);
+        simd::put_rows(level(), call_.query, rows[0], sums_columns, std::min<Index>(16, count - i), d, n, 1.f,
+                       [&](Index j) { return call_.query_row(b_, first + i + j, h_); });
       }
   }
 
@@ -145,15 +146,10 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
   void store_keys(Index m) const {
     const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
     const auto store = [&](const GradientTo<T>& to, float* from, Index dim, float scale) {
-      if (!to.wanted()) return;
-      for (Index k = first; k < end; ++k) {
-        const std::ptrdiff_t row = call_.key_row(to, b_, k, f_.kv_head(h_));
-        for (Index d = 0; d < dim; d += sums_columns) {
-          float* const x = sums_at(from, d / sums_columns, k);
-          for (Index j = 0; j < sums_columns; ++j) x[j] *= scale;
-          to.put_row(row + d * to.axes().stride[3], x, std::min(sums_columns, dim - d));
-        }
-      }
+      for (Index d = 0; to.wanted() && d < dim; d += sums_columns)
+        simd::put_rows(level(), to, sums_at(from, d / sums_columns, first), sums_columns, end - first, d,
+                       std::min(sums_columns, dim - d), scale,
+                       [&](Index i) { return call_.key_row(to, b_, first + i, f_.kv_head(h_)); });
     };
     store(call_.key, at_.dk, f_.head_dim, f_.scale);
     store(call_.value, at_.dv, f_.value_dim, 1.f);
@@ -291,8 +287,9 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     const std::ptrdiff_t tail = std::ptrdiff_t{seen} * lanes, size = std::ptrdiff_t{n} * lanes;
     std::fill(scratch.s + tail, scratch.s + size, 0.f);
     std::fill(scratch.ds + tail, scratch.ds + size, 0.f);
-    kernels_.round({scratch.s, pairs_.wants_ds() ? scratch.ds : nullptr, n, lanes, scratch.p_rows + at,
-                    scratch.ds_rows + at, in.stride(lanes), scratch.ds_tiles});
+    (in.guarded ? kernels_.round : kernels_.round_for_products)({scratch.s, pairs_.wants_ds() ? scratch.ds : nullptr, n,
+                                                                 lanes, scratch.p_rows + at, scratch.ds_rows + at,
+                                                                 in.stride(lanes), scratch.ds_tiles});
     if (call_.query.wanted())
       multiply(unit,
                {transposed_at(in.k) + begin / tile_depth * tile_size, transposed_stride, scratch.ds_tiles, dq_of(t),

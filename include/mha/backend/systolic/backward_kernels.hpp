@@ -108,6 +108,45 @@ struct RoundPairsBody {
   }
 };
 
+#if defined(__x86_64__)
+/// The same by the instruction that rounds to bfloat16: what is below the normal range becomes zero.
+struct RoundPairsToBfloat16 {
+  template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(RoundPairs to) {
+    typedef std::uint16_t Words __attribute__((vector_size(64)));
+    constexpr Words in_pairs = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    for (Index lane = 0; lane < to.lanes; lane += tile_side) {
+      std::uint32_t* const tiles = to.ds_tiles + lane / tile_side * tile_words;
+      for (Index k = 0; k < to.keys; k += 2) {
+        const std::ptrdiff_t at = std::ptrdiff_t{k} * to.lanes + lane, row = k * to.stride + lane;
+        Words both;
+        if (to.p != nullptr) two(to.p + at, to.lanes, to.p_rows + row, to.stride, both);
+        if (to.ds == nullptr) continue;
+        two(to.ds + at, to.lanes, to.ds_rows + row, to.stride, both);
+        asm("vpermw %1, %2, %0" : "=v"(both) : "v"(both), "v"(in_pairs));
+        std::memcpy(tiles + k / tile_depth * (to.lanes / tile_side) * tile_words + k % tile_depth / 2 * tile_side,
+                    &both, sizeof both);
+      }
+    }
+  }
+
+ private:
+  /// 16 lanes of two rows.
+  template <class Words>
+  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void two(const float* from, Index lanes, bfloat16* to,
+                                                           std::ptrdiff_t stride, Words& both) {
+    typedef float V __attribute__((vector_size(64)));
+    constexpr std::size_t row_bytes = sizeof both / 2;
+    V x, y;
+    simd::load(x, from);
+    simd::load(y, from + lanes);
+    narrow(x, y, both);
+    std::memcpy(static_cast<void*>(to), &both, row_bytes);
+    std::memcpy(static_cast<void*>(to + stride), reinterpret_cast<const char*>(&both) + row_bytes, row_bytes);
+  }
+};
+#endif
+
 /// B tiles of rows as they are, the depth down the rows: rows (2·pairs, 32·groups) `stride` apart, the first of which
 /// is an even row of the operand → (groups, rows / 32, 2, 16 pairs, 16), groups `group` words apart; `to` is where the
 /// first row's tile would begin. NaN and infinities become 0.
@@ -158,6 +197,7 @@ struct BackwardKernels {
   ArrayUse (*use)(Index m, Index n, Index k);
   simd::PairKernels<float> pairs;
   void (*round)(RoundPairs);
+  void (*round_for_products)(RoundPairs);  ///< to the same products: the unit may count what is subnormal as zero
   void (*pack_depth)(const bfloat16*, std::ptrdiff_t, Index, Index, Index, std::uint32_t*, std::ptrdiff_t);
   void (*pack_columns)(const bfloat16*, std::ptrdiff_t, Index, Index, std::uint32_t*);
   void (*pack_transposed)(const bfloat16*, std::ptrdiff_t, Index, bfloat16*, std::ptrdiff_t, bool*);
@@ -169,6 +209,12 @@ BackwardKernels backward_kernels(const ProductUnit& product, const ProductUnit& 
                                  bool byte_lookup = has_byte_lookup()) {
   return simd::with_isa(level, [&](auto isa) {
     using Isa = decltype(isa);
+    void (*const round)(RoundPairs) = &Isa::template run<RoundPairsBody, RoundPairs>;
+    void (*round_for_products)(RoundPairs) = round;
+#if defined(__x86_64__)
+    if (product.unit != MatrixUnit::portable && rounds_to_bfloat16(level))
+      round_for_products = &Avx512Bf16::run<RoundPairsToBfloat16, RoundPairs>;
+#endif
     return BackwardKernels{
         product,
         sums,
@@ -176,7 +222,8 @@ BackwardKernels backward_kernels(const ProductUnit& product, const ProductUnit& 
         &array_use<Array>,
         byte_lookup ? simd::pair_kernels_of<float, ArrayWeights<true>>(isa)
                     : simd::pair_kernels_of<float, ArrayWeights<false>>(isa),
-        &Isa::template run<RoundPairsBody, RoundPairs>,
+        round,
+        round_for_products,
         &Isa::template run<PackDepthBody, const bfloat16*, std::ptrdiff_t, Index, Index, Index, std::uint32_t*,
                            std::ptrdiff_t>,
         &Isa::template run<PackColumnsBody, const bfloat16*, std::ptrdiff_t, Index, Index, std::uint32_t*>,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <memory>
 #include <span>
@@ -126,7 +127,9 @@ struct RoundSumsToBfloat16 {
       simd::load(y, sums + tile_side);
       x = x + first;
       y = y + second;
-      narrow(x, y, to);
+      simd::vector_t<std::uint16_t, Avx512Bf16> both;
+      narrow(x, y, both);
+      std::memcpy(static_cast<void*>(to), &both, sizeof both);
     }
   }
 };
@@ -136,7 +139,7 @@ struct RoundSumsToBfloat16 {
 template <class T> RoundKernel<T> round_kernel(MatrixUnit unit, IsaLevel level) {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<T, bfloat16>)
-    if (unit != MatrixUnit::portable && missing(MatrixUnit::dot_product).empty() && level == IsaLevel::avx512)
+    if (unit != MatrixUnit::portable && rounds_to_bfloat16(level))
       return &Avx512Bf16::run<RoundSumsToBfloat16, const float*, const float*, T*, std::ptrdiff_t, Index>;
 #endif
   static_cast<void>(unit);

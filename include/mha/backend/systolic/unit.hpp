@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -183,12 +182,15 @@ MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE void add_dot_products(Sum& sum, const P
 }
 
 /// to (64 bytes) ← the bfloat16 numbers nearest to 16 floats and 16 more; numbers below the normal range become zero.
-template <class Floats>
-MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE void narrow(const Floats& a, const Floats& b, void* to) {
-  static_assert(sizeof(Floats) == 64);
-  Floats both;
-  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(b), "v"(a));
-  std::memcpy(to, &both, sizeof both);
+template <class Floats, class Words>
+MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE void narrow(const Floats& a, const Floats& b, Words& to) {
+  static_assert(sizeof(Floats) == 64 && sizeof(Words) == 64);
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(to) : "v"(b), "v"(a));
+}
+
+/// Whether the processor has these and kernels of this level may use them.
+inline bool rounds_to_bfloat16(IsaLevel level) {
+  return level == IsaLevel::avx512 && missing(MatrixUnit::dot_product).empty();
 }
 #endif
 
