@@ -36,8 +36,8 @@ struct Options {
 
 void describe(CLI::App& app, Options& o) {
   app.add_option("--model", o.model,
-                 "Folder of GPT-2, LLaMA, Mistral, Qwen 2 or Qwen 3 with config.json, model.safetensors and "
-                 "tokenizer.json; without the last, tokens are bytes")
+                 "Folder of GPT-2, LLaMA, Mistral, Qwen 2, Qwen 3, Phi-3 or Gemma 1 to 3 with config.json, "
+                 "model.safetensors and tokenizer.json; without the last, tokens are bytes")
       ->capture_default_str();
   app.add_option("--prompt,-p", o.prompt, "The text to go on from")->capture_default_str();
   app.add_option("--tokens,-n", o.tokens, "How many tokens to generate at most (128)")->check(CLI::Range(0, 1 << 24));

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "gemma.hpp"
 #include "gpt2.hpp"
 #include "llama.hpp"
 #include "stored.hpp"
@@ -83,7 +84,7 @@ std::vector<int> ends_of(const fs::path& folder, const mha::ConfigFile& config) 
 }
 
 /// The longest window of all layers; 0 if one has none.
-int window_of(const mha::LlamaConfig& config) {
+int window_of(const mha::DecoderConfig& config) {
   const auto [shortest, longest] = std::minmax_element(config.windows.begin(), config.windows.end());
   return *shortest == 0 ? 0 : *longest;
 }
@@ -121,9 +122,15 @@ std::unique_ptr<LanguageModel> open_model(const fs::path& folder, Weights scalar
     return weights.config().qk_norm ? made.template operator()<models::Llama<mha::QkNorm>>(weights)
                                     : made.template operator()<models::Llama<>>(weights);
   };
+  const auto gemma = [&](const auto& weights) {
+    facts.window = window_of(weights.config());
+    return models::with_gemma(weights.config(),
+                              [&]<class Model>() { return made.template operator()<Model>(weights); });
+  };
   if (family == "gpt2") return with_weights<mha::Gpt2>(mha::Checkpoint(folder), scalar, gpt2);
-  if (family != "llama" && family != "mistral" && family != "qwen2" && family != "qwen3")
-    config.refuse("model_type", family, "gpt2, llama, mistral, qwen2 or qwen3");
+  if (family.starts_with("gemma")) return with_weights<mha::Gemma>(mha::Checkpoint(folder), scalar, gemma);
+  if (family != "llama" && family != "mistral" && family != "qwen2" && family != "qwen3" && family != "phi3")
+    config.refuse("model_type", family, "gpt2, llama, mistral, qwen2, qwen3, phi3, gemma, gemma2 or gemma3_text");
   return with_weights<mha::Llama>(mha::Checkpoint(folder), scalar, llama);
 }
 
