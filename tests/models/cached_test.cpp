@@ -156,18 +156,20 @@ TEST(CachedModels, HaveTheLogitsOfTransformersWithItsOwnCache) {
 }
 
 TEST(CachedModels, RefuseARingShorterThanTheWindow) {
-  const Llama<> mistral{mha::Llama<float>(data("mistral"))};
-  auto cache = mistral.make_cache(mha::Ring{.left = 3, .rows = 1});
-  const mha::SequenceId text = cache.add();
-  Work work;
-  const auto read = [&] {
+  const auto read = [](const auto& model, const mha::Ring& ring) {
+    auto cache = model.make_cache(ring);
+    const mha::SequenceId text = cache.add();
+    Work work;
     for (const int id : random_ids(8, 1)) {
       auto step = cache.step(text, 1);
-      mistral.next(std::span(&id, 1), step, work);
+      model.next(std::span(&id, 1), step, work);
       step.commit();
     }
   };
-  EXPECT_THROW(read(), mha::ShapeError);
+  EXPECT_THROW(read(Llama<>{mha::Llama<float>(data("mistral"))}, {.left = 3, .rows = 1}), mha::ShapeError);
+  // The second layer has no window.
+  const Gemma<mha::NoNorm, mha::SoftCap> gemma2{mha::Gemma<float>(data("gemma2"))};
+  EXPECT_THROW(read(gemma2, {.left = 4, .rows = 1}), mha::ShapeError);
 }
 
 // GPT-2 adds to every row the position that its own sequence has reached.
