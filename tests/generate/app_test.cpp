@@ -146,6 +146,10 @@ TEST(GenerateApp, EveryErrorIsOneSentence) {
   EXPECT_EQ(said({"--model", data("llama")}),
             "generate: there is no tokenizer.json in '" + data("llama") +
                 "', and bytes cannot be tokens: the vocabulary is 32, they are 256\n");
+  EXPECT_NE(said({"--model", data("llama"), "--context", "65"})
+                .find("the model has positions for 64 tokens, but the context is 65"),
+            std::string::npos);
+  EXPECT_NE(said({"--context", "-1"}).find("--context"), std::string::npos);
   EXPECT_TRUE(said({"--model", data("t5")})
                   .ends_with("'model_type' is \"t5\", expected gpt2, llama, mistral, qwen2, qwen3, phi3, gemma, gemma2 "
                              "or gemma3_text\n"));
