@@ -31,13 +31,13 @@ struct Options {
   std::optional<int> tokens;
   Sampling sampling{.seed = 1};
   std::string weights = "stored", storage = "contiguous", cache = "float";
-  int chunk = 256;
+  int chunk = 256, context = 0;
 };
 
 void describe(CLI::App& app, Options& o) {
   app.add_option("--model", o.model,
-                 "Folder of GPT-2, LLaMA, Mistral, Qwen 2 or Qwen 3 with config.json, model.safetensors and "
-                 "tokenizer.json; without the last, tokens are bytes")
+                 "Folder of GPT-2, LLaMA, Mistral, Qwen 2, Qwen 3, Phi-3 or Gemma 1 to 3 with config.json, "
+                 "model.safetensors and tokenizer.json; without the last, tokens are bytes")
       ->capture_default_str();
   app.add_option("--prompt,-p", o.prompt, "The text to go on from")->capture_default_str();
   app.add_option("--tokens,-n", o.tokens, "How many tokens to generate at most (128)")->check(CLI::Range(0, 1 << 24));
@@ -61,6 +61,11 @@ void describe(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("--chunk", o.chunk, "Tokens of the prompt that are read at a time")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--context", o.context,
+                 "The longest text, prompt and all, which positions are made for where the model stretches them by the "
+                 "length; 0: as many tokens as it has positions")
+      ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   app.footer("MHA_NUM_THREADS sets the number of threads.");
 }
@@ -122,7 +127,7 @@ void report(std::ostream& log, const GenerationTimes& times, const LanguageModel
 void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal) {
   Sampler{o.sampling};  // refuses what it cannot draw by before anything is read
   const std::unique_ptr<LanguageModel> model =
-      open_model(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored);
+      open_model(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored, o.context);
   const ModelFacts& facts = model->facts();
   const Tokenizer tokenizer = tokenizer_of(o.model, facts.vocabulary);
   if (facts.random_weights)

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
+#include "gemma.hpp"
 #include "gpt2.hpp"
 #include "llama.hpp"
 #include "stored.hpp"
@@ -37,8 +39,9 @@ template <class Model, class F, class S> class CachedText final : public Text {
 
 template <class Model> class OfFamily final : public LanguageModel {
  public:
-  template <class Weights>
-  OfFamily(const Weights& weights, ModelFacts facts) : LanguageModel(std::move(facts)), model_(weights) {}
+  template <class Weights, class... Length>
+  OfFamily(const Weights& weights, ModelFacts facts, Length... length)
+      : LanguageModel(std::move(facts)), model_(weights, length...) {}
 
   std::size_t weight_bytes() const override { return model_.packed_bytes(); }
 
@@ -83,7 +86,7 @@ std::vector<int> ends_of(const fs::path& folder, const mha::ConfigFile& config) 
 }
 
 /// The longest window of all layers; 0 if one has none.
-int window_of(const mha::LlamaConfig& config) {
+int window_of(const mha::DecoderConfig& config) {
   const auto [shortest, longest] = std::minmax_element(config.windows.begin(), config.windows.end());
   return *shortest == 0 ? 0 : *longest;
 }
@@ -100,30 +103,44 @@ auto with_weights(const mha::Checkpoint& checkpoint, Weights scalar, const F& f)
 
 }  // namespace
 
-std::unique_ptr<LanguageModel> open_model(const fs::path& folder, Weights scalar) {
+std::unique_ptr<LanguageModel> open_model(const fs::path& folder, Weights scalar, int context) {
   if (!fs::is_regular_file(folder / "config.json"))
     throw std::runtime_error("there is no model in '" + folder.string() +
                              "': it should be a folder with config.json and model.safetensors");
   const mha::ConfigFile config(folder / "config.json");
   ModelFacts facts{.random_weights = config.flag_or("mha_random_weights", false), .ends = ends_of(folder, config)};
   const std::string family = config.text("model_type");
-  const auto made = [&]<class Model>(const auto& weights) -> std::unique_ptr<LanguageModel> {
+  // `stretched`: positions go on beyond those that the model was trained with. The length is for models that take one.
+  const auto made = [&]<class Model>(const auto& weights, bool stretched,
+                                     auto... length) -> std::unique_ptr<LanguageModel> {
     if (!weights.has_output())
       config.fail("the checkpoint has no lm_head and 'tie_word_embeddings' is false, so it cannot name a next token");
     facts.vocabulary = weights.config().vocabulary;
-    facts.positions = weights.config().positions;
+    const int positions = weights.config().positions;
+    if (context > positions && !stretched)
+      config.fail("the model has positions for " + std::to_string(positions) + " tokens, but the context is " +
+                  std::to_string(context) + ", and only the rope_type \"dynamic\" goes on");
+    facts.positions = context == 0 ? positions : context;
     facts.scalar = scalar_of(weights.token_embeddings());
-    return std::make_unique<OfFamily<Model>>(weights, std::move(facts));
+    return std::make_unique<OfFamily<Model>>(weights, std::move(facts), length...);
   };
-  const auto gpt2 = [&](const auto& weights) { return made.template operator()<models::Gpt2<>>(weights); };
+  const auto gpt2 = [&](const auto& weights) { return made.template operator()<models::Gpt2<>>(weights, false); };
   const auto llama = [&](const auto& weights) {
     facts.window = window_of(weights.config());
-    return weights.config().qk_norm ? made.template operator()<models::Llama<mha::QkNorm>>(weights)
-                                    : made.template operator()<models::Llama<>>(weights);
+    const bool stretched = weights.config().rope.type == "dynamic";
+    return weights.config().qk_norm ? made.template operator()<models::Llama<mha::QkNorm>>(weights, stretched, context)
+                                    : made.template operator()<models::Llama<>>(weights, stretched, context);
+  };
+  const auto gemma = [&](const auto& weights) {
+    facts.window = window_of(weights.config());
+    const bool stretched = weights.config().rope.type == "dynamic";
+    return models::with_gemma(
+        weights.config(), [&]<class Model>() { return made.template operator()<Model>(weights, stretched, context); });
   };
   if (family == "gpt2") return with_weights<mha::Gpt2>(mha::Checkpoint(folder), scalar, gpt2);
-  if (family != "llama" && family != "mistral" && family != "qwen2" && family != "qwen3")
-    config.refuse("model_type", family, "gpt2, llama, mistral, qwen2 or qwen3");
+  if (family.starts_with("gemma")) return with_weights<mha::Gemma>(mha::Checkpoint(folder), scalar, gemma);
+  if (family != "llama" && family != "mistral" && family != "qwen2" && family != "qwen3" && family != "phi3")
+    config.refuse("model_type", family, "gpt2, llama, mistral, qwen2, qwen3, phi3, gemma, gemma2 or gemma3_text");
   return with_weights<mha::Llama>(mha::Checkpoint(folder), scalar, llama);
 }
 

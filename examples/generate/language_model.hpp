@@ -61,10 +61,12 @@ class LanguageModel {
 };
 
 /// The model of a folder with config.json and model.safetensors, or its shards, as Hugging Face stores GPT-2, LLaMA,
-/// Mistral, Qwen 2 and Qwen 3.
+/// Mistral, Qwen 2, Qwen 3, Phi-3, Gemma, Gemma 2 and Gemma 3's text model. `context` is the longest text, which
+/// positions are made for where they depend on the length; 0 is as many tokens as the model has positions.
 ///
 /// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, or a
-///           tensor is not as config.json says
-std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder, Weights weights = Weights::as_stored);
+///           tensor is not as config.json says, or the context is longer than positions go
+std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder, Weights weights = Weights::as_stored,
+                                          int context = 0);
 
 }  // namespace generate

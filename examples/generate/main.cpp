@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Generates text: GPT-2, LLaMA, Mistral, Qwen 2 or Qwen 3 continues a prompt, with a key/value cache.
+// Generates text: GPT-2, LLaMA, Mistral, Qwen 2, Qwen 3, Phi-3 or Gemma continues a prompt, with a key/value cache.
 //
 // You learn     how a program reads a prompt in chunks and writes token by token, a step of the cache each, and chooses
 //               the cache's storage and scalar when it starts

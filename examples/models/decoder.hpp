@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What GPT-2 and LLaMA have in common: a table of tokens, blocks one after another, a norm and logits; a whole text at
-// once, or piece by piece with a key/value cache. Both ways give the same bits on Cpu and Systolic.
+// What GPT-2, LLaMA and Gemma have in common: a table of tokens, blocks one after another, a norm and logits; a whole
+// text at once, or piece by piece with a key/value cache. Both ways give the same bits on Cpu and Systolic.
 //
 //   auto cache = model.make_cache(mha::Contiguous{.length = 4096});
 //   const mha::SequenceId text = cache.add();
@@ -38,7 +38,7 @@ template <class Block, class Norm, class Logits> class Decoder {
  public:
   /// The logits of the token that follows each of these: (L) → (L, V). They are in work.
   const Rows& operator()(std::span<const int> ids, Work& work) const {
-    embed_into(work.x, tokens_, ids);
+    embed(work, ids);
     if (positions_) add_positions(work.x, *positions_);
     run(work);
     return all_logits(work);
@@ -91,14 +91,16 @@ template <class Block, class Norm, class Logits> class Decoder {
   }
 
  protected:
-  /// Without blocks, norm and logits, which a model adds from its weights. The tables are in the file.
+  /// Without blocks, norm and logits, which a model adds from its weights. The tables are in the file, and the values
+  /// are those of the logits' Linear, such as its activation.
+  template <class... Values>
   Decoder(const mha::ModelConfig& config, const Table& tokens, std::optional<Table> positions,
-          std::shared_ptr<const void> file)
+          std::shared_ptr<const void> file, const Values&... values)
       : tokens_(tokens),
         positions_(std::move(positions)),
         file_(std::move(file)),
         norm_(config.norm),
-        logits_({.inputs = config.norm.width, .outputs = config.vocabulary, .bias = false}) {}
+        logits_({.inputs = config.norm.width, .outputs = config.vocabulary, .bias = false}, values...) {}
 
   Table tokens_;                    // (V, E)
   std::optional<Table> positions_;  // (P, E), where they are learned
@@ -106,8 +108,15 @@ template <class Block, class Norm, class Logits> class Decoder {
   std::vector<Block> blocks_;
   Norm norm_;
   Logits logits_;
+  float embedding_scale_ = 1;  // times the rows of tokens
 
  private:
+  /// work.x ← the rows of the ids.
+  void embed(Work& work, std::span<const int> ids) const {
+    embed_into(work.x, tokens_, ids);
+    if (embedding_scale_ != 1) work.x *= embedding_scale_;
+  }
+
   /// work.x ← the last norm's rows of the ids, which follow what the cache holds.
   template <class Cache>
   void continue_with(std::span<const int> ids, const mha::CacheStep<Cache>& step, Work& work) const {
@@ -115,7 +124,7 @@ template <class Block, class Norm, class Logits> class Decoder {
     if (static_cast<std::size_t>(offsets.back()) != ids.size())
       throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, but the step has " +
                                   std::to_string(offsets.back()) + " rows");
-    embed_into(work.x, tokens_, ids);
+    embed(work, ids);
     if (positions_)
       for (std::size_t b = 0; b + 1 < offsets.size(); ++b) {
         const int rows = offsets[b + 1] - offsets[b], before = step[0].positions()[b];  // those the cache has

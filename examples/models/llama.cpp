@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next tokens of LLaMA, Mistral, Qwen 2 and Qwen 3: llama [FOLDER]. The model is in llama.hpp.
+// The next tokens of LLaMA, Mistral, Qwen 2, Qwen 3 and Phi-3: llama [FOLDER]. The model is in llama.hpp.
 #include "llama.hpp"
 
 #include <cstdio>
@@ -15,7 +15,7 @@ int main(int argc, char** argv) try {
   if (argc > 1)
     folders = {argv[1]};
   else
-    for (const char* name : {"llama", "mistral", "qwen2", "qwen3"})
+    for (const char* name : {"llama", "mistral", "qwen2", "qwen3", "phi3"})
       folders.push_back(std::filesystem::path(MHA_MODELS_DATA) / name);
 
   bool right = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LLaMA and its relatives Mistral, Qwen 2 and Qwen 3: Touvron et al. 2023, LLaMA, §2.2
+// LLaMA and its relatives Mistral, Qwen 2, Qwen 3 and Phi-3: Touvron et al. 2023, LLaMA, §2.2
 //
 //   x = tokens[ids]
 //   in every block:  x = x + attention(norm₁(x)),  x = x + (Silu(h W_gate) ∘ (h W_up)) W_down with h = norm₂(x)
@@ -7,7 +7,8 @@
 //
 // norm is the root-mean-square norm, positions turn queries and keys, and several query heads share one of keys. What
 // the relatives add: Mistral a window (Jiang et al. 2023, §2), Qwen 2 biases of queries, keys and values (Yang et al.
-// 2024, §2.2.1), Qwen 3 norms of queries and keys, which are a type: Norm = mha::QkNorm.
+// 2024, §2.2.1), Qwen 3 norms of queries and keys, which are a type: Norm = mha::QkNorm. Phi-3 turns a part of each
+// head and stretches every pair by a factor of its own (Abdin et al. 2024, §2).
 //
 // Whole texts and cached steps are in decoder.hpp.
 //
@@ -35,10 +36,11 @@ template <class Norm, mha::Backend B> struct Block {
   mha::FeedForward<float, B, mha::SwiGlu> feed_forward;
 
   template <class W>
-  Block(const mha::LlamaConfig& c, int index, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
+  Block(const mha::LlamaConfig& c, int index, int length, const mha::BlockWeights<W>& w,
+        const std::shared_ptr<const void>& file)
       : norm1(c.norm),
         norm2(c.norm),
-        attention(c.attention, c.window(index), c.scaled_rotary(), norm(c)),
+        attention(c.attention, c.window(index), c.scaled_rotary(length), norm(c)),
         feed_forward(c.feed_forward) {
     norm1.borrow(w.attention_norm, file);
     attention.borrow(w.attention, file);
@@ -69,12 +71,13 @@ template <class Norm, mha::Backend B> struct Block {
 template <class Norm = mha::NoNorm, mha::Backend B = mha::Cpu>
 class Llama : public Decoder<llama::Block<Norm, B>, mha::RmsNorm<float, B>, mha::Linear<float, B>> {
  public:
+  /// For texts of at most `length` tokens, where positions depend on it; 0 is as many as the model has positions.
   template <class W>
-  explicit Llama(const mha::Llama<W>& weights)
+  explicit Llama(const mha::Llama<W>& weights, int length = 0)
       : Llama::Decoder(weights.config(), weights.token_embeddings(), std::nullopt, weights.mapping()) {
     const mha::LlamaConfig& c = weights.config();
     c.require_activation<mha::SwiGlu>();
-    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, i, weights.block(i), weights.mapping());
+    for (int i = 0; i < c.layers; ++i) this->blocks_.emplace_back(c, i, length, weights.block(i), weights.mapping());
     this->norm_.borrow(weights.final_norm(), weights.mapping());
     this->logits_.borrow(weights.output(), weights.mapping());
   }

@@ -99,8 +99,10 @@ TYPED_TEST(PolicyConformance, LayersAgreeWithTheDoubleReferenceSequenceBySequenc
       mha::Rotary<mha::Interleaved, mha::Llama3Scaling>{.base = 500, .scaling = {.original_length = 64}});
   std::vector<std::uint8_t> map(7 * 7, 1);
   for (std::size_t i = 0; i < map.size(); i += 3) map[i] = 0;
-  TestFixture::check("block map, gates", plain, mha::BlockSparse({.block = 8, .query_blocks = 7, .key_blocks = 7}, map),
-                     mha::GatedHeads{}, mha::QkNorm{});
+  TestFixture::check(
+      "block map, gates", plain, mha::BlockSparse({.block = 8, .query_blocks = 7, .key_blocks = 7}, map),
+      mha::GatedHeads{}, mha::QkNorm{.zero_centered = true},
+      mha::Rotary<mha::Halves, mha::LongRopeScaling>{.scaling = {.factors = {1, 1.5, 4}, .attention_factor = 1.25}});
 }
 
 TYPED_TEST(PolicyConformance, PrefixesAndDocumentsOfACallAgreeWithTheDoubleReference) {

@@ -67,12 +67,15 @@ Zeros one_block_of_each() {
     f.linear(std::string("bert.encoder.layer.0.attention.") + part, 4, 4);
   f.linear("bert.encoder.layer.0.intermediate.dense", 6, 4), f.linear("bert.encoder.layer.0.output.dense", 4, 6);
   f.add("model.embed_tokens.weight", {5, 4}), f.add("model.norm.weight", {4}), f.add("lm_head.weight", {5, 4});
-  for (const char* norm : {"input_layernorm", "post_attention_layernorm"})
+  for (const char* norm :
+       {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"})
     f.add(std::string("model.layers.0.") + norm + ".weight", {4});
   for (const char* part : {"q", "k", "v", "o"})
     f.linear(std::string("model.layers.0.self_attn.") + part + "_proj", 4, 4, false);
   f.linear("model.layers.0.mlp.gate_proj", 6, 4, false), f.linear("model.layers.0.mlp.up_proj", 6, 4, false);
   f.linear("model.layers.0.mlp.down_proj", 4, 6, false);
+  f.linear("model.layers.0.self_attn.qkv_proj", 12, 4, false);
+  f.linear("model.layers.0.mlp.gate_up_proj", 12, 4, false);
   f.add("shared.weight", {5, 4}), f.add("encoder.final_layer_norm.weight", {4});
   f.add("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", {8, 2});
   for (const char* part : {"q", "k", "v", "o"})
@@ -138,6 +141,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
     const mha::Llama<double> model(checkpoint);
     check_sizes(model.config()), check_block(model.block(0));
     HOLDS(model.config().window(0).left.value >= 0 && model.config().scaled_rotary().base > 0);
+  });
+  accepts_or_refuses([&] {
+    const mha::Gemma<float> model(checkpoint);
+    const mha::GemmaConfig& c = model.config();
+    check_sizes(c), check_block(model.block(0));
+    HOLDS(c.window(0).left.value >= 0 && c.rotary(0).base > 0 && c.norm.zero_centered);
+    HOLDS(c.attention_cap.value_or(1) > 0 && c.logit_cap.value_or(1) > 0);
   });
   accepts_or_refuses([&] {
     const mha::T5<float> model(checkpoint);

@@ -146,9 +146,13 @@ TEST(GenerateApp, EveryErrorIsOneSentence) {
   EXPECT_EQ(said({"--model", data("llama")}),
             "generate: there is no tokenizer.json in '" + data("llama") +
                 "', and bytes cannot be tokens: the vocabulary is 32, they are 256\n");
-  EXPECT_NE(
-      said({"--model", data("t5")}).find("'model_type' is \"t5\", expected gpt2, llama, mistral, qwen2 or qwen3\n"),
-      std::string::npos);
+  EXPECT_NE(said({"--model", data("llama"), "--context", "65"})
+                .find("the model has positions for 64 tokens, but the context is 65"),
+            std::string::npos);
+  EXPECT_NE(said({"--context", "-1"}).find("--context"), std::string::npos);
+  EXPECT_TRUE(said({"--model", data("t5")})
+                  .ends_with("'model_type' is \"t5\", expected gpt2, llama, mistral, qwen2, qwen3, phi3, gemma, gemma2 "
+                             "or gemma3_text\n"));
   EXPECT_EQ(said({"--temperature", "-1"}), "generate: the temperature must be a number from 0 on\n");
   EXPECT_EQ(said({"--top-p", "0"}), "generate: top-p must be a probability above 0 and at most 1\n");
   EXPECT_EQ(said({"--top-k", "-2"}), "generate: top-k must be a number of tokens, or 0 for all\n");

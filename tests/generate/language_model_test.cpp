@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_copy.hpp"
+#include "gemma.hpp"
 #include "gpt2.hpp"
 #include "llama.hpp"
 #include "scratch.hpp"
@@ -54,12 +55,16 @@ TEST(LanguageModel, HasTheLogitsOfItsFamily) {
       {"mistral", models::Llama<>(mha::Llama<float>(data("mistral")))(ids)},
       {"qwen2", models::Llama<>(mha::Llama<float>(data("qwen2")))(ids)},
       {"qwen3", models::Llama<mha::QkNorm>(mha::Llama<float>(data("qwen3")))(ids)},
+      {"phi3", models::Llama<>(mha::Llama<float>(data("phi3")))(ids)},
+      {"gemma", models::Gemma<>(mha::Gemma<float>(data("gemma")))(ids)},
+      {"gemma2", models::Gemma<mha::NoNorm, mha::SoftCap>(mha::Gemma<float>(data("gemma2")))(ids)},
+      {"gemma3", models::Gemma<mha::QkNorm>(mha::Gemma<float>(data("gemma3")))(ids)},
   };
   for (const auto& [name, whole] : cases) {
     const auto model = open_model(data(name));
     EXPECT_EQ(model->facts().vocabulary, 32) << name;
     EXPECT_EQ(model->facts().positions, std::string(name) == "gpt2" ? 16 : 64) << name;
-    EXPECT_EQ(model->facts().window, std::string(name) == "mistral" ? 5 : 0) << name;
+    EXPECT_EQ(model->facts().window, std::string(name) == "mistral" ? 5 : std::string(name) == "phi3" ? 7 : 0) << name;
     EXPECT_FALSE(model->facts().random_weights);
     for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring}) {
       if (storage == Storage::ring && model->facts().window == 0) continue;
@@ -108,7 +113,7 @@ TEST(LanguageModel, KeepsTheWeightsInTheScalarOfTheCheckpoint) {
     EXPECT_EQ(wide->weight_bytes(), (scalar == "float" ? 1 : 2) * stored->weight_bytes());
     EXPECT_EQ(continued(*stored), continued(*wide));
   };
-  for (const char* name : {"llama", "mistral", "qwen3"}) {
+  for (const char* name : {"llama", "mistral", "qwen3", "phi3", "gemma2"}) {
     mha_test::CheckpointCopy copy(data(name));
     expect(copy.write_as<mha::half>(), "half");
     expect(copy.write_as<mha::bfloat16>(), "bfloat16");
@@ -162,7 +167,7 @@ TEST(LanguageModel, WidensWhereATensorThatItReadsIsFloat) {
 
 /// A checkpoint with another config.json, and a generation_config.json if `generation` has one.
 std::unique_ptr<LanguageModel> changed(const char* name, const char* key, const nlohmann::json& value,
-                                       const std::string& generation = "") {
+                                       const std::string& generation = "", int context = 0) {
   const mha_test::Scratch scratch;
   nlohmann::json config;
   std::ifstream(data(name) / "config.json") >> config;
@@ -170,7 +175,36 @@ std::unique_ptr<LanguageModel> changed(const char* name, const char* key, const 
   scratch.write("config.json", config.dump());
   if (!generation.empty()) scratch.write("generation_config.json", generation);
   fs::copy_file(data(name) / "model.safetensors", scratch.root() / "model.safetensors");
-  return open_model(scratch.root());
+  return open_model(scratch.root(), Weights::as_stored, context);
+}
+
+// By the longest text: Phi-3's are the short factors up to 6 tokens, those of "dynamic" stretch beyond 64.
+TEST(LanguageModel, MakesPositionsForItsContext) {
+  const std::vector<int> ids = some_ids(6);
+  const auto last = [&](const LanguageModel& model) {
+    return logits_of(model, {.positions = 6, .chunk = 6}, ids).back();
+  };
+  const auto expected = [&](const auto& model) {
+    const models::Rows logits = model(ids).bottomRows(1);
+    return std::vector<float>(logits.data(), logits.data() + logits.size());
+  };
+  const auto open = [](const char* name, int context) { return open_model(data(name), Weights::as_stored, context); };
+  const mha::Llama<float> phi3(data("phi3"));
+  EXPECT_EQ(last(*open("phi3", 6)), expected(models::Llama<>(phi3, 6)));
+  EXPECT_EQ(last(*open("phi3", 7)), expected(models::Llama<>(phi3)));
+  EXPECT_NE(last(*open("phi3", 6)), last(*open("phi3", 0)));
+  EXPECT_EQ(open("phi3", 6)->facts().positions, 6);
+  const nlohmann::json dynamic{{"rope_type", "dynamic"}, {"factor", 2.0}};
+  const auto stretched = changed("llama", "rope_parameters", dynamic, "", 128);
+  EXPECT_EQ(stretched->facts().positions, 128);
+  EXPECT_NE(last(*stretched), last(*changed("llama", "rope_parameters", dynamic)));
+  const std::string said = mha_test::message_of<std::exception>([&] { open("gemma2", 65); });
+  EXPECT_TRUE(
+      said.ends_with("config.json: the model has positions for 64 tokens, but the context is 65, and only the "
+                     "rope_type \"dynamic\" goes on"))
+      << said;
+  EXPECT_NE(mha_test::message_of<std::exception>([&] { open("gpt2", 17); }).find("positions for 16 tokens"),
+            std::string::npos);
 }
 
 TEST(LanguageModel, KnowsWhatEndsAText) {
@@ -204,7 +238,11 @@ TEST(LanguageModel, RefusesWhatItCannotContinue) {
             "there is no model in '/no/such/model': it should be a folder with config.json and model.safetensors");
   EXPECT_EQ(said([] { open_model(data("bert")); }),
             (data("bert") / "config.json").string() +
-                ": 'model_type' is \"bert\", expected gpt2, llama, mistral, qwen2 or qwen3");
+                ": 'model_type' is \"bert\", expected gpt2, llama, mistral, qwen2, qwen3, phi3, gemma, gemma2 or "
+                "gemma3_text");
+  EXPECT_TRUE(said([] {
+                changed("gemma3", "model_type", "gemma3");
+              }).ends_with("'model_type' is \"gemma3\", expected gemma or gemma2 or gemma3_text"));
   EXPECT_NE(said([] { changed("gpt2", "tie_word_embeddings", false); }).find("has no lm_head"), std::string::npos);
   EXPECT_NE(said([] { changed("gpt2", "eos_token_id", "end"); }).find("'eos_token_id' is \"end\", expected an integer"),
             std::string::npos);

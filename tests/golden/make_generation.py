@@ -6,6 +6,7 @@ generation.txt beside this script; README.md lists the keys.
 Usage: python make_generation.py
 """
 
+import json
 import pathlib
 
 import torch
@@ -17,7 +18,8 @@ from golden_format import Writer
 
 DATA = pathlib.Path(__file__).resolve().parents[2] / "examples" / "models" / "data"
 # Read before the next import, after which torch.float32 is float64.
-CHECKPOINTS = {name: load_file(DATA / name / "model.safetensors") for name in ("gpt2", "llama", "mistral")}
+CHECKPOINTS = {name: load_file(DATA / name / "model.safetensors")
+               for name in ("gpt2", "llama", "mistral", "phi3", "gemma", "gemma2", "gemma3")}
 
 from make_policies import draw, rope, write, write_rope  # noqa: E402
 
@@ -52,16 +54,16 @@ def randomise(model):
             p.copy_(torch.randn(p.shape))
 
 
-def read(model, ids):
-    """The logits (L, V) of a text read in steps. Asserts that the cache was used, and dropped what windows hide."""
+def read(model, ids, steps=STEPS):
+    """The logits (L, V) of a text read in steps of so many rows. Asserts that the cache was used, and dropped what windows hide."""
     cache = cache_utils.DynamicCache(config=model.config)
     logits, begin = [], 0
-    for rows in STEPS:
+    for rows in steps:
         if begin == len(ids):
             break
         rows = min(rows, len(ids) - begin)
-        out = model(input_ids=ids[None, begin:begin + rows], past_key_values=cache, use_cache=True)
-        assert out.past_key_values is cache
+        out = model(input_ids=ids[None, begin:begin + rows], cache=cache, use_cache=True)
+        assert out.cache is cache
         logits.append(out.logits[0])
         begin += rows
         assert cache.get_seq_length() == begin
@@ -144,20 +146,30 @@ def attention_cases(writer, name, model, rotary=(None, None), windows=(None, Non
         writer.end()
 
 
-def logits_case(writer, name, model_type, length):
-    """A checkpoint of examples/models/data; its weights are float32 or bfloat16, the sums float64."""
-    model = model_type(model_type.config_class.from_pretrained(DATA / name)).eval()
+def logits_case(writer, name, model_type, length, case=None, window=None, longest=None, steps=STEPS, **change):
+    """A checkpoint of examples/models/data, with another config.json if something is changed there; its weights are
+    float32 or bfloat16, the sums float64. `window` is that of every layer, `longest` the longest text that positions are
+    made for."""
+    config = json.loads((DATA / name / "config.json").read_text())
+    config.update(change)
+    model = model_type(model_type.config_class.from_dict(config)).eval()
     model.set_attn_implementation("eager")
     missing = model.load_state_dict({key: p.double() for key, p in CHECKPOINTS[name].items()}, strict=False)
     assert not missing.unexpected_keys and set(missing.missing_keys) <= {"lm_head.weight"}, missing
     model.tie_weights()
     ids = torch.randint(0, VOCABULARY, (length,))
-    writer.case(name + "_logits")
+    writer.case((case or name) + "_logits")
     writer.text("checkpoint", name)
+    if change:
+        writer.text("change", json.dumps(change))
+    if window is not None:
+        writer.int("window", window)
+    if longest is not None:
+        writer.int("longest", longest)
     write(writer, "ids", ids)
-    rows = read(model, ids)
+    rows = read(model, ids, steps)
     assert rows.dtype == torch.float64 and rows.isfinite().all()
-    steps = [n for i, n in enumerate(STEPS) if sum(STEPS[:i + 1]) <= length]
+    steps = [n for i, n in enumerate(steps) if sum(steps[:i + 1]) <= length]
     write(writer, "steps", torch.tensor(steps + [length - sum(steps)] * (sum(steps) < length)))
     writer.tensor("logits", list(rows.shape), rows.reshape(-1).tolist(), lambda x: "%.9g" % x)
     writer.end()
@@ -192,7 +204,16 @@ def main():
         rope_parameters=dict(gpt_oss), **sizes())), rotary=(gpt_oss, gpt_oss), windows=(WINDOW, None))
     logits_case(writer, "gpt2", transformers.GPT2LMHeadModel, 16)
     logits_case(writer, "llama", transformers.LlamaForCausalLM, LENGTH)
-    logits_case(writer, "mistral", transformers.MistralForCausalLM, LENGTH)
+    logits_case(writer, "mistral", transformers.MistralForCausalLM, LENGTH, window=5)
+    logits_case(writer, "phi3", transformers.Phi3ForCausalLM, LENGTH, window=7)
+    logits_case(writer, "gemma", transformers.GemmaForCausalLM, LENGTH)
+    # transformers turns keys by what the text is long when they come: these are texts for which that does not change.
+    logits_case(writer, "phi3", transformers.Phi3ForCausalLM, 6, case="phi3_short", window=7, longest=6, steps=[2, 1, 3])
+    logits_case(writer, "llama", transformers.LlamaForCausalLM, LENGTH, case="llama_dynamic", longest=LENGTH,
+                steps=[LENGTH], max_position_embeddings=10, rope_parameters=rope("dynamic", factor=2.0))
+    for name, model_type in (("gemma2", transformers.Gemma2ForCausalLM), ("gemma3", transformers.Gemma3ForCausalLM)):
+        logits_case(writer, name, model_type, LENGTH)
+        logits_case(writer, name, model_type, LENGTH, case=name + "_windows", window=5, layer_types=[sliding, sliding])
     writer.save()
 
 

@@ -28,7 +28,8 @@ def randomise(model):
     for name, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape)
         if "norm" in name.lower() or "ln_" in name:
-            p.copy_((0 if name.endswith("bias") else 1) + 0.3 * noise)
+            zero_centred = "Gemma" in type(model).__name__
+            p.copy_((0 if name.endswith("bias") or zero_centred else 1) + 0.3 * noise)
         elif "relative_attention_bias" in name:
             p.copy_(1.5 * noise)
         elif any(part in name for part in EMBEDDINGS):
@@ -77,12 +78,12 @@ def bert():
 
     return write("bert", transformers.BertModel(transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
-        max_position_embeddings=16)), torch.float32, run)
+        max_position_embeddings=16)), torch.bfloat16, run)
 
 
-def decoder(name, model, dtype):
+def decoder(name, model, dtype, length=12):
     def run(model):
-        ids = tokens(1, 12)
+        ids = tokens(1, length)
         return {"ids": ids[0], "logits": model(input_ids=ids, use_cache=False).logits[0]}
 
     return write(name, model, dtype, run)
@@ -125,6 +126,48 @@ def qwen3():
         head_dim=6, tie_word_embeddings=False, **sizes())), torch.bfloat16)
 
 
+def narrow(**others):
+    """Heads that are together wider than the model, as Gemma has them."""
+    return {**sizes(), **dict(hidden_size=8, head_dim=6, intermediate_size=12), **others}
+
+
+SLIDING_FULL = ["sliding_attention", "full_attention"]
+
+
+def gemma():
+    """One head of keys and values, no windows, no norms behind the branches."""
+    return decoder("gemma", transformers.GemmaForCausalLM(transformers.GemmaConfig(
+        **narrow(num_key_value_heads=1))), torch.bfloat16)
+
+
+def gemma2():
+    """A window of 5 tokens in the first layer; caps low enough to bend the logits of attention and of the tokens."""
+    return decoder("gemma2", transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+        **narrow(sliding_window=5, layer_types=SLIDING_FULL, query_pre_attn_scalar=3, attn_logit_softcapping=2.0,
+                 final_logit_softcapping=3.0))), torch.bfloat16)
+
+
+def gemma3():
+    """A window of 5 tokens in the first layer, whose positions turn by another base than those of the second, which are
+    stretched."""
+    rope = {"sliding_attention": dict(rope_type="default", rope_theta=100.0),
+            "full_attention": dict(rope_type="linear", factor=4.0, rope_theta=1000.0)}
+    return decoder("gemma3", transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
+        **narrow(sliding_window=5, layer_types=SLIDING_FULL, query_pre_attn_scalar=3, rope_parameters=rope))),
+        torch.bfloat16)
+
+
+def phi3():
+    """A text longer than the original length, so that positions turn by the long factors; 6 of the 8 coordinates of a
+    head turn."""
+    rope = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.25, 1.5], long_factor=[1.5, 3.0, 6.0],
+                partial_rotary_factor=0.75)
+    return decoder("phi3", transformers.Phi3ForCausalLM(transformers.Phi3Config(
+        **{**sizes(), **dict(num_attention_heads=2, num_key_value_heads=1, intermediate_size=12)},
+        original_max_position_embeddings=6, rope_parameters=rope, sliding_window=7, tie_word_embeddings=True,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0)), torch.bfloat16)
+
+
 def t5(name, dtype, tied, **others):
     def run(model):
         source, target = tokens(1, 13), tokens(1, 9)
@@ -147,17 +190,19 @@ def vit():
 
     return write("vit", transformers.ViTForImageClassification(transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, image_size=12, patch_size=4,
-        num_labels=5)), torch.float32, run)
+        num_labels=5)), torch.bfloat16, run)
 
 
 def main():
     total = 0
     for seed, make in enumerate((
-            bert, gpt2, llama, mistral, qwen2, qwen3, lambda: t5("t5", torch.float32, True),
-            lambda: t5("t5_v1_1", torch.bfloat16, False, feed_forward_proj="gated-gelu"), vit)):
+            bert, gpt2, llama, mistral, qwen2, qwen3, lambda: t5("t5", torch.bfloat16, True),
+            lambda: t5("t5_v1_1", torch.bfloat16, False, feed_forward_proj="gated-gelu"), vit,
+            gemma, gemma2, gemma3, phi3)):
         torch.manual_seed(seed)
         total += make()
     print("%d bytes" % total)
+    assert total < 200_000  # all of them are carried in the repository
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def write_rope(writer, parameters):
     writer.real("base", parameters["rope_theta"])
     if parameters["rope_type"] != "default":
         writer.text("scaling", parameters["rope_type"])
-        writer.real("factor", parameters["factor"])
+        if parameters["rope_type"] != "longrope":
+            writer.real("factor", parameters["factor"])
     if parameters["rope_type"] == "llama3":
         writer.real("low_frequency", parameters["low_freq_factor"])
         writer.real("high_frequency", parameters["high_freq_factor"])
@@ -71,6 +72,13 @@ def write_rope(writer, parameters):
         writer.int("rounded", int(parameters.get("truncate", True)))
         if "attention_factor" in parameters:
             writer.real("attention_factor", parameters["attention_factor"])
+
+
+def write_longrope(writer, parameters, factors, original):
+    """Those of texts on one side of the original length, and the attention factor by transformers' formula."""
+    writer.tensor("factors", [len(factors)], factors)
+    writer.real("attention_factor", parameters.get(
+        "attention_factor", math.sqrt(1 + math.log(4096 / original) / math.log(original))))
 
 
 # Positions alone
@@ -85,6 +93,10 @@ def halves_case(writer, name, parameters, first=0, b=2, h=2, length=4, d=8):
     writer.case(name)
     writer.text("pairing", "halves")
     write_rope(writer, parameters)
+    if parameters["rope_type"] == "longrope":
+        original = parameters["original_max_position_embeddings"]
+        long_text = first + length > original
+        write_longrope(writer, parameters, parameters["long_factor" if long_text else "short_factor"], original)
     writer.int("first", first)
     write(writer, "x", x)
     finish(writer, modeling_llama.apply_rotary_pos_emb(x, x, cos, sin)[0], 1e-12)
@@ -260,6 +272,12 @@ def main():
                      beta_slow=2.0, truncate=False), first=1000, h=1, d=32)
     halves_case(writer, "rotary_yarn_factor", rope("yarn", attention_factor=0.75, **YARN), b=1, h=1, d=16)
     decoder_case(writer, "qwen3_yarn", "qwen3", rope("yarn", base=1000000.0, **YARN), d=16)
+
+    longrope = rope("longrope", short_factor=[1.0, 1.0625, 1.25, 1.5], long_factor=[1.0, 2.0, 8.5, 40.0],
+                    original_max_position_embeddings=64)
+    halves_case(writer, "rotary_longrope_short", longrope, first=60)
+    halves_case(writer, "rotary_longrope_long", longrope, first=61)
+    halves_case(writer, "rotary_longrope_factor", dict(attention_factor=0.75, **longrope), first=100, b=1)
     writer.save()
 
 

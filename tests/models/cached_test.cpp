@@ -12,7 +12,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
+#include "checkpoint_copy.hpp"
 #include "checks.hpp"
 #include "compare.hpp"
 #include "golden.hpp"
@@ -74,12 +76,26 @@ TEST(CachedModels, HaveTheBitsOfTheWholeText) {
   for (const char* name : {"llama", "mistral", "qwen2"})
     expect_same_bits_in_every_storage(Llama<>{mha::Llama<float>(data(name))}, 50);
   expect_same_bits_in_every_storage(Llama<mha::QkNorm>{mha::Llama<float>(data("qwen3"))}, 50);
+  expect_same_bits_in_every_storage(Llama<>{mha::Llama<float>(data("phi3"))}, 50);
+  for (const char* name : {"gemma", "gemma2", "gemma3"}) {
+    const mha::Gemma<float> weights(data(name));
+    with_gemma(weights.config(), [&]<class Model>() { expect_same_bits_in_every_storage(Model(weights), 50); });
+  }
 }
 
 TEST(CachedModels, HaveThemInARingBeyondTheWindow) {
   const Llama<> mistral{mha::Llama<float>(data("mistral"))};  // a window of 5
   expect_same_bits(mistral, mha::Ring{.left = 4, .rows = 5}, 50);
   expect_same_bits(mistral, mha::Ring{.left = 9, .rows = 7}, 50);
+  expect_same_bits(Llama<>{mha::Llama<float>(data("phi3"))}, mha::Ring{.left = 6, .rows = 5}, 50);  // a window of 7
+}
+
+// Short of the original length and beyond it positions turn by other factors, each the same in every step.
+TEST(CachedModels, HaveThemForEachLengthThatPositionsAreMadeFor) {
+  const mha::Llama<float> weights(data("phi3"));  // an original length of 6
+  const std::vector<int> ids = random_ids(6, 3);
+  EXPECT_FALSE(Llama<>(weights, 6)(ids).isApprox(Llama<>(weights, 7)(ids), 1e-3f));
+  expect_same_bits(Llama<>{weights, 6}, mha::Contiguous{.length = 6}, 6);
 }
 
 template <class Model, class Storage>
@@ -114,38 +130,46 @@ TEST(CachedModels, HaveTheLogitsOfTransformersWithItsOwnCache) {
   for (const golden::Case& c : golden::read(MHA_GOLDEN_DIR "/generation.txt")) {
     if (!c.has("checkpoint")) continue;
     const std::string& name = c.text("checkpoint");
-    const auto in_storages = [&](const auto& model, const auto&... others) {
+    mha_test::CheckpointCopy copy(data(name.c_str()));
+    if (c.has("change")) copy.config.merge_patch(nlohmann::json::parse(c.text("change")));
+    const mha::Checkpoint checkpoint(copy.write());
+    const auto in_storages = [&](const auto& model) {
       const int length = c.tensor("ids").extent[0];
       expect_logits(model, c, mha::Contiguous{.length = length});
       expect_logits(model, c, mha::Paged{.pages = 2, .length = length, .page = 16});
-      (expect_logits(model, c, others), ...);
+      if (c.has("window"))  // of every layer
+        expect_logits(model, c, mha::Ring{.left = static_cast<int>(c.integer("window")) - 1, .rows = 7});
+      ++checked;
     };
-    if (name == "gpt2")
-      in_storages(Gpt2<>{mha::Gpt2<float>(data("gpt2"))});
-    else if (name == "llama")
-      in_storages(Llama<>{mha::Llama<float>(data("llama"))});
-    else if (name == "mistral")
-      in_storages(Llama<>{mha::Llama<float>(data("mistral"))}, mha::Ring{.left = 4, .rows = 7});
-    else
-      FAIL() << "no line of this test reads the checkpoint " << name;
-    ++checked;
+    const int longest = static_cast<int>(c.integer("longest", 0));
+    const std::string type = copy.config["model_type"];
+    if (type == "gpt2") {
+      in_storages(Gpt2<>{mha::Gpt2<float>(checkpoint)});
+    } else if (type.starts_with("gemma")) {
+      const mha::Gemma<float> weights(checkpoint);
+      with_gemma(weights.config(), [&]<class Model>() { in_storages(Model(weights, longest)); });
+    } else {
+      in_storages(Llama<>(mha::Llama<float>(checkpoint), longest));
+    }
   }
-  EXPECT_EQ(checked, 3);
+  EXPECT_EQ(checked, 11);
 }
 
 TEST(CachedModels, RefuseARingShorterThanTheWindow) {
-  const Llama<> mistral{mha::Llama<float>(data("mistral"))};
-  auto cache = mistral.make_cache(mha::Ring{.left = 3, .rows = 1});
-  const mha::SequenceId text = cache.add();
-  Work work;
-  const auto read = [&] {
+  const auto read = [](const auto& model, const mha::Ring& ring) {
+    auto cache = model.make_cache(ring);
+    const mha::SequenceId text = cache.add();
+    Work work;
     for (const int id : random_ids(8, 1)) {
       auto step = cache.step(text, 1);
-      mistral.next(std::span(&id, 1), step, work);
+      model.next(std::span(&id, 1), step, work);
       step.commit();
     }
   };
-  EXPECT_THROW(read(), mha::ShapeError);
+  EXPECT_THROW(read(Llama<>{mha::Llama<float>(data("mistral"))}, {.left = 3, .rows = 1}), mha::ShapeError);
+  // The second layer has no window.
+  const Gemma<mha::NoNorm, mha::SoftCap> gemma2{mha::Gemma<float>(data("gemma2"))};
+  EXPECT_THROW(read(gemma2, {.left = 4, .rows = 1}), mha::ShapeError);
 }
 
 // GPT-2 adds to every row the position that its own sequence has reached.
@@ -210,6 +234,11 @@ TEST(CachedModels, AllocateNothingForOneTokenAfterAnother) {
   EXPECT_EQ(allocated(mistral, mha::Contiguous{.length = 60}, 60), 0u);
   EXPECT_EQ(allocated(mistral, mha::Paged{.pages = 4, .length = 60, .page = 16}, 60), 0u);
   EXPECT_EQ(allocated(mistral, mha::Ring{.left = 4, .rows = 1}, 60), 0u);
+  const Llama<> phi3{mha::Llama<float>(data("phi3"))};
+  const Gemma<mha::NoNorm, mha::SoftCap> gemma2{mha::Gemma<float>(data("gemma2"))};
+  EXPECT_EQ(allocated(phi3, mha::Contiguous{.length = 60}, 60), 0u);
+  EXPECT_EQ(allocated(gemma2, mha::Contiguous{.length = 60}, 60), 0u);
+  EXPECT_EQ(allocated(gemma2, mha::Paged{.pages = 4, .length = 60, .page = 16}, 60), 0u);
 }
 
 }  // namespace

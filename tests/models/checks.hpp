@@ -8,6 +8,7 @@
 
 #include "bert.hpp"
 #include "expected.hpp"
+#include "gemma.hpp"
 #include "gpt2.hpp"
 #include "llama.hpp"
 #include "t5.hpp"
@@ -32,6 +33,11 @@ template <class Model, class Weights> float decoder(const char* name, const std:
   const Model model{Weights(folder)};
   const Expected expected(data(name));
   return expected.difference(model(expected.ids("ids")), "logits");
+}
+/// Of the Gemma that config.json asks for.
+template <class B> float gemma(const char* name, const std::filesystem::path& folder) {
+  return with_gemma<B>(mha::Gemma<float>(folder).config(),
+                       [&]<class Model>() { return decoder<Model, mha::Gemma<float>>(name, folder); });
 }
 template <class Model> float t5(const char* name, const std::filesystem::path& folder) {
   const Model model{mha::T5<float>(folder)};
@@ -60,6 +66,10 @@ inline constexpr Case cases[]{
     {"mistral", decoder<Llama<mha::NoNorm, B>, mha::Llama<float>>},
     {"qwen2", decoder<Llama<mha::NoNorm, B>, mha::Llama<float>>},
     {"qwen3", decoder<Llama<mha::QkNorm, B>, mha::Llama<float>>},
+    {"phi3", decoder<Llama<mha::NoNorm, B>, mha::Llama<float>>},
+    {"gemma", gemma<B>},
+    {"gemma2", gemma<B>},
+    {"gemma3", gemma<B>},
     {"t5", t5<T5<mha::Relu, B>>},
     {"t5_v1_1", t5<T5<GatedGelu, B>>},
     {"vit", vit<B>},

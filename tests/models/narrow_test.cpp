@@ -48,6 +48,9 @@ template <class B, class W> Results results(const mha::Llama<W>& weights, const 
   return weights.config().qk_norm ? results_of(Llama<mha::QkNorm, B>(weights), expected)
                                   : results_of(Llama<mha::NoNorm, B>(weights), expected);
 }
+template <class B, class W> Results results(const mha::Gemma<W>& weights, const Expected& expected) {
+  return with_gemma<B>(weights.config(), [&]<class Model>() { return results_of(Model(weights), expected); });
+}
 template <class B, class W> Results results(const mha::Bert<W>& weights, const Expected& expected) {
   std::vector<int> offsets{0};
   for (const int length : expected.ids("lengths")) offsets.push_back(offsets.back() + length);
@@ -91,7 +94,8 @@ template <class W, template <class> class Family, class B> void expect_bits_of_f
 template <class W, class B> void expect_bits_of_float_in_every_family() {
   expect_bits_of_float<W, mha::Bert, B>("bert");
   expect_bits_of_float<W, mha::Gpt2, B>("gpt2");
-  for (const char* name : {"llama", "mistral", "qwen2", "qwen3"}) expect_bits_of_float<W, mha::Llama, B>(name);
+  for (const char* name : {"llama", "mistral", "qwen2", "qwen3", "phi3"}) expect_bits_of_float<W, mha::Llama, B>(name);
+  for (const char* name : {"gemma", "gemma2", "gemma3"}) expect_bits_of_float<W, mha::Gemma, B>(name);
   for (const char* name : {"t5", "t5_v1_1"}) expect_bits_of_float<W, mha::T5, B>(name);
   expect_bits_of_float<W, mha::Vit, B>("vit");
 }
@@ -194,6 +198,8 @@ TEST(ModelsWork, IsAllocatedOnce) {
   };
   expect_whole_text_kept(Gpt2<>(mha::Gpt2<float>(data("gpt2"))), "gpt2");
   expect_whole_text_kept(Llama<>(mha::Llama<float>(data("mistral"))), "mistral");
+  expect_whole_text_kept(Llama<>(mha::Llama<float>(data("phi3"))), "phi3");
+  expect_whole_text_kept(Gemma<mha::NoNorm, mha::SoftCap>(mha::Gemma<float>(data("gemma2"))), "gemma2");
   {
     const Expected expected(data("bert"));
     const Bert<> bert(mha::Bert<float>(data("bert")));

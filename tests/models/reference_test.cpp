@@ -43,6 +43,27 @@ TEST(Models, CheckpointsTellTheirFeatures) {
       {"mistral", "/sliding_window", 6},
       {"qwen2", "/rope_parameters/rope_theta", 500.0},
       {"qwen3", "/rms_norm_eps", 1e-2},
+      {"phi3", "/original_max_position_embeddings", 64},
+      {"phi3", "/rope_parameters/long_factor/2", 5.5},
+      {"phi3", "/rope_parameters/attention_factor", 1.0},
+      {"phi3", "/rope_parameters/rope_theta", 120.0},
+      {"phi3", "/sliding_window", 6},
+      {"gemma", "/rope_parameters/rope_theta", 500.0},
+      {"gemma", "/rms_norm_eps", 1e-2},
+      {"gemma2", "/query_pre_attn_scalar", 6},
+      {"gemma2", "/attn_logit_softcapping", 2.1},
+      {"gemma2", "/attn_logit_softcapping", nullptr},
+      {"gemma2", "/final_logit_softcapping", 3.1},
+      {"gemma2", "/final_logit_softcapping", nullptr},
+      {"gemma2", "/sliding_window", 6},
+      {"gemma2", "/layer_types/1", "sliding_attention"},
+      {"gemma3", "/final_logit_softcapping", 9.0},
+      {"gemma3", "/layer_types/0", "full_attention"},
+      {"gemma3", "/query_pre_attn_scalar", 6},
+      {"gemma3", "/rope_parameters/full_attention/factor", 1.0},
+      {"gemma3", "/rope_parameters/full_attention/rope_theta", 100.0},
+      {"gemma3", "/rope_parameters/sliding_attention/rope_theta", 1000.0},
+      {"gemma3", "/rms_norm_eps", 1e-2},
       {"t5", "/relative_attention_max_distance", 6},
       {"t5_v1_1", "/relative_attention_max_distance", 20},
       {"t5_v1_1", "/layer_norm_epsilon", 1e-2},
@@ -95,6 +116,16 @@ TEST(Models, RefuseInputsThatDoNotFit) {
   const std::vector<float> pixels(3 * 12 * 16);
   EXPECT_EQ(refusal([&] { (void)vit(mha::view(pixels.data(), 3, 12, 16)); }),
             "axis 2 of the pixels is 16, the model's images have 12");
+}
+
+TEST(Models, RefuseWeightsOfAnotherGemma) {
+  const mha::Gemma<float> gemma2(models::testing::data("gemma2")), gemma3(models::testing::data("gemma3"));
+  EXPECT_EQ(refusal([&] { Gemma<mha::QkNorm, mha::NoScore, On>{gemma2}; }),
+            "Gemma: a gemma2 has no norm of queries and keys and a cap of attention's logits, the model's type is "
+            "another");
+  EXPECT_EQ(refusal([&] { Gemma<mha::NoNorm, mha::NoScore, On>{gemma3}; }),
+            "Gemma: a gemma3_text has a norm of queries and keys and no cap of attention's logits, the model's type is "
+            "another");
 }
 
 TEST(Models, RefuseWeightsOfAnotherActivation) {

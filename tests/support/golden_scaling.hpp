@@ -14,6 +14,8 @@ namespace golden {
 inline mha::AnyScaling scaling_of(const Case& c) {
   if (!c.has("scaling")) return {};
   const std::string& scaling = c.text("scaling");
+  if (scaling == "longrope")
+    return mha::LongRopeScaling{.factors = c.tensor("factors").values, .attention_factor = c.real("attention_factor")};
   const double factor = c.real("factor");
   if (scaling == "linear") return mha::LinearScaling{factor};
   if (scaling == "ntk") return mha::NtkScaling{factor};

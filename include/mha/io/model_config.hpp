@@ -21,7 +21,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// FeedForward(c.feed_forward), LayerNorm(c.norm).
 struct ModelConfig {
   std::string path;        ///< of config.json
-  std::string model_type;  ///< "bert", "gpt2", "llama", "mistral", "qwen2", "qwen3", "t5" or "vit"
+  std::string model_type;  ///< as config.json has it: "bert", "gemma2", "llama"
   Index layers = 0;        ///< blocks, of T5 those of the encoder
   Index vocabulary = 0;    ///< tokens; 0 where there are none
   Config attention{};      ///< heads, their sizes, which projections add a bias, the scale

@@ -34,7 +34,8 @@ template <class T> struct BlockWeights {
   BorrowedNorm<T> cross_norm;  ///< T5's decoder: before cross-attention
   BorrowedWeights<T> cross;    ///< T5's decoder: keys and values of the encoder's rows
   BorrowedNorm<T> feed_forward_norm;
-  BorrowedLinear<T> up;  ///< with the gate of a gated pair
+  BorrowedNorm<T> attention_post_norm, feed_forward_post_norm;  ///< Gemma 2 and 3: of each branch, before it is added
+  BorrowedLinear<T> up;                                         ///< with the gate of a gated pair
   BorrowedLinear<T> down;
 };
 
@@ -51,7 +52,9 @@ struct BlockNames {
   const char *up, *down;
   const char* gate = nullptr;
   const char* fused = nullptr;  // query, key and value side by side in one matrix
+  bool gate_above_up = false;   // gate and up side by side in the matrix `up`
   bool in_out = false;          // matrices are stored (in, out), as Conv1D does; else (out, in)
+  const char *attention_post_norm = nullptr, *feed_forward_post_norm = nullptr;
   const char* cross_norm = nullptr;
   const char *cross_query = nullptr, *cross_key = nullptr, *cross_value = nullptr, *cross_output = nullptr;
 };
@@ -177,12 +180,21 @@ template <class T> class ModelTensors {
       w.cross = attention(at, cross, c.attention);
     }
     w.feed_forward_norm = norm(at + names.feed_forward_norm, width, norm_bias);
-    w.up = linear(at + names.up, width, hidden, bias, names.in_out);
-    if (names.gate != nullptr) {
-      const BorrowedLinear<T> gate = linear(at + names.gate, width, hidden, bias, names.in_out);
-      w.up.gate = gate.weight;
-      w.up.gate_bias = gate.bias;
+    if (names.attention_post_norm != nullptr)
+      w.attention_post_norm = norm(at + names.attention_post_norm, width, norm_bias);
+    if (names.feed_forward_post_norm != nullptr)
+      w.feed_forward_post_norm = norm(at + names.feed_forward_post_norm, width, norm_bias);
+    BorrowedLinear<T> gate;
+    if (names.gate_above_up) {
+      const BorrowedLinear<T> both = linear(at + names.up, width, 2 * hidden, bias, names.in_out);
+      gate = columns(both, 0, hidden);
+      w.up = columns(both, hidden, hidden);
+    } else {
+      w.up = linear(at + names.up, width, hidden, bias, names.in_out);
+      if (names.gate != nullptr) gate = linear(at + names.gate, width, hidden, bias, names.in_out);
     }
+    w.up.gate = gate.weight;
+    w.up.gate_bias = gate.bias;
     w.down = linear(at + names.down, hidden, width, bias, names.in_out);
     return w;
   }
@@ -228,6 +240,16 @@ template <class T> class ModelTensors {
     std::map<std::string, std::unique_ptr<T[], AlignedDelete>, std::less<>> widened;
   };
 
+  /// n outputs of a linear, from `first` on.
+  static BorrowedLinear<T> columns(const BorrowedLinear<T>& all, Index first, Index n) {
+    BorrowedLinear<T> w;
+    w.weight = TensorView<const T, 2>{all.weight.data + first * all.weight.stride[1],
+                                      {all.weight.extent[0], n},
+                                      {all.weight.stride[0], all.weight.stride[1]}};
+    if (all.bias.data != nullptr) w.bias = TensorView<const T, 1>{all.bias.data + first, {n}, {1}};
+    return w;
+  }
+
   BorrowedWeights<T> attention(const std::string& at, const BlockNames& names, const Config& c) const {
     const Index q = c.query_width(), k = c.key_width(), v = c.num_kv_heads * c.head_dim, E = c.d_model;
     BorrowedWeights<T> w;
@@ -237,14 +259,9 @@ template <class T> class ModelTensors {
     };
     if (names.fused != nullptr) {
       const BorrowedLinear<T> all = linear(at + names.fused, E, q + k + v, c.bias, names.in_out);
-      const auto columns = [&](Index first, Index n, WeightView<T, 2>& weight, WeightView<T, 1>& bias) {
-        weight = TensorView<const T, 2>{
-            all.weight.data + first * all.weight.stride[1], {E, n}, {all.weight.stride[0], all.weight.stride[1]}};
-        if (c.bias) bias = TensorView<const T, 1>{all.bias.data + first, {n}, {1}};
-      };
-      columns(0, q, w.query, w.query_bias);
-      columns(q, k, w.key, w.key_bias);
-      columns(q + k, v, w.value, w.value_bias);
+      take(columns(all, 0, q), w.query, w.query_bias);
+      take(columns(all, q, k), w.key, w.key_bias);
+      take(columns(all, q + k, v), w.value, w.value_bias);
     } else {
       take(linear(at + names.query, E, q, c.has_query_bias(), names.in_out), w.query, w.query_bias);
       take(linear(at + names.key, E, k, c.has_key_bias(), names.in_out), w.key, w.key_bias);

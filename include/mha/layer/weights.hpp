@@ -52,9 +52,16 @@ template <class T, Backend B, class Policies> class LayerWeights {
     products_ = Products(backend_, parameters_.views(), Output::has_weights);
   }
 
-  /// Draws the weights, e.g. XavierUniform{.seed = 1}.
+  /// Draws the weights, e.g. XavierUniform{.seed = 1}. Of a QkNorm{.zero_centered = true} they are stored less 1.
   template <class Initializer> void initialize(const Initializer& draw) {
-    update([&](auto& p) { draw(p); });
+    update([&](auto& p) {
+      draw(p);
+      if constexpr (requires { norm_.zero_centered; }) {
+        if (!norm_.zero_centered) return;
+        for (const TensorView<T, 1>* w : {&p.query_norm, &p.key_norm})
+          for (Index d = 0; d < w->extent[0]; ++d) (*w)(d) = T(Accumulator<T>((*w)(d)) - Accumulator<T>(1));
+      }
+    });
   }
 
   /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives;

@@ -16,7 +16,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///   mha::Rotary<mha::Halves, mha::AnyScaling> rotary{.scaling = mha::YarnScaling{.factor = 4, .original_length =
 ///   32768}};
 struct AnyScaling {
-  using Variant = std::variant<Unscaled, LinearScaling, NtkScaling, Llama3Scaling, YarnScaling>;
+  using Variant = std::variant<Unscaled, LinearScaling, NtkScaling, Llama3Scaling, YarnScaling, LongRopeScaling>;
   Variant one;
 
   AnyScaling() = default;

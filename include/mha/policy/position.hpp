@@ -43,7 +43,7 @@ struct Interleaved {  ///< (2d, 2d + 1): GPT-J, Meta LLaMA
 /// Rotary position embedding: pairs of coordinates turn by position · frequency, so that q·k depends on distance.
 ///
 /// Formula   (x, y) → (x cos a − y sin a, x sin a + y cos a),  a = position · base^(−2i/r) for pair i; a scaling
-///           changes the frequencies, YarnScaling the lengths too
+///           changes the frequencies, YarnScaling and LongRopeScaling the lengths too
 /// Shapes    (B, L, H, D) in place; the first r = dims coordinates turn (all of D if 0), the rest stay
 /// Numerics  angles in double precision, their sine and cosine rounded to the accumulator
 /// Errors    ShapeError if dims is odd, negative or larger than D, or base or the scaling is out of range
@@ -55,7 +55,7 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
         s.frequency(TurningPair{i, i, s.base(f, i), f}), s.check();
       },
       "mha: Rotary<Pairing, Scaling> takes Halves or Interleaved, then Unscaled, LinearScaling, NtkScaling, "
-      "Llama3Scaling, YarnScaling or AnyScaling (see mha/policy/rotary_scaling.hpp)");
+      "Llama3Scaling, YarnScaling, LongRopeScaling or AnyScaling (see mha/policy/rotary_scaling.hpp)");
   static constexpr Role role = Role::position;
   static constexpr const char* name = std::same_as<Pairing, Halves> ? "Rotary<Halves>" : "Rotary<Interleaved>";
   double base = 10000;

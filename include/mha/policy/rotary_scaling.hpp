@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <numbers>
 #include <optional>
+#include <vector>
 
 #include "../config.hpp"
 #include "../core/check.hpp"
@@ -39,6 +41,9 @@ struct LinearScaling {
 };
 
 /// The base grows so that the slowest pair is stretched by the factor and the fastest stays.
+///
+/// Hugging Face's rope_type "dynamic" changes it with the length of the text, which would turn keys anew that a cache
+/// keeps turned. For texts of at most L tokens, trained for n: factor = 1 + f · (L / n − 1), f being the file's factor.
 ///
 /// Formula   base · factor^(r / (r − 2))
 struct NtkScaling {
@@ -117,6 +122,32 @@ struct YarnScaling {
     detail::require_positive("YarnScaling", "attention_factor", magnitude());
   }
   friend bool operator==(const YarnScaling&, const YarnScaling&) = default;
+};
+
+/// LongRoPE: every pair is stretched by a factor of its own, as found by a search; q and k grow.
+///
+/// Formula   f / factors[i] for pair i; x is multiplied by attention_factor
+/// Shapes    factors (r / 2), one for each pair that turns
+/// Errors    ShapeError as the others, and if there is not one factor for each pair
+/// Source    Ding et al. 2024, §3.3; as in Phi-3's checkpoints, whose short and long factors are two such lists
+struct LongRopeScaling {
+  std::vector<double> factors;
+  double attention_factor = 1;
+
+  double base(double base, Index r) const {
+    detail::require(factors.size() == static_cast<std::size_t>(r / 2), "LongRopeScaling: ", Index(factors.size()),
+                    " factors for ", r / 2, " pairs that turn, expected one each");
+    return base;
+  }
+  double frequency(const TurningPair& pair) const {
+    return pair.frequency / factors[static_cast<std::size_t>(pair.index)];
+  }
+  double magnitude() const { return attention_factor; }
+  void check() const {
+    for (const double factor : factors) detail::require_positive("LongRopeScaling", "a factor", factor);
+    detail::require_positive("LongRopeScaling", "attention_factor", attention_factor);
+  }
+  friend bool operator==(const LongRopeScaling&, const LongRopeScaling&) = default;
 };
 
 namespace detail {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -25,7 +28,7 @@ struct Folder : mha_test::ModelFolder<float> {
   std::string prefix;
 
   explicit Folder(const std::string& type = "llama", std::string before = "model.") : prefix(std::move(before)) {
-    const bool qwen2 = type == "qwen2", qwen3 = type == "qwen3";
+    const bool qwen2 = type == "qwen2", qwen3 = type == "qwen3", phi3 = type == "phi3";
     config = {{"model_type", type},       {"num_hidden_layers", 2},
               {"hidden_size", E},         {"num_attention_heads", 6},
               {"num_key_value_heads", 2}, {"head_dim", 4},
@@ -37,14 +40,19 @@ struct Folder : mha_test::ModelFolder<float> {
     for (const char* i : {"0", "1"}) {
       const std::string at = prefix + "layers." + i + ".";
       add_norm(at + "input_layernorm", E, false);
-      add_linear(at + "self_attn.q_proj", 24, E, qwen2);
-      add_linear(at + "self_attn.k_proj", 8, E, qwen2);
-      add_linear(at + "self_attn.v_proj", 8, E, qwen2);
+      if (phi3) {
+        add_linear(at + "self_attn.qkv_proj", 40, E, false);
+        add_linear(at + "mlp.gate_up_proj", 2 * H, E, false);
+      } else {
+        add_linear(at + "self_attn.q_proj", 24, E, qwen2);
+        add_linear(at + "self_attn.k_proj", 8, E, qwen2);
+        add_linear(at + "self_attn.v_proj", 8, E, qwen2);
+        add_linear(at + "mlp.gate_proj", H, E, false);
+        add_linear(at + "mlp.up_proj", H, E, false);
+      }
       add_linear(at + "self_attn.o_proj", E, 24, false);
       if (qwen3) add_norm(at + "self_attn.q_norm", 4, false), add_norm(at + "self_attn.k_norm", 4, false);
       add_norm(at + "post_attention_layernorm", E, false);
-      add_linear(at + "mlp.gate_proj", H, E, false);
-      add_linear(at + "mlp.up_proj", H, E, false);
       add_linear(at + "mlp.down_proj", E, H, false);
     }
     add_norm(prefix + "norm", E, false);
@@ -139,6 +147,38 @@ TEST(Llama, BiasesAndSizesThatConfigAsksFor) {
   expect_matrix(llama.output().weight, folder.file.tensors.at("embed_tokens.weight"));
 }
 
+/// w (in, out) is the rows of a tensor (out, in), from `first` on.
+template <class W> void expect_rows(const W& w, const mha_test::FileTensor<float>& stored, Index first, Index rows) {
+  ASSERT_EQ(w.extent[0], stored.shape[1]);
+  ASSERT_EQ(w.extent[1], rows);
+  for (Index i = 0; i < w.extent[0]; ++i)
+    for (Index j = 0; j < rows; ++j)
+      ASSERT_EQ(w(i, j), stored.values[static_cast<std::size_t>((first + j) * stored.shape[1] + i)]);
+}
+
+TEST(Llama, FindsThePartsOfPhi3sMatrices) {
+  Folder folder("phi3");
+  const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+  for (int i = 0; i < 2; ++i) {
+    const auto w = llama.block(i);
+    const std::string at = "model.layers." + std::to_string(i) + ".";
+    const auto &qkv = folder.file.tensors.at(at + "self_attn.qkv_proj.weight"),
+               &both = folder.file.tensors.at(at + "mlp.gate_up_proj.weight");
+    expect_rows(w.attention.query, qkv, 0, 24);
+    expect_rows(w.attention.key, qkv, 24, 8);
+    expect_rows(w.attention.value, qkv, 32, 8);
+    expect_rows(w.up.gate, both, 0, H);
+    expect_rows(w.up.weight, both, H, H);
+    EXPECT_EQ(w.attention.query_bias.extent[0] + w.up.bias.extent[0] + w.up.gate_bias.extent[0], 0);
+    expect_linear(w.attention.output, w.attention.output_bias, folder, at + "self_attn.o_proj");
+    expect_linear(w.down.weight, w.down.bias, folder, at + "mlp.down_proj");
+    expect_norm(w.attention_norm, folder, at + "input_layernorm");
+    expect_norm(w.feed_forward_norm, folder, at + "post_attention_layernorm");
+  }
+  EXPECT_EQ(llama.config().windows, (std::vector<Index>{0, 0})) << "without a sliding_window";
+  EXPECT_EQ(llama.config().rope.dims, 0);
+}
+
 mha::LlamaConfig config_of(const Folder& folder) { return mha::Llama<float>(mha::Checkpoint(folder.write())).config(); }
 
 TEST(Llama, WindowsOfEveryLayer) {
@@ -158,6 +198,9 @@ TEST(Llama, WindowsOfEveryLayer) {
   EXPECT_EQ(config_of(mistral).windows, (Windows{5, 5}));
   mistral.config["sliding_window"] = nullptr;
   EXPECT_EQ(config_of(mistral).windows, (Windows{0, 0}));
+  Folder phi3("phi3");
+  phi3.config["sliding_window"] = 7;
+  EXPECT_EQ(config_of(phi3).windows, (Windows{7, 7}));
 }
 
 TEST(Llama, RotaryPositionsOfBothGenerationsOfConfigs) {
@@ -213,6 +256,28 @@ TEST(Llama, RotaryPositionsStretchedLinearlyAndByYarn) {
   EXPECT_EQ(scaling(yarn), wanted);
 }
 
+// What depends on the length is for as many tokens as there are positions, or for as many as the caller says.
+TEST(Llama, RotaryPositionsForTheLongestText) {
+  Folder phi3("phi3");
+  phi3.config["original_max_position_embeddings"] = 16;
+  phi3.config["rope_parameters"] = {
+      {"rope_type", "longrope"}, {"short_factor", {1}}, {"long_factor", {2}}, {"partial_rotary_factor", 0.5}};
+  const mha::LlamaConfig c = config_of(phi3);
+  const auto factor = [&](Index length) {
+    return std::get<mha::LongRopeScaling>(c.scaled_rotary(length).scaling.one).factors;
+  };
+  EXPECT_EQ(factor(0), std::vector<double>{2}) << "32 positions";
+  EXPECT_EQ(factor(16), std::vector<double>{1});
+  EXPECT_EQ(factor(17), std::vector<double>{2});
+  EXPECT_EQ(c.scaled_rotary().dims, 2);
+  Folder llama;
+  llama.config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 2}};
+  EXPECT_EQ(config_of(llama).scaled_rotary().scaling, mha::AnyScaling());
+  EXPECT_EQ(config_of(llama).scaled_rotary(64).scaling, mha::AnyScaling(mha::NtkScaling{.factor = 3.0}));
+  phi3.config["rope_parameters"] = {{"partial_rotary_factor", 0.5}};
+  EXPECT_EQ(config_of(phi3).rotary().dims, 2);
+}
+
 std::string fault(const std::function<void(Folder&)>& change) {
   return mha_test::fault_after<mha::Llama<float>, Folder>(change);
 }
@@ -235,7 +300,7 @@ TEST(Llama, WhatDoesNotFitIsOneSentence) {
       "DIR/model.safetensors: tensor 'model.layers.1.self_attn.q_norm.weight' is there, config.json asks for none "
       "for model_type llama");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "gemma"; }),
-            "DIR/config.json: 'model_type' is \"gemma\", expected llama or mistral or qwen2 or qwen3");
+            "DIR/config.json: 'model_type' is \"gemma\", expected llama or mistral or qwen2 or qwen3 or phi3");
   EXPECT_EQ(fault([](Folder& f) { f.config["hidden_act"] = "mish"; }),
             "DIR/config.json: 'hidden_act' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, silu, "
             "swish");
@@ -244,8 +309,11 @@ TEST(Llama, WhatDoesNotFitIsOneSentence) {
 }
 
 TEST(Llama, RotaryPositionsAndWindowsThatAreNotKnownAreOneSentence) {
+  EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "mrope"; }),
+            "DIR/config.json: 'rope_type' is \"mrope\", expected \"default\", \"linear\", \"dynamic\", \"llama3\", "
+            "\"yarn\" or \"longrope\"");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "longrope"; }),
-            "DIR/config.json: 'rope_type' is \"longrope\", expected \"default\", \"linear\", \"llama3\" or \"yarn\"");
+            "DIR/config.json: 'rope_parameters' has no 'short_factor'");
   EXPECT_EQ(fault([](Folder& f) {
               f.config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4}, {"truncate", 1}};
             }),

@@ -798,6 +798,7 @@ TEST(Layer, KeptMemoryIsSharedByBorrowersThatMakeTheSameKeys) {
   EXPECT_FALSE(shared(scaled(mha::Llama3Scaling{}), scaled(mha::Llama3Scaling{.original_length = 4})));
   EXPECT_TRUE(shared(QkNorm{}, QkNorm{}));
   EXPECT_FALSE(shared(QkNorm{}, QkNorm{.eps = 1e-2}));
+  EXPECT_FALSE(shared(QkNorm{}, QkNorm{.zero_centered = true}));
   EXPECT_FALSE(shared(Shift{1}, Shift{1})) << "values that cannot be compared";
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -51,6 +52,25 @@ Tensor<float, 2> rows(support::Random& random, Index count) {
 template <class B> class LayerWeights : public testing::Test {};
 using Backends = testing::Types<mha::Reference, mha::Cpu>;
 TYPED_TEST_SUITE(LayerWeights, Backends, );
+
+// Norms that start as the norm alone are stored as 0 where weights are stored less 1.
+TYPED_TEST(LayerWeights, OfZeroCentredNormsAreDrawnLessOne) {
+  support::Random random("zero-centred");
+  const auto x = rows(random, 5);
+  const auto draw = [](const mha::QkNorm& norm) {
+    LayerOn<TypeParam> layer(sizes, norm);
+    layer.initialize(mha::XavierUniform{.seed = 3});
+    return layer;
+  };
+  const auto plain = draw({}), centred = draw({.zero_centered = true});
+  for (const auto& [p, value] : {std::pair{plain.parameters(), 1.f}, std::pair{centred.parameters(), 0.f}})
+    for (Index d = 0; d < 6; ++d) {
+      EXPECT_EQ(p.query_norm(d), value);
+      EXPECT_EQ(p.key_norm(d), value);
+    }
+  const auto y = plain(x), z = centred(x);
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(y.data()[i], z.data()[i]);
+}
 
 TYPED_TEST(LayerWeights, AreSharedUnderOtherPolicies) {
   using Owner = LayerOn<TypeParam>;

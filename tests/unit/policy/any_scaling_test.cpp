@@ -16,6 +16,7 @@ using mha::AnyScaling;
 using mha::Halves;
 using mha::LinearScaling;
 using mha::Llama3Scaling;
+using mha::LongRopeScaling;
 using mha::NtkScaling;
 using mha::Rotary;
 using mha::Unscaled;
@@ -41,6 +42,7 @@ TEST(AnyScaling, IsTheOneThatItHolds) {
   expect_same(NtkScaling{.factor = 4.0});
   expect_same(Llama3Scaling{.factor = 4, .original_length = 64});
   expect_same(YarnScaling{.factor = 4.0, .original_length = 64.0});
+  expect_same(LongRopeScaling{.factors = {1, 1, 2, 3, 4, 4, 8, 9}, .attention_factor = 1.25});
   EXPECT_EQ(AnyScaling(), AnyScaling(Unscaled{}));
   EXPECT_NE(AnyScaling(LinearScaling{.factor = 4.0}), AnyScaling(NtkScaling{.factor = 4.0}));
   EXPECT_EQ(refusal(Rotary<Halves, AnyScaling>{.scaling = LinearScaling{.factor = -1.0}}, 8),

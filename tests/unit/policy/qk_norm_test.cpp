@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -37,6 +38,28 @@ TEST(QkNorm, IsTheFormulaForEveryHead) {
           for (int d = 0; d < D; ++d)
             EXPECT_NEAR(x(b, l, h, d), before(b, l, h, d) / std::sqrt(squares / D + eps) * weight(d), 1e-14);
         }
+  }
+}
+
+// Forward and backward are those of 1 + weight, bit for bit.
+TEST(QkNorm, ReadsWeightsStoredLessOne) {
+  constexpr int L = 3, D = 4;
+  support::Random random("zero-centred");
+  mha::Tensor<double, 4> x(1, L, 2, D);
+  mha::Tensor<double, 1> stored(D), whole(D);
+  random.fill(x);
+  random.fill(stored);
+  for (int d = 0; d < D; ++d) whole(d) = 1 + stored(d);
+  auto ours = x, theirs = x;
+  QkNorm{.eps = 0.1, .zero_centered = true}.apply<double>(ours.view(), stored.view());
+  QkNorm{.eps = 0.1}.apply<double>(theirs.view(), whole.view());
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(ours.data()[i], theirs.data()[i]);
+  double a[D] = {0.3, -1, 0.7, 2}, b[D] = {0.3, -1, 0.7, 2}, a_sums[D] = {}, b_sums[D] = {};
+  QkNorm{.eps = 0.1, .zero_centered = true}.row_backward<double>(x.data(), 1, stored.view(), a, a_sums);
+  QkNorm{.eps = 0.1}.row_backward<double>(x.data(), 1, whole.view(), b, b_sums);
+  for (int d = 0; d < D; ++d) {
+    EXPECT_EQ(a[d], b[d]);
+    EXPECT_EQ(a_sums[d], b_sums[d]);
   }
 }
 

@@ -19,6 +19,7 @@ using mha::Index;
 using mha::Interleaved;
 using mha::LinearScaling;
 using mha::Llama3Scaling;
+using mha::LongRopeScaling;
 using mha::NtkScaling;
 using mha::Rotary;
 using mha::YarnScaling;
@@ -116,6 +117,20 @@ TEST(YarnScaling, StretchesSlowPairsAndSharpens) {
   EXPECT_EQ((YarnScaling{.factor = 16.0, .original_length = length, .attention_factor = 0.75}.magnitude()), 0.75);
 }
 
+TEST(LongRopeScaling, DividesEachFrequencyByItsFactor) {
+  const LongRopeScaling scaling{.factors = {1, 1.5, 4, 0.5}};
+  const auto f = frequencies(10000, 8, scaling);
+  for (int i = 0; i < 4; ++i) {
+    const auto n = static_cast<std::size_t>(i);
+    EXPECT_NEAR(f[n] / (plain_frequency(10000, i, 8) / scaling.factors[n]), 1, 1e-12);
+  }
+  double x[4] = {3, 0, 0, 4};  // (3, 0) and (0, 4), neither turned at position 0
+  Rotary<Interleaved, LongRopeScaling>{.scaling = {.factors = {1, 2}, .attention_factor = 1.25}}.apply(
+      mha::view_blhd(x, 1, 1, 1, 4), 0);
+  EXPECT_EQ(x[0], 3.75);
+  EXPECT_EQ(x[3], 5);
+}
+
 /// All at once and row by row as a GPU does it: each pair is as long as its source times the magnitude; without a
 /// position it does not turn. The gradient is multiplied alike.
 TEST(YarnScaling, MultipliesWhatItTurns) {
@@ -181,6 +196,18 @@ TEST(Scalings, AreInRange) {
   EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0, .attention_factor = -1.0}),
             "YarnScaling: attention_factor is -1.000000, it must be a positive finite number");
   EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0}, 1), "YarnScaling: base is 1.000000, it must be above 1");
+  const auto longrope = [](const LongRopeScaling& scaling, Index dims = 0) {
+    return refusal(Rotary<Halves, LongRopeScaling>{.dims = dims, .scaling = scaling}, 8);
+  };
+  EXPECT_EQ(longrope({.factors = {1, 2, 3, 4}}), "");
+  EXPECT_EQ(longrope({.factors = {1, 2, 3}}, 6), "");
+  EXPECT_EQ(longrope({.factors = {1, 2, 3}}), "LongRopeScaling: 3 factors for 4 pairs that turn, expected one each");
+  EXPECT_EQ(longrope({.factors = {1, 2, 3, 4}}, 6),
+            "LongRopeScaling: 4 factors for 3 pairs that turn, expected one each");
+  EXPECT_EQ(longrope({.factors = {1, 2, 0, 4}}),
+            "LongRopeScaling: a factor is 0.000000, it must be a positive finite number");
+  EXPECT_EQ(longrope({.factors = {1, 2, 3, 4}, .attention_factor = -1}),
+            "LongRopeScaling: attention_factor is -1.000000, it must be a positive finite number");
   EXPECT_EQ(refusal(Rotary<Halves, NtkScaling>{.scaling = {.factor = 1e200}}, 4),
             "Rotary: base 10000.000000 is scaled to inf, it must stay a positive finite number");
 }
