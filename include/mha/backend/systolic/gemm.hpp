@@ -286,7 +286,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
                           .add = add,
                           .step_stride = 2 * tile_size,
                           .rows = std::min(block_side, p.rows.count - i),
-                          .passes_by = true});
+                          .passes_by = a_.extent[0] > block_side});
           if (is_last && k + step >= tiles) f(i, j);
         });
       count_use(array_use<Array>(p.rows.count, p.columns.count, p.w.k));
