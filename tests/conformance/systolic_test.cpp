@@ -10,6 +10,7 @@
 
 #include "layers.hpp"
 #include "random.hpp"
+#include "units.hpp"
 
 namespace {
 
@@ -59,17 +60,15 @@ template <class Setup> class SystolicConformance : public testing::Test {
     const auto y = oracle(exact(x)), z = oracle(exact(x), exact(memory));
     const auto w = oracle.attention_weights(exact(x), exact(memory));
     const auto padded = oracle(exact(x), exact(memory), mha::Padding{lengths}, mha::SoftCap{.cap = 3});
-    const MatrixUnit before = mha::current_unit();
     for (const MatrixUnit unit : {MatrixUnit::portable, MatrixUnit::dot_product, MatrixUnit::amx}) {
       if (!mha::missing(unit).empty() || (unit != MatrixUnit::portable && !Setup::on_hardware)) continue;
       SCOPED_TRACE(to_string(unit));
-      mha::force_unit(unit);
+      const unit::ForceUnit forced(unit);
       expect_close(layer(x), y, tolerance);
       expect_close(layer(x, memory), z, tolerance);
       expect_close(layer.attention_weights(x, memory), w, tolerance);
       expect_close(layer(x, memory, mha::Padding{lengths}, mha::SoftCap{.cap = 3}), padded, tolerance);
     }
-    mha::force_unit(before);
   }
 };
 using Setups =

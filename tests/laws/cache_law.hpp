@@ -16,6 +16,7 @@
 #include <mha/systolic.hpp>
 
 #include "law.hpp"
+#include "units.hpp"
 
 namespace laws::cached {
 
@@ -315,16 +316,6 @@ Events every_storage_and_rings(Index length, unsigned seed, const std::vector<In
   return events += through_rings<F>(windowed_layer<T, B>(seed), length, seed, whole);
 }
 
-/// f() on each matrix unit of this machine.
-template <class F> void on_every_unit(F&& f) {
-  const mha::MatrixUnit before = mha::current_unit();
-  for (const mha::MatrixUnit unit : {mha::MatrixUnit::portable, mha::MatrixUnit::dot_product, mha::MatrixUnit::amx}) {
-    if (!mha::missing(unit).empty()) continue;
-    SCOPED_TRACE(to_string(unit));
-    mha::force_unit(unit);
-    f();
-  }
-  mha::force_unit(before);
-}
+using unit::on_every_unit;
 
 }  // namespace laws::cached

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <mha/policy/score/alibi.hpp>
+
 #include "call.hpp"
 
 namespace laws {
@@ -61,6 +63,17 @@ void expect_causal_rows_of_each(const Sequences& r, const Inputs<T>& in, const s
                         const mha::Origin origin{positions[static_cast<std::size_t>(b)]};
                         return attend<B>(qkv..., mha::Causal{}, origin);
                       });
+}
+
+/// A step of one token, with its keys as they are then, has the bits of its row of the prompt.
+template <class B, class T> void expect_steps_of_a_prompt(const Inputs<T>& in, std::span<const Index> lengths) {
+  const auto prompt = attend<B>(in, mha::Causal{}, mha::Alibi{});
+  for (const Index length : lengths) {
+    const auto step =
+        attend<B>(rows(in.q, length - 1, 1), rows(in.k, 0, length), rows(in.v, 0, length), mha::Causal{}, mha::Alibi{});
+    for (Index h = 0; h < in.q.extent(2); ++h)
+      EXPECT_TRUE(same_row(step, 0, 0, prompt, 0, length - 1, h)) << "after " << length << " tokens";
+  }
 }
 
 /// What comes after a position changes no causal row up to there, and the next one.

@@ -9,6 +9,7 @@
 
 #include "every_backend.hpp"
 #include "law.hpp"
+#include "units.hpp"
 
 namespace {
 
@@ -22,24 +23,8 @@ using WithThreads = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, laws::Ne
 constexpr Index chunk = mha::detail::simd::key_chunk;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-class SystolicChunks : public testing::TestWithParam<mha::MatrixUnit> {
- protected:
-  void SetUp() override {
-    if (const std::string& why = mha::missing(GetParam()); !why.empty())
-      GTEST_SKIP() << "not run on " << to_string(GetParam()) << ": " << why;
-    before_ = mha::current_unit();
-    mha::force_unit(GetParam());
-  }
-  void TearDown() override {
-    if (!IsSkipped()) mha::force_unit(before_);
-  }
-
- private:
-  mha::MatrixUnit before_ = mha::MatrixUnit::portable;
-};
-INSTANTIATE_TEST_SUITE_P(Units, SystolicChunks,
-                         testing::Values(mha::MatrixUnit::portable, mha::MatrixUnit::dot_product, mha::MatrixUnit::amx),
-                         [](const auto& unit) { return to_string(unit.param); });
+class SystolicChunks : public unit::OnUnit {};
+INSTANTIATE_TEST_SUITE_P(Units, SystolicChunks, testing::ValuesIn(mha::detail::systolic::all_units), unit::unit_name);
 
 /// Even queries see the even chunks and odd ones the odd, but every seventh sees nothing.
 struct EveryOtherChunk {

@@ -8,6 +8,7 @@
 
 #include "every_backend.hpp"
 #include "law.hpp"
+#include "units.hpp"
 
 namespace {
 
@@ -18,24 +19,8 @@ using laws::Sizes;
 using Systolic = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
 using WithThreads = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, laws::NewThreads>;
 
-class SystolicLaw : public testing::TestWithParam<mha::MatrixUnit> {
- protected:
-  void SetUp() override {
-    if (const std::string& why = mha::missing(GetParam()); !why.empty())
-      GTEST_SKIP() << "not run on " << to_string(GetParam()) << ": " << why;
-    before_ = mha::current_unit();
-    mha::force_unit(GetParam());
-  }
-  void TearDown() override {
-    if (!IsSkipped()) mha::force_unit(before_);
-  }
-
- private:
-  mha::MatrixUnit before_ = mha::MatrixUnit::portable;
-};
-INSTANTIATE_TEST_SUITE_P(Units, SystolicLaw,
-                         testing::Values(mha::MatrixUnit::portable, mha::MatrixUnit::dot_product, mha::MatrixUnit::amx),
-                         [](const auto& unit) { return to_string(unit.param); });
+class SystolicLaw : public unit::OnUnit {};
+INSTANTIATE_TEST_SUITE_P(Units, SystolicLaw, testing::ValuesIn(mha::detail::systolic::all_units), unit::unit_name);
 
 /// Keys whose length grows along the sequence, so that anchors move.
 Inputs<float> growing(const Sizes& sizes, const char* name) {
@@ -159,15 +144,9 @@ TEST_P(SystolicLaw, HeadsThatShareATileAreEachTheirOwn) {
 }
 
 TEST_P(SystolicLaw, OneStepEqualsTheLastRowOfThePrompt) {
-  const Sizes sizes{.batch = 1, .queries = 300, .keys = 300};
-  const Inputs<float> in = growing(sizes, "systolic, step");
-  const auto prompt = attend<Systolic>(in, mha::Causal{}, mha::Alibi{});
-  for (const Index length : {1, 2, 33, 64, 65, 257, 300}) {
-    const auto step = attend<Systolic>(laws::rows(in.q, length - 1, 1), laws::rows(in.k, 0, length),
-                                       laws::rows(in.v, 0, length), mha::Causal{}, mha::Alibi{});
-    for (Index h = 0; h < sizes.heads; ++h)
-      EXPECT_TRUE(same_row(step, 0, 0, prompt, 0, length - 1, h)) << "after " << length << " tokens";
-  }
+  constexpr Index lengths[] = {1, 2, 33, 64, 65, 257, 300};
+  laws::expect_steps_of_a_prompt<Systolic>(growing({.batch = 1, .queries = 300, .keys = 300}, "systolic, step"),
+                                           lengths);
 }
 
 TEST_P(SystolicLaw, TinyOutputsDependOnNoOtherRow) {

@@ -141,6 +141,11 @@ TEST(CallShape, IsEmptyAtFirst) {
   static_assert(s.batch == 0 && s.heads == 0 && s.queries == 0 && s.keys == 0 && s.origin[7] == 0);
 }
 
+TEST(CallShape, CountsThePairsOfAllHeads) {
+  EXPECT_EQ((mha::CallShape{.batch = 2, .heads = 3, .queries = 5, .keys = 7}.pairs()), 210);
+  EXPECT_EQ((mha::CallShape{.batch = 1 << 20, .heads = 1 << 10, .queries = 1 << 20, .keys = 1 << 20}.pairs()), 0x1p70);
+}
+
 TEST(Origins, AreOneForAllSequencesOrOneEach) {
   static constexpr int each[3] = {4, -1, 0};
   constexpr mha::Origins common = -3, ragged(each);

@@ -41,17 +41,7 @@ template <class T = float> struct Distance {
   }
 };
 
-class SystolicBackward : public testing::TestWithParam<mha::MatrixUnit> {
- protected:
-  void SetUp() override {
-    UNIT_OR_SKIP(GetParam());
-    mha::force_unit(GetParam());
-  }
-  void TearDown() override { mha::force_unit(before_); }
-
- private:
-  mha::MatrixUnit before_ = mha::current_unit();
-};
+class SystolicBackward : public unit::OnUnit {};
 INSTANTIATE_TEST_SUITE_P(Units, SystolicBackward, testing::ValuesIn(systolic::all_units), unit::unit_name);
 
 /// Numbers that bfloat16 has, in float.

@@ -84,6 +84,11 @@ TEST(TileRows, ColumnsLieInPairs) {
   });
 }
 
+TEST(TileRows, NumbersThatAreFinite) {
+  for (const float x : {0.f, -0.f, 1.f, -3e38f, 1e-40f}) EXPECT_TRUE(systolic::is_finite(bfloat16(x))) << x;
+  for (const float x : {INFINITY, -INFINITY, NAN, 3.4e38f}) EXPECT_FALSE(systolic::is_finite(bfloat16(x))) << x;
+}
+
 TEST(TileRows, TransposedTilesAndWhatIsNotFinite) {
   std::vector<bfloat16> rows(32 * 64);
   support::Random random("transposed");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -23,6 +24,29 @@ class ForceUnit {
 
  private:
   mha::MatrixUnit before_;
+};
+
+/// f() on each unit of this machine.
+template <class F> void on_every_unit(F&& f) {
+  for (const mha::MatrixUnit unit : mha::detail::systolic::all_units) {
+    if (!mha::missing(unit).empty()) continue;
+    SCOPED_TRACE(to_string(unit));
+    const ForceUnit forced(unit);
+    f();
+  }
+}
+
+/// Tests of every unit; those that this machine lacks are skipped.
+class OnUnit : public testing::TestWithParam<mha::MatrixUnit> {
+ protected:
+  void SetUp() override {
+    UNIT_OR_SKIP(GetParam());
+    forced_.emplace(GetParam());
+  }
+  void TearDown() override { forced_.reset(); }
+
+ private:
+  std::optional<ForceUnit> forced_;
 };
 
 /// The name of a unit as part of a test's name.
