@@ -12,6 +12,9 @@
 /// users' policies have lost their types, the loops around them, and what a layer does without its policies. With
 /// -DMHA_COMPILED a unit only declares them; mha/compiled.hpp defines them.
 
+/// Defined where backend/crew.hpp is included.
+#define MHA_POOL_THREADS(Extern) Extern template struct mha::detail::PoolThreads<void>;
+
 #define MHA_CPU_DERIVATIVES(Extern, A, Threads)                                                                        \
   Extern template void mha::detail::simd::differentiate(                                                               \
       const mha::detail::simd::AnyDerivative<A>&, const mha::EpilogueBackwardCall<A, mha::Identity>&, const Threads&); \
@@ -96,6 +99,7 @@
   MHA_CPU_NARROW_CALLS(Extern, T, W, mha::Serial)
 
 #define MHA_CPU_KERNELS(Extern)                \
+  MHA_POOL_THREADS(Extern)                     \
   MHA_CPU_TILES(Extern, float)                 \
   MHA_CPU_TILES(Extern, double)                \
   MHA_CPU_SCALAR(Extern, float, float)         \
