@@ -42,11 +42,7 @@
   Extern template mha::detail::cpu::PackedWeights<T>::PackedWeights(std::span<const mha::DenseWeights<T>>,             \
                                                                     const Threads&);                                   \
   Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                                  \
-                                                  const mha::detail::cpu::PackedColumns<T>&,                           \
-                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&,             \
-                                                  const Threads&, const mha::detail::simd::AnyEpilogue<T>&);           \
-  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                                  \
-                                                  const mha::detail::cpu::LooseColumns<T>&,                            \
+                                                  const mha::detail::cpu::AnyColumns<T>&,                              \
                                                   std::span<const mha::TensorView<T, 2>>, mha::Workspace&,             \
                                                   const Threads&, const mha::detail::simd::AnyEpilogue<T>&);           \
   Extern template void mha::detail::cpu::gemm(const mha::GemmCall<T>&, mha::Workspace&, const Threads&);               \
@@ -71,7 +67,7 @@
                                                  const mha::TensorView<mha::Accumulator<T>, 4>&, mha::Workspace&, \
                                                  const Threads&);                                                 \
   Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                             \
-                                                  const mha::detail::cpu::PackedColumns<W>&,                      \
+                                                  const mha::detail::cpu::AnyColumns<W>&,                         \
                                                   std::span<const mha::TensorView<T, 2>>, mha::Workspace&,        \
                                                   const Threads&, const mha::detail::simd::AnyEpilogue<T>&);
 
