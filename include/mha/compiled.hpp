@@ -12,6 +12,7 @@
 #include <mha needs a file of C++ here>
 #endif
 
+#include "backend/crew.hpp"
 #include "mha.hpp"
 #include "systolic.hpp"
 

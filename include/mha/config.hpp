@@ -77,11 +77,14 @@
 // which would take minutes to compile and give it the bits of another instruction set.
 #define MHA_NO_INLINE __attribute__((noinline))
 #define MHA_FLATTEN __attribute__((flatten))
+// Of what runs once or never, as errors do: compiled for size, which takes less time.
+#define MHA_COLD __attribute__((cold))
 #else
 #define MHA_VECTOR_KERNELS 0
 #define MHA_ALWAYS_INLINE inline
 #define MHA_NO_INLINE
 #define MHA_FLATTEN
+#define MHA_COLD
 #undef MHA_UNROLL_HOST
 #define MHA_UNROLL_HOST(n)
 #endif

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include <mha/backend/crew.hpp>
 #include <mha/backend/pool.hpp>
 
 namespace mha_test {

@@ -26,7 +26,7 @@ namespace detail {
 
 /// Processors that a quota of CPU time pays for, rounded up: quota and period in microseconds, as cpu.max has them.
 /// 0 if the text sets no limit ("max 100000", "-1 100000") or is not a quota.
-inline Index cpus_of_quota(std::string_view text) {
+MHA_COLD inline Index cpus_of_quota(std::string_view text) {
   std::int64_t values[2] = {};
   const char* at = text.data();
   const char* const end = at + text.size();
@@ -41,7 +41,7 @@ inline Index cpus_of_quota(std::string_view text) {
 }
 
 /// A file's text; empty if it cannot be read.
-inline std::string text_of_file(const std::string& path) {
+MHA_COLD inline std::string text_of_file(const std::string& path) {
   std::string text;
   if (std::FILE* const file = std::fopen(path.c_str(), "r")) {
     char piece[4096];
@@ -55,7 +55,7 @@ inline std::string text_of_file(const std::string& path) {
 ///
 /// `root` is where control groups are mounted. `groups` is /proc/self/cgroup, lines of "number:controllers:path":
 /// version 2 has no controllers and keeps quota and period in cpu.max, version 1 has the controller cpu and two files.
-inline Index cpus_of_groups(const std::string& root, std::string_view groups) {
+MHA_COLD inline Index cpus_of_groups(const std::string& root, std::string_view groups) {
   Index least = 0;
   while (!groups.empty()) {
     const std::string_view line = groups.substr(0, groups.find('\n'));
@@ -82,7 +82,7 @@ inline Index cpus_of_groups(const std::string& root, std::string_view groups) {
 }
 
 /// Processors that the calling thread may run on.
-inline Index cpus_of_affinity() {
+MHA_COLD inline Index cpus_of_affinity() {
 #if defined(__linux__)
   // The kernel refuses a set that is shorter than its own.
   for (std::size_t words = 16; words <= 4096; words *= 2) {
@@ -97,7 +97,7 @@ inline Index cpus_of_affinity() {
 }
 
 /// Processors that this process may keep busy: those it may run on, and no more than its control groups pay for.
-inline Index usable_cpus() {
+MHA_COLD inline Index usable_cpus() {
   const Index cpus = cpus_of_affinity();
 #if defined(__linux__)
   if (const Index paid = cpus_of_groups("/sys/fs/cgroup", text_of_file("/proc/self/cgroup")); paid > 0)

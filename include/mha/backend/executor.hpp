@@ -12,6 +12,10 @@
 #include "../core/items.hpp"
 #include "pool.hpp"
 
+#if !MHA_KERNELS_ELSEWHERE
+#include "crew.hpp"
+#endif
+
 namespace mha::inline MHA_NAMESPACE {
 
 /// Who runs the independent tasks of a call: `Index workers() const` and `void run(Index tasks, f) const`, which calls

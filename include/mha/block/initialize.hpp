@@ -3,8 +3,8 @@
 
 #include <cmath>
 #include <cstdint>
-#include <random>
 
+#include "../core/mersenne.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/projection.hpp"
@@ -24,7 +24,7 @@ struct XavierUniform {
 
   /// Of an attention layer.
   template <class T> void operator()(const ParameterViews<T>& p) const {
-    Draw<T> draw{std::mt19937_64(seed), gain};
+    Draw<T> draw{detail::Mersenne64(seed), gain};
     for (T& x : p.flat()) x = T(Accumulator<T>(0));
     for (const HeadWeights<T>* w : {&p.query, &p.key, &p.value})
       for (Index e = 0; e < w->model(); ++e)
@@ -38,7 +38,7 @@ struct XavierUniform {
 
   /// Of a Linear.
   template <class T> void operator()(const LinearViews<T>& p) const {
-    Draw<T> draw{std::mt19937_64(seed), gain};
+    Draw<T> draw{detail::Mersenne64(seed), gain};
     for (T& x : p.flat()) x = T(Accumulator<T>(0));
     draw.fill(p.weight);
     draw.fill(p.gate);
@@ -46,7 +46,7 @@ struct XavierUniform {
 
  private:
   template <class T> struct Draw {
-    std::mt19937_64 bits;
+    detail::Mersenne64 bits;
     double gain;
 
     T operator()(Index in, Index out) {

@@ -12,6 +12,9 @@
 /// users' policies have lost their types, the loops around them, and what a layer does without its policies. With
 /// -DMHA_COMPILED a unit only declares them; mha/compiled.hpp defines them.
 
+/// Defined where backend/crew.hpp is included.
+#define MHA_POOL_THREADS(Extern) Extern template struct mha::detail::PoolThreads<void>;
+
 #define MHA_CPU_DERIVATIVES(Extern, A, Threads)                                                                        \
   Extern template void mha::detail::simd::differentiate(                                                               \
       const mha::detail::simd::AnyDerivative<A>&, const mha::EpilogueBackwardCall<A, mha::Identity>&, const Threads&); \
@@ -39,11 +42,7 @@
   Extern template mha::detail::cpu::PackedWeights<T>::PackedWeights(std::span<const mha::DenseWeights<T>>,             \
                                                                     const Threads&);                                   \
   Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                                  \
-                                                  const mha::detail::cpu::PackedColumns<T>&,                           \
-                                                  std::span<const mha::TensorView<T, 2>>, mha::Workspace&,             \
-                                                  const Threads&, const mha::detail::simd::AnyEpilogue<T>&);           \
-  Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                                  \
-                                                  const mha::detail::cpu::LooseColumns<T>&,                            \
+                                                  const mha::detail::cpu::AnyColumns<T>&,                              \
                                                   std::span<const mha::TensorView<T, 2>>, mha::Workspace&,             \
                                                   const Threads&, const mha::detail::simd::AnyEpilogue<T>&);           \
   Extern template void mha::detail::cpu::gemm(const mha::GemmCall<T>&, mha::Workspace&, const Threads&);               \
@@ -68,7 +67,7 @@
                                                  const mha::TensorView<mha::Accumulator<T>, 4>&, mha::Workspace&, \
                                                  const Threads&);                                                 \
   Extern template void mha::detail::cpu::multiply(const mha::TensorView<const T, 2>&,                             \
-                                                  const mha::detail::cpu::PackedColumns<W>&,                      \
+                                                  const mha::detail::cpu::AnyColumns<W>&,                         \
                                                   std::span<const mha::TensorView<T, 2>>, mha::Workspace&,        \
                                                   const Threads&, const mha::detail::simd::AnyEpilogue<T>&);
 
@@ -96,6 +95,7 @@
   MHA_CPU_NARROW_CALLS(Extern, T, W, mha::Serial)
 
 #define MHA_CPU_KERNELS(Extern)                \
+  MHA_POOL_THREADS(Extern)                     \
   MHA_CPU_TILES(Extern, float)                 \
   MHA_CPU_TILES(Extern, double)                \
   MHA_CPU_SCALAR(Extern, float, float)         \

@@ -53,7 +53,7 @@ class MessagePiece {
   }
   template <std::floating_point Number> MessagePiece(Number n) : kind_(Kind::real), real_(static_cast<double>(n)) {}
 
-  void append_to(std::string& message) const {
+  MHA_COLD void append_to(std::string& message) const {
     switch (kind_) {
       case Kind::text:
         message += text_;
@@ -82,7 +82,7 @@ class MessagePiece {
 };
 
 /// Throws an error; where the unit is compiled without exceptions, prints what it says and ends the program.
-template <class Error> [[noreturn]] MHA_NO_INLINE void throw_error(const Error& error) {
+template <class Error> [[noreturn]] MHA_COLD MHA_NO_INLINE void throw_error(const Error& error) {
 #if MHA_EXCEPTIONS
   throw error;
 #else
@@ -92,14 +92,14 @@ template <class Error> [[noreturn]] MHA_NO_INLINE void throw_error(const Error& 
 }
 
 /// The same code for every message: the checks of a call are many, and each would bring its own.
-[[noreturn]] MHA_NO_INLINE inline void throw_shape_error(std::initializer_list<MessagePiece> pieces) {
+[[noreturn]] MHA_COLD MHA_NO_INLINE inline void throw_shape_error(std::initializer_list<MessagePiece> pieces) {
   std::string message;
   for (const MessagePiece& piece : pieces) piece.append_to(message);
   throw_error(ShapeError(message));
 }
 
 /// throw ShapeError("attention: k has 6 heads, …") from its pieces.
-template <class... Pieces> [[noreturn]] void fail(const Pieces&... pieces) {
+template <class... Pieces> [[noreturn]] MHA_COLD void fail(const Pieces&... pieces) {
   throw_shape_error({MessagePiece(pieces)...});
 }
 
@@ -137,7 +137,7 @@ template <class I> constexpr Index as_extent(I n) {
   return static_cast<Index>(n);
 }
 
-[[noreturn]] inline void fail_product(const char* call, const char* name, std::initializer_list<std::int64_t> extents) {
+[[noreturn]] MHA_COLD inline void fail_product(const char* call, const char* name, std::initializer_list<std::int64_t> extents) {
   std::string all;
   for (const std::int64_t extent : extents) all += (all.empty() ? "" : ", ") + std::to_string(extent);
   fail(call, ": ", name, " is (", all, "), more than ", most_elements, " elements, an empty axis counted as 1");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "product.hpp"
 
@@ -19,7 +20,7 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
     for (Index j = 0; j < whole; ++j) biases[j] = j < columns ? static_cast<A>(call.bias(j)) : A(0);
     loose.biases = biases;
   }
-  if (call.a.extent[0] > DenseProduct<T, LooseColumns<T>>::most_rows) {
+  if (call.a.extent[0] > DenseProduct<T, T>::most_rows) {
     const Index depth = call.b.extent[0];
     const std::size_t size = static_cast<std::size_t>(depth) * panel_columns<T>,
                       all = size * static_cast<std::size_t>(panels);
@@ -28,7 +29,7 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
               [&](Index p, Index) { copy_panel(call.b, p, 0, depth, packed + size * static_cast<std::size_t>(p)); });
     loose.packed = packed;
   }
-  multiply<T>(call.a, loose, {&call.c, 1}, workspace, threads);
+  multiply(call.a, AnyColumns<T>(loose), std::span<const TensorView<T, 2>>(&call.c, 1), workspace, threads);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

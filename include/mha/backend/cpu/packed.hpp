@@ -81,13 +81,12 @@ template <class T> class PackedWeights {
 
 /// Parts first, first + 1, … as the columns of a product.
 template <class T> struct PackedColumns {
-  using Stored = T;
   const PackedWeights<T>& weights;
   Index first;
 
   const T* panel(Index part, Index p, Index k, Index, T*) const { return weights.panel(first + part, p, k); }
   const Accumulator<T>* bias(Index part, Index p) const { return weights.bias(first + part, p); }
-  static constexpr bool is_loose = false;
+  static constexpr const TensorView<const T, 2>* rows() { return nullptr; }
   static constexpr bool uses_scratch() { return false; }
 };
 
@@ -95,7 +94,8 @@ template <class T> struct PackedColumns {
 template <class T, class W, class Threads>
 void gemm(const PackedGemmCall<T, PackedWeights<W>>& call, Workspace& workspace, const Threads& threads,
           const simd::AnyEpilogue<T>& epilogue = {}) {
-  multiply<T>(call.a, PackedColumns<W>{call.weights, call.first}, call.c, workspace, threads, epilogue);
+  const PackedColumns<W> columns{call.weights, call.first};
+  multiply(call.a, AnyColumns<W>(columns), call.c, workspace, threads, epilogue);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -17,74 +17,25 @@
 #include "../simd/panel_kernel.hpp"
 #include "../simd/row_kernel.hpp"
 #include "../simd/widen.hpp"
+#include "columns.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 using simd::depth_block;
-template <class T> inline constexpr Index panel_columns = simd::panel_columns<Accumulator<T>>;
-
-/// How many panels hold this many columns.
-template <class T> constexpr Index panels_of(Index columns) { return blocks_of(columns, panel_columns<T>); }
-
-/// to (n, panel_columns) = rows [k, k + n) of panel p of a matrix (K, N), zero beyond N.
-template <class T> void copy_panel(const TensorView<const T, 2>& matrix, Index p, Index k, Index n, T* to) {
-  constexpr Index columns = panel_columns<T>;
-  const Index first = p * columns, count = std::min(columns, matrix.extent[1] - first);
-  if (count < columns) std::fill_n(to, std::ptrdiff_t{n} * columns, T());
-  if (matrix.stride[1] == 1) {
-    for (Index d = 0; d < n; ++d) std::copy_n(&matrix(k + d, first), count, to + std::ptrdiff_t{d} * columns);
-    return;
-  }
-  constexpr Index few = 16;  // rows of the panel that stay in the first-level cache while a column is read along them
-  for (Index begin = 0; begin < n; begin += few)
-    for (Index j = 0; j < count; ++j) {
-      const T* from = &matrix(k + begin, first + j);
-      T* at = to + std::ptrdiff_t{begin} * columns + j;
-      for (Index d = begin; d < std::min(begin + few, n); ++d, from += matrix.stride[0], at += columns) *at = *from;
-    }
-}
-
-inline constexpr std::size_t enough_weights = 1 << 18;  // below, waking threads takes longer than copying
-
-/// One matrix as the columns of a product: its panels are packed while they are used, or all before, where many rows
-/// meet them; for a single row it is read where it lies if its rows are contiguous.
-template <class T> struct LooseColumns {
-  using Stored = T;
-  TensorView<const T, 2> matrix;
-  const Accumulator<T>* biases;  // (panels, panel_columns), null for none
-  const T* packed = nullptr;     // (panels, K, panel_columns), null if they are packed while they are used
-
-  const T* panel(Index, Index p, Index k, Index n, T* scratch) const {
-    if (packed != nullptr) return packed + (std::ptrdiff_t{p} * matrix.extent[0] + k) * panel_columns<T>;
-    copy_panel(matrix, p, k, n, scratch);
-    return scratch;
-  }
-  const Accumulator<T>* bias(Index, Index p) const {
-    return biases == nullptr ? nullptr : biases + std::ptrdiff_t{p} * panel_columns<T>;
-  }
-  static constexpr bool is_loose = true;
-  bool uses_scratch() const { return packed == nullptr; }
-  bool lies_in_rows() const { return matrix.stride[1] == 1; }
-};
-
 /// c[i] = a · part i + bias for the parts of some columns, cut into tasks of a block of rows × a group of panels, which
 /// end with the epilogue of their results. Of a gated one, parts 0 and 1 are the gate and what it is applied to: a
 /// group has the same panels of both, and c is one.
 ///
-/// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part, numbers of its type Stored, whose
-///           accumulator is T's; bias(part, p), null for none; uses_scratch(): whether a panel lies in scratch, else
-///           those of a part lie in a row; if it is_loose, lies_in_rows(): one row may meet its `matrix` as it is
 /// Numerics  per block of depth_block one chain from 0, then added to what came before: the bits of an element do not
 ///           depend on the tasks, on the other rows, or on how anything lies in memory
-template <class T, class Columns> class DenseProduct {
+template <class T, class S> class DenseProduct {
   using A = Accumulator<T>;
-  using S = typename Columns::Stored;
   static_assert(std::is_same_v<Accumulator<S>, A>);
 
  public:
   static constexpr Index most_rows = 128;  // so many rows of a and the results of a group stay in the L2 cache
 
-  DenseProduct(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
+  DenseProduct(const TensorView<const T, 2>& a, const AnyColumns<S>& columns, std::span<const TensorView<T, 2>> c,
                IsaLevel isa, Index workers, const simd::AnyEpilogue<T>& epilogue = {})
       : epilogue_(epilogue),
         a_(a),
@@ -93,7 +44,7 @@ template <class T, class Columns> class DenseProduct {
         kernel_(simd::panel_kernel<A, S>(isa)),
         wide_kernel_(simd::panel_kernel<A, A>(isa)),
         isa_(isa) {
-    if constexpr (Columns::is_loose) in_rows_ = rows() == 1 && depth() > 0 && columns.lies_in_rows();
+    in_rows_ = std::is_same_v<T, S> && rows() == 1 && depth() > 0 && columns.rows() != nullptr;
     panels_ = 0;
     for (const auto& part : c_) {
       panels_ += panels_of<T>(part.extent[1]);
@@ -147,7 +98,7 @@ template <class T, class Columns> class DenseProduct {
         finish(part, p, slot);
       });
     A* const wide = scratch + wide_panel();
-    if constexpr (Columns::is_loose)
+    if constexpr (std::is_same_v<T, S>)
       if (in_rows_) return run_row(begin, end, scratch);
     if (row_blocks_ == 1) {
       // Few rows: the weights are read once, from end to end.
@@ -190,8 +141,9 @@ template <class T, class Columns> class DenseProduct {
     const Index first = begin * panel_columns<T>, n = std::min((end - begin) * panel_columns<T>, c.extent[1] - first);
     A* const sums = scratch + group_columns();
     // A row's blocks lie one after another.
-    simd::row_kernel<A, T>(isa_)({shared_rows(0).data, columns_.matrix.data + first, columns_.matrix.stride[0], depth(),
-                                  n, columns_.bias(0, begin), scratch, sums});
+    const TensorView<const S, 2>& matrix = *columns_.rows();
+    simd::row_kernel<A, S>(isa_)({shared_rows(0).data, matrix.data + first, matrix.stride[0], depth(), n,
+                                  columns_.bias(0, begin), scratch, sums});
     for (Index j = 0; j < n; ++j) c(0, first + j) = static_cast<T>(sums[j]);
   }
 
@@ -346,7 +298,7 @@ template <class T, class Columns> class DenseProduct {
 
   const simd::AnyEpilogue<T> epilogue_;
   const TensorView<const T, 2> a_;
-  const Columns& columns_;
+  const AnyColumns<S> columns_;
   const std::span<const TensorView<T, 2>> c_;
   const simd::PanelKernel<A, S> kernel_;
   const simd::PanelKernel<A, A> wide_kernel_;
@@ -359,21 +311,20 @@ template <class T, class Columns> class DenseProduct {
 /// Below this much work a product stays on the calling thread; reading the weights costs as much as eight rows.
 inline constexpr double enough_flop = 4e6;
 
-template <class T, class Columns, class Threads>
-void multiply(const TensorView<const T, 2>& a, const Columns& columns, std::span<const TensorView<T, 2>> c,
+template <class T, class S, class Threads>
+void multiply(const TensorView<const T, 2>& a, const AnyColumns<S>& columns, std::span<const TensorView<T, 2>> c,
               Workspace& workspace, const Threads& threads, const simd::AnyEpilogue<T>& epilogue = {}) {
   using A = Accumulator<T>;
   double width = 0;
   for (const auto& part : c) width += (epilogue.is_gated ? 2.0 : 1.0) * part.extent[1];
   const bool alone = 2.0 * (a.extent[0] + 8.0) * a.extent[1] * width < enough_flop;
   const Index workers = alone ? 1 : threads.workers();
-  DenseProduct<T, Columns> product(a, columns, c, current_isa(), workers, epilogue);
+  DenseProduct<T, S> product(a, columns, c, current_isa(), workers, epilogue);
   if (product.tasks() == 0) return;
   auto frame = workspace.frame();
   product.prepare(frame.template take<A>(product.shared()));
   A* const scratch = frame.template take<A>(product.scratch() * static_cast<std::size_t>(workers));
-  using Stored = typename Columns::Stored;
-  Stored* const panels = frame.template take<Stored>(product.panel_scratch() * static_cast<std::size_t>(workers));
+  S* const panels = frame.template take<S>(product.panel_scratch() * static_cast<std::size_t>(workers));
   const auto task = [&](Index index, Index worker) MHA_NO_INLINE {
     const auto w = static_cast<std::size_t>(worker);
     product.run(index, scratch + product.scratch() * w, panels + product.panel_scratch() * w);

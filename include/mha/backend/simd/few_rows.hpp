@@ -260,14 +260,16 @@ template <class A, class T, int Rows> struct FewValuesBody {
     if (vectors == 1 || vectors * W <= dim) {
       some<Isa, vectors, true>(part, ahead, 0);
       for (d = vectors * W; d + vectors * W <= dim; d += vectors * W) some<Isa, vectors, false>(part, ahead, d);
-    } else {
-      some<Isa, 1, true>(part, ahead, 0);
-      d = W;
     }
-    if constexpr (vectors > 2)
-      for (; d + 2 * W <= dim; d += 2 * W) some<Isa, 2, false>(part, ahead, d);
+    // One register where nothing is summed yet, then two at a time, and one if it is left: each is compiled once.
     if constexpr (vectors > 1)
-      for (; d < dim; d += W) some<Isa, 1, true>(part, ahead, d);
+      while (d < dim) {
+        if constexpr (vectors > 2)
+          for (; d > 0 && d + 2 * W <= dim; d += 2 * W) some<Isa, 2, false>(part, ahead, d);
+        if (d == dim) break;
+        some<Isa, 1, true>(part, ahead, d);
+        d += W;
+      }
   }
 
  private:

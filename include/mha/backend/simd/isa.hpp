@@ -66,7 +66,7 @@ inline std::string_view runs_up_to() {
 }
 
 /// The level that MHA_ISA asks for; a level above the machine's, or an unknown name, is an error and not a guess.
-inline IsaLevel isa_from_environment() {
+MHA_COLD inline IsaLevel isa_from_environment() {
   const char* const asked = std::getenv("MHA_ISA");
   if (asked == nullptr || *asked == '\0') return best_isa();
   for (const IsaLevel level : {IsaLevel::baseline, IsaLevel::avx2, IsaLevel::avx512})
