@@ -137,7 +137,8 @@ template <class I> constexpr Index as_extent(I n) {
   return static_cast<Index>(n);
 }
 
-[[noreturn]] MHA_COLD inline void fail_product(const char* call, const char* name, std::initializer_list<std::int64_t> extents) {
+[[noreturn]] MHA_COLD inline void fail_product(const char* call, const char* name,
+                                               std::initializer_list<std::int64_t> extents) {
   std::string all;
   for (const std::int64_t extent : extents) all += (all.empty() ? "" : ", ") + std::to_string(extent);
   fail(call, ": ", name, " is (", all, "), more than ", most_elements, " elements, an empty axis counted as 1");
