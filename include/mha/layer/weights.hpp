@@ -25,6 +25,7 @@ template <class T, Backend B, class Policies> class LayerWeights {
   using Norm = typename Policies::Norm;
   using Output = typename Policies::Output;
   using Products = detail::LayerProducts<T, B>;
+  static constexpr bool may_be_zero_centered = requires(const Norm& norm) { norm.zero_centered; };
 
  public:
   /// The configuration with every size filled in.
@@ -56,7 +57,7 @@ template <class T, Backend B, class Policies> class LayerWeights {
   template <class Initializer> void initialize(const Initializer& draw) {
     update([&](auto& p) {
       draw(p);
-      if constexpr (requires { norm_.zero_centered; }) {
+      if constexpr (may_be_zero_centered) {
         if (!norm_.zero_centered) return;
         for (const TensorView<T, 1>* w : {&p.query_norm, &p.key_norm})
           for (Index d = 0; d < w->extent[0]; ++d) (*w)(d) = T(Accumulator<T>((*w)(d)) - Accumulator<T>(1));
