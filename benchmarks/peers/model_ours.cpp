@@ -57,13 +57,6 @@ template <class Base> struct Noting : Base {
       noted->activation += seconds(whole) - plain;
     }
   }
-  template <class T, class F>
-  requires mha::AppliesEpilogue<Base, T, F>
-  void apply(const mha::Epilogue<T, F>& epilogue, const mha::TensorView<const T, 2>& gate,
-             const mha::TensorView<const T, 2>& sum, const mha::TensorView<T, 2>& to, Workspace& workspace) const {
-    note(std::same_as<F, mha::Identity> ? &Stages::products : &Stages::activation,
-         [&] { Base::apply(epilogue, gate, sum, to, workspace); });
-  }
   template <class Call> void attend(const Call& call, Workspace& workspace) const {
     note(&Stages::attention, [&] { Base::attend(call, workspace); });
   }

@@ -22,7 +22,7 @@ concept AttentionTensor = ViewableOfRank<T, 2, 3, 4>;
 namespace detail {
 
 /// Any argument, by a conversion: a function that takes it is called where no other can be, not even a user's that
-/// argument-dependent lookup finds it beside.
+/// argument-dependent lookup finds it beside and that takes the argument without a conversion of its own.
 struct Anything {
   template <class T> constexpr Anything(const T&) {}
 };

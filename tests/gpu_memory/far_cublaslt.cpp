@@ -163,6 +163,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
       sizes_of(get<What>(what), get<Layout>(a), get<Layout>(b), get<Layout>(c), get<Layout>(d), algorithm);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   const Wishes mine = get<Wishes>(wishes);
+  // Nothing says that there is an algorithm for every C that is not D.
+  if (mine.alignment[2] < 4 && !(get<Layout>(c) == get<Layout>(d))) return CUBLAS_STATUS_NOT_SUPPORTED;
   std::memcpy(algorithm.alignment, mine.alignment, sizeof mine.alignment);
   algorithm.scratch = algorithm.depth < 32 || mine.scratch < 1000 ? 0 : 1000;
   results[0] = {};

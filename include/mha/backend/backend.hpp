@@ -290,14 +290,4 @@ concept FusesEpilogue = PacksWeights<B, T> &&
   backend.gemm(call, epilogue, workspace);
 };
 
-/// One with a kernel for the epilogue of sums that a product has stored: to = epilogue(gate, sum).
-///
-/// Shapes    gate, sum, to (M, N), any strides; gate null data unless the activation is gated
-template <class B, class T, class Activation>
-concept AppliesEpilogue = requires(const B backend, const Epilogue<T, Activation>& epilogue,
-                                   const TensorView<const T, 2>& from, const TensorView<T, 2>& to,
-                                   typename B::Workspace& workspace) {
-  backend.apply(epilogue, from, from, to, workspace);
-};
-
 }  // namespace mha::inline MHA_NAMESPACE

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -146,13 +147,9 @@ template <class T, class B, class F> class LinearProduct {
     multiply(backend, x, sums, w, workspace);
     const TensorView<const T, 2> last = sums[parts - 1];
     const TensorView<const T, 2> gate = gated ? TensorView<const T, 2>(sums[0]) : TensorView<const T, 2>{};
-    if constexpr (AppliesEpilogue<B, T, F>) {
-      backend.apply(Epilogue<T, F>{activation, residual}, gate, last, to, workspace);
-    } else {
-      constexpr Index cost = 16;  // of an activation, in numbers read
-      const ItemsOn<B> items{backend, workspace};
-      items(EpilogueItems<T, F>{to.extent[0], to.extent[1], cost, activation, gate, last, residual, to});
-    }
+    constexpr Index cost = 16;  // of an activation, in numbers read
+    const ItemsOn<B> items{backend, workspace};
+    items(EpilogueItems<T, F>{to.extent[0], to.extent[1], cost, activation, gate, last, residual, to});
   }
 
   using A = Accumulator<T>;
@@ -213,6 +210,15 @@ template <class T, class B, class F> class LinearProduct {
   Packed packed_;
 };
 
+/// Whether the backend's product has the epilogue in it whatever the call.
+template <class B, class T, class F> constexpr bool fuses_always = false;
+template <class B, class T, class F>
+requires(FusesEpilogue<B, T, F>) constexpr bool fuses_always<B, T, F> =
+    requires(const B backend, const PackedGemmCall<T, typename PackedBy<T, B>::type>& call,
+             const Epilogue<T, F>& epilogue, typename B::Workspace& workspace) {
+  { backend.gemm(call, epilogue, workspace) } -> std::same_as<void>;
+};
+
 /// What a backend says of a dense product.
 template <class T, class B> std::string explain_product(const B& backend) {
   if constexpr (requires { backend.template explain_product<T>(); })
@@ -231,7 +237,9 @@ std::string linear_in_words(const B& backend, const StageCost& c, const LinearCo
          " " + weights +                             //
          "\nactivation:  " + activation_name<F>() +  //
          "\nkernel:      " + explain_product<T>(backend) +
-         (FusesEpilogue<B, T, F> ? ", fused epilogue\n" : ", epilogue in a pass of its own\n");
+         (fuses_always<B, T, F>    ? ", fused epilogue\n"
+          : FusesEpilogue<B, T, F> ? ", a residual fused where it can be\n"
+                                   : ", epilogue in a pass of its own\n");
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -16,6 +16,18 @@ namespace mha::inline MHA_NAMESPACE::detail {
 /// Whether weights of W under T stay so, and not as T.
 template <class B, class T, class W> constexpr bool keeps_narrow = computes_on_host<B>&& WidensWeights<B, T, W>;
 
+/// backend.gemm(call, epilogue, workspace): false, and nothing is computed, if the backend says so; one that says
+/// nothing always computes.
+template <class B, class Call, class E, class Workspace>
+bool gemm_with_epilogue(const B& backend, const Call& call, const E& epilogue, Workspace& workspace) {
+  if constexpr (std::is_void_v<decltype(backend.gemm(call, epilogue, workspace))>) {
+    backend.gemm(call, epilogue, workspace);
+    return true;
+  } else {
+    return backend.gemm(call, epilogue, workspace);
+  }
+}
+
 /// Weights of some narrower scalar that a backend packed, their type lost: only who packs them compiles a product by
 /// them.
 template <class T, class B, class F = Identity> class NarrowWeights {
@@ -57,8 +69,10 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
                 const Epilogue<T, F>& epilogue, Workspace& workspace) const override {
     using Call = PackedGemmCall<T, Packed>;
     constexpr bool fuses = requires(const Call& call) { backend.gemm(call, epilogue, workspace); };
-    if constexpr (fuses) backend.gemm(Call{x, packed_, 0, {&to, 1}}, epilogue, workspace);
-    return fuses;
+    if constexpr (fuses)
+      return gemm_with_epilogue(backend, Call{x, packed_, 0, {&to, 1}}, epilogue, workspace);
+    else
+      return false;
   }
 
  private:
@@ -121,14 +135,8 @@ template <class T, class B, class F = Identity> class PackedMatrices {
                 const Epilogue<T, F>& epilogue, Workspace& workspace) const {
     if (narrow_ != nullptr) return narrow_->multiply(backend, x, to, epilogue, workspace);
     if constexpr (FusesEpilogue<B, T, F>)
-      if (own_ != nullptr) {
-        const PackedGemmCall<T, Own> call{x, *own_, 0, {&to, 1}};
-        if constexpr (std::is_void_v<decltype(backend.gemm(call, epilogue, workspace))>)
-          backend.gemm(call, epilogue, workspace);
-        else
-          return backend.gemm(call, epilogue, workspace);
-        return true;
-      }
+      if (own_ != nullptr)
+        return gemm_with_epilogue(backend, PackedGemmCall<T, Own>{x, *own_, 0, {&to, 1}}, epilogue, workspace);
     return false;
   }
 

@@ -52,7 +52,7 @@
   Extern template void mha::detail::simd::apply_epilogue(                                                              \
       const mha::detail::simd::AnyEpilogue<T>&, const mha::TensorView<const mha::Accumulator<T>, 2>&,                  \
       const mha::TensorView<const mha::Accumulator<T>, 2>&, const mha::TensorView<T, 2>&, mha::IsaLevel,               \
-      mha::Workspace&, const Threads&);                                                                                \
+      mha::Workspace&, const Threads&, mha::detail::simd::NarrowKernel<mha::Accumulator<T>, T>);                       \
   Extern template void mha::detail::run_items(const mha::detail::CopyElements<T>&, const Threads&);                    \
   Extern template mha::TensorView<const T, 2> mha::detail::as_rows(                                                    \
       const mha::TensorView<const T, 3>&, mha::Workspace::Frame&, const mha::detail::ItemsOn<mha::CpuWith<Threads>>&); \

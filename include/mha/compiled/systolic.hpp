@@ -42,21 +42,9 @@
                                                      const mha::detail::systolic::Kernels&, mha::Workspace&, \
                                                      const Threads&);
 
-/// That of float is among those of cpu.hpp.
-#define MHA_SYSTOLIC_EPILOGUES(Extern, T, Threads)                                                      \
-  Extern template void mha::detail::simd::apply_epilogue(                                               \
-      const mha::detail::simd::AnyEpilogue<T>&, const mha::TensorView<const T, 2>&,                     \
-      const mha::TensorView<const T, 2>&, const mha::TensorView<T, 2>&, mha::IsaLevel, mha::Workspace&, \
-      const Threads&);
-
 #define MHA_SYSTOLIC_SCALAR(Extern, T)           \
   MHA_SYSTOLIC_CALLS(Extern, T, mha::ThreadPool) \
   MHA_SYSTOLIC_CALLS(Extern, T, mha::Serial)
-#define MHA_SYSTOLIC_NARROW(Extern, T)               \
-  MHA_SYSTOLIC_SCALAR(Extern, T)                     \
-  MHA_SYSTOLIC_EPILOGUES(Extern, T, mha::ThreadPool) \
-  MHA_SYSTOLIC_EPILOGUES(Extern, T, mha::Serial)
-
 #define MHA_SYSTOLIC_KERNELS(Extern)                                 \
   MHA_SYSTOLIC_UNITS(Extern)                                         \
   MHA_SYSTOLIC_SCALAR(Extern, float)                                 \
@@ -64,8 +52,8 @@
   MHA_SYSTOLIC_STORED(Extern, float, mha::bfloat16, mha::Serial)     \
   MHA_SYSTOLIC_STORED(Extern, float, mha::half, mha::ThreadPool)     \
   MHA_SYSTOLIC_STORED(Extern, float, mha::half, mha::Serial)         \
-  MHA_SYSTOLIC_NARROW(Extern, mha::half)                             \
-  MHA_SYSTOLIC_NARROW(Extern, mha::bfloat16)
+  MHA_SYSTOLIC_SCALAR(Extern, mha::half)                             \
+  MHA_SYSTOLIC_SCALAR(Extern, mha::bfloat16)
 
 #if MHA_KERNELS_ELSEWHERE
 MHA_SYSTOLIC_KERNELS(extern)

@@ -84,7 +84,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
   /// Errors    ShapeError if the cache's stream is being recorded, as of step(), reorder() and a fork() that copies
   void require_sendable() const { sent_.check(memory_.items()); }
-  /// The memory of keys and values, and of the tiles that a matrix unit reads beside them; books are not counted.
+  /// The memory of keys and values, and of what a matrix unit keeps beside them; the lengths and pages of sequences are
+  /// not counted.
   std::size_t bytes() const { return memory_.bytes(); }
   /// What the key and value of a position take in all layers.
   std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }

@@ -80,8 +80,8 @@ template <class T, Backend B, class Policies> class LayerWeights {
   }
 
   /// Weights in half or bfloat16 under float or double, BorrowedWeights<bfloat16>{.query = …} or the parameters() of a
-  /// layer of that scalar. They are read here only, and not kept alive: Cpu and Systolic pack the matrices as they
-  /// are, everything else is converted to T.
+  /// layer of that scalar. They are read here only, and not kept alive: Cpu and Systolic pack the matrices from
+  /// their own scalar, everything else is converted to T.
   ///
   /// Bits      as a Linear's
   template <detail::WeightsOfAnother<T> Weights>

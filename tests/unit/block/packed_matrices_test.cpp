@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include <gtest/gtest.h>
 
+#include <mha/block/linear.hpp>
 #include <mha/block/packed_matrices.hpp>
 #include <mha/mha.hpp>
 
@@ -90,6 +92,45 @@ TEST(PackedMatrices, MultiplyWithAnEpilogue) {
   ASSERT_TRUE(packed.multiply(cpu, p.x.view(), y.view(), mha::Epilogue<float, mha::Relu>{}, workspace));
   for (Index i = 0; i < M; ++i)
     for (Index j = 0; j < N; ++j) ASSERT_NEAR(y(i, j), std::max(0., p.expected(0, i, j)), 1e-5);
+}
+
+/// A backend that may leave an epilogue to its caller, and does.
+struct Declines : mha::Cpu {
+  template <class T> void gemm(const mha::GemmCall<T>& call, mha::Workspace& workspace) const {
+    mha::Cpu::gemm(call, workspace);
+  }
+  template <class T, class W>
+  void gemm(const mha::PackedGemmCall<T, mha::detail::cpu::PackedWeights<W>>& call, mha::Workspace& workspace) const {
+    mha::Cpu::gemm(call, workspace);
+  }
+  template <class T, class W, class F>
+  bool gemm(const mha::PackedGemmCall<T, mha::detail::cpu::PackedWeights<W>>&, const mha::Epilogue<T, F>&,
+            mha::Workspace&) const {
+    return false;
+  }
+};
+
+template <class W> void expect_declined(const char* scalar) {
+  const Products<W> p(scalar);
+  const auto matrices = p.matrices();
+  const PackedMatrices<float, Declines, mha::Relu> packed(Declines{}, std::span<const mha::DenseWeights<W>>(matrices));
+  Tensor<float, 2> y(M, N);
+  std::fill(y.begin(), y.end(), 3.f);
+  mha::Workspace workspace;
+  EXPECT_FALSE(packed.multiply(Declines{}, p.x.view(), y.view(), mha::Epilogue<float, mha::Relu>{}, workspace));
+  for (const float value : y) EXPECT_EQ(value, 3.f);
+  // A Linear applies it to results that are stored.
+  mha::Linear<float, Declines, mha::Relu> linear({.inputs = K, .outputs = N});
+  linear.borrow(mha::BorrowedLinear<W>{.weight = p.w[0], .bias = p.bias});
+  linear(p.x, mha::into(y));
+  for (Index i = 0; i < M; ++i)
+    for (Index j = 0; j < N; ++j) ASSERT_NEAR(y(i, j), std::max(0., p.expected(0, i, j)), 1e-5);
+  EXPECT_NE(linear.explain(1).find("fused where it can be"), std::string::npos) << linear.explain(1);
+}
+
+TEST(PackedMatrices, ABackendMayLeaveAnEpilogueToItsCaller) {
+  expect_declined<float>("float declined");
+  expect_declined<bfloat16>("bfloat16 declined");
 }
 
 /// Without them nothing is computed, so that the caller multiplies by the weights where they are.

@@ -87,7 +87,7 @@ template <Executor Threads> class CpuWith {
                                     Workspace& workspace) const {
     const IsaLevel level = current_isa();
     detail::simd::apply_epilogue(detail::simd::AnyEpilogue<T>(epilogue, level), gate, sum, to, level, workspace,
-                                 threads_);
+                                 threads_, detail::simd::narrow_kernel<Accumulator<T>, T>(level));
   }
   /// The gradients of those sums.
   template <class A, class F>

@@ -11,8 +11,8 @@
 
 namespace mha::inline MHA_NAMESPACE::cuda {
 
-/// Whether cuBLASLt can add the vector as it lies, if there is one.
-template <class T> bool is_bias(const TensorView<const T, 1>& v) {
+/// Whether cuBLASLt can add the vector as it lies; not if there is none.
+template <class T> bool can_add(const TensorView<const T, 1>& v) {
   return v.data != nullptr && v.stride[0] == 1 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
 }
 
@@ -45,7 +45,7 @@ template <class T, class Run> void multiply(const GemmCall<T>& call, Workspace& 
   const TensorView<T, 2> c = in_place ? call.c : rows_of_own(call.c);
 
   Product product{.type = data_type<T>, .a = ready(call.a), .b = ready(call.b), .c = *operand(c)};
-  if (is_bias(call.bias)) product.bias = call.bias.data;
+  if (can_add(call.bias)) product.bias = call.bias.data;
   auto choice = workspace.products().choose(product);
   if (has_bias && (product.bias == nullptr || !choice.found)) {
     // cuBLASLt has no such epilogue: the bias goes first and the product is added.
@@ -93,7 +93,7 @@ bool multiply(const PackedGemmCall<T, PackedWeights<T>>& call, const TensorView<
   const auto a = operand(call.a), b = operand(w.matrix), added = operand(residual);
   const auto c = operand(call.c[0]);
   const bool has_bias = w.bias.data != nullptr;
-  if (!a || !b || !c || c->by_columns || !added || added->by_columns || (has_bias && !is_bias(w.bias))) return false;
+  if (!a || !b || !c || c->by_columns || !added || added->by_columns || (has_bias && !can_add(w.bias))) return false;
   Product product{.type = data_type<T>, .a = *a, .b = *b, .c = *c, .added = *added};
   if (has_bias) product.bias = w.bias.data;
   const auto choice = workspace.products().choose(product);

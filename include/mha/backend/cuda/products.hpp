@@ -62,6 +62,8 @@ struct Product {
   Operand added{};
 
   bool adds() const { return added.data != nullptr; }
+  /// Whether cuBLASLt may have no algorithm for it though it has one for a · b: its caller knows another way.
+  bool may_have_none() const { return bias != nullptr || (adds() && added != c); }
 };
 
 /// Where a handle of cuBLASLt was made, which is where it is destroyed.
@@ -96,10 +98,10 @@ class Products {
   bool knows(const Product& p) const { return choices_.contains(key_of(p)); }
   std::size_t choices() const { return choices_.size(); }
 
-  /// cuBLASLt's best algorithm, asked for once while it is kept: none where it cannot add this bias on the way. The one
-  /// not used for longest makes room.
+  /// cuBLASLt's best algorithm, asked for once while it is kept: none where it cannot add this on the way. The one not
+  /// used for longest makes room.
   ///
-  /// Errors    CudaError if there is none though no bias was wanted
+  /// Errors    CudaError if there is none though nothing but c itself was to be added
   Choice choose(const Product& p) {
     const Key key = key_of(p);
     if (const auto known = choices_.find(key); known != choices_.end()) {
@@ -126,7 +128,7 @@ class Products {
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle(), &setup.what, &setup.b, &setup.a,
                                                                  &setup.added, &setup.c, &wishes, 1, &best, &count);
     const bool found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
-    if (!found && p.bias == nullptr) {
+    if (!found && !p.may_have_none()) {
       check(status, "cublasLtMatmulAlgoGetHeuristic");
       mha::detail::throw_error(CudaError("cublasLtMatmulAlgoGetHeuristic: no algorithm for a product of (" +
                                          std::to_string(p.a.rows) + ", " + std::to_string(p.a.columns) + ") and (" +

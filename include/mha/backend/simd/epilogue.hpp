@@ -147,14 +147,14 @@ template <class T> struct AnyEpilogue {
   }
 };
 
-/// to = the epilogue of sums that a product has stored in T, or in its accumulator, row by row in accumulators.
+/// to = the epilogue of sums of a product in accumulators, row by row, rounded by `narrow`.
 ///
 /// Shapes    gate, sum, to (M, N), any strides; gate null data unless the epilogue is gated; sum, gate and the residual
 ///           may be `to` itself, and overlap it in no other way
-template <class T, class S, class Threads>
-void apply_epilogue(const AnyEpilogue<T>& epilogue, const TensorView<const S, 2>& gate,
-                    const TensorView<const S, 2>& sum, const TensorView<T, 2>& to, IsaLevel level, Workspace& workspace,
-                    const Threads& threads) {
+template <class T, class Threads>
+void apply_epilogue(const AnyEpilogue<T>& epilogue, const TensorView<const Accumulator<T>, 2>& gate,
+                    const TensorView<const Accumulator<T>, 2>& sum, const TensorView<T, 2>& to, IsaLevel level,
+                    Workspace& workspace, const Threads& threads, NarrowKernel<Accumulator<T>, T> narrow) {
   using A = Accumulator<T>;
   constexpr double enough = 1 << 14;  // numbers; below, waking threads takes longer than the work
   constexpr Index tasks_per_worker = 4, whole = 64 / static_cast<Index>(sizeof(A));
@@ -164,10 +164,7 @@ void apply_epilogue(const AnyEpilogue<T>& epilogue, const TensorView<const S, 2>
   const Index workers = alone ? 1 : threads.workers(), tasks = alone ? 1 : std::min(rows, tasks_per_worker * workers);
   auto frame = workspace.frame();
   A* const scratch = frame.template take<A>(2 * static_cast<std::size_t>(width) * static_cast<std::size_t>(workers));
-  const auto narrow = with_isa(level, [](auto isa) {
-    return &decltype(isa)::template run<NarrowBody<A, T>, const A*, std::ptrdiff_t, Index, Index, T*, std::ptrdiff_t>;
-  });
-  const auto read = [&](const TensorView<const S, 2>& from, Index row, A* into) {
+  const auto read = [&](const TensorView<const A, 2>& from, Index row, A* into) {
     if (from.stride[1] == 1)
       widen(level, &from(row, 0), 0, 1, columns, into);
     else

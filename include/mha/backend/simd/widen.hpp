@@ -173,6 +173,15 @@ template <class A, class T> struct NarrowBody {
   }
 };
 
+template <class A, class T>
+using NarrowKernel = void (*)(const A* from, std::ptrdiff_t stride, Index n, Index dim, T* to,
+                              std::ptrdiff_t to_stride);
+template <class A, class T> NarrowKernel<A, T> narrow_kernel(IsaLevel level) {
+  return with_isa(level, [](auto isa) -> NarrowKernel<A, T> {
+    return &decltype(isa)::template run<NarrowBody<A, T>, const A*, std::ptrdiff_t, Index, Index, T*, std::ptrdiff_t>;
+  });
+}
+
 /// to (dim) = row (dim) · factor in storage precision; zeros are +0. dim is a multiple of W.
 template <class A, class T> struct StoreRowBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(const A* row, A factor, Index dim, T* to) {

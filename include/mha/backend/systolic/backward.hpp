@@ -287,9 +287,8 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     const std::ptrdiff_t tail = std::ptrdiff_t{seen} * lanes, size = std::ptrdiff_t{n} * lanes;
     std::fill(scratch.s + tail, scratch.s + size, 0.f);
     std::fill(scratch.ds + tail, scratch.ds + size, 0.f);
-    (in.guarded ? kernels_.round : kernels_.round_for_products)({scratch.s, pairs_.wants_ds() ? scratch.ds : nullptr, n,
-                                                                 lanes, scratch.p_rows + at, scratch.ds_rows + at,
-                                                                 in.stride(lanes), scratch.ds_tiles});
+    kernels_.round({scratch.s, pairs_.wants_ds() ? scratch.ds : nullptr, n, lanes, scratch.p_rows + at,
+                    scratch.ds_rows + at, in.stride(lanes), scratch.ds_tiles});
     if (call_.query.wanted())
       multiply(unit,
                {transposed_at(in.k) + begin / tile_depth * tile_size, transposed_stride, scratch.ds_tiles, dq_of(t),

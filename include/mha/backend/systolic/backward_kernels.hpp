@@ -75,13 +75,13 @@ struct RoundPairsBody {
   template <class Isa> MHA_ALWAYS_INLINE static void run(RoundPairs to) {
     constexpr Index W = simd::Vector<float, Isa>::width;
     for (Index lane = 0; lane < to.lanes; lane += W) {
-      std::uint32_t* tile = to.ds_tiles + lane / tile_side * tile_words + lane % tile_side;
       for (Index k = 0; k < to.keys; k += 2) {
         const std::ptrdiff_t at = std::ptrdiff_t{k} * to.lanes + lane, row = k * to.stride + lane;
         typename simd::Vector<float, Isa>::int_type even, odd;
         if (to.p != nullptr) two<Isa>(to.p + at, to.lanes, to.p_rows + row, to.stride, even, odd);
         if (to.ds == nullptr) continue;
         two<Isa>(to.ds + at, to.lanes, to.ds_rows + row, to.stride, even, odd);
+        std::uint32_t* const tile = to.ds_tiles + lane / tile_side * tile_words + lane % tile_side;
         simd::store(tile + k / tile_depth * (to.lanes / tile_side) * tile_words + k % tile_depth / 2 * tile_side,
                     even | odd << 16);
       }
@@ -109,14 +109,14 @@ struct RoundPairsBody {
 };
 
 #if defined(__x86_64__)
-/// The same by the instruction that rounds to bfloat16: what is below the normal range becomes zero.
+/// The same by the instruction that rounds to bfloat16: what is below the normal range becomes zero, as it does in the
+/// products of the units that have it.
 struct RoundPairsToBfloat16 {
   template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(RoundPairs to) {
     typedef std::uint16_t Words __attribute__((vector_size(64)));
     constexpr Words in_pairs = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     for (Index lane = 0; lane < to.lanes; lane += tile_side) {
-      std::uint32_t* const tiles = to.ds_tiles + lane / tile_side * tile_words;
       for (Index k = 0; k < to.keys; k += 2) {
         const std::ptrdiff_t at = std::ptrdiff_t{k} * to.lanes + lane, row = k * to.stride + lane;
         Words both;
@@ -124,6 +124,7 @@ struct RoundPairsToBfloat16 {
         if (to.ds == nullptr) continue;
         two(to.ds + at, to.lanes, to.ds_rows + row, to.stride, both);
         asm("vpermw %1, %2, %0" : "=v"(both) : "v"(both), "v"(in_pairs));
+        std::uint32_t* const tiles = to.ds_tiles + lane / tile_side * tile_words;
         std::memcpy(tiles + k / tile_depth * (to.lanes / tile_side) * tile_words + k % tile_depth / 2 * tile_side,
                     &both, sizeof both);
       }
@@ -197,7 +198,6 @@ struct BackwardKernels {
   ArrayUse (*use)(Index m, Index n, Index k);
   simd::PairKernels<float> pairs;
   void (*round)(RoundPairs);
-  void (*round_for_products)(RoundPairs);  ///< to the same products: the unit may count what is subnormal as zero
   void (*pack_depth)(const bfloat16*, std::ptrdiff_t, Index, Index, Index, std::uint32_t*, std::ptrdiff_t);
   void (*pack_columns)(const bfloat16*, std::ptrdiff_t, Index, Index, std::uint32_t*);
   void (*pack_transposed)(const bfloat16*, std::ptrdiff_t, Index, bfloat16*, std::ptrdiff_t, bool*);
@@ -209,11 +209,10 @@ BackwardKernels backward_kernels(const ProductUnit& product, const ProductUnit& 
                                  bool byte_lookup = has_byte_lookup()) {
   return simd::with_isa(level, [&](auto isa) {
     using Isa = decltype(isa);
-    void (*const round)(RoundPairs) = &Isa::template run<RoundPairsBody, RoundPairs>;
-    void (*round_for_products)(RoundPairs) = round;
+    void (*round)(RoundPairs) = &Isa::template run<RoundPairsBody, RoundPairs>;
 #if defined(__x86_64__)
     if (product.unit != MatrixUnit::portable && rounds_to_bfloat16(level))
-      round_for_products = &Avx512Bf16::run<RoundPairsToBfloat16, RoundPairs>;
+      round = &Avx512Bf16::run<RoundPairsToBfloat16, RoundPairs>;
 #endif
     return BackwardKernels{
         product,
@@ -223,7 +222,6 @@ BackwardKernels backward_kernels(const ProductUnit& product, const ProductUnit& 
         byte_lookup ? simd::pair_kernels_of<float, ArrayWeights<true>>(isa)
                     : simd::pair_kernels_of<float, ArrayWeights<false>>(isa),
         round,
-        round_for_products,
         &Isa::template run<PackDepthBody, const bfloat16*, std::ptrdiff_t, Index, Index, Index, std::uint32_t*,
                            std::ptrdiff_t>,
         &Isa::template run<PackColumnsBody, const bfloat16*, std::ptrdiff_t, Index, Index, std::uint32_t*>,

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 #include <memory>
 #include <span>
@@ -19,6 +18,7 @@
 #include "array.hpp"
 #include "pack.hpp"
 #include "precision.hpp"
+#include "round_sums.hpp"
 #include "tile_product.hpp"
 #include "tiles.hpp"
 
@@ -77,84 +77,13 @@ template <class T, class Precision> class PackedWeights {
   std::size_t bytes_ = 0;
 };
 
-/// to (rows, 32), rows `stride` apart = sums (rows, 32) + bias, rounded to T.
-template <class T>
-using RoundKernel = void (*)(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows);
-
-template <class T> struct RoundSums {
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows) {
-    using V = simd::vector_t<float, Isa>;
-    constexpr int W = simd::Vector<float, Isa>::width;
-    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride)
-      for (Index j = 0; j < block_side; j += W) {
-        V x;
-        simd::load(x, sums + j);
-        if (bias != nullptr) {
-          V y;
-          simd::load(y, bias + j);
-          x = x + y;
-        }
-        if constexpr (std::is_same_v<T, float>) {
-          simd::store(to + j, x);
-        } else if constexpr (std::is_same_v<T, bfloat16>) {
-          store_nearest<Isa>(x, to + j);
-        } else {
-          float wide[std::size_t{W}];
-          simd::store(+wide, x);
-          for (int i = 0; i < W; ++i) to[j + i] = static_cast<T>(wide[i]);
-        }
-      }
-  }
-};
-
-#if defined(__x86_64__)
-/// The same by the instruction that rounds to bfloat16, a quarter of the time: what is below the normal range becomes
-/// zero, as it does in the products of the units that have it.
-struct RoundSumsToBfloat16 {
-  template <class Isa>
-  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, bfloat16* to,
-                                                           std::ptrdiff_t stride, Index rows) {
-    typedef float V __attribute__((vector_size(64)));
-    V first = -V{}, second = first;  // −0, which changes no number
-    if (bias != nullptr) {
-      simd::load(first, bias);
-      simd::load(second, bias + tile_side);
-    }
-    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride) {
-      V x, y;
-      simd::load(x, sums);
-      simd::load(y, sums + tile_side);
-      x = x + first;
-      y = y + second;
-      simd::vector_t<std::uint16_t, Avx512Bf16> both;
-      narrow(x, y, both);
-      std::memcpy(static_cast<void*>(to), &both, sizeof both);
-    }
-  }
-};
-#endif
-
-/// What rounds the sums of a unit.
-template <class T> RoundKernel<T> round_kernel(MatrixUnit unit, IsaLevel level) {
-#if defined(__x86_64__)
-  if constexpr (std::is_same_v<T, bfloat16>)
-    if (unit != MatrixUnit::portable && rounds_to_bfloat16(level))
-      return &Avx512Bf16::run<RoundSumsToBfloat16, const float*, const float*, T*, std::ptrdiff_t, Index>;
-#endif
-  static_cast<void>(unit);
-  return simd::with_isa(level, [](auto isa) -> RoundKernel<T> {
-    return &decltype(isa)::template run<RoundSums<T>, const float*, const float*, T*, std::ptrdiff_t, Index>;
-  });
-}
-
 /// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K, and what an epilogue makes of the sums:
 /// of a gated one, the first matrix is the gate's, the second the other's, and c is one.
 ///
-/// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums run on the array; and so on down a.
-/// A task goes through the depth in steps; what it has summed waits in the second-level cache, where its rows are too,
-/// and is finished and rounded block by block in the last step.
-/// A step of one panel of weights stays in the first-level cache while all the task's rows pass by.
+/// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums, or twice as many of a deep product,
+/// run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has summed
+/// waits in the second-level cache, where its rows are too, and is finished and rounded block by block in the last
+/// step. A step of one panel of weights stays in the first-level cache while all the task's rows pass by.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
   ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,

@@ -7,7 +7,8 @@
 /// parts x₀ = round(x), x₁ = round(x − x₀), x₂ = round(x − x₀ − x₁); the products of parts are added, small ones first.
 ///
 /// Numerics  relative error of one operand: 2⁻⁹ with one part, 2⁻¹⁷ or less with two, 2⁻²⁵ or less with three.
-///           With more than one part an infinite operand gives NaN (∞ · 0), and so does one that rounds to infinity
+///           With more than one part of both, an infinite operand gives NaN (∞ · 0), and so does one that rounds to
+///           infinity
 namespace mha::inline MHA_NAMESPACE {
 
 /// Part `a` of the activations times part `b` of the weights.

@@ -35,8 +35,9 @@ namespace mha::inline MHA_NAMESPACE {
 /// weights · v, are single products of bfloat16 whatever the Precision.
 ///
 /// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
-/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero on hardware, results in
-///           bfloat16 among them. Gradients: as detail::systolic::attend_backward() says
+/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero in products on hardware,
+///           and so do results in bfloat16 of dense products where the level is avx512. Gradients: as
+///           detail::systolic::attend_backward() says
 /// Bits      an output row depends on its own query, keys and mask and on the unit, not on the threads or on other rows
 template <class Array, class Precision, Executor Threads> class Systolic {
  public:
@@ -67,7 +68,8 @@ template <class Array, class Precision, Executor Threads> class Systolic {
   }
   /// Rows of T by weights packed from W, such as bfloat16 weights under float, which have one part in any precision.
   ///
-  /// Numerics  the bits of weights that were converted to float first, unless one is infinite
+  /// Numerics  the bits of weights that were converted to float first, unless a weight or a number of a row is infinite
+  ///           or rounds to infinity
   template <class T, class W>
   requires(std::is_same_v<Accumulator<T>, Accumulator<W>>) void gemm(
       const PackedGemmCall<T, detail::systolic::PackedWeights<W, Precision>>& call, Workspace& workspace) const {
@@ -87,7 +89,8 @@ template <class Array, class Precision, Executor Threads> class Systolic {
 
   /// to = the epilogue of sums of a product, kept in float.
   ///
-  /// Numerics  the bits of gemm() with the epilogue
+  /// Numerics  the bits of gemm() with the epilogue; in more than one part an infinite bfloat16 weight gives those of
+  ///           rows of float
   template <class T, class F>
   requires(std::is_same_v<Accumulator<T>, float>) void finish(const Epilogue<T, F>& epilogue,
                                                               const TensorView<const float, 2>& gate,
@@ -95,7 +98,8 @@ template <class Array, class Precision, Executor Threads> class Systolic {
                                                               const TensorView<T, 2>& to, Workspace& workspace) const {
     const IsaLevel level = current_isa();
     detail::simd::apply_epilogue(detail::simd::AnyEpilogue<T>(epilogue, level), gate, sum, to, level, workspace,
-                                 threads_);
+                                 threads_,
+                                 detail::systolic::narrow_kernel<T>(detail::systolic::unit_for<Array>(), level));
   }
 
   template <class T, class Source, class M, class S>

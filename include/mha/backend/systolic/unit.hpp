@@ -192,6 +192,8 @@ MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE void narrow(const Floats& a, const Floa
 inline bool rounds_to_bfloat16(IsaLevel level) {
   return level == IsaLevel::avx512 && missing(MatrixUnit::dot_product).empty();
 }
+#else
+inline bool rounds_to_bfloat16(IsaLevel) { return false; }
 #endif
 
 }  // namespace detail::systolic

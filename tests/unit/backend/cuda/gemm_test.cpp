@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products as they are laid out for cuBLASLt, by the imitation of tests/gpu_memory; tests/cuda has those of cuBLASLt
 // itself.
+#include <span>
+#include <type_traits>
+
 #include <gtest/gtest.h>
 
 #include <mha/backend/cuda/gemm.hpp>
@@ -24,6 +27,25 @@ TEST(FarProducts, AddAResidualOnTheWay) {
   gemm_checks::expect_residuals<FarCuda, float>("far residuals float");
   gemm_checks::expect_residuals<FarCuda, double>("far residuals double");
   gemm_checks::expect_residuals<FarCuda, mha::bfloat16>("far residuals bfloat16");
+}
+
+TEST(FarProducts, LeaveAResidualToTheCallerWhereThereIsNoAlgorithm) {
+  using mha::bfloat16, mha::TensorView;
+  mha::Tensor<bfloat16, 2> a(3, 4), w(4, 8), r(3, 12);
+  const auto far_a = mha::to_device(a), far_r = mha::to_device(r);
+  auto c = mha::to_device(mha::Tensor<bfloat16, 2>(3, 8));
+  const mha::DenseWeights<bfloat16> weights{w.view(), {}};
+  const auto packed = FarCuda{}.pack(std::span(&weights, 1));
+  const TensorView<bfloat16, 2> to = c.view();
+  FarCuda::Workspace workspace;
+  const auto fused = [&](int first) {
+    using Packed = std::remove_cvref_t<decltype(packed)>;
+    const TensorView<const bfloat16, 2> residual{far_r.data() + first, {3, 8}, {12, 1}};
+    return FarCuda{}.gemm(mha::PackedGemmCall<bfloat16, Packed>{far_a.view(), packed, 0, {&to, 1}},
+                          mha::Epilogue<bfloat16, mha::Identity>{{}, residual}, workspace);
+  };
+  EXPECT_TRUE(fused(2));
+  EXPECT_FALSE(fused(1)) << "the imitation has none for so little alignment";
 }
 
 // A server sees every length of a prompt: what is kept must not grow with each.

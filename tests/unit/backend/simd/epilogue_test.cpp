@@ -171,26 +171,30 @@ TYPED_TEST(SimdEpilogue, AddsAResidualOfAnyStrides) {
   }
 }
 
-/// Stored sums of drawn sizes, into memory that held NaN or into that of the sums or the residual, by three threads and
+/// Sums of drawn sizes, into memory that held NaN or into that of the sums or the residual, by three threads and
 /// row by row.
 template <class T, class F> void expect_stored(support::Random& random, F f, mha::IsaLevel level) {
   using A = mha::Accumulator<T>;
   constexpr bool gated = mha::detail::is_gated<F>;
   const Index m = 1 + random.below(400), n = 1 + random.below(150), step = 1 + random.below(2);
-  Tensor<T, 2> sum(m, n * step), gate(m, n), residual(n, m), to(m, n * step + 3);
+  Tensor<A, 2> sum(m, n * step), gate(m, n);
+  Tensor<T, 2> residual(n, m), to(m, n * step + 3);
   random.fill(sum);
   random.fill(gate);
   random.fill(residual);
   std::fill(to.begin(), to.end(), T(std::numeric_limits<A>::quiet_NaN()));
-  const TensorView<const T, 2> from{sum.data(), {m, n}, {n * step, step}};
+  const TensorView<const A, 2> from{sum.data(), {m, n}, {n * step, step}};
   const TensorView<T, 2> out{to.data(), {m, n}, {n * step + 3, step}};
+  constexpr bool may_be_sums = std::is_same_v<T, A>;
   const int where = random.below(3);  // apart, the sums themselves, the residual itself
-  TensorView<const T, 2> sums = from, added = mha::transposed(std::as_const(residual).view());
+  TensorView<const A, 2> sums = from;
+  TensorView<const T, 2> added = mha::transposed(std::as_const(residual).view());
   if (random.chance(0.3)) added = {};
   if (where > 0)
     for (Index i = 0; i < m; ++i)
-      for (Index j = 0; j < n; ++j) out(i, j) = where == 1 ? from(i, j) : residual(j, i);
-  if (where == 1) sums = out;
+      for (Index j = 0; j < n; ++j) out(i, j) = where == 1 ? static_cast<T>(from(i, j)) : residual(j, i);
+  if constexpr (may_be_sums)
+    if (where == 1) sums = out;
   if (where == 2) added = out;
   Tensor<double, 2> expected(m, n);
   for (Index i = 0; i < m; ++i)
@@ -205,14 +209,16 @@ template <class T, class F> void expect_stored(support::Random& random, F f, mha
   Tensor<T, 2> alone(1, n);
   const Index row = random.below(m);
   mha::Workspace workspace;
-  const auto row_of = [&](const TensorView<const T, 2>& v) {
-    return v.data == nullptr ? v : TensorView<const T, 2>{&v(row, 0), {1, n}, {v.stride[0], v.stride[1]}};
+  const auto row_of = [&](const auto& v) {
+    using View = std::remove_cvref_t<decltype(v)>;
+    return v.data == nullptr ? v : View{&v(row, 0), {1, n}, {v.stride[0], v.stride[1]}};
   };
-  const TensorView<const T, 2> gates = gated ? std::as_const(gate).view() : TensorView<const T, 2>{};
+  const TensorView<const A, 2> gates = gated ? std::as_const(gate).view() : TensorView<const A, 2>{};
   const Epilogue<T, F> of_row{f, row_of(added)}, of_all{f, added};
   simd::apply_epilogue(simd::AnyEpilogue<T>(of_row, level), row_of(gates), row_of(sums), alone.view(), level, workspace,
-                       mha::Serial{});
-  simd::apply_epilogue(simd::AnyEpilogue<T>(of_all, level), gates, sums, out, level, workspace, mha::ThreadPool(3));
+                       mha::Serial{}, simd::narrow_kernel<A, T>(level));
+  simd::apply_epilogue(simd::AnyEpilogue<T>(of_all, level), gates, sums, out, level, workspace, mha::ThreadPool(3),
+                       simd::narrow_kernel<A, T>(level));
   for (Index i = 0; i < m; ++i)
     for (Index j = 0; j < n; ++j) {
       const double x = expected(i, j), computed = 40 * static_cast<double>(std::numeric_limits<A>::epsilon());

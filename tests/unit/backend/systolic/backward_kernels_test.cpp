@@ -71,8 +71,7 @@ TEST(BackwardKernels, WeightsHaveTheBitsOfForwardsOverTheirSum) {
   });
 }
 
-/// By the kernel that keeps subnormal numbers, or by the one whose products count them as zero.
-void expect_rounded_pairs(void (*systolic::BackwardKernels::*round)(systolic::RoundPairs)) {
+TEST(BackwardKernels, PairsAreRoundedToNearestEvenInBothShapes) {
   constexpr Index keys = 64, lanes = 48, stride = 200;
   support::Random random("round");
   std::vector<float> p(keys * lanes), ds(keys * lanes);
@@ -82,7 +81,7 @@ void expect_rounded_pairs(void (*systolic::BackwardKernels::*round)(systolic::Ro
   const auto check = [&](const systolic::BackwardKernels& kernels) {
     std::vector<bfloat16> p_rows(keys * stride), ds_rows(keys * stride);
     std::vector<std::uint32_t> tiles(keys * lanes / 2);
-    (kernels.*round)({p.data(), ds.data(), keys, lanes, p_rows.data(), ds_rows.data(), stride, tiles.data()});
+    kernels.round({p.data(), ds.data(), keys, lanes, p_rows.data(), ds_rows.data(), stride, tiles.data()});
     for (Index k = 0; k < keys; ++k)
       for (Index i = 0; i < lanes; ++i) {
         const auto at = static_cast<std::size_t>(k * lanes + i), row = static_cast<std::size_t>(k * stride + i);
@@ -92,7 +91,7 @@ void expect_rounded_pairs(void (*systolic::BackwardKernels::*round)(systolic::Ro
         EXPECT_EQ(word >> (k % 2 * 16) & 0xffffu, bfloat16(ds[at]).bits);
       }
     const auto untouched = ds_rows;
-    (kernels.*round)({p.data(), nullptr, keys, lanes, p_rows.data(), ds_rows.data(), stride, nullptr});
+    kernels.round({p.data(), nullptr, keys, lanes, p_rows.data(), ds_rows.data(), stride, nullptr});
     EXPECT_EQ(std::memcmp(untouched.data(), ds_rows.data(), untouched.size() * sizeof(bfloat16)), 0);
   };
   at_every_level([&](const systolic::BackwardKernels& kernels, const auto&) { check(kernels); });
@@ -102,11 +101,6 @@ void expect_rounded_pairs(void (*systolic::BackwardKernels::*round)(systolic::Ro
     const auto product = systolic::product_unit(unit, mha::best_isa());
     check(systolic::backward_kernels(product, product, mha::best_isa()));
   }
-}
-
-TEST(BackwardKernels, PairsAreRoundedToNearestEvenInBothShapes) {
-  expect_rounded_pairs(&systolic::BackwardKernels::round);
-  expect_rounded_pairs(&systolic::BackwardKernels::round_for_products);
 }
 
 /// Rows 16 to 39 of an operand of 64 rows × 64 columns.

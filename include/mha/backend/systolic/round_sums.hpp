@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "../../core/scalar.hpp"
+#include "../simd/isa.hpp"
+#include "../simd/vector.hpp"
+#include "../simd/widen.hpp"
+#include "pack.hpp"
+#include "tiles.hpp"
+#include "unit.hpp"
+
+/// From the sums of a dense product, in blocks of 32 × 32 floats, to its results.
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
+
+/// to (rows, 32), rows `stride` apart = sums (rows, 32) + bias, rounded to T.
+template <class T>
+using RoundKernel = void (*)(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows);
+
+template <class T> struct RoundSums {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows) {
+    using V = simd::vector_t<float, Isa>;
+    constexpr int W = simd::Vector<float, Isa>::width;
+    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride)
+      for (Index j = 0; j < block_side; j += W) {
+        V x;
+        simd::load(x, sums + j);
+        if (bias != nullptr) {
+          V y;
+          simd::load(y, bias + j);
+          x = x + y;
+        }
+        if constexpr (std::is_same_v<T, float>) {
+          simd::store(to + j, x);
+        } else if constexpr (std::is_same_v<T, bfloat16>) {
+          store_nearest<Isa>(x, to + j);
+        } else {
+          float wide[std::size_t{W}];
+          simd::store(+wide, x);
+          for (int i = 0; i < W; ++i) to[j + i] = static_cast<T>(wide[i]);
+        }
+      }
+  }
+};
+
+#if defined(__x86_64__)
+/// The same by the instruction that rounds to bfloat16, a quarter of the time: what is below the normal range becomes
+/// zero, as it does in the products of the units that have it.
+struct RoundSumsToBfloat16 {
+  template <class Isa>
+  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, bfloat16* to,
+                                                           std::ptrdiff_t stride, Index rows) {
+    typedef float V __attribute__((vector_size(64)));
+    V first = -V{}, second = first;  // −0, which changes no number
+    if (bias != nullptr) {
+      simd::load(first, bias);
+      simd::load(second, bias + tile_side);
+    }
+    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride) {
+      V x, y;
+      simd::load(x, sums);
+      simd::load(y, sums + tile_side);
+      x = x + first;
+      y = y + second;
+      simd::vector_t<std::uint16_t, Avx512Bf16> both;
+      narrow(x, y, both);
+      std::memcpy(static_cast<void*>(to), &both, sizeof both);
+    }
+  }
+};
+#endif
+
+/// Whether sums of a unit that are below the normal range of a bfloat16 become zero where they are rounded to one.
+inline bool flushes_bfloat16(MatrixUnit unit, IsaLevel level) {
+  return unit != MatrixUnit::portable && rounds_to_bfloat16(level);
+}
+
+/// What rounds the sums of a unit.
+template <class T> RoundKernel<T> round_kernel(MatrixUnit unit, IsaLevel level) {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (flushes_bfloat16(unit, level))
+      return &Avx512Bf16::run<RoundSumsToBfloat16, const float*, const float*, T*, std::ptrdiff_t, Index>;
+#endif
+  static_cast<void>(unit);
+  return simd::with_isa(level, [](auto isa) -> RoundKernel<T> {
+    return &decltype(isa)::template run<RoundSums<T>, const float*, const float*, T*, std::ptrdiff_t, Index>;
+  });
+}
+
+/// simd::NarrowBody with the bits of RoundSumsToBfloat16.
+struct FlushAndNarrow {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const float* from, std::ptrdiff_t stride, Index n, Index dim, bfloat16* to,
+                                    std::ptrdiff_t to_stride) {
+    using V = simd::vector_t<float, Isa>;
+    using I = typename simd::Vector<float, Isa>::int_type;
+    constexpr Index W = simd::Vector<float, Isa>::width;
+    constexpr std::uint32_t exponent = 0x7f800000u, sign = 0x80000000u;
+    for (Index i = 0; i < n; ++i, from += stride, to += to_stride) {
+      Index d = 0;
+      for (; d + W <= dim; d += W) {
+        V x;
+        simd::load(x, from + d);
+        const I bits = (I)x, below = (I)((bits & exponent) == 0u);
+        store_nearest<Isa>((V)(bits & (~below | sign)), to + d);
+      }
+      for (; d < dim; ++d) {
+        const auto bits = std::bit_cast<std::uint32_t>(from[d]);
+        to[d] = bfloat16(std::bit_cast<float>((bits & exponent) == 0 ? bits & sign : bits));
+      }
+    }
+  }
+};
+/// What rounds sums that were kept as round_kernel() does.
+template <class T> simd::NarrowKernel<float, T> narrow_kernel(MatrixUnit unit, IsaLevel level) {
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (flushes_bfloat16(unit, level))
+      return simd::with_isa(level, [](auto isa) -> simd::NarrowKernel<float, T> {
+        return &decltype(isa)::template run<FlushAndNarrow, const float*, std::ptrdiff_t, Index, Index, T*,
+                                            std::ptrdiff_t>;
+      });
+  return simd::narrow_kernel<float, T>(level);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic
