@@ -113,7 +113,7 @@ template <class T> class Llama {
     c.positions = file.positive("max_position_embeddings");
     c.activation = "gated " + detail::activation_of(file, "hidden_act", file.text_or("hidden_act", "silu"));
     c.tied = file.flag_or("tie_word_embeddings", false);
-    c.rope = detail::read_rotary(file, a.head_dim, c.positions, phi3);
+    c.rope = detail::read_rotary(file, a.head_dim, c.positions, phi3 ? detail::RotaryOf::phi3 : detail::RotaryOf::all);
     read_windows(file, c);
     return c;
   }
