@@ -204,8 +204,7 @@ class Reader {
       if (id == nullptr) file_.fail("the added token '" + content + "' has no 'id'");
       if (content.empty()) file_.refuse("content", content, "a text that is not empty");
       const TokenizerFile::AddedToken added{content, id_of(*id, content), flag(token, "lstrip"), flag(token, "rstrip")};
-      const bool normalized = flag(token, "normalized");
-      if (added.id < vocabulary_) add(added, normalized);
+      if (added.id < vocabulary_) add(added, flag(token, "normalized"));
     }
   }
 
