@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iomanip>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -36,8 +37,8 @@ struct Options {
 
 void describe(CLI::App& app, Options& o) {
   app.add_option("--model", o.model,
-                 "Folder of GPT-2, LLaMA, Mistral, Qwen 2, Qwen 3, Phi-3 or Gemma 1 to 3 with config.json, "
-                 "model.safetensors and tokenizer.json; without the last, tokens are bytes")
+                 "Folder of GPT-2, LLaMA, Mistral, Qwen 2, Qwen 3, Phi-3 or Gemma (1, 2 and 3, text models) with "
+                 "config.json, model.safetensors and tokenizer.json; without the last, tokens are bytes")
       ->capture_default_str();
   app.add_option("--prompt,-p", o.prompt, "The text to go on from")->capture_default_str();
   app.add_option("--tokens,-n", o.tokens, "How many tokens to generate at most (128)")->check(CLI::Range(0, 1 << 24));
@@ -64,7 +65,7 @@ void describe(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("--context", o.context,
                  "The longest text, prompt and all, which positions are made for where the model stretches them by the "
-                 "length; 0: as many tokens as it has positions")
+                 "length; longer ones are refused. 0: the prompt and the tokens to generate")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   app.footer("MHA_NUM_THREADS sets the number of threads.");
@@ -72,7 +73,7 @@ void describe(CLI::App& app, Options& o) {
 
 Tokenizer tokenizer_of(const std::filesystem::path& folder, int vocabulary) {
   if (std::filesystem::exists(folder / "tokenizer.json")) {
-    Tokenizer tokenizer(folder / "tokenizer.json");
+    Tokenizer tokenizer(folder / "tokenizer.json", vocabulary);
     if (tokenizer.size() > vocabulary)
       throw std::runtime_error("tokenizer.json has token " + std::to_string(tokenizer.size() - 1) +
                                ", but the model's vocabulary is " + std::to_string(vocabulary));
@@ -85,29 +86,42 @@ Tokenizer tokenizer_of(const std::filesystem::path& folder, int vocabulary) {
   return Tokenizer();
 }
 
-/// How many tokens there are to generate, which a text has positions for.
-int tokens_of(const Options& o, std::size_t prompt, const ModelFacts& facts) {
-  const int positions = facts.positions;
-  const bool endless = o.storage == "ring";  // positions turn queries and keys, and the window bounds their distance
-  if (endless) return o.tokens.value_or(kTokens);
-  if (prompt > static_cast<std::size_t>(positions))
-    throw std::runtime_error("the prompt has " + std::to_string(prompt) + " tokens, the model has positions for " +
-                             std::to_string(positions));
-  const int room = positions - static_cast<int>(prompt);
+/// The longest text, and what an error says of it.
+struct Limit {
+  int tokens = 0;  // 0: none
+  std::string words;
+};
+Limit limit_of(const Options& o, const ModelFacts& facts) {
+  if (o.context == 0) {
+    if (o.storage == "ring") return {};  // positions turn queries and keys, and the window bounds their distance
+    return {facts.positions, ", the model has positions for " + std::to_string(facts.positions)};
+  }
+  if (o.context > facts.positions && !facts.stretches)
+    throw std::runtime_error("the model has positions for " + std::to_string(facts.positions) +
+                             " tokens, but the context is " + std::to_string(o.context) +
+                             " (--context), and only the rope_type \"dynamic\" goes on");
+  return {o.context, ", but the context is " + std::to_string(o.context) + " (--context)"};
+}
+
+/// How many tokens there are to generate, which a text has room for.
+int tokens_of(const Options& o, std::size_t prompt, const Limit& limit) {
+  const int longest = limit.tokens == 0 ? std::numeric_limits<int>::max() : limit.tokens;
+  if (prompt > static_cast<std::size_t>(longest))
+    throw std::runtime_error("the prompt has " + std::to_string(prompt) + " tokens" + limit.words);
+  const int room = longest - static_cast<int>(prompt);
   if (!o.tokens) return std::min(kTokens, room);
   if (*o.tokens > room)
     throw std::runtime_error("the prompt has " + std::to_string(prompt) + " tokens and " + std::to_string(*o.tokens) +
-                             " shall follow, the model has positions for " + std::to_string(positions));
+                             " shall follow" + limit.words);
   return *o.tokens;
 }
 
 CacheOptions cache_options(const Options& o, std::size_t prompt, int tokens) {
-  const auto longest = prompt + static_cast<std::size_t>(tokens);
   return {.storage = o.storage == "ring"    ? Storage::ring
                      : o.storage == "paged" ? Storage::paged
                                             : Storage::contiguous,
           .bfloat16 = o.cache == "bfloat16",
-          .positions = static_cast<int>(std::max(longest, std::size_t{1})),
+          .positions = std::max(static_cast<int>(prompt) + tokens, 1),
           .chunk = static_cast<int>(std::clamp(prompt, std::size_t{1}, static_cast<std::size_t>(o.chunk)))};
 }
 
@@ -126,16 +140,18 @@ void report(std::ostream& log, const GenerationTimes& times, const LanguageModel
 
 void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal) {
   Sampler{o.sampling};  // refuses what it cannot draw by before anything is read
-  const std::unique_ptr<LanguageModel> model =
-      open_model(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored, o.context);
-  const ModelFacts& facts = model->facts();
+  OpenedModel opened = open_weights(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored);
+  const ModelFacts& facts = opened.facts;
+  const Limit limit = limit_of(o, facts);
   const Tokenizer tokenizer = tokenizer_of(o.model, facts.vocabulary);
   if (facts.random_weights)
     log << "generate: the weights of this model are random, it was never trained: its text means nothing\n";
 
   const std::vector<int> prompt = tokenizer.encode(o.prompt);
-  const int tokens = tokens_of(o, prompt.size(), facts);
+  const int tokens = tokens_of(o, prompt.size(), limit);
   const CacheOptions cache = cache_options(o, prompt.size(), tokens);
+  const std::unique_ptr<LanguageModel> model = opened.make(o.context == 0 ? cache.positions : o.context);
+  opened.make = nullptr;  // the model has what it needs of the weights
   const std::unique_ptr<Text> text = model->begin(cache);
 
   TextStream stream(out, o.prompt.empty() && tokenizer.strips_blank());

@@ -103,45 +103,53 @@ auto with_weights(const mha::Checkpoint& checkpoint, Weights scalar, const F& f)
 
 }  // namespace
 
-std::unique_ptr<LanguageModel> open_model(const fs::path& folder, Weights scalar, int context) {
+OpenedModel open_weights(const fs::path& folder, Weights scalar) {
   if (!fs::is_regular_file(folder / "config.json"))
     throw std::runtime_error("there is no model in '" + folder.string() +
                              "': it should be a folder with config.json and model.safetensors");
   const mha::ConfigFile config(folder / "config.json");
   ModelFacts facts{.random_weights = config.flag_or("mha_random_weights", false), .ends = ends_of(folder, config)};
   const std::string family = config.text("model_type");
-  // `stretched`: positions go on beyond those that the model was trained with. The length is for models that take one.
-  const auto made = [&]<class Model>(const auto& weights, bool stretched,
-                                     auto... length) -> std::unique_ptr<LanguageModel> {
+  const auto opened = [&](const auto& weights, const auto& make) -> OpenedModel {
     if (!weights.has_output())
       config.fail("the checkpoint has no lm_head and 'tie_word_embeddings' is false, so it cannot name a next token");
     facts.vocabulary = weights.config().vocabulary;
-    const int positions = weights.config().positions;
-    if (context > positions && !stretched)
-      config.fail("the model has positions for " + std::to_string(positions) + " tokens, but the context is " +
-                  std::to_string(context) + ", and only the rope_type \"dynamic\" goes on");
-    facts.positions = context == 0 ? positions : context;
+    facts.positions = weights.config().positions;
     facts.scalar = scalar_of(weights.token_embeddings());
-    return std::make_unique<OfFamily<Model>>(weights, std::move(facts), length...);
+    return {facts, [facts, weights, make](int length) { return make(weights, facts, length); }};
   };
-  const auto gpt2 = [&](const auto& weights) { return made.template operator()<models::Gpt2<>>(weights, false); };
-  const auto llama = [&](const auto& weights) {
+  const auto gpt2 = [&](const auto& weights) {
+    return opened(weights, [](const auto& w, const ModelFacts& f, int) -> std::unique_ptr<LanguageModel> {
+      return std::make_unique<OfFamily<models::Gpt2<>>>(w, f);
+    });
+  };
+  const auto decoder = [&](const auto& weights, const auto& make) {
     facts.window = window_of(weights.config());
-    const bool stretched = weights.config().rope.type == "dynamic";
-    return weights.config().qk_norm ? made.template operator()<models::Llama<mha::QkNorm>>(weights, stretched, context)
-                                    : made.template operator()<models::Llama<>>(weights, stretched, context);
+    facts.stretches = weights.config().rope.type == "dynamic";
+    return opened(weights, make);
+  };
+  const auto llama = [&](const auto& weights) {
+    return decoder(weights, [](const auto& w, const ModelFacts& f, int length) -> std::unique_ptr<LanguageModel> {
+      if (w.config().qk_norm) return std::make_unique<OfFamily<models::Llama<mha::QkNorm>>>(w, f, length);
+      return std::make_unique<OfFamily<models::Llama<>>>(w, f, length);
+    });
   };
   const auto gemma = [&](const auto& weights) {
-    facts.window = window_of(weights.config());
-    const bool stretched = weights.config().rope.type == "dynamic";
-    return models::with_gemma(
-        weights.config(), [&]<class Model>() { return made.template operator()<Model>(weights, stretched, context); });
+    return decoder(weights, [](const auto& w, const ModelFacts& f, int length) {
+      return models::with_gemma(w.config(), [&]<class Model>() -> std::unique_ptr<LanguageModel> {
+        return std::make_unique<OfFamily<Model>>(w, f, length);
+      });
+    });
   };
   if (family == "gpt2") return with_weights<mha::Gpt2>(mha::Checkpoint(folder), scalar, gpt2);
   if (family.starts_with("gemma")) return with_weights<mha::Gemma>(mha::Checkpoint(folder), scalar, gemma);
   if (family != "llama" && family != "mistral" && family != "qwen2" && family != "qwen3" && family != "phi3")
     config.refuse("model_type", family, "gpt2, llama, mistral, qwen2, qwen3, phi3, gemma, gemma2 or gemma3_text");
   return with_weights<mha::Llama>(mha::Checkpoint(folder), scalar, llama);
+}
+
+std::unique_ptr<LanguageModel> open_model(const fs::path& folder, Weights scalar, int length) {
+  return open_weights(folder, scalar).make(length);
 }
 
 }  // namespace generate

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,7 +37,8 @@ class Text {
 /// What config.json says about using a model.
 struct ModelFacts {
   int vocabulary = 0, positions = 0;
-  int window = 0;  ///< how many tokens every layer looks back at most, its own among them; 0: at all
+  int window = 0;          ///< how many tokens every layer looks back at most, its own among them; 0: at all
+  bool stretches = false;  ///< positions go on beyond those, made for a longer text
   bool random_weights = false;
   std::vector<int> ends;         ///< tokens that end a text
   const char* scalar = "float";  ///< of the matrices
@@ -60,13 +62,22 @@ class LanguageModel {
   ModelFacts facts_;
 };
 
-/// The model of a folder with config.json and model.safetensors, or its shards, as Hugging Face stores GPT-2, LLaMA,
-/// Mistral, Qwen 2, Qwen 3, Phi-3, Gemma, Gemma 2 and Gemma 3's text model. `context` is the longest text, which
-/// positions are made for where they depend on the length; 0 is as many tokens as the model has positions.
+/// What a folder has, of which a model is made for a longest text.
+struct OpenedModel {
+  ModelFacts facts;
+  /// For texts of at most `length` tokens, where positions depend on it; 0 is as many as the model has positions.
+  std::function<std::unique_ptr<LanguageModel>(int length)> make;
+};
+
+/// The weights of a folder with config.json and model.safetensors, or its shards, as Hugging Face stores GPT-2, LLaMA,
+/// Mistral, Qwen 2, Qwen 3, Phi-3, Gemma, Gemma 2 and Gemma 3's text model.
 ///
 /// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, or a
-///           tensor is not as config.json says, or the context is longer than positions go
+///           tensor is not as config.json says
+OpenedModel open_weights(const std::filesystem::path& folder, Weights weights = Weights::as_stored);
+
+/// The model of such a folder.
 std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder, Weights weights = Weights::as_stored,
-                                          int context = 0);
+                                          int length = 0);
 
 }  // namespace generate

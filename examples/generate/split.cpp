@@ -26,6 +26,14 @@ Kind kind_of(utf8proc_int32_t c) {
   return Kind::other;
 }
 
+/// The bytes of the space that a text begins with, 0 if it does not.
+std::size_t space_at(std::string_view text) {
+  utf8proc_int32_t c = 0;
+  const auto read = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                     static_cast<utf8proc_ssize_t>(text.size()), &c);
+  return read > 0 && kind_of(c) == Kind::space ? static_cast<std::size_t>(read) : 0;
+}
+
 std::vector<Character> characters_of(std::string_view text) {
   std::vector<Character> all;
   for (std::size_t at = 0; at < text.size();) {
@@ -149,6 +157,23 @@ std::vector<std::string_view> split_words(std::string_view text, Split how) {
     begin = splitter.end(at - 1);
   }
   return words;
+}
+
+std::size_t spaces_in_front(std::string_view text) {
+  std::size_t end = 0;
+  while (const std::size_t n = space_at(text.substr(end))) end += n;
+  return end;
+}
+
+std::size_t spaces_behind(std::string_view text) {
+  std::size_t begin = text.size();
+  while (begin > 0) {
+    std::size_t at = begin - 1;
+    while (at > 0 && (text[at] & 0xC0) == 0x80) --at;  // to the first byte of the character
+    if (space_at(text.substr(at, begin - at)) != begin - at) break;
+    begin = at;
+  }
+  return text.size() - begin;
 }
 
 }  // namespace generate

@@ -2,6 +2,7 @@
 // How byte-level tokenisers cut a text into words before they look for tokens: no token spans two words.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -21,5 +22,9 @@ std::optional<Split> split_of(std::string_view regular_expression);
 
 /// The words of a text, which are all of it. A byte that is not UTF-8 is neither letter nor digit nor space.
 std::vector<std::string_view> split_words(std::string_view text, Split how);
+
+/// How many bytes at the front, or at the back, of a text are spaces: \s of the patterns.
+std::size_t spaces_in_front(std::string_view text);
+std::size_t spaces_behind(std::string_view text);
 
 }  // namespace generate

@@ -31,26 +31,32 @@ std::string composed(std::string_view text) {
   return {reinterpret_cast<const char*>(out), static_cast<std::size_t>(size)};
 }
 
-/// Up to the next added token a text is a piece; the token itself is one id, the longest of those that begin there.
+/// Up to the next added token a text is a piece; the token itself is one id, the longest of those that begin there, and
+/// the blanks beside it that it strips are no part of a piece.
 template <class F>
 void cut(std::string_view text, const TokenizerFile::Added& added, std::vector<int>& ids, const F& append_piece) {
   while (!text.empty()) {
-    std::size_t begin = text.size(), length = 0;
-    int token = 0;
-    for (const auto& [content, id] : added) {
-      const std::size_t at = text.find(content);
-      if (at < begin || (at == begin && content.size() > length && at < text.size()))
-        begin = at, length = content.size(), token = id;
+    std::size_t begin = text.size();
+    const TokenizerFile::AddedToken* token = nullptr;
+    for (const auto& one : added) {
+      const std::size_t at = text.find(one.content);
+      if (at == text.npos) continue;
+      if (at < begin || (token != nullptr && at == begin && one.content.size() > token->content.size()))
+        begin = at, token = &one;
     }
-    if (begin > 0) append_piece(text.substr(0, begin));
-    if (length > 0) ids.push_back(token);
-    text.remove_prefix(begin + length);
+    std::string_view piece = text.substr(0, begin);
+    if (token != nullptr && token->strips_left) piece.remove_suffix(spaces_behind(piece));
+    if (!piece.empty()) append_piece(piece);
+    if (token == nullptr) return;
+    ids.push_back(token->id);
+    text.remove_prefix(begin + token->content.size());
+    if (token->strips_right) text.remove_prefix(spaces_in_front(text));
   }
 }
 
 }  // namespace
 
-Tokenizer::Tokenizer(const std::filesystem::path& tokenizer_json) : file_(tokenizer_json) {
+Tokenizer::Tokenizer(const std::filesystem::path& tokenizer_json, int vocabulary) : file_(tokenizer_json, vocabulary) {
   for (const auto& [left, right, both] : file_.merges)
     merges_.emplace(pair_key(left, right), Merge{static_cast<int>(merges_.size()), both});
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -21,8 +22,8 @@ class Tokenizer {
  public:
   /// Token b is byte b.
   Tokenizer() = default;
-  /// Errors    as TokenizerFile
-  explicit Tokenizer(const std::filesystem::path& tokenizer_json);
+  /// `vocabulary`, Errors   as TokenizerFile
+  explicit Tokenizer(const std::filesystem::path& tokenizer_json, int vocabulary = std::numeric_limits<int>::max());
 
   std::vector<int> encode(std::string_view text) const;
   /// The bytes of a token, maybe only a part of a character; none if there is no such token.

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include <utf8proc.h>
 
@@ -67,7 +68,8 @@ std::string name_of(int byte) {
 /// Reads the members of the file into a TokenizerFile, one function each.
 class Reader {
  public:
-  Reader(const std::filesystem::path& path, TokenizerFile& into) : file_(path), into_(into) {}
+  Reader(const std::filesystem::path& path, int vocabulary, TokenizerFile& into)
+      : file_(path), vocabulary_(vocabulary), into_(into) {}
 
   void read() {
     const Json& model = object(file_.find("model"), "model");
@@ -197,21 +199,22 @@ class Reader {
     for (const Json& token : list(all, "added_tokens")) {
       if (!token.is_object()) file_.refuse("added_tokens", token, "objects");
       const std::string content = text(token, "content");
-      for (const char* key : {"single_word", "lstrip", "rstrip"}) only(token, key, false);
+      only(token, "single_word", false);
       const Json* const id = find(token, "id");
       if (id == nullptr) file_.fail("the added token '" + content + "' has no 'id'");
       if (content.empty()) file_.refuse("content", content, "a text that is not empty");
-      add(content, id_of(*id, content), flag(token, "normalized"));
+      const TokenizerFile::AddedToken added{content, id_of(*id, content), flag(token, "lstrip"), flag(token, "rstrip")};
+      if (added.id < vocabulary_) add(added, flag(token, "normalized"));
     }
   }
 
-  void add(const std::string& content, int id, bool normalized) {
-    const auto i = static_cast<std::size_t>(id);
+  void add(TokenizerFile::AddedToken token, bool normalized) {
+    const auto i = static_cast<std::size_t>(token.id);
     if (into_.tokens.size() <= i) into_.tokens.resize(i + 1);
     const bool second = normalized && into_.characters;
-    const std::string found = second ? normalized_by(into_, content) : content;
-    into_.tokens[i] = written_as(found);
-    (second ? into_.normalized : into_.added).emplace_back(found, id);
+    if (second) token.content = normalized_by(into_, token.content);
+    into_.tokens[i] = written_as(token.content);
+    (second ? into_.normalized : into_.added).push_back(std::move(token));
   }
 
   void read_normalizer() {
@@ -363,6 +366,7 @@ class Reader {
   }
 
   mha::ConfigFile file_;
+  int vocabulary_;
   TokenizerFile& into_;
 };
 
@@ -375,7 +379,9 @@ TokenizerFile::TokenizerFile() {
   }
 }
 
-TokenizerFile::TokenizerFile(const std::filesystem::path& path) { Reader(path, *this).read(); }
+TokenizerFile::TokenizerFile(const std::filesystem::path& path, int vocabulary) {
+  Reader(path, vocabulary, *this).read();
+}
 
 std::string normalized_by(const TokenizerFile& file, std::string_view text) {
   if (file.blanks != Blanks::by_normalizer) return std::string(text);

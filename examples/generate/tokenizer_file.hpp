@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "split.hpp"
@@ -38,11 +38,17 @@ struct TokenizerFile {
   struct Merge {
     int left, right, both;
   };
-  using Added = std::vector<std::pair<std::string, int>>;
+  struct AddedToken {
+    std::string content;
+    int id;
+    bool strips_left = false, strips_right = false;  // the blanks beside it are a part of it
+  };
+  using Added = std::vector<AddedToken>;
 
   /// Every byte is a token, and nothing merges.
   TokenizerFile();
-  explicit TokenizerFile(const std::filesystem::path& path);
+  /// Added tokens from `vocabulary` on, which a model has no rows for, are not found in a text.
+  explicit TokenizerFile(const std::filesystem::path& path, int vocabulary = std::numeric_limits<int>::max());
 
   std::vector<std::string> tokens;  // as they are written, by id; empty where there is none
   TokenIds ids;                     // of the vocabulary, as it is found in a text

@@ -23,7 +23,9 @@ int main(int argc, char** argv) try {
     const models::Expected expected(folder);
     const auto ids = expected.ids("ids");
     const auto run = [&](const auto& weights) {
-      return models::with_gemma(weights.config(), [&]<class Model>() -> models::Rows { return Model(weights)(ids); });
+      const int length = static_cast<int>(ids.size());  // positions may depend on it
+      return models::with_gemma(weights.config(),
+                                [&]<class Model>() -> models::Rows { return Model(weights, length)(ids); });
     };
     const models::Rows logits = models::with_stored<mha::Gemma>(mha::Checkpoint(folder), run);  // (L, V)
 

@@ -51,7 +51,7 @@ template <class Norm, class Score, mha::Backend B> struct Block {
         const std::shared_ptr<const void>& file)
       : norm1(c.norm),
         norm2(c.norm),
-        attention(c.attention, c.window(index), c.rotary(index, length), norm(c), score(c)),
+        attention(c.attention, c.window(index), c.scaled_rotary(index, length), norm(c), score(c)),
         feed_forward(c.feed_forward) {
     norm1.borrow(w.attention_norm, file);
     attention.borrow(w.attention, file);

@@ -24,7 +24,9 @@ int main(int argc, char** argv) try {
     const auto ids = expected.ids("ids");
     const auto run = [&](const auto& weights) -> models::Rows {
       // The norm of queries and keys is a type, so the family is chosen here; all else is data of the model.
-      return weights.config().qk_norm ? models::Llama<mha::QkNorm>(weights)(ids) : models::Llama<>(weights)(ids);
+      const int length = static_cast<int>(ids.size());  // positions may depend on it
+      return weights.config().qk_norm ? models::Llama<mha::QkNorm>(weights, length)(ids)
+                                      : models::Llama<>(weights, length)(ids);
     };
     const models::Rows logits = models::with_stored<mha::Llama>(mha::Checkpoint(folder), run);  // (L, V)
 

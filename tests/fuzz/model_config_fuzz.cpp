@@ -146,7 +146,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
     const mha::Gemma<float> model(checkpoint);
     const mha::GemmaConfig& c = model.config();
     check_sizes(c), check_block(model.block(0));
-    HOLDS(c.window(0).left.value >= 0 && c.rotary(0).base > 0 && c.norm.zero_centered);
+    HOLDS(c.window(0).left.value >= 0 && c.scaled_rotary(0).base > 0 && c.norm.zero_centered);
     HOLDS(c.attention_cap.value_or(1) > 0 && c.logit_cap.value_or(1) > 0);
   });
   accepts_or_refuses([&] {

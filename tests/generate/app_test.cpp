@@ -146,9 +146,15 @@ TEST(GenerateApp, EveryErrorIsOneSentence) {
   EXPECT_EQ(said({"--model", data("llama")}),
             "generate: there is no tokenizer.json in '" + data("llama") +
                 "', and bytes cannot be tokens: the vocabulary is 32, they are 256\n");
-  EXPECT_NE(said({"--model", data("llama"), "--context", "65"})
-                .find("the model has positions for 64 tokens, but the context is 65"),
-            std::string::npos);
+  EXPECT_EQ(
+      said({"--model", data("llama"), "--context", "65"}),
+      "generate: the model has positions for 64 tokens, but the context is 65 (--context), and only the rope_type "
+      "\"dynamic\" goes on\n");
+  EXPECT_EQ(said({"--prompt", "Once", "--context", "3"}),
+            kRandom + "generate: the prompt has 4 tokens, but the context is 3 (--context)\n");
+  for (const char* storage : {"contiguous", "ring"})
+    EXPECT_EQ(said({"--prompt", "Once", "--context", "8", "--tokens", "5", "--storage", storage}),
+              kRandom + "generate: the prompt has 4 tokens and 5 shall follow, but the context is 8 (--context)\n");
   EXPECT_NE(said({"--context", "-1"}).find("--context"), std::string::npos);
   EXPECT_TRUE(said({"--model", data("t5")})
                   .ends_with("'model_type' is \"t5\", expected gpt2, llama, mistral, qwen2, qwen3, phi3, gemma, gemma2 "
@@ -183,10 +189,48 @@ TEST_F(OtherModel, WithoutAWindowRefusesARing) {
             kRandom + "generate: a ring keeps the last tokens alone, but a layer of this model looks back at all\n");
 }
 
+// Up to 16 tokens its positions are others than beyond, and so is the text; unless told otherwise, by its own length.
+TEST_F(OtherModel, MakesPositionsForTheTextItself) {
+  const nlohmann::json longrope{{"rope_type", "longrope"},
+                                {"original_max_position_embeddings", 16},
+                                {"attention_factor", 1.0},
+                                {"short_factor", {1, 1, 1, 1}},
+                                {"long_factor", {9, 9, 9, 9}}};
+  const auto text = [&](const std::string& tokens, const std::string& context, const std::string& storage) {
+    const Result r =
+        with("rope_parameters", longrope,
+             {"-p", "Once a", "-n", tokens, "--context", context, "--storage", storage, "--temperature", "0"});
+    EXPECT_EQ(r.code, 0) << r.log;
+    return r.out;
+  };
+  for (const char* storage : {"contiguous", "ring"}) {
+    EXPECT_EQ(text("10", "0", storage), text("10", "16", storage));
+    EXPECT_NE(text("10", "0", storage), text("10", "17", storage));
+    EXPECT_EQ(text("11", "0", storage), text("11", "4096", storage));
+  }
+}
+
+// As Gemma 3's tokenizer has one for images, which its text model has no row for.
+TEST_F(OtherModel, KnowsNoAddedTokensBeyondItsVocabulary) {
+  nlohmann::json file;
+  std::ifstream(fs::path(MHA_GOLDEN_DIR) / "bpe" / "gpt2.json") >> file;
+  nlohmann::json vocabulary;
+  for (const auto& [spelled, id] : file["model"]["vocab"].items())
+    if (id < 256) vocabulary[spelled] = id;
+  file["model"]["vocab"] = vocabulary;
+  file["model"]["merges"] = nlohmann::json::array();
+  file["added_tokens"] =
+      nlohmann::json::array({{{"id", 256}, {"content", "<image>"}}, {{"id", 90000}, {"content", "<b>"}}});
+  scratch.write("tokenizer.json", file.dump());
+  const Result r = with("mha_random_weights", false, {"-p", "<image>", "-n", "40"});
+  EXPECT_EQ(r.code, 0) << r.log;
+  EXPECT_EQ(r.log.find("prompt 7 tokens, "), 0u) << r.log;
+}
+
 TEST_F(OtherModel, RefusesATokenizerOfAnotherVocabulary) {
   fs::copy_file(fs::path(MHA_GOLDEN_DIR) / "bpe" / "gpt2.json", scratch.root() / "tokenizer.json");
   EXPECT_EQ(with("mha_random_weights", false, {}).log,
-            "generate: tokenizer.json has token 502, but the model's vocabulary is 256\n");
+            "generate: tokenizer.json has token 499, but the model's vocabulary is 256\n");
 }
 
 // Every token begins with a blank, which is not written where the text begins with it.

@@ -74,7 +74,7 @@ TEST(TokenizerOverCharacters, MakesTheIdsAndTextsOfHuggingFaces) {
       ++streams[c.name];
     }
   }
-  EXPECT_EQ(texts.size(), 9u);
+  EXPECT_EQ(texts.size(), 11u);
   for (const auto& [name, count] : texts) EXPECT_GT(count, 20) << name;
   EXPECT_EQ(streams, (std::map<std::string, int>{{"llama2", 40}, {"gemma", 40}, {"normalized", 1}}));
 }
@@ -163,6 +163,17 @@ TEST(TokenizerFile, ReadsOlderFiles) {
   EXPECT_LT(older.encode(text).size(), text.size() / 2);
 }
 
+// A model without rows for them could not read them.
+TEST(TokenizerFile, KnowsNoAddedTokensBeyondTheVocabulary) {
+  const Tokenizer all(file_of("gpt2")), fewer(file_of("gpt2"), 501);
+  EXPECT_EQ(all.encode("a<|begin|>").back(), 502);
+  EXPECT_EQ(all.size(), 503);
+  EXPECT_GT(fewer.encode("a<|begin|>").size(), 2u);
+  EXPECT_EQ(decoded(fewer, fewer.encode("a<|begin|>")), "a<|begin|>");
+  EXPECT_EQ(fewer.encode("<|end|>"), std::vector<int>{500});
+  EXPECT_EQ(fewer.size(), 501);
+}
+
 // Each change of a file that can be read makes one that is refused, by a sentence with these words.
 TEST(TokenizerFile, RefusesOtherKinds) {
   struct Change {
@@ -234,7 +245,8 @@ TEST(TokenizerFile, RefusesOtherKinds) {
        "'behavior' is \"Removed\", expected \"Isolated\""},
       {"llama3", "/pre_tokenizer/pretokenizers/1/use_regex", true, "'pre_tokenizer' cuts the text twice"},
       {"llama3", "/post_processor/processors/1/type", "RobertaProcessing", "'post_processor' is \"RobertaProcessing\""},
-      {"llama3", "/added_tokens/0/lstrip", true, "'lstrip' is true, expected false"},
+      {"llama3", "/added_tokens/0/lstrip", 1, "'lstrip' is 1, expected true or false"},
+      {"llama3", "/added_tokens/0/single_word", true, "'single_word' is true, expected false"},
       {"llama3", "/added_tokens/0/content", "", "'content' is \"\", expected a text that is not empty"},
   };
   const mha_test::Scratch scratch;

@@ -70,6 +70,11 @@ PARTS = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"ty
 NORMALIZED = [{"id": i, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
                "normalized": True, "special": i < 3} for i, content in
               [(1, "<s>"), (2, "</s>"), (3 + 0x0A, "<0x0A>"), (480, "w▁x")]]
+# As Phi-3's, which take the blanks behind them, and others: the sides that are stripped.
+STRIPPED = [{"id": i, "content": content, "single_word": False, "lstrip": "l" in sides, "rstrip": "r" in sides,
+             "normalized": "n" in sides, "special": i < 3} for i, content, sides in
+            [(1, "<s>", ""), (2, "</s>", "r"), (480, "<|user|>", "r"), (481, "<|left|>", "l"), (482, "<|both|>", "lr"),
+             (483, "<near>", "lrn")]]
 
 # Merge patches (RFC 7396) of llama2.json.
 VARIANTS = {
@@ -84,12 +89,19 @@ VARIANTS = {
                                 "invert": False}},
     "unknown": {"model": {"vocab": {name: None for name in ("<0xE6>", "<0xF0>", "<0x0A>")}}},
     "each_unknown": {"model": {"fuse_unk": False, "vocab": {name: None for name in ("<0xE6>", "<0xF0>", "<0x0A>")}}},
+    "stripped": {"added_tokens": STRIPPED},
+    "first_stripped": {"normalizer": None, "pre_tokenizer": METASPACE, "added_tokens": STRIPPED},
 }
 
 HARD = [
     "▁", "▁a", "a▁b", " ▁ ", "a  b   c    d", "<s>", "<s>the", "<s> the", "the<s>the", "the <s> the </s>", "</s></s>the", " <s>",
     "<unk> the", "<0x0A>", "the <0x41>", "\n\n\n", "\tthe\n the\r\n", "a\u0000b\u0007\u001b[0m\u007f", "日本語 the 日本",
     "👩‍👩‍👧 the👍🏽 🇩🇪", "é e\u0301 ﬁ", "\uffff\U0010ffff\ufffd", "𝔘𝔫𝔦\u00a0\u3000", "aéあaa日éa👍👍日日a\n日\n", "the end</s>", "w x w▁x",
+]
+BESIDE = [
+    "<|user|>\nthe end</s>\n<|user|>the", " <|user|> the", "the <|user|> ", "<|left|> the", "the  <|left|> the", " \t\n<|left|>",
+    "the <|both|> the", " <|both|> <|both|> ", "<|user|> <|left|>", "the \u00a0\u3000\x85<|both|>\u2028\u200b the", "é\u00a0<|left|>",
+    "日<|both|>日", "the<near>the", "the <near> the", "the\n<near>\nthe", "\n<near>", "</s> \n\n</s>", "▁<|both|>▁",
 ]
 
 
@@ -159,7 +171,7 @@ def characters():
         changed = patched(file, patch)
         tokenizer = Tokenizer.from_str(json.dumps(changed))
         draw = random.Random(11)
-        texts = HARD + (TEXTS + list(random_texts(draw)) if name == "llama2" else [])
+        texts = HARD + (TEXTS + list(random_texts(draw)) if name == "llama2" else BESIDE if "stripped" in name else [])
         lines += ["case variant", "text name " + name, "text change " + spelled(json.dumps(patch, ensure_ascii=True)), "end"]
         for text in texts:
             ids = tokenizer.encode(text).ids

@@ -81,10 +81,14 @@ def bert():
         max_position_embeddings=16)), torch.bfloat16, run)
 
 
-def decoder(name, model, dtype, length=12):
+def decoder(name, model, dtype, length=12, short=0):
+    """With the logits of the first `short` tokens alone, where there are others for a short text."""
     def run(model):
         ids = tokens(1, length)
-        return {"ids": ids[0], "logits": model(input_ids=ids, use_cache=False).logits[0]}
+        expected = {"ids": ids[0], "logits": model(input_ids=ids, use_cache=False).logits[0]}
+        if short:
+            expected["short_logits"] = model(input_ids=ids[:, :short], use_cache=False).logits[0]
+        return expected
 
     return write(name, model, dtype, run)
 
@@ -158,14 +162,14 @@ def gemma3():
 
 
 def phi3():
-    """A text longer than the original length, so that positions turn by the long factors; 6 of the 8 coordinates of a
-    head turn."""
+    """A text longer than the original length, so that positions turn by the long factors, and a shorter one; 6 of the 8
+    coordinates of a head turn."""
     rope = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.25, 1.5], long_factor=[1.5, 3.0, 6.0],
                 partial_rotary_factor=0.75)
     return decoder("phi3", transformers.Phi3ForCausalLM(transformers.Phi3Config(
         **{**sizes(), **dict(num_attention_heads=2, num_key_value_heads=1, intermediate_size=12)},
         original_max_position_embeddings=6, rope_parameters=rope, sliding_window=7, tie_word_embeddings=True,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0)), torch.bfloat16)
+        bos_token_id=0, eos_token_id=0, pad_token_id=0)), torch.bfloat16, short=4)
 
 
 def t5(name, dtype, tied, **others):

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <filesystem>
 #include <vector>
 
@@ -28,11 +29,19 @@ template <class B> float bert(const char* name, const std::filesystem::path& fol
   return std::max(expected.difference(x, "last_hidden_state"),
                   expected.difference(model.pool(x, offsets), "pooler_output"));
 }
+/// The model for texts of at most as many tokens, where that matters.
+template <class Model, class Weights> Model made_for(const Weights& weights, const std::vector<int>& ids) {
+  if constexpr (std::constructible_from<Model, const Weights&, int>)
+    return Model(weights, static_cast<int>(ids.size()));
+  else
+    return Model(weights);
+}
+
 /// Of Gpt2<B> or Llama<Norm, B>, with the weights of mha::Gpt2<float> or mha::Llama<float>.
 template <class Model, class Weights> float decoder(const char* name, const std::filesystem::path& folder) {
-  const Model model{Weights(folder)};
   const Expected expected(data(name));
-  return expected.difference(model(expected.ids("ids")), "logits");
+  const std::vector<int> ids = expected.ids("ids");
+  return expected.difference(made_for<Model>(Weights(folder), ids)(ids), "logits");
 }
 /// Of the Gemma that config.json asks for.
 template <class B> float gemma(const char* name, const std::filesystem::path& folder) {

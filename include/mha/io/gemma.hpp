@@ -34,8 +34,8 @@ struct GemmaConfig : DecoderConfig {
   /// The positions of a layer, for texts of at most `length` tokens; 0 is as many as there are positions.
   ///
   /// Errors    ShapeError if there is no such layer
-  Rotary<Halves, AnyScaling> rotary(Index layer, Index length = 0) const {
-    detail::require(layer >= 0 && layer < layers, "rotary: there is no layer ", layer, " among the ", layers);
+  Rotary<Halves, AnyScaling> scaled_rotary(Index layer, Index length = 0) const {
+    detail::require(layer >= 0 && layer < layers, "scaled_rotary: there is no layer ", layer, " among the ", layers);
     const RotaryConfig& of = windows[static_cast<std::size_t>(layer)] == 0 ? rope : rope_of_windows;
     return of.rotary(length == 0 ? positions : length);
   }
@@ -155,6 +155,7 @@ template <class T> class Gemma {
       c.rope = c.rope_of_windows = detail::read_rotary(file, head_dim, c.positions);
       return;
     }
+    detail::refuse_two_scalings(file);
     // One set for each type of layer; before transformers 5 the scaling was of the layers without a window.
     constexpr const char *full = "full_attention", *sliding = "sliding_attention";
     const auto* const both = file.find("rope_parameters");
@@ -162,7 +163,7 @@ template <class T> class Gemma {
       const auto* const own = both != nullptr ? ConfigFile::found_in(*both, type) : nullptr;
       const auto* const old = both == nullptr && type == full ? file.find("rope_scaling") : nullptr;
       const std::string key = own != nullptr ? std::string("rope_parameters.") + type : "rope_scaling";
-      return detail::RotaryReader(file, own != nullptr ? own : old, key, head_dim, c.positions)
+      return detail::RotaryReader(file, own != nullptr ? own : old, key, head_dim, c.positions, detail::RotaryOf::kind)
           .read(positive_or(file, old_base, base));
     };
     if (both != nullptr && !both->is_object()) file.refuse("rope_parameters", *both, "an object");

@@ -113,7 +113,7 @@ template <class T> class Llama {
     c.positions = file.positive("max_position_embeddings");
     c.activation = "gated " + detail::activation_of(file, "hidden_act", file.text_or("hidden_act", "silu"));
     c.tied = file.flag_or("tie_word_embeddings", false);
-    c.rope = detail::read_rotary(file, a.head_dim, c.positions, phi3);
+    c.rope = detail::read_rotary(file, a.head_dim, c.positions, phi3 ? detail::RotaryOf::phi3 : detail::RotaryOf::all);
     read_windows(file, c);
     return c;
   }
@@ -124,7 +124,7 @@ template <class T> class Llama {
     const bool used = mistral || phi3 || (qwen && file.flag_or("use_sliding_window", false));
     if (used && !phi3 && !file.has("sliding_window")) file.missing("sliding_window");
     const Index window = used ? file.positive_or("sliding_window", 0) : 0;
-    if (const auto* const types = qwen ? file.find("layer_types") : nullptr) {
+    if (const auto* const types = qwen || mistral ? file.find("layer_types") : nullptr) {
       c.windows = detail::windows_of_types(file, *types, c.layers, window);
       return;
     }

@@ -45,24 +45,47 @@ struct RotaryConfig {
 
 namespace detail {
 
+/// Refuses a file with both generations' parameters, of which transformers reads now the one and now the other.
+inline void refuse_two_scalings(const ConfigFile& file) {
+  const auto* const scaling = file.find("rope_scaling");
+  if (file.find("rope_parameters") == nullptr || scaling == nullptr) return;
+  if (!(scaling->is_object() && scaling->empty()))
+    file.fail("there are both 'rope_parameters' and 'rope_scaling', expected one of them");
+}
+
+/// Whose parameters they are: those of all layers; of all of a Phi-3, which reads some otherwise; of a kind of layers.
+enum class RotaryOf { all, phi3, kind };
+
 /// Reads the rotary positions of one kind of layers: `parameters`, which messages call `key`, is an object or null.
 class RotaryReader {
  public:
   RotaryReader(const ConfigFile& file, const ConfigFile::Json* parameters, std::string key, Index head_dim,
-               Index positions)
-      : file_(file), parameters_(parameters), key_(std::move(key)), head_dim_(head_dim), positions_(positions) {
+               Index positions, RotaryOf of)
+      : file_(file),
+        parameters_(parameters),
+        key_(std::move(key)),
+        head_dim_(head_dim),
+        positions_(positions),
+        of_(of) {
     if (parameters_ != nullptr && !parameters_->is_object()) file_.refuse(key_.c_str(), *parameters_, "an object");
+    for (const char* kind : {"full_attention", "sliding_attention"})
+      if (member(kind) != nullptr)
+        file_.fail("'" + key_ + "' has '" + kind + "', expected one set and none for a kind of layers");
   }
 
   /// The base stands there as rope_theta, or elsewhere in the file.
-  RotaryConfig read(double base, bool partial = false) const {
+  RotaryConfig read(double base) const {
     RotaryConfig c;
     c.base = positive_of("rope_theta", member("rope_theta") != nullptr ? number("rope_theta") : base);
-    read_share(c, partial);
+    read_share(c);
     const auto* const type = member("rope_type") ? member("rope_type") : member("type");
     if (type == nullptr) return c;
     c.type = file_.text_of(*type, "rope_type");
-    if (c.type == "su") c.type = "longrope";  // as Phi-3's first files call it
+    if (of_ == RotaryOf::phi3) {
+      if (c.type == "su" || c.type == "yarn") c.type = "longrope";  // as its first files call it
+      if (c.type != "default" && c.type != "longrope")
+        file_.refuse("rope_type", *type, "\"default\" or \"longrope\", or \"su\" or \"yarn\", which mean \"longrope\"");
+    }
     if (c.type == "default") return c;
     if (c.type == "linear") {
       c.scaling = LinearScaling{.factor = positive("factor")};
@@ -70,10 +93,7 @@ class RotaryReader {
       c.factor = positive("factor");
       c.trained = positions_;
     } else if (c.type == "llama3") {
-      c.scaling = Llama3Scaling{.factor = positive("factor"),
-                                .low_frequency = number("low_freq_factor"),
-                                .high_frequency = number("high_freq_factor"),
-                                .original_length = positive("original_max_position_embeddings")};
+      read_llama3(c);
     } else if (c.type == "yarn") {
       read_yarn(c);
     } else if (c.type == "longrope") {
@@ -101,11 +121,22 @@ class RotaryReader {
   }
   double positive(const char* name) const { return positive_of(name, number(name)); }
 
-  void read_share(RotaryConfig& c, bool partial) const {
+  /// Of one set for all layers what stands beside it counts first; of a kind of layers only its own. A Phi-3 has one
+  /// beside it always.
+  const ConfigFile::Json* original() const {
+    const auto* const beside = of_ == RotaryOf::kind ? nullptr : file_.find(original_name);
+    return beside != nullptr || of_ == RotaryOf::phi3 ? beside : member(original_name);
+  }
+  Index original_length() const {
+    if (const auto* const length = original()) return file_.positive_of(*length, original_name);
+    return of_ == RotaryOf::phi3 ? phi3_original : positions_;
+  }
+
+  void read_share(RotaryConfig& c) const {
     const auto* const own = member("partial_rotary_factor");
     const auto* const share = own != nullptr ? own : file_.find("partial_rotary_factor");
     if (share == nullptr || *share == 1.0) return;
-    if (!partial) file_.refuse("partial_rotary_factor", *share, "1.0");
+    if (of_ != RotaryOf::phi3) file_.refuse("partial_rotary_factor", *share, "1.0");
     const double turning = file_.number_of(*share, "partial_rotary_factor") * head_dim_;
     c.dims = turning > 0 && turning <= head_dim_ ? static_cast<Index>(turning) : 0;
     if (c.dims == 0 || c.dims % 2 != 0)
@@ -113,17 +144,38 @@ class RotaryReader {
                    "a share of the " + std::to_string(head_dim_) + " coordinates of a head that is an even number");
   }
 
+  /// The error is the file's, and not that of a layer which is made of it.
+  void require_below(const char* low, double a, const char* high, double b) const {
+    if (!(a < b))
+      file_.fail("'" + std::string(low) + "' is " + std::to_string(a) + ", expected less than '" + high +
+                 "', which is " + std::to_string(b));
+  }
+
+  void read_llama3(RotaryConfig& c) const {
+    const double factor = positive("factor"), low = number("low_freq_factor"), high = number("high_freq_factor");
+    if (!(low >= 0)) file_.fail("'low_freq_factor' is " + std::to_string(low) + ", expected at least 0");
+    require_below("low_freq_factor", low, "high_freq_factor", high);
+    c.scaling = Llama3Scaling{
+        .factor = factor, .low_frequency = low, .high_frequency = high, .original_length = double(original_length())};
+  }
+
   void read_yarn(RotaryConfig& c) const {
     // Files without a factor have both lengths.
-    const bool lengths = member("factor") == nullptr && member("original_max_position_embeddings") != nullptr;
-    const double factor = lengths ? positions_ / positive("original_max_position_embeddings") : positive("factor");
+    const bool lengths = member("factor") == nullptr && original() != nullptr;
+    const double trained = original_length(), factor = lengths ? positions_ / trained : positive("factor");
     const auto grown = [&](double by) { return factor <= 1 ? 1 : 0.1 * by * std::log(factor) + 1; };
-    YarnScaling yarn{.factor = factor, .original_length = number_or("original_max_position_embeddings", positions_)};
-    yarn.fast = number_or("beta_fast", yarn.fast);
-    yarn.slow = number_or("beta_slow", yarn.slow);
+    YarnScaling yarn{.factor = factor, .original_length = trained};
+    const auto turns = [&](const char* name, double otherwise) {  // 0 is as nothing
+      const double given = number_or(name, 0);
+      return given == 0 ? otherwise : positive_of(name, given);
+    };
+    yarn.fast = turns("beta_fast", yarn.fast);
+    yarn.slow = turns("beta_slow", yarn.slow);
+    require_below("beta_slow", yarn.slow, "beta_fast", yarn.fast);
     const double scale = number_or("mscale", 0), scale_of_all = number_or("mscale_all_dim", 0);
     if (scale != 0 && scale_of_all != 0) yarn.attention_factor = grown(scale) / grown(scale_of_all);
     if (member("attention_factor") != nullptr) yarn.attention_factor = number("attention_factor");
+    positive_of("attention_factor", yarn.magnitude());
     if (const auto* const rounded = member("truncate")) {
       if (!rounded->is_boolean()) file_.refuse("truncate", *rounded, "true or false");
       yarn.rounded = rounded->get<bool>();
@@ -132,10 +184,7 @@ class RotaryReader {
   }
 
   void read_longrope(RotaryConfig& c) const {
-    // Phi-3's files have it beside max_position_embeddings, others among the parameters.
-    const auto* const own = file_.find("original_max_position_embeddings");
-    const auto* const original = own != nullptr ? own : member("original_max_position_embeddings");
-    c.trained = original != nullptr ? file_.positive_of(*original, "original_max_position_embeddings") : positions_;
+    c.trained = original_length();
     const double factor = member("factor") != nullptr ? positive("factor") : double(positions_) / c.trained;
     LongRopeScaling longrope;
     if (member("attention_factor") != nullptr)
@@ -160,19 +209,24 @@ class RotaryReader {
     return all;
   }
 
+  static constexpr const char* original_name = "original_max_position_embeddings";
+  static constexpr Index phi3_original = 4096;
+
   const ConfigFile& file_;
   const ConfigFile::Json* parameters_;
   std::string key_;
   Index head_dim_, positions_;
+  RotaryOf of_;
 };
 
 /// Those that all layers share. transformers 5 keeps all of it under rope_parameters; before, rope_theta and
 /// rope_scaling stood apart.
-inline RotaryConfig read_rotary(const ConfigFile& file, Index head_dim, Index positions, bool partial = false) {
+inline RotaryConfig read_rotary(const ConfigFile& file, Index head_dim, Index positions, RotaryOf of = RotaryOf::all) {
+  refuse_two_scalings(file);
   const auto* const own = file.find("rope_parameters");
   const char* const key = own != nullptr ? "rope_parameters" : "rope_scaling";
   const double base = file.find("rope_theta") != nullptr ? file.number("rope_theta") : RotaryConfig{}.base;
-  return RotaryReader(file, own != nullptr ? own : file.find(key), key, head_dim, positions).read(base, partial);
+  return RotaryReader(file, own != nullptr ? own : file.find(key), key, head_dim, positions, of).read(base);
 }
 
 }  // namespace detail

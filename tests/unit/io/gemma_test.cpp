@@ -173,38 +173,39 @@ TEST(Gemma, CapsAndScaleOfLogits) {
 TEST(Gemma, RotaryPositionsOfBothGenerationsOfConfigs) {
   Folder gemma2;
   gemma2.config["sliding_window"] = 6;
-  EXPECT_EQ(config_of(gemma2).rotary(0).base, 10000);
+  EXPECT_EQ(config_of(gemma2).scaled_rotary(0).base, 10000);
   gemma2.config["rope_parameters"] = {{"rope_theta", 500}, {"rope_type", "linear"}, {"factor", 2}};
   for (const int layer : {0, 1}) {
-    EXPECT_EQ(config_of(gemma2).rotary(layer).base, 500);
-    EXPECT_EQ(config_of(gemma2).rotary(layer).scaling, mha::AnyScaling(mha::LinearScaling{.factor = 2.0}));
+    EXPECT_EQ(config_of(gemma2).scaled_rotary(layer).base, 500);
+    EXPECT_EQ(config_of(gemma2).scaled_rotary(layer).scaling, mha::AnyScaling(mha::LinearScaling{.factor = 2.0}));
   }
 
   Folder gemma3("gemma3_text");
   gemma3.config["sliding_window_pattern"] = 2;
-  EXPECT_EQ(config_of(gemma3).rotary(0).base, 1e4);
-  EXPECT_EQ(config_of(gemma3).rotary(1).base, 1e6);
+  EXPECT_EQ(config_of(gemma3).scaled_rotary(0).base, 1e4);
+  EXPECT_EQ(config_of(gemma3).scaled_rotary(1).base, 1e6);
   const auto expect = [&](double near, double far) {
     const mha::GemmaConfig c = config_of(gemma3);
-    EXPECT_EQ(c.rotary(0).base, near);
-    EXPECT_EQ(c.rotary(0).scaling, mha::AnyScaling());
-    EXPECT_EQ(c.rotary(1).base, far);
-    EXPECT_EQ(c.rotary(1).scaling, mha::AnyScaling(mha::LinearScaling{.factor = 8.0}));
+    EXPECT_EQ(c.scaled_rotary(0).base, near);
+    EXPECT_EQ(c.scaled_rotary(0).scaling, mha::AnyScaling());
+    EXPECT_EQ(c.scaled_rotary(1).base, far);
+    EXPECT_EQ(c.scaled_rotary(1).scaling, mha::AnyScaling(mha::LinearScaling{.factor = 8.0}));
   };
   gemma3.config["rope_theta"] = 300;
   gemma3.config["rope_local_base_freq"] = 200;
   gemma3.config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8}};
   expect(200, 300);
+  gemma3.config.erase("rope_scaling");
   gemma3.config["rope_parameters"] = {{"sliding_attention", {{"rope_theta", 20}, {"rope_type", "default"}}},
                                       {"full_attention", {{"rope_theta", 30}, {"rope_type", "linear"}, {"factor", 8}}}};
   expect(20, 30);
   gemma3.config["rope_parameters"].erase("sliding_attention");
   expect(200, 30);
-  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(config_of(gemma3).rotary(2)); }),
-            "rotary: there is no layer 2 among the 2");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(config_of(gemma3).scaled_rotary(2)); }),
+            "scaled_rotary: there is no layer 2 among the 2");
   gemma3.config["rope_parameters"] = {{"full_attention", {{"rope_type", "dynamic"}, {"factor", 2}}}};
-  EXPECT_EQ(config_of(gemma3).rotary(1).scaling, mha::AnyScaling());
-  EXPECT_EQ(config_of(gemma3).rotary(1, 64).scaling, mha::AnyScaling(mha::NtkScaling{.factor = 3.0}));
+  EXPECT_EQ(config_of(gemma3).scaled_rotary(1).scaling, mha::AnyScaling());
+  EXPECT_EQ(config_of(gemma3).scaled_rotary(1, 64).scaling, mha::AnyScaling(mha::NtkScaling{.factor = 3.0}));
 }
 
 // The first files say gelu and mean the one by way of tanh; later ones mean what they say.
@@ -278,6 +279,17 @@ TEST(Gemma, CapsWindowsAndPositionsThatAreNotKnownAreOneSentence) {
             "DIR/config.json: 'rope_parameters.full_attention' is 3, expected an object");
   EXPECT_EQ(fault_of("rope_parameters", {{"full_attention", {{"rope_type", "linear"}}}}, "gemma3_text"),
             "DIR/config.json: 'rope_parameters.full_attention' has no 'factor'");
+  EXPECT_EQ(fault_of("rope_parameters", {{"full_attention", {{"rope_type", "linear"}, {"factor", 8}}}}),
+            "DIR/config.json: 'rope_parameters' has 'full_attention', expected one set and none for a kind of layers");
+  EXPECT_EQ(fault_of("rope_scaling", {{"full_attention", {{"rope_type", "linear"}, {"factor", 8}}}}, "gemma3_text"),
+            "DIR/config.json: 'rope_scaling' has 'full_attention', expected one set and none for a kind of layers");
+  for (const std::string type : {"gemma2", "gemma3_text"})
+    EXPECT_EQ(fault([&](Folder& f) {
+                f.config["model_type"] = type;
+                f.config["rope_parameters"] = {{"full_attention", {{"rope_type", "default"}}}};
+                f.config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8}};
+              }),
+              "DIR/config.json: there are both 'rope_parameters' and 'rope_scaling', expected one of them");
   EXPECT_EQ(fault_of("rope_local_base_freq", -1, "gemma3_text"),
             "DIR/config.json: 'rope_local_base_freq' is -1.000000, expected more than 0");
 }

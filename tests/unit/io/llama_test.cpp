@@ -196,6 +196,9 @@ TEST(Llama, WindowsOfEveryLayer) {
   EXPECT_EQ(config_of(qwen).window(0).left.value, 5);
   Folder mistral("mistral");
   EXPECT_EQ(config_of(mistral).windows, (Windows{5, 5}));
+  mistral.config["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_EQ(config_of(mistral).windows, (Windows{0, 5}));
+  mistral.config.erase("layer_types");
   mistral.config["sliding_window"] = nullptr;
   EXPECT_EQ(config_of(mistral).windows, (Windows{0, 0}));
   Folder phi3("phi3");

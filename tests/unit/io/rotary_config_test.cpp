@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <string>
+#include <variant>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -19,19 +20,19 @@ using mha::NtkScaling;
 using mha::RotaryConfig;
 using Json = nlohmann::json;
 
+using Of = mha::detail::RotaryOf;
+
 /// Of heads of 8 coordinates and 512 positions.
-RotaryConfig read(const Json& config, bool partial = false) {
-  return mha::detail::read_rotary(ConfigFile("c", config.dump()), 8, 512, partial);
+RotaryConfig read(const Json& config, Of of = Of::all) {
+  return mha::detail::read_rotary(ConfigFile("c", config.dump()), 8, 512, of);
 }
-RotaryConfig read_parameters(const Json& parameters, bool partial = false) {
-  return read({{"rope_parameters", parameters}}, partial);
+RotaryConfig read_parameters(const Json& parameters, Of of = Of::all) {
+  return read({{"rope_parameters", parameters}}, of);
 }
-std::string says(const Json& config, bool partial = false) {
-  return mha_test::message_of<mha::SafetensorsError>([&] { read(config, partial); });
+std::string says(const Json& config, Of of = Of::all) {
+  return mha_test::message_of<mha::SafetensorsError>([&] { read(config, of); });
 }
-std::string says_of(const Json& parameters, bool partial = false) {
-  return says({{"rope_parameters", parameters}}, partial);
-}
+std::string says_of(const Json& parameters, Of of = Of::all) { return says({{"rope_parameters", parameters}}, of); }
 
 TEST(RotaryConfig, TheBaseStandsInOneOfTwoPlaces) {
   EXPECT_EQ(read(Json::object()).base, 10000);
@@ -48,17 +49,17 @@ TEST(RotaryConfig, TheBaseStandsInOneOfTwoPlaces) {
 
 TEST(RotaryConfig, APartOfTheHeadTurnsWhereTheFamilyHasThat) {
   EXPECT_EQ(read_parameters({{"partial_rotary_factor", 1.0}}).dims, 0);
-  EXPECT_EQ(read_parameters({{"partial_rotary_factor", 0.75}}, true).dims, 6);
-  EXPECT_EQ(read({{"partial_rotary_factor", 0.25}}, true).dims, 2);
-  EXPECT_EQ(read({{"partial_rotary_factor", 0.25}, {"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, true).dims,
-            4);
-  EXPECT_EQ(read_parameters({{"partial_rotary_factor", 0.5}}, true).rotary(1).dims, 4);
+  EXPECT_EQ(read_parameters({{"partial_rotary_factor", 0.75}}, Of::phi3).dims, 6);
+  EXPECT_EQ(read({{"partial_rotary_factor", 0.25}}, Of::phi3).dims, 2);
+  EXPECT_EQ(
+      read({{"partial_rotary_factor", 0.25}, {"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, Of::phi3).dims, 4);
+  EXPECT_EQ(read_parameters({{"partial_rotary_factor", 0.5}}, Of::phi3).rotary(1).dims, 4);
   EXPECT_EQ(says_of({{"partial_rotary_factor", 0.5}}), "c: 'partial_rotary_factor' is 0.5, expected 1.0");
   for (const Json& share : {Json(0.4), Json(0), Json(-0.5), Json(1.5)})
-    EXPECT_EQ(says_of({{"partial_rotary_factor", share}}, true),
+    EXPECT_EQ(says_of({{"partial_rotary_factor", share}}, Of::phi3),
               "c: 'partial_rotary_factor' is " + share.dump() +
                   ", expected a share of the 8 coordinates of a head that is an even number");
-  EXPECT_EQ(says_of({{"partial_rotary_factor", "all"}}, true),
+  EXPECT_EQ(says_of({{"partial_rotary_factor", "all"}}, Of::phi3),
             "c: 'partial_rotary_factor' is \"all\", expected a number");
 }
 
@@ -115,11 +116,96 @@ TEST(RotaryConfig, LongRopeHasFactorsForShortAndForLongTexts) {
   config["rope_parameters"]["attention_factor"] = 1.25;
   expect(read(config), 32, LongRopeScaling{near.factors, 1.25}, LongRopeScaling{far.factors, 1.25});
   expect(read_parameters(longrope), 512, LongRopeScaling{near.factors}, LongRopeScaling{far.factors});
+}
 
-  // As the first files of Phi-3, of a part of the head.
-  const Json old{{"rope_scaling", {{"type", "su"}, {"short_factor", {1, 1}}, {"long_factor", {1, 2}}}},
-                 {"partial_rotary_factor", 0.5}};
-  EXPECT_EQ(read(old, true).rotary(513).scaling, AnyScaling(LongRopeScaling{.factors = {1, 2}}));
+// The first files call it "su", others "yarn"; both mean "longrope". 4096 tokens unless the file says otherwise beside
+// the parameters.
+TEST(RotaryConfig, Phi3HasLongRopeByThreeNames) {
+  for (const char* type : {"su", "yarn", "longrope"}) {
+    Json old{{"rope_scaling", {{"type", type}, {"short_factor", {1, 1}}, {"long_factor", {1, 2}}}},
+             {"partial_rotary_factor", 0.5}};
+    const auto expect = [&](Index original, const LongRopeScaling& near, const LongRopeScaling& far) {
+      const RotaryConfig c = read(old, Of::phi3);
+      EXPECT_EQ(c.type, "longrope");
+      EXPECT_EQ(c.rotary(original).scaling, AnyScaling(near));
+      EXPECT_EQ(c.rotary(original + 1).scaling, AnyScaling(far));
+    };
+    expect(4096, {.factors = {1, 1}}, {.factors = {1, 2}});
+    old["rope_scaling"]["original_max_position_embeddings"] = 64;
+    expect(4096, {.factors = {1, 1}}, {.factors = {1, 2}});
+    old["original_max_position_embeddings"] = 64;
+    const double grown = std::sqrt(1 + std::log(8.0) / std::log(64.0));
+    expect(64, {{1, 1}, grown}, {{1, 2}, grown});
+  }
+  EXPECT_EQ(read_parameters({{"rope_type", "default"}}, Of::phi3).type, "default");
+  for (const std::string type : {"linear", "dynamic", "llama3"})
+    EXPECT_EQ(says_of({{"rope_type", type}, {"factor", 2}}, Of::phi3),
+              "c: 'rope_type' is \"" + type +
+                  "\", expected \"default\" or \"longrope\", or \"su\" or \"yarn\", which mean \"longrope\"");
+  EXPECT_EQ(
+      says_of({{"type", "su"}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {1, 1, 1, 1}}}),
+      "c: 'rope_type' is \"su\", expected \"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" or \"longrope\"");
+}
+
+// Beside the parameters it counts first, unless they are of a kind of layers; where there is none it is all positions.
+TEST(RotaryConfig, TheOriginalLengthStandsInOneOfTwoPlaces) {
+  const Json llama3{{"rope_type", "llama3"}, {"factor", 2}, {"low_freq_factor", 1}, {"high_freq_factor", 4}},
+      yarn{{"rope_type", "yarn"}, {"factor", 2}},
+      longrope{{"rope_type", "longrope"}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {2, 2, 2, 2}}};
+  for (const Json& parameters : {llama3, yarn, longrope}) {
+    const auto length = [](const Json& config, Of of) -> double {
+      const RotaryConfig c = read(config, of);
+      if (c.type == "longrope") return c.trained;
+      if (c.type == "yarn") return std::get<mha::YarnScaling>(c.scaling.one).original_length.value;
+      return std::get<mha::Llama3Scaling>(c.scaling.one).original_length;
+    };
+    Json config{{"rope_parameters", parameters}};
+    EXPECT_EQ(length(config, Of::all), 512);
+    config["rope_parameters"]["original_max_position_embeddings"] = 32;
+    EXPECT_EQ(length(config, Of::all), 32);
+    config["original_max_position_embeddings"] = 64;
+    EXPECT_EQ(length(config, Of::all), 64);
+    EXPECT_EQ(length(config, Of::kind), 32);
+    config["rope_parameters"].erase("original_max_position_embeddings");
+    EXPECT_EQ(length(config, Of::kind), 512);
+  }
+  // Without a factor it is that of both lengths.
+  const Json lengths{{"original_max_position_embeddings", 64}, {"rope_scaling", {{"type", "yarn"}}}};
+  EXPECT_EQ(read(lengths).scaling, AnyScaling(mha::YarnScaling{.factor = 8.0, .original_length = 64.0}));
+  EXPECT_EQ(says_of({{"type", "yarn"}}), "c: 'rope_parameters' has no 'factor'");
+}
+
+TEST(RotaryConfig, ParametersOfTwoGenerationsOrOfKindsOfLayersAreRefused) {
+  const Json linear{{"rope_type", "linear"}, {"factor", 2}};
+  EXPECT_EQ(says({{"rope_parameters", {{"rope_theta", 1e6}}}, {"rope_scaling", linear}}),
+            "c: there are both 'rope_parameters' and 'rope_scaling', expected one of them");
+  EXPECT_EQ(says({{"rope_parameters", linear}, {"rope_scaling", Json::object()}}), "");
+  EXPECT_EQ(says({{"rope_parameters", linear}, {"rope_scaling", nullptr}}), "");
+  EXPECT_EQ(says({{"rope_parameters", nullptr}, {"rope_scaling", linear}}), "");
+  for (const std::string kind : {"full_attention", "sliding_attention"})
+    for (const std::string key : {"rope_parameters", "rope_scaling"})
+      EXPECT_EQ(says({{key, {{kind, linear}}}}),
+                "c: '" + key + "' has '" + kind + "', expected one set and none for a kind of layers");
+}
+
+// A layer would refuse them too, but could not name the file.
+TEST(RotaryConfig, NumbersThatDoNotFitAreOneSentence) {
+  const auto llama3 = [](const Json& low, const Json& high) {
+    return says_of({{"rope_type", "llama3"}, {"factor", 2}, {"low_freq_factor", low}, {"high_freq_factor", high}});
+  };
+  EXPECT_EQ(llama3(0, 4), "");
+  EXPECT_EQ(llama3(-1, 4), "c: 'low_freq_factor' is -1.000000, expected at least 0");
+  EXPECT_EQ(llama3(4, 4), "c: 'low_freq_factor' is 4.000000, expected less than 'high_freq_factor', which is 4.000000");
+  const auto yarn = [](const char* key, const Json& value) {
+    return says_of({{"rope_type", "yarn"}, {"factor", 2}, {key, value}});
+  };
+  EXPECT_EQ(yarn("beta_slow", 33), "c: 'beta_slow' is 33.000000, expected less than 'beta_fast', which is 32.000000");
+  EXPECT_EQ(yarn("beta_slow", -1), "c: 'beta_slow' is -1.000000, expected more than 0");
+  EXPECT_EQ(yarn("beta_fast", -1), "c: 'beta_fast' is -1.000000, expected more than 0");
+  EXPECT_EQ(yarn("attention_factor", 0), "c: 'attention_factor' is 0.000000, expected more than 0");
+  EXPECT_EQ(read_parameters({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0}, {"beta_slow", 0}}).scaling,
+            AnyScaling(mha::YarnScaling{.factor = 2.0, .original_length = 512.0}))
+      << "as where nothing is said";
 }
 
 TEST(RotaryConfig, FactorsThatDoNotFitAreOneSentence) {
