@@ -114,7 +114,10 @@ template <class T> struct AnyEpilogue {
   /// Finishes sums (n, columns) that belong at (row, column) of c.
   void apply(IsaLevel level, A* c, std::ptrdiff_t stride, const A* gate, std::ptrdiff_t gate_stride, Index row,
              Index column, Index n, Index columns) const {
-    if (activate != nullptr) activate({activation, c, stride, gate, gate_stride, n, columns});
+    if (activate != nullptr) {
+      const bool one_run = stride == columns && (gate == nullptr || gate_stride == columns);
+      activate({activation, c, stride, gate, gate_stride, one_run ? 1 : n, one_run ? n * columns : columns});
+    }
     if (residual.data == nullptr) return;
     const auto add = with_isa(level, [](auto isa) {
       return &decltype(isa)::template run<AddBody<A, T>, A*, std::ptrdiff_t, Index, Index, const T*, std::ptrdiff_t,

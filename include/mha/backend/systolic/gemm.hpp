@@ -174,28 +174,34 @@ template <class Array, class Precision, class T> class ArrayProduct {
 
   void run_task(Index row_group, Index group, float* sums) const {
     if (epilogue_.is_gated) {
-      const Part gate = part(row_group, group, weight(0), sums),
-                 other = part(row_group, group, weight(1), sums + group_sums());
+      const Part gate = part(row_group, group, weight(0), sums);
       add_products(gate, [](Index, Index) {});
-      add_products(other, [&](Index i, Index j) { finish(other, &gate, c_[0], i, j); });
-      return;
+      return run_part(part(row_group, group, weight(1), sums + group_sums()), &gate, c_[0]);
     }
     Index matrix = 0;
     while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
-    const Part all = part(row_group, group, weight(matrix), sums);
-    add_products(all, [&](Index i, Index j) { finish(all, nullptr, c_[static_cast<std::size_t>(matrix)], i, j); });
+    run_part(part(row_group, group, weight(matrix), sums), nullptr, c_[static_cast<std::size_t>(matrix)]);
+  }
+
+  /// An activation comes after all products: beside the unit's tiles vector code runs at half its rate.
+  void run_part(const Part& p, const Part* gate, const TensorView<T, 2>& c) const {
+    const auto finish_block = [&](Index i, Index j) { finish(p, gate, c, i, j); };
+    if (epilogue_.activate == nullptr) return add_products(p, finish_block);
+    add_products(p, [](Index, Index) {});
+    for_each_block(p, finish_block);
+  }
+
+  template <class F> static void for_each_block(const Part& p, const F& f) {
+    for (Index j = 0; j < p.columns.count; j += block_side)
+      for (Index i = 0; i < p.rows.count; i += block_side) f(i, j);
   }
 
   /// f(i, j) once the sums of a block are complete, which are in the first-level cache then.
   template <class F> void add_products(const Part& p, const F& f) const {
     const Index tiles = depth_tiles(p.w.k);
-    const auto for_each_block = [&](const auto& g) {
-      for (Index j = 0; j < p.columns.count; j += block_side)
-        for (Index i = 0; i < p.rows.count; i += block_side) g(i, j);
-    };
     if (tiles == 0) {
       std::fill_n(p.sums, group_sums(), 0.f);
-      return for_each_block(f);
+      return for_each_block(p, f);
     }
     // Where the weights pass by once, nothing is kept for a second row.
     const Index step = a_.extent[0] <= block_side ? tiles : step_tiles_;
@@ -205,7 +211,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
       if (product.a >= row_parts || product.b >= p.w.parts) continue;
       const bool is_last = product.a == 0 && product.b == 0;
       for (Index k = 0; k < tiles; k += step, add = true)
-        for_each_block([&](Index i, Index j) {
+        for_each_block(p, [&](Index i, Index j) {
           unit_.multiply({.a = activations(product.a, p.rows.begin - first_ + i, k),
                           .tile_stride = tile_size,
                           .b = weight_pairs(p.w, product.b, p.columns.begin + j, k),
