@@ -114,12 +114,10 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   }
 
   /// Weights in half or bfloat16 under float or double: linear.borrow(mha::BorrowedLinear<mha::bfloat16>{.weight = …}).
-  /// Cpu packs them in their own 16 bits and widens them as it multiplies; Systolic packs a bfloat16 as one part in any
-  /// precision, and a half as its precision says; another backend gets them as T. They are read here only, and
-  /// `keep_alive` is let go.
+  /// Cpu packs their own 16 bits and widens them as it multiplies; Systolic packs a bfloat16 as one part in any
+  /// precision; another backend gets them as T. They are read here only, and `keep_alive` is let go.
   ///
-  /// Bits      those of the same weights borrowed in T, but for infinities in several parts of Systolic; on EigenCpu,
-  ///           whose sums depend on the matrix's strides, nearly
+  /// Bits      those of the same weights borrowed in T; of infinities on Systolic, and on EigenCpu, nearly
   /// Memory    that of the packed weights, on Reference and EigenCpu that of a copy in T
   /// Errors    as above
   template <class W>
