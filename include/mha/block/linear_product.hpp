@@ -238,7 +238,7 @@ std::string linear_in_words(const B& backend, const StageCost& c, const LinearCo
          "\nactivation:  " + activation_name<F>() +  //
          "\nkernel:      " + explain_product<T>(backend) +
          (fuses_always<B, T, F>    ? ", fused epilogue\n"
-          : FusesEpilogue<B, T, F> ? ", a residual fused where it can be\n"
+          : FusesEpilogue<B, T, F> ? ", epilogue fused where it can be\n"
                                    : ", epilogue in a pass of its own\n");
 }
 
