@@ -15,6 +15,7 @@
 #include "checkpoint.hpp"
 #include "config_file.hpp"
 #include "decoder_config.hpp"
+#include "decoder_weights.hpp"
 #include "model_config.hpp"
 #include "model_tensors.hpp"
 #include "rotary_config.hpp"
@@ -48,40 +49,19 @@ struct GemmaConfig : DecoderConfig {
 ///   attention.borrow(gemma.block(0).attention, gemma.mapping());
 ///
 /// Scalar, Errors   as Bert
-template <class T> class Gemma {
+template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
  public:
   explicit Gemma(const std::filesystem::path& folder) : Gemma(Checkpoint(folder)) {}
   explicit Gemma(const Checkpoint& checkpoint)
-      : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
-        tensors_(checkpoint, {"", "model."}, "embed_tokens.weight") {
-    tensors_.require_blocks(names(), config_.layers);
-    for (Index i = 0; i < config_.layers; ++i) static_cast<void>(block(i));
-    static_cast<void>(token_embeddings());
-    static_cast<void>(final_norm());
-    if (has_output()) static_cast<void>(output());
-  }
-
-  const GemmaConfig& config() const { return config_; }
-  /// Keeps the memory of all weights alive.
-  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
-
-  /// (vocabulary, E); a model takes them times embedding_scale
-  TensorView<const T, 2> token_embeddings() const {
-    return tensors_.matrix("embed_tokens.weight", config_.vocabulary, config_.norm.width);
-  }
-  BlockWeights<T> block(Index i) const {
-    tensors_.require_block(i, config_.layers);
-    return tensors_.block(names(), config_, i, false, config_.qk_norm);
-  }
-  BorrowedNorm<T> final_norm() const { return tensors_.norm("norm", config_.norm.width, false); }
-  /// The linear from rows to logits, (E, vocabulary) without a bias, before logit_cap.
-  bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
-  BorrowedLinear<T> output() const { return tensors_.head("lm_head", config_.tied, token_embeddings()); }
+      : Gemma(checkpoint, read(ConfigFile(checkpoint.folder() / "config.json"))) {}
 
  private:
+  Gemma(const Checkpoint& checkpoint, const GemmaConfig& config)
+      : DecoderWeights<T, GemmaConfig>(checkpoint, config, names(config)) {}
+
   /// What Gemma calls the norm after attention is, in Gemma 1, the one before the feed-forward.
-  detail::BlockNames names() const {
-    const bool post = config_.post_norms;
+  static detail::BlockNames names(const GemmaConfig& config) {
+    const bool post = config.post_norms;
     return {.block = "layers.",
             .attention_norm = "input_layernorm",
             .query = "self_attn.q_proj",
@@ -188,9 +168,6 @@ template <class T> class Gemma {
     for (Index i = 0; i < c.layers; ++i)
       if ((i + 1) % pattern != 0) c.windows[static_cast<std::size_t>(i)] = window;
   }
-
-  GemmaConfig config_;
-  detail::ModelTensors<T> tensors_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -11,6 +11,7 @@
 #include "checkpoint.hpp"
 #include "config_file.hpp"
 #include "decoder_config.hpp"
+#include "decoder_weights.hpp"
 #include "model_config.hpp"
 #include "model_tensors.hpp"
 #include "rotary_config.hpp"
@@ -40,40 +41,19 @@ struct LlamaConfig : DecoderConfig {
 ///   attention.borrow(llama.block(0).attention, llama.mapping());
 ///
 /// Scalar, Errors   as Bert
-template <class T> class Llama {
+template <class T> class Llama : public DecoderWeights<T, LlamaConfig> {
  public:
   explicit Llama(const std::filesystem::path& folder) : Llama(Checkpoint(folder)) {}
   explicit Llama(const Checkpoint& checkpoint)
-      : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
-        tensors_(checkpoint, {"", "model."}, "embed_tokens.weight") {
-    tensors_.require_blocks(names(), config_.layers);
-    for (Index i = 0; i < config_.layers; ++i) static_cast<void>(block(i));
-    static_cast<void>(token_embeddings());
-    static_cast<void>(final_norm());
-    if (has_output()) static_cast<void>(output());
-  }
-
-  const LlamaConfig& config() const { return config_; }
-  /// Keeps the memory of all weights alive.
-  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
-
-  /// (vocabulary, E)
-  TensorView<const T, 2> token_embeddings() const {
-    return tensors_.matrix("embed_tokens.weight", config_.vocabulary, config_.norm.width);
-  }
-  BlockWeights<T> block(Index i) const {
-    tensors_.require_block(i, config_.layers);
-    return tensors_.block(names(), config_, i, false, config_.qk_norm);
-  }
-  BorrowedNorm<T> final_norm() const { return tensors_.norm("norm", config_.norm.width, false); }
-  /// The linear from rows to logits, (E, vocabulary) without a bias.
-  bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
-  BorrowedLinear<T> output() const { return tensors_.head("lm_head", config_.tied, token_embeddings()); }
+      : Llama(checkpoint, read(ConfigFile(checkpoint.folder() / "config.json"))) {}
 
  private:
+  Llama(const Checkpoint& checkpoint, const LlamaConfig& config)
+      : DecoderWeights<T, LlamaConfig>(checkpoint, config, names(config)) {}
+
   /// Phi-3 has queries, keys and values in one matrix, and the gate above the other half of the feed-forward.
-  detail::BlockNames names() const {
-    const bool fused = config_.model_type == "phi3";
+  static detail::BlockNames names(const LlamaConfig& config) {
+    const bool fused = config.model_type == "phi3";
     return {.block = "layers.",
             .attention_norm = "input_layernorm",
             .query = "self_attn.q_proj",
@@ -132,9 +112,6 @@ template <class T> class Llama {
     const Index first = qwen && window > 0 ? file.natural_or("max_window_layers", 28) : 0;
     for (Index i = first; i < c.layers; ++i) c.windows[static_cast<std::size_t>(i)] = window;
   }
-
-  LlamaConfig config_;
-  detail::ModelTensors<T> tensors_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE
