@@ -87,12 +87,6 @@ inline void require_no_batch(const char* name, Index batch) {
   require(batch == 1, name, ": a ragged batch has batch ", batch, ", expected 1: offsets tell its sequences apart");
 }
 
-inline Index longest(const Borrowed<Index>& offsets) {
-  Index n = 0;
-  for (Index b = 1; b < offsets.size; ++b) n = std::max(n, offsets[b] - offsets[b - 1]);
-  return n;
-}
-
 /// The positions that an Origin gives so many sequences.
 inline Origins given_origins(const char* call, const Origin& origin, Index batch) {
   const Borrowed<Index>& each = origin.positions;
@@ -140,7 +134,7 @@ CallShape call_shape(const CallNames& names, Index batch, Index heads, Index que
     const Borrowed<Index>& q = ragged->query_offsets;
     require_no_batch(names.call, batch);
     require_offsets(names.call, names.q, q, queries);
-    shape = {q.size - 1, heads, longest(q), kv.longest, 0, q.data};
+    shape = {q.size - 1, heads, longest(q), kv.longest, 0, q.data, false, shortest(q)};
   }
   require_equal(names.call, "batch", names.q, shape.batch, names.k, kv.batch);
   for (Index b = 0; b < kv.batch; ++b) {
@@ -277,7 +271,8 @@ template <class Frame> CallShape planned_shape(const char* call, CallShape shape
   checked_product(call, "a batch of the longest sequence of keys", {shape.batch, keys, shape.heads});
   Index* const last = frame.template take_host<Index>(static_cast<std::size_t>(shape.batch));
   for (Index b = 0; b < shape.batch; ++b) last[b] = keys - shape.queries_of(b);
-  return {shape.batch, shape.heads, shape.queries, keys, Origins(last), shape.query_offsets, true};
+  return {shape.batch,   shape.heads,         shape.queries, keys,
+          Origins(last), shape.query_offsets, true,          shape.fewest_queries};
 }
 
 /// Checks q and a source against each other and prepares the policies: everything of a call but its outputs.

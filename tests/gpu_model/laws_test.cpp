@@ -74,6 +74,27 @@ TYPED_TEST(SimulatedLaw, SplitsOverKeysAgreeWithOnePiece) {
   EXPECT_LE(support::largest_difference(split.out, together.out), 2 * support::unit_roundoff<TypeParam>() + 1e-6);
 }
 
+/// Rows of each kind in one call: single ones, as many as are few, one more, those of a prompt.
+const laws::Sequences mixture{{1, 40, 0, 8, 9, 3}, {700, 60, 5, 300, 50, 385}};
+
+TYPED_TEST(SimulatedLaw, FewQueriesBesideManyHaveALaunchOfTheirOwn) {
+  support::Random random("simulated, few beside many");
+  const Inputs<TypeParam> in(
+      {.batch = 1, .heads = 4, .kv_heads = 2, .queries = 61, .keys = 1500, .head_dim = 32, .value_dim = 16}, random);
+  {
+    const On device(1);  // nothing is split
+    laws::expect_rows_of_each(mixture, in, attend<SimulatedCuda>(in, mha::Causal{}, mixture.ragged()), "in one piece",
+                              [](Index, const auto&... qkv) { return attend<SimulatedCuda>(qkv..., mha::Causal{}); });
+  }
+  SimulatedCuda::state.launches = 0;
+  const auto split = attend<SimulatedCuda>(in, mha::Causal{}, mixture.ragged());
+  EXPECT_EQ(SimulatedCuda::state.launches, 2);
+  const On device(1);
+  const auto together = attend<SimulatedCuda>(in, mha::Causal{}, mixture.ragged());
+  EXPECT_LE(support::largest_difference(split.log_sum_exp, together.log_sum_exp), 1e-5);
+  EXPECT_LE(support::largest_difference(split.out, together.out), 2 * support::unit_roundoff<TypeParam>() + 1e-6);
+}
+
 template <class T, class... P> void check_layer(const char* name, const mha::Config& config, const P&... policies) {
   SCOPED_TRACE(name);
   support::Random random(name);

@@ -184,6 +184,20 @@ inline void require_offsets(const char* name, const char* tensor, const Borrowed
           " but there are ", rows, " rows");
 }
 
+/// Rows of the longest sequence.
+inline Index longest(const Borrowed<Index>& offsets) {
+  Index n = 0;
+  for (Index b = 1; b < offsets.size; ++b) n = std::max(n, offsets[b] - offsets[b - 1]);
+  return n;
+}
+/// Rows of the shortest sequence that has some; 0 if none has.
+inline Index shortest(const Borrowed<Index>& offsets) {
+  Index n = 0;
+  for (Index b = 1; b < offsets.size; ++b)
+    if (const Index rows = offsets[b] - offsets[b - 1]; rows > 0 && (n == 0 || rows < n)) n = rows;
+  return n;
+}
+
 /// The key and value arrays of a source: they agree on every axis but the last, whose elements are contiguous.
 template <class T>
 void require_kv_arrays(const char* call, const char* source, const TensorView<const T, 4>& key,

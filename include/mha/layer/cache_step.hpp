@@ -96,6 +96,7 @@ template <class Cache> class LayerStep {
       all.queries = std::max(all.queries, g.rows);
       all.keys = std::max(all.keys, g.length + g.rows);
     }
+    if (all.query_offsets != nullptr) all.fewest_queries = fewest_rows();
     return all;
   }
   /// The keys that a recordable cache plans the step for; 0 of others: those there are.

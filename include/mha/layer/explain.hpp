@@ -126,7 +126,7 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, C
     return dropping == text ? text : text + "\nkernel:      with a DropoutSeed: " + dropping;
   };
   std::string kernels = "\nkernel:      " + kernel(shape.queries);
-  // On a device one launch computes all sequences, as the longest wants it.
+  // Of a device the backend itself says what sequences of few rows get.
   if (const Index most = shape.queries; computes_on_host<B> && call.fewest_queries < most) {
     kernels = "\nkernel:      of " + n(most) + " rows: " + kernel(most);
     kernels += "\nkernel:      of " + n(call.fewest_queries) + (call.fewest_queries == 1 ? " row: " : " rows: ") +

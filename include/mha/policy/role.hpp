@@ -37,6 +37,7 @@ struct CallShape {
   Origins origin{};                      ///< keys − queries if not given, so that the last query meets the last key
   const Index* query_offsets = nullptr;  ///< of a ragged call, (batch + 1)
   bool uneven_keys = false;              ///< not every sequence has `keys` keys
+  Index fewest_queries = 0;              ///< of a sequence of a ragged call that has some; 0: not known
 
   MHA_HOST_DEVICE constexpr Index queries_of(Index b) const {
     return query_offsets != nullptr ? query_offsets[b + 1] - query_offsets[b] : queries;

@@ -104,6 +104,14 @@ struct Paged {
   }
 };
 
+TEST(KvSource, OffsetsTellTheLongestAndTheShortestSequence) {
+  const std::vector<Index> several{0, 0, 7, 9, 9, 12}, none{0, 0, 0};
+  EXPECT_EQ(mha::detail::longest(several), 7);
+  EXPECT_EQ(mha::detail::shortest(several), 2) << "of those that have rows";
+  EXPECT_EQ(mha::detail::longest(none), 0);
+  EXPECT_EQ(mha::detail::shortest(none), 0);
+}
+
 TEST(KvSource, MayGiveARangeInSeveralRuns) {
   static_assert(mha::KvSource<Paged>);
   Paged kv;

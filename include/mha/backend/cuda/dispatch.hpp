@@ -45,9 +45,13 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
   const CallFacts known{plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim,
                         whole ? RowLayout::aligned : RowLayout::any};
   const std::string scalar = mha::detail::scalar_name<T>();
-  if (const FewPlan few = plan.drops ? FewPlan{} : few_plan<T>(known, device))
+  const auto in_words = [&](const FewPlan& few) {
     return "few queries in " + scalar + ", the heads of a group share a block, keys in " + n(few.splits) +
            " chunks that the last block joins, " + launch(few);
+  };
+  if (const FewPlan few = plan.drops ? FewPlan{} : few_plan<T>(known, device)) return in_words(few);
+  const FewPlan few = plan.drops ? FewPlan{} : few_plan_beside<T>(known, device);
+  const std::string beside = few ? "; sequences of up to " + n(few.most) + " queries: " + in_words(few) : "";
   if constexpr (on_tensor_cores<T>)
     if (const ForwardPlan forward = plan.drops ? ForwardPlan{} : forward_plan(known, device)) {
       std::string tiles;
@@ -55,10 +59,10 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
         tiles = n(shape.rows) + " queries x " + n(shape.keys) + " keys, head sizes up to " + n(shape.head_dim) +
                 " and " + n(shape.value_dim);
       });
-      return "tensor cores in " + scalar + ", sums in float, tiles of " + tiles + ", " + launch(forward);
+      return "tensor cores in " + scalar + ", sums in float, tiles of " + tiles + ", " + launch(forward) + beside;
     }
   const FmaPlan fma = fma_plan<T>(known, device);
-  return std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", " + launch(fma);
+  return std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", " + launch(fma) + beside;
 }
 
 /// A mask that also hides the positions that a source has dropped: a kernel may read their rows, which are there.
@@ -80,7 +84,7 @@ template <class M, class Source> struct HeldMask {
   }
 };
 
-/// Computes the call in one launch.
+/// Computes the call in one launch, or, where some sequences of a ragged call have few queries and others many, in two.
 ///
 /// A launcher has
 ///   template <class Kernel, class Params> void launch(BlockIndex grid, Shared bytes, const Params&)
@@ -93,20 +97,28 @@ void launch_attend(const Call& call, const DeviceFacts& device, Launcher&& launc
   using A = Accumulator<T>;
   const CallFacts known = facts(call);
   const bool drops = call.dropout.exist();  // the body on multiply-adds alone does
-  if (const FewPlan few = drops ? FewPlan{} : few_plan<T>(known, device))
-    return with_shape(FewShapes<T>{}, few.shape, [&](auto shape) {
+  const auto launch_few = [&](const FewPlan& few) {
+    with_shape(FewShapes<T>{}, few.shape, [&](auto shape) {
       A* const parts = few.splits > 1 ? launcher.template parts<A>(few.parts) : nullptr;
       unsigned* const counters = few.splits > 1 ? launcher.counters(few.counters) : nullptr;
       launcher.template launch<FewQueriesKernel<decltype(shape)>>({few.grid, 1, 1}, few.shared_bytes,
                                                                   few.params(call, parts, counters));
     });
+  };
+  if (const FewPlan few = drops ? FewPlan{} : few_plan<T>(known, device)) return launch_few(few);
+  const FewPlan beside = drops ? FewPlan{} : few_plan_beside<T>(known, device);
+  if (beside) launch_few(beside);
+  const Index fewest = beside ? beside.most + 1 : 0;
   if constexpr (on_tensor_cores<T>)
-    if (const ForwardPlan plan = drops ? ForwardPlan{} : forward_plan(known, device))
+    if (ForwardPlan plan = drops ? ForwardPlan{} : forward_plan(known, device)) {
+      plan.blocks.fewest = fewest;
       return with_shape(ForwardShapes{}, plan.shape, [&](auto shape) {
         launcher.template launch<ForwardKernel<decltype(shape)>>({plan.grid, 1, 1}, plan.shared_bytes,
                                                                  ForwardParams<Call>{call, plan.blocks});
       });
-  const FmaPlan fma = fma_plan<T>(known, device);
+    }
+  FmaPlan fma = fma_plan<T>(known, device);
+  fma.blocks.fewest = fewest;
   mha::detail::require(bool(fma), "attention: a block of this device may ask for ", device.shared_bytes,
                        " bytes of shared memory, which no kernel gets by with");
   with_shape(FmaShapes<T>{}, fma.shape, [&](auto shape) {

@@ -50,6 +50,7 @@ template <class Call> struct FewParams {
   Call call;
   Index splits = 1;      ///< chunks of the keys
   Index passes = 1;      ///< sets of rows of a key/value head
+  Index most = 0;        ///< queries of a sequence that is served: those with more have a launch of their own
   bool aligned = false;  ///< rows of q, k, v and out are contiguous and begin and end on 16 bytes
   Accumulator<typename Call::Scalar>* parts = nullptr;
   unsigned* counters = nullptr;
@@ -86,7 +87,7 @@ template <class Machine, class Shape, class Call> class FewBlock {
     const Index b = head / call.kv_heads, g = head % call.kv_heads, heads = call.shape.heads / call.kv_heads;
     const Index queries = call.queries(b), keys = call.keys(b);
     const Index row0 = group % p.passes * rows, all_rows = heads * queries;
-    if (row0 >= all_rows) return;
+    if (row0 >= all_rows || queries > p.most) return;
     const Index count = all_rows - row0 < rows ? all_rows - row0 : rows;
     const auto row_of = [&](int r) {
       const Index at = row0 + (r < count ? r : count - 1), i = at % queries;

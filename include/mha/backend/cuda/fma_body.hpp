@@ -72,7 +72,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     const ForwardBlocks::Place place = p.blocks[m.block().x / p.value_parts];
     const Index b = place.b, h = place.h, g = call.kv_head(h), q0 = place.row_tile * Shape::rows;
     const Index queries = call.queries(b), keys = call.keys(b);
-    if (q0 >= queries) return;
+    if (q0 >= queries || queries < p.blocks.fewest) return;
     const Index count = queries - q0 < Shape::rows ? queries - q0 : Shape::rows;
     const Index slices = (call.head_dim + Shape::depth - 1) / Shape::depth;
 

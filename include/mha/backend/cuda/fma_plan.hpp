@@ -52,7 +52,7 @@ template <class T> using FewShapes = typename FewShapesOf<T>::type;
 /// A launch of few_queries_body.
 struct FewPlan {
   int shape = -1;  ///< number in FewShapes; negative: another body serves the call better
-  Index splits = 1, passes = 1;
+  Index splits = 1, passes = 1, most = 0;
   bool aligned = false;
   Index grid = 0;
   int threads = 0;
@@ -64,7 +64,7 @@ struct FewPlan {
   template <class Call>
   FewParams<Call> params(const Call& call, Accumulator<typename Call::Scalar>* part_memory,
                          unsigned* counter_memory) const {
-    return {call, splits, passes, aligned, part_memory, counter_memory};
+    return {call, splits, passes, most, aligned, part_memory, counter_memory};
   }
 };
 
@@ -96,13 +96,16 @@ template <class T> FmaPlan fma_plan(const CallFacts& call, const DeviceFacts& de
   return plan;
 }
 
+/// Queries of a sequence in one head that are few: more fill a tile of the other bodies.
+inline constexpr Index few_queries = 8;
+
 /// The launch of the body for few queries; none if there are many, a head size is above 256, or the device lacks the
 /// shared memory.
 ///
 /// Errors    ShapeError if the call has more blocks than a grid
 template <class T> FewPlan few_plan(const CallFacts& call, const DeviceFacts& device) {
-  constexpr Index few = 8;  // of one head: more fill a tile of the other bodies
   FewPlan plan;
+  plan.most = call.shape.queries;
   const std::int64_t rows = std::int64_t{call.group()} * call.shape.queries;
   const Index width = call.head_dim > call.value_dim ? call.head_dim : call.value_dim;
   Index best_passes = 0;
@@ -112,7 +115,7 @@ template <class T> FewPlan few_plan(const CallFacts& call, const DeviceFacts& de
       constexpr SplitLimits limits{.least_tiles = 2 * Shape::warps};
       const Shared most = Shape::bytes(limits.most_chunks);
       if (width > Shape::width || most > device.shared_bytes) return;
-      if (call.shape.queries > few && rows > Shape::rows) return;
+      if (call.shape.queries > few_queries && rows > Shape::rows) return;
       const Index passes = static_cast<Index>((rows + Shape::rows - 1) / Shape::rows);
       if (plan && passes >= best_passes) return;
       best_passes = passes;
@@ -130,6 +133,17 @@ template <class T> FewPlan few_plan(const CallFacts& call, const DeviceFacts& de
     });
   plan.aligned = call.layout == RowLayout::aligned;
   return plan;
+}
+
+/// The launch of that body for the sequences of a ragged call that have few queries, where others have more; none if
+/// there are no such. Each keeps its keys among the heads of a group, and these are split, whatever stands beside it.
+///
+/// Errors    ShapeError if the call has more blocks than a grid
+template <class T> FewPlan few_plan_beside(CallFacts call, const DeviceFacts& device) {
+  const Index fewest = call.shape.fewest_queries;
+  if (fewest == 0 || fewest > few_queries || call.shape.queries <= few_queries) return {};
+  call.shape.queries = few_queries;
+  return few_plan<T>(call, device);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

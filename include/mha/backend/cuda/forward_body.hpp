@@ -408,7 +408,9 @@ template <class Machine, class Shape, class Call> class ForwardBlock {
 /// One block of the launch that a plan describes.
 template <class Machine, class Shape, class Call>
 MHA_KERNEL void forward_body(Machine& m, const ForwardParams<Call>& p) {
-  ForwardBlock<Machine, Shape, Call>(m, p.call, p.blocks[m.block().x]).run();
+  const ForwardBlocks::Place place = p.blocks[m.block().x];
+  if (p.blocks.fewest > 0 && p.call.queries(place.b) < p.blocks.fewest) return;
+  ForwardBlock<Machine, Shape, Call>(m, p.call, place).run();
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

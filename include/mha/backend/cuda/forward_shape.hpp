@@ -44,6 +44,7 @@ struct ForwardBlocks {
   Index heads = 0;      ///< Hq
   Index all = 0;        ///< B · Hq
   Index together = 1;   ///< heads whose blocks run side by side
+  Index fewest = 0;     ///< queries of a sequence that is served: those with fewer have a launch of their own
 
   struct Place {
     Index b, h, row_tile;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ using mha::Tensor;
 
 /// Notes what it is asked to launch.
 struct Notes {
-  std::string kernel;
+  std::string kernel, all;
   mha::cuda::BlockIndex grid{};
   mha::cuda::Shared bytes = 0;
   int threads = 0, launches = 0;
@@ -29,6 +30,7 @@ struct Notes {
     threads = Kernel::threads;
     grid = blocks;
     bytes = shared;
+    all += kernel + '\n';
     ++launches;
   }
   template <class A> A* parts(std::ptrdiff_t) { return nullptr; }
@@ -69,6 +71,37 @@ TEST(Dispatch, FewQueriesHaveAKernelOfTheirOwn) {
   EXPECT_EQ(plan<float>(2, 2, 5000, 1, 64, 64).kernel, "attention (few queries)");
 }
 
+/// The kernels of a ragged call, one a line.
+std::string kernels_of(const std::vector<Index>& rows, std::optional<mha::DropoutSeed> seed = {}) {
+  std::vector<Index> offsets{0};
+  for (const Index n : rows) offsets.push_back(offsets.back() + n);
+  const Index all = offsets.back();
+  const Tensor<float, 4> q(1, all, 8, 64), k(1, all, 2, 64), v(1, all, 2, 64);
+  Tensor<float, 4> out(1, all, 8, 64);
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  mha::detail::CallOptions<float> options;
+  options.ragged = mha::Ragged{offsets};
+  if (seed) options.dropout = 0.1f;
+  options.dropout_seed = seed;
+  const mha::ContiguousKv<float> kv{k.view(), v.view(), offsets};
+  const auto call = mha::detail::attend_call<float>("attention", out.view(), q.view(), kv, mha::Full{}, mha::NoScore{},
+                                                    mha::NoSink{}, options, frame);
+  Notes notes;
+  mha::cuda::attend(call, mha::cuda::DeviceFacts{}, notes);
+  return notes.all;
+}
+
+TEST(Dispatch, SequencesOfFewQueriesHaveTheirKernelBesideOthers) {
+  const std::string few = "attention (few queries)\n", many = "attention (multiply-adds)\n";
+  EXPECT_EQ(kernels_of({1, 300, 0, 8}), few + many);
+  EXPECT_EQ(kernels_of({9, 8}), few + many);
+  EXPECT_EQ(kernels_of({1, 8, 0, 3}), few);
+  EXPECT_EQ(kernels_of({9, 300}), many);
+  EXPECT_EQ(kernels_of({0, 300}), many) << "a sequence without queries needs no launch";
+  EXPECT_EQ(kernels_of({1, 300}, mha::DropoutSeed{1}), many) << "the body for few queries drops nothing";
+}
+
 TEST(Dispatch, ExplainsWhatItWouldLaunch) {
   const mha::AttendPlan call{{2, 8, 512, 512, 0}, 2, 64, 64};
   const std::string mma = mha::cuda::explain<mha::bfloat16>(call, {}), fma = mha::cuda::explain<double>(call, {});
@@ -76,6 +109,11 @@ TEST(Dispatch, ExplainsWhatItWouldLaunch) {
   EXPECT_NE(fma.find("multiply-adds in double"), std::string::npos) << fma;
   const std::string few = mha::cuda::explain<float>({{2, 8, 1, 4096, 4095}, 8, 64, 64}, {});
   EXPECT_NE(few.find("few queries in float"), std::string::npos) << few;
+  mha::AttendPlan mixed{{2, 8, 512, 4096, 0}, 2, 64, 64};
+  mixed.shape.fewest_queries = 1;
+  const std::string both = mha::cuda::explain<mha::bfloat16>(mixed, {});
+  EXPECT_EQ(both.find("tensor cores in bfloat16"), 0u) << both;
+  EXPECT_NE(both.find("; sequences of up to 8 queries: few queries in bfloat16"), std::string::npos) << both;
   // Dropped weights are of the body on multiply-adds alone.
   for (const mha::Index queries : {1, 512}) {
     const std::string dropping = mha::cuda::explain<mha::bfloat16>({{2, 8, queries, 4096, 0}, 8, 64, 64, true}, {});
