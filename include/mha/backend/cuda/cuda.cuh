@@ -71,6 +71,7 @@ struct Cuda {
   static constexpr const char* name = "Cuda";
   static constexpr Memory memory = Memory::device;
   static constexpr bool drops = true;
+  static constexpr bool sums_scores = true;
   static constexpr bool side_by_side = true;
   using Workspace = cuda::Workspace;
   template <class T, int Rank> using Tensor = DeviceTensor<T, Rank>;
