@@ -196,16 +196,6 @@ template <class T, class Source, class M, class S, class Wanted = NoScoreGradien
   }
 };
 
-namespace detail {
-
-/// Whether the backend sums the gradients of a score's own numbers itself, see ScoreGradientsTo.
-template <class B> constexpr bool sums_scores = false;
-template <class B>
-requires requires { B::sums_scores; }
-constexpr bool sums_scores<B> = B::sums_scores;
-
-}  // namespace detail
-
 /// A backend with a backward pass of attention.
 template <class B, class T>
 concept DifferentiatesAttention = requires(const B backend, typename B::Workspace& workspace,
