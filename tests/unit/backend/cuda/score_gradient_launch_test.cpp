@@ -51,7 +51,8 @@ Notes plan(const S& score, Index queries, Index keys, int repeats, int count, In
   Tensor<float, 4> q(2, queries, 6, 8), k(2, keys, 3, 8);
   mha::AttendBackwardCall<float, mha::ContiguousKv<float>, mha::Full, S,
                           mha::detail::WantedScoreGradients<Bias, !Bias>>
-      call{{{}, {}, {}, score, {}, {}, {}}};
+      call{};
+  call.forward.score = score;
   call.forward.q = call.out = call.d_out = q.view();
   call.forward.kv = {k.view(), k.view()};
   call.forward.shape = {2, 6, queries, keys};
@@ -80,7 +81,8 @@ TEST(ScoreGradientLaunches, ABiasHasABlockForEachTileAndPartsWhereItSumsMuch) {
   EXPECT_EQ(batch.grids[1], 2 * 6 * 3 * 4);
   EXPECT_EQ(batch.grids[2], (6 * 130 * 200 + 127) / 128);
   EXPECT_EQ(batch.numbers, of_rows + 8 * 2 * 6 * 130 * 200);
-  EXPECT_EQ(plan<true>(added, 1300, 20, 13, 0).grids[1], 21 * 24) << "at most 512 blocks share 21 tiles";
+  EXPECT_EQ(plan<true>(added, 1300, 20, 13, 0).grids[1], 6 * 2 * 21) << "a part for each tile of pairs";
+  EXPECT_EQ(plan<true>(added, 5000, 20, 13, 0).grids[1], 6 * 85) << "at most 512 blocks";
   EXPECT_EQ(plan<true>(added, 1300, 3000, 1, 0).kernels, (Kernels{rows, bias})) << "there are blocks enough";
 }
 
