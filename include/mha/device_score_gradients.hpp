@@ -77,9 +77,9 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
       using E = ScalarOf<decltype(table)>;
       if constexpr (!std::is_same_v<E, A>)
         if (to.bias.elements != nullptr)
-          ItemsOn<B>{backend, workspace}(RoundedTable<A, E>{
-              std::ptrdiff_t{table.extent[0]} * table.extent[1] * table.extent[2], table.extent[3], 1,
-              to.bias.elements, table});
+          ItemsOn<B>{backend,
+                     workspace}(RoundedTable<A, E>{std::ptrdiff_t{table.extent[0]} * table.extent[1] * table.extent[2],
+                                                   table.extent[3], 1, to.bias.elements, table});
     }
     if constexpr (Wanted::parameters) {
       const std::vector<Sum> slots = fetched(backend, workspace, to.slots, slots_);

@@ -46,14 +46,16 @@ TEST(FarBackward, OfRowsThatASinkOutweighs) {
 }
 
 TEST(FarBackward, OfScoresWithNumbersOnTheDevice) {
-  const mha::Chain score{mha::RelativeBias(std::vector<float>(16, 0.25f), {8, 20, true}), mha::AlibiSlopes({0.5f, 0.25f})};
+  const mha::Chain score{mha::RelativeBias(std::vector<float>(16, 0.25f), {8, 20, true}),
+                         mha::AlibiSlopes({0.5f, 0.25f})};
   for (const int axes : {0, 5, 15})
     expect_scores_right<FarCuda, float>("far scores float", {2, 66, 70, 2, 1, 8, 12}, axes, score, mha::Causal{});
   expect_scores_right<FarCuda, mha::bfloat16>("far scores bfloat16", {2, 66, 70, 2, 1, 16, 24}, 1, score,
                                               mha::Causal{});
   const std::vector<mha::Index> q_offsets{0, 20, 20, 70}, k_offsets{0, 8, 30, 90};
   const support::BackwardCase<float> c("far scores ragged", {1, 70, 90, 2, 1, 8, 8});
-  const auto expected = support::score_gradient<mha::Reference>(c.as<double>(), score, mha::Ragged{q_offsets, k_offsets});
+  const auto expected =
+      support::score_gradient<mha::Reference>(c.as<double>(), score, mha::Ragged{q_offsets, k_offsets});
   const auto q = mha::to_device(c.q), k = mha::to_device(c.k), v = mha::to_device(c.v), d = mha::to_device(c.d_out);
   mha::AttentionTape<float, FarCuda> tape;
   const auto there = mha::on_device(score);

@@ -240,8 +240,8 @@ TEST(SimulatedScores, HiddenPairsAndEmptyRowsAddExactlyNothing) {
     auto bias = support::repeated_bias<float>("hidden", sizes, axes);
     bias(0, 0, 3, 1) = -inf;
     return support::score_gradients<SimulatedCuda, float>(
-        c, bias, mha::Chain{table(8, 2, 40, false), mha::AlibiSlopes({0.25f, 0.5f})}, mha::Padding{lengths},
-        origin, mha::Causal{});
+        c, bias, mha::Chain{table(8, 2, 40, false), mha::AlibiSlopes({0.25f, 0.5f})}, mha::Padding{lengths}, origin,
+        mha::Causal{});
   };
   std::vector<support::ScoreGradients<float>> clean;
   for (const int axes : {0, 1, 3}) clean.push_back(gradients(axes));

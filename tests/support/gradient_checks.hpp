@@ -58,9 +58,8 @@ void expect_scores_right(const std::string& name, const support::BackwardSizes& 
   const auto go = [&](const auto&... there) {
     const auto out = mha::attention<B>(q, k, v, there..., mha::record(tape), workspace);
     const auto gradients = [&](auto& to) {
-      return support::numbers_of(mha::attention_backward(d_out, q, k, v, out, tape, there..., mha::BiasGradient(to),
-                                                         workspace)
-                                     .score);
+      return support::numbers_of(
+          mha::attention_backward(d_out, q, k, v, out, tape, there..., mha::BiasGradient(to), workspace).score);
     };
     mha::DeviceTensor<A, 4> wide(bias.extent(0), bias.extent(1), bias.extent(2), bias.extent(3));
     mha::DeviceTensor<T, 4> own(bias.extent(0), bias.extent(1), bias.extent(2), bias.extent(3));

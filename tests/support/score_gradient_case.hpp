@@ -50,9 +50,9 @@ ScoreGradients<E> score_gradients(const BackwardCase<T>& c, const Bias& bias, co
   mha::AttentionTape<T, B> tape;
   const mha::AdditiveBias added(bias);
   const auto out = mha::attention<B>(c.q, c.k, c.v, added, score, extra..., mha::record(tape));
-  g.numbers = numbers_of(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, score, extra...,
-                                                 mha::BiasGradient(g.bias))
-                             .score);
+  g.numbers = numbers_of(
+      mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, score, extra..., mha::BiasGradient(g.bias))
+          .score);
   return g;
 }
 

@@ -46,10 +46,9 @@ struct OwnSums : mha::Reference {
     const auto pair = [&](auto&& f) {
       each([&](Index b, Index h) {
         for (Index q = 0; q < shape.queries; ++q)
-          for (Index k = 0; k < shape.keys; ++k) f(bias.elements[b * bias.stride[0] + h * bias.stride[1] +
-                                                                 q * bias.stride[2] + k * bias.stride[3]],
-                                                   of_bias[static_cast<std::size_t>(
-                                                       (b * shape.heads + h) * pairs + q * keys + k)]);
+          for (Index k = 0; k < shape.keys; ++k)
+            f(bias.elements[b * bias.stride[0] + h * bias.stride[1] + q * bias.stride[2] + k * bias.stride[3]],
+              of_bias[static_cast<std::size_t>((b * shape.heads + h) * pairs + q * keys + k)]);
       });
     };
     pair([](A& to, Sum) { to = 0; });
@@ -88,7 +87,7 @@ TEST(DeviceScoreGradients, ATableByDistanceReachesAsFarAsItsBucketsAndTheCall) {
     const mha::CallShape shape{1, 2, queries, keys, mha::Origins(keys - queries)};
     using Head = mha::RelativeBias::Head;
     return mha::detail::DeviceScoreGradients<float, Wanted, Head, mha::RelativeBias, OwnSums>("call", OwnSums{}, bias,
-                                                                                           shape, frame)
+                                                                                              shape, frame)
         .to.tables[0];
   };
   EXPECT_EQ(table(40, 40, 9).least, -9);

@@ -39,7 +39,9 @@ template <class S> using Trained = decltype(trained(std::declval<const S&>()));
 template <class S> struct HostScore { using type = S; };
 template <class S>
 requires requires { typename S::OnHost; }
-struct HostScore<S> { using type = typename S::OnHost; };
+struct HostScore<S> {
+  using type = typename S::OnHost;
+};
 template <class A, class B> struct HostScore<Chain<A, B>> {
   using type = Chain<typename HostScore<A>::type, typename HostScore<B>::type>;
 };

@@ -10,15 +10,16 @@
 #include "fma_body.hpp"
 #include "gradient_params.hpp"
 
-/// The gradients of a score's own numbers: of a bias, of numbers that all pairs of a head share, of a table by distance.
+/// The gradients of a score's own numbers: of a bias, of numbers that all pairs of a head share, of a table by
+/// distance.
 ///
 /// Each kernel computes q kᵀ and d_out vᵀ of its tiles of pairs once more, on multiply-adds in every scalar. A sum is
 /// shared by as many blocks as the call's sizes say; each writes its part, and part_sum_body adds them in order: no
 /// atomics, the same bits on every device.
 namespace mha::inline MHA_NAMESPACE::cuda {
 
-/// A tile of pairs: 64 queries of a head, four warps of 16, and the keys of a WarpTile. In shared memory two stages of a
-/// slice of both sides, and what the threads tell each other of the pairs.
+/// A tile of pairs: 64 queries of a head, four warps of 16, and the keys of a WarpTile. In shared memory two stages of
+/// a slice of both sides, and what the threads tell each other of the pairs.
 template <class A> struct PairShape {
   using Block = FmaShape<A, 64>;
   using Tile = typename Block::Tile;
@@ -54,7 +55,7 @@ template <class Call_> struct ScoreGradientParams : GradientParams<Call_> {
   std::ptrdiff_t count = 0;    ///< slots of a score, distances of a table
   Index least = 0;             ///< the first distance k − q
 
-  A* bias = nullptr;            ///< the gradient of the bias, written if there is one part
+  A* bias = nullptr;              ///< the gradient of the bias, written if there is one part
   std::ptrdiff_t stride[4] = {};  ///< its strides
   Index extent[4] = {};           ///< and extents
   Index own[4] = {};              ///< tiles of it along (B, Hq, Lq, Lk), of 64 queries and PairShape::keys keys
@@ -141,8 +142,7 @@ template <class Machine, class Call, class Variables> class PairTiles {
     dots(d_weight, slices, all);
 
     const bool drops = call.dropout.exist();
-    if (drops)
-      MHA_ROLL for (int at = 0; at < Tile::rows_per_lane * Tile::keys_per_lane; ++at) {
+    if (drops) MHA_ROLL for (int at = 0; at < Tile::rows_per_lane * Tile::keys_per_lane; ++at) {
         const int i = at / Tile::keys_per_lane, j = at % Tile::keys_per_lane;
         m_.store(place(i, j), static_cast<A>(call.dropout_factor(b, h, q0 + row(i), k0 + key(j))));
       }
@@ -243,7 +243,8 @@ template <class Machine, class Call> class BiasGradientBlock {
     if (!one_row) {
       MHA_UNROLL for (int i = 0; i < Tile::rows_per_lane; ++i) {
         if (!one_key)
-          MHA_UNROLL for (int j = 0; j < Tile::keys_per_lane; ++j) put(q0 + pairs.row(i), k0 + pairs.key(j), sums[i][j]);
+          MHA_UNROLL for (int j = 0; j < Tile::keys_per_lane; ++j)
+              put(q0 + pairs.row(i), k0 + pairs.key(j), sums[i][j]);
         else if (Tile::lane(m) == 0)
           put(q0 + pairs.row(i), 0, sums[i][0]);
       }
@@ -334,17 +335,13 @@ template <class Machine, class Wanted, int Table, class Call> class DistanceGrad
     const Call& call = p.call;
     const Index part = m.block().x % p.parts, head = m.block().x / p.parts;
     const Index b = head / call.shape.heads, h = head % call.shape.heads;
-    Sum* const to =
-        p.sums + ((std::ptrdiff_t{part} * call.shape.batch + b) * call.shape.heads + h) * p.count;
+    Sum* const to = p.sums + ((std::ptrdiff_t{part} * call.shape.batch + b) * call.shape.heads + h) * p.count;
     for (std::ptrdiff_t i = m.thread(); i < p.count; i += Shape::threads) m.store_global(to + i, Sum(0));
-    const auto add = [&](std::ptrdiff_t i, Sum x) {
-      m.store_global(to + i, m.template load_global<Sum>(to + i) + x);
-    };
+    const auto add = [&](std::ptrdiff_t i, Sum x) { m.store_global(to + i, m.template load_global<Sum>(to + i) + x); };
     Pairs pairs(m, p);
     for_each_tile<Machine>(p, pairs, b, h, part, [&](Index q_tile, KeyTile tile) {
-      pairs.visit(b, h, q_tile, tile, [&](int i, int j, const typename Pairs::Gradients& g) {
-        m.store(pairs.place(i, j), g.of[0]);
-      });
+      pairs.visit(b, h, q_tile, tile,
+                  [&](int i, int j, const typename Pairs::Gradients& g) { m.store(pairs.place(i, j), g.of[0]); });
       m.sync();
       // Thread t has the pairs of column − row = t − (rows − 1).
       const Index shift = m.thread() - (Shape::rows - 1);
@@ -352,8 +349,8 @@ template <class Machine, class Wanted, int Table, class Call> class DistanceGrad
       for (Index r = 0; r < Shape::rows; ++r)
         if (r + shift >= 0 && r + shift < Shape::keys)
           sum += m.template load<A>(pairs.patch() + r * Shape::patch_pitch + (r + shift) * int{sizeof(A)});
-      const std::ptrdiff_t at = std::ptrdiff_t{tile.index} * Shape::keys + shift -
-                                call.position(b, q_tile * Shape::rows) - p.least;
+      const std::ptrdiff_t at =
+          std::ptrdiff_t{tile.index} * Shape::keys + shift - call.position(b, q_tile * Shape::rows) - p.least;
       const bool is_last = at >= p.count - 1 && at > 0;
       Sum first(at <= 0 ? sum : A(0)), last(is_last ? sum : A(0));
       MHA_UNROLL for (int other = 1; other < warp_size; other *= 2) {

@@ -56,8 +56,8 @@ template <class Wanted, class Call, class Launcher> class ScoreGradientLaunches 
   using Shape = PairShape<A>;
   using Head = decltype(at_head(std::declval<const Call&>().score, Index{}, Index{}));
   using Numbers = mha::detail::OnlyParameters<Wanted>;
-  static constexpr int slots = mha::detail::slot_count<Numbers, Head>,
-                       tables = mha::detail::table_count<Numbers, Head>, most_slots = 8;
+  static constexpr int slots = mha::detail::slot_count<Numbers, Head>, tables = mha::detail::table_count<Numbers, Head>,
+                       most_slots = 8;
 
  public:
   ScoreGradientLaunches(const GradientParams<Call>& params, const ScoreGradientsTo<A>& to, const DeviceFacts& device,
@@ -126,7 +126,8 @@ template <class Wanted, class Call, class Launcher> class ScoreGradientLaunches 
     if (grid > 0 && launching_) launcher_.template launch<Kernel>({grid, 1, 1}, bytes, params);
   }
   void add_parts(const PartSumParams<A>& sums) {
-    if (sums.parts > 1) launch<PartSumKernel>((sums.size + PartSumKernel::threads - 1) / PartSumKernel::threads, 0, sums);
+    if (sums.parts > 1)
+      launch<PartSumKernel>((sums.size + PartSumKernel::threads - 1) / PartSumKernel::threads, 0, sums);
   }
 
   void bias() {

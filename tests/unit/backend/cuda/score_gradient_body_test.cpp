@@ -49,11 +49,11 @@ template <class T> void check(const std::string& name, const BackwardSizes& n, c
   for (const int axes : repeats) {
     const auto bias = support::repeated_bias<T>(name, n, axes);
     support::SimulatedCuda::state.counted = {};
-    const auto found = support::score_gradients<BackwardModel<>, mha::Accumulator<T>>(c, bias, learnt(n.heads),
-                                                                                      mha::Causal{});
+    const auto found =
+        support::score_gradients<BackwardModel<>, mha::Accumulator<T>>(c, bias, learnt(n.heads), mha::Causal{});
     EXPECT_EQ(support::SimulatedCuda::state.counted.bank_conflicts, 0) << name;
-    const auto expected = support::score_gradients<mha::Reference, double>(c.template as<double>(), bias,
-                                                                           learnt(n.heads), mha::Causal{});
+    const auto expected =
+        support::score_gradients<mha::Reference, double>(c.template as<double>(), bias, learnt(n.heads), mha::Causal{});
     EXPECT_LE(error(c, found, expected), 1) << name << ", axes " << axes;
   }
 }
@@ -89,7 +89,8 @@ TEST(ScoreGradientBody, ChecksOfThisFileNoticeFlaws) {
     auto missed = support::gpu::unnoticed(right, {{Flaw::no_sync, 1}, {Flaw::no_shuffle}});
     EXPECT_EQ(missed, std::vector<std::string>{});
     if (dim != 40) continue;
-    missed = support::gpu::unnoticed(right, {{Flaw::no_sync}, {Flaw::no_wait}, {Flaw::no_commit, 0}, {Flaw::no_zero_fill}});
+    missed =
+        support::gpu::unnoticed(right, {{Flaw::no_sync}, {Flaw::no_wait}, {Flaw::no_commit, 0}, {Flaw::no_zero_fill}});
     EXPECT_EQ(missed, std::vector<std::string>{});
   }
 }

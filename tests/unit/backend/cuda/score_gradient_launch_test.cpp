@@ -26,8 +26,7 @@ struct Notes {
   std::vector<Index> grids;
   std::ptrdiff_t numbers = 0;
 
-  template <class Kernel, class Params>
-  void launch(mha::cuda::BlockIndex blocks, mha::cuda::Shared, const Params&) {
+  template <class Kernel, class Params> void launch(mha::cuda::BlockIndex blocks, mha::cuda::Shared, const Params&) {
     kernels.emplace_back(Kernel::name);
     grids.push_back(blocks.x);
   }
@@ -49,8 +48,7 @@ const std::string rows = "attention_backward (rows)", bias = "attention_backward
 template <bool Bias, class S>
 Notes plan(const S& score, Index queries, Index keys, int repeats, int count, Index shared = 227 * 1024) {
   Tensor<float, 4> q(2, queries, 6, 8), k(2, keys, 3, 8);
-  mha::AttendBackwardCall<float, mha::ContiguousKv<float>, mha::Full, S,
-                          mha::detail::WantedScoreGradients<Bias, !Bias>>
+  mha::AttendBackwardCall<float, mha::ContiguousKv<float>, mha::Full, S, mha::detail::WantedScoreGradients<Bias, !Bias>>
       call{};
   call.forward.score = score;
   call.forward.q = call.out = call.d_out = q.view();
