@@ -22,20 +22,20 @@ using support::gpu::BackwardModel;
 using support::gpu::FaultyMachine;
 using support::gpu::Flaw;
 
-/// A user's two numbers.
-template <class X = float> struct Bent {
-  X slope, bend;
+/// A user's nine numbers, which two launches sum.
+template <class X = float> struct Nine {
+  X bend, of[8];
   template <class S> auto operator()(S s, Index, Index h, Index q, Index k) const {
-    return s * 0.5f + bend * mha::tanh(s) - slope * (static_cast<float>((1 + h) * mha::abs(q - k)) * 0.03125f);
+    return s * 0.5f + bend * mha::tanh(s) - of[(q + h + 2 * k) % 8] * 0.25f;
   }
 };
-using Learnt = mha::Chain<mha::RelativeBias, Bent<>>;
+using Learnt = mha::Chain<mha::RelativeBias, Nine<>>;
 Learnt learnt(int heads) {
   return {mha::RelativeBias(std::vector<float>(static_cast<std::size_t>(4 * heads), 0.25f), {4, 3, true}),
-          {0.5f, 0.75f}};
+          {0.75f, {0.5f, 1, -1, 0.25f, 0, 2, -0.5f, 0.125f}}};
 }
 
-/// The gradients of a bias that repeats these axes, of a table by distance and of two numbers, in units of the bound.
+/// The gradients of a bias that repeats these axes, of a table by distance and of nine numbers, in units of the bound.
 template <class T, class E>
 double error(const BackwardCase<T>& c, const support::ScoreGradients<E>& found,
              const support::ScoreGradients<double>& expected) {
@@ -44,16 +44,17 @@ double error(const BackwardCase<T>& c, const support::ScoreGradients<E>& found,
                of_numbers = support::relative_error(found.numbers, expected.numbers, least);
   return (of_bias <= of_numbers ? of_numbers : of_bias) / support::gradient_bound<T>;
 }
-template <class T> void check(const std::string& name, const BackwardSizes& n, const std::vector<int>& repeats) {
+template <class T, class... Extra>
+void check(const std::string& name, const BackwardSizes& n, const std::vector<int>& repeats, const Extra&... extra) {
   const BackwardCase<T> c(name, n);
   for (const int axes : repeats) {
     const auto bias = support::repeated_bias<T>(name, n, axes);
     support::SimulatedCuda::state.counted = {};
-    const auto found =
-        support::score_gradients<BackwardModel<>, mha::Accumulator<T>>(c, bias, learnt(n.heads), mha::Causal{});
+    const auto found = support::score_gradients<BackwardModel<>, mha::Accumulator<T>>(c, bias, learnt(n.heads),
+                                                                                      mha::Causal{}, extra...);
     EXPECT_EQ(support::SimulatedCuda::state.counted.bank_conflicts, 0) << name;
-    const auto expected =
-        support::score_gradients<mha::Reference, double>(c.template as<double>(), bias, learnt(n.heads), mha::Causal{});
+    const auto expected = support::score_gradients<mha::Reference, double>(c.template as<double>(), bias,
+                                                                           learnt(n.heads), mha::Causal{}, extra...);
     EXPECT_LE(error(c, found, expected), 1) << name << ", axes " << axes;
   }
 }
@@ -70,6 +71,10 @@ TEST(ScoreGradientBody, TakesAnyHeadSizesAndAlignedRows) {
   check<float>("score gradient of 40 and 72", {2, 20, 33, 2, 1, 40, 72}, {0});
   check<float>("score gradient of 33 and 1", {1, 20, 33, 1, 1, 33, 1}, {4});
   check<mha::half>("score gradient in half", {1, 20, 33, 2, 2, 40, 36}, {1});
+}
+
+TEST(ScoreGradientBody, DropsWhatForwardHasDropped) {
+  check<float>("score gradient dropout", {2, 20, 33, 2, 1, 8, 8}, {1}, mha::Dropout{0.3f}, mha::DropoutSeed{7});
 }
 
 /// The flaws of a machine are noticed where rows are copied, and where they are not.
