@@ -65,7 +65,8 @@ void expect_scores_right(const std::string& name, const support::BackwardSizes& 
     mha::DeviceTensor<T, 4> own(bias.extent(0), bias.extent(1), bias.extent(2), bias.extent(3));
     const auto found = gradients(wide), again = gradients(own);
     const double least = support::gradient_scale(c), bound = support::gradient_bound<T>;
-    const auto here = mha::to_host(wide), rounded = mha::to_host(own);
+    const auto here = mha::to_host(wide);
+    const auto rounded = mha::to_host(own);
     EXPECT_LE(support::relative_error(found, expected.numbers, least), bound) << name << ": numbers";
     EXPECT_LE(support::relative_error(here, expected.bias, least), bound) << name << ": bias";
     EXPECT_EQ(found, again) << name;
