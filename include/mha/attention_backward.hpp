@@ -11,6 +11,7 @@
 #include "backend/backward.hpp"
 #include "call.hpp"
 #include "core/overlap.hpp"
+#include "device_score_gradients.hpp"
 #include "launch.hpp"
 #include "score_gradients.hpp"
 #include "tape.hpp"
@@ -247,7 +248,7 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Numerics  sums in Accumulator<T>, rounded once; a hidden pair contributes exactly nothing, whatever stands there;
 ///           a fully masked row nothing at all
 /// Cost      2·Hq·(visible pairs)·(3·D + 2·Dv) FLOP; Lq × Lk is never stored
-/// Memory    the backend's, for all of it. One on a device takes no BiasGradient and no ScoreGradient
+/// Memory    the backend's, for all but a ScoreGradient, which the host has: a call on a device with one waits for it
 /// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
 ///           another scale, Origin, Ragged or dropout, or if a destination overlaps q, k, v, out, d_out, the
 ///           tape, a Sink, an AdditiveBias or another destination; masks, scores and the values of tensors are not
@@ -278,11 +279,11 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::check_backward_arguments<Extra...>();
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, DOut, Q, K, V, Out>();
-    constexpr bool sums_scores = detail::computes_on_host<B> || !(Wanted::bias || Wanted::parameters);
-    static_assert(sums_scores,
-                  "mha: a backend on a device computes no gradients of a bias or of a score's own numbers: leave out "
-                  "BiasGradient and ScoreGradient, and call attention_backward_into(), which trains no score unasked "
-                  "(see mha/attention_backward.hpp)");
+    constexpr bool own_sums = detail::sums_scores<B>;
+    static_assert(own_sums || detail::computes_on_host<B> || !(Wanted::bias || Wanted::parameters),
+                  "mha: a backend on a device computes no gradients of a bias or of a score's own numbers unless it "
+                  "has 'sums_scores': leave out BiasGradient and ScoreGradient, and call attention_backward_into(), "
+                  "which trains no score unasked (see mha/backend/backward.hpp)");
     const auto& backend = detail::call_backend<B>(extra...);
     typename B::Workspace own;
     auto& workspace = detail::workspace_or(own, extra...);
@@ -330,8 +331,9 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         },
         extra...);
     detail::require_destinations_apart(name, call, keys, values, extra...);
-    const auto bias = detail::given_bias_sums<A>(name, given_score, forward.shape, frame, extra...);
-    const auto score = detail::score_gradient_sums<A, Wanted, Head>(given_score, bias, forward.shape, frame);
+    const auto& score_here = detail::on_host(given_score);
+    const auto score =
+        detail::call_score_gradients<A, Wanted, Head>(name, backend, score_here, forward.shape, frame, extra...);
     call.score = score.to;
     Tensor<T, 4> key_copy, value_copy;
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
@@ -339,7 +341,10 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     call.forward = detail::staged(backend, call.forward, frame, workspace);
     call.key_offsets = call.forward.kv.offsets.data;
     detail::run_backward(backend, call, workspace);
-    score.store(extra...);
+    if constexpr (own_sums)
+      score.store(backend, workspace, extra...);
+    else
+      score.store(extra...);
     detail::with_sink_gradient(
         [&](const auto& sink) {
           items(detail::SinkItems<LongSum<A>, ScalarOf<decltype(sink)>>{sink.extent[0], 1, 1, call.sink, sink});
@@ -359,9 +364,9 @@ template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionT
   using A = Accumulator<T>;
   const auto of_score = [&] {
     const auto score = detail::collect_scores(extra...);
-    constexpr bool unasked = detail::trains_unasked<std::remove_const_t<decltype(score)>>();
+    constexpr bool unasked = detail::trains_unasked<detail::ScoreOnHost<std::remove_const_t<decltype(score)>>>();
     if constexpr (Arithmetic<A> && unasked && !(detail::ScoreGradientArgument<Extra> || ...))
-      return detail::trained(score);
+      return detail::trained(detail::on_host(score));
     else
       return NoScore{};
   };

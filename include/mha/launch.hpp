@@ -368,8 +368,8 @@ MHA_NO_INLINE void run(const B& backend, const Call& call, typename B::Workspace
 /// The same for the backward pass of a call.
 template <class B, class Call>
 MHA_NO_INLINE void run_backward(const B& backend, const Call& call, typename B::Workspace& workspace) {
-  if (!computes_on_host<B> || (call.forward.shape.batch > 0 && call.forward.shape.heads > 0))
-    return backend.attend_backward(call, workspace);  // a device's sums are cleared there alone
+  if (!computes_on_host<B> || sums_scores<B> || (call.forward.shape.batch > 0 && call.forward.shape.heads > 0))
+    return backend.attend_backward(call, workspace);  // sums of its own are cleared there alone
   call.key.clear();
   call.value.clear();
 }

@@ -99,7 +99,7 @@ template <class S> constexpr bool has_foreign_member() {
 }
 
 /// AdditiveBiases in a score.
-template <class S> constexpr int count_biases = is_bias<std::remove_cv_t<S>> ? 1 : 0;
+template <class S> constexpr int count_biases = is_bias<ScoreOnHost<std::remove_cv_t<S>>> ? 1 : 0;
 template <class A, class B> constexpr int count_biases<Chain<A, B>> = count_biases<A> + count_biases<B>;
 
 /// The only AdditiveBias of a score.
@@ -179,6 +179,11 @@ void require_bias_gradient(const char* call, const TensorView<const B, 4>& bias,
   require_data(call, "BiasGradient", to);
   for (int a = 0; a < 4; ++a)
     require_equal(call, axis[a], "AdditiveBias", bias.extent[a], "BiasGradient", to.extent[a]);
+  require(!share_elements(to, bias), call, ": the BiasGradient overlaps the AdditiveBias that is still read");
+}
+template <class A, class E, class B> constexpr void check_bias_gradient() {
+  static_assert(std::is_same_v<E, A> || std::is_same_v<E, B>,
+                "mha: BiasGradient has the scalar of the bias or the accumulator's (see mha/score_gradients.hpp)");
 }
 
 /// The call's BiasGradient.
@@ -217,7 +222,7 @@ template <class A, class Frame> PairTable<A, LongSum<A>> distance_sums(const Cal
       static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(count);
   LongSum<A>* const sums = frame.template take<LongSum<A>>(n);
   std::fill_n(sums, n, LongSum<A>(0));
-  return {sums - least, nullptr, {shape.heads * count, count, -1, 1}, Origins(Index{0})};
+  return {sums - least, nullptr, {shape.heads * count, count, -1, 1}, Origins(Index{0}), least, count};
 }
 
 /// The gradients of the numbers of S in a score of the type Trained<S> += their sums, of which the first slot, table
@@ -276,8 +281,6 @@ template <class A, class S, class E, class Frame>
 TableSums<A, E> bias_sums(const char* call, const S& score, const TensorView<E, 4>& to, const CallShape& shape,
                           Frame& frame) {
   require_bias_gradient(call, bias_of(score).bias, to);
-  require(!share_elements(to, bias_of(score).bias), call,
-          ": the BiasGradient overlaps the AdditiveBias that is still read");
   return TableSums<A, E>(to, shape, frame);
 }
 /// The same of the call's BiasGradient, if it has one.
@@ -285,10 +288,7 @@ template <class A, class S, class Frame, class... Extra>
 auto given_bias_sums(const char* call, const S& score, const CallShape& shape, Frame& frame, const Extra&... extra) {
   if constexpr ((BiasGradientArgument<Extra> || ...) && count_biases<S> == 1) {
     const auto& to = given_bias_gradient(extra...).to;
-    using E = ScalarOf<decltype(to)>;
-    using B = ScalarOf<decltype(bias_of(score).bias)>;
-    static_assert(std::is_same_v<E, A> || std::is_same_v<E, B>,
-                  "mha: BiasGradient has the scalar of the bias or the accumulator's (see mha/score_gradients.hpp)");
+    check_bias_gradient<A, ScalarOf<decltype(to)>, ScalarOf<decltype(bias_of(score).bias)>>();
     return bias_sums<A>(call, score, to, shape, frame);
   } else {
     return NoType{};
@@ -301,6 +301,24 @@ using WantedOf = std::conditional_t<
     (BiasGradientArgument<Extra> || ...) || (ScoreGradientArgument<Extra> || ...),
     WantedScoreGradients<(BiasGradientArgument<Extra> || ...), (ScoreGradientArgument<Extra> || ...)>,
     NoScoreGradients>;
+
+/// The gradients of a score's numbers from their sums to where the call was told.
+template <class Wanted, class S, class A, class... Extra>
+void store_score_gradients(const S& score, const ScoreSums<A>& sums, const Extra&... extra) {
+  [[maybe_unused]] const auto look = [&](const auto& e) {
+    if constexpr (ScoreGradientArgument<decltype(e)>) {
+      constexpr bool fits = std::is_same_v<std::remove_cvref_t<decltype(*e.to)>, Trained<S>>;
+      static_assert(fits,
+                    "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain in "
+                    "the order written (see mha/score_gradients.hpp)");
+      if constexpr (fits) {
+        *e.to = without_numbers(trained(score));
+        add_all_gradients<Wanted, S>(*e.to, sums);
+      }
+    }
+  };
+  if constexpr (Wanted::parameters) (look(extra), ...);
+}
 
 /// The gradients of a call's score, which outlives this, while they are computed. `Head` is its prepared score for a
 /// head.
@@ -331,21 +349,7 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
   /// The sums into the destinations that the call was given.
   template <class... Extra> void store(const Extra&... extra) const {
     if constexpr (requires { bias_.store(); }) bias_.store();
-    if constexpr (Wanted::parameters) {
-      const auto look = [&](const auto& e) {
-        if constexpr (ScoreGradientArgument<decltype(e)>) {
-          constexpr bool fits = std::is_same_v<std::remove_cvref_t<decltype(*e.to)>, Trained<S>>;
-          static_assert(fits,
-                        "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain "
-                        "in the order written (see mha/score_gradients.hpp)");
-          if constexpr (fits) {
-            *e.to = without_numbers(trained(score_));
-            add_all_gradients<Wanted, S>(*e.to, sums());
-          }
-        }
-      };
-      (look(extra), ...);
-    }
+    store_score_gradients<Wanted>(score_, sums(), extra...);
   }
 
   ScoreSums<A> sums() const { return {to.slots, to.tables, shape_, to.count, by_duals}; }

@@ -10,6 +10,7 @@
 namespace {
 
 using gradient_checks::expect_right;
+using gradient_checks::expect_scores_right;
 
 TEST(CudaBackward, OfBfloat16) {
   MHA_NEEDS_GPU();
@@ -19,10 +20,38 @@ TEST(CudaBackward, OfBfloat16) {
                                              mha::Causal{});
 }
 
+/// A user's two numbers.
+template <class X = float> struct BentOnDevice {
+  X slope, bend;
+  template <class S> MHA_HOST_DEVICE auto operator()(S s, mha::Index, mha::Index h, mha::Index q, mha::Index k) const {
+    return s * 0.5f + bend * mha::tanh(s) - slope * (static_cast<float>((1 + h) * mha::abs(q - k)) * 0.03125f);
+  }
+};
+
+TEST(CudaBackward, OfABiasAndOfAScoresNumbers) {
+  MHA_NEEDS_GPU();
+  const mha::Chain learnt{mha::RelativeBias(std::vector<float>(8 * 4, 0.25f), {8, 20, true}),
+                          mha::Chain{mha::AlibiSlopes({0.5f, 0.25f, 0.125f, 0.f}), BentOnDevice<>{0.5f, 0.75f}}};
+  for (int axes = 0; axes < 16; ++axes)
+    expect_scores_right<mha::Cuda, mha::bfloat16>("cuda scores bfloat16", {2, 333, 200, 4, 2, 64, 64}, axes, learnt,
+                                                  mha::Causal{});
+  expect_scores_right<mha::Cuda, float>("cuda scores float", {2, 130, 1100, 4, 1, 40, 72}, 1, learnt, mha::Causal{});
+}
+
 /// Those of other scalars and of a score compile for every architecture; policies_test.cu runs float.
 template <class Kernel, class T, class S> const void* kernel_of() {
   using Call = mha::AttendCall<T, mha::ContiguousKv<T>, mha::Causal, S>;
   return reinterpret_cast<const void*>(mha::cuda::body_kernel<Kernel, mha::cuda::GradientParams<Call>>);
+}
+template <class Kernel, class T, class S> const void* score_kernel_of() {
+  using Call = mha::AttendCall<T, mha::ContiguousKv<T>, mha::Causal, S>;
+  return reinterpret_cast<const void*>(mha::cuda::body_kernel<Kernel, mha::cuda::ScoreGradientParams<Call>>);
+}
+template <class T> void add_scores(std::vector<const void*>& to) {
+  using Both = mha::detail::WantedScoreGradients<true, true>;
+  to.push_back(score_kernel_of<mha::cuda::BiasGradientKernel, T, mha::AdditiveBias<T>>());
+  to.push_back(score_kernel_of<mha::cuda::SlotGradientKernel<Both, 0, 2>, T, BentOnDevice<>>());
+  to.push_back(score_kernel_of<mha::cuda::DistanceGradientKernel<Both, 0>, T, mha::cuda::DistanceTable>());
 }
 template <class T, class Shape> void add_fma(std::vector<const void*>& to) {
   using mha::cuda::FmaGradientKernel;
@@ -40,6 +69,9 @@ TEST(CudaBackward, KeepsEverythingInRegisters) {
   std::vector<const void*> kernels{kernel_of<Scored, mha::half, mha::Alibi>(), kernel_of<Wide, float, mha::NoScore>()};
   add_fma<double, FmaShape<double, 64>>(kernels);
   add_fma<float, FmaShape<float, 64>>(kernels);
+  add_scores<float>(kernels);
+  add_scores<double>(kernels);
+  add_scores<mha::half>(kernels);
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes{};
     ASSERT_EQ(cudaFuncGetAttributes(&attributes, kernel), cudaSuccess);

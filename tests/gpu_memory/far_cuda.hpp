@@ -38,6 +38,7 @@ struct FarLaunch {
 struct FarCuda {
   static constexpr const char* name = "FarCuda";
   static constexpr bool drops = true;
+  static constexpr bool sums_scores = true;
   static constexpr mha::Memory memory = mha::Memory::device;
   static constexpr bool side_by_side = true;
   static constexpr bool weights_in_storage = true;  // tensor cores multiply values by weights in 16 bits

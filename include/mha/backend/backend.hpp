@@ -206,6 +206,12 @@ template <class B>
 requires requires { B::drops; }
 constexpr bool drops_weights<B> = B::drops;
 
+/// Whether it sums the gradients of a score's own numbers itself: see ScoreGradientsTo of backend/backward.hpp.
+template <class B> constexpr bool sums_scores = false;
+template <class B>
+requires requires { B::sums_scores; }
+constexpr bool sums_scores<B> = B::sums_scores;
+
 template <class B> struct TensorsOf { template <class T, int Rank> using Tensor = mha::Tensor<T, Rank>; };
 template <class B>
 requires(!computes_on_host<B>) struct TensorsOf<B> {

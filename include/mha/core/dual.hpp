@@ -148,7 +148,12 @@ template <class T, int N> MHA_HOST_DEVICE Dual<T, N> normal_cdf(const Dual<T, N>
 
 /// Limits are those of the value: infinity and the like have zero derivatives.
 template <class T, int N> struct std::numeric_limits<mha::Dual<T, N>> : std::numeric_limits<T> {
-  static constexpr mha::Dual<T, N> infinity() { return std::numeric_limits<T>::infinity(); }
+  MHA_HOST_DEVICE static constexpr mha::Dual<T, N> infinity() {
+    if constexpr (std::is_floating_point_v<T>)
+      return static_cast<T>(__builtin_huge_val());  // a kernel may not call numeric_limits
+    else
+      return std::numeric_limits<T>::infinity();
+  }
   static constexpr mha::Dual<T, N> lowest() { return std::numeric_limits<T>::lowest(); }
   static constexpr mha::Dual<T, N> max() { return std::numeric_limits<T>::max(); }
   static constexpr mha::Dual<T, N> min() { return std::numeric_limits<T>::min(); }

@@ -119,7 +119,8 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
   using Steps = BackwardSteps<A>;
   using Workspace = typename B::Workspace;
   using Both = decltype(chain(std::declval<const S&>(), std::declval<const C&>()));
-  static constexpr bool trains = trains_score<T, S>, has_bias = count_biases<Both> == 1 && Arithmetic<A>;
+  static constexpr bool trains = trains_score<T, S>,
+                        has_bias = count_biases<Both> == 1 && Arithmetic<A> && !sums_scores<B>;
   static constexpr bool has_derivative =
       check_differentiated_score<A, S, trains>() && check_differentiated_score<A, C, false>();
   static constexpr bool gives = gives_gradients<A, C>();
@@ -135,6 +136,8 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
 
   void backward(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
                 Workspace& workspace) const override {
+    require(!sums_scores<B> || !heads.bias.wanted(),
+            "backward: BiasGradient of a layer is not computed on this backend");
     require(has_bias || !heads.bias.wanted(), "backward: BiasGradient is given, but the call on the tape has ",
             count_biases<Both>, " AdditiveBiases, expected 1");
     if (heads.score.to != nullptr) {
@@ -187,6 +190,9 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
         return bias;
     }();
     if constexpr (Wanted::bias || Wanted::parameters) {
+      static_assert(!sums_scores<B>,
+                    "mha: a layer on this backend has no gradients of its score's numbers: where the score has them, "
+                    "'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
       using Head = decltype(at_head(forward.score, Index{}, Index{}));
       const auto sums = score_gradient_sums<A, Wanted, Head>(score_, bias_to, shape, frame);
       call.score = sums.to;

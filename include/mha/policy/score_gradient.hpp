@@ -39,6 +39,13 @@ template <bool Bias, bool OfFirst, bool OfSecond> struct WantedOfChain {
   using Second = WantedScoreGradients<Bias, OfSecond>;
 };
 
+/// Of these gradients those of a score's numbers.
+template <class Wanted> struct OnlyParameters {
+  static constexpr bool bias = false, parameters = Wanted::parameters;
+  using First = OnlyParameters<typename Wanted::First>;
+  using Second = OnlyParameters<typename Wanted::Second>;
+};
+
 /// F<X> for a floating-point X.
 template <class S> struct ScoreTemplate { static constexpr bool exists = false; };
 template <template <class> class F, std::floating_point X> struct ScoreTemplate<F<X>> {
@@ -241,9 +248,17 @@ template <class S, class Shifted> struct WithOwnDerivativeAndMembers {
     using T = std::remove_cvref_t<decltype(s.value)>;
     const D by_members = shifted(D(s.value), b, h, q, k);
     D t = s.chain(by_members.value, static_cast<T>(score.derivative(s.value, by_members.value, b, h, q, k)));
-    for (std::size_t i = 0; i < std::size(t.derivative); ++i) t.derivative[i] += by_members.derivative[i];
+    constexpr int variables = static_cast<int>(sizeof(D::derivative) / sizeof(T));
+    for (int i = 0; i < variables; ++i) t.derivative[i] += by_members.derivative[i];
     return t;
   }
+};
+
+/// N numbers, an array that kernels may index.
+template <class D, int N> struct Numbers {
+  D of[std::size_t{N}];
+  MHA_HOST_DEVICE constexpr D& operator[](int i) { return of[i]; }
+  MHA_HOST_DEVICE constexpr const D& operator[](int i) const { return of[i]; }
 };
 
 /// The members of a trained template.
@@ -253,11 +268,11 @@ template <class S> constexpr auto members_of(const S& score) {
 }
 
 /// The trained template with members that are changed by these dual numbers.
-template <class D, class S, std::size_t N> auto shifted_members(const S& score, const std::array<D, N>& by) {
-  const auto given = members_of(score);
-  std::array<D, N> members;
-  for (std::size_t i = 0; i < N; ++i) members[i] = by[i] + given[i];
-  return std::bit_cast<typename ScoreTemplate<S>::template On<D>>(members);
+template <class D, class S, int N> MHA_HOST_DEVICE auto shifted_members(const S& score, const Numbers<D, N>& by) {
+  const auto given = __builtin_bit_cast(Numbers<typename ScoreTemplate<S>::Scalar, N>, score);
+  Numbers<D, N> members{};
+  for (int i = 0; i < N; ++i) members[i] = by[i] + given[i];
+  return __builtin_bit_cast(typename ScoreTemplate<S>::template On<D>, members);
 }
 
 /// A score, as it is for one head, as a function of a D whose variable 0 is the logit. Of the slots, those from
@@ -286,10 +301,9 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
         plain, first_input > 0 && first_input < variables ? first_input : 0, inputs};
   } else if constexpr (slots > 0) {
     using T = std::remove_cvref_t<decltype(D::value)>;
-    std::array<D, std::size_t{slots}> by{};
+    Numbers<D, slots> by{};
     for (int i = 0; i < slots; ++i)
-      if (first_slot + i > 0 && first_slot + i < variables)
-        by[static_cast<std::size_t>(i)] = D::variable(T(0), first_slot + i);
+      if (first_slot + i > 0 && first_slot + i < variables) by[i] = D::variable(T(0), first_slot + i);
     if constexpr (HasParameters<S>) {
       return score.shifted(by);
     } else if constexpr (HasOwnDerivative<S>) {
@@ -321,6 +335,8 @@ template <class A, class Sum> struct PairTable {
   A* elements = nullptr;
   std::ptrdiff_t stride[4] = {};
   Origins origin{};
+  Index least = 0;           ///< of sums by distance k − q: the first one,
+  std::ptrdiff_t count = 0;  ///< and how many
 
   std::ptrdiff_t at(Index b, Index h, Index q, Index k) const {
     return b * stride[0] + h * stride[1] + std::ptrdiff_t{q - origin[b]} * stride[2] + k * stride[3];

@@ -35,6 +35,26 @@ template <class S> constexpr auto trained(const S& score) {
 }
 template <class S> using Trained = decltype(trained(std::declval<const S&>()));
 
+/// What a score is on the host: of one that on_device() has made, what that was made of.
+template <class S> struct HostScore { using type = S; };
+template <class S>
+requires requires { typename S::OnHost; }
+struct HostScore<S> {
+  using type = typename S::OnHost;
+};
+template <class A, class B> struct HostScore<Chain<A, B>> {
+  using type = Chain<typename HostScore<A>::type, typename HostScore<B>::type>;
+};
+template <class S> using ScoreOnHost = typename HostScore<S>::type;
+template <class S> constexpr decltype(auto) on_host(const S& score) {
+  if constexpr (std::is_same_v<ScoreOnHost<S>, S>)
+    return (score);
+  else if constexpr (is_chain<S>)
+    return ScoreOnHost<S>{on_host(score.first), on_host(score.second)};
+  else
+    return score.on_host();
+}
+
 /// Whether gradients of the score's numbers are computed without being asked for.
 template <class S> constexpr bool trains_unasked() {
   if constexpr (is_chain<S>)

@@ -114,9 +114,10 @@ void with_guarded_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted
         c.key,
         c.value,
         c.sink,
-        c.key_offsets});
+        c.key_offsets,
+        c.score});
   };
-  if constexpr (std::is_same_v<S, mha::NoScore>)
+  if constexpr (std::is_same_v<S, mha::NoScore> || Wanted::bias || Wanted::parameters)
     go(f.score);
   else
     go(AnySlope<mha::Accumulator<T>>(f.score, inside));

@@ -29,6 +29,7 @@ struct SimulatedState {
 struct SimulatedCuda {
   static constexpr const char* name = "SimulatedCuda";
   static constexpr bool drops = true;
+  static constexpr bool sums_scores = true;
   static constexpr bool weights_in_storage = true;  // tensor cores multiply values by weights in 16 bits
   using Workspace = mha::Workspace;
 

@@ -10,6 +10,7 @@
 #include "mma_gradient_body.hpp"
 #include "plan.hpp"
 #include "row_facts_body.hpp"
+#include "score_gradient_launch.hpp"
 
 /// From a backward pass to the launches of its bodies, whoever makes them.
 namespace mha::inline MHA_NAMESPACE::cuda {
@@ -89,6 +90,7 @@ template <class Params, class Launcher> class GradientLaunches {
                                     "attention_backward");
     if (grid > 0 && launching_) launcher_.template launch<Kernel>({grid, 1, 1}, bytes, p_);
   }
+  bool launching() const { return launching_; }
   void row_facts() { run<RowFactsKernel>(p_.call.shape.heads, p_.call.shape.queries, RowFactsShape::rows, 1, 0); }
   void sink() {
     if (launching_)
@@ -129,19 +131,17 @@ template <class Params, class Launcher> class GradientLaunches {
 }  // namespace detail
 
 /// Computes the gradients, those of no heads too, in launches one after another; a launcher is as launch_attend() has
-/// it. Gradients of a score's own numbers are not computed.
+/// it.
 ///
 /// Cost      with S = q kᵀ once more for each gradient: 2·Hq·pairs·(4D + 3Dv) FLOP on tensor cores, (5D + 3Dv) on
-///           multiply-adds
+///           multiply-adds; of a bias, of eight numbers of a score and of a RelativeBias' table 2·Hq·pairs·(D + Dv) on
+///           multiply-adds each
 /// Errors    ShapeError if the call has more blocks than a grid, before anything is launched
 template <class T, class Source, class M, class S, class Wanted, class Launcher>
 void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, const DeviceFacts& device,
                      Launcher&& launcher) {
   using A = Accumulator<T>;
   using Call = AttendCall<T, Source, M, S>;
-  static_assert(!Wanted::bias && !Wanted::parameters,
-                "mha: Cuda computes no gradients of a bias or of a score's own numbers: leave out BiasGradient and "
-                "ScoreGradient (see mha/backend/cuda/backward.hpp)");
   const Call& f = call.forward;
   const bool aligned = detail::rows_aligned(f.q) && detail::rows_aligned(f.kv) && detail::rows_aligned(call.d_out);
   const CallFacts known{f.shape, f.kv_heads, f.head_dim, f.value_dim, aligned ? RowLayout::aligned : RowLayout::any};
@@ -163,9 +163,11 @@ void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, co
   params.rows = reinterpret_cast<RowFacts<A>*>(launcher.template parts<A>(rows * numbers));
 
   detail::GradientLaunches<GradientParams<Call>, std::remove_reference_t<Launcher>> launches(params, device, launcher);
+  ScoreGradientLaunches<Wanted, Call, std::remove_reference_t<Launcher>> of_score(params, call.score, device, launcher);
   launches.checked([&] {
     launches.row_facts();
     if (call.sink != nullptr && f.shape.heads > 0) launches.sink();
+    of_score.run(launches.launching());
     if constexpr (on_tensor_cores<T>)
       if (const int number = f.dropout.exist() ? -1 : mma_gradient_shape(known, device); number >= 0)
         return with_shape(MmaGradientShapes{}, number, [&](auto shape) { launches.template mma<decltype(shape)>(); });

@@ -62,7 +62,9 @@ struct DeviceLauncher {
 ///           offsets stay on the host
 /// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
 ///           own for the default stream, allocates, and waits when it gives that back
-/// Backward  of attention's q, k, v and Sink, see backward.hpp
+/// Backward  of attention's q, k, v, Sink, bias and scores, see backward.hpp; the gradients of a score's numbers go to
+/// the
+///           host, and a call that has them waits
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
 /// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device;
 ///           ShapeError that names both devices where a tensor, weights or a workspace are not on the call's
@@ -71,6 +73,7 @@ struct Cuda {
   static constexpr const char* name = "Cuda";
   static constexpr Memory memory = Memory::device;
   static constexpr bool drops = true;
+  static constexpr bool sums_scores = true;
   static constexpr bool side_by_side = true;
   using Workspace = cuda::Workspace;
   template <class T, int Rank> using Tensor = DeviceTensor<T, Rank>;
@@ -135,7 +138,7 @@ struct Cuda {
     }
   }
 
-  /// Gradients, see backward.hpp: of q, k, v and a Sink.
+  /// Gradients, see backward.hpp: of q, k, v, a Sink and a score.
   template <class T, class Source, class M, class S, class Wanted>
   void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {

@@ -7,7 +7,8 @@
 
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"
-#include "scores.hpp"
+#include "../backend.hpp"
+#include "machine.hpp"
 #include "tiles.hpp"
 
 /// What the kernels of a backward pass get, and which rows meet in them.

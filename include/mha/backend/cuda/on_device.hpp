@@ -74,6 +74,7 @@ template <class P> class OnDevice {
  public:
   static constexpr Role role = role_of<P>();
   static constexpr const char* name = policy_name<P>();
+  using OnHost = P;
 
   explicit OnDevice(const P& policy)
       : twins_(std::make_shared<Twins>()), host_(mha::with_data(policy, [this](const auto& data) {
@@ -95,6 +96,7 @@ template <class P> class OnDevice {
         return data;
     });
   }
+  const P& on_host() const { return host_; }
 
  private:
   std::shared_ptr<Twins> twins_;
@@ -130,6 +132,7 @@ template <class Call> void require_tape_here(int device, const Call& call) {
 /// RelativeBias as kernels read it: distances from `reach` on are in one bucket, so that a short table serves all.
 struct DistanceTable {
   static constexpr Role role = Role::score;
+  static constexpr bool adds_table = true;
   Borrowed<float> by_distance;  ///< (Hq, 2·reach + 1)
   Index reach = 0;
 
@@ -159,6 +162,7 @@ inline std::vector<float> table_by_distance(const RelativeBias& bias) {
 class DeviceRelativeBias {
  public:
   static constexpr Role role = Role::score;
+  using OnHost = RelativeBias;
   explicit DeviceRelativeBias(const RelativeBias& bias)
       : host_(bias),
         table_(std::make_shared<const DeviceArray<float>>(std::span<const float>(table_by_distance(bias)))) {}
@@ -169,6 +173,7 @@ class DeviceRelativeBias {
     return {Borrowed<float>(table_->data(), static_cast<Index>(table_->size()), Memory::device),
             host_.buckets().max_distance};
   }
+  const RelativeBias& on_host() const { return host_; }
 
  private:
   RelativeBias host_;
@@ -178,6 +183,7 @@ class DeviceRelativeBias {
 class DeviceAlibiSlopes {
  public:
   static constexpr Role role = Role::score;
+  using OnHost = AlibiSlopes;
   explicit DeviceAlibiSlopes(const AlibiSlopes& slopes)
       : host_(slopes), slopes_(std::make_shared<const DeviceArray<float>>(std::span<const float>(slopes.per_head()))) {}
 
@@ -186,6 +192,7 @@ class DeviceAlibiSlopes {
     host_.check(shape.heads);
     return {Borrowed<float>(slopes_->data(), shape.heads, Memory::device)};
   }
+  const AlibiSlopes& on_host() const { return host_; }
 
  private:
   AlibiSlopes host_;

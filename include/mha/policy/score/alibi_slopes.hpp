@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -45,7 +45,9 @@ class AlibiSlopes {
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
       return s - slope * static_cast<float>(mha::abs(q - k));
     }
-    template <class D> OfHead<D> shifted(const std::array<D, 1>& by) const { return {by[0] + slope}; }
+    template <class Duals> MHA_HOST_DEVICE auto shifted(const Duals& by) const {
+      return OfHead<std::remove_cvref_t<decltype(by[0])>>{by[0] + slope};
+    }
   };
 
   /// The slopes of all heads for a call.

@@ -156,13 +156,14 @@ class RelativeBias {
     return Prepared(by_distance, std::move(owner), least, most);
   }
 
-  /// Of a gradient: += the sums over pairs, which a table has by sequence, head and distance.
+  /// Of a gradient: += the sums over pairs, which a table has by sequence, head and distance; its first and last one
+  /// stand for all beyond that are in their buckets.
   template <class Sums> void add(const Sums& sums, int&, int& table) {
     const auto& by_distance = sums.tables[table++];
-    const auto [least, count] = distances_of(sums.shape);
+    const std::ptrdiff_t count = by_distance.count;
     const std::span<float> to = numbers();
     const Index own = static_cast<Index>(to.size() / static_cast<std::size_t>(buckets_.count));
-    const auto at = [first = least](std::ptrdiff_t i) { return first + static_cast<Index>(i); };
+    const auto at = [first = by_distance.least](std::ptrdiff_t i) { return first + static_cast<Index>(i); };
     for (Index h = 0; h < std::min(own, sums.shape.heads); ++h)
       for (std::ptrdiff_t i = 0; i < count;) {  // the distances of a bucket are beside each other
         const Index bucket = buckets_.bucket(0, at(i));

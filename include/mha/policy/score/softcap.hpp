@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <span>
+#include <type_traits>
 
 #include "../../core/check.hpp"
 #include "../score.hpp"
@@ -36,7 +36,9 @@ struct SoftCap {
     D cap;
     MHA_HOST_DEVICE D operator()(const D& s, Index, Index, Index, Index) const { return cap * mha::tanh(s / cap); }
   };
-  template <class D> Shifted<D> shifted(const std::array<D, 1>& by) const { return {by[0] + cap.value}; }
+  template <class Duals> MHA_HOST_DEVICE auto shifted(const Duals& by) const {
+    return Shifted<std::remove_cvref_t<decltype(by[0])>>{by[0] + cap.value};
+  }
   template <class Sums> void add(const Sums& sums, int& slot, int&) {
     cap.value += static_cast<float>(sums.of(slot++));
   }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "backend/backward.hpp"
+#include "core/scalar.hpp"
+#include "core/view.hpp"
+#include "policy/score/relative_bias.hpp"
+#include "policy/score_gradient.hpp"
+#include "policy/trained_score.hpp"
+#include "score_gradients.hpp"
+
+/// The gradients of a score's own numbers on a backend that sums them itself, in memory of its own.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// A table, rounded once.
+///
+/// Shapes    from as to, row-major; rows are those of the first three axes
+template <class A, class E> struct RoundedTable {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  const A* from;
+  TensorView<E, 4> to;
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index k) const {
+    const std::ptrdiff_t head = row / to.extent[2];
+    to(static_cast<Index>(head / to.extent[1]), static_cast<Index>(head % to.extent[1]),
+       static_cast<Index>(row % to.extent[2]), k) = static_cast<E>(from[row * columns + k]);
+  }
+};
+
+/// As ScoreGradientSums, of a backend with `sums_scores`. S is the score on the host, which outlives this, `Head` what
+/// the backend has for a head.
+template <class A, class Wanted, class Head, class S, class B> class DeviceScoreGradients {
+  using Numbers = OnlyParameters<Wanted>;
+  using Sum = LongSum<A>;
+  static_assert(Accumulating<Numbers, S>::count() == 0,
+                "mha: this backend computes no gradients of a score that accumulate() tells: make it a class template "
+                "over its scalar, or its table an AdditiveBias; or leave out ScoreGradient, and call "
+                "attention_backward_into(), which trains no score unasked (see mha/device_score_gradients.hpp)");
+  static_assert(Tables<Numbers, Head>::count() <= ScoreGradientsTo<A>::most_tables,
+                "mha: at most 4 tables of scores have gradients in one call (see mha/score_gradients.hpp)");
+  static_assert(
+      is_trained_as_given<Wanted, S, Head>(),
+      "mha: a trained score has neither prepared() nor at_head(), and theirs of another score return none that "
+      "is trained: where they do, 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
+
+ public:
+  /// Checks the call's BiasGradient, and takes the memory of all sums.
+  template <class Frame, class... Extra>
+  DeviceScoreGradients(const char* call, const B& backend, const S& score, const CallShape& shape, Frame& frame,
+                       const Extra&... extra)
+      : score_(score), shape_(shape) {
+    if constexpr (Wanted::bias && count_biases<S> == 1) {
+      const auto& table = given_bias_gradient(extra...).to;
+      check_bias_gradient<A, ScalarOf<decltype(table)>, ScalarOf<decltype(bias_of(score).bias)>>();
+      require_bias_gradient(call, bias_of(score).bias, table);
+      require_reachable(backend, call, "BiasGradient", table);
+      place_bias(table, frame);
+    }
+    to.count = Slots<Numbers, Head>::count();
+    slots_ = heads() * static_cast<std::size_t>(to.count);
+    if (slots_ > 0) to.slots = frame.template take<Sum>(slots_);
+    auto* next = to.tables;
+    place_tables<Numbers>(score, next, frame);
+  }
+
+  /// The gradients to where the call was told. Waits for those of a score's numbers, which the host has.
+  template <class... Extra>
+  void store(const B& backend, typename B::Workspace& workspace, const Extra&... extra) const {
+    if constexpr (Wanted::bias && count_biases<S> == 1) {
+      const auto& table = given_bias_gradient(extra...).to;
+      using E = ScalarOf<decltype(table)>;
+      if constexpr (!std::is_same_v<E, A>)
+        if (to.bias.elements != nullptr)
+          ItemsOn<B>{backend,
+                     workspace}(RoundedTable<A, E>{std::ptrdiff_t{table.extent[0]} * table.extent[1] * table.extent[2],
+                                                   table.extent[3], 1, to.bias.elements, table});
+    }
+    if constexpr (Wanted::parameters) {
+      const std::vector<Sum> slots = fetched(backend, workspace, to.slots, slots_);
+      std::vector<Sum> sums[std::size_t{ScoreGradientsTo<A>::most_tables}];
+      PairTable<A, Sum> tables[std::size_t{ScoreGradientsTo<A>::most_tables}];
+      for (int t = 0; t < Tables<Numbers, Head>::count(); ++t) {
+        tables[t] = to.tables[t];
+        sums[t] = fetched(backend, workspace, tables[t].sums + tables[t].least,
+                          heads() * static_cast<std::size_t>(tables[t].count));
+        tables[t].sums = sums[t].data() - tables[t].least;
+      }
+      store_score_gradients<Numbers>(score_, ScoreSums<A>{slots.data(), tables, shape_, to.count, to.count}, extra...);
+    }
+  }
+
+  ScoreGradientsTo<A> to{};
+
+ private:
+  std::size_t heads() const { return static_cast<std::size_t>(shape_.batch) * static_cast<std::size_t>(shape_.heads); }
+
+  /// The gradient itself, if it has the accumulator's scalar, else a table of the frame.
+  template <class E, class Frame> void place_bias(const TensorView<E, 4>& table, Frame& frame) {
+    if (table.size() == 0) return;
+    std::ptrdiff_t size = 1;
+    for (int a = 3; a >= 0; --a) {
+      const std::ptrdiff_t step = std::is_same_v<E, A> ? table.stride[a] : size;
+      to.bias.stride[a] = table.extent[a] == 1 ? 0 : step;
+      size *= table.extent[a];
+    }
+    if constexpr (std::is_same_v<E, A>)
+      to.bias.elements = table.data;
+    else
+      to.bias.elements = frame.template take<A>(static_cast<std::size_t>(size));
+  }
+
+  /// The sums of a RelativeBias by distance: as far as its buckets tell distances apart.
+  template <class W, class Part, class Frame>
+  void place_tables(const Part& score, PairTable<A, Sum>*& next, Frame& frame) const {
+    if constexpr (is_chain<Part>) {
+      place_tables<typename W::First>(score.first, next, frame);
+      place_tables<typename W::Second>(score.second, next, frame);
+    } else if constexpr (std::is_same_v<Part, RelativeBias> && W::parameters) {
+      const auto [first, all] = RelativeBias::distances_of(shape_);
+      const Index reach = score.buckets().max_distance, least = std::max(first, -reach);
+      const std::ptrdiff_t count = std::min<std::ptrdiff_t>(first + all - 1, reach) - least + 1;
+      Sum* const sums = frame.template take<Sum>(heads() * static_cast<std::size_t>(count));
+      *next++ = {sums - least, nullptr, {shape_.heads * count, count, -1, 1}, Origins(Index{0}), least, count};
+    }
+  }
+
+  static std::vector<Sum> fetched(const B& backend, typename B::Workspace& workspace, const Sum* from, std::size_t n) {
+    std::vector<Sum> here(n);
+    if (n == 0) return here;
+    if constexpr (computes_on_host<B>)
+      std::copy_n(from, n, here.data());
+    else
+      backend.download(from, std::span<Sum>(here), workspace);
+    return here;
+  }
+
+  const S& score_;
+  const CallShape shape_;
+  std::size_t slots_ = 0;
+};
+
+/// The gradients of a call's score while they are computed, on the backend or on the host.
+template <class A, class Wanted, class Head, class B, class S, class Frame, class... Extra>
+auto call_score_gradients(const char* call, const B& backend, const S& score, const CallShape& shape, Frame& frame,
+                          const Extra&... extra) {
+  if constexpr (sums_scores<B>)
+    return DeviceScoreGradients<A, Wanted, Head, S, B>(call, backend, score, shape, frame, extra...);
+  else
+    return score_gradient_sums<A, Wanted, Head>(score, given_bias_sums<A>(call, score, shape, frame, extra...), shape,
+                                                frame);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

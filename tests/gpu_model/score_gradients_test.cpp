@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of a bias and of a score's numbers by the CUDA backend's kernels on the host model: every policy and
+// argument of a call, against the reference in double, and their promises on bits.
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/mha.hpp>
+
+#include "gpu_model/backward_model.hpp"
+#include "score_gradient_case.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::Reference;
+using mha::Tensor;
+using support::BackwardCase;
+using support::BackwardSizes;
+using support::SimulatedCuda;
+
+constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+constexpr BackwardSizes sizes{2, 66, 70, 2, 1, 8, 12};
+
+/// A user's two numbers.
+template <class X = float> struct Bent {
+  X slope, bend;
+  template <class S> auto operator()(S s, Index b, Index h, Index q, Index k) const {
+    return mha::tanh(s * bend) * (1 + 0.25f * static_cast<float>(h) + 0.125f * static_cast<float>(b)) -
+           slope * (0.03125f * static_cast<float>(mha::abs(q - k)));
+  }
+};
+const Bent<> bent{0.5f, 0.75f};
+
+/// The largest error by norm, in units of the bound.
+template <class T, class Found, class Expected>
+double error_of(const BackwardCase<T>& c, const Found& found, const Expected& expected) {
+  return support::relative_error(found, expected, support::gradient_scale(c)) / support::gradient_bound<T>;
+}
+/// The gradients of a bias that repeats each of these sets of axes, and of two numbers.
+template <class T, class... Extra>
+void expect_right(const std::string& name, const BackwardSizes& n, const std::vector<int>& repeats,
+                  const Extra&... extra) {
+  const BackwardCase<T> c("simulated scores " + name, n);
+  for (const int axes : repeats) {
+    const auto bias = support::repeated_bias<T>(name, n, axes);
+    const auto expected = support::score_gradients<Reference, double>(c.template as<double>(), bias, bent, extra...);
+    const auto found = support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, extra...);
+    EXPECT_LE(error_of(c, found.bias, expected.bias), 1) << name << ", axes " << axes;
+    EXPECT_LE(error_of(c, found.numbers, expected.numbers), 1) << name;
+  }
+}
+template <class T, class... Extra>
+void expect_numbers(const std::string& name, const BackwardSizes& n, const Extra&... extra) {
+  const BackwardCase<T> c("simulated numbers " + name, n);
+  const auto expected = support::score_gradient<Reference>(c.template as<double>(), extra...);
+  const auto found = support::score_gradient<SimulatedCuda>(c, extra...);
+  ASSERT_EQ(found.size(), expected.size());
+  EXPECT_LE(error_of(c, found, expected), 1) << name;
+}
+
+struct Sieve {
+  bool operator()(Index, Index h, Index q, Index k) const { return (q + 2 * k + h) % 3 != 0; }
+};
+/// Eleven numbers, which two launches sum.
+template <class X = float> struct Eleven {
+  X value[11];
+  template <class S> auto operator()(S s, Index, Index, Index q, Index k) const {
+    const Index distance = mha::abs(q - k);
+    return mha::tanh(s / 3.f) * value[distance < 10 ? distance : 10];
+  }
+};
+Eleven<> eleven() {
+  Eleven<> score{};
+  for (int i = 0; i < 11; ++i) score.value[i] = 2 - 0.1f * static_cast<float>(i);
+  return score;
+}
+/// A number beside a derivative by the logit that the score knows itself.
+template <class X = float> struct Cubic {
+  X weight;
+  template <class S> auto operator()(S s, Index, Index, Index, Index) const { return s + weight * (s * s * s); }
+  template <class S> S derivative(S s, S, Index, Index, Index, Index) const {
+    return 1 + 3 * static_cast<S>(weight) * s * s;
+  }
+};
+mha::RelativeBias table(int buckets, int heads, int reach, bool both) {
+  std::vector<float> x(static_cast<std::size_t>(buckets * heads));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = 0.125f * static_cast<float>(i % 7);
+  return mha::RelativeBias(x, {buckets, reach, both});
+}
+
+template <class T> class SimulatedScores : public testing::Test {};
+using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
+TYPED_TEST_SUITE(SimulatedScores, Scalars);
+
+TYPED_TEST(SimulatedScores, BiasOfEveryShape) {
+  std::vector<int> all;
+  for (int axes = 0; axes < 16; ++axes) all.push_back(axes);
+  expect_right<TypeParam>("shapes", {2, 66, 70, 2, 1, 4, 4}, all, mha::Causal{});
+}
+
+TYPED_TEST(SimulatedScores, BiasInTheCallsOwnScalar) {
+  using T = TypeParam;
+  const BackwardCase<T> c("simulated narrow bias", sizes);
+  for (const int axes : {0, 1, 6}) {
+    const auto bias = support::repeated_bias<T>("narrow", sizes, axes);
+    const auto wide = support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, mha::Causal{}).bias;
+    const auto own = support::score_gradients<SimulatedCuda, T>(c, bias, bent, mha::Causal{}).bias;
+    for (std::size_t i = 0; i < own.size(); ++i) EXPECT_TRUE(own.data()[i] == static_cast<T>(wide.data()[i])) << i;
+  }
+}
+
+/// No order of blocks, no number of multiprocessors and no second run changes a bit.
+TYPED_TEST(SimulatedScores, OrderOfBlocksAndDevicesChangeNoBits) {
+  using T = TypeParam;
+  using support::gpu::Order;
+  const BackwardCase<T> c("simulated scores order", sizes);
+  for (const int axes : {0, 1, 4, 12, 15}) {
+    const auto bias = support::repeated_bias<T>("order", sizes, axes);
+    const auto all = [&] {
+      return support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, mha::Causal{});
+    };
+    const auto first = all();
+    for (const Order order : {Order{Order::backward}, Order{Order::shuffled, 5}}) {
+      SimulatedCuda::state.order = order;
+      SimulatedCuda::state.device.multiprocessors = 7;
+      const auto again = all();
+      EXPECT_EQ(support::differing(again.bias, first.bias), 0u) << axes;
+      EXPECT_EQ(again.numbers, first.numbers);
+    }
+    SimulatedCuda::state = {};
+  }
+}
+
+TEST(SimulatedScores, EveryPolicyOfACall) {
+  const std::vector<Index> lengths{30, 70};
+  const std::vector<int> repeats{0, 3, 13};
+  expect_right<float>("window", sizes, repeats, mha::SlidingWindow{.left = 9, .right = 4});
+  expect_right<float>("padding", sizes, repeats, mha::Padding{lengths}, mha::Causal{});
+  expect_right<float>("sieve", sizes, repeats, Sieve{});
+  expect_right<float>("sink", sizes, repeats, mha::Sink({0.5f, -2.f}), mha::Causal{});
+  expect_right<float>("dropout", sizes, repeats, mha::Dropout{0.3f}, mha::DropoutSeed{7}, mha::Causal{});
+  expect_right<mha::bfloat16>("dropout", sizes, {1}, mha::Dropout{0.3f}, mha::DropoutSeed{7}, mha::Causal{});
+  expect_right<float>("origin and scale", sizes, repeats, mha::Origin{3}, mha::Scale{-0.3}, mha::Causal{});
+  expect_right<float>("cap behind", sizes, repeats, mha::SoftCap{2.f});
+  expect_right<float>("one head of keys", {1, 33, 65, 3, 1, 40, 72}, repeats, mha::Causal{});
+  expect_right<float>("wide heads", {1, 20, 70, 1, 1, 130, 70}, {0}, mha::Causal{});
+  expect_right<mha::bfloat16>("wide heads", {1, 20, 70, 1, 1, 200, 136}, {0}, mha::Causal{});
+}
+
+TEST(SimulatedScores, RaggedSequences) {
+  const std::vector<Index> q_offsets{0, 20, 20, 53, 122}, k_offsets{0, 8, 30, 110, 140};
+  const BackwardSizes n{1, 122, 140, 2, 1, 16, 24}, longest{4, 69, 80, 2, 1, 16, 24};
+  const mha::Ragged ragged{q_offsets, k_offsets};
+  const BackwardCase<float> c("simulated scores ragged", n);
+  for (const int axes : {0, 1, 4, 15}) {
+    const auto bias = support::repeated_bias<float>("ragged", longest, axes);
+    const auto expected =
+        support::score_gradients<Reference, double>(c.as<double>(), bias, bent, ragged, mha::Causal{});
+    const auto found = support::score_gradients<SimulatedCuda, float>(c, bias, bent, ragged, mha::Causal{});
+    EXPECT_LE(error_of(c, found.bias, expected.bias), 1) << axes;
+    EXPECT_LE(error_of(c, found.numbers, expected.numbers), 1) << axes;
+  }
+  expect_numbers<float>("ragged table", n, table(8, 2, 20, true), ragged);
+}
+
+TEST(SimulatedScores, NumbersOfEveryScore) {
+  expect_numbers<float>("slopes", sizes, mha::AlibiSlopes({0.25f, 0.5f}), mha::Causal{});
+  expect_numbers<float>("short table", sizes, table(8, 2, 16, true));
+  expect_numbers<float>("long table", sizes, table(8, 2, 300, false));
+  expect_numbers<double>("short table", sizes, table(8, 2, 16, true));
+  expect_numbers<float>("eleven numbers", sizes, eleven());
+  expect_numbers<float>("own derivative", sizes, Cubic<>{0.25f});
+  const BackwardSizes many{1, 64 * 17 + 5, 40, 1, 1, 4, 4};  // more tiles of queries than parts
+  expect_numbers<float>("many", many, eleven());
+  expect_numbers<float>("many", many, table(8, 1, 20, true));
+}
+
+TEST(SimulatedScores, ChainsOfThem) {
+  const BackwardCase<float> c("simulated chain", sizes);
+  const auto bias = support::repeated_bias<float>("chain", sizes, 1);
+  const mha::Chain score{mha::Chain{table(4, 2, 3, true), mha::AlibiSlopes({0.25f, 0.5f})},
+                         mha::Chain{mha::Chain{eleven(), mha::SoftCap{3.f}}, table(8, 2, 40, false)}};
+  const auto found = support::score_gradients<SimulatedCuda, float>(c, bias, score, mha::Alibi{}, mha::Causal{});
+  const auto expected =
+      support::score_gradients<Reference, double>(c.as<double>(), bias, score, mha::Alibi{}, mha::Causal{});
+  ASSERT_EQ(found.numbers.size(), 8u + 2 + 11 + 1 + 16);
+  EXPECT_LE(error_of(c, found.numbers, expected.numbers), 1);
+  EXPECT_LE(error_of(c, found.bias, expected.bias), 1);
+}
+
+TEST(SimulatedScores, WithTheLogSumExpsGradient) {
+  const BackwardCase<float> c("simulated scores log-sum-exp", sizes);
+  Tensor<float, 3> d_lse(2, 2, 66);
+  support::Random("simulated scores d_lse").fill(d_lse);
+  Tensor<double, 3> exact(2, 2, 66);
+  for (std::size_t i = 0; i < d_lse.size(); ++i) exact.data()[i] = static_cast<double>(d_lse.data()[i]);
+  const auto of = [&]<class B>(const B&, const auto& x, const auto& lse) {
+    mha::AttentionTape<std::remove_cvref_t<decltype(x.q.data()[0])>, B> tape;
+    const auto out = mha::attention<B>(x.q, x.k, x.v, bent, mha::record(tape));
+    return support::numbers_of(
+        mha::attention_backward(x.d_out, x.q, x.k, x.v, out, tape, bent, mha::LogSumExpGradient(lse)).score);
+  };
+  EXPECT_LE(error_of(c, of(SimulatedCuda{}, c, d_lse), of(Reference{}, c.as<double>(), exact)), 1);
+}
+
+TEST(SimulatedScores, OddShapes) {
+  for (const auto& [queries, keys] : std::vector<std::pair<int, int>>{{1, 1}, {1, 65}, {65, 1}, {64, 64}, {129, 3}}) {
+    const BackwardSizes n{1, queries, keys, 2, 2, 5, 3};
+    expect_right<float>("odd", n, {0, 4, 8, 12}, mha::Causal{});
+    expect_right<double>("odd", n, {0, 4, 8, 12}, mha::Causal{});
+  }
+  expect_right<float>("many", {1, 64 * 17 + 5, 40, 1, 1, 4, 4}, {4, 12}, mha::CausalTopLeft{});
+}
+
+TEST(SimulatedScores, WritesTheElementsOfTheTableAlone) {
+  const BackwardCase<float> c("simulated bias strides", sizes);
+  const auto bias = support::repeated_bias<float>("strides", sizes, 1);
+  const auto expected = support::score_gradients<SimulatedCuda, float>(c, bias, bent, mha::Causal{}).bias;
+  std::vector<float> memory(2 * 2 * 66 * 70, nan);  // (Lk, Lq, Hq), every second element, backwards
+  const mha::TensorView<float, 3> backwards{memory.data() + memory.size() - 1, {2, 66, 70}, {-2, -4, -2 * 2 * 66}};
+  mha::AttentionTape<float, SimulatedCuda> tape;
+  const mha::AdditiveBias added(bias);
+  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, added, bent, mha::Causal{}, mha::record(tape));
+  mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, added, bent, mha::Causal{},
+                               mha::BiasGradient(backwards));
+  for (Index h = 0; h < 2; ++h)
+    for (Index q = 0; q < 66; ++q)
+      for (Index k = 0; k < 70; ++k) ASSERT_EQ(backwards(h, q, k), expected(0, h, q, k));
+  for (std::size_t i = 0; i < memory.size(); i += 2) ASSERT_TRUE(std::isnan(memory[i])) << "between the elements";
+}
+
+TEST(SimulatedScores, HiddenPairsAndEmptyRowsAddExactlyNothing) {
+  BackwardCase<float> c("simulated hidden", sizes);
+  const std::vector<Index> lengths{70, 31};
+  const mha::Origin origin{-2};  // the first two queries see nothing
+  const auto gradients = [&](int axes) {
+    auto bias = support::repeated_bias<float>("hidden", sizes, axes);
+    bias(0, 0, 3, 1) = -inf;
+    return support::score_gradients<SimulatedCuda, float>(
+        c, bias, mha::Chain{table(8, 2, 40, false), mha::AlibiSlopes({0.25f, 0.5f})}, mha::Padding{lengths}, origin,
+        mha::Causal{});
+  };
+  std::vector<support::ScoreGradients<float>> clean;
+  for (const int axes : {0, 1, 3}) clean.push_back(gradients(axes));
+  for (Index k = 31; k < 70; ++k) c.k(1, k, 0, 3) = c.v(1, k, 0, 4) = nan;
+  for (Index d = 0; d < 8; ++d) c.d_out(0, 0, 1, d) = c.q(0, 1, 1, d) = nan;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto g = gradients(std::vector<int>{0, 1, 3}[i]);
+    EXPECT_EQ(g.numbers, clean[i].numbers);
+    EXPECT_EQ(support::differing(g.bias, clean[i].bias), 0u);
+    for (Index k = 0; k < 70; ++k) EXPECT_EQ(support::bits(g.bias(0, 0, 1, k)), 0u) << "a row that sees nothing";
+    EXPECT_EQ(support::bits(g.bias(0, 0, 3, 60)), 0u);
+    EXPECT_EQ(support::bits(g.bias(0, 0, 3, 1)), 0u) << "hidden by the bias";
+  }
+}
+
+TEST(SimulatedScores, ANanThatIsSeenStays) {
+  const BackwardSizes n{1, 20, 30, 1, 1, 8, 8};
+  BackwardCase<float> c("simulated scores NaN", n);
+  c.d_out(0, 7, 0, 3) = nan;
+  const auto bias = support::repeated_bias<float>("NaN", n, 0);
+  const auto g = support::score_gradients<SimulatedCuda, float>(c, bias, bent, mha::CausalTopLeft{});
+  for (Index k = 0; k < 30; ++k) {
+    EXPECT_EQ(std::isnan(g.bias(0, 0, 7, k)), k <= 7);
+    EXPECT_FALSE(std::isnan(g.bias(0, 0, 8, k)));
+  }
+  EXPECT_TRUE(std::isnan(g.numbers[0]) && std::isnan(g.numbers[1]));
+}
+
+TEST(SimulatedScores, NoPairsGiveZeros) {
+  for (const BackwardSizes n : {BackwardSizes{0, 70, 90, 4, 2, 8, 8}, BackwardSizes{2, 0, 90, 4, 2, 8, 8}}) {
+    const BackwardCase<float> c("simulated none", n);
+    const auto g =
+        support::score_gradients<SimulatedCuda, float>(c, Tensor<float, 4>(1, 4, 1, 90), bent, mha::Causal{});
+    for (const float x : g.bias) EXPECT_EQ(x, 0);
+    for (const double x : g.numbers) EXPECT_EQ(x, 0);
+  }
+}
+
+TEST(SimulatedScores, ChangeNoOtherGradient) {
+  const BackwardCase<float> c("simulated others", sizes);
+  const auto bias = support::repeated_bias<float>("others", sizes, 0);
+  const mha::AdditiveBias added(bias);
+  mha::AttentionTape<float, SimulatedCuda> tape;
+  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, added, mha::Causal{}, mha::record(tape));
+  const auto alone = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, mha::Causal{});
+  Tensor<float, 4> to(2, 2, 66, 70);
+  const auto beside =
+      mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, mha::Causal{}, mha::BiasGradient(to));
+  EXPECT_EQ(support::differing(beside.query, alone.query), 0u);
+  EXPECT_EQ(support::differing(beside.key, alone.key), 0u);
+  EXPECT_EQ(support::differing(beside.value, alone.value), 0u);
+}
+
+}  // namespace
