@@ -29,8 +29,7 @@ template <class T> class AnyKv {
       held_ = held_of<S>;
       held_end_ = held_end_of<S>;
     }
-    if constexpr (requires { source.value_tiles(Index{}, Index{}, Index{}); })
-      if (source.keeps_values()) value_tiles_ = value_tiles_of<S>;
+    if constexpr (requires { source.value_tiles(Index{}, Index{}, Index{}); }) value_tiles_ = value_tiles_of<S>;
     if constexpr (requires {
                     { source.room() } -> std::convertible_to<KvRoom>;
                   })
@@ -56,8 +55,9 @@ template <class T> class AnyKv {
   /// No keys where the source does not say.
   const KvRoom& room() const { return room_; }
 
-  /// Whether it keeps values in tiles. Then run() may be asked for rows behind the last position, and gives those that
-  /// its memory has there, whatever they hold.
+  /// Whether it keeps values in tiles. Then run() may be asked for rows behind the last position and for dropped ones,
+  /// and gives those that its memory has there, whatever they hold; and the keys are filled up with zeros to whole
+  /// multiples of 32 numbers.
   bool keeps_values() const { return value_tiles_ != nullptr; }
   /// Those from position k on, a multiple of 64.
   ValueTiles value_tiles(Index b, Index g, Index k) const {

@@ -10,6 +10,7 @@
 #include "../../cache/any_kv.hpp"
 #include "../../cache/books.hpp"
 #include "../../cache/kv_shape.hpp"
+#include "../../cache/tiled_books.hpp"
 #include "../../core/tensor.hpp"
 #include "../simd/isa.hpp"
 #include "kv_tiles.hpp"
@@ -18,32 +19,31 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
 /// The values of a cache in bfloat16 as the tiles that a call would pack, beside their rows: packed when rows are
 /// written, so that a step packs its own. A block of rows has tiles for its positions, 64 by 64, of which up to 256 lie
-/// together; positions that go round share tiles modulo turning_places_. Pages of fewer positions than 64 have none.
+/// together; positions that go round share tiles modulo turning_places_. Of pages of rows of fewer positions the tiles
+/// are in pages of their own (TiledPageBook).
 ///
 /// What is not known to be right is null, and packed by the call. Nothing but rows that were written is read.
 class CachedValues {
  public:
   using Scalar = bfloat16;
+  static constexpr TileExtents extents{.rows = tile_side, .positions = key_block, .depth = tile_depth};
 
-  CachedValues(const KvShape& shape, Index layers, const BlockExtents& extents)
+  CachedValues(const KvShape& shape, Index layers, const BlockExtents& blocks)
       : heads_(shape.heads),
         value_dim_(shape.value_dim),
-        rows_(extents.rows),
-        turning_(extents.turning),
-        together_(static_cast<Index>(std::clamp(std::bit_floor(static_cast<unsigned>(extents.rows)),
-                                                unsigned{key_block}, unsigned{value_block}))),
-        fixed_places_(round_up(extents.rows - extents.turning, together_)),
-        turning_places_(extents.turning > 0 ? round_up(extents.turning, together_) + together_ : 0) {
-    if (extents.pages && extents.rows % key_block != 0) return;
+        rows_(blocks.rows),
+        turning_(blocks.turning),
+        together_(static_cast<Index>(std::clamp(std::bit_floor(static_cast<unsigned>(blocks.rows)), unsigned{key_block},
+                                                unsigned{value_block}))),
+        fixed_places_(round_up(blocks.rows - blocks.turning, together_)),
+        turning_places_(blocks.turning > 0 ? round_up(blocks.turning, together_) + together_ : 0) {
     const Index places = fixed_places_ + turning_places_;
-    tiles_ = Tensor<bfloat16, 5>(layers, heads_, extents.blocks, places, round_up(value_dim_, tile_side));
-    non_finite_ = Tensor<bool, 4>(layers, heads_, extents.blocks, places / key_block);
-    ends_ = Tensor<Index, 3>(layers, extents.blocks, places / key_block);
+    tiles_ = Tensor<bfloat16, 5>(layers, heads_, blocks.blocks, places, round_up(value_dim_, tile_side));
+    non_finite_ = Tensor<bool, 4>(layers, heads_, blocks.blocks, places / key_block);
+    ends_ = Tensor<Index, 3>(layers, blocks.blocks, places / key_block);
     scratch_ = Tensor<bfloat16, 2>(heads_, static_cast<Index>(pack_scratch(value_dim_)));
   }
 
-  /// Whether there are any.
-  bool keep() const { return tiles_.size() > 0; }
   std::size_t bytes() const {
     return (tiles_.size() + scratch_.size()) * sizeof(bfloat16) + non_finite_.size() + ends_.size() * sizeof(Index);
   }
@@ -59,7 +59,6 @@ class CachedValues {
   /// A source of a layer's rows has been given its values from position from[b] of sequence b on.
   template <class Source, class Run>
   void write(Index layer, const Source& source, std::span<const Index> from, const Run& run) {
-    if (!keep()) return;
     Index cost = 0;
     for_each_64(source, from, [&](Index b, Index k) {
       end_of(layer, source.in_block(b, k)) = 0;  // until they are
@@ -76,7 +75,6 @@ class CachedValues {
 
   /// Rows [from, from + count), the first ones of a block, have been copied to those of another, in every layer.
   void copy(Index from, Index to, Index count) {
-    if (!keep()) return;
     const Index source = from / rows_, target = to / rows_;
     // Before positions turn, the first ones are in the first places.
     const Index all = fixed_places_ + turning_places_;

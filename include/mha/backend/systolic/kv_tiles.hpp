@@ -105,13 +105,14 @@ template <class T> class KeysInPlace {
         g_(g),
         n_(n),
         rows_(source.keeps_values() ? round_up(n, tile_side) : n),
-        head_dim_(head_dim),
+        width_(round_up(head_dim, tile_depth)),
         possible_(possible(source, head_dim)),
         near_(source.drops() && source.room().keys > 0 ? std::min(n, source.room().keys) : n) {}
 
   /// Whether there may be any.
   static bool possible(const AnyKv<T>& source, Index head_dim) {
-    return std::is_same_v<T, bfloat16> && head_dim % tile_depth == 0 && source.room().together >= tile_side;
+    return std::is_same_v<T, bfloat16> && (head_dim % tile_depth == 0 || source.keeps_values()) &&
+           source.room().together >= tile_side;
   }
 
   /// Where keys [begin, begin + 64) are; none where they have to be packed. Not all are dropped.
@@ -129,7 +130,7 @@ template <class T> class KeysInPlace {
         rows.tile[t] = run_.key + (k - first_) * run_.key_stride;
         rows.stride = run_.key_stride;
       }
-      if (rows.near(near_, head_dim_)) return rows;
+      if (rows.near(near_, width_)) return rows;
     }
     return {};
   }
@@ -140,7 +141,7 @@ template <class T> class KeysInPlace {
       const Index first = possible_ ? source_.held(b_, 0, n_) : n_;
       if (first >= n_) return possible_;
       const KvRun<T> run = source_.run(b_, g_, first, n_);
-      return KeyRows(run.key, run.key_stride).near(std::max(near_, source_.room().keys), head_dim_);
+      return KeyRows(run.key, run.key_stride).near(std::max(near_, source_.room().keys), width_);
     } else {
       return false;
     }
@@ -157,7 +158,7 @@ template <class T> class KeysInPlace {
   }
 
   const AnyKv<T>& source_;
-  Index b_, g_, n_, rows_, head_dim_;
+  Index b_, g_, n_, rows_, width_;
   bool possible_;
   Index near_;  ///< keys that there are, of a ring its rows
   KvRun<T> run_{};

@@ -254,7 +254,6 @@ TEST(CachedValues, HaveMemoryForWholeBlocksOfPositions) {
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 64, .pages = true}), expected(5 * 64));
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 128, .pages = true}), expected(5 * 128));
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 512, .pages = true}), expected(5 * 512));
-  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 32, .pages = true}), 0u);
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 51, .turning = 48}), expected(5 * 3 * 64)) << "48 in two of 64";
   EXPECT_EQ(bytes_of({.blocks = 1, .rows = 600, .turning = 600}), expected(4 * 256));
 }
@@ -279,6 +278,7 @@ template <class Storage> void expect_no_memory_in_a_step(const Storage& storage)
 TEST(CachedValues, TakeNoMemoryInAStep) {
   expect_no_memory_in_a_step(mha::Contiguous{.length = 300});
   expect_no_memory_in_a_step(mha::Paged{.pages = 8, .length = 300});
+  expect_no_memory_in_a_step(mha::Paged{.pages = 20, .length = 300, .page = 16});
   expect_no_memory_in_a_step(mha::Ring{.left = 199, .rows = 290});
 }
 
@@ -317,9 +317,10 @@ TEST(CachedValues, AreOfCachesInBfloat16) {
   each(mha::Contiguous{.length = 300}, true);
   each(mha::Ring{.left = 20, .rows = 70}, true);
   each(mha::Paged{.pages = 8, .length = 300}, true);
-  each(mha::Paged{.pages = 8, .length = 300, .page = 32}, false);
-  const auto kept = mha::make_cache(layer, mha::Contiguous{.length = 300});
-  const auto rows = mha::make_cache(on_cpu, mha::Contiguous{.length = 300});
+  for (const Index page : {16, 32}) each(mha::Paged{.pages = 300 / page + 1, .length = 300, .page = page}, true);
+  const mha::Config whole{.d_model = 64, .num_heads = 2};
+  const auto kept = mha::make_cache(Layer(whole), mha::Contiguous{.length = 300});
+  const auto rows = mha::make_cache(decltype(on_cpu)(whole), mha::Contiguous{.length = 300});
   EXPECT_GT(kept.bytes(), rows.bytes() * 3 / 2) << "in whole tiles";
   EXPECT_LT(kept.bytes(), rows.bytes() * 2);
 }
@@ -363,6 +364,8 @@ TEST(CachedValues, AreKeptWithoutAStep) {
   expect_tiles_without_a_step(mha::Ring{.left = 40, .rows = 70, .first = 5});
   expect_tiles_without_a_step(mha::Paged{.pages = 16, .length = 300});
   expect_tiles_without_a_step(mha::Paged{.pages = 16, .length = 300, .page = 128});
+  expect_tiles_without_a_step(mha::Paged{.pages = 32, .length = 300, .page = 32});
+  expect_tiles_without_a_step(mha::Paged{.pages = 64, .length = 300, .page = 16});
 }
 
 }  // namespace

@@ -142,7 +142,6 @@ TEST(PackedCall, TakesKeysOfARingFromTheirPlaceHoweverLongItHasBeen) {
 struct Tiled : mha::ContiguousKv<bfloat16> {
   const bfloat16* tiles = nullptr;
   Index without = 0;  ///< the 64 of this key are not kept
-  bool keeps_values() const { return true; }
   mha::KvRun<bfloat16> run(Index b, Index g, Index begin, Index end) const {
     return ContiguousKv::run(b, g, begin, std::min(end, key.extent[1]));
   }
