@@ -33,12 +33,13 @@ struct KeyRows {
   /// Whether tiles follow each other at one distance: those that a product takes at once. Two always do.
   Index together() const { return apart(1) == apart(0) && apart(2) == apart(0) ? tiles : 2; }
 
-  /// Whether tiles are loaded from here as fast as from rows of `width` side by side: whole cache lines, not many
-  /// pages, and of all keys not more than fit a second cache, whose places rows apart take up by their distance.
+  /// Whether tiles are loaded from here as fast as from rows of `width` side by side: whole cache lines, and of rows
+  /// apart not many pages, nor more of all keys than fit a second cache, whose places they take up by their distance.
   bool near(Index keys, std::ptrdiff_t width) const {
     constexpr std::ptrdiff_t most_apart = 256, most_in_all = std::ptrdiff_t{1} << 19;  // 1 MiB
-    return stride % tile_depth == 0 && stride >= 0 && stride <= most_apart &&
-           (stride == width || stride * keys <= most_in_all) && std::all_of(tile, tile + tiles, [](const bfloat16* at) {
+    return stride % tile_depth == 0 && stride >= 0 &&
+           (stride == width || (stride <= most_apart && stride * keys <= most_in_all)) &&
+           std::all_of(tile, tile + tiles, [](const bfloat16* at) {
              return reinterpret_cast<std::uintptr_t>(at) % (sizeof(bfloat16) * tile_depth) == 0;
            });
   }
@@ -119,16 +120,17 @@ template <class T> class KeysInPlace {
   KeyRows at(Index begin) {
     if constexpr (std::is_same_v<T, bfloat16>) {
       if (!possible_ || !(source_.keeps_values() || rows_ - begin >= key_block)) return {};
-      KeyRows rows;
-      for (Index t = 0; t < KeyRows::tiles; ++t) {
+      if (!find(begin)) return {};
+      KeyRows rows(run_.key + (begin - first_) * run_.key_stride, run_.key_stride);
+      for (Index t = 1; t < KeyRows::tiles; ++t) {
         const Index k = begin + t * tile_side;
+        if (k + tile_side <= first_ + run_.count) continue;
         if (k >= n_) {
           rows.tile[t] = rows.tile[t - 1];
           continue;
         }
-        if (!find(k) || (t > 0 && run_.key_stride != rows.stride)) return {};
-        rows.tile[t] = run_.key + (k - first_) * run_.key_stride;
-        rows.stride = run_.key_stride;
+        if (!find(k) || run_.key_stride != rows.stride) return {};
+        for (Index i = t; i < KeyRows::tiles; ++i) rows.tile[i] = run_.key + (i - t) * tile_side * run_.key_stride;
       }
       if (rows.near(near_, width_)) return rows;
     }

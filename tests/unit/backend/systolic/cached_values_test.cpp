@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -323,6 +325,65 @@ TEST(CachedValues, AreOfCachesInBfloat16) {
   const auto rows = mha::make_cache(decltype(on_cpu)(whole), mha::Contiguous{.length = 300});
   EXPECT_GT(kept.bytes(), rows.bytes() * 3 / 2) << "in whole tiles";
   EXPECT_LT(kept.bytes(), rows.bytes() * 2);
+}
+
+/// Every key that a source holds is read where it is, its tiles filled up with zeros.
+template <class Source> void expect_keys_in_place(const Source& source, Index b) {
+  const mha::detail::AnyKv<bfloat16> any(source);
+  const Index n = any.keys(b), dim = source.dim(), width = systolic::round_up(dim, systolic::tile_depth);
+  for (Index g = 0; g < source.heads(); ++g) {
+    systolic::KeysInPlace<bfloat16> in_place(any, b, g, n, dim);
+    EXPECT_TRUE(in_place.stays());
+    for (Index begin = 0; begin < n; begin += 64) {
+      const Index end = std::min(n, begin + 64);
+      if (any.held(b, begin, end) == end) continue;
+      const systolic::KeyRows rows = in_place.at(begin);
+      ASSERT_TRUE(rows.exist()) << "from " << begin << " of " << n;
+      for (Index k = begin; k < end; ++k) {
+        if (any.held(b, k, end) != k) continue;
+        const bfloat16 *const key = any.run(b, g, k, k + 1).key, *const at =
+                                                                     rows.tile[k % 64 / 16] + k % 16 * rows.stride;
+        ASSERT_EQ(at, key) << "key " << k << " of " << n;
+        for (Index d = dim; d < width; ++d) ASSERT_EQ(at[d].bits, 0) << "key " << k << ", " << d;
+      }
+    }
+  }
+}
+
+/// In steps of some rows, past `length` of which a Ring drops the first.
+template <class Storage> void expect_nothing_to_pack(const Storage& storage, Index head_dim, Index length) {
+  SCOPED_TRACE(head_dim);
+  const Layer layer({.d_model = 2 * head_dim, .num_heads = 2, .head_dim = head_dim, .value_dim = 24});
+  auto cache = mha::make_cache(layer, storage, {.sequences = 2});
+  const mha::SequenceId ids[] = {cache.add(), cache.add()};
+  support::Random random("keys in place");
+  for (Index n = 0, count = 1; n + count <= length; n += count, count = 1 + n % 37) {
+    mha::Tensor<bfloat16, 3> key(count + 1, 2, head_dim), value(count + 1, 2, 24);
+    random.fill(key);
+    random.fill(value);
+    auto step = cache.step(ids, std::array{count, Index{n % 3 == 0}});
+    const Index rows = step.offsets()[2];
+    step.append(0, mha::view(std::as_const(key).data(), rows, 2, head_dim),
+                mha::view(std::as_const(value).data(), rows, 2, 24));
+    for (const Index b : {0, 1}) {
+      expect_keys_in_place(step.source(0), b);
+      EXPECT_TRUE(all_kept(step.source(0), b));
+    }
+    step.commit();
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// A call packs nothing, whatever the storage: what a step packs are its own rows.
+TEST(CachedValues, AndKeysLeaveNothingToPack) {
+  for (const Index head_dim : {32, 40, 8}) {
+    for (const Index page : {16, 32, 64, 256})
+      expect_nothing_to_pack(mha::Paged{.pages = 2 * (700 / page + 1), .length = 700, .page = page}, head_dim, 700);
+    expect_nothing_to_pack(mha::Contiguous{.length = 690}, head_dim, 690);
+    expect_nothing_to_pack(mha::Ring{.left = 130, .rows = 37, .first = 5}, head_dim, 1500);
+    expect_nothing_to_pack(mha::Ring{.left = 300, .rows = 37}, head_dim, 1500);
+    expect_nothing_to_pack(mha::Ring{.left = 3, .rows = 37, .first = 70}, head_dim, 1000);
+  }
 }
 
 /// What a sequence becomes without a step is in tiles too.
