@@ -28,8 +28,8 @@ namespace mha::inline MHA_NAMESPACE {
 struct OnHost {
   struct Workspace {};
 };
-/// The host's memory too, with values also in the order in which the matrix unit of a backend reads them: what
-/// make_cache() gives a layer on Systolic for storage in bfloat16. Any backend on the host reads it.
+/// The host's memory too, with what a matrix unit reads in another order also in that one: what make_cache() gives a
+/// layer on Systolic. Any backend on the host reads it.
 template <class Tiles> struct OnHostInTiles : OnHost { using CachedTiles = Tiles; };
 
 namespace detail {
@@ -37,9 +37,9 @@ namespace detail {
 /// Whose memory the cache of a backend is in.
 template <class B, class F> struct CacheBackendOf { using type = std::conditional_t<computes_on_host<B>, OnHost, B>; };
 template <class B, class F>
-requires std::same_as<typename B::CachedTiles::Scalar, F>
+requires requires { typename B::template CachedTiles<F>; }
 struct CacheBackendOf<B, F> {
-  using type = OnHostInTiles<typename B::CachedTiles>;
+  using type = OnHostInTiles<typename B::template CachedTiles<F>>;
 };
 /// That of a layer, stored as F, which is the layer's scalar if void.
 template <class L, class F>
@@ -81,6 +81,10 @@ template <class Source, class Tiles> struct TiledKv : Source {
   ValueTiles value_tiles(Index b, Index g, Index k) const {
     const InBlock at = this->in_block(b, k);
     return tiles->at(layer, at, g, at.position + std::min(this->keys(b) - k, Index{64}));
+  }
+  const bfloat16* key_tiles(Index b, Index g, Index k) const requires(Tiles::keeps_keys) {
+    const InBlock at = this->in_block(b, k);
+    return tiles->keys(layer, at, g, at.position + std::min(this->keys(b) - k, Index{64}));
   }
   template <class Move> constexpr TiledKv with_data(Move&& f) const { return {Source::with_data(f), tiles, layer}; }
 };

@@ -30,8 +30,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
-/// Memory    the host's, where a cache in bfloat16 of a layer on Systolic keeps its values once more, in the unit's
-///           tiles (of pages from 64 positions on); or of a backend B with memory of its own, such as Cuda, that; books
+/// Memory    the host's, where the cache of a layer on Systolic keeps its values once more, in the unit's tiles, and its
+///           keys in bfloat16 if it stores another scalar; or of a backend B with memory of its own, such as Cuda, that; books
 ///           stay on the host. What the cache does itself (copies, append(), save(), restore()) runs in a workspace:
 ///           steps in another stream are ordered with it by the caller, and copy a step's numbers in each layer, not
 ///           once

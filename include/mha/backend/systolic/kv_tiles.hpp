@@ -97,7 +97,7 @@ template <class T, class F> void for_each_run(const AnyKv<T>& source, Index b, I
 
 /// Blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order: those
 /// whose keys lie together 16 by 16, and where the source's memory has rows behind its end and for dropped keys, all
-/// of which a key is held.
+/// of which a key is held. Of a source of another scalar than bfloat16 those that it keeps in bfloat16 too.
 template <class T> class KeysInPlace {
  public:
   KeysInPlace(const AnyKv<T>& source, Index b, Index g, Index n, Index head_dim)
@@ -112,8 +112,8 @@ template <class T> class KeysInPlace {
 
   /// Whether there may be any.
   static bool possible(const AnyKv<T>& source, Index head_dim) {
-    return std::is_same_v<T, bfloat16> && (head_dim % tile_depth == 0 || source.keeps_values()) &&
-           source.room().together >= tile_side;
+    if (!std::is_same_v<T, bfloat16>) return source.keeps_keys();
+    return (head_dim % tile_depth == 0 || source.keeps_values()) && source.room().together >= tile_side;
   }
 
   /// Where keys [begin, begin + 64) are; none where they have to be packed. Not all are dropped.
@@ -133,6 +133,8 @@ template <class T> class KeysInPlace {
         for (Index i = t; i < KeyRows::tiles; ++i) rows.tile[i] = run_.key + (i - t) * tile_side * run_.key_stride;
       }
       if (rows.near(near_, width_)) return rows;
+    } else if (const bfloat16* const rows = source_.key_tiles(b_, g_, begin)) {
+      return {rows, width_};
     }
     return {};
   }
@@ -145,7 +147,7 @@ template <class T> class KeysInPlace {
       const KvRun<T> run = source_.run(b_, g_, first, n_);
       return KeyRows(run.key, run.key_stride).near(std::max(near_, source_.room().keys), width_);
     } else {
-      return false;
+      return possible_;
     }
   }
 
