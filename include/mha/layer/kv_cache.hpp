@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "../cache/books.hpp"
 #include "../cache/kv_shape.hpp"
 #include "../cache/saved_sequence.hpp"
 #include "../cache/sequence_book.hpp"
@@ -30,11 +29,11 @@ namespace mha::inline MHA_NAMESPACE {
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
-/// Memory    the host's, where the cache of a layer on Systolic keeps its values once more, in the unit's tiles, and its
-///           keys in bfloat16 if it stores another scalar; or of a backend B with memory of its own, such as Cuda, that; books
-///           stay on the host. What the cache does itself (copies, append(), save(), restore()) runs in a workspace:
-///           steps in another stream are ordered with it by the caller, and copy a step's numbers in each layer, not
-///           once
+/// Memory    the host's, where that of a layer on Systolic keeps once more what the unit reads in another order; or of
+/// a
+///           backend B with memory of its own, such as Cuda, that; books stay on the host. What the cache does itself
+///           (copies, append(), save(), restore()) runs in a workspace: steps in another stream are ordered with it by
+///           the caller, and copy a step's numbers in each layer, not once
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
 ///           Systolic: not on the storage, the steps the rows came in, forks, or the other sequences. In the layer's
 ///           own scalar they are the bits of layer(x)
@@ -309,9 +308,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     ++steps_;
   }
 
-  /// What the book says.
   void copy() { memory_.copy(copies_, detail::copies_of_tiles(book_, copies_)); }
-
   auto source(Index layer) const { return memory_.template source<Storage>(layer, now_, book_); }
   template <class Run> void keep_tiles(Index layer, std::span<const Index> from, const Run& run) {
     memory_.template keep_tiles<Storage>(layer, now_, book_, from, run);
