@@ -29,11 +29,10 @@ namespace mha::inline MHA_NAMESPACE {
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
-/// Memory    the host's, where that of a layer on Systolic keeps once more what the unit reads in another order; or of
-/// a
-///           backend B with memory of its own, such as Cuda, that; books stay on the host. What the cache does itself
-///           (copies, append(), save(), restore()) runs in a workspace: steps in another stream are ordered with it by
-///           the caller, and copy a step's numbers in each layer, not once
+/// Memory    the host's, where that of a layer on Systolic keeps once more what the unit reads in another order; or
+///           that of a backend B with memory of its own, such as Cuda; books stay on the host. What the cache does
+///           itself (copies, append(), save(), restore()) runs in a workspace: steps in another stream are ordered with
+///           it by the caller, and copy a step's numbers in each layer, not once
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
 ///           Systolic: not on the storage, the steps the rows came in, forks, or the other sequences. In the layer's
 ///           own scalar they are the bits of layer(x)
