@@ -12,10 +12,10 @@ namespace mha::inline MHA_NAMESPACE::detail {
 
 /// Keys and values of some of a cache's sequences, each of which has a block of rows: sequence b is in blocks[b].
 ///
-/// Position p is in row p, or, if the blocks turn, where RingRows says with `fixed` rows that stay; then positions
-/// [first, oldest[b]) are gone, if oldest[b] is not 0. A call whose mask may show one of these is refused, so that a
-/// run may go on over some that are still there. Shapes    key (blocks, rows, Hkv, D)  value (blocks, rows, Hkv, Dv)
-/// blocks, lengths, oldest (B)
+/// Position p is in row p, or, if the blocks turn, where RingRows says of `fixed` rows that stay; then positions
+/// [first, oldest[b]) are gone, if oldest[b] is not 0. A call whose mask may show one of these is refused, so that runs
+/// may go on over some that are in memory still.
+/// Shapes    key (blocks, rows, Hkv, D)  value (blocks, rows, Hkv, Dv)  blocks, lengths, oldest (B)
 template <class T, bool turns> struct BlockKv {
   using Scalar = T;
   TensorView<const T, 4> key, value;
