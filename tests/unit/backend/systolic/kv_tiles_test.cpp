@@ -105,6 +105,7 @@ TEST(KvTiles, FindKeysInTheirPlace) {
                            {1, 64, 8, 0, false},
                            {3, 128, 0, 0, false},
                            {1, 48, 0, 0, false},
+                           {4, 40, 0, 0, false},  // another head behind it, and no zeros
                            {1, 64, 0, 2, false}}) {
     SCOPED_TRACE(at.head_dim);
     const std::ptrdiff_t stride = std::ptrdiff_t{at.heads} * at.head_dim;
