@@ -51,7 +51,8 @@ TEST(Cache, GivesTheBitsOfTheWholeCallFromTiles) {
     Events events;
     for (const Index value_dim : {16, 33, 48}) {
       SCOPED_TRACE(value_dim);
-      events += through_every_storage<mha::bfloat16>(layer_of_tiles(value_dim, mha::Causal{}), 560, 12, {64, 128, 256});
+      events += through_every_storage<mha::bfloat16>(layer_of_tiles(value_dim, mha::Causal{}), 560, 12,
+                                                     {16, 32, 64, 128, 256});
     }
     EXPECT_GT(events.copies_on_write, 0);
   });

@@ -241,7 +241,7 @@ TEST(Decoding, AllocatesNothingAfterTheFirstTokenOnSystolic) {
   expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 1000);
 }
 
-// Its keys are converted, which takes memory of its own.
+// Its keys and values are kept in bfloat16 beside its rows.
 TEST(Decoding, AllocatesNothingAfterTheFirstFloatTokenOnSystolic) {
   using Layer = SystolicDecoder<float>;
   expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 10, .length = 640, .page = 64}, 640);

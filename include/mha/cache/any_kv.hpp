@@ -29,8 +29,8 @@ template <class T> class AnyKv {
       held_ = held_of<S>;
       held_end_ = held_end_of<S>;
     }
-    if constexpr (requires { source.value_tiles(Index{}, Index{}, Index{}); })
-      if (source.keeps_values()) value_tiles_ = value_tiles_of<S>;
+    if constexpr (requires { source.value_tiles(Index{}, Index{}, Index{}); }) value_tiles_ = value_tiles_of<S>;
+    if constexpr (requires { source.key_tiles(Index{}, Index{}, Index{}); }) key_tiles_ = key_tiles_of<S>;
     if constexpr (requires {
                     { source.room() } -> std::convertible_to<KvRoom>;
                   })
@@ -56,12 +56,20 @@ template <class T> class AnyKv {
   /// No keys where the source does not say.
   const KvRoom& room() const { return room_; }
 
-  /// Whether it keeps values in tiles. Then run() may be asked for rows behind the last position, and gives those that
-  /// its memory has there, whatever they hold.
+  /// Whether it keeps values in tiles. Then run() may be asked for rows behind the last position and for dropped ones,
+  /// and gives those that its memory has there, whatever they hold; and the keys are filled up with zeros to whole
+  /// multiples of 32 numbers.
   bool keeps_values() const { return value_tiles_ != nullptr; }
   /// Those from position k on, a multiple of 64.
   ValueTiles value_tiles(Index b, Index g, Index k) const {
     return value_tiles_ == nullptr ? ValueTiles{} : value_tiles_(source_, b, g, k);
+  }
+
+  /// Whether it keeps keys in rows of bfloat16 beside its own, filled up with zeros to whole multiples of 32 numbers.
+  bool keeps_keys() const { return key_tiles_ != nullptr; }
+  /// 64 from position k on, a multiple of 64; null where it does not.
+  const bfloat16* key_tiles(Index b, Index g, Index k) const {
+    return key_tiles_ == nullptr ? nullptr : key_tiles_(source_, b, g, k);
   }
 
  private:
@@ -79,6 +87,10 @@ template <class T> class AnyKv {
     return as<S>(source).value_tiles(b, g, k);
   }
 
+  template <class S> static const bfloat16* key_tiles_of(const void* source, Index b, Index g, Index k) {
+    return as<S>(source).key_tiles(b, g, k);
+  }
+
   const void* source_;
   KvRoom room_;
   Index (*keys_)(const void*, Index);
@@ -86,6 +98,7 @@ template <class T> class AnyKv {
   Index (*held_)(const void*, Index, Index) = nullptr;
   Index (*held_end_)(const void*, Index, Index, Index) = nullptr;
   ValueTiles (*value_tiles_)(const void*, Index, Index, Index) = nullptr;
+  const bfloat16* (*key_tiles_)(const void*, Index, Index, Index) = nullptr;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

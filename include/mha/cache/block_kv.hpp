@@ -12,15 +12,16 @@ namespace mha::inline MHA_NAMESPACE::detail {
 
 /// Keys and values of some of a cache's sequences, each of which has a block of rows: sequence b is in blocks[b].
 ///
-/// Position p is in row p, or, if the blocks turn, where RingRows says; then positions [first, oldest[b]) were written
-/// over, if oldest[b] is not 0. A call whose mask may show one of these is refused.
+/// Position p is in row p, or, if the blocks turn, where RingRows says of `fixed` rows that stay; then positions
+/// [first, oldest[b]) are gone, if oldest[b] is not 0. A call whose mask may show one of these is refused, so that runs
+/// may go on over some that are in memory still.
 /// Shapes    key (blocks, rows, Hkv, D)  value (blocks, rows, Hkv, Dv)  blocks, lengths, oldest (B)
 template <class T, bool turns> struct BlockKv {
   using Scalar = T;
   TensorView<const T, 4> key, value;
   Borrowed<Index> blocks, lengths;
   Borrowed<Index> oldest{};
-  Index first = 0;
+  Index first = 0, fixed = first;
 
   MHA_HOST_DEVICE constexpr Index batch() const { return lengths.size; }
   MHA_HOST_DEVICE constexpr Index heads() const { return key.extent[2]; }
@@ -34,8 +35,8 @@ template <class T, bool turns> struct BlockKv {
   }
 
   MHA_HOST_DEVICE constexpr KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    const Index row = turns ? ring().row(begin) : begin, most = end - begin, left = key.extent[1] - begin;
-    const Index count = turns ? ring().together(begin, most) : left < most ? left : most;
+    const Index row = turns ? rows().row(begin) : begin, most = end - begin, left = key.extent[1] - begin;
+    const Index count = turns ? rows().together(begin, most) : left < most ? left : most;
     return {key.pointer(blocks[b], row, g, 0), value.pointer(blocks[b], row, g, 0), key.stride[1], value.stride[1],
             count};
   }
@@ -45,7 +46,7 @@ template <class T, bool turns> struct BlockKv {
   constexpr KvRoom room() const { return {key.extent[1], std::int64_t{batch()} * key.extent[1]}; }
 
   template <class Move> constexpr BlockKv with_data(Move&& f) const {
-    return {key, value, f(blocks), f(lengths), f(oldest), first};
+    return {key, value, f(blocks), f(lengths), f(oldest), first, fixed};
   }
 
   /// Checks that a mask, prepared for the call, hides what was written over.
@@ -63,7 +64,8 @@ template <class T, bool turns> struct BlockKv {
   }
 
  private:
-  MHA_HOST_DEVICE constexpr RingRows ring() const { return {key.extent[1], first}; }
+  MHA_HOST_DEVICE constexpr RingRows ring() const { return {key.extent[1], first}; }  ///< what is kept
+  MHA_HOST_DEVICE constexpr RingRows rows() const { return {key.extent[1], fixed}; }  ///< where
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

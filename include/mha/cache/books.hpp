@@ -44,26 +44,30 @@ inline void require_all(bool fits, const Gone& gone) {
           ", but this cache keeps all");
 }
 
-/// Books of blocks: every sequence owns one block of rows, in which positions from `first` on go round.
+/// Books of blocks: every sequence owns one block of rows, in which positions from `first` on go round. Positions and
+/// rows agree modulo `together`, of which a block has whole multiples.
 ///
 /// All books have these members. reserve() gives memory to all growths or throws and changes nothing; write() and
 /// commit(), or drop(), follow it, and nothing else comes between.
 class BlockBook {
  public:
-  BlockBook(const Contiguous& s, Index sequences) : BlockBook(sequences, s.length, s.length, s.length, s.length) {}
-  BlockBook(const Ring& s, Index sequences)
-      : BlockBook(sequences, s.first + s.left + s.rows, s.first, s.rows, longest_axis) {}
+  BlockBook(const Contiguous& s, Index sequences, Index together = 1)
+      : BlockBook(sequences, {s.length, s.length}, s.length, s.length, together) {}
+  BlockBook(const Ring& s, Index sequences, Index together = 1)
+      : BlockBook(sequences, {s.first + s.left + s.rows, s.first}, s.rows, longest_axis, together) {}
 
-  BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), ring_.rows, ring_.size()}; }
+  BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), rows_.rows, rows_.size()}; }
   /// The most positions that a sequence may have.
   Index limit() const { return limit_; }
   /// How far a sequence can go back at least.
   Index rewind() const { return rewind_; }
 
-  Index row(Index slot, Index position) const { return first_row(slot) + ring_.row(position); }
+  Index row(Index slot, Index position) const { return first_row(slot) + rows_.row(position); }
   Index block(Index slot) const { return at(block_of_, slot); }
   /// Positions below this one are never dropped.
   Index first() const { return ring_.first; }
+  /// Nor are their rows, and those up to this one, ever written over.
+  Index fixed_rows() const { return rows_.first; }
 
   /// What is gone of a sequence once its first `length` positions are written.
   Gone gone(Index slot, Index length) const {
@@ -103,7 +107,7 @@ class BlockBook {
       while (taken_by[unused] >= 0) ++unused;
       block[i] = at(block_of_, slots[unused++]);
       const std::size_t source = static_cast<std::size_t>(from[i]);
-      copy_block(first_row(slots[source]), block[i] * ring_.rows,
+      copy_block(first_row(slots[source]), block[i] * rows_.rows,
                  ring_.turns() ? at(written_, slots[source]) : lengths[source], copies);
     }
     copy();
@@ -144,10 +148,11 @@ class BlockBook {
   void drop() {}
 
  private:
-  BlockBook(Index sequences, Index block_rows, Index first, Index rewind, Index limit)
+  BlockBook(Index sequences, const RingRows& kept, Index rewind, Index limit, Index together)
       : block_of_(static_cast<std::size_t>(sequences)),
         written_(static_cast<std::size_t>(sequences)),
-        ring_{block_rows, first},
+        ring_(kept),
+        rows_(kept.in_multiples(together)),
         rewind_(rewind),
         limit_(limit) {
     for (Index slot = 0; slot < sequences; ++slot) at(block_of_, slot) = slot;
@@ -157,17 +162,18 @@ class BlockBook {
   static Index& at(std::vector<Index>& v, Index slot) { return v[static_cast<std::size_t>(slot)]; }
   static const Index& at(const std::vector<Index>& v, Index slot) { return v[static_cast<std::size_t>(slot)]; }
 
-  Index first_row(Index slot) const { return block(slot) * ring_.rows; }
+  Index first_row(Index slot) const { return block(slot) * rows_.rows; }
   /// Copies what a block holds of a sequence's first `written` positions.
   void copy_block(Index from, Index to, Index written, RowCopies& copies) const {
-    const Index count = std::min(written, ring_.rows);
+    const Index count = std::min(written, rows_.rows);
     if (count > 0) copies.push_back({from, to, count});
   }
 
   std::vector<Index> block_of_;
   std::vector<Index> written_;  ///< positions that were ever written, taken back ones included
   std::vector<Index> scratch_;
-  RingRows ring_;
+  RingRows ring_;  ///< what is kept
+  RingRows rows_;  ///< where
   Index rewind_, limit_;
 };
 
@@ -330,10 +336,5 @@ class PageBook {
   std::vector<Growth> sorted_;
   std::vector<Taken> undo_;
 };
-
-template <class Storage> struct BookOf;
-template <> struct BookOf<Contiguous> { using type = BlockBook; };
-template <> struct BookOf<Ring> { using type = BlockBook; };
-template <> struct BookOf<Paged> { using type = PageBook; };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

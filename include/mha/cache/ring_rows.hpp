@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../config.hpp"
+#include "../core/check.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
@@ -9,6 +10,12 @@ namespace mha::inline MHA_NAMESPACE::detail {
 /// row first + (p − first) mod (rows − first), over the one that was there. With first = rows nothing is written over.
 struct RingRows {
   Index rows, first;
+
+  /// The least that keep as much, in which rows and positions agree modulo n.
+  constexpr RingRows in_multiples(Index n) const {
+    const Index fixed = blocks_of(first, n) * n;
+    return {fixed + blocks_of(size(), n) * n, fixed};
+  }
 
   MHA_HOST_DEVICE constexpr bool turns() const { return first < rows; }
   /// Positions that are kept behind the first ones.

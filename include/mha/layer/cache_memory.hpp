@@ -16,6 +16,7 @@
 #include "../cache/kv_shape.hpp"
 #include "../cache/paged_kv.hpp"
 #include "../cache/storage.hpp"
+#include "../cache/tiled_books.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "cache_rows.hpp"
@@ -27,8 +28,8 @@ namespace mha::inline MHA_NAMESPACE {
 struct OnHost {
   struct Workspace {};
 };
-/// The host's memory too, with values also in the order in which the matrix unit of a backend reads them: what
-/// make_cache() gives a layer on Systolic for storage in bfloat16. Any backend on the host reads it.
+/// The host's memory too, with what a matrix unit reads in another order also in that one: what make_cache() gives a
+/// layer on Systolic. Any backend on the host reads it.
 template <class Tiles> struct OnHostInTiles : OnHost { using CachedTiles = Tiles; };
 
 namespace detail {
@@ -36,9 +37,9 @@ namespace detail {
 /// Whose memory the cache of a backend is in.
 template <class B, class F> struct CacheBackendOf { using type = std::conditional_t<computes_on_host<B>, OnHost, B>; };
 template <class B, class F>
-requires std::same_as<typename B::CachedTiles::Scalar, F>
+requires requires { typename B::template CachedTiles<F>; }
 struct CacheBackendOf<B, F> {
-  using type = OnHostInTiles<typename B::CachedTiles>;
+  using type = OnHostInTiles<typename B::template CachedTiles<F>>;
 };
 /// That of a layer, stored as F, which is the layer's scalar if void.
 template <class L, class F>
@@ -47,6 +48,7 @@ using CacheBackend = typename CacheBackendOf<std::remove_cvref_t<decltype(std::d
 
 /// For a cache that keeps rows alone.
 struct NoTiles {
+  static constexpr TileExtents extents{};
   NoTiles(const KvShape&, Index, const BlockExtents&) {}
   static constexpr std::size_t bytes() { return 0; }
   template <class... Args> static void write(const Args&...) {}
@@ -55,15 +57,34 @@ struct NoTiles {
 template <class B> struct CachedTilesOf { using type = NoTiles; };
 template <class Tiles> struct CachedTilesOf<OnHostInTiles<Tiles>> { using type = Tiles; };
 
+/// Pages of rows whose tiles are in pages of their own.
+///
+/// Shapes    tile_table (B, pages of tiles of a sequence), each page of tile_page positions
+template <class F> struct TilePagesKv : PagedKv<F> {
+  Borrowed<Index> tile_table;
+  Index tile_page;
+
+  constexpr InBlock in_block(Index b, Index k) const {
+    const Index width = tile_table.size / this->lengths.size;
+    return {tile_table.data[std::ptrdiff_t{b} * width + k / tile_page], k % tile_page};
+  }
+  template <class Move> constexpr TilePagesKv with_data(Move&& f) const {
+    return {PagedKv<F>::with_data(f), f(tile_table), tile_page};
+  }
+};
+
 /// A source of one layer with the tiles that the cache keeps of it.
 template <class Source, class Tiles> struct TiledKv : Source {
   const Tiles* tiles;
   Index layer;
 
-  bool keeps_values() const { return tiles->keep(); }
   ValueTiles value_tiles(Index b, Index g, Index k) const {
     const InBlock at = this->in_block(b, k);
     return tiles->at(layer, at, g, at.position + std::min(this->keys(b) - k, Index{64}));
+  }
+  const bfloat16* key_tiles(Index b, Index g, Index k) const requires(Tiles::keeps_keys) {
+    const InBlock at = this->in_block(b, k);
+    return tiles->keys(layer, at, g, at.position + std::min(this->keys(b) - k, Index{64}));
   }
   template <class Move> constexpr TiledKv with_data(Move&& f) const { return {Source::with_data(f), tiles, layer}; }
 };
@@ -93,13 +114,16 @@ template <class F, class B> class CacheMemory {
  public:
   using Workspace = typename B::Workspace;
 
-  CacheMemory(const KvShape& shape, Index layers, const BlockExtents& rows, const B& backend, Workspace workspace)
+  static constexpr TileExtents tile_extents = CachedTilesOf<B>::type::extents;
+
+  CacheMemory(const KvShape& shape, Index layers, const BlockExtents& rows, const BlockExtents& tiles,
+              const B& backend = {}, Workspace workspace = Workspace())
       : shape_(shape),
         backend_(backend),
         workspace_(std::move(workspace)),
-        key_(made(layers, shape.heads, rows, shape.dim)),
+        key_(made(layers, shape.heads, rows, detail::blocks_of(shape.dim, tile_extents.depth) * tile_extents.depth)),
         value_(made(layers, shape.heads, rows, shape.value_dim)),
-        tiles_(shape, layers, rows) {}
+        tiles_(shape, layers, tiles) {}
 
   std::size_t bytes() const {
     return static_cast<std::size_t>(key_.view().size() + value_.view().size()) * sizeof(F) + tiles_.bytes();
@@ -115,13 +139,17 @@ template <class F, class B> class CacheMemory {
   }
 
   /// One layer's, (blocks, rows, Hkv, ·).
-  TensorView<const F, 4> key_blocks(Index layer) const { return blocks_of<const F>(key_.view(), layer); }
-  TensorView<const F, 4> value_blocks(Index layer) const { return blocks_of<const F>(value_.view(), layer); }
+  TensorView<const F, 4> key_blocks(Index layer) const { return blocks_of<const F>(key_.view(), layer, shape_.dim); }
+  TensorView<const F, 4> value_blocks(Index layer) const {
+    return blocks_of<const F>(value_.view(), layer, shape_.value_dim);
+  }
   /// One layer's, (blocks · rows, Hkv, ·).
-  TensorView<F, 3> key_rows(Index layer) { return rows_of<F>(key_.view(), layer); }
-  TensorView<const F, 3> key_rows(Index layer) const { return rows_of<const F>(key_.view(), layer); }
-  TensorView<F, 3> value_rows(Index layer) { return rows_of<F>(value_.view(), layer); }
-  TensorView<const F, 3> value_rows(Index layer) const { return rows_of<const F>(value_.view(), layer); }
+  TensorView<F, 3> key_rows(Index layer) { return rows_of<F>(key_.view(), layer, shape_.dim); }
+  TensorView<const F, 3> key_rows(Index layer) const { return rows_of<const F>(key_.view(), layer, shape_.dim); }
+  TensorView<F, 3> value_rows(Index layer) { return rows_of<F>(value_.view(), layer, shape_.value_dim); }
+  TensorView<const F, 3> value_rows(Index layer) const {
+    return rows_of<const F>(value_.view(), layer, shape_.value_dim);
+  }
 
   /// A layer's rows of a step's sequences, kept in this storage by the book, with the tiles that are kept of them.
   template <class Storage, class Book> auto source(Index layer, const StepNumbers& now, const Book& book) const {
@@ -151,17 +179,19 @@ template <class F, class B> class CacheMemory {
       move(sent);
   }
 
-  /// Copies rows in every layer, in the order of the list, which is empty then, after an exception too.
-  void copy(RowCopies& copies) {
+  /// Copies rows in every layer, and tiles as rows of their blocks, in the order of the lists, which may be one and are
+  /// empty then, after an exception too.
+  void copy(RowCopies& copies, RowCopies& of_tiles) {
     struct Done {
-      RowCopies& list;
-      ~Done() { list.clear(); }
-    } const done{copies};
+      RowCopies &rows, &tiles;
+      ~Done() {
+        rows.clear();
+        tiles.clear();
+      }
+    } const done{copies, of_tiles};
     const auto key = key_.view(), value = value_.view();
-    for (const RowCopy& c : copies) {
-      items()(copy_rows<F>(c.count, key, value, c.from, c.to));
-      tiles_.copy(c.from, c.to, c.count);
-    }
+    for (const RowCopy& c : copies) items()(copy_rows<F>(c.count, key, value, c.from, c.to));
+    for (const RowCopy& c : of_tiles) tiles_.copy(c.from, c.to, c.count);
   }
 
   /// to(…) of every layer's rows, one layer after another, on the host: (n, Hkv·D + Hkv·Dv), each row's keys before its
@@ -200,10 +230,17 @@ template <class F, class B> class CacheMemory {
 
   template <class Storage, class Book> auto rows_source(Index layer, const StepNumbers& now, const Book& book) const {
     const auto key = key_blocks(layer), value = value_blocks(layer);
-    if constexpr (std::same_as<Storage, Paged>)
-      return PagedKv<F>{key, value, now.table, now.lengths};
-    else
-      return BlockKv<F, std::same_as<Storage, Ring>>{key, value, now.slots, now.lengths, now.oldest, book.first()};
+    if constexpr (!std::same_as<Storage, Paged>) {
+      return BlockKv<F, std::same_as<Storage, Ring>>{key,        value,        now.slots,        now.lengths,
+                                                     now.oldest, book.first(), book.fixed_rows()};
+    } else {
+      const PagedKv<F> pages{key, value, now.table, now.lengths};
+      if constexpr (std::same_as<Tiles, NoTiles>)
+        return pages;
+      else
+        return TilePagesKv<F>{pages, book.has_tile_pages() ? now.tile_table : now.table,
+                              book.tile_pages().extents().rows};
+    }
   }
 
   TensorOf<B, F, 5> made(Index layers, Index heads, const BlockExtents& rows, Index dim) const {
@@ -253,21 +290,22 @@ template <class F, class B> class CacheMemory {
     return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
   }
 
-  template <class T> static TensorView<T, 4> blocks_of(const TensorView<T, 5>& all, Index layer) {
+  template <class T> static TensorView<T, 4> blocks_of(const TensorView<T, 5>& all, Index layer, Index dim) {
     return {all.pointer(layer, 0, 0, 0, 0),
-            {all.extent[2], all.extent[3], all.extent[1], all.extent[4]},
+            {all.extent[2], all.extent[3], all.extent[1], dim},
             {all.stride[2], all.stride[3], all.stride[1], all.stride[4]}};
   }
-  template <class T> static TensorView<T, 3> rows_of(const TensorView<T, 5>& all, Index layer) {
+  template <class T> static TensorView<T, 3> rows_of(const TensorView<T, 5>& all, Index layer, Index dim) {
     return {all.pointer(layer, 0, 0, 0, 0),
-            {all.extent[2] * all.extent[3], all.extent[1], all.extent[4]},
+            {all.extent[2] * all.extent[3], all.extent[1], dim},
             {all.stride[3], all.stride[1], 1}};
   }
 
   KvShape shape_;
   [[no_unique_address]] B backend_;
   mutable Workspace workspace_;
-  /// (layers, Hkv, blocks, rows, ·): a kernel reads one head, row after row, and meets no page of memory twice.
+  /// (layers, Hkv, blocks, rows, ·): a kernel reads one head, row after row, and meets no page of memory twice. What
+  /// fills the keys up to the tiles' depth is 0.
   TensorOf<B, F, 5> key_, value_;
   [[no_unique_address]] Tiles tiles_;
 };

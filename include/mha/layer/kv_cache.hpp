@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "../cache/books.hpp"
 #include "../cache/kv_shape.hpp"
 #include "../cache/saved_sequence.hpp"
 #include "../cache/sequence_book.hpp"
+#include "../cache/tiled_books.hpp"
 #include "../cache/version_book.hpp"
 #include "cache_memory.hpp"
 #include "cache_step.hpp"
@@ -29,11 +29,10 @@ namespace mha::inline MHA_NAMESPACE {
 /// The keys and values of all layers of a model for several sequences, stored as F, in memory taken when it is made.
 ///
 /// Storage   Contiguous, Ring or Paged (mha/cache/storage.hpp)
-/// Memory    the host's, where a cache in bfloat16 of a layer on Systolic keeps its values once more, in the unit's
-///           tiles (of pages from 64 positions on); or of a backend B with memory of its own, such as Cuda, that; books
-///           stay on the host. What the cache does itself (copies, append(), save(), restore()) runs in a workspace:
-///           steps in another stream are ordered with it by the caller, and copy a step's numbers in each layer, not
-///           once
+/// Memory    the host's, where that of a layer on Systolic keeps once more what the unit reads in another order; or
+///           that of a backend B with memory of its own, such as Cuda; books stay on the host. What the cache does
+///           itself (copies, append(), save(), restore()) runs in a workspace: steps in another stream are ordered with
+///           it by the caller, and copy a step's numbers in each layer, not once
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
 ///           Systolic: not on the storage, the steps the rows came in, forks, or the other sequences. In the layer's
 ///           own scalar they are the bits of layer(x)
@@ -56,8 +55,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
         storage_(storage),
         sizes_(detail::checked_recordable<Storage, B>(detail::checked_sizes(shape, storage, sizes))),
         sequences_(sizes.sequences),
-        book_(storage, sizes.sequences),
-        memory_(shape, sizes.layers, book_.extents(), backend, std::move(workspace)),
+        book_(detail::book_of(storage, sizes.sequences, decltype(memory_)::tile_extents)),
+        memory_(shape, sizes.layers, book_.extents(), detail::extents_of_tiles(book_), backend, std::move(workspace)),
         versions_(sizes.sequences, sizes.layers),
         sent_(sizes.sequences, detail::table_width(book_)),
         now_(static_cast<std::size_t>(sizes.sequences)) {
@@ -108,7 +107,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     require_rewind("fork", from, count);
     return made("fork", [&](Index to) {
       book_.fork(from, to, count, copies_);
-      memory_.copy(copies_);
+      copy();
       versions_.copy(from, to);
       sequences_.set_length(to, count);
     });
@@ -147,7 +146,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     for (const Index source : from)
       detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
                       " is outside [0, ", beams.size(), "), the number of beams");
-    book_.reorder(now_.slots, from, now_.lengths, copies_, [&] { memory_.copy(copies_); });
+    book_.reorder(now_.slots, from, now_.lengths, copies_, [&] { copy(); });
     versions_.reorder(now_.slots, from);
     for (std::size_t i = 0; i < from.size(); ++i)
       sequences_.set_length(now_.slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
@@ -295,7 +294,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     now_.reserve_rows(book_, static_cast<std::size_t>(all));  // what may throw comes before anything changes
     book_.reserve(now_.growths, copies_);
     MHA_TRY {
-      memory_.copy(copies_);
+      copy();
       now_.describe(book_);
       sent_.send(now_, memory_.items());
     }
@@ -308,6 +307,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     ++steps_;
   }
 
+  void copy() { memory_.copy(copies_, detail::copies_of_tiles(book_, copies_)); }
   auto source(Index layer) const { return memory_.template source<Storage>(layer, now_, book_); }
   template <class Run> void keep_tiles(Index layer, std::span<const Index> from, const Run& run) {
     memory_.template keep_tiles<Storage>(layer, now_, book_, from, run);
@@ -363,7 +363,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   Storage storage_;
   CacheSizes sizes_;
   detail::SequenceBook sequences_;
-  typename detail::BookOf<Storage>::type book_;
+  detail::BookOf<Storage> book_;
   detail::CacheMemory<F, B> memory_;
   detail::VersionBook versions_;
   detail::StepMemory<B> sent_;

@@ -21,17 +21,18 @@ template <class Book> Index table_width(const Book& book) {
 
 /// What layers read of a cache's open step, on the host. Vectors keep their memory from step to step.
 struct StepNumbers {
-  std::vector<Growth> growths;   ///< (sequences)
-  std::vector<Index> offsets;    ///< (sequences + 1), of rows
-  std::vector<Index> positions;  ///< (sequences), of each one's first row
-  std::vector<Index> lengths;    ///< (sequences), the rows of the step included
-  std::vector<Index> slots;      ///< (sequences), then of books of blocks their blocks
-  std::vector<Index> oldest;     ///< (sequences), of books of blocks
-  std::vector<Index> table;      ///< (sequences, width), of books of pages
-  std::vector<Index> to_row;     ///< (rows): where each is stored
+  std::vector<Growth> growths;    ///< (sequences)
+  std::vector<Index> offsets;     ///< (sequences + 1), of rows
+  std::vector<Index> positions;   ///< (sequences), of each one's first row
+  std::vector<Index> lengths;     ///< (sequences), the rows of the step included
+  std::vector<Index> slots;       ///< (sequences), then of books of blocks their blocks
+  std::vector<Index> oldest;      ///< (sequences), of books of blocks
+  std::vector<Index> table;       ///< (sequences, width), of books of pages
+  std::vector<Index> tile_table;  ///< the same of pages of tiles, where they are not those of rows
+  std::vector<Index> to_row;      ///< (rows): where each is stored
 
   static constexpr std::size_t list_count = 7;
-  /// All lists of numbers.
+  /// All lists of numbers that a backend with memory of its own reads.
   std::array<const std::vector<Index>*, list_count> lists() const {
     return {&offsets, &positions, &lengths, &slots, &oldest, &table, &to_row};
   }
@@ -46,6 +47,9 @@ struct StepNumbers {
   template <class Book> void reserve_rows(const Book& book, std::size_t rows) {
     to_row.reserve(rows);
     if constexpr (has_pages<Book>) table.resize(growths.size() * static_cast<std::size_t>(book.width()));
+    if constexpr (has_tile_pages<Book>)
+      if (book.has_tile_pages())
+        tile_table.resize(growths.size() * static_cast<std::size_t>(book.tile_pages().width()));
   }
 
   /// Those of one sequence that has so many positions and gets no more.
@@ -69,10 +73,9 @@ struct StepNumbers {
       for (Index i = 0; i < g.rows; ++i) to_row.push_back(book.row(g.slot, g.length + i));
     }
     if constexpr (has_pages<Book>) {
-      for (std::size_t b = 0; b < growths.size(); ++b) {
-        const auto pages = book.pages(growths[b].slot, lengths[b]);
-        std::copy(pages.begin(), pages.end(), table.begin() + static_cast<std::ptrdiff_t>(b) * book.width());
-      }
+      list_pages(book, table);
+      if constexpr (has_tile_pages<Book>)
+        if (book.has_tile_pages()) list_pages(book.tile_pages(), tile_table);
     } else {
       oldest.clear();
       for (std::size_t b = 0; b < growths.size(); ++b) {
@@ -84,6 +87,14 @@ struct StepNumbers {
 
  private:
   template <class Book> static constexpr bool has_pages = requires(const Book& book) { book.width(); };
+  template <class Book> static constexpr bool has_tile_pages = requires(const Book& book) { book.tile_pages(); };
+
+  template <class Book> void list_pages(const Book& book, std::vector<Index>& to) const {
+    for (std::size_t b = 0; b < growths.size(); ++b) {
+      const auto pages = book.pages(growths[b].slot, lengths[b]);
+      std::copy(pages.begin(), pages.end(), to.begin() + static_cast<std::ptrdiff_t>(b) * book.width());
+    }
+  }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -39,11 +39,9 @@ TEST(AnyKv, IsTheSourceWithoutItsType) {
   EXPECT_EQ(run.count, 23);
 }
 
-/// One that keeps tiles if it is told so.
+/// One that keeps tiles.
 struct Tiled : mha::ContiguousKv<float> {
   const mha::bfloat16* tiles;
-  bool keeps;
-  bool keeps_values() const { return keeps; }
   mha::detail::ValueTiles value_tiles(Index b, Index g, Index k) const { return {tiles + b + g + k, 7, true}; }
 };
 
@@ -51,16 +49,15 @@ TEST(AnyKv, HasTheTilesThatTheSourceKeeps) {
   const mha::Tensor<float, 4> k(2, 40, 3, 4);
   const mha::Tensor<mha::bfloat16, 1> tiles(100);
   const mha::ContiguousKv<float> rows{k.view(), k.view()};
-  const Tiled kept{rows, tiles.data(), true}, none{rows, tiles.data(), false};
+  const Tiled kept{rows, tiles.data()};
   const AnyKv<float> any(kept);
   EXPECT_TRUE(any.keeps_values());
   EXPECT_EQ(any.value_tiles(1, 2, 64).tiles, tiles.data() + 67);
   EXPECT_EQ(any.value_tiles(1, 2, 64).stride, 7);
   EXPECT_TRUE(any.value_tiles(1, 2, 64).non_finite);
-  for (const AnyKv<float>& other : {AnyKv<float>(rows), AnyKv<float>(none)}) {
-    EXPECT_FALSE(other.keeps_values());
-    EXPECT_EQ(other.value_tiles(1, 2, 64).tiles, nullptr);
-  }
+  const AnyKv<float> other(rows);
+  EXPECT_FALSE(other.keeps_values());
+  EXPECT_EQ(other.value_tiles(1, 2, 64).tiles, nullptr);
 }
 
 TEST(AnyKv, TellsHeldPositionsFromDroppedOnes) {

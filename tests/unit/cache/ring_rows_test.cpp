@@ -51,4 +51,17 @@ TEST(RingRows, KeepTheFirstPositionsAndTheLatest) {
     }
 }
 
+TEST(RingRows, InMultiplesKeepAsMuchAndMore) {
+  for (const Index first : {0, 3, 8, 9})
+    for (const Index size : {0, 1, 7, 16}) {
+      const RingRows ring{first + size, first}, whole = ring.in_multiples(8);
+      EXPECT_EQ(whole.first, (first + 7) / 8 * 8);
+      EXPECT_EQ(whole.size(), (size + 7) / 8 * 8);
+      EXPECT_EQ(whole.turns(), ring.turns());
+      for (Index p = 0; p < (size > 0 ? 100 : first); ++p) EXPECT_EQ(whole.row(p) % 8, p % 8);
+      EXPECT_EQ(ring.in_multiples(1).rows, ring.rows);
+      EXPECT_EQ(ring.in_multiples(1).first, first);
+    }
+}
+
 }  // namespace

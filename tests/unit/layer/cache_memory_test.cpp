@@ -30,12 +30,13 @@ using support::write;
 
 constexpr Index layers = 2, heads = 2, dim = 3, value_dim = 1;
 constexpr mha::KvShape shape{heads, dim, value_dim};
+constexpr mha::detail::BlockExtents blocks{.blocks = 3, .rows = 4};
 constexpr mha::CacheSizes sizes{.layers = layers, .sequences = 5};
 
 float number(Index layer, Index row) { return static_cast<float>(100 * layer + row + 1); }
 
 TEST(CacheMemory, RowsAreBlocksOneAfterAnother) {
-  mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, {.blocks = 3, .rows = 4}, {}, {});
+  mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, blocks, blocks);
   EXPECT_EQ(memory.bytes(), sizeof(float) * layers * 12 * heads * (dim + value_dim));
   for (Index layer = 0; layer < layers; ++layer)
     for (Index row = 0; row < 12; ++row) {
@@ -53,7 +54,7 @@ TEST(CacheMemory, RowsAreBlocksOneAfterAnother) {
 
 // 8 heads of 128 floats beside each other put every row of a head on another page of memory.
 TEST(CacheMemory, KeepsTheRowsOfAHeadTogether) {
-  const mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, {.blocks = 3, .rows = 4}, {}, {});
+  const mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, blocks, blocks);
   EXPECT_EQ(memory.key_blocks(1).stride[1], dim);
   EXPECT_EQ(memory.key_rows(1).stride[0], dim);
   EXPECT_EQ(memory.value_blocks(1).stride[1], value_dim);
@@ -61,7 +62,7 @@ TEST(CacheMemory, KeepsTheRowsOfAHeadTogether) {
 }
 
 TEST(CacheMemory, CopiesRowsOfEveryLayer) {
-  mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, {.blocks = 3, .rows = 4}, {}, {});
+  mha::detail::CacheMemory<float, mha::OnHost> memory(shape, layers, blocks, blocks);
   for (Index layer = 0; layer < layers; ++layer)
     for (Index row = 0; row < 12; ++row)
       for (Index g = 0; g < heads; ++g) {
@@ -69,7 +70,7 @@ TEST(CacheMemory, CopiesRowsOfEveryLayer) {
         memory.value_rows(layer)(row, g, 0) = -number(layer, row);
       }
   mha::detail::RowCopies copies{{1, 8, 3}, {8, 0, 1}};
-  memory.copy(copies);  // in their order
+  memory.copy(copies, copies);  // in their order
   EXPECT_TRUE(copies.empty());
   for (Index layer = 0; layer < layers; ++layer)
     for (const auto& [to, from] : {std::pair{8, 1}, {9, 2}, {10, 3}, {0, 1}, {11, 11}, {1, 1}})

@@ -60,6 +60,33 @@ TEST(StepNumbers, OfPages) {
   EXPECT_EQ(now.slots, (List{3, 1}));
 }
 
+/// Pages whose tiles are in others.
+struct TilePages : Pages {
+  bool separate;
+  bool has_tile_pages() const { return separate; }
+  struct Tiles {
+    std::vector<Index> pages_of{8, 9};
+    Index width() const { return 2; }
+    std::span<const Index> pages(Index, Index) const { return pages_of; }
+  } tiles{};
+  const Tiles& tile_pages() const { return tiles; }
+};
+
+TEST(StepNumbers, OfPagesOfTiles) {
+  auto now = two_sequences();
+  const TilePages book{{}, true, {}};
+  now.reserve_rows(book, 19);
+  now.describe(book);
+  EXPECT_EQ(now.table[0], 3);
+  EXPECT_EQ(now.tile_table, (List{8, 9, 8, 9}));
+  auto without = two_sequences();
+  const TilePages rows{{}, false, {}};
+  without.reserve_rows(rows, 19);
+  without.describe(rows);
+  EXPECT_EQ(without.table[0], 3);
+  EXPECT_TRUE(without.tile_table.empty());
+}
+
 TEST(StepNumbers, OfOneSequenceAsItIs) {
   auto now = two_sequences();
   now.describe(Blocks{}, 3, 40);

@@ -12,18 +12,36 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
-/// Where the rows of a key block lie: row i at first + i·stride, D / 32 chunks of 32 numbers.
+/// Where the rows of a key block lie, 16 by 16: row i of tile t at tile[t] + i·stride, D / 32 chunks of 32 numbers. A
+/// tile of which no key is wanted is where another one is.
 struct KeyRows {
-  const bfloat16* first;
-  std::ptrdiff_t stride;
+  static constexpr Index tiles = key_block / tile_side;
 
-  /// Whether tiles are loaded from here as fast as from rows of `width` side by side: whole cache lines, not many
-  /// pages, and of all keys not more than fit a second cache, whose places rows apart take up by their distance.
+  const bfloat16* tile[std::size_t{tiles}] = {};
+  std::ptrdiff_t stride = 0;
+
+  KeyRows() = default;
+  /// All side by side, from `first` on.
+  KeyRows(const bfloat16* first, std::ptrdiff_t of_stride)
+      : tile{first, first + tile_side * of_stride, first + 2 * tile_side * of_stride,
+             first + 3 * tile_side * of_stride},
+        stride(of_stride) {}
+
+  bool exist() const { return tile[0] != nullptr; }
+  /// Numbers from tile t to the next.
+  std::ptrdiff_t apart(Index t) const { return tile[t + 1] - tile[t]; }
+  /// Whether tiles follow each other at one distance: those that a product takes at once. Two always do.
+  Index together() const { return apart(1) == apart(0) && apart(2) == apart(0) ? tiles : 2; }
+
+  /// Whether tiles are loaded from here as fast as from rows of `width` side by side: whole cache lines, and of rows
+  /// apart not many pages, nor more of all keys than fit a second cache, whose places they take up by their distance.
   bool near(Index keys, std::ptrdiff_t width) const {
     constexpr std::ptrdiff_t most_apart = 256, most_in_all = std::ptrdiff_t{1} << 19;  // 1 MiB
-    return stride % tile_depth == 0 && stride >= 0 && stride <= most_apart &&
-           (stride == width || stride * keys <= most_in_all) &&
-           reinterpret_cast<std::uintptr_t>(first) % (sizeof(bfloat16) * tile_depth) == 0;
+    return stride % tile_depth == 0 && stride >= 0 &&
+           (stride == width || (stride <= most_apart && stride * keys <= most_in_all)) &&
+           std::all_of(tile, tile + tiles, [](const bfloat16* at) {
+             return reinterpret_cast<std::uintptr_t>(at) % (sizeof(bfloat16) * tile_depth) == 0;
+           });
   }
 };
 
@@ -77,8 +95,9 @@ template <class T, class F> void for_each_run(const AnyKv<T>& source, Index b, I
   }
 }
 
-/// Blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order: whole
-/// ones, and the last one where the source's memory has rows behind its end.
+/// Blocks of 64 keys of a sequence and head that are fit to be read where they are, asked for in their order: those
+/// whose keys lie together 16 by 16, and where the source's memory has rows behind its end and for dropped keys, all
+/// of which a key is held. Of a source of another scalar than bfloat16 those that it keeps in bfloat16 too.
 template <class T> class KeysInPlace {
  public:
   KeysInPlace(const AnyKv<T>& source, Index b, Index g, Index n, Index head_dim)
@@ -86,28 +105,38 @@ template <class T> class KeysInPlace {
         b_(b),
         g_(g),
         n_(n),
-        rows_(source.keeps_values() ? round_up(n, key_block) : n),
-        head_dim_(head_dim),
+        rows_(source.keeps_values() ? round_up(n, tile_side) : n),
+        width_(round_up(head_dim, tile_depth)),
         possible_(possible(source, head_dim)),
         near_(source.drops() && source.room().keys > 0 ? std::min(n, source.room().keys) : n) {}
 
   /// Whether there may be any.
   static bool possible(const AnyKv<T>& source, Index head_dim) {
-    return std::is_same_v<T, bfloat16> && head_dim % tile_depth == 0 && source.room().together >= key_block;
+    if (!std::is_same_v<T, bfloat16>) return source.keeps_keys();
+    return (head_dim % tile_depth == 0 || source.keeps_values()) && source.room().together >= tile_side;
   }
 
-  /// Where keys [begin, begin + 64) are; null if they have to be packed. Not all are dropped.
+  /// Where keys [begin, begin + 64) are; none where they have to be packed. Not all are dropped.
   KeyRows at(Index begin) {
-    if constexpr (std::is_same_v<T, bfloat16>)
-      if (possible_ && rows_ - begin >= key_block && source_.held(b_, begin, n_) == begin) {
-        if (begin < first_ || begin >= first_ + run_.count) {
-          first_ = begin;
-          run_ = source_.run(b_, g_, begin, rows_);
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      if (!possible_ || !(source_.keeps_values() || rows_ - begin >= key_block)) return {};
+      if (!find(begin)) return {};
+      KeyRows rows(run_.key + (begin - first_) * run_.key_stride, run_.key_stride);
+      for (Index t = 1; t < KeyRows::tiles; ++t) {
+        const Index k = begin + t * tile_side;
+        if (k + tile_side <= first_ + run_.count) continue;
+        if (k >= n_) {
+          rows.tile[t] = rows.tile[t - 1];
+          continue;
         }
-        const KeyRows rows{run_.key + (begin - first_) * run_.key_stride, run_.key_stride};
-        if (first_ + run_.count - begin >= key_block && rows.near(near_, head_dim_)) return rows;
+        if (!find(k) || run_.key_stride != rows.stride) return {};
+        for (Index i = t; i < KeyRows::tiles; ++i) rows.tile[i] = run_.key + (i - t) * tile_side * run_.key_stride;
       }
-    return {nullptr, 0};
+      if (rows.near(near_, width_)) return rows;
+    } else if (const bfloat16* const rows = source_.key_tiles(b_, g_, begin)) {
+      return {rows, width_};
+    }
+    return {};
   }
 
   /// Whether a run of keys stays in place as the source grows to its room.
@@ -116,15 +145,24 @@ template <class T> class KeysInPlace {
       const Index first = possible_ ? source_.held(b_, 0, n_) : n_;
       if (first >= n_) return possible_;
       const KvRun<T> run = source_.run(b_, g_, first, n_);
-      return KeyRows{run.key, run.key_stride}.near(std::max(near_, source_.room().keys), head_dim_);
+      return KeyRows(run.key, run.key_stride).near(std::max(near_, source_.room().keys), width_);
     } else {
-      return false;
+      return possible_;
     }
   }
 
  private:
+  /// Whether the 16 keys from k on are in a run.
+  bool find(Index k) {
+    if (k >= first_ && k + tile_side <= first_ + run_.count) return true;
+    if (!source_.keeps_values() && source_.held(b_, k, n_) != k) return false;
+    first_ = k;
+    run_ = source_.run(b_, g_, k, rows_);
+    return run_.count >= tile_side;
+  }
+
   const AnyKv<T>& source_;
-  Index b_, g_, n_, rows_, head_dim_;
+  Index b_, g_, n_, rows_, width_;
   bool possible_;
   Index near_;  ///< keys that there are, of a ring its rows
   KvRun<T> run_{};

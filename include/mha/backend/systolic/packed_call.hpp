@@ -38,7 +38,7 @@ class PackedCall {
     if (stay_in_place_)
       count(key_blocks_, [&](Index b, Index g) {
         std::int64_t n = 0;
-        for_each_keys(call, b, g, [&](std::ptrdiff_t, const KeyRows& at) { n += at.first == nullptr ? 1 : 0; });
+        for_each_keys(call, b, g, [&](std::ptrdiff_t, const KeyRows& at) { n += at.exist() ? 0 : 1; });
         stay_in_place_ = stay_in_place_ && KeysInPlace<Stored>(call.kv, b, g, call.keys(b), head_dim_).stays();
         return n;
       });
@@ -62,7 +62,7 @@ class PackedCall {
     key_rows_ = frame.take<KeyRows>(sizes.places);
     value_tiles_ = frame.take<ValueTiles>(sizes.places);
     // Of 64 keys that are all dropped nothing but a prefetch asks.
-    if (call.kv.drops()) std::fill_n(key_rows_, sizes.places, KeyRows{nullptr, 0});
+    if (call.kv.drops()) std::fill_n(key_rows_, sizes.places, KeyRows{});
     if (call.kv.drops() || value_dim_ == 0) std::fill_n(value_tiles_, sizes.places, ValueTiles{});
     if (!one_at_a_time_) for_each_head(call.shape.batch, [&](Index b, Index g) { place(call, b, g); });
   }
@@ -91,7 +91,7 @@ class PackedCall {
   }
   /// Where the j-th 64 keys of the i-th block are to be packed; null where they are read at their source.
   bfloat16* keys_at(Index b, Index g, Index i, Index j) const {
-    return within(keys_, key_blocks_ * key_elements(), key_rows_[block(b, g, i) * in_block + j].first);
+    return within(keys_, key_blocks_ * key_elements(), key_rows_[block(b, g, i) * in_block + j].tile[0]);
   }
   /// And their values; null tiles where the source keeps them.
   PackedValues values_at(Index b, Index g, Index i, Index j) const {
@@ -145,7 +145,7 @@ class PackedCall {
   template <class T, class Stored> void place(const simd::AnyCall<T, Stored>& call, Index b, Index g) {
     for_each_keys(call, b, g, [&](std::ptrdiff_t place, const KeyRows& rows) {
       key_rows_[place] = rows;
-      if (rows.first != nullptr) return;
+      if (rows.exist()) return;
       key_rows_[place] = {next_keys_, round_up(head_dim_, tile_depth)};
       next_keys_ += key_elements();
     });

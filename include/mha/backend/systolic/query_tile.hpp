@@ -246,10 +246,10 @@ template <class T, class Stored = T> class QueryTile {
   void fetch_ahead(bool keys, Index next, Index pending) {
     constexpr std::ptrdiff_t lines = 128;
     if (keys) {
-      const KeyRows rows = kv_.key_rows[(next - moved_) / key_block];
+      const KeyRows& rows = kv_.key_rows[(next - moved_) / key_block];
       const std::ptrdiff_t row = rows.stride * std::ptrdiff_t{sizeof(bfloat16)};
       const bool long_rows = kv_.depth_steps() > 2;
-      rows_.ahead = {reinterpret_cast<const char*>(rows.first), row, long_rows ? lines : key_block / 2 * row};
+      rows_.ahead = {reinterpret_cast<const char*>(rows.tile[0]), row, long_rows ? lines : key_block / 2 * row};
     } else {
       const ValueTiles& values = values_of(pending);
       rows_.ahead = {reinterpret_cast<const char*>(values.tiles), lines,
@@ -259,9 +259,11 @@ template <class T, class Stored = T> class QueryTile {
 
   /// s ← logits of keys [begin, to), −∞ where hidden and beyond the visible range.
   void logits(Index begin, const simd::KeyRange& keys, Index to) {
-    const KeyRows rows = kv_.key_rows[(begin - moved_) / key_block];
-    unit_.multiply({rows.first, tile_side * rows.stride, state_.q, at_.s, (to - begin) / tile_side, kv_.depth_steps(),
-                    false, tile_depth, rows.stride});
+    const KeyRows& rows = kv_.key_rows[(begin - moved_) / key_block];
+    const Index tiles = (to - begin) / tile_side, together = std::min(tiles, rows.together());
+    for (Index t = 0; t < tiles; t += together)
+      unit_.multiply({rows.tile[t], rows.apart(t), state_.q, at_.s + std::ptrdiff_t{t} * tile_side * lanes(), together,
+                      kv_.depth_steps(), false, tile_depth, rows.stride});
     count_logits(keys.end - begin);
     if (!scale_.dots()) queries_.apply(call_.score, at_.s, lanes(), call_.scale, begin, keys.end);
     queries_.hide(call_.mask, at_.s, lanes(), keys, tile_depth);

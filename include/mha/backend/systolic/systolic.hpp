@@ -19,7 +19,7 @@
 #include "array.hpp"
 #include "attend.hpp"
 #include "backward.hpp"
-#include "cached_values.hpp"
+#include "cached_tiles.hpp"
 #include "gemm.hpp"
 #include "precision.hpp"
 #include "unit.hpp"
@@ -44,7 +44,9 @@ template <class Array, class Precision, Executor Threads> class Systolic {
   static constexpr const char* name = "Systolic";
   static constexpr bool drops = true;
   using Workspace = mha::Workspace;
-  using CachedTiles = detail::systolic::CachedValues;  ///< of caches in bfloat16
+  /// Of a cache that stores T.
+  template <class T>
+  requires(std::is_same_v<Accumulator<T>, float>) using CachedTiles = detail::systolic::CachedTiles<T>;
 
   Systolic() requires std::default_initializable<Threads>
   = default;

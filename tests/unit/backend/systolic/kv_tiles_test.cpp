@@ -105,6 +105,7 @@ TEST(KvTiles, FindKeysInTheirPlace) {
                            {1, 64, 8, 0, false},
                            {3, 128, 0, 0, false},
                            {1, 48, 0, 0, false},
+                           {4, 40, 0, 0, false},  // another head behind it, and no zeros
                            {1, 64, 0, 2, false}}) {
     SCOPED_TRACE(at.head_dim);
     const std::ptrdiff_t stride = std::ptrdiff_t{at.heads} * at.head_dim;
@@ -122,11 +123,11 @@ TEST(KvTiles, FindKeysInTheirPlace) {
       for (Index first = 0; first < n; first += systolic::key_block) {
         systolic::KeyRows& rows = key_rows[static_cast<std::size_t>(first / systolic::key_block)];
         rows = in_place.at(first);
-        if (rows.first != nullptr) continue;
-        rows.stride = systolic::round_up(at.head_dim, systolic::tile_depth);
-        bfloat16* const to = keys.data() + first * rows.stride;
+        if (rows.exist()) continue;
+        const Index width = systolic::round_up(at.head_dim, systolic::tile_depth);
+        bfloat16* const to = keys.data() + std::ptrdiff_t{first} * width;
         systolic::pack_keys(any, 0, 0, first, n, mha::current_isa(), at.head_dim, to);
-        rows.first = to;
+        rows = {to, width};
       }
     };
     if (paged)
@@ -136,8 +137,9 @@ TEST(KvTiles, FindKeysInTheirPlace) {
     for (Index i = 0; i < n; ++i) {
       const systolic::KeyRows& rows = key_rows[static_cast<std::size_t>(i / 64)];
       const bfloat16* const row = paged ? source.run(0, 0, i, i + 1).key : k.pointer(0, i, 0, 0);
-      EXPECT_EQ(rows.first + i % 64 * rows.stride == row, at.in_place && i < 128) << "key " << i;
-      for (Index d = 0; d < at.head_dim; ++d) EXPECT_EQ(rows.first[i % 64 * rows.stride + d].bits, row[d].bits);
+      EXPECT_EQ(rows.tile[i % 64 / 16] + i % 16 * rows.stride == row, at.in_place && i < 128) << "key " << i;
+      for (Index d = 0; d < at.head_dim; ++d)
+        EXPECT_EQ(rows.tile[i % 64 / 16][i % 16 * rows.stride + d].bits, row[d].bits);
     }
   }
 }
@@ -147,7 +149,8 @@ TEST(KeyRows, AreNearUntilTheyTakeMoreThanAMebibyte) {
   EXPECT_TRUE((systolic::KeyRows{row, 256}.near(2048, 64)));
   EXPECT_FALSE((systolic::KeyRows{row, 256}.near(2049, 64)));
   EXPECT_TRUE((systolic::KeyRows{row, 256}.near(1 << 20, 256))) << "side by side";
-  EXPECT_FALSE((systolic::KeyRows{row, 288}.near(64, 288)));
+  EXPECT_TRUE((systolic::KeyRows{row, 288}.near(64, 288))) << "too";
+  EXPECT_FALSE((systolic::KeyRows{row, 288}.near(64, 64)));
   EXPECT_FALSE((systolic::KeyRows{row, 80}.near(64, 64)));
   EXPECT_FALSE((systolic::KeyRows{row + 8, 64}.near(64, 64)));
 }

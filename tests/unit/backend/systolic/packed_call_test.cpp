@@ -108,13 +108,16 @@ TEST(PackedCall, PacksKeysOfOtherScalars) {
   EXPECT_GE(all.bytes(), 256u * (32 + 16) * 2);
 }
 
-TEST(PackedCall, PacksOfLongPagesTheLastKeysAlone) {
+TEST(PackedCall, PacksOfPagesTheLastKeysAlone) {
   const Rows<bfloat16> rows(8, 64, 2), short_rows(20, 16, 2);
-  const std::vector<Index> table{5, 1, 3, 0}, lengths{200}, long_table{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const std::vector<Index> table{5, 1, 3, 0}, lengths{200}, short_table{3, 1, 19, 0, 7, 6, 11, 2, 8, 9, 10, 5, 12};
   const Packed<mha::PagedKv<bfloat16>> pages({rows.key, rows.value, table, lengths});
   EXPECT_EQ(pages.packed_keys(0, 1), Keys{192});
-  const Packed<mha::PagedKv<bfloat16>> short_pages({short_rows.key, short_rows.value, long_table, lengths});
-  EXPECT_EQ(short_pages.packed_keys(0, 1), (Keys{0, 64, 128, 192}));
+  Packed<mha::PagedKv<bfloat16>> short_pages({short_rows.key, short_rows.value, short_table, lengths});
+  EXPECT_EQ(short_pages.packed_keys(0, 1), Keys{192});
+  const systolic::KeyRows& at = short_pages.packed().at(0, 1).key_rows[1];
+  for (Index t = 0; t < 4; ++t)
+    EXPECT_EQ(at.tile[t], short_rows.key.pointer(short_table[static_cast<std::size_t>(4 + t)], 0, 1, 0));
 }
 
 TEST(PackedCall, PacksOfARingWhereItTurnsAndAtItsEnds) {
@@ -139,7 +142,6 @@ TEST(PackedCall, TakesKeysOfARingFromTheirPlaceHoweverLongItHasBeen) {
 struct Tiled : mha::ContiguousKv<bfloat16> {
   const bfloat16* tiles = nullptr;
   Index without = 0;  ///< the 64 of this key are not kept
-  bool keeps_values() const { return true; }
   mha::KvRun<bfloat16> run(Index b, Index g, Index begin, Index end) const {
     return ContiguousKv::run(b, g, begin, std::min(end, key.extent[1]));
   }
@@ -190,15 +192,15 @@ TEST(PackedCall, PacksTheValuesThatAreNotKept) {
   }
 }
 
-// The last keys of a sequence are read where they are too, if there is memory for 64.
+// The last keys of a sequence are read where they are too, if there is memory for whole tiles of 16.
 TEST(PackedCall, TakesTheLastKeysFromTheirPlaceToo) {
   const Rows<bfloat16> rows(1, 1000, 2);
   const mha::Tensor<bfloat16, 1> tiles(40000);
-  for (const auto& [length, packed] : {std::pair<Index, Keys>{1, {}}, {200, {}}, {960, {}}, {961, {960}}}) {
+  for (const auto& [length, packed] : {std::pair<Index, Keys>{1, {}}, {200, {}}, {992, {}}, {993, {960}}}) {
     const std::vector<Index> lengths{length};
     Packed<Tiled> all(Tiled{{rows.key, rows.value, {}, lengths}, tiles.data(), 2000});
     EXPECT_EQ(all.packed_keys(0, 1), packed) << length;
-    EXPECT_EQ(all.packed().at(0, 1).key_rows[0].first, rows.key.pointer(0, 0, 1, 0));
+    EXPECT_EQ(all.packed().at(0, 1).key_rows[0].tile[0], rows.key.pointer(0, 0, 1, 0));
   }
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,8 +17,9 @@ namespace {
 namespace systolic = mha::detail::systolic;
 using mha::Index;
 
-/// One tile of three queries against 70 keys, without the driver.
-TEST(QueryTile, AttendsBlockByBlock) {
+/// One tile of three queries against 70 keys, without the driver. The first 64 keys lie side by side, or 16 by 16 in
+/// the given order.
+void attend_block_by_block(const std::vector<Index>& order) {
   support::Random random("query tile");
   const Index n = 70, count = 3, dim = 8;
   mha::Tensor<float, 4> q(1, count, 1, dim), k(1, n, 1, dim), v(1, n, 1, dim), out(1, count, 1, dim);
@@ -43,6 +46,7 @@ TEST(QueryTile, AttendsBlockByBlock) {
   auto* const values = frame.take<mha::bfloat16>(2 * systolic::KvTiles::value_size(n, dim));
   mha::detail::ValueTiles value_tiles[2];
   auto* const keys = frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim));
+  auto* const elsewhere = frame.take<mha::bfloat16>(systolic::KvTiles::key_size(n, dim));
   auto* const key_rows = frame.take<systolic::KeyRows>(8);
   const systolic::KvTiles tiles{value_tiles, key_rows, dim, dim};
   auto* const scratch = frame.take<mha::bfloat16>(systolic::pack_scratch(dim));
@@ -51,6 +55,10 @@ TEST(QueryTile, AttendsBlockByBlock) {
     constexpr std::ptrdiff_t width = systolic::tile_depth;
     key_rows[first / systolic::key_block] = {keys + first * width, width};
     systolic::pack_keys(source, 0, 0, first, n, kernels.level, dim, keys + first * width);
+    for (std::size_t t = 0; first == 0 && t < order.size(); ++t) {
+      const mha::bfloat16* const rows = keys + static_cast<std::ptrdiff_t>(t) * 16 * width;
+      key_rows[0].tile[t] = std::copy_n(rows, 16 * width, elsewhere + order[t] * 16 * width) - 16 * width;
+    }
     // The second 64 values far behind the first, with another distance between tiles.
     auto& at = value_tiles[first / systolic::key_block];
     mha::bfloat16* const to = values + (first > 0 ? systolic::KvTiles::value_size(n, dim) : 0);
@@ -79,6 +87,14 @@ TEST(QueryTile, AttendsBlockByBlock) {
     EXPECT_NEAR(double(lse(0, 0, i)), std::log(sum), 0x1p-6);
     for (Index d = 0; d < dim; ++d) EXPECT_NEAR(double(out(0, i, 0, d)), value[d] / sum, 0x1p-6 * size[d] / sum);
   }
+}
+
+TEST(QueryTile, AttendsBlockByBlock) { attend_block_by_block({}); }
+
+TEST(QueryTile, AttendsToKeysThatLieInTilesOfSixteen) {
+  attend_block_by_block({2, 0, 3, 1});
+  attend_block_by_block({3, 2, 0, 1});
+  attend_block_by_block({0, 2, 4, 7});
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -35,7 +37,7 @@ template <class Source> struct Kept {
   Index value_dim, rows, first, longest;
   Index each;                       ///< blocks of a sequence
   mha::Tensor<bfloat16, 4> values;  // (blocks, rows, Hkv, Dv)
-  systolic::CachedValues tiles;
+  systolic::CachedTiles<bfloat16> tiles;
   std::vector<Index> table, lengths, written, oldest;
 
   Kept(Index dim, Index of_rows, Index most, Index first_rows = 0)
@@ -66,7 +68,7 @@ template <class Source> struct Kept {
     return values(in.block, mha::detail::RingRows{rows, first}.row(in.position), h, d);
   }
   mha::detail::ValueTiles tiles_at(Index b, Index h, Index k) const {
-    return mha::detail::TiledKv<Source, systolic::CachedValues>{source(), &tiles, 1}.value_tiles(b, h, k);
+    return mha::detail::TiledKv<Source, systolic::CachedTiles<bfloat16>>{source(), &tiles, 1}.value_tiles(b, h, k);
   }
 
   /// So many positions more for a sequence, in memory alone.
@@ -165,7 +167,7 @@ template <class Source> void go_on(Kept<Source> kept, int rounds, Index most_bac
   }
 }
 
-TEST(CachedValues, AreThoseOfTheRowsHoweverTheyCame) {
+TEST(CachedTiles, AreThoseOfTheRowsHoweverTheyCame) {
   for (const Index dim : {16, 48, 9}) {
     SCOPED_TRACE(dim);
     go_on(Kept<Contiguous>(dim, 330, 330), 60, 330);
@@ -174,7 +176,7 @@ TEST(CachedValues, AreThoseOfTheRowsHoweverTheyCame) {
   }
 }
 
-TEST(CachedValues, GoRoundInARing) {
+TEST(CachedTiles, GoRoundInARing) {
   for (const Index dim : {16, 40}) {
     SCOPED_TRACE(dim);
     go_on(Kept<Ring>(dim, 51, 2000, 3), 150, 9);
@@ -184,7 +186,7 @@ TEST(CachedValues, GoRoundInARing) {
   }
 }
 
-TEST(CachedValues, AreNullWhereTheyMayBeWrong) {
+TEST(CachedTiles, AreNullWhereTheyMayBeWrong) {
   support::Random random("null");
   Kept<Contiguous> kept(16, 330, 330);
   kept.put(random, 0, 100);
@@ -204,7 +206,7 @@ TEST(CachedValues, AreNullWhereTheyMayBeWrong) {
 }
 
 // Tiles are found by their place, which positions a turn apart share.
-TEST(CachedValues, AreNullATurnLater) {
+TEST(CachedTiles, AreNullATurnLater) {
   support::Random random("turn");
   Kept<Ring> kept(16, 128, 5000);  // tiles of 256 positions
   kept.write(random, 0, 64);
@@ -219,7 +221,7 @@ TEST(CachedValues, AreNullATurnLater) {
   EXPECT_EQ(kept.tiles.at(1, {kept.table[0], 0}, 0, 64).tiles, nullptr) << "a turn ago";
 }
 
-TEST(CachedValues, AreNullAfterAWriteThatFailed) {
+TEST(CachedTiles, AreNullAfterAWriteThatFailed) {
   support::Random random("failed write");
   Kept<Contiguous> kept(16, 330, 330);
   for (const Index b : {0, 1}) kept.write(random, b, 100);
@@ -240,9 +242,9 @@ TEST(CachedValues, AreNullAfterAWriteThatFailed) {
   for (const Index b : {0, 1}) kept.expect_right(b);
 }
 
-TEST(CachedValues, HaveMemoryForWholeBlocksOfPositions) {
+TEST(CachedTiles, HaveMemoryForWholeBlocksOfPositions) {
   const auto bytes_of = [](const mha::detail::BlockExtents& extents) {
-    return systolic::CachedValues({.heads = 2, .dim = 8, .value_dim = 20}, 3, extents).bytes();
+    return systolic::CachedTiles<bfloat16>({.heads = 2, .dim = 8, .value_dim = 20}, 3, extents).bytes();
   };
   const auto expected = [](std::size_t positions) {
     const std::size_t tiles = 2 * 3 * positions * (32 * 2), non_finite = 2 * 3 * positions / 64,
@@ -254,7 +256,6 @@ TEST(CachedValues, HaveMemoryForWholeBlocksOfPositions) {
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 64, .pages = true}), expected(5 * 64));
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 128, .pages = true}), expected(5 * 128));
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 512, .pages = true}), expected(5 * 512));
-  EXPECT_EQ(bytes_of({.blocks = 5, .rows = 32, .pages = true}), 0u);
   EXPECT_EQ(bytes_of({.blocks = 5, .rows = 51, .turning = 48}), expected(5 * 3 * 64)) << "48 in two of 64";
   EXPECT_EQ(bytes_of({.blocks = 1, .rows = 600, .turning = 600}), expected(4 * 256));
 }
@@ -276,9 +277,10 @@ template <class Storage> void expect_no_memory_in_a_step(const Storage& storage)
   EXPECT_EQ(workspace.allocations(), before);
 }
 
-TEST(CachedValues, TakeNoMemoryInAStep) {
+TEST(CachedTiles, TakeNoMemoryInAStep) {
   expect_no_memory_in_a_step(mha::Contiguous{.length = 300});
   expect_no_memory_in_a_step(mha::Paged{.pages = 8, .length = 300});
+  expect_no_memory_in_a_step(mha::Paged{.pages = 20, .length = 300, .page = 16});
   expect_no_memory_in_a_step(mha::Ring{.left = 199, .rows = 290});
 }
 
@@ -295,7 +297,7 @@ template <class Source> bool all_kept(const Source& source, Index b) {
 }
 
 /// Which caches keep them.
-TEST(CachedValues, AreOfCachesInBfloat16) {
+TEST(CachedTiles, AreOfCachesOfSystolic) {
   const Layer layer({.d_model = 32, .num_heads = 2});
   const mha::MultiHeadAttention<float, mha::Systolic<>> wide({.d_model = 32, .num_heads = 2});
   const mha::MultiHeadAttention<bfloat16, mha::Cpu> on_cpu({.d_model = 32, .num_heads = 2});
@@ -311,17 +313,89 @@ TEST(CachedValues, AreOfCachesInBfloat16) {
   const auto each = [&](const auto& storage, bool kept) {
     EXPECT_EQ(one_step([&] { return mha::make_cache(layer, storage); }), kept);
     EXPECT_EQ(one_step([&] { return mha::make_cache<bfloat16>(wide, storage); }), kept);
-    EXPECT_FALSE(one_step([&] { return mha::make_cache<float>(layer, storage); }));
+    EXPECT_EQ(one_step([&] { return mha::make_cache<float>(layer, storage); }), kept);
+    EXPECT_EQ(one_step([&] { return mha::make_cache(wide, storage); }), kept);
     EXPECT_FALSE(one_step([&] { return mha::make_cache(on_cpu, storage); }));
   };
   each(mha::Contiguous{.length = 300}, true);
   each(mha::Ring{.left = 20, .rows = 70}, true);
   each(mha::Paged{.pages = 8, .length = 300}, true);
-  each(mha::Paged{.pages = 8, .length = 300, .page = 32}, false);
-  const auto kept = mha::make_cache(layer, mha::Contiguous{.length = 300});
-  const auto rows = mha::make_cache(on_cpu, mha::Contiguous{.length = 300});
+  for (const Index page : {16, 32}) each(mha::Paged{.pages = 300 / page + 1, .length = 300, .page = page}, true);
+  const mha::Config whole{.d_model = 64, .num_heads = 2};
+  const auto kept = mha::make_cache(Layer(whole), mha::Contiguous{.length = 300});
+  const auto rows = mha::make_cache(decltype(on_cpu)(whole), mha::Contiguous{.length = 300});
   EXPECT_GT(kept.bytes(), rows.bytes() * 3 / 2) << "in whole tiles";
   EXPECT_LT(kept.bytes(), rows.bytes() * 2);
+}
+
+/// Every key that a source holds is read where it is, or where it is kept in bfloat16, its tiles filled up with zeros.
+template <class Source> void expect_keys_in_place(const Source& source, Index b) {
+  using F = typename Source::Scalar;
+  const mha::detail::AnyKv<F> any(source);
+  const Index n = any.keys(b), dim = source.dim(), width = systolic::round_up(dim, systolic::tile_depth);
+  for (Index g = 0; g < source.heads(); ++g) {
+    systolic::KeysInPlace<F> in_place(any, b, g, n, dim);
+    EXPECT_TRUE(in_place.stays());
+    for (Index begin = 0; begin < n; begin += 64) {
+      const Index end = std::min(n, begin + 64);
+      if (any.held(b, begin, end) == end) continue;
+      const systolic::KeyRows rows = in_place.at(begin);
+      ASSERT_TRUE(rows.exist()) << "from " << begin << " of " << n;
+      for (Index k = begin; k < end; ++k) {
+        if (any.held(b, k, end) != k) continue;
+        const F* const key = any.run(b, g, k, k + 1).key;
+        const bfloat16* const at = rows.tile[k % 64 / 16] + k % 16 * rows.stride;
+        if constexpr (std::is_same_v<F, bfloat16>) {
+          ASSERT_EQ(at, key) << "key " << k << " of " << n;
+        }
+        for (Index d = 0; d < dim; ++d) ASSERT_EQ(at[d].bits, bfloat16(float(key[d])).bits) << "key " << k << ", " << d;
+        for (Index d = dim; d < width; ++d) ASSERT_EQ(at[d].bits, 0) << "key " << k << ", " << d;
+      }
+    }
+  }
+}
+
+/// In steps of some rows, past `length` of which a Ring drops the first.
+template <class F, class Storage> void expect_nothing_to_pack(const Storage& storage, Index head_dim, Index length) {
+  SCOPED_TRACE(head_dim);
+  const Layer layer({.d_model = 2 * head_dim, .num_heads = 2, .head_dim = head_dim, .value_dim = 24});
+  auto cache = mha::make_cache<F>(layer, storage, {.sequences = 2});
+  const mha::SequenceId ids[] = {cache.add(), cache.add()};
+  support::Random random("keys in place");
+  for (Index n = 0, count = 1; n + count <= length; n += count, count = 1 + n % 37) {
+    mha::Tensor<F, 3> key(count + 1, 2, head_dim), value(count + 1, 2, 24);
+    random.fill(key);
+    random.fill(value);
+    auto step = cache.step(ids, std::array{count, Index{n % 3 == 0}});
+    const Index rows = step.offsets()[2];
+    step.append(0, mha::view(std::as_const(key).data(), rows, 2, head_dim),
+                mha::view(std::as_const(value).data(), rows, 2, 24));
+    for (const Index b : {0, 1}) {
+      expect_keys_in_place(step.source(0), b);
+      EXPECT_TRUE(all_kept(step.source(0), b));
+    }
+    step.commit();
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// A call packs nothing, whatever the storage: what a step packs are its own rows.
+template <class F> void expect_nothing_to_pack(Index head_dim) {
+  for (const Index page : {16, 32, 64, 256})
+    expect_nothing_to_pack<F>(mha::Paged{.pages = 2 * (700 / page + 1), .length = 700, .page = page}, head_dim, 700);
+  expect_nothing_to_pack<F>(mha::Contiguous{.length = 690}, head_dim, 690);
+  expect_nothing_to_pack<F>(mha::Ring{.left = 130, .rows = 37, .first = 5}, head_dim, 1500);
+  expect_nothing_to_pack<F>(mha::Ring{.left = 300, .rows = 37}, head_dim, 1500);
+  expect_nothing_to_pack<F>(mha::Ring{.left = 3, .rows = 37, .first = 70}, head_dim, 1000);
+}
+
+TEST(CachedTiles, LeaveNothingToPack) {
+  for (const Index head_dim : {32, 40, 8}) expect_nothing_to_pack<bfloat16>(head_dim);
+  expect_nothing_to_pack<bfloat16>(288);
+  for (const Index head_dim : {32, 12}) {
+    expect_nothing_to_pack<float>(head_dim);
+    expect_nothing_to_pack<mha::half>(head_dim);
+  }
 }
 
 /// What a sequence becomes without a step is in tiles too.
@@ -357,12 +431,14 @@ template <class Storage> void expect_tiles_without_a_step(const Storage& storage
   EXPECT_TRUE(kept(cache.restore(saved)));
 }
 
-TEST(CachedValues, AreKeptWithoutAStep) {
+TEST(CachedTiles, AreKeptWithoutAStep) {
   expect_tiles_without_a_step(mha::Contiguous{.length = 300});
   expect_tiles_without_a_step(mha::Ring{.left = 40, .rows = 70});
   expect_tiles_without_a_step(mha::Ring{.left = 40, .rows = 70, .first = 5});
   expect_tiles_without_a_step(mha::Paged{.pages = 16, .length = 300});
   expect_tiles_without_a_step(mha::Paged{.pages = 16, .length = 300, .page = 128});
+  expect_tiles_without_a_step(mha::Paged{.pages = 32, .length = 300, .page = 32});
+  expect_tiles_without_a_step(mha::Paged{.pages = 64, .length = 300, .page = 16});
 }
 
 }  // namespace
