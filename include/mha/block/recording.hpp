@@ -8,6 +8,7 @@
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
+#include "../launch.hpp"
 #include "rows.hpp"
 
 /// What calls on a tape and their backward passes are given, and what is refused.
@@ -85,6 +86,17 @@ void require_gradient_rows(const char* of, const TensorView<const T, 3>& rows, c
   require_equal("backward", "batch", of, rows.extent[0], name, gradient.extent[0]);
   require_equal("backward", "length", of, rows.extent[1], name, gradient.extent[1]);
   require(gradient.extent[2] == width, "backward: ", name, " has width ", gradient.extent[2], ", expected ", width);
+}
+
+/// What a backward pass on the backend is given and writes has the rows of x, and is where the backend reaches it.
+template <class B, class T, class A>
+void require_backward_rows(const B& backend, const TensorView<const A, 3>& x, const TensorView<const T, 3>& dy,
+                           Index outputs, const TensorView<T, 3>& dx, Index inputs) {
+  require_gradient_rows("x", x, "dy", dy, outputs);
+  require_gradient_rows("x", x, "dx", dx, inputs);
+  require_supported(backend, "backward");
+  require_reachable(backend, "backward", "dy", dy);
+  require_reachable(backend, "backward", "dx", dx);
 }
 
 /// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, matrices of

@@ -88,7 +88,7 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
     const TensorView<T, 2> to = rows_of(d_heads_);
     if constexpr (Output::has_weights) {
       const Part part[] = {output_part<T>(w_.output.weight, gradients_.output.weight, gradients_.output.bias)};
-      dense_.add_weights(tensors_.gated, dense_.widened(dy, frame), part);
+      dense_.add_weights(tensors_.gated, dense_.gradient(dy, frame), part);
       if (to.size() > 0) backend_.gemm(GemmCall<T>{dy, transposed(w_.output.weight), {}, to}, workspace_);
     } else {
       items_(copy_items(dy, to));

@@ -260,7 +260,7 @@ template <class T, class B> class LayerTape {
   std::uint64_t version_ = 0;  // of the weights
   detail::RecordedTensors<T> recorded_;
   AttentionTape<T, B> attention_;
-  detail::KeptArrays<T> arrays_;
+  detail::KeptArrays<T, B> arrays_;
   detail::InPlace<detail::RecordedPolicies<T, B>> policies_;
 };
 

@@ -249,7 +249,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     auto frame = workspace.frame();
-    typename detail::KeptArrays<T>::Draft kept(tape.arrays_);
+    typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_);
     const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
     const auto heads = detail::head_buffers<T, false>(kept, batch, length, {of_heads})[0];
     auto made = detail::projected<B>(c, x, memory, true, kept);

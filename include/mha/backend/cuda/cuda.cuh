@@ -16,6 +16,7 @@
 #include "dispatch.hpp"
 #include "gemm.hpp"
 #include "launch.cuh"
+#include "norm_backward_body.hpp"
 #include "norm_body.hpp"
 #include "on_device.hpp"
 #include "packed_weights.hpp"
@@ -96,6 +97,12 @@ struct Cuda {
     }
   }
 
+  /// Gradients of weights, c += a · b, see gemm.hpp.
+  template <class T> void gemm(const GemmSumCall<T>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
+  }
+
   template <class T> cuda::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts) const {
     static_assert(check_scalar<T>());
     if (const Support support = supported(); !support.ok)
@@ -164,6 +171,14 @@ struct Cuda {
     const auto held = enter(workspace);
     auto frame = workspace.frame();
     cuda::normalize(call, cuda::DeviceLauncher{workspace, frame});
+  }
+
+  /// Their backward pass, likewise.
+  template <class A>
+  void normalize_backward(const NormBackwardCall<A>& call, NormRowFacts<A>* facts, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    auto frame = workspace.frame();
+    cuda::normalize_backward(call, facts, cuda::DeviceLauncher{workspace, frame});
   }
 
   template <Items I> void for_each_item(const I& items, Workspace& workspace) const {
