@@ -5,7 +5,7 @@
 
 namespace training_checks {
 
-template <> int device_allocations<support::FarCuda>() { return support::FarStream::allocations(); }
+template <> inline int device_allocations<support::FarCuda>() { return support::FarStream::allocations(); }
 
 }  // namespace training_checks
 

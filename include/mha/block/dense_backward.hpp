@@ -257,6 +257,8 @@ template <class T, class B> class DenseBackward {
   template <class Frame> TensorView<const A, 2> gradient(const TensorView<const T, 2>& rows, Frame& frame) const {
     return widened(rows, frame, items_);
   }
+  /// The same of gradients that were summed in accumulators.
+  template <class Frame> TensorView<const A, 2> of_sums(const TensorView<const A, 2>& d, Frame&) const { return d; }
 
  private:
   template <class Frame> static TensorView<A, 2> take(Frame& frame, Index rows, Index columns) {
@@ -330,6 +332,15 @@ requires(!computes_on_host<B>) class DenseBackward<T, B> {
 
   template <class Frame> TensorView<const T, 2> gradient(const TensorView<const T, 2>& rows, Frame&) const {
     return rows;
+  }
+  template <class Frame> TensorView<const T, 2> of_sums(const TensorView<const A, 2>& d, Frame& frame) const {
+    if constexpr (std::is_same_v<T, A>) {
+      return d;
+    } else {
+      const TensorView<T, 2> rounded = take_like<T>(frame, d);
+      items_(convert_items<false>(d, rounded));
+      return rounded;
+    }
   }
 
  private:

@@ -119,10 +119,12 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
   using Steps = BackwardSteps<A>;
   using Workspace = typename B::Workspace;
   using Both = decltype(chain(std::declval<const S&>(), std::declval<const C&>()));
-  static constexpr bool trains = trains_score<T, S>, has_bias = count_biases<Both> == 1 && Arithmetic<A>;
+  // A backend on a device computes no gradients of scores: backward() of a layer refuses to be given where to.
+  static constexpr bool sums_scores = computes_on_host<B>, trains = sums_scores && trains_score<T, S>,
+                        has_bias = sums_scores && count_biases<Both> == 1 && Arithmetic<A>;
   static constexpr bool has_derivative =
       check_differentiated_score<A, S, trains>() && check_differentiated_score<A, C, false>();
-  static constexpr bool gives = gives_gradients<A, C>();
+  static constexpr bool gives = sums_scores && gives_gradients<A, C>();
   template <bool Bias, bool OfCall>
   using WantedFor = std::conditional_t<Bias || trains || OfCall,
                                        typename WantedOfCall<S, C, Bias, trains, OfCall>::type, NoScoreGradients>;
@@ -177,9 +179,10 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
         forward,   heads.out,   heads.d_out,   {},        tape.level(), tape.sum(),
         heads.d_q, heads.d_key, heads.d_value, heads.sink};
-    call.key_offsets = forward.kv.offsets.data;
     tape.require_of(name, forward);
-    const CallShape& shape = forward.shape;
+    call.forward = staged(backend, forward, frame, workspace);
+    call.key_offsets = call.forward.kv.offsets.data;
+    const CallShape& shape = call.forward.shape;
     const auto bias_to = [&] {
       if constexpr (Wanted::bias)
         return bias_sums<A>(name, score_, bias, shape, frame);
@@ -199,8 +202,8 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
       steps.before();
       run_backward(backend, call, workspace);
     }
-    steps.after({shape.origin, forward.q_offsets, shape.batch, shape.queries},
-                {Origins(Index{0}), forward.kv.offsets.data, shape.batch, shape.keys});
+    steps.after({shape.origin, call.forward.q_offsets, shape.batch, shape.queries},
+                {Origins(Index{0}), call.key_offsets, shape.batch, shape.keys});
   }
 
   /// The sums of the call's score, which follow those of the layer's own.
