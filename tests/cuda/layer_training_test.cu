@@ -5,13 +5,13 @@
 
 namespace {
 
-TEST(CudaLayerTraining, OfFloat) {
+TEST(CudaLayerTraining, HaveEveryPolicy) {
   MHA_NEEDS_GPU();
-  training_checks::expect_layers<mha::Cuda, float>("cuda layers, float");
+  training_checks::expect_full_layers<mha::Cuda, mha::bfloat16>("cuda layers, bfloat16");
 }
-TEST(CudaLayerTraining, OfBfloat16) {
+TEST(CudaLayerTraining, OfAMemory) {
   MHA_NEEDS_GPU();
-  training_checks::expect_layers<mha::Cuda, mha::bfloat16>("cuda layers, bfloat16");
+  training_checks::expect_memories<mha::Cuda, float>("cuda layers, a memory, float");
 }
 
 }  // namespace

@@ -13,7 +13,23 @@ namespace {
 
 using support::FarCuda;
 
-TEST(FarLayerTraining, OfFloat) { training_checks::expect_layers<FarCuda, float>("far layers, float"); }
-TEST(FarLayerTraining, OfBfloat16) { training_checks::expect_layers<FarCuda, mha::bfloat16>("far layers, bfloat16"); }
+TEST(FarLayerTraining, HaveEveryPolicy) {
+  training_checks::expect_full_layers<FarCuda, float>("far layers, HaveEveryPolicy, float");
+  training_checks::expect_full_layers<FarCuda, double>("far layers, HaveEveryPolicy, double");
+  training_checks::expect_full_layers<FarCuda, mha::bfloat16>("far layers, HaveEveryPolicy, bfloat16");
+  training_checks::expect_full_layers<FarCuda, mha::half>("far layers, HaveEveryPolicy, half");
+}
+TEST(FarLayerTraining, OfAMemory) {
+  training_checks::expect_memories<FarCuda, float>("far layers, OfAMemory, float");
+  training_checks::expect_memories<FarCuda, mha::bfloat16>("far layers, OfAMemory, bfloat16");
+}
+TEST(FarLayerTraining, WithWhatACallIsGiven) {
+  training_checks::expect_calls<FarCuda, float>("far layers, WithWhatACallIsGiven, float");
+  training_checks::expect_calls<FarCuda, mha::bfloat16>("far layers, WithWhatACallIsGiven, bfloat16");
+}
+TEST(FarLayerTraining, WithHeadsOfTheirOwn) {
+  training_checks::expect_bare_layers<FarCuda, float>("far layers, WithHeadsOfTheirOwn, float");
+  training_checks::expect_bare_layers<FarCuda, mha::bfloat16>("far layers, WithHeadsOfTheirOwn, bfloat16");
+}
 
 }  // namespace

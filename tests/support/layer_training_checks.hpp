@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <mha/backend/cuda/on_device.hpp>
 #include <mha/layer/multi_head_attention.hpp>
 
 #include "training_checks.hpp"
@@ -126,43 +127,53 @@ using FullLayer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>,
 template <class T, class B>
 using BareLayer = mha::MultiHeadAttention<T, B, mha::MultiHead, mha::PerHeadProjection, mha::NoOutput>;
 
-template <class B, class T> void expect_layers(const char* name) {
+inline const mha::Config sizes{
+    .d_model = 40, .num_heads = 4, .num_kv_heads = 2, .head_dim = 16, .value_dim = 8, .bias = true};
+
+/// Norms, positions, gates, sinks; sequences of different lengths.
+template <class B, class T> void expect_full_layers(const char* name) {
   support::Random random(name);
-  using mha::Reference;
-  const mha::Config sizes{
-      .d_model = 40, .num_heads = 4, .num_kv_heads = 2, .head_dim = 16, .value_dim = 8, .bias = true};
   const Index batch = 1 + random.below(3), length = 2 + random.below(40);
-  {
-    const mha::Sink sink{{0.5f, -1, 2, 0}};
-    FullLayer<T, B> there(sizes, sink);
-    FullLayer<double, Reference> here(sizes, sink);
-    expect_layer<B, T>(there, here, batch, length, 0, random, "norms, positions, gates and sinks");
-    const std::vector<Index> offsets{0, 5, 5, length + 7};
-    expect_layer<B, T>(there, here, 1, length + 7, 0, random, "ragged", mha::Ragged{offsets});
-  }
-  {
-    PlainLayer<T, B> there(sizes, mha::Dropout{.p = 0.3f});
-    PlainLayer<double, Reference> here(sizes, mha::Dropout{.p = 0.3f});
-    std::vector<Index> lengths;
-    for (Index b = 0; b < batch; ++b) lengths.push_back(1 + random.below(length));
-    const mha::Padding padding{lengths};
-    expect_layer<B, T>(there, here, batch, length, 0, random, "dropout and padding", padding, mha::DropoutSeed{7, 3});
-    expect_layer<B, T>(there, here, batch, length, 0, random, "a score of the call", mha::SoftCap{2.f});
-  }
-  {
-    mha::Config across = sizes;
-    across.kv_model = 24;
-    PlainLayer<T, B> there(across, mha::Dropout{.p = 0.3f});
-    PlainLayer<double, Reference> here(across, mha::Dropout{.p = 0.3f});
-    expect_layer<B, T>(there, here, batch, length, 1 + random.below(40), random, "a memory");
-  }
-  {
-    const mha::Config bare{.d_model = 24, .num_heads = 3};
-    BareLayer<T, B> there(bare);
-    BareLayer<double, Reference> here(bare);
-    expect_layer<B, T>(there, here, batch, length, 0, random, "heads of their own, no output", mha::Causal{});
-    expect_layer<B, T>(there, here, batch, length, length, random, "the same with a memory");
-  }
+  const mha::Sink sink{{0.5f, -1, 2, 0}};
+  FullLayer<T, B> there(sizes, sink);
+  FullLayer<double, mha::Reference> here(sizes, sink);
+  expect_layer<B, T>(there, here, batch, length, 0, random, "norms, positions, gates and sinks");
+  const std::vector<Index> offsets{0, 5, 5, length + 7};
+  expect_layer<B, T>(there, here, 1, length + 7, 0, random, "ragged", mha::Ragged{offsets});
+}
+
+/// Of a memory whose rows are of another width.
+template <class B, class T> void expect_memories(const char* name) {
+  support::Random random(name);
+  mha::Config across = sizes;
+  across.kv_model = 24;
+  PlainLayer<T, B> there(across, mha::Dropout{.p = 0.3f});
+  PlainLayer<double, mha::Reference> here(across, mha::Dropout{.p = 0.3f});
+  expect_layer<B, T>(there, here, 1 + random.below(3), 1 + random.below(40), 1 + random.below(40), random, "a memory");
+}
+
+/// What calls are given.
+template <class B, class T> void expect_calls(const char* name) {
+  support::Random random(name);
+  const Index batch = 1 + random.below(3), length = 2 + random.below(40);
+  PlainLayer<T, B> there(sizes, mha::Dropout{.p = 0.3f});
+  PlainLayer<double, mha::Reference> here(sizes, mha::Dropout{.p = 0.3f});
+  std::vector<Index> lengths;
+  for (Index b = 0; b < batch; ++b) lengths.push_back(1 + random.below(length));
+  const mha::Padding padding{lengths};
+  expect_layer<B, T>(there, here, batch, length, 0, random, "dropout and padding", padding, mha::DropoutSeed{7, 3});
+  expect_layer<B, T>(there, here, batch, length, 0, random, "a score of the call", mha::SoftCap{2.f});
+}
+
+/// Each head's matrices in memory of their own, and no output projection.
+template <class B, class T> void expect_bare_layers(const char* name) {
+  support::Random random(name);
+  const Index batch = 1 + random.below(3), length = 2 + random.below(40);
+  const mha::Config bare{.d_model = 24, .num_heads = 3};
+  BareLayer<T, B> there(bare);
+  BareLayer<double, mha::Reference> here(bare);
+  expect_layer<B, T>(there, here, batch, length, 0, random, "heads of their own, no output", mha::Causal{});
+  expect_layer<B, T>(there, here, batch, length, length, random, "the same with a memory");
 }
 
 }  // namespace training_checks
