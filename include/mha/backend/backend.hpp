@@ -4,12 +4,14 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "../cache/kv_source.hpp"
 #include "../core/borrowed.hpp"
+#include "../core/check.hpp"
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
@@ -236,6 +238,13 @@ template <class B> struct ItemsOn {
       run_serially(items);
   }
 };
+
+/// Errors    std::runtime_error that says why this machine cannot run the backend
+template <class B> void require_supported(const B& backend, const char* call) {
+  const Support support = backend.supported();
+  if (!support.ok)
+    throw_error(std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason));
+}
 
 /// The tensor's memory is one that the backend's machine reaches, where that can be told.
 template <class B, class View>

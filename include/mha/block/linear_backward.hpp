@@ -16,7 +16,6 @@
 #include "cost.hpp"
 #include "dense_backward.hpp"
 #include "kept_arrays.hpp"
-#include "linear_product.hpp"
 #include "linear_weights.hpp"
 #include "rows.hpp"
 

@@ -8,7 +8,6 @@
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
-#include "../launch.hpp"
 #include "rows.hpp"
 
 /// What calls on a tape and their backward passes are given, and what is refused.
