@@ -183,8 +183,10 @@ struct Support {
 /// Workspace&) const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the
 /// layers' calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the
 /// others; then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does
-/// anything. take_host() of its Workspace's frames gives memory of the host. tests/support/plain_backend.hpp is a whole
-/// one in a hundred lines.
+/// anything. take_host() of its Workspace's frames gives memory of the host. With attend_backward(), the product of
+/// gemm_sum.hpp and, for norms, `void normalize_backward(const NormBackwardCall<A>&, NormRowFacts<A>*, Workspace&)
+/// const` (norm_backward.hpp) layers and blocks have their backward pass there. tests/support/plain_backend.hpp is a
+/// whole one in a hundred lines.
 template <class B>
 concept Backend = requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
                            const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {

@@ -108,15 +108,21 @@ template <class A> struct NormWeightTerm {
 /// In memory that the host does not reach.
 template <class B, class A>
 void run_norm_backward_there(const B& backend, const NormBackwardCall<A>& call, typename B::Workspace& workspace) {
-  const Index rows = call.z.extent[0], width = call.z.extent[1];
-  auto frame = workspace.frame();
-  NormRowFacts<A>* const facts = frame.template take<NormRowFacts<A>>(static_cast<std::size_t>(rows));
-  backend.normalize_backward(call, facts, workspace);
-  const ItemsOn<B> items{backend, workspace};
-  add_column_sums(rows, NormWeightTerm<A>{call.z, call.dy, facts}, TensorView<A, 1>{call.d_weight, {width}, {1}},
-                  items);
-  if (call.d_bias != nullptr)
-    add_column_sums(rows, ElementTerm<A>{call.dy}, TensorView<A, 1>{call.d_bias, {width}, {1}}, items);
+  constexpr bool has = requires(NormRowFacts<A> * facts) { backend.normalize_backward(call, facts, workspace); };
+  static_assert(has,
+                "mha: this backend has memory of its own and no backward pass of norms: it has no member "
+                "normalize_backward(call, facts, workspace) (see mha/backend/norm_backward.hpp)");
+  if constexpr (has) {
+    const Index rows = call.z.extent[0], width = call.z.extent[1];
+    auto frame = workspace.frame();
+    NormRowFacts<A>* const facts = frame.template take<NormRowFacts<A>>(static_cast<std::size_t>(rows));
+    backend.normalize_backward(call, facts, workspace);
+    const ItemsOn<B> items{backend, workspace};
+    add_column_sums(rows, NormWeightTerm<A>{call.z, call.dy, facts}, TensorView<A, 1>{call.d_weight, {width}, {1}},
+                    items);
+    if (call.d_bias != nullptr)
+      add_column_sums(rows, ElementTerm<A>{call.dy}, TensorView<A, 1>{call.d_bias, {width}, {1}}, items);
+  }
 }
 
 template <class B, class A>

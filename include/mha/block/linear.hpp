@@ -268,7 +268,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
 
   /// The same of its backward pass.
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
-    return detail::linear_backward_cost<T, F>(cost(rows), config(), rows, dropout_.has_value());
+    return detail::linear_backward_cost<T, On, F>(cost(rows), config(), rows, dropout_.has_value());
   }
   [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 

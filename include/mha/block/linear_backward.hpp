@@ -111,8 +111,9 @@ void linear_backward(const B& backend, const F& activation, const LinearViews<co
       dx, frame, [&](const TensorView<T, 2>& rows) { dense.rows(d, own, rows); }, items);
 }
 
-/// What it costs where the call costs `forward`; with dropout, of calls that drop.
-template <class T, class F>
+/// What it costs where the call costs `forward`; with dropout, of calls that drop. A device copies x too, and keeps the
+/// gradients in T.
+template <class T, class B, class F>
 BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearConfig& c, Index rows, bool drops) {
   using A = Accumulator<T>;
   constexpr int matrices = is_gated<F> ? 2 : 1;
@@ -121,7 +122,9 @@ BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearCon
   return {{forward.parameters, 2 * forward.flop,
            sizeof(T) * (matrices * in * out + n * (2 * in + out)) + sizeof(A) * double(forward.parameters) + sums},
           sums,
-          sums + (std::is_same_v<T, A> ? 0 : of_results) + (drops ? n * out * sizeof(T) : 0)};
+          (computes_on_host<B> ? sums + (std::is_same_v<T, A> ? 0 : of_results)
+                               : sums / sizeof(A) * sizeof(T) + n * in * sizeof(T)) +
+              (drops ? n * out * sizeof(T) : 0)};
 }
 
 }  // namespace detail
