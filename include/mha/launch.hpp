@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -75,12 +73,6 @@ TensorView<const T, 4> unit_rows(const TensorView<const T, 4>& v, Frame& frame, 
   }
   run(copy_items(v, to));
   return to;
-}
-
-template <class B> void require_supported(const B& backend, const char* call) {
-  const Support support = backend.supported();
-  if (!support.ok)
-    throw_error(std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason));
 }
 
 inline void require_no_batch(const char* name, Index batch) {

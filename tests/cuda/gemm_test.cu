@@ -23,6 +23,14 @@ TEST(CudaGemm, ProductsOfSixteenBits) {
   gemm_checks::expect_products<mha::Cuda, mha::half>("cuda products half");
 }
 
+TEST(CudaGemm, SumsOfGradients) {
+  MHA_NEEDS_GPU();
+  gemm_checks::expect_sums<mha::Cuda, float>("cuda sums float");
+  gemm_checks::expect_sums<mha::Cuda, double>("cuda sums double");
+  gemm_checks::expect_sums<mha::Cuda, mha::bfloat16>("cuda sums bfloat16");
+  gemm_checks::expect_sums<mha::Cuda, mha::half>("cuda sums half");
+}
+
 TEST(CudaGemm, ResidualsAreAddedOnTheWay) {
   MHA_NEEDS_GPU();
   gemm_checks::expect_residuals<mha::Cuda, float>("cuda residuals float");

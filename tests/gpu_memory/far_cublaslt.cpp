@@ -77,8 +77,10 @@ cublasStatus_t sizes_of(const What& what, const Layout& a, const Layout& b, cons
                         Algorithm& to) {
   const bool wide = c.type == CUDA_R_64F;
   if (!a.valid() || !b.valid() || !c.valid() || !d.valid() || c.type != d.type || c.rows != d.rows ||
-      c.columns != d.columns || a.type != c.type || b.type != c.type)
+      c.columns != d.columns || a.type != b.type)
     return CUBLAS_STATUS_INVALID_VALUE;
+  // A result in float has factors of any scalar but double, every other its own.
+  if (a.type != c.type && (c.type != CUDA_R_32F || a.type == CUDA_R_64F)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (what.compute != (wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F) ||
       what.scale != (wide ? CUDA_R_64F : CUDA_R_32F))
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -201,8 +203,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
   if (mine.bias != nullptr && (!support::FarMemory::holds(mine.bias) || !is_aligned(mine.bias, 16)))
     return CUBLAS_STATUS_INVALID_VALUE;
 
-  return with_type(to.type, [&](auto scalar) {
+  const auto multiply = [&](auto scalar, auto stored) {
     using T = decltype(scalar);
+    using R = decltype(stored);
     using A = mha::Accumulator<T>;
     const auto at = [](const void* p, const Layout& l, bool flip, std::uint64_t row, std::uint64_t column) {
       if (flip) std::swap(row, column);
@@ -218,12 +221,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t what
             sum += at(a, left, mine.transpose_a == CUBLAS_OP_T, i, k) *
                    at(b, right, mine.transpose_b == CUBLAS_OP_T, k, j);
           A result = times * sum;
-          if (keeps != A(0)) result += keeps * at(c, from, false, i, j);
-          if (mine.epilogue == CUBLASLT_EPILOGUE_BIAS) result += A(static_cast<const T*>(mine.bias)[i]);
-          static_cast<T*>(d)[j * static_cast<std::uint64_t>(to.stride) + i] = T(result);
+          if (keeps != A(0))
+            result += keeps * A(static_cast<const R*>(c)[j * static_cast<std::uint64_t>(from.stride) + i]);
+          if (mine.epilogue == CUBLASLT_EPILOGUE_BIAS) result += A(static_cast<const R*>(mine.bias)[i]);
+          static_cast<R*>(d)[j * static_cast<std::uint64_t>(to.stride) + i] = R(result);
         }
     });
     return CUBLAS_STATUS_SUCCESS;
+  };
+  return with_type(left.type, [&](auto scalar) {
+    return to.type == left.type ? multiply(scalar, scalar) : multiply(scalar, mha::Accumulator<decltype(scalar)>());
   });
 }
 

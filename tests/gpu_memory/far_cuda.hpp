@@ -13,6 +13,7 @@
 #include <mha/backend/cuda/device_tensor.hpp>
 #include <mha/backend/cuda/dispatch.hpp>
 #include <mha/backend/cuda/gemm.hpp>
+#include <mha/backend/cuda/norm_backward_body.hpp>
 #include <mha/backend/cuda/norm_body.hpp>
 #include <mha/backend/cuda/on_device.hpp>
 #include <mha/backend/cuda/workspace.hpp>
@@ -57,6 +58,10 @@ struct FarCuda {
     return mha::cuda::entered(device, workspace);
   }
   template <class T> void gemm(const mha::GemmCall<T>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{*this, workspace});
+  }
+  template <class T> void gemm(const mha::GemmSumCall<T>& call, Workspace& workspace) const {
     const auto held = enter(workspace);
     mha::cuda::multiply(call, workspace, mha::detail::ItemsOn<FarCuda>{*this, workspace});
   }
@@ -149,6 +154,21 @@ struct FarCuda {
     const Kernel open;
     auto frame = workspace.frame();
     mha::cuda::normalize(call, Launcher{workspace, frame});
+  }
+
+  template <class A>
+  void normalize_backward(const mha::NormBackwardCall<A>& call, mha::NormRowFacts<A>* facts,
+                          Workspace& workspace) const {
+    const auto held = enter(workspace);
+    for (const void* p : {static_cast<const void*>(call.z.data), static_cast<const void*>(call.dy.data),
+                          static_cast<const void*>(call.dz.data), static_cast<const void*>(call.weight),
+                          static_cast<const void*>(call.d_weight), static_cast<const void*>(call.d_bias),
+                          static_cast<const void*>(facts)})
+      want_far("an array of a norm's backward pass", p);
+    FarStream::catch_up();
+    const Kernel open;
+    auto frame = workspace.frame();
+    mha::cuda::normalize_backward(call, facts, Launcher{workspace, frame});
   }
 
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {

@@ -11,6 +11,7 @@
 
 #include <mha/backend/backend.hpp>
 #include <mha/backend/cuda/device_tensor.hpp>
+#include <mha/backend/gemm_sum.hpp>
 
 #include "compare.hpp"
 #include "random.hpp"
@@ -70,6 +71,67 @@ template <class B, class T> void expect_products(const char* name) {
       expect_product<B, T>(random, 128, 1, 33, layout, has_bias);
       expect_product<B, T>(random, 130, 200, 256, layout, has_bias);
       expect_product<B, T>(random, 37, 24, 0, layout, has_bias);  // the bias or zeros
+    }
+}
+
+/// c += a · b of any strides, c in the accumulator, against sums in double; what lies between its elements stays.
+template <class B, class T>
+void expect_sum(support::Random& random, Index m, Index n, Index k, bool turned, bool scattered) {
+  using A = mha::Accumulator<T>;
+  Tensor<T, 2> a(m, k + 1);
+  random.fill(a);
+  const auto far_a = mha::to_device(a);
+  const auto lay = [&](auto* data, Index rows, Index columns, Index row) {
+    return TensorView<std::remove_pointer_t<decltype(data)>, 2>{data, {rows, columns}, {row, 1}};
+  };
+  // The first columns of a matrix, or these turned.
+  const auto left = [&](auto* data) {
+    using V = TensorView<std::remove_pointer_t<decltype(data)>, 2>;
+    return turned ? V{data, {k, m}, {1, k + 1}} : lay(data, m, k, k + 1);
+  };
+  const Index rows = turned ? k : m, depth = turned ? m : k;
+  Tensor<T, 2> other(depth, n + 3);
+  random.fill(other);
+  const auto far_other = mha::to_device(other);
+  Tensor<A, 2> sum(rows, 2 * n + 1);
+  random.fill(sum);
+  auto far_sum = mha::to_device(sum);
+  const auto lay_sum = [&](auto* data) {
+    using V = TensorView<std::remove_pointer_t<decltype(data)>, 2>;
+    return scattered ? V{data, {rows, n}, {2 * n + 1, 2}} : V{data, {rows, n}, {2 * n + 1, 1}};
+  };
+  typename B::Workspace workspace;
+  B{}.gemm(mha::GemmSumCall<T>{left(far_a.data()), lay(far_other.data(), depth, n, n + 3), lay_sum(far_sum.data())},
+           workspace);
+  const auto back = mha::to_host(far_sum);
+  const auto x = left(a.data());
+  const auto z = lay_sum(back.data());
+  const auto before = lay_sum(sum.data());
+  double worst = 0;
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < n; ++j) {
+      double exact = double(before(i, j)), size = std::fabs(exact);
+      for (Index e = 0; e < depth; ++e) {
+        const double term = support::to_double(x(i, e)) * support::to_double(other(e, j));
+        exact += term;
+        size += std::fabs(term);
+      }
+      worst = support::maximum(worst, std::fabs(double(z(i, j)) - exact) / (size + 1e-30));
+    }
+  EXPECT_LE(worst, (depth + 4) * (sizeof(A) == 8 ? 0x1p-53 : 0x1p-24))
+      << rows << " x " << n << " x " << depth << (turned ? ", turned" : "") << (scattered ? ", scattered" : "");
+  for (Index i = 0; i < rows; ++i)
+    EXPECT_EQ(support::bits(back(i, 2 * n)), support::bits(sum(i, 2 * n))) << "beside the sums";
+}
+
+template <class B, class T> void expect_sums(const char* name) {
+  support::Random random(name);
+  for (const bool turned : {false, true})
+    for (const bool scattered : {false, true}) {
+      expect_sum<B, T>(random, 1, 8, 64, turned, scattered);
+      expect_sum<B, T>(random, 37, 24, 5, turned, scattered);
+      expect_sum<B, T>(random, 130, 1, 33, turned, scattered);
+      expect_sum<B, T>(random, 64, 72, 96, turned, scattered);
     }
 }
 

@@ -4,12 +4,14 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "../cache/kv_source.hpp"
 #include "../core/borrowed.hpp"
+#include "../core/check.hpp"
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
@@ -181,8 +183,10 @@ struct Support {
 /// Workspace&) const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the
 /// layers' calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the
 /// others; then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does
-/// anything. take_host() of its Workspace's frames gives memory of the host. tests/support/plain_backend.hpp is a whole
-/// one in a hundred lines.
+/// anything. take_host() of its Workspace's frames gives memory of the host. With attend_backward(), the product of
+/// gemm_sum.hpp and, for norms, `void normalize_backward(const NormBackwardCall<A>&, NormRowFacts<A>*, Workspace&)
+/// const` (norm_backward.hpp) layers and blocks have their backward pass there. tests/support/plain_backend.hpp is a
+/// whole one in a hundred lines.
 template <class B>
 concept Backend = requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
                            const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {
@@ -211,6 +215,8 @@ template <class B> constexpr bool sums_scores = false;
 template <class B>
 requires requires { B::sums_scores; }
 constexpr bool sums_scores<B> = B::sums_scores;
+/// Whether a layer on the backend has gradients of scores and biases: where the host adds them up.
+template <class B> constexpr bool has_score_gradients = computes_on_host<B> && !sums_scores<B>;
 
 template <class B> struct TensorsOf { template <class T, int Rank> using Tensor = mha::Tensor<T, Rank>; };
 template <class B>
@@ -242,6 +248,13 @@ template <class B> struct ItemsOn {
       run_serially(items);
   }
 };
+
+/// Errors    std::runtime_error that says why this machine cannot run the backend
+template <class B> void require_supported(const B& backend, const char* call) {
+  const Support support = backend.supported();
+  if (!support.ok)
+    throw_error(std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason));
+}
 
 /// The tensor's memory is one that the backend's machine reaches, where that can be told.
 template <class B, class View>

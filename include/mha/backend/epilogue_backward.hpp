@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -15,33 +16,35 @@ namespace mha::inline MHA_NAMESPACE {
 /// Formula   d_sum = dy F′(sum);  with Gated<F>: d_sum = dy F(gate), d_gate = dy ∘ sum ∘ F′(gate)
 /// Shapes    all (M, N), rows contiguous; gate and d_gate null data unless gated, with the rows of sum and d_sum
 ///           as far apart as those
+/// Scalars   R, that of the gradients, is A or a narrower one, in which they are rounded once
 /// Numerics  where dy is exactly 0 the gradients are, whatever the sums
-template <class A, class Activation> struct EpilogueBackwardCall {
+template <class A, class Activation, class R = A> struct EpilogueBackwardCall {
   Activation activation;
-  TensorView<const A, 2> gate, sum, dy;
-  TensorView<A, 2> d_gate, d_sum;
+  TensorView<const A, 2> gate, sum;
+  TensorView<const R, 2> dy;
+  TensorView<R, 2> d_gate, d_sum;
 };
 
 namespace detail {
 
 /// The same as items, for any backend.
-template <class A, class F> struct EpilogueBackwardItems {
+template <class A, class F, class R = A> struct EpilogueBackwardItems {
   std::ptrdiff_t rows;
   Index columns, cost;
-  EpilogueBackwardCall<A, F> call;
+  EpilogueBackwardCall<A, F, R> call;
 
-  explicit EpilogueBackwardItems(const EpilogueBackwardCall<A, F>& c)
+  explicit EpilogueBackwardItems(const EpilogueBackwardCall<A, F, R>& c)
       : rows(c.sum.extent[0]), columns(c.sum.extent[1]), cost(32), call(c) {}
 
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
-    const A d = call.dy(row, column);
+    const A d(call.dy(row, column));
     if constexpr (is_gated<F>) {
       const A gate = call.gate(row, column);
-      call.d_sum(row, column) = gradient_times(d, static_cast<A>(call.activation.activation(gate)));
+      call.d_sum(row, column) = R(gradient_times(d, static_cast<A>(call.activation.activation(gate))));
       call.d_gate(row, column) =
-          gradient_times(d, A(call.sum(row, column) * derivative_at(call.activation.activation, gate)));
+          R(gradient_times(d, A(call.sum(row, column) * derivative_at(call.activation.activation, gate))));
     } else {
-      call.d_sum(row, column) = gradient_times(d, derivative_at(call.activation, A(call.sum(row, column))));
+      call.d_sum(row, column) = R(gradient_times(d, derivative_at(call.activation, A(call.sum(row, column)))));
     }
   }
 };
@@ -59,13 +62,14 @@ concept FinishesSums = requires(const B backend, const Epilogue<T, F>& epilogue,
   backend.finish(epilogue, from, from, to, workspace);
 };
 
-template <class B, class A, class F>
-void run_epilogue_backward(const B& backend, const EpilogueBackwardCall<A, F>& call, typename B::Workspace& workspace) {
+template <class B, class A, class F, class R>
+void run_epilogue_backward(const B& backend, const EpilogueBackwardCall<A, F, R>& call,
+                           typename B::Workspace& workspace) {
   if (call.sum.size() == 0) return;
-  if constexpr (DifferentiatesEpilogue<B, A, F>)
+  if constexpr (std::is_same_v<R, A> && DifferentiatesEpilogue<B, A, F>)
     backend.differentiate(call);
   else
-    ItemsOn<B>{backend, workspace}(EpilogueBackwardItems<A, F>(call));
+    ItemsOn<B>{backend, workspace}(EpilogueBackwardItems<A, F, R>(call));
 }
 
 }  // namespace detail

@@ -10,6 +10,7 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "backend.hpp"
+#include "column_sums.hpp"
 #include "norm.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -28,6 +29,12 @@ template <class A> struct NormBackwardCall {
   A *d_weight = nullptr, *d_bias = nullptr;
   A eps{};
   bool centred = false;
+};
+
+/// What the gradients of weight and bias take from a row where another pass than that of its dz adds them up.
+template <class A> struct NormRowFacts {
+  detail::RowMoments<A> moments;
+  A counts;  ///< 0 where dy is exactly 0 in all of the row, else 1
 };
 
 namespace detail {
@@ -89,10 +96,38 @@ concept DifferentiatesNorms = requires(const B backend, const NormBackwardCall<A
   backend.normalize_backward(call, sums);
 };
 
+/// A term of the gradient of the weight.
+template <class A> struct NormWeightTerm {
+  TensorView<const A, 2> z, dy;
+  const NormRowFacts<A>* facts;
+  MHA_HOST_DEVICE A operator()(std::ptrdiff_t i, Index j) const {
+    return facts[i].counts == A(0) ? A(0) : A(dy(i, j) * facts[i].moments.normed(z(i, j)));
+  }
+};
+
+/// In memory that the host does not reach.
 template <class B, class A>
-void run_norm_backward(const B& backend, const NormBackwardCall<A>& call, typename B::Workspace& workspace) {
+void run_norm_backward_there(const B& backend, const NormBackwardCall<A>& call, typename B::Workspace& workspace) {
+  constexpr bool has = requires(NormRowFacts<A> * facts) { backend.normalize_backward(call, facts, workspace); };
+  static_assert(has,
+                "mha: this backend has memory of its own and no backward pass of norms: it has no member "
+                "normalize_backward(call, facts, workspace) (see mha/backend/norm_backward.hpp)");
+  if constexpr (has) {
+    const Index rows = call.z.extent[0], width = call.z.extent[1];
+    auto frame = workspace.frame();
+    NormRowFacts<A>* const facts = frame.template take<NormRowFacts<A>>(static_cast<std::size_t>(rows));
+    backend.normalize_backward(call, facts, workspace);
+    const ItemsOn<B> items{backend, workspace};
+    add_column_sums(rows, NormWeightTerm<A>{call.z, call.dy, facts}, TensorView<A, 1>{call.d_weight, {width}, {1}},
+                    items);
+    if (call.d_bias != nullptr)
+      add_column_sums(rows, ElementTerm<A>{call.dy}, TensorView<A, 1>{call.d_bias, {width}, {1}}, items);
+  }
+}
+
+template <class B, class A>
+void run_norm_backward_here(const B& backend, const NormBackwardCall<A>& call, typename B::Workspace& workspace) {
   const Index rows = call.z.extent[0], width = call.z.extent[1];
-  if (rows == 0) return;
   auto frame = workspace.frame();
   const std::ptrdiff_t blocks = (rows - 1) / norm_block + 1;
   A* const sums = frame.template take<A>(static_cast<std::size_t>(blocks) * 2 * static_cast<std::size_t>(width));
@@ -110,6 +145,15 @@ void run_norm_backward(const B& backend, const NormBackwardCall<A>& call, typena
   };
   add(call.d_weight, 0);
   add(call.d_bias, width);
+}
+
+template <class B, class A>
+void run_norm_backward(const B& backend, const NormBackwardCall<A>& call, typename B::Workspace& workspace) {
+  if (call.z.extent[0] == 0) return;
+  if constexpr (computes_on_host<B>)
+    run_norm_backward_here(backend, call, workspace);
+  else
+    run_norm_backward_there(backend, call, workspace);
 }
 
 }  // namespace detail

@@ -8,6 +8,8 @@
 #include <type_traits>
 
 #include "../backend/backend.hpp"
+#include "../backend/column_sums.hpp"
+#include "../backend/gemm_sum.hpp"
 #include "../core/copy.hpp"
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"
@@ -65,7 +67,7 @@ template <class From, class To, bool adds = false> struct ConvertItems {
   TensorView<const From, 2> from;
   TensorView<To, 2> to;
 
-  void operator()(std::ptrdiff_t i, Index j) const { put(from(i, j), to(i, j)); }
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index j) const { put(from(i, j), to(i, j)); }
 
   void run_rows(std::ptrdiff_t begin, std::ptrdiff_t end) const {
     const bool in_rows = from.stride[1] == 1 && to.stride[1] == 1;
@@ -85,7 +87,7 @@ template <class From, class To, bool adds = false> struct ConvertItems {
   }
 
  private:
-  static void put(const From& x, To& y) {
+  MHA_HOST_DEVICE static void put(const From& x, To& y) {
     using A = Accumulator<To>;
     if constexpr (adds)
       y = To(A(y) + A(x));
@@ -98,19 +100,36 @@ ConvertItems<From, To, adds> convert_items(const TensorView<const From, 2>& from
   return {to.extent[0], to.extent[1], 1, from, to};
 }
 
+/// Rows as accumulators: where they are, or in memory of the frame.
+template <class T, class Frame, class B>
+TensorView<const Accumulator<T>, 2> widened(const TensorView<const T, 2>& rows, Frame& frame, const ItemsOn<B>& items) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return rows;
+  } else {
+    const auto wide = take_like<Accumulator<T>>(frame, rows);
+    items(convert_items<false>(rows, wide));
+    return wide;
+  }
+}
+
 /// Marks the rows of d that are exactly 0.
-template <class A> struct ZeroRows {
+template <class D> struct ZeroRows {
   std::ptrdiff_t rows;
   Index columns, cost;
-  TensorView<const A, 2> d;
+  TensorView<const D, 2> d;
   bool* zero;
 
-  void operator()(std::ptrdiff_t i, Index) const {
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index) const {
     bool all = true;
-    for (Index j = 0; j < d.extent[1] && all; ++j) all = d(i, j) == A(0);
+    for (Index j = 0; j < d.extent[1] && all; ++j) all = Accumulator<D>(d(i, j)) == Accumulator<D>(0);
     zero[i] = all;
   }
 };
+
+/// `count` columns of a matrix.
+template <class U, class V> TensorView<U, 2> columns_of(const TensorView<V, 2>& v, Index first, Index count) {
+  return {v.data + first * v.stride[1], {v.extent[0], count}, {v.stride[0], v.stride[1]}};
+}
 
 /// The weights of one dense product of a layer, and their gradients.
 template <class T> struct DensePart {
@@ -148,6 +167,8 @@ template <class T, class B> class DenseBackward {
   using Parts = std::span<const DensePart<T>>;
 
  public:
+  using Gradient = A;  ///< the scalar of d
+
   DenseBackward(const B& backend, Workspace& workspace)
       : backend_(backend), workspace_(workspace), items_{backend, workspace} {}
 
@@ -155,7 +176,7 @@ template <class T, class B> class DenseBackward {
     const Index m = d.extent[0], k = rows.extent[1], n = d.extent[1];
     if (m == 0) return;
     auto frame = workspace_.frame();
-    const TensorView<const A, 2> wide = widened(rows, frame);
+    const TensorView<const A, 2> wide = widened(rows, frame, items_);
     bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));
     items_(ZeroRows<A>{m, 1, n, d, zero});
     const bool any_zero = std::find(zero, zero + m, true) != zero + m;
@@ -219,7 +240,7 @@ template <class T, class B> class DenseBackward {
         auto own = workspace_.frame();
         const TensorView<A, 2> below{
             turned.data + (first + column) * turned.stride[0], {w.extent[1], to.extent[1]}, {turned.stride[0], 1}};
-        items_(copy_items(transposed(widened(w, own)), below));
+        items_(copy_items(transposed(widened(w, own, items_)), below));
       });
       first += part.columns();
     }
@@ -232,16 +253,12 @@ template <class T, class B> class DenseBackward {
     }
   }
 
-  /// Rows as accumulators: where they are, or in memory of the frame.
-  template <class Frame> TensorView<const A, 2> widened(const TensorView<const T, 2>& rows, Frame& frame) const {
-    if constexpr (std::is_same_v<T, A>) {
-      return rows;
-    } else {
-      const TensorView<A, 2> wide = take(frame, rows.extent[0], rows.extent[1]);
-      items_(convert_items<false>(rows, wide));
-      return wide;
-    }
+  /// Rows as the products read gradients, in memory of the frame if they are not so already.
+  template <class Frame> TensorView<const A, 2> gradient(const TensorView<const T, 2>& rows, Frame& frame) const {
+    return widened(rows, frame, items_);
   }
+  /// The same of gradients that were summed in accumulators.
+  template <class Frame> TensorView<const A, 2> of_sums(const TensorView<const A, 2>& d, Frame&) const { return d; }
 
  private:
   template <class Frame> static TensorView<A, 2> take(Frame& frame, Index rows, Index columns) {
@@ -249,10 +266,84 @@ template <class T, class B> class DenseBackward {
     return view(frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns)), rows,
                 columns);
   }
-  template <class U, class V> static TensorView<U, 2> columns_of(const TensorView<V, 2>& v, Index first, Index count) {
-    return {v.data + first * v.stride[1], {v.extent[0], count}, {v.stride[0], v.stride[1]}};
+
+  const B& backend_;
+  Workspace& workspace_;
+  ItemsOn<B> items_;
+};
+
+/// to = rows, 0 where a row is marked.
+template <class T> struct RowsUnlessZero {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<const T, 2> from;
+  const bool* zero;
+  TensorView<T, 2> to;
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index j) const { to(i, j) = zero[i] ? T(0) : from(i, j); }
+};
+
+/// The same in memory that the host does not reach: the gradients of results are in T, as the rows are, and the
+/// products add to the gradients of weights where those are.
+///
+/// Shapes    W_n as matrices that lie side by side, as the backend has packed them
+/// Numerics  sums in Accumulator<T>, of a bias in double for float; all else as above
+template <class T, class B>
+requires(!computes_on_host<B>) class DenseBackward<T, B> {
+  using A = Accumulator<T>;
+  using Workspace = typename B::Workspace;
+  using Parts = std::span<const DensePart<T>>;
+
+ public:
+  using Gradient = T;
+
+  DenseBackward(const B& backend, Workspace& workspace)
+      : backend_(backend), workspace_(workspace), items_{backend, workspace} {}
+
+  void add_weights(const TensorView<const T, 2>& rows, const TensorView<const T, 2>& d, Parts parts) const {
+    const Index m = d.extent[0];
+    if (m == 0) return;
+    auto frame = workspace_.frame();
+    // The host cannot ask whether one is marked before it goes on.
+    bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));
+    items_(ZeroRows<T>{m, 1, d.extent[1], d, zero});
+    const TensorView<T, 2> counted = take_like<T>(frame, rows);
+    items_(RowsUnlessZero<T>{m, rows.extent[1], 1, rows, zero, counted});
+    Index first = 0;
+    for (const DensePart<T>& part : parts) {
+      for_each_matrix(part.gradient, [&](Index column, const TensorView<A, 2>& to) {
+        backend_.gemm(GemmSumCall<T>{transposed(TensorView<const T, 2>(counted)),
+                                     columns_of<const T>(d, first + column, to.extent[1]), to},
+                      workspace_);
+      });
+      if (part.gradient.bias.data != nullptr)
+        add_column_sums(m, ElementTerm<T>{columns_of<const T>(d, first, part.columns())}, part.gradient.bias_row(),
+                        items_);
+      first += part.columns();
+    }
   }
 
+  void rows(const TensorView<const T, 2>& d, Parts parts, const TensorView<T, 2>& to) const {
+    if (to.size() == 0) return;
+    TensorView<const T, 2> all = parts.front().weights.matrix();
+    all.extent[1] = d.extent[1];
+    backend_.gemm(GemmCall<T>{d, transposed(all), {}, to}, workspace_);
+  }
+
+  template <class Frame> TensorView<const T, 2> gradient(const TensorView<const T, 2>& rows, Frame&) const {
+    return rows;
+  }
+  template <class Frame> TensorView<const T, 2> of_sums(const TensorView<const A, 2>& d, Frame& frame) const {
+    if constexpr (std::is_same_v<T, A>) {
+      return d;
+    } else {
+      const TensorView<T, 2> rounded = take_like<T>(frame, d);
+      items_(convert_items<false>(d, rounded));
+      return rounded;
+    }
+  }
+
+ private:
   const B& backend_;
   Workspace& workspace_;
   ItemsOn<B> items_;

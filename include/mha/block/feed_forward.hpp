@@ -16,6 +16,7 @@
 #include "../policy/dropout.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
+#include "device_gradients.hpp"
 #include "feed_forward_backward.hpp"
 #include "feed_forward_config.hpp"
 #include "gradients.hpp"
@@ -114,7 +115,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
 
   /// What a call leaves for its backward pass.
   using Tape = FeedForwardTape<T, On>;
-  using Gradients = FeedForwardGradients<Accumulator<T>>;
+  using Gradients = detail::GradientsOn<FeedForwardGradients<Accumulator<T>>, On>;
 
   /// An empty tape for calls of this FeedForward, and of others of its scalar and backend.
   template <int = 0> [[nodiscard]] auto tape() const {
@@ -125,11 +126,12 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   }
   /// Zero gradients of the weights: .up and .down as the parameters of both Linears, and all in one flat().
   template <int = 0> [[nodiscard]] Gradients gradients() const {
-    return {parameter_count(), [this](Accumulator<T>* data) {
-              return FeedForwardViews<Accumulator<T>>{up_.parameters_.layout(data),
-                                                      down_.parameters_.layout(data + up_.parameter_count()),
-                                                      {data, static_cast<std::size_t>(parameter_count())}};
-            }};
+    return detail::make_gradients<FeedForwardGradients<Accumulator<T>>>(
+        backend(), parameter_count(), [this](Accumulator<T>* data) {
+          return FeedForwardViews<Accumulator<T>>{up_.parameters_.layout(data),
+                                                  down_.parameters_.layout(data + up_.parameter_count()),
+                                                  {data, static_cast<std::size_t>(parameter_count())}};
+        });
   }
 
   /// feed_forward(x, tape, …): the call without a tape, which leaves on it what backward() needs. Its bits are the
@@ -154,7 +156,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
       if constexpr ((detail::IntoArgument<Extra> || ...)) {
         record(backend, from, detail::find_into<T>(extra...), extra...);
       } else {
-        auto y = detail::result_of_rows<On, std::remove_cvref_t<X>>(from, config_.d_model);
+        auto y = detail::result_on<std::remove_cvref_t<X>>(backend, from, config_.d_model);
         record(backend, from, detail::with_batch(view(y)), extra...);
         return y;
       }
@@ -179,7 +181,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
       if constexpr ((detail::IntoArgument<Extra> || ...)) {
         back(given, tape, gradients, detail::find_into<T>(extra...), extra...);
       } else {
-        auto dx = detail::result_of_rows<On, DY>(given, config_.d_model);
+        auto dx = detail::result_on<DY>(detail::backend_or(backend(), extra...), given, config_.d_model);
         back(given, tape, gradients, detail::with_batch(view(dx)), extra...);
         return dx;
       }
@@ -254,8 +256,9 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
-    typename detail::KeptArrays<T>::Draft hidden_rows(tape.hidden_);
-    typename detail::KeptArrays<Accumulator<T>>::Draft kept(tape.up_.arrays_);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
+    typename detail::KeptArrays<T, On>::Draft hidden_rows(tape.hidden_);
+    typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.up_.arrays_);
     const auto hidden = detail::take_like<T>(hidden_rows, detail::row_major<3>(static_cast<T*>(nullptr), extents));
     const auto sums = up_.sums_on(kept, x);
     hidden_rows.keep();
@@ -273,18 +276,18 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     down_.require_trainable("backward: down()");
     detail::require_recorded(tape.recorded(), up_.made(tape.up_) && down_.made(tape.down_), "FeedForward");
     const TensorView<const T, 3>& x = tape.up_.x_;
-    detail::require_gradient_rows("x", x, "dy", dy, config_.d_model);
-    detail::require_gradient_rows("x", x, "dx", dx, config_.d_model);
-    detail::require_gradients<FeedForwardViews<Accumulator<T>>>(gradients, {up_.shapes(), down_.shapes(), {}});
+    detail::require_backward_rows(backend, x, dy, config_.d_model, dx, config_.d_model);
+    detail::require_gradients(detail::shapes_of(gradients), {up_.shapes(), down_.shapes(), {}});
     const auto up = up_.parameters(), down = down_.parameters();
-    detail::require_apart("dx", dx, x, dy, gradients.memory(), up.weight, up.gate, down.weight);
-    detail::require_supported(backend, "backward");
+    detail::require_apart("dx", dx, x, dy, std::as_const(gradients).memory(), up.weight, up.gate, down.weight);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
+    const auto to = detail::begin_gradients<On>(gradients, {backend, workspace});
     const auto d_hidden = detail::take_like<T>(frame, tape.down_.x_);
-    down_.back(backend, tape.down_, dy, gradients.down, d_hidden, workspace);
-    up_.back(backend, tape.up_, d_hidden, gradients.up, dx, workspace);
+    down_.back(backend, tape.down_, dy, to.down, d_hidden, workspace);
+    up_.back(backend, tape.up_, d_hidden, to.up, dx, workspace);
   }
 
   FeedForwardConfig config_;

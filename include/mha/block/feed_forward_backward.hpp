@@ -22,7 +22,7 @@ template <class T, class B> class FeedForwardTape {
   template <class, class, class> friend class FeedForward;
 
   LinearTape<T, B> up_, down_;
-  detail::KeptArrays<T> hidden_;
+  detail::KeptArrays<T, B> hidden_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -67,6 +67,8 @@ template <class Views, class F> void for_each_span(Views& v, const F& f) {
 /// Shapes    those of the parameters; flat() has the order of the owner's own, whether it owns them or not
 template <class A, class Views> class BlockGradients : public Views {
  public:
+  using Named = Views;
+
   /// For so many numbers in a row, of which layout(pointer) names the views.
   template <class Layout> BlockGradients(std::int64_t size, const Layout& layout) {
     detail::require(size <= std::numeric_limits<Index>::max(), "gradients: there are ", size,
@@ -95,6 +97,18 @@ template <class A, class Views> class BlockGradients : public Views {
 
   /// All numbers that they own.
   TensorView<const A, 1> memory() const { return memory_.view(); }
+
+  // What gradients in another memory do with them.
+
+  std::span<A> writable() { return {memory_.data(), memory_.size()}; }
+  /// The same views of numbers that lie elsewhere, in this order.
+  Views elsewhere(A* data) const {
+    Views there = *this;
+    const Moved moved{memory_.data(), data};
+    detail::PartsOf<Views>::each(moved, there);
+    detail::for_each_span(there, moved);
+    return there;
+  }
 
  private:
   /// What points into one row points into another.

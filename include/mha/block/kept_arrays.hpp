@@ -3,28 +3,51 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
 
+#include "../backend/backend.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
+/// Uninitialised elements in the memory that B computes in, the host's for void.
+template <class T, class B> struct ArrayOn {
+  using Type = std::unique_ptr<T[], AlignedDelete>;
+  static Type make(std::size_t n) { return aligned_array<T>(n); }
+  static T* data(const Type& array) { return array.get(); }
+};
+template <class T, class B>
+requires(!computes_on_host<B>) struct ArrayOn<T, B> {
+  using Type = TensorOf<B, T, 2>;
+  /// More than an Index counts may be wanted.
+  static Type make(std::size_t n) {
+    constexpr std::size_t row = std::size_t{1} << 16;
+    if (n <= row) return Type(1, static_cast<std::int64_t>(n));
+    return Type(static_cast<std::int64_t>((n + row - 1) / row), static_cast<std::int64_t>(row));
+  }
+  static T* data(Type& array) { return array.view().data; }
+};
+
 /// Arrays of T that are kept from call to call.
-template <class T> class KeptArrays {
+template <class T, class B = void> class KeptArrays {
   static constexpr std::size_t most = 8;
+  using On = ArrayOn<T, B>;
   struct Array {
     Array() = default;
-    explicit Array(std::size_t n) : memory(aligned_array<T>(n)), size(n) {}
+    explicit Array(std::size_t n) : memory(On::make(n)), size(n) {}
     Array(Array&& other) noexcept : memory(std::move(other.memory)), size(std::exchange(other.size, 0)) {}
     Array& operator=(Array&& other) noexcept {
       memory = std::move(other.memory);
       size = std::exchange(other.size, 0);
       return *this;
     }
-    std::unique_ptr<T[], AlignedDelete> memory;
+    T* data() { return size > 0 ? On::data(memory) : nullptr; }
+
+    typename On::Type memory;
     std::size_t size = 0;
   };
 
@@ -38,9 +61,9 @@ template <class T> class KeptArrays {
       static_assert(std::is_same_v<U, T>);
       const std::size_t i = used_++;
       require(i < most, "tape: more than ", most, " arrays are wanted");
-      if (n <= of_.arrays_[i].size) return of_.arrays_[i].memory.get();
+      if (n <= of_.arrays_[i].size) return of_.arrays_[i].data();
       grown_[i] = Array(n);
-      return grown_[i].memory.get();
+      return grown_[i].data();
     }
     void keep() {
       for (std::size_t i = 0; i < most; ++i)

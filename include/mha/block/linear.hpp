@@ -23,6 +23,7 @@
 #include "../policy/role.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
+#include "device_gradients.hpp"
 #include "gradients.hpp"
 #include "linear_backward.hpp"
 #include "linear_call.hpp"
@@ -177,7 +178,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
 
   /// What a call leaves for its backward pass.
   using Tape = LinearTape<T, On>;
-  using Gradients = LinearGradients<Accumulator<T>>;
+  using Gradients = detail::GradientsOn<LinearGradients<Accumulator<T>>, On>;
 
   /// An empty tape for calls of this Linear, and of others of its scalar and backend.
   template <int = 0> [[nodiscard]] auto tape() const {
@@ -188,7 +189,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   }
   /// Zero gradients of the weights.
   template <int = 0> [[nodiscard]] Gradients gradients() const {
-    return {parameters_.size(), [this](Accumulator<T>* data) { return parameters_.layout(data); }};
+    return detail::make_gradients<LinearGradients<Accumulator<T>>>(
+        backend_, parameters_.size(), [this](Accumulator<T>* data) { return parameters_.layout(data); });
   }
 
   /// linear(x, tape, …): the call without a tape, which leaves on it what backward() needs. Its bits are the same.
@@ -211,7 +213,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
       if constexpr ((detail::IntoArgument<Extra> || ...)) {
         record(backend, from, detail::find_into<T>(extra...), extra...);
       } else {
-        auto y = detail::result_of_rows<On, std::remove_cvref_t<X>>(from, config().outputs);
+        auto y = detail::result_on<std::remove_cvref_t<X>>(backend, from, config().outputs);
         record(backend, from, detail::with_batch(view(y)), extra...);
         return y;
       }
@@ -241,7 +243,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
       if constexpr ((detail::IntoArgument<Extra> || ...)) {
         back(given, tape, gradients, detail::find_into<T>(extra...), extra...);
       } else {
-        auto dx = detail::result_of_rows<On, DY>(given, config().inputs);
+        auto dx = detail::result_on<DY>(detail::backend_or(backend_, extra...), given, config().inputs);
         back(given, tape, gradients, detail::with_batch(view(dx)), extra...);
         return dx;
       }
@@ -266,7 +268,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
 
   /// The same of its backward pass.
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
-    return detail::linear_backward_cost<T, F>(cost(rows), config(), rows, dropout_.has_value());
+    return detail::linear_backward_cost<T, On, F>(cost(rows), config(), rows, dropout_.has_value());
   }
   [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 
@@ -321,19 +323,18 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     detail::require(!detail::share_elements(y, x),
                     "linear: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    typename detail::KeptArrays<Accumulator<T>>::Draft kept(tape.arrays_);
+    Workspace own, &workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
+    typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.arrays_);
     const auto sums = sums_on(kept, x);
     kept.keep();
     record(backend, x, y, residual, draws, tape, sums, workspace);
   }
-  /// The shapes of gradients.
   LinearViews<Accumulator<T>> shapes() const { return parameters_.layout(static_cast<Accumulator<T>*>(nullptr)); }
   /// Whether a call of these weights is on the tape.
   bool made(const Tape& tape) const { return tape.version_ == parameters_.version(); }
   template <class Kept> auto sums_on(Kept& kept, const TensorView<const T, 3>& x) const {
-    return detail::sums_for<F, Accumulator<T>>(kept, x.extent[0] * x.extent[1], config().outputs);
+    return detail::sums_for<On, F, Accumulator<T>>(kept, x.extent[0] * x.extent[1], config().outputs);
   }
   /// Everything is checked, and the tape has memory for the sums.
   void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
@@ -353,19 +354,18 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     const On& backend = detail::backend_or(backend_, extra...);
     require_trainable("backward");
     detail::require_recorded(tape.recorded(), made(tape), "Linear");
-    detail::require_gradient_rows("x", tape.x_, "dy", dy, config().outputs);
-    detail::require_gradient_rows("x", tape.x_, "dx", dx, config().inputs);
-    detail::require_gradients<LinearViews<Accumulator<T>>>(gradients, shapes());
+    detail::require_backward_rows(backend, tape.x_, dy, config().outputs, dx, config().inputs);
+    detail::require_gradients(detail::shapes_of(gradients), shapes());
     const auto w = parameters_.views();
-    detail::require_apart("dx", dx, tape.x_, dy, gradients.memory(), w.weight, w.gate);
-    detail::require_supported(backend, "backward");
-    Workspace own;
-    back(backend, tape, dy, gradients, dx, detail::workspace_or(own, extra...));
+    detail::require_apart("dx", dx, tape.x_, dy, std::as_const(gradients).memory(), w.weight, w.gate);
+    Workspace own, &workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
+    back(backend, tape, dy, detail::begin_gradients<On>(gradients, {backend, workspace}), dx, workspace);
   }
   void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
             const LinearViews<Accumulator<T>>& gradients, const TensorView<T, 3>& dx, Workspace& workspace) const {
     auto frame = workspace.frame();
-    detail::linear_backward<T>(backend, activation_, parameters_.views(), tape.x_, tape.sums_,
+    detail::linear_backward<T>(backend, activation_, products_.readable(parameters_.views()), tape.x_, tape.sums_,
                                detail::dropped_gradient(backend, tape.draws_, dy, frame, workspace), gradients, dx,
                                workspace);
   }

@@ -60,21 +60,17 @@ template <class T, class B> class LinearTape {
   TensorView<const T, 3> x_{};
   std::array<TensorView<A, 2>, 2> sums_{};  // the gate's first
   DropoutDraws draws_;                      // of the results
-  detail::KeptArrays<A> arrays_;
+  detail::KeptArrays<A, B> arrays_;
 };
 
 namespace detail {
 
 /// Memory for what the activation F of so many results is applied to, the gate's first.
-template <class F, class A, class Kept>
+template <class B, class F, class A, class Kept>
 std::array<TensorView<A, 2>, 2> sums_for(Kept& kept, Index rows, Index columns) {
   std::array<TensorView<A, 2>, 2> sums{};
   if constexpr (!std::is_same_v<F, Identity>)
-    for (TensorView<A, 2>& sum : std::span(sums).last(is_gated<F> ? 2 : 1)) {
-      checked_product("linear", "the sums of the call", {rows, columns});
-      sum = view(kept.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns)), rows,
-                 columns);
-    }
+    take_sums<B, A>(kept, rows, columns, std::span<TensorView<A, 2>>(sums).last(is_gated<F> ? 2 : 1));
   return sums;
 }
 
@@ -83,27 +79,28 @@ std::array<TensorView<A, 2>, 2> sums_for(Kept& kept, Index rows, Index columns) 
 ///
 /// Formula   d = dy F′(sum), or as EpilogueBackwardCall says;  dW += xᵀ d, db += Σ d, dx = d Wᵀ, and those of the gate
 /// Shapes    x (B, L, in)  dy (B, L, out)  dx as x
+/// Weights   w where the backend reads them
 /// Numerics  as DenseBackward
 template <class T, class B, class F>
 void linear_backward(const B& backend, const F& activation, const LinearViews<const T>& w,
                      const TensorView<const T, 3>& x, const std::array<TensorView<Accumulator<T>, 2>, 2>& sums,
                      const TensorView<const T, 3>& dy, const LinearViews<Accumulator<T>>& gradients,
                      const TensorView<T, 3>& dx, typename B::Workspace& workspace) {
-  using A = Accumulator<T>;
+  using R = typename DenseBackward<T, B>::Gradient;
   if (dy.extent[0] * dy.extent[1] == 0) return;
   auto frame = workspace.frame();
   const ItemsOn<B> items{backend, workspace};
   const DenseBackward<T, B> dense(backend, workspace);
-  TensorView<const A, 2> d = dense.widened(as_rows(dy, frame, items), frame);
+  TensorView<const R, 2> d = dense.gradient(as_rows(dy, frame, items), frame);
   if constexpr (!std::is_same_v<F, Identity>) {
     const Index rows = d.extent[0], columns = d.extent[1], width = is_gated<F> ? 2 * columns : columns;
     checked_product("backward", "the gradients of the sums", {rows, width});
-    A* const at = frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width));
+    R* const at = frame.template take<R>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width));
     // Side by side, so that one product makes the gradients of both matrices.
-    const TensorView<A, 2> d_gate{is_gated<F> ? at : nullptr, {rows, columns}, {width, 1}},
+    const TensorView<R, 2> d_gate{is_gated<F> ? at : nullptr, {rows, columns}, {width, 1}},
         d_sum{at + width - columns, {rows, columns}, {width, 1}};
-    run_epilogue_backward(backend, EpilogueBackwardCall<A, F>{activation, sums[0], sums[1], d, d_gate, d_sum},
-                          workspace);
+    run_epilogue_backward(
+        backend, EpilogueBackwardCall<Accumulator<T>, F, R>{activation, sums[0], sums[1], d, d_gate, d_sum}, workspace);
     d = {at, {rows, width}, {width, 1}};
   }
   const DensePart<T> parts[] = {output_part<T>(w.gate, gradients.gate, gradients.gate_bias),
@@ -114,8 +111,9 @@ void linear_backward(const B& backend, const F& activation, const LinearViews<co
       dx, frame, [&](const TensorView<T, 2>& rows) { dense.rows(d, own, rows); }, items);
 }
 
-/// What it costs where the call costs `forward`; with dropout, of calls that drop.
-template <class T, class F>
+/// What it costs where the call costs `forward`; with dropout, of calls that drop. A device copies x too, and keeps the
+/// gradients in T.
+template <class T, class B, class F>
 BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearConfig& c, Index rows, bool drops) {
   using A = Accumulator<T>;
   constexpr int matrices = is_gated<F> ? 2 : 1;
@@ -124,7 +122,9 @@ BackwardStageCost linear_backward_cost(const StageCost& forward, const LinearCon
   return {{forward.parameters, 2 * forward.flop,
            sizeof(T) * (matrices * in * out + n * (2 * in + out)) + sizeof(A) * double(forward.parameters) + sums},
           sums,
-          sums + (std::is_same_v<T, A> ? 0 : of_results) + (drops ? n * out * sizeof(T) : 0)};
+          (computes_on_host<B> ? sums + (std::is_same_v<T, A> ? 0 : of_results)
+                               : sums / sizeof(A) * sizeof(T) + n * in * sizeof(T)) +
+              (drops ? n * out * sizeof(T) : 0)};
 }
 
 }  // namespace detail

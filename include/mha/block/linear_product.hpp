@@ -48,12 +48,6 @@ template <class T, class F, class S = T> struct EpilogueItems {
   }
 };
 
-/// Whether results of one product of several parts lie beside each other in every row.
-template <class B> constexpr bool parts_beside = false;
-template <class B>
-requires requires { B::side_by_side; }
-constexpr bool parts_beside<B> = B::side_by_side;
-
 /// The product of a Linear with what follows it: in one pass where the backend fuses them, else one after the other;
 /// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights where
 /// they are.
@@ -83,6 +77,20 @@ template <class T, class B, class F> class LinearProduct {
   /// The scalar that the matrices are read in.
   const char* weight_scalar() const { return packed_.scalar(); }
   std::size_t weight_size() const { return packed_.scalar_size(); }
+
+  /// Matrices and biases where the backend's products read them.
+  LinearViews<const T> readable(const LinearViews<const T>& w) const {
+    if constexpr (computes_on_host<B>) {
+      return w;
+    } else {
+      if (!packed()) refuse_unpacked();
+      const auto part = [&](std::size_t i) { return packed_.own()->columns(i, i + 1); };
+      const DenseWeights<T> last = part(parts - 1);
+      LinearViews<const T> there{last.matrix, last.bias, {}, {}, {}};
+      if (gated) there.gate = part(0).matrix, there.gate_bias = part(0).bias;
+      return there;
+    }
+  }
 
   /// Bytes that packed weights take beside the weights themselves.
   std::size_t bytes() const { return packed_.bytes(); }
@@ -133,17 +141,10 @@ template <class T, class B, class F> class LinearProduct {
     if (plain && residual.data == nullptr) return multiply(backend, x, {&to, 1}, w, workspace);
     if (packed_.multiply(backend, x, to, Epilogue<T, F>{activation, residual}, workspace)) return;
     TensorView<T, 2> sums[parts];
-    if (!gated && residual.data != to.data) {
+    if (!gated && residual.data != to.data)
       sums[0] = to;
-    } else {
-      const Index columns = to.extent[1];
-      const std::ptrdiff_t row = parts_beside<B> ? std::ptrdiff_t{columns} * std::ptrdiff_t{parts} : columns;
-      T* at = frame.template take<T>(static_cast<std::size_t>(to.size()) * parts);
-      for (TensorView<T, 2>& sum : sums) {
-        sum = TensorView<T, 2>{at, {to.extent[0], columns}, {row, 1}};
-        at += parts_beside<B> ? columns : to.size();
-      }
-    }
+    else
+      take_sums<B>(frame, to.extent[0], to.extent[1], std::span<TensorView<T, 2>>(sums));
     multiply(backend, x, sums, w, workspace);
     const TensorView<const T, 2> last = sums[parts - 1];
     const TensorView<const T, 2> gate = gated ? TensorView<const T, 2>(sums[0]) : TensorView<const T, 2>{};
@@ -187,7 +188,7 @@ template <class T, class B, class F> class LinearProduct {
           return backend.gemm(PackedGemmCall<A, typename Packed::Own>{wide, *packed_.own(), 0, to}, workspace);
         }
       TensorView<T, 2> rounded[parts];
-      for (TensorView<T, 2>& part : rounded) part = take_like<T>(frame, to[0]);
+      take_sums<B>(frame, to[0].extent[0], to[0].extent[1], std::span<TensorView<T, 2>>(rounded));
       multiply(backend, x, rounded, w, workspace);
       for (std::size_t i = 0; i < parts; ++i) items(convert_items<false>(TensorView<const T, 2>(rounded[i]), to[i]));
     }
@@ -201,10 +202,13 @@ template <class T, class B, class F> class LinearProduct {
       if constexpr (gated) backend.gemm(GemmCall<T>{x, w.gate, w.gate_bias, to.front()}, workspace);
       backend.gemm(GemmCall<T>{x, w.weight, w.bias, to.back()}, workspace);
     } else {
-      fail(
-          "linear: the weights are not in the backend's memory, because the last update() or borrow() threw: call it "
-          "again");
+      refuse_unpacked();
     }
+  }
+  [[noreturn]] static void refuse_unpacked() {
+    fail(
+        "linear: the weights are not in the backend's memory, because the last update() or borrow() threw: call it "
+        "again");
   }
 
   Packed packed_;

@@ -14,6 +14,7 @@
 #include "../core/copy.hpp"
 #include "cost.hpp"
 #include "dense_backward.hpp"
+#include "device_gradients.hpp"
 #include "gradients.hpp"
 #include "kept_arrays.hpp"
 #include "recording.hpp"
@@ -55,12 +56,12 @@ template <class T, class B> class NormTape {
 
   std::uint64_t version_ = 0;  // of the parameters
   TensorView<A, 3> rows_{};
-  detail::KeptArrays<A> memory_;
+  detail::KeptArrays<A, B> memory_;
 };
 
 namespace detail {
 
-/// to = x + residual in accumulators, as items, a row each.
+/// to = x + residual in accumulators, as items.
 ///
 /// Shapes    (B, L, E), `to` row-major; residual null data for none
 template <class T> struct NormedRows {
@@ -71,19 +72,27 @@ template <class T> struct NormedRows {
   TensorView<const T, 3> x, residual;
   TensorView<A, 3> to;
 
-  void operator()(std::ptrdiff_t row, Index) const {
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index j) const {
     const Index b = static_cast<Index>(row / x.extent[1]), l = static_cast<Index>(row % x.extent[1]);
-    const T* const from = x.pointer(b, l, 0);
-    A* const z = to.pointer(b, l, 0);
-    if constexpr (std::is_same_v<T, A> && std::is_trivially_copyable_v<T>)
-      if (residual.data == nullptr && x.stride[2] == 1) {
-        std::memcpy(z, from, static_cast<std::size_t>(x.extent[2]) * sizeof(T));
-        return;
-      }
-    for (Index j = 0; j < x.extent[2]; ++j) z[j] = A(from[j * x.stride[2]]);
-    if (residual.data == nullptr) return;
-    const T* const added = residual.pointer(b, l, 0);
-    for (Index j = 0; j < x.extent[2]; ++j) z[j] = z[j] + A(added[j * residual.stride[2]]);
+    const A z(x(b, l, j));
+    to(b, l, j) = residual.data == nullptr ? z : z + A(residual(b, l, j));
+  }
+
+  void run_rows(std::ptrdiff_t begin, std::ptrdiff_t end) const {
+    for (std::ptrdiff_t row = begin; row < end; ++row) {
+      const Index b = static_cast<Index>(row / x.extent[1]), l = static_cast<Index>(row % x.extent[1]);
+      const T* const from = x.pointer(b, l, 0);
+      A* const z = to.pointer(b, l, 0);
+      if constexpr (std::is_same_v<T, A> && std::is_trivially_copyable_v<T>)
+        if (residual.data == nullptr && x.stride[2] == 1) {
+          std::memcpy(z, from, static_cast<std::size_t>(x.extent[2]) * sizeof(T));
+          continue;
+        }
+      for (Index j = 0; j < x.extent[2]; ++j) z[j] = A(from[j * x.stride[2]]);
+      if (residual.data == nullptr) continue;
+      const T* const added = residual.pointer(b, l, 0);
+      for (Index j = 0; j < x.extent[2]; ++j) z[j] = z[j] + A(added[j * residual.stride[2]]);
+    }
   }
 };
 
@@ -139,7 +148,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
  public:
   using Workspace = typename B::Workspace;
   using Tape = NormTape<T, B>;
-  using Gradients = NormGradients<A>;
+  using Gradients = GradientsOn<NormGradients<A>, B>;
 
   using Base::Base;
 
@@ -152,7 +161,8 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   }
   /// Zero gradients of weight and bias.
   template <int = 0> [[nodiscard]] Gradients gradients() const {
-    return {this->parameter_count(), [this](A* data) { return this->template carve<A>(data); }};
+    return make_gradients<NormGradients<A>>(backend_, this->parameter_count(),
+                                            [this](A* data) { return this->template carve<A>(data); });
   }
 
   using Base::operator();
@@ -175,14 +185,13 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
       this->check_x(from);
       Tape& tape = given_tape<Tape>(first, extra...);
       const auto keep = [&](const TensorView<const T, 3>& residual, const B& backend, Workspace& workspace) {
-        typename KeptArrays<A>::Draft kept(tape.memory_);
+        typename KeptArrays<A, B>::Draft kept(tape.memory_);
         const auto rows = take_like<A>(kept, from);
         kept.keep();
         tape.version_ = 0;  // until all is there
         tape.rows_ = rows;
-        const Index cost = from.extent[2];
         ItemsOn<B>{backend, workspace}(
-            NormedRows<T>{std::ptrdiff_t{from.extent[0]} * from.extent[1], 1, cost, from, residual, rows});
+            NormedRows<T>{std::ptrdiff_t{from.extent[0]} * from.extent[1], from.extent[2], 1, from, residual, rows});
         tape.version_ = version_;
       };
       return this->template run_into<std::remove_cvref_t<X>>(from, keep, first, extra...);
@@ -217,7 +226,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
       } else if constexpr ((AddToArgument<Extra> || ...)) {
         back<true>(given, tape, gradients, find_add_to<T>(extra...), extra...);
       } else {
-        auto dx = result_of_rows<B, DY>(given, config_.width);
+        auto dx = result_on<DY>(backend_or(backend_, extra...), given, config_.width);
         back<false>(given, tape, gradients, with_batch(view(dx)), extra...);
         return dx;
       }
@@ -246,23 +255,22 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     this->require_present("backward");
     require_recorded(tape.recorded(), tape.version_ == version_, "norm");
     const TensorView<const A, 3> rows_kept = tape.rows_;
-    require_gradient_rows("x", rows_kept, "dy", dy, config_.width);
-    require_gradient_rows("x", rows_kept, "dx", dx, config_.width);
+    require_backward_rows(backend, rows_kept, dy, config_.width, dx, config_.width);
     const auto shape = [](Index n) { return TensorView<A, 1>{nullptr, {n}, {1}}; };
-    require_gradients<NormViews<A>>(gradients, {shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
-    require_apart("dx", dx, TensorView<const T, 3>{}, dy, gradients.memory());
-    require_supported(backend, "backward");
+    require_gradients(shapes_of(gradients), {shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
+    require_apart("dx", dx, TensorView<const T, 3>{}, dy, std::as_const(gradients).memory());
     if (dx.size() == 0) return;
     Workspace own;
     Workspace& workspace = workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = entered(backend, workspace);
     auto frame = workspace.frame();
     const ItemsOn<B> items{backend, workspace};
-    const DenseBackward<T, B> dense(backend, workspace);
-    const TensorView<const A, 2> d = dense.widened(as_rows(dy, frame, items), frame);
+    const auto added = begin_gradients<B>(gradients, items);
+    const TensorView<const A, 2> d = widened(as_rows(dy, frame, items), frame, items);
     const auto differentiate = [&](const TensorView<A, 2>& to) {
       run_norm_backward(backend,
-                        NormBackwardCall<A>{collapsed<const A>(tape.rows_), d, to, numbers(), gradients.weight.data,
-                                            gradients.bias.data, static_cast<A>(*config_.eps), Kind::centred},
+                        NormBackwardCall<A>{collapsed<const A>(tape.rows_), d, to, numbers(), added.weight.data,
+                                            added.bias.data, static_cast<A>(*config_.eps), Kind::centred},
                         workspace);
     };
     if constexpr (std::is_same_v<T, A> && !adds)

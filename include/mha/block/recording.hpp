@@ -87,6 +87,17 @@ void require_gradient_rows(const char* of, const TensorView<const T, 3>& rows, c
   require(gradient.extent[2] == width, "backward: ", name, " has width ", gradient.extent[2], ", expected ", width);
 }
 
+/// What a backward pass on the backend is given and writes has the rows of x, and is where the backend reaches it.
+template <class B, class T, class A>
+void require_backward_rows(const B& backend, const TensorView<const A, 3>& x, const TensorView<const T, 3>& dy,
+                           Index outputs, const TensorView<T, 3>& dx, Index inputs) {
+  require_gradient_rows("x", x, "dy", dy, outputs);
+  require_gradient_rows("x", x, "dx", dx, inputs);
+  require_supported(backend, "backward");
+  require_reachable(backend, "backward", "dy", dy);
+  require_reachable(backend, "backward", "dx", dx);
+}
+
 /// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, matrices of
 /// weights among it.
 template <class T, class A, class... Weights>

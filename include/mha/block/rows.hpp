@@ -3,8 +3,10 @@
 
 #include <concepts>
 #include <cstddef>
+#include <span>
 
 #include "../backend/backend.hpp"
+#include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/items.hpp"
 #include "../core/overlap.hpp"
@@ -79,6 +81,27 @@ void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = 
   const auto copy = take_like<T>(frame, y);
   f(collapsed(copy));
   run(copy_items(TensorView<const T, 3>(copy), y));
+}
+
+/// Whether results of one product of several parts lie beside each other in every row.
+template <class B> constexpr bool parts_beside = false;
+template <class B>
+requires requires { B::side_by_side; }
+constexpr bool parts_beside<B> = B::side_by_side;
+
+/// Memory for the sums of a product of several parts, whose results lie as parts_beside says.
+///
+/// Shapes    sums[i] (rows, columns)
+template <class B, class S, class Frame>
+void take_sums(Frame& frame, Index rows, Index columns, std::span<TensorView<S, 2>> sums) {
+  const std::ptrdiff_t size = checked_product("linear", "the sums of the call", {rows, columns}),
+                       count = static_cast<std::ptrdiff_t>(sums.size());
+  const std::ptrdiff_t row = parts_beside<B> ? columns * count : std::ptrdiff_t{columns};
+  S* at = frame.template take<S>(static_cast<std::size_t>(size) * sums.size());
+  for (TensorView<S, 2>& sum : sums) {
+    sum = TensorView<S, 2>{at, {rows, columns}, {row, 1}};
+    at += parts_beside<B> ? columns : size;
+  }
 }
 
 }  // namespace detail

@@ -109,6 +109,13 @@ template <class... Extra> constexpr void check_layer_backward_arguments() {
       "be given once each (see mha/layer/backward_call.hpp)");
 }
 
+/// The sentence for gradients of scores on a backend that computes none.
+template <class B, class... Extra> constexpr void check_score_destinations() {
+  static_assert(has_score_gradients<B> || !((BiasGradientArgument<Extra> || ScoreGradientArgument<Extra>) || ...),
+                "mha: a backend on a device computes no gradients of a layer's bias or scores: leave out BiasGradient "
+                "and ScoreGradient (see mha/layer/backward_call.hpp)");
+}
+
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.
 template <class E> using BesideTape = std::conditional_t<CallTapeArgument<E> || MemoryArgument<E>, Full, E>;
 

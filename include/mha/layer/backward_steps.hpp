@@ -5,11 +5,13 @@
 #include <span>
 
 #include "../backend/backend.hpp"
+#include "../backend/column_sums.hpp"
 #include "../block/dense_backward.hpp"
 #include "../block/rows.hpp"
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "../score_gradients.hpp"
+#include "backward_items.hpp"
 #include "gradients.hpp"
 #include "parameters.hpp"
 #include "recorded.hpp"
@@ -54,18 +56,20 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
   using Part = DensePart<T>;
-  using Gradients = LayerGradients<A, TrainedByLayer<T, typename Policies::Score>>;
+  using Gradients = LayerGradientViews<A>;
+  using Score = TrainedOn<B, T, typename Policies::Score>;
 
  public:
   LayerBackwardSteps(const Norm& norm, const Position& position, const ParameterViews<const T>& w,
-                     const BackwardTensors<T>& tensors, Gradients& gradients, const B& backend, Workspace& workspace,
-                     typename Workspace::Frame& frame)
+                     const BackwardTensors<T>& tensors, const Gradients& gradients, Score& score, const B& backend,
+                     Workspace& workspace, typename Workspace::Frame& frame)
       : norm_(norm),
         position_(position),
         w_(w),
         tensors_(tensors),
         recorded_(tensors.recorded),
         gradients_(gradients),
+        score_(score),
         backend_(backend),
         workspace_(workspace),
         items_{backend, workspace},
@@ -75,7 +79,8 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
         d_key_(tensors.d_key),
         d_value_(tensors.d_value) {
     sinks_ = recorded_.sinks > 0 ? frame.template take<LongSum<A>>(static_cast<std::size_t>(recorded_.sinks)) : nullptr;
-    for (Index h = 0; h < recorded_.sinks; ++h) sinks_[h] = LongSum<A>(0);
+    if constexpr (computes_on_host<B>)
+      for (Index h = 0; h < recorded_.sinks; ++h) sinks_[h] = LongSum<A>(0);
   }
 
   /// Where the attention adds the gradients of the sink's logits (Hq); null if there are none.
@@ -88,7 +93,7 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
     const TensorView<T, 2> to = rows_of(d_heads_);
     if constexpr (Output::has_weights) {
       const Part part[] = {output_part<T>(w_.output.weight, gradients_.output.weight, gradients_.output.bias)};
-      dense_.add_weights(tensors_.gated, dense_.widened(dy, frame), part);
+      dense_.add_weights(tensors_.gated, dense_.gradient(dy, frame), part);
       if (to.size() > 0) backend_.gemm(GemmCall<T>{dy, transposed(w_.output.weight), {}, to}, workspace_);
     } else {
       items_(copy_items(dy, to));
@@ -97,12 +102,12 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   }
 
   void score([[maybe_unused]] const ScoreSums<A>& sums) override {
-    using Score = typename Policies::Score;
-    if constexpr (trains_score<T, Score>) {
-      if constexpr (count_biases < Score >> 0)
+    using Own = typename Policies::Score;
+    if constexpr (trains_on<B, T, Own>) {
+      if constexpr (count_biases < Own >> 0)
         if (tensors_.of_bias)  // its table is among those of the sums
-          return add_all_gradients<WantedScoreGradients<true, true>, Score>(gradients_.score, sums);
-      add_all_gradients<WantedScoreGradients<false, true>, Score>(gradients_.score, sums);
+          return add_all_gradients<WantedScoreGradients<true, true>, Own>(score_, sums);
+      add_all_gradients<WantedScoreGradients<false, true>, Own>(score_, sums);
     }
   }
 
@@ -122,7 +127,7 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
       project(recorded_.x, d_q_, all.first(1), tensors_.dx);
       project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
     }
-    for (Index h = 0; h < recorded_.sinks; ++h) gradients_.sink(h) += static_cast<A>(sinks_[h]);
+    if (recorded_.sinks > 0) items_(AddSumsItems<LongSum<A>, A>{recorded_.sinks, 1, 1, sinks_, gradients_.sink});
   }
 
  private:
@@ -143,7 +148,16 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
     static_assert(has,
                   "mha: this concatenation has no backward pass: it has no member row_backward(x, n, gate, d) "
                   "(see mha/policy/concat.hpp)");
-    if constexpr (has)
+    if constexpr (has && !computes_on_host<B>) {
+      auto frame = workspace_.frame();
+      const std::ptrdiff_t rows = std::ptrdiff_t{d_heads_.batch()} * d_heads_.length();
+      const Index heads = d_heads_.heads();
+      using Sum = LongSum<A>;
+      Sum* const at = frame.template take<Sum>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(heads));
+      const TensorView<Sum, 2> sums{at, {static_cast<Index>(rows), heads}, {heads, 1}};
+      items_(GateBackwardItems<T, Concat>{rows, heads, 4 * d_heads_.dim(), recorded_.heads, d_heads_, w_.gate, sums});
+      add_column_sums<A>(rows, ElementTerm<Sum>{sums}, gradients_.gate, items_);
+    } else if constexpr (has)
       add_sums(
           d_heads_,
           [x = recorded_.heads, d = d_heads_, gate = w_.gate](Index b, Index l, LongSum<A>* sums) {
@@ -163,7 +177,13 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
     static_assert(has,
                   "mha: this norm has no backward pass: it has no member row_backward(x, step, weight, d, sums) "
                   "(see mha/policy/qk_norm.hpp)");
-    if constexpr (has)
+    if constexpr (has && !computes_on_host<B>) {
+      auto frame = workspace_.frame();
+      const std::ptrdiff_t rows = std::ptrdiff_t{d.batch()} * d.length(), all = rows * d.heads();
+      A* const sums = frame.template take<A>(static_cast<std::size_t>(all) * static_cast<std::size_t>(d.dim()));
+      items_(HeadNormBackwardItems<T, Norm>{rows, d.heads(), 8 * d.dim(), norm_, x, weight, d, sums});
+      add_column_sums<A>(all, FlatTerm<A>{sums, d.dim()}, to, items_);
+    } else if constexpr (has)
       add_sums(
           d,
           [x, weight, d, n = norm_](Index b, Index l, LongSum<A>* sums) {
@@ -179,7 +199,7 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
     auto frame = workspace_.frame();
     Index width = 0;
     for (const Part& part : parts) width += part.columns();
-    const TensorView<const A, 2> d{first.data, {from.extent[0] * from.extent[1], width}, {width, 1}};
+    const auto d = dense_.of_sums({first.data, {from.extent[0] * from.extent[1], width}, {width, 1}}, frame);
     dense_.add_weights(as_rows(from, frame, items_), d, parts);
     if (to.size() == 0) return;
     into_rows(
@@ -191,7 +211,8 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   const ParameterViews<const T> w_;
   const BackwardTensors<T> tensors_;
   const RecordedTensors<T>& recorded_;
-  Gradients& gradients_;
+  const Gradients gradients_;
+  Score& score_;
   const B& backend_;
   Workspace& workspace_;
   const ItemsOn<B> items_;

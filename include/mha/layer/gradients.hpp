@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 
+#include "../backend/backend.hpp"
 #include "../block/gradients.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
@@ -75,6 +77,21 @@ template <class A, class S = NoScore> class LayerGradients : public BlockGradien
 };
 
 namespace detail {
+
+/// Whether the numbers of a layer's score S are trained on the backend.
+template <class B, class T, class S> constexpr bool trains_on = has_score_gradients<B>&& trains_score<T, S>;
+template <class B, class T, class S>
+using TrainedOn = std::conditional_t<has_score_gradients<B>, TrainedByLayer<T, S>, NoScore>;
+
+/// The gradients of the score among those of a layer; those on a device have none.
+template <class G> auto& score_of(G& gradients) {
+  if constexpr (requires { gradients.score; }) {
+    return gradients.score;
+  } else {
+    static NoScore none;
+    return none;
+  }
+}
 
 /// The gradients of a layer's score have as many numbers as the score.
 template <class S, class G> void require_score_gradients(const S& own, const G& given) {

@@ -114,6 +114,33 @@ template <class T, class B> class LayerProducts {
     return v;
   }
 
+  /// All weights where the backend's products and items read them; matrices of heads as one, biases not.
+  ParameterViews<const T> readable(const ParameterViews<const T>& w) const {
+    if constexpr (computes_on_host<B>) {
+      return w;
+    } else {
+      require_uploaded();
+      ParameterViews<const T> there;
+      const auto matrix = [&](LayerMatrix which) {
+        const auto part = static_cast<std::size_t>(which);
+        return packed_.own()->columns(part, part + 1).matrix;
+      };
+      const auto heads = [&](LayerMatrix which) {
+        const TensorView<const T, 2> m = matrix(which);
+        return TensorView<const T, 3>{m.data, {1, m.extent[0], m.extent[1]}, {0, m.stride[0], m.stride[1]}};
+      };
+      there.query.heads = heads(LayerMatrix::query);
+      there.key.heads = heads(LayerMatrix::key);
+      there.value.heads = heads(LayerMatrix::value);
+      if (w.output.weight.data != nullptr) there.output.weight = matrix(LayerMatrix::output);
+      const LayerVectors<T> own = vectors(w);
+      there.query_norm = own.query_norm;
+      there.key_norm = own.key_norm;
+      there.gate = own.gate;
+      return there;
+    }
+  }
+
   /// Bytes that packed weights take beside the weights themselves.
   std::size_t bytes() const { return packed_.bytes(); }
 

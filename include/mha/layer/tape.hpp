@@ -119,11 +119,12 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
   using Steps = BackwardSteps<A>;
   using Workspace = typename B::Workspace;
   using Both = decltype(chain(std::declval<const S&>(), std::declval<const C&>()));
-  static constexpr bool trains = trains_score<T, S>,
-                        has_bias = count_biases<Both> == 1 && Arithmetic<A> && !sums_scores<B>;
+  // Where a layer has none of these, its backward() refuses to be given where to.
+  static constexpr bool scores = has_score_gradients<B>, trains = scores && trains_score<T, S>,
+                        has_bias = scores && count_biases<Both> == 1 && Arithmetic<A>;
   static constexpr bool has_derivative =
       check_differentiated_score<A, S, trains>() && check_differentiated_score<A, C, false>();
-  static constexpr bool gives = gives_gradients<A, C>();
+  static constexpr bool gives = scores && gives_gradients<A, C>();
   template <bool Bias, bool OfCall>
   using WantedFor = std::conditional_t<Bias || trains || OfCall,
                                        typename WantedOfCall<S, C, Bias, trains, OfCall>::type, NoScoreGradients>;
@@ -136,8 +137,6 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
 
   void backward(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
                 Workspace& workspace) const override {
-    require(!sums_scores<B> || !heads.bias.wanted(),
-            "backward: BiasGradient of a layer is not computed on this backend");
     require(has_bias || !heads.bias.wanted(), "backward: BiasGradient is given, but the call on the tape has ",
             count_biases<Both>, " AdditiveBiases, expected 1");
     if (heads.score.to != nullptr) {
@@ -180,9 +179,10 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
         forward,   heads.out,   heads.d_out,   {},        tape.level(), tape.sum(),
         heads.d_q, heads.d_key, heads.d_value, heads.sink};
-    call.key_offsets = forward.kv.offsets.data;
     tape.require_of(name, forward);
-    const CallShape& shape = forward.shape;
+    call.forward = staged(backend, forward, frame, workspace);
+    call.key_offsets = call.forward.kv.offsets.data;
+    const CallShape& shape = call.forward.shape;
     const auto bias_to = [&] {
       if constexpr (Wanted::bias)
         return bias_sums<A>(name, score_, bias, shape, frame);
@@ -190,9 +190,6 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
         return bias;
     }();
     if constexpr (Wanted::bias || Wanted::parameters) {
-      static_assert(!sums_scores<B>,
-                    "mha: a layer on this backend has no gradients of its score's numbers: where the score has them, "
-                    "'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
       using Head = decltype(at_head(forward.score, Index{}, Index{}));
       const auto sums = score_gradient_sums<A, Wanted, Head>(score_, bias_to, shape, frame);
       call.score = sums.to;
@@ -205,8 +202,8 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
       steps.before();
       run_backward(backend, call, workspace);
     }
-    steps.after({shape.origin, forward.q_offsets, shape.batch, shape.queries},
-                {Origins(Index{0}), forward.kv.offsets.data, shape.batch, shape.keys});
+    steps.after({shape.origin, call.forward.q_offsets, shape.batch, shape.queries},
+                {Origins(Index{0}), call.key_offsets, shape.batch, shape.keys});
   }
 
   /// The sums of the call's score, which follow those of the layer's own.
@@ -266,7 +263,7 @@ template <class T, class B> class LayerTape {
   std::uint64_t version_ = 0;  // of the weights
   detail::RecordedTensors<T> recorded_;
   AttentionTape<T, B> attention_;
-  detail::KeptArrays<T> arrays_;
+  detail::KeptArrays<T, B> arrays_;
   detail::InPlace<detail::RecordedPolicies<T, B>> policies_;
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../backend/backward.hpp"
+#include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../block/trainable.hpp"
 #include "../launch.hpp"
@@ -68,12 +69,18 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::mask_,
       Base::score_, Base::sink_;
 
-  template <class = void> static constexpr bool differentiates() { return detail::check_trains<T, B>(); }
+  template <class = void> static constexpr bool differentiates() {
+    constexpr bool scores = detail::has_score_gradients<B> || !detail::trains_score<T, Score>;
+    static_assert(scores,
+                  "mha: a backend on a device computes no gradients of the numbers of a layer's score: give the score "
+                  "to each call, layer(x, tape, score), or train on Cpu (see mha/layer/trainable_layer.hpp)");
+    return detail::check_trains<T, B>() && scores;
+  }
 
  public:
   using Workspace = typename B::Workspace;
   using Tape = LayerTape<T, B>;
-  using Gradients = LayerGradients<A, detail::TrainedByLayer<T, Score>>;
+  using Gradients = detail::GradientsOn<LayerGradients<A, detail::TrainedOn<B, T, Score>>, B>;
 
   using Base::Base;
 
@@ -88,13 +95,14 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Zero gradients of all that backward() differentiates: matrices, biases, norms, gates, the Sink's logits and the
   /// trained numbers of the score.
   template <int = 0> [[nodiscard]] Gradients gradients() const {
-    return {parameters_.size() + sinks(),
-            [this](A* data) {
-              LayerGradientViews<A> v{parameters_.layout(data), {}};
-              if (sinks() > 0) v.sink = view(data + parameters_.size(), sinks());
-              return v;
-            },
-            zero_score()};
+    return detail::make_gradients<LayerGradients<A, detail::TrainedOn<B, T, Score>>>(
+        backend_, parameters_.size() + sinks(),
+        [this](A* data) {
+          LayerGradientViews<A> v{parameters_.layout(data), {}};
+          if (sinks() > 0) v.sink = view(data + parameters_.size(), sinks());
+          return v;
+        },
+        zero_score());
   }
 
   /// The layer's score and sink, with the numbers that update() gave them.
@@ -104,7 +112,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// As without a trained score and a Sink: f(p) writes the weights. p.score and p.sink are the layer's own then, and
   /// p.for_each(gradients, step) passes their numbers too.
   template <class F> void update(F&& f) {
-    if constexpr (!detail::computes_on_host<B> || (!trains && !has_sink)) {
+    if constexpr (!trains && !has_sink) {
       Base::update(f);
     } else {
       Score next_score = score_.own();
@@ -162,6 +170,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       detail::check_layer_backward_arguments<Extra...>();
       detail::check_memory_of<B, DY>();
       const auto given = detail::read_sequence(dy);
+      detail::check_score_destinations<B, Extra...>();
       const B& backend = detail::backend_or(backend_, extra...);
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
@@ -170,7 +179,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       if constexpr ((detail::IntoArgument<Extra> || ...)) {
         back(given, tape, gradients, detail::find_into<T>(extra...), d_memory, d_score, backend, workspace);
       } else {
-        auto dx = detail::result_of_rows<B, DY>(given, config_.d_model);
+        auto dx = detail::result_on<DY>(backend, given, config_.d_model);
         back(given, tape, gradients, detail::with_batch(view(dx)), d_memory, d_score, backend, workspace);
         return dx;
       }
@@ -195,7 +204,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
  private:
-  static constexpr bool trains = detail::trains_score<T, Score>, has_sink = !std::is_same_v<Sink, NoSink>;
+  static constexpr bool trains = detail::trains_on<B, T, Score>, has_sink = !std::is_same_v<Sink, NoSink>;
 
   /// Where the gradients of the call's scores go.
   struct ScoreDestinations {
@@ -228,7 +237,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     if constexpr ((detail::IntoArgument<Extra> || ...)) {
       record(x, memory, cross, detail::find_into<T>(extra...), extra...);
     } else {
-      auto y = detail::result_of_rows<B, X>(x, this->output_width());
+      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), x, this->output_width());
       record(x, memory, cross, detail::with_batch(view(y)), extra...);
       return y;
     }
@@ -248,8 +257,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
-    typename detail::KeptArrays<T>::Draft kept(tape.arrays_);
+    typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_);
     const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
     const auto heads = detail::head_buffers<T, false>(kept, batch, length, {of_heads})[0];
     auto made = detail::projected<B>(c, x, memory, true, kept);
@@ -263,12 +273,19 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto mask = detail::intersect(mask_.there(), detail::collect_masks(extra...));
     const auto of_call = detail::collect_scores(extra...);
     const auto scores = detail::chain(score_.there(), of_call);
-    auto call = detail::attend_call<T>(names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged),
-                                       mask, scores, sink_.there(), given, frame);
+    auto checked = detail::attend_call<T, detail::memory_of<B>>(
+        names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged), mask, scores, sink_.there(),
+        given, frame);
     detail::require_supported(backend, "layer");
-    detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, Score, std::remove_const_t<decltype(of_call)>, Sink>
-        policies(mask, score_.own(), of_call, sink_.there(), given);
-    call.states = tape.attention_.begin(call);
+    detail::require_reachable(backend, "layer", "x", x);
+    detail::require_reachable(backend, "layer", "memory", memory);
+    detail::require_reachable(backend, "layer", "the result", y);
+    const auto& score = score_.there();
+    const auto& sink = sink_.there();
+    detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, std::remove_cvref_t<decltype(score)>,
+                       std::remove_const_t<decltype(of_call)>, std::remove_cvref_t<decltype(sink)>>
+        policies(mask, score, of_call, sink, given);
+    checked.states = tape.attention_.begin(checked);
     kept.keep();
     tape.policies_.emplace(std::move(policies));
     tape.version_ = parameters_.version();
@@ -284,11 +301,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                       made.q_before_norm,
                       made.key_before_norm};
 
+    const auto call = detail::staged(backend, std::move(checked), frame, workspace);
     const auto w = parameters_.views();
     const detail::ItemsOn<B> items{backend, workspace};
     this->project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
-    detail::run(backend, call, workspace);
-    const auto rows = detail::gated_rows<B, Concat, T>(heads, w.gate, frame, items);
+    detail::run<true>(backend, call, workspace);
+    const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, frame, items);
     const auto finish = [&](const TensorView<T, 2>& to) {
       if constexpr (Output::has_weights)
         products_.run(backend, rows, w, Matrix::output, {&to, 1}, workspace);
@@ -318,13 +336,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     if (d_memory.data != nullptr)
       detail::require_gradient_rows("memory", memory, "d_memory", d_memory, config_.kv_model);
     const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
-    detail::require_gradients<LayerGradientViews<A>>(gradients,
-                                                     {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
+    detail::require_gradients(detail::shapes_of(gradients), {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
     if constexpr (trains) detail::require_score_gradients(score_.own(), gradients.score);
     const auto w = parameters_.views();
     const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
-      detail::require_apart(name, to, x, dy, gradients.memory(), w.query.heads, w.key.heads, w.value.heads,
-                            w.output.weight);
+      detail::require_apart(name, to, x, dy, std::as_const(gradients).memory(), w.query.heads, w.key.heads,
+                            w.value.heads, w.output.weight);
       require(!detail::share_elements(to, memory), "backward: ", name, " overlaps the memory");
     };
     apart("dx", dx);
@@ -332,8 +349,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     require(d_memory.data == nullptr || !detail::share_elements(dx, d_memory), "backward: dx overlaps d_memory");
     const auto bias_apart = [&](const auto& to) {
       const auto meets = [&](const auto&... of) { return (detail::may_overlap(to, of) || ...); };
-      require(!meets(x, memory, dy, dx, d_memory, gradients.memory(), w.query.heads, w.key.heads, w.value.heads,
-                     w.output.weight),
+      require(!meets(x, memory, dy, dx, d_memory, std::as_const(gradients).memory(), w.query.heads, w.key.heads,
+                     w.value.heads, w.output.weight),
               "backward: the BiasGradient overlaps another tensor of the call");
     };
     bias_apart(d_bias.own);
@@ -345,12 +362,16 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                           Workspace& workspace) const {
     check_backward(dy, tape, gradients, dx, d_memory, d_score.bias);
     detail::require_supported(backend, "backward");
+    detail::require_reachable(backend, "backward", "dy", dy);
+    detail::require_reachable(backend, "backward", "dx", dx);
+    detail::require_reachable(backend, "backward", "d_memory", d_memory);
+    [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const Config& c = config_;
     const auto& recorded = tape.recorded_;
     const detail::HeadSizes q{c.num_heads, c.head_dim}, k{c.num_kv_heads, c.head_dim}, v{c.num_kv_heads, c.value_dim},
         heads{c.num_heads, c.value_dim};
-    const auto w = parameters_.views();
+    const auto w = products_.readable(parameters_.views());
     const detail::ItemsOn<B> items{backend, workspace};
     detail::BackwardTensors<T> tensors{recorded, dy, dx, d_memory, {}, {}, {}, {}, {}, d_score.bias.wanted()};
     tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, frame, items);
@@ -365,8 +386,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       const auto both = detail::head_buffers<A, true>(frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
-    detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors, gradients, backend, workspace,
-                                                     frame);
+    detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors,
+                                                     detail::begin_gradients<B>(gradients, items),
+                                                     detail::score_of(gradients), backend, workspace, frame);
     const detail::HeadGradients<T> attention{recorded.q,      recorded.key, recorded.value, recorded.heads,
                                              tensors.d_heads, tensors.d_q,  tensors.d_key,  tensors.d_value,
                                              steps.sinks(),   d_score.bias, d_score.numbers};

@@ -55,7 +55,7 @@ struct GatedHeads {
 
   /// One row of one head in the backward pass: d, the gradient of the gated row, becomes that of the row before its
   /// gate; returns what is added to the gate's gradient. A row whose d is exactly 0 adds nothing, whatever x is.
-  template <class T, class Sum> static Sum row_backward(const T* x, Index n, const T& gate, T* d) {
+  template <class T, class Sum> MHA_HOST_DEVICE static Sum row_backward(const T* x, Index n, const T& gate, T* d) {
     using A = Accumulator<T>;
     Sum sum(0);
     for (Index i = 0; i < n; ++i) {

@@ -81,8 +81,8 @@ struct QkNorm {
   ///           zero_centered 1 + w for w
   /// Numerics  a row whose d is exactly 0 contributes nothing, whatever x is
   template <class T, class Sum>
-  void row_backward(const T* x, std::ptrdiff_t step, const TensorView<const T, 1>& weight, Accumulator<T>* d,
-                    Sum* sums) const {
+  MHA_HOST_DEVICE void row_backward(const T* x, std::ptrdiff_t step, const TensorView<const T, 1>& weight,
+                                    Accumulator<T>* d, Sum* sums) const {
     using A = Accumulator<T>;
     using mha::sqrt;
     const Index n = weight.extent[0];

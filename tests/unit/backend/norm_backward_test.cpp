@@ -58,4 +58,17 @@ TEST(NormBackwardItems, AreTheFormula) {
   expect_formula(false);
 }
 
+TEST(NormWeightTerm, IsNothingOfARowWithoutAGradient) {
+  mha::Tensor<double, 2> z(2, 3), dy(2, 3);
+  support::Random random("norm weight term");
+  random.fill(z), random.fill(dy);
+  for (Index j = 0; j < 3; ++j) z(1, j) = std::nan("");
+  const mha::NormRowFacts<double> facts[] = {{{0.5, 0.25, 2}, 1}, {{0, 0, 0}, 0}};
+  const mha::detail::NormWeightTerm<double> term{std::as_const(z).view(), std::as_const(dy).view(), facts};
+  for (Index j = 0; j < 3; ++j) {
+    EXPECT_EQ(term(0, j), dy(0, j) * ((z(0, j) - 0.5 - 0.25) * 2));
+    EXPECT_EQ(term(1, j), 0);
+  }
+}
+
 }  // namespace

@@ -16,6 +16,7 @@
 #include "dispatch.hpp"
 #include "gemm.hpp"
 #include "launch.cuh"
+#include "norm_backward_body.hpp"
 #include "norm_body.hpp"
 #include "on_device.hpp"
 #include "packed_weights.hpp"
@@ -62,9 +63,9 @@ struct DeviceLauncher {
 ///           offsets stay on the host
 /// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
 ///           own for the default stream, allocates, and waits when it gives that back
-/// Backward  of attention's q, k, v, Sink, bias and scores, see backward.hpp; the gradients of a score's numbers go to
-/// the
-///           host, and a call that has them waits
+/// Backward  of attention's q, k, v, Sink, bias and scores, see backward.hpp: the gradients of a score's numbers go to
+///           the host, and a call that has them waits; of layers and blocks, but for scores and biases: tapes and
+///           gradients are the device's, see mha/block/device_gradients.hpp
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
 /// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device;
 ///           ShapeError that names both devices where a tensor, weights or a workspace are not on the call's
@@ -97,6 +98,12 @@ struct Cuda {
       const auto held = enter(workspace);
       cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
     }
+  }
+
+  /// Gradients of weights, c += a · b, see gemm.hpp.
+  template <class T> void gemm(const GemmSumCall<T>& call, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    cuda::multiply(call, workspace, detail::ItemsOn<Cuda>{*this, workspace});
   }
 
   template <class T> cuda::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts) const {
@@ -167,6 +174,14 @@ struct Cuda {
     const auto held = enter(workspace);
     auto frame = workspace.frame();
     cuda::normalize(call, cuda::DeviceLauncher{workspace, frame});
+  }
+
+  /// Their backward pass, likewise.
+  template <class A>
+  void normalize_backward(const NormBackwardCall<A>& call, NormRowFacts<A>* facts, Workspace& workspace) const {
+    const auto held = enter(workspace);
+    auto frame = workspace.frame();
+    cuda::normalize_backward(call, facts, cuda::DeviceLauncher{workspace, frame});
   }
 
   template <Items I> void for_each_item(const I& items, Workspace& workspace) const {

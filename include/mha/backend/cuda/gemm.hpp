@@ -6,6 +6,7 @@
 
 #include "../../core/copy.hpp"
 #include "../backend.hpp"
+#include "../gemm_sum.hpp"
 #include "packed_weights.hpp"
 #include "workspace.hpp"
 
@@ -14,6 +15,14 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 /// Whether cuBLASLt can add the vector as it lies; not if there is none.
 template <class T> bool can_add(const TensorView<const T, 1>& v) {
   return v.data != nullptr && v.stride[0] == 1 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+}
+
+/// A factor as cuBLASLt reads it: where it is, or packed in memory of the frame.
+template <class T, class Run> Operand factor(const TensorView<const T, 2>& v, Workspace::Frame& frame, const Run& run) {
+  if (const auto as_it_is = operand(v)) return *as_it_is;
+  const auto packed = mha::detail::take_like<T>(frame, v);
+  run(mha::detail::copy_items<T, 2>(v, packed));
+  return *operand(packed);
 }
 
 /// c = a · b + bias by cuBLASLt: operands without a unit stride are packed first, c is then copied to where it goes.
@@ -34,17 +43,12 @@ template <class T, class Run> void multiply(const GemmCall<T>& call, Workspace& 
     check(cudaMemsetAsync(zero, 0, sizeof(T), workspace.stream()), "cudaMemsetAsync");
     return fill_rows({zero, {call.c.extent[1]}, {0}}, call.c);
   }
-  const auto ready = [&](const TensorView<const T, 2>& v) {
-    if (const auto as_it_is = operand(v)) return *as_it_is;
-    const auto packed = rows_of_own(v);
-    copy(v, packed);
-    return *operand(packed);
-  };
   const auto own = operand(call.c);
   const bool in_place = own && !own->by_columns;
   const TensorView<T, 2> c = in_place ? call.c : rows_of_own(call.c);
 
-  Product product{.type = data_type<T>, .a = ready(call.a), .b = ready(call.b), .c = *operand(c)};
+  Product product{
+      .type = data_type<T>, .a = factor(call.a, frame, run), .b = factor(call.b, frame, run), .c = *operand(c)};
   if (can_add(call.bias)) product.bias = call.bias.data;
   auto choice = workspace.products().choose(product);
   if (has_bias && (product.bias == nullptr || !choice.found)) {
@@ -56,6 +60,27 @@ template <class T, class Run> void multiply(const GemmCall<T>& call, Workspace& 
   }
   workspace.products().run(product, choice, frame.template take<std::byte>(choice.scratch), workspace.stream());
   if (!in_place) copy(TensorView<const T, 2>(c), call.c);
+}
+
+/// c += a · b by cuBLASLt, in the accumulator's precision throughout.
+template <class T, class Run> void multiply(const GemmSumCall<T>& call, Workspace& workspace, const Run& run) {
+  using A = Accumulator<T>;
+  if (call.c.size() == 0 || call.a.extent[1] == 0) return;
+  auto frame = workspace.frame();
+  const auto own = operand(call.c);
+  const bool in_place = own && !own->by_columns;
+  const TensorView<A, 2> c = in_place ? call.c : mha::detail::take_like<A>(frame, call.c);
+  if (!in_place) run(mha::detail::copy_items<A, 2>(call.c, c));
+  const Operand sum = *operand(c);
+  const Product product{.type = data_type<T>,
+                        .a = factor(call.a, frame, run),
+                        .b = factor(call.b, frame, run),
+                        .c = sum,
+                        .added = sum,
+                        .result = data_type<A>};
+  const auto choice = workspace.products().choose(product);
+  workspace.products().run(product, choice, frame.template take<std::byte>(choice.scratch), workspace.stream());
+  if (!in_place) run(mha::detail::copy_items<A, 2>(c, call.c));
 }
 
 /// Neighbours whose results lie side by side are one product.

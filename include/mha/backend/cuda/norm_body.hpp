@@ -21,6 +21,26 @@ template <class Machine, class A> MHA_KERNEL A sum_of_warp(Machine& m, A x) {
   return x;
 }
 
+/// What a norm takes from a row of so many numbers at(j), in every lane: the lanes read neighbours, twice.
+template <class A, class Machine, class At>
+MHA_KERNEL mha::detail::RowMoments<A> moments_of_row(Machine& m, Index width, bool centred, const A& eps, Index lane,
+                                                     const At& at) {
+  A mean = A(0), rest = A(0), square = A(0);
+  if (centred) {
+    const A first = at(0);
+    for (Index j = lane; j < width; j += warp_size) mean += at(j) - first;
+    mean = first + sum_of_warp(m, mean) / A(width);
+  }
+  for (Index j = lane; j < width; j += warp_size) {
+    const A difference = at(j) - mean;
+    rest += difference;
+    square = m.fma(difference, difference, square);
+  }
+  rest = sum_of_warp(m, rest);
+  square = sum_of_warp(m, square);
+  return mha::detail::moments_of_sums(width, centred, eps, mean, rest, square);
+}
+
 /// The norm of rows: a warp's lanes read neighbours, three times, of which the second and third come from a cache.
 ///
 /// Grid      tiles of 4 rows of all sequences
@@ -31,20 +51,8 @@ template <class Machine, class T> MHA_KERNEL void norm_body(Machine& m, const No
   if (row >= std::ptrdiff_t{call.x.extent[0]} * call.x.extent[1]) return;
   const Index b = static_cast<Index>(row / call.x.extent[1]), l = static_cast<Index>(row % call.x.extent[1]);
   const Index width = call.x.extent[2], lane = m.thread() % warp_size;
-  A mean = A(0), rest = A(0), square = A(0);
-  if (call.centred) {
-    const A first = mha::detail::norm_input(call, b, l, 0);
-    for (Index j = lane; j < width; j += warp_size) mean += mha::detail::norm_input(call, b, l, j) - first;
-    mean = first + sum_of_warp(m, mean) / A(width);
-  }
-  for (Index j = lane; j < width; j += warp_size) {
-    const A difference = mha::detail::norm_input(call, b, l, j) - mean;
-    rest += difference;
-    square = m.fma(difference, difference, square);
-  }
-  rest = sum_of_warp(m, rest);
-  square = sum_of_warp(m, square);
-  const auto moments = mha::detail::moments_of_sums(width, call.centred, call.eps, mean, rest, square);
+  const auto moments = moments_of_row<A>(m, width, call.centred, call.eps, lane,
+                                         [&](Index j) { return mha::detail::norm_input(call, b, l, j); });
   for (Index j = lane; j < width; j += warp_size) {
     const A z = mha::detail::norm_input(call, b, l, j);
     m.store_global(&call.y(b, l, j), T(moments.normed(z) * call.weight[j] + call.bias[j]));

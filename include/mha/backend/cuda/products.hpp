@@ -55,11 +55,13 @@ template <class T> std::optional<Operand> operand(const TensorView<T, 2>& v) {
 ///
 /// Shapes    a (M, K)  b (K, N)  c, added (M, N), by rows  bias (N), contiguous; null data for no bias, nothing added.
 ///           What is added may be c itself
+/// Scalars   c, what is added and the bias have the factors' unless the result's is named: float of 16 bits
 struct Product {
   cudaDataType_t type;
   Operand a, b, c;
   const void* bias = nullptr;
   Operand added{};
+  cudaDataType_t result = type;
 
   bool adds() const { return added.data != nullptr; }
   /// Whether cuBLASLt may have no algorithm for it though it has one for a · b: its caller knows another way.
@@ -77,7 +79,7 @@ struct HandleDestroy {
 /// The handle, and what cuBLASLt chose for each product it was asked for.
 class Products {
   struct Key {
-    int type;
+    int type, result;
     Operand a, b, c, added;
     unsigned alignment[4];
     bool bias, adds;
@@ -168,6 +170,7 @@ class Products {
   static Key key_of(const Product& p) {
     const Operand& added = p.adds() ? p.added : p.c;
     Key key{p.type,
+            p.result,
             p.a,
             p.b,
             p.c,
@@ -204,12 +207,12 @@ class Products {
       if (p.bias != nullptr) {
         say(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
         say(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-        say(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.type);
+        say(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.result);
       }
       lay(a, p.type, p.a);
       lay(b, p.type, p.b);
-      lay(c, p.type, p.c);
-      lay(added, p.type, p.adds() ? p.added : p.c);
+      lay(c, p.result, p.c);
+      lay(added, p.result, p.adds() ? p.added : p.c);
     }
 
     static void lay(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, const Operand& x) {

@@ -23,6 +23,13 @@ TEST(FarProducts, OfSixteenBits) {
   gemm_checks::expect_products<FarCuda, mha::half>("far products half");
 }
 
+TEST(FarProducts, AddToWhatIsThere) {
+  gemm_checks::expect_sums<FarCuda, float>("far sums float");
+  gemm_checks::expect_sums<FarCuda, double>("far sums double");
+  gemm_checks::expect_sums<FarCuda, mha::bfloat16>("far sums bfloat16");
+  gemm_checks::expect_sums<FarCuda, mha::half>("far sums half");
+}
+
 TEST(FarProducts, AddAResidualOnTheWay) {
   gemm_checks::expect_residuals<FarCuda, float>("far residuals float");
   gemm_checks::expect_residuals<FarCuda, double>("far residuals double");

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "../backend/backend.hpp"
+#include "../core/items.hpp"
+#include "../core/view.hpp"
+#include "gradients.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+namespace detail {
+
+/// Memory that becomes 0.
+template <class A> struct ZeroItems {
+  std::ptrdiff_t rows;
+  Index columns, cost;
+  TensorView<A, 1> to;
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index) const { to.data[i] = A(0); }
+};
+
+}  // namespace detail
+
+/// The gradients of what a block or layer on a device has learned: in the device's memory, where backward() adds to
+/// them, and on the host with their names when they are asked for. It moves and does not copy.
+///
+///   auto gradients = layer.gradients();  // all 0
+///   dx = layer.backward(dy, tape, gradients, workspace);
+///   layer.update([&](auto& p) { p.for_each(gradients.to_host(workspace), step); });
+///   gradients.clear();
+///
+/// Memory    Host is what Cpu has, LinearGradients and the like: the copy on the host is one and is kept
+template <class Host, class B> class DeviceGradients {
+  using A = std::remove_const_t<std::remove_pointer_t<decltype(std::declval<const Host&>().memory().data)>>;
+  using Workspace = typename B::Workspace;
+
+ public:
+  using Named = typename Host::Named;
+
+  DeviceGradients(const B& backend, Host host) : backend_(backend), host_(std::move(host)) {
+    [[maybe_unused]] const auto held = detail::entered(backend_);
+    numbers_ = detail::TensorOf<B, A, 1>(host_.memory().extent[0]);
+  }
+
+  DeviceGradients(DeviceGradients&&) = default;
+  DeviceGradients& operator=(DeviceGradients&&) = default;
+  DeviceGradients(const DeviceGradients&) = delete;
+  DeviceGradients& operator=(const DeviceGradients&) = delete;
+  ~DeviceGradients() = default;
+
+  /// All ← 0, as a new step begins: at once on the host, in the next backward()'s stream on the device.
+  void clear() {
+    host_.clear();
+    cleared_ = true;
+  }
+
+  /// What backward() has added up, once the workspace's stream has done what it was given; waits for that. The same
+  /// object call after call.
+  const Host& to_host(Workspace& workspace) {
+    if (!cleared_) {
+      const TensorView<const A, 1> from = std::as_const(numbers_).view();
+      backend_.download(from.data, host_.writable(), workspace);
+    }
+    return host_;
+  }
+  /// The same after calls without a Workspace.
+  const Host& to_host() {
+    Workspace own;
+    return to_host(own);
+  }
+
+  /// All numbers on the device, in the order of flat() on the host, for what adds up gradients of several devices;
+  /// before the first backward() and after clear() they are still to become 0.
+  TensorView<A, 1> memory() { return numbers_.view(); }
+  TensorView<const A, 1> memory() const { return numbers_.view(); }
+
+  // Refused in one sentence.
+  template <int = 0> std::span<const A> flat() const {
+    static_assert(detail::valid<Host>,
+                  "mha: these gradients are in the memory of a device: read them by to_host(workspace), "
+                  "p.for_each(gradients.to_host(workspace), step) (see mha/block/device_gradients.hpp)");
+    return {};
+  }
+
+  // What backward() does with them.
+
+  /// Named views for shapes; what they point at is not on the device.
+  const Named& shapes() const { return host_; }
+  /// Named views of what is on the device, ready to be added to.
+  Named begin(const detail::ItemsOn<B>& items) {
+    const TensorView<A, 1> all = numbers_.view();
+    if (cleared_) items(detail::ZeroItems<A>{all.extent[0], 1, 1, all});
+    cleared_ = false;
+    return host_.elsewhere(all.data);
+  }
+
+ private:
+  B backend_;
+  Host host_;
+  detail::TensorOf<B, A, 1> numbers_;
+  bool cleared_ = true;
+};
+
+namespace detail {
+
+template <class Host, class B> struct GradientsOfBackend { using type = Host; };
+template <class Host, class B>
+requires(!computes_on_host<B>) struct GradientsOfBackend<Host, B> {
+  using type = DeviceGradients<Host, B>;
+};
+/// The gradients that a block on the backend adds to.
+template <class Host, class B> using GradientsOn = typename GradientsOfBackend<Host, B>::type;
+
+template <class Host, class B, class... Arguments>
+GradientsOn<Host, B> make_gradients([[maybe_unused]] const B& backend, const Arguments&... arguments) {
+  if constexpr (computes_on_host<B>)
+    return Host(arguments...);
+  else
+    return GradientsOn<Host, B>(backend, Host(arguments...));
+}
+
+/// Named views for shapes alone.
+template <class G> const typename G::Named& shapes_of(const G& gradients) {
+  if constexpr (requires { gradients.shapes(); })
+    return gradients.shapes();
+  else
+    return gradients;
+}
+/// Named views that a backward pass adds to.
+template <class B, class G> typename G::Named begin_gradients(G& gradients, const ItemsOn<B>& items) {
+  if constexpr (requires { gradients.begin(items); })
+    return gradients.begin(items);
+  else
+    return gradients;
+}
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward passes of layers on a backend whose tensors are DeviceTensors, beside the same numbers in double on the
+// host.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <mha/backend/cuda/on_device.hpp>
+#include <mha/layer/multi_head_attention.hpp>
+
+#include "training_checks.hpp"
+
+namespace training_checks {
+
+template <class View> double squares(const View& v) {
+  double sum = 0;
+  for (std::ptrdiff_t i = 0; i < v.size(); ++i) sum += double(v.data[i]) * double(v.data[i]);
+  return sum;
+}
+
+/// Every named part, each of which lies in a row of its own, is as near as itself and all together are large.
+template <class Given, class Exact>
+void expect_parts(const Given& given, const Exact& exact, double bound, const std::string& what) {
+  const double all = std::sqrt(squares(exact.memory()));
+  const auto compare = [&](const char* name, const auto& a, const auto& b) {
+    ASSERT_EQ(a.size(), b.size()) << name;
+    if (b.data == nullptr) return;
+    double error = 0;
+    for (std::ptrdiff_t i = 0; i < b.size(); ++i) {
+      const double difference = double(a.data[i]) - double(b.data[i]);
+      error += difference * difference;
+    }
+    EXPECT_LE(std::sqrt(error), bound * (std::sqrt(squares(b)) + 0.02 * all)) << what << ", gradient of " << name;
+  };
+  mha::detail::PartsOf<mha::LayerGradientViews<mha::Accumulator<float>>>::each(compare, given, exact);
+}
+
+/// A mask as the device reads it.
+template <class E> auto there_of(const E& e) {
+  if constexpr (mha::role_of<E>() == mha::Role::mask)
+    return mha::on_device(e);
+  else
+    return e;
+}
+
+template <class T> double layer_bound() { return sizeof(T) == 8 ? 1e-12 : sizeof(T) == 4 ? 2e-5 : 8 * bound<T>(); }
+
+/// The same weights, rounded to T, in both.
+template <class T, class There, class Here> void share_layer(There& there, Here& here, support::Random& random) {
+  std::vector<T> weights(static_cast<std::size_t>(here.parameter_count()));
+  for (T& w : weights) w = support::Random::rounded<T>(random.uniform(-0.3, 0.3));
+  there.update([&](auto& p) { std::copy(weights.begin(), weights.end(), p.flat().begin()); });
+  here.update([&](auto& p) {
+    std::transform(weights.begin(), weights.end(), p.flat().begin(), [](T w) { return to_double(w); });
+  });
+}
+
+/// Calls on x, or with keys > 0 on x and a memory, beside those in double; repeated with the same bits, and without an
+/// allocation.
+template <class B, class T, class There, class Here, class... Extra>
+void expect_layer(There& there, Here& here, Index batch, Index queries, Index keys, support::Random& random,
+                  const std::string& what, const Extra&... extra) {
+  SCOPED_TRACE(what);
+  const mha::Config c = here.config();
+  share_layer<T>(there, here, random);
+  auto x = Rows<T>::drawn(random, batch, queries, c.d_model), memory = Rows<T>::drawn(random, batch, keys, c.kv_model);
+  auto wide_tape = here.tape();
+  const auto exact_y = keys > 0 ? here(x.wide, memory.wide, wide_tape, extra...) : here(x.wide, wide_tape, extra...);
+  const Index out = exact_y.extent(2);
+  auto dy = Rows<T>::drawn(random, batch, queries, out);
+  auto exact = here.gradients();
+  Tensor<double, 3> exact_dm(batch, keys, c.kv_model);
+  const auto exact_dx = keys > 0 ? here.backward(dy.wide, wide_tape, exact, mha::memory_into(exact_dm))
+                                 : here.backward(dy.wide, wide_tape, exact);
+  x.send(), dy.send(), memory.send();
+
+  typename There::Workspace workspace;
+  auto tape = there.tape();
+  auto gradients = there.gradients();
+  mha::DeviceTensor<T, 3> y(batch, queries, out);
+  const auto steps = [&](const auto&... far) {
+    const double limit = layer_bound<T>();
+    Tensor<T, 3> first_dx;
+    std::vector<mha::Accumulator<T>> first;
+    for (int step = 0; step < 3; ++step) {
+      Rows<T> dx(batch, queries, c.d_model), dm(batch, keys, c.kv_model);
+      dx.send(), dm.send();
+      const int allocations = device_allocations<B>();
+      if (keys > 0) {
+        const auto rows = memory.view();
+        there(x.view(), rows, tape, far..., mha::into(y), workspace);
+        there.backward(dy.view(), tape, gradients, mha::into(dx.view()), mha::memory_into(dm.view()), workspace);
+      } else {
+        there(x.view(), tape, far..., mha::into(y), workspace);
+        there.backward(dy.view(), tape, gradients, mha::into(dx.view()), workspace);
+      }
+      if (step > 0) {
+        EXPECT_EQ(device_allocations<B>(), allocations) << "step " << step;
+      }
+      const auto found = dx.fetched();
+      const auto& host = gradients.to_host(workspace);
+      const std::vector<mha::Accumulator<T>> all(host.memory().data, host.memory().data + host.memory().extent[0]);
+      if (step == 0) {
+        expect_norm_wise(mha::to_host(y), exact_y, limit, "y");
+        expect_norm_wise(found, exact_dx, limit, "dx");
+        if (keys > 0) expect_norm_wise(dm.fetched(), exact_dm, limit, "d_memory");
+        expect_parts(host, exact, limit, what);
+        first_dx = found, first = all;
+      }
+      EXPECT_EQ(support::differing(found, first_dx), 0u) << "step " << step;
+      EXPECT_EQ(support::differing(all, first), 0u) << "step " << step;
+      gradients.clear();
+    }
+  };
+  steps(there_of(extra)...);
+}
+
+template <class T, class B>
+using PlainLayer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Dropout>;
+template <class T, class B>
+using FullLayer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Causal, mha::QkNorm,
+                                          mha::Rotary<>, mha::Sink, mha::GatedHeads>;
+template <class T, class B>
+using BareLayer = mha::MultiHeadAttention<T, B, mha::MultiHead, mha::PerHeadProjection, mha::NoOutput>;
+
+inline const mha::Config sizes{
+    .d_model = 40, .num_heads = 4, .num_kv_heads = 2, .head_dim = 16, .value_dim = 8, .bias = true};
+
+/// Norms, positions, gates, sinks; sequences of different lengths.
+template <class B, class T> void expect_full_layers(const char* name) {
+  support::Random random(name);
+  const Index batch = 1 + random.below(3), length = 2 + random.below(40);
+  const mha::Sink sink{{0.5f, -1, 2, 0}};
+  FullLayer<T, B> there(sizes, sink);
+  FullLayer<double, mha::Reference> here(sizes, sink);
+  expect_layer<B, T>(there, here, batch, length, 0, random, "norms, positions, gates and sinks");
+  const std::vector<Index> offsets{0, 5, 5, length + 7};
+  expect_layer<B, T>(there, here, 1, length + 7, 0, random, "ragged", mha::Ragged{offsets});
+}
+
+/// Of a memory whose rows are of another width.
+template <class B, class T> void expect_memories(const char* name) {
+  support::Random random(name);
+  mha::Config across = sizes;
+  across.kv_model = 24;
+  PlainLayer<T, B> there(across, mha::Dropout{.p = 0.3f});
+  PlainLayer<double, mha::Reference> here(across, mha::Dropout{.p = 0.3f});
+  expect_layer<B, T>(there, here, 1 + random.below(3), 1 + random.below(40), 1 + random.below(40), random, "a memory");
+}
+
+/// What calls are given.
+template <class B, class T> void expect_calls(const char* name) {
+  support::Random random(name);
+  const Index batch = 1 + random.below(3), length = 2 + random.below(40);
+  PlainLayer<T, B> there(sizes, mha::Dropout{.p = 0.3f});
+  PlainLayer<double, mha::Reference> here(sizes, mha::Dropout{.p = 0.3f});
+  std::vector<Index> lengths;
+  for (Index b = 0; b < batch; ++b) lengths.push_back(1 + random.below(length));
+  const mha::Padding padding{lengths};
+  expect_layer<B, T>(there, here, batch, length, 0, random, "dropout and padding", padding, mha::DropoutSeed{7, 3});
+  expect_layer<B, T>(there, here, batch, length, 0, random, "a score of the call", mha::SoftCap{2.f});
+}
+
+/// Each head's matrices in memory of their own, and no output projection.
+template <class B, class T> void expect_bare_layers(const char* name) {
+  support::Random random(name);
+  const Index batch = 1 + random.below(3), length = 2 + random.below(40);
+  const mha::Config bare{.d_model = 24, .num_heads = 3};
+  BareLayer<T, B> there(bare);
+  BareLayer<double, mha::Reference> here(bare);
+  expect_layer<B, T>(there, here, batch, length, 0, random, "heads of their own, no output", mha::Causal{});
+  expect_layer<B, T>(there, here, batch, length, length, random, "the same with a memory");
+}
+
+}  // namespace training_checks

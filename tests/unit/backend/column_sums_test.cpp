@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include <mha/backend/column_sums.hpp>
+#include <mha/mha.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+
+template <class T, class B> void expect_loops(double bound) {
+  using A = mha::Accumulator<T>;
+  support::Random random("column sums");
+  for (const Index rows : {0, 1, 63, 64, 65, 128, 300})
+    for (const Index columns : {0, 1, 7}) {
+      mha::Tensor<T, 2> x(rows, columns + 2);
+      mha::Tensor<A, 2> to(columns, 2);
+      random.fill(x), random.fill(to);
+      const auto before = to;
+      typename B::Workspace workspace;
+      const B backend;
+      const mha::TensorView<const T, 2> part{x.data(), {rows, columns}, {columns + 2, 1}};
+      mha::detail::add_column_sums(rows, mha::detail::ElementTerm<T>{part},
+                                   mha::TensorView<A, 1>{to.data(), {columns}, {2}},
+                                   mha::detail::ItemsOn<B>{backend, workspace});
+      for (Index j = 0; j < columns; ++j) {
+        double sum = double(before(j, 0));
+        for (Index i = 0; i < rows; ++i) sum += support::to_double(x(i, j));
+        EXPECT_NEAR(double(to(j, 0)), sum, bound * (1 + std::abs(sum))) << rows << " rows, column " << j;
+        EXPECT_EQ(to(j, 1), before(j, 1)) << "between the results";
+      }
+    }
+}
+
+TEST(ColumnSums, EqualLoops) {
+  expect_loops<double, mha::Reference>(1e-13);
+  expect_loops<float, mha::Cpu>(1e-7);
+  expect_loops<mha::bfloat16, mha::Cpu>(1e-7);
+}
+
+// 1 + 2²⁴ in float is 2²⁴: those of more rows than a block are added in double.
+TEST(ColumnSums, AreRoundedOnce) {
+  mha::Tensor<float, 2> x(200, 1);
+  for (Index i = 0; i < 200; ++i) x(i, 0) = i == 0 ? 0x1p24f : 1;
+  mha::Tensor<float, 1> to(1);
+  mha::Workspace workspace;
+  const mha::Reference backend;
+  mha::detail::add_column_sums(200, mha::detail::ElementTerm<float>{std::as_const(x).view()}, to.view(),
+                               mha::detail::ItemsOn<mha::Reference>{backend, workspace});
+  EXPECT_EQ(to(0), 0x1p24f + 200);
+}
+
+}  // namespace

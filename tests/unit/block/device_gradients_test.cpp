@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include <mha/block.hpp>
+#include <mha/block/device_gradients.hpp>
+
+#include "far_backend.hpp"
+
+namespace {
+
+using mha::Index;
+using support::Far;
+using Host = mha::LinearGradients<float>;
+using There = mha::DeviceGradients<Host, Far>;
+
+const mha::Linear<float> linear({.inputs = 3, .outputs = 5});
+Host host_gradients() { return linear.gradients(); }
+
+/// What is there ← its number.
+void count_up(There& gradients, Far::Workspace& workspace) {
+  const Far far;
+  const auto views = gradients.begin({far, workspace});
+  const support::Kernel open;
+  for (Index j = 0; j < 5; ++j) {
+    views.bias(j) += float(100 + j);
+    for (Index i = 0; i < 3; ++i) views.weight(i, j) += float(10 * i + j);
+  }
+}
+
+TEST(DeviceGradients, AreThoseOfTheHostWhereTheHostComputes) {
+  static_assert(std::is_same_v<mha::detail::GradientsOn<Host, mha::Cpu>, Host>);
+  static_assert(std::is_same_v<mha::detail::GradientsOn<Host, Far>, There>);
+  static_assert(std::is_move_constructible_v<There> && !std::is_copy_constructible_v<There>);
+}
+
+TEST(DeviceGradients, AddUpThereAndAreReadHere) {
+  Far::Workspace workspace;
+  There gradients(Far{}, host_gradients());
+  for (const float x : gradients.to_host(workspace).flat()) EXPECT_EQ(x, 0) << "before the first";
+  EXPECT_TRUE(support::FarMemory::holds(gradients.memory().data));
+  EXPECT_EQ(gradients.memory().extent[0], linear.parameter_count());
+  count_up(gradients, workspace);
+  count_up(gradients, workspace);
+  const Host& here = gradients.to_host(workspace);
+  EXPECT_EQ(here.bias(4), 208);
+  EXPECT_EQ(here.weight(2, 3), 46);
+  EXPECT_EQ(&gradients.to_host(), &here) << "the same object";
+  EXPECT_EQ(here.flat().size(), static_cast<std::size_t>(linear.parameter_count()));
+}
+
+TEST(DeviceGradients, BeginAgainAtZero) {
+  Far::Workspace workspace;
+  There gradients(Far{}, host_gradients());
+  count_up(gradients, workspace);
+  EXPECT_EQ(gradients.to_host(workspace).bias(0), 100);
+  gradients.clear();
+  EXPECT_EQ(gradients.to_host(workspace).bias(0), 0);
+  count_up(gradients, workspace);
+  EXPECT_EQ(gradients.to_host(workspace).bias(0), 100);
+}
+
+TEST(DeviceGradients, Move) {
+  Far::Workspace workspace;
+  There gradients(Far{}, host_gradients());
+  count_up(gradients, workspace);
+  There moved(std::move(gradients));
+  EXPECT_EQ(moved.to_host(workspace).weight(1, 1), 11);
+  count_up(moved, workspace);
+  EXPECT_EQ(moved.to_host(workspace).weight(1, 1), 22);
+}
+
+}  // namespace
