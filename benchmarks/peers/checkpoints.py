@@ -29,10 +29,10 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 OURS = "mha"
 
 
-def threads_asked():
+def threads_asked(about, library):
     """Before anything of ours or theirs is loaded, which start their threads then."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", default="build/release", help="where the library mha_checkpoint_peer is, in any folder below")
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--build", default="build/release", help="where the library %s is, in any folder below" % library)
     parser.add_argument("--threads", type=int, default=0, help="all of them (0) if not given")
     parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
     parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
@@ -45,7 +45,7 @@ def threads_asked():
 
 
 if __name__ == "__main__":
-    OPTIONS = threads_asked()
+    OPTIONS = threads_asked(__doc__, "mha_checkpoint_peer")
 
 import torch
 import transformers

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// LLaMA of examples/models with a key/value cache as a shared library, for generation.py.
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <mha/mha.hpp>
+
+#include "../../examples/models/llama.hpp"
+#include "../../examples/models/stored.hpp"
+#include "../measure.hpp"
+#include "peer.hpp"
+
+namespace {
+
+/// A text that goes back to any of its positions.
+struct Text {
+  virtual ~Text() = default;
+  /// Forgets what stands at `position` and beyond, and reads on there: the logits (V) of the next token.
+  virtual std::span<const float> read(int position, std::span<const int> ids) = 0;
+  virtual std::size_t bytes() const = 0;  ///< of the packed matrices
+};
+
+/// Keys and values are stored as F.
+template <class F> class CachedText final : public Text {
+ public:
+  template <class Weights>
+  CachedText(const Weights& weights, int positions)
+      : model_(weights),
+        cache_(model_.template make_cache<F>(mha::Contiguous{.length = positions})),
+        id_(cache_.add()) {}
+
+  std::span<const float> read(int position, std::span<const int> ids) override {
+    cache_.truncate(id_, position);
+    auto step = cache_.step(id_, static_cast<int>(ids.size()));
+    const models::Rows& logits = model_.next(ids, step, work_);  // (1, V)
+    step.commit();
+    return {logits.data(), static_cast<std::size_t>(logits.size())};
+  }
+  std::size_t bytes() const override { return model_.packed_bytes(); }
+
+ private:
+  models::Llama<> model_;
+  mha::KvCache<mha::Contiguous, F> cache_;
+  mha::SequenceId id_;
+  models::Work work_;
+};
+
+}  // namespace
+
+MHA_PEER const char* peer_text_machine() {
+  static const std::string text = bench::machine();
+  return text.c_str();
+}
+/// Multiply-adds of so many threads together, in GFLOP/s.
+MHA_PEER double peer_text_peak(int threads) { return bench::peak_gflops_of(threads); }
+/// Matrices in the checkpoint's own scalar, keys and values in float, or with 16-bit matrices in bfloat16. Its threads
+/// are as many as MHA_NUM_THREADS says.
+MHA_PEER const char* peer_text(Text** text, const char* folder, int positions) {
+  return bench::attempt([&] {
+    *text = models::with_stored<mha::Llama>(mha::Checkpoint(folder), [&](const auto& weights) -> Text* {
+      using W = std::remove_cv_t<typename std::remove_reference_t<decltype(weights.token_embeddings())>::Scalar>;
+      using F = std::conditional_t<std::is_same_v<W, float>, float, mha::bfloat16>;
+      return new CachedText<F>(weights, positions);
+    });
+  });
+}
+MHA_PEER const char* peer_text_read(Text* text, int position, const int* ids, int count, const float** logits) {
+  return bench::attempt([&] { *logits = text->read(position, {ids, static_cast<std::size_t>(count)}).data(); });
+}
+MHA_PEER double peer_text_bytes(const Text* text) { return static_cast<double>(text->bytes()); }
+/// GB/s at which so many threads read as many bytes again and again.
+MHA_PEER double peer_text_reading(const Text* text, int threads) {
+  const std::vector<float> numbers(text->bytes() / sizeof(float), 1.f);
+  if (threads == 1) return bench::read_gbps(numbers.data(), numbers.size());
+  const auto read = [&] { bench::read_all<mha::ThreadPool>(numbers.data(), numbers.size()); };
+  read();
+  return 1e-9 * static_cast<double>(text->bytes()) / bench::seconds_per_call(bench::wall_seconds, 1, read);
+}
+MHA_PEER void peer_text_end(Text* text) { delete text; }
