@@ -17,7 +17,7 @@ TEST(Cache, GivesTheBitsOfTheWholeCallOnMatrixUnits) {
   on_every_unit([] {
     Events events = every_storage_and_rings<float, Unit>(330, 1, {16, 64});
     events += every_storage_and_rings<mha::bfloat16, Unit>(330, 2, {16, 64});
-    events += every_storage_and_rings<mha::half, Unit>(330, 3, {64});
+    events += every_storage_and_rings<mha::half, Unit>(330, 3, {32, 64});
     EXPECT_GT(events.copies_on_write, 0);
   });
 }
@@ -33,8 +33,8 @@ TEST(Cache, InBfloat16GivesTheBitsOfTheWholeCallOnMatrixUnits) {
 
 TEST(Cache, GivesOneAnswerFromOtherScalarsOnMatrixUnits) {
   on_every_unit([] {
-    every_storage_and_rings<float, Unit, mha::half>(200, 5, {64}, InOneStep<mha::half>{});
-    every_storage_and_rings<mha::bfloat16, Unit, float>(200, 6, {64}, InOneStep<float>{});
+    every_storage_and_rings<float, Unit, mha::half>(200, 5, {16, 64}, InOneStep<mha::half>{});
+    every_storage_and_rings<mha::bfloat16, Unit, float>(200, 6, {32, 128}, InOneStep<float>{});
   });
 }
 

@@ -103,10 +103,12 @@ const CacheSizes& checked_sizes(const KvShape& shape, const Storage& storage, co
 template <class F> std::size_t position_bytes(const KvShape& shape, const CacheSizes& sizes) {
   return shape.row_elements() * sizeof(F) * static_cast<std::size_t>(sizes.layers);
 }
-template <class F> std::string sizes_in_words(const KvShape& shape, const CacheSizes& sizes, std::size_t all) {
+template <class F>
+std::string sizes_in_words(const KvShape& shape, const CacheSizes& sizes, std::size_t all, std::size_t of_tiles) {
   return std::string("; ") + scalar_name<F>() + ", " + std::to_string(shape.row_elements() * sizeof(F)) +
          " bytes a position and layer; sequences " + std::to_string(sizes.sequences) + ", layers " +
-         std::to_string(sizes.layers) + ", " + std::to_string(all) + " bytes in all";
+         std::to_string(sizes.layers) + ", " + std::to_string(all) + " bytes in all" +
+         (of_tiles > 0 ? ", of which " + std::to_string(of_tiles) + " are tiles of the matrix unit" : "");
 }
 
 /// The keys and values of all layers of a cache, in rows as its book numbers them, in the memory of the backend.
@@ -128,6 +130,8 @@ template <class F, class B> class CacheMemory {
   std::size_t bytes() const {
     return static_cast<std::size_t>(key_.view().size() + value_.view().size()) * sizeof(F) + tiles_.bytes();
   }
+  /// Of these, what a matrix unit keeps beside the rows.
+  std::size_t tile_bytes() const { return tiles_.bytes(); }
   /// What runs the cache's own work, in the order of its calls.
   ItemsOn<B> items() const { return {backend_, workspace_}; }
 

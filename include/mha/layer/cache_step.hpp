@@ -129,7 +129,8 @@ template <class Cache> class LayerStep {
     std::string free;
     if constexpr (requires { cache_->free_pages(); }) free = ", " + std::to_string(cache_->free_pages()) + " free";
     return detail::in_words(cache_->storage_) + free +
-           detail::sizes_in_words<Scalar>(cache_->shape_, cache_->sizes_, cache_->bytes());
+           detail::sizes_in_words<Scalar>(cache_->shape_, cache_->sizes_, cache_->bytes(),
+                                          cache_->memory_.tile_bytes());
   }
 
   /// Checks that a layer may write that is called on x (B, n, E): its sizes, its weights, once, and the rows of the
@@ -212,7 +213,8 @@ template <class Cache> class CacheStep {
     cache.write(layer, keys, values, 0, cache.memory_.items());
   }
 
-  /// What layer i attends to, for attention(q, step.source(i), mha::Ragged{step.offsets()}, …), after append().
+  /// What layer i attends to, after append(): attention(q, step.source(i), mha::Ragged{offsets}, …) with
+  /// const auto offsets = step.offsets().
   auto source(Index layer) const {
     open("source").require_layer("source", layer);
     return cache_->source(layer);

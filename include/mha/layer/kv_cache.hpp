@@ -86,7 +86,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// The memory of keys and values, and of what a matrix unit keeps beside them; the lengths and pages of sequences are
   /// not counted.
   std::size_t bytes() const { return memory_.bytes(); }
-  /// What the key and value of a position take in all layers.
+  /// What the rows of a position's key and value take in all layers, without what a matrix unit keeps beside them.
   std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
   Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
 

@@ -83,8 +83,10 @@ TEST(CacheMemory, CopiesRowsOfEveryLayer) {
 
 TEST(CacheMemory, SizesInWords) {
   EXPECT_EQ(mha::detail::position_bytes<double>(shape, {.layers = 5}), 8u * 5u * 2u * (3u + 1u));
-  EXPECT_EQ(mha::detail::sizes_in_words<mha::bfloat16>(shape, {.layers = 5, .sequences = 3}, 12345),
+  EXPECT_EQ(mha::detail::sizes_in_words<mha::bfloat16>(shape, {.layers = 5, .sequences = 3}, 12345, 0),
             "; bfloat16, 16 bytes a position and layer; sequences 3, layers 5, 12345 bytes in all");
+  const std::string tiled = mha::detail::sizes_in_words<float>(shape, {.layers = 5, .sequences = 3}, 12345, 2345);
+  EXPECT_NE(tiled.find("12345 bytes in all, of which 2345 are tiles of the matrix unit"), std::string::npos) << tiled;
 }
 
 // Below: memory that runs out and a device that fails leave a cache as it was, and a steady state allocates nothing.
