@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward passes of blocks of the CUDA backend on the host: what they multiply, add up and keep, and in which memory.
+#include <vector>
+
 #include "far_cuda.hpp"
 #include "training_checks.hpp"
 
@@ -24,6 +26,73 @@ TEST(FarTraining, FeedForwards) {
   training_checks::expect_feed_forwards<FarCuda, float, mha::Gelu>("far feed-forward, float");
   training_checks::expect_feed_forwards<FarCuda, double, mha::SwiGlu>("far feed-forward, double, gated");
   training_checks::expect_feed_forwards<FarCuda, mha::bfloat16, mha::SwiGlu>("far feed-forward, bfloat16, gated");
+}
+
+/// What a call enqueues, as a graph.
+template <class Call> cudaGraphExec_t recorded(const Call& call) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  EXPECT_NO_THROW(call());
+  mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
+  mha::cuda::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  mha::cuda::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  return replay;
+}
+
+/// A recorded step adds at every replay, and clear() counts, in the recording or between replays, whatever the host
+/// called when it was recorded.
+TEST(FarTraining, ARecordedStepAddsAtEveryReplay) {
+  support::Random random("far training, recorded");
+  mha::FeedForward<float, FarCuda, mha::SwiGlu> block({.d_model = 12, .d_hidden = 20});
+  const auto draw = [&](auto& p) {
+    for (float& w : p.flat()) w = static_cast<float>(random.uniform(-0.3, 0.3));
+  };
+  block.up().update(draw), block.down().update(draw);
+  mha::Tensor<float, 3> rows(2, 7, 12);
+  random.fill(rows);
+  const auto x = mha::to_device(rows);
+  random.fill(rows);
+  const auto dy = mha::to_device(rows);
+  mha::DeviceTensor<float, 3> y(2, 7, 12), dx(2, 7, 12);
+  FarCuda::Workspace workspace;
+  auto tape = block.tape();
+  auto gradients = block.gradients();
+  const auto step = [&] {
+    block(x, tape, mha::into(y), workspace);
+    block.backward(dy, tape, gradients, mha::into(dx), workspace);
+  };
+  const auto sums = [&] {
+    const auto all = gradients.to_host(workspace).memory();
+    return std::vector<float>(all.data, all.data + all.extent[0]);
+  };
+  step();
+  const auto once = sums();
+  step();
+  const auto twice = sums();
+  EXPECT_NE(once, twice);
+  const auto run = [](cudaGraphExec_t graph) { mha::cuda::check(cudaGraphLaunch(graph, nullptr), "cudaGraphLaunch"); };
+  for (const bool cleared : {false, true}) {
+    if (cleared) gradients.clear(workspace);
+    const auto graph = recorded(step);
+    for (int replay = 0; replay < 2; ++replay) {
+      if (cleared)
+        gradients.clear(workspace);
+      else
+        gradients.clear();
+      run(graph);
+      EXPECT_EQ(sums(), once) << "cleared before the recording: " << cleared;
+      run(graph);
+      EXPECT_EQ(sums(), twice) << "cleared before the recording: " << cleared;
+    }
+    mha::cuda::check(cudaGraphExecDestroy(graph), "cudaGraphExecDestroy");
+  }
+  const auto whole = recorded([&] { gradients.clear(workspace), step(); });
+  for (int replay = 0; replay < 2; ++replay) {
+    run(whole);
+    EXPECT_EQ(sums(), once) << "clear() is in the recording";
+  }
+  mha::cuda::check(cudaGraphExecDestroy(whole), "cudaGraphExecDestroy");
 }
 
 TEST(FarTraining, NormsOfFloat) { training_checks::expect_norms<FarCuda, float>("far norms, float"); }

@@ -113,7 +113,7 @@ void expect_layer(There& there, Here& here, Index batch, Index queries, Index ke
       }
       EXPECT_EQ(support::differing(found, first_dx), 0u) << "step " << step;
       EXPECT_EQ(support::differing(all, first), 0u) << "step " << step;
-      gradients.clear();
+      gradients.clear(workspace);
     }
   };
   steps(there_of(extra)...);

@@ -148,7 +148,7 @@ void expect_block(There& there, Here& here, Index inputs, Index outputs, support
     }
     EXPECT_EQ(support::differing(all, first), 0u) << "step " << step;
     EXPECT_EQ(support::differing(found, first_dx), 0u) << "step " << step;
-    gradients.clear();
+    gradients.clear(workspace);
     for (const auto d : gradients.to_host(workspace).flat()) EXPECT_EQ(d, mha::Accumulator<T>(0));
   }
   static_cast<void>(there(x.view(), mha::into(plain), workspace));

@@ -32,8 +32,9 @@ template <class A> struct ZeroItems {
 ///   auto gradients = layer.gradients();  // all 0
 ///   dx = layer.backward(dy, tape, gradients, workspace);
 ///   layer.update([&](auto& p) { p.for_each(gradients.to_host(workspace), step); });
-///   gradients.clear();
+///   gradients.clear(workspace);
 ///
+/// Recorded  a CUDA graph may hold backward() and clear(workspace): every replay adds, or makes all 0
 /// Memory    Host is what Cpu has, LinearGradients and the like: the copy on the host is one and is kept
 template <class Host, class B> class DeviceGradients {
   using A = std::remove_const_t<std::remove_pointer_t<decltype(std::declval<const Host&>().memory().data)>>;
@@ -45,6 +46,7 @@ template <class Host, class B> class DeviceGradients {
   DeviceGradients(const B& backend, Host host) : backend_(backend), host_(std::move(host)) {
     [[maybe_unused]] const auto held = detail::entered(backend_);
     numbers_ = detail::TensorOf<B, A, 1>(host_.memory().extent[0]);
+    clear();
   }
 
   DeviceGradients(DeviceGradients&&) = default;
@@ -53,19 +55,25 @@ template <class Host, class B> class DeviceGradients {
   DeviceGradients& operator=(const DeviceGradients&) = delete;
   ~DeviceGradients() = default;
 
-  /// All ← 0, as a new step begins: at once on the host, in the next backward()'s stream on the device.
+  /// All ← 0 on the device, as a new step begins, in the workspace's stream.
+  void clear(Workspace& workspace) {
+    const TensorView<A, 1> all = numbers_.view();
+    detail::require_reachable(backend_, "clear", "the memory of the gradients", all);
+    detail::ItemsOn<B>{backend_, workspace}(detail::ZeroItems<A>{all.extent[0], 1, 1, all});
+  }
+  /// The same for calls without a Workspace; waits for it.
   void clear() {
-    host_.clear();
-    cleared_ = true;
+    Workspace own;
+    clear(own);
+    backend_.download(std::as_const(numbers_).view().data, std::span<A>{}, own);
   }
 
   /// What backward() has added up, once the workspace's stream has done what it was given; waits for that. The same
   /// object call after call.
   const Host& to_host(Workspace& workspace) {
-    if (!cleared_) {
-      const TensorView<const A, 1> from = std::as_const(numbers_).view();
-      backend_.download(from.data, host_.writable(), workspace);
-    }
+    const TensorView<const A, 1> from = std::as_const(numbers_).view();
+    detail::require_reachable(backend_, "to_host", "the memory of the gradients", from);
+    backend_.download(from.data, host_.writable(), workspace);
     return host_;
   }
   /// The same after calls without a Workspace.
@@ -74,8 +82,7 @@ template <class Host, class B> class DeviceGradients {
     return to_host(own);
   }
 
-  /// All numbers on the device, in the order of flat() on the host, for what adds up gradients of several devices;
-  /// before the first backward() and after clear() they are still to become 0.
+  /// All numbers on the device, in the order of flat() on the host, for what adds up gradients of several devices.
   TensorView<A, 1> memory() { return numbers_.view(); }
   TensorView<const A, 1> memory() const { return numbers_.view(); }
 
@@ -91,19 +98,13 @@ template <class Host, class B> class DeviceGradients {
 
   /// Named views for shapes; what they point at is not on the device.
   const Named& shapes() const { return host_; }
-  /// Named views of what is on the device, ready to be added to.
-  Named begin(const detail::ItemsOn<B>& items) {
-    const TensorView<A, 1> all = numbers_.view();
-    if (cleared_) items(detail::ZeroItems<A>{all.extent[0], 1, 1, all});
-    cleared_ = false;
-    return host_.elsewhere(all.data);
-  }
+  /// Named views of what is on the device.
+  Named there() { return host_.elsewhere(numbers_.view().data); }
 
  private:
   B backend_;
   Host host_;
   detail::TensorOf<B, A, 1> numbers_;
-  bool cleared_ = true;
 };
 
 namespace detail {
@@ -132,9 +133,9 @@ template <class G> const typename G::Named& shapes_of(const G& gradients) {
     return gradients;
 }
 /// Named views that a backward pass adds to.
-template <class B, class G> typename G::Named begin_gradients(G& gradients, const ItemsOn<B>& items) {
-  if constexpr (requires { gradients.begin(items); })
-    return gradients.begin(items);
+template <class G> typename G::Named named_there(G& gradients) {
+  if constexpr (requires { gradients.there(); })
+    return gradients.there();
   else
     return gradients;
 }

@@ -284,7 +284,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
-    const auto to = detail::begin_gradients<On>(gradients, {backend, workspace});
+    const auto to = detail::named_there(gradients);
     const auto d_hidden = detail::take_like<T>(frame, tape.down_.x_);
     down_.back(backend, tape.down_, dy, to.down, d_hidden, workspace);
     up_.back(backend, tape.up_, d_hidden, to.up, dx, workspace);

@@ -360,7 +360,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     detail::require_apart("dx", dx, tape.x_, dy, std::as_const(gradients).memory(), w.weight, w.gate);
     Workspace own, &workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    back(backend, tape, dy, detail::begin_gradients<On>(gradients, {backend, workspace}), dx, workspace);
+    back(backend, tape, dy, detail::named_there(gradients), dx, workspace);
   }
   void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
             const LinearViews<Accumulator<T>>& gradients, const TensorView<T, 3>& dx, Workspace& workspace) const {

@@ -265,7 +265,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     [[maybe_unused]] const auto held = entered(backend, workspace);
     auto frame = workspace.frame();
     const ItemsOn<B> items{backend, workspace};
-    const auto added = begin_gradients<B>(gradients, items);
+    const auto added = named_there(gradients);
     const TensorView<const A, 2> d = widened(as_rows(dy, frame, items), frame, items);
     const auto differentiate = [&](const TensorView<A, 2>& to) {
       run_norm_backward(backend,

@@ -386,8 +386,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       const auto both = detail::head_buffers<A, true>(frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
-    detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors,
-                                                     detail::begin_gradients<B>(gradients, items),
+    detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors, detail::named_there(gradients),
                                                      detail::score_of(gradients), backend, workspace, frame);
     const detail::HeadGradients<T> attention{recorded.q,      recorded.key, recorded.value, recorded.heads,
                                              tensors.d_heads, tensors.d_q,  tensors.d_key,  tensors.d_value,

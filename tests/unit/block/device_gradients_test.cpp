@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -20,9 +22,8 @@ const mha::Linear<float> linear({.inputs = 3, .outputs = 5});
 Host host_gradients() { return linear.gradients(); }
 
 /// What is there ← its number.
-void count_up(There& gradients, Far::Workspace& workspace) {
-  const Far far;
-  const auto views = gradients.begin({far, workspace});
+void count_up(There& gradients) {
+  const auto views = gradients.there();
   const support::Kernel open;
   for (Index j = 0; j < 5; ++j) {
     views.bias(j) += float(100 + j);
@@ -42,8 +43,8 @@ TEST(DeviceGradients, AddUpThereAndAreReadHere) {
   for (const float x : gradients.to_host(workspace).flat()) EXPECT_EQ(x, 0) << "before the first";
   EXPECT_TRUE(support::FarMemory::holds(gradients.memory().data));
   EXPECT_EQ(gradients.memory().extent[0], linear.parameter_count());
-  count_up(gradients, workspace);
-  count_up(gradients, workspace);
+  count_up(gradients);
+  count_up(gradients);
   const Host& here = gradients.to_host(workspace);
   EXPECT_EQ(here.bias(4), 208);
   EXPECT_EQ(here.weight(2, 3), 46);
@@ -54,21 +55,52 @@ TEST(DeviceGradients, AddUpThereAndAreReadHere) {
 TEST(DeviceGradients, BeginAgainAtZero) {
   Far::Workspace workspace;
   There gradients(Far{}, host_gradients());
-  count_up(gradients, workspace);
-  EXPECT_EQ(gradients.to_host(workspace).bias(0), 100);
-  gradients.clear();
-  EXPECT_EQ(gradients.to_host(workspace).bias(0), 0);
-  count_up(gradients, workspace);
-  EXPECT_EQ(gradients.to_host(workspace).bias(0), 100);
+  for (const bool own : {false, true}) {
+    count_up(gradients);
+    EXPECT_EQ(gradients.to_host(workspace).bias(0), 100);
+    if (own)
+      gradients.clear();
+    else
+      gradients.clear(workspace);
+    EXPECT_EQ(gradients.to_host(workspace).bias(0), 0);
+    EXPECT_EQ(gradients.to_host(workspace).weight(2, 3), 0);
+  }
+}
+
+/// Memory that is not 0 when it is new.
+template <class T, int Rank> struct Used : support::FarTensor<T, Rank> {
+  Used() = default;
+  explicit Used(Index n) : support::FarTensor<T, Rank>(n) {
+    const support::Kernel open;
+    std::fill_n(this->view().data, n, std::numeric_limits<T>::quiet_NaN());
+  }
+};
+struct UsedMemory : Far {
+  template <class T, int Rank> using Tensor = Used<T, Rank>;
+};
+
+TEST(DeviceGradients, AreZeroInMemoryThatWasUsed) {
+  mha::DeviceGradients<Host, UsedMemory> gradients(UsedMemory{}, host_gradients());
+  for (const float x : gradients.to_host().flat()) EXPECT_EQ(x, 0);
+}
+
+TEST(DeviceGradients, AreReadFromTheDeviceEachTime) {
+  There gradients(Far{}, host_gradients());
+  EXPECT_EQ(gradients.to_host().bias(0), 0);
+  {
+    const support::Kernel open;  // as a recorded step writes, which no call of the host's tells
+    gradients.memory().data[0] = 7;
+  }
+  EXPECT_EQ(gradients.to_host().flat()[0], 7);
 }
 
 TEST(DeviceGradients, Move) {
   Far::Workspace workspace;
   There gradients(Far{}, host_gradients());
-  count_up(gradients, workspace);
+  count_up(gradients);
   There moved(std::move(gradients));
   EXPECT_EQ(moved.to_host(workspace).weight(1, 1), 11);
-  count_up(moved, workspace);
+  count_up(moved);
   EXPECT_EQ(moved.to_host(workspace).weight(1, 1), 22);
 }
 
