@@ -128,7 +128,7 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
         apart("q", queries);
         apart("k", keys);
         apart("v", values);
-        call.states = tape.begin(call);
+        call.states = tape.begin(backend, "attention", call);
         detail::run<true>(backend, detail::staged(backend, call, frame, workspace), workspace);
         tape.end();
       }

@@ -309,7 +309,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         to.key,
         to.value};
     detail::require_backward(name, call, keys, values);
-    tape.require_of(name, forward);
+    tape.require_of(backend, name, forward);
     detail::require_supported(backend, name);
     detail::require_reachable(backend, name, "q", queries);
     detail::require_reachable(backend, name, "k", keys);

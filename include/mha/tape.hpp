@@ -49,7 +49,8 @@ inline void require_recorded(const char* name, const RecordedCall& was, const Re
 
 }  // namespace detail
 
-/// What attention leaves for its backward pass: two numbers for each row. Calls reuse its memory.
+/// What attention leaves for its backward pass: two numbers for each row. Calls reuse its memory, on one
+/// device.
 ///
 ///   mha::AttentionTape<float> tape;
 ///   const auto out = mha::attention(q, k, v, mha::Causal{}, mha::record(tape));
@@ -83,7 +84,10 @@ template <class T, class B> class AttentionTape {
   // What calls do with it.
 
   /// Memory for the rows of this call.
-  template <class Call> RowStates<Accumulator<T>> begin(const Call& call) {
+  ///
+  /// Errors    ShapeError that names both devices if what is there is not on the one that the backend computes on
+  template <class Call> RowStates<Accumulator<T>> begin(const B& backend, const char* name, const Call& call) {
+    require_reachable(backend, name);
     recorded_ = false;
     const auto rows = static_cast<std::size_t>(call.q.batch()) * static_cast<std::size_t>(call.q.heads()) *
                       static_cast<std::size_t>(call.q.length());
@@ -102,10 +106,11 @@ template <class T, class B> class AttentionTape {
   }
   void end() { recorded_ = true; }
 
-  /// Refuses a call that cannot be the recorded one.
-  template <class Call> void require_of(const char* name, const Call& call) const {
+  /// Refuses a call that cannot be the recorded one, or is on another device.
+  template <class Call> void require_of(const B& backend, const char* name, const Call& call) const {
     detail::require(recorded_, name, ": nothing was recorded on the tape: give mha::record(tape) to attention()");
     detail::require_recorded(name, call_, recorded_call(call));
+    require_reachable(backend, name);
   }
   const Accumulator<T>* level() const { return level_.data(); }
   const Accumulator<T>* sum() const { return sum_.data(); }
@@ -113,6 +118,9 @@ template <class T, class B> class AttentionTape {
  private:
   using Memory = detail::TensorOf<B, Accumulator<T>, 1>;
 
+  void require_reachable(const B& backend, const char* name) const {
+    if (level_.size() > 0) detail::require_reachable(backend, name, "the tape", level_.view());
+  }
   static double of(const Accumulator<T>& scale) {
     if constexpr (std::convertible_to<Accumulator<T>, double>)
       return static_cast<double>(scale);

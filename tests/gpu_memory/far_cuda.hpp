@@ -114,7 +114,6 @@ struct FarCuda {
   void attend_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
     const auto held = enter(workspace);
     mha::cuda::require_data_here(device, call.forward);
-    mha::cuda::require_tape_here(device, call);
     want_far(call.forward);
     for (const void* p : {static_cast<const void*>(call.out.data), static_cast<const void*>(call.d_out.data),
                           static_cast<const void*>(call.d_log_sum_exp.data)})

@@ -22,6 +22,7 @@ using mha::Reference;
 struct Scarce {
   static constexpr mha::Memory memory = mha::Memory::device;
   static inline int left = 0;
+  void require_reachable(const char*, const char*, const void*) const {}
   template <class T, int Rank> struct Tensor : mha::Tensor<T, Rank> {
     Tensor() = default;
     explicit Tensor(Index n) : mha::Tensor<T, Rank>(left-- > 0 ? n : throw std::bad_alloc()) {}
@@ -92,9 +93,9 @@ TEST(AttentionTape, HasMemoryForAllItsRowsAfterAFailedAllocation) {
   for (int before = 0; before < 2; ++before) {
     mha::AttentionTape<float, Scarce> tape;
     Scarce::left = before;
-    EXPECT_THROW(tape.begin(call), std::bad_alloc);
+    EXPECT_THROW(tape.begin(Scarce{}, "attention", call), std::bad_alloc);
     Scarce::left = 2;
-    const auto rows = tape.begin(call);
+    const auto rows = tape.begin(Scarce{}, "attention", call);
     EXPECT_NE(rows.level, nullptr);
     EXPECT_NE(rows.sum, nullptr);
     EXPECT_FALSE(tape.recorded());

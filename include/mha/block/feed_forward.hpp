@@ -257,8 +257,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    typename detail::KeptArrays<T, On>::Draft hidden_rows(tape.hidden_);
-    typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.up_.arrays_);
+    typename detail::KeptArrays<T, On>::Draft hidden_rows(tape.hidden_, backend, "feed_forward");
+    typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.up_.arrays_, backend, "feed_forward");
     const auto hidden = detail::take_like<T>(hidden_rows, detail::row_major<3>(static_cast<T*>(nullptr), extents));
     const auto sums = up_.sums_on(kept, x);
     hidden_rows.keep();
@@ -276,10 +276,12 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     down_.require_trainable("backward: down()");
     detail::require_recorded(tape.recorded(), up_.made(tape.up_) && down_.made(tape.down_), "FeedForward");
     const TensorView<const T, 3>& x = tape.up_.x_;
-    detail::require_backward_rows(backend, x, dy, config_.d_model, dx, config_.d_model);
+    const auto numbers = std::as_const(gradients).memory();
+    detail::require_backward_rows(backend, x, dy, config_.d_model, dx, config_.d_model, numbers, tape.hidden_,
+                                  tape.up_.arrays_);
     detail::require_gradients(detail::shapes_of(gradients), {up_.shapes(), down_.shapes(), {}});
     const auto up = up_.parameters(), down = down_.parameters();
-    detail::require_apart("dx", dx, x, dy, std::as_const(gradients).memory(), up.weight, up.gate, down.weight);
+    detail::require_apart("dx", dx, x, dy, numbers, up.weight, up.gate, down.weight);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);

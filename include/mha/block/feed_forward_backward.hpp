@@ -7,7 +7,7 @@
 namespace mha::inline MHA_NAMESPACE {
 
 /// What a call of a FeedForward leaves for its backward pass. Calls reuse its memory; one tape serves any of this
-/// scalar and backend, the last call counts.
+/// scalar and backend on one device, the last call counts.
 ///
 /// Keeps     the hidden rows, and in accumulators what the activation was applied to
 /// Borrows   x, which must stay as it was until backward() has run

@@ -11,6 +11,7 @@
 #include "../backend/backend.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
+#include "../core/view.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
@@ -30,6 +31,7 @@ requires(!computes_on_host<B>) struct ArrayOn<T, B> {
     return Type(static_cast<std::int64_t>((n + row - 1) / row), static_cast<std::int64_t>(row));
   }
   static T* data(Type& array) { return array.view().data; }
+  static const T* data(const Type& array) { return array.view().data; }
 };
 
 /// Arrays of T that are kept from call to call.
@@ -46,6 +48,7 @@ template <class T, class B = void> class KeptArrays {
       return *this;
     }
     T* data() { return size > 0 ? On::data(memory) : nullptr; }
+    TensorView<const T, 1> view() const { return {size > 0 ? On::data(memory) : nullptr, {1}, {1}}; }
 
     typename On::Type memory;
     std::size_t size = 0;
@@ -56,7 +59,10 @@ template <class T, class B = void> class KeptArrays {
   /// every call is of the same array.
   class Draft {
    public:
-    explicit Draft(KeptArrays& of) : of_(of) {}
+    /// Errors    as require_reachable()
+    template <class Backend> Draft(KeptArrays& of, const Backend& backend, const char* call) : of_(of) {
+      of.require_reachable(backend, call);
+    }
     template <class U> U* take(std::size_t n) {
       static_assert(std::is_same_v<U, T>);
       const std::size_t i = used_++;
@@ -75,6 +81,12 @@ template <class T, class B = void> class KeptArrays {
     std::array<Array, most> grown_;
     std::size_t used_ = 0;
   };
+
+  /// Errors    ShapeError that names both devices if an array is not on the one that the backend computes on
+  template <class Backend> void require_reachable(const Backend& backend, const char* call) const {
+    for (const Array& array : arrays_)
+      if (array.size > 0) detail::require_reachable(backend, call, "the tape", array.view());
+  }
 
  private:
   std::array<Array, most> arrays_;

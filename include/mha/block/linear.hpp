@@ -325,7 +325,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     Tape& tape = detail::given_tape<Tape>(extra...);
     Workspace own, &workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.arrays_);
+    typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.arrays_, backend, "linear");
     const auto sums = sums_on(kept, x);
     kept.keep();
     record(backend, x, y, residual, draws, tape, sums, workspace);
@@ -354,20 +354,20 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     const On& backend = detail::backend_or(backend_, extra...);
     require_trainable("backward");
     detail::require_recorded(tape.recorded(), made(tape), "Linear");
-    detail::require_backward_rows(backend, tape.x_, dy, config().outputs, dx, config().inputs);
+    const auto numbers = std::as_const(gradients).memory();
+    detail::require_backward_rows(backend, tape.x_, dy, config().outputs, dx, config().inputs, numbers, tape.arrays_);
     detail::require_gradients(detail::shapes_of(gradients), shapes());
-    const auto w = parameters_.views();
-    detail::require_apart("dx", dx, tape.x_, dy, std::as_const(gradients).memory(), w.weight, w.gate);
+    detail::require_apart("dx", dx, tape.x_, dy, numbers, parameters_.views().weight, parameters_.views().gate);
     Workspace own, &workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     back(backend, tape, dy, detail::named_there(gradients), dx, workspace);
   }
   void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
             const LinearViews<Accumulator<T>>& gradients, const TensorView<T, 3>& dx, Workspace& workspace) const {
+    const auto w = products_.readable(parameters_.views());
     auto frame = workspace.frame();
-    detail::linear_backward<T>(backend, activation_, products_.readable(parameters_.views()), tape.x_, tape.sums_,
-                               detail::dropped_gradient(backend, tape.draws_, dy, frame, workspace), gradients, dx,
-                               workspace);
+    const auto d = detail::dropped_gradient(backend, tape.draws_, dy, frame, workspace);
+    detail::linear_backward<T>(backend, activation_, w, tape.x_, tape.sums_, d, gradients, dx, workspace);
   }
 
   template <class... Extra>

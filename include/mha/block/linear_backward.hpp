@@ -22,7 +22,7 @@
 namespace mha::inline MHA_NAMESPACE {
 
 /// What a call of a Linear leaves for its backward pass. Calls reuse its memory; one tape serves any Linears of this
-/// scalar and backend, the last call counts.
+/// scalar and backend on one device, the last call counts.
 ///
 /// Keeps     what the activation was applied to, in accumulators; nothing without an activation
 /// Borrows   x, which must stay as it was until backward() has run

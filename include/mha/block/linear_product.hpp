@@ -79,11 +79,14 @@ template <class T, class B, class F> class LinearProduct {
   std::size_t weight_size() const { return packed_.scalar_size(); }
 
   /// Matrices and biases where the backend's products read them.
+  ///
+  /// Errors    ShapeError if they are on another device
   LinearViews<const T> readable(const LinearViews<const T>& w) const {
     if constexpr (computes_on_host<B>) {
       return w;
     } else {
       if (!packed()) refuse_unpacked();
+      packed_.require_here();
       const auto part = [&](std::size_t i) { return packed_.own()->columns(i, i + 1); };
       const DenseWeights<T> last = part(parts - 1);
       LinearViews<const T> there{last.matrix, last.bias, {}, {}, {}};

@@ -28,7 +28,7 @@ template <class T, Backend B, class Kind> class TrainableNorm;
 }
 
 /// What a call of a norm leaves for its backward pass. Calls reuse its memory; one tape serves any norms of this scalar
-/// and backend, the last call counts.
+/// and backend on one device, the last call counts.
 ///
 /// Keeps     the rows that were normed, x or x + residual, in accumulators; it borrows nothing
 template <class T, class B> class NormTape {
@@ -185,7 +185,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
       this->check_x(from);
       Tape& tape = given_tape<Tape>(first, extra...);
       const auto keep = [&](const TensorView<const T, 3>& residual, const B& backend, Workspace& workspace) {
-        typename KeptArrays<A, B>::Draft kept(tape.memory_);
+        typename KeptArrays<A, B>::Draft kept(tape.memory_, backend, Kind::name);
         const auto rows = take_like<A>(kept, from);
         kept.keep();
         tape.version_ = 0;  // until all is there
@@ -255,10 +255,13 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     this->require_present("backward");
     require_recorded(tape.recorded(), tape.version_ == version_, "norm");
     const TensorView<const A, 3> rows_kept = tape.rows_;
-    require_backward_rows(backend, rows_kept, dy, config_.width, dx, config_.width);
+    const auto sums = std::as_const(gradients).memory();
+    require_backward_rows(backend, rows_kept, dy, config_.width, dx, config_.width, sums, tape.memory_);
     const auto shape = [](Index n) { return TensorView<A, 1>{nullptr, {n}, {1}}; };
+    require_reachable(backend, "backward", "the norm's weight",
+                      TensorView<const A, 1>{numbers(), {config_.width}, {1}});
     require_gradients(shapes_of(gradients), {shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
-    require_apart("dx", dx, TensorView<const T, 3>{}, dy, std::as_const(gradients).memory());
+    require_apart("dx", dx, TensorView<const T, 3>{}, dy, sums);
     if (dx.size() == 0) return;
     Workspace own;
     Workspace& workspace = workspace_or(own, extra...);

@@ -99,6 +99,11 @@ template <class T, class B, class F = Identity> class PackedMatrices {
       : narrow_(std::make_shared<const NarrowWeightsOf<T, B, F, W>>(backend, matrices)) {}
 
   bool present() const { return own_ != nullptr || narrow_ != nullptr; }
+  /// Errors    ShapeError that names both devices if they are not on the current one
+  void require_here() const {
+    if constexpr (requires { own_->require_here(); })
+      if (own_ != nullptr) own_->require_here();
+  }
   /// Those in T; nullptr if there are none, or narrower ones.
   const Own* own() const { return own_.get(); }
 

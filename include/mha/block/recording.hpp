@@ -87,15 +87,20 @@ void require_gradient_rows(const char* of, const TensorView<const T, 3>& rows, c
   require(gradient.extent[2] == width, "backward: ", name, " has width ", gradient.extent[2], ", expected ", width);
 }
 
-/// What a backward pass on the backend is given and writes has the rows of x, and is where the backend reaches it.
-template <class B, class T, class A>
-void require_backward_rows(const B& backend, const TensorView<const A, 3>& x, const TensorView<const T, 3>& dy,
-                           Index outputs, const TensorView<T, 3>& dx, Index inputs) {
+/// What a backward pass on the backend is given and writes has the rows of x. It is where the backend reaches it, and
+/// so are the gradients and what the tape keeps.
+template <class B, class T, class X, class A, class... Kept>
+void require_backward_rows(const B& backend, const TensorView<const X, 3>& x, const TensorView<const T, 3>& dy,
+                           Index outputs, const TensorView<T, 3>& dx, Index inputs,
+                           const TensorView<const A, 1>& gradients, const Kept&... kept) {
   require_gradient_rows("x", x, "dy", dy, outputs);
   require_gradient_rows("x", x, "dx", dx, inputs);
   require_supported(backend, "backward");
+  (kept.require_reachable(backend, "backward"), ...);
+  require_reachable(backend, "backward", "x", x);
   require_reachable(backend, "backward", "dy", dy);
   require_reachable(backend, "backward", "dx", dx);
+  require_reachable(backend, "backward", "the memory of the gradients", gradients);
 }
 
 /// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, matrices of

@@ -115,11 +115,14 @@ template <class T, class B> class LayerProducts {
   }
 
   /// All weights where the backend's products and items read them; matrices of heads as one, biases not.
+  ///
+  /// Errors    ShapeError if they are on another device
   ParameterViews<const T> readable(const ParameterViews<const T>& w) const {
     if constexpr (computes_on_host<B>) {
       return w;
     } else {
       require_uploaded();
+      packed_.require_here();
       ParameterViews<const T> there;
       const auto matrix = [&](LayerMatrix which) {
         const auto part = static_cast<std::size_t>(which);

@@ -179,7 +179,7 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
         forward,   heads.out,   heads.d_out,   {},        tape.level(), tape.sum(),
         heads.d_q, heads.d_key, heads.d_value, heads.sink};
-    tape.require_of(name, forward);
+    tape.require_of(backend, name, forward);
     call.forward = staged(backend, forward, frame, workspace);
     call.key_offsets = call.forward.kv.offsets.data;
     const CallShape& shape = call.forward.shape;
@@ -231,7 +231,7 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
 }  // namespace detail
 
 /// What a call of a layer leaves for its backward pass. Calls reuse its memory; one tape serves any layers of this
-/// scalar and backend, the last call counts.
+/// scalar and backend on one device, the last call counts.
 ///
 ///   auto tape = layer.tape();
 ///   const auto y = layer(x, tape, mha::Padding{lengths});
@@ -259,6 +259,13 @@ template <class T, class B> class LayerTape {
 
  private:
   template <class, Backend, class> friend class TrainableLayer;
+
+  /// What backward() reads is where the backend reaches it.
+  void require_reachable(const B& backend) const {
+    arrays_.require_reachable(backend, "backward");
+    detail::require_reachable(backend, "backward", "x", recorded_.x);
+    detail::require_reachable(backend, "backward", "memory", recorded_.memory);
+  }
 
   std::uint64_t version_ = 0;  // of the weights
   detail::RecordedTensors<T> recorded_;

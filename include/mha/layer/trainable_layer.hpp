@@ -259,7 +259,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
-    typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_);
+    typename detail::KeptArrays<T, B>::Draft kept(tape.arrays_, backend, "layer");
     const detail::HeadSizes of_heads{c.num_heads, c.value_dim};
     const auto heads = detail::head_buffers<T, false>(kept, batch, length, {of_heads})[0];
     auto made = detail::projected<B>(c, x, memory, true, kept);
@@ -285,7 +285,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, std::remove_cvref_t<decltype(score)>,
                        std::remove_const_t<decltype(of_call)>, std::remove_cvref_t<decltype(sink)>>
         policies(mask, score, of_call, sink, given);
-    checked.states = tape.attention_.begin(checked);
+    checked.states = tape.attention_.begin(backend, "layer", checked);
     kept.keep();
     tape.policies_.emplace(std::move(policies));
     tape.version_ = parameters_.version();
@@ -365,6 +365,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     detail::require_reachable(backend, "backward", "dy", dy);
     detail::require_reachable(backend, "backward", "dx", dx);
     detail::require_reachable(backend, "backward", "d_memory", d_memory);
+    tape.require_reachable(backend);
+    detail::require_reachable(backend, "backward", "the memory of the gradients", std::as_const(gradients).memory());
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const Config& c = config_;

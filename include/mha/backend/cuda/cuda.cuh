@@ -54,9 +54,9 @@ struct DeviceLauncher {
 /// the value names, mha::Cuda{.device = 1}.
 ///
 /// Device    a named one is current while a call, a layer's packing or a cache's own work runs, and the thread's own is
-///           again after that, after exceptions too. Weights, results, caches and a workspace stay on the device that
-///           they were made on; tensors of the program's own go there by to_device(x, cuda), or while cuda.enter()
-///           lives
+///           again after that, after exceptions too. Weights, results, caches, tapes, gradients and a workspace stay on
+///           the device that they were made on; tensors of the program's own go there by to_device(x, cuda), or while
+///           cuda.enter() lives
 /// Scalars   bfloat16, half (tensor cores, summed in float); float and double (multiply-adds, never tf32)
 /// Memory    tensors, views, LogSumExp and into(y) are the device's: mha::to_device() copies. Policies with data go
 ///           through mha::on_device(policy), or on_device(policy, cuda), once; a layer does so for its own. Ragged's
@@ -64,8 +64,8 @@ struct DeviceLauncher {
 /// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
 ///           own for the default stream, allocates, and waits when it gives that back
 /// Backward  of attention's q, k, v, Sink, bias and scores, see backward.hpp: the gradients of a score's numbers go to
-///           the host, and a call that has them waits; of layers and blocks, but for scores and biases: tapes and
-///           gradients are the device's, see mha/block/device_gradients.hpp
+///           the host, and a call that has them waits; of layers and blocks, but for the gradients of an AdditiveBias
+///           and of a score's numbers: tapes and gradients are the device's, see mha/block/device_gradients.hpp
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
 /// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device;
 ///           ShapeError that names both devices where a tensor, weights or a workspace are not on the call's
@@ -151,7 +151,6 @@ struct Cuda {
     if constexpr (check_call<T, Source, M, S>()) {
       const auto held = enter(workspace);
       cuda::require_data_here(device, call.forward);
-      cuda::require_tape_here(device, call);
       auto frame = workspace.frame();
       cuda::attend_backward(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }

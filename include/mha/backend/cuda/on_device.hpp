@@ -120,13 +120,6 @@ template <class Call> void require_data_here(int device, const Call& call) {
   static_cast<void>(mha::with_data(call.mask, check_data));
   static_cast<void>(mha::with_data(call.score, check_data));
   check_at("a Sink", call.sink.data);
-  check_at("the tape", call.states.level);
-}
-
-template <class Call> void require_tape_here(int device, const Call& call) {
-  if (device == any_device) return;
-  for (const void* p : {static_cast<const void*>(call.level), static_cast<const void*>(call.sum)})
-    if (p != nullptr) require_device_pointer("attention_backward", "the tape", p);
 }
 
 /// RelativeBias as kernels read it: distances from `reach` on are in one bucket, so that a short table serves all.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which device a thread has, on the imitation of tests/gpu_memory, which has two.
+#include <algorithm>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -8,6 +11,8 @@
 #include <mha/attention.hpp>
 #include <mha/attention_backward.hpp>
 #include <mha/backend/cuda/device.hpp>
+#include <mha/block.hpp>
+#include <mha/mha.hpp>
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/sink.hpp>
 
@@ -139,6 +144,96 @@ TEST(Devices, WhatIsOnAnotherIsRefusedByNameBeforeAnythingIsComputed) {
             "attention: a Sink is on device 0, but the call computes on device 1");
   EXPECT_EQ(message_of<std::runtime_error>([&] { static_cast<void>(mha::attention(q, k, v, FarCuda{.device = 2})); }),
             "Cuda: there is no device 2, the number of devices is 2");
+  EXPECT_EQ(current(), 0);
+}
+
+/// A block of each device and the tensors of its calls there.
+template <class Block> struct OnDevice {
+  const FarCuda cuda;
+  Block block;
+  mha::DeviceTensor<float, 3> x, dy;
+
+  template <class Sizes>
+  OnDevice(int device, const Sizes& sizes, const mha::Tensor<float, 3>& rows)
+      : cuda{device}, block(sizes, cuda), x(mha::to_device(rows, cuda)), dy(mha::to_device(rows, cuda)) {
+    block.update([](auto& p) {
+      for (float& w : p.flat()) w = 0.5f;
+    });
+  }
+};
+
+/// One tape, and gradients, for blocks of two devices: both are refused by name, and the block of the other device goes
+/// on with its own.
+template <class Block, class Sizes>
+void expect_tapes_stay(const char* call, const Sizes& sizes, bool keeps, support::Random& random) {
+  SCOPED_TRACE(call);
+  mha::Tensor<float, 3> rows(1, 6, 8);
+  random.fill(rows);
+  const OnDevice<Block> first(0, sizes, rows), other(1, sizes, rows);
+  auto tape = first.block.tape();
+  auto gradients = first.block.gradients(), of_other = other.block.gradients();
+  EXPECT_EQ(mha::cuda::device_of(std::as_const(of_other).memory().data), 1);
+  static_cast<void>(first.block(first.x, tape));
+  if (keeps) {
+    EXPECT_EQ(message_of<mha::ShapeError>([&] { static_cast<void>(other.block(other.x, tape)); }),
+              std::string(call) + ": the tape is on device 0, but the call computes on device 1");
+  }
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { static_cast<void>(first.block.backward(first.dy, tape, of_other)); }),
+            "backward: the memory of the gradients is on device 1, but the call computes on device 0");
+  EXPECT_EQ(message_of<mha::ShapeError>(
+                [&] { static_cast<void>(first.block.backward(other.dy, tape, gradients, other.cuda)); }),
+            keeps ? "backward: the tape is on device 0, but the call computes on device 1"
+                  : "backward: x is on device 0, but the call computes on device 1");
+  EXPECT_EQ(current(), 0);
+  EXPECT_NO_THROW(static_cast<void>(first.block.backward(first.dy, tape, gradients)));
+  auto own = other.block.tape();
+  static_cast<void>(other.block(other.x, own));
+  static_cast<void>(other.block.backward(other.dy, own, of_other));
+  const auto here = gradients.to_host().memory(), there = of_other.to_host().memory();
+  EXPECT_TRUE(std::equal(here.data, here.data + here.extent[0], there.data));
+  EXPECT_EQ(current(), 0);
+}
+
+TEST(Devices, ATapeAndGradientsStayOnThatOfTheirBlock) {
+  support::Random random("devices tapes");
+  const mha::LinearConfig linear{.inputs = 8, .outputs = 8};
+  expect_tapes_stay<mha::Linear<float, FarCuda>>("linear", linear, false, random);
+  expect_tapes_stay<mha::Linear<float, FarCuda, mha::Gelu>>("linear", linear, true, random);
+  expect_tapes_stay<mha::LayerNorm<float, FarCuda>>("LayerNorm", mha::NormConfig{.width = 8}, true, random);
+  expect_tapes_stay<mha::MultiHeadAttention<float, FarCuda>>("layer", mha::Config{.d_model = 8, .num_heads = 2}, true,
+                                                             random);
+}
+
+TEST(Devices, WeightsOfAnotherAreRefusedInABackwardPass) {
+  support::Random random("devices weights");
+  mha::Tensor<float, 3> rows(1, 6, 8);
+  random.fill(rows);
+  using Linear = mha::Linear<float, FarCuda>;
+  const mha::LinearConfig sizes{.inputs = 8, .outputs = 8};
+  const OnDevice<Linear> first(0, sizes, rows);
+  const mha::detail::LinearProduct<float, FarCuda, mha::Identity> product(FarCuda{.device = 1},
+                                                                          first.block.parameters());
+  EXPECT_EQ(message_of<mha::ShapeError>([&] { static_cast<void>(product.readable(first.block.parameters())); }),
+            "Cuda: the weights were packed on device 1, but the call computes on device 0");
+}
+
+TEST(Devices, AnAttentionTapeStaysOnThatOfItsCall) {
+  support::Random random("devices attention tape");
+  const Attention a(random);
+  const auto q = mha::to_device(a.in.q), k = mha::to_device(a.in.k), v = mha::to_device(a.in.v);
+  const auto q1 = mha::to_device(a.in.q, second), k1 = mha::to_device(a.in.k, second),
+             v1 = mha::to_device(a.in.v, second);
+  mha::AttentionTape<float, FarCuda> tape;
+  const auto out = mha::attention<FarCuda>(q, k, v, mha::record(tape));
+  const auto out1 = mha::attention(q1, k1, v1, second);
+  const std::string names = ": the tape is on device 0, but the call computes on device 1";
+  EXPECT_EQ(message_of<mha::ShapeError>(
+                [&] { static_cast<void>(mha::attention_backward(out1, q1, k1, v1, out1, tape, second)); }),
+            "attention_backward" + names);
+  EXPECT_EQ(
+      message_of<mha::ShapeError>([&] { static_cast<void>(mha::attention(q1, k1, v1, second, mha::record(tape))); }),
+      "attention" + names);
+  EXPECT_NO_THROW(static_cast<void>(mha::attention_backward(out, q, k, v, out, tape)));
   EXPECT_EQ(current(), 0);
 }
 
