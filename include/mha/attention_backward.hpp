@@ -251,8 +251,8 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Memory    the backend's, for all but a ScoreGradient, which the host has: a call on a device with one waits for it
 /// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
 ///           another scale, Origin, Ragged or dropout, or if a destination overlaps q, k, v, out, d_out, the
-///           tape, a Sink, an AdditiveBias or another destination; masks, scores and the values of tensors are not
-///           compared
+///           tape, a Sink, an AdditiveBias or another destination, or a BiasGradient itself; masks, scores and the
+///           values of tensors are not compared
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>

@@ -179,6 +179,9 @@ void require_bias_gradient(const char* call, const TensorView<const B, 4>& bias,
   require_data(call, "BiasGradient", to);
   for (int a = 0; a < 4; ++a)
     require_equal(call, axis[a], "AdditiveBias", bias.extent[a], "BiasGradient", to.extent[a]);
+  if (const int a = self_overlapping_axis(to); a < 4)
+    fail(call, ": the BiasGradient overlaps itself: its axis ", axis[a], " has ", to.extent[a], " elements and stride ",
+         to.stride[a], ", expected memory of its own for each element");
   require(!share_elements(to, bias), call, ": the BiasGradient overlaps the AdditiveBias that is still read");
 }
 template <class A, class E, class B> constexpr void check_bias_gradient() {

@@ -16,6 +16,7 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 
 namespace {
@@ -790,6 +791,29 @@ TEST(BiasGradient, RefusesTheBiasItself) {
                                                          mha::BiasGradient(bias))),
                mha::ShapeError);
   EXPECT_EQ(support::differing(bias, before), 0u);
+}
+
+TEST(BiasGradient, RefusesATableThatOverlapsItself) {
+  support::BackwardCase<float> c("bias overlaps itself", {.batch = 1, .queries = 5, .keys = 7, .heads = 2});
+  mha::Tensor<float, 3> bias(2, 5, 7);
+  mha::Tensor<float, 1> memory(100);
+  std::fill(memory.begin(), memory.end(), 42.f);
+  mha::AttentionTape<float> tape;
+  const auto out = mha::attention(c.q, c.k, c.v, mha::AdditiveBias(bias), mha::record(tape));
+  const auto said = [&](Index head, Index query, Index key) {
+    const mha::TensorView<float, 3> to{memory.data(), {2, 5, 7}, {head, query, key}};
+    return support::message_of([&] {
+      static_cast<void>(
+          mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, mha::AdditiveBias(bias), mha::BiasGradient(to)));
+    });
+  };
+  const std::string begin = "attention_backward: the BiasGradient overlaps itself: its axis ",
+                    end = ", expected memory of its own for each element";
+  EXPECT_EQ(said(35, 0, 1), begin + "queries has 5 elements and stride 0" + end);
+  EXPECT_EQ(said(0, 7, 1), begin + "heads has 2 elements and stride 0" + end);
+  EXPECT_EQ(said(30, 7, 1), begin + "heads has 2 elements and stride 30" + end);
+  for (const float x : memory) EXPECT_EQ(x, 42.f);
+  EXPECT_EQ(said(1, 14, 2), "") << "heads interleaved";
 }
 
 TEST(SharedNumbers, OfAPolicyThatWasMovedAreNone) {

@@ -113,6 +113,19 @@ bool share_elements(const TensorView<A, RankA>& a, const TensorView<B, RankB>& b
   return share_bytes(footprint(a), footprint(b));
 }
 
+/// The first axis along which two elements of one view share bytes; Rank if none does. An element is written once then.
+template <class T, int Rank> int self_overlapping_axis(const TensorView<T, Rank>& v) {
+  for (int a = 0; a < Rank; ++a) {
+    if (v.extent[a] <= 1) continue;
+    TensorView<T, Rank> first = v, rest = v;  // elements that differ along the axis, moved to its begin
+    first.extent[a] = 1;
+    rest.extent[a] -= 1;
+    rest.data += v.stride[a];
+    if (share_elements(first, rest)) return a;
+  }
+  return Rank;
+}
+
 /// An array of a call, as its errors name it.
 struct NamedArray {
   const char* name;

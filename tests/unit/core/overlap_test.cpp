@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -124,6 +126,32 @@ TEST(Overlap, NothingMeetsAnEmptyArray) {
   EXPECT_TRUE(mha::detail::share_bytes(footprint(all), footprint(x + 3, 1)));
   EXPECT_FALSE(mha::detail::share_bytes(footprint(all), footprint(x + 3, 0)));
   EXPECT_FALSE(mha::detail::share_bytes(footprint(all), footprint(x + 4, 1)));
+}
+
+TEST(Overlap, OfAViewWithItselfIsFoundAsAddressesSay) {
+  support::Random random("overlap of itself");
+  static float memory[400];
+  int overlaps = 0;
+  for (int trial = 0; trial < 2000; ++trial) {
+    TensorView<float, 3> v{memory + 200, {}, {}};
+    for (int a = 0; a < 3; ++a) v.extent[a] = random.below(5), v.stride[a] = random.below(19) - 6;
+    std::vector<const float*> at;
+    for (Index i = 0; i < v.extent[0]; ++i)
+      for (Index j = 0; j < v.extent[1]; ++j)
+        for (Index k = 0; k < v.extent[2]; ++k) at.push_back(&v(i, j, k));
+    std::sort(at.begin(), at.end());
+    const bool expected = std::adjacent_find(at.begin(), at.end()) != at.end();
+    overlaps += expected ? 1 : 0;
+    const int axis = mha::detail::self_overlapping_axis(v);
+    EXPECT_EQ(axis < 3, expected) << v.stride[0] << ' ' << v.stride[1] << ' ' << v.stride[2];
+    if (axis < 3) {
+      EXPECT_GT(v.extent[axis], 1);
+    }
+  }
+  EXPECT_GT(overlaps, 200);
+  EXPECT_LT(overlaps, 1800);
+  EXPECT_EQ(mha::detail::self_overlapping_axis(TensorView<float, 2>{memory, {1, 4}, {0, 1}}), 2);
+  EXPECT_EQ(mha::detail::self_overlapping_axis(TensorView<float, 2>{memory, {3, 4}, {4, 0}}), 1);
 }
 
 TEST(Overlap, NamesTheTwoArrays) {
