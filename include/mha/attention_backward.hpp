@@ -333,7 +333,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::require_destinations_apart(name, call, keys, values, extra...);
     const auto& score_here = detail::on_host(given_score);
     const auto score =
-        detail::call_score_gradients<A, Wanted, Head>(name, backend, score_here, forward.shape, frame, extra...);
+        detail::call_score_gradients<A, Wanted, Head>(name, items, score_here, forward.shape, frame, extra...);
     call.score = score.to;
     Tensor<T, 4> key_copy, value_copy;
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);

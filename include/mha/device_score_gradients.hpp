@@ -50,6 +50,9 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
       "is trained: where they do, 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
 
  public:
+  /// Whether store() waits for sums that the host has.
+  static constexpr bool waits = Slots<Numbers, Head>::count() + Tables<Numbers, Head>::count() > 0;
+
   /// Checks the call's BiasGradient, and takes the memory of all sums.
   template <class Frame, class... Extra>
   DeviceScoreGradients(const char* call, const B& backend, const S& score, const CallShape& shape, Frame& frame,
@@ -147,13 +150,16 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
 
 /// The gradients of a call's score while they are computed, on the backend or on the host.
 template <class A, class Wanted, class Head, class B, class S, class Frame, class... Extra>
-auto call_score_gradients(const char* call, const B& backend, const S& score, const CallShape& shape, Frame& frame,
+auto call_score_gradients(const char* call, const ItemsOn<B>& on, const S& score, const CallShape& shape, Frame& frame,
                           const Extra&... extra) {
-  if constexpr (sums_scores<B>)
-    return DeviceScoreGradients<A, Wanted, Head, S, B>(call, backend, score, shape, frame, extra...);
-  else
+  if constexpr (sums_scores<B>) {
+    using Sums = DeviceScoreGradients<A, Wanted, Head, S, B>;
+    if constexpr (Sums::waits) require_sendable(on.backend, on.workspace);
+    return Sums(call, on.backend, score, shape, frame, extra...);
+  } else {
     return score_gradient_sums<A, Wanted, Head>(score, given_bias_sums<A>(call, score, shape, frame, extra...), shape,
                                                 frame);
+  }
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

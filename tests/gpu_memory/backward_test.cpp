@@ -13,6 +13,7 @@
 
 #include "far_cuda.hpp"
 #include "gradient_checks.hpp"
+#include "message_of.hpp"
 #include "scratch.hpp"
 
 namespace {
@@ -63,6 +64,40 @@ TEST(FarBackward, OfScoresWithNumbersOnTheDevice) {
   const auto g = mha::attention_backward(d, q, k, v, out, tape, there, mha::Ragged{q_offsets, k_offsets}).score;
   static_assert(std::is_same_v<std::remove_const_t<decltype(g)>, mha::Chain<mha::RelativeBias, mha::AlibiSlopes>>);
   EXPECT_LE(support::relative_error(support::numbers_of(g), expected, support::gradient_scale(c)), 5e-6);
+}
+
+TEST(FarBackward, OfAScoreIsRefusedUnderARecordingBeforeAnythingIsEnqueued) {
+  support::Random random("far backward recorded");
+  mha::Tensor<float, 4> rows(1, 5, 2, 8);
+  random.fill(rows);
+  const auto x = mha::to_device(rows);
+  const auto slopes = mha::on_device(mha::AlibiSlopes({0.5f, 0.25f}));
+  mha::AttentionTape<float, FarCuda> tape;
+  FarCuda::Workspace workspace;
+  mha::DeviceTensor<float, 4> out(1, 5, 2, 8), dq(1, 5, 2, 8);
+  mha::attention_into<FarCuda>(out, x, x, x, slopes, mha::record(tape), workspace);
+  mha::AlibiSlopes to({0.f, 0.f});
+  const auto backward = [&] {
+    mha::attention_backward_into({dq, {}, {}}, x, x, x, x, out, tape, slopes, mha::ScoreGradient(to), workspace);
+  };
+  backward();
+  const auto before = mha::to_host(dq);
+  mha::cuda::check(cudaMemset(dq.data(), 0xff, dq.size() * sizeof(float)), "cudaMemset");
+  const auto poison = mha::to_host(dq);
+  cudaGraph_t graph = nullptr;
+  mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  const std::string said = support::message_of(backward);
+  const std::size_t recorded = support::FarStream::recorded();
+  mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
+  mha::cuda::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  EXPECT_NE(
+      said.find("is being recorded: record no ragged call, no Origin{positions}, no gradients of a score's numbers"),
+      std::string::npos)
+      << said;
+  EXPECT_EQ(recorded, 0u);
+  EXPECT_EQ(support::differing(mha::to_host(dq), poison), 0u);
+  backward();
+  EXPECT_EQ(support::differing(mha::to_host(dq), before), 0u);
 }
 
 TEST(FarBackward, TheGradientsOfAScoreOfNoSequencesAreZero) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward passes of blocks of the CUDA backend on the host: what they multiply, add up and keep, and in which memory.
+#include <string>
 #include <vector>
 
 #include "far_cuda.hpp"
+#include "message_of.hpp"
 #include "training_checks.hpp"
 
 namespace training_checks {
@@ -87,6 +89,12 @@ TEST(FarTraining, ARecordedStepAddsAtEveryReplay) {
     }
     mha::cuda::check(cudaGraphExecDestroy(graph), "cudaGraphExecDestroy");
   }
+  static_cast<void>(recorded([&] {
+    const std::string refused = "Cuda: numbers go between the host and a stream that is being recorded";
+    EXPECT_EQ(support::message_of([&] { gradients.to_host(workspace); }).rfind(refused, 0), 0u);
+    EXPECT_EQ(support::message_of([&] { gradients.clear(); }).rfind(refused, 0), 0u);
+    EXPECT_EQ(support::FarStream::recorded(), 0u);
+  }));
   const auto whole = recorded([&] { gradients.clear(workspace), step(); });
   for (int replay = 0; replay < 2; ++replay) {
     run(whole);

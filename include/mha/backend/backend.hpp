@@ -182,11 +182,11 @@ struct Support {
 /// what a call holds while it takes memory, and checks of its workspace; `void send(const Index*, Index n, Index* to,
 /// Workspace&) const`, a copy of the host's numbers to memory of its own: a KvCache sends a step's numbers once for the
 /// layers' calls whose workspace has the same stream(), or of which none has one, and stage() copies them for the
-/// others; then too `void require_sendable(Workspace&) const`, which throws what send() would, before a step does
-/// anything. take_host() of its Workspace's frames gives memory of the host. With attend_backward(), the product of
-/// gemm_sum.hpp and, for norms, `void normalize_backward(const NormBackwardCall<A>&, NormRowFacts<A>*, Workspace&)
-/// const` (norm_backward.hpp) layers and blocks have their backward pass there. tests/support/plain_backend.hpp is a
-/// whole one in a hundred lines.
+/// others; then too `void require_sendable(Workspace&) const`, which throws what send() and download() would, before a
+/// step, or a pass whose sums go to the host, does anything. take_host() of its Workspace's frames gives memory of the
+/// host. With attend_backward(), the product of gemm_sum.hpp and, for norms, `void normalize_backward(const
+/// NormBackwardCall<A>&, NormRowFacts<A>*, Workspace&) const` (norm_backward.hpp) layers and blocks have their backward
+/// pass there. tests/support/plain_backend.hpp is a whole one in a hundred lines.
 template <class B>
 concept Backend = requires(const B backend, typename B::Workspace& workspace, const GemmCall<float>& gemm,
                            const AttendCall<float, ContiguousKv<float>, Full, NoScore>& call, const AttendPlan& plan) {
@@ -254,6 +254,12 @@ template <class B> void require_supported(const B& backend, const char* call) {
   const Support support = backend.supported();
   if (!support.ok)
     throw_error(std::runtime_error(std::string(call) + ": " + B::name + " cannot run here: " + support.reason));
+}
+
+/// Throws where the workspace's stream takes no numbers of the host's and gives it none, such as one that is being
+/// recorded: asked before anything is enqueued.
+template <class B> void require_sendable(const B& backend, typename B::Workspace& workspace) {
+  if constexpr (requires { backend.require_sendable(workspace); }) backend.require_sendable(workspace);
 }
 
 /// The tensor's memory is one that the backend's machine reaches, where that can be told.

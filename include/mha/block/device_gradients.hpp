@@ -61,9 +61,10 @@ template <class Host, class B> class DeviceGradients {
     detail::require_reachable(backend_, "clear", "the memory of the gradients", all);
     detail::ItemsOn<B>{backend_, workspace}(detail::ZeroItems<A>{all.extent[0], 1, 1, all});
   }
-  /// The same for calls without a Workspace; waits for it.
+  /// The same for calls without a Workspace; waits for it, so that it cannot be recorded.
   void clear() {
     Workspace own;
+    detail::require_sendable(backend_, own);
     clear(own);
     backend_.download(std::as_const(numbers_).view().data, std::span<A>{}, own);
   }

@@ -41,9 +41,7 @@ template <class B> class StepMemory {
 
   /// Throws what send() would of a stream that takes no numbers, such as one that is being recorded: asked before a
   /// step changes or enqueues anything.
-  void check(const ItemsOn<B>& by) const {
-    if constexpr (requires { by.backend.require_sendable(by.workspace); }) by.backend.require_sendable(by.workspace);
-  }
+  void check(const ItemsOn<B>& by) const { require_sendable(by.backend, by.workspace); }
 
   void send(const StepNumbers& now, const ItemsOn<B>& by) {
     if constexpr (SendsNumbers<B>) {

@@ -76,17 +76,10 @@ template <class T> class DeviceArray {
   std::size_t size_ = 0;
 };
 
-/// Elements of the device's to the host's, once the stream has done what it was given; waits for that.
-template <class T> void download(const T* from, std::span<T> to, cudaStream_t stream) {
-  if (!to.empty())
-    check(cudaMemcpyAsync(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-}
-
-/// Checks that numbers of the host may be copied in the stream.
+/// Checks that numbers may go between the host and the stream.
 ///
-/// Errors    ShapeError if it is being recorded, because every replay would copy what the pinned memory has by then, or
-///           is the default stream and another that it waits for is being recorded
+/// Errors    ShapeError if it is being recorded: every replay would copy what the pinned memory has by then, and the
+///           host cannot wait for it; or if it is the default stream and another that it waits for is being recorded
 inline void require_not_recorded(cudaStream_t stream) {
   cudaStreamCaptureStatus recorded{};
   const cudaError_t status = cudaStreamIsCapturing(stream, &recorded);
@@ -97,9 +90,19 @@ inline void require_not_recorded(cudaStream_t stream) {
   else
     check(status, "cudaStreamIsCapturing");
   mha::detail::require(!beside && recorded == cudaStreamCaptureStatusNone,
-                       "Cuda: numbers of the host go to a stream that is being recorded: record neither ragged calls "
-                       "nor Origin{positions}, and make a cache's step before the recording, forks and reorders too: "
-                       "call layer(x, step[i], mha::into(y)) in it");
+                       "Cuda: numbers go between the host and a stream that is being recorded: record no ragged call, "
+                       "no Origin{positions}, no gradients of a score's numbers and no to_host(), and make a cache's "
+                       "step before the recording, forks and reorders too: call layer(x, step[i], mha::into(y)) in it");
+}
+
+/// Elements of the device's to the host's, once the stream has done what it was given; waits for that.
+///
+/// Errors    as require_not_recorded()
+template <class T> void download(const T* from, std::span<T> to, cudaStream_t stream) {
+  require_not_recorded(stream);
+  if (!to.empty())
+    check(cudaMemcpyAsync(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
 /// Pinned memory of the host through which a call's small numbers travel: one block after another, each used again when
