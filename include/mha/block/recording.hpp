@@ -87,6 +87,15 @@ void require_gradient_rows(const char* of, const TensorView<const T, 3>& rows, c
   require(gradient.extent[2] == width, "backward: ", name, " has width ", gradient.extent[2], ", expected ", width);
 }
 
+/// Memory that a backward pass is given or adds to is where the backend reaches it.
+template <class B, class T, class A>
+void require_backward_reachable(const B& backend, const TensorView<const T, 3>& dy, const TensorView<T, 3>& dx,
+                                const TensorView<const A, 1>& gradients) {
+  require_reachable(backend, "backward", "dy", dy);
+  require_reachable(backend, "backward", "dx", dx);
+  require_reachable(backend, "backward", "the memory of the gradients", gradients);
+}
+
 /// What a backward pass on the backend is given and writes has the rows of x. It is where the backend reaches it, and
 /// so are the gradients and what the tape keeps.
 template <class B, class T, class X, class A, class... Kept>
@@ -98,9 +107,7 @@ void require_backward_rows(const B& backend, const TensorView<const X, 3>& x, co
   require_supported(backend, "backward");
   (kept.require_reachable(backend, "backward"), ...);
   require_reachable(backend, "backward", "x", x);
-  require_reachable(backend, "backward", "dy", dy);
-  require_reachable(backend, "backward", "dx", dx);
-  require_reachable(backend, "backward", "the memory of the gradients", gradients);
+  require_backward_reachable(backend, dy, dx, gradients);
 }
 
 /// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, matrices of

@@ -71,9 +71,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
 
   template <class = void> static constexpr bool differentiates() {
     constexpr bool scores = detail::has_score_gradients<B> || !detail::trains_score<T, Score>;
-    static_assert(scores,
-                  "mha: a backend on a device computes no gradients of the numbers of a layer's score: give the score "
-                  "to each call, layer(x, tape, score), or train on Cpu (see mha/layer/trainable_layer.hpp)");
+    static_assert(
+        scores,
+        "mha: a backend on a device computes no gradients of the numbers of a layer's score: train on Cpu, or "
+        "give the score to each call, layer(x, tape, score), where none of its numbers is trained "
+        "(see mha/layer/trainable_layer.hpp)");
     return detail::check_trains<T, B>() && scores;
   }
 
@@ -362,11 +364,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                           Workspace& workspace) const {
     check_backward(dy, tape, gradients, dx, d_memory, d_score.bias);
     detail::require_supported(backend, "backward");
-    detail::require_reachable(backend, "backward", "dy", dy);
-    detail::require_reachable(backend, "backward", "dx", dx);
-    detail::require_reachable(backend, "backward", "d_memory", d_memory);
     tape.require_reachable(backend);
-    detail::require_reachable(backend, "backward", "the memory of the gradients", std::as_const(gradients).memory());
+    detail::require_backward_reachable(backend, dy, dx, std::as_const(gradients).memory());
+    detail::require_reachable(backend, "backward", "d_memory", d_memory);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
     const Config& c = config_;
