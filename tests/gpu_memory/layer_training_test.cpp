@@ -27,6 +27,34 @@ TEST(FarLayerTraining, WithWhatACallIsGiven) {
   training_checks::expect_calls<FarCuda, float>("far layers, WithWhatACallIsGiven, float");
   training_checks::expect_calls<FarCuda, mha::bfloat16>("far layers, WithWhatACallIsGiven, bfloat16");
 }
+/// The Workspace of a backward pass has what its cost says.
+template <class T> void expect_scratch() {
+  support::Random random("far layers, scratch");
+  mha::MultiHeadAttention<T, FarCuda, mha::GroupedQuery<mha::Dynamic>, mha::QkNorm> layer(
+      {.d_model = 24, .num_heads = 4, .num_kv_heads = 2, .head_dim = 8});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  mha::Tensor<T, 3> rows(2, 20, 24), of_memory(2, 35, 24);
+  random.fill(rows), random.fill(of_memory);
+  const auto x = mha::to_device(rows), memory = mha::to_device(of_memory);
+  mha::DeviceTensor<T, 3> dx(2, 20, 24), d_memory(2, 35, 24);
+  auto tape = layer.tape();
+  auto gradients = layer.gradients();
+  const auto expect = [&](const mha::BackwardCost& cost, const auto&... more) {
+    FarCuda::Workspace workspace;
+    layer.backward(x, tape, gradients, mha::into(dx), more..., workspace);
+    EXPECT_GE(double(workspace.bytes()), cost.scratch_bytes);
+    EXPECT_LE(double(workspace.bytes()), 4 * cost.scratch_bytes);
+  };
+  static_cast<void>(layer(x, tape));
+  expect(layer.backward_cost(2, 20, 20));
+  static_cast<void>(layer(x, memory, tape));
+  expect(layer.backward_cost(2, 20, 35), mha::memory_into(d_memory));
+}
+TEST(FarLayerTraining, TakesTheScratchOfItsCost) {
+  expect_scratch<float>();
+  expect_scratch<mha::bfloat16>();
+}
+
 TEST(FarLayerTraining, WithHeadsOfTheirOwn) {
   training_checks::expect_bare_layers<FarCuda, float>("far layers, WithHeadsOfTheirOwn, float");
   training_checks::expect_bare_layers<FarCuda, mha::bfloat16>("far layers, WithHeadsOfTheirOwn, bfloat16");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -43,7 +44,8 @@ struct BackwardCost {
   Stage projection, score, value, output;
   double visible_pairs = 0;  ///< as in Cost
   double tape_bytes = 0;     ///< what the call leaves on its tape, beside what that borrows
-  double scratch_bytes = 0;  ///< gradients in the Workspace; what products and kernels take for their own use is apart
+  double scratch_bytes = 0;  ///< gradients in the Workspace; what products and kernels take for their own use is apart,
+                             ///< but for a device's copies of rows
 
   /// Numbers that have gradients, but for a Sink's and a score's.
   std::int64_t parameters() const { return projection.parameters + output.parameters; }
@@ -155,8 +157,10 @@ template <class T, class Policies> Cost layer_cost(const Config& c, const CallRo
   return cost;
 }
 
-/// The cost of a layer's backward pass.
-template <class T, class Policies> BackwardCost layer_backward_cost(const Config& c, const CallRows& rows) {
+/// The cost of a layer's backward pass. Products on a device read copies of their rows, and gradients in T; those of
+/// one stage are given back before the next. Queries and keys that are as many are taken for one x.
+template <class T, class Policies, bool on_device = false>
+BackwardCost layer_backward_cost(const Config& c, const CallRows& rows) {
   constexpr bool has_norm = Policies::Norm::has_weights, has_gates = Policies::Concat::has_gates;
   const Cost forward = layer_cost<T, Policies>(c, rows, sizeof(T));
   const double own = sizeof(T), wide = sizeof(Accumulator<T>), q_rows = rows.queries, k_rows = rows.keys;
@@ -174,6 +178,14 @@ template <class T, class Policies> BackwardCost layer_backward_cost(const Config
   cost.output = {forward.output.parameters, 2 * forward.output.flop, own * (out + y + 2 * heads) + wide * out};
   cost.tape_bytes = own * (q + k + v + heads + (has_norm ? q + k : 0)) + wide * row_states;
   cost.scratch_bytes = own * heads * (has_gates ? 2 : 1) + wide * (q + k + v);
+  if constexpr (on_device) {
+    const double rounded = std::is_same_v<T, Accumulator<T>> ? 0 : own, x = own * q_rows * c.d_model,
+                 memory = own * k_rows * c.kv_model;
+    const double of_output = Policies::Output::has_weights ? own * heads : 0, of_norms = has_norm ? std::max(q, k) : 0;
+    const double of_rows =
+        q_rows == k_rows ? x + rounded * (q + k + v) : std::max(x + rounded * q, memory + rounded * (k + v));
+    cost.scratch_bytes += std::max({of_output, wide * of_norms, of_rows});
+  }
   return cost;
 }
 

@@ -194,7 +194,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Errors    as cost()
   template <Mask... Masks>
   [[nodiscard]] BackwardCost backward_cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    return detail::layer_backward_cost<T, Policies>(
+    return detail::layer_backward_cost<T, Policies, !detail::computes_on_host<B>>(
         config_, detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...)));
   }
   /// Its masks, products, bytes and memory, and what of the layer's score is trained, one fact a line.

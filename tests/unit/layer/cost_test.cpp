@@ -128,6 +128,23 @@ TEST(BackwardCost, FollowsTheGeneralFormulas) {
   EXPECT_EQ(mha::backward_cost(c, B, Lk, Lk, mha::Causal{}).visible_pairs, B * Lk * (Lk + 1) / 2);
 }
 
+TEST(BackwardCost, OnADeviceHasRowsAndGradientsThatProductsRead) {
+  const Config c{.d_model = 20, .num_heads = 6, .num_kv_heads = 2, .head_dim = 5, .value_dim = 3, .kv_model = 14};
+  using Plain = mha::LayerPolicies<mha::GroupedQuery<2>>;
+  using Normed = mha::LayerPolicies<mha::GroupedQuery<2>, mha::Full, mha::NoScore, mha::NoSink, mha::QkNorm>;
+  const auto more = [&]<class T, class Policies>(T, const Policies&, int Lq, int Lk) {
+    const auto rows = mha::detail::call_rows<T>(c, 3, Lq, Lk, mha::Full{});
+    return mha::detail::layer_backward_cost<T, Policies, true>(c, rows).scratch_bytes -
+           mha::detail::layer_backward_cost<T, Policies>(c, rows).scratch_bytes;
+  };
+  EXPECT_EQ(more(float(), Plain{}, 7, 7), 4 * 21 * 20) << "x";
+  EXPECT_EQ(more(mha::half(), Plain{}, 7, 7), 2 * 21 * (20 + 30 + 10 + 6)) << "x, rounded gradients";
+  EXPECT_EQ(more(float(), Plain{}, 7, 50), 4 * 150 * 14) << "the memory";
+  EXPECT_EQ(more(mha::half(), Plain{}, 8, 7), 2 * 24 * (20 + 30)) << "x, rounded gradients of q";
+  EXPECT_EQ(more(float(), Plain{}, 700, 7), 4 * 2100 * 20) << "x of a call with a memory";
+  EXPECT_EQ(more(float(), Normed{}, 7, 7), 4 * 21 * 30) << "terms of the norm of q";
+}
+
 /// Reference that counts the FLOP of its dense products.
 struct Counting : mha::Reference {
   static inline double flop = 0;
