@@ -28,7 +28,9 @@ struct OwnSums : mha::Reference {
     const std::size_t heads = static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(shape.heads);
     std::vector<Sum> slots(heads * static_cast<std::size_t>(call.score.count), Sum(0));
     own.score.slots = slots.data();
-    const auto [first, all] = mha::RelativeBias::distances_of(shape);
+    const auto distances = mha::RelativeBias::distances_of(shape);
+    const Index first = distances.least;
+    const std::ptrdiff_t all = distances.count;
     std::vector<Sum> by_distance(heads * static_cast<std::size_t>(all), Sum(0));
     std::vector<Sum> of_bias(heads * static_cast<std::size_t>(shape.queries) * static_cast<std::size_t>(shape.keys),
                              Sum(0));
