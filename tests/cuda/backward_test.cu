@@ -30,12 +30,9 @@ template <class X = float> struct BentOnDevice {
 
 TEST(CudaBackward, OfABiasAndOfAScoresNumbers) {
   MHA_NEEDS_GPU();
-  const mha::Chain learnt{mha::RelativeBias(std::vector<float>(8 * 4, 0.25f), {8, 20, true}),
-                          mha::Chain{mha::AlibiSlopes({0.5f, 0.25f, 0.125f, 0.f}), BentOnDevice<>{0.5f, 0.75f}}};
+  const mha::Chain learnt{mha::AlibiSlopes({0.5f, 0.25f, 0.125f, 0.f}), BentOnDevice<>{0.5f, 0.75f}};
   for (int axes = 0; axes < 16; ++axes)
-    expect_scores_right<mha::Cuda, mha::bfloat16>("cuda scores bfloat16", {2, 333, 200, 4, 2, 64, 64}, axes, learnt,
-                                                  mha::Causal{});
-  expect_scores_right<mha::Cuda, float>("cuda scores float", {2, 130, 1100, 4, 1, 40, 72}, 1, learnt, mha::Causal{});
+    expect_scores_right<mha::Cuda, float>("cuda scores", {2, 130, 200, 4, 1, 40, 72}, axes, learnt, mha::Causal{});
 }
 
 /// Those of other scalars and of a score compile for every architecture; policies_test.cu runs float.
