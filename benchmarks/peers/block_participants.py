@@ -9,6 +9,7 @@ from ctypes import c_char_p, c_double, c_float, c_int, c_void_p
 import numpy as np
 
 import blocks
+import bound
 from cases import as_float32
 from participants import Onnx, Torch, addresses, call, onnx, torch
 from turns import Missing
@@ -32,16 +33,13 @@ class Library:
         _fields_ = [(n, c_void_p) for n in names]
 
     def __init__(self, path):
-        library = ctypes.CDLL(str(path))
-        for name, result, arguments in (
+        table = (
             ("block", c_char_p, [c_void_p, c_char_p, c_char_p, c_void_p, c_void_p]),
             ("block_run", c_char_p, [c_void_p, c_int, c_void_p, c_void_p]),
             ("block_stages", c_char_p, [c_void_p, c_int] + 3 * [c_void_p]),
             ("block_end", None, [c_void_p]),
-        ):
-            function = getattr(library, "peer_" + name)
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
+        )
+        vars(self).update(vars(bound.functions(path, "peer", table)))
 
 
 class Ours:

@@ -122,7 +122,7 @@ MHA_PEER const char* peer_model_machine() {
 MHA_PEER double peer_model_peak(int threads) { return bench::peak_gflops_of(threads); }
 
 /// Its threads are as many as MHA_NUM_THREADS says.
-MHA_PEER const char* peer_model(Model** model, const char* family, const char* folder) {
+MHA_PEER const char* peer_model_begin(Model** model, const char* family, const char* folder) {
   return bench::attempt([&] { *model = make(family, mha::Checkpoint(folder)); });
 }
 MHA_PEER const char* peer_model_run(Model* model, const Input* input) {

@@ -51,6 +51,7 @@ import torch
 import transformers
 from torch import nn
 
+import bound
 import turns
 from compare import BUDGET, ROUNDS, SAMPLE, Runner
 from participants import Onnx
@@ -246,36 +247,33 @@ class Input(ctypes.Structure):
 
 class Ours:
     def __init__(self, path):
-        self.library = ctypes.CDLL(str(path))
-        for name, result, arguments in (
+        self.peer = bound.functions(path, "peer_model", (
             ("machine", c_char_p, []),
             ("peak", c_double, [c_int]),
-            ("", c_char_p, [c_void_p, c_char_p, c_char_p]),
+            ("begin", c_char_p, [c_void_p, c_char_p, c_char_p]),
             ("run", c_char_p, [c_void_p, c_void_p]),
             ("result", POINTER(c_float), [c_void_p, POINTER(c_int), POINTER(c_int)]),
             ("end", None, [c_void_p]),
-        ):
-            function = getattr(self.library, "_".join(filter(None, ("peer_model", name))))
-            function.restype, function.argtypes = result, arguments
+        ))  # fmt: skip
         self.model = None
 
     def prepare(self, case, data, threads):
         self.end()
-        library, model = self.library, c_void_p()
-        self.checked(library.peer_model(ctypes.byref(model), case.family.encode(), str(data["folder"]).encode()))
+        peer, model = self.peer, c_void_p()
+        bound.checked(peer.begin(ctypes.byref(model), case.family.encode(), str(data["folder"]).encode()))
         self.model = model
         inputs = [Input(**given) for given in case.inputs()]
 
         def run():
             for each in inputs:
-                self.checked(library.peer_model_run(model, ctypes.byref(each)))
+                bound.checked(peer.run(model, ctypes.byref(each)))
 
         def read():
             parts = []
             for each in inputs:
-                self.checked(library.peer_model_run(model, ctypes.byref(each)))
+                bound.checked(peer.run(model, ctypes.byref(each)))
                 rows, columns = c_int(), c_int()
-                values = library.peer_model_result(model, ctypes.byref(rows), ctypes.byref(columns))
+                values = peer.result(model, ctypes.byref(rows), ctypes.byref(columns))
                 parts.append(np.ctypeslib.as_array(values, (rows.value, columns.value)).copy())
             return np.concatenate(parts)
 
@@ -283,13 +281,8 @@ class Ours:
 
     def end(self):
         if self.model is not None:
-            self.library.peer_model_end(self.model)
+            self.peer.end(self.model)
         self.model = None
-
-    @staticmethod
-    def checked(message):
-        if message is not None:
-            raise RuntimeError(message.decode())
 
 
 # ---- theirs ----
@@ -418,7 +411,7 @@ def measure(case, threads, present, check):
         if check or OURS not in runners:
             return row
         rounds = int(min(ROUNDS, max(3, 3 * BUDGET / sum(max(SAMPLE, r.once) for r in runners.values()))))
-        peak = turns.sample(runners, rounds, lambda: present[OURS].library.peer_model_peak(threads))
+        peak = turns.sample(runners, rounds, lambda: present[OURS].peer.peak(threads))
     row.update(rounds=rounds, peak=peak, results={})
     for name, (seconds, ratio) in turns.medians(runners, OURS).items():
         row["results"][name] = {
@@ -448,7 +441,7 @@ def main(options):
                 present[name] = kind()
             except Missing as why:
                 absent[name] = str(why)
-    machine = present[OURS].library.peer_model_machine().decode()
+    machine = present[OURS].peer.machine().decode()
     print("%s; torch %s; transformers %s" % (machine, torch.__version__, transformers.__version__), flush=True)
     rows = []
     for name, make in cases().items():

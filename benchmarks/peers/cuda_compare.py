@@ -16,12 +16,12 @@ import argparse
 import contextlib
 import ctypes
 import json
-import os
 import re
 import sys
 from ctypes import POINTER, c_char_p, c_double, c_int, c_void_p
 from pathlib import Path
 
+import bound
 import turns
 from turns import Missing
 
@@ -150,18 +150,15 @@ class Library:
         found = sorted(Path(folder).rglob("libmha_cuda_peer.*"))
         if not found:
             raise SystemExit("cuda_compare.py: no library mha_cuda_peer under %s: build cuda_measured first" % folder)
-        library = ctypes.CDLL(str(found[0]), mode=os.RTLD_LOCAL)
-        for name, result, arguments in (
+        table = (
             ("missing", c_char_p, []),
             ("card", c_char_p, []),
             ("dense", c_char_p, [POINTER(c_double)]),
             ("read", c_char_p, [POINTER(c_double)]),
             ("visible_pairs", c_double, [c_char_p, c_int, c_int]),
             ("attention", c_char_p, [c_void_p, c_char_p, c_char_p] + 5 * [c_void_p]),
-        ):
-            function = getattr(library, "cuda_peer_" + name)
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
+        )
+        vars(self).update(vars(bound.functions(found[0], "cuda_peer", table)))
 
     def limit(self, case):
         rate = c_double()

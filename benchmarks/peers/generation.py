@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+import bound
 import checkpoints
 
 if __name__ == "__main__":
@@ -99,46 +100,37 @@ class Case:
 
 class Ours:
     def __init__(self, path):
-        self.library = ctypes.CDLL(str(path))
-        for name, result, arguments in (
+        self.peer = bound.functions(path, "peer_text", (
             ("machine", c_char_p, []),
             ("peak", c_double, [c_int]),
             ("reading", c_double, [c_void_p, c_int]),
             ("bytes", c_double, [c_void_p]),
-            ("", c_char_p, [c_void_p, c_char_p, c_int]),
+            ("begin", c_char_p, [c_void_p, c_char_p, c_int]),
             ("read", c_char_p, [c_void_p, c_int, c_void_p, c_int, c_void_p]),
             ("end", None, [c_void_p]),
-        ):
-            function = getattr(self.library, "_".join(filter(None, ("peer_text", name))))
-            function.restype, function.argtypes = result, arguments
+        ))  # fmt: skip
         self.text = None
 
     def prepare(self, case, data, threads):
         self.end()
         self.text, folder = c_void_p(), str(case.checkpoint.folder).encode()
-        self.checked(self.library.peer_text(ctypes.byref(self.text), folder, POSITIONS))
+        bound.checked(self.peer.begin(ctypes.byref(self.text), folder, POSITIONS))
         logits = POINTER(c_float)()
 
         def text(position, these):
-            self.checked(self.library.peer_text_read(
-                self.text, position, these.ctypes.data, len(these), ctypes.byref(logits)))  # fmt: skip
+            bound.checked(self.peer.read(self.text, position, these.ctypes.data, len(these), ctypes.byref(logits)))
             return np.ctypeslib.as_array(logits, (case.checkpoint.config.vocab_size,))
 
         return case.prepare(text)
 
     def limit(self, case, threads):
         """GFLOP/s for a prompt; for single tokens GB/s of the matrices, which every token reads."""
-        return self.library.peer_text_peak(threads) if case.together else self.library.peer_text_reading(self.text, threads)
+        return self.peer.peak(threads) if case.together else self.peer.reading(self.text, threads)
 
     def end(self):
         if self.text is not None:
-            self.library.peer_text_end(self.text)
+            self.peer.end(self.text)
         self.text = None
-
-    @staticmethod
-    def checked(message):
-        if message is not None:
-            raise RuntimeError(message.decode())
 
 
 class Torch:
@@ -179,7 +171,7 @@ def measure(case, threads, present, check):
     for name, (seconds, ratio) in turns.medians(runners, OURS).items():
         row["results"][name] = {"rate": case.tokens / seconds, "ratio": ratio, "ms": 1e3 * seconds}
     seconds = 1e-3 * row["results"][OURS]["ms"]
-    reached = case.gflop / seconds if case.together else 1e-9 * ours.library.peer_text_bytes(ours.text) * TOKENS / seconds
+    reached = case.gflop / seconds if case.together else 1e-9 * ours.peer.bytes(ours.text) * TOKENS / seconds
     row.update(limit=limit, reached=reached, limit_unit="GFLOP/s" if case.together else "GB/s")
     return row
 
@@ -206,7 +198,7 @@ def main(options):
             except Missing as why:
                 absent[name] = str(why)
     versions = {m.__name__: m.__version__ for m in (torch, transformers)}
-    print("; ".join([present[OURS].library.peer_text_machine().decode(), *("%s %s" % v for v in versions.items())]), flush=True)
+    print("; ".join([present[OURS].peer.machine().decode(), *("%s %s" % v for v in versions.items())]), flush=True)
     rows = []
     for scalar in TYPES:
         with tempfile.TemporaryDirectory() as folder:

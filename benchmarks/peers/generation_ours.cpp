@@ -59,7 +59,7 @@ MHA_PEER const char* peer_text_machine() {
 MHA_PEER double peer_text_peak(int threads) { return bench::peak_gflops_of(threads); }
 /// Matrices in the checkpoint's own scalar, keys and values in float, or with 16-bit matrices in bfloat16. Its threads
 /// are as many as MHA_NUM_THREADS says.
-MHA_PEER const char* peer_text(Text** text, const char* folder, int positions) {
+MHA_PEER const char* peer_text_begin(Text** text, const char* folder, int positions) {
   return bench::attempt([&] {
     *text = models::with_stored<mha::Llama>(mha::Checkpoint(folder), [&](const auto& weights) -> Text* {
       using W = std::remove_cv_t<typename std::remove_reference_t<decltype(weights.token_embeddings())>::Scalar>;

@@ -3,11 +3,11 @@
 the shape of cases.py, or raises Missing."""
 
 import ctypes
-import os
 from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
 
 import numpy as np
 
+import bound
 from cases import PASSES, as_float32, visible
 from turns import Missing
 
@@ -32,8 +32,7 @@ class Library:
         _fields_ = [(n, c_int) for n in ("queries", "keys", "heads", "kv_heads", "dim")]
 
     def __init__(self, path):
-        library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL)
-        for name, result, arguments in (
+        table = (
             ("machine", c_char_p, []),
             ("threads", c_int, []),
             ("peak", c_double, [c_int]),
@@ -54,10 +53,8 @@ class Library:
             ("run", c_char_p, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
             ("end", None, [c_void_p]),
             ("eigen_linear", c_char_p, 3 * [c_int] + 4 * [c_void_p]),
-        ):
-            function = getattr(library, "peer_" + name)
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
+        )
+        vars(self).update(vars(bound.functions(path, "peer", table)))
 
     def limit(self, case, data, threads):
         """What the machine can do at most: GB/s of reading keys and values, or GFLOP/s of the unit or of Cpu."""

@@ -30,7 +30,7 @@ MHA_PEER const char* peer_training_machine() {
   static const std::string text = bench::machine();
   return text.c_str();
 }
-MHA_PEER Training* peer_training(int threads) { return new Training(threads); }
+MHA_PEER Training* peer_training_begin(int threads) { return new Training(threads); }
 MHA_PEER int peer_training_parameters(Training* training) {
   return static_cast<int>(training->model.parameter_count());
 }

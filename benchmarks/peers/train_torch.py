@@ -17,6 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
+import bound
 import torch
 from torch import nn
 from torch.nn import functional
@@ -93,21 +94,18 @@ class Ours:
     """Steps of examples/train, through the library of train_ours.cpp."""
 
     def __init__(self, path, threads):
-        self.kernels = ctypes.CDLL(str(path))
-        for name, result, arguments in (
-            ("peer_training_machine", ctypes.c_char_p, []),
-            ("peer_training", ctypes.c_void_p, [ctypes.c_int]),
-            ("peer_training_parameters", ctypes.c_int, [ctypes.c_void_p]),
-            ("peer_training_steps", ctypes.c_double, [ctypes.c_void_p, ctypes.c_int]),
-        ):
-            function = getattr(self.kernels, name)
-            function.restype, function.argtypes = result, arguments
-        self.training = self.kernels.peer_training(threads)
-        self.parameters = self.kernels.peer_training_parameters(self.training)
-        self.machine = self.kernels.peer_training_machine().decode()
+        self.peer = bound.functions(path, "peer_training", (
+            ("machine", ctypes.c_char_p, []),
+            ("begin", ctypes.c_void_p, [ctypes.c_int]),
+            ("parameters", ctypes.c_int, [ctypes.c_void_p]),
+            ("steps", ctypes.c_double, [ctypes.c_void_p, ctypes.c_int]),
+        ))  # fmt: skip
+        self.training = self.peer.begin(threads)
+        self.parameters = self.peer.parameters(self.training)
+        self.machine = self.peer.machine().decode()
 
     def steps(self, count):
-        self.kernels.peer_training_steps(self.training, count)
+        self.peer.steps(self.training, count)
 
 
 def measure(threads, library, rounds):

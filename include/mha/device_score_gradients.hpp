@@ -42,12 +42,7 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
                 "mha: this backend computes no gradients of a score that accumulate() tells: make it a class template "
                 "over its scalar, or its table an AdditiveBias; or leave out ScoreGradient, and call "
                 "attention_backward_into(), which trains no score unasked (see mha/device_score_gradients.hpp)");
-  static_assert(Tables<Numbers, Head>::count() <= ScoreGradientsTo<A>::most_tables,
-                "mha: at most 4 tables of scores have gradients in one call (see mha/score_gradients.hpp)");
-  static_assert(
-      is_trained_as_given<Wanted, S, Head>(),
-      "mha: a trained score has neither prepared() nor at_head(), and theirs of another score return none that "
-      "is trained: where they do, 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
+  static_assert(check_score_gradients<A, Wanted, S, Head, Numbers>());
 
  public:
   /// Whether store() waits for sums that the host has.

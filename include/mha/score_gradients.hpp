@@ -323,16 +323,23 @@ void store_score_gradients(const S& score, const ScoreSums<A>& sums, const Extra
   if constexpr (Wanted::parameters) (look(extra), ...);
 }
 
-/// The gradients of a call's score, which outlives this, while they are computed. `Head` is its prepared score for a
-/// head.
-template <class A, class Wanted, class Head, class S, class Bias> class ScoreGradientSums {
-  static constexpr int by_duals = Slots<Wanted, Head>::count();
-  static_assert(Tables<Wanted, Head>::count() <= ScoreGradientsTo<A>::most_tables,
+/// The sentences for the gradients of a score S, of which `Head` is what a backend has for a head. InTables: what has
+/// sums in a table, a bias among it or not.
+template <class A, class Wanted, class S, class Head, class InTables = Wanted> constexpr bool check_score_gradients() {
+  static_assert(Tables<InTables, Head>::count() <= ScoreGradientsTo<A>::most_tables,
                 "mha: at most 4 tables of scores have gradients in one call (see mha/score_gradients.hpp)");
   static_assert(
       is_trained_as_given<Wanted, S, Head>(),
       "mha: a trained score has neither prepared() nor at_head(), and theirs of another score return none that "
       "is trained: where they do, 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
+  return true;
+}
+
+/// The gradients of a call's score, which outlives this, while they are computed. `Head` is its prepared score for a
+/// head.
+template <class A, class Wanted, class Head, class S, class Bias> class ScoreGradientSums {
+  static constexpr int by_duals = Slots<Wanted, Head>::count();
+  static_assert(check_score_gradients<A, Wanted, S, Head>());
 
  public:
   template <class Frame>

@@ -55,16 +55,4 @@ template <class A> struct FlatTerm {
   MHA_HOST_DEVICE A operator()(std::ptrdiff_t i, Index j) const { return rows[i * width + j]; }
 };
 
-/// to += sums.
-template <class Sum, class A> struct AddSumsItems {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  const Sum* sums;
-  TensorView<A, 1> to;
-
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t i, Index) const {
-    to(static_cast<Index>(i)) += static_cast<A>(sums[i]);
-  }
-};
-
 }  // namespace mha::inline MHA_NAMESPACE::detail

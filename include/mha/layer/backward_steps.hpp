@@ -127,7 +127,7 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
       project(recorded_.x, d_q_, all.first(1), tensors_.dx);
       project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
     }
-    if (recorded_.sinks > 0) items_(AddSumsItems<LongSum<A>, A>{recorded_.sinks, 1, 1, sinks_, gradients_.sink});
+    if (recorded_.sinks > 0) items_(JoinSums<LongSum<A>, A>{1, recorded_.sinks, 1, 1, sinks_, gradients_.sink});
   }
 
  private:

@@ -63,13 +63,4 @@ TEST(HeadNormBackwardItems, AreTheRowsOfTheNorm) {
   EXPECT_EQ(term(7, 3), sums(7, 3));
 }
 
-TEST(AddSumsItems, Add) {
-  const double sums[] = {1.5, -2};
-  mha::Tensor<float, 1> to(2);
-  to(0) = 1, to(1) = 10;
-  mha::detail::run_serially(mha::detail::AddSumsItems<double, float>{2, 1, 1, sums, to.view()});
-  EXPECT_EQ(to(0), 2.5f);
-  EXPECT_EQ(to(1), 8);
-}
-
 }  // namespace

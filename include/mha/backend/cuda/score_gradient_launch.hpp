@@ -8,6 +8,7 @@
 
 #include "../../core/check.hpp"
 #include "../backward.hpp"
+#include "part_sum_body.hpp"
 #include "plan.hpp"
 #include "score_gradient_body.hpp"
 
