@@ -111,4 +111,18 @@ template <class G> G without_numbers(G score) {
   return score;
 }
 
+/// Whether what is trained of a score is what its score for one head has: the chain rule does not pass through
+/// prepared() and at_head().
+template <class Wanted, class S, class Head> constexpr bool is_trained_as_given() {
+  if constexpr (is_chain<S> && is_chain<Head>)
+    return is_trained_as_given<typename Wanted::First, decltype(S::first), decltype(Head::first)>() &&
+           is_trained_as_given<typename Wanted::Second, decltype(S::second), decltype(Head::second)>();
+  else if constexpr (!Wanted::parameters || LibraryTrained<S>)
+    return true;
+  else if constexpr (is_trained_template<S>() || Accumulates<S>)
+    return !requires(const S& s, const CallShape& shape) { s.prepared(shape); }
+  &&!requires(const S& s, Index i) { s.at_head(i, i); };
+  else return !is_trained_template<Head>() && !Accumulates<Head>;
+}
+
 }  // namespace mha::inline MHA_NAMESPACE::detail
