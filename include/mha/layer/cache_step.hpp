@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "../cache/books.hpp"
+#include "../cache/kv_source.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -96,7 +97,7 @@ template <class Cache> class LayerStep {
       all.queries = std::max(all.queries, g.rows);
       all.keys = std::max(all.keys, g.length + g.rows);
     }
-    if (all.query_offsets != nullptr) all.fewest_queries = fewest_rows();
+    if (all.query_offsets != nullptr) all.fewest_queries = detail::shortest(cache_->now_.offsets);
     return all;
   }
   /// The keys that a recordable cache plans the step for; 0 of others: those there are.
@@ -105,13 +106,6 @@ template <class Cache> class LayerStep {
     shape.keys = std::max(shape.keys, planned_keys());
     shape.uneven_keys = shape.uneven_keys || planned_keys() > 0;
     return shape;
-  }
-  /// Of a sequence that has some.
-  Index fewest_rows() const {
-    Index fewest = rows();
-    for (const detail::Growth& g : cache_->now_.growths)
-      if (g.rows > 0) fewest = std::min(fewest, g.rows);
-    return fewest;
   }
   /// Of queries and keys.
   double pairs() const {

@@ -100,7 +100,6 @@ struct CallInWords {
   std::string weights;  ///< begins with their scalar
   std::string cache;
   double pairs;
-  Index fewest_queries;  ///< of a sequence
 };
 
 /// What a backend says of a call whose keys and values are stored as Stored.
@@ -127,10 +126,10 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, C
   };
   std::string kernels = "\nkernel:      " + kernel(shape.queries);
   // Of a device the backend itself says what sequences of few rows get.
-  if (const Index most = shape.queries; computes_on_host<B> && call.fewest_queries < most) {
+  if (const Index most = shape.queries, fewest = shape.fewest_queries;
+      computes_on_host<B> && 0 < fewest && fewest < most) {
     kernels = "\nkernel:      of " + n(most) + " rows: " + kernel(most);
-    kernels += "\nkernel:      of " + n(call.fewest_queries) + (call.fewest_queries == 1 ? " row: " : " rows: ") +
-               kernel(call.fewest_queries);
+    kernels += "\nkernel:      of " + n(fewest) + (fewest == 1 ? " row: " : " rows: ") + kernel(fewest);
   }
   std::string list;
   for (const char* policy : {Policies::Projection::name, Policies::Norm::name, Policies::Position::name,

@@ -199,14 +199,14 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     return detail::explain_layer<T, decltype(all_masks(masks...)), Policies>(
         backend_, config_, cost(batch, queries, keys, masks...),
         {batch, config_.num_heads, queries, keys, keys - queries},
-        {detail::weights_in_words(parameters_, products_), "", double(batch) * queries * keys, queries});
+        {detail::weights_in_words(parameters_, products_), "", double(batch) * queries * keys});
   }
   /// The same of a step of a cache, and what the cache stores.
   template <detail::LayerStepArgument Step, Mask... Masks>
   [[nodiscard]] std::string explain(const Step& step, const Masks&... masks) const {
     return detail::explain_layer<T, decltype(all_masks(masks...)), Policies, typename Step::Scalar>(
         backend_, config_, cost(step, masks...), step.planned(step.shape(config_.num_heads)),
-        {detail::weights_in_words(parameters_, products_), step.cache_in_words(), step.pairs(), step.fewest_rows()});
+        {detail::weights_in_words(parameters_, products_), step.cache_in_words(), step.pairs()});
   }
 
  private:

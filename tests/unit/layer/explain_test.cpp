@@ -66,7 +66,7 @@ TEST(ExplainLayer, SaysOneFactALine) {
   cost.activation_elements = 1000;
   const mha::CallShape shape{.batch = 2, .heads = 4, .queries = 5, .keys = 10, .origin = 5};
   EXPECT_EQ((mha::detail::explain_layer<float, mha::And<mha::Causal, mha::Padding>, Policies>(
-                mha::Reference{}, c, cost, shape, {"float, owned", "", 100, 5})),
+                mha::Reference{}, c, cost, shape, {"float, owned", "", 100})),
             "heads:       4 query heads share 2 key/value heads, head_dim 2, value_dim 3\n"
             "weights:     12 float, owned\n"
             "biases:      none\n"
@@ -86,10 +86,10 @@ TEST(ExplainLayer, SaysOneFactALine) {
 
 // Of a step of a cache: what the cache stores, and the kernels of the longest and of the shortest sequence.
 TEST(ExplainLayer, SaysWhatACacheStoresAndEveryKernel) {
-  const mha::CallShape shape{.batch = 3, .heads = 4, .queries = 5, .keys = 10, .origin = 5};
+  const mha::CallShape shape{.batch = 3, .heads = 4, .queries = 5, .keys = 10, .origin = 5, .fewest_queries = 1};
   const auto text = mha::detail::explain_layer<float, mha::Causal, Policies>(
       mha::Reference{}, {.num_heads = 4, .num_kv_heads = 2, .head_dim = 2, .value_dim = 3}, {}, shape,
-      {"float", "Paged, 7 pages", 70, 1});
+      {"float", "Paged, 7 pages", 70});
   const std::string kernel = mha::Reference{}.explain<float>({shape, 2, 2, 3});
   mha::CallShape one = shape;
   one.queries = 1;
