@@ -58,7 +58,11 @@ support::gpu::Counters run(Case& c, Index splits, Work<typename Case::A>& work, 
   using Shape = mha::cuda::FewShape<Tile>;
   auto& call = c.call();
   const Index rows = call.shape.heads / call.kv_heads * call.shape.queries;
-  mha::cuda::FewParams<typename Case::Call> params{call, splits, (rows + Shape::rows - 1) / Shape::rows, c.packed()};
+  mha::cuda::FewParams<typename Case::Call> params{.call = call,
+                                                   .splits = splits,
+                                                   .passes = (rows + Shape::rows - 1) / Shape::rows,
+                                                   .most = call.shape.queries,
+                                                   .aligned = c.packed()};
   const Index groups = call.shape.batch * call.kv_heads * params.passes;
   params.parts = work.parts(mha::cuda::SplitParts{splits, Shape::rows, Shape::width}.size(groups));
   work.counters.resize(static_cast<std::size_t>(groups));
