@@ -11,6 +11,7 @@
 
 #include <mha/backend/cuda/on_device.hpp>
 #include <mha/layer/multi_head_attention.hpp>
+#include <mha/policy/score/softcap.hpp>
 
 #include "training_checks.hpp"
 

@@ -18,7 +18,6 @@
 #include <mha/block/linear.hpp>
 #include <mha/block/norm.hpp>
 
-#include "block_backward_checks.hpp"
 #include "compare.hpp"
 #include "linear_checks.hpp"
 #include "random.hpp"

@@ -65,7 +65,7 @@ template <class A> struct NormBackwardItems {
   }
 
  private:
-  void row(Index i, A* d_weight, A* d_bias) const {
+  MHA_HOST_DEVICE void row(Index i, A* d_weight, A* d_bias) const {
     const Index width = call.z.extent[1];
     bool zero = true;
     for (Index j = 0; j < width && zero; ++j) zero = call.dy(i, j) == A(0);
