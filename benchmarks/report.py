@@ -82,7 +82,7 @@ PIECES = {
     "peers-linear-1": peers("linear", "1", 10),
     "peers-model-1": peers("model", "1", 60),
     "peers-checkpoints-1": ("peers/checkpoints.py", ["--threads", "1"], 90),
-    "peers-generation-1": ("peers/generation.py", ["--threads", "1"], 60),
+    "peers-generation-1": ("peers/generation.py", ["--threads", "1"], 110),
     "peers-attention-all": peers("attention", "0", 30, "L2048/"),
     "peers-masks-all": peers("masks", "0", 30),
     "peers-bfloat16-all": peers("bfloat16", "0", 25),
@@ -94,7 +94,7 @@ PIECES = {
     "peers-linear-all": peers("linear", "0", 10),
     "peers-model-all": peers("model", "0", 40),
     "peers-checkpoints-all": ("peers/checkpoints.py", ["--threads", "0"], 60),
-    "peers-generation-all": ("peers/generation.py", ["--threads", "0"], 40),
+    "peers-generation-all": ("peers/generation.py", ["--threads", "0"], 80),
 }
 # Those of a page made with --cuda.
 CUDA_PIECES = {

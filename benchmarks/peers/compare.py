@@ -78,7 +78,7 @@ class Runner:
         self.run, self.read = participant.prepare(case, data, threads)
         # On one thread everybody computes in the calling thread: its processor time does not count the neighbours.
         own = getattr(participant, "clock", time.thread_time)
-        self.clock = own if threads == 1 else time.perf_counter
+        self.clock = getattr(participant, "counted", own if threads == 1 else time.perf_counter)
         self.threads, self.samples = threads, []
         self.rest = getattr(participant, "rest", 3e-3)
         self.run()

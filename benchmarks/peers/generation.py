@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small LLaMA that reads a prompt and goes on token by token, beside Hugging Face's in PyTorch, in turns.
+"""A small LLaMA that reads a prompt and goes on token by token, beside Hugging Face's in PyTorch and llama.cpp, in turns.
 
 One checkpoint of random weights: 8 layers of width 1024, 16 query and 4 key/value heads, 32,000 tokens. Each participant
 keeps the keys and values of what it has read, and goes back to the same position before every sample. `prompt` reads 512
-tokens in one call; `tokens` are the 32 that follow 512 or 1536, one call each. The scalar is that of the matrices; keys
-and values are kept in it too. A result is compared with Hugging Face's in double before it is timed.
+tokens in one call; `tokens` are the 32 that follow 512 or 1536, one call each: those of the largest logits in double. The
+scalar is that of the matrices; keys and values are kept in it too. A result is compared with Hugging Face's in double
+before it is timed.
 
-Compares   pip install torch==2.15.0 transformers==5.24.0 (the versions measured)
+llama.cpp computes in its server, within this process, from a GGUF file of the same weights. Its seconds are those that it
+counts itself: without its queue, JSON and text, but with the choice of each token, which the others do not make; on one
+thread times the share of the call that the processor spent on this process, as the others' are processor time. In float
+it has to choose the same tokens, which it does not with its flash attention: that rounds to half and is off there. Beside
+matrices of bfloat16 it is on, and keys and values are kept in half, as both are by default. The package's wheel uses AVX2
+at most: on a processor with AVX-512 its build from source would be faster.
+
+Compares   pip install torch==2.15.0 transformers==5.24.0 xllamacpp==2026.10.11549 gguf==0.19.0 (the versions measured)
 Needs      the library mha_generation_peer, which CMake builds with the benchmarks where it builds examples/models
 Usage      python3 benchmarks/peers/generation.py [--threads 1] [--filter REGEX] [--peers REGEX] [--check] [--json FILE]
 """
@@ -14,8 +22,10 @@ Usage      python3 benchmarks/peers/generation.py [--threads 1] [--filter REGEX]
 import copy
 import ctypes
 import json
+import os
 import re
 import tempfile
+import time
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_void_p
 from pathlib import Path
 
@@ -51,10 +61,22 @@ class Checkpoint:
         self.model.save_pretrained(folder)
         self.ids = ids(POSITIONS, config.vocab_size)
         self.products = products(self.model)
-        in_double = copy.deepcopy(self.model).double()
-        self.expected = in_double(torch.from_numpy(self.ids.astype(np.int64))[None], use_cache=False).logits[0].numpy()
-        # In bfloat16 PyTorch rounds the rows of every layer, which ours keeps in float.
+        self.in_double = reader(copy.deepcopy(self.model).double())
+        # Beside bfloat16 all round keys and values, PyTorch the rows of every layer, too, llama.cpp those of products.
         self.tolerance = 1e-4 if scalar == "float32" else 0.1
+
+
+def reader(model):
+    """text(position, ids) → the logits (V) of the next token, through a cache of the model's own."""
+    cache = transformers.DynamicCache(config=model.config)
+
+    def text(position, these):
+        if (more := cache.get_seq_length() - position) > 0:
+            cache.crop(-more)
+        rows = torch.from_numpy(these.astype(np.int64))[None]
+        return model(rows, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, 0]
+
+    return text
 
 
 class Case:
@@ -72,23 +94,24 @@ class Case:
         once = 1 if self.together else self.tokens
         self.gflop = 1e-9 * (2.0 * (checkpoint.products - logits) * self.tokens + 2.0 * logits * once
                              + layers * 4.0 * width * pairs)  # fmt: skip
+        torch.set_num_threads(len(os.sched_getaffinity(0)))  # of what is in double
+        self.ids = checkpoint.ids[: position or PROMPT]
+        self.expected = checkpoint.in_double(0, self.ids).numpy()
+        for _ in range(0 if self.together else TOKENS):
+            self.ids = np.append(self.ids, np.int32(self.expected.argmax()))
+            self.expected = checkpoint.in_double(len(self.ids) - 1, self.ids[-1:]).numpy()
 
     def samples(self):
         """(position, ids) of its calls."""
-        own = self.checkpoint.ids
         if self.together:
-            return [(0, own[:PROMPT])]
-        return [(p, own[p : p + 1]) for p in range(self.position, self.position + TOKENS)]
-
-    @property
-    def expected(self):
-        return self.checkpoint.expected[self.position + self.tokens - 1]
+            return [(0, self.ids)]
+        return [(p, self.ids[p : p + 1]) for p in range(self.position, len(self.ids))]
 
     def prepare(self, text):
         """(run, read) of a participant's text, which reads the case's positions: text(position, ids) → logits."""
         calls = self.samples()
         if self.position > 0:
-            text(0, self.checkpoint.ids[: self.position])
+            text(0, self.ids[: self.position])
 
         def run():
             for position, these in calls:
@@ -138,26 +161,129 @@ class Torch:
 
     def prepare(self, case, data, threads):
         torch.set_num_threads(threads)
-        model, cache = case.checkpoint.model, transformers.DynamicCache(config=case.checkpoint.config)
-
-        def text(position, these):
-            if (more := cache.get_seq_length() - position) > 0:
-                cache.crop(-more)
-            rows = torch.from_numpy(these.astype(np.int64))[None]
-            return model(rows, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, 0].float().numpy()
-
-        return case.prepare(text)
+        text = reader(case.checkpoint.model)
+        return case.prepare(lambda position, these: text(position, these).float().numpy())
 
 
-PEERS = {"PyTorch": Torch}
+class LlamaCpp:
+    """llama.cpp's server through the package xllamacpp, whose wheels have it compiled."""
+
+    def __init__(self):
+        try:
+            import gguf
+            import xllamacpp
+        except ImportError as missing:
+            raise Missing("%s is not installed" % missing.name)
+        self.gguf, self.xllamacpp, self.seconds = gguf, xllamacpp, 0.0
+
+    def counted(self):
+        """Seconds of all samples so far, as it counts them."""
+        return self.seconds
+
+    def prepare(self, case, data, threads):
+        server, before = self.server(case.checkpoint, threads), case.position or PROMPT
+
+        def complete(ids, more, **options):
+            # Where its cache has the text but for an end, cache_prompt lets it read that end alone, one token at least.
+            return server.handle_completions({
+                "prompt": ids.tolist(), "n_predict": more, "samplers": ["top_k"], "top_k": 1,
+                "cache_prompt": not case.together, **options})  # fmt: skip
+
+        def run():
+            """Lets it go on, and returns the tokens that it chose: the first belongs to the prompt's time."""
+            wall, used = time.perf_counter(), time.process_time()
+            answer = complete(case.ids[:before], 1 if case.together else 1 + TOKENS)
+            share = (time.process_time() - used) / (time.perf_counter() - wall)
+            ms = answer["timings"]["prompt_per_token_ms" if case.together else "predicted_per_token_ms"]
+            self.seconds += 1e-3 * ms * case.tokens * (min(1.0, share) if threads == 1 else 1.0)
+            return [int(token) for token in answer["choices"][0]["text"].split()]
+
+        def log_probabilities():
+            """(V) of the token after the case's."""
+            answer = complete(case.ids, 1, n_probs=case.checkpoint.config.vocab_size)
+            told = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            return np.array([t["logprob"] for t in sorted(told, key=lambda t: t["id"])])
+
+        if case.checkpoint.scalar == "float32" and run() != [*case.ids[before:], case.expected.argmax()]:
+            raise Missing("it does not choose the tokens of the largest logits")
+        return run, log_probabilities
+
+    def server(self, checkpoint, threads):
+        path = checkpoint.folder / "model.gguf"
+        if not path.exists():
+            self.write(checkpoint, path)
+        params, types, flash = self.xllamacpp.CommonParams(), self.xllamacpp.ggml_type, self.xllamacpp.llama_flash_attn_type
+        params.model.path, params.verbosity = str(path), 1  # errors alone
+        params.n_ctx, params.n_batch, params.n_ubatch = POSITIONS, POSITIONS, PROMPT
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        if checkpoint.scalar == "float32":
+            params.cache_type_k = params.cache_type_v = types.GGML_TYPE_F32
+            params.flash_attn_type = flash.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.cache_ram_mib = params.n_ctx_checkpoints = 0  # no copies of its cache
+        return self.xllamacpp.Server(params)
+
+    def write(self, checkpoint, path):
+        """The checkpoint as llama.cpp reads it: pairs that are turned together lie side by side in its heads, and the text
+        of a token is its id."""
+        config, gguf = checkpoint.config, self.gguf
+        writer = gguf.GGUFWriter(str(path), "llama")
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["\u2581%d" % i for i in range(config.vocab_size)])  # U+2581 stands for a space
+        writer.add_token_scores([0.0] * config.vocab_size)
+        writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
+
+        def add(name, tensor, heads=0):
+            if heads:
+                rows, columns = tensor.shape
+                tensor = tensor.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+            tensor = tensor.detach().contiguous()
+            if tensor.dtype == torch.bfloat16 and tensor.dim() > 1:
+                bits = tensor.view(torch.int16).numpy().view(np.uint8)
+                writer.add_tensor(name + ".weight", bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            else:
+                writer.add_tensor(name + ".weight", tensor.float().numpy())
+
+        model = checkpoint.model.model
+        add("token_embd", model.embed_tokens.weight)
+        add("output_norm", model.norm.weight)
+        add("output", checkpoint.model.lm_head.weight)
+        for i, layer in enumerate(model.layers):
+            attention, mlp, block = layer.self_attn, layer.mlp, "blk.%d." % i
+            add(block + "attn_norm", layer.input_layernorm.weight)
+            add(block + "attn_q", attention.q_proj.weight, config.num_attention_heads)
+            add(block + "attn_k", attention.k_proj.weight, config.num_key_value_heads)
+            add(block + "attn_v", attention.v_proj.weight)
+            add(block + "attn_output", attention.o_proj.weight)
+            add(block + "ffn_norm", layer.post_attention_layernorm.weight)
+            add(block + "ffn_gate", mlp.gate_proj.weight)
+            add(block + "ffn_up", mlp.up_proj.weight)
+            add(block + "ffn_down", mlp.down_proj.weight)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+PEERS = {"PyTorch": Torch, "llama.cpp": LlamaCpp}
 
 
 def measure(case, threads, present, check):
-    expected = case.expected
+    expected = case.expected - case.expected.mean()  # log-probabilities are logits but for a number
 
     def prepare(participant):
         runner = Runner(participant, case, None, threads)
-        return runner, float(np.abs(runner.read() - expected).max() / np.abs(expected).max())
+        logits = runner.read()
+        return runner, float(np.abs(logits - logits.mean() - expected).max() / np.abs(expected).max())
 
     runners, errors, missing = turns.ready(present, prepare, case.checkpoint.tolerance)
     row = {"group": "generation", "name": case.name, "text": case.text, "scalar": case.checkpoint.scalar,
@@ -197,7 +323,8 @@ def main(options):
                 present[name] = kind()
             except Missing as why:
                 absent[name] = str(why)
-    versions = {m.__name__: m.__version__ for m in (torch, transformers)}
+    packages = [torch, transformers, *(p.xllamacpp for p in present.values() if isinstance(p, LlamaCpp))]
+    versions = {m.__name__: m.__version__ for m in packages}
     print("; ".join([present[OURS].peer.machine().decode(), *("%s %s" % v for v in versions.items())]), flush=True)
     rows = []
     for scalar in TYPES:
