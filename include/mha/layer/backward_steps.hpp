@@ -15,6 +15,7 @@
 #include "gradients.hpp"
 #include "parameters.hpp"
 #include "recorded.hpp"
+#include "score_sums.hpp"
 #include "sequence.hpp"
 
 /// The backward pass of what a layer does before and after its attention.
@@ -57,7 +58,7 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   using Output = typename Policies::Output;
   using Part = DensePart<T>;
   using Gradients = LayerGradientViews<A>;
-  using Score = TrainedOn<B, T, typename Policies::Score>;
+  using Score = ScoreDestination<B, T, typename Policies::Score>;
 
  public:
   LayerBackwardSteps(const Norm& norm, const Position& position, const ParameterViews<const T>& w,
@@ -103,8 +104,10 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
 
   void score([[maybe_unused]] const ScoreSums<A>& sums) override {
     using Own = typename Policies::Score;
-    if constexpr (trains_on<B, T, Own>) {
-      if constexpr (count_biases < Own >> 0)
+    if constexpr (trains_on<B, T, Own> && !computes_on_host<B>) {
+      score_.sums.add(sums, score_.to, items_);
+    } else if constexpr (trains_on<B, T, Own>) {
+      if constexpr (count_biases < Own >> 0 && !sums_scores<B>)
         if (tensors_.of_bias)  // its table is among those of the sums
           return add_all_gradients<WantedScoreGradients<true, true>, Own>(score_, sums);
       add_all_gradients<WantedScoreGradients<false, true>, Own>(score_, sums);
