@@ -84,7 +84,7 @@ template <class T, class S, class Wide> void expect_score(const S& score, const 
   support::Random random(name);
   ScoredLayer<T, FarCuda, S> there(sizes, score);
   ScoredLayer<double, mha::Reference, Wide> here(sizes, wide);
-  const mha::Index length = 3 + random.below(30);
+  const mha::Index length = 3 + random.below(20);
   training_checks::expect_layer<FarCuda, T>(there, here, 1 + random.below(3), length, 0, random, name);
   const std::vector<mha::Index> offsets{0, 5, 5, length + 7};
   training_checks::expect_layer<FarCuda, T>(there, here, 1, length + 7, 0, random, name, mha::Ragged{offsets});
@@ -158,12 +158,12 @@ TEST(FarLayerTraining, AScoreOnTheDeviceLearnsAsOneOnTheHost) {
   for (int step = 0; step < 3; ++step) {
     for (int part = 0; part < 2; ++part) {
       there(x.view(), tape, mha::into(y), workspace);
-      there.backward(y, tape, gradients, mha::into(dx), workspace);
-      const auto y_here = here(rows, tape_here);
-      static_cast<void>(here.backward(y_here, tape_here, gradients_here));
+      there.backward(x.view(), tape, gradients, mha::into(dx), workspace);
+      static_cast<void>(here(rows, tape_here));
+      static_cast<void>(here.backward(rows, tape_here, gradients_here));
     }
     const auto descend = [](auto numbers, auto d) {
-      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] -= 1e-2f * d[i];
+      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] -= 1e-3f * d[i];
     };
     there.update([&](auto& p) { p.for_each(gradients.to_host(workspace), descend); });
     here.update([&](auto& p) { p.for_each(gradients_here, descend); });
