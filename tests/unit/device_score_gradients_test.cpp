@@ -96,7 +96,7 @@ TEST(DeviceScoreGradients, AreThoseOfALayer) {
     layer.initialize(mha::XavierUniform{.seed = 1});
     auto tape = layer.tape();
     auto gradients = layer.gradients();
-    mha::AlibiSlopes of_call({0.25f, 1.f});
+    support::BentScore<> of_call{0.25f, 1.f};
     std::vector<double> all;
     for (int step = 0; step < 2; ++step) {
       static_cast<void>(layer(x, tape, of_call));
