@@ -15,7 +15,6 @@
 #include "gradients.hpp"
 #include "parameters.hpp"
 #include "recorded.hpp"
-#include "score_sums.hpp"
 #include "sequence.hpp"
 
 /// The backward pass of what a layer does before and after its attention.
@@ -48,8 +47,10 @@ template <class T> struct BackwardTensors {
   bool of_bias = false;                  ///< whether the gradient of an AdditiveBias is computed
 };
 
-/// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are.
-template <class T, class B, class Policies> class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
+/// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are. Score is
+/// what the gradients of the layer's score are added to: their numbers, or on a device its ScoreSumsTo.
+template <class T, class B, class Policies, class Score = TrainedOn<B, T, typename Policies::Score>>
+class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   using A = Accumulator<T>;
   using Workspace = typename B::Workspace;
   using Norm = typename Policies::Norm;
@@ -58,7 +59,6 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   using Output = typename Policies::Output;
   using Part = DensePart<T>;
   using Gradients = LayerGradientViews<A>;
-  using Score = ScoreDestination<B, T, typename Policies::Score>;
 
  public:
   LayerBackwardSteps(const Norm& norm, const Position& position, const ParameterViews<const T>& w,

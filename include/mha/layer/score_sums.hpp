@@ -117,6 +117,12 @@ template <class A, class S> class HeadScoreSums {
   std::vector<Sum> wide_;                           // the sums, while they are read
 };
 
+/// Where a backward pass adds the sums of a layer's score.
+template <class A, class S> struct ScoreSumsTo {
+  const HeadScoreSums<A, S>& sums;
+  A* to;
+};
+
 /// The gradients of a layer on a device as the host has them: the sums of its score's numbers lie behind the
 /// parameters, and `score` is what they are of the numbers.
 template <class A, class S> class SummedLayerGradients : public LayerGradients<A, Trained<S>> {
@@ -131,8 +137,8 @@ template <class A, class S> class SummedLayerGradients : public LayerGradients<A
   void received() { sums_.store(this->memory().data + first_, this->score); }
 
   const HeadScoreSums<A, S>& sums() const { return sums_; }
-  /// Where they begin in memory().
-  std::ptrdiff_t first_sum() const { return first_; }
+  /// Where they are in a memory() that begins here.
+  ScoreSumsTo<A, S> sums_at(A* memory) const { return {sums_, memory + first_}; }
 
  private:
   template <class Layout>
@@ -175,23 +181,14 @@ template <class S, class G> void require_gradients_of_score(const S& score, cons
   if constexpr (requires { gradients.sums(); }) gradients.sums().require_of(score);
 }
 
-/// Where a backward pass adds the sums of a layer's score.
-template <class A, class S> struct ScoreSumsTo {
-  const HeadScoreSums<A, S>& sums;
-  A* to;
-};
-
 /// The gradients of a layer's score among its own, as its backward pass adds to them.
 template <class G> decltype(auto) score_of(G& gradients) {
   if constexpr (requires { gradients.score; })
     return (gradients.score);
-  else if constexpr (requires { gradients.on_host().sums(); }) {
-    const auto& host = gradients.on_host();
-    return ScoreSumsTo{host.sums(), gradients.memory().data + host.first_sum()};
-  } else
+  else if constexpr (requires { gradients.on_host().sums(); })
+    return gradients.on_host().sums_at(gradients.memory().data);
+  else
     return NoScore{};
 }
-template <class B, class T, class S>
-using ScoreDestination = std::remove_reference_t<decltype(score_of(std::declval<LayerGradientsOn<B, T, S>&>()))>;
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

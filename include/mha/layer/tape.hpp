@@ -14,7 +14,6 @@
 #include "../call.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
-#include "../device_score_gradients.hpp"
 #include "../launch.hpp"
 #include "../score_gradients.hpp"
 #include "../tape.hpp"
@@ -26,6 +25,10 @@ namespace mha::inline MHA_NAMESPACE {
 template <class T, Backend B, class Policies> class TrainableLayer;
 
 namespace detail {
+
+template <class A, class Wanted, class Head, class B, class S, class Frame, class... Extra>
+auto call_score_gradients(const char* call, const ItemsOn<B>& on, const S& score, const CallShape& shape, Frame& frame,
+                          const Extra&... extra);  // in device_score_gradients.hpp
 
 /// A value of some type derived from Base, in memory that is kept from value to value.
 template <class Base> class InPlace {

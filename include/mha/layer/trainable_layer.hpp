@@ -10,6 +10,7 @@
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../block/trainable.hpp"
+#include "../device_score_gradients.hpp"
 #include "../launch.hpp"
 #include "../policy/sink.hpp"
 #include "backward_call.hpp"
@@ -379,8 +380,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
     auto&& of_score = detail::score_of(gradients);
-    detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors, detail::named_there(gradients),
-                                                     of_score, backend, workspace, frame);
+    using ScoreTo = std::remove_reference_t<decltype(of_score)>;
+    detail::LayerBackwardSteps<T, B, Policies, ScoreTo> steps(
+        norm_, position_, w, tensors, detail::named_there(gradients), of_score, backend, workspace, frame);
     const detail::HeadGradients<T> attention{recorded.q,      recorded.key, recorded.value, recorded.heads,
                                              tensors.d_heads, tensors.d_q,  tensors.d_key,  tensors.d_value,
                                              steps.sinks(),   d_score.bias, d_score.numbers};
