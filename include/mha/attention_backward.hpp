@@ -279,8 +279,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::check_backward_arguments<Extra...>();
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, DOut, Q, K, V, Out>();
-    constexpr bool own_sums = detail::sums_scores<B>;
-    static_assert(own_sums || detail::computes_on_host<B> || !(Wanted::bias || Wanted::parameters),
+    static_assert(detail::has_score_gradients<B> || !(Wanted::bias || Wanted::parameters),
                   "mha: a backend on a device computes no gradients of a bias or of a score's own numbers unless it "
                   "has 'sums_scores': leave out BiasGradient and ScoreGradient, and call attention_backward_into(), "
                   "which trains no score unasked (see mha/backend/backward.hpp)");
@@ -332,6 +331,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         extra...);
     detail::require_destinations_apart(name, call, keys, values, extra...);
     const auto& score_here = detail::on_host(given_score);
+    detail::check_bias_gradient<A, std::remove_cvref_t<decltype(score_here)>, Extra...>();
     const auto score =
         detail::call_score_gradients<A, Wanted, Head>(name, items, score_here, forward.shape, frame, extra...);
     call.score = score.to;
@@ -341,7 +341,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     call.forward = detail::staged(backend, call.forward, frame, workspace);
     call.key_offsets = call.forward.kv.offsets.data;
     detail::run_backward(backend, call, workspace);
-    if constexpr (own_sums)
+    if constexpr (detail::sums_scores<B>)
       score.store(backend, workspace, extra...);
     else
       score.store(extra...);

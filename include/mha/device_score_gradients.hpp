@@ -45,7 +45,7 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
   static_assert(check_score_gradients<A, Wanted, S, Head, Numbers>());
 
  public:
-  /// Whether store() waits for sums that the host has.
+  /// Whether store() waits for the sums of a score's numbers.
   static constexpr bool waits = Slots<Numbers, Head>::count() + Tables<Numbers, Head>::count() > 0;
 
   /// Checks the call's BiasGradient, and takes the memory of all sums.
@@ -55,7 +55,6 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
       : score_(score), shape_(shape) {
     if constexpr (Wanted::bias && count_biases<S> == 1) {
       const auto& table = given_bias_gradient(extra...).to;
-      check_bias_gradient<A, ScalarOf<decltype(table)>, ScalarOf<decltype(bias_of(score).bias)>>();
       require_bias_gradient(call, bias_of(score).bias, table);
       require_reachable(backend, call, "BiasGradient", table);
       place_bias(table, frame);
@@ -70,6 +69,15 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
   /// The gradients to where the call was told. Waits for those of a score's numbers, which the host has.
   template <class... Extra>
   void store(const B& backend, typename B::Workspace& workspace, const Extra&... extra) const {
+    store_bias(backend, workspace, extra...);
+    if constexpr (Wanted::parameters)
+      with_sums_on_host(backend, workspace,
+                        [&](const ScoreSums<A>& sums) { store_score_gradients<Numbers>(score_, sums, extra...); });
+  }
+  /// That of the bias alone, which the backend has.
+  template <class... Extra>
+  void store_bias([[maybe_unused]] const B& backend, [[maybe_unused]] typename B::Workspace& workspace,
+                  const Extra&... extra) const {
     if constexpr (Wanted::bias && count_biases<S> == 1) {
       const auto& table = given_bias_gradient(extra...).to;
       using E = ScalarOf<decltype(table)>;
@@ -79,18 +87,22 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
                      workspace}(RoundedTable<A, E>{std::ptrdiff_t{table.extent[0]} * table.extent[1] * table.extent[2],
                                                    table.extent[3], 1, to.bias.elements, table});
     }
-    if constexpr (Wanted::parameters) {
-      const std::vector<Sum> slots = fetched(backend, workspace, to.slots, slots_);
-      std::vector<Sum> sums[std::size_t{ScoreGradientsTo<A>::most_tables}];
-      PairTable<A, Sum> tables[std::size_t{ScoreGradientsTo<A>::most_tables}];
-      for (int t = 0; t < Tables<Numbers, Head>::count(); ++t) {
-        tables[t] = to.tables[t];
-        sums[t] = fetched(backend, workspace, tables[t].sums + tables[t].least,
-                          heads() * static_cast<std::size_t>(tables[t].count));
-        tables[t].sums = sums[t].data() - tables[t].least;
-      }
-      store_score_gradients<Numbers>(score_, ScoreSums<A>{slots.data(), tables, shape_, to.count, to.count}, extra...);
+  }
+
+  /// The sums of the score's numbers, in the backend's memory.
+  ScoreSums<A> sums() const { return {to.slots, to.tables, shape_, to.count, to.count}; }
+  /// f(the same on the host). Waits for them.
+  template <class F> void with_sums_on_host(const B& backend, typename B::Workspace& workspace, const F& f) const {
+    const std::vector<Sum> slots = fetched(backend, workspace, to.slots, slots_);
+    std::vector<Sum> sums[std::size_t{ScoreGradientsTo<A>::most_tables}];
+    PairTable<A, Sum> tables[std::size_t{ScoreGradientsTo<A>::most_tables}];
+    for (int t = 0; t < Tables<Numbers, Head>::count(); ++t) {
+      tables[t] = to.tables[t];
+      sums[t] = fetched(backend, workspace, tables[t].sums + tables[t].least,
+                        heads() * static_cast<std::size_t>(tables[t].count));
+      tables[t].sums = sums[t].data() - tables[t].least;
     }
+    f(ScoreSums<A>{slots.data(), tables, shape_, to.count, to.count});
   }
 
   ScoreGradientsTo<A> to{};
@@ -143,13 +155,14 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
   std::size_t slots_ = 0;
 };
 
-/// The gradients of a call's score while they are computed, on the backend or on the host.
+/// The gradients of a call's score while they are computed, on the backend or on the host, and for a ScoreGradient a
+/// stream that they can be read from.
 template <class A, class Wanted, class Head, class B, class S, class Frame, class... Extra>
 auto call_score_gradients(const char* call, const ItemsOn<B>& on, const S& score, const CallShape& shape, Frame& frame,
                           const Extra&... extra) {
   if constexpr (sums_scores<B>) {
     using Sums = DeviceScoreGradients<A, Wanted, Head, S, B>;
-    if constexpr (Sums::waits) require_sendable(on.backend, on.workspace);
+    if constexpr (Sums::waits && (ScoreGradientArgument<Extra> || ...)) require_sendable(on.backend, on.workspace);
     return Sums(call, on.backend, score, shape, frame, extra...);
   } else {
     return score_gradient_sums<A, Wanted, Head>(score, given_bias_sums<A>(call, score, shape, frame, extra...), shape,

@@ -170,10 +170,6 @@ void require_bias_gradient(const char* call, const TensorView<const B, 4>& bias,
          to.stride[a], ", expected memory of its own for each element");
   require(!share_elements(to, bias), call, ": the BiasGradient overlaps the AdditiveBias that is still read");
 }
-template <class A, class E, class B> constexpr void check_bias_gradient() {
-  static_assert(std::is_same_v<E, A> || std::is_same_v<E, B>,
-                "mha: BiasGradient has the scalar of the bias or the accumulator's (see mha/score_gradients.hpp)");
-}
 
 /// The call's BiasGradient.
 template <class E, class... Rest> constexpr const auto& given_bias_gradient(const E& first, const Rest&... rest) {
@@ -181,6 +177,15 @@ template <class E, class... Rest> constexpr const auto& given_bias_gradient(cons
     return first;
   else
     return given_bias_gradient(rest...);
+}
+/// The sentence for its scalar.
+template <class A, class S, class... Extra> constexpr void check_bias_gradient() {
+  if constexpr ((BiasGradientArgument<Extra> || ...) && count_biases<S> == 1) {
+    using E = ScalarOf<decltype(given_bias_gradient(std::declval<const Extra&>()...).to)>;
+    using Bias = ScalarOf<decltype(bias_of(std::declval<const S&>()).bias)>;
+    static_assert(std::is_same_v<E, A> || std::is_same_v<E, Bias>,
+                  "mha: BiasGradient has the scalar of the bias or the accumulator's (see mha/score_gradients.hpp)");
+  }
 }
 
 /// The sums of a call's slots and tables.
@@ -277,7 +282,6 @@ template <class A, class S, class Frame, class... Extra>
 auto given_bias_sums(const char* call, const S& score, const CallShape& shape, Frame& frame, const Extra&... extra) {
   if constexpr ((BiasGradientArgument<Extra> || ...) && count_biases<S> == 1) {
     const auto& to = given_bias_gradient(extra...).to;
-    check_bias_gradient<A, ScalarOf<decltype(to)>, ScalarOf<decltype(bias_of(score).bias)>>();
     return bias_sums<A>(call, score, to, shape, frame);
   } else {
     return NoType{};

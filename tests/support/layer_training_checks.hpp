@@ -11,8 +11,10 @@
 
 #include <mha/backend/cuda/on_device.hpp>
 #include <mha/layer/multi_head_attention.hpp>
+#include <mha/policy/score/alibi_slopes.hpp>
 #include <mha/policy/score/softcap.hpp>
 
+#include "trained_scores.hpp"
 #include "training_checks.hpp"
 
 namespace training_checks {
@@ -21,6 +23,19 @@ template <class View> double squares(const View& v) {
   double sum = 0;
   for (std::ptrdiff_t i = 0; i < v.size(); ++i) sum += double(v.data[i]) * double(v.data[i]);
   return sum;
+}
+
+/// The numbers of a score's gradients, as near as all together are large.
+template <class Given, class Exact>
+void expect_scores(const Given& given, const Exact& exact, double bound, const std::string& what) {
+  const std::vector<double> a = support::numbers_of(given), b = support::numbers_of(exact);
+  ASSERT_EQ(a.size(), b.size()) << what;
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    error += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  EXPECT_LE(std::sqrt(error), bound * std::sqrt(size)) << what << ", gradient of a score";
 }
 
 /// Every named part, each of which lies in a row of its own, is as near as itself and all together are large.
@@ -38,6 +53,7 @@ void expect_parts(const Given& given, const Exact& exact, double bound, const st
     EXPECT_LE(std::sqrt(error), bound * (std::sqrt(squares(b)) + 0.02 * all)) << what << ", gradient of " << name;
   };
   mha::detail::PartsOf<mha::LayerGradientViews<mha::Accumulator<float>>>::each(compare, given, exact);
+  expect_scores(given.score, exact.score, bound, what);
 }
 
 /// A mask as the device reads it.
@@ -124,21 +140,22 @@ template <class T, class B>
 using PlainLayer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Dropout>;
 template <class T, class B>
 using FullLayer = mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Causal, mha::QkNorm,
-                                          mha::Rotary<>, mha::Sink, mha::GatedHeads>;
+                                          mha::Rotary<>, mha::Sink, mha::GatedHeads, mha::AlibiSlopes>;
 template <class T, class B>
 using BareLayer = mha::MultiHeadAttention<T, B, mha::MultiHead, mha::PerHeadProjection, mha::NoOutput>;
 
 inline const mha::Config sizes{
     .d_model = 40, .num_heads = 4, .num_kv_heads = 2, .head_dim = 16, .value_dim = 8, .bias = true};
 
-/// Norms, positions, gates, sinks; sequences of different lengths.
+/// Norms, positions, gates, sinks, slopes; sequences of different lengths.
 template <class B, class T> void expect_full_layers(const char* name) {
   support::Random random(name);
   const Index batch = 1 + random.below(3), length = 2 + random.below(40);
   const mha::Sink sink{{0.5f, -1, 2, 0}};
-  FullLayer<T, B> there(sizes, sink);
-  FullLayer<double, mha::Reference> here(sizes, sink);
-  expect_layer<B, T>(there, here, batch, length, 0, random, "norms, positions, gates and sinks");
+  const mha::AlibiSlopes slopes({0.5f, 0.25f, 0, -0.125f});
+  FullLayer<T, B> there(sizes, sink, slopes);
+  FullLayer<double, mha::Reference> here(sizes, sink, slopes);
+  expect_layer<B, T>(there, here, batch, length, 0, random, "norms, positions, gates, sinks and slopes");
   const std::vector<Index> offsets{0, 5, 5, length + 7};
   expect_layer<B, T>(there, here, 1, length + 7, 0, random, "ragged", mha::Ragged{offsets});
 }

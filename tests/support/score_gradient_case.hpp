@@ -7,9 +7,9 @@
 #include <vector>
 
 #include <mha/policy/score/additive_bias.hpp>
-#include <mha/policy/trained_score.hpp>
 
 #include "backward_case.hpp"
+#include "trained_scores.hpp"
 
 namespace support {
 
@@ -20,15 +20,6 @@ template <class E> mha::Tensor<E, 4> repeated_bias(const std::string& stream, co
   mha::Tensor<E, 4> bias(extent(0), extent(1), extent(2), extent(3));
   Random(stream).fill(bias);
   return bias;
-}
-
-/// All numbers of a trained score.
-template <class S> std::vector<double> numbers_of(const S& score) {
-  std::vector<double> all;
-  mha::detail::for_each_numbers(score, score, [&](const auto& numbers, const auto&) {
-    for (const auto x : numbers) all.push_back(static_cast<double>(x));
-  });
-  return all;
 }
 
 /// The gradients of the numbers of a call's scores.

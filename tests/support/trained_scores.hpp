@@ -1,16 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of a user's own whose numbers a layer trains.
+// Scores of a user's own whose numbers a layer trains, and the numbers of any.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include <mha/config.hpp>
 #include <mha/core/dual.hpp>
 #include <mha/core/math.hpp>
+#include <mha/policy/trained_score.hpp>
 
 namespace support {
+
+/// All numbers of a score that are trained, one after another.
+template <class S> std::vector<double> numbers_of(const S& score) {
+  std::vector<double> all;
+  mha::detail::for_each_numbers(score, mha::detail::trained(score), [&](const auto& numbers, const auto&) {
+    for (const auto x : numbers) all.push_back(static_cast<double>(x));
+  });
+  return all;
+}
 
 /// Two numbers, and a logit that is bent.
 template <class T = float> struct BentScore {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -35,8 +36,10 @@ struct OwnSums : mha::Reference {
     std::vector<Sum> of_bias(heads * static_cast<std::size_t>(shape.queries) * static_cast<std::size_t>(shape.keys),
                              Sum(0));
     const std::ptrdiff_t keys = shape.keys, pairs = keys * shape.queries;
-    own.score.tables[0] = {of_bias.data(), nullptr, {shape.heads * pairs, pairs, keys, 1}, shape.origin};
-    own.score.tables[1] = {by_distance.data() - first, nullptr, {shape.heads * all, all, -1, 1}, mha::Origins(0)};
+    auto& distances_to = own.score.tables[Wanted::bias ? 1 : 0];
+    distances_to = {by_distance.data() - first, nullptr, {shape.heads * all, all, -1, 1}, mha::Origins(0)};
+    if (Wanted::bias)
+      own.score.tables[0] = {of_bias.data(), nullptr, {shape.heads * pairs, pairs, keys, 1}, shape.origin};
     mha::Reference::attend_backward(own, workspace);
     std::copy(slots.begin(), slots.end(), call.score.slots);
     const auto& bias = call.score.bias;
@@ -53,14 +56,16 @@ struct OwnSums : mha::Reference {
               of_bias[static_cast<std::size_t>((b * shape.heads + h) * pairs + q * keys + k)]);
       });
     };
-    pair([](A& to, Sum) { to = 0; });
-    pair([](A& to, Sum x) { to += static_cast<A>(x); });
+    if (Wanted::bias) {
+      pair([](A& to, Sum) { to = 0; });
+      pair([](A& to, Sum x) { to += static_cast<A>(x); });
+    }
     each([&](Index b, Index h) {
       for (std::ptrdiff_t i = 0; i < table.count; ++i) table.sums[table.at(b, h, 0, table.least + Index(i))] = 0;
       for (std::ptrdiff_t i = 0; i < all; ++i) {
         const Index at = first + static_cast<Index>(i), last = table.least + static_cast<Index>(table.count) - 1;
         const Index inside = at < table.least ? table.least : at > last ? last : at;
-        table.sums[table.at(b, h, 0, inside)] += own.score.tables[1].sums[own.score.tables[1].at(b, h, 0, at)];
+        table.sums[table.at(b, h, 0, inside)] += distances_to.sums[distances_to.at(b, h, 0, at)];
       }
     });
   }
@@ -78,6 +83,32 @@ TEST(DeviceScoreGradients, AreThoseThatTheBackendHasSummed) {
     EXPECT_LE(support::relative_error(found.bias, expected.bias, 1), 1e-5);
     EXPECT_LE(support::relative_error(found.numbers, expected.numbers, 1), 1e-6);
   }
+}
+
+/// A layer takes them too, of its own score and of the call's.
+TEST(DeviceScoreGradients, AreThoseOfALayer) {
+  support::Random random("own sums of a layer");
+  mha::Tensor<float, 3> x(2, 13, 8), dy(2, 13, 8);
+  random.fill(x), random.fill(dy);
+  const auto numbers = [&]<class B>(const B&) {
+    mha::MultiHeadAttention<float, B, mha::Causal, std::remove_const_t<decltype(score)>> layer(
+        {.d_model = 8, .num_heads = 2}, score);
+    layer.initialize(mha::XavierUniform{.seed = 1});
+    auto tape = layer.tape();
+    auto gradients = layer.gradients();
+    support::BentScore<> of_call{0.25f, 1.f};
+    std::vector<double> all;
+    for (int step = 0; step < 2; ++step) {
+      static_cast<void>(layer(x, tape, of_call));
+      static_cast<void>(layer.backward(dy, tape, gradients, mha::ScoreGradient(of_call)));
+    }
+    for (const auto& of : {support::numbers_of(gradients.score), support::numbers_of(of_call)})
+      all.insert(all.end(), of.begin(), of.end());
+    return all;
+  };
+  const auto found = numbers(OwnSums{}), expected = numbers(mha::Reference{});
+  EXPECT_LE(support::relative_error(found, expected, 1), 1e-5);
+  EXPECT_GT(support::relative_error(found, std::vector<double>(found.size()), 1), 0.1);
 }
 
 TEST(DeviceScoreGradients, ATableByDistanceReachesAsFarAsItsBucketsAndTheCall) {

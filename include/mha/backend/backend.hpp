@@ -215,8 +215,8 @@ template <class B> constexpr bool sums_scores = false;
 template <class B>
 requires requires { B::sums_scores; }
 constexpr bool sums_scores<B> = B::sums_scores;
-/// Whether a layer on the backend has gradients of scores and biases: where the host adds them up.
-template <class B> constexpr bool has_score_gradients = computes_on_host<B> && !sums_scores<B>;
+/// Whether gradients of scores and biases are computed on the backend: by itself, or where the host adds them up.
+template <class B> constexpr bool has_score_gradients = computes_on_host<B> || sums_scores<B>;
 
 template <class B> struct TensorsOf { template <class T, int Rank> using Tensor = mha::Tensor<T, Rank>; };
 template <class B>

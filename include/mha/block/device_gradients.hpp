@@ -35,7 +35,8 @@ template <class A> struct ZeroItems {
 ///   gradients.clear(workspace);
 ///
 /// Recorded  a CUDA graph may hold backward() and clear(workspace): every replay adds, or makes all 0
-/// Memory    Host is what Cpu has, LinearGradients and the like: the copy on the host is one and is kept
+/// Memory    Host is what Cpu has, LinearGradients and the like: the copy on the host is one and is kept. One that has
+///           other numbers than the device makes them in its member received(), after each copy
 template <class Host, class B> class DeviceGradients {
   using A = std::remove_const_t<std::remove_pointer_t<decltype(std::declval<const Host&>().memory().data)>>;
   using Workspace = typename B::Workspace;
@@ -75,6 +76,7 @@ template <class Host, class B> class DeviceGradients {
     const TensorView<const A, 1> from = std::as_const(numbers_).view();
     detail::require_reachable(backend_, "to_host", "the memory of the gradients", from);
     backend_.download(from.data, host_.writable(), workspace);
+    if constexpr (requires { host_.received(); }) host_.received();
     return host_;
   }
   /// The same after calls without a Workspace.
@@ -83,7 +85,8 @@ template <class Host, class B> class DeviceGradients {
     return to_host(own);
   }
 
-  /// All numbers on the device, in the order of flat() on the host, for what adds up gradients of several devices.
+  /// All numbers on the device, in the order of memory() on the host, that of flat() first, for what adds up gradients
+  /// of several devices.
   TensorView<A, 1> memory() { return numbers_.view(); }
   TensorView<const A, 1> memory() const { return numbers_.view(); }
 
@@ -97,8 +100,8 @@ template <class Host, class B> class DeviceGradients {
 
   // What backward() does with them.
 
-  /// Named views for shapes; what they point at is not on the device.
-  const Named& shapes() const { return host_; }
+  /// Named views for shapes, and what else does not change; what they point at is not on the device.
+  const Host& on_host() const { return host_; }
   /// Named views of what is on the device.
   Named there() { return host_.elsewhere(numbers_.view().data); }
 
@@ -126,13 +129,15 @@ GradientsOn<Host, B> make_gradients([[maybe_unused]] const B& backend, const Arg
     return GradientsOn<Host, B>(backend, Host(arguments...));
 }
 
-/// Named views for shapes alone.
-template <class G> const typename G::Named& shapes_of(const G& gradients) {
-  if constexpr (requires { gradients.shapes(); })
-    return gradients.shapes();
+/// Gradients as the host has them, for shapes alone.
+template <class G> const auto& shaped(const G& gradients) {
+  if constexpr (requires { gradients.on_host(); })
+    return gradients.on_host();
   else
     return gradients;
 }
+/// Their named views.
+template <class G> const typename G::Named& shapes_of(const G& gradients) { return shaped(gradients); }
 /// Named views that a backward pass adds to.
 template <class G> typename G::Named named_there(G& gradients) {
   if constexpr (requires { gradients.there(); })

@@ -11,6 +11,7 @@
 #include "../launch.hpp"
 #include "../score_gradients.hpp"
 #include "cache_step.hpp"
+#include "gradients.hpp"
 #include "recorded.hpp"
 #include "sequence.hpp"
 
@@ -109,11 +110,20 @@ template <class... Extra> constexpr void check_layer_backward_arguments() {
       "be given once each (see mha/layer/backward_call.hpp)");
 }
 
-/// The sentence for gradients of scores on a backend that computes none.
+/// Whether it is the ScoreGradient of a score that the backend computes none of.
+template <class B, class E> constexpr bool is_summed_nowhere() {
+  if constexpr (ScoreGradientArgument<E>)
+    return sums_no_score<B, std::remove_pointer_t<decltype(std::remove_cvref_t<E>::to)>>();
+  return false;
+}
+/// The sentences for gradients of scores on a backend that does not compute them.
 template <class B, class... Extra> constexpr void check_score_destinations() {
   static_assert(has_score_gradients<B> || !((BiasGradientArgument<Extra> || ScoreGradientArgument<Extra>) || ...),
-                "mha: a backend on a device computes no gradients of a layer's bias or scores: leave out BiasGradient "
-                "and ScoreGradient (see mha/layer/backward_call.hpp)");
+                "mha: a backend on a device computes no gradients of a layer's bias or scores unless it has "
+                "'sums_scores': leave out BiasGradient and ScoreGradient (see mha/backend/backward.hpp)");
+  static_assert((!is_summed_nowhere<B, Extra>() && ...),
+                "mha: this backend computes no gradients of a call's score that accumulate() tells: leave out its "
+                "ScoreGradient, or make it a class template over its scalar (see mha/policy/score.hpp)");
 }
 
 /// In the list of a call's arguments a tape and a memory count as masks that hide nothing.

@@ -47,8 +47,10 @@ template <class T> struct BackwardTensors {
   bool of_bias = false;                  ///< whether the gradient of an AdditiveBias is computed
 };
 
-/// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are.
-template <class T, class B, class Policies> class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
+/// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are. Score is
+/// what the gradients of the layer's score are added to: their numbers, or on a device its ScoreSumsTo.
+template <class T, class B, class Policies, class Score = TrainedOn<B, T, typename Policies::Score>>
+class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   using A = Accumulator<T>;
   using Workspace = typename B::Workspace;
   using Norm = typename Policies::Norm;
@@ -57,7 +59,6 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
   using Output = typename Policies::Output;
   using Part = DensePart<T>;
   using Gradients = LayerGradientViews<A>;
-  using Score = TrainedOn<B, T, typename Policies::Score>;
 
  public:
   LayerBackwardSteps(const Norm& norm, const Position& position, const ParameterViews<const T>& w,
@@ -103,8 +104,10 @@ template <class T, class B, class Policies> class LayerBackwardSteps final : pub
 
   void score([[maybe_unused]] const ScoreSums<A>& sums) override {
     using Own = typename Policies::Score;
-    if constexpr (trains_on<B, T, Own>) {
-      if constexpr (count_biases < Own >> 0)
+    if constexpr (trains_on<B, T, Own> && !computes_on_host<B>) {
+      score_.sums.add(sums, score_.to, items_);
+    } else if constexpr (trains_on<B, T, Own>) {
+      if constexpr (count_biases < Own >> 0 && !sums_scores<B>)
         if (tensors_.of_bias)  // its table is among those of the sums
           return add_all_gradients<WantedScoreGradients<true, true>, Own>(score_, sums);
       add_all_gradients<WantedScoreGradients<false, true>, Own>(score_, sums);

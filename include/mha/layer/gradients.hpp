@@ -78,19 +78,27 @@ template <class A, class S = NoScore> class LayerGradients : public BlockGradien
 
 namespace detail {
 
-/// Whether the numbers of a layer's score S are trained on the backend.
-template <class B, class T, class S> constexpr bool trains_on = has_score_gradients<B>&& trains_score<T, S>;
-template <class B, class T, class S>
-using TrainedOn = std::conditional_t<has_score_gradients<B>, TrainedByLayer<T, S>, NoScore>;
+/// A backend that sums the gradients of a score itself has none of one that accumulates.
+template <class B, class S> constexpr bool sums_no_score() {
+  return sums_scores<B> && Accumulating<WantedScoreGradients<false, true>, S>::count() > 0;
+}
 
-/// The gradients of the score among those of a layer; those on a device have none.
-template <class G> auto& score_of(G& gradients) {
-  if constexpr (requires { gradients.score; }) {
-    return gradients.score;
-  } else {
-    static NoScore none;
-    return none;
-  }
+/// Whether the numbers of a layer's score S are trained on the backend.
+template <class B, class T, class S>
+constexpr bool trains_on = has_score_gradients<B>&& trains_score<T, S> && !sums_no_score<B, S>();
+template <class B, class T, class S> using TrainedOn = std::conditional_t<trains_on<B, T, S>, Trained<S>, NoScore>;
+
+/// The sentences for a layer with the score S.
+template <class B, class T, class S> constexpr bool check_trains_score() {
+  constexpr bool trains = trains_score<T, S>;
+  static_assert(has_score_gradients<B> || !trains,
+                "mha: a backend on a device computes no gradients of the numbers of a layer's score unless it has "
+                "'sums_scores': train on Cpu, or give the score to each call, layer(x, tape, score), where none of its "
+                "numbers is trained (see mha/backend/backward.hpp)");
+  static_assert(!trains || !sums_no_score<B, S>(),
+                "mha: this backend computes no gradients of a layer's score that accumulate() tells: make it a class "
+                "template over its scalar, or 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
+  return !trains || trains_on<B, T, S>;
 }
 
 /// The gradients of a layer's score have as many numbers as the score.

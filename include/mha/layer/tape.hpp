@@ -17,6 +17,7 @@
 #include "../launch.hpp"
 #include "../score_gradients.hpp"
 #include "../tape.hpp"
+#include "gradients.hpp"
 #include "recorded.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -24,6 +25,10 @@ namespace mha::inline MHA_NAMESPACE {
 template <class T, Backend B, class Policies> class TrainableLayer;
 
 namespace detail {
+
+template <class A, class Wanted, class Head, class B, class S, class Frame, class... Extra>
+auto call_score_gradients(const char* call, const ItemsOn<B>& on, const S& score, const CallShape& shape, Frame& frame,
+                          const Extra&... extra);  // in device_score_gradients.hpp
 
 /// A value of some type derived from Base, in memory that is kept from value to value.
 template <class Base> class InPlace {
@@ -93,11 +98,12 @@ template <bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall<NoScore, NoS
 };
 
 /// Whether the numbers of a call's score have gradients in a layer's backward pass.
-template <class A, class C> constexpr bool gives_gradients() {
-  if constexpr (Arithmetic<A> && !std::is_same_v<Trained<C>, NoScore>) {
+template <class A, class B, class C> constexpr bool gives_gradients() {
+  using Own = ScoreOnHost<C>;
+  if constexpr (Arithmetic<A> && has_score_gradients<B> && !std::is_same_v<Trained<Own>, NoScore>) {
     using Head = decltype(at_head(prepared(std::declval<const C&>(), CallShape{}), Index{}, Index{}));
-    return has_derivative<A, C, true>() && std::is_move_assignable_v<Trained<C>> &&
-           is_trained_as_given<WantedScoreGradients<false, true>, C, Head>();
+    return has_derivative<A, C, true>() && std::is_move_assignable_v<Trained<Own>> && !sums_no_score<B, Own>() &&
+           is_trained_as_given<WantedScoreGradients<false, true>, Own, Head>();
   }
   return false;
 }
@@ -120,11 +126,12 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
   using Workspace = typename B::Workspace;
   using Both = decltype(chain(std::declval<const S&>(), std::declval<const C&>()));
   // Where a layer has none of these, its backward() refuses to be given where to.
-  static constexpr bool scores = has_score_gradients<B>, trains = scores && trains_score<T, S>,
-                        has_bias = scores && count_biases<Both> == 1 && Arithmetic<A>;
+  static constexpr bool trains = trains_on<B, T, ScoreOnHost<S>>,
+                        has_bias = has_score_gradients<B> && count_biases<Both> == 1 && Arithmetic<A>;
   static constexpr bool has_derivative =
       check_differentiated_score<A, S, trains>() && check_differentiated_score<A, C, false>();
-  static constexpr bool gives = scores && gives_gradients<A, C>();
+  static constexpr bool gives = gives_gradients<A, B, C>();
+  using OfCallScore = Trained<ScoreOnHost<C>>;
   template <bool Bias, bool OfCall>
   using WantedFor = std::conditional_t<Bias || trains || OfCall,
                                        typename WantedOfCall<S, C, Bias, trains, OfCall>::type, NoScoreGradients>;
@@ -142,7 +149,7 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     if (heads.score.to != nullptr) {
       require(gives, "backward: ScoreGradient is given, but the call on the tape has no score that can be trained");
       if constexpr (gives)
-        require(heads.score.type == &TypeKey<Trained<C>>::at,
+        require(heads.score.type == &TypeKey<OfCallScore>::at,
                 "backward: the ScoreGradient has another type than the trained score of the call on the tape");
     }
     if constexpr (has_derivative) {
@@ -158,18 +165,18 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
                Workspace& workspace) const {
     if constexpr (has_bias) {
       if (heads.bias.wide.data != nullptr)
-        return run<true, OfCall>(backend, tape, heads, steps, workspace, heads.bias.wide);
+        return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.wide));
       if constexpr (!std::is_same_v<T, A>)
         if (heads.bias.own.data != nullptr)
-          return run<true, OfCall>(backend, tape, heads, steps, workspace, heads.bias.own);
+          return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.own));
     }
-    run<false, OfCall>(backend, tape, heads, steps, workspace, NoType{});
+    run<OfCall>(backend, tape, heads, steps, workspace);
   }
 
-  template <bool OfBias, bool OfCall, class Bias>
+  template <bool OfCall, class... OfBias>
   void run(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
-           Workspace& workspace, const Bias& bias) const {
-    using Wanted = WantedFor<OfBias, OfCall>;
+           Workspace& workspace, const OfBias&... of_bias) const {
+    using Wanted = WantedFor<(sizeof...(OfBias) > 0), OfCall>;
     constexpr const char* name = "backward";
     auto frame = workspace.frame();
     auto forward =
@@ -183,21 +190,29 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     call.forward = staged(backend, forward, frame, workspace);
     call.key_offsets = call.forward.kv.offsets.data;
     const CallShape& shape = call.forward.shape;
-    const auto bias_to = [&] {
-      if constexpr (Wanted::bias)
-        return bias_sums<A>(name, score_, bias, shape, frame);
-      else
-        return bias;
-    }();
     if constexpr (Wanted::bias || Wanted::parameters) {
       using Head = decltype(at_head(forward.score, Index{}, Index{}));
-      const auto sums = score_gradient_sums<A, Wanted, Head>(score_, bias_to, shape, frame);
+      const auto& score = on_host(score_);
+      const ItemsOn<B> items{backend, workspace};
+      if constexpr (OfCall) require_sendable(backend, workspace);
+      const auto sums = call_score_gradients<A, Wanted, Head>(name, items, score, forward.shape, frame, of_bias...);
       call.score = sums.to;
       steps.before();
       run_backward(backend, call, workspace);
-      sums.store();
+      if constexpr (sums_scores<B>)
+        sums.store_bias(backend, workspace, of_bias...);
+      else
+        sums.store();
       if constexpr (trains) steps.score(sums.sums());
-      if constexpr (OfCall) write_call_score<Wanted, Head>(sums.sums(), *static_cast<Trained<C>*>(heads.score.to));
+      if constexpr (OfCall) {
+        auto& to = *static_cast<OfCallScore*>(heads.score.to);
+        if constexpr (sums_scores<B>)
+          sums.with_sums_on_host(backend, workspace, [&](const ScoreSums<A>& here) {
+            write_call_score<OnlyParameters<Wanted>, Head>(score, here, to);
+          });
+        else
+          write_call_score<Wanted, Head>(score, sums.sums(), to);
+      }
     } else {
       steps.before();
       run_backward(backend, call, workspace);
@@ -206,19 +221,21 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
                 {Origins(Index{0}), call.key_offsets, shape.batch, shape.keys});
   }
 
-  /// The sums of the call's score, which follow those of the layer's own.
-  template <class Wanted, class Head> void write_call_score(const ScoreSums<A>& sums, Trained<C>& to) const {
+  /// The sums of the call's score, which follow those of the layer's own; both are of the score as the host has it.
+  template <class Wanted, class Head, class Score>
+  static void write_call_score(const Score& score, const ScoreSums<A>& sums, OfCallScore& to) {
+    using Own = ScoreOnHost<C>;
     int slot = 0, table = 0, own = sums.own;
     if constexpr (std::is_same_v<S, NoScore>) {
-      to = without_numbers(trained(score_));
-      add_gradients<Wanted, C>(to, sums, slot, table, own);
+      to = without_numbers(trained(score));
+      add_gradients<Wanted, Own>(to, sums, slot, table, own);
     } else {
       using OfLayer = typename Wanted::First;
       slot = Slots<OfLayer, decltype(Head::first)>::count();
       table = Tables<OfLayer, decltype(Head::first)>::count();
-      own += accumulated_numbers<OfLayer>(score_.first);
-      to = without_numbers(trained(score_.second));
-      add_gradients<typename Wanted::Second, C>(to, sums, slot, table, own);
+      own += accumulated_numbers<OfLayer>(score.first);
+      to = without_numbers(trained(score.second));
+      add_gradients<typename Wanted::Second, Own>(to, sums, slot, table, own);
     }
   }
 

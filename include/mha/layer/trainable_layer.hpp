@@ -10,6 +10,7 @@
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../block/trainable.hpp"
+#include "../device_score_gradients.hpp"
 #include "../launch.hpp"
 #include "../policy/sink.hpp"
 #include "backward_call.hpp"
@@ -20,6 +21,7 @@
 #include "explain.hpp"
 #include "gradients.hpp"
 #include "products.hpp"
+#include "score_sums.hpp"
 #include "stages.hpp"
 #include "tape.hpp"
 
@@ -70,19 +72,13 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       Base::score_, Base::sink_;
 
   template <class = void> static constexpr bool differentiates() {
-    constexpr bool scores = detail::has_score_gradients<B> || !detail::trains_score<T, Score>;
-    static_assert(
-        scores,
-        "mha: a backend on a device computes no gradients of the numbers of a layer's score: train on Cpu, or "
-        "give the score to each call, layer(x, tape, score), where none of its numbers is trained "
-        "(see mha/layer/trainable_layer.hpp)");
-    return detail::check_trains<T, B>() && scores;
+    return detail::check_trains<T, B>() && detail::check_trains_score<B, T, Score>();
   }
 
  public:
   using Workspace = typename B::Workspace;
   using Tape = LayerTape<T, B>;
-  using Gradients = detail::GradientsOn<LayerGradients<A, detail::TrainedOn<B, T, Score>>, B>;
+  using Gradients = detail::LayerGradientsOn<B, T, Score>;
 
   using Base::Base;
 
@@ -97,14 +93,13 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Zero gradients of all that backward() differentiates: matrices, biases, norms, gates, the Sink's logits and the
   /// trained numbers of the score.
   template <int = 0> [[nodiscard]] Gradients gradients() const {
-    return detail::make_gradients<LayerGradients<A, detail::TrainedOn<B, T, Score>>>(
-        backend_, parameters_.size() + sinks(),
-        [this](A* data) {
-          LayerGradientViews<A> v{parameters_.layout(data), {}};
-          if (sinks() > 0) v.sink = view(data + parameters_.size(), sinks());
-          return v;
-        },
-        zero_score());
+    const auto layout = [this](A* data) {
+      LayerGradientViews<A> v{parameters_.layout(data), {}};
+      if (sinks() > 0) v.sink = view(data + parameters_.size(), sinks());
+      return v;
+    };
+    return detail::layer_gradients<B, T>(backend_, parameters_.size() + sinks(), layout, score_.own(),
+                                         config_.num_heads);
   }
 
   /// The layer's score and sink, with the numbers that update() gave them.
@@ -158,7 +153,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it
-  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
+  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape; on a device a
+  /// call
+  ///           with a ScoreGradient, which the host has, waits for it, and none other
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights than the
   ///           layer has now, a size is not the call's, gradients are of other sizes, a result overlaps another, or
   ///           what is read, or there is a BiasGradient without an AdditiveBias in the call, or a
@@ -215,12 +212,6 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   };
 
   Index sinks() const { return has_sink ? config_.num_heads : 0; }
-  auto zero_score() const {
-    if constexpr (trains)
-      return detail::without_numbers(detail::trained(score_.own()));
-    else
-      return NoScore{};
-  }
   /// What tells layers with one trained score from those with another.
   static const void* score_key() { return trains ? &detail::TypeKey<Score>::at : nullptr; }
 
@@ -339,7 +330,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       detail::require_gradient_rows("memory", memory, "d_memory", d_memory, config_.kv_model);
     const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
     detail::require_gradients(detail::shapes_of(gradients), {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
-    if constexpr (trains) detail::require_score_gradients(score_.own(), gradients.score);
+    if constexpr (trains) detail::require_gradients_of_score(score_.own(), detail::shaped(gradients));
     const auto w = parameters_.views();
     const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
       detail::require_apart(name, to, x, dy, std::as_const(gradients).memory(), w.query.heads, w.key.heads,
@@ -388,8 +379,10 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       const auto both = detail::head_buffers<A, true>(frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
-    detail::LayerBackwardSteps<T, B, Policies> steps(norm_, position_, w, tensors, detail::named_there(gradients),
-                                                     detail::score_of(gradients), backend, workspace, frame);
+    auto&& of_score = detail::score_of(gradients);
+    using ScoreTo = std::remove_reference_t<decltype(of_score)>;
+    detail::LayerBackwardSteps<T, B, Policies, ScoreTo> steps(
+        norm_, position_, w, tensors, detail::named_there(gradients), of_score, backend, workspace, frame);
     const detail::HeadGradients<T> attention{recorded.q,      recorded.key, recorded.value, recorded.heads,
                                              tensors.d_heads, tensors.d_q,  tensors.d_key,  tensors.d_value,
                                              steps.sinks(),   d_score.bias, d_score.numbers};

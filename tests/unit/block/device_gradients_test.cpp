@@ -52,6 +52,24 @@ TEST(DeviceGradients, AddUpThereAndAreReadHere) {
   EXPECT_EQ(here.flat().size(), static_cast<std::size_t>(linear.parameter_count()));
 }
 
+/// One that makes its own of what it gets.
+struct Counting : Host {
+  explicit Counting(Host host) : Host(std::move(host)) {}
+  void received() { last = bias(4); }
+  float last = -1;
+};
+TEST(DeviceGradients, TellTheHostWhatItHasReceived) {
+  Far::Workspace workspace;
+  mha::DeviceGradients<Counting, Far> gradients(Far{}, Counting(host_gradients()));
+  EXPECT_EQ(gradients.on_host().last, -1);
+  {
+    const auto views = gradients.there();
+    const support::Kernel open;
+    views.bias(4) = 7;
+  }
+  EXPECT_EQ(gradients.to_host(workspace).last, 7);
+}
+
 TEST(DeviceGradients, BeginAgainAtZero) {
   Far::Workspace workspace;
   There gradients(Far{}, host_gradients());

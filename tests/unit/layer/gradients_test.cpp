@@ -22,6 +22,7 @@ using mha::Index;
 using support::BentScore;
 using support::inner;
 using support::message_of;
+using support::numbers_of;
 using support::random_rows;
 using support::TableScore;
 using Rows = mha::Tensor<double, 3>;
@@ -109,13 +110,6 @@ template <class Layer> void draw(Layer& layer, const std::string& stream) {
     for (auto& w : p.flat())
       w = random.rounded<std::remove_reference_t<decltype(w)>>(random.normal() / std::sqrt(layer.config().d_model));
   });
-}
-/// All numbers of the layer's score, one after another.
-template <class S> std::vector<double> numbers_of(const S& score) {
-  std::vector<double> all;
-  mha::detail::for_each_numbers(score, mha::detail::trained(score),
-                                [&](const auto& own, const auto&) { all.insert(all.end(), own.begin(), own.end()); });
-  return all;
 }
 /// Number i of them += by.
 template <class Layer, class G> void change(Layer& layer, const G& of_its_type, std::size_t i, double by) {

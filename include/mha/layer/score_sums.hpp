@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../backend/backend.hpp"
+#include "../block/device_gradients.hpp"
+#include "../core/check.hpp"
+#include "../core/scalar.hpp"
+#include "../core/view.hpp"
+#include "../policy/score/relative_bias.hpp"
+#include "../policy/score_gradient.hpp"
+#include "../policy/trained_score.hpp"
+#include "../score_gradients.hpp"
+#include "gradients.hpp"
+
+/// The gradients of a layer's score on a device: sums of each head, from which the host makes those of the numbers.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The sums of each head += those of a call's sequences.
+///
+/// Shapes    from (B, Hq, from_pitch)  to (Hq, to_pitch), the first `columns` of each row
+template <class A> struct AddHeadSums {
+  std::ptrdiff_t rows;  ///< heads
+  Index columns, cost;
+  Index batch;
+  std::ptrdiff_t from_pitch, to_pitch;
+  const LongSum<A>* from;
+  A* to;
+
+  MHA_HOST_DEVICE void operator()(std::ptrdiff_t h, Index i) const {
+    LongSum<A> sum(0);
+    for (Index b = 0; b < batch; ++b) sum += from[(b * rows + h) * from_pitch + i];
+    to[h * to_pitch + i] += static_cast<A>(sum);
+  }
+};
+
+/// The sums of a layer's trained score S that outlive a call: their places in one row, how a call adds to them, and
+/// what they are of the numbers.
+///
+/// Shapes    (Hq, slots), then of each RelativeBias (Hq, 2·max_distance + 1), by k − q
+template <class A, class S> class HeadScoreSums {
+  using Sum = LongSum<A>;
+  using Wanted = WantedScoreGradients<false, true>;
+  using Head = decltype(at_head(mha::prepared(std::declval<const S&>(), CallShape{}), Index{}, Index{}));
+  static constexpr int slots = Slots<Wanted, Head>::count(), tables = Tables<Wanted, Head>::count();
+
+ public:
+  HeadScoreSums(const S& score, Index heads) : heads_(heads) {
+    auto* next = reach_.data();
+    for_each_table(score, [&](const RelativeBias& bias) { *next++ = bias.buckets().max_distance; });
+  }
+
+  std::ptrdiff_t size() const {
+    std::ptrdiff_t width = slots;
+    for (const Index reach : reach_) width += width_of(reach);
+    return heads_ * width;
+  }
+
+  /// On the device: += the sums of a call, of which the layer's score is the first one.
+  template <class B> void add(const ScoreSums<A>& sums, A* to, const ItemsOn<B>& run) const {
+    const Index batch = sums.shape.batch;
+    if (slots > 0) run(AddHeadSums<A>{heads_, slots, batch, batch, sums.count, slots, sums.slots, to});
+    to += std::ptrdiff_t{heads_} * slots;
+    for (std::size_t t = 0; t < reach_.size(); ++t) {
+      const auto& table = sums.tables[t];
+      const std::ptrdiff_t width = width_of(reach_[t]), first = std::ptrdiff_t{table.least} + reach_[t];
+      run(AddHeadSums<A>{heads_, static_cast<Index>(table.count), batch, batch, table.count, width,
+                         table.sums + table.least, to + first});
+      to += heads_ * width;
+    }
+  }
+
+  /// On the host: the numbers of the gradient ← what they are of these sums.
+  void store(const A* from, Trained<S>& to) {
+    wide_.assign(from, from + size());
+    Sum* next = wide_.data() + std::ptrdiff_t{heads_} * slots;
+    std::array<PairTable<A, Sum>, std::size_t{tables}> placed;
+    for (std::size_t t = 0; t < reach_.size(); ++t) {
+      const std::ptrdiff_t width = width_of(reach_[t]);
+      placed[t] = {next + reach_[t], nullptr, {heads_ * width, width, -1, 1}, Origins(Index{0}), -reach_[t], width};
+      next += heads_ * width;
+    }
+    clear_numbers(to);
+    add_all_gradients<Wanted, S>(to, ScoreSums<A>{wide_.data(), placed.data(), {1, heads_, 0, 0}, slots, slots});
+  }
+
+  /// Errors    ShapeError if the sums of a layer's score, which has as many numbers, are elsewhere
+  void require_of(const S& score) const {
+    const Index* next = reach_.data();
+    for_each_table(score, [&](const RelativeBias& bias) {
+      const Index reach = *next++, expected = bias.buckets().max_distance;
+      require(reach == expected,
+              "backward: the gradients are of other sizes: the max_distance of their RelativeBias is ", reach,
+              ", expected ", expected);
+    });
+  }
+
+ private:
+  static std::ptrdiff_t width_of(Index reach) { return 2 * std::ptrdiff_t{reach} + 1; }
+
+  template <class Part, class F> static void for_each_table(const Part& score, const F& f) {
+    if constexpr (is_chain<Part>)
+      for_each_table(score.first, f), for_each_table(score.second, f);
+    else if constexpr (std::is_same_v<Part, RelativeBias>)
+      f(score);
+  }
+
+  Index heads_;
+  std::array<Index, std::size_t{tables}> reach_{};  // distances of each table, both ways
+  std::vector<Sum> wide_;                           // the sums, while they are read
+};
+
+/// Where a backward pass adds the sums of a layer's score.
+template <class A, class S> struct ScoreSumsTo {
+  const HeadScoreSums<A, S>& sums;
+  A* to;
+};
+
+/// The gradients of a layer on a device as the host has them: the sums of its score's numbers lie behind the
+/// parameters, and `score` is what they are of the numbers.
+template <class A, class S> class SummedLayerGradients : public LayerGradients<A, Trained<S>> {
+  using Base = LayerGradients<A, Trained<S>>;
+
+ public:
+  template <class Layout>
+  SummedLayerGradients(std::int64_t size, const Layout& layout, const S& of, Index heads)
+      : SummedLayerGradients(size, layout, of, HeadScoreSums<A, S>(of, heads)) {}
+
+  /// After memory() has got what the device has.
+  void received() { sums_.store(this->memory().data + first_, this->score); }
+
+  const HeadScoreSums<A, S>& sums() const { return sums_; }
+  /// Where they are in a memory() that begins here.
+  ScoreSumsTo<A, S> sums_at(A* memory) const { return {sums_, memory + first_}; }
+
+ private:
+  template <class Layout>
+  SummedLayerGradients(std::int64_t size, const Layout& layout, const S& of, HeadScoreSums<A, S> of_heads)
+      : Base(size + of_heads.size(), layout, without_numbers(trained(of))),
+        sums_(std::move(of_heads)),
+        first_(static_cast<std::ptrdiff_t>(size)) {}
+
+  HeadScoreSums<A, S> sums_;
+  std::ptrdiff_t first_;
+};
+
+/// The gradients of a layer that has the score S: on a device the sums of the numbers that are trained.
+template <class B, class T, class S> struct LayerGradientsOfScore {
+  using type = LayerGradients<Accumulator<T>, TrainedOn<B, T, S>>;
+};
+template <class B, class T, class S>
+requires(!computes_on_host<B> && trains_on<B, T, S>) struct LayerGradientsOfScore<B, T, S> {
+  using type = SummedLayerGradients<Accumulator<T>, S>;
+};
+template <class B, class T, class S>
+using LayerGradientsOn = GradientsOn<typename LayerGradientsOfScore<B, T, S>::type, B>;
+
+/// All 0. `size` numbers but for those of the score, named by layout(pointer).
+template <class B, class T, class S, class Layout>
+LayerGradientsOn<B, T, S> layer_gradients(const B& backend, std::int64_t size, const Layout& layout, const S& score,
+                                          Index heads) {
+  using Host = typename LayerGradientsOfScore<B, T, S>::type;
+  if constexpr (!trains_on<B, T, S>)
+    return make_gradients<Host>(backend, size, layout);
+  else if constexpr (computes_on_host<B>)
+    return Host(size, layout, without_numbers(trained(score)));
+  else
+    return make_gradients<Host>(backend, size, layout, score, heads);
+}
+
+/// The gradients of a layer's score are of that score, as far as sizes tell.
+template <class S, class G> void require_gradients_of_score(const S& score, const G& gradients) {
+  require_score_gradients(score, gradients.score);
+  if constexpr (requires { gradients.sums(); }) gradients.sums().require_of(score);
+}
+
+/// The gradients of a layer's score among its own, as its backward pass adds to them.
+template <class G> decltype(auto) score_of(G& gradients) {
+  if constexpr (requires { gradients.score; })
+    return (gradients.score);
+  else if constexpr (requires { gradients.on_host().sums(); })
+    return gradients.on_host().sums_at(gradients.memory().data);
+  else
+    return NoScore{};
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

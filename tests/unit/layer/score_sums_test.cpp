@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/layer/score_sums.hpp>
+#include <mha/mha.hpp>
+
+#include "message_of.hpp"
+
+namespace {
+
+using mha::Index;
+using Slopes = mha::AlibiSlopes;
+using Both = mha::Chain<mha::RelativeBias, Slopes>;
+
+/// 4 buckets of 2 heads: distances of 0, of 1 to 3, and of −1 to −3.
+const mha::RelativeBias bias(std::vector<float>(8, 9.f), {.count = 4, .max_distance = 3});
+const Both score{bias, Slopes({9.f, 9.f})};
+const auto layout = [](float*) { return mha::LayerGradientViews<float>{}; };
+
+TEST(AddHeadSums, AddsTheSequencesOfEachHead) {
+  const std::vector<double> from{1, 2, 3, 10, 20, 30, 100, 200, 300, 1000, 2000, 3000};  // (2, 2, 3)
+  std::vector<float> to{.5f, 0, -1, 0, 0, -1};                                           // (2, 3)
+  const mha::detail::AddHeadSums<float> items{2, 2, 2, 2, 3, 3, from.data(), to.data()};
+  mha::detail::run_serially(items);
+  EXPECT_EQ(to, (std::vector<float>{101.5f, 202, -1, 1010, 2020, -1}));
+}
+
+TEST(HeadScoreSums, HaveOnePlaceForEachSlotAndDistanceOfAHead) {
+  EXPECT_EQ((mha::detail::HeadScoreSums<float, Slopes>(score.second, 2).size()), 2);
+  EXPECT_EQ((mha::detail::HeadScoreSums<float, mha::RelativeBias>(bias, 2).size()), 2 * 7);
+  EXPECT_EQ((mha::detail::HeadScoreSums<float, Both>(score, 2).size()), 2 + 2 * 7);
+}
+
+/// A call whose distances reach from −2 to 1 only, then one that reaches everything; what they add up to by hand.
+TEST(HeadScoreSums, AddCallsOfAnyLength) {
+  const mha::detail::HeadScoreSums<float, Both> sums(score, 2);
+  mha::detail::SummedLayerGradients<float, Both> host(0, layout, score, 2);
+  ASSERT_EQ(host.memory().extent[0], sums.size());
+  mha::Workspace workspace;
+  const mha::Reference backend;
+  const mha::detail::ItemsOn<mha::Reference> run{backend, workspace};
+  const auto add = [&](Index least, Index count, std::vector<double> by_distance) {  // (1, 2, count)
+    const double slots[] = {5, 50};
+    mha::detail::PairTable<float, double> table{by_distance.data() - least, nullptr, {2 * count, count, -1, 1},
+                                                mha::Origins(Index{0}),     least,   count};
+    sums.add(mha::detail::ScoreSums<float>{slots, &table, {1, 2, 3, 3}, 1, 1}, host.writable().data(), run);
+  };
+  add(-2, 4, {1, 2, 4, 8, 10, 20, 40, 80});
+  add(-3, 7, {1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 7});
+  host.received();
+  host.received();                                                               // what it has does not count twice
+  const std::vector<float> expected{4 + 1, 40, 3 + 3, 30, 0, 0, 8 + 3, 80 + 7};  // (buckets, heads)
+  EXPECT_EQ(host.score.first.table(), expected);
+  EXPECT_EQ(host.score.second.per_head(), (std::vector<float>{10, 100}));
+}
+
+TEST(SummedLayerGradients, HaveTheirSumsBehindTheParameters) {
+  mha::detail::SummedLayerGradients<float, Slopes> host(3, layout, Slopes({1.f, 2.f}), 2);
+  EXPECT_EQ(host.sums_at(host.writable().data()).to, host.writable().data() + 3);
+  ASSERT_EQ(host.memory().extent[0], 5);
+  EXPECT_EQ(host.score.per_head(), (std::vector<float>{0, 0}));
+  for (std::size_t i = 0; i < 5; ++i) host.writable()[i] = float(i);
+  host.received();
+  EXPECT_EQ(host.score.per_head(), (std::vector<float>{3, 4}));
+}
+
+TEST(SummedLayerGradients, OfAnotherTableAreRefused) {
+  const mha::detail::SummedLayerGradients<float, mha::RelativeBias> host(0, layout, bias, 2);
+  mha::detail::require_gradients_of_score(bias, host);
+  const mha::RelativeBias further(std::vector<float>(8, 9.f), {.count = 4, .max_distance = 5});
+  EXPECT_EQ(support::message_of([&] { mha::detail::require_gradients_of_score(further, host); }),
+            "backward: the gradients are of other sizes: the max_distance of their RelativeBias is 3, expected 5");
+  const mha::RelativeBias wider(std::vector<float>(12, 9.f), {.count = 4, .max_distance = 3});
+  EXPECT_EQ(support::message_of([&] { mha::detail::require_gradients_of_score(wider, host); }),
+            "backward: the gradients are of other sizes: their score has 8 numbers, expected 12");
+}
+
+}  // namespace
