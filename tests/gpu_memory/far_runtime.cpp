@@ -40,7 +40,8 @@ struct State {
   std::deque<Copy> enqueued;
   std::size_t made = 0;  ///< copies, since the beginning
   std::map<const std::byte*, std::size_t> pinned;
-  bool recording = false;
+  bool recording = false, broken = false;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;  // of the thread
   cudaStream_t recorded_stream = nullptr;
   Graph recorded;
   int allocations = 0, pinned_copies = 0, switches = 0;
@@ -114,9 +115,18 @@ cudaError_t cudaMalloc(void** p, std::size_t bytes) {
   *p = support::FarMemory::allocate((bytes + 255) / 256 * 256);
   return cudaSuccess;
 }
+// Where a thread has not said otherwise, it ends a recording.
 cudaError_t cudaFree(void* p) {
   if (p != nullptr && !is_here(p)) std::abort();
-  return p == nullptr ? cudaSuccess : waited();
+  if (p == nullptr) return cudaSuccess;
+  if (!state().recording) return waited();
+  if (state().mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+  state().broken = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, state().mode);
+  return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = support::FarMemory::devices;
@@ -142,6 +152,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
   state().recording = false;
+  if (std::exchange(state().broken, false)) return cudaErrorStreamCaptureInvalidated;
   *graph = reinterpret_cast<cudaGraph_t>(new Graph(std::exchange(state().recorded, {})));
   return cudaSuccess;
 }

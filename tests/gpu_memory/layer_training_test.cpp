@@ -111,7 +111,7 @@ TEST(FarLayerTraining, TrainsAScoreOfTheCallBesideThatOfTheLayer) {
   auto tape = there.tape();
   auto gradients = there.gradients(), alone = there.gradients();
   FarCuda::Workspace workspace;
-  for (const mha::Index length : {random.below(20) + 9, random.below(9) + 1}) {
+  for (const mha::Index length : {random.below(20) + 9, random.below(6) + 4}) {
     auto x = training_checks::Rows<float>::drawn(random, 2, length, sizes.d_model);
     auto dy = training_checks::Rows<float>::drawn(random, 2, length, sizes.d_model);
     mha::Tensor<float, 4> bias(1, 4, 1, length), d_bias(1, 4, 1, length);
@@ -186,7 +186,7 @@ TEST(FarLayerTraining, ARecordedStepAddsItsScoreAtEveryReplay) {
   FarCuda::Workspace workspace;
   auto tape = layer.tape();
   auto gradients = layer.gradients();
-  const auto step = [&](auto&... more) { layer.backward(y, tape, gradients, mha::into(dx), more..., workspace); };
+  const auto step = [&] { layer.backward(y, tape, gradients, mha::into(dx), workspace); };
   const auto sums = [&] { return support::numbers_of(gradients.to_host(workspace).score); };
   layer(x.view(), tape, mha::into(y), workspace);
   step();
@@ -222,8 +222,7 @@ TEST(FarLayerTraining, RefusesGradientsOfAnotherScore) {
   const auto said = [&](auto& g, const auto&... more) {
     return support::message_of([&] { static_cast<void>(layer.backward(x, tape, g, more...)); });
   };
-  EXPECT_EQ(said(others),
-            "backward: the gradients are of other sizes: the max_distance of their RelativeBias is 11, expected 9");
+  EXPECT_EQ(said(others), "backward: the gradients are of another RelativeBias: its max_distance is 11, expected 9");
   mha::AlibiSlopes slopes({1.f, 1.f, 1.f, 1.f});
   EXPECT_EQ(said(gradients, mha::ScoreGradient(slopes)),
             "backward: ScoreGradient is given, but the call on the tape has no score that can be trained");
@@ -233,6 +232,76 @@ TEST(FarLayerTraining, RefusesGradientsOfAnotherScore) {
   EXPECT_NE(said(gradients, mha::BiasGradient(table)).find("BiasGradient"), std::string::npos);
   auto table_there = mha::to_device(table);
   EXPECT_EQ(said(gradients, mha::BiasGradient(table_there)), "");
+}
+
+/// A table in 16 bits gets what one in float gets, rounded.
+TEST(FarLayerTraining, WritesABiasOfTheLayersScalar) {
+  using T = mha::bfloat16;
+  training_checks::PlainLayer<T, FarCuda> layer(sizes, mha::Dropout{.p = 0.3f});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  support::Random random("far layers, a bias in 16 bits");
+  mha::Tensor<T, 3> rows(2, 11, sizes.d_model);
+  mha::Tensor<T, 4> bias(1, 4, 11, 11), own(1, 4, 11, 11);
+  mha::Tensor<float, 4> wide(1, 4, 11, 11);
+  random.fill(rows), random.fill(bias), support::poison_all(own), support::poison_all(wide);
+  const auto x = mha::to_device(rows);
+  const mha::AdditiveBias added(bias);
+  auto own_there = mha::to_device(own);
+  auto wide_there = mha::to_device(wide);
+  auto tape = layer.tape();
+  auto gradients = layer.gradients();
+  static_cast<void>(layer(x, tape, mha::on_device(added)));
+  static_cast<void>(layer.backward(x, tape, gradients, mha::BiasGradient(own_there)));
+  static_cast<void>(layer.backward(x, tape, gradients, mha::BiasGradient(wide_there)));
+  own = mha::to_host(own_there), wide = mha::to_host(wide_there);
+  for (std::size_t i = 0; i < own.size(); ++i) EXPECT_TRUE(own.data()[i] == static_cast<T>(wide.data()[i])) << i;
+}
+
+/// Layers that share their weights have scores of their own, whose tables need not be of one size.
+TEST(FarLayerTraining, RefusesATapeOfAnotherScore) {
+  using Layer = ScoredLayer<float, FarCuda, mha::RelativeBias>;
+  Layer owner(sizes, mha::RelativeBias(distances().table(), {.count = 8, .max_distance = 30})),
+      borrower(sizes, distances());
+  owner.initialize(mha::XavierUniform{.seed = 1});
+  borrower.borrow(owner);
+  mha::Tensor<float, 3> rows(1, 20, sizes.d_model);
+  const auto x = mha::to_device(rows);
+  auto tape = owner.tape();
+  auto gradients = borrower.gradients();
+  static_cast<void>(owner(x, tape));
+  const std::string said = support::message_of([&] { static_cast<void>(borrower.backward(x, tape, gradients)); });
+  EXPECT_NE(said.find("weights"), std::string::npos) << said;
+  const Layer copy = owner;
+  auto of_copy = copy.gradients();
+  EXPECT_NO_THROW(static_cast<void>(copy.backward(x, tape, of_copy)));
+  owner.update([](auto& p) { p.score = distances(); });
+  EXPECT_NE(support::message_of([&] { static_cast<void>(owner.backward(x, tape, of_copy)); }), "");
+}
+
+/// The numbers of before an update are given back amid the recording of the next step.
+TEST(FarLayerTraining, MayBeRecordedAfterAnUpdate) {
+  using Layer = mha::MultiHeadAttention<float, FarCuda, mha::GroupedQuery<mha::Dynamic>, mha::AlibiSlopes, mha::Sink>;
+  Layer layer(sizes, mha::AlibiSlopes({0.5f, 0.25f, 0, -0.125f}), mha::Sink{{0.5f, -1, 2, 0}});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  support::Random random("far layers, recorded after an update");
+  auto x = training_checks::Rows<float>::drawn(random, 2, 9, sizes.d_model);
+  x.send();
+  mha::DeviceTensor<float, 3> y(2, 9, sizes.d_model), dx(2, 9, sizes.d_model);
+  FarCuda::Workspace workspace;
+  auto tape = layer.tape();
+  auto gradients = layer.gradients();
+  const auto step = [&] {
+    layer(x.view(), tape, mha::into(y), workspace);
+    layer.backward(x.view(), tape, gradients, mha::into(dx), workspace);
+  };
+  step();
+  layer.update([](auto& p) { p.score = mha::AlibiSlopes({0.25f, 1, -0.5f, 0}), p.sink = mha::Sink{{1, 0, 0, -1}}; });
+  gradients.clear(workspace);
+  cudaGraph_t graph = nullptr;
+  mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  EXPECT_NO_THROW(step());
+  ASSERT_EQ(cudaStreamEndCapture(nullptr, &graph), cudaSuccess);
+  mha::cuda::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ template <class A, class Views> class BlockGradients : public Views {
   /// For so many numbers in a row, of which layout(pointer) names the views.
   template <class Layout> BlockGradients(std::int64_t size, const Layout& layout) {
     detail::require(size <= std::numeric_limits<Index>::max(), "gradients: there are ", size,
-                    " parameters, the limit of one allocation is ", std::numeric_limits<Index>::max());
+                    " numbers, the limit of one allocation is ", std::numeric_limits<Index>::max());
     memory_ = Tensor<A, 1>(static_cast<Index>(size));
     static_cast<Views&>(*this) = layout(memory_.data());
   }

@@ -11,6 +11,8 @@
 #include "../block/gradients.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
+#include "../policy/score.hpp"
+#include "../policy/score/relative_bias.hpp"
 #include "../policy/trained_score.hpp"
 #include "parameters.hpp"
 
@@ -101,8 +103,27 @@ template <class B, class T, class S> constexpr bool check_trains_score() {
   return !trains || trains_on<B, T, S>;
 }
 
-/// The gradients of a layer's score have as many numbers as the score.
+/// The gradients of a layer's RelativeBias have its buckets.
+template <class S, class G> void require_buckets(const S& own, const G& given) {
+  if constexpr (is_chain<S> && is_chain<G>) {
+    require_buckets(own.first, given.first);
+    require_buckets(own.second, given.second);
+  } else if constexpr (std::is_same_v<S, RelativeBias> && std::is_same_v<G, RelativeBias>) {
+    const RelativeBuckets &expected = own.buckets(), &found = given.buckets();
+    const auto same = [](const char* of, Index is, Index should) {
+      require(is == should, "backward: the gradients are of another RelativeBias: its ", of, " is ", is, ", expected ",
+              should);
+    };
+    same("count", found.count, expected.count);
+    same("max_distance", found.max_distance, expected.max_distance);
+    same("bidirectional", found.bidirectional, expected.bidirectional);
+  }
+}
+/// The gradients of a layer's score are of that score, as far as sizes tell.
+///
+/// Errors    ShapeError that names the size and both values
 template <class S, class G> void require_score_gradients(const S& own, const G& given) {
+  require_buckets(own, given);
   for_each_numbers(own, given, [](const auto& numbers, const auto& gradients) {
     require(numbers.size() == gradients.size(), "backward: the gradients are of other sizes: their score has ",
             gradients.size(), " numbers, expected ", numbers.size());

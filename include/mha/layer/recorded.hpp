@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/role.hpp"
@@ -30,7 +32,7 @@ struct ScoreTo {
 ///           heads before the gates; null data for what there is none of
 template <class T> struct RecordedTensors {
   Index sinks = 0;
-  const void* score = nullptr;  ///< which type of trained score the layer has, null for none
+  std::uint64_t score = 0;  ///< the version of the layer's trained score, 0 for none
   bool cross = false;
   TensorView<const T, 3> x{}, memory{};
   TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};

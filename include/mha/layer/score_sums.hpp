@@ -10,7 +10,6 @@
 
 #include "../backend/backend.hpp"
 #include "../block/device_gradients.hpp"
-#include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/score/relative_bias.hpp"
@@ -90,17 +89,6 @@ template <class A, class S> class HeadScoreSums {
     add_all_gradients<Wanted, S>(to, ScoreSums<A>{wide_.data(), placed.data(), {1, heads_, 0, 0}, slots, slots});
   }
 
-  /// Errors    ShapeError if the sums of a layer's score, which has as many numbers, are elsewhere
-  void require_of(const S& score) const {
-    const Index* next = reach_.data();
-    for_each_table(score, [&](const RelativeBias& bias) {
-      const Index reach = *next++, expected = bias.buckets().max_distance;
-      require(reach == expected,
-              "backward: the gradients are of other sizes: the max_distance of their RelativeBias is ", reach,
-              ", expected ", expected);
-    });
-  }
-
  private:
   static std::ptrdiff_t width_of(Index reach) { return 2 * std::ptrdiff_t{reach} + 1; }
 
@@ -172,12 +160,6 @@ LayerGradientsOn<B, T, S> layer_gradients(const B& backend, std::int64_t size, c
     return Host(size, layout, without_numbers(trained(score)));
   else
     return make_gradients<Host>(backend, size, layout, score, heads);
-}
-
-/// The gradients of a layer's score are of that score, as far as sizes tell.
-template <class S, class G> void require_gradients_of_score(const S& score, const G& gradients) {
-  require_score_gradients(score, gradients.score);
-  if constexpr (requires { gradients.sums(); }) gradients.sums().require_of(score);
 }
 
 /// The gradients of a layer's score among its own, as its backward pass adds to them.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../block/trainable.hpp"
+#include "../block/weights_version.hpp"
 #include "../device_score_gradients.hpp"
 #include "../launch.hpp"
 #include "../policy/sink.hpp"
@@ -106,21 +109,24 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   const Score& score() const { return score_.own(); }
   const Sink& sink() const { return sink_.own(); }
 
-  /// As without a trained score and a Sink: f(p) writes the weights. p.score and p.sink are the layer's own then, and
-  /// p.for_each(gradients, step) passes their numbers too.
+  /// As Layer's; p.score and p.sink are the layer's own here, and p.for_each(gradients, step) passes their numbers too.
   template <class F> void update(F&& f) {
     if constexpr (!trains && !has_sink) {
       Base::update(f);
     } else {
-      Score next_score = score_.own();
-      Sink next_sink = sink_.own();
+      std::optional<detail::Kept<B, Score>> kept_score;
+      std::optional<detail::Kept<B, Sink>> kept_sink;
       Base::update([&](const ParameterViews<T>& views) {
-        const TrainedParameters<T, Score, Sink> p{views, next_score, next_sink};
+        Score score = score_.own();
+        Sink sink = sink_.own();
+        const TrainedParameters<T, Score, Sink> p{views, score, sink};
         f(p);
-        static_cast<void>(next_sink.logits(config_.num_heads));
+        static_cast<void>(sink.logits(config_.num_heads));
+        if constexpr (trains) kept_score.emplace(std::move(score), backend_);
+        if constexpr (has_sink) kept_sink.emplace(std::move(sink), backend_);
       });
-      if constexpr (trains) score_ = detail::Kept<B, Score>(std::move(next_score), backend_);
-      if constexpr (has_sink) sink_ = detail::Kept<B, Sink>(std::move(next_sink), backend_);
+      if constexpr (trains) score_ = std::move(*kept_score), score_now_ = detail::next_version();
+      if constexpr (has_sink) sink_ = std::move(*kept_sink);
     }
   }
 
@@ -153,12 +159,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it
-  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape; on a device a
+  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape. On a device a
   /// call
-  ///           with a ScoreGradient, which the host has, waits for it, and none other
-  /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights than the
-  ///           layer has now, a size is not the call's, gradients are of other sizes, a result overlaps another, or
-  ///           what is read, or there is a BiasGradient without an AdditiveBias in the call, or a
+  ///           waits only for a ScoreGradient, because the host has it, and takes memory there for it
+  /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights or
+  ///           another score than the layer has now, a size is not the call's, gradients are of other sizes, a result
+  ///           overlaps another, or what is read, or there is a BiasGradient without an AdditiveBias in the call, or a
   ///           ScoreGradient without a trained score of its type there
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
@@ -212,8 +218,6 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   };
 
   Index sinks() const { return has_sink ? config_.num_heads : 0; }
-  /// What tells layers with one trained score from those with another.
-  static const void* score_key() { return trains ? &detail::TypeKey<Score>::at : nullptr; }
 
   template <class X, class First, class... Extra> auto record_call(const X& x, First& first, Extra&... extra) const {
     const Rows from = detail::read_sequence(x);
@@ -283,7 +287,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     tape.policies_.emplace(std::move(policies));
     tape.version_ = parameters_.version();
     tape.recorded_ = {sinks(),
-                      score_key(),
+                      score_now_,
                       cross,
                       x,
                       memory,
@@ -316,7 +320,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto& recorded = tape.recorded_;
     detail::require_recorded(
         tape.recorded(),
-        tape.version_ == parameters_.version() && recorded.sinks == sinks() && recorded.score == score_key(), "layer");
+        tape.version_ == parameters_.version() && recorded.sinks == sinks() && recorded.score == score_now_, "layer");
     require(!parameters_.packed_only(), "backward: of the layer's ", parameters_.size(),
             " parameters only the packed ones are left, which the backward pass does not read");
     const Rows &x = recorded.x, &memory = recorded.memory;
@@ -330,7 +334,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       detail::require_gradient_rows("memory", memory, "d_memory", d_memory, config_.kv_model);
     const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
     detail::require_gradients(detail::shapes_of(gradients), {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
-    if constexpr (trains) detail::require_gradients_of_score(score_.own(), detail::shaped(gradients));
+    if constexpr (trains) detail::require_score_gradients(score_.own(), detail::shaped(gradients).score);
     const auto w = parameters_.views();
     const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
       detail::require_apart(name, to, x, dy, std::as_const(gradients).memory(), w.query.heads, w.key.heads,
@@ -388,6 +392,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                                              steps.sinks(),   d_score.bias, d_score.numbers};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, workspace);
   }
+
+  std::uint64_t score_now_ = trains ? detail::next_version() : 0;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -36,8 +36,13 @@ struct DeviceMemory {
   static void free(void* p) noexcept {
     cudaPointerAttributes of_p{};
     const bool known = p != nullptr && cudaPointerGetAttributes(&of_p, p) == cudaSuccess;
-    release_on(known && of_p.type == cudaMemoryTypeDevice ? of_p.device : any_device,
-               [&] { static_cast<void>(cudaFree(p)); });
+    release_on(known && of_p.type == cudaMemoryTypeDevice ? of_p.device : any_device, [&] {
+      // Amid a recording cudaFree would end it, though nothing that is recorded has this memory.
+      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+      static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+      static_cast<void>(cudaFree(p));
+      static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    });
   }
 };
 
@@ -91,8 +96,9 @@ inline void require_not_recorded(cudaStream_t stream) {
     check(status, "cudaStreamIsCapturing");
   mha::detail::require(!beside && recorded == cudaStreamCaptureStatusNone,
                        "Cuda: numbers go between the host and a stream that is being recorded: record no ragged call, "
-                       "no Origin{positions}, no gradients of a score's numbers and no to_host(), and make a cache's "
-                       "step before the recording, forks and reorders too: call layer(x, step[i], mha::into(y)) in it");
+                       "no Origin{positions}, no ScoreGradient, no gradients.score of attention_backward() and no "
+                       "to_host(), and make a cache's step before the recording, forks and reorders too: call layer(x, "
+                       "step[i], mha::into(y)) in it");
 }
 
 /// Elements of the device's to the host's, once the stream has done what it was given; waits for that.
