@@ -383,7 +383,19 @@ TEST(LayerScoreGradients, OfOtherSizesOrAnotherScoreAreRefused) {
   auto of_alibi = alibi.gradients();
   static_cast<void>(layer(x, tape));
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(x, tape, of_larger)); }),
-            "backward: the gradients are of other sizes: their score has 16 numbers, expected 8");
+            "backward: the gradients are of another RelativeBias: its count is 8, expected 4");
+  const mha::MultiHeadAttention<float, mha::Cpu, mha::RelativeBias> further(
+      config, mha::RelativeBias(std::vector<float>(8), {.count = 4, .max_distance = 11})),
+      one_way(config,
+              mha::RelativeBias(std::vector<float>(8), {.count = 4, .max_distance = 9, .bidirectional = false}));
+  auto of_further = further.gradients(), of_one_way = one_way.gradients();
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(x, tape, of_further)); }),
+            "backward: the gradients are of another RelativeBias: its max_distance is 11, expected 9");
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(x, tape, of_one_way)); }),
+            "backward: the gradients are of another RelativeBias: its bidirectional is 0, expected 1");
+  larger.borrow(layer);
+  EXPECT_EQ(message_of([&] { static_cast<void>(larger.backward(x, tape, of_larger)); }),
+            message_of([&] { static_cast<void>(alibi.backward(x, tape, of_alibi)); }));
   // It has the weights of the call, but not its score.
   EXPECT_EQ(message_of([&] { static_cast<void>(alibi.backward(x, tape, of_alibi)); }),
             "backward: the tape was recorded with other weights: by another layer, or before this one's last update() "
