@@ -64,8 +64,8 @@ struct DeviceLauncher {
 /// Streams   mha::Cuda::Workspace workspace(stream): a call is enqueued there and returns. A call without one makes its
 ///           own for the default stream, allocates, and waits when it gives that back
 /// Backward  of attention's q, k, v, Sink, bias and scores, see backward.hpp: the gradients of a score's numbers go to
-///           the host, and a call that has them waits; of layers and blocks: tapes and gradients are the device's, those
-///           of a layer's score among them, see mha/block/device_gradients.hpp
+///           the host, and a call that has them waits; of layers and blocks: tapes and gradients, those of a
+///           layer's score among them, are the device's, see mha/block/device_gradients.hpp
 /// Bits      an output row depends on its own query, keys and mask and on the kernel chosen, run after run the same
 /// Errors    CudaError with the name of the call that failed; std::runtime_error where there is no such device;
 ///           ShapeError that names both devices where a tensor, weights or a workspace are not on the call's
