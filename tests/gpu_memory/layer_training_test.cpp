@@ -137,7 +137,7 @@ TEST(FarLayerTraining, TrainsAScoreOfTheCallBesideThatOfTheLayer) {
   }
 }
 
-/// Gradients add up under a recording too, begin again at 0 and are what update() takes.
+/// Gradients add up over calls, begin again at 0 and are what update() takes.
 TEST(FarLayerTraining, AScoreOnTheDeviceLearnsAsOneOnTheHost) {
   using Here = ScoredLayer<float, mha::Cpu, mha::RelativeBias>;
   ScoredLayer<float, FarCuda, mha::RelativeBias> there(sizes, distances());
@@ -174,7 +174,8 @@ TEST(FarLayerTraining, AScoreOnTheDeviceLearnsAsOneOnTheHost) {
   training_checks::expect_scores(there.score(), here.score(), 1e-5, "what has been learned");
 }
 
-/// The sums of a recorded step are added at every replay: nothing waits for the host.
+/// The sums of a recorded step are added at every replay: nothing waits for the host. The kernels that make them run
+/// once in this imitation, while they are recorded.
 TEST(FarLayerTraining, ARecordedStepAddsItsScoreAtEveryReplay) {
   using Own = mha::Chain<mha::RelativeBias, mha::AlibiSlopes>;
   ScoredLayer<float, FarCuda, Own> layer(sizes, Own{distances(), mha::AlibiSlopes({0.5f, 0.25f, 0, -0.125f})});

@@ -159,9 +159,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it
-  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape. On a device a
-  /// call
-  ///           waits only for a ScoreGradient, because the host has it, and takes memory there for it
+  /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape. On a device
+  ///           a call waits only for a ScoreGradient, because the host has it, and takes memory there for it
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights or
   ///           another score than the layer has now, a size is not the call's, gradients are of other sizes, a result
   ///           overlaps another, or what is read, or there is a BiasGradient without an AdditiveBias in the call, or a

@@ -57,6 +57,28 @@ TEST(HeadScoreSums, AddCallsOfAnyLength) {
   EXPECT_EQ(host.score.second.per_head(), (std::vector<float>{10, 100}));
 }
 
+/// Tables of other reaches lie one behind the other.
+TEST(HeadScoreSums, HaveAPlaceForEachTable) {
+  using Two = mha::Chain<mha::RelativeBias, mha::RelativeBias>;
+  const mha::RelativeBias near(std::vector<float>(4, 9.f), {.count = 2, .max_distance = 1, .bidirectional = false});
+  const Two two{near, bias};
+  const mha::detail::HeadScoreSums<float, Two> sums(two, 2);
+  EXPECT_EQ(sums.size(), 2 * 3 + 2 * 7);
+  mha::detail::SummedLayerGradients<float, Two> host(0, layout, two, 2);
+  mha::Workspace workspace;
+  const mha::Reference backend;
+  std::vector<double> of_near{1, 2, 4, 8, 10, 20}, of_bias{3, 5, 7, 11, 13, 17};  // (1, 2, 3) each
+  const mha::detail::PairTable<float, double> tables[] = {
+      {of_near.data() + 1, nullptr, {6, 3, -1, 1}, mha::Origins(Index{0}), -1, 3},
+      {of_bias.data() + 1, nullptr, {6, 3, -1, 1}, mha::Origins(Index{0}), -1, 3}};
+  sums.add(mha::detail::ScoreSums<float>{nullptr, tables, {1, 2, 2, 2}, 0, 0}, host.writable().data(),
+           mha::detail::ItemsOn<mha::Reference>{backend, workspace});
+  host.received();
+  // Without both directions keys behind the query count as its own.
+  EXPECT_EQ(host.score.first.table(), (std::vector<float>{2 + 4, 10 + 20, 1, 8}));
+  EXPECT_EQ(host.score.second.table(), (std::vector<float>{5, 13, 3, 11, 0, 0, 7, 17}));
+}
+
 TEST(SummedLayerGradients, HaveTheirSumsBehindTheParameters) {
   mha::detail::SummedLayerGradients<float, Slopes> host(3, layout, Slopes({1.f, 2.f}), 2);
   EXPECT_EQ(host.sums_at(host.writable().data()).to, host.writable().data() + 3);
