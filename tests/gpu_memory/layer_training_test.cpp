@@ -279,6 +279,36 @@ TEST(FarLayerTraining, RefusesATapeOfAnotherScore) {
   EXPECT_NE(support::message_of([&] { static_cast<void>(owner.backward(x, tape, of_copy)); }), "");
 }
 
+/// What goes to the host is refused, and nothing is added.
+TEST(FarLayerTraining, RefusesAScoreGradientInARecording) {
+  using Layer = ScoredLayer<float, FarCuda, mha::AlibiSlopes>;
+  Layer layer(sizes, mha::AlibiSlopes({0.5f, 0.25f, 0, -0.125f}));
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  mha::Tensor<float, 3> rows(1, 7, sizes.d_model);
+  support::Random("far layers, a score in a recording").fill(rows);
+  const auto x = mha::to_device(rows);
+  mha::DeviceTensor<float, 3> dx(1, 7, sizes.d_model);
+  FarCuda::Workspace workspace;
+  auto tape = layer.tape();
+  auto gradients = layer.gradients();
+  mha::RelativeBias score = distances();
+  static_cast<void>(layer(x, tape, mha::on_device(score)));
+  const auto step = [&] { layer.backward(x, tape, gradients, mha::into(dx), mha::ScoreGradient(score), workspace); };
+  step();
+  const auto all = [&] {
+    const auto numbers = gradients.to_host(workspace).memory();
+    return std::vector<float>(numbers.data, numbers.data + numbers.size());
+  };
+  const auto before = all();
+  cudaGraph_t graph = nullptr;
+  mha::cuda::check(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  const std::string said = support::message_of(step);
+  ASSERT_EQ(cudaStreamEndCapture(nullptr, &graph), cudaSuccess);
+  mha::cuda::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  EXPECT_NE(said.find("no ScoreGradient"), std::string::npos) << said;
+  EXPECT_EQ(all(), before);
+}
+
 /// The numbers of before an update are given back amid the recording of the next step.
 TEST(FarLayerTraining, MayBeRecordedAfterAnUpdate) {
   using Layer = mha::MultiHeadAttention<float, FarCuda, mha::GroupedQuery<mha::Dynamic>, mha::AlibiSlopes, mha::Sink>;

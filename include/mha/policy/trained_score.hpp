@@ -68,8 +68,6 @@ template <class S> constexpr bool trains_unasked() {
 /// Whether a layer of T has gradients of the numbers of its score S: of those that attention_backward() returns too.
 template <class T, class S>
 constexpr bool trains_score = Arithmetic<Accumulator<T>>&& trains_unasked<S>() && std::is_copy_assignable_v<S>;
-/// The score with those gradients.
-template <class T, class S> using TrainedByLayer = std::conditional_t<trains_score<T, S>, Trained<S>, NoScore>;
 
 /// step(numbers, the same of the other) as spans, for each part of a score that is trained and the same part of another
 /// Trained<S>, in the order written. The score may be const.
