@@ -60,10 +60,10 @@ TEST(HeadScoreSums, AddCallsOfAnyLength) {
 /// Tables of other reaches lie one behind the other.
 TEST(HeadScoreSums, HaveAPlaceForEachTable) {
   using Two = mha::Chain<mha::RelativeBias, mha::RelativeBias>;
-  const mha::RelativeBias near(std::vector<float>(4, 9.f), {.count = 2, .max_distance = 1, .bidirectional = false});
+  const mha::RelativeBias near(std::vector<float>(4, 9.f), {.count = 2, .max_distance = 2, .bidirectional = false});
   const Two two{near, bias};
   const mha::detail::HeadScoreSums<float, Two> sums(two, 2);
-  EXPECT_EQ(sums.size(), 2 * 3 + 2 * 7);
+  EXPECT_EQ(sums.size(), 2 * 5 + 2 * 7);
   mha::detail::SummedLayerGradients<float, Two> host(0, layout, two, 2);
   mha::Workspace workspace;
   const mha::Reference backend;
