@@ -17,6 +17,7 @@
 #include "../policy/trained_score.hpp"
 #include "config.hpp"
 #include "cost.hpp"
+#include "gradients.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
@@ -66,33 +67,35 @@ inline std::string biases_of(const Config& c, bool has_output) {
   return list.empty() ? "none" : list;
 }
 
-/// What of a layer's score its backward pass trains, a line; none of a score without data.
-template <class T, class S> std::string training_in_words(const S& score) {
+/// What of a layer's score its backward pass trains on B, a line; none of a score without data.
+template <class B, class T, class S> std::string training_in_words(const S& score) {
   const std::string line = "trained:     ";
   if constexpr (std::is_empty_v<S>) {
     return "";
-  } else if constexpr (trains_score<T, S>) {
+  } else if constexpr (trains_on<B, T, S>) {
     std::size_t n = 0;
     for_each_numbers(score, trained(score), [&](const auto& numbers, const auto&) { n += numbers.size(); });
     return line + std::to_string(n) + " numbers of the score\n";
   } else {
     constexpr const char* why =
-        asks_training<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
-        : !std::is_same_v<Trained<S>, NoScore>              ? "attention_backward() has their gradients if it is asked"
-        : declines_training<S>()                            ? "it declines to be trained"
+        trains_score<T, S> && has_score_gradients<B>          ? "this backend has no gradients of one with accumulate()"
+        : trains_score<T, S>                                  ? "this backend has no gradients of scores"
+        : asks_training<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
+        : !std::is_same_v<Trained<S>, NoScore> ? "attention_backward() has their gradients if it is asked"
+        : declines_training<S>()               ? "it declines to be trained"
                                  : "one that is trained is a class template over its scalar, or has accumulate()";
     return line + "none of the score: " + why + " (see mha/policy/score.hpp)\n";
   }
 }
 
 /// The backward pass of a layer's call, one fact a line; M as for explain_layer.
-template <class T, class M, class Score>
+template <class B, class T, class M, class Score>
 std::string explain_layer_backward(const BackwardCost& c, const Score& score, double pairs) {
   return "mask:        " + InWords<M>::text() +        //
          "\nscore:       " + InWords<Score>::text() +  //
          "\n" + visible_in_words(c.visible_pairs, pairs) + "\n" + backward_in_words("output:      ", c.output) +
          backward_in_words("attention:   ", c.score + c.value) + backward_in_words("projections: ", c.projection) +
-         training_in_words<T>(score) + backward_memory_in_words(c.tape_bytes, c.scratch_bytes);
+         training_in_words<B, T>(score) + backward_memory_in_words(c.tape_bytes, c.scratch_bytes);
 }
 
 /// What a call is beside its sizes. Of a step of a cache: that cache in words, else "", and the pairs of all sequences.

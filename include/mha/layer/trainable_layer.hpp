@@ -203,8 +203,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   template <Mask... Masks>
   [[nodiscard]] std::string explain_backward(Index batch, Index queries, Index keys, const Masks&... masks) const {
     using All = std::remove_cvref_t<decltype(this->all_masks(masks...))>;
-    return detail::explain_layer_backward<T, All>(backward_cost(batch, queries, keys, masks...), score_.own(),
-                                                  double(batch) * queries * keys);
+    return detail::explain_layer_backward<B, T, All>(backward_cost(batch, queries, keys, masks...), score_.own(),
+                                                     double(batch) * queries * keys);
   }
 
  private:

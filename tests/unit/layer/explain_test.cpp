@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <span>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -159,20 +162,40 @@ template <class T = float> struct UnassignableSlope {
 };
 struct PlainSlope : Slope<float> {};
 
+/// A score of one's own with a table.
+struct Counted {
+  std::vector<float> by;
+  template <class S> auto operator()(S s, mha::Index, mha::Index, mha::Index, mha::Index k) const {
+    return s + by[std::size_t(k) % 4];
+  }
+  std::span<float> numbers() { return by; }
+  std::span<const float> numbers() const { return by; }
+  template <class G, class S> void accumulate(G gradient, S dt, S, int, int, int, int k) const {
+    gradient[std::size_t(k) % 4] += double(dt);
+  }
+};
+struct Summing : mha::Reference {
+  static constexpr bool sums_scores = true;
+};
+struct Forgetting {
+  static constexpr mha::Memory memory = mha::Memory::device;
+};
+
 TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
   using mha::detail::training_in_words;
   const std::string constant = "trained:     none of the score: ", see = " (see mha/policy/score.hpp)\n";
-  EXPECT_EQ(training_in_words<float>(mha::NoScore{}), "");
-  EXPECT_EQ(training_in_words<float>(Slope<>{1}), "trained:     1 numbers of the score\n");
-  EXPECT_EQ(training_in_words<float>(mha::AlibiSlopes({1.f, 2.f})), "trained:     2 numbers of the score\n");
-  EXPECT_EQ(training_in_words<float>(mha::Chain{mha::AlibiSlopes({1.f, 2.f}), Slope<>{1}}),
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(mha::NoScore{})), "");
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(Slope<>{1})), "trained:     1 numbers of the score\n");
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(mha::AlibiSlopes({1.f, 2.f}))),
+            "trained:     2 numbers of the score\n");
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(mha::Chain{mha::AlibiSlopes({1.f, 2.f}), Slope<>{1}})),
             "trained:     3 numbers of the score\n");
-  EXPECT_EQ(training_in_words<float>(UnassignableSlope<>{1}),
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(UnassignableSlope<>{1})),
             constant + "a score of this type cannot be assigned" + see);
-  EXPECT_EQ(training_in_words<float>(mha::SoftCap{2.f}),
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(mha::SoftCap{2.f})),
             constant + "attention_backward() has their gradients if it is asked" + see);
-  EXPECT_EQ(training_in_words<float>(ConstantSlope<>{{1}}), constant + "it declines to be trained" + see);
-  EXPECT_EQ(training_in_words<float>(PlainSlope{{1}}),
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(ConstantSlope<>{{1}})), constant + "it declines to be trained" + see);
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(PlainSlope{{1}})),
             constant + "one that is trained is a class template over its scalar, or has accumulate()" + see);
   const mha::MultiHeadAttention<float, mha::Cpu, PlainSlope> layer({.d_model = 4, .num_heads = 2}, PlainSlope{{1}});
   EXPECT_NE(layer.explain_backward(1, 3, 3).find(constant), std::string::npos);
@@ -181,6 +204,18 @@ TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
                 .find("mask:        Padding\nscore:       functor\nvisible:     15 of 25 "),
             0u)
       << layer.explain_backward(1, 5, 5, mha::Padding{lengths});
+}
+
+// A device with sums of its own has none of accumulate(), and one without them has no gradients of scores.
+TEST(TrainingInWords, SaysWhatABackendDoesNotTrain) {
+  using mha::detail::training_in_words;
+  const std::string none = "trained:     none of the score: this backend has no gradients of ",
+                    see = " (see mha/policy/score.hpp)\n";
+  const Counted counted{{1, 2, 3, 4}};
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(counted)), "trained:     4 numbers of the score\n");
+  EXPECT_EQ((training_in_words<Summing, float>(counted)), none + "one with accumulate()" + see);
+  EXPECT_EQ((training_in_words<Summing, float>(Slope<>{1})), "trained:     1 numbers of the score\n");
+  EXPECT_EQ((training_in_words<Forgetting, float>(Slope<>{1})), none + "scores" + see);
 }
 
 }  // namespace
