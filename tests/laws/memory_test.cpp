@@ -236,16 +236,16 @@ TEST(Decoding, AllocatesNothingAfterTheFirstTokenOnSystolic) {
   expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = 2 * chunk + 20}, 40, 2 * chunk - 20);
   for (const Index page : {16, 64})
     expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 640 / page, .length = 640, .page = page},
-                                                      640);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 699}, 1000);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 1000);
+                                                      240, 400);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 699}, 200, 600);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 800);
 }
 
 // Its keys and values are kept in bfloat16 beside its rows.
 TEST(Decoding, AllocatesNothingAfterTheFirstFloatTokenOnSystolic) {
   using Layer = SystolicDecoder<float>;
-  expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 10, .length = 640, .page = 64}, 640);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 1000);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 10, .length = 640, .page = 64}, 240, 400);
+  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 200, 600);
 }
 
 template <class T, class... Policies> void expect_no_allocation_in_a_second_step(const Policies&... policies) {

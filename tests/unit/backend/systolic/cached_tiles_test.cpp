@@ -382,11 +382,11 @@ template <class F, class Storage> void expect_nothing_to_pack(const Storage& sto
 // A call packs nothing, whatever the storage: what a step packs are its own rows.
 template <class F> void expect_nothing_to_pack(Index head_dim) {
   for (const Index page : {16, 32, 64, 256})
-    expect_nothing_to_pack<F>(mha::Paged{.pages = 2 * (700 / page + 1), .length = 700, .page = page}, head_dim, 700);
-  expect_nothing_to_pack<F>(mha::Contiguous{.length = 690}, head_dim, 690);
-  expect_nothing_to_pack<F>(mha::Ring{.left = 130, .rows = 37, .first = 5}, head_dim, 1500);
-  expect_nothing_to_pack<F>(mha::Ring{.left = 300, .rows = 37}, head_dim, 1500);
-  expect_nothing_to_pack<F>(mha::Ring{.left = 3, .rows = 37, .first = 70}, head_dim, 1000);
+    expect_nothing_to_pack<F>(mha::Paged{.pages = 2 * (540 / page + 1), .length = 540, .page = page}, head_dim, 540);
+  expect_nothing_to_pack<F>(mha::Contiguous{.length = 530}, head_dim, 530);
+  expect_nothing_to_pack<F>(mha::Ring{.left = 130, .rows = 37, .first = 5}, head_dim, 900);
+  expect_nothing_to_pack<F>(mha::Ring{.left = 300, .rows = 37}, head_dim, 1100);
+  expect_nothing_to_pack<F>(mha::Ring{.left = 3, .rows = 37, .first = 70}, head_dim, 600);
 }
 
 TEST(CachedTiles, LeaveNothingToPack) {
