@@ -9,6 +9,7 @@
 
 #include <mha/mha.hpp>
 
+#include "any_policies.hpp"
 #include "gpu_model/backward_model.hpp"
 #include "score_gradient_case.hpp"
 
@@ -23,6 +24,12 @@ using support::SimulatedCuda;
 
 constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
 constexpr BackwardSizes sizes{2, 66, 70, 2, 1, 8, 12};
+
+/// Every mask as one type, so that the kernels are compiled once for all.
+template <class M> auto any(const M& mask) {
+  return support::Unprepared<support::AnyMask>::of<SimulatedCuda, float>(mask);
+}
+const auto causal = any(mha::Causal{}), full = any(mha::Full{});
 
 /// A user's two numbers.
 template <class X = float> struct Bent {
@@ -102,7 +109,7 @@ TYPED_TEST_SUITE(SimulatedScores, Scalars);
 TYPED_TEST(SimulatedScores, BiasOfEveryShape) {
   std::vector<int> all;
   for (int axes = 0; axes < 16; ++axes) all.push_back(axes);
-  expect_right<TypeParam>("shapes", {2, 66, 70, 2, 1, 4, 4}, all, mha::Causal{});
+  expect_right<TypeParam>("shapes", {2, 66, 70, 2, 1, 4, 4}, all, causal);
 }
 
 TYPED_TEST(SimulatedScores, BiasInTheCallsOwnScalar) {
@@ -110,8 +117,8 @@ TYPED_TEST(SimulatedScores, BiasInTheCallsOwnScalar) {
   const BackwardCase<T> c("simulated narrow bias", sizes);
   for (const int axes : {0, 1, 6}) {
     const auto bias = support::repeated_bias<T>("narrow", sizes, axes);
-    const auto wide = support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, mha::Causal{}).bias;
-    const auto own = support::score_gradients<SimulatedCuda, T>(c, bias, bent, mha::Causal{}).bias;
+    const auto wide = support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, causal).bias;
+    const auto own = support::score_gradients<SimulatedCuda, T>(c, bias, bent, causal).bias;
     for (std::size_t i = 0; i < own.size(); ++i) EXPECT_TRUE(own.data()[i] == static_cast<T>(wide.data()[i])) << i;
   }
 }
@@ -124,7 +131,7 @@ TYPED_TEST(SimulatedScores, OrderOfBlocksAndDevicesChangeNoBits) {
   for (const int axes : {0, 1, 4, 12, 15}) {
     const auto bias = support::repeated_bias<T>("order", sizes, axes);
     const auto all = [&] {
-      return support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, mha::Causal{});
+      return support::score_gradients<SimulatedCuda, mha::Accumulator<T>>(c, bias, bent, causal);
     };
     const auto first = all();
     for (const Order order : {Order{Order::backward}, Order{Order::shuffled, 5}}) {
@@ -141,17 +148,17 @@ TYPED_TEST(SimulatedScores, OrderOfBlocksAndDevicesChangeNoBits) {
 TEST(SimulatedScores, EveryPolicyOfACall) {
   const std::vector<Index> lengths{30, 70};
   const std::vector<int> repeats{0, 3, 13};
-  expect_right<float>("window", sizes, repeats, mha::SlidingWindow{.left = 9, .right = 4});
-  expect_right<float>("padding", sizes, repeats, mha::Padding{lengths}, mha::Causal{});
-  expect_right<float>("sieve", sizes, repeats, Sieve{});
-  expect_right<float>("sink", sizes, repeats, mha::Sink({0.5f, -2.f}), mha::Causal{});
-  expect_right<float>("dropout", sizes, repeats, mha::Dropout{0.3f}, mha::DropoutSeed{7}, mha::Causal{});
-  expect_right<mha::bfloat16>("dropout", sizes, {1}, mha::Dropout{0.3f}, mha::DropoutSeed{7}, mha::Causal{});
-  expect_right<float>("origin and scale", sizes, repeats, mha::Origin{3}, mha::Scale{-0.3}, mha::Causal{});
-  expect_right<float>("cap behind", sizes, repeats, mha::SoftCap{2.f});
-  expect_right<float>("one head of keys", {1, 33, 65, 3, 1, 40, 72}, repeats, mha::Causal{});
-  expect_right<float>("wide heads", {1, 20, 70, 1, 1, 130, 70}, {0}, mha::Causal{});
-  expect_right<mha::bfloat16>("wide heads", {1, 20, 70, 1, 1, 200, 136}, {0}, mha::Causal{});
+  expect_right<float>("window", sizes, repeats, any(mha::SlidingWindow{.left = 9, .right = 4}));
+  expect_right<float>("padding", sizes, repeats, any(mha::Padding{lengths} && mha::Causal{}));
+  expect_right<float>("sieve", sizes, repeats, any(Sieve{}));
+  expect_right<float>("sink", sizes, repeats, mha::Sink({0.5f, -2.f}), causal);
+  expect_right<float>("dropout", sizes, repeats, mha::Dropout{0.3f}, mha::DropoutSeed{7}, causal);
+  expect_right<mha::bfloat16>("dropout", sizes, {1}, mha::Dropout{0.3f}, mha::DropoutSeed{7}, causal);
+  expect_right<float>("origin and scale", sizes, repeats, mha::Origin{3}, mha::Scale{-0.3}, causal);
+  expect_right<float>("cap behind", sizes, repeats, mha::SoftCap{2.f}, full);
+  expect_right<float>("one head of keys", {1, 33, 65, 3, 1, 40, 72}, repeats, causal);
+  expect_right<float>("wide heads", {1, 20, 70, 1, 1, 130, 70}, {0}, causal);
+  expect_right<mha::bfloat16>("wide heads", {1, 20, 70, 1, 1, 200, 136}, {0}, causal);
 }
 
 TEST(SimulatedScores, RaggedSequences) {
@@ -161,25 +168,24 @@ TEST(SimulatedScores, RaggedSequences) {
   const BackwardCase<float> c("simulated scores ragged", n);
   for (const int axes : {0, 1, 4, 15}) {
     const auto bias = support::repeated_bias<float>("ragged", longest, axes);
-    const auto expected =
-        support::score_gradients<Reference, double>(c.as<double>(), bias, bent, ragged, mha::Causal{});
-    const auto found = support::score_gradients<SimulatedCuda, float>(c, bias, bent, ragged, mha::Causal{});
+    const auto expected = support::score_gradients<Reference, double>(c.as<double>(), bias, bent, ragged, causal);
+    const auto found = support::score_gradients<SimulatedCuda, float>(c, bias, bent, ragged, causal);
     EXPECT_LE(error_of(c, found.bias, expected.bias), 1) << axes;
     EXPECT_LE(error_of(c, found.numbers, expected.numbers), 1) << axes;
   }
-  expect_numbers<float>("ragged table", n, table(8, 2, 20, true), ragged);
+  expect_numbers<float>("ragged table", n, table(8, 2, 20, true), ragged, full);
 }
 
 TEST(SimulatedScores, NumbersOfEveryScore) {
-  expect_numbers<float>("slopes", sizes, mha::AlibiSlopes({0.25f, 0.5f}), mha::Causal{});
-  expect_numbers<float>("short table", sizes, table(8, 2, 16, true));
-  expect_numbers<float>("long table", sizes, table(8, 2, 300, false));
-  expect_numbers<double>("short table", sizes, table(8, 2, 16, true));
-  expect_numbers<float>("eleven numbers", sizes, eleven());
-  expect_numbers<float>("own derivative", sizes, Cubic<>{2.f});
+  expect_numbers<float>("slopes", sizes, mha::AlibiSlopes({0.25f, 0.5f}), causal);
+  expect_numbers<float>("short table", sizes, table(8, 2, 16, true), full);
+  expect_numbers<float>("long table", sizes, table(8, 2, 300, false), full);
+  expect_numbers<double>("short table", sizes, table(8, 2, 16, true), full);
+  expect_numbers<float>("eleven numbers", sizes, eleven(), full);
+  expect_numbers<float>("own derivative", sizes, Cubic<>{2.f}, full);
   const BackwardSizes many{1, 64 * 17 + 5, 40, 1, 1, 4, 4};  // more tiles of queries than parts
-  expect_numbers<float>("many", many, eleven());
-  expect_numbers<float>("many", many, table(8, 1, 20, true));
+  expect_numbers<float>("many", many, eleven(), full);
+  expect_numbers<float>("many", many, table(8, 1, 20, true), full);
 }
 
 TEST(SimulatedScores, ChainsOfThem) {
@@ -187,9 +193,8 @@ TEST(SimulatedScores, ChainsOfThem) {
   const auto bias = support::repeated_bias<float>("chain", sizes, 1);
   const mha::Chain score{mha::Chain{table(4, 2, 3, true), mha::AlibiSlopes({0.25f, 0.5f})},
                          mha::Chain{mha::Chain{eleven(), mha::SoftCap{3.f}}, table(8, 2, 40, false)}};
-  const auto found = support::score_gradients<SimulatedCuda, float>(c, bias, score, mha::Alibi{}, mha::Causal{});
-  const auto expected =
-      support::score_gradients<Reference, double>(c.as<double>(), bias, score, mha::Alibi{}, mha::Causal{});
+  const auto found = support::score_gradients<SimulatedCuda, float>(c, bias, score, mha::Alibi{}, causal);
+  const auto expected = support::score_gradients<Reference, double>(c.as<double>(), bias, score, mha::Alibi{}, causal);
   ASSERT_EQ(found.numbers.size(), 8u + 2 + 11 + 1 + 16);
   EXPECT_LE(error_of(c, found.numbers, expected.numbers), 1);
   EXPECT_LE(error_of(c, found.bias, expected.bias), 1);
@@ -213,22 +218,22 @@ TEST(SimulatedScores, WithTheLogSumExpsGradient) {
 TEST(SimulatedScores, OddShapes) {
   for (const auto& [queries, keys] : std::vector<std::pair<int, int>>{{1, 1}, {1, 65}, {65, 1}, {64, 64}, {129, 3}}) {
     const BackwardSizes n{1, queries, keys, 2, 2, 5, 3};
-    expect_right<float>("odd", n, {0, 4, 8, 12}, mha::Causal{});
-    expect_right<double>("odd", n, {0, 4, 8, 12}, mha::Causal{});
+    expect_right<float>("odd", n, {0, 4, 8, 12}, causal);
+    expect_right<double>("odd", n, {0, 4, 8, 12}, causal);
   }
-  expect_right<float>("many", {1, 64 * 17 + 5, 40, 1, 1, 4, 4}, {4, 12}, mha::CausalTopLeft{});
+  expect_right<float>("many", {1, 64 * 17 + 5, 40, 1, 1, 4, 4}, {4, 12}, any(mha::CausalTopLeft{}));
 }
 
 TEST(SimulatedScores, WritesTheElementsOfTheTableAlone) {
   const BackwardCase<float> c("simulated bias strides", sizes);
   const auto bias = support::repeated_bias<float>("strides", sizes, 1);
-  const auto expected = support::score_gradients<SimulatedCuda, float>(c, bias, bent, mha::Causal{}).bias;
+  const auto expected = support::score_gradients<SimulatedCuda, float>(c, bias, bent, causal).bias;
   std::vector<float> memory(2 * 2 * 66 * 70, nan);  // (Lk, Lq, Hq), every second element, backwards
   const mha::TensorView<float, 3> backwards{memory.data() + memory.size() - 1, {2, 66, 70}, {-2, -4, -2 * 2 * 66}};
   mha::AttentionTape<float, SimulatedCuda> tape;
   const mha::AdditiveBias added(bias);
-  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, added, bent, mha::Causal{}, mha::record(tape));
-  mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, added, bent, mha::Causal{},
+  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, added, bent, causal, mha::record(tape));
+  mha::attention_backward_into({{}, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape, added, bent, causal,
                                mha::BiasGradient(backwards));
   for (Index h = 0; h < 2; ++h)
     for (Index q = 0; q < 66; ++q)
@@ -244,8 +249,8 @@ TEST(SimulatedScores, HiddenPairsAndEmptyRowsAddExactlyNothing) {
     auto bias = support::repeated_bias<float>("hidden", sizes, axes);
     bias(0, 0, 3, 1) = -inf;
     return support::score_gradients<SimulatedCuda, float>(
-        c, bias, mha::Chain{table(8, 2, 40, false), mha::AlibiSlopes({0.25f, 0.5f})}, mha::Padding{lengths}, origin,
-        mha::Causal{});
+        c, bias, mha::Chain{table(8, 2, 40, false), mha::AlibiSlopes({0.25f, 0.5f})},
+        any(mha::Padding{lengths} && mha::Causal{}), origin);
   };
   std::vector<support::ScoreGradients<float>> clean;
   for (const int axes : {0, 1, 3}) clean.push_back(gradients(axes));
@@ -266,7 +271,7 @@ TEST(SimulatedScores, ANanThatIsSeenStays) {
   BackwardCase<float> c("simulated scores NaN", n);
   c.d_out(0, 7, 0, 3) = nan;
   const auto bias = support::repeated_bias<float>("NaN", n, 0);
-  const auto g = support::score_gradients<SimulatedCuda, float>(c, bias, bent, mha::CausalTopLeft{});
+  const auto g = support::score_gradients<SimulatedCuda, float>(c, bias, bent, any(mha::CausalTopLeft{}));
   for (Index k = 0; k < 30; ++k) {
     EXPECT_EQ(std::isnan(g.bias(0, 0, 7, k)), k <= 7);
     EXPECT_FALSE(std::isnan(g.bias(0, 0, 8, k)));
@@ -277,8 +282,7 @@ TEST(SimulatedScores, ANanThatIsSeenStays) {
 TEST(SimulatedScores, NoPairsGiveZeros) {
   for (const BackwardSizes n : {BackwardSizes{0, 70, 90, 4, 2, 8, 8}, BackwardSizes{2, 0, 90, 4, 2, 8, 8}}) {
     const BackwardCase<float> c("simulated none", n);
-    const auto g =
-        support::score_gradients<SimulatedCuda, float>(c, Tensor<float, 4>(1, 4, 1, 90), bent, mha::Causal{});
+    const auto g = support::score_gradients<SimulatedCuda, float>(c, Tensor<float, 4>(1, 4, 1, 90), bent, causal);
     for (const float x : g.bias) EXPECT_EQ(x, 0);
     for (const double x : g.numbers) EXPECT_EQ(x, 0);
   }
@@ -289,11 +293,10 @@ TEST(SimulatedScores, ChangeNoOtherGradient) {
   const auto bias = support::repeated_bias<float>("others", sizes, 0);
   const mha::AdditiveBias added(bias);
   mha::AttentionTape<float, SimulatedCuda> tape;
-  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, added, mha::Causal{}, mha::record(tape));
-  const auto alone = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, mha::Causal{});
+  const auto out = mha::attention<SimulatedCuda>(c.q, c.k, c.v, added, causal, mha::record(tape));
+  const auto alone = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, causal);
   Tensor<float, 4> to(2, 2, 66, 70);
-  const auto beside =
-      mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, mha::Causal{}, mha::BiasGradient(to));
+  const auto beside = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, causal, mha::BiasGradient(to));
   EXPECT_EQ(support::differing(beside.query, alone.query), 0u);
   EXPECT_EQ(support::differing(beside.key, alone.key), 0u);
   EXPECT_EQ(support::differing(beside.value, alone.value), 0u);
