@@ -235,8 +235,8 @@ TEST(Decoding, AllocatesNothingAfterTheFirstTokenOnSystolic) {
   expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = chunk + 20}, 40, chunk - 20);
   expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = 2 * chunk + 20}, 40, 2 * chunk - 20);
   for (const Index page : {16, 64})
-    expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 640 / page, .length = 640, .page = page},
-                                                      240, 400);
+    expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 640 / page, .length = 640, .page = page}, 240,
+                                                      400);
   expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 699}, 200, 600);
   expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 800);
 }
