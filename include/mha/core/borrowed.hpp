@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -28,7 +29,8 @@ concept Container = requires(Range& r) {
 
 /// Data that a policy value points at and does not own: lengths, ids, a table.
 ///
-/// Made from a pointer and a size or from a named container of T; `memory` is the memory that the data is in.
+/// Made from a pointer and a size, from a named container of T, or from a std::span, which owns nothing and needs no
+/// name; `memory` is the memory that the data is in.
 template <class T> struct Borrowed {
   const T* data = nullptr;
   Index size = 0;
@@ -40,11 +42,10 @@ template <class T> struct Borrowed {
 
   template <detail::Container<T> Range>
   requires(!std::same_as<std::remove_cv_t<Range>, Borrowed>) constexpr Borrowed(Range& range)
-      : data(range.data()), size(static_cast<Index>(range.size())) {
-    if (!std::in_range<Index>(range.size()))
-      detail::fail("Borrowed: a container has ", range.size(), " elements, the limit is ",
-                   std::numeric_limits<Index>::max());
-  }
+      : data(range.data()), size(counted(range.size())) {}
+  template <class U, std::size_t extent>
+  requires std::same_as<std::remove_cv_t<U>, T>
+  constexpr Borrowed(std::span<U, extent> elements) : data(elements.data()), size(counted(elements.size())) {}
 
   // Refused in one sentence.
   template <detail::Container<T> Range>
@@ -70,6 +71,13 @@ template <class T> struct Borrowed {
   }
 
   MHA_HOST_DEVICE constexpr const T& operator[](Index i) const { return data[i]; }
+
+ private:
+  template <class Size> static constexpr Index counted(Size n) {
+    if (!std::in_range<Index>(n))
+      detail::fail("Borrowed: a container has ", n, " elements, the limit is ", std::numeric_limits<Index>::max());
+    return static_cast<Index>(n);
+  }
 };
 
 /// The elements of a table that a policy value points at and does not own, from the first to the last in memory.

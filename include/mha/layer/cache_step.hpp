@@ -207,8 +207,7 @@ template <class Cache> class CacheStep {
     cache.write(layer, keys, values, 0, cache.memory_.items());
   }
 
-  /// What layer i attends to, after append(): attention(q, step.source(i), mha::Ragged{offsets}, …) with
-  /// const auto offsets = step.offsets().
+  /// What layer i attends to, after append(): attention(q, step.source(i), mha::Ragged{step.offsets()}, …).
   auto source(Index layer) const {
     open("source").require_layer("source", layer);
     return cache_->source(layer);

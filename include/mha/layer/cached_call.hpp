@@ -40,10 +40,8 @@ decltype(auto) memory_of_call(const TensorView<const T, 3>& x, const Memory& mem
 
 /// The step's rows and positions as the options of a call on x.
 template <LayerStepArgument Step, class A> void take_step(const Step& step, Index batch, CallOptions<A>& options) {
-  const auto offsets = step.offsets(), positions = step.positions();
-  if (batch == 1 && step.sequences() != 1)
-    options.ragged = Ragged{{offsets.data(), static_cast<Index>(offsets.size())}};
-  options.origin = Origin(Borrowed<Index>(positions.data(), static_cast<Index>(positions.size())));
+  if (batch == 1 && step.sequences() != 1) options.ragged = Ragged{step.offsets()};
+  options.origin = Origin(Borrowed<Index>(step.positions()));
   options.planned_keys = step.planned_keys();
 }
 

@@ -44,6 +44,18 @@ TEST(Borrowed, PointsAtNamedContainers) {
   EXPECT_EQ(of_v.memory, mha::Memory::host);
 }
 
+// A span owns nothing, so that one without a name is as good.
+TEST(Borrowed, PointsAtWhatAnUnnamedSpanShows) {
+  std::vector<Index> v{3, 1, 2};
+  const Borrowed<Index> to_write = std::span(v), to_read = std::span<const Index>(v).subspan(1),
+                        fixed = std::span<const Index, 2>(v.data(), 2);
+  EXPECT_EQ(to_write.data, v.data());
+  EXPECT_EQ(to_write.size, 3);
+  EXPECT_EQ(to_read.data, v.data() + 1);
+  EXPECT_EQ(to_read.size, 2);
+  EXPECT_EQ(fixed.size, 2);
+}
+
 TEST(Borrowed, IsMadeFromAPointerAndASize) {
   const Index memory[2] = {1, 2};
   const Borrowed<Index> host{memory, 2};
