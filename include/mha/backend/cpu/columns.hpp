@@ -60,9 +60,8 @@ template <class T> struct LooseColumns {
 /// they are asked once for a panel and a block of the depth. What they are of must outlive them.
 ///
 /// Columns   panel(part, p, k, n, scratch): rows [k, k + n) of panel p of a part, numbers of its type Stored;
-/// bias(part,
-///           p), null for none; uses_scratch(): whether a panel lies in scratch, else those of a part lie in a row;
-///           rows(): the matrix that one row may meet as it is, null if there is none
+///           bias(part, p), null for none; uses_scratch(): whether a panel lies in scratch, else those of a part lie in
+///           a row; rows(): the matrix that one row may meet as it is, null if there is none
 template <class S> class AnyColumns {
   using A = Accumulator<S>;
 
