@@ -67,6 +67,19 @@ template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_into(
   }
 }
 
+/// f(y) with y where into(y) among a call's arguments sends the result, (B, L, width); without one, f writes a result
+/// like X, of the sizes of `from`, which is returned.
+template <class X, class T, class B, class F, class... Extra>
+auto into_or_returned(const B& backend, const auto& from, Index width, const F& f, const Extra&... extra) {
+  if constexpr ((IntoArgument<Extra> || ...)) {
+    f(find_into<T>(extra...));
+  } else {
+    auto y = result_on<X>(backend_or(backend, extra...), from, width);
+    f(with_batch(view(y)));
+    return y;
+  }
+}
+
 /// The rows of residual(r) among a call's arguments, (B, L, E); null data without one.
 template <class T> constexpr TensorView<const T, 3> find_residual() { return {}; }
 template <class T, class E, class... Rest>

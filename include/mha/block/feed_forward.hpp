@@ -101,13 +101,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     up_.require_weights("feed_forward: up()");
     down_.require_weights("feed_forward: down()");
     up_.check("feed_forward", "d_model", backend, from);
-    if constexpr ((detail::IntoArgument<Extra> || ...)) {
-      run(backend, from, detail::find_into<T>(extra...), extra...);
-    } else {
-      auto y = detail::result_on<X>(backend, from, config_.d_model);
-      run(backend, from, detail::with_batch(view(y)), extra...);
-      return y;
-    }
+    return detail::into_or_returned<X, T>(
+        backend, from, config_.d_model, [&](const TensorView<T, 3>& y) { run(backend, from, y, extra...); }, extra...);
   }
   // Refused in one sentence.
   template <class X, class... Extra>
@@ -153,13 +148,9 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
       up_.require_trainable("feed_forward: up()");
       down_.require_trainable("feed_forward: down()");
       up_.check("feed_forward", "d_model", backend, from);
-      if constexpr ((detail::IntoArgument<Extra> || ...)) {
-        record(backend, from, detail::find_into<T>(extra...), extra...);
-      } else {
-        auto y = detail::result_on<std::remove_cvref_t<X>>(backend, from, config_.d_model);
-        record(backend, from, detail::with_batch(view(y)), extra...);
-        return y;
-      }
+      return detail::into_or_returned<std::remove_cvref_t<X>, T>(
+          backend, from, config_.d_model, [&](const TensorView<T, 3>& y) { record(backend, from, y, extra...); },
+          extra...);
     }
   }
 
@@ -178,13 +169,9 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
       detail::check_block_backward_arguments<Extra...>();
       detail::check_memory_of<On, DY>();
       const auto given = detail::read_sequence(dy);
-      if constexpr ((detail::IntoArgument<Extra> || ...)) {
-        back(given, tape, gradients, detail::find_into<T>(extra...), extra...);
-      } else {
-        auto dx = detail::result_on<DY>(detail::backend_or(backend(), extra...), given, config_.d_model);
-        back(given, tape, gradients, detail::with_batch(view(dx)), extra...);
-        return dx;
-      }
+      return detail::into_or_returned<DY, T>(
+          backend(), given, config_.d_model,
+          [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, extra...); }, extra...);
     }
   }
 

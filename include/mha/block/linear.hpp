@@ -164,13 +164,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     const On& backend = detail::backend_or(backend_, extra...);
     require_weights("linear");
     check("linear", "inputs", backend, from);
-    if constexpr ((detail::IntoArgument<Extra> || ...)) {
-      run(backend, from, detail::find_into<T>(extra...), extra...);
-    } else {
-      auto y = detail::result_on<X>(backend, from, config().outputs);
-      run(backend, from, detail::with_batch(view(y)), extra...);
-      return y;
-    }
+    return detail::into_or_returned<X, T>(
+        backend, from, config().outputs, [&](const TensorView<T, 3>& y) { run(backend, from, y, extra...); }, extra...);
   }
   // Refused in one sentence.
   template <class X, class... Extra>
@@ -210,13 +205,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
       const On& backend = detail::backend_or(backend_, extra...);
       require_trainable("linear");
       check("linear", "inputs", backend, from);
-      if constexpr ((detail::IntoArgument<Extra> || ...)) {
-        record(backend, from, detail::find_into<T>(extra...), extra...);
-      } else {
-        auto y = detail::result_on<std::remove_cvref_t<X>>(backend, from, config().outputs);
-        record(backend, from, detail::with_batch(view(y)), extra...);
-        return y;
-      }
+      return detail::into_or_returned<std::remove_cvref_t<X>, T>(
+          backend, from, config().outputs, [&](const TensorView<T, 3>& y) { record(backend, from, y, extra...); },
+          extra...);
     }
   }
 
@@ -240,13 +231,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
       detail::check_block_backward_arguments<Extra...>();
       detail::check_memory_of<On, DY>();
       const auto given = detail::read_sequence(dy);
-      if constexpr ((detail::IntoArgument<Extra> || ...)) {
-        back(given, tape, gradients, detail::find_into<T>(extra...), extra...);
-      } else {
-        auto dx = detail::result_on<DY>(detail::backend_or(backend_, extra...), given, config().inputs);
-        back(given, tape, gradients, detail::with_batch(view(dx)), extra...);
-        return dx;
-      }
+      return detail::into_or_returned<DY, T>(
+          backend_, given, config().inputs,
+          [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, extra...); }, extra...);
     }
   }
 

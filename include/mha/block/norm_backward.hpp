@@ -221,15 +221,12 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     } else {
       check_norm_backward_arguments<B, DY, Extra...>();
       const auto given = read_sequence(dy);
-      if constexpr ((IntoArgument<Extra> || ...)) {
-        back<false>(given, tape, gradients, find_into<T>(extra...), extra...);
-      } else if constexpr ((AddToArgument<Extra> || ...)) {
+      if constexpr ((AddToArgument<Extra> || ...))
         back<true>(given, tape, gradients, find_add_to<T>(extra...), extra...);
-      } else {
-        auto dx = result_on<DY>(backend_or(backend_, extra...), given, config_.width);
-        back<false>(given, tape, gradients, with_batch(view(dx)), extra...);
-        return dx;
-      }
+      else
+        return into_or_returned<DY, T>(
+            backend_, given, config_.width,
+            [&](const TensorView<T, 3>& dx) { back<false>(given, tape, gradients, dx, extra...); }, extra...);
     }
   }
 

@@ -239,13 +239,8 @@ template <class T, Backend B, class Kind> class RowNorm {
   };
   template <class X, class Before, class... Extra>
   auto run_into(const TensorView<const T, 3>& from, const Before& before, Extra&... extra) const {
-    if constexpr ((IntoArgument<Extra> || ...)) {
-      run(from, find_into<T>(extra...), before, extra...);
-    } else {
-      auto y = result_on<X>(backend_or(backend_, extra...), from, from.extent[2]);
-      run(from, with_batch(view(y)), before, extra...);
-      return y;
-    }
+    return into_or_returned<X, T>(
+        backend_, from, from.extent[2], [&](const TensorView<T, 3>& y) { run(from, y, before, extra...); }, extra...);
   }
   template <class Before, class... Extra>
   MHA_NO_INLINE void run(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, const Before& before,

@@ -215,13 +215,9 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::check_memory_of<B, X>();
     const auto from = detail::read_sequence(x);
     check(from, memory);
-    if constexpr ((detail::IntoArgument<Extra> || ...)) {
-      forward(from, memory, detail::find_into<T>(extra...), extra...);
-    } else {
-      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), from, output_width());
-      forward(from, memory, detail::with_batch(view(y)), extra...);
-      return y;
-    }
+    return detail::into_or_returned<X, T>(
+        backend_, from, output_width(), [&](const TensorView<T, 3>& y) { forward(from, memory, y, extra...); },
+        extra...);
   }
 
   /// Steps of at most so many rows of every sequence.
@@ -245,13 +241,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         step.commit();
       }
     };
-    if constexpr ((detail::IntoArgument<Extra> || ...)) {
-      to(detail::find_into<T>(extra...));
-    } else {
-      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), all, output_width());
-      to(detail::with_batch(view(y)));
-      return y;
-    }
+    return detail::into_or_returned<X, T>(backend_, all, output_width(), to, extra...);
   }
 
   template <class Memory, class... Extra>

@@ -180,13 +180,10 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       Workspace& workspace = detail::workspace_or(own, extra...);
       const ScoreDestinations d_score{detail::find_bias_gradient<T>(extra...), detail::find_score_gradient(extra...)};
       const TensorView<T, 3> d_memory = detail::find_memory_into<T>(extra...);
-      if constexpr ((detail::IntoArgument<Extra> || ...)) {
-        back(given, tape, gradients, detail::find_into<T>(extra...), d_memory, d_score, backend, workspace);
-      } else {
-        auto dx = detail::result_on<DY>(backend, given, config_.d_model);
-        back(given, tape, gradients, detail::with_batch(view(dx)), d_memory, d_score, backend, workspace);
-        return dx;
-      }
+      return detail::into_or_returned<DY, T>(
+          backend, given, config_.d_model,
+          [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, d_memory, d_score, backend, workspace); },
+          extra...);
     }
   }
 
@@ -230,13 +227,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   template <class X, class... Extra>
   auto record_into(const X&, const Rows& x, const Rows& memory, bool cross, Extra&... extra) const {
     this->check(x, memory);
-    if constexpr ((detail::IntoArgument<Extra> || ...)) {
-      record(x, memory, cross, detail::find_into<T>(extra...), extra...);
-    } else {
-      auto y = detail::result_on<X>(detail::backend_or(backend_, extra...), x, this->output_width());
-      record(x, memory, cross, detail::with_batch(view(y)), extra...);
-      return y;
-    }
+    return detail::into_or_returned<X, T>(
+        backend_, x, this->output_width(), [&](const TensorView<T, 3>& y) { record(x, memory, cross, y, extra...); },
+        extra...);
   }
 
   template <class... Extra>
