@@ -48,8 +48,8 @@ template <class A> Index panel_grain(IsaLevel level) {
   });
 }
 
-/// Panels that a product of one row reads side by side: more chains in flight, and more streams for the hardware to
-/// fetch ahead, which it does better than instructions here.
+/// Panels that a product of one row is given side by side: chains enough in flight, and streams that the hardware reads
+/// ahead.
 inline constexpr int row_panels = 4;
 
 /// The dense product of packed weights: a tile of Rows rows × up to three registers of columns at a time.
@@ -66,11 +66,9 @@ template <class A, class S> struct PanelBody {
       p.before = nothing.data;
       p.before_stride = 0;
     }
+    if (p.side_by_side != 0) return one_row<Isa>(p);
     for (; registers >= wide; registers -= wide) {
-      if (p.side_by_side != 0)
-        one_row<Isa, wide>(p);
-      else
-        all_rows<Isa, wide>(p);
+      all_rows<Isa, wide>(p);
       p.panel += wide * W;
       p.c += wide * W;
       p.before += wide * W;
@@ -92,16 +90,32 @@ template <class A, class S> struct PanelBody {
   };
   static constexpr Nothing nothing{};
 
-  template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void one_row(const PanelArgs<A, S>& p) {
+  /// Whole rows of as many panels as the registers have room for: a line of the cache is read once.
+  template <class Isa> MHA_ALWAYS_INLINE static void one_row(PanelArgs<A, S> p) {
+    constexpr int W = Vector<A, Isa>::width;
+    constexpr int whole = panel_columns<A> / W, panels = Isa::registers == 32 ? row_panels : 2;
+    constexpr int vectors = std::min(whole, 12 / panels);
+    static_assert(row_panels % panels == 0 && whole % vectors == 0);
+    for (int i = 0; i < row_panels; i += panels, p.panel += panels * p.side_by_side) {
+      for (int j = 0; j < whole; j += vectors) {
+        PanelArgs<A, S> part = p;
+        part.panel += j * W;
+        part.c += (i * whole + j) * W;
+        part.before += (i * whole + j) * W;
+        one_row<Isa, panels, vectors>(part);
+      }
+    }
+  }
+  template <class Isa, int Panels, int Vectors> MHA_ALWAYS_INLINE static void one_row(const PanelArgs<A, S>& p) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
     const A* row = p.rows;
     const S* panel = p.panel;
     const S* const end = panel + std::ptrdiff_t{p.depth} * panel_columns<A>;
     const std::ptrdiff_t apart = p.side_by_side;
-    V sum[std::size_t{row_panels}][std::size_t{Vectors}];
+    V sum[std::size_t{Panels}][std::size_t{Vectors}];
     MHA_UNROLL_4
-    for (int i = 0; i < row_panels; ++i) {
+    for (int i = 0; i < Panels; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
@@ -109,7 +123,7 @@ template <class A, class S> struct PanelBody {
       V x;
       broadcast(x, *row);
       MHA_UNROLL_4
-      for (int i = 0; i < row_panels; ++i) {
+      for (int i = 0; i < Panels; ++i) {
         MHA_UNROLL_8
         for (int j = 0; j < Vectors; ++j) {
           const S* const at = panel + i * apart + j * W;
@@ -120,7 +134,7 @@ template <class A, class S> struct PanelBody {
       }
     }
     MHA_UNROLL_4
-    for (int i = 0; i < row_panels; ++i) {
+    for (int i = 0; i < Panels; ++i) {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) {
         const std::ptrdiff_t at = i * std::ptrdiff_t{panel_columns<A>} + j * W;

@@ -107,6 +107,38 @@ TYPED_TEST(PanelKernel, ARowsBitsDoNotDependOnTheOthersNorOnTheColumnsWanted) {
   });
 }
 
+// One row meets whole panels side by side: each gives the bits that it gives alone.
+TYPED_TEST(PanelKernel, PanelsSideBySideGiveTheBitsOfEachAlone) {
+  using A = mha::Accumulator<TypeParam>;
+  constexpr Index columns = panel_columns<A>, panels = mha::detail::simd::row_panels;
+  support::Random random("panels side by side");
+  unit::for_each_level([&](auto isa) {
+    const auto kernel = panel_kernel<A, TypeParam>(decltype(isa)::level);
+    for (const Index depth : {1, 33, 256})
+      for (const bool with_bias : {false, true}) {
+        const std::ptrdiff_t apart = (depth + 3) * columns;
+        std::vector<A> row(static_cast<std::size_t>(depth)), bias(static_cast<std::size_t>(panels * columns));
+        std::vector<TypeParam> memory(static_cast<std::size_t>(panels * apart));
+        random.fill(row);
+        random.fill(bias);
+        random.fill(memory);
+        std::vector<A> c(static_cast<std::size_t>((panels + 1) * columns), support::poison<A>());
+        kernel({row.data(), depth, memory.data(), memory.data(), with_bias ? bias.data() : nullptr, 0, c.data(), 0, 1,
+                depth, columns, apart});
+        for (Index i = 0; i <= panels; ++i) {
+          std::vector<A> alone(static_cast<std::size_t>(columns), support::poison<A>());
+          if (i < panels)
+            kernel({row.data(), depth, memory.data() + i * apart, memory.data(),
+                    with_bias ? bias.data() + i * columns : nullptr, 0, alone.data(), columns, 1, depth, columns});
+          for (Index j = 0; j < columns; ++j)
+            ASSERT_EQ(support::bits(c[static_cast<std::size_t>(i * columns + j)]),
+                      support::bits(alone[static_cast<std::size_t>(j)]))
+                << "panel " << i << ", column " << j << ", depth " << depth;
+        }
+      }
+  });
+}
+
 TYPED_TEST(PanelKernel, AddsTheWholeSumToWhatWasThere) {
   using A = mha::Accumulator<TypeParam>;
   support::Random random("panel add");
