@@ -90,9 +90,8 @@ TEST(FarBackward, OfAScoreIsRefusedUnderARecordingBeforeAnythingIsEnqueued) {
   const std::size_t recorded = support::FarStream::recorded();
   mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
   mha::cuda::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  EXPECT_NE(
-      said.find("is being recorded: record no ragged call, no Origin{positions}, no gradients of a score's numbers"),
-      std::string::npos)
+  EXPECT_NE(said.find("is being recorded: record no ragged call, no Origin{positions}, no ScoreGradient"),
+            std::string::npos)
       << said;
   EXPECT_EQ(recorded, 0u);
   EXPECT_EQ(support::differing(mha::to_host(dq), poison), 0u);
