@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <mha/backend/cuda/backward.hpp>
 #include <mha/backend/cuda/device.hpp>
@@ -28,7 +29,7 @@
 
 namespace support {
 
-/// What a launch of attend() is told beside its call.
+/// What one launch of attend() is told beside its call.
 struct FarLaunch {
   mha::cuda::BlockIndex grid{};
   mha::cuda::Shared bytes = 0;
@@ -87,13 +88,13 @@ struct FarCuda {
     mha::cuda::require_data_here(device, call);
     want_far(call);
     auto frame = workspace.frame();
-    FarLaunch launched;
+    std::vector<FarLaunch> launched;
     mha::cuda::attend(call, mha::cuda::DeviceFacts{}, Planner{{workspace, frame}, launched});
-    ++launches;
-    last = launched;
+    launches += static_cast<int>(launched.size());
+    last = launched.back();
     FarStream::enqueue([call, launched] {
       gpu::with_guarded_policies(
-          call, [&](const auto& any) { mha::cuda::attend(any, mha::cuda::DeviceFacts{}, Replayer{launched}); });
+          call, [&](const auto& any) { mha::cuda::attend(any, mha::cuda::DeviceFacts{}, Replayer{launched.data()}); });
     });
   }
 
@@ -219,32 +220,36 @@ struct FarCuda {
     template <class A> A* parts(std::ptrdiff_t n) { return frame.template take<A>(static_cast<std::size_t>(n)); }
     unsigned* counters(std::ptrdiff_t n) { return workspace.counters(static_cast<std::size_t>(n)); }
   };
-  /// Notes a launch.
+  /// Notes launches.
   struct Planner {
     Launcher from;
-    FarLaunch& to;
+    std::vector<FarLaunch>& to;
+    FarLaunch next{};
 
     template <class, class Params> void launch(mha::cuda::BlockIndex grid, mha::cuda::Shared bytes, const Params&) {
-      to.grid = grid;
-      to.bytes = bytes;
+      next.grid = grid;
+      next.bytes = bytes;
+      to.push_back(next);
+      next = {};
     }
     template <class A> A* parts(std::ptrdiff_t n) {
       A* const p = from.parts<A>(n);
-      to.parts = p;
+      next.parts = p;
       return p;
     }
-    unsigned* counters(std::ptrdiff_t n) { return to.counters = from.counters(n); }
+    unsigned* counters(std::ptrdiff_t n) { return next.counters = from.counters(n); }
   };
-  /// Makes one that was noted.
+  /// Makes those that were noted, one after another.
   struct Replayer {
-    const FarLaunch& noted;
+    const FarLaunch* noted;
 
     template <class Kernel, class Params> void launch(mha::cuda::BlockIndex, mha::cuda::Shared, const Params& params) {
-      gpu::launch<gpu::HostMachine>(noted.grid, Kernel::threads, noted.bytes,
+      gpu::launch<gpu::HostMachine>(noted->grid, Kernel::threads, noted->bytes,
                                     [&](gpu::HostMachine& m) { Kernel::run(m, params); });
+      ++noted;
     }
-    template <class A> A* parts(std::ptrdiff_t) { return static_cast<A*>(noted.parts); }
-    unsigned* counters(std::ptrdiff_t) { return noted.counters; }
+    template <class A> A* parts(std::ptrdiff_t) { return static_cast<A*>(noted->parts); }
+    unsigned* counters(std::ptrdiff_t) { return noted->counters; }
   };
 };
 
