@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the backward pass, of every body and scalar: compiled for each architecture, and what they need there.
+// Kernels of each large body of the backward pass: compiled for each architecture, and what they need there.
 #include <string>
 #include <utility>
 #include <vector>

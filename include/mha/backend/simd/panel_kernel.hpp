@@ -90,7 +90,8 @@ template <class A, class S> struct PanelBody {
   };
   static constexpr Nothing nothing{};
 
-  /// Whole rows of as many panels as the registers have room for: a line of the cache is read once.
+  /// Rows of as many panels as the registers have room for; whole ones above the baseline, so that a line of the cache
+  /// is read once.
   template <class Isa> MHA_ALWAYS_INLINE static void one_row(PanelArgs<A, S> p) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int whole = panel_columns<A> / W, panels = Isa::registers == 32 ? row_panels : 2;
