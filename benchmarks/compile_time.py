@@ -3,8 +3,10 @@
 
     python3 benchmarks/compile_time.py
     python3 benchmarks/compile_time.py --compiler clang++ --repeat 5 --eigen /path/to/eigen
+    python3 benchmarks/compile_time.py --commands
 
 Medians of interleaved compilations; "of Eigen" divides by the time of a unit that includes <Eigen/Core> alone.
+--commands adds what a contributor waits for: the README's commands in a fresh clone of the last commit, once each.
 """
 
 import argparse
@@ -14,9 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-INCLUDE = Path(__file__).resolve().parent.parent / "include"
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE = ROOT / "include"
 
 CALL = """#include <Eigen/Core>
 #include <mha/{door}.hpp>
@@ -64,11 +68,27 @@ def text_bytes(path):
     return int(re.match(r"\s*(\d+)", lines[1])[1])
 
 
+def print_commands():
+    """Wall-clock seconds of the README's commands, each in a fresh clone; packages that they install count too."""
+    print("\n| command, fresh clone | seconds |\n|---|---:|")
+    for command in ("demo", "test"):
+        with tempfile.TemporaryDirectory() as folder:
+            clone = str(Path(folder, "mha"))
+            subprocess.run(["git", "clone", "-q", str(ROOT), clone], check=True)
+            begin = time.monotonic()
+            done = subprocess.run(["cmake/mha.sh", command], cwd=clone, stdout=subprocess.DEVNULL)
+            taken = f"{time.monotonic() - begin:.0f}"
+            print(f"| `cmake/mha.sh {command}` | {taken if done.returncode == 0 else 'failed after ' + taken} |", flush=True)
+    lines = sum(len(path.read_text().splitlines()) for path in INCLUDE.rglob("*") if path.is_file())
+    print(f"\n{lines} lines in include/.")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compiler", default="g++")
     parser.add_argument("--eigen", default="/usr/include/eigen3")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--commands", action="store_true", help="time the README's commands too: many minutes")
     options = parser.parse_args()
     if options.repeat < 1:
         parser.error(f"--repeat is {options.repeat}, expected 1 or more")
@@ -86,7 +106,9 @@ def main():
     print("| unit | seconds | of Eigen | text, kB |\n|---|---:|---:|---:|")
     for name, times in taken.items():
         median = statistics.median(times)
-        print(f"| `{name}` | {median:.2f} | {median / eigen:.1f} | {size[name] / 1000:.0f} |")
+        print(f"| `{name}` | {median:.2f} | {median / eigen:.1f} | {size[name] / 1000:.0f} |", flush=True)
+    if options.commands:
+        print_commands()
 
 
 if __name__ == "__main__":
