@@ -10,14 +10,17 @@
 
 namespace support {
 
-/// All that a user can see of a cache, as text: of every sequence its length and all that is stored of it.
+/// All that a user can see of a cache, as text: of every sequence its length, how far it can go back, and all that is
+/// stored of it.
 template <class Cache> std::string picture(const Cache& cache) {
   std::string all = std::to_string(cache.sequences()) + " of " + std::to_string(cache.bytes()) + " bytes";
   if constexpr (requires { cache.free_pages(); }) all += " free " + std::to_string(cache.free_pages());
   for (const mha::SequenceId& id : cache.ids()) {
     const auto bytes = cache.save(id);
-    all += " [" + std::to_string(cache.length(id)) + "," + std::to_string(cache.oldest(id)) + "]" +
-           std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    mha::Index back = cache.length(id);
+    while (cache.can_truncate(id, back - 1)) --back;
+    all += " [" + std::to_string(cache.length(id)) + "," + std::to_string(cache.oldest(id)) + "," +
+           std::to_string(back) + "]" + std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   return all;
 }

@@ -238,9 +238,10 @@ struct Far {
     mha::detail::run_softmax(call, to, mha::detail::ItemsOn<Far>{*this, workspace});
   }
 
+  /// The last row first: a device runs them in any order.
   template <mha::Items I> void for_each_item(const I& items, Workspace&) const {
     const Kernel open;
-    mha::detail::run_serially(items);
+    for (std::ptrdiff_t row = items.rows; row-- > 0;) mha::detail::run_rows(items, row, row + 1);
   }
 
   const Index* stage(const Index* numbers, Index n, Workspace::Frame& frame, Workspace&) const {

@@ -10,6 +10,52 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
+/// What a mask says of tiles to a host that may not read its data.
+template <class M> struct TilesOnHost {
+  const M* mask;
+  bool readable;
+
+  constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
+    return readable ? mha::tile(*mask, b, h, q_begin, q_end, k_begin, k_end) : TileVisibility::partial;
+  }
+};
+
+template <class M> TilesOnHost<M> tiles_on_host(const M& mask);
+template <class A, class B> auto tiles_on_host(const And<A, B>& mask);
+template <class A, class B> auto tiles_on_host(const Or<A, B>& mask);
+
+template <class M> TilesOnHost<M> tiles_on_host(const M& mask) {
+  bool readable = true;
+  static_cast<void>(with_data(mask, [&](const auto& data) {
+    if constexpr (requires { data.memory; }) readable = readable && (data.memory == Memory::host || data.size == 0);
+    return data;
+  }));
+  return {&mask, readable};
+}
+template <class A, class B> auto tiles_on_host(const And<A, B>& mask) {
+  return And<decltype(tiles_on_host(mask.a)), decltype(tiles_on_host(mask.b))>{tiles_on_host(mask.a),
+                                                                               tiles_on_host(mask.b)};
+}
+template <class A, class B> auto tiles_on_host(const Or<A, B>& mask) {
+  return Or<decltype(tiles_on_host(mask.a)), decltype(tiles_on_host(mask.b))>{tiles_on_host(mask.a),
+                                                                              tiles_on_host(mask.b)};
+}
+
+/// Checks that a mask, prepared for the call, hides positions [first, oldest[b]) of each sequence, where that is not 0.
+template <class M>
+void require_dropped_hidden(const char* call, const M& mask, const CallShape& shape, Index first, const Index* oldest) {
+  const auto asked = tiles_on_host(mask);
+  for (Index b = 0; b < shape.batch; ++b) {
+    const Index begin = shape.origin[b], end = shape.queries_end(b);
+    if (oldest[b] == 0 || begin == end) continue;
+    for (Index h = 0; h < shape.heads; ++h)
+      require(asked.tile(b, h, begin, end, first, oldest[b]) == TileVisibility::none, call,
+              ": the mask may show positions ", first, " to ", oldest[b] - 1,
+              ", which the Ring has dropped, to the queries from position ", begin,
+              " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+  }
+}
+
 /// Keys and values of some of a cache's sequences, each of which has a block of rows: sequence b is in blocks[b].
 ///
 /// Position p is in row p, or, if the blocks turn, where RingRows says of `fixed` rows that stay; then positions
@@ -52,15 +98,7 @@ template <class T, bool turns> struct BlockKv {
   /// Checks that a mask, prepared for the call, hides what was written over.
   template <class M>
   void require_hidden(const char* call, const M& mask, const CallShape& shape) const requires(turns) {
-    for (Index b = 0; b < shape.batch; ++b) {
-      const Index begin = shape.origin[b], end = shape.queries_end(b);
-      if (oldest[b] == 0 || begin == end) continue;
-      for (Index h = 0; h < shape.heads; ++h)
-        require(mha::tile(mask, b, h, begin, end, first, oldest[b]) == TileVisibility::none, call,
-                ": the mask may show positions ", first, " to ", oldest[b] - 1,
-                ", which the Ring has dropped, to the queries from position ", begin,
-                " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
-    }
+    require_dropped_hidden(call, mask, shape, first, oldest.data);
   }
 
  private:

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -80,12 +82,14 @@ template <class F> class SavedRows {
     require(bytes.size() >= sizeof header_, "restore: ", bytes.size(), " bytes, a saved sequence has at least ",
             sizeof header_);
     std::memcpy(&header_, bytes.data(), sizeof header_);
-    require(std::memcmp(header_.magic, saved_magic, sizeof saved_magic) == 0,
-            "restore: the bytes are no saved sequence, or one of another version of mha");
+    constexpr std::size_t version = sizeof saved_magic - 1;
+    require(std::memcmp(header_.magic, saved_magic, version) == 0, "restore: the bytes are no saved sequence");
+    require(header_.magic[version] == saved_magic[version], "restore: the sequence was saved in format ",
+            std::string_view(&header_.magic[version], 1), ", expected ", std::string_view(&saved_magic[version], 1));
     const std::string_view own = scalar_name<F>();
-    require(
-        header_.scalar[sizeof header_.scalar - 1] == 0 && own == header_.scalar && header_.scalar_bytes == sizeof(F),
-        "restore: the sequence was saved in another scalar, the cache stores ", own);
+    const std::string_view scalar(header_.scalar, std::find(header_.scalar, std::end(header_.scalar), '\0'));
+    require(own == scalar && header_.scalar_bytes == sizeof(F), "restore: the sequence was saved in ", scalar, " of ",
+            header_.scalar_bytes, " bytes, the cache stores ", own, " of ", sizeof(F));
     const auto agree = [](const char* axis, Index saved, Index cached) {
       require_equal("restore", axis, "the saved sequence", saved, "the cache", cached);
     };
@@ -99,9 +103,9 @@ template <class F> class SavedRows {
                 (header_.oldest == 0 ? header_.first_gone == 0 : header_.first_gone < header_.oldest),
             "restore: the saved sequence says that positions ", header_.first_gone, " to ", header_.oldest - 1,
             " are gone of ", header_.length);
-    const std::size_t expected = sizeof header_ + static_cast<std::size_t>(layers) *
-                                                      kept_positions(header_.length, gone()) * shape.row_elements() *
-                                                      sizeof(F);
+    row_bytes_ = shape.row_elements() * sizeof(F);
+    layer_bytes_ = kept_positions(header_.length, gone()) * row_bytes_;
+    const std::size_t expected = sizeof header_ + static_cast<std::size_t>(layers) * layer_bytes_;
     require(bytes.size() == expected, "restore: ", bytes.size(), " bytes, expected ", expected);
     at_ = sizeof header_;
   }
@@ -109,17 +113,22 @@ template <class F> class SavedRows {
   Index length() const { return header_.length; }
   Gone gone() const { return {header_.first_gone, header_.oldest}; }
 
-  /// The keys and values of the next layer.
-  void take(std::span<F> layer) {
-    if (layer.empty()) return;
-    std::memcpy(layer.data(), bytes_.data() + at_, layer.size_bytes());
-    at_ += layer.size_bytes();
+  /// The keys and values of the next layer, of the positions that are not gone; these are those that gone() names and
+  /// perhaps more before and behind them.
+  void take(std::span<F> kept, const Gone& gone) {
+    const std::size_t before = row_bytes_ * static_cast<std::size_t>(gone.oldest == 0 ? header_.length : gone.first);
+    const std::size_t behind = kept.size_bytes() - before;
+    const std::byte* const layer = bytes_.data() + at_;
+    auto* const to = reinterpret_cast<std::byte*>(kept.data());
+    if (before > 0) std::memcpy(to, layer, before);
+    if (behind > 0) std::memcpy(to + before, layer + layer_bytes_ - behind, behind);
+    at_ += layer_bytes_;
   }
 
  private:
   std::span<const std::byte> bytes_;
   SavedHeader header_{};
-  std::size_t at_ = 0;
+  std::size_t row_bytes_ = 0, layer_bytes_ = 0, at_ = 0;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

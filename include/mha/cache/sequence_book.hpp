@@ -70,12 +70,9 @@ class SequenceBook {
   /// Where the sequence's length and memory are kept.
   ///
   /// Errors    ShapeError if it was removed, or is of another cache
-  Index slot(const char* call, const SequenceId& id) const {
-    require(id.serial_ != 0, call, ": the SequenceId names no sequence: add() and fork() return one");
-    require(id.slot_ < capacity() && at(id.slot_).serial == id.serial_, call,
-            ": the sequence was removed, or is of another cache");
-    return id.slot_;
-  }
+  Index slot(const char* call, const SequenceId& id) const { return found(call, id, "the sequence"); }
+  /// The same of a call's sequence i.
+  Index slot(const char* call, const SequenceId& id, std::size_t i) const { return found(call, id, "sequence ", i); }
 
   Index length(Index slot) const { return at(slot).length; }
   void set_length(Index slot, Index length) { at(slot).length = length; }
@@ -85,6 +82,15 @@ class SequenceBook {
     std::uint64_t serial = 0;  ///< 0: free
     Index length = 0;
   };
+
+  /// `which`: what a sentence calls it.
+  template <class... Which> Index found(const char* call, const SequenceId& id, const Which&... which) const {
+    require(id.serial_ != 0, call, ": ", which..., " is an empty SequenceId: add() and fork() return one");
+    require(id.slot_ < capacity() && at(id.slot_).serial == id.serial_, call, ": ", which...,
+            " was removed, or is of another cache");
+    return id.slot_;
+  }
+
   Slot& at(Index slot) { return slots_[static_cast<std::size_t>(slot)]; }
   const Slot& at(Index slot) const { return slots_[static_cast<std::size_t>(slot)]; }
 

@@ -19,6 +19,7 @@
 #include "cache_memory.hpp"
 #include "config.hpp"
 #include "recorded_step.hpp"
+#include "step_numbers.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -59,26 +60,28 @@ template <class Cache> class LayerStep {
 
   LayerStep(Cache& cache, Index layer) : cache_(&cache), layer_(layer), step_(cache.steps_) {}
 
-  Index sequences() const { return static_cast<Index>(cache_->now_.growths.size()); }
+  // Every member throws a ShapeError if the step has ended. What they return lasts as long as the step.
+
+  Index sequences() const { return static_cast<Index>(now().growths.size()); }
   /// Of all sequences together.
-  Index rows() const { return static_cast<Index>(cache_->now_.to_row.size()); }
+  Index rows() const { return static_cast<Index>(now().to_row.size()); }
   /// (sequences + 1): sequence b is rows offsets()[b] … offsets()[b + 1] − 1.
-  std::span<const Index> offsets() const { return cache_->now_.offsets; }
+  std::span<const Index> offsets() const { return now().offsets; }
   /// (sequences): the position of each sequence's first row.
-  std::span<const Index> positions() const { return cache_->now_.positions; }
+  std::span<const Index> positions() const { return now().positions; }
 
   /// The layer's keys and values up to and with the rows of the step, which are to be written before they are read.
-  auto source() const { return cache_->source(layer_); }
+  auto source() const { return open().source(layer_); }
 
   /// Where a list of the step's numbers is in the memory of the cache's backend, for calls in this workspace; null
   /// where they copy it themselves.
   template <class Workspace> const Index* sent(const Index* list, const Workspace& workspace) const {
-    return cache_->sent(list, workspace);
+    return open().sent(list, workspace);
   }
 
-  /// Checks that the step is open and the cache is one of a layer of these sizes.
+  /// Checks that the cache is one of a layer of these sizes.
   void check_sizes(const Config& c) const {
-    detail::require(cache_->open_ && cache_->steps_ == step_, "layer: the step has ended");
+    static_cast<void>(open());
     const auto agree = [](const char* axis, Index own, Index stored) {
       detail::require_equal("layer", axis, "the layer", own, "the cache", stored);
     };
@@ -89,15 +92,15 @@ template <class Cache> class LayerStep {
 
   /// The step as a call of x (B, n, E), or ragged if its sequences have different rows.
   CallShape shape(Index heads) const {
-    CallShape all{sequences(), heads, 0, 0, Origins(cache_->now_.positions.data())};
-    for (const detail::Growth& g : cache_->now_.growths) {
+    CallShape all{sequences(), heads, 0, 0, Origins(positions().data())};
+    for (const detail::Growth& g : now().growths) {
       const detail::Growth& first = growth(0);
-      if (g.rows != first.rows) all.query_offsets = cache_->now_.offsets.data();
+      if (g.rows != first.rows) all.query_offsets = offsets().data();
       all.uneven_keys = all.uneven_keys || g.length + g.rows != first.length + first.rows;
       all.queries = std::max(all.queries, g.rows);
       all.keys = std::max(all.keys, g.length + g.rows);
     }
-    if (all.query_offsets != nullptr) all.fewest_queries = detail::shortest(cache_->now_.offsets);
+    if (all.query_offsets != nullptr) all.fewest_queries = detail::shortest(offsets());
     return all;
   }
   /// The keys that a recordable cache plans the step for; 0 of others: those there are.
@@ -110,7 +113,7 @@ template <class Cache> class LayerStep {
   /// Of queries and keys.
   double pairs() const {
     double sum = 0;
-    for (const detail::Growth& g : cache_->now_.growths) sum += double(g.rows) * (g.length + g.rows);
+    for (const detail::Growth& g : now().growths) sum += double(g.rows) * (g.length + g.rows);
     return sum;
   }
   /// Positions of sequence b that are there after the step.
@@ -132,21 +135,26 @@ template <class Cache> class LayerStep {
   void check(const Config& c, std::uint64_t weights_version, Index batch, Index length) const {
     using detail::require;
     check_sizes(c);
-    detail::require_step_rows("layer", "x", batch, length, cache_->now_.growths, rows());
+    detail::require_step_rows("layer", "x", batch, length, now().growths, rows());
     require(!cache_->written_[static_cast<std::size_t>(layer_)], "layer: layer ", layer_,
             " of the cache was written in this step already");
-    cache_->versions_.check(cache_->now_.growths, layer_, weights_version);
+    cache_->versions_.check(now().growths, layer_, weights_version);
   }
 
   /// Writes keys (B, n, Hkv, D) and values (B, n, Hkv, Dv) of the step's rows in their order.
   template <class T, class Run>
   void write(const TensorView<const T, 4>& key, const TensorView<const T, 4>& value, std::uint64_t weights_version,
              const Run& run) const {
-    cache_->write(layer_, key, value, weights_version, run);
+    open().write(layer_, key, value, weights_version, run);
   }
 
  private:
-  const detail::Growth& growth(Index b) const { return cache_->now_.growths[static_cast<std::size_t>(b)]; }
+  Cache& open() const {
+    detail::require(cache_->open_ && cache_->steps_ == step_, "layer: the step has ended");
+    return *cache_;
+  }
+  const detail::StepNumbers& now() const { return open().now_; }
+  const detail::Growth& growth(Index b) const { return now().growths[static_cast<std::size_t>(b)]; }
 
   Cache* cache_;
   Index layer_;
@@ -154,8 +162,10 @@ template <class Cache> class LayerStep {
 };
 
 /// Rows that are added to sequences of a cache, through all layers of a model. The cache is as it was until commit();
-/// a step that ends without it, by an exception too, has not happened. (Rows that a layer wrote to a Ring have gone
-/// over what was a turn behind them: oldest(), can_truncate() and save() tell.) A cache has one step at a time.
+/// a step that ends without it, by an exception too, has not happened: no position and no page is taken, and steps that
+/// follow give the bits that they would have given. What a layer wrote to a Ring meanwhile has gone over positions that
+/// no later row sees, but that going back would need: oldest(), can_truncate() and save() count them as gone. A cache
+/// has one step at a time.
 ///
 ///   auto step = cache.step(sequences, rows);
 ///   for (int i = 0; i < layers; ++i) attention[i](x, step[i], mha::into(y));
@@ -169,7 +179,8 @@ template <class Cache> class CacheStep {
     if (cache_ != nullptr) cache_->drop();
   }
 
-  /// (sequences + 1): of the rows of all sequences, those of sequence b are offsets()[b] … offsets()[b + 1] − 1.
+  /// (sequences + 1): of the rows of all sequences, those of sequence b are offsets()[b] … offsets()[b + 1] − 1, as
+  /// long as the step lasts.
   std::span<const Index> offsets() const { return open("offsets").now_.offsets; }
 
   /// The part of layer i.
@@ -207,7 +218,8 @@ template <class Cache> class CacheStep {
     cache.write(layer, keys, values, 0, cache.memory_.items());
   }
 
-  /// What layer i attends to, after append(): attention(q, step.source(i), mha::Ragged{step.offsets()}, …).
+  /// What layer i attends to, after append(): attention(q, step.source(i), mha::Ragged{step.offsets()}, …). It lasts as
+  /// long as the step.
   auto source(Index layer) const {
     open("source").require_layer("source", layer);
     return cache_->source(layer);

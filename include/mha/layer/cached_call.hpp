@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <optional>
 
+#include "../cache/block_kv.hpp"
 #include "../core/check.hpp"
 #include "../launch.hpp"
 #include "cache_step.hpp"
@@ -121,6 +124,33 @@ void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, 
   require(same_view(x, read) || !share_elements(x, y),
           "prefill: the result overlaps x and is not x itself: an earlier piece would be written over rows still to be "
           "read");
+}
+
+/// Checks that masks and scores fit every piece of so many rows for each sequence, and that a Ring will have dropped
+/// nothing that the masks may show to one: a later piece is not refused once earlier ones are committed.
+template <class B, class M, class S, class Storage, class F, class C>
+void require_fitting_pieces(const M& mask, const S& score, Index heads, Index rows, const KvCache<Storage, F, C>& cache,
+                            typename B::Workspace& workspace) {
+  if constexpr (std::same_as<Storage, Ring>) {  // others are given all rows in one piece
+    auto frame = workspace.frame();
+    const std::size_t sequences = cache.ids().size();
+    Index* const positions = frame.template take_host<Index>(sequences);
+    Index* const oldest = frame.template take_host<Index>(sequences);
+    for (Index begin = 0, count = 0; begin < rows; begin += count) {
+      count = std::min(cache.max_rows(), rows - begin);
+      CallShape shape{cache.sequences(), heads, count, 0, Origins(positions)};
+      for (std::size_t b = 0; b < sequences; ++b) {
+        positions[b] = cache.length(cache.ids()[b]) + begin;
+        oldest[b] = cache.oldest(cache.ids()[b], begin + count);
+        shape.uneven_keys = shape.uneven_keys || positions[b] != positions[0];
+        shape.keys = std::max(shape.keys, positions[b] + count);
+      }
+      auto of_piece = workspace.frame();
+      const auto ready = prepared_for<memory_of<B>>("layer", mask, shape, of_piece);
+      require_dropped_hidden("layer", ready, shape, cache.storage().first, oldest);
+      static_cast<void>(prepared_for<memory_of<B>>("layer", score, shape, of_piece));
+    }
+  }
 }
 
 template <class Cache> void require_short_form(const char* call, const Cache& cache) {

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -34,11 +33,10 @@ namespace mha::inline MHA_NAMESPACE {
 ///           itself (copies, append(), save(), restore()) runs in a workspace: steps in another stream are ordered with
 ///           it by the caller, and copy a step's numbers in each layer, not once
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
-///           Systolic: not on the storage, the steps the rows came in, forks, or the other sequences. In the layer's
-///           own scalar they are the bits of layer(x)
+///           Systolic, whatever storage, steps, forks and other sequences. In the layer's own scalar: as layer(x)
 /// Threads   one at a time
-/// Errors    every call that throws leaves the cache as it was, but for a CudaError. While a step is open, every call
-///           that would change the cache throws
+/// Errors    every call that throws leaves the cache as it was, but for a CudaError and what a dropped step wrote to a
+///           Ring (CacheStep). While a step is open, every call that would change the cache throws
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache {
@@ -69,11 +67,12 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   KvCache& operator=(const KvCache&) = delete;
 
   const KvShape& shape() const { return shape_; }
+  const Storage& storage() const { return storage_; }
   Index layers() const { return sizes_.layers; }
-  /// Sequences that there are, and those there is memory for.
+  /// Those that there are, and those there is memory for.
   Index sequences() const { return sequences_.size(); }
   Index max_sequences() const { return sizes_.sequences; }
-  /// The sequences in the order in which they were added; layer.prefill() and layer.step() read their rows so.
+  /// In the order in which they were added; layer.prefill() and layer.step() read their rows so.
   std::span<const SequenceId> ids() const { return sequences_.all(); }
   /// The most rows that a step adds to a sequence.
   Index max_rows() const { return book_.rewind(); }
@@ -83,8 +82,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
   /// Errors    ShapeError if the cache's stream is being recorded, as of step(), reorder() and a fork() that copies
   void require_sendable() const { sent_.check(memory_.items()); }
-  /// The memory of keys and values, and of what a matrix unit keeps beside them; the lengths and pages of sequences are
-  /// not counted.
+  /// The memory of keys and values, and of what a matrix unit keeps beside them.
   std::size_t bytes() const { return memory_.bytes(); }
   /// What the rows of a position's key and value take in all layers, without what a matrix unit keeps beside them.
   std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
@@ -153,10 +151,10 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
 
   Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
-  /// The first position behind those that a Ring has dropped; 0 while it has dropped none.
-  Index oldest(SequenceId id) const {
+  /// The first position behind those that a Ring has dropped, or will have with so many rows more; 0 if none.
+  Index oldest(SequenceId id, Index rows = 0) const {
     const Index slot = sequences_.slot("oldest", id);
-    return book_.gone(slot, 0).oldest;
+    return book_.gone(slot, sequences_.length(slot) + rows).oldest;
   }
 
   /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them.
@@ -211,10 +209,11 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     return made("restore", [&](Index slot) {
       book_.fill(slot, saved.length(), saved.gone());
       now_.describe(book_, slot, saved.length());
-      const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), saved.gone());
+      const detail::Gone gone = book_.gone(slot, 0);  // of a smaller Ring more than were gone
+      const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), gone);
       Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
       for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
-        saved.take(of_layer);
+        saved.take(of_layer, gone);
         memory_.fill(layer, rows, of_layer);
         keep_tiles(layer, std::array{Index{0}}, memory_.items());
       }
@@ -264,10 +263,12 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void enter(const char* call, std::span<const SequenceId> sequences) {
     require_sendable();
     now_.slots.clear();
-    for (const SequenceId& id : sequences) now_.slots.push_back(sequences_.slot(call, id));
+    for (std::size_t i = 0; i < sequences.size(); ++i) now_.slots.push_back(sequences_.slot(call, sequences[i], i));
     std::fill(in_step_.begin(), in_step_.end(), false);
     for (std::size_t i = 0; i < now_.slots.size(); ++i) {
-      detail::require(!in_step_[static_cast<std::size_t>(now_.slots[i])], call, ": sequence ", i, " is named twice");
+      detail::require(!in_step_[static_cast<std::size_t>(now_.slots[i])], call, ": sequences ",
+                      std::find(now_.slots.begin(), now_.slots.end(), now_.slots[i]) - now_.slots.begin(), " and ", i,
+                      " are the same one");
       in_step_[static_cast<std::size_t>(now_.slots[i])] = true;
     }
   }
@@ -306,7 +307,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     open_ = true;
     ++steps_;
   }
-
   void copy() { memory_.copy(copies_, detail::copies_of_tiles(book_, copies_)); }
   auto source(Index layer) const { return memory_.template source<Storage>(layer, now_, book_); }
   template <class Run> void keep_tiles(Index layer, std::span<const Index> from, const Run& run) {

@@ -103,8 +103,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_short_form("step", cache);
     return in_steps(x, cache, detail::longest_axis, extra...);
   }
-  /// The same for prompts of any length: a Ring is given its `rows` at a time, each piece committed; should its mask
-  /// refuse a later one, the cache has those before. y may be x itself, or be apart from it.
+  /// The same for prompts of any length: a Ring is given its `rows` at a time, each piece committed, after masks and
+  /// scores were checked for all of them. y may be x itself, or be apart from it.
   template <SequenceOf<T> X, class Cache, class... Extra>
   [[nodiscard]] auto prefill(const X& x, Cache& cache, Extra&&... extra) const {
     static_assert(!(detail::LogSumExpArgument<Extra> || ...),
@@ -231,6 +231,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto to = [&](const TensorView<T, 3>& rows) {
       detail::require_result(all, rows, output_width());
       detail::require_pieces(all, rows, from.extent[1], most, cache);
+      if (from.extent[1] > most) check_pieces(from.extent[1], cache, extra...);
       const auto y = detail::each_sequence(rows, cache);
       for (Index begin = 0; begin == 0 || begin < from.extent[1]; begin += most) {
         const Index count = std::min(most, from.extent[1] - begin);
@@ -242,6 +243,15 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
       }
     };
     return detail::into_or_returned<X, T>(backend_, all, output_width(), to, extra...);
+  }
+
+  template <class Cache, class... Extra> void check_pieces(Index rows, const Cache& cache, Extra&... extra) const {
+    Workspace own;
+    Workspace& workspace = detail::workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = detail::entered(detail::backend_or(backend_, extra...), workspace);
+    detail::require_fitting_pieces<B>(detail::intersect(mask_.there(), detail::collect_masks(extra...)),
+                                      detail::chain(score_.there(), detail::collect_scores(extra...)),
+                                      config_.num_heads, rows, cache, workspace);
   }
 
   template <class Memory, class... Extra>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -6,6 +7,7 @@
 #include <mha/cache/block_kv.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/policy/mask/first_keys.hpp>
+#include <mha/policy/mask/padding.hpp>
 #include <mha/policy/mask/positional.hpp>
 
 #include "scratch.hpp"
@@ -93,6 +95,31 @@ TEST(BlockKv, RefusesAMaskThatMayShowWhatWasWrittenOver) {
   EXPECT_EQ(refusal(mha::SlidingWindow{.left = 4}), "");
   EXPECT_EQ(refusal(mha::SlidingWindow{.left = 4} || mha::FirstKeys{.count = 2}), "");
   EXPECT_NE(refusal(mha::SlidingWindow{.left = 4} || mha::FirstKeys{.count = 3}), "");
+}
+
+// The host may not read what a mask has in the memory of a device: such a mask may show anything, beside another one
+// that hides what is gone it is of no matter.
+TEST(BlockKv, AsksNoMaskThatIsOnADevice) {
+  const Memory memory;
+  const std::vector<Index> blocks{0, 1}, lengths{9, 12}, oldest{0, 5};
+  const BlockKv<float, true> kv{memory.key.view(), memory.value.view(), blocks, lengths, oldest, 2};
+  const mha::CallShape shape{.batch = 2, .heads = 1, .queries = 2, .keys = 12, .origin = 10};
+  const auto hides = [&](const auto& mask) {
+    return mha_test::message_of<mha::ShapeError>([&] { kv.require_hidden("call", mask, shape); }).empty();
+  };
+  const auto* const nowhere = reinterpret_cast<const Index*>(std::uintptr_t{64});
+  const mha::Padding far{mha::Borrowed<Index>(nowhere, 2, mha::Memory::device)};
+  const mha::SlidingWindow window{.left = 4}, wide{.left = 9};
+  EXPECT_FALSE(hides(far));
+  EXPECT_FALSE(hides(!far));
+  EXPECT_TRUE(hides(far && window));
+  EXPECT_TRUE(hides(window && far));
+  EXPECT_TRUE(hides(far && (window && far)));
+  EXPECT_FALSE(hides(far && wide));
+  EXPECT_FALSE(hides(far || window));
+  EXPECT_TRUE(hides((far || mha::Full{}) && window));
+  const std::vector<Index> two(2);  // on the host a mask's data is read
+  EXPECT_TRUE(hides(mha::Padding{two}));
 }
 
 }  // namespace

@@ -49,22 +49,32 @@ std::vector<std::byte> with(std::vector<std::byte> bytes, Index SavedHeader::*me
   return bytes;
 }
 
+// All that there is, or less: a Ring that is smaller takes no more than it keeps.
 TEST(SavedSequence, ReadsWhatWasWritten) {
-  for (const Gone gone : {Gone{}, Gone{1, 4}}) {
-    const auto bytes = saved(6, gone);
-    SavedRows<float> from(bytes, shape, layers);
-    EXPECT_EQ(from.length(), 6);
-    EXPECT_EQ(from.gone().first, gone.first);
-    EXPECT_EQ(from.gone().oldest, gone.oldest);
-    const Index kept = gone.oldest == 0 ? 6 : 3;
-    for (Index i = 0; i < layers * kept; ++i) {
-      float row[6];
-      from.take(row);
-      for (int n = 0; n < 4; ++n) EXPECT_EQ(row[n], float(10 * i + n + 1));
-      EXPECT_EQ(row[4], float(-10 * i));
-      EXPECT_EQ(row[5], float(-10 * i - 1));
+  for (const Gone gone : {Gone{}, Gone{1, 4}})
+    for (const Gone wanted : {gone, Gone{1, 4}, Gone{0, 4}, Gone{1, 5}, Gone{0, 6}}) {
+      const auto bytes = saved(6, gone);
+      SavedRows<float> from(bytes, shape, layers);
+      EXPECT_EQ(from.length(), 6);
+      EXPECT_EQ(from.gone().first, gone.first);
+      EXPECT_EQ(from.gone().oldest, gone.oldest);
+      int saved_row = 0;
+      for (Index layer = 0; layer < layers; ++layer) {
+        std::vector<float> rows(mha::detail::kept_positions(6, wanted) * 6);
+        from.take(rows, wanted);
+        std::size_t at = 0;
+        for (Index p = 0; p < 6; ++p) {
+          if (p >= gone.first && p < gone.oldest) continue;
+          const float number = float(10 * saved_row++);
+          if (p >= wanted.first && p < wanted.oldest) continue;
+          for (std::size_t n = 0; n < 4; ++n) EXPECT_EQ(rows[at + n], number + float(n + 1));
+          EXPECT_EQ(rows[at + 4], -number);
+          EXPECT_EQ(rows[at + 5], -number - 1);
+          at += 6;
+        }
+        EXPECT_EQ(at, rows.size());
+      }
     }
-  }
 }
 
 TEST(SavedSequence, RefusesWhatItIsNot) {
@@ -87,7 +97,8 @@ TEST(SavedSequence, RefusesWhatItIsNot) {
   EXPECT_NE(refusal(with(good, &SavedHeader::scalar_bytes, 2)), "");
   auto unterminated = good;
   for (std::size_t i = 8; i < 24; ++i) unterminated[i] = std::byte{'f'};
-  EXPECT_EQ(refusal(unterminated), "restore: the sequence was saved in another scalar, the cache stores float");
+  EXPECT_EQ(refusal(unterminated),
+            "restore: the sequence was saved in ffffffffffffffff of 4 bytes, the cache stores float of 4");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ TEST(SequenceBook, KnowsItsOwnSequencesOnly) {
   const SequenceId a = book.add("add"), b = book.add("add"), of_other = other.add("add");
   EXPECT_NE(book.slot("length", a), book.slot("length", b));
   EXPECT_EQ(refusal(book, of_other), "length: the sequence was removed, or is of another cache");
-  EXPECT_EQ(refusal(book, SequenceId{}), "length: the SequenceId names no sequence: add() and fork() return one");
+  EXPECT_EQ(refusal(book, SequenceId{}), "length: the sequence is an empty SequenceId: add() and fork() return one");
 }
 
 TEST(SequenceBook, ARemovedSequenceIsNeverTakenForAnother) {

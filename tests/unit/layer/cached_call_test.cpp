@@ -239,6 +239,15 @@ TEST(CachedCall, ADroppedStepDoesNotChangeWhoseWeightsTheKeysAre) {
 }
 
 // What can be checked of all pieces is checked before the first.
+struct ScoreOfSixKeys {
+  static constexpr mha::Role role = mha::Role::score;
+  template <class A> A operator()(A logit, Index, Index, Index, Index) const { return logit; }
+  ScoreOfSixKeys prepared(const mha::CallShape& shape) const {
+    mha::detail::require(shape.keys <= 6, shape.keys, " keys");
+    return *this;
+  }
+};
+
 TEST(CachedCall, PrefillChecksAllPiecesFirst) {
   const Layer layer = drawn(28);
   const mha::SlidingWindow window{.left = 3};
@@ -261,6 +270,28 @@ TEST(CachedCall, PrefillChecksAllPiecesFirst) {
   const auto expected = layer(part(rows, 0, 8), window);
   layer.prefill(part(rows, 0, 8), ring, window, mha::into(mha::view(rows.data(), 8, E)));
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), rows.begin()));
+
+  // A mask or a score that does not fit a later piece is refused before the first.
+  const std::string before = picture(ring);
+  const auto next = random_rows(8, 31);
+  const auto refuses = [&](const std::string& sentence, const auto&... policies) {
+    EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(next, ring, policies...)); }), sentence);
+    EXPECT_EQ(picture(ring), before);
+  };
+  refuses(
+      "layer: the mask may show positions 0 to 4, which the Ring has dropped, to the queries from position 8 on: use a "
+      "mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+  ring.remove(a);
+  const SequenceId c = ring.add();
+  const auto fresh = picture(ring);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(next, ring)); }),
+            "layer: the mask may show positions 0 to 0, which the Ring has dropped, to the queries from position 4 on: "
+            "use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+  EXPECT_EQ(picture(ring), fresh);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(next, ring, window, ScoreOfSixKeys{})); }), "8 keys");
+  EXPECT_EQ(picture(ring), fresh);
+  static_cast<void>(layer.prefill(next, ring, window));
+  EXPECT_EQ(ring.length(c), 8);
 
   auto contiguous = mha::make_cache(layer, Contiguous{.length = 7});
   const SequenceId b = contiguous.add();

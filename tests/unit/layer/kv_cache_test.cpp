@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -51,9 +53,9 @@ TEST(KvCache, SavedSequencesGoFromStorageToStorage) {
   EXPECT_LT(from_ring.size(), saved.size());
   EXPECT_EQ(small.length(small.restore(from_ring)), 30);
   const auto refused = [](auto& cache, const auto& bytes) {
-    const Index before = cache.sequences();
+    const std::string before = picture(cache);
     const std::string sentence = message_of([&] { static_cast<void>(cache.restore(bytes)); });
-    EXPECT_EQ(cache.sequences(), before);
+    EXPECT_EQ(picture(cache), before);
     return sentence;
   };
   EXPECT_EQ(refused(contiguous, from_ring),
@@ -69,7 +71,8 @@ TEST(KvCache, SavedSequencesGoFromStorageToStorage) {
   EXPECT_EQ(refused(shorter, saved), "restore: the saved sequence has length 30, the cache's limit is 29");
   EXPECT_EQ(refused(paged, saved), "cache: the step needs 2 pages of 16 positions, 1 of 3 are free") << "two are taken";
   KvCache<Contiguous, mha::bfloat16> narrow(shape, Contiguous{.length = 40}, sizes);
-  EXPECT_EQ(refused(narrow, saved), "restore: the sequence was saved in another scalar, the cache stores bfloat16");
+  EXPECT_EQ(refused(narrow, saved),
+            "restore: the sequence was saved in float of 4 bytes, the cache stores bfloat16 of 2");
   KvCache<Contiguous, float> wide({heads, dim + 1, value_dim}, Contiguous{.length = 40}, sizes);
   EXPECT_EQ(refused(wide, saved), "restore: the saved sequence has head size 3 but the cache has head size 4");
   KvCache<Contiguous, float> deep(shape, Contiguous{.length = 40}, {.layers = layers + 1, .sequences = 1});
@@ -78,7 +81,38 @@ TEST(KvCache, SavedSequencesGoFromStorageToStorage) {
     EXPECT_NE(refused(contiguous, std::vector(saved.begin(), saved.begin() + static_cast<std::ptrdiff_t>(n))), "");
   auto other = saved;
   other[7] = std::byte{'2'};
-  EXPECT_EQ(refused(contiguous, other), "restore: the bytes are no saved sequence, or one of another version of mha");
+  EXPECT_EQ(refused(contiguous, other), "restore: the sequence was saved in format 2, expected 1");
+}
+
+// A ring that keeps less than was saved takes that alone: no position is written over another's.
+TEST(KvCache, ASmallerRingTakesTheLastPositions) {
+  KvCache<Contiguous, float> all(shape, Contiguous{.length = 40}, sizes);
+  KvCache<Ring, float> ring(shape, Ring{.left = 8, .rows = 4, .first = 2}, sizes);
+  const SequenceId a = all.add();
+  for (int i = 0; i < 10; ++i) write(all, a, 3, float(i));
+  const auto into = [&](auto&& small, const auto& saved) {
+    const SequenceId id = small.restore(saved);
+    const Index oldest = small.oldest(id);
+    EXPECT_EQ(oldest, 23);
+    const auto step = small.step(id, 0);
+    for (Index layer = 0; layer < layers; ++layer) {
+      const auto source = step.source(layer);
+      for (Index p = source.held(0, 0); p < 30; p = source.held(0, p + 1)) {
+        const auto run = source.run(0, 1, p, p + 1);
+        const auto reading = all.step(a, 0);
+        const auto expected = reading.source(layer).run(0, 1, p, p + 1);
+        for (Index d = 0; d < dim; ++d) EXPECT_EQ(run.key[d], expected.key[d]) << p;
+        for (Index d = 0; d < value_dim; ++d) EXPECT_EQ(run.value[d], expected.value[d]) << p;
+      }
+    }
+  };
+  const Ring small{.left = 3, .rows = 4, .first = 1};
+  for (const auto& saved : {all.save(a), ring.save(ring.restore(all.save(a)))}) {
+    into(KvCache<Ring, float>(shape, small, sizes), saved);
+    KvCache<Ring, float, support::Far> far(shape, small, sizes);
+    KvCache<Ring, float> back(shape, small, sizes);
+    into(back, far.save(far.restore(saved)));
+  }
 }
 
 TEST(KvCache, SavedSequencesGoFromMachineToMachine) {
@@ -171,7 +205,21 @@ TEST(KvCache, AnEndedStepIsNotTakenForTheNext) {
     return step[0];
   }();
   const auto step = cache.step(a, 1);
-  EXPECT_EQ(message_of([&] { old.check(config, 1, 1, 1); }), "layer: the step has ended");
+  Tensor<float, 4> key(1, 1, heads, dim), value(1, 1, heads, value_dim);
+  const mha::OnHost backend;
+  mha::OnHost::Workspace workspace;
+  const mha::detail::ItemsOn<mha::OnHost> items{backend, workspace};
+  const std::vector<std::function<void()>> uses{
+      [&] { old.check(config, 1, 1, 1); },
+      [&] { static_cast<void>(old.sequences()); },
+      [&] { static_cast<void>(old.rows()); },
+      [&] { static_cast<void>(old.offsets()); },
+      [&] { static_cast<void>(old.positions()); },
+      [&] { static_cast<void>(old.source()); },
+      [&] { static_cast<void>(old.shape(2)); },
+      [&] { static_cast<void>(old.kept(0)); },
+      [&] { old.write(std::as_const(key).view(), std::as_const(value).view(), 1, items); }};
+  for (const auto& use : uses) EXPECT_EQ(message_of(use), "layer: the step has ended");
   step[0].check(config, 1, 1, 1);
 }
 
@@ -187,9 +235,9 @@ TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
     EXPECT_EQ(picture(cache), before);
   };
   refuses({a, b}, {1}, "step: 2 sequences, but 1 numbers of rows");
-  refuses({a, a}, {1, 1}, "step: sequence 1 is named twice");
-  refuses({a, dead}, {1, 1}, "step: the sequence was removed, or is of another cache");
-  refuses({a, SequenceId{}}, {1, 1}, "step: the SequenceId names no sequence: add() and fork() return one");
+  refuses({a, a}, {1, 1}, "step: sequences 0 and 1 are the same one");
+  refuses({a, dead}, {1, 1}, "step: sequence 1 was removed, or is of another cache");
+  refuses({a, SequenceId{}}, {1, 1}, "step: sequence 1 is an empty SequenceId: add() and fork() return one");
   refuses({b, a}, {2, -1}, "step: sequence 1 has -1 rows, the least is 0");
   refuses({a, b}, {1, 8}, "step: sequence 1 of length 33 and 8 rows more would be longer than the cache's 40");
   refuses({a}, {2147483647},
@@ -270,9 +318,9 @@ TEST(KvCache, ReordersOnlyBeamsOfItsOwn) {
   refuses({a, b}, {0}, "reorder: 2 beams, but 1 sources");
   refuses({a, b}, {0, 2}, "reorder: source 2 is outside [0, 2), the number of beams");
   refuses({a, b}, {-1, 0}, "reorder: source -1 is outside [0, 2), the number of beams");
-  refuses({a, a}, {1, 0}, "reorder: sequence 1 is named twice");
-  refuses({a, dead}, {1, 0}, "reorder: the sequence was removed, or is of another cache");
-  refuses({a, other.add()}, {1, 0}, "reorder: the sequence was removed, or is of another cache");
+  refuses({a, a}, {1, 0}, "reorder: sequences 0 and 1 are the same one");
+  refuses({a, dead}, {1, 0}, "reorder: sequence 1 was removed, or is of another cache");
+  refuses({a, other.add()}, {1, 0}, "reorder: sequence 1 was removed, or is of another cache");
   const SequenceId both[] = {a, b};
   const Index swapped[] = {1, 0};
   cache.reorder(both, swapped);
@@ -380,7 +428,7 @@ TEST(KvCache, RefusesSequencesItHasNoMemoryFor) {
   refuses([&] { static_cast<void>(cache.fork(a, 21)); },
           "fork: length 21 is outside [0, 20], the length of the sequence");
   refuses([&] { static_cast<void>(cache.fork(SequenceId{})); },
-          "fork: the SequenceId names no sequence: add() and fork() return one");
+          "fork: the sequence is an empty SequenceId: add() and fork() return one");
   static_cast<void>(cache.fork(a));
   before = picture(cache);
   refuses([&] { cache.add(); }, "add: the cache has 2 sequences, the limit is 2: remove one first");
