@@ -191,16 +191,16 @@ TYPED_TEST(Memory, LayerWithAWorkspaceAllocatesNothingTheSecondTime) {
 }
 
 /// Tokens one after another, of which the first may allocate, behind `before` that came another way; on all threads.
-template <class L, class Storage>
-void expect_no_allocation_after_the_first_token(const Storage& storage, int tokens, Index before = 0) {
+template <class L, class Storage, class... Policies>
+void expect_no_allocation_after_the_first_token(const Storage& storage, int tokens, Index before,
+                                                const Policies&... policies) {
   using T = typename L::Scalar;
   using B = std::remove_cvref_t<decltype(std::declval<const L&>().backend())>;
   SCOPED_TRACE(mha::detail::in_words(storage));
   const mha::ThreadPool pool(3);
   pool.run(100, [](Index, Index) {});  // its threads start
   // Wide enough for several workers from some token on.
-  L layer({.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 128}, B(pool),
-          mha::SlidingWindow{.left = 299});
+  L layer({.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 128}, B(pool), policies...);
   layer.initialize(mha::XavierUniform{.seed = 3});
   auto cache = mha::make_cache(layer, storage);
   cache.add();
@@ -233,23 +233,46 @@ using SystolicDecoder =
     mha::MultiHeadAttention<T, mha::Systolic<>, mha::GroupedQuery<mha::Dynamic>, mha::SlidingWindow>;
 
 TEST(Decoding, AllocatesNothingAfterTheFirstTokenOnSystolic) {
-  using Layer = SystolicDecoder<mha::bfloat16>;
   constexpr Index chunk = mha::detail::simd::key_chunk;
-  expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = 640}, 640);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = chunk + 20}, 40, chunk - 20);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Contiguous{.length = 2 * chunk + 20}, 40, 2 * chunk - 20);
-  for (const Index page : {16, 64})
-    expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 640 / page, .length = 640, .page = page}, 240,
-                                                      400);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 699}, 200, 600);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 800);
+  const auto check = [](const auto& storage, int tokens, Index before) {
+    expect_no_allocation_after_the_first_token<SystolicDecoder<mha::bfloat16>>(storage, tokens, before,
+                                                                               mha::SlidingWindow{.left = 299});
+  };
+  check(mha::Contiguous{.length = 640}, 640, 0);
+  check(mha::Contiguous{.length = chunk + 20}, 40, chunk - 20);
+  check(mha::Contiguous{.length = 2 * chunk + 20}, 40, 2 * chunk - 20);
+  for (const Index page : {16, 64}) check(mha::Paged{.pages = 640 / page, .length = 640, .page = page}, 240, 400);
+  check(mha::Ring{.left = 699}, 200, 600);
+  check(mha::Ring{.left = 680, .rows = 20, .first = 5}, 800, 0);
 }
 
 // Its keys and values are kept in bfloat16 beside its rows.
 TEST(Decoding, AllocatesNothingAfterTheFirstFloatTokenOnSystolic) {
-  using Layer = SystolicDecoder<float>;
-  expect_no_allocation_after_the_first_token<Layer>(mha::Paged{.pages = 10, .length = 640, .page = 64}, 240, 400);
-  expect_no_allocation_after_the_first_token<Layer>(mha::Ring{.left = 680, .rows = 20, .first = 5}, 200, 600);
+  const auto check = [](const auto& storage, int tokens, Index before) {
+    expect_no_allocation_after_the_first_token<SystolicDecoder<float>>(storage, tokens, before,
+                                                                       mha::SlidingWindow{.left = 299});
+  };
+  check(mha::Paged{.pages = 10, .length = 640, .page = 64}, 240, 400);
+  check(mha::Ring{.left = 680, .rows = 20, .first = 5}, 200, 600);
+}
+
+// Where threads begin to help, keys become several chunks, and a score's table grows with the distances.
+TYPED_TEST(Memory, DecodingAllocatesNothingAfterTheFirstToken) {
+  constexpr Index chunk = mha::detail::simd::key_chunk;
+  const auto check = [](const auto& storage, int tokens, Index before) {
+    const std::vector<float> table(32 * 8, 0.25f);
+    expect_no_allocation_after_the_first_token<
+        mha::MultiHeadAttention<TypeParam, mha::Cpu, mha::GroupedQuery<mha::Dynamic>, mha::Causal, mha::RelativeBias>>(
+        storage, tokens, before, mha::RelativeBias(table, {.count = 8, .max_distance = 70, .bidirectional = false}));
+  };
+  check(mha::Contiguous{.length = 300}, 300, 0);
+  check(mha::Contiguous{.length = chunk + 4}, 8, chunk - 4);
+  check(mha::Contiguous{.length = 2 * chunk + 4}, 8, 2 * chunk - 4);
+  check(mha::Contiguous{.length = 2 * chunk + 4}, 300, 0);
+  check(mha::Paged{.pages = 65, .length = chunk + 64, .page = 64}, 8, chunk - 4);
+  expect_no_allocation_after_the_first_token<
+      mha::MultiHeadAttention<TypeParam, mha::Cpu, mha::GroupedQuery<mha::Dynamic>, mha::SlidingWindow>>(
+      mha::Ring{.left = 2 * chunk, .rows = 20, .first = 5}, 40, 2 * chunk, mha::SlidingWindow{.left = 2 * chunk});
 }
 
 template <class T, class... Policies> void expect_no_allocation_in_a_second_step(const Policies&... policies) {

@@ -48,6 +48,7 @@ class Tiling {
  public:
   Index lanes = 0;  ///< the most of a tile's kernels
   std::int64_t tiles = 0;
+  double flop_per_key;  ///< if all sequences have as many
   bool parallel;
 
   template <class Call>
@@ -56,9 +57,14 @@ class Tiling {
         kv_heads_(call.kv_heads),
         group_(call.shape.heads / call.kv_heads) {
     if (call.q_offsets != nullptr) first_ = frame.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
-    double pairs = 0;
-    for (Index b = 0; b < call.shape.batch; ++b) pairs += double(call.queries(b)) * call.keys(b);
-    parallel = enough_work(2 * pairs * call.shape.heads * (double(call.head_dim) + call.value_dim));
+    const double flop = 2.0 * call.shape.heads * (double(call.head_dim) + call.value_dim);  // of a query and a key
+    double queries = 0, pairs = 0;
+    for (Index b = 0; b < call.shape.batch; ++b) {
+      queries += call.queries(b);
+      pairs += double(call.queries(b)) * call.keys(b);
+    }
+    flop_per_key = flop * queries;
+    parallel = enough_work(flop * pairs);
     cut(call, level);
   }
 
@@ -153,18 +159,27 @@ void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLeve
   run_tasks(!parallel, threads, static_cast<Index>(tasks), task);
 }
 
-/// Takes memory for the states of the chunks that there will be as the source grows, so that a workspace does not grow
-/// with it.
-template <class A, class Call>
-void reserve_states(const Call& call, const Tiling& tiling, Index chunks, Workspace::Frame& frame) {
-  const Index all = simd::all_chunks(call.kv.room().keys) + (call.kv.drops() ? 2 : 0);
-  if (all <= chunks) return;
-  SizeOfFrame state;
+/// Takes the memory that the call will need once its source has grown to all that it has room for, and gives it back,
+/// so that a workspace does not grow with the source. `tiling` is the call's before it is shared.
+template <class T, class Stored>
+void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index workers, Workspace& workspace) {
+  using A = Accumulator<T>;
+  const Index keys = call.kv.room().keys;
+  if (keys <= call.shape.keys && !call.kv.drops()) return;
+  const bool parallel = enough_work(tiling.flop_per_key * std::max(keys, call.shape.keys));
+  SizeOfFrame scratch, state, lists;
+  TileScratch<A>(scratch, tiling.lanes, call.head_dim, call.value_dim, !std::is_same_v<Stored, A>);
   take_state<A>(state, tiling.lanes, call.value_dim);
-  MHA_TRY {
-    frame.template take<std::byte>(static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(all - chunks) *
-                                   (state.bytes() + sizeof(simd::TileState<A>)));
-  }
+  const std::size_t used = static_cast<std::size_t>(parallel ? workers : 1);
+  const std::int64_t chunks = simd::all_chunks(keys) + (call.kv.drops() ? 2 : 0);
+  std::size_t parts = 0;
+  if (parallel && chunks > 1 && simd::too_few_tiles(tiling.tiles, workers))
+    // Tiles are divided where they and their chunks are fewer than workers, into fewer than twice as many.
+    parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, std::int64_t{2} * workers));
+  lists.take<TileScratch<A>>(used);
+  lists.take<simd::TileState<A>>(parts);
+  auto frame = workspace.frame();
+  MHA_TRY { frame.take<std::byte>(lists.bytes() + used * scratch.bytes() + parts * state.bytes()); }
   MHA_CATCH(const std::bad_alloc&) {}  // this call does without
 }
 
@@ -175,6 +190,7 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   auto frame = workspace.frame();
   Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
+  reserve_growth<T, Stored>(call, tiling, threads.workers(), workspace);
   const Index chunks = tiling.share(call, level, threads.workers());
   if (chunks == 1) {
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
@@ -183,7 +199,6 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(chunks);
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
-  reserve_states<A>(call, tiling, chunks, frame);
   for_each_tile<T, Stored>(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {
     const Index b = tile.rows().b, chunk = simd::held_chunk(call, b, t % chunks);
     if (t % chunks == 0 || chunk * key_chunk < call.keys(b)) tile.attend_chunk(chunk, state[t]);

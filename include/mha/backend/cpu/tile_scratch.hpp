@@ -23,9 +23,9 @@ template <class A> struct TileScratch {
   A *q, *row_q, *s, *visible, *rescale, *wide_keys, *wide_values, *lane_out;
   simd::TileState<A> part, total;
 
-  TileScratch(Workspace::Frame& frame, Index lanes, Index head_dim, Index value_dim, bool widens) {
+  template <class Frame> TileScratch(Frame& frame, Index lanes, Index head_dim, Index value_dim, bool widens) {
     const auto take = [&](Index rows, Index columns) {
-      return frame.take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
+      return frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
     };
     q = take(head_dim, lanes);
     row_q = take(lanes, head_dim);

@@ -147,7 +147,9 @@ class RelativeBias {
       owner = std::make_shared<float[]>(heads * distances);
       by_distance = owner.get();
     } else {
-      by_distance = (frame.template take_host<float>(heads * distances), ...);
+      // As much as a longer sequence may need, so that a step takes no more than the one before.
+      const auto all = std::min(2 * std::ptrdiff_t{buckets_.max_distance} + 1, std::ptrdiff_t{4096});
+      by_distance = (frame.template take_host<float>(heads * std::max(distances, static_cast<std::size_t>(all))), ...);
     }
     for (std::size_t i = 0; i < distances; ++i) {  // a logarithm for each distance, not for each head
       const auto bucket = static_cast<std::size_t>(buckets_.bucket(0, least + static_cast<Index>(i)));
