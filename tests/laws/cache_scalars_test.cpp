@@ -13,10 +13,12 @@ namespace {
 using namespace laws::cached;
 
 TEST(Cache, GivesTheBitsOfTheWholeCallInDoubleAndHalf) {
-  Events events = every_storage_and_rings<double, mha::Cpu>(330, 1, {32, 64});
-  EXPECT_GT(events.copies_on_write, 0);
-  events = every_storage_and_rings<mha::half, mha::Cpu>(330, 2, {32, 64});
-  EXPECT_GT(events.copies_on_write, 0);
+  laws::at_every_isa([] {
+    Events events = every_storage_and_rings<double, mha::Cpu>(330, 1, {32, 64});
+    EXPECT_GT(events.copies_on_write, 0);
+    events = every_storage_and_rings<mha::half, mha::Cpu>(330, 2, {32, 64});
+    EXPECT_GT(events.copies_on_write, 0);
+  });
 }
 
 /// Layers on B that store another scalar than their own.
@@ -26,10 +28,12 @@ template <class T, class F, class B> void stored_as(unsigned seed) {
 }
 
 TEST(Cache, GivesOneAnswerFromNarrowerAndWiderScalarsOnCpu) {
-  stored_as<float, mha::bfloat16, mha::Cpu>(3);
-  stored_as<float, mha::half, mha::Cpu>(4);
-  stored_as<mha::half, mha::bfloat16, mha::Cpu>(5);
-  stored_as<mha::bfloat16, float, mha::Cpu>(6);
+  laws::at_every_isa([] {
+    stored_as<float, mha::bfloat16, mha::Cpu>(3);
+    stored_as<float, mha::half, mha::Cpu>(4);
+    stored_as<mha::half, mha::bfloat16, mha::Cpu>(5);
+    stored_as<mha::bfloat16, float, mha::Cpu>(6);
+  });
 }
 
 // What is stored is what is attended to: not float, but near.

@@ -59,7 +59,9 @@ template <class T, class B> void does_not_depend_on_threads() {
   }
 }
 
-TEST(Cache, DoesNotDependOnThreadsOnCpu) { does_not_depend_on_threads<float, mha::Cpu>(); }
+TEST(Cache, DoesNotDependOnThreadsOnCpu) {
+  laws::at_every_isa([] { does_not_depend_on_threads<float, mha::Cpu>(); });
+}
 
 TEST(Cache, DoesNotDependOnThreadsOnMatrixUnits) {
   on_every_unit([] {
@@ -77,14 +79,17 @@ TEST(Cache, DoesNotDependOnThreadsWhilePromptsAreRead) {
   one.initialize(mha::XavierUniform{.seed = 8});
   three.borrow(one);
   const auto x = random_rows<float>(9000, random);
-  auto of_one = mha::make_cache(one, Contiguous{.length = 9000}),
-       of_three = mha::make_cache(three, Contiguous{.length = 9000});
-  of_one.add();
-  of_three.add();
-  for (const auto& [begin, end] : {std::pair<Index, Index>{0, 5000}, {5000, 8998}, {8998, 8999}, {8999, 9000}}) {
-    const auto a = one.step(rows_of(x, begin, end), of_one), b = three.step(rows_of(x, begin, end), of_three);
-    for (Index i = 0; i < end - begin; ++i) ASSERT_TRUE(same_bits(&a(i, 0), &b(i, 0))) << "row " << begin + i;
-  }
+  const auto check = [&] {
+    auto of_one = mha::make_cache(one, Contiguous{.length = 9000}),
+         of_three = mha::make_cache(three, Contiguous{.length = 9000});
+    of_one.add();
+    of_three.add();
+    for (const auto& [begin, end] : {std::pair<Index, Index>{0, 5000}, {5000, 8998}, {8998, 8999}, {8999, 9000}}) {
+      const auto a = one.step(rows_of(x, begin, end), of_one), b = three.step(rows_of(x, begin, end), of_three);
+      for (Index i = 0; i < end - begin; ++i) ASSERT_TRUE(same_bits(&a(i, 0), &b(i, 0))) << "row " << begin + i;
+    }
+  };
+  laws::at_every_isa(check);
 }
 
 }  // namespace
