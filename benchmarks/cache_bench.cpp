@@ -89,7 +89,7 @@ template <class Storage> void books(benchmark::State& state, const char* name, c
 
 /// A prompt in pieces of 256 rows against one call without a cache.
 void prompt(benchmark::State& state, const std::string& name, int length) {
-  Layer layer({.d_model = 1024, .num_heads = 16, .num_kv_heads = 4});
+  Layer layer({.d_model = 1024, .num_heads = 1024 / dim, .num_kv_heads = 2});
   layer.initialize(mha::XavierUniform{.seed = 1});
   const auto x = random_rows(length, 1024);
   mha::Tensor<float, 2> y(length, 1024);
@@ -109,7 +109,7 @@ void prompt(benchmark::State& state, const std::string& name, int length) {
 /// 31 sequences of 1024 positions go on by a token beside one that reads 512 rows: in one step, and in two.
 void mixture(benchmark::State& state, const std::string& name) {
   constexpr int others = 31, chunk = 512, keys = 1024, width = 1024;
-  Layer layer({.d_model = width, .num_heads = 16, .num_kv_heads = 4});
+  Layer layer({.d_model = width, .num_heads = width / dim, .num_kv_heads = 2});
   layer.initialize(mha::XavierUniform{.seed = 2});
   auto cache =
       mha::make_cache(layer, mha::Paged{.pages = (others + 1) * 20, .length = 1280}, {.sequences = others + 1});
@@ -151,7 +151,7 @@ void mixture(benchmark::State& state, const std::string& name) {
 /// Tokens one by one with the cache, against the whole text again for each.
 void generation(benchmark::State& state, const std::string& name) {
   constexpr int length = 1024, width = 512;
-  Layer layer({.d_model = width, .num_heads = 8, .num_kv_heads = 2});
+  Layer layer({.d_model = width, .num_heads = width / dim, .num_kv_heads = 2});
   layer.initialize(mha::XavierUniform{.seed = 4});
   const auto x = random_rows(length, width);
   mha::Tensor<float, 2> y(length, width);
@@ -286,7 +286,7 @@ void print_storages() {
 }
 
 void print_table() {
-  std::printf("\n%s\n", bench::machine().c_str());
+  std::printf("\n%s\nhead size %d, one thread\n", bench::machine().c_str(), dim);
   bench::Table table(
       {"case", "first", "second", "first ms", "second ms", "first / second", "allocations of the first"});
   for (const Row& r : rows_of_table)
