@@ -85,12 +85,10 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
   /// here and in borrow(), once for all calls.
   ///
-  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
+  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class Change> void update(Change&& f) {
-    const auto p = parameters_.writable();
-    products_ = {};  // should f throw, the calls that follow multiply by the weights where they are
-    f(p);
-    products_ = Products(backend_, parameters_.views());
+    detail::write_and_pack(parameters_, products_, f,
+                           [this](const LinearViews<const T>& w) { return Products(backend_, w); });
   }
 
   /// Draws the weights, e.g. XavierUniform{.seed = 1}.
