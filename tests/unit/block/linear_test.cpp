@@ -353,6 +353,13 @@ TEST(LinearErrors, NameTheAxisAndBothValues) {
   EXPECT_EQ(message_of([&] { static_cast<void>(linear.cost(-1)); }), "cost: rows is -1, it must be at least 0");
 }
 
+TEST(LinearErrors, ANullActivationIsRefusedAtConstruction) {
+  using Pointer = float (*)(float);
+  const std::string refused = "activation: the function is null, expected one to call";
+  EXPECT_EQ(message_of([] { mha::Linear<float, mha::Cpu, Pointer>({.inputs = 2, .outputs = 2}); }), refused);
+  EXPECT_EQ(message_of([] { mha::Linear<float, mha::Cpu, Pointer>({.inputs = 2, .outputs = 2}, Pointer{}); }), refused);
+}
+
 TEST(LinearErrors, OfBorrowSayBothShapes) {
   mha::Linear<float, mha::Cpu, Gated<Bent>> linear({.inputs = 4, .outputs = 3});
   const Tensor<float, 2> good(4, 3), turned(3, 4);
