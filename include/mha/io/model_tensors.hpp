@@ -135,20 +135,27 @@ template <class T> class ModelTensors {
     return w;
   }
 
-  /// The linear from rows to logits: the embeddings (vocabulary, E) where they are tied, else a matrix of its own,
-  /// which has no prefix.
-  BorrowedLinear<T> head(const std::string& name, bool tied, const TensorView<const T, 2>& embeddings) const {
+  /// The linear from rows to logits: the embeddings (vocabulary, E), which are the tensor `table`, where they are tied,
+  /// else a matrix of its own, which has no prefix. Tied ones beside a matrix with other numbers are not, as in
+  /// transformers 5.
+  BorrowedLinear<T> head(const std::string& name, bool tied, const std::string& table,
+                         const TensorView<const T, 2>& embeddings) const {
     const ModelTensors all = bare();
-    if (!tied) return all.linear(name, embeddings.extent[1], embeddings.extent[0], false);
-    if (has_head(name)) {  // a copy of the embeddings that nobody reads
-      static_cast<void>(all.checked(name + ".weight", {embeddings.extent[0], embeddings.extent[1]}));
-      all.refuse(name + ".bias", "none");
-    }
+    const bool own = !tied || (has_head(name) && !all.is_copy(name + ".weight", prefix_ + table));
+    if (own) return all.linear(name, embeddings.extent[1], embeddings.extent[0], false);
+    all.refuse(name + ".bias", "none");
     BorrowedLinear<T> w;
     w.weight = transposed(embeddings);
     return w;
   }
   bool has_head(const std::string& name) const { return kept_->checkpoint.contains(name + ".weight"); }
+  /// Whether two tensors are the same numbers in the same scalar and shape.
+  bool is_copy(const std::string& name, const std::string& of) const {
+    const Checkpoint& file = kept_->checkpoint;
+    const SafetensorInfo &a = file.info(prefix_ + name), &b = file.info(prefix_ + of);
+    return a.dtype == b.dtype && a.shape == b.shape &&
+           std::ranges::equal(file.bytes(prefix_ + name), file.bytes(prefix_ + of));
+  }
   /// The same tensors by their whole names.
   ModelTensors bare() const {
     ModelTensors all = *this;

@@ -107,6 +107,18 @@ TEST(Gpt2, AnOutputOfItsOwnIsReadWhereItIsNotTied) {
   expect_matrix(gpt2.output().weight, folder.file.tensors.at("lm_head.weight"));
 }
 
+TEST(Gpt2, AnOutputBesideTiedEmbeddingsIsReadWhereItDiffers) {
+  Folder folder("transformer.");
+  folder.file.tensors["lm_head.weight"] = folder.file.tensors.at("transformer.wte.weight");
+  {
+    const mha::Gpt2<float> gpt2(mha::Checkpoint(folder.write()));
+    EXPECT_EQ(gpt2.output().weight.data, gpt2.token_embeddings().data);
+  }
+  folder.file.tensors.at("lm_head.weight").values.at(3) += 1;
+  const mha::Gpt2<float> gpt2(mha::Checkpoint(folder.write()));
+  expect_matrix(gpt2.output().weight, folder.file.tensors.at("lm_head.weight"));
+}
+
 std::string fault(const std::function<void(Folder&)>& change) {
   return mha_test::fault_after<mha::Gpt2<float>, Folder>(change);
 }

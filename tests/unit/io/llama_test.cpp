@@ -125,6 +125,18 @@ TEST(Llama, FindsThemIn16Bits) {
   expect_every_weight<mha::half>();
 }
 
+TEST(Llama, AnOutputBesideTiedEmbeddingsIsReadWhereItDiffers) {
+  Folder folder("llama", "model.");
+  folder.config["tie_word_embeddings"] = true;
+  {
+    const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+    expect_matrix(llama.output().weight, folder.file.tensors.at("lm_head.weight"));
+  }
+  folder.file.tensors.at("lm_head.weight") = folder.file.tensors.at("model.embed_tokens.weight");
+  const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+  EXPECT_EQ(llama.output().weight.data, llama.token_embeddings().data);
+}
+
 TEST(Llama, BiasesAndSizesThatConfigAsksFor) {
   Folder folder("llama", "");
   folder.config["attention_bias"] = folder.config["mlp_bias"] = true;
