@@ -70,7 +70,8 @@ template <class T> class Gpt2 {
                                             .up = "mlp.c_fc",
                                             .down = "mlp.c_proj",
                                             .fused = "attn.c_attn",
-                                            .in_out = true};
+                                            .in_out = true,
+                                            .unread = {"attn.bias", "attn.masked_bias"}};
 
   static Gpt2Config read(const ConfigFile& file) {
     Gpt2Config c;

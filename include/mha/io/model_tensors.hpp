@@ -57,6 +57,23 @@ struct BlockNames {
   const char *attention_post_norm = nullptr, *feed_forward_post_norm = nullptr;
   const char* cross_norm = nullptr;
   const char *cross_query = nullptr, *cross_key = nullptr, *cross_value = nullptr, *cross_output = nullptr;
+  const char* unread[2] = {};    // tensors that a block may have and nobody reads: buffers of older checkpoints
+  const char* in_first[2] = {};  // tensors of block 0 alone that are no part of it
+
+  /// Whether block i may have a tensor of this name, that of the block and a dot left out.
+  bool have(std::string_view tensor, Index i) const {
+    const auto is_of = [&](const char* part) {
+      if (part == nullptr || !tensor.starts_with(part)) return false;
+      const std::string_view rest = tensor.substr(std::string_view(part).size());
+      return rest == ".weight" || rest == ".bias" || rest == ".gamma" || rest == ".beta";
+    };
+    const auto is = [&](const char* name) { return name != nullptr && tensor == name; };
+    return (fused != nullptr ? is_of(fused) : is_of(query) || is_of(key) || is_of(value)) || is_of(attention_norm) ||
+           is_of(output) || is_of(query_norm) || is_of(key_norm) || is_of(feed_forward_norm) || is_of(up) ||
+           is_of(down) || is_of(gate) || is_of(attention_post_norm) || is_of(feed_forward_post_norm) ||
+           is_of(cross_norm) || is_of(cross_query) || is_of(cross_key) || is_of(cross_value) || is_of(cross_output) ||
+           std::ranges::any_of(unread, is) || (i == 0 && std::ranges::any_of(in_first, is));
+  }
 };
 
 /// The tensors of a model by name: each has the shape that config.json implies, or is refused by one sentence. Those of
@@ -211,7 +228,8 @@ template <class T> class ModelTensors {
     return std::any_of(all.begin(), all.end(),
                        [&](const std::string& name) { return name.starts_with(prefix_ + names.block); });
   }
-  /// No tensor belongs to a block beyond those that config.json counts.
+  /// No tensor belongs to a block beyond those that config.json counts, or to a block that has no such tensor: it would
+  /// be of another architecture.
   void require_blocks(const BlockNames& names, Index count) const {
     const std::string begin = prefix_ + names.block;
     for (const std::string& name : kept_->checkpoint.names()) {
@@ -221,6 +239,9 @@ template <class T> class ModelTensors {
       if (number >= count)
         fail(name, "is of block " + std::to_string(number) + ", counted from 0, but config.json asks for " +
                        std::to_string(count) + " blocks");
+      const std::string at = begin + std::to_string(number) + ".";
+      if (!name.starts_with(at) || !names.have(std::string_view(name).substr(at.size()), number))
+        fail(name, "is there, config.json asks for no such tensor in a block");
     }
   }
 

@@ -38,6 +38,30 @@ TEST(ModelTensors, NamesWithAPrefix) {
   mha_test::expect_matrix(tensors.matrix("w.weight", 3, 5), folder.file.tensors.at("p.w.weight"), true);
 }
 
+TEST(BlockNames, HaveTheWeightsAndBiasesOfTheirParts) {
+  const mha::detail::BlockNames names{.block = "h.",
+                                      .attention_norm = "n",
+                                      .query = "q",
+                                      .key = "k",
+                                      .value = "v",
+                                      .output = "o",
+                                      .feed_forward_norm = "m",
+                                      .up = "up",
+                                      .down = "down",
+                                      .unread = {"mask"},
+                                      .in_first = {"table"}};
+  for (const char* tensor :
+       {"n.weight", "n.beta", "q.bias", "k.weight", "v.bias", "o.weight", "m.gamma", "up.weight", "down.bias", "mask"})
+    EXPECT_TRUE(names.have(tensor, 1)) << tensor;
+  for (const char* tensor : {"q", "q.scale", "qq.weight", "gate.weight", "mask.weight", "table", ""})
+    EXPECT_FALSE(names.have(tensor, 1)) << tensor;
+  EXPECT_TRUE(names.have("table", 0));
+  auto fused = names;
+  fused.fused = "qkv";
+  EXPECT_TRUE(fused.have("qkv.weight", 0));
+  EXPECT_FALSE(fused.have("q.weight", 0));
+}
+
 TEST(ModelTensors, HeadsAreTiedOrTheirOwn) {
   Folder<float> folder;
   const mha::Checkpoint checkpoint(folder.write());

@@ -184,8 +184,18 @@ std::string fault(const std::function<void(Folder&)>& change) {
 TEST(T5, WhatDoesNotFitIsOneSentence) {
   EXPECT_EQ(fault([](Folder&) {}), "");
   EXPECT_EQ(fault([](Folder& f) { f.config["feed_forward_proj"] = "relu"; }),
-            "DIR/model.safetensors: there is no tensor 'encoder.block.0.layer.1.DenseReluDense.wi.weight' among the 37 "
-            "of this checkpoint");
+            "DIR/model.safetensors: tensor 'encoder.block.0.layer.1.DenseReluDense.wi_0.weight' is there, config.json "
+            "asks for no such tensor in a block");
+  const std::string table = "SelfAttention.relative_attention_bias.weight";
+  EXPECT_EQ(fault([&](Folder& f) {
+              f.add("encoder.block.1.layer.0." + table, {8, 3});
+            }),
+            "DIR/model.safetensors: tensor 'encoder.block.1.layer.0." + table +
+                "' is there, config.json asks for no such tensor in a block");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.add("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", {8, 3});
+            }),
+            "");
   EXPECT_EQ(
       fault([](Folder& f) { f.config["num_decoder_layers"] = nullptr; }),
       "DIR/model.safetensors: there is no tensor 'decoder.block.1.layer.0.layer_norm.weight' among the 37 of this "
