@@ -170,8 +170,9 @@ template <class F> std::string activation_name() {
 /// or Gated of such a functor.
 ///
 /// Make the number a template parameter and use the maths of mha:: (abs, erf, exp, log, max, min, normal_cdf,
-/// select, sqrt, tanh): it then runs as vector code at the instruction-set level chosen at run time, and a backward
-/// pass differentiates it by dual numbers. A result depends on its number alone. Optional members:
+/// select, sqrt, tanh): a backward pass differentiates it by dual numbers, and without log and sqrt, which are calls
+/// for each number, it runs as vector code at the instruction-set level chosen at run time. A result depends on its
+/// number alone. Optional members:
 ///   static constexpr const char* name  what explain() calls it
 ///   S derivative(const S& x) const     instead of dual numbers; needed where the functor takes plain numbers only
 ///
