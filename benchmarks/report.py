@@ -5,7 +5,7 @@
 
 writes benchmarks/results/intel-emerald-rapids.json after every piece, so that an interrupted run goes on where it was,
 then intel-emerald-rapids.md (from the marker on; what stands above it is written by hand) and the folder of pictures
-that the README shows. A piece takes two minutes at most, all of them less than 30.
+that the README shows. A piece takes two minutes at most, all of them about 35.
 
     --cuda                  measures the GPU, for a page such as nvidia-h200; where there is none it says so and writes
                             nothing
@@ -54,6 +54,8 @@ PIECES = {
     "eigen": bench("eigen", "", 20),
     "eigen-native": bench("eigen_native", "", 15),
     "rows": bench("rows", "", 5),
+    "epilogue-768": bench("epilogue", "^epilogue/512 × 768", 20),
+    "epilogue-2048": bench("epilogue", "^epilogue/.* × 2048", 60),
     "visible": bench("visible", "", 40),
     "backward-float": bench("backward", "^(float|double|bfloat16)/", 40),
     "backward-others": bench("backward", "^(window|trained|all)", 50),

@@ -70,8 +70,9 @@ template <Items I, Executor Threads> void run_items(const I& items, const Thread
 /// Threads   ThreadPool{}: MHA_NUM_THREADS, else one for each processor that the affinity mask allows and the CPU quota
 ///           of the container pays for. ThreadPool(n): n, the caller's among them. They start at the first call that is
 ///           large enough to gain from them and end with the program, or with the last copy of a pool of your own.
-/// Waiting   A thread without work spins for 50 µs, gives way for 150 µs more and then sleeps; at once where there are
-///           more threads than processors. A call does not wait for those that wake when its tasks are taken.
+/// Waiting   A thread without work spins for 50 µs, gives way for 150 µs more and then sleeps; at once in a pool of
+///           more threads than there are processors, those of other pools not counted. A call does not wait for those
+///           that wake when its tasks are taken.
 /// At once   Two pools run at the same time. A second call on a pool that is busy stays on its own thread, and so does
 ///           a call from within a task that is shared among threads. Tasks that are not, because there is one, or the
 ///           pool has one thread or is busy, run one after another in the caller's, and what they call may use a free

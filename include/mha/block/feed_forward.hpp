@@ -39,7 +39,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Values    an activation with data, and the backend, in any order, as for a Linear
 /// Dropout   of y before the residual is added, as for a Linear
 /// Bits, Threads   as for a Linear
-/// Errors    ShapeError if a size of the configuration is less than 1
+/// Errors    ShapeError if a size of the configuration is less than 1, or the activation is a null function
 /// Source    Vaswani et al. 2017, §3.3; Shazeer 2020, GLU variants improve transformer
 ///
 ///   mha::FeedForward<float, mha::Cpu, mha::SwiGlu> ff({.d_model = 512, .d_hidden = 1376, .bias = false});
@@ -58,7 +58,7 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   explicit FeedForward(const FeedForwardConfig& config, const Values&... values)
       : config_(checked(config)),
         up_({.inputs = config.d_model, .outputs = config.d_hidden, .bias = config.bias},
-            detail::given_or_default<On>(values...), detail::given_or_default<F>(values...)),
+            detail::given_or_default<On>(values...), detail::given_activation<F>(values...)),
         down_({.inputs = config.d_hidden, .outputs = config.d_model, .bias = config.bias}, up_.backend()) {
     detail::check_linear_values<B, F, Values...>();
     down_.dropout_ = detail::given_dropout(values...);

@@ -48,7 +48,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///           (FusesEpilogue), else of sums stored in T
 /// Bits      a row of y depends on its own x and residual alone where products do so: on Reference, Cpu and Systolic
 /// Threads   calls are const; one Linear serves many threads, each with a Workspace, tape and gradients of its own
-/// Errors    ShapeError if a size of the configuration is less than 1
+/// Errors    ShapeError if a size of the configuration is less than 1, or the activation is a null function
 ///
 ///   mha::Linear<float, mha::Cpu, mha::Gelu> up({.inputs = 768, .outputs = 3072});
 ///   up.initialize(mha::XavierUniform{.seed = 1});
@@ -66,7 +66,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   explicit Linear(const LinearConfig& config, const Values&... values)
       : parameters_(config),
         backend_(detail::given_or_default<On>(values...)),
-        activation_(detail::given_or_default<F>(values...)),
+        activation_(detail::given_activation<F>(values...)),
         dropout_(detail::given_dropout(values...)) {
     detail::check_linear_values<B, F, Values...>();
   }
@@ -85,12 +85,10 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
   /// here and in borrow(), once for all calls.
   ///
-  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
+  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class Change> void update(Change&& f) {
-    const auto p = parameters_.writable();
-    products_ = {};  // should f throw, the calls that follow multiply by the weights where they are
-    f(p);
-    products_ = Products(backend_, parameters_.views());
+    detail::write_and_pack(parameters_, products_, f,
+                           [this](const LinearViews<const T>& w) { return Products(backend_, w); });
   }
 
   /// Draws the weights, e.g. XavierUniform{.seed = 1}.

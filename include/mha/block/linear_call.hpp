@@ -14,6 +14,7 @@
 #include "../launch.hpp"
 #include "../policy/activation.hpp"
 #include "../policy/dropout.hpp"
+#include "../policy/role.hpp"
 #include "arguments.hpp"
 #include "recording.hpp"
 #include "rows.hpp"
@@ -37,6 +38,18 @@ template <class T, class V, class... Rest> T given_or_default(const V& first, co
     return first;
   else
     return given_or_default<T>(rest...);
+}
+
+/// The activation in the list, else a new one.
+///
+/// Errors    ShapeError if it is a pointer to a function or a std::function that is null, or Gated of one
+template <class F, class... Values> F given_activation(const Values&... values) {
+  F activation = given_or_default<F>(values...);
+  if constexpr (is_gated<F>)
+    require_function("activation", activation.activation);
+  else
+    require_function("activation", activation);
+  return activation;
 }
 
 /// The sentence for the values that a constructor is given.

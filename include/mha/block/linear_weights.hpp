@@ -114,9 +114,7 @@ template <class T, bool gated> class LinearParameters {
 
   /// The parameters to write, zero at first.
   LinearViews<T> writable() {
-    require(!packed_only(), "update: of the Linear's ", size(),
-            " parameters only the packed ones are left, so they cannot be written");
-    require(!borrowed(), "update: the Linear's ", size(), " parameters are borrowed, so they cannot be written");
+    require_unborrowed();
     if (own_.size() == 0) {
       require(size() <= std::numeric_limits<Index>::max(), "update: the Linear has ", size(),
               " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), ": borrow them");
@@ -124,6 +122,12 @@ template <class T, bool gated> class LinearParameters {
     }
     version_ = next_version();
     return carve<T>(own_.data(), own_.size());
+  }
+
+  /// Errors    ShapeError if there are none of its own
+  void require_own() const {
+    require_unborrowed();
+    require(own_.size() > 0, "update: the Linear has 0 of its ", size(), " parameters, because it was moved from");
   }
 
   /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that
@@ -182,6 +186,12 @@ template <class T, bool gated> class LinearParameters {
   }
 
  private:
+  void require_unborrowed() const {
+    require(!packed_only(), "update: of the Linear's ", size(),
+            " parameters only the packed ones are left, so they cannot be written");
+    require(!borrowed(), "update: the Linear's ", size(), " parameters are borrowed, so they cannot be written");
+  }
+
   template <class U> LinearViews<U> carve(U* data, std::size_t size) const {
     LinearViews<U> p;
     p.all = {data, size};

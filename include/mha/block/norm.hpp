@@ -50,7 +50,8 @@ class LayerNorm : public detail::TrainableNorm<Scalar, detail::OrNoBackend<B>, d
 ///
 /// Formula   x / √(mean(x²) + eps) · weight, + bias with one
 /// Numerics  sums in Accumulator<T>; a row of zeros stays 0, also for eps 0; a row with a NaN is NaN. Where squares
-///           overflow, in float from |x| of 1e19 on, a row becomes its bias or 0
+///           overflow, in float from |x| of 1e19 on, a row becomes its bias or 0; one with an infinity too, but for the
+///           infinity, which becomes NaN
 /// Bits      as LayerNorm's
 /// Source    Zhang & Sennrich 2019
 template <class Scalar, class B = Cpu>

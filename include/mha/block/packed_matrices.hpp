@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "../backend/backend.hpp"
 #include "../core/scalar.hpp"
@@ -78,6 +79,20 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
  private:
   Packed packed_;
 };
+
+/// f(views) writes parameters, pack(views) makes the products by them. Should f throw, the calls that follow multiply
+/// by the weights where they are.
+///
+/// Errors    ShapeError if the parameters are not the owner's to write, before f or after it, which may have borrowed
+///           others
+template <class Parameters, class Products, class F, class Pack>
+void write_and_pack(Parameters& parameters, Products& products, F& f, const Pack& pack) {
+  const auto views = parameters.writable();
+  products = {};
+  f(views);
+  parameters.require_own();
+  products = pack(std::as_const(parameters).views());
+}
 
 /// The matrices of dense products with their biases, packed once by a backend that packs, in T or in a narrower scalar;
 /// none on another backend, or before they are packed.

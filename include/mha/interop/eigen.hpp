@@ -13,9 +13,13 @@ namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
-/// Matrix, Array, Map, Ref, Block …: whatever has coefficients in memory.
+/// A segment() of a vector, a base class of which names a Block instead of it.
+template <class D> constexpr bool is_segment = false;
+template <class X, int size> constexpr bool is_segment<Eigen::VectorBlock<X, size>> = true;
+
+/// Matrix, Array, Map, Ref, Block, VectorBlock …: whatever has coefficients in memory.
 template <class D>
-concept EigenInMemory = std::derived_from<D, Eigen::DenseBase<D>> && requires(D& d) {
+concept EigenInMemory = (std::derived_from<D, Eigen::DenseBase<D>> || is_segment<D>)&&requires(D& d) {
   { d.data() } -> std::convertible_to<const typename D::Scalar*>;
   { d.innerStride() } -> std::convertible_to<std::ptrdiff_t>;
   { d.outerStride() } -> std::convertible_to<std::ptrdiff_t>;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -66,6 +67,9 @@ class Checkpoint {
   }
   /// Its offsets count within its shard.
   [[nodiscard]] const SafetensorInfo& info(std::string_view name) const { return shard(name).info(name); }
+
+  /// The tensor as it is stored, whatever its dtype.
+  [[nodiscard]] std::span<const std::byte> bytes(std::string_view name) const { return shard(name).bytes(name); }
 
   /// As Safetensors::view: valid while this object, a copy of it or a mapping() lives.
   template <class T, int Rank> [[nodiscard]] TensorView<const T, Rank> view(std::string_view name) const {

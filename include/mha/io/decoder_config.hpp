@@ -16,7 +16,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// What decoders with rotary positions have beside the sizes: LLaMA and its relatives, Gemma.
 struct DecoderConfig : ModelConfig {
   Index positions = 0;         ///< the longest input: max_position_embeddings
-  bool tied = false;           ///< output() is the token embeddings
+  bool tied = false;           ///< output() is the token embeddings, unless the file has an lm_head with other numbers
   bool qk_norm = false;        ///< QkNorm, as Qwen 3 and Gemma 3 have it; its eps is norm.eps
   std::vector<Index> windows;  ///< of each layer: how many keys a query sees, its own among them; 0 for all before it
 

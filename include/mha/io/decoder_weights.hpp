@@ -29,7 +29,9 @@ template <class T, class Config> class DecoderWeights {
   BorrowedNorm<T> final_norm() const { return tensors_.norm("norm", config_.norm.width, false); }
   /// The linear from rows to logits, (E, vocabulary) without a bias.
   bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
-  BorrowedLinear<T> output() const { return tensors_.head("lm_head", config_.tied, token_embeddings()); }
+  BorrowedLinear<T> output() const {
+    return tensors_.head("lm_head", config_.tied, "embed_tokens.weight", token_embeddings());
+  }
 
  protected:
   /// Errors    as Bert

@@ -75,7 +75,8 @@ template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
             .down = "mlp.down_proj",
             .gate = "mlp.gate_proj",
             .attention_post_norm = post ? "post_attention_layernorm" : nullptr,
-            .feed_forward_post_norm = post ? "post_feedforward_layernorm" : nullptr};
+            .feed_forward_post_norm = post ? "post_feedforward_layernorm" : nullptr,
+            .unread = {"self_attn.rotary_emb.inv_freq"}};
   }
 
   static GemmaConfig read(const ConfigFile& file) {

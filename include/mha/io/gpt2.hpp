@@ -14,7 +14,7 @@ namespace mha::inline MHA_NAMESPACE {
 
 struct Gpt2Config : ModelConfig {
   Index positions = 0;  ///< the longest input
-  bool tied = true;     ///< output() is the token embeddings
+  bool tied = true;     ///< output() is the token embeddings, unless the file has an lm_head with other numbers
 };
 
 /// The weights of GPT-2 by Hugging Face's names, from a folder with config.json; with or without "transformer." in
@@ -57,7 +57,7 @@ template <class T> class Gpt2 {
   BorrowedNorm<T> final_norm() const { return tensors_.norm("ln_f", config_.norm.width, true); }
   /// The linear from rows to logits, (E, vocabulary) without a bias.
   bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
-  BorrowedLinear<T> output() const { return tensors_.head("lm_head", config_.tied, token_embeddings()); }
+  BorrowedLinear<T> output() const { return tensors_.head("lm_head", config_.tied, "wte.weight", token_embeddings()); }
 
  private:
   static constexpr detail::BlockNames names{.block = "h.",
@@ -70,7 +70,8 @@ template <class T> class Gpt2 {
                                             .up = "mlp.c_fc",
                                             .down = "mlp.c_proj",
                                             .fused = "attn.c_attn",
-                                            .in_out = true};
+                                            .in_out = true,
+                                            .unread = {"attn.bias", "attn.masked_bias"}};
 
   static Gpt2Config read(const ConfigFile& file) {
     Gpt2Config c;

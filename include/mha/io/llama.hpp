@@ -67,7 +67,8 @@ template <class T> class Llama : public DecoderWeights<T, LlamaConfig> {
             .down = "mlp.down_proj",
             .gate = fused ? nullptr : "mlp.gate_proj",
             .fused = fused ? "self_attn.qkv_proj" : nullptr,
-            .gate_above_up = fused};
+            .gate_above_up = fused,
+            .unread = {"self_attn.rotary_emb.inv_freq"}};
   }
 
   static LlamaConfig read(const ConfigFile& file) {

@@ -57,6 +57,23 @@ struct BlockNames {
   const char *attention_post_norm = nullptr, *feed_forward_post_norm = nullptr;
   const char* cross_norm = nullptr;
   const char *cross_query = nullptr, *cross_key = nullptr, *cross_value = nullptr, *cross_output = nullptr;
+  const char* unread[2] = {};    // tensors that a block may have and nobody reads: buffers of older checkpoints
+  const char* in_first[2] = {};  // tensors of block 0 alone that are no part of it
+
+  /// Whether block i may have a tensor of this name, that of the block and a dot left out.
+  bool have(std::string_view tensor, Index i) const {
+    const auto is_of = [&](const char* part) {
+      if (part == nullptr || !tensor.starts_with(part)) return false;
+      const std::string_view rest = tensor.substr(std::string_view(part).size());
+      return rest == ".weight" || rest == ".bias" || rest == ".gamma" || rest == ".beta";
+    };
+    const auto is = [&](const char* name) { return name != nullptr && tensor == name; };
+    return (fused != nullptr ? is_of(fused) : is_of(query) || is_of(key) || is_of(value)) || is_of(attention_norm) ||
+           is_of(output) || is_of(query_norm) || is_of(key_norm) || is_of(feed_forward_norm) || is_of(up) ||
+           is_of(down) || is_of(gate) || is_of(attention_post_norm) || is_of(feed_forward_post_norm) ||
+           is_of(cross_norm) || is_of(cross_query) || is_of(cross_key) || is_of(cross_value) || is_of(cross_output) ||
+           std::ranges::any_of(unread, is) || (i == 0 && std::ranges::any_of(in_first, is));
+  }
 };
 
 /// The tensors of a model by name: each has the shape that config.json implies, or is refused by one sentence. Those of
@@ -135,20 +152,27 @@ template <class T> class ModelTensors {
     return w;
   }
 
-  /// The linear from rows to logits: the embeddings (vocabulary, E) where they are tied, else a matrix of its own,
-  /// which has no prefix.
-  BorrowedLinear<T> head(const std::string& name, bool tied, const TensorView<const T, 2>& embeddings) const {
+  /// The linear from rows to logits: the embeddings (vocabulary, E), which are the tensor `table`, where they are tied,
+  /// else a matrix of its own, which has no prefix. Tied ones beside a matrix with other numbers are not, as in
+  /// transformers 5.
+  BorrowedLinear<T> head(const std::string& name, bool tied, const std::string& table,
+                         const TensorView<const T, 2>& embeddings) const {
     const ModelTensors all = bare();
-    if (!tied) return all.linear(name, embeddings.extent[1], embeddings.extent[0], false);
-    if (has_head(name)) {  // a copy of the embeddings that nobody reads
-      static_cast<void>(all.checked(name + ".weight", {embeddings.extent[0], embeddings.extent[1]}));
-      all.refuse(name + ".bias", "none");
-    }
+    const bool own = !tied || (has_head(name) && !all.is_copy(name + ".weight", prefix_ + table));
+    if (own) return all.linear(name, embeddings.extent[1], embeddings.extent[0], false);
+    all.refuse(name + ".bias", "none");
     BorrowedLinear<T> w;
     w.weight = transposed(embeddings);
     return w;
   }
   bool has_head(const std::string& name) const { return kept_->checkpoint.contains(name + ".weight"); }
+  /// Whether two tensors are the same numbers in the same scalar and shape.
+  bool is_copy(const std::string& name, const std::string& of) const {
+    const Checkpoint& file = kept_->checkpoint;
+    const SafetensorInfo &a = file.info(prefix_ + name), &b = file.info(prefix_ + of);
+    return a.dtype == b.dtype && a.shape == b.shape &&
+           std::ranges::equal(file.bytes(prefix_ + name), file.bytes(prefix_ + of));
+  }
   /// The same tensors by their whole names.
   ModelTensors bare() const {
     ModelTensors all = *this;
@@ -204,7 +228,8 @@ template <class T> class ModelTensors {
     return std::any_of(all.begin(), all.end(),
                        [&](const std::string& name) { return name.starts_with(prefix_ + names.block); });
   }
-  /// No tensor belongs to a block beyond those that config.json counts.
+  /// No tensor belongs to a block beyond those that config.json counts, or to a block that has no such tensor: it would
+  /// be of another architecture.
   void require_blocks(const BlockNames& names, Index count) const {
     const std::string begin = prefix_ + names.block;
     for (const std::string& name : kept_->checkpoint.names()) {
@@ -214,6 +239,9 @@ template <class T> class ModelTensors {
       if (number >= count)
         fail(name, "is of block " + std::to_string(number) + ", counted from 0, but config.json asks for " +
                        std::to_string(count) + " blocks");
+      const std::string at = begin + std::to_string(number) + ".";
+      if (!name.starts_with(at) || !names.have(std::string_view(name).substr(at.size()), number))
+        fail(name, "is there, config.json asks for no such tensor in a block");
     }
   }
 

@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -90,6 +91,11 @@ class Safetensors {
       detail::fail_safetensors(path_, "there is no tensor '" + std::string(name) + "' among the " +
                                           std::to_string(header_.tensors.size()) + " of this file");
     return found->second;
+  }
+  /// The tensor as it is stored, whatever its dtype; in the mapping as view() is.
+  [[nodiscard]] std::span<const std::byte> bytes(std::string_view name) const {
+    const SafetensorInfo& tensor = info(name);
+    return {file_->data() + header_.data_begin + tensor.begin, static_cast<std::size_t>(tensor.end - tensor.begin)};
   }
   /// The free text that the writer left under "__metadata__".
   [[nodiscard]] const std::map<std::string, std::string, std::less<>>& metadata() const { return header_.metadata; }

@@ -20,7 +20,7 @@ namespace mha::inline MHA_NAMESPACE {
 struct T5Config : ModelConfig {
   Index decoder_layers = 0;
   RelativeBuckets buckets{};  ///< of the encoder; the decoder's are not bidirectional
-  bool tied = true;           ///< output() is the token embeddings where there is no lm_head
+  bool tied = true;           ///< output() is the token embeddings, unless the file has an lm_head with other numbers
   double output_scale = 1;    ///< times the rows that output() takes; d_model^−½ in T5 1.0, 1 in 1.1
 };
 
@@ -37,15 +37,17 @@ template <class T> class T5 {
   explicit T5(const std::filesystem::path& folder) : T5(Checkpoint(folder)) {}
   explicit T5(const Checkpoint& checkpoint)
       : config_(read(ConfigFile(checkpoint.folder() / "config.json"))),
-        tensors_(checkpoint, {""}, checkpoint.contains(shared) ? shared : "encoder.embed_tokens.weight"),
+        tensors_(checkpoint, {""}, checkpoint.contains(shared) ? shared : encoder_table),
         has_decoder_(tensors_.contains("decoder.final_layer_norm.weight") || tensors_.has_blocks(names("decoder"))) {
     tensors_.require_blocks(names("encoder"), config_.layers);
     for (Index i = 0; i < config_.layers; ++i) static_cast<void>(encoder_block(i));
     static_cast<void>(token_embeddings());
+    require_copy(encoder_table);
     static_cast<void>(encoder_norm());
     static_cast<void>(encoder_bias());
     if (has_decoder() || tensors_.has_head(head)) static_cast<void>(output());
     if (!has_decoder()) return;
+    require_copy(decoder_table);
     tensors_.require_blocks(names("decoder"), config_.decoder_layers);
     for (Index i = 0; i < config_.decoder_layers; ++i) static_cast<void>(decoder_block(i));
     static_cast<void>(decoder_norm());
@@ -58,8 +60,7 @@ template <class T> class T5 {
 
   /// (vocabulary, E), of both stacks
   TensorView<const T, 2> token_embeddings() const {
-    return tensors_.matrix(tensors_.contains(shared) ? shared : "encoder.embed_tokens.weight", config_.vocabulary,
-                           config_.norm.width);
+    return tensors_.matrix(table(), config_.vocabulary, config_.norm.width);
   }
   BlockWeights<T> encoder_block(Index i) const {
     tensors_.require_block(i, config_.layers);
@@ -78,12 +79,19 @@ template <class T> class T5 {
   /// The score of every self-attention of the decoder; its cross-attention has none.
   RelativeBias decoder_bias() const { return bias("decoder", false); }
   /// The linear from rows, times output_scale, to logits, (E, vocabulary) without a bias: lm_head, or the embeddings.
-  BorrowedLinear<T> output() const {
-    return tensors_.head(head, config_.tied && !tensors_.has_head(head), token_embeddings());
-  }
+  BorrowedLinear<T> output() const { return tensors_.head(head, config_.tied, table(), token_embeddings()); }
 
  private:
   static constexpr const char *shared = "shared.weight", *head = "lm_head";
+  static constexpr const char *encoder_table = "encoder.embed_tokens.weight",
+                              *decoder_table = "decoder.embed_tokens.weight";
+
+  const char* table() const { return tensors_.contains(shared) ? shared : encoder_table; }
+  /// A stack may have the embeddings once more.
+  void require_copy(const char* name) const {
+    if (tensors_.contains(name) && !tensors_.is_copy(name, table()))
+      tensors_.fail(name, std::string("is no copy of '") + table() + "', expected the same embeddings in both stacks");
+  }
 
   /// Of the encoder or the decoder, gated or not.
   detail::BlockNames names(const std::string& stack) const {
@@ -97,12 +105,14 @@ template <class T> class T5 {
                          .feed_forward_norm = "layer.1.layer_norm",
                          .up = gated ? "layer.1.DenseReluDense.wi_1" : "layer.1.DenseReluDense.wi",
                          .down = "layer.1.DenseReluDense.wo",
-                         .gate = gated ? "layer.1.DenseReluDense.wi_0" : nullptr};
+                         .gate = gated ? "layer.1.DenseReluDense.wi_0" : nullptr,
+                         .in_first = {"layer.0.SelfAttention.relative_attention_bias.weight"}};
     if (!decoder) return n;
     n.feed_forward_norm = "layer.2.layer_norm";
     n.up = gated ? "layer.2.DenseReluDense.wi_1" : "layer.2.DenseReluDense.wi";
     n.down = "layer.2.DenseReluDense.wo";
     if (gated) n.gate = "layer.2.DenseReluDense.wi_0";
+    n.in_first[1] = "layer.1.EncDecAttention.relative_attention_bias.weight";  // in T5 1.0, and nobody reads it
     n.cross_norm = "layer.1.layer_norm";
     n.cross_query = "layer.1.EncDecAttention.q", n.cross_key = "layer.1.EncDecAttention.k";
     n.cross_value = "layer.1.EncDecAttention.v", n.cross_output = "layer.1.EncDecAttention.o";

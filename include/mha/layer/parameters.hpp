@@ -140,9 +140,7 @@ template <class T, class Policies> class Parameters {
   ///
   /// Errors    ShapeError if they are borrowed: they belong to somebody else
   ParameterViews<T> writable() {
-    detail::require(!packed_only(), "update: of the layer's ", size(),
-                    " parameters only the packed ones are left, so they cannot be written");
-    detail::require(!borrowed(), "update: the layer's ", size(), " parameters are borrowed, so they cannot be written");
+    require_unborrowed();
     if (own_.size() == 0) {
       detail::require(size() <= std::numeric_limits<Index>::max(), "update: the layer has ", size(),
                       " parameters, the limit of one allocation is ", std::numeric_limits<Index>::max(),
@@ -152,6 +150,13 @@ template <class T, class Policies> class Parameters {
     T* const data = own_.writable();
     version_ = detail::next_version();
     return carve<T>(data, own_.size());
+  }
+
+  /// Errors    ShapeError if there are none of its own
+  void require_own() const {
+    require_unborrowed();
+    detail::require(own_.size() > 0, "update: the layer has 0 of its ", size(),
+                    " parameters, because it was moved from");
   }
 
   /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that
@@ -272,6 +277,12 @@ template <class T, class Policies> class Parameters {
   }
 
  private:
+  void require_unborrowed() const {
+    detail::require(!packed_only(), "update: of the layer's ", size(),
+                    " parameters only the packed ones are left, so they cannot be written");
+    detail::require(!borrowed(), "update: the layer's ", size(), " parameters are borrowed, so they cannot be written");
+  }
+
   struct Borrowed {
     ParameterViews<const T> views;
     std::shared_ptr<const void> keep_alive;

@@ -136,7 +136,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
   ///           backward pass has run; the result is no part of them
-  /// Errors    as without; the tape is as it was then, or, if memory gave out or a policy threw, has nothing recorded
+  /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
+  ///           float; the tape is as it was then, or, if memory gave out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
   template <class X, class First, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<First, Extra...> &&
@@ -224,9 +225,15 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     }
   }
 
+  void require_trainable(const char* call) const {
+    detail::require(!parameters_.packed_only(), call, ": of the layer's ", parameters_.size(),
+                    " parameters only the packed ones are left, which a backward pass does not read");
+  }
+
   template <class X, class... Extra>
   auto record_into(const X&, const Rows& x, const Rows& memory, bool cross, Extra&... extra) const {
     this->check(x, memory);
+    require_trainable("layer");
     return detail::into_or_returned<X, T>(
         backend_, x, this->output_width(), [&](const TensorView<T, 3>& y) { record(x, memory, cross, y, extra...); },
         extra...);
@@ -313,8 +320,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     detail::require_recorded(
         tape.recorded(),
         tape.version_ == parameters_.version() && recorded.sinks == sinks() && recorded.score == score_now_, "layer");
-    require(!parameters_.packed_only(), "backward: of the layer's ", parameters_.size(),
-            " parameters only the packed ones are left, which the backward pass does not read");
+    require_trainable("backward");
     const Rows &x = recorded.x, &memory = recorded.memory;
     detail::require_gradient_rows("x", x, "dy", dy, this->output_width());
     detail::require_gradient_rows("x", x, "dx", dx, config_.d_model);

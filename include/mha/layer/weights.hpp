@@ -45,12 +45,11 @@ template <class T, Backend B, class Policies> class LayerWeights {
   /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls. Where
   /// a layer that called borrow(*this) still holds these weights, they are written in new memory, and it keeps the old.
   ///
-  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked()
+  /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class F> void update(F&& f) {
-    const auto p = parameters_.writable();
-    products_ = {};  // should f throw, the calls that follow multiply by the weights where they are
-    f(p);
-    products_ = Products(backend_, parameters_.views(), Output::has_weights);
+    detail::write_and_pack(parameters_, products_, f, [this](const ParameterViews<const T>& w) {
+      return Products(backend_, w, Output::has_weights);
+    });
   }
 
   /// Draws the weights, e.g. XavierUniform{.seed = 1}. Of a QkNorm{.zero_centered = true} they are stored less 1.

@@ -14,10 +14,11 @@ namespace detail {
 
 /// A function of one number.
 template <class F>
-concept NumberFunctor = requires(const F& f, float x, double y) {
+concept NumberFunctor = requires(const F& f, const float& x, const double& y) {
   { f(x) } -> std::convertible_to<float>;
   { f(y) } -> std::convertible_to<double>;
-  requires !std::same_as<decltype(f(x)), bool>;
+  requires !std::integral<std::remove_cvref_t<decltype(f(x))>>;
+  requires !std::integral<std::remove_cvref_t<decltype(f(y))>>;
 };
 
 #if MHA_ON_DEVICE
@@ -144,7 +145,7 @@ struct Silu {
 template <class F> struct Gated {
   static_assert(detail::NumberFunctor<F>,
                 "mha: Gated<F> needs a function of one number: F's operator() const has to take a float and a double "
-                "and return a number (see mha/policy/activation.hpp)");
+                "that it does not change, and to return a number that is no integer (see mha/policy/activation.hpp)");
   F activation{};
 };
 
@@ -169,8 +170,9 @@ template <class F> std::string activation_name() {
 /// or Gated of such a functor.
 ///
 /// Make the number a template parameter and use the maths of mha:: (abs, erf, exp, log, max, min, normal_cdf,
-/// select, sqrt, tanh): it then runs as vector code at the instruction-set level chosen at run time, and a backward
-/// pass differentiates it by dual numbers. A result depends on its number alone. Optional members:
+/// select, sqrt, tanh): a backward pass differentiates it by dual numbers, and without log and sqrt, which are calls
+/// for each number, it runs as vector code at the instruction-set level chosen at run time. A result depends on its
+/// number alone. Optional members:
 ///   static constexpr const char* name  what explain() calls it
 ///   S derivative(const S& x) const     instead of dual numbers; needed where the functor takes plain numbers only
 ///
@@ -189,7 +191,7 @@ namespace detail {
 template <class F> constexpr bool check_activation() {
   static_assert(Activation<F>,
                 "mha: an activation is a function of one number: its operator() const has to take a float and a double "
-                "and return a number (see mha/policy/activation.hpp)");
+                "that it does not change, and to return a number that is no integer (see mha/policy/activation.hpp)");
   return Activation<F>;
 }
 

@@ -42,14 +42,19 @@ MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, I
 }
 
 /// The policy value a kernel gets for one call. A policy of the library may take memory from the call's frame.
+///
+/// Errors    ShapeError if the policy is a pointer to a function or a std::function that is null; those of its own
+///           prepared()
 template <class P, class... Frame>
 constexpr auto prepared(const P& policy, const CallShape& shape, [[maybe_unused]] Frame&... frame) {
   if constexpr (requires { policy.prepared(shape, frame...); })
     return policy.prepared(shape, frame...);
   else if constexpr (requires { policy.prepared(shape); })
     return policy.prepared(shape);
-  else
+  else {
+    detail::require_function(plays<P, Role::mask> ? "mask" : "score", policy);
     return policy;
+  }
 }
 
 /// The policy value with every Borrowed and Origins member replaced by f(member).
@@ -158,8 +163,10 @@ template <class F> [[nodiscard]] constexpr auto mask(F f) {
   static_assert(MaskFunctor<F>,
                 "mha: mask(f) needs a functor 'bool operator()(Index b, Index h, Index q, Index k) const' that returns "
                 "exactly bool (see mha/policy/mask.hpp)");
-  if constexpr (MaskFunctor<F>)
+  if constexpr (MaskFunctor<F> && std::is_class_v<F>)
     return FunctionMask<F>{f};
+  else if constexpr (MaskFunctor<F>)
+    return f;  // a pointer to a function is one as it is
   else
     return detail::RefusedMask{};
 }

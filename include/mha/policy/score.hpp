@@ -135,8 +135,10 @@ template <class F> [[nodiscard]] constexpr auto score(F f) {
   static_assert(ScoreFunctor<F>,
                 "mha: score(f) needs a functor 'template <class T> T operator()(T s, Index b, Index h, Index q, Index "
                 "k) const' (see mha/policy/score.hpp)");
-  if constexpr (ScoreFunctor<F>)
+  if constexpr (ScoreFunctor<F> && std::is_class_v<F>)
     return FunctionScore<F>{f};
+  else if constexpr (ScoreFunctor<F>)
+    return f;  // a pointer to a function is one as it is
   else
     return NoScore{};
 }

@@ -229,6 +229,12 @@ TEST(FeedForwardErrors, NameTheAxisAndBothValues) {
             "FeedForward: d_model is 0, it must be at least 1");
 }
 
+TEST(FeedForwardErrors, ANullActivationIsRefusedAtConstruction) {
+  using F = mha::Gated<float (*)(float)>;
+  EXPECT_EQ(message_of([] { mha::FeedForward<float, mha::Cpu, F>({.d_model = 2, .d_hidden = 2}); }),
+            "activation: the function is null, expected one to call");
+}
+
 TEST(FeedForwardCost, IsThatOfBothProducts) {
   mha::FeedForward<float, mha::Cpu, mha::SwiGlu> ff({.d_model = 4, .d_hidden = 6, .bias = false});
   EXPECT_EQ(ff.cost(5).parameters, 3 * 24);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <functional>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <mha/mha.hpp>
 
 #include "block_backward_checks.hpp"
+#include "message_of.hpp"
 
 namespace {
 
@@ -17,6 +19,22 @@ struct Steep {
 TEST(LinearCall, AValueIsTheGivenOneOrANewOne) {
   EXPECT_EQ(mha::detail::given_or_default<Steep>(mha::Cpu{}, Steep{3}).slope, 3);
   EXPECT_EQ(mha::detail::given_or_default<Steep>(mha::Cpu{}).slope, 1);
+}
+
+float doubled(float x) { return 2 * x; }
+
+TEST(LinearCall, AnActivationIsNoNullFunction) {
+  using Pointer = float (*)(float);
+  using Function = std::function<float(float)>;
+  using mha::Gated;
+  const auto message = [](const auto&... values) {
+    return support::message_of([&] { static_cast<void>(mha::detail::given_activation<Pointer>(values...)); }) +
+           support::message_of([&] { static_cast<void>(mha::detail::given_activation<Gated<Function>>(values...)); });
+  };
+  const std::string refused = "activation: the function is null, expected one to call";
+  EXPECT_EQ(message(), refused + refused);
+  EXPECT_EQ(message(Pointer{}, Gated<Function>{}), refused + refused);
+  EXPECT_EQ(message(Pointer{&doubled}, Gated<Function>{&doubled}), "");
 }
 
 TEST(LinearCall, RowsAreAsManyAsXHasAndOfTheirWidth) {

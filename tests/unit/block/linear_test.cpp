@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -290,6 +291,29 @@ TEST(LinearWeights, AfterAnUpdateThatThrewAreReadWhereTheyAre) {
   EXPECT_EQ(linear(x)(0, 0), 4);
 }
 
+// What f borrows counts, and the update says that it wrote nothing of it.
+TEST(LinearWeights, BorrowedOrMovedAwayInAnUpdateAreRefused) {
+  using Narrow = mha::bfloat16;
+  using L = mha::Linear<float>;
+  Tensor<Narrow, 2> narrow(20, 20);
+  Tensor<float, 2> w(20, 20), x(3, 20);
+  std::fill(narrow.begin(), narrow.end(), Narrow(2));
+  std::fill(w.begin(), w.end(), 3.f);
+  std::fill(x.begin(), x.end(), 1.f);
+  L linear({.inputs = 20, .outputs = 20, .bias = false}), other = linear;
+  EXPECT_EQ(
+      message_of([&] { linear.update([&](auto&) { linear.borrow(mha::BorrowedLinear<Narrow>{.weight = narrow}); }); }),
+      "update: of the Linear's 400 parameters only the packed ones are left, so they cannot be written");
+  EXPECT_EQ(linear(x)(2, 19), 40);
+  EXPECT_EQ(message_of([&] { other.update([&](auto&) { other.borrow({.weight = w}); }); }),
+            "update: the Linear's 400 parameters are borrowed, so they cannot be written");
+  EXPECT_EQ(other(x)(2, 19), 60);
+  L moved({.inputs = 20, .outputs = 20, .bias = false});
+  EXPECT_EQ(message_of([&] { moved.update([&](auto&) { other = std::move(moved); }); }),
+            "update: the Linear has 0 of its 400 parameters, because it was moved from");
+  EXPECT_EQ(other(x)(2, 19), 0);
+}
+
 TEST(LinearMemory, AWorkspaceIsReused) {
   support::Random random("workspace");
   mha::Linear<float, mha::Systolic<>, Gated<Bent>> linear({.inputs = 32, .outputs = 48});
@@ -327,6 +351,13 @@ TEST(LinearErrors, NameTheAxisAndBothValues) {
   EXPECT_EQ(message_of([] { mha::Linear<float>({.inputs = 0, .outputs = 3}); }),
             "Linear: inputs is 0, it must be at least 1");
   EXPECT_EQ(message_of([&] { static_cast<void>(linear.cost(-1)); }), "cost: rows is -1, it must be at least 0");
+}
+
+TEST(LinearErrors, ANullActivationIsRefusedAtConstruction) {
+  using Pointer = float (*)(float);
+  const std::string refused = "activation: the function is null, expected one to call";
+  EXPECT_EQ(message_of([] { mha::Linear<float, mha::Cpu, Pointer>({.inputs = 2, .outputs = 2}); }), refused);
+  EXPECT_EQ(message_of([] { mha::Linear<float, mha::Cpu, Pointer>({.inputs = 2, .outputs = 2}, Pointer{}); }), refused);
 }
 
 TEST(LinearErrors, OfBorrowSayBothShapes) {

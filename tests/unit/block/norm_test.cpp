@@ -245,6 +245,7 @@ template <class B> void expect_odd_rows() {
       EXPECT_EQ(z(0, 2, j), data.bias(j));
       EXPECT_TRUE(std::isnan(y(0, 4, j)) && std::isnan(z(0, 4, j)));
       EXPECT_TRUE(std::isnan(y(0, 5, j)));
+      EXPECT_TRUE(j == 0 ? std::isnan(z(0, 5, j)) : z(0, 5, j) == data.bias(j)) << B::name << ' ' << j;
       EXPECT_EQ(y(0, 6, j), data.bias(j));
       EXPECT_EQ(z(0, 6, j), data.bias(j));
       for (const Index l : {0, 3, 7}) {

@@ -84,6 +84,37 @@ TEST(EigenView, ShowsBlocksRefsAndTransposes) {
   expect_same_elements(ref_of_rows);
 }
 
+TEST(EigenView, ShowsSegmentsOfVectors) {
+  Eigen::VectorXf column(9);
+  Eigen::RowVectorXd row(9);
+  Eigen::MatrixXf columns(6, 8);
+  auto segment = column.segment(2, 4);
+  auto head = row.head<3>();
+  auto tail = row.tail(5);
+  auto of_a_row = columns.row(3);
+  auto spread = of_a_row.segment(1, 6);
+  expect_same_elements(segment);
+  expect_same_elements(head);
+  expect_same_elements(tail);
+  expect_same_elements(spread);
+  EXPECT_EQ(mha::view(spread).stride[1], 6);
+  const auto temporary = mha::view(column.segment(2, 4));
+  static_assert(std::same_as<decltype(temporary), const TensorView<float, 2>>);
+  EXPECT_EQ(&temporary(3, 0), &column(5));
+}
+
+TEST(EigenView, OfAConstSegmentIsReadOnlyAndLastsAsItsVectorDoes) {
+  using mha::detail::LastingView;
+  const Eigen::VectorXf column = Eigen::VectorXf::Random(9);
+  const auto temporary = mha::view(column.segment(2, 4));
+  static_assert(std::same_as<decltype(temporary), const TensorView<const float, 2>>);
+  EXPECT_EQ(&temporary(3, 0), &column(5));
+  using Ref = Eigen::Ref<const Eigen::VectorXf>;
+  static_assert(LastingView<Eigen::VectorBlock<const Eigen::VectorXf>>);
+  static_assert(!LastingView<Eigen::VectorBlock<const Ref>>, "it may hold a copy");
+  static_assert(LastingView<Eigen::VectorBlock<const Ref>&>);
+}
+
 TEST(EigenView, WritesThrough) {
   Eigen::MatrixXf m = Eigen::MatrixXf::Zero(2, 2);
   auto corner = m.block(1, 1, 1, 1);

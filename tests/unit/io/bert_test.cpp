@@ -146,6 +146,16 @@ TEST(Bert, WhatDoesNotFitIsOneSentence) {
             "DIR/model.safetensors: there is no tensor 'encoder.layer.1.attention.self.key.bias' among the 39 of this "
             "checkpoint");
   EXPECT_EQ(fault([](F& f) {
+              f.add("encoder.layer.1.attention.self.distance_embedding.weight", {3, 4});
+            }),
+            "DIR/model.safetensors: tensor 'encoder.layer.1.attention.self.distance_embedding.weight' is there, "
+            "config.json asks for no such tensor in a block");
+  EXPECT_EQ(fault([](F& f) {
+              f.add("embeddings.position_ids", {1, 9});
+              f.add("cls.predictions.bias", {3});
+            }),
+            "");
+  EXPECT_EQ(fault([](F& f) {
               f.add("encoder.layer.1.intermediate.dense.weight", {E, H});
             }),
             "DIR/model.safetensors: tensor 'encoder.layer.1.intermediate.dense.weight' has shape (12, 20), config.json "

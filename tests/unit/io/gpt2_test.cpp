@@ -107,6 +107,25 @@ TEST(Gpt2, AnOutputOfItsOwnIsReadWhereItIsNotTied) {
   expect_matrix(gpt2.output().weight, folder.file.tensors.at("lm_head.weight"));
 }
 
+TEST(Gpt2, AnOutputBesideTiedEmbeddingsIsReadWhereItDiffers) {
+  Folder folder("transformer.");
+  folder.file.tensors["lm_head.weight"] = folder.file.tensors.at("transformer.wte.weight");
+  {
+    const mha::Gpt2<float> gpt2(mha::Checkpoint(folder.write()));
+    EXPECT_EQ(gpt2.output().weight.data, gpt2.token_embeddings().data);
+  }
+  folder.file.tensors.at("lm_head.weight").values.at(3) += 1;
+  const mha::Gpt2<float> gpt2(mha::Checkpoint(folder.write()));
+  expect_matrix(gpt2.output().weight, folder.file.tensors.at("lm_head.weight"));
+}
+
+TEST(Gpt2, BlocksMayHaveTheirMasks) {
+  Folder folder("transformer.");
+  folder.add("transformer.h.0.attn.bias", {1, 1, 8, 8});
+  folder.add("transformer.h.1.attn.masked_bias", {1});
+  EXPECT_EQ(mha::Gpt2<float>(mha::Checkpoint(folder.write())).config().layers, 2);
+}
+
 std::string fault(const std::function<void(Folder&)>& change) {
   return mha_test::fault_after<mha::Gpt2<float>, Folder>(change);
 }
@@ -119,6 +138,9 @@ TEST(Gpt2, WhatDoesNotFitIsOneSentence) {
             "DIR/model.safetensors: tensor 'h.0.attn.c_attn.weight' has shape (36, 12), config.json asks for (12, 36)");
   EXPECT_EQ(fault([](Folder& f) { f.add("h.0.attn.c_attn.bias", {E}); }),
             "DIR/model.safetensors: tensor 'h.0.attn.c_attn.bias' has shape (12), config.json asks for (36)");
+  EXPECT_EQ(fault([](Folder& f) { f.add("h.1.crossattention.c_attn.bias", {E}); }),
+            "DIR/model.safetensors: tensor 'h.1.crossattention.c_attn.bias' is there, config.json asks for no such "
+            "tensor in a block");
   EXPECT_EQ(fault([](Folder& f) { f.config["n_inner"] = 20; }),
             "DIR/model.safetensors: tensor 'h.0.mlp.c_fc.weight' has shape (12, 48), config.json asks for (12, 20)");
   EXPECT_EQ(fault([](Folder& f) {

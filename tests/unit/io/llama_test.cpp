@@ -125,6 +125,18 @@ TEST(Llama, FindsThemIn16Bits) {
   expect_every_weight<mha::half>();
 }
 
+TEST(Llama, AnOutputBesideTiedEmbeddingsIsReadWhereItDiffers) {
+  Folder folder("llama", "model.");
+  folder.config["tie_word_embeddings"] = true;
+  {
+    const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+    expect_matrix(llama.output().weight, folder.file.tensors.at("lm_head.weight"));
+  }
+  folder.file.tensors.at("lm_head.weight") = folder.file.tensors.at("model.embed_tokens.weight");
+  const mha::Llama<float> llama(mha::Checkpoint(folder.write()));
+  EXPECT_EQ(llama.output().weight.data, llama.token_embeddings().data);
+}
+
 TEST(Llama, BiasesAndSizesThatConfigAsksFor) {
   Folder folder("llama", "");
   folder.config["attention_bias"] = folder.config["mlp_bias"] = true;
@@ -279,6 +291,30 @@ TEST(Llama, RotaryPositionsForTheLongestText) {
   EXPECT_EQ(config_of(llama).scaled_rotary(64).scaling, mha::AnyScaling(mha::NtkScaling{.factor = 3.0}));
   phi3.config["rope_parameters"] = {{"partial_rotary_factor", 0.5}};
   EXPECT_EQ(config_of(phi3).rotary().dims, 2);
+}
+
+TEST(Llama, BlocksMayHaveOldBuffersButNoTensorOfAnotherArchitecture) {
+  const auto fault_with = [](const std::string& name, const char* type = "llama") {
+    Folder folder(type);
+    folder.add(name, {1});
+    const mha::Checkpoint checkpoint(folder.write());
+    const std::string fault =
+        mha_test::message_of<mha::SafetensorsError>([&] { static_cast<void>(mha::Llama<float>(checkpoint)); });
+    return fault.empty() ? fault : fault.substr(checkpoint.path().size());
+  };
+  const auto refused = [](const std::string& name) {
+    return ": tensor '" + name + "' is there, config.json asks for no such tensor in a block";
+  };
+  EXPECT_EQ(fault_with("model.layers.1.self_attn.rotary_emb.inv_freq"), "");
+  EXPECT_EQ(fault_with("model.rotary_emb.inv_freq"), "");
+  for (const char* name : {"model.layers.0.self_attn.sinks", "model.layers.1.mlp.experts.0.up_proj.weight",
+                           "model.layers.1.pre_feedforward_layernorm.weight", "model.layers.0.mlp.up_proj.weight_scale",
+                           "model.layers.00.mlp.up_proj.weight", "model.layers.norm.weight", "model.layers.0"})
+    EXPECT_EQ(fault_with(name), refused(name));
+  EXPECT_EQ(fault_with("model.layers.0.self_attn.q_proj.weight", "phi3"),
+            refused("model.layers.0.self_attn.q_proj.weight"));
+  EXPECT_EQ(fault_with("model.layers.0.self_attn.qkv_proj.weight"),
+            refused("model.layers.0.self_attn.qkv_proj.weight"));
 }
 
 std::string fault(const std::function<void(Folder&)>& change) {

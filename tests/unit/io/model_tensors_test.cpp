@@ -22,6 +22,7 @@ template <class T> struct Folder : mha_test::ModelFolder<T> {
     this->add("p.w.weight", {3, 5});
     this->add("p.w.bias", {3});
     this->add("p.n.weight", {4});
+    this->add("p.e.weight", {7, 5});
     this->add("head.weight", {7, 5});
   }
 };
@@ -37,34 +38,71 @@ TEST(ModelTensors, NamesWithAPrefix) {
   mha_test::expect_matrix(tensors.matrix("w.weight", 3, 5), folder.file.tensors.at("p.w.weight"), true);
 }
 
+TEST(BlockNames, HaveTheWeightsAndBiasesOfTheirParts) {
+  const mha::detail::BlockNames names{.block = "h.",
+                                      .attention_norm = "n",
+                                      .query = "q",
+                                      .key = "k",
+                                      .value = "v",
+                                      .output = "o",
+                                      .feed_forward_norm = "m",
+                                      .up = "up",
+                                      .down = "down",
+                                      .unread = {"mask"},
+                                      .in_first = {"table"}};
+  for (const char* tensor :
+       {"n.weight", "n.beta", "q.bias", "k.weight", "v.bias", "o.weight", "m.gamma", "up.weight", "down.bias", "mask"})
+    EXPECT_TRUE(names.have(tensor, 1)) << tensor;
+  for (const char* tensor : {"q", "q.scale", "qq.weight", "gate.weight", "mask.weight", "table", ""})
+    EXPECT_FALSE(names.have(tensor, 1)) << tensor;
+  EXPECT_TRUE(names.have("table", 0));
+  auto fused = names;
+  fused.fused = "qkv";
+  EXPECT_TRUE(fused.have("qkv.weight", 0));
+  EXPECT_FALSE(fused.have("q.weight", 0));
+}
+
 TEST(ModelTensors, HeadsAreTiedOrTheirOwn) {
-  const Folder<float> folder;
+  Folder<float> folder;
   const mha::Checkpoint checkpoint(folder.write());
   const Tensors<float> tensors(checkpoint, {"p."}, "w.weight");
-  mha::Tensor<float, 2> embeddings(7, 5);
-  const auto rows = std::as_const(embeddings).view();
-  EXPECT_EQ(tensors.head("head", true, rows).weight.data, embeddings.data());
-  mha_test::expect_matrix(tensors.head("head", false, rows).weight, folder.file.tensors.at("head.weight"));
-  mha::Tensor<float, 2> fewer(6, 5);
+  const auto rows = tensors.matrix("e.weight", 7, 5);
+  for (const bool tied : {true, false})  // tied ones are not where the numbers differ
+    mha_test::expect_matrix(tensors.head("head", tied, "e.weight", rows).weight, folder.file.tensors.at("head.weight"));
+  EXPECT_EQ(tensors.head("none", true, "e.weight", rows).weight.data, rows.data);
+  const mha::Tensor<float, 2> fewer(6, 5);
   for (const bool tied : {true, false})
     EXPECT_EQ(message_of<mha::SafetensorsError>(
-                  [&] { static_cast<void>(tensors.head("head", tied, std::as_const(fewer).view())); }),
+                  [&] { static_cast<void>(tensors.head("head", tied, "e.weight", fewer.view())); }),
               checkpoint.path() + ": tensor 'head.weight' has shape (7, 5), config.json asks for (6, 5)");
 }
 
-// A head beside tied embeddings has its shape checked; its numbers, of which there may be many, are not converted.
-TEST(ModelTensors, AHeadThatNobodyReadsIsNotWidened) {
+TEST(ModelTensors, ACopyHasTheSameScalarShapeAndNumbers) {
   Folder<float> folder;
-  folder.add("large.weight", {512, 64});
+  folder.file.tensors["p.copy"] = folder.file.tensors.at("p.e.weight");
+  folder.file.tensors["p.changed"] = folder.file.tensors.at("p.e.weight");
+  folder.file.tensors.at("p.changed").values.back() += 1;
+  folder.file.tensors["p.turned"] = folder.file.tensors.at("p.e.weight");
+  folder.file.tensors.at("p.turned").shape = {5, 7};
+  const mha::Checkpoint checkpoint(folder.write());
+  const Tensors<float> tensors(checkpoint, {"p."}, "w.weight");
+  EXPECT_TRUE(tensors.is_copy("copy", "e.weight"));
+  EXPECT_FALSE(tensors.is_copy("changed", "e.weight"));
+  EXPECT_FALSE(tensors.is_copy("turned", "e.weight"));
+}
+
+// A head that is a copy of tied embeddings is not converted: it may have many numbers.
+TEST(ModelTensors, ACopyOfTheEmbeddingsIsNotWidened) {
+  Folder<float> folder;
+  folder.add("p.large.weight", {512, 64});
+  folder.file.tensors["head.weight"] = folder.file.tensors.at("p.large.weight");
   const mha::Checkpoint checkpoint(folder.write());
   const Tensors<double> tensors(checkpoint, {"p."}, "w.weight");
-  const mha::Tensor<double, 2> embeddings(512, 64), fewer(511, 64);
+  const auto rows = tensors.matrix("large.weight", 512, 64);
   support::largest_allocation = 0;
-  EXPECT_EQ(tensors.head("large", true, embeddings.view()).weight.data, embeddings.data());
+  EXPECT_EQ(tensors.head("head", true, "large.weight", rows).weight.data, rows.data);
   EXPECT_LT(support::largest_allocation, 512 * 64u);
-  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(tensors.head("large", true, fewer.view())); }),
-            checkpoint.path() + ": tensor 'large.weight' has shape (512, 64), config.json asks for (511, 64)");
-  static_cast<void>(tensors.head("large", false, embeddings.view()));
+  static_cast<void>(tensors.head("head", false, "large.weight", rows));
   EXPECT_EQ(support::largest_allocation, 512 * 64 * sizeof(double));
 }
 
@@ -115,7 +153,7 @@ TEST(ModelTensors, TheShapeIsCheckedFirst) {
   EXPECT_EQ(says([&] { return tensors.vector("w.weight", 15); }),
             checkpoint.path() + ": tensor 'p.w.weight' has shape (3, 5), config.json asks for (15)");
   EXPECT_EQ(says([&] { return tensors.norm("n", 4, true); }),
-            checkpoint.path() + ": there is no tensor 'p.n.bias' among the 4 of this checkpoint");
+            checkpoint.path() + ": there is no tensor 'p.n.bias' among the 5 of this checkpoint");
   EXPECT_EQ(says([&] { return tensors.norm("w", 4, false); }),
             checkpoint.path() + ": tensor 'p.w.weight' has shape (3, 5), config.json asks for (4)");
   EXPECT_EQ(says([&] { return tensors.linear("w", 5, 3, false); }),
@@ -123,7 +161,7 @@ TEST(ModelTensors, TheShapeIsCheckedFirst) {
   EXPECT_EQ(says([&] {
               return Tensors<float>(checkpoint, {"", "q."}, "w.weight").mapping();
             }),
-            checkpoint.path() + ": there is no tensor 'w.weight' or 'q.w.weight' among the 4 of this checkpoint");
+            checkpoint.path() + ": there is no tensor 'w.weight' or 'q.w.weight' among the 5 of this checkpoint");
 }
 
 }  // namespace

@@ -54,6 +54,16 @@ TEST(Safetensors, ViewsTensorsInTheMapping) {
   EXPECT_EQ((file.view<long long, 1>("i")(0)), -7);
 }
 
+TEST(Safetensors, ShowsTheBytesOfAnyDtype) {
+  const mha_test::Scratch scratch;
+  const mha::Safetensors file(scratch.write("m.safetensors", four_tensors()));
+  const auto h = file.bytes("h");
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(h.data()), h.size()),
+            raw<mha::half>({mha::half(0.25f), mha::half(3.f)}));
+  EXPECT_EQ(file.bytes("i").size(), 16u);
+  EXPECT_THROW(static_cast<void>(file.bytes("x")), mha::SafetensorsError);
+}
+
 TEST(Safetensors, MappingOutlivesTheReader) {
   const mha_test::Scratch scratch;
   auto file = std::make_unique<mha::Safetensors>(scratch.write("m.safetensors", four_tensors()));

@@ -144,6 +144,14 @@ TEST(T5, AnOutputOfItsOwnIsNotScaled) {
   EXPECT_EQ(mha::T5<float>(mha::Checkpoint(folder.write())).config().output_scale, 1);
 }
 
+TEST(T5, AStackMayHaveACopyOfTheEmbeddings) {
+  Folder folder;
+  for (const char* stack : {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"})
+    folder.file.tensors[stack] = folder.file.tensors.at("shared.weight");
+  const mha::T5<float> t5(mha::Checkpoint(folder.write()));
+  EXPECT_EQ(t5.output().weight.data, t5.token_embeddings().data);
+}
+
 TEST(T5, AnEncoderAloneIsAModel) {
   Folder folder;
   folder.drop("decoder.");
@@ -176,8 +184,18 @@ std::string fault(const std::function<void(Folder&)>& change) {
 TEST(T5, WhatDoesNotFitIsOneSentence) {
   EXPECT_EQ(fault([](Folder&) {}), "");
   EXPECT_EQ(fault([](Folder& f) { f.config["feed_forward_proj"] = "relu"; }),
-            "DIR/model.safetensors: there is no tensor 'encoder.block.0.layer.1.DenseReluDense.wi.weight' among the 37 "
-            "of this checkpoint");
+            "DIR/model.safetensors: tensor 'encoder.block.0.layer.1.DenseReluDense.wi_0.weight' is there, config.json "
+            "asks for no such tensor in a block");
+  const std::string table = "SelfAttention.relative_attention_bias.weight";
+  EXPECT_EQ(fault([&](Folder& f) {
+              f.add("encoder.block.1.layer.0." + table, {8, 3});
+            }),
+            "DIR/model.safetensors: tensor 'encoder.block.1.layer.0." + table +
+                "' is there, config.json asks for no such tensor in a block");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.add("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", {8, 3});
+            }),
+            "");
   EXPECT_EQ(
       fault([](Folder& f) { f.config["num_decoder_layers"] = nullptr; }),
       "DIR/model.safetensors: there is no tensor 'decoder.block.1.layer.0.layer_norm.weight' among the 37 of this "
@@ -187,6 +205,18 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       "DIR/model.safetensors: there is no tensor 'decoder.final_layer_norm.weight' among the 36 of this checkpoint");
   EXPECT_EQ(fault([](Folder& f) { f.config["tie_word_embeddings"] = false; }),
             "DIR/model.safetensors: there is no tensor 'lm_head.weight' among the 37 of this checkpoint");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.add("encoder.embed_tokens.weight", {1, 1});
+            }),
+            "DIR/model.safetensors: tensor 'encoder.embed_tokens.weight' is no copy of 'shared.weight', expected the "
+            "same embeddings in both stacks");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.file.tensors["encoder.embed_tokens.weight"] = f.file.tensors.at("shared.weight");
+              f.drop("shared.");
+              f.add("decoder.embed_tokens.weight", {V, E});
+            }),
+            "DIR/model.safetensors: tensor 'decoder.embed_tokens.weight' is no copy of 'encoder.embed_tokens.weight', "
+            "expected the same embeddings in both stacks");
   EXPECT_EQ(fault([](Folder& f) { f.config["num_decoder_layers"] = 2147483647; }),
             "DIR/config.json: 'num_decoder_layers' is 2147483647, expected at most 100000");
   EXPECT_EQ(fault([](Folder& f) { f.config["num_layers"] = 100001; }),

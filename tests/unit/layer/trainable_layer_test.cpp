@@ -539,9 +539,11 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(backward(dy, tape, g), weights);
   static_cast<void>(layer(x, tape));
   layer.drop_unpacked();
-  EXPECT_EQ(backward(dy, tape, g),
-            "backward: of the layer's 256 parameters only the packed ones are left, which the backward pass does not "
-            "read");
+  const std::string packed =
+      " of the layer's 256 parameters only the packed ones are left, which a backward pass does not read";
+  EXPECT_EQ(backward(dy, tape, g), "backward:" + packed);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape)); }), "layer:" + packed);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, x, tape)); }), "layer:" + packed);
 }
 
 TEST(TrainableLayer, KeepsTheTapeWhereALargerCallIsRefused) {

@@ -279,6 +279,39 @@ TEST(LayerWeightsDrop, AfterAnUpdateThatThrewSaysSo) {
             "packed: call initialize, update or borrow first");
 }
 
+// What f borrows counts, and the update says that it wrote nothing of it.
+TYPED_TEST(LayerWeights, BorrowedOrMovedAwayInAnUpdateAreRefused) {
+  using Narrow = mha::bfloat16;
+  using L = mha::MultiHeadAttention<float, TypeParam>;
+  support::Random random("borrowed in an update");
+  const auto x = rows(random, 3);
+  Tensor<Narrow, 2> narrow(24, 24);
+  Tensor<float, 2> w(24, 24);
+  random.fill(narrow);
+  std::copy(narrow.begin(), narrow.end(), w.begin());
+  const mha::Config plain{.d_model = 24, .num_heads = 4, .bias = false};
+  L expected(plain), layer(plain), other(plain);
+  expected.borrow({.query = w, .key = w, .value = w, .output = w});
+  const auto y = expected(x);
+  const std::string size = "2304 parameters ", rest = " so they cannot be written";
+  const char* const left = mha::PacksWeights<TypeParam, float> ? "only the packed ones are left," : nullptr;
+  const std::string borrowed = "update: the layer's " + size + "are borrowed," + rest;
+  EXPECT_EQ(
+      message_of([&] {
+        layer.update([&](auto&) {
+          layer.borrow(mha::BorrowedWeights<Narrow>{.query = narrow, .key = narrow, .value = narrow, .output = narrow});
+        });
+      }),
+      left != nullptr ? "update: of the layer's " + size + left + rest : borrowed);
+  EXPECT_EQ(support::differing(layer(x), y), 0u);
+  EXPECT_EQ(message_of([&] { other.update([&](auto&) { other.borrow(expected); }); }), borrowed);
+  EXPECT_EQ(support::differing(other(x), y), 0u);
+  L moved(plain);
+  EXPECT_EQ(message_of([&] { moved.update([&](auto&) { other = std::move(moved); }); }),
+            "update: the layer has 0 of its 2304 parameters, because it was moved from");
+  EXPECT_EQ(other(x)(2, 23), 0);
+}
+
 /// Every change of a layer's weights, with each of its allocations failing: it computes what it did, or what it is to.
 template <class B> void expect_all_or_nothing() {
   support::Random random("short of memory");

@@ -147,11 +147,23 @@ struct ToBool {
 struct Mutable {
   float operator()(float x) { return x; }
 };
+struct Changing {
+  float operator()(float& x) const { return x *= 2; }
+  double operator()(double& x) const { return x *= 2; }
+};
+struct ToInt {
+  int operator()(double x) const { return x > 0 ? 1 : 0; }
+};
+struct ToIntOfDouble {
+  float operator()(float x) const { return x; }
+  int operator()(double x) const { return x > 0 ? 1 : 0; }
+};
 
 TEST(Activation, IsAFunctionOfOneNumberOrAPair) {
   static_assert(mha::Activation<mha::Identity> && mha::Activation<mha::Gelu> && mha::Activation<OfFloat>);
   static_assert(mha::Activation<mha::SwiGlu> && mha::Activation<mha::GeGlu> && mha::Activation<mha::Gated<OfFloat>>);
   static_assert(!mha::Activation<OfTwo> && !mha::Activation<ToBool> && !mha::Activation<Mutable>);
+  static_assert(!mha::Activation<Changing> && !mha::Activation<ToInt> && !mha::Activation<ToIntOfDouble>);
   static_assert(!mha::Activation<float> && !mha::detail::NumberFunctor<mha::SwiGlu>);
   const auto lambda = [](auto x) { return x * mha::tanh(x); };
   static_assert(mha::Activation<decltype(lambda)>);

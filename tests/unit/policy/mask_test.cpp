@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
+#include <functional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/mask/positional.hpp>
 
+#include "message_of.hpp"
 #include "tiles.hpp"
 
 namespace {
@@ -186,6 +189,29 @@ TEST(Mask, FromALambdaKeepsItsValues) {
   EXPECT_FALSE(by_place(2, 1, 3, 4));
   EXPECT_FALSE((strided && by_place)(1, 2, 3, 4)) << "4 lies after 3";
   EXPECT_TRUE((strided || by_place)(1, 2, 3, 4));
+}
+
+bool first_half(int, int, int q, int k) { return 2 * k <= q; }
+
+TEST(Mask, OfAPointerToAFunctionIsThePointer) {
+  const auto half = mha::mask(&first_half);
+  static_assert(mha::Mask<decltype(half)>);
+  EXPECT_TRUE(half(0, 0, 4, 2));
+  EXPECT_FALSE((half && Causal{})(0, 0, 4, 3));
+}
+
+TEST(Prepared, RefusesANullFunctionInAnyPart) {
+  using Pointer = bool (*)(int, int, int, int);
+  using Function = std::function<bool(int, int, int, int)>;
+  const auto message = [](const auto& mask) {
+    return support::message_of([&] { static_cast<void>(mha::prepared(mask, mha::CallShape{})); });
+  };
+  const std::string refused = "mask: the function is null, expected one to call";
+  EXPECT_EQ(message(Pointer{}), refused);
+  EXPECT_EQ(message(mha::mask(Function())), refused);
+  EXPECT_EQ(message(Causal{} && Function()), refused);
+  EXPECT_EQ(message(Causal{} && !mha::mask(Function())), refused);
+  EXPECT_EQ(message(Causal{} && Function(&first_half)), "");
 }
 
 TEST(Composition, PassesSequenceAndHeadOn) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
 #include <cstddef>
+#include <functional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include <mha/policy/score/softcap.hpp>
 
 #include "finite_difference.hpp"
+#include "message_of.hpp"
 
 namespace {
 
@@ -130,6 +133,23 @@ TEST(Score, FromALambdaKeepsItsValues) {
   static_assert(mha::Score<decltype(distance)>);
   EXPECT_EQ(distance(1.f, 0, 0, 5, 3), 0.5f);
   EXPECT_EQ((Chain{distance, Doubled{}}(1.0, 0, 0, 5, 3)), 1);
+}
+
+float plus_distance(float s, int, int, int q, int k) { return s + float(q - k); }
+
+TEST(Score, MayBeAPointerToAFunctionButNotANullOne) {
+  using Pointer = float (*)(float, int, int, int, int);
+  const auto distance = mha::score(&plus_distance);
+  static_assert(mha::Score<decltype(distance)>);
+  EXPECT_EQ(distance(1, 0, 0, 5, 3), 3);
+  const auto message = [](const auto& score) {
+    return support::message_of([&] { static_cast<void>(mha::prepared(score, mha::CallShape{})); });
+  };
+  const std::string refused = "score: the function is null, expected one to call";
+  EXPECT_EQ(message(distance), "");
+  EXPECT_EQ(message(Pointer{}), refused);
+  EXPECT_EQ(message(Chain{PlusOne{}, Pointer{}}), refused);
+  EXPECT_EQ(message(mha::score(std::function<float(float, int, int, int, int)>())), refused);
 }
 
 TEST(Differentiate, AgreesWithFiniteDifferences) {
