@@ -10,6 +10,7 @@
 #include "core/overlap.hpp"
 #include "launch.hpp"
 #include "policy/sink.hpp"
+#include "staged.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

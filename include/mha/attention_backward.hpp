@@ -14,6 +14,7 @@
 #include "device_score_gradients.hpp"
 #include "launch.hpp"
 #include "score_gradients.hpp"
+#include "staged.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -338,9 +339,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     Tensor<T, 4> key_copy, value_copy;
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
-    call.forward = detail::staged(backend, call.forward, frame, workspace);
-    call.key_offsets = call.forward.kv.offsets.data;
-    detail::run_backward(backend, call, workspace);
+    detail::run_backward(backend, detail::staged_backward(backend, call, frame, workspace), workspace);
     if constexpr (detail::sums_scores<B>)
       score.store(backend, workspace, extra...);
     else

@@ -304,49 +304,6 @@ auto attend_call(const CallNames& names, const TensorView<T, 4>& out, const Tens
   return call;
 }
 
-/// The call as a backend gets it that does not reach the host's memory: its offsets, origins and the numbers of its
-/// source in memory of its own, where sent(list) says, or, if that is null, copied for this call.
-template <class B, class Call, class Frame, class Sent>
-Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace, const Sent& sent) {
-  if constexpr (!computes_on_host<B>) {
-    const auto there = [&](const Index* here, Index n) {
-      const Index* const known = here != nullptr ? sent(here) : nullptr;
-      return here == nullptr || known != nullptr ? known : backend.stage(here, n, frame, workspace);
-    };
-    const Index batch = call.shape.batch;
-    const Origins here = call.shape.origin;
-    const Index* const q_here = call.q_offsets;
-    call.q_offsets = call.shape.query_offsets = there(q_here, batch + 1);
-    using Source = std::remove_cvref_t<decltype(call.kv)>;
-    constexpr bool moves = !HasData<Source> || MovesData<Source>;
-    static_assert(moves,
-                  "mha: a source that goes to a device has a with_data(f) of its own, not that of a base "
-                  "(see mha/cache/kv_source.hpp)");
-    call.kv = source_with_data(call.kv, [&](const auto& data) {
-      auto result = data;
-      if constexpr (std::is_same_v<decltype(result), Borrowed<Index>>)
-        if (data.memory == Memory::host && data.data != nullptr)
-          result = {data.data == q_here ? call.q_offsets : there(data.data, data.size), data.size, Memory::device};
-      return result;
-    });
-    call.shape.origin.each = there(here.each, batch);
-    const auto moved = [&](const auto& data) {
-      auto result = data;
-      if constexpr (std::is_same_v<decltype(result), Origins>)
-        if (data.each != nullptr) result = call.shape.origin;
-      return result;
-    };
-    call.mask = with_data(call.mask, moved);
-    call.score = with_data(call.score, moved);
-  }
-  return call;
-}
-
-template <class B, class Call, class Frame>
-Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
-  return staged(backend, std::move(call), frame, workspace, [](const Index*) -> const Index* { return nullptr; });
-}
-
 /// `Records`: its row states are wanted.
 template <bool Records = false, class B, class Call>
 MHA_NO_INLINE void run(const B& backend, const Call& call, typename B::Workspace& workspace) {

@@ -17,6 +17,7 @@
 #include "../policy/projection.hpp"
 #include "../policy/qk_norm.hpp"
 #include "../policy/sink.hpp"
+#include "../staged.hpp"
 #include "cached_call.hpp"
 #include "config.hpp"
 #include "cost.hpp"

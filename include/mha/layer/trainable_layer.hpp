@@ -16,6 +16,7 @@
 #include "../device_score_gradients.hpp"
 #include "../launch.hpp"
 #include "../policy/sink.hpp"
+#include "../staged.hpp"
 #include "backward_call.hpp"
 #include "backward_steps.hpp"
 #include "cached_call.hpp"
