@@ -15,6 +15,7 @@
 #include "call.hpp"
 #include "core/check.hpp"
 #include "core/copy.hpp"
+#include "core/overlap.hpp"
 
 /// From what a caller hands over to what a backend gets: views with four axes, checked sizes, prepared policies.
 namespace mha::inline MHA_NAMESPACE {
@@ -212,12 +213,14 @@ void require_fitting(const CallNames& names, const TensorView<T, 4>& out, const 
   require_equal(names.call, "length", names.q, q.length(), "out", out.length());
   require_equal(names.call, "heads", names.q, q.heads(), "out", out.heads());
   require_equal(names.call, "head size", names.v, value_dim, "out", out.dim());
+  require_own_memory(names.call, "out", out, axes_of_heads);
   if (!options.log_sum_exp) return;
   const auto& to = *options.log_sum_exp;
   require_data(names.call, "log-sum-exp", to);
   require_equal(names.call, "batch", names.q, q.batch(), "log-sum-exp", to.extent[0]);
   require_equal(names.call, "heads", names.q, q.heads(), "log-sum-exp", to.extent[1]);
   require_equal(names.call, "length", names.q, q.length(), "log-sum-exp", to.extent[2]);
+  require_own_memory(names.call, "log-sum-exp", to, axes_of_logits);
 }
 
 /// Two tensors as a source, checked against q; their rows are contiguous by the time a kernel reads them.

@@ -161,13 +161,10 @@ template <class A, class E> class TableSums {
 /// The destination fits the bias.
 template <class B, class E>
 void require_bias_gradient(const char* call, const TensorView<const B, 4>& bias, const TensorView<E, 4>& to) {
-  static constexpr const char* axis[4] = {"batch", "heads", "queries", "keys"};
   require_data(call, "BiasGradient", to);
   for (int a = 0; a < 4; ++a)
-    require_equal(call, axis[a], "AdditiveBias", bias.extent[a], "BiasGradient", to.extent[a]);
-  if (const int a = self_overlapping_axis(to); a < 4)
-    fail(call, ": the BiasGradient overlaps itself: its axis ", axis[a], " has ", to.extent[a], " elements and stride ",
-         to.stride[a], ", expected memory of its own for each element");
+    require_equal(call, axes_of_pairs[a], "AdditiveBias", bias.extent[a], "BiasGradient", to.extent[a]);
+  require_own_memory(call, "the BiasGradient", to, axes_of_pairs);
   require(!share_elements(to, bias), call, ": the BiasGradient overlaps the AdditiveBias that is still read");
 }
 

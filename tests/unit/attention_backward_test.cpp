@@ -394,6 +394,34 @@ TEST(AttentionBackward, RefusesDestinationsThatOverlapAndWritesNothing) {
   c.backward(tape);
 }
 
+TEST(AttentionBackward, RefusesDestinationsThatOverlapThemselves) {
+  const BackwardCase<float> c("overlap themselves", {});
+  mha::AttentionTape<float> tape;
+  const mha::Sink sink({0.5f, -1.f, 2.f, 0.f});
+  const auto out = mha::attention(c.q, c.k, c.v, sink, mha::record(tape));
+  mha::Tensor<float, 4> memory(2, 7, 4, 4);
+  std::fill(memory.begin(), memory.end(), 42.f);
+  using To = mha::AttentionGradientsTo<float>;
+  const auto message = [&](const To& to, auto&&... extra) {
+    return support::message_of(
+        [&] { mha::attention_backward_into(to, c.d_out, c.q, c.k, c.v, out, tape, sink, extra...); });
+  };
+  const char* const axes[] = {"batch", "length", "heads", "head size"};
+  const std::string begin = "attention_backward: the gradient of ";
+  for (int a = 0; a < 4; ++a) {
+    const auto like = [&](const mha::Tensor<float, 4>& x) {
+      return support::repeated(mha::view(memory.data(), x.extent(0), x.extent(1), x.extent(2), x.extent(3)), a);
+    };
+    EXPECT_EQ(message({like(c.q), {}, {}}), support::overlaps_itself(begin + "q", axes[a], c.q.extent(a)));
+    EXPECT_EQ(message({{}, like(c.k), {}}), support::overlaps_itself(begin + "k", axes[a], c.k.extent(a)));
+    EXPECT_EQ(message({{}, mha::add_to(like(c.k)), {}}), support::overlaps_itself(begin + "k", axes[a], c.k.extent(a)));
+    EXPECT_EQ(message({{}, {}, like(c.v)}), support::overlaps_itself(begin + "v", axes[a], c.v.extent(a)));
+  }
+  EXPECT_EQ(message({}, mha::SinkGradient(support::repeated(mha::view(memory.data(), 4), 0))),
+            support::overlaps_itself("attention_backward: SinkGradient", "heads", 4));
+  for (const float x : memory) EXPECT_EQ(x, 42.f);
+}
+
 TEST(AttentionBackward, RefusesAForwardPassOverWhatTheTapesBackwardPassReads) {
   InOneMemory c;
   mha::AttentionTape<double, Reference> tape;
