@@ -10,6 +10,7 @@
 #include "core/overlap.hpp"
 #include "launch.hpp"
 #include "policy/sink.hpp"
+#include "staged.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -77,8 +78,8 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
 ///           that has grown, Cpu allocates nothing
-/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, or with a tape
-///           out overlaps q, k or v
+/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, out or a
+///           LogSumExp overlaps itself, or with a tape out overlaps q, k or v
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
           class... Extra>
@@ -279,7 +280,7 @@ detail::Refused attention_weights(detail::Anything, detail::Anything, const Extr
 ///
 /// Shapes    out, other_out (B, Lq, H, Dv)  log_sum_exp, other_log_sum_exp (B, H, Lq), natural; an empty part changes
 ///           nothing
-/// Errors    ShapeError if the sizes do not agree
+/// Errors    ShapeError if the sizes do not agree, or out or log_sum_exp overlaps itself
 /// Source    Dao et al. 2023 (FlashAttention-2), §3.1
 template <ViewableOfRank<4> Out, ViewableOfRank<3> Lse, ViewableOfRank<4> OtherOut, ViewableOfRank<3> OtherLse>
 void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherLse& other_log_sum_exp) {
@@ -290,17 +291,20 @@ void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherL
   const TensorView<A, 3> l = ViewTraits<std::remove_cvref_t<Lse>>::view(log_sum_exp);
   const TensorView<const T, 4> p = ViewTraits<OtherOut>::view(other_out);
   const TensorView<const A, 3> m = ViewTraits<OtherLse>::view(other_log_sum_exp);
-  const char* const axis[4] = {"batch", "length", "heads", "head size"};
-  for (int a = 0; a < 4; ++a) detail::require_equal("merge", axis[a], "out", o.extent[a], "the other out", p.extent[a]);
+  for (int a = 0; a < 4; ++a)
+    detail::require_equal("merge", detail::axes_of_heads[a], "out", o.extent[a], "the other out", p.extent[a]);
   const int of_out[3] = {0, 2, 1};
   for (int a = 0; a < 3; ++a) {
-    detail::require_equal("merge", axis[of_out[a]], "out", o.extent[of_out[a]], "log-sum-exp", l.extent[a]);
-    detail::require_equal("merge", axis[of_out[a]], "out", o.extent[of_out[a]], "the other log-sum-exp", m.extent[a]);
+    const char* const axis = detail::axes_of_logits[a];
+    detail::require_equal("merge", axis, "out", o.extent[of_out[a]], "log-sum-exp", l.extent[a]);
+    detail::require_equal("merge", axis, "out", o.extent[of_out[a]], "the other log-sum-exp", m.extent[a]);
   }
   detail::require_data("merge", "out", o);
   detail::require_data("merge", "the other out", p);
   detail::require_data("merge", "log-sum-exp", l);
   detail::require_data("merge", "the other log-sum-exp", m);
+  detail::require_own_memory("merge", "out", o, detail::axes_of_heads);
+  detail::require_own_memory("merge", "log-sum-exp", l, detail::axes_of_logits);
   for (Index b = 0; b < o.batch(); ++b)
     for (Index h = 0; h < o.heads(); ++h)
       for (Index i = 0; i < o.length(); ++i) {

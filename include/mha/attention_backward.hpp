@@ -14,6 +14,7 @@
 #include "device_score_gradients.hpp"
 #include "launch.hpp"
 #include "score_gradients.hpp"
+#include "staged.hpp"
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -128,8 +129,8 @@ template <class F, class... Extra> void with_sink_gradient(F&& f, const Extra&..
 template <class Expected, class Given>
 void require_axes(const char* call, const char* name, const Expected& expected, const char* other, const Given& given,
                   int axes = 4) {
-  static constexpr const char* axis[4] = {"batch", "length", "heads", "head size"};
-  for (int a = 0; a < axes; ++a) require_equal(call, axis[a], name, expected.extent[a], other, given.extent[a]);
+  for (int a = 0; a < axes; ++a)
+    require_equal(call, axes_of_heads[a], name, expected.extent[a], other, given.extent[a]);
 }
 
 /// Checks the tensors of a backward pass against those of its call.
@@ -151,6 +152,7 @@ void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S
     if (!to.wanted()) return;
     to.require_valid(call, name);
     require_axes(call, of, tensor, name, to.axes());
+    to.require_own_memory(call, name);
   };
   destination("the gradient of q", c.query, "q", q);
   destination("the gradient of k", c.key, "k", k);
@@ -251,8 +253,7 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 /// Memory    the backend's, for all but a ScoreGradient, which the host has: a call on a device with one waits for it
 /// Errors    before a write, ShapeError if the sizes do not agree, nothing is on the tape, or its call had other sizes,
 ///           another scale, Origin, Ragged or dropout, or if a destination overlaps q, k, v, out, d_out, the
-///           tape, a Sink, an AdditiveBias or another destination, or a BiasGradient itself; masks, scores and the
-///           values of tensors are not compared
+///           tape, a Sink, an AdditiveBias, another one or itself; masks, scores and values are not compared
 /// Source    Dao et al. 2022 (FlashAttention), appendix B.2
 template <AttentionTensor DOut, AttentionTensor Q, AttentionTensor K, AttentionTensor V, AttentionTensor Out, class T,
           class B, class... Extra>
@@ -324,6 +325,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         [&](const auto& sink) {
           detail::require_data(name, "SinkGradient", sink);
           detail::require_equal(name, "heads", "q", forward.shape.heads, "SinkGradient", sink.extent[0]);
+          detail::require_own_memory(name, "SinkGradient", sink, {"heads"});
           detail::require_reachable(backend, name, "SinkGradient", sink);
           call.sink = frame.template take<LongSum<A>>(static_cast<std::size_t>(forward.shape.heads));
           if constexpr (detail::computes_on_host<B>) std::fill_n(call.sink, forward.shape.heads, LongSum<A>(0));
@@ -338,9 +340,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     Tensor<T, 4> key_copy, value_copy;
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
-    call.forward = detail::staged(backend, call.forward, frame, workspace);
-    call.key_offsets = call.forward.kv.offsets.data;
-    detail::run_backward(backend, call, workspace);
+    detail::run_backward(backend, detail::staged_backward(backend, call, frame, workspace), workspace);
     if constexpr (detail::sums_scores<B>)
       score.store(backend, workspace, extra...);
     else

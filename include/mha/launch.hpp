@@ -15,6 +15,7 @@
 #include "call.hpp"
 #include "core/check.hpp"
 #include "core/copy.hpp"
+#include "core/overlap.hpp"
 
 /// From what a caller hands over to what a backend gets: views with four axes, checked sizes, prepared policies.
 namespace mha::inline MHA_NAMESPACE {
@@ -212,12 +213,14 @@ void require_fitting(const CallNames& names, const TensorView<T, 4>& out, const 
   require_equal(names.call, "length", names.q, q.length(), "out", out.length());
   require_equal(names.call, "heads", names.q, q.heads(), "out", out.heads());
   require_equal(names.call, "head size", names.v, value_dim, "out", out.dim());
+  require_own_memory(names.call, "out", out, axes_of_heads);
   if (!options.log_sum_exp) return;
   const auto& to = *options.log_sum_exp;
   require_data(names.call, "log-sum-exp", to);
   require_equal(names.call, "batch", names.q, q.batch(), "log-sum-exp", to.extent[0]);
   require_equal(names.call, "heads", names.q, q.heads(), "log-sum-exp", to.extent[1]);
   require_equal(names.call, "length", names.q, q.length(), "log-sum-exp", to.extent[2]);
+  require_own_memory(names.call, "log-sum-exp", to, axes_of_logits);
 }
 
 /// Two tensors as a source, checked against q; their rows are contiguous by the time a kernel reads them.
@@ -302,49 +305,6 @@ auto attend_call(const CallNames& names, const TensorView<T, 4>& out, const Tens
   if (options.log_sum_exp) call.log_sum_exp = *options.log_sum_exp;
   call.out = out;
   return call;
-}
-
-/// The call as a backend gets it that does not reach the host's memory: its offsets, origins and the numbers of its
-/// source in memory of its own, where sent(list) says, or, if that is null, copied for this call.
-template <class B, class Call, class Frame, class Sent>
-Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace, const Sent& sent) {
-  if constexpr (!computes_on_host<B>) {
-    const auto there = [&](const Index* here, Index n) {
-      const Index* const known = here != nullptr ? sent(here) : nullptr;
-      return here == nullptr || known != nullptr ? known : backend.stage(here, n, frame, workspace);
-    };
-    const Index batch = call.shape.batch;
-    const Origins here = call.shape.origin;
-    const Index* const q_here = call.q_offsets;
-    call.q_offsets = call.shape.query_offsets = there(q_here, batch + 1);
-    using Source = std::remove_cvref_t<decltype(call.kv)>;
-    constexpr bool moves = !HasData<Source> || MovesData<Source>;
-    static_assert(moves,
-                  "mha: a source that goes to a device has a with_data(f) of its own, not that of a base "
-                  "(see mha/cache/kv_source.hpp)");
-    call.kv = source_with_data(call.kv, [&](const auto& data) {
-      auto result = data;
-      if constexpr (std::is_same_v<decltype(result), Borrowed<Index>>)
-        if (data.memory == Memory::host && data.data != nullptr)
-          result = {data.data == q_here ? call.q_offsets : there(data.data, data.size), data.size, Memory::device};
-      return result;
-    });
-    call.shape.origin.each = there(here.each, batch);
-    const auto moved = [&](const auto& data) {
-      auto result = data;
-      if constexpr (std::is_same_v<decltype(result), Origins>)
-        if (data.each != nullptr) result = call.shape.origin;
-      return result;
-    };
-    call.mask = with_data(call.mask, moved);
-    call.score = with_data(call.score, moved);
-  }
-  return call;
-}
-
-template <class B, class Call, class Frame>
-Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
-  return staged(backend, std::move(call), frame, workspace, [](const Index*) -> const Index* { return nullptr; });
 }
 
 /// `Records`: its row states are wanted.

@@ -161,13 +161,10 @@ template <class A, class E> class TableSums {
 /// The destination fits the bias.
 template <class B, class E>
 void require_bias_gradient(const char* call, const TensorView<const B, 4>& bias, const TensorView<E, 4>& to) {
-  static constexpr const char* axis[4] = {"batch", "heads", "queries", "keys"};
   require_data(call, "BiasGradient", to);
   for (int a = 0; a < 4; ++a)
-    require_equal(call, axis[a], "AdditiveBias", bias.extent[a], "BiasGradient", to.extent[a]);
-  if (const int a = self_overlapping_axis(to); a < 4)
-    fail(call, ": the BiasGradient overlaps itself: its axis ", axis[a], " has ", to.extent[a], " elements and stride ",
-         to.stride[a], ", expected memory of its own for each element");
+    require_equal(call, axes_of_pairs[a], "AdditiveBias", bias.extent[a], "BiasGradient", to.extent[a]);
+  require_own_memory(call, "the BiasGradient", to, axes_of_pairs);
   require(!share_elements(to, bias), call, ": the BiasGradient overlaps the AdditiveBias that is still read");
 }
 
@@ -270,19 +267,13 @@ void place_tables(const S& score, PairTable<A, LongSum<A>>*& next, const CallSha
   }
 }
 
-/// The sums of the gradient of a score's only AdditiveBias, checked.
-template <class A, class S, class E, class Frame>
-TableSums<A, E> bias_sums(const char* call, const S& score, const TensorView<E, 4>& to, const CallShape& shape,
-                          Frame& frame) {
-  require_bias_gradient(call, bias_of(score).bias, to);
-  return TableSums<A, E>(to, shape, frame);
-}
-/// The same of the call's BiasGradient, if it has one.
+/// The sums of the call's BiasGradient, checked, if it has one.
 template <class A, class S, class Frame, class... Extra>
 auto given_bias_sums(const char* call, const S& score, const CallShape& shape, Frame& frame, const Extra&... extra) {
   if constexpr ((BiasGradientArgument<Extra> || ...) && count_biases<S> == 1) {
     const auto& to = given_bias_gradient(extra...).to;
-    return bias_sums<A>(call, score, to, shape, frame);
+    require_bias_gradient(call, bias_of(score).bias, to);
+    return TableSums<A, ScalarOf<decltype(to)>>(to, shape, frame);
   } else {
     return NoType{};
   }
@@ -385,9 +376,14 @@ template <class A, class S, bool Parameters> constexpr bool check_differentiated
   static_assert(
       !has || !has_foreign_member<S>(),
       "mha: a score that is a class template over its scalar is trained, and this one has a member of another "
-      "type: give it members of that scalar alone, or 'static constexpr bool trainable = false' "
-      "(see mha/policy/score.hpp)");
-  return has;
+      "type, or a copy constructor or destructor of its own: give it members of that scalar alone, or "
+      "'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
+  constexpr bool takes_gradients = !Parameters || std::is_copy_assignable_v<Trained<S>>;
+  static_assert(takes_gradients,
+                "mha: the gradients of a trained score are assigned to a score of its type, and this one has no "
+                "assignment: make no member const, or 'static constexpr bool trainable = false' "
+                "(see mha/policy/score.hpp)");
+  return has && takes_gradients;
 }
 
 }  // namespace detail

@@ -75,6 +75,31 @@ TEST(FarMemory, ALayerWithAllItsPoliciesHasTheBitsOfTheHost) {
   EXPECT_EQ(Far::merged, 1) << "Q, K and V lie side by side in every row";
 }
 
+/// Policies that can be copied and not assigned.
+struct Near {
+  const Index reach;
+  bool operator()(Index, Index, Index q, Index k) const { return q - k < reach; }
+};
+struct Sloped {
+  const float slope;
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+    return s - slope * float(mha::abs(q - k));
+  }
+};
+
+TEST(FarMemory, PoliciesThatCannotBeAssignedHaveTheBitsOfTheHost) {
+  static_assert(!std::is_copy_assignable_v<Near> && !std::is_copy_assignable_v<Sloped>);
+  Twins<mha::GroupedQuery<mha::Dynamic>, Near, Sloped> twins(config, Near{4}, Sloped{0.25f});
+  support::Random random("far policies");
+  const auto x = drawn<3>(random, 2, 9, 24);
+  EXPECT_EQ(support::differing(twins.there(FarTensor<T, 3>(x)).near(), twins.here(x)), 0u);
+  const auto q = drawn<4>(random, 2, 9, 4, 6);
+  const FarTensor<T, 4> far(q);
+  EXPECT_EQ(support::differing(mha::attention<Far>(far, far, far, Near{4}, Sloped{0.25f}).near(),
+                               mha::attention<mha::Reference>(q, q, q, Near{4}, Sloped{0.25f})),
+            0u);
+}
+
 template <class Storage> void expect_steps(const Storage& storage) {
   Twins<mha::GroupedQuery<mha::Dynamic>, mha::SlidingWindow, mha::QkNorm, mha::Rotary<>, mha::Sink, mha::GatedHeads>
       twins(config, mha::SlidingWindow{.left = 6}, mha::Sink(sink));

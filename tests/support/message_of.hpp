@@ -4,6 +4,7 @@
 #include <string>
 
 #include <mha/core/check.hpp>
+#include <mha/core/view.hpp>
 
 namespace support {
 
@@ -15,6 +16,17 @@ template <class Error = mha::ShapeError, class F> std::string message_of(F&& f) 
     return error.what();
   }
   return {};
+}
+
+/// A view whose elements along an axis are one.
+template <class T, int Rank> mha::TensorView<T, Rank> repeated(mha::TensorView<T, Rank> v, int axis) {
+  v.stride[axis] = 0;
+  return v;
+}
+/// What a call says that would write there.
+inline std::string overlaps_itself(const std::string& what, const std::string& axis, int elements) {
+  return what + " overlaps itself: its axis " + axis + " has " + std::to_string(elements) +
+         " elements and stride 0, expected memory of its own for each element";
 }
 
 }  // namespace support

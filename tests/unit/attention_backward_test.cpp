@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "backward_case.hpp"
 #include "compare.hpp"
@@ -83,6 +84,37 @@ TEST(AttentionBackward, DifferentiatesScoresAndSinks) {
   expect_derivative("bias", n, mha::AdditiveBias{bias});
   expect_derivative("chain", n, Bent{}, mha::SoftCap{3.f}, mha::AdditiveBias{bias}, mha::Causal{});
   expect_derivative("sink", n, mha::Sink({0.5f, -1.f, 2.f, -std::numeric_limits<float>::infinity()}), mha::Causal{});
+}
+
+/// A mask that can be copied and not assigned.
+struct Near {
+  const Index reach;
+  bool operator()(Index, Index, Index q, Index k) const { return q - k < reach; }
+};
+struct NearAssigned {
+  Index reach;
+  bool operator()(Index, Index, Index q, Index k) const { return q - k < reach; }
+};
+
+TEST(AttentionBackward, TakesFunctorsThatCannotBeAssigned) {
+  const float slope = 0.125f;
+  const auto captures = mha::score([slope](auto s, auto, auto, auto q, auto k) { return s - slope * float(q - k); });
+  const auto captures_not = mha::score([](auto s, auto, auto, auto q, auto k) { return s - 0.125f * float(q - k); });
+  static_assert(!std::is_copy_assignable_v<Near> && !std::is_copy_assignable_v<decltype(captures)>);
+  const BackwardSizes n{.queries = 7};
+  expect_derivative("captures", n, captures, Near{3});
+  expect_derivative("captures in a chain", n, Bent{}, captures, Near{3} && mha::Causal{}, mha::SoftCap{2.f});
+  const auto expect_same = [&](auto backend, auto t) {
+    const BackwardCase<decltype(t)> c("captures", n);
+    const auto g = c.template gradients<decltype(backend)>(captures, Near{3});
+    const auto same = c.template gradients<decltype(backend)>(captures_not, NearAssigned{3});
+    EXPECT_EQ(support::differing(g.query, same.query), 0u);
+    EXPECT_EQ(support::differing(g.key, same.key), 0u);
+    EXPECT_EQ(support::differing(g.value, same.value), 0u);
+  };
+  expect_same(mha::Cpu{}, 0.);
+  expect_same(mha::Cpu{}, 0.f);
+  expect_same(mha::Systolic{}, 0.f);
 }
 
 TEST(AttentionBackward, DifferentiatesWhatDropoutKeeps) {
@@ -360,6 +392,34 @@ TEST(AttentionBackward, RefusesDestinationsThatOverlapAndWritesNothing) {
               "attention_backward: the gradient of q overlaps the tape, expected memory apart");
   }
   c.backward(tape);
+}
+
+TEST(AttentionBackward, RefusesDestinationsThatOverlapThemselves) {
+  const BackwardCase<float> c("overlap themselves", {});
+  mha::AttentionTape<float> tape;
+  const mha::Sink sink({0.5f, -1.f, 2.f, 0.f});
+  const auto out = mha::attention(c.q, c.k, c.v, sink, mha::record(tape));
+  mha::Tensor<float, 4> memory(2, 7, 4, 4);
+  std::fill(memory.begin(), memory.end(), 42.f);
+  using To = mha::AttentionGradientsTo<float>;
+  const auto message = [&](const To& to, auto&&... extra) {
+    return support::message_of(
+        [&] { mha::attention_backward_into(to, c.d_out, c.q, c.k, c.v, out, tape, sink, extra...); });
+  };
+  const char* const axes[] = {"batch", "length", "heads", "head size"};
+  const std::string begin = "attention_backward: the gradient of ";
+  for (int a = 0; a < 4; ++a) {
+    const auto like = [&](const mha::Tensor<float, 4>& x) {
+      return support::repeated(mha::view(memory.data(), x.extent(0), x.extent(1), x.extent(2), x.extent(3)), a);
+    };
+    EXPECT_EQ(message({like(c.q), {}, {}}), support::overlaps_itself(begin + "q", axes[a], c.q.extent(a)));
+    EXPECT_EQ(message({{}, like(c.k), {}}), support::overlaps_itself(begin + "k", axes[a], c.k.extent(a)));
+    EXPECT_EQ(message({{}, mha::add_to(like(c.k)), {}}), support::overlaps_itself(begin + "k", axes[a], c.k.extent(a)));
+    EXPECT_EQ(message({{}, {}, like(c.v)}), support::overlaps_itself(begin + "v", axes[a], c.v.extent(a)));
+  }
+  EXPECT_EQ(message({}, mha::SinkGradient(support::repeated(mha::view(memory.data(), 4), 0))),
+            support::overlaps_itself("attention_backward: SinkGradient", "heads", 4));
+  for (const float x : memory) EXPECT_EQ(x, 42.f);
 }
 
 TEST(AttentionBackward, RefusesAForwardPassOverWhatTheTapesBackwardPassReads) {

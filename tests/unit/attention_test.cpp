@@ -18,6 +18,7 @@
 #include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 #include "scratch.hpp"
 
@@ -258,6 +259,27 @@ TEST_F(AttentionErrors, OfOutputs) {
   EXPECT_EQ(error(q, k, v), "attention: q has heads 4 but log-sum-exp has heads 2");
   lse = mha::Tensor<double, 3>(2, 4, 5);
   EXPECT_EQ(error(q, k, v), "attention: q has length 3 but log-sum-exp has length 5");
+}
+
+TEST_F(AttentionErrors, OfOutputsThatOverlapThemselves) {
+  const Tensor4 before = out;
+  const mha::Tensor<double, 3> lse_before = lse;
+  const char* const axes[] = {"batch", "length", "heads", "head size"};
+  for (int a = 0; a < 4; ++a)
+    EXPECT_EQ(support::message_of([&] { mha::attention_into(support::repeated(out.view(), a), q, k, v); }),
+              support::overlaps_itself("attention: out", axes[a], out.extent(a)));
+  for (int a = 0; a < 3; ++a)
+    EXPECT_EQ(support::message_of(
+                  [&] { mha::attention_into(out, q, k, v, mha::LogSumExp(support::repeated(lse.view(), a))); }),
+              support::overlaps_itself("attention: log-sum-exp", axes[a == 0 ? 0 : 3 - a], lse.extent(a)));
+  const Tensor4 other(2, 3, 4, 6);
+  const mha::Tensor<double, 3> other_lse(2, 4, 3);
+  EXPECT_EQ(support::message_of([&] { mha::merge(support::repeated(out.view(), 2), lse, other, other_lse); }),
+            support::overlaps_itself("merge: out", "heads", 4));
+  EXPECT_EQ(support::message_of([&] { mha::merge(out, support::repeated(lse.view(), 2), other, other_lse); }),
+            support::overlaps_itself("merge: log-sum-exp", "length", 3));
+  EXPECT_EQ(support::differing(out, before), 0U);
+  EXPECT_EQ(support::differing(lse, lse_before), 0U);
 }
 
 TEST_F(AttentionErrors, OfExtras) {

@@ -43,6 +43,10 @@ template <class T> class GradientTo {
   /// Extents and strides, without data.
   constexpr const TensorView<const T, 4>& axes() const { return axes_; }
   void require_valid(const char* call, const char* name) const { detail::require_data(call, name, view_as<A>()); }
+  /// Of one that is valid.
+  void require_own_memory(const char* call, const char* name) const {
+    detail::require_own_memory(call, name, view_as<A>(), detail::axes_of_heads);
+  }
   detail::Footprint footprint() const {
     return wide_ ? detail::footprint(view_as<A>()) : detail::footprint(view_as<T>());
   }

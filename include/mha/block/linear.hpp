@@ -283,6 +283,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   TensorView<const T, 3> checked_residual(const char* call, const On& backend, const TensorView<const T, 3>& x,
                                           const TensorView<T, 3>& y, const Extra&... extra) const {
     detail::require_like(call, backend, "the result", x, y, config().outputs);
+    detail::require_own_memory(call, "the result", y, detail::axes_of_rows);
     const auto residual = detail::find_residual<T>(extra...);
     if constexpr ((detail::ResidualArgument<Extra> || ...))
       detail::require_like(call, backend, "the residual", x, residual, config().outputs);

@@ -111,11 +111,12 @@ void require_backward_rows(const B& backend, const TensorView<const X, 3>& x, co
 }
 
 /// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, matrices of
-/// weights among it.
+/// weights among it, and each element of the result in memory of its own.
 template <class T, class A, class... Weights>
 void require_apart(const char* name, const TensorView<T, 3>& to, const TensorView<const T, 3>& x,
                    const TensorView<const T, 3>& dy, const TensorView<const A, 1>& gradients,
                    const Weights&... weights) {
+  require_own_memory("backward", name, to, axes_of_rows);
   require(x.data == nullptr || !share_elements(to, x), "backward: ", name, " overlaps x");
   require(!share_elements(to, dy), "backward: ", name, " overlaps dy");
   require(!may_overlap(to, gradients), "backward: ", name, " overlaps the gradients");

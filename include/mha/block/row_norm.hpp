@@ -248,9 +248,11 @@ template <class T, Backend B, class Kind> class RowNorm {
     const auto residual = find_residual<T>(extra...);
     const auto sum = find_sum_into<T>(extra...);
     check_like("the result", x, y);
+    require_own_memory(Kind::name, "the result", y, axes_of_rows);
     if constexpr ((ResidualArgument<Extra> || ...)) check_like("the residual", x, residual);
     if constexpr ((SumIntoArgument<Extra> || ...)) {
       check_like("the sum", x, sum);
+      require_own_memory(Kind::name, "the sum", sum, axes_of_rows);
       require(!share_elements(y, sum), Kind::name, ": the result and the sum overlap, expected memory apart");
     }
     const B& backend = backend_or(backend_, extra...);
@@ -300,9 +302,8 @@ template <class T, Backend B, class Kind> class RowNorm {
   }
   template <class View> static void check_like(const char* name, const TensorView<const T, 3>& x, const View& v) {
     require_data(Kind::name, name, v);
-    const char* const axes[] = {"batch", "length", "width"};
     for (int axis = 0; axis < 3; ++axis)
-      require_equal(Kind::name, axes[axis], "x", x.extent[axis], name, v.extent[axis]);
+      require_equal(Kind::name, axes_of_rows[axis], "x", x.extent[axis], name, v.extent[axis]);
   }
 
   template <class W> static Tensor<T, 1> widened(const TensorView<const W, 1>& from) {

@@ -113,8 +113,26 @@ bool share_elements(const TensorView<A, RankA>& a, const TensorView<B, RankB>& b
   return share_bytes(footprint(a), footprint(b));
 }
 
+/// Whether each axis steps over all that the axes of smaller steps reach, as those of a whole tensor do.
+template <class T, int Rank> bool axes_nest(const TensorView<T, Rank>& v) {
+  bool inside[std::size_t{Rank}] = {};
+  std::ptrdiff_t reach = 1;
+  for (int n = 0; n < Rank; ++n) {
+    int least = -1;
+    const auto step = [&](int a) { return v.stride[a] < 0 ? -v.stride[a] : v.stride[a]; };
+    for (int a = 0; a < Rank; ++a)
+      if (!inside[a] && v.extent[a] > 1 && (least < 0 || step(a) < step(least))) least = a;
+    if (least < 0) return true;
+    if (step(least) < reach) return false;
+    inside[least] = true;
+    reach += step(least) * (v.extent[least] - 1);
+  }
+  return true;
+}
+
 /// The first axis along which two elements of one view share bytes; Rank if none does. An element is written once then.
 template <class T, int Rank> int self_overlapping_axis(const TensorView<T, Rank>& v) {
+  if (axes_nest(v)) return Rank;
   for (int a = 0; a < Rank; ++a) {
     if (v.extent[a] <= 1) continue;
     TensorView<T, Rank> first = v, rest = v;  // elements that differ along the axis, moved to its begin
@@ -124,6 +142,24 @@ template <class T, int Rank> int self_overlapping_axis(const TensorView<T, Rank>
     if (share_elements(first, rest)) return a;
   }
   return Rank;
+}
+
+// The axes of what calls write, as errors name them.
+inline constexpr const char* axes_of_rows[3] = {"batch", "length", "width"};
+inline constexpr const char* axes_of_heads[4] = {"batch", "length", "heads", "head size"};
+inline constexpr const char* axes_of_logits[3] = {"batch", "heads", "length"};
+inline constexpr const char* axes_of_pairs[4] = {"batch", "heads", "queries", "keys"};
+
+/// What a call writes, a view that require_data() has passed, has memory of its own for each element.
+///
+/// Errors    ShapeError that names the axis, its extent and its stride
+template <class T, int Rank>
+void require_own_memory(const char* call, const char* name, const TensorView<T, Rank>& v,
+                        const char* const (&axes)[std::size_t{Rank}]) {
+  const int a = self_overlapping_axis(v);
+  if (a == Rank) return;
+  fail(call, ": ", name, " overlaps itself: its axis ", axes[a], " has ", v.extent[a], " elements and stride ",
+       v.stride[a], ", expected memory of its own for each element");
 }
 
 /// An array of a call, as its errors name it.

@@ -78,9 +78,9 @@ template <class B, class T, class S> std::string training_in_words(const S& scor
     return line + std::to_string(n) + " numbers of the score\n";
   } else {
     constexpr const char* why =
-        trains_score<T, S> && has_score_gradients<B>          ? "this backend has no gradients of one with accumulate()"
-        : trains_score<T, S>                                  ? "this backend has no gradients of scores"
-        : asks_training<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
+        trains_score<T, S> && has_score_gradients<B> ? "this backend has no gradients of one with accumulate()"
+        : trains_score<T, S>                         ? "this backend has no gradients of scores"
+        : trains_unasked<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
         : !std::is_same_v<Trained<S>, NoScore> ? "attention_backward() has their gradients if it is asked"
         : declines_training<S>()               ? "it declines to be trained"
                                  : "one that is trained is a class template over its scalar, or has accumulate()";

@@ -17,6 +17,7 @@
 #include "../policy/projection.hpp"
 #include "../policy/qk_norm.hpp"
 #include "../policy/sink.hpp"
+#include "../staged.hpp"
 #include "cached_call.hpp"
 #include "config.hpp"
 #include "cost.hpp"
@@ -229,7 +230,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto all = detail::read_sequence(x);
     const auto from = detail::each_sequence(all, cache);
     const auto to = [&](const TensorView<T, 3>& rows) {
-      detail::require_result(all, rows, output_width());
+      check_result(all, rows);
       detail::require_pieces(all, rows, from.extent[1], most, cache);
       if (from.extent[1] > most) check_pieces(from.extent[1], cache, extra...);
       const auto y = detail::each_sequence(rows, cache);
@@ -259,7 +260,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
                              Extra&... extra) const {
     const Config& c = config_;
     const Index batch = x.extent[0], length = x.extent[1];
-    detail::require_result(x, y, output_width());
+    check_result(x, y);
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
@@ -375,6 +376,10 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
                   Index width) const {
     require_weights(call);
     detail::require_rows(call, name, v, member, width);
+  }
+  void check_result(const TensorView<const T, 3>& x, const TensorView<T, 3>& y) const {
+    detail::require_result(x, y, output_width());
+    detail::require_own_memory("layer", "the result", y, detail::axes_of_rows);
   }
   template <class Memory> void check(const TensorView<const T, 3>& x, const Memory& memory) const {
     check_rows("layer", "x", x, "d_model", config_.d_model);

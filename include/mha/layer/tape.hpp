@@ -16,6 +16,7 @@
 #include "../core/view.hpp"
 #include "../launch.hpp"
 #include "../score_gradients.hpp"
+#include "../staged.hpp"
 #include "../tape.hpp"
 #include "gradients.hpp"
 #include "recorded.hpp"
@@ -179,15 +180,22 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
     using Wanted = WantedFor<(sizeof...(OfBias) > 0), OfCall>;
     constexpr const char* name = "backward";
     auto frame = workspace.frame();
-    auto forward =
+    const auto forward =
         checked_call<T, memory_of<B>>(name, heads.q, kv_of(name, heads.q, heads.key, heads.value, options_.ragged),
                                       mask_, score_, sink_, options_, frame);
-    using F = decltype(forward);
-    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
-        forward,   heads.out,   heads.d_out,   {},        tape.level(), tape.sum(),
-        heads.d_q, heads.d_key, heads.d_value, heads.sink};
     tape.require_of(backend, name, forward);
-    call.forward = staged(backend, forward, frame, workspace);
+    using F = std::remove_const_t<decltype(forward)>;
+    AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
+        staged(backend, forward, frame, workspace),
+        heads.out,
+        heads.d_out,
+        {},
+        tape.level(),
+        tape.sum(),
+        heads.d_q,
+        heads.d_key,
+        heads.d_value,
+        heads.sink};
     call.key_offsets = call.forward.kv.offsets.data;
     const CallShape& shape = call.forward.shape;
     if constexpr (Wanted::bias || Wanted::parameters) {

@@ -16,6 +16,7 @@
 #include "../device_score_gradients.hpp"
 #include "../launch.hpp"
 #include "../policy/sink.hpp"
+#include "../staged.hpp"
 #include "backward_call.hpp"
 #include "backward_steps.hpp"
 #include "cached_call.hpp"
@@ -245,7 +246,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const Config& c = config_;
     const Index batch = x.extent[0], length = x.extent[1];
     Tape& tape = detail::given_tape<Tape>(extra...);
-    detail::require_result(x, y, this->output_width());
+    this->check_result(x, y);
     detail::require(!detail::share_elements(y, x),
                     "layer: the result overlaps x, which the backward pass of the tape reads");
     detail::require(!detail::share_elements(y, memory),

@@ -347,6 +347,8 @@ TEST(LinearErrors, NameTheAxisAndBothValues) {
   const TensorView<const float, 2> nothing{nullptr, {5, 3}, {3, 1}};
   EXPECT_EQ(message_of([&] { linear(x, mha::into(y), mha::residual(nothing)); }),
             "linear: the residual has 15 elements but its data is null");
+  EXPECT_EQ(message_of([&] { linear(x, mha::into(support::repeated(y.view(), 0))); }),
+            support::overlaps_itself("linear: the result", "length", 5));
   for (const float v : y) EXPECT_EQ(support::bits(v), support::bits(support::poison<float>()));
   EXPECT_EQ(message_of([] { mha::Linear<float>({.inputs = 0, .outputs = 3}); }),
             "Linear: inputs is 0, it must be at least 1");

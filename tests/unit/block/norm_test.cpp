@@ -559,6 +559,14 @@ TEST(Norm, SizesThatDoNotFitAreOneSentence) {
             "LayerNorm: x has length 3 but the result has length 4");
   EXPECT_EQ(message_of([&] { norm(x, mha::residual(x), mha::into(x), mha::sum_into(x)); }),
             "LayerNorm: the result and the sum overlap, expected memory apart");
+  EXPECT_EQ(message_of([&] { norm(x, mha::into(support::repeated(wide.view(), 0))); }).substr(0, 24),
+            "LayerNorm: x has width 6");
+  Tensor<float, 3> y(2, 3, 6);
+  EXPECT_EQ(message_of([&] { norm(x, mha::into(support::repeated(y.view(), 0))); }),
+            support::overlaps_itself("LayerNorm: the result", "batch", 2));
+  EXPECT_EQ(
+      message_of([&] { static_cast<void>(norm(x, mha::residual(x), mha::sum_into(support::repeated(y.view(), 2)))); }),
+      support::overlaps_itself("LayerNorm: the sum", "width", 6));
   EXPECT_EQ(message_of([&] { static_cast<void>(norm(mha::view(static_cast<float*>(nullptr), 3, 6))); }),
             "LayerNorm: x has 18 elements but its data is null");
   EXPECT_EQ(message_of([&] { norm.borrow({.weight = five, .bias = six}); }),

@@ -35,4 +35,22 @@ TEST(Recording, SaysWhatIsNotThere) {
             "or borrow()");
 }
 
+TEST(Recording, AResultHasMemoryOfItsOwn) {
+  mha::Tensor<float, 3> x(2, 3, 4), dy(2, 3, 5), dx(2, 3, 4);
+  const mha::Tensor<float, 1> gradients(20), weights(20);
+  const auto message = [&](const mha::TensorView<float, 3>& to, const mha::TensorView<float, 3>& from) {
+    return support::message_of([&] {
+      mha::detail::require_apart("dx", to, mha::TensorView<const float, 3>(from),
+                                 mha::TensorView<const float, 3>(dy.view()), gradients.view(), weights.view());
+    });
+  };
+  EXPECT_EQ(message(dx.view(), x.view()), "");
+  EXPECT_EQ(message(dx.view(), support::repeated(x.view(), 0)), "") << "what is read may show one element many times";
+  EXPECT_EQ(message(x.view(), x.view()), "backward: dx overlaps x");
+  const char* const axes[] = {"batch", "length", "width"};
+  for (int a = 0; a < 3; ++a)
+    EXPECT_EQ(message(support::repeated(dx.view(), a), x.view()),
+              support::overlaps_itself("backward: dx", axes[a], dx.extent(a)));
+}
+
 }  // namespace

@@ -131,7 +131,7 @@ TEST(Overlap, NothingMeetsAnEmptyArray) {
 TEST(Overlap, OfAViewWithItselfIsFoundAsAddressesSay) {
   support::Random random("overlap of itself");
   static float memory[400];
-  int overlaps = 0;
+  int overlaps = 0, nested = 0;
   for (int trial = 0; trial < 2000; ++trial) {
     TensorView<float, 3> v{memory + 200, {}, {}};
     for (int a = 0; a < 3; ++a) v.extent[a] = random.below(5), v.stride[a] = random.below(19) - 6;
@@ -142,6 +142,8 @@ TEST(Overlap, OfAViewWithItselfIsFoundAsAddressesSay) {
     std::sort(at.begin(), at.end());
     const bool expected = std::adjacent_find(at.begin(), at.end()) != at.end();
     overlaps += expected ? 1 : 0;
+    nested += mha::detail::axes_nest(v) ? 1 : 0;
+    EXPECT_FALSE(expected && mha::detail::axes_nest(v) && !at.empty());
     const int axis = mha::detail::self_overlapping_axis(v);
     EXPECT_EQ(axis < 3, expected) << v.stride[0] << ' ' << v.stride[1] << ' ' << v.stride[2];
     if (axis < 3) {
@@ -150,8 +152,23 @@ TEST(Overlap, OfAViewWithItselfIsFoundAsAddressesSay) {
   }
   EXPECT_GT(overlaps, 200);
   EXPECT_LT(overlaps, 1800);
+  EXPECT_GT(nested, 200);
   EXPECT_EQ(mha::detail::self_overlapping_axis(TensorView<float, 2>{memory, {1, 4}, {0, 1}}), 2);
   EXPECT_EQ(mha::detail::self_overlapping_axis(TensorView<float, 2>{memory, {3, 4}, {4, 0}}), 1);
+}
+
+TEST(Overlap, OfAnArrayWithItselfNamesTheAxis) {
+  float x[12] = {};
+  const auto message = [](const TensorView<float, 3>& v) {
+    return support::message_of(
+        [&] { mha::detail::require_own_memory("call", "the result", v, mha::detail::axes_of_rows); });
+  };
+  EXPECT_EQ(message({x, {2, 3, 2}, {6, 2, 1}}), "");
+  EXPECT_EQ(message({x, {2, 3, 2}, {1, 4, 2}}), "") << "batches interleaved";
+  EXPECT_EQ(message({x, {2, 3, 2}, {6, 1, 1}}),
+            "call: the result overlaps itself: its axis length has 3 elements and stride 1, expected memory of its own "
+            "for each element");
+  EXPECT_EQ(message({x, {0, 3, 2}, {6, 0, 0}}), "") << "without elements";
 }
 
 TEST(Overlap, NamesTheTwoArrays) {

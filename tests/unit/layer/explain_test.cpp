@@ -192,6 +192,8 @@ TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
             "trained:     3 numbers of the score\n");
   EXPECT_EQ((training_in_words<mha::Cpu, float>(UnassignableSlope<>{1})),
             constant + "a score of this type cannot be assigned" + see);
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(mha::Chain{mha::Alibi{}, UnassignableSlope<>{1}})),
+            constant + "a score of this type cannot be assigned" + see);
   EXPECT_EQ((training_in_words<mha::Cpu, float>(mha::SoftCap{2.f})),
             constant + "attention_backward() has their gradients if it is asked" + see);
   EXPECT_EQ((training_in_words<mha::Cpu, float>(ConstantSlope<>{{1}})), constant + "it declines to be trained" + see);

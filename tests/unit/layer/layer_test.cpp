@@ -22,6 +22,7 @@
 #include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 #include "scratch.hpp"
 
@@ -837,6 +838,10 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
             "layer: memory has 60 elements but its data is null");
   EXPECT_EQ(error(x, memory, mha::into(mha::view(static_cast<double*>(nullptr), 2, 3, 8))),
             "layer: the result has 48 elements but its data is null");
+  EXPECT_EQ(error(x, memory, mha::into(support::repeated(y.view(), 0))),
+            support::overlaps_itself("layer: the result", "batch", 2));
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{support::repeated(lse.view(), 1)}),
+            support::overlaps_itself("layer: log-sum-exp", "heads", 2));
   EXPECT_EQ(support::differing(y, poisoned), 0U);
   EXPECT_EQ(support::differing(lse, poisoned_lse), 0U);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.attention_weights(x)); }),

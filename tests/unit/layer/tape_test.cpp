@@ -96,6 +96,37 @@ struct Fixed {
   }
 };
 
+TEST(LayerTape, RecordsFunctorsThatCannotBeAssigned) {
+  const float slope = 0.5f;
+  const auto captures =
+      mha::score([slope](auto s, auto, auto, auto q, auto k) { return s - slope * float(mha::abs(q - k)); });
+  const Index reach = 3;
+  const auto near = mha::mask([reach](auto, auto, auto q, auto k) { return q - k < reach; });
+  static_assert(!std::is_copy_assignable_v<decltype(captures)> && !std::is_copy_assignable_v<decltype(near)>);
+  const mha::Config config{.d_model = 6, .num_heads = 3, .head_dim = 4};
+  auto owns = mha::make_attention<double>(config, captures, near);
+  mha::MultiHeadAttention<double> given(config);
+  mha::MultiHeadAttention<double, mha::Cpu, Fixed> expected(config, Fixed{slope});
+  owns.initialize(mha::XavierUniform{.seed = 7});
+  given.borrow(owns);
+  expected.borrow(owns);
+  const auto x = support::random_rows("x", 2, 6, 6), dy = support::random_rows("dy", 2, 6, 6);
+  const auto run = [&](const auto& layer, const auto&... policies) {
+    auto tape = layer.tape();
+    auto g = layer.gradients();
+    EXPECT_EQ(support::differing(layer(x, tape, policies...), layer(x, policies...)), 0u);
+    const auto dx = layer.backward(dy, tape, g);
+    mha::Tensor<double, 1> weights(static_cast<Index>(g.flat().size()));
+    std::copy(g.flat().begin(), g.flat().end(), weights.begin());
+    return std::pair(dx, weights);
+  };
+  const auto want = run(expected, mha::SlidingWindow{.left = 2, .right = 100});
+  for (const auto& found : {run(owns), run(given, captures, near)}) {
+    EXPECT_EQ(support::differing(found.first, want.first), 0u);
+    EXPECT_EQ(support::differing(found.second, want.second), 0u);
+  }
+}
+
 /// ScoreGradient of a call's score against difference quotients, in double.
 template <class B, class... Own, class Score, class... Extra>
 void expect_score_of_call(const char* name, const Score& score, const std::tuple<Own...>& own, const Extra&... extra) {

@@ -514,6 +514,12 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   Rows narrow(2, 5, 6), of_memory(2, 3, 8);
   EXPECT_EQ(backward(dy, tape, g, mha::into(narrow)), "backward: dx has width 6, expected 8");
   EXPECT_EQ(backward(dy, tape, g, mha::into(x)), "backward: dx overlaps x");
+  EXPECT_EQ(backward(dy, tape, g, mha::into(support::repeated(dx.view(), 0))),
+            support::overlaps_itself("backward: dx", "batch", 2));
+  EXPECT_EQ(backward(dy, across, g, mha::memory_into(support::repeated(of_memory.view(), 1))),
+            support::overlaps_itself("backward: d_memory", "length", 3));
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::into(support::repeated(dx.view(), 2)))); }),
+            support::overlaps_itself("layer: the result", "width", 8));
   EXPECT_EQ(backward(dy, tape, g, mha::into(dy)), "backward: dx overlaps dy");
   EXPECT_EQ(backward(dy, tape, g, mha::memory_into(of_memory)),
             "backward: memory_into() is given, but the call on the tape had no memory");

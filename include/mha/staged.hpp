@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "backend/backend.hpp"
+#include "backend/backward.hpp"
+#include "cache/kv_source.hpp"
+#include "core/borrowed.hpp"
+#include "policy/mask.hpp"
+
+/// A checked call as a backend gets it, whose memory may be its own.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// The call as a backend gets it that does not reach the host's memory: its offsets, origins and the numbers of its
+/// source in memory of its own, where sent(list) says, or, if that is null, copied for this call.
+template <class B, class Call, class Frame, class Sent>
+Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace, const Sent& sent) {
+  if constexpr (!computes_on_host<B>) {
+    const auto there = [&](const Index* here, Index n) {
+      const Index* const known = here != nullptr ? sent(here) : nullptr;
+      return here == nullptr || known != nullptr ? known : backend.stage(here, n, frame, workspace);
+    };
+    const Index batch = call.shape.batch;
+    const Origins here = call.shape.origin;
+    const Index* const q_here = call.q_offsets;
+    const Index* const q_offsets = call.shape.query_offsets = there(q_here, batch + 1);
+    using Source = std::remove_cvref_t<decltype(call.kv)>;
+    constexpr bool moves = !HasData<Source> || MovesData<Source>;
+    static_assert(moves,
+                  "mha: a source that goes to a device has a with_data(f) of its own, not that of a base "
+                  "(see mha/cache/kv_source.hpp)");
+    const auto kv = source_with_data(call.kv, [&](const auto& data) {
+      auto result = data;
+      if constexpr (std::is_same_v<decltype(result), Borrowed<Index>>)
+        if (data.memory == Memory::host && data.data != nullptr)
+          result = {data.data == q_here ? q_offsets : there(data.data, data.size), data.size, Memory::device};
+      return result;
+    });
+    call.shape.origin.each = there(here.each, batch);
+    const auto moved = [&](const auto& data) {
+      auto result = data;
+      if constexpr (std::is_same_v<decltype(result), Origins>)
+        if (data.each != nullptr) result = call.shape.origin;
+      return result;
+    };
+    // Made anew: a policy of the user's may have no assignment.
+    return {call.q,
+            kv,
+            with_data(call.mask, moved),
+            with_data(call.score, moved),
+            call.out,
+            call.log_sum_exp,
+            call.shape,
+            call.kv_heads,
+            call.head_dim,
+            call.value_dim,
+            call.scale,
+            call.sink,
+            q_offsets,
+            call.states,
+            call.dropout};
+  } else {
+    return call;
+  }
+}
+
+template <class B, class Call, class Frame>
+Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& workspace) {
+  return staged(backend, std::move(call), frame, workspace, [](const Index*) -> const Index* { return nullptr; });
+}
+/// The same of a backward pass.
+template <class B, class T, class Source, class M, class S, class Wanted, class Frame>
+auto staged_backward(const B& backend, const AttendBackwardCall<T, Source, M, S, Wanted>& c, Frame& frame,
+                     typename B::Workspace& workspace) {
+  AttendBackwardCall<T, Source, M, S, Wanted> there{staged(backend, c.forward, frame, workspace),
+                                                    c.out,
+                                                    c.d_out,
+                                                    c.d_log_sum_exp,
+                                                    c.level,
+                                                    c.sum,
+                                                    c.query,
+                                                    c.key,
+                                                    c.value,
+                                                    c.sink,
+                                                    nullptr,
+                                                    c.score};
+  there.key_offsets = there.forward.kv.offsets.data;
+  return there;
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail
