@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 
+#include "../block/arguments.hpp"
 #include "../cache/block_kv.hpp"
 #include "../core/check.hpp"
 #include "../launch.hpp"
@@ -128,10 +129,13 @@ void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, 
 
 /// Checks that masks and scores fit every piece of so many rows for each sequence, and that a Ring will have dropped
 /// nothing that the masks may show to one: a later piece is not refused once earlier ones are committed.
-template <class B, class M, class S, class Storage, class F, class C>
-void require_fitting_pieces(const M& mask, const S& score, Index heads, Index rows, const KvCache<Storage, F, C>& cache,
-                            typename B::Workspace& workspace) {
+template <class B, class M, class S, class Storage, class F, class C, class... Extra>
+void require_fitting_pieces(const B& backend, const M& mask, const S& score, Index heads, Index rows,
+                            const KvCache<Storage, F, C>& cache, Extra&... extra) {
   if constexpr (std::same_as<Storage, Ring>) {  // others are given all rows in one piece
+    typename B::Workspace own;
+    auto& workspace = workspace_or(own, extra...);
+    [[maybe_unused]] const auto held = entered(backend, workspace);
     auto frame = workspace.frame();
     const std::size_t sequences = cache.ids().size();
     Index* const positions = frame.template take_host<Index>(sequences);

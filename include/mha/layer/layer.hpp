@@ -232,7 +232,11 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto to = [&](const TensorView<T, 3>& rows) {
       check_result(all, rows);
       detail::require_pieces(all, rows, from.extent[1], most, cache);
-      if (from.extent[1] > most) check_pieces(from.extent[1], cache, extra...);
+      if (from.extent[1] > most)
+        detail::require_fitting_pieces(detail::backend_or(backend_, extra...),
+                                       detail::intersect(mask_.there(), detail::collect_masks(extra...)),
+                                       detail::chain(score_.there(), detail::collect_scores(extra...)),
+                                       config_.num_heads, from.extent[1], cache, extra...);
       const auto y = detail::each_sequence(rows, cache);
       for (Index begin = 0; begin == 0 || begin < from.extent[1]; begin += most) {
         const Index count = std::min(most, from.extent[1] - begin);
@@ -244,15 +248,6 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
       }
     };
     return detail::into_or_returned<X, T>(backend_, all, output_width(), to, extra...);
-  }
-
-  template <class Cache, class... Extra> void check_pieces(Index rows, const Cache& cache, Extra&... extra) const {
-    Workspace own;
-    Workspace& workspace = detail::workspace_or(own, extra...);
-    [[maybe_unused]] const auto held = detail::entered(detail::backend_or(backend_, extra...), workspace);
-    detail::require_fitting_pieces<B>(detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-                                      detail::chain(score_.there(), detail::collect_scores(extra...)),
-                                      config_.num_heads, rows, cache, workspace);
   }
 
   template <class Memory, class... Extra>
