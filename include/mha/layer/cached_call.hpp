@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <optional>
 
-#include "../block/arguments.hpp"
 #include "../cache/block_kv.hpp"
+#include "../call.hpp"
 #include "../core/check.hpp"
 #include "../launch.hpp"
 #include "cache_step.hpp"
