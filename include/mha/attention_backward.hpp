@@ -238,8 +238,7 @@ template <class B, class Owner> auto gradient_like(const Owner& owner) {
 
 }  // namespace detail
 
-/// The gradients of attention into memory of the caller's: {dq, dk, dv}, each a tensor, add_to() of one, or {}, which
-/// is not computed.
+/// The gradients of attention into memory of the caller's: {dq, dk, dv}, each a tensor, add_to() of one, or {}: none.
 ///
 /// Formula   d⟨d_out, out⟩ for out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Shapes    d_out, out (B, Lq, Hq, Dv)  dq (B, Lq, Hq, D)  dk (B, Lk, Hkv, D)  dv (B, Lk, Hkv, Dv), any strides, and
@@ -311,6 +310,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::require_backward(name, call, keys, values);
     tape.require_of(backend, name, forward);
     detail::require_supported(backend, name);
+    detail::require_backward_fits(backend, name, forward.shape);
     detail::require_reachable(backend, name, "q", queries);
     detail::require_reachable(backend, name, "k", keys);
     detail::require_reachable(backend, name, "v", values);

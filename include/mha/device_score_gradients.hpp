@@ -132,9 +132,7 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
       place_tables<typename W::First>(score.first, next, frame);
       place_tables<typename W::Second>(score.second, next, frame);
     } else if constexpr (std::is_same_v<Part, RelativeBias> && W::parameters) {
-      const auto [first, all] = RelativeBias::distances_of(shape_);
-      const Index reach = score.buckets().max_distance, least = std::max(first, -reach);
-      const std::ptrdiff_t count = std::min<std::ptrdiff_t>(first + all - 1, reach) - least + 1;
+      const auto [least, count] = score.told_apart(shape_);
       Sum* const sums = frame.template take<Sum>(heads() * static_cast<std::size_t>(count));
       *next++ = {sums - least, nullptr, {shape_.heads * count, count, -1, 1}, Origins(Index{0}), least, count};
     }

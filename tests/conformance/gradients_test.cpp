@@ -19,6 +19,7 @@
 #include <mha/attention_backward.hpp>
 #include <mha/core/dual.hpp>
 #include <mha/policy/score/alibi_slopes.hpp>
+#include <mha/policy/score/relative_bias.hpp>
 #include <mha/systolic.hpp>
 
 #include "backward_case.hpp"
@@ -301,6 +302,23 @@ struct Bias {
   }
 };
 
+struct Relative {
+  static constexpr double error = 1e-7;  // its gradient is float
+  mha::RelativeBuckets buckets{.count = 8, .max_distance = 12};
+  std::size_t heads;
+  Line line;
+  Relative(const Problem& p, support::Random& random)
+      : heads(static_cast<std::size_t>(p.heads)), line(8 * heads, random, -1, 1) {}
+
+  template <class S> S operator()(S s, Index, Index h, Index q, Index k) const {
+    return s + line.of<S>(static_cast<std::size_t>(buckets.bucket(q, k)) * heads + static_cast<std::size_t>(h));
+  }
+  template <class T> mha::RelativeBias score() const {
+    return mha::RelativeBias(std::vector<float>(line.at.begin(), line.at.end()), buckets);
+  }
+  static std::span<const float> numbers(const mha::RelativeBias& g) { return g.numbers(); }
+};
+
 template <class T> struct TrainedGradients {
   mha::Tensor<T, 4> query, key, value;
   mha::Tensor<mha::Accumulator<T>, 1> sink;
@@ -390,9 +408,10 @@ template <class Kind> void run_trained(const Case& which, support::Random& rando
 }
 
 TEST(Conformance, GradientsOfTrainedScoresAreTheReferencesDerivativeWithEveryPolicy) {
-  constexpr void (*run_kind[])(const Case&, support::Random&) = {
-      run_trained<Slopes>, run_trained<Functor>, run_trained<Table>, run_trained<Cap>, run_trained<Bias>};
-  static const char* const names[] = {"slopes", "functor", "table", "cap", "bias"};
+  constexpr void (*run_kind[])(const Case&, support::Random&) = {run_trained<Slopes>, run_trained<Functor>,
+                                                                 run_trained<Table>,  run_trained<Cap>,
+                                                                 run_trained<Bias>,   run_trained<Relative>};
+  static const char* const names[] = {"slopes", "functor", "table", "cap", "bias", "relative bias"};
   support::Random random("conformance of trained scores");
   std::vector<int> levels(conformance::factors().size(), 1);
   for (const auto factor : {conformance::groups, conformance::mask, conformance::scale, conformance::isa,

@@ -128,7 +128,7 @@ TEST(Extents, TheRowsOfACallAreCountedBeforeTheyAreTaken) {
   weights.output = everywhere_one<2>({wide, 1});
   layer.borrow(weights);
   float nothing = 0;
-  TensorView<float, 3> y{&nothing, {1, wide, 1}, {}};
+  const TensorView<float, 3> y{&nothing, {1, wide, 1}, {wide, 1, 1}};
   EXPECT_EQ(message_of([&] {
               layer(everywhere_one<3>({1, wide, 1}), mha::into(y));
             }),
@@ -153,7 +153,7 @@ TEST(Extents, RaggedBatchesAreCheckedToo) {
   offsets[0] = 0;
   const auto wide = everywhere_one<3>({1 << 16, most, 64});
   float nothing = 0;
-  const TensorView<float, 3> out{&nothing, {1 << 16, most, 64}, {}};
+  const TensorView<float, 3> out{&nothing, {1 << 16, most, 64}, {std::ptrdiff_t{most} * 64, 64, 1}};
   EXPECT_EQ(message_of([&] { mha::attention_into(out, wide, wide, wide, mha::Ragged{offsets}); }),
             "attention: a batch of the longest sequence of queries is (299, 65536, 2147483647), more than "
             "36028797018963967 elements, an empty axis counted as 1");

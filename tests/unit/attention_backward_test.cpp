@@ -422,6 +422,22 @@ TEST(AttentionBackward, RefusesDestinationsThatOverlapThemselves) {
   for (const float x : memory) EXPECT_EQ(x, 42.f);
 }
 
+TEST(AttentionBackward, RefusesMoreHeadsThanItCountsAndWritesNothing) {
+  constexpr Index batch = 1 << 21;
+  const float one = 1;
+  const mha::TensorView<const float, 4> all{&one, {batch, 1, 1, 1}, {0, 1, 1, 1}};
+  mha::Tensor<float, 4> out(batch, 1, 1, 1), bias(batch, 1, 1, 1), d_bias(batch, 1, 1, 1);
+  for (float& x : d_bias) x = 42;
+  mha::AttentionTape<float> tape;
+  mha::attention_into(out, all, all, all, mha::AdditiveBias(bias), mha::record(tape));
+  EXPECT_EQ(support::message_of([&] {
+              mha::attention_backward_into({}, all, all, all, all, out, tape, mha::AdditiveBias(bias),
+                                           mha::BiasGradient(d_bias));
+            }),
+            "attention_backward: 2097152 heads in the batch, the limit is 2097151");
+  EXPECT_EQ(std::count(d_bias.begin(), d_bias.end(), 42.f), batch);
+}
+
 TEST(AttentionBackward, RefusesAForwardPassOverWhatTheTapesBackwardPassReads) {
   InOneMemory c;
   mha::AttentionTape<double, Reference> tape;

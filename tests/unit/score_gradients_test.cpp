@@ -141,6 +141,63 @@ TEST(BiasGradient, ChangesNoOtherGradient) {
   expect(mha::SoftCap{3.f}, mha::Causal{});
 }
 
+/// A trained template whose members may be narrower than the logits.
+template <class T = float> struct Steep {
+  T slope;
+  template <class S> auto operator()(S s, Index, Index, Index q, Index k) const {
+    return s - slope * float(mha::abs(q - k));
+  }
+};
+
+TEST(ScoreGradient, ChangesNoOtherGradient) {
+  const BackwardSizes n{2, 40, 30, 2, 1, 8, 5};
+  const mha::SoftCap cap{1.5f};
+  const auto expect = [&](auto backend, auto t, const auto& score) {
+    using B = decltype(backend);
+    const BackwardCase<decltype(t)> c("others of a score", n);
+    mha::AttentionTape<decltype(t), B> tape;
+    const auto out = mha::attention<B>(c.q, c.k, c.v, score, cap, mha::record(tape));
+    auto without = c, with = c;
+    mha::Chain to{score, cap};
+    mha::attention_backward_into({without.q, without.k, without.v}, c.d_out, c.q, c.k, c.v, out, tape, score, cap);
+    mha::attention_backward_into({with.q, with.k, with.v}, c.d_out, c.q, c.k, c.v, out, tape, score, cap,
+                                 mha::ScoreGradient(to));
+    const double bound = 16 * std::numeric_limits<decltype(t)>::epsilon();
+    EXPECT_LT(support::largest_difference(with.q, without.q), bound);
+    EXPECT_LT(support::largest_difference(with.k, without.k), bound);
+    EXPECT_LT(support::largest_difference(with.v, without.v), bound);
+    EXPECT_NE(to.second.cap, cap.cap);
+  };
+  const mha::AlibiSlopes slopes({0.1f, 0.37f});
+  const auto on = [&](auto backend) {
+    expect(backend, 0., slopes);
+    expect(backend, 0., Steep<float>{0.1f});
+    expect(backend, 0., Steep<double>{0.1});
+    expect(backend, 0.f, slopes);
+  };
+  on(mha::Cpu{});
+  on(Reference{});
+}
+
+TEST(ScoreGradient, OfRelativeBiasFarFromTheFirstKeyTakesNoMoreMemory) {
+  const BackwardCase<float> c("far origin", {.queries = 2, .keys = 2, .heads = 8, .kv_heads = 8});
+  mha::RelativeBias bias(std::vector<float>(8 * 8, 0.1f), {.count = 8, .max_distance = 16});
+  const auto gradient = [&](Index origin) {
+    mha::AttentionTape<float> tape;
+    mha::Workspace workspace;
+    const auto out = mha::attention(c.q, c.k, c.v, bias, mha::Origin{origin}, mha::record(tape));
+    mha::RelativeBias to = bias;
+    mha::attention_backward_into({}, c.d_out, c.q, c.k, c.v, out, tape, bias, mha::Origin{origin},
+                                 mha::ScoreGradient(to), workspace);
+    EXPECT_LT(workspace.bytes(), 100000u);
+    return to.table();
+  };
+  const auto near = gradient(100);
+  EXPECT_EQ(gradient(5000000), near) << "all in the last bucket";
+  EXPECT_EQ(near[0], 0.f);
+  EXPECT_NE(gradient(3), near);
+}
+
 TEST(BiasGradient, OfRaggedSequencesIsThatOfEach) {
   const std::vector<Index> queries{0, 3, 3, 8}, keys{0, 2, 6, 11};
   const BackwardCase<double> c("ragged", {.batch = 1, .queries = 8, .keys = 11});

@@ -167,7 +167,8 @@ struct Support {
 /// normalize(const NormCall<T>&, Workspace&) const`, else backend/norm.hpp's items; `static constexpr bool side_by_side
 /// = true`: results of one PackedGemmCall lie beside each other in every row; `void attend_backward(const
 /// AttendBackwardCall<T, …>&, Workspace&) const`, gradients (backend/backward.hpp): attend() then writes
-/// AttendCall::states where they are wanted, or attend_recorded(), where there is one, in its place; `static constexpr
+/// AttendCall::states where they are wanted, or attend_recorded(), where there is one, in its place; and `void
+/// require_backward(const char* call, const CallShape&) const` throws for one that is too large; `static constexpr
 /// bool drops = true`: attend() and attend_backward() drop what AttendCall::dropout says, else calls with a DropoutSeed
 /// are refused. A backend whose memory the host does not reach says `static constexpr Memory memory = Memory::device`
 /// and has all of:

@@ -207,4 +207,13 @@ concept DifferentiatesAttention = requires(const B backend, typename B::Workspac
   backend.attend_backward(call, workspace);
 };
 
+namespace detail {
+
+/// Refuses a backward pass that is too large for the backend, where it says so, before anything is computed.
+template <class B> void require_backward_fits(const B& backend, const char* call, const CallShape& shape) {
+  if constexpr (requires { backend.require_backward(call, shape); }) backend.require_backward(call, shape);
+}
+
+}  // namespace detail
+
 }  // namespace mha::inline MHA_NAMESPACE

@@ -7,11 +7,13 @@
 #include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
+#include "../core/overlap.hpp"
 #include "../core/view.hpp"
 #include "../launch.hpp"
 #include "../score_gradients.hpp"
 #include "cache_step.hpp"
 #include "gradients.hpp"
+#include "parameters.hpp"
 #include "recorded.hpp"
 #include "sequence.hpp"
 
@@ -88,10 +90,45 @@ template <class E, class... Rest> ScoreTo find_score_gradient(const E& first, co
     static_assert(std::is_same_v<Trained<Score>, Score>,
                   "mha: ScoreGradient takes a score of the type of the call's trained score, of several a Chain in "
                   "the order written, and nothing of this one is trained (see mha/score_gradients.hpp)");
-    return {first.to, &TypeKey<Score>::at};
+    return {first.to, &TypeKey<Score>::at, footprint(first.to, 1)};
   } else {
     return find_score_gradient(rest...);
   }
+}
+
+/// What a layer's backward pass writes shares no memory with what else it writes, nor with what it reads.
+template <class T, class Gradients>
+void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<const T, 3>& dy,
+                         const ParameterViews<const T>& w, const Gradients& gradients, const TensorView<T, 3>& dx,
+                         const TensorView<T, 3>& d_memory, const BiasTo<T>& d_bias, const ScoreTo& d_score) {
+  const auto numbers = gradients.memory();
+  const auto meets_weights = [&](const Footprint& to) {
+    bool meets = false;
+    const auto look = [&](const char*, const auto& part) { meets = meets || share_bytes(to, footprint(part)); };
+    PartsOf<ParameterViews<const T>>::each(look, w);
+    return meets;
+  };
+  const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
+    require_apart(name, to, recorded.x, dy, numbers);
+    require(!meets_weights(footprint(to)), "backward: ", name, " overlaps the weights");
+    require(!share_elements(to, recorded.memory), "backward: ", name, " overlaps the memory");
+  };
+  apart("dx", dx);
+  if (d_memory.data != nullptr) apart("d_memory", d_memory);
+  require(d_memory.data == nullptr || !share_elements(dx, d_memory), "backward: dx overlaps d_memory");
+  const auto score_apart = [&](const char* name, const Footprint& to) {
+    const auto meets = [&](const auto&... of) { return (share_bytes(to, footprint(of)) || ...); };
+    require(!meets(recorded.x, recorded.memory, dy, dx, d_memory, numbers) && !meets_weights(to), "backward: the ",
+            name, " overlaps another tensor of the call");
+    if constexpr (requires { gradients.score; })
+      require(!share_bytes(to, footprint(&gradients.score, 1)), "backward: the ", name,
+              " overlaps the gradients of the layer's score");
+  };
+  score_apart("BiasGradient", footprint(d_bias.own));
+  score_apart("BiasGradient", footprint(d_bias.wide));
+  score_apart("ScoreGradient", d_score.at);
+  require(!share_bytes(d_score.at, footprint(d_bias.own)) && !share_bytes(d_score.at, footprint(d_bias.wide)),
+          "backward: the ScoreGradient overlaps the BiasGradient");
 }
 
 /// The sentences for what backward() may be given after the gradients.

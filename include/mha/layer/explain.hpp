@@ -83,7 +83,7 @@ template <class B, class T, class S> std::string training_in_words(const S& scor
         : trains_unasked<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
         : !std::is_same_v<Trained<S>, NoScore> ? "attention_backward() has their gradients if it is asked"
         : declines_training<S>()               ? "it declines to be trained"
-                                 : "one that is trained is a class template over its scalar, or has accumulate()";
+                                 : "one that is trained is a class template over its scalar alone, or has accumulate()";
     return line + "none of the score: " + why + " (see mha/policy/score.hpp)\n";
   }
 }

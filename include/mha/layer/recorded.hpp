@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/role.hpp"
@@ -24,6 +25,7 @@ template <class T> struct BiasTo {
 struct ScoreTo {
   void* to = nullptr;
   const void* type = nullptr;
+  Footprint at{};
 };
 
 /// The tensors of a recorded call.
@@ -32,7 +34,7 @@ struct ScoreTo {
 ///           heads before the gates; null data for what there is none of
 template <class T> struct RecordedTensors {
   Index sinks = 0;
-  std::uint64_t score = 0;  ///< the version of the layer's trained score, 0 for none
+  std::uint64_t policies = 0;  ///< the version of the layer's
   bool cross = false;
   TensorView<const T, 3> x{}, memory{};
   TensorView<const T, 4> q{}, key{}, value{}, heads{}, q_before_norm{}, key_before_norm{};

@@ -12,6 +12,7 @@
 #include "../backend/backward.hpp"
 #include "../block/kept_arrays.hpp"
 #include "../call.hpp"
+#include "../core/overlap.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 #include "../launch.hpp"
@@ -81,7 +82,18 @@ template <class T> struct HeadGradients {
   LongSum<Accumulator<T>>* sink = nullptr;
   BiasTo<T> bias{};
   ScoreTo score{};
+  Footprint results[2] = {};  ///< dx and d_memory, which overlap no AdditiveBias of the call
 };
+
+/// Whether one of a score's AdditiveBiases shares memory with these elements.
+template <class S> bool has_bias_in(const S& score, const Footprint& of) {
+  if constexpr (is_chain<S>)
+    return has_bias_in(score.first, of) || has_bias_in(score.second, of);
+  else if constexpr (is_bias<S>)
+    return share_bytes(of, footprint(score.bias));
+  else
+    return false;
+}
 
 /// What a layer's backward pass computes of its own score S and the call's score C, one after the other.
 template <class S, class C, bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall {
@@ -147,6 +159,8 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
                 Workspace& workspace) const override {
     require(has_bias || !heads.bias.wanted(), "backward: BiasGradient is given, but the call on the tape has ",
             count_biases<Both>, " AdditiveBiases, expected 1");
+    for (const Footprint& result : {heads.results[0], heads.results[1], heads.score.at})
+      require(!has_bias_in(score_, result), "backward: a result overlaps the AdditiveBias of the call on the tape");
     if (heads.score.to != nullptr) {
       require(gives, "backward: ScoreGradient is given, but the call on the tape has no score that can be trained");
       if constexpr (gives)
@@ -184,6 +198,7 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
         checked_call<T, memory_of<B>>(name, heads.q, kv_of(name, heads.q, heads.key, heads.value, options_.ragged),
                                       mask_, score_, sink_, options_, frame);
     tape.require_of(backend, name, forward);
+    require_backward_fits(backend, name, forward.shape);
     using F = std::remove_const_t<decltype(forward)>;
     AttendBackwardCall<T, decltype(F::kv), decltype(F::mask), decltype(F::score), Wanted> call{
         staged(backend, forward, frame, workspace),

@@ -126,8 +126,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
         if constexpr (trains) kept_score.emplace(std::move(score), backend_);
         if constexpr (has_sink) kept_sink.emplace(std::move(sink), backend_);
       });
-      if constexpr (trains) score_ = std::move(*kept_score), score_now_ = detail::next_version();
+      if constexpr (trains) score_ = std::move(*kept_score);
       if constexpr (has_sink) sink_ = std::move(*kept_sink);
+      policies_now_ = detail::next_version();
     }
   }
 
@@ -160,13 +161,14 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///           another value of the backend's type. Masks, scores and all else of the call are on the tape
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
-  ///           stands in it
+  ///           stands in it. A NaN in dy reaches the gradients of W_O and of gates, even where the row sees no key
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape. On a device
   ///           a call waits only for a ScoreGradient, because the host has it, and takes memory there for it
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights or
-  ///           another score than the layer has now, a size is not the call's, gradients are of other sizes, a result
-  ///           overlaps another, or what is read, or there is a BiasGradient without an AdditiveBias in the call, or a
-  ///           ScoreGradient without a trained score of its type there
+  ///           policies than the layer has now, as that of another layer that shares its weights is, a size is not the
+  ///           call's, gradients are of other sizes, a result overlaps another, or what is read, or there is a
+  ///           BiasGradient without an AdditiveBias in the call, or a ScoreGradient without a trained score of its type
+  ///           there
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
                 Extra&&... extra) const {
@@ -287,7 +289,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     tape.policies_.emplace(std::move(policies));
     tape.version_ = parameters_.version();
     tape.recorded_ = {sinks(),
-                      score_now_,
+                      policies_now_,
                       cross,
                       x,
                       memory,
@@ -315,12 +317,13 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
   void check_backward(const Rows& dy, const Tape& tape, const Gradients& gradients, const TensorView<T, 3>& dx,
-                      const TensorView<T, 3>& d_memory, const detail::BiasTo<T>& d_bias) const {
+                      const TensorView<T, 3>& d_memory, const ScoreDestinations& d_score) const {
     using detail::require;
     const auto& recorded = tape.recorded_;
-    detail::require_recorded(
-        tape.recorded(),
-        tape.version_ == parameters_.version() && recorded.sinks == sinks() && recorded.score == score_now_, "layer");
+    detail::require_recorded(tape.recorded(), tape.version_ == parameters_.version(), "layer");
+    require(recorded.policies == policies_now_,
+            "backward: the tape was recorded under other policies: by another layer of these weights, or before an "
+            "update() of this one's score or Sink");
     require_trainable("backward");
     const Rows &x = recorded.x, &memory = recorded.memory;
     detail::require_gradient_rows("x", x, "dy", dy, this->output_width());
@@ -334,29 +337,14 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
     detail::require_gradients(detail::shapes_of(gradients), {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
     if constexpr (trains) detail::require_score_gradients(score_.own(), detail::shaped(gradients).score);
-    const auto w = parameters_.views();
-    const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
-      detail::require_apart(name, to, x, dy, std::as_const(gradients).memory(), w.query.heads, w.key.heads,
-                            w.value.heads, w.output.weight);
-      require(!detail::share_elements(to, memory), "backward: ", name, " overlaps the memory");
-    };
-    apart("dx", dx);
-    if (d_memory.data != nullptr) apart("d_memory", d_memory);
-    require(d_memory.data == nullptr || !detail::share_elements(dx, d_memory), "backward: dx overlaps d_memory");
-    const auto bias_apart = [&](const auto& to) {
-      const auto meets = [&](const auto&... of) { return (detail::may_overlap(to, of) || ...); };
-      require(!meets(x, memory, dy, dx, d_memory, std::as_const(gradients).memory(), w.query.heads, w.key.heads,
-                     w.value.heads, w.output.weight),
-              "backward: the BiasGradient overlaps another tensor of the call");
-    };
-    bias_apart(d_bias.own);
-    bias_apart(d_bias.wide);
+    detail::require_layer_apart(recorded, dy, parameters_.views(), std::as_const(gradients), dx, d_memory, d_score.bias,
+                                d_score.numbers);
   }
 
   MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients& gradients, const TensorView<T, 3>& dx,
                           const TensorView<T, 3>& d_memory, const ScoreDestinations& d_score, const B& backend,
                           Workspace& workspace) const {
-    check_backward(dy, tape, gradients, dx, d_memory, d_score.bias);
+    check_backward(dy, tape, gradients, dx, d_memory, d_score);
     detail::require_supported(backend, "backward");
     tape.require_reachable(backend);
     detail::require_backward_reachable(backend, dy, dx, std::as_const(gradients).memory());
@@ -386,13 +374,14 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     using ScoreTo = std::remove_reference_t<decltype(of_score)>;
     detail::LayerBackwardSteps<T, B, Policies, ScoreTo> steps(
         norm_, position_, w, tensors, detail::named_there(gradients), of_score, backend, workspace, frame);
-    const detail::HeadGradients<T> attention{recorded.q,      recorded.key, recorded.value, recorded.heads,
-                                             tensors.d_heads, tensors.d_q,  tensors.d_key,  tensors.d_value,
-                                             steps.sinks(),   d_score.bias, d_score.numbers};
+    const detail::HeadGradients<T> attention{
+        recorded.q,      recorded.key, recorded.value,  recorded.heads,
+        tensors.d_heads, tensors.d_q,  tensors.d_key,   tensors.d_value,
+        steps.sinks(),   d_score.bias, d_score.numbers, {detail::footprint(dx), detail::footprint(d_memory)}};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, workspace);
   }
 
-  std::uint64_t score_now_ = trains ? detail::next_version() : 0;
+  std::uint64_t policies_now_ = detail::next_version();  // of this layer and its copies
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

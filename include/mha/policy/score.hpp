@@ -22,7 +22,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///   static constexpr bool borrows      points at memory of somebody else
 ///   static constexpr const char* name  what explain() calls it
 ///
-/// A score that is a class template over its scalar and has members of that scalar alone is trained:
+/// A score that is a class template over its scalar and nothing else and has members of that scalar alone is trained:
 /// attention_backward() gives their gradients as a score of the same type, unless it has
 ///   static constexpr bool trainable = false
 /// Such a score has neither prepared() nor at_head(), and its body is defined for members that are dual numbers.

@@ -238,16 +238,16 @@ template <class S> struct WithOwnDerivative {
   }
 };
 
-/// A trained template that knows its derivative by the logit: `shifted`, the template on dual numbers, tells the
-/// others.
-template <class S, class Shifted> struct WithOwnDerivativeAndMembers {
+/// A trained template as it is, which tells its value and the derivative by the logit, and on dual numbers, which tells
+/// the derivatives by its members: its value is rounded as where none are asked for.
+template <class Plain, class Shifted> struct WithMembers {
   static constexpr Role role = Role::score;
-  S score;
+  Plain plain;
   Shifted shifted;
   template <class D> MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
     using T = std::remove_cvref_t<decltype(s.value)>;
+    D t = plain(s, b, h, q, k);
     const D by_members = shifted(D(s.value), b, h, q, k);
-    D t = s.chain(by_members.value, static_cast<T>(score.derivative(s.value, by_members.value, b, h, q, k)));
     constexpr int variables = static_cast<int>(sizeof(D::derivative) / sizeof(T));
     for (int i = 0; i < variables; ++i) t.derivative[i] += by_members.derivative[i];
     return t;
@@ -306,9 +306,10 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
       if (first_slot + i > 0 && first_slot + i < variables) by[i] = D::variable(T(0), first_slot + i);
     if constexpr (HasParameters<S>) {
       return score.shifted(by);
-    } else if constexpr (HasOwnDerivative<S>) {
+    } else if constexpr (HasOwnDerivative<S> || sizeof(typename ScoreTemplate<S>::Scalar) < sizeof(T)) {
+      const auto plain = lifted<NoScoreGradients, D>(score, 0, 0);
       const auto shifted = shifted_members(score, by);
-      return WithOwnDerivativeAndMembers<S, std::remove_const_t<decltype(shifted)>>{score, shifted};
+      return WithMembers<std::remove_const_t<decltype(plain)>, std::remove_const_t<decltype(shifted)>>{plain, shifted};
     } else {
       return shifted_members(score, by);
     }

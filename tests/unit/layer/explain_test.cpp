@@ -161,6 +161,7 @@ template <class T = float> struct UnassignableSlope {
   }
 };
 struct PlainSlope : Slope<float> {};
+template <class T, int N> struct SizedSlope : Slope<T> {};
 
 /// A score of one's own with a table.
 struct Counted {
@@ -198,7 +199,9 @@ TEST(TrainingInWords, SaysWhatIsTrainedOfAScoreAndWhyNot) {
             constant + "attention_backward() has their gradients if it is asked" + see);
   EXPECT_EQ((training_in_words<mha::Cpu, float>(ConstantSlope<>{{1}})), constant + "it declines to be trained" + see);
   EXPECT_EQ((training_in_words<mha::Cpu, float>(PlainSlope{{1}})),
-            constant + "one that is trained is a class template over its scalar, or has accumulate()" + see);
+            constant + "one that is trained is a class template over its scalar alone, or has accumulate()" + see);
+  EXPECT_EQ((training_in_words<mha::Cpu, float>(SizedSlope<float, 1>{{1}})),
+            (training_in_words<mha::Cpu, float>(PlainSlope{{1}})));
   const mha::MultiHeadAttention<float, mha::Cpu, PlainSlope> layer({.d_model = 4, .num_heads = 2}, PlainSlope{{1}});
   EXPECT_NE(layer.explain_backward(1, 3, 3).find(constant), std::string::npos);
   const std::vector<int> lengths{3};

@@ -398,8 +398,8 @@ TEST(LayerScoreGradients, OfOtherSizesOrAnotherScoreAreRefused) {
             message_of([&] { static_cast<void>(alibi.backward(x, tape, of_alibi)); }));
   // It has the weights of the call, but not its score.
   EXPECT_EQ(message_of([&] { static_cast<void>(alibi.backward(x, tape, of_alibi)); }),
-            "backward: the tape was recorded with other weights: by another layer, or before this one's last update() "
-            "or borrow()");
+            "backward: the tape was recorded under other policies: by another layer of these weights, or before an "
+            "update() of this one's score or Sink");
 }
 
 TEST(LayerUpdate, ReachesScoreAndSink) {

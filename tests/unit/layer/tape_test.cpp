@@ -15,6 +15,7 @@
 #include <mha/systolic.hpp>
 
 #include "block_backward_checks.hpp"
+#include "message_of.hpp"
 #include "trained_scores.hpp"
 
 namespace {
@@ -71,6 +72,43 @@ TEST(LayerTape, KnowsWhetherACallIsRecordedAndServesAnyLayer) {
   static_cast<void>(large(wide, tape));
   auto g = large.gradients();
   EXPECT_EQ(large.backward(wide, tape, g).extent(0), 7);
+}
+
+TEST(LayerTape, OfAnotherLayersPoliciesIsRefused) {
+  const mha::Config config{.d_model = 4, .num_heads = 2};
+  using WithSink = mha::MultiHeadAttention<float, mha::Cpu, mha::Sink>;
+  WithSink layer(config, mha::Sink({0.f, 0.f})), sunk(config, mha::Sink({5.f, 5.f}));
+  mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> causal(config);
+  mha::MultiHeadAttention<float, mha::Cpu, mha::SoftCap> capped(config, mha::SoftCap{1.f});
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  sunk.borrow(layer);
+  causal.borrow(layer);
+  capped.borrow(layer);
+  const auto x = support::random_rows<float>("policies x", 1, 3, 4);
+  const auto refused = [&](const auto& recorded, const auto& other) {
+    auto tape = recorded.tape();
+    auto g = other.gradients();
+    static_cast<void>(recorded(x, tape));
+    const auto said = support::message_of([&] { static_cast<void>(other.backward(x, tape, g)); });
+    EXPECT_EQ(!said.empty(), std::all_of(g.flat().begin(), g.flat().end(), [](float sum) { return sum == 0; }));
+    return said;
+  };
+  const std::string other_policies =
+      "backward: the tape was recorded under other policies: by another layer of these weights, or before an update() "
+      "of this one's score or Sink";
+  EXPECT_EQ(refused(layer, sunk), other_policies);
+  EXPECT_EQ(refused(causal, capped), other_policies);
+  EXPECT_EQ(refused(capped, causal), other_policies);
+  EXPECT_EQ(refused(causal, causal), "");
+  WithSink copy = layer;
+  EXPECT_EQ(refused(layer, copy), "") << "a copy has the same policies";
+  const WithSink moved = std::move(copy);
+  EXPECT_EQ(refused(moved, layer), "");
+  WithSink changed = layer;
+  changed.update([](auto& p) { p.sink.numbers()[0] = 1; });
+  EXPECT_NE(refused(layer, changed), "");
+  changed.borrow(layer);
+  EXPECT_EQ(refused(layer, changed), other_policies);
 }
 
 TEST(LayerTape, RecordsAgainAfterItWasMoved) {
@@ -264,6 +302,51 @@ TEST(LayerCallScoreGradient, BesideABiasGradient) {
   EXPECT_NEAR(d.bend, d_score_alone.bend, 1e-12);
   EXPECT_LT(support::largest_difference(d_bias, d_alone), 1e-13);
   EXPECT_GT(std::abs(d.slope), 1e-3);
+}
+
+TEST(LayerTape, ResultsOverlapNoAdditiveBiasOfTheCall) {
+  mha::MultiHeadAttention<float> layer({.d_model = 4, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = 7});
+  const auto x = support::random_rows<float>("bias x", 1, 3, 4),
+             memory = support::random_rows<float>("bias m", 1, 3, 4);
+  mha::Tensor<float, 1> numbers(20);
+  std::fill(numbers.begin(), numbers.end(), 0.f);
+  const auto bias = mha::view(numbers.data(), 3, 3);
+  const auto over = mha::view(numbers.data() + 8, 1, 3, 4);
+  mha::Tensor<float, 3> apart(1, 3, 4), other(1, 3, 4);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, memory, tape, mha::AdditiveBias(bias), mha::SoftCap{2.f}));
+  const auto refusal = [&](const auto& dx, const auto& d_memory) {
+    return support::message_of([&] { layer.backward(x, tape, g, mha::into(dx), mha::memory_into(d_memory)); });
+  };
+  const std::string overlaps = "backward: a result overlaps the AdditiveBias of the call on the tape";
+  EXPECT_EQ(refusal(over, apart.view()), overlaps);
+  EXPECT_EQ(refusal(apart.view(), over), overlaps);
+  for (const float sum : g.flat()) EXPECT_EQ(sum, 0);
+  EXPECT_EQ(refusal(apart.view(), other.view()), "");
+}
+
+TEST(LayerCallScoreGradient, OverlapsNothingElse) {
+  using Layer = mha::MultiHeadAttention<float, mha::Cpu, BentScore<float>>;
+  Layer layer({.d_model = 4, .num_heads = 2}, BentScore<float>{0.5f, 0.25f});
+  layer.initialize(mha::XavierUniform{.seed = 7});
+  const auto x = support::random_rows<float>("x", 1, 3, 4), dy = support::random_rows<float>("dy", 1, 3, 4);
+  mha::Tensor<float, 3> dx(1, 3, 4);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape, BentScore<float>{0.25f, 0.5f}));
+  const auto refusal = [&](BentScore<float>& to) {
+    return support::message_of([&] { layer.backward(dy, tape, g, mha::into(dx), mha::ScoreGradient(to)); });
+  };
+  EXPECT_EQ(refusal(g.score), "backward: the ScoreGradient overlaps the gradients of the layer's score");
+  EXPECT_EQ(refusal(*reinterpret_cast<BentScore<float>*>(dx.data())),
+            "backward: the ScoreGradient overlaps another tensor of the call");
+  EXPECT_EQ(g.score.slope, 0);
+  BentScore<float> apart{};
+  EXPECT_EQ(refusal(apart), "");
+  EXPECT_NE(g.score.slope, 0);
+  EXPECT_NE(apart.slope, g.score.slope);
 }
 
 TEST(LayerCallScoreGradient, IsRefusedWhereTheCallHadNone) {

@@ -552,6 +552,41 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, x, tape)); }), "layer:" + packed);
 }
 
+TEST(TrainableLayer, RefusesMoreHeadsThanItCountsAndAddsNothing) {
+  mha::MultiHeadAttention<float> layer({.d_model = 1, .num_heads = 1});
+  draw(layer, "heads");
+  const float one = 1;
+  const mha::TensorView<const float, 3> x{&one, {1 << 21, 1, 1}, {0, 1, 1}};
+  mha::Tensor<float, 3> y(1 << 21, 1, 1);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  layer(x, tape, mha::into(y));
+  EXPECT_EQ(message_of([&] { layer.backward(x, tape, g, mha::into(y)); }),
+            "backward: 2097152 heads in the batch, the limit is 2097151");
+  for (const float d : g.flat()) EXPECT_EQ(d, 0);
+}
+
+TEST(TrainableLayer, ResultsOverlapNoParameterOfAnyKind) {
+  using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::QkNorm, mha::GatedHeads>;
+  Layer layer({.d_model = 8, .num_heads = 2, .bias = true});
+  draw(layer, "kinds");
+  mha::Tensor<float, 3> x = random_rows<float>("kinds x", 1, 1, 8);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape));
+  const auto p = layer.parameters();
+  int parts = 0;
+  const auto look = [&](const char* name, const auto& part) {
+    float* const first = const_cast<float*>(part.data);
+    EXPECT_EQ(message_of([&] { layer.backward(x, tape, g, mha::into(mha::view(first, 1, 1, 8))); }),
+              "backward: dx overlaps the weights")
+        << name;
+    ++parts;
+  };
+  mha::detail::PartsOf<mha::ParameterViews<const float>>::each(look, p);
+  EXPECT_EQ(parts, 11);
+}
+
 TEST(TrainableLayer, KeepsTheTapeWhereALargerCallIsRefused) {
   mha::MultiHeadAttention<double> layer({.d_model = 8, .num_heads = 2});
   draw(layer, "kept");

@@ -184,14 +184,18 @@ void backward_in_waves(const BackwardHeads<Machine>& heads, Workspace::Frame& fr
   }
 }
 
+/// All heads of all sequences, of which each has up to 1024 tasks, are counted by an Index.
+inline void require_heads(const char* call, const CallShape& shape) {
+  const std::int64_t heads = std::int64_t{shape.batch} * shape.heads, most = std::numeric_limits<Index>::max() / 1024;
+  require(heads <= most, call, ": ", heads, " heads in the batch, the limit is ", most);
+}
+
 /// The backward pass; pieces of a head are shared among the workers where there are fewer key/value heads than those.
 template <class Machine, class Threads>
 void attend_backward(const Machine& machine, Workspace& workspace, const Threads& threads) {
   const BackwardHeads<Machine> heads(machine);
   if (heads.key_heads() == 0) return;
-  require(heads.key_heads() * heads.group() <= std::numeric_limits<Index>::max() / 1024,
-          "attention_backward: ", heads.key_heads() * heads.group(), " heads in the batch, the limit is ",
-          std::numeric_limits<Index>::max() / 1024);
+  require_heads("attention_backward", machine.call().call.forward.shape);
   auto frame = workspace.frame();
   const std::size_t count = static_cast<std::size_t>(heads.key_heads()) * static_cast<std::size_t>(heads.group());
   double* const sinks = frame.take<double>(count);

@@ -36,17 +36,25 @@ class AlibiSlopes {
   std::span<float> numbers() { return slopes_.writable(); }
   std::span<const float> numbers() const { return slopes_.get(); }
 
-  /// One head's bias, its slope a number or a dual number.
-  template <class X> struct OfHead {
+  /// One head's bias.
+  struct OfHead {
     static constexpr Role role = Role::score;
     static constexpr int parameters = 1;
-    static constexpr bool trainable = false;  // through its parameters
-    X slope;
+    float slope;
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
       return s - slope * static_cast<float>(mha::abs(q - k));
     }
+    /// The same with a slope that a dual number of value 0 changes: the value is rounded as without.
+    template <class D> struct Shifted {
+      static constexpr Role role = Role::score;
+      float slope;
+      D by;
+      MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
+        return OfHead{slope}(s, b, h, q, k) - by * static_cast<float>(mha::abs(q - k));
+      }
+    };
     template <class Duals> MHA_HOST_DEVICE auto shifted(const Duals& by) const {
-      return OfHead<std::remove_cvref_t<decltype(by[0])>>{by[0] + slope};
+      return Shifted<std::remove_cvref_t<decltype(by[0])>>{slope, by[0]};
     }
   };
 
@@ -55,7 +63,7 @@ class AlibiSlopes {
     static constexpr Role role = Role::score;
     static constexpr bool additive = true;
     Borrowed<float> slopes;
-    MHA_HOST_DEVICE constexpr OfHead<float> at_head(Index, Index h) const { return {slopes.data[h]}; }
+    MHA_HOST_DEVICE constexpr OfHead at_head(Index, Index h) const { return {slopes.data[h]}; }
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
       return at_head(b, h)(s, b, h, q, k);
     }
@@ -63,7 +71,7 @@ class AlibiSlopes {
   };
 
   template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {
-    return OfHead<float>{per_head()[static_cast<std::size_t>(h)]}(s, b, h, q, k);
+    return OfHead{per_head()[static_cast<std::size_t>(h)]}(s, b, h, q, k);
   }
   /// Checks the slopes for a call with this many heads.
   void check(Index heads) const {

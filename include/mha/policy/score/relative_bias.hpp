@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -118,29 +119,35 @@ class RelativeBias {
                     buckets_.count, " buckets x ", heads, " heads are ", wanted);
   }
 
-  /// The distances k − q of a call: the least, at most 0, and how many there are.
+  /// Distances k − q: the least, and how many there are from it on.
   struct Distances {
     Index least;
     std::ptrdiff_t count;
   };
+  /// Those of a call's pairs.
   static Distances distances_of(const CallShape& s) {
-    Index least = 0, most = 0;
+    if (s.batch == 0) return {0, 1};
+    constexpr Index end = std::numeric_limits<Index>::max();
+    Index least = end, most = -end;
     for (Index b = 0; b < s.batch; ++b) {
       least = std::min(least, -(s.origin[b] + s.queries - 1));
       most = std::max(most, s.keys - 1 - s.origin[b]);
     }
-    return {least, std::ptrdiff_t{most} - least + 1};
+    return {least, std::max<std::ptrdiff_t>(std::ptrdiff_t{most} - least + 1, 1)};
+  }
+  /// The same, of which the first and the last one stand for all beyond: beyond max_distance all are in one bucket.
+  Distances told_apart(const CallShape& s) const {
+    const auto [first, count] = distances_of(s);
+    const std::ptrdiff_t reach = buckets_.max_distance, least = std::clamp<std::ptrdiff_t>(first, -reach, reach),
+                         most = std::clamp<std::ptrdiff_t>(first + count - 1, -reach, reach);
+    return {static_cast<Index>(least), most - least + 1};
   }
 
   /// The table of a call, in memory of its frame if it is given one.
   template <class... Frame> Prepared prepared(const CallShape& s, Frame&... frame) const {
     check(s.heads);
-    const auto [first, count] = distances_of(s);
-    // Beyond max_distance all are in one bucket.
-    const Index least = std::max(first, -buckets_.max_distance),
-                most = static_cast<Index>(std::min<std::ptrdiff_t>(first + count - 1, buckets_.max_distance));
-    const std::size_t heads = static_cast<std::size_t>(s.heads),
-                      distances = static_cast<std::size_t>(std::ptrdiff_t{most} - least + 1);
+    const auto [least, count] = told_apart(s);
+    const std::size_t heads = static_cast<std::size_t>(s.heads), distances = static_cast<std::size_t>(count);
     std::shared_ptr<float[]> owner;
     float* by_distance = nullptr;
     if constexpr (sizeof...(Frame) == 0) {
@@ -155,7 +162,7 @@ class RelativeBias {
       const auto bucket = static_cast<std::size_t>(buckets_.bucket(0, least + static_cast<Index>(i)));
       for (std::size_t h = 0; h < heads; ++h) by_distance[h * distances + i] = table()[bucket * heads + h];
     }
-    return Prepared(by_distance, std::move(owner), least, most);
+    return Prepared(by_distance, std::move(owner), least, static_cast<Index>(least + count - 1));
   }
 
   /// Of a gradient: += the sums over pairs, which a table has by sequence, head and distance; its first and last one

@@ -53,7 +53,7 @@ TEST(AlibiSlopes, RefusesAnotherNumberOfSlopesAndWhatIsNotFinite) {
 }
 
 TEST(AlibiSlopes, IsAScoreWhosePreparedFormIsPlainData) {
-  static_assert(mha::Score<AlibiSlopes> && mha::Score<AlibiSlopes::Prepared> && mha::Score<AlibiSlopes::OfHead<float>>);
+  static_assert(mha::Score<AlibiSlopes> && mha::Score<AlibiSlopes::Prepared> && mha::Score<AlibiSlopes::OfHead>);
   static_assert(std::is_trivially_copyable_v<AlibiSlopes::Prepared>);
   mha_test::expect_derivatives(AlibiSlopes(std::vector<float>(16, 0.5f)));
 }
