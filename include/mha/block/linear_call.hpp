@@ -14,7 +14,6 @@
 #include "../launch.hpp"
 #include "../policy/activation.hpp"
 #include "../policy/dropout.hpp"
-#include "../policy/role.hpp"
 #include "arguments.hpp"
 #include "recording.hpp"
 #include "rows.hpp"

@@ -120,6 +120,15 @@ inline void require_equal(const char* call, const char* axis, const char* a, Ind
   require(a_extent == b_extent, call, ": ", a, " has ", axis, " ", a_extent, " but ", b, " has ", axis, " ", b_extent);
 }
 
+/// A policy of the user's own may be a pointer to a function, a std::function or the like.
+///
+/// Errors    ShapeError if it holds no function
+template <class F> constexpr void require_function(const char* role, [[maybe_unused]] const F& f) {
+  // A lambda without captures, which converts to a pointer, is never null.
+  if constexpr (!std::is_empty_v<F> && requires { static_cast<bool>(f == nullptr); })
+    require(!static_cast<bool>(f == nullptr), role, ": the function is null, expected one to call");
+}
+
 // Sizes made of sizes: the only place that multiplies extents, so that none of them wraps around.
 
 /// The most elements of a tensor, also of one that shows the same element many times: what kernels make of the number,

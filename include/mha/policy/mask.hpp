@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "../core/check.hpp"
 #include "role.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "../config.hpp"
-#include "../core/check.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -112,15 +111,6 @@ template <class T> struct Required {
 };
 
 namespace detail {
-
-/// A policy of the user's own may be a pointer to a function, a std::function or the like.
-///
-/// Errors    ShapeError if it holds no function
-template <class F> constexpr void require_function(const char* role, [[maybe_unused]] const F& f) {
-  // A lambda without captures, which converts to a pointer, is never null.
-  if constexpr (!std::is_empty_v<F> && requires { static_cast<bool>(f == nullptr); })
-    require(!static_cast<bool>(f == nullptr), role, ": the function is null, expected one to call");
-}
 
 struct NoType {};
 

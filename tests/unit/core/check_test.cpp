@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -77,6 +78,23 @@ TEST(CheckedProduct, RefusesWhatNoMemoryHolds) {
               }),
               "call: x is (65536, 65536, 0, 65536, " + std::to_string(last) +
                   "), more than 36028797018963967 elements, an empty axis counted as 1");
+}
+
+bool sees_all(int, int, int, int) { return true; }
+float plus_one(float s, int, int, int, int) { return s + 1; }
+
+TEST(RequireFunction, RefusesOneThatIsNull) {
+  using Pointer = bool (*)(int, int, int, int);
+  using Function = std::function<float(float, int, int, int, int)>;
+  const auto message = [](const auto& f) {
+    return message_of<ShapeError>([&] { mha::detail::require_function("mask", f); });
+  };
+  const std::string refused = "mask: the function is null, expected one to call";
+  EXPECT_EQ(message(Pointer{}), refused);
+  EXPECT_EQ(message(Function()), refused);
+  EXPECT_EQ(message(Pointer{&sees_all}), "");
+  EXPECT_EQ(message(Function(&plus_one)), "");
+  EXPECT_EQ(message([](int, int, int, int) { return true; }), "");
 }
 
 TEST(BlocksOf, RoundsUpWhereASumWouldOverflow) {

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
-#include <functional>
-#include <string>
 #include <type_traits>
 
 #include <gtest/gtest.h>
 
 #include <mha/core/view.hpp>
 #include <mha/policy/role.hpp>
-
-#include "message_of.hpp"
 
 namespace {
 
@@ -131,24 +127,6 @@ struct Reach {
   Required<int> left;
   int right = 0;
 };
-
-bool sees_all(int, int, int, int) { return true; }
-float plus_one(float s, int, int, int, int) { return s + 1; }
-
-TEST(RequireFunction, RefusesOneThatIsNull) {
-  using Pointer = bool (*)(int, int, int, int);
-  using Function = std::function<float(float, int, int, int, int)>;
-  const auto message = [](const auto& f) {
-    return support::message_of([&] { mha::detail::require_function("mask", f); });
-  };
-  const std::string refused = "mask: the function is null, expected one to call";
-  EXPECT_EQ(message(Pointer{}), refused);
-  EXPECT_EQ(message(Function()), refused);
-  EXPECT_EQ(message(Pointer{&sees_all}), "");
-  EXPECT_EQ(message(Function(&plus_one)), "");
-  EXPECT_EQ(message([](int, int, int, int) { return true; }), "");
-  EXPECT_EQ(message(MaskLike{}), "");
-}
 
 TEST(Required, HasNoDefault) {
   static_assert(!std::is_default_constructible_v<Required<int>> && !std::is_default_constructible_v<Reach>);
