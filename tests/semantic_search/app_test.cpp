@@ -11,6 +11,9 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/systolic.hpp>
+
+#include "environment.hpp"
 #include "progress.hpp"
 #include "tiny_model.hpp"
 
@@ -54,6 +57,23 @@ TEST_F(App, RanksTheTextItselfFirst) {
   EXPECT_EQ(by_line.code, 0) << by_line.log;
   EXPECT_EQ(by_line.out, "1. 1.000  " + text + ":2\n   on a mat.\n");
   EXPECT_NE(by_line.log.find(" tokens/s, 2 threads)\n"), std::string::npos) << by_line.log;
+}
+
+TEST_F(App, RunsOnTheMatrixUnitThatIsAsked) {
+  const std::vector<std::string> arguments{"--question", "The dog ran", "--backend", "systolic", text};
+  {
+    const support::Variable emulated("MHA_MATRIX_UNIT", "portable");
+    const Result result = search(arguments);
+    EXPECT_EQ(result.code, 0) << result.log;
+    EXPECT_EQ(result.out.find("1. 1.000  " + text + ":4\n   the dog ran\n2. "), 0u) << result.out;
+    const std::string unit = std::string(", matrix unit ") + mha::to_string(mha::current_unit()) + ")\n";
+    EXPECT_TRUE(result.log.ends_with(unit)) << result.log;
+  }
+  const support::Variable chosen_by_no_one("MHA_MATRIX_UNIT", nullptr);
+  const Result result = search(arguments);
+  const bool has_one = mha::best_unit() != mha::MatrixUnit::portable;
+  EXPECT_EQ(result.code, has_one ? 0 : 1);
+  EXPECT_EQ(result.log.find("semantic_search: --backend systolic needs a matrix unit") == 0, !has_one) << result.log;
 }
 
 TEST_F(App, SaysWhenPassagesAreCut) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -16,8 +15,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
+#include "environment.hpp"
 #include "model.hpp"
 #include "plain_bert.hpp"
 #include "tiny_model.hpp"
@@ -157,21 +156,15 @@ TEST(Encoder, IsMadeForTheMachineThatIsAsked) {
   const mha::ThreadPool threads(2);
   expect_plain_loops(model, *make_encoder(file, Machine::cpu, threads), 1e-4);
 
-  const char* const variable = std::getenv("MHA_MATRIX_UNIT");
-  const std::string before = variable == nullptr ? "" : variable;
-  ::unsetenv("MHA_MATRIX_UNIT");
+  const support::Variable chosen_by_no_one("MHA_MATRIX_UNIT", nullptr);
   if (mha::best_unit() == mha::MatrixUnit::portable)
     EXPECT_EQ(mha_test::message_of<std::runtime_error>([&] { make_encoder(file, Machine::systolic, threads); }),
               "--backend systolic needs a matrix unit, but " + mha::missing(mha::MatrixUnit::amx) +
                   ": take --backend cpu, or set MHA_MATRIX_UNIT=portable to emulate one");
   else
     expect_plain_loops(model, *make_encoder(file, Machine::systolic, threads), 0.1);
-  ::setenv("MHA_MATRIX_UNIT", "portable", 1);
+  const support::Variable emulated("MHA_MATRIX_UNIT", "portable");
   expect_plain_loops(model, *make_encoder(file, Machine::systolic, threads), 0.1);
-  if (variable == nullptr)
-    ::unsetenv("MHA_MATRIX_UNIT");
-  else
-    ::setenv("MHA_MATRIX_UNIT", before.c_str(), 1);
 }
 
 TEST(SentenceModel, RowsAreTheTextsWhateverTheBatches) {

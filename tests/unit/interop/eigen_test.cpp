@@ -111,7 +111,7 @@ TEST(EigenView, OfAConstSegmentIsReadOnlyAndLastsAsItsVectorDoes) {
   EXPECT_EQ(&temporary(3, 0), &column(5));
   using Ref = Eigen::Ref<const Eigen::VectorXf>;
   static_assert(LastingView<Eigen::VectorBlock<const Eigen::VectorXf>>);
-  static_assert(!LastingView<Eigen::VectorBlock<const Ref>>, "it may hold a copy");
+  EXPECT_FALSE(LastingView<Eigen::VectorBlock<const Ref>>) << "it may hold a copy";
   static_assert(LastingView<Eigen::VectorBlock<const Ref>&>);
 }
 
