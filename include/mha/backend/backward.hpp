@@ -45,7 +45,10 @@ template <class T> class GradientTo {
   void require_valid(const char* call, const char* name) const { detail::require_data(call, name, view_as<A>()); }
   /// Of one that is valid.
   void require_own_memory(const char* call, const char* name) const {
-    detail::require_own_memory(call, name, view_as<A>(), detail::axes_of_heads);
+    if (wide_)
+      detail::require_own_memory(call, name, view_as<A>(), detail::axes_of_heads);
+    else
+      detail::require_own_memory(call, name, view_as<T>(), detail::axes_of_heads);
   }
   detail::Footprint footprint() const {
     return wide_ ? detail::footprint(view_as<A>()) : detail::footprint(view_as<T>());

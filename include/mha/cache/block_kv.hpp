@@ -26,10 +26,11 @@ template <class A, class B> auto tiles_on_host(const Or<A, B>& mask);
 
 template <class M> TilesOnHost<M> tiles_on_host(const M& mask) {
   bool readable = true;
-  static_cast<void>(with_data(mask, [&](const auto& data) {
+  const auto look = [&](const auto& data) {
     if constexpr (requires { data.memory; }) readable = readable && (data.memory == Memory::host || data.size == 0);
     return data;
-  }));
+  };
+  if constexpr (requires { mask.with_data(look); }) static_cast<void>(mask.with_data(look));
   return {&mask, readable};
 }
 template <class A, class B> auto tiles_on_host(const And<A, B>& mask) {

@@ -29,7 +29,7 @@ class VersionBook {
       const std::uint64_t before = of(growths[b].slot, layer);
       require(growths[b].length == 0 || before == 0 || before == version, "layer: sequence ", b,
               " has keys and values of layer ", layer,
-              " that were projected with other weights than the layer's now: truncate it to 0, or add() a new one");
+              " that were projected with other weights than the layer has now: truncate it to 0, or add() a new one");
     }
   }
 

@@ -132,7 +132,7 @@ template <class T, int Rank> bool axes_nest(const TensorView<T, Rank>& v) {
 
 /// The first axis along which two elements of one view share bytes; Rank if none does. An element is written once then.
 template <class T, int Rank> int self_overlapping_axis(const TensorView<T, Rank>& v) {
-  if (axes_nest(v)) return Rank;
+  if (v.size() == 0 || axes_nest(v)) return Rank;
   for (int a = 0; a < Rank; ++a) {
     if (v.extent[a] <= 1) continue;
     TensorView<T, Rank> first = v, rest = v;  // elements that differ along the axis, moved to its begin

@@ -62,17 +62,22 @@ struct BlockNames {
 
   /// Whether block i may have a tensor of this name, that of the block and a dot left out.
   bool have(std::string_view tensor, Index i) const {
-    const auto is_of = [&](const char* part) {
-      if (part == nullptr || !tensor.starts_with(part)) return false;
-      const std::string_view rest = tensor.substr(std::string_view(part).size());
-      return rest == ".weight" || rest == ".bias" || rest == ".gamma" || rest == ".beta";
+    // What block() and norm() read, or refuse by a sentence of their own.
+    const auto is_any = [&](std::initializer_list<const char*> parts, std::initializer_list<std::string_view> ends) {
+      return std::ranges::any_of(parts, [&](const char* part) {
+        return part != nullptr && tensor.starts_with(part) &&
+               std::ranges::find(ends, tensor.substr(std::string_view(part).size())) != ends.end();
+      });
     };
     const auto is = [&](const char* name) { return name != nullptr && tensor == name; };
-    return (fused != nullptr ? is_of(fused) : is_of(query) || is_of(key) || is_of(value)) || is_of(attention_norm) ||
-           is_of(output) || is_of(query_norm) || is_of(key_norm) || is_of(feed_forward_norm) || is_of(up) ||
-           is_of(down) || is_of(gate) || is_of(attention_post_norm) || is_of(feed_forward_post_norm) ||
-           is_of(cross_norm) || is_of(cross_query) || is_of(cross_key) || is_of(cross_value) || is_of(cross_output) ||
-           std::ranges::any_of(unread, is) || (i == 0 && std::ranges::any_of(in_first, is));
+    const bool joined = fused != nullptr;
+    return is_any({fused, joined ? nullptr : query, joined ? nullptr : key, joined ? nullptr : value, output, up, down,
+                   gate, cross_query, cross_key, cross_value, cross_output},
+                  {".weight", ".bias"}) ||
+           is_any({attention_norm, feed_forward_norm, attention_post_norm, feed_forward_post_norm, cross_norm},
+                  {".weight", ".bias", ".gamma", ".beta"}) ||
+           is_any({query_norm, key_norm}, {".weight"}) || std::ranges::any_of(unread, is) ||
+           (i == 0 && std::ranges::any_of(in_first, is));
   }
 };
 
@@ -132,12 +137,16 @@ template <class T> class ModelTensors {
 
   BorrowedNorm<T> norm(const std::string& name, Index width, bool bias) const {
     const bool old = !contains(name + ".weight") && contains(name + ".gamma");  // BERT's first checkpoints
+    const std::string weight_of = old ? ".gamma" : ".weight", bias_of = old ? ".beta" : ".bias";
+    for (const char* other : {".gamma", ".bias", ".beta"})
+      if (other != weight_of && other != bias_of)
+        refuse(name + other, "'" + weight_of + "' and '" + bias_of + "' alone");
     BorrowedNorm<T> w;
-    w.weight = vector(name + (old ? ".gamma" : ".weight"), width);
+    w.weight = vector(name + weight_of, width);
     if (bias)
-      w.bias = vector(name + (old ? ".beta" : ".bias"), width);
+      w.bias = vector(name + bias_of, width);
     else
-      refuse(name + ".bias", "a norm without one");
+      refuse(name + bias_of, "a norm without one");
     return w;
   }
 

@@ -104,7 +104,7 @@ template <class Cache> class LayerStep {
     return all;
   }
   /// The keys that a recordable cache plans the step for; 0 of others: those there are.
-  Index planned_keys() const { return cache_->planned_keys(); }
+  Index planned_keys() const { return open().planned_keys(); }
   CallShape planned(CallShape shape) const {
     shape.keys = std::max(shape.keys, planned_keys());
     shape.uneven_keys = shape.uneven_keys || planned_keys() > 0;
@@ -125,7 +125,7 @@ template <class Cache> class LayerStep {
   std::string cache_in_words() const {
     std::string free;
     if constexpr (requires { cache_->free_pages(); }) free = ", " + std::to_string(cache_->free_pages()) + " free";
-    return detail::in_words(cache_->storage_) + free +
+    return detail::in_words(open().storage_) + free +
            detail::sizes_in_words<Scalar>(cache_->shape_, cache_->sizes_, cache_->bytes(),
                                           cache_->memory_.tile_bytes());
   }

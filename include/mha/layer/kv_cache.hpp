@@ -69,7 +69,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   const KvShape& shape() const { return shape_; }
   const Storage& storage() const { return storage_; }
   Index layers() const { return sizes_.layers; }
-  /// Those that there are, and those there is memory for.
+  /// Sequences that there are, and for how many there is memory.
   Index sequences() const { return sequences_.size(); }
   Index max_sequences() const { return sizes_.sequences; }
   /// In the order in which they were added; layer.prefill() and layer.step() read their rows so.
@@ -153,8 +153,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
   /// The first position behind those that a Ring has dropped, or will have with so many rows more; 0 if none.
   Index oldest(SequenceId id, Index rows = 0) const {
-    const Index slot = sequences_.slot("oldest", id);
-    return book_.gone(slot, sequences_.length(slot) + rows).oldest;
+    const Index slot = sequences_.slot("oldest", id), length = sequences_.length(slot);
+    return book_.gone(slot, length + std::min(rows, book_.limit() - length)).oldest;
   }
 
   /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them.

@@ -46,9 +46,10 @@ constexpr bool misplaced_memory<First, Rest...> = !MemoryArgument<First> && (Mem
 
 template <class T, class Owner>
 void require_fitting_memory(const KeyValues<T, Owner>& memory, const Config& c, std::uint64_t weights_version) {
-  require(memory.weights_version == 0 || memory.weights_version == weights_version,
-          "layer: these keys and values were projected with other weights than the layer's now: call project_memory() "
-          "again");
+  require(
+      memory.weights_version == 0 || memory.weights_version == weights_version,
+      "layer: these keys and values were projected with other weights than the layer has now: call project_memory() "
+      "again");
   require_equal("layer", "heads", "key", memory.key.extent(2), "the layer", c.num_kv_heads);
   require_equal("layer", "head size", "key", memory.key.extent(3), "the layer", c.head_dim);
   require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", c.value_dim);

@@ -165,7 +165,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape. On a device
   ///           a call waits only for a ScoreGradient, because the host has it, and takes memory there for it
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other weights or
-  ///           policies than the layer has now, as that of another layer that shares its weights is, a size is not the
+  ///           policies than the layer has now, for example by another layer that shares its weights, a size is not the
   ///           call's, gradients are of other sizes, a result overlaps another, or what is read, or there is a
   ///           BiasGradient without an AdditiveBias in the call, or a ScoreGradient without a trained score of its type
   ///           there

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "../core/check.hpp"
@@ -158,16 +159,21 @@ struct RefusedMask {
 
 }  // namespace detail
 
-/// A lambda as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
+/// A lambda, or a pointer to a function, as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
 template <class F> struct FunctionMask : F { static constexpr Role role = Role::mask; };
+template <class F>
+requires(std::is_pointer_v<F>) struct FunctionMask<F> {
+  static constexpr Role role = Role::mask;
+  F function;
+  bool operator()(Index b, Index h, Index q, Index k) const { return function(b, h, q, k); }
+  friend bool operator==(const FunctionMask& m, std::nullptr_t) { return m.function == nullptr; }
+};
 template <class F> [[nodiscard]] constexpr auto mask(F f) {
   static_assert(MaskFunctor<F>,
                 "mha: mask(f) needs a functor 'bool operator()(Index b, Index h, Index q, Index k) const' that returns "
                 "exactly bool (see mha/policy/mask.hpp)");
-  if constexpr (MaskFunctor<F> && std::is_class_v<F>)
+  if constexpr (MaskFunctor<F>)
     return FunctionMask<F>{f};
-  else if constexpr (MaskFunctor<F>)
-    return f;  // a pointer to a function is one as it is
   else
     return detail::RefusedMask{};
 }

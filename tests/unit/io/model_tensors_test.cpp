@@ -45,21 +45,44 @@ TEST(BlockNames, HaveTheWeightsAndBiasesOfTheirParts) {
                                       .key = "k",
                                       .value = "v",
                                       .output = "o",
+                                      .query_norm = "qn",
                                       .feed_forward_norm = "m",
                                       .up = "up",
                                       .down = "down",
                                       .unread = {"mask"},
                                       .in_first = {"table"}};
-  for (const char* tensor :
-       {"n.weight", "n.beta", "q.bias", "k.weight", "v.bias", "o.weight", "m.gamma", "up.weight", "down.bias", "mask"})
+  for (const char* tensor : {"n.weight", "n.beta", "q.bias", "k.weight", "v.bias", "o.weight", "m.gamma", "up.weight",
+                             "down.bias", "qn.weight", "mask"})
     EXPECT_TRUE(names.have(tensor, 1)) << tensor;
-  for (const char* tensor : {"q", "q.scale", "qq.weight", "gate.weight", "mask.weight", "table", ""})
+  for (const char* tensor :
+       {"q", "q.scale", "qq.weight", "gate.weight", "mask.weight", "table", "", "qn.bias", "q.gamma", "up.beta"})
     EXPECT_FALSE(names.have(tensor, 1)) << tensor;
   EXPECT_TRUE(names.have("table", 0));
   auto fused = names;
   fused.fused = "qkv";
   EXPECT_TRUE(fused.have("qkv.weight", 0));
   EXPECT_FALSE(fused.have("q.weight", 0));
+}
+
+// A norm has its numbers by one pair of names, and nothing beside them that would be left unread.
+TEST(ModelTensors, NormsHaveOnePairOfNames) {
+  Folder<float> folder;
+  for (const char* name :
+       {"old.gamma", "old.beta", "both.weight", "both.gamma", "mixed.weight", "mixed.beta", "r.weight"})
+    folder.add(std::string("p.") + name, {5});
+  const mha::Checkpoint checkpoint(folder.write());
+  const Tensors<float> tensors(checkpoint, {"p."}, "w.weight");
+  const auto fault = [&](const char* name, bool bias) {
+    return message_of<mha::SafetensorsError>([&] { static_cast<void>(tensors.norm(name, 5, bias)); });
+  };
+  EXPECT_EQ(fault("old", true), "");
+  EXPECT_EQ(fault("r", false), "");
+  EXPECT_EQ(fault("both", false),
+            checkpoint.path() + ": tensor 'p.both.gamma' is there, config.json asks for '.weight' and '.bias' alone");
+  EXPECT_EQ(fault("mixed", false),
+            checkpoint.path() + ": tensor 'p.mixed.beta' is there, config.json asks for '.weight' and '.bias' alone");
+  EXPECT_EQ(fault("old", false),
+            checkpoint.path() + ": tensor 'p.old.beta' is there, config.json asks for a norm without one");
 }
 
 TEST(ModelTensors, HeadsAreTiedOrTheirOwn) {

@@ -210,7 +210,7 @@ TEST(CachedCall, RefusesWeightsThatHaveChangedSince) {
   layer.update([](auto& p) { p.key.matrix()(0, 0) += 1; });
   EXPECT_EQ(
       message_of([&] { static_cast<void>(layer.step(x, cache)); }),
-      "layer: sequence 0 has keys and values of layer 0 that were projected with other weights than the layer's now: "
+      "layer: sequence 0 has keys and values of layer 0 that were projected with other weights than the layer has now: "
       "truncate it to 0, or add() a new one");
   cache.truncate(cache.ids()[0], 0);
   static_cast<void>(layer.step(x, cache));

@@ -218,6 +218,10 @@ TEST(KvCache, AnEndedStepIsNotTakenForTheNext) {
       [&] { static_cast<void>(old.source()); },
       [&] { static_cast<void>(old.shape(2)); },
       [&] { static_cast<void>(old.kept(0)); },
+      [&] { static_cast<void>(old.pairs()); },
+      [&] { static_cast<void>(old.planned_keys()); },
+      [&] { static_cast<void>(old.planned({})); },
+      [&] { static_cast<void>(old.cache_in_words()); },
       [&] { old.write(std::as_const(key).view(), std::as_const(value).view(), 1, items); }};
   for (const auto& use : uses) EXPECT_EQ(message_of(use), "layer: the step has ended");
   step[0].check(config, 1, 1, 1);

@@ -739,7 +739,7 @@ TYPED_TEST(LayerCall, KeptMemoryOfChangedWeightsIsRefused) {
     return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(with(x, kept)); });
   };
   const std::string changed =
-      "layer: these keys and values were projected with other weights than the layer's now: call project_memory() "
+      "layer: these keys and values were projected with other weights than the layer has now: call project_memory() "
       "again";
   layer.update([](auto& p) { p.key.heads(0, 0, 0) += 1; });
   EXPECT_EQ(error(layer), changed);

@@ -193,11 +193,14 @@ TEST(Mask, FromALambdaKeepsItsValues) {
 
 bool first_half(int, int, int q, int k) { return 2 * k <= q; }
 
-TEST(Mask, OfAPointerToAFunctionIsThePointer) {
+TEST(Mask, OfAPointerToAFunctionComposes) {
   const auto half = mha::mask(&first_half);
   static_assert(mha::Mask<decltype(half)>);
   EXPECT_TRUE(half(0, 0, 4, 2));
   EXPECT_FALSE((half && Causal{})(0, 0, 4, 3));
+  EXPECT_TRUE((half && half)(0, 0, 4, 2));
+  EXPECT_FALSE((!half)(0, 0, 4, 2));
+  EXPECT_FALSE((half || half)(0, 0, 4, 3));
 }
 
 TEST(Prepared, RefusesANullFunctionInAnyPart) {
@@ -208,6 +211,7 @@ TEST(Prepared, RefusesANullFunctionInAnyPart) {
   };
   const std::string refused = "mask: the function is null, expected one to call";
   EXPECT_EQ(message(Pointer{}), refused);
+  EXPECT_EQ(message(mha::mask(Pointer{})), refused);
   EXPECT_EQ(message(mha::mask(Function())), refused);
   EXPECT_EQ(message(Causal{} && Function()), refused);
   EXPECT_EQ(message(Causal{} && !mha::mask(Function())), refused);
