@@ -67,6 +67,15 @@ inline std::string biases_of(const Config& c, bool has_output) {
   return list.empty() ? "none" : list;
 }
 
+/// Whether the score, or one of a chain, would be trained if it could be assigned. (What else it lacks, compilers see
+/// differently: for clang 14 a constant dual number is not trivially copyable.)
+template <class S> constexpr bool asks_but_is_constant() {
+  if constexpr (is_chain<S>)
+    return asks_but_is_constant<decltype(S::first)>() || asks_but_is_constant<decltype(S::second)>();
+  else
+    return asks_training<S>() && !std::is_copy_assignable_v<S>;
+}
+
 /// What of a layer's score its backward pass trains on B, a line; none of a score without data.
 template <class B, class T, class S> std::string training_in_words(const S& score) {
   const std::string line = "trained:     ";
@@ -80,9 +89,9 @@ template <class B, class T, class S> std::string training_in_words(const S& scor
     constexpr const char* why =
         trains_score<T, S> && has_score_gradients<B> ? "this backend has no gradients of one with accumulate()"
         : trains_score<T, S>                         ? "this backend has no gradients of scores"
-        : trains_unasked<S>() && !std::is_copy_assignable_v<S> ? "a score of this type cannot be assigned"
-        : !std::is_same_v<Trained<S>, NoScore> ? "attention_backward() has their gradients if it is asked"
-        : declines_training<S>()               ? "it declines to be trained"
+        : asks_but_is_constant<S>()                  ? "a score of this type cannot be assigned"
+        : !std::is_same_v<Trained<S>, NoScore>       ? "attention_backward() has their gradients if it is asked"
+        : declines_training<S>()                     ? "it declines to be trained"
                                  : "one that is trained is a class template over its scalar alone, or has accumulate()";
     return line + "none of the score: " + why + " (see mha/policy/score.hpp)\n";
   }
