@@ -15,7 +15,8 @@ template <class M> struct TilesOnHost {
   const M* mask;
   bool readable;
 
-  constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
+  MHA_HOST_DEVICE constexpr TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin,
+                                                Index k_end) const {
     return readable ? mha::tile(*mask, b, h, q_begin, q_end, k_begin, k_end) : TileVisibility::partial;
   }
 };
