@@ -155,12 +155,7 @@ template <class A, int Rows, int Vectors> struct QueryGradientBody {
       MHA_UNROLL_4
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + j * W);
       MHA_UNROLL_8
-      for (int i = 0; i < R; ++i) {
-        V value;
-        broadcast(value, values[i]);
-        MHA_UNROLL_4
-        for (int j = 0; j < Vectors; ++j) multiply_add<R * Vectors == 1>(sum[i][j], value, weight[j]);
-      }
+      for (int i = 0; i < R; ++i) multiply_add_all<R * Vectors == 1>(sum[i], values[i], weight);
     }
     MHA_UNROLL_8
     for (int i = 0; i < R; ++i) {
@@ -230,12 +225,7 @@ template <class A, int Rows, int Columns> struct OuterBody {
         MHA_UNROLL_4
         for (int j = 0; j < C; ++j) load(row[j], x + j * W);
         MHA_UNROLL_8
-        for (int i = 0; i < R; ++i) {
-          V weight;
-          broadcast(weight, tile[i * lanes + q]);
-          MHA_UNROLL_4
-          for (int j = 0; j < C; ++j) multiply_add<R * C == 1>(sum[i][j], weight, row[j]);
-        }
+        for (int i = 0; i < R; ++i) multiply_add_all<R * C == 1>(sum[i], tile[i * lanes + q], row);
       }
     }
     MHA_UNROLL_8

@@ -135,11 +135,11 @@ template <class A, class T, int Rows> struct FewScoresBody {
     static_assert(Registers <= 2);
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
-    V sum[std::size_t{Registers}][std::size_t{Rows}];
-    MHA_UNROLL_2
-    for (int g = 0; g < Registers; ++g) {
-      MHA_UNROLL_8
-      for (int r = 0; r < Rows; ++r) sum[g][r] = V{};
+    V sum[std::size_t{Rows}][std::size_t{Registers}];
+    MHA_UNROLL_8
+    for (int r = 0; r < Rows; ++r) {
+      MHA_UNROLL_2
+      for (int g = 0; g < Registers; ++g) sum[r][g] = V{};
     }
     for (Index d = 0; d < dim; d += columns) {
       Loaded<Isa> key[std::size_t{Registers}];
@@ -153,17 +153,16 @@ template <class A, class T, int Rows> struct FewScoresBody {
         for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
         MHA_UNROLL_8
         for (int r = 0; r < Rows; ++r) {
-          V query;
-          broadcast(query, q[r * std::ptrdiff_t{dim} + d + c]);
+          multiply_add_all<Registers * Rows == 1, 2>(sum[r], q[r * std::ptrdiff_t{dim} + d + c], x);
           MHA_UNROLL_2
-          for (int g = 0; g < Registers; ++g) multiply_add<Registers * Rows == 1>(sum[g][r], x[g], query);
+          for (int g = 0; g < Registers; ++g) compute_here(sum[r][g]);
         }
       }
     }
-    MHA_UNROLL_2
-    for (int g = 0; g < Registers; ++g) {
-      MHA_UNROLL_8
-      for (int r = 0; r < Rows; ++r) store(s + r * s_stride + g * W, sum[g][r]);
+    MHA_UNROLL_8
+    for (int r = 0; r < Rows; ++r) {
+      MHA_UNROLL_2
+      for (int g = 0; g < Registers; ++g) store(s + r * s_stride + g * W, sum[r][g]);
     }
   }
 
@@ -317,11 +316,12 @@ template <class A, class T, int Rows> struct FewValuesBody {
         MHA_UNROLL_8
         for (int r = 0; r < Rows; ++r) {
           ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
-          V weight;
-          broadcast(weight, p[r * part.p_stride]);
-          if constexpr (Sums) total[r] = total[r] + weight;
-          MHA_UNROLL_8
-          for (int j = 0; j < Vectors; ++j) multiply_add<Vectors == 1>(sum[r][j], v[j], weight);
+          if constexpr (Sums) {
+            V weight;
+            broadcast(weight, p[r * part.p_stride]);
+            total[r] = total[r] + weight;
+          }
+          multiply_add_all<Vectors == 1>(sum[r], p[r * part.p_stride], v);
         }
       }
     }

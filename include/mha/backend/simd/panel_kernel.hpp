@@ -206,12 +206,8 @@ template <class A, class S> struct PanelBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load_widened<A, Isa>(column[j], panel + j * W);
       MHA_UNROLL_16
-      for (int i = 0; i < RowCount; ++i) {
-        V row;
-        broadcast(row, rows[i * rows_stride]);
-        MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) multiply_add<RowCount * Vectors == 1>(sum[i][j], row, column[j]);
-      }
+      for (int i = 0; i < RowCount; ++i)
+        multiply_add_all<RowCount * Vectors == 1>(sum[i], rows[i * rows_stride], column);
     }
     const A* const before = p.before + first * p.before_stride;
     MHA_UNROLL_16

@@ -76,12 +76,8 @@ template <class T, int Rows, int Vectors> struct ProductBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) load(column[j], columns + j * W);
       MHA_UNROLL_16
-      for (int i = 0; i < RowCount; ++i) {
-        V row;
-        broadcast(row, rows[i * rows_stride + k]);
-        MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) multiply_add<RowCount * Vectors == 1>(sum[i][j], row, column[j]);
-      }
+      for (int i = 0; i < RowCount; ++i)
+        multiply_add_all<RowCount * Vectors == 1>(sum[i], rows[i * rows_stride + k], column);
     }
     T* const c = p.c + first * p.c_stride;
     MHA_UNROLL_16

@@ -113,12 +113,8 @@ template <class T, int Rows, int Vectors> struct ValuesBody {
       for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
       __builtin_prefetch(values + k * stride + line);  // what the next rows of out will read
       MHA_UNROLL_16
-      for (int i = 0; i < RowCount; ++i) {
-        V value;
-        broadcast(value, values[k * stride + i]);
-        MHA_UNROLL_8
-        for (int j = 0; j < Vectors; ++j) multiply_add<RowCount * Vectors == 1>(sum[i][j], value, weight[j]);
-      }
+      for (int i = 0; i < RowCount; ++i)
+        multiply_add_all<RowCount * Vectors == 1>(sum[i], values[k * stride + i], weight);
     }
     MHA_UNROLL_16
     for (int i = 0; i < RowCount; ++i) {

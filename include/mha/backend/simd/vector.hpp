@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <type_traits>
@@ -52,6 +53,14 @@ template <class V> MHA_ALWAYS_INLINE void round_here([[maybe_unused]] V& x) {
 #endif
 }
 
+/// x is computed here: where branches follow, g++ moves a chain of additions behind the last of them, and keeps in memory
+/// what it waits to add.
+template <class V> MHA_ALWAYS_INLINE void compute_here([[maybe_unused]] V& x) {
+#ifdef MHA_VECTOR_REGISTER
+  asm volatile("" : "+" MHA_VECTOR_REGISTER(x));
+#endif
+}
+
 /// What a body has of an object of the caller's, so that the compiler knows that nothing else writes it: a copy, unless
 /// copying may cost something.
 template <class F> using LocalCopy = std::conditional_t<std::is_trivially_copyable_v<F>, const F, const F&>;
@@ -61,6 +70,28 @@ template <class F> using LocalCopy = std::conditional_t<std::is_trivially_copyab
 template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const V& a, const V& b) {
   if constexpr (Alone) round_here(sum);
   sum = a * b + sum;
+}
+
+/// sum[j] ← x · v[j] + sum[j] with x in every lane. At most FromMemory registers take x straight from memory where the
+/// instruction set can: a load more for each, and a register and an instruction fewer for x.
+template <bool Alone, int FromMemory = 1, class V, class T, std::size_t N>
+MHA_ALWAYS_INLINE void multiply_add_all(V (&sum)[N], const T& x, const V (&v)[N]) {
+#if MHA_WIDE_ASM
+  if constexpr (N <= FromMemory && sizeof(V) == 64) {
+    MHA_UNROLL_8
+    for (std::size_t j = 0; j < N; ++j) {
+      if constexpr (sizeof(T) == 4)
+        asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum[j]) : "v"(v[j]), "m"(x));
+      else
+        asm("vfmadd231pd %2%{1to8%}, %1, %0" : "+v"(sum[j]) : "v"(v[j]), "m"(x));
+    }
+    return;
+  }
+#endif
+  V all;
+  broadcast(all, x);
+  MHA_UNROLL_8
+  for (std::size_t j = 0; j < N; ++j) multiply_add<Alone>(sum[j], all, v[j]);
 }
 
 /// highest ← the larger of both; a NaN in x is left out.
