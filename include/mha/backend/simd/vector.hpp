@@ -53,8 +53,8 @@ template <class V> MHA_ALWAYS_INLINE void round_here([[maybe_unused]] V& x) {
 #endif
 }
 
-/// x is computed here: where branches follow, g++ moves a chain of additions behind the last of them, and keeps in memory
-/// what it waits to add.
+/// x is computed here: where branches follow, g++ moves a chain of additions behind the last of them, and keeps in
+/// memory what it waits to add.
 template <class V> MHA_ALWAYS_INLINE void compute_here([[maybe_unused]] V& x) {
 #ifdef MHA_VECTOR_REGISTER
   asm volatile("" : "+" MHA_VECTOR_REGISTER(x));
