@@ -35,12 +35,28 @@ struct SequenceTiles {
 /// Whether so much work is shared among threads.
 constexpr bool enough_work(double flop) { return flop >= 2e6; }
 
-/// The most rows of a tile where tasks are not more than workers: the rows of a key/value head, which `cut` has in
-/// tiles of up to `most`, are divided evenly until each worker has some. Keys are then read more often, but at the same
-/// time.
-inline Index divided_rows(const SequenceTiles& cut, Index rows, Index most, std::int64_t tasks, Index workers) {
-  if (tasks == 0 || tasks > workers) return most;
-  return blocks_of(rows, static_cast<Index>(cut.tiles()) * blocks_of(workers, static_cast<Index>(tasks)));
+/// The most rows of a tile where tiles of up to `most` make few tasks: the rows of a key/value head are divided evenly
+/// into as many tiles as let the workers end soonest. Keys are then read more often, but at the same time.
+inline Index divided_rows(Index queries, Index group, Index most, Index width, std::int64_t tasks, Index workers) {
+  const SequenceTiles whole(queries, group, most);
+  if (tasks == 0 || workers == 1) return most;
+  constexpr Index reading = 4;  // a tile's keys take as long to read as about so many rows to compute
+  const auto longest = [&](const SequenceTiles& cut) {
+    const Index rows = cut.rows() < width ? cut.rows() : blocks_of(cut.rows(), width) * width;
+    const std::int64_t all = tasks * cut.tiles() / whole.tiles();
+    return (all + workers - 1) / workers * (rows + reading);
+  };
+  Index best = most;
+  std::int64_t least = longest(whole);
+  const auto first = static_cast<Index>(whole.tiles());
+  for (Index tiles = first; tiles <= first + workers; ++tiles) {
+    const Index rows = blocks_of(queries * group, tiles);
+    const std::int64_t time = longest({queries, group, rows});
+    if (time >= least) continue;
+    best = rows;
+    least = time;
+  }
+  return best;
 }
 
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
@@ -69,14 +85,15 @@ class Tiling {
   }
 
   /// Of how many chunks of a sequence's keys each is a task of its own, 1 where whole tiles are enough for so many
-  /// workers. Where chunks are too few as well, tiles are divided.
+  /// workers. Where chunks are few as well, tiles are divided.
   template <class Call> Index share(const Call& call, IsaLevel level, Index workers) {
     if (!parallel || !simd::too_few_tiles(tiles, workers)) return 1;
     const Index chunks = simd::most_chunks(call);
     Index b = 0;
     for (Index other = 1; other < call.shape.batch; ++other)
       if (call.queries(other) > call.queries(b)) b = other;
-    most_ = divided_rows(of(call, b), call.queries(b) * group_, most_, tiles * chunks, workers);
+    const Index width = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, 1).lanes;
+    most_ = divided_rows(call.queries(b), group_, most_, width, tiles * chunks, workers);
     cut(call, level);
     return chunks;
   }
