@@ -228,13 +228,14 @@ template <class T, class Stored = T> class QueryTile {
     }
   }
 
-  /// What a wide tile asks for ahead: nothing that stays in a core's second cache, nor rows that are widened elsewhere.
+  /// What a wide tile asks for ahead, by its address alone, rows that are widened too: nothing that stays in a core's
+  /// second cache.
   simd::NextRows<A> far(const simd::NextRows<Stored>& next) const {
     constexpr std::int64_t near = 512 << 10;  // bytes
-    if constexpr (!widens)
-      if (std::int64_t{keys_.count()} * (call_.head_dim + call_.value_dim) * std::int64_t{sizeof(A)} > near)
-        return next;
-    return {};
+    constexpr int narrow = sizeof(A) / sizeof(Stored);
+    if (std::int64_t{keys_.count()} * (call_.head_dim + call_.value_dim) * std::int64_t{sizeof(Stored)} <= near)
+      return {};
+    return {reinterpret_cast<const A*>(next.data), next.stride / narrow, next.dim / narrow, next.count};
   }
 
   struct WideRows {
