@@ -38,8 +38,8 @@ constexpr bool enough_work(double flop) { return flop >= 2e6; }
 /// The most rows of a tile where tiles of up to `most` make few tasks: the rows of a key/value head are divided evenly
 /// into as many tiles as let the workers end soonest. Keys are then read more often, but at the same time.
 inline Index divided_rows(Index queries, Index group, Index most, Index width, std::int64_t tasks, Index workers) {
-  const SequenceTiles whole(queries, group, most);
   if (tasks == 0 || workers == 1) return most;
+  const SequenceTiles whole(queries, group, most);
   constexpr Index reading = 4;  // a tile's keys take as long to read as about so many rows to compute
   const auto longest = [&](const SequenceTiles& cut) {
     const Index rows = cut.rows() < width ? cut.rows() : blocks_of(cut.rows(), width) * width;

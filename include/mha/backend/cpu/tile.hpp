@@ -228,8 +228,8 @@ template <class T, class Stored = T> class QueryTile {
     }
   }
 
-  /// What a wide tile asks for ahead, by its address alone, rows that are widened too: nothing that stays in a core's
-  /// second cache.
+  /// What a wide tile asks for ahead: nothing that stays in a core's second cache. Rows that are widened later are
+  /// asked for as so many bytes.
   simd::NextRows<A> far(const simd::NextRows<Stored>& next) const {
     constexpr std::int64_t near = 512 << 10;  // bytes
     constexpr int narrow = sizeof(A) / sizeof(Stored);
