@@ -57,8 +57,8 @@ function(mha_quick_program target)
     endif()
   endif()
 endfunction()
-# Where the sanitizer's check of pointer arithmetic is off for the compiler's time, one scalar's kernels have it: the others
-# come from the same templates.
+# Where the sanitizer's check of pointer arithmetic is off for the compiler's time, the kernels of one scalar on Cpu have it:
+# those of its other scalars come from the same templates.
 if(CMAKE_CXX_FLAGS MATCHES "-fno-sanitize=pointer-overflow")
   set_source_files_properties("${PROJECT_SOURCE_DIR}/cmake/compiled/cpu_float.cpp" TARGET_DIRECTORY mha_compiled
                               PROPERTIES COMPILE_OPTIONS -fsanitize=pointer-overflow)

@@ -35,28 +35,20 @@ struct SequenceTiles {
 /// Whether so much work is shared among threads.
 constexpr bool enough_work(double flop) { return flop >= 2e6; }
 
-/// The most rows of a tile where tiles of up to `most` make few tasks: the rows of a key/value head are divided evenly
-/// into as many tiles as let the workers end soonest. Keys are then read more often, but at the same time.
-inline Index divided_rows(Index queries, Index group, Index most, Index width, std::int64_t tasks, Index workers) {
-  if (tasks == 0 || workers == 1) return most;
-  const SequenceTiles whole(queries, group, most);
-  constexpr Index reading = 4;  // a tile's keys take as long to read as about so many rows to compute
-  const auto longest = [&](const SequenceTiles& cut) {
-    const Index rows = cut.rows() < width ? cut.rows() : blocks_of(cut.rows(), width) * width;
-    const std::int64_t all = tasks * cut.tiles() / whole.tiles();
-    return (all + workers - 1) / workers * (rows + reading);
-  };
-  Index best = most;
-  std::int64_t least = longest(whole);
-  const auto first = static_cast<Index>(whole.tiles());
-  for (Index tiles = first; tiles <= first + workers; ++tiles) {
-    const Index rows = blocks_of(queries * group, tiles);
-    const std::int64_t time = longest({queries, group, rows});
-    if (time >= least) continue;
-    best = rows;
-    least = time;
-  }
-  return best;
+/// The most rows of a tile where `cut`, tiles of up to `most`, and their chunks of keys are few tasks. The rows of a
+/// key/value head are divided evenly until each worker has some; where whole tiles are fewer than two for each worker,
+/// into two, if these fill fewer registers of `width` lanes. Keys are then read more often, but at the same time.
+inline Index divided_rows(const SequenceTiles& cut, Index queries, Index group, Index most, Index width, Index chunks,
+                          std::int64_t tasks, Index workers) {
+  const Index rows = queries * group;
+  if (tasks == 0) return most;
+  if (tasks <= workers)
+    return blocks_of(rows, static_cast<Index>(cut.tiles()) * blocks_of(workers, static_cast<Index>(tasks)));
+  const std::int64_t even = std::int64_t{2} * workers;
+  if (chunks > 1 || tasks >= even) return most;
+  const auto tiles = static_cast<Index>((cut.tiles() * even + tasks - 1) / tasks);
+  const Index fewer = blocks_of(blocks_of(rows, tiles), width) * width;
+  return SequenceTiles(queries, group, fewer).tiles() <= tiles ? fewer : most;
 }
 
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
@@ -85,7 +77,7 @@ class Tiling {
   }
 
   /// Of how many chunks of a sequence's keys each is a task of its own, 1 where whole tiles are enough for so many
-  /// workers. Where chunks are few as well, tiles are divided.
+  /// workers. Where tasks are few all the same, tiles are divided.
   template <class Call> Index share(const Call& call, IsaLevel level, Index workers) {
     if (!parallel || !simd::too_few_tiles(tiles, workers)) return 1;
     const Index chunks = simd::most_chunks(call);
@@ -93,7 +85,7 @@ class Tiling {
     for (Index other = 1; other < call.shape.batch; ++other)
       if (call.queries(other) > call.queries(b)) b = other;
     const Index width = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, 1).lanes;
-    most_ = divided_rows(call.queries(b), group_, most_, width, tiles * chunks, workers);
+    most_ = divided_rows(of(call, b), call.queries(b), group_, most_, width, chunks, tiles * chunks, workers);
     cut(call, level);
     return chunks;
   }

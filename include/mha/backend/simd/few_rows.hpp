@@ -16,7 +16,8 @@
 #include "widen.hpp"
 
 /// The inner loops of a tile of few rows over many keys, the shape of decoding: bound by reading keys and values, so
-/// every element is loaded once for all rows, straight from storage, and what comes next is on its way meanwhile.
+/// every element is loaded once for up to eight rows, straight from storage, and what comes next is on its way
+/// meanwhile.
 ///
 /// Logits and weights lie in rows, with keys in lanes. Each chain of additions runs over the same elements in the same
 /// order as in tile_kernels.hpp: the bits are the same.

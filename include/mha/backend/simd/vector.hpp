@@ -65,9 +65,24 @@ template <class V> MHA_ALWAYS_INLINE void compute_here([[maybe_unused]] V& x) {
 /// copying may cost something.
 template <class F> using LocalCopy = std::conditional_t<std::is_trivially_copyable_v<F>, const F, const F&>;
 
+#if MHA_WIDE_ASM
+/// Whether sums of V are named instructions: fused whatever the compiler is told of optimization and contraction, so
+/// that those that take a factor from memory have the bits of the others.
+template <class V> inline constexpr bool fused_by_name = sizeof(V) == 64;
+#endif
+
 /// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone between two branches is named,
 /// because g++ leaves it unfused under -mtune=znver…, and a row's bits would depend on how many are computed beside it.
 template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const V& a, const V& b) {
+#if MHA_WIDE_ASM
+  if constexpr (fused_by_name<V>) {
+    if constexpr (sizeof(sum[0]) == 4)
+      asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    else
+      asm("vfmadd231pd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return;
+  }
+#endif
   if constexpr (Alone) round_here(sum);
   sum = a * b + sum;
 }
@@ -77,7 +92,7 @@ template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const
 template <bool Alone, int FromMemory = 1, class V, class T, std::size_t N>
 MHA_ALWAYS_INLINE void multiply_add_all(V (&sum)[N], const T& x, const V (&v)[N]) {
 #if MHA_WIDE_ASM
-  if constexpr (N <= FromMemory && sizeof(V) == 64) {
+  if constexpr (N <= FromMemory && fused_by_name<V>) {
     MHA_UNROLL_8
     for (std::size_t j = 0; j < N; ++j) {
       if constexpr (sizeof(T) == 4)

@@ -343,19 +343,22 @@ TEST(DividedRows, AreThoseOfAsManyTilesAsWorkersNeed) {
   namespace cpu = mha::detail::cpu;
   const auto most = [](Index queries, Index group, Index widest, Index chunks, Index workers) {
     const cpu::SequenceTiles cut(queries, group, widest);
-    return cpu::divided_rows(queries, group, widest, widest / 3, std::int64_t{cut.tiles()} * chunks, workers);
+    return cpu::divided_rows(cut, queries, group, widest, widest / 3, chunks, cut.tiles() * chunks, workers);
   };
   EXPECT_EQ(most(1, 32, 48, 1, 2), 16);
   EXPECT_EQ(most(1, 32, 48, 1, 8), 4);
   EXPECT_EQ(most(1, 32, 24, 1, 2), 16) << "24 and 8 heads are as many tiles, but not of the same size";
-  EXPECT_EQ(most(1, 32, 48, 3, 2), 16) << "six tasks, three for each worker, where three would be two and one";
-  EXPECT_EQ(most(1, 32, 48, 3, 8), 16) << "six tasks at once";
+  EXPECT_EQ(most(1, 32, 48, 3, 2), 48) << "tasks enough";
+  EXPECT_EQ(most(1, 32, 48, 3, 8), 11) << "three tiles, nine tasks";
   EXPECT_EQ(most(4, 32, 48, 1, 2), 32) << "four tiles of 32 rows, where tiles of 48, 48 and 32 would be two and one";
   EXPECT_EQ(most(4, 32, 48, 1, 1), 48) << "one worker";
-  EXPECT_EQ(most(12, 4, 48, 4, 2), 48) << "even already";
+  EXPECT_EQ(most(12, 12, 48, 1, 2), 48) << "four of 36 rows fill as many registers as three of 48";
+  EXPECT_EQ(most(4, 48, 48, 1, 2), 48) << "four tiles are even already";
+  EXPECT_EQ(most(17, 8, 48, 1, 3), 48) << "eight tiles of one head each, where four of two are enough";
+  EXPECT_EQ(most(5, 32, 48, 1, 3), 32) << "six tiles of six heads at most";
   EXPECT_EQ(most(1, 7, 48, 1, 16), 1) << "no more than rows";
   EXPECT_EQ(most(50, 2, 48, 1, 8), 13);
-  EXPECT_EQ(cpu::divided_rows(0, 4, 48, 16, 0, 4), 48) << "no query";
+  EXPECT_EQ(cpu::divided_rows({0, 4, 48}, 0, 4, 48, 16, 1, 0, 4), 48) << "no query";
 }
 
 /// The bits of a step for several numbers of threads, and those of one head at a time.
