@@ -210,7 +210,8 @@ template <class T, class B> void expect_costs_of_a_ring(const B& backend, const 
   const int allocations = workspace.allocations();
   for (const Index length : {1, 100, 4095, 4097, 4400, 1000000, 1000300}) asked_at(length, workspace);
   EXPECT_EQ(workspace.allocations(), allocations) << "of " << workspace.bytes() << " bytes";
-  EXPECT_LE(late.bytes(), workspace.bytes() * 11 / 10);
+  // A first call takes its memory in blocks, whose ends may be too small for what comes next.
+  EXPECT_LE(late.bytes(), workspace.bytes() * 5 / 4);
 }
 
 TEST(Ring, CostsTheSameHoweverLongItHasBeen) {
