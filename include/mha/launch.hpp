@@ -285,7 +285,8 @@ auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const
   AttendCall<T, Kv, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>> call{
       q, kv, ready_mask, ready_score, {}, {}, shape, sizes.heads, q.dim(), sizes.value_dim, A(0)};
   call.shape.origin = now.origin;
-  call.scale = static_cast<A>(options.scale ? *options.scale : 1 / std::sqrt(double(q.dim())));
+  using Real = std::conditional_t<std::is_same_v<A, long double>, long double, double>;
+  call.scale = static_cast<A>(options.scale ? Real(*options.scale) : 1 / std::sqrt(Real(q.dim())));
   call.sink = sink.logits(q.heads());
   require(call.sink.memory == where || call.sink.size == 0, names.call, ": the Sink's logits are in ",
           where == Memory::host ? "device memory, but the backend computes on the host"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -143,6 +144,20 @@ TEST(EigenAttendNumbers, LongDoubleAgreesWithTheReference) {
   const auto mine = mha::attention<mha::EigenCpu>(q, k, v, mha::Causal{}, mha::SoftCap{3});
   const auto expected = mha::attention<mha::Reference>(q, k, v, mha::Causal{}, mha::SoftCap{3});
   for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_NEAR(double(mine.data()[i] - expected.data()[i]), 0, 1e-17);
+}
+
+// 1/√d in long double too, which its logits would else have in double.
+TEST(EigenAttendNumbers, LongDoubleIsScaledInItsOwnPrecision) {
+  mha::Tensor<long double, 4> q(1, 1, 1, 3), k(1, 2, 1, 3), v(1, 2, 1, 1);
+  for (auto* t : {&q, &k, &v})
+    for (long double& x : *t) x = 0;
+  q(0, 0, 0, 0) = 1;
+  k(0, 0, 0, 0) = 3;
+  v(0, 0, 0, 0) = 1;
+  const long double expected = 1 / (1 + std::exp(-std::sqrt(3.0L)));
+  const auto precision = double(4 * std::numeric_limits<long double>::epsilon());
+  EXPECT_NEAR(double(mha::attention<mha::EigenCpu>(q, k, v)(0, 0, 0, 0) - expected), 0, precision);
+  EXPECT_NEAR(double(mha::attention<mha::Reference>(q, k, v)(0, 0, 0, 0) - expected), 0, precision);
 }
 
 }  // namespace

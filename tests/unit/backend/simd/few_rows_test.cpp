@@ -107,30 +107,6 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
   });
 }
 
-// While a row sees nothing its maximum is −∞, and −∞ − (−∞) must not appear; a NaN stays in its own weight.
-TYPED_TEST(FewRows, SoftmaxOfNothingIsNothing) {
-  using T = TypeParam;
-  using A = mha::Accumulator<T>;
-  constexpr A hidden = -std::numeric_limits<A>::infinity();
-  unit::for_each_level([&](auto isa) {
-    const Index width = simd::Vector<A, decltype(isa)>::width;
-    const auto few = simd::few_rows_kernels<A, T>(isa.level, 2, 2 * width, width);
-    if (few.rows == 0) return;
-    std::vector<A> s(static_cast<std::size_t>(2 * width), hidden), max(static_cast<std::size_t>(width), hidden),
-        rescale(max.size(), A(7));
-    s[static_cast<std::size_t>(width)] = std::numeric_limits<A>::quiet_NaN();
-    s[static_cast<std::size_t>(width + 1)] = A(3);
-    few.softmax(s.data(), width, 2, 2, A(1), max.data(), rescale.data());
-    EXPECT_EQ(max[0], hidden);
-    EXPECT_EQ(s[0], A(0));
-    EXPECT_EQ(s[1], A(0));
-    EXPECT_EQ(max[1], A(3));
-    EXPECT_TRUE(std::isnan(s[static_cast<std::size_t>(width)]));
-    EXPECT_EQ(s[static_cast<std::size_t>(width + 1)], A(1));
-    EXPECT_EQ(rescale[1], A(0));
-  });
-}
-
 TYPED_TEST(FewRows, AreOnlyForSizesThatFillRegisters) {
   using T = TypeParam;
   using A = mha::Accumulator<T>;

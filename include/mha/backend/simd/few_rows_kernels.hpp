@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "../../config.hpp"
+#include "../../core/scalar.hpp"
+#include "isa.hpp"
+#include "transpose.hpp"
+#include "vector.hpp"
+#include "widen.hpp"
+
+/// The inner loops of a tile of few rows over many keys, the shape of decoding: bound by reading keys and values, so
+/// every element is loaded once for up to eight rows, straight from storage, and what comes next is on its way
+/// meanwhile.
+///
+/// Logits and weights lie in rows, with keys in lanes. Each chain of additions runs over the same elements in the same
+/// order as in tile_kernels.hpp: the bits are the same.
+namespace mha::inline MHA_NAMESPACE::detail::simd {
+
+/// `count` rows at data + i·stride.
+template <class T> struct StoredRows {
+  const T* data;
+  std::ptrdiff_t stride;
+  Index count;
+};
+
+/// Runs of rows, one after another: the pages of a block of keys.
+template <class T> struct RowRuns {
+  const StoredRows<T>* data = nullptr;
+  Index count = 0;
+};
+
+/// Asks for rows of `dim` elements that will be wanted soon, in the order of memory, which is what the hardware goes on
+/// with. A line at a time: many at once would keep the loads of the moment waiting.
+template <class T> class Ahead {
+ public:
+  static constexpr int line = 64;  // bytes
+
+  MHA_ALWAYS_INLINE Ahead(const RowRuns<T>& next, Index dim)
+      : run_(next.data), end_(next.data + (dim > 0 ? next.count : 0)), dim_(dim) {}
+
+  /// In step `at` of Steps that read Bytes together: for as many, spread over the steps.
+  template <int Bytes, int Steps> MHA_ALWAYS_INLINE void ask(int at) {
+    constexpr int lines = Bytes > line ? Bytes / line : 1;
+    for (int i = lines * at / Steps; i < lines * (at + 1) / Steps; ++i) next_line();
+  }
+
+ private:
+  MHA_ALWAYS_INLINE void next_line() {
+    if (line_ == row_end_) [[unlikely]] {
+      if (!next_row()) return;
+    }
+    __builtin_prefetch(line_, 0, 2);
+    line_ += line;
+  }
+
+  MHA_ALWAYS_INLINE bool next_row() {
+    if (rows_ == 0) {
+      if (run_ == end_) return false;
+      joined_ = run_->stride == dim_ ? run_->count : 1;
+      rows_ = run_->count;
+      row_ = reinterpret_cast<const char*>(run_->data);
+      stride_ = run_->stride * static_cast<std::ptrdiff_t>(sizeof(T));
+      ++run_;
+    }
+    line_ = row_;
+    row_end_ =
+        row_ + (std::ptrdiff_t{dim_} * joined_ * static_cast<std::ptrdiff_t>(sizeof(T)) + line - 1) / line * line;
+    row_ += stride_;
+    rows_ -= joined_;
+    return true;
+  }
+
+  // Every line reads these two alone.
+  const char *line_ = nullptr, *row_end_ = nullptr;
+  const StoredRows<T>*run_, *end_;
+  const char* row_ = nullptr;
+  std::ptrdiff_t stride_ = 0;
+  Index dim_, rows_ = 0, joined_ = 1;  ///< rows without a gap are one
+};
+
+/// Of W pairs of bfloat16 elements the first ones, or the second, widened.
+template <class V, class I> MHA_ALWAYS_INLINE void first_of_pairs(V& x, const I& pairs) { x = (V)(pairs << 16); }
+template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I& pairs) {
+  x = (V)(pairs & 0xffff0000u);
+}
+
+/// s (Rows, n), rows `s_stride` apart, = q (Rows, dim) · keysᵀ (dim, n), of the keys of each run, at one stride,
+/// as many as fill registers; dim is a multiple of columns_of().
+template <class A, class T, int Rows> struct FewScoresBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(RowRuns<T> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride,
+                                    RowRuns<T> next, Index next_dim) {
+    constexpr int W = Vector<A, Isa>::width;
+    // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
+    // at once than the first cache has ways for.
+    constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
+    Ahead<T> ahead(next, next_dim);
+    const std::ptrdiff_t stride = keys.data->stride;
+    const T* waiting = nullptr;  // for the keys of a second register, which may be of the next run
+    for (Index r = 0; r < keys.count; ++r) {
+      const T* now = keys.data[r].data;
+      for (Index k = keys.data[r].count; k >= W; k -= W, now += W * stride) {
+        if (registers == 2 && waiting == nullptr) {
+          waiting = now;
+          continue;
+        }
+        some<Isa, registers>(registers == 2 ? waiting : now, now, stride, q, dim, s, s_stride, ahead);
+        s += registers * W;
+        waiting = nullptr;
+      }
+    }
+    if constexpr (registers == 2)
+      if (waiting != nullptr) some<Isa, 1>(waiting, waiting, stride, q, dim, s, s_stride, ahead);
+  }
+
+  /// Elements of a key that are loaded together.
+  template <class Isa> static constexpr int columns_of() {
+    if (in_pairs) return 2 * columns_at_once<vector_t<float, Isa>>;
+    return std::is_same_v<A, T> ? columns_at_once<vector_t<A, Isa>> : Vector<A, Isa>::width;
+  }
+
+ private:
+  static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
+
+  /// Registers of keys.
+  template <class Isa, int Registers>
+  MHA_ALWAYS_INLINE static void some(const T* first, const T* second, std::ptrdiff_t stride, const A* q, Index dim,
+                                     A* s, std::ptrdiff_t s_stride, Ahead<T>& ahead) {
+    static_assert(Registers <= 2);
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
+    V sum[std::size_t{Rows}][std::size_t{Registers}];
+    MHA_UNROLL_8
+    for (int r = 0; r < Rows; ++r) {
+      MHA_UNROLL_2
+      for (int g = 0; g < Registers; ++g) sum[r][g] = V{};
+    }
+    for (Index d = 0; d < dim; d += columns) {
+      Loaded<Isa> key[std::size_t{Registers}];
+      MHA_UNROLL_2
+      for (int g = 0; g < Registers; ++g) load_keys<Isa>(key[g], (g == 0 ? first : second) + d, stride);
+      MHA_UNROLL_16
+      for (int c = 0; c < columns; ++c) {
+        ahead.template ask<Registers * W * columns* static_cast<int>(sizeof(T)), columns>(c);
+        V x[std::size_t{Registers}];
+        MHA_UNROLL_2
+        for (int g = 0; g < Registers; ++g) column<Isa>(x[g], key[g], c);
+        MHA_UNROLL_8
+        for (int r = 0; r < Rows; ++r) {
+          multiply_add_all<Registers * Rows == 1, 2>(sum[r], q[r * std::ptrdiff_t{dim} + d + c], x);
+          MHA_UNROLL_2
+          for (int g = 0; g < Registers; ++g) compute_here(sum[r][g]);
+        }
+      }
+    }
+    MHA_UNROLL_8
+    for (int r = 0; r < Rows; ++r) {
+      MHA_UNROLL_2
+      for (int g = 0; g < Registers; ++g) store(s + r * s_stride + g * W, sum[r][g]);
+    }
+  }
+
+  /// Columns of keys as they were loaded: words of storage, or pairs of them.
+  template <class Isa> struct Columns {
+    using Register = std::conditional_t<in_pairs, typename Vector<float, Isa>::int_type, vector_t<A, Isa>>;
+    static constexpr int count = in_pairs ? columns_of<Isa>() / 2 : columns_of<Isa>();
+    using type = Register[std::size_t{count}];
+  };
+  template <class Isa> using Loaded = typename Columns<Isa>::type;
+
+  template <class Isa> MHA_ALWAYS_INLINE static void load_keys(Loaded<Isa>& key, const T* from, std::ptrdiff_t stride) {
+    if constexpr (in_pairs || std::is_same_v<A, T>) {
+      load_columns(key, reinterpret_cast<const char*>(from), stride * static_cast<std::ptrdiff_t>(sizeof(T)));
+    } else {
+      constexpr int W = Vector<A, Isa>::width;
+      MHA_UNROLL_16
+      for (int i = 0; i < W; ++i) load_widened<A, Isa>(key[i], from + i * stride);
+      transpose(key);
+    }
+  }
+
+  template <class Isa> MHA_ALWAYS_INLINE static void column(vector_t<A, Isa>& x, const Loaded<Isa>& key, int c) {
+    if constexpr (!in_pairs)
+      x = key[c];
+    else if (c % 2 == 0)
+      first_of_pairs(x, key[c / 2]);
+    else
+      second_of_pairs(x, key[c / 2]);
+  }
+};
+
+/// One step of the online softmax along the rows of s (rows, n), rows `stride` apart and filled up to whole registers:
+/// logits become weights, max moves on, and rescale (W) is what earlier contributions are multiplied by. FewValuesBody
+/// sums the weights.
+template <class A> struct FewSoftmaxBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(A* s, std::ptrdiff_t stride, Index rows, Index n, A slope, A* max, A* rescale) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    constexpr A hidden = -std::numeric_limits<A>::infinity();
+    const Index whole = (n + W - 1) / W * W;
+    A base[std::size_t{W}];
+    V before, after;
+    load(before, max);
+    for (Index r = 0; r < rows; ++r) {
+      V highest;
+      for (Index k = n; k < whole; ++k) s[r * stride + k] = hidden;
+      broadcast(highest, max[r]);
+      for (Index k = 0; k < whole; k += W) {
+        V x;
+        load(x, s + r * stride + k);
+        raise<A>(highest, x);
+      }
+      A lanes[std::size_t{W}];
+      store(lanes, highest);
+      for (int i = 1; i < W; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+      max[r] = lanes[0];
+    }
+    // While nothing is visible the maximum is −∞; measuring from 0 instead keeps −∞ − (−∞) out.
+    load(after, max);
+    const V zero{};
+    after = after == hidden ? zero : after;
+    store(base, after);
+    before = (before - after) * slope;
+    exp2_in_place<A, Isa>(before);
+    store(rescale, before);
+    for (Index r = 0; r < rows; ++r) {
+      V from;
+      broadcast(from, base[r]);
+      for (Index k = 0; k < whole; k += W) {
+        V x;
+        load(x, s + r * stride + k);
+        x = (x - from) * slope;
+        exp2_in_place<A, Isa>(x);
+        store(s + r * stride + k, x);
+      }
+    }
+  }
+};
+
+/// out (Rows, dim) = out · rescale + p (Rows, n) · values (n, dim), and sum (Rows) = sum · rescale + Σ p, with p's rows
+/// `p_stride` apart; n are the rows of all runs of values, dim is a multiple of W.
+template <class A, class T, int Rows> struct FewValuesBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(RowRuns<T> values, const A* p, std::ptrdiff_t p_stride, const A* rescale, Index dim,
+                                    A* out, A* sum, RowRuns<T> next, Index next_dim) {
+    constexpr int W = Vector<A, Isa>::width;
+    constexpr int most = Isa::registers == 32 ? 16 / Rows : 8 / Rows;
+    constexpr int vectors = most > 8 ? 8 : most < 1 ? 1 : most;
+    const Part part{values, p, p_stride, rescale, dim, out, sum};
+    Ahead<T> ahead(next, next_dim);
+    Index d = 0;
+    if (vectors == 1 || vectors * W <= dim) {
+      some<Isa, vectors, true>(part, ahead, 0);
+      for (d = vectors * W; d + vectors * W <= dim; d += vectors * W) some<Isa, vectors, false>(part, ahead, d);
+    }
+    // One register where nothing is summed yet, then two at a time, and one if it is left: each is compiled once.
+    if constexpr (vectors > 1)
+      while (d < dim) {
+        if constexpr (vectors > 2)
+          for (; d > 0 && d + 2 * W <= dim; d += 2 * W) some<Isa, 2, false>(part, ahead, d);
+        if (d == dim) break;
+        some<Isa, 1, true>(part, ahead, d);
+        d += W;
+      }
+  }
+
+ private:
+  struct Part {
+    RowRuns<T> values;
+    const A* p;
+    std::ptrdiff_t p_stride;
+    const A* rescale;
+    Index dim;
+    A *out, *sum;
+  };
+  static constexpr bool in_pairs = std::is_same_v<T, bfloat16> && std::is_same_v<A, float>;
+
+  /// Columns [d, d + Vectors · W); if it Sums, the sums too, which are kept where the columns are the first.
+  template <class Isa, int Vectors, bool Sums>
+  MHA_ALWAYS_INLINE static void some(const Part& part, Ahead<T>& ahead, Index d) {
+    using V = vector_t<A, Isa>;
+    constexpr int W = Vector<A, Isa>::width;
+    A* const out = part.out + d;
+    V sum[std::size_t{Rows}][std::size_t{Vectors}], total[std::size_t{Rows}];
+    MHA_UNROLL_8
+    for (int r = 0; r < Rows; ++r) {
+      V f;
+      broadcast(f, part.rescale[r]);
+      load_row<Isa>(sum[r], out + r * std::ptrdiff_t{part.dim});
+      MHA_UNROLL_8
+      for (int j = 0; j < Vectors; ++j) {
+        sum[r][j] = sum[r][j] * f;
+        round_here(sum[r][j]);
+      }
+      if constexpr (Sums) {
+        broadcast(total[r], part.sum[r]);
+        total[r] = total[r] * f;
+        round_here(total[r]);
+      }
+    }
+    const A* p = part.p;
+    const StoredRows<T>* const end = part.values.data + part.values.count;
+    for (const StoredRows<T>* run = part.values.data; run != end; ++run) {
+      const T* value = run->data + d;
+      const std::ptrdiff_t stride = run->stride;
+      for (Index n = run->count; n > 0; --n, value += stride, ++p) {
+        V v[std::size_t{Vectors}];
+        load_values<Isa>(v, value);
+        MHA_UNROLL_8
+        for (int r = 0; r < Rows; ++r) {
+          ahead.template ask<Vectors * W* static_cast<int>(sizeof(T)), Rows>(r);
+          if constexpr (Sums) {
+            V weight;
+            broadcast(weight, p[r * part.p_stride]);
+            total[r] = total[r] + weight;
+          }
+          multiply_add_all<Vectors == 1>(sum[r], p[r * part.p_stride], v);
+        }
+      }
+    }
+    MHA_UNROLL_8
+    for (int r = 0; r < Rows; ++r) {
+      store_row<Isa>(sum[r], out + r * std::ptrdiff_t{part.dim});
+      if constexpr (Sums) {
+        A lanes[std::size_t{W}];
+        store(lanes, total[r]);
+        if (d == 0) part.sum[r] = lanes[0];
+      }
+    }
+  }
+
+  // Registers of 16-bit values come in pairs, of even and of odd columns; sums in memory are in order.
+
+  template <class Isa, std::size_t Vectors>
+  MHA_ALWAYS_INLINE static void load_values(vector_t<A, Isa> (&v)[Vectors], const T* from) {
+    constexpr int W = Vector<A, Isa>::width;
+    if constexpr (in_pairs && Vectors > 1) {
+      MHA_UNROLL_8
+      for (std::size_t j = 0; j < Vectors; j += 2) {
+        typename Vector<float, Isa>::int_type pairs;
+        __builtin_memcpy(&pairs, from + static_cast<int>(j) * W, sizeof(pairs));
+        first_of_pairs(v[j], pairs);
+        second_of_pairs(v[j + 1], pairs);
+      }
+    } else {
+      MHA_UNROLL_8
+      for (std::size_t j = 0; j < Vectors; ++j) load_widened<A, Isa>(v[j], from + static_cast<int>(j) * W);
+    }
+  }
+
+  template <class Isa, std::size_t Vectors>
+  MHA_ALWAYS_INLINE static void load_row(vector_t<A, Isa> (&v)[Vectors], const A* from) {
+    constexpr int W = Vector<A, Isa>::width;
+    MHA_UNROLL_8
+    for (std::size_t j = 0; j < Vectors; ++j) load(v[j], from + static_cast<int>(j) * W);
+    if constexpr (in_pairs && Vectors > 1) MHA_UNROLL_4
+    for (std::size_t j = 0; j < Vectors; j += 2) unzip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+  }
+
+  template <class Isa, std::size_t Vectors>
+  MHA_ALWAYS_INLINE static void store_row(vector_t<A, Isa> (&v)[Vectors], A* to) {
+    constexpr int W = Vector<A, Isa>::width;
+    if constexpr (in_pairs && Vectors > 1) MHA_UNROLL_4
+    for (std::size_t j = 0; j < Vectors; j += 2) zip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+    MHA_UNROLL_8
+    for (std::size_t j = 0; j < Vectors; ++j) store(to + static_cast<int>(j) * W, v[j]);
+  }
+
+  template <class V, std::size_t... I> MHA_ALWAYS_INLINE static void unzip(V& a, V& b, std::index_sequence<I...>) {
+    V even;
+    shuffle<static_cast<int>(2 * I)...>(even, a, b);
+    shuffle<static_cast<int>(2 * I + 1)...>(b, a, b);
+    a = even;
+  }
+  template <class V, std::size_t... I> MHA_ALWAYS_INLINE static void zip(V& a, V& b, std::index_sequence<I...>) {
+    constexpr int W = sizeof...(I);
+    V low;
+    shuffle<static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W))...>(low, a, b);
+    shuffle<static_cast<int>(I / 2 + (I % 2 == 0 ? 0 : W) + W / 2)...>(b, a, b);
+    a = low;
+  }
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::simd
