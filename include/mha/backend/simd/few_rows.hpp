@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 
 #include "../../config.hpp"
 #include "few_rows_kernels.hpp"
@@ -81,8 +80,8 @@ FewRowsKernels<A, T> few_rows_kernels(IsaLevel level, Index rows, Index head_dim
     }
     if constexpr (width >= 8 && !Isa::minimal)
       if (rows <= 8) return make_few_rows_kernels<A, T, Isa, 8>();
-    // Queries in lanes would widen each key and value first, to memory.
-    if constexpr (width >= 16 && !std::is_same_v<A, T>)
+    // Queries in lanes would read keys and values with nothing on its way, or widen them first, to memory.
+    if constexpr (width >= 16)
       if (rows <= 16) return make_few_rows_kernels<A, T, Isa, 16>();
     return {};
   });

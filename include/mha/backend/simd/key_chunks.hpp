@@ -12,7 +12,7 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// Keys whose softmax is computed apart and merged with that of the keys before: what threads share when there are few
 /// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
-inline constexpr Index key_chunk = 4096;
+inline constexpr Index key_chunk = 1024;
 
 /// Whether so many tiles of queries are too few to keep workers busy.
 constexpr bool too_few_tiles(std::int64_t tiles, Index workers) {

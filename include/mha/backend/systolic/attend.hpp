@@ -12,14 +12,15 @@
 #include "../executor.hpp"
 #include "../simd/key_chunks.hpp"
 #include "held_blocks.hpp"
+#include "kernels.hpp"
 #include "kv_tiles.hpp"
 #include "packed_call.hpp"
+#include "product_unit.hpp"
 #include "query_tile.hpp"
-#include "tile_product.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
-/// Below this much work a call stays on the calling thread.
+/// Below this much work of the array, empty lanes included, a call stays on the calling thread.
 inline constexpr double enough_flop = 1e7;
 /// Packed keys and values of a head from this size on are read by several tiles of queries in turn, block by block.
 inline constexpr std::size_t near_bytes = 1u << 20;
@@ -32,18 +33,22 @@ struct GroupPlan {
   Index shares = 1;    ///< groups that the heads of a key/value head make at least
   Index chunks = 1;    ///< of keys that are attended to apart
 
-  GroupPlan(const CallShape& shape, Index all_kv_heads, Index head_dim, Index value_dim, Index of_lanes,
+  GroupPlan(const CallShape& shape, Index all_kv_heads, Index head_dim, Index value_dim, const ProductUnit& unit,
             Index all_workers)
-      : lanes(of_lanes), ratio(shape.heads / all_kv_heads), kv_heads(all_kv_heads) {
-    const double flop = 2 * shape.pairs() * (double(head_dim) + value_dim);
-    if (flop >= enough_flop) workers = all_workers;
+      : lanes(unit.lanes), ratio(shape.heads / all_kv_heads), kv_heads(all_kv_heads) {
+    const std::int64_t kv_pairs = std::int64_t{shape.batch} * kv_heads, rows = std::int64_t{shape.queries} * ratio;
+    const Index least = unit.of_lanes(1).lanes;  // what one query takes up
+    const std::int64_t pieces = (rows + least - 1) / least;
+    const double in_lanes = double(kv_pairs) * double(pieces) * least;
+    if (2 * in_lanes * shape.keys * (double(head_dim) + value_dim) >= enough_flop) workers = all_workers;
     const std::size_t bytes =
         2 * (KvTiles::key_size(shape.keys, head_dim) + KvTiles::value_size(shape.keys, value_dim));
     // Workers share out groups: small ones, so that none is idle at the end.
     if (bytes >= near_bytes) together = workers == 1 ? most_together : most_together / 2;
-    // The heads of a group read their keys together, unless a worker would have none.
-    const std::int64_t kv_pairs = std::int64_t{shape.batch} * kv_heads;
-    if (kv_pairs > 0) shares = static_cast<Index>(std::min<std::int64_t>((workers + kv_pairs - 1) / kv_pairs, ratio));
+    // The heads of a group read their keys together, unless a worker would have none and the parts fill lanes.
+    if (kv_pairs > 0)
+      shares = static_cast<Index>(
+          std::min({(workers + kv_pairs - 1) / kv_pairs, std::int64_t{ratio}, std::max<std::int64_t>(pieces, 1)}));
   }
 
   static constexpr Index most_together = 8;
@@ -282,7 +287,7 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
   GroupPlan plan_of(Index keys) const {
     CallShape shape = call_.shape;
     shape.keys = keys;
-    return {shape, call_.kv_heads, call_.head_dim, value_dim_, kernels_.product.lanes, threads_.workers()};
+    return {shape, call_.kv_heads, call_.head_dim, value_dim_, kernels_.product, threads_.workers()};
   }
 
   /// Memory from a frame of any kind.
@@ -348,7 +353,7 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
 ///           change it by 10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The
 ///           log-sum-exp is that of these weights: within ε / (1 − ε) of the exact one. Before the division the weights
 ///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
-/// Bits      chunks of 4096 keys are summed apart and merged in their order in every call, so that workers may share
+/// Bits      chunks of 1024 keys are summed apart and merged in their order in every call, so that workers may share
 ///           them
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for the keys and values that are packed, of whole blocks of 256
 ///           of which a key is held, as many as the source has room for, and where workers share chunks Dv floats for

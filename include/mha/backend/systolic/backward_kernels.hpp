@@ -10,6 +10,7 @@
 
 #include "../simd/backward_kernels.hpp"
 #include "array.hpp"
+#include "product_unit.hpp"
 #include "softmax.hpp"
 #include "tile_product.hpp"
 #include "tile_rows.hpp"

@@ -2,42 +2,27 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <numbers>
-#include <type_traits>
 
 #include "../backend.hpp"
 #include "../simd/dropout.hpp"
 #include "../simd/logit_scale.hpp"
 #include "../simd/tile_lanes.hpp"
 #include "../simd/tile_policies.hpp"
-#include "array.hpp"
 #include "drop_weights.hpp"
 #include "held_blocks.hpp"
+#include "kernels.hpp"
 #include "kv_tiles.hpp"
+#include "query_rows.hpp"
 #include "softmax.hpp"
-#include "tile_product.hpp"
-#include "tile_rows.hpp"
 #include "tile_scratch.hpp"
 #include "tiles.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
-
-/// What a call computes with: the matrix unit, and the vector code beside it.
-struct Kernels {
-  ProductUnit product;
-  IsaLevel level;
-  SoftmaxKernels softmax;
-  ArrayUse (*use)(Index m, Index n, Index k);
-};
-
-template <class Array = AmxArray> Kernels kernels_of(const ProductUnit& product, IsaLevel level) {
-  return {product, level, softmax_kernels(level), &array_use<Array>};
-}
 
 using simd::any_call;
 using simd::AnyCall;
@@ -46,13 +31,12 @@ using simd::TileLanes;
 /// One tile of queries of a head, or of the heads of a group, against the keys block by block.
 ///
 /// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
-///           O += Vᵀ P on the array, up to four blocks at once.  Chunks of 4096 keys begin anew and are merged in their
+///           O += Vᵀ P on the array, up to four blocks at once.  Chunks of 1024 keys begin anew and are merged in their
 ///           order, whoever computed them.  Finally O / l.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes and an anchor for the maximum
 template <class T, class Stored = T> class QueryTile {
   static constexpr float hidden = -std::numeric_limits<float>::infinity();
-  static constexpr float log2e = std::numbers::log2e_v<float>;
-  static constexpr float ln2 = std::numbers::ln2_v<float>;
+  static constexpr float log2e = std::numbers::log2e_v<float>, ln2 = std::numbers::ln2_v<float>;
 
  public:
   QueryTile(const AnyCall<T, Stored>& call, const Kernels& kernels, const KvTiles& kv, const BlockScratch& scratch,
@@ -65,15 +49,16 @@ template <class T, class Stored = T> class QueryTile {
         state_(state),
         rows_{nullptr, nullptr, nullptr, state.block_sum, state.rescale, unit_.lanes, 0.f},
         queries_(queries),
+        memory_(call, kernels.level, unit_, queries, to_next),
         b_(queries.b),
-        to_next_(to_next),
         count_(queries.count()),
         keys_(call.keys(b_)),
-        scale_(call) {
+        scale_(call),
+        use_(kernels, count_, call.head_dim, call.value_dim) {
     rows_.slope = scale_.slope();
     std::fill_n(rows_.block_sum, lanes(), 0.f);
     begin(state.part);
-    pack_queries();
+    memory_.pack(kv_.depth_steps(), at_.rows, state.q);
   }
 
   Index keys() const { return keys_; }
@@ -112,11 +97,14 @@ template <class T, class Stored = T> class QueryTile {
   void attend(Index begin, Index place) {
     moved_ = begin - place;
     const Index end = std::min(begin + value_block, keys_);
-    if (hidden_from_all(begin, end)) return;
+    if (dropped(begin, end)) return;
+    const TileVisibility all = queries_.visibility(call_.mask, begin, end);
+    if (all == TileVisibility::none) return;
     Index pending = begin;  // weights of [pending, k) wait in p for their values
     for (Index k = begin; k < end; k += key_block) {
       const Index stop = std::min(k + key_block, end);
-      const auto seen = queries_.visible(call_.mask, k, stop, tile_depth);
+      const simd::KeyRange seen = all == TileVisibility::full ? simd::KeyRange{k, stop, all}
+                                                              : queries_.visible(call_.mask, k, stop, tile_depth);
       if (seen.seen == TileVisibility::none || dropped(k, stop)) {
         add_values(pending, k);
         pending = k + key_block;
@@ -125,7 +113,7 @@ template <class T, class Stored = T> class QueryTile {
       // What lies before the first visible key of the block is computed and hidden, so that weights lie without gaps.
       const Index to = round_up(seen.end - k, tile_depth) + k;
       logits(k, {k, seen.end, seen.seen}, to);
-      fetch_rows(k);
+      memory_.fetch(k, keys_);
       fetch_ahead(to == stop && stop < end, stop, pending);
       weigh(k, to, pending);
       if (values_of(k).non_finite) {
@@ -152,7 +140,7 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   /// Counts what the array has done, once.
-  void count() const { count_use(total_use()); }
+  void count() const { use_.count(); }
 
   /// The softmax itself into rows (Lk) of `to`: weights as the array gets them, in bfloat16, divided by their
   /// sum.
@@ -177,11 +165,10 @@ template <class T, class Stored = T> class QueryTile {
     const auto weight = [&](Index i, Index k) -> float& { return to(b_, queries_.head_of(i), queries_.row_of(i), k); };
     for (Index i = 0; i < count_; ++i)
       for (Index k = 0; k < keys_; ++k) weight(i, k) = 0.f;
-    SoftmaxRows& rows = rows_;
-    std::fill_n(rows.sum, lanes(), 0.f);
+    std::fill_n(rows_.sum, lanes(), 0.f);
     each_block([&](Index k, Index end) {
       weights_of(k, round_up(end, tile_depth), true);
-      kernels_.softmax.add(&rows);
+      kernels_.softmax.add(&rows_);
       for (Index j = k; j < end; ++j)
         for (Index i = 0; i < count_; ++i) weight(i, j) = stored_weight(j, i);
     });
@@ -196,51 +183,6 @@ template <class T, class Stored = T> class QueryTile {
   Index value_rows() const { return kv_.value_tiles() * tile_side; }
   float& s(Index row, Index lane) const { return at_.s[std::ptrdiff_t{row} * lanes() + lane]; }
 
-  const T* query(Index lane) const { return call_.query(b_, queries_.row_of(lane), queries_.head_of(lane)); }
-  T* output(Index lane) const { return call_.output(b_, queries_.row_of(lane), queries_.head_of(lane)); }
-
-  void pack_queries() const {
-    const Index width = round_up(call_.head_dim, tile_depth);
-    if constexpr (std::is_same_v<T, bfloat16>)
-      if (const bfloat16* const rows = query(0); queries_.heads == 1 && count_ == lanes() && width == call_.head_dim &&
-                                                 call_.q.stride[3] == 1 && call_.q.stride[1] % 2 == 0 &&
-                                                 reinterpret_cast<std::uintptr_t>(rows) % alignof(std::uint32_t) == 0)
-        return pack_columns(rows, call_.q.stride[1]);
-    queries_.for_each_run(call_.q.stride, [&](Index h, Index i, Index lane, Index count, std::ptrdiff_t apart) {
-      round_rows<T>(kernels_.level, {call_.query(b_, i, h), apart, call_.q.stride[3], count, call_.head_dim},
-                    at_.rows + std::ptrdiff_t{lane} * width, width, tile_depth, to_next_);
-    });
-    std::fill_n(at_.rows + std::ptrdiff_t{count_} * width, std::ptrdiff_t{lanes() - count_} * width, bfloat16{});
-    pack_columns(at_.rows, width);
-  }
-  void pack_columns(const bfloat16* rows, std::ptrdiff_t stride) const {
-    const Index columns = lanes() / tile_side;
-    for (Index step = 0; step < kv_.depth_steps(); ++step) {
-      unit_.stay_awake();
-      simd::with_isa(kernels_.level, [&](auto isa) {
-        decltype(isa)::template run<PackColumnsBody, const bfloat16*>(rows + step * tile_depth, stride, columns, 1,
-                                                                      state_.q + step * columns * tile_words);
-        return 0;
-      });
-    }
-  }
-
-  /// The lines that finish() is about to overwrite, and the queries of the tile that is likely to be next, a few with
-  /// each of the first key blocks: all at once would be in the way of keys. Inlined, or g++ takes a function that only
-  /// fetches for one that does nothing.
-  MHA_ALWAYS_INLINE void fetch_rows(Index begin) const {
-    constexpr Index per_line = 64 / Index{sizeof(T)};
-    const Index blocks = std::min<Index>(16, (keys_ + key_block - 1) / key_block),
-                rows = (lanes() + blocks - 1) / blocks;
-    const Index from = begin / key_block * rows;
-    for (Index i = from; i < std::min(count_, from + rows); ++i) {
-      for (Index d = 0; d < call_.value_dim; d += per_line) __builtin_prefetch(output(i) + d * call_.out.stride[3], 1);
-      if (const Index next = queries_.row_of(i) + to_next_; next >= 0 && next < call_.queries(b_))
-        for (Index d = 0; d < call_.head_dim; d += per_line)
-          __builtin_prefetch(call_.query(b_, next, queries_.head_of(i)) + d * call_.q.stride[3]);
-    }
-  }
-
   /// What the product after the next weights reads first, half a key block: keys from `next` on, or the values of
   /// `pending`.
   void fetch_ahead(bool keys, Index next, Index pending) {
@@ -248,8 +190,8 @@ template <class T, class Stored = T> class QueryTile {
     if (keys) {
       const KeyRows& rows = kv_.key_rows[(next - moved_) / key_block];
       const std::ptrdiff_t row = rows.stride * std::ptrdiff_t{sizeof(bfloat16)};
-      const bool long_rows = kv_.depth_steps() > 2;
-      rows_.ahead = {reinterpret_cast<const char*>(rows.tile[0]), row, long_rows ? lines : key_block / 2 * row};
+      rows_.ahead = {reinterpret_cast<const char*>(rows.tile[0]), row,
+                     kv_.depth_steps() > 2 ? lines : key_block / 2 * row};
     } else {
       const ValueTiles& values = values_of(pending);
       rows_.ahead = {reinterpret_cast<const char*>(values.tiles), lines,
@@ -264,7 +206,7 @@ template <class T, class Stored = T> class QueryTile {
     for (Index t = 0; t < tiles; t += together)
       unit_.multiply({rows.tile[t], rows.apart(t), state_.q, at_.s + std::ptrdiff_t{t} * tile_side * lanes(), together,
                       kv_.depth_steps(), false, tile_depth, rows.stride});
-    count_logits(keys.end - begin);
+    use_.keys(keys.end - begin);
     if (!scale_.dots()) queries_.apply(call_.score, at_.s, lanes(), call_.scale, begin, keys.end);
     queries_.hide(call_.mask, at_.s, lanes(), keys, tile_depth);
     if (call_.kv.drops()) hide_dropped(begin, keys.end);
@@ -273,9 +215,6 @@ template <class T, class Stored = T> class QueryTile {
 
   /// Whether the source has dropped all keys [begin, end).
   bool dropped(Index begin, Index end) const { return call_.kv.held(b_, begin, end) == end; }
-  bool hidden_from_all(Index begin, Index end) const {
-    return dropped(begin, end) || queries_.visibility(call_.mask, begin, end) == TileVisibility::none;
-  }
   void hide_dropped(Index begin, Index end) const {
     for (Index k = begin; k < end;) {
       const Index from = call_.kv.held(b_, k, end);
@@ -287,14 +226,13 @@ template <class T, class Stored = T> class QueryTile {
   /// The weights of keys [begin, to) into p; rows that have to move their anchor first get the values of [pending,
   /// begin).
   void weigh(Index begin, Index to, Index& pending) {
-    SoftmaxRows& rows = rows_;
-    if (rows.any_unseen) raise(begin, to, pending, false);
-    weights_of(begin, to, rows.any_far);
-    if (rows.any_over) {
+    if (rows_.any_unseen) raise(begin, to, pending, false);
+    weights_of(begin, to, rows_.any_far);
+    if (rows_.any_over) {
       raise(begin, to, pending, true);
       weights_of(begin, to, true);
     }
-    kernels_.softmax.add(&rows);
+    kernels_.softmax.add(&rows_);
     if (call_.dropout.exist()) drop(begin, to);
   }
 
@@ -315,12 +253,11 @@ template <class T, class Stored = T> class QueryTile {
   }
 
   void raise(Index begin, Index to, Index& pending, bool over) {
-    SoftmaxRows& rows = rows_;
-    kernels_.softmax.raise(at_.s, to - begin, &rows, over);
-    if (!rows.any_rescale) return;
+    kernels_.softmax.raise(at_.s, to - begin, &rows_, over);
+    if (!rows_.any_rescale) return;
     add_values(pending, begin);
     pending = begin;
-    if (added_) kernels_.softmax.rescale(out_, value_rows(), rows.rescale, lanes());
+    if (added_) kernels_.softmax.rescale(out_, value_rows(), rows_.rescale, lanes());
   }
 
   std::uint32_t* weights_at(Index k) const {
@@ -343,7 +280,7 @@ template <class T, class Stored = T> class QueryTile {
       multiply_values(first.tiles, first.stride, k, std::min(stop, end));
       k = stop;
     }
-    count_values(std::min(end, keys_) - begin);
+    use_.values(std::min(end, keys_) - begin);
   }
 
   void multiply_values(const bfloat16* values, std::ptrdiff_t stride, Index begin, Index end) {
@@ -362,7 +299,7 @@ template <class T, class Stored = T> class QueryTile {
         at_.finite[t * steps * tile_size + i] = is_finite(v) ? v : bfloat16{};
       }
     multiply_values(at_.finite, std::ptrdiff_t{steps} * tile_size, begin, end);
-    count_values(std::min(end, keys_) - begin);
+    use_.values(std::min(end, keys_) - begin);
     for (Index t = 0; t < tiles; ++t)
       for (Index i = 0; i < steps * tile_size; ++i) {
         const bfloat16 v = from.tiles[std::ptrdiff_t{t} * from.stride + i];
@@ -374,24 +311,6 @@ template <class T, class Stored = T> class QueryTile {
       }
   }
 
-  // Whole blocks are multiplied out at the end: 64-bit sums beside the tile stores of each product would wait for them.
-  void count_logits(Index keys) {
-    if (keys == key_block)
-      ++whole_key_blocks_;
-    else if (metered_)
-      use_ = use_ + kernels_.use(keys, count_, call_.head_dim);
-  }
-  void count_values(Index keys) {
-    if (keys == value_block)
-      ++whole_value_blocks_;
-    else if (metered_)
-      use_ = use_ + kernels_.use(call_.value_dim, count_, keys);
-  }
-  ArrayUse total_use() const {
-    return use_ + whole_key_blocks_ * kernels_.use(key_block, count_, call_.head_dim) +
-           whole_value_blocks_ * kernels_.use(call_.value_dim, count_, value_block);
-  }
-
   float stored_weight(Index key, Index lane) const {
     const std::uint32_t pair =
         weights_at(key)[lane / tile_side * tile_words + key % tile_depth / 2 * tile_side + lane % tile_side];
@@ -400,7 +319,6 @@ template <class T, class Stored = T> class QueryTile {
 
   bool empty(Index i) const { return rows_.anchor[i] == hidden && rows_.sum[i] == 0.f; }
   static bool far(float offset) { return !(std::abs(offset) < far_anchor); }
-  bool far(Index i) const { return far(rows_.offset[i]); }
 
   void set(const TilePart& part) {
     out_ = part.out;
@@ -435,13 +353,13 @@ template <class T, class Stored = T> class QueryTile {
     const float sum = rows_.sum[i];
     if (call_.sink.size == 0) return sum;
     const float sink = static_cast<float>(call_.sink[queries_.head_of(i)]);
-    if (far(i)) return scale_.with_sink(sum, rows_.anchor[i], sink);
+    if (far(rows_.offset[i])) return scale_.with_sink(sum, rows_.anchor[i], sink);
     return sum + std::exp2(sink * log2e - rows_.offset[i]);
   }
 
   float log_sum_exp(Index i) const {
     if (empty(i)) return hidden;
-    return (far(i) ? scale_.logit(rows_.anchor[i]) : rows_.offset[i] * ln2) + std::log(rows_.sum[i]);
+    return (far(rows_.offset[i]) ? scale_.logit(rows_.anchor[i]) : rows_.offset[i] * ln2) + std::log(rows_.sum[i]);
   }
 
   /// What the sums of weights are relative to, and the sums.
@@ -458,21 +376,7 @@ template <class T, class Stored = T> class QueryTile {
     float* const factor = rows_.rescale;
     const float kept = static_cast<float>(call_.dropout.scale);
     for (Index i = 0; i < lanes(); ++i) factor[i] = i >= count_ || empty(i) ? 0.f : kept / denominator(i);
-    queries_.for_each_run(call_.out.stride, [&](Index, Index, Index begin, Index count, std::ptrdiff_t apart) {
-      for (Index i = begin; i < begin + count; i += tile_side)
-        for (Index d = 0; d < call_.value_dim; d += stored_at_once) {
-          unit_.stay_awake();
-          const StridedRows<T> to{output(i) + d * call_.out.stride[3], apart, call_.out.stride[3],
-                                  std::min(tile_side, begin + count - i),
-                                  std::min(stored_at_once, call_.value_dim - d)};
-          simd::with_isa(kernels_.level, [&](auto isa) {
-            decltype(isa)::template run<StoreRowsBody<T>, const float*, const float*>(
-                out_ + std::ptrdiff_t{d} * lanes() + i, factor + i, lanes(), at_.out_rows, to);
-            return 0;
-          });
-        }
-    });
-    unit_.stay_awake();
+    memory_.store(out_, factor, at_.out_rows);
   }
 
   const AnyCall<T, Stored>& call_;
@@ -484,14 +388,13 @@ template <class T, class Stored = T> class QueryTile {
   SoftmaxRows rows_;      ///< of the chunk
   float* out_ = nullptr;  ///< its too
   const TileLanes queries_;
-  const Index b_, to_next_, count_, keys_;
+  const QueryRows<AnyCall<T, Stored>> memory_;
+  const Index b_, count_, keys_;
   const simd::LogitScale<float> scale_;
-  const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
   bool added_ = false;  ///< whether `out` holds anything yet
   Index moved_ = 0;     ///< how far the keys of the block are from their place in kv_
   TilePart total_;      ///< of the chunks before
-  Index whole_key_blocks_ = 0, whole_value_blocks_ = 0;
-  ArrayUse use_;
+  TileUse use_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

@@ -12,9 +12,6 @@
 /// The memory that tiles of queries are computed in.
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
-/// Columns of the output that leave a tile at a time.
-inline constexpr Index stored_at_once = 64;
-
 /// Scratch of one worker that its tiles of queries use in turn.
 struct BlockScratch {
   float* s;          ///< (64, lanes)

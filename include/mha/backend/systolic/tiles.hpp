@@ -25,6 +25,8 @@ inline constexpr Index key_block = 64;
 
 /// Keys whose values lie together, and whose weights are multiplied in one go.
 inline constexpr Index value_block = 256;
+/// Columns of the output that leave a tile of queries at a time.
+inline constexpr Index stored_at_once = 64;
 
 constexpr Index round_up(Index n, Index to) { return blocks_of(n, to) * to; }
 

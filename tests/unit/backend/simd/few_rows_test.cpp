@@ -115,8 +115,8 @@ TYPED_TEST(FewRows, AreOnlyForSizesThatFillRegisters) {
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 1, 2 * width, 0).rows), 0);
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 1, width + 1, width).rows), 0);
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 1, width, width - 1).rows), 0);
-    // Of 16 bits up to 16 rows, where a register has as many lanes.
-    const bool sixteen = sizeof(T) == 2 && width == 16 && !isa.minimal;
+    // Up to 16 rows where a register has as many lanes.
+    const bool sixteen = width == 16 && !isa.minimal;
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 9, width, width).rows), sixteen ? 16 : 0);
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 17, width, width).rows), 0);
     EXPECT_EQ((simd::few_rows_kernels<A, T>(isa.level, 3, 2 * width, width).rows), width >= 4 && !isa.minimal ? 4 : 0);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/systolic/query_tile.hpp>
+#include <mha/backend/systolic/tile_product.hpp>
 #include <mha/call.hpp>
 #include <mha/core/tensor.hpp>
 

@@ -66,15 +66,17 @@ struct Counting {
 };
 
 TEST(Systolic, SharesTheKeysThatAreSeen) {
-  constexpr Index keys = 5 * mha::detail::simd::key_chunk + 1, packs = 81;  // blocks of 256
+  constexpr Index chunk = mha::detail::simd::key_chunk, keys = 5 * chunk + 1, packs = (keys + 255) / 256;
   std::vector<Index> tasks;
   const Systolic<mha::AmxArray, mha::DefaultPrecision, Counting> backend(Counting{&tasks});
   using Backend = decltype(backend);
   support::Random random("counted");
-  Tensor<float, 4> q(1, 1, 8, 64), k(1, keys, 1, 64), v(1, keys, 1, 64), out(1, 1, 8, 64), want(1, 1, 8, 64);
-  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  Tensor<float, 4> k(1, keys, 1, 64), v(1, keys, 1, 64);
+  for (auto* t : {&k, &v}) random.fill(*t);
   mha::Workspace workspace;
-  const auto tasks_of = [&](const auto&... policies) {
+  const auto tasks_of = [&](Index heads, const auto&... policies) {
+    Tensor<float, 4> q(1, 1, heads, 64), out(1, 1, heads, 64), want(1, 1, heads, 64);
+    random.fill(q);
     tasks.clear();
     support::poison_all(out);
     mha::attention_into<std::remove_const_t<Backend>>(out, q, k, v, policies..., backend, workspace);
@@ -82,17 +84,19 @@ TEST(Systolic, SharesTheKeysThatAreSeen) {
     EXPECT_EQ(support::differing(out, want), 0u);
     return tasks;
   };
-  EXPECT_EQ(tasks_of(mha::Causal{}), (std::vector<Index>{packs, 6, 1})) << "chunks, then what they make";
-  EXPECT_EQ(tasks_of(mha::SlidingWindow{.left = 5000}), (std::vector<Index>{packs, 3})) << "a share of the heads each";
-  tasks_of(mha::Causal{});
+  EXPECT_EQ(tasks_of(8, mha::Causal{}), (std::vector<Index>{packs, 6, 1})) << "chunks, then what they make";
+  // A window on the last chunk.
+  EXPECT_EQ(tasks_of(96, mha::SlidingWindow{.left = 0}), (std::vector<Index>{packs, 3})) << "a share of the heads each";
+  EXPECT_EQ(tasks_of(8, mha::SlidingWindow{.left = 0}), (std::vector<Index>{packs, 6, 1})) << "too few for shares";
+  tasks_of(8, mha::Causal{});
   const int allocations = workspace.allocations();
-  for (int i = 0; i < 3; ++i) tasks_of(mha::Causal{});
+  for (int i = 0; i < 3; ++i) tasks_of(8, mha::Causal{});
   EXPECT_EQ(workspace.allocations(), allocations);
 
   const mha::AttendPlan plan{{1, 8, 1, keys, keys - 1}, 1, 64, 64};
-  EXPECT_TRUE(contains(backend.explain<float>(plan), "3 workers, which can share the keys in 6 chunks of 4096"));
+  EXPECT_TRUE(contains(backend.explain<float>(plan), "3 workers, which can share the keys in 6 chunks of 1024"));
   EXPECT_FALSE(contains(Systolic<mha::AmxArray, mha::DefaultPrecision, Serial>{}.explain<float>(plan), "share"));
-  EXPECT_FALSE(contains(backend.explain<float>({{1, 8, 1, 4096, 4095}, 1, 64, 64}), "share"));
+  EXPECT_FALSE(contains(backend.explain<float>({{1, 8, 1, chunk, chunk - 1}, 1, 64, 64}), "share"));
 }
 
 TEST(Systolic, CountsTheArrayOfEveryChunk) {

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/backend/systolic/product_unit.hpp>
 #include <mha/backend/systolic/tile_product.hpp>
 
 #include "compare.hpp"
