@@ -3,7 +3,7 @@
 //
 // You learn   to go on for ever in fixed memory: a window of the last tokens, and a few first ones that stay
 // The maths   query q sees key k ≤ q if q − k ≤ 31, or k < 4: Mistral's window with StreamingLLM's "attention sinks"
-// Symbols     E = 32 model width, 4 heads; Ring{.left = 31, .rows = 16, .first = 4} stores 4 + 31 + 16 positions
+// Symbols     E = 32 model width, 4 heads; Ring{.left = 31, .rows = 16, .first = 4} stores 4 + 31 + 16 positions, and a step
 // Output      lines that end in "yes", and the sentence of a mask that needs more than the ring keeps
 // Next        25_paged_cache.cpp, many sequences that share a prompt
 #include <cmath>
@@ -44,7 +44,7 @@ int main() {
   layer.prefill(x.topRows(100).eval(), cache, mha::into(y.topRows(100)), workspace);  // in pieces of 16 rows
   for (int i = 100; i < L; ++i) layer.step(x.row(i).eval(), cache, mha::into(y.row(i)), workspace);
   check("a ring gives the rows of layer(x), bit for bit", y == whole);
-  check("it stores 51 positions, not 300", bytes == std::size_t{51} * 2 * E * sizeof(float));
+  check("it has memory for 67 positions, not 300", bytes == std::size_t{67} * 2 * E * sizeof(float));
   std::printf("  position %d: the first 4 and those from %d on are stored\n", cache.length(text), cache.oldest(text));
 
   // A mask that looks further back than the ring would read what is no longer there: the layer asks the mask and

@@ -47,14 +47,14 @@ inline void require_all(bool fits, const Gone& gone) {
 /// Books of blocks: every sequence owns one block of rows, in which positions from `first` on go round. Positions and
 /// rows agree modulo `together`, of which a block has whole multiples.
 ///
-/// All books have these members. reserve() gives memory to all growths or throws and changes nothing; write() and
-/// commit(), or drop(), follow it, and nothing else comes between.
+/// All books have these members. reserve() gives memory to all growths or throws and changes nothing; commit() or
+/// drop() follows it, and nothing else comes between.
 class BlockBook {
  public:
   BlockBook(const Contiguous& s, Index sequences, Index together = 1)
       : BlockBook(sequences, {s.length, s.length}, s.length, s.length, together) {}
   BlockBook(const Ring& s, Index sequences, Index together = 1)
-      : BlockBook(sequences, {s.first + s.left + s.rows, s.first}, s.rows, longest_axis, together) {}
+      : BlockBook(sequences, {s.first + s.left + s.rows, s.first}, s.rows, longest_axis, together, s.rows) {}
 
   BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), rows_.rows, rows_.size()}; }
   /// The most positions that a sequence may have.
@@ -140,19 +140,18 @@ class BlockBook {
       require(g.rows <= rewind_, "cache: a step adds ", g.rows, " rows to a sequence, the limit of this Ring is ",
               rewind_, ": raise Ring::rows, or give the rows in several steps");
   }
-  /// Layers write the growths' rows from now on, over what is a turn behind.
-  void write(std::span<const Growth> growths) {
+  void commit(std::span<const Growth> growths) {
     for (const Growth& g : growths) at(written_, g.slot) = std::max(at(written_, g.slot), g.length + g.rows);
   }
-  void commit() {}
   void drop() {}
 
  private:
-  BlockBook(Index sequences, const RingRows& kept, Index rewind, Index limit, Index together)
+  /// `open` rows more than are kept, for a step to write before its commit makes others dispensable.
+  BlockBook(Index sequences, const RingRows& kept, Index rewind, Index limit, Index together, Index open = 0)
       : block_of_(static_cast<std::size_t>(sequences)),
         written_(static_cast<std::size_t>(sequences)),
         ring_(kept),
-        rows_(kept.in_multiples(together)),
+        rows_(RingRows{kept.rows + open, kept.first}.in_multiples(together)),
         rewind_(rewind),
         limit_(limit) {
     for (Index slot = 0; slot < sequences; ++slot) at(block_of_, slot) = slot;
@@ -170,7 +169,7 @@ class BlockBook {
   }
 
   std::vector<Index> block_of_;
-  std::vector<Index> written_;  ///< positions that were ever written, taken back ones included
+  std::vector<Index> written_;  ///< positions that were ever committed, taken back ones included
   std::vector<Index> scratch_;
   RingRows ring_;  ///< what is kept
   RingRows rows_;  ///< where
@@ -243,7 +242,7 @@ class PageBook {
     RowCopies none;
     const Growth all[] = {{slot, 0, length}};
     reserve(all, none);
-    commit();
+    commit(all);
   }
 
   void reserve(std::span<const Growth> growths, RowCopies& copies) {
@@ -267,8 +266,7 @@ class PageBook {
       used(g.slot) = blocks_of(g.length + g.rows, page_);
     }
   }
-  void write(std::span<const Growth>) {}
-  void commit() { undo_.clear(); }
+  void commit(std::span<const Growth>) { undo_.clear(); }
   void drop() {
     while (!undo_.empty()) {
       const Taken& t = undo_.back();

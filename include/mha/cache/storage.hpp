@@ -14,8 +14,9 @@ struct Contiguous {
   Required<Index> length;
 };
 
-/// Every sequence has memory for the window of a mask alone, first + left + rows positions, and may grow to 2³⁰ − 1:
-/// the first `first` positions stay, of the others the last left + rows.
+/// Every sequence has memory for the window of a mask alone, first + left + 2·rows positions, and may grow to 2³⁰ − 1:
+/// the first `first` positions stay, of the others the last left + rows. A step writes to the rest, so that one that is
+/// dropped has changed nothing.
 ///
 /// `left` is SlidingWindow's: the keys that a query sees on its left, itself not counted. A step adds `rows` positions
 /// to a sequence at most, and as many can be taken back. A layer, and attention over a step's source, refuse a call
@@ -56,7 +57,7 @@ inline void check_storage(const Ring& s, Index sequences) {
   require(s.left >= 0, "Ring: left is ", s.left.value, ", it must be at least 0");
   require(s.rows > 0, "Ring: rows is ", s.rows, ", it must be at least 1");
   require(s.first >= 0, "Ring: first is ", s.first, ", it must be at least 0");
-  const std::int64_t all = std::int64_t{s.left} + s.rows + s.first;
+  const std::int64_t all = std::int64_t{s.left} + 2 * std::int64_t{s.rows} + s.first;
   require_rows_of_all("Ring", sequences, all);
 }
 inline void check_storage(const Paged& s, Index) {

@@ -64,8 +64,8 @@ class TiledPageBook : public PageBook {
   void reserve(std::span<const Growth> growths, RowCopies& copies) {
     both([&](PageBook& book) { book.reserve(growths, of(book, copies)); });
   }
-  void commit() {
-    both([](PageBook& book) { book.commit(); });
+  void commit(std::span<const Growth> growths) {
+    both([&](PageBook& book) { book.commit(growths); });
   }
   void drop() {
     both([](PageBook& book) { book.drop(); });

@@ -163,9 +163,7 @@ template <class Cache> class LayerStep {
 
 /// Rows that are added to sequences of a cache, through all layers of a model. The cache is as it was until commit();
 /// a step that ends without it, by an exception too, has not happened: no position and no page is taken, and steps that
-/// follow give the bits that they would have given. What a layer wrote to a Ring meanwhile has gone over positions that
-/// no later row sees, but that going back would need: oldest(), can_truncate() and save() count them as gone. A cache
-/// has one step at a time.
+/// follow give the bits that they would have given. A cache has one step at a time.
 ///
 ///   auto step = cache.step(sequences, rows);
 ///   for (int i = 0; i < layers; ++i) attention[i](x, step[i], mha::into(y));

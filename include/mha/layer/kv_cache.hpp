@@ -35,8 +35,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
 ///           Systolic, whatever storage, steps, forks and other sequences. In the layer's own scalar: as layer(x)
 /// Threads   one at a time
-/// Errors    every call that throws leaves the cache as it was, but for a CudaError and what a dropped step wrote to a
-///           Ring (CacheStep). While a step is open, every call that would change the cache throws
+/// Errors    every call that throws leaves the cache as it was, but for a CudaError. While a step is open, every call
+///           that would change the cache throws
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache {
@@ -127,7 +127,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     sequences_.set_length(slot, length);
   }
   /// Whether truncate() and fork() may go back to this length. A Ring goes back by its `rows`, counted from the last
-  /// position that was ever written.
+  /// position that it ever had.
   bool can_truncate(SequenceId id, Index length) const {
     const Index slot = sequences_.slot("can_truncate", id);
     return length >= 0 && length <= sequences_.length(slot) && book_.can_truncate(slot, length);
@@ -329,14 +329,12 @@ template <class Storage, class F, class B = OnHost> class KvCache {
                   "mha: the cache's scalar has another accumulator than the layer's: float, half and bfloat16 store "
                   "each other, double itself (see mha/layer/kv_cache.hpp)");
     if constexpr (detail::stores<T, F>) {
-      book_.write(now_.growths);  // before: a Ring's rows are written over whatever becomes of this step
       memory_.write(layer, key, value, now_.to_row, sent(now_.to_row.data(), run.workspace), run);
       keep_tiles(layer, now_.positions, run);
     }
     wrote(layer, weights_version);
   }
   void wrote(Index layer, std::uint64_t weights_version) {
-    book_.write(now_.growths);
     written_[static_cast<std::size_t>(layer)] = true;
     versions_.write(layer, weights_version);
   }
@@ -351,7 +349,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     require_written("commit");
     for (const detail::Growth& g : now_.growths) sequences_.set_length(g.slot, g.length + g.rows);
     versions_.commit(now_.growths);
-    book_.commit();
+    book_.commit(now_.growths);
     open_ = false;
   }
   void drop() {

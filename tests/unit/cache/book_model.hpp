@@ -80,7 +80,6 @@ template <class Book> class Model {
     RowCopies copies;
     book_.reserve(growths, copies);
     run(copies);
-    if (wrote) book_.write(growths);
     for (const Growth& g : growths)
       for (Index i = 0; wrote && i < g.rows; ++i) {
         rows_[at(book_.row(g.slot, g.length + i))] = ++written_;
@@ -93,7 +92,7 @@ template <class Book> class Model {
           tiles_[at(book_.tile_pages().row(g.slot, p))] = rows_[at(book_.row(g.slot, p))];
       }
     if (committed)
-      book_.commit();
+      book_.commit(growths);
     else
       book_.drop();
   }

@@ -51,8 +51,8 @@ TEST(BlockBook, SaysWhereItsRowsAre) {
   EXPECT_EQ(contiguous.turning, 0);
   EXPECT_FALSE(contiguous.pages);
   const auto ring = BlockBook(Ring{.left = 6, .rows = 4, .first = 2}, 4).extents();
-  EXPECT_EQ(ring.rows, 12);
-  EXPECT_EQ(ring.turning, 10);
+  EXPECT_EQ(ring.rows, 16) << "what is kept, and room for a step";
+  EXPECT_EQ(ring.turning, 14);
   const auto paged = PageBook(Paged{.pages = 8, .length = 40, .page = 16}, 4).extents();
   EXPECT_EQ(paged.blocks, 8);
   EXPECT_EQ(paged.rows, 16);
@@ -82,6 +82,18 @@ TEST(BlockBook, ARingGoesBackByItsRows) {
   model.truncate(0, 9);
   EXPECT_TRUE(model.book().can_truncate(0, 9));
   EXPECT_FALSE(model.book().can_truncate(0, 8)) << "positions 9 to 11 were written over 4 to 6";
+  model.expect_right();
+}
+
+TEST(BlockBook, AStepThatIsDroppedGoesOverNothingThatARingKeeps) {
+  Model<BlockBook> model(Ring{.left = 2, .rows = 3, .first = 1}, 1);
+  model.add(0);
+  for (int i = 0; i < 4; ++i) model.step({{0, model.length(0), 3}}, true, true);
+  const Index oldest = model.book().gone(0, 0).oldest;
+  EXPECT_EQ(oldest, 7);
+  model.step({{0, 12, 3}}, true, false);
+  EXPECT_EQ(model.book().gone(0, 0).oldest, oldest);
+  EXPECT_TRUE(model.book().can_truncate(0, 9));
   model.expect_right();
 }
 
@@ -115,7 +127,7 @@ TEST(PageBook, CopiesASharedPageAtTheFirstWriteOnly) {
   RowCopies copies;
   const Growth first[] = {{0, 0, 20}};
   book.reserve(first, copies);
-  book.commit();
+  book.commit(first);
   EXPECT_EQ(book.free_pages(), 2);
   book.fork(0, 1, 20, copies);
   book.fork(0, 2, 16, copies);

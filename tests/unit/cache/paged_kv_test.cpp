@@ -7,7 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <mha/cache/paged_kv.hpp>
+#include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
+#include "compare.hpp"
 #include "kv_copies.hpp"
 #include "scratch.hpp"
 
@@ -85,6 +88,40 @@ TEST(PagedKv, RefusesWhatDoesNotFit) {
   // What no length reaches is not looked at.
   const std::vector<Index> unused{0, 3, 1, 99}, short_lengths{32, 16};
   EXPECT_EQ(refusal({k, v, unused, short_lengths}), "");
+}
+
+// One page of many, of the last sequence: the others' rows are not written either.
+template <class B> void refuse_pages_outside_the_pool() {
+  support::Random random("a page outside");
+  Tensor<float, 4> pool(4, 16, 2, 8), q(2, 1, 4, 8), out(2, 1, 4, 8);
+  Tensor<float, 3> log_sum_exp(2, 4, 1);
+  random.fill(pool);
+  random.fill(q);
+  support::poison_all(out);
+  support::poison_all(log_sum_exp);
+  const auto pool_before = pool;
+  const auto out_before = out;
+  const auto lse_before = log_sum_exp;
+  const std::vector<Index> lengths{32, 17};
+  for (const Index page : {4, -1, 2147483647}) {
+    const std::vector<Index> table{0, 3, 1, page};
+    const PagedKv<float> kv{pool.view(), pool.view(), table, lengths};
+    const std::string sentence = "page 1 of sequence 1 of PagedKv is " + std::to_string(page) + ", the pool has 4";
+    EXPECT_EQ(message_of<mha::ShapeError>(
+                  [&] { mha::attention_into<B>(out, q, kv, mha::Causal{}, mha::LogSumExp(log_sum_exp)); }),
+              "attention: " + sentence);
+    EXPECT_EQ(message_of<mha::ShapeError>([&] { static_cast<void>(mha::attention_weights<B>(q, kv)); }),
+              "attention_weights: " + sentence);
+    EXPECT_EQ(support::differing(out, out_before), 0u);
+    EXPECT_EQ(support::differing(log_sum_exp, lse_before), 0u);
+    EXPECT_EQ(support::differing(pool, pool_before), 0u);
+  }
+}
+
+TEST(PagedKv, CallsRefusePagesOutsideThePoolBeforeTheyWrite) {
+  refuse_pages_outside_the_pool<mha::Cpu>();
+  refuse_pages_outside_the_pool<mha::Reference>();
+  refuse_pages_outside_the_pool<mha::Systolic<>>();
 }
 
 }  // namespace

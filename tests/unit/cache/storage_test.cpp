@@ -39,7 +39,7 @@ TEST(Storage, RefusesSizesInOneSentence) {
   EXPECT_EQ(refusal(mha::Contiguous{.length = (1 << 30) - 1}, 4),
             "Contiguous: 4 sequences of 1073741823 positions are 4294967292, the limit is 1073741823");
   EXPECT_EQ(refusal(mha::Ring{.left = 1 << 20, .rows = 5, .first = 3}, 1 << 20),
-            "Ring: 1048576 sequences of 1048584 positions are 1099520016384, the limit is 1073741823");
+            "Ring: 1048576 sequences of 1048589 positions are 1099525259264, the limit is 1073741823");
   EXPECT_NE(refusal(mha::Paged{.pages = 1 << 30, .length = 1}).find("the limit is"), std::string::npos);
 }
 

@@ -74,8 +74,8 @@ TEST(BlockBook, KeepsPositionsAndRowsEqualModuloTheirTiles) {
     BlockBook book(ring, 3, 16);
     const BlockBook plain(ring, 3);
     const auto up = [](Index n) { return (n + 15) / 16 * 16; };
-    EXPECT_EQ(book.extents().rows, up(ring.first) + up(ring.left + ring.rows));
-    EXPECT_EQ(book.extents().turning, up(ring.left + ring.rows));
+    EXPECT_EQ(book.extents().rows, up(ring.first) + up(ring.left + 2 * ring.rows));
+    EXPECT_EQ(book.extents().turning, up(ring.left + 2 * ring.rows));
     EXPECT_EQ(book.first(), ring.first);
     EXPECT_EQ(book.fixed_rows(), up(ring.first));
     for (Index p = 0; p < 500; ++p) {
