@@ -3,6 +3,7 @@
 // may be.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <type_traits>
@@ -33,6 +34,12 @@ template <class T> mha::Tensor<T, 3> random_rows(Index batch, Index length, Inde
   random.fill(x);
   return x;
 }
+template <class T> mha::Tensor<T, 2> rows_of(const mha::Tensor<T, 2>& all, Index first, Index end) {
+  mha::Tensor<T, 2> part(end - first, all.extent(1));
+  std::copy(&all(first, 0), &all(first, 0) + part.size(), part.data());
+  return part;
+}
+
 template <class T, int Rank> mha::Tensor<double, Rank> exact(const mha::Tensor<T, Rank>& x) {
   auto copy = [&]<int... axis>(std::integer_sequence<int, axis...>) {
     return mha::Tensor<double, Rank>(x.extent(axis)...);
@@ -76,6 +83,25 @@ template <class A, class B> void expect_close(const A& value, const B& expected,
     most = support::maximum(most, std::abs(support::to_double(expected.data()[i])));
   EXPECT_GT(most, 0) << "the expected values are all zero";
   EXPECT_LE(support::largest_difference(value, expected) / most, bound);
+}
+
+/// What a layer makes of a text that it reads through a cache, in steps of nine rows at most.
+template <class L, class T, class Storage, class Mask>
+mha::Tensor<T, 2> read_in_pieces(const L& layer, const mha::Tensor<T, 2>& text, const Storage& storage,
+                                 const Mask& mask, Random& random) {
+  auto cache = mha::make_cache(layer, storage);
+  const mha::SequenceId id = cache.add();
+  std::vector<T> rows;
+  for (Index begin = 0, end = 0; begin < text.extent(0); begin = end) {
+    end = std::min(begin + 1 + random.below(9), text.extent(0));
+    auto step = cache.step(id, end - begin);
+    const mha::Tensor<T, 2> y = layer(rows_of(text, begin, end), step[0], mask);
+    rows.insert(rows.end(), y.begin(), y.end());
+    step.commit();
+  }
+  mha::Tensor<T, 2> all(text.extent(0), static_cast<Index>(rows.size()) / text.extent(0));
+  std::copy(rows.begin(), rows.end(), all.data());
+  return all;
 }
 
 using LayerSetups = testing::Types<On<mha::Cpu, float>, On<mha::Cpu, double>, On<mha::Cpu, mha::bfloat16>,

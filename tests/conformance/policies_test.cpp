@@ -17,12 +17,6 @@ namespace {
 
 using namespace conformance;
 
-template <class T> mha::Tensor<T, 2> rows_of(const mha::Tensor<T, 2>& all, Index first, Index end) {
-  mha::Tensor<T, 2> part(end - first, all.extent(1));
-  std::copy(&all(first, 0), &all(first, 0) + part.size(), part.data());
-  return part;
-}
-
 template <class Setup> class PolicyConformance : public testing::Test {
  public:
   /// Ragged rows on the backend against each sequence on its own on the reference, and the longest of them read in
@@ -53,26 +47,6 @@ template <class Setup> class PolicyConformance : public testing::Test {
                  tolerance<T>());
     expect_close(read_in_pieces(layer, text, mha::Ring{.left = 20, .rows = 9, .first = 2}, window, random), whole,
                  tolerance<T>());
-  }
-
- private:
-  /// In steps of nine rows at most.
-  template <class L, class T, class Storage, class Mask>
-  static mha::Tensor<T, 2> read_in_pieces(const L& layer, const mha::Tensor<T, 2>& text, const Storage& storage,
-                                          const Mask& mask, Random& random) {
-    auto cache = mha::make_cache(layer, storage);
-    const mha::SequenceId id = cache.add();
-    std::vector<T> rows;
-    for (Index begin = 0, end = 0; begin < text.extent(0); begin = end) {
-      end = std::min(begin + 1 + random.below(9), text.extent(0));
-      auto step = cache.step(id, end - begin);
-      const mha::Tensor<T, 2> y = layer(rows_of(text, begin, end), step[0], mask);
-      rows.insert(rows.end(), y.begin(), y.end());
-      step.commit();
-    }
-    mha::Tensor<T, 2> all(text.extent(0), static_cast<Index>(rows.size()) / text.extent(0));
-    std::copy(rows.begin(), rows.end(), all.data());
-    return all;
   }
 };
 TYPED_TEST_SUITE(PolicyConformance, LayerSetups);

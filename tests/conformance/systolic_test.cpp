@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers on every matrix unit of this machine, and on emulated arrays, against the layer on the reference in double.
+// Layers on every matrix unit of this machine, and on emulated arrays, in whole calls and through caches, against the
+// layer on the reference in double.
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -16,6 +19,7 @@ namespace {
 
 using conformance::exact;
 using conformance::expect_close;
+using conformance::read_in_pieces;
 using mha::bfloat16;
 using mha::Config;
 using mha::Index;
@@ -59,6 +63,10 @@ template <class Setup> class SystolicConformance : public testing::Test {
     const std::vector<Index> lengths = {70, 20};
     const auto y = oracle(exact(x)), z = oracle(exact(x), exact(memory));
     const auto w = oracle.attention_weights(exact(x), exact(memory));
+    mha::Tensor<T, 2> text(49, config.d_model);
+    for (T& element : text) element = number<T>(random, 1);
+    const mha::SlidingWindow window{.left = 20};
+    const auto read = oracle(exact(text), window);
     const auto padded = oracle(exact(x), exact(memory), mha::Padding{lengths}, mha::SoftCap{.cap = 3});
     for (const MatrixUnit unit : {MatrixUnit::portable, MatrixUnit::dot_product, MatrixUnit::amx}) {
       if (!mha::missing(unit).empty() || (unit != MatrixUnit::portable && !Setup::on_hardware)) continue;
@@ -68,6 +76,10 @@ template <class Setup> class SystolicConformance : public testing::Test {
       expect_close(layer(x, memory), z, tolerance);
       expect_close(layer.attention_weights(x, memory), w, tolerance);
       expect_close(layer(x, memory, mha::Padding{lengths}, mha::SoftCap{.cap = 3}), padded, tolerance);
+      const mha::Paged pages{.pages = 4, .length = 49, .page = 16};
+      expect_close(read_in_pieces(layer, text, pages, window, random), read, tolerance);
+      const mha::Ring ring{.left = 20, .rows = 9, .first = 2};
+      expect_close(read_in_pieces(layer, text, ring, window, random), read, tolerance);
     }
   }
 };
@@ -84,6 +96,28 @@ TYPED_TEST(SystolicConformance, LayersAgreeWithTheDoubleReference) {
                      mha::Alibi{});
   TestFixture::check("no bias of keys", {.d_model = 40, .num_heads = 4, .bias = true, .key_bias = false});
   TestFixture::check("no bias of the output", {.d_model = 40, .num_heads = 4, .bias = true, .output_bias = false});
+}
+
+std::vector<float> some_floats(const char* stream, std::size_t n) {
+  Random random(stream);
+  std::vector<float> values(n);
+  for (float& x : values) x = number<float>(random, 1);
+  return values;
+}
+
+TYPED_TEST(SystolicConformance, LayersWithPositionsMasksAndScoresAgreeWithTheDoubleReference) {
+  const Config plain{.d_model = 40, .num_heads = 4, .bias = true};
+  const Config grouped{.d_model = 20, .num_heads = 6, .num_kv_heads = 2, .head_dim = 8, .value_dim = 5};
+  TestFixture::check("turned, normalised, sinks", grouped, mha::GroupedQuery<2>{}, mha::QkNorm{}, mha::Causal{},
+                     mha::Rotary<mha::Halves>{}, mha::Sink(some_floats("sink", 6)));
+  TestFixture::check("relative bias, gates", plain, mha::GatedHeads{},
+                     mha::RelativeBias(some_floats("table", 8 * 4), {.count = 8, .max_distance = 20}));
+  std::vector<std::uint8_t> map(9 * 9, 1);
+  for (std::size_t i = 0; i < map.size(); i += 4) map[i] = 0;
+  TestFixture::check("block map, soft cap", plain, mha::SoftCap{.cap = 2},
+                     mha::BlockSparse({.block = 8, .query_blocks = 9, .key_blocks = 9}, map));
+  TestFixture::check("first keys or a window", plain, mha::SlidingWindow{.left = 5} || mha::FirstKeys{.count = 3},
+                     mha::AlibiSlopes(some_floats("slopes", 4)));
 }
 
 TEST(SystolicConformance, UnitsThatWereNotTried) {

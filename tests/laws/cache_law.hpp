@@ -67,19 +67,45 @@ template <class F> struct InOneStep {
 /// That a cache of the law serves at a time.
 constexpr Index most_sequences = 6;
 
-/// Pages enough for all of them.
+/// A multiple of the positions whose tiles lie together, so that every row is a sequence's.
+inline Index in_whole_tiles(Index length, Index page = 1) {
+  const Index whole = std::max(page, mha::detail::systolic::key_block);
+  return (length + whole - 1) / whole * whole;
+}
+/// Pages for all sequences at once.
 inline Paged pages_of(Index page, Index length) {
-  return {.pages = most_sequences * (length / page + 2), .length = length, .page = page};
+  const Index longest = in_whole_tiles(length, page);
+  return {.pages = most_sequences * (longest / page), .length = longest, .page = page};
 }
 
-/// Fills a cache's memory with NaN, and has it forget that.
-template <class Cache> void poison(Cache& cache, Index rows_of_a_sequence) {
+template <class Cache> Index free_pages(const Cache& cache) {
+  if constexpr (requires { cache.free_pages(); })
+    return cache.free_pages();
+  else
+    return 0;
+}
+
+/// How many rows fill all that a sequence may be given of a cache's memory.
+inline Index rows_to_fill(const Contiguous& s) { return s.length; }
+inline Index rows_to_fill(const Paged& s) { return s.length; }
+inline Index rows_to_fill(const Ring& s) {
+  return s.first + s.left + s.rows + 1024;  // and tiles, in blocks of up to 256 positions, which go round apart
+}
+
+/// Fills all of a cache's memory, every page and tile, with NaN, and has it forget that.
+template <class Cache> void poison(Cache& cache) {
   using F = typename Cache::Scalar;
+  if constexpr (requires { cache.free_pages(); }) {
+    const Paged& s = cache.storage();
+    ASSERT_EQ(s.length, in_whole_tiles(s.length, s.page)) << "the end of a sequence's last page stays clean";
+  }
   std::vector<SequenceId> all;
   for (Index i = 0; i < cache.max_sequences(); ++i) all.push_back(cache.add());
-  for (const SequenceId id : all)
-    for (Index done = 0; done < rows_of_a_sequence;) {
-      const Index n = std::min<Index>(rows_of_a_sequence - done, cache.max_rows());
+  for (const SequenceId id : all) {
+    Index left = rows_to_fill(cache.storage());
+    if constexpr (requires { cache.free_pages(); }) left = std::min(left, cache.free_pages() * cache.storage().page);
+    for (Index n = 0; left > 0; left -= n) {
+      n = std::min(left, cache.max_rows());
       auto step = cache.step(id, n);
       Tensor<F, 3> key(n, cache.shape().heads, cache.shape().dim),
           value(n, cache.shape().heads, cache.shape().value_dim);
@@ -87,8 +113,9 @@ template <class Cache> void poison(Cache& cache, Index rows_of_a_sequence) {
       std::fill(value.begin(), value.end(), F(std::numeric_limits<float>::quiet_NaN()));
       for (Index layer = 0; layer < cache.layers(); ++layer) step.append(layer, key, value);
       step.commit();
-      done += n;
     }
+  }
+  EXPECT_EQ(free_pages(cache), 0) << "pages that no sequence can have stay clean";
   for (const SequenceId id : all) cache.remove(id);
 }
 
@@ -176,13 +203,6 @@ template <class Storage> Index pages_begun(const Storage& storage, Index begin, 
   else
     return 0;
 }
-template <class Cache> Index free_pages(const Cache& cache) {
-  if constexpr (requires { cache.free_pages(); })
-    return cache.free_pages();
-  else
-    return 0;
-}
-
 /// Chunks of all sizes beside single rows, dropped steps, and between them rollbacks, forks that are read beside what
 /// they were made of, beams in another order, and sequences that were saved and restored: in one cache,
 /// which stores F.
@@ -193,7 +213,7 @@ Events one_answer(const Layer& layer, const Storage& storage, Index length, unsi
   const auto below = [&](Index n) { return static_cast<Index>(random() % static_cast<unsigned>(n)); };
   const auto texts = random_texts<T>(length, seed);
   auto cache = mha::make_cache<F>(layer, storage, {.sequences = most_sequences});
-  poison(cache, length);
+  poison(cache);
   Run<Layer, decltype(cache)> run(layer, cache, texts, whole);
   auto& all = run.sequences;
   Events events;
@@ -274,13 +294,15 @@ Events one_answer(const Layer& layer, const Storage& storage, Index length, unsi
 }
 
 using Windowed = mha::And<mha::Causal, mha::Or<mha::SlidingWindow, mha::FirstKeys>>;
-inline Windowed window() { return {mha::Causal{}, {mha::SlidingWindow{.left = 37}, mha::FirstKeys{.count = 3}}}; }
+inline Windowed window(Index left = 37) {
+  return {mha::Causal{}, {mha::SlidingWindow{.left = left}, mha::FirstKeys{.count = 3}}};
+}
 
 /// What a layer stores as F, in each storage; one with a window in rings, which take few rows a step and many.
 template <class F, class Layer, class Whole = ByTheCall>
 Events through_every_storage(const Layer& layer, Index length, unsigned seed, const std::vector<Index>& pages,
                              const Whole& whole = {}) {
-  Events events = one_answer<F>(layer, Contiguous{.length = length}, length, seed, whole);
+  Events events = one_answer<F>(layer, Contiguous{.length = in_whole_tiles(length)}, length, seed, whole);
   for (const Index page : pages) {
     SCOPED_TRACE("pages of " + std::to_string(page));
     events += one_answer<F>(layer, pages_of(page, length), length, seed + static_cast<unsigned>(page), whole);
@@ -317,5 +339,14 @@ Events every_storage_and_rings(Index length, unsigned seed, const std::vector<In
 }
 
 using unit::on_every_unit;
+/// f() on each unit, and on the portable one at every instruction-set level, by whose instructions tiles are packed.
+template <class F> void on_every_unit_and_isa(F&& f) {
+  on_every_unit([&] {
+    if (mha::current_unit() == mha::MatrixUnit::portable)
+      laws::at_every_isa(f);
+    else
+      f();
+  });
+}
 
 }  // namespace laws::cached

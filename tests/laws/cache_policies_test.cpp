@@ -37,7 +37,7 @@ TEST(Cache, KeepsTheDistancesOfScoresOnCpu) {
   laws::at_every_isa([] { of_each_score<mha::Cpu>(); });
 }
 TEST(Cache, KeepsTheDistancesOfScoresOnMatrixUnits) {
-  on_every_unit([] { of_each_score<mha::Systolic<>>(); });
+  on_every_unit_and_isa([] { of_each_score<mha::Systolic<>>(); });
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ using namespace laws::cached;
 using Unit = mha::Systolic<>;
 
 TEST(Cache, GivesTheBitsOfTheWholeCallOnMatrixUnits) {
-  on_every_unit([] {
+  on_every_unit_and_isa([] {
     Events events = every_storage_and_rings<float, Unit>(330, 1, {16, 64});
     events += every_storage_and_rings<mha::bfloat16, Unit>(330, 2, {16, 64});
     events += every_storage_and_rings<mha::half, Unit>(330, 3, {32, 64});
@@ -25,14 +25,14 @@ TEST(Cache, GivesTheBitsOfTheWholeCallOnMatrixUnits) {
 // The unit rounds keys and values to bfloat16, whoever stores them so: a layer of float or half has the bits of
 // layer(x).
 TEST(Cache, InBfloat16GivesTheBitsOfTheWholeCallOnMatrixUnits) {
-  on_every_unit([] {
+  on_every_unit_and_isa([] {
     every_storage_and_rings<float, Unit, mha::bfloat16>(330, 4, {16, 64});
     every_storage_and_rings<mha::half, Unit, mha::bfloat16>(200, 7, {64});
   });
 }
 
 TEST(Cache, GivesOneAnswerFromOtherScalarsOnMatrixUnits) {
-  on_every_unit([] {
+  on_every_unit_and_isa([] {
     every_storage_and_rings<float, Unit, mha::half>(200, 5, {16, 64}, InOneStep<mha::half>{});
     every_storage_and_rings<mha::bfloat16, Unit, float>(200, 6, {32, 128}, InOneStep<float>{});
   });
@@ -47,7 +47,7 @@ template <class Mask> auto layer_of_tiles(Index value_dim, const Mask& mask) {
 }
 
 TEST(Cache, GivesTheBitsOfTheWholeCallFromTiles) {
-  on_every_unit([] {
+  on_every_unit_and_isa([] {
     Events events;
     for (const Index value_dim : {16, 33, 48}) {
       SCOPED_TRACE(value_dim);
@@ -59,7 +59,7 @@ TEST(Cache, GivesTheBitsOfTheWholeCallFromTiles) {
 }
 
 TEST(Cache, GivesTheBitsOfTheWholeCallFromTilesOfARing) {
-  on_every_unit([] {
+  on_every_unit_and_isa([] {
     for (const Index value_dim : {16, 33}) {
       SCOPED_TRACE(value_dim);
       through_rings<mha::bfloat16>(layer_of_tiles(value_dim, window()), 900, 13);
