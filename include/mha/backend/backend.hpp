@@ -299,6 +299,13 @@ template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
 
 }  // namespace detail
 
+/// One that packs other weights of the same shapes into the memory of those that it packed before.
+template <class B, class T>
+concept PacksInto = PacksWeights<B, T> && requires(const B backend, typename detail::PackedBy<T, B>::type& packed,
+                                                   std::span<const DenseWeights<T>> parts) {
+  backend.pack_into(packed, parts);
+};
+
 /// One that multiplies rows of T by weights packed of W, which it converts as it reads them.
 template <class B, class T, class W>
 concept WidensWeights = PacksWeights<B, W> &&

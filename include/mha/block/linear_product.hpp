@@ -62,7 +62,9 @@ template <class T, class B, class F> class LinearProduct {
 
  public:
   LinearProduct() = default;
-  LinearProduct(const B& backend, const LinearViews<const T>& w) : packed_(pack(backend, w)) {}
+  /// In the memory of `old` ones of the same shapes, if nobody shares it.
+  LinearProduct(const B& backend, const LinearViews<const T>& w, LinearProduct old = {})
+      : packed_(pack(backend, w, std::move(old.packed_))) {}
   /// By weights that stay in W.
   template <class W>
   requires(keeps_narrow<B, T, W>) static LinearProduct of_narrow(const B& backend, const LinearViews<const W>& w) {
@@ -131,9 +133,9 @@ template <class T, class B, class F> class LinearProduct {
   }
 
  private:
-  template <class W> static Packed pack(const B& backend, const LinearViews<const W>& w) {
+  template <class W, class... Old> static Packed pack(const B& backend, const LinearViews<const W>& w, Old&&... old) {
     const DenseWeights<W> both[] = {{w.gate, w.gate_bias}, {w.weight, w.bias}};
-    return Packed(backend, std::span<const DenseWeights<W>>(both).last(parts));
+    return Packed(backend, std::span<const DenseWeights<W>>(both).last(parts), std::forward<Old>(old)...);
   }
 
   /// Of rows: the residual may be `to` itself, and nothing else overlaps it.

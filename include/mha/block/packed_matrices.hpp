@@ -80,24 +80,24 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
   Packed packed_;
 };
 
-/// f(views) writes parameters, pack(views) makes the products by them. Should f throw, the calls that follow multiply
-/// by the weights where they are.
+/// f(views) writes parameters, pack(views, old products) makes the products by them, in the memory of the old ones
+/// where nobody shares it. Should f throw, the calls that follow multiply by the weights where they are.
 ///
 /// Errors    ShapeError if the parameters are not the owner's to write, before f or after it, which may have borrowed
 ///           others
 template <class Parameters, class Products, class F, class Pack>
 void write_and_pack(Parameters& parameters, Products& products, F& f, const Pack& pack) {
   const auto views = parameters.writable();
-  products = {};
+  Products old = std::exchange(products, {});
   f(views);
   parameters.require_own();
-  products = pack(std::as_const(parameters).views());
+  products = pack(std::as_const(parameters).views(), std::move(old));
 }
 
 /// The matrices of dense products with their biases, packed once by a backend that packs, in T or in a narrower scalar;
 /// none on another backend, or before they are packed.
 ///
-/// Copies share them, and nobody changes them.
+/// Copies share them, and nobody changes what is shared.
 template <class T, class B, class F = Identity> class PackedMatrices {
   using Workspace = typename B::Workspace;
 
@@ -105,8 +105,16 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   using Own = typename PackedBy<T, B>::type;
 
   PackedMatrices() = default;
-  PackedMatrices([[maybe_unused]] const B& backend, [[maybe_unused]] std::span<const DenseWeights<T>> matrices) {
-    if constexpr (PacksWeights<B, T>) own_ = std::make_shared<const Own>(backend.pack(matrices));
+  /// In the memory of `old`, packed from matrices of the same shapes, if nobody shares it.
+  PackedMatrices([[maybe_unused]] const B& backend, [[maybe_unused]] std::span<const DenseWeights<T>> matrices,
+                 [[maybe_unused]] PackedMatrices old = {}) {
+    if constexpr (PacksInto<B, T>)
+      if (old.own_.use_count() == 1) {
+        own_ = std::move(old.own_);
+        backend.pack_into(*own_, matrices);
+        return;
+      }
+    if constexpr (PacksWeights<B, T>) own_ = std::make_shared<Own>(backend.pack(matrices));
   }
   /// In W.
   template <class W>
@@ -161,7 +169,7 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   }
 
  private:
-  std::shared_ptr<const Own> own_;
+  std::shared_ptr<Own> own_;                              // written by nobody but the one that holds it alone
   std::shared_ptr<const NarrowWeights<T, B, F>> narrow_;  // instead of own_
 };
 

@@ -44,8 +44,9 @@ template <class T, class B> class LayerProducts {
 
  public:
   LayerProducts() = default;
-  LayerProducts(const B& backend, const ParameterViews<const T>& w, bool has_output) {
-    if constexpr (PacksWeights<B, T>) packed_ = pack(backend, w, has_output);
+  /// In the memory of `old` ones of the same shapes, if nobody shares it.
+  LayerProducts(const B& backend, const ParameterViews<const T>& w, bool has_output, LayerProducts old = {}) {
+    if constexpr (PacksWeights<B, T>) packed_ = pack(backend, w, has_output, std::move(old.packed_));
     if constexpr (!computes_on_host<B>) {
       std::vector<T> row;
       const TensorView<const T, 1> parts[] = {w.query_norm, w.key_norm, w.gate};
@@ -168,13 +169,15 @@ template <class T, class B> class LayerProducts {
   }
 
  private:
-  template <class W> static Packed pack(const B& backend, const ParameterViews<const W>& w, bool has_output) {
+  template <class W, class... Old>
+  static Packed pack(const B& backend, const ParameterViews<const W>& w, bool has_output, Old&&... old) {
     Tensor<W, 2> side_by_side[3];  // heads with memory of their own
     const DenseWeights<W> parts[] = {whole(w.query, side_by_side[0]),
                                      whole(w.key, side_by_side[1]),
                                      whole(w.value, side_by_side[2]),
                                      {w.output.weight, w.output.bias}};
-    return Packed(backend, std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}));
+    return Packed(backend, std::span<const DenseWeights<W>>(parts, has_output ? std::size_t{4} : std::size_t{3}),
+                  std::forward<Old>(old)...);
   }
 
   static void project(const B& backend, const TensorView<const T, 2>& rows, const HeadWeights<const T>& weights,

@@ -47,8 +47,8 @@ template <class T, Backend B, class Policies> class LayerWeights {
   ///
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class F> void update(F&& f) {
-    detail::write_and_pack(parameters_, products_, f, [this](const ParameterViews<const T>& w) {
-      return Products(backend_, w, Output::has_weights);
+    detail::write_and_pack(parameters_, products_, f, [this](const ParameterViews<const T>& w, Products old) {
+      return Products(backend_, w, Output::has_weights, std::move(old));
     });
   }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -50,6 +51,30 @@ template <class W> struct Products {
         ASSERT_NEAR(y(i, j), expected(matrix, i, j), 1e-5) << matrix << ' ' << i << ' ' << j;
   }
 };
+
+TEST(PackedMatrices, WritesOverWeightsThatNobodyShares) {
+  const Products<float> first("first"), second("second");
+  const auto before = first.matrices(), after = second.matrices();
+  using Packed = PackedMatrices<float, mha::Cpu>;
+  const mha::Cpu cpu;
+  mha::Workspace workspace;
+  const auto product = [&](const Packed& packed, const Products<float>& of) {
+    Tensor<float, 2> y(M, N);
+    const TensorView<float, 2> to[] = {y.view()};
+    EXPECT_TRUE(packed.multiply(cpu, TensorView<const float, 2>(of.x.view()), 0, to, workspace));
+    return y;
+  };
+  Packed packed(cpu, before);
+  const auto* const memory = packed.own();
+  packed = Packed(cpu, after, std::move(packed));
+  EXPECT_EQ(packed.own(), memory);
+  second.expect(product(packed, second), 0);
+  const Packed shared = packed;
+  packed = Packed(cpu, before, std::move(packed));
+  EXPECT_NE(packed.own(), memory) << "the other's";
+  first.expect(product(packed, first), 0);
+  second.expect(product(shared, second), 0);
+}
 
 template <class W> void expect_products(const char* scalar, bool own) {
   const Products<W> p(scalar);

@@ -219,9 +219,9 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     Index cuts[8] = {keys.begin, keys.end};
     Index count = 2;
     for (Index j = 0; j < parts; ++j) {
-      const simd::TileQueries queries = pairs_.queries(t, j * part, part);
-      of[j] = queries.count > 0 ? f_.mask.visible(queries, keys.begin, keys.end, kernels_.tile.rows)
-                                : simd::KeyRange{keys.begin, keys.end, TileVisibility::none};
+      const bool some = t * lanes + j * part < queries_;
+      of[j] = some ? f_.mask.visible(pairs_.queries(t, j * part, part), keys.begin, keys.end, kernels_.tile.rows)
+                   : simd::KeyRange{keys.begin, keys.end, TileVisibility::none};
       if (of[j].seen == TileVisibility::none) of[j].end = of[j].begin;
       cuts[count++] = of[j].begin;
       cuts[count++] = of[j].end;

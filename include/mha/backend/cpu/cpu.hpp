@@ -59,6 +59,11 @@ template <Executor Threads> class CpuWith {
   template <class T>
   requires(computes<T>) detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts)
   const { return {parts, threads_}; }
+  /// The same of other weights of the same shapes, in the memory of those before.
+  template <class T>
+  void pack_into(detail::cpu::PackedWeights<T>& packed, std::span<const DenseWeights<T>> parts) const {
+    packed.write(parts, threads_);
+  }
   /// Rows of T by weights packed from W of the same accumulator, such as bfloat16 weights under float.
   ///
   /// Numerics  the bits of weights that were converted to T first, where T is the accumulator

@@ -31,14 +31,20 @@ template <class T> class PackedWeights {
       bias_count_ += has_bias ? static_cast<std::size_t>(own) * row_size : 0;
       panels += own;
     }
+    panels_ = panels;
     weights_ = aligned_array<T>(weight_count_);
     biases_ = aligned_array<A>(bias_count_);
+    write(parts, threads);
+  }
+
+  /// Other weights of the same shapes.
+  template <class Threads> void write(std::span<const DenseWeights<T>> parts, const Threads& threads) {
     const auto task = [&](Index panel, Index) {
       std::size_t part = parts.size() - 1;
       while (parts_[part].first_panel > panel) --part;
       pack(parts[part], parts_[part], panel - parts_[part].first_panel);
     };
-    run_tasks(weight_count_ < enough_weights, threads, panels, task);
+    run_tasks(weight_count_ < enough_weights, threads, panels_, task);
   }
 
   std::size_t bytes() const { return weight_count_ * sizeof(T) + bias_count_ * sizeof(A); }
@@ -74,6 +80,7 @@ template <class T> class PackedWeights {
   }
 
   std::vector<Part> parts_;
+  Index panels_ = 0;
   std::size_t weight_count_ = 0, bias_count_ = 0;
   std::unique_ptr<T[], AlignedDelete> weights_;
   std::unique_ptr<A[], AlignedDelete> biases_;

@@ -18,6 +18,7 @@
 #include "array.hpp"
 #include "pack.hpp"
 #include "precision.hpp"
+#include "product_unit.hpp"
 #include "round_sums.hpp"
 #include "tile_product.hpp"
 #include "tiles.hpp"
@@ -62,9 +63,16 @@ template <class T, class Precision> class PackedWeights {
       const Index k = from.matrix.extent[0], n = from.matrix.extent[1];
       tiles_.push_back(aligned_array<bfloat16>(packed_size(n, k) * std::size_t{parts}));
       bias_.emplace_back(from.bias.data == nullptr ? 0u : static_cast<std::size_t>(panels(n) * block_side));
-      matrices_.push_back(pack_weights<Precision>(from, tiles_.back().get(), bias_.back().data(), threads));
       bytes_ += packed_size(n, k) * sizeof(bfloat16) * std::size_t{parts} + bias_.back().size() * sizeof(float);
     }
+    matrices_.resize(matrices.size());
+    write(matrices, threads);
+  }
+
+  /// Other weights of the same shapes.
+  template <class Threads> void write(std::span<const DenseWeights<T>> matrices, const Threads& threads) {
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+      matrices_[i] = pack_weights<Precision>(matrices[i], tiles_[i].get(), bias_[i].data(), threads);
   }
 
   std::size_t bytes() const { return bytes_; }

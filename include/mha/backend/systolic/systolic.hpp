@@ -21,7 +21,9 @@
 #include "backward.hpp"
 #include "cached_tiles.hpp"
 #include "gemm.hpp"
+#include "kernels.hpp"
 #include "precision.hpp"
+#include "tile_product.hpp"
 #include "unit.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -67,6 +69,11 @@ template <class Array, class Precision, Executor Threads> class Systolic {
       return {parts, threads_};
     else
       __builtin_unreachable();
+  }
+  /// The same of other weights of the same shapes, in the memory of those before.
+  template <class T>
+  void pack_into(detail::systolic::PackedWeights<T, Precision>& packed, std::span<const DenseWeights<T>> parts) const {
+    packed.write(parts, threads_);
   }
   /// Rows of T by weights packed from W, such as bfloat16 weights under float, which have one part in any precision.
   ///
@@ -181,8 +188,8 @@ template <class Array, class Precision, Executor Threads> class Systolic {
 
   /// Whether these workers share keys.
   std::string explain_chunks(const AttendPlan& plan) const {
-    detail::systolic::GroupPlan groups(plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim,
-                                       kernels().product.lanes, threads_.workers());
+    detail::systolic::GroupPlan groups(plan.shape, plan.kv_heads, plan.head_dim, plan.value_dim, kernels().product,
+                                       threads_.workers());
     const auto all = [&](const detail::systolic::GroupPlan& of) {
       return of.groups(plan.shape.queries) * plan.shape.batch;
     };
