@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
 #include <type_traits>
 
 #include "backend/backward.hpp"
@@ -79,7 +80,7 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
 ///           that has grown, Cpu allocates nothing
 /// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, out or a
-///           LogSumExp overlaps itself, or with a tape out overlaps q, k or v
+///           LogSumExp overlaps itself, or with a tape q, k, v, an AdditiveBias or each other
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
           class... Extra>
@@ -111,6 +112,15 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     detail::require_reachable(backend, "attention", "v", values);
     detail::require_reachable(backend, "attention", "out", to);
     detail::require_reachable(backend, "attention", "log-sum-exp", call.log_sum_exp);
+    if constexpr ((detail::TapeArgument<Extra> || ...)) {
+      const detail::NamedArray log_sum_exp{"log-sum-exp", detail::footprint(call.log_sum_exp)};
+      const detail::NamedArray read[] = {{"q", detail::footprint(queries)},
+                                         {"k", detail::footprint(keys)},
+                                         {"v", detail::footprint(values)},
+                                         {"out", detail::footprint(to)}};
+      detail::require_recorded_apart("attention", read[3], std::span(read).first(3), call.score);
+      detail::require_recorded_apart("attention", log_sum_exp, read, call.score);
+    }
     Tensor<T, 4> key_copy, value_copy;
     const detail::ItemsOn<B> items{backend, workspace};
     call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
@@ -122,13 +132,6 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
                     "attend_backward(call, workspace) (see mha/backend/backward.hpp)");
       if constexpr (differentiates) {
         AttentionTape<T, B>& tape = detail::call_tape<T, B>(extra...);
-        const auto apart = [&](const char* what, const auto& read) {
-          detail::require(!detail::share_elements(to, read), "attention: out overlaps ", what,
-                          ", which the backward pass of the tape reads");
-        };
-        apart("q", queries);
-        apart("k", keys);
-        apart("v", values);
         call.states = tape.begin(backend, "attention", call);
         detail::run<true>(backend, detail::staged(backend, call, frame, workspace), workspace);
         tape.end();

@@ -9,6 +9,7 @@
 
 #include "attention.hpp"
 #include "backend/backward.hpp"
+#include "backward_arguments.hpp"
 #include "call.hpp"
 #include "core/overlap.hpp"
 #include "device_score_gradients.hpp"
@@ -18,31 +19,6 @@
 #include "tape.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-/// The gradient of the loss with respect to the log-sum-exps that attention() wrote, for attention_backward().
-///
-/// Shapes    as LogSumExp
-template <class A> struct LogSumExpGradient {
-  TensorView<const A, 3> from;
-
-  template <ViewableOfRank<1, 2, 3> Owner>
-  requires(!std::same_as<std::remove_cvref_t<Owner>, LogSumExpGradient>) constexpr explicit LogSumExpGradient(
-      Owner&& owner)
-      : from(detail::row_axes(view(std::forward<Owner>(owner)))) {}
-};
-template <Viewable Owner> LogSumExpGradient(Owner&&) -> LogSumExpGradient<ScalarOf<Owner>>;
-
-/// Where attention_backward() writes the gradient of the Sink's logits.
-///
-/// Shapes    to (Hq), in the backend's memory
-template <class A> struct SinkGradient {
-  TensorView<A, 1> to;
-
-  template <ViewableOfRank<1> Owner>
-  requires(!std::same_as<std::remove_cvref_t<Owner>, SinkGradient>) constexpr explicit SinkGradient(Owner&& owner)
-      : to(view(std::forward<Owner>(owner))) {}
-};
-template <Viewable Owner> SinkGradient(Owner&&) -> SinkGradient<ScalarOf<Owner>>;
 
 /// What attention_backward() returns, each like the tensor that it is the gradient of.
 ///
@@ -60,70 +36,6 @@ template <class Query, class Key, class Value, class Sink, class S = NoScore> st
 template <class T> struct AttentionGradientsTo { GradientTo<T> query, key, value; };
 
 namespace detail {
-
-template <class T> constexpr bool is_log_sum_exp_gradient = false;
-template <class A> constexpr bool is_log_sum_exp_gradient<LogSumExpGradient<A>> = true;
-template <class T> constexpr bool is_sink_gradient = false;
-template <class A> constexpr bool is_sink_gradient<SinkGradient<A>> = true;
-template <class T> constexpr bool is_tape = false;
-template <class T, class B> constexpr bool is_tape<AttentionTape<T, B>> = true;
-
-template <class E>
-concept LogSumExpGradientArgument = is_log_sum_exp_gradient<std::remove_cvref_t<E>>;
-template <class E>
-concept SinkGradientArgument = is_sink_gradient<std::remove_cvref_t<E>>;
-
-template <class... Extra> constexpr int additive_biases = (0 + ... + count_biases<std::remove_cvref_t<Extra>>);
-
-/// The sentences for what attention_backward() may be given after the tape.
-template <class... Extra> constexpr void check_backward_arguments() {
-  check_functors<Extra...>();
-  static_assert(
-      ((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
-        RaggedArgument<Extra> || BackendArgument<Extra> || DropoutSeedArgument<Extra> ||
-        LogSumExpGradientArgument<Extra> || SinkGradientArgument<Extra> || BiasGradientArgument<Extra> ||
-        ScoreGradientArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
-       ...),
-      "mha: after the tape attention_backward takes the masks, scores, Sink, Dropout, DropoutSeed, Scale, Origin "
-      "and Ragged of the call, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Workspace and a backend "
-      "(see mha/attention_backward.hpp)");
-  static_assert(
-      (0 + ... + int(ScaleArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
-          (0 + ... + int(BackendArgument<Extra>)) <= 1 && (0 + ... + int(LogSumExpGradientArgument<Extra>)) <= 1 &&
-          (0 + ... + int(SinkGradientArgument<Extra>)) <= 1 && (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 &&
-          (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 && count_role<Role::sink, Extra...> <= 1,
-      "mha: Scale, Origin, Ragged, LogSumExpGradient, SinkGradient, BiasGradient, ScoreGradient, a Sink, a "
-      "Workspace and a backend may be given once each (see mha/attention_backward.hpp)");
-  check_dropout<Extra...>();
-  static_assert(!(SinkGradientArgument<Extra> || ...) || count_role<Role::sink, Extra...> == 1,
-                "mha: SinkGradient without the Sink that it is the gradient of (see mha/attention_backward.hpp)");
-  static_assert(!(BiasGradientArgument<Extra> || ...) || additive_biases<Extra...> == 1,
-                "mha: BiasGradient needs one AdditiveBias in the call, that it is the gradient of "
-                "(see mha/attention_backward.hpp)");
-}
-
-/// The call's LogSumExpGradient, or one without data.
-template <class A> constexpr TensorView<const A, 3> given_d_log_sum_exp() { return {}; }
-template <class A, class E, class... Rest>
-constexpr TensorView<const A, 3> given_d_log_sum_exp(const E& first, const Rest&... rest) {
-  if constexpr (LogSumExpGradientArgument<E>) {
-    static_assert(std::same_as<E, LogSumExpGradient<A>>,
-                  "mha: LogSumExpGradient has the accumulator's scalar: float for half, bfloat16 and float, else the "
-                  "scalar itself (see mha/attention_backward.hpp)");
-    if constexpr (std::same_as<E, LogSumExpGradient<A>>) return first.from;
-  } else {
-    return given_d_log_sum_exp<A>(rest...);
-  }
-}
-
-/// f(the call's SinkGradient), if there is one.
-template <class F, class... Extra> void with_sink_gradient(F&& f, const Extra&... extra) {
-  [[maybe_unused]] const auto look = [&](const auto& e) {
-    if constexpr (SinkGradientArgument<decltype(e)>) f(e.to);
-  };
-  (look(extra), ...);
-}
 
 /// Two tensors of the same extents on the named axes.
 template <class Expected, class Given>
@@ -336,10 +248,10 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::check_bias_gradient<A, std::remove_cvref_t<decltype(score_here)>, Extra...>();
     const auto score =
         detail::call_score_gradients<A, Wanted, Head>(name, items, score_here, forward.shape, frame, extra...);
-    call.score = score.to;
     Tensor<T, 4> key_copy, value_copy;
     call.forward.kv.key = detail::unit_rows(keys, frame, key_copy, items);
     call.forward.kv.value = detail::unit_rows(values, frame, value_copy, items);
+    call.score = score.cleared();
     detail::run_backward(backend, detail::staged_backward(backend, call, frame, workspace), workspace);
     if constexpr (detail::sums_scores<B>)
       score.store(backend, workspace, extra...);

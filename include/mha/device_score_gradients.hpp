@@ -66,6 +66,8 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
     place_tables<Numbers>(score, next, frame);
   }
 
+  /// Where the call adds, which the backend clears.
+  const ScoreGradientsTo<A>& cleared() const { return to; }
   /// The gradients to where the call was told. Waits for those of a score's numbers, which the host has.
   template <class... Extra>
   void store(const B& backend, typename B::Workspace& workspace, const Extra&... extra) const {

@@ -37,7 +37,7 @@ template <class E> struct BiasGradient {
   requires(!std::same_as<std::remove_cvref_t<Owner>, BiasGradient>) constexpr explicit BiasGradient(Owner&& owner)
       : to(detail::four_axes(view(std::forward<Owner>(owner)))) {}
 };
-template <Viewable Owner> BiasGradient(Owner&&) -> BiasGradient<ScalarOf<Owner>>;
+template <Viewable Owner> BiasGradient(Owner&&) -> BiasGradient<ElementOf<Owner>>;
 
 /// Where attention_backward_into() writes the gradients of the numbers of the call's trained scores: a score of the
 /// same type, of several a Chain of them in the order written.
@@ -113,7 +113,6 @@ template <class A, class E> class TableSums {
       if (!repeats[0] && !repeats[1] && !repeats[2] && !repeats[3]) {
         std::copy_n(to.stride, 4, table.stride);
         table.elements = to.data;
-        for_each([&](Index b, Index h, Index q, Index k) { to_(b, h, q, k) = E(0); });
         return;
       }
     for (int a = 0; a < 4; ++a) extent_[a] = to.extent[a];
@@ -127,6 +126,11 @@ template <class A, class E> class TableSums {
     }
     table.sums = frame.template take<Sum>(static_cast<std::size_t>(size));
     std::fill_n(table.sums, size, Sum(0));
+  }
+
+  /// The gradient ← 0 where it holds the sums.
+  void clear() const {
+    if (table.elements != nullptr) for_each([&](Index b, Index h, Index q, Index k) { to_(b, h, q, k) = E(0); });
   }
 
   /// The gradient from the sums.
@@ -337,6 +341,11 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
     place_tables<Wanted, A>(score_, next, shape, frame, bias);
   }
 
+  /// Where the call adds, cleared: asked for when the call has taken all other memory.
+  ScoreGradientsTo<A> cleared() const {
+    if constexpr (requires { bias_.clear(); }) bias_.clear();
+    return to;
+  }
   /// The sums into the destinations that the call was given.
   template <class... Extra> void store(const Extra&... extra) const {
     if constexpr (requires { bias_.store(); }) bias_.store();
@@ -379,10 +388,10 @@ template <class A, class S, bool Parameters> constexpr bool check_differentiated
       "type, or a copy constructor or destructor of its own: give it members of that scalar alone, or "
       "'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
   constexpr bool takes_gradients = !Parameters || std::is_copy_assignable_v<Trained<S>>;
-  static_assert(takes_gradients,
-                "mha: the gradients of a trained score are assigned to a score of its type, and this one has no "
-                "assignment: make no member const, or 'static constexpr bool trainable = false' "
-                "(see mha/policy/score.hpp)");
+  static_assert(
+      takes_gradients,
+      "mha: the gradients of a trained score are assigned to a score of its type, and this one has no assignment: "
+      "make no member const, or 'static constexpr bool trainable = false' (see mha/policy/score.hpp)");
   return has && takes_gradients;
 }
 

@@ -5,11 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "backend/backend.hpp"
 #include "call.hpp"
 #include "core/check.hpp"
+#include "core/overlap.hpp"
+#include "policy/score_gradient.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -45,6 +48,28 @@ inline void require_recorded(const char* name, const RecordedCall& was, const Re
   require(was.origins == is.origins, name, ": the tape is of a call with another Origin");
   require(was.dropout == is.dropout, name, ": the tape is of a call with ",
           was.dropout.exist() ? "another Dropout or DropoutSeed" : "no Dropout, or without its DropoutSeed");
+}
+
+/// Whether one of a score's AdditiveBiases shares memory with these elements.
+template <class S> bool has_bias_in(const S& score, const Footprint& of) {
+  if constexpr (is_chain<S>)
+    return has_bias_in(score.first, of) || has_bias_in(score.second, of);
+  else if constexpr (is_bias<S>)
+    return share_bytes(of, footprint(score.bias));
+  else
+    return false;
+}
+
+/// What a recorded call writes shares nothing with what the backward pass reads again: these arrays, and the
+/// AdditiveBiases of the call's score.
+template <class S>
+void require_recorded_apart(const char* call, const NamedArray& written, std::span<const NamedArray> read,
+                            const S& score) {
+  const auto apart = [&](bool shares, const char* name) {
+    require(!shares, call, ": ", written.name, " overlaps ", name, ", which the backward pass of the tape reads");
+  };
+  for (const NamedArray& other : read) apart(share_bytes(written.at, other.at), other.name);
+  apart(has_bias_in(score, written.at), "the AdditiveBias");
 }
 
 }  // namespace detail
@@ -85,16 +110,17 @@ template <class T, class B> class AttentionTape {
 
   /// Memory for the rows of this call.
   ///
-  /// Errors    ShapeError that names both devices if what is there is not on the one that the backend computes on
+  /// Errors    ShapeError if what is there is on another device than the backend computes on, naming both, or there are
+  ///           more rows than an Index holds; the tape is as it was then
   template <class Call> RowStates<Accumulator<T>> begin(const B& backend, const char* name, const Call& call) {
     require_reachable(backend, name);
-    recorded_ = false;
     const auto rows = static_cast<std::size_t>(call.q.batch()) * static_cast<std::size_t>(call.q.heads()) *
                       static_cast<std::size_t>(call.q.length());
     constexpr Index longest = std::numeric_limits<Index>::max();
+    detail::require(rows <= static_cast<std::size_t>(longest), name, ": the call has ", rows,
+                    " rows of heads, the limit of a tape is ", longest);
+    recorded_ = false;
     if (rows > level_.size()) {
-      detail::require(rows <= static_cast<std::size_t>(longest), "record: the call has ", rows,
-                      " rows of heads, the limit is ", longest);
       level_ = {};
       sum_ = {};
       Memory level(static_cast<Index>(rows)), sum(static_cast<Index>(rows));  // both or neither

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: two dropouts, or two seeds of one: keep one
+// expect only: mha: two dropouts, or two seeds of one: keep one
 #include <mha/mha.hpp>
 
 auto result(const mha::Tensor<float, 4>& x) {

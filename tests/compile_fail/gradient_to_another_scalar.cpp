@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: a gradient goes to a tensor, not a constant one, of the call's scalar or of its accumulator
+// expect only: mha: a gradient goes to a tensor, not a constant one, of the call's scalar or of its accumulator
 #include <mha/mha.hpp>
 
 void result([[maybe_unused]] mha::Tensor<double, 4>& wider, [[maybe_unused]] mha::Tensor<float, 4>& x) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: this backend has no backward pass, so it records no tape
+// expect only: mha: this backend has no backward pass, so it records no tape
 #include <mha/mha.hpp>
 
 // A backend with what the contract asks for and no more.

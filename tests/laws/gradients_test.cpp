@@ -15,6 +15,7 @@
 #include "backward_case.hpp"
 #include "compare.hpp"
 #include "random.hpp"
+#include "units.hpp"
 
 namespace {
 
@@ -194,41 +195,78 @@ TYPED_TEST(GradientsOn, AreZeroOfKeysThatNobodySees) {
   expect(30 + n.queries, padding, mha::Causal{}, mha::Origin{30});  // the last query is at position 99
 }
 
-TEST(GradientsOfAPool, HaveTheSameBitsInAHundredRepeats) {
-  using Pool = mha::CpuWith<mha::ThreadPool>;
-  const Pool pool{mha::ThreadPool(3)};
-  const auto expect = [&](const BackwardSizes& n, const auto&... score) {
+/// All gradients of a call on a backend, its bias's among them.
+template <class B, class... Score>
+std::vector<float> gradients_on(const B& backend, const BackwardCase<float>& c, const Score&... score) {
+  const Index heads = c.q.extent(2);
+  const mha::Sink sink(std::vector<float>(static_cast<std::size_t>(heads), 0.5f));
+  Tensor4<float> bias(1, 1, c.q.extent(1), c.k.extent(1)), d_bias = bias;
+  support::Random("bias").fill(bias);
+  support::poison_all(d_bias);
+  mha::AttentionTape<float, B> tape;
+  const auto run = [&](const auto&... extra) {
+    const auto out = mha::attention(c.q, c.k, c.v, extra..., mha::record(tape));
+    return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, extra..., mha::BiasGradient(d_bias));
+  };
+  const auto g = run(mha::Causal{}, sink, mha::Dropout{.p = 0.1f}, mha::DropoutSeed{support::seed()},
+                     mha::AdditiveBias{bias}, score..., backend);
+  std::vector<float> all(d_bias.begin(), d_bias.end());
+  for (const auto* x : {&g.query, &g.key, &g.value}) all.insert(all.end(), x->begin(), x->end());
+  all.insert(all.end(), g.sink.begin(), g.sink.end());
+  if constexpr (sizeof...(Score) > 0) all.insert(all.end(), g.score.numbers().begin(), g.score.numbers().end());
+  return all;
+}
+
+/// A hundred repeats in turns on 1, 2, 3 and 5 threads have the bits of bits_on(executor) on none. More repeats of each
+/// number would take seconds.
+template <class BitsOn> void expect_same_bits_in_repeats(const BitsOn& bits_on) {
+  const auto alone = bits_on(mha::Serial{});
+  const mha::ThreadPool pools[] = {mha::ThreadPool(1), mha::ThreadPool(2), mha::ThreadPool(3), mha::ThreadPool(5)};
+  for (int turn = 0; turn < 25; ++turn)
+    for (const mha::ThreadPool& pool : pools)
+      ASSERT_EQ(support::differing(bits_on(pool), alone), 0u) << pool.workers() << " threads, turn " << turn;
+}
+template <template <class> class On> void expect_same_bits_of_calls_in_repeats() {
+  const auto expect = [](const BackwardSizes& n, const auto&... score) {
     const BackwardCase<float> c("repeats", n);
-    const mha::Sink sink(std::vector<float>(static_cast<std::size_t>(n.heads), 0.5f));
-    const mha::Dropout dropout{.p = 0.1f};
-    const mha::DropoutSeed seed{support::seed()};
-    Tensor4<float> bias(1, 1, n.queries, n.keys), d_bias = bias;
-    support::Random("bias").fill(bias);
-    mha::AttentionTape<float, Pool> tape;
-    const auto gradients = [&](auto& of_bias) {
-      const mha::AdditiveBias added{bias};
-      const auto run = [&](const auto&... extra) {
-        const auto out = mha::attention(c.q, c.k, c.v, extra..., mha::record(tape));
-        return mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, extra..., mha::BiasGradient(of_bias));
-      };
-      return run(mha::Causal{}, sink, dropout, seed, added, score..., pool);
-    };
-    const auto first = gradients(d_bias);
-    std::size_t differing = 0;
-    Tensor4<float> again_bias = d_bias;
-    for (int turn = 0; turn < 100 && differing == 0; ++turn) {
-      support::poison_all(again_bias);
-      const auto again = gradients(again_bias);
-      differing = support::differing(again.query, first.query) + support::differing(again.key, first.key) +
-                  support::differing(again.value, first.value) + support::differing(again.sink, first.sink) +
-                  support::differing(again_bias, d_bias);
-      if constexpr (sizeof...(score) > 0)
-        differing += support::differing(again.score.per_head(), first.score.per_head());
-    }
-    EXPECT_EQ(differing, 0u);
+    expect_same_bits_in_repeats(
+        [&]<class Threads>(const Threads& threads) { return gradients_on(On<Threads>{threads}, c, score...); });
   };
   expect({1, 150, 170, 4, 2, 24, 16});
   expect({2, 60, 70, 2, 1, 16, 16}, mha::AlibiSlopes({0.25f, 0.125f}));
+}
+
+TEST(GradientsOnAnyThreads, HaveTheSameBitsInAHundredRepeats) { expect_same_bits_of_calls_in_repeats<mha::CpuWith>(); }
+
+template <class Threads> using SystolicOn = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, Threads>;
+class GradientsOnAnyThreadsOfUnit : public unit::OnUnit {};
+INSTANTIATE_TEST_SUITE_P(Units, GradientsOnAnyThreadsOfUnit, testing::ValuesIn(mha::detail::systolic::all_units),
+                         unit::unit_name);
+TEST_P(GradientsOnAnyThreadsOfUnit, HaveTheSameBitsInAHundredRepeats) {
+  expect_same_bits_of_calls_in_repeats<SystolicOn>();
+}
+
+TEST(GradientsOfALayer, HaveTheSameBitsInAHundredRepeatsOnAnyThreads) {
+  mha::Tensor<float, 3> x(2, 130, 64), dy(2, 130, 64);
+  support::Random random("repeats of a layer");
+  random.fill(x);
+  random.fill(dy);
+  expect_same_bits_in_repeats([&]<class Threads>(const Threads& threads) {
+    mha::MultiHeadAttention<float, mha::CpuWith<Threads>, mha::GroupedQuery<2>, mha::Causal, mha::Rotary<>, mha::QkNorm,
+                            mha::GatedHeads, mha::Sink, mha::Dropout>
+        layer({.d_model = 64, .num_heads = 4, .bias = true}, mha::Sink({0.f, 1.f, -1.f, 0.5f}), mha::Dropout{.p = 0.1f},
+              mha::CpuWith<Threads>(threads));
+    layer.initialize(mha::XavierUniform{.seed = 5});
+    auto tape = layer.tape();
+    auto to = layer.gradients();
+    static_cast<void>(layer(x, tape, mha::DropoutSeed{support::seed()}));
+    mha::Tensor<float, 3> dx(2, 130, 64);
+    layer.backward(dy, tape, to, mha::into(dx));
+    std::vector<float> all(dx.begin(), dx.end());
+    all.insert(all.end(), to.flat().begin(), to.flat().end());
+    for (Index h = 0; h < 4; ++h) all.push_back(to.sink(h));
+    return all;
+  });
 }
 
 TEST(GradientsOfALayer, WithAsManyHeadsOfKeysHaveTheBitsOfMultiHead) {

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/core/dual.hpp>
 #include <mha/mha.hpp>
 #include <mha/systolic.hpp>
 
@@ -125,6 +126,93 @@ TEST(AttentionBackward, DifferentiatesWhatDropoutKeeps) {
                     mha::Sink({0.5f, -1.f, 2.f, 0.f}));
   expect_derivative("dropout, functor", {.queries = 9, .keys = 11}, dropout, mha::DropoutSeed{support::seed(), 2},
                     Bent{}, mha::SoftCap{2.f}, mha::Origin{3});
+}
+
+using Dual = mha::Dual<double>;
+BackwardCase<Dual> along(const BackwardCase<double>& at, const BackwardCase<double>& direction) {
+  auto line = at.as<Dual>();
+  for (std::size_t i = 0; i < at.q.size(); ++i) line.q.data()[i].derivative[0] = direction.q.data()[i];
+  for (std::size_t i = 0; i < at.k.size(); ++i) line.k.data()[i].derivative[0] = direction.k.data()[i];
+  for (std::size_t i = 0; i < at.v.size(); ++i) line.v.data()[i].derivative[0] = direction.v.data()[i];
+  return line;
+}
+
+/// Gradients of ⟨d_out, out⟩ + ⟨d_lse, log-sum-exps⟩ against the derivative of the forward pass.
+template <class... Extra>
+void expect_derivative_of_log_sum_exps(const char* stream, const BackwardSizes& n, const Extra&... extra) {
+  const BackwardCase<double> c(stream, n), direction(std::string(stream) + " direction", n);
+  mha::Tensor<double, 3> d_lse(n.batch, n.heads, n.queries);
+  support::Random("d_lse").fill(d_lse);
+  mha::AttentionTape<double, Reference> tape;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, extra..., mha::record(tape));
+  const auto g = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, extra..., mha::LogSumExpGradient(d_lse));
+  const auto line = along(c, direction);
+  mha::Tensor<Dual, 3> lse(n.batch, n.heads, n.queries);
+  static_cast<void>(mha::attention<Reference>(line.q, line.k, line.v, extra..., mha::LogSumExp(lse)));
+  double of_lse = 0;
+  for (std::size_t i = 0; i < lse.size(); ++i) of_lse += d_lse.data()[i] * lse.data()[i].derivative[0];
+  EXPECT_NE(of_lse, 0) << stream;
+  const double terms[] = {support::inner(g.query, direction.q), support::inner(g.key, direction.k),
+                          support::inner(g.value, direction.v)};
+  const double size = 1 + std::abs(terms[0]) + std::abs(terms[1]) + std::abs(terms[2]);
+  EXPECT_NEAR(terms[0] + terms[1] + terms[2], support::derivative_along(c, direction, extra...) + of_lse, 1e-11 * size)
+      << stream;
+}
+
+TEST(AttentionBackward, DifferentiatesThroughTheLogSumExp) {
+  const BackwardSizes n;
+  expect_derivative_of_log_sum_exps("lse", n);
+  expect_derivative_of_log_sum_exps("lse, scaled", n, mha::Scale{2.5});
+  expect_derivative_of_log_sum_exps("lse, empty rows", {.queries = 9, .keys = 4}, mha::Causal{});
+  expect_derivative_of_log_sum_exps("lse, mask of a user", n,
+                                    mha::mask([](auto, auto h, auto q, auto k) { return (q + k + h) % 3 != 0; }));
+  expect_derivative_of_log_sum_exps("lse, chain", n, Bent{}, mha::SoftCap{3.f}, mha::Alibi{}, mha::Causal{});
+  expect_derivative_of_log_sum_exps("lse, sink and dropout", n, mha::Sink({0.5f, -1.f, 2.f, 0.f}), mha::Causal{},
+                                    mha::Dropout{.p = 0.4f}, mha::DropoutSeed{support::seed()});
+}
+
+/// The logit of the last key is a number of the head's: its key is a sink whose logit dual numbers differentiate.
+struct LastKeyIsSink {
+  Index last;
+  const Dual* logits;
+  template <class S> S operator()(S s, Index, Index h, Index, Index k) const {
+    if constexpr (std::is_same_v<S, Dual>) return k == last ? logits[h] : s;
+    return s;
+  }
+};
+
+TEST(AttentionBackward, DifferentiatesTheLogitsOfASink) {
+  const BackwardSizes n{.queries = 6, .keys = 7};
+  const BackwardCase<double> c("sink's logits", n);
+  const float logits[] = {0.5f, -1.f, 2.f, 0.f};
+  const auto expect = [&](const char* name, const auto&... extra) {
+    const mha::Sink sink(std::vector<float>(logits, logits + 4));
+    const auto mask = mha::mask([](auto, auto, auto q, auto k) { return k <= q + 1 || k == 7; });
+    const auto g = c.gradients<Reference>(sink, mask, mha::Origin{0}, extra...);
+    // A key after the others whose value is 0; it moves no other key's number.
+    BackwardCase<Dual> line = c.as<Dual>();
+    line.k = mha::Tensor<Dual, 4>(n.batch, 8, n.kv_heads, n.head_dim);
+    line.v = mha::Tensor<Dual, 4>(n.batch, 8, n.kv_heads, n.value_dim);
+    for (Index b = 0; b < n.batch; ++b)
+      for (Index k = 0; k < n.keys; ++k)
+        for (Index h = 0; h < n.kv_heads; ++h) {
+          for (Index d = 0; d < n.head_dim; ++d) line.k(b, k, h, d) = c.k(b, k, h, d);
+          for (Index d = 0; d < n.value_dim; ++d) line.v(b, k, h, d) = c.v(b, k, h, d);
+        }
+    for (Index h = 0; h < n.heads; ++h) {
+      Dual moved[4];
+      for (int i = 0; i < 4; ++i) moved[i] = static_cast<double>(logits[i]);
+      moved[h].derivative[0] = 1;
+      const auto out = mha::attention<Reference>(line.q, line.k, line.v, mask, mha::Origin{0}, extra...,
+                                                 LastKeyIsSink{.last = 7, .logits = moved});
+      double expected = 0;
+      for (std::size_t i = 0; i < out.size(); ++i) expected += c.d_out.data()[i] * out.data()[i].derivative[0];
+      EXPECT_NEAR(g.sink(h), expected, 1e-11 * (1 + std::abs(expected))) << name << ", head " << h;
+    }
+  };
+  expect("sink");
+  expect("sink, scores", Bent{}, mha::SoftCap{3.f}, mha::Scale{2.});
+  expect("sink, dropout", mha::Dropout{.p = 0.4f}, mha::DropoutSeed{support::seed()});
 }
 
 TEST(AttentionBackward, EqualsDifferenceQuotients) {
@@ -308,6 +396,18 @@ TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {
             "attention_backward: the tape is of a call with scale 0.577350 but this one has 2.000000");
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, shorter, tape),
             "attention_backward: v has head size 4 but out has head size 2");
+  EXPECT_EQ(message(shorter, c.q, c.k, c.v, out, tape),
+            "attention_backward: v has head size 4 but d_out has head size 2");
+  EXPECT_EQ(message(Tensor4(2, 6, 4, 4), c.q, c.k, c.v, out, tape),
+            "attention_backward: q has length 5 but d_out has length 6");
+  EXPECT_EQ(message(Tensor4(1, 5, 4, 4), c.q, c.k, c.v, out, tape),
+            "attention_backward: q has batch 2 but d_out has batch 1");
+  EXPECT_EQ(message(Tensor4(2, 5, 2, 4), c.q, c.k, c.v, out, tape),
+            "attention_backward: q has heads 4 but d_out has heads 2");
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::Scale{nan}),
+            "attention_backward: the scale is " + std::to_string(nan) + ", not finite");
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::Scale{infinity}),
+            "attention_backward: the scale is inf, not finite");
   const Tensor4 k(2, 6, 2, 3), v(2, 6, 2, 4);
   EXPECT_EQ(message(c.d_out, c.q, k, v, out, tape),
             "attention_backward: the tape is of a call with key length 7 but this one has 6");
@@ -356,8 +456,8 @@ struct InOneMemory {
   }
   mha::TensorView<double, 3> rows(Array i) { return mha::view(memory.data() + at[i], 2, 4, 5); }
 
-  void forward(mha::AttentionTape<double, Reference>& tape) {
-    mha::attention_into<Reference>(of(out), of(query), of(key), of(value), mha::AdditiveBias(of(bias)), sink,
+  template <class... Extra> void forward(mha::AttentionTape<double, Reference>& tape, const Extra&... extra) {
+    mha::attention_into<Reference>(of(out), of(query), of(key), of(value), extra..., mha::AdditiveBias(of(bias)), sink,
                                    mha::record(tape));
   }
   void backward(const mha::AttentionTape<double, Reference>& tape) {
@@ -441,15 +541,26 @@ TEST(AttentionBackward, RefusesMoreHeadsThanItCountsAndWritesNothing) {
 TEST(AttentionBackward, RefusesAForwardPassOverWhatTheTapesBackwardPassReads) {
   InOneMemory c;
   mha::AttentionTape<double, Reference> tape;
-  for (const auto other : {InOneMemory::query, InOneMemory::key, InOneMemory::value}) {
-    InOneMemory overlapping = c;
-    overlapping.at[InOneMemory::out] = overlapping.at[other] + 3;
-    EXPECT_EQ(support::message_of([&] { overlapping.forward(tape); }),
-              std::string("attention: out overlaps ") + InOneMemory::name[other] +
-                  ", which the backward pass of the tape reads");
-    EXPECT_EQ(overlapping.memory, c.memory);
-    EXPECT_FALSE(tape.recorded());
-  }
+  constexpr auto lse = InOneMemory::d_lse, out = InOneMemory::out;
+  for (const auto written : {out, lse})
+    for (const auto other : {InOneMemory::query, InOneMemory::key, InOneMemory::value, out, InOneMemory::bias}) {
+      if (other == written) continue;
+      InOneMemory overlapping = c;
+      overlapping.at[written] = overlapping.at[other] + 3;
+      const auto message = support::message_of([&] {
+        if (written == out)
+          overlapping.forward(tape);
+        else
+          overlapping.forward(tape, mha::SoftCap{5.f}, mha::LogSumExp(overlapping.rows(lse)));
+      });
+      EXPECT_EQ(message, std::string("attention: ") + (written == out ? "out" : "log-sum-exp") + " overlaps " +
+                             (other == InOneMemory::bias ? "the " : "") + InOneMemory::name[other] +
+                             ", which the backward pass of the tape reads");
+      EXPECT_EQ(overlapping.memory, c.memory);
+      EXPECT_FALSE(tape.recorded());
+    }
+  c.forward(tape, mha::SoftCap{5.f}, mha::LogSumExp(c.rows(lse)));
+  EXPECT_TRUE(tape.recorded());
 }
 
 TEST(AttentionBackward, RefusesAWideDestinationAndPoliciesThatOverlap) {

@@ -3,7 +3,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <new>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -871,6 +873,48 @@ TEST(BiasGradient, RefusesATableThatOverlapsItself) {
   EXPECT_EQ(said(30, 7, 1), begin + "heads has 2 elements and stride 30" + end);
   for (const float x : memory) EXPECT_EQ(x, 42.f);
   EXPECT_EQ(said(1, 14, 2), "") << "heads interleaved";
+}
+
+/// Reference with a workspace that gives memory so many times.
+struct Scarce : Reference {
+  static inline int left = 0;
+  struct Workspace : mha::Workspace {
+    struct Frame : mha::Workspace::Frame {
+      using Base = mha::Workspace::Frame;
+      using Base::Base;
+      template <class T> T* take(std::size_t n) { return left-- > 0 ? Base::take<T>(n) : throw std::bad_alloc(); }
+    };
+    Frame frame() { return Frame(*this); }
+  };
+};
+
+TEST(BiasGradient, IsAsItWasWhereMemoryGivesOut) {
+  support::BackwardCase<float> c("memory", {.batch = 1, .queries = 5, .keys = 7, .heads = 2, .kv_heads = 1});
+  mha::Tensor<float, 3> bias(2, 5, 7), d_bias(2, 5, 7);
+  // Rows that are no runs of numbers, for which calls take memory.
+  const auto columns = [](mha::Tensor<float, 4>& x) {
+    return mha::TensorView<const float, 4>{x.data(), {1, 7, 1, x.extent(3)}, {0, 1, 0, 7}};
+  };
+  const auto k = columns(c.k), v = columns(c.v);
+  mha::AttentionTape<float, Scarce> tape;
+  Scarce::left = 99;
+  const mha::AlibiSlopes slopes({0.5f, 0.25f});
+  const auto out = mha::attention<Scarce>(c.q, k, v, slopes, mha::AdditiveBias(bias), mha::record(tape));
+  mha::AlibiSlopes d_slopes = slopes;
+  int failed = 0;
+  for (bool done = false; !done; ++failed) {
+    for (float& x : d_bias) x = 42;
+    Scarce::left = failed;
+    try {
+      mha::attention_backward_into({}, c.d_out, c.q, k, v, out, tape, slopes, mha::AdditiveBias(bias),
+                                   mha::BiasGradient(d_bias), mha::ScoreGradient(d_slopes));
+      done = true;
+    } catch (const std::bad_alloc&) {
+      for (const float x : d_bias) ASSERT_EQ(x, 42) << failed;
+    }
+  }
+  EXPECT_GE(failed, 4) << "sums of slopes, keys and values";
+  for (const float x : d_bias) EXPECT_NE(x, 42);
 }
 
 TEST(SharedNumbers, OfAPolicyThatWasMovedAreNone) {

@@ -12,6 +12,7 @@
 
 #include "backward_case.hpp"
 #include "compare.hpp"
+#include "message_of.hpp"
 
 namespace {
 
@@ -100,6 +101,20 @@ TEST(AttentionTape, HasMemoryForAllItsRowsAfterAFailedAllocation) {
     EXPECT_NE(rows.sum, nullptr);
     EXPECT_FALSE(tape.recorded());
   }
+}
+
+TEST(AttentionTape, KeepsItsCallWhereAnotherHasTooManyRows) {
+  const support::BackwardCase<float> c("kept", {});
+  mha::AttentionTape<float, Reference> tape;
+  const auto out = mha::attention<Reference>(c.q, c.k, c.v, mha::record(tape));
+  const auto expected = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape);
+  const float one = 1;
+  mha::AttendCall<float, mha::ContiguousKv<float>, mha::Full, mha::NoScore> call{};
+  call.q = {&one, {1 << 20, 1 << 10, 2, 1}, {0, 0, 0, 1}};
+  EXPECT_EQ(support::message_of([&] { tape.begin(Reference{}, "attention", call); }),
+            "attention: the call has 2147483648 rows of heads, the limit of a tape is 2147483647");
+  EXPECT_TRUE(tape.recorded());
+  EXPECT_EQ(support::differing(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape).query, expected.query), 0u);
 }
 
 TEST(AttentionTape, TellsCallsApartByTheLengthsAndOriginsOfAllSequences) {

@@ -174,6 +174,12 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
           [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, extra...); }, extra...);
     }
   }
+  // Refused in one sentence.
+  template <class DY, class OfTape, class To, class... Extra>
+  detail::Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
+      requires(!detail::takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
+    return detail::refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
+  }
 
   /// What Linear::drop_unpacked() does, for both or, if one refuses, for neither.
   void drop_unpacked() {
@@ -267,8 +273,9 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     detail::require_backward_rows(backend, x, dy, config_.d_model, dx, config_.d_model, numbers, tape.hidden_,
                                   tape.up_.arrays_);
     detail::require_gradients(detail::shapes_of(gradients), {up_.shapes(), down_.shapes(), {}});
-    const auto up = up_.parameters(), down = down_.parameters();
-    detail::require_apart("dx", dx, x, dy, numbers, up.weight, up.gate, down.weight);
+    detail::require_apart("dx", dx, x, dy, numbers);
+    detail::require_apart_from_parameters("dx", detail::footprint(dx), up_.parameters(), " of up()");
+    detail::require_apart_from_parameters("dx", detail::footprint(dx), down_.parameters(), " of down()");
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);

@@ -87,8 +87,9 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   ///
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class Change> void update(Change&& f) {
-    detail::write_and_pack(parameters_, products_, f,
-                           [this](const LinearViews<const T>& w) { return Products(backend_, w); });
+    detail::write_and_pack(parameters_, products_, f, [this](const LinearViews<const T>& w, Products old) {
+      return Products(backend_, w, std::move(old));
+    });
   }
 
   /// Draws the weights, e.g. XavierUniform{.seed = 1}.
@@ -234,6 +235,12 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
           [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, extra...); }, extra...);
     }
   }
+  // Refused in one sentence.
+  template <class DY, class OfTape, class To, class... Extra>
+  detail::Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
+      requires(!detail::takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
+    return detail::refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
+  }
 
   /// What a call on this many rows costs; the activation is not counted.
   ///
@@ -343,7 +350,8 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     const auto numbers = std::as_const(gradients).memory();
     detail::require_backward_rows(backend, tape.x_, dy, config().outputs, dx, config().inputs, numbers, tape.arrays_);
     detail::require_gradients(detail::shapes_of(gradients), shapes());
-    detail::require_apart("dx", dx, tape.x_, dy, numbers, parameters_.views().weight, parameters_.views().gate);
+    detail::require_apart("dx", dx, tape.x_, dy, numbers);
+    detail::require_apart_from_parameters("dx", detail::footprint(dx), parameters_.views());
     Workspace own, &workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     back(backend, tape, dy, detail::named_there(gradients), dx, workspace);

@@ -229,6 +229,12 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
             [&](const TensorView<T, 3>& dx) { back<false>(given, tape, gradients, dx, extra...); }, extra...);
     }
   }
+  // Refused in one sentence.
+  template <class DY, class OfTape, class To, class... Extra>
+  Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
+      requires(!takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
+    return refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
+  }
 
   /// What the backward pass of a call on this many rows costs; it has no products. mha::add_to(dx) reads dx too.
   ///
@@ -259,6 +265,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
                       TensorView<const A, 1>{numbers(), {config_.width}, {1}});
     require_gradients(shapes_of(gradients), {shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
     require_apart("dx", dx, TensorView<const T, 3>{}, dy, sums);
+    require_apart_from_parameters("dx", footprint(dx), this->parameters());
     if (dx.size() == 0) return;
     Workspace own;
     Workspace& workspace = workspace_or(own, extra...);

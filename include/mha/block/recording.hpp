@@ -8,6 +8,7 @@
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
+#include "gradients.hpp"
 #include "rows.hpp"
 
 /// What calls on a tape and their backward passes are given, and what is refused.
@@ -70,6 +71,29 @@ template <class... Extra> constexpr void check_block_backward_arguments() {
                 "mha: mha::into(dx), a Workspace and a backend may be given once each (see mha/block/recording.hpp)");
 }
 
+/// Whether backward() of what has this scalar, tape and gradients takes these.
+template <class T, class Tape, class Gradients, class DY, class OfTape, class To>
+constexpr bool takes_backward =
+    SequenceOf<DY, T>&& std::is_convertible_v<const OfTape&, const Tape&>&& std::is_convertible_v<To, Gradients&>;
+/// The sentences for what it does not take, one at a time.
+template <class T, class Tape, class Gradients, class DY, class OfTape, class To> Refused refuse_backward() {
+  constexpr bool rows = SequenceOf<DY, T>, same_tape = std::is_convertible_v<const OfTape&, const Tape&>,
+                 same_gradients = std::is_convertible_v<std::remove_cvref_t<To>&, Gradients&>;
+  static_assert(rows,
+                "mha: backward() takes dy with 2 or 3 axes and the scalar of what is called: an Eigen matrix, an "
+                "mha::Tensor or a view of a pointer, mha::view(p, L, E) (see mha/block/recording.hpp)");
+  static_assert(!rows || same_tape,
+                "mha: the tape given to backward() is of another scalar, backend or kind than what is called, whose "
+                "tape() makes one (see mha/block/recording.hpp)");
+  static_assert(!rows || !same_tape || same_gradients,
+                "mha: the gradients given to backward() are of another scalar, backend, score or kind than what is "
+                "called, whose gradients() makes them (see mha/block/recording.hpp)");
+  static_assert(!rows || !same_tape || !same_gradients || std::is_convertible_v<To, Gradients&>,
+                "mha: backward() adds to gradients that have a name and are not const: auto gradients = "
+                "layer.gradients() (see mha/block/recording.hpp)");
+  return {};
+}
+
 /// The tape has a call of these weights.
 inline void require_recorded(bool recorded, bool same_weights, const char* what) {
   require(recorded, "backward: nothing was recorded on the tape: call it with x and the tape first");
@@ -110,18 +134,26 @@ void require_backward_rows(const B& backend, const TensorView<const X, 3>& x, co
   require_backward_reachable(backend, dy, dx, gradients);
 }
 
-/// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, matrices of
-/// weights among it, and each element of the result in memory of its own.
-template <class T, class A, class... Weights>
+/// A result, such as dx, and the gradients lie in memory that nothing else of the call reads or writes, and each
+/// element of the result in memory of its own.
+template <class T, class A>
 void require_apart(const char* name, const TensorView<T, 3>& to, const TensorView<const T, 3>& x,
-                   const TensorView<const T, 3>& dy, const TensorView<const A, 1>& gradients,
-                   const Weights&... weights) {
+                   const TensorView<const T, 3>& dy, const TensorView<const A, 1>& gradients) {
   require_own_memory("backward", name, to, axes_of_rows);
   require(x.data == nullptr || !share_elements(to, x), "backward: ", name, " overlaps x");
   require(!share_elements(to, dy), "backward: ", name, " overlaps dy");
   require(!may_overlap(to, gradients), "backward: ", name, " overlaps the gradients");
   require(!may_overlap(dy, gradients), "backward: dy overlaps the gradients");
-  require((!may_overlap(to, weights) && ...), "backward: ", name, " overlaps the weights");
+}
+
+/// What a backward pass writes overlaps no parameter; `of` follows the name of one.
+template <class Views>
+void require_apart_from_parameters(const char* name, const Footprint& to, const Views& parameters,
+                                   const char* of = "") {
+  const auto look = [&](const char* part, const auto& v) {
+    require(!share_bytes(to, footprint(v)), "backward: ", name, " overlaps the parameter '", part, "'", of);
+  };
+  PartsOf<Views>::each(look, parameters);
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -197,6 +197,8 @@ template <class T, int... Ranks>
 concept ViewableOfRank = Viewable<T> &&((ViewTraits<std::remove_cvref_t<T>>::rank == Ranks) || ...);
 
 template <class T> using ScalarOf = typename ViewTraits<std::remove_cvref_t<T>>::Scalar;
+/// The same, const where a view of such a tensor is not to be written.
+template <class T> using ElementOf = std::remove_pointer_t<decltype(view(std::declval<T>()).data)>;
 
 namespace detail {
 

@@ -102,31 +102,28 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
                          const ParameterViews<const T>& w, const Gradients& gradients, const TensorView<T, 3>& dx,
                          const TensorView<T, 3>& d_memory, const BiasTo<T>& d_bias, const ScoreTo& d_score) {
   const auto numbers = gradients.memory();
-  const auto meets_weights = [&](const Footprint& to) {
-    bool meets = false;
-    const auto look = [&](const char*, const auto& part) { meets = meets || share_bytes(to, footprint(part)); };
-    PartsOf<ParameterViews<const T>>::each(look, w);
-    return meets;
-  };
   const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
     require_apart(name, to, recorded.x, dy, numbers);
-    require(!meets_weights(footprint(to)), "backward: ", name, " overlaps the weights");
+    require_apart_from_parameters(name, footprint(to), w);
     require(!share_elements(to, recorded.memory), "backward: ", name, " overlaps the memory");
   };
   apart("dx", dx);
   if (d_memory.data != nullptr) apart("d_memory", d_memory);
   require(d_memory.data == nullptr || !share_elements(dx, d_memory), "backward: dx overlaps d_memory");
+  const NamedArray others[] = {
+      {"x", footprint(recorded.x)}, {"the memory", footprint(recorded.memory)}, {"dy", footprint(dy)},
+      {"dx", footprint(dx)},        {"d_memory", footprint(d_memory)},          {"the gradients", footprint(numbers)}};
   const auto score_apart = [&](const char* name, const Footprint& to) {
-    const auto meets = [&](const auto&... of) { return (share_bytes(to, footprint(of)) || ...); };
-    require(!meets(recorded.x, recorded.memory, dy, dx, d_memory, numbers) && !meets_weights(to), "backward: the ",
-            name, " overlaps another tensor of the call");
+    for (const NamedArray& other : others)
+      require(!share_bytes(to, other.at), "backward: ", name, " overlaps ", other.name);
+    require_apart_from_parameters(name, to, w);
     if constexpr (requires { gradients.score; })
-      require(!share_bytes(to, footprint(&gradients.score, 1)), "backward: the ", name,
+      require(!share_bytes(to, footprint(&gradients.score, 1)), "backward: ", name,
               " overlaps the gradients of the layer's score");
   };
-  score_apart("BiasGradient", footprint(d_bias.own));
-  score_apart("BiasGradient", footprint(d_bias.wide));
-  score_apart("ScoreGradient", d_score.at);
+  score_apart("the BiasGradient", footprint(d_bias.own));
+  score_apart("the BiasGradient", footprint(d_bias.wide));
+  score_apart("the ScoreGradient", d_score.at);
   require(!share_bytes(d_score.at, footprint(d_bias.own)) && !share_bytes(d_score.at, footprint(d_bias.wide)),
           "backward: the ScoreGradient overlaps the BiasGradient");
 }

@@ -82,18 +82,8 @@ template <class T> struct HeadGradients {
   LongSum<Accumulator<T>>* sink = nullptr;
   BiasTo<T> bias{};
   ScoreTo score{};
-  Footprint results[2] = {};  ///< dx and d_memory, which overlap no AdditiveBias of the call
+  NamedArray results[2] = {{"dx", {}}, {"d_memory", {}}};  ///< which overlap no AdditiveBias of the call
 };
-
-/// Whether one of a score's AdditiveBiases shares memory with these elements.
-template <class S> bool has_bias_in(const S& score, const Footprint& of) {
-  if constexpr (is_chain<S>)
-    return has_bias_in(score.first, of) || has_bias_in(score.second, of);
-  else if constexpr (is_bias<S>)
-    return share_bytes(of, footprint(score.bias));
-  else
-    return false;
-}
 
 /// What a layer's backward pass computes of its own score S and the call's score C, one after the other.
 template <class S, class C, bool Bias, bool OfLayer, bool OfCall> struct WantedOfCall {
@@ -159,8 +149,10 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
                 Workspace& workspace) const override {
     require(has_bias || !heads.bias.wanted(), "backward: BiasGradient is given, but the call on the tape has ",
             count_biases<Both>, " AdditiveBiases, expected 1");
-    for (const Footprint& result : {heads.results[0], heads.results[1], heads.score.at})
-      require(!has_bias_in(score_, result), "backward: a result overlaps the AdditiveBias of the call on the tape");
+    for (const NamedArray& result :
+         {heads.results[0], heads.results[1], NamedArray{"the ScoreGradient", heads.score.at}})
+      require(!has_bias_in(score_, result.at), "backward: ", result.name,
+              " overlaps the AdditiveBias of the call on the tape");
     if (heads.score.to != nullptr) {
       require(gives, "backward: ScoreGradient is given, but the call on the tape has no score that can be trained");
       if constexpr (gives)
@@ -219,8 +211,8 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
       const ItemsOn<B> items{backend, workspace};
       if constexpr (OfCall) require_sendable(backend, workspace);
       const auto sums = call_score_gradients<A, Wanted, Head>(name, items, score, forward.shape, frame, of_bias...);
-      call.score = sums.to;
       steps.before();
+      call.score = sums.cleared();
       run_backward(backend, call, workspace);
       if constexpr (sums_scores<B>)
         sums.store_bias(backend, workspace, of_bias...);

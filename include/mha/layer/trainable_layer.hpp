@@ -137,7 +137,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// of it. Its bits are the same.
   ///
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
-  ///           backward pass has run; the result is no part of them
+  ///           backward pass has run; the result and a LogSumExp are no part of them
   /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
   ///           float; the tape is as it was then, or, if memory gave out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
@@ -189,6 +189,12 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
           [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, d_memory, d_score, backend, workspace); },
           extra...);
     }
+  }
+  // Refused in one sentence.
+  template <class DY, class OfTape, class To, class... Extra>
+  detail::Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
+      requires(!detail::takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
+    return detail::refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
   }
 
   /// What the backward pass of a call of this shape costs, stage by stage; masks of the call intersect with the
@@ -249,10 +255,6 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const Index batch = x.extent[0], length = x.extent[1];
     Tape& tape = detail::given_tape<Tape>(extra...);
     this->check_result(x, y);
-    detail::require(!detail::share_elements(y, x),
-                    "layer: the result overlaps x, which the backward pass of the tape reads");
-    detail::require(!detail::share_elements(y, memory),
-                    "layer: the result overlaps the memory, which the backward pass of the tape reads");
     const B& backend = detail::backend_or(backend_, extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
@@ -275,6 +277,10 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
         names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged), mask, scores, sink_.there(),
         given, frame);
+    const detail::NamedArray read[] = {{"x", detail::footprint(x)}, {"the memory", detail::footprint(memory)}};
+    const detail::NamedArray written[] = {{"the result", detail::footprint(y)},
+                                          {"log-sum-exp", detail::footprint(checked.log_sum_exp)}};
+    for (const auto& to : written) detail::require_recorded_apart("layer", to, read, checked.score);
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", x);
     detail::require_reachable(backend, "layer", "memory", memory);
@@ -375,9 +381,10 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     detail::LayerBackwardSteps<T, B, Policies, ScoreTo> steps(
         norm_, position_, w, tensors, detail::named_there(gradients), of_score, backend, workspace, frame);
     const detail::HeadGradients<T> attention{
-        recorded.q,      recorded.key, recorded.value,  recorded.heads,
-        tensors.d_heads, tensors.d_q,  tensors.d_key,   tensors.d_value,
-        steps.sinks(),   d_score.bias, d_score.numbers, {detail::footprint(dx), detail::footprint(d_memory)}};
+        recorded.q,     recorded.key,    recorded.value,
+        recorded.heads, tensors.d_heads, tensors.d_q,
+        tensors.d_key,  tensors.d_value, steps.sinks(),
+        d_score.bias,   d_score.numbers, {{"dx", detail::footprint(dx)}, {"d_memory", detail::footprint(d_memory)}}};
     tape.policies_.get()->backward(backend, tape.attention_, attention, steps, workspace);
   }
 

@@ -140,6 +140,31 @@ TEST(FeedForwardBackward, AddsToTheGradientsAndTakesATapeTwice) {
   EXPECT_EQ(copy.down.flat().data(), copy.flat().data() + copy.up.flat().size());
 }
 
+TEST(FeedForwardBackward, DxOverlapsNoParameterOfAnyKind) {
+  mha::FeedForward<float, mha::Cpu, mha::SwiGlu> ff({.d_model = 3, .d_hidden = 5});
+  ff.initialize(mha::XavierUniform{.seed = 7});
+  const auto x = random_rows<float>("kinds x", 1, 1, 3), dy = random_rows<float>("kinds dy", 1, 1, 3);
+  auto tape = ff.tape();
+  auto g = ff.gradients();
+  static_cast<void>(ff(x, tape));
+  int parts = 0;
+  const auto look_at = [&](const char* of) {
+    return [&, of](const char* name, const auto& part) {
+      if (part.size() == 0) return;
+      EXPECT_EQ(
+          message_of([&] { ff.backward(dy, tape, g, mha::into(mha::view(const_cast<float*>(part.data), 1, 1, 3))); }),
+          std::string("backward: dx overlaps the parameter '") + name + "' of " + of + "()");
+      ++parts;
+    };
+  };
+  using Parts = mha::detail::PartsOf<mha::LinearViews<const float>>;
+  const auto up = ff.up().parameters(), down = ff.down().parameters();
+  Parts::each(look_at("up"), up);
+  Parts::each(look_at("down"), down);
+  EXPECT_EQ(parts, 6);
+  for (const float d : g.flat()) EXPECT_EQ(d, 0);
+}
+
 TEST(FeedForwardBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   mha::FeedForward<double> ff({.d_model = 4, .d_hidden = 7}), other({.d_model = 4, .d_hidden = 7});
   Rows x = random_rows("refuses x", 2, 5, 4), dy = random_rows("refuses dy", 2, 5, 4);

@@ -260,6 +260,28 @@ TEST(LinearBackward, WhatStandsInARowWithoutAGradientReachesNobody) {
   EXPECT_TRUE(std::isnan(g.weight(0, 0)));
 }
 
+TEST(LinearBackward, DxOverlapsNoParameterOfAnyKind) {
+  mha::Linear<float, mha::Cpu, mha::SwiGlu> linear({.inputs = 3, .outputs = 5});
+  support::draw(linear, "kinds", 0.3);
+  const auto x = random_rows<float>("kinds x", 1, 1, 3), dy = random_rows<float>("kinds dy", 1, 1, 5);
+  auto tape = linear.tape();
+  auto g = linear.gradients();
+  static_cast<void>(linear(x, tape));
+  int parts = 0;
+  const auto look = [&](const char* name, const auto& part) {
+    const std::vector<float> before(part.data, part.data + part.size());
+    EXPECT_EQ(
+        message_of([&] { linear.backward(dy, tape, g, mha::into(mha::view(const_cast<float*>(part.data), 1, 1, 3))); }),
+        std::string("backward: dx overlaps the parameter '") + name + "'");
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), part.data));
+    ++parts;
+  };
+  const auto p = linear.parameters();
+  mha::detail::PartsOf<mha::LinearViews<const float>>::each(look, p);
+  EXPECT_EQ(parts, 4);
+  for (const float d : g.flat()) EXPECT_EQ(d, 0);
+}
+
 TEST(LinearBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   using Linear = mha::Linear<double, mha::Cpu, mha::Gelu>;
   Linear linear({.inputs = 8, .outputs = 8}), other({.inputs = 8, .outputs = 8}),
@@ -307,7 +329,7 @@ TEST(LinearBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   static_cast<void>(borrowing(small, of_borrowed));
   EXPECT_EQ(
       message_of([&] { borrowing.backward(small, of_borrowed, g, mha::into(mha::view(borrowed.data(), 1, 5, 8))); }),
-      "backward: dx overlaps the weights");
+      "backward: dx overlaps the parameter 'weight'");
   EXPECT_EQ(message_of([&] { static_cast<void>(linear(x, tape, mha::into(x))); }),
             "linear: the result overlaps x, which the backward pass of the tape reads");
   EXPECT_EQ(message_of([&] { static_cast<void>(linear(x, tape, mha::residual(narrow))); }),

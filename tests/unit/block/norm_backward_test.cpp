@@ -252,6 +252,24 @@ TEST(NormBackward, AddsToTheGradientsAndTakesATapeTwice) {
   EXPECT_EQ(support::differing(copy.backward(dy, moved, twice), dx), 0u);
 }
 
+TEST(NormBackward, DxOverlapsNoParameterOfAnyKind) {
+  mha::LayerNorm<float> norm({.width = 4});
+  mha::Tensor<float, 1> weight(4), bias(4);
+  norm.borrow({.weight = weight, .bias = bias});
+  const auto x = random_rows<float>("kinds x", 1, 1, 4);
+  auto tape = norm.tape();
+  auto g = norm.gradients();
+  static_cast<void>(norm(x, tape));
+  for (auto* const part : {&weight, &bias}) {
+    const auto dx = mha::view(part->data(), 1, 1, 4);
+    const std::string said =
+        std::string("backward: dx overlaps the parameter '") + (part == &weight ? "weight'" : "bias'");
+    EXPECT_EQ(message_of([&] { norm.backward(x, tape, g, mha::into(dx)); }), said);
+    EXPECT_EQ(message_of([&] { norm.backward(x, tape, g, mha::add_to(dx)); }), said);
+  }
+  for (const float d : g.flat()) EXPECT_EQ(d, 0);
+}
+
 TEST(NormBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   mha::LayerNorm<double> norm({.width = 4}), other({.width = 4});
   Rows x = random_rows("refuses x", 2, 5, 4), dy = random_rows("refuses dy", 2, 5, 4);

@@ -364,7 +364,7 @@ TEST(LayerBiasGradient, IsRefusedWhereItDoesNotFit) {
   static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}));
   EXPECT_EQ(refusal(other), "backward: AdditiveBias has keys 3 but BiasGradient has keys 4");
   auto inside = mha::view(g.flat().data(), 1, 2, 3, 3);
-  EXPECT_EQ(refusal(inside), "backward: the BiasGradient overlaps another tensor of the call");
+  EXPECT_EQ(refusal(inside), "backward: the BiasGradient overlaps the gradients");
   for (const float number : g.flat()) EXPECT_EQ(number, 0);
   EXPECT_EQ(refusal(d), "");
 }

@@ -579,12 +579,40 @@ TEST(TrainableLayer, ResultsOverlapNoParameterOfAnyKind) {
   const auto look = [&](const char* name, const auto& part) {
     float* const first = const_cast<float*>(part.data);
     EXPECT_EQ(message_of([&] { layer.backward(x, tape, g, mha::into(mha::view(first, 1, 1, 8))); }),
-              "backward: dx overlaps the weights")
-        << name;
+              std::string("backward: dx overlaps the parameter '") + name + "'");
     ++parts;
   };
   mha::detail::PartsOf<mha::ParameterViews<const float>>::each(look, p);
   EXPECT_EQ(parts, 11);
+}
+
+TEST(TrainableLayer, RefusesToWriteOverWhatTheTapesBackwardPassReads) {
+  mha::MultiHeadAttention<float> layer({.d_model = 4, .num_heads = 2});
+  draw(layer, "reads");
+  enum { of_x, of_memory, of_bias, of_y, of_lse, arrays };
+  const char* const name[] = {"x", "the memory", "the AdditiveBias", "the result", "log-sum-exp"};
+  std::vector<float> numbers(arrays * 20);
+  support::Random("reads numbers").fill(numbers);
+  auto tape = layer.tape();
+  const auto call = [&](int written, int other) {
+    const std::vector<float> before = numbers;
+    const auto at = [&](int i) { return numbers.data() + 20 * (i == written ? other : i) + (i == written ? 2 : 0); };
+    const auto x = mha::view(at(of_x), 1, 3, 4), memory = mha::view(at(of_memory), 1, 3, 4),
+               y = mha::view(at(of_y), 1, 3, 4);
+    const auto said = message_of([&] {
+      layer(x, memory, tape, mha::SoftCap{2.f}, mha::AdditiveBias(mha::view(at(of_bias), 2, 3, 3)), mha::into(y),
+            mha::LogSumExp(mha::view(at(of_lse), 1, 2, 3)));
+    });
+    EXPECT_EQ(said.empty(), numbers != before);
+    return said;
+  };
+  for (const int written : {of_y, of_lse})
+    for (const int other : {of_x, of_memory, of_bias})
+      EXPECT_EQ(call(written, other), std::string("layer: ") + name[written] + " overlaps " + name[other] +
+                                          ", which the backward pass of the tape reads");
+  EXPECT_FALSE(tape.recorded());
+  EXPECT_EQ(call(arrays, 0), "");
+  EXPECT_TRUE(tape.recorded());
 }
 
 TEST(TrainableLayer, KeepsTheTapeWhereALargerCallIsRefused) {

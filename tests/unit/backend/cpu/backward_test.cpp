@@ -46,12 +46,9 @@ class CpuBackward : public testing::Test {
   mha::IsaLevel level_ = mha::current_isa();
 };
 
-template <class T, class... Extra>
-void expect_right(const std::string& name, const BackwardSizes& n, const Extra&... extra) {
-  SCOPED_TRACE(name);
-  const BackwardCase<T> c(name, n);
-  const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
-  const auto g = c.template gradients<One>(extra...);
+/// Gradients of the case within the scalar's bound of the expected ones.
+template <class T, class G, class Expected>
+void expect_near(const BackwardCase<T>& c, const G& g, const Expected& expected) {
   // A query that sees one key has the gradient 0, the difference of two sums.
   const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out));
   EXPECT_LT(support::relative_error(g.query, expected.query, least), bound<T>);
@@ -59,6 +56,25 @@ void expect_right(const std::string& name, const BackwardSizes& n, const Extra&.
   EXPECT_LT(support::relative_error(g.value, expected.value, least), bound<T>);
   if (expected.sink.size() > 0) {
     EXPECT_LT(support::relative_error(g.sink, expected.sink, 1), bound<T>);  // sums of weights of one key
+  }
+}
+template <class T, class... Extra>
+void expect_right(const std::string& name, const BackwardSizes& n, const Extra&... extra) {
+  SCOPED_TRACE(name);
+  const BackwardCase<T> c(name, n);
+  const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
+  expect_near(c, c.template gradients<One>(extra...), expected);
+}
+/// The same at every level, beside one reference.
+template <class T, class... Extra>
+void expect_right_at_every_level(const std::string& name, const BackwardSizes& n, const Extra&... extra) {
+  SCOPED_TRACE(name);
+  const BackwardCase<T> c(name, n);
+  const auto expected = c.template as<double>().template gradients<mha::Reference>(extra...);
+  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
+    mha::force_isa(static_cast<mha::IsaLevel>(level));
+    SCOPED_TRACE(mha::to_string(mha::current_isa()));
+    expect_near(c, c.template gradients<One>(extra...), expected);
   }
 }
 
@@ -110,6 +126,37 @@ TEST_F(CpuBackward, EqualsTheReferenceInFloat) { expect_right_everywhere<float>(
 TEST_F(CpuBackward, EqualsTheReferenceInDouble) { expect_right_everywhere<double>(); }
 TEST_F(CpuBackward, EqualsTheReferenceInBfloat16) { expect_right_everywhere<mha::bfloat16>(); }
 TEST_F(CpuBackward, EqualsTheReferenceInHalf) { expect_right_everywhere<mha::half>(); }
+
+template <class T> void expect_right_at_head_sizes_of_models() {
+  // Two blocks of keys, and tiles of queries of which the last is not full.
+  const auto expect = [](int head_dim, int value_dim) {
+    const BackwardSizes n{1, 53, 101, 4, 2, head_dim, value_dim};
+    const std::string sizes = std::to_string(head_dim) + " and " + std::to_string(value_dim);
+    expect_right_at_every_level<T>("full, " + sizes, n);
+    expect_right_at_every_level<T>("causal, " + sizes, n, mha::Causal{});
+  };
+  for (const int dim : {64, 96, 128, 256}) expect(dim, dim);
+  expect(192, 128);
+}
+TEST_F(CpuBackward, EqualsTheReferenceAtHeadSizesOfModelsInFloat) { expect_right_at_head_sizes_of_models<float>(); }
+TEST_F(CpuBackward, EqualsTheReferenceAtHeadSizesOfModelsInDouble) { expect_right_at_head_sizes_of_models<double>(); }
+
+template <class T> void expect_right_after_chunks_of_keys() {
+  constexpr int keys = 2 * simd::key_chunk + 77;
+  for (const int queries : {3, 40}) {  // in few rows, and in lanes
+    const BackwardSizes n{1, queries, keys, 2, 1, 16, 24};
+    const std::string rows = std::to_string(queries) + " queries";
+    expect_right_at_every_level<T>("full, " + rows, n);
+    expect_right_at_every_level<T>("causal, " + rows, n, mha::Causal{});
+    expect_right_at_every_level<T>("steep, " + rows, n, mha::Scale{0.75}, mha::Sink({0.5f, -1.f}));
+  }
+}
+TEST_F(CpuBackward, EqualsTheReferenceOfRowsMergedFromChunksOfKeysInFloat) {
+  expect_right_after_chunks_of_keys<float>();
+}
+TEST_F(CpuBackward, EqualsTheReferenceOfRowsMergedFromChunksOfKeysInDouble) {
+  expect_right_after_chunks_of_keys<double>();
+}
 
 TEST_F(CpuBackward, DifferentiatesThroughTheLogSumExp) {
   const BackwardSizes n{2, 90, 70, 4, 2, 24, 16};  // the first queries see no key
@@ -202,7 +249,7 @@ TEST_F(CpuBackward, HasTheSameBitsForAnyThreads) {
     EXPECT_GT(support::differing(dropped.query, alone.query), 0u);
     expect_same_bits(on(One{}, nothing, seed), alone);
     expect_same_bits(on(One{}, dropout), alone);
-    for (const int threads : {1, 2, 5, 7}) {
+    for (const int threads : {1, 2, 3, 5, 7}) {
       const Pool pool(mha::ThreadPool{threads});
       expect_same_bits(on(pool), alone);
       expect_same_bits(on(pool, dropout, seed), dropped);
