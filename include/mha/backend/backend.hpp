@@ -301,8 +301,8 @@ template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
 
 /// One that packs other weights of the same shapes into the memory of those that it packed before.
 template <class B, class T>
-concept PacksInto = PacksWeights<B, T> && requires(const B backend, typename detail::PackedBy<T, B>::type& packed,
-                                                   std::span<const DenseWeights<T>> parts) {
+concept PacksInto = PacksWeights<B, T> &&
+    requires(const B backend, typename detail::PackedBy<T, B>::type& packed, std::span<const DenseWeights<T>> parts) {
   backend.pack_into(packed, parts);
 };
 
