@@ -275,7 +275,7 @@ template <class Threads, class T> void storages(const std::string& scalar, int k
 /// The same ring far along and not so far, at the same place in its memory.
 template <class Threads, class T> void positions(const std::string& scalar) {
   bench::add("ring/" + scalar + "/1000000" + threads_of<Threads>(), more_rounds, [scalar](benchmark::State& s) {
-    constexpr int keys = 4096, rows = 512, near = 10'000, far = near + 215 * (keys - 1 + rows);
+    constexpr int keys = 4096, rows = 512, near = 10'000, far = near + 194 * (keys - 1 + 2 * rows);
     const mha::Ring ring{.left = keys - 1, .rows = rows};
     in_turns<Threads, T>(
         s,

@@ -117,8 +117,9 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
       const detail::NamedArray read[] = {{"q", detail::footprint(queries)},
                                          {"k", detail::footprint(keys)},
                                          {"v", detail::footprint(values)},
+                                         {"the Sink", detail::footprint(call.sink.data, call.sink.size)},
                                          {"out", detail::footprint(to)}};
-      detail::require_recorded_apart("attention", read[3], std::span(read).first(3), call.score);
+      detail::require_recorded_apart("attention", read[4], std::span(read).first(4), call.score);
       detail::require_recorded_apart("attention", log_sum_exp, read, call.score);
     }
     Tensor<T, 4> key_copy, value_copy;

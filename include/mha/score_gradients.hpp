@@ -341,7 +341,7 @@ template <class A, class Wanted, class Head, class S, class Bias> class ScoreGra
     place_tables<Wanted, A>(score_, next, shape, frame, bias);
   }
 
-  /// Where the call adds, cleared: asked for when the call has taken all other memory.
+  /// Where the call adds, cleared: asked for last, before the backend takes memory of its own.
   ScoreGradientsTo<A> cleared() const {
     if constexpr (requires { bias_.clear(); }) bias_.clear();
     return to;

@@ -89,7 +89,7 @@ template <class Cache> Index free_pages(const Cache& cache) {
 inline Index rows_to_fill(const Contiguous& s) { return s.length; }
 inline Index rows_to_fill(const Paged& s) { return s.length; }
 inline Index rows_to_fill(const Ring& s) {
-  return s.first + s.left + s.rows + 1024;  // and tiles, in blocks of up to 256 positions, which go round apart
+  return s.first + s.left + 2 * s.rows + 3 * 256;  // and tiles, in blocks of up to 256 positions, which go round apart
 }
 
 /// Fills all of a cache's memory, every page and tile, with NaN, and has it forget that.

@@ -26,7 +26,7 @@ TEST(Cache, GivesTheBitsOfTheWholeCallByLargePieces) {
   EXPECT_GT(events.large_chunks, 5);
 }
 
-// Beyond chunks of keys, at whose ends calls merge; a ring has dropped its first chunk, the first positions but for.
+// Beyond chunks of keys, at whose ends calls merge; a ring has dropped its first chunk except for the first positions.
 template <class T> Events across_chunks(unsigned seed) {
   constexpr Index chunk = mha::detail::simd::key_chunk, left = chunk + 150, length = 2 * chunk + 600;
   mha::MultiHeadAttention<T, mha::Cpu, mha::GroupedQuery<2>, mha::Causal> layer(config);

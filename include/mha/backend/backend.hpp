@@ -299,11 +299,12 @@ template <class T, PacksWeights<T> B> struct PackedBy<T, B> {
 
 }  // namespace detail
 
-/// One that packs other weights of the same shapes into the memory of those that it packed before.
+/// One that packs other weights into the memory of those that it packed before: false, and nothing is written, if they
+/// have other shapes.
 template <class B, class T>
 concept PacksInto = PacksWeights<B, T> &&
     requires(const B backend, typename detail::PackedBy<T, B>::type& packed, std::span<const DenseWeights<T>> parts) {
-  backend.pack_into(packed, parts);
+  { backend.pack_into(packed, parts) } -> std::same_as<bool>;
 };
 
 /// One that multiplies rows of T by weights packed of W, which it converts as it reads them.

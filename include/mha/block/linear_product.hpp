@@ -52,7 +52,7 @@ template <class T, class F, class S = T> struct EpilogueItems {
 /// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights where
 /// they are.
 ///
-/// Copies share what was packed, which nobody changes.
+/// Copies share what was packed, and nobody changes what is shared.
 template <class T, class B, class F> class LinearProduct {
   using Packed = PackedMatrices<T, B, F>;
   using Workspace = typename B::Workspace;
@@ -62,7 +62,7 @@ template <class T, class B, class F> class LinearProduct {
 
  public:
   LinearProduct() = default;
-  /// In the memory of `old` ones of the same shapes, if nobody shares it.
+  /// In the memory of `old` ones, if nobody shares it.
   LinearProduct(const B& backend, const LinearViews<const T>& w, LinearProduct old = {})
       : packed_(pack(backend, w, std::move(old.packed_))) {}
   /// By weights that stay in W.

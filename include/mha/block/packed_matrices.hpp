@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -105,15 +106,18 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   using Own = typename PackedBy<T, B>::type;
 
   PackedMatrices() = default;
-  /// In the memory of `old`, packed from matrices of the same shapes, if nobody shares it.
+  /// In the memory of `old`, if nobody shares it and its matrices had the same shapes.
   PackedMatrices([[maybe_unused]] const B& backend, [[maybe_unused]] std::span<const DenseWeights<T>> matrices,
                  [[maybe_unused]] PackedMatrices old = {}) {
     if constexpr (PacksInto<B, T>)
       if (old.own_.use_count() == 1) {
-        own_ = std::move(old.own_);
-        backend.pack_into(*own_, matrices);
-        return;
+        std::atomic_thread_fence(std::memory_order_acquire);  // after the last reads of another that is gone
+        if (backend.pack_into(*old.own_, matrices)) {
+          own_ = std::move(old.own_);
+          return;
+        }
       }
+    old = {};
     if constexpr (PacksWeights<B, T>) own_ = std::make_shared<Own>(backend.pack(matrices));
   }
   /// In W.

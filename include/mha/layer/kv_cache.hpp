@@ -127,7 +127,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     sequences_.set_length(slot, length);
   }
   /// Whether truncate() and fork() may go back to this length. A Ring goes back by its `rows`, counted from the last
-  /// position that it ever had.
+  /// position that the sequence, or the one that it was forked from, ever had.
   bool can_truncate(SequenceId id, Index length) const {
     const Index slot = sequences_.slot("can_truncate", id);
     return length >= 0 && length <= sequences_.length(slot) && book_.can_truncate(slot, length);

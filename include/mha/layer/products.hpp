@@ -35,7 +35,7 @@ requires(!computes_on_host<B>) struct UploadedBy<T, B> {
 /// A layer's dense products: by weights that its backend packed once, where it packs, of T or of a narrower scalar;
 /// else by the weights where they are.
 ///
-/// Copies share what was packed, which nobody changes. Without it, as before the first pack(), the products are the
+/// Copies share what was packed, and nobody changes what is shared. Without it, as before the first pack(), the products are the
 /// same, only slower.
 template <class T, class B> class LayerProducts {
   using Packed = PackedMatrices<T, B>;
@@ -44,7 +44,7 @@ template <class T, class B> class LayerProducts {
 
  public:
   LayerProducts() = default;
-  /// In the memory of `old` ones of the same shapes, if nobody shares it.
+  /// In the memory of `old` ones, if nobody shares it.
   LayerProducts(const B& backend, const ParameterViews<const T>& w, bool has_output, LayerProducts old = {}) {
     if constexpr (PacksWeights<B, T>) packed_ = pack(backend, w, has_output, std::move(old.packed_));
     if constexpr (!computes_on_host<B>) {

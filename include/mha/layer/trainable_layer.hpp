@@ -277,7 +277,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     auto checked = detail::attend_call<T, detail::memory_of<B>>(
         names, heads, q, detail::kv_of(names, q, made.key, made.value, given.ragged), mask, scores, sink_.there(),
         given, frame);
-    const detail::NamedArray read[] = {{"x", detail::footprint(x)}, {"the memory", detail::footprint(memory)}};
+    const detail::NamedArray read[] = {{"x", detail::footprint(x)},
+                                       {"the memory", detail::footprint(memory)},
+                                       {"the Sink", detail::footprint(checked.sink.data, checked.sink.size)}};
     const detail::NamedArray written[] = {{"the result", detail::footprint(y)},
                                           {"log-sum-exp", detail::footprint(checked.log_sum_exp)}};
     for (const auto& to : written) detail::require_recorded_apart("layer", to, read, checked.score);

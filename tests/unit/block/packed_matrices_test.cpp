@@ -12,6 +12,7 @@
 #include <mha/block/linear.hpp>
 #include <mha/block/packed_matrices.hpp>
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "plain_backend.hpp"
 #include "random.hpp"
@@ -52,28 +53,53 @@ template <class W> struct Products {
   }
 };
 
-TEST(PackedMatrices, WritesOverWeightsThatNobodyShares) {
+template <class B> class RepackedMatrices : public testing::Test {};
+using Backends = testing::Types<mha::Cpu, mha::Systolic<mha::AmxArray, mha::HighestPrecision>>;
+TYPED_TEST_SUITE(RepackedMatrices, Backends);
+
+TYPED_TEST(RepackedMatrices, LieInTheMemoryOfThoseThatNobodyShares) {
   const Products<float> first("first"), second("second");
   const auto before = first.matrices(), after = second.matrices();
-  using Packed = PackedMatrices<float, mha::Cpu>;
-  const mha::Cpu cpu;
-  mha::Workspace workspace;
-  const auto product = [&](const Packed& packed, const Products<float>& of) {
-    Tensor<float, 2> y(M, N);
-    const TensorView<float, 2> to[] = {y.view()};
-    EXPECT_TRUE(packed.multiply(cpu, TensorView<const float, 2>(of.x.view()), 0, to, workspace));
-    return y;
+  using Packed = PackedMatrices<float, TypeParam>;
+  const TypeParam backend;
+  typename TypeParam::Workspace workspace;
+  const auto expect = [&](const Packed& packed, const Products<float>& of) {
+    Tensor<float, 2> y[2] = {Tensor<float, 2>(M, N), Tensor<float, 2>(M, N)};
+    const TensorView<float, 2> to[] = {y[0].view(), y[1].view()};
+    EXPECT_TRUE(packed.multiply(backend, TensorView<const float, 2>(of.x.view()), 0, to, workspace));
+    for (std::size_t i = 0; i < 2; ++i) of.expect(y[i], i);
   };
-  Packed packed(cpu, before);
+  Packed packed(backend, before);
   const auto* const memory = packed.own();
-  packed = Packed(cpu, after, std::move(packed));
+  packed = Packed(backend, after, std::move(packed));
   EXPECT_EQ(packed.own(), memory);
-  second.expect(product(packed, second), 0);
+  expect(packed, second);
   const Packed shared = packed;
-  packed = Packed(cpu, before, std::move(packed));
+  packed = Packed(backend, before, std::move(packed));
   EXPECT_NE(packed.own(), memory) << "the other's";
-  first.expect(product(packed, first), 0);
-  second.expect(product(shared, second), 0);
+  expect(packed, first);
+  expect(shared, second);
+}
+
+TYPED_TEST(RepackedMatrices, OfOtherShapesHaveMemoryOfTheirOwn) {
+  using Packed = PackedMatrices<float, TypeParam>;
+  const TypeParam backend;
+  const Products<float> p("shapes");
+  const auto [biased, plain] = p.matrices();
+  const Tensor<float, 2> deeper(K + 1, N), wider(K, N + 1);
+  const mha::DenseWeights<float> one[] = {plain};
+  const mha::DenseWeights<float> others[] = {biased, {deeper.view(), {}}, {wider.view(), {}}};
+  for (const auto& other : others) {
+    Packed packed(backend, one);
+    auto* const memory = const_cast<typename Packed::Own*>(packed.own());
+    EXPECT_FALSE(backend.pack_into(*memory, std::span<const mha::DenseWeights<float>>(&other, 1)));
+    EXPECT_EQ(Packed(backend, std::span(&other, 1), std::move(packed)).bytes(),
+              Packed(backend, std::span(&other, 1)).bytes());
+  }
+  Packed packed(backend, one);
+  const mha::DenseWeights<float> two[] = {plain, plain};
+  EXPECT_FALSE(backend.pack_into(*const_cast<typename Packed::Own*>(packed.own()),
+                                 std::span<const mha::DenseWeights<float>>(two)));
 }
 
 template <class W> void expect_products(const char* scalar, bool own) {

@@ -209,13 +209,14 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
   for_each_tile<T, Stored>(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {
-    const Index b = tile.rows().b, chunk = simd::held_chunk(call, b, t % chunks);
-    if (t % chunks == 0 || chunk * key_chunk < call.keys(b)) tile.attend_chunk(chunk, state[t]);
+    const Index n = chunks - 1 - t % chunks;  // later chunks are longer
+    const Index b = tile.rows().b, chunk = simd::held_chunk(call, b, n);
+    if (n == 0 || simd::chunk_begin(chunk) < call.keys(b)) tile.attend_chunk(chunk, state[t - t % chunks + n]);
   });
   for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index t) {
     simd::TileState<A>* const part = state + std::ptrdiff_t{t} * chunks;
     const Index b = tile.rows().b;
-    for (Index n = 1; n < chunks && simd::held_chunk(call, b, n) * key_chunk < call.keys(b); ++n)
+    for (Index n = 1; n < chunks && simd::chunk_begin(simd::held_chunk(call, b, n)) < call.keys(b); ++n)
       tile.merge(part[0], part[n]);
     tile.finish(part[0]);
   });

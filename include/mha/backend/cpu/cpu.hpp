@@ -59,10 +59,10 @@ template <Executor Threads> class CpuWith {
   template <class T>
   requires(computes<T>) detail::cpu::PackedWeights<T> pack(std::span<const DenseWeights<T>> parts)
   const { return {parts, threads_}; }
-  /// The same of other weights of the same shapes, in the memory of those before.
+  /// The same of other weights in the memory of those before; false if they have other shapes.
   template <class T>
-  void pack_into(detail::cpu::PackedWeights<T>& packed, std::span<const DenseWeights<T>> parts) const {
-    packed.write(parts, threads_);
+  bool pack_into(detail::cpu::PackedWeights<T>& packed, std::span<const DenseWeights<T>> parts) const {
+    return packed.rewrite(parts, threads_);
   }
   /// Rows of T by weights packed from W of the same accumulator, such as bfloat16 weights under float.
   ///

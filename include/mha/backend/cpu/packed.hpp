@@ -25,7 +25,7 @@ template <class T> class PackedWeights {
     Index panels = 0;
     for (const DenseWeights<T>& w : parts) {
       const bool has_bias = w.bias.data != nullptr;
-      parts_.push_back({w.matrix.extent[0], panels, weight_count_, bias_count_, has_bias});
+      parts_.push_back({w.matrix.extent[0], w.matrix.extent[1], panels, weight_count_, bias_count_, has_bias});
       const Index own = panels_of<T>(w.matrix.extent[1]);
       weight_count_ += panel_size(w.matrix.extent[0]) * static_cast<std::size_t>(own);
       bias_count_ += has_bias ? static_cast<std::size_t>(own) * row_size : 0;
@@ -37,14 +37,15 @@ template <class T> class PackedWeights {
     write(parts, threads);
   }
 
-  /// Other weights of the same shapes.
-  template <class Threads> void write(std::span<const DenseWeights<T>> parts, const Threads& threads) {
-    const auto task = [&](Index panel, Index) {
-      std::size_t part = parts.size() - 1;
-      while (parts_[part].first_panel > panel) --part;
-      pack(parts[part], parts_[part], panel - parts_[part].first_panel);
+  /// Other weights in their place; false, and nothing is written, if they have other shapes.
+  template <class Threads> bool rewrite(std::span<const DenseWeights<T>> parts, const Threads& threads) {
+    const auto fits = [](const Part& part, const DenseWeights<T>& w) {
+      return part.depth == w.matrix.extent[0] && part.columns == w.matrix.extent[1] &&
+             part.has_bias == (w.bias.data != nullptr);
     };
-    run_tasks(weight_count_ < enough_weights, threads, panels_, task);
+    if (!std::equal(parts_.begin(), parts_.end(), parts.begin(), parts.end(), fits)) return false;
+    write(parts, threads);
+    return true;
   }
 
   std::size_t bytes() const { return weight_count_ * sizeof(T) + bias_count_ * sizeof(A); }
@@ -58,10 +59,19 @@ template <class T> class PackedWeights {
 
  private:
   struct Part {
-    Index depth, first_panel;
+    Index depth, columns, first_panel;
     std::size_t weights, biases;  // where they begin
     bool has_bias;
   };
+
+  template <class Threads> void write(std::span<const DenseWeights<T>> parts, const Threads& threads) {
+    const auto task = [&](Index panel, Index) {
+      std::size_t part = parts.size() - 1;
+      while (parts_[part].first_panel > panel) --part;
+      pack(parts[part], parts_[part], panel - parts_[part].first_panel);
+    };
+    run_tasks(weight_count_ < enough_weights, threads, panels_, task);
+  }
 
   static constexpr std::size_t row_size = panel_columns<T>;
   static std::size_t panel_size(Index depth) { return static_cast<std::size_t>(depth) * row_size; }

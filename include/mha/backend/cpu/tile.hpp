@@ -67,9 +67,10 @@ template <class T, class Stored = T> class QueryTile {
 
   /// The whole tile.
   void attend() {
-    Index chunk = keys_.from(0, key_chunk) / key_chunk;
+    const auto held_from = [&](Index chunk) { return simd::chunk_of(keys_.from(simd::chunk_begin(chunk), 1)); };
+    Index chunk = held_from(0);
     attend_chunk(chunk, at_.total);
-    while ((chunk = keys_.from((chunk + 1) * key_chunk, key_chunk) / key_chunk) * key_chunk < keys_.count()) {
+    while (simd::chunk_begin(chunk = held_from(chunk + 1)) < keys_.count()) {
       attend_chunk(chunk, at_.part);
       merge(at_.total, at_.part);
     }
@@ -156,8 +157,8 @@ template <class T, class Stored = T> class QueryTile {
   void pass(Index chunk, const simd::TileState<A>& to, bool guarded) {
     reset(to);
     const bool by_rows = !guarded && few_.rows > 0;
-    const Index end = std::min((chunk + 1) * key_chunk, keys_.count());
-    for_each_block(chunk * key_chunk, end, by_rows, [&](const KeySegments& segments, Index n) {
+    const Index begin = simd::chunk_begin(chunk), end = simd::chunk_end(chunk, keys_.count());
+    for_each_block(begin, end, by_rows, [&](const KeySegments& segments, Index n) {
       if (guarded)
         for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{n} * kernels_.lanes; ++i)
           at_.visible[i] = at_.s[i] == hidden ? A(0) : A(1);

@@ -11,7 +11,7 @@ namespace mha::inline MHA_NAMESPACE::detail::cpu {
 inline constexpr Index key_block = 128;
 
 using simd::key_chunk;
-static_assert(key_chunk % key_block == 0, "a chunk ends with a block");
+static_assert(key_chunk % key_block == 0 && simd::long_chunk % key_block == 0, "a chunk ends with a block");
 
 /// Hidden keys in the middle of a block that are worth leaving out.
 inline constexpr Index smallest_gap = 32;

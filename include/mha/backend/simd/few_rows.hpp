@@ -80,7 +80,7 @@ FewRowsKernels<A, T> few_rows_kernels(IsaLevel level, Index rows, Index head_dim
     }
     if constexpr (width >= 8 && !Isa::minimal)
       if (rows <= 8) return make_few_rows_kernels<A, T, Isa, 8>();
-    // Queries in lanes would read keys and values with nothing on its way, or widen them first, to memory.
+    // Queries in lanes would widen 16-bit storage to memory first; of float they are slower where keys are in memory.
     if constexpr (width >= 16)
       if (rows <= 16) return make_few_rows_kernels<A, T, Isa, 16>();
     return {};

@@ -11,8 +11,19 @@
 namespace mha::inline MHA_NAMESPACE::detail::simd {
 
 /// Keys whose softmax is computed apart and merged with that of the keys before: what threads share when there are few
-/// queries. Every call merges at these positions, so that its bits do not depend on whether threads did.
-inline constexpr Index key_chunk = 1024;
+/// queries. Every call merges at these positions, so that its bits do not depend on whether threads did. Later chunks
+/// are longer, so that what threads leave of many keys takes little memory.
+inline constexpr Index key_chunk = 1024, short_chunks = 16, long_chunk = 4096;
+static_assert(short_chunks * key_chunk % long_chunk == 0, "long chunks begin at multiples of their size");
+
+/// Where chunk n begins, and the chunk of a key.
+constexpr Index chunk_begin(Index n) {
+  return n <= short_chunks ? n * key_chunk : short_chunks * key_chunk + (n - short_chunks) * long_chunk;
+}
+constexpr Index chunk_of(Index key) {
+  constexpr Index from = short_chunks * key_chunk;
+  return key < from ? key / key_chunk : short_chunks + (key - from) / long_chunk;
+}
 
 /// Whether so many tiles of queries are too few to keep workers busy.
 constexpr bool too_few_tiles(std::int64_t tiles, Index workers) {
@@ -25,18 +36,16 @@ template <class Call> Index held_chunk(const Call& call, Index b, Index n) {
   if (!call.kv.drops()) return n;
   const Index keys = call.keys(b);
   Index chunk = -1;
-  do chunk = call.kv.held(b, (chunk + 1) * key_chunk, keys) / key_chunk;
-  while (n-- > 0 && chunk * key_chunk < keys);
+  do chunk = chunk_of(call.kv.held(b, chunk_begin(chunk + 1), keys));
+  while (n-- > 0 && chunk_begin(chunk) < keys);
   return chunk;
 }
 
 /// Where a chunk of so many keys ends.
-constexpr Index chunk_end(Index chunk, Index keys) {
-  return chunk * key_chunk + std::min(key_chunk, keys - chunk * key_chunk);
-}
+constexpr Index chunk_end(Index chunk, Index keys) { return std::min(chunk_begin(chunk + 1), keys); }
 
 /// Chunks of the longest sequence's keys; 1 at least.
-constexpr Index all_chunks(Index keys) { return std::max<Index>(1, blocks_of(keys, key_chunk)); }
+constexpr Index all_chunks(Index keys) { return keys == 0 ? 1 : chunk_of(keys - 1) + 1; }
 
 /// The most chunks of a sequence's keys that are not all dropped; 1 at least.
 template <class Call> Index most_chunks(const Call& call) {
@@ -44,13 +53,13 @@ template <class Call> Index most_chunks(const Call& call) {
   if (!call.kv.drops()) return all;
   Index most = 1;
   for (Index b = 0; b < call.shape.batch; ++b)
-    while (most < all && held_chunk(call, b, most) * key_chunk < call.keys(b)) ++most;
+    while (most < all && chunk_begin(held_chunk(call, b, most)) < call.keys(b)) ++most;
   return most;
 }
 
 /// What explain() says of workers that share the keys of a call where its mask lets queries see several chunks.
 inline std::string explain_chunks(Index chunks) {
-  return ", which can share the keys in " + std::to_string(chunks) + " chunks of " + std::to_string(key_chunk);
+  return ", which can share the keys in " + std::to_string(chunks) + " chunks";
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -139,10 +139,10 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     pack_all();
     for_each_task(chunks, [&](const Group& group, Index task, Index n, Tiles& tiles) {
       const Index keys = call_.keys(group.b), chunk = simd::held_chunk(call_, group.b, n);
-      if (chunk >= blocks_of(keys, simd::key_chunk)) return;
+      if (simd::chunk_begin(chunk) >= keys) return;
       TilePart* const part = parts + parts_of(task) + n;
       for (Index i = 0; i < group.tiles; ++i) tiles[i]->begin(part[i * chunks]);
-      f(tiles, group.tiles, chunk * simd::key_chunk, simd::chunk_end(chunk, keys));
+      f(tiles, group.tiles, simd::chunk_begin(chunk), simd::chunk_end(chunk, keys));
       for (Index i = 0; i < group.tiles; ++i) {
         tiles[i]->count();
         part[i * chunks] = tiles[i]->part();
@@ -198,8 +198,8 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     std::int64_t chunks = 0;
     for (Index n = 0; n < plan.chunks; ++n) {
       const Index chunk = simd::held_chunk(call_, b, n);
-      if (chunk >= blocks_of(keys, simd::key_chunk)) break;
-      chunks += seen(chunk * simd::key_chunk, simd::chunk_end(chunk, keys)) ? 1 : 0;
+      if (simd::chunk_begin(chunk) >= keys) break;
+      chunks += seen(simd::chunk_begin(chunk), simd::chunk_end(chunk, keys)) ? 1 : 0;
     }
     return chunks * plan.groups(queries);
   }
@@ -213,7 +213,7 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
       if (group.tiles == 0) return;
       Tiles tiles;
       make(group, worker, -plan_.rows(), tiles);
-      f(group, task, t % chunks, tiles);
+      f(group, task, chunks - 1 - t % chunks, tiles);  // later chunks are longer
     });
   }
 
@@ -353,7 +353,7 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
 ///           change it by 10⁻⁴ + 2η, and a common factor of all weights of a row cancels. Tests hold it to that. The
 ///           log-sum-exp is that of these weights: within ε / (1 − ε) of the exact one. Before the division the weights
 ///           of 64 keys add up to 2¹⁶ at most: finite values above 2¹¹²·64 / Lk may overflow
-/// Bits      chunks of 1024 keys are summed apart and merged in their order in every call, so that workers may share
+/// Bits      chunks of keys are summed apart and merged in their order in every call, so that workers may share
 ///           them
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP; memory for the keys and values that are packed, of whole blocks of 256
 ///           of which a key is held, as many as the source has room for, and where workers share chunks Dv floats for
@@ -376,9 +376,9 @@ void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& w
     for (Index n = 0, end = 0; n < held.count(b); n = held.from(b, end)) {
       if (n > 0)
         for (Index i = 0; i < count; ++i) tiles[i]->next_chunk();
-      const Index chunk = held.key(b, n) / simd::key_chunk;
+      const Index chunk = simd::chunk_of(held.key(b, n));
       end = simd::chunk_end(chunk, keys);
-      attend(tiles, count, chunk * simd::key_chunk, end);
+      attend(tiles, count, simd::chunk_begin(chunk), end);
     }
     finish(tiles, count);
   });

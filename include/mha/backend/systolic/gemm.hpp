@@ -69,16 +69,26 @@ template <class T, class Precision> class PackedWeights {
     write(matrices, threads);
   }
 
-  /// Other weights of the same shapes.
-  template <class Threads> void write(std::span<const DenseWeights<T>> matrices, const Threads& threads) {
-    for (std::size_t i = 0; i < matrices.size(); ++i)
-      matrices_[i] = pack_weights<Precision>(matrices[i], tiles_[i].get(), bias_[i].data(), threads);
+  /// Other weights in their place; false, and nothing is written, if they have other shapes.
+  template <class Threads> bool rewrite(std::span<const DenseWeights<T>> matrices, const Threads& threads) {
+    const auto fits = [](const WeightTiles& tiles, const DenseWeights<T>& w) {
+      return tiles.k == w.matrix.extent[0] && tiles.n == w.matrix.extent[1] &&
+             (tiles.bias != nullptr) == (w.bias.data != nullptr);
+    };
+    if (!std::equal(matrices_.begin(), matrices_.end(), matrices.begin(), matrices.end(), fits)) return false;
+    write(matrices, threads);
+    return true;
   }
 
   std::size_t bytes() const { return bytes_; }
   std::span<const WeightTiles> matrices() const { return matrices_; }
 
  private:
+  template <class Threads> void write(std::span<const DenseWeights<T>> matrices, const Threads& threads) {
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+      matrices_[i] = pack_weights<Precision>(matrices[i], tiles_[i].get(), bias_[i].data(), threads);
+  }
+
   std::vector<WeightTiles> matrices_;
   std::vector<std::unique_ptr<bfloat16[], AlignedDelete>> tiles_;
   std::vector<std::vector<float>> bias_;

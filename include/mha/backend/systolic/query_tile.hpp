@@ -31,7 +31,7 @@ using simd::TileLanes;
 /// One tile of queries of a head, or of the heads of a group, against the keys block by block.
 ///
 /// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
-///           O += Vᵀ P on the array, up to four blocks at once.  Chunks of 1024 keys begin anew and are merged in their
+///           O += Vᵀ P on the array, up to four blocks at once.  Chunks of keys begin anew and are merged in their
 ///           order, whoever computed them.  Finally O / l.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes and an anchor for the maximum
 template <class T, class Stored = T> class QueryTile {

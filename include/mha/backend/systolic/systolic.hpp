@@ -70,10 +70,10 @@ template <class Array, class Precision, Executor Threads> class Systolic {
     else
       __builtin_unreachable();
   }
-  /// The same of other weights of the same shapes, in the memory of those before.
+  /// The same of other weights in the memory of those before; false if they have other shapes.
   template <class T>
-  void pack_into(detail::systolic::PackedWeights<T, Precision>& packed, std::span<const DenseWeights<T>> parts) const {
-    packed.write(parts, threads_);
+  bool pack_into(detail::systolic::PackedWeights<T, Precision>& packed, std::span<const DenseWeights<T>> parts) const {
+    return packed.rewrite(parts, threads_);
   }
   /// Rows of T by weights packed from W, such as bfloat16 weights under float, which have one part in any precision.
   ///

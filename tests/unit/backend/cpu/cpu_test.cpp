@@ -34,11 +34,11 @@ TEST(Cpu, ExplainsItsKernel) {
 TEST(Cpu, ExplainsThatKeysAreShared) {
   const mha::CpuWith<mha::ThreadPool> two(mha::ThreadPool(2));
   const auto shared = [](const auto& cpu, const mha::AttendPlan& plan) {
-    return cpu.template explain<float>(plan).find("2 workers, which can share the keys in 3 chunks of 4096, ") !=
+    return cpu.template explain<float>(plan).find("2 workers, which can share the keys in 9 chunks, ") !=
            std::string::npos;
   };
   EXPECT_TRUE(shared(two, {{1, 8, 1, 9000, 8999}, 1, 64, 64}));
-  EXPECT_FALSE(shared(two, {{1, 8, 1, 4096, 4095}, 1, 64, 64})) << "one chunk";
+  EXPECT_FALSE(shared(two, {{1, 8, 1, 1024, 1023}, 1, 64, 64})) << "one chunk";
   EXPECT_FALSE(shared(two, {{1, 8, 1, 9000, 8999}, 8, 64, 64})) << "tiles enough";
   EXPECT_FALSE(shared(two, {{1, 1, 1, 9000, 8999}, 1, 8, 8})) << "too little work";
   EXPECT_FALSE(shared(mha::CpuWith<mha::Serial>{}, {{1, 8, 1, 9000, 8999}, 1, 64, 64})) << "one worker";

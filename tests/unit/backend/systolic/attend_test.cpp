@@ -9,6 +9,7 @@
 
 #include <mha/backend/reference/reference.hpp>
 #include <mha/backend/systolic/attend.hpp>
+#include <mha/backend/systolic/tile_product.hpp>
 #include <mha/mha.hpp>
 
 #include "compare.hpp"

@@ -40,7 +40,7 @@ TYPED_TEST_SUITE(QueryRows, Scalars);
 
 /// Rows [first, first + rows) of heads [head, head + heads) of sequence 1.
 template <class T> void expect_right(Index head, Index heads, Index first, Index rows, Index dim, Index value_dim) {
-  constexpr Index length = 40, all_heads = 6;
+  constexpr Index length = 64, all_heads = 6;
   support::Random random("rows of a tile");
   mha::Tensor<T, 4> q(2, length, all_heads, dim), out(2, length, all_heads, value_dim);
   random.fill(q);
@@ -90,9 +90,10 @@ template <class T> void expect_right(Index head, Index heads, Index first, Index
 
 TYPED_TEST(QueryRows, ArePackedAndStoredWhereTheCallHasThem) {
   for (const auto& [dim, value_dim] : {std::pair<Index, Index>{64, 64}, {40, 72}, {7, 3}}) {
-    expect_right<TypeParam>(2, 1, 3, 32, dim, value_dim);  // a head
+    const Index lanes = systolic::attention_unit<mha::AmxArray>().lanes;
+    expect_right<TypeParam>(2, 1, 3, lanes, dim, value_dim);  // a head
     expect_right<TypeParam>(1, 1, 8, 5, dim, value_dim);
-    expect_right<TypeParam>(0, 6, 39, 1, dim, value_dim);  // the heads of a group
+    expect_right<TypeParam>(0, 6, 63, 1, dim, value_dim);  // the heads of a group
     expect_right<TypeParam>(3, 2, 10, 9, dim, value_dim);
   }
 }
