@@ -7,6 +7,7 @@
 
 #include "../../config.hpp"
 #include "dropout.hpp"
+#include "exp2.hpp"
 #include "isa.hpp"
 #include "tile_kernels.hpp"
 #include "vector.hpp"

@@ -8,6 +8,7 @@
 
 #include "../../config.hpp"
 #include "../../core/scalar.hpp"
+#include "exp2.hpp"
 #include "isa.hpp"
 #include "transpose.hpp"
 #include "vector.hpp"

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../../config.hpp"
+#include "exp2.hpp"
 #include "isa.hpp"
 #include "product_kernel.hpp"
 #include "vector.hpp"

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../simd/backward_kernels.hpp"
+#include "../simd/exp2.hpp"
 #include "array.hpp"
 #include "product_unit.hpp"
 #include "softmax.hpp"
