@@ -18,12 +18,16 @@ namespace mha::inline MHA_NAMESPACE::detail::cpu {
 /// How the work of a sequence is cut into tiles: queries of one head fill a tile; where a head has few, the heads that
 /// share keys and values join, so that every key and value is read once for all of them.
 struct SequenceTiles {
-  Index queries, heads;  ///< of one tile, at most
+  Index all_queries, group;  ///< and how many heads share keys and values
+  Index most;                ///< rows of a tile
+  Index queries, heads;      ///< of one tile, at most
   Index query_tiles, head_tiles;
 
-  /// Of tiles with `most` rows, where `group` heads share keys and values.
-  SequenceTiles(Index all_queries, Index group, Index most)
-      : queries(std::min(all_queries, most)),
+  SequenceTiles(Index of_queries, Index of_group, Index most_rows)
+      : all_queries(of_queries),
+        group(of_group),
+        most(most_rows),
+        queries(std::min(all_queries, most)),
         heads(simd::TileLanes::most_heads(group, queries, most)),
         query_tiles(queries == 0 ? 0 : blocks_of(all_queries, queries)),
         head_tiles(blocks_of(group, heads)) {}
@@ -35,20 +39,19 @@ struct SequenceTiles {
 /// Whether so much work is shared among threads.
 constexpr bool enough_work(double flop) { return flop >= 2e6; }
 
-/// The most rows of a tile where `cut`, tiles of up to `most`, and their chunks of keys are few tasks. The rows of a
-/// key/value head are divided evenly until each worker has some; where whole tiles are fewer than two for each worker,
-/// into two, if these fill fewer registers of `width` lanes. Keys are then read more often, but at the same time.
-inline Index divided_rows(const SequenceTiles& cut, Index queries, Index group, Index most, Index width, Index chunks,
-                          std::int64_t tasks, Index workers) {
-  const Index rows = queries * group;
-  if (tasks == 0) return most;
+/// The most rows of a tile where those of `cut` and their chunks of keys are few tasks. The rows of a key/value head
+/// are divided evenly until each worker has some; where whole tiles are fewer than two for each worker, into two, if
+/// these fill fewer registers of `width` lanes. Keys are then read more often, but at the same time.
+inline Index divided_rows(const SequenceTiles& cut, Index width, Index chunks, std::int64_t tasks, Index workers) {
+  const Index rows = cut.all_queries * cut.group;
+  if (tasks == 0) return cut.most;
   if (tasks <= workers)
     return blocks_of(rows, static_cast<Index>(cut.tiles()) * blocks_of(workers, static_cast<Index>(tasks)));
   const std::int64_t even = std::int64_t{2} * workers;
-  if (chunks > 1 || tasks >= even) return most;
+  if (chunks > 1 || tasks >= even) return cut.most;
   const auto tiles = static_cast<Index>((cut.tiles() * even + tasks - 1) / tasks);
   const Index fewer = blocks_of(blocks_of(rows, tiles), width) * width;
-  return SequenceTiles(queries, group, fewer).tiles() <= tiles ? fewer : most;
+  return SequenceTiles(cut.all_queries, cut.group, fewer).tiles() <= tiles ? fewer : cut.most;
 }
 
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
@@ -85,7 +88,7 @@ class Tiling {
     for (Index other = 1; other < call.shape.batch; ++other)
       if (call.queries(other) > call.queries(b)) b = other;
     const Index width = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, 1).lanes;
-    most_ = divided_rows(of(call, b), call.queries(b), group_, most_, width, chunks, tiles * chunks, workers);
+    most_ = divided_rows(of(call, b), width, chunks, tiles * chunks, workers);
     cut(call, level);
     return chunks;
   }

@@ -151,10 +151,9 @@ template <Executor Threads> class CpuWith {
     const Index chunks = shared_chunks(plan, cut);
     if (chunks > 0) {
       const std::int64_t tasks = tiles_of(plan, cut) * chunks;
-      cut = {
-          plan.shape.queries, group,
-          detail::cpu::divided_rows(cut, plan.shape.queries, group, most, detail::simd::tile_kernels<A>(level, 1).lanes,
-                                    chunks, tasks, threads_.workers())};
+      cut = {plan.shape.queries, group,
+             detail::cpu::divided_rows(cut, detail::simd::tile_kernels<A>(level, 1).lanes, chunks, tasks,
+                                       threads_.workers())};
     }
     const Index lanes = detail::simd::tile_kernels<A>(level, cut.rows()).lanes;
     const Index few =

@@ -343,7 +343,7 @@ TEST(DividedRows, AreThoseOfAsManyTilesAsWorkersNeed) {
   namespace cpu = mha::detail::cpu;
   const auto most = [](Index queries, Index group, Index widest, Index chunks, Index workers) {
     const cpu::SequenceTiles cut(queries, group, widest);
-    return cpu::divided_rows(cut, queries, group, widest, widest / 3, chunks, cut.tiles() * chunks, workers);
+    return cpu::divided_rows(cut, widest / 3, chunks, cut.tiles() * chunks, workers);
   };
   EXPECT_EQ(most(1, 32, 48, 1, 2), 16);
   EXPECT_EQ(most(1, 32, 48, 1, 8), 4);
@@ -358,7 +358,7 @@ TEST(DividedRows, AreThoseOfAsManyTilesAsWorkersNeed) {
   EXPECT_EQ(most(5, 32, 48, 1, 3), 32) << "six tiles of six heads at most";
   EXPECT_EQ(most(1, 7, 48, 1, 16), 1) << "no more than rows";
   EXPECT_EQ(most(50, 2, 48, 1, 8), 13);
-  EXPECT_EQ(cpu::divided_rows({0, 4, 48}, 0, 4, 48, 16, 1, 0, 4), 48) << "no query";
+  EXPECT_EQ(cpu::divided_rows({0, 4, 48}, 16, 1, 0, 4), 48) << "no query";
 }
 
 /// The bits of a step for several numbers of threads, and those of one head at a time.
