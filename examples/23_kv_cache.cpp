@@ -44,13 +44,13 @@ int main() {
 
   // Then one row a call. Rotary turns the new key at its position P, P + 1, … and the mask counts it there.
   mha::Workspace workspace;
-  for (int i = P; i < L; ++i) layer.step(x.row(i).eval(), cache, mha::into(y.row(i)), workspace);
+  for (int i = P; i < L; ++i) layer.step(x.row(i), cache, mha::into(y.row(i)), workspace);
   check("prefill and steps give the rows of layer(x), bit for bit", y == whole);
   check("the cache holds every position", cache.length(text) == L);
 
   // A draft that was not accepted is taken back.
   cache.truncate(text, L - 3);
-  for (int i = L - 3; i < L; ++i) layer.step(x.row(i).eval(), cache, mha::into(y.row(i)), workspace);
+  for (int i = L - 3; i < L; ++i) layer.step(x.row(i), cache, mha::into(y.row(i)), workspace);
   check("truncated and computed again, the same bits", y == whole);
 
   // A sequence as bytes: to a file, to another process, back into any cache of these sizes.
@@ -58,7 +58,7 @@ int main() {
   auto other = mha::make_cache(layer, mha::Contiguous{.length = L});
   const mha::SequenceId copy = other.restore(saved);
   other.truncate(copy, L - 1);
-  const Rows last = layer.step(x.row(L - 1).eval(), other);
+  const Rows last = layer.step(x.row(L - 1), other);
   check("saved and restored, the same bits", last == whole.bottomRows(1));
 
   // Half the memory: keys and values are rounded to bfloat16 once, when they are stored.
@@ -69,7 +69,7 @@ int main() {
 
   // What does not fit is refused before anything changes.
   try {
-    layer.step(x.row(0).eval(), cache, mha::into(y.row(0)), workspace);
+    layer.step(x.row(0), cache, mha::into(y.row(0)), workspace);
     check("a full cache refuses", false);
   } catch (const mha::ShapeError& e) {
     check("a full cache refuses", cache.length(text) == L);

@@ -41,8 +41,8 @@ int main() {
 
   Rows y(L, E);
   mha::Workspace workspace;
-  layer.prefill(x.topRows(100).eval(), cache, mha::into(y.topRows(100)), workspace);  // in pieces of 16 rows
-  for (int i = 100; i < L; ++i) layer.step(x.row(i).eval(), cache, mha::into(y.row(i)), workspace);
+  layer.prefill(x.topRows(100), cache, mha::into(y.topRows(100)), workspace);  // in pieces of 16 rows
+  for (int i = 100; i < L; ++i) layer.step(x.row(i), cache, mha::into(y.row(i)), workspace);
   check("a ring gives the rows of layer(x), bit for bit", y == whole);
   check("it has memory for 67 positions, not 300", bytes == std::size_t{67} * 2 * E * sizeof(float));
   std::printf("  position %d: the first 4 and those from %d on are stored\n", cache.length(text), cache.oldest(text));
@@ -52,7 +52,7 @@ int main() {
   auto far = mha::make_attention<float>({.d_model = E, .num_heads = 4}, mha::Rotary<>{}, mha::Causal{});
   far.borrow(layer);
   try {
-    far.step(x.row(0).eval(), cache, mha::into(y.row(0)), workspace);
+    far.step(x.row(0), cache, mha::into(y.row(0)), workspace);
     check("a mask without a window is refused", false);
   } catch (const mha::ShapeError& e) {
     check("a mask without a window is refused", cache.length(text) == L);

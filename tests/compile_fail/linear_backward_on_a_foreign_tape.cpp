@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect only: mha: the tape given to backward() is of another scalar, backend or kind than what is called
+// expect only: mha: backward() takes a tape that tape() of what is called has made
 #include <mha/block.hpp>
 
 auto result(const mha::Linear<float>& linear, const mha::Tensor<float, 2>& dy,

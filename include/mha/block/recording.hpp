@@ -80,14 +80,15 @@ template <class T, class Tape, class Gradients, class DY, class OfTape, class To
   constexpr bool rows = SequenceOf<DY, T>, same_tape = std::is_convertible_v<const OfTape&, const Tape&>,
                  same_gradients = std::is_convertible_v<std::remove_cvref_t<To>&, Gradients&>;
   static_assert(rows,
-                "mha: backward() takes dy with 2 or 3 axes and the scalar of what is called: an Eigen matrix, an "
-                "mha::Tensor or a view of a pointer, mha::view(p, L, E) (see mha/block/recording.hpp)");
+                "mha: backward() takes dy with 2 or 3 axes and the scalar of what is called: an Eigen matrix (an "
+                "expression is computed first: .eval()), an mha::Tensor or a view of a pointer, mha::view(p, L, E) "
+                "(see mha/block/recording.hpp)");
   static_assert(!rows || same_tape,
-                "mha: the tape given to backward() is of another scalar, backend or kind than what is called, whose "
-                "tape() makes one (see mha/block/recording.hpp)");
+                "mha: backward() takes a tape that tape() of what is called has made: this one is of another scalar, "
+                "backend or kind (see mha/block/recording.hpp)");
   static_assert(!rows || !same_tape || same_gradients,
-                "mha: the gradients given to backward() are of another scalar, backend, score or kind than what is "
-                "called, whose gradients() makes them (see mha/block/recording.hpp)");
+                "mha: backward() takes gradients that gradients() of what is called has made: these are of another "
+                "scalar, backend, score or kind (see mha/block/recording.hpp)");
   static_assert(!rows || !same_tape || !same_gradients || std::is_convertible_v<To, Gradients&>,
                 "mha: backward() adds to gradients that have a name and are not const: auto gradients = "
                 "layer.gradients() (see mha/block/recording.hpp)");

@@ -49,7 +49,7 @@ class SequenceBook {
   /// Errors    ShapeError if the cache has all the sequences that it has memory for
   SequenceId add(const char* call) {
     require(!free_.empty(), call, ": the cache has ", size(), " sequences, the limit is ", capacity(),
-            ": remove one first");
+            ": remove one first, or make the cache with CacheSizes{.sequences = more}");
     static std::atomic<std::uint64_t> serial{0};
     SequenceId id;
     id.slot_ = free_.back();

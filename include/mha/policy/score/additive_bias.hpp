@@ -16,6 +16,9 @@ namespace mha::inline MHA_NAMESPACE {
 /// Errors    ShapeError if an axis is neither 1 nor the call's
 /// Memory    `memory` says where the table lies; of a bare view it is to be set if that is a device
 template <class B> struct AdditiveBias {
+  static_assert(!std::is_same_v<B, bool>,
+                "mha: AdditiveBias adds numbers to logits: a table of bool, true where a query sees a key, is a mask, "
+                "mha::Dense (see mha/policy/score/additive_bias.hpp)");
   static constexpr Role role = Role::score;
   static constexpr const char* name = "AdditiveBias";
   static constexpr bool additive = true;
