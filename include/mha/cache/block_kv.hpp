@@ -104,7 +104,7 @@ template <class T, bool turns> struct BlockKv {
   }
 
  private:
-  MHA_HOST_DEVICE constexpr RingRows ring() const { return {key.extent[1], first}; }  ///< what is kept: `first` alone counts
+  MHA_HOST_DEVICE constexpr RingRows ring() const { return {key.extent[1], first}; }  ///< `first` counts
   MHA_HOST_DEVICE constexpr RingRows rows() const { return {key.extent[1], fixed}; }  ///< where
 };
 
