@@ -35,8 +35,8 @@ requires(!computes_on_host<B>) struct UploadedBy<T, B> {
 /// A layer's dense products: by weights that its backend packed once, where it packs, of T or of a narrower scalar;
 /// else by the weights where they are.
 ///
-/// Copies share what was packed, and nobody changes what is shared. Without it, as before the first pack(), the products are the
-/// same, only slower.
+/// Copies share what was packed, and nobody changes what is shared. Without it, as before the first pack(), the
+/// products are the same, only slower.
 template <class T, class B> class LayerProducts {
   using Packed = PackedMatrices<T, B>;
   using Uploaded = typename UploadedBy<T, B>::type;
