@@ -390,7 +390,8 @@ TYPED_TEST(CacheRefusals, OfSequencesBeyondItsLimit) {
     const auto saved = h.cache.save(h.c);
     h.cache.add();
     h.look();
-    const std::string what = ": the cache has 4 sequences, the limit is 4: remove one first, or make the cache with "
+    const std::string what =
+        ": the cache has 4 sequences, the limit is 4: remove one first, or make the cache with "
         "CacheSizes{.sequences = more}";
     h.refuses("add" + what, [&] { h.cache.add(); });
     h.refuses("fork" + what, [&] { static_cast<void>(h.cache.fork(h.a)); });

@@ -46,8 +46,9 @@ TEST(SequenceBook, SaysHowManyItHasMemoryFor) {
     static_cast<void>(book.add("fork"));
     FAIL();
   } catch (const mha::ShapeError& e) {
-    EXPECT_STREQ(e.what(), "fork: the cache has 3 sequences, the limit is 3: remove one first, or make the cache with "
-                           "CacheSizes{.sequences = more}");
+    EXPECT_STREQ(e.what(),
+                 "fork: the cache has 3 sequences, the limit is 3: remove one first, or make the cache with "
+                 "CacheSizes{.sequences = more}");
   }
 }
 

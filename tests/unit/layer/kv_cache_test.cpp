@@ -435,11 +435,15 @@ TEST(KvCache, RefusesSequencesItHasNoMemoryFor) {
           "fork: the sequence is an empty SequenceId: add() and fork() return one");
   static_cast<void>(cache.fork(a));
   before = picture(cache);
-  refuses([&] { cache.add(); }, "add: the cache has 2 sequences, the limit is 2: remove one first, or make the cache with CacheSizes{.sequences = more}");
+  refuses([&] { cache.add(); },
+          "add: the cache has 2 sequences, the limit is 2: remove one first, or make the cache with "
+          "CacheSizes{.sequences = more}");
   refuses([&] { static_cast<void>(cache.fork(a)); },
-          "fork: the cache has 2 sequences, the limit is 2: remove one first, or make the cache with CacheSizes{.sequences = more}");
+          "fork: the cache has 2 sequences, the limit is 2: remove one first, or make the cache with "
+          "CacheSizes{.sequences = more}");
   refuses([&] { static_cast<void>(cache.restore(saved)); },
-          "restore: the cache has 2 sequences, the limit is 2: remove one first, or make the cache with CacheSizes{.sequences = more}");
+          "restore: the cache has 2 sequences, the limit is 2: remove one first, or make the cache with "
+          "CacheSizes{.sequences = more}");
 }
 
 }  // namespace
