@@ -80,7 +80,7 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
 ///           that has grown, Cpu allocates nothing
 /// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, out or a
-///           LogSumExp overlaps itself, or with a tape q, k, v, an AdditiveBias or each other
+///           LogSumExp overlaps itself, or, where a tape is given, q, k, v, the Sink, an AdditiveBias or the other
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
           class... Extra>
