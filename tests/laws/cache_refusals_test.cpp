@@ -19,6 +19,7 @@ namespace {
 using namespace laws::cached;
 using support::message_of;
 using support::picture;
+using support::too_few_pages;
 
 const auto shown = mha::SlidingWindow{.left = 37} || mha::FirstKeys{.count = 3};
 
@@ -146,8 +147,7 @@ TYPED_TEST(CacheRefusals, OfStepsThatDoNotFit) {
     else
       refuses("step: sequence 1 of length 70 and 11 rows more would be longer than the cache's 80", {h.c, h.a},
               {1, 11});
-    if constexpr (H::has_pages)
-      refuses("cache: the step needs 2 pages of 16 positions, 1 of 8 are free", {h.a, h.b, h.c}, {1, 1, 13});
+    if constexpr (H::has_pages) refuses(too_few_pages(2, 1, 8), {h.a, h.b, h.c}, {1, 1, 13});
   });
 }
 
@@ -379,8 +379,7 @@ TYPED_TEST(CacheRefusals, OfSavedSequencesThatDoNotFit) {
     refuses("the bytes are no saved sequence", changed);
     if constexpr (H::has_pages) {
       const auto of_a = h.cache.save(h.a);
-      h.refuses("cache: the step needs 5 pages of 16 positions, 1 of 8 are free",
-                [&] { static_cast<void>(h.cache.restore(of_a)); });
+      h.refuses(too_few_pages(5, 1, 8), [&] { static_cast<void>(h.cache.restore(of_a)); });
     }
   });
 }

@@ -96,6 +96,17 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
+# A mutation without a suite would survive unseen.
+incomplete=$(awk '
+  function tell() { if (name != "" && !(fields["file"] && fields["old"] && fields["by"])) print name }
+  $1 == "mutation" { tell(); name = $0; delete fields }
+  name != "" { fields[$1] = 1 }
+  END { tell() }' "$list")
+if [ -n "$incomplete" ]; then
+  echo "$incomplete" | sed 's/^mutation/ERROR    no file, old or by:/'
+  exit 1
+fi
+
 # Numbers of the mutations to run, and the suites that they need.
 FILTER=$filter awk '$1 == "mutation" { n++; if (index($0, ENVIRON["FILTER"])) print n }' "$list" >"$work/numbers"
 while read -r number; do field "$number" by; done <"$work/numbers" | tr ' ' '\n' | sort -u >"$work/suites"

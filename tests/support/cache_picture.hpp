@@ -25,6 +25,13 @@ template <class Cache> std::string picture(const Cache& cache) {
   return all;
 }
 
+/// That a step wants more pages of 16 positions than are free.
+inline std::string too_few_pages(int wanted, int free, int all) {
+  return "cache: the step needs " + std::to_string(wanted) + " pages of 16 positions, " + std::to_string(free) +
+         " of " + std::to_string(all) +
+         " are free: remove() or truncate() sequences, or make the cache with more pages";
+}
+
 /// A committed step of a sequence whose keys and values are all one number.
 template <class Storage, class F, class B>
 void write(mha::KvCache<Storage, F, B>& cache, mha::SequenceId id, mha::Index rows, float number) {

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -171,9 +172,10 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     even_.assign(ids().size(), rows);
     return step(ids(), even_);
   }
-  [[nodiscard]] Step step(SequenceId sequence, Index rows) {
-    return step(std::span(&sequence, 1), std::span(&rows, 1));
+  [[nodiscard]] Step step(std::initializer_list<SequenceId> sequences, std::initializer_list<Index> rows) {
+    return step(std::span(sequences), std::span(rows));
   }
+  [[nodiscard]] Step step(SequenceId sequence, Index rows) { return step({sequence}, {rows}); }
   /// The recorded step's rows for as many sequences: what was recorded writes and reads them when it is replayed.
   ///
   /// Errors    as above; ShapeError too if the step was another cache's or of another number of sequences, or a

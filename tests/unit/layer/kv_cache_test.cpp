@@ -29,6 +29,7 @@ using mha::SequenceId;
 using mha::Tensor;
 using support::message_of;
 using support::picture;
+using support::too_few_pages;
 using support::write;
 
 constexpr Index layers = 2, heads = 2, dim = 3, value_dim = 2;
@@ -69,7 +70,7 @@ TEST(KvCache, SavedSequencesGoFromStorageToStorage) {
       "on");
   KvCache<Contiguous, float> shorter(shape, Contiguous{.length = 29}, sizes);
   EXPECT_EQ(refused(shorter, saved), "restore: the saved sequence has length 30, the cache's limit is 29");
-  EXPECT_EQ(refused(paged, saved), "cache: the step needs 2 pages of 16 positions, 1 of 3 are free") << "two are taken";
+  EXPECT_EQ(refused(paged, saved), too_few_pages(2, 1, 3)) << "two are taken";
   KvCache<Contiguous, mha::bfloat16> narrow(shape, Contiguous{.length = 40}, sizes);
   EXPECT_EQ(refused(narrow, saved),
             "restore: the sequence was saved in float of 4 bytes, the cache stores bfloat16 of 2");
@@ -227,6 +228,21 @@ TEST(KvCache, AnEndedStepIsNotTakenForTheNext) {
   step[0].check(config, 1, 1, 1);
 }
 
+TEST(KvCache, TakesTheSequencesOfAStepInBraces) {
+  KvCache<Contiguous, float> cache(shape, Contiguous{.length = 9}, sizes);
+  const SequenceId a = cache.add(), b = cache.add();
+  write(cache, b, 2, 1);
+  const auto offsets = [](const auto& step) {
+    return std::vector<Index>(step.offsets().begin(), step.offsets().end());
+  };
+  EXPECT_EQ(offsets(cache.step({a, b}, {3, 1})), (std::vector<Index>{0, 3, 4}));
+  EXPECT_EQ(offsets(cache.step({b, a}, {3, 1})), (std::vector<Index>{0, 3, 4}));
+  EXPECT_EQ(offsets(cache.step({b}, {2})), (std::vector<Index>{0, 2}));
+  const auto step = cache.step({b, a}, {2, 4});
+  EXPECT_EQ(step[0].positions()[0], 2);
+  EXPECT_EQ(step[0].positions()[1], 0);
+}
+
 TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
   KvCache<Paged, float> cache(shape, Paged{.pages = 5, .length = 40, .page = 16}, {.layers = layers, .sequences = 3});
   const SequenceId a = cache.add(), b = cache.fork(a), dead = cache.add();
@@ -234,7 +250,7 @@ TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
   write(cache, a, 20, 1);
   write(cache, b, 33, 2);
   std::string before = picture(cache);
-  const auto refuses = [&](std::vector<SequenceId> ids, std::vector<Index> rows, const char* sentence) {
+  const auto refuses = [&](std::vector<SequenceId> ids, std::vector<Index> rows, const std::string& sentence) {
     EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(ids, rows)); }), sentence);
     EXPECT_EQ(picture(cache), before);
   };
@@ -248,7 +264,7 @@ TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
           "step: sequence 0 of length 20 and 2147483647 rows more would be longer than the cache's 40");
   const SequenceId c = cache.add();
   before = picture(cache);
-  refuses({c}, {1}, "cache: the step needs 1 pages of 16 positions, 0 of 5 are free");
+  refuses({c}, {1}, too_few_pages(1, 0, 5));
 }
 
 TEST(KvCache, RefusesWhatIsNotTheLayersPartOfTheStep) {
@@ -393,12 +409,12 @@ TEST(KvCache, ARefusedStepLeavesSharedPagesShared) {
   EXPECT_EQ(cache.free_pages(), 2);
   const std::string before = picture(cache);
   const std::vector<SequenceId> all{a, b, c}, two{a, b};
-  const auto refuses = [&](const std::vector<SequenceId>& ids, std::vector<Index> rows, const char* sentence) {
+  const auto refuses = [&](const std::vector<SequenceId>& ids, std::vector<Index> rows, const std::string& sentence) {
     EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(ids, rows)); }), sentence);
     EXPECT_EQ(picture(cache), before);
   };
-  refuses(all, {1, 1, 13}, "cache: the step needs 3 pages of 16 positions, 2 of 4 are free");
-  refuses(two, {13, 1}, "cache: the step needs 3 pages of 16 positions, 2 of 4 are free");
+  refuses(all, {1, 1, 13}, too_few_pages(3, 2, 4));
+  refuses(two, {13, 1}, too_few_pages(3, 2, 4));
   refuses(all, {1, 1, 45}, "step: sequence 2 of length 20 and 45 rows more would be longer than the cache's 64");
   for (const bool written : {false, true}) {
     {
@@ -423,12 +439,11 @@ TEST(KvCache, RefusesSequencesItHasNoMemoryFor) {
   write(cache, a, 20, 1);
   const auto saved = cache.save(a);
   std::string before = picture(cache);
-  const auto refuses = [&](auto&& f, const char* sentence) {
+  const auto refuses = [&](auto&& f, const std::string& sentence) {
     EXPECT_EQ(message_of(f), sentence);
     EXPECT_EQ(picture(cache), before);
   };
-  refuses([&] { static_cast<void>(cache.restore(saved)); },
-          "cache: the step needs 2 pages of 16 positions, 1 of 3 are free");
+  refuses([&] { static_cast<void>(cache.restore(saved)); }, too_few_pages(2, 1, 3));
   refuses([&] { static_cast<void>(cache.fork(a, 21)); },
           "fork: length 21 is outside [0, 20], the length of the sequence");
   refuses([&] { static_cast<void>(cache.fork(SequenceId{})); },
