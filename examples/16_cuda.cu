@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // 16: the first layer on a GPU
 //
-// You learn   to run a layer on an NVIDIA GPU by changing one type, where its memory lies, how calls are enqueued in a
-//             stream of yours, to keep keys and values there, to replay a step by a CUDA graph, to train there, and
-//             what explain() says of the kernels
+// You learn   to run a layer on an NVIDIA GPU by changing one type, to name that GPU, where its memory lies, how calls
+//             are enqueued in a stream of yours, to keep keys and values there, to replay a step by a CUDA graph, to
+//             train there, and what explain() says of the kernels
 // The maths   that of 02_first_layer.cpp
 // Symbols     L = 6 tokens of E = 64 numbers, Hq = 8 query heads, Hkv = 2 key/value heads, D = E / Hq = 8:  x, y (L, E)
 // Output      with a GPU, the layer against the loops (about 1e-6 apart: float against double) and what training leaves
@@ -68,11 +68,12 @@ double error_against_loops(const Layer<float>& layer, const mha::Tensor<float, 2
 }
 
 double run() {
-  Layer<float> layer({.d_model = E, .num_heads = Hq});
-  layer.initialize(mha::XavierUniform{.seed = 1});  // drawn on the host, packed on the device
+  const mha::Cuda gpu{.device = 0};  // of several GPUs this one; mha::Cuda{} is the thread's current one
+  Layer<float> layer({.d_model = E, .num_heads = Hq}, gpu);
+  layer.initialize(mha::XavierUniform{.seed = 1});  // drawn on the host, packed on that device
 
-  const auto x = mha::to_device(tokens());  // (L, E), on the device; nothing is copied unasked
-  const auto y = layer(x);                  // (L, E), on the device
+  const auto x = mha::to_device(tokens(), gpu);  // (L, E), on the device; nothing is copied unasked
+  const auto y = layer(x);                       // (L, E), on the device
   return error_against_loops(layer, mha::to_host(y));
 }
 

@@ -193,6 +193,9 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, Attentio
   attention_into<B>(out, q, k, v, extra...);
   return out;
 }
+/// The same with keys and values from a source.
+///
+/// Shapes    q (B, Lq, Hq, D) and its shorter forms  →  the same with Dv, the source's, in place of D
 template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra>
 [[nodiscard]] auto attention(const Q& q, const Kv& kv, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
@@ -237,6 +240,12 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class...
   call.kv.value = call.kv.key;
   return detail::run_weights(backend, detail::staged(backend, call, frame, workspace), workspace);
 }
+/// The same over the keys of a source.
+///
+/// Shapes    q (B, Lq, Hq, D) and its shorter forms  →  (B, Hq, Lq, Lk), Lk the source's longest sequence; what lies
+///           beyond a shorter one, and positions that the source has dropped, are 0
+/// Then      as above; Origin, if not given, is keys(b) − Lq(b)
+/// Errors    ShapeError as for attention_into over a source
 template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra>
 [[nodiscard]] auto attention_weights(const Q& q, const Kv& kv, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;

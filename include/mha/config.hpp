@@ -10,6 +10,7 @@
 /// Compiler facts: the only place that asks which compiler this is.
 #if defined(__CUDACC__)
 #define MHA_HOST_DEVICE __host__ __device__
+#define MHA_UNCHECKED_CALLEE _Pragma("nv_exec_check_disable")
 #define MHA_KERNEL __device__ __forceinline__
 #define MHA_UNROLL _Pragma("unroll")
 #define MHA_ROLL _Pragma("unroll 1")
@@ -20,6 +21,8 @@
 #else
 /// Put it before operator() of a mask or score that should also run on CUDA; elsewhere it is nothing.
 #define MHA_HOST_DEVICE
+/// Before an MHA_HOST_DEVICE function of a template that calls what a user may have written for the host alone.
+#define MHA_UNCHECKED_CALLEE
 /// Before a kernel body and its helpers: device code under nvcc, an ordinary function elsewhere.
 #define MHA_KERNEL inline
 /// Before a loop over registers.

@@ -9,6 +9,7 @@ namespace {
 using layer_checks::drawn;
 using layer_checks::expect_layers;
 using layer_checks::Twins;
+using mha::Index;
 using on_gpu::SomeOfCuda;
 
 TEST(CudaLayer, OfBfloat16) {
@@ -52,6 +53,16 @@ TEST(CudaLayer, TheSteadyStateAllocatesNothingAndIsRecorded) {
     check(cudaGraphDestroy(graph), "cudaGraphDestroy");
   }
   check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+// A source of a user's for the processor: nvcc would warn where AttendCall, which devices have too, calls it.
+TEST(CudaLayer, StandsBesideSourcesOfTheHostAlone) {
+  struct OnHost {
+    using Scalar = float;
+    Index keys(Index b) const { return 7 + b; }
+  };
+  const mha::AttendCall<float, OnHost, mha::Full, mha::NoScore> call{};
+  EXPECT_EQ(call.keys(2), 9);
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ template <class T, class Source, class M, class S> struct AttendCall {
   MHA_HOST_DEVICE constexpr Index queries(Index b) const {
     return q_offsets != nullptr ? q_offsets[b + 1] - q_offsets[b] : shape.queries;
   }
-  MHA_HOST_DEVICE constexpr Index keys(Index b) const { return kv.keys(b); }
+  MHA_UNCHECKED_CALLEE MHA_HOST_DEVICE constexpr Index keys(Index b) const { return kv.keys(b); }
   /// The first position from k on that the source still holds of sequence b: a loop over keys goes on from there.
   MHA_HOST_DEVICE constexpr Index held(Index b, Index k) const { return detail::held(kv, b, k); }
   /// The absolute position of query row i of sequence b.

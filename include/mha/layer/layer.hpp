@@ -393,8 +393,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
 
   detail::Kept<B, typename Policies::Mask> mask_;
   detail::Kept<B, typename Policies::Score> score_;
-  [[no_unique_address]] detail::Kept<B, typename Policies::Sink> sink_;
-  [[no_unique_address]] typename Policies::Dropout dropout_;
+  detail::Kept<B, typename Policies::Sink> sink_;
+  typename Policies::Dropout dropout_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -141,8 +141,10 @@ template <class T, Backend B, class Policies> class LayerWeights {
   Config config_;
   [[no_unique_address]] B backend_;
   Products products_;
-  [[no_unique_address]] Norm norm_;
-  [[no_unique_address]] typename Policies::Position position_;
+  // Not [[no_unique_address]], nor are Layer's: nvcc 13 fails over empty members of a class and its base where constexpr
+  // lambdas of the class are compiled for the GPU too (--expt-relaxed-constexpr).
+  Norm norm_;
+  typename Policies::Position position_;
 
  private:
   template <class, Backend, class> friend class LayerWeights;
