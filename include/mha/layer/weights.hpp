@@ -141,8 +141,8 @@ template <class T, Backend B, class Policies> class LayerWeights {
   Config config_;
   [[no_unique_address]] B backend_;
   Products products_;
-  // Not [[no_unique_address]], nor are Layer's: nvcc 13 fails over empty members of a class and its base where constexpr
-  // lambdas of the class are compiled for the GPU too (--expt-relaxed-constexpr).
+  // Not [[no_unique_address]], nor are Layer's: nvcc 13 fails over empty members of a class and its base where a lambda
+  // of the class is compiled for the GPU too (--expt-relaxed-constexpr).
   Norm norm_;
   typename Policies::Position position_;
 
