@@ -123,7 +123,7 @@ template <class A, class Isa> class DropoutFactors {
     for (int i = 0; i < 4; ++i) {
       Wide bits = word[0][i] & 0xffffffffu;
       if constexpr (halves == 2) bits |= word[1][i] << 32;
-      const V factor = (Int)bits >= threshold ? kept : dropped;
+      const V factor = Int(bits) >= threshold ? kept : dropped;
       store(to + i * width, factor);
     }
   }

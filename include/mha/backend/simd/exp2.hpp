@@ -106,7 +106,7 @@ template <class T, class Isa> MHA_ALWAYS_INLINE void exp2_in_place(vector_t<T, I
   MHA_UNROLL_16
   for (int i = 1; i < terms; ++i) p = p * fraction + C::nearest[i];
   // The product with 2^n, and not an addition to the exponent, keeps NaN a NaN.
-  const V r = p * (V)((I)shifted << C::mantissa_bits);
+  const V r = p * V(I(shifted) << C::mantissa_bits);
   x = x < C::lowest ? V{} : r;
 }
 

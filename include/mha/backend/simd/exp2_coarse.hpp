@@ -37,8 +37,8 @@ template <class Isa> MHA_ALWAYS_INLINE void exp2_coarse_in_place(vector_t<float,
   V p = c3 * fraction + c2;
   p = p * fraction + c1;
   p = p * fraction + 1.f;
-  const I power = ((I)shifted << 23) + (127u << 23);
-  const V r = p * (V)power;
+  const I power = (I(shifted) << 23) + (127u << 23);
+  const V r = p * V(power);
   x = x < -126.f ? zero : r;
 }
 

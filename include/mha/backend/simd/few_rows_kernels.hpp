@@ -85,10 +85,8 @@ template <class T> class Ahead {
 };
 
 /// Of W pairs of bfloat16 elements the first ones, or the second, widened.
-template <class V, class I> MHA_ALWAYS_INLINE void first_of_pairs(V& x, const I& pairs) { x = (V)(pairs << 16); }
-template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I& pairs) {
-  x = (V)(pairs & 0xffff0000u);
-}
+template <class V, class I> MHA_ALWAYS_INLINE void first_of_pairs(V& x, const I& pairs) { x = V(pairs << 16); }
+template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I& pairs) { x = V(pairs & 0xffff0000u); }
 
 /// s (Rows, n), rows `s_stride` apart, = q (Rows, dim) · keysᵀ (dim, n), of the keys of each run, at one stride,
 /// as many as fill registers; dim is a multiple of columns_of().

@@ -54,15 +54,15 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void load_widened(vecto
 #endif
     load_zero_extended<W>(w, from);
     if constexpr (std::is_same_v<T, bfloat16>) {
-      v = (V)(w << 16);
+      v = V(w << 16);
     } else {
       typedef std::int32_t Signed __attribute__((vector_size(sizeof(I))));
       const I sign = (w & 0x8000u) << 16, magnitude = w & 0x7fffu;
       const I normal = (magnitude << 13) + 0x38000000u;
       const I endless = (magnitude << 13) | 0x7f800000u;  // infinity and NaN
-      const V tiny = __builtin_convertvector((Signed)magnitude, V) * 0x1p-24f;
-      const I finite = magnitude < 0x0400u ? (I)tiny : normal;
-      v = (V)(sign | (magnitude < 0x7c00u ? finite : endless));
+      const V tiny = __builtin_convertvector(Signed(magnitude), V) * 0x1p-24f;
+      const I finite = magnitude < 0x0400u ? I(tiny) : normal;
+      v = V(sign | (magnitude < 0x7c00u ? finite : endless));
     }
   } else {
     A wide[std::size_t{W}];
@@ -76,8 +76,8 @@ template <class Isa>
 MHA_ALWAYS_INLINE void round_to_bfloat16(typename Vector<float, Isa>::int_type& words, const vector_t<float, Isa>& v) {
   using I = typename Vector<float, Isa>::int_type;
   typedef std::int32_t Signed __attribute__((vector_size(sizeof(I))));
-  const I w = (I)v, upper = w >> 16;
-  const I nan = (I)((Signed)(0x7f800000u - (w & 0x7fffffffu)) >> 31);
+  const I w = I(v), upper = w >> 16;
+  const I nan = I(Signed(0x7f800000u - (w & 0x7fffffffu)) >> 31);
   words = ((upper | 0x40u) & nan) | (((w + 0x7fffu + (upper & 1u)) >> 16) & ~nan);
 }
 

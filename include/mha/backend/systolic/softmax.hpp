@@ -57,7 +57,7 @@ struct SoftmaxRows {
 
 /// 1 where |x| is not below a limit, NaN included.
 template <class V, class I> MHA_ALWAYS_INLINE void not_below(const V& x, float limit, I& to) {
-  to = (std::bit_cast<std::uint32_t>(limit) - 1u - ((I)x & 0x7fffffffu)) >> 31;
+  to = (std::bit_cast<std::uint32_t>(limit) - 1u - (I(x) & 0x7fffffffu)) >> 31;
 }
 
 /// The rows that have no anchor yet, and with `over` those whose block sum is too large, take the block's largest
@@ -167,7 +167,7 @@ template <bool Lookup> struct WeightSteps {
     V n = x * slope + start;
     if constexpr (Guarded) n = far ? (x - anchor) * slope + (counts + 127.f * octave) : n;
     simd::raise<float>(n, least);
-    if constexpr (Guarded) n = n == n ? n : (V)((I)least | 0x7fffu);
+    if constexpr (Guarded) n = n == n ? n : V(I(least) | 0x7fffu);
     x = n;
   }
 
@@ -200,9 +200,9 @@ template <bool Lookup> struct WeightSteps {
     }
 #endif
     typedef std::uint16_t Short __attribute__((vector_size(Isa::register_bytes)));
-    const Short k = (Short)halved & std::uint16_t{63};
+    const Short k = Short(halved) & std::uint16_t{63};
     const Short above = (k * (64 - k) * (40 + (k >> 3)) + 2560) >> 12;
-    both = both - (I)above - word;
+    both = both - I(above) - word;
   }
 };
 
@@ -221,7 +221,7 @@ template <bool Guarded, bool Lookup> struct WeightsBody : private WeightSteps<Lo
     const float slope = rows->slope * octave;
     const V zero{}, nan = zero + std::numeric_limits<float>::quiet_NaN();
     V least = zero + counts;
-    I table{}, word = (I)least;
+    I table{}, word = I(least);
     Steps::template load_table<Isa>(table);
     Ahead ahead = rows->ahead;
     if (ahead.first == nullptr) ahead.first = reinterpret_cast<const char*>(s);
@@ -250,15 +250,15 @@ template <bool Guarded, bool Lookup> struct WeightsBody : private WeightSteps<Lo
           simd::load(odd, from + lanes);
           Steps::template count<Guarded, Isa>(even, slope, start, anchor, far, least);
           Steps::template count<Guarded, Isa>(odd, slope, start, anchor, far, least);
-          Steps::template note<Isa>(seen, (I)even, (I)odd);
-          I both = ((I)odd << 16) + (I)even;  // the upper half has even's exponent in it
+          Steps::template note<Isa>(seen, I(even), I(odd));
+          I both = (I(odd) << 16) + I(even);  // the upper half has even's exponent in it
           Steps::template subtract_chord<Isa>(both, table, word);
-          const V low = (V)(both << 16), high = (V)(both & 0xffff0000u);
+          const V low = V(both << 16), high = V(both & 0xffff0000u);
           sum = sum + (low + high);
           simd::store(to, both);
         }
       }
-      sum = (seen & ~((I)least | 0x7fffu)) != 0 ? nan : sum;
+      sum = (seen & ~(I(least) | 0x7fffu)) != 0 ? nan : sum;
       simd::store(rows->block_sum + lane, sum);
       over |= sum <= largest_block_sum ? I{} : I{} + 1u;
     }
@@ -282,8 +282,8 @@ struct RescaleBody {
         float* const at = o + std::ptrdiff_t{row} * lanes + lane;
         V x;
         simd::load(x, at);
-        const V rescaled = ((V)((I)x & 0x7fffffffu) < least ? zero : x) * f;
-        simd::store(at, (V)((I)rescaled & 0x7fffffffu) < smallest ? zero : rescaled);
+        const V rescaled = (V(I(x) & 0x7fffffffu) < least ? zero : x) * f;
+        simd::store(at, V(I(rescaled) & 0x7fffffffu) < smallest ? zero : rescaled);
       }
     }
   }

@@ -101,9 +101,9 @@ struct PackTransposedBody {
       std::memcpy(&odd, rows + stride, Width * sizeof(bfloat16));
       found |= ((even & number) + carry) | ((odd & number) + carry);
       simd::interleave<1, false>(words, even, odd, all);
-      simd::store(pairs[0] + i * W, (Words)words);
+      simd::store(pairs[0] + i * W, Words(words));
       simd::interleave<1, true>(words, even, odd, all);
-      simd::store(pairs[1] + i * W, (Words)words);
+      simd::store(pairs[1] + i * W, Words(words));
     }
     for (Index upper = 0; upper < 2; ++upper)
       for (Index pair = 0; pair < tile_side; pair += W) {

@@ -35,7 +35,7 @@ template <class Isa>
 MHA_ALWAYS_INLINE void nearest_bits(const simd::vector_t<float, Isa>& x,
                                     typename simd::Vector<float, Isa>::int_type& to) {
   using I = typename simd::Vector<float, Isa>::int_type;
-  const I bits = (I)x, kept = bits >> 16;
+  const I bits = I(x), kept = bits >> 16;
   const I rounded = (bits + 0x7fffu + (kept & 1u)) >> 16;
   to = x == x ? rounded : kept | 0x40u;  // a NaN stays one even if only lower bits were set
 }
