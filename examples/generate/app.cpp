@@ -14,6 +14,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <mha/backend/systolic/unit.hpp>
+
 #include "generation.hpp"
 #include "language_model.hpp"
 #include "sampler.hpp"
@@ -31,7 +33,7 @@ struct Options {
   std::string prompt = "Alice was";
   std::optional<int> tokens;
   Sampling sampling{.seed = 1};
-  std::string weights = "stored", storage = "contiguous", cache = "float";
+  std::string backend = "cpu", weights = "stored", storage = "contiguous", cache = "float";
   int chunk = 256, context = 0;
 };
 
@@ -48,6 +50,10 @@ void describe(CLI::App& app, Options& o) {
   app.add_option("--top-p", o.sampling.top_p, "Draw from the likeliest that together have this probability")
       ->capture_default_str();
   app.add_option("--seed", o.sampling.seed, "The same seed draws the same text")->capture_default_str();
+  app.add_option("--backend", o.backend,
+                 "cpu, or systolic: bfloat16 on the processor's matrix unit (AMX), for long prompts")
+      ->check(CLI::IsMember({"cpu", "systolic"}))
+      ->capture_default_str();
   app.add_option(
          "--weights", o.weights,
          "stored: matrices stay in the 16 bits of a bfloat16 or half checkpoint; float: they are widened, for the "
@@ -125,7 +131,8 @@ CacheOptions cache_options(const Options& o, std::size_t prompt, int tokens) {
           .chunk = static_cast<int>(std::clamp(prompt, std::size_t{1}, static_cast<std::size_t>(o.chunk)))};
 }
 
-void report(std::ostream& log, const GenerationTimes& times, const LanguageModel& model, const Text& text) {
+void report(std::ostream& log, const Options& o, const GenerationTimes& times, const LanguageModel& model,
+            const Text& text) {
   const auto speed = [&](const char* what, std::size_t tokens, double seconds) {
     log << what << ' ' << tokens << (tokens == 1 ? " token" : " tokens");
     if (tokens > 0 && seconds > 0) log << ", " << static_cast<double>(tokens) / seconds << " tokens/s";
@@ -135,12 +142,15 @@ void report(std::ostream& log, const GenerationTimes& times, const LanguageModel
   speed("prompt", times.prompt_tokens, times.prompt_seconds);
   speed("generated", times.tokens, times.seconds);
   log << "weights " << model.weight_bytes() << " bytes in " << model.facts().scalar << "; cache " << text.cache_bytes()
-      << " bytes\n";
+      << " bytes";
+  if (o.backend == "systolic") log << "; matrix unit " << mha::to_string(mha::current_unit());
+  log << '\n';
 }
 
 void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal) {
   Sampler{o.sampling};  // refuses what it cannot draw by before anything is read
-  OpenedModel opened = open_weights(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored);
+  OpenedModel opened = open_weights(o.model, o.weights == "float" ? Weights::as_float : Weights::as_stored,
+                                    o.backend == "systolic" ? Machine::systolic : Machine::cpu);
   const ModelFacts& facts = opened.facts;
   const Limit limit = limit_of(o, facts);
   const Tokenizer tokenizer = tokenizer_of(o.model, facts.vocabulary);
@@ -172,7 +182,7 @@ void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal
                                               [&](int token) { stream.write(tokenizer.bytes(token)); });
   stream.finish();
   out << '\n' << std::flush;
-  report(log, times, *model, *text);
+  report(log, o, times, *model, *text);
 }
 
 }  // namespace

@@ -18,6 +18,9 @@ enum class Storage { contiguous, paged, ring };
 /// float in any case. The numbers are the same, and so are the bits of what is computed.
 enum class Weights { as_stored, as_float };
 
+/// What computes: the processor in float, or its matrix unit, which rounds the factors of products to bfloat16.
+enum class Machine { cpu, systolic };
+
 struct CacheOptions {
   Storage storage = Storage::contiguous;
   bool bfloat16 = false;  ///< keys and values in half the memory of float
@@ -72,12 +75,13 @@ struct OpenedModel {
 /// The weights of a folder with config.json and model.safetensors, or its shards, as Hugging Face stores GPT-2, LLaMA,
 /// Mistral, Qwen 2, Qwen 3, Phi-3, Gemma, Gemma 2 and Gemma 3's text model.
 ///
-/// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, or a
-///           tensor is not as config.json says
-OpenedModel open_weights(const std::filesystem::path& folder, Weights weights = Weights::as_stored);
+/// Errors    std::runtime_error, one sentence, if there is no such folder, the model is of another family, a tensor is
+///           not as config.json says, or there is no matrix unit and MHA_MATRIX_UNIT does not name one
+OpenedModel open_weights(const std::filesystem::path& folder, Weights weights = Weights::as_stored,
+                         Machine machine = Machine::cpu);
 
 /// The model of such a folder.
 std::unique_ptr<LanguageModel> open_model(const std::filesystem::path& folder, Weights weights = Weights::as_stored,
-                                          int length = 0);
+                                          int length = 0, Machine machine = Machine::cpu);
 
 }  // namespace generate

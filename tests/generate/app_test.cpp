@@ -11,6 +11,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <mha/systolic.hpp>
+
+#include "environment.hpp"
 #include "scratch.hpp"
 
 namespace {
@@ -75,6 +78,26 @@ TEST(GenerateApp, WritesTheSameTextForAnyChunksAndStorage) {
       for (const char* chunk : {"1", "7", "256"}) EXPECT_EQ(text(storage, chunk, "3"), expected) << storage << chunk;
     EXPECT_NE(text("contiguous", "1000", "4"), expected);
   }
+}
+
+TEST(GenerateApp, RunsOnTheMatrixUnitThatIsAsked) {
+  const std::vector<std::string> arguments{"--prompt", "Once", "--tokens", "5", "--backend", "systolic"};
+  {
+    const support::Variable emulated("MHA_MATRIX_UNIT", "portable");
+    const Result r = run(arguments);
+    EXPECT_EQ(r.code, 0) << r.log;
+    EXPECT_EQ(r.out.find("Once"), 0u);
+    EXPECT_TRUE(r.log.ends_with(std::string(" bytes; matrix unit ") + mha::to_string(mha::current_unit()) + "\n"))
+        << r.log;
+  }
+  const support::Variable chosen_by_no_one("MHA_MATRIX_UNIT", nullptr);
+  const Result r = run(arguments);
+  const bool has_one = mha::best_unit() != mha::MatrixUnit::portable;
+  EXPECT_EQ(r.code, has_one ? 0 : 1);
+  EXPECT_EQ(
+      r.log.find("generate: --backend systolic needs a matrix unit, but " + mha::missing(mha::MatrixUnit::amx)) == 0,
+      !has_one)
+      << r.log;
 }
 
 TEST(GenerateApp, WritesTheSameTextWithTheWeightsInFloatOfTwiceTheBytes) {

@@ -2,6 +2,7 @@
 #include "language_model.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <exception>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_copy.hpp"
+#include "environment.hpp"
 #include "gemma.hpp"
 #include "gpt2.hpp"
 #include "llama.hpp"
@@ -73,6 +75,28 @@ TEST(LanguageModel, HasTheLogitsOfItsFamily) {
       for (int i = 0; i < 2; ++i)
         for (int v = 0; v < 32; ++v)
           EXPECT_EQ(all[static_cast<std::size_t>(i)][static_cast<std::size_t>(v)], whole(i * 7 + 6, v)) << name;
+    }
+  }
+}
+
+// The families on a matrix unit: the logits of the processor, but for the rounding of factors to bfloat16, and the same
+// for all storages and chunks.
+TEST(LanguageModel, OnAMatrixUnitAgreesWithinItsRounding) {
+  const support::Variable emulated("MHA_MATRIX_UNIT", "portable");
+  const std::vector<int> ids = some_ids(14);
+  const CacheOptions whole{.positions = 14, .chunk = 14};
+  for (const char* name : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3"}) {
+    const auto model = open_model(data(name), Weights::as_stored, 0, Machine::systolic);
+    const auto found = logits_of(*model, whole, ids).back(),
+               right = logits_of(*open_model(data(name)), whole, ids).back();
+    float largest = 0;
+    for (const float x : right) largest = std::max(largest, std::abs(x));
+    for (std::size_t v = 0; v < right.size(); ++v) EXPECT_NEAR(found[v], right[v], 0.05f * largest) << name << v;
+    EXPECT_NE(found, right) << name << ": nothing was rounded";
+    for (const Storage storage : {Storage::contiguous, Storage::paged, Storage::ring}) {
+      if (storage == Storage::ring && model->facts().window == 0) continue;
+      for (const int chunk : {1, 5})
+        EXPECT_EQ(logits_of(*model, {storage, false, 14, chunk}, ids).back(), found) << name << chunk;
     }
   }
 }
