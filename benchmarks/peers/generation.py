@@ -4,7 +4,8 @@
 One checkpoint of random weights: 8 layers of width 1024, 16 query and 4 key/value heads, 32,000 tokens. Each participant
 keeps the keys and values of what it has read, and goes back to the same position before every sample. `prompt` reads 512
 tokens in one call; `tokens` are the 32 that follow 512 or 1536, one call each: those of the largest logits in double. The
-scalar is that of the matrices; keys and values are kept in it too. A result is compared with Hugging Face's in double
+scalar is that of the matrices; keys and values are kept in it too. "On the unit" ours is on Systolic, whose factors of
+products are bfloat16; else it is on Cpu, which multiplies in float. A result is compared with Hugging Face's in double
 before it is timed.
 
 llama.cpp computes in its server, within this process, from a GGUF file of the same weights. Its seconds are those that it
@@ -21,6 +22,7 @@ Usage      python3 benchmarks/peers/generation.py [--threads 1] [--filter REGEX]
 
 import copy
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -80,10 +82,10 @@ def reader(model):
 
 
 class Case:
-    """Tokens that are read at a position, the prompt together, others one by one."""
+    """Tokens that are read at a position, the prompt together, others one by one; ours perhaps on the matrix unit."""
 
-    def __init__(self, name, checkpoint, position):
-        self.name, self.checkpoint, self.position = name, checkpoint, position
+    def __init__(self, name, checkpoint, position, on_unit):
+        self.name, self.checkpoint, self.position, self.on_unit = name, checkpoint, position, on_unit
         self.together = position == 0
         self.tokens = PROMPT if self.together else TOKENS
         self.text = "a prompt of %d tokens" % PROMPT if self.together else "tokens after %d" % position
@@ -126,9 +128,10 @@ class Ours:
         self.peer = bound.functions(path, "peer_text", (
             ("machine", c_char_p, []),
             ("peak", c_double, [c_int]),
+            ("unit_peak", c_double, [c_int]),
             ("reading", c_double, [c_void_p, c_int]),
             ("bytes", c_double, [c_void_p]),
-            ("begin", c_char_p, [c_void_p, c_char_p, c_int]),
+            ("begin", c_char_p, [c_void_p, c_char_p, c_int, c_int]),
             ("read", c_char_p, [c_void_p, c_int, c_void_p, c_int, c_void_p]),
             ("end", None, [c_void_p]),
         ))  # fmt: skip
@@ -137,7 +140,7 @@ class Ours:
     def prepare(self, case, data, threads):
         self.end()
         self.text, folder = c_void_p(), str(case.checkpoint.folder).encode()
-        bound.checked(self.peer.begin(ctypes.byref(self.text), folder, POSITIONS))
+        bound.checked(self.peer.begin(ctypes.byref(self.text), folder, POSITIONS, case.on_unit))
         logits = POINTER(c_float)()
 
         def text(position, these):
@@ -148,7 +151,9 @@ class Ours:
 
     def limit(self, case, threads):
         """GFLOP/s for a prompt; for single tokens GB/s of the matrices, which every token reads."""
-        return self.peer.peak(threads) if case.together else self.peer.reading(self.text, threads)
+        if case.together:
+            return self.peer.unit_peak(threads) if case.on_unit else self.peer.peak(threads)
+        return self.peer.reading(self.text, threads)
 
     def end(self):
         if self.text is not None:
@@ -286,7 +291,7 @@ def measure(case, threads, present, check):
         return runner, float(np.abs(logits - logits.mean() - expected).max() / np.abs(expected).max())
 
     runners, errors, missing = turns.ready(present, prepare, case.checkpoint.tolerance)
-    row = {"group": "generation", "name": case.name, "text": case.text, "scalar": case.checkpoint.scalar,
+    row = {"group": "generation", "name": case.name, "text": case.text, "scalar": case.checkpoint.scalar + (", ours on the unit" if case.on_unit else ""),
            "threads": threads, "unit": "tokens/s", "errors": errors, "missing": missing}  # fmt: skip
     if check or OURS not in runners:
         return row
@@ -330,12 +335,13 @@ def main(options):
     for scalar in TYPES:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
-            for position in (0, 512, 1536):
-                name = "LLaMA/%s/%s" % (scalar, position or "prompt")
+            has_unit = scalar == "bfloat16" and present[OURS].peer.unit_peak(1) > 0
+            for on_unit, position in itertools.product((False, True) if has_unit else (False,), (0, 512, 1536)):
+                name = "LLaMA/%s/%s" % (scalar + (" on the unit" if on_unit else ""), position or "prompt")
                 if not re.search(options.filter, name):
                     continue
                 checkpoint = checkpoint or Checkpoint(scalar, folder)
-                rows.append(measure(Case(name, checkpoint, position), options.threads, present, options.check))
+                rows.append(measure(Case(name, checkpoint, position, on_unit), options.threads, present, options.check))
                 print(name, "threads:%d" % options.threads, turns.in_words(rows[-1], OURS, options.check), flush=True)
             present[OURS].end()  # the folder's file is mapped
     if not options.check:

@@ -8,10 +8,12 @@
 #include <vector>
 
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "../../examples/models/llama.hpp"
 #include "../../examples/models/stored.hpp"
 #include "../measure.hpp"
+#include "../unit_peak.hpp"
 #include "peer.hpp"
 
 namespace {
@@ -25,7 +27,7 @@ struct Text {
 };
 
 /// Keys and values are stored as F.
-template <class F> class CachedText final : public Text {
+template <class B, class F> class CachedText final : public Text {
  public:
   template <class Weights>
   CachedText(const Weights& weights, int positions)
@@ -43,8 +45,10 @@ template <class F> class CachedText final : public Text {
   std::size_t bytes() const override { return model_.packed_bytes(); }
 
  private:
-  models::Llama<> model_;
-  mha::KvCache<mha::Contiguous, F> cache_;
+  using Model = models::Llama<mha::NoNorm, B>;
+
+  Model model_;
+  decltype(std::declval<const Model&>().template make_cache<F>(std::declval<const mha::Contiguous&>())) cache_;
   mha::SequenceId id_;
   models::Work work_;
 };
@@ -57,14 +61,21 @@ MHA_PEER const char* peer_text_machine() {
 }
 /// Multiply-adds of so many threads together, in GFLOP/s.
 MHA_PEER double peer_text_peak(int threads) { return bench::peak_gflops_of(threads); }
-/// Matrices in the checkpoint's own scalar, keys and values in float, or with 16-bit matrices in bfloat16. Its threads
-/// are as many as MHA_NUM_THREADS says.
-MHA_PEER const char* peer_text_begin(Text** text, const char* folder, int positions) {
+/// Of bfloat16 on the matrix unit; 0 where there is none.
+MHA_PEER double peer_text_unit_peak(int threads) {
+  if (mha::best_unit() == mha::MatrixUnit::portable) return 0;
+  return bench::unit_peak_gflops_of(mha::detail::systolic::dense_unit<mha::AmxArray>(), threads);
+}
+/// Matrices in the checkpoint's own scalar, keys and values in float, or with 16-bit matrices in bfloat16; these may be
+/// on the matrix unit. Its threads are as many as MHA_NUM_THREADS says.
+MHA_PEER const char* peer_text_begin(Text** text, const char* folder, int positions, int on_unit) {
   return bench::attempt([&] {
     *text = models::with_stored<mha::Llama>(mha::Checkpoint(folder), [&](const auto& weights) -> Text* {
       using W = std::remove_cv_t<typename std::remove_reference_t<decltype(weights.token_embeddings())>::Scalar>;
       using F = std::conditional_t<std::is_same_v<W, float>, float, mha::bfloat16>;
-      return new CachedText<F>(weights, positions);
+      if constexpr (!std::is_same_v<F, float>)
+        if (on_unit != 0) return new CachedText<mha::Systolic<>, F>(weights, positions);
+      return new CachedText<mha::Cpu, F>(weights, positions);
     });
   });
 }
