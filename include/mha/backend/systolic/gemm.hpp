@@ -100,8 +100,8 @@ template <class T, class Precision> class PackedWeights {
 ///
 /// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums, or twice as many of a deep product,
 /// run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has summed
-/// waits in the second-level cache, where its rows are too, and is finished and rounded block by block in the last
-/// step. A step of one panel of weights stays in the first-level cache while all the task's rows pass by.
+/// waits in the second-level cache, where its rows are too, and is finished and rounded after the last step. A step of
+/// one panel of weights stays in the first-level cache while all the task's rows pass by.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
   ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
@@ -193,7 +193,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
   void run_task(Index row_group, Index group, float* sums) const {
     if (epilogue_.is_gated) {
       const Part gate = part(row_group, group, weight(0), sums);
-      add_products(gate, [](Index, Index) {});
+      add_products(gate);
       return run_part(part(row_group, group, weight(1), sums + group_sums()), &gate, c_[0]);
     }
     Index matrix = 0;
@@ -201,12 +201,11 @@ template <class Array, class Precision, class T> class ArrayProduct {
     run_part(part(row_group, group, weight(matrix), sums), nullptr, c_[static_cast<std::size_t>(matrix)]);
   }
 
-  /// An activation comes after all products: beside the unit's tiles vector code runs at half its rate.
+  /// Results come after all products: beside the unit's tiles vector code runs at half its rate, and what is written
+  /// row by row is written twice as fast as block by block.
   void run_part(const Part& p, const Part* gate, const TensorView<T, 2>& c) const {
-    const auto finish_block = [&](Index i, Index j) { finish(p, gate, c, i, j); };
-    if (epilogue_.activate == nullptr) return add_products(p, finish_block);
-    add_products(p, [](Index, Index) {});
-    for_each_block(p, finish_block);
+    add_products(p);
+    for (Index i = 0; i < p.rows.count; i += block_side) finish(p, gate, c, i);
   }
 
   template <class F> static void for_each_block(const Part& p, const F& f) {
@@ -214,12 +213,11 @@ template <class Array, class Precision, class T> class ArrayProduct {
       for (Index i = 0; i < p.rows.count; i += block_side) f(i, j);
   }
 
-  /// f(i, j) once the sums of a block are complete, which are in the first-level cache then.
-  template <class F> void add_products(const Part& p, const F& f) const {
+  void add_products(const Part& p) const {
     const Index tiles = depth_tiles(p.w.k);
     if (tiles == 0) {
       std::fill_n(p.sums, group_sums(), 0.f);
-      return for_each_block(p, f);
+      return;
     }
     // Where the weights pass by once, nothing is kept for a second row.
     const Index step = a_.extent[0] <= block_side ? tiles : step_tiles_;
@@ -227,7 +225,6 @@ template <class Array, class Precision, class T> class ArrayProduct {
     bool add = false;
     for (const PartProduct& product : Precision::products) {
       if (product.a >= row_parts || product.b >= p.w.parts) continue;
-      const bool is_last = product.a == 0 && product.b == 0;
       for (Index k = 0; k < tiles; k += step, add = true)
         for_each_block(p, [&](Index i, Index j) {
           unit_.multiply({.a = activations(product.a, p.rows.begin - first_ + i, k),
@@ -240,28 +237,49 @@ template <class Array, class Precision, class T> class ArrayProduct {
                           .step_stride = 2 * tile_size,
                           .rows = std::min(block_side, p.rows.count - i),
                           .passes_by = a_.extent[0] > block_side});
-          if (is_last && k + step >= tiles) f(i, j);
         });
       count_use(array_use<Array>(p.rows.count, p.columns.count, p.w.k));
     }
   }
 
-  /// A block of sums → c.
-  void finish(const Part& p, const Part* gate, const TensorView<T, 2>& c, Index i, Index j) const {
-    const Index row = p.rows.begin + i, column = p.columns.begin + j;
-    const Index rows = std::min(block_side, p.rows.count - i), columns = std::min(block_side, p.columns.count - j);
-    float* const sums = p.block(i, j);
-    const float* bias = p.bias(j);
-    if (!epilogue_.empty()) {
-      float* const gates = gate == nullptr ? nullptr : gate->block(i, j);
-      add_bias(bias, sums, rows);
-      if (gate != nullptr) add_bias(gate->bias(j), gates, rows);
-      epilogue_.apply(level_, sums, block_side, gates, block_side, row, column, rows, columns);
+  /// 32 rows of sums → c.
+  void finish(const Part& p, const Part* gate, const TensorView<T, 2>& c, Index i) const {
+    const Index row = p.rows.begin + i, column = p.columns.begin, rows = std::min(block_side, p.rows.count - i);
+    const float* bias = p.bias(0);
+    if (epilogue_.activate != nullptr) {
+      for (Index j = 0; j < p.columns.count; j += block_side)
+        epilogue_.activate({epilogue_.activation, p.block(i, j), block_side,
+                            gate == nullptr ? nullptr : gate->block(i, j), block_side, rows, block_side, p.bias(j),
+                            gate == nullptr ? nullptr : gate->bias(j)});
       bias = nullptr;
     }
-    if (columns == block_side && c.stride[1] == 1) return round_(sums, bias, c.pointer(row, column), c.stride[0], rows);
+    const TensorView<const T, 2>& residual = epilogue_.residual;
+    const bool adds = residual.data != nullptr;
+    Index done = 0;
+    if (c.stride[1] == 1 && (!adds || residual.stride[1] == 1)) {
+      done = p.columns.count / block_side * block_side;
+      round_({.sums = p.block(i, 0),
+              .bias = bias,
+              .to = c.pointer(row, column),
+              .stride = c.stride[0],
+              .rows = rows,
+              .columns = done,
+              .block_stride = group_rows * block_side,
+              .residual = adds ? residual.pointer(row, column) : nullptr,
+              .residual_stride = residual.stride[0]});
+    }
+    for (Index j = done; j < p.columns.count; j += block_side)
+      finish_block(p.block(i, j), bias == nullptr ? nullptr : bias + j, c, row, column + j, rows,
+                   std::min(block_side, p.columns.count - j));
+  }
+
+  /// A block that is not whole, or not side by side in c or the residual.
+  void finish_block(float* sums, const float* bias, const TensorView<T, 2>& c, Index row, Index column, Index rows,
+                    Index columns) const {
+    add_bias(bias, sums, rows);
+    epilogue_.add_residual(level_, sums, block_side, row, column, rows, columns);
     alignas(64) T rounded[std::size_t{block_side} * std::size_t{block_side}];
-    round_(sums, bias, rounded, block_side, rows);
+    round_({.sums = sums, .bias = nullptr, .to = rounded, .stride = block_side, .rows = rows});
     for (Index r = 0; r < rows; ++r)
       for (Index n = 0; n < columns; ++n) c(row + r, column + n) = rounded[r * block_side + n];
   }
