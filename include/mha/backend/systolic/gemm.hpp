@@ -98,7 +98,7 @@ template <class T, class Precision> class PackedWeights {
 /// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K, and what an epilogue makes of the sums:
 /// of a gated one, the first matrix is the gate's, the second the other's, and c is one.
 ///
-/// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums, or twice as many of a deep product,
+/// As many rows as keep every worker busy are packed, then tasks of 256 × 384 sums, or fewer where there are few tasks,
 /// run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has summed
 /// waits in the second-level cache, where its rows are too, and is finished and rounded after the last step. A step of
 /// one panel of weights stays in the first-level cache while all the task's rows pass by.
@@ -149,8 +149,6 @@ template <class Array, class Precision, class T> class ArrayProduct {
   static constexpr Index row_parts = parts_of<T, Precision>;
   static constexpr Index group_rows = 256;      ///< sums of a task down
   static constexpr double kept_rows = 1 << 19;  ///< bfloat16 numbers: 1 MiB of the second-level cache
-  /// A task's rows of a deeper product leave that cache before the next task wants them, which is to be wider then.
-  static constexpr Index deep = 2048;
 
   const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
   Index groups(const WeightTiles& w) const { return blocks_of(w.n, group_columns_); }
@@ -158,17 +156,16 @@ template <class Array, class Precision, class T> class ArrayProduct {
   Index pieces() const { return epilogue_.is_gated ? 2 : 1; }
   Index group_sums() const { return group_rows * group_columns_; }
 
-  /// How many columns of a matrix a task has.
+  /// How many columns of a matrix a task has: many, so that its results are long runs of memory.
   void cut_columns(Index row_groups, Index workers) {
-    const auto cut = [&](Index columns) {
+    constexpr Index tasks_per_worker = 3;
+    for (const Index columns : {384, 256, 128}) {
       group_columns_ = columns / pieces();
       column_groups_ = 0;
       for (const WeightTiles& w : weights_) column_groups_ += groups(w);
       column_groups_ /= pieces();
-    };
-    constexpr Index tasks_per_worker = 4;
-    cut(256);
-    if (a_.extent[1] <= deep || row_groups * column_groups_ < tasks_per_worker * workers) cut(128);
+      if (workers == 1 || row_groups * column_groups_ >= tasks_per_worker * workers) return;
+    }
   }
 
   /// Rows or columns of c, from the first one on.

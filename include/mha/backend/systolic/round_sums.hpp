@@ -88,11 +88,20 @@ struct RoundSumsToBfloat16 {
           simd::load_widened<float, Isa>(more, residual + j + tile_side);
           y = y + more;
         }
+        constexpr Index ahead = 8;  // rows
+        fetch_to_write(to + j, ahead * p.stride);
         simd::vector_t<std::uint16_t, Avx512Bf16> both;
         narrow(x, y, both);
         std::memcpy(static_cast<void*>(to + j), &both, sizeof both);
       }
     }
+  }
+
+ private:
+  /// Asks for a line that is written soon, wherever it is: behind the last row it may be nobody's.
+  MHA_ALWAYS_INLINE static void fetch_to_write(const bfloat16* to, std::ptrdiff_t ahead) {
+    const auto line = reinterpret_cast<std::uintptr_t>(to) + static_cast<std::uintptr_t>(ahead) * sizeof(bfloat16);
+    asm volatile("prefetchw (%0)" : : "r"(line));
   }
 };
 #endif
