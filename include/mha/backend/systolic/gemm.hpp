@@ -217,7 +217,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
       return;
     }
     // Where the weights pass by once, nothing is kept for a second row.
-    const Index step = a_.extent[0] <= block_side ? tiles : step_tiles_;
+    const bool passes_by = a_.extent[0] > block_side;
+    const Index step = passes_by ? step_tiles_ : tiles;
     const UnitScope scope(unit_.unit);
     bool add = false;
     for (const PartProduct& product : Precision::products) {
@@ -233,10 +234,25 @@ template <class Array, class Precision, class T> class ArrayProduct {
                           .add = add,
                           .step_stride = 2 * tile_size,
                           .rows = std::min(block_side, p.rows.count - i),
-                          .passes_by = a_.extent[0] > block_side});
+                          .next = passes_by ? next_weights(p, product.b, i, j, k, step) : 0,
+                          .passes_by = passes_by});
         });
       count_use(array_use<Array>(p.rows.count, p.columns.count, p.w.k));
     }
+  }
+
+  /// Where a block finds its share of the panel of weights that comes next, of which each block of rows asks for some:
+  /// eight of them for all.
+  static std::uintptr_t next_weights(const Part& p, Index weight_part, Index i, Index j, Index k, Index step) {
+    const Index tiles = depth_tiles(p.w.k), after = j + block_side;
+    const std::uint32_t* panel = weight_pairs(p.w, weight_part, p.columns.begin + after, 0);
+    if (after < p.columns.count)
+      panel = weight_pairs(p.w, weight_part, p.columns.begin + after, k);
+    else if (k + step < tiles)
+      panel = weight_pairs(p.w, weight_part, p.columns.begin, k + step);
+    constexpr std::uintptr_t line_bytes = 64;
+    const Index before = i / block_side * next_lines * std::min(step, tiles - k);
+    return reinterpret_cast<std::uintptr_t>(panel) + line_bytes * static_cast<std::uintptr_t>(before);
   }
 
   /// 32 rows of sums → c.
