@@ -102,6 +102,21 @@ TYPED_TEST(Activations, ReluIsExact) {
   }
 }
 
+TEST(Activation, GeluForBfloat16IsWithinItsStatedError) {
+  const auto f = [](float x) { return mha::Gelu{}.for_bfloat16(x); };
+  expect_edges(f);
+  support::Random random("gelu for bfloat16");
+  long double worst = 0;
+  for (int i = 0; i < 400000; ++i) {
+    const double size = i % 3 == 0 ? std::ldexp(1, -random.below(100)) : 1;
+    const auto x = static_cast<float>(random.uniform(-12.5, 14) * size);
+    const long double exact = gelu(static_cast<long double>(x));
+    worst = support::maximum(worst, std::abs(static_cast<long double>(f(x)) - exact) / std::abs(exact));
+  }
+  EXPECT_LT(worst, std::ldexp(1.0L, -14));
+  EXPECT_GT(worst, std::ldexp(1.0L, -19)) << "nothing was measured";
+}
+
 template <class F> void expect_derivatives(F f) {
   support::Random random("slopes");
   for (int i = 0; i < 200; ++i) {

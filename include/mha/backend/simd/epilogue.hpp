@@ -36,7 +36,8 @@ template <class A> using ActivationKernel = void (*)(ActivationArgs<A>);
 ///
 /// Numbers go through arrays of the body's own, because what may alias keeps a loop scalar. The body is not marked to
 /// be inlined always, as others are: the compilers would then leave a long functor out of line, where it is scalar.
-template <class A, class F> struct ActivationBody {
+/// For bfloat16 results, a functor with for_bfloat16() computes that instead.
+template <class A, class F, bool ForBfloat16 = false> struct ActivationBody {
   template <class Isa> MHA_FLATTEN static void run(ActivationArgs<A> p) {
     constexpr int W = Vector<A, Isa>::width;
     LocalCopy<F> activation = *static_cast<const F*>(p.activation);
@@ -51,7 +52,7 @@ template <class A, class F> struct ActivationBody {
         load(v, from + j);
         add(v, bias, j);
         store(+x, v);
-        for (int k = 0; k < W; ++k) y[k] = static_cast<A>(activation(x[k]));
+        for (int k = 0; k < W; ++k) y[k] = value(activation, x[k]);
         load(v, +y);
         if (p.gate != nullptr) {
           vector_t<A, Isa> other;
@@ -65,6 +66,12 @@ template <class A, class F> struct ActivationBody {
   }
 
  private:
+  MHA_ALWAYS_INLINE static A value(const F& activation, const A& x) {
+    if constexpr (ForBfloat16)
+      return activation.for_bfloat16(x);
+    else
+      return static_cast<A>(activation(x));
+  }
   template <class V> MHA_ALWAYS_INLINE static void add(V& v, const A* bias, Index j) {
     if (bias == nullptr) return;
     V more;
@@ -145,9 +152,10 @@ template <class T> struct AnyEpilogue {
 
  private:
   template <class F> void set(const F& f, IsaLevel level) {
+    constexpr bool for_bfloat16 = std::is_same_v<T, bfloat16> && requires(float x) { f.for_bfloat16(x); };
     activation = &f;
     activate = with_isa(level, [](auto isa) -> ActivationKernel<A> {
-      return &decltype(isa)::template run<ActivationBody<A, F>, ActivationArgs<A>>;
+      return &decltype(isa)::template run<ActivationBody<A, F, for_bfloat16>, ActivationArgs<A>>;
     });
   }
 
