@@ -98,10 +98,10 @@ template <class T, class Precision> class PackedWeights {
 /// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K, and what an epilogue makes of the sums:
 /// of a gated one, the first matrix is the gate's, the second the other's, and c is one.
 ///
-/// As many rows as keep every worker busy are packed, then tasks of 256 × 384 sums, or fewer where there are few tasks,
-/// run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has summed
-/// waits in the second-level cache, where its rows are too, and is finished and rounded after the last step. A step of
-/// one panel of weights stays in the first-level cache while all the task's rows pass by.
+/// As many rows as keep every worker busy are packed, then tasks of some 256 × 384 sums, or fewer where there are few
+/// tasks, run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has
+/// summed waits in the second-level cache, where its rows are too, and is finished and rounded after the last step. A
+/// step of one panel of weights stays in the first-level cache while all the task's rows pass by.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
   ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
@@ -121,8 +121,9 @@ template <class Array, class Precision, class T> class ArrayProduct {
     for (const WeightTiles& w : weights_) columns += w.n;
     const bool alone = 1.0 * strips(m) * tile_side * k * columns < enough_work;
     const Index workers = alone ? 1 : threads.workers();
-    const Index together = std::min(m, group_rows * std::max<Index>(2, workers));
-    cut_columns(blocks_of(together, group_rows), workers);
+    const Index together = even_share(m, group_rows * std::max<Index>(2, workers));
+    group_rows_ = round_up(even_share(together, group_rows), block_side);
+    cut_columns(blocks_of(together, group_rows_), workers);
     auto frame = workspace.frame();
     const std::size_t task_sums = static_cast<std::size_t>(pieces() * group_sums());
     float* const sums = frame.take<float>(task_sums * static_cast<std::size_t>(workers));
@@ -130,11 +131,12 @@ template <class Array, class Precision, class T> class ArrayProduct {
     rows_ = frame.take<bfloat16>(part_size_ * std::size_t{row_parts});
     for (first_ = 0; first_ < m; first_ += together) {
       const Index rows = std::min(together, m - first_);
+      last_ = first_ + rows;
       run_tasks(alone || m <= block_side, threads, strips(rows), [&](Index strip, Index) {
         bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
         pack_strip<row_parts>(a_, first_ / tile_side + strip, to, part_size_);
       });
-      const Index row_groups = blocks_of(rows, group_rows);
+      const Index row_groups = blocks_of(rows, group_rows_);
       // Weights meet all rows one after the other where these stay in the second-level cache meanwhile.
       const bool down_first = double(rows) * k * row_parts <= kept_rows;
       run_tasks(alone, threads, row_groups * column_groups_, [&](Index task, Index worker) {
@@ -147,14 +149,21 @@ template <class Array, class Precision, class T> class ArrayProduct {
 
  private:
   static constexpr Index row_parts = parts_of<T, Precision>;
-  static constexpr Index group_rows = 256;      ///< sums of a task down
+  static constexpr Index group_rows = 256;      ///< sums of a task down, about
   static constexpr double kept_rows = 1 << 19;  ///< bfloat16 numbers: 1 MiB of the second-level cache
 
   const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
   Index groups(const WeightTiles& w) const { return blocks_of(w.n, group_columns_); }
   /// Matrices of which a task makes sums, and those it has of one.
   Index pieces() const { return epilogue_.is_gated ? 2 : 1; }
-  Index group_sums() const { return group_rows * group_columns_; }
+  Index group_sums() const { return group_rows_ * group_columns_; }
+
+  /// Rows in parts of about `size`, a quarter more at most: for a few that are left over all weights would be read
+  /// again.
+  static Index even_share(Index rows, Index size) {
+    const Index parts = std::max<Index>(1, (rows + size / 4 * 3) / size);
+    return std::min(rows, round_up(blocks_of(rows, parts), block_side));
+  }
 
   /// How many columns of a matrix a task has: many, so that its results are long runs of memory.
   void cut_columns(Index row_groups, Index workers) {
@@ -177,14 +186,19 @@ template <class Array, class Precision, class T> class ArrayProduct {
     const WeightTiles& w;
     Range rows, columns;
     float* sums;
+    std::ptrdiff_t block_stride;  ///< of blocks side by side
 
     /// The sums of rows from i and columns from j of the part, both multiples of 32.
-    float* block(Index i, Index j) const { return sums + (j * group_rows + i * block_side); }
+    float* block(Index i, Index j) const { return sums + j / block_side * block_stride + i * block_side; }
     const float* bias(Index j) const { return w.bias == nullptr ? nullptr : w.bias + columns.begin + j; }
   };
   Part part(Index row_group, Index group, const WeightTiles& w, float* sums) const {
-    const Index row = first_ + row_group * group_rows, column = group * group_columns_;
-    return {w, {row, std::min(group_rows, a_.extent[0] - row)}, {column, std::min(group_columns_, w.n - column)}, sums};
+    const Index row = first_ + row_group * group_rows_, column = group * group_columns_;
+    return {w,
+            {row, std::min(group_rows_, last_ - row)},
+            {column, std::min(group_columns_, w.n - column)},
+            sums,
+            std::ptrdiff_t{group_rows_} * block_side};
   }
 
   void run_task(Index row_group, Index group, float* sums) const {
@@ -277,7 +291,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
               .stride = c.stride[0],
               .rows = rows,
               .columns = done,
-              .block_stride = group_rows * block_side,
+              .block_stride = p.block_stride,
               .residual = adds ? residual.pointer(row, column) : nullptr,
               .residual_stride = residual.stride[0]});
     }
@@ -326,8 +340,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
   const IsaLevel level_;
   const RoundKernel<T> round_;
   const Index step_tiles_;  ///< of the depth at a time: whole passes
-  Index group_columns_ = 0, column_groups_ = 0;
-  Index first_ = 0;  ///< the first of the rows that are packed now
+  Index group_rows_ = 0, group_columns_ = 0, column_groups_ = 0;
+  Index first_ = 0, last_ = 0;  ///< the first of the rows that are packed now, and the end of them
   std::size_t part_size_ = 0;
   bfloat16* rows_ = nullptr;
 };
