@@ -52,7 +52,10 @@ template <class A, class F, bool ForBfloat16 = false> struct ActivationBody {
         load(v, from + j);
         add(v, bias, j);
         store(+x, v);
-        for (int k = 0; k < W; ++k) y[k] = value(activation, x[k]);
+        if constexpr (ForBfloat16)
+          for (int k = 0; k < W; ++k) y[k] = activation.for_bfloat16(x[k]);
+        else
+          for (int k = 0; k < W; ++k) y[k] = static_cast<A>(activation(x[k]));
         load(v, +y);
         if (p.gate != nullptr) {
           vector_t<A, Isa> other;
@@ -66,12 +69,6 @@ template <class A, class F, bool ForBfloat16 = false> struct ActivationBody {
   }
 
  private:
-  MHA_ALWAYS_INLINE static A value(const F& activation, const A& x) {
-    if constexpr (ForBfloat16)
-      return activation.for_bfloat16(x);
-    else
-      return static_cast<A>(activation(x));
-  }
   template <class V> MHA_ALWAYS_INLINE static void add(V& v, const A* bias, Index j) {
     if (bias == nullptr) return;
     V more;
