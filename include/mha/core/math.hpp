@@ -196,6 +196,39 @@ template <class T> MHA_ALWAYS_INLINE constexpr T times_normal_cdf_by_bits(T x) {
   return choose(x > T(0), x, T(0)) - a * normal_tail_by_bits(a);
 }
 
+/// 2^q for −127.5 < q ≤ 0: within 2⁻¹⁸, and 0 where it falls below the least normal number.
+MHA_ALWAYS_INLINE constexpr float exp2_coarsely(float q) {
+  using C = MathConstants<float>;
+  constexpr float terms[] = {9.5701041e-3f, 5.5917904e-2f, 2.4024746e-1f, 6.9312179e-1f, 9.9999928e-1f};
+  const float shifted = q + C::round_to_int, n = shifted - C::round_to_int;
+  const std::uint32_t exponent =
+      std::bit_cast<std::uint32_t>(shifted) - (std::bit_cast<std::uint32_t>(C::round_to_int) - std::uint32_t{C::bias});
+  return horner(terms, q - n) * std::bit_cast<float>(exponent << C::mantissa_bits);
+}
+
+/// x Φ(x) for a result that is rounded to 8 bits: max(x, 0) − a 2^q(a), q being the logarithm of 1 − Φ for 0 ≤ a ≤ 13,
+/// without a quotient.
+///
+/// Numerics  within 2⁻¹⁴ of the result, where the factor of x is a normal number; one below counts as 0
+MHA_ALWAYS_INLINE constexpr float times_normal_cdf_coarsely(float x) {
+  constexpr float end = 13.f;  // where 2^q has no normal number left
+  constexpr float log2_tail[] = {-2.0123951e-9f, 1.4528773e-7f,  -4.6173263e-6f, 8.5530075e-5f, -1.0343975e-3f,
+                                 8.7233121e-3f,  -5.4088883e-2f, -4.5863628e-1f, -1.1510510f,   -1.0000257f};
+  const float a = at_most(magnitude(x), end);
+  return choose(x > 0.f, x, 0.f) - a * exp2_coarsely(horner(log2_tail, a));
+}
+
+/// x / (1 + e^−u) for a result that is rounded to 8 bits, without a quotient: max(x, 0) − a e / (1 + e), e = 2^−v, v
+/// being |u| log2(e), at most 127.4, for a = |x|.
+///
+/// Numerics  within 2⁻¹⁴ of the result for an exact v, where e is a normal number; one below counts as 0
+MHA_ALWAYS_INLINE constexpr float times_logistic_coarsely(float x, float a, float v) {
+  constexpr float inverse_terms[] = {7.1706772e-2f, -3.2268053e-1f, 6.6776949e-1f, -9.0305746e-1f,
+                                     9.8540831e-1f, -9.9913341e-1f, 9.9999124e-1f};  // of 1 + e
+  const float e = exp2_coarsely(-v);
+  return choose(x > 0.f, x, 0.f) - a * (e * horner(inverse_terms, e));
+}
+
 /// Φ(x) + x φ(x), the derivative of x Φ(x): 1 − Φ(a) − a φ(a) at −a, 1 less that at a ≥ 0.
 ///
 /// Numerics  within 2⁻²² in float and 2⁻⁵¹ in double; 0 at −∞, 1 at ∞, NaN stays NaN

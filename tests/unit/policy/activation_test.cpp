@@ -102,6 +102,29 @@ TYPED_TEST(Activations, ReluIsExact) {
   }
 }
 
+/// Within 2⁻¹⁴ of the exact result for numbers of every size from `low` up.
+template <class F, class Exact> void expect_error_for_bfloat16(F activation, Exact exact, double low) {
+  SCOPED_TRACE(F::name);
+  const auto f = [&](float x) { return activation.for_bfloat16(x); };
+  expect_edges(f);
+  support::Random random("for bfloat16");
+  long double worst = 0;
+  for (int i = 0; i < 400000; ++i) {
+    const double size = i % 3 == 0 ? std::ldexp(1, -random.below(100)) : 1;
+    const auto x = static_cast<float>(random.uniform(low, 14) * size);
+    const long double wanted = exact(static_cast<long double>(x));
+    worst = support::maximum(worst, std::abs(static_cast<long double>(f(x)) - wanted) / std::abs(wanted));
+  }
+  EXPECT_LT(worst, std::ldexp(1.0L, -14));
+  EXPECT_GT(worst, std::ldexp(1.0L, -19)) << "nothing was measured";
+}
+
+TEST(Activation, ForBfloat16IsWithinItsStatedError) {
+  expect_error_for_bfloat16(mha::Gelu{}, gelu, -12.5);
+  expect_error_for_bfloat16(mha::GeluTanh{}, gelu_tanh, -9.9);
+  expect_error_for_bfloat16(mha::Silu{}, silu, -87);
+}
+
 template <class F> void expect_derivatives(F f) {
   support::Random random("slopes");
   for (int i = 0; i < 200; ++i) {

@@ -28,36 +28,52 @@ template <class A> struct ActivationArgs {
   const A* gate;
   std::ptrdiff_t gate_stride;
   Index n, columns;
+  const A *bias = nullptr, *gate_bias = nullptr;  ///< (columns) added to c and to the gate before; null for none
 };
 template <class A> using ActivationKernel = void (*)(ActivationArgs<A>);
 
-/// c ← F(c), or F(gate) ∘ c, F of every element by the same instructions wherever it stands.
+/// c ← F(c + bias), or F(gate + its bias) ∘ (c + bias), F of every element by the same instructions wherever it stands.
 ///
 /// Numbers go through arrays of the body's own, because what may alias keeps a loop scalar. The body is not marked to
 /// be inlined always, as others are: the compilers would then leave a long functor out of line, where it is scalar.
-template <class A, class F> struct ActivationBody {
+/// For bfloat16 results, a functor with for_bfloat16() computes that instead.
+template <class A, class F, bool ForBfloat16 = false> struct ActivationBody {
   template <class Isa> MHA_FLATTEN static void run(ActivationArgs<A> p) {
     constexpr int W = Vector<A, Isa>::width;
     LocalCopy<F> activation = *static_cast<const F*>(p.activation);
     for (Index i = 0; i < p.n; ++i) {
       A* const c = p.c + i * p.stride;
       const A* const from = p.gate != nullptr ? p.gate + i * p.gate_stride : c;
+      const A* const bias = p.gate != nullptr ? p.gate_bias : p.bias;
       for (Index j = 0; j < p.columns; j += W) {
         alignas(64) A x[std::size_t{W}];
         alignas(64) A y[std::size_t{W}];
         vector_t<A, Isa> v;
         load(v, from + j);
+        add(v, bias, j);
         store(+x, v);
-        for (int k = 0; k < W; ++k) y[k] = static_cast<A>(activation(x[k]));
+        if constexpr (ForBfloat16)
+          for (int k = 0; k < W; ++k) y[k] = activation.for_bfloat16(x[k]);
+        else
+          for (int k = 0; k < W; ++k) y[k] = static_cast<A>(activation(x[k]));
         load(v, +y);
         if (p.gate != nullptr) {
           vector_t<A, Isa> other;
           load(other, c + j);
+          add(other, p.bias, j);
           v = v * other;
         }
         store(c + j, v);
       }
     }
+  }
+
+ private:
+  template <class V> MHA_ALWAYS_INLINE static void add(V& v, const A* bias, Index j) {
+    if (bias == nullptr) return;
+    V more;
+    load(more, bias + j);
+    v = v + more;
   }
 };
 
@@ -118,6 +134,11 @@ template <class T> struct AnyEpilogue {
       const bool one_run = stride == columns && (gate == nullptr || gate_stride == columns);
       activate({activation, c, stride, gate, gate_stride, one_run ? 1 : n, one_run ? n * columns : columns});
     }
+    add_residual(level, c, stride, row, column, n, columns);
+  }
+
+  void add_residual(IsaLevel level, A* c, std::ptrdiff_t stride, Index row, Index column, Index n,
+                    Index columns) const {
     if (residual.data == nullptr) return;
     const auto add = with_isa(level, [](auto isa) {
       return &decltype(isa)::template run<AddBody<A, T>, A*, std::ptrdiff_t, Index, Index, const T*, std::ptrdiff_t,
@@ -128,9 +149,10 @@ template <class T> struct AnyEpilogue {
 
  private:
   template <class F> void set(const F& f, IsaLevel level) {
+    constexpr bool for_bfloat16 = std::is_same_v<T, bfloat16> && requires(float x) { f.for_bfloat16(x); };
     activation = &f;
     activate = with_isa(level, [](auto isa) -> ActivationKernel<A> {
-      return &decltype(isa)::template run<ActivationBody<A, F>, ActivationArgs<A>>;
+      return &decltype(isa)::template run<ActivationBody<A, F, for_bfloat16>, ActivationArgs<A>>;
     });
   }
 

@@ -98,10 +98,10 @@ template <class T, class Precision> class PackedWeights {
 /// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K, and what an epilogue makes of the sums:
 /// of a gated one, the first matrix is the gate's, the second the other's, and c is one.
 ///
-/// As many rows as keep every worker busy are packed, then tasks of 256 × 128 sums, or twice as many of a deep product,
-/// run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has summed
-/// waits in the second-level cache, where its rows are too, and is finished and rounded block by block in the last
-/// step. A step of one panel of weights stays in the first-level cache while all the task's rows pass by.
+/// As many rows as keep every worker busy are packed, then tasks of some 256 × 384 sums, or fewer where there are few
+/// tasks, run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has
+/// summed waits in the second-level cache, where its rows are too, and is finished and rounded after the last step. A
+/// step of one panel of weights stays in the first-level cache while all the task's rows pass by.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
   ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
@@ -121,8 +121,9 @@ template <class Array, class Precision, class T> class ArrayProduct {
     for (const WeightTiles& w : weights_) columns += w.n;
     const bool alone = 1.0 * strips(m) * tile_side * k * columns < enough_work;
     const Index workers = alone ? 1 : threads.workers();
-    const Index together = std::min(m, group_rows * std::max<Index>(2, workers));
-    cut_columns(blocks_of(together, group_rows), workers);
+    const Index together = even_share(m, group_rows * std::max<Index>(2, workers));
+    group_rows_ = round_up(even_share(together, group_rows), block_side);
+    cut_columns(blocks_of(together, group_rows_), workers);
     auto frame = workspace.frame();
     const std::size_t task_sums = static_cast<std::size_t>(pieces() * group_sums());
     float* const sums = frame.take<float>(task_sums * static_cast<std::size_t>(workers));
@@ -130,11 +131,12 @@ template <class Array, class Precision, class T> class ArrayProduct {
     rows_ = frame.take<bfloat16>(part_size_ * std::size_t{row_parts});
     for (first_ = 0; first_ < m; first_ += together) {
       const Index rows = std::min(together, m - first_);
+      last_ = first_ + rows;
       run_tasks(alone || m <= block_side, threads, strips(rows), [&](Index strip, Index) {
         bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
         pack_strip<row_parts>(a_, first_ / tile_side + strip, to, part_size_);
       });
-      const Index row_groups = blocks_of(rows, group_rows);
+      const Index row_groups = blocks_of(rows, group_rows_);
       // Weights meet all rows one after the other where these stay in the second-level cache meanwhile.
       const bool down_first = double(rows) * k * row_parts <= kept_rows;
       run_tasks(alone, threads, row_groups * column_groups_, [&](Index task, Index worker) {
@@ -147,28 +149,32 @@ template <class Array, class Precision, class T> class ArrayProduct {
 
  private:
   static constexpr Index row_parts = parts_of<T, Precision>;
-  static constexpr Index group_rows = 256;      ///< sums of a task down
+  static constexpr Index group_rows = 256;      ///< sums of a task down, about
   static constexpr double kept_rows = 1 << 19;  ///< bfloat16 numbers: 1 MiB of the second-level cache
-  /// A task's rows of a deeper product leave that cache before the next task wants them, which is to be wider then.
-  static constexpr Index deep = 2048;
 
   const WeightTiles& weight(Index matrix) const { return weights_[static_cast<std::size_t>(matrix)]; }
   Index groups(const WeightTiles& w) const { return blocks_of(w.n, group_columns_); }
   /// Matrices of which a task makes sums, and those it has of one.
   Index pieces() const { return epilogue_.is_gated ? 2 : 1; }
-  Index group_sums() const { return group_rows * group_columns_; }
+  Index group_sums() const { return group_rows_ * group_columns_; }
 
-  /// How many columns of a matrix a task has.
+  /// Rows in parts of about `size`, a quarter more at most: for a few that are left over all weights would be read
+  /// again.
+  static Index even_share(Index rows, Index size) {
+    const Index parts = std::max<Index>(1, (rows + size / 4 * 3) / size);
+    return std::min(rows, round_up(blocks_of(rows, parts), block_side));
+  }
+
+  /// How many columns of a matrix a task has: many, so that its results are long runs of memory.
   void cut_columns(Index row_groups, Index workers) {
-    const auto cut = [&](Index columns) {
+    constexpr Index tasks_per_worker = 3;
+    for (const Index columns : {384, 256, 128}) {
       group_columns_ = columns / pieces();
       column_groups_ = 0;
       for (const WeightTiles& w : weights_) column_groups_ += groups(w);
       column_groups_ /= pieces();
-    };
-    constexpr Index tasks_per_worker = 4;
-    cut(256);
-    if (a_.extent[1] <= deep || row_groups * column_groups_ < tasks_per_worker * workers) cut(128);
+      if (workers == 1 || row_groups * column_groups_ >= tasks_per_worker * workers) return;
+    }
   }
 
   /// Rows or columns of c, from the first one on.
@@ -180,20 +186,25 @@ template <class Array, class Precision, class T> class ArrayProduct {
     const WeightTiles& w;
     Range rows, columns;
     float* sums;
+    std::ptrdiff_t block_stride;  ///< of blocks side by side
 
     /// The sums of rows from i and columns from j of the part, both multiples of 32.
-    float* block(Index i, Index j) const { return sums + (j * group_rows + i * block_side); }
+    float* block(Index i, Index j) const { return sums + j / block_side * block_stride + i * block_side; }
     const float* bias(Index j) const { return w.bias == nullptr ? nullptr : w.bias + columns.begin + j; }
   };
   Part part(Index row_group, Index group, const WeightTiles& w, float* sums) const {
-    const Index row = first_ + row_group * group_rows, column = group * group_columns_;
-    return {w, {row, std::min(group_rows, a_.extent[0] - row)}, {column, std::min(group_columns_, w.n - column)}, sums};
+    const Index row = first_ + row_group * group_rows_, column = group * group_columns_;
+    return {w,
+            {row, std::min(group_rows_, last_ - row)},
+            {column, std::min(group_columns_, w.n - column)},
+            sums,
+            std::ptrdiff_t{group_rows_} * block_side};
   }
 
   void run_task(Index row_group, Index group, float* sums) const {
     if (epilogue_.is_gated) {
       const Part gate = part(row_group, group, weight(0), sums);
-      add_products(gate, [](Index, Index) {});
+      add_products(gate);
       return run_part(part(row_group, group, weight(1), sums + group_sums()), &gate, c_[0]);
     }
     Index matrix = 0;
@@ -201,12 +212,11 @@ template <class Array, class Precision, class T> class ArrayProduct {
     run_part(part(row_group, group, weight(matrix), sums), nullptr, c_[static_cast<std::size_t>(matrix)]);
   }
 
-  /// An activation comes after all products: beside the unit's tiles vector code runs at half its rate.
+  /// Results come after all products: beside the unit's tiles vector code runs at half its rate, and what is written
+  /// row by row is written twice as fast as block by block.
   void run_part(const Part& p, const Part* gate, const TensorView<T, 2>& c) const {
-    const auto finish_block = [&](Index i, Index j) { finish(p, gate, c, i, j); };
-    if (epilogue_.activate == nullptr) return add_products(p, finish_block);
-    add_products(p, [](Index, Index) {});
-    for_each_block(p, finish_block);
+    add_products(p);
+    for (Index i = 0; i < p.rows.count; i += block_side) finish(p, gate, c, i);
   }
 
   template <class F> static void for_each_block(const Part& p, const F& f) {
@@ -214,20 +224,19 @@ template <class Array, class Precision, class T> class ArrayProduct {
       for (Index i = 0; i < p.rows.count; i += block_side) f(i, j);
   }
 
-  /// f(i, j) once the sums of a block are complete, which are in the first-level cache then.
-  template <class F> void add_products(const Part& p, const F& f) const {
+  void add_products(const Part& p) const {
     const Index tiles = depth_tiles(p.w.k);
     if (tiles == 0) {
       std::fill_n(p.sums, group_sums(), 0.f);
-      return for_each_block(p, f);
+      return;
     }
     // Where the weights pass by once, nothing is kept for a second row.
-    const Index step = a_.extent[0] <= block_side ? tiles : step_tiles_;
+    const bool passes_by = a_.extent[0] > block_side;
+    const Index step = passes_by ? step_tiles_ : tiles;
     const UnitScope scope(unit_.unit);
     bool add = false;
     for (const PartProduct& product : Precision::products) {
       if (product.a >= row_parts || product.b >= p.w.parts) continue;
-      const bool is_last = product.a == 0 && product.b == 0;
       for (Index k = 0; k < tiles; k += step, add = true)
         for_each_block(p, [&](Index i, Index j) {
           unit_.multiply({.a = activations(product.a, p.rows.begin - first_ + i, k),
@@ -239,29 +248,65 @@ template <class Array, class Precision, class T> class ArrayProduct {
                           .add = add,
                           .step_stride = 2 * tile_size,
                           .rows = std::min(block_side, p.rows.count - i),
-                          .passes_by = a_.extent[0] > block_side});
-          if (is_last && k + step >= tiles) f(i, j);
+                          .next = passes_by ? next_weights(p, product.b, i, j, k, step) : 0,
+                          .passes_by = passes_by});
         });
       count_use(array_use<Array>(p.rows.count, p.columns.count, p.w.k));
     }
   }
 
-  /// A block of sums → c.
-  void finish(const Part& p, const Part* gate, const TensorView<T, 2>& c, Index i, Index j) const {
-    const Index row = p.rows.begin + i, column = p.columns.begin + j;
-    const Index rows = std::min(block_side, p.rows.count - i), columns = std::min(block_side, p.columns.count - j);
-    float* const sums = p.block(i, j);
-    const float* bias = p.bias(j);
-    if (!epilogue_.empty()) {
-      float* const gates = gate == nullptr ? nullptr : gate->block(i, j);
-      add_bias(bias, sums, rows);
-      if (gate != nullptr) add_bias(gate->bias(j), gates, rows);
-      epilogue_.apply(level_, sums, block_side, gates, block_side, row, column, rows, columns);
+  /// Where a block finds its share of the panel of weights that comes next, of which each block of rows asks for some:
+  /// eight of them for all.
+  static std::uintptr_t next_weights(const Part& p, Index weight_part, Index i, Index j, Index k, Index step) {
+    const Index tiles = depth_tiles(p.w.k), after = j + block_side;
+    const std::uint32_t* panel = weight_pairs(p.w, weight_part, p.columns.begin + after, 0);
+    if (after < p.columns.count)
+      panel = weight_pairs(p.w, weight_part, p.columns.begin + after, k);
+    else if (k + step < tiles)
+      panel = weight_pairs(p.w, weight_part, p.columns.begin, k + step);
+    constexpr std::uintptr_t line_bytes = 64;
+    const Index before = i / block_side * next_lines * std::min(step, tiles - k);
+    return reinterpret_cast<std::uintptr_t>(panel) + line_bytes * static_cast<std::uintptr_t>(before);
+  }
+
+  /// 32 rows of sums → c.
+  void finish(const Part& p, const Part* gate, const TensorView<T, 2>& c, Index i) const {
+    const Index row = p.rows.begin + i, column = p.columns.begin, rows = std::min(block_side, p.rows.count - i);
+    const float* bias = p.bias(0);
+    if (epilogue_.activate != nullptr) {
+      for (Index j = 0; j < p.columns.count; j += block_side)
+        epilogue_.activate({epilogue_.activation, p.block(i, j), block_side,
+                            gate == nullptr ? nullptr : gate->block(i, j), block_side, rows, block_side, p.bias(j),
+                            gate == nullptr ? nullptr : gate->bias(j)});
       bias = nullptr;
     }
-    if (columns == block_side && c.stride[1] == 1) return round_(sums, bias, c.pointer(row, column), c.stride[0], rows);
+    const TensorView<const T, 2>& residual = epilogue_.residual;
+    const bool adds = residual.data != nullptr;
+    Index done = 0;
+    if (c.stride[1] == 1 && (!adds || residual.stride[1] == 1)) {
+      done = p.columns.count / block_side * block_side;
+      round_({.sums = p.block(i, 0),
+              .bias = bias,
+              .to = c.pointer(row, column),
+              .stride = c.stride[0],
+              .rows = rows,
+              .columns = done,
+              .block_stride = p.block_stride,
+              .residual = adds ? residual.pointer(row, column) : nullptr,
+              .residual_stride = residual.stride[0]});
+    }
+    for (Index j = done; j < p.columns.count; j += block_side)
+      finish_block(p.block(i, j), bias == nullptr ? nullptr : bias + j, c, row, column + j, rows,
+                   std::min(block_side, p.columns.count - j));
+  }
+
+  /// A block that is not whole, or not side by side in c or the residual.
+  void finish_block(float* sums, const float* bias, const TensorView<T, 2>& c, Index row, Index column, Index rows,
+                    Index columns) const {
+    add_bias(bias, sums, rows);
+    epilogue_.add_residual(level_, sums, block_side, row, column, rows, columns);
     alignas(64) T rounded[std::size_t{block_side} * std::size_t{block_side}];
-    round_(sums, bias, rounded, block_side, rows);
+    round_({.sums = sums, .bias = nullptr, .to = rounded, .stride = block_side, .rows = rows});
     for (Index r = 0; r < rows; ++r)
       for (Index n = 0; n < columns; ++n) c(row + r, column + n) = rounded[r * block_side + n];
   }
@@ -295,8 +340,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
   const IsaLevel level_;
   const RoundKernel<T> round_;
   const Index step_tiles_;  ///< of the depth at a time: whole passes
-  Index group_columns_ = 0, column_groups_ = 0;
-  Index first_ = 0;  ///< the first of the rows that are packed now
+  Index group_rows_ = 0, group_columns_ = 0, column_groups_ = 0;
+  Index first_ = 0, last_ = 0;  ///< the first of the rows that are packed now, and the end of them
   std::size_t part_size_ = 0;
   bfloat16* rows_ = nullptr;
 };

@@ -83,12 +83,15 @@ template <Index Parts, class T> struct PackStrip {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const TensorView<const T, 2>* a, Index first_row, bfloat16* to,
                                     std::size_t part_size) {
+    constexpr Index run =
+        8 * tile_depth;  // of a row at a time: memory gives some lines in a row faster than each alone
     const Index k_end = a->extent[1], rows = std::min(tile_side, a->extent[0] - first_row);
-    for (Index k = 0; k < k_end; k += tile_depth, to += 2 * tile_size)
+    for (Index begin = 0; begin < k_end; begin += run)
       for (Index r = 0; r < tile_side; ++r)
-        round_elements<Parts, Isa>(r < rows ? a->pointer(first_row + r, k) : nullptr, a->stride[1],
-                                   r < rows ? std::min(tile_depth, k_end - k) : 0, to + r * tile_depth,
-                                   static_cast<std::ptrdiff_t>(part_size));
+        for (Index k = begin; k < std::min(begin + run, k_end); k += tile_depth)
+          round_elements<Parts, Isa>(r < rows ? a->pointer(first_row + r, k) : nullptr, a->stride[1],
+                                     r < rows ? std::min(tile_depth, k_end - k) : 0,
+                                     to + k * (2 * tile_side) + r * tile_depth, static_cast<std::ptrdiff_t>(part_size));
   }
 };
 

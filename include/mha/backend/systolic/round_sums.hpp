@@ -18,22 +18,35 @@
 /// From the sums of a dense product, in blocks of 32 × 32 floats, to its results.
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
-/// to (rows, 32), rows `stride` apart = sums (rows, 32) + bias, rounded to T.
-template <class T>
-using RoundKernel = void (*)(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows);
+/// to (rows, columns) = sums + bias + residual, rounded to T, row by row: memory takes runs of some lines twice as fast
+/// as a line of each row. Columns are a multiple of 32; sums are blocks (rows, 32), block_stride apart.
+template <class T> struct RoundArgs {
+  const float* sums;
+  const float* bias;  ///< (columns); null for none
+  T* to;
+  std::ptrdiff_t stride;  ///< of rows of `to`
+  Index rows, columns = block_side;
+  std::ptrdiff_t block_stride = 0;
+  const T* residual = nullptr;  ///< rows residual_stride apart; null for none
+  std::ptrdiff_t residual_stride = 0;
+};
+template <class T> using RoundKernel = void (*)(RoundArgs<T>);
 
 template <class T> struct RoundSums {
-  template <class Isa>
-  MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, T* to, std::ptrdiff_t stride, Index rows) {
+  template <class Isa> MHA_ALWAYS_INLINE static void run(RoundArgs<T> p) {
     using V = simd::vector_t<float, Isa>;
     constexpr int W = simd::Vector<float, Isa>::width;
-    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride)
-      for (Index j = 0; j < block_side; j += W) {
-        V x;
-        simd::load(x, sums + j);
-        if (bias != nullptr) {
-          V y;
-          simd::load(y, bias + j);
+    for (Index r = 0; r < p.rows; ++r)
+      for (Index j = 0; j < p.columns; j += W) {
+        T* const to = p.to + r * p.stride;
+        V x, y;
+        simd::load(x, p.sums + j / block_side * p.block_stride + r * block_side + j % block_side);
+        if (p.bias != nullptr) {
+          simd::load(y, p.bias + j);
+          x = x + y;
+        }
+        if (p.residual != nullptr) {
+          simd::load_widened<float, Isa>(y, p.residual + r * p.residual_stride + j);
           x = x + y;
         }
         if constexpr (std::is_same_v<T, float>) {
@@ -53,25 +66,42 @@ template <class T> struct RoundSums {
 /// The same by the instruction that rounds to bfloat16, a quarter of the time: what is below the normal range becomes
 /// zero, as it does in the products of the units that have it.
 struct RoundSumsToBfloat16 {
-  template <class Isa>
-  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const float* sums, const float* bias, bfloat16* to,
-                                                           std::ptrdiff_t stride, Index rows) {
+  template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(RoundArgs<bfloat16> p) {
     typedef float V __attribute__((vector_size(64)));
-    V first = -V{}, second = first;  // −0, which changes no number
-    if (bias != nullptr) {
-      simd::load(first, bias);
-      simd::load(second, bias + tile_side);
+    for (Index r = 0; r < p.rows; ++r) {
+      const float* sums = p.sums + r * block_side;
+      const bfloat16* const residual = p.residual == nullptr ? nullptr : p.residual + r * p.residual_stride;
+      bfloat16* const to = p.to + r * p.stride;
+      for (Index j = 0; j < p.columns; j += block_side, sums += p.block_stride) {
+        V x, y, more;
+        simd::load(x, sums);
+        simd::load(y, sums + tile_side);
+        if (p.bias != nullptr) {
+          simd::load(more, p.bias + j);
+          x = x + more;
+          simd::load(more, p.bias + j + tile_side);
+          y = y + more;
+        }
+        if (residual != nullptr) {
+          simd::load_widened<float, Isa>(more, residual + j);
+          x = x + more;
+          simd::load_widened<float, Isa>(more, residual + j + tile_side);
+          y = y + more;
+        }
+        constexpr Index ahead = 8;  // rows
+        fetch_to_write(to + j, ahead * p.stride);
+        simd::vector_t<std::uint16_t, Avx512Bf16> both;
+        narrow(x, y, both);
+        std::memcpy(static_cast<void*>(to + j), &both, sizeof both);
+      }
     }
-    for (Index r = 0; r < rows; ++r, sums += block_side, to += stride) {
-      V x, y;
-      simd::load(x, sums);
-      simd::load(y, sums + tile_side);
-      x = x + first;
-      y = y + second;
-      simd::vector_t<std::uint16_t, Avx512Bf16> both;
-      narrow(x, y, both);
-      std::memcpy(static_cast<void*>(to), &both, sizeof both);
-    }
+  }
+
+ private:
+  /// Asks for a line that is written soon, wherever it is: behind the last row it may be nobody's.
+  MHA_ALWAYS_INLINE static void fetch_to_write(const bfloat16* to, std::ptrdiff_t ahead) {
+    const auto line = reinterpret_cast<std::uintptr_t>(to) + static_cast<std::uintptr_t>(ahead) * sizeof(bfloat16);
+    asm volatile("prefetchw (%0)" : : "r"(line));
   }
 };
 #endif
@@ -85,13 +115,11 @@ inline bool flushes_bfloat16(MatrixUnit unit, IsaLevel level) {
 template <class T> RoundKernel<T> round_kernel(MatrixUnit unit, IsaLevel level) {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<T, bfloat16>)
-    if (flushes_bfloat16(unit, level))
-      return &Avx512Bf16::run<RoundSumsToBfloat16, const float*, const float*, T*, std::ptrdiff_t, Index>;
+    if (flushes_bfloat16(unit, level)) return &Avx512Bf16::run<RoundSumsToBfloat16, RoundArgs<T>>;
 #endif
   static_cast<void>(unit);
-  return simd::with_isa(level, [](auto isa) -> RoundKernel<T> {
-    return &decltype(isa)::template run<RoundSums<T>, const float*, const float*, T*, std::ptrdiff_t, Index>;
-  });
+  return simd::with_isa(
+      level, [](auto isa) -> RoundKernel<T> { return &decltype(isa)::template run<RoundSums<T>, RoundArgs<T>>; });
 }
 
 /// simd::NarrowBody with the bits of RoundSumsToBfloat16.

@@ -64,6 +64,14 @@ struct AmxProduct {
       amx::load<Tile>(a, a_stride(p));
   }
 
+  /// Asks for lines that the second-level cache is to have soon.
+  MHA_ALWAYS_INLINE static void fetch(std::uintptr_t& line) {
+    constexpr std::uintptr_t line_bytes = 64;
+    MHA_UNROLL_4
+    for (Index i = 0; i < next_lines; ++i, line += line_bytes)
+      __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+  }
+
   template <int Rows, bool Once> MHA_ALWAYS_INLINE static void first_operands(const TileProduct& p, Index t) {
     const bfloat16* const a = p.a + t * p.tile_stride;
     load_a<4, Once>(a, p);
@@ -77,6 +85,7 @@ struct AmxProduct {
   template <int Rows, bool Once> MHA_ALWAYS_INLINE static void rows(const TileProduct& p, Index t, bool more) {
     const bfloat16* a = p.a + t * p.tile_stride;
     const std::uint32_t* b = p.b;
+    std::uintptr_t next = p.next;
     float* const c = p.c + std::ptrdiff_t{t} * tile_side * lanes;
     if (p.add) {
       amx::load<0>(c, c_stride);
@@ -106,6 +115,7 @@ struct AmxProduct {
       load_a<4, Once>(a, p);
       amx::load<6>(b, amx::row_bytes);
       amx::multiply_add<0, 4, 6>();
+      if constexpr (Once) fetch(next);
       amx::load<7>(b + tile_words, amx::row_bytes);
       amx::multiply_add<1, 4, 7>();
       if constexpr (Rows == 2) {

@@ -393,8 +393,8 @@ TEST_P(GemmOnUnit, WeightsOfOnePartGiveTheBitsOfWideOnes) {
 TEST_P(GemmOnUnit, ShowsNowhereHowItWasCutIntoTasks) {
   const unit::ForceUnit forced(GetParam());
   support::Random random("tasks");
-  // Two groups of rows that stay in the cache; deep rows, whose tasks are wide; deep rows and too few such tasks.
-  for (const Shape& s : {Shape{530, 270, 40}, Shape{40, 1050, 2100}, Shape{40, 300, 2100}}) {
+  // Two packs of rows, each of two tasks of other lengths; wide tasks of deep rows; too few such tasks for two threads.
+  for (const Shape& s : {Shape{1300, 270, 40}, Shape{40, 1050, 2100}, Shape{40, 300, 2100}}) {
     Tensor<float, 2> a(s.m, s.k), b(s.k, s.n);
     random.fill(a), random.fill(b);
     const auto whole = product<AmxArray>(read(a), read(b));

@@ -55,7 +55,7 @@ TEST(RoundSums, ToTheNearestBfloat16) {
       bfloat16 to[3 * 40];
       for (const bool biased : {false, true}) {
         support::poison_all(to);
-        round(sums, biased ? bias : nullptr, to, 40, 3);
+        round({.sums = sums, .bias = biased ? bias : nullptr, .to = to, .stride = 40, .rows = 3});
         std::size_t wrong = 0;
         for (Index r = 0; r < 3; ++r)
           for (Index j = 0; j < 32; ++j)
@@ -75,6 +75,41 @@ TEST(RoundSums, ToTheNearestBfloat16) {
   });
 }
 
+template <class T> void expect_blocks_with_a_residual() {
+  support::Random random("rounds blocks");
+  for_each_kernel([&](mha::MatrixUnit unit, mha::IsaLevel level) {
+    float sums[2 * 160], bias[64];
+    T residual[2 * 70], to[2 * 66];
+    for (float& x : sums) x = static_cast<float>(random.normal());
+    for (float& x : bias) x = static_cast<float>(random.normal());
+    for (T& x : residual) x = static_cast<T>(static_cast<float>(random.normal()));
+    support::poison_all(to);
+    systolic::round_kernel<T>(unit, level)({.sums = sums,
+                                            .bias = bias,
+                                            .to = to,
+                                            .stride = 66,
+                                            .rows = 2,
+                                            .columns = 64,
+                                            .block_stride = 160,
+                                            .residual = residual,
+                                            .residual_stride = 70});
+    for (Index r = 0; r < 2; ++r) {
+      for (Index j = 0; j < 64; ++j) {
+        const float sum = sums[j / 32 * 160 + 32 * r + j % 32] + bias[j];
+        EXPECT_EQ(static_cast<float>(to[66 * r + j]),
+                  static_cast<float>(static_cast<T>(sum + static_cast<float>(residual[70 * r + j]))));
+      }
+      EXPECT_EQ(support::bits(to[66 * r + 64]), support::bits(support::poison<T>())) << "what lies between rows";
+    }
+  });
+}
+
+TEST(RoundSums, OfBlocksSideBySideAndAResidual) {
+  expect_blocks_with_a_residual<bfloat16>();
+  expect_blocks_with_a_residual<mha::half>();
+  expect_blocks_with_a_residual<float>();
+}
+
 TEST(RoundSums, ToFloatAndHalf) {
   support::Random random("rounds others");
   for_each_kernel([&](mha::MatrixUnit unit, mha::IsaLevel level) {
@@ -82,8 +117,9 @@ TEST(RoundSums, ToFloatAndHalf) {
     mha::half narrow[2 * 32];
     for (float& x : sums) x = static_cast<float>(random.normal());
     for (float& x : bias) x = static_cast<float>(random.normal());
-    systolic::round_kernel<float>(unit, level)(sums, bias, wide, 32, 2);
-    systolic::round_kernel<mha::half>(unit, level)(sums, nullptr, narrow, 32, 2);
+    systolic::round_kernel<float>(unit, level)({.sums = sums, .bias = bias, .to = wide, .stride = 32, .rows = 2});
+    systolic::round_kernel<mha::half>(unit,
+                                      level)({.sums = sums, .bias = nullptr, .to = narrow, .stride = 32, .rows = 2});
     for (Index i = 0; i < 64; ++i) {
       EXPECT_EQ(wide[i], sums[i] + bias[i % 32]);
       EXPECT_EQ(support::bits(narrow[i]), support::bits(mha::half(sums[i])));
