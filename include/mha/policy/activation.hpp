@@ -112,8 +112,7 @@ struct Gelu {
 ///
 /// Formula   ½ x (1 + tanh u) = x / (1 + e^(−2u)), u = √(2/π) (x + 0.044715 x³)
 /// Numerics  within 8 + 10|u| ulp, also where 1 + tanh would cancel; the derivative within 8 ε; in an epilogue of
-/// bfloat16
-///           results as Gelu
+///           bfloat16 results as Gelu
 /// Source    Hendrycks & Gimpel 2016; PyTorch's nn.GELU(approximate="tanh")
 struct GeluTanh {
   static constexpr const char* name = "gelu_tanh";
