@@ -94,7 +94,7 @@ MHA_HOST_DEVICE constexpr std::uint32_t dropout_row(const CallShape& shape, Inde
 }
 
 constexpr double probability(const NoDropout&) { return 0; }
-constexpr double probability(const Dropout& dropout) { return double{dropout.p}; }
+constexpr double probability(const Dropout& dropout) { return static_cast<double>(dropout.p); }
 
 constexpr void require_probability(const char* call, double p) {
   if (!(p >= 0 && p < 1)) fail(call, ": Dropout has p ", p, ", it must be at least 0 and below 1");

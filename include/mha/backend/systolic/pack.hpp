@@ -52,7 +52,7 @@ MHA_ALWAYS_INLINE void round_run(const float* from, bfloat16* to, std::ptrdiff_t
       const Short narrow = __builtin_convertvector(upper, Short);
       std::memcpy(static_cast<void*>(to + part * to_stride + i), &narrow, sizeof narrow);
       if (part + 1 == Parts) break;
-      const V rest = x - (V)(upper << 16);
+      const V rest = x - V(upper << 16);
       x = (upper & 0x7f80u) == 0x7f80u ? V{} : rest;
     }
   }

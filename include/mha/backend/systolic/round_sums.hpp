@@ -136,8 +136,8 @@ struct FlushAndNarrow {
       for (; d + W <= dim; d += W) {
         V x;
         simd::load(x, from + d);
-        const I bits = (I)x, below = (I)((bits & exponent) == 0u);
-        store_nearest<Isa>((V)(bits & (~below | sign)), to + d);
+        const I bits = I(x), below = I((bits & exponent) == 0u);
+        store_nearest<Isa>(V(bits & (~below | sign)), to + d);
       }
       for (; d < dim; ++d) {
         const auto bits = std::bit_cast<std::uint32_t>(from[d]);

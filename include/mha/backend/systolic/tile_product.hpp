@@ -261,8 +261,8 @@ template <Index Depth> struct PortableProduct {
           for (int j = 0; j < vectors; ++j) {
             typename simd::Vector<float, Isa>::int_type words;
             simd::load(words, b + j * W / tile_side * tile_words + pair * tile_side + j * W % tile_side);
-            simd::multiply_add<vectors == 1>(sum[j], even, (V)(words << 16));
-            simd::multiply_add<vectors == 1>(sum[j], odd, (V)(words & 0xffff0000u));
+            simd::multiply_add<vectors == 1>(sum[j], even, V(words << 16));
+            simd::multiply_add<vectors == 1>(sum[j], odd, V(words & 0xffff0000u));
           }
         }
       }
@@ -291,8 +291,8 @@ template <Index Depth> struct PortableProduct {
       for (Index j = 0; j < lanes; j += W) {
         typename simd::Vector<float, Isa>::int_type words;
         simd::load(words, from + j / tile_side * tile_words + pair * tile_side + j % tile_side);
-        simd::store(to + j, (V)(words << 16));
-        simd::store(to + lanes + j, (V)(words & 0xffff0000u));
+        simd::store(to + j, V(words << 16));
+        simd::store(to + lanes + j, V(words & 0xffff0000u));
       }
   }
 };
