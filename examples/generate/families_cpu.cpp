@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+
 #include <mha/mha.hpp>
 
 #include "families.hpp"
