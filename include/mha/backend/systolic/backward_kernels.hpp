@@ -37,8 +37,8 @@ struct PackDepthBody {
           Short low, high;
           std::memcpy(&low, rows + g * tile_depth + j, sizeof low);
           std::memcpy(&high, rows + stride + g * tile_depth + j, sizeof high);
-          low &= (Short)((low & exponent) != exponent);
-          high &= (Short)((high & exponent) != exponent);
+          low &= Short((low & exponent) != exponent);
+          high &= Short((high & exponent) != exponent);
           const I even = __builtin_convertvector(low, I), odd = __builtin_convertvector(high, I);
           simd::store(tiles + j / tile_side * tile_words + j % tile_side, even | odd << 16);
         }

@@ -71,10 +71,10 @@ template <bool Lookup> struct ArrayWeights {
       Steps::template load_table<Isa>(table);
       V n = (x - from) * slope + start;
       simd::raise<float>(n, least);
-      n = n == n ? n : (V)((I)least | 0x7fffu);
-      I bits = (I)n;
-      Steps::template subtract_chord<Isa>(bits, table, (I)least);
-      p = (V)(bits << 16) * factor;
+      n = n == n ? n : V(I(least) | 0x7fffu);
+      I bits = I(n);
+      Steps::template subtract_chord<Isa>(bits, table, I(least));
+      p = V(bits << 16) * factor;
     }
   };
 };
