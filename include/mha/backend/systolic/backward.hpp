@@ -18,6 +18,8 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
+using simd::AnyBackwardCall;
+
 /// The backward pass of one query head of one sequence in steps, as simd::BackwardHeads wants them.
 ///
 /// Formula   S = K Qᵀ and dP = V dOᵀ on the array, P and dS from them as in simd::PairGradients, rounded to bfloat16;
@@ -25,8 +27,8 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 /// Numerics  P has the weights of forward; dO of D is rounded as that of dP is. Where an operand of a sum over pairs is
 ///           NaN or infinite, the array has 0 for it, and what it adds to visible pairs is added by itself
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 4
-template <class T> class HeadBackward : public BackwardPieces<T> {
-  using Base = BackwardPieces<T>;
+template <class T> class HeadBackward : public BackwardPieces<simd::BackwardHead<T, BackwardTiling>> {
+  using Base = BackwardPieces<simd::BackwardHead<T, BackwardTiling>>;
   using Base::call_, Base::f_, Base::tiling_, Base::pairs_, Base::b_, Base::h_, Base::queries_, Base::keys_,
       Base::tiles_, Base::kernels_, Base::at_, Base::padded_queries_, Base::padded_keys_, Base::depth_group,
       Base::key_row, Base::dq_of, Base::sums_at, Base::transposed_at, Base::transposed_stride;

@@ -9,6 +9,8 @@
 
 #include "../simd/backward_kernels.hpp"
 #include "array.hpp"
+#include "backward_unit.hpp"
+#include "pair_operands.hpp"
 #include "pair_weights.hpp"
 #include "product_unit.hpp"
 #include "softmax.hpp"
@@ -59,23 +61,6 @@ struct FiniteBody {
     *finite = true;
     for (Index i = 0; i < width; ++i) *finite = *finite && found[i] < 0x8000u;
   }
-};
-
-/// What the backward pass computes with.
-struct BackwardKernels {
-  ProductUnit product;  ///< queries in lanes: S, dP and dQ
-  ProductUnit sums;     ///< 32 columns of dK or dV
-  IsaLevel level;
-  ArrayUse (*use)(Index m, Index n, Index k);
-  simd::PairKernels<float> pairs;
-  void (*round)(RoundPairs);
-  void (*prepare_lanes)(simd::BackwardRows<float>, Index, float, float*);
-  void (*weigh)(const WeighPairs&, const TileProduct*, Index);
-  bool interleaves;  ///< whether weigh computes products too; else it takes none
-  void (*pack_depth)(const bfloat16*, std::ptrdiff_t, Index, Index, Index, std::uint32_t*, std::ptrdiff_t);
-  void (*pack_columns)(const bfloat16*, std::ptrdiff_t, Index, Index, std::uint32_t*);
-  void (*pack_transposed)(const bfloat16*, std::ptrdiff_t, Index, bfloat16*, std::ptrdiff_t, bool*);
-  void (*finite)(const bfloat16*, std::ptrdiff_t, bool*);
 };
 
 template <class Array, bool Lookup>

@@ -7,16 +7,15 @@
 #include <cstdint>
 #include <limits>
 
-#include "../simd/backward_kernels.hpp"
-#include "../simd/pair_gradients.hpp"
+#include "../simd/tile_lanes.hpp"
 #include "array.hpp"
-#include "backward_kernels.hpp"
 #include "backward_memory.hpp"
+#include "backward_unit.hpp"
+#include "pair_operands.hpp"
+#include "product_unit.hpp"
 #include "tile_rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
-
-using simd::AnyBackwardCall;
 
 /// Products that wait until weights of pairs are computed, to be computed between these, in order; where a unit cannot
 /// do that, none waits.
@@ -49,9 +48,9 @@ class WaitingProducts {
   TileProduct products_[std::size_t{most}];
 };
 
-/// What a query head computes of its queries × its keys, from operands to sums.
-template <class T> class BackwardPieces : public simd::BackwardHead<T, BackwardTiling> {
-  using Base = simd::BackwardHead<T, BackwardTiling>;
+/// What a query head computes of its queries × its keys, from operands to sums. Base is a simd::BackwardHead in
+/// BackwardTiling.
+template <class Base> class BackwardPieces : public Base {
   static constexpr Index together = BackwardTiling::together;
   static constexpr float hidden = -std::numeric_limits<float>::infinity();
 
@@ -72,7 +71,8 @@ template <class T> class BackwardPieces : public simd::BackwardHead<T, BackwardT
   using Base::call_, Base::f_, Base::tiling_, Base::pairs_, Base::b_, Base::h_, Base::queries_, Base::keys_,
       Base::tiles_;
 
-  BackwardPieces(const AnyBackwardCall<T>& call, const BackwardKernels& kernels, const BackwardTiling& tiling,
+  template <class Call>
+  BackwardPieces(const Call& call, const BackwardKernels& kernels, const BackwardTiling& tiling,
                  const BackwardMemory& memory, Index b, Index h)
       : Base(call, kernels.pairs, tiling, memory.rows, b, h),
         kernels_(kernels),
@@ -319,8 +319,7 @@ template <class T> class BackwardPieces : public simd::BackwardHead<T, BackwardT
   void one_step(const Step& step, const Block& in, Course& course, const BackwardScratch::Step& scratch) const {
     const Index lanes = tiling_.lanes, t = step.tile, begin = step.keys.begin, seen = step.keys.end - begin;
     const simd::TileQueries of = pairs_.queries(t);
-    const typename simd::PairGradients<T>::Pairs pairs{t, 0, lanes, step.keys, 0};
-    pairs_.logits(pairs, scratch.s, tile_depth, course.scratch.pairs);
+    pairs_.logits({t, 0, lanes, step.keys, 0}, scratch.s, tile_depth, course.scratch.pairs);
     // A lane without a query weighs nothing, whatever the key it meets.
     for (Index i = 0; of.count < lanes && i < seen; ++i)
       std::fill(scratch.s + std::ptrdiff_t{i} * lanes + of.count, scratch.s + std::ptrdiff_t{i + 1} * lanes, hidden);
@@ -343,7 +342,7 @@ template <class T> class BackwardPieces : public simd::BackwardHead<T, BackwardT
           kernels_, {scratch.s, scratch.ds, lanes, course.scratch.lanes, pairs_.states(t).delta, pairs_.slope(), to});
     } else {
       course.waiting.run();
-      pairs_.weigh(pairs, scratch.s, scratch.ds, course.scratch.pairs);
+      pairs_.weigh({t, 0, lanes, step.keys, 0}, scratch.s, scratch.ds, course.scratch.pairs);
       kernels_.product.stay_awake();
       std::fill(scratch.s + tail, scratch.s + size, 0.f);
       std::fill(scratch.ds + tail, scratch.ds + size, 0.f);
