@@ -79,13 +79,15 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     std::fill_n(rows(at_.dv, first, tiling_.value_dim), n * tiling_.value_dim, A(0));
   }
 
-  /// Piece n of the queries against piece m of the keys.
-  void piece(Index n, Index m, const BackwardScratch<A>& scratch) const {
-    const Index tiles_end = std::min(tiles_, (n + 1) * tiling_.query_piece);
+  /// Pieces [n, end) of the queries against piece m of the keys.
+  void pieces(Index n, Index end, Index m, const BackwardScratch<A>& scratch) const {
     const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
-    for (Index t = n * tiling_.query_piece; t < tiles_end; t += together)
-      for (Index k = m * BackwardTiling::key_piece; k < keys_end; k += block)
-        some_tiles(t, std::min(together, tiles_end - t), k, std::min(block, keys_end - k), scratch);
+    for (; n < end; ++n) {
+      const Index tiles_end = std::min(tiles_, (n + 1) * tiling_.query_piece);
+      for (Index t = n * tiling_.query_piece; t < tiles_end; t += together)
+        for (Index k = m * BackwardTiling::key_piece; k < keys_end; k += block)
+          some_tiles(t, std::min(together, tiles_end - t), k, std::min(block, keys_end - k), scratch);
+    }
   }
 
   /// dQ of tile t into its destination.

@@ -53,37 +53,49 @@ template <class A, class Isa, class Rule> struct WeightGradientLanes {
   MHA_ALWAYS_INLINE WeightGradientLanes(const BackwardRows<A>& rows, Index lane, A slope) : weights(rows, lane, slope) {
     load(delta, rows.delta + lane);
   }
+  MHA_ALWAYS_INLINE WeightGradientLanes(const typename Rule::template Lanes<A, Isa>& prepared, const A* deltas)
+      : weights(prepared) {
+    load(delta, deltas);
+  }
 
   /// Those of one key. With Drops, `factor` is of dropout.
   template <bool Drops>
   MHA_ALWAYS_INLINE void pairs(A* s, A* dp, const A* derivative, [[maybe_unused]] const A* factor) const {
+    V p, d;
+    of<Drops>(s, dp, derivative, factor, p, d);
+    store(s, p);
+    if (dp != nullptr) store(dp, d);
+  }
+
+  /// p ← what multiplies d_out, d ← dS, or 0 without a dp.
+  template <bool Drops>
+  MHA_ALWAYS_INLINE void of(const A* s, const A* dp, const A* derivative, [[maybe_unused]] const A* factor, V& p,
+                            V& d) const {
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     const V zero{};
-    V x, p, d, f;
+    V x, f, weight;
     load(x, s);
-    weights.of(x, p);
-    p = x == hidden ? zero : p;
+    weights.of(x, weight);
+    weight = x == hidden ? zero : weight;
+    p = weight;
     if constexpr (Drops) {
       load(f, factor);
-      d = p * f;
-      store(s, d);
-    } else {
-      store(s, p);
+      p = p * f;
     }
+    d = zero;
     if (dp == nullptr) return;
     load(d, dp);
     if constexpr (Drops) {
       d = d * f;
       round_here(d);
     }
-    d = p * (d - delta);
+    d = weight * (d - delta);
     if (derivative != nullptr) {
       V by;
       load(by, derivative);
       d = d * by;
     }
     d = x == hidden ? zero : d;
-    store(dp, d);
   }
 };
 

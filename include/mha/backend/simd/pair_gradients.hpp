@@ -130,17 +130,29 @@ template <class T> class PairGradients {
     f_.mask.hide(rows, s, lanes_, of.keys, grain);
   }
 
+  /// Whether P and dS are wanted, and weigh() computes them from states() and slope() alone: there is no dropout, no
+  /// gradient of the score's or of the log-sum-exp's apart, and no ∂t/∂s.
+  bool weighs_alone() const {
+    return wants_ds_ && !log_sum_exp_apart_ && !score_gradient_.exists() && !derivative_.exists() &&
+           !f_.dropout.exist();
+  }
+  BackwardRows<A> states(Index tile, Index from = 0) const {
+    const std::ptrdiff_t row = std::ptrdiff_t{tile} * lanes_ + from;
+    return {at_.level + row, at_.log2_sum + row, at_.delta + row};
+  }
+  A slope() const { return scale_.slope(); }
+
   /// s: logits → the weights that multiply d_out; ds: dP → dS, if that is wanted. Adds to the gradients of the score.
   void weigh(const Pairs& of, A* s, A* ds, const PairScratch<A>& scratch) const {
     const Index n = of.keys.end - of.keys.begin, row = of.tile * lanes_ + of.from;
     const A* const derivative = derivative_of(of, scratch);
     if (!wants_ds_) ds = nullptr;
     if (log_sum_exp_apart_ && wants_ds_) log_sum_exp_gradient(s, derivative, n, of.count, row, scratch);
-    const BackwardRows<A> states{at_.level + row, at_.log2_sum + row, at_.delta + row};
+    const BackwardRows<A> rows = states(of.tile, of.from);
     if (f_.dropout.exist())
-      drop(s, ds, derivative, n, of.count, states, of.keys.begin, row);
+      drop(s, ds, derivative, n, of.count, rows, of.keys.begin, row);
     else
-      kernels_.weight_gradient(s, ds, derivative, n, lanes_, of.count, states, scale_.slope());
+      kernels_.weight_gradient(s, ds, derivative, n, lanes_, of.count, rows, slope());
     if (log_sum_exp_apart_ && wants_ds_)
       for (Index i = 0; i < n; ++i)
         kernels_.add_rows(scratch.own_ds + std::ptrdiff_t{i} * lanes_, of.count, ds + std::ptrdiff_t{i} * lanes_);

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "../../core/workspace.hpp"
 #include "../backward.hpp"
@@ -15,6 +13,7 @@
 #include "../simd/transpose.hpp"
 #include "backward_kernels.hpp"
 #include "backward_memory.hpp"
+#include "backward_pieces.hpp"
 #include "tile_rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
@@ -28,21 +27,16 @@ using simd::AnyBackwardCall;
 /// Numerics  P has the weights of forward; dO of D is rounded as that of dP is. Where an operand of a sum over pairs is
 ///           NaN or infinite, the array has 0 for it, and what it adds to visible pairs is added by itself
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 4
-template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTiling> {
-  using Base = simd::BackwardHead<T, BackwardTiling>;
+template <class T> class HeadBackward : public BackwardPieces<simd::BackwardHead<T, BackwardTiling>> {
+  using Base = BackwardPieces<simd::BackwardHead<T, BackwardTiling>>;
   using Base::call_, Base::f_, Base::tiling_, Base::pairs_, Base::b_, Base::h_, Base::queries_, Base::keys_,
-      Base::tiles_;
-  static constexpr Index together = BackwardTiling::together;
-  static constexpr float hidden = -std::numeric_limits<float>::infinity();
+      Base::tiles_, Base::kernels_, Base::at_, Base::padded_queries_, Base::padded_keys_, Base::depth_group,
+      Base::key_row, Base::dq_of, Base::sums_at, Base::transposed_at, Base::transposed_stride;
 
  public:
   HeadBackward(const AnyBackwardCall<T>& call, const BackwardKernels& kernels, const BackwardTiling& tiling,
                const BackwardMemory& memory, Index b, Index h)
-      : Base(call, kernels.pairs, tiling, memory.rows, b, h),
-        kernels_(kernels),
-        at_(memory),
-        padded_queries_(tiling.padded_queries(queries_)),
-        padded_keys_(BackwardTiling::padded_keys(keys_)) {}
+      : Base(call, kernels, tiling, memory, b, h) {}
 
   /// The operands of tile t.
   void prepare_queries(Index t) const {
@@ -96,16 +90,6 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     clear(at_.dv, tiling_.value_dim);
   }
 
-  /// Piece n of the queries against piece m of the keys.
-  void piece(Index n, Index m, const BackwardScratch& scratch) const {
-    const UnitScope unit(kernels_.product.unit);
-    const Index tiles_end = std::min(tiles_, (n + 1) * BackwardTiling::query_piece);
-    const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
-    for (Index t = n * BackwardTiling::query_piece; t < tiles_end; t += together)
-      for (Index k = m * BackwardTiling::key_piece; k < keys_end; k += key_block)
-        some_tiles(t, std::min(together, tiles_end - t), k, std::min(key_block, keys_end - k), scratch);
-  }
-
   /// dQ of tile t into its destination.
   void store_queries(Index t) const {
     if (!call_.query.wanted()) return;
@@ -157,15 +141,6 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
 
  private:
   IsaLevel level() const { return kernels_.level; }
-  std::ptrdiff_t depth_group() const { return std::ptrdiff_t{padded_queries_} * tile_side; }
-  bfloat16* key_row(bfloat16* rows, Index k) const { return rows + std::ptrdiff_t{k} * tiling_.query_dim; }
-  float* dq_of(Index t) const { return at_.dq + std::ptrdiff_t{t} * tiling_.lanes * tiling_.query_dim; }
-  /// Row k of columns [32 g, 32 g + 32) of dK or dV.
-  float* sums_at(float* sums, Index g, Index k) const {
-    return sums + (std::ptrdiff_t{g} * padded_keys_ + k) * sums_columns;
-  }
-  bfloat16* transposed_at(Index k) const { return key_row(at_.k_transposed, k); }
-  static constexpr std::ptrdiff_t transposed_stride = key_block / tile_depth * std::ptrdiff_t{tile_size};
 
   /// The A tiles of the 64 keys from k on.
   void transpose_keys(Index k) const {
@@ -175,169 +150,12 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
                                transposed_at(k) + step * tile_size, transposed_stride, &non_finite);
     at_.finite[tiles_ + k / key_block] = !non_finite;
     if (!non_finite) return;
-    bfloat16* const tiles = transposed_at(k);
-    for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{key_block} * tiling_.query_dim; ++i)
-      if (!is_finite(tiles[i])) tiles[i] = bfloat16{};
-  }
-
-  /// What some tiles and a block of n keys from k on have in common.
-  struct Block {
-    Index k, n, first;  ///< `first` tile
-    bool guarded;
-    const BackwardScratch* scratch;
-    Index key_begin, key_end;  ///< of the block, seen by some tile, the end a multiple of 32
-
-    std::ptrdiff_t stride(Index lanes) const { return std::ptrdiff_t{together} * lanes; }
-  };
-
-  /// A product of which (m, k) · (k, n) are of the call.
-  void multiply(const ProductUnit& unit, const TileProduct& product, Index m, Index n, Index k) const {
-    unit.multiply(product);
-    if (metered_) count_use(kernels_.use(m, n, k));
-  }
-
-  /// Tiles [t, t + count) against keys [k, k + n).
-  void some_tiles(Index t, Index count, Index k, Index n, const BackwardScratch& scratch) const {
-    const Index lanes = tiling_.lanes;
-    simd::KeyRange seen[std::size_t{together}];
-    Block in{k, n, t, !at_.finite[tiles_ + k / key_block], &scratch, key_block, 0};
-    Index first = count, last = 0, end = k;  // tiles and keys that see anything
-    for (Index g = 0; g < count; ++g) {
-      in.guarded = in.guarded || !at_.finite[t + g];
-      seen[g] = f_.mask.visible(pairs_.queries(t + g), k, k + n, tile_depth);
-      if (seen[g].seen == TileVisibility::none) {
-        seen[g].end = seen[g].begin;
-        continue;
-      }
-      first = std::min(first, g);
-      last = g + 1;
-      end = std::max(end, seen[g].end);
-      in.key_begin = std::min(in.key_begin, seen[g].begin - k);
-      in.key_end = std::max(in.key_end, round_up(seen[g].end - k, tile_depth));
-    }
-    if (first >= last) return;
-    const Index from = first * lanes / tile_depth * tile_depth, to = round_up(last * lanes, tile_depth);
-    clear(in.key_begin, in.key_end, from, first * lanes, in);
-    clear(in.key_begin, in.key_end, last * lanes, to, in);
-    for (Index g = first; g < last; ++g) one_tile(t + g, g * lanes, seen[g], in);
-    const auto sum = [&](const GradientTo<T>& wanted, const bfloat16* rows, const std::uint32_t* x, Index dim,
-                         float* sums) {
-      const Index step = (t * lanes + from) / tile_depth, height = end - k - in.key_begin;
-      for (Index d = 0; wanted.wanted() && d < dim; d += sums_columns) {
-        const Index g = d / sums_columns;
-        multiply(kernels_.sums,
-                 {rows + in.key_begin * in.stride(lanes) + from, tile_side * in.stride(lanes),
-                  x + g * depth_group() + std::ptrdiff_t{step} * 2 * tile_words, sums_at(sums, g, k + in.key_begin),
-                  blocks_of(height, tile_side), (to - from) / tile_depth, true, tile_depth, in.stride(lanes), height},
-                 height, std::min(sums_columns, dim - d),
-                 std::min((last - first) * lanes, queries_ - (t + first) * lanes));
-      }
-    };
-    sum(call_.value, scratch.p_rows, at_.d_out_depth, f_.value_dim, at_.dv);
-    sum(call_.key, scratch.ds_rows, at_.q_depth, f_.head_dim, at_.dk);
-    if (in.guarded) add_non_finite(in, first, last, end);
-  }
-
-  /// Pairs of keys [begin, end) of the block and columns [from, to) weigh nothing.
-  void clear(Index begin, Index end, Index from, Index to, const Block& in) const {
-    const BackwardScratch& scratch = *in.scratch;
-    if (from >= to) return;
-    for (Index k = begin; k < end; ++k) {
-      const std::ptrdiff_t at = k * in.stride(tiling_.lanes);
-      std::fill(scratch.p_rows + at + from, scratch.p_rows + at + to, bfloat16{});
-      std::fill(scratch.ds_rows + at + from, scratch.ds_rows + at + to, bfloat16{});
-      if (in.guarded) std::fill(scratch.visible + at + from, scratch.visible + at + to, std::uint8_t{0});
+    for (Index d = 0; d < tiling_.query_dim; d += tile_side) {
+      bfloat16* const tiles = transposed_at(k) + d / tile_side * transposed_stride;
+      for (Index i = 0; i < key_block / tile_depth * tile_size; ++i)
+        if (!is_finite(tiles[i])) tiles[i] = bfloat16{};
     }
   }
-
-  /// P and dS of tile t, whose queries are `before` queries after the first of the block, and what they add to dQ.
-  void one_tile(Index t, Index before, const simd::KeyRange& keys, const Block& in) const {
-    const BackwardScratch& scratch = *in.scratch;
-    const ProductUnit& unit = kernels_.product;
-    const Index lanes = tiling_.lanes, begin = keys.begin - in.k, seen = keys.end - keys.begin,
-                n = round_up(keys.end - in.k, tile_depth) - begin;
-    const simd::TileQueries of = pairs_.queries(t);
-    clear(in.key_begin, std::max(in.key_begin, seen > 0 ? begin : in.key_end), before, before + lanes, in);
-    if (seen <= 0) return;
-    clear(begin + n, in.key_end, before, before + lanes, in);
-
-    const auto product = [&](const bfloat16* rows, Index width, const std::uint32_t* columns, Index dim, float* to) {
-      if (width == 0) {
-        std::fill_n(to, std::ptrdiff_t{n} * lanes, 0.f);
-        return;
-      }
-      multiply(unit,
-               {rows + std::ptrdiff_t{keys.begin} * width, std::ptrdiff_t{tile_side} * width,
-                columns + std::ptrdiff_t{t} * lanes * (width / 2), to, n / tile_side, width / tile_depth, false,
-                tile_depth, width},
-               seen, of.count, dim);
-    };
-    product(at_.k, tiling_.query_dim, at_.q_lanes, f_.head_dim, scratch.s);
-    const typename simd::PairGradients<T>::Pairs pairs{t, 0, lanes, keys, 0};
-    pairs_.logits(pairs, scratch.s, tile_depth, scratch.pairs);
-    // A lane without a query weighs nothing, whatever the key it meets.
-    for (Index i = 0; of.count < lanes && i < seen; ++i)
-      std::fill(scratch.s + std::ptrdiff_t{i} * lanes + of.count, scratch.s + std::ptrdiff_t{i + 1} * lanes, hidden);
-    const std::ptrdiff_t at = begin * in.stride(lanes) + before;
-    if (in.guarded) note_visible(n, seen, in, at);
-    unit.stay_awake();
-    if (pairs_.wants_ds()) product(at_.v, tiling_.value_dim, at_.d_out_lanes, f_.value_dim, scratch.ds);
-    pairs_.weigh(pairs, scratch.s, scratch.ds, scratch.pairs);
-    unit.stay_awake();
-    const std::ptrdiff_t tail = std::ptrdiff_t{seen} * lanes, size = std::ptrdiff_t{n} * lanes;
-    std::fill(scratch.s + tail, scratch.s + size, 0.f);
-    std::fill(scratch.ds + tail, scratch.ds + size, 0.f);
-    kernels_.round({scratch.s, pairs_.wants_ds() ? scratch.ds : nullptr, n, lanes, scratch.p_rows + at,
-                    scratch.ds_rows + at, in.stride(lanes), scratch.ds_tiles});
-    if (call_.query.wanted())
-      multiply(unit,
-               {transposed_at(in.k) + begin / tile_depth * tile_size, transposed_stride, scratch.ds_tiles, dq_of(t),
-                blocks_of(f_.head_dim, tile_side), n / tile_depth, true},
-               f_.head_dim, of.count, seen);
-  }
-
-  /// Which pairs of n keys, of which the first `seen` have logits, are visible.
-  void note_visible(Index n, Index seen, const Block& in, std::ptrdiff_t at) const {
-    const Index lanes = tiling_.lanes;
-    for (Index k = 0; k < n; ++k)
-      for (Index i = 0; i < lanes; ++i)
-        in.scratch->visible[at + k * in.stride(lanes) + i] =
-            k < seen && in.scratch->s[std::ptrdiff_t{k} * lanes + i] != hidden;
-  }
-
-  /// What the numbers that are not finite add to the sums of visible pairs, of keys before `end` and tiles [first,
-  /// last) of the block.
-  MHA_NO_INLINE void add_non_finite(const Block& in, Index first, Index last, Index end) const {
-    const Index lanes = tiling_.lanes, row = in.first * lanes;
-    for (Index k = in.key_begin; k < end - in.k; ++k)
-      for (Index i = first * lanes; i < std::min(last * lanes, queries_ - row); ++i) {
-        const std::ptrdiff_t at = k * in.stride(lanes) + i;
-        if (in.scratch->visible[at] == 0) continue;
-        const auto p = static_cast<float>(in.scratch->p_rows[at]);
-        const auto add = [&](const bfloat16* x, Index dim, float by, auto&& to) {
-          for (Index d = 0; d < dim; ++d)
-            if (!is_finite(x[d])) to(d) += by * static_cast<float>(x[d]);
-        };
-        const auto sums = [&](float* all) {
-          return [this, all, key = in.k + k](Index d) -> float& {
-            return sums_at(all, d / sums_columns, key)[d % sums_columns];
-          };
-        };
-        if (call_.value.wanted())
-          add(at_.d_out + std::ptrdiff_t{row + i} * tiling_.value_dim, f_.value_dim, p, sums(at_.dv));
-        if (!pairs_.wants_ds()) continue;
-        const auto ds = static_cast<float>(in.scratch->ds_rows[at]);
-        if (call_.key.wanted()) add(at_.q + std::ptrdiff_t{row + i} * tiling_.query_dim, f_.head_dim, ds, sums(at_.dk));
-        if (call_.query.wanted())
-          add(key_row(at_.k, in.k + k), f_.head_dim, ds,
-              [&](Index d) -> float& { return dq_of(in.first + i / lanes)[std::ptrdiff_t{d} * lanes + i % lanes]; });
-      }
-  }
-
-  const BackwardKernels& kernels_;
-  const BackwardMemory& at_;
-  const Index padded_queries_, padded_keys_;
-  const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
 };
 
 /// The kernels of a call and the sizes of its parts, as simd::BackwardHeads wants them.

@@ -14,12 +14,12 @@ namespace mha::inline MHA_NAMESPACE::detail::systolic {
 /// Columns of dK or dV that a unit computes at a time.
 inline constexpr Index sums_columns = 2 * tile_side;
 
-/// How the work of a head is cut: blocks of 64 keys × some query tiles, whose dK and dV are one product, within pieces
-/// that are what threads share.
+/// How the work of a head is cut: pieces of keys × some query tiles are what threads share.
 struct BackwardTiling {
-  static constexpr Index together = 4;             ///< query tiles: a whole number of steps of 32 queries
+  static constexpr Index together = 4;  ///< query tiles of a block, in whole steps of 32: those of one sum of dK and dV
   static constexpr Index query_piece = 8;          ///< tiles
-  static constexpr Index key_piece = value_block;  ///< keys
+  static constexpr Index key_piece = value_block;  ///< keys of a piece, those of one sum of dQ
+  static constexpr Index key_steps = key_piece / tile_depth;
 
   Index lanes;                 ///< queries of a tile
   Index query_dim, value_dim;  ///< head sizes in whole steps of 32
@@ -35,24 +35,32 @@ struct BackwardTiling {
   static Index padded_keys(Index keys) { return round_up(keys, key_block); }
 };
 
-/// What one worker needs for a block of keys × `together` tiles.
+/// What one worker needs for a piece's keys × `together` tiles.
 struct BackwardScratch {
-  float *s, *ds;  ///< (64, lanes)
+  float* lanes;  ///< (3, lanes): what weights of a tile have in common
+  /// Of 32 keys of a tile, and of the next 32.
+  struct Step {
+    float *s, *ds;  ///< (32, lanes)
+  } steps[2];
+  /// Of a tile, and of the one before it.
+  std::uint32_t* ds_tiles[2];  ///< (keys / 32, lanes / 16, 16, 16)
+  /// Of a block, and of the one before it.
+  struct Rows {
+    bfloat16 *p, *ds;  ///< (queries / 32, keys, 32)
+  } rows[2];
   simd::PairScratch<float> pairs;
-  bfloat16 *p_rows, *ds_rows;  ///< (64, together · lanes)
-  std::uint8_t* visible;       ///< the same shape: where data is not finite, which pairs are not hidden
-  std::uint32_t* ds_tiles;     ///< (2, lanes / 16, 16, 16)
+  std::uint8_t* visible;  ///< as rows lie: where data is not finite, which pairs are not hidden
 
-  BackwardScratch(Workspace::Frame& frame, Index lanes, bool log_sum_exp_apart, bool score_gradient, int score_tables)
-      : pairs(frame, key_block, lanes, log_sum_exp_apart, score_gradient, score_tables) {
-    const std::size_t size = static_cast<std::size_t>(key_block) * static_cast<std::size_t>(lanes);
-    constexpr std::size_t together{BackwardTiling::together};
-    s = frame.take<float>(size);
-    ds = frame.take<float>(size);
-    p_rows = frame.take<bfloat16>(together * size);
-    ds_rows = frame.take<bfloat16>(together * size);
-    visible = frame.take<std::uint8_t>(together * size);
-    ds_tiles = frame.take<std::uint32_t>(size / 2);
+  BackwardScratch(Workspace::Frame& frame, Index tile_lanes, bool log_sum_exp_apart, bool score_gradient,
+                  int score_tables)
+      : lanes(frame.take<float>(3 * static_cast<std::size_t>(tile_lanes))),
+        pairs(frame, tile_depth, tile_lanes, log_sum_exp_apart, score_gradient, score_tables) {
+    const std::size_t step = static_cast<std::size_t>(tile_depth) * static_cast<std::size_t>(tile_lanes),
+                      tile = BackwardTiling::key_steps * step, block = BackwardTiling::together * tile;
+    for (Step& of : steps) of = {frame.take<float>(step), frame.take<float>(step)};
+    for (std::uint32_t*& of : ds_tiles) of = frame.take<std::uint32_t>(tile / 2);
+    for (Rows& of : rows) of = {frame.take<bfloat16>(block), frame.take<bfloat16>(block)};
+    visible = frame.take<std::uint8_t>(block);
   }
 };
 
@@ -61,7 +69,7 @@ struct BackwardMemory {
   bfloat16 *q, *d_out, *k, *v;           ///< rows (padded queries or keys, head size)
   std::uint32_t *q_lanes, *d_out_lanes;  ///< B tiles of S and dP, of each query tile: (D / 32, lanes / 16, 16, 16)
   std::uint32_t *q_depth, *d_out_depth;  ///< B tiles of dK and dV (D / 32, padded queries / 32, 2, 16, 16), finite
-  bfloat16* k_transposed;                ///< A tiles of dQ, of each 64 keys: (D / 16, 2, 16, 32), finite
+  bfloat16* k_transposed;                ///< A tiles of dQ, of each piece of keys: (D / 16, keys / 32, 16, 32), finite
   float* dq;                             ///< of each query tile (D, lanes)
   float *dk, *dv;                        ///< (D / 32, padded keys, 32)
   simd::RowMemory<float> rows;
@@ -82,7 +90,7 @@ struct BackwardMemory {
     d_out_lanes = frame.take<std::uint32_t>(n * dv_size / 2);
     q_depth = frame.take<std::uint32_t>(n * d / 2);
     d_out_depth = frame.take<std::uint32_t>(n * dv_size / 2);
-    k_transposed = frame.take<bfloat16>(all_keys * d);
+    k_transposed = frame.take<bfloat16>(static_cast<std::size_t>(round_up(keys, BackwardTiling::key_piece)) * d);
     dq = frame.take<float>(n * d);
     dk = frame.take<float>(all_keys * d);
     dv = frame.take<float>(all_keys * dv_size);

@@ -23,7 +23,7 @@ struct TileProduct {
   std::ptrdiff_t tile_stride;  ///< these in numbers
   const std::uint32_t* b;      ///< (steps, lanes / 16, 16 pairs, 16)
   float* c;
-  Index tiles, steps;
+  Index tiles = 0, steps = 0;
   bool add;
   std::ptrdiff_t step_stride = tile_size, row_stride = tile_depth;
   Index rows = tiles * tile_side;  ///< of c that are wanted, more than 16·(tiles − 1); what the others get is undefined

@@ -61,8 +61,10 @@ struct Recorder {
     void prepare_keys(Index m) const {
       note([&](Log::Head& l) { l.keys.push_back(m); });
     }
-    void piece(Index n, Index m, const Scratch&) const {
-      note([&](Log::Head& l) { l.pieces.push_back({n, m}); });
+    void pieces(Index first, Index end, Index m, const Scratch&) const {
+      note([&](Log::Head& l) {
+        for (Index n = first; n < end; ++n) l.pieces.push_back({n, m});
+      });
     }
     void store_queries(Index t) const {
       note([&](Log::Head& l) { l.stored.push_back(t); });

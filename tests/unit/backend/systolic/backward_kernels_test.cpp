@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -69,38 +68,6 @@ TEST(BackwardKernels, WeightsHaveTheBitsOfForwardsOverTheirSum) {
           EXPECT_EQ(is, weight / 8) << k << ' ' << i;
       }
   });
-}
-
-TEST(BackwardKernels, PairsAreRoundedToNearestEvenInBothShapes) {
-  constexpr Index keys = 64, lanes = 48, stride = 200;
-  support::Random random("round");
-  std::vector<float> p(keys * lanes), ds(keys * lanes);
-  for (auto* t : {&p, &ds})
-    for (float& x : *t) x = static_cast<float>(random.normal());
-  p[7] = nan;
-  const auto check = [&](const systolic::BackwardKernels& kernels) {
-    std::vector<bfloat16> p_rows(keys * stride), ds_rows(keys * stride);
-    std::vector<std::uint32_t> tiles(keys * lanes / 2);
-    kernels.round({p.data(), ds.data(), keys, lanes, p_rows.data(), ds_rows.data(), stride, tiles.data()});
-    for (Index k = 0; k < keys; ++k)
-      for (Index i = 0; i < lanes; ++i) {
-        const auto at = static_cast<std::size_t>(k * lanes + i), row = static_cast<std::size_t>(k * stride + i);
-        EXPECT_EQ(p_rows[row].bits, bfloat16(p[at]).bits);
-        EXPECT_EQ(ds_rows[row].bits, bfloat16(ds[at]).bits);
-        const auto word = tiles[static_cast<std::size_t>((k / 32 * 3 + i / 16) * 256 + k % 32 / 2 * 16 + i % 16)];
-        EXPECT_EQ(word >> (k % 2 * 16) & 0xffffu, bfloat16(ds[at]).bits);
-      }
-    const auto untouched = ds_rows;
-    kernels.round({p.data(), nullptr, keys, lanes, p_rows.data(), ds_rows.data(), stride, nullptr});
-    EXPECT_EQ(std::memcmp(untouched.data(), ds_rows.data(), untouched.size() * sizeof(bfloat16)), 0);
-  };
-  at_every_level([&](const systolic::BackwardKernels& kernels, const auto&) { check(kernels); });
-  for (const mha::MatrixUnit unit : systolic::all_units) {
-    if (!mha::missing(unit).empty()) continue;
-    SCOPED_TRACE(mha::to_string(unit));
-    const auto product = systolic::product_unit(unit, mha::best_isa());
-    check(systolic::backward_kernels(product, product, mha::best_isa()));
-  }
 }
 
 /// Rows 16 to 39 of an operand of 64 rows × 64 columns.

@@ -35,18 +35,19 @@ TEST(SystolicBackwardMemory, PartsDoNotOverlap) {
   const auto bytes = [](auto* p, std::ptrdiff_t n) {
     return std::pair{reinterpret_cast<std::byte*>(p), n * static_cast<std::ptrdiff_t>(sizeof(*p))};
   };
-  const std::pair<std::byte*, std::ptrdiff_t> parts[] = {bytes(memory.q, rows * d),
-                                                         bytes(memory.d_out, rows * dv),
-                                                         bytes(memory.k, all_keys * d),
-                                                         bytes(memory.v, all_keys * dv),
-                                                         bytes(memory.q_lanes, rows * d / 2),
-                                                         bytes(memory.d_out_lanes, rows * dv / 2),
-                                                         bytes(memory.q_depth, rows * d / 2),
-                                                         bytes(memory.d_out_depth, rows * dv / 2),
-                                                         bytes(memory.k_transposed, all_keys * d),
-                                                         bytes(memory.dq, rows * d),
-                                                         bytes(memory.dk, all_keys * d),
-                                                         bytes(memory.dv, all_keys * dv)};
+  const std::pair<std::byte*, std::ptrdiff_t> parts[] = {
+      bytes(memory.q, rows * d),
+      bytes(memory.d_out, rows * dv),
+      bytes(memory.k, all_keys * d),
+      bytes(memory.v, all_keys * dv),
+      bytes(memory.q_lanes, rows * d / 2),
+      bytes(memory.d_out_lanes, rows * dv / 2),
+      bytes(memory.q_depth, rows * d / 2),
+      bytes(memory.d_out_depth, rows * dv / 2),
+      bytes(memory.k_transposed, std::ptrdiff_t{systolic::BackwardTiling::key_piece} * d),
+      bytes(memory.dq, rows * d),
+      bytes(memory.dk, all_keys * d),
+      bytes(memory.dv, all_keys * dv)};
   unsigned char mark = 0;
   for (const auto& [to, n] : parts) std::fill_n(to, n, std::byte{++mark});
   mark = 0;

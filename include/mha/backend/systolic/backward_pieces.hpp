@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "../simd/tile_lanes.hpp"
+#include "array.hpp"
+#include "backward_memory.hpp"
+#include "backward_unit.hpp"
+#include "pair_operands.hpp"
+#include "product_unit.hpp"
+#include "tile_rows.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail::systolic {
+
+/// Products that wait until weights of pairs are computed, to be computed between these, in order; where a unit cannot
+/// do that, none waits.
+class WaitingProducts {
+ public:
+  explicit WaitingProducts(bool wait) : wait_(wait) {}
+
+  void add(const ProductUnit& unit, const TileProduct& product) {
+    if (!wait_) return unit.multiply(product);
+    if (count_ == most) run();
+    unit_ = &unit;
+    products_[count_++] = product;
+  }
+  /// All of them now.
+  void run() {
+    for (Index i = 0; i < count_; ++i) unit_->multiply(products_[i]);
+    count_ = 0;
+  }
+  /// The weights of some pairs, and all of them.
+  void run_among(const BackwardKernels& kernels, const WeighPairs& pairs) {
+    kernels.weigh(pairs, products_, count_);
+    count_ = 0;
+  }
+
+ private:
+  static constexpr Index most = 16;
+  const bool wait_;
+  const ProductUnit* unit_ = nullptr;
+  Index count_ = 0;
+  TileProduct products_[std::size_t{most}];
+};
+
+/// What a query head computes of its queries × its keys, from operands to sums. Base is a simd::BackwardHead in
+/// BackwardTiling.
+template <class Base> class BackwardPieces : public Base {
+  static constexpr Index together = BackwardTiling::together;
+  static constexpr float hidden = -std::numeric_limits<float>::infinity();
+
+ public:
+  /// Pieces [n, end) of the queries against piece m of the keys.
+  void pieces(Index n, Index end, Index m, const BackwardScratch& scratch) const {
+    const UnitScope unit(kernels_.product.unit);
+    const Index tiles_end = std::min(tiles_, end * BackwardTiling::query_piece);
+    const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
+    Course course{scratch, WaitingProducts(kernels_.interleaves)};
+    const Index k = m * BackwardTiling::key_piece;
+    for (Index t = n * BackwardTiling::query_piece; t < tiles_end; t += together)
+      some_tiles(t, std::min(together, tiles_end - t), k, keys_end, course);
+    finish(course);
+  }
+
+ protected:
+  using Base::call_, Base::f_, Base::tiling_, Base::pairs_, Base::b_, Base::h_, Base::queries_, Base::keys_,
+      Base::tiles_;
+
+  template <class Call>
+  BackwardPieces(const Call& call, const BackwardKernels& kernels, const BackwardTiling& tiling,
+                 const BackwardMemory& memory, Index b, Index h)
+      : Base(call, kernels.pairs, tiling, memory.rows, b, h),
+        kernels_(kernels),
+        at_(memory),
+        padded_queries_(tiling.padded_queries(queries_)),
+        padded_keys_(BackwardTiling::padded_keys(keys_)) {}
+
+  std::ptrdiff_t depth_group() const { return std::ptrdiff_t{padded_queries_} * tile_side; }
+  bfloat16* key_row(bfloat16* rows, Index k) const { return rows + std::ptrdiff_t{k} * tiling_.query_dim; }
+  float* dq_of(Index t) const { return at_.dq + std::ptrdiff_t{t} * tiling_.lanes * tiling_.query_dim; }
+  /// Row k of columns [32 g, 32 g + 32) of dK or dV.
+  float* sums_at(float* sums, Index g, Index k) const {
+    return sums + (std::ptrdiff_t{g} * padded_keys_ + k) * sums_columns;
+  }
+  /// The first of the A tiles of 32 keys from k on.
+  bfloat16* transposed_at(Index k) const {
+    constexpr Index piece = BackwardTiling::key_piece;
+    return key_row(at_.k_transposed, k / piece * piece) + k % piece / tile_depth * tile_size;
+  }
+  static constexpr std::ptrdiff_t transposed_stride = BackwardTiling::key_steps * std::ptrdiff_t{tile_size};
+
+  const BackwardKernels& kernels_;
+  const BackwardMemory& at_;
+  const Index padded_queries_, padded_keys_;
+
+ private:
+  static constexpr Index key_steps = BackwardTiling::key_steps;
+  static constexpr std::ptrdiff_t query_step = std::ptrdiff_t{BackwardTiling::key_piece} * tile_depth;  ///< of rows
+
+  /// What a block adds to dK and dV: for each 32 keys that some tile sees a product for each 32 columns.
+  struct Sums {
+    struct Keys {
+      Index first, count;          ///< keys of the piece
+      Index step, steps, queries;  ///< from 32 queries `step` of the block on
+    } keys[std::size_t{key_steps}];
+    const BackwardScratch::Rows* rows = nullptr;
+    Index key = 0, query = 0;  ///< the first of the block
+    Index done = 0, count = 0;
+  };
+
+  /// What a tile adds to dQ: a product for each 32 columns.
+  struct QuerySums {
+    Index tile = 0, key = 0, keys = 0;  ///< from `key` on
+    const std::uint32_t* ds_tiles = nullptr;
+    Index done = 0, count = 0;
+  };
+
+  /// How far a piece is.
+  struct Course {
+    const BackwardScratch& scratch;
+    WaitingProducts waiting;
+    Sums sums{};                             ///< of the block before
+    QuerySums query_sums{};                  ///< of the tile before
+    Index blocks = 0, tiles = 0, steps = 0;  ///< how many have begun
+    Index due = 0;                           ///< tiles × depth of these sums that have to be computed now
+  };
+
+  /// What some tiles and the keys from k on have in common.
+  struct Block {
+    Index k, first;  ///< `first` tile
+    bool guarded;
+    const BackwardScratch::Rows* rows;
+    std::uint8_t* visible;
+
+    /// In rows, where pairs of key k and query q of the block lie.
+    static std::ptrdiff_t at(Index k, Index q) {
+      return q / tile_depth * query_step + std::ptrdiff_t{k} * tile_depth + q % tile_depth;
+    }
+  };
+
+  /// 32 keys of a tile.
+  struct Step {
+    Index tile, before;  ///< whose queries are `before` queries after the first of the block
+    simd::KeyRange keys;
+    Index first, left;  ///< the first key that the tile sees; steps of the tile after this one
+    Index next;         ///< the key with which the next one begins
+  };
+
+  /// A product of which (m, k) · (k, n) are of the call.
+  void add(Course& course, const ProductUnit& unit, const TileProduct& product, Index m, Index n, Index k) const {
+    course.waiting.add(unit, product);
+    if (metered_) count_use(kernels_.use(m, n, k));
+  }
+
+  /// Tiles [t, t + count) against keys [k, end) of a piece.
+  void some_tiles(Index t, Index count, Index k, Index end, Course& course) const {
+    const Index lanes = tiling_.lanes, depth = blocks_of(end - k, tile_depth);
+    Block in{k, t, false, &course.scratch.rows[course.blocks % 2], course.scratch.visible};
+    for (Index g = 0; g < count; ++g) in.guarded = in.guarded || !at_.finite[t + g];
+    for (Index j = k / key_block; j < blocks_of(end, key_block); ++j)
+      in.guarded = in.guarded || !at_.finite[tiles_ + j];
+    Step steps[std::size_t{together * key_steps}];
+    bool sees[std::size_t{together}][std::size_t{key_steps}] = {};
+    Index size = 0;
+    for (Index g = 0; g < count; ++g) {
+      const Index from = size;
+      for (Index j = 0; j < depth; ++j) {
+        const Index key = k + j * tile_depth;
+        const simd::KeyRange keys =
+            f_.mask.visible(pairs_.queries(t + g), key, std::min(key + tile_depth, end), tile_depth);
+        if (keys.seen == TileVisibility::none) continue;
+        sees[g][j] = true;
+        if (size > from) steps[size - 1].next = key;
+        steps[size] = {t + g, g * lanes, keys, size > from ? steps[from].first : key, 0, key + tile_depth};
+        ++size;
+      }
+      for (Index i = from; i < size; ++i) steps[i].left = size - 1 - i;
+    }
+    if (size == 0) return;
+    ++course.blocks;
+    if (in.guarded) std::fill_n(in.visible, Block::at(0, together * lanes), std::uint8_t{0});
+    Sums sums;
+    Index rows = 0;
+    for (Index j = 0; j < depth; ++j) {
+      Index first = 0, last = count;
+      while (first < last && !sees[first][j]) ++first;
+      while (first < last && !sees[last - 1][j]) --last;
+      if (first == last) continue;
+      const Index from = first * lanes / tile_depth, to = blocks_of(last * lanes, tile_depth), key = j * tile_depth;
+      clear(key, from * tile_depth, first * lanes, in);
+      for (Index g = first; g < last; ++g)
+        if (!sees[g][j]) clear(key, g * lanes, (g + 1) * lanes, in);
+      clear(key, last * lanes, to * tile_depth, in);
+      sums.keys[rows++] = {key, std::min(tile_depth, end - k - key), from, to - from,
+                           std::min((last - first) * lanes, queries_ - (t + first) * lanes)};
+    }
+    sums.rows = in.rows;
+    sums.key = k;
+    sums.query = t * lanes;
+    sums.count = rows * (value_sums() + key_sums());
+    start(steps[0], course);
+    course.waiting.run();
+    for (Index i = 0; i < size; ++i) {
+      if (i + 1 < size) start(steps[i + 1], course);
+      add_due(course, size - i, steps[i].left + 1);
+      if (steps[i].left == 0) add_query_sums(course);
+      if (i + 1 == size) add_sums(course);
+      one_step(steps[i], in, course, course.scratch.steps[(course.steps - (i + 1 < size ? 2 : 1)) % 2]);
+    }
+    course.sums = sums;
+    if (!in.guarded) return;
+    finish(course);
+    add_non_finite(in, count, end);
+  }
+
+  Index value_sums() const { return call_.value.wanted() ? tiling_.value_dim / sums_columns : 0; }
+  Index key_sums() const { return call_.key.wanted() ? tiling_.query_dim / sums_columns : 0; }
+
+  /// The share of a step of all sums that wait, where so many steps of the block and of the tile are left.
+  void add_due(Course& course, Index steps_of_block, Index steps_of_tile) const {
+    const Sums& sums = course.sums;
+    const QuerySums& query_sums = course.query_sums;
+    const auto share = [](Index left, Index size, Index steps) { return blocks_of(left * size, steps); };
+    course.due += share(sums.count - sums.done, 2 * together * tiling_.lanes / tile_depth, steps_of_block);
+    course.due += share(query_sums.count - query_sums.done, 2 * blocks_of(query_sums.keys, tile_depth), steps_of_tile);
+    while (course.due > 0 && query_sums.done < query_sums.count) course.due -= add_query_sum(course);
+    while (course.due > 0 && sums.done < sums.count) course.due -= add_sum(course);
+    course.due = std::min(course.due, Index{0});
+  }
+
+  /// One of the block before, and how many tiles × depth it has.
+  Index add_sum(Course& course) const {
+    Sums& of = course.sums;
+    const Index columns = value_sums() + key_sums(), i = of.done++ % columns;
+    const typename Sums::Keys& keys = of.keys[(of.done - 1) / columns];
+    const bool value = i < value_sums();
+    const Index g = value ? i : i - value_sums(), dim = value ? f_.value_dim : f_.head_dim;
+    const TileProduct product{(value ? of.rows->p : of.rows->ds) + Block::at(keys.first, keys.step * tile_depth),
+                              tile_size,
+                              (value ? at_.d_out_depth : at_.q_depth) + g * depth_group() +
+                                  std::ptrdiff_t{of.query / tile_depth + keys.step} * 2 * tile_words,
+                              sums_at(value ? at_.dv : at_.dk, g, of.key + keys.first),
+                              blocks_of(keys.count, tile_side),
+                              keys.steps,
+                              true,
+                              query_step,
+                              tile_depth,
+                              keys.count};
+    add(course, kernels_.sums, product, keys.count, std::min(sums_columns, dim - g * sums_columns), keys.queries);
+    return product.tiles * product.steps;
+  }
+  void add_sums(Course& course) const {
+    while (course.sums.done < course.sums.count) add_sum(course);
+  }
+
+  /// The same of dQ.
+  Index add_query_sum(Course& course) const {
+    QuerySums& of = course.query_sums;
+    const Index d = of.done++ * sums_columns, columns = std::min(sums_columns, f_.head_dim - d);
+    const TileProduct product{transposed_at(of.key) + d / tile_side * transposed_stride,
+                              transposed_stride,
+                              of.ds_tiles,
+                              dq_of(of.tile) + std::ptrdiff_t{d} * tiling_.lanes,
+                              blocks_of(columns, tile_side),
+                              blocks_of(of.keys, tile_depth),
+                              true};
+    add(course, kernels_.product, product, columns, pairs_.queries(of.tile).count, of.keys);
+    return product.tiles * product.steps;
+  }
+  void add_query_sums(Course& course) const {
+    while (course.query_sums.done < course.query_sums.count) add_query_sum(course);
+  }
+
+  /// All that waits.
+  void finish(Course& course) const {
+    add_query_sums(course);
+    add_sums(course);
+    course.waiting.run();
+  }
+
+  /// Pairs of 32 keys from k on and queries [from, to) of the block weigh nothing.
+  void clear(Index k, Index from, Index to, const Block& in) const {
+    for (Index q = from; q < to;) {
+      const Index next = std::min(to, (q / tile_depth + 1) * tile_depth);
+      for (Index i = k; i < k + tile_depth; ++i) {
+        const std::ptrdiff_t at = Block::at(i, q);
+        std::fill_n(in.rows->p + at, next - q, bfloat16{});
+        std::fill_n(in.rows->ds + at, next - q, bfloat16{});
+      }
+      q = next;
+    }
+  }
+
+  /// The products S and dP of the step after those that have begun.
+  void start(const Step& step, Course& course) const {
+    const Index lanes = tiling_.lanes;
+    const auto product = [&](const bfloat16* rows, Index width, const std::uint32_t* columns, Index dim, float* to) {
+      if (width == 0) {
+        std::fill_n(to, std::ptrdiff_t{tile_depth} * lanes, 0.f);
+        return;
+      }
+      add(course, kernels_.product,
+          {rows + std::ptrdiff_t{step.keys.begin} * width, std::ptrdiff_t{tile_side} * width,
+           columns + std::ptrdiff_t{step.tile} * lanes * (width / 2), to, tile_depth / tile_side, width / tile_depth,
+           false, tile_depth, width},
+          step.keys.end - step.keys.begin, pairs_.queries(step.tile).count, dim);
+    };
+    const BackwardScratch::Step& to = course.scratch.steps[course.steps++ % 2];
+    product(at_.k, tiling_.query_dim, at_.q_lanes, f_.head_dim, to.s);
+    if (pairs_.wants_ds()) product(at_.v, tiling_.value_dim, at_.d_out_lanes, f_.value_dim, to.ds);
+  }
+
+  /// P and dS of a step, and what its tile adds to dQ if it is the last.
+  void one_step(const Step& step, const Block& in, Course& course, const BackwardScratch::Step& scratch) const {
+    const Index lanes = tiling_.lanes, t = step.tile, begin = step.keys.begin, seen = step.keys.end - begin;
+    const simd::TileQueries of = pairs_.queries(t);
+    pairs_.logits({t, 0, lanes, step.keys, 0}, scratch.s, tile_depth, course.scratch.pairs);
+    // A lane without a query weighs nothing, whatever the key it meets.
+    for (Index i = 0; of.count < lanes && i < seen; ++i)
+      std::fill(scratch.s + std::ptrdiff_t{i} * lanes + of.count, scratch.s + std::ptrdiff_t{i + 1} * lanes, hidden);
+    if (in.guarded) note_visible(scratch.s, seen, in, begin - in.k, step.before);
+    const bool alone = pairs_.weighs_alone();
+    if (begin == step.first) {
+      ++course.tiles;
+      if (alone) kernels_.prepare_lanes(pairs_.states(t), lanes, pairs_.slope(), course.scratch.lanes);
+    }
+    std::uint32_t* const ds_tiles = course.scratch.ds_tiles[course.tiles % 2];
+    const auto tile_of = [&](Index key) {
+      return ds_tiles + (key - step.first) / tile_depth * (lanes / tile_side) * tile_words;
+    };
+    const std::ptrdiff_t row = std::ptrdiff_t{begin - in.k} * tile_depth;
+    const PairOperands to{in.rows->p + row, in.rows->ds + row, query_step, step.before, tile_of(begin)};
+    const std::ptrdiff_t tail = std::ptrdiff_t{seen} * lanes, size = std::ptrdiff_t{tile_depth} * lanes;
+    if (alone) {
+      std::fill(scratch.s + tail, scratch.s + size, hidden);
+      course.waiting.run_among(
+          kernels_, {scratch.s, scratch.ds, lanes, course.scratch.lanes, pairs_.states(t).delta, pairs_.slope(), to});
+    } else {
+      course.waiting.run();
+      pairs_.weigh({t, 0, lanes, step.keys, 0}, scratch.s, scratch.ds, course.scratch.pairs);
+      kernels_.product.stay_awake();
+      std::fill(scratch.s + tail, scratch.s + size, 0.f);
+      std::fill(scratch.ds + tail, scratch.ds + size, 0.f);
+      kernels_.round({scratch.s, pairs_.wants_ds() ? scratch.ds : nullptr, lanes, to});
+    }
+    if (!call_.query.wanted()) return;
+    for (Index key = begin + tile_depth; key < step.next; key += tile_depth)
+      std::fill(tile_of(key), tile_of(key + tile_depth), 0u);
+    if (step.left > 0) return;
+    course.query_sums = {t, step.first, step.keys.end - step.first, ds_tiles, 0, tiling_.query_dim / sums_columns};
+  }
+
+  /// Which pairs of 32 keys from k on, of which the first `seen` have logits s, are visible.
+  void note_visible(const float* s, Index seen, const Block& in, Index k, Index before) const {
+    const Index lanes = tiling_.lanes;
+    for (Index j = 0; j < tile_depth; ++j)
+      for (Index i = 0; i < lanes; ++i)
+        in.visible[Block::at(k + j, before + i)] = j < seen && s[std::ptrdiff_t{j} * lanes + i] != hidden;
+  }
+
+  /// What the numbers that are not finite add to the sums of visible pairs, of keys before `end` and `tiles` tiles.
+  MHA_NO_INLINE void add_non_finite(const Block& in, Index tiles, Index end) const {
+    const Index lanes = tiling_.lanes, row = in.first * lanes;
+    for (Index k = 0; k < end - in.k; ++k)
+      for (Index i = 0; i < std::min(tiles * lanes, queries_ - row); ++i) {
+        const std::ptrdiff_t at = Block::at(k, i);
+        if (in.visible[at] == 0) continue;
+        const auto p = static_cast<float>(in.rows->p[at]);
+        const auto add = [&](const bfloat16* x, Index dim, float by, auto&& to) {
+          for (Index d = 0; d < dim; ++d)
+            if (!is_finite(x[d])) to(d) += by * static_cast<float>(x[d]);
+        };
+        const auto sums = [&](float* all) {
+          return [this, all, key = in.k + k](Index d) -> float& {
+            return sums_at(all, d / sums_columns, key)[d % sums_columns];
+          };
+        };
+        if (call_.value.wanted())
+          add(at_.d_out + std::ptrdiff_t{row + i} * tiling_.value_dim, f_.value_dim, p, sums(at_.dv));
+        if (!pairs_.wants_ds()) continue;
+        const auto ds = static_cast<float>(in.rows->ds[at]);
+        if (call_.key.wanted()) add(at_.q + std::ptrdiff_t{row + i} * tiling_.query_dim, f_.head_dim, ds, sums(at_.dk));
+        if (call_.query.wanted())
+          add(key_row(at_.k, in.k + k), f_.head_dim, ds,
+              [&](Index d) -> float& { return dq_of(in.first + i / lanes)[std::ptrdiff_t{d} * lanes + i % lanes]; });
+      }
+  }
+
+  const bool metered_ = UseCounters::instance().meters.load(std::memory_order_relaxed) != 0;
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail::systolic
