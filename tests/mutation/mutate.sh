@@ -96,14 +96,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# A mutation without a suite would survive unseen.
+# A mutation without a suite would survive unseen; of a field given twice the first is read.
 incomplete=$(awk '
-  function tell() { if (name != "" && !(fields["file"] && fields["old"] && fields["by"])) print name }
-  $1 == "mutation" { tell(); name = $0; delete fields }
-  name != "" { fields[$1] = 1 }
+  function tell() { if (name != "" && !(given["file"] == 1 && given["old"] == 1 && given["by"] == 1)) print name }
+  $1 == "mutation" { tell(); name = $0; delete given }
+  name != "" && NF > 1 { given[$1]++ }
   END { tell() }' "$list")
 if [ -n "$incomplete" ]; then
-  echo "$incomplete" | sed 's/^mutation/ERROR    no file, old or by:/'
+  echo "$incomplete" | sed 's/^mutation/ERROR    not one file, old and by each:/'
   exit 1
 fi
 

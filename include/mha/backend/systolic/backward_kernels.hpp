@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -63,8 +62,7 @@ struct FiniteBody {
   }
 };
 
-template <class Array, bool Lookup>
-BackwardKernels backward_kernels_by(const ProductUnit& product, const ProductUnit& sums, IsaLevel level) {
+template <class Array, bool Lookup> BackwardKernels backward_kernels_by(const BackwardUnits& units, IsaLevel level) {
   using Rule = ArrayWeights<Lookup>;
   return simd::with_isa(level, [&](auto isa) {
     using Isa = decltype(isa);
@@ -73,18 +71,17 @@ BackwardKernels backward_kernels_by(const ProductUnit& product, const ProductUni
         &Isa::template run<WeighPairsBody<Rule>, const WeighPairs&, const TileProduct*, Index>;
     bool interleaves = false;
 #if defined(__x86_64__)
-    if (product.unit != MatrixUnit::portable && rounds_to_bfloat16(level)) {
+    if (units.product.unit != MatrixUnit::portable && rounds_to_bfloat16(level)) {
       round = &Avx512Bf16::run<ConvertPairsBody, RoundPairs>;
       weigh = &Avx512Bf16::run<WeighAndConvertPairsBody<Rule>, const WeighPairs&, const TileProduct*, Index>;
-      if (product.unit == MatrixUnit::amx) {
+      if (units.product.unit == MatrixUnit::amx) {
         interleaves = true;
         weigh = &Avx512Bf16::run<WeighAmongProductsBody<Rule>, const WeighPairs&, const TileProduct*, Index>;
       }
     }
 #endif
     return BackwardKernels{
-        product,
-        sums,
+        units,
         level,
         &array_use<Array>,
         simd::pair_kernels_of<float, Rule>(isa),
@@ -101,18 +98,19 @@ BackwardKernels backward_kernels_by(const ProductUnit& product, const ProductUni
   });
 }
 template <class Array = AmxArray>
-BackwardKernels backward_kernels(const ProductUnit& product, const ProductUnit& sums, IsaLevel level,
-                                 bool byte_lookup = has_byte_lookup()) {
-  return byte_lookup ? backward_kernels_by<Array, true>(product, sums, level)
-                     : backward_kernels_by<Array, false>(product, sums, level);
+BackwardKernels backward_kernels(const BackwardUnits& units, IsaLevel level, bool byte_lookup = has_byte_lookup()) {
+  return byte_lookup ? backward_kernels_by<Array, true>(units, level) : backward_kernels_by<Array, false>(units, level);
 }
 
-/// What runs an array's dK and dV: as attention's other products, with as many columns as dense ones.
-template <class Array> ProductUnit sums_unit() {
-  return product_unit<2, std::min(Array::depth, key_block)>(unit_for<Array>(), current_isa());
+/// Sums over pairs are in steps of 32 whatever the array's depth: where they begin depends on what the other rows of a
+/// tile see, and a deeper pass would add in another order.
+template <class Array> BackwardUnits backward_units() {
+  const ProductUnit product = attention_unit<Array>();
+  return {product, product_unit<3, tile_depth>(product.unit, current_isa()),
+          product_unit<2, tile_depth>(product.unit, current_isa())};
 }
 template <class Array> BackwardKernels backward_kernels_of() {
-  return backward_kernels<Array>(attention_unit<Array>(), sums_unit<Array>(), current_isa());
+  return backward_kernels<Array>(backward_units<Array>(), current_isa());
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::systolic

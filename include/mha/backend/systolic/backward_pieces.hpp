@@ -269,7 +269,7 @@ template <class Base> class BackwardPieces : public Base {
                               blocks_of(columns, tile_side),
                               blocks_of(of.keys, tile_depth),
                               true};
-    add(course, kernels_.product, product, columns, pairs_.queries(of.tile).count, of.keys);
+    add(course, kernels_.query_sums, product, columns, pairs_.queries(of.tile).count, of.keys);
     return product.tiles * product.steps;
   }
   void add_query_sums(Course& course) const {

@@ -14,10 +14,15 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
 
+/// What computes the products of the backward pass.
+struct BackwardUnits {
+  ProductUnit product;     ///< queries in lanes: S and dP, as forward's products
+  ProductUnit query_sums;  ///< the same: dQ
+  ProductUnit sums;        ///< 32 columns of dK or dV
+};
+
 /// What the backward pass computes with.
-struct BackwardKernels {
-  ProductUnit product;  ///< queries in lanes: S, dP and dQ
-  ProductUnit sums;     ///< 32 columns of dK or dV
+struct BackwardKernels : BackwardUnits {
   IsaLevel level;
   ArrayUse (*use)(Index m, Index n, Index k);
   simd::PairKernels<float> pairs;

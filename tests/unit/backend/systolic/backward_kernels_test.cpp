@@ -28,7 +28,7 @@ template <class F> void at_every_level(F&& f) {
       if (lookup && !systolic::has_byte_lookup()) continue;
       const auto isa = static_cast<mha::IsaLevel>(level);
       SCOPED_TRACE(testing::Message() << mha::to_string(isa) << (lookup ? " with lookup" : ""));
-      f(systolic::backward_kernels(unit, unit, isa, lookup), systolic::softmax_kernels(isa, lookup));
+      f(systolic::backward_kernels({unit, unit, unit}, isa, lookup), systolic::softmax_kernels(isa, lookup));
     }
 }
 

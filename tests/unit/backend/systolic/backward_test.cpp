@@ -234,7 +234,7 @@ TEST_P(SystolicBackward, EveryUnitHasTheBitsOfItsEmulation) {
     head.run(systolic::backward_kernels_of<mha::AmxArray>());
     OneHead emulated = head;
     const auto unit = systolic::emulated_unit(mha::order_of(GetParam()));
-    emulated.run(systolic::backward_kernels(unit, unit, mha::current_isa()));
+    emulated.run(systolic::backward_kernels({unit, unit, unit}, mha::current_isa()));
     EXPECT_EQ(unit::differing_floats(head.dq, emulated.dq), 0u);
     EXPECT_EQ(unit::differing_floats(head.dk, emulated.dk), 0u);
     EXPECT_EQ(unit::differing_floats(head.dv, emulated.dv), 0u);
@@ -248,7 +248,7 @@ TEST(SystolicBackwardInEveryOrder, IsNearTheReference) {
   for (const mha::SumOrder order : {mha::SumOrder::chained, mha::SumOrder::split_chains, mha::SumOrder::pairs}) {
     OneHead head(c);
     const auto unit = systolic::emulated_unit(order);
-    head.run(systolic::backward_kernels(unit, unit, mha::current_isa()));
+    head.run(systolic::backward_kernels({unit, unit, unit}, mha::current_isa()));
     EXPECT_LT(support::relative_error(head.dq, expected.query), 0.02);
     EXPECT_LT(support::relative_error(head.dk, expected.key), 0.02);
     EXPECT_LT(support::relative_error(head.dv, expected.value), 0.02);
@@ -366,6 +366,40 @@ TEST_P(SystolicBackward, AGradientDependsOnWhatItsRowSeesAlone) {
       }
     }
   }
+}
+
+/// Query 5 sees the same keys, or key 5 the same queries, whatever their neighbours see.
+struct Neighbours {
+  bool of_query, see_more;
+  bool operator()(Index, Index, Index q, Index k) const {
+    return of_query ? k >= 32 || (see_more && q != 5) : q >= 32 || (see_more && k != 5);
+  }
+  mha::TileVisibility tile(Index b, Index h, Index q_begin, Index q_end, Index k_begin, Index k_end) const {
+    Index seen = 0;
+    for (Index q = q_begin; q < q_end; ++q)
+      for (Index k = k_begin; k < k_end; ++k) seen += (*this)(b, h, q, k) ? 1 : 0;
+    return seen == 0                                       ? mha::TileVisibility::none
+           : seen == (q_end - q_begin) * (k_end - k_begin) ? mha::TileVisibility::full
+                                                           : mha::TileVisibility::partial;
+  }
+};
+template <class Backend> void expect_rows_alone(const char* name) {
+  const BackwardCase<float> c(name, {1, 128, 128, 1, 1, 32, 32});
+  const auto with = [&](bool of_query, bool see_more) { return c.gradients<Backend>(Neighbours{of_query, see_more}); };
+  const auto few = with(true, false), all = with(true, true), none = with(false, false), some = with(false, true);
+  EXPECT_NE(support::differing(few.query, all.query), 0u) << name;
+  EXPECT_NE(support::differing(none.key, some.key), 0u) << name;
+  for (Index d = 0; d < 32; ++d) {
+    EXPECT_EQ(support::bits(few.query(0, 5, 0, d)), support::bits(all.query(0, 5, 0, d))) << name << d;
+    EXPECT_EQ(support::bits(none.key(0, 5, 0, d)), support::bits(some.key(0, 5, 0, d))) << name << d;
+    EXPECT_EQ(support::bits(none.value(0, 5, 0, d)), support::bits(some.value(0, 5, 0, d))) << name << d;
+  }
+}
+
+TEST_P(SystolicBackward, AGradientDoesNotDependOnWhatItsNeighboursSee) {
+  expect_rows_alone<One>("depth 32");
+  expect_rows_alone<mha::Systolic<mha::SystolicArray<16, 16, 64>, mha::DefaultPrecision, mha::Serial>>("depth 64");
+  expect_rows_alone<mha::Systolic<mha::TpuArray<128>, mha::DefaultPrecision, mha::Serial>>("depth 128");
 }
 
 /// The logits are NaN for both: by an infinity some may be −∞, which hides a key.

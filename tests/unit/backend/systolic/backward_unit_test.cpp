@@ -13,10 +13,10 @@ TEST(BackwardUnit, InterleavesOnAmxAlone) {
   for (const mha::MatrixUnit unit : systolic::all_units) {
     if (!mha::missing(unit).empty()) continue;
     const auto product = systolic::product_unit(unit, mha::best_isa());
-    const systolic::BackwardKernels kernels = systolic::backward_kernels(product, product, mha::best_isa());
+    const systolic::BackwardKernels kernels = systolic::backward_kernels({product, product, product}, mha::best_isa());
     EXPECT_EQ(kernels.interleaves, unit == mha::MatrixUnit::amx && systolic::rounds_to_bfloat16(mha::best_isa()))
         << mha::to_string(unit);
-    const auto baseline = systolic::backward_kernels(product, product, mha::IsaLevel::baseline);
+    const auto baseline = systolic::backward_kernels({product, product, product}, mha::IsaLevel::baseline);
     EXPECT_FALSE(baseline.interleaves);
   }
 }

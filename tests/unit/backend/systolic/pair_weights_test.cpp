@@ -28,13 +28,13 @@ template <class F> void with_all_kernels(F&& f) {
     for (const bool lookup : {false, true}) {
       if (lookup && !systolic::has_byte_lookup()) continue;
       SCOPED_TRACE(testing::Message() << "level " << level << (lookup ? " with lookup" : ""));
-      f(systolic::backward_kernels(portable, portable, static_cast<mha::IsaLevel>(level), lookup));
+      f(systolic::backward_kernels({portable, portable, portable}, static_cast<mha::IsaLevel>(level), lookup));
     }
   for (const mha::MatrixUnit unit : systolic::all_units) {
     if (!mha::missing(unit).empty()) continue;
     SCOPED_TRACE(mha::to_string(unit));
     const auto product = systolic::product_unit(unit, mha::best_isa());
-    f(systolic::backward_kernels(product, product, mha::best_isa()));
+    f(systolic::backward_kernels({product, product, product}, mha::best_isa()));
   }
 }
 
