@@ -196,7 +196,7 @@ template <class T> MHA_ALWAYS_INLINE constexpr T times_normal_cdf_by_bits(T x) {
   return choose(x > T(0), x, T(0)) - a * normal_tail_by_bits(a);
 }
 
-/// 2^q for −127.5 < q ≤ 0: within 2⁻¹⁸, and 0 where it falls below the least normal number.
+/// 2^q for −127.5 < q ≤ 0: within 2⁻¹⁸; what is below the least normal number is 0 or a subnormal number.
 MHA_ALWAYS_INLINE constexpr float exp2_coarsely(float q) {
   using C = MathConstants<float>;
   constexpr float terms[] = {9.5701041e-3f, 5.5917904e-2f, 2.4024746e-1f, 6.9312179e-1f, 9.9999928e-1f};

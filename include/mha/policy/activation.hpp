@@ -188,6 +188,7 @@ template <class F> std::string activation_name() {
 /// number alone. Optional members:
 ///   static constexpr const char* name  what explain() calls it
 ///   S derivative(const S& x) const     instead of dual numbers; needed where the functor takes plain numbers only
+///   float for_bfloat16(float x) const  instead of operator() where Cpu and Systolic round the result to bfloat16 next
 ///
 /// Dual numbers give abs, max and min where they have a corner the slope of one side: max(x, 0) has slope 1 at 0.
 ///

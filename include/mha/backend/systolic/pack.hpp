@@ -83,8 +83,8 @@ template <Index Parts, class T> struct PackStrip {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const TensorView<const T, 2>* a, Index first_row, bfloat16* to,
                                     std::size_t part_size) {
-    constexpr Index run =
-        8 * tile_depth;  // of a row at a time: memory gives some lines in a row faster than each alone
+    // Of a row at a time: memory gives some lines in a row faster than each alone.
+    constexpr Index run = 8 * tile_depth;
     const Index k_end = a->extent[1], rows = std::min(tile_side, a->extent[0] - first_row);
     for (Index begin = 0; begin < k_end; begin += run)
       for (Index r = 0; r < tile_side; ++r)

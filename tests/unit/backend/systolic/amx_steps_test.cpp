@@ -57,6 +57,31 @@ TEST(AmxSteps, HaveTheBitsOfWholeProducts) {
   for (std::size_t i = 0; i < shapes.size(); ++i) EXPECT_EQ(is[i], expected[i]) << i;
 }
 
+/// Sums that wait in tiles are stored before a product adds to the same ones.
+TEST(AmxSteps, AddToSumsThatWait) {
+  if (!mha::missing(mha::MatrixUnit::amx).empty()) GTEST_SKIP() << mha::missing(mha::MatrixUnit::amx);
+  constexpr Index lanes = systolic::AmxProduct::lanes;
+  support::Random random("the same sums");
+  std::vector<bfloat16> a(6 * systolic::tile_size);
+  std::vector<std::uint32_t> b(2 * 2 * systolic::tile_words);
+  for (bfloat16& x : a) x = bfloat16(static_cast<float>(random.normal()));
+  for (std::uint32_t& x : b) x = bfloat16(static_cast<float>(random.normal())).bits * 0x10001u;
+  const systolic::UnitScope scope(mha::MatrixUnit::amx);
+  for (const auto& tiles : {std::vector<Index>{2, 2}, {3, 1}, {1, 3}, {1, 1, 2}}) {
+    std::vector<float> expected(4 * systolic::tile_side * lanes, 0.5f), is = expected;
+    std::vector<systolic::TileProduct> all;
+    for (const Index n : tiles) {
+      all.push_back({a.data(), 2 * systolic::tile_size, b.data(), expected.data(), n, 2, true});
+      systolic::AmxProduct::run(all.back());
+      all.back().c = is.data();
+    }
+    systolic::AmxSteps steps(all.data(), static_cast<Index>(all.size()));
+    steps.run();
+    steps.finish();
+    EXPECT_EQ(is, expected);
+  }
+}
+
 TEST(AmxSteps, OfNothingAreNone) {
   if (!mha::missing(mha::MatrixUnit::amx).empty()) GTEST_SKIP() << mha::missing(mha::MatrixUnit::amx);
   const systolic::UnitScope scope(mha::MatrixUnit::amx);
