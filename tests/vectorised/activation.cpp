@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of an activation of a user's own, of the maths that policy/activation.hpp says is vector code, and of ours
-// for bfloat16 results: check.cmake reads what the compiler makes of them.
+// Kernels of an activation of a user's own, of the maths that policy/activation.hpp says is vector code, and of two
+// of ours for bfloat16 results: check.cmake reads what the compiler makes of them.
 #include <mha/backend/simd/epilogue.hpp>
 
 namespace vectorised {
@@ -20,6 +20,5 @@ template Kernel<float> kernel(const mha::Epilogue<float, Wavy>&, mha::IsaLevel);
 template Kernel<double> kernel(const mha::Epilogue<double, Wavy>&, mha::IsaLevel);
 template Kernel<mha::bfloat16> kernel(const mha::Epilogue<mha::bfloat16, mha::Gelu>&, mha::IsaLevel);
 template Kernel<mha::bfloat16> kernel(const mha::Epilogue<mha::bfloat16, mha::GeluTanh>&, mha::IsaLevel);
-template Kernel<mha::bfloat16> kernel(const mha::Epilogue<mha::bfloat16, mha::Silu>&, mha::IsaLevel);
 
 }  // namespace vectorised
