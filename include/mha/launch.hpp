@@ -36,8 +36,9 @@ struct CallNames {
 template <class B, class... Owners> constexpr void check_memory_of() {
   static_assert(
       (may_lie_in<Owners, memory_of<B>>() && ...),
-      "mha: a tensor lies in the memory of another machine than the one this backend computes on: copy it first "
-      "with mha::to_device() or mha::to_host() (see mha/backend/cuda/device_tensor.hpp)");
+      "mha: a tensor lies in the memory of another machine than the one this backend computes on: name the backend of "
+      "that memory, mha::attention<mha::Cuda>(...), or copy the tensor with mha::to_device() or mha::to_host() (see "
+      "mha/backend/cuda/device_tensor.hpp)");
 }
 
 /// One head (L, D), one sequence (L, H, D) or a batch (B, L, H, D), as four axes.

@@ -223,9 +223,11 @@ struct Cuda {
  private:
   template <class T, class Source, class M, class S> static constexpr bool check_call() {
     constexpr bool travels = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<S>;
-    static_assert(travels,
-                  "mha: a mask or score owns memory of the host, so that no kernel can read it: give "
-                  "mha::on_device(policy) (see mha/backend/cuda/on_device.hpp)");
+    static_assert(
+        travels,
+        "mha: a mask or score is not trivially copyable, so that no kernel can read it: give a policy that owns "
+        "memory of the host as mha::on_device(policy), and instead of a lambda with captures write a struct "
+        "whose operator() is MHA_HOST_DEVICE (see mha/backend/cuda/on_device.hpp)");
     constexpr bool source_travels = std::is_trivially_copyable_v<Source>,
                    one_scalar = std::is_same_v<T, typename Source::Scalar>;
     static_assert(source_travels,
@@ -236,7 +238,8 @@ struct Cuda {
   }
   template <class T> static constexpr bool check_scalar() {
     static_assert(cuda::multiplies<T>,
-                  "mha: Cuda computes in bfloat16, half, float and double: use the backend Reference for other scalars "
+                  "mha: Cuda computes in mha::bfloat16, mha::half (pointers to CUDA's own 16-bit types: "
+                  "reinterpret_cast), float and double: use the backend Reference for other scalars "
                   "(see mha/backend/reference/reference.hpp)");
     return cuda::multiplies<T>;
   }
