@@ -15,6 +15,7 @@ namespace generate {
 template <mha::Backend B>
 OpenedModel open_family(const std::filesystem::path& folder, const mha::ConfigFile& config, ModelFacts facts,
                         Weights scalar);
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -76,11 +76,11 @@ struct ReadBytes {
   static std::span<const std::byte> of(const std::filesystem::path& path, const FileFailure& failure) {
     std::error_code error;
     const std::filesystem::file_status status = std::filesystem::status(path, error);
-    if (!std::filesystem::exists(status)) failure("cannot open", error ? error.value() : ENOENT);
+    if (!std::filesystem::exists(status)) failure("cannot open", error ? generic(error) : ENOENT);
     if (std::filesystem::is_directory(status)) failure("cannot read", EISDIR);
     if (!std::filesystem::is_regular_file(status)) failure("not a regular file", EINVAL);
     const std::uintmax_t all = std::filesystem::file_size(path, error);
-    if (error) failure("cannot examine", error.value());
+    if (error) failure("cannot examine", generic(error));
     if (all > static_cast<std::uintmax_t>(std::numeric_limits<std::ptrdiff_t>::max())) failure("cannot read", EFBIG);
     const auto size = static_cast<std::size_t>(all);
     errno = 0;
@@ -97,6 +97,10 @@ struct ReadBytes {
   static void release(std::span<const std::byte> bytes) noexcept {
     if (!bytes.empty()) HostMemory::free(const_cast<std::byte*>(bytes.data()));
   }
+
+ private:
+  /// The number that POSIX gives a reason: of Windows it is another.
+  static int generic(const std::error_code& error) { return error.default_error_condition().value(); }
 };
 
 #if __has_include(<sys/mman.h>)
