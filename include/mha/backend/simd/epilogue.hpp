@@ -116,9 +116,6 @@ template <class T> struct AnyEpilogue {
       set(epilogue.activation, level);
   }
 
-  /// Whether it leaves sums as they are.
-  bool empty() const { return activate == nullptr && !is_gated && residual.data == nullptr; }
-
   /// Whether memory of the residual and of c, which an epilogue would overwrite, may be the same.
   bool reads(const TensorView<T, 2>& c) const {
     if (residual.data == nullptr) return false;
