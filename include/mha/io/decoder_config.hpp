@@ -30,6 +30,11 @@ struct DecoderConfig : ModelConfig {
 
 namespace detail {
 
+inline void read_decoder_sizes(const ConfigFile& file, ModelConfig& c, Index head_dim) {
+  read_sizes(file, {"num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "rms_norm_eps"}, c,
+             head_dim);
+}
+
 /// How many heads share a head of keys and values.
 inline void read_kv_heads(const ConfigFile& file, Config& a, Index kv_heads) {
   a.num_kv_heads = kv_heads;

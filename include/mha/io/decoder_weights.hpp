@@ -10,6 +10,27 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+namespace detail {
+
+/// Hugging Face's names in a block of LLaMA, from which those of other decoders differ.
+inline BlockNames decoder_names() {
+  return {.block = "layers.",
+          .attention_norm = "input_layernorm",
+          .query = "self_attn.q_proj",
+          .key = "self_attn.k_proj",
+          .value = "self_attn.v_proj",
+          .output = "self_attn.o_proj",
+          .query_norm = "self_attn.q_norm",
+          .key_norm = "self_attn.k_norm",
+          .feed_forward_norm = "post_attention_layernorm",
+          .up = "mlp.up_proj",
+          .down = "mlp.down_proj",
+          .gate = "mlp.gate_proj",
+          .unread = {"self_attn.rotary_emb.inv_freq"}};
+}
+
+}  // namespace detail
+
 /// What Llama and Gemma have alike: the weights of a decoder without biases in its norms, each block by the same names.
 /// Config is a DecoderConfig.
 template <class T, class Config> class DecoderWeights {

@@ -61,22 +61,13 @@ template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
 
   /// What Gemma calls the norm after attention is, in Gemma 1, the one before the feed-forward.
   static detail::BlockNames names(const GemmaConfig& config) {
-    const bool post = config.post_norms;
-    return {.block = "layers.",
-            .attention_norm = "input_layernorm",
-            .query = "self_attn.q_proj",
-            .key = "self_attn.k_proj",
-            .value = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .query_norm = "self_attn.q_norm",
-            .key_norm = "self_attn.k_norm",
-            .feed_forward_norm = post ? "pre_feedforward_layernorm" : "post_attention_layernorm",
-            .up = "mlp.up_proj",
-            .down = "mlp.down_proj",
-            .gate = "mlp.gate_proj",
-            .attention_post_norm = post ? "post_attention_layernorm" : nullptr,
-            .feed_forward_post_norm = post ? "post_feedforward_layernorm" : nullptr,
-            .unread = {"self_attn.rotary_emb.inv_freq"}};
+    detail::BlockNames n = detail::decoder_names();
+    if (config.post_norms) {
+      n.attention_post_norm = n.feed_forward_norm;
+      n.feed_forward_norm = "pre_feedforward_layernorm";
+      n.feed_forward_post_norm = "post_feedforward_layernorm";
+    }
+    return n;
   }
 
   static GemmaConfig read(const ConfigFile& file) {
@@ -84,9 +75,7 @@ template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
     c.model_type = detail::model_type_of(file, {"gemma", "gemma2", "gemma3_text"});
     const bool gemma1 = c.model_type == "gemma", gemma2 = c.model_type == "gemma2",
                gemma3 = c.model_type == "gemma3_text";
-    detail::read_sizes(file,
-                       {"num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "rms_norm_eps"},
-                       c, file.positive_or("head_dim", 256));
+    detail::read_decoder_sizes(file, c, file.positive_or("head_dim", 256));
     detail::read_kv_heads(file, c.attention, file.positive("num_key_value_heads"));
     c.attention.bias = file.flag_or("attention_bias", false);
     file.only("use_bidirectional_attention", false);

@@ -53,22 +53,14 @@ template <class T> class Llama : public DecoderWeights<T, LlamaConfig> {
 
   /// Phi-3 has queries, keys and values in one matrix, and the gate above the other half of the feed-forward.
   static detail::BlockNames names(const LlamaConfig& config) {
-    const bool fused = config.model_type == "phi3";
-    return {.block = "layers.",
-            .attention_norm = "input_layernorm",
-            .query = "self_attn.q_proj",
-            .key = "self_attn.k_proj",
-            .value = "self_attn.v_proj",
-            .output = "self_attn.o_proj",
-            .query_norm = "self_attn.q_norm",
-            .key_norm = "self_attn.k_norm",
-            .feed_forward_norm = "post_attention_layernorm",
-            .up = fused ? "mlp.gate_up_proj" : "mlp.up_proj",
-            .down = "mlp.down_proj",
-            .gate = fused ? nullptr : "mlp.gate_proj",
-            .fused = fused ? "self_attn.qkv_proj" : nullptr,
-            .gate_above_up = fused,
-            .unread = {"self_attn.rotary_emb.inv_freq"}};
+    detail::BlockNames n = detail::decoder_names();
+    if (config.model_type == "phi3") {
+      n.up = "mlp.gate_up_proj";
+      n.gate = nullptr;
+      n.gate_above_up = true;
+      n.fused = "self_attn.qkv_proj";
+    }
+    return n;
   }
 
   static LlamaConfig read(const ConfigFile& file) {
@@ -77,9 +69,7 @@ template <class T> class Llama : public DecoderWeights<T, LlamaConfig> {
     const bool llama = c.model_type == "llama", qwen2 = c.model_type == "qwen2", qwen3 = c.model_type == "qwen3",
                phi3 = c.model_type == "phi3";
     const Index head_dim = qwen3 ? file.positive("head_dim") : file.find("head_dim") ? file.positive("head_dim") : 0;
-    detail::read_sizes(file,
-                       {"num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "rms_norm_eps"},
-                       c, head_dim);
+    detail::read_decoder_sizes(file, c, head_dim);
     mha::Config& a = c.attention;
     detail::read_kv_heads(file, a, file.positive_or("num_key_value_heads", a.num_heads));
     if (phi3) {
