@@ -15,6 +15,7 @@
 #include "gpt2.hpp"
 #include "language_model.hpp"
 #include "llama.hpp"
+#include "open_family.hpp"
 #include "stored.hpp"
 
 namespace generate {
@@ -90,8 +91,6 @@ auto with_weights(const mha::Checkpoint& checkpoint, Weights scalar, const F& f)
 
 }  // namespace families
 
-/// The weights of the family that config.json names, of which models on B are made. `facts` has what is said of using
-/// any of them.
 template <mha::Backend B>
 OpenedModel open_family(const std::filesystem::path& folder, const mha::ConfigFile& config, ModelFacts facts,
                         Weights scalar) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model.hpp"
 
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -9,12 +8,9 @@
 #include <mha/io.hpp>
 #include <mha/systolic.hpp>
 
-namespace generate {
+#include "open_family.hpp"
 
-// In families_cpu.cpp and families_systolic.cpp.
-template <mha::Backend B>
-OpenedModel open_family(const std::filesystem::path& folder, const mha::ConfigFile& config, ModelFacts facts,
-                        Weights scalar);
+namespace generate {
 
 namespace {
 
@@ -37,18 +33,10 @@ std::vector<int> ends_of(const fs::path& folder, const mha::ConfigFile& config) 
   return tokens_of(config, "eos_token_id");
 }
 
-/// Without a matrix unit Systolic emulates one, slowly: only for who asks for that.
-void require_unit() {
-  const char* const asked = std::getenv("MHA_MATRIX_UNIT");
-  if (mha::best_unit() == mha::MatrixUnit::portable && (asked == nullptr || *asked == '\0'))
-    throw std::runtime_error("--backend systolic needs a matrix unit, but " + mha::missing(mha::MatrixUnit::amx) +
-                             ": take --backend cpu, or set MHA_MATRIX_UNIT=portable to emulate one");
-}
-
 }  // namespace
 
 OpenedModel open_weights(const fs::path& folder, Weights scalar, Machine machine) {
-  if (machine == Machine::systolic) require_unit();
+  models::require_unit(machine);
   if (!fs::is_regular_file(folder / "config.json"))
     throw std::runtime_error("there is no model in '" + folder.string() +
                              "': it should be a folder with config.json and model.safetensors");

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "machine.hpp"
+
 namespace generate {
 
 enum class Storage { contiguous, paged, ring };
@@ -18,8 +20,7 @@ enum class Storage { contiguous, paged, ring };
 /// float in any case. The numbers are the same, and so are the bits of what is computed.
 enum class Weights { as_stored, as_float };
 
-/// What computes: the processor in float, or its matrix unit, which rounds the factors of products to bfloat16.
-enum class Machine { cpu, systolic };
+using models::Machine;
 
 struct CacheOptions {
   Storage storage = Storage::contiguous;

@@ -11,6 +11,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -31,8 +33,8 @@ template <mha::Backend B = mha::Cpu> class Bert {
     mha::LayerNorm<float, B> norm1, norm2;
 
     template <class W>
-    Block(const mha::BertConfig& c, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file)
-        : attention(c.attention), feed_forward(c.feed_forward), norm1(c.norm), norm2(c.norm) {
+    Block(const mha::BertConfig& c, const mha::BlockWeights<W>& w, const std::shared_ptr<const void>& file, const B& on)
+        : attention(c.attention, on), feed_forward(c.feed_forward, on), norm1(c.norm, on), norm2(c.norm, on) {
       attention.borrow(w.attention, file);
       norm1.borrow(w.attention_norm, file);
       feed_forward.up().borrow(w.up, file);
@@ -52,17 +54,17 @@ template <mha::Backend B = mha::Cpu> class Bert {
 
  public:
   template <class W>
-  explicit Bert(const mha::Bert<W>& weights)
+  explicit Bert(const mha::Bert<W>& weights, const B& backend = {})
       : words_(weights.word_embeddings()),
         positions_(weights.position_embeddings()),
         types_(weights.token_type_embeddings()),
         file_(weights.mapping()),
-        norm_(weights.config().norm),
-        pooler_({.inputs = norm_.config().width, .outputs = norm_.config().width}) {
+        norm_(weights.config().norm, backend),
+        pooler_({.inputs = norm_.config().width, .outputs = norm_.config().width}, backend) {
     const mha::BertConfig& c = weights.config();
     c.require_activation<mha::Gelu>();
     norm_.borrow(weights.embedding_norm(), weights.mapping());
-    for (int i = 0; i < c.layers; ++i) blocks_.emplace_back(c, weights.block(i), weights.mapping());
+    for (int i = 0; i < c.layers; ++i) blocks_.emplace_back(c, weights.block(i), weights.mapping(), backend);
     if (weights.has_pooler()) pooler_.borrow(weights.pooler(), weights.mapping());
   }
 
@@ -71,23 +73,9 @@ template <mha::Backend B = mha::Cpu> class Bert {
   /// Shapes    ids, types (ΣL)  offsets (texts + 1)  →  (ΣL, E), which is work.x
   const Rows& operator()(std::span<const int> ids, std::span<const int> types, std::span<const int> offsets,
                          Work& work) const {
-    if (ids.size() != types.size() || offsets.empty() || offsets.back() != static_cast<int>(ids.size()))
-      throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, " + std::to_string(types.size()) +
-                                  " token types and texts of " + std::to_string(offsets.empty() ? 0 : offsets.back()) +
-                                  " tokens together");
-    if (offsets.front() != 0 || !std::ranges::is_sorted(offsets))
-      throw std::invalid_argument("the offsets of texts begin with 0 and never decrease");
-    Rows& x = work.x;
-    embed_into(x, words_, ids);
-    embed_into(work.r, types_, types);
-    x += work.r;
-    for (std::size_t t = 0; t + 1 < offsets.size(); ++t) {
-      const int length = offsets[t + 1] - offsets[t];
-      add_positions(x.middleRows(offsets[t], length), positions_);
-    }
-    norm_(x, mha::into(x), work.workspace);
+    embed(ids, types, offsets, work);
     for (const Block& block : blocks_) block(work, offsets);
-    return x;
+    return work.x;
   }
   Rows operator()(std::span<const int> ids, std::span<const int> types, std::span<const int> offsets) const {
     Work work;
@@ -107,7 +95,36 @@ template <mha::Backend B = mha::Cpu> class Bert {
     return pool(x, offsets, work);
   }
 
+  /// softmax(QKᵀ/√D) of every head of one block, counted from 0, for one text: ids, types (L) → (1, H, L, L).
+  mha::Tensor<float, 4> attention_weights(std::span<const int> ids, std::span<const int> types, int block) const {
+    if (block < 0 || block >= static_cast<int>(blocks_.size()))
+      throw std::invalid_argument("there is no layer " + std::to_string(block) + ": the model has " +
+                                  std::to_string(blocks_.size()) + ", counted from 0");
+    const std::array offsets{0, static_cast<int>(ids.size())};
+    Work work;
+    embed(ids, types, offsets, work);
+    for (int i = 0; i < block; ++i) blocks_[static_cast<std::size_t>(i)](work, offsets);
+    return blocks_[static_cast<std::size_t>(block)].attention.attention_weights(work.x, work.workspace);
+  }
+
  private:
+  // work.x = norm(words[ids] + positions + types[token types]).
+  void embed(std::span<const int> ids, std::span<const int> types, std::span<const int> offsets, Work& work) const {
+    if (ids.size() != types.size() || offsets.empty() || offsets.back() != static_cast<int>(ids.size()))
+      throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, " + std::to_string(types.size()) +
+                                  " token types and texts of " + std::to_string(offsets.empty() ? 0 : offsets.back()) +
+                                  " tokens together");
+    if (offsets.front() != 0 || !std::ranges::is_sorted(offsets))
+      throw std::invalid_argument("the offsets of texts begin with 0 and never decrease");
+    Rows& x = work.x;
+    embed_into(x, words_, ids);
+    embed_into(work.r, types_, types);
+    x += work.r;
+    for (std::size_t t = 0; t + 1 < offsets.size(); ++t)
+      add_positions(x.middleRows(offsets[t], offsets[t + 1] - offsets[t]), positions_);
+    norm_(x, mha::into(x), work.workspace);
+  }
+
   Table words_, positions_, types_;
   std::shared_ptr<const void> file_;  // which they are in
   mha::LayerNorm<float, B> norm_;

@@ -53,13 +53,13 @@ Matrix SentenceModel::embed(const std::vector<Encoding>& texts, const EmbedOptio
   const int E = encoder_->config().attention.d_model, threads = threads_.workers();
   const std::vector<Batch> batches = cut(texts, options.tokens, static_cast<std::size_t>(threads));
   Matrix vectors(static_cast<Eigen::Index>(texts.size()), E);
-  std::vector<mha::Workspace> workspaces(static_cast<std::size_t>(threads));  // one per thread; the encoder is shared
+  std::vector<EncoderWork> works(static_cast<std::size_t>(threads));  // one per thread; the encoder is shared
   std::atomic<std::size_t> done = 0;
   const auto run = [&](int batch, int worker) {
     const auto [first, last] = batches[static_cast<std::size_t>(batch)];
     const std::size_t count = last - first;
-    const Rows rows = mha::view(vectors.row(static_cast<Eigen::Index>(first)).data(), static_cast<int>(count), E);
-    encoder_->embed({&texts[first], count}, rows, workspaces[static_cast<std::size_t>(worker)]);
+    const auto rows = vectors.middleRows(static_cast<Eigen::Index>(first), static_cast<Eigen::Index>(count));
+    encoder_->embed({&texts[first], count}, rows, works[static_cast<std::size_t>(worker)]);
     const std::size_t finished = done += count;
     if (options.progress) options.progress(finished);
   };

@@ -26,6 +26,7 @@ namespace {
 using semantic_search::Checkpoint;
 using semantic_search::Encoder;
 using semantic_search::EncoderOn;
+using semantic_search::EncoderWork;
 using semantic_search::Encoding;
 using semantic_search::Machine;
 using semantic_search::Matrix;
@@ -42,16 +43,16 @@ const std::vector<Encoding> kTexts{encoding({2, 5, 6, 7, 8, 9, 10, 11, 3}), enco
                                    encoding({2, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 3})};
 
 /// The vectors of a batch, in memory that was NaN.
-Matrix embedded(const Encoder& encoder, std::span<const Encoding> texts, mha::Workspace& workspace) {
+Matrix embedded(const Encoder& encoder, std::span<const Encoding> texts, EncoderWork& work) {
   Matrix vectors = Matrix::Constant(static_cast<Eigen::Index>(texts.size()), encoder.config().attention.d_model,
                                     std::numeric_limits<float>::quiet_NaN());
-  encoder.embed(texts, mha::view(vectors), workspace);
+  encoder.embed(texts, vectors, work);
   return vectors;
 }
 
 void expect_plain_loops(const tiny::Model& model, const Encoder& encoder, double tolerance) {
-  mha::Workspace workspace;
-  const Matrix rows = embedded(encoder, kTexts, workspace);
+  EncoderWork work;
+  const Matrix rows = embedded(encoder, kTexts, work);
   for (std::size_t b = 0; b < kTexts.size(); ++b) {
     const std::vector<double> expected = tiny::pooled(tiny::hidden(model, kTexts[b].ids, tiny::kLayers));
     for (int e = 0; e < tiny::kHidden; ++e)
@@ -75,23 +76,23 @@ TEST(Encoder, OnAMatrixUnitAgreesWithinItsRounding) {
 TEST(Encoder, ATextAloneHasTheBitsThatItHasInABatch) {
   const tiny::Model model;
   const OnCpu encoder{Checkpoint(model.write())};
-  mha::Workspace workspace;
-  const Matrix together = embedded(encoder, kTexts, workspace);
+  EncoderWork work;
+  const Matrix together = embedded(encoder, kTexts, work);
   for (std::size_t b = 0; b < kTexts.size(); ++b)
-    EXPECT_EQ(embedded(encoder, {&kTexts[b], 1}, workspace), together.row(static_cast<Eigen::Index>(b))) << b;
+    EXPECT_EQ(embedded(encoder, {&kTexts[b], 1}, work), together.row(static_cast<Eigen::Index>(b))) << b;
 }
 
-TEST(Encoder, AfterTheLargestBatchNothingIsAllocated) {
+TEST(Encoder, AfterTheLargestBatchItsWorkspaceAllocatesNothing) {
   const tiny::Model model;
   const OnCpu encoder{Checkpoint(model.write())};
-  mha::Workspace workspace;
-  const Matrix first = embedded(encoder, kTexts, workspace);
-  const int allocations = workspace.allocations();
+  EncoderWork work;
+  const Matrix first = embedded(encoder, kTexts, work);
+  const int allocations = work.rows.workspace.allocations();
   EXPECT_GT(allocations, 0);
-  EXPECT_EQ(embedded(encoder, kTexts, workspace), first);
-  embedded(encoder, {&kTexts[1], 3}, workspace);
-  embedded(encoder, {&kTexts[4], 1}, workspace);
-  EXPECT_EQ(workspace.allocations(), allocations);
+  EXPECT_EQ(embedded(encoder, kTexts, work), first);
+  embedded(encoder, {&kTexts[1], 3}, work);
+  embedded(encoder, {&kTexts[4], 1}, work);
+  EXPECT_EQ(work.rows.workspace.allocations(), allocations);
 }
 
 TEST(Encoder, AttentionWeightsAreThoseOfTheHead) {
@@ -117,36 +118,36 @@ TEST(Encoder, OutlivesTheCheckpoint) {
   const tiny::Model model;
   auto file = std::make_unique<Checkpoint>(model.write());
   const OnCpu encoder(*file);
-  mha::Workspace workspace;
-  const Matrix before = embedded(encoder, kTexts, workspace);
+  EncoderWork work;
+  const Matrix before = embedded(encoder, kTexts, work);
   file.reset();
-  EXPECT_EQ(embedded(encoder, kTexts, workspace), before);
+  EXPECT_EQ(embedded(encoder, kTexts, work), before);
 }
 
 TEST(Encoder, AnEmptyBatchOrTextIsNoFault) {
   const tiny::Model model;
   const OnCpu encoder{Checkpoint(model.write())};
-  mha::Workspace workspace;
-  EXPECT_EQ(embedded(encoder, {}, workspace).rows(), 0);
+  EncoderWork work;
+  EXPECT_EQ(embedded(encoder, {}, work).rows(), 0);
   const std::vector<Encoding> texts{encoding({}), kTexts[0], encoding({})};
-  const Matrix vectors = embedded(encoder, texts, workspace);
+  const Matrix vectors = embedded(encoder, texts, work);
   EXPECT_TRUE(vectors.row(0).isZero(0) && vectors.row(2).isZero(0));
-  EXPECT_EQ(vectors.row(1), embedded(encoder, {&kTexts[0], 1}, workspace).row(0));
-  EXPECT_TRUE(embedded(encoder, {texts.data(), 1}, workspace).isZero(0));
+  EXPECT_EQ(vectors.row(1), embedded(encoder, {&kTexts[0], 1}, work).row(0));
+  EXPECT_TRUE(embedded(encoder, {texts.data(), 1}, work).isZero(0));
 }
 
 TEST(Encoder, WhatTheModelHasNotIsRefused) {
   const tiny::Model model;
   const OnCpu encoder{Checkpoint(model.write())};
-  mha::Workspace workspace;
+  EncoderWork work;
   const auto says = [&](const Encoding& text) {
     const std::vector<Encoding> batch{kTexts[0], text};
-    return mha_test::message_of<std::runtime_error>([&] { embedded(encoder, batch, workspace); });
+    return mha_test::message_of<std::invalid_argument>([&] { embedded(encoder, batch, work); });
   };
-  EXPECT_EQ(says({{2, 15, 3}, {}}), "token number 15 is outside the model's vocabulary of 15");
-  EXPECT_EQ(says({{2, -1, 3}, {}}), "token number -1 is outside the model's vocabulary of 15");
+  EXPECT_EQ(says({{2, 15, 3}, {}}), "token 15 is outside the vocabulary of 15");
+  EXPECT_EQ(says({{2, -1, 3}, {}}), "token -1 is outside the vocabulary of 15");
   EXPECT_EQ(says({std::vector<int>(17, 5), {}}), "a text has 17 tokens, the model has positions for 16");
-  EXPECT_EQ(mha_test::message_of<std::runtime_error>([&] { encoder.attention_weights(kTexts[0], 2); }),
+  EXPECT_EQ(mha_test::message_of<std::invalid_argument>([&] { encoder.attention_weights(kTexts[0], 2); }),
             "there is no layer 2: the model has 2, counted from 0");
 }
 
@@ -218,8 +219,8 @@ TEST(SentenceModel, AFaultInAThreadArrives) {
   const semantic_search::SentenceModel sentences(model.write(), {.threads = mha::ThreadPool(3)});
   std::vector<Encoding> texts(8, kTexts[0]);
   texts.push_back({{2, 99, 3}, {}});
-  EXPECT_EQ(mha_test::message_of<std::runtime_error>([&] { sentences.embed(texts, {.tokens = 1}); }),
-            "token number 99 is outside the model's vocabulary of 15");
+  EXPECT_EQ(mha_test::message_of<std::invalid_argument>([&] { sentences.embed(texts, {.tokens = 1}); }),
+            "token 99 is outside the vocabulary of 15");
 }
 
 TEST(SentenceModel, TokenisesWithTheFoldersSettings) {

@@ -58,8 +58,8 @@ class MiniLm : public ::testing::Test {
 
   static Matrix embedded(const semantic_search::Encoder& encoder, const std::vector<Encoding>& texts) {
     Matrix vectors(static_cast<Eigen::Index>(texts.size()), encoder.config().attention.d_model);
-    mha::Workspace workspace;
-    encoder.embed(texts, mha::view(vectors), workspace);
+    semantic_search::EncoderWork work;
+    encoder.embed(texts, vectors, work);
     return vectors;
   }
 
