@@ -70,7 +70,6 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 /// Formula   out = softmax(score(scale · q kᵀ) where the mask allows) v
 /// Shapes    q (B, Lq, Hq, D)  k (B, Lk, Hkv, D)  v (B, Lk, Hkv, Dv)  out (B, Lq, Hq, Dv), any strides;
 ///           one head each: (Lq, D)  (Lk, D)  (Lk, Dv)  (Lq, Dv); without the batch axis: (L, H, D), ragged (ΣL, H, D).
-///           out overlaps none of the others.
 ///           Query head h reads key/value head h / (Hq / Hkv).
 /// Then      in any order: masks (they intersect), scores (they chain as written), a Sink, Dropout and a DropoutSeed,
 ///           without which nothing is dropped, Scale (default 1/√D), Origin, Ragged, LogSumExp, mha::record(tape) for
@@ -79,8 +78,8 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 /// Numerics  accumulates in Accumulator<T>; fully masked row → 0; a hidden key contributes nothing, not even NaN
 /// Cost      2·Hq·(visible pairs)·(D + Dv) FLOP, pairs summed over the batch; Lq × Lk is never stored. With a Workspace
 ///           that has grown, Cpu allocates nothing
-/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, out or a
-///           LogSumExp overlaps itself, or, where a tape is given, q, k, v, the Sink, an AdditiveBias or the other
+/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, or out or a
+///           LogSumExp overlaps itself, the other, q, k, v, the Sink, or, where a tape is given, an AdditiveBias
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
           class... Extra>
@@ -112,16 +111,15 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
     detail::require_reachable(backend, "attention", "v", values);
     detail::require_reachable(backend, "attention", "out", to);
     detail::require_reachable(backend, "attention", "log-sum-exp", call.log_sum_exp);
-    if constexpr ((detail::TapeArgument<Extra> || ...)) {
-      const detail::NamedArray log_sum_exp{"log-sum-exp", detail::footprint(call.log_sum_exp)};
-      const detail::NamedArray read[] = {{"q", detail::footprint(queries)},
-                                         {"k", detail::footprint(keys)},
-                                         {"v", detail::footprint(values)},
-                                         {"the Sink", detail::footprint(call.sink.data, call.sink.size)},
-                                         {"out", detail::footprint(to)}};
-      detail::require_recorded_apart("attention", read[4], std::span(read).first(4), call.score);
-      detail::require_recorded_apart("attention", log_sum_exp, read, call.score);
-    }
+    const detail::NamedArray written[] = {{"out", detail::footprint(to)},
+                                          {"log-sum-exp", detail::footprint(call.log_sum_exp)}};
+    const detail::NamedArray read[] = {{"q", detail::footprint(queries)},
+                                       {"k", detail::footprint(keys)},
+                                       {"v", detail::footprint(values)},
+                                       {"the Sink", detail::footprint(call.sink.data, call.sink.size)}};
+    detail::require_apart("attention", written, read);
+    if constexpr ((detail::TapeArgument<Extra> || ...))
+      for (const auto& array : written) detail::require_recorded_apart("attention", array, {}, call.score);
     Tensor<T, 4> key_copy, value_copy;
     const detail::ItemsOn<B> items{backend, workspace};
     call.kv.key = detail::unit_rows(keys, frame, key_copy, items);
@@ -151,7 +149,8 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
 /// Numerics  keys may be stored in another scalar of the same accumulator, such as bfloat16 under float. Positions that
 ///           the source has dropped are hidden. On Cpu and Systolic a row's bits do not depend on how the source lays
 ///           out the keys that the row sees
-/// Errors    ShapeError if the sizes do not agree, or as the source's check()
+/// Errors    ShapeError if the sizes do not agree, out or a LogSumExp overlaps itself, the other, q or the Sink, or as
+///           the source's check(). That neither overlaps the source's rows is not checked
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, KvSource Kv, class... Extra>
 void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
@@ -179,6 +178,11 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
     detail::require_source_reachable(backend, "attention", kv);
     detail::require_reachable(backend, "attention", "out", to);
     detail::require_reachable(backend, "attention", "log-sum-exp", call.log_sum_exp);
+    const detail::NamedArray written[] = {{"out", detail::footprint(to)},
+                                          {"log-sum-exp", detail::footprint(call.log_sum_exp)}};
+    const detail::NamedArray read[] = {{"q", detail::footprint(call.q)},
+                                       {"the Sink", detail::footprint(call.sink.data, call.sink.size)}};
+    detail::require_apart("attention", written, read);
     detail::run(backend, detail::staged(backend, call, frame, workspace), workspace);
   }
 }

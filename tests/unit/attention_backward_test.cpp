@@ -553,9 +553,11 @@ TEST(AttentionBackward, RefusesAForwardPassOverWhatTheTapesBackwardPassReads) {
         else
           overlapping.forward(tape, mha::SoftCap{5.f}, mha::LogSumExp(overlapping.rows(lse)));
       });
-      EXPECT_EQ(message, std::string("attention: ") + (written == out ? "out" : "log-sum-exp") + " overlaps " +
-                             (other == InOneMemory::bias ? "the " : "") + InOneMemory::name[other] +
-                             ", which the backward pass of the tape reads");
+      const std::string begin = std::string("attention: ") + (written == out ? "out" : "log-sum-exp") + " overlaps ";
+      EXPECT_EQ(message, other == out ? "attention: out overlaps log-sum-exp, expected memory apart"
+                         : other == InOneMemory::bias
+                             ? begin + "the AdditiveBias, which the backward pass of the tape reads"
+                             : begin + InOneMemory::name[other] + ", expected memory apart");
       EXPECT_EQ(overlapping.memory, c.memory);
       EXPECT_FALSE(tape.recorded());
     }
@@ -575,7 +577,7 @@ TEST(AttentionBackward, RefusesAForwardPassOverTheSink) {
     static_cast<void>(mha::attention<Reference>(q, k, v, sink, mha::record(tape), over));
   };
   EXPECT_EQ(support::message_of(record),
-            "attention: log-sum-exp overlaps the Sink, which the backward pass of the tape reads");
+            "attention: log-sum-exp overlaps the Sink, expected memory apart");
   EXPECT_EQ(logits[2], 2.f);
   EXPECT_FALSE(tape.recorded());
 }

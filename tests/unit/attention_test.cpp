@@ -11,6 +11,7 @@
 #include <mha/attention.hpp>
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
+#include <mha/cache/kv_source.hpp>
 #include <mha/interop/eigen.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/padding.hpp>
@@ -259,6 +260,39 @@ TEST_F(AttentionErrors, OfOutputs) {
   EXPECT_EQ(error(q, k, v), "attention: q has heads 4 but log-sum-exp has heads 2");
   lse = mha::Tensor<double, 3>(2, 4, 5);
   EXPECT_EQ(error(q, k, v), "attention: q has length 3 but log-sum-exp has length 5");
+}
+
+TEST_F(AttentionErrors, OfOutputsThatOverlapWhatIsReadOrOneAnother) {
+  // q, k and v have the same memory in turn; out and the log-sum-exp end with its first element, or before it.
+  std::vector<double> memory(600, 0.5);
+  const std::vector<double> before = memory;
+  double* const input = memory.data() + 200;
+  const auto to = [&](int shared) { return mha::view(input - 144 + shared, 2, 3, 4, 6); };
+  const auto logits = [&](int shared) { return mha::view(input - 24 + shared, 2, 4, 3); };
+  const auto here = [&](const Tensor4& like) {
+    return mha::view(input, like.extent(0), like.extent(1), like.extent(2), like.extent(3));
+  };
+  const auto overlaps = [](const char* written, const char* read) {
+    return std::string("attention: ") + written + " overlaps " + read + ", expected memory apart";
+  };
+  const auto expect = [&](const char* name, const auto& call) {
+    EXPECT_EQ(support::message_of([&] { call(to(1), mha::LogSumExp{lse}); }), overlaps("out", name));
+    EXPECT_EQ(support::message_of([&] { call(out, mha::LogSumExp(logits(1))); }), overlaps("log-sum-exp", name));
+    EXPECT_EQ(memory, before);
+    EXPECT_NO_THROW(call(to(0), mha::LogSumExp{lse}));
+    EXPECT_NO_THROW(call(out, mha::LogSumExp(logits(0))));
+    memory = before;
+  };
+  expect("q", [&](auto&& o, const auto& l) { mha::attention_into(o, here(q), k, v, l); });
+  expect("k", [&](auto&& o, const auto& l) { mha::attention_into(o, q, here(k), v, l); });
+  expect("v", [&](auto&& o, const auto& l) { mha::attention_into(o, q, k, here(v), l); });
+  const mha::ContiguousKv<double> source{k.view(), v.view()};
+  expect("q", [&](auto&& o, const auto& l) { mha::attention_into(o, here(q), source, l); });
+  EXPECT_EQ(support::message_of([&] { mha::attention_into(to(0), q, k, v, mha::LogSumExp(logits(0))); }),
+            overlaps("out", "log-sum-exp"));
+  EXPECT_EQ(support::message_of([&] { mha::attention_into(to(0), q, source, mha::LogSumExp(logits(0))); }),
+            overlaps("out", "log-sum-exp"));
+  EXPECT_EQ(memory, before);
 }
 
 TEST_F(AttentionErrors, OfOutputsThatOverlapThemselves) {
