@@ -177,11 +177,24 @@ template <class E>
 concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
     RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E>;
 
+/// A whole KvCache, or the step of all its layers.
+template <class E>
+concept WholeCache = requires {
+  typename std::remove_cvref_t<E>::Step;
+}
+|| requires(E step) { step.commit(); };
+
 /// The sentences for what a layer may be given after its tensors.
 template <class... Extra> constexpr void check_layer_arguments() {
   check_functors<Extra...>();
+  constexpr bool whole_cache = (WholeCache<Extra> || ...);
+  static_assert(!whole_cache,
+                "mha: a layer call takes its own part of a cache's step: auto step = cache.step(ids, rows), "
+                "layer(x, step[i]) for layer i, step.commit(); of a cache of one layer, layer.prefill(x, cache) and "
+                "layer.step(x, cache) (see mha/layer/kv_cache.hpp)");
   static_assert(
-      ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
+      whole_cache ||
+          ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
       "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, mha::into(y), LogSumExp, a "
       "DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink and a Dropout are named in the "
       "layer's type (see mha/call.hpp)");

@@ -358,7 +358,7 @@ TEST(LayerPolicies, ANormWantsAnEpsThatIsNotNegative) {
     });
   };
   EXPECT_EQ(refusal(0), "");
-  EXPECT_EQ(refusal(-1), "QkNorm: eps is -1.000000, it must be a finite number, 0 or above");
+  EXPECT_EQ(refusal(-1), "QkNorm: eps is -1, it must be a finite number, 0 or above");
   EXPECT_NE(refusal(std::numeric_limits<double>::quiet_NaN()), "");
 }
 

@@ -342,9 +342,9 @@ TEST_F(AttentionErrors, OfExtras) {
 
 TEST_F(AttentionErrors, OfDropout) {
   EXPECT_EQ(error(q, k, v, mha::Dropout{.p = 1.f}, mha::DropoutSeed{1}),
-            "attention: Dropout has p 1.000000, it must be at least 0 and below 1");
+            "attention: Dropout has p 1, it must be at least 0 and below 1");
   EXPECT_EQ(error(q, k, v, mha::Dropout{.p = -0.5f}),
-            "attention: Dropout has p -0.500000, it must be at least 0 and below 1");
+            "attention: Dropout has p -0.5, it must be at least 0 and below 1");
   EXPECT_NE(error(q, k, v, mha::Dropout{.p = std::nanf("")}, mha::DropoutSeed{1}), "");
   EXPECT_NE(mha_test::message_of<mha::ShapeError>(
                 [&] { static_cast<void>(mha::attention_weights(q, k, mha::Dropout{.p = 2.f})); }),

@@ -247,9 +247,9 @@ class PageBook {
 
   void reserve(std::span<const Growth> growths, RowCopies& copies) {
     const Index wanted = pages_for(growths);
-    require(wanted <= free_pages(), "cache: the step needs ", wanted, " pages of ", page_, " positions, ", free_pages(),
-            " of ", references_.size(),
-            " are free: remove() or truncate() sequences, or make the cache with more pages");
+    require_free(wanted <= free_pages(), "cache: the step needs ", wanted, " pages of ", page_, " positions, ",
+                 free_pages(), " of ", references_.size(),
+                 " are free: remove() or truncate() sequences, or make the cache with more pages");
     // Of the owners of a page, the last one left writes to it. That is the longest one, so that what it writes is
     // behind the positions of the others, to whom the page returns if the step is dropped.
     sorted_.assign(growths.begin(), growths.end());

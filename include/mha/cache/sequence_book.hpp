@@ -48,8 +48,8 @@ class SequenceBook {
   ///
   /// Errors    ShapeError if the cache has all the sequences that it has memory for
   SequenceId add(const char* call) {
-    require(!free_.empty(), call, ": the cache has ", size(), " sequences, the limit is ", capacity(),
-            ": remove one first, or make the cache with CacheSizes{.sequences = more}");
+    require_free(!free_.empty(), call, ": the cache has ", size(), " sequences, the limit is ", capacity(),
+                 ": remove one first, or make the cache with CacheSizes{.sequences = more}");
     static std::atomic<std::uint64_t> serial{0};
     SequenceId id;
     id.slot_ = free_.back();

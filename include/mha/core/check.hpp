@@ -26,6 +26,13 @@ class ShapeError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+/// A key/value cache has no page, or no place for a sequence, left. Nothing has changed, and the same call may succeed
+/// once sequences are removed or truncated.
+class CacheFull : public ShapeError {
+ public:
+  using ShapeError::ShapeError;
+};
+
 namespace detail {
 
 /// Whether a call may compile that is accepted only to be refused with a sentence: static_assert(valid<T>, "mha: …").
@@ -36,7 +43,13 @@ struct Refused {
   template <class T> operator T() const;
 };
 
-/// One piece of a message: a text, or a number as std::to_string writes it.
+/// A number as messages have it: 0.1, -1e-09, inf.
+MHA_COLD inline std::string number_text(double number) {
+  char text[32];
+  return std::string(text, static_cast<std::size_t>(std::snprintf(text, sizeof text, "%.9g", number)));
+}
+
+/// One piece of a message: a text or a number.
 class MessagePiece {
  public:
   MessagePiece(std::string_view text) : kind_(Kind::text), text_(text) {}
@@ -65,7 +78,7 @@ class MessagePiece {
         message += std::to_string(natural_);
         break;
       case Kind::real:
-        message += std::to_string(real_);
+        message += number_text(real_);
         break;
     }
   }
@@ -92,20 +105,25 @@ template <class Error> [[noreturn]] MHA_COLD MHA_NO_INLINE void throw_error(cons
 }
 
 /// The same code for every message: the checks of a call are many, and each would bring its own.
-[[noreturn]] MHA_COLD MHA_NO_INLINE inline void throw_shape_error(std::initializer_list<MessagePiece> pieces) {
+template <class Error>
+[[noreturn]] MHA_COLD MHA_NO_INLINE void throw_message(std::initializer_list<MessagePiece> pieces) {
   std::string message;
   for (const MessagePiece& piece : pieces) piece.append_to(message);
-  throw_error(ShapeError(message));
+  throw_error(Error(message));
 }
 
 /// throw ShapeError("attention: k has 6 heads, …") from its pieces.
 template <class... Pieces> [[noreturn]] MHA_COLD void fail(const Pieces&... pieces) {
-  throw_shape_error({MessagePiece(pieces)...});
+  throw_message<ShapeError>({MessagePiece(pieces)...});
 }
 
 /// fail(pieces...) unless the condition holds; the message is only built when it is needed.
 template <class... Pieces> void require(bool holds, const Pieces&... pieces) {
   if (!holds) fail(pieces...);
+}
+/// The same with a CacheFull.
+template <class... Pieces> void require_free(bool holds, const Pieces&... pieces) {
+  if (!holds) throw_message<CacheFull>({MessagePiece(pieces)...});
 }
 
 /// "SoftCap: cap is -1, it must be a positive finite number".

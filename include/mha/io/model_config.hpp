@@ -104,7 +104,7 @@ inline void read_sizes(const ConfigFile& file, const ModelKeys& keys, ModelConfi
   c.attention.head_dim = head_dim;
   size_of(file, "all heads", {c.attention.num_heads, head_dim});
   const double eps = file.number(keys.eps);
-  if (!(eps >= 0)) file.fail(std::string("'") + keys.eps + "' is " + std::to_string(eps) + ", expected at least 0");
+  if (!(eps >= 0)) file.fail(std::string("'") + keys.eps + "' is " + number_text(eps) + ", expected at least 0");
   c.norm.eps = eps;
 }
 

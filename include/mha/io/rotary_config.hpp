@@ -116,7 +116,7 @@ class RotaryReader {
     return member(name) == nullptr ? otherwise : number(name);
   }
   double positive_of(const char* name, double value) const {
-    if (!(value > 0)) file_.fail("'" + std::string(name) + "' is " + std::to_string(value) + ", expected more than 0");
+    if (!(value > 0)) file_.fail("'" + std::string(name) + "' is " + number_text(value) + ", expected more than 0");
     return value;
   }
   double positive(const char* name) const { return positive_of(name, number(name)); }
@@ -147,13 +147,13 @@ class RotaryReader {
   /// The error is the file's, and not that of a layer which is made of it.
   void require_below(const char* low, double a, const char* high, double b) const {
     if (!(a < b))
-      file_.fail("'" + std::string(low) + "' is " + std::to_string(a) + ", expected less than '" + high +
-                 "', which is " + std::to_string(b));
+      file_.fail("'" + std::string(low) + "' is " + number_text(a) + ", expected less than '" + high +
+                 "', which is " + number_text(b));
   }
 
   void read_llama3(RotaryConfig& c) const {
     const double factor = positive("factor"), low = number("low_freq_factor"), high = number("high_freq_factor");
-    if (!(low >= 0)) file_.fail("'low_freq_factor' is " + std::to_string(low) + ", expected at least 0");
+    if (!(low >= 0)) file_.fail("'low_freq_factor' is " + number_text(low) + ", expected at least 0");
     require_below("low_freq_factor", low, "high_freq_factor", high);
     c.scaling = Llama3Scaling{
         .factor = factor, .low_frequency = low, .high_frequency = high, .original_length = double(original_length())};

@@ -89,7 +89,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
   Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
 
-  /// A new sequence without positions.
+  /// A new sequence without positions. Errors: CacheFull if there is no memory for one more.
   SequenceId add() {
     require_closed("add");
     return made("add", [](Index) {});
@@ -160,8 +160,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
 
   /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them.
   ///
-  /// Errors    ShapeError if there is not enough memory for all, a sequence is not of this cache or named twice, would
-  ///           become longer than the storage allows, or a step is open
+  /// Errors    CacheFull if there is not enough memory for all; ShapeError if a sequence is not of this cache or named
+  ///           twice, would become longer than the storage allows, or a step is open
   [[nodiscard]] Step step(std::span<const SequenceId> sequences, std::span<const Index> rows) {
     require_closed("step");
     open(sequences, rows);

@@ -578,7 +578,7 @@ TEST(Norm, SizesThatDoNotFitAreOneSentence) {
             "borrow: weights that are among the 12 of the norm's own, expected another's");
   EXPECT_EQ(message_of([] { RmsNorm<float>(NormConfig{}); }), "RmsNorm: width is 0, it must be at least 1");
   EXPECT_EQ(message_of([] { LayerNorm<float>({.width = 3, .eps = -1}); }),
-            "LayerNorm: eps is -1.000000, it must be a finite number, 0 or above");
+            "LayerNorm: eps is -1, it must be a finite number, 0 or above");
 }
 
 TEST(Norm, NoRowsAreNoWork) {

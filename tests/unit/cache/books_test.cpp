@@ -155,7 +155,7 @@ TEST(PageBook, NamesThePagesThatAreMissing) {
   try {
     book.reserve(growths, copies);
     FAIL();
-  } catch (const ShapeError& e) {
+  } catch (const mha::CacheFull& e) {
     EXPECT_NE(std::string(e.what()).find("needs 5 pages of 16 positions, 3 of 3 are free"), std::string::npos)
         << e.what();
   }

@@ -45,7 +45,7 @@ TEST(SequenceBook, SaysHowManyItHasMemoryFor) {
   try {
     static_cast<void>(book.add("fork"));
     FAIL();
-  } catch (const mha::ShapeError& e) {
+  } catch (const mha::CacheFull& e) {
     EXPECT_STREQ(e.what(),
                  "fork: the cache has 3 sequences, the limit is 3: remove one first, or make the cache with "
                  "CacheSizes{.sequences = more}");

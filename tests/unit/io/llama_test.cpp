@@ -361,11 +361,11 @@ TEST(Llama, RotaryPositionsAndWindowsThatAreNotKnownAreOneSentence) {
     EXPECT_EQ(fault([&](Folder& f) {
                 f.config["rope_parameters"] = {{"rope_type", type}, {"factor", 0}};
               }),
-              "DIR/config.json: 'factor' is 0.000000, expected more than 0");
+              "DIR/config.json: 'factor' is 0, expected more than 0");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_type"] = "llama3"; }),
             "DIR/config.json: 'rope_parameters' has no 'factor'");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["rope_theta"] = 0; }),
-            "DIR/config.json: 'rope_theta' is 0.000000, expected more than 0");
+            "DIR/config.json: 'rope_theta' is 0, expected more than 0");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"]["partial_rotary_factor"] = 0.5; }),
             "DIR/config.json: 'partial_rotary_factor' is 0.5, expected 1.0");
   EXPECT_EQ(fault([](Folder& f) { f.config["rope_parameters"] = 3; }),

@@ -190,7 +190,7 @@ TEST(TrainableLayer, DropsWithASeedAlone) {
 TEST(TrainableLayer, RefusesADropoutOfNoProbability) {
   using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::Dropout>;
   EXPECT_EQ(message_of([] { Layer({.d_model = 4, .num_heads = 2}, mha::Dropout{.p = 1.f}); }),
-            "layer: Dropout has p 1.000000, it must be at least 0 and below 1");
+            "layer: Dropout has p 1, it must be at least 0 and below 1");
 }
 
 TEST(TrainableLayer, GradientsWithoutAnOutputProjectionAndOfHeadsApart) {

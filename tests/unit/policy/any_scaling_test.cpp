@@ -46,7 +46,7 @@ TEST(AnyScaling, IsTheOneThatItHolds) {
   EXPECT_EQ(AnyScaling(), AnyScaling(Unscaled{}));
   EXPECT_NE(AnyScaling(LinearScaling{.factor = 4.0}), AnyScaling(NtkScaling{.factor = 4.0}));
   EXPECT_EQ(refusal(Rotary<Halves, AnyScaling>{.scaling = LinearScaling{.factor = -1.0}}, 8),
-            "LinearScaling: factor is -1.000000, it must be a positive finite number");
+            "LinearScaling: factor is -1, it must be a positive finite number");
 }
 
 }  // namespace

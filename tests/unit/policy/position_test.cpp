@@ -203,8 +203,8 @@ TEST(Rotary, WantsAnEvenNumberOfCoordinatesWithinTheHead) {
 }
 
 TEST(Rotary, WantsAPositiveFiniteBase) {
-  EXPECT_EQ(refusal(Rotary<>{.base = 0}, 8), "Rotary: base is 0.000000, it must be a positive finite number");
-  EXPECT_EQ(refusal(Rotary<>{.base = -2}, 8), "Rotary: base is -2.000000, it must be a positive finite number");
+  EXPECT_EQ(refusal(Rotary<>{.base = 0}, 8), "Rotary: base is 0, it must be a positive finite number");
+  EXPECT_EQ(refusal(Rotary<>{.base = -2}, 8), "Rotary: base is -2, it must be a positive finite number");
   EXPECT_NE(refusal(Rotary<>{.base = std::numeric_limits<double>::infinity()}, 8), "");
   EXPECT_NE(refusal(Rotary<>{.base = std::numeric_limits<double>::quiet_NaN()}, 8), "");
 }

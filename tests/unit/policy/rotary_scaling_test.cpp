@@ -161,18 +161,18 @@ TEST(YarnScaling, MultipliesWhatItTurns) {
 
 TEST(Scalings, AreInRange) {
   EXPECT_EQ(refusal(Rotary<Halves, LinearScaling>{.scaling = {.factor = -1.0}}, 8),
-            "LinearScaling: factor is -1.000000, it must be a positive finite number");
+            "LinearScaling: factor is -1, it must be a positive finite number");
   EXPECT_EQ(refusal(Rotary<Halves, NtkScaling>{.scaling = {.factor = 0.0}}, 8),
-            "NtkScaling: factor is 0.000000, it must be a positive finite number");
+            "NtkScaling: factor is 0, it must be a positive finite number");
   const auto llama = [](double factor, double low, double high, double length) {
     return refusal(Rotary<Halves, Llama3Scaling>{.scaling = {factor, low, high, length}}, 8);
   };
   EXPECT_EQ(llama(8, 1, 4, 8192), "");
-  EXPECT_EQ(llama(0, 1, 4, 8192), "Llama3Scaling: factor is 0.000000, it must be a positive finite number");
-  EXPECT_EQ(llama(8, 1, 4, -1), "Llama3Scaling: original_length is -1.000000, it must be a positive finite number");
-  EXPECT_EQ(llama(8, -1, 4, 8192), "Llama3Scaling: low_frequency is -1.000000, it must be at least 0");
+  EXPECT_EQ(llama(0, 1, 4, 8192), "Llama3Scaling: factor is 0, it must be a positive finite number");
+  EXPECT_EQ(llama(8, 1, 4, -1), "Llama3Scaling: original_length is -1, it must be a positive finite number");
+  EXPECT_EQ(llama(8, -1, 4, 8192), "Llama3Scaling: low_frequency is -1, it must be at least 0");
   EXPECT_EQ(llama(8, 4, 4, 8192),
-            "Llama3Scaling: low_frequency 4.000000 is not below a finite high_frequency, which is 4.000000");
+            "Llama3Scaling: low_frequency 4 is not below a finite high_frequency, which is 4");
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_NE(llama(bad, 1, 4, 8192), "");
     EXPECT_NE(llama(8, bad, 4, 8192), "");
@@ -186,16 +186,16 @@ TEST(Scalings, AreInRange) {
   };
   EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0}), "");
   EXPECT_EQ(yarn({.factor = 0.0, .original_length = 64.0}),
-            "YarnScaling: factor is 0.000000, it must be a positive finite number");
+            "YarnScaling: factor is 0, it must be a positive finite number");
   EXPECT_EQ(yarn({.factor = 4.0, .original_length = -1.0}),
-            "YarnScaling: original_length is -1.000000, it must be a positive finite number");
+            "YarnScaling: original_length is -1, it must be a positive finite number");
   EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0, .slow = 0}),
-            "YarnScaling: slow is 0.000000, it must be a positive finite number");
+            "YarnScaling: slow is 0, it must be a positive finite number");
   EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0, .fast = 1, .slow = 2}),
-            "YarnScaling: slow 2.000000 is not below a finite fast, which is 1.000000");
+            "YarnScaling: slow 2 is not below a finite fast, which is 1");
   EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0, .attention_factor = -1.0}),
-            "YarnScaling: attention_factor is -1.000000, it must be a positive finite number");
-  EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0}, 1), "YarnScaling: base is 1.000000, it must be above 1");
+            "YarnScaling: attention_factor is -1, it must be a positive finite number");
+  EXPECT_EQ(yarn({.factor = 4.0, .original_length = 64.0}, 1), "YarnScaling: base is 1, it must be above 1");
   const auto longrope = [](const LongRopeScaling& scaling, Index dims = 0) {
     return refusal(Rotary<Halves, LongRopeScaling>{.dims = dims, .scaling = scaling}, 8);
   };
@@ -205,11 +205,11 @@ TEST(Scalings, AreInRange) {
   EXPECT_EQ(longrope({.factors = {1, 2, 3, 4}}, 6),
             "LongRopeScaling: 4 factors for 3 pairs that turn, expected one each");
   EXPECT_EQ(longrope({.factors = {1, 2, 0, 4}}),
-            "LongRopeScaling: a factor is 0.000000, it must be a positive finite number");
+            "LongRopeScaling: a factor is 0, it must be a positive finite number");
   EXPECT_EQ(longrope({.factors = {1, 2, 3, 4}, .attention_factor = -1}),
-            "LongRopeScaling: attention_factor is -1.000000, it must be a positive finite number");
+            "LongRopeScaling: attention_factor is -1, it must be a positive finite number");
   EXPECT_EQ(refusal(Rotary<Halves, NtkScaling>{.scaling = {.factor = 1e200}}, 4),
-            "Rotary: base 10000.000000 is scaled to inf, it must stay a positive finite number");
+            "Rotary: base 10000 is scaled to inf, it must stay a positive finite number");
 }
 
 }  // namespace
