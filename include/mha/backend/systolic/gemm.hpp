@@ -98,10 +98,11 @@ template <class T, class Precision> class PackedWeights {
 /// c[i] (M, Nᵢ) = a (M, K) · weights[i] (K, Nᵢ) + bias, for matrices of one K, and what an epilogue makes of the sums:
 /// of a gated one, the first matrix is the gate's, the second the other's, and c is one.
 ///
-/// As many rows as keep every worker busy are packed, then tasks of some 256 × 384 sums, or fewer where there are few
-/// tasks, run on the array; and so on down a. A task of more than 32 rows goes through the depth in steps; what it has
-/// summed waits in the second-level cache, where its rows are too, and is finished and rounded after the last step. A
-/// step of one panel of weights stays in the first-level cache while all the task's rows pass by.
+/// Where there are rows enough, some 256 of them are a task, which packs them in memory of its worker and makes all
+/// that c has of them, 384 columns at a time. Else all rows are packed first, and tasks of as many rows have fewer
+/// columns. More than 32 rows go through the depth in steps; what they have summed waits in the second-level cache,
+/// where the rows are too, and is finished and rounded after the last step. A step of one panel of weights stays in the
+/// first-level cache while all the task's rows pass by.
 template <class Array, class Precision, class T> class ArrayProduct {
  public:
   ArrayProduct(const TensorView<const T, 2>& a, std::span<const WeightTiles> weights,
@@ -121,30 +122,36 @@ template <class Array, class Precision, class T> class ArrayProduct {
     for (const WeightTiles& w : weights_) columns += w.n;
     const bool alone = 1.0 * strips(m) * tile_side * k * columns < enough_work;
     const Index workers = alone ? 1 : threads.workers();
-    const Index together = even_share(m, group_rows * std::max<Index>(2, workers));
-    group_rows_ = round_up(even_share(together, group_rows), block_side);
-    cut_columns(blocks_of(together, group_rows_), workers);
+    const Index blocks = blocks_of(m, block_side), own = round_up(shares(m), workers);
+    // Where each worker has rows enough of its own, nobody waits for another's, nor reads them in its cache.
+    const bool apart = workers == 1 || own >= 2 * workers;
+    row_groups_ = std::min(blocks, apart ? own : shares(m));
+    group_rows_ = blocks_of(blocks, row_groups_) * block_side;
+    cut_columns(apart ? 1 : workers);
     auto frame = workspace.frame();
     const std::size_t task_sums = static_cast<std::size_t>(pieces() * group_sums());
     float* const sums = frame.take<float>(task_sums * static_cast<std::size_t>(workers));
-    part_size_ = packed_size(together, k);
-    rows_ = frame.take<bfloat16>(part_size_ * std::size_t{row_parts});
-    for (first_ = 0; first_ < m; first_ += together) {
-      const Index rows = std::min(together, m - first_);
-      last_ = first_ + rows;
-      run_tasks(alone || m <= block_side, threads, strips(rows), [&](Index strip, Index) {
-        bfloat16* const to = rows_ + panel_size(k) * static_cast<std::size_t>(strip / 2) + strip % 2 * tile_size;
-        pack_strip<row_parts>(a_, first_ / tile_side + strip, to, part_size_);
+    part_size_ = packed_size(apart ? group_rows_ : m, k);
+    const std::size_t size = part_size_ * std::size_t{row_parts};
+    bfloat16* const packed = frame.take<bfloat16>(apart ? size * static_cast<std::size_t>(workers) : size);
+    const auto sums_of = [&](Index worker) { return sums + task_sums * static_cast<std::size_t>(worker); };
+    if (apart)
+      return run_tasks(alone, threads, row_groups_, [&](Index down, Index worker) {
+        const Range rows = rows_of(down);
+        bfloat16* const panels = packed + size * static_cast<std::size_t>(worker);
+        for (Index strip = 0; strip < strips(rows.count); ++strip)
+          pack_strip<row_parts>(a_, rows.begin / tile_side + strip, half_panel(panels, strip), part_size_);
+        for (Index across = 0; across < column_groups_; ++across) run_task(rows, panels, across, sums_of(worker));
       });
-      const Index row_groups = blocks_of(rows, group_rows_);
-      // Weights meet all rows one after the other where these stay in the second-level cache meanwhile.
-      const bool down_first = double(rows) * k * row_parts <= kept_rows;
-      run_tasks(alone, threads, row_groups * column_groups_, [&](Index task, Index worker) {
-        const Index down = down_first ? task % row_groups : task / column_groups_;
-        const Index across = down_first ? task / row_groups : task % column_groups_;
-        run_task(down, across, sums + task_sums * static_cast<std::size_t>(worker));
-      });
-    }
+    run_tasks(alone || m <= block_side, threads, strips(m),
+              [&](Index strip, Index) { pack_strip<row_parts>(a_, strip, half_panel(packed, strip), part_size_); });
+    // Weights meet all rows one after the other where these stay in the second-level cache meanwhile.
+    const bool down_first = double(m) * k * row_parts <= kept_rows;
+    run_tasks(alone, threads, row_groups_ * column_groups_, [&](Index task, Index worker) {
+      const Range rows = rows_of(down_first ? task % row_groups_ : task / column_groups_);
+      const Index across = down_first ? task / row_groups_ : task % column_groups_;
+      run_task(rows, packed + at(rows.begin, k, 0), across, sums_of(worker));
+    });
   }
 
  private:
@@ -158,22 +165,18 @@ template <class Array, class Precision, class T> class ArrayProduct {
   Index pieces() const { return epilogue_.is_gated ? 2 : 1; }
   Index group_sums() const { return group_rows_ * group_columns_; }
 
-  /// Rows in parts of about `size`, a quarter more at most: for a few that are left over all weights would be read
-  /// again.
-  static Index even_share(Index rows, Index size) {
-    const Index parts = std::max<Index>(1, (rows + size / 4 * 3) / size);
-    return std::min(rows, round_up(blocks_of(rows, parts), block_side));
-  }
+  /// Groups of about 256 rows, a quarter more at most: for a few that are left over all weights would be read again.
+  static Index shares(Index rows) { return std::max<Index>(1, (rows + group_rows / 4 * 3) / group_rows); }
 
   /// How many columns of a matrix a task has: many, so that its results are long runs of memory.
-  void cut_columns(Index row_groups, Index workers) {
+  void cut_columns(Index workers) {
     constexpr Index tasks_per_worker = 3;
     for (const Index columns : {384, 256, 128}) {
       group_columns_ = columns / pieces();
       column_groups_ = 0;
       for (const WeightTiles& w : weights_) column_groups_ += groups(w);
       column_groups_ /= pieces();
-      if (workers == 1 || row_groups * column_groups_ >= tasks_per_worker * workers) return;
+      if (workers == 1 || row_groups_ * column_groups_ >= tasks_per_worker * workers) return;
     }
   }
 
@@ -181,10 +184,19 @@ template <class Array, class Precision, class T> class ArrayProduct {
   struct Range {
     Index begin, count;
   };
+  /// Of a group of rows, whole blocks shared evenly.
+  Range rows_of(Index group) const {
+    const Index blocks = blocks_of(a_.extent[0], block_side);
+    const auto first = [&](Index g) {
+      return static_cast<Index>(std::ptrdiff_t{blocks} * g / row_groups_) * block_side;
+    };
+    return {first(group), std::min(first(group + 1), a_.extent[0]) - first(group)};
+  }
   /// Part of the product by one matrix, and its sums in blocks of 32 × 32.
   struct Part {
     const WeightTiles& w;
     Range rows, columns;
+    const bfloat16* packed;  ///< its rows
     float* sums;
     std::ptrdiff_t block_stride;  ///< of blocks side by side
 
@@ -192,24 +204,21 @@ template <class Array, class Precision, class T> class ArrayProduct {
     float* block(Index i, Index j) const { return sums + j / block_side * block_stride + i * block_side; }
     const float* bias(Index j) const { return w.bias == nullptr ? nullptr : w.bias + columns.begin + j; }
   };
-  Part part(Index row_group, Index group, const WeightTiles& w, float* sums) const {
-    const Index row = first_ + row_group * group_rows_, column = group * group_columns_;
-    return {w,
-            {row, std::min(group_rows_, last_ - row)},
-            {column, std::min(group_columns_, w.n - column)},
-            sums,
-            std::ptrdiff_t{group_rows_} * block_side};
+  Part part(Range rows, const bfloat16* packed, Index group, const WeightTiles& w, float* sums) const {
+    const Index column = group * group_columns_;
+    return {w,      rows, {column, std::min(group_columns_, w.n - column)},
+            packed, sums, std::ptrdiff_t{group_rows_} * block_side};
   }
 
-  void run_task(Index row_group, Index group, float* sums) const {
+  void run_task(Range rows, const bfloat16* packed, Index group, float* sums) const {
     if (epilogue_.is_gated) {
-      const Part gate = part(row_group, group, weight(0), sums);
+      const Part gate = part(rows, packed, group, weight(0), sums);
       add_products(gate);
-      return run_part(part(row_group, group, weight(1), sums + group_sums()), &gate, c_[0]);
+      return run_part(part(rows, packed, group, weight(1), sums + group_sums()), &gate, c_[0]);
     }
     Index matrix = 0;
     while (group >= groups(weight(matrix))) group -= groups(weight(matrix++));
-    run_part(part(row_group, group, weight(matrix), sums), nullptr, c_[static_cast<std::size_t>(matrix)]);
+    run_part(part(rows, packed, group, weight(matrix), sums), nullptr, c_[static_cast<std::size_t>(matrix)]);
   }
 
   /// Results come after all products: beside the unit's tiles vector code runs at half its rate, and what is written
@@ -239,7 +248,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
       if (product.a >= row_parts || product.b >= p.w.parts) continue;
       for (Index k = 0; k < tiles; k += step, add = true)
         for_each_block(p, [&](Index i, Index j) {
-          unit_.multiply({.a = activations(product.a, p.rows.begin - first_ + i, k),
+          unit_.multiply({.a = activations(p, product.a, i, k),
                           .tile_stride = tile_size,
                           .b = weight_pairs(p.w, product.b, p.columns.begin + j, k),
                           .c = p.block(i, j),
@@ -324,8 +333,12 @@ template <class Array, class Precision, class T> class ArrayProduct {
     return panel_size(depth) * static_cast<std::size_t>(side / block_side) +
            panel_size(tile_depth) * static_cast<std::size_t>(k);
   }
-  const bfloat16* activations(Index part, Index row, Index k) const {
-    return rows_ + part_size_ * static_cast<std::size_t>(part) + at(row, a_.extent[1], k);
+  const bfloat16* activations(const Part& p, Index part, Index row, Index k) const {
+    return p.packed + part_size_ * static_cast<std::size_t>(part) + at(row, a_.extent[1], k);
+  }
+  /// Where a strip of rows is packed.
+  bfloat16* half_panel(bfloat16* panels, Index strip) const {
+    return panels + at(strip * tile_side, a_.extent[1], 0) + strip % 2 * tile_size;
   }
   static const std::uint32_t* weight_pairs(const WeightTiles& w, Index part, Index column, Index k) {
     return reinterpret_cast<const std::uint32_t*>(w.tiles + w.part_size * static_cast<std::size_t>(part) +
@@ -340,10 +353,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
   const IsaLevel level_;
   const RoundKernel<T> round_;
   const Index step_tiles_;  ///< of the depth at a time: whole passes
-  Index group_rows_ = 0, group_columns_ = 0, column_groups_ = 0;
-  Index first_ = 0, last_ = 0;  ///< the first of the rows that are packed now, and the end of them
-  std::size_t part_size_ = 0;
-  bfloat16* rows_ = nullptr;
+  Index row_groups_ = 0, group_rows_ = 0, group_columns_ = 0, column_groups_ = 0;
+  std::size_t part_size_ = 0;  ///< bfloat16 numbers between the parts of packed rows
 };
 
 /// c[i] = a · matrices + bias on the array, or what the epilogue makes of it.

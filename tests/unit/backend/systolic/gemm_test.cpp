@@ -393,8 +393,9 @@ TEST_P(GemmOnUnit, WeightsOfOnePartGiveTheBitsOfWideOnes) {
 TEST_P(GemmOnUnit, ShowsNowhereHowItWasCutIntoTasks) {
   const unit::ForceUnit forced(GetParam());
   support::Random random("tasks");
-  // Two packs of rows, each of two tasks of other lengths; wide tasks of deep rows; too few such tasks for two threads.
-  for (const Shape& s : {Shape{1300, 270, 40}, Shape{40, 1050, 2100}, Shape{40, 300, 2100}}) {
+  // Tasks that pack their own rows, of two lengths; two tasks down, of rows packed before; wide tasks of deep rows; too
+  // few such tasks for two threads.
+  for (const Shape& s : {Shape{1300, 270, 40}, Shape{400, 300, 200}, Shape{40, 1050, 2100}, Shape{40, 300, 2100}}) {
     Tensor<float, 2> a(s.m, s.k), b(s.k, s.n);
     random.fill(a), random.fill(b);
     const auto whole = product<AmxArray>(read(a), read(b));
