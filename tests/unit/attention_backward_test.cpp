@@ -576,8 +576,7 @@ TEST(AttentionBackward, RefusesAForwardPassOverTheSink) {
     const mha::LogSumExp over(mha::view(logits, 1, 4, 1));
     static_cast<void>(mha::attention<Reference>(q, k, v, sink, mha::record(tape), over));
   };
-  EXPECT_EQ(support::message_of(record),
-            "attention: log-sum-exp overlaps the Sink, expected memory apart");
+  EXPECT_EQ(support::message_of(record), "attention: log-sum-exp overlaps the Sink, expected memory apart");
   EXPECT_EQ(logits[2], 2.f);
   EXPECT_FALSE(tape.recorded());
 }

@@ -109,7 +109,8 @@ template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
 
   static double positive_or(const ConfigFile& file, const char* key, double otherwise) {
     const double value = file.find(key) != nullptr ? file.number(key) : otherwise;
-    if (!(value > 0)) file.fail(std::string("'") + key + "' is " + detail::number_text(value) + ", expected more than 0");
+    if (!(value > 0))
+      file.fail(std::string("'") + key + "' is " + detail::number_text(value) + ", expected more than 0");
     return value;
   }
   /// What stands there, nothing if that is null, `otherwise` where nothing does.

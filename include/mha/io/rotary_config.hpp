@@ -147,8 +147,8 @@ class RotaryReader {
   /// The error is the file's, and not that of a layer which is made of it.
   void require_below(const char* low, double a, const char* high, double b) const {
     if (!(a < b))
-      file_.fail("'" + std::string(low) + "' is " + number_text(a) + ", expected less than '" + high +
-                 "', which is " + number_text(b));
+      file_.fail("'" + std::string(low) + "' is " + number_text(a) + ", expected less than '" + high + "', which is " +
+                 number_text(b));
   }
 
   void read_llama3(RotaryConfig& c) const {

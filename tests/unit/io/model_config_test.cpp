@@ -43,8 +43,7 @@ TEST(ModelConfig, SizesThatDoNotFitAreRefused) {
   EXPECT_EQ(says(R"({"layers":3,"width":10,"heads":4,"hidden":20,"eps":0})"),
             "c: 'heads' 4 does not divide 'width' 10");
   EXPECT_EQ(says(R"({"layers":3,"width":10,"heads":4,"hidden":20,"eps":0})", 5), "");
-  EXPECT_EQ(says(R"({"layers":3,"width":12,"heads":4,"hidden":20,"eps":-1})"),
-            "c: 'eps' is -1, expected at least 0");
+  EXPECT_EQ(says(R"({"layers":3,"width":12,"heads":4,"hidden":20,"eps":-1})"), "c: 'eps' is -1, expected at least 0");
   EXPECT_EQ(says(R"({"layers":3,"width":12,"heads":4,"hidden":20})"), "c: there is no 'eps'");
   EXPECT_EQ(says(R"({"layers":3,"width":12,"heads":40000,"hidden":20,"eps":0})", 40000),
             "c: the width of all heads is 1600000000, the limit is 1073741823");

@@ -171,8 +171,7 @@ TEST(Scalings, AreInRange) {
   EXPECT_EQ(llama(0, 1, 4, 8192), "Llama3Scaling: factor is 0, it must be a positive finite number");
   EXPECT_EQ(llama(8, 1, 4, -1), "Llama3Scaling: original_length is -1, it must be a positive finite number");
   EXPECT_EQ(llama(8, -1, 4, 8192), "Llama3Scaling: low_frequency is -1, it must be at least 0");
-  EXPECT_EQ(llama(8, 4, 4, 8192),
-            "Llama3Scaling: low_frequency 4 is not below a finite high_frequency, which is 4");
+  EXPECT_EQ(llama(8, 4, 4, 8192), "Llama3Scaling: low_frequency 4 is not below a finite high_frequency, which is 4");
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_NE(llama(bad, 1, 4, 8192), "");
     EXPECT_NE(llama(8, bad, 4, 8192), "");
@@ -204,8 +203,7 @@ TEST(Scalings, AreInRange) {
   EXPECT_EQ(longrope({.factors = {1, 2, 3}}), "LongRopeScaling: 3 factors for 4 pairs that turn, expected one each");
   EXPECT_EQ(longrope({.factors = {1, 2, 3, 4}}, 6),
             "LongRopeScaling: 4 factors for 3 pairs that turn, expected one each");
-  EXPECT_EQ(longrope({.factors = {1, 2, 0, 4}}),
-            "LongRopeScaling: a factor is 0, it must be a positive finite number");
+  EXPECT_EQ(longrope({.factors = {1, 2, 0, 4}}), "LongRopeScaling: a factor is 0, it must be a positive finite number");
   EXPECT_EQ(longrope({.factors = {1, 2, 3, 4}, .attention_factor = -1}),
             "LongRopeScaling: attention_factor is -1, it must be a positive finite number");
   EXPECT_EQ(refusal(Rotary<Halves, NtkScaling>{.scaling = {.factor = 1e200}}, 4),
