@@ -177,7 +177,7 @@ template <class E>
 concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
     RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E>;
 
-/// A whole KvCache, or the step of all its layers.
+/// A whole KvCache, or the step of all its layers, where it is no LayerArgument.
 template <class E>
 concept WholeCache = requires {
   typename std::remove_cvref_t<E>::Step;
@@ -187,7 +187,7 @@ concept WholeCache = requires {
 /// The sentences for what a layer may be given after its tensors.
 template <class... Extra> constexpr void check_layer_arguments() {
   check_functors<Extra...>();
-  constexpr bool whole_cache = (WholeCache<Extra> || ...);
+  constexpr bool whole_cache = ((WholeCache<Extra> && !LayerArgument<Extra>) || ...);
   static_assert(!whole_cache,
                 "mha: a layer call takes its own part of a cache's step: auto step = cache.step(ids, rows), "
                 "layer(x, step[i]) for layer i, step.commit(); of a cache of one layer, layer.prefill(x, cache) and "

@@ -46,7 +46,7 @@ class SequenceBook {
 
   /// A new sequence without positions.
   ///
-  /// Errors    ShapeError if the cache has all the sequences that it has memory for
+  /// Errors    CacheFull if the cache has all the sequences that it has memory for
   SequenceId add(const char* call) {
     require_free(!free_.empty(), call, ": the cache has ", size(), " sequences, the limit is ", capacity(),
                  ": remove one first, or make the cache with CacheSizes{.sequences = more}");

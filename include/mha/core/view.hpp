@@ -16,8 +16,8 @@ namespace mha::inline MHA_NAMESPACE {
 
 /// Elements of somebody else's memory with Rank axes: pointer, extents and strides (both in elements).
 ///
-/// Axes of rank 4 are (batch, length, heads, dim), of rank 3 (batch, length, dim), of rank 2 (length, dim), whatever
-/// their order in memory: the strides say where each lies.
+/// Axes of rank 4 are (batch, length, heads, dim), of rank 3 (batch, length, dim), or (length, heads, dim) where
+/// attention() takes it, of rank 2 (length, dim), whatever their order in memory: the strides say where each lies.
 template <class T, int Rank> struct TensorView {
   static_assert(Rank >= 1 && Rank <= 5, "mha: a TensorView has one to five axes (see mha/core/view.hpp)");
   static constexpr int rank = Rank;

@@ -31,6 +31,28 @@ TEST(Fail, JoinsTextAndNumbersOfAnyType) {
             "a has 3 of 5000000000");
 }
 
+TEST(Fail, WritesNumbersShort) {
+  const auto said = [](auto number) { return message_of<ShapeError>([&] { mha::detail::fail(number); }); };
+  EXPECT_EQ(said(-1.), "-1");
+  EXPECT_EQ(said(0.5f), "0.5");
+  EXPECT_EQ(said(-1e-9), "-1e-09");
+  EXPECT_EQ(said(1e300), "1e+300");
+  EXPECT_EQ(said(1 / 3.), "0.333333333");
+  EXPECT_EQ(said(std::numeric_limits<double>::infinity()), "inf");
+}
+
+TEST(RequireFree, ThrowsWhatACallerCanTellFromAFault) {
+  static_assert(std::is_base_of_v<ShapeError, mha::CacheFull>);
+  EXPECT_NO_THROW(mha::detail::require_free(true, "never"));
+  EXPECT_EQ(message_of<mha::CacheFull>([] { mha::detail::require_free(false, "pages ", 0); }), "pages 0");
+  try {
+    mha::detail::require(false, "a fault");
+  } catch (const mha::CacheFull&) {
+    FAIL();
+  } catch (const ShapeError&) {
+  }
+}
+
 TEST(Require, ThrowsOnlyIfTheConditionDoesNotHold) {
   EXPECT_NO_THROW(mha::detail::require(true, "never"));
   EXPECT_EQ(message_of<ShapeError>([] { mha::detail::require(false, "extent ", -1); }), "extent -1");
