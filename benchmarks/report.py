@@ -111,6 +111,7 @@ CUDA_PIECES = {
     "cuda-peers-attention-128": ("peers/cuda_compare.py", ["--group", "attention", "--filter", "D128,"], 70),
     "cuda-peers-attention-256": ("peers/cuda_compare.py", ["--group", "attention", "--filter", "D256,"], 90),
     "cuda-peers-masks": ("peers/cuda_compare.py", ["--group", "masks"], 60),
+    "cuda-peers-backward": ("peers/cuda_compare.py", ["--group", "backward"], 60),
     "cuda-peers-short": ("peers/cuda_compare.py", ["--group", "short"], 60),
 }
 ALL_PIECES = {**PIECES, **CUDA_PIECES}

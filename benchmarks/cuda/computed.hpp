@@ -34,6 +34,23 @@ void attend(std::string_view pattern, const mha::TensorView<T, 4>& out, const mh
             const mha::TensorView<const T, 4>& k, const mha::TensorView<const T, 4>& v,
             mha::cuda::Workspace& workspace);
 
+/// attention() of bfloat16 that records a tape, and its gradients.
+///
+/// Shapes    q, out, d_out, dq (B, L, Hq, D)  k, v, dk, dv (B, L, Hkv, D)
+class Trained {
+ public:
+  using T = mha::bfloat16;
+  using Read = mha::TensorView<const T, 4>;
+  using Written = mha::TensorView<T, 4>;
+  virtual ~Trained() = default;
+  virtual void forward(const Written& out, const Read& q, const Read& k, const Read& v,
+                       mha::cuda::Workspace& workspace) = 0;
+  virtual void backward(const std::array<Written, 3>& dq_dk_dv, const Read& d_out, const Read& q, const Read& k,
+                        const Read& v, const Read& out, mha::cuda::Workspace& workspace) const = 0;
+};
+/// The pattern full or causal.
+std::unique_ptr<Trained> make_trained(std::string_view pattern);
+
 /// A causal layer of bfloat16 with drawn weights.
 class Layer {
  public:

@@ -3,13 +3,14 @@
 
 A round runs each of them for some milliseconds between two events of CUDA; a ratio is the median over the rounds of
 their time by ours, above 1 if ours is faster. Short queries run as CUDA graphs of one call a layer, each with keys and
-values of its own. Each result is compared with the formula in double before it is timed. PyTorch takes part by each
-of its kernels (cuDNN, flash, efficient) and by compiled FlexAttention; what refuses a case is named.
+values of its own. Each result is compared with the formula in double before it is timed. The group backward times the
+gradients alone, of which ours are the same bits in every run. PyTorch takes part by each of its kernels (cuDNN, flash,
+efficient) and by compiled FlexAttention; what refuses a case is named.
 
 Needs      the library mha_cuda_peer (CMake target cuda_measured), an NVIDIA GPU, a C++ compiler for FlexAttention
 Compares   pip install torch==2.15.0 (CUDA build)
-Usage      python3 benchmarks/peers/cuda_compare.py [--group attention masks short] [--filter REGEX] [--peers REGEX]
-                                                   [--check] [--json FILE]
+Usage      python3 benchmarks/peers/cuda_compare.py [--group attention masks backward short] [--filter REGEX]
+                                                   [--peers REGEX] [--check] [--json FILE]
 """
 
 import argparse
@@ -62,6 +63,11 @@ class Case:
             return 1
         return int(max(1, min(32, GRAPH_BYTES / self.bytes())))
 
+    @property
+    def flop_of_pair(self):
+        """Of one visible pair and head, by column: two products forward, five backward."""
+        return 10.0 if self.group == "backward" else 4.0
+
     def bytes(self):
         return 2.0 * self.batch * self.keys * self.kv_heads * self.dim * (4 if self.scalar == "float32" else 2)
 
@@ -69,7 +75,8 @@ class Case:
         """FLOP of visible work, or bytes of keys and values."""
         if self.group == "short":
             return self.bytes()
-        return 4.0 * visible_pairs(self.pattern, self.queries, self.keys) * self.batch * self.heads * self.dim
+        pairs = visible_pairs(self.pattern, self.queries, self.keys) * self.batch * self.heads
+        return self.flop_of_pair * pairs * self.dim
 
 
 def all_cases():
@@ -82,6 +89,10 @@ def all_cases():
             yield Case("masks", pattern, 1, 8192, 8192, dim)
     for scalar in ("half", "float32"):
         yield Case("masks", "causal", 1, 4096, 4096, 128, scalar)
+    for dim in (64, 128):
+        for length in (512, 1024, 2048, 4096, 8192, 16384):
+            for pattern in ("full", "causal"):
+                yield Case("backward", pattern, 1, length, length, dim)
     for batch, keys in ((1, 1024), (1, 4096), (1, 32768), (8, 4096), (64, 1024), (64, 4096), (64, 32768), (256, 4096)):
         yield Case("short", "full", batch, 1, keys, 128)
 
@@ -131,6 +142,47 @@ def expected(case, q, k, v):
     return batches, rows, torch.stack(values)  # (batches, Hq, rows, D)
 
 
+def upstream(q):
+    """The gradient of the output that the group backward starts from."""
+    drawn = torch.Generator(q.device).manual_seed(13)
+    return torch.randn(q.shape, device=q.device, dtype=torch.float32, generator=drawn).to(q.dtype)
+
+
+def expected_gradients(case, q, k, v):
+    """(heads of keys, [dq, dk, dv]) of the first and the last of these heads, by the formula in double."""
+    d_out, group, scale = upstream(q), case.heads // case.kv_heads, case.dim**-0.5
+    at = torch.arange(case.keys, device=q.device)
+    hidden = ~visible(case.pattern, at[:, None], at[None, :])
+    chosen, gradients = sorted({0, case.kv_heads - 1}), [[], [], []]
+    for g in chosen:
+        key, value = k[0, g].double(), v[0, g].double()
+        dk, dv = torch.zeros_like(key), torch.zeros_like(value)
+        for h in range(g * group, (g + 1) * group):
+            query, above = q[0, h].double(), d_out[0, h].double()
+            p = torch.softmax((query @ key.T * scale).masked_fill_(hidden, float("-inf")), -1)
+            dv += p.T @ above
+            dp = above @ value.T
+            p *= dp - (p * dp).sum(-1, keepdim=True)
+            gradients[0].append(p @ key * scale)
+            dk += p.T @ query * scale
+            del p, dp
+        gradients[1].append(dk)
+        gradients[2].append(dv)
+    return chosen, [torch.stack(g) for g in gradients]
+
+
+def error_of_gradients(results, chosen, gradients):
+    """The largest error of one of the three relative to its size; infinite if any number is not finite."""
+    worst = 0.0
+    for result, expected in zip(results, gradients):
+        if not bool(torch.isfinite(result).all()):
+            return float("inf")
+        group = expected.shape[0] // len(chosen)  # its heads for each of keys
+        heads = [g * group + h for g in chosen for h in range(group)]
+        worst = max(worst, float((result[0, heads].double() - expected).norm() / expected.norm()))
+    return worst
+
+
 def error(result, batches, rows, values):
     """The largest error of a row relative to its size; infinite if any number of the result is not finite."""
     if not bool(torch.isfinite(result).all()):
@@ -157,15 +209,15 @@ class Library:
             ("read", c_char_p, [POINTER(c_double)]),
             ("visible_pairs", c_double, [c_char_p, c_int, c_int]),
             ("attention", c_char_p, [c_void_p, c_char_p, c_char_p] + 5 * [c_void_p]),
+            ("record", c_char_p, [c_void_p, c_char_p] + 5 * [c_void_p]),
+            ("backward", c_char_p, [c_void_p] + 9 * [c_void_p]),
         )
         vars(self).update(vars(bound.functions(found[0], "cuda_peer", table)))
 
     def limit(self, case):
         rate = c_double()
         torch.cuda.synchronize()
-        message = (self.read if case.group == "short" else self.dense)(ctypes.byref(rate))
-        if message is not None:
-            raise RuntimeError(message.decode())
+        bound.checked((self.read if case.group == "short" else self.dense)(ctypes.byref(rate)))
         return rate.value
 
     def pairs(self, pattern, queries, keys):
@@ -182,19 +234,31 @@ class Ours:
         shape = Library.Shape(*case.sizes.values())
         stream = torch.cuda.current_stream().cuda_stream
         names = (case.pattern.encode(), case.scalar.encode())
+        if case.group == "backward":
+            return self.prepare_backward(case, shape, stream, q, *layers[0], out)
 
         def of(k, v):
             pointers = [t.data_ptr() for t in (q, k, v, out)]
 
             def run():
-                message = self.program.attention(ctypes.byref(shape), *names, stream, *pointers)
-                if message is not None:
-                    raise RuntimeError(message.decode())
+                bound.checked(self.program.attention(ctypes.byref(shape), *names, stream, *pointers))
                 return out
 
             return run
 
         return [of(k, v) for k, v in layers], contextlib.nullcontext
+
+    def prepare_backward(self, case, shape, stream, q, k, v, out):
+        inputs = [t.data_ptr() for t in (q, k, v, out)]
+        bound.checked(self.program.record(ctypes.byref(shape), case.pattern.encode(), stream, *inputs))
+        d_out, results = upstream(q), [torch.full_like(t, float("nan")) for t in (q, k, v)]
+
+        def run():
+            more = [t.data_ptr() for t in (d_out, *results)]
+            bound.checked(self.program.backward(ctypes.byref(shape), stream, *inputs, *more))
+            return results
+
+        return [run], contextlib.nullcontext
 
 
 class Sdpa:
@@ -210,6 +274,11 @@ class Sdpa:
             raise Missing("no kernel for this mask or score but with a mask of L × L")
         attention = torch.nn.functional.scaled_dot_product_attention
         options = {"is_causal": case.pattern == "causal", "enable_gqa": case.heads != case.kv_heads}
+        if case.group == "backward":
+            with torch.enable_grad(), sdpa_kernel(getattr(SDPBackend, self.kernel)):
+                inputs = [t.detach().requires_grad_() for t in (q, *layers[0])]
+                result, d_out = attention(*inputs, **options), upstream(q)
+            return [lambda: torch.autograd.grad(result, inputs, d_out, retain_graph=True)], contextlib.nullcontext
         calls = [lambda k=k, v=v: attention(q, k, v, **options) for k, v in layers]
         return calls, lambda: sdpa_kernel(getattr(SDPBackend, self.kernel))
 
@@ -220,6 +289,8 @@ class Flex:
     def prepare(self, case, q, layers, out):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+        if case.group == "backward":
+            raise Missing("its compiled backward pass takes minutes")
         if case.group == "attention" and case.keys not in (2048, 8192):
             raise Missing("compiled here for L 2048 and 8192 only")
         if case.group == "short" and case.keys != 4096:
@@ -286,11 +357,12 @@ class Runner:
 def measure(case, library, present, check):
     """The row of one case: rates, ratios and errors by name, and who is missing."""
     q, layers = tensors(case, "cuda")
-    places = expected(case, q, *layers[-1])
+    backward = case.group == "backward"
+    places = (expected_gradients if backward else expected)(case, q, *layers[-1])
 
     def prepare(participant):
         runner = Runner(participant, case, q, layers)
-        return runner, error(runner.result, *places)
+        return runner, (error_of_gradients if backward else error)(runner.result, *places)
 
     runners, errors, missing = turns.ready(present, prepare, TOLERANCE[case.scalar])
     row = {
@@ -331,7 +403,7 @@ def print_missing(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release", help="where the library is, in any folder below")
-    parser.add_argument("--group", nargs="*", help="attention masks short; all if not given")
+    parser.add_argument("--group", nargs="*", help="attention masks backward short; all if not given")
     parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
     parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
     parser.add_argument("--check", action="store_true", help="compute and check, time nothing")
