@@ -134,6 +134,7 @@ struct DeviceMachine {
   template <class T> MHA_KERNEL T shuffle_xor(T x, int mask) const { return __shfl_xor_sync(all_lanes, x, mask); }
   MHA_KERNEL bool any(bool x) const { return __any_sync(all_lanes, x) != 0; }
   MHA_KERNEL bool all(bool x) const { return __all_sync(all_lanes, x) != 0; }
+  MHA_KERNEL bool sync_any(bool x) const { return __syncthreads_or(x) != 0; }
 
   MHA_KERNEL float exp2(float x) const {
     float y;

@@ -78,6 +78,7 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///
 ///   T shuffle_xor(T x, int mask)      collective; the x of lane ^ mask; T float, double or uint32_t
 ///   bool any(bool), all(bool)          collective
+///   bool sync_any(bool)               sync(), and whether any thread of the block says so
 ///
 ///   T exp2(T), log(T), fma(T, T, T), max(T, T)             T float or double. exp2 of a float is the approximation of
 ///                                     the hardware (2 ulp, subnormals flushed); max leaves out a NaN, as fmax does
@@ -112,6 +113,7 @@ concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t 
   { m.shuffle_xor(u, i) } -> std::same_as<std::uint32_t>;
   { m.any(p) } -> std::same_as<bool>;
   { m.all(p) } -> std::same_as<bool>;
+  { m.sync_any(p) } -> std::same_as<bool>;
   { m.exp2(x) } -> std::same_as<float>;
   { m.exp2(y) } -> std::same_as<double>;
   { m.log(x) } -> std::same_as<float>;
@@ -122,6 +124,44 @@ concept Machine = requires(M m, int i, bool p, float x, double y, std::uint32_t 
   { m.max(y, y) } -> std::same_as<double>;
   { m.template pack<bfloat16>(x, x) } -> std::same_as<std::uint32_t>;
   { m.template pack<half>(x, x) } -> std::same_as<std::uint32_t>;
+};
+
+/// Four warps whose first one's number is a multiple of 4: what multiplies together on a WarpgroupMachine.
+inline constexpr int warpgroup_size = 4 * warp_size;
+
+/// A machine with the asynchronous products of warpgroups, those of compute capability 9.0a. All 128 threads of a
+/// warpgroup make such a call together; l is the lane and w the warp in the warpgroup, thread() / 32 % 4.
+///
+/// Their operands in shared memory are panels of SharedPanels (tiles.hpp): rows of 128 bytes, the chunk c of row r in
+/// place c ^ r % 8, a panel aligned to 1024. An address names the chunk where an operand begins in row 0, a multiple
+/// of 8 rows: its row r lies 128 r bytes further.
+///
+///   void wgmma<T, N>(float (&d)[N / 8][4], Shared a, Shared b, bool add)
+///                                     d (64 × N) = a (64 × 16) · b (N × 16)ᵀ, added to what d was if so told; an
+///                                     operand's 16 columns are two chunks of one panel. d[n] of a thread is the
+///                                     accumulator of mma_m16n8k16 of rows 16 w … 16 w + 15 and columns 8 n … 8 n + 7
+///   void wgmma<T, N>(float (&d)[N / 8][4], const uint32_t (&a)[4], Shared b, Shared panel)
+///                                     d (64 × N) += a (64 × 16) · b (16 × N); a as in mma_m16n8k16, of rows 16 w, …;
+///                                     b's columns 64 p … 64 p + 63 are in a panel that begins p · panel bytes further
+///   void wgmma_fence()                before the first wgmma of a group: orders what was done to registers before it
+///   void wgmma_commit()               closes the group of the warpgroup's products
+///   void wgmma_wait<N>()              until all but the last N groups are done. Before that nothing may touch their
+///                                     accumulators, their a, and their shared memory but to read it
+///   void hold(float (&)[M][4]), hold(uint32_t (&)[M][4])
+///                                     after a wait, what was in flight: a compiler moves no use of it before this
+///   void fence_proxy()                what this thread has written to shared memory, copies that landed too, is seen
+///                                     by products of whoever meets it at the next sync
+template <class M>
+concept WarpgroupMachine = Machine<M> && requires(M m, float (&d)[8][4], const std::uint32_t (&a)[4],
+                                                  std::uint32_t (&fragments)[4][4], Shared at, bool p) {
+  m.template wgmma<bfloat16, 64>(d, at, at, p);
+  m.template wgmma<half, 64>(d, a, at, at);
+  m.wgmma_fence();
+  m.wgmma_commit();
+  m.template wgmma_wait<1>();
+  m.hold(d);
+  m.hold(fragments);
+  m.fence_proxy();
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

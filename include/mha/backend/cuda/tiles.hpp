@@ -30,6 +30,23 @@ template <int Columns> struct SharedRows {
   }
 };
 
+/// The same for the products of warpgroups: panels of 64 columns, each of `Rows` rows of 128 bytes.
+///
+/// Shapes    row r of panel p at p · panel_bytes + r · bytes; its chunk c, of 8, in place c ^ key(r)
+template <int Columns, int Rows> struct SharedPanels {
+  static_assert(Columns % 64 == 0 && Rows % 8 == 0);
+  static constexpr int chunks = Columns / 8, group = 8;
+  static constexpr Shared bytes = 128, panel_bytes = Rows * bytes, all_bytes = Columns / 64 * panel_bytes;
+
+  MHA_KERNEL static constexpr int key(int row) { return row & 7; }
+  MHA_KERNEL static constexpr Shared address(Shared rows, int row, int c) {
+    return rows + c / group * panel_bytes + row * bytes + (c % group ^ key(row)) * 16;
+  }
+  MHA_KERNEL static constexpr Shared beside(Shared at, int x) {
+    return (at ^ (x % group) * 16) + x / group * panel_bytes;
+  }
+};
+
 /// Who holds what of the operands of mma.m16n8k16, by lane. Shifts, because the compiler does not know that no lane is
 /// negative.
 struct Lanes {
