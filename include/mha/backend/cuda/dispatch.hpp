@@ -7,16 +7,26 @@
 #include "fma_plan.hpp"
 #include "forward_body.hpp"
 #include "plan.hpp"
+#include "warpgroup_body.hpp"
 
 /// From a call to the launch of a body, whoever makes it: the device's launcher and the host model's.
 namespace mha::inline MHA_NAMESPACE::cuda {
 
-/// A body as a launcher takes it.
+/// A body as a launcher takes it; one that says `warpgroups` runs on a WarpgroupMachine.
 template <class Shape> struct ForwardKernel {
   static constexpr const char* name = "attention (tensor cores)";
   static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::blocks_per_multiprocessor;
   template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const ForwardParams<Call>& p) {
     forward_body<Machine, Shape>(m, p);
+  }
+};
+template <class Shape>
+requires(Shape::warpgroups > 0) struct ForwardKernel<Shape> {
+  static constexpr const char* name = "attention (tensor cores, warpgroups)";
+  static constexpr int threads = Shape::threads, blocks_per_multiprocessor = Shape::blocks_per_multiprocessor;
+  static constexpr bool warpgroups = true;
+  template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const ForwardParams<Call>& p) {
+    warpgroup_body<Machine, Shape>(m, p);
   }
 };
 template <class Shape> struct FmaKernel {
@@ -55,11 +65,12 @@ template <class T> std::string explain(const AttendPlan& plan, const DeviceFacts
   if constexpr (on_tensor_cores<T>)
     if (const ForwardPlan forward = plan.drops ? ForwardPlan{} : forward_plan(known, device)) {
       std::string tiles;
-      with_shape(ForwardShapes{}, forward.shape, [&](auto shape) {
+      with_forward_shape(forward, [&](auto shape) {
         tiles = n(shape.rows) + " queries x " + n(shape.keys) + " keys, head sizes up to " + n(shape.head_dim) +
                 " and " + n(shape.value_dim);
       });
-      return "tensor cores in " + scalar + ", sums in float, tiles of " + tiles + ", " + launch(forward) + beside;
+      return std::string(forward.warpgroups ? "warpgroups on " : "") + "tensor cores in " + scalar +
+             ", sums in float, tiles of " + tiles + ", " + launch(forward) + beside;
     }
   const FmaPlan fma = fma_plan<T>(known, device);
   return std::string("multiply-adds in ") + mha::detail::scalar_name<Accumulator<T>>() + ", " + launch(fma) + beside;
@@ -112,7 +123,7 @@ void launch_attend(const Call& call, const DeviceFacts& device, Launcher&& launc
   if constexpr (on_tensor_cores<T>)
     if (ForwardPlan plan = drops ? ForwardPlan{} : forward_plan(known, device)) {
       plan.blocks.fewest = fewest;
-      return with_shape(ForwardShapes{}, plan.shape, [&](auto shape) {
+      return with_forward_shape(plan, [&](auto shape) {
         launcher.template launch<ForwardKernel<decltype(shape)>>({plan.grid, 1, 1}, plan.shared_bytes,
                                                                  ForwardParams<Call>{call, plan.blocks});
       });

@@ -19,21 +19,46 @@ enum class RowLayout : unsigned char { aligned, any };
 ///           and two stages of keys and values
 template <int D, int Dv, int Rows, int Keys, int Warps, RowLayout Layout> struct ForwardShape {
   static_assert(Rows % (16 * Warps) == 0 && Keys % 16 == 0 && Keys <= 64);
-  static constexpr int head_dim = D, value_dim = Dv, rows = Rows, keys = Keys, warps = Warps;
+  static constexpr int head_dim = D, value_dim = Dv, rows = Rows, keys = Keys, warps = Warps, warpgroups = 0;
   static constexpr RowLayout layout = Layout;
   static constexpr int threads = warp_size * Warps;
   static constexpr int blocks_per_multiprocessor = Warps <= 4 ? 2 : 1;  ///< for __launch_bounds__
 
   static constexpr int strips = Rows / (16 * Warps);              ///< of 16 rows, of a warp
   static constexpr bool keeps_queries = strips == 1 && D <= 192;  ///< in registers
+  static constexpr bool has_registers_for_run = strips > 1;
 
   using Query = SharedRows<D>;
   using Key = SharedRows<D>;
   using Value = SharedRows<Dv>;
+  using Output = Value;
   static constexpr Shared query_bytes = Rows * Query::bytes;
   static constexpr Shared output_bytes = Rows * Value::bytes;  ///< takes the place of the queries
   static constexpr Shared head_bytes = query_bytes > output_bytes ? query_bytes : output_bytes;
   static constexpr Shared key_bytes = Keys * Key::bytes, value_bytes = Keys * Value::bytes;
+  static constexpr Shared shared_bytes = head_bytes + 2 * (key_bytes + value_bytes);
+};
+
+/// How a block of the warpgroup body cuts its work: 64 rows of queries for each warpgroup.
+///
+/// Shapes    queries (64 · Warpgroups, D)  keys (Keys, D)  values (Keys, Dv)
+/// Cost      registers of a thread: Dv / 2 of outputs, Keys / 2 of logits and Keys / 4 of weights
+template <int D, int Dv, int Warpgroups, int Keys, int Blocks> struct WarpgroupShape {
+  static constexpr int head_dim = D, value_dim = Dv, rows = 64 * Warpgroups, keys = Keys;
+  static constexpr int warps = 4 * Warpgroups, warpgroups = Warpgroups;
+  static constexpr RowLayout layout = RowLayout::aligned;
+  static constexpr int threads = warp_size * warps;
+  static constexpr int blocks_per_multiprocessor = Blocks;  ///< for __launch_bounds__
+
+  static constexpr int strips = 1;
+  static constexpr bool has_registers_for_run = true;
+
+  using Query = SharedPanels<D, rows>;
+  using Key = SharedPanels<D, Keys>;
+  using Value = SharedPanels<Dv, Keys>;
+  using Output = SharedPanels<Dv, rows>;
+  static constexpr Shared head_bytes = Query::all_bytes > Output::all_bytes ? Query::all_bytes : Output::all_bytes;
+  static constexpr Shared key_bytes = Key::all_bytes, value_bytes = Value::all_bytes;
   static constexpr Shared shared_bytes = head_bytes + 2 * (key_bytes + value_bytes);
 };
 

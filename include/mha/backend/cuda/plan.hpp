@@ -19,6 +19,7 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 struct DeviceFacts {
   Index multiprocessors = 132;
   Shared shared_bytes = 227 * 1024;  ///< the most a block may ask for
+  bool warpgroups = false;           ///< products of warpgroups: the device has them, the program was compiled for them
 };
 
 /// What a plan must know of a call.
@@ -47,15 +48,22 @@ using ForwardShapes = ShapeList<ForwardShape<32, 32, 128, 64, 4, RowLayout::alig
                                 ForwardShape<128, 128, 64, 64, 4, RowLayout::any>,       //
                                 ForwardShape<256, 256, 64, 32, 4, RowLayout::any>>;
 
+/// Those of the warpgroup body, likewise.
+using WarpgroupShapes = ShapeList<WarpgroupShape<64, 64, 2, 128, 1>,    //
+                                  WarpgroupShape<128, 128, 2, 128, 1>,  //
+                                  WarpgroupShape<192, 128, 2, 128, 1>,  //
+                                  WarpgroupShape<256, 256, 2, 64, 1>>;
+
 /// f(Shape{}) for the shape of this number.
 template <class F, class... Shapes> void with_shape(ShapeList<Shapes...>, int number, F&& f) {
   int i = 0;
   ((i++ == number ? f(Shapes{}) : void()), ...);
 }
 
-/// A launch of the forward body.
+/// A launch of the forward body or of the warpgroup body.
 struct ForwardPlan {
-  int shape = -1;  ///< number in ForwardShapes; negative: none holds this call
+  int shape = -1;           ///< number in ForwardShapes or WarpgroupShapes; negative: none holds this call
+  bool warpgroups = false;  ///< which of the two
   ForwardBlocks blocks;
   Index grid = 0;
   int threads = 0;
@@ -63,6 +71,14 @@ struct ForwardPlan {
 
   explicit operator bool() const { return shape >= 0; }
 };
+
+/// f(Shape{}) for the shape of a plan.
+template <class F> void with_forward_shape(const ForwardPlan& plan, F&& f) {
+  if (plan.warpgroups)
+    with_shape(WarpgroupShapes{}, plan.shape, f);
+  else
+    with_shape(ForwardShapes{}, plan.shape, f);
+}
 
 namespace detail {
 
@@ -100,22 +116,28 @@ template <class Call> CallFacts facts(const Call& call) {
   return {call.shape, call.kv_heads, call.head_dim, call.value_dim, aligned ? RowLayout::aligned : RowLayout::any};
 }
 
-/// The launch of the forward body for a call in 16 bits; none if a head size is above 256.
+/// The launch for a call in 16 bits; none if a head size is above 256.
 ///
 /// Errors    ShapeError if the call has more blocks than a grid
 inline ForwardPlan forward_plan(const CallFacts& call, const DeviceFacts& device) {
   ForwardPlan plan;
-  for (int i = 0; i < ForwardShapes::size && !plan; ++i)
-    with_shape(ForwardShapes{}, i, [&](auto shape) {
-      using Shape = decltype(shape);
-      if (call.head_dim > Shape::head_dim || call.value_dim > Shape::value_dim) return;
-      if (Shape::layout == RowLayout::aligned && call.layout != RowLayout::aligned) return;
-      if (Shape::shared_bytes > device.shared_bytes) return;
-      plan.shape = i;
-      plan.threads = Shape::threads;
-      plan.shared_bytes = Shape::shared_bytes;
-      plan.blocks.row_tiles = (call.shape.queries + Shape::rows - 1) / Shape::rows;
-    });
+  const auto choose = [&](auto shapes, bool warpgroups) {
+    for (int i = 0; i < shapes.size && !plan; ++i)
+      with_shape(shapes, i, [&](auto shape) {
+        using Shape = decltype(shape);
+        if (call.head_dim > Shape::head_dim || call.value_dim > Shape::value_dim) return;
+        if (Shape::layout == RowLayout::aligned && call.layout != RowLayout::aligned) return;
+        if (Shape::shared_bytes > device.shared_bytes) return;
+        plan.shape = i;
+        plan.warpgroups = warpgroups;
+        plan.threads = Shape::threads;
+        plan.shared_bytes = Shape::shared_bytes;
+        plan.blocks.row_tiles = (call.shape.queries + Shape::rows - 1) / Shape::rows;
+      });
+  };
+  constexpr Index narrow = 32;  // half of a panel
+  if (device.warpgroups && (call.head_dim > narrow || call.value_dim > narrow)) choose(WarpgroupShapes{}, true);
+  choose(ForwardShapes{}, false);
   if (!plan) return plan;
   const std::int64_t heads = std::int64_t{call.shape.batch} * call.shape.heads;
   plan.grid = detail::checked_grid(heads * plan.blocks.row_tiles, plan.threads);
