@@ -187,8 +187,10 @@ inline bool drops(Flaw flaw) {
     case Flaw::no_wgmma_fence:
     case Flaw::no_wgmma_commit:
     case Flaw::no_wgmma_wait:
-    case Flaw::shorter_wgmma_wait: return true;
-    default: return false;
+    case Flaw::shorter_wgmma_wait:
+      return true;
+    default:
+      return false;
   }
 }
 

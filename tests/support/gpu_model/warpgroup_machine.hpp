@@ -27,10 +27,11 @@ class WarpgroupHostMachine : public HostMachine {
   using HostMachine::HostMachine;
 
   template <class T, int N> void wgmma(float (&d)[std::size_t{N / 8}][4], Shared a, Shared b, bool add) {
-    begin<T, N>("wgmma of shared memory", {this, &d[0][0], nullptr, a, b, 0, add});
+    begin<T, N, false>({this, &d[0][0], nullptr, a, b, 0, add});
   }
-  template <class T, int N> void wgmma(float (&d)[std::size_t{N / 8}][4], const std::uint32_t (&a)[4], Shared b, Shared panel) {
-    begin<T, N>("wgmma of registers", {this, &d[0][0], a, 0, b, panel, true});
+  template <class T, int N>
+  void wgmma(float (&d)[std::size_t{N / 8}][4], const std::uint32_t (&a)[4], Shared b, Shared panel) {
+    begin<T, N, true>({this, &d[0][0], a, 0, b, panel, true});
   }
   void wgmma_fence() {
     meet("wgmma_fence", [](auto&) {});
@@ -69,8 +70,8 @@ class WarpgroupHostMachine : public HostMachine {
   struct Product {
     Call call;  // of thread 0
     int columns, group;
-    std::uint64_t begun;               // SharedMemory::writes() then
-    float (*number)(std::uint16_t);    // of the bits of a scalar
+    std::uint64_t begun;             // SharedMemory::writes() then
+    float (*number)(std::uint16_t);  // of the bits of a scalar
     std::array<float*, warpgroup_size> d;
     std::array<const std::uint32_t*, warpgroup_size> a;
     std::vector<float> sum;  // (64, columns): what is added to, once it is known
@@ -81,10 +82,10 @@ class WarpgroupHostMachine : public HostMachine {
     block_.meet_warpgroup(thread_, what, mine, apply);
   }
 
-  template <class T, int N> void begin(const char* form, Call mine) {
-    static_assert(N % 8 == 0 && 8 <= N && N <= most_columns);
-    static const std::string what =
-        form + std::string(std::is_same_v<T, mha::half> ? ", half" : ", bfloat16") + ", N = " + std::to_string(N);
+  template <class T, int N, bool Registers> void begin(Call mine) {
+    static_assert(N % 8 == 0 && 8 <= N && N <= most_columns && (!Registers || N < 64 || N % 64 == 0));
+    static const std::string what = std::string("wgmma of ") + (Registers ? "registers, " : "shared memory, ") +
+                                    (std::is_same_v<T, mha::half> ? "half" : "bfloat16") + ", N = " + std::to_string(N);
     if (!fenced_) throw Fault("a wgmma without a wgmma_fence since the last wgmma_commit");
     block_.meet_warpgroup(thread_, what.c_str(), mine, [](auto& lane) {
       WarpgroupHostMachine& first = *lane[0]->machine;
