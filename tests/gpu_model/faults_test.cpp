@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu_model/launch.hpp"
+#include "gpu_model/warpgroup_machine.hpp"
 
 namespace {
 
@@ -19,6 +20,7 @@ using support::gpu::HostMachine;
 using support::gpu::launch;
 using support::gpu::Order;
 using support::gpu::Shared;
+using support::gpu::WarpgroupHostMachine;
 
 /// What the model says of body(machine, thread) on two warps and a kilobyte, "" if nothing.
 template <class Body> std::string fault(Body&& body, BlockIndex grid = {1, 1, 1}) {
@@ -188,6 +190,152 @@ TEST(Warps, LanesThatNeverComeAreADeadlock) {
   EXPECT_FAULT("sync, but other threads have left", [](HostMachine& m, int t) {
     if (t > 0) m.sync();
   });
+}
+
+TEST(Blocks, MeetInOneKindOfBarrier) {
+  EXPECT_FAULT("the block diverges: sync meets sync_any",
+               [](HostMachine& m, int t) { t == 40 ? m.sync() : void(m.sync_any(true)); });
+  EXPECT_FAULT("sync_any, but other threads have left", [](HostMachine& m, int t) {
+    if (t > 0) m.sync_any(false);
+  });
+}
+
+/// What the model says of a product of registers and 16 rows of 64 columns, "" if nothing.
+struct WgmmaStep {
+  bool fence = true, commit = true, wait = true, sync = true, copied = false;
+  enum class Fenced { no, before_the_write, yes, after_the_sync } proxy = Fenced::yes;
+  Shared b = 0, panel = 0;
+  int astray = -1;  ///< a thread that makes another product
+
+  template <class Between> std::string operator()(Between&& between) const {
+    alignas(16) static const std::uint32_t zeros[4] = {};
+    try {
+      launch<WarpgroupHostMachine>({1, 1, 1}, 128, 8192, [&](WarpgroupHostMachine& m) {
+        const int t = m.thread();
+        if (proxy == Fenced::before_the_write) m.fence_proxy();
+        for (Shared to = t * 16; to < 8192; to += 128 * 16) {
+          if (copied)
+            m.cp_async16(to, zeros, true);
+          else
+            m.store(to, Chunk{});
+        }
+        m.commit();
+        m.wait<0>();
+        if (proxy == Fenced::yes) m.fence_proxy();
+        if (sync) m.sync();
+        if (proxy == Fenced::after_the_sync) m.fence_proxy();
+        float d[8][4] = {};
+        std::uint32_t a[4] = {};
+        if (fence) m.wgmma_fence();
+        if (t != astray)
+          m.wgmma<mha::half, 64>(d, a, b, panel);
+        else
+          m.wgmma<mha::bfloat16, 64>(d, a, b, panel);
+        if (commit) m.wgmma_commit();
+        between(m, d);
+        if (wait) m.wgmma_wait<0>();
+      });
+    } catch (const Fault& f) {
+      return f.what();
+    }
+    return "";
+  }
+  std::string operator()() const {
+    return (*this)([](auto&, auto&) {});
+  }
+};
+
+#define EXPECT_SAYS(words, ...)                                            \
+  do {                                                                     \
+    const std::string what = __VA_ARGS__;                                  \
+    EXPECT_NE(what.find(words), std::string::npos) << "it says: " << what; \
+  } while (false)
+
+TEST(Warpgroups, MeetInOneOperation) {
+  EXPECT_EQ(WgmmaStep{}(), "");
+  EXPECT_SAYS("the warpgroup diverges: wgmma of registers", WgmmaStep{.astray = 77}());
+  EXPECT_SAYS("deadlock: thread 0 waits in wgmma_commit", WgmmaStep{.commit = false}([](auto& m, auto&) {
+                if (m.thread() != 77) m.wgmma_commit();
+                if (m.thread() == 77) m.sync_warp();
+              }));
+  EXPECT_SAYS("the warpgroup diverges: wgmma_wait<1> meets wgmma_wait<0>", WgmmaStep{}([](auto& m, auto&) {
+                if (m.thread() == 77) m.template wgmma_wait<1>();
+              }));
+  EXPECT_SAYS("name different operands", WgmmaStep{}([](auto& m, auto& d) {
+                m.wgmma_fence();
+                m.template wgmma<mha::half, 64>(d, 0, m.thread() == 77 ? 32 : 0, true);
+              }));
+}
+
+TEST(Products, BeginWithAFence) {
+  EXPECT_SAYS("without a wgmma_fence", WgmmaStep{.fence = false}());
+  EXPECT_SAYS("without a wgmma_fence", WgmmaStep{}([](auto& m, auto&) {
+                float other[8][4];
+                m.template wgmma<mha::half, 64>(other, 0, 0, false);
+              }));
+}
+
+TEST(Products, AreNotLeftBehind) {
+  EXPECT_SAYS("left the kernel with a wgmma in flight", WgmmaStep{.wait = false}());
+  EXPECT_SAYS("left the kernel with a wgmma in flight", WgmmaStep{.commit = false}());
+}
+
+TEST(Products, ReadWhatIsFencedForThem) {
+  for (const bool copied : {false, true}) {
+    const auto step = [&](WgmmaStep::Fenced proxy) { return WgmmaStep{.copied = copied, .proxy = proxy}(); };
+    EXPECT_EQ(step(WgmmaStep::Fenced::yes), "");
+    for (const auto wrong :
+         {WgmmaStep::Fenced::no, WgmmaStep::Fenced::before_the_write, WgmmaStep::Fenced::after_the_sync})
+      EXPECT_SAYS("not fenced for the asynchronous proxy", step(wrong));
+  }
+  EXPECT_SAYS("races with the write of thread", WgmmaStep{.sync = false}());
+}
+
+TEST(Products, LeaveTheirOperandsAndAccumulatorsAloneInFlight) {
+  EXPECT_SAYS("while the product was in flight", WgmmaStep{}([](auto& m, auto&) {
+                m.sync();
+                if (m.thread() == 3) m.store(0, 1.f);
+                m.fence_proxy();
+                m.sync();
+              }));
+  EXPECT_SAYS("races with", WgmmaStep{}([](auto& m, auto&) {
+                if (m.thread() == 3) m.store(0, 1.f);
+              }));
+  EXPECT_SAYS("races with a read in warp", WgmmaStep{}([](auto& m, auto&) {
+                m.template wgmma_wait<0>();
+                if (m.thread() == 3) m.store(0, 1.f);  // without a barrier
+              }));
+  EXPECT_SAYS("cp.async of thread 3 is in flight", WgmmaStep{}([](auto& m, auto&) {
+                m.sync();
+                if (m.thread() == 3) m.cp_async16(0, source, true);
+              }));
+  EXPECT_SAYS("the accumulator of a wgmma was written", WgmmaStep{}([](auto& m, auto& d) {
+                if (m.thread() == 3) d[7][3] = 0;
+              }));
+}
+
+TEST(Products, NameChunksInRowsOfAPanel) {
+  EXPECT_EQ(WgmmaStep{.b = 1024}(), "");
+  EXPECT_SAYS("b at 128 begins in a row that is no multiple of 8", WgmmaStep{.b = 128}());
+  EXPECT_SAYS("b at 8 is no multiple of 16", WgmmaStep{.b = 8}());
+  EXPECT_SAYS("b at 16 reaches past its panel", WgmmaStep{.b = 16}());
+  EXPECT_SAYS("is past the 8192 bytes", WgmmaStep{.b = 7168}());
+  const auto wide = [](Shared a, Shared b, Shared panel) {
+    return WgmmaStep{}([=](auto& m, auto&) {
+      m.wgmma_fence();
+      float d[16][4], thin[1][4];
+      const std::uint32_t registers[4] = {};
+      m.template wgmma<mha::half, 8>(thin, a, b, false);
+      m.template wgmma<mha::half, 128>(d, registers, 0, panel);
+      m.wgmma_commit();
+      m.template wgmma_wait<0>();
+    });
+  };
+  EXPECT_EQ(wide(96, 32, 2048), "");
+  EXPECT_SAYS("a at 112 reaches past its panel", wide(112, 0, 2048));
+  EXPECT_SAYS("b at 640 begins in a row", wide(0, 640, 2048));
+  EXPECT_SAYS("panels 2176 bytes apart are not aligned", wide(0, 0, 2176));
+  EXPECT_SAYS("is past the 8192 bytes", wide(1024, 0, 2048));
 }
 
 TEST(Blocks, TellWhichAndWho) {

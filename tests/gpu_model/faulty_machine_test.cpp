@@ -3,12 +3,16 @@
 #include "gpu_model/faulty_machine.hpp"
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include <mha/backend/cuda/tiles.hpp>
 
 #include "gpu_model/launch.hpp"
 #include "random.hpp"
@@ -25,6 +29,7 @@ using support::gpu::launch;
 using support::gpu::Order;
 using support::gpu::Seed;
 using support::gpu::Shared;
+using support::gpu::WarpgroupHostMachine;
 
 constexpr Index depth = 16, tile_keys = 16, splits = 2, rows = 32;
 
@@ -208,6 +213,81 @@ TEST(FaultyMachine, EveryFlawIsNoticed) {
                                                       {Flaw::vote_true},
                                                       {Flaw::no_fence},
                                                       {Flaw::lane_absent, 0}});
+  for (const std::string& what : missed) ADD_FAILURE() << what;
+}
+
+/// out (64, 64) = the sum over tiles of q kᵀ, q (64, 16), k (tiles, 64, 16): one product in flight while the next one's
+/// keys are stored. Only the last thread knows how many tiles there are.
+template <class Machine> MHA_KERNEL void summed_products(Machine& m, const bfloat16* q, const bfloat16* k, float* out) {
+  using Panel = mha::cuda::SharedPanels<64, 64>;
+  const Shared sq = m.shared(), sk = sq + Panel::all_bytes;
+  const auto fill = [&](Shared to, const bfloat16* from) {
+    const int row = m.thread() / 2, c = m.thread() % 2;
+    Chunk chunk;
+    std::memcpy(&chunk, from + row * depth + c * 8, sizeof chunk);
+    m.store(Panel::address(to, row, c), chunk);
+  };
+  const auto key_tile = [&](int t) { return sk + t % 2 * Panel::all_bytes; };
+  float s[2][8][4], sum[8][4] = {};
+  const auto add = [&](int t) {
+    m.hold(s[t % 2]);
+    for (int n = 0; n < 8; ++n)
+      for (int e = 0; e < 4; ++e) sum[n][e] += s[t % 2][n][e];
+  };
+
+  fill(sq, q);
+  fill(key_tile(0), k);
+  m.fence_proxy();
+  m.sync();
+  int t = 0;
+  for (bool last = false;; ++t) {
+    m.wgmma_fence();
+    m.template wgmma<bfloat16, 64>(s[t % 2], sq, key_tile(t), false);
+    m.wgmma_commit();
+    if (t > 0) {
+      m.template wgmma_wait<1>();
+      add(t - 1);
+      last = m.sync_any(m.thread() == 127 && t == 3);  // and before the next keys replace those of t - 1
+    }
+    if (last) break;
+    fill(key_tile(t + 1), k + (t + 1) % 4 * 64 * depth);
+    m.fence_proxy();
+    m.sync();
+  }
+  m.template wgmma_wait<0>();
+  add(t);
+  for (int n = 0; n < 8; ++n)
+    for (int e = 0; e < 4; ++e) {
+      const int lane = m.thread() % 32, row = m.thread() / 32 * 16 + mha::cuda::Lanes::row(lane, e);
+      m.store_global(out + row * 64 + n * 8 + mha::cuda::Lanes::column(lane, e), sum[n][e]);
+    }
+}
+
+/// Whether a machine finds the right sums.
+template <class Machine> bool sums_products() {
+  support::Random random("summed products");
+  std::vector<bfloat16> q, k;
+  for (Index i = 0; i < 64 * depth; ++i) q.push_back(bfloat16(static_cast<float>(random.below(5) - 2)));
+  for (Index i = 0; i < 4 * 64 * depth; ++i) k.push_back(bfloat16(static_cast<float>(random.below(5) - 2)));
+  std::vector<float> out(64 * 64), expected(64 * 64);
+  launch<Machine>({1, 1, 1}, 128, 3 * 8192, [&](Machine& m) { summed_products(m, q.data(), k.data(), out.data()); });
+  for (std::size_t i = 0; i < 64; ++i)
+    for (std::size_t row = 0; row < 4 * 64; ++row)
+      for (std::size_t d = 0; d < depth; ++d)
+        expected[i * 64 + row % 64] += float(q[i * depth + d]) * float(k[row * depth + d]);
+  return out == expected;
+}
+
+TEST(FaultyMachine, EveryFlawOfAWarpgroupIsNoticed) {
+  EXPECT_TRUE(sums_products<WarpgroupHostMachine>());
+  const auto missed =
+      support::gpu::unnoticed([] { return sums_products<FaultyMachine>(); }, {{Flaw::no_sync},
+                                                                              {Flaw::no_sync_any},
+                                                                              {Flaw::no_fence_proxy},
+                                                                              {Flaw::no_wgmma_fence},
+                                                                              {Flaw::no_wgmma_commit},
+                                                                              {Flaw::no_wgmma_wait},
+                                                                              {Flaw::shorter_wgmma_wait}});
   for (const std::string& what : missed) ADD_FAILURE() << what;
 }
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations of the host model against the tables of the PTX ISA, written down a second time.
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include <mha/backend/cuda/tiles.hpp>
+
 #include "gpu_model/launch.hpp"
+#include "gpu_model/warpgroup_machine.hpp"
 #include "random.hpp"
 
 namespace {
@@ -15,9 +19,11 @@ namespace {
 using mha::bfloat16;
 using mha::half;
 using mha::cuda::Chunk;
+using mha::cuda::SharedPanels;
 using support::gpu::HostMachine;
 using support::gpu::launch;
 using support::gpu::Shared;
+using support::gpu::WarpgroupHostMachine;
 
 /// Runs a body on one warp.
 template <class Body> support::gpu::Counters warp(Shared bytes, Body&& body) {
@@ -127,6 +133,179 @@ TEST(Ldmatrix, CountsBankConflicts) {
   EXPECT_EQ(conflicts(64), 4 * 3);
   EXPECT_EQ(conflicts(128), 4 * 7);  // all eight
   EXPECT_EQ(conflicts(128 + 16), 0);
+}
+
+using Matrix = std::vector<std::vector<float>>;
+
+/// Small integers: every sum is exact in whatever order.
+Matrix integers(int rows, int columns, support::Random& random) {
+  Matrix x(static_cast<std::size_t>(rows), std::vector<float>(static_cast<std::size_t>(columns)));
+  for (auto& row : x)
+    for (float& e : row) e = static_cast<float>(random.below(17) - 8);
+  return x;
+}
+float at(const Matrix& x, int row, int column) {
+  return x[static_cast<std::size_t>(row)][static_cast<std::size_t>(column)];
+}
+
+/// Stores a matrix in panels, each thread of the block its part.
+template <class T, class Panels> void store_panels(WarpgroupHostMachine& m, Shared to, const Matrix& x) {
+  const int rows = static_cast<int>(x.size()), threads = 128;
+  for (int i = m.thread(); i < rows * Panels::chunks; i += threads) {
+    const int row = i / Panels::chunks, c = i % Panels::chunks;
+    Chunk chunk;
+    for (int e = 0; e < 4; ++e) chunk.word[e] = m.pack<T>(at(x, row, c * 8 + 2 * e), at(x, row, c * 8 + 2 * e + 1));
+    m.store(Panels::address(to, row, c), chunk);
+  }
+  m.fence_proxy();
+}
+
+/// Element e of step n of the accumulator of a thread of a warpgroup.
+Place place_in_d(int thread, int n, int e) {
+  const Place c = place_in_c(thread % 32, e);
+  return {thread / 32 * 16 + c.row, n * 8 + c.column};
+}
+
+/// d = c + a · bᵀ of depth 64 for a warpgroup: a (64, 64), the lower half of a panel of 128 rows; b (N, 64).
+template <class T, int N> void check_wgmma_of_shared_memory() {
+  support::Random random("wgmma of shared memory");
+  const Matrix a = integers(128, 64, random), b = integers(N, 64, random), c = integers(64, N, random);
+  using Left = SharedPanels<64, 128>;
+  using Right = SharedPanels<64, N>;
+  for (const bool add : {false, true}) {
+    const auto counters =
+        launch<WarpgroupHostMachine>({1, 1, 1}, 128, Left::all_bytes + Right::all_bytes, [&](WarpgroupHostMachine& m) {
+          store_panels<T, Left>(m, 0, a);
+          store_panels<T, Right>(m, Left::all_bytes, b);
+          m.sync();
+          float d[std::size_t{N / 8}][4];
+          for (int n = 0; n < N / 8; ++n)
+            for (int e = 0; e < 4; ++e) {
+              const Place p = place_in_d(m.thread(), n, e);
+              d[n][e] = at(c, p.row, p.column);
+            }
+          m.wgmma_fence();
+          for (int step = 0; step < 4; ++step)
+            m.wgmma<T, N>(d, 64 * Left::bytes + step * 32, Left::all_bytes + step * 32, add || step > 0);
+          m.wgmma_commit();
+          EXPECT_TRUE(std::isnan(d[0][0]));
+          m.wgmma_wait<0>();
+          m.hold(d);
+          for (int n = 0; n < N / 8; ++n)
+            for (int e = 0; e < 4; ++e) {
+              const Place p = place_in_d(m.thread(), n, e);
+              float sum = add ? at(c, p.row, p.column) : 0;
+              for (int k = 0; k < 64; ++k) sum += at(a, 64 + p.row, k) * at(b, p.column, k);
+              EXPECT_EQ(d[n][e], sum) << p.row << ", " << p.column;
+            }
+        });
+    EXPECT_EQ(counters.wgmma, 4);
+  }
+}
+
+/// d = c + a · b of depth 32 for a warpgroup: a (64, 32) in registers, b (32, N).
+template <class T, int N> void check_wgmma_of_registers() {
+  support::Random random("wgmma of registers");
+  const Matrix a = integers(64, 32, random), b = integers(32, N, random), c = integers(64, N, random);
+  using Right = SharedPanels<N, 32>;
+  const auto counters = launch<WarpgroupHostMachine>({1, 1, 1}, 128, Right::all_bytes, [&](WarpgroupHostMachine& m) {
+    store_panels<T, Right>(m, 0, b);
+    m.sync();
+    float d[std::size_t{N / 8}][4];
+    std::uint32_t left[2][4];
+    for (int n = 0; n < N / 8; ++n)
+      for (int e = 0; e < 4; ++e) {
+        const Place p = place_in_d(m.thread(), n, e);
+        d[n][e] = at(c, p.row, p.column);
+      }
+    for (int step = 0; step < 2; ++step)
+      for (int i = 0; i < 8; i += 2) {
+        const Place p = place_in_a(m.thread() % 32, i);
+        const int row = m.thread() / 32 * 16 + p.row, column = step * 16 + p.column;
+        left[step][i / 2] = m.pack<T>(at(a, row, column), at(a, row, column + 1));
+      }
+    m.wgmma_fence();
+    for (int step = 0; step < 2; ++step) m.wgmma<T, N>(d, left[step], step * 16 * Right::bytes, Right::panel_bytes);
+    m.wgmma_commit();
+    m.wgmma_wait<0>();
+    m.hold(d);
+    m.hold(left);
+    for (int n = 0; n < N / 8; ++n)
+      for (int e = 0; e < 4; ++e) {
+        const Place p = place_in_d(m.thread(), n, e);
+        float sum = at(c, p.row, p.column);
+        for (int k = 0; k < 32; ++k) sum += at(a, p.row, k) * at(b, k, p.column);
+        EXPECT_EQ(d[n][e], sum) << p.row << ", " << p.column;
+      }
+  });
+  EXPECT_EQ(counters.wgmma, 2);
+}
+
+TYPED_TEST(Product, OfAWarpgroupReadsPanels) {
+  check_wgmma_of_shared_memory<TypeParam, 64>();
+  check_wgmma_of_shared_memory<TypeParam, 128>();
+  check_wgmma_of_registers<TypeParam, 64>();
+  check_wgmma_of_registers<TypeParam, 128>();
+}
+
+TEST(ProductOfAWarpgroup, IsThereAfterTheWaitOfItsGroup) {
+  using Panels = SharedPanels<64, 64>;
+  const Matrix ones(64, std::vector<float>(64, 1.f));
+  launch<WarpgroupHostMachine>({1, 1, 1}, 256, 2 * Panels::all_bytes, [&](WarpgroupHostMachine& m) {
+    const Shared mine = m.thread() / 128 * Panels::all_bytes;  // the two warpgroups do not meet after the barrier
+    if (m.thread() < 128) {
+      store_panels<half, Panels>(m, 0, ones);
+      store_panels<half, Panels>(m, Panels::all_bytes, ones);
+    }
+    m.sync();
+    float first[8][4] = {}, second[8][4];
+    const auto group = [&](float(&d)[8][4], bool add) {
+      m.wgmma_fence();
+      m.wgmma<half, 64>(d, mine, mine, add);
+      m.wgmma_commit();
+    };
+    group(first, true);
+    group(second, false);
+    m.wgmma_wait<1>();
+    EXPECT_EQ(first[7][3], 16.f);
+    EXPECT_TRUE(std::isnan(second[0][0]));
+    if (m.thread() >= 128) group(first, true);
+    group(second, true);
+    m.wgmma_wait<1>();
+    EXPECT_EQ(std::isnan(first[7][3]), false);
+    EXPECT_TRUE(std::isnan(second[0][0])) << "the next group adds to it";
+    m.wgmma_wait<0>();
+    EXPECT_EQ(first[7][3], m.thread() >= 128 ? 32.f : 16.f);
+    EXPECT_EQ(second[0][0], 32.f);
+  });
+}
+
+TEST(ProductOfAWarpgroup, ReadsItsRegistersWhenItIsDone) {
+  using Panels = SharedPanels<64, 16>;
+  const Matrix ones(16, std::vector<float>(64, 1.f));
+  launch<WarpgroupHostMachine>({1, 1, 1}, 128, Panels::all_bytes, [&](WarpgroupHostMachine& m) {
+    store_panels<half, Panels>(m, 0, ones);
+    m.sync();
+    float d[8][4] = {};
+    std::uint32_t a[4] = {};
+    m.wgmma_fence();
+    m.wgmma<half, 64>(d, a, 0, 0);
+    m.wgmma_commit();
+    for (std::uint32_t& x : a) x = m.pack<half>(1, 1);  // too early
+    m.wgmma_wait<0>();
+    EXPECT_EQ(d[0][0], 16.f);
+  });
+}
+
+TEST(Collectives, SyncAnyCountsTheThreadsOfTheBlock) {
+  const auto counters = launch({1, 1, 1}, 96, 4 * 96, [](HostMachine& m) {
+    m.store(m.thread() * 4, static_cast<float>(m.thread()));
+    EXPECT_TRUE(m.sync_any(m.thread() == 70));
+    EXPECT_EQ(m.load<float>((95 - m.thread()) * 4), static_cast<float>(95 - m.thread()));
+    EXPECT_FALSE(m.sync_any(false));
+    EXPECT_TRUE(m.sync_any(true));
+  });
+  EXPECT_EQ(counters.syncs, 3);
 }
 
 TEST(Collectives, ShuffleExchangesLanes) {

@@ -15,19 +15,20 @@
 namespace support::gpu {
 
 using mha::cuda::BlockIndex;
+using mha::cuda::warpgroup_size;
 
 /// What a launch did. bank_conflicts: passes of ldmatrix beyond the one per matrix.
 struct Counters {
-  long mma = 0, ldmatrix = 0, bank_conflicts = 0, copies = 0, syncs = 0, votes = 0;
+  long mma = 0, wgmma = 0, ldmatrix = 0, bank_conflicts = 0, copies = 0, syncs = 0, votes = 0;
 
   Counters& operator+=(const Counters& c) {
-    mma += c.mma, ldmatrix += c.ldmatrix, bank_conflicts += c.bank_conflicts;
+    mma += c.mma, wgmma += c.wgmma, ldmatrix += c.ldmatrix, bank_conflicts += c.bank_conflicts;
     copies += c.copies, syncs += c.syncs, votes += c.votes;
     return *this;
   }
 };
 
-/// One thread block: its threads as fibers, its barriers, the meetings of its warps, its shared memory.
+/// One thread block: its threads as fibers, its barriers, the meetings of its warps and warpgroups, its shared memory.
 class Block {
  public:
   Counters count;
@@ -39,6 +40,7 @@ class Block {
         global(memory_of_launch),
         fibers_(threads),
         warps_(static_cast<std::size_t>(threads / warp_size)),
+        warpgroups_(static_cast<std::size_t>((threads + warpgroup_size - 1) / warpgroup_size)),
         waits_(static_cast<std::size_t>(threads)) {
     if (threads <= 0 || threads % warp_size != 0)
       throw Fault("a block of " + std::to_string(threads) + " threads is no whole number of warps");
@@ -54,7 +56,9 @@ class Block {
     memory.clear();
     global.begin_block();
     arrived_ = ended_ = 0;
-    for (Warp& w : warps_) w = Warp{};
+    any_ = any_arrived_ = false;
+    for (auto& w : warps_) w = {};
+    for (auto& w : warpgroups_) w = {};
     for (Wait& w : waits_) w = Wait{};
     fibers_.restart(body);
     const int threads = fibers_.count();
@@ -74,40 +78,65 @@ class Block {
 
   /// The lanes of a warp meet, each with a slot; the last to come applies the operation to all 32 slots.
   template <class Slot, class Apply> void meet(int thread, const char* what, Slot& slot, Apply&& apply) {
-    Warp& w = warps_[static_cast<std::size_t>(thread / warp_size)];
-    if (w.arrived > 0 && w.what != what && std::strcmp(w.what, what) != 0)
-      throw Fault(std::string("the warp diverges: ") + what + " meets " + w.what);
-    w.what = what;
-    w.slot[thread % warp_size] = &slot;
-    if (++w.arrived < warp_size) return wait_for(w.meetings, what);
-    Slot* lane[warp_size];
-    for (int i = 0; i < warp_size; ++i) lane[i] = static_cast<Slot*>(w.slot[i]);
-    apply(lane);
-    w.arrived = 0;
-    ++w.meetings;
+    meet(warps_, "warp", thread, what, slot, apply);
+  }
+  /// The threads of a warpgroup likewise.
+  template <class Slot, class Apply> void meet_warpgroup(int thread, const char* what, Slot& slot, Apply&& apply) {
+    meet(warpgroups_, "warpgroup", thread, what, slot, apply);
   }
 
-  void sync() {
-    if (ended_ > 0) throw Fault("sync, but other threads have left the kernel");
-    if (++arrived_ < fibers_.count()) return wait_for(barriers_, "sync");
-    arrived_ = 0;
-    ++barriers_;
-    ++count.syncs;
-    memory.sync();
+  void sync() { sync("sync", false); }
+  bool sync_any(bool x) {
+    sync("sync_any", x);
+    return any_;  // until all threads have come to the next barrier
   }
 
  private:
-  struct Warp {
-    int arrived = 0;
+  template <std::size_t Threads> struct Meeting {
+    std::size_t arrived = 0;
     unsigned meetings = 0;
     const char* what = "";
-    void* slot[warp_size] = {};
+    void* slot[Threads] = {};
   };
   struct Wait {
     const unsigned* gate = nullptr;
     unsigned ticket = 0;
     const char* what = "";
   };
+
+  template <std::size_t Threads, class Slot, class Apply>
+  void meet(std::vector<Meeting<Threads>>& all, const char* who, int thread, const char* what, Slot& slot,
+            Apply& apply) {
+    Meeting<Threads>& m = all[static_cast<std::size_t>(thread) / Threads];
+    if (m.arrived > 0) expect_same(who, what, m.what);
+    m.what = what;
+    m.slot[static_cast<std::size_t>(thread) % Threads] = &slot;
+    if (++m.arrived < Threads) return wait_for(m.meetings, what);
+    Slot* lane[Threads];
+    for (std::size_t i = 0; i < Threads; ++i) lane[i] = static_cast<Slot*>(m.slot[i]);
+    apply(lane);
+    m.arrived = 0;
+    ++m.meetings;
+  }
+
+  void sync(const char* what, bool x) {
+    if (ended_ > 0) throw Fault(std::string(what) + ", but other threads have left the kernel");
+    if (arrived_ > 0) expect_same("block", what, barrier_);
+    barrier_ = what;
+    any_arrived_ = any_arrived_ || x;
+    if (++arrived_ < fibers_.count()) return wait_for(barriers_, what);
+    any_ = any_arrived_;
+    any_arrived_ = false;
+    arrived_ = 0;
+    ++barriers_;
+    ++count.syncs;
+    memory.sync();
+  }
+
+  static void expect_same(const char* who, const char* what, const char* others) {
+    if (what != others && std::strcmp(what, others) != 0)
+      throw Fault(std::string("the ") + who + " diverges: " + what + " meets " + others);
+  }
 
   void wait_for(const unsigned& gate, const char* what) {
     waits_[static_cast<std::size_t>(fibers_.current())] = {&gate, gate, what};
@@ -131,11 +160,14 @@ class Block {
   }
 
   Fibers fibers_;
-  std::vector<Warp> warps_;
+  std::vector<Meeting<warp_size>> warps_;
+  std::vector<Meeting<warpgroup_size>> warpgroups_;
   std::vector<Wait> waits_;
   BlockIndex index_{};
   int number_ = 0, arrived_ = 0, ended_ = 0;
   unsigned barriers_ = 0;
+  const char* barrier_ = "";
+  bool any_ = false, any_arrived_ = false;  // of the last sync_any, of the one that is not yet complete
 };
 
 }  // namespace support::gpu

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "host_machine.hpp"
+#include "warpgroup_machine.hpp"
 
 namespace support::gpu {
 
@@ -33,7 +33,13 @@ enum class Flaw {
   vote_false,
   vote_true,
   no_fence,
-  lane_absent,  // lane 5 leaves out an ldmatrix
+  no_sync_any,  // gives back what it got
+  no_fence_proxy,
+  no_wgmma_fence,
+  no_wgmma_commit,
+  no_wgmma_wait,
+  shorter_wgmma_wait,  // wgmma_wait<N + 1> for wgmma_wait<N>
+  lane_absent,         // lane 5 leaves out an ldmatrix
 };
 
 /// A flaw at the nth time that each thread of a block comes to it, or always.
@@ -45,9 +51,9 @@ struct Seed {
 };
 
 /// A host machine with one thing wrong, to prove that a kernel's tests would notice: run the body on it.
-class FaultyMachine : public HostMachine {
+class FaultyMachine : public WarpgroupHostMachine {
  public:
-  using HostMachine::HostMachine;
+  using WarpgroupHostMachine::WarpgroupHostMachine;
 
   /// What is wrong with all machines from now on, and how often it has made a difference since.
   static void plant(const Seed& seed) {
@@ -59,6 +65,7 @@ class FaultyMachine : public HostMachine {
   void sync() {
     if (!now(Flaw::no_sync)) HostMachine::sync();
   }
+  bool sync_any(bool x) { return now(Flaw::no_sync_any) ? x : HostMachine::sync_any(x); }
   void sync_warp() {
     if (!now(Flaw::no_sync_warp)) HostMachine::sync_warp();
   }
@@ -101,6 +108,20 @@ class FaultyMachine : public HostMachine {
     return now(Flaw::swapped_pack) ? HostMachine::pack<T>(high, low) : HostMachine::pack<T>(low, high);
   }
 
+  void fence_proxy() {
+    if (!now(Flaw::no_fence_proxy)) WarpgroupHostMachine::fence_proxy();
+  }
+  void wgmma_fence() {
+    if (!now(Flaw::no_wgmma_fence)) WarpgroupHostMachine::wgmma_fence();
+  }
+  void wgmma_commit() {
+    if (!now(Flaw::no_wgmma_commit)) WarpgroupHostMachine::wgmma_commit();
+  }
+  template <int N> void wgmma_wait() {
+    if (now(Flaw::no_wgmma_wait)) return;
+    now(Flaw::shorter_wgmma_wait) ? WarpgroupHostMachine::wgmma_wait<N + 1>() : WarpgroupHostMachine::wgmma_wait<N>();
+  }
+
  private:
   bool now(Flaw flaw) {
     if (flaw != seed_.flaw || (seed_.nth != Seed::always && seen_++ != seed_.nth)) return false;
@@ -118,7 +139,7 @@ class FaultyMachine : public HostMachine {
   inline static long made_ = 0;
 };
 
-static_assert(mha::cuda::Machine<FaultyMachine>);
+static_assert(mha::cuda::WarpgroupMachine<FaultyMachine>);
 
 /// How a flaw is called in a report.
 inline std::string to_string(const Seed& seed) {
@@ -141,9 +162,36 @@ inline std::string to_string(const Seed& seed) {
                                           "every vote false",
                                           "every vote true",
                                           "no fence",
+                                          "no sync_any",
+                                          "no fence_proxy",
+                                          "no wgmma_fence",
+                                          "no wgmma_commit",
+                                          "no wgmma_wait",
+                                          "a shorter wgmma_wait",
                                           "lane 5 absent"};
   static_assert(std::size(names) == static_cast<std::size_t>(Flaw::lane_absent) + 1);
   return names[static_cast<int>(seed.flaw)] + (seed.nth == Seed::always ? "" : ", number " + std::to_string(seed.nth));
+}
+
+/// Whether a flaw leaves out one operation, or waits for less.
+inline bool drops(Flaw flaw) {
+  switch (flaw) {
+    case Flaw::no_sync:
+    case Flaw::no_sync_warp:
+    case Flaw::no_wait:
+    case Flaw::no_commit:
+    case Flaw::shorter_wait:
+    case Flaw::no_fence:
+    case Flaw::no_sync_any:
+    case Flaw::no_fence_proxy:
+    case Flaw::no_wgmma_fence:
+    case Flaw::no_wgmma_commit:
+    case Flaw::no_wgmma_wait:
+    case Flaw::shorter_wgmma_wait:
+      return true;
+    default:
+      return false;
+  }
 }
 
 /// Plants every flaw of the list, those that drop something at each place in turn, and returns the ones that went
@@ -166,8 +214,7 @@ template <class Right> std::vector<std::string> unnoticed(Right&& right, std::in
   };
   if (!(FaultyMachine::plant({}), right())) missed.push_back("the kernel is wrong without a flaw");
   for (Seed seed : seeds) {
-    const bool each = seed.flaw == Flaw::no_sync || seed.flaw == Flaw::no_sync_warp || seed.flaw == Flaw::no_wait ||
-                      seed.flaw == Flaw::no_commit || seed.flaw == Flaw::shorter_wait || seed.flaw == Flaw::no_fence;
+    const bool each = drops(seed.flaw);
     if (each && seed.nth == Seed::always) {
       for (seed.nth = 0; try_one(seed);) ++seed.nth;
       if (seed.nth == 0) missed.push_back(to_string(seed) + ": never made");

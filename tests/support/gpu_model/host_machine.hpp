@@ -27,6 +27,7 @@ class HostMachine {
   mha::cuda::BlockIndex block() const { return block_.index(); }
   Shared shared() const { return 0; }
   void sync() { block_.sync(); }
+  bool sync_any(bool x) { return block_.sync_any(x); }
   void sync_warp() {
     int none = 0;
     block_.meet(thread_, "sync_warp", none, [&](auto&) { block_.memory.sync_warp(thread_); });
@@ -133,6 +134,10 @@ class HostMachine {
     if (!copies_.empty()) throw Fault("left the kernel with a cp.async in flight");
   }
 
+ protected:
+  Block& block_;
+  int thread_;
+
  private:
   struct Copy {
     Shared to;
@@ -191,8 +196,6 @@ class HostMachine {
     });
   }
 
-  Block& block_;
-  int thread_;
   int group_ = 0;
   std::deque<Copy> copies_;
 };

@@ -25,6 +25,7 @@ struct Fault : std::runtime_error {
 ///
 /// Two accesses to a word, one of them a write, by different threads are a race unless a barrier lies between: of the
 /// block, or of the warp where both are of one warp. A word under a cp.async that has not landed belongs to nobody.
+/// The asynchronous proxy, by which products of warpgroups read, sees what its writer has fenced before a barrier.
 class SharedMemory {
  public:
   SharedMemory(int threads, Shared bytes)
@@ -32,16 +33,24 @@ class SharedMemory {
         memory_(size(bytes)),
         words_(size(bytes) / 4),
         readers_(size(bytes) / 4 * warps_),
-        warp_epoch_(warps_, 1) {}
+        warp_epoch_(warps_, 1),
+        fenced_(static_cast<std::size_t>(threads)),
+        visible_(fenced_) {}
 
   void clear() {
     std::fill(memory_.begin(), memory_.end(), static_cast<unsigned char>(0xff));  // a NaN in every floating-point type
     std::fill(words_.begin(), words_.end(), Word{});
     sync();
   }
-  void sync() { ++epoch_; }
+  void sync() {
+    ++epoch_;
+    visible_ = fenced_;
+  }
   void sync_warp(int thread) { ++warp_epoch_[warp(thread)]; }
+  void fence_proxy(int thread) { fenced_[static_cast<std::size_t>(thread)] = writes_; }
   std::uint64_t epoch() const { return epoch_; }
+  /// How many words have been written so far.
+  std::uint64_t writes() const { return writes_; }
 
   /// lanes: who of the thread's warp receives these bytes.
   void read(int thread, std::uint32_t lanes, Shared address, Shared bytes, void* to) {
@@ -60,6 +69,20 @@ class SharedMemory {
       r.lanes |= lanes;
     }
     std::memcpy(to, from, size(bytes));
+  }
+
+  /// Of a product of the thread's warpgroup that was begun when writes() was `begun`, for its whole warp.
+  void read_by_proxy(int thread, std::uint64_t begun, Shared address, Shared bytes, void* to) {
+    read(thread, 0xffffffffu, address, bytes, to);
+    for (std::size_t w = size(address) / 4; w < size(address + bytes) / 4; ++w) {
+      const Word& x = words_[w];
+      if (x.written > begun)
+        throw Fault(name("read", w) + " that thread " + std::to_string(x.writer) +
+                    " has written while the product was in flight");
+      if (x.written > visible_[static_cast<std::size_t>(x.writer)])
+        throw Fault(name("read", w) + " that thread " + std::to_string(x.writer) +
+                    " has written but not fenced for the asynchronous proxy");
+    }
   }
 
   void write(int thread, Shared address, Shared bytes, const void* from) {
@@ -83,7 +106,7 @@ class SharedMemory {
   struct Word {
     int writer = -1;
     bool flying = false;
-    std::uint64_t epoch = 0, warp_epoch = 0;
+    std::uint64_t epoch = 0, warp_epoch = 0, written = 0;
   };
   struct Readers {
     std::uint64_t epoch = 0, warp_epoch = 0;
@@ -96,7 +119,7 @@ class SharedMemory {
   static std::string name(const char* what, std::size_t word) {
     return std::string(what) + " of shared byte " + std::to_string(word * 4);
   }
-  Word mark(int thread, bool flying) const { return {thread, flying, epoch_, warp_epoch_[warp(thread)]}; }
+  Word mark(int thread, bool flying) { return {thread, flying, epoch_, warp_epoch_[warp(thread)], ++writes_}; }
 
   /// Written since the last barrier that orders the write before this warp.
   bool unordered(const Word& x, std::size_t by_warp) const {
@@ -134,7 +157,8 @@ class SharedMemory {
   std::vector<Word> words_;
   std::vector<Readers> readers_;
   std::vector<std::uint64_t> warp_epoch_;
-  std::uint64_t epoch_ = 0;
+  std::vector<std::uint64_t> fenced_, visible_;  // by thread: the writes up to which the asynchronous proxy …
+  std::uint64_t epoch_ = 0, writes_ = 0;
 };
 
 }  // namespace support::gpu

@@ -17,6 +17,7 @@ using namespace mha;
 using cuda::KeyTile;
 using cuda::KeyTiles;
 using cuda::Lanes;
+using cuda::SharedPanels;
 using cuda::SharedRows;
 
 template <int Columns> void check_rows() {
@@ -49,6 +50,41 @@ TEST(SharedRows, PermuteChunksWithoutBankConflicts) {
   check_rows<128>();
   check_rows<192>();
   check_rows<256>();
+}
+
+template <int Columns, int Rows> void check_panels() {
+  using Panels = SharedPanels<Columns, Rows>;
+  EXPECT_EQ(Panels::all_bytes, Rows * Columns * 2);
+  std::set<int> places;
+  for (int row = 0; row < Rows; ++row)
+    for (int c = 0; c < Panels::chunks; ++c) {
+      const int at = Panels::address(1024, row, c);
+      EXPECT_EQ(at % 16, 0);
+      EXPECT_GE(at, 1024);
+      EXPECT_LT(at, 1024 + Panels::all_bytes);
+      EXPECT_TRUE(places.insert(at).second) << "row " << row << " chunk " << c;
+      // As a product of a warpgroup finds it: bits 4 to 6 of an address in rows xored with bits 7 to 9.
+      const int plain = 1024 + c / 8 * Panels::panel_bytes + row * 128 + c % 8 * 16;
+      EXPECT_EQ(at, plain ^ (plain >> 7 & 7) << 4);
+      for (int x = 0; c + x < Panels::chunks; ++x)
+        if ((c < 2 && x % 2 == 0) || x % Panels::group == 0) {
+          EXPECT_EQ(Panels::beside(at, x), Panels::address(1024, row, c + x)) << row << " " << c << " " << x;
+        }
+    }
+  for (int first = 0; first < Rows; first += 8)
+    for (int c = 0; c < Panels::chunks; ++c) {
+      std::set<int> banks;
+      for (int row = first; row < first + 8; ++row) banks.insert(Panels::address(0, row, c) % 128);
+      EXPECT_EQ(banks.size(), 8u) << Columns << " columns, chunk " << c;
+    }
+}
+
+TEST(SharedPanels, PermuteChunksWithoutBankConflicts) {
+  check_panels<64, 64>();
+  check_panels<128, 64>();
+  check_panels<128, 128>();
+  check_panels<192, 80>();
+  check_panels<256, 8>();
 }
 
 TEST(Lanes, HoldAnAccumulatorOnce) {
