@@ -39,7 +39,8 @@ template <class Machine, class Shape, class Call> class ForwardBlock : ForwardRo
   static constexpr int head_depth = Shape::head_dim / 16;  // steps of products
 
  public:
-  using Base::Base;
+  MHA_KERNEL ForwardBlock(Machine& machine, const Call& call, ForwardBlocks::Place place)
+      : Base(machine, call, place) {}
 
   MHA_KERNEL void run() {
     if (count_ <= 0) return;  // of a short sequence

@@ -34,7 +34,8 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
   using Weights = std::uint32_t[std::size_t{key_depth}][4];
 
  public:
-  using Base::Base;
+  MHA_KERNEL WarpgroupBlock(Machine& machine, const Call& call, ForwardBlocks::Place place)
+      : Base(machine, call, place) {}
 
   MHA_KERNEL void run() {
     if (count_ <= 0) return;  // of a short sequence
