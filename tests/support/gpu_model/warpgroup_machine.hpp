@@ -108,9 +108,9 @@ class WarpgroupHostMachine : public HostMachine {
     check_addresses(p);
     float left[rows][depth], right[depth][most_columns];
     read(p, left, right);
+    p.sum.resize(static_cast<std::size_t>(rows * p.columns));
     const bool chained = follower(p) != products_.end();
     if (chained) expect_untouched(p);
-    p.sum.resize(static_cast<std::size_t>(rows * p.columns));
     if (p.call.add && !chained) each_element(p, [](float& d, float& sum) { sum = d; });
     each_element(p, [](float& d, float&) { std::memcpy(&d, &poison, sizeof d); });
     products_.push_back(std::move(p));
