@@ -20,6 +20,7 @@
 #include "norm_body.hpp"
 #include "on_device.hpp"
 #include "packed_weights.hpp"
+#include "warpgroup_machine.cuh"
 #include "workspace.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -30,8 +31,15 @@ template <class Kernel, class Params>
 __global__ void __launch_bounds__(Kernel::threads, Kernel::blocks_per_multiprocessor)
     body_kernel(const __grid_constant__ Params params) {
   if constexpr (requires { params.call.mask; }) touch_policies(params.call);
-  DeviceMachine machine;
-  Kernel::template run<DeviceMachine>(machine, params);
+  if constexpr (requires { Kernel::warpgroups; }) {
+#if MHA_HAS_WARPGROUPS
+    HopperMachine machine;
+    Kernel::template run<HopperMachine>(machine, params);
+#endif
+  } else {
+    DeviceMachine machine;
+    Kernel::template run<DeviceMachine>(machine, params);
+  }
 }
 
 /// Launches bodies in a workspace's stream.
@@ -246,7 +254,7 @@ struct Cuda {
 
   cuda::DeviceFacts device_facts() const {
     return {cuda::device_attribute(cudaDevAttrMultiProcessorCount, device),
-            cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
+            cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device), cuda::runs_warpgroup_products()};
   }
 };
 
