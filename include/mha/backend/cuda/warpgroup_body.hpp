@@ -56,53 +56,42 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
       Tile s;
       Pairs hidden = {};
       Rows rescale;
+      Weights weights;
       multiply_keys(s, 0);
       m_.template wgmma_wait<0>();
       m_.hold(s[0]);
       finish(s, hidden, tile);
       this->follow(s, rescale);
       this->weigh(s);
-      for (int stage = 0;; stage ^= 1) {
-        Weights weights;
+      int stage = 0;
+      for (;; stage ^= 1) {
         pack(weights, s);
         m_.template wait<0>();
         m_.fence_proxy();
         // This tile's values and the next keys are here for all; the keys of this one and the values before are read.
-        const bool some_hidden = m_.sync_any(Base::some(hidden));
-        const KeyTile after = next ? tiles.after(next) : KeyTile{};
-        const bool guarded = some_hidden && !values_finite(stage);
-        if (next) this->load_values(next, stage ^ 1);
+        if (m_.sync_any(Base::some(hidden)) && !values_finite(stage)) multiply_visible(weights, hidden, stage);
+        if (!next) break;
+        const KeyTile after = tiles.after(next);
+        this->load_values(next, stage ^ 1);
         if (after) this->load_keys(after, stage);
         m_.commit();
-        if (next) multiply_keys(s, stage ^ 1);
-        if (!guarded) multiply_values(weights, stage);
-        Pairs hidden_next = {};
-        bool grows = false;
-        if (next) {
-          if (guarded)
-            m_.template wgmma_wait<0>();
-          else
-            m_.template wgmma_wait<1>();
-          m_.hold(s[0]);
-          finish(s, hidden_next, next);
-          grows = this->follow(s, rescale);
-          this->weigh(s);
-        }
+        multiply_keys(s, stage ^ 1);
+        multiply_values(weights, stage);
+        m_.template wgmma_wait<1>();
+        m_.hold(s[0]);
+        see_all(hidden);
+        finish(s, hidden, next);
+        const bool grows = this->follow(s, rescale);
+        this->weigh(s);
         m_.template wgmma_wait<0>();
         m_.hold(out_[0]);
         m_.hold(weights);
-        if (guarded) {
-          const auto packed = [&](Fragments& a, int k) {
-            MHA_UNROLL for (int e = 0; e < 4; ++e) a[0][e] = weights[k][e];
-          };
-          this->multiply_visible_values(packed, hidden, stage);
-        }
-        if (!next) break;
         if (grows) this->rescale_outputs(rescale);
-        MHA_UNROLL for (int w = 0; w < int{sizeof(hidden[0]) / 4}; ++w) hidden[0][w] = hidden_next[0][w];
-        tile = next;
         next = after;
       }
+      multiply_values(weights, stage);
+      m_.template wgmma_wait<0>();
+      m_.hold(out_[0]);
     }
     this->write();
   }
@@ -138,6 +127,8 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
     m_.wgmma_commit();
   }
 
+  static MHA_KERNEL void see_all(Pairs& hidden) { MHA_UNROLL for (std::uint32_t& word : hidden[0]) word = 0; }
+
   MHA_KERNEL void pack(Weights& weights, const Tile& s) const {
     MHA_UNROLL for (int k = 0; k < key_depth; ++k) {
       Fragments a;
@@ -146,7 +137,19 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
     }
   }
 
-  /// Whether the values of a tile are, each warp having looked at its part.
+  /// The same over visible pairs; then the values are zeros, so that multiply_values() adds nothing.
+  MHA_KERNEL void multiply_visible(const Weights& weights, const Pairs& hidden, int stage) {
+    const auto packed = [&](Fragments& a, int k) { MHA_UNROLL for (int e = 0; e < 4; ++e) a[0][e] = weights[k][e]; };
+    this->multiply_visible_values(packed, hidden, stage);
+    m_.sync();
+    constexpr Shared pass = Shape::threads * 16;
+    MHA_ROLL for (Shared at = m_.thread() * 16; at < Shape::value_bytes; at += pass)
+        m_.store(values_ + stage * Shape::value_bytes + at, Chunk{});
+    m_.fence_proxy();
+    m_.sync();
+  }
+
+  /// Whether all values of a tile are, each warp having looked at its part.
   MHA_KERNEL bool values_finite(int stage) const {
     constexpr Shared part = Shape::value_bytes / Shape::warps;
     const Shared from = values_ + stage * Shape::value_bytes + m_.thread() / warp_size * part;
