@@ -48,6 +48,11 @@ class WarpgroupHostMachine : public HostMachine {
   }
   template <std::size_t M> void hold(float (&)[M][4]) const {}
   template <std::size_t M> void hold(std::uint32_t (&)[M][4]) const {}
+  int uniform(int x) {
+    if (shuffle_xor(static_cast<std::uint32_t>(x), 1) != static_cast<std::uint32_t>(x))
+      throw Fault("uniform of values that differ");
+    return x;
+  }
   void fence_proxy() { block_.memory.fence_proxy(thread_); }
 
   void leave() const {

@@ -158,7 +158,7 @@ struct DeviceMachine {
     return pair;
   }
 
- private:
+ protected:
   static constexpr unsigned all_lanes = 0xffffffffu;
 };
 

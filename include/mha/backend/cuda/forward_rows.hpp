@@ -38,8 +38,8 @@ template <class Machine, class Shape, class Call> class ForwardRows {
   using Tile = PerStrip<float[std::size_t{key_steps}][4]>;  // accumulators (rows of the warp, keys)
   using Rows = PerStrip<float[2]>;                          // a number for each of them
   using Fragments = PerStrip<std::uint32_t[4]>;             // A operands (rows of the warp, 16 deep)
-  /// Bit 4 (n % 8) + e of word n / 8 is of pair (n, e) of a tile.
-  using Pairs = PerStrip<std::uint32_t[std::size_t{(key_steps + 7) / 8}]>;
+  using Bits = std::conditional_t<(key_steps > 8), std::uint64_t, std::uint32_t>;
+  using Pairs = PerStrip<Bits>;  // bit 4 n + e of pair (n, e) of a tile
 
   MHA_KERNEL ForwardRows(Machine& machine, const Call& call, ForwardBlocks::Place place)
       : m_(machine),
@@ -99,16 +99,25 @@ template <class Machine, class Shape, class Call> class ForwardRows {
     to = Layout::address(to, first, part);
     if constexpr (Shape::layout == RowLayout::aligned) {
       const T* from = row(first) + part * 8;
-      MHA_UNROLL for (int r = 0; r < count; r += pass) {  // rows a multiple of 8 apart have one key
-        const bool here = first + r < valid;
+      const auto copy_row = [&](int r, bool whole) {
+        const bool here = whole || first + r < valid;
         MHA_UNROLL for (int c = 0; c < Layout::chunks; c += wide) {
-          const bool read = here && (c + part) * 8 < columns;
+          const bool read = whole || (here && (c + part) * 8 < columns);
           m_.cp_async16(Layout::beside(to, c) + r * Layout::bytes, from + c * 8, read);
         }
         if constexpr (std::is_same_v<Row, Strided>)
           from += row.stride * pass;
         else
           from = row(first + r + pass) + part * 8;
+      };
+      // Rows a multiple of 8 apart have one key.
+      if constexpr (Shape::warpgroups > 0) {
+        if (count <= valid && columns == Layout::chunks * 8)  // as a rule: nothing is asked of each chunk
+          MHA_UNROLL for (int r = 0; r < count; r += pass) copy_row(r, true);
+        else
+          MHA_ROLL for (int r = 0; r < count; r += pass) copy_row(r, false);
+      } else {
+        MHA_UNROLL for (int r = 0; r < count; r += pass) copy_row(r, false);
       }
     } else {
       MHA_ROLL for (int r = 0; r < count; r += pass) {
@@ -167,7 +176,7 @@ template <class Machine, class Shape, class Call> class ForwardRows {
       const Index row = row0 + 16 * i + Lanes::row(0, e), key = key0 + 8 * n + Lanes::column(0, e);
       float& x = s[i][n][e];
       x = partial ? logits_.visible_logit(x, row, key) : logits_.logit(x, row < last ? row : last, key);
-      if (x == Logits::hidden()) hidden[i][n / 8] |= 1u << (4 * (n % 8) + e);
+      if (x == Logits::hidden()) hidden[i] |= Bits{1} << (4 * n + e);
     }
   }
 
@@ -228,8 +237,8 @@ template <class Machine, class Shape, class Call> class ForwardRows {
   }
 
   MHA_KERNEL static bool some(const Pairs& pairs) {
-    std::uint32_t all = 0;
-    MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (const std::uint32_t word : pairs[i]) all |= word;
+    Bits all = 0;
+    MHA_UNROLL for (int i = 0; i < strips; ++i) all |= pairs[i];
     return all != 0;
   }
 
@@ -244,15 +253,14 @@ template <class Machine, class Shape, class Call> class ForwardRows {
       Fragments a, seen;
       MHA_UNROLL for (int j = 0; j < key_depth; ++j) if (j == k) weights(a, j);
       MHA_UNROLL for (int i = 0; i < strips; ++i) {
-        std::uint32_t word = hidden[i][0];
-        MHA_UNROLL for (int w = 1; w < (key_steps + 7) / 8; ++w) word = k / 4 == w ? hidden[i][w] : word;
         MHA_UNROLL for (int e = 0; e < 4; ++e) {
-          const std::uint32_t pair = word >> (8 * (k % 4) + e / 2 * 4 + e % 2 * 2);
+          const auto pair = static_cast<std::uint32_t>(hidden[i] >> (8 * k + e / 2 * 4 + e % 2 * 2));
           seen[i][e] = PairBits<T>::ones((pair & 1u) == 0, (pair & 2u) == 0);
         }
       }
       MHA_UNROLL for (int d = 0; d < value_steps; d += 2) {
         std::uint32_t b[4];
+        m_.sync_warp();  // one step after another: it is rare, and registers are few
         m_.ldmatrix_x4_trans(b, Value::beside(value, d) + k * 16 * Value::bytes);
         MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int c = 0; c < 2; ++c)
             multiply_seen<T>(m_, out_[i][d + c], a[i], seen[i], b[2 * c], b[2 * c + 1]);

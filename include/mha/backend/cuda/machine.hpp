@@ -149,6 +149,7 @@ inline constexpr int warpgroup_size = 4 * warp_size;
 ///                                     accumulators, their a, and their shared memory but to read it
 ///   void hold(float (&)[M][4]), hold(uint32_t (&)[M][4])
 ///                                     after a wait, what was in flight: a compiler moves no use of it before this
+///   int uniform(int x)                collective; x, the same in all lanes, so that it is kept once for the warp
 ///   void fence_proxy()                what this thread has written to shared memory, copies that landed too, is seen
 ///                                     by products of whoever meets it at the next sync
 template <class M>
@@ -162,6 +163,7 @@ concept WarpgroupMachine = Machine<M> && requires(M m, float (&d)[8][4], const s
   m.hold(d);
   m.hold(fragments);
   m.fence_proxy();
+  { m.uniform(0) } -> std::same_as<int>;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::cuda

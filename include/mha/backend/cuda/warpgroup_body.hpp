@@ -72,14 +72,14 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
         if (m_.sync_any(Base::some(hidden)) && !values_finite(stage)) multiply_visible(weights, hidden, stage);
         if (!next) break;
         const KeyTile after = tiles.after(next);
+        multiply_keys(s, stage ^ 1);
+        multiply_values(weights, stage);
         this->load_values(next, stage ^ 1);
         if (after) this->load_keys(after, stage);
         m_.commit();
-        multiply_keys(s, stage ^ 1);
-        multiply_values(weights, stage);
         m_.template wgmma_wait<1>();
         m_.hold(s[0]);
-        see_all(hidden);
+        hidden[0] = 0;
         finish(s, hidden, next);
         const bool grows = this->follow(s, rescale);
         this->weigh(s);
@@ -98,7 +98,7 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
 
  private:
   /// The warp's first row of its warpgroup.
-  MHA_KERNEL int warpgroup_row() const { return m_.thread() / warpgroup_size * 64; }
+  MHA_KERNEL int warpgroup_row() const { return m_.uniform(m_.thread() / warpgroup_size) * 64; }
 
   /// A warp that sees nothing of the tile takes part: its pairs are hidden one by one.
   MHA_KERNEL void finish(Tile& s, Pairs& hidden, KeyTile tile) const {
@@ -126,8 +126,6 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
         out_[0], weights[k], value + k * 16 * Base::Value::bytes, Base::Value::panel_bytes);
     m_.wgmma_commit();
   }
-
-  static MHA_KERNEL void see_all(Pairs& hidden) { MHA_UNROLL for (std::uint32_t& word : hidden[0]) word = 0; }
 
   MHA_KERNEL void pack(Weights& weights, const Tile& s) const {
     MHA_UNROLL for (int k = 0; k < key_depth; ++k) {

@@ -103,6 +103,7 @@ struct HopperMachine : DeviceMachine {
     MHA_UNROLL
     for (int i = 0; i < M * 4; ++i) asm volatile("" : "+r"(x[i / 4][i % 4])::"memory");
   }
+  MHA_KERNEL int uniform(int x) const { return __shfl_sync(all_lanes, x, 0); }
   MHA_KERNEL void fence_proxy() const {
 #if MHA_HAS_WARPGROUPS
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
