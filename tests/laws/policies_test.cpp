@@ -325,7 +325,7 @@ TEST(SharedWeights, RunOnAnotherBackendAndUnderAnotherProjection) {
   EXPECT_LE(support::largest_difference(other(x), expected), 1e-12);
   const auto refusal = [&](auto&& to) { return mha_test::message_of<mha::ShapeError>([&] { to.borrow(layer); }); };
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, Heads>(config)),
-            "borrow: the query_norm has 3 elements, expected 0");
+            "borrow: the query_norm has 3 elements, expected 0: name mha::QkNorm in the layer's type");
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, mha::MultiHead, mha::QkNorm>(
                 {.d_model = 12, .num_heads = 4, .bias = true})),
             "borrow: the key weights are (2, 12, 3), expected (4, 12, 3)");
