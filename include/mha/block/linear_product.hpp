@@ -115,16 +115,7 @@ template <class T, class B, class F> class LinearProduct {
     // A product reads all of x while it writes.
     const bool in_place = rows_collapse(y) && !may_overlap(rows, y);
     const TensorView<T, 3> to = in_place ? y : take_like<T>(frame, y);
-    TensorView<const T, 3> added = residual;
-    if (residual.data != nullptr) {
-      const bool apart = !may_overlap(residual, to) || same_view(residual, TensorView<const T, 3>(to));
-      if (!apart || !rows_collapse(residual)) {
-        const auto copy = take_like<T>(frame, residual);
-        items(copy_items(residual, copy));
-        added = copy;
-      }
-    }
-    const auto beside = added.data != nullptr ? collapsed(added) : TensorView<const T, 2>{};
+    const auto beside = residual_rows(residual, to, frame, items);
     if constexpr (sizeof...(Kept) == 0 || plain)
       run_rows(backend, rows, collapsed(to), beside, activation, w, frame, workspace);
     else
@@ -144,7 +135,7 @@ template <class T, class B, class F> class LinearProduct {
                 const TensorView<const T, 2>& residual, const F& activation, const LinearViews<const T>& w,
                 Frame& frame, Workspace& workspace) const {
     if (plain && residual.data == nullptr) return multiply(backend, x, {&to, 1}, w, workspace);
-    if (packed_.multiply(backend, x, to, Epilogue<T, F>{activation, residual}, workspace)) return;
+    if (packed_.multiply(backend, x, 0, to, Epilogue<T, F>{activation, residual}, workspace)) return;
     TensorView<T, 2> sums[parts];
     if (!gated && residual.data != to.data)
       sums[0] = to;

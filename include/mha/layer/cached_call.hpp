@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <optional>
 
+#include "../block/arguments.hpp"
+#include "../block/linear_call.hpp"
+#include "../block/rows.hpp"
 #include "../cache/block_kv.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
@@ -115,16 +118,37 @@ template <class T> void require_result(const TensorView<const T, 3>& x, const Te
   require_equal("layer", "width", "the layer's output", width, "the result", y.extent[2]);
 }
 
+/// Checks the residual among the arguments of a call on x.
+template <class B, class T, class... Extra>
+void require_residual(const B& backend, const TensorView<const T, 3>& x, Index width, const Extra&... extra) {
+  if constexpr ((ResidualArgument<Extra> || ...))
+    require_like("layer", backend, "the residual", x, find_residual<T>(extra...), width);
+}
+
 /// Checks that all rows of a call fit that is made in steps of at most so many.
 template <class T, class Cache>
-void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, Index rows, Index most,
-                    const Cache& cache) {
+void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, const TensorView<const T, 3>& residual,
+                    Index rows, Index most, const Cache& cache) {
   if (rows <= most) return;
   cache.require_room(rows);
-  const TensorView<const T, 3> read = y;
-  require(same_view(x, read) || !share_elements(x, y),
-          "prefill: the result overlaps x and is not x itself: an earlier piece would be written over rows still to be "
-          "read");
+  const TensorView<const T, 3> written = y;
+  const auto check = [&](const char* name, const TensorView<const T, 3>& read) {
+    require(same_view(read, written) || !share_elements(read, y), "prefill: the result overlaps ", name, " and is not ",
+            name, " itself: an earlier piece would be written over rows still to be read");
+  };
+  check("x", x);
+  if (residual.data != nullptr) check("the residual", residual);
+}
+
+/// An argument of a call as it is for rows [begin, begin + count) of every sequence.
+template <class E, class Cache>
+decltype(auto) part_of_argument(E& argument, const Cache& cache, Index begin, Index count) {
+  if constexpr (ResidualArgument<E>) {
+    const auto part = part_of(each_sequence(with_batch(argument.from), cache), begin, count);
+    return Residual<std::remove_const_t<decltype(part)>>{part};
+  } else {
+    return (argument);
+  }
 }
 
 /// Checks that masks and scores fit every piece of so many rows for each sequence, and that a Ring will have dropped

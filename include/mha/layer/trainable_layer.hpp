@@ -256,6 +256,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     Tape& tape = detail::given_tape<Tape>(extra...);
     this->check_result(x, y);
     const B& backend = detail::backend_or(backend_, extra...);
+    detail::require_residual(backend, x, this->output_width(), extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
@@ -314,13 +315,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     this->project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
     detail::run<true>(backend, call, workspace);
     const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, frame, items);
-    const auto finish = [&](const TensorView<T, 2>& to) {
-      if constexpr (Output::has_weights)
-        products_.run(backend, rows, w, Matrix::output, {&to, 1}, workspace);
-      else
-        items(detail::copy_items(rows, to));
-    };
-    detail::into_rows(y, frame, finish, items);
+    products_.template finish<Output>(backend, rows, w, y, frame, workspace, extra...);
     tape.attention_.end();
   }
 

@@ -238,6 +238,38 @@ TEST(CachedCall, ADroppedStepDoesNotChangeWhoseWeightsTheKeysAre) {
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(part(x, 0, 1), cache)); }), "");
 }
 
+// Each piece of a prompt has its own rows of the residual.
+TEST(CachedCall, PrefillAndStepsAddAResidual) {
+  const Layer layer = drawn(32);
+  const mha::SlidingWindow window{.left = 3};
+  auto ring = mha::make_cache(layer, Ring{.left = 3, .rows = 2}, {.sequences = 2});
+  static_cast<void>(ring.add());
+  static_cast<void>(ring.add());
+  const auto text = random_rows(14, 33), few = random_rows(13, 35);
+  auto rows = random_rows(15, 34);  // two places of 14 rows each, one row apart
+  const auto x = mha::view(text.data(), 2, 7, E);
+  const mha::TensorView<float, 3> r = mha::view(rows.data(), 2, 7, E), late = mha::view(&rows(1, 0), 2, 7, E);
+  EXPECT_EQ(message_of([&] { layer.prefill(x, ring, window, mha::residual(r), mha::into(late)); }),
+            "prefill: the result overlaps the residual and is not the residual itself: an earlier piece would be "
+            "written over rows still to be read");
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(text, ring, window, mha::residual(few))); }),
+            "layer: x has length 14 but the residual has length 13");
+  for (const auto& id : ring.ids()) EXPECT_EQ(ring.length(id), 0);
+  const auto expected = layer(x, window, mha::residual(r));
+  layer.prefill(x, ring, window, mha::residual(r), mha::into(r));
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), rows.begin()));
+
+  auto kept = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 2});
+  static_cast<void>(kept.add());
+  static_cast<void>(kept.add());
+  const auto next = random_rows(2, 36), of_next = random_rows(2, 37);
+  const auto plain = layer.step(next, kept);
+  for (const auto& id : kept.ids()) kept.truncate(id, 0);
+  auto sum = layer.step(next, kept, mha::residual(of_next));
+  for (std::size_t i = 0; i < sum.size(); ++i) sum.data()[i] -= of_next.data()[i];
+  EXPECT_LE(furthest(sum, plain), 1e-6f);
+}
+
 // What can be checked of all pieces is checked before the first.
 struct ScoreOfSixKeys {
   static constexpr mha::Role role = mha::Role::score;
