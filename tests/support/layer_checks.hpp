@@ -99,6 +99,12 @@ template <class B, class T> void expect_layers(const char* name) {
   };
   const auto y = mha::to_host(twins.there(mha::to_device(x), workspace));
   device_checks::expect_near(y, twins.here(wide(x)), bound<T>(), "self-attention");
+  auto sums = mha::to_device(drawn<T, 3>(random, 2, 77, 256));
+  const auto added = wide(mha::to_host(sums)), expected = twins.here(wide(x), mha::residual(added));
+  device_checks::expect_near(mha::to_host(twins.there(mha::to_device(x), mha::residual(sums), workspace)), expected,
+                             bound<T>(), "a residual");
+  twins.there(mha::to_device(x), mha::residual(sums), mha::into(sums), workspace);
+  device_checks::expect_near(mha::to_host(sums), expected, bound<T>(), "in place of the residual");
   for (const bool keys : {true, false}) {
     mha::Config some = config;
     (keys ? some.key_bias : some.output_bias) = false;
