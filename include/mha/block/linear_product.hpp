@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../backend/epilogue.hpp"
 #include "../backend/epilogue_backward.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
@@ -23,30 +24,6 @@
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
-
-/// to = activation(sum) + residual, or activation(gate) ∘ sum + residual, of sums that a product has stored: what
-/// Epilogue is, as items. S is T or its accumulator.
-///
-/// Shapes    all (M, N)  gate null data unless gated, residual null data for none; to may be any of the others
-template <class T, class F, class S = T> struct EpilogueItems {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  F activation;
-  TensorView<const S, 2> gate, sum;
-  TensorView<const T, 2> residual;
-  TensorView<T, 2> to;
-
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
-    using A = Accumulator<T>;
-    A y(sum(row, column));
-    if constexpr (is_gated<F>)
-      y = static_cast<A>(activation.activation(A(gate(row, column)))) * y;
-    else
-      y = static_cast<A>(activation(y));
-    if (residual.data != nullptr) y += A(residual(row, column));
-    to(row, column) = T(y);
-  }
-};
 
 /// The product of a Linear with what follows it: in one pass where the backend fuses them, else one after the other;
 /// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights where

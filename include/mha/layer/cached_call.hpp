@@ -5,9 +5,9 @@
 #include <concepts>
 #include <cstddef>
 #include <optional>
+#include <type_traits>
 
 #include "../block/arguments.hpp"
-#include "../block/linear_call.hpp"
 #include "../block/rows.hpp"
 #include "../cache/block_kv.hpp"
 #include "../call.hpp"
@@ -110,19 +110,21 @@ template <class T> TensorView<T, 3> part_of(const TensorView<T, 3>& v, Index beg
   return {v.data + begin * v.stride[1], {v.extent[0], count, v.extent[2]}, {v.stride[0], v.stride[1], v.stride[2]}};
 }
 
-/// Checks the result of a call on x.
-template <class T> void require_result(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, Index width) {
-  require_data("layer", "the result", y);
-  require_equal("layer", "batch", "x", x.extent[0], "the result", y.extent[0]);
-  require_equal("layer", "length", "x", x.extent[1], "the result", y.extent[1]);
-  require_equal("layer", "width", "the layer's output", width, "the result", y.extent[2]);
+/// Checks the result of a call on x, or its residual.
+template <class T, class V>
+void require_result(const TensorView<const T, 3>& x, const V& y, Index width, const char* name = "the result") {
+  require_data("layer", name, y);
+  require_equal("layer", "batch", "x", x.extent[0], name, y.extent[0]);
+  require_equal("layer", "length", "x", x.extent[1], name, y.extent[1]);
+  require_equal("layer", "width", "the layer's output", width, name, y.extent[2]);
 }
-
-/// Checks the residual among the arguments of a call on x.
 template <class B, class T, class... Extra>
 void require_residual(const B& backend, const TensorView<const T, 3>& x, Index width, const Extra&... extra) {
-  if constexpr ((ResidualArgument<Extra> || ...))
-    require_like("layer", backend, "the residual", x, find_residual<T>(extra...), width);
+  if constexpr ((ResidualArgument<Extra> || ...)) {
+    const auto residual = find_residual<T>(extra...);
+    require_result(x, residual, width, "the residual");
+    require_reachable(backend, "layer", "the residual", residual);
+  }
 }
 
 /// Checks that all rows of a call fit that is made in steps of at most so many.

@@ -294,7 +294,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::run(backend, call, workspace);
     detail::run_gates<B, Concat, T>(heads, products_.vectors(w).gate, items);
     const TensorView<const T, 2> rows = view(heads.data, batch * length, c.concat_width());
-    products_.template finish<Output>(backend, rows, w, y, frame, workspace, extra...);
+    detail::finish_rows<Output>(products_, rows, w, y, frame, items, extra...);
   }
 
   template <class X, class Memory, class... Extra>

@@ -10,17 +10,13 @@
 #include <vector>
 
 #include "../backend/backend.hpp"
-#include "../block/arguments.hpp"
-#include "../block/linear_product.hpp"
+#include "../backend/epilogue.hpp"
 #include "../block/narrow_weights.hpp"
 #include "../block/packed_matrices.hpp"
-#include "../block/rows.hpp"
-#include "../call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
-#include "../policy/activation.hpp"
 #include "../policy/projection.hpp"
 #include "parameters.hpp"
 
@@ -174,45 +170,21 @@ template <class T, class B> class LayerProducts {
     }
   }
 
-  /// y = rows · the output matrix, with its bias, or the rows themselves without an output projection, + the residual
-  /// among a call's arguments.
+  /// to = rows · the output matrix, with its bias, + residual, which may be `to` itself.
   ///
-  /// Shapes    rows (B·L, Hq·Dv)  y and residual (B, L, E)
-  template <class Output, class Frame, class... Extra>
-  void finish(const B& backend, const TensorView<const T, 2>& rows, const ParameterViews<const T>& w,
-              const TensorView<T, 3>& y, Frame& frame, typename B::Workspace& workspace, const Extra&... extra) const {
-    const ItemsOn<B> items{backend, workspace};
-    const auto write = [&](const TensorView<T, 2>& to) {
-      if constexpr ((ResidualArgument<Extra> || ...))
-        add(backend, Output::has_weights, rows, w, to, residual_rows(find_residual<T>(extra...), y, frame, items),
-            frame, workspace);
-      else if constexpr (Output::has_weights)
-        run(backend, rows, w, LayerMatrix::output, {&to, 1}, workspace);
-      else
-        items(copy_items(rows, to));
-    };
-    into_rows(y, frame, write, items);
+  /// Shapes    rows (B·L, Hq·Dv)  to and residual (B·L, E)
+  template <class Frame>
+  void run_output(const B& backend, const TensorView<const T, 2>& rows, const ParameterViews<const T>& w,
+                  const TensorView<T, 2>& to, const TensorView<const T, 2>& residual, Frame& frame,
+                  typename B::Workspace& workspace) const {
+    constexpr auto output = LayerMatrix::output;
+    if (packed_.multiply(backend, rows, static_cast<Index>(output), to, Epilogue<T>{{}, residual}, workspace)) return;
+    const TensorView<T, 2> sum = residual.data == to.data ? take_like<T>(frame, to) : to;
+    run(backend, rows, w, output, {&sum, 1}, workspace);
+    ItemsOn<B>{backend, workspace}(sum_items<T>(sum, residual, to));
   }
 
  private:
-  /// to = rows, or their product by the output matrix, + residual, which may be `to` itself.
-  template <class Frame>
-  void add(const B& backend, bool has_output, const TensorView<const T, 2>& rows, const ParameterViews<const T>& w,
-           const TensorView<T, 2>& to, const TensorView<const T, 2>& residual, Frame& frame,
-           typename B::Workspace& workspace) const {
-    TensorView<const T, 2> sum = rows;
-    if (has_output) {
-      constexpr auto matrix = LayerMatrix::output;
-      if (packed_.multiply(backend, rows, static_cast<Index>(matrix), to, Epilogue<T>{{}, residual}, workspace)) return;
-      const TensorView<T, 2> made = residual.data == to.data ? take_like<T>(frame, to) : to;
-      run(backend, rows, w, matrix, {&made, 1}, workspace);
-      sum = made;
-    }
-    constexpr Index cost = 2;  // of a sum, in numbers read
-    const EpilogueItems<T, Identity> sums{to.extent[0], to.extent[1], cost, {}, {}, sum, residual, to};
-    ItemsOn<B>{backend, workspace}(sums);
-  }
-
   template <class W, class... Old>
   static Packed pack(const B& backend, const ParameterViews<const W>& w, bool has_output, Old&&... old) {
     Tensor<W, 2> side_by_side[3];  // heads with memory of their own

@@ -315,7 +315,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     this->project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
     detail::run<true>(backend, call, workspace);
     const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, frame, items);
-    products_.template finish<Output>(backend, rows, w, y, frame, workspace, extra...);
+    detail::finish_rows<Output>(products_, rows, w, y, frame, items, extra...);
     tape.attention_.end();
   }
 

@@ -887,7 +887,8 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
   EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(few)), "layer: x has batch 2 but the residual has batch 1");
   EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(short_r)),
             "layer: x has length 3 but the residual has length 2");
-  EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(narrow)), "layer: the residual has width 7, expected 8");
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(narrow)),
+            "layer: the layer's output has width 8 but the residual has width 7");
   EXPECT_EQ(support::differing(y, poisoned), 0U);
   EXPECT_EQ(support::differing(lse, poisoned_lse), 0U);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.attention_weights(x)); }),
