@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <mha/backend/eigen/eigen_cpu.hpp>
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "cache_picture.hpp"
 #include "message_of.hpp"
@@ -236,6 +239,36 @@ TEST(CachedCall, ADroppedStepDoesNotChangeWhoseWeightsTheKeysAre) {
     static_cast<void>(other(part(x, 0, 1), step[0]));
   }
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(part(x, 0, 1), cache)); }), "");
+}
+
+template <class B> struct Conversation {
+  using Attention = mha::MultiHeadAttention<float, B, mha::GroupedQuery<2>, mha::Causal>;
+  Attention layer{config};
+  mha::CacheOf<Attention, Paged> cache;
+
+  Conversation() : cache(mha::make_cache(layer, Paged{.pages = 8, .length = 64, .page = 16})) {
+    layer.initialize(mha::XavierUniform{.seed = 40});
+    static_cast<void>(cache.add());
+  }
+};
+
+// A cache moves with what owns it, between the steps of a text.
+template <class B> void expect_moved_steps() {
+  using Attention = typename Conversation<B>::Attention;
+  static_assert(std::same_as<mha::CacheOf<Attention, Paged, mha::bfloat16>,
+                             decltype(mha::make_cache<mha::bfloat16>(std::declval<const Attention&>(),
+                                                                     std::declval<const Paged&>()))>);
+  Conversation<B> stays, moves;
+  const auto prompt = random_rows(40, 41), next = random_rows(1, 42);
+  static_cast<void>(stays.layer.prefill(prompt, stays.cache));
+  static_cast<void>(moves.layer.prefill(prompt, moves.cache));
+  Conversation<B> moved(std::move(moves));
+  const auto expected = stays.layer.step(next, stays.cache), found = moved.layer.step(next, moved.cache);
+  EXPECT_EQ(furthest(expected, found), 0);
+}
+TEST(CachedCall, CachesMove) {
+  expect_moved_steps<mha::Cpu>();
+  expect_moved_steps<mha::Systolic<>>();
 }
 
 // Each piece of a prompt has its own rows of the residual.
