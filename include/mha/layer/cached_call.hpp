@@ -78,7 +78,7 @@ auto source_of(const CallNames& names, const TensorView<const T, 4>& q, const Te
   if constexpr (LayerStepArgument<Memory>)
     return memory.source();
   else
-    return kv_of(names, q, key, value, ragged);
+    return kv_of(names, q, shared_by(q, key), shared_by(q, value), ragged);
 }
 template <class Call, class Memory> RowPositions key_positions_of(const Call& call, const Memory&) {
   if constexpr (LayerStepArgument<Memory>)

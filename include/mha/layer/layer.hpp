@@ -76,7 +76,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
 
   /// Cross-attention: queries from x, keys and values from memory.
   ///
-  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv), or what project_memory() returned
+  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B or 1, Lk, E_kv), or what project_memory() returned
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
   requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Memory& memory,
                                                                                     Extra&&... extra) const {
@@ -313,7 +313,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto given = options(from.extent[0], memory, extra...);
     const TensorView<const T, 4> q = made.q;
     auto checked = detail::checked_call<T, detail::memory_of<B>>(
-        names, q, detail::kv_of(names, q, made.key, made.key, given.ragged),
+        names, q, detail::source_of(names, q, made.key, made.key, memory, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");
