@@ -2,7 +2,7 @@
 """Whole models beside PyTorch's, OpenVINO's and ONNX Runtime's, by one checkpoint of random weights each, in turns.
 
 Ours are the models of examples/models, theirs Hugging Face's classes; all compute in float32. Weights, ids and pixels are
-random, the lengths of the embedded texts are those of the paragraphs of this repository's README, four times over, 32 in
+random, the lengths of the embedded texts are those of the paragraphs of README.md and examples/*.md, twice over, 32 in
 a batch, the longest first; PyTorch and the others pad a batch to its longest text, ours packs it.
 
 Compares   pip install torch==2.15.0 transformers==5.24.0 (the versions measured), openvino==2026.4.1, and
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
 OURS = "mha"
 
 
@@ -203,7 +203,8 @@ class Seeing(Case):
 
 def paragraphs():
     """Their lengths in tokens, of which each word and each other sign is one, 256 at most."""
-    texts = re.split(r"\n\s*\n", README.read_text())
+    pages = [ROOT / "README.md", *sorted((ROOT / "examples").glob("*.md"))]
+    texts = [text for page in pages for text in re.split(r"\n\s*\n", page.read_text())]
     return [min(256, 2 + n) for n in (len(re.findall(r"\w+|[^\w\s]", t)) for t in texts) if n > 0]
 
 
@@ -213,7 +214,7 @@ def cases():
     llama = transformers.LlamaConfig(
         hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=4,
         max_position_embeddings=2048)  # fmt: skip
-    readme = 4 * paragraphs()
+    readme = 2 * paragraphs()
     return {
         "MiniLM/readme": lambda name: Embedding(name, "MiniLM, %d texts, 32 at once" % len(readme), readme, 32),
         "MiniLM/8": lambda name: Embedding(name, "MiniLM, 1 text of 8 tokens", [8], 1),

@@ -107,6 +107,8 @@ concept WorkspaceArgument = requires {
   requires std::remove_cvref_t<E>::is_workspace;
 };
 template <class E>
+concept ResidualArgument = std::remove_cvref_t<E>::is_residual;  // block/arguments.hpp
+template <class E>
 concept ScaleArgument = std::same_as<std::remove_cvref_t<E>, Scale>;
 template <class E>
 concept OriginArgument = std::same_as<std::remove_cvref_t<E>, Origin>;
@@ -175,7 +177,7 @@ template <class... Extra> constexpr void check_weights_arguments() {
 
 template <class E>
 concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
-    RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E>;
+    RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E> || ResidualArgument<E>;
 
 /// A whole KvCache, or the step of all its layers, where it is no LayerArgument.
 template <class E>
@@ -195,22 +197,24 @@ template <class... Extra> constexpr void check_layer_arguments() {
   static_assert(
       whole_cache ||
           ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
-      "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, mha::into(y), LogSumExp, a "
-      "DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink and a Dropout are named in the "
-      "layer's type (see mha/call.hpp)");
+      "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, mha::residual(r), mha::into(y), "
+      "LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink and a Dropout are named "
+      "in the layer's type (see mha/call.hpp)");
   static_assert((0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
                 "mha: two seeds of one Dropout: keep one (see mha/policy/dropout.hpp)");
-  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
-                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
-                "mha: Ragged, Origin, mha::into(y), LogSumExp, a Workspace and a backend may be given once each "
-                "(see mha/call.hpp)");
+  static_assert(
+      (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+          (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
+          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
+          (0 + ... + int(ResidualArgument<Extra>)) <= 1,
+      "mha: Ragged, Origin, mha::residual(r), mha::into(y), LogSumExp, a Workspace and a backend may be given "
+      "once each (see mha/call.hpp)");
 }
 template <class... Extra> constexpr void check_layer_weights_arguments() {
   check_layer_arguments<Extra...>();
-  static_assert(!((IntoArgument<Extra> || LogSumExpArgument<Extra>) || ...),
-                "mha: attention_weights returns the weights and writes nothing else: no mha::into(y), no LogSumExp "
-                "(see mha/call.hpp)");
+  static_assert(!((IntoArgument<Extra> || LogSumExpArgument<Extra> || ResidualArgument<Extra>) || ...),
+                "mha: attention_weights returns the weights and writes nothing else: no mha::residual(r), no "
+                "mha::into(y), no LogSumExp (see mha/call.hpp)");
 }
 template <class... Extra> constexpr void check_project_arguments() {
   static_assert(

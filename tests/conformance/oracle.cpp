@@ -116,9 +116,7 @@ bool visible(const Problem& p, Index b, Index h, Index q, Index k) {
 double alibi_slope(Index h, Index heads) {
   Index power = 1;
   while (2 * power <= heads) power *= 2;
-  const double slope =
-      h < power ? std::pow(2.0, -8.0 / power * (h + 1)) : std::pow(2.0, -4.0 / power * (2 * (h - power) + 1));
-  return static_cast<double>(static_cast<float>(slope));
+  return h < power ? std::pow(2.0, -8.0 / power * (h + 1)) : std::pow(2.0, -4.0 / power * (2 * (h - power) + 1));
 }
 
 /// T5's bucket of 8, both directions, at most 20 apart: 0, 1 exactly, then two logarithmic ones up to 20.

@@ -124,6 +124,7 @@ void check_file(std::string_view bytes, const mha::detail::SafetensorsHeader& he
     check_ranks<double>(file, data, name);
     check_ranks<mha::bfloat16>(file, data, name);
     check_ranks<std::int8_t>(file, data, name);
+    check_ranks<bool>(file, data, name);
   }
   HOLDS(!refusal([&] { static_cast<void>(file.info("no such tensor, or one of an unlikely name")); }).empty());
 }

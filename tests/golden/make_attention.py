@@ -229,6 +229,7 @@ def make_scores(path, header):
     score_case(writer, "softcap_alibi", hq=4, lq=6, lk=6, spread=4.0, softcap=3.0, alibi=True, causal=True)
     score_case(writer, "softcap_bias_window", lq=6, lk=8, spread=4.0, softcap=3.0, bias=draw(6, 8), left=3, right=1)
     score_case(writer, "alibi_tiles", hq=1, lq=35, lk=70, d=5, dv=2, alibi=True, left=20, right=3)
+    score_case(writer, "alibi_12_heads", hq=12, hkv=2, lq=3, lk=9, d=3, dv=2, alibi=True)  # slopes of sqrt(2)
     writer.save()
 
 

@@ -7,6 +7,7 @@
 
 #include <mha/block.hpp>
 #include <mha/eigen.hpp>
+#include <mha/mha.hpp>
 #include <mha/systolic.hpp>
 
 #include "law.hpp"
@@ -67,6 +68,25 @@ template <class T, class B> void expect_linear(support::Random& random, Index ro
     return block(x, mha::residual(x), backend);
   });
 }
+/// Attention to a memory, plus the rows themselves: the sum of what two calls give, but for how often it is rounded.
+template <class T, class B> void expect_attention(support::Random& random, Index rows) {
+  constexpr Index width = 24;
+  mha::MultiHeadAttention<T, B> layer({.d_model = width, .num_heads = 4, .num_kv_heads = 4, .bias = true});
+  layer.initialize(mha::XavierUniform{.seed = random.engine()()});
+  Tensor<T, 2> memory(1 + random.below(50), width), x(rows, width);
+  random.fill(memory);
+  expect_rows_alone<T, B>(random, rows, width, [&](const TensorView<T, 2>& r, const B& backend) {
+    return layer(r, memory, mha::residual(r), backend);
+  });
+  random.fill(x);
+  const auto alone = layer(x, memory), sum = layer(x, memory, mha::residual(x));
+  for (Index i = 0; i < rows; ++i)
+    for (Index e = 0; e < width; ++e) {
+      const double of_heads = support::to_double(alone(i, e)), of_row = support::to_double(x(i, e));
+      const double bound = 2 * support::unit_roundoff<T>() * (std::abs(of_heads) + std::abs(of_row));
+      EXPECT_NEAR(support::to_double(sum(i, e)), of_heads + of_row, bound) << i << ' ' << e;
+    }
+}
 /// The sums first, then their norms.
 template <class Norm, class T, class B> void expect_norm(support::Random& random, Index rows, Index width) {
   const Norm block({.width = width});
@@ -92,6 +112,7 @@ template <class T, class B> void expect_blocks(support::Random& random) {
     expect_feed_forward<T, B, mha::Gelu>(random, rows(), width());
     expect_feed_forward<T, B, mha::SwiGlu>(random, rows(), width());
     expect_linear<T, B>(random, rows(), width());
+    expect_attention<T, B>(random, rows());
     expect_norm<mha::LayerNorm<T, B>, T, B>(random, rows(), width());
     expect_norm<mha::RmsNorm<T, B>, T, B>(random, rows(), width());
   }

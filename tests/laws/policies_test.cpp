@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <mha/systolic.hpp>
+
 #include "law.hpp"
 #include "scratch.hpp"
 
@@ -264,7 +266,43 @@ TEST(ProjectedMemory, OfAnotherLayerIsRefused) {
   EXPECT_EQ(refusal(keys_and_values(2, 5, 2, 2, 2)), "layer: key has heads 2 but the layer has heads 3");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 4, 2)), "layer: key has head size 4 but the layer has head size 2");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 4)), "layer: value has head size 4 but the layer has head size 2");
-  EXPECT_EQ(refusal(keys_and_values(1, 5, 3, 2, 2)), "layer: x has batch 2 but key has batch 1");
+  EXPECT_EQ(refusal(keys_and_values(3, 5, 3, 2, 2)), "layer: x has batch 2 but key has batch 3");
+}
+
+/// A memory of one sequence, projected in the call or before it, is that of every sequence of x.
+template <class B, class T> void expect_shared_memory() {
+  mha::MultiHeadAttention<T, B, mha::GroupedQuery<2>, mha::QkNorm, mha::Rotary<>> cross(
+      {.d_model = 24, .num_heads = 4, .kv_model = 10, .bias = true});
+  cross.initialize(mha::XavierUniform{.seed = 3});
+  support::Random random("shared memory");
+  mha::Tensor<T, 3> x(3, 9, 24), memory(1, 40, 10), each(3, 40, 10);
+  random.fill(x);
+  random.fill(memory);
+  for (Index b = 0; b < 3; ++b) std::copy(memory.begin(), memory.end(), &each(b, 0, 0));
+  const std::vector<Index> lengths{40, 2, 17};
+  const auto expected = cross(x, each, mha::Padding{lengths});
+  EXPECT_EQ(support::differing(cross(x, memory, mha::Padding{lengths}), expected), 0u);
+  EXPECT_EQ(support::differing(cross(x, mha::view(memory.data(), 40, 10), mha::Padding{lengths}), expected), 0u);
+  const auto kept = cross.project_memory(memory);
+  EXPECT_EQ(kept.key.extent(0), 1);
+  EXPECT_EQ(support::differing(cross(x, kept, mha::Padding{lengths}), expected), 0u);
+  EXPECT_EQ(support::differing(cross.attention_weights(x, kept), cross.attention_weights(x, each)), 0u);
+  EXPECT_EQ(support::differing(cross.mean_attention_weights(x, memory), cross.mean_attention_weights(x, each)), 0u);
+}
+
+TEST(ProjectedMemory, OfOneSequenceIsSharedByABatch) {
+  expect_shared_memory<mha::Reference, double>();
+  expect_shared_memory<Cpu, float>();
+  expect_shared_memory<Cpu, mha::bfloat16>();
+  expect_shared_memory<mha::Systolic<>, mha::bfloat16>();
+  expect_shared_memory<mha::EigenCpu, float>();
+  // Gradients of it would be sums over the batch: a call on a tape is refused.
+  mha::MultiHeadAttention<float, Cpu> layer({.d_model = 8, .num_heads = 2});
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  const mha::Tensor<float, 3> x(2, 3, 8), memory(1, 5, 8);
+  auto tape = layer.tape();
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(x, memory, tape)); }),
+            "layer: x has batch 2 but memory has batch 1");
 }
 
 TEST(ProjectedMemory, OfPackedRowsHasNoBatch) {
@@ -325,7 +363,7 @@ TEST(SharedWeights, RunOnAnotherBackendAndUnderAnotherProjection) {
   EXPECT_LE(support::largest_difference(other(x), expected), 1e-12);
   const auto refusal = [&](auto&& to) { return mha_test::message_of<mha::ShapeError>([&] { to.borrow(layer); }); };
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, Heads>(config)),
-            "borrow: the query_norm has 3 elements, expected 0");
+            "borrow: the query_norm has 3 elements, expected 0: name mha::QkNorm in the layer's type");
   EXPECT_EQ(refusal(mha::MultiHeadAttention<double, Cpu, mha::MultiHead, mha::QkNorm>(
                 {.d_model = 12, .num_heads = 4, .bias = true})),
             "borrow: the key weights are (2, 12, 3), expected (4, 12, 3)");

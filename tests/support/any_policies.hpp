@@ -17,6 +17,7 @@ namespace support {
 /// the address, so that the policy must outlive it and is of use on the host only.
 class PolicyBytes {
  public:
+  using MoveOrigins = std::function<mha::Origins(const mha::Origins&)>;
   template <class P> explicit PolicyBytes(const P& policy) {
     if constexpr (std::is_trivially_copyable_v<P>) {
       static_assert(sizeof(P) <= sizeof(bytes_) && alignof(P) <= 16);
@@ -25,6 +26,16 @@ class PolicyBytes {
       const P* const at = &policy;
       std::memcpy(bytes_, &at, sizeof(at));
     }
+  }
+  /// The policy with its origins replaced by move(origins): what a call does that stages them for a device.
+  template <class P> static void move_origins(PolicyBytes& bytes, const MoveOrigins& move) {
+    if constexpr (std::is_trivially_copyable_v<P>)
+      bytes = PolicyBytes(mha::with_data(bytes.as<P>(), [&](const auto& data) {
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(data)>, mha::Origins>)
+          return move(data);
+        else
+          return data;
+      }));
   }
   template <class P> MHA_HOST_DEVICE const P& as() const {
     if constexpr (std::is_trivially_copyable_v<P>)
@@ -49,7 +60,14 @@ class AnyMask {
   };
   template <class M> MHA_HOST_DEVICE static Entries entries() { return {visible<M>, tile_of<M>}; }
 
-  template <class M> AnyMask(const M& mask, const Entries& code) : mask_(mask), code_(code) {}
+  template <class M>
+  AnyMask(const M& mask, const Entries& code) : mask_(mask), code_(code), move_(PolicyBytes::move_origins<M>) {}
+
+  template <class F> AnyMask with_data(F&& f) const {
+    AnyMask moved = *this;
+    move_(moved.mask_, [&](const mha::Origins& origins) { return f(origins); });
+    return moved;
+  }
 
   MHA_HOST_DEVICE bool operator()(Index b, Index h, Index q, Index k) const { return code_.visible(mask_, b, h, q, k); }
   MHA_HOST_DEVICE mha::TileVisibility tile(Index b, Index h, Index q, Index q_end, Index k, Index k_end) const {
@@ -68,6 +86,7 @@ class AnyMask {
 
   PolicyBytes mask_;
   Entries code_;
+  void (*move_)(PolicyBytes&, const PolicyBytes::MoveOrigins&);
 };
 
 /// Any score of logits in A, likewise.
@@ -81,7 +100,14 @@ template <class A> class AnyScore {
   };
   template <class S> MHA_HOST_DEVICE static Entries entries() { return {at<S>}; }
 
-  template <class S> AnyScore(const S& score, const Entries& code) : score_(score), code_(code) {}
+  template <class S>
+  AnyScore(const S& score, const Entries& code) : score_(score), code_(code), move_(PolicyBytes::move_origins<S>) {}
+
+  template <class F> AnyScore with_data(F&& f) const {
+    AnyScore moved = *this;
+    move_(moved.score_, [&](const mha::Origins& origins) { return f(origins); });
+    return moved;
+  }
 
   MHA_HOST_DEVICE A operator()(A s, Index b, Index h, Index q, Index k) const {
     return code_.at(score_, s, b, h, q, k);
@@ -94,6 +120,7 @@ template <class A> class AnyScore {
 
   PolicyBytes score_;
   Entries code_;
+  void (*move_)(PolicyBytes&, const PolicyBytes::MoveOrigins&);
 };
 
 /// Where a backend that tests give AnyMask and AnyScore runs their code: here, unless it says otherwise.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <mha/backend/cuda/device_tensor.hpp>
@@ -81,6 +82,8 @@ void expect_steps(const char* name, const Storage& storage, const Masks&... mask
     device_checks::expect_near(y, of_whole, bound<T>(), "a step");
   };
   for (const std::vector<Index>& rows : {std::vector<Index>{17, 5}, {1, 15}, {20, 1}, {1, 1}, {12, 1}}) step(rows);
+  auto elsewhere = std::move(cache);
+  cache = std::move(elsewhere);
   ids.push_back(cache.fork(ids[1], shared));
   step({1, 2, 3});
   const auto bytes = cache.save(ids[1]);
@@ -99,6 +102,12 @@ template <class B, class T> void expect_layers(const char* name) {
   };
   const auto y = mha::to_host(twins.there(mha::to_device(x), workspace));
   device_checks::expect_near(y, twins.here(wide(x)), bound<T>(), "self-attention");
+  auto sums = mha::to_device(drawn<T, 3>(random, 2, 77, 256));
+  const auto added = wide(mha::to_host(sums)), expected = twins.here(wide(x), mha::residual(added));
+  device_checks::expect_near(mha::to_host(twins.there(mha::to_device(x), mha::residual(sums), workspace)), expected,
+                             bound<T>(), "a residual");
+  twins.there(mha::to_device(x), mha::residual(sums), mha::into(sums), workspace);
+  device_checks::expect_near(mha::to_host(sums), expected, bound<T>(), "in place of the residual");
   for (const bool keys : {true, false}) {
     mha::Config some = config;
     (keys ? some.key_bias : some.output_bias) = false;
@@ -114,6 +123,14 @@ template <class B, class T> void expect_layers(const char* name) {
   const auto made = twins.there.project_memory(far_memory, workspace);
   device_checks::expect_near(mha::to_host(twins.there(far_x, made, workspace)), cross, bound<T>(),
                              "memory projected once");
+
+  const auto of_one = drawn<T, 3>(random, 1, 90, 256);
+  const auto one = twins.there.project_memory(mha::to_device(of_one), workspace);
+  Tensor<double, 3> of_each(2, 90, 256);
+  for (Index b = 0; b < 2; ++b)
+    std::transform(of_one.begin(), of_one.end(), &of_each(b, 0, 0), [](T w) { return support::to_double(w); });
+  device_checks::expect_near(mha::to_host(twins.there(far_x, one, workspace)), twins.here(wide(x), of_each), bound<T>(),
+                             "a memory of one sequence");
 
   const std::vector<Index> offsets{0, 5, 5, 70, 77};
   const auto rows = drawn<T, 2>(random, 77, 256);

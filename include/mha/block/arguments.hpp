@@ -10,9 +10,12 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// Rows that a call adds: linear(x, mha::residual(r)) is the product plus r, norm(x, mha::residual(r)) the norm of x +
-/// r.
-template <class View> struct Residual { View from; };
+/// Rows that a call adds: linear(x, mha::residual(r)) is the product plus r, layer(x, mha::residual(r)) attention plus
+/// r, norm(x, mha::residual(r)) the norm of x + r.
+template <class View> struct Residual {
+  static constexpr bool is_residual = true;
+  View from;
+};
 template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto residual(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   static_assert(lasts,
@@ -45,13 +48,9 @@ template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto sum_into(Owne
 
 namespace detail {
 
-template <class T> constexpr bool is_residual = false;
-template <class V> constexpr bool is_residual<Residual<V>> = true;
 template <class T> constexpr bool is_sum_into = false;
 template <class V> constexpr bool is_sum_into<SumInto<V>> = true;
 
-template <class E>
-concept ResidualArgument = is_residual<std::remove_cvref_t<E>>;
 template <class E>
 concept SumIntoArgument = is_sum_into<std::remove_cvref_t<E>>;
 

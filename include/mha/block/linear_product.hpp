@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../backend/epilogue.hpp"
 #include "../backend/epilogue_backward.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
@@ -23,30 +24,6 @@
 #include "rows.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
-
-/// to = activation(sum) + residual, or activation(gate) ∘ sum + residual, of sums that a product has stored: what
-/// Epilogue is, as items. S is T or its accumulator.
-///
-/// Shapes    all (M, N)  gate null data unless gated, residual null data for none; to may be any of the others
-template <class T, class F, class S = T> struct EpilogueItems {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  F activation;
-  TensorView<const S, 2> gate, sum;
-  TensorView<const T, 2> residual;
-  TensorView<T, 2> to;
-
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index column) const {
-    using A = Accumulator<T>;
-    A y(sum(row, column));
-    if constexpr (is_gated<F>)
-      y = static_cast<A>(activation.activation(A(gate(row, column)))) * y;
-    else
-      y = static_cast<A>(activation(y));
-    if (residual.data != nullptr) y += A(residual(row, column));
-    to(row, column) = T(y);
-  }
-};
 
 /// The product of a Linear with what follows it: in one pass where the backend fuses them, else one after the other;
 /// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights where
@@ -115,16 +92,7 @@ template <class T, class B, class F> class LinearProduct {
     // A product reads all of x while it writes.
     const bool in_place = rows_collapse(y) && !may_overlap(rows, y);
     const TensorView<T, 3> to = in_place ? y : take_like<T>(frame, y);
-    TensorView<const T, 3> added = residual;
-    if (residual.data != nullptr) {
-      const bool apart = !may_overlap(residual, to) || same_view(residual, TensorView<const T, 3>(to));
-      if (!apart || !rows_collapse(residual)) {
-        const auto copy = take_like<T>(frame, residual);
-        items(copy_items(residual, copy));
-        added = copy;
-      }
-    }
-    const auto beside = added.data != nullptr ? collapsed(added) : TensorView<const T, 2>{};
+    const auto beside = residual_rows(residual, to, frame, items);
     if constexpr (sizeof...(Kept) == 0 || plain)
       run_rows(backend, rows, collapsed(to), beside, activation, w, frame, workspace);
     else
@@ -144,7 +112,7 @@ template <class T, class B, class F> class LinearProduct {
                 const TensorView<const T, 2>& residual, const F& activation, const LinearViews<const T>& w,
                 Frame& frame, Workspace& workspace) const {
     if (plain && residual.data == nullptr) return multiply(backend, x, {&to, 1}, w, workspace);
-    if (packed_.multiply(backend, x, to, Epilogue<T, F>{activation, residual}, workspace)) return;
+    if (packed_.multiply(backend, x, 0, to, Epilogue<T, F>{activation, residual}, workspace)) return;
     TensorView<T, 2> sums[parts];
     if (!gated && residual.data != to.data)
       sums[0] = to;

@@ -29,15 +29,17 @@ template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
   return all;
 }
 
-/// A borrowed matrix or vector has the shape that a configuration says.
+/// A borrowed matrix or vector has the shape that a configuration says; `remedy` is for a vector that is not expected.
 template <class T> void check_borrowed(const char* name, const TensorView<const T, 2>& w, Index in, Index out) {
   require(w.extent[0] == in && w.extent[1] == out, "borrow: the ", name, " matrix is (", w.extent[0], ", ", w.extent[1],
           "), expected (", in, ", ", out, ")",
           w.extent[0] == out && w.extent[1] == in ? ": pass mha::transposed(view)" : "");
   require_data("borrow", name, w);
 }
-template <class T> void check_borrowed(const char* name, const TensorView<const T, 1>& w, Index wanted) {
-  require(w.extent[0] == wanted, "borrow: the ", name, " has ", w.extent[0], " elements, expected ", wanted);
+template <class T>
+void check_borrowed(const char* name, const TensorView<const T, 1>& w, Index wanted, const char* remedy = "") {
+  require(w.extent[0] == wanted, "borrow: the ", name, " has ", w.extent[0], " elements, expected ", wanted,
+          wanted == 0 ? remedy : "");
   require_data("borrow", name, w);
 }
 
@@ -148,7 +150,7 @@ template <class T, bool gated> class LinearParameters {
   template <class W> LinearViews<const W> checked(LinearViews<const W> w) const {
     const Index bias = config_.bias ? config_.outputs : 0;
     check_borrowed("weight", w.weight, config_.inputs, config_.outputs);
-    check_borrowed("bias", w.bias, bias);
+    check_borrowed("bias", w.bias, bias, ": set .bias in the configuration");
     check_borrowed("gate", w.gate, gated ? config_.inputs : 0, gated ? config_.outputs : 0);
     check_borrowed("gate bias", w.gate_bias, gated ? bias : 0);
     w.all = {};

@@ -43,9 +43,9 @@ template <class T, class B, class F = Identity> class NarrowWeights {
   /// to[i] = x · part first + i with its bias.
   virtual void multiply(const B& backend, const TensorView<const T, 2>& x, Index first,
                         std::span<const TensorView<T, 2>> to, Workspace& workspace) const = 0;
-  /// to = the product by the first part, or the first two, with its epilogue. False, and nothing is computed, if the
-  /// backend does not fuse them.
-  virtual bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+  /// to = the product by part first, or first, the gate, and the next, with its epilogue. False, and nothing is
+  /// computed, if the backend does not fuse them.
+  virtual bool multiply(const B& backend, const TensorView<const T, 2>& x, Index first, const TensorView<T, 2>& to,
                         const Epilogue<T, F>& epilogue, Workspace& workspace) const = 0;
 
   const char* const scalar_name;
@@ -67,12 +67,12 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
     backend.gemm(PackedGemmCall<T, Packed>{x, packed_, first, to}, workspace);
   }
 
-  bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+  bool multiply(const B& backend, const TensorView<const T, 2>& x, Index first, const TensorView<T, 2>& to,
                 const Epilogue<T, F>& epilogue, Workspace& workspace) const override {
     using Call = PackedGemmCall<T, Packed>;
     constexpr bool fuses = requires(const Call& call) { backend.gemm(call, epilogue, workspace); };
     if constexpr (fuses)
-      return gemm_with_epilogue(backend, Call{x, packed_, 0, {&to, 1}}, epilogue, workspace);
+      return gemm_with_epilogue(backend, Call{x, packed_, first, {&to, 1}}, epilogue, workspace);
     else
       return false;
   }
@@ -161,14 +161,14 @@ template <class T, class B, class F = Identity> class PackedMatrices {
     return false;
   }
 
-  /// to = the product by the first matrix, or the first two, with its epilogue. False, and nothing is computed, also if
-  /// the backend does not fuse them.
-  bool multiply(const B& backend, const TensorView<const T, 2>& x, const TensorView<T, 2>& to,
+  /// to = the product by matrix first, or first, the gate, and the next, with its epilogue. False, and nothing is
+  /// computed, also if the backend does not fuse them.
+  bool multiply(const B& backend, const TensorView<const T, 2>& x, Index first, const TensorView<T, 2>& to,
                 const Epilogue<T, F>& epilogue, Workspace& workspace) const {
-    if (narrow_ != nullptr) return narrow_->multiply(backend, x, to, epilogue, workspace);
+    if (narrow_ != nullptr) return narrow_->multiply(backend, x, first, to, epilogue, workspace);
     if constexpr (FusesEpilogue<B, T, F>)
       if (own_ != nullptr)
-        return gemm_with_epilogue(backend, PackedGemmCall<T, Own>{x, *own_, 0, {&to, 1}}, epilogue, workspace);
+        return gemm_with_epilogue(backend, PackedGemmCall<T, Own>{x, *own_, first, {&to, 1}}, epilogue, workspace);
     return false;
   }
 

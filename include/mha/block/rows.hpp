@@ -74,6 +74,19 @@ TensorView<const T, 2> as_rows(const TensorView<const T, 3>& v, Frame& frame, co
   return collapsed<const T>(copy);
 }
 
+/// The rows (B·L, E) of a residual that is added to results on their way to `to`: copied where they do not follow each
+/// other, or are overwritten before they are read.
+template <class T, class Frame, class Run>
+TensorView<const T, 2> residual_rows(const TensorView<const T, 3>& residual, const TensorView<T, 3>& to, Frame& frame,
+                                     const Run& run) {
+  if (residual.data == nullptr) return {};
+  const bool apart = !may_overlap(residual, to) || same_view(residual, TensorView<const T, 3>(to));
+  if (apart && rows_collapse(residual)) return collapsed(residual);
+  const auto copy = take_like<T>(frame, residual);
+  run(copy_items(residual, copy));
+  return collapsed<const T>(copy);
+}
+
 /// f writes (B·L, E); it ends up in y, whatever y's strides.
 template <class T, class Frame, class F, class Run = SerialItems>
 void into_rows(const TensorView<T, 3>& y, Frame& frame, F&& f, const Run& run = {}) {

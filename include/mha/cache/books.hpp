@@ -44,6 +44,14 @@ inline void require_all(bool fits, const Gone& gone) {
           ", but this cache keeps all");
 }
 
+/// Checks that a sequence of length `all` may go back to `length`.
+template <class Book> void require_rewind(const char* call, const Book& book, Index slot, Index all, Index length) {
+  require(length >= 0 && length <= all, call, ": length ", length, " is outside [0, ", all,
+          "], the length of the sequence");
+  require(length == all || book.can_truncate(slot, length), call, ": a Ring of rows ", book.rewind(),
+          " cannot go back to length ", length, " of ", all, ": what its window shows has been dropped");
+}
+
 /// Books of blocks: every sequence owns one block of rows, in which positions from `first` on go round. Positions and
 /// rows agree modulo `together`, of which a block has whole multiples.
 ///

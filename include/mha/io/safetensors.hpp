@@ -41,7 +41,9 @@ template <class T> constexpr const char* safetensors_dtype() {
     return "F16";
   else if constexpr (std::same_as<T, bfloat16>)
     return "BF16";
-  else if constexpr (std::same_as<T, bool> || !std::integral<T>)
+  else if constexpr (std::same_as<T, bool>)
+    return sizeof(bool) == 1 ? "BOOL" : nullptr;
+  else if constexpr (!std::integral<T>)
     return nullptr;
   else if constexpr (sizeof(T) == 8)
     return std::is_signed_v<T> ? "I64" : "U64";
@@ -61,9 +63,11 @@ template <class T> constexpr const char* safetensors_dtype() {
 ///   mha::Safetensors file("model.safetensors");
 ///   auto w = file.view<float, 2>("encoder.layer.0.attention.self.query.weight");   // (out, in), no copy
 ///   layer.borrow({.query = mha::transposed(w), ...}, file.mapping());              // the mapping outlives `file`
+///   auto seen = file.view<bool, 2>("mask");                                        // for mha::Dense{seen}
 ///
 /// Errors    SafetensorsError, one sentence that names the file and the tensor: the file cannot be read, is truncated
-///           or malformed (see safetensors_header.hpp), has no such tensor, or has it with another dtype or rank
+///           or malformed (see safetensors_header.hpp), has no such tensor, or has it with another dtype or rank; a
+///           tensor of bool, all of which is read for that, has a byte other than 0 and 1
 class Safetensors {
   static_assert(std::endian::native == std::endian::little,
                 "mha: safetensors data is little-endian and is read in place, which this machine cannot do "
@@ -139,8 +143,8 @@ class Safetensors {
   template <class T> const SafetensorInfo& checked(std::string_view name, int rank) const {
     constexpr const char* dtype = detail::safetensors_dtype<T>();
     static_assert(dtype != nullptr,
-                  "mha: safetensors files hold no such element type: use double, float, half, bfloat16 or an integer "
-                  "(see mha/io/safetensors.hpp)");
+                  "mha: safetensors files hold no such element type: use double, float, half, bfloat16, bool or an "
+                  "integer (see mha/io/safetensors.hpp)");
     const SafetensorInfo& tensor = info(name);
     if (tensor.dtype != dtype) fail(name, "has dtype " + tensor.dtype + ", expected " + dtype);
     if (tensor.shape.size() != static_cast<std::size_t>(rank))
@@ -156,6 +160,13 @@ class Safetensors {
           elements > detail::most_elements)
         fail(name, "is empty, but its shape " + detail::safetensors_excerpt(tensor.shape) + " has more than " +
                        std::to_string(detail::most_elements) + " elements, an empty axis counted as 1");
+    if constexpr (std::same_as<T, bool>) {  // another byte would be no value of C++'s bool
+      const auto all = bytes(name);
+      const auto bad = std::find_if(all.begin(), all.end(), [](std::byte b) { return b > std::byte{1}; });
+      if (bad != all.end())
+        fail(name, "has the byte " + std::to_string(std::to_integer<int>(*bad)) + " as element " +
+                       std::to_string(bad - all.begin()) + ", expected 0 or 1");
+    }
     return tensor;
   }
 

@@ -150,7 +150,7 @@ template <class Cache> class LayerStep {
 
  private:
   Cache& open() const {
-    detail::require(cache_->open_ && cache_->steps_ == step_, "layer: the step has ended");
+    detail::require(cache_->open_.there && cache_->steps_ == step_, "layer: the step has ended");
     return *cache_;
   }
   const detail::StepNumbers& now() const { return open().now_; }

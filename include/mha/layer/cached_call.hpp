@@ -5,7 +5,10 @@
 #include <concepts>
 #include <cstddef>
 #include <optional>
+#include <type_traits>
 
+#include "../block/arguments.hpp"
+#include "../block/rows.hpp"
 #include "../cache/block_kv.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"
@@ -75,7 +78,7 @@ auto source_of(const CallNames& names, const TensorView<const T, 4>& q, const Te
   if constexpr (LayerStepArgument<Memory>)
     return memory.source();
   else
-    return kv_of(names, q, key, value, ragged);
+    return kv_of(names, q, shared_by(q, key), shared_by(q, value), ragged);
 }
 template <class Call, class Memory> RowPositions key_positions_of(const Call& call, const Memory&) {
   if constexpr (LayerStepArgument<Memory>)
@@ -107,24 +110,47 @@ template <class T> TensorView<T, 3> part_of(const TensorView<T, 3>& v, Index beg
   return {v.data + begin * v.stride[1], {v.extent[0], count, v.extent[2]}, {v.stride[0], v.stride[1], v.stride[2]}};
 }
 
-/// Checks the result of a call on x.
-template <class T> void require_result(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, Index width) {
-  require_data("layer", "the result", y);
-  require_equal("layer", "batch", "x", x.extent[0], "the result", y.extent[0]);
-  require_equal("layer", "length", "x", x.extent[1], "the result", y.extent[1]);
-  require_equal("layer", "width", "the layer's output", width, "the result", y.extent[2]);
+/// Checks the result of a call on x, or its residual.
+template <class T, class V>
+void require_result(const TensorView<const T, 3>& x, const V& y, Index width, const char* name = "the result") {
+  require_data("layer", name, y);
+  require_equal("layer", "batch", "x", x.extent[0], name, y.extent[0]);
+  require_equal("layer", "length", "x", x.extent[1], name, y.extent[1]);
+  require_equal("layer", "width", "the layer's output", width, name, y.extent[2]);
+}
+template <class B, class T, class... Extra>
+void require_residual(const B& backend, const TensorView<const T, 3>& x, Index width, const Extra&... extra) {
+  if constexpr ((ResidualArgument<Extra> || ...)) {
+    const auto residual = find_residual<T>(extra...);
+    require_result(x, residual, width, "the residual");
+    require_reachable(backend, "layer", "the residual", residual);
+  }
 }
 
 /// Checks that all rows of a call fit that is made in steps of at most so many.
 template <class T, class Cache>
-void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, Index rows, Index most,
-                    const Cache& cache) {
+void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, const TensorView<const T, 3>& residual,
+                    Index rows, Index most, const Cache& cache) {
   if (rows <= most) return;
   cache.require_room(rows);
-  const TensorView<const T, 3> read = y;
-  require(same_view(x, read) || !share_elements(x, y),
-          "prefill: the result overlaps x and is not x itself: an earlier piece would be written over rows still to be "
-          "read");
+  const TensorView<const T, 3> written = y;
+  const auto check = [&](const char* name, const TensorView<const T, 3>& read) {
+    require(same_view(read, written) || !share_elements(read, y), "prefill: the result overlaps ", name, " and is not ",
+            name, " itself: an earlier piece would be written over rows still to be read");
+  };
+  check("x", x);
+  if (residual.data != nullptr) check("the residual", residual);
+}
+
+/// An argument of a call as it is for rows [begin, begin + count) of every sequence.
+template <class E, class Cache>
+decltype(auto) part_of_argument(E& argument, const Cache& cache, Index begin, Index count) {
+  if constexpr (ResidualArgument<E>) {
+    const auto part = part_of(each_sequence(with_batch(argument.from), cache), begin, count);
+    return Residual<std::remove_const_t<decltype(part)>>{part};
+  } else {
+    return (argument);
+  }
 }
 
 /// Checks that masks and scores fit every piece of so many rows for each sequence, and that a Ring will have dropped

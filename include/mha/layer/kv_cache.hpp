@@ -37,7 +37,9 @@ namespace mha::inline MHA_NAMESPACE {
 ///           Systolic, whatever storage, steps, forks and other sequences. In the layer's own scalar: as layer(x)
 /// Threads   one at a time
 /// Errors    every call that throws leaves the cache as it was, but for a CudaError. While a step is open, every call
-///           that would change the cache throws
+///           that would change the cache throws, a move from it or to it too
+/// Moves     SequenceIds and RecordedSteps are of the cache that the sequences are in now; one that was moved from has
+///           none, and memory for none
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache {
@@ -64,15 +66,15 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     even_.reserve(in_step_.size());
     copies_.reserve(in_step_.size());
   }
-  KvCache(const KvCache&) = delete;  // its steps refer to it
-  KvCache& operator=(const KvCache&) = delete;
+  KvCache(KvCache&&) = default;
+  KvCache& operator=(KvCache&&) = default;
 
   const KvShape& shape() const { return shape_; }
   const Storage& storage() const { return storage_; }
   Index layers() const { return sizes_.layers; }
   /// Sequences that there are, and for how many there is memory.
   Index sequences() const { return sequences_.size(); }
-  Index max_sequences() const { return sizes_.sequences; }
+  Index max_sequences() const { return sequences_.capacity(); }
   /// In the order in which they were added; layer.prefill() and layer.step() read their rows so.
   std::span<const SequenceId> ids() const { return sequences_.all(); }
   /// The most rows that a step adds to a sequence.
@@ -103,7 +105,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     require_closed("fork");
     if (!std::is_same_v<Storage, Paged>) require_sendable();  // rows are copied
     const Index from = sequences_.slot("fork", id), all = sequences_.length(from), count = length.value_or(all);
-    require_rewind("fork", from, count);
+    detail::require_rewind("fork", book_, from, all, count);
     return made("fork", [&](Index to) {
       book_.fork(from, to, count, copies_);
       copy();
@@ -123,7 +125,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void truncate(SequenceId id, Index length) {
     require_closed("truncate");
     const Index slot = sequences_.slot("truncate", id);
-    require_rewind("truncate", slot, length);
+    detail::require_rewind("truncate", book_, slot, sequences_.length(slot), length);
     book_.truncate(slot, length);
     sequences_.set_length(slot, length);
   }
@@ -227,9 +229,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   friend LayerStep<KvCache>;
   friend CacheStep<KvCache>;
 
-  void require_closed(const char* call) const {
-    detail::require(!open_, call, ": a step is open: commit it or let it end first");
-  }
+  void require_closed(const char* call) const { open_.require_none(call); }
   void require_room(const char* call, std::size_t i, Index length, Index rows) const {
     detail::require(rows <= book_.limit() - length, call, ": sequence ", i, " of length ", length, " and ", rows,
                     " rows more would be longer than the cache's ", book_.limit());
@@ -237,13 +237,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void require_layer(const char* call, Index layer) const {
     detail::require(layer >= 0 && layer < sizes_.layers, call, ": there is no layer ", layer, ", the cache has ",
                     sizes_.layers);
-  }
-  void require_rewind(const char* call, Index slot, Index length) const {
-    const Index all = sequences_.length(slot);
-    detail::require(length >= 0 && length <= all, call, ": length ", length, " is outside [0, ", all,
-                    "], the length of the sequence");
-    detail::require(length == all || book_.can_truncate(slot, length), call, ": a Ring of rows ", book_.rewind(),
-                    " cannot go back to length ", length, " of ", all, ": what its window shows has been dropped");
   }
 
   /// A new sequence that fill(slot) gives its positions; if that throws, there is none.
@@ -306,7 +299,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
       MHA_RETHROW;
     }
     std::fill(written_.begin(), written_.end(), false);
-    open_ = true;
+    open_.there = true;
     ++steps_;
   }
   void copy() { memory_.copy(copies_, detail::copies_of_tiles(book_, copies_)); }
@@ -352,13 +345,14 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     for (const detail::Growth& g : now_.growths) sequences_.set_length(g.slot, g.length + g.rows);
     versions_.commit(now_.growths);
     book_.commit(now_.growths);
-    open_ = false;
+    open_.there = false;
   }
   void drop() {
     book_.drop();
-    open_ = false;
+    open_.there = false;
   }
 
+  detail::OpenStep open_;  // first: a move checks it before anything has moved
   KvShape shape_;
   Storage storage_;
   CacheSizes sizes_;
@@ -371,7 +365,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   std::uint64_t serial_ = detail::next_serial();  ///< of this cache alone
 
   // Of the open step.
-  bool open_ = false;
   std::uint64_t steps_ = 0;
   detail::StepNumbers now_;
   detail::RowCopies copies_;
@@ -379,6 +372,10 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   std::vector<bool> written_;  ///< (layers)
   std::vector<bool> in_step_;  ///< (sequences)
 };
+
+/// What make_cache(layer, storage) returns: mha::CacheOf<decltype(layer), mha::Contiguous>.
+template <class L, class Storage, class F = typename L::Scalar>
+using CacheOf = KvCache<Storage, F, detail::CacheBackend<L, F>>;
 
 /// A cache with the key/value heads and head sizes of a layer, stored in its scalar if F is not given, in the memory of
 /// its backend; what the cache does itself runs in the workspace, such as mha::Cuda::Workspace(stream).

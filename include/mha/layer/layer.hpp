@@ -63,8 +63,9 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///
   /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E)
   /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Ragged, Origin,
-  ///           into(y), where y may be x itself, LogSumExp, a DropoutSeed, without which a layer with Dropout drops
-  ///           nothing, a Workspace, another value of the backend's type. The scale is Config::scale.
+  ///           residual(r), which is added last and may be y itself, into(y), where y may be x itself, LogSumExp, a
+  ///           DropoutSeed, without which a layer with Dropout drops nothing, a Workspace, another value of the
+  ///           backend's type. The scale is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
   template <SequenceOf<T> X, class... Extra>
   requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::CallTapeArgument<Extra>) ||
@@ -75,7 +76,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
 
   /// Cross-attention: queries from x, keys and values from memory.
   ///
-  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B, Lk, E_kv), or what project_memory() returned
+  /// Shapes    x (Lq, E)  memory (Lk, E_kv), or (B, Lq, E) and (B or 1, Lk, E_kv), or what project_memory() returned
   template <SequenceOf<T> X, detail::MemoryOf<KeyValues> Memory, class... Extra>
   requires(!(detail::CallTapeArgument<Extra> || ...)) [[nodiscard]] auto operator()(const X& x, const Memory& memory,
                                                                                     Extra&&... extra) const {
@@ -86,7 +87,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// cache, then they attend to all that it holds. See mha/layer/cache_step.hpp.
   ///
   /// Shapes    x (Σn, E), sequence by sequence as the step names them, or (B, n, E)  →  the same
-  /// Then      masks, scores, into(y), LogSumExp, a Workspace, a backend; positions are the cache's
+  /// Then      masks, scores, residual(r), into(y), LogSumExp, a Workspace, a backend; positions are the cache's
   /// Errors    ShapeError if a size is not the configuration's, the step's or the cache's, or the mask may show what
   ///           a Ring has dropped; the step can be ended then as if nothing had happened
   template <SequenceOf<T> X, detail::LayerStepArgument Step, class... Extra>
@@ -231,7 +232,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto from = detail::each_sequence(all, cache);
     const auto to = [&](const TensorView<T, 3>& rows) {
       check_result(all, rows);
-      detail::require_pieces(all, rows, from.extent[1], most, cache);
+      detail::require_residual(detail::backend_or(backend_, extra...), all, output_width(), extra...);
+      detail::require_pieces(all, rows, detail::find_residual<T>(extra...), from.extent[1], most, cache);
       if (from.extent[1] > most)
         detail::require_fitting_pieces(detail::backend_or(backend_, extra...),
                                        detail::intersect(mask_.there(), detail::collect_masks(extra...)),
@@ -243,7 +245,10 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         auto step = cache.step(count);
         const auto part = detail::part_of(from, begin, count);
         check(part, step[0]);
-        forward(part, step[0], detail::part_of(y, begin, count), extra...);
+        const auto to_part = [&](const auto&... of_part) {
+          forward(part, step[0], detail::part_of(y, begin, count), of_part...);
+        };
+        to_part(detail::part_of_argument(extra, cache, begin, count)...);
         step.commit();
       }
     };
@@ -257,6 +262,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const Index batch = x.extent[0], length = x.extent[1];
     check_result(x, y);
     const B& backend = detail::backend_or(backend_, extra...);
+    detail::require_residual(backend, x, output_width(), extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
@@ -288,13 +294,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::run(backend, call, workspace);
     detail::run_gates<B, Concat, T>(heads, products_.vectors(w).gate, items);
     const TensorView<const T, 2> rows = view(heads.data, batch * length, c.concat_width());
-    const auto finish = [&](const TensorView<T, 2>& to) {
-      if constexpr (Output::has_weights)
-        products_.run(backend, rows, w, Matrix::output, {&to, 1}, workspace);
-      else
-        items(detail::copy_items(rows, to));
-    };
-    detail::into_rows(y, frame, finish, items);
+    detail::finish_rows<Output>(products_, rows, w, y, frame, items, extra...);
   }
 
   template <class X, class Memory, class... Extra>
@@ -313,7 +313,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto given = options(from.extent[0], memory, extra...);
     const TensorView<const T, 4> q = made.q;
     auto checked = detail::checked_call<T, detail::memory_of<B>>(
-        names, q, detail::kv_of(names, q, made.key, made.key, given.ragged),
+        names, q, detail::source_of(names, q, made.key, made.key, memory, given.ragged),
         detail::intersect(mask_.there(), detail::collect_masks(extra...)),
         detail::chain(score_.there(), detail::collect_scores(extra...)), sink_.there(), given, frame);
     detail::require_supported(backend, "layer");

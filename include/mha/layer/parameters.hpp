@@ -99,6 +99,7 @@ template <class T, class Policies> class Parameters {
   struct NothingBefore {
     void operator()(const ParameterViews<const T>&) const {}
   };
+  static constexpr const char* set_bias = ": set .bias in the configuration, or that of this projection";
 
  public:
   /// Errors    ShapeError for an output bias where there is no output projection
@@ -175,10 +176,13 @@ template <class T, class Policies> class Parameters {
     check("value", w.value, c.kv_model, c.num_kv_heads, c.value_dim, c.has_value_bias());
     detail::check_borrowed("output", w.output.weight, Output::has_weights ? c.concat_width() : 0,
                            Output::has_weights ? c.d_model : 0);
-    detail::check_borrowed("output bias", w.output.bias, Output::has_weights && c.has_output_bias() ? c.d_model : 0);
-    detail::check_borrowed("query_norm", w.query_norm, Norm::has_weights ? c.head_dim : 0);
-    detail::check_borrowed("key_norm", w.key_norm, Norm::has_weights ? c.head_dim : 0);
-    detail::check_borrowed("gate", w.gate, Concat::has_gates ? c.num_heads : 0);
+    detail::check_borrowed("output bias", w.output.bias, Output::has_weights && c.has_output_bias() ? c.d_model : 0,
+                           Output::has_weights ? set_bias : "");
+    constexpr const char* name_norm = ": name mha::QkNorm in the layer's type";
+    detail::check_borrowed("query_norm", w.query_norm, Norm::has_weights ? c.head_dim : 0, name_norm);
+    detail::check_borrowed("key_norm", w.key_norm, Norm::has_weights ? c.head_dim : 0, name_norm);
+    detail::check_borrowed("gate", w.gate, Concat::has_gates ? c.num_heads : 0,
+                           ": name mha::GatedHeads in the layer's type");
     // Null data is what says that there is none.
     for (auto* heads : {&w.query, &w.key, &w.value})
       if (heads->bias.extent[0] == 0) heads->bias = {};
@@ -195,9 +199,9 @@ template <class T, class Policies> class Parameters {
     detail::check_borrowed("query", w.query, c.d_model, c.query_width());
     detail::check_borrowed("key", w.key, c.kv_model, c.key_width());
     detail::check_borrowed("value", w.value, c.kv_model, c.value_width());
-    detail::check_borrowed("query bias", w.query_bias, c.has_query_bias() ? c.query_width() : 0);
-    detail::check_borrowed("key bias", w.key_bias, c.has_key_bias() ? c.key_width() : 0);
-    detail::check_borrowed("value bias", w.value_bias, c.has_value_bias() ? c.value_width() : 0);
+    detail::check_borrowed("query bias", w.query_bias, c.has_query_bias() ? c.query_width() : 0, set_bias);
+    detail::check_borrowed("key bias", w.key_bias, c.has_key_bias() ? c.key_width() : 0, set_bias);
+    detail::check_borrowed("value bias", w.value_bias, c.has_value_bias() ? c.value_width() : 0, set_bias);
     ParameterViews<const T> next;
     next.query = by_head(w.query, w.query_bias, c.num_heads, c.head_dim);
     next.key = by_head(w.key, w.key_bias, c.num_kv_heads, c.head_dim);

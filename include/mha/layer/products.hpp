@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "../backend/backend.hpp"
+#include "../backend/epilogue.hpp"
 #include "../block/narrow_weights.hpp"
 #include "../block/packed_matrices.hpp"
 #include "../core/check.hpp"
+#include "../core/copy.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../policy/projection.hpp"
@@ -166,6 +168,20 @@ template <class T, class B> class LayerProducts {
                                              : w.value,
                 to[i], workspace);
     }
+  }
+
+  /// to = rows · the output matrix, with its bias, + residual, which may be `to` itself.
+  ///
+  /// Shapes    rows (B·L, Hq·Dv)  to and residual (B·L, E)
+  template <class Frame>
+  void run_output(const B& backend, const TensorView<const T, 2>& rows, const ParameterViews<const T>& w,
+                  const TensorView<T, 2>& to, const TensorView<const T, 2>& residual, Frame& frame,
+                  typename B::Workspace& workspace) const {
+    constexpr auto output = LayerMatrix::output;
+    if (packed_.multiply(backend, rows, static_cast<Index>(output), to, Epilogue<T>{{}, residual}, workspace)) return;
+    const TensorView<T, 2> sum = residual.data == to.data ? take_like<T>(frame, to) : to;
+    run(backend, rows, w, output, {&sum, 1}, workspace);
+    ItemsOn<B>{backend, workspace}(sum_items<T>(sum, residual, to));
   }
 
  private:

@@ -79,6 +79,15 @@ inline void take_projected_offsets(const std::vector<Index>& offsets, std::optio
   ragged->key_offsets = offsets;
 }
 
+/// Keys or values (B, Lk, Hkv, ·) of a call's queries (B, Lq, Hq, D): those of a single sequence are every one's.
+template <class T>
+TensorView<const T, 4> shared_by(const TensorView<const T, 4>& queries, TensorView<const T, 4> rows) {
+  if (rows.batch() != 1 || queries.batch() <= 1) return rows;
+  rows.extent[0] = queries.batch();
+  rows.stride[0] = 0;
+  return rows;
+}
+
 /// A projection's result (B, L, H, D), heads side by side in rows that follow each other, as rows (B·L, H·D).
 template <class T> constexpr TensorView<T, 2> rows_of(const TensorView<T, 4>& x) {
   return {x.data, {x.batch() * x.length(), x.heads() * x.dim()}, {x.stride[1], x.stride[3]}};

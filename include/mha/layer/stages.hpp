@@ -7,10 +7,16 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
+#include "../backend/epilogue.hpp"
+#include "../block/arguments.hpp"
+#include "../block/rows.hpp"
+#include "../call.hpp"
 #include "../core/check.hpp"
+#include "../core/copy.hpp"
 #include "../launch.hpp"
 #include "../policy/role.hpp"
 #include "config.hpp"
+#include "products.hpp"
 #include "sequence.hpp"
 
 /// What a layer does between its products, on whatever machine: where Q, K and V lie, norm, position, gates.
@@ -152,6 +158,29 @@ void run_gates(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate
       Concat::template apply<T>(heads, gate);
     }
   }
+}
+
+/// y = rows (B·L, Hq·Dv) through the output projection, or the rows themselves without one, + the residual among a
+/// call's arguments.
+///
+/// Shapes    y and residual (B, L, E)
+template <class Output, class B, class T, class Products, class Weights, class Frame, class... Extra>
+void finish_rows(const Products& products, const TensorView<const T, 2>& rows, const Weights& w,
+                 const TensorView<T, 3>& y, Frame& frame, const ItemsOn<B>& run, const Extra&... extra) {
+  const auto finish = [&](const TensorView<T, 2>& to) {
+    if constexpr ((ResidualArgument<Extra> || ...)) {
+      const auto residual = residual_rows(find_residual<T>(extra...), y, frame, run);
+      if constexpr (Output::has_weights)
+        products.run_output(run.backend, rows, w, to, residual, frame, run.workspace);
+      else
+        run(sum_items<T>(rows, residual, to));
+    } else if constexpr (Output::has_weights) {
+      products.run(run.backend, rows, w, LayerMatrix::output, {&to, 1}, run.workspace);
+    } else {
+      run(copy_items(rows, to));
+    }
+  };
+  into_rows(y, frame, finish, run);
 }
 
 /// A policy that a layer owns: as it was given, and as the backend's machine reads it.

@@ -8,6 +8,7 @@
 
 #include "../cache/books.hpp"
 #include "../config.hpp"
+#include "../core/check.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
@@ -94,6 +95,23 @@ struct StepNumbers {
       const auto pages = book.pages(growths[b].slot, lengths[b]);
       std::copy(pages.begin(), pages.end(), to.begin() + static_cast<std::ptrdiff_t>(b) * book.width());
     }
+  }
+};
+
+/// Whether a cache has an open step. Steps refer to their cache, which is not moved while it has one.
+struct OpenStep {
+  bool there = false;
+
+  OpenStep() = default;
+  OpenStep(OpenStep&& other) { other.require_none("move"); }
+  OpenStep& operator=(OpenStep&& other) {
+    require_none("move");
+    other.require_none("move");
+    return *this;
+  }
+
+  void require_none(const char* call) const {
+    require(!there, call, ": a step is open: commit it or let it end first");
   }
 };
 

@@ -137,7 +137,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// of it. Its bits are the same.
   ///
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
-  ///           backward pass has run; the result and a LogSumExp are no part of them
+  ///           backward pass has run; the result and a LogSumExp are no part of them. The memory has x's batch
   /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
   ///           float; the tape is as it was then, or, if memory gave out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
@@ -256,6 +256,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     Tape& tape = detail::given_tape<Tape>(extra...);
     this->check_result(x, y);
     const B& backend = detail::backend_or(backend_, extra...);
+    detail::require_residual(backend, x, this->output_width(), extra...);
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
@@ -314,13 +315,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     this->project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
     detail::run<true>(backend, call, workspace);
     const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, frame, items);
-    const auto finish = [&](const TensorView<T, 2>& to) {
-      if constexpr (Output::has_weights)
-        products_.run(backend, rows, w, Matrix::output, {&to, 1}, workspace);
-      else
-        items(detail::copy_items(rows, to));
-    };
-    detail::into_rows(y, frame, finish, items);
+    detail::finish_rows<Output>(products_, rows, w, y, frame, items, extra...);
     tape.attention_.end();
   }
 

@@ -28,7 +28,8 @@ struct NoSink {
 ///
 /// Formula   weight_k = exp(s_k − m) / (Σ exp(s_j − m) + exp(sink_h − m))
 /// Shapes    logits (Hq)
-/// Numerics  not part of the log-sum-exp; a fully masked row stays 0
+/// Numerics  the logits and their gradients are float in a double call too; they are not part of the log-sum-exp; a
+///           fully masked row stays 0
 /// Errors    ShapeError if there is not one logit per head, or one is NaN or +∞
 /// Source    Xiao et al. 2023; OpenAI gpt-oss 2025
 class Sink {

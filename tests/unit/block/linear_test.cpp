@@ -378,6 +378,8 @@ TEST(LinearErrors, OfBorrowSayBothShapes) {
   mha::Linear<float> plain({.inputs = 4, .outputs = 3, .bias = false});
   EXPECT_EQ(message_of([&] { plain.borrow({.weight = good, .gate = good}); }),
             "borrow: the gate matrix is (4, 3), expected (0, 0)");
+  EXPECT_EQ(message_of([&] { plain.borrow({.weight = good, .bias = bias}); }),
+            "borrow: the bias has 3 elements, expected 0: set .bias in the configuration");
 }
 
 TEST(LinearCost, CountsProductsAndBytes) {

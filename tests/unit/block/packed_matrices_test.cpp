@@ -133,16 +133,24 @@ template <class W> void expect_products(const char* scalar, bool own) {
 TEST(PackedMatrices, OfTheSameScalar) { expect_products<float>("float", true); }
 TEST(PackedMatrices, OfANarrowerScalar) { expect_products<bfloat16>("bfloat16", false); }
 
-TEST(PackedMatrices, MultiplyWithAnEpilogue) {
-  const Products<float> p("epilogue");
+template <class W> void expect_epilogue(const char* seed) {
+  const Products<W> p(seed);
   const auto matrices = p.matrices();
   const mha::Cpu cpu;
-  const PackedMatrices<float, mha::Cpu, mha::Relu> packed(cpu, std::span<const mha::DenseWeights<float>>(matrices));
+  const PackedMatrices<float, mha::Cpu, mha::Relu> packed(cpu, std::span<const mha::DenseWeights<W>>(matrices));
   Tensor<float, 2> y(M, N);
   mha::Workspace workspace;
-  ASSERT_TRUE(packed.multiply(cpu, p.x.view(), y.view(), mha::Epilogue<float, mha::Relu>{}, workspace));
-  for (Index i = 0; i < M; ++i)
-    for (Index j = 0; j < N; ++j) ASSERT_NEAR(y(i, j), std::max(0., p.expected(0, i, j)), 1e-5);
+  for (Index which = 0; which < 2; ++which) {
+    ASSERT_TRUE(packed.multiply(cpu, p.x.view(), which, y.view(), mha::Epilogue<float, mha::Relu>{}, workspace));
+    for (Index i = 0; i < M; ++i)
+      for (Index j = 0; j < N; ++j)
+        ASSERT_NEAR(y(i, j), std::max(0., p.expected(static_cast<std::size_t>(which), i, j)), 1e-5) << which;
+  }
+}
+
+TEST(PackedMatrices, MultiplyWithAnEpilogue) {
+  expect_epilogue<float>("epilogue");
+  expect_epilogue<bfloat16>("epilogue in bfloat16");
 }
 
 /// A backend that may leave an epilogue to its caller, and does.
@@ -168,7 +176,7 @@ template <class W> void expect_declined(const char* scalar) {
   Tensor<float, 2> y(M, N);
   std::fill(y.begin(), y.end(), 3.f);
   mha::Workspace workspace;
-  EXPECT_FALSE(packed.multiply(Declines{}, p.x.view(), y.view(), mha::Epilogue<float, mha::Relu>{}, workspace));
+  EXPECT_FALSE(packed.multiply(Declines{}, p.x.view(), 0, y.view(), mha::Epilogue<float, mha::Relu>{}, workspace));
   for (const float value : y) EXPECT_EQ(value, 3.f);
   // A Linear applies it to results that are stored.
   mha::Linear<float, Declines, mha::Relu> linear({.inputs = K, .outputs = N});
@@ -200,7 +208,7 @@ TEST(PackedMatrices, NoneAreNotMultiplied) {
   const TensorView<float, 2> to = y.view();
   mha::Workspace workspace;
   EXPECT_FALSE(packed.multiply(plain, p.x.view(), 0, {&to, 1}, workspace));
-  EXPECT_FALSE(packed.multiply(plain, p.x.view(), to, {}, workspace));
+  EXPECT_FALSE(packed.multiply(plain, p.x.view(), 0, to, mha::Epilogue<float>{}, workspace));
   EXPECT_FALSE(empty.multiply({}, p.x.view(), 0, {&to, 1}, workspace));
   for (const float value : y) EXPECT_EQ(value, 3.f);
 }

@@ -71,6 +71,32 @@ TEST(Rows, ResultsReachAnyStrides) {
       for (int e = 0; e < 4; ++e) EXPECT_EQ(t(l, b, e), 10 * (3 * b + l) + e);
 }
 
+TEST(Rows, AResidualIsReadWhereItIsUnlessItIsOverwrittenFirst) {
+  mha::Tensor<double, 3> t(4, 2, 4);
+  double next = 0;
+  for (double& x : t) x = ++next;
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const mha::detail::SerialItems run;
+  const TensorView<double, 3> all{t.data(), {3, 2, 4}, {8, 4, 1}};
+  const auto rows = [&](const TensorView<double, 3>& residual, const TensorView<double, 3>& to) {
+    return mha::detail::residual_rows(TensorView<const double, 3>(residual), to, frame, run);
+  };
+  mha::Tensor<double, 3> elsewhere(3, 2, 4);
+  EXPECT_EQ(rows({}, all).data, nullptr);
+  EXPECT_EQ(rows(all, all).data, t.data());
+  EXPECT_EQ(rows(all, elsewhere.view()).data, t.data());
+  const auto copied = rows(all, {t.data() + 4, {3, 2, 4}, {8, 4, 1}});
+  EXPECT_NE(copied.data, t.data());
+  const TensorView<double, 3> swapped{t.data(), {2, 3, 4}, {4, 8, 1}};  // the axes (L, B, E) of t
+  const auto gathered = rows(swapped, elsewhere.view());
+  for (int i = 0; i < 6; ++i)
+    for (int e = 0; e < 4; ++e) {
+      EXPECT_EQ(copied(i, e), t(i / 2, i % 2, e));
+      EXPECT_EQ(gathered(i, e), t(i % 3, i / 3, e));
+    }
+}
+
 TEST(Rows, ViewsAreTheSameIfTheyShowTheSameElements) {
   float memory[24] = {};
   const auto a = mha::view(memory, 2, 3, 4);

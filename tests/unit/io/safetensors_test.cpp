@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/io/safetensors.hpp>
+#include <mha/policy/mask/dense.hpp>
 
 #include "scratch.hpp"
 
@@ -72,6 +73,28 @@ TEST(Safetensors, MappingOutlivesTheReader) {
   file.reset();
   EXPECT_EQ(keep.use_count(), 1);
   EXPECT_EQ(w(1, 2), 12.f);
+}
+
+TEST(Safetensors, BooleansAreMasks) {
+  const mha_test::Scratch scratch;
+  const std::string json = R"({"bad":{"dtype":"BOOL","shape":[3],"data_offsets":[6,9]},)"
+                           R"("seen":{"dtype":"BOOL","shape":[2,3],"data_offsets":[0,6]}})";
+  const mha::Safetensors file(
+      scratch.write("m.safetensors", safetensors_bytes(json, raw<std::int8_t>({1, 0, 0, 1, 1, 0, 0, 1, 2}))));
+  const auto seen = file.view<bool, 2>("seen");
+  const mha::Dense mask{seen};
+  const auto copy = file.copy<bool, 2>("seen");
+  const bool expected[2][3] = {{true, false, false}, {true, true, false}};
+  for (int q = 0; q < 2; ++q)
+    for (int k = 0; k < 3; ++k) {
+      EXPECT_EQ(mask(0, 0, q, k), expected[q][k]) << q << ' ' << k;
+      EXPECT_EQ(copy(q, k), expected[q][k]) << q << ' ' << k;
+    }
+  const std::string fault = file.path() + ": tensor 'bad' has the byte 2 as element 2, expected 0 or 1";
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(file.view<bool, 1>("bad")); }), fault);
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(file.copy<bool, 1>("bad")); }), fault);
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(file.view<std::uint8_t, 2>("seen")); }),
+            file.path() + ": tensor 'seen' has dtype BOOL, expected U8");
 }
 
 TEST(Safetensors, WrongNameDtypeOrRankSaysWhatIsThere) {

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <mha/backend/eigen/eigen_cpu.hpp>
 #include <mha/mha.hpp>
+#include <mha/systolic.hpp>
 
 #include "cache_picture.hpp"
 #include "message_of.hpp"
@@ -236,6 +239,68 @@ TEST(CachedCall, ADroppedStepDoesNotChangeWhoseWeightsTheKeysAre) {
     static_cast<void>(other(part(x, 0, 1), step[0]));
   }
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(part(x, 0, 1), cache)); }), "");
+}
+
+template <class B> struct Conversation {
+  using Attention = mha::MultiHeadAttention<float, B, mha::GroupedQuery<2>, mha::Causal>;
+  Attention layer{config};
+  mha::CacheOf<Attention, Paged> cache;
+
+  Conversation() : cache(mha::make_cache(layer, Paged{.pages = 8, .length = 64, .page = 16})) {
+    layer.initialize(mha::XavierUniform{.seed = 40});
+    static_cast<void>(cache.add());
+  }
+};
+
+// A cache moves with what owns it, between the steps of a text.
+template <class B> void expect_moved_steps() {
+  using Attention = typename Conversation<B>::Attention;
+  static_assert(std::same_as<mha::CacheOf<Attention, Paged, mha::bfloat16>,
+                             decltype(mha::make_cache<mha::bfloat16>(std::declval<const Attention&>(),
+                                                                     std::declval<const Paged&>()))>);
+  Conversation<B> stays, moves;
+  const auto prompt = random_rows(40, 41), next = random_rows(1, 42);
+  static_cast<void>(stays.layer.prefill(prompt, stays.cache));
+  static_cast<void>(moves.layer.prefill(prompt, moves.cache));
+  Conversation<B> moved(std::move(moves));
+  const auto expected = stays.layer.step(next, stays.cache), found = moved.layer.step(next, moved.cache);
+  EXPECT_EQ(furthest(expected, found), 0);
+}
+TEST(CachedCall, CachesMove) {
+  expect_moved_steps<mha::Cpu>();
+  expect_moved_steps<mha::Systolic<>>();
+}
+
+// Each piece of a prompt has its own rows of the residual.
+TEST(CachedCall, PrefillAndStepsAddAResidual) {
+  const Layer layer = drawn(32);
+  const mha::SlidingWindow window{.left = 3};
+  auto ring = mha::make_cache(layer, Ring{.left = 3, .rows = 2}, {.sequences = 2});
+  static_cast<void>(ring.add());
+  static_cast<void>(ring.add());
+  const auto text = random_rows(14, 33), few = random_rows(13, 35);
+  auto rows = random_rows(15, 34);  // two places of 14 rows each, one row apart
+  const auto x = mha::view(text.data(), 2, 7, E);
+  const mha::TensorView<float, 3> r = mha::view(rows.data(), 2, 7, E), late = mha::view(&rows(1, 0), 2, 7, E);
+  EXPECT_EQ(message_of([&] { layer.prefill(x, ring, window, mha::residual(r), mha::into(late)); }),
+            "prefill: the result overlaps the residual and is not the residual itself: an earlier piece would be "
+            "written over rows still to be read");
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(text, ring, window, mha::residual(few))); }),
+            "layer: x has length 14 but the residual has length 13");
+  for (const auto& id : ring.ids()) EXPECT_EQ(ring.length(id), 0);
+  const auto expected = layer(x, window, mha::residual(r));
+  layer.prefill(x, ring, window, mha::residual(r), mha::into(r));
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), rows.begin()));
+
+  auto kept = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 2});
+  static_cast<void>(kept.add());
+  static_cast<void>(kept.add());
+  const auto next = random_rows(2, 36), of_next = random_rows(2, 37);
+  const auto plain = layer.step(next, kept);
+  for (const auto& id : kept.ids()) kept.truncate(id, 0);
+  auto sum = layer.step(next, kept, mha::residual(of_next));
+  for (std::size_t i = 0; i < sum.size(); ++i) sum.data()[i] -= of_next.data()[i];
+  EXPECT_LE(furthest(sum, plain), 1e-6f);
 }
 
 // What can be checked of all pieces is checked before the first.

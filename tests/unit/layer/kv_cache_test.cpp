@@ -243,6 +243,67 @@ TEST(KvCache, TakesTheSequencesOfAStepInBraces) {
   EXPECT_EQ(step[0].positions()[1], 0);
 }
 
+template <class Storage> void expect_moves(const Storage& storage) {
+  using Cache = KvCache<Storage, float>;
+  Cache first(shape, storage, sizes);
+  const SequenceId a = first.add(), b = first.add();
+  write(first, a, 3, 1);
+  write(first, b, 2, 2);
+  const std::string before = picture(first);
+  const std::size_t bytes = first.bytes();
+
+  Cache second(std::move(first));
+  EXPECT_EQ(picture(second), before);
+  EXPECT_EQ(second.bytes(), bytes);
+  EXPECT_EQ(first.sequences(), 0);  // NOLINT: what is left is specified
+  EXPECT_EQ(first.max_sequences(), 0);
+  EXPECT_EQ(first.bytes(), 0u);
+  EXPECT_EQ(message_of([&] { static_cast<void>(first.add()); }),
+            "add: the cache has 0 sequences, the limit is 0: remove one first, or make the cache with "
+            "CacheSizes{.sequences = more}");
+  EXPECT_EQ(message_of([&] { static_cast<void>(first.step(a, 1)); }),
+            "step: sequence 0 was removed, or is of another cache");
+  { const auto none = first.step(1); }
+
+  // As if it had not been moved.
+  Cache still(shape, storage, sizes);
+  const SequenceId c = still.add(), d = still.add();
+  write(still, c, 3, 1);
+  write(still, d, 2, 2);
+  for (auto* cache : {&second, &still}) write(*cache, cache->ids()[0], 2, 3);
+  second.remove(b);
+  still.remove(d);
+  EXPECT_EQ(picture(second), picture(still));
+
+  // Into one that has sequences, which are gone.
+  Cache third(shape, storage, sizes);
+  const SequenceId gone = third.add();
+  third = std::move(second);
+  EXPECT_EQ(picture(third), picture(still));
+  EXPECT_EQ(message_of([&] { static_cast<void>(third.length(gone)); }),
+            "length: the sequence was removed, or is of another cache");
+
+  const std::string refused = "move: a step is open: commit it or let it end first";
+  {
+    auto step = third.step(a, 1);
+    EXPECT_EQ(message_of([&] { Cache moved(std::move(third)); }), refused);
+    EXPECT_EQ(message_of([&] { second = std::move(third); }), refused);
+    EXPECT_EQ(message_of([&] { third = std::move(still); }), refused);
+    EXPECT_EQ(step[0].positions()[0], 5);
+  }
+  EXPECT_EQ(picture(third), picture(still));
+  std::vector<Cache> caches;
+  caches.push_back(std::move(third));
+  caches.push_back(std::move(still));
+  EXPECT_EQ(picture(caches[0]), picture(caches[1]));
+}
+
+TEST(KvCache, Moves) {
+  expect_moves(Contiguous{.length = 40});
+  expect_moves(Paged{.pages = 5, .length = 40, .page = 16});
+  expect_moves(Ring{.left = 8, .rows = 4});
+}
+
 TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
   KvCache<Paged, float> cache(shape, Paged{.pages = 5, .length = 40, .page = 16}, {.layers = layers, .sequences = 3});
   const SequenceId a = cache.add(), b = cache.fork(a), dead = cache.add();

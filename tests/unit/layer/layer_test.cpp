@@ -250,6 +250,47 @@ TYPED_TEST(LayerCall, TheResultMayBeTheInput) {
   EXPECT_TRUE(std::equal(x.begin(), x.end(), mixed.begin()));
 }
 
+template <class L> void expect_residual_added(const Config& config) {
+  const auto layer = make<L>(config);
+  const mha::Tensor<double, 3> x = random_batch("x", 2, 9, 12), r = random_batch("residual", 2, 9, 12);
+  mha::Tensor<double, 3> expected = layer(x);
+  for (std::size_t i = 0; i < expected.size(); ++i) expected.data()[i] += r.data()[i];
+  const auto expect_sum = [&](const auto& y) {
+    for (int b = 0; b < 2; ++b)
+      for (int l = 0; l < 9; ++l)
+        for (int e = 0; e < 12; ++e) ASSERT_NEAR(y(b, l, e), expected(b, l, e), 1e-13) << b << ' ' << l << ' ' << e;
+  };
+  expect_sum(layer(x, mha::residual(r)));
+  expect_sum(layer(x, layer.project_memory(x), mha::residual(r)));
+  mha::Tensor<double, 3> y = r;
+  layer(x, mha::residual(y), mha::into(y));
+  expect_sum(y);
+  // A result that begins a row before its residual.
+  const auto part = [](mha::Tensor<double, 2>& t, int row) { return mha::view(t.data() + row * 12, 2, 9, 12); };
+  mha::Tensor<double, 2> rows(19, 12);
+  std::copy(r.begin(), r.end(), rows.data() + 12);
+  layer(x, mha::residual(part(rows, 1)), mha::into(part(rows, 0)));
+  expect_sum(part(rows, 0));
+  // Sequences of the residual, then of the result too, that do not follow each other.
+  mha::Tensor<double, 4> spread(9, 2, 2, 12);
+  const mha::TensorView<double, 3> apart{spread.data(), {2, 9, 12}, {24, 48, 1}};
+  for (int b = 0; b < 2; ++b)
+    for (int l = 0; l < 9; ++l) std::copy_n(&r(b, l, 0), 12, apart.pointer(b, l, 0));
+  expect_sum(layer(x, mha::residual(apart)));
+  layer(x, mha::residual(apart), mha::into(apart));
+  expect_sum(apart);
+}
+
+TYPED_TEST(LayerCall, AddsAResidual) {
+  expect_residual_added<LayerOf<TypeParam, mha::Causal>>({.d_model = 12, .num_heads = 3, .bias = true});
+  expect_residual_added<LayerOf<TypeParam, mha::NoOutput>>({.d_model = 12, .num_heads = 3});
+  const auto layer = make<LayerOf<TypeParam>>({.d_model = 12, .num_heads = 3});
+  const mha::Tensor<double, 3> x = random_batch("x", 1, 9, 12), twice = layer(x, mha::residual(x));
+  mha::Tensor<double, 3> y = x;
+  layer(y, mha::residual(y), mha::into(y));
+  EXPECT_EQ(support::differing(y, twice), 0u);
+}
+
 TEST(Layer, IntoWritesOnlyItsElements) {
   const auto layer = make<LayerOf<>>({.d_model = 8, .num_heads = 2, .bias = true});
   const RowMatrix x = random_rows("x", 5, 8);
@@ -842,6 +883,12 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
             support::overlaps_itself("layer: the result", "batch", 2));
   EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{support::repeated(lse.view(), 1)}),
             support::overlaps_itself("layer: log-sum-exp", "heads", 2));
+  const mha::Tensor<double, 3> few(1, 3, 8), short_r(2, 2, 8), narrow(2, 3, 7);
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(few)), "layer: x has batch 2 but the residual has batch 1");
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(short_r)),
+            "layer: x has length 3 but the residual has length 2");
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(narrow)),
+            "layer: the layer's output has width 8 but the residual has width 7");
   EXPECT_EQ(support::differing(y, poisoned), 0U);
   EXPECT_EQ(support::differing(lse, poisoned_lse), 0U);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.attention_weights(x)); }),

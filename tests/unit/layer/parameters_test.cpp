@@ -362,7 +362,9 @@ TEST(Parameters, BiasesOfEveryChoiceOfProjections) {
         if (chosen(other) == (other == n)) *all[other] = {};
       EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { own.borrow(spoilt.weights, nullptr); }),
                 std::string("borrow: the ") + names[n] + " bias has " + std::to_string(chosen(n) ? 0 : widths[n]) +
-                    " elements, expected " + std::to_string(chosen(n) ? widths[n] : 0));
+                    " elements, expected " +
+                    (chosen(n) ? std::to_string(widths[n])
+                               : "0: set .bias in the configuration, or that of this projection"));
     }
   }
 }
@@ -386,8 +388,9 @@ TEST(Parameters, BorrowRecognisesATransposedMatrix) {
 
 TEST(Parameters, BorrowWantsEveryBiasOrNone) {
   std::vector<float> one(12);
-  EXPECT_EQ(error_of(false, [&](Weights& w) { w.key_bias = mha::view(std::as_const(one).data(), 6); }),
-            "borrow: the key bias has 6 elements, expected 0");
+  EXPECT_EQ(
+      error_of(false, [&](Weights& w) { w.key_bias = mha::view(std::as_const(one).data(), 6); }),
+      "borrow: the key bias has 6 elements, expected 0: set .bias in the configuration, or that of this projection");
   EXPECT_EQ(error_of(true, [](Weights& w) { w.value_bias = {}; }), "borrow: the value bias has 0 elements, expected 4");
   EXPECT_EQ(error_of(true, [](Weights& w) { w.output_bias.extent[0] = 8; }),
             "borrow: the output bias has 8 elements, expected 5");
@@ -414,7 +417,11 @@ TEST(Parameters, BorrowWantsNormsAndGatesWhereTheLayerHasThem) {
   std::vector<float> numbers(6);
   const auto vector = [&](int n) { return mha::view(std::as_const(numbers).data(), n); };
   EXPECT_EQ(error_of(false, [&](Weights& w) { w.query_norm = vector(3); }),
-            "borrow: the query_norm has 3 elements, expected 0");
+            "borrow: the query_norm has 3 elements, expected 0: name mha::QkNorm in the layer's type");
+  EXPECT_EQ(error_of(false, [&](Weights& w) { w.key_norm = vector(3); }),
+            "borrow: the key_norm has 3 elements, expected 0: name mha::QkNorm in the layer's type");
+  EXPECT_EQ(error_of(false, [&](Weights& w) { w.gate = vector(4); }),
+            "borrow: the gate has 4 elements, expected 0: name mha::GatedHeads in the layer's type");
   Checkpoint file(false);
   Everything p(sizes(false));
   const auto error = [&] { return mha_test::message_of<mha::ShapeError>([&] { p.borrow(file.weights, nullptr); }); };

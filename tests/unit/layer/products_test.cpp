@@ -303,7 +303,9 @@ TYPED_TEST(NarrowLayerWeights, OfAnotherShapeAreRefusedAndNothingChanges) {
   without.gate = {};
   EXPECT_EQ(message_of([&] { layer.borrow(turned); }),
             "borrow: the value matrix is (28, 52), expected (52, 28): pass mha::transposed(view)");
-  EXPECT_EQ(message_of([&] { layer.borrow(biased); }), "borrow: the key bias has 28 elements, expected 0");
+  EXPECT_EQ(
+      message_of([&] { layer.borrow(biased); }),
+      "borrow: the key bias has 28 elements, expected 0: set .bias in the configuration, or that of this projection");
   EXPECT_EQ(message_of([&] { layer.borrow(without); }), "borrow: the gate has 0 elements, expected 6");
   EXPECT_NE(layer.explain(1, 1, 1).find(" float, owned"), std::string::npos);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -97,6 +98,18 @@ TEST(StepNumbers, OfOneSequenceAsItIs) {
   now.describe(Pages{}, 1, 40);
   EXPECT_EQ(now.lengths, (List{40}));
   EXPECT_EQ(now.table, (List{1, 1, 1}));
+}
+
+TEST(OpenStep, KeepsACacheWhereItIs) {
+  using mha::detail::OpenStep;
+  OpenStep open, none;
+  none = OpenStep(std::move(none));
+  open.there = true;
+  EXPECT_THROW(OpenStep(std::move(open)), mha::ShapeError);
+  EXPECT_THROW(none = std::move(open), mha::ShapeError);
+  EXPECT_THROW(open = std::move(none), mha::ShapeError);
+  EXPECT_TRUE(open.there);
+  EXPECT_FALSE(none.there);
 }
 
 }  // namespace

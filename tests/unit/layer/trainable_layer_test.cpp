@@ -199,6 +199,22 @@ TEST(TrainableLayer, GradientsWithoutAnOutputProjectionAndOfHeadsApart) {
   expect_self("heads apart", apart, 2, 3, mha::Causal{});
 }
 
+// The gradient of the residual is dy itself, which the layer neither keeps nor adds.
+TEST(TrainableLayer, GradientsBesideAResidual) {
+  Exact<mha::Causal> layer({.d_model = 6, .num_heads = 2, .bias = true});
+  Rows r = random_rows("residual", 2, 3, 6);
+  expect_self("residual", layer, 2, 3, mha::residual(r));
+  Exact<mha::NoOutput> heads({.d_model = 6, .num_heads = 2});
+  expect_self("residual without output", heads, 2, 3, mha::residual(r));
+  const Rows x = random_rows("residual in place", 2, 3, 6), y = layer(x, mha::residual(r));
+  auto tape = layer.tape();
+  layer(x, mha::residual(r), tape, mha::into(r));
+  EXPECT_EQ(support::differing(r, y), 0u);
+  const Rows few(2, 2, 6);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::residual(few))); }),
+            "layer: x has length 3 but the residual has length 2");
+}
+
 TEST(TrainableLayer, GradientsOfCrossAttention) {
   Exact<mha::GroupedQuery<1>, mha::Rotary<>> cross(
       {.d_model = 4, .num_heads = 2, .head_dim = 4, .value_dim = 3, .kv_model = 5, .bias = true});

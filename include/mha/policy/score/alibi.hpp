@@ -11,6 +11,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// Formula   s − slope_h · |q − k|;  with n the largest power of two ≤ Hq:  slope_h = 2^(−8(h+1)/n) for h < n,
 ///           else 2^(−4(2(h−n)+1)/n)
+/// Numerics  slopes are computed in double and rounded to the logit's scalar
 /// Source    Press et al. 2022, §3; the rule for other head counts is that of their published code
 struct Alibi {
   static constexpr Role role = Role::score;
@@ -28,13 +29,13 @@ struct Alibi {
   /// One head's bias.
   struct Slope {
     static constexpr Role role = Role::score;
-    float slope;
+    double slope;
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
-      return s - slope * static_cast<float>(mha::abs(q - k));
+      return s - static_cast<T>(slope) * static_cast<T>(mha::abs(q - k));
     }
   };
 
-  MHA_HOST_DEVICE Slope at_head(Index, Index h) const { return {static_cast<float>(slope(h, heads))}; }
+  MHA_HOST_DEVICE Slope at_head(Index, Index h) const { return {slope(h, heads)}; }
 
   template <class T> MHA_HOST_DEVICE T operator()(T s, Index b, Index h, Index q, Index k) const {
     return at_head(b, h)(s, b, h, q, k);

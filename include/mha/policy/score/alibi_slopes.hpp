@@ -20,6 +20,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// Formula   s − slope_h · |q − k|
 /// Shapes    slopes (Hq)
+/// Numerics  slopes and their gradients are float in a double call too
 /// Errors    ShapeError if there is not one slope per head, or one is not finite
 /// Source    Press et al. 2022, §3, which tries slopes that are trained
 class AlibiSlopes {

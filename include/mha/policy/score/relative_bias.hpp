@@ -51,6 +51,7 @@ struct RelativeBuckets {
 /// A learned bias per head and bucket of distance.
 ///
 /// Shapes    table (buckets, Hq), as T5's relative_attention_bias.weight
+/// Numerics  the table and its gradient are float in a double call too; an AdditiveBias has a table of any scalar
 /// Errors    ShapeError if the table does not have buckets · Hq elements, or the buckets do not fit together
 class RelativeBias {
  public:

@@ -12,6 +12,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Keeps logits inside (−cap, cap), nearly linear around 0.
 ///
 /// Formula   cap · tanh(s / cap)
+/// Numerics  the cap and its gradient are float in a double call too
 /// Errors    ShapeError if cap is not a positive finite number
 /// Source    Gemma 2 technical report 2024, §2
 struct SoftCap {

@@ -60,6 +60,17 @@ TEST(Alibi, CountsFromAbsolutePositions) {
   EXPECT_EQ(score(0.0, 0, 0, -3, 2), -2.5) << "a query before the first key";
 }
 
+// Of 12 heads most slopes are no short numbers: each scalar has its own nearest.
+TEST(Alibi, HasSlopesOfTheLogitsScalar) {
+  for (int h = 0; h < 12; ++h) {
+    const double slope = Alibi::slope(h, 12);
+    EXPECT_EQ(Alibi{12}(0.0, 0, h, 0, 3), -3 * slope) << h;
+    EXPECT_EQ(Alibi{12}(0.f, 0, h, 0, 3), -3.f * static_cast<float>(slope)) << h;
+    EXPECT_EQ(Alibi{12}(0.L, 0, h, 0, 3), -3.L * static_cast<long double>(slope)) << h;
+    EXPECT_EQ(Alibi{12}(mha::Dual<float>(0), 0, h, 0, 3).value, Alibi{12}(0.f, 0, h, 0, 3)) << h;
+  }
+}
+
 TEST(Alibi, IsAPlainScoreWithoutDefaults) {
   static_assert(mha::Score<Alibi> && mha::Score<Alibi::Slope> && std::is_trivially_copyable_v<Alibi::Slope>);
   mha_test::expect_derivatives(Alibi{8});
