@@ -128,6 +128,13 @@ def missing_gpu():
     return ""
 
 
+def architecture():
+    """Hopper's own instructions are in the code for 9.0a alone, which CMake's `native` does not name."""
+    asked = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    capability = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+    return "90a-real" if capability and capability[0] == "9.0" else "native"
+
+
 def rounded(value):
     """Four digits are more than a measurement has."""
     if isinstance(value, float):
@@ -220,7 +227,7 @@ def main():
     if options.cuda and not (options.pages or options.list) and missing_gpu():
         sys.exit("report.py: nothing is measured: " + missing_gpu())
     if building and options.cuda:
-        for_this_card = "-DCMAKE_CUDA_ARCHITECTURES=native"
+        for_this_card = "-DCMAKE_CUDA_ARCHITECTURES=" + architecture()
         subprocess.run(["cmake", "--preset", "release", for_this_card], cwd=HERE.parent, check=True)
         subprocess.run(["cmake", "--build", str(options.build), "--target", "cuda_measured"], check=True)
     elif building:

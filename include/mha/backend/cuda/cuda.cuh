@@ -35,6 +35,8 @@ __global__ void __launch_bounds__(Kernel::threads, Kernel::blocks_per_multiproce
 #if MHA_HAS_WARPGROUPS
     HopperMachine machine;
     Kernel::template run<HopperMachine>(machine, params);
+#elif MHA_ON_DEVICE
+    __trap();  // a launch that runs_warpgroup_products() rules out
 #endif
   } else {
     DeviceMachine machine;
@@ -225,7 +227,11 @@ struct Cuda {
   template <class T> std::string explain(const AttendPlan& plan) const {
     const bool here = supported().ok;
     const std::string text = cuda::explain<T>(plan, here ? device_facts() : cuda::DeviceFacts{});
-    return "Cuda: " + text + (here ? "" : ", planned for an H100: no device is here");
+    if (!here) return "Cuda: " + text + ", planned for an H100: no device is here";
+    const auto held = enter();
+    const bool without = cuda::on_tensor_cores<T> && !cuda::runs_warpgroup_products() &&
+                         cuda::device_attribute(cudaDevAttrComputeCapabilityMajor, device) == 9;
+    return "Cuda: " + text + (without ? "; this program has no code for sm_90a, which is faster on this device" : "");
   }
 
  private:
