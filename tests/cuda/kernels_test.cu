@@ -41,9 +41,11 @@ template <class Half, class Real, class Few, class M, class S> void add(const ch
     kernels.emplace_back(std::string(body) + ", " + policies, reinterpret_cast<const void*>(kernel));
   };
   using ForwardBody = cuda::ForwardKernel<cuda::ForwardShape<64, 64, 128, 64, 4, cuda::RowLayout::aligned>>;
+  using WarpgroupBody = cuda::ForwardKernel<cuda::WarpgroupShape<64, 64, 1, 64, 3>>;
   using FmaBody = cuda::FmaKernel<typename First<cuda::FmaShapes<Real>>::type>;
   using FewBody = cuda::FewQueriesKernel<typename First<cuda::FewShapes<Few>>::type>;
   add_one("tensor cores", cuda::body_kernel<ForwardBody, cuda::ForwardParams<Call<Half, M, S>>>);
+  add_one("warpgroups", cuda::body_kernel<WarpgroupBody, cuda::ForwardParams<Call<Half, M, S>>>);
   add_one("multiply-adds", cuda::body_kernel<FmaBody, cuda::FmaParams<Call<Real, M, S>>>);
   add_one("few queries", cuda::body_kernel<FewBody, cuda::FewParams<Call<Few, M, S>>>);
 }
@@ -73,6 +75,6 @@ TEST(CudaKernels, KeepEverythingInRegisters) {
   }
 }
 
-TEST(CudaKernels, AreThereForEveryBodyAndPolicy) { EXPECT_EQ(kernels().size(), 18u); }
+TEST(CudaKernels, AreThereForEveryBodyAndPolicy) { EXPECT_EQ(kernels().size(), 24u); }
 
 }  // namespace

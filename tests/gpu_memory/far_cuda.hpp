@@ -25,6 +25,7 @@
 #include "far_stream.hpp"
 #include "gpu_model/inside.hpp"
 #include "gpu_model/launch.hpp"
+#include "gpu_model/warpgroup_machine.hpp"
 #include "transport.hpp"
 
 namespace support {
@@ -215,7 +216,8 @@ struct FarCuda {
 
     template <class Kernel, class Params>
     void launch(mha::cuda::BlockIndex grid, mha::cuda::Shared bytes, const Params& params) {
-      gpu::launch<gpu::HostMachine>(grid, Kernel::threads, bytes, [&](gpu::HostMachine& m) { Kernel::run(m, params); });
+      using Machine = gpu::MachineOf<Kernel>;
+      gpu::launch<Machine>(grid, Kernel::threads, bytes, [&](Machine& m) { Kernel::run(m, params); });
     }
     template <class A> A* parts(std::ptrdiff_t n) { return frame.template take<A>(static_cast<std::size_t>(n)); }
     unsigned* counters(std::ptrdiff_t n) { return workspace.counters(static_cast<std::size_t>(n)); }
@@ -244,8 +246,8 @@ struct FarCuda {
     const FarLaunch* noted;
 
     template <class Kernel, class Params> void launch(mha::cuda::BlockIndex, mha::cuda::Shared, const Params& params) {
-      gpu::launch<gpu::HostMachine>(noted->grid, Kernel::threads, noted->bytes,
-                                    [&](gpu::HostMachine& m) { Kernel::run(m, params); });
+      using Machine = gpu::MachineOf<Kernel>;
+      gpu::launch<Machine>(noted->grid, Kernel::threads, noted->bytes, [&](Machine& m) { Kernel::run(m, params); });
       ++noted;
     }
     template <class A> A* parts(std::ptrdiff_t) { return static_cast<A*>(noted->parts); }

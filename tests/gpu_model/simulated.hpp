@@ -9,7 +9,7 @@
 
 namespace simulated {
 
-/// Blocks in any order, on devices of any size; no bank conflict, no fault.
+/// Blocks in any order, on devices of any size, with warpgroups and without; no bank conflict, no fault.
 template <class T> void expect_agreement() {
   using support::gpu::Order;
   auto& state = support::SimulatedCuda::state;
@@ -18,6 +18,7 @@ template <class T> void expect_agreement() {
         std::array{Order::forward, Order::backward, Order::shuffled}[static_cast<std::size_t>(random.below(3))],
         static_cast<std::uint32_t>(random.below(1 << 20))};
     state.device.multiprocessors = std::array{1, 7, 132}[static_cast<std::size_t>(random.below(3))];
+    state.device.warpgroups = random.chance(0.5);
     state.counted = {};
     try {
       run();

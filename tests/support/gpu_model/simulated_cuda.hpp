@@ -12,6 +12,7 @@
 #include "../plain_backend.hpp"
 #include "inside.hpp"
 #include "launch.hpp"
+#include "warpgroup_machine.hpp"
 
 namespace support {
 
@@ -88,8 +89,9 @@ struct SimulatedCuda {
 
     template <class Kernel, class Params>
     void launch(mha::cuda::BlockIndex grid, mha::cuda::Shared bytes, const Params& params) {
-      state.counted += gpu::launch<gpu::HostMachine>(
-          grid, Kernel::threads, bytes, [&](gpu::HostMachine& m) { Kernel::run(m, params); }, state.order);
+      using Machine = gpu::MachineOf<Kernel>;
+      state.counted += gpu::launch<Machine>(
+          grid, Kernel::threads, bytes, [&](Machine& m) { Kernel::run(m, params); }, state.order);
       state.kernel = Kernel::name;
       ++state.launches;
     }

@@ -233,4 +233,8 @@ class WarpgroupHostMachine : public HostMachine {
 
 static_assert(mha::cuda::WarpgroupMachine<WarpgroupHostMachine>);
 
+/// The machine that a kernel runs on here.
+template <class Kernel> using MachineOf = std::conditional_t < requires { Kernel::warpgroups; }
+, WarpgroupHostMachine, HostMachine > ;
+
 }  // namespace support::gpu

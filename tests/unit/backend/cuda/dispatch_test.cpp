@@ -107,6 +107,8 @@ TEST(Dispatch, ExplainsWhatItWouldLaunch) {
   const std::string mma = mha::cuda::explain<mha::bfloat16>(call, {}), fma = mha::cuda::explain<double>(call, {});
   EXPECT_NE(mma.find("tensor cores in bfloat16"), std::string::npos) << mma;
   EXPECT_NE(fma.find("multiply-adds in double"), std::string::npos) << fma;
+  const std::string warpgroups = mha::cuda::explain<mha::bfloat16>(call, {.warpgroups = true});
+  EXPECT_EQ(warpgroups.find("warpgroups on tensor cores in bfloat16"), 0u) << warpgroups;
   const std::string few = mha::cuda::explain<float>({{2, 8, 1, 4096, 4095}, 8, 64, 64}, {});
   EXPECT_NE(few.find("few queries in float"), std::string::npos) << few;
   mha::AttendPlan mixed{{2, 8, 512, 4096, 0}, 2, 64, 64};

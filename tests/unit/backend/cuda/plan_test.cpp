@@ -67,6 +67,31 @@ TEST(ForwardPlan, FitsTheDevice) {
   EXPECT_EQ(held(forward_plan(call(256, 256), {.shared_bytes = 99 * 1024})).layout, RowLayout::any);
 }
 
+TEST(ForwardPlan, TakesWarpgroupsWhereTheyAre) {
+  const DeviceFacts hopper{.warpgroups = true};
+  for (const auto& [dim, value_dim, padded, padded_value] : std::vector<std::array<Index, 4>>{{40, 8, 64, 64},
+                                                                                              {8, 40, 64, 64},
+                                                                                              {72, 64, 128, 128},
+                                                                                              {136, 128, 192, 128},
+                                                                                              {192, 192, 256, 256},
+                                                                                              {256, 256, 256, 256}}) {
+    const ForwardPlan plan = forward_plan(call(dim, value_dim), hopper);
+    ASSERT_TRUE(plan.warpgroups) << dim;
+    with_forward_shape(plan, [&, d = padded, v = padded_value](auto shape) {
+      using Shape = decltype(shape);
+      EXPECT_EQ(Shape::head_dim, d);
+      EXPECT_EQ(Shape::value_dim, v);
+      EXPECT_EQ(plan.threads, Shape::threads);
+      EXPECT_EQ(plan.shared_bytes, Shape::shared_bytes);
+      EXPECT_EQ(plan.grid, 16 * ((1000 + Shape::rows - 1) / Shape::rows));
+    });
+  }
+  EXPECT_FALSE(forward_plan(call(32, 32), hopper).warpgroups) << "half a panel";
+  EXPECT_FALSE(forward_plan(call(64, 64, RowLayout::any), hopper).warpgroups);
+  EXPECT_FALSE(forward_plan(call(256, 256), {.shared_bytes = 163 * 1024, .warpgroups = true}).warpgroups);
+  EXPECT_FALSE(forward_plan(call(264, 64), hopper));
+}
+
 TEST(ForwardPlan, HasOneBlockPerRowTileAndHead) {
   const ForwardPlan plan = forward_plan(call(64, 64), {});
   EXPECT_EQ(plan.grid, 8 * 2 * 8);
