@@ -153,8 +153,8 @@ inline constexpr int warpgroup_size = 4 * warp_size;
 ///   void fence_proxy()                what this thread has written to shared memory, copies that landed too, is seen
 ///                                     by products of whoever meets it at the next sync
 template <class M>
-concept WarpgroupMachine = Machine<M> && requires(M m, float (&d)[8][4], const std::uint32_t (&a)[4],
-                                                  std::uint32_t (&fragments)[4][4], Shared at, bool p) {
+concept WarpgroupMachine = Machine<M> &&
+    requires(M m, float (&d)[8][4], const std::uint32_t (&a)[4], std::uint32_t (&fragments)[4][4], Shared at, bool p) {
   m.template wgmma<bfloat16, 64>(d, at, at, p);
   m.template wgmma<half, 64>(d, a, at, at);
   m.wgmma_fence();
