@@ -245,7 +245,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         auto step = cache.step(count);
         const auto part = detail::part_of(from, begin, count);
         check(part, step[0]);
-        const auto to_part = [&](const auto&... of_part) {
+        const auto to_part = [&](auto&&... of_part) {
           forward(part, step[0], detail::part_of(y, begin, count), of_part...);
         };
         to_part(detail::part_of_argument(extra, cache, begin, count)...);

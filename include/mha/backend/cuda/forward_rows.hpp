@@ -260,7 +260,7 @@ template <class Machine, class Shape, class Call> class ForwardRows {
       }
       MHA_UNROLL for (int d = 0; d < value_steps; d += 2) {
         std::uint32_t b[4];
-        if constexpr (Shape::warpgroups > 0) m_.sync_warp();  // one step after another, for want of registers
+        m_.sync_warp();  // one step after another, for want of registers
         m_.ldmatrix_x4_trans(b, Value::beside(value, d) + k * 16 * Value::bytes);
         MHA_UNROLL for (int i = 0; i < strips; ++i) MHA_UNROLL for (int c = 0; c < 2; ++c)
             multiply_seen<T>(m_, out_[i][d + c], a[i], seen[i], b[2 * c], b[2 * c + 1]);
