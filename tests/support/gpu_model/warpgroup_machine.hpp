@@ -233,8 +233,14 @@ class WarpgroupHostMachine : public HostMachine {
 
 static_assert(mha::cuda::WarpgroupMachine<WarpgroupHostMachine>);
 
+/// A kernel whose body is written for warpgroups.
+template <class Kernel>
+concept WarpgroupKernel = requires {
+  Kernel::warpgroups;
+};
+
 /// The machine that a kernel runs on here.
-template <class Kernel> using MachineOf = std::conditional_t < requires { Kernel::warpgroups; }
-, WarpgroupHostMachine, HostMachine > ;
+template <class Kernel>
+using MachineOf = std::conditional_t<WarpgroupKernel<Kernel>, WarpgroupHostMachine, HostMachine>;
 
 }  // namespace support::gpu
