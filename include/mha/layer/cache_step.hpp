@@ -15,7 +15,7 @@
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
-#include "../policy/role.hpp"
+#include "../policy/call_shape.hpp"
 #include "cache_memory.hpp"
 #include "config.hpp"
 #include "recorded_step.hpp"

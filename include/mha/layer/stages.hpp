@@ -14,7 +14,7 @@
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../launch.hpp"
-#include "../policy/role.hpp"
+#include "../policy/call_shape.hpp"
 #include "config.hpp"
 #include "products.hpp"
 #include "sequence.hpp"

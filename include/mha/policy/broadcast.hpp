@@ -6,7 +6,7 @@
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
-#include "role.hpp"
+#include "call_shape.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 

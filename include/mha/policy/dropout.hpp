@@ -9,6 +9,7 @@
 
 #include "../core/check.hpp"
 #include "../core/philox.hpp"
+#include "call_shape.hpp"
 #include "role.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../core/check.hpp"
+#include "call_shape.hpp"
 #include "role.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

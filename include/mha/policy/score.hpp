@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../core/dual.hpp"
+#include "call_shape.hpp"
 #include "mask.hpp"
 #include "role.hpp"
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../../core/check.hpp"
+#include "../../policy/call_shape.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/block_sparse.hpp"
 #include "../../policy/role.hpp"
