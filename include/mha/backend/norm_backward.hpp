@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
 
 #include "../core/dual.hpp"
 #include "../core/items.hpp"

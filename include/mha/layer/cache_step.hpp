@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "../cache/books.hpp"
 #include "../cache/kv_source.hpp"

@@ -7,7 +7,6 @@
 #include <limits>
 #include <memory>
 #include <span>
-#include <type_traits>
 #include <utility>
 
 #include "../block/linear_weights.hpp"

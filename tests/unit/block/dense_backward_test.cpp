@@ -2,7 +2,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <vector>
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <iterator>
 #include <span>
-#include <type_traits>
 
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"
