@@ -27,7 +27,7 @@ concept EigenInMemory = (std::derived_from<D, Eigen::DenseBase<D>> || is_segment
 
 /// Eigen's inline functions have the same name in every unit, whatever the unit's flags: where the alignment of its
 /// memory differs, the linker may join a function that allocates with one that frees otherwise. Units that hand Eigen
-/// objects over are refused by the linker then, as a multiple definition of a symbol that names the cure: the same
+/// objects over are refused by the linker then, as a multiple definition of a symbol that names the remedy: the same
 /// -march=, or -DEIGEN_MAX_ALIGN_BYTES=64 in all of them.
 inline void one_alignment_of_eigen() {
 #if defined(__ELF__) && !MHA_NVCC

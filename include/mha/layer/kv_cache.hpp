@@ -137,7 +137,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
 
   /// Beam search: beams[i] becomes what beams[from[i]] was. Paged copies nothing; other storages copy those that are
-  /// taken more than once, over those that nobody takes: if copying fails on a device, nothing else has changed.
+  /// taken more than once, over those that are not taken: if copying fails on a device, nothing else has changed.
   void reorder(std::span<const SequenceId> beams, std::span<const Index> from) {
     require_closed("reorder");
     detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");

@@ -48,7 +48,7 @@ template <class P> constexpr Role role_of() {
 /// Whether a type plays this role.
 template <class P, Role R> inline constexpr bool plays = role_of<P>() == R;
 
-/// The value points at memory of somebody else: it may be given to a call, never to a layer.
+/// The value points at memory it does not own: it may be given to a call, never to a layer.
 template <class P>
 concept Borrows = requires {
   requires std::remove_cvref_t<P>::borrows;

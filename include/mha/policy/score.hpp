@@ -20,7 +20,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///   with_data(f) const                 as for masks
 ///   T derivative(T s, T t, Index b, Index h, Index q, Index k) const   ∂t/∂s at s, where the score is t
 ///   static constexpr bool additive     true: the result is s plus what does not depend on s, so its derivative is 1
-///   static constexpr bool borrows      points at memory of somebody else
+///   static constexpr bool borrows      points at memory it does not own
 ///   static constexpr const char* name  what explain() calls it
 ///
 /// A score that is a class template over its scalar and nothing else and has members of that scalar alone is trained:
