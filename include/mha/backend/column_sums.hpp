@@ -5,7 +5,6 @@
 #include <cstddef>
 
 #include "../core/check.hpp"
-#include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "backend.hpp"

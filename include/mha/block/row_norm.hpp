@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "../backend/backend.hpp"
-#include "../backend/default.hpp"
 #include "../backend/norm.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"

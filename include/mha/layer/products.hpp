@@ -15,7 +15,6 @@
 #include "../block/packed_matrices.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
-#include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../policy/projection.hpp"
 #include "parameters.hpp"
