@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <mha/policy/broadcast.hpp>
+#include <mha/policy/pair_table.hpp>
 
 #include "scratch.hpp"
 
