@@ -155,4 +155,18 @@ template <class T, class S>
   return score(Dual<T>::variable(logit), b, h, q, k);
 }
 
+namespace detail {
+
+/// Both scores as one; NoScore is left out.
+template <class A, class B> constexpr auto chain(const A& a, const B& b) {
+  if constexpr (std::is_same_v<A, NoScore>)
+    return b;
+  else if constexpr (std::is_same_v<B, NoScore>)
+    return a;
+  else
+    return Chain<A, B>{a, b};
+}
+
+}  // namespace detail
+
 }  // namespace mha::inline MHA_NAMESPACE
