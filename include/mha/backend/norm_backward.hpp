@@ -9,8 +9,8 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "backend.hpp"
-#include "column_sums.hpp"
 #include "norm.hpp"
+#include "row_sums.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
