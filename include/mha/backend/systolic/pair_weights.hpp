@@ -204,6 +204,8 @@ struct ConvertedPairs {
   }
 };
 
+/// RoundPairsBody over ConvertedPairs, a loop of its own: its functions have a target, which no template argument
+/// gives.
 struct ConvertPairsBody {
   template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(RoundPairs of) {
     for (Index lane = 0; lane < of.lanes; lane += tile_side)
@@ -221,6 +223,7 @@ struct ConvertPairsBody {
   }
 };
 
+/// WeighPairsBody over ConvertedPairs, a loop of its own as ConvertPairsBody.
 /// Takes no products.
 template <class Rule> struct WeighAndConvertPairsBody {
   template <class Isa>
