@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense products on the matrix unit: against the unit's measured peak, against Cpu in float32 and against Eigen in the
 // same rounds, one thread. Random numbers throughout: on zeros a matrix unit draws less power and runs faster.
-#include <algorithm>
-#include <cstddef>
 #include <cstdio>
 #include <random>
 #include <span>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // LLaMA of examples/models with a key/value cache as a shared library, for generation.py.
-#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>

@@ -3,7 +3,6 @@
 // compiles every family.
 #pragma once
 
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <span>

@@ -2,8 +2,6 @@
 #include "language_model.hpp"
 
 #include <stdexcept>
-#include <string>
-#include <utility>
 
 #include <mha/io.hpp>
 #include <mha/systolic.hpp>

@@ -7,7 +7,6 @@
 #include <functional>
 #include <limits>
 #include <stdexcept>
-#include <string>
 
 namespace generate {
 namespace {

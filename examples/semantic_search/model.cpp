@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <span>
 #include <stdexcept>
 #include <string>
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <iomanip>
-#include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>

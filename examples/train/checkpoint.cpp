@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <fstream>
 #include <stdexcept>
-#include <string_view>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

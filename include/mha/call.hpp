@@ -223,6 +223,7 @@ template <class... Extra> constexpr void check_project_arguments() {
       "attends (see mha/call.hpp)");
 }
 
+/// Both masks as one; Full is left out.
 template <class A, class B> constexpr auto intersect(const A& a, const B& b) {
   if constexpr (std::same_as<A, Full>)
     return b;
@@ -230,14 +231,6 @@ template <class A, class B> constexpr auto intersect(const A& a, const B& b) {
     return a;
   else
     return And<A, B>{a, b};
-}
-template <class A, class B> constexpr auto chain(const A& a, const B& b) {
-  if constexpr (std::same_as<A, NoScore>)
-    return b;
-  else if constexpr (std::same_as<B, NoScore>)
-    return a;
-  else
-    return Chain<A, B>{a, b};
 }
 
 /// All masks of a call as one.

@@ -13,6 +13,8 @@
 #endif
 
 #include "backend/crew.hpp"
+#include "compiled/cpu.hpp"
+#include "compiled/systolic.hpp"
 #include "mha.hpp"
 #include "systolic.hpp"
 

@@ -29,7 +29,7 @@
 #define MHA_UNROLL
 /// Before a loop that is rare or long, and not worth its code many times over.
 #define MHA_ROLL
-/// Before the loop over the terms of a polynomial; nvcc unrolls it unasked.
+/// Before the loop over the terms of a polynomial; nvcc unrolls it without.
 #define MHA_UNROLL_TERMS MHA_UNROLL_HOST(32)
 #define MHA_UNROLL_HOST(n) MHA_PRAGMA(GCC unroll n)
 #endif
@@ -43,8 +43,6 @@
 /// Whether this text is being compiled for a CUDA device.
 #if defined(__CUDA_ARCH__)
 #define MHA_ON_DEVICE 1
-/// Its compute capability, 800 for 8.0.
-#define MHA_DEVICE_CAPABILITY __CUDA_ARCH__
 #else
 #define MHA_ON_DEVICE 0
 #endif
@@ -90,13 +88,6 @@
 #define MHA_COLD
 #undef MHA_UNROLL_HOST
 #define MHA_UNROLL_HOST(n)
-#endif
-
-/// Whether __builtin_shufflevector takes an expanded pack: nvcc loses the expansion on its way to the host's compiler.
-#if defined(__CUDACC__)
-#define MHA_SHUFFLEVECTOR 0
-#else
-#define MHA_SHUFFLEVECTOR 1
 #endif
 
 /// Whether nvcc compiles this unit.
@@ -189,16 +180,7 @@
 #define MHA_KERNELS_ELSEWHERE 0
 #endif
 
-/// In a function: units of one program that run it with different texts for `value` are refused by the linker, as a
-/// multiple definition of `name`. Each text has a section group of its own, of which the linker keeps one copy.
-#if defined(__ELF__) && !defined(__CUDACC__)
-#define MHA_SAME_IN_ALL_UNITS(name, value)                                                        \
-  asm volatile(".ifndef " name "\n.pushsection .rodata." name ",\"aG\",%progbits," name "_" value \
-               ",comdat\n"                                                                        \
-               ".globl " name "\n.hidden " name "\n" name ":\n.byte 0\n.popsection\n.endif")
-#else
-#define MHA_SAME_IN_ALL_UNITS(name, value) static_cast<void>(0)
-#endif
+/// What x expands to, as a literal.
 #define MHA_TEXT_OF(x) MHA_TEXT_OF_ARGUMENT(x)
 #define MHA_TEXT_OF_ARGUMENT(x) #x
 

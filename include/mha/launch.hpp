@@ -8,7 +8,6 @@
 #include <limits>
 #include <optional>
 #include <type_traits>
-#include <utility>
 
 #include "backend/backend.hpp"
 #include "backend/weights.hpp"

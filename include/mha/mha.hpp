@@ -9,7 +9,7 @@
 #include "cache/paged_kv.hpp"
 #include "cache/ring_kv.hpp"
 #include "call.hpp"
-#include "compiled/cpu.hpp"
+#include "config.hpp"
 #include "core/borrowed.hpp"
 #include "core/check.hpp"
 #include "core/dual.hpp"
@@ -47,3 +47,6 @@
 #include "policy/sink.hpp"
 #include "tape.hpp"
 #include "version.hpp"
+#if MHA_KERNELS_ELSEWHERE
+#include "compiled/cpu.hpp"
+#endif

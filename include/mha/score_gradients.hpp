@@ -2,13 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <concepts>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "backend/backward.hpp"
 #include "call.hpp"

@@ -7,5 +7,8 @@
 #include "backend/systolic/precision.hpp"
 #include "backend/systolic/systolic.hpp"
 #include "backend/systolic/unit.hpp"
-#include "compiled/systolic.hpp"
+#include "config.hpp"
 #include "mha.hpp"
+#if MHA_KERNELS_ELSEWHERE
+#include "compiled/systolic.hpp"
+#endif

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Positions, norms, gates, sinks and biases in a layer, alone and in ragged batches, against the layer on the reference
 // in double, and every layer sequence by sequence.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -6,7 +6,6 @@
 #include <exception>
 #include <limits>
 #include <map>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Positions, relative biases, sinks and whole decoder layers against Hugging Face transformers (policies.txt).
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>

@@ -3,7 +3,6 @@
 #include "device_checks.hpp"
 
 #include <cstring>
-#include <string>
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include <mha/policy/score/alibi.hpp>
 #include <mha/policy/score/softcap.hpp>

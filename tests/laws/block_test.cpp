@@ -3,7 +3,6 @@
 // bits. On EigenCpu the threads change none.
 #include <cmath>
 #include <type_traits>
-#include <utility>
 
 #include <mha/block.hpp>
 #include <mha/eigen.hpp>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One row, one answer, on each matrix unit of the machine.
 #include <stdexcept>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "cache_law.hpp"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // One row, one answer: what a layer gives through a cache has the bits of layer(x), however the rows came in.
-#include <vector>
 
 #include "cache_law.hpp"
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <type_traits>

@@ -2,8 +2,6 @@
 // What dropout drops is a pair's own affair, on every backend: dropout_keeps() tells it.
 #include <cmath>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "law.hpp"
 

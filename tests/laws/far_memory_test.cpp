@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A backend whose memory the host cannot touch computes the same bits as one on the host: what the library does around
 // the kernels reads and writes the backend's memory through the backend only.
-#include <algorithm>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -2,7 +2,6 @@
 // The laws of attention on every matrix unit of this machine: one row, one answer; hidden pairs; batches; threads.
 #include <algorithm>
 #include <limits>
-#include <string>
 
 #include <mha/systolic.hpp>
 

@@ -2,7 +2,6 @@
 // The encoder once more, in double and in loops, from the tensors of a tiny model: an oracle that needs no download.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>

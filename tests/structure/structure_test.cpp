@@ -167,6 +167,8 @@ TEST(Rules, ComponentsStayOutOfTheMainDoor) {
 TEST(Rules, AFrontDoorOnlyIncludes) {
   EXPECT_EQ(front_door_violations({{"mha.hpp", "// all\n#pragma once\n\n#include <mha/config.hpp>\n"}}).size(), 0u);
   EXPECT_EQ(front_door_violations({{"mha.hpp", "inline int x;\n"}}).size(), 1u);
+  EXPECT_EQ(front_door_violations({{"mha.hpp", "#if MHA_KERNELS_ELSEWHERE\n#include \"a.hpp\"\n#endif\n"}}).size(), 0u);
+  EXPECT_EQ(front_door_violations({{"mha.hpp", "#if MHA_EXCEPTIONS\n#include \"a.hpp\"\n#endif\n"}}).size(), 1u);
   EXPECT_EQ(front_door_violations({{"attention.hpp", "inline int x;\n"}}).size(), 0u);
 }
 

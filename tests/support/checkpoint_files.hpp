@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstddef>
 #include <vector>
 
 #include <mha/policy/score/additive_bias.hpp>

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include <gtest/gtest.h>
 

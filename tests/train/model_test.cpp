@@ -2,7 +2,6 @@
 #include "model.hpp"
 
 #include <cstddef>
-#include <numeric>
 #include <random>
 #include <vector>
 

@@ -43,7 +43,7 @@ template <class A> struct RowStates {
 ///           of any KvSource, whose stored scalar has T's accumulator
 /// Ragged    with q_offsets, q and out are (1, ΣLq, Hq, ·) and log_sum_exp (1, Hq, ΣLq): reach rows through query(),
 ///           output() and row_log_sum_exp(), lengths through queries(b) and keys(b), and every batch is served alike
-/// Errors    none: whoever makes one has checked it
+/// Errors    none: it is checked where it is made
 template <class T, class Source, class M, class S> struct AttendCall {
   using Scalar = T;
 

@@ -47,7 +47,7 @@ class ForkCount {
 };
 
 /// How long a thread looks out for another one before it sleeps, from which it takes longer to wake than a short
-/// product takes: it spins, then gives the processor to whoever wants it at every look. Without spinning it does not
+/// product takes: it spins, then offers the processor to other threads at every look. Without spinning it does not
 /// look at all: where threads are more than processors, it would be in the way of those it waits for.
 class Patience {
  public:

@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
 
 #include "../core/dual.hpp"
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "backend.hpp"
-#include "column_sums.hpp"
 #include "norm.hpp"
+#include "row_sums.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 

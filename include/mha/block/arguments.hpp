@@ -2,7 +2,6 @@
 #pragma once
 
 #include <type_traits>
-#include <utility>
 
 #include "../call.hpp"
 #include "../core/view.hpp"

@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "../backend/backend.hpp"
-#include "../backend/column_sums.hpp"
 #include "../backend/gemm_sum.hpp"
+#include "../backend/row_sums.hpp"
 #include "../core/copy.hpp"
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"
@@ -18,45 +18,6 @@
 
 /// The backward pass of dense products, by the backend's own products.
 namespace mha::inline MHA_NAMESPACE::detail {
-
-/// Sums over many rows, in an order that does not depend on the threads: those of 64 rows each, then of these in order.
-/// row(i, sums) adds what row i has.
-template <class Sum, class Row> struct BlockSums {
-  static constexpr std::ptrdiff_t block = 64;
-
-  std::ptrdiff_t rows;  ///< blocks
-  Index columns, cost;
-  std::ptrdiff_t length;
-  std::size_t count;
-  Sum* partial;
-  Row row;
-
-  void operator()(std::ptrdiff_t n, Index) const {
-    Sum* const sums = partial + static_cast<std::size_t>(n) * count;
-    std::fill_n(sums, count, Sum(0));
-    for (std::ptrdiff_t i = n * block; i < std::min(length, (n + 1) * block); ++i) row(i, sums);
-  }
-};
-
-/// to += Σ over `length` rows of what row(i, sums) adds to as many sums; `cost` is that of a row.
-///
-/// Numerics  sums in LongSum<A>, rounded once; the same bits for any number of threads
-template <class A, class B, class Row>
-void add_row_sums(std::ptrdiff_t length, Index cost, const Row& row, const TensorView<A, 1>& to,
-                  const ItemsOn<B>& items) {
-  using Sum = LongSum<A>;
-  using Sums = BlockSums<Sum, Row>;
-  if (length == 0 || to.extent[0] == 0) return;
-  auto frame = items.workspace.frame();
-  const auto count = static_cast<std::size_t>(to.extent[0]);
-  const std::ptrdiff_t blocks = (length - 1) / Sums::block + 1;
-  Sum* const partial = frame.template take<Sum>(static_cast<std::size_t>(blocks) * count);
-  items(Sums{blocks, 1, static_cast<Index>(std::min<std::ptrdiff_t>(cost, longest_axis / Sums::block) * Sums::block),
-             length, count, partial, row});
-  for (std::ptrdiff_t n = 1; n < blocks; ++n)
-    for (std::size_t j = 0; j < count; ++j) partial[j] += partial[static_cast<std::size_t>(n) * count + j];
-  for (Index j = 0; j < to.extent[0]; ++j) to(j) += static_cast<A>(partial[j]);
-}
 
 /// to = from in another scalar, or to += from.
 ///

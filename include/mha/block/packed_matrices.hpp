@@ -82,7 +82,7 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
 };
 
 /// f(views) writes parameters, pack(views, old products) makes the products by them, in the memory of the old ones
-/// where nobody shares it. Should f throw, the calls that follow multiply by the weights where they are.
+/// where it is not shared. Should f throw, the calls that follow multiply by the weights where they are.
 ///
 /// Errors    ShapeError if the parameters are not the owner's to write, before f or after it, which may have borrowed
 ///           others
@@ -98,7 +98,7 @@ void write_and_pack(Parameters& parameters, Products& products, F& f, const Pack
 /// The matrices of dense products with their biases, packed once by a backend that packs, in T or in a narrower scalar;
 /// none on another backend, or before they are packed.
 ///
-/// Copies share them, and nobody changes what is shared.
+/// Copies share them; what is shared is never changed.
 template <class T, class B, class F = Identity> class PackedMatrices {
   using Workspace = typename B::Workspace;
 
@@ -106,7 +106,7 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   using Own = typename PackedBy<T, B>::type;
 
   PackedMatrices() = default;
-  /// In the memory of `old`, if nobody shares it and its matrices had the same shapes.
+  /// In the memory of `old`, if it is not shared and its matrices had the same shapes.
   PackedMatrices([[maybe_unused]] const B& backend, [[maybe_unused]] std::span<const DenseWeights<T>> matrices,
                  [[maybe_unused]] PackedMatrices old = {}) {
     if constexpr (PacksInto<B, T>)
@@ -173,7 +173,7 @@ template <class T, class B, class F = Identity> class PackedMatrices {
   }
 
  private:
-  std::shared_ptr<Own> own_;                              // written by nobody but the one that holds it alone
+  std::shared_ptr<Own> own_;                              // written only where it has one owner
   std::shared_ptr<const NarrowWeights<T, B, F>> narrow_;  // instead of own_
 };
 

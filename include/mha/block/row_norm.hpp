@@ -8,14 +8,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "../backend/backend.hpp"
-#include "../backend/default.hpp"
 #include "../backend/norm.hpp"
 #include "../call.hpp"
 #include "../core/check.hpp"

@@ -16,8 +16,8 @@ concept OwnsWeights = LastingView<Owner> && std::same_as<ScalarOf<Owner>, T> && 
 
 }  // namespace detail
 
-/// A matrix or vector of weights in memory of somebody else: made from a view or from a named owner that has one, such
-/// as an Eigen matrix. A matrix of one row or column is a vector too.
+/// A matrix or vector of weights in memory that it does not own: made from a view or from a named owner that has one,
+/// such as an Eigen matrix. A matrix of one row or column is a vector too.
 ///
 /// Errors    ShapeError if a vector is made from a matrix of several rows and columns
 template <class T, int Rank> struct WeightView : TensorView<const T, Rank> {

@@ -100,7 +100,7 @@ class BlockBook {
   template <class Copy>
   void reorder(std::span<const Index> slots, std::span<const Index> from, std::span<const Index> lengths,
                RowCopies& copies, const Copy& copy) {
-    // The first that takes a sequence over takes its block; the others copy into the blocks that nobody took.
+    // The first that takes a sequence over takes its block; the others copy into the blocks that are left.
     scratch_.assign(slots.size() * 2, -1);
     Index* const taken_by = scratch_.data();
     Index* const block = taken_by + slots.size();
@@ -259,7 +259,7 @@ class PageBook {
                  free_pages(), " of ", references_.size(),
                  " are free: remove() or truncate() sequences, or make the cache with more pages");
     // Of the owners of a page, the last one left writes to it. That is the longest one, so that what it writes is
-    // behind the positions of the others, to whom the page returns if the step is dropped.
+    // behind the positions of the others, to which the page returns if the step is dropped.
     sorted_.assign(growths.begin(), growths.end());
     std::sort(sorted_.begin(), sorted_.end(), [](const Growth& a, const Growth& b) { return a.length < b.length; });
     for (const Growth& g : sorted_) {

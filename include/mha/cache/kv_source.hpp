@@ -107,16 +107,8 @@ struct InBlock {
   Index block, position;
 };
 
-/// Stands for what moves data, in questions to a type.
-struct SameNumbers {
-  template <class Data> Data operator()(const Data& data) const { return data; }
-};
 template <class S>
-concept HasData = requires(const S& source, const SameNumbers& f) {
-  source.with_data(f);
-};
-template <class S>
-concept MovesData = requires(const S& source, const SameNumbers& f) {
+concept MovesData = requires(const S& source, const SameData& f) {
   { source.with_data(f) } -> std::same_as<S>;
 };
 

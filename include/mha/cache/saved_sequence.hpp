@@ -13,7 +13,6 @@
 
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
-#include "../core/view.hpp"
 #include "books.hpp"
 #include "kv_shape.hpp"
 

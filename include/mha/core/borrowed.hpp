@@ -87,4 +87,19 @@ template <class T> struct BorrowedTable {
   Memory memory = Memory::host;
 };
 
+namespace detail {
+
+/// Any data as it is: what stands for f where a type is asked whether it has a with_data(f).
+struct SameData {
+  template <class Data> Data operator()(const Data& data) const { return data; }
+};
+
+/// A policy or a source whose borrowed data can be moved.
+template <class P>
+concept HasData = requires(const P& p, const SameData& f) {
+  p.with_data(f);
+};
+
+}  // namespace detail
+
 }  // namespace mha::inline MHA_NAMESPACE

@@ -35,7 +35,7 @@ struct HostMemory {
     constexpr std::size_t page = std::size_t{1} << 21;
     if (bytes < 2 * page) return;
     const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(p) % page) % page;
-    const int error = errno;  // of no interest to who asked for memory
+    const int error = errno;  // allocate() leaves it as it was
     ::madvise(p + before, (bytes - before) / page * page, MADV_HUGEPAGE);
     errno = error;
 #endif

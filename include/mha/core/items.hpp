@@ -39,7 +39,7 @@ template <Items I> void run_rows(const I& items, std::ptrdiff_t begin, std::ptrd
 }
 template <Items I> void run_serially(const I& items) { run_rows(items, 0, items.rows); }
 
-/// Who runs items where nobody else is named.
+/// The default runner of items.
 struct SerialItems {
   template <Items I> void operator()(const I& items) const { run_serially(items); }
 };

@@ -14,9 +14,10 @@ namespace mha::inline MHA_NAMESPACE::detail {
 
 /// Where the elements of an array lie: at `first` plus any sum of 0 to count − 1 steps of each axis.
 struct Footprint {
+  /// Steps in bytes, above 0, and more than one element.
   struct Axis {
     std::ptrdiff_t step, count;
-  };  ///< a step in bytes, above 0, and more than one element
+  };
 
   std::uintptr_t first = 0;
   std::ptrdiff_t element = 0;  ///< bytes of one, 0 of an array without elements

@@ -18,7 +18,7 @@ struct PhiloxWords {
   friend constexpr bool operator==(const PhiloxWords&, const PhiloxWords&) = default;
 };
 
-/// 128 random bits of a counter and a key: the same ones whoever asks, in whatever order.
+/// 128 random bits of a counter and a key: the same ones on every machine, in any order.
 ///
 /// Numerics  7 rounds pass BigCrush, 10 are the authors' safety margin
 /// Source    Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, §3.3

@@ -14,7 +14,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// Elements of somebody else's memory with Rank axes: pointer, extents and strides (both in elements).
+/// Elements of memory that it does not own, with Rank axes: pointer, extents and strides (both in elements).
 ///
 /// Axes of rank 4 are (batch, length, heads, dim), of rank 3 (batch, length, dim), or (length, heads, dim) where
 /// attention() takes it, of rank 2 (length, dim), whatever their order in memory: the strides say where each lies.
@@ -175,7 +175,7 @@ template <class T> [[nodiscard]] constexpr TensorView<T, 2> transposed(const Ten
 /// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`; with
 /// `static auto make(extents...)` attention and the layer return that type, else the backend's Tensor; with
 /// `static constexpr Memory memory` an owner that lies in memory of another machine than the backend's does not
-/// compile; with `static constexpr bool borrows = true`, for a type that points at memory of somebody else, temporaries
+/// compile; with `static constexpr bool borrows = true`, for a type that points at memory it does not own, temporaries
 /// have a view too.
 template <class Owner> struct ViewTraits;
 
@@ -215,8 +215,8 @@ template <class T, Memory where> constexpr bool may_lie_in() {
 
 namespace detail {
 
-/// Whether a view of an argument of this type outlives the argument: it has a name, or it points at memory of somebody
-/// else, as a TensorView and Eigen's Block do.
+/// Whether a view of an argument of this type outlives the argument: it has a name, or it points at memory that it
+/// does not own, as a TensorView and Eigen's Block do.
 template <class T> constexpr bool view_lasts() {
   if constexpr (requires { ViewTraits<std::remove_cvref_t<T>>::borrows; })
     return ViewTraits<std::remove_cvref_t<T>>::borrows || std::is_lvalue_reference_v<T>;
@@ -250,7 +250,7 @@ bool may_overlap(const TensorView<A, RankA>& a, const TensorView<B, RankB>& b) {
 
 }  // namespace detail
 
-/// The view of a named owner, or of a temporary that points at memory of somebody else.
+/// The view of a named owner, or of a temporary that points at memory it does not own.
 template <detail::LastingView T> [[nodiscard]] constexpr detail::ViewOf<T> view(T&& owner) {
   return ViewTraits<std::remove_cvref_t<T>>::view(owner);
 }

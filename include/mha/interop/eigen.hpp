@@ -27,10 +27,17 @@ concept EigenInMemory = (std::derived_from<D, Eigen::DenseBase<D>> || is_segment
 
 /// Eigen's inline functions have the same name in every unit, whatever the unit's flags: where the alignment of its
 /// memory differs, the linker may join a function that allocates with one that frees otherwise. Units that hand Eigen
-/// objects over are refused then; the same -march=, or -DEIGEN_MAX_ALIGN_BYTES=64 in all of them, is the cure.
+/// objects over are refused by the linker then, as a multiple definition of a symbol that names the remedy: the same
+/// -march=, or -DEIGEN_MAX_ALIGN_BYTES=64 in all of them.
 inline void one_alignment_of_eigen() {
-  MHA_SAME_IN_ALL_UNITS("mha_all_units_with_Eigen_need_one_march_or_EIGEN_MAX_ALIGN_BYTES",
-                        MHA_TEXT_OF(EIGEN_DEFAULT_ALIGN_BYTES));
+#if defined(__ELF__) && !MHA_NVCC
+#define MHA_SYMBOL "mha_all_units_with_Eigen_need_one_march_or_EIGEN_MAX_ALIGN_BYTES"
+  // Each alignment has a section group of its own, of which the linker keeps one copy.
+  asm volatile(".ifndef " MHA_SYMBOL "\n.pushsection .rodata." MHA_SYMBOL ",\"aG\",%progbits," MHA_SYMBOL
+               "_" MHA_TEXT_OF(EIGEN_DEFAULT_ALIGN_BYTES) ",comdat\n.globl " MHA_SYMBOL "\n.hidden " MHA_SYMBOL
+                                                          "\n" MHA_SYMBOL ":\n.byte 0\n.popsection\n.endif");
+#undef MHA_SYMBOL
+#endif
 }
 
 /// Whether coefficients stay where they are when the object, a temporary say, is gone: Map, Block, Transpose …, but no

@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <string>
 
 #include "checkpoint.hpp"
 #include "config_file.hpp"

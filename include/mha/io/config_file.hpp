@@ -14,7 +14,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "../core/view.hpp"
 #include "mapped_file.hpp"
 #include "safetensors_header.hpp"
 

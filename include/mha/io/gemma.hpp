@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 

@@ -3,8 +3,6 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <memory>
-#include <string>
 
 #include "../policy/any_scaling.hpp"
 #include "../policy/position.hpp"

@@ -10,7 +10,6 @@
 #include "../block/feed_forward_config.hpp"
 #include "../block/norm_weights.hpp"
 #include "../core/check.hpp"
-#include "../core/view.hpp"
 #include "../layer/config.hpp"
 #include "../policy/activation.hpp"
 #include "config_file.hpp"

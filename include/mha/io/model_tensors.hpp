@@ -12,7 +12,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -57,7 +56,7 @@ struct BlockNames {
   const char *attention_post_norm = nullptr, *feed_forward_post_norm = nullptr;
   const char* cross_norm = nullptr;
   const char *cross_query = nullptr, *cross_key = nullptr, *cross_value = nullptr, *cross_output = nullptr;
-  const char* unread[2] = {};    // tensors that a block may have and nobody reads: buffers of older checkpoints
+  const char* unread[2] = {};    // tensors that a block may have and that are not read: buffers of older checkpoints
   const char* in_first[2] = {};  // tensors of block 0 alone that are no part of it
 
   /// Whether block i may have a tensor of this name, that of the block and a dot left out.

@@ -220,7 +220,7 @@ class RotaryReader {
 };
 
 /// Those that all layers share. transformers 5 keeps all of it under rope_parameters; before, rope_theta and
-/// rope_scaling stood apart.
+/// rope_scaling were separate.
 inline RotaryConfig read_rotary(const ConfigFile& file, Index head_dim, Index positions, RotaryOf of = RotaryOf::all) {
   refuse_two_scalings(file);
   const auto* const own = file.find("rope_parameters");

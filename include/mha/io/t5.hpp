@@ -113,7 +113,7 @@ template <class T> class T5 {
     n.up = gated ? "layer.2.DenseReluDense.wi_1" : "layer.2.DenseReluDense.wi";
     n.down = "layer.2.DenseReluDense.wo";
     if (gated) n.gate = "layer.2.DenseReluDense.wi_0";
-    n.in_first[1] = "layer.1.EncDecAttention.relative_attention_bias.weight";  // in T5 1.0, and nobody reads it
+    n.in_first[1] = "layer.1.EncDecAttention.relative_attention_bias.weight";  // in T5 1.0, not read
     n.cross_norm = "layer.1.layer_norm";
     n.cross_query = "layer.1.EncDecAttention.q", n.cross_key = "layer.1.EncDecAttention.k";
     n.cross_value = "layer.1.EncDecAttention.v", n.cross_output = "layer.1.EncDecAttention.o";

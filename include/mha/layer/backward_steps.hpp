@@ -5,7 +5,7 @@
 #include <span>
 
 #include "../backend/backend.hpp"
-#include "../backend/column_sums.hpp"
+#include "../backend/row_sums.hpp"
 #include "../block/dense_backward.hpp"
 #include "../block/rows.hpp"
 #include "../core/copy.hpp"

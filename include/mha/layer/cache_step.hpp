@@ -8,14 +8,13 @@
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "../cache/books.hpp"
 #include "../cache/kv_source.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
-#include "../policy/role.hpp"
+#include "../policy/call_shape.hpp"
 #include "cache_memory.hpp"
 #include "config.hpp"
 #include "recorded_step.hpp"

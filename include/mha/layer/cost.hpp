@@ -241,7 +241,7 @@ Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t wei
 template <Heads H = GroupedQuery<Dynamic>, class T = float, Mask M = Full>
 [[nodiscard]] Cost cost(Config config, Index batch, Index queries, Index keys, const M& mask = {}) {
   if (H::kv_heads(1) == Dynamic && config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
-  return detail::layer_cost<T, LayerPolicies<H>>(detail::completed<H>(config), batch, queries, keys, mask);
+  return detail::layer_cost<T, detail::PoliciesByRole<H>>(detail::completed<H>(config), batch, queries, keys, mask);
 }
 
 /// The cost of the backward pass of such a layer's call; its attention_flop() is that of attention_backward() too.
@@ -252,7 +252,8 @@ template <Heads H = GroupedQuery<Dynamic>, class T = float, Mask M = Full>
 [[nodiscard]] BackwardCost backward_cost(Config config, Index batch, Index queries, Index keys, const M& mask = {}) {
   if (H::kv_heads(1) == Dynamic && config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   const Config c = detail::completed<H>(config);
-  return detail::layer_backward_cost<T, LayerPolicies<H>>(c, detail::call_rows<T>(c, batch, queries, keys, mask));
+  return detail::layer_backward_cost<T, detail::PoliciesByRole<H>>(c,
+                                                                   detail::call_rows<T>(c, batch, queries, keys, mask));
 }
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -9,7 +9,7 @@
 
 #include "../backend/backend.hpp"
 #include "../block/cost.hpp"
-#include "../core/scalar.hpp"
+#include "../policy/call_shape.hpp"
 #include "../policy/dropout.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/role.hpp"

@@ -72,7 +72,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   const KvShape& shape() const { return shape_; }
   const Storage& storage() const { return storage_; }
   Index layers() const { return sizes_.layers; }
-  /// Sequences that there are, and for how many there is memory.
+  /// The number of sequences, and the most that there is memory for.
   Index sequences() const { return sequences_.size(); }
   Index max_sequences() const { return sequences_.capacity(); }
   /// In the order in which they were added; layer.prefill() and layer.step() read their rows so.
@@ -137,7 +137,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
 
   /// Beam search: beams[i] becomes what beams[from[i]] was. Paged copies nothing; other storages copy those that are
-  /// taken more than once, over those that nobody takes: if copying fails on a device, nothing else has changed.
+  /// taken more than once, over those that are not taken: if copying fails on a device, nothing else has changed.
   void reorder(std::span<const SequenceId> beams, std::span<const Index> from) {
     require_closed("reorder");
     detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");

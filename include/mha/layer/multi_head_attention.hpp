@@ -10,72 +10,20 @@
 #include "../block/initialize.hpp"
 #include "../call.hpp"
 #include "layer.hpp"
+#include "policies.hpp"
 #include "trainable_layer.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
-/// The sentences for a layer's list of policies.
-template <class... P> constexpr void check_layer_policies() {
-  check_roles<P...>();
-  static_assert(no_faulty_policy<typename FirstFaulty<Fault::borrowing, P...>::type>,
-                "mha: a policy borrows the data of one call, so a layer cannot own it: give it to the call, "
-                "layer(x, mha::Padding{lengths}) (see mha/policy/mask.hpp)");
-  static_assert(
-      count_role<Role::heads, P...> <= 1,
-      "mha: two heads policies: keep one of MultiHead, GroupedQuery<n>, MultiQuery (see mha/policy/heads.hpp)");
-  static_assert(count_role<Role::mask, P...> <= 1,
-                "mha: two masks: write mha::And<A, B> or mha::Or<A, B> (see mha/policy/mask.hpp)");
-  static_assert(count_role<Role::score, P...> <= 1,
-                "mha: two scores: write mha::Chain<First, Second> (see mha/policy/score.hpp)");
-  static_assert(count_role<Role::sink, P...> <= 1, "mha: two sinks: keep one (see mha/policy/sink.hpp)");
-  static_assert(count_role<Role::dropout, P...> <= 1, "mha: two dropouts: keep one (see mha/policy/dropout.hpp)");
-  static_assert(count_role<Role::norm, P...> <= 1, "mha: two norms: keep one (see mha/policy/qk_norm.hpp)");
-  static_assert(count_role<Role::position, P...> <= 1, "mha: two positions: keep one (see mha/policy/position.hpp)");
-  static_assert(count_role<Role::projection, P...> <= 1,
-                "mha: two projection policies: keep one of FusedProjection, PerHeadProjection "
-                "(see mha/policy/projection.hpp)");
-  static_assert(count_role<Role::concat, P...> <= 1, "mha: two concat policies: keep one (see mha/policy/concat.hpp)");
-  static_assert(count_role<Role::output, P...> <= 1,
-                "mha: two output policies: keep one of LinearOutput, NoOutput (see mha/policy/output.hpp)");
-}
-
-/// P if it keeps its role's concept, else what stands in for it, so that our sentence is the only error.
-template <bool Keeps, class P, class StandIn> using OrStandIn = std::conditional_t<Keeps, P, StandIn>;
-
 template <class Scalar, class B, class... P> struct LayerOf {
   static constexpr bool defined = is_defined<B> && !std::same_as<B, NoBackend<true>>;
   static constexpr bool backend = Backend<B> && !std::same_as<B, NoBackend<false>>;
-  template <Role R, class Default> using Pick = typename PickRole<R, Default, P...>::type;
-  using MaskPolicy = Pick<Role::mask, Full>;
-  using ScorePolicy = Pick<Role::score, NoScore>;
   using On = OrNoBackend<B>;
-  using ByRole =
-      LayerPolicies<Pick<Role::heads, MultiHead>, OrStandIn<Mask<MaskPolicy>, MaskPolicy, Full>,
-                    OrStandIn<Score<ScorePolicy>, ScorePolicy, NoScore>, Pick<Role::sink, NoSink>,
-                    Pick<Role::norm, NoNorm>, Pick<Role::position, NoPosition>, Pick<Role::projection, FusedProjection>,
-                    Pick<Role::concat, ConcatHeads>, Pick<Role::output, LinearOutput>, Pick<Role::dropout, NoDropout>>;
+  using ByRole = PoliciesByRole<P...>;
   using type = TrainableLayer<Scalar, On, ByRole>;
 };
-
-/// The value of a role among the constructor's arguments, else the policy's default.
-template <Role R, class Policy> constexpr Policy policy_value() {
-  static_assert(std::default_initializable<Policy>,
-                "mha: this policy has a member without a default: give its value to the constructor, "
-                "layer({...}, mha::SlidingWindow{.left = 256}) (see mha/layer/multi_head_attention.hpp)");
-  if constexpr (std::default_initializable<Policy>)
-    return Policy{};
-  else
-    std::abort();  // never run: the assertion has failed
-}
-template <Role R, class Policy, class V, class... Rest>
-constexpr Policy policy_value(const V& first, const Rest&... rest) {
-  if constexpr (role_of<V>() == R)
-    return first;
-  else
-    return policy_value<R, Policy>(rest...);
-}
 
 /// The backend among the constructor's arguments, else a new one.
 template <class B> constexpr B backend_value() {
@@ -145,23 +93,16 @@ struct WithoutBackends<PolicyList<P...>, V, Rest...>
 ///   auto y = layer(x);  // (L, 512) → (L, 512)
 template <class Scalar, class B = Cpu, class... Policies>
 class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type {
-  using Roles = detail::LayerOf<Scalar, B, Policies...>;
+  using Chosen = detail::LayerOf<Scalar, B, Policies...>;
   template <class X, class... Extra>
   static constexpr bool refuses =
-      !SequenceOf<X, Scalar> || detail::has_foreign_memory<typename Roles::type::KeyValues, Extra...> ||
+      !SequenceOf<X, Scalar> || detail::has_foreign_memory<typename Chosen::type::KeyValues, Extra...> ||
       detail::misplaced_memory<Extra...>;
 
  public:
   template <class... Values>
   explicit MultiHeadAttention(const Config& config, const Values&... values)
-      : Roles::type(config,
-                    {detail::policy_value<Role::mask, typename Roles::ByRole::Mask>(values...),
-                     detail::policy_value<Role::score, typename Roles::ByRole::Score>(values...),
-                     detail::policy_value<Role::sink, typename Roles::ByRole::Sink>(values...),
-                     detail::policy_value<Role::norm, typename Roles::ByRole::Norm>(values...),
-                     detail::policy_value<Role::position, typename Roles::ByRole::Position>(values...),
-                     detail::policy_value<Role::dropout, typename Roles::ByRole::Dropout>(values...)},
-                    detail::backend_value<typename Roles::On>(values...)) {
+      : Chosen::type(config, Chosen::ByRole::from(values...), detail::backend_value<typename Chosen::On>(values...)) {
     static_assert(((!detail::BackendArgument<Values> || std::same_as<Values, B>)&&...),
                   "mha: the constructor got a backend of another type than the layer's: write that type, "
                   "MultiHeadAttention<float, mha::CpuWith<mha::Serial>> (see mha/layer/multi_head_attention.hpp)");
@@ -174,24 +115,24 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
   }
 
   // Refused in one sentence.
-  using Roles::type::operator();
+  using Chosen::type::operator();
   template <class X, class... Extra>
   requires(refuses<X, Extra...>) detail::Refused operator()(X&&, Extra&&...) const {
     return detail::refuse_sequence<Scalar, X, Extra...>();
   }
-  using Roles::type::attention_weights;
+  using Chosen::type::attention_weights;
   template <class X, class... Extra>
   requires(refuses<X, Extra...>) detail::Refused attention_weights(X&&, Extra&&...)
   const { return detail::refuse_sequence<Scalar, X, Extra...>(); }
-  using Roles::type::mean_attention_weights;
+  using Chosen::type::mean_attention_weights;
   template <class X, class... Extra>
   requires(refuses<X, Extra...>) detail::Refused mean_attention_weights(X&&, Extra&&...)
   const { return detail::refuse_sequence<Scalar, X, Extra...>(); }
-  using Roles::type::project_memory;
+  using Chosen::type::project_memory;
   template <class Memory, class... Extra>
   requires(!SequenceOf<Memory, Scalar>) detail::Refused project_memory(Memory&&, Extra&&...)
   const { return detail::refuse_sequence<Scalar, Memory>(); }
-  using Roles::type::borrow;
+  using Chosen::type::borrow;
   template <Backend OtherBackend, class OtherPolicies>
   void borrow(const LayerWeights<Scalar, OtherBackend, OtherPolicies>&&) {
     static_assert(detail::valid<OtherPolicies>,
@@ -208,10 +149,10 @@ class MultiHeadAttention : public detail::LayerOf<Scalar, B, Policies...>::type 
 
   // Last, because clang skips what follows a failed assertion.
   static_assert(
-      Roles::defined,
+      Chosen::defined,
       "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> for Cuda, "
       "<mha/mha.hpp> for Cpu, or name mha::EigenCpu, which <mha/eigen.hpp> has (see mha/backend/default.hpp)");
-  static_assert(Roles::backend || !Roles::defined,
+  static_assert(Chosen::backend || !Chosen::defined,
                 "mha: the second template argument is no backend; one comes before the policies: "
                 "MultiHeadAttention<float, mha::Cpu, mha::Causal> (see mha/backend/backend.hpp)");
   static_assert((detail::check_layer_policies<Policies...>(), true));

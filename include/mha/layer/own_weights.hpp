@@ -11,7 +11,7 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// The numbers that a layer owns, in one row. A copy has memory of its own. Whoever holds owner() reads them as they
+/// The numbers that a layer owns, in one row. A copy has memory of its own. A holder of owner() reads them as they
 /// were then: writable() writes in place if no other holder is left, else in new memory.
 template <class T> class OwnWeights {
  public:

@@ -7,7 +7,6 @@
 #include <limits>
 #include <memory>
 #include <span>
-#include <type_traits>
 #include <utility>
 
 #include "../block/linear_weights.hpp"
@@ -88,7 +87,7 @@ concept WeightsOfAnother = !std::same_as<WeightScalar<Weights>, T>;
 
 }  // namespace detail
 
-/// A layer's parameters: one flat allocation of its own, or views of somebody else's memory kept alive with it. There
+/// A layer's parameters: one flat allocation of its own, or views of other memory kept alive with it. There
 /// are none until they are written or borrowed, so that a mapped checkpoint costs no second copy.
 template <class T, class Policies> class Parameters {
   using Projection = typename Policies::Projection;
@@ -139,7 +138,7 @@ template <class T, class Policies> class Parameters {
 
   /// The parameters to write, zero at first; in new memory if who shares them still reads the old.
   ///
-  /// Errors    ShapeError if they are borrowed: they belong to somebody else
+  /// Errors    ShapeError if they are borrowed: another owner writes them
   ParameterViews<T> writable() {
     require_unborrowed();
     if (own_.size() == 0) {

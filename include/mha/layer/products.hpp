@@ -15,7 +15,6 @@
 #include "../block/packed_matrices.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
-#include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "../policy/projection.hpp"
 #include "parameters.hpp"
@@ -37,7 +36,7 @@ requires(!computes_on_host<B>) struct UploadedBy<T, B> {
 /// A layer's dense products: by weights that its backend packed once, where it packs, of T or of a narrower scalar;
 /// else by the weights where they are.
 ///
-/// Copies share what was packed, and nobody changes what is shared. Without it, as before the first pack(), the
+/// Copies share what was packed; what is shared is never changed. Without it, as before the first pack(), the
 /// products are the same, only slower.
 template <class T, class B> class LayerProducts {
   using Packed = PackedMatrices<T, B>;
@@ -46,7 +45,7 @@ template <class T, class B> class LayerProducts {
 
  public:
   LayerProducts() = default;
-  /// In the memory of `old` ones, if nobody shares it.
+  /// In the memory of `old` ones, if it is not shared.
   LayerProducts(const B& backend, const ParameterViews<const T>& w, bool has_output, LayerProducts old = {}) {
     if constexpr (PacksWeights<B, T>) packed_ = pack(backend, w, has_output, std::move(old.packed_));
     if constexpr (!computes_on_host<B>) {
@@ -91,7 +90,7 @@ template <class T, class B> class LayerProducts {
     }
   }
 
-  /// Whether the matrices are packed, so that nobody reads the others again.
+  /// Whether the matrices are packed, so that the others are not read again.
   bool packed() const { return packed_.present(); }
   void require_packed(const char* backend, std::int64_t count) const {
     require_packed_weights(packed(), PacksWeights<B, T>, "drop_unpacked", backend, "layer", count);

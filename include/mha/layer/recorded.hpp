@@ -6,7 +6,7 @@
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
-#include "../policy/role.hpp"
+#include "../policy/call_shape.hpp"
 
 /// What the parts of a layer's backward pass hand to each other.
 namespace mha::inline MHA_NAMESPACE::detail {

@@ -11,7 +11,6 @@
 #include "../backend/backend.hpp"
 #include "../block/device_gradients.hpp"
 #include "../core/scalar.hpp"
-#include "../core/view.hpp"
 #include "../policy/score/relative_bias.hpp"
 #include "../policy/score_gradient.hpp"
 #include "../policy/trained_score.hpp"

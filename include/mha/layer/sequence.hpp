@@ -79,7 +79,8 @@ inline void take_projected_offsets(const std::vector<Index>& offsets, std::optio
   ragged->key_offsets = offsets;
 }
 
-/// Keys or values (B, Lk, Hkv, ·) of a call's queries (B, Lq, Hq, D): those of a single sequence are every one's.
+/// Keys or values (B, Lk, Hkv, ·) of a call's queries (B, Lq, Hq, D): those of a single sequence serve every sequence
+/// of queries.
 template <class T>
 TensorView<const T, 4> shared_by(const TensorView<const T, 4>& queries, TensorView<const T, 4> rows) {
   if (rows.batch() != 1 || queries.batch() <= 1) return rows;

@@ -14,7 +14,7 @@
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../launch.hpp"
-#include "../policy/role.hpp"
+#include "../policy/call_shape.hpp"
 #include "config.hpp"
 #include "products.hpp"
 #include "sequence.hpp"
@@ -115,14 +115,9 @@ template <class B, class T, class Norm>
 void run_norm(const Norm& norm, const TensorView<T, 4>& x, const TensorView<const T, 1>& weight,
               const ItemsOn<B>& run) {
   if constexpr (Norm::has_weights) {
-    if constexpr (requires { norm.template items<T>(x, weight); }) {
-      run(norm.template items<T>(x, weight));
-    } else {
-      static_assert(computes_on_host<B>,
-                    "mha: this norm has no member items(x, weight), so it runs on the host only "
-                    "(see mha/policy/qk_norm.hpp)");
-      norm.template apply<T>(x, weight);
-    }
+    constexpr bool has_items = requires { norm.template items<T>(x, weight); };
+    static_assert(has_items, "mha: this norm has weights but no member items(x, weight) (see mha/policy/qk_norm.hpp)");
+    if constexpr (has_items) run(norm.template items<T>(x, weight));
   }
 }
 
@@ -149,14 +144,11 @@ void run_position(const Position& position, const TensorView<T, 4>& x, const Row
 template <class B, class Concat, class T>
 void run_gates(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate, const ItemsOn<B>& run) {
   if constexpr (Concat::has_gates) {
-    if constexpr (requires { Concat::template items<T>(heads, gate); }) {
-      run(Concat::template items<T>(heads, gate));
-    } else {
-      static_assert(computes_on_host<B>,
-                    "mha: this concatenation has no member items(heads, gate), so it runs on the host only "
-                    "(see mha/policy/concat.hpp)");
-      Concat::template apply<T>(heads, gate);
-    }
+    constexpr bool has_items = requires { Concat::template items<T>(heads, gate); };
+    static_assert(has_items,
+                  "mha: this concatenation has gates but no static member items(heads, gate) "
+                  "(see mha/policy/concat.hpp)");
+    if constexpr (has_items) run(Concat::template items<T>(heads, gate));
   }
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -139,7 +138,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
   ///           backward pass has run; the result and a LogSumExp are no part of them. The memory has x's batch
   /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
-  ///           float; the tape is as it was then, or, if memory gave out or a policy threw, has nothing recorded
+  ///           float; the tape is as it was then, or, if memory ran out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
   template <class X, class First, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<First, Extra...> &&

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <type_traits>
 
 #include "../core/dual.hpp"
 #include "activation.hpp"

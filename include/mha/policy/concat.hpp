@@ -65,10 +65,6 @@ struct GatedHeads {
     }
     return sum;
   }
-
-  template <class T> static void apply(const TensorView<T, 4>& heads, const TensorView<const T, 1>& gate) {
-    detail::run_serially(items<T>(heads, gate));
-  }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -3,12 +3,12 @@
 
 #include <concepts>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <utility>
 
 #include "../core/check.hpp"
 #include "../core/philox.hpp"
+#include "call_shape.hpp"
 #include "role.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

@@ -3,7 +3,7 @@
 
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
-#include "role.hpp"
+#include "call_shape.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../core/check.hpp"
+#include "call_shape.hpp"
 #include "role.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -22,7 +23,7 @@ enum class TileVisibility : unsigned char { none, partial, full };
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
 ///   Mask with_data(f) const                     its Borrowed and Origins members replaced by f(member): how data moves
 ///                                               to a device
-///   static constexpr bool borrows = true        points at memory of somebody else
+///   static constexpr bool borrows = true        points at memory it does not own
 ///   static constexpr const char* name           what explain() calls it
 /// What prepared() and with_data() return must not point into *this, which is gone by then; at what its shared_ptrs
 /// hold it may.

@@ -10,6 +10,7 @@
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
+#include "call_shape.hpp"
 #include "role.hpp"
 #include "rotary_scaling.hpp"
 

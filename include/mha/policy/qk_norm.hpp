@@ -103,10 +103,6 @@ struct QkNorm {
       d[i] = inverse * (d[i] * factor(A(weight(i)), zero_centered) - z * back);
     }
   }
-
-  template <class T> void apply(const TensorView<T, 4>& x, const TensorView<const T, 1>& weight) const {
-    detail::run_serially(items<T>(x, weight));
-  }
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

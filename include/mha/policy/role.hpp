@@ -11,43 +11,6 @@ namespace mha::inline MHA_NAMESPACE {
 /// The part a policy plays in a layer. A layer has one policy per role; the order in which they are written is free.
 enum class Role { none, ambiguous, heads, mask, score, sink, dropout, norm, position, projection, concat, output };
 
-/// The absolute position of each sequence's first query: one for all, or one each.
-struct Origins {
-  Index all = 0;
-  const Index* each = nullptr;
-
-  constexpr Origins() = default;
-  MHA_HOST_DEVICE constexpr Origins(Index common) : all(common) {}
-  MHA_HOST_DEVICE constexpr explicit Origins(const Index* per_sequence) : each(per_sequence) {}
-  MHA_HOST_DEVICE constexpr Index operator[](Index b) const { return each != nullptr ? each[b] : all; }
-};
-
-/// Where the rows of a (B, L, H, D) tensor stand: row l of sequence b at first[b] + l. With offsets it is (1, ΣL, H,
-/// D), sequence b in rows offsets[b] … offsets[b + 1] − 1 and the longest of the sequences `longest`.
-struct RowPositions {
-  Origins first{};
-  const Index* offsets = nullptr;
-  Index sequences = 0, longest = 0;
-};
-
-/// Sizes of one attention call; of sequences of different lengths `queries` and `keys` are those of the longest.
-/// Positions are absolute: query row i of sequence b stands at position origin[b] + i, key row j at j.
-struct CallShape {
-  Index batch = 0, heads = 0, queries = 0, keys = 0;
-  Origins origin{};                      ///< keys − queries if not given, so that the last query meets the last key
-  const Index* query_offsets = nullptr;  ///< of a ragged call, (batch + 1)
-  bool uneven_keys = false;              ///< not every sequence has `keys` keys
-  Index fewest_queries = 0;              ///< of a sequence of a ragged call that has some; 0: not known
-
-  MHA_HOST_DEVICE constexpr Index queries_of(Index b) const {
-    return query_offsets != nullptr ? query_offsets[b + 1] - query_offsets[b] : queries;
-  }
-  /// Pairs of a query and a key in all heads, hidden ones too, as if every sequence had the length of the longest.
-  MHA_HOST_DEVICE constexpr double pairs() const { return double(batch) * heads * queries * keys; }
-  /// One past the position of sequence b's last query.
-  MHA_HOST_DEVICE constexpr Index queries_end(Index b) const { return origin[b] + queries_of(b); }
-};
-
 /// A policy that says what it is: `static constexpr mha::Role role = mha::Role::mask;`
 template <class P>
 concept DeclaresRole = requires {
@@ -85,7 +48,7 @@ template <class P> constexpr Role role_of() {
 /// Whether a type plays this role.
 template <class P, Role R> inline constexpr bool plays = role_of<P>() == R;
 
-/// The value points at memory of somebody else: it may be given to a call, never to a layer.
+/// The value points at memory it does not own: it may be given to a call, never to a layer.
 template <class P>
 concept Borrows = requires {
   requires std::remove_cvref_t<P>::borrows;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../core/dual.hpp"
+#include "call_shape.hpp"
 #include "mask.hpp"
 #include "role.hpp"
 
@@ -19,7 +20,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///   with_data(f) const                 as for masks
 ///   T derivative(T s, T t, Index b, Index h, Index q, Index k) const   ∂t/∂s at s, where the score is t
 ///   static constexpr bool additive     true: the result is s plus what does not depend on s, so its derivative is 1
-///   static constexpr bool borrows      points at memory of somebody else
+///   static constexpr bool borrows      points at memory it does not own
 ///   static constexpr const char* name  what explain() calls it
 ///
 /// A score that is a class template over its scalar and nothing else and has members of that scalar alone is trained:
@@ -153,5 +154,19 @@ template <class T, class S>
       "mha/policy/score.hpp)");
   return score(Dual<T>::variable(logit), b, h, q, k);
 }
+
+namespace detail {
+
+/// Both scores as one; NoScore is left out.
+template <class A, class B> constexpr auto chain(const A& a, const B& b) {
+  if constexpr (std::is_same_v<A, NoScore>)
+    return b;
+  else if constexpr (std::is_same_v<B, NoScore>)
+    return a;
+  else
+    return Chain<A, B>{a, b};
+}
+
+}  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE

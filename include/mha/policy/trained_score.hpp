@@ -14,20 +14,10 @@
 /// What of a score is trained, and its numbers.
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// Two scores as one, of which NoScore is none.
-template <class A, class B> constexpr auto trained_chain(const A& a, const B& b) {
-  if constexpr (std::is_same_v<A, NoScore>)
-    return b;
-  else if constexpr (std::is_same_v<B, NoScore>)
-    return a;
-  else
-    return Chain<A, B>{a, b};
-}
-
 /// What of a score is trained, NoScore if nothing is.
 template <class S> constexpr auto trained(const S& score) {
   if constexpr (is_chain<S>)
-    return trained_chain(trained(score.first), trained(score.second));
+    return chain(trained(score.first), trained(score.second));
   else if constexpr (is_trained_template<S>() || LibraryTrained<S> || Accumulates<S>)
     return score;
   else

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fstream>
 #include <string>
-#include <thread>
 
 #include <gtest/gtest.h>
 

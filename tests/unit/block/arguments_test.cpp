@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <Eigen/Core>
-#include <type_traits>
 #include <utility>
 
 #include <gtest/gtest.h>

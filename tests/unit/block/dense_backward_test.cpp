@@ -2,7 +2,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -177,30 +176,6 @@ TEST(DenseBackward, EqualsLoopsWhereTheHostDoesNotReach) {
   expect_far_loops<double>(1e-13);
   expect_far_loops<float>(1e-5);
   expect_far_loops<mha::half>(1e-5);
-}
-
-TEST(AddRowSums, AddsInDoubleWithTheSameBitsForAnyThreads) {
-  constexpr Index m = 40000, n = 3;
-  mha::Tensor<float, 2> d(m, n);
-  support::Random("row sums").fill(d);
-  const auto row = [v = std::as_const(d).view()](std::ptrdiff_t i, double* sums) {
-    for (Index j = 0; j < n; ++j) sums[j] += double(v(i, j));
-  };
-  const auto sums = [&](const auto& backend) {
-    mha::Workspace workspace;
-    mha::Tensor<float, 1> to(n);
-    to(1) = 5;
-    mha::detail::add_row_sums<float>(m, 100, row, to.view(),
-                                     mha::detail::ItemsOn<std::remove_cvref_t<decltype(backend)>>{backend, workspace});
-    return to;
-  };
-  const auto one = sums(mha::CpuWith<mha::Serial>{});
-  for (const int threads : {2, 3}) EXPECT_EQ(support::differing(one, sums(mha::Cpu(mha::ThreadPool(threads)))), 0u);
-  for (Index j = 0; j < n; ++j) {
-    double sum = 0;
-    for (Index i = 0; i < m; ++i) sum += double(d(i, j));
-    EXPECT_EQ(one(j), (j == 1 ? 5.f : 0.f) + float(sum)) << j;
-  }
 }
 
 }  // namespace

@@ -7,15 +7,15 @@
 
 #include <mha/block/initialize.hpp>
 #include <mha/layer/parameters.hpp>
-
-#include "own_policies.hpp"
+#include <mha/layer/policies.hpp>
 
 namespace {
 
 using mha::XavierUniform;
+using mha::detail::PoliciesByRole;
 
 template <class Projection>
-using Parameters = mha::Parameters<double, support::OwnPolicies<Projection, mha::QkNorm, mha::GatedHeads>>;
+using Parameters = mha::Parameters<double, PoliciesByRole<Projection, mha::QkNorm, mha::GatedHeads>>;
 
 template <class Projection> Parameters<Projection> drawn(const XavierUniform& draw) {
   Parameters<Projection> p(mha::detail::completed<mha::GroupedQuery<2>>(
@@ -105,7 +105,7 @@ TEST(XavierUniform, GainStretchesTheRange) {
 }
 
 TEST(XavierUniform, WithoutOutputMatrix) {
-  mha::Parameters<float, support::OwnPolicies<mha::FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::NoOutput>> p(
+  mha::Parameters<float, PoliciesByRole<mha::NoOutput>> p(
       mha::detail::completed<mha::MultiHead>({.d_model = 8, .num_heads = 2}));
   XavierUniform{.seed = 2}(p.writable());
   EXPECT_EQ(p.size(), 3 * 64);

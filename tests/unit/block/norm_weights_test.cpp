@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>

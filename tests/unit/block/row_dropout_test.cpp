@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <type_traits>
 

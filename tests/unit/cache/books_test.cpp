@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cstddef>
 #include <set>
 #include <string>
-#include <vector>
 
 #include <gtest/gtest.h>
 

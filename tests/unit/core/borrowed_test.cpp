@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
-#include <concepts>
 #include <cstddef>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <vector>
 

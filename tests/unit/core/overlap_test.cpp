@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <set>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <string>
-#include <utility>
 
 #include <gtest/gtest.h>
 

@@ -9,8 +9,7 @@
 namespace {
 
 TEST(LayerBackwardSteps, HandTheGradientOfTheRowsToTheHeads) {
-  using Policies = mha::LayerPolicies<mha::MultiHead, mha::Full, mha::NoScore, mha::NoSink, mha::NoNorm,
-                                      mha::NoPosition, mha::FusedProjection, mha::ConcatHeads, mha::NoOutput>;
+  using Policies = mha::detail::PoliciesByRole<mha::NoOutput>;
   mha::Tensor<float, 3> x(1, 3, 4), dy(1, 3, 4), dx(1, 3, 4), d_memory(1, 3, 4);
   support::Random("steps").fill(dy);
   mha::LayerGradients<float> gradients(0, [](float*) { return mha::LayerGradientViews<float>{}; });

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
-#include <limits>
 #include <random>
 #include <string>
 #include <utility>

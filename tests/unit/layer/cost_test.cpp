@@ -130,8 +130,8 @@ TEST(BackwardCost, FollowsTheGeneralFormulas) {
 
 TEST(BackwardCost, OnADeviceHasRowsAndGradientsThatProductsRead) {
   const Config c{.d_model = 20, .num_heads = 6, .num_kv_heads = 2, .head_dim = 5, .value_dim = 3, .kv_model = 14};
-  using Plain = mha::LayerPolicies<mha::GroupedQuery<2>>;
-  using Normed = mha::LayerPolicies<mha::GroupedQuery<2>, mha::Full, mha::NoScore, mha::NoSink, mha::QkNorm>;
+  using Plain = mha::detail::PoliciesByRole<mha::GroupedQuery<2>>;
+  using Normed = mha::detail::PoliciesByRole<mha::GroupedQuery<2>, mha::QkNorm>;
   const auto more = [&]<class T, class Policies>(T, const Policies&, int Lq, int Lk) {
     const auto rows = mha::detail::call_rows<T>(c, 3, Lq, Lk, mha::Full{});
     return mha::detail::layer_backward_cost<T, Policies, true>(c, rows).scratch_bytes -

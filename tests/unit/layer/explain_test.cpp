@@ -20,7 +20,7 @@
 namespace {
 
 using mha::Index;
-using Policies = mha::LayerPolicies<mha::MultiHead, mha::Full, mha::SoftCap>;
+using Policies = mha::detail::PoliciesByRole<mha::SoftCap>;
 
 struct Unnamed {
   bool operator()(int, int, int, int) const { return true; }

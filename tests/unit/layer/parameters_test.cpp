@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -10,24 +9,20 @@
 #include <gtest/gtest.h>
 
 #include <mha/layer/parameters.hpp>
+#include <mha/layer/policies.hpp>
 
-#include "own_policies.hpp"
 #include "scratch.hpp"
 
 namespace {
 
 using mha::Config;
-using mha::FusedProjection;
 using mha::PerHeadProjection;
+using mha::detail::PoliciesByRole;
 
-using Fused =
-    mha::Parameters<float, support::OwnPolicies<FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>>;
-using Headless =
-    mha::Parameters<float, support::OwnPolicies<FusedProjection, mha::NoNorm, mha::ConcatHeads, mha::NoOutput>>;
-using PerHead =
-    mha::Parameters<float, support::OwnPolicies<PerHeadProjection, mha::NoNorm, mha::ConcatHeads, mha::LinearOutput>>;
-using Everything =
-    mha::Parameters<float, support::OwnPolicies<FusedProjection, mha::QkNorm, mha::GatedHeads, mha::LinearOutput>>;
+using Fused = mha::Parameters<float, PoliciesByRole<>>;
+using Headless = mha::Parameters<float, PoliciesByRole<mha::NoOutput>>;
+using PerHead = mha::Parameters<float, PoliciesByRole<PerHeadProjection>>;
+using Everything = mha::Parameters<float, PoliciesByRole<mha::QkNorm, mha::GatedHeads>>;
 
 // E = 5, E_kv = 7, Hq = 4, Hkv = 2, D = 3, Dv = 2: no two sizes agree by accident.
 Config sizes(bool bias) {

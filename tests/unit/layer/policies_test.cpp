@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <mha/layer/policies.hpp>
+#include <mha/policy/dropout.hpp>
+#include <mha/policy/heads.hpp>
 #include <mha/policy/mask/positional.hpp>
 
 namespace {
 
-using Plain = mha::LayerPolicies<>;
-using Windowed = mha::LayerPolicies<mha::MultiQuery, mha::SlidingWindow>;
+using mha::detail::PoliciesByRole;
+using Plain = PoliciesByRole<>;
+using Windowed = PoliciesByRole<mha::SlidingWindow, mha::Dropout, mha::MultiQuery>;
 
 TEST(LayerPolicies, HaveADefaultForEveryRole) {
   static_assert(std::is_same_v<Plain::Heads, mha::MultiHead> && std::is_same_v<Plain::Mask, mha::Full>);
@@ -20,8 +23,14 @@ TEST(LayerPolicies, HaveADefaultForEveryRole) {
   static_assert(std::is_same_v<Windowed::Heads, mha::MultiQuery>);
 }
 
-TEST(LayerPolicies, HoldTheValuesOfThoseWithData) {
-  const Windowed policies{{.left = 3}, {}, {}, {}, {}, {}};
+TEST(LayerPolicies, AreOneTypeInAnyOrder) {
+  static_assert(std::is_same_v<PoliciesByRole<mha::MultiQuery, mha::Dropout, mha::SlidingWindow>, Windowed>);
+  static_assert(!std::is_same_v<PoliciesByRole<mha::Dropout, mha::SlidingWindow>, Windowed>);
+}
+
+TEST(LayerPolicies, TakeTheirValuesInAnyOrder) {
+  const auto policies = Windowed::from(mha::Dropout{.p = 0.5f}, mha::SlidingWindow{.left = 3});
+  EXPECT_EQ(policies.dropout.p, 0.5f);
   EXPECT_TRUE(policies.mask(0, 0, 5, 2));
   EXPECT_FALSE(policies.mask(0, 0, 5, 1));
 }

@@ -19,7 +19,6 @@
 
 #include "compare.hpp"
 #include "message_of.hpp"
-#include "own_policies.hpp"
 #include "random.hpp"
 
 namespace {
@@ -29,6 +28,7 @@ using mha::Tensor;
 using mha::TensorView;
 using mha::detail::LayerMatrix;
 using mha::detail::LayerProducts;
+using mha::detail::PoliciesByRole;
 using support::message_of;
 
 /// A backend that counts what it is asked for, its products those of the reference.
@@ -71,7 +71,7 @@ const mha::Config config = mha::detail::completed<mha::GroupedQuery<2>>(
 
 /// Parameters as a projection policy lays them out, with random numbers.
 template <class P> struct Made {
-  mha::Parameters<double, support::OwnPolicies<P>> parameters{config};
+  mha::Parameters<double, PoliciesByRole<P>> parameters{config};
   Made() {
     support::Random random("products");
     auto p = parameters.writable();

@@ -75,10 +75,8 @@ TYPED_TEST(LayerWeights, OfZeroCentredNormsAreDrawnLessOne) {
 TYPED_TEST(LayerWeights, AreSharedUnderOtherPolicies) {
   using Owner = LayerOn<TypeParam>;
   static_assert(
-      std::is_base_of_v<
-          mha::LayerWeights<float, TypeParam,
-                            typename mha::detail::LayerOf<float, TypeParam, mha::QkNorm, mha::GatedHeads>::ByRole>,
-          Owner>);
+      std::is_base_of_v<mha::LayerWeights<float, TypeParam, mha::detail::PoliciesByRole<mha::QkNorm, mha::GatedHeads>>,
+                        Owner>);
   support::Random random("shared weights");
   Owner owner(sizes);
   draw(owner, random);

@@ -30,7 +30,7 @@ TEST(GatedHeads, MultipliesEachHeadByItsGate) {
   for (double& x : heads) x = ++n;
   const auto before = heads;
   const double gates[3] = {0, 1, -2.5};
-  mha::GatedHeads::apply(heads.view(), mha::view(gates, 3));
+  mha::detail::run_serially(mha::GatedHeads::items(heads.view(), mha::view(gates, 3)));
   for (int b = 0; b < 2; ++b)
     for (int l = 0; l < 3; ++l)
       for (int h = 0; h < 3; ++h)
@@ -41,11 +41,11 @@ TEST(GatedHeads, MultipliesInTheAccumulatorAndReadsAnyStrides) {
   const float x = 1.00390625f;  // 1 + 2^-8: a bfloat16 would round it to 1
   std::vector<mha::bfloat16> memory(4, mha::bfloat16(x * 2));
   const mha::bfloat16 gate[1] = {mha::bfloat16(0.5f)};
-  mha::GatedHeads::apply(mha::view_bhld(memory.data(), 1, 1, 2, 2), mha::view(gate, 1));
+  mha::detail::run_serially(mha::GatedHeads::items(mha::view_bhld(memory.data(), 1, 1, 2, 2), mha::view(gate, 1)));
   for (const mha::bfloat16 y : memory) EXPECT_EQ(float(y), float(mha::bfloat16(x)));
   std::vector<float> heads{1, 2, 3, 4, 5, 6, 7, 8};
   const float gates[2] = {10, 100};
-  mha::GatedHeads::apply(mha::view_bhld(heads.data(), 1, 2, 2, 2), mha::view(gates, 2));
+  mha::detail::run_serially(mha::GatedHeads::items(mha::view_bhld(heads.data(), 1, 2, 2, 2), mha::view(gates, 2)));
   EXPECT_EQ(heads, (std::vector<float>{10, 20, 30, 40, 500, 600, 700, 800}));
 }
 

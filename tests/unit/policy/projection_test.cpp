@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstddef>
 #include <numeric>
 #include <set>
-#include <string>
 #include <type_traits>
 #include <vector>
 

@@ -29,7 +29,7 @@ TEST(QkNorm, IsTheFormulaForEveryHead) {
   const auto before = x;
   for (const double eps : {1e-6, 0.5}) {
     x = before;
-    QkNorm{.eps = eps}.apply<double>(x.view(), weight.view());
+    mha::detail::run_serially(QkNorm{.eps = eps}.items<double>(x.view(), weight.view()));
     for (int b = 0; b < B; ++b)
       for (int l = 0; l < L; ++l)
         for (int h = 0; h < H; ++h) {
@@ -51,8 +51,8 @@ TEST(QkNorm, ReadsWeightsStoredLessOne) {
   random.fill(stored);
   for (int d = 0; d < D; ++d) whole(d) = 1 + stored(d);
   auto ours = x, theirs = x;
-  QkNorm{.eps = 0.1, .zero_centered = true}.apply<double>(ours.view(), stored.view());
-  QkNorm{.eps = 0.1}.apply<double>(theirs.view(), whole.view());
+  mha::detail::run_serially(QkNorm{.eps = 0.1, .zero_centered = true}.items<double>(ours.view(), stored.view()));
+  mha::detail::run_serially(QkNorm{.eps = 0.1}.items<double>(theirs.view(), whole.view()));
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(ours.data()[i], theirs.data()[i]);
   double a[D] = {0.3, -1, 0.7, 2}, b[D] = {0.3, -1, 0.7, 2}, a_sums[D] = {}, b_sums[D] = {};
   QkNorm{.eps = 0.1, .zero_centered = true}.row_backward<double>(x.data(), 1, stored.view(), a, a_sums);
@@ -66,7 +66,7 @@ TEST(QkNorm, ReadsWeightsStoredLessOne) {
 TEST(QkNorm, GivesRowsOfMeanSquareOneWhateverTheirLength) {
   float x[3][4] = {{1, 2, 3, 4}, {1e4f, -1e4f, 2e4f, 0}, {0, 0, 0, 0}};
   const float ones[4] = {1, 1, 1, 1};
-  QkNorm{}.apply<float>(mha::view_blhd(&x[0][0], 1, 3, 1, 4), mha::view(ones, 4));
+  mha::detail::run_serially(QkNorm{}.items<float>(mha::view_blhd(&x[0][0], 1, 3, 1, 4), mha::view(ones, 4)));
   for (int row = 0; row < 3; ++row) {
     float squares = 0;
     for (const float value : x[row]) squares += value * value;
@@ -81,12 +81,12 @@ TEST(QkNorm, SumsInTheAccumulatorAndFollowsStrides) {
   mha::Tensor<mha::bfloat16, 1> weight(D);
   for (auto& v : weight) v = mha::bfloat16(3.f);
   const auto x = mha::view_bhld(memory.data(), 1, 1, 2, D);
-  QkNorm{}.apply<mha::bfloat16>(x, weight.view());
+  mha::detail::run_serially(QkNorm{}.items<mha::bfloat16>(x, weight.view()));
   for (const mha::bfloat16 v : memory) EXPECT_EQ(float(v), 3);
 
   float heads[8] = {3, 4, 0, 0, 6, 8, 30, 40};  // (H = 2, L = 2, D = 2)
   const float weights[2] = {1, 10};
-  QkNorm{.eps = 0}.apply<float>(mha::view_bhld(heads, 1, 1, 2, 2), mha::view(weights, 2));
+  mha::detail::run_serially(QkNorm{.eps = 0}.items<float>(mha::view_bhld(heads, 1, 1, 2, 2), mha::view(weights, 2)));
   EXPECT_FLOAT_EQ(heads[0], 3 / std::sqrt(12.5f));
   EXPECT_FLOAT_EQ(heads[1], 40 / std::sqrt(12.5f));
 }
@@ -99,7 +99,8 @@ TEST(QkNorm, BackwardOfARowIsItsDerivative) {
   const double given[3] = {0.3, -1, 0.7};
   const auto loss = [&](const double* w) {
     double y[3] = {x[0], x[2], x[4]}, sum = 0;
-    norm.apply<double>(mha::TensorView<double, 4>{y, {1, 1, 1, 3}, {3, 3, 3, 1}}, mha::view(w, 3));
+    mha::detail::run_serially(
+        norm.items<double>(mha::TensorView<double, 4>{y, {1, 1, 1, 3}, {3, 3, 3, 1}}, mha::view(w, 3)));
     for (int i = 0; i < 3; ++i) sum += given[i] * y[i];
     return sum;
   };

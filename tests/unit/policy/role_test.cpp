@@ -136,22 +136,4 @@ TEST(Required, HasNoDefault) {
   static_assert(std::is_trivially_copyable_v<Reach>);
 }
 
-TEST(CallShape, IsEmptyAtFirst) {
-  constexpr mha::CallShape s;
-  static_assert(s.batch == 0 && s.heads == 0 && s.queries == 0 && s.keys == 0 && s.origin[7] == 0);
-}
-
-TEST(CallShape, CountsThePairsOfAllHeads) {
-  EXPECT_EQ((mha::CallShape{.batch = 2, .heads = 3, .queries = 5, .keys = 7}.pairs()), 210);
-  EXPECT_EQ((mha::CallShape{.batch = 1 << 20, .heads = 1 << 10, .queries = 1 << 20, .keys = 1 << 20}.pairs()), 0x1p70);
-}
-
-TEST(Origins, AreOneForAllSequencesOrOneEach) {
-  static constexpr int each[3] = {4, -1, 0};
-  constexpr mha::Origins common = -3, ragged(each);
-  static_assert(common[0] == -3 && common[5] == -3);
-  static_assert(ragged[0] == 4 && ragged[1] == -1 && ragged[2] == 0);
-  static_assert(!std::is_convertible_v<const int*, mha::Origins>, "a pointer says so by name");
-}
-
 }  // namespace

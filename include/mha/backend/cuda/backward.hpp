@@ -12,7 +12,7 @@
 #include "row_facts_body.hpp"
 #include "score_gradient_launch.hpp"
 
-/// From a backward pass to the launches of its bodies, whoever makes them.
+/// From a backward pass to the launches of its bodies, on a device or on the model of one.
 namespace mha::inline MHA_NAMESPACE::cuda {
 
 struct RowFactsKernel {

@@ -10,7 +10,7 @@
 #error "mha: mha/cuda.cuh is for units that nvcc compiles: in a file of C++ include mha/backend/cuda/device_tensor.hpp"
 #include <mha needs nvcc here>
 #endif
-#if MHA_ON_DEVICE && MHA_DEVICE_CAPABILITY < 800
+#if MHA_ON_DEVICE && __CUDA_ARCH__ < 800
 #error "mha: Cuda needs compute capability 8.0: compile with -arch=sm_80 or newer, CMAKE_CUDA_ARCHITECTURES=80"
 #endif
 

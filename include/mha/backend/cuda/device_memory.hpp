@@ -32,7 +32,7 @@ struct DeviceMemory {
     check(status, status == cudaErrorStreamCaptureUnsupported ? recorded : "cudaMalloc");
     return static_cast<std::byte*>(p);
   }
-  // There is nobody left to tell of a failure, which another call will report too. Its own device is waited for.
+  // A failure cannot be reported here; the next call reports it too. Its own device is waited for.
   static void free(void* p) noexcept {
     cudaPointerAttributes of_p{};
     const bool known = p != nullptr && cudaPointerGetAttributes(&of_p, p) == cudaSuccess;

@@ -9,7 +9,7 @@
 #include "plan.hpp"
 #include "warpgroup_body.hpp"
 
-/// From a call to the launch of a body, whoever makes it: the device's launcher and the host model's.
+/// From a call to the launch of a body, by the device's launcher or by the host model's.
 namespace mha::inline MHA_NAMESPACE::cuda {
 
 /// A body as a launcher takes it; one that says `warpgroups` runs on a WarpgroupMachine.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 
 #include "fma_body.hpp"
 #include "gradient_params.hpp"

@@ -69,7 +69,7 @@ concept SharedWord = std::is_trivially_copyable_v<V> &&(sizeof(V) == 4 || sizeof
 ///   void store_global(V* to, V x)     the one way to write global memory; V of 2, 4, 8 or 16 bytes
 ///   V load_global<V>(const V* from)   what this launch wrote, by whatever block; V a SharedWord
 ///   void fence()                      the writes before it, this thread's and those a barrier ordered before it, are
-///                                     seen by whoever sees a later write of this thread's
+///                                     seen by every thread that sees a later write of this one
 ///   unsigned atomic_wrap(unsigned* counter, unsigned last)
 ///                                     the counter before; it goes 0, 1, …, last, 0, …: after last + 1 blocks it is as
 ///                                     it was. The last block merges the partial results of all: they store and sync;
@@ -151,7 +151,7 @@ inline constexpr int warpgroup_size = 4 * warp_size;
 ///                                     after a wait, what was in flight: a compiler moves no use of it before this
 ///   int uniform(int x)                collective; x, the same in all lanes, so that it is kept once for the warp
 ///   void fence_proxy()                what this thread has written to shared memory, copies that landed too, is seen
-///                                     by products of whoever meets it at the next sync
+///                                     by products of the threads that meet it at the next sync
 template <class M>
 concept WarpgroupMachine = Machine<M> &&
     requires(M m, float (&d)[8][4], const std::uint32_t (&a)[4], std::uint32_t (&fragments)[4][4], Shared at, bool p) {

@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "../../core/borrowed.hpp"
 #include "../../core/check.hpp"
+#include "../../policy/call_shape.hpp"
 #include "../../policy/mask.hpp"
 #include "../../policy/mask/block_sparse.hpp"
 #include "../../policy/role.hpp"
@@ -59,11 +61,6 @@ class Twins {
     std::shared_ptr<const void> keeps_host, keeps_device;
   };
   std::vector<Pair> pairs_;
-};
-
-/// Any data as it is.
-struct SameData {
-  template <class Data> Data operator()(const Data& data) const { return data; }
 };
 
 /// A policy that owns its data on the host and on the device: calls check the one and compute with the other. Copies
@@ -224,7 +221,7 @@ template <class P> [[nodiscard]] auto on_device(const P& policy) {
     return cuda::DeviceAlibiSlopes(policy);
   else if constexpr (std::is_same_v<P, BlockSparse>)
     return cuda::OnDevice<BlockSparseView>(policy.view());
-  else if constexpr (Borrows<P> && requires(const cuda::SameData& same) { policy.with_data(same); })
+  else if constexpr (Borrows<P> && detail::HasData<P>)
     return cuda::OnDevice<P>(policy);
   else
     return policy;

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../core/view.hpp"
 #include "../../policy/activation_derivative.hpp"
 #include "../epilogue_backward.hpp"
 #include "../executor.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "isa.hpp"
 #include "vector.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::simd {

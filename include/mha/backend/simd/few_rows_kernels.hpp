@@ -9,7 +9,6 @@
 #include "../../config.hpp"
 #include "../../core/scalar.hpp"
 #include "exp2.hpp"
-#include "isa.hpp"
 #include "transpose.hpp"
 #include "vector.hpp"
 #include "widen.hpp"

@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "../../config.hpp"
-#include "isa.hpp"
 #include "vector.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::simd {

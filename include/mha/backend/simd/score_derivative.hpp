@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <type_traits>
-#include <utility>
 
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <iterator>
 #include <span>
-#include <type_traits>
 
 #include "../../core/dual.hpp"
 #include "../../policy/score_gradient.hpp"
@@ -42,7 +41,7 @@ template <class A, class Wanted, class S, int Slots, int Tables, int Own> struct
     constexpr int W = Vector<A, Isa>::width, first_own = 1 + Slots + Tables, variables = first_own + Own;
     using D = Dual<A, variables>;
     const S& given = *static_cast<const S*>(p.score);
-    // Scores that accumulate write theirs in passes of dual numbers too, where nobody reads them.
+    // Scores that accumulate write theirs in passes of dual numbers too, where they are not read.
     A input[std::size_t{accumulating_count<Wanted, S>} + 1], inputs[std::size_t{Own} + 1][std::size_t{W}];
     const auto score = lifted<Wanted, D>(given, 1 - p.first, 1 + Slots, first_own, +input);
     alignas(64) A sums[std::size_t{variables}][std::size_t{W}] = {};

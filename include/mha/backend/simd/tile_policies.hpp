@@ -121,8 +121,8 @@ template <class A> class PolicyKernel {
       for (Index k = 0; k < n; ++k) row[k] = column[std::ptrdiff_t{k} * lanes];
       for (Index i = 0; i < width_; ++i) keys[i] = first + i;
       run_({policy, row, width_, whole, of.b, of.h, queries, keys, 0, width_, scale});
-      if (whole * width_ <
-          n) {  // the last register repeats the last key: a policy is asked for no pair beyond the call
+      // The last register repeats the last key: a policy is asked for no pair beyond the call.
+      if (whole * width_ < n) {
         for (Index i = n; i < (whole + 1) * width_; ++i) row[i] = row[n - 1];
         for (Index i = 0; i < width_; ++i) keys[i] = std::min(first + whole * width_ + i, end - 1);
         run_({policy, row + whole * width_, width_, 1, of.b, of.h, queries, keys, 0, 0, scale});

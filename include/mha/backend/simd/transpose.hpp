@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "../../config.hpp"
-#include "isa.hpp"
 #include "vector.hpp"
 #include "widen.hpp"
 

@@ -125,7 +125,7 @@ template <class T, class V> MHA_ALWAYS_INLINE void raise(V& highest, const V& x)
 
 /// The elements of (a, b) at these places.
 template <int... Places, class V> MHA_ALWAYS_INLINE void shuffle(V& to, const V& a, const V& b) {
-#if MHA_SHUFFLEVECTOR
+#if !MHA_NVCC  // which loses the expansion of the pack on its way to the host's compiler
   to = __builtin_shufflevector(a, b, Places...);
 #else
   constexpr int width = sizeof...(Places);

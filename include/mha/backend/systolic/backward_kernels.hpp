@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "../simd/backward_kernels.hpp"
 #include "array.hpp"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -123,7 +122,7 @@ template <class Array, class Precision, class T> class ArrayProduct {
     const bool alone = 1.0 * strips(m) * tile_side * k * columns < enough_work;
     const Index workers = alone ? 1 : threads.workers();
     const Index blocks = blocks_of(m, block_side), own = round_up(shares(m), workers);
-    // Where each worker has rows enough of its own, nobody waits for another's, nor reads them in its cache.
+    // Where each worker has rows enough of its own, none waits for another's or reads them from its cache.
     const bool apart = workers == 1 || own >= 2 * workers;
     row_groups_ = std::min(blocks, apart ? own : shares(m));
     group_rows_ = blocks_of(blocks, row_groups_) * block_side;

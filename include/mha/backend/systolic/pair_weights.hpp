@@ -204,6 +204,8 @@ struct ConvertedPairs {
   }
 };
 
+/// RoundPairsBody over ConvertedPairs, a loop of its own: its functions have a target, which no template argument
+/// gives.
 struct ConvertPairsBody {
   template <class Isa> MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(RoundPairs of) {
     for (Index lane = 0; lane < of.lanes; lane += tile_side)
@@ -221,6 +223,7 @@ struct ConvertPairsBody {
   }
 };
 
+/// WeighPairsBody over ConvertedPairs, a loop of its own as ConvertPairsBody.
 /// Takes no products.
 template <class Rule> struct WeighAndConvertPairsBody {
   template <class Isa>
@@ -240,8 +243,8 @@ template <class Rule> struct WeighAndConvertPairsBody {
   }
 };
 
-/// On AMX, 32 lanes: products are computed meanwhile, a step of theirs and two keys in turns. The unit and the vector
-/// code run side by side so, and the unit stays awake.
+/// On AMX, 32 lanes: a step of the products alternates with two keys, so that the unit and the vector code run at the
+/// same time and the unit does not go idle.
 template <class Rule> struct WeighAmongProductsBody {
   template <class Isa>
   MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(const WeighPairs& of, const TileProduct* products, Index n) {

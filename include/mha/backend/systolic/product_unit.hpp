@@ -33,8 +33,8 @@ struct TileProduct {
 };
 
 /// A matrix unit as attention uses it: how many queries lie side by side, and the product. After some 1000 cycles
-/// without one Intel's tiles rest, and take as long to start again: stay_awake() between pieces of other work keeps
-/// them going.
+/// without one Intel's tiles go idle, and take as long to start again: stay_awake() between pieces of other work
+/// prevents that.
 struct ProductUnit {
   MatrixUnit unit;
   Index lanes;

@@ -32,7 +32,7 @@ using simd::TileLanes;
 ///
 /// Formula   for each key block:  S = K Qᵀ on the array;  masks and scores;  P = exp(S − anchor);  l += ΣP;
 ///           O += Vᵀ P on the array, up to four blocks at once.  Chunks of keys begin anew and are merged in their
-///           order, whoever computed them.  Finally O / l.
+///           order, whichever thread computed them.  Finally O / l.
 /// Source    Dao et al. 2022 (FlashAttention), algorithm 1, with queries in vector lanes and an anchor for the maximum
 template <class T, class Stored = T> class QueryTile {
   static constexpr float hidden = -std::numeric_limits<float>::infinity();

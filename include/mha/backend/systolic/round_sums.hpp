@@ -98,7 +98,7 @@ struct RoundSumsToBfloat16 {
   }
 
  private:
-  /// Asks for a line that is written soon, wherever it is: behind the last row it may be nobody's.
+  /// Prefetches a line that is written soon. Behind the last row the address may be invalid: a prefetch does not fault.
   MHA_ALWAYS_INLINE static void fetch_to_write(const bfloat16* to, std::ptrdiff_t ahead) {
     const auto line = reinterpret_cast<std::uintptr_t>(to) + static_cast<std::uintptr_t>(ahead) * sizeof(bfloat16);
     asm volatile("prefetchw (%0)" : : "r"(line));

@@ -6,7 +6,6 @@
 
 #include "../../core/scalar.hpp"
 #include "../../core/workspace.hpp"
-#include "softmax.hpp"
 #include "tiles.hpp"
 
 /// The memory that tiles of queries are computed in.

@@ -6,7 +6,6 @@
 
 #include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
-#include "../simd/isa.hpp"
 #include "../simd/vector.hpp"
 
 /// The two tile shapes of a bfloat16 product. The left operand A lies in tiles of 16 rows × 32 of the depth, by rows.

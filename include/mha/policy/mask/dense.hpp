@@ -5,8 +5,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "../broadcast.hpp"
 #include "../mask.hpp"
+#include "../pair_table.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 

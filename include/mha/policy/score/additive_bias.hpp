@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "../../core/scalar.hpp"
-#include "../broadcast.hpp"
+#include "../pair_table.hpp"
 #include "../score.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

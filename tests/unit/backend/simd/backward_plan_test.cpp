@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <mutex>
-#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/backend/simd/isa.hpp>
 #include <mha/backend/simd/product_kernel.hpp>
 
 #include "compare.hpp"

@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <random>
 #include <stdexcept>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -2,7 +2,6 @@
 #include <limits>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <type_traits>
+#include <utility>
 
 #include <gtest/gtest.h>
 
-#include <mha/backend/column_sums.hpp>
+#include <mha/backend/row_sums.hpp>
 #include <mha/mha.hpp>
 
 #include "compare.hpp"
@@ -53,6 +55,30 @@ TEST(ColumnSums, AreRoundedOnce) {
   mha::detail::add_column_sums(200, mha::detail::ElementTerm<float>{std::as_const(x).view()}, to.view(),
                                mha::detail::ItemsOn<mha::Reference>{backend, workspace});
   EXPECT_EQ(to(0), 0x1p24f + 200);
+}
+
+TEST(AddRowSums, AddsInDoubleWithTheSameBitsForAnyThreads) {
+  constexpr Index m = 40000, n = 3;
+  mha::Tensor<float, 2> d(m, n);
+  support::Random("row sums").fill(d);
+  const auto row = [v = std::as_const(d).view()](std::ptrdiff_t i, double* sums) {
+    for (Index j = 0; j < n; ++j) sums[j] += double(v(i, j));
+  };
+  const auto sums = [&](const auto& backend) {
+    mha::Workspace workspace;
+    mha::Tensor<float, 1> to(n);
+    to(1) = 5;
+    mha::detail::add_row_sums<float>(m, 100, row, to.view(),
+                                     mha::detail::ItemsOn<std::remove_cvref_t<decltype(backend)>>{backend, workspace});
+    return to;
+  };
+  const auto one = sums(mha::CpuWith<mha::Serial>{});
+  for (const int threads : {2, 3}) EXPECT_EQ(support::differing(one, sums(mha::Cpu(mha::ThreadPool(threads)))), 0u);
+  for (Index j = 0; j < n; ++j) {
+    double sum = 0;
+    for (Index i = 0; i < m; ++i) sum += double(d(i, j));
+    EXPECT_EQ(one(j), (j == 1 ? 5.f : 0.f) + float(sum)) << j;
+  }
 }
 
 }  // namespace

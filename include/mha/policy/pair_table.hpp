@@ -6,8 +6,9 @@
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
-#include "role.hpp"
+#include "call_shape.hpp"
 
+/// Tables of one element for each (query, key) pair, of masks and of scores.
 namespace mha::inline MHA_NAMESPACE::detail {
 
 /// A (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk) table as four axes.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <numeric>
-#include <string>
 #include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include <mha/policy/broadcast.hpp>
+#include <mha/policy/pair_table.hpp>
 
 #include "scratch.hpp"
 
