@@ -263,7 +263,7 @@ TEST(ProjectedMemory, OfAnotherLayerIsRefused) {
                                  mha::Tensor<float, 4>(batch, length, kv_heads, dv)};
   };
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 2)), "");
-  EXPECT_EQ(refusal(keys_and_values(2, 5, 2, 2, 2)), "layer: key has heads 2 but the layer has heads 3");
+  EXPECT_EQ(refusal(keys_and_values(2, 5, 2, 2, 2)), "layer: key has 2 heads but the layer has 3");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 4, 2)), "layer: key has head size 4 but the layer has head size 2");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 4)), "layer: value has head size 4 but the layer has head size 2");
   EXPECT_EQ(refusal(keys_and_values(3, 5, 3, 2, 2)), "layer: x has batch 2 but key has batch 3");

@@ -403,7 +403,7 @@ TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {
   EXPECT_EQ(message(Tensor4(1, 5, 4, 4), c.q, c.k, c.v, out, tape),
             "attention_backward: q has batch 2 but d_out has batch 1");
   EXPECT_EQ(message(Tensor4(2, 5, 2, 4), c.q, c.k, c.v, out, tape),
-            "attention_backward: q has heads 4 but d_out has heads 2");
+            "attention_backward: q has 4 heads but d_out has 2");
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::Scale{nan}),
             "attention_backward: the scale is " + std::to_string(nan) + ", not finite");
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::Scale{infinity}),

@@ -244,7 +244,7 @@ TEST_F(AttentionErrors, OfInputs) {
   EXPECT_EQ(error(q, Tensor4(2, 5, 0, 8), Tensor4(2, 5, 0, 6)),
             "attention: k has 0 heads, which does not divide q's 4");
   EXPECT_EQ(error(q, k, Tensor4(2, 6, 2, 6)), "attention: k has length 5 but v has length 6");
-  EXPECT_EQ(error(q, k, Tensor4(2, 5, 1, 6)), "attention: k has heads 2 but v has heads 1");
+  EXPECT_EQ(error(q, k, Tensor4(2, 5, 1, 6)), "attention: k has 2 heads but v has 1");
   EXPECT_EQ(error(Tensor4(2, 3, 4, 0), Tensor4(2, 5, 2, 0), v), "attention: q has head size 0, it must be at least 1");
 }
 
@@ -252,12 +252,12 @@ TEST_F(AttentionErrors, OfOutputs) {
   EXPECT_EQ(error(Tensor4(1, 3, 4, 8), Tensor4(1, 5, 2, 8), Tensor4(1, 5, 2, 6)),
             "attention: q has batch 1 but out has batch 2");
   EXPECT_EQ(error(Tensor4(2, 4, 4, 8), k, v), "attention: q has length 4 but out has length 3");
-  EXPECT_EQ(error(Tensor4(2, 3, 2, 8), k, v), "attention: q has heads 2 but out has heads 4");
+  EXPECT_EQ(error(Tensor4(2, 3, 2, 8), k, v), "attention: q has 2 heads but out has 4");
   EXPECT_EQ(error(q, k, Tensor4(2, 5, 2, 8)), "attention: v has head size 8 but out has head size 6");
   lse = mha::Tensor<double, 3>(1, 4, 3);
   EXPECT_EQ(error(q, k, v), "attention: q has batch 2 but log-sum-exp has batch 1");
   lse = mha::Tensor<double, 3>(2, 2, 3);
-  EXPECT_EQ(error(q, k, v), "attention: q has heads 4 but log-sum-exp has heads 2");
+  EXPECT_EQ(error(q, k, v), "attention: q has 4 heads but log-sum-exp has 2");
   lse = mha::Tensor<double, 3>(2, 4, 5);
   EXPECT_EQ(error(q, k, v), "attention: q has length 3 but log-sum-exp has length 5");
 }
@@ -388,10 +388,9 @@ TEST_F(AttentionErrors, OfMerge) {
   const mha::Tensor<double, 3> other_lse(2, 4, 3);
   EXPECT_EQ(merged(Tensor4(1, 3, 4, 6), other_lse), "merge: out has batch 2 but the other out has batch 1");
   EXPECT_EQ(merged(Tensor4(2, 5, 4, 6), other_lse), "merge: out has length 3 but the other out has length 5");
-  EXPECT_EQ(merged(Tensor4(2, 3, 2, 6), other_lse), "merge: out has heads 4 but the other out has heads 2");
+  EXPECT_EQ(merged(Tensor4(2, 3, 2, 6), other_lse), "merge: out has 4 heads but the other out has 2");
   EXPECT_EQ(merged(Tensor4(2, 3, 4, 8), other_lse), "merge: out has head size 6 but the other out has head size 8");
-  EXPECT_EQ(merged(other, mha::Tensor<double, 3>(2, 3, 4)),
-            "merge: out has heads 4 but the other log-sum-exp has heads 3");
+  EXPECT_EQ(merged(other, mha::Tensor<double, 3>(2, 3, 4)), "merge: out has 4 heads but the other log-sum-exp has 3");
   EXPECT_EQ(merged(other, mha::Tensor<double, 3>(2, 4, 2)),
             "merge: out has length 3 but the other log-sum-exp has length 2");
   lse = mha::Tensor<double, 3>(3, 4, 3);
