@@ -248,6 +248,17 @@ TEST_F(AttentionErrors, OfInputs) {
   EXPECT_EQ(error(Tensor4(2, 3, 4, 0), Tensor4(2, 5, 2, 0), v), "attention: q has head size 0, it must be at least 1");
 }
 
+TEST_F(AttentionErrors, OfNegativeExtentsNameTheTensor) {
+  double numbers[8] = {};
+  const mha::TensorView<double, 2> good{numbers, {2, 2}, {2, 1}}, short_q{numbers, {-2, 2}, {2, 1}},
+      narrow_v{numbers, {2, -2}, {2, 1}};
+  const auto refusal = [](const auto& a, const auto& b, const auto& c) {
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::attention(a, b, c)); });
+  };
+  EXPECT_EQ(refusal(short_q, good, good), "attention: q has extent -2 on axis 1");
+  EXPECT_EQ(refusal(good, good, narrow_v), "attention: v has extent -2 on axis 3");
+}
+
 TEST_F(AttentionErrors, OfOutputs) {
   EXPECT_EQ(error(Tensor4(1, 3, 4, 8), Tensor4(1, 5, 2, 8), Tensor4(1, 5, 2, 6)),
             "attention: q has batch 1 but out has batch 2");
