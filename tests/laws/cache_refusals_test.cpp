@@ -376,7 +376,7 @@ TYPED_TEST(CacheRefusals, OfSavedSequencesThatDoNotFit) {
     changed[7] = std::byte{'2'};
     refuses("the sequence was saved in format 2, expected 1", changed);
     changed[0] = std::byte{'x'};
-    refuses("the bytes are no saved sequence", changed);
+    refuses("the bytes are not a saved sequence", changed);
     if constexpr (H::has_pages) {
       const auto of_a = h.cache.save(h.a);
       h.refuses(too_few_pages(5, 1, 8), [&] { static_cast<void>(h.cache.restore(of_a)); });

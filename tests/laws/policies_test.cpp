@@ -422,7 +422,7 @@ TEST(LayerPolicies, ALayerOwnsItsBlockMapAndItsBias) {
   EXPECT_LE(support::largest_difference(layer(x), expected), 1e-13);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>(
                 [&] { mha::MultiHeadAttention<double, Cpu, mha::Rotary<>>({.d_model = 6, .num_heads = 2}); }),
-            "Rotary: 3 coordinates of 3 would turn, an even number is wanted");
+            "Rotary: 3 coordinates of 3 would turn, expected an even number");
 }
 
 // A part whose weight underflows is not an empty part: its NaN is a visible one.

@@ -284,7 +284,7 @@ TEST_F(AttentionErrors, OfOutputsThatOverlapWhatIsReadOrOneAnother) {
     return mha::view(input, like.extent(0), like.extent(1), like.extent(2), like.extent(3));
   };
   const auto overlaps = [](const char* written, const char* read) {
-    return std::string("attention: ") + written + " overlaps " + read + ", expected memory apart";
+    return std::string("attention: ") + written + " overlaps " + read + ", expected separate memory";
   };
   const auto expect = [&](const char* name, const auto& call) {
     EXPECT_EQ(support::message_of([&] { call(to(1), mha::LogSumExp{lse}); }), overlaps("out", name));
