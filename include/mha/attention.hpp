@@ -54,6 +54,7 @@ template <class T, class Out, class Stored> constexpr bool check_source_scalars(
 template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
   using Result = ResultOn<B, Q>;
   const auto queries = read_heads(q);
+  require_data("attention", "q", queries);
   if constexpr (ViewTraits<Q>::rank == 2)
     return Result::make(queries.length(), value_dim);
   else if constexpr (ViewTraits<Q>::rank == 3)
@@ -192,7 +193,9 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, Attentio
 [[nodiscard]] auto attention(const Q& q, const K& k, const V& v, Extra&&... extra) {
   using B = detail::CallBackend<OnBackend, Cpu, Extra...>;
   [[maybe_unused]] const auto held = detail::entered(detail::call_backend<B>(extra...));
-  auto out = detail::attention_result<B>(q, detail::read_heads(v).dim());
+  const auto values = detail::read_heads(v);
+  detail::require_data("attention", "v", values);
+  auto out = detail::attention_result<B>(q, values.dim());
   attention_into<B>(out, q, k, v, extra...);
   return out;
 }

@@ -263,7 +263,7 @@ TEST(ProjectedMemory, OfAnotherLayerIsRefused) {
                                  mha::Tensor<float, 4>(batch, length, kv_heads, dv)};
   };
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 2)), "");
-  EXPECT_EQ(refusal(keys_and_values(2, 5, 2, 2, 2)), "layer: key has heads 2 but the layer has heads 3");
+  EXPECT_EQ(refusal(keys_and_values(2, 5, 2, 2, 2)), "layer: key has 2 heads but the layer has 3");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 4, 2)), "layer: key has head size 4 but the layer has head size 2");
   EXPECT_EQ(refusal(keys_and_values(2, 5, 3, 2, 4)), "layer: value has head size 4 but the layer has head size 2");
   EXPECT_EQ(refusal(keys_and_values(3, 5, 3, 2, 2)), "layer: x has batch 2 but key has batch 3");
@@ -422,7 +422,7 @@ TEST(LayerPolicies, ALayerOwnsItsBlockMapAndItsBias) {
   EXPECT_LE(support::largest_difference(layer(x), expected), 1e-13);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>(
                 [&] { mha::MultiHeadAttention<double, Cpu, mha::Rotary<>>({.d_model = 6, .num_heads = 2}); }),
-            "Rotary: 3 coordinates of 3 would turn, an even number is wanted");
+            "Rotary: 3 coordinates of 3 would turn, expected an even number");
 }
 
 // A part whose weight underflows is not an empty part: its NaN is a visible one.

@@ -403,7 +403,7 @@ TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {
   EXPECT_EQ(message(Tensor4(1, 5, 4, 4), c.q, c.k, c.v, out, tape),
             "attention_backward: q has batch 2 but d_out has batch 1");
   EXPECT_EQ(message(Tensor4(2, 5, 2, 4), c.q, c.k, c.v, out, tape),
-            "attention_backward: q has heads 4 but d_out has heads 2");
+            "attention_backward: q has 4 heads but d_out has 2");
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::Scale{nan}),
             "attention_backward: the scale is " + std::to_string(nan) + ", not finite");
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::Scale{infinity}),
@@ -482,14 +482,14 @@ TEST(AttentionBackward, RefusesDestinationsThatOverlapAndWritesNothing) {
       const bool first = other > written;
       EXPECT_EQ(support::message_of([&] { overlapping.backward(tape); }),
                 std::string("attention_backward: ") + InOneMemory::name[first ? written : other] + " overlaps " +
-                    InOneMemory::name[first ? other : written] + ", expected memory apart");
+                    InOneMemory::name[first ? other : written] + ", expected separate memory");
       EXPECT_EQ(overlapping.memory, c.memory);
     }
   InOneMemory tape_over = c;
   for (const double* const of_tape : {tape.level(), tape.sum()}) {
     tape_over.at[InOneMemory::d_query] = of_tape + 39 - tape_over.memory.data();
     EXPECT_EQ(support::message_of([&] { tape_over.backward(tape); }),
-              "attention_backward: the gradient of q overlaps the tape, expected memory apart");
+              "attention_backward: the gradient of q overlaps the tape, expected separate memory");
   }
   c.backward(tape);
 }
@@ -554,10 +554,10 @@ TEST(AttentionBackward, RefusesAForwardPassOverWhatTheTapesBackwardPassReads) {
           overlapping.forward(tape, mha::SoftCap{5.f}, mha::LogSumExp(overlapping.rows(lse)));
       });
       const std::string begin = std::string("attention: ") + (written == out ? "out" : "log-sum-exp") + " overlaps ";
-      EXPECT_EQ(message, other == out ? "attention: out overlaps log-sum-exp, expected memory apart"
+      EXPECT_EQ(message, other == out ? "attention: out overlaps log-sum-exp, expected separate memory"
                          : other == InOneMemory::bias
                              ? begin + "the AdditiveBias, which the backward pass of the tape reads"
-                             : begin + InOneMemory::name[other] + ", expected memory apart");
+                             : begin + InOneMemory::name[other] + ", expected separate memory");
       EXPECT_EQ(overlapping.memory, c.memory);
       EXPECT_FALSE(tape.recorded());
     }
@@ -576,7 +576,7 @@ TEST(AttentionBackward, RefusesAForwardPassOverTheSink) {
     const mha::LogSumExp over(mha::view(logits, 1, 4, 1));
     static_cast<void>(mha::attention<Reference>(q, k, v, sink, mha::record(tape), over));
   };
-  EXPECT_EQ(support::message_of(record), "attention: log-sum-exp overlaps the Sink, expected memory apart");
+  EXPECT_EQ(support::message_of(record), "attention: log-sum-exp overlaps the Sink, expected separate memory");
   EXPECT_EQ(logits[2], 2.f);
   EXPECT_FALSE(tape.recorded());
 }
@@ -600,13 +600,13 @@ TEST(AttentionBackward, RefusesAWideDestinationAndPoliciesThatOverlap) {
   EXPECT_EQ(support::message_of([&] {
               mha::attention_backward_into(before, c.d_out, q, c.k, c.v, out, tape, sink, mha::SoftCap{2.f});
             }),
-            "attention_backward: the gradient of q overlaps q, expected memory apart");
+            "attention_backward: the gradient of q overlaps q, expected separate memory");
   const auto logits = sink.numbers();
   EXPECT_EQ(message(To{}, mha::SoftCap{2.f}, mha::SinkGradient(mha::TensorView<float, 1>{logits.data(), {4}, {1}})),
-            "attention_backward: SinkGradient overlaps the Sink, expected memory apart");
+            "attention_backward: SinkGradient overlaps the Sink, expected separate memory");
   mha::SoftCap cap{2.f};
   EXPECT_EQ(message(To{}, cap, mha::ScoreGradient(cap)),
-            "attention_backward: ScoreGradient overlaps the score, expected memory apart");
+            "attention_backward: ScoreGradient overlaps the score, expected separate memory");
   EXPECT_EQ(cap.cap, 2.f);
   mha::SoftCap of_cap = cap;
   EXPECT_EQ(message(To{}, cap, mha::ScoreGradient(of_cap)), "");
@@ -651,7 +651,7 @@ TEST(AttentionBackward, WritesTheColumnsOfOneMatrix) {
   EXPECT_EQ(support::message_of([&] {
               mha::attention_backward_into({wider, dk, dv}, c.d_out, q, k, v, out, tape, mha::Causal{});
             }),
-            "attention_backward: the gradient of q overlaps the gradient of k, expected memory apart");
+            "attention_backward: the gradient of q overlaps the gradient of k, expected separate memory");
 }
 
 TEST(AttentionBackward, NothingOverlapsAnEmptyTensor) {

@@ -244,20 +244,31 @@ TEST_F(AttentionErrors, OfInputs) {
   EXPECT_EQ(error(q, Tensor4(2, 5, 0, 8), Tensor4(2, 5, 0, 6)),
             "attention: k has 0 heads, which does not divide q's 4");
   EXPECT_EQ(error(q, k, Tensor4(2, 6, 2, 6)), "attention: k has length 5 but v has length 6");
-  EXPECT_EQ(error(q, k, Tensor4(2, 5, 1, 6)), "attention: k has heads 2 but v has heads 1");
+  EXPECT_EQ(error(q, k, Tensor4(2, 5, 1, 6)), "attention: k has 2 heads but v has 1");
   EXPECT_EQ(error(Tensor4(2, 3, 4, 0), Tensor4(2, 5, 2, 0), v), "attention: q has head size 0, it must be at least 1");
+}
+
+TEST_F(AttentionErrors, OfNegativeExtentsNameTheTensor) {
+  double numbers[8] = {};
+  const mha::TensorView<double, 2> good{numbers, {2, 2}, {2, 1}}, short_q{numbers, {-2, 2}, {2, 1}},
+      narrow_v{numbers, {2, -2}, {2, 1}};
+  const auto refusal = [](const auto& a, const auto& b, const auto& c) {
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::attention(a, b, c)); });
+  };
+  EXPECT_EQ(refusal(short_q, good, good), "attention: q has extent -2 on axis 1");
+  EXPECT_EQ(refusal(good, good, narrow_v), "attention: v has extent -2 on axis 3");
 }
 
 TEST_F(AttentionErrors, OfOutputs) {
   EXPECT_EQ(error(Tensor4(1, 3, 4, 8), Tensor4(1, 5, 2, 8), Tensor4(1, 5, 2, 6)),
             "attention: q has batch 1 but out has batch 2");
   EXPECT_EQ(error(Tensor4(2, 4, 4, 8), k, v), "attention: q has length 4 but out has length 3");
-  EXPECT_EQ(error(Tensor4(2, 3, 2, 8), k, v), "attention: q has heads 2 but out has heads 4");
+  EXPECT_EQ(error(Tensor4(2, 3, 2, 8), k, v), "attention: q has 2 heads but out has 4");
   EXPECT_EQ(error(q, k, Tensor4(2, 5, 2, 8)), "attention: v has head size 8 but out has head size 6");
   lse = mha::Tensor<double, 3>(1, 4, 3);
   EXPECT_EQ(error(q, k, v), "attention: q has batch 2 but log-sum-exp has batch 1");
   lse = mha::Tensor<double, 3>(2, 2, 3);
-  EXPECT_EQ(error(q, k, v), "attention: q has heads 4 but log-sum-exp has heads 2");
+  EXPECT_EQ(error(q, k, v), "attention: q has 4 heads but log-sum-exp has 2");
   lse = mha::Tensor<double, 3>(2, 4, 5);
   EXPECT_EQ(error(q, k, v), "attention: q has length 3 but log-sum-exp has length 5");
 }
@@ -273,7 +284,7 @@ TEST_F(AttentionErrors, OfOutputsThatOverlapWhatIsReadOrOneAnother) {
     return mha::view(input, like.extent(0), like.extent(1), like.extent(2), like.extent(3));
   };
   const auto overlaps = [](const char* written, const char* read) {
-    return std::string("attention: ") + written + " overlaps " + read + ", expected memory apart";
+    return std::string("attention: ") + written + " overlaps " + read + ", expected separate memory";
   };
   const auto expect = [&](const char* name, const auto& call) {
     EXPECT_EQ(support::message_of([&] { call(to(1), mha::LogSumExp{lse}); }), overlaps("out", name));
@@ -388,10 +399,9 @@ TEST_F(AttentionErrors, OfMerge) {
   const mha::Tensor<double, 3> other_lse(2, 4, 3);
   EXPECT_EQ(merged(Tensor4(1, 3, 4, 6), other_lse), "merge: out has batch 2 but the other out has batch 1");
   EXPECT_EQ(merged(Tensor4(2, 5, 4, 6), other_lse), "merge: out has length 3 but the other out has length 5");
-  EXPECT_EQ(merged(Tensor4(2, 3, 2, 6), other_lse), "merge: out has heads 4 but the other out has heads 2");
+  EXPECT_EQ(merged(Tensor4(2, 3, 2, 6), other_lse), "merge: out has 4 heads but the other out has 2");
   EXPECT_EQ(merged(Tensor4(2, 3, 4, 8), other_lse), "merge: out has head size 6 but the other out has head size 8");
-  EXPECT_EQ(merged(other, mha::Tensor<double, 3>(2, 3, 4)),
-            "merge: out has heads 4 but the other log-sum-exp has heads 3");
+  EXPECT_EQ(merged(other, mha::Tensor<double, 3>(2, 3, 4)), "merge: out has 4 heads but the other log-sum-exp has 3");
   EXPECT_EQ(merged(other, mha::Tensor<double, 3>(2, 4, 2)),
             "merge: out has length 3 but the other log-sum-exp has length 2");
   lse = mha::Tensor<double, 3>(3, 4, 3);

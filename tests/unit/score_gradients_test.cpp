@@ -280,7 +280,7 @@ TEST(BiasGradient, RefusesAnotherShapeAndWritesNothing) {
                                  mha::BiasGradient(g));
     ADD_FAILURE() << "accepted";
   } catch (const mha::ShapeError& e) {
-    EXPECT_STREQ(e.what(), "attention_backward: AdditiveBias has heads 4 but BiasGradient has heads 1");
+    EXPECT_STREQ(e.what(), "attention_backward: AdditiveBias has 4 heads but BiasGradient has 1");
   }
   EXPECT_EQ(dq(0, 0, 0, 0), 42);
   EXPECT_EQ(g(0, 0, 0), 42);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "../core/check.hpp"
 #include "../core/mersenne.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -17,6 +18,7 @@ template <class T> struct ParameterViews;  // layer/parameters.hpp
 /// Weights uniform in ±gain·√(6 / (in + out)) of their matrix, biases 0, norms and gates of heads 1.
 ///
 /// The same seed gives the same weights on every machine, for every projection policy and every backend.
+/// Errors    ShapeError if the gain is not finite; no weight is written then
 /// Source    Glorot & Bengio 2010, eq. 16
 struct XavierUniform {
   std::uint64_t seed = 0;
@@ -24,7 +26,7 @@ struct XavierUniform {
 
   /// Of an attention layer.
   template <class T> void operator()(const ParameterViews<T>& p) const {
-    Draw<T> draw{detail::Mersenne64(seed), gain};
+    Draw<T> draw{detail::Mersenne64(seed), finite_gain()};
     for (T& x : p.flat()) x = T(Accumulator<T>(0));
     for (const HeadWeights<T>* w : {&p.query, &p.key, &p.value})
       for (Index e = 0; e < w->model(); ++e)
@@ -38,13 +40,18 @@ struct XavierUniform {
 
   /// Of a Linear.
   template <class T> void operator()(const LinearViews<T>& p) const {
-    Draw<T> draw{detail::Mersenne64(seed), gain};
+    Draw<T> draw{detail::Mersenne64(seed), finite_gain()};
     for (T& x : p.flat()) x = T(Accumulator<T>(0));
     draw.fill(p.weight);
     draw.fill(p.gate);
   }
 
  private:
+  double finite_gain() const {
+    detail::require(std::isfinite(gain), "XavierUniform: gain is ", gain, ", not finite");
+    return gain;
+  }
+
   template <class T> struct Draw {
     detail::Mersenne64 bits;
     double gain;

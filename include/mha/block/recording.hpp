@@ -158,3 +158,16 @@ void require_apart_from_parameters(const char* name, const Footprint& to, const 
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Refused in one sentence.
+template <detail::CallTapeArgument Tape> detail::Refused record(Tape&&) {
+  static_assert(
+      detail::valid<Tape>,
+      "mha: mha::record(tape) is for the tape of attention(): a layer, a Linear, a FeedForward and a norm take "
+      "their tape as it is, layer(x, tape) (see mha/block/recording.hpp)");
+  return {};
+}
+
+}  // namespace mha::inline MHA_NAMESPACE

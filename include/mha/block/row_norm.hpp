@@ -135,8 +135,7 @@ template <class T, Backend B, class Kind> class RowNorm {
   /// copy in the accumulator's precision: parameters that change are to be borrowed anew.
   ///
   /// Errors    ShapeError if a vector does not have the norm's width or is the norm's own, or there is a bias too many
-  /// or too
-  ///           few; nothing changes then
+  ///           or too few; nothing changes then
   void borrow(const BorrowedNorm<T>& p, std::shared_ptr<const void> keep_alive = nullptr) {
     const Index bias = *config_.bias ? config_.width : 0;
     require(p.weight.extent[0] == config_.width, "borrow: the weight has ", p.weight.extent[0], " elements, expected ",
@@ -251,7 +250,7 @@ template <class T, Backend B, class Kind> class RowNorm {
     if constexpr ((SumIntoArgument<Extra> || ...)) {
       check_like("the sum", x, sum);
       require_own_memory(Kind::name, "the sum", sum, axes_of_rows);
-      require(!share_elements(y, sum), Kind::name, ": the result and the sum overlap, expected memory apart");
+      require(!share_elements(y, sum), Kind::name, ": the result and the sum overlap, expected separate memory");
     }
     const B& backend = backend_or(backend_, extra...);
     Workspace own;

@@ -12,7 +12,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// `first` is in row p, every other in row first + (p − first) mod (rows − first), over the one that was there.
 ///
 /// A dropped position is hidden from every query. A mask that shows the last l + 1 keys and the first f, such as
-/// SlidingWindow{.left = l} || FirstKeys{.count = f}, loses nothing by a step of n queries if rows ≥ f + l + n.
+/// Causal{} && (SlidingWindow{.left = l} || FirstKeys{.count = f}), loses nothing by a step of n queries if
+/// rows ≥ f + l + n.
 /// Shapes    key (B, rows, Hkv, D)  value (B, rows, Hkv, Dv), both contiguous along the last axis  lengths (B)
 /// Errors    ShapeError if the sizes do not agree, or no row is left for the ring, as of a call that is given it
 template <class T> struct RingKv {

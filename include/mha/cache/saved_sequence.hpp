@@ -82,7 +82,7 @@ template <class F> class SavedRows {
             sizeof header_);
     std::memcpy(&header_, bytes.data(), sizeof header_);
     constexpr std::size_t version = sizeof saved_magic - 1;
-    require(std::memcmp(header_.magic, saved_magic, version) == 0, "restore: the bytes are no saved sequence");
+    require(std::memcmp(header_.magic, saved_magic, version) == 0, "restore: the bytes are not a saved sequence");
     require(header_.magic[version] == saved_magic[version], "restore: the sequence was saved in format ",
             std::string_view(&header_.magic[version], 1), ", expected ", std::string_view(&saved_magic[version], 1));
     const std::string_view own = scalar_name<F>();

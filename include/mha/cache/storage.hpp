@@ -71,6 +71,15 @@ inline void check_storage(const Paged& s, Index) {
   require(s.length <= longest_axis, "Paged: length is ", s.length.value, ", the limit is ", longest_axis);
 }
 
+/// The sentence for what is no storage.
+template <class S> constexpr bool check_storage_type() {
+  constexpr bool known = requires(const S& storage) { check_storage(storage, Index{}); };
+  static_assert(known,
+                "mha: a cache is told how it stores positions: mha::Contiguous{.length = n}, mha::Ring{.left = l} or "
+                "mha::Paged{.pages = p, .length = n} (see mha/cache/storage.hpp)");
+  return known;
+}
+
 inline std::string in_words(const Contiguous& s) {
   return "Contiguous, " + std::to_string(s.length) + " positions a sequence";
 }

@@ -29,8 +29,8 @@ concept Container = requires(Range& r) {
 
 /// Data that a policy value points at and does not own: lengths, ids, a table.
 ///
-/// Made from a pointer and a size, from a named container of T, or from a std::span, which owns nothing and needs no
-/// name; `memory` is the memory that the data is in.
+/// Made from a pointer and a size, from a named container or array of T, or from a std::span, which owns nothing and
+/// needs no name; `memory` is the memory that the data is in.
 template <class T> struct Borrowed {
   const T* data = nullptr;
   Index size = 0;
@@ -43,6 +43,9 @@ template <class T> struct Borrowed {
   template <detail::Container<T> Range>
   requires(!std::same_as<std::remove_cv_t<Range>, Borrowed>) constexpr Borrowed(Range& range)
       : data(range.data()), size(counted(range.size())) {}
+  template <class U, std::size_t count>
+  requires std::same_as<std::remove_cv_t<U>, T>
+  constexpr Borrowed(U (&array)[count]) : data(array), size(counted(count)) {}
   template <class U, std::size_t extent>
   requires std::same_as<std::remove_cv_t<U>, T>
   constexpr Borrowed(std::span<U, extent> elements) : data(elements.data()), size(counted(elements.size())) {}

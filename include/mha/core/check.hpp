@@ -132,10 +132,13 @@ inline void require_positive(const char* policy, const char* member, double valu
           ", it must be a positive finite number");
 }
 
-/// Two tensors must agree on an axis: "attention: k has length 7 but v has length 6".
+/// Two tensors must agree on an axis: "attention: k has length 7 but v has length 6", "k has 3 heads but v has 2".
 inline void require_equal(const char* call, const char* axis, const char* a, Index a_extent, const char* b,
                           Index b_extent) {
-  require(a_extent == b_extent, call, ": ", a, " has ", axis, " ", a_extent, " but ", b, " has ", axis, " ", b_extent);
+  if (a_extent == b_extent) return;
+  if (std::string_view(axis).ends_with("heads"))
+    fail(call, ": ", a, " has ", a_extent, " ", axis, " but ", b, " has ", b_extent);
+  fail(call, ": ", a, " has ", axis, " ", a_extent, " but ", b, " has ", axis, " ", b_extent);
 }
 
 /// A policy of the user's own may be a pointer to a function, a std::function or the like.

@@ -174,7 +174,7 @@ inline void require_apart(const char* call, std::span<const NamedArray> written,
   for (std::size_t i = 0; i < written.size(); ++i) {
     const auto apart = [&](const NamedArray& other) {
       require(!share_bytes(written[i].at, other.at), call, ": ", written[i].name, " overlaps ", other.name,
-              ", expected memory apart");
+              ", expected separate memory");
     };
     for (const NamedArray& other : read) apart(other);
     for (std::size_t j = i + 1; j < written.size(); ++j) apart(written[j]);

@@ -72,7 +72,7 @@ template <Heads H> Config completed(Config c) {
     require(c.num_kv_heads > 0, "Config: GroupedQuery<Dynamic> needs num_kv_heads, it is ", c.num_kv_heads);
   } else {
     require(c.num_kv_heads == 0 || c.num_kv_heads == by_policy, "Config: num_kv_heads is ", c.num_kv_heads,
-            " but the heads policy says ", by_policy);
+            " but the heads policy says ", by_policy, ": name mha::GroupedQuery<mha::Dynamic> in the layer's type");
     c.num_kv_heads = by_policy;
   }
   require(c.num_heads % c.num_kv_heads == 0, "Config: num_kv_heads ", c.num_kv_heads, " does not divide num_heads ",

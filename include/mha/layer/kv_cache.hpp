@@ -388,7 +388,9 @@ template <class F = void, class L, class Storage, class B = detail::CacheBackend
   using Stored = std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>;
   const Config& c = layer.config();
   const KvShape shape{c.num_kv_heads, c.head_dim, c.value_dim};
-  if constexpr (std::derived_from<B, OnHost>)
+  if constexpr (!detail::check_storage_type<Storage>())
+    return detail::Refused{};
+  else if constexpr (std::derived_from<B, OnHost>)
     return KvCache<Storage, Stored, B>(shape, storage, sizes);
   else
     return KvCache<Storage, Stored, B>(shape, storage, sizes, layer.backend(), std::move(workspace));

@@ -358,7 +358,7 @@ template <class T, class Policies> class Parameters {
     detail::require_data("borrow", name, w.heads);
     detail::require(w.bias.extent[0] == (bias ? heads : 0) && w.bias.extent[1] == (bias ? dim : 0), "borrow: the ",
                     name, " bias is (", w.bias.extent[0], ", ", w.bias.extent[1], "), expected (", bias ? heads : 0,
-                    ", ", bias ? dim : 0, ")");
+                    ", ", bias ? dim : 0, ")", bias == (w.bias.extent[0] != 0) ? "" : set_bias);
     detail::require_data("borrow", name, w.bias);
   }
 

@@ -69,7 +69,7 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   void check(Index head_dim) const {
     detail::require(dims >= 0 && dims <= head_dim, "Rotary: dims is ", dims, " but the head size is ", head_dim);
     detail::require(turning(head_dim) % 2 == 0, "Rotary: ", turning(head_dim), " coordinates of ", head_dim,
-                    " would turn, an even number is wanted");
+                    " would turn, expected an even number");
     detail::require_positive("Rotary", "base", base);
     scaling.check();
     const double scaled = scaling.base(base, turning(head_dim));

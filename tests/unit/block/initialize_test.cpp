@@ -9,6 +9,8 @@
 #include <mha/layer/parameters.hpp>
 #include <mha/layer/policies.hpp>
 
+#include "message_of.hpp"
+
 namespace {
 
 using mha::XavierUniform;
@@ -102,6 +104,21 @@ TEST(XavierUniform, GainStretchesTheRange) {
   EXPECT_NE(a(0, 0), 0);
   for (int i = 0; i < a.extent[0]; ++i)
     for (int j = 0; j < a.extent[1]; ++j) EXPECT_EQ(4 * a(i, j), b(i, j));
+}
+
+TEST(XavierUniform, RefusesAGainThatIsNotFinite) {
+  auto own = drawn<mha::FusedProjection>({.seed = 3});
+  const auto refusal = [&](double gain) {
+    return support::message_of<mha::ShapeError>([&] { XavierUniform{.seed = 4, .gain = gain}(own.writable()); });
+  };
+  const double first = own.views().query.matrix()(0, 0);
+  EXPECT_EQ(refusal(std::nan("")), "XavierUniform: gain is nan, not finite");
+  EXPECT_EQ(refusal(INFINITY), "XavierUniform: gain is inf, not finite");
+  EXPECT_EQ(own.views().query.matrix()(0, 0), first) << "nothing is written";
+  std::vector<double> numbers{1, 2};
+  const mha::LinearViews<double> linear{mha::view(numbers.data(), 1, 2), {}, {}, {}, numbers};
+  EXPECT_THROW((XavierUniform{.gain = INFINITY}(linear)), mha::ShapeError);
+  EXPECT_EQ(numbers[0], 1);
 }
 
 TEST(XavierUniform, WithoutOutputMatrix) {

@@ -508,7 +508,7 @@ template <class Norm> void expect_overlaps(const char* backend) {
     const auto before = copy(y);
     for (const View& s : {rows(1), rows(3)}) {
       EXPECT_EQ(message_of([&] { norm(other, mha::residual(other), mha::into(y), mha::sum_into(s)); }),
-                "LayerNorm: the result and the sum overlap, expected memory apart")
+                "LayerNorm: the result and the sum overlap, expected separate memory")
           << place;
     }
     EXPECT_EQ(support::differing(copy(y), before), 0u) << place;
@@ -558,7 +558,7 @@ TEST(Norm, SizesThatDoNotFitAreOneSentence) {
   EXPECT_EQ(message_of([&] { norm(x, mha::residual(x), mha::into(longer)); }),
             "LayerNorm: x has length 3 but the result has length 4");
   EXPECT_EQ(message_of([&] { norm(x, mha::residual(x), mha::into(x), mha::sum_into(x)); }),
-            "LayerNorm: the result and the sum overlap, expected memory apart");
+            "LayerNorm: the result and the sum overlap, expected separate memory");
   EXPECT_EQ(message_of([&] { norm(x, mha::into(support::repeated(wide.view(), 0))); }).substr(0, 24),
             "LayerNorm: x has width 6");
   Tensor<float, 3> y(2, 3, 6);

@@ -43,6 +43,17 @@ TEST(Borrowed, PointsAtNamedContainers) {
 }
 
 // A span owns nothing, so that one without a name is as good.
+TEST(Borrowed, PointsAtNamedArrays) {
+  Index written[3] = {3, 1, 2};
+  const Index read[2] = {4, 5};
+  const Borrowed<Index> of_written = written, of_read = read;
+  EXPECT_EQ(of_written.data, written);
+  EXPECT_EQ(of_written.size, 3);
+  EXPECT_EQ(of_read.data, read);
+  EXPECT_EQ(of_read.size, 2);
+  static_assert(!std::is_convertible_v<long(&)[2], Borrowed<Index>>);
+}
+
 TEST(Borrowed, PointsAtWhatAnUnnamedSpanShows) {
   std::vector<Index> v{3, 1, 2};
   const Borrowed<Index> to_write = std::span(v), to_read = std::span<const Index>(v).subspan(1),

@@ -62,6 +62,9 @@ TEST(RequireEqual, NamesTheCallTheAxisAndBothValues) {
   EXPECT_NO_THROW(mha::detail::require_equal("attention", "length", "k", 7, "v", 7));
   EXPECT_EQ(message_of<ShapeError>([] { mha::detail::require_equal("attention", "length", "k", 7, "v", 6); }),
             "attention: k has length 7 but v has length 6");
+  EXPECT_NO_THROW(mha::detail::require_equal("attention", "heads", "k", 2, "v", 2));
+  EXPECT_EQ(message_of<ShapeError>([] { mha::detail::require_equal("attention", "heads", "k", 3, "v", 2); }),
+            "attention: k has 3 heads but v has 2");
 }
 
 TEST(RequireData, RefusesNullUnlessThereIsNothing) {

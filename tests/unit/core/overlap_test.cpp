@@ -181,9 +181,9 @@ TEST(Overlap, NamesTheTwoArrays) {
     });
   };
   EXPECT_EQ(message(0, 2, 4), "");
-  EXPECT_EQ(message(0, 1, 4), "backward: dq overlaps dk, expected memory apart");
-  EXPECT_EQ(message(0, 4, 3), "backward: dk overlaps k, expected memory apart");
-  EXPECT_EQ(message(2, 6, 3), "backward: dq overlaps k, expected memory apart");
+  EXPECT_EQ(message(0, 1, 4), "backward: dq overlaps dk, expected separate memory");
+  EXPECT_EQ(message(0, 4, 3), "backward: dk overlaps k, expected separate memory");
+  EXPECT_EQ(message(2, 6, 3), "backward: dq overlaps k, expected separate memory");
 }
 
 }  // namespace

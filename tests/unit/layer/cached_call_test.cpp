@@ -190,8 +190,7 @@ TEST(CachedCall, RefusesWhatDoesNotFit) {
             "layer: x has width 16 but keys and values are made of rows of width 12");
   mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> heads(config);
   heads.initialize(mha::XavierUniform{.seed = 1});
-  EXPECT_EQ(rows(heads, x, cache, {4, 4}),
-            "layer: the layer has key/value heads 4 but the cache has key/value heads 2");
+  EXPECT_EQ(rows(heads, x, cache, {4, 4}), "layer: the layer has 4 key/value heads but the cache has 2");
 
   auto single = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 3});
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(x, single)); }),

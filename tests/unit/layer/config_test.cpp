@@ -95,13 +95,14 @@ TEST(Config, ErrorsNameTheSizeAndItsValue) {
 }
 
 TEST(Config, ErrorsNameTheSizesThatDoNotFit) {
+  const std::string dynamic = ": name mha::GroupedQuery<mha::Dynamic> in the layer's type";
   EXPECT_EQ(error_of({.d_model = 10, .num_heads = 3}), "Config: num_heads 3 does not divide d_model 10: give head_dim");
   EXPECT_EQ(error_of({.d_model = 8, .num_heads = 4, .num_kv_heads = 2}),
-            "Config: num_kv_heads is 2 but the heads policy says 4");
+            "Config: num_kv_heads is 2 but the heads policy says 4" + dynamic);
   EXPECT_EQ(error_of<GroupedQuery<2>>({.d_model = 8, .num_heads = 4, .num_kv_heads = 4}),
-            "Config: num_kv_heads is 4 but the heads policy says 2");
+            "Config: num_kv_heads is 4 but the heads policy says 2" + dynamic);
   EXPECT_EQ(error_of<MultiQuery>({.d_model = 8, .num_heads = 4, .num_kv_heads = 4}),
-            "Config: num_kv_heads is 4 but the heads policy says 1");
+            "Config: num_kv_heads is 4 but the heads policy says 1" + dynamic);
   EXPECT_EQ(error_of<GroupedQuery<3>>({.d_model = 8, .num_heads = 4}),
             "Config: num_kv_heads 3 does not divide num_heads 4");
   EXPECT_EQ(error_of<GroupedQuery<mha::Dynamic>>({.d_model = 8, .num_heads = 4}),

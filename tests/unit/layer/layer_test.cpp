@@ -638,7 +638,7 @@ TYPED_TEST(LayerCall, KeysAndValuesProjectedOnceGiveTheSameBits) {
 
   mha::KeyValues<double> other{mha::Tensor<double, 4>(2, 6, 4, 2), mha::Tensor<double, 4>(2, 6, 4, 3)};
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer(x, other)); }),
-            "layer: key has heads 4 but the layer has heads 2");
+            "layer: key has 4 heads but the layer has 2");
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(layer.project_memory(x)); }),
             "project_memory: memory has width 8 but kv_model is 5");
 }

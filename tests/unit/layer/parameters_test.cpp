@@ -448,7 +448,8 @@ TEST(Parameters, BorrowsTheViewsOfOthers) {
             "borrow: the key weights are (2, 7, 3), expected (2, 6, 3)");
   Fused plain(sizes(false));
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { plain.borrow(owner.views(), nullptr); }),
-            "borrow: the query bias is (4, 3), expected (0, 0)");
+            "borrow: the query bias is (4, 3), expected (0, 0): set .bias in the configuration, or that of this "
+            "projection");
 }
 
 // 4·65536² parameters are no error until the layer is to own them in one allocation.

@@ -198,8 +198,8 @@ TEST(Rotary, WantsAnEvenNumberOfCoordinatesWithinTheHead) {
   EXPECT_EQ(refusal(Rotary<>{.dims = 10}, 8), "Rotary: dims is 10 but the head size is 8");
   EXPECT_EQ(refusal(Rotary<>{.dims = -2}, 8), "Rotary: dims is -2 but the head size is 8");
   EXPECT_EQ(refusal(Rotary<Interleaved>{.dims = 3}, 8),
-            "Rotary: 3 coordinates of 8 would turn, an even number is wanted");
-  EXPECT_EQ(refusal(Rotary<>{}, 7), "Rotary: 7 coordinates of 7 would turn, an even number is wanted");
+            "Rotary: 3 coordinates of 8 would turn, expected an even number");
+  EXPECT_EQ(refusal(Rotary<>{}, 7), "Rotary: 7 coordinates of 7 would turn, expected an even number");
 }
 
 TEST(Rotary, WantsAPositiveFiniteBase) {

@@ -38,6 +38,8 @@ struct Document {
   }
   Document prepared(const CallShape& s) const {
     const std::int64_t rows = std::int64_t{s.batch} * s.keys;
+    detail::require(s.batch != 1 || ids.size == rows, "Document: ", ids.size, " ids for a sequence of ", s.keys,
+                    " keys: give ", s.keys);
     detail::require(ids.size == s.keys || ids.size == rows, "Document: ", ids.size, " ids for ", s.batch,
                     " sequences of ", s.keys, " keys: give ", s.keys, " or ", rows);
     detail::require(ids.data != nullptr || ids.size == 0, "Document: the data of ", ids.size, " ids is null");

@@ -6,8 +6,8 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// The first keys of every sequence, for all queries: SlidingWindow{.left = 1023} || FirstKeys{.count = 4} keeps the
-/// tokens that a model with a window was trained to see always.
+/// The first keys of every sequence, for all queries, those before them too: attention sinks of a model with a window
+/// are Causal{} && (SlidingWindow{.left = 1023} || FirstKeys{.count = 4}).
 ///
 /// Errors    ShapeError if count is negative
 /// Source    Xiao et al. 2024 (StreamingLLM), §3.2

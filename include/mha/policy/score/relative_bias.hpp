@@ -116,8 +116,8 @@ class RelativeBias {
   void check(Index heads) const {
     check_buckets();
     const std::size_t wanted = static_cast<std::size_t>(buckets_.count) * static_cast<std::size_t>(heads);
-    detail::require(table().size() == wanted, "RelativeBias: the table has ", table().size(), " elements, ",
-                    buckets_.count, " buckets x ", heads, " heads are ", wanted);
+    detail::require(table().size() == wanted, "RelativeBias: the table has ", table().size(), " elements, expected ",
+                    wanted, ": ", buckets_.count, " buckets x ", heads, " heads");
   }
 
   /// Distances k − q: the least, and how many there are from it on.

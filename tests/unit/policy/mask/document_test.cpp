@@ -117,8 +117,7 @@ TEST(Document, WantsIdsThatDoNotDecreaseWithinARow) {
 TEST(Document, DoesNotReadDeviceMemoryOnTheHost) {
   const int unread[3] = {2, 1, 0};  // host memory would be refused for these
   EXPECT_EQ(refusal({unread, 3, mha::Memory::device}, shape(1, 3)), "");
-  EXPECT_EQ(refusal({unread, 3, mha::Memory::device}, shape(1, 4)),
-            "Document: 3 ids for 1 sequences of 4 keys: give 4 or 4");
+  EXPECT_EQ(refusal({unread, 3, mha::Memory::device}, shape(1, 4)), "Document: 3 ids for a sequence of 4 keys: give 4");
 }
 
 TEST(Document, HandsOutItsDataToBeMoved) {

@@ -172,8 +172,8 @@ TEST(RelativeBias, WantsBucketsThatFitTogether) {
 }
 
 TEST(RelativeBias, WantsATableOfBucketsTimesHeads) {
-  EXPECT_EQ(refusal(63, {}), "RelativeBias: the table has 63 elements, 32 buckets x 2 heads are 64");
-  EXPECT_EQ(refusal(64, {}, 3), "RelativeBias: the table has 64 elements, 32 buckets x 3 heads are 96");
+  EXPECT_EQ(refusal(63, {}), "RelativeBias: the table has 63 elements, expected 64: 32 buckets x 2 heads");
+  EXPECT_EQ(refusal(64, {}, 3), "RelativeBias: the table has 64 elements, expected 96: 32 buckets x 3 heads");
   EXPECT_EQ(refusal(96, {}, 3), "");
 }
 
