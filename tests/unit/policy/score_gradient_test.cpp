@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <mha/core/view.hpp>
+#include <mha/policy/score/additive_bias.hpp>
 #include <mha/policy/score/alibi.hpp>
 #include <mha/policy/score/softcap.hpp>
 #include <mha/policy/score_gradient.hpp>
