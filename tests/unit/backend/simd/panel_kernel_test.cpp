@@ -61,7 +61,7 @@ TYPED_TEST(PanelKernel, IsTheSumOfProductsAndWritesWholeGrainsOnly) {
   support::Random random("panel kernel");
   unit::for_each_level([&](auto isa) {
     const Index grain = panel_grain<A>(isa.level);
-    for (const Index n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17})
+    for (const Index n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 97})
       for (const Index depth : {1, 2, 33, 256})
         for (const bool with_bias : {false, true}) {
           Product<TypeParam> p(n, depth, random);
@@ -91,8 +91,8 @@ TYPED_TEST(PanelKernel, IsTheSumOfProductsAndWritesWholeGrainsOnly) {
 TYPED_TEST(PanelKernel, ARowsBitsDoNotDependOnTheOthersNorOnTheColumnsWanted) {
   support::Random random("panel rows");
   unit::for_each_level([&](auto isa) {
-    for (const Index n : {2, 7, 8, 19}) {
-      Product<TypeParam> all(n, 100, random);
+    for (const Index n : {2, 7, 8, 19, 97}) {  // the last: few prefetches for each tile
+      Product<TypeParam> all(n, 103, random);
       all.run(isa, all.columns, true);
       for (Index i = 0; i < n; ++i) {
         Product<TypeParam> one = all;
