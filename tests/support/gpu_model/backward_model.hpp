@@ -18,13 +18,14 @@ namespace support::gpu {
 /// SimulatedCuda whose backward pass runs on this machine. It notes the kernels that it launches.
 template <class Machine = HostMachine> struct BackwardModel : SimulatedCuda {
   inline static std::vector<std::string> kernels;
+  inline static mha::cuda::GradientLimits limits{};
 
   template <class T, class Source, class M, class S, class Wanted>
   void attend_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
     kernels.clear();
     with_guarded_backward(call, [&](const auto& any) {
       auto frame = workspace.frame();
-      mha::cuda::attend_backward(any, state.device, GradientLauncher<Workspace::Frame>{frame});
+      mha::cuda::attend_backward(any, state.device, GradientLauncher<Workspace::Frame>{frame}, limits);
     });
   }
 

@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "../backward.hpp"
 #include "fma_gradient_body.hpp"
+#include "gradient_split.hpp"
 #include "mma_gradient_body.hpp"
 #include "plan.hpp"
 #include "row_facts_body.hpp"
@@ -44,6 +46,14 @@ template <class Shape, bool ByQuery> struct MmaGradientKernel {
   }
 };
 
+struct SharedGradientKernel {
+  static constexpr const char* name = "attention_backward (shares)";
+  static constexpr int threads = SharedGradientShape::threads, blocks_per_multiprocessor = 1;
+  template <class Machine, class Call> MHA_KERNEL static void run(Machine& m, const SharedGradientParams<Call>& p) {
+    shared_gradient_body(m, p);
+  }
+};
+
 /// Shapes of the bodies, narrow ones first. Columns beyond the widest on multiply-adds are other blocks'.
 template <class T>
 using FmaGradientShapes = std::conditional_t<
@@ -64,16 +74,34 @@ inline int mma_gradient_shape(const CallFacts& call, const DeviceFacts& device) 
   return number;
 }
 
+/// How far the sums of dK and dV are split.
+struct GradientLimits {
+  Index least_queries = HeadShares{}.least_queries;   ///< see HeadShares
+  std::int64_t most_numbers = std::int64_t{1} << 26;  ///< of the parts of a launch: 256 MiB of float
+};
+
 namespace detail {
 
-/// Launches that share their parameters but for how a grid is cut.
+/// Launches that share their parameters but for how a grid is cut. The parts of dK and dV are taken at construction.
 template <class Params, class Launcher> class GradientLaunches {
   using Call = typename Params::Call;
   using T = typename Call::Scalar;
+  using A = Accumulator<T>;
+  static constexpr Index rows_of_block = 64;  // of dQ, dK and dV
 
  public:
-  GradientLaunches(const Params& params, const DeviceFacts& device, Launcher& launcher)
-      : p_(params), device_(device), launcher_(launcher) {}
+  GradientLaunches(const Params& params, const DeviceFacts& device, Launcher& launcher, const GradientLimits& limits)
+      : p_(params), key_(params.key), value_(params.value), device_(device), launcher_(launcher) {
+    const Call& c = p_.call;
+    const Index group = c.kv_heads > 0 ? c.shape.heads / c.kv_heads : 0;
+    p_.shares = {group, limits.least_queries, 1};
+    p_.shares.most = p_.shares.of(c.shape.queries);
+    const std::int64_t columns =
+        (key_.data != nullptr ? c.head_dim : 0) + std::int64_t{value_.data != nullptr ? c.value_dim : 0};
+    slices_ = {c.shape.batch, c.shape.keys, rows_of_block, shared_heads() * columns,
+               shared() ? limits.most_numbers : std::numeric_limits<std::int64_t>::max()};
+    if (shared()) parts_ = launcher_.template parts<A>(slices_.first().rows_of_all() * shared_heads() * columns);
+  }
 
   /// Checks the limits of what `all` launches, and then launches it.
   template <class All> void checked(const All& all) {
@@ -82,49 +110,132 @@ template <class Params, class Launcher> class GradientLaunches {
       all();
     }
   }
-
-  template <class Kernel> void run(std::int64_t heads, Index rows, Index rows_of_block, Index parts, Shared bytes) {
-    p_.tiles = (rows + rows_of_block - 1) / rows_of_block;
-    p_.parts = parts;
-    const Index grid = checked_grid(std::int64_t{p_.call.shape.batch} * heads * p_.tiles * parts, Kernel::threads,
-                                    "attention_backward");
-    if (grid > 0 && launching_) launcher_.template launch<Kernel>({grid, 1, 1}, bytes, p_);
-  }
   bool launching() const { return launching_; }
-  void row_facts() { run<RowFactsKernel>(p_.call.shape.heads, p_.call.shape.queries, RowFactsShape::rows, 1, 0); }
-  void sink() {
-    if (launching_)
-      launcher_.template launch<SinkSumKernel>({p_.call.shape.heads, 1, 1}, SinkSumShape::bytes<Accumulator<T>>, p_);
+
+  void row_facts() {
+    run<RowFactsKernel>(p_.call.shape.batch, p_.call.shape.heads, p_.call.shape.queries, RowFactsShape::rows, 1, 0,
+                        [](Index tiles, Index sequences, Index heads) {
+                          return RowBlocks{tiles, heads, sequences * heads};
+                        });
   }
-  template <GradientOf Of> void fma(const GradientRows<T>& to) {
-    if (to.data == nullptr) return;
+  void sink() {
+    if (launching_) launcher_.template launch<SinkSumKernel>({p_.call.shape.heads, 1, 1}, SinkSumShape::bytes<A>, p_);
+  }
+  template <class Shape> void mma() {
+    if (p_.query.data != nullptr) of_queries<MmaGradientKernel<Shape, true>, Shape>(1, Shape::shared_bytes);
+    for_each_slice([&](const GradientSlice& slice) {
+      of_keys<MmaGradientKernel<Shape, false>, Shape>(slice, 1, Shape::shared_bytes);
+    });
+  }
+  void fma() {
+    if (p_.query.data != nullptr) fma<GradientOf::query>({});
+    for_each_slice([&](const GradientSlice& slice) {
+      if (p_.key.data != nullptr) fma<GradientOf::key>(slice);
+      if (p_.value.data != nullptr) fma<GradientOf::value>(slice);
+    });
+  }
+
+ private:
+  bool shared() const { return p_.shares.most > 1 && (key_.data != nullptr || value_.data != nullptr); }
+  std::int64_t shared_heads() const { return std::int64_t{p_.call.kv_heads} * p_.shares.most; }
+  /// Bytes of the rows of a sequence in one head that dot products are made of.
+  std::int64_t row_bytes(Index rows) const {
+    return std::int64_t{sizeof(T)} * rows * (p_.call.head_dim + p_.call.value_dim);
+  }
+
+  template <class Kernel, class BlocksOf>
+  void run(Index sequences, Index heads, Index rows, Index rows_of_tile, Index parts, Shared bytes,
+           const BlocksOf& blocks) {
+    const std::int64_t tiles = (std::int64_t{rows} + rows_of_tile - 1) / rows_of_tile;
+    const Index grid =
+        checked_grid(std::int64_t{sequences} * heads * tiles * parts, Kernel::threads, "attention_backward");
+    if (grid == 0 || !launching_) return;
+    p_.parts = parts;
+    p_.blocks = blocks(static_cast<Index>(tiles), sequences, heads);
+    launcher_.template launch<Kernel>({grid, 1, 1}, bytes, p_);
+  }
+  template <class Kernel, class Shape> void of_queries(Index parts, Shared bytes) {
+    static_assert(Shape::rows == rows_of_block);
+    const Call& c = p_.call;
+    run<Kernel>(c.shape.batch, c.shape.heads, c.shape.queries, rows_of_block, parts, bytes,
+                [&](Index tiles, Index sequences, Index heads) {
+                  return RowBlocks::of(tiles, sequences, heads, p_.shares.group, row_bytes(c.shape.keys));
+                });
+  }
+  template <class Kernel, class Shape> void of_keys(const GradientSlice& slice, Index parts, Shared bytes) {
+    static_assert(Shape::rows == rows_of_block);
+    run<Kernel>(slice.sequences, static_cast<Index>(shared_heads()), slice.rows, rows_of_block, parts, bytes,
+                [&](Index tiles, Index sequences, Index heads) {
+                  const std::int64_t met = row_bytes(p_.call.shape.queries) * p_.shares.group / p_.shares.most;
+                  return RowBlocks::of(tiles, sequences, heads, 1, met);
+                });
+  }
+  template <GradientOf Of> void fma(const GradientSlice& slice) {
     const Index dim = Of == GradientOf::value ? p_.call.value_dim : p_.call.head_dim;
     int number = 0;
     with_shape(FmaGradientShapes<T>{}, 0,
                [&](auto shape) { number = dim > shape.values && FmaGradientShapes<T>::size > 1 ? 1 : 0; });
     with_shape(FmaGradientShapes<T>{}, number, [&](auto shape) {
       using Shape = decltype(shape);
+      using Kernel = FmaGradientKernel<Shape, Of>;
       const Shared bytes = Shape::bytes(0, false);
       mha::detail::require(bytes <= device_.shared_bytes, "attention_backward: a block of this device may ask for ",
                            device_.shared_bytes, " bytes of shared memory, the kernel needs ", bytes);
-      constexpr bool by_query = Of == GradientOf::query;
-      run<FmaGradientKernel<Shape, Of>>(by_query ? p_.call.shape.heads : p_.call.kv_heads,
-                                        by_query ? p_.call.shape.queries : p_.call.shape.keys, Shape::rows,
-                                        dim > 0 ? (dim + Shape::values - 1) / Shape::values : 0, bytes);
+      const Index parts = dim > 0 ? (dim + Shape::values - 1) / Shape::values : 0;
+      if constexpr (Of == GradientOf::query)
+        of_queries<Kernel, Shape>(parts, bytes);
+      else
+        of_keys<Kernel, Shape>(slice, parts, bytes);
     });
   }
-  template <class Shape> void mma() {
-    if (p_.query.data != nullptr)
-      run<MmaGradientKernel<Shape, true>>(p_.call.shape.heads, p_.call.shape.queries, Shape::rows, 1,
-                                          Shape::shared_bytes);
-    if (p_.key.data != nullptr || p_.value.data != nullptr)
-      run<MmaGradientKernel<Shape, false>>(p_.call.kv_heads, p_.call.shape.keys, Shape::rows, 1, Shape::shared_bytes);
+
+  /// Launches dK and dV of each slice: where heads are shared out, into parts that are added then.
+  template <class Launch> void for_each_slice(const Launch& launch) {
+    if (key_.data == nullptr && value_.data == nullptr) return;
+    slices_.for_each([&](const GradientSlice& slice) {
+      if (!shared()) return launch(slice);
+      const Call& c = p_.call;
+      p_.first_sequence = slice.first_sequence;
+      p_.first_row = slice.first_row;
+      A* next = parts_;
+      for (GradientRows<T>* to : {&p_.key, &p_.value}) {
+        if (to->data == nullptr) continue;
+        const Index columns = to == &p_.key ? c.head_dim : c.value_dim;
+        *to = parts_of(slice, next, columns);
+        next += slice.rows_of_all() * shared_heads() * columns;
+      }
+      launch(slice);
+      if (key_.data != nullptr) add(slice, p_.key, key_, c.head_dim);
+      if (value_.data != nullptr) add(slice, p_.value, value_, c.value_dim);
+      p_.first_sequence = p_.first_row = 0;
+    });
+  }
+  GradientRows<T> parts_of(const GradientSlice& slice, A* data, Index columns) const {
+    GradientRows<T> parts;
+    parts.data = data;
+    parts.wide = true;
+    parts.stride[3] = 1;
+    parts.stride[2] = columns;
+    parts.stride[1] = shared_heads() * columns;
+    parts.stride[0] = slice.rows * parts.stride[1];
+    return parts;
+  }
+  void add(const GradientSlice& slice, const GradientRows<T>& parts, const GradientRows<T>& to, Index columns) {
+    const Call& c = p_.call;
+    const std::int64_t elements = slice.rows_of_all() * c.kv_heads * columns;
+    const Index grid = checked_grid((elements + SharedGradientShape::threads - 1) / SharedGradientShape::threads,
+                                    SharedGradientShape::threads, "attention_backward");
+    if (grid == 0 || !launching_) return;
+    const SharedGradientParams<Call> params{c, p_.shares, slice, static_cast<const A*>(parts.data), to, columns};
+    launcher_.template launch<SharedGradientKernel>({grid, 1, 1}, 0, params);
   }
 
- private:
   Params p_;
+  const GradientRows<T> key_, value_;
   const DeviceFacts& device_;
   Launcher& launcher_;
+  GradientSlices slices_;
+  A* parts_ = nullptr;
   bool launching_ = false;
 };
 
@@ -135,11 +246,12 @@ template <class Params, class Launcher> class GradientLaunches {
 ///
 /// Cost      with S = q kᵀ once more for each gradient: 2·Hq·pairs·(4D + 3Dv) FLOP on tensor cores, (5D + 3Dv) on
 ///           multiply-adds; of a bias, of eight numbers of a score and of a RelativeBias' table 2·Hq·pairs·(D + Dv) on
-///           multiply-adds each
+///           multiply-adds each; scratch: RowFacts of every row, and where the heads of a group are shared out parts of
+///           dK and dV, `limits.most_numbers` numbers or those of 64 rows of a sequence
 /// Errors    ShapeError if the call has more blocks than a grid, before anything is launched
 template <class T, class Source, class M, class S, class Wanted, class Launcher>
 void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, const DeviceFacts& device,
-                     Launcher&& launcher) {
+                     Launcher&& launcher, const GradientLimits& limits = {}) {
   using A = Accumulator<T>;
   using Call = AttendCall<T, Source, M, S>;
   const Call& f = call.forward;
@@ -162,7 +274,8 @@ void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, co
   constexpr std::ptrdiff_t numbers = sizeof(RowFacts<A>) / sizeof(A);
   params.rows = reinterpret_cast<RowFacts<A>*>(launcher.template parts<A>(rows * numbers));
 
-  detail::GradientLaunches<GradientParams<Call>, std::remove_reference_t<Launcher>> launches(params, device, launcher);
+  detail::GradientLaunches<GradientParams<Call>, std::remove_reference_t<Launcher>> launches(params, device, launcher,
+                                                                                             limits);
   ScoreGradientLaunches<Wanted, Call, std::remove_reference_t<Launcher>> of_score(params, call.score, device, launcher);
   launches.checked([&] {
     launches.row_facts();
@@ -171,9 +284,7 @@ void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, co
     if constexpr (on_tensor_cores<T>)
       if (const int number = f.dropout.exist() ? -1 : mma_gradient_shape(known, device); number >= 0)
         return with_shape(MmaGradientShapes{}, number, [&](auto shape) { launches.template mma<decltype(shape)>(); });
-    launches.template fma<GradientOf::query>(params.query);
-    launches.template fma<GradientOf::key>(params.key);
-    launches.template fma<GradientOf::value>(params.value);
+    launches.fma();
   });
 }
 

@@ -47,7 +47,7 @@ template <class A, int Values> struct FmaShape {
 /// Grid      row tiles · heads · batch as in `blocks`, times value_parts; FmaShape::threads threads each
 template <class Call> struct FmaParams {
   Call call;
-  ForwardBlocks blocks;
+  RowBlocks blocks;
   Index value_parts = 1;  ///< blocks that share the columns of an output, FmaShape::values each
   bool q_stays = true;    ///< all of a block's queries fit into shared memory
   bool aligned = false;   ///< rows of q, k, v and out are contiguous and begin and end on 16 bytes
@@ -69,7 +69,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
   MHA_KERNEL static void run(Machine& m, const FmaParams<Call>& p) {
     const Call& call = p.call;
     const Index part = m.block().x % p.value_parts;
-    const ForwardBlocks::Place place = p.blocks[m.block().x / p.value_parts];
+    const RowBlocks::Place place = p.blocks[m.block().x / p.value_parts];
     const Index b = place.b, h = place.h, g = call.kv_head(h), q0 = place.row_tile * Shape::rows;
     const Index queries = call.queries(b), keys = call.keys(b);
     if (q0 >= queries || queries < p.blocks.fewest) return;

@@ -17,7 +17,8 @@ namespace mha::inline MHA_NAMESPACE::cuda {
 ///           strips of a tile, each copied while the one before is multiplied
 /// Numerics  accumulates in Accumulator<T>, in the order of GradientWalk; a hidden pair is not touched; the bits do not
 ///           depend on the grid
-/// Grid      parts of the columns · row tiles · heads (of dK and dV: of keys) · batch
+/// Grid      parts of the columns · row tiles · heads (of dK and dV: of keys times their shares) · sequences, in the
+///           order of RowBlocks
 template <class Machine, class Shape, GradientOf Of, class Call> class FmaGradientBlock {
   using T = typename Call::Scalar;
   using A = Accumulator<T>;
@@ -33,7 +34,7 @@ template <class Machine, class Shape, GradientOf Of, class Call> class FmaGradie
   MHA_KERNEL static void run(Machine& m, const Params& p) {
     const Call& call = p.call;
     const Index part = m.block().x % p.parts;
-    const Walk walk(call, m.block().x / p.parts, p.tiles);
+    const Walk walk(p, m.block().x / p.parts);
     if (walk.count <= 0) return;
     const Index slices = (call.head_dim + Shape::depth - 1) / Shape::depth;
     const Index value_slices = weighs ? 0 : (call.value_dim + Shape::depth - 1) / Shape::depth;
@@ -118,11 +119,10 @@ template <class Machine, class Shape, GradientOf Of, class Call> class FmaGradie
     const GradientRows<T>& to = by_query ? p.query : weighs ? p.value : p.key;
     const Index columns = weighs ? call.value_dim : call.head_dim;
     const A factor = weighs ? A(1) : call.scale;
-    const Index head = by_query ? m.block().x / p.parts / p.tiles % call.shape.heads : walk.g;
     MHA_UNROLL for (int i = 0; i < Tile::rows_per_lane; ++i) {
       const Index r = first_row() + Tile::group(m) + i * Tile::groups;
       if (r >= walk.count) continue;
-      const std::ptrdiff_t row = to.row(walk.b, walk.first + r, head);
+      const std::ptrdiff_t row = to.row(walk.b - p.first_sequence, walk.first - p.first_row + r, walk.place);
       MHA_UNROLL for (int c = 0; c < Tile::packs_per_lane; ++c) MHA_UNROLL for (int e = 0; e < width; ++e) {
         const Index d = part * Shape::values + (Tile::lane(m) + c * Tile::lanes) * width + e;
         if (d < columns) to.put(m, row, d, state.o[i][c][e] * factor);

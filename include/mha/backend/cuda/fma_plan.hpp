@@ -21,7 +21,7 @@ using FmaShapes = std::conditional_t<std::is_same_v<T, double>, ShapeList<FmaSha
 /// A launch of fma_body.
 struct FmaPlan {
   int shape = -1;  ///< number in FmaShapes; negative: the device lacks the shared memory for one
-  ForwardBlocks blocks;
+  RowBlocks blocks;
   Index value_parts = 1;
   bool q_stays = false, aligned = false;
   Index grid = 0;

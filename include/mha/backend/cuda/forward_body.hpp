@@ -39,8 +39,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock : ForwardRo
   static constexpr int head_depth = Shape::head_dim / 16;  // steps of products
 
  public:
-  MHA_KERNEL ForwardBlock(Machine& machine, const Call& call, ForwardBlocks::Place place)
-      : Base(machine, call, place) {}
+  MHA_KERNEL ForwardBlock(Machine& machine, const Call& call, RowBlocks::Place place) : Base(machine, call, place) {}
 
   MHA_KERNEL void run() {
     if (count_ <= 0) return;  // of a short sequence
@@ -157,7 +156,7 @@ template <class Machine, class Shape, class Call> class ForwardBlock : ForwardRo
 /// One block of the launch that a plan describes.
 template <class Machine, class Shape, class Call>
 MHA_KERNEL void forward_body(Machine& m, const ForwardParams<Call>& p) {
-  const ForwardBlocks::Place place = p.blocks[m.block().x];
+  const RowBlocks::Place place = p.blocks[m.block().x];
   if (p.blocks.fewest > 0 && p.call.queries(place.b) < p.blocks.fewest) return;
   ForwardBlock<Machine, Shape, Call>(m, p.call, place).run();
 }

@@ -41,7 +41,7 @@ template <class Machine, class Shape, class Call> class ForwardRows {
   using Bits = std::conditional_t<(key_steps > 8), std::uint64_t, std::uint32_t>;
   using Pairs = PerStrip<Bits>;  // bit 4 n + e of pair (n, e) of a tile
 
-  MHA_KERNEL ForwardRows(Machine& machine, const Call& call, ForwardBlocks::Place place)
+  MHA_KERNEL ForwardRows(Machine& machine, const Call& call, RowBlocks::Place place)
       : m_(machine),
         logits_(call, place.b, place.h),
         first_(place.row_tile * Shape::rows),

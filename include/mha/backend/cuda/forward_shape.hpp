@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "row_blocks.hpp"
 #include "tiles.hpp"
 
 namespace mha::inline MHA_NAMESPACE::cuda {
@@ -62,30 +63,10 @@ template <int D, int Dv, int Warpgroups, int Keys, int Blocks> struct WarpgroupS
   static constexpr Shared shared_bytes = head_bytes + 2 * (key_bytes + value_bytes);
 };
 
-/// Which rows and heads a block serves: the blocks of a few heads, whose keys and values the cache holds together, run
-/// side by side, their last row tiles first, because of a causal mask they are the longest.
-struct ForwardBlocks {
-  Index row_tiles = 0;  ///< of the longest sequence
-  Index heads = 0;      ///< Hq
-  Index all = 0;        ///< B · Hq
-  Index together = 1;   ///< heads whose blocks run side by side
-  Index fewest = 0;     ///< queries of a sequence that is served: those with fewer have a launch of their own
-
-  struct Place {
-    Index b, h, row_tile;
-  };
-  MHA_KERNEL constexpr Place operator[](Index block) const {
-    const Index first = block / (row_tiles * together) * together;
-    const Index n = all - first < together ? all - first : together;
-    const Index in_section = block - first * row_tiles, head = first + in_section % n;
-    return {head / heads, head % heads, row_tiles - 1 - in_section / n};
-  }
-};
-
 /// What a launch of the forward body gets.
 template <class Call> struct ForwardParams {
   Call call;
-  ForwardBlocks blocks;
+  RowBlocks blocks;
 };
 
 /// A call whose kernels leave its row states: a type of its own, so that those of other calls are as they are.

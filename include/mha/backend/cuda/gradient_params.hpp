@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "../../policy/score_gradient.hpp"
 #include "../backend.hpp"
 #include "machine.hpp"
+#include "row_blocks.hpp"
 #include "tiles.hpp"
 
 /// What the kernels of a backward pass get, and which rows meet in them.
@@ -59,6 +61,23 @@ template <class T> struct GradientRows {
   }
 };
 
+/// How many blocks share the query heads that read a key/value head in the sums of dK and dV, by the sizes of their
+/// sequence alone: its bits depend neither on its batch mates nor on the device.
+struct HeadShares {
+  Index group = 1;             ///< query heads of a key/value head
+  Index least_queries = 2048;  ///< that a block meets, of all its heads
+  Index most = 1;              ///< of a sequence of the call
+
+  MHA_HOST_DEVICE constexpr Index of(Index queries) const {
+    const std::int64_t shares = std::int64_t{group} * queries / least_queries;
+    return shares < 1 || group < 1 ? 1 : shares < group ? static_cast<Index>(shares) : group;
+  }
+  /// The first of a share's heads, from that of the group on; of share number `shares` the end.
+  MHA_HOST_DEVICE constexpr Index first_head(Index share, Index shares) const {
+    return static_cast<Index>(std::int64_t{group} * share / shares);
+  }
+};
+
 /// Which gradient a kernel sums.
 enum class GradientOf : unsigned char { query, key, value };
 
@@ -78,8 +97,10 @@ template <class Call_> struct GradientParams {
   GradientRows<T> query, key, value;
   LongSum<A>* sink = nullptr;
   bool aligned = false;  ///< rows of q, k, v and d_out are contiguous and begin and end on 16 bytes
+  HeadShares shares{};   ///< of dK and dV; where a head has more than one, `key` and `value` are their parts
+  RowBlocks blocks{};    ///< of the rows of a launch; heads of dK and dV are key/value heads times shares.most
   Index parts = 1;       ///< blocks that share the columns of a gradient
-  Index tiles = 1;       ///< of the rows of a gradient, of the longest sequence
+  Index first_sequence = 0, first_row = 0;  ///< of the launch, and of `key` and `value`
 
   /// Row i of sequence b of out or d_out.
   MHA_KERNEL const T* row(const TensorView<const T, 4>& v, Index b, Index i, Index h) const {
@@ -122,8 +143,9 @@ template <class Call> struct LiftedScore {
 /// What a block of a gradient walks through: the rows of its own and, head after head, the tiles of `Others` rows on
 /// the other side that meet them, of each head the last one first.
 ///
-/// ByQuery: queries of one head of its own, against keys. Else keys of one key/value head, against the queries of all
-/// heads that read it.
+/// ByQuery: queries of one head of its own, the last ones in the first blocks, against keys. Else keys of one key/value
+/// head, the first ones in the first blocks, against the queries of its share of the heads that read it. Under a causal
+/// mask the first blocks are the longest.
 template <bool ByQuery, int Own, int Others, class Call> class GradientWalk {
  public:
   struct Step {
@@ -133,20 +155,30 @@ template <bool ByQuery, int Own, int Others, class Call> class GradientWalk {
   };
 
   Index b, g;
+  Index place;         ///< its head among those of the launch
   Index first, count;  ///< rows of its own; none: count ≤ 0
   Index own, others;   ///< lengths of the sequence on both sides
 
-  /// `place` counts tiles of rows, then heads, then sequences.
-  MHA_KERNEL GradientWalk(const Call& c, Index place, Index tiles) : call_(c) {
-    const Index head = place / tiles, heads = ByQuery ? c.shape.heads : c.kv_heads, one = head % heads;
-    const Index group = c.shape.heads / c.kv_heads;
-    b = head / heads;
-    g = ByQuery ? c.kv_head(one) : one;
-    first_head_ = ByQuery ? one : one * group;
-    end_head_ = ByQuery ? one + 1 : first_head_ + group;
+  MHA_KERNEL GradientWalk(const GradientParams<Call>& p, Index block) : call_(p.call) {
+    const Call& c = p.call;
+    const RowBlocks::Place at = p.blocks[block];
+    b = p.first_sequence + at.b;
+    place = at.h;
     own = ByQuery ? c.queries(b) : c.keys(b);
-    others = ByQuery ? c.keys(b) : group > 0 ? c.queries(b) : 0;  // without heads, none
-    first = place % tiles * Own;
+    if constexpr (ByQuery) {
+      g = c.kv_head(place);
+      first_head_ = place;
+      end_head_ = place + 1;
+      others = c.keys(b);
+    } else {
+      const Index share = place % p.shares.most, shares = p.shares.of(c.queries(b));
+      g = place / p.shares.most;
+      first_head_ = g * p.shares.group + p.shares.first_head(share, shares);
+      end_head_ = g * p.shares.group + p.shares.first_head(share + 1, shares);
+      others = p.shares.group > 0 ? c.queries(b) : 0;  // without heads, none
+      if (share >= shares) own = 0;
+    }
+    first = p.first_row + (ByQuery ? at.row_tile : p.blocks.row_tiles - 1 - at.row_tile) * Own;
     count = own - first < Own ? own - first : Own;
   }
 

@@ -32,7 +32,7 @@ template <int D, int Others> struct MmaGradientShape {
 /// Shapes    X₁ (rows, D)  X₂ (rows, Dv)  Y₁ (others, D)  Y₂ (others, Dv)
 /// Numerics  products of 16-bit numbers summed in float; P and dS rounded to nearest even in 16 bits; the order is that
 ///           of GradientWalk
-/// Grid      row tiles · heads (of keys for dK and dV) · batch
+/// Grid      row tiles · heads (of keys times their shares for dK and dV) · sequences, in the order of RowBlocks
 /// Source    Dao 2023, FlashAttention-2, algorithm 2, in two kernels so that nothing is added by many blocks
 template <class Machine, class Shape, bool ByQuery, class Call> class MmaGradientBlock {
   using T = typename Call::Scalar;
@@ -50,7 +50,7 @@ template <class Machine, class Shape, bool ByQuery, class Call> class MmaGradien
   MHA_KERNEL MmaGradientBlock(Machine& machine, const Params& params)
       : m_(machine),
         p_(params),
-        walk_(params.call, machine.block().x, params.tiles),
+        walk_(params, machine.block().x),
         own_(machine.shared()),
         stages_(own_ + 2 * Shape::own_bytes) {}
 
@@ -74,10 +74,10 @@ template <class Machine, class Shape, bool ByQuery, class Call> class MmaGradien
       step = next;
     }
     if constexpr (ByQuery) {
-      store(p_.query, first_, p_.call.head_dim, p_.call.scale, head());
+      store(p_.query, first_, p_.call.head_dim, p_.call.scale);
     } else {
-      if (p_.key.data != nullptr) store(p_.key, first_, p_.call.head_dim, p_.call.scale, walk_.g);
-      if (p_.value.data != nullptr) store(p_.value, second_, p_.call.value_dim, 1.f, walk_.g);
+      if (p_.key.data != nullptr) store(p_.key, first_, p_.call.head_dim, p_.call.scale);
+      if (p_.value.data != nullptr) store(p_.value, second_, p_.call.value_dim, 1.f);
     }
   }
 
@@ -85,7 +85,6 @@ template <class Machine, class Shape, bool ByQuery, class Call> class MmaGradien
   // m_.thread() is asked anew in every phase: index arithmetic is cheaper than the registers that would hold it.
   MHA_KERNEL int lane() const { return m_.thread() & (warp_size - 1); }
   MHA_KERNEL int warp_row() const { return (m_.thread() >> 5) * 16; }
-  MHA_KERNEL Index head() const { return m_.block().x / p_.tiles % p_.call.shape.heads; }
 
   template <std::size_t N> MHA_KERNEL static void clear(float (&x)[N][4]) {
     MHA_UNROLL for (int n = 0; n < int{N}; ++n) MHA_UNROLL for (int e = 0; e < 4; ++e) x[n][e] = 0;
@@ -247,12 +246,12 @@ template <class Machine, class Shape, bool ByQuery, class Call> class MmaGradien
     }
   }
 
-  MHA_KERNEL void store(const GradientRows<T>& to, const Sums& sums, Index columns, float factor, Index h) const {
+  MHA_KERNEL void store(const GradientRows<T>& to, const Sums& sums, Index columns, float factor) const {
     const int l = lane();
     MHA_UNROLL for (int r = 0; r < 2; ++r) {
       const Index i = warp_row() + Lanes::row(l, 2 * r);
       if (i >= walk_.count) continue;
-      const std::ptrdiff_t row = to.row(walk_.b, walk_.first + i, h);
+      const std::ptrdiff_t row = to.row(walk_.b - p_.first_sequence, walk_.first - p_.first_row + i, walk_.place);
       MHA_UNROLL for (int d = 0; d < steps; ++d) MHA_UNROLL for (int e = 0; e < 2; ++e) {
         const Index column = 8 * d + Lanes::column(l, e);
         if (column < columns) to.put(m_, row, column, sums[d][2 * r + e] * factor);

@@ -66,7 +66,7 @@ template <class F, class... Shapes> void with_shape(ShapeList<Shapes...>, int nu
 struct ForwardPlan {
   int shape = -1;           ///< number in ForwardShapes or WarpgroupShapes; negative: none holds this call
   bool warpgroups = false;  ///< which of the two
-  ForwardBlocks blocks;
+  RowBlocks blocks;
   Index grid = 0;
   int threads = 0;
   Shared shared_bytes = 0;
@@ -143,14 +143,8 @@ inline ForwardPlan forward_plan(const CallFacts& call, const DeviceFacts& device
   if (!plan) return plan;
   const std::int64_t heads = std::int64_t{call.shape.batch} * call.shape.heads;
   plan.grid = detail::checked_grid(heads * plan.blocks.row_tiles, plan.threads);
-  // Heads that share keys and values run together, and as many such groups as half of a cache of 32 MiB holds.
-  constexpr std::int64_t cached = 16 << 20;
-  const std::int64_t group_bytes =
-      std::int64_t{2} * std::max<Index>(1, call.shape.keys) * (call.head_dim + call.value_dim);
-  const std::int64_t groups = std::max<std::int64_t>(1, cached / group_bytes);
-  plan.blocks.heads = call.shape.heads;
-  plan.blocks.all = static_cast<Index>(heads);
-  plan.blocks.together = static_cast<Index>(std::min(heads, groups * call.group()));
+  plan.blocks = RowBlocks::of(plan.blocks.row_tiles, call.shape.batch, call.shape.heads, call.group(),
+                              std::int64_t{2} * call.shape.keys * (call.head_dim + call.value_dim));
   return plan;
 }
 

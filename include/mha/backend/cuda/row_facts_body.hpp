@@ -57,13 +57,13 @@ MHA_KERNEL void store_row_facts(Machine& m, const GradientParams<Call>& p, Index
 
 /// RowFacts of every row.
 ///
-/// Grid      tiles of 4 rows · heads · batch
+/// Grid      tiles of 4 rows · heads · batch, in the order of RowBlocks
 template <class Machine, class Call> MHA_KERNEL void row_facts_body(Machine& m, const GradientParams<Call>& p) {
   const Call& call = p.call;
-  const Index head = m.block().x / p.tiles, h = head % call.shape.heads, b = head / call.shape.heads;
-  const Index first = m.block().x % p.tiles * RowFactsShape::rows, left = call.queries(b) - first;
+  const RowBlocks::Place at = p.blocks[m.block().x];
+  const Index first = at.row_tile * RowFactsShape::rows, left = call.queries(at.b) - first;
   for (Index row = m.thread() / warp_size; row < RowFactsShape::rows && row < left; row += RowFactsShape::warps)
-    store_row_facts(m, p, b, h, first + row);
+    store_row_facts(m, p, at.b, at.h, first + row);
 }
 
 /// The gradient of the sink's logits: each thread sums rows of its own, then one sums the threads.

@@ -53,6 +53,7 @@ template <class Call_> struct ScoreGradientParams : GradientParams<Call_> {
   LongSum<A>* sums = nullptr;  ///< (parts, …): of slots (B, Hq, count), of a table (B, Hq, count), of a bias as it
   std::ptrdiff_t count = 0;    ///< slots of a score, distances of a table
   Index least = 0;             ///< the first distance k − q
+  Index tiles = 1;             ///< of the queries of the longest sequence
 
   A* bias = nullptr;              ///< the gradient of the bias, written if there is one part
   std::ptrdiff_t stride[4] = {};  ///< its strides

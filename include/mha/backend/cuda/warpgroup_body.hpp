@@ -34,8 +34,7 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
   using Weights = std::uint32_t[std::size_t{key_depth}][4];
 
  public:
-  MHA_KERNEL WarpgroupBlock(Machine& machine, const Call& call, ForwardBlocks::Place place)
-      : Base(machine, call, place) {}
+  MHA_KERNEL WarpgroupBlock(Machine& machine, const Call& call, RowBlocks::Place place) : Base(machine, call, place) {}
 
   MHA_KERNEL void run() {
     if (count_ <= 0) return;  // of a short sequence
@@ -158,7 +157,7 @@ template <class Machine, class Shape, class Call> class WarpgroupBlock : Forward
 /// One block of the launch that a plan describes.
 template <class Machine, class Shape, class Call>
 MHA_KERNEL void warpgroup_body(Machine& m, const ForwardParams<Call>& p) {
-  const ForwardBlocks::Place place = p.blocks[m.block().x];
+  const RowBlocks::Place place = p.blocks[m.block().x];
   if (p.blocks.fewest > 0 && p.call.queries(place.b) < p.blocks.fewest) return;
   WarpgroupBlock<Machine, Shape, Call>(m, p.call, place).run();
 }

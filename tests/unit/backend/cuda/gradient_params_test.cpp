@@ -17,6 +17,7 @@ namespace {
 
 using mha::GradientTo;
 using mha::Index;
+using mha::cuda::GradientParams;
 using mha::cuda::GradientRows;
 using mha::cuda::GradientWalk;
 
@@ -30,15 +31,26 @@ CallOf<M> call_of(const M& mask, Index batch, Index heads, Index kv_heads, Index
   return call;
 }
 
-/// All (b, h, query, key) that the blocks of a walk come to, each seen pair once.
-template <bool ByQuery, class M> void expect_to_meet_all(const CallOf<M>& call) {
+template <class Call> GradientParams<Call> params_of(const Call& call) {
+  return {call, {}, {}, {}, nullptr, nullptr, nullptr, {}, {}, {}, nullptr};
+}
+
+/// All (b, h, query, key) that the blocks of a walk come to, each seen pair once. `heads_met`: query heads that a block
+/// of keys meets at least, if there are as many.
+template <bool ByQuery, class M> void expect_to_meet_all(const CallOf<M>& call, Index heads_met = 99) {
   constexpr Index own = 4, others = 8;
   using Walk = GradientWalk<ByQuery, own, others, CallOf<M>>;
+  GradientParams<CallOf<M>> params = params_of(call);
+  params.shares.group = call.shape.heads / call.kv_heads;
+  params.shares.least_queries = heads_met * call.shape.queries;
+  params.shares.most = params.shares.of(call.shape.queries);
   const Index rows = ByQuery ? call.shape.queries : call.shape.keys, tiles = (rows + own - 1) / own;
-  const Index heads = ByQuery ? call.shape.heads : call.kv_heads;
+  const Index heads = ByQuery ? call.shape.heads : call.kv_heads * params.shares.most;
+  params.blocks = {tiles, heads, heads * call.shape.batch, 2};
   std::set<std::tuple<Index, Index, Index, Index>> met;
-  for (Index place = 0; place < tiles * heads * call.shape.batch; ++place) {
-    const Walk walk(call, place, tiles);
+  for (Index block = 0; block < tiles * heads * call.shape.batch; ++block) {
+    const Walk walk(params, block);
+    EXPECT_EQ(walk.place, params.blocks[block].h);
     Index last_head = -1;
     for (auto step = walk.begin(); step; step = walk.after(step)) {
       EXPECT_GE(step.h, last_head) << "heads ascend";
@@ -71,7 +83,64 @@ TEST(GradientWalk, MeetsEverySeenPairOnce) {
       expect_to_meet_all<false>(call_of(mha::Causal{}, 2, 4, 2, queries, keys));
       expect_to_meet_all<false>(call_of(mha::SlidingWindow{3, 2}, 1, 3, 1, queries, keys));
       expect_to_meet_all<true>(call_of(mha::Full{}, 1, 2, 2, queries, keys));
+      for (const Index heads_met : {1, 2, 3}) {
+        expect_to_meet_all<false>(call_of(mha::Causal{}, 2, 10, 2, queries, keys), heads_met);
+        expect_to_meet_all<false>(call_of(mha::SlidingWindow{3, 2}, 1, 3, 3, queries, keys), heads_met);
+      }
     }
+}
+
+TEST(GradientWalk, BeginsWithTheRowsThatMeetMostUnderACausalMask) {
+  using Call = CallOf<mha::Causal>;
+  const Call call = call_of(mha::Causal{}, 1, 2, 1, 32, 32);
+  GradientParams<Call> p = params_of(call);
+  p.shares = {2, 32, 2};
+  p.blocks = {8, 2, 2, 2};
+  EXPECT_EQ((GradientWalk<true, 4, 8, Call>(p, 0).first), 28);
+  EXPECT_EQ((GradientWalk<false, 4, 8, Call>(p, 0).first), 0);
+  EXPECT_EQ((GradientWalk<false, 4, 8, Call>(p, 15).first), 28);
+  p.blocks.row_tiles = 4;
+  p.first_row = 16;  // the second half of the keys
+  EXPECT_EQ((GradientWalk<false, 4, 8, Call>(p, 0).first), 16);
+  EXPECT_EQ((GradientWalk<false, 4, 8, Call>(p, 7).first), 28);
+}
+
+/// A batch of two whose second sequence has fewer queries, and so fewer shares.
+TEST(GradientWalk, HasNoWorkForSharesThatAShortSequenceLacks) {
+  using Call = CallOf<mha::Full>;
+  const std::vector<Index> offsets{0, 12, 16};
+  Call call = call_of(mha::Full{}, 2, 4, 1, 12, 4);
+  call.q_offsets = offsets.data();
+  GradientParams<Call> p = params_of(call);
+  p.shares = {4, 12, 4};
+  p.blocks = {1, 4, 8, 1};
+  std::vector<int> heads_met;
+  for (Index block = 0; block < 8; ++block) {
+    const GradientWalk<false, 4, 16, Call> walk(p, block);
+    int heads = 0;
+    if (walk.count > 0)
+      for (auto step = walk.begin(); step; step = walk.after(step)) ++heads;
+    heads_met.push_back(heads);
+  }
+  EXPECT_EQ(heads_met, (std::vector<int>{1, 1, 1, 1, 4, 0, 0, 0}));
+}
+
+TEST(HeadShares, DependOnTheSequenceAlone) {
+  const mha::cuda::HeadShares shares{8, 2048};
+  EXPECT_EQ(shares.of(0), 1);
+  EXPECT_EQ(shares.of(511), 1);
+  EXPECT_EQ(shares.of(512), 2);
+  EXPECT_EQ(shares.of(1024), 4);
+  EXPECT_EQ(shares.of(2048), 8);
+  EXPECT_EQ(shares.of(1 << 30), 8);
+  EXPECT_EQ((mha::cuda::HeadShares{1, 2048}.of(1 << 30)), 1);
+  EXPECT_EQ((mha::cuda::HeadShares{0, 2048}.of(1 << 30)), 1) << "without heads";
+  const mha::cuda::HeadShares odd{7, 100};
+  EXPECT_EQ(odd.of(43), 3);
+  EXPECT_EQ(odd.first_head(0, 3), 0);
+  EXPECT_EQ(odd.first_head(1, 3), 2);
+  EXPECT_EQ(odd.first_head(2, 3), 4);
+  EXPECT_EQ(odd.first_head(3, 3), 7);
 }
 
 TEST(GradientRows, WritesOrAddsInEitherPrecision) {

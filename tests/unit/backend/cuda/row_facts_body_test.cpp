@@ -63,8 +63,8 @@ struct Rows {
     p.sum = sum.data();
     p.rows = facts.data();
     p.sink = sinks.data();
-    p.tiles = (queries + RowFactsShape::rows - 1) / RowFactsShape::rows;
-    support::gpu::launch<Machine>({p.tiles * heads * batch, 1, 1}, RowFactsShape::threads, 0,
+    p.blocks = {(queries + RowFactsShape::rows - 1) / RowFactsShape::rows, heads, heads * batch};
+    support::gpu::launch<Machine>({p.blocks.row_tiles * heads * batch, 1, 1}, RowFactsShape::threads, 0,
                                   [&](Machine& m) { mha::cuda::row_facts_body(m, p); });
     using Sums = mha::cuda::SinkSumShape;
     support::gpu::launch<Machine>({heads, 1, 1}, Sums::threads, Sums::bytes<double>,
