@@ -16,14 +16,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// Named views of a FeedForward's parameters, or of their gradients.
-template <class T> struct FeedForwardViews {
-  LinearViews<T> up, down;
-  std::span<T> all;
-
-  /// Every number in one row, that of up first.
-  std::span<T> flat() const { return detail::flat_of(up.weight.data != nullptr, all); }
-};
+template <class T> struct FeedForwardViews;  // feed_forward_weights.hpp
 
 namespace detail {
 

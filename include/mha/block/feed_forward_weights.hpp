@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+
+#include "../core/check.hpp"
+#include "linear_weights.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Named views of a FeedForward's parameters, or of their gradients.
+///
+/// Shapes    up (d_model, d_hidden) and down (d_hidden, d_model), each as the LinearViews of its Linear
+template <class T> struct FeedForwardViews {
+  LinearViews<T> up, down;
+  std::span<T> all;
+
+  /// Every gradient in one row, that of up first.
+  ///
+  /// Errors    ShapeError for parameters, which are two rows, up.flat() and down.flat(), or borrowed
+  std::span<T> flat() const {
+    detail::require(up.weight.data == nullptr || !all.empty(),
+                    "parameters: flat() has nothing to show, because the weights of up and down are not in one row: "
+                    "read up.flat() and down.flat()");
+    return detail::flat_of(up.weight.data != nullptr, all);
+  }
+};
+
+/// Weights of a FeedForward that stay where they are:
+/// feed_forward.borrow({.up = {.weight = …, .bias = …}, .down = {.weight = …, .bias = …}}).
+///
+/// Shapes    up (d_model, d_hidden), with Gated<F> its gate too; down (d_hidden, d_model); biases as those of Linears
+/// Scalars   the FeedForward's own; or half or bfloat16 under float or double
+template <class T> struct BorrowedFeedForward { BorrowedLinear<T> up{}, down{}; };
+
+}  // namespace mha::inline MHA_NAMESPACE
