@@ -332,7 +332,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     const auto numbers = std::as_const(gradients).memory();
     detail::require_backward_rows(backend, x, dy, config_.d_model, dx, config_.d_model, numbers, tape.hidden_,
                                   tape.up_.arrays_);
-    detail::require_gradients(detail::shapes_of(gradients), {up_.shapes(), down_.shapes(), {}});
+    detail::require_gradients("backward: up", detail::shapes_of(gradients).up, up_.shapes());
+    detail::require_gradients("backward: down", detail::shapes_of(gradients).down, down_.shapes());
     detail::require_apart("dx", dx, x, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), up_.parameters(), " of up()");
     detail::require_apart_from_parameters("dx", detail::footprint(dx), down_.parameters(), " of down()");

@@ -5,6 +5,7 @@
 
 #include "../core/check.hpp"
 #include "linear_weights.hpp"
+#include "parts.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -24,6 +25,17 @@ template <class T> struct FeedForwardViews {
                     "read up.flat() and down.flat()");
     return detail::flat_of(up.weight.data != nullptr, all);
   }
+
+  /// step(numbers, their gradients), spans of one length, of up and then of down. Gradients are a FeedForward's, or
+  /// have .up and .down that are a Linear's.
+  ///
+  /// Errors    as flat() of up and down; ShapeError for gradients of other sizes, before the first step
+  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    const auto of_up = detail::checked_gradients("for_each: up", up, gradients.up);
+    const auto of_down = detail::checked_gradients("for_each: down", down, gradients.down);
+    step(up.flat(), of_up);
+    step(down.flat(), of_down);
+  }
 };
 
 /// Weights of a FeedForward that stay where they are:
@@ -32,5 +44,16 @@ template <class T> struct FeedForwardViews {
 /// Shapes    up (d_model, d_hidden), with Gated<F> its gate too; down (d_hidden, d_model); biases as those of Linears
 /// Scalars   the FeedForward's own; or half or bfloat16 under float or double
 template <class T> struct BorrowedFeedForward { BorrowedLinear<T> up{}, down{}; };
+
+namespace detail {
+
+template <class T> struct PartsOf<FeedForwardViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    PartsOf<LinearViews<T>>::each(f, v.up...);
+    PartsOf<LinearViews<T>>::each(f, v.down...);
+  }
+};
+
+}  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE

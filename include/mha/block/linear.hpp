@@ -344,7 +344,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     detail::require_recorded(tape.recorded(), made(tape), "Linear");
     const auto numbers = std::as_const(gradients).memory();
     detail::require_backward_rows(backend, tape.x_, dy, config().outputs, dx, config().inputs, numbers, tape.arrays_);
-    detail::require_gradients(detail::shapes_of(gradients), shapes());
+    detail::require_gradients("backward", detail::shapes_of(gradients), shapes());
     detail::require_apart("dx", dx, tape.x_, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), parameters_.views());
     Workspace own, &workspace = detail::workspace_or(own, extra...);

@@ -11,6 +11,7 @@
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
+#include "parts.hpp"
 #include "weight_view.hpp"
 #include "weights_version.hpp"
 
@@ -70,6 +71,14 @@ template <class T> struct LinearViews {
   ///
   /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(weight.data != nullptr, all); }
+
+  /// step(numbers, their gradients), spans of one length, as for_each() of a layer's parameters.
+  ///
+  /// Errors    as flat(); ShapeError for gradients of other sizes, before the first step
+  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    const auto d = detail::checked_gradients("for_each", *this, gradients);
+    step(flat(), d);
+  }
 };
 
 /// Weights of a Linear that stay where they are; pass mha::transposed(view) for a matrix that is stored (out, in).
@@ -84,6 +93,12 @@ template <class T> struct BorrowedLinear {
 };
 
 namespace detail {
+
+template <class T> struct PartsOf<LinearViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    f("weight", v.weight...), f("bias", v.bias...), f("gate", v.gate...), f("gate_bias", v.gate_bias...);
+  }
+};
 
 template <class W> LinearViews<const W> views_of(const BorrowedLinear<W>& w) {
   return {w.weight, w.bias, w.gate, w.gate_bias, {}};
