@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <Eigen/Core>
-#include <span>
 
 #include <mha/block.hpp>
 
@@ -57,17 +56,19 @@ struct Training {
   void clear() { norm1.clear(), norm2.clear(), attention.clear(), feed_forward.clear(); }
 };
 
+// The same step for a layer, a norm and a feed-forward: p.for_each() walks the weights and their gradients.
 void descend(Block& b, const Training& t, double rate) {
-  const auto by = [rate](std::span<const double> gradient) {
-    return [rate, gradient](auto& p) {
-      for (std::size_t i = 0; i < gradient.size(); ++i) p.flat()[i] -= rate * gradient[i];
-    };
+  const auto step = [rate](auto& part, const auto& gradients) {
+    part.update([&](auto& p) {
+      p.for_each(gradients, [&](auto numbers, auto of_numbers) {
+        for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] -= rate * of_numbers[i];
+      });
+    });
   };
-  b.norm1.update(by(t.norm1.flat()));
-  b.norm2.update(by(t.norm2.flat()));
-  b.attention.update(by(t.attention.flat()));
-  b.feed_forward.up().update(by(t.feed_forward.up.flat()));
-  b.feed_forward.down().update(by(t.feed_forward.down.flat()));
+  step(b.norm1, t.norm1);
+  step(b.norm2, t.norm2);
+  step(b.attention, t.attention);
+  step(b.feed_forward, t.feed_forward);
 }
 
 int main() {

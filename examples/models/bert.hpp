@@ -37,8 +37,7 @@ template <mha::Backend B = mha::Cpu> class Bert {
         : attention(c.attention, on), feed_forward(c.feed_forward, on), norm1(c.norm, on), norm2(c.norm, on) {
       attention.borrow(w.attention, file);
       norm1.borrow(w.attention_norm, file);
-      feed_forward.up().borrow(w.up, file);
-      feed_forward.down().borrow(w.down, file);
+      feed_forward.borrow(w.feed_forward, file);
       norm2.borrow(w.feed_forward_norm, file);
     }
 

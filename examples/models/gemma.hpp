@@ -56,8 +56,7 @@ template <class Norm, class Score, mha::Backend B> struct Block {
     norm1.borrow(w.attention_norm, file);
     attention.borrow(w.attention, file);
     norm2.borrow(w.feed_forward_norm, file);
-    feed_forward.up().borrow(w.up, file);
-    feed_forward.down().borrow(w.down, file);
+    feed_forward.borrow(w.feed_forward, file);
     if (!c.post_norms) return;
     post_norm1.emplace(c.norm).borrow(w.attention_post_norm, file);
     post_norm2.emplace(c.norm).borrow(w.feed_forward_post_norm, file);

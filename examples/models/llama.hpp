@@ -45,8 +45,7 @@ template <class Norm, mha::Backend B> struct Block {
     norm1.borrow(w.attention_norm, file);
     attention.borrow(w.attention, file);
     norm2.borrow(w.feed_forward_norm, file);
-    feed_forward.up().borrow(w.up, file);
-    feed_forward.down().borrow(w.down, file);
+    feed_forward.borrow(w.feed_forward, file);
   }
 
   // x ← block(x). past is nothing, or this layer's part of a step: what a cache holds before x.

@@ -41,8 +41,7 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
       norm1.borrow(w.attention_norm, file);
       attention.borrow(w.attention, file);
       norm2.borrow(w.feed_forward_norm, file);
-      feed_forward.up().borrow(w.up, file);
-      feed_forward.down().borrow(w.down, file);
+      feed_forward.borrow(w.feed_forward, file);
     }
 
     // x ← block(x).
@@ -75,8 +74,7 @@ template <class Activation = mha::Relu, mha::Backend B = mha::Cpu> class T5 {
       norm2.borrow(w.cross_norm, file);
       cross.borrow(w.cross, file);
       norm3.borrow(w.feed_forward_norm, file);
-      feed_forward.up().borrow(w.up, file);
-      feed_forward.down().borrow(w.down, file);
+      feed_forward.borrow(w.feed_forward, file);
     }
 
     // x ← block(x, memory).

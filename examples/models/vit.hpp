@@ -40,8 +40,7 @@ template <mha::Backend B = mha::Cpu> class Vit {
       norm1.borrow(w.attention_norm, file);
       attention.borrow(w.attention, file);
       norm2.borrow(w.feed_forward_norm, file);
-      feed_forward.up().borrow(w.up, file);
-      feed_forward.down().borrow(w.down, file);
+      feed_forward.borrow(w.feed_forward, file);
     }
 
     // x ← block(x).

@@ -38,6 +38,12 @@ template <class... Extra> constexpr Refused no_tensors() {
   return {};
 }
 
+template <class... Extra> constexpr void check_no_into() {
+  static_assert(!(IntoArgument<Extra> || ...),
+                "mha: mha::into(y) is for layers and blocks: mha::attention_into(y, q, k, v) writes the result of "
+                "attention to y (see mha/attention.hpp)");
+}
+
 /// The sentences for the scalars of a call over a source.
 template <class T, class Out, class Stored> constexpr bool check_source_scalars() {
   constexpr bool one_scalar = std::is_same_v<T, Out>,
@@ -91,6 +97,7 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
   static_assert(one_scalar, "mha: attention needs q, k, v and out of one scalar type (see mha/attention.hpp)");
   if constexpr (one_scalar) {
     detail::check_call_arguments<Extra...>();
+    detail::check_no_into<Extra...>();
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q, K, V>();
     const auto& backend = detail::call_backend<B>(extra...);
@@ -160,6 +167,7 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
                 "mha: attention over a source records no tape: its backward pass takes tensors (see mha/tape.hpp)");
   if constexpr (!records && detail::check_source_scalars<T, ScalarOf<Out>, typename Kv::Scalar>()) {
     detail::check_call_arguments<Extra...>();
+    detail::check_no_into<Extra...>();
     detail::check_drops<B, Extra...>();
     detail::check_memory_of<B, Out, Q>();
     const auto& backend = detail::call_backend<B>(extra...);
@@ -226,6 +234,7 @@ template <class OnBackend = void, AttentionTensor Q, AttentionTensor K, class...
                 "mha: attention_weights needs q and k of one scalar type (see mha/attention.hpp)");
   detail::check_memory_of<B, Q, K>();
   detail::check_weights_arguments<Extra...>();
+  detail::check_no_into<Extra...>();
   detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
   typename B::Workspace own;
@@ -259,6 +268,7 @@ template <class OnBackend = void, AttentionTensor Q, KvSource Kv, class... Extra
   detail::check_source_scalars<T, T, typename Kv::Scalar>();
   detail::check_memory_of<B, Q>();
   detail::check_weights_arguments<Extra...>();
+  detail::check_no_into<Extra...>();
   detail::check_drops<B, Extra...>();
   const auto& backend = detail::call_backend<B>(extra...);
   typename B::Workspace own;

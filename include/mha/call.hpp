@@ -147,13 +147,13 @@ template <class B, class... Extra> constexpr void check_drops() {
                 "(see mha/policy/dropout.hpp)");
 }
 
-/// The sentences for what attention() may be given after its tensors.
+/// The sentences for what attention() may be given after its tensors; check_no_into() refuses into(y).
 template <class... Extra> constexpr void check_call_arguments() {
   check_functors<Extra...>();
   static_assert(
       ((PolicyArgument<Extra> || WorkspaceArgument<Extra> || ScaleArgument<Extra> || OriginArgument<Extra> ||
         LogSumExpArgument<Extra> || RaggedArgument<Extra> || BackendArgument<Extra> || TapeArgument<Extra> ||
-        DropoutSeedArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
+        DropoutSeedArgument<Extra> || IntoArgument<Extra> || has_fault<Fault::almost, Extra>()) &&
        ...),
       "mha: after the tensors attention takes masks, scores, a Sink, Dropout, DropoutSeed, Scale, Origin, Ragged, "
       "LogSumExp, mha::record(tape), a Workspace and a backend (see mha/call.hpp)");

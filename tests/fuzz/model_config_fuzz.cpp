@@ -110,10 +110,12 @@ void check_sizes(const mha::ModelConfig& c) {
 }
 template <class T> void check_block(const mha::BlockWeights<T>& w) {
   HOLDS(w.attention.query.extent[0] == 4 && w.attention.query.extent[1] == 4 && w.attention.output.extent[1] == 4);
-  HOLDS(w.up.weight.extent[1] == 6 && w.down.weight.extent[0] == 6 && w.attention_norm.weight.extent[0] == 4);
+  HOLDS(w.feed_forward.up.weight.extent[1] == 6 && w.feed_forward.down.weight.extent[0] == 6 &&
+        w.attention_norm.weight.extent[0] == 4);
   float sum = 0;
   for (Index i = 0; i < 4; ++i)
-    for (Index j = 0; j < 6; ++j) sum += float(w.up.weight(i, j)) + float(w.down.weight(j, i));
+    for (Index j = 0; j < 6; ++j)
+      sum += float(w.feed_forward.up.weight(i, j)) + float(w.feed_forward.down.weight(j, i));
   HOLDS(sum == 0);
 }
 

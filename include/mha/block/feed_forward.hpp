@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -19,12 +21,15 @@
 #include "device_gradients.hpp"
 #include "feed_forward_backward.hpp"
 #include "feed_forward_config.hpp"
+#include "feed_forward_weights.hpp"
 #include "gradients.hpp"
 #include "initialize.hpp"
 #include "kept_arrays.hpp"
 #include "linear.hpp"
 #include "linear_backward.hpp"
 #include "linear_call.hpp"
+#include "linear_weights.hpp"
+#include "narrow_weights.hpp"
 #include "recording.hpp"
 #include "row_dropout.hpp"
 #include "rows.hpp"
@@ -67,25 +72,75 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   const FeedForwardConfig& config() const { return config_; }
   const On& backend() const { return up_.backend(); }
 
-  /// Its Linears, to update, initialize or borrow the weights of.
+  /// Its Linears, whose weights can be updated, initialized and borrowed apart too.
   Up& up() { return up_; }
   const Up& up() const { return up_; }
   Down& down() { return down_; }
   const Down& down() const { return down_; }
+
+  /// Read-only named views of the weights, .up and .down as their Linears' parameters().
+  [[nodiscard]] FeedForwardViews<const T> parameters() const { return {up_.parameters(), down_.parameters(), {}}; }
   std::int64_t parameter_count() const { return up_.parameter_count() + down_.parameter_count(); }
   /// The memory of the weights that the backend packed; 0 if there are none.
   std::size_t packed_bytes() const { return up_.packed_bytes() + down_.packed_bytes(); }
 
-  /// Draws the weights of both, the seed of down made from that of up.
+  /// f(const FeedForwardViews<T>&): changes the weights of both, as Linear::update() does.
   ///
-  /// Errors    ShapeError if the weights of one are borrowed or dropped; nothing changes then
-  void initialize(const XavierUniform& draw) {
-    for (const auto& [name, why] : {std::pair{"up", up_.unwritable()}, std::pair{"down", down_.unwritable()}})
-      detail::require(why == nullptr, "initialize: the weights of ", name, "() are ", why,
-                      ", so they cannot be written");
-    constexpr std::uint64_t another = 0x9e3779b97f4a7c15;
-    up_.initialize(draw);
-    down_.initialize(XavierUniform{.seed = draw.seed ^ another, .gain = draw.gain});
+  /// Errors    ShapeError if those of one are borrowed or dropped; nothing changes then, unless f itself did it
+  template <class Change> void update(Change&& f) {
+    up_.parameters_.require_writable("update: up()");
+    down_.parameters_.require_writable("update: down()");
+    up_.update([&](const LinearViews<T>& up) {
+      down_.update([&](const LinearViews<T>& down) {
+        const FeedForwardViews<T> both{up, down, {}};
+        f(both);
+      });
+    });
+  }
+
+  /// Draws the weights of both, e.g. XavierUniform{.seed = 1}.
+  template <class Initializer> void initialize(const Initializer& draw) {
+    update([&](const auto& p) { draw(p); });
+  }
+
+  /// Uses weights where they are, as Linear::borrow() does; keep_alive holds those of both.
+  ///
+  /// Errors    ShapeError if a matrix or vector of one does not have its shape, or is one of the FeedForward's own;
+  ///           nothing changes then
+  void borrow(const BorrowedFeedForward<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
+    borrow(FeedForwardViews<const T>{detail::views_of(w.up), detail::views_of(w.down), {}}, std::move(keep_alive));
+  }
+  /// Another FeedForward's weights: feed_forward.borrow(other.parameters()).
+  template <std::same_as<FeedForwardViews<const T>> Views>
+  void borrow(const Views& w, std::shared_ptr<const void> keep_alive = nullptr) {
+    require_shapes(w);
+    const auto keeper = [&](const LinearViews<const T>& part, const char* call) {
+      up_.parameters_.require_foreign(part, call);
+      down_.parameters_.require_foreign(part, call);
+      if (keep_alive != nullptr) return keep_alive;
+      auto of_up = up_.parameters_.keeper_of(part);
+      return of_up != nullptr ? of_up : down_.parameters_.keeper_of(part);
+    };
+    auto of_up = keeper(w.up, "borrow: up()"), of_down = keeper(w.down, "borrow: down()");
+    up_.borrow(w.up, std::move(of_up));
+    down_.borrow(w.down, std::move(of_down));
+  }
+
+  /// Weights in half or bfloat16 under float or double, BorrowedFeedForward<bfloat16>{.up = …, .down = …} or the
+  /// parameters() of a FeedForward of that scalar, as Linear::borrow() takes them.
+  ///
+  /// Errors    as above
+  template <class W>
+  requires(!std::same_as<W, T>) void borrow(const BorrowedFeedForward<W>& w, std::shared_ptr<const void> = nullptr) {
+    borrow(FeedForwardViews<const W>{detail::views_of(w.up), detail::views_of(w.down), {}});
+  }
+  template <class W>
+  requires(!std::same_as<W, T>) void borrow(const FeedForwardViews<const W>& w, std::shared_ptr<const void> = nullptr) {
+    if constexpr (detail::check_narrow<T, W>()) {
+      require_shapes(w);
+      up_.borrow(w.up);
+      down_.borrow(w.down);
+    }
   }
 
   /// The rows of x through both.
@@ -223,6 +278,11 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     return c;
   }
 
+  template <class W> void require_shapes(const FeedForwardViews<const W>& w) const {
+    static_cast<void>(up_.parameters_.checked(w.up, "borrow: up()"));
+    static_cast<void>(down_.parameters_.checked(w.down, "borrow: down()"));
+  }
+
   template <class... Extra>
   MHA_NO_INLINE void run(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
                          Extra&... extra) const {
@@ -272,7 +332,8 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
     const auto numbers = std::as_const(gradients).memory();
     detail::require_backward_rows(backend, x, dy, config_.d_model, dx, config_.d_model, numbers, tape.hidden_,
                                   tape.up_.arrays_);
-    detail::require_gradients(detail::shapes_of(gradients), {up_.shapes(), down_.shapes(), {}});
+    detail::require_gradients("backward: up", detail::shapes_of(gradients).up, up_.shapes());
+    detail::require_gradients("backward: down", detail::shapes_of(gradients).down, down_.shapes());
     detail::require_apart("dx", dx, x, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), up_.parameters(), " of up()");
     detail::require_apart_from_parameters("dx", detail::footprint(dx), down_.parameters(), " of down()");

@@ -12,38 +12,14 @@
 #include "../core/view.hpp"
 #include "linear_weights.hpp"
 #include "norm_weights.hpp"
+#include "parts.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// Named views of a FeedForward's parameters, or of their gradients.
-template <class T> struct FeedForwardViews {
-  LinearViews<T> up, down;
-  std::span<T> all;
-
-  /// Every number in one row, that of up first.
-  std::span<T> flat() const { return detail::flat_of(up.weight.data != nullptr, all); }
-};
+template <class T> struct FeedForwardViews;  // feed_forward_weights.hpp
 
 namespace detail {
 
-/// each(f, v...) calls f(name, a view of each v...) for all views of these named views.
-template <class Views> struct PartsOf;
-template <class T> struct PartsOf<LinearViews<T>> {
-  template <class F, class... V> static void each(const F& f, V&... v) {
-    f("weight", v.weight...), f("bias", v.bias...), f("gate", v.gate...), f("gate_bias", v.gate_bias...);
-  }
-};
-template <class T> struct PartsOf<NormViews<T>> {
-  template <class F, class... V> static void each(const F& f, V&... v) {
-    f("weight", v.weight...), f("bias", v.bias...);
-  }
-};
-template <class T> struct PartsOf<FeedForwardViews<T>> {
-  template <class F, class... V> static void each(const F& f, V&... v) {
-    PartsOf<LinearViews<T>>::each(f, v.up...);
-    PartsOf<LinearViews<T>>::each(f, v.down...);
-  }
-};
 /// f(a span of all numbers) for each that the named views have.
 template <class Views, class F> void for_each_span(Views& v, const F& f) {
   f(v.all);
@@ -129,23 +105,5 @@ template <class A, class Views> class BlockGradients : public Views {
 template <class A> using LinearGradients = BlockGradients<A, LinearViews<A>>;
 template <class A> using FeedForwardGradients = BlockGradients<A, FeedForwardViews<A>>;
 template <class A> using NormGradients = BlockGradients<A, NormViews<A>>;
-
-namespace detail {
-
-/// Gradients have the shapes of the parameters that they are the gradients of, laid out as their owner's own are.
-template <class Views> void require_gradients(const Views& given, const Views& own) {
-  const auto same = [](const char* name, const auto& is, const auto& expected) {
-    for (int a = 0; a < expected.rank; ++a)
-      require(is.extent[a] == expected.extent[a], "backward: the gradients are of other sizes: on axis ", a, " their ",
-              name, " has extent ", is.extent[a], ", expected ", expected.extent[a]);
-    for (int a = 0; a < expected.rank; ++a)
-      require(expected.extent[a] <= 1 || is.stride[a] == expected.stride[a],
-              "backward: the gradients are of other sizes: on axis ", a, " their ", name, " has stride ", is.stride[a],
-              ", expected ", expected.stride[a]);
-  };
-  PartsOf<Views>::each(same, given, own);
-}
-
-}  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE

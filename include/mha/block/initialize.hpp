@@ -13,7 +13,8 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-template <class T> struct ParameterViews;  // layer/parameters.hpp
+template <class T> struct FeedForwardViews;  // feed_forward_weights.hpp
+template <class T> struct ParameterViews;    // layer/parameters.hpp
 
 /// Weights uniform in ±gain·√(6 / (in + out)) of their matrix, biases 0, norms and gates of heads 1.
 ///
@@ -44,6 +45,13 @@ struct XavierUniform {
     for (T& x : p.flat()) x = T(Accumulator<T>(0));
     draw.fill(p.weight);
     draw.fill(p.gate);
+  }
+
+  /// Of a FeedForward: of both Linears, the seed of down made from that of up.
+  template <class T> void operator()(const FeedForwardViews<T>& p) const {
+    constexpr std::uint64_t another = 0x9e3779b97f4a7c15;
+    (*this)(p.up);
+    XavierUniform{.seed = seed ^ another, .gain = gain}(p.down);
   }
 
  private:

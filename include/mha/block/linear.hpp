@@ -104,7 +104,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   ///
   /// Errors    ShapeError if a matrix or vector does not have the configuration's shape; nothing changes then
   void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
-    borrow(LinearViews<const T>{w.weight, w.bias, w.gate, w.gate_bias, {}}, std::move(keep_alive));
+    borrow(detail::views_of(w), std::move(keep_alive));
   }
   /// Another Linear's weights: down.borrow(other.parameters()).
   template <std::same_as<LinearViews<const T>> Views>
@@ -122,7 +122,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   /// Errors    as above
   template <class W>
   requires(!std::same_as<W, T>) void borrow(const BorrowedLinear<W>& w, std::shared_ptr<const void> = nullptr) {
-    borrow(LinearViews<const W>{w.weight, w.bias, w.gate, w.gate_bias, {}});
+    borrow(detail::views_of(w));
   }
   template <class W>
   requires(!std::same_as<W, T>) void borrow(const LinearViews<const W>& weights,
@@ -267,11 +267,6 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
  private:
   template <class, class, class> friend class FeedForward;
 
-  /// Why the weights cannot be written, null if they can.
-  const char* unwritable() const {
-    return parameters_.packed_only() ? "packed only" : parameters_.borrowed() ? "borrowed" : nullptr;
-  }
-
   // Everything is checked before anything is computed.
   void require_weights(const char* call) const {
     detail::require(parameters_.present(), call, ": expected ", parameter_count(),
@@ -349,7 +344,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
     detail::require_recorded(tape.recorded(), made(tape), "Linear");
     const auto numbers = std::as_const(gradients).memory();
     detail::require_backward_rows(backend, tape.x_, dy, config().outputs, dx, config().inputs, numbers, tape.arrays_);
-    detail::require_gradients(detail::shapes_of(gradients), shapes());
+    detail::require_gradients("backward", detail::shapes_of(gradients), shapes());
     detail::require_apart("dx", dx, tape.x_, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), parameters_.views());
     Workspace own, &workspace = detail::workspace_or(own, extra...);

@@ -11,6 +11,7 @@
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
+#include "parts.hpp"
 #include "weight_view.hpp"
 #include "weights_version.hpp"
 
@@ -30,17 +31,20 @@ template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
 }
 
 /// A borrowed matrix or vector has the shape that a configuration says; `remedy` is for a vector that is not expected.
-template <class T> void check_borrowed(const char* name, const TensorView<const T, 2>& w, Index in, Index out) {
-  require(w.extent[0] == in && w.extent[1] == out, "borrow: the ", name, " matrix is (", w.extent[0], ", ", w.extent[1],
+template <class T>
+void check_borrowed(const char* name, const TensorView<const T, 2>& w, Index in, Index out,
+                    const char* call = "borrow") {
+  require(w.extent[0] == in && w.extent[1] == out, call, ": the ", name, " matrix is (", w.extent[0], ", ", w.extent[1],
           "), expected (", in, ", ", out, ")",
           w.extent[0] == out && w.extent[1] == in ? ": pass mha::transposed(view)" : "");
-  require_data("borrow", name, w);
+  require_data(call, name, w);
 }
 template <class T>
-void check_borrowed(const char* name, const TensorView<const T, 1>& w, Index wanted, const char* remedy = "") {
-  require(w.extent[0] == wanted, "borrow: the ", name, " has ", w.extent[0], " elements, expected ", wanted,
+void check_borrowed(const char* name, const TensorView<const T, 1>& w, Index wanted, const char* remedy = "",
+                    const char* call = "borrow") {
+  require(w.extent[0] == wanted, call, ": the ", name, " has ", w.extent[0], " elements, expected ", wanted,
           wanted == 0 ? remedy : "");
-  require_data("borrow", name, w);
+  require_data(call, name, w);
 }
 
 }  // namespace detail
@@ -67,6 +71,14 @@ template <class T> struct LinearViews {
   ///
   /// Errors    ShapeError if there are no weights yet, or only packed ones, or they are borrowed: those have names only
   std::span<T> flat() const { return detail::flat_of(weight.data != nullptr, all); }
+
+  /// step(numbers, their gradients), spans of one length, as for_each() of a layer's parameters.
+  ///
+  /// Errors    as flat(); ShapeError for gradients of other sizes, before the first step
+  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    const auto d = detail::checked_gradients("for_each", *this, gradients);
+    step(flat(), d);
+  }
 };
 
 /// Weights of a Linear that stay where they are; pass mha::transposed(view) for a matrix that is stored (out, in).
@@ -81,6 +93,16 @@ template <class T> struct BorrowedLinear {
 };
 
 namespace detail {
+
+template <class T> struct PartsOf<LinearViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    f("weight", v.weight...), f("bias", v.bias...), f("gate", v.gate...), f("gate_bias", v.gate_bias...);
+  }
+};
+
+template <class W> LinearViews<const W> views_of(const BorrowedLinear<W>& w) {
+  return {w.weight, w.bias, w.gate, w.gate_bias, {}};
+}
 
 /// The parameters of a Linear: one allocation of its own, or views of somebody else's memory kept alive with it. There
 /// are none until they are written or borrowed.
@@ -116,19 +138,22 @@ template <class T, bool gated> class LinearParameters {
 
   /// The parameters to write, zero at first.
   LinearViews<T> writable() {
-    require_unborrowed();
-    if (own_.size() == 0) {
-      require(size() <= std::numeric_limits<Index>::max(), "update: the Linear has ", size(),
-              " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), ": borrow them");
-      own_ = Tensor<T, 1>(static_cast<Index>(size()));
-    }
+    require_writable("update");
+    if (own_.size() == 0) own_ = Tensor<T, 1>(static_cast<Index>(size()));
     version_ = next_version();
     return carve<T>(own_.data(), own_.size());
   }
 
+  /// Errors    ShapeError if they cannot be written
+  void require_writable(const char* call) const {
+    require_unborrowed(call);
+    require(size() <= std::numeric_limits<Index>::max(), call, ": the Linear has ", size(),
+            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), ": borrow them");
+  }
+
   /// Errors    ShapeError if there are none of its own
   void require_own() const {
-    require_unborrowed();
+    require_unborrowed("update");
     require(own_.size() > 0, "update: the Linear has 0 of its ", size(), " parameters, because it was moved from");
   }
 
@@ -136,9 +161,8 @@ template <class T, bool gated> class LinearParameters {
   /// are borrowed already holds them on, if they are borrowed again.
   template <class F> void borrow(LinearViews<const T> w, std::shared_ptr<const void> keep_alive, const F& before) {
     w = checked(w);
-    require_foreign(w.weight, w.bias, w.gate, w.gate_bias);
-    if (borrowed() && keep_alive == nullptr && meets_borrowed(w.weight, w.bias, w.gate, w.gate_bias))
-      keep_alive = borrowed_->keep_alive;
+    require_foreign(w);
+    if (keep_alive == nullptr) keep_alive = keeper_of(w);
     auto next = std::make_shared<const Borrowed>(Borrowed{w, std::move(keep_alive), false});
     before(w);
     own_ = {};
@@ -147,16 +171,29 @@ template <class T, bool gated> class LinearParameters {
   }
 
   /// Views of weights in any scalar that have the configuration's shape, null data where there is no bias.
-  template <class W> LinearViews<const W> checked(LinearViews<const W> w) const {
+  template <class W> LinearViews<const W> checked(LinearViews<const W> w, const char* call = "borrow") const {
     const Index bias = config_.bias ? config_.outputs : 0;
-    check_borrowed("weight", w.weight, config_.inputs, config_.outputs);
-    check_borrowed("bias", w.bias, bias, ": set .bias in the configuration");
-    check_borrowed("gate", w.gate, gated ? config_.inputs : 0, gated ? config_.outputs : 0);
-    check_borrowed("gate bias", w.gate_bias, gated ? bias : 0);
+    check_borrowed("weight", w.weight, config_.inputs, config_.outputs, call);
+    check_borrowed("bias", w.bias, bias, ": set .bias in the configuration", call);
+    check_borrowed("gate", w.gate, gated ? config_.inputs : 0, gated ? config_.outputs : 0, call);
+    check_borrowed("gate bias", w.gate_bias, gated ? bias : 0, "", call);
     w.all = {};
     for (auto* vector : {&w.bias, &w.gate_bias})
       if (vector->extent[0] == 0) *vector = {};
     return w;
+  }
+
+  /// They are none of its own, which are gone when others are borrowed.
+  void require_foreign(const LinearViews<const T>& w, const char* call = "borrow") const {
+    require(own_.size() == 0 || !any_of(w, [&](const auto& v) { return may_overlap(v, own_.view()); }), call,
+            ": weights that are among the ", size(), " of the Linear's own, expected another's");
+  }
+  /// What holds them alive, if they are among those that are borrowed already; else null.
+  std::shared_ptr<const void> keeper_of(const LinearViews<const T>& w) const {
+    const bool again = borrowed() && any_of(w, [&](const auto& v) {
+                         return any_of(borrowed_->views, [&](const auto& old) { return may_overlap(v, old); });
+                       });
+    return again ? borrowed_->keep_alive : nullptr;
   }
 
   /// Views of `copy`, which takes the numbers of checked weights in another scalar.
@@ -188,10 +225,10 @@ template <class T, bool gated> class LinearParameters {
   }
 
  private:
-  void require_unborrowed() const {
-    require(!packed_only(), "update: of the Linear's ", size(),
+  void require_unborrowed(const char* call) const {
+    require(!packed_only(), call, ": of the Linear's ", size(),
             " parameters only the packed ones are left, so they cannot be written");
-    require(!borrowed(), "update: the Linear's ", size(), " parameters are borrowed, so they cannot be written");
+    require(!borrowed(), call, ": the Linear's ", size(), " parameters are borrowed, so they cannot be written");
   }
 
   template <class U> LinearViews<U> carve(U* data, std::size_t size) const {
@@ -208,20 +245,9 @@ template <class T, bool gated> class LinearParameters {
     return p;
   }
 
-  /// They would be gone with what the Linear owns.
-  template <class... Views> void require_foreign(const Views&... views) const {
-    require(own_.size() == 0 || (!may_overlap(views, own_.view()) && ...), "borrow: weights that are among the ",
-            size(), " of the Linear's own, expected another's");
-  }
-
-  /// Whether one of the views shows what is borrowed already.
-  template <class... Views> bool meets_borrowed(const Views&... views) const {
-    const LinearViews<const T>& old = borrowed_->views;
-    const auto meets = [&](const auto& v) {
-      return may_overlap(v, old.weight) || may_overlap(v, old.bias) || may_overlap(v, old.gate) ||
-             may_overlap(v, old.gate_bias);
-    };
-    return (meets(views) || ...);
+  /// Whether f says so of one of the views.
+  template <class F> static bool any_of(const LinearViews<const T>& w, const F& f) {
+    return f(w.weight) || f(w.bias) || f(w.gate) || f(w.gate_bias);
   }
 
   struct Borrowed {

@@ -263,7 +263,8 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     const auto shape = [](Index n) { return TensorView<A, 1>{nullptr, {n}, {1}}; };
     require_reachable(backend, "backward", "the norm's weight",
                       TensorView<const A, 1>{numbers(), {config_.width}, {1}});
-    require_gradients(shapes_of(gradients), {shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
+    require_gradients("backward", shapes_of(gradients),
+                      NormViews<A>{shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
     require_apart("dx", dx, TensorView<const T, 3>{}, dy, sums);
     require_apart_from_parameters("dx", footprint(dx), this->parameters());
     if (dx.size() == 0) return;

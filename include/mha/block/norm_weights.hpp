@@ -6,6 +6,7 @@
 
 #include "../core/check.hpp"
 #include "../core/view.hpp"
+#include "parts.hpp"
 #include "weight_view.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -34,11 +35,29 @@ template <class T> struct NormViews {
                     "row: read them by name");
     return all;
   }
+
+  /// step(numbers, their gradients), spans of one length, as for_each() of a layer's parameters.
+  ///
+  /// Errors    as flat(); ShapeError for gradients of other sizes, before the first step
+  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    const auto d = detail::checked_gradients("for_each", *this, gradients);
+    step(flat(), d);
+  }
 };
 
 /// Parameters of a norm that stay where they are.
 ///
 /// Shapes    weight, bias (E)
 template <class T> struct BorrowedNorm { WeightView<T, 1> weight{}, bias{}; };
+
+namespace detail {
+
+template <class T> struct PartsOf<NormViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    f("weight", v.weight...), f("bias", v.bias...);
+  }
+};
+
+}  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "../block/feed_forward_weights.hpp"
 #include "../block/linear_weights.hpp"
 #include "../block/norm_weights.hpp"
 #include "../core/scalar.hpp"
@@ -34,8 +35,7 @@ template <class T> struct BlockWeights {
   BorrowedWeights<T> cross;    ///< T5's decoder: keys and values of the encoder's rows
   BorrowedNorm<T> feed_forward_norm;
   BorrowedNorm<T> attention_post_norm, feed_forward_post_norm;  ///< Gemma 2 and 3: of each branch, before it is added
-  BorrowedLinear<T> up;                                         ///< with the gate of a gated pair
-  BorrowedLinear<T> down;
+  BorrowedFeedForward<T> feed_forward;                          ///< with the gate of a gated pair
 };
 
 namespace detail {
@@ -220,14 +220,14 @@ template <class T> class ModelTensors {
     if (names.gate_above_up) {
       const BorrowedLinear<T> both = linear(at + names.up, width, 2 * hidden, bias, names.in_out);
       gate = columns(both, 0, hidden);
-      w.up = columns(both, hidden, hidden);
+      w.feed_forward.up = columns(both, hidden, hidden);
     } else {
-      w.up = linear(at + names.up, width, hidden, bias, names.in_out);
+      w.feed_forward.up = linear(at + names.up, width, hidden, bias, names.in_out);
       if (names.gate != nullptr) gate = linear(at + names.gate, width, hidden, bias, names.in_out);
     }
-    w.up.gate = gate.weight;
-    w.up.gate_bias = gate.bias;
-    w.down = linear(at + names.down, hidden, width, bias, names.in_out);
+    w.feed_forward.up.gate = gate.weight;
+    w.feed_forward.up.gate_bias = gate.bias;
+    w.feed_forward.down = linear(at + names.down, hidden, width, bias, names.in_out);
     return w;
   }
 

@@ -9,6 +9,7 @@
 
 #include "../backend/backend.hpp"
 #include "../block/gradients.hpp"
+#include "../block/parts.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
 #include "../policy/score.hpp"
@@ -25,14 +26,6 @@ template <class A> struct LayerGradientViews : ParameterViews<A> { TensorView<A,
 
 namespace detail {
 
-template <class T> struct PartsOf<ParameterViews<T>> {
-  template <class F, class... V> static void each(const F& f, V&... v) {
-    f("query", v.query.heads...), f("query bias", v.query.bias...), f("key", v.key.heads...);
-    f("key bias", v.key.bias...), f("value", v.value.heads...), f("value bias", v.value.bias...);
-    f("output", v.output.weight...), f("output bias", v.output.bias...);
-    f("query_norm", v.query_norm...), f("key_norm", v.key_norm...), f("gate", v.gate...);
-  }
-};
 template <class A> struct PartsOf<LayerGradientViews<A>> {
   template <class F, class... V> static void each(const F& f, V&... v) {
     PartsOf<ParameterViews<A>>::each(f, v...);
@@ -104,14 +97,14 @@ template <class B, class T, class S> constexpr bool check_trains_score() {
 }
 
 /// The gradients of a layer's RelativeBias have its buckets.
-template <class S, class G> void require_buckets(const S& own, const G& given) {
+template <class S, class G> void require_buckets(const char* call, const S& own, const G& given) {
   if constexpr (is_chain<S> && is_chain<G>) {
-    require_buckets(own.first, given.first);
-    require_buckets(own.second, given.second);
+    require_buckets(call, own.first, given.first);
+    require_buckets(call, own.second, given.second);
   } else if constexpr (std::is_same_v<S, RelativeBias> && std::is_same_v<G, RelativeBias>) {
     const RelativeBuckets &expected = own.buckets(), &found = given.buckets();
-    const auto same = [](const char* of, Index is, Index should) {
-      require(is == should, "backward: the gradients are of another RelativeBias: its ", of, " is ", is, ", expected ",
+    const auto same = [call](const char* of, Index is, Index should) {
+      require(is == should, call, ": the gradients are of another RelativeBias: its ", of, " is ", is, ", expected ",
               should);
     };
     same("count", found.count, expected.count);
@@ -122,10 +115,10 @@ template <class S, class G> void require_buckets(const S& own, const G& given) {
 /// The gradients of a layer's score are of that score, as far as sizes tell.
 ///
 /// Errors    ShapeError that names the size and both values
-template <class S, class G> void require_score_gradients(const S& own, const G& given) {
-  require_buckets(own, given);
-  for_each_numbers(own, given, [](const auto& numbers, const auto& gradients) {
-    require(numbers.size() == gradients.size(), "backward: the gradients are of other sizes: their score has ",
+template <class S, class G> void require_score_gradients(const char* call, const S& own, const G& given) {
+  require_buckets(call, own, given);
+  for_each_numbers(own, given, [call](const auto& numbers, const auto& gradients) {
+    require(numbers.size() == gradients.size(), call, ": the gradients are of other sizes: their score has ",
             gradients.size(), " numbers, expected ", numbers.size());
   });
 }
@@ -139,6 +132,11 @@ template <class T, class S, class Sink> struct TrainedParameters : ParameterView
 
   /// step(numbers, their gradients), as ParameterViews has it, for the score and the Sink too.
   template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    if constexpr (requires { gradients.score; }) detail::require_score_gradients("for_each", score, gradients.score);
+    if constexpr (requires { sink.numbers(); })
+      detail::require(sink.numbers().size() == detail::as_span(gradients.sink).size(),
+                      "for_each: the gradients are of other sizes: their sink has ", gradients.sink.extent[0],
+                      " numbers, expected ", sink.numbers().size());
     ParameterViews<T>::for_each(gradients, step);
     if constexpr (requires { gradients.score; }) detail::for_each_numbers(score, gradients.score, step);
     if constexpr (requires { sink.numbers(); }) step(sink.numbers(), detail::as_span(gradients.sink));

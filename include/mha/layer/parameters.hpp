@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../block/linear_weights.hpp"
+#include "../block/parts.hpp"
 #include "../block/weights_version.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
@@ -57,9 +58,11 @@ template <class T> struct ParameterViews {
 
   /// step(numbers, their gradients), spans of one length, for all that the layer trains: flat(), then the numbers of
   /// its score, as far as they are trained, then those of its Sink. Their scalars may differ.
+  ///
+  /// Errors    as flat(); ShapeError for gradients of other sizes, before the first step
   template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
-    const auto d = gradients.flat();
-    step(flat(), std::span<const typename decltype(d)::element_type>(d));
+    const auto d = detail::checked_gradients("for_each", *this, gradients);
+    step(flat(), d);
   }
 };
 
@@ -76,6 +79,15 @@ template <class T> struct BorrowedWeights {
 };
 
 namespace detail {
+
+template <class T> struct PartsOf<ParameterViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    f("query", v.query.heads...), f("query bias", v.query.bias...), f("key", v.key.heads...);
+    f("key bias", v.key.bias...), f("value", v.value.heads...), f("value bias", v.value.bias...);
+    f("output", v.output.weight...), f("output bias", v.output.bias...);
+    f("query_norm", v.query_norm...), f("key_norm", v.key_norm...), f("gate", v.gate...);
+  }
+};
 
 template <class Weights> struct WeightScalarOf {};
 template <class W> struct WeightScalarOf<BorrowedWeights<W>> { using type = W; };

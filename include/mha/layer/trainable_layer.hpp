@@ -337,8 +337,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     if (d_memory.data != nullptr)
       detail::require_gradient_rows("memory", memory, "d_memory", d_memory, config_.kv_model);
     const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
-    detail::require_gradients(detail::shapes_of(gradients), {parameters_.layout(static_cast<A*>(nullptr)), of_sink});
-    if constexpr (trains) detail::require_score_gradients(score_.own(), detail::shaped(gradients).score);
+    const LayerGradientViews<A> own{parameters_.layout(static_cast<A*>(nullptr)), of_sink};
+    detail::require_gradients("backward", detail::shapes_of(gradients), own);
+    if constexpr (trains) detail::require_score_gradients("backward", score_.own(), detail::shaped(gradients).score);
     detail::require_layer_apart(recorded, dy, parameters_.views(), std::as_const(gradients), dx, d_memory, d_score.bias,
                                 d_score.numbers);
   }

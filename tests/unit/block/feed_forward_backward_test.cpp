@@ -188,7 +188,7 @@ TEST(FeedForwardBackward, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(backward(narrow, g), "backward: dy has width 3, expected 4");
   EXPECT_EQ(backward(longer, g), "backward: x has length 5 but dy has length 6");
   EXPECT_EQ(backward(dy, foreign),
-            "backward: the gradients are of other sizes: on axis 1 their weight has extent 8, expected 7");
+            "backward: up: the gradients are of other sizes: on axis 1 their weight has extent 8, expected 7");
   EXPECT_EQ(backward(dy, g, mha::into(x)), "backward: dx overlaps x");
   EXPECT_EQ(backward(dy, g, mha::into(dy)), "backward: dx overlaps dy");
   EXPECT_EQ(message_of([&] { static_cast<void>(ff(x, tape, mha::into(x))); }),

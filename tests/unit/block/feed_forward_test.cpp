@@ -248,7 +248,7 @@ TEST(FeedForwardInitialize, DrawsBothOrNeither) {
   const Tensor<float, 2> weight(6, 4);
   ff.down().borrow({.weight = weight});
   EXPECT_EQ(message_of([&] { ff.initialize(mha::XavierUniform{.seed = 1}); }),
-            "initialize: the weights of down() are borrowed, so they cannot be written");
+            "update: down(): the Linear's 24 parameters are borrowed, so they cannot be written");
   EXPECT_EQ(ff.up().parameters().weight.data, nullptr);
 }
 

@@ -57,9 +57,9 @@ TEST(BlockGradients, CopiesHaveMemoryOfTheirOwn) {
 TEST(BlockGradients, AreRefusedByALinearOfOtherSizes) {
   const auto g = Linear({.inputs = 6, .outputs = 5}).gradients();
   using Views = mha::LinearViews<float>;
-  mha::detail::require_gradients<Views>(g, Linear({.inputs = 6, .outputs = 5}).gradients());
+  mha::detail::require_gradients<Views, Views>("backward", g, Linear({.inputs = 6, .outputs = 5}).gradients());
   const auto refusal = [&](const auto& other) {
-    return support::message_of([&] { mha::detail::require_gradients<Views>(g, other.gradients()); });
+    return support::message_of([&] { mha::detail::require_gradients<Views, Views>("backward", g, other.gradients()); });
   };
   const std::string sizes = "backward: the gradients are of other sizes: on axis ";
   EXPECT_EQ(refusal(Linear({.inputs = 6, .outputs = 4})), sizes + "1 their weight has extent 5, expected 4");

@@ -271,7 +271,7 @@ TYPED_TEST(NarrowWeights, ServeAFeedForwardWithoutAnAllocation) {
   narrow(x, mha::residual(x), mha::into(y), workspace);
   EXPECT_EQ(workspace.allocations(), before);
   EXPECT_EQ(message_of([&] { narrow.initialize(mha::XavierUniform{.seed = 1}); }),
-            "initialize: the weights of up() are packed only, so they cannot be written");
+            "update: up(): of the Linear's 8000 parameters only the packed ones are left, so they cannot be written");
 }
 
 TYPED_TEST(NarrowWeights, OfAnotherShapeAreRefusedAndNothingChanges) {

@@ -72,10 +72,10 @@ template <class T> void expect_every_weight() {
       expect_linear(w.attention.value, w.attention.value_bias, folder, at + "attention.self.value");
       expect_linear(w.attention.output, w.attention.output_bias, folder, at + "attention.output.dense");
       expect_norm(w.attention_norm, folder, at + "attention.output.LayerNorm");
-      expect_linear(w.up.weight, w.up.bias, folder, at + "intermediate.dense");
-      expect_linear(w.down.weight, w.down.bias, folder, at + "output.dense");
+      expect_linear(w.feed_forward.up.weight, w.feed_forward.up.bias, folder, at + "intermediate.dense");
+      expect_linear(w.feed_forward.down.weight, w.feed_forward.down.bias, folder, at + "output.dense");
       expect_norm(w.feed_forward_norm, folder, at + "output.LayerNorm");
-      EXPECT_EQ(w.up.gate.data, nullptr);
+      EXPECT_EQ(w.feed_forward.up.gate.data, nullptr);
       EXPECT_EQ(w.cross.query.data, nullptr);
     }
     ASSERT_TRUE(bert.has_pooler());
@@ -116,16 +116,17 @@ TEST(Bert, NarrowWeightsAreWidenedOnce) {
   const Folder<mha::bfloat16> folder;
   const mha::Checkpoint checkpoint(folder.write());
   const mha::Bert<mha::bfloat16> stored(checkpoint);
-  expect_linear(stored.block(1).up.weight, stored.block(1).up.bias, folder, "encoder.layer.1.intermediate.dense");
+  expect_linear(stored.block(1).feed_forward.up.weight, stored.block(1).feed_forward.up.bias, folder,
+                "encoder.layer.1.intermediate.dense");
   std::shared_ptr<const void> keep;
   mha::BlockWeights<double> w;
   {
     const mha::Bert<double> wide(checkpoint);
     w = wide.block(1);
-    EXPECT_EQ(w.up.weight.data, wide.block(1).up.weight.data) << "once";
+    EXPECT_EQ(w.feed_forward.up.weight.data, wide.block(1).feed_forward.up.weight.data) << "once";
     keep = wide.mapping();
   }
-  expect_linear(w.up.weight, w.up.bias, folder, "encoder.layer.1.intermediate.dense");
+  expect_linear(w.feed_forward.up.weight, w.feed_forward.up.bias, folder, "encoder.layer.1.intermediate.dense");
   const mha::Bert<float> single(checkpoint);
   expect_norm(single.block(0).attention_norm, folder, "encoder.layer.0.attention.output.LayerNorm");
   const Folder<> wide;

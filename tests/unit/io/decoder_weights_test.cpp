@@ -56,7 +56,7 @@ TEST(DecoderWeights, AreFoundByTheNamesOfTheFamily) {
   const Weights weights(mha::Checkpoint(folder.write()), true);
   EXPECT_EQ(weights.config().layers, 1);
   EXPECT_NE(weights.mapping(), nullptr);
-  const auto up = weights.block(0).up;
+  const auto up = weights.block(0).feed_forward.up;
   mha_test::expect_linear(up.weight, up.bias, folder, "model.layers.0.up");
   EXPECT_TRUE(weights.has_output());
   EXPECT_EQ(weights.output().weight.data, weights.token_embeddings().data);

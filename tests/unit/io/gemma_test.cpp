@@ -82,9 +82,9 @@ template <class T> void expect_every_weight(const char* type) {
     expect_linear(w.attention.key, w.attention.key_bias, folder, at + "self_attn.k_proj");
     expect_linear(w.attention.value, w.attention.value_bias, folder, at + "self_attn.v_proj");
     expect_linear(w.attention.output, w.attention.output_bias, folder, at + "self_attn.o_proj");
-    expect_linear(w.up.weight, w.up.bias, folder, at + "mlp.up_proj");
-    expect_linear(w.up.gate, w.up.gate_bias, folder, at + "mlp.gate_proj");
-    expect_linear(w.down.weight, w.down.bias, folder, at + "mlp.down_proj");
+    expect_linear(w.feed_forward.up.weight, w.feed_forward.up.bias, folder, at + "mlp.up_proj");
+    expect_linear(w.feed_forward.up.gate, w.feed_forward.up.gate_bias, folder, at + "mlp.gate_proj");
+    expect_linear(w.feed_forward.down.weight, w.feed_forward.down.bias, folder, at + "mlp.down_proj");
     expect_norm(w.attention_norm, folder, at + "input_layernorm");
     if (gemma1) {
       expect_norm(w.feed_forward_norm, folder, at + "post_attention_layernorm");

@@ -69,8 +69,8 @@ template <class T> void expect_every_weight() {
         first += E;
       }
       expect_linear(w.attention.output, w.attention.output_bias, folder, at + "attn.c_proj", true);
-      expect_linear(w.up.weight, w.up.bias, folder, at + "mlp.c_fc", true);
-      expect_linear(w.down.weight, w.down.bias, folder, at + "mlp.c_proj", true);
+      expect_linear(w.feed_forward.up.weight, w.feed_forward.up.bias, folder, at + "mlp.c_fc", true);
+      expect_linear(w.feed_forward.down.weight, w.feed_forward.down.bias, folder, at + "mlp.c_proj", true);
       expect_norm(w.attention_norm, folder, at + "ln_1");
       expect_norm(w.feed_forward_norm, folder, at + "ln_2");
     }

@@ -76,9 +76,9 @@ template <class T> void expect_blocks(const mha::Llama<T>& llama, const Folder& 
     expect_linear(w.attention.key, w.attention.key_bias, folder, at + "self_attn.k_proj");
     expect_linear(w.attention.value, w.attention.value_bias, folder, at + "self_attn.v_proj");
     expect_linear(w.attention.output, w.attention.output_bias, folder, at + "self_attn.o_proj");
-    expect_linear(w.up.weight, w.up.bias, folder, at + "mlp.up_proj");
-    expect_linear(w.up.gate, w.up.gate_bias, folder, at + "mlp.gate_proj");
-    expect_linear(w.down.weight, w.down.bias, folder, at + "mlp.down_proj");
+    expect_linear(w.feed_forward.up.weight, w.feed_forward.up.bias, folder, at + "mlp.up_proj");
+    expect_linear(w.feed_forward.up.gate, w.feed_forward.up.gate_bias, folder, at + "mlp.gate_proj");
+    expect_linear(w.feed_forward.down.weight, w.feed_forward.down.bias, folder, at + "mlp.down_proj");
     expect_norm(w.attention_norm, folder, at + "input_layernorm");
     expect_norm(w.feed_forward_norm, folder, at + "post_attention_layernorm");
     if (llama.config().qk_norm) {
@@ -112,7 +112,7 @@ template <class T> void expect_every_weight() {
     expect_blocks(llama, folder);
     expect_matrix(llama.output().weight, folder.file.tensors.at("lm_head.weight"));
     expect_matrix(llama.token_embeddings(), folder.file.tensors.at(folder.prefix + "embed_tokens.weight"), true);
-    EXPECT_EQ(llama.block(1).up.gate.data,
+    EXPECT_EQ(llama.block(1).feed_forward.up.gate.data,
               (checkpoint.view<T, 2>(folder.prefix + "layers.1.mlp.gate_proj.weight").data))
         << "no copy";
   }
@@ -178,11 +178,12 @@ TEST(Llama, FindsThePartsOfPhi3sMatrices) {
     expect_rows(w.attention.query, qkv, 0, 24);
     expect_rows(w.attention.key, qkv, 24, 8);
     expect_rows(w.attention.value, qkv, 32, 8);
-    expect_rows(w.up.gate, both, 0, H);
-    expect_rows(w.up.weight, both, H, H);
-    EXPECT_EQ(w.attention.query_bias.extent[0] + w.up.bias.extent[0] + w.up.gate_bias.extent[0], 0);
+    expect_rows(w.feed_forward.up.gate, both, 0, H);
+    expect_rows(w.feed_forward.up.weight, both, H, H);
+    EXPECT_EQ(
+        w.attention.query_bias.extent[0] + w.feed_forward.up.bias.extent[0] + w.feed_forward.up.gate_bias.extent[0], 0);
     expect_linear(w.attention.output, w.attention.output_bias, folder, at + "self_attn.o_proj");
-    expect_linear(w.down.weight, w.down.bias, folder, at + "mlp.down_proj");
+    expect_linear(w.feed_forward.down.weight, w.feed_forward.down.bias, folder, at + "mlp.down_proj");
     expect_norm(w.attention_norm, folder, at + "input_layernorm");
     expect_norm(w.feed_forward_norm, folder, at + "post_attention_layernorm");
   }

@@ -83,11 +83,12 @@ void expect_block(const mha::BlockWeights<T>& w, const Folder& folder, const std
   const std::string last = at + (decoder ? "layer.2." : "layer.1.");
   expect_norm(w.feed_forward_norm, folder, last + "layer_norm");
   if (folder.gated)
-    expect_linear(w.up.gate, w.up.gate_bias, folder, last + "DenseReluDense.wi_0");
+    expect_linear(w.feed_forward.up.gate, w.feed_forward.up.gate_bias, folder, last + "DenseReluDense.wi_0");
   else
-    EXPECT_EQ(w.up.gate.data, nullptr);
-  expect_linear(w.up.weight, w.up.bias, folder, last + "DenseReluDense." + (folder.gated ? "wi_1" : "wi"));
-  expect_linear(w.down.weight, w.down.bias, folder, last + "DenseReluDense.wo");
+    EXPECT_EQ(w.feed_forward.up.gate.data, nullptr);
+  expect_linear(w.feed_forward.up.weight, w.feed_forward.up.bias, folder,
+                last + "DenseReluDense." + (folder.gated ? "wi_1" : "wi"));
+  expect_linear(w.feed_forward.down.weight, w.feed_forward.down.bias, folder, last + "DenseReluDense.wo");
 }
 
 template <class T> void expect_every_weight() {

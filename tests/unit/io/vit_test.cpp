@@ -61,8 +61,8 @@ template <class T> void expect_every_weight() {
       expect_linear(w.attention.key, w.attention.key_bias, folder, at + "attention.attention.key");
       expect_linear(w.attention.value, w.attention.value_bias, folder, at + "attention.attention.value");
       expect_linear(w.attention.output, w.attention.output_bias, folder, at + "attention.output.dense");
-      expect_linear(w.up.weight, w.up.bias, folder, at + "intermediate.dense");
-      expect_linear(w.down.weight, w.down.bias, folder, at + "output.dense");
+      expect_linear(w.feed_forward.up.weight, w.feed_forward.up.bias, folder, at + "intermediate.dense");
+      expect_linear(w.feed_forward.down.weight, w.feed_forward.down.bias, folder, at + "output.dense");
       expect_norm(w.attention_norm, folder, at + "layernorm_before");
       expect_norm(w.feed_forward_norm, folder, at + "layernorm_after");
     }

@@ -78,9 +78,10 @@ TEST(LayerGradients, AreRefusedByALayerOfOtherSizes) {
   const auto g = layer().gradients();
   const mha::MultiHeadAttention<float> other({.d_model = 6, .num_heads = 2});
   const auto own = other.gradients();
-  mha::detail::require_gradients<mha::LayerGradientViews<float>>(own, own);
+  using Views = mha::LayerGradientViews<float>;
+  mha::detail::require_gradients<Views, Views>("backward", own, own);
   const auto refusal = [&](const auto& given) {
-    return message_of([&] { mha::detail::require_gradients<mha::LayerGradientViews<float>>(given, own); });
+    return message_of([&] { mha::detail::require_gradients<Views, Views>("backward", given, own); });
   };
   const std::string sizes = "backward: the gradients are of other sizes: on axis ";
   EXPECT_EQ(refusal(g), sizes + "2 their query has extent 4, expected 3");
@@ -400,6 +401,28 @@ TEST(LayerScoreGradients, OfOtherSizesOrAnotherScoreAreRefused) {
   EXPECT_EQ(message_of([&] { static_cast<void>(alibi.backward(x, tape, of_alibi)); }),
             "backward: the tape was recorded under other policies: by another layer of these weights, or before an "
             "update() of this one's score or Sink");
+}
+
+TEST(LayerUpdate, OfGradientsOfOtherSizesStepsNothing) {
+  using Own = mha::MultiHeadAttention<float, mha::Cpu, mha::AlibiSlopes, mha::Sink>;
+  const mha::Config two{.d_model = 4, .num_heads = 2}, four{.d_model = 4, .num_heads = 4};
+  Own own(two, mha::AlibiSlopes({1.f, 2.f}), mha::Sink({1.f, 2.f}));
+  const Own other(four, mha::AlibiSlopes({1.f, 2.f, 3.f, 4.f}), mha::Sink({1.f, 2.f, 3.f, 4.f}));
+  auto g = own.gradients();
+  const auto refusal = [&] {
+    return message_of(
+        [&] { own.update([&](auto& p) { p.for_each(g, [](auto, auto) { ADD_FAILURE() << "a step"; }); }); });
+  };
+  const std::string sizes = "for_each: the gradients are of other sizes: their ";
+  g.score = other.gradients().score;
+  EXPECT_EQ(refusal(), sizes + "score has 4 numbers, expected 2");
+  g = own.gradients();
+  g.sink.extent[0] = 1;
+  EXPECT_EQ(refusal(), sizes + "sink has 1 numbers, expected 2");
+  g = other.gradients();
+  g.score = own.gradients().score;
+  g.sink.extent[0] = 2;
+  EXPECT_EQ(refusal(), "for_each: the gradients are of other sizes: on axis 0 their query has extent 4, expected 2");
 }
 
 TEST(LayerUpdate, ReachesScoreAndSink) {

@@ -90,9 +90,9 @@ TEST(SummedLayerGradients, HaveTheirSumsBehindTheParameters) {
 
 TEST(SummedLayerGradients, OfAnotherTableAreRefused) {
   const mha::detail::SummedLayerGradients<float, mha::RelativeBias> host(0, layout, bias, 2);
-  mha::detail::require_score_gradients(bias, host.score);
+  mha::detail::require_score_gradients("backward", bias, host.score);
   const mha::RelativeBias wider(std::vector<float>(12, 9.f), {.count = 4, .max_distance = 3});
-  EXPECT_EQ(support::message_of([&] { mha::detail::require_score_gradients(wider, host.score); }),
+  EXPECT_EQ(support::message_of([&] { mha::detail::require_score_gradients("backward", wider, host.score); }),
             "backward: the gradients are of other sizes: their score has 8 numbers, expected 12");
 }
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+
+#include "../core/check.hpp"
+#include "linear_weights.hpp"
+#include "parts.hpp"
+
+namespace mha::inline MHA_NAMESPACE {
+
+/// Named views of a FeedForward's parameters, or of their gradients.
+///
+/// Shapes    up (d_model, d_hidden) and down (d_hidden, d_model), each as the LinearViews of its Linear
+template <class T> struct FeedForwardViews {
+  LinearViews<T> up, down;
+  std::span<T> all;
+
+  /// Every gradient in one row, that of up first.
+  ///
+  /// Errors    ShapeError for parameters, which are two rows, up.flat() and down.flat(), or borrowed
+  std::span<T> flat() const {
+    detail::require(up.weight.data == nullptr || !all.empty(),
+                    "parameters: flat() has nothing to show, because the weights of up and down are not in one row: "
+                    "read up.flat() and down.flat()");
+    return detail::flat_of(up.weight.data != nullptr, all);
+  }
+
+  /// step(numbers, their gradients), spans of one length, of up and then of down. Gradients are a FeedForward's, or
+  /// have .up and .down that are a Linear's.
+  ///
+  /// Errors    as flat() of up and down; ShapeError for gradients of other sizes, before the first step
+  template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
+    const auto of_up = detail::checked_gradients("for_each: up", up, gradients.up);
+    const auto of_down = detail::checked_gradients("for_each: down", down, gradients.down);
+    step(up.flat(), of_up);
+    step(down.flat(), of_down);
+  }
+};
+
+/// Weights of a FeedForward that stay where they are:
+/// feed_forward.borrow({.up = {.weight = …, .bias = …}, .down = {.weight = …, .bias = …}}).
+///
+/// Shapes    up (d_model, d_hidden), with Gated<F> its gate too; down (d_hidden, d_model); biases as those of Linears
+/// Scalars   the FeedForward's own; or half or bfloat16 under float or double
+template <class T> struct BorrowedFeedForward { BorrowedLinear<T> up{}, down{}; };
+
+namespace detail {
+
+template <class T> struct PartsOf<FeedForwardViews<T>> {
+  template <class F, class... V> static void each(const F& f, V&... v) {
+    PartsOf<LinearViews<T>>::each(f, v.up...);
+    PartsOf<LinearViews<T>>::each(f, v.down...);
+  }
+};
+
+}  // namespace detail
+
+}  // namespace mha::inline MHA_NAMESPACE

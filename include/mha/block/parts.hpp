@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "../core/check.hpp"
+#include "../core/view.hpp"
+
+/// Walks over named views of parameters, and over those of their gradients beside them.
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// each(f, v...) calls f(name, a view of each v...) for all views of these named views.
+template <class Views> struct PartsOf;
+
+/// Whether G has the names of Views.
+template <template <class> class Views, class A> void take_views(const Views<A>&);
+template <class G, template <class> class Views>
+concept HasNamesOf = requires(const G& gradients) {
+  take_views<Views>(gradients);
+};
+
+/// Gradients have the shapes of the parameters that they are the gradients of, laid out as their owner's own are.
+///
+/// Errors    ShapeError that names the parameter and both values
+template <class Gradients, class Views>
+void require_gradients(const char* call, const Gradients& given, const Views& own) {
+  const auto same = [call](const char* name, const auto& is, const auto& expected) {
+    for (int a = 0; a < expected.rank; ++a)
+      require(is.extent[a] == expected.extent[a], call, ": the gradients are of other sizes: on axis ", a, " their ",
+              name, " has extent ", is.extent[a], ", expected ", expected.extent[a]);
+    for (int a = 0; a < expected.rank; ++a)
+      require(expected.extent[a] <= 1 || is.stride[a] == expected.stride[a], call,
+              ": the gradients are of other sizes: on axis ", a, " their ", name, " has stride ", is.stride[a],
+              ", expected ", expected.stride[a]);
+  };
+  PartsOf<Views>::each(same, given, own);
+}
+
+/// The flat() of gradients, checked against that of the parameters that they are the gradients of.
+///
+/// Errors    ShapeError as require_gradients(); of gradients without these names, for another size of flat()
+template <template <class> class Views, class T, class Gradients>
+auto checked_gradients(const char* call, const Views<T>& own, const Gradients& gradients) {
+  const std::size_t expected = own.flat().size();
+  const auto d = gradients.flat();
+  if constexpr (HasNamesOf<Gradients, Views>) require_gradients(call, gradients, own);
+  require(d.size() == expected, call, ": the gradients are ", d.size(), " numbers, expected ", expected);
+  return std::span<const typename decltype(d)::element_type>(d);
+}
+
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/block/feed_forward.hpp>
+#include <mha/block/feed_forward_weights.hpp>
+#include <mha/eigen.hpp>
+#include <mha/systolic.hpp>
+
+#include "compare.hpp"
+#include "failing_new.hpp"
+#include "far_backend.hpp"
+#include "message_of.hpp"
+#include "plain_backend.hpp"
+#include "random.hpp"
+#include "replaced_new.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::Tensor;
+using support::message_of;
+
+constexpr Index E = 12, H = 20;
+constexpr mha::FeedForwardConfig sizes{.d_model = E, .d_hidden = H};
+template <class B, class T = float> using Gated = mha::FeedForward<T, B, mha::SwiGlu>;
+
+template <class T> Tensor<T, 2> rows(const char* stream) {
+  support::Random random(stream);
+  Tensor<T, 2> x(7, E);
+  random.fill(x);
+  return x;
+}
+
+/// Weights of both Linears in memory of a test, the matrices of up as PyTorch stores them, (out, in).
+template <class T> struct Weights {
+  Tensor<T, 2> up{H, E}, gate{H, E}, down{H, E};
+  Tensor<T, 1> up_bias{H}, gate_bias{H}, down_bias{E};
+
+  explicit Weights(const char* stream) {
+    support::Random random(stream);
+    for (auto* matrix : {&up, &gate, &down}) random.fill(*matrix);
+    for (auto* bias : {&up_bias, &gate_bias, &down_bias}) random.fill(*bias);
+  }
+  mha::BorrowedFeedForward<T> borrowed() const {
+    return {.up = {.weight = mha::transposed(up.view()),
+                   .bias = up_bias,
+                   .gate = mha::transposed(gate.view()),
+                   .gate_bias = gate_bias},
+            .down = {.weight = down, .bias = down_bias}};
+  }
+};
+
+/// Writes the numbers of a stream.
+auto writes(const char* stream) {
+  return [stream](const auto& p) {
+    support::Random random(stream);
+    for (const auto& row : {p.up.flat(), p.down.flat()})
+      for (auto& w : row) w = support::Random::rounded<std::remove_reference_t<decltype(w)>>(random.normal() / 4);
+  };
+}
+
+TEST(FeedForwardViews, FlatIsOfOneRowAlone) {
+  EXPECT_EQ(message_of([] { mha::FeedForwardViews<float>{}.flat(); }),
+            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
+            "packed: call initialize, update or borrow first");
+  Gated<mha::Cpu> ff(sizes);
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_EQ(message_of([&] { (void)ff.parameters().flat(); }),
+            "parameters: flat() has nothing to show, because the weights of up and down are not in one row: read "
+            "up.flat() and down.flat()");
+  EXPECT_EQ(static_cast<std::int64_t>(ff.gradients().flat().size()), ff.parameter_count());
+}
+
+template <class B> class FeedForwardUpdateOn : public testing::Test {};
+using Backends = testing::Types<mha::Cpu, mha::CpuWith<mha::Serial>, mha::Systolic<>, mha::Reference, mha::EigenCpu,
+                                support::PlainBackend>;
+TYPED_TEST_SUITE(FeedForwardUpdateOn, Backends);
+
+TYPED_TEST(FeedForwardUpdateOn, WritesBothAndCallsFollow) {
+  Gated<TypeParam> ff(sizes), apart(sizes);
+  const auto x = rows<float>("update x");
+  for (const char* const stream : {"first", "second"}) {
+    ff.update(writes(stream));
+    support::Random random(stream);
+    const auto draw = [&](auto& p) {
+      for (float& w : p.flat()) w = support::Random::rounded<float>(random.normal() / 4);
+    };
+    apart.up().update(draw);
+    apart.down().update(draw);
+    EXPECT_EQ(support::differing(ff(x), apart(x)), 0u) << stream;
+    const auto p = ff.parameters();
+    EXPECT_EQ(p.up.gate.data, ff.up().parameters().gate.data);
+    EXPECT_EQ(p.down.weight.data, ff.down().parameters().weight.data);
+  }
+}
+
+TEST(FeedForwardUpdateMemory, ASecondOneAllocatesNothing) {
+  const auto expect = [](auto&& ff) {
+    ff.update(writes("first"));
+    const auto before = ff.parameters();
+    const std::size_t packed = ff.packed_bytes();
+    support::all_allocations = 0;
+    ff.update([](const auto& p) {
+      std::swap(p.up.weight(1, 2), p.up.gate(0, 3));
+      std::swap(p.down.bias(3), p.down.weight(1, 1));
+    });
+    EXPECT_EQ(support::all_allocations, 0u);
+    EXPECT_EQ(ff.parameters().up.weight.data, before.up.weight.data);
+    EXPECT_EQ(ff.parameters().down.weight.data, before.down.weight.data);
+    EXPECT_EQ(ff.packed_bytes(), packed);
+  };
+  expect(Gated<mha::CpuWith<mha::Serial>>(sizes));
+  expect(Gated<mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>>(sizes));
+  expect(Gated<mha::CpuWith<mha::Serial>, mha::bfloat16>(sizes));
+  expect(Gated<mha::Reference>(sizes));
+}
+
+TEST(FeedForwardUpdate, IsOfBothOrNeither) {
+  using FF = Gated<mha::Cpu>;
+  FF ff(sizes);
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  const auto x = rows<float>("neither x");
+  const auto y = ff(x);
+  const Weights<float> others("neither");
+  const auto nothing = [](const auto&) { FAIL() << "called"; };
+  const std::string borrowed = "parameters are borrowed, so they cannot be written";
+
+  FF of_down = ff;
+  of_down.down().borrow(others.borrowed().down);
+  const auto before = of_down(x);
+  EXPECT_EQ(message_of([&] { of_down.update(nothing); }), "update: down(): the Linear's 252 " + borrowed);
+  EXPECT_EQ(support::differing(of_down(x), before), 0u);
+  EXPECT_GT(of_down.up().packed_bytes(), 0u) << "up is packed as before";
+
+  FF of_up = ff;
+  of_up.up().drop_unpacked();
+  EXPECT_EQ(message_of([&] { of_up.update(nothing); }),
+            "update: up(): of the Linear's 520 parameters only the packed ones are left, so they cannot be written");
+  EXPECT_EQ(support::differing(of_up(x), y), 0u);
+
+  mha::FeedForward<float> large({.d_model = 1 << 16, .d_hidden = (1 << 15) - 1});
+  EXPECT_EQ(message_of([&] { large.update(nothing); }),
+            "update: down(): the Linear has 2147483648 parameters, the most in one allocation is 2147483647: borrow "
+            "them");
+  EXPECT_EQ(large.up().parameters().weight.data, nullptr);
+}
+
+TEST(FeedForwardUpdate, ThatThrewLeavesWeightsThatAreReadWhereTheyAre) {
+  Gated<mha::Cpu> ff(sizes), exact(sizes);
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  exact.initialize(mha::XavierUniform{.seed = 1});
+  const auto change = [](const auto& p) { p.up.weight(2, 3) = p.down.weight(3, 2) = 2; };
+  exact.update(change);
+  EXPECT_THROW(ff.update([&](const auto& p) {
+    change(p);
+    throw std::runtime_error("no");
+  }),
+               std::runtime_error);
+  const auto x = rows<float>("threw x");
+  EXPECT_EQ(support::differing(ff(x), exact(x)), 0u);
+  EXPECT_EQ(ff.packed_bytes(), 0u);
+  EXPECT_EQ(message_of([&] { ff.update([&](const auto&) { ff.borrow(exact.parameters()); }); }),
+            "update: the Linear's 252 parameters are borrowed, so they cannot be written");
+  EXPECT_EQ(support::differing(ff(x), exact(x)), 0u);
+}
+
+TEST(FeedForwardUpdate, MakesTapesOfThoseBeforeStale) {
+  Gated<mha::Cpu> ff(sizes);
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  const auto x = rows<float>("tape x");
+  auto tape = ff.tape();
+  auto gradients = ff.gradients();
+  const Weights<float> others("tape");
+  const auto refusal = [&](const auto& change) {
+    const auto y = ff(x, tape);
+    change();
+    return message_of([&] { static_cast<void>(ff.backward(y, tape, gradients)); });
+  };
+  EXPECT_EQ(refusal([] {}), "");
+  const std::string stale = refusal([&] { ff.up().update([](auto&) {}); });
+  EXPECT_NE(stale, "");
+  EXPECT_EQ(refusal([&] { ff.update([](const auto&) {}); }), stale);
+  EXPECT_EQ(refusal([&] { ff.borrow(others.borrowed()); }), stale);
+}
+
+template <class B> class FeedForwardBorrowOn : public testing::Test {};
+TYPED_TEST_SUITE(FeedForwardBorrowOn, Backends);
+
+TYPED_TEST(FeedForwardBorrowOn, TakesBothWhereTheyAre) {
+  const Weights<float> w("borrow");
+  Gated<TypeParam> ff(sizes), apart(sizes), third(sizes);
+  ff.borrow(w.borrowed());
+  apart.up().borrow(w.borrowed().up);
+  apart.down().borrow(w.borrowed().down);
+  const auto x = rows<float>("borrow x");
+  const auto y = apart(x);
+  EXPECT_EQ(support::differing(ff(x), y), 0u);
+  EXPECT_EQ(ff.parameters().up.weight.data, w.up.data());
+  EXPECT_EQ(ff.parameters().down.bias.data, w.down_bias.data());
+  third.borrow(ff.parameters());
+  EXPECT_EQ(support::differing(third(x), y), 0u);
+  EXPECT_EQ(third.parameters().up.gate.data, w.gate.data());
+}
+
+TEST(FeedForwardBorrow, TakesThemInTheMemoryOfAnotherMachine) {
+  const Weights<float> w("far borrow");
+  Gated<support::Far> there(sizes);
+  Gated<mha::Reference> here(sizes);
+  const auto x = rows<float>("far borrow x");
+  const support::FarTensor<float, 2> far(x);
+  there.update(writes("far"));
+  here.update(writes("far"));
+  EXPECT_EQ(support::differing(there(far).near(), here(x)), 0u);
+  there.borrow(w.borrowed());
+  here.borrow({.up = w.borrowed().up, .down = w.borrowed().down});
+  EXPECT_EQ(support::differing(there(far).near(), here(x)), 0u);
+}
+
+TEST(FeedForwardBorrow, TakesWeightsIn16Bits) {
+  using W = mha::bfloat16;
+  const Weights<W> w("narrow");
+  Gated<mha::Cpu, W> owner(sizes);
+  owner.borrow(w.borrowed());
+  const auto x = rows<float>("narrow x");
+  const auto expect = [&](auto&& ff, auto&& apart, auto&& third) {
+    ff.borrow(w.borrowed());
+    apart.up().borrow(w.borrowed().up);
+    apart.down().borrow(w.borrowed().down);
+    third.borrow(owner.parameters());
+    EXPECT_EQ(support::differing(ff(x), apart(x)), 0u);
+    EXPECT_EQ(support::differing(third(x), apart(x)), 0u);
+    EXPECT_EQ(ff.packed_bytes(), apart.packed_bytes());
+  };
+  expect(Gated<mha::Cpu>(sizes), Gated<mha::Cpu>(sizes), Gated<mha::Cpu>(sizes));
+  expect(Gated<mha::Reference>(sizes), Gated<mha::Reference>(sizes), Gated<mha::Reference>(sizes));
+  Gated<mha::Cpu> ff(sizes);
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  const auto y = ff(x);
+  auto bad = w.borrowed();
+  bad.down.bias = w.up_bias;
+  EXPECT_EQ(message_of([&] { ff.borrow(bad); }), "borrow: down(): the bias has 20 elements, expected 12");
+  EXPECT_EQ(support::differing(ff(x), y), 0u);
+}
+
+TEST(FeedForwardBorrow, IsOfBothOrNeither) {
+  Gated<mha::Cpu> ff(sizes);
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  const auto x = rows<float>("refused x");
+  const auto y = ff(x);
+  const Weights<float> w("refused");
+  const auto refusal = [&](const auto& spoil) {
+    auto given = w.borrowed();
+    spoil(given);
+    const std::string message = message_of([&] { ff.borrow(given); });
+    EXPECT_EQ(support::differing(ff(x), y), 0u) << message;
+    EXPECT_NE(ff.parameters().up.weight.data, w.up.data());
+    return message;
+  };
+  EXPECT_EQ(refusal([&](auto& g) { g.up.weight = w.up; }),
+            "borrow: up(): the weight matrix is (20, 12), expected (12, 20): pass mha::transposed(view)");
+  EXPECT_EQ(refusal([&](auto& g) { g.up.gate = {}; }), "borrow: up(): the gate matrix is (0, 0), expected (12, 20)");
+  EXPECT_EQ(refusal([&](auto& g) { g.down.gate = w.down; }),
+            "borrow: down(): the gate matrix is (20, 12), expected (0, 0)");
+  EXPECT_EQ(refusal([&](auto& g) { g.down.weight = mha::view(static_cast<const float*>(nullptr), H, E); }),
+            "borrow: down(): weight has 240 elements but its data is null");
+  const auto own = ff.parameters();
+  EXPECT_EQ(refusal([&](auto& g) { g.down.weight = own.down.weight; }),
+            "borrow: down(): weights that are among the 252 of the Linear's own, expected another's");
+  EXPECT_EQ(refusal([&](auto& g) { g.down.weight = mha::transposed(own.up.gate); }),
+            "borrow: down(): weights that are among the 520 of the Linear's own, expected another's");
+  EXPECT_EQ(refusal([&](auto& g) { g.up.gate = mha::transposed(own.down.weight); }),
+            "borrow: up(): weights that are among the 252 of the Linear's own, expected another's");
+}
+
+TEST(FeedForwardBorrow, WhatIsBorrowedAgainIsHeldOn) {
+  struct Both {
+    Tensor<float, 2> up{E, H}, down{H, E};
+  };
+  const Both others;
+  for (const bool up_first : {true, false}) {
+    mha::FeedForward<float, mha::EigenCpu> ff({.d_model = E, .d_hidden = H, .bias = false});
+    auto both = std::make_shared<Both>();
+    const std::weak_ptr<Both> watch = both;
+    const Both& weights = *both;
+    ff.borrow({.up = {.weight = weights.up}, .down = {.weight = weights.down}}, std::move(both));
+    ff.borrow(ff.parameters());
+    EXPECT_FALSE(watch.expired());
+    // Each is now what the other was, and holds it alone.
+    const auto p = ff.parameters();
+    ff.borrow({.up = {.weight = mha::transposed(p.down.weight)}, .down = {.weight = mha::transposed(p.up.weight)}});
+    if (up_first)
+      ff.up().borrow({.weight = others.up});
+    else
+      ff.down().borrow({.weight = others.down});
+    EXPECT_FALSE(watch.expired()) << up_first;
+    ff.borrow({.up = {.weight = others.up}, .down = {.weight = others.down}});
+    EXPECT_TRUE(watch.expired());
+  }
+}
+
+}  // namespace
