@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-/// Which standard header a text needs for what it names.
+/// Which standard headers a text needs for what it names, and which it includes for nothing.
 namespace structure {
 
 /// Name behind std:: → header. A name that is not here is not checked; nor is std::abs, which several headers have.
@@ -30,8 +30,8 @@ inline const std::map<std::string, std::string>& standard_headers() {
       {"concepts",
        "convertible_to default_initializable derived_from equality_comparable floating_point integral same_as"},
       {"condition_variable", "condition_variable"},
-      {"cstddef", "byte ptrdiff_t size_t to_integer"},
-      {"cstdint", "int32_t int64_t uint16_t uint32_t uint64_t uint8_t uintptr_t"},
+      {"cstddef", "byte nullptr_t ptrdiff_t size_t to_integer"},
+      {"cstdint", "int32_t int64_t uint16_t uint32_t uint64_t uint8_t uintmax_t uintptr_t"},
       {"cstdio", "fclose fopen fprintf fread printf snprintf"},
       {"cstdlib", "abort exit getenv"},
       {"cstring", "memcmp memcpy memset strlen"},
@@ -112,6 +112,21 @@ inline std::set<std::string> missing_headers(const std::vector<std::string>& lin
     }
   }
   return missing;
+}
+
+/// Headers of standard_headers() of which nothing is named, <new> excepted, which placement needs without a name.
+inline std::set<std::string> unused_headers(const std::vector<std::string>& lines,
+                                            const std::set<std::string>& included) {
+  std::set<std::string> unused;
+  for (const auto& [name, header] : standard_headers())
+    if (header != "new" && included.count(header)) unused.insert(header);
+  for (const auto& [space, name] : qualified_names(lines)) {
+    if (space != "std") continue;
+    const auto header = standard_headers().find(name);
+    if (header != standard_headers().end()) unused.erase(header->second);
+    if (name == "abs") unused.erase("cmath"), unused.erase("cstdlib");
+  }
+  return unused;
 }
 
 }  // namespace structure

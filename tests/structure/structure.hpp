@@ -268,8 +268,8 @@ inline Findings stray_unit_tests(const Tree& tree, const std::set<std::string>& 
   return findings;
 }
 
-/// A header includes the standard headers of what it names, and reaches the libraries' of what it names of theirs:
-/// others stand in front of it where it is compiled alone.
+/// A header includes the standard headers of what it names, and no others, and reaches the libraries' of what it names
+/// of theirs: others stand in front of it where it is compiled alone.
 inline Findings include_violations(const Tree& tree) {
   Findings findings;
   for (const auto& [path, text] : tree) {
@@ -277,6 +277,9 @@ inline Findings include_violations(const Tree& tree) {
     for (const Include& include : includes_of(path, text)) included.insert(include.name);
     for (const std::string& header : missing_headers(lines_of(text), included)) {
       findings.push_back(path + ": does not include <" + header + ">");
+    }
+    for (const std::string& header : unused_headers(lines_of(text), included)) {
+      findings.push_back(path + ": includes <" + header + "> and names nothing of it");
     }
     const std::set<std::string> spaces = namespaces_named(lines_of(text));
     std::set<std::string> ours, foreign;

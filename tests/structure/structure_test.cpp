@@ -219,6 +219,8 @@ TEST(Rules, AProgramIncludesWhatItNames) {
 TEST(Rules, AHeaderIncludesWhatItNames) {
   EXPECT_EQ(include_violations({{"core/a.hpp", "#include <map>\nstd::map<int, std::string> m;\n"}}),
             Findings{"core/a.hpp: does not include <string>"});
+  EXPECT_EQ(include_violations({{"core/a.hpp", "#include <map>\n#include <new>\nint m;  // std::map\n"}}),
+            Findings{"core/a.hpp: includes <map> and names nothing of it"});
   EXPECT_EQ(include_violations({{"core/a.hpp", "Eigen::Index i; // nlohmann::json\n"}}),
             Findings{"core/a.hpp: does not reach <Eigen/Core>"});
   EXPECT_EQ(include_violations(

@@ -9,7 +9,7 @@
 #include <optional>
 #include <type_traits>
 
-#include <mha/launch.hpp>
+#include <mha/checked_call.hpp>
 
 namespace support {
 

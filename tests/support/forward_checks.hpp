@@ -18,8 +18,8 @@
 #include <mha/backend/cuda/forward_body.hpp>
 #include <mha/backend/cuda/plan.hpp>
 #include <mha/backend/cuda/warpgroup_body.hpp>
+#include <mha/checked_call.hpp>
 #include <mha/core/workspace.hpp>
-#include <mha/launch.hpp>
 #include <mha/policy/mask/block_sparse.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/document.hpp>

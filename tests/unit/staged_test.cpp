@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <mha/launch.hpp>
+#include <mha/checked_call.hpp>
 #include <mha/staged.hpp>
 
 #include "far_backend.hpp"

@@ -4,14 +4,13 @@
 #include <concepts>
 #include <cstdint>
 #include <cstdlib>
-#include <type_traits>
 
 #include "../backend/backend.hpp"
 #include "../backend/default.hpp"
 #include "../call.hpp"
+#include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/view.hpp"
-#include "../launch.hpp"
 #include "../policy/activation.hpp"
 #include "../policy/dropout.hpp"
 #include "arguments.hpp"

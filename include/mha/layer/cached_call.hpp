@@ -11,8 +11,8 @@
 #include "../block/rows.hpp"
 #include "../cache/block_kv.hpp"
 #include "../call.hpp"
+#include "../checked_call.hpp"
 #include "../core/check.hpp"
-#include "../launch.hpp"
 #include "cache_step.hpp"
 #include "sequence.hpp"
 

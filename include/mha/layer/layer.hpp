@@ -10,7 +10,7 @@
 #include "../block/arguments.hpp"
 #include "../block/recording.hpp"
 #include "../call.hpp"
-#include "../launch.hpp"
+#include "../checked_call.hpp"
 #include "../policy/concat.hpp"
 #include "../policy/output.hpp"
 #include "../policy/position.hpp"

@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/cuda/dispatch.hpp>
+#include <mha/checked_call.hpp>
 #include <mha/core/tensor.hpp>
 #include <mha/core/workspace.hpp>
-#include <mha/launch.hpp>
 #include <mha/policy/sink.hpp>
 
 namespace {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <mha/backend/reference/reference.hpp>
-#include <mha/launch.hpp>
+#include <mha/checked_call.hpp>
 #include <mha/policy/mask/padding.hpp>
 #include <mha/policy/sink.hpp>
 
