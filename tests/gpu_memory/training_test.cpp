@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward passes of blocks of the CUDA backend on the host: what they multiply, add up and keep, and in which memory.
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,43 @@ TEST(FarTraining, ARecordedStepAddsAtEveryReplay) {
     EXPECT_EQ(sums(), once) << "clear() is in the recording";
   }
   mha::cuda::check(cudaGraphExecDestroy(whole), "cudaGraphExecDestroy");
+}
+
+/// A step of an optimiser through FeedForward::update(): calls after it allocate nothing, and have the bits of the same
+/// step through both Linears. Each update sends to memory as large as before.
+TEST(FarTraining, AFeedForwardIsUpdatedAsItsLinearsAre) {
+  support::Random random("far training, update");
+  mha::FeedForward<float, FarCuda, mha::SwiGlu> block({.d_model = 12, .d_hidden = 20}), apart = block;
+  block.initialize(mha::XavierUniform{.seed = 1});
+  apart.initialize(mha::XavierUniform{.seed = 1});
+  mha::Tensor<float, 3> rows(2, 7, 12);
+  random.fill(rows);
+  const auto x = mha::to_device(rows);
+  mha::DeviceTensor<float, 3> y(2, 7, 12), dx(2, 7, 12), expected(2, 7, 12);
+  FarCuda::Workspace workspace;
+  auto tape = block.tape();
+  auto gradients = block.gradients();
+  const auto descend = [](auto numbers, auto d) {
+    for (std::size_t i = 0; i < d.size(); ++i) numbers[i] -= 0.1f * d[i];
+  };
+  int of_updates[3] = {};
+  for (int step = 0; step < 3; ++step) {
+    const int before = support::FarStream::allocations();
+    block(x, tape, mha::into(y), workspace);
+    block.backward(y, tape, gradients, mha::into(dx), workspace);
+    const int of_calls = support::FarStream::allocations() - before;
+    EXPECT_TRUE(step == 0 || of_calls == 0) << "step " << step << ": " << of_calls;
+    const auto& host = gradients.to_host(workspace);
+    const int updating = support::FarStream::allocations();
+    block.update([&](const auto& p) { p.for_each(host, descend); });
+    of_updates[step] = support::FarStream::allocations() - updating;
+    apart.up().update([&](const auto& p) { p.for_each(host.up, descend); });
+    apart.down().update([&](const auto& p) { p.for_each(host.down, descend); });
+    block(x, mha::into(y), workspace);
+    apart(x, mha::into(expected), workspace);
+    EXPECT_EQ(support::differing(mha::to_host(y), mha::to_host(expected)), 0u) << "step " << step;
+  }
+  EXPECT_EQ(of_updates[2], of_updates[1]);
 }
 
 TEST(FarTraining, NormsOfFloat) { training_checks::expect_norms<FarCuda, float>("far norms, float"); }
