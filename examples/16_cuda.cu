@@ -77,7 +77,7 @@ double run() {
   return error_against_loops(layer, mha::to_host(y));
 }
 
-// Scratch of yours: from the second call on nothing is allocated, and nobody waits until you do.
+// Scratch of yours: from the second call on nothing is allocated, and nothing waits until you do.
 double run_in_a_stream() {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreate(&stream) != cudaSuccess) return NAN;

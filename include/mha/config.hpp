@@ -29,7 +29,7 @@
 #define MHA_UNROLL
 /// Before a loop that is rare or long, and not worth its code many times over.
 #define MHA_ROLL
-/// Before the loop over the terms of a polynomial; nvcc unrolls it without.
+/// Before the loop over the terms of a polynomial; nvcc unrolls it without being told.
 #define MHA_UNROLL_TERMS MHA_UNROLL_HOST(32)
 #define MHA_UNROLL_HOST(n) MHA_PRAGMA(GCC unroll n)
 #endif

@@ -129,7 +129,7 @@ TEST(FarBackward, RefusesABiasGradientOnTheHostOrOfAnotherShape) {
   };
   EXPECT_NE(said(table).find("BiasGradient"), std::string::npos) << said(table);
   mha::DeviceTensor<float, 3> wider(2, 5, 7);
-  EXPECT_EQ(said(wider), "attention_backward: AdditiveBias has 1 heads but BiasGradient has 2");
+  EXPECT_EQ(said(wider), "attention_backward: AdditiveBias has 1 head but BiasGradient has 2");
 }
 
 TEST(FarBackward, TheSinksGradientOfNoSequencesIsZero) {

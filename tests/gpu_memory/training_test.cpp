@@ -105,7 +105,7 @@ TEST(FarTraining, ARecordedStepAddsAtEveryReplay) {
 }
 
 /// A step of an optimiser through FeedForward::update(): calls after it allocate nothing, and have the bits of the same
-/// step through both Linears. Each update sends to memory as large as before.
+/// step through both Linears. The third update allocates as often as the second.
 TEST(FarTraining, AFeedForwardIsUpdatedAsItsLinearsAre) {
   support::Random random("far training, update");
   mha::FeedForward<float, FarCuda, mha::SwiGlu> block({.d_model = 12, .d_hidden = 20}), apart = block;

@@ -285,7 +285,7 @@ TYPED_TEST(CacheRefusals, OfKeysAndValuesThatAreNotThoseOfTheStep) {
     refuses("append: there is no layer -1, the cache has 2", -1, key, value);
     refuses("append: key has 4 rows, but the step has 3", 0, four, value);
     refuses("append: key has head size 11 but the cache has head size 12", 0, narrow, value);
-    refuses("append: key has 1 heads but the cache has 2", 0, one_head, value);
+    refuses("append: key has 1 head but the cache has 2", 0, one_head, value);
     refuses("append: value has head size 12 but the cache has head size 8", 0, key, key);
     refuses("append: key has batch 3, but the step has 2 sequences", 0, batch, value);
     refuses("append: key has 2 rows a sequence, but the step has 1 for sequence 0", 0, uneven, value);
@@ -342,7 +342,7 @@ TYPED_TEST(CacheRefusals, OfSavedSequencesThatDoNotFit) {
             saved_by(mha::KvCache<Contiguous, Other>(shape, longer, {.layers = 2}), 5));
     refuses("the saved sequence has layers 3 but the cache has layers 2",
             saved_by(mha::KvCache<Contiguous, T>(shape, longer, {.layers = 3}), 5));
-    refuses("the saved sequence has 1 heads but the cache has 2",
+    refuses("the saved sequence has 1 head but the cache has 2",
             saved_by(mha::KvCache<Contiguous, T>({1, 12, 8}, longer, {.layers = 2}), 5));
     refuses("the saved sequence has head size 13 but the cache has head size 12",
             saved_by(mha::KvCache<Contiguous, T>({2, 13, 8}, longer, {.layers = 2}), 5));

@@ -118,8 +118,11 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
       up_.parameters_.require_foreign(part, call);
       down_.parameters_.require_foreign(part, call);
       if (keep_alive != nullptr) return keep_alive;
-      auto of_up = up_.parameters_.keeper_of(part);
-      return of_up != nullptr ? of_up : down_.parameters_.keeper_of(part);
+      const std::shared_ptr<const void> of_up = up_.parameters_.keeper_of(part),
+                                        of_down = down_.parameters_.keeper_of(part);
+      if (of_up == nullptr || of_down == nullptr || of_up == of_down) return of_up != nullptr ? of_up : of_down;
+      return std::shared_ptr<const void>(
+          std::make_shared<std::pair<decltype(of_up), decltype(of_down)>>(of_up, of_down));
     };
     auto of_up = keeper(w.up, "borrow: up()"), of_down = keeper(w.down, "borrow: down()");
     up_.borrow(w.up, std::move(of_up));

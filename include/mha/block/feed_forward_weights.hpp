@@ -31,10 +31,14 @@ template <class T> struct FeedForwardViews {
   ///
   /// Errors    as flat() of up and down; ShapeError for gradients of other sizes, before the first step
   template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
-    const auto of_up = detail::checked_gradients("for_each: up", up, gradients.up);
-    const auto of_down = detail::checked_gradients("for_each: down", down, gradients.down);
-    step(up.flat(), of_up);
-    step(down.flat(), of_down);
+    if constexpr (!requires { gradients.up; }) {
+      static_cast<void>(gradients.flat());  // of a device: refused there
+    } else {
+      const auto of_up = detail::checked_gradients("for_each: up", up, gradients.up);
+      const auto of_down = detail::checked_gradients("for_each: down", down, gradients.down);
+      step(up.flat(), of_up);
+      step(down.flat(), of_down);
+    }
   }
 };
 

@@ -19,7 +19,7 @@ template <class T> struct ParameterViews;    // layer/parameters.hpp
 /// Weights uniform in ±gain·√(6 / (in + out)) of their matrix, biases 0, norms and gates of heads 1.
 ///
 /// The same seed gives the same weights on every machine, for every projection policy and every backend.
-/// Errors    ShapeError if the gain is not finite; no weight is written then
+/// Errors    ShapeError if the gain is not finite, before a number is drawn
 /// Source    Glorot & Bengio 2010, eq. 16
 struct XavierUniform {
   std::uint64_t seed = 0;

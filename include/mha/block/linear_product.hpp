@@ -28,7 +28,7 @@ namespace mha::inline MHA_NAMESPACE::detail {
 /// by weights that its backend packed once, where it packs, of T or of a narrower scalar, else by the weights where
 /// they are.
 ///
-/// Copies share what was packed, and nobody changes what is shared.
+/// Copies share what was packed, what is shared is never changed.
 template <class T, class B, class F> class LinearProduct {
   using Packed = PackedMatrices<T, B, F>;
   using Workspace = typename B::Workspace;
@@ -38,7 +38,7 @@ template <class T, class B, class F> class LinearProduct {
 
  public:
   LinearProduct() = default;
-  /// In the memory of `old` ones, if nobody shares it.
+  /// In the memory of `old` ones, if it is not shared.
   LinearProduct(const B& backend, const LinearViews<const T>& w, LinearProduct old = {})
       : packed_(pack(backend, w, std::move(old.packed_))) {}
   /// By weights that stay in W.
@@ -49,7 +49,7 @@ template <class T, class B, class F> class LinearProduct {
     return product;
   }
 
-  /// Whether the weights are packed, so that nobody reads the others again.
+  /// Whether the weights are packed, so that the others are not read again.
   bool packed() const { return packed_.present(); }
 
   /// The scalar that the matrices are read in.

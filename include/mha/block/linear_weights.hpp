@@ -104,7 +104,7 @@ template <class W> LinearViews<const W> views_of(const BorrowedLinear<W>& w) {
   return {w.weight, w.bias, w.gate, w.gate_bias, {}};
 }
 
-/// The parameters of a Linear: one allocation of its own, or views of somebody else's memory kept alive with it. There
+/// The parameters of a Linear: one allocation of its own, or views of other memory, kept alive with it. There
 /// are none until they are written or borrowed.
 template <class T, bool gated> class LinearParameters {
  public:

@@ -161,7 +161,7 @@ void require_apart_from_parameters(const char* name, const Footprint& to, const 
 
 namespace mha::inline MHA_NAMESPACE {
 
-/// Refused in one sentence.
+/// Refused: the tape of a layer or a block is an argument as it is.
 template <detail::CallTapeArgument Tape> detail::Refused record(Tape&&) {
   static_assert(
       detail::valid<Tape>,

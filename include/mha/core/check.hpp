@@ -132,12 +132,14 @@ inline void require_positive(const char* policy, const char* member, double valu
           ", it must be a positive finite number");
 }
 
-/// Two tensors must agree on an axis: "attention: k has length 7 but v has length 6", "k has 3 heads but v has 2".
+/// Two tensors must agree on an axis: "attention: k has length 7 but v has length 6", "k has 1 head but v has 2".
 inline void require_equal(const char* call, const char* axis, const char* a, Index a_extent, const char* b,
                           Index b_extent) {
   if (a_extent == b_extent) return;
-  if (std::string_view(axis).ends_with("heads"))
-    fail(call, ": ", a, " has ", a_extent, " ", axis, " but ", b, " has ", b_extent);
+  if (std::string_view name = axis; name.ends_with("heads")) {
+    if (a_extent == 1) name.remove_suffix(1);
+    fail(call, ": ", a, " has ", a_extent, " ", name, " but ", b, " has ", b_extent);
+  }
   fail(call, ": ", a, " has ", axis, " ", a_extent, " but ", b, " has ", axis, " ", b_extent);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -305,6 +306,28 @@ TEST(FeedForwardBorrow, WhatIsBorrowedAgainIsHeldOn) {
     ff.borrow({.up = {.weight = others.up}, .down = {.weight = others.down}});
     EXPECT_TRUE(watch.expired());
   }
+}
+
+TEST(FeedForwardBorrow, ALinearOfTwoOwnersHoldsBoth) {
+  struct Linear {
+    Tensor<float, 2> weight;
+    Tensor<float, 1> bias;
+  };
+  mha::FeedForward<float, mha::EigenCpu> ff({.d_model = E, .d_hidden = H});
+  auto up = std::make_shared<Linear>(Linear{Tensor<float, 2>(E, H), Tensor<float, 1>(H)});
+  auto down = std::make_shared<Linear>(Linear{Tensor<float, 2>(H, E), Tensor<float, 1>(E)});
+  const Linear other{Tensor<float, 2>(H, E), Tensor<float, 1>(E)};
+  const std::weak_ptr<Linear> watch_up = up, watch_down = down;
+  const Linear &u = *up, &d = *down;
+  ff.up().borrow({.weight = u.weight, .bias = u.bias}, std::move(up));
+  ff.down().borrow({.weight = d.weight, .bias = d.bias}, std::move(down));
+  const auto p = ff.parameters();
+  ff.borrow({.up = {.weight = mha::transposed(p.down.weight), .bias = p.up.bias},
+             .down = {.weight = other.weight, .bias = other.bias}});
+  EXPECT_FALSE(watch_up.expired());
+  EXPECT_FALSE(watch_down.expired());
+  ff.up().borrow({.weight = mha::transposed(mha::view(other.weight.data(), H, E)), .bias = p.up.bias});
+  EXPECT_FALSE(watch_up.expired());
 }
 
 }  // namespace

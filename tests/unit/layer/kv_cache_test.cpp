@@ -344,7 +344,7 @@ TEST(KvCache, RefusesWhatIsNotTheLayersPartOfTheStep) {
     refuses(-1, key, value, "append: there is no layer -1, the cache has 2");
     refuses(0, long_key, value, "append: key has 3 rows, but the step has 2");
     refuses(0, narrow, value, "append: key has head size 2 but the cache has head size 3");
-    refuses(0, one_head, value, "append: key has 1 heads but the cache has 2");
+    refuses(0, one_head, value, "append: key has 1 head but the cache has 2");
     refuses(0, key, key, "append: value has head size 3 but the cache has head size 2");
     step.append(1, key, value);
     refuses(1, key, value, "append: layer 1 of the cache was written in this step already");

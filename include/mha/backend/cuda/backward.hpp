@@ -76,8 +76,8 @@ inline int mma_gradient_shape(const CallFacts& call, const DeviceFacts& device) 
 
 /// How far the sums of dK and dV are split.
 struct GradientLimits {
-  Index least_queries = HeadShares{}.least_queries;   ///< see HeadShares
-  std::int64_t most_numbers = std::int64_t{1} << 26;  ///< of the parts of a launch: 256 MiB of float
+  Index least_queries = HeadShares{}.least_queries;  ///< see HeadShares
+  std::int64_t most_bytes = std::int64_t{1} << 28;   ///< of the parts of a launch
 };
 
 namespace detail {
@@ -99,7 +99,7 @@ template <class Params, class Launcher> class GradientLaunches {
     const std::int64_t columns =
         (key_.data != nullptr ? c.head_dim : 0) + std::int64_t{value_.data != nullptr ? c.value_dim : 0};
     slices_ = {c.shape.batch, c.shape.keys, rows_of_block, shared_heads() * columns,
-               shared() ? limits.most_numbers : std::numeric_limits<std::int64_t>::max()};
+               shared() ? limits.most_bytes / std::int64_t{sizeof(A)} : std::numeric_limits<std::int64_t>::max()};
     if (shared()) parts_ = launcher_.template parts<A>(slices_.first().rows_of_all() * shared_heads() * columns);
   }
 
@@ -247,7 +247,7 @@ template <class Params, class Launcher> class GradientLaunches {
 /// Cost      with S = q kᵀ once more for each gradient: 2·Hq·pairs·(4D + 3Dv) FLOP on tensor cores, (5D + 3Dv) on
 ///           multiply-adds; of a bias, of eight numbers of a score and of a RelativeBias' table 2·Hq·pairs·(D + Dv) on
 ///           multiply-adds each; scratch: RowFacts of every row, and where the heads of a group are shared out parts of
-///           dK and dV, `limits.most_numbers` numbers or those of 64 rows of a sequence
+///           dK and dV, `limits.most_bytes` or those of 64 rows of a sequence
 /// Errors    ShapeError if the call has more blocks than a grid, before anything is launched
 template <class T, class Source, class M, class S, class Wanted, class Launcher>
 void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, const DeviceFacts& device,

@@ -65,12 +65,13 @@ template <class T> struct GradientRows {
 /// sequence alone: its bits depend neither on its batch mates nor on the device.
 struct HeadShares {
   Index group = 1;             ///< query heads of a key/value head
-  Index least_queries = 2048;  ///< that a block meets, of all its heads
+  Index least_queries = 2048;  ///< that a block meets of all its heads, if there is more than one share
   Index most = 1;              ///< of a sequence of the call
 
   MHA_HOST_DEVICE constexpr Index of(Index queries) const {
-    const std::int64_t shares = std::int64_t{group} * queries / least_queries;
-    return shares < 1 || group < 1 ? 1 : shares < group ? static_cast<Index>(shares) : group;
+    if (queries < 1) return 1;
+    const Index heads = least_queries / queries + (least_queries % queries > 0 ? 1 : 0);  // of a share, at least
+    return group > heads ? group / heads : 1;
   }
   /// The first of a share's heads, from that of the group on; of share number `shares` the end.
   MHA_HOST_DEVICE constexpr Index first_head(Index share, Index shares) const {

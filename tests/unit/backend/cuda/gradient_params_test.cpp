@@ -128,19 +128,27 @@ TEST(GradientWalk, HasNoWorkForSharesThatAShortSequenceLacks) {
 TEST(HeadShares, DependOnTheSequenceAlone) {
   const mha::cuda::HeadShares shares{8, 2048};
   EXPECT_EQ(shares.of(0), 1);
-  EXPECT_EQ(shares.of(511), 1);
+  EXPECT_EQ(shares.of(255), 1);
+  EXPECT_EQ(shares.of(256), 1);
   EXPECT_EQ(shares.of(512), 2);
+  EXPECT_EQ(shares.of(800), 2) << "of four heads: a share of two and one of three would be of 1600 and 2400 queries";
   EXPECT_EQ(shares.of(1024), 4);
+  EXPECT_EQ(shares.of(2047), 4);
   EXPECT_EQ(shares.of(2048), 8);
   EXPECT_EQ(shares.of(1 << 30), 8);
   EXPECT_EQ((mha::cuda::HeadShares{1, 2048}.of(1 << 30)), 1);
   EXPECT_EQ((mha::cuda::HeadShares{0, 2048}.of(1 << 30)), 1) << "without heads";
-  const mha::cuda::HeadShares odd{7, 100};
-  EXPECT_EQ(odd.of(43), 3);
-  EXPECT_EQ(odd.first_head(0, 3), 0);
-  EXPECT_EQ(odd.first_head(1, 3), 2);
-  EXPECT_EQ(odd.first_head(2, 3), 4);
-  EXPECT_EQ(odd.first_head(3, 3), 7);
+  Index before = 1;
+  for (Index queries = 1; queries < 3000; ++queries) {
+    const mha::cuda::HeadShares odd{7, 2048};
+    const Index n = odd.of(queries);
+    EXPECT_GE(n, before) << "a longer sequence has no fewer: the longest one has the most";
+    before = n;
+    EXPECT_EQ(odd.first_head(0, n), 0);
+    EXPECT_EQ(odd.first_head(n, n), 7);
+    for (Index share = 0; n > 1 && share < n; ++share)
+      EXPECT_GE((odd.first_head(share + 1, n) - odd.first_head(share, n)) * queries, 2048) << queries;
+  }
 }
 
 TEST(GradientRows, WritesOrAddsInEitherPrecision) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -41,9 +42,9 @@ TEST(GradientSlices, AreWholeSequencesOrTilesOfOne) {
   EXPECT_EQ(all({3, 0, 64, 10, 3000}), All{});
 }
 
-/// Shares of at least these queries, in slices of at most these numbers.
+/// Shares of at least these queries, in slices of at most these bytes.
 struct Limits {
-  Limits(Index queries, std::int64_t numbers) { BackwardModel<>::limits = {queries, numbers}; }
+  Limits(Index queries, std::int64_t bytes) { BackwardModel<>::limits = {queries, bytes}; }
   ~Limits() { BackwardModel<>::limits = {}; }
 };
 std::ptrdiff_t launches(const std::string& kernel) {
@@ -52,11 +53,11 @@ std::ptrdiff_t launches(const std::string& kernel) {
   return n;
 }
 
-/// Three shares of five heads, into what is there; slices of a tile, of a sequence, of all.
+/// Two shares of five heads, into what is there; slices of a tile, of a sequence, of all.
 template <class T, class... Extra> void check(const std::string& name, std::ptrdiff_t sums, const Extra&... extra) {
   const BackwardCase<T> c(name, {2, 40, 70, 5, 1, 16, 8});
-  for (const std::int64_t numbers : {1, 70 * 3 * 24, 1 << 20}) {
-    const Limits limits(5 * 40 / 3, numbers);
+  for (const std::int64_t numbers : {1, 70 * 2 * 24, 1 << 20}) {
+    const Limits limits(80, numbers * std::int64_t{sizeof(mha::Accumulator<T>)});
     EXPECT_LE(support::gpu::gradient_error(c, extra...), 1) << name;
     EXPECT_EQ(launches("shares"), sums * (numbers == 1 ? 4 : numbers < 1 << 20 ? 2 : 1)) << name;
   }
@@ -70,7 +71,7 @@ TEST(SharedGradients, AreThoseOfAllHeads) {
 TEST(SharedGradients, OfARaggedSequenceHaveTheBitsOfItAlone) {
   const std::vector<Index> q_offsets{0, 70, 75, 75}, k_offsets{0, 20, 90, 95};
   const BackwardCase<float> c("shared gradients, ragged", {1, 75, 95, 4, 1, 8, 12});
-  const Limits limits(70, 95 * 4 * 20);
+  const Limits limits(70, 95 * 4 * 20 * 4);
   const auto found = c.gradients<BackwardModel<>>(mha::Ragged{q_offsets, k_offsets}, mha::Causal{});
   EXPECT_EQ(launches("shares"), 6);
   for (std::size_t b = 0; b < 3; ++b) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdint>
 #include <set>
 #include <tuple>
 
@@ -26,6 +27,18 @@ TEST(RowBlocks, ServeEveryRowTileOfEveryHeadOnce) {
             EXPECT_TRUE(places.insert({place.b, place.h, place.row_tile}).second);
           }
         }
+}
+
+TEST(RowBlocks, RunAsManyHeadsTogetherAsTheCacheHolds) {
+  const RowBlocks one = RowBlocks::of(5, 3, 12, 4, 1 << 20);  // 16 groups
+  EXPECT_EQ(one.row_tiles, 5);
+  EXPECT_EQ(one.heads, 12);
+  EXPECT_EQ(one.all, 36);
+  EXPECT_EQ(one.together, 36);
+  EXPECT_EQ(RowBlocks::of(5, 3, 12, 4, 8 << 20).together, 8) << "two groups of four";
+  EXPECT_EQ(RowBlocks::of(5, 3, 12, 4, std::int64_t{1} << 40).together, 4) << "a group at least";
+  EXPECT_EQ(RowBlocks::of(5, 3, 12, 1, std::int64_t{1} << 40).together, 1);
+  EXPECT_EQ(RowBlocks::of(5, 3, 12, 1, 0).together, 36) << "nothing to hold";
 }
 
 TEST(RowBlocks, BeginWithTheLastRowsOfAFewHeads) {
