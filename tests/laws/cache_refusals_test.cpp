@@ -255,7 +255,7 @@ TYPED_TEST(CacheRefusals, OfLayersThatAreNotThoseOfTheStep) {
                   Layer({.d_model = E, .num_heads = 4, .head_dim = 12, .value_dim = 9}));
     refuses_layer("x has width 24 but keys and values are made of rows of width 16",
                   Layer({.d_model = E, .num_heads = 4, .head_dim = 12, .value_dim = 8, .kv_model = 16}));
-    refuses_layer("the layer has 1 key/value heads but the cache has 2",
+    refuses_layer("the layer has 1 key/value head but the cache has 2",
                   mha::MultiHeadAttention<T, B, mha::MultiQuery, mha::Causal>(
                       {.d_model = E, .num_heads = 4, .head_dim = 12, .value_dim = 8}));
     refuses_layer(
