@@ -9,6 +9,7 @@
 #include "dropout.hpp"
 #include "exp2.hpp"
 #include "isa.hpp"
+#include "product_kernel.hpp"
 #include "tile_kernels.hpp"
 #include "vector.hpp"
 
@@ -163,13 +164,11 @@ template <class A, int Rows, int Vectors> struct QueryGradientBody {
       MHA_UNROLL_4
       for (int j = 0; j < Vectors; ++j) load(sum[i][j], out + i * lanes + j * W);
     }
-    for (Index k = 0; k < n; ++k, values += stride, p += lanes) {
-      V weight[std::size_t{Vectors}];
-      MHA_UNROLL_4
-      for (int j = 0; j < Vectors; ++j) load(weight[j], p + j * W);
-      MHA_UNROLL_8
-      for (int i = 0; i < R; ++i) multiply_add_all<R * Vectors == 1>(sum[i], values[i], weight);
-    }
+    Index k = 0;
+    if constexpr (R == Rows)
+      for (; k + 4 <= n; k += 4, values += 4 * stride, p += 4 * lanes)
+        add_four_products<Isa>(sum, values, stride, 1, p, lanes);
+    for (; k < n; ++k, values += stride, p += lanes) add_products<Isa>(sum, values, 1, p);
     MHA_UNROLL_8
     for (int i = 0; i < R; ++i) {
       MHA_UNROLL_4

@@ -319,6 +319,10 @@ template <class A, class T, int Rows> struct FewValuesBody {
             total[r] = total[r] + weight;
           }
           multiply_add_all<Vectors == 1>(sum[r], p[r * part.p_stride], v);
+          if constexpr (sizeof(V) == 32) {  // else g++ copies them
+            MHA_UNROLL_8
+            for (int j = 0; j < Vectors; ++j) compute_here(sum[r][j]);
+          }
         }
       }
     }

@@ -38,8 +38,12 @@ template <class A, class S> struct PanelArgs {
   std::ptrdiff_t next_row = panel_columns<A> * static_cast<std::ptrdiff_t>(sizeof(S));  ///< bytes of a row of next
 };
 
-/// Registers of columns that are computed at a time: three, then what is left of a panel.
-template <class Isa> inline constexpr int panel_registers = Isa::level == IsaLevel::baseline ? 2 : 3;
+/// Registers of columns that are computed at a time, then what is left of a panel. With 32 registers they are a whole
+/// panel; with fewer, lines of 64 bytes, so that what a block of the depth has of them stays in the first cache.
+template <class Isa> inline constexpr int panel_registers = Isa::registers == 32 ? 3 : 2;
+
+/// Rows that are computed at a time, at most.
+template <class Isa> inline constexpr int panel_rows = Isa::registers == 32 ? 8 : Isa::minimal ? 4 : 6;
 
 /// The least number of a panel's columns that are written together at a level.
 template <class A> Index panel_grain(IsaLevel level) {
@@ -53,7 +57,7 @@ template <class A> Index panel_grain(IsaLevel level) {
 /// ahead.
 inline constexpr int row_panels = 4;
 
-/// The dense product of packed weights: a tile of Rows rows × up to three registers of columns at a time.
+/// The dense product of packed weights: a tile of some rows × some registers of columns at a time.
 ///
 /// Numerics  an element is one chain of fused multiply-adds from 0 in the order of the depth, then added to `before`:
 ///           its bits depend on neither the tile nor the other rows and columns
@@ -68,11 +72,13 @@ template <class A, class S> struct PanelBody {
       p.before_stride = 0;
     }
     if (p.side_by_side != 0) return one_row<Isa>(p);
+    p.next_row = p.next_row * wide * W / panel_columns<A>;  // the share of the next panel that each asks for
     for (; registers >= wide; registers -= wide) {
       all_rows<Isa, wide>(p);
       p.panel += wide * W;
       p.c += wide * W;
       p.before += wide * W;
+      p.next = static_cast<const char*>(p.next) + p.next_row * p.depth;
     }
     if constexpr (!Isa::minimal) {
       if constexpr (wide == 3)
@@ -149,7 +155,7 @@ template <class A, class S> struct PanelBody {
   }
 
   template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void all_rows(const PanelArgs<A, S>& p) {
-    constexpr int most = Isa::registers == 32 ? 8 : 4;
+    constexpr int most = panel_rows<Isa>;
     // Tiles of nearly the same height: a last one of one row would be as slow as a whole one. A level that few
     // machines run has powers of two instead.
     constexpr bool all_heights = !Isa::minimal;
@@ -164,20 +170,19 @@ template <class A, class S> struct PanelBody {
       const Index rows = all_heights
                              ? (more + (tiles - t) - 1) / (tiles - t)
                              : static_cast<Index>(std::bit_floor(static_cast<unsigned>(std::min(more, Index{most}))));
-      if constexpr (most == 8)
-        if (rows == 8) tile<Isa, 8, Vectors>(p, first, next, step);
-      if constexpr (most == 8 && all_heights) {
-        if (rows == 7) tile<Isa, 7, Vectors>(p, first, next, step);
-        if (rows == 6) tile<Isa, 6, Vectors>(p, first, next, step);
-        if (rows == 5) tile<Isa, 5, Vectors>(p, first, next, step);
-      }
-      if (rows == 4) tile<Isa, 4, Vectors>(p, first, next, step);
-      if constexpr (all_heights)
-        if (rows == 3) tile<Isa, 3, Vectors>(p, first, next, step);
-      if (rows == 2) tile<Isa, 2, Vectors>(p, first, next, step);
-      if (rows == 1) tile<Isa, 1, Vectors>(p, first, next, step);
+      tile_of<Isa, most, Vectors>(rows, p, first, next, step);
       first += rows;
     }
+  }
+
+  /// The tile of so many rows, at most RowCount.
+  template <class Isa, int RowCount, int Vectors>
+  MHA_ALWAYS_INLINE static void tile_of(Index rows, const PanelArgs<A, S>& p, Index first, const char* next,
+                                        std::ptrdiff_t step) {
+    if (rows == RowCount)
+      tile<Isa, RowCount, Vectors>(p, first, next, step);
+    else if constexpr (RowCount > 1)
+      tile_of<Isa, Isa::minimal ? RowCount / 2 : RowCount - 1, Vectors>(rows, p, first, next, step);
   }
 
   /// One step of the depth: sum[i] += rows[i · rows_stride] · a row of the panel. The first row's number may come
@@ -215,10 +220,11 @@ template <class A, class S> struct PanelBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
-    constexpr bool whole = std::is_same_v<A, S> && RowCount == 8 && Vectors == 3;
+    constexpr bool whole =
+        std::is_same_v<A, S> && !Isa::minimal && RowCount == panel_rows<Isa> && Vectors == panel_registers<Isa>;
     if constexpr (whole) {
-      // Four steps for each prefetch, where that is enough: 36 instructions for 24 multiply-adds and not 47. It matters
-      // most where something else takes a part of what the core can issue.
+      // Four steps for each prefetch, where that is enough: at 512 bits 36 instructions for 24 multiply-adds and
+      // not 47. It matters most where something else takes a part of what the core can issue.
       constexpr std::ptrdiff_t line = 64;
       const std::ptrdiff_t ahead = 4 * Vectors * step;
       if (ahead <= line) {

@@ -40,6 +40,29 @@ template <class T> struct ProductArgs {
   NextRows<T> next = {};
 };
 
+/// One step of the depth: sum[i] += rows[i · rows_stride] · a row of columns.
+template <class Isa, class V, class T, std::size_t Rows, std::size_t Vectors>
+MHA_ALWAYS_INLINE void add_products(V (&sum)[Rows][Vectors], const T* rows, std::ptrdiff_t rows_stride,
+                                    const T* columns) {
+  constexpr int W = Vector<T, Isa>::width;
+  V column[Vectors];
+  MHA_UNROLL_8
+  for (int j = 0; j < int{Vectors}; ++j) load(column[j], columns + j * W);
+  MHA_UNROLL_16
+  for (int i = 0; i < int{Rows}; ++i) multiply_add_all<Rows * Vectors == 1>(sum[i], rows[i * rows_stride], column);
+}
+
+/// Four steps, whose rows are `step` apart: fewer instructions between the multiply-adds, which matters most where
+/// something else takes a part of what the core can issue.
+template <class Isa, class V, class T, std::size_t Rows, std::size_t Vectors>
+MHA_ALWAYS_INLINE void add_four_products(V (&sum)[Rows][Vectors], const T* rows, std::ptrdiff_t step,
+                                         std::ptrdiff_t rows_stride, const T* columns, std::ptrdiff_t columns_stride) {
+  add_products<Isa>(sum, rows, rows_stride, columns);
+  add_products<Isa>(sum, rows + step, rows_stride, columns + columns_stride);
+  add_products<Isa>(sum, rows + 2 * step, rows_stride, columns + 2 * columns_stride);
+  add_products<Isa>(sum, rows + 3 * step, rows_stride, columns + 3 * columns_stride);
+}
+
 /// The dense product under both attention scores and projections: Rows rows × Vectors registers of columns at a time.
 ///
 /// Numerics  every element is one chain of fused multiply-adds from 0 in the order of the depth, added to c at the end:
@@ -66,18 +89,16 @@ template <class T, int Rows, int Vectors> struct ProductBody {
       MHA_UNROLL_8
       for (int j = 0; j < Vectors; ++j) sum[i][j] = V{};
     }
-    for (Index k = 0; k < depth; ++k, columns += columns_stride) {
-      if (k < wanted && k % (64 / static_cast<Index>(sizeof(T))) == 0) {
-        MHA_UNROLL_16
-        for (int i = 0; i < RowCount; ++i) prefetch<1>(ahead + i * p.next.stride, k);
+    Index k = 0;
+    if constexpr (RowCount == Rows)
+      for (; k + 4 <= depth; k += 4, columns += 4 * columns_stride) {
+        if (k < wanted && k % (64 / static_cast<Index>(sizeof(T))) == 0) {
+          MHA_UNROLL_16
+          for (int i = 0; i < RowCount; ++i) prefetch<1>(ahead + i * p.next.stride, k);
+        }
+        add_four_products<Isa>(sum, rows + k, 1, rows_stride, columns, columns_stride);
       }
-      V column[std::size_t{Vectors}];
-      MHA_UNROLL_8
-      for (int j = 0; j < Vectors; ++j) load(column[j], columns + j * W);
-      MHA_UNROLL_16
-      for (int i = 0; i < RowCount; ++i)
-        multiply_add_all<RowCount * Vectors == 1>(sum[i], rows[i * rows_stride + k], column);
-    }
+    for (; k < depth; ++k, columns += columns_stride) add_products<Isa>(sum, rows + k, rows_stride, columns);
     T* const c = p.c + first * p.c_stride;
     MHA_UNROLL_16
     for (int i = 0; i < RowCount; ++i) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 
@@ -89,7 +90,6 @@ template <class T, int Rows, int Vectors> struct ValuesBody {
                                      T* out, const NextRows<T>& next, Index d) {
     using V = vector_t<T, Isa>;
     constexpr int W = Vector<T, Isa>::width;
-    constexpr std::ptrdiff_t line = 64 / sizeof(T);
     V sum[std::size_t{RowCount}][std::size_t{Vectors}];
     {
       V f[std::size_t{Vectors}];
@@ -106,17 +106,24 @@ template <class T, int Rows, int Vectors> struct ValuesBody {
         }
       }
     }
-    const Index wanted = d < next.dim ? next.count : 0;
-    for (Index k = 0; k < n; ++k) {
-      if (k < wanted) prefetch<RowCount>(next.data + k * next.stride, d);
-      V weight[std::size_t{Vectors}];
-      MHA_UNROLL_8
-      for (int j = 0; j < Vectors; ++j) load(weight[j], p + (std::ptrdiff_t{k} * Vectors + j) * W);
-      __builtin_prefetch(values + k * stride + line);  // what the next rows of out will read
-      MHA_UNROLL_16
-      for (int i = 0; i < RowCount; ++i)
-        multiply_add_all<RowCount * Vectors == 1>(sum[i], values[k * stride + i], weight);
+    constexpr std::ptrdiff_t lanes = Vectors * W;
+    Index k = 0;
+    if constexpr (RowCount == Rows) {
+      // A line of `next` is asked for by all the passes that read such a line of values, each for its share of the
+      // rows.
+      constexpr Index line = 64 / static_cast<Index>(sizeof(T)), group = 16;
+      constexpr Index share = std::max(group * RowCount / line, Index{1});
+      const Index turn = d / RowCount * share % group, wanted = d < next.dim ? next.count : 0;
+      for (; k + group <= n; k += group) {
+        if (k + group <= wanted) {
+          MHA_UNROLL_8
+          for (Index i = k + turn; i < k + turn + share; ++i) prefetch<1>(next.data + i * next.stride, d / line * line);
+        }
+        for (const T* const end = p + group * lanes; p != end; p += 4 * lanes, values += 4 * stride)
+          add_four_products<Isa>(sum, values, stride, 1, p, lanes);
+      }
     }
+    for (; k < n; ++k, values += stride, p += lanes) add_products<Isa>(sum, values, 1, p);
     MHA_UNROLL_16
     for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8

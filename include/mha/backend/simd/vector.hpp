@@ -67,7 +67,7 @@ template <class F> using LocalCopy = std::conditional_t<std::is_trivially_copyab
 #if MHA_WIDE_ASM
 /// Whether sums of V are named instructions: fused whatever the compiler is told of optimization and contraction, so
 /// that those that take a factor from memory have the bits of the others.
-template <class V> inline constexpr bool fused_by_name = sizeof(V) == 64;
+template <class V> inline constexpr bool fused_by_name = sizeof(V) > 16;
 #endif
 
 /// sum ← a · b + sum, rounded once wherever the instruction set can. A chain alone between two branches is named,
@@ -76,9 +76,9 @@ template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const
 #if MHA_WIDE_ASM
   if constexpr (fused_by_name<V>) {
     if constexpr (sizeof(sum[0]) == 4)
-      asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+      asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
     else
-      asm("vfmadd231pd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+      asm("vfmadd231pd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
     return;
   }
 #endif
@@ -91,7 +91,7 @@ template <bool Alone, class V> MHA_ALWAYS_INLINE void multiply_add(V& sum, const
 template <bool Alone, int FromMemory = 1, class V, class T, std::size_t N>
 MHA_ALWAYS_INLINE void multiply_add_all(V (&sum)[N], const T& x, const V (&v)[N]) {
 #if MHA_WIDE_ASM
-  if constexpr (N <= FromMemory && fused_by_name<V>) {
+  if constexpr (N <= FromMemory && sizeof(V) == 64) {
     MHA_UNROLL_8
     for (std::size_t j = 0; j < N; ++j) {
       if constexpr (sizeof(T) == 4)
