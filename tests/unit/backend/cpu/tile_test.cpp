@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -85,6 +87,28 @@ TEST(QueryTile, MergesChunksOfKeys) {
       mha::attention<mha::Reference>(q, k, v, Chunks{}, mha::LogSumExp(expected_lse), mha::Sink({1.f, -INFINITY}));
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out.data()[i], expected.data()[i], 1e-12);
   for (std::size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse.data()[i], expected_lse.data()[i], 1e-12);
+}
+
+// Values a whole number of pages apart are copied before a wide tile reads them.
+template <class T> void expect_bits_of_near_values(Index queries) {
+  constexpr Index keys = 300, dim = 20, apart = 4096 / static_cast<Index>(sizeof(T));
+  support::Random random("far values");
+  Tensor<T, 4> q(1, queries, 1, dim), k(1, keys, 1, dim), v(1, keys, 1, dim), far(1, keys, 1, apart);
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  std::fill(far.begin(), far.end(), support::poison<T>());
+  for (Index j = 0; j < keys; ++j)
+    for (Index d = 0; d < dim; ++d) far(0, j, 0, d) = v(0, j, 0, d);
+  auto view = std::as_const(far).view();
+  view.extent[3] = dim;
+  EXPECT_EQ(support::differing(mha::attention<Cpu>(q, k, view), mha::attention<Cpu>(q, k, v)), 0u)
+      << queries << " queries";
+}
+TEST(QueryTile, ReadsValuesAPageApartAsThoseNearby) {
+  for (const Index queries : {3, 9, 70}) {
+    expect_bits_of_near_values<float>(queries);
+    expect_bits_of_near_values<double>(queries);
+    expect_bits_of_near_values<mha::half>(queries);
+  }
 }
 
 // A product that underflows to −0 and then meets a hidden key of a mate's tile must not tell.
