@@ -11,6 +11,7 @@
 #include "../executor.hpp"
 #include "../simd/key_chunks.hpp"
 #include "../simd/tile_lanes.hpp"
+#include "near_kv.hpp"
 #include "tile.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
@@ -195,14 +196,12 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
   MHA_CATCH(const std::bad_alloc&) {}  // this call does without
 }
 
-/// Attention; the keys are shared among the workers too where there are fewer tiles than would keep them busy.
+/// Every tile; the keys are shared among the workers too where there are fewer tiles than would keep them busy.
 template <class T, class Stored, class Threads>
-void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
+void attend_tiles(const AnyCall<T, Stored>& call, Tiling& tiling, IsaLevel level, Workspace& workspace,
+                  const Threads& threads) {
   using A = Accumulator<T>;
   auto frame = workspace.frame();
-  Tiling tiling(call, level, frame);
-  if (tiling.tiles == 0) return;
-  reserve_growth<T, Stored>(call, tiling, threads.workers(), workspace);
   const Index chunks = tiling.share(call, level, threads.workers());
   if (chunks == 1) {
     for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
@@ -223,6 +222,21 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
       tile.merge(part[0], part[n]);
     tile.finish(part[0]);
   });
+}
+
+/// Attention.
+template <class T, class Stored, class Threads>
+void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
+  auto frame = workspace.frame();
+  Tiling tiling(call, level, frame);
+  if (tiling.tiles == 0) return;
+  reserve_growth<T, Stored>(call, tiling, threads.workers(), workspace);
+  const NearKv<Stored, AnyCall<T, Stored>> near(call, tiling.tiles, frame);
+  if (!near.exists()) return attend_tiles<T, Stored>(call, tiling, level, workspace, threads);
+  run_tasks(!tiling.parallel, threads, near.heads(), [&](Index head, Index) { near.copy(head); });
+  AnyCall<T, Stored> of_near = call;
+  of_near.kv = AnyKv<Stored>(near);
+  attend_tiles<T, Stored>(of_near, tiling, level, workspace, threads);
 }
 
 /// The softmax of the call into `to` (B, Hq, Lq, Lk).

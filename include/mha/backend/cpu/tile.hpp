@@ -205,8 +205,7 @@ template <class T, class Stored = T> class QueryTile {
 
   void values(const KvRun<Stored>& run, Index row, const simd::TileState<A>& to, const simd::NextRows<Stored>& next,
               bool guarded) const {
-    const auto [value, stride] =
-        widened(run.value, run.value_stride, run.count, call_.value_dim, at_.wide_values, collide(run.value_stride));
+    const auto [value, stride] = widened(run.value, run.value_stride, run.count, call_.value_dim, at_.wide_values);
     const std::ptrdiff_t at = std::ptrdiff_t{row} * kernels_.lanes;
     if (guarded)
       kernels_.guarded_values(value, stride, run.count, at_.s + at, at_.visible + at, at_.rescale, call_.value_dim,
@@ -244,18 +243,14 @@ template <class T, class Stored = T> class QueryTile {
     const A* data;
     std::ptrdiff_t stride;
   };
-  /// Rows in accumulator precision, in `scratch` if they are not stored so, or are to be copied.
-  WideRows widened(const Stored* rows, std::ptrdiff_t stride, Index n, Index dim, A* scratch,
-                   bool copies = false) const {
-    if (!widens && !copies) return {reinterpret_cast<const A*>(rows), stride};
-    simd::widen(level_, rows, stride, n, dim, scratch);
-    return {scratch, dim};
-  }
-  /// Whether a wide tile had better copy values: it reads a line of them several times, and rows so far apart all lie
-  /// in the same few lines of the first cache.
-  bool collide(std::ptrdiff_t stride) const {
-    constexpr std::ptrdiff_t page = 4096 / sizeof(Stored);
-    return kernels_.lanes > kernels_.width && stride % page == 0;
+  /// Rows in accumulator precision, in `scratch` if they are not stored so.
+  WideRows widened(const Stored* rows, std::ptrdiff_t stride, Index n, Index dim, A* scratch) const {
+    if constexpr (widens) {
+      simd::widen(level_, rows, stride, n, dim, scratch);
+      return {scratch, dim};
+    } else {
+      return {rows, stride};
+    }
   }
 
   /// The logits of `keys` into s from its key `first` on.

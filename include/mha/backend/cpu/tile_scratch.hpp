@@ -33,16 +33,16 @@ template <class A> struct TileScratch {
     visible = take(key_block, lanes);
     rescale = take(1, lanes);
     wide_keys = take(widens ? key_block : lanes, head_dim);
-    wide_values = take(key_block, value_dim);
+    wide_values = take(widens ? key_block : 0, value_dim);
     lane_out = take(value_dim, lanes);
     part = take_state<A>(frame, lanes, value_dim);
     total = take_state<A>(frame, lanes, value_dim);
   }
 
   static std::size_t bytes(Index lanes, Index head_dim, Index value_dim, bool widens) {
-    const std::int64_t dims = std::int64_t{head_dim} + value_dim, keys = widens ? key_block : lanes;
-    return sizeof(A) * static_cast<std::size_t>(lanes * (2 * dims + value_dim + 2 * key_block + 5) + keys * head_dim +
-                                                key_block * std::int64_t{value_dim});
+    const std::int64_t dims = std::int64_t{head_dim} + value_dim;
+    return sizeof(A) * static_cast<std::size_t>(lanes * (2 * dims + value_dim + 2 * key_block + 5) +
+                                                (widens ? key_block * dims : lanes * std::int64_t{head_dim}));
   }
 };
 

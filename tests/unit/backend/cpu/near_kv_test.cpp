@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <mha/attention.hpp>
+#include <mha/backend/cpu/cpu.hpp>
+#include <mha/backend/cpu/near_kv.hpp>
+#include <mha/cache/any_kv.hpp>
+#include <mha/core/tensor.hpp>
+
+#include "compare.hpp"
+#include "random.hpp"
+
+namespace {
+
+using mha::Index;
+using mha::Tensor;
+using mha::detail::AnyKv;
+
+/// Of a call what NearKv reads.
+struct Call {
+  AnyKv<float> kv;
+  struct {
+    Index batch;
+  } shape;
+  Index kv_heads, head_dim, value_dim;
+  std::vector<Index> of_queries;
+
+  Index queries(Index b) const { return of_queries[static_cast<std::size_t>(b)]; }
+  Index keys(Index b) const { return kv.keys(b); }
+};
+using NearKv = mha::detail::cpu::NearKv<float, Call>;
+
+constexpr Index heads = 3, dim = 5, value_dim = 7;
+
+/// Keys and values of two sequences of a ragged batch, in rows `apart` of a head and of a key.
+struct Far {
+  Tensor<float, 4> keys, values;
+  std::vector<Index> offsets;
+  mha::ContiguousKv<float> source;
+
+  explicit Far(std::vector<Index> lengths, Index apart = 512)
+      : keys(1, lengths[0] + lengths[1], 1, apart),
+        values(1, lengths[0] + lengths[1], 1, apart),
+        offsets{0, lengths[0], lengths[0] + lengths[1]} {
+    support::Random random("near kv");
+    random.fill(keys);
+    random.fill(values);
+    source = {of_heads(keys, dim), of_heads(values, value_dim), offsets};
+  }
+  static mha::TensorView<const float, 4> of_heads(const Tensor<float, 4>& rows, Index columns) {
+    const std::ptrdiff_t apart = rows.extent(3);
+    return {rows.data(), {1, rows.extent(1), heads, columns}, {apart * rows.extent(1), apart, columns, 1}};
+  }
+  Call call(std::vector<Index> queries) const {
+    return {AnyKv<float>(source), {2}, heads, dim, value_dim, std::move(queries)};
+  }
+};
+
+TEST(NearKv, HasTheRowsOneAfterAnother) {
+  const Far far({40, 31});
+  const Call call = far.call({40, 31});
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const NearKv near(call, 10 * 2 * heads, frame);
+  ASSERT_TRUE(near.exists());
+  ASSERT_EQ(near.heads(), 2 * heads);
+  for (Index i = 0; i < near.heads(); ++i) near.copy(i);
+  for (Index b = 0; b < 2; ++b) {
+    EXPECT_EQ(near.keys(b), far.source.keys(b));
+    for (Index g = 0; g < heads; ++g) {
+      const auto run = near.run(b, g, 2, 30), from = far.source.run(b, g, 2, 30);
+      ASSERT_EQ(run.count, 28);
+      ASSERT_EQ(run.key_stride, dim);
+      ASSERT_EQ(run.value_stride, value_dim);
+      for (Index k = 0; k < run.count; ++k) {
+        EXPECT_TRUE(
+            std::equal(from.key + k * from.key_stride, from.key + k * from.key_stride + dim, run.key + k * dim));
+        EXPECT_TRUE(std::equal(from.value + k * from.value_stride, from.value + k * from.value_stride + value_dim,
+                               run.value + k * value_dim));
+      }
+    }
+  }
+}
+
+TEST(NearKv, ExistsForFarRowsThatManyTilesRead) {
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  const auto exists = [&](const Far& far, const std::vector<Index>& queries, Index tiles) {
+    const Call call = far.call(queries);
+    return NearKv(call, tiles, frame).exists();
+  };
+  EXPECT_TRUE(exists(Far({40, 31}), {40, 31}, 10 * 2 * heads));
+  EXPECT_FALSE(exists(Far({40, 31}), {40, 31}, 10 * 2 * heads - 1)) << "few tiles";
+  EXPECT_FALSE(exists(Far({40, 31}, 511), {40, 31}, 10 * 2 * heads)) << "near rows";
+  EXPECT_TRUE(exists(Far({40, 0}), {10, 0}, 10 * 2 * heads));
+  EXPECT_FALSE(exists(Far({41, 0}), {10, 0}, 10 * 2 * heads)) << "keys for few queries";
+}
+
+// The bits of a call do not tell whether its rows were copied.
+template <class T, class... Extra> void expect_bits_of_near_rows(Index queries, const Extra&... extra) {
+  constexpr Index keys = 301, size = 20, apart = 2048 / static_cast<Index>(sizeof(T));
+  support::Random random("near rows");
+  Tensor<T, 4> q(2, queries, 4, size), k(2, keys, 2, size), v(2, keys, 2, size);
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  Tensor<T, 4> far_k(2, keys, 1, apart), far_v(2, keys, 1, apart);
+  const auto of_heads = [&](Tensor<T, 4>& rows, const Tensor<T, 4>& from) {
+    std::fill(rows.begin(), rows.end(), support::poison<T>());
+    for (Index b = 0; b < 2; ++b)
+      for (Index j = 0; j < keys; ++j) std::copy_n(&from(b, j, 0, 0), 2 * size, &rows(b, j, 0, 0));
+    return mha::TensorView<const T, 4>{rows.data(), {2, keys, 2, size}, {std::ptrdiff_t{apart} * keys, apart, size, 1}};
+  };
+  const auto k_view = of_heads(far_k, k), v_view = of_heads(far_v, v);
+  mha::Workspace workspace;
+  EXPECT_EQ(support::differing(mha::attention<mha::Cpu>(q, k_view, v_view, workspace, extra...),
+                               mha::attention<mha::Cpu>(q, k, v, extra...)),
+            0u)
+      << queries << " queries";
+}
+TEST(NearKv, ChangesNoBits) {
+  for (const Index queries : {3, 70, 301}) {
+    expect_bits_of_near_rows<float>(queries);
+    expect_bits_of_near_rows<float>(queries, mha::Causal{});
+    expect_bits_of_near_rows<double>(queries, mha::SlidingWindow{40});
+    expect_bits_of_near_rows<mha::half>(queries, mha::Causal{});
+  }
+}
+
+}  // namespace
