@@ -22,8 +22,8 @@ namespace detail {
 /// The flat() of named views.
 template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
   require(present,
-          "parameters: flat() has nothing to show, because there are no weights yet, or only those that the "
-          "backend packed: call initialize, update or borrow first");
+          "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+          "borrow), or only those that the backend packed (call borrow)");
   require(!all.empty(),
           "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read "
           "them by name");

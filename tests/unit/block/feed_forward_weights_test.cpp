@@ -71,8 +71,8 @@ auto writes(const char* stream) {
 
 TEST(FeedForwardViews, FlatIsOfOneRowAlone) {
   EXPECT_EQ(message_of([] { mha::FeedForwardViews<float>{}.flat(); }),
-            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
-            "packed: call initialize, update or borrow first");
+            "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+            "borrow), or only those that the backend packed (call borrow)");
   Gated<mha::Cpu> ff(sizes);
   ff.initialize(mha::XavierUniform{.seed = 1});
   EXPECT_EQ(message_of([&] { (void)ff.parameters().flat(); }),

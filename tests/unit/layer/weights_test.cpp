@@ -273,8 +273,8 @@ TEST(LayerWeightsDrop, AfterAnUpdateThatThrewSaysSo) {
   layer.update([](auto&) {});
   layer.drop_unpacked();
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.parameters().flat()); }),
-            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
-            "packed: call initialize, update or borrow first");
+            "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+            "borrow), or only those that the backend packed (call borrow)");
 }
 
 // What f borrows counts, and the update says that it wrote nothing of it.
