@@ -53,7 +53,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///   mha::Linear<float, mha::Cpu, mha::Gelu> up({.inputs = 768, .outputs = 3072});
 ///   up.initialize(mha::XavierUniform{.seed = 1});
 ///   auto y = up(x);  // (L, 768) → (L, 3072)
-template <class T, class B = Cpu, class F = Identity> class Linear {
+template <class T, class B = Cpu, class F = Identity, class... Others> class Linear {
   using On = detail::OrNoBackend<B>;
   using Products = detail::LinearProduct<T, On, F>;
   static constexpr bool gated = detail::is_gated<F>;
@@ -265,7 +265,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 
  private:
-  template <class, class, class> friend class FeedForward;
+  template <class, class, class, class...> friend class FeedForward;
 
   // Everything is checked before anything is computed.
   void require_weights(const char* call) const {
@@ -383,7 +383,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   Products products_;
 
   // Last, because clang skips what follows a failed assertion.
-  static_assert(detail::check_linear_types<B, F>());
+  static_assert(detail::check_linear_types<B, F, Others...>());
 };
 
 }  // namespace mha::inline MHA_NAMESPACE
