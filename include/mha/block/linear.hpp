@@ -83,7 +83,7 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   std::size_t packed_bytes() const { return products_.bytes(); }
 
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
-  /// here and in borrow(), once for all calls.
+  /// here and in borrow(), once for all calls. If f throws, what it has written stays, unless there were none before.
   ///
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class Change> void update(Change&& f) {

@@ -144,6 +144,11 @@ template <class T, bool gated> class LinearParameters {
     return carve<T>(own_.data(), own_.size());
   }
 
+  /// There are none, if these are still its own.
+  void forget(const LinearViews<T>& written) noexcept {
+    if (own_.data() == written.all.data()) own_ = {};
+  }
+
   /// Errors    ShapeError if they cannot be written
   void require_writable(const char* call) const {
     require_unborrowed(call);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -173,6 +174,18 @@ TEST(FeedForwardUpdate, ThatThrewLeavesWeightsThatAreReadWhereTheyAre) {
   EXPECT_EQ(message_of([&] { ff.update([&](const auto&) { ff.borrow(exact.parameters()); }); }),
             "update: the Linear's 252 parameters are borrowed, so they cannot be written");
   EXPECT_LE(support::largest_difference(ff(x), exact(x)), 1e-5);
+}
+
+TEST(FeedForwardUpdate, ThatThrewLeavesNoneWhereThereWereNone) {
+  Gated<mha::Cpu> ff(sizes);
+  EXPECT_THROW(ff.initialize(mha::XavierUniform{.gain = std::nan("")}), mha::ShapeError);
+  EXPECT_EQ(ff.parameters().up.weight.data, nullptr);
+  EXPECT_EQ(ff.parameters().down.weight.data, nullptr);
+  ff.up().initialize(mha::XavierUniform{.seed = 1});
+  const float first = ff.up().parameters().weight(0, 0);
+  EXPECT_THROW(ff.initialize(mha::XavierUniform{.gain = std::nan("")}), mha::ShapeError);
+  EXPECT_EQ(ff.up().parameters().weight(0, 0), first);
+  EXPECT_EQ(ff.parameters().down.weight.data, nullptr);
 }
 
 TEST(FeedForwardUpdate, MakesTapesOfThoseBeforeStale) {
