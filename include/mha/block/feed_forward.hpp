@@ -141,6 +141,10 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   requires(!std::same_as<W, T>) void borrow(const FeedForwardViews<const W>& w, std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, W>()) {
       require_shapes(w);
+      if constexpr (!detail::keeps_narrow<On, T, W>) {  // each is copied
+        up_.parameters_.require_one_allocation("borrow: up()");
+        down_.parameters_.require_one_allocation("borrow: down()");
+      }
       up_.borrow(w.up);
       down_.borrow(w.down);
     }

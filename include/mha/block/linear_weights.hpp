@@ -152,8 +152,12 @@ template <class T, bool gated> class LinearParameters {
   /// Errors    ShapeError if they cannot be written
   void require_writable(const char* call) const {
     require_unborrowed(call);
+    require_one_allocation(call, ": borrow them");
+  }
+  /// Errors    ShapeError if they are too many for memory of their own
+  void require_one_allocation(const char* call, const char* remedy = "") const {
     require(size() <= std::numeric_limits<Index>::max(), call, ": the Linear has ", size(),
-            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), ": borrow them");
+            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), remedy);
   }
 
   /// Errors    ShapeError if there are none of its own
@@ -203,8 +207,7 @@ template <class T, bool gated> class LinearParameters {
 
   /// Views of `copy`, which takes the numbers of checked weights in another scalar.
   template <class W> LinearViews<const T> widened(const LinearViews<const W>& from, Tensor<T, 1>& copy) const {
-    require(size() <= std::numeric_limits<Index>::max(), "borrow: the Linear has ", size(),
-            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max());
+    require_one_allocation("borrow");
     copy = Tensor<T, 1>(static_cast<Index>(size()));
     const LinearViews<T> to = carve<T>(copy.data(), copy.size());
     const auto widen = [](const TensorView<const W, 2>& w, const TensorView<T, 2>& wide) {

@@ -207,6 +207,26 @@ TEST(FeedForwardUpdate, MakesTapesOfThoseBeforeStale) {
   EXPECT_EQ(refusal([&] { ff.borrow(others.borrowed()); }), stale);
 }
 
+template <class B> void expect_copies_of_neither() {
+  mha::FeedForward<float, B> large({.d_model = 1 << 16, .d_hidden = (1 << 15) - 1});
+  const mha::bfloat16 number{};
+  const auto of = [&](mha::Index in, mha::Index out) {
+    return mha::BorrowedLinear<mha::bfloat16>{
+        .weight = mha::TensorView<const mha::bfloat16, 2>{&number, {in, out}, {0, 0}},
+        .bias = mha::TensorView<const mha::bfloat16, 1>{&number, {out}, {0}}};
+  };
+  const auto& c = large.config();
+  const mha::BorrowedFeedForward<mha::bfloat16> w{.up = of(c.d_model, c.d_hidden), .down = of(c.d_hidden, c.d_model)};
+  EXPECT_EQ(message_of([&] { large.borrow(w); }),
+            "borrow: down(): the Linear has 2147483648 parameters, the most in one allocation is 2147483647");
+  EXPECT_EQ(large.up().parameters().weight.data, nullptr);
+}
+
+TEST(FeedForwardBorrow, TooManyNarrowWeightsForACopyAreBorrowedByNeither) {
+  expect_copies_of_neither<mha::Reference>();
+  expect_copies_of_neither<mha::EigenCpu>();
+}
+
 template <class B> class FeedForwardBorrowOn : public testing::Test {};
 TYPED_TEST_SUITE(FeedForwardBorrowOn, Backends);
 
