@@ -81,7 +81,7 @@ template <class T, class B> struct Record { AttentionTape<T, B>* tape; };
 
 /// Where a layer writes its result: layer(x, mha::into(y)), layer(x, mha::into(y.topRows(4))).
 template <class View> struct Into { View to; };
-template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto into(Owner&& owner) {
+template <Viewable Owner> [[nodiscard]] constexpr auto into(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
   static_assert(lasts, "mha: into(y) of a temporary y: the result would be gone: name y first (see mha/call.hpp)");
