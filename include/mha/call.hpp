@@ -175,8 +175,12 @@ template <class... Extra> constexpr void check_weights_arguments() {
                 "mha: attention_weights records no tape: ask attention() for it (see mha/tape.hpp)");
 }
 
+/// What a sentence has refused already.
 template <class E>
-concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
+concept RefusedArgument = std::same_as<std::remove_cvref_t<E>, Refused>;
+template <class E>
+concept LayerArgument =
+    RefusedArgument<E> || Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
     RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E> || ResidualArgument<E>;
 
 /// A whole KvCache, or the step of all its layers, where it is no LayerArgument.

@@ -79,10 +79,11 @@ template <class B, class F, class... Others> constexpr bool check_linear_types()
 /// The sentences for what a call of a Linear or a FeedForward is given after x.
 template <class B, class X, class... Extra> constexpr void check_linear_arguments() {
   check_memory_of<B, X>();
-  static_assert(((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> ||
-                  BackendArgument<Extra> || CallTapeArgument<Extra> || DropoutSeedArgument<Extra>)&&...),
-                "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a DropoutSeed, a Workspace "
-                "and a backend, and to be differentiated a tape (see mha/block/linear.hpp)");
+  static_assert(
+      ((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra> ||
+        CallTapeArgument<Extra> || DropoutSeedArgument<Extra> || RefusedArgument<Extra>)&&...),
+      "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a DropoutSeed, a Workspace "
+      "and a backend, and to be differentiated a tape (see mha/block/linear.hpp)");
   static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&
                     (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
                     (0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
