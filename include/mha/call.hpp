@@ -81,7 +81,7 @@ template <class T, class B> struct Record { AttentionTape<T, B>* tape; };
 
 /// Where a layer writes its result: layer(x, mha::into(y)), layer(x, mha::into(y.topRows(4))).
 template <class View> struct Into { View to; };
-template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto into(Owner&& owner) {
+template <Viewable Owner> [[nodiscard]] constexpr auto into(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
   static_assert(lasts, "mha: into(y) of a temporary y: the result would be gone: name y first (see mha/call.hpp)");
@@ -175,8 +175,12 @@ template <class... Extra> constexpr void check_weights_arguments() {
                 "mha: attention_weights records no tape: ask attention() for it (see mha/tape.hpp)");
 }
 
+/// What a sentence has refused already.
 template <class E>
-concept LayerArgument = Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
+concept RefusedArgument = std::same_as<std::remove_cvref_t<E>, Refused>;
+template <class E>
+concept LayerArgument =
+    RefusedArgument<E> || Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
     RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E> || ResidualArgument<E>;
 
 /// A whole KvCache, or the step of all its layers, where it is no LayerArgument.

@@ -3,10 +3,10 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.hpp"
 #include "call.hpp"
@@ -22,14 +22,12 @@ namespace detail {
 struct RecordedCall {
   Index batch, sequences, queries, keys, heads, kv_heads, head_dim;
   double scale;
-  std::uint64_t lengths, origins;  ///< hashes of those of all sequences
   DropoutDraws dropout;
 };
-
-constexpr std::uint64_t hash_next(std::uint64_t hash, Index x) {
-  hash = (hash ^ static_cast<std::uint32_t>(x)) * 0x9e3779b97f4a7c15u;
-  return hash ^ (hash >> 32);
-}
+/// And of each of its sequences.
+struct RecordedSequence {
+  Index queries, keys, origin;
+};
 
 inline void require_recorded(const char* name, const RecordedCall& was, const RecordedCall& is) {
   const auto same = [&](const char* what, Index before, Index now) {
@@ -44,10 +42,18 @@ inline void require_recorded(const char* name, const RecordedCall& was, const Re
   same("head size", was.head_dim, is.head_dim);
   require(was.scale == is.scale, name, ": the tape is of a call with scale ", was.scale, " but this one has ",
           is.scale);
-  require(was.lengths == is.lengths, name, ": the tape is of a call with other lengths of its sequences (Ragged)");
-  require(was.origins == is.origins, name, ": the tape is of a call with another Origin");
   require(was.dropout == is.dropout, name, ": the tape is of a call with ",
           was.dropout.exist() ? "another Dropout or DropoutSeed" : "no Dropout, or without its DropoutSeed");
+}
+inline void require_recorded(const char* name, Index sequence, const RecordedSequence& was,
+                             const RecordedSequence& is) {
+  const auto same = [&](const char* what, Index before, Index now) {
+    require(before == now, name, ": the tape is of a call whose sequence ", sequence, " has ", what, " ", before,
+            " but here it has ", now);
+  };
+  same("query length", was.queries, is.queries);
+  same("key length", was.keys, is.keys);
+  same("Origin", was.origin, is.origin);
 }
 
 /// Whether one of a score's AdditiveBiases shares memory with these elements.
@@ -93,11 +99,13 @@ template <class T, class B> class AttentionTape {
       : level_(std::move(other.level_)),
         sum_(std::move(other.sum_)),
         call_(other.call_),
+        sequences_(std::move(other.sequences_)),
         recorded_(std::exchange(other.recorded_, false)) {}
   AttentionTape& operator=(AttentionTape other) noexcept {
     level_ = std::move(other.level_);
     sum_ = std::move(other.sum_);
     call_ = other.call_;
+    sequences_ = std::move(other.sequences_);
     recorded_ = other.recorded_;
     return *this;
   }
@@ -128,6 +136,8 @@ template <class T, class B> class AttentionTape {
       sum_ = std::move(sum);
     }
     call_ = recorded_call(call);
+    sequences_.clear();
+    for (Index b = 0; b < call.shape.batch; ++b) sequences_.push_back(recorded_sequence(call, b));
     return {level_.data(), sum_.data()};
   }
   void end() { recorded_ = true; }
@@ -136,6 +146,8 @@ template <class T, class B> class AttentionTape {
   template <class Call> void require_of(const B& backend, const char* name, const Call& call) const {
     detail::require(recorded_, name, ": nothing was recorded on the tape: give mha::record(tape) to attention()");
     detail::require_recorded(name, call_, recorded_call(call));
+    for (Index b = 0; b < call.shape.batch; ++b)
+      detail::require_recorded(name, b, sequences_[static_cast<std::size_t>(b)], recorded_sequence(call, b));
     require_reachable(backend, name);
   }
   const Accumulator<T>* level() const { return level_.data(); }
@@ -154,17 +166,16 @@ template <class T, class B> class AttentionTape {
       return 0;  // a scalar of the user's own
   }
   template <class Call> static detail::RecordedCall recorded_call(const Call& call) {
-    std::uint64_t lengths = 0, origins = 0;
-    for (Index b = 0; b < call.shape.batch; ++b) {
-      lengths = detail::hash_next(detail::hash_next(lengths, call.queries(b)), call.keys(b));
-      origins = detail::hash_next(origins, call.position(b, 0));
-    }
-    return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys, call.q.heads(), call.kv_heads,
-            call.head_dim,  of(call.scale),   lengths,         origins,         call.dropout};
+    return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys, call.q.heads(),
+            call.kv_heads,  call.head_dim,    of(call.scale),  call.dropout};
+  }
+  template <class Call> static detail::RecordedSequence recorded_sequence(const Call& call, Index b) {
+    return {call.queries(b), call.keys(b), call.position(b, 0)};
   }
 
   Memory level_, sum_;
   detail::RecordedCall call_{};
+  std::vector<detail::RecordedSequence> sequences_;
   bool recorded_ = false;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: a cache is told how it stores positions
+// expect only: mha: a cache is told how it stores positions
 #include <mha/mha.hpp>
 
 void make(const mha::MultiHeadAttention<float, mha::Cpu, mha::Causal>& layer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: into(y) has another scalar than the layer
+// expect only: mha: into(y) has another scalar than the layer
 #include <mha/mha.hpp>
 
 using Layer = mha::MultiHeadAttention<float>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: an activation is a function of one number
+// expect only: mha: an activation is a function of one number
 #include <mha/block.hpp>
 
 #ifdef MHA_FAIL

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: the second template argument is no backend; one comes before the activation
+// expect only: mha: the second template argument is no backend; one comes before the activation
 #include <mha/block.hpp>
 
 #ifdef MHA_FAIL

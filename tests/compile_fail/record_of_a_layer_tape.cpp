@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: mha::record(tape) is for the tape of attention()
+// expect only: mha: mha::record(tape) is for the tape of attention()
 #include <mha/mha.hpp>
 
 void train(const mha::MultiHeadAttention<float, mha::Cpu, mha::Causal>& layer, const mha::Tensor<float, 2>& x) {

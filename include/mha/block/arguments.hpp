@@ -15,7 +15,7 @@ template <class View> struct Residual {
   static constexpr bool is_residual = true;
   View from;
 };
-template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto residual(Owner&& owner) {
+template <Viewable Owner> [[nodiscard]] constexpr auto residual(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   static_assert(lasts,
                 "mha: residual(r) of a temporary r, which would be gone before the call reads it: name r first (see "
@@ -30,7 +30,7 @@ template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto residual(Owne
 /// Where a norm also stores x + r, which the next residual is: norm(x, mha::residual(r), mha::sum_into(s)); s may be x
 /// or r.
 template <class View> struct SumInto { View to; };
-template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto sum_into(Owner&& owner) {
+template <Viewable Owner> [[nodiscard]] constexpr auto sum_into(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
   static_assert(lasts,
@@ -57,9 +57,15 @@ concept SumIntoArgument = is_sum_into<std::remove_cvref_t<E>>;
 template <class T> constexpr TensorView<T, 3> find_into() { return {}; }
 template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_into(const E& first, const Rest&... rest) {
   if constexpr (IntoArgument<E>) {
-    static_assert(std::is_same_v<ScalarOf<decltype(first.to)>, T>,
-                  "mha: into(y) has another scalar than the layer (see mha/call.hpp)");
-    return with_batch(first.to);
+    using Rows = decltype(first.to);
+    constexpr bool fits = SequenceOf<Rows, T>;
+    static_assert(Sequence<Rows>,
+                  "mha: into(y) takes a y with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/call.hpp)");
+    static_assert(fits || !Sequence<Rows>, "mha: into(y) has another scalar than the layer (see mha/call.hpp)");
+    if constexpr (fits)
+      return with_batch(first.to);
+    else
+      return {};
   } else {
     return find_into<T>(rest...);
   }
@@ -83,9 +89,14 @@ template <class T> constexpr TensorView<const T, 3> find_residual() { return {};
 template <class T, class E, class... Rest>
 constexpr TensorView<const T, 3> find_residual(const E& first, const Rest&... rest) {
   if constexpr (ResidualArgument<E>) {
-    constexpr bool same = std::is_same_v<ScalarOf<decltype(first.from)>, T>;
-    static_assert(same, "mha: residual(r) has another scalar than the layer (see mha/block/arguments.hpp)");
-    if constexpr (same)
+    using Rows = decltype(first.from);
+    constexpr bool fits = SequenceOf<Rows, T>;
+    static_assert(
+        Sequence<Rows>,
+        "mha: residual(r) takes an r with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/block/arguments.hpp)");
+    static_assert(fits || !Sequence<Rows>,
+                  "mha: residual(r) has another scalar than the layer (see mha/block/arguments.hpp)");
+    if constexpr (fits)
       return with_batch(first.from);
     else
       return {};
@@ -99,9 +110,14 @@ template <class T> constexpr TensorView<T, 3> find_sum_into() { return {}; }
 template <class T, class E, class... Rest>
 constexpr TensorView<T, 3> find_sum_into(const E& first, const Rest&... rest) {
   if constexpr (SumIntoArgument<E>) {
-    constexpr bool same = std::is_same_v<ScalarOf<decltype(first.to)>, T>;
-    static_assert(same, "mha: sum_into(s) has another scalar than the layer (see mha/block/arguments.hpp)");
-    if constexpr (same)
+    using Rows = decltype(first.to);
+    constexpr bool fits = SequenceOf<Rows, T>;
+    static_assert(
+        Sequence<Rows>,
+        "mha: sum_into(s) takes an s with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/block/arguments.hpp)");
+    static_assert(fits || !Sequence<Rows>,
+                  "mha: sum_into(s) has another scalar than the layer (see mha/block/arguments.hpp)");
+    if constexpr (fits)
       return with_batch(first.to);
     else
       return {};

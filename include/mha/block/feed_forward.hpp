@@ -50,14 +50,14 @@ namespace mha::inline MHA_NAMESPACE {
 ///   mha::FeedForward<float, mha::Cpu, mha::SwiGlu> ff({.d_model = 512, .d_hidden = 1376, .bias = false});
 ///   ff.initialize(mha::XavierUniform{.seed = 1});
 ///   ff(x, mha::residual(x), mha::into(x));  // x += ff(x)
-template <class T, class B = Cpu, class F = Gelu> class FeedForward {
+template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedForward {
   using On = detail::OrNoBackend<B>;
 
  public:
   using Scalar = T;
   using Workspace = typename On::Workspace;
-  using Up = Linear<T, B, F>;
-  using Down = Linear<T, B>;
+  using Up = Linear<T, On, F>;
+  using Down = Linear<T, On>;
 
   template <class... Values>
   explicit FeedForward(const FeedForwardConfig& config, const Values&... values)
@@ -141,6 +141,10 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   requires(!std::same_as<W, T>) void borrow(const FeedForwardViews<const W>& w, std::shared_ptr<const void> = nullptr) {
     if constexpr (detail::check_narrow<T, W>()) {
       require_shapes(w);
+      if constexpr (!detail::keeps_narrow<On, T, W>) {  // each is copied
+        up_.parameters_.require_one_allocation("borrow: up()");
+        down_.parameters_.require_one_allocation("borrow: down()");
+      }
       up_.borrow(w.up);
       down_.borrow(w.down);
     }
@@ -353,6 +357,9 @@ template <class T, class B = Cpu, class F = Gelu> class FeedForward {
   FeedForwardConfig config_;
   Up up_;
   Down down_;
+
+  // Last, because clang skips what follows a failed assertion.
+  static_assert(detail::check_linear_types<B, F, Others...>());
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

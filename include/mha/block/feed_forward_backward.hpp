@@ -19,7 +19,7 @@ template <class T, class B> class FeedForwardTape {
   bool recorded() const { return up_.recorded() && down_.recorded(); }
 
  private:
-  template <class, class, class> friend class FeedForward;
+  template <class, class, class, class...> friend class FeedForward;
 
   LinearTape<T, B> up_, down_;
   detail::KeptArrays<T, B> hidden_;

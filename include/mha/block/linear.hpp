@@ -53,7 +53,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///   mha::Linear<float, mha::Cpu, mha::Gelu> up({.inputs = 768, .outputs = 3072});
 ///   up.initialize(mha::XavierUniform{.seed = 1});
 ///   auto y = up(x);  // (L, 768) → (L, 3072)
-template <class T, class B = Cpu, class F = Identity> class Linear {
+template <class T, class B = Cpu, class F = Identity, class... Others> class Linear {
   using On = detail::OrNoBackend<B>;
   using Products = detail::LinearProduct<T, On, F>;
   static constexpr bool gated = detail::is_gated<F>;
@@ -83,7 +83,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   std::size_t packed_bytes() const { return products_.bytes(); }
 
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
-  /// here and in borrow(), once for all calls.
+  /// here and in borrow(), once for all calls. If f throws, what it has written stays, unless there were none before.
   ///
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class Change> void update(Change&& f) {
@@ -265,7 +265,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 
  private:
-  template <class, class, class> friend class FeedForward;
+  template <class, class, class, class...> friend class FeedForward;
 
   // Everything is checked before anything is computed.
   void require_weights(const char* call) const {
@@ -383,7 +383,7 @@ template <class T, class B = Cpu, class F = Identity> class Linear {
   Products products_;
 
   // Last, because clang skips what follows a failed assertion.
-  static_assert(detail::check_linear_types<B, F>());
+  static_assert(detail::check_linear_types<B, F, Others...>());
 };
 
 }  // namespace mha::inline MHA_NAMESPACE

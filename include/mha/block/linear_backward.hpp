@@ -53,8 +53,8 @@ template <class T, class B> class LinearTape {
   bool recorded() const { return version_ != 0; }
 
  private:
-  template <class, class, class> friend class Linear;
-  template <class, class, class> friend class FeedForward;
+  template <class, class, class, class...> friend class Linear;
+  template <class, class, class, class...> friend class FeedForward;
 
   std::uint64_t version_ = 0;  // of the weights
   TensorView<const T, 3> x_{};

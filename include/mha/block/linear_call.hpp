@@ -22,8 +22,8 @@ namespace mha::inline MHA_NAMESPACE::detail {
 
 /// One with T in the list, else a new one.
 template <class T> T given_or_default() {
-  constexpr bool has_default = std::default_initializable<T>;
-  static_assert(has_default,
+  constexpr bool has_default = std::default_initializable<T>, has_role = Backend<T> || Activation<T>;
+  static_assert(has_default || !has_role,
                 "mha: this backend or activation has no default constructor: give its value to the constructor, "
                 "Linear<…> linear({…}, value) (see mha/block/linear.hpp)");
   if constexpr (has_default)
@@ -61,25 +61,29 @@ template <class B, class F, class... Values> constexpr void check_linear_values(
                 "(see mha/block/linear.hpp)");
 }
 
-/// The sentences for the template arguments of a Linear or a FeedForward.
-template <class B, class F> constexpr bool check_linear_types() {
-  static_assert(is_defined<B> && !std::same_as<B, NoBackend<true>>,
+/// The sentences for the template arguments of a Linear or a FeedForward, which takes no others.
+template <class B, class F, class... Others> constexpr bool check_linear_types() {
+  static_assert(is_defined<B>,
                 "mha: the header of this backend is missing: include <mha/systolic.hpp> for Systolic, <mha/cuda.cuh> "
                 "for Cuda, <mha/mha.hpp> for Cpu (see mha/backend/default.hpp)");
   static_assert(Backend<B> || !is_defined<B>,
                 "mha: the second template argument is no backend; one comes before the activation: "
                 "Linear<float, mha::Cpu, mha::Gelu> (see mha/backend/backend.hpp)");
   check_activation<F>();
+  static_assert(sizeof...(Others) == 0,
+                "mha: the type of a Linear or FeedForward names a scalar, a backend and an activation; Dropout is a "
+                "value, FeedForward<float> ff({…}, mha::Dropout{.p = 0.1f}) (see mha/block/linear.hpp)");
   return true;
 }
 
 /// The sentences for what a call of a Linear or a FeedForward is given after x.
 template <class B, class X, class... Extra> constexpr void check_linear_arguments() {
   check_memory_of<B, X>();
-  static_assert(((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> ||
-                  BackendArgument<Extra> || CallTapeArgument<Extra> || DropoutSeedArgument<Extra>)&&...),
-                "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a DropoutSeed, a Workspace "
-                "and a backend, and to be differentiated a tape (see mha/block/linear.hpp)");
+  static_assert(
+      ((ResidualArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra> ||
+        CallTapeArgument<Extra> || DropoutSeedArgument<Extra> || RefusedArgument<Extra>)&&...),
+      "mha: after x a Linear or FeedForward takes mha::residual(r), mha::into(y), a DropoutSeed, a Workspace "
+      "and a backend, and to be differentiated a tape (see mha/block/linear.hpp)");
   static_assert((0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(IntoArgument<Extra>)) <= 1 &&
                     (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
                     (0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,

@@ -22,8 +22,8 @@ namespace detail {
 /// The flat() of named views.
 template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
   require(present,
-          "parameters: flat() has nothing to show, because there are no weights yet, or only those that the "
-          "backend packed: call initialize, update or borrow first");
+          "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+          "borrow), or only those that the backend packed (call borrow)");
   require(!all.empty(),
           "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read "
           "them by name");
@@ -144,11 +144,20 @@ template <class T, bool gated> class LinearParameters {
     return carve<T>(own_.data(), own_.size());
   }
 
+  /// There are none, if these are still its own.
+  void forget(const LinearViews<T>& written) noexcept {
+    if (own_.data() == written.all.data()) own_ = {};
+  }
+
   /// Errors    ShapeError if they cannot be written
   void require_writable(const char* call) const {
     require_unborrowed(call);
+    require_one_allocation(call, ": borrow them");
+  }
+  /// Errors    ShapeError if they are too many for memory of their own
+  void require_one_allocation(const char* call, const char* remedy = "") const {
     require(size() <= std::numeric_limits<Index>::max(), call, ": the Linear has ", size(),
-            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), ": borrow them");
+            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max(), remedy);
   }
 
   /// Errors    ShapeError if there are none of its own
@@ -198,8 +207,7 @@ template <class T, bool gated> class LinearParameters {
 
   /// Views of `copy`, which takes the numbers of checked weights in another scalar.
   template <class W> LinearViews<const T> widened(const LinearViews<const W>& from, Tensor<T, 1>& copy) const {
-    require(size() <= std::numeric_limits<Index>::max(), "borrow: the Linear has ", size(),
-            " parameters, the most in one allocation is ", std::numeric_limits<Index>::max());
+    require_one_allocation("borrow");
     copy = Tensor<T, 1>(static_cast<Index>(size()));
     const LinearViews<T> to = carve<T>(copy.data(), copy.size());
     const auto widen = [](const TensorView<const W, 2>& w, const TensorView<T, 2>& wide) {

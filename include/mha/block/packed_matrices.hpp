@@ -82,17 +82,25 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
 };
 
 /// f(views) writes parameters, pack(views, old products) makes the products by them, in the memory of the old ones
-/// where it is not shared. Should f throw, the calls that follow multiply by the weights where they are.
+/// where it is not shared. Should one of them throw, the calls that follow multiply by the weights where they are; if
+/// there were none before, there are none.
 ///
 /// Errors    ShapeError if the parameters are not the owner's to write, before f or after it, which may have borrowed
 ///           others
 template <class Parameters, class Products, class F, class Pack>
 void write_and_pack(Parameters& parameters, Products& products, F& f, const Pack& pack) {
+  const bool none_before = !parameters.present();
   const auto views = parameters.writable();
   Products old = std::exchange(products, {});
-  f(views);
-  parameters.require_own();
-  products = pack(std::as_const(parameters).views(), std::move(old));
+  MHA_TRY {
+    f(views);
+    parameters.require_own();
+    products = pack(std::as_const(parameters).views(), std::move(old));
+  }
+  MHA_CATCH(...) {
+    if (none_before) parameters.forget(views);
+    MHA_RETHROW;
+  }
 }
 
 /// The matrices of dense products with their biases, packed once by a backend that packs, in T or in a narrower scalar;

@@ -54,10 +54,11 @@ inline NormConfig completed_norm(const char* name, NormConfig c, double eps, boo
 
 /// The sentences for what a norm may be given after x.
 template <class... Extra> constexpr void check_norm_arguments() {
-  static_assert(((IntoArgument<Extra> || ResidualArgument<Extra> || SumIntoArgument<Extra> ||
-                  WorkspaceArgument<Extra> || BackendArgument<Extra> || CallTapeArgument<Extra>)&&...),
-                "mha: after x a norm takes mha::into(y), mha::residual(r), mha::sum_into(s), a Workspace and a "
-                "backend, and to be differentiated a tape (see mha/block/norm.hpp)");
+  static_assert(
+      ((IntoArgument<Extra> || ResidualArgument<Extra> || SumIntoArgument<Extra> || WorkspaceArgument<Extra> ||
+        BackendArgument<Extra> || CallTapeArgument<Extra> || RefusedArgument<Extra>)&&...),
+      "mha: after x a norm takes mha::into(y), mha::residual(r), mha::sum_into(s), a Workspace and a "
+      "backend, and to be differentiated a tape (see mha/block/norm.hpp)");
   static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(ResidualArgument<Extra>)) <= 1 &&
                     (0 + ... + int(SumIntoArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
                     (0 + ... + int(BackendArgument<Extra>)) <= 1,

@@ -26,7 +26,7 @@ template <class T, class B> class LayerTape;
 ///
 /// Shapes    those of the memory
 template <class View> struct MemoryInto { View to; };
-template <ViewableOfRank<2, 3> Owner> [[nodiscard]] constexpr auto memory_into(Owner&& owner) {
+template <Viewable Owner> [[nodiscard]] constexpr auto memory_into(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
   static_assert(lasts && writable,
@@ -51,9 +51,14 @@ template <class T> constexpr TensorView<T, 3> find_memory_into() { return {}; }
 template <class T, class E, class... Rest>
 constexpr TensorView<T, 3> find_memory_into(const E& first, const Rest&... rest) {
   if constexpr (MemoryIntoArgument<E>) {
-    constexpr bool same = std::is_same_v<ScalarOf<decltype(first.to)>, T>;
-    static_assert(same, "mha: memory_into(m) has another scalar than the layer (see mha/layer/backward_call.hpp)");
-    if constexpr (same)
+    using Rows = decltype(first.to);
+    constexpr bool fits = SequenceOf<Rows, T>;
+    static_assert(Sequence<Rows>,
+                  "mha: memory_into(m) takes an m with 2 or 3 axes, (L, E) or (B, L, E), as the memory has (see "
+                  "mha/layer/backward_call.hpp)");
+    static_assert(fits || !Sequence<Rows>,
+                  "mha: memory_into(m) has another scalar than the layer (see mha/layer/backward_call.hpp)");
+    if constexpr (fits)
       return with_batch(first.to);
     else
       return {};

@@ -145,7 +145,7 @@ void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, 
 /// An argument of a call as it is for rows [begin, begin + count) of every sequence.
 template <class E, class Cache>
 decltype(auto) part_of_argument(E& argument, const Cache& cache, Index begin, Index count) {
-  if constexpr (ResidualArgument<E>) {
+  if constexpr (ResidualArgument<E> && requires { with_batch(argument.from); }) {  // others are refused elsewhere
     const auto part = part_of(each_sequence(with_batch(argument.from), cache), begin, count);
     return Residual<std::remove_const_t<decltype(part)>>{part};
   } else {

@@ -51,8 +51,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   Layer(const Config& config, Policies policies, B backend)
       : Weights(detail::completed<typename Policies::Heads>(config), std::move(backend), std::move(policies.norm),
                 std::move(policies.position)),
-        mask_(std::move(policies.mask), backend_),
-        score_(std::move(policies.score), backend_),
+        mask_(detail::checked_policy(std::move(policies.mask), config_.num_heads), backend_),
+        score_(detail::checked_policy(std::move(policies.score), config_.num_heads), backend_),
         sink_(std::move(policies.sink), backend_),
         dropout_(policies.dropout) {
     detail::require_probability("layer", detail::probability(dropout_));

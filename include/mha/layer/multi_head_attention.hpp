@@ -86,7 +86,7 @@ struct WithoutBackends<PolicyList<P...>, V, Rest...>
 /// Values    policies with data, and the backend, take it from the constructor in any order:
 ///           layer({...}, SlidingWindow{.left = 255}, Cpu(ThreadPool(2)))
 /// Threads   calls are const; one layer serves many threads, each with a Workspace of its own
-/// Errors    ShapeError if the configuration does not fit together
+/// Errors    ShapeError if the configuration does not fit together, or a number of a policy is out of its range
 ///
 ///   mha::MultiHeadAttention<float, mha::Cpu, mha::Causal> layer({.d_model = 512, .num_heads = 8});
 ///   layer.initialize(mha::XavierUniform{.seed = 1});

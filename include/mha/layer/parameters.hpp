@@ -164,6 +164,11 @@ template <class T, class Policies> class Parameters {
     return carve<T>(data, own_.size());
   }
 
+  /// There are none, if these are still its own.
+  void forget(const ParameterViews<T>& written) noexcept {
+    if (own_.data() == written.all.data()) own_ = {};
+  }
+
   /// Errors    ShapeError if there are none of its own
   void require_own() const {
     require_unborrowed();

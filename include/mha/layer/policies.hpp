@@ -18,9 +18,8 @@
 #include "../policy/score.hpp"
 #include "../policy/sink.hpp"
 
-namespace mha::inline MHA_NAMESPACE {
-
-namespace detail {
+/// The policies that a layer's type names.
+namespace mha::inline MHA_NAMESPACE::detail {
 
 /// The sentences for a layer's list of policies.
 template <class... P> constexpr void check_layer_policies() {
@@ -65,8 +64,6 @@ constexpr Policy policy_value(const V& first, const Rest&... rest) {
     return policy_value<R, Policy>(rest...);
 }
 
-}  // namespace detail
-
 /// The policies of a layer, one of each role: their types, and the values of those that may hold data. PoliciesByRole
 /// sorts a list into it, so that layers whose policies are written in another order are one type.
 template <mha::Heads HeadsPolicy, mha::Mask MaskPolicy, mha::Score ScorePolicy, mha::SinkPolicy SinkValue,
@@ -93,16 +90,11 @@ struct LayerPolicies {
 
   /// The values given, in any order, and defaults for the rest.
   template <class... Values> static constexpr LayerPolicies from(const Values&... values) {
-    return {detail::policy_value<Role::mask, Mask>(values...),
-            detail::policy_value<Role::score, Score>(values...),
-            detail::policy_value<Role::sink, Sink>(values...),
-            detail::policy_value<Role::norm, Norm>(values...),
-            detail::policy_value<Role::position, Position>(values...),
-            detail::policy_value<Role::dropout, Dropout>(values...)};
+    return {policy_value<Role::mask, Mask>(values...),         policy_value<Role::score, Score>(values...),
+            policy_value<Role::sink, Sink>(values...),         policy_value<Role::norm, Norm>(values...),
+            policy_value<Role::position, Position>(values...), policy_value<Role::dropout, Dropout>(values...)};
   }
 };
-
-namespace detail {
 
 /// P if it keeps its role's concept, else what stands in for it, so that our sentence is the only error.
 template <bool Keeps, class P, class StandIn> using OrStandIn = std::conditional_t<Keeps, P, StandIn>;
@@ -131,6 +123,4 @@ template <class P> constexpr bool same_policy(const P& a, const P& b) {
     return false;
 }
 
-}  // namespace detail
-
-}  // namespace mha::inline MHA_NAMESPACE
+}  // namespace mha::inline MHA_NAMESPACE::detail

@@ -15,6 +15,7 @@
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../policy/call_shape.hpp"
+#include "../policy/mask.hpp"
 #include "config.hpp"
 #include "products.hpp"
 #include "sequence.hpp"
@@ -173,6 +174,12 @@ void finish_rows(const Products& products, const TensorView<const T, 2>& rows, c
     }
   };
   into_rows(y, frame, finish, run);
+}
+
+/// A layer's mask or score, refused if it is one for no call.
+template <class P> P checked_policy(P policy, Index heads) {
+  check_policy(policy, heads);
+  return policy;
 }
 
 /// A policy that a layer owns: as it was given, and as the backend's machine reads it.

@@ -122,7 +122,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
         const TrainedParameters<T, Score, Sink> p{views, score, sink};
         f(p);
         static_cast<void>(sink.logits(config_.num_heads));
-        if constexpr (trains) kept_score.emplace(std::move(score), backend_);
+        if constexpr (trains) kept_score.emplace(detail::checked_policy(std::move(score), config_.num_heads), backend_);
         if constexpr (has_sink) kept_sink.emplace(std::move(sink), backend_);
       });
       if constexpr (trains) score_ = std::move(*kept_score);

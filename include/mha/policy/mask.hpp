@@ -21,6 +21,7 @@ enum class TileVisibility : unsigned char { none, partial, full };
 ///                                                                     ones untested; without it a mask is right,
 ///                                                                     slower
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
+///   void check(Index heads) const               when a layer is made of it: checks what does not depend on a call
 ///   Mask with_data(f) const                     its Borrowed and Origins members replaced by f(member): how data moves
 ///                                               to a device
 ///   static constexpr bool borrows = true        points at memory it does not own
@@ -60,6 +61,20 @@ constexpr auto prepared(const P& policy, const CallShape& shape, [[maybe_unused]
   }
 }
 
+namespace detail {
+
+/// Checks what a mask or score says for every call with this many heads.
+///
+/// Errors    ShapeError of its own check(), or if it is a pointer to a function or a std::function that is null
+template <class P> constexpr void check_policy(const P& policy, Index heads) {
+  if constexpr (requires { policy.check(heads); })
+    policy.check(heads);
+  else
+    require_function(plays<P, Role::mask> ? "mask" : "score", policy);
+}
+
+}  // namespace detail
+
 /// The policy value with every Borrowed and Origins member replaced by f(member).
 template <class P, class F> constexpr P with_data(const P& policy, F&& f) {
   if constexpr (requires { policy.with_data(f); })
@@ -85,6 +100,7 @@ template <class A, class B> struct And {
     return x < y ? x : y;
   }
   constexpr auto prepared(const CallShape& s) const;
+  constexpr void check(Index heads) const { detail::check_policy(a, heads), detail::check_policy(b, heads); }
   template <class F> constexpr And with_data(F&& f) const { return {mha::with_data(a, f), mha::with_data(b, f)}; }
 };
 template <class A, class B> And(A, B) -> And<A, B>;
@@ -106,6 +122,7 @@ template <class A, class B> struct Or {
     return x < y ? y : x;
   }
   constexpr auto prepared(const CallShape& s) const;
+  constexpr void check(Index heads) const { detail::check_policy(a, heads), detail::check_policy(b, heads); }
   template <class F> constexpr Or with_data(F&& f) const { return {mha::with_data(a, f), mha::with_data(b, f)}; }
 };
 template <class A, class B> Or(A, B) -> Or<A, B>;
@@ -124,6 +141,7 @@ template <class A> struct Not {
                                        : TileVisibility::partial;
   }
   constexpr auto prepared(const CallShape& s) const;
+  constexpr void check(Index heads) const { detail::check_policy(a, heads); }
   template <class F> constexpr Not with_data(F&& f) const { return {mha::with_data(a, f)}; }
 };
 template <class A> Not(A) -> Not<A>;

@@ -16,6 +16,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Make the logit a template parameter and use the maths of mha:: (abs, exp, log, tanh, sqrt): it then works in every
 /// scalar and on dual numbers, which is how its derivative is had. A result of −∞ hides the pair. Optional members:
 ///   prepared(const CallShape&) const   as for masks: checks its data, takes what it needs from the call
+///   void check(Index heads) const      as for masks: checks what does not depend on a call
 ///   at_head(Index b, Index h) const    a score for that head, so that what depends on the head is computed once
 ///   with_data(f) const                 as for masks
 ///   T derivative(T s, T t, Index b, Index h, Index q, Index k) const   ∂t/∂s at s, where the score is t
@@ -118,6 +119,7 @@ template <class A, class B> struct Chain {
   template <class... Frame> constexpr auto prepared(const CallShape& s, Frame&... frame) const {
     return chained(mha::prepared(first, s, frame...), mha::prepared(second, s, frame...));
   }
+  constexpr void check(Index heads) const { detail::check_policy(first, heads), detail::check_policy(second, heads); }
   MHA_HOST_DEVICE constexpr auto at_head(Index b, Index h) const {
     return chained(mha::at_head(first, b, h), mha::at_head(second, b, h));
   }

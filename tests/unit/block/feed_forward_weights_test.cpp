@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -71,8 +72,8 @@ auto writes(const char* stream) {
 
 TEST(FeedForwardViews, FlatIsOfOneRowAlone) {
   EXPECT_EQ(message_of([] { mha::FeedForwardViews<float>{}.flat(); }),
-            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
-            "packed: call initialize, update or borrow first");
+            "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+            "borrow), or only those that the backend packed (call borrow)");
   Gated<mha::Cpu> ff(sizes);
   ff.initialize(mha::XavierUniform{.seed = 1});
   EXPECT_EQ(message_of([&] { (void)ff.parameters().flat(); }),
@@ -175,6 +176,18 @@ TEST(FeedForwardUpdate, ThatThrewLeavesWeightsThatAreReadWhereTheyAre) {
   EXPECT_LE(support::largest_difference(ff(x), exact(x)), 1e-5);
 }
 
+TEST(FeedForwardUpdate, ThatThrewLeavesNoneWhereThereWereNone) {
+  Gated<mha::Cpu> ff(sizes);
+  EXPECT_THROW(ff.initialize(mha::XavierUniform{.gain = std::nan("")}), mha::ShapeError);
+  EXPECT_EQ(ff.parameters().up.weight.data, nullptr);
+  EXPECT_EQ(ff.parameters().down.weight.data, nullptr);
+  ff.up().initialize(mha::XavierUniform{.seed = 1});
+  const float first = ff.up().parameters().weight(0, 0);
+  EXPECT_THROW(ff.initialize(mha::XavierUniform{.gain = std::nan("")}), mha::ShapeError);
+  EXPECT_EQ(ff.up().parameters().weight(0, 0), first);
+  EXPECT_EQ(ff.parameters().down.weight.data, nullptr);
+}
+
 TEST(FeedForwardUpdate, MakesTapesOfThoseBeforeStale) {
   Gated<mha::Cpu> ff(sizes);
   ff.initialize(mha::XavierUniform{.seed = 1});
@@ -192,6 +205,26 @@ TEST(FeedForwardUpdate, MakesTapesOfThoseBeforeStale) {
   EXPECT_NE(stale, "");
   EXPECT_EQ(refusal([&] { ff.update([](const auto&) {}); }), stale);
   EXPECT_EQ(refusal([&] { ff.borrow(others.borrowed()); }), stale);
+}
+
+template <class B> void expect_copies_of_neither() {
+  mha::FeedForward<float, B> large({.d_model = 1 << 16, .d_hidden = (1 << 15) - 1});
+  const mha::bfloat16 number{};
+  const auto of = [&](mha::Index in, mha::Index out) {
+    return mha::BorrowedLinear<mha::bfloat16>{
+        .weight = mha::TensorView<const mha::bfloat16, 2>{&number, {in, out}, {0, 0}},
+        .bias = mha::TensorView<const mha::bfloat16, 1>{&number, {out}, {0}}};
+  };
+  const auto& c = large.config();
+  const mha::BorrowedFeedForward<mha::bfloat16> w{.up = of(c.d_model, c.d_hidden), .down = of(c.d_hidden, c.d_model)};
+  EXPECT_EQ(message_of([&] { large.borrow(w); }),
+            "borrow: down(): the Linear has 2147483648 parameters, the most in one allocation is 2147483647");
+  EXPECT_EQ(large.up().parameters().weight.data, nullptr);
+}
+
+TEST(FeedForwardBorrow, TooManyNarrowWeightsForACopyAreBorrowedByNeither) {
+  expect_copies_of_neither<mha::Reference>();
+  expect_copies_of_neither<mha::EigenCpu>();
 }
 
 template <class B> class FeedForwardBorrowOn : public testing::Test {};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <stdexcept>
@@ -289,6 +290,39 @@ TEST(LinearWeights, AfterAnUpdateThatThrewAreReadWhereTheyAre) {
   Tensor<float, 2> x(1, 2);
   x(0, 0) = 1;
   EXPECT_EQ(linear(x)(0, 0), 4);
+}
+
+TEST(LinearWeights, AreNoneAfterAFirstUpdateThatThrew) {
+  mha::Linear<float> linear({.inputs = 2, .outputs = 3}), other = linear;
+  const auto none = [&] {
+    EXPECT_EQ(linear.parameters().weight.data, nullptr);
+    const Tensor<float, 2> x(1, 2);
+    EXPECT_EQ(message_of([&] { (void)linear(x); }),
+              "linear: expected 9 weights, got 0: call initialize, update or borrow first");
+  };
+  EXPECT_THROW(linear.initialize(mha::XavierUniform{.gain = std::nan("")}), mha::ShapeError);
+  none();
+  EXPECT_THROW(linear.initialize([](const auto& p) {
+    p.weight(0, 0) = 4;
+    throw std::runtime_error("no");
+  }),
+               std::runtime_error);
+  none();
+  other.initialize(mha::XavierUniform{.seed = 1});
+  const auto given = other.parameters();
+  EXPECT_THROW(linear.update([&](auto&) {
+    linear.borrow(given);
+    throw std::runtime_error("no");
+  }),
+               std::runtime_error);
+  EXPECT_EQ(linear.parameters().weight.data, given.weight.data) << "what f borrowed stays";
+  mha::Linear<float> third({.inputs = 2, .outputs = 3});
+  EXPECT_THROW(third.update([&](auto&) {
+    third = other;
+    throw std::runtime_error("no");
+  }),
+               std::runtime_error);
+  EXPECT_NE(third.parameters().weight.data, nullptr) << "what f assigned stays";
 }
 
 // What f borrows counts, and the update says that it wrote nothing of it.

@@ -15,8 +15,8 @@ using support::message_of;
 
 TEST(LinearViews, FlatNeedsOwnWeights) {
   EXPECT_EQ(message_of([] { mha::LinearViews<float>{}.flat(); }),
-            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
-            "packed: call initialize, update or borrow first");
+            "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+            "borrow), or only those that the backend packed (call borrow)");
   std::vector<float> numbers(6);
   mha::LinearViews<float> p{mha::view(numbers.data(), 2, 3), {}, {}, {}, {}};
   EXPECT_EQ(

@@ -365,8 +365,8 @@ TEST(DropUnpacked, AfterAnUpdateThatThrewSaysSo) {
   linear.update([](auto&) {});
   linear.drop_unpacked();
   EXPECT_EQ(message_of([&] { (void)linear.parameters().flat(); }),
-            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
-            "packed: call initialize, update or borrow first");
+            "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+            "borrow), or only those that the backend packed (call borrow)");
 }
 
 TEST(DropUnpacked, OfAFeedForwardIsOfNeitherIfOneRefuses) {

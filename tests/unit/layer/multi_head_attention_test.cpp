@@ -12,10 +12,12 @@
 #include <mha/interop/eigen.hpp>
 #include <mha/layer/multi_head_attention.hpp>
 #include <mha/policy/mask/padding.hpp>
+#include <mha/policy/mask/positional.hpp>
 #include <mha/policy/score/alibi.hpp>
 #include <mha/policy/score/softcap.hpp>
 
 #include "compare.hpp"
+#include "message_of.hpp"
 #include "random.hpp"
 
 namespace {
@@ -178,6 +180,29 @@ TEST(MultiHeadAttention, CopiesAndMovesAreLayers) {
 struct Numbered : mha::Reference {
   std::int64_t number = 7;
 };
+
+/// A policy of a user's own whose value may be wrong in its type already.
+template <int Step> struct EveryNth {
+  bool operator()(int, int, int q, int k) const { return (q - k) % Step == 0; }
+  void check(mha::Index heads) const {
+    mha::detail::require(Step > 0, "EveryNth: the step of ", heads, " heads is ", Step, ", it must be at least 1");
+  }
+};
+
+TEST(MultiHeadAttention, RefusesAPolicyOutOfRangeWhenItIsMade) {
+  using mha::Cpu, mha::SlidingWindow, mha::SoftCap;
+  using support::message_of;
+  const char* const window = "SlidingWindow: left is -2, it must be at least 0";
+  const char* const cap = "SoftCap: cap is -2, it must be a positive finite number";
+  EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, SlidingWindow>(config, SlidingWindow{.left = -2}); }),
+            window);
+  EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, SoftCap>(config, SoftCap{-2.f}); }), cap);
+  EXPECT_EQ(message_of([] { mha::make_attention<float>(config, mha::Causal{} && SlidingWindow{.left = -2}); }), window);
+  EXPECT_EQ(message_of([] { mha::make_attention<float>(config, mha::Chain{mha::Alibi{}, SoftCap{-2.f}}); }), cap);
+  EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, EveryNth<-1>>{config}; }),
+            "EveryNth: the step of 4 heads is -1, it must be at least 1");
+  EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, EveryNth<2>>{config}; }), "");
+}
 
 TEST(MultiHeadAttention, HoldsItsBackendAndAnEmptyOneCostsNothing) {
   static_assert(std::is_empty_v<mha::Reference> && std::is_empty_v<mha::CpuWith<mha::Serial>>);

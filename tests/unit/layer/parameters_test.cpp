@@ -42,8 +42,8 @@ TEST(Parameters, AreCountedBeforeTheyAreThere) {
   EXPECT_FALSE(plain.present());
   EXPECT_EQ(plain.size(), query_size + key_size + value_size + output_size);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(plain.views().flat()); }),
-            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
-            "packed: call initialize, update or borrow first");
+            "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+            "borrow), or only those that the backend packed (call borrow)");
   EXPECT_EQ(plain.views().query.heads.data, nullptr);
   EXPECT_EQ(plain.views().output.matrix().data, nullptr);
   EXPECT_EQ(Fused(sizes(true)).size(), plain.size() + 12 + 6 + 4 + 5);

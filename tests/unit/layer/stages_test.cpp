@@ -6,8 +6,13 @@
 #include <mha/backend/reference/reference.hpp>
 #include <mha/layer/stages.hpp>
 #include <mha/policy/concat.hpp>
+#include <mha/policy/mask/first_keys.hpp>
+#include <mha/policy/mask/positional.hpp>
 #include <mha/policy/position.hpp>
 #include <mha/policy/qk_norm.hpp>
+#include <mha/policy/score/alibi_slopes.hpp>
+
+#include "message_of.hpp"
 
 namespace {
 
@@ -48,6 +53,15 @@ TEST(Stages, KeysAndValuesLieApartFromQueriesOfOtherRows) {
   const auto cross = mha::detail::projected<Reference>(config, x, memory, false, frame);
   EXPECT_EQ(cross.key.length(), 6);
   EXPECT_EQ(cross.to_value.data, nullptr);
+}
+
+TEST(Stages, APolicyIsCheckedForTheLayersHeads) {
+  EXPECT_EQ(mha::detail::checked_policy(mha::SlidingWindow{.left = 3}, 2).left.value, 3);
+  EXPECT_EQ(support::message_of([] { mha::detail::checked_policy(mha::FirstKeys{.count = -3}, 2); }),
+            "FirstKeys: count is -3, it must be at least 0");
+  const mha::AlibiSlopes slopes({1, 2});
+  EXPECT_EQ(mha::detail::checked_policy(slopes, 2).per_head().size(), 2u);
+  EXPECT_EQ(support::message_of([&] { mha::detail::checked_policy(slopes, 3); }), "AlibiSlopes: 2 slopes for 3 heads");
 }
 
 /// A position of the user's: the row's position is added.

@@ -187,6 +187,15 @@ TEST(TrainableLayer, DropsWithASeedAlone) {
                     mha::dropout_keeps(mha::Dropout{.p = 0.5f}, seed, 4, b, h, q, k) ? 2 * all(b, h, q, k) : 0.f);
 }
 
+TEST(TrainableLayer, RefusesAScoreThatUpdateMadeInvalid) {
+  mha::MultiHeadAttention<float, mha::Cpu, mha::AlibiSlopes> layer({.d_model = 4, .num_heads = 2},
+                                                                   mha::AlibiSlopes({1, 2}));
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_EQ(message_of([&] { layer.update([](auto& p) { p.score = mha::AlibiSlopes({1}); }); }),
+            "AlibiSlopes: 1 slopes for 2 heads");
+  EXPECT_EQ(layer.score().per_head().size(), 2u);
+}
+
 TEST(TrainableLayer, RefusesADropoutOfNoProbability) {
   using Layer = mha::MultiHeadAttention<float, mha::Cpu, mha::Dropout>;
   EXPECT_EQ(message_of([] { Layer({.d_model = 4, .num_heads = 2}, mha::Dropout{.p = 1.f}); }),

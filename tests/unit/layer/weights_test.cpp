@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <stdexcept>
@@ -273,8 +274,34 @@ TEST(LayerWeightsDrop, AfterAnUpdateThatThrewSaysSo) {
   layer.update([](auto&) {});
   layer.drop_unpacked();
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.parameters().flat()); }),
-            "parameters: flat() has nothing to show, because there are no weights yet, or only those that the backend "
-            "packed: call initialize, update or borrow first");
+            "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
+            "borrow), or only those that the backend packed (call borrow)");
+}
+
+TYPED_TEST(LayerWeights, AreNoneAfterAFirstUpdateThatThrew) {
+  mha::MultiHeadAttention<float, TypeParam> layer({.d_model = 8, .num_heads = 2}),
+      other({.d_model = 8, .num_heads = 2});
+  const auto none = [&] {
+    EXPECT_EQ(layer.parameters().query.heads.data, nullptr);
+    EXPECT_EQ(message_of([&] { static_cast<void>(layer(Tensor<float, 2>(1, 8))); }),
+              "layer: expected 256 weights, got 0: call initialize, update or borrow first");
+  };
+  EXPECT_THROW(layer.initialize(mha::XavierUniform{.gain = std::nan("")}), mha::ShapeError);
+  none();
+  EXPECT_THROW(layer.update([&](auto& p) {
+    p.query.heads(0, 0, 0) = 4;
+    other.borrow(layer);
+    throw std::runtime_error("no");
+  }),
+               std::runtime_error);
+  none();
+  EXPECT_EQ(other.parameters().query.heads(0, 0, 0), 4) << "a layer that borrowed them meanwhile keeps them";
+  EXPECT_THROW(layer.update([&](auto&) {
+    layer.borrow(other);
+    throw std::runtime_error("no");
+  }),
+               std::runtime_error);
+  EXPECT_EQ(layer.parameters().query.heads.data, other.parameters().query.heads.data) << "what f borrowed stays";
 }
 
 // What f borrows counts, and the update says that it wrote nothing of it.

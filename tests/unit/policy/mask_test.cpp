@@ -217,6 +217,21 @@ TEST(Prepared, RefusesANullFunctionInAnyPart) {
   EXPECT_EQ(message(Causal{} && Function(&first_half)), "");
 }
 
+TEST(CheckPolicy, AsksEveryPart) {
+  const auto message = [](const auto& mask) {
+    return support::message_of([&] { mha::detail::check_policy(mask, 2); });
+  };
+  const auto reach = mha::SlidingWindow{.left = -2};
+  const std::string refused = "SlidingWindow: left is -2, it must be at least 0";
+  EXPECT_EQ(message(reach), refused);
+  EXPECT_EQ(message(Causal{} && reach), refused);
+  EXPECT_EQ(message(reach || Causal{}), refused);
+  EXPECT_EQ(message(mha::Full{} || !reach), refused);
+  EXPECT_EQ(message(mha::mask(std::function<bool(int, int, int, int)>())),
+            "mask: the function is null, expected one to call");
+  EXPECT_EQ(message(Causal{} && (mha::SlidingWindow{.left = 2} || mha::Full{})), "");
+}
+
 TEST(Composition, PassesSequenceAndHeadOn) {
   const auto only = mha::mask([](int b, int h, int, int) { return b == 1 && h == 2; });
   for (int b = 0; b < 3; ++b)

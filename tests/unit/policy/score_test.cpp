@@ -152,6 +152,18 @@ TEST(Score, MayBeAPointerToAFunctionButNotANullOne) {
   EXPECT_EQ(message(mha::score(std::function<float(float, int, int, int, int)>())), refused);
 }
 
+TEST(Chain, ChecksBoth) {
+  const auto message = [](const auto& score) {
+    return support::message_of([&] { mha::detail::check_policy(score, 2); });
+  };
+  const std::string refused = "SoftCap: cap is -2, it must be a positive finite number";
+  EXPECT_EQ(message(Chain{SoftCap{-2.f}, Alibi{}}), refused);
+  EXPECT_EQ(message(Chain{Doubled{}, SoftCap{-2.f}}), refused);
+  EXPECT_EQ(message(Chain{Doubled{}, SoftCap{2.f}}), "");
+  EXPECT_EQ(message(mha::score(std::function<float(float, int, int, int, int)>())),
+            "score: the function is null, expected one to call");
+}
+
 TEST(Differentiate, AgreesWithFiniteDifferences) {
   mha_test::expect_derivatives(mha::NoScore{});
   mha_test::expect_derivatives(Distance{0.3f});

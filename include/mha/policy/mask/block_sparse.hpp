@@ -68,13 +68,18 @@ struct BlockSparseView {
       }
     return all ? TileVisibility::full : any ? TileVisibility::partial : TileVisibility::none;
   }
-  BlockSparseView prepared(const CallShape& s) const {
+  void check(Index heads) const {
     detail::require(block.value > 0, "BlockSparse: block is ", block.value, ", it must be at least 1");
-    const std::int64_t one = std::int64_t{query_blocks.value} * key_blocks.value, all = one * s.heads;
+    detail::require(query_blocks.value >= 0 && key_blocks.value >= 0, "BlockSparse: the map has ", query_blocks.value,
+                    " x ", key_blocks.value, " blocks, both numbers must be at least 0");
+    const std::int64_t one = map_of_a_head(), all = one * heads;
     detail::require(map.size == one || map.size == all, "BlockSparse: the map has ", map.size, " elements for ",
-                    query_blocks.value, " x ", key_blocks.value, " blocks and ", s.heads, " heads: give ", one, " or ",
+                    query_blocks.value, " x ", key_blocks.value, " blocks and ", heads, " heads: give ", one, " or ",
                     all);
     detail::require(map.data != nullptr || map.size == 0, "BlockSparse: the data of ", map.size, " elements is null");
+  }
+  BlockSparseView prepared(const CallShape& s) const {
+    check(s.heads);
     detail::require(std::int64_t{key_blocks.value} * block.value >= s.keys, "BlockSparse: the map covers ",
                     key_blocks.value, " blocks of ", block.value, " keys but the call has ", s.keys, " keys");
     for (Index b = 0; b < s.batch; ++b)
@@ -83,6 +88,7 @@ struct BlockSparseView {
                       " queries but the last query is at position ", s.queries_end(b) - 1);
     BlockSparseView ready = *this;
     ready.by_block = detail::Divisor(block.value);  // the block may have been set since
+    const std::int64_t one = map_of_a_head();
     ready.head_stride = map.size == one ? 0 : static_cast<std::ptrdiff_t>(one);
     return ready;
   }
@@ -93,6 +99,7 @@ struct BlockSparseView {
   }
 
  private:
+  std::int64_t map_of_a_head() const { return std::int64_t{query_blocks.value} * key_blocks.value; }
   MHA_HOST_DEVICE constexpr bool bit(Index h, Index i, Index j) const {
     return map.data[h * head_stride + std::ptrdiff_t{i} * key_blocks.value + j] != 0;
   }
@@ -122,6 +129,7 @@ class BlockSparse {
   }
   /// The same mask, pointing at this one's map.
   const BlockSparseView& view() const { return view_; }
+  void check(Index heads) const { view_.check(heads); }
   /// What a kernel gets is the view; this mask, in the layer or at the caller's, holds the map during the call.
   BlockSparseView prepared(const CallShape& s) const { return view_.prepared(s); }
 

@@ -21,8 +21,11 @@ struct FirstKeys {
     if (k_begin >= count.value) return TileVisibility::none;
     return k_end <= count.value ? TileVisibility::full : TileVisibility::partial;
   }
-  FirstKeys prepared(const CallShape&) const {
+  void check(Index) const {
     detail::require(count.value >= 0, "FirstKeys: count is ", count.value, ", it must be at least 0");
+  }
+  FirstKeys prepared(const CallShape& s) const {
+    check(s.heads);
     return *this;
   }
 };

@@ -65,9 +65,12 @@ struct SlidingWindow {
     if (k_end - 1 < first - left.value || k_begin > last + right) return TileVisibility::none;
     return k_begin >= last - left.value && k_end - 1 <= first + right ? TileVisibility::full : TileVisibility::partial;
   }
-  SlidingWindow prepared(const CallShape&) const {
+  void check(Index) const {
     detail::require(left.value >= 0, "SlidingWindow: left is ", left.value, ", it must be at least 0");
     detail::require(right >= 0, "SlidingWindow: right is ", right, ", it must be at least 0");
+  }
+  SlidingWindow prepared(const CallShape& s) const {
+    check(s.heads);
     return *this;
   }
 };

@@ -46,8 +46,9 @@ struct SoftCap {
   std::span<float> numbers() { return {&cap.value, 1}; }
   std::span<const float> numbers() const { return {&cap.value, 1}; }
 
-  SoftCap prepared(const CallShape&) const {
-    detail::require_positive("SoftCap", "cap", static_cast<double>(cap.value));
+  void check(Index) const { detail::require_positive("SoftCap", "cap", static_cast<double>(cap.value)); }
+  SoftCap prepared(const CallShape& s) const {
+    check(s.heads);
     return *this;
   }
 };

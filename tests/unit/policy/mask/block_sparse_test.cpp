@@ -98,7 +98,12 @@ TEST(BlockSparse, WantsAMapOfTheRightSize) {
   EXPECT_EQ(refusal(sparse(-2, 2, 3, six), s), "BlockSparse: block is -2, it must be at least 1");
   EXPECT_EQ(refusal({.block = 2, .query_blocks = 2, .key_blocks = 3, .map = {nullptr, 6}}, s),
             "BlockSparse: the data of 6 elements is null");
-  EXPECT_NE(refusal(sparse(2, -2, -3, six), s), "") << "two negative counts have a positive product";
+  EXPECT_EQ(refusal(sparse(2, -2, -3, six), s),
+            "BlockSparse: the map has -2 x -3 blocks, both numbers must be at least 0")
+      << "two negative counts have a positive product";
+  const BlockSparse owned({.block = 2, .query_blocks = 2, .key_blocks = 3}, five);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { owned.check(4); }),
+            "BlockSparse: the map has 5 elements for 2 x 3 blocks and 4 heads: give 6 or 24");
 }
 
 TEST(BlockSparse, WantsAMapThatCoversTheCall) {

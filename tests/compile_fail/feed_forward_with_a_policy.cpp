@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect only: mha: the type of a Linear or FeedForward names a scalar, a backend and an activation; Dropout is a value
+#include <mha/block.hpp>
+
+#ifdef MHA_FAIL
+mha::FeedForward<float, mha::Cpu, mha::Gelu, mha::Dropout> feed_forward({.d_model = 4, .d_hidden = 8});
+#else
+mha::FeedForward<float> feed_forward({.d_model = 4, .d_hidden = 8}, mha::Dropout{.p = 0.1f});
+#endif
