@@ -57,11 +57,22 @@ function(mha_quick_program target)
     endif()
   endif()
 endfunction()
-# Where the sanitizer's check of pointer arithmetic is off for the compiler's time, the kernels of one scalar on Cpu have it:
-# those of its other scalars come from the same templates.
+# Where the sanitizer's checks of pointer arithmetic and of calls through pointers to functions are off for the compiler's
+# time, the kernels of one scalar on Cpu have them: those of its other scalars come from the same templates.
 if(CMAKE_CXX_FLAGS MATCHES "-fno-sanitize=pointer-overflow")
   set_source_files_properties("${PROJECT_SOURCE_DIR}/cmake/compiled/cpu_float.cpp" TARGET_DIRECTORY mha_compiled
-                              PROPERTIES COMPILE_OPTIONS -fsanitize=pointer-overflow)
+                              PROPERTIES COMPILE_OPTIONS -fsanitize=pointer-overflow,function)
+endif()
+# Tests without optimization are a hundred megabytes, which the default linker takes seconds for.
+if(MHA_QUICK_PROGRAMS AND NOT MSVC)
+  include(CheckLinkerFlag)
+  foreach(linker IN ITEMS lld gold)
+    check_linker_flag(CXX -fuse-ld=${linker} MHA_LINKS_WITH_${linker})
+    if(MHA_LINKS_WITH_${linker})
+      add_link_options("$<$<LINK_LANGUAGE:CXX>:-fuse-ld=${linker}>")
+      break()
+    endif()
+  endforeach()
 endif()
 
 # Programs for the GPU are compiled where nvcc is; without a GPU they still link, run and say what they could not do.
