@@ -22,11 +22,17 @@ template <class T, class Call> class NearKv {
 
   /// In memory of the frame; exists() says whether the call has such rows, and tiles enough that read all of them.
   template <class Frame> NearKv(const Call& call, std::int64_t tiles, Frame& frame) : call_(call) {
-    if (tiles < std::int64_t{least_tiles} * heads() || !far_apart()) return;
     for (Index b = 0; b < call.shape.batch; ++b) longest_ = std::max(longest_, call.keys(b));
-    if (double(heads()) * longest_ * static_cast<double>(row()) * sizeof(T) > most_bytes) return;
-    rows_ = frame.template take<T>(static_cast<std::size_t>(heads()) * static_cast<std::size_t>(longest_) *
-                                   static_cast<std::size_t>(row()));
+    const std::int64_t size = elements(call, tiles, longest_);
+    if (size > 0 && size <= most) rows_ = frame.template take<T>(static_cast<std::size_t>(size));
+  }
+
+  /// Elements that calls like this one take as their sequences grow to `room` keys.
+  static std::size_t growth(const Call& call, std::int64_t tiles, Index room) {
+    Index queries = 0;
+    for (Index b = 0; b < call.shape.batch; ++b) queries = std::max(queries, call.queries(b));
+    const std::int64_t keys = std::min(std::int64_t{room}, std::int64_t{most_keys} * queries);
+    return static_cast<std::size_t>(std::min(elements(call, tiles, keys), most));
   }
 
   bool exists() const { return rows_ != nullptr; }
@@ -51,21 +57,27 @@ template <class T, class Call> class NearKv {
   }
 
  private:
-  static constexpr double most_bytes = 256 << 20;
+  static constexpr std::int64_t most = (256 << 20) / static_cast<std::int64_t>(sizeof(T));
   static constexpr std::ptrdiff_t far = 2048 / static_cast<std::ptrdiff_t>(sizeof(T));
   static constexpr Index least_tiles = 10;  // of a head
   static constexpr Index most_keys = 4;     // for each query, in case that masks hide most of them
 
   std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
 
+  /// Of a copy of so many keys of each sequence, 0 where they are read where they are.
+  static std::int64_t elements(const Call& call, std::int64_t tiles, std::int64_t keys) {
+    const std::int64_t heads = std::int64_t{call.shape.batch} * call.kv_heads;
+    if (tiles < least_tiles * heads || !far_apart(call)) return 0;
+    return heads * keys * (std::int64_t{call.head_dim} + call.value_dim);
+  }
   /// Whether every sequence is one run of such rows.
-  bool far_apart() const {
-    if (call_.kv.drops()) return false;
-    for (Index b = 0; b < call_.shape.batch; ++b) {
-      const Index n = call_.keys(b);
+  static bool far_apart(const Call& call) {
+    if (call.kv.drops()) return false;
+    for (Index b = 0; b < call.shape.batch; ++b) {
+      const Index n = call.keys(b);
       if (n == 0) continue;
-      if (n > std::int64_t{most_keys} * call_.queries(b)) return false;
-      const KvRun<T> run = call_.kv.run(b, 0, 0, n);
+      if (n > std::int64_t{most_keys} * call.queries(b)) return false;
+      const KvRun<T> run = call.kv.run(b, 0, 0, n);
       if (run.count != n || run.key_stride < far || run.value_stride < far) return false;
     }
     return true;

@@ -130,4 +130,27 @@ TEST(NearKv, ChangesNoBits) {
   }
 }
 
+// Pieces of one length over a source that grows: what they copy is reserved with the first.
+TEST(NearKv, OfAGrowingSourceIsReserved) {
+  constexpr Index piece = 250, pieces = 5, room = piece * pieces;
+  Tensor<float, 4> q(1, piece, 8, 64), k(1, room, 8, 64), v(1, room, 8, 64), out(1, piece, 8, 64);
+  support::Random random("growing");
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  Index length = 0;
+  struct Growing : mha::ContiguousKv<float> {
+    const Index* length;
+    Index keys(Index) const { return *length; }
+    mha::KvRoom room() const { return {.keys = this->key.extent[1], .all = this->key.extent[1]}; }
+  };
+  Growing source{{k.view(), v.view()}, &length};
+  mha::Workspace workspace;
+  int allocations = 0;
+  for (Index i = 0; i < pieces; ++i) {
+    length += piece;
+    mha::attention_into<mha::CpuWith<mha::Serial>>(out, q, source, mha::Causal{}, workspace);
+    if (i == 0) allocations = workspace.allocations();
+    EXPECT_EQ(workspace.allocations(), allocations) << "piece " << i;
+  }
+}
+
 }  // namespace
