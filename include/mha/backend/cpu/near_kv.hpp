@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "../../cache/kv_source.hpp"
 #include "../../config.hpp"
@@ -20,26 +21,37 @@ template <class T, class Call> class NearKv {
  public:
   using Scalar = T;
 
-  /// In memory of the frame; exists() says whether the call has such rows, and tiles enough that read all of them.
-  template <class Frame> NearKv(const Call& call, std::int64_t tiles, Frame& frame) : call_(call) {
-    if (tiles < std::int64_t{least_tiles} * heads() || !far_apart()) return;
-    for (Index b = 0; b < call.shape.batch; ++b) longest_ = std::max(longest_, call.keys(b));
-    if (double(heads()) * longest_ * static_cast<double>(row()) * sizeof(T) > most_bytes) return;
-    rows_ = frame.template take<T>(static_cast<std::size_t>(heads()) * static_cast<std::size_t>(longest_) *
-                                   static_cast<std::size_t>(row()));
+  /// In memory of the frame, if it has so much; exists() says whether the call has such rows, and tiles enough that
+  /// read all of them.
+  template <class Frame> NearKv(const Call& call, std::int64_t tiles, Frame& frame) : NearKv(call) {
+    if (!wanted(tiles)) return;
+    MHA_TRY { rows_ = frame.template take<T>(static_cast<std::size_t>(elements(longest_))); }
+    MHA_CATCH(const std::bad_alloc&) {}  // the tiles read the rows where they are
+  }
+
+  /// Elements of the copies of calls with as many queries, at most, as the source grows to all that it has room for.
+  static std::size_t growth(const Call& call, std::int64_t tiles) {
+    const NearKv now(call);
+    if (!now.wanted(tiles)) return 0;
+    std::int64_t longest = 0;
+    for (Index b = 0; b < call.shape.batch; ++b)
+      longest = std::max(longest, std::min(std::int64_t{call.kv.room().keys}, most_keys_of(call.queries(b))));
+    return static_cast<std::size_t>(std::min(now.elements(longest), most_elements));
   }
 
   bool exists() const { return rows_ != nullptr; }
   /// Of all sequences.
-  Index heads() const { return call_.shape.batch * call_.kv_heads; }
+  Index heads() const { return static_cast<Index>(all_heads()); }
 
   /// Those of one of the heads.
   void copy(Index head) const {
     const Index b = head / call_.kv_heads, g = head % call_.kv_heads, n = call_.keys(b);
-    if (n == 0) return;
-    const KvRun<T> from = call_.kv.run(b, g, 0, n), to = run(b, g, 0, n);
-    copy_rows(from.key, from.key_stride, n, call_.head_dim, const_cast<T*>(to.key));
-    copy_rows(from.value, from.value_stride, n, call_.value_dim, const_cast<T*>(to.value));
+    for (Index k = 0; k < n;) {
+      const KvRun<T> from = call_.kv.run(b, g, k, n), to = run(b, g, k, n);
+      copy_rows(from.key, from.key_stride, from.count, call_.head_dim, const_cast<T*>(to.key));
+      copy_rows(from.value, from.value_stride, from.count, call_.value_dim, const_cast<T*>(to.value));
+      k += from.count;
+    }
   }
 
   Index keys(Index b) const { return call_.keys(b); }
@@ -51,20 +63,30 @@ template <class T, class Call> class NearKv {
   }
 
  private:
-  static constexpr double most_bytes = 256 << 20;
+  static constexpr double most_elements = (256 << 20) / static_cast<double>(sizeof(T));
   static constexpr std::ptrdiff_t far = 2048 / static_cast<std::ptrdiff_t>(sizeof(T));
   static constexpr Index least_tiles = 10;  // of a head
   static constexpr Index most_keys = 4;     // for each query, in case that masks hide most of them
 
-  std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
+  explicit NearKv(const Call& call) : call_(call) {
+    for (Index b = 0; b < call.shape.batch; ++b) longest_ = std::max(longest_, call.keys(b));
+  }
 
-  /// Whether every sequence is one run of such rows.
-  bool far_apart() const {
-    if (call_.kv.drops()) return false;
+  static std::int64_t most_keys_of(Index queries) { return std::int64_t{most_keys} * queries; }
+  std::int64_t all_heads() const { return std::int64_t{call_.shape.batch} * call_.kv_heads; }
+  std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
+  double elements(std::int64_t longest) const {
+    return static_cast<double>(all_heads()) * static_cast<double>(longest) * static_cast<double>(row());
+  }
+
+  /// Whether so many tiles read keys of which every sequence is one run of such rows in its first head.
+  bool wanted(std::int64_t tiles) const {
+    if (longest_ == 0 || elements(longest_) > most_elements) return false;
+    if (tiles < least_tiles * all_heads() || call_.kv.drops()) return false;
     for (Index b = 0; b < call_.shape.batch; ++b) {
       const Index n = call_.keys(b);
       if (n == 0) continue;
-      if (n > std::int64_t{most_keys} * call_.queries(b)) return false;
+      if (n > most_keys_of(call_.queries(b))) return false;
       const KvRun<T> run = call_.kv.run(b, 0, 0, n);
       if (run.count != n || run.key_stride < far || run.value_stride < far) return false;
     }
