@@ -33,9 +33,10 @@ template <class T, class Call> class NearKv {
   static std::size_t growth(const Call& call, std::int64_t tiles) {
     const NearKv now(call);
     if (!now.wanted(tiles)) return 0;
+    const std::int64_t room = std::min(call.kv.room().keys, call.kv.room().together);
     std::int64_t longest = 0;
     for (Index b = 0; b < call.shape.batch; ++b)
-      longest = std::max(longest, std::min(std::int64_t{call.kv.room().keys}, most_keys_of(call.queries(b))));
+      longest = std::max(longest, std::min(room, most_keys_of(call.queries(b))));
     return static_cast<std::size_t>(std::min(now.elements(longest), most_elements));
   }
 
