@@ -12,9 +12,9 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
-/// The keys and values of a call copied to rows one after another, where those of the call's source lie whole pages
-/// apart, as those of 16 heads of 64 floats do. Rows a page apart share a few lines of each cache: what a tile has
-/// read, the next tile has to fetch from memory again.
+/// The keys and values of a call copied to rows one after another, where those of the call's source lie 2 KiB apart and
+/// more, as those of 8 heads of 64 floats do. Rows so far apart share a few lines of each cache: what a tile has read,
+/// the next tile has to fetch from memory again.
 ///
 /// A source of the same keys, which the copy's memory and the call must outlive.
 template <class T, class Call> class NearKv {
