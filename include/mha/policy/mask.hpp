@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <type_traits>
 
@@ -67,7 +68,9 @@ namespace detail {
 ///
 /// Errors    ShapeError of its own check(), or if it is a pointer to a function or a std::function that is null
 template <class P> constexpr void check_policy(const P& policy, Index heads) {
-  if constexpr (requires { policy.check(heads); })
+  if constexpr (requires {
+                  { policy.check(heads) } -> std::same_as<void>;
+                })
     policy.check(heads);
   else
     require_function(plays<P, Role::mask> ? "mask" : "score", policy);

@@ -232,6 +232,19 @@ TEST(CheckPolicy, AsksEveryPart) {
   EXPECT_EQ(message(Causal{} && (mha::SlidingWindow{.left = 2} || mha::Full{})), "");
 }
 
+/// A mask with a member of its own that is no check: it answers.
+struct EveryOther {
+  static constexpr mha::Role role = mha::Role::mask;
+  bool operator()(mha::Index, mha::Index, mha::Index q, mha::Index k) const { return check(q - k); }
+  [[nodiscard]] bool check(mha::Index apart) const { return ++*asked, apart % 2 == 0; }
+  int* asked;
+};
+TEST(CheckPolicy, CallsNothingThatGivesAnAnswer) {
+  int asked = 0;
+  mha::detail::check_policy(Causal{} && EveryOther{&asked}, 2);
+  EXPECT_EQ(asked, 0);
+}
+
 TEST(Composition, PassesSequenceAndHeadOn) {
   const auto only = mha::mask([](int b, int h, int, int) { return b == 1 && h == 2; });
   for (int b = 0; b < 3; ++b)

@@ -180,7 +180,7 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
   const Index keys = call.kv.room().keys;
   if (keys <= call.shape.keys && !call.kv.drops()) return;
   const bool parallel = enough_work(tiling.flop_per_key * std::max(keys, call.shape.keys));
-  SizeOfFrame scratch, state, lists;
+  SizeOfFrame scratch, state, lists, near;
   TileScratch<A>(scratch, tiling.lanes, call.head_dim, call.value_dim, !std::is_same_v<Stored, A>);
   take_state<A>(state, tiling.lanes, call.value_dim);
   const std::size_t used = static_cast<std::size_t>(parallel ? workers : 1);
@@ -191,9 +191,9 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
     parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, std::int64_t{2} * workers));
   lists.take<TileScratch<A>>(used);
   lists.take<simd::TileState<A>>(parts);
-  lists.take<Stored>(NearKv<Stored, AnyCall<T, Stored>>::growth(call, tiling.tiles, keys));
+  near.take<Stored>(NearKv<Stored, AnyCall<T, Stored>>::growth(call, tiling.tiles));
   auto frame = workspace.frame();
-  MHA_TRY { frame.take<std::byte>(lists.bytes() + used * scratch.bytes() + parts * state.bytes()); }
+  MHA_TRY { frame.take<std::byte>(lists.bytes() + near.bytes() + used * scratch.bytes() + parts * state.bytes()); }
   MHA_CATCH(const std::bad_alloc&) {}  // this call does without
 }
 

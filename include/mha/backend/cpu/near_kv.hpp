@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "../../cache/kv_source.hpp"
 #include "../../config.hpp"
@@ -11,41 +12,47 @@
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
-/// The keys and values of a call copied to rows one after another, where those of the call's source lie whole pages
-/// apart, as those of 16 heads of 64 floats do. Rows a page apart share a few lines of each cache: what a tile has
-/// read, the next tile has to fetch from memory again.
+/// The keys and values of a call copied to rows one after another, where those of the call's source lie 2 KiB apart and
+/// more, as those of 8 heads of 64 floats do. Rows so far apart share a few lines of each cache: what a tile has read,
+/// the next tile has to fetch from memory again.
 ///
 /// A source of the same keys, which the copy's memory and the call must outlive.
 template <class T, class Call> class NearKv {
  public:
   using Scalar = T;
 
-  /// In memory of the frame; exists() says whether the call has such rows, and tiles enough that read all of them.
-  template <class Frame> NearKv(const Call& call, std::int64_t tiles, Frame& frame) : call_(call) {
-    for (Index b = 0; b < call.shape.batch; ++b) longest_ = std::max(longest_, call.keys(b));
-    const std::int64_t size = elements(call, tiles, longest_);
-    if (size > 0 && size <= most) rows_ = frame.template take<T>(static_cast<std::size_t>(size));
+  /// In memory of the frame, if it has so much; exists() says whether the call has such rows, and tiles enough that
+  /// read all of them.
+  template <class Frame> NearKv(const Call& call, std::int64_t tiles, Frame& frame) : NearKv(call) {
+    if (!wanted(tiles)) return;
+    MHA_TRY { rows_ = frame.template take<T>(static_cast<std::size_t>(elements(longest_))); }
+    MHA_CATCH(const std::bad_alloc&) {}  // the tiles read the rows where they are
   }
 
-  /// Elements that calls like this one take as their sequences grow to `room` keys.
-  static std::size_t growth(const Call& call, std::int64_t tiles, Index room) {
-    Index queries = 0;
-    for (Index b = 0; b < call.shape.batch; ++b) queries = std::max(queries, call.queries(b));
-    const std::int64_t keys = std::min(std::int64_t{room}, std::int64_t{most_keys} * queries);
-    return static_cast<std::size_t>(std::min(elements(call, tiles, keys), most));
+  /// Elements of the copies of calls with as many queries, at most, as the source grows to all that it has room for.
+  static std::size_t growth(const Call& call, std::int64_t tiles) {
+    const NearKv now(call);
+    if (!now.wanted(tiles)) return 0;
+    const std::int64_t room = std::min(call.kv.room().keys, call.kv.room().together);
+    std::int64_t longest = 0;
+    for (Index b = 0; b < call.shape.batch; ++b)
+      longest = std::max(longest, std::min(room, most_keys_of(call.queries(b))));
+    return static_cast<std::size_t>(std::min(now.elements(longest), most_elements));
   }
 
   bool exists() const { return rows_ != nullptr; }
   /// Of all sequences.
-  Index heads() const { return call_.shape.batch * call_.kv_heads; }
+  Index heads() const { return static_cast<Index>(all_heads()); }
 
   /// Those of one of the heads.
   void copy(Index head) const {
     const Index b = head / call_.kv_heads, g = head % call_.kv_heads, n = call_.keys(b);
-    if (n == 0) return;
-    const KvRun<T> from = call_.kv.run(b, g, 0, n), to = run(b, g, 0, n);
-    copy_rows(from.key, from.key_stride, n, call_.head_dim, const_cast<T*>(to.key));
-    copy_rows(from.value, from.value_stride, n, call_.value_dim, const_cast<T*>(to.value));
+    for (Index k = 0; k < n;) {
+      const KvRun<T> from = call_.kv.run(b, g, k, n), to = run(b, g, k, n);
+      copy_rows(from.key, from.key_stride, from.count, call_.head_dim, const_cast<T*>(to.key));
+      copy_rows(from.value, from.value_stride, from.count, call_.value_dim, const_cast<T*>(to.value));
+      k += from.count;
+    }
   }
 
   Index keys(Index b) const { return call_.keys(b); }
@@ -57,27 +64,31 @@ template <class T, class Call> class NearKv {
   }
 
  private:
-  static constexpr std::int64_t most = (256 << 20) / static_cast<std::int64_t>(sizeof(T));
+  static constexpr double most_elements = (256 << 20) / static_cast<double>(sizeof(T));
   static constexpr std::ptrdiff_t far = 2048 / static_cast<std::ptrdiff_t>(sizeof(T));
   static constexpr Index least_tiles = 10;  // of a head
   static constexpr Index most_keys = 4;     // for each query, in case that masks hide most of them
 
-  std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
-
-  /// Of a copy of so many keys of each sequence, 0 where they are read where they are.
-  static std::int64_t elements(const Call& call, std::int64_t tiles, std::int64_t keys) {
-    const std::int64_t heads = std::int64_t{call.shape.batch} * call.kv_heads;
-    if (tiles < least_tiles * heads || !far_apart(call)) return 0;
-    return heads * keys * (std::int64_t{call.head_dim} + call.value_dim);
+  explicit NearKv(const Call& call) : call_(call) {
+    for (Index b = 0; b < call.shape.batch; ++b) longest_ = std::max(longest_, call.keys(b));
   }
-  /// Whether every sequence is one run of such rows.
-  static bool far_apart(const Call& call) {
-    if (call.kv.drops()) return false;
-    for (Index b = 0; b < call.shape.batch; ++b) {
-      const Index n = call.keys(b);
+
+  static std::int64_t most_keys_of(Index queries) { return std::int64_t{most_keys} * queries; }
+  std::int64_t all_heads() const { return std::int64_t{call_.shape.batch} * call_.kv_heads; }
+  std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
+  double elements(std::int64_t longest) const {
+    return static_cast<double>(all_heads()) * static_cast<double>(longest) * static_cast<double>(row());
+  }
+
+  /// Whether so many tiles read keys of which every sequence is one run of such rows in its first head.
+  bool wanted(std::int64_t tiles) const {
+    if (longest_ == 0 || elements(longest_) > most_elements) return false;
+    if (tiles < least_tiles * all_heads() || call_.kv.drops()) return false;
+    for (Index b = 0; b < call_.shape.batch; ++b) {
+      const Index n = call_.keys(b);
       if (n == 0) continue;
-      if (n > std::int64_t{most_keys} * call.queries(b)) return false;
-      const KvRun<T> run = call.kv.run(b, 0, 0, n);
+      if (n > most_keys_of(call_.queries(b))) return false;
+      const KvRun<T> run = call_.kv.run(b, 0, 0, n);
       if (run.count != n || run.key_stride < far || run.value_stride < far) return false;
     }
     return true;

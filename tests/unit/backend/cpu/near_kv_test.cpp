@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -99,6 +100,75 @@ TEST(NearKv, ExistsForFarRowsThatManyTilesRead) {
   EXPECT_FALSE(exists(Far({40, 31}, 511), {40, 31}, 10 * 2 * heads)) << "near rows";
   EXPECT_TRUE(exists(Far({40, 0}), {10, 0}, 10 * 2 * heads));
   EXPECT_FALSE(exists(Far({41, 0}), {10, 0}, 10 * 2 * heads)) << "keys for few queries";
+  EXPECT_FALSE(exists(Far({0, 0}), {10, 10}, 10 * 2 * heads)) << "no keys";
+}
+
+/// A frame of a workspace that cannot grow.
+struct NoMemory {
+  template <class T> T* take(std::size_t) { throw std::bad_alloc(); }
+};
+TEST(NearKv, IsNotThereWhereThereIsNoMemoryForIt) {
+  const Far far({40, 31});
+  const Call call = far.call({40, 31});
+  NoMemory frame;
+  EXPECT_FALSE(NearKv(call, 10 * 2 * heads, frame).exists());
+}
+
+/// Two heads: the rows of the first are far apart and one run, those of the second lie in pages of 16.
+struct PagedSecondHead {
+  using Scalar = float;
+  static constexpr Index dim_of_all = 16, page = 16, pages = 30, apart = 512;
+  Tensor<float, 2> first{page * pages, apart};
+  Tensor<float, 3> second{pages, page, 2 * dim_of_all};
+
+  PagedSecondHead() {
+    support::Random random("paged second head");
+    random.fill(first);
+    random.fill(second);
+  }
+  Index batch() const { return 1; }
+  Index heads() const { return 2; }
+  Index dim() const { return dim_of_all; }
+  Index value_dim() const { return dim_of_all; }
+  Index keys(Index) const { return page * pages; }
+  mha::KvRun<float> run(Index, Index g, Index begin, Index end) const {
+    if (g == 0) {
+      const float* const row = &first(begin, 0);
+      return {row, row + dim_of_all, apart, apart, end - begin};
+    }
+    const float* const row = &second(begin / page * 7 % pages, begin % page, 0);
+    return {row, row + dim_of_all, 2 * dim_of_all, 2 * dim_of_all, std::min(end - begin, page - begin % page)};
+  }
+};
+TEST(NearKv, HasHeadsWhoseRunsAreNotThoseOfTheFirst) {
+  const PagedSecondHead source;
+  const Index keys = source.keys(0), size = source.dim();
+  Tensor<float, 4> q(1, keys, 2, size), k(1, keys, 2, size), v(1, keys, 2, size);
+  support::Random("queries of two heads").fill(q);
+  for (Index j = 0; j < keys; ++j)
+    for (Index h = 0; h < 2; ++h) {
+      const auto row = source.run(0, h, j, j + 1);
+      std::copy_n(row.key, size, &k(0, j, h, 0));
+      std::copy_n(row.value, size, &v(0, j, h, 0));
+    }
+  EXPECT_EQ(support::differing(mha::attention<mha::Cpu>(q, source), mha::attention<mha::Cpu>(q, k, v)), 0u);
+}
+
+TEST(NearKv, OfAGrowingSourceIsReservedInTheFirstCall) {
+  constexpr Index room = 1600, chunk = 250, size = 16, apart = 512;
+  Tensor<float, 4> k(1, room, 1, apart), v(1, room, 1, apart), q(1, chunk, 2, size), out(1, chunk, 2, size);
+  const auto of_heads = [](const Tensor<float, 4>& rows) {
+    return mha::TensorView<const float, 4>{rows.data(), {1, room, 2, size}, {apart * room, apart, size, 1}};
+  };
+  mha::Workspace workspace;
+  int allocations = 0;
+  for (Index n = chunk; n <= room; n += chunk) {
+    const std::vector<Index> lengths{n};
+    const mha::ContiguousKv<float> source{of_heads(k), of_heads(v), {}, lengths};
+    mha::attention_into<mha::Cpu>(out, q, source, workspace, mha::Causal{}, mha::Origin{n - chunk});
+    if (n == chunk) allocations = workspace.allocations();
+    EXPECT_EQ(workspace.allocations(), allocations) << n << " keys";
+  }
 }
 
 // The bits of a call do not tell whether its rows were copied.
@@ -127,29 +197,6 @@ TEST(NearKv, ChangesNoBits) {
     expect_bits_of_near_rows<float>(queries, mha::Causal{});
     expect_bits_of_near_rows<double>(queries, mha::SlidingWindow{40});
     expect_bits_of_near_rows<mha::half>(queries, mha::Causal{});
-  }
-}
-
-// Pieces of one length over a source that grows: what they copy is reserved with the first.
-TEST(NearKv, OfAGrowingSourceIsReserved) {
-  constexpr Index piece = 250, pieces = 5, room = piece * pieces;
-  Tensor<float, 4> q(1, piece, 8, 64), k(1, room, 8, 64), v(1, room, 8, 64), out(1, piece, 8, 64);
-  support::Random random("growing");
-  for (auto* t : {&q, &k, &v}) random.fill(*t);
-  Index length = 0;
-  struct Growing : mha::ContiguousKv<float> {
-    const Index* length;
-    Index keys(Index) const { return *length; }
-    mha::KvRoom room() const { return {.keys = this->key.extent[1], .all = this->key.extent[1]}; }
-  };
-  Growing source{{k.view(), v.view()}, &length};
-  mha::Workspace workspace;
-  int allocations = 0;
-  for (Index i = 0; i < pieces; ++i) {
-    length += piece;
-    mha::attention_into<mha::CpuWith<mha::Serial>>(out, q, source, mha::Causal{}, workspace);
-    if (i == 0) allocations = workspace.allocations();
-    EXPECT_EQ(workspace.allocations(), allocations) << "piece " << i;
   }
 }
 

@@ -89,7 +89,7 @@ TEST(QueryTile, MergesChunksOfKeys) {
   for (std::size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse.data()[i], expected_lse.data()[i], 1e-12);
 }
 
-// Values a whole number of pages apart are copied before a wide tile reads them.
+// How far apart values lie changes no bits: a tile reads them where they are.
 template <class T> void expect_bits_of_near_values(Index queries) {
   constexpr Index keys = 300, dim = 20, apart = 4096 / static_cast<Index>(sizeof(T));
   support::Random random("far values");
