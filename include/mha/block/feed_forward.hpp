@@ -90,12 +90,21 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   template <class Change> void update(Change&& f) {
     up_.parameters_.require_writable("update: up()");
     down_.parameters_.require_writable("update: down()");
-    up_.update([&](const LinearViews<T>& up) {
-      down_.update([&](const LinearViews<T>& down) {
-        const FeedForwardViews<T> both{up, down, {}};
-        f(both);
+    const bool none_before = !down_.parameters_.present();
+    LinearViews<T> written{};
+    MHA_TRY {
+      up_.update([&](const LinearViews<T>& up) {
+        down_.update([&](const LinearViews<T>& down) {
+          written = down;
+          const FeedForwardViews<T> both{up, down, {}};
+          f(both);
+        });
       });
-    });
+    }
+    MHA_CATCH(...) {  // down() may have been packed, and no memory left for up()
+      if (none_before && down_.parameters_.forget(written)) down_.products_ = {};
+      MHA_RETHROW;
+    }
   }
 
   /// Draws the weights of both, e.g. XavierUniform{.seed = 1}.

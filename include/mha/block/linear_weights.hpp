@@ -144,9 +144,11 @@ template <class T, bool gated> class LinearParameters {
     return carve<T>(own_.data(), own_.size());
   }
 
-  /// There are none, if these are still its own.
-  void forget(const LinearViews<T>& written) noexcept {
-    if (own_.data() == written.all.data()) own_ = {};
+  /// There are none, if these are still its own; whether they were.
+  bool forget(const LinearViews<T>& written) noexcept {
+    const bool own = own_.data() == written.all.data();
+    if (own) own_ = {};
+    return own;
   }
 
   /// Errors    ShapeError if they cannot be written

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -186,6 +187,22 @@ TEST(FeedForwardUpdate, ThatThrewLeavesNoneWhereThereWereNone) {
   EXPECT_THROW(ff.initialize(mha::XavierUniform{.gain = std::nan("")}), mha::ShapeError);
   EXPECT_EQ(ff.up().parameters().weight(0, 0), first);
   EXPECT_EQ(ff.parameters().down.weight.data, nullptr);
+}
+
+TEST(FeedForwardUpdate, WithoutMemoryLeavesNoneWhereThereWereNone) {
+  std::optional<mha::FeedForward<float>> ff;
+  const auto initialize = [&] {
+    const int left = std::exchange(support::allocations_until_failure, -1);
+    ff.emplace(sizes);
+    support::allocations_until_failure = left;
+    ff->initialize(mha::XavierUniform{.seed = 1});
+  };
+  const int failed = support::with_each_allocation_failing(initialize, [&](int n) {
+    EXPECT_EQ(ff->parameters().up.weight.data, nullptr) << n;
+    EXPECT_EQ(ff->parameters().down.weight.data, nullptr) << n;
+    EXPECT_EQ(ff->packed_bytes(), 0u) << n;
+  });
+  EXPECT_GT(failed, 3);
 }
 
 TEST(FeedForwardUpdate, MakesTapesOfThoseBeforeStale) {

@@ -191,7 +191,7 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
     parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, std::int64_t{2} * workers));
   lists.take<TileScratch<A>>(used);
   lists.take<simd::TileState<A>>(parts);
-  near.take<Stored>(NearKv<Stored, AnyCall<T, Stored>>::growth(call, tiling.tiles));
+  NearKv<Stored, AnyCall<T, Stored>>::take_growth(call, tiling.tiles, near);
   auto frame = workspace.frame();
   MHA_TRY { frame.take<std::byte>(lists.bytes() + near.bytes() + used * scratch.bytes() + parts * state.bytes()); }
   MHA_CATCH(const std::bad_alloc&) {}  // this call does without

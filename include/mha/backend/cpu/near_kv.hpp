@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 
 #include "../../cache/kv_source.hpp"
 #include "../../config.hpp"
@@ -25,19 +26,24 @@ template <class T, class Call> class NearKv {
   /// read all of them.
   template <class Frame> NearKv(const Call& call, std::int64_t tiles, Frame& frame) : NearKv(call) {
     if (!wanted(tiles)) return;
-    MHA_TRY { rows_ = frame.template take<T>(static_cast<std::size_t>(elements(longest_))); }
-    MHA_CATCH(const std::bad_alloc&) {}  // the tiles read the rows where they are
+    MHA_TRY {
+      first_ = frame.template take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
+      rows_ = frame.template take<T>(static_cast<std::size_t>(elements(all_keys_)));
+    }
+    MHA_CATCH(const std::bad_alloc&) { return; }  // the tiles read the rows where they are
+    std::int64_t first = 0;
+    for (Index b = 0; b < call.shape.batch; ++b) first_[b] = std::exchange(first, first + call.keys(b));
   }
 
-  /// Elements of the copies of calls with as many queries, at most, as the source grows to all that it has room for.
-  static std::size_t growth(const Call& call, std::int64_t tiles) {
+  /// Takes what calls with as many queries take at most, as the source grows to all that it has room for.
+  template <class Frame> static void take_growth(const Call& call, std::int64_t tiles, Frame& frame) {
     const NearKv now(call);
-    if (!now.wanted(tiles)) return 0;
+    if (!now.wanted(tiles)) return;
     const std::int64_t room = std::min(call.kv.room().keys, call.kv.room().together);
-    std::int64_t longest = 0;
-    for (Index b = 0; b < call.shape.batch; ++b)
-      longest = std::max(longest, std::min(room, most_keys_of(call.queries(b))));
-    return static_cast<std::size_t>(std::min(now.elements(longest), most_elements));
+    std::int64_t keys = 0;
+    for (Index b = 0; b < call.shape.batch; ++b) keys += std::min(room, most_keys_of(call.queries(b)));
+    frame.template take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
+    frame.template take<T>(static_cast<std::size_t>(std::min(now.elements(keys), most_elements)));
   }
 
   bool exists() const { return rows_ != nullptr; }
@@ -57,10 +63,11 @@ template <class T, class Call> class NearKv {
 
   Index keys(Index b) const { return call_.keys(b); }
   KvRun<T> run(Index b, Index g, Index begin, Index end) const {
-    const T* const head = rows_ + (std::ptrdiff_t{b} * call_.kv_heads + g) * longest_ * row();
+    const std::ptrdiff_t n = call_.keys(b);
+    const T* const head = rows_ + (first_[b] * call_.kv_heads + g * n) * row();
     return {head + std::ptrdiff_t{begin} * call_.head_dim,
-            head + std::ptrdiff_t{longest_} * call_.head_dim + std::ptrdiff_t{begin} * call_.value_dim, call_.head_dim,
-            call_.value_dim, end - begin};
+            head + n * call_.head_dim + std::ptrdiff_t{begin} * call_.value_dim, call_.head_dim, call_.value_dim,
+            end - begin};
   }
 
  private:
@@ -70,19 +77,19 @@ template <class T, class Call> class NearKv {
   static constexpr Index most_keys = 4;     // for each query, in case that masks hide most of them
 
   explicit NearKv(const Call& call) : call_(call) {
-    for (Index b = 0; b < call.shape.batch; ++b) longest_ = std::max(longest_, call.keys(b));
+    for (Index b = 0; b < call.shape.batch; ++b) all_keys_ += call.keys(b);
   }
 
   static std::int64_t most_keys_of(Index queries) { return std::int64_t{most_keys} * queries; }
   std::int64_t all_heads() const { return std::int64_t{call_.shape.batch} * call_.kv_heads; }
   std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
-  double elements(std::int64_t longest) const {
-    return static_cast<double>(all_heads()) * static_cast<double>(longest) * static_cast<double>(row());
+  double elements(std::int64_t keys) const {
+    return static_cast<double>(keys) * static_cast<double>(call_.kv_heads) * static_cast<double>(row());
   }
 
   /// Whether so many tiles read keys of which every sequence is one run of such rows in its first head.
   bool wanted(std::int64_t tiles) const {
-    if (longest_ == 0 || elements(longest_) > most_elements) return false;
+    if (all_keys_ == 0 || elements(all_keys_) > most_elements) return false;
     if (tiles < least_tiles * all_heads() || call_.kv.drops()) return false;
     for (Index b = 0; b < call_.shape.batch; ++b) {
       const Index n = call_.keys(b);
@@ -99,7 +106,8 @@ template <class T, class Call> class NearKv {
   }
 
   const Call& call_;
-  Index longest_ = 0;
+  std::int64_t all_keys_ = 0;
+  std::int64_t* first_ = nullptr;  ///< of each sequence, among the keys of all
   T* rows_ = nullptr;
 };
 

@@ -72,6 +72,7 @@ struct BlockSparseView {
     detail::require(block.value > 0, "BlockSparse: block is ", block.value, ", it must be at least 1");
     detail::require(query_blocks.value >= 0 && key_blocks.value >= 0, "BlockSparse: the map has ", query_blocks.value,
                     " x ", key_blocks.value, " blocks, both numbers must be at least 0");
+    detail::checked_product("BlockSparse", "the map", {heads, query_blocks.value, key_blocks.value});
     const std::int64_t one = map_of_a_head(), all = one * heads;
     detail::require(map.size == one || map.size == all, "BlockSparse: the map has ", map.size, " elements for ",
                     query_blocks.value, " x ", key_blocks.value, " blocks and ", heads, " heads: give ", one, " or ",

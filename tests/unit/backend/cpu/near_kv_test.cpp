@@ -154,6 +154,17 @@ TEST(NearKv, HasHeadsWhoseRunsAreNotThoseOfTheFirst) {
   EXPECT_EQ(support::differing(mha::attention<mha::Cpu>(q, source), mha::attention<mha::Cpu>(q, k, v)), 0u);
 }
 
+TEST(NearKv, TakesNoMoreThanTheKeysOfAllSequences) {
+  const Far far({400, 1});
+  const Call call = far.call({400, 1});
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  ASSERT_TRUE(NearKv(call, 10 * 2 * heads, frame).exists());
+  constexpr std::size_t rows = 401 * heads * (dim + value_dim) * sizeof(float);
+  EXPECT_GE(workspace.bytes(), rows);
+  EXPECT_LE(workspace.bytes(), rows + 256);
+}
+
 TEST(NearKv, OfAGrowingSourceIsReservedInTheFirstCall) {
   constexpr Index room = 1600, chunk = 250, size = 16, apart = 512;
   Tensor<float, 4> k(1, room, 1, apart), v(1, room, 1, apart), q(1, chunk, 2, size), out(1, chunk, 2, size);

@@ -101,6 +101,10 @@ TEST(BlockSparse, WantsAMapOfTheRightSize) {
   EXPECT_EQ(refusal(sparse(2, -2, -3, six), s),
             "BlockSparse: the map has -2 x -3 blocks, both numbers must be at least 0")
       << "two negative counts have a positive product";
+  constexpr mha::Index most = std::numeric_limits<mha::Index>::max();
+  EXPECT_EQ(refusal(sparse(1, most, most, six), s),
+            "BlockSparse: the map is (4, 2147483647, 2147483647), more than 36028797018963967 elements, an empty axis "
+            "counted as 1");
   const BlockSparse owned({.block = 2, .query_blocks = 2, .key_blocks = 3}, five);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { owned.check(4); }),
             "BlockSparse: the map has 5 elements for 2 x 3 blocks and 4 heads: give 6 or 24");
