@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values in pages of any order and in a ring against contiguous ones: the same call, sampled in turns.
+// Keys and values in pages of any order, in a ring and head by head against contiguous ones, (batch, seq, heads, d_k):
+// the same call, sampled in turns.
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -24,9 +25,10 @@ using Cpu = mha::CpuWith<mha::Serial>;
 constexpr int heads = 32, kv_heads = 8, dim = 128, rounds = 9;
 constexpr int page_sizes[] = {16, 64, 256};
 
-/// The same rows (1, Lk, Hkv, D) once as they are, once in pages of each size, once in a ring that has just wrapped.
+/// The same rows (1, Lk, Hkv, D) once as they are, once in pages of each size, once in a ring that has just wrapped,
+/// once as (1, Hkv, Lk, D), with the rows of a head one after another.
 template <class T> struct Inputs {
-  mha::Tensor<T, 4> q, k, v, out;
+  mha::Tensor<T, 4> q, k, v, out, near_k, near_v;
   std::vector<mha::Tensor<T, 4>> paged_k, paged_v;
   std::vector<std::vector<Index>> tables;
   std::vector<Index> length;
@@ -36,10 +38,17 @@ template <class T> struct Inputs {
         k(1, keys, kv_heads, dim),
         v(1, keys, kv_heads, dim),
         out(1, queries, heads, dim),
+        near_k(1, kv_heads, keys, dim),
+        near_v(1, kv_heads, keys, dim),
         length{keys} {
     std::mt19937 gen(7);
     std::normal_distribution<float> normal;
     for (auto* t : {&q, &k, &v}) std::generate(t->begin(), t->end(), [&] { return static_cast<T>(normal(gen)); });
+    for (Index i = 0; i < keys; ++i)
+      for (Index h = 0; h < kv_heads; ++h) {
+        std::copy_n(&k(0, i, h, 0), dim, &near_k(0, h, i, 0));
+        std::copy_n(&v(0, i, h, 0), dim, &near_v(0, h, i, 0));
+      }
     for (const int page : page_sizes) {
       std::vector<Index> table(static_cast<std::size_t>(keys / page));
       std::iota(table.begin(), table.end(), 0);
@@ -58,11 +67,20 @@ template <class T> struct Inputs {
   }
   mha::ContiguousKv<T> plain() const { return {k.view(), v.view()}; }
   mha::PagedKv<T> pages(std::size_t i) const { return {paged_k[i].view(), paged_v[i].view(), tables[i], length}; }
+  mha::ContiguousKv<T> by_head() const {
+    const auto of = [](const mha::Tensor<T, 4>& near) {
+      const auto rows = near.view();
+      return mha::TensorView<const T, 4>{rows.data,
+                                         {1, rows.extent[2], kv_heads, dim},
+                                         {rows.stride[0], rows.stride[2], rows.stride[1], rows.stride[3]}};
+    };
+    return {of(near_k), of(near_v)};
+  }
   /// Positions half a ring further on: two runs, of rows that are elsewhere.
   mha::RingKv<T> ring(const std::vector<Index>& given) const { return {k.view(), v.view(), given}; }
 };
 
-std::map<std::string, std::vector<std::vector<double>>> results;  // by source: contiguous, pages, ring
+std::map<std::string, std::vector<std::vector<double>>> results;  // by source: contiguous, pages, ring, heads
 std::vector<std::string> order;
 
 template <class T> void run(benchmark::State& state, const std::string& name, int queries, int keys) {
@@ -70,9 +88,9 @@ template <class T> void run(benchmark::State& state, const std::string& name, in
   const std::vector<Index> given{keys + keys / 2};
   mha::Workspace workspace;
   const auto attend = [&](const auto& kv) { mha::attention_into<Cpu>(in.out, in.q, kv, workspace); };
-  const std::vector<std::function<void()>> calls{[&] { attend(in.plain()); }, [&] { attend(in.pages(0)); },
-                                                 [&] { attend(in.pages(1)); }, [&] { attend(in.pages(2)); },
-                                                 [&] { attend(in.ring(given)); }};
+  const std::vector<std::function<void()>> calls{[&] { attend(in.plain()); },     [&] { attend(in.pages(0)); },
+                                                 [&] { attend(in.pages(1)); },    [&] { attend(in.pages(2)); },
+                                                 [&] { attend(in.ring(given)); }, [&] { attend(in.by_head()); }};
   if (!results.count(name)) order.push_back(name);
   auto& samples = results[name];
   samples.resize(calls.size());
@@ -90,7 +108,7 @@ template <class T> void run(benchmark::State& state, const std::string& name, in
 void print_table() {
   std::printf("\n%s\n%d query heads, %d key/value heads, head size %d, no mask, one thread\n", bench::machine().c_str(),
               heads, kv_heads, dim);
-  bench::Table table({"case", "contiguous ms", "pages of 16", "of 64", "of 256", "ring"});
+  bench::Table table({"case", "contiguous ms", "pages of 16", "of 64", "of 256", "ring", "by head"});
   for (const std::string& name : order) {
     const auto& s = results.at(name);
     if (s.empty() || s[0].empty()) continue;
@@ -111,8 +129,8 @@ template <class T> void add(const char* scalar, int queries, int keys) {
 
 int main(int argc, char** argv) {
   for (const int keys : {1024, 4096, 32768})
-    for (const int queries : {1, 8, 64}) {
-      if (queries == 64 && keys > 4096) continue;
+    for (const int queries : {1, 8, 64, 512}) {
+      if (queries > 8 && keys > (queries == 64 ? 4096 : 1024)) continue;
       add<float>("f32", queries, keys);
       add<mha::bfloat16>("bf16", queries, keys);
     }
