@@ -39,7 +39,7 @@ template <class T, class Call> class NearKv {
   template <class Frame> static void take_growth(const Call& call, std::int64_t tiles, Frame& frame) {
     const NearKv now(call);
     if (!now.wanted(tiles)) return;
-    const std::int64_t room = std::min(call.kv.room().keys, call.kv.room().together);
+    const std::int64_t room = call.kv.room().keys;
     std::int64_t keys = 0;
     for (Index b = 0; b < call.shape.batch; ++b) keys += std::min(room, most_keys_of(call.queries(b)));
     frame.template take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
@@ -87,7 +87,7 @@ template <class T, class Call> class NearKv {
     return static_cast<double>(keys) * static_cast<double>(call_.kv_heads) * static_cast<double>(row());
   }
 
-  /// Whether so many tiles read keys of which every sequence is one run of such rows in its first head.
+  /// Whether so many tiles read keys whose first run, of each sequence, has such rows.
   bool wanted(std::int64_t tiles) const {
     if (all_keys_ == 0 || elements(all_keys_) > most_elements) return false;
     if (tiles < least_tiles * all_heads() || call_.kv.drops()) return false;
@@ -96,7 +96,7 @@ template <class T, class Call> class NearKv {
       if (n == 0) continue;
       if (n > most_keys_of(call_.queries(b))) return false;
       const KvRun<T> run = call_.kv.run(b, 0, 0, n);
-      if (run.count != n || run.key_stride < far || run.value_stride < far) return false;
+      if (run.key_stride < far || run.value_stride < far) return false;
     }
     return true;
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <new>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/cpu/near_kv.hpp>
 #include <mha/cache/any_kv.hpp>
+#include <mha/cache/paged_kv.hpp>
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
@@ -165,21 +167,61 @@ TEST(NearKv, TakesNoMoreThanTheKeysOfAllSequences) {
   EXPECT_LE(workspace.bytes(), rows + 256);
 }
 
-TEST(NearKv, OfAGrowingSourceIsReservedInTheFirstCall) {
-  constexpr Index room = 1600, chunk = 250, size = 16, apart = 512;
-  Tensor<float, 4> k(1, room, 1, apart), v(1, room, 1, apart), q(1, chunk, 2, size), out(1, chunk, 2, size);
-  const auto of_heads = [](const Tensor<float, 4>& rows) {
-    return mha::TensorView<const float, 4>{rows.data(), {1, room, 2, size}, {apart * room, apart, size, 1}};
-  };
+/// Chunks of a prompt over a source that grows, source_of(its lengths), up to `room` keys.
+template <class SourceOf> void expect_no_growth(Index room, Index group, const SourceOf& source_of) {
+  constexpr Index chunk = 250;
+  const auto source = source_of(std::vector<Index>{chunk});
+  Tensor<float, 4> q(1, chunk, group * source.heads(), source.dim()), out = q;
   mha::Workspace workspace;
   int allocations = 0;
   for (Index n = chunk; n <= room; n += chunk) {
     const std::vector<Index> lengths{n};
-    const mha::ContiguousKv<float> source{of_heads(k), of_heads(v), {}, lengths};
-    mha::attention_into<mha::Cpu>(out, q, source, workspace, mha::Causal{}, mha::Origin{n - chunk});
-    if (n == chunk) allocations = workspace.allocations();
+    mha::attention_into<mha::Cpu>(out, q, source_of(lengths), workspace, mha::Causal{}, mha::Origin{n - chunk});
+    if (n == chunk) {
+      allocations = workspace.allocations();
+      const Index row = source.heads() * (source.dim() + source.value_dim());
+      EXPECT_GE(workspace.bytes(), std::size_t{4 * chunk} * static_cast<std::size_t>(row) * sizeof(float));
+    }
     EXPECT_EQ(workspace.allocations(), allocations) << n << " keys";
   }
+}
+TEST(NearKv, OfAGrowingSourceIsReservedInTheFirstCall) {
+  constexpr Index room = 1600, size = 16, apart = 512;
+  Tensor<float, 4> k(1, room, 1, apart), v(1, room, 1, apart);
+  const auto of_heads = [](const Tensor<float, 4>& rows) {
+    return mha::TensorView<const float, 4>{rows.data(), {1, room, 2, size}, {apart * room, apart, size, 1}};
+  };
+  expect_no_growth(room, 1, [&](const std::vector<Index>& lengths) {
+    return mha::ContiguousKv<float>{of_heads(k), of_heads(v), {}, lengths};
+  });
+}
+TEST(NearKv, OfAGrowingPagedSourceIsReservedInTheFirstCall) {
+  constexpr Index pages = 100, page = 16;
+  const Tensor<float, 4> k(pages, page, 8, 64), v(pages, page, 8, 64);
+  std::vector<Index> table(std::size_t{pages});
+  std::iota(table.rbegin(), table.rend(), 0);
+  expect_no_growth(pages * page, 2, [&](const std::vector<Index>& lengths) {
+    return mha::PagedKv<float>{k.view(), v.view(), table, lengths};
+  });
+}
+
+TEST(NearKv, OfPagesChangesNoBits) {
+  constexpr Index pages = 19, page = 16, keys = pages * page - 3;
+  support::Random random("near pages");
+  Tensor<float, 4> q(1, keys, 16, 64), pool_k(pages, page, 8, 64), pool_v(pages, page, 8, 64), k(1, keys, 8, 64),
+      v(1, keys, 8, 64);
+  for (auto* t : {&q, &pool_k, &pool_v}) random.fill(*t);
+  std::vector<Index> table(std::size_t{pages});
+  std::iota(table.rbegin(), table.rend(), 0);
+  for (Index j = 0; j < keys; ++j) {
+    std::copy_n(&pool_k(pages - 1 - j / page, j % page, 0, 0), 8 * 64, &k(0, j, 0, 0));
+    std::copy_n(&pool_v(pages - 1 - j / page, j % page, 0, 0), 8 * 64, &v(0, j, 0, 0));
+  }
+  const std::vector<Index> lengths{keys};
+  const mha::PagedKv<float> source{pool_k.view(), pool_v.view(), table, lengths};
+  EXPECT_EQ(support::differing(mha::attention<mha::Cpu>(q, source, mha::Causal{}),
+                               mha::attention<mha::Cpu>(q, k, v, mha::Causal{})),
+            0u);
 }
 
 // The bits of a call do not tell whether its rows were copied.
