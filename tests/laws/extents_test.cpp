@@ -145,6 +145,9 @@ TEST(Extents, ViewsThatLeaveTheAddressSpaceAreRefused) {
               std::string::npos)
         << stride;
     EXPECT_EQ(mha::attention(single, single, single)(0, 0), 1) << "an axis of extent 1 is not walked";
+    const std::vector<float> ones(300, 1);  // queries enough that a key far from the next is copied
+    const TensorView<const float, 2> many{ones.data(), {300, 1}, {1, 1}};
+    EXPECT_EQ(mha::attention(many, single, single)(299, 0), 1) << "nor where keys are copied";
   }
 }
 

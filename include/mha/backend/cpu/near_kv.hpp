@@ -102,7 +102,8 @@ template <class T, class Call> class NearKv {
   }
 
   static void copy_rows(const T* from, std::ptrdiff_t stride, Index n, Index dim, T* to) {
-    for (Index i = 0; i < n; ++i, from += stride, to += dim) std::copy_n(from, dim, to);
+    // No pointer is moved behind the last row, which may be where the address space ends.
+    for (Index i = 0; i < n; ++i) std::copy_n(from + i * stride, dim, to + std::ptrdiff_t{i} * dim);
   }
 
   const Call& call_;

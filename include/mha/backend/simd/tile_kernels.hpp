@@ -114,16 +114,16 @@ template <class T, int Rows, int Vectors> struct ValuesBody {
       constexpr Index line = 64 / static_cast<Index>(sizeof(T)), group = 16;
       constexpr Index share = std::max(group * RowCount / line, Index{1});
       const Index turn = d / RowCount * share % group, wanted = d < next.dim ? next.count : 0;
-      for (; k + group <= n; k += group) {
+      while (k + group <= n) {
         if (k + group <= wanted) {
           MHA_UNROLL_8
           for (Index i = k + turn; i < k + turn + share; ++i) prefetch<1>(next.data + i * next.stride, d / line * line);
         }
-        for (const T* const end = p + group * lanes; p != end; p += 4 * lanes, values += 4 * stride)
-          add_four_products<Isa>(sum, values, stride, 1, p, lanes);
+        for (const Index end = k + group; k != end; k += 4)
+          add_four_products<Isa>(sum, values + k * stride, stride, 1, p + k * lanes, lanes);
       }
     }
-    for (; k < n; ++k, values += stride, p += lanes) add_products<Isa>(sum, values, 1, p);
+    for (; k < n; ++k) add_products<Isa>(sum, values + k * stride, 1, p + k * lanes);
     MHA_UNROLL_16
     for (int i = 0; i < RowCount; ++i) {
       MHA_UNROLL_8
