@@ -53,8 +53,7 @@ template <class At> void compare(const char* what, const Numbers& expected, cons
   support::Worst worst;
   for (Index i = 0; i < expected.rows; ++i)
     for (Index j = 0; j < expected.columns; ++j)
-      worst.see(at(i, j), expected(i, j), expected.error[expected.at(i, j)],
-                "(" + std::to_string(i) + ", " + std::to_string(j) + ")");
+      worst.see(at(i, j), expected(i, j), expected.error[expected.at(i, j)], {i, j});
   EXPECT_LE(worst.error(), 1) << what << " at " << worst.text();
 }
 template <class T> void compare_rows(const char* what, const Numbers& expected, Rows<T>& rows) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -214,12 +213,6 @@ template <class T> double row_bound(const Problem& p, double magnitude) {
 /// Weights below this are allowed to vanish: the smallest normal number of the accumulator.
 template <class T> double vanishing() { return static_cast<double>(std::numeric_limits<mha::Accumulator<T>>::min()); }
 
-inline std::string place_text(std::initializer_list<Index> at) {
-  std::string text;
-  for (const Index i : at) text.append(text.empty() ? "(" : ", ").append(std::to_string(i));
-  return text.append(")");
-}
-
 /// A backend whose weights are rounded to the storage scalar says `static constexpr bool weights_in_storage = true`.
 template <class B>
 concept WeightsInStorage = B::weights_in_storage;
@@ -236,15 +229,14 @@ void compare(const Problem& p, const Expected& e, const mha::TensorView<T, 4>& o
   for (Index b = 0; b < p.batch; ++b)
     for (Index h = 0; h < p.heads; ++h)
       for (Index i = 0; i < p.queries; ++i) {
-        const std::string place = place_text({b, i, h});
         const double relative = row_bound<T>(p, e.magnitude(b, h, i)), lse = e.log_sum_exp(b, h, i);
         worst_lse.see(support::to_double(log_sum_exp(b, h, i)), lse,
-                      relative + 4 * support::unit_roundoff<mha::Accumulator<T>>() * std::abs(lse), place);
+                      relative + 4 * support::unit_roundoff<mha::Accumulator<T>>() * std::abs(lse), {b, i, h});
         for (Index d = 0; d < p.value_dim; ++d) {
           const double value = e.out(b, i, h, d);
           worst_out.see(support::to_double(out(b, i, h, d)), value,
                         (relative + rounded + p.keys * lost) * e.largest_value + support::storage_error<T>(value),
-                        place);
+                        {b, i, h});
         }
       }
   EXPECT_LE(worst_out.error(), 1) << "output at (b, i, h) = " << worst_out.text();
@@ -257,7 +249,7 @@ void compare_weights(const Problem& p, const Expected& e, const mha::Tensor<mha:
   for_each_index(e.weights.view(), [&](Index b, Index h, Index i, Index k) {
     const double w = e.weights(b, h, i, k);
     worst.see(support::to_double(weights(b, h, i, k)), w,
-              w == 0 ? 0 : row_bound<T>(p, e.magnitude(b, h, i)) * w + vanishing<T>(), place_text({b, h, i, k}));
+              w == 0 ? 0 : row_bound<T>(p, e.magnitude(b, h, i)) * w + vanishing<T>(), {b, h, i, k});
   });
   EXPECT_LE(worst.error(), 1) << "weight at (b, h, i, k) = " << worst.text();
 }

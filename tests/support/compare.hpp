@@ -6,10 +6,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <type_traits>
 
+#include <mha/config.hpp>
 #include <mha/core/scalar.hpp>
 #include <mha/core/tensor.hpp>
 
@@ -88,7 +90,24 @@ template <class T> double storage_error(double value) {
 /// The worst |value − expected| / bound seen; above 1 is a failure. NaN and infinities must be met exactly.
 class Worst {
  public:
+  void see(double value, double expected, double bound, std::initializer_list<mha::Index> place) {
+    see(value, expected, bound, [&] {
+      std::string text;
+      for (const mha::Index i : place) text.append(text.empty() ? "(" : ", ").append(std::to_string(i));
+      return text.append(")");
+    });
+  }
   void see(double value, double expected, double bound, const std::string& place) {
+    see(value, expected, bound, [&] { return place; });
+  }
+  double error() const { return error_; }
+  const std::string& text() const { return text_; }
+
+ private:
+  /// Few numbers are worse than all before them: only their places are written.
+  template <class Place>
+  requires std::is_invocable_v<Place>
+  void see(double value, double expected, double bound, const Place& place) {
     double error = 0;
     if (std::isnan(expected) || std::isinf(expected) || !std::isfinite(value))
       error = value == expected || (std::isnan(value) && std::isnan(expected))
@@ -98,14 +117,11 @@ class Worst {
       error = std::abs(value - expected) / bound;
     if (!(error <= error_)) {
       error_ = error;
-      text_ = place + ": " + std::to_string(value) + " instead of " + std::to_string(expected) + ", bound " +
+      text_ = place() + ": " + std::to_string(value) + " instead of " + std::to_string(expected) + ", bound " +
               std::to_string(bound);
     }
   }
-  double error() const { return error_; }
-  const std::string& text() const { return text_; }
 
- private:
   double error_ = 0;
   std::string text_ = "nothing differs";
 };

@@ -102,8 +102,7 @@ template <class B, class T, class F> void expect_right(support::Random& random) 
         error += size * ((hidden + 4) * u + 2 * operand) + support::storage_error<T>(value);
         if (residual) value += support::to_double(r.view(b, l, j));
         worst.see(support::to_double(y.view(b, l, j)), value,
-                  error + support::storage_error<T>(value) + 4 * u * std::abs(value),
-                  "(" + std::to_string(b) + ", " + std::to_string(l) + ", " + std::to_string(j) + ")");
+                  error + support::storage_error<T>(value) + 4 * u * std::abs(value), {b, l, j});
       }
     }
   EXPECT_LE(worst.error(), 1) << worst.text();

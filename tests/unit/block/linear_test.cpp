@@ -68,8 +68,7 @@ template <class B, class T, class F> void expect_right(support::Random& random) 
     if (residual != 0) expected.value += support::to_double(r.view(b, l, j));
     const double bound = expected.error + support::storage_error<T>(expected.value) +
                          4 * support::unit_roundoff<mha::Accumulator<T>>() * std::abs(expected.value);
-    worst.see(support::to_double(y.view(b, l, j)), expected.value, bound,
-              "(" + std::to_string(b) + ", " + std::to_string(l) + ", " + std::to_string(j) + ")");
+    worst.see(support::to_double(y.view(b, l, j)), expected.value, bound, {b, l, j});
   });
   EXPECT_LE(worst.error(), 1) << worst.text() << ", residual " << residual << ", in " << in;
   EXPECT_EQ(y.spoilt(), 0u);

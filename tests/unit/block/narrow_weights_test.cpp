@@ -117,8 +117,7 @@ template <class B, class T, class W, class F> void expect_right(support::Random&
     auto expected = support::linear_oracle(x.read(), wide.parameters(), wide.activation(), b, l, j, operand);
     if (adds) expected.value += support::to_double(r.view(b, l, j));
     const double bound = expected.error + 4 * support::unit_roundoff<T>() * std::abs(expected.value);
-    worst.see(support::to_double(y.view(b, l, j)), expected.value, bound,
-              "(" + std::to_string(b) + ", " + std::to_string(l) + ", " + std::to_string(j) + ")");
+    worst.see(support::to_double(y.view(b, l, j)), expected.value, bound, {b, l, j});
     other_bits += support::bits(y.view(b, l, j)) != support::bits(same(b, l, j)) ? 1u : 0u;
   });
   EXPECT_LE(worst.error(), 1) << worst.text() << ", in " << in << ", out " << out;
