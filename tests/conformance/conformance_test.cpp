@@ -46,30 +46,25 @@ TEST(CoveringArray, HasEveryPolicyInItsOwnTypeOverEverySource) {
   EXPECT_EQ(seen.size(), (levels(conformance::mask) + levels(conformance::score) - 1) * levels(conformance::source));
 }
 
-TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReference) {
+/// The cases of a scalar.
+template <class T> void expect_cases(Storage storage) {
   support::Random random("conformance");
   int failed = 0;
   for (std::size_t i = 0; i < cases().size() && failed < 10; ++i) {
     const Case& c = cases()[i];
+    if (c.at<Storage>(conformance::storage) != storage) continue;
     SCOPED_TRACE("case " + std::to_string(i) + ": " + c.text());
     // A stream of its own for each case: one can be repeated without those before it.
     support::Random stream("case " + std::to_string(i));
-    switch (c.at<Storage>(conformance::storage)) {
-      case Storage::float32:
-        conformance::run<float>(c, stream);
-        break;
-      case Storage::float64:
-        conformance::run<double>(c, stream);
-        break;
-      case Storage::half:
-        conformance::run<mha::half>(c, stream);
-        break;
-      case Storage::bfloat16:
-        conformance::run<mha::bfloat16>(c, stream);
-        break;
-    }
-    failed += HasFailure() ? 1 : 0;
+    conformance::run<T>(c, stream);
+    failed += testing::Test::HasFailure() ? 1 : 0;
   }
+}
+TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReferenceInFloat) { expect_cases<float>(Storage::float32); }
+TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReferenceInDouble) { expect_cases<double>(Storage::float64); }
+TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReferenceInHalf) { expect_cases<mha::half>(Storage::half); }
+TEST(Conformance, EveryPairOfLevelsAgreesWithTheDoubleReferenceInBfloat16) {
+  expect_cases<mha::bfloat16>(Storage::bfloat16);
 }
 
 TEST(Conformance, EveryPolicyInItsOwnTypeAgreesWithTheDoubleReference) {
