@@ -142,10 +142,11 @@ void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, 
   if (residual.data != nullptr) check("the residual", residual);
 }
 
-/// An argument of a call as it is for rows [begin, begin + count) of every sequence.
-template <class E, class Cache>
+/// An argument of a call as it is for rows [begin, begin + count) of every sequence; a residual that is refused, as it
+/// is, so that its sentence stands once.
+template <class T, class E, class Cache>
 decltype(auto) part_of_argument(E& argument, const Cache& cache, Index begin, Index count) {
-  if constexpr (ResidualArgument<E> && requires { with_batch(argument.from); }) {  // others are refused elsewhere
+  if constexpr (requires { requires ResidualArgument<E> && SequenceOf<decltype(argument.from), T>; }) {
     const auto part = part_of(each_sequence(with_batch(argument.from), cache), begin, count);
     return Residual<std::remove_const_t<decltype(part)>>{part};
   } else {

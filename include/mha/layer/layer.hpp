@@ -248,7 +248,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         const auto to_part = [&](auto&&... of_part) {
           forward(part, step[0], detail::part_of(y, begin, count), of_part...);
         };
-        to_part(detail::part_of_argument(extra, cache, begin, count)...);
+        to_part(detail::part_of_argument<T>(extra, cache, begin, count)...);
         step.commit();
       }
     };
