@@ -243,8 +243,8 @@ template <class T, Backend B, class Kind> class RowNorm {
   template <class Before, class... Extra>
   MHA_NO_INLINE void run(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, const Before& before,
                          Extra&... extra) const {
-    const auto residual = find_residual<T>(extra...);
-    const auto sum = find_sum_into<T>(extra...);
+    const auto residual = find_rows<Residual, const T>(extra...);
+    const auto sum = find_rows<SumInto, T>(extra...);
     check_like("the result", x, y);
     require_own_memory(Kind::name, "the result", y, axes_of_rows);
     if constexpr ((ResidualArgument<Extra> || ...)) check_like("the residual", x, residual);

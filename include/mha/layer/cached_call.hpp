@@ -121,7 +121,7 @@ void require_result(const TensorView<const T, 3>& x, const V& y, Index width, co
 template <class B, class T, class... Extra>
 void require_residual(const B& backend, const TensorView<const T, 3>& x, Index width, const Extra&... extra) {
   if constexpr ((ResidualArgument<Extra> || ...)) {
-    const auto residual = find_residual<T>(extra...);
+    const auto residual = find_rows<Residual, const T>(extra...);
     require_result(x, residual, width, "the residual");
     require_reachable(backend, "layer", "the residual", residual);
   }

@@ -11,9 +11,7 @@
 
 namespace {
 
-using mha::detail::find_into;
-using mha::detail::find_residual;
-using mha::detail::find_sum_into;
+using mha::detail::find_rows;
 
 TEST(Arguments, AreFoundInAnyOrderAndGetABatch) {
   mha::Tensor<float, 2> y(3, 4), r(3, 4);
@@ -22,19 +20,19 @@ TEST(Arguments, AreFoundInAnyOrderAndGetABatch) {
   const auto into = mha::into(y);
   const auto residual = mha::residual(std::as_const(r));
   const auto sum = mha::sum_into(s);
-  EXPECT_EQ(find_into<float>(residual, workspace, into, sum).data, y.data());
-  EXPECT_EQ(find_into<float>(residual, workspace, into, sum).extent[0], 1);
-  EXPECT_EQ(find_residual<float>(workspace, sum, residual).data, r.data());
-  EXPECT_EQ(&find_residual<float>(residual)(0, 2, 3), &r(2, 3));
-  EXPECT_EQ(find_sum_into<float>(into, sum).data, s.data());
-  EXPECT_EQ(find_sum_into<float>(sum).extent[0], 2);
+  EXPECT_EQ(find_rows<mha::Into, float>(residual, workspace, into, sum).data, y.data());
+  EXPECT_EQ(find_rows<mha::Into, float>(residual, workspace, into, sum).extent[0], 1);
+  EXPECT_EQ(find_rows<mha::Residual, const float>(workspace, sum, residual).data, r.data());
+  EXPECT_EQ(&find_rows<mha::Residual, const float>(residual)(0, 2, 3), &r(2, 3));
+  EXPECT_EQ(find_rows<mha::SumInto, float>(into, sum).data, s.data());
+  EXPECT_EQ(find_rows<mha::SumInto, float>(sum).extent[0], 2);
 }
 
 TEST(Arguments, AbsentOnesHaveNoData) {
   mha::Workspace workspace;
-  EXPECT_EQ(find_into<float>(workspace).data, nullptr);
-  EXPECT_EQ(find_residual<float>(workspace).data, nullptr);
-  EXPECT_EQ(find_sum_into<float>().data, nullptr);
+  EXPECT_EQ(find_rows<mha::Into, float>(workspace).data, nullptr);
+  EXPECT_EQ(find_rows<mha::Residual, const float>(workspace).data, nullptr);
+  EXPECT_EQ(find_rows<mha::SumInto, float>().data, nullptr);
 }
 
 TEST(Arguments, AreWhatTheyAreAndNothingElse) {
