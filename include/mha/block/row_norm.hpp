@@ -132,8 +132,8 @@ template <class T, Backend B, class Kind> class RowNorm {
   }
 
   /// Uses parameters where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the norm lives;
-  /// without one, what holds those that are borrowed already holds them on, if they are borrowed again. Calls read a
-  /// copy in the accumulator's precision: parameters that change are to be borrowed anew.
+  /// without one, their owner must outlive it, unless they are those that it borrows already. Calls read a copy in the
+  /// accumulator's precision: parameters that change are to be borrowed anew.
   ///
   /// Errors    ShapeError if a vector does not have the norm's width or is the norm's own, or there is a bias too many
   ///           or too few; nothing changes then
