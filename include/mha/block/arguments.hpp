@@ -53,22 +53,50 @@ template <class V> constexpr bool is_sum_into<SumInto<V>> = true;
 template <class E>
 concept SumIntoArgument = is_sum_into<std::remove_cvref_t<E>>;
 
-/// Where into(y) among a call's arguments sends the result, (B, L, E); null data without one.
-template <class T> constexpr TensorView<T, 3> find_into() { return {}; }
-template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_into(const E& first, const Rest&... rest) {
-  if constexpr (IntoArgument<E>) {
-    using Rows = decltype(first.to);
-    constexpr bool fits = SequenceOf<Rows, T>;
-    static_assert(Sequence<Rows>,
-                  "mha: into(y) takes a y with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/call.hpp)");
-    static_assert(fits || !Sequence<Rows>, "mha: into(y) has another scalar than the layer (see mha/call.hpp)");
-    if constexpr (fits)
-      return with_batch(first.to);
-    else
-      return {};
-  } else {
-    return find_into<T>(rest...);
-  }
+/// (B, L, E); null data for rows of another scalar or other axes, which a sentence has refused.
+template <class T, class Rows> constexpr TensorView<T, 3> with_batch_of(const Rows& rows) {
+  if constexpr (SequenceOf<Rows, std::remove_const_t<T>>)
+    return with_batch(rows);
+  else
+    return {};
+}
+template <class Rows, class T>
+constexpr bool has_another_scalar = Sequence<Rows> && !SequenceOf<Rows, std::remove_const_t<T>>;
+
+/// The rows of an argument, and the sentences for what they cannot be.
+template <class T, class Rows> constexpr TensorView<T, 3> rows_of_argument(const Into<Rows>& into) {
+  static_assert(Sequence<Rows>,
+                "mha: into(y) takes a y with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/call.hpp)");
+  static_assert(!has_another_scalar<Rows, T>, "mha: into(y) has another scalar than the layer (see mha/call.hpp)");
+  return with_batch_of<T>(into.to);
+}
+template <class T, class Rows> constexpr TensorView<T, 3> rows_of_argument(const Residual<Rows>& residual) {
+  static_assert(
+      Sequence<Rows>,
+      "mha: residual(r) takes an r with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/block/arguments.hpp)");
+  static_assert(!has_another_scalar<Rows, T>,
+                "mha: residual(r) has another scalar than the layer (see mha/block/arguments.hpp)");
+  return with_batch_of<T>(residual.from);
+}
+template <class T, class Rows> constexpr TensorView<T, 3> rows_of_argument(const SumInto<Rows>& sum) {
+  static_assert(
+      Sequence<Rows>,
+      "mha: sum_into(s) takes an s with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/block/arguments.hpp)");
+  static_assert(!has_another_scalar<Rows, T>,
+                "mha: sum_into(s) has another scalar than the layer (see mha/block/arguments.hpp)");
+  return with_batch_of<T>(sum.to);
+}
+
+/// The rows of the argument of a call that is an Into, a SumInto or, for a constant T, a Residual, (B, L, E); null data
+/// without one: find_rows<Residual, const T>(extra...).
+template <template <class> class Argument, class T> constexpr TensorView<T, 3> find_rows() { return {}; }
+template <template <class> class Argument, class T, class Rows, class... Rest>
+constexpr TensorView<T, 3> find_rows(const Argument<Rows>& found, const Rest&...) {
+  return rows_of_argument<T>(found);
+}
+template <template <class> class Argument, class T, class Other, class... Rest>
+constexpr TensorView<T, 3> find_rows(const Other&, const Rest&... rest) {
+  return find_rows<Argument, T>(rest...);
 }
 
 /// f(y) with y where into(y) among a call's arguments sends the result, (B, L, width); without one, f writes a result
@@ -76,53 +104,11 @@ template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_into(
 template <class X, class T, class B, class F, class... Extra>
 auto into_or_returned(const B& backend, const auto& from, Index width, const F& f, const Extra&... extra) {
   if constexpr ((IntoArgument<Extra> || ...)) {
-    f(find_into<T>(extra...));
+    f(find_rows<Into, T>(extra...));
   } else {
     auto y = result_on<X>(backend_or(backend, extra...), from, width);
     f(with_batch(view(y)));
     return y;
-  }
-}
-
-/// The rows of residual(r) among a call's arguments, (B, L, E); null data without one.
-template <class T> constexpr TensorView<const T, 3> find_residual() { return {}; }
-template <class T, class E, class... Rest>
-constexpr TensorView<const T, 3> find_residual(const E& first, const Rest&... rest) {
-  if constexpr (ResidualArgument<E>) {
-    using Rows = decltype(first.from);
-    constexpr bool fits = SequenceOf<Rows, T>;
-    static_assert(
-        Sequence<Rows>,
-        "mha: residual(r) takes an r with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/block/arguments.hpp)");
-    static_assert(fits || !Sequence<Rows>,
-                  "mha: residual(r) has another scalar than the layer (see mha/block/arguments.hpp)");
-    if constexpr (fits)
-      return with_batch(first.from);
-    else
-      return {};
-  } else {
-    return find_residual<T>(rest...);
-  }
-}
-
-/// Where sum_into(s) among a call's arguments sends the sum, (B, L, E); null data without one.
-template <class T> constexpr TensorView<T, 3> find_sum_into() { return {}; }
-template <class T, class E, class... Rest>
-constexpr TensorView<T, 3> find_sum_into(const E& first, const Rest&... rest) {
-  if constexpr (SumIntoArgument<E>) {
-    using Rows = decltype(first.to);
-    constexpr bool fits = SequenceOf<Rows, T>;
-    static_assert(
-        Sequence<Rows>,
-        "mha: sum_into(s) takes an s with 2 or 3 axes, (L, E) or (B, L, E), as x has (see mha/block/arguments.hpp)");
-    static_assert(fits || !Sequence<Rows>,
-                  "mha: sum_into(s) has another scalar than the layer (see mha/block/arguments.hpp)");
-    if constexpr (fits)
-      return with_batch(first.to);
-    else
-      return {};
-  } else {
-    return find_sum_into<T>(rest...);
   }
 }
 

@@ -83,7 +83,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   std::size_t packed_bytes() const { return products_.bytes(); }
 
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
-  /// here and in borrow(), once for all calls. If f throws, what it has written stays, unless there were none before.
+  /// here and in borrow(), once for all calls. If f throws, what it has written stays; if there were none before, there
+  /// are none, and only another Linear that borrowed them in f still reads them.
   ///
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class Change> void update(Change&& f) {
@@ -98,9 +99,10 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   }
 
   /// Uses weights where they are, of any strides, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the
-  /// Linear lives; without one, their owner must outlive it, unless they are those that it borrows already. A backend
-  /// that packs weights multiplies by them as they are now, but backward() reads them where they are: borrow again what
-  /// has changed.
+  /// Linear lives; without one, their owner must outlive it, unless they are those that it borrows already, and keep
+  /// them: a Linear frees its own in borrow(), drop_unpacked() and where another is assigned to it. A backend that
+  /// packs weights multiplies by them as they are now, but backward() reads them where they are: borrow again what has
+  /// changed.
   ///
   /// Errors    ShapeError if a matrix or vector does not have the configuration's shape; nothing changes then
   void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {
@@ -286,7 +288,7 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
                                           const TensorView<T, 3>& y, const Extra&... extra) const {
     detail::require_like(call, backend, "the result", x, y, config().outputs);
     detail::require_own_memory(call, "the result", y, detail::axes_of_rows);
-    const auto residual = detail::find_residual<T>(extra...);
+    const auto residual = detail::find_rows<Residual, const T>(extra...);
     if constexpr ((detail::ResidualArgument<Extra> || ...))
       detail::require_like(call, backend, "the residual", x, residual, config().outputs);
     return residual;

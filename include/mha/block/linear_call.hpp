@@ -69,7 +69,8 @@ template <class B, class F, class... Others> constexpr bool check_linear_types()
   static_assert(Backend<B> || !is_defined<B>,
                 "mha: the second template argument is no backend; one comes before the activation: "
                 "Linear<float, mha::Cpu, mha::Gelu> (see mha/backend/backend.hpp)");
-  check_activation<F>();
+  // Of a backend and an activation that are swapped, the sentence above is enough.
+  if constexpr (!(Backend<F> && std::same_as<OrNoBackend<B>, NoBackend<false>>)) check_activation<F>();
   static_assert(sizeof...(Others) == 0,
                 "mha: the type of a Linear or FeedForward names a scalar, a backend and an activation; Dropout is a "
                 "value, FeedForward<float> ff({…}, mha::Dropout{.p = 0.1f}) (see mha/block/linear.hpp)");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -117,7 +118,7 @@ template <class T, bool gated> class LinearParameters {
   }
 
   const LinearConfig& config() const { return config_; }
-  bool present() const { return borrowed_ != nullptr || own_.size() > 0; }
+  bool present() const { return borrowed_ != nullptr || (own_.size() > 0 && !forgotten_); }
   bool borrowed() const { return borrowed_ != nullptr && !borrowed_->packed_only; }
   /// Whether there are weights, but none except those that the backend packed.
   bool packed_only() const { return borrowed_ != nullptr && borrowed_->packed_only; }
@@ -131,7 +132,7 @@ template <class T, bool gated> class LinearParameters {
 
   LinearViews<const T> views() const {
     if (borrowed_ != nullptr) return borrowed_->views;
-    return own_.size() > 0 ? carve<const T>(own_.data(), own_.size()) : LinearViews<const T>{};
+    return present() ? carve<const T>(own_.data(), own_.size()) : LinearViews<const T>{};
   }
   /// Named views of so many numbers in a row, in the order of its own; null data for shapes alone.
   template <class U> LinearViews<U> layout(U* data) const { return carve(data, static_cast<std::size_t>(size())); }
@@ -140,14 +141,16 @@ template <class T, bool gated> class LinearParameters {
   LinearViews<T> writable() {
     require_writable("update");
     if (own_.size() == 0) own_ = Tensor<T, 1>(static_cast<Index>(size()));
+    if (std::exchange(forgotten_, false)) std::fill(own_.begin(), own_.end(), T{});
     version_ = next_version();
     return carve<T>(own_.data(), own_.size());
   }
 
-  /// There are none, if these are still its own; whether they were.
+  /// There are none, if these are still its own; whether they were. Their memory stays until it is written again, for
+  /// another Linear that borrowed them meanwhile.
   bool forget(const LinearViews<T>& written) noexcept {
     const bool own = own_.data() == written.all.data();
-    if (own) own_ = {};
+    if (own) forgotten_ = true;
     return own;
   }
 
@@ -270,6 +273,7 @@ template <class T, bool gated> class LinearParameters {
   LinearConfig config_;
   std::shared_ptr<const Borrowed> borrowed_;  // null when they are its own
   std::uint64_t version_ = 0;
+  bool forgotten_ = false;  // whether the numbers in own_ are no weights
 };
 
 }  // namespace detail

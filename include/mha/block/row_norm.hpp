@@ -132,8 +132,8 @@ template <class T, Backend B, class Kind> class RowNorm {
   }
 
   /// Uses parameters where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the norm lives;
-  /// without one, what holds those that are borrowed already holds them on, if they are borrowed again. Calls read a
-  /// copy in the accumulator's precision: parameters that change are to be borrowed anew.
+  /// without one, their owner must outlive it, unless they are those that it borrows already. Calls read a copy in the
+  /// accumulator's precision: parameters that change are to be borrowed anew.
   ///
   /// Errors    ShapeError if a vector does not have the norm's width or is the norm's own, or there is a bias too many
   ///           or too few; nothing changes then
@@ -243,8 +243,8 @@ template <class T, Backend B, class Kind> class RowNorm {
   template <class Before, class... Extra>
   MHA_NO_INLINE void run(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, const Before& before,
                          Extra&... extra) const {
-    const auto residual = find_residual<T>(extra...);
-    const auto sum = find_sum_into<T>(extra...);
+    const auto residual = find_rows<Residual, const T>(extra...);
+    const auto sum = find_rows<SumInto, T>(extra...);
     check_like("the result", x, y);
     require_own_memory(Kind::name, "the result", y, axes_of_rows);
     if constexpr ((ResidualArgument<Extra> || ...)) check_like("the residual", x, residual);

@@ -121,7 +121,7 @@ void require_result(const TensorView<const T, 3>& x, const V& y, Index width, co
 template <class B, class T, class... Extra>
 void require_residual(const B& backend, const TensorView<const T, 3>& x, Index width, const Extra&... extra) {
   if constexpr ((ResidualArgument<Extra> || ...)) {
-    const auto residual = find_residual<T>(extra...);
+    const auto residual = find_rows<Residual, const T>(extra...);
     require_result(x, residual, width, "the residual");
     require_reachable(backend, "layer", "the residual", residual);
   }
@@ -142,10 +142,11 @@ void require_pieces(const TensorView<const T, 3>& x, const TensorView<T, 3>& y, 
   if (residual.data != nullptr) check("the residual", residual);
 }
 
-/// An argument of a call as it is for rows [begin, begin + count) of every sequence.
-template <class E, class Cache>
+/// An argument of a call as it is for rows [begin, begin + count) of every sequence; a residual that is refused, as it
+/// is, so that its sentence stands once.
+template <class T, class E, class Cache>
 decltype(auto) part_of_argument(E& argument, const Cache& cache, Index begin, Index count) {
-  if constexpr (ResidualArgument<E> && requires { with_batch(argument.from); }) {  // others are refused elsewhere
+  if constexpr (requires { requires ResidualArgument<E> && SequenceOf<decltype(argument.from), T>; }) {
     const auto part = part_of(each_sequence(with_batch(argument.from), cache), begin, count);
     return Residual<std::remove_const_t<decltype(part)>>{part};
   } else {

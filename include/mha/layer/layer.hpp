@@ -233,7 +233,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     const auto to = [&](const TensorView<T, 3>& rows) {
       check_result(all, rows);
       detail::require_residual(detail::backend_or(backend_, extra...), all, output_width(), extra...);
-      detail::require_pieces(all, rows, detail::find_residual<T>(extra...), from.extent[1], most, cache);
+      detail::require_pieces(all, rows, detail::find_rows<Residual, const T>(extra...), from.extent[1], most, cache);
       if (from.extent[1] > most)
         detail::require_fitting_pieces(detail::backend_or(backend_, extra...),
                                        detail::intersect(mask_.there(), detail::collect_masks(extra...)),
@@ -248,7 +248,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         const auto to_part = [&](auto&&... of_part) {
           forward(part, step[0], detail::part_of(y, begin, count), of_part...);
         };
-        to_part(detail::part_of_argument(extra, cache, begin, count)...);
+        to_part(detail::part_of_argument<T>(extra, cache, begin, count)...);
         step.commit();
       }
     };

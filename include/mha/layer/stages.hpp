@@ -162,7 +162,7 @@ void finish_rows(const Products& products, const TensorView<const T, 2>& rows, c
                  const TensorView<T, 3>& y, Frame& frame, const ItemsOn<B>& run, const Extra&... extra) {
   const auto finish = [&](const TensorView<T, 2>& to) {
     if constexpr ((ResidualArgument<Extra> || ...)) {
-      const auto residual = residual_rows(find_residual<T>(extra...), y, frame, run);
+      const auto residual = residual_rows(find_rows<Residual, const T>(extra...), y, frame, run);
       if constexpr (Output::has_weights)
         products.run_output(run.backend, rows, w, to, residual, frame, run.workspace);
       else

@@ -67,9 +67,9 @@ template <class T, Backend B, class Policies> class LayerWeights {
   }
 
   /// Uses weights where they are, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the layer lives;
-  /// without one, their owner must outlive this layer, unless they are those that it borrows already. A backend that
-  /// packs weights reads the matrices here only: the pages of a mapping may be dropped, and weights that change are to
-  /// be borrowed anew.
+  /// without one, their owner must outlive this layer and keep them, unless they are those that it borrows already:
+  /// borrow(owner) of a layer, below, needs neither. A backend that packs weights reads the matrices here only: the
+  /// pages of a mapping may be dropped, and weights that change are to be borrowed anew.
   ///
   /// Errors    ShapeError if a matrix or vector does not have the layer's shape; nothing changes then
   void borrow(const BorrowedWeights<T>& weights, std::shared_ptr<const void> keep_alive = nullptr) {

@@ -11,9 +11,7 @@
 
 namespace {
 
-using mha::detail::find_into;
-using mha::detail::find_residual;
-using mha::detail::find_sum_into;
+using mha::detail::find_rows;
 
 TEST(Arguments, AreFoundInAnyOrderAndGetABatch) {
   mha::Tensor<float, 2> y(3, 4), r(3, 4);
@@ -22,19 +20,25 @@ TEST(Arguments, AreFoundInAnyOrderAndGetABatch) {
   const auto into = mha::into(y);
   const auto residual = mha::residual(std::as_const(r));
   const auto sum = mha::sum_into(s);
-  EXPECT_EQ(find_into<float>(residual, workspace, into, sum).data, y.data());
-  EXPECT_EQ(find_into<float>(residual, workspace, into, sum).extent[0], 1);
-  EXPECT_EQ(find_residual<float>(workspace, sum, residual).data, r.data());
-  EXPECT_EQ(&find_residual<float>(residual)(0, 2, 3), &r(2, 3));
-  EXPECT_EQ(find_sum_into<float>(into, sum).data, s.data());
-  EXPECT_EQ(find_sum_into<float>(sum).extent[0], 2);
+  const auto result = find_rows<mha::Into, float>(residual, workspace, into, sum);
+  EXPECT_EQ(result.data, y.data());
+  EXPECT_EQ(result.extent[0], 1);
+  const auto added = find_rows<mha::Residual, const float>(workspace, sum, residual);
+  EXPECT_EQ(added.data, r.data());
+  EXPECT_EQ(&added(0, 2, 3), &r(2, 3));
+  const auto stored = find_rows<mha::SumInto, float>(into, sum);
+  EXPECT_EQ(stored.data, s.data());
+  EXPECT_EQ(stored.extent[0], 2);
 }
 
 TEST(Arguments, AbsentOnesHaveNoData) {
   mha::Workspace workspace;
-  EXPECT_EQ(find_into<float>(workspace).data, nullptr);
-  EXPECT_EQ(find_residual<float>(workspace).data, nullptr);
-  EXPECT_EQ(find_sum_into<float>().data, nullptr);
+  const auto result = find_rows<mha::Into, float>(workspace);
+  const auto added = find_rows<mha::Residual, const float>(workspace);
+  const auto stored = find_rows<mha::SumInto, float>();
+  EXPECT_EQ(result.data, nullptr);
+  EXPECT_EQ(added.data, nullptr);
+  EXPECT_EQ(stored.data, nullptr);
 }
 
 TEST(Arguments, AreWhatTheyAreAndNothingElse) {

@@ -324,6 +324,33 @@ TEST(LinearWeights, AreNoneAfterAFirstUpdateThatThrew) {
   EXPECT_NE(third.parameters().weight.data, nullptr) << "what f assigned stays";
 }
 
+// The memory of a first update that threw stays, because another Linear may have borrowed it meanwhile.
+TEST(LinearWeights, BorrowedInAFirstUpdateThatThrewCanBeRead) {
+  mha::Linear<float, mha::Reference> linear({.inputs = 2, .outputs = 3}), views = linear, named = linear;
+  EXPECT_THROW(linear.update([&](const auto& p) {
+    std::fill(p.all.begin(), p.all.end(), 4.0f);
+    views.borrow(linear.parameters());
+    named.borrow({.weight = p.weight, .bias = p.bias});
+    throw std::runtime_error("no");
+  }),
+               std::runtime_error);
+  EXPECT_EQ(linear.parameters().weight.data, nullptr);
+  const auto expect = [&](float number) {
+    for (const auto* borrower : {&views, &named}) {
+      const auto w = borrower->parameters();
+      for (mha::Index j = 0; j < 3; ++j) {
+        EXPECT_EQ(w.weight(0, j), number);
+        EXPECT_EQ(w.weight(1, j), number);
+        EXPECT_EQ(w.bias(j), number);
+      }
+    }
+  };
+  expect(4);
+  linear.update([](const auto& p) { EXPECT_EQ(p.weight(1, 2), 0) << "zero at first, as ever"; });
+  EXPECT_EQ(linear.parameters().weight.data, views.parameters().weight.data);
+  expect(0);
+}
+
 // What f borrows counts, and the update says that it wrote nothing of it.
 TEST(LinearWeights, BorrowedOrMovedAwayInAnUpdateAreRefused) {
   using Narrow = mha::bfloat16;

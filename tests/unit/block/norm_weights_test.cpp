@@ -34,6 +34,8 @@ TEST(NormWeights, FlatIsOfOwnedOnesOnly) {
       "by name");
   views.all = std::span<float>(numbers);
   EXPECT_EQ(views.flat().size(), 4u);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([] { static_cast<void>(mha::NormViews<float>{}.flat()); }),
+            "parameters: flat() has nothing to show, because the norm was moved from");
 }
 
 TEST(NormWeights, TheConfigurationLeavesTheKindsDefaultsOpen) {
