@@ -23,9 +23,10 @@ template <class T, class Call> class NearKv {
   using Scalar = T;
 
   /// In memory of the frame, if it has so much; exists() says whether the call has such rows, and tiles enough that
-  /// read all of them.
-  template <class Frame> NearKv(const Call& call, std::int64_t tiles, Frame& frame) : NearKv(call) {
-    if (!wanted(tiles)) return;
+  /// read them. read(n) says whether the tiles of one head of each sequence read n keys, each as often as it is read.
+  template <class Read, class Frame>
+  NearKv(const Call& call, std::int64_t tiles, const Read& read, Frame& frame) : NearKv(call) {
+    if (!wanted(tiles) || !read(least_reads * static_cast<double>(all_keys_))) return;
     MHA_TRY {
       first_ = frame.template take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
       rows_ = frame.template take<T>(static_cast<std::size_t>(elements(all_keys_)));
@@ -74,7 +75,8 @@ template <class T, class Call> class NearKv {
   static constexpr double most_elements = (256 << 20) / static_cast<double>(sizeof(T));
   static constexpr std::ptrdiff_t far = 2048 / static_cast<std::ptrdiff_t>(sizeof(T));
   static constexpr Index least_tiles = 10;  // of a head
-  static constexpr Index most_keys = 4;     // for each query, in case that masks hide most of them
+  static constexpr Index least_reads = 5;   // of a key, on average: masks hide some
+  static constexpr Index most_keys = 4;     // for each query
 
   explicit NearKv(const Call& call) : call_(call) {
     for (Index b = 0; b < call.shape.batch; ++b) all_keys_ += call.keys(b);
