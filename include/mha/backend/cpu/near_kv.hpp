@@ -42,7 +42,7 @@ template <class T, class Call> class NearKv {
     if (!now.wanted(tiles)) return;
     const std::int64_t room = call.kv.room().keys;
     std::int64_t keys = 0;
-    for (Index b = 0; b < call.shape.batch; ++b) keys += std::min(room, most_keys_of(call.queries(b)));
+    for (Index b = 0; b < call.shape.batch; ++b) keys += std::min(room, most_keys_of(call, call.queries(b)));
     frame.template take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
     frame.template take<T>(static_cast<std::size_t>(std::min(now.elements(keys), most_elements)));
   }
@@ -76,13 +76,15 @@ template <class T, class Call> class NearKv {
   static constexpr std::ptrdiff_t far = 2048 / static_cast<std::ptrdiff_t>(sizeof(T));
   static constexpr Index least_tiles = 10;  // of a head
   static constexpr Index least_reads = 5;   // of a key, on average: masks hide some
-  static constexpr Index most_keys = 4;     // for each query
+  static constexpr Index most_keys = 4;     // for each query of each head that reads them
 
   explicit NearKv(const Call& call) : call_(call) {
     for (Index b = 0; b < call.shape.batch; ++b) all_keys_ += call.keys(b);
   }
 
-  static std::int64_t most_keys_of(Index queries) { return std::int64_t{most_keys} * queries; }
+  static std::int64_t most_keys_of(const Call& call, Index queries) {
+    return std::int64_t{most_keys} * queries * (call.shape.heads / call.kv_heads);
+  }
   std::int64_t all_heads() const { return std::int64_t{call_.shape.batch} * call_.kv_heads; }
   std::ptrdiff_t row() const { return std::ptrdiff_t{call_.head_dim} + call_.value_dim; }
   double elements(std::int64_t keys) const {
@@ -96,7 +98,7 @@ template <class T, class Call> class NearKv {
     for (Index b = 0; b < call_.shape.batch; ++b) {
       const Index n = call_.keys(b);
       if (n == 0) continue;
-      if (n > most_keys_of(call_.queries(b))) return false;
+      if (n > most_keys_of(call_, call_.queries(b))) return false;
       const KvRun<T> run = call_.kv.run(b, 0, 0, n);
       if (run.key_stride < far || run.value_stride < far) return false;
     }

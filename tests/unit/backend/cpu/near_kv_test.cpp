@@ -28,7 +28,7 @@ using mha::detail::AnyKv;
 struct Call {
   AnyKv<float> kv;
   struct {
-    Index batch;
+    Index batch, heads;
   } shape;
   Index kv_heads, head_dim, value_dim;
   std::vector<Index> of_queries;
@@ -60,8 +60,8 @@ struct Far {
     const std::ptrdiff_t apart = rows.extent(3);
     return {rows.data(), {1, rows.extent(1), heads, columns}, {apart * rows.extent(1), apart, columns, 1}};
   }
-  Call call(std::vector<Index> queries) const {
-    return {AnyKv<float>(source), {2}, heads, dim, value_dim, std::move(queries)};
+  Call call(std::vector<Index> queries, Index group = 1) const {
+    return {AnyKv<float>(source), {2, group * heads}, heads, dim, value_dim, std::move(queries)};
   }
 };
 
@@ -94,8 +94,8 @@ TEST(NearKv, HasTheRowsOneAfterAnother) {
 TEST(NearKv, ExistsForFarRowsThatManyTilesRead) {
   mha::Workspace workspace;
   auto frame = workspace.frame();
-  const auto exists = [&](const Far& far, const std::vector<Index>& queries, Index tiles) {
-    const Call call = far.call(queries);
+  const auto exists = [&](const Far& far, const std::vector<Index>& queries, Index tiles, Index group = 1) {
+    const Call call = far.call(queries, group);
     return NearKv(call, tiles, always, frame).exists();
   };
   EXPECT_TRUE(exists(Far({40, 31}), {40, 31}, 10 * 2 * heads));
@@ -103,6 +103,8 @@ TEST(NearKv, ExistsForFarRowsThatManyTilesRead) {
   EXPECT_FALSE(exists(Far({40, 31}, 511), {40, 31}, 10 * 2 * heads)) << "near rows";
   EXPECT_TRUE(exists(Far({40, 0}), {10, 0}, 10 * 2 * heads));
   EXPECT_FALSE(exists(Far({41, 0}), {10, 0}, 10 * 2 * heads)) << "keys for few queries";
+  EXPECT_TRUE(exists(Far({120, 0}), {10, 0}, 10 * 2 * heads, 3));
+  EXPECT_FALSE(exists(Far({121, 0}), {10, 0}, 10 * 2 * heads, 3)) << "keys for few queries of three heads";
   EXPECT_FALSE(exists(Far({0, 0}), {10, 10}, 10 * 2 * heads)) << "no keys";
 }
 
@@ -211,7 +213,8 @@ template <class SourceOf> void expect_no_growth(Index room, Index group, const S
     if (n == chunk) {
       allocations = workspace.allocations();
       const Index row = source.heads() * (source.dim() + source.value_dim());
-      EXPECT_GE(workspace.bytes(), std::size_t{4 * chunk} * static_cast<std::size_t>(row) * sizeof(float));
+      EXPECT_GE(workspace.bytes(), static_cast<std::size_t>(std::min(4 * chunk * group, room)) *
+                                       static_cast<std::size_t>(row) * sizeof(float));
     }
     EXPECT_EQ(workspace.allocations(), allocations) << n << " keys";
   }
