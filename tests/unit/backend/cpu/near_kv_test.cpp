@@ -108,6 +108,67 @@ TEST(NearKv, ExistsForFarRowsThatManyTilesRead) {
   EXPECT_FALSE(exists(Far({0, 0}), {10, 10}, 10 * 2 * heads)) << "no keys";
 }
 
+/// Keys and values of one sequence that all of a batch read: the last of its heads of rows 2 apart for each sequence,
+/// if it is not to be shared.
+struct OneForAll {
+  using Scalar = float;
+  static constexpr Index apart = 512;
+  Index sequences, length;
+  bool shared = true;
+  Tensor<float, 2> rows{length + sequences, apart};
+  std::vector<Index> lengths = std::vector<Index>(static_cast<std::size_t>(sequences), length);
+
+  Index batch() const { return sequences; }
+  Index heads() const { return 2; }
+  Index dim() const { return 16; }
+  Index value_dim() const { return 8; }
+  Index keys(Index b) const { return lengths[static_cast<std::size_t>(b)]; }
+  mha::KvRun<float> run(Index b, Index g, Index begin, Index end) const {
+    const float* const row = &rows(begin + (g == 1 && !shared ? b : 0), 24 * g);
+    return {row, row + 16, apart, apart, end - begin};
+  }
+  Call call(std::vector<Index> queries) const {
+    return {AnyKv<float>(*this), {sequences, 2}, 2, 16, 8, std::move(queries)};
+  }
+};
+TEST(NearKv, HasTheRowsOfAllSequencesOnce) {
+  OneForAll source{3, 40};
+  support::Random("one for all").fill(source.rows);
+  const Call call = source.call({3, 3, 4});
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  double asked = 0;
+  const auto read = [&](double keys) { return (asked = keys) > 0; };
+  const NearKv near(call, 10 * 2, read, frame);
+  ASSERT_TRUE(near.exists());
+  EXPECT_EQ(asked, 5 * 40) << "reads of all sequences, of the keys of one";
+  EXPECT_LE(workspace.bytes(), 40 * 2 * (16 + 8) * sizeof(float) + 256);
+  ASSERT_EQ(near.heads(), 2);
+  for (Index i = 0; i < near.heads(); ++i) near.copy(i);
+  for (Index b = 0; b < 3; ++b)
+    for (Index g = 0; g < 2; ++g) {
+      const auto run = near.run(b, g, 7, 30), from = source.run(b, g, 7, 30);
+      for (Index k = 0; k < run.count; ++k) {
+        EXPECT_TRUE(std::equal(run.key + k * 16, run.key + k * 16 + 16, from.key + k * from.key_stride));
+        EXPECT_TRUE(std::equal(run.value + k * 8, run.value + k * 8 + 8, from.value + k * from.value_stride));
+      }
+    }
+  EXPECT_FALSE(NearKv(source.call({3, 3, 3}), 10 * 2, always, frame).exists()) << "40 keys for 9 queries";
+}
+TEST(NearKv, HasTheRowsOfEachSequenceWhereTheyDiffer) {
+  const auto heads_of = [](const OneForAll& source) {
+    const Call call = source.call({40, 40, 40});
+    mha::Workspace workspace;
+    auto frame = workspace.frame();
+    return NearKv(call, 10 * 2 * 3, always, frame).heads();
+  };
+  EXPECT_EQ(heads_of({3, 40}), 2);
+  EXPECT_EQ(heads_of({3, 40, false}), 6) << "other rows of the second head";
+  OneForAll shorter{3, 40};
+  shorter.lengths[2] = 39;
+  EXPECT_EQ(heads_of(shorter), 6);
+}
+
 TEST(NearKv, ExistsWhereAKeyIsReadFiveTimesOnAverage) {
   const Far far({40, 31});
   const Call call = far.call({40, 31});
@@ -278,6 +339,27 @@ template <class T, class... Extra> void expect_bits_of_near_rows(Index queries, 
             0u)
       << queries << " queries";
 }
+TEST(NearKv, OfOneSequenceForAllChangesNoBits) {
+  constexpr Index batch = 5, queries = 60, keys = 300;
+  support::Random random("near rows for all");
+  Tensor<float, 4> q(batch, queries, 16, 32), k(1, keys, 16, 32), v(1, keys, 16, 32), each_k(batch, keys, 16, 32),
+      each_v(batch, keys, 16, 32);
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  for (Index b = 0; b < batch; ++b) {
+    std::copy(k.begin(), k.end(), &each_k(b, 0, 0, 0));
+    std::copy(v.begin(), v.end(), &each_v(b, 0, 0, 0));
+  }
+  const auto shared = [](const Tensor<float, 4>& x) {
+    return mha::TensorView<const float, 4>{x.data(), {batch, keys, 16, 32}, {0, 16 * 32, 32, 1}};
+  };
+  const std::size_t copied = 2 * k.size() * sizeof(float);
+  mha::Workspace workspace;
+  const auto out = mha::attention<mha::Cpu>(q, shared(k), shared(v), workspace);
+  EXPECT_EQ(support::differing(out, mha::attention<mha::Cpu>(q, each_k, each_v)), 0u);
+  EXPECT_GE(workspace.bytes(), copied);
+  EXPECT_LT(workspace.bytes(), 2 * copied);
+}
+
 TEST(NearKv, ChangesNoBits) {
   for (const Index queries : {3, 70, 301}) {
     expect_bits_of_near_rows<float>(queries);
