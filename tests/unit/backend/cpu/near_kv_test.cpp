@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <new>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -197,6 +198,25 @@ TEST(NearKv, IsNotThereWhereTheMaskHidesMostKeysFromMostTiles) {
   EXPECT_LT(memory_of(mha::SlidingWindow{20}), copied) << "a key is read by two or three tiles";
   const auto strided = [](Index, Index, Index i, Index j) { return (i - j) % 4 == 0; };
   EXPECT_GE(memory_of(strided), copied) << "a mask that does not say what it hides";
+}
+
+TEST(NearKv, IsExplainedWhereItsSizesAre) {
+  const auto copied = [](const mha::AttendPlan& plan) {
+    return mha::CpuWith<mha::Serial>{}.explain<float>(plan).find(" bytes for a copy of keys and values where") !=
+           std::string::npos;
+  };
+  const mha::AttendPlan prompt{{2, 16, 480, 3840, 3360}, 8, 64, 64};
+  EXPECT_TRUE(copied(prompt));
+  EXPECT_NE(mha::CpuWith<mha::Serial>{}.explain<float>(prompt).find(
+                ", 31457280 bytes for a copy of keys and values where these lie 2048 bytes apart or more and each is "
+                "read 5 times on average under the masks"),
+            std::string::npos);
+  EXPECT_FALSE(copied({{2, 16, 480, 3841, 3361}, 8, 64, 64})) << "keys for few queries";
+  EXPECT_FALSE(copied({{2, 16, 480, 3840, 3360}, 8, 63, 64})) << "near keys";
+  EXPECT_FALSE(copied({{2, 16, 480, 3840, 3360}, 8, 64, 63})) << "near values";
+  EXPECT_FALSE(copied({{40, 16, 480, 3840, 3360}, 8, 64, 64})) << "more than 256 MiB";
+  EXPECT_FALSE(copied({{2, 16, 16, 16, 0}, 8, 64, 64})) << "few tiles";
+  EXPECT_FALSE(copied({{2, 16, 480, 0, 0}, 8, 64, 64})) << "no keys";
 }
 
 /// A frame of a workspace that cannot grow.
