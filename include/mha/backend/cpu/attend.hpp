@@ -13,6 +13,8 @@
 #include "../simd/tile_lanes.hpp"
 #include "near_kv.hpp"
 #include "tile.hpp"
+#include "tile_keys.hpp"
+#include "tile_shape.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
@@ -94,11 +96,28 @@ class Tiling {
     return chunks;
   }
 
+  /// Whether the tiles of the first key/value head, of all sequences, read so many keys: one that two tiles read are
+  /// two, one that the mask hides from all rows of a tile is none.
+  template <class Call> bool read(const Call& call, double keys) const {
+    for (Index b = 0; b < call.shape.batch; ++b) {
+      const SequenceTiles cut = of(call, b);
+      const std::int64_t first = first_tile(b, cut);
+      for (std::int64_t t = first; t < first + cut.tiles(); ++t) {
+        const TileKeys<Call> seen(call, rows(call, static_cast<Index>(t)), smallest_gap);
+        for (Index k = 0; k < seen.count(); k += key_block)
+          for (const simd::KeyRange& range : seen.segments(k, std::min(k + key_block, seen.count())))
+            keys -= range.end - range.begin;
+        if (keys <= 0) return true;
+      }
+    }
+    return false;
+  }
+
   /// Tile t, of its sequence the heaviest first: late queries of a causal mask see the most keys.
   template <class Call> simd::TileLanes rows(const Call& call, Index t) const {
     const Index b = sequence_of(call, t);
     const SequenceTiles cut = of(call, b);
-    const Index at = static_cast<Index>(t - (first_ != nullptr ? first_[b] : b * per_sequence(cut)));
+    const Index at = static_cast<Index>(t - first_tile(b, cut));
     const Index first = (cut.query_tiles - 1 - at % cut.query_tiles) * cut.queries;
     const Index head_tile = at / cut.query_tiles % cut.head_tiles, kv_head = at / cut.query_tiles / cut.head_tiles;
     const Index in_group = head_tile * cut.heads;
@@ -125,6 +144,9 @@ class Tiling {
   }
   std::int64_t per_sequence(const SequenceTiles& cut) const {
     return std::int64_t{kv_heads_} * cut.head_tiles * cut.query_tiles;
+  }
+  std::int64_t first_tile(Index b, const SequenceTiles& cut) const {
+    return first_ != nullptr ? first_[b] : b * per_sequence(cut);
   }
   template <class Call> Index sequence_of(const Call& call, Index t) const {
     if (first_ == nullptr) return static_cast<Index>(t / per_sequence(of(call, 0)));
@@ -232,7 +254,8 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
   reserve_growth<T, Stored>(call, tiling, threads.workers(), workspace);
-  const NearKv<Stored, AnyCall<T, Stored>> near(call, tiling.tiles, frame);
+  const NearKv<Stored, AnyCall<T, Stored>> near(
+      call, tiling.tiles, [&](double keys) { return tiling.read(call, keys); }, frame);
   if (!near.exists()) return attend_tiles<T, Stored>(call, tiling, level, workspace, threads);
   run_tasks(!tiling.parallel, threads, near.heads(), [&](Index head, Index) { near.copy(head); });
   AnyCall<T, Stored> of_near = call;

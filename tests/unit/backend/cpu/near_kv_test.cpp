@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <new>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ using mha::detail::AnyKv;
 struct Call {
   AnyKv<float> kv;
   struct {
-    Index batch;
+    Index batch, heads;
   } shape;
   Index kv_heads, head_dim, value_dim;
   std::vector<Index> of_queries;
@@ -39,6 +40,7 @@ struct Call {
 using NearKv = mha::detail::cpu::NearKv<float, Call>;
 
 constexpr Index heads = 3, dim = 5, value_dim = 7;
+constexpr auto always = [](double) { return true; };
 
 /// Keys and values of two sequences of a ragged batch, in rows `apart` of a head and of a key.
 struct Far {
@@ -59,8 +61,8 @@ struct Far {
     const std::ptrdiff_t apart = rows.extent(3);
     return {rows.data(), {1, rows.extent(1), heads, columns}, {apart * rows.extent(1), apart, columns, 1}};
   }
-  Call call(std::vector<Index> queries) const {
-    return {AnyKv<float>(source), {2}, heads, dim, value_dim, std::move(queries)};
+  Call call(std::vector<Index> queries, Index group = 1) const {
+    return {AnyKv<float>(source), {2, group * heads}, heads, dim, value_dim, std::move(queries)};
   }
 };
 
@@ -69,7 +71,7 @@ TEST(NearKv, HasTheRowsOneAfterAnother) {
   const Call call = far.call({40, 31});
   mha::Workspace workspace;
   auto frame = workspace.frame();
-  const NearKv near(call, 10 * 2 * heads, frame);
+  const NearKv near(call, 10 * 2 * heads, always, frame);
   ASSERT_TRUE(near.exists());
   ASSERT_EQ(near.heads(), 2 * heads);
   for (Index i = 0; i < near.heads(); ++i) near.copy(i);
@@ -93,16 +95,128 @@ TEST(NearKv, HasTheRowsOneAfterAnother) {
 TEST(NearKv, ExistsForFarRowsThatManyTilesRead) {
   mha::Workspace workspace;
   auto frame = workspace.frame();
-  const auto exists = [&](const Far& far, const std::vector<Index>& queries, Index tiles) {
-    const Call call = far.call(queries);
-    return NearKv(call, tiles, frame).exists();
+  const auto exists = [&](const Far& far, const std::vector<Index>& queries, Index tiles, Index group = 1) {
+    const Call call = far.call(queries, group);
+    return NearKv(call, tiles, always, frame).exists();
   };
   EXPECT_TRUE(exists(Far({40, 31}), {40, 31}, 10 * 2 * heads));
   EXPECT_FALSE(exists(Far({40, 31}), {40, 31}, 10 * 2 * heads - 1)) << "few tiles";
   EXPECT_FALSE(exists(Far({40, 31}, 511), {40, 31}, 10 * 2 * heads)) << "near rows";
   EXPECT_TRUE(exists(Far({40, 0}), {10, 0}, 10 * 2 * heads));
   EXPECT_FALSE(exists(Far({41, 0}), {10, 0}, 10 * 2 * heads)) << "keys for few queries";
+  EXPECT_TRUE(exists(Far({120, 0}), {10, 0}, 10 * 2 * heads, 3));
+  EXPECT_FALSE(exists(Far({121, 0}), {10, 0}, 10 * 2 * heads, 3)) << "keys for few queries of three heads";
   EXPECT_FALSE(exists(Far({0, 0}), {10, 10}, 10 * 2 * heads)) << "no keys";
+}
+
+/// Keys and values of one sequence that all of a batch read: the last of its heads of rows 2 apart for each sequence,
+/// if it is not to be shared.
+struct OneForAll {
+  using Scalar = float;
+  static constexpr Index apart = 512;
+  Index sequences, length;
+  bool shared = true;
+  Tensor<float, 2> rows{length + sequences, apart};
+  std::vector<Index> lengths = std::vector<Index>(static_cast<std::size_t>(sequences), length);
+
+  Index batch() const { return sequences; }
+  Index heads() const { return 2; }
+  Index dim() const { return 16; }
+  Index value_dim() const { return 8; }
+  Index keys(Index b) const { return lengths[static_cast<std::size_t>(b)]; }
+  mha::KvRun<float> run(Index b, Index g, Index begin, Index end) const {
+    const float* const row = &rows(begin + (g == 1 && !shared ? b : 0), 24 * g);
+    return {row, row + 16, apart, apart, end - begin};
+  }
+  Call call(std::vector<Index> queries) const {
+    return {AnyKv<float>(*this), {sequences, 2}, 2, 16, 8, std::move(queries)};
+  }
+};
+TEST(NearKv, HasTheRowsOfAllSequencesOnce) {
+  OneForAll source{3, 40};
+  support::Random("one for all").fill(source.rows);
+  const Call call = source.call({3, 3, 4});
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  double asked = 0;
+  const auto read = [&](double keys) { return (asked = keys) > 0; };
+  const NearKv near(call, 10 * 2, read, frame);
+  ASSERT_TRUE(near.exists());
+  EXPECT_EQ(asked, 5 * 40) << "reads of all sequences, of the keys of one";
+  EXPECT_LE(workspace.bytes(), 40 * 2 * (16 + 8) * sizeof(float) + 256);
+  ASSERT_EQ(near.heads(), 2);
+  for (Index i = 0; i < near.heads(); ++i) near.copy(i);
+  for (Index b = 0; b < 3; ++b)
+    for (Index g = 0; g < 2; ++g) {
+      const auto run = near.run(b, g, 7, 30), from = source.run(b, g, 7, 30);
+      for (Index k = 0; k < run.count; ++k) {
+        EXPECT_TRUE(std::equal(run.key + k * 16, run.key + k * 16 + 16, from.key + k * from.key_stride));
+        EXPECT_TRUE(std::equal(run.value + k * 8, run.value + k * 8 + 8, from.value + k * from.value_stride));
+      }
+    }
+  EXPECT_FALSE(NearKv(source.call({3, 3, 3}), 10 * 2, always, frame).exists()) << "40 keys for 9 queries";
+}
+TEST(NearKv, HasTheRowsOfEachSequenceWhereTheyDiffer) {
+  const auto heads_of = [](const OneForAll& source) {
+    const Call call = source.call({40, 40, 40});
+    mha::Workspace workspace;
+    auto frame = workspace.frame();
+    return NearKv(call, 10 * 2 * 3, always, frame).heads();
+  };
+  EXPECT_EQ(heads_of({3, 40}), 2);
+  EXPECT_EQ(heads_of({3, 40, false}), 6) << "other rows of the second head";
+  OneForAll shorter{3, 40};
+  shorter.lengths[2] = 39;
+  EXPECT_EQ(heads_of(shorter), 6);
+}
+
+TEST(NearKv, ExistsWhereAKeyIsReadFiveTimesOnAverage) {
+  const Far far({40, 31});
+  const Call call = far.call({40, 31});
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  for (const double read : {5. * 71, 5. * 71 - 1})
+    EXPECT_EQ(NearKv(
+                  call, 10 * 2 * heads, [&](double keys) { return keys <= read; }, frame)
+                  .exists(),
+              read == 5. * 71);
+}
+
+/// What a call on rows far apart leaves in the workspace.
+template <class... Extra> std::size_t memory_of(const Extra&... extra) {
+  constexpr Index rows = 480, size = 64;
+  Tensor<float, 4> q(1, rows, 8, size), k(1, rows, 8, size), v(1, rows, 8, size);
+  mha::Workspace workspace;
+  static_cast<void>(mha::attention<mha::Cpu>(q, k, v, workspace, extra...));
+  return workspace.bytes();
+}
+TEST(NearKv, IsNotThereWhereTheMaskHidesMostKeysFromMostTiles) {
+  constexpr std::size_t copied = 2 * 480 * 8 * 64 * sizeof(float);
+  EXPECT_GE(memory_of(), copied);
+  EXPECT_GE(memory_of(mha::Causal{}), copied);
+  EXPECT_GE(memory_of(mha::SlidingWindow{400}), copied);
+  EXPECT_LT(memory_of(mha::SlidingWindow{20}), copied) << "a key is read by two or three tiles";
+  const auto strided = [](Index, Index, Index i, Index j) { return (i - j) % 4 == 0; };
+  EXPECT_GE(memory_of(strided), copied) << "a mask that does not say what it hides";
+}
+
+TEST(NearKv, IsExplainedWhereItsSizesAre) {
+  const auto copied = [](const mha::AttendPlan& plan) {
+    return mha::CpuWith<mha::Serial>{}.explain<float>(plan).find(" bytes for a copy of keys and values where") !=
+           std::string::npos;
+  };
+  const mha::AttendPlan prompt{{2, 16, 480, 3840, 3360}, 8, 64, 64};
+  EXPECT_TRUE(copied(prompt));
+  EXPECT_NE(mha::CpuWith<mha::Serial>{}.explain<float>(prompt).find(
+                ", 31457280 bytes for a copy of keys and values where these lie 2048 bytes apart or more and each is "
+                "read 5 times on average under the masks"),
+            std::string::npos);
+  EXPECT_FALSE(copied({{2, 16, 480, 3841, 3361}, 8, 64, 64})) << "keys for few queries";
+  EXPECT_FALSE(copied({{2, 16, 480, 3840, 3360}, 8, 63, 64})) << "near keys";
+  EXPECT_FALSE(copied({{2, 16, 480, 3840, 3360}, 8, 64, 63})) << "near values";
+  EXPECT_FALSE(copied({{40, 16, 480, 3840, 3360}, 8, 64, 64})) << "more than 256 MiB";
+  EXPECT_FALSE(copied({{2, 16, 16, 16, 0}, 8, 64, 64})) << "few tiles";
+  EXPECT_FALSE(copied({{2, 16, 480, 0, 0}, 8, 64, 64})) << "no keys";
 }
 
 /// A frame of a workspace that cannot grow.
@@ -113,7 +227,7 @@ TEST(NearKv, IsNotThereWhereThereIsNoMemoryForIt) {
   const Far far({40, 31});
   const Call call = far.call({40, 31});
   NoMemory frame;
-  EXPECT_FALSE(NearKv(call, 10 * 2 * heads, frame).exists());
+  EXPECT_FALSE(NearKv(call, 10 * 2 * heads, always, frame).exists());
 }
 
 /// Two heads: the rows of the first are far apart and one run, those of the second lie in pages of 16.
@@ -161,7 +275,7 @@ TEST(NearKv, TakesNoMoreThanTheKeysOfAllSequences) {
   const Call call = far.call({400, 1});
   mha::Workspace workspace;
   auto frame = workspace.frame();
-  ASSERT_TRUE(NearKv(call, 10 * 2 * heads, frame).exists());
+  ASSERT_TRUE(NearKv(call, 10 * 2 * heads, always, frame).exists());
   constexpr std::size_t rows = 401 * heads * (dim + value_dim) * sizeof(float);
   EXPECT_GE(workspace.bytes(), rows);
   EXPECT_LE(workspace.bytes(), rows + 256);
@@ -180,7 +294,8 @@ template <class SourceOf> void expect_no_growth(Index room, Index group, const S
     if (n == chunk) {
       allocations = workspace.allocations();
       const Index row = source.heads() * (source.dim() + source.value_dim());
-      EXPECT_GE(workspace.bytes(), std::size_t{4 * chunk} * static_cast<std::size_t>(row) * sizeof(float));
+      EXPECT_GE(workspace.bytes(), static_cast<std::size_t>(std::min(4 * chunk * group, room)) *
+                                       static_cast<std::size_t>(row) * sizeof(float));
     }
     EXPECT_EQ(workspace.allocations(), allocations) << n << " keys";
   }
@@ -244,11 +359,32 @@ template <class T, class... Extra> void expect_bits_of_near_rows(Index queries, 
             0u)
       << queries << " queries";
 }
+TEST(NearKv, OfOneSequenceForAllChangesNoBits) {
+  constexpr Index batch = 5, queries = 60, keys = 300;
+  support::Random random("near rows for all");
+  Tensor<float, 4> q(batch, queries, 16, 32), k(1, keys, 16, 32), v(1, keys, 16, 32), each_k(batch, keys, 16, 32),
+      each_v(batch, keys, 16, 32);
+  for (auto* t : {&q, &k, &v}) random.fill(*t);
+  for (Index b = 0; b < batch; ++b) {
+    std::copy(k.begin(), k.end(), &each_k(b, 0, 0, 0));
+    std::copy(v.begin(), v.end(), &each_v(b, 0, 0, 0));
+  }
+  const auto shared = [](const Tensor<float, 4>& x) {
+    return mha::TensorView<const float, 4>{x.data(), {batch, keys, 16, 32}, {0, 16 * 32, 32, 1}};
+  };
+  const std::size_t copied = 2 * k.size() * sizeof(float);
+  mha::Workspace workspace;
+  const auto out = mha::attention<mha::Cpu>(q, shared(k), shared(v), workspace);
+  EXPECT_EQ(support::differing(out, mha::attention<mha::Cpu>(q, each_k, each_v)), 0u);
+  EXPECT_GE(workspace.bytes(), copied);
+  EXPECT_LT(workspace.bytes(), 2 * copied);
+}
+
 TEST(NearKv, ChangesNoBits) {
   for (const Index queries : {3, 70, 301}) {
     expect_bits_of_near_rows<float>(queries);
     expect_bits_of_near_rows<float>(queries, mha::Causal{});
-    expect_bits_of_near_rows<double>(queries, mha::SlidingWindow{40});
+    expect_bits_of_near_rows<double>(queries, mha::SlidingWindow{200});
     expect_bits_of_near_rows<mha::half>(queries, mha::Causal{});
   }
 }
