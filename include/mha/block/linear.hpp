@@ -99,10 +99,9 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   }
 
   /// Uses weights where they are, of any strides, e.g. in a mapped checkpoint, which `keep_alive` holds as long as the
-  /// Linear lives; without one, their owner must outlive it, unless they are those that it borrows already, and keep
-  /// them: a Linear frees its own in borrow(), drop_unpacked() and where another is assigned to it. A backend that
-  /// packs weights multiplies by them as they are now, but backward() reads them where they are: borrow again what has
-  /// changed.
+  /// Linear lives; without one, their owner must outlive it and keep them (a Linear frees its own in borrow(),
+  /// drop_unpacked() and when it is assigned to), unless it borrows them already. A backend that packs weights
+  /// multiplies by them as they are now, but backward() reads them where they are: borrow again what has changed.
   ///
   /// Errors    ShapeError if a matrix or vector does not have the configuration's shape; nothing changes then
   void borrow(const BorrowedLinear<T>& w, std::shared_ptr<const void> keep_alive = nullptr) {

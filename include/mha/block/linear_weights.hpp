@@ -118,8 +118,10 @@ template <class T, bool gated> class LinearParameters {
   }
 
   const LinearConfig& config() const { return config_; }
-  bool present() const { return borrowed_ != nullptr || (own_.size() > 0 && !forgotten_); }
+  bool present() const { return borrowed_ != nullptr || has_own(); }
   bool borrowed() const { return borrowed_ != nullptr && !borrowed_->packed_only; }
+  /// Whether there are weights in memory of its own.
+  bool has_own() const { return own_.size() > 0 && !forgotten_; }
   /// Whether there are weights, but none except those that the backend packed.
   bool packed_only() const { return borrowed_ != nullptr && borrowed_->packed_only; }
   /// Another one after each change; 0 before the first.
@@ -168,7 +170,7 @@ template <class T, bool gated> class LinearParameters {
   /// Errors    ShapeError if there are none of its own
   void require_own() const {
     require_unborrowed("update");
-    require(own_.size() > 0, "update: the Linear has 0 of its ", size(), " parameters, because it was moved from");
+    require(has_own(), "update: the Linear has 0 of its ", size(), " parameters, because it was moved from");
   }
 
   /// Uses weights where they are; before(views) comes last of what can throw. Without keep_alive, what holds those that

@@ -28,7 +28,7 @@ template <class T> struct NormViews {
 
   /// Every number in one row, for an optimiser.
   ///
-  /// Errors    ShapeError if they are borrowed: those have names only; or there are none, of a norm that was moved from
+  /// Errors    ShapeError if they are borrowed: those have names only; or if the norm was moved from
   std::span<T> flat() const {
     detail::require(weight.data != nullptr, "parameters: flat() has nothing to show, because the norm was moved from");
     detail::require(!all.empty(),

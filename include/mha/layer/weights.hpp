@@ -45,7 +45,7 @@ template <class T, Backend B, class Policies> class LayerWeights {
   /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls. Where
   /// a layer that called borrow(*this) still holds these weights, they are written in new memory, and it keeps the old.
   /// If f throws, what it has written stays, and calls read the weights as they are, unpacked, until the next update();
-  /// if there were none before, there are none.
+  /// if there were none before, there are none, and views of them that f kept are of freed memory.
   ///
   /// Errors    ShapeError if the weights are borrowed, or dropped by drop_unpacked(), even by f itself
   template <class F> void update(F&& f) {

@@ -351,6 +351,12 @@ TEST(LinearWeights, BorrowedInAFirstUpdateThatThrewCanBeRead) {
   expect(0);
 }
 
+TEST(LinearWeights, OfAFirstUpdateThatThrewAreNoneToAssign) {
+  mha::Linear<float, mha::Reference> linear({.inputs = 2, .outputs = 3}), none = linear;
+  EXPECT_THROW(none.update([](const auto&) { throw std::runtime_error("no"); }), std::runtime_error);
+  EXPECT_THROW(linear.update([&](const auto&) { linear = none; }), mha::ShapeError);
+}
+
 // What f borrows counts, and the update says that it wrote nothing of it.
 TEST(LinearWeights, BorrowedOrMovedAwayInAnUpdateAreRefused) {
   using Narrow = mha::bfloat16;

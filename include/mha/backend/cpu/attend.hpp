@@ -96,19 +96,24 @@ class Tiling {
     return chunks;
   }
 
-  /// Whether the tiles of the first key/value head, of all sequences, read so many keys: one that two tiles read are
-  /// two, one that the mask hides from all rows of a tile is none.
-  template <class Call> bool read(const Call& call, double keys) const {
+  /// Whether the tiles of the first key/value head, of all sequences, read about so many keys or more: a key counts
+  /// once for each tile that reads it. Of many tiles some are asked, which count for their neighbours.
+  template <class Call> bool reads_at_least(const Call& call, double keys) const {
+    constexpr std::int64_t asked = 64;
+    if (tiles > std::numeric_limits<Index>::max()) return false;  // the call is refused
+    const std::int64_t every = std::max<std::int64_t>(tiles / kv_heads_ / asked, 1);
+    keys /= static_cast<double>(every);
+    std::int64_t next = every / 2;  // among the tiles from those of sequence b on
     for (Index b = 0; b < call.shape.batch; ++b) {
       const SequenceTiles cut = of(call, b);
-      const std::int64_t first = first_tile(b, cut);
-      for (std::int64_t t = first; t < first + cut.tiles(); ++t) {
-        const TileKeys<Call> seen(call, rows(call, static_cast<Index>(t)), smallest_gap);
+      for (; next < cut.tiles(); next += every) {
+        const TileKeys<Call> seen(call, rows(call, static_cast<Index>(first_tile(b, cut) + next)), smallest_gap);
         for (Index k = 0; k < seen.count(); k += key_block)
           for (const simd::KeyRange& range : seen.segments(k, std::min(k + key_block, seen.count())))
             keys -= range.end - range.begin;
         if (keys <= 0) return true;
       }
+      next -= cut.tiles();
     }
     return false;
   }
@@ -255,7 +260,7 @@ void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace
   if (tiling.tiles == 0) return;
   reserve_growth<T, Stored>(call, tiling, threads.workers(), workspace);
   const NearKv<Stored, AnyCall<T, Stored>> near(
-      call, tiling.tiles, [&](double keys) { return tiling.read(call, keys); }, frame);
+      call, tiling.tiles, [&](double keys) { return tiling.reads_at_least(call, keys); }, frame);
   if (!near.exists()) return attend_tiles<T, Stored>(call, tiling, level, workspace, threads);
   run_tasks(!tiling.parallel, threads, near.heads(), [&](Index head, Index) { near.copy(head); });
   AnyCall<T, Stored> of_near = call;

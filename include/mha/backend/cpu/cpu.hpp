@@ -20,7 +20,6 @@
 #include "attend.hpp"
 #include "backward.hpp"
 #include "gemm.hpp"
-#include "near_kv.hpp"
 #include "packed.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -150,9 +149,8 @@ template <Executor Threads> class CpuWith {
     const Index group = plan.shape.heads / plan.kv_heads, most = detail::simd::widest_tile<A>(level);
     detail::cpu::SequenceTiles cut(plan.shape.queries, group, most);
     const Index chunks = shared_chunks(plan, cut);
-    const std::int64_t tiles = tiles_of(plan, cut);
     if (chunks > 0) {
-      const std::int64_t tasks = tiles * chunks;
+      const std::int64_t tasks = tiles_of(plan, cut) * chunks;
       cut = {plan.shape.queries, group,
              detail::cpu::divided_rows(cut, detail::simd::tile_kernels<A>(level, 1).lanes, chunks, tasks,
                                        threads_.workers())};
@@ -169,7 +167,7 @@ template <Executor Threads> class CpuWith {
            (chunks > 1 && threads_.workers() > 1 ? detail::simd::explain_chunks(chunks) : std::string()) + ", " +
            std::to_string(
                detail::cpu::TileScratch<A>::bytes(lanes, plan.head_dim, plan.value_dim, !std::is_same_v<Stored, A>)) +
-           " bytes of scratch each" + detail::cpu::explain_near<Stored>(plan, tiles);
+           " bytes of scratch each";
   }
   /// Of a dense product.
   template <class T> std::string explain_product() const {

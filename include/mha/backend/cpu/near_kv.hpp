@@ -5,42 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <string>
 #include <utility>
 
 #include "../../cache/kv_source.hpp"
 #include "../../config.hpp"
 #include "../../core/workspace.hpp"
-#include "../../policy/call_shape.hpp"
-#include "../backend.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
-
-/// Which keys and values are copied before tiles read them.
-struct NearRule {
-  static constexpr double most_bytes = 256 << 20;
-  static constexpr std::ptrdiff_t far_bytes = 2048;  // from row to row
-  static constexpr std::int64_t least_tiles = 10;    // of a head
-  static constexpr Index least_reads = 5;            // of a key, on average: masks hide some
-  static constexpr std::int64_t most_keys = 4;       // for each query of each head that reads them
-};
-
-/// What explain() says of the copy; nothing where the plan's sizes allow none, or where rows are near although heads
-/// lie side by side. Strides, and how much the masks hide, are known to the call alone.
-template <class Stored> std::string explain_near(const AttendPlan& plan, std::int64_t tiles) {
-  const CallShape& shape = plan.shape;
-  const std::ptrdiff_t row = std::ptrdiff_t{plan.kv_heads} * std::min(plan.head_dim, plan.value_dim);
-  const double bytes = static_cast<double>(shape.batch) * shape.keys * plan.kv_heads *
-                       (static_cast<double>(plan.head_dim) + plan.value_dim) * sizeof(Stored);
-  if (row * std::ptrdiff_t{sizeof(Stored)} < NearRule::far_bytes || bytes == 0 || bytes > NearRule::most_bytes)
-    return {};
-  if (tiles < NearRule::least_tiles * shape.batch * plan.kv_heads) return {};
-  if (shape.keys > NearRule::most_keys * shape.queries * (shape.heads / plan.kv_heads)) return {};
-  return ", " + std::to_string(static_cast<std::int64_t>(bytes)) +
-         " bytes for a copy of keys and values where these lie " + std::to_string(NearRule::far_bytes) +
-         " bytes apart or more and each is read " + std::to_string(NearRule::least_reads) +
-         " times on average under the masks";
-}
 
 /// The keys and values of a call copied to rows one after another, where those of the call's source lie 2 KiB apart and
 /// more, as those of 8 heads of 64 floats do. Rows so far apart share a few lines of each cache: what a tile has read,
@@ -55,7 +26,7 @@ template <class T, class Call> class NearKv {
   /// read them. read(n) says whether the tiles of one head of each sequence read n keys, each as often as it is read.
   template <class Read, class Frame>
   NearKv(const Call& call, std::int64_t tiles, const Read& read, Frame& frame) : NearKv(call, tiles) {
-    if (!wanted(tiles) || !read(NearRule::least_reads * static_cast<double>(all_keys_))) return;
+    if (!wanted(tiles) || !read(least_reads * static_cast<double>(all_keys_))) return;
     MHA_TRY {
       first_ = frame.template take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
       rows_ = frame.template take<T>(static_cast<std::size_t>(elements(all_keys_)));
@@ -102,12 +73,15 @@ template <class T, class Call> class NearKv {
   }
 
  private:
-  static constexpr double most_elements = NearRule::most_bytes / static_cast<double>(sizeof(T));
-  static constexpr std::ptrdiff_t far = NearRule::far_bytes / static_cast<std::ptrdiff_t>(sizeof(T));
+  static constexpr double most_elements = (256 << 20) / static_cast<double>(sizeof(T));
+  static constexpr std::ptrdiff_t far = 2048 / static_cast<std::ptrdiff_t>(sizeof(T));
+  static constexpr Index least_tiles = 10;      // of a head
+  static constexpr Index least_reads = 5;       // of a key, on average: masks hide some
+  static constexpr std::int64_t most_keys = 4;  // for each query of each head that reads them
 
   NearKv(const Call& call, std::int64_t tiles)
       : call_(call),
-        sequences_(tiles >= NearRule::least_tiles * call.kv_heads && one_for_all() ? 1 : call.shape.batch) {
+        sequences_(tiles >= std::int64_t{least_tiles} * call.kv_heads && one_for_all() ? 1 : call.shape.batch) {
     for (Index b = 0; b < sequences_; ++b) all_keys_ += call.keys(b);
   }
 
@@ -115,6 +89,7 @@ template <class T, class Call> class NearKv {
   bool one_for_all() const {
     if (call_.shape.batch < 2 || call_.kv.drops() || call_.keys(0) == 0) return false;
     const Index n = call_.keys(0);
+    if (call_.kv.run(0, 0, 0, n).key_stride < far) return false;
     for (Index b = 1; b < call_.shape.batch; ++b) {
       if (call_.keys(b) != n) return false;
       for (Index g = 0; g < call_.kv_heads; ++g) {
@@ -127,7 +102,7 @@ template <class T, class Call> class NearKv {
   }
 
   static std::int64_t most_keys_of(const Call& call, std::int64_t queries) {
-    return NearRule::most_keys * queries * (call.shape.heads / call.kv_heads);
+    return most_keys * queries * (call.shape.heads / call.kv_heads);
   }
   /// Of those that read the rows of sequence b.
   std::int64_t queries(Index b) const {
@@ -145,7 +120,7 @@ template <class T, class Call> class NearKv {
   /// Whether so many tiles read keys whose first run, of each sequence, has such rows.
   bool wanted(std::int64_t tiles) const {
     if (all_keys_ == 0 || elements(all_keys_) > most_elements) return false;
-    if (tiles < NearRule::least_tiles * all_heads() || call_.kv.drops()) return false;
+    if (tiles < least_tiles * all_heads() || call_.kv.drops()) return false;
     for (Index b = 0; b < sequences_; ++b) {
       const Index n = call_.keys(b);
       if (n == 0) continue;
