@@ -34,7 +34,8 @@ struct KvRoom {
 ///           Index batch(), heads(), dim(), value_dim() const
 ///           Index keys(b) const                     length of sequence b: positions 0 … keys(b) − 1 have been given
 ///           KvRun<Scalar> run(b, g, begin, end) const   rows of key/value head g from position `begin` on at one
-///                                                   stride: at least one, at most end − begin
+///                                                   stride: at least one, at most end − begin, the same
+///                                                   numbers for as long as a call runs
 /// On Cuda   trivially copyable, its members MHA_HOST_DEVICE: kernels call them, and the host all but run() and held()
 /// Optional  Index held(b, k) const                  the first position from k on that is still there, keys(b) or more
 ///                                                   if there is none. Dropped positions are hidden from all queries;
