@@ -301,7 +301,7 @@ TEST(LayerCallScoreGradient, BesideABiasGradient) {
   EXPECT_NEAR(d.slope, d_score_alone.slope, 1e-12);
   EXPECT_NEAR(d.bend, d_score_alone.bend, 1e-12);
   EXPECT_LT(support::largest_difference(d_bias, d_alone), 1e-13);
-  EXPECT_GT(std::abs(d.slope), 1e-3);
+  EXPECT_GT(std::hypot(d.slope, d.bend), 1e-3);
 }
 
 TEST(LayerTape, ResultsOverlapNoAdditiveBiasOfTheCall) {

@@ -49,8 +49,8 @@ class CpuBackward : public testing::Test {
 /// Gradients of the case within the scalar's bound of the expected ones.
 template <class T, class G, class Expected>
 void expect_near(const BackwardCase<T>& c, const G& g, const Expected& expected) {
-  // A query that sees one key has the gradient 0, the difference of two sums.
-  const double least = 0.1 * std::sqrt(support::inner(c.d_out, c.d_out));
+  // A query that sees one key has the gradient 0, the difference of two sums, one of which is of rounded outputs.
+  const double least = (sizeof(T) == 2 ? 0.3 : 0.1) * std::sqrt(support::inner(c.d_out, c.d_out));
   EXPECT_LT(support::relative_error(g.query, expected.query, least), bound<T>);
   EXPECT_LT(support::relative_error(g.key, expected.key, least), bound<T>);
   EXPECT_LT(support::relative_error(g.value, expected.value, least), bound<T>);
@@ -97,7 +97,9 @@ template <class T> void expect_right_everywhere() {
     expect_right<T>("full", n);
     expect_right<T>("causal", sizes(), mha::Causal{});
     expect_right<T>("more queries than keys", {1, 201, 97, 2, 1, 16, 32}, mha::Causal{});
-    expect_right<T>("window", sizes(), mha::SlidingWindow{.left = 20, .right = 3}, mha::Scale{1.5});
+    const auto windowed = sizes();
+    expect_right<T>("window", windowed, mha::SlidingWindow{.left = 20, .right = 3},
+                    mha::Scale{1.5 / std::sqrt(windowed.head_dim)});
     expect_right<T>("mask of a user", sizes(),
                     mha::mask([](auto, auto h, auto q, auto k) { return (q * k + h) % 3 != 0; }));
     expect_right<T>("soft cap", sizes(), mha::SoftCap{0.7f}, mha::Causal{});
