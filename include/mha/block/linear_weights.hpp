@@ -148,8 +148,8 @@ template <class T, bool gated> class LinearParameters {
     return carve<T>(own_.data(), own_.size());
   }
 
-  /// There are none, if these are still its own; whether they were. Their memory stays, for another Linear that borrowed
-  /// them meanwhile: the next update writes to it, borrow() frees it.
+  /// There are none, if these are still its own; whether they were. Their memory stays, for another Linear that
+  /// borrowed them meanwhile: the next update writes to it, borrow() frees it.
   bool forget(const LinearViews<T>& written) noexcept {
     const bool own = own_.data() == written.all.data();
     if (own) forgotten_ = true;
