@@ -184,7 +184,7 @@ template <class T, class Stored = T> class QueryTile {
     few_.softmax(at_.s, key_block, few_.rows, n, scale_.slope(), to.max, at_.rescale);
     keys_.next(segments.back().end, next_runs_);
     few_.values(runs_.values(0, runs_.size()), at_.s, key_block, at_.rescale, call_.value_dim, to.out, to.sum,
-                next_runs_.keys(0, next_runs_.size()), call_.head_dim);
+                simd::line_ranges(next_runs_.keys(0, next_runs_.size()), call_.head_dim, next_lines_));
   }
 
   void softmax(Index n, const simd::TileState<A>& state) const {
@@ -277,7 +277,8 @@ template <class T, class Stored = T> class QueryTile {
         n += runs_.count(last);
         rest = runs_.count(last++) % lanes;
       }
-      few_.scores(runs_.keys(first, last), at_.row_q, dim, to, key_block, runs_.values(first, last), call_.value_dim);
+      few_.scores(runs_.keys(first, last), at_.row_q, dim, to, key_block,
+                  simd::line_ranges(runs_.values(first, last), call_.value_dim, next_lines_));
       if (rest > 0) last_scores(runs_.key(last - 1), rest, to + n - rest);
       to += n;
     }
@@ -289,7 +290,7 @@ template <class T, class Stored = T> class QueryTile {
     simd::widen(level_, run.data + (run.count - rest) * run.stride, run.stride, rest, dim, at_.wide_keys);
     std::fill_n(at_.wide_keys + std::ptrdiff_t{rest} * dim, std::ptrdiff_t{lanes - rest} * dim, A(0));
     const simd::StoredRows<A> filled{at_.wide_keys, dim, lanes};
-    few_.wide_scores({&filled, 1}, at_.row_q, dim, at_.visible, lanes, {}, 0);
+    few_.wide_scores({&filled, 1}, at_.row_q, dim, at_.visible, lanes, {});
     for (Index lane = 0; lane < rows_.count(); ++lane)
       std::copy_n(at_.visible + std::ptrdiff_t{lane} * lanes, rest, to + std::ptrdiff_t{lane} * key_block);
   }
@@ -321,7 +322,8 @@ template <class T, class Stored = T> class QueryTile {
   const simd::TileLanes rows_;
   const TileKeys<AnyCall<T, Stored>> keys_;
   const TileLayout<AnyCall<T, Stored>> layout_;
-  KeyRuns<Stored> runs_, next_runs_;  ///< of a block by rows, and of the next
+  KeyRuns<Stored> runs_, next_runs_;                    ///< of a block by rows, and of the next
+  simd::LineRange next_lines_[std::size_t{key_block}];  ///< what a kernel of few rows asks for meanwhile
   const simd::LogitScale<A> scale_;
 };
 

@@ -15,32 +15,28 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 /// The kernels of a tile of at most `rows` rows, one register wide, over keys and values as they are stored.
 template <class A, class T> struct FewRowsKernels {
   Index rows = 0;
-  void (*scores)(RowRuns<T> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, RowRuns<T> next,
-                 Index next_dim) = nullptr;
+  void (*scores)(RowRuns<T> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, LineRanges next) = nullptr;
   /// The same for widened keys.
-  void (*wide_scores)(RowRuns<A> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, RowRuns<A> next,
-                      Index next_dim) = nullptr;
+  void (*wide_scores)(RowRuns<A> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, LineRanges next) = nullptr;
   void (*softmax)(A* s, std::ptrdiff_t stride, Index rows, Index n, A slope, A* max, A* rescale) = nullptr;
   void (*values)(RowRuns<T> values, const A* p, std::ptrdiff_t p_stride, const A* rescale, Index dim, A* out, A* sum,
-                 RowRuns<T> next, Index next_dim) = nullptr;
+                 LineRanges next) = nullptr;
   void (*merge)(TileState<A> total, TileState<A> part, A slope, Index dim, Index rows) = nullptr;
 };
 
 /// The kernels of Rows rows for twice as many: the second time keys and values are in the cache.
 template <class A, class T, int Rows, class Isa> struct TwiceRows {
   template <class S>
-  static void scores(RowRuns<S> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, RowRuns<S> next,
-                     Index next_dim) {
+  static void scores(RowRuns<S> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride, LineRanges next) {
     constexpr decltype(FewRowsKernels<A, S>::scores) once = &Isa::template run<FewScoresBody<A, S, Rows>>;
-    once(keys, q, dim, s, s_stride, next, next_dim);
-    once(keys, q + Rows * std::ptrdiff_t{dim}, dim, s + Rows * s_stride, s_stride, {}, 0);
+    once(keys, q, dim, s, s_stride, next);
+    once(keys, q + Rows * std::ptrdiff_t{dim}, dim, s + Rows * s_stride, s_stride, {});
   }
   static void values(RowRuns<T> values, const A* p, std::ptrdiff_t p_stride, const A* rescale, Index dim, A* out,
-                     A* sum, RowRuns<T> next, Index next_dim) {
+                     A* sum, LineRanges next) {
     constexpr decltype(FewRowsKernels<A, T>::values) once = &Isa::template run<FewValuesBody<A, T, Rows>>;
-    once(values, p, p_stride, rescale, dim, out, sum, next, next_dim);
-    once(values, p + Rows * p_stride, p_stride, rescale + Rows, dim, out + Rows * std::ptrdiff_t{dim}, sum + Rows, {},
-         0);
+    once(values, p, p_stride, rescale, dim, out, sum, next);
+    once(values, p + Rows * p_stride, p_stride, rescale + Rows, dim, out + Rows * std::ptrdiff_t{dim}, sum + Rows, {});
   }
 };
 

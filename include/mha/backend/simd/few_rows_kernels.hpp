@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <type_traits>
@@ -34,53 +35,55 @@ template <class T> struct RowRuns {
   Index count = 0;
 };
 
-/// Asks for rows of `dim` elements that will be wanted soon, in the order of memory, which is what the hardware goes on
-/// with. A line at a time: many at once would keep the loads of the moment waiting.
-template <class T> class Ahead {
- public:
-  static constexpr int line = 64;  // bytes
+/// Memory without a gap, in whole lines of the cache.
+struct LineRange {
+  static constexpr std::ptrdiff_t line = 64;  // bytes
+  const char *begin, *end;
+};
 
-  MHA_ALWAYS_INLINE Ahead(const RowRuns<T>& next, Index dim)
-      : run_(next.data), end_(next.data + (dim > 0 ? next.count : 0)), dim_(dim) {}
+/// What will be wanted soon: ranges of lines, in the order of memory, which is what the hardware goes on with.
+struct LineRanges {
+  const LineRange* data = nullptr;
+  Index count = 0;
+};
+
+/// The lines of rows of `dim` elements, in `to`, which has room for as many ranges as there are rows.
+template <class T> LineRanges line_ranges(const RowRuns<T>& rows, Index dim, LineRange* to) {
+  Index count = 0;
+  for (const StoredRows<T>* run = rows.data; dim > 0 && run != rows.data + rows.count; ++run) {
+    const Index joined = run->stride == dim ? std::max(run->count, Index{1}) : 1;  // rows without a gap are one
+    const std::ptrdiff_t bytes = std::ptrdiff_t{dim} * joined * static_cast<std::ptrdiff_t>(sizeof(T));
+    for (Index i = 0; i < run->count; i += joined) {
+      const char* const begin = reinterpret_cast<const char*>(run->data + i * run->stride);
+      to[count++] = {begin, begin + (bytes + LineRange::line - 1) / LineRange::line * LineRange::line};
+    }
+  }
+  return {to, count};
+}
+
+/// Asks for what will be wanted soon, a line at a time: many at once would keep the loads of the moment waiting.
+class Ahead {
+ public:
+  MHA_ALWAYS_INLINE explicit Ahead(const LineRanges& next) : range_(next.data), last_(next.data + next.count) {}
 
   /// In step `at` of Steps that read Bytes together: for as many, spread over the steps.
   template <int Bytes, int Steps> MHA_ALWAYS_INLINE void ask(int at) {
-    constexpr int lines = Bytes > line ? Bytes / line : 1;
-    for (int i = lines * at / Steps; i < lines * (at + 1) / Steps; ++i) next_line();
+    constexpr int line = LineRange::line, lines = Bytes > line ? Bytes / line : 1;
+    for (int i = lines * at / Steps; i < lines * (at + 1) / Steps; ++i) {
+      if (line_ == end_) [[unlikely]] {  // few instructions: they stand at every step of an unrolled loop
+        if (range_ == last_) return;
+        line_ = range_->begin;
+        end_ = range_->end;
+        ++range_;
+      }
+      __builtin_prefetch(line_, 0, 2);
+      line_ += line;
+    }
   }
 
  private:
-  MHA_ALWAYS_INLINE void next_line() {
-    if (line_ == row_end_) [[unlikely]] {
-      if (!next_row()) return;
-    }
-    __builtin_prefetch(line_, 0, 2);
-    line_ += line;
-  }
-
-  MHA_ALWAYS_INLINE bool next_row() {
-    if (rows_ == 0) {
-      if (run_ == end_) return false;
-      joined_ = run_->stride == dim_ ? run_->count : 1;
-      rows_ = run_->count;
-      row_ = reinterpret_cast<const char*>(run_->data);
-      stride_ = run_->stride * static_cast<std::ptrdiff_t>(sizeof(T));
-      ++run_;
-    }
-    line_ = row_;
-    row_end_ =
-        row_ + (std::ptrdiff_t{dim_} * joined_ * static_cast<std::ptrdiff_t>(sizeof(T)) + line - 1) / line * line;
-    row_ += stride_;
-    rows_ -= joined_;
-    return true;
-  }
-
-  // Every line reads these two alone.
-  const char *line_ = nullptr, *row_end_ = nullptr;
-  const StoredRows<T>*run_, *end_;
-  const char* row_ = nullptr;
-  std::ptrdiff_t stride_ = 0;
-  Index dim_, rows_ = 0, joined_ = 1;  ///< rows without a gap are one
+  const char *line_ = nullptr, *end_ = nullptr;
+  const LineRange *range_, *last_;
 };
 
 /// Of W pairs of bfloat16 elements the first ones, or the second, widened.
@@ -92,12 +95,12 @@ template <class V, class I> MHA_ALWAYS_INLINE void second_of_pairs(V& x, const I
 template <class A, class T, int Rows> struct FewScoresBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(RowRuns<T> keys, const A* q, Index dim, A* s, std::ptrdiff_t s_stride,
-                                    RowRuns<T> next, Index next_dim) {
+                                    LineRanges next) {
     constexpr int W = Vector<A, Isa>::width;
     // Of keys: chains enough to hide the latency of a multiply-add. Whole words in two registers would read more rows
     // at once than the first cache has ways for.
     constexpr int registers = Rows <= (in_pairs ? 4 : 2) ? 2 : 1;
-    Ahead<T> ahead(next, next_dim);
+    Ahead ahead(next);
     const std::ptrdiff_t stride = keys.data->stride;
     const T* waiting = nullptr;  // for the keys of a second register, which may be of the next run
     for (Index r = 0; r < keys.count; ++r) {
@@ -128,7 +131,7 @@ template <class A, class T, int Rows> struct FewScoresBody {
   /// Registers of keys.
   template <class Isa, int Registers>
   MHA_ALWAYS_INLINE static void some(const T* first, const T* second, std::ptrdiff_t stride, const A* q, Index dim,
-                                     A* s, std::ptrdiff_t s_stride, Ahead<T>& ahead) {
+                                     A* s, std::ptrdiff_t s_stride, Ahead& ahead) {
     static_assert(Registers <= 2);
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width, columns = columns_of<Isa>();
@@ -246,12 +249,12 @@ template <class A> struct FewSoftmaxBody {
 template <class A, class T, int Rows> struct FewValuesBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(RowRuns<T> values, const A* p, std::ptrdiff_t p_stride, const A* rescale, Index dim,
-                                    A* out, A* sum, RowRuns<T> next, Index next_dim) {
+                                    A* out, A* sum, LineRanges next) {
     constexpr int W = Vector<A, Isa>::width;
     constexpr int most = Isa::registers == 32 ? 16 / Rows : 8 / Rows;
     constexpr int vectors = most > 8 ? 8 : most < 1 ? 1 : most;
     const Part part{values, p, p_stride, rescale, dim, out, sum};
-    Ahead<T> ahead(next, next_dim);
+    Ahead ahead(next);
     Index d = 0;
     if (vectors == 1 || vectors * W <= dim) {
       some<Isa, vectors, true>(part, ahead, 0);
@@ -281,7 +284,7 @@ template <class A, class T, int Rows> struct FewValuesBody {
 
   /// Columns [d, d + Vectors · W); if it Sums, the sums too, which are kept where the columns are the first.
   template <class Isa, int Vectors, bool Sums>
-  MHA_ALWAYS_INLINE static void some(const Part& part, Ahead<T>& ahead, Index d) {
+  MHA_ALWAYS_INLINE static void some(const Part& part, Ahead& ahead, Index d) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
     A* const out = part.out + d;

@@ -35,7 +35,7 @@ template <class T, int Rows, class Isa> void expect_dot_products() {
   for (std::size_t i = 0; i < runs; ++i)  // the last first
     run[i] = {keys.data() + (runs - 1 - i) * width * stride, stride, width};
   Isa::template run<simd::FewScoresBody<A, T, Rows>>(simd::RowRuns<T>{run.data(), runs}, q.data(), dim, s.data(),
-                                                     std::ptrdiff_t{runs} * width, simd::RowRuns<T>{}, Index{0});
+                                                     std::ptrdiff_t{runs} * width, simd::LineRanges{});
   for (int r = 0; r < Rows; ++r)
     for (int k = 0; k < runs * width; ++k) {
       const T* const key = run[static_cast<std::size_t>(k / width)].data + std::ptrdiff_t{k % width} * stride;
@@ -60,6 +60,28 @@ TYPED_TEST(FewRowsKernels, ScoresAreDotProducts) {
       expect_dot_products<TypeParam, 8, Isa>();
     }
   });
+}
+
+// Rows beside each other are one range, others a range each, rounded up to whole lines; of nothing there is none.
+TYPED_TEST(FewRowsKernels, AskForTheLinesOfRows) {
+  using T = TypeParam;
+  constexpr Index line = simd::LineRange::line / static_cast<Index>(sizeof(T)), dim = line + 1;
+  std::vector<T> rows(std::size_t{20} * line);
+  std::array<simd::LineRange, 5> to{};
+  const std::array<simd::StoredRows<T>, 3> runs{
+      {{rows.data(), dim, 3}, {rows.data() + 5 * line, dim, 0}, {rows.data() + 6 * line, 3 * line, 2}}};
+  const simd::LineRanges ranges = simd::line_ranges<T>({runs.data(), 3}, dim, to.data());
+  ASSERT_EQ(ranges.count, 3);
+  const auto expect = [&](Index i, Index first, Index lines) {
+    const simd::LineRange& range = ranges.data[i];
+    EXPECT_EQ(range.begin, reinterpret_cast<const char*>(rows.data() + first)) << "range " << i;
+    EXPECT_EQ(range.end - range.begin, lines * simd::LineRange::line) << "range " << i;
+  };
+  expect(0, 0, 4);
+  expect(1, 6 * line, 2);
+  expect(2, 9 * line, 2);
+  EXPECT_EQ(simd::line_ranges<T>({runs.data(), 3}, 0, to.data()).count, 0);
+  EXPECT_EQ(simd::line_ranges<T>({}, dim, to.data()).count, 0);
 }
 
 // While a row sees nothing its maximum is −∞, and −∞ − (−∞) must not appear; a NaN stays in its own weight.

@@ -76,10 +76,12 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
             return std::array<simd::StoredRows<T>, 2>{
                 {{stored.data() + begin, stride, first}, {page.data() + begin, stride, rest}}};
           };
+          std::vector<simd::LineRange> lines(size(1, n));
           const auto keys = runs(0, split, n - split), values = runs(head_dim, split, some - split);
 
           support::poison_all(s);
-          few.scores({keys.data(), 2}, q.data(), head_dim, s.data(), s_stride, {values.data(), 2}, value_dim);
+          few.scores({keys.data(), 2}, q.data(), head_dim, s.data(), s_stride,
+                     simd::line_ranges<T>({values.data(), 2}, value_dim, lines.data()));
           tile.scores({wide.data(), stride, q_lanes.data(), width, expected_s.data(), width, n, head_dim});
           expect_rows_of_s(n, "score");
 
@@ -90,7 +92,7 @@ TYPED_TEST(FewRows, GiveTheBitsOfTheTile) {
           expect_rows_of_s(some, "weight");
 
           few.values({values.data(), 2}, s.data(), s_stride, rescale.data(), value_dim, out.data(), sum.data(),
-                     {keys.data(), 2}, head_dim);
+                     simd::line_ranges<T>({keys.data(), 2}, head_dim, lines.data()));
           tile.values(wide.data() + head_dim, stride, some, expected_s.data(), expected_rescale.data(), value_dim,
                       columns.data(), {});
           for (Index r = 0; r < rows; ++r) {
