@@ -49,16 +49,18 @@ struct LineRanges {
 
 /// The lines of rows of `dim` elements, in `to`, which has room for as many ranges as there are rows.
 template <class T> LineRanges line_ranges(const RowRuns<T>& rows, Index dim, LineRange* to) {
-  Index count = 0;
+  constexpr std::ptrdiff_t line = LineRange::line;
+  LineRange* at = to;
   for (const StoredRows<T>* run = rows.data; dim > 0 && run != rows.data + rows.count; ++run) {
-    const Index joined = run->stride == dim ? std::max(run->count, Index{1}) : 1;  // rows without a gap are one
-    const std::ptrdiff_t bytes = std::ptrdiff_t{dim} * joined * static_cast<std::ptrdiff_t>(sizeof(T));
-    for (Index i = 0; i < run->count; i += joined) {
-      const char* const begin = reinterpret_cast<const char*>(run->data + i * run->stride);
-      to[count++] = {begin, begin + (bytes + LineRange::line - 1) / LineRange::line * LineRange::line};
-    }
+    const bool joined = run->stride == dim;  // rows without a gap are one
+    const Index ranges = joined ? std::min(run->count, Index{1}) : run->count;
+    const std::ptrdiff_t elements = joined ? std::ptrdiff_t{dim} * run->count : dim;
+    const std::ptrdiff_t bytes = (elements * static_cast<std::ptrdiff_t>(sizeof(T)) + line - 1) / line * line;
+    const T* row = run->data;
+    for (LineRange* const end = at + ranges; at != end; ++at, row += run->stride)
+      *at = {reinterpret_cast<const char*>(row), reinterpret_cast<const char*>(row) + bytes};
   }
-  return {to, count};
+  return {to, static_cast<Index>(at - to)};
 }
 
 /// Asks for what will be wanted soon, a line at a time: many at once would keep the loads of the moment waiting.
