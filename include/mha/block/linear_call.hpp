@@ -99,7 +99,7 @@ template <class T, class X> Refused refuse_rows() {
                 "(see mha/block/linear.hpp)");
   static_assert(!Sequence<X>,
                 "mha: the Linear's scalar and the input's differ: convert the input, such as "
-                "linear(x.cast<float>().eval()) (see mha/block/linear.hpp)");
+                "linear(x.cast<T>().eval()) for a Linear of T (see mha/block/linear.hpp)");
   return {};
 }
 

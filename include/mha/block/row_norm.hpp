@@ -204,7 +204,7 @@ template <class T, Backend B, class Kind> class RowNorm {
                   "(see mha/block/norm.hpp)");
     static_assert(!Sequence<X>,
                   "mha: the norm's scalar and the input's differ: convert the input, such as "
-                  "norm(x.cast<float>().eval()) (see mha/block/norm.hpp)");
+                  "norm(x.cast<T>().eval()) for a norm of T (see mha/block/norm.hpp)");
     return {};
   }
 

@@ -122,10 +122,18 @@ template <class T, class Stored, class B> std::string explain_kernel(const B& ba
     return backend.template explain<T>(plan);
 }
 
+/// What explain() says of how positions enter.
+template <class Position> std::string position_in_words(const Position& position) {
+  if constexpr (requires { position.in_words(); })
+    return position.in_words();
+  else
+    return policy_name<Position>();
+}
+
 /// The facts of a layer's call, one a line. M is the layer's mask with those of the call.
 template <class T, class M, class Policies, class Stored = T, Backend B>
-std::string explain_layer(const B& backend, const Config& c, const Cost& cost, CallShape shape,
-                          const CallInWords& call) {
+std::string explain_layer(const B& backend, const Config& c, const typename Policies::Position& position,
+                          const Cost& cost, CallShape shape, const CallInWords& call) {
   const auto n = [](auto x) { return std::to_string(static_cast<long long>(x)); };
   const auto kernel = [&](Index queries) {
     shape.queries = queries;
@@ -144,9 +152,10 @@ std::string explain_layer(const B& backend, const Config& c, const Cost& cost, C
     kernels += "\nkernel:      of " + n(fewest) + (fewest == 1 ? " row: " : " rows: ") + kernel(fewest);
   }
   std::string list;
-  for (const char* policy : {Policies::Projection::name, Policies::Norm::name, Policies::Position::name,
-                             Policies::Concat::name, Policies::Output::name})
-    list += (list.empty() ? "" : ", ") + std::string(policy);
+  for (const std::string& policy :
+       {std::string(Policies::Projection::name), std::string(Policies::Norm::name), position_in_words(position),
+        std::string(Policies::Concat::name), std::string(Policies::Output::name)})
+    list += (list.empty() ? "" : ", ") + policy;
   if (!std::same_as<typename Policies::Dropout, NoDropout>) list += ", " + std::string(Policies::Dropout::name);
   return "heads:       " + heads_of(c) + ", head_dim " + n(c.head_dim) + ", value_dim " + n(c.value_dim) +  //
          "\nweights:     " + n(cost.parameters()) + " " + call.weights +                                    //

@@ -199,7 +199,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <Mask... Masks>
   [[nodiscard]] std::string explain(Index batch, Index queries, Index keys, const Masks&... masks) const {
     return detail::explain_layer<T, decltype(all_masks(masks...)), Policies>(
-        backend_, config_, cost(batch, queries, keys, masks...),
+        backend_, config_, position_, cost(batch, queries, keys, masks...),
         {batch, config_.num_heads, queries, keys, keys - queries},
         {detail::weights_in_words(parameters_, products_), "", double(batch) * queries * keys});
   }
@@ -207,7 +207,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   template <detail::LayerStepArgument Step, Mask... Masks>
   [[nodiscard]] std::string explain(const Step& step, const Masks&... masks) const {
     return detail::explain_layer<T, decltype(all_masks(masks...)), Policies, typename Step::Scalar>(
-        backend_, config_, cost(step, masks...), step.planned(step.shape(config_.num_heads)),
+        backend_, config_, position_, cost(step, masks...), step.planned(step.shape(config_.num_heads)),
         {detail::weights_in_words(parameters_, products_), step.cache_in_words(), step.pairs()});
   }
 

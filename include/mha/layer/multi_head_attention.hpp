@@ -53,10 +53,10 @@ template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
       !misplaced,
       "mha: the memory of cross-attention comes next to x, layer(x, memory, mask), and a result is written by "
       "mha::into(y) (see mha/layer/multi_head_attention.hpp)");
-  static_assert(
-      !Sequence<X> || misplaced,
-      "mha: the layer's scalar and the input's differ: convert the input, such as layer(x.cast<float>().eval()) "
-      "(see mha/layer/multi_head_attention.hpp)");
+  static_assert(!Sequence<X> || misplaced,
+                "mha: the layer's scalar and the input's differ: convert the input, such as layer(x.cast<T>().eval()) "
+                "for a layer of T "
+                "(see mha/layer/multi_head_attention.hpp)");
   return {};
 }
 

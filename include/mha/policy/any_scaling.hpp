@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -35,6 +36,9 @@ struct AnyScaling {
   }
   void check() const {
     std::visit([](const auto& s) { s.check(); }, one);
+  }
+  std::string in_words() const {
+    return std::visit([](const auto& s) { return detail::scaling_in_words(s); }, one);
   }
   friend bool operator==(const AnyScaling&, const AnyScaling&) = default;
 };

@@ -40,10 +40,17 @@ concept Mask = plays<P, Role::mask> && MaskFunctor<std::remove_cvref_t<P>>;
 template <class M>
 MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, Index q_begin, Index q_end,
                                               Index k_begin, Index k_end) {
-  if constexpr (requires { mask.tile(b, h, q_begin, q_end, k_begin, k_end); })
+  if constexpr (requires {
+                  { mask.tile(b, h, q_begin, q_end, k_begin, k_end) } -> std::convertible_to<TileVisibility>;
+                }) {
     return mask.tile(b, h, q_begin, q_end, k_begin, k_end);
-  else
+  } else {
+    static_assert(
+        !requires { &M::tile; },
+        "mha: a mask's member tile takes (int b, int h, int q_begin, int q_end, int k_begin, int k_end), is "
+        "const and returns mha::TileVisibility (see mha/policy/mask.hpp)");
     return TileVisibility::partial;
+  }
 }
 
 /// The policy value a kernel gets for one call. A policy of the library may take memory from the call's frame.

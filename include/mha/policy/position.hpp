@@ -5,6 +5,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
+#include <string>
 
 #include "../core/check.hpp"
 #include "../core/items.hpp"
@@ -64,6 +65,13 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   Scaling scaling{};
 
   friend bool operator==(const Rotary&, const Rotary&) = default;
+
+  std::string in_words() const {
+    const std::string pairing = std::same_as<Pairing, Halves> ? "Halves" : "Interleaved";
+    const std::string scaled = detail::scaling_in_words(scaling);
+    return "Rotary<" + pairing + (scaled.empty() ? "" : ", " + scaled) + "> of base " + detail::number_text(base) +
+           (dims == 0 ? "" : " in " + std::to_string(dims) + " dims");
+  }
 
   /// Checks the values against the head size.
   void check(Index head_dim) const {

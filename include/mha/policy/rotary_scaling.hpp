@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <numbers>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "../config.hpp"
@@ -33,6 +35,7 @@ struct Unscaled {
 ///
 /// Source    Chen et al. 2023
 struct LinearScaling {
+  static constexpr const char* name = "LinearScaling";
   Required<double> factor;
   double base(double base, Index) const { return base; }
   double frequency(const TurningPair& pair) const { return pair.frequency / factor.value; }
@@ -47,6 +50,7 @@ struct LinearScaling {
 ///
 /// Formula   base · factor^(r / (r − 2))
 struct NtkScaling {
+  static constexpr const char* name = "NtkScaling";
   Required<double> factor;
   double base(double base, Index r) const { return r > 2 ? base * std::pow(factor.value, double(r) / (r - 2)) : base; }
   double frequency(const TurningPair& pair) const { return pair.frequency; }
@@ -59,6 +63,7 @@ struct NtkScaling {
 ///
 /// Source    Llama 3 herd of models 2024, §3.4.3, and the published checkpoints' rope_scaling
 struct Llama3Scaling {
+  static constexpr const char* name = "Llama3Scaling";
   double factor = 8, low_frequency = 1, high_frequency = 4;
   double original_length = 8192;
   double base(double base, Index) const { return base; }
@@ -89,6 +94,7 @@ struct Llama3Scaling {
 /// Errors    ShapeError as the others, and if base is not above 1
 /// Source    Peng et al. 2023, §3.2 to 3.4, eqs. 17 to 22; `rounded` and the factor as in Hugging Face's transformers
 struct YarnScaling {
+  static constexpr const char* name = "YarnScaling";
   Required<double> factor, original_length;
   double fast = 32, slow = 1;                ///< beta_fast, beta_slow
   std::optional<double> attention_factor{};  ///< unless given, 0.1 · ln(factor) + 1, at least 1
@@ -131,6 +137,7 @@ struct YarnScaling {
 /// Errors    ShapeError as the others, and if there is not one factor for each pair
 /// Source    Ding et al. 2024, §3.3; as in Phi-3's checkpoints, whose short and long factors are two such lists
 struct LongRopeScaling {
+  static constexpr const char* name = "LongRopeScaling";
   std::vector<double> factors;
   double attention_factor = 1;
 
@@ -158,6 +165,16 @@ template <class Scaling> double magnitude_of(const Scaling& scaling) {
     return scaling.magnitude();
   else
     return 1;
+}
+
+/// What explain() calls a scaling; nothing if there is none.
+template <class Scaling> std::string scaling_in_words(const Scaling& scaling) {
+  if constexpr (std::same_as<Scaling, Unscaled>)
+    return "";
+  else if constexpr (requires { scaling.in_words(); })
+    return scaling.in_words();
+  else
+    return policy_name<Scaling>();
 }
 
 }  // namespace detail

@@ -42,6 +42,20 @@ TEST(ExplainLayer, PutsPoliciesInWords) {
   EXPECT_EQ(InWords<decltype(mha::mask([](int, int, int, int) { return true; }))>::text(), "functor");
 }
 
+TEST(ExplainLayer, SaysHowPositionsEnter) {
+  using mha::Halves, mha::Interleaved, mha::Rotary, mha::detail::position_in_words;
+  EXPECT_EQ(position_in_words(mha::NoPosition{}), "NoPosition");
+  EXPECT_EQ(position_in_words(Rotary<Halves>{}), "Rotary<Halves> of base 10000");
+  EXPECT_EQ(position_in_words(Rotary<Interleaved>{.base = 1e6, .dims = 16}),
+            "Rotary<Interleaved> of base 1000000 in 16 dims");
+  const mha::YarnScaling yarn{.factor = 4, .original_length = 32768};
+  EXPECT_EQ(position_in_words(Rotary<Halves, mha::YarnScaling>{.scaling = yarn}),
+            "Rotary<Halves, YarnScaling> of base 10000");
+  using Any = Rotary<Halves, mha::AnyScaling>;
+  EXPECT_EQ(position_in_words(Any{.scaling = yarn}), "Rotary<Halves, YarnScaling> of base 10000");
+  EXPECT_EQ(position_in_words(Any{}), "Rotary<Halves> of base 10000");
+}
+
 TEST(ExplainLayer, SaysHowHeadsShareKeys) {
   using mha::detail::heads_of;
   EXPECT_EQ(heads_of({.num_heads = 8, .num_kv_heads = 8}), "8 query heads with a key/value head each");
@@ -69,7 +83,7 @@ TEST(ExplainLayer, SaysOneFactALine) {
   cost.activation_elements = 1000;
   const mha::CallShape shape{.batch = 2, .heads = 4, .queries = 5, .keys = 10, .origin = 5};
   EXPECT_EQ((mha::detail::explain_layer<float, mha::And<mha::Causal, mha::Padding>, Policies>(
-                mha::Reference{}, c, cost, shape, {"float, owned", "", 100})),
+                mha::Reference{}, c, {}, cost, shape, {"float, owned", "", 100})),
             "heads:       4 query heads share 2 key/value heads, head_dim 2, value_dim 3\n"
             "weights:     12 float, owned\n"
             "biases:      none\n"
@@ -91,7 +105,7 @@ TEST(ExplainLayer, SaysOneFactALine) {
 TEST(ExplainLayer, SaysWhatACacheStoresAndEveryKernel) {
   const mha::CallShape shape{.batch = 3, .heads = 4, .queries = 5, .keys = 10, .origin = 5, .fewest_queries = 1};
   const auto text = mha::detail::explain_layer<float, mha::Causal, Policies>(
-      mha::Reference{}, {.num_heads = 4, .num_kv_heads = 2, .head_dim = 2, .value_dim = 3}, {}, shape,
+      mha::Reference{}, {.num_heads = 4, .num_kv_heads = 2, .head_dim = 2, .value_dim = 3}, {}, {}, shape,
       {"float", "Paged, 7 pages", 70});
   const std::string kernel = mha::Reference{}.explain<float>({shape, 2, 2, 3});
   mha::CallShape one = shape;
