@@ -264,6 +264,7 @@ template <class A> struct CallOptions {
   double dropout = 0;
   std::optional<DropoutSeed> dropout_seed;
   Index planned_keys = 0;  ///< of each sequence, for a call that is repeated as the keys grow; 0: those there are
+  const CallShape* whole = nullptr;  ///< the call of which this one is a piece: masks and scores are those of it
 };
 
 template <class A, class... Extra> CallOptions<A> collect_options(const Extra&... extra) {

@@ -92,12 +92,13 @@ inline Origins given_origins(const char* call, const Origin& origin, Index batch
   return origin.per_sequence ? Origins(each.data) : Origins(origin.position);
 }
 
-/// The positions of so many rows from each origin on stay within an Index.
-inline void require_positions(const char* call, const Origins& first, Index batch, Index rows, const char* of_rows) {
+/// The positions of so many rows from each origin on, rows(b) of sequence b, stay within an Index.
+template <class Rows>
+void require_positions(const char* call, const Origins& first, Index batch, const Rows& rows, const char* of_rows) {
   constexpr Index furthest = longest_axis;
-  for (Index b = 0; b < (first.each != nullptr ? batch : 1); ++b)
-    require(std::int64_t{first[b]} + rows <= furthest && first[b] >= -furthest, call, ": the origin ", first[b],
-            " puts ", rows, " ", of_rows, " beyond position ", furthest);
+  for (Index b = 0; b < batch; ++b)
+    require(std::int64_t{first[b]} + rows(b) <= furthest && first[b] >= -furthest, call, ": the origin ", first[b],
+            " puts ", rows(b), " ", of_rows, " beyond position ", furthest);
 }
 
 /// Where the rows stand that keys are made from: key j of a sequence at j, or at its origin + j.
@@ -113,7 +114,8 @@ inline RowPositions key_positions(const CallNames& names, const std::optional<Ra
     rows = at.longest;
   }
   if (origin) at.first = given_origins(names.call, *origin, batch);
-  require_positions(names.call, at.first, batch, rows, "keys");
+  require_positions(
+      names.call, at.first, at.first.each != nullptr ? batch : 1, [&](Index) { return rows; }, "keys");
   return at;
 }
 
@@ -153,7 +155,8 @@ CallShape call_shape(const CallNames& names, Index batch, Index heads, Index que
   } else {
     shape.origin = shape.keys - queries;
   }
-  require_positions(names.call, shape.origin, shape.batch, shape.queries, "queries");
+  require_positions(
+      names.call, shape.origin, shape.batch, [&](Index b) { return shape.queries_of(b); }, "queries");
   return shape;
 }
 
@@ -278,8 +281,10 @@ auto checked_call(const CallNames& names, const TensorView<const T, 4>& q, const
   const KvSizes sizes = kv_sizes(kv);
   const CallShape now = checked_shape<T>(names, q, sizes, options, frame);
   const CallShape shape = planned_shape(names.call, now, options.planned_keys, frame);
-  const auto ready_mask = prepared_for<where>(names.call, mask, shape, frame);
-  const auto ready_score = prepared_for<where>(names.call, score, shape, frame);
+  const CallShape whole =
+      options.whole != nullptr ? planned_shape(names.call, *options.whole, options.planned_keys, frame) : shape;
+  const auto ready_mask = prepared_for<where>(names.call, mask, whole, frame);
+  const auto ready_score = prepared_for<where>(names.call, score, whole, frame);
   if constexpr (requires { kv.require_hidden(names.call, ready_mask, shape); })
     kv.require_hidden(names.call, ready_mask, shape);
   AttendCall<T, Kv, std::remove_const_t<decltype(ready_mask)>, std::remove_const_t<decltype(ready_score)>> call{

@@ -86,13 +86,20 @@ class BlockBook {
   void add(Index slot) { at(written_, slot) = 0; }
   void remove(Index slot) { at(written_, slot) = 0; }
 
-  bool can_truncate(Index slot, Index length) const { return length >= at(written_, slot) - rewind_ || !ring_.turns(); }
-  void truncate(Index, Index) {}
+  /// In a ring as far as it goes back, or where it has written over nothing, or to positions that it never writes over.
+  bool can_truncate(Index slot, Index length) const {
+    const Index written = at(written_, slot);
+    return !ring_.turns() || length >= written - rewind_ || length <= ring_.first || ring_.oldest(written) == 0;
+  }
+  void truncate(Index slot, Index length) {
+    if (length <= ring_.first) at(written_, slot) = length;
+  }
 
   /// A new sequence with the first `length` positions of another.
   void fork(Index from, Index to, Index length, RowCopies& copies) {
-    copy_block(first_row(from), first_row(to), ring_.turns() ? at(written_, from) : length, copies);
-    at(written_, to) = ring_.turns() ? at(written_, from) : length;
+    const bool all = ring_.turns() && length > ring_.first;
+    at(written_, to) = all ? at(written_, from) : length;
+    copy_block(first_row(from), first_row(to), at(written_, to), copies);
   }
 
   /// slots[i] becomes what slots[from[i]] was, whose length is lengths[from[i]]. The copies are made by copy() before

@@ -104,6 +104,14 @@ template <class Cache> class LayerStep {
   }
   /// The keys that a recordable cache plans the step for; 0 of others: those there are.
   Index planned_keys() const { return open().planned_keys(); }
+
+  /// The same rows as a piece of a longer call, if it is not null; it must outlive them.
+  LayerStep within(const CallShape* whole) const {
+    LayerStep piece = *this;
+    piece.whole_ = whole;
+    return piece;
+  }
+  const CallShape* whole() const { return whole_; }
   CallShape planned(CallShape shape) const {
     shape.keys = std::max(shape.keys, planned_keys());
     shape.uneven_keys = shape.uneven_keys || planned_keys() > 0;
@@ -158,6 +166,7 @@ template <class Cache> class LayerStep {
   Cache* cache_;
   Index layer_;
   std::uint64_t step_;  ///< which of the cache's steps it is of
+  const CallShape* whole_ = nullptr;
 };
 
 /// Rows that are added to sequences of a cache, through all layers of a model. The cache is as it was until commit();

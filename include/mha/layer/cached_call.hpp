@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "../block/arguments.hpp"
 #include "../block/rows.hpp"
@@ -50,6 +51,7 @@ template <LayerStepArgument Step, class A> void take_step(const Step& step, Inde
   if (batch == 1 && step.sequences() != 1) options.ragged = Ragged{step.offsets()};
   options.origin = Origin(Borrowed<Index>(step.positions()));
   options.planned_keys = step.planned_keys();
+  options.whole = step.whole();
 }
 
 /// The options of a layer's call: the layer's scale, its dropout, and the rows and positions of a cache's step.
@@ -66,7 +68,7 @@ CallOptions<Accumulator<T>> layer_options(const Config& config, const Dropout& d
   if constexpr (LayerStepArgument<Memory>)
     take_step(memory, batch, options);
   else if constexpr (is_key_values<Memory>)
-    take_projected_offsets(memory.offsets, options.ragged);
+    take_projected_offsets(memory.offsets, memory.key.extent(0), options.ragged);
   return options;
 }
 
@@ -154,33 +156,63 @@ decltype(auto) part_of_argument(E& argument, const Cache& cache, Index begin, In
   }
 }
 
-/// Checks that masks and scores fit every piece of so many rows for each sequence, and that a Ring will have dropped
-/// nothing that the masks may show to one: a later piece is not refused once earlier ones are committed.
+/// A call that is made in pieces: what a mask or a score depends on, the first query or the number of keys, is that of
+/// the whole call.
+class WholeCall {
+ public:
+  WholeCall() = default;
+  template <class Cache> WholeCall(const Cache& cache, Index heads, Index rows) {
+    for (const SequenceId id : cache.ids()) positions_.push_back(cache.length(id));
+    shape_ = {cache.sequences(), heads, rows, 0, Origins(positions_.data())};
+    for (const Index position : positions_) {
+      shape_.uneven_keys = shape_.uneven_keys || position != positions_[0];
+      shape_.keys = std::max(shape_.keys, position + rows);
+    }
+  }
+  WholeCall(WholeCall&&) = default;
+  WholeCall& operator=(WholeCall&&) = default;
+
+  /// Null of a call in one piece.
+  const CallShape* shape() const { return positions_.empty() ? nullptr : &shape_; }
+
+ private:
+  std::vector<Index> positions_;
+  CallShape shape_;
+};
+
+/// The whole call if pieces have at most so many rows for each sequence. Checks that masks and scores fit it, and that
+/// a Ring will have dropped nothing that the masks may show to a piece: a later piece is not refused once earlier ones
+/// are committed.
 template <class B, class M, class S, class Storage, class F, class C, class... Extra>
-void require_fitting_pieces(const B& backend, const M& mask, const S& score, Index heads, Index rows,
-                            const KvCache<Storage, F, C>& cache, Extra&... extra) {
+WholeCall whole_call(const B& backend, const M& mask, const S& score, Index heads, Index rows, Index most,
+                     const KvCache<Storage, F, C>& cache, Extra&... extra) {
   if constexpr (std::same_as<Storage, Ring>) {  // others are given all rows in one piece
+    if (rows <= most) return {};
+    WholeCall call(cache, heads, rows);
+    const CallShape& whole = *call.shape();
     typename B::Workspace own;
     auto& workspace = workspace_or(own, extra...);
     [[maybe_unused]] const auto held = entered(backend, workspace);
     auto frame = workspace.frame();
-    const std::size_t sequences = cache.ids().size();
-    Index* const positions = frame.template take_host<Index>(sequences);
-    Index* const oldest = frame.template take_host<Index>(sequences);
-    for (Index begin = 0, count = 0; begin < rows; begin += count) {
-      count = std::min(cache.max_rows(), rows - begin);
-      CallShape shape{cache.sequences(), heads, count, 0, Origins(positions)};
-      for (std::size_t b = 0; b < sequences; ++b) {
-        positions[b] = cache.length(cache.ids()[b]) + begin;
-        oldest[b] = cache.oldest(cache.ids()[b], begin + count);
-        shape.uneven_keys = shape.uneven_keys || positions[b] != positions[0];
-        shape.keys = std::max(shape.keys, positions[b] + count);
+    const auto ready = prepared_for<memory_of<B>>("layer", mask, whole, frame);
+    static_cast<void>(prepared_for<memory_of<B>>("layer", score, whole, frame));
+    Index* const positions = frame.template take_host<Index>(static_cast<std::size_t>(whole.batch));
+    Index* const oldest = frame.template take_host<Index>(static_cast<std::size_t>(whole.batch));
+    CallShape piece = whole;
+    piece.origin = Origins(positions);
+    for (Index begin = 0; begin < rows; begin += piece.queries) {
+      piece.queries = std::min(most, rows - begin);
+      piece.keys = 0;
+      for (Index b = 0; b < whole.batch; ++b) {
+        positions[b] = whole.origin[b] + begin;
+        oldest[b] = cache.oldest(cache.ids()[static_cast<std::size_t>(b)], begin + piece.queries);
+        piece.keys = std::max(piece.keys, positions[b] + piece.queries);
       }
-      auto of_piece = workspace.frame();
-      const auto ready = prepared_for<memory_of<B>>("layer", mask, shape, of_piece);
-      require_dropped_hidden("layer", ready, shape, cache.storage().first, oldest);
-      static_cast<void>(prepared_for<memory_of<B>>("layer", score, shape, of_piece));
+      require_dropped_hidden("layer", ready, piece, cache.storage().first, oldest);
     }
+    return call;
+  } else {
+    return {};
   }
 }
 

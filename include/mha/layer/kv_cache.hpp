@@ -71,7 +71,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
 
   const KvShape& shape() const { return shape_; }
   const Storage& storage() const { return storage_; }
-  Index layers() const { return sizes_.layers; }
+  Index layers() const { return static_cast<Index>(written_.size()); }
   /// The number of sequences, and the most that there is memory for.
   Index sequences() const { return sequences_.size(); }
   Index max_sequences() const { return sequences_.capacity(); }
@@ -130,7 +130,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     sequences_.set_length(slot, length);
   }
   /// Whether truncate() and fork() may go back to this length. A Ring goes back by its `rows`, counted from the last
-  /// position that the sequence, or the one that it was forked from, ever had.
+  /// position that the sequence, or the one that it was forked from, ever had; to its `first` positions; and to any
+  /// while it has dropped none.
   bool can_truncate(SequenceId id, Index length) const {
     const Index slot = sequences_.slot("can_truncate", id);
     return length >= 0 && length <= sequences_.length(slot) && book_.can_truncate(slot, length);
@@ -235,8 +236,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
                     " rows more would be longer than the cache's ", book_.limit());
   }
   void require_layer(const char* call, Index layer) const {
-    detail::require(layer >= 0 && layer < sizes_.layers, call, ": there is no layer ", layer, ", the cache has ",
-                    sizes_.layers);
+    detail::require(layer >= 0 && layer < layers(), call, ": there is no layer ", layer, ", the cache has ", layers());
   }
 
   /// A new sequence that fill(slot) gives its positions; if that throws, there is none.
@@ -300,7 +300,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     }
     std::fill(written_.begin(), written_.end(), false);
     open_.there = true;
-    ++steps_;
+    steps_ = detail::next_serial();
   }
   void copy() { memory_.copy(copies_, detail::copies_of_tiles(book_, copies_)); }
   auto source(Index layer) const { return memory_.template source<Storage>(layer, now_, book_); }

@@ -234,19 +234,19 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
       check_result(all, rows);
       detail::require_residual(detail::backend_or(backend_, extra...), all, output_width(), extra...);
       detail::require_pieces(all, rows, detail::find_rows<Residual, const T>(extra...), from.extent[1], most, cache);
-      if (from.extent[1] > most)
-        detail::require_fitting_pieces(detail::backend_or(backend_, extra...),
-                                       detail::intersect(mask_.there(), detail::collect_masks(extra...)),
-                                       detail::chain(score_.there(), detail::collect_scores(extra...)),
-                                       config_.num_heads, from.extent[1], cache, extra...);
+      const auto whole = detail::whole_call(detail::backend_or(backend_, extra...),
+                                            detail::intersect(mask_.there(), detail::collect_masks(extra...)),
+                                            detail::chain(score_.there(), detail::collect_scores(extra...)),
+                                            config_.num_heads, from.extent[1], most, cache, extra...);
       const auto y = detail::each_sequence(rows, cache);
       for (Index begin = 0; begin == 0 || begin < from.extent[1]; begin += most) {
         const Index count = std::min(most, from.extent[1] - begin);
         auto step = cache.step(count);
         const auto part = detail::part_of(from, begin, count);
-        check(part, step[0]);
+        const auto growing = step[0].within(whole.shape());
+        check(part, growing);
         const auto to_part = [&](auto&&... of_part) {
-          forward(part, step[0], detail::part_of(y, begin, count), of_part...);
+          forward(part, growing, detail::part_of(y, begin, count), of_part...);
         };
         to_part(detail::part_of_argument<T>(extra, cache, begin, count)...);
         step.commit();

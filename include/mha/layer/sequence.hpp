@@ -55,18 +55,21 @@ void require_fitting_memory(const KeyValues<T, Owner>& memory, const Config& c, 
   require_equal("layer", "head size", "value", memory.value.extent(3), "the layer", c.value_dim);
 }
 
-/// A call's Ragged over keys and values that were projected with these offsets: its key offsets are theirs.
+/// A call's Ragged over keys and values of a batch that was projected with these offsets: its key offsets are theirs.
 ///
 /// Errors    ShapeError if the call cuts the keys elsewhere, or does not cut the queries at all
-inline void take_projected_offsets(const std::vector<Index>& offsets, std::optional<Ragged>& ragged) {
+inline void take_projected_offsets(const std::vector<Index>& offsets, Index batch, std::optional<Ragged>& ragged) {
   const Index sequences = offsets.empty() ? 1 : static_cast<Index>(offsets.size()) - 1;
   if (!ragged)
     return require(sequences == 1, "layer: the memory was projected as ", sequences,
                    " sequences, but the call has no Ragged: give mha::Ragged with the offsets of x");
-  if (offsets.empty())
+  if (offsets.empty()) {
+    require(batch == 1, "layer: the memory was projected as a batch of ", batch,
+            ", but Ragged cuts the rows of one: project its rows one after another, with the same Ragged");
     return require(ragged->keys().size == 2,
                    "layer: the memory was projected as one sequence, but Ragged cuts it into ", ragged->keys().size - 1,
                    ": give project_memory() the same Ragged");
+  }
   const Borrowed<Index>& asked = ragged->key_offsets;
   if (asked.size > 0) {
     require(asked.size - 1 == sequences, "layer: Ragged has ", asked.size - 1,

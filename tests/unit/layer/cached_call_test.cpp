@@ -364,6 +364,84 @@ TEST(CachedCall, PrefillChecksAllPiecesFirst) {
 }
 
 // A ring may be asked for what it has dropped only if nothing of it can be seen: it asks the mask of the call.
+// A Ring takes a prompt in pieces; what a mask or a score depends on is the call that was made, not a piece of it.
+TEST(CachedCall, APromptInPiecesHasTheMasksOfTheWholePrompt) {
+  constexpr Index B = 2, L = 9;
+  Tensor<float, 3> x(B, L, E);
+  std::ranges::copy(random_rows(B * L, 31), x.begin());
+  const auto expect_whole = [&]<class Mask>(const Mask& mask, const char* what, const auto&... of_call) {
+    mha::MultiHeadAttention<float, mha::Cpu, Mask> layer(config, mask);
+    layer.initialize(mha::XavierUniform{.seed = 3});
+    auto cache = mha::make_cache(layer, Ring{.left = 12, .rows = 4}, {.sequences = B});
+    for (Index b = 0; b < B; ++b) cache.add();
+    const auto y = layer.prefill(x, cache, of_call...), expected = layer(x, of_call...);
+    for (Index b = 0; b < B; ++b)
+      for (Index l = 0; l < L; ++l)
+        for (Index e = 0; e < E; ++e)
+          ASSERT_EQ(y(b, l, e), expected(b, l, e)) << what << ": row " << l << " of sequence " << b;
+  };
+  const mha::SlidingWindow window{.left = 12};
+  expect_whole(window, "a window");
+  expect_whole(mha::CausalTopLeft{} && window, "CausalTopLeft");
+  const std::vector<int> left{4, 3}, right{9, 5}, ids{0, 0, 1, 1, 1, 1, 2, 2, 2};
+  expect_whole(window, "LeftPadding", mha::LeftPadding{left});
+  expect_whole(window, "Padding", mha::Padding{right});
+  expect_whole(window, "ids of all sequences", mha::Document{ids});
+  Tensor<float, 2> bias(L, L);
+  for (Index q = 0; q < L; ++q)
+    for (Index k = 0; k < L; ++k) bias(q, k) = float(q * k % 5) - 2;
+  expect_whole(window, "a table", mha::AdditiveBias{bias});
+}
+
+// Steps of a cache that was assigned are over, those with more layers too; one that was moved from has no layer.
+TEST(CachedCall, AStepDoesNotOutliveTheCacheItIsOf) {
+  const Layer layer = drawn(1);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.layers = 3});
+  const SequenceId first = cache.add();
+  const auto x = random_rows(2, 5);
+  auto step = cache.step(first, 2);
+  const auto last = step[2];
+  for (Index i = 0; i < 3; ++i) static_cast<void>(layer(x, step[i]));
+  step.commit();
+  cache = mha::make_cache(layer, Contiguous{.length = 8});
+  const SequenceId second = cache.add();
+  auto now = cache.step(second, 2);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, last)); }), "layer: the step has ended");
+  static_cast<void>(layer(x, now[0]));
+  now.commit();
+
+  const auto taken = std::move(cache);
+  EXPECT_EQ(taken.layers(), 1);
+  EXPECT_EQ(cache.layers(), 0);
+  auto none = cache.step(0);
+  EXPECT_EQ(message_of([&] { static_cast<void>(none[0]); }), "step: there is no layer 0, the cache has 0");
+}
+
+TEST(CachedCall, ARingGoesBackWhereItKeepsAll) {
+  const Layer layer = drawn(2);
+  using Windowed = mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::SlidingWindow, mha::Rotary<>>;
+  Windowed windowed(config, mha::SlidingWindow{.left = 5});
+  windowed.borrow(layer);
+  const auto x = random_rows(24, 7);
+  for (const Index length : {10, 20}) {  // without and with positions that were dropped
+    auto cache = mha::make_cache(windowed, Ring{.left = 5, .rows = 4, .first = 2});
+    const SequenceId id = cache.add();
+    static_cast<void>(windowed.prefill(part(x, 0, length), cache));
+    EXPECT_EQ(cache.can_truncate(id, 3), length == 10);
+    for (const Index back : {2, 1, 0}) {
+      ASSERT_TRUE(cache.can_truncate(id, back));
+      cache.truncate(id, back);
+      auto fresh = mha::make_cache(windowed, Ring{.left = 5, .rows = 4, .first = 2});
+      fresh.add();
+      static_cast<void>(windowed.prefill(part(x, 0, back), fresh));
+      // Positions behind the first ones are this prompt's own.
+      const auto y = windowed.prefill(part(x, 8, 24), cache), expected = windowed.prefill(part(x, 8, 24), fresh);
+      EXPECT_EQ(furthest(y, expected), 0) << "back to " << back << " of " << length;
+      EXPECT_EQ(cache.oldest(id), fresh.oldest(fresh.ids()[0]));
+    }
+  }
+}
+
 TEST(CachedCall, ARingRefusesAMaskThatShowsWhatItDropped) {
   const Layer layer = drawn(19);
   const auto x = random_rows(30, 20);
