@@ -176,6 +176,19 @@ TEST(CallShape, TakesAnOriginForEachSequence) {
   EXPECT_EQ(frame.taken, 0) << "they are read where they are";
 }
 
+// The rows of each sequence count from its own origin.
+TEST(CallShape, TakesAShortSequenceFarAwayBesideALongOne) {
+  const std::vector<int> queries{0, 1, 65}, keys{0, 3, 67}, far{1073741822, 0}, too_far{0, 1073741760};
+  CountingFrame frame;
+  const auto refusal = [&](const std::vector<int>& origins) {
+    return message_of<mha::ShapeError>([&] {
+      shape_of(1, 1, 65, 67, mha::Origin{origins}, Ragged{queries, keys}, frame);
+    });
+  };
+  EXPECT_EQ(refusal(far), "");
+  EXPECT_EQ(refusal(too_far), "call: the origin 1073741760 puts 64 queries beyond position 1073741823");
+}
+
 TEST(CallShape, RefusesOriginsThatDoNotFit) {
   const std::vector<int> two{3, -2}, far{0, 1073741820}, none;
   CountingFrame frame;

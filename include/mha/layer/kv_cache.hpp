@@ -34,12 +34,12 @@ namespace mha::inline MHA_NAMESPACE {
 ///           itself (copies, append(), save(), restore()) runs in a workspace: steps in another stream are ordered with
 ///           it by the caller, and copy a step's numbers in each layer, not once
 /// Numerics  a row of a result depends on its query, the stored rows and the mask alone, bit for bit on Cpu and
-///           Systolic, whatever storage, steps, forks and other sequences. In the layer's own scalar: as layer(x)
+///           Systolic, whatever storage, steps (but for CausalTopLeft and the like, which count from each), forks and
+///           other sequences. In the layer's own scalar: as layer(x)
 /// Threads   one at a time
 /// Errors    every call that throws leaves the cache as it was, but for a CudaError. While a step is open, every call
 ///           that would change the cache throws, a move from it or to it too
-/// Moves     SequenceIds and RecordedSteps are of the cache that the sequences are in now; one that was moved from has
-///           none, and memory for none
+/// Moves     SequenceIds and RecordedSteps are of the cache that has the sequences now; one moved from has no layer
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache {
