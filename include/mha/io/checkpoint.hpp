@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
@@ -56,16 +57,14 @@ class Checkpoint {
       open_one(file);
   }
 
-  /// Sorted.
+  /// Of what is stored, sorted: without further names of tied tensors, but for those of the index.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;
     all.reserve(files_->shard_of.size());
     for (const auto& [name, shard] : files_->shard_of) all.push_back(name);
     return all;
   }
-  [[nodiscard]] bool contains(std::string_view name) const {
-    return files_->shard_of.find(name) != files_->shard_of.end();
-  }
+  [[nodiscard]] bool contains(std::string_view name) const { return find(name) != nullptr; }
   /// Its offsets count within its shard.
   [[nodiscard]] const SafetensorInfo& info(std::string_view name) const { return shard(name).info(name); }
 
@@ -143,10 +142,18 @@ class Checkpoint {
     }
   }
 
+  /// The file that has a tensor, by whatever name; null if none.
+  const Safetensors* find(std::string_view name) const {
+    const std::vector<Safetensors>& shards = files_->shards;
+    if (const auto stored = files_->shard_of.find(name); stored != files_->shard_of.end())
+      return &shards[stored->second];
+    const auto tied = std::ranges::find_if(shards, [&](const Safetensors& shard) { return shard.contains(name); });
+    return tied == shards.end() ? nullptr : &*tied;
+  }
   const Safetensors& shard(std::string_view name) const {
-    const auto found = files_->shard_of.find(name);
-    if (found == files_->shard_of.end()) fail_absent(name);
-    return files_->shards[found->second];
+    const Safetensors* const found = find(name);
+    if (found == nullptr) fail_absent(name);
+    return *found;
   }
 
   [[noreturn]] void fail_absent(std::string_view name) const {

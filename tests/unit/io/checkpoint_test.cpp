@@ -140,6 +140,26 @@ TEST(Checkpoint, WhatTheIndexNamesAndItsShardLacksIsNotThere) {
             ": tensor 'b' is in shard 'two.safetensors' by the index, but is not among the 0 tensors of that file");
 }
 
+TEST(Checkpoint, TiedTensorsAreFoundByEveryName) {
+  Sharded files;
+  files.second.metadata = {{"format", "pt"}, {"tied", "b"}, {"c", "b"}};
+  files.index.insert(files.index.find("\"a\":"), R"("listed":"two.safetensors",)");
+  files.second.metadata["listed"] = "b";
+  files.write();
+  const auto one = files.scratch.write("one_file.safetensors", files.second.bytes());
+  for (const auto& path : {files.scratch.root(), one}) {
+    const Checkpoint checkpoint(path);
+    for (const char* const name : {"tied", "listed"}) {
+      EXPECT_TRUE(checkpoint.contains(name));
+      EXPECT_EQ((checkpoint.view<float, 2>(name).data), (checkpoint.view<float, 2>("b").data));
+      EXPECT_EQ(checkpoint.path(name), checkpoint.path("b"));
+    }
+    EXPECT_FALSE(checkpoint.contains("format"));
+  }
+  const Checkpoint sharded(files.scratch.root());
+  EXPECT_EQ((sharded.view<float, 1>("c")(3)), files.first.tensors.at("c").values[3]) << "what is stored is itself";
+}
+
 TEST(Checkpoint, AShardThatIsCutShortIsRefusedByItsOwnName) {
   const Sharded files;
   files.write();

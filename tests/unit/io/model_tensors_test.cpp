@@ -99,6 +99,18 @@ TEST(ModelTensors, HeadsAreTiedOrTheirOwn) {
               checkpoint.path() + ": tensor 'head.weight' has shape (7, 5), config.json asks for (6, 5)");
 }
 
+// safetensors.torch.save_model keeps the head alone, whose name comes first, and notes that of the embeddings.
+TEST(ModelTensors, TheHeadMayBeStoredInPlaceOfTiedEmbeddings) {
+  Folder<float> folder;
+  folder.file.tensors.erase("p.e.weight");
+  folder.file.metadata = {{"format", "pt"}, {"p.e.weight", "head.weight"}};
+  const mha::Checkpoint checkpoint(folder.write());
+  const Tensors<float> tensors(checkpoint, {"", "p."}, "e.weight");
+  const auto rows = tensors.matrix("e.weight", 7, 5);
+  mha_test::expect_matrix(rows, folder.file.tensors.at("head.weight"), true);
+  EXPECT_EQ(tensors.head("head", true, "e.weight", rows).weight.data, rows.data);
+}
+
 TEST(ModelTensors, ACopyHasTheSameScalarShapeAndNumbers) {
   Folder<float> folder;
   folder.file.tensors["p.copy"] = folder.file.tensors.at("p.e.weight");
