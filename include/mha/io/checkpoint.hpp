@@ -147,7 +147,8 @@ class Checkpoint {
     const std::vector<Safetensors>& shards = files_->shards;
     if (const auto stored = files_->shard_of.find(name); stored != files_->shard_of.end())
       return &shards[stored->second];
-    const auto tied = std::ranges::find_if(shards, [&](const Safetensors& shard) { return shard.contains(name); });
+    const auto tied =
+        std::find_if(shards.begin(), shards.end(), [&](const Safetensors& shard) { return shard.contains(name); });
     return tied == shards.end() ? nullptr : &*tied;
   }
   const Safetensors& shard(std::string_view name) const {
