@@ -30,6 +30,8 @@ template <class T> struct FileTensor {
 /// Named tensors of one scalar.
 template <class T> struct TensorFile {
   std::map<std::string, FileTensor<T>, std::less<>> tensors;
+  std::map<std::string, std::string> metadata;
+  std::size_t shift = 0;  // of the data from a multiple of 8 bytes
 
   void add(const std::string& name, const Shape& shape, support::Random& random) {
     std::size_t size = 1;
@@ -49,8 +51,9 @@ template <class T> struct TensorFile {
                       {"shape", tensor.shape},
                       {"data_offsets", {begin, data.size()}}};
     }
+    if (!metadata.empty()) header["__metadata__"] = metadata;
     std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
+    text.resize((text.size() + 7) / 8 * 8 + shift, ' ');
     return safetensors_bytes(text, data);
   }
 };
@@ -79,6 +82,8 @@ template <class T> struct ModelFolder {
   /// The same in a file of W, to which the numbers here are rounded too.
   template <class W> std::filesystem::path write_as() {
     TensorFile<W> rounded;
+    rounded.metadata = file.metadata;
+    rounded.shift = file.shift;
     for (auto& [name, tensor] : file.tensors) {
       FileTensor<W>& to = rounded.tensors[name] = {tensor.shape, {}};
       for (T& x : tensor.values) {

@@ -22,7 +22,8 @@ struct BertConfig : ModelConfig {
 ///   const mha::Bert<float> bert("bert-base-uncased");   // or of a Checkpoint
 ///   attention.borrow(bert.block(0).attention, bert.mapping());
 ///
-/// Scalar    T, float for most; a float or double reader widens what is stored in 16 bits, once, and mapping() keeps it
+/// Scalar    T, float for most; a float or double reader widens what is stored in 16 bits, once; mapping() keeps it.
+///           What does not lie in the file at a multiple of the scalar's bytes is copied in the same way
 /// Errors    SafetensorsError before anything is computed, one sentence with both values: config.json is of another
 ///           family or lacks a key; a tensor is missing, has another shape or scalar, or is there against config.json
 template <class T> class Bert {

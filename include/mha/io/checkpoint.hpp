@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
@@ -29,10 +30,11 @@ namespace mha::inline MHA_NAMESPACE {
 ///   layer.borrow({.query = mha::transposed(w), ...}, checkpoint.mapping());
 ///
 /// In a folder that is model.safetensors, or else the shards of model.safetensors.index.json. Copies share the mapping.
+/// A tensor that the index names and its shard lacks, as writers leave out tied ones, is not there.
 ///
 /// Errors    SafetensorsError, one sentence: those of Safetensors; a folder with neither file; an index that is
-///           not one, names a tensor twice, a shard that is not there or is not a file beside it, a tensor that its
-///           shard lacks; a shard with a tensor that the index puts elsewhere or does not name
+///           not one, names a tensor twice, a shard that is not there or is not a file beside it; a shard with a
+///           tensor that the index puts elsewhere or does not name; a tensor that is asked for and not there
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& path) {
@@ -55,16 +57,14 @@ class Checkpoint {
       open_one(file);
   }
 
-  /// Sorted.
+  /// Of what is stored, sorted: without further names of tied tensors, but for those of the index.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;
     all.reserve(files_->shard_of.size());
     for (const auto& [name, shard] : files_->shard_of) all.push_back(name);
     return all;
   }
-  [[nodiscard]] bool contains(std::string_view name) const {
-    return files_->shard_of.find(name) != files_->shard_of.end();
-  }
+  [[nodiscard]] bool contains(std::string_view name) const { return find(name) != nullptr; }
   /// Its offsets count within its shard.
   [[nodiscard]] const SafetensorInfo& info(std::string_view name) const { return shard(name).info(name); }
 
@@ -94,6 +94,7 @@ class Checkpoint {
   struct Files {
     std::vector<Safetensors> shards;
     std::map<std::string, std::size_t, std::less<>> shard_of;
+    std::map<std::string, std::size_t, std::less<>> left_out;  // what the index puts in a shard that lacks it
   };
 
   void open_one(const std::filesystem::path& file) {
@@ -111,17 +112,10 @@ class Checkpoint {
     for (const auto& [name, shard] : index) {
       const auto [found, is_new] = numbers.emplace(shard, files->shards.size());
       if (is_new) files->shards.push_back(open_shard(name, shard));
-      files->shard_of.emplace(name, found->second);
+      const bool is_there = files->shards[found->second].contains(name);
+      (is_there ? files->shard_of : files->left_out).emplace(name, found->second);
     }
     for (const auto& [shard, number] : numbers) check_shard(index, shard, files->shards[number]);
-    for (const auto& [name, number] : files->shard_of) {
-      const Safetensors& shard = files->shards[number];
-      if (!shard.contains(name))
-        detail::fail_safetensors(path_, name,
-                                 "is in shard '" + detail::safetensors_excerpt(index.find(name)->second) +
-                                     "' by the index, but is not among the " + std::to_string(shard.names().size()) +
-                                     " tensors of that file");
-    }
     files_ = std::move(files);
   }
 
@@ -148,12 +142,32 @@ class Checkpoint {
     }
   }
 
+  /// The file that has a tensor, by whatever name; null if none.
+  const Safetensors* find(std::string_view name) const {
+    const std::vector<Safetensors>& shards = files_->shards;
+    if (const auto stored = files_->shard_of.find(name); stored != files_->shard_of.end())
+      return &shards[stored->second];
+    const auto tied =
+        std::find_if(shards.begin(), shards.end(), [&](const Safetensors& shard) { return shard.contains(name); });
+    return tied == shards.end() ? nullptr : &*tied;
+  }
   const Safetensors& shard(std::string_view name) const {
-    const auto found = files_->shard_of.find(name);
-    if (found == files_->shard_of.end())
-      detail::fail_safetensors(path_, "there is no tensor '" + detail::safetensors_excerpt(name) + "' among the " +
-                                          std::to_string(files_->shard_of.size()) + " of this checkpoint");
-    return files_->shards[found->second];
+    const Safetensors* const found = find(name);
+    if (found == nullptr) fail_absent(name);
+    return *found;
+  }
+
+  [[noreturn]] void fail_absent(std::string_view name) const {
+    if (const auto found = files_->left_out.find(name); found != files_->left_out.end()) {
+      const Safetensors& file = files_->shards[found->second];
+      const std::string shard = std::filesystem::path(file.path()).filename().string();
+      detail::fail_safetensors(path_, name,
+                               "is in shard '" + detail::safetensors_excerpt(shard) +
+                                   "' by the index, but is not among the " + std::to_string(file.names().size()) +
+                                   " tensors of that file");
+    }
+    detail::fail_safetensors(path_, "there is no tensor '" + detail::safetensors_excerpt(name) + "' among the " +
+                                        std::to_string(files_->shard_of.size()) + " of this checkpoint");
   }
 
   std::filesystem::path folder_;

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -81,7 +82,8 @@ struct BlockNames {
 };
 
 /// The tensors of a model by name: each has the shape that config.json implies, or is refused by one sentence. Those of
-/// a narrower scalar than T are widened once, and kept as long as the mapping.
+/// a narrower scalar than T, and those that do not lie in the file as T must in memory, are copied once, and kept as
+/// long as the mapping.
 template <class T> class ModelTensors {
  public:
   /// The names begin with that of `prefixes` before which `probe` is there.
@@ -113,15 +115,19 @@ template <class T> class ModelTensors {
   }
   /// The numbers of a tensor of this shape, in a row.
   const T* data(const std::string& base, const std::vector<Index>& shape) const {
-    [[maybe_unused]] const SafetensorInfo& info = checked(base, shape);
+    const SafetensorInfo& info = checked(base, shape);
     const std::string name = prefix_ + base;
     if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
-      if (info.dtype == "BF16") return widened<bfloat16>(name, shape.size());
-      if (info.dtype == "F16") return widened<half>(name, shape.size());
+      if (info.dtype == "BF16") return copied<bfloat16>(name);
+      if (info.dtype == "F16") return copied<half>(name);
       if constexpr (std::same_as<T, double>)
-        if (info.dtype == "F32") return widened<float>(name, shape.size());
+        if (info.dtype == "F32") return copied<float>(name);
     }
-    return with_rank<T>(name, shape.size(), [](const auto& view) { return view.data; });
+    constexpr const char* dtype = safetensors_dtype<T>();
+    if (info.dtype != dtype) fail(name, "has dtype " + info.dtype + ", expected " + dtype);
+    const std::byte* const stored = kept_->checkpoint.bytes(name).data();
+    const bool aligned = reinterpret_cast<std::uintptr_t>(stored) % alignof(T) == 0;
+    return aligned ? reinterpret_cast<const T*>(stored) : copied<T>(name);
   }
   /// A tensor of this shape, whose numbers are not looked at.
   const SafetensorInfo& checked(const std::string& base, const std::vector<Index>& shape) const {
@@ -273,7 +279,7 @@ template <class T> class ModelTensors {
   /// What mapping() keeps alive.
   struct Kept {
     Checkpoint checkpoint;
-    std::map<std::string, std::unique_ptr<T[], AlignedDelete>, std::less<>> widened;
+    std::map<std::string, std::unique_ptr<T[], AlignedDelete>, std::less<>> copies;
   };
 
   /// n outputs of a linear, from `first` on.
@@ -308,28 +314,23 @@ template <class T> class ModelTensors {
     return w;
   }
 
-  /// f(view) of a tensor whose rank is a number.
-  template <class Stored, class F> auto with_rank(const std::string& name, std::size_t rank, const F& f) const {
-    const Checkpoint& file = kept_->checkpoint;
-    if (rank == 1) return f(file.template view<Stored, 1>(name));
-    if (rank == 2) return f(file.template view<Stored, 2>(name));
-    if (rank == 3) return f(file.template view<Stored, 3>(name));
-    return f(file.template view<Stored, 4>(name));
-  }
-
+  /// The numbers of a tensor of Stored, which may lie anywhere in the file, as T.
   /// For the constructors of families, which ask for every tensor once: later calls find it, and may come from threads.
-  template <class Stored> const T* widened(const std::string& name, std::size_t rank) const {
-    const auto found = kept_->widened.find(name);
-    if (found != kept_->widened.end()) return std::as_const(*found).second.get();
-    return with_rank<Stored>(name, rank, [&](const auto& stored) {
-      const std::ptrdiff_t size = stored.size();
-      auto copy = aligned_array<T>(static_cast<std::size_t>(size));
-      for (std::ptrdiff_t n = 0; n < size; ++n)
-        copy[static_cast<std::size_t>(n)] = static_cast<T>(static_cast<Accumulator<Stored>>(stored.data[n]));
-      const T* const first = copy.get();
-      kept_->widened.emplace(name, std::move(copy));
-      return first;
-    });
+  template <class Stored> const T* copied(const std::string& name) const {
+    const auto found = kept_->copies.find(name);
+    if (found != kept_->copies.end()) return std::as_const(*found).second.get();
+    const auto stored = kept_->checkpoint.bytes(name);
+    const std::size_t size = stored.size() / sizeof(Stored);
+    auto copy = aligned_array<T>(size);
+    for (std::size_t n = 0; n < size; ++n) {
+      Stored x;
+      std::memcpy(static_cast<void*>(&x), stored.data() + n * sizeof(Stored), sizeof(Stored));
+      if constexpr (std::same_as<T, Stored>)
+        copy[n] = x;
+      else
+        copy[n] = static_cast<T>(static_cast<Accumulator<Stored>>(x));
+    }
+    return kept_->copies.emplace(name, std::move(copy)).first->second.get();
   }
 
   std::shared_ptr<Kept> kept_;

@@ -65,6 +65,9 @@ template <class T> constexpr const char* safetensors_dtype() {
 ///   layer.borrow({.query = mha::transposed(w), ...}, file.mapping());              // the mapping outlives `file`
 ///   auto seen = file.view<bool, 2>("mask");                                        // for mha::Dense{seen}
 ///
+/// A tensor that is stored once by one of its names, as safetensors.torch.save_model stores tied ones, is found by the
+/// others too, which that writer leaves in __metadata__.
+///
 /// Errors    SafetensorsError, one sentence that names the file and the tensor: the file cannot be read, is truncated
 ///           or malformed (see safetensors_header.hpp), has no such tensor, or has it with another dtype or rank; a
 ///           tensor of bool, all of which is read for that, has a byte other than 0 and 1
@@ -79,22 +82,20 @@ class Safetensors {
     header_ = detail::read_safetensors_header(path_, file_->bytes());
   }
 
-  /// Sorted.
+  /// Of what is stored, sorted: without further names of tied tensors.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;
     all.reserve(header_.tensors.size());
     for (const auto& [name, info] : header_.tensors) all.push_back(name);
     return all;
   }
-  [[nodiscard]] bool contains(std::string_view name) const {
-    return header_.tensors.find(name) != header_.tensors.end();
-  }
+  [[nodiscard]] bool contains(std::string_view name) const { return find(name) != nullptr; }
   [[nodiscard]] const SafetensorInfo& info(std::string_view name) const {
-    const auto found = header_.tensors.find(name);
-    if (found == header_.tensors.end())
+    const SafetensorInfo* const found = find(name);
+    if (found == nullptr)
       detail::fail_safetensors(path_, "there is no tensor '" + std::string(name) + "' among the " +
                                           std::to_string(header_.tensors.size()) + " of this file");
-    return found->second;
+    return *found;
   }
   /// The tensor as it is stored, whatever its dtype; in the mapping as view() is.
   [[nodiscard]] std::span<const std::byte> bytes(std::string_view name) const {
@@ -138,6 +139,15 @@ class Safetensors {
   }
   [[noreturn]] void fail(std::string_view name, const std::string& fault) const {
     detail::fail_safetensors(path_, name, fault);
+  }
+
+  /// The tensor of that name, or the one in whose favour the writer left it out; null if there is neither.
+  const SafetensorInfo* find(std::string_view name) const {
+    auto found = header_.tensors.find(name);
+    if (found == header_.tensors.end())
+      if (const auto kept = header_.metadata.find(name); kept != header_.metadata.end())
+        found = header_.tensors.find(kept->second);
+    return found == header_.tensors.end() ? nullptr : &found->second;
   }
 
   template <class T> const SafetensorInfo& checked(std::string_view name, int rank) const {

@@ -59,11 +59,27 @@ inline std::string safetensors_excerpt(const std::vector<std::uint64_t>& shape) 
   return all + (shape.size() > longest ? ", ...)" : ")");
 }
 
+/// Bytes of the first character of a text, in UTF-8, if that ends a line, changes the direction of writing or is
+/// another control; else 0.
+inline std::size_t control_bytes(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto is_between = [](unsigned x, unsigned first, unsigned last) { return first <= x && x <= last; };
+  if (byte(0) < 0x20 || byte(0) == 0x7f) return 1;
+  if (byte(0) == 0xc2) return is_between(byte(1), 0x80, 0x9f) ? 2 : 0;  // U+0080 to U+009F
+  if (byte(0) != 0xe2) return 0;
+  if (byte(1) == 0x80) return is_between(byte(2), 0xa8, 0xae) ? 3 : 0;              // U+2028 to U+202E
+  return byte(1) == 0x81 && is_between(byte(2), 0xa6, 0xa9) ? std::size_t{3} : 0u;  // U+2066 to U+2069
+}
+
 /// Names come from the file, and a message is one printable line.
-[[noreturn]] inline void fail_safetensors(const std::string& path, std::string fault) {
-  for (char& c : fault)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  throw_error(SafetensorsError(path + ": " + fault));
+[[noreturn]] inline void fail_safetensors(const std::string& path, std::string_view fault) {
+  std::string line = path + ": ";
+  while (!fault.empty()) {
+    const std::size_t control = control_bytes(fault);
+    line += control > 0 ? '?' : fault.front();
+    fault.remove_prefix(std::max<std::size_t>(control, 1));
+  }
+  throw_error(SafetensorsError(line));
 }
 
 [[noreturn]] inline void fail_safetensors(const std::string& path, std::string_view tensor, const std::string& fault) {
@@ -309,7 +325,9 @@ class SafetensorsHeaderReader {
     if (dtype == "F64" || dtype == "I64" || dtype == "U64" || dtype == "C64") return 8;
     if (dtype == "F32" || dtype == "I32" || dtype == "U32") return 4;
     if (dtype == "F16" || dtype == "BF16" || dtype == "I16" || dtype == "U16") return 2;
-    if (dtype == "I8" || dtype == "U8" || dtype == "BOOL" || dtype == "F8_E4M3" || dtype == "F8_E5M2") return 1;
+    if (dtype == "I8" || dtype == "U8" || dtype == "BOOL") return 1;
+    for (const char* const form : {"E4M3", "E5M2", "E8M0", "E4M3FNUZ", "E5M2FNUZ"})
+      if (dtype.starts_with("F8_") && dtype.substr(3) == form) return 1;
     return 0;
   }
 

@@ -51,6 +51,23 @@ TEST(SafetensorsHeader, ReadsWhatTheFileSays) {
   EXPECT_EQ(header.metadata.at("k"), "v");
 }
 
+// Also those that no view has: the other tensors of the file can be read.
+TEST(SafetensorsHeader, KnowsTheSizeOfEveryDtypeOfWholeBytes) {
+  const auto bytes = [](const std::string& dtype) {
+    for (const int size : {1, 2, 4, 8})
+      if (fault(with(dtype, "[1]", "[0," + std::to_string(size) + "]", static_cast<std::size_t>(size))).empty())
+        return size;
+    return 0;
+  };
+  for (const char* const dtype : {"BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+    EXPECT_EQ(bytes(dtype), 1) << dtype;
+  for (const char* const dtype : {"U16", "I16", "F16", "BF16"}) EXPECT_EQ(bytes(dtype), 2) << dtype;
+  for (const char* const dtype : {"U32", "I32", "F32"}) EXPECT_EQ(bytes(dtype), 4) << dtype;
+  for (const char* const dtype : {"U64", "I64", "F64", "C64"}) EXPECT_EQ(bytes(dtype), 8) << dtype;
+  for (const char* const dtype : {"", "F8", "F8_", "F8_E4M", "F9_E4M3", "E4M3", "F8_E4M3FNUZX"})
+    EXPECT_EQ(bytes(dtype), 0) << dtype;
+}
+
 TEST(SafetensorsHeader, TruncatedFilesSayHowFarTheyGo) {
   EXPECT_EQ(fault(""), "m: the file is truncated: it has 0 bytes, fewer than the 8 of the header length");
   EXPECT_EQ(fault("1234567"), "m: the file is truncated: it has 7 bytes, fewer than the 8 of the header length");
@@ -191,6 +208,20 @@ TEST(SafetensorsHeader, OffsetsMustCoverTheDataExactlyOnce) {
 
 TEST(SafetensorsHeader, MessagesStayOneLine) {
   EXPECT_EQ(fault(safetensors_bytes("{\"a\\n\\u001b[2J\":5}", "")), "m: tensor 'a??[2J' is not described by an object");
+}
+
+TEST(SafetensorsHeader, MessagesHaveNoControlsInUtf8) {
+  const auto shown = [](const std::string& name) {
+    const std::string text = fault(safetensors_bytes("{\"" + name + "\":5}", "")), begin = "m: tensor '";
+    return text.substr(begin.size(), text.find("' is not") - begin.size());
+  };
+  for (const char* const control :
+       {"\xc2\x80", "\xc2\x85", "\xc2\x9b", "\xc2\x9f", "\u2028", "\u2029", "\u202a", "\u202e", "\u2066", "\u2069"})
+    EXPECT_EQ(shown(std::string("a") + control + "b"), "a?b");
+  EXPECT_EQ(shown("\\u0085\\u202e\\u007f"), "\?\?\?");
+  for (const char* const other :
+       {"\u00a0", "\u00bf", "\u00c2", "\u00e2", "\u2027", "\u202f", "\u2065", "\u206a", "\u20a8", "\u2128", "\u4e2d"})
+    EXPECT_EQ(shown(other), other);
 }
 
 TEST(SafetensorsHeader, MessagesAreShort) {

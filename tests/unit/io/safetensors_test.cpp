@@ -185,6 +185,29 @@ TEST(Safetensors, NamesInMessagesArePrintable) {
             path.string() + ": tensor 'a?\?' has dtype F32, expected F64");
 }
 
+// As safetensors.torch.save_model writes tied tensors.
+TEST(Safetensors, TiedTensorsAreFoundByEveryName) {
+  const mha_test::Scratch scratch;
+  std::string json = R"({"__metadata__":{"format":"pt","a":"kept","b":"kept","c":"a","d":"d","other":"kept"},)"
+                     R"("kept":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                     R"("other":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})";
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  const auto path = scratch.write("m.safetensors", safetensors_bytes(json, raw<float>({1.25f, -4.f, 3.f})));
+  const mha::Safetensors file(path);
+  const auto kept = file.view<float, 1>("kept");
+  for (const char* const name : {"a", "b"}) {
+    EXPECT_TRUE(file.contains(name));
+    EXPECT_EQ((file.view<float, 1>(name).data), kept.data);
+    EXPECT_EQ((file.copy<float, 1>(name)(1)), -4.f);
+    EXPECT_EQ(file.bytes(name).data(), file.bytes("kept").data());
+  }
+  EXPECT_EQ((file.view<float, 1>("other")(0)), 3.f) << "what is stored is itself";
+  for (const char* const name : {"format", "c", "d", "pt"}) EXPECT_FALSE(file.contains(name)) << name;
+  EXPECT_EQ(message_of<mha::SafetensorsError>([&] { static_cast<void>(file.info("c")); }),
+            path.string() + ": there is no tensor 'c' among the 2 of this file");
+  EXPECT_EQ(file.names(), (std::vector<std::string>{"kept", "other"}));
+}
+
 TEST(Safetensors, AbsentFileIsTheSameTypeOfError) {
   EXPECT_EQ(message_of<mha::SafetensorsError>([] { mha::Safetensors("/no/such/model.safetensors"); }),
             "cannot open '/no/such/model.safetensors': No such file or directory");
