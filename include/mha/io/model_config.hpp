@@ -62,6 +62,12 @@ inline std::string model_type_of(const ConfigFile& file, std::initializer_list<c
   file.refuse("model_type", found, known);
 }
 
+/// A decoder's masks hide the keys after a query. transformers hides none where 'is_causal' is there and not true.
+inline void require_causal(const ConfigFile& file) {
+  if (file.has("is_causal") && file.find("is_causal") == nullptr) file.refuse("is_causal", nullptr, "true");
+  file.only("is_causal", true);
+}
+
 /// The product of sizes, which is one too.
 inline Index size_of(const ConfigFile& file, const char* name, std::initializer_list<Index> sizes) {
   std::int64_t product = 1;

@@ -135,6 +135,7 @@ template <class T> class T5 {
   static T5Config read(const ConfigFile& file) {
     T5Config c;
     c.model_type = detail::model_type_of(file, {"t5"});
+    detail::require_causal(file);
     detail::read_sizes(file, {"num_layers", "d_model", "num_heads", "d_ff", "layer_norm_epsilon"}, c,
                        file.positive("d_kv"));
     c.attention.scale = 1;

@@ -247,6 +247,8 @@ TEST(Gemma, WhatDoesNotFitIsOneSentence) {
   EXPECT_EQ(fault_of("use_bidirectional_attention", true),
             "DIR/config.json: 'use_bidirectional_attention' is true, expected false");
   EXPECT_EQ(fault_of("use_bidirectional_attention", nullptr), "");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
   EXPECT_EQ(
       fault_of("hidden_activation", "mish"),
       "DIR/config.json: 'hidden_activation' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, "

@@ -155,6 +155,8 @@ TEST(Gpt2, WhatDoesNotFitIsOneSentence) {
             "DIR/config.json: 'model_type' is \"bert\", expected gpt2");
   EXPECT_EQ(fault([](Folder& f) { f.config["scale_attn_by_inverse_layer_idx"] = true; }),
             "DIR/config.json: 'scale_attn_by_inverse_layer_idx' is true, expected false");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
   EXPECT_EQ(fault([](Folder& f) {
               f.config["n_embd"] = 300'000'000;
               f.config["n_head"] = 1;

@@ -345,6 +345,8 @@ TEST(Llama, WhatDoesNotFitIsOneSentence) {
             "swish");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "mistral"; }),
             "DIR/config.json: there is no 'sliding_window'");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
 }
 
 TEST(Llama, RotaryPositionsAndWindowsThatAreNotKnownAreOneSentence) {

@@ -83,4 +83,14 @@ TEST(ModelConfig, AnotherFamilyIsRefused) {
   EXPECT_EQ(type("{}"), "c: there is no 'model_type'");
 }
 
+TEST(ModelConfig, ADecoderThatSeesWhatFollowsIsRefused) {
+  const auto causal = [](std::string_view text) {
+    return mha_test::message_of<mha::SafetensorsError>([&] { mha::detail::require_causal(ConfigFile("c", text)); });
+  };
+  EXPECT_EQ(causal("{}"), "");
+  EXPECT_EQ(causal(R"({"is_causal":true})"), "");
+  EXPECT_EQ(causal(R"({"is_causal":false})"), "c: 'is_causal' is false, expected true");
+  EXPECT_EQ(causal(R"({"is_causal":null})"), "c: 'is_causal' is null, expected true");
+}
+
 }  // namespace

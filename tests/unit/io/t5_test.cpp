@@ -239,6 +239,8 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       "silu, swish");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "umt5"; }),
             "DIR/config.json: 'model_type' is \"umt5\", expected t5");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
 }
 
 }  // namespace
