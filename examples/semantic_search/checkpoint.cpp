@@ -36,8 +36,13 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(checked_folder(folder))
   if (const fs::path pooling = folder / "1_Pooling" / "config.json"; fs::exists(pooling)) {
     const mha::ConfigFile settings(pooling);
     settings.only("pooling_mode_mean_tokens", true);
-    for (const char* other : {"pooling_mode_cls_token", "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens"})
+    for (const char* other : {"pooling_mode_cls_token", "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens",
+                              "pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"})
       settings.only(other, false);
+    // sentence-transformers 6 writes one name, or a list of them, instead of the keys above.
+    const auto* const mode = settings.find("pooling_mode");
+    if (mode != nullptr && *mode != "mean" && *mode != mha::ConfigFile::Json::array({"mean"}))
+      settings.refuse("pooling_mode", *mode, "\"mean\"");
   }
 }
 

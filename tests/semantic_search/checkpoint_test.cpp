@@ -111,6 +111,21 @@ TEST(Checkpoint, OtherPoolingIsRefused) {
   EXPECT_EQ(fault(folder), "");
   model.scratch.write("1_Pooling/config.json", R"({"pooling_mode_cls_token": true})");
   EXPECT_EQ(fault(folder), "DIR/1_Pooling/config.json: 'pooling_mode_cls_token' is true, expected false");
+  for (const std::string other : {"pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"}) {
+    model.scratch.write("1_Pooling/config.json", "{\"" + other + "\": true}");
+    EXPECT_EQ(fault(folder), "DIR/1_Pooling/config.json: '" + other + "' is true, expected false");
+  }
+  // As sentence-transformers 6 writes it.
+  const auto mode = [&](const std::string& value) {
+    model.scratch.write("1_Pooling/config.json",
+                        R"({"embedding_dimension": 8, "include_prompt": true, "pooling_mode": )" + value + "}");
+    return fault(folder);
+  };
+  EXPECT_EQ(mode("\"mean\""), "");
+  EXPECT_EQ(mode("[\"mean\"]"), "");
+  EXPECT_EQ(mode("\"cls\""), "DIR/1_Pooling/config.json: 'pooling_mode' is \"cls\", expected \"mean\"");
+  EXPECT_EQ(mode("[\"mean\",\"max\"]"),
+            "DIR/1_Pooling/config.json: 'pooling_mode' is [\"mean\",\"max\"], expected \"mean\"");
 }
 
 TEST(Checkpoint, MissingOrMisshapenTensorsAreNamed) {
