@@ -232,6 +232,14 @@ TEST(Gemma, WhatDoesNotFitIsOneSentence) {
   EXPECT_EQ(fault([](Folder&) {}), "");
   EXPECT_EQ(fault_of("model_type", "gemma3"),
             "DIR/config.json: 'model_type' is \"gemma3\", expected gemma or gemma2 or gemma3_text");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
   EXPECT_EQ(fault_of("num_key_value_heads", 4),
             "DIR/config.json: 'num_key_value_heads' 4 does not divide 'num_attention_heads' 6");
   EXPECT_EQ(fault_of("num_key_value_heads", nullptr), "DIR/config.json: there is no 'num_key_value_heads'");

@@ -239,6 +239,14 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       "silu, swish");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "umt5"; }),
             "DIR/config.json: 'model_type' is \"umt5\", expected t5");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
   EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
             "DIR/config.json: 'is_causal' is false, expected true");
 }

@@ -123,6 +123,14 @@ TEST(Vit, WhatDoesNotFitIsOneSentence) {
       "DIR/config.json: the width of a patch is 1600000000, the limit is 1073741823");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "deit"; }),
             "DIR/config.json: 'model_type' is \"deit\", expected vit");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
 }
 
 }  // namespace
