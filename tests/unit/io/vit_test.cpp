@@ -112,6 +112,21 @@ TEST(Vit, WhatDoesNotFitIsOneSentence) {
             "asks for none");
   EXPECT_EQ(fault([](Folder& f) { f.config.erase("id2label"); }),
             "DIR/model.safetensors: tensor 'classifier.weight' has shape (3, 12), config.json asks for (2, 12)");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config.erase("id2label");
+              f.config["num_labels"] = 3;
+            }),
+            "");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["id2label"] = nullptr;
+              f.config["num_labels"] = 4;
+            }),
+            "DIR/model.safetensors: tensor 'classifier.weight' has shape (3, 12), config.json asks for (4, 12)");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config.erase("id2label");
+              f.config["num_labels"] = -1;
+            }),
+            "DIR/config.json: 'num_labels' is -1, expected an integer from 0 to 2147483647");
   EXPECT_EQ(fault([](Folder& f) { f.config["patch_size"] = 9; }),
             "DIR/config.json: 'patch_size' is (9, 9), but 'image_size' is (8, 12)");
   EXPECT_EQ(fault([](Folder& f) {
