@@ -21,8 +21,8 @@ struct Encoding {
 /// WordPiece tokenisation as BERT's checkpoints expect it.
 ///
 /// Formula   clean, space out CJK, strip accents and lower-case where asked, split at spaces and punctuation; then per
-/// word the
-///           longest vocabulary entry from the left, its continuations spelled "##…"; [UNK] for a word that has none
+///           word the longest vocabulary entry from the left, its continuations spelled "##…"; [UNK] for a word that
+///           has none
 /// Errors    std::runtime_error, one sentence, if the vocabulary cannot be used
 /// Source    Devlin et al. 2018, §3 and the reference tokeniser released with it
 class WordPiece {
