@@ -28,16 +28,30 @@ fs::path checked_folder(const fs::path& folder) {
 
 Checkpoint::Checkpoint(const fs::path& folder) : folder_(checked_folder(folder)), bert_(mha::Checkpoint(folder)) {
   config().require_activation<mha::Gelu>();
-  if (const fs::path tokenizer = folder / "tokenizer_config.json"; fs::exists(tokenizer))
-    lower_case_ = mha::ConfigFile(tokenizer).flag_or("do_lower_case", lower_case_);
+  int tokenizer_limit = config().positions;
+  if (const fs::path tokenizer = folder / "tokenizer_config.json"; fs::exists(tokenizer)) {
+    const mha::ConfigFile settings(tokenizer);
+    lower_case_ = settings.flag_or("do_lower_case", lower_case_);
+    strip_accents_ = settings.flag_or("strip_accents", lower_case_);
+    settings.only("tokenize_chinese_chars", true);
+    // Where a tokenizer has no limit, 1e30 or so is written.
+    const auto* const limit = settings.find("model_max_length");
+    if (limit != nullptr && !(settings.number_of(*limit, "model_max_length") > tokenizer_limit))
+      tokenizer_limit = settings.positive_of(*limit, "model_max_length");
+  }
   if (const fs::path sentence = folder / "sentence_bert_config.json"; fs::exists(sentence))
-    max_tokens_ = mha::ConfigFile(sentence).positive("max_seq_length");
+    max_tokens_ = mha::ConfigFile(sentence).positive_or("max_seq_length", tokenizer_limit);
   max_tokens_ = std::min(max_tokens_, config().positions);
   if (const fs::path pooling = folder / "1_Pooling" / "config.json"; fs::exists(pooling)) {
     const mha::ConfigFile settings(pooling);
     settings.only("pooling_mode_mean_tokens", true);
-    for (const char* other : {"pooling_mode_cls_token", "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens"})
+    for (const char* other : {"pooling_mode_cls_token", "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens",
+                              "pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"})
       settings.only(other, false);
+    // sentence-transformers 6 writes one name, or a list of them, instead of the keys above.
+    const auto* const mode = settings.find("pooling_mode");
+    if (mode != nullptr && *mode != "mean" && *mode != mha::ConfigFile::Json::array({"mean"}))
+      settings.refuse("pooling_mode", *mode, "\"mean\"");
   }
 }
 

@@ -22,13 +22,15 @@ class Checkpoint {
 
   std::filesystem::path vocabulary() const { return folder_ / "vocab.txt"; }
   bool lower_case() const { return lower_case_; }
+  bool strip_accents() const { return strip_accents_; }
   int max_tokens() const { return max_tokens_; }
 
  private:
   std::filesystem::path folder_;
   mha::Bert<float> bert_;
-  bool lower_case_ = true;  // tokenizer_config.json, if there is one
-  int max_tokens_ = 256;    // sentence_bert_config.json, if there is one; never more than the positions
+  bool lower_case_ = true;     // tokenizer_config.json, if there is one
+  bool strip_accents_ = true;  // likewise; as lower_case_ where nothing is said
+  int max_tokens_ = 256;  // sentence_bert_config.json, if there is one, or else its tokenizer's; at most the positions
 };
 
 }  // namespace semantic_search

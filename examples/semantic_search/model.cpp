@@ -38,7 +38,7 @@ SentenceModel::SentenceModel(const std::filesystem::path& folder, const ModelOpt
     : SentenceModel(Checkpoint(folder), options) {}
 
 SentenceModel::SentenceModel(const Checkpoint& file, const ModelOptions& options)
-    : tokeniser_(file.vocabulary(), file.lower_case()),
+    : tokeniser_(file.vocabulary(), file.lower_case(), file.strip_accents()),
       max_tokens_(file.max_tokens()),
       threads_(options.threads),
       encoder_(make_encoder(file, options.machine, threads_)) {

@@ -21,6 +21,7 @@ struct Range {
 constexpr std::array<std::string_view, 5> kSpecials{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
 constexpr int kLongestWord = 100;  // code points; a longer word is unknown
 constexpr Rune kReplacement = 0xFFFD;
+constexpr Rune kCapitalDottedI = 0x130;
 
 // Ideographs are words of one character. The sixth range starts 256 late, as in the original.
 constexpr Range kIdeographs[] = {{0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},   {0x20000, 0x2A6DF},
@@ -129,7 +130,7 @@ std::vector<Rune> runes_of(std::string_view valid) {
 }
 
 /// Words as the vocabulary spells them; every punctuation mark is one.
-std::vector<std::string> split_words(std::string_view text, bool lower_case) {
+std::vector<std::string> split_words(std::string_view text, bool lower_case, bool strip_accents) {
   const std::string cleaned = clean(text);
   std::vector<std::string> words;
   std::string word;
@@ -137,8 +138,8 @@ std::vector<std::string> split_words(std::string_view text, bool lower_case) {
     if (!word.empty()) words.push_back(std::move(word));
     word.clear();
   };
-  for (Rune c : lower_case ? decompose(cleaned) : runes_of(cleaned)) {
-    if (lower_case && category(c) == UTF8PROC_CATEGORY_MN) continue;
+  for (Rune c : strip_accents ? decompose(cleaned) : runes_of(cleaned)) {
+    if (strip_accents && category(c) == UTF8PROC_CATEGORY_MN) continue;
     if (c == ' ') {
       finish();
     } else if (is_punctuation(c)) {
@@ -147,6 +148,7 @@ std::vector<std::string> split_words(std::string_view text, bool lower_case) {
       finish();
     } else {
       append(word, lower_case ? utf8proc_tolower(c) : c);
+      if (lower_case && c == kCapitalDottedI) append(word, 0x307);  // the one letter that is two in lower case
     }
   }
   finish();
@@ -162,7 +164,8 @@ void drop_last_character(std::string& text) {
 
 }  // namespace
 
-WordPiece::WordPiece(const std::filesystem::path& vocab_txt, bool lower_case) : lower_case_(lower_case) {
+WordPiece::WordPiece(const std::filesystem::path& vocab_txt, bool lower_case, bool strip_accents)
+    : lower_case_(lower_case), strip_accents_(strip_accents) {
   std::ifstream file(vocab_txt, std::ios::binary);
   if (!file || std::filesystem::is_directory(vocab_txt)) {
     throw std::runtime_error("vocabulary: cannot open " + vocab_txt.string());
@@ -235,7 +238,7 @@ Encoding WordPiece::encode(std::string_view utf8_text, int max_tokens) const {
       const auto known = ids_.find(name);
       if (at < begin && known != ids_.end()) begin = at, length = name.size(), token = known->second;
     }
-    for (const std::string& word : split_words(utf8_text.substr(0, begin), lower_case_)) {
+    for (const std::string& word : split_words(utf8_text.substr(0, begin), lower_case_, strip_accents_)) {
       if (ids.size() >= limit) break;
       append_word(word, ids);
     }

@@ -20,14 +20,17 @@ struct Encoding {
 
 /// WordPiece tokenisation as BERT's checkpoints expect it.
 ///
-/// Formula   clean, space out CJK, strip accents, lower-case, split at spaces and punctuation; then per word the
-///           longest vocabulary entry from the left, its continuations spelled "##…"; [UNK] for a word that has none
+/// Formula   clean, space out CJK, strip accents and lower-case where asked, split at spaces and punctuation; then per
+///           word the longest vocabulary entry from the left, its continuations spelled "##…"; [UNK] for a word that
+///           has none
 /// Errors    std::runtime_error, one sentence, if the vocabulary cannot be used
 /// Source    Devlin et al. 2018, §3 and the reference tokeniser released with it
 class WordPiece {
  public:
   /// Reads a vocabulary: one token per line, its number is the line's, counted from 0.
-  explicit WordPiece(const std::filesystem::path& vocab_txt, bool lower_case = true);
+  explicit WordPiece(const std::filesystem::path& vocab_txt, bool lower_case = true)
+      : WordPiece(vocab_txt, lower_case, lower_case) {}
+  WordPiece(const std::filesystem::path& vocab_txt, bool lower_case, bool strip_accents);
 
   /// Tokenises UTF-8 text, where a byte that is not valid UTF-8 counts as U+FFFD, which BERT drops. As in the original,
   /// [MASK] and its like written in the text stand for themselves. The result is cut to max_tokens, [CLS] and [SEP]
@@ -50,7 +53,7 @@ class WordPiece {
   std::vector<std::string> tokens_;  // by id
   std::unordered_map<std::string, int, Hash, std::equal_to<>> ids_;
   std::size_t longest_ = 0;  // bytes of the longest entry
-  bool lower_case_;
+  bool lower_case_, strip_accents_;
   int pad_id_ = 0;
   int unknown_id_ = 0;
   int first_id_ = 0;  // [CLS]

@@ -4,6 +4,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -96,11 +97,58 @@ TEST(Checkpoint, WhatStandsBesideTheConfigIsChecked) {
   EXPECT_EQ(fault(folder),
             "DIR/sentence_bert_config.json: 'max_seq_length' is 0, expected an integer from 1 to 2147483647");
   model.scratch.write("sentence_bert_config.json", "{}");
-  EXPECT_EQ(fault(folder), "DIR/sentence_bert_config.json: there is no 'max_seq_length'");
+  EXPECT_EQ(fault(folder), "");
+  const auto tokenizer = [&](const char* settings) {
+    model.scratch.write("tokenizer_config.json", settings);
+    return fault(folder);
+  };
+  EXPECT_EQ(tokenizer(R"({"model_max_length": 0})"),
+            "DIR/tokenizer_config.json: 'model_max_length' is 0, expected an integer from 1 to 2147483647");
+  EXPECT_EQ(tokenizer(R"({"model_max_length": "8"})"),
+            "DIR/tokenizer_config.json: 'model_max_length' is \"8\", expected a number");
+  EXPECT_EQ(tokenizer(R"({"strip_accents": 1})"),
+            "DIR/tokenizer_config.json: 'strip_accents' is 1, expected true or false");
+  EXPECT_EQ(tokenizer(R"({"tokenize_chinese_chars": false})"),
+            "DIR/tokenizer_config.json: 'tokenize_chinese_chars' is false, expected true");
+  EXPECT_EQ(tokenizer(R"({"tokenize_chinese_chars": true, "strip_accents": null})"), "");
   model.scratch.write("tokenizer_config.json", R"({"do_lower_case": 1})");
   EXPECT_EQ(fault(folder), "DIR/tokenizer_config.json: 'do_lower_case' is 1, expected true or false");
   model.scratch.write("tokenizer_config.json", "{\"do_lower_case\": ");
   EXPECT_EQ(fault(folder), "DIR/tokenizer_config.json: it is not valid JSON");
+}
+
+TEST(Checkpoint, WithoutMaxSeqLengthTheTokenizerLimitsTexts) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  const auto limit = [&](const char* tokenizer) {
+    model.scratch.write("tokenizer_config.json", tokenizer);
+    return semantic_search::Checkpoint(folder).max_tokens();
+  };
+  for (const char* sentence : {R"({"max_seq_length": null})", R"({"transformer_task": "feature-extraction"})"}) {
+    model.scratch.write("sentence_bert_config.json", sentence);
+    EXPECT_EQ(limit(R"({"model_max_length": 7})"), 7);
+    EXPECT_EQ(limit(R"({"model_max_length": 1000000000000000019884624838656})"), tiny::kPositions);
+    EXPECT_EQ(limit(R"({"model_max_length": 1e30})"), tiny::kPositions);
+    EXPECT_EQ(limit(R"({"model_max_length": null})"), tiny::kPositions);
+    EXPECT_EQ(limit("{}"), tiny::kPositions);
+  }
+  model.scratch.write("sentence_bert_config.json", R"({"max_seq_length": 9})");
+  EXPECT_EQ(limit(R"({"model_max_length": 7})"), 9);
+}
+
+TEST(Checkpoint, AccentsAreStrippedAsTheTokenizerSays) {
+  const tiny::Model model;
+  const auto folder = model.write();
+  const auto strips = [&](const char* tokenizer) {
+    model.scratch.write("tokenizer_config.json", tokenizer);
+    return semantic_search::Checkpoint(folder).strip_accents();
+  };
+  EXPECT_TRUE(strips("{}"));
+  EXPECT_TRUE(strips(R"({"do_lower_case": true, "strip_accents": null})"));
+  EXPECT_FALSE(strips(R"({"do_lower_case": true, "strip_accents": false})"));
+  EXPECT_FALSE(strips(R"({"do_lower_case": false})"));
+  EXPECT_TRUE(strips(R"({"do_lower_case": false, "strip_accents": true})"));
+  EXPECT_EQ(semantic_search::SentenceModel(folder).tokenise("c\xC3\xA1t").ids, (std::vector<int>{2, 6, 3}));
 }
 
 TEST(Checkpoint, OtherPoolingIsRefused) {
@@ -111,6 +159,21 @@ TEST(Checkpoint, OtherPoolingIsRefused) {
   EXPECT_EQ(fault(folder), "");
   model.scratch.write("1_Pooling/config.json", R"({"pooling_mode_cls_token": true})");
   EXPECT_EQ(fault(folder), "DIR/1_Pooling/config.json: 'pooling_mode_cls_token' is true, expected false");
+  for (const std::string other : {"pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"}) {
+    model.scratch.write("1_Pooling/config.json", "{\"" + other + "\": true}");
+    EXPECT_EQ(fault(folder), "DIR/1_Pooling/config.json: '" + other + "' is true, expected false");
+  }
+  // As sentence-transformers 6 writes it.
+  const auto mode = [&](const std::string& value) {
+    model.scratch.write("1_Pooling/config.json",
+                        R"({"embedding_dimension": 8, "include_prompt": true, "pooling_mode": )" + value + "}");
+    return fault(folder);
+  };
+  EXPECT_EQ(mode("\"mean\""), "");
+  EXPECT_EQ(mode("[\"mean\"]"), "");
+  EXPECT_EQ(mode("\"cls\""), "DIR/1_Pooling/config.json: 'pooling_mode' is \"cls\", expected \"mean\"");
+  EXPECT_EQ(mode("[\"mean\",\"max\"]"),
+            "DIR/1_Pooling/config.json: 'pooling_mode' is [\"mean\",\"max\"], expected \"mean\"");
 }
 
 TEST(Checkpoint, MissingOrMisshapenTensorsAreNamed) {

@@ -55,6 +55,12 @@ Tokens inner_tokens(const std::string& entries, std::string_view text, bool lowe
   return Tokens(tokens.begin() + 1, tokens.end() - 1);
 }
 
+/// The same, of one word and with accents kept or stripped.
+std::string one_word(const std::string& word, std::string_view text, bool lower_case, bool strip_accents) {
+  const Folder folder;
+  return WordPiece(folder.vocabulary(kSpecials + word + "\n"), lower_case, strip_accents).encode(text).tokens.at(1);
+}
+
 std::string error_of(const std::filesystem::path& vocabulary) {
   try {
     WordPiece{vocabulary};
@@ -111,6 +117,15 @@ TEST(WordPiece, LowersCaseAndStripsAccents) {
 
 TEST(WordPiece, KeepsCaseAndAccentsWhenAsked) {
   EXPECT_EQ(inner_tokens("Caf\u00e9\ncafe\n", "Caf\u00e9 cafe Cafe", false), (Tokens{"Caf\u00e9", "cafe", "[UNK]"}));
+}
+
+TEST(WordPiece, CaseAndAccentsAreOneChoiceEach) {
+  EXPECT_EQ(one_word("caf\xC3\xA9", "CAF\xC3\x89", true, false), "caf\xC3\xA9");
+  EXPECT_EQ(one_word("cafe", "CAF\xC3\x89", true, false), "[UNK]");
+  EXPECT_EQ(one_word("CAFE", "CAF\xC3\x89", false, true), "CAFE");
+  EXPECT_EQ(one_word("cafe\xCC\x81", "CAFE\xCC\x81", true, false), "cafe\xCC\x81");  // an accent of its own
+  EXPECT_EQ(one_word("i\xCC\x87z", "\xC4\xB0Z", true, false), "i\xCC\x87z");         // I with a dot
+  EXPECT_EQ(one_word("iz", "\xC4\xB0Z", true, true), "iz");
 }
 
 TEST(WordPiece, EveryPunctuationMarkIsAWord) {

@@ -78,6 +78,7 @@ template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
     detail::read_kv_heads(file, c.attention, file.positive("num_key_value_heads"));
     c.attention.bias = file.flag_or("attention_bias", false);
     file.only("use_bidirectional_attention", false);
+    detail::require_causal(file);
     if (!gemma1) c.attention.scale = 1 / std::sqrt(positive_or(file, "query_pre_attn_scalar", 256));
     c.feed_forward.bias = false;
     c.norm.zero_centered = true;

@@ -78,6 +78,7 @@ template <class T> class Gpt2 {
     file.only("scale_attn_weights", true);
     file.only("scale_attn_by_inverse_layer_idx", false);
     file.only("add_cross_attention", false);
+    detail::require_causal(file);
     const bool four_times = file.find("n_inner") == nullptr;
     detail::read_sizes(file, {"n_layer", "n_embd", "n_head", four_times ? "n_embd" : "n_inner", "layer_norm_epsilon"},
                        c);

@@ -64,6 +64,7 @@ template <class T> class Llama : public DecoderWeights<T, LlamaConfig> {
   static LlamaConfig read(const ConfigFile& file) {
     LlamaConfig c;
     c.model_type = detail::model_type_of(file, {"llama", "mistral", "qwen2", "qwen3", "phi3"});
+    detail::require_causal(file);
     const bool llama = c.model_type == "llama", qwen2 = c.model_type == "qwen2", qwen3 = c.model_type == "qwen3",
                phi3 = c.model_type == "phi3";
     const Index head_dim = qwen3 ? file.positive("head_dim") : file.find("head_dim") ? file.positive("head_dim") : 0;

@@ -52,14 +52,32 @@ inline std::string activation_of(const ConfigFile& file, const char* key, std::s
   file.refuse(key, std::string(name), "one of " + known);
 }
 
+/// What no family has: layers that differ from each other by transformers' own means, and quantized weights.
+inline void refuse_changes_of_any_model(const ConfigFile& file) {
+  file.only("per_layer_config", nullptr);
+  if (const auto* const found = file.find("quantization_config"))
+    file.fail("'quantization_config' is " + safetensors_excerpt(found->dump()) +
+              ", but quantized weights are not read");
+}
+
+/// The model_type of a file that one of these families can read.
 inline std::string model_type_of(const ConfigFile& file, std::initializer_list<const char*> families) {
   const std::string found = file.text("model_type");
   std::string known;
   for (const char* const family : families) {
-    if (found == family) return found;
+    if (found == family) {
+      refuse_changes_of_any_model(file);
+      return found;
+    }
     known += (known.empty() ? "" : " or ") + std::string(family);
   }
   file.refuse("model_type", found, known);
+}
+
+/// A decoder's masks hide the keys after a query. transformers hides none where 'is_causal' is there and not true.
+inline void require_causal(const ConfigFile& file) {
+  if (file.has("is_causal") && file.find("is_causal") == nullptr) file.refuse("is_causal", nullptr, "true");
+  file.only("is_causal", true);
 }
 
 /// The product of sizes, which is one too.

@@ -132,9 +132,19 @@ template <class T> class T5 {
     return score;
   }
 
+  /// A key that may be missing, but says nothing else, even null, than this, which feed_forward_proj says.
+  template <class Value>
+  static void refuse_another(const ConfigFile& file, const char* key, const Value& said, const std::string& kind) {
+    const ConfigFile::Json wanted(said), *const found = file.find(key);
+    if (!file.has(key) || (found != nullptr && *found == wanted)) return;
+    file.refuse(key, found != nullptr ? *found : nullptr,
+                wanted.dump() + " as 'feed_forward_proj' is " + ConfigFile::Json(kind).dump());
+  }
+
   static T5Config read(const ConfigFile& file) {
     T5Config c;
     c.model_type = detail::model_type_of(file, {"t5"});
+    detail::require_causal(file);
     detail::read_sizes(file, {"num_layers", "d_model", "num_heads", "d_ff", "layer_norm_epsilon"}, c,
                        file.positive("d_kv"));
     c.attention.scale = 1;
@@ -155,6 +165,9 @@ template <class T> class T5 {
                        ? "gated gelu_tanh"
                        : (gated ? "gated " : "") +
                              detail::activation_of(file, "feed_forward_proj", gated ? kind.substr(gate.size()) : kind);
+    // transformers takes these two before what feed_forward_proj says.
+    refuse_another(file, "dense_act_fn", kind == "gated-gelu" ? "gelu_new" : kind.substr(kind.rfind('-') + 1), kind);
+    refuse_another(file, "is_gated_act", gated, kind);
     c.tied = file.flag_or("tie_word_embeddings", true);
     // T5 1.1 said by untied embeddings that nothing is scaled; since transformers 5 a key of its own does.
     if (file.flag_or("scale_decoder_outputs", c.tied)) c.output_scale = 1 / std::sqrt(double(c.norm.width));

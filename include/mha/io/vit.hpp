@@ -108,7 +108,8 @@ template <class T> class Vit {
     detail::size_of(file, "the patches", {c.image_height / c.patch_height, c.image_width / c.patch_width});
     const auto* const labels = file.find("id2label");
     if (labels != nullptr && !labels->is_object()) file.refuse("id2label", *labels, "an object");
-    c.labels = labels == nullptr ? 2 : static_cast<Index>(labels->size());  // two are the default, which is not written
+    // Two are the default, which is not written.
+    c.labels = labels == nullptr ? file.natural_or("num_labels", 2) : static_cast<Index>(labels->size());
     return c;
   }
 

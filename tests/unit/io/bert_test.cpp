@@ -193,6 +193,14 @@ TEST(Bert, ConfigsOfOtherModelsAreOneSentence) {
   using F = Folder<>;
   EXPECT_EQ(fault([](F& f) { f.config["model_type"] = "gpt2"; }),
             "DIR/config.json: 'model_type' is \"gpt2\", expected bert");
+  EXPECT_EQ(fault([](F& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](F& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
   EXPECT_EQ(fault([](F& f) { f.config["is_decoder"] = true; }),
             "DIR/config.json: 'is_decoder' is true, expected false");
   EXPECT_EQ(fault([](F& f) { f.config["position_embedding_type"] = "relative_key"; }),

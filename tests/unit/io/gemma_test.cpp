@@ -232,6 +232,14 @@ TEST(Gemma, WhatDoesNotFitIsOneSentence) {
   EXPECT_EQ(fault([](Folder&) {}), "");
   EXPECT_EQ(fault_of("model_type", "gemma3"),
             "DIR/config.json: 'model_type' is \"gemma3\", expected gemma or gemma2 or gemma3_text");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
   EXPECT_EQ(fault_of("num_key_value_heads", 4),
             "DIR/config.json: 'num_key_value_heads' 4 does not divide 'num_attention_heads' 6");
   EXPECT_EQ(fault_of("num_key_value_heads", nullptr), "DIR/config.json: there is no 'num_key_value_heads'");
@@ -247,6 +255,8 @@ TEST(Gemma, WhatDoesNotFitIsOneSentence) {
   EXPECT_EQ(fault_of("use_bidirectional_attention", true),
             "DIR/config.json: 'use_bidirectional_attention' is true, expected false");
   EXPECT_EQ(fault_of("use_bidirectional_attention", nullptr), "");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
   EXPECT_EQ(
       fault_of("hidden_activation", "mish"),
       "DIR/config.json: 'hidden_activation' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, "

@@ -157,8 +157,18 @@ TEST(Gpt2, WhatDoesNotFitIsOneSentence) {
             "DIR/model.safetensors: tensor 'lm_head.bias' is there, config.json asks for none");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "bert"; }),
             "DIR/config.json: 'model_type' is \"bert\", expected gpt2");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
   EXPECT_EQ(fault([](Folder& f) { f.config["scale_attn_by_inverse_layer_idx"] = true; }),
             "DIR/config.json: 'scale_attn_by_inverse_layer_idx' is true, expected false");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
   EXPECT_EQ(fault([](Folder& f) {
               f.config["n_embd"] = 300'000'000;
               f.config["n_head"] = 1;

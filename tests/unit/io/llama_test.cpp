@@ -340,11 +340,21 @@ TEST(Llama, WhatDoesNotFitIsOneSentence) {
       "for model_type llama");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "gemma"; }),
             "DIR/config.json: 'model_type' is \"gemma\", expected llama or mistral or qwen2 or qwen3 or phi3");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
   EXPECT_EQ(fault([](Folder& f) { f.config["hidden_act"] = "mish"; }),
             "DIR/config.json: 'hidden_act' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, silu, "
             "swish");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "mistral"; }),
             "DIR/config.json: there is no 'sliding_window'");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
 }
 
 TEST(Llama, RotaryPositionsAndWindowsThatAreNotKnownAreOneSentence) {

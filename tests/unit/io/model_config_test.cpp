@@ -83,4 +83,29 @@ TEST(ModelConfig, AnotherFamilyIsRefused) {
   EXPECT_EQ(type("{}"), "c: there is no 'model_type'");
 }
 
+TEST(ModelConfig, ChangesThatNoFamilyReadsAreRefused) {
+  const auto with = [](const std::string& key, const std::string& value) {
+    const std::string text = R"({"model_type":"llama",")" + key + "\":" + value + "}";
+    return mha_test::message_of<mha::SafetensorsError>(
+        [&] { mha::detail::model_type_of(ConfigFile("c", text), {"llama"}); });
+  };
+  EXPECT_EQ(with("per_layer_config", "null"), "");
+  EXPECT_EQ(with("per_layer_config", R"({"1":{"num_attention_heads":2}})"),
+            "c: 'per_layer_config' is {\"1\":{\"num_attention_heads\":2}}, expected null");
+  EXPECT_EQ(with("per_layer_config", "{}"), "c: 'per_layer_config' is {}, expected null");
+  EXPECT_EQ(with("quantization_config", "null"), "");
+  EXPECT_EQ(with("quantization_config", R"({"quant_method":"gptq"})"),
+            "c: 'quantization_config' is {\"quant_method\":\"gptq\"}, but quantized weights are not read");
+}
+
+TEST(ModelConfig, ADecoderThatSeesWhatFollowsIsRefused) {
+  const auto causal = [](std::string_view text) {
+    return mha_test::message_of<mha::SafetensorsError>([&] { mha::detail::require_causal(ConfigFile("c", text)); });
+  };
+  EXPECT_EQ(causal("{}"), "");
+  EXPECT_EQ(causal(R"({"is_causal":true})"), "");
+  EXPECT_EQ(causal(R"({"is_causal":false})"), "c: 'is_causal' is false, expected true");
+  EXPECT_EQ(causal(R"({"is_causal":null})"), "c: 'is_causal' is null, expected true");
+}
+
 }  // namespace

@@ -237,8 +237,41 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       fault([](Folder& f) { f.config["feed_forward_proj"] = "gated-mish"; }),
       "DIR/config.json: 'feed_forward_proj' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, "
       "silu, swish");
+  const auto beside = [](const char* kind, const char* key, const nlohmann::json& value) {
+    return fault([&](Folder& f) {
+      f.file.tensors = Folder(std::string(kind).starts_with("gated")).file.tensors;
+      f.config["feed_forward_proj"] = kind;
+      f.config[key] = value;
+    });
+  };
+  EXPECT_EQ(beside("gated-gelu", "dense_act_fn", "gelu_new"), "");
+  EXPECT_EQ(beside("gated-silu", "dense_act_fn", "silu"), "");
+  EXPECT_EQ(beside("relu", "dense_act_fn", "relu"), "");
+  EXPECT_EQ(beside("gated-gelu", "is_gated_act", true), "");
+  EXPECT_EQ(beside("relu", "is_gated_act", false), "");
+  EXPECT_EQ(
+      beside("gated-gelu", "dense_act_fn", "gelu"),
+      "DIR/config.json: 'dense_act_fn' is \"gelu\", expected \"gelu_new\" as 'feed_forward_proj' is \"gated-gelu\"");
+  EXPECT_EQ(beside("relu", "dense_act_fn", "gelu_new"),
+            "DIR/config.json: 'dense_act_fn' is \"gelu_new\", expected \"relu\" as 'feed_forward_proj' is \"relu\"");
+  EXPECT_EQ(beside("relu", "dense_act_fn", nullptr),
+            "DIR/config.json: 'dense_act_fn' is null, expected \"relu\" as 'feed_forward_proj' is \"relu\"");
+  EXPECT_EQ(beside("gated-gelu", "is_gated_act", false),
+            "DIR/config.json: 'is_gated_act' is false, expected true as 'feed_forward_proj' is \"gated-gelu\"");
+  EXPECT_EQ(beside("relu", "is_gated_act", true),
+            "DIR/config.json: 'is_gated_act' is true, expected false as 'feed_forward_proj' is \"relu\"");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "umt5"; }),
             "DIR/config.json: 'model_type' is \"umt5\", expected t5");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
+  EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
+            "DIR/config.json: 'is_causal' is false, expected true");
 }
 
 }  // namespace

@@ -112,6 +112,21 @@ TEST(Vit, WhatDoesNotFitIsOneSentence) {
             "asks for none");
   EXPECT_EQ(fault([](Folder& f) { f.config.erase("id2label"); }),
             "DIR/model.safetensors: tensor 'classifier.weight' has shape (3, 12), config.json asks for (2, 12)");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config.erase("id2label");
+              f.config["num_labels"] = 3;
+            }),
+            "");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["id2label"] = nullptr;
+              f.config["num_labels"] = 4;
+            }),
+            "DIR/model.safetensors: tensor 'classifier.weight' has shape (3, 12), config.json asks for (4, 12)");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config.erase("id2label");
+              f.config["num_labels"] = -1;
+            }),
+            "DIR/config.json: 'num_labels' is -1, expected an integer from 0 to 2147483647");
   EXPECT_EQ(fault([](Folder& f) { f.config["patch_size"] = 9; }),
             "DIR/config.json: 'patch_size' is (9, 9), but 'image_size' is (8, 12)");
   EXPECT_EQ(fault([](Folder& f) {
@@ -123,6 +138,14 @@ TEST(Vit, WhatDoesNotFitIsOneSentence) {
       "DIR/config.json: the width of a patch is 1600000000, the limit is 1073741823");
   EXPECT_EQ(fault([](Folder& f) { f.config["model_type"] = "deit"; }),
             "DIR/config.json: 'model_type' is \"deit\", expected vit");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["per_layer_config"] = {{"1", {{"norm", 2}}}};
+            }),
+            "DIR/config.json: 'per_layer_config' is {\"1\":{\"norm\":2}}, expected null");
+  EXPECT_EQ(fault([](Folder& f) {
+              f.config["quantization_config"] = {{"bits", 4}};
+            }),
+            "DIR/config.json: 'quantization_config' is {\"bits\":4}, but quantized weights are not read");
 }
 
 }  // namespace
