@@ -44,10 +44,10 @@ void require_axes(const char* call, const char* name, const Expected& expected, 
     require_equal(call, axes_of_heads[a], name, expected.extent[a], other, given.extent[a]);
 }
 
-/// Checks the tensors of a backward pass against those of its call.
+/// Checks the tensors of a backward pass against those of its call, a LogSumExpGradient if it has one.
 template <class T, class Source, class M, class S, class Wanted>
 void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S, Wanted>& c,
-                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
+                      const TensorView<const T, 4>& k, const TensorView<const T, 4>& v, bool log_sum_exp) {
   const TensorView<const T, 4>& q = c.forward.q;
   require_data(call, "v", v);
   require_head_size(call, "v", v.dim());
@@ -68,7 +68,7 @@ void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S
   destination("the gradient of q", c.query, "q", q);
   destination("the gradient of k", c.key, "k", k);
   destination("the gradient of v", c.value, "v", v);
-  if (c.d_log_sum_exp.data == nullptr) return;
+  if (!log_sum_exp) return;
   require_data(call, "LogSumExpGradient", c.d_log_sum_exp);
   require_equal(call, "batch", "q", q.batch(), "LogSumExpGradient", c.d_log_sum_exp.extent[0]);
   require_equal(call, "heads", "q", q.heads(), "LogSumExpGradient", c.d_log_sum_exp.extent[1]);
@@ -218,7 +218,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
         to.query,
         to.key,
         to.value};
-    detail::require_backward(name, call, keys, values);
+    detail::require_backward(name, call, keys, values, (detail::LogSumExpGradientArgument<Extra> || ...));
     tape.require_of(backend, name, forward);
     detail::require_supported(backend, name);
     detail::require_backward_fits(backend, name, forward.shape);

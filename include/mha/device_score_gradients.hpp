@@ -165,6 +165,7 @@ auto call_score_gradients(const char* call, const ItemsOn<B>& on, const S& score
     if constexpr (Sums::waits && (ScoreGradientArgument<Extra> || ...)) require_sendable(on.backend, on.workspace);
     return Sums(call, on.backend, score, shape, frame, extra...);
   } else {
+    require_own_numbers<Wanted>(call, score);
     return score_gradient_sums<A, Wanted, Head>(score, given_bias_sums<A>(call, score, shape, frame, extra...), shape,
                                                 frame);
   }

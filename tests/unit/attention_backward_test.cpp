@@ -414,6 +414,11 @@ TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {
   mha::Tensor<double, 3> lse(2, 4, 6);
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::LogSumExpGradient(lse)),
             "attention_backward: q has length 5 but LogSumExpGradient has length 6");
+  const mha::Tensor<double, 3> empty, no_rows(2, 4, 0);
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::LogSumExpGradient(empty)),
+            "attention_backward: q has batch 2 but LogSumExpGradient has batch 0");
+  EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape, mha::LogSumExpGradient(no_rows)),
+            "attention_backward: q has length 5 but LogSumExpGradient has length 0");
   EXPECT_EQ(dq(0, 0, 0, 0), 42);
   try {
     mha::attention_backward_into({shorter, {}, {}}, c.d_out, c.q, c.k, c.v, out, tape);

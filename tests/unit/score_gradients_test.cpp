@@ -809,6 +809,50 @@ TEST(Accumulate, LeavesAFrozenScoreBesideATrainedOneAlone) {
   EXPECT_NEAR(beside.score.slope, alone.score.slope, 1e-4f * (1 + std::abs(alone.score.slope)));
 }
 
+/// A table that it borrows: its copies write to the same numbers.
+struct BorrowedTable {
+  std::span<float> table;
+  std::span<float> numbers() const { return table; }
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const {
+    return s + table[static_cast<std::size_t>(mha::abs(q - k))];
+  }
+  template <class G, class S> void accumulate(G gradient, S dt, S, Index, Index, Index q, Index k) const {
+    gradient[static_cast<std::size_t>(mha::abs(q - k))] += dt;
+  }
+};
+TEST(Accumulate, RefusesAScoreWhoseCopiesShareItsNumbersAndWritesNothing) {
+  const support::BackwardCase<float> c("borrowed", {.batch = 1, .queries = 5, .keys = 5, .heads = 1, .kv_heads = 1});
+  std::vector<float> table(8, 0.5f), other(8, 0.25f);
+  const std::vector<float> before = table, other_before = other;
+  const BorrowedTable score{table};
+  BorrowedTable to{other};
+  mha::AttentionTape<float> tape;
+  const auto out = mha::attention(c.q, c.k, c.v, Slope<>{0.1f}, score, mha::record(tape));
+  mha::Tensor<float, 4> dv(1, 5, 1, c.v.extent(3));
+  std::fill(dv.begin(), dv.end(), 42.f);
+  const char* const expected =
+      "attention_backward: a copy of the score shares the memory of its 8 numbers(), expected a copy with numbers of "
+      "its own";
+  EXPECT_EQ(support::message_of([&] {
+              static_cast<void>(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, Slope<>{0.1f}, score));
+            }),
+            expected);
+  mha::Chain<Slope<>, BorrowedTable> into{Slope<>{7}, to};
+  EXPECT_EQ(support::message_of([&] {
+              mha::attention_backward_into({{}, {}, dv}, c.d_out, c.q, c.k, c.v, out, tape, Slope<>{0.1f}, score,
+                                           mha::ScoreGradient(into));
+            }),
+            expected);
+  EXPECT_EQ(table, before);
+  EXPECT_EQ(other, other_before);
+  EXPECT_EQ(into.first.slope, 7);
+  for (const float d : dv) ASSERT_EQ(d, 42);
+  // Where its numbers have no gradients, it is a score like any other.
+  mha::attention_backward_into({{}, {}, dv}, c.d_out, c.q, c.k, c.v, out, tape, Slope<>{0.1f}, score);
+  EXPECT_NE(*dv.begin(), 42);
+  EXPECT_EQ(table, before);
+}
+
 template <int Step> struct Table8 {
   std::array<float, 8> table{};
   std::span<float> numbers() { return table; }

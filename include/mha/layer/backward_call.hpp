@@ -46,10 +46,9 @@ template <class V> constexpr bool is_memory_into<MemoryInto<V>> = true;
 template <class E>
 concept MemoryIntoArgument = is_memory_into<std::remove_cvref_t<E>>;
 
-/// Where memory_into(m) among a call's arguments sends the gradient, (B, L, E); null data without one.
-template <class T> constexpr TensorView<T, 3> find_memory_into() { return {}; }
-template <class T, class E, class... Rest>
-constexpr TensorView<T, 3> find_memory_into(const E& first, const Rest&... rest) {
+/// Where memory_into(m) among a call's arguments sends the gradient.
+template <class T> constexpr MemoryTo<T> find_memory_into() { return {}; }
+template <class T, class E, class... Rest> constexpr MemoryTo<T> find_memory_into(const E& first, const Rest&... rest) {
   if constexpr (MemoryIntoArgument<E>) {
     using Rows = decltype(first.to);
     constexpr bool fits = SequenceOf<Rows, T>;
@@ -59,7 +58,7 @@ constexpr TensorView<T, 3> find_memory_into(const E& first, const Rest&... rest)
     static_assert(fits || !Sequence<Rows>,
                   "mha: memory_into(m) has another scalar than the layer (see mha/layer/backward_call.hpp)");
     if constexpr (fits)
-      return with_batch(first.to);
+      return {with_batch(first.to), true};
     else
       return {};
   } else {
@@ -67,7 +66,7 @@ constexpr TensorView<T, 3> find_memory_into(const E& first, const Rest&... rest)
   }
 }
 
-/// Where the BiasGradient among a call's arguments goes; null data without one.
+/// Where the BiasGradient among a call's arguments goes.
 template <class T> constexpr BiasTo<T> find_bias_gradient() { return {}; }
 template <class T, class E, class... Rest> constexpr BiasTo<T> find_bias_gradient(const E& first, const Rest&... rest) {
   if constexpr (BiasGradientArgument<E>) {
@@ -78,9 +77,9 @@ template <class T, class E, class... Rest> constexpr BiasTo<T> find_bias_gradien
                   "(see mha/layer/backward_call.hpp)");
     BiasTo<T> to;
     if constexpr (wide)
-      to.wide = first.to;
+      to.wide = first.to, to.to_wide = true;
     else if constexpr (std::is_same_v<Scalar, T>)
-      to.own = first.to;
+      to.own = first.to, to.to_own = true;
     return to;
   } else {
     return find_bias_gradient<T>(rest...);

@@ -13,12 +13,19 @@ namespace mha::inline MHA_NAMESPACE::detail {
 
 template <class A> struct ScoreSums;  // in score_gradients.hpp
 
-/// Where the gradient of the call's AdditiveBias goes; null data: nowhere.
+/// Where the gradient of the call's AdditiveBias goes: to one of these two, `wide` if they are of one scalar.
 template <class T> struct BiasTo {
   TensorView<T, 4> own{};
-  TensorView<Accumulator<T>, 4> wide{};  ///< of these two one, this one if they are of one scalar
+  TensorView<Accumulator<T>, 4> wide{};
+  bool to_own = false, to_wide = false;  ///< whether it is given: a table without elements has no data either
 
-  bool wanted() const { return own.data != nullptr || wide.data != nullptr; }
+  bool wanted() const { return to_own || to_wide; }
+};
+
+/// Where the gradient of the call's memory goes, (B, L, E).
+template <class T> struct MemoryTo {
+  TensorView<T, 3> to{};
+  bool wanted = false;
 };
 
 /// Where the gradients of the numbers of the call's score go, a score of the type whose TypeKey this is; null: nowhere.

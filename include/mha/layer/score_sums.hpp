@@ -153,6 +153,7 @@ template <class B, class T, class S, class Layout>
 LayerGradientsOn<B, T, S> layer_gradients(const B& backend, std::int64_t size, const Layout& layout, const S& score,
                                           Index heads) {
   using Host = typename LayerGradientsOfScore<B, T, S>::type;
+  if constexpr (trains_on<B, T, S>) require_own_numbers<WantedScoreGradients<false, true>>("gradients", score);
   if constexpr (!trains_on<B, T, S>)
     return make_gradients<Host>(backend, size, layout);
   else if constexpr (computes_on_host<B>)

@@ -171,11 +171,9 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
   void run_any(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
                Workspace& workspace) const {
     if constexpr (has_bias) {
-      if (heads.bias.wide.data != nullptr)
-        return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.wide));
+      if (heads.bias.to_wide) return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.wide));
       if constexpr (!std::is_same_v<T, A>)
-        if (heads.bias.own.data != nullptr)
-          return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.own));
+        if (heads.bias.to_own) return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.own));
     }
     run<OfCall>(backend, tape, heads, steps, workspace);
   }

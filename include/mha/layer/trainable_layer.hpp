@@ -167,7 +167,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///           policies than the layer has now, for example by another layer that shares its weights, a size is not the
   ///           call's, gradients are of other sizes, a result overlaps another, or what is read, or there is a
   ///           BiasGradient without an AdditiveBias in the call, or a ScoreGradient without a trained score of its type
-  ///           there
+  ///           there. After any other exception, such as of a functor that threw, gradients may have part of a step
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
                 Extra&&... extra) const {
@@ -182,7 +182,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
       const ScoreDestinations d_score{detail::find_bias_gradient<T>(extra...), detail::find_score_gradient(extra...)};
-      const TensorView<T, 3> d_memory = detail::find_memory_into<T>(extra...);
+      const detail::MemoryTo<T> d_memory = detail::find_memory_into<T>(extra...);
       return detail::into_or_returned<DY, T>(
           backend, given, config_.d_model,
           [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, d_memory, d_score, backend, workspace); },
@@ -234,6 +234,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
   void require_trainable(const char* call) const {
+    this->require_weights(call);
     detail::require(!parameters_.packed_only(), call, ": of the layer's ", parameters_.size(),
                     " parameters only the packed ones are left, which a backward pass does not read");
   }
@@ -319,7 +320,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
   void check_backward(const Rows& dy, const Tape& tape, const Gradients& gradients, const TensorView<T, 3>& dx,
-                      const TensorView<T, 3>& d_memory, const ScoreDestinations& d_score) const {
+                      const detail::MemoryTo<T>& d_memory, const ScoreDestinations& d_score) const {
     using detail::require;
     const auto& recorded = tape.recorded_;
     detail::require_recorded(tape.recorded(), tape.version_ == parameters_.version(), "layer");
@@ -330,24 +331,24 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const Rows &x = recorded.x, &memory = recorded.memory;
     detail::require_gradient_rows("x", x, "dy", dy, this->output_width());
     detail::require_gradient_rows("x", x, "dx", dx, config_.d_model);
-    require(recorded.cross || d_memory.data == nullptr,
+    require(recorded.cross || !d_memory.wanted,
             "backward: memory_into() is given, but the call on the tape had no memory");
-    require(!recorded.cross || d_memory.data != nullptr || memory.size() == 0,
+    require(!recorded.cross || d_memory.wanted || memory.size() == 0,
             "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
-    if (d_memory.data != nullptr)
-      detail::require_gradient_rows("memory", memory, "d_memory", d_memory, config_.kv_model);
+    if (d_memory.wanted) detail::require_gradient_rows("memory", memory, "d_memory", d_memory.to, config_.kv_model);
     const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
     const LayerGradientViews<A> own{parameters_.layout(static_cast<A*>(nullptr)), of_sink};
     detail::require_gradients("backward", detail::shapes_of(gradients), own);
     if constexpr (trains) detail::require_score_gradients("backward", score_.own(), detail::shaped(gradients).score);
-    detail::require_layer_apart(recorded, dy, parameters_.views(), std::as_const(gradients), dx, d_memory, d_score.bias,
-                                d_score.numbers);
+    detail::require_layer_apart(recorded, dy, parameters_.views(), std::as_const(gradients), dx, d_memory.to,
+                                d_score.bias, d_score.numbers);
   }
 
   MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients& gradients, const TensorView<T, 3>& dx,
-                          const TensorView<T, 3>& d_memory, const ScoreDestinations& d_score, const B& backend,
+                          const detail::MemoryTo<T>& memory_to, const ScoreDestinations& d_score, const B& backend,
                           Workspace& workspace) const {
-    check_backward(dy, tape, gradients, dx, d_memory, d_score);
+    check_backward(dy, tape, gradients, dx, memory_to, d_score);
+    const TensorView<T, 3>& d_memory = memory_to.to;
     detail::require_supported(backend, "backward");
     tape.require_reachable(backend);
     detail::require_backward_reachable(backend, dy, dx, std::as_const(gradients).memory());

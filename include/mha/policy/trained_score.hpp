@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <span>
 #include <type_traits>
 #include <utility>
 
+#include "../core/check.hpp"
+#include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "score.hpp"
 #include "score_gradient.hpp"
@@ -87,6 +90,20 @@ template <class S, class G, class F> void for_each_numbers(S& score, const G& ot
   } else if constexpr (LibraryTrained<Own> || Accumulates<Own>) {
     step(std::span(score.numbers()), std::span(other.numbers()));
   }
+}
+
+/// A copy of a score, which gradients are written to, has numbers of its own: of the parts that tell their gradients.
+///
+/// Errors    ShapeError; nothing has been written
+template <class Wanted, class S> void require_own_numbers(const char* call, const S& score) {
+  for_each_accumulating<Wanted>(score, [call](const auto& part) {
+    auto copy = part;
+    const auto numbers = std::span(part.numbers());
+    const auto of_copy = std::span(copy.numbers());
+    const auto at = [](const auto& span) { return footprint(span.data(), static_cast<std::ptrdiff_t>(span.size())); };
+    require(!share_bytes(at(numbers), at(of_copy)), call, ": a copy of the score shares the memory of its ",
+            numbers.size(), " numbers(), expected a copy with numbers of its own");
+  });
 }
 
 /// All numbers of a trained score ← 0.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -347,12 +348,48 @@ TEST(LayerBiasGradient, EqualsDifferenceQuotientsForRepeatedAxes) {
   expect_bias<mha::Cpu, mha::bfloat16, mha::bfloat16>("into 16 bits", mha::Tensor<double, 4>(1, 3, 5, 5));
 }
 
+/// A table that it borrows: its copies write to the same numbers.
+struct BorrowedTable {
+  std::span<float> table;
+  std::span<float> numbers() const { return table; }
+  static std::size_t at(Index q, Index k) { return static_cast<std::size_t>(mha::abs(q - k)); }
+  template <class S> S operator()(S s, Index, Index, Index q, Index k) const { return s + table[at(q, k)]; }
+  template <class G, class S> void accumulate(G gradient, S dt, S, Index, Index, Index q, Index k) const {
+    gradient[at(q, k)] += dt;
+  }
+};
+TEST(LayerScoreGradients, OfAScoreWhoseCopiesShareItsNumbersAreRefused) {
+  const mha::Config config{.d_model = 4, .num_heads = 2};
+  std::vector<float> table(3, 0.5f);
+  const std::vector<float> before = table;
+  BorrowedTable score{table};
+  const mha::MultiHeadAttention<float, mha::Cpu, BorrowedTable> own(config, score);
+  const std::string shares =
+      ": a copy of the score shares the memory of its 3 numbers(), expected a copy with numbers of its own";
+  EXPECT_EQ(message_of([&] { static_cast<void>(own.gradients()); }), "gradients" + shares);
+  EXPECT_EQ(table, before);
+
+  mha::MultiHeadAttention<float, mha::Cpu, mha::AlibiSlopes> layer(config, mha::AlibiSlopes({1.f, 2.f}));
+  draw(layer, "borrowed table");
+  const auto x = random_rows<float>("borrowed x", 1, 3, 4);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape, score));
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(x, tape, g, mha::ScoreGradient(score))); }),
+            "backward" + shares);
+  EXPECT_EQ(table, before);
+  for (const float number : g.flat()) EXPECT_EQ(number, 0);
+  // Without it nothing is written to the table.
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(x, tape, g)); }), "");
+  EXPECT_EQ(table, before);
+}
+
 TEST(LayerBiasGradient, IsRefusedWhereItDoesNotFit) {
   mha::MultiHeadAttention<float> layer({.d_model = 4, .num_heads = 2});
   draw(layer, "refused");
   const auto x = random_rows<float>("refused x", 1, 3, 4);
   auto dy = random_rows<float>("refused dy", 1, 3, 4);
-  mha::Tensor<float, 4> bias(1, 2, 3, 3), d(1, 2, 3, 3), other(1, 2, 3, 4);
+  mha::Tensor<float, 4> bias(1, 2, 3, 3), d(1, 2, 3, 3), other(1, 2, 3, 4), empty, no_keys(1, 2, 3, 0);
   auto tape = layer.tape();
   auto g = layer.gradients();
   const auto refusal = [&](auto& to) {
@@ -360,14 +397,32 @@ TEST(LayerBiasGradient, IsRefusedWhereItDoesNotFit) {
   };
   static_cast<void>(layer(x, tape));
   EXPECT_EQ(refusal(d), "backward: BiasGradient is given, but the call on the tape has 0 AdditiveBiases, expected 1");
+  EXPECT_EQ(refusal(empty), refusal(d));
   static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}, mha::AdditiveBias{bias}));
   EXPECT_EQ(refusal(d), "backward: BiasGradient is given, but the call on the tape has 2 AdditiveBiases, expected 1");
   static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}));
   EXPECT_EQ(refusal(other), "backward: AdditiveBias has keys 3 but BiasGradient has keys 4");
+  EXPECT_EQ(refusal(no_keys), "backward: AdditiveBias has keys 3 but BiasGradient has keys 0");
+  EXPECT_EQ(refusal(empty), "backward: AdditiveBias has batch 1 but BiasGradient has batch 0");
   auto inside = mha::view(g.flat().data(), 1, 2, 3, 3);
   EXPECT_EQ(refusal(inside), "backward: the BiasGradient overlaps the gradients");
   for (const float number : g.flat()) EXPECT_EQ(number, 0);
   EXPECT_EQ(refusal(d), "");
+}
+
+TEST(LayerBiasGradient, OfTablesWithoutElementsIsAcceptedWhereTheBiasHasNone) {
+  mha::MultiHeadAttention<mha::bfloat16> layer({.d_model = 4, .num_heads = 2});
+  draw(layer, "no rows");
+  const mha::Tensor<mha::bfloat16, 3> x(1, 0, 4);
+  const mha::Tensor<float, 4> bias(1, 2, 0, 0);
+  mha::Tensor<float, 4> wide(1, 2, 0, 0);
+  mha::Tensor<mha::bfloat16, 4> narrow(1, 2, 0, 0);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape, mha::AdditiveBias{bias}));
+  EXPECT_EQ(layer.backward(x, tape, g, mha::BiasGradient(wide)).size(), 0u);
+  EXPECT_EQ(layer.backward(x, tape, g, mha::BiasGradient(narrow)).size(), 0u);
+  for (const float number : g.flat()) EXPECT_EQ(number, 0);
 }
 
 TEST(LayerScoreGradients, OfOtherSizesOrAnotherScoreAreRefused) {

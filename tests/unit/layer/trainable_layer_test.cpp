@@ -536,7 +536,7 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(backward(Rows(2, 5, 7), tape, g), "backward: dy has width 7, expected 8");
   EXPECT_EQ(backward(dy, tape, foreign),
             "backward: the gradients are of other sizes: on axis 0 their query bias has extent 2, expected 0");
-  Rows narrow(2, 5, 6), of_memory(2, 3, 8);
+  Rows narrow(2, 5, 6), of_memory(2, 3, 8), empty, no_rows(2, 0, 8);
   EXPECT_EQ(backward(dy, tape, g, mha::into(narrow)), "backward: dx has width 6, expected 8");
   EXPECT_EQ(backward(dy, tape, g, mha::into(x)), "backward: dx overlaps x");
   EXPECT_EQ(backward(dy, tape, g, mha::into(support::repeated(dx.view(), 0))),
@@ -548,11 +548,16 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(backward(dy, tape, g, mha::into(dy)), "backward: dx overlaps dy");
   EXPECT_EQ(backward(dy, tape, g, mha::memory_into(of_memory)),
             "backward: memory_into() is given, but the call on the tape had no memory");
+  EXPECT_EQ(backward(dy, tape, g, mha::memory_into(empty)),
+            "backward: memory_into() is given, but the call on the tape had no memory");
   EXPECT_EQ(backward(dy, across, g),
             "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
   EXPECT_EQ(backward(dy, across, g, mha::memory_into(memory)), "backward: d_memory overlaps the memory");
   EXPECT_EQ(backward(dy, across, g, mha::memory_into(narrow)),
             "backward: memory has length 3 but d_memory has length 5");
+  EXPECT_EQ(backward(dy, across, g, mha::memory_into(empty)), "backward: memory has batch 2 but d_memory has batch 0");
+  EXPECT_EQ(backward(dy, across, g, mha::memory_into(no_rows)),
+            "backward: memory has length 3 but d_memory has length 0");
   const auto into_gradients = mha::view(g.flat().data(), 2, 5, 8);
   EXPECT_EQ(backward(dy, tape, g, mha::into(into_gradients)), "backward: dx overlaps the gradients");
   EXPECT_EQ(backward(into_gradients, tape, g), "backward: dy overlaps the gradients");
@@ -575,6 +580,22 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(backward(dy, tape, g), "backward:" + packed);
   EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape)); }), "layer:" + packed);
   EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, x, tape)); }), "layer:" + packed);
+}
+
+TEST(TrainableLayer, RefusesTheBackwardPassOfALayerThatWasMoved) {
+  mha::MultiHeadAttention<double> layer({.d_model = 8, .num_heads = 2});
+  draw(layer, "moved");
+  const Rows x = random_rows("moved x", 2, 3, 8), dy = random_rows("moved dy", 2, 3, 8);
+  auto tape = layer.tape();
+  auto g = layer.gradients();
+  static_cast<void>(layer(x, tape));
+  const Rows before = layer.backward(dy, tape, g);
+  const auto after = std::move(layer);
+  auto fresh = after.gradients();
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(dy, tape, fresh)); }),
+            "backward: expected 256 weights, got 0: call initialize, update or borrow first");
+  for (const double d : fresh.flat()) EXPECT_EQ(d, 0);
+  EXPECT_EQ(support::differing(after.backward(dy, tape, fresh), before), 0u);
 }
 
 TEST(TrainableLayer, RefusesMoreHeadsThanItCountsAndAddsNothing) {
@@ -666,7 +687,11 @@ TEST(TrainableLayer, ServesABatchWithoutRows) {
   support::poison_all(d_memory);
   static_cast<void>(layer.backward(no_rows, tape, g, mha::memory_into(d_memory)));
   for (const double d : d_memory) EXPECT_EQ(d, 0);
-  for (const double d : g.flat()) EXPECT_EQ(d, 0);
+  static_cast<void>(layer(memory, no_rows, tape));
+  Rows of_none(2, 0, 8), other(2, 1, 8);
+  static_cast<void>(layer.backward(memory, tape, g, mha::memory_into(of_none)));
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.backward(memory, tape, g, mha::memory_into(other))); }),
+            "backward: memory has length 0 but d_memory has length 1");
 }
 
 TEST(GatedRows, LeaveTheHeadsAsTheyAre) {

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -52,6 +56,49 @@ TEST(TrainedScore, NumbersOfAChainInTheOrderWritten) {
   EXPECT_EQ(zero.second.first.and_by, 0);
   EXPECT_EQ(zero.first.cap, 0.f);
   EXPECT_EQ(gradients.second.second.per_head(), (std::vector<float>{1, 2, 3}));
+}
+
+struct Adding {
+  template <class S> S operator()(S s, int, int, int, int) const { return s; }
+  template <class G, class S> void accumulate(G gradient, S dt, S, int, int, int, int) const { gradient[0] += dt; }
+};
+struct Borrowing : Adding {
+  std::span<float> table;
+  explicit Borrowing(std::span<float> numbers) : table(numbers) {}
+  std::span<float> numbers() const { return table; }
+};
+/// Its copies share the numbers until one of them is about to be written.
+struct CopiesOnWrite : Adding {
+  std::shared_ptr<std::vector<float>> table = std::make_shared<std::vector<float>>(3, 1.f);
+  std::span<float> numbers() { return *(table = std::make_shared<std::vector<float>>(*table)); }
+  std::span<const float> numbers() const { return *table; }
+};
+
+TEST(TrainedScore, HasCopiesWithNumbersOfTheirOwn) {
+  using mha::detail::require_own_numbers;
+  using All = mha::detail::WantedScoreGradients<false, true>;
+  using OfFirst = mha::detail::WantedOfChain<false, true, false>;
+  using OfSecond = mha::detail::WantedOfChain<false, false, true>;
+  std::vector<float> numbers(3, 1.f);
+  const Borrowing borrowing{numbers};
+  const CopiesOnWrite owning;
+  const auto refusal = [](auto wanted, const auto& score) {
+    try {
+      require_own_numbers<decltype(wanted)>("call", score);
+    } catch (const mha::ShapeError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::string shares =
+      "call: a copy of the score shares the memory of its 3 numbers(), expected a copy with numbers of its own";
+  EXPECT_EQ(refusal(All{}, borrowing), shares);
+  EXPECT_EQ(refusal(All{}, Borrowing(std::span<float>())), "");
+  EXPECT_EQ(refusal(All{}, owning), "");
+  EXPECT_EQ(refusal(All{}, mha::Chain{mha::AlibiSlopes({1.f, 2.f}), owning}), "");
+  EXPECT_EQ(refusal(OfFirst{}, mha::Chain{owning, borrowing}), "");
+  EXPECT_EQ(refusal(OfSecond{}, mha::Chain{owning, borrowing}), shares);
+  EXPECT_EQ(numbers, std::vector<float>(3, 1.f));
 }
 
 }  // namespace
