@@ -162,7 +162,7 @@ class WholeCall {
  public:
   WholeCall() = default;
   template <class Cache> WholeCall(const Cache& cache, Index heads, Index rows) {
-    for (const SequenceId id : cache.ids()) positions_.push_back(cache.length(id));
+    for (const auto id : cache.ids()) positions_.push_back(cache.length(id));
     shape_ = {cache.sequences(), heads, rows, 0, Origins(positions_.data())};
     for (const Index position : positions_) {
       shape_.uneven_keys = shape_.uneven_keys || position != positions_[0];
