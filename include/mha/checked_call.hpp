@@ -92,13 +92,18 @@ inline Origins given_origins(const char* call, const Origin& origin, Index batch
   return origin.per_sequence ? Origins(each.data) : Origins(origin.position);
 }
 
-/// The positions of so many rows from each origin on, rows(b) of sequence b, stay within an Index.
-template <class Rows>
-void require_positions(const char* call, const Origins& first, Index batch, const Rows& rows, const char* of_rows) {
+/// The positions of so many rows from each origin on stay within an Index; those of sequences with an origin each are
+/// rows_of(b).
+template <class RowsOf>
+void require_positions(const char* call, const Origins& first, Index batch, Index rows, const char* of_rows,
+                       const RowsOf& rows_of) {
   constexpr Index furthest = longest_axis;
-  for (Index b = 0; b < batch; ++b)
-    require(std::int64_t{first[b]} + rows(b) <= furthest && first[b] >= -furthest, call, ": the origin ", first[b],
-            " puts ", rows(b), " ", of_rows, " beyond position ", furthest);
+  const bool each = first.each != nullptr;
+  for (Index b = 0; b < (each ? batch : 1); ++b) {
+    const Index count = each ? rows_of(b) : rows;
+    require(std::int64_t{first[b]} + count <= furthest && first[b] >= -furthest, call, ": the origin ", first[b],
+            " puts ", count, " ", of_rows, " beyond position ", furthest);
+  }
 }
 
 /// Where the rows stand that keys are made from: key j of a sequence at j, or at its origin + j.
@@ -114,8 +119,7 @@ inline RowPositions key_positions(const CallNames& names, const std::optional<Ra
     rows = at.longest;
   }
   if (origin) at.first = given_origins(names.call, *origin, batch);
-  require_positions(
-      names.call, at.first, at.first.each != nullptr ? batch : 1, [&](Index) { return rows; }, "keys");
+  require_positions(names.call, at.first, batch, rows, "keys", [&](Index) { return rows; });
   return at;
 }
 
@@ -155,8 +159,8 @@ CallShape call_shape(const CallNames& names, Index batch, Index heads, Index que
   } else {
     shape.origin = shape.keys - queries;
   }
-  require_positions(
-      names.call, shape.origin, shape.batch, [&](Index b) { return shape.queries_of(b); }, "queries");
+  require_positions(names.call, shape.origin, shape.batch, shape.queries, "queries",
+                    [&](Index b) { return shape.queries_of(b); });
   return shape;
 }
 
