@@ -41,8 +41,11 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
     call.shape.origin.each = there(here.each, batch);
     const auto moved = [&](const auto& data) {
       auto result = data;
-      if constexpr (std::is_same_v<decltype(result), Origins>)
-        if (data.each != nullptr) result = call.shape.origin;
+      if constexpr (std::is_same_v<decltype(result), Origins>) {
+        bool whole = false;  // of the call of which this one is a piece
+        if constexpr (requires { sent.whole; }) whole = data.each == sent.whole;
+        if (data.each != nullptr) result = whole ? Origins(there(data.each, batch)) : call.shape.origin;
+      }
       return result;
     };
     // Made anew: a policy of the user's may have no assignment.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Caches in the memory of the CUDA backend, on the host: what they allocate, copy and enqueue.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <span>
 #include <string>
@@ -363,6 +364,29 @@ TEST(FarCache, AResultIsNotAllocatedInARecording) {
     EXPECT_EQ(FarStream::recorded(), 0u);
   });
   EXPECT_EQ(cache.length(cache.ids()[0]), 1);
+}
+
+// Masks and scores of a prompt that a Ring takes in pieces are those of the whole prompt, on the device too.
+TEST(FarCache, APromptInPiecesHasTheMasksOfTheWholePrompt) {
+  support::Random random("far pieces");
+  constexpr Index B = 2, L = 9, E = 64;
+  using Layer = mha::MultiHeadAttention<float, FarCuda, mha::And<mha::CausalTopLeft, mha::SlidingWindow>>;
+  Layer layer({.d_model = E, .num_heads = 2}, mha::CausalTopLeft{} && mha::SlidingWindow{.left = 12});
+  layer.initialize(mha::XavierUniform{.seed = 4});
+  const auto x = mha::to_device(drawn<float, 3>(random, B, L, E));
+  auto ring = mha::make_cache(layer, mha::Ring{.left = 12, .rows = 4}, {.sequences = B});
+  auto all = mha::make_cache(layer, mha::Contiguous{.length = L}, {.sequences = B});
+  for (Index b = 0; b < B; ++b) {
+    ring.add();
+    all.add();
+  }
+  mha::cuda::Workspace workspace;
+  const auto y = mha::to_host(layer.prefill(x, ring, workspace)),
+             whole = mha::to_host(layer.prefill(x, all, workspace));
+  double furthest = 0;
+  for (std::size_t i = 0; i < whole.size(); ++i)
+    furthest = std::max(furthest, std::abs(double(y.data()[i]) - double(whole.data()[i])));
+  EXPECT_LT(furthest, 1e-5);
 }
 
 // Tables are of the longest sequence, as in the call; what is counted is the step.

@@ -89,11 +89,19 @@ template <class Call, class Memory> RowPositions key_positions_of(const Call& ca
     return {Origins(Index{0}), call.kv.offsets.data, call.shape.batch, call.shape.keys};
 }
 
-/// Where the numbers of a step are for a call in this workspace, as staged() asks.
+/// Where the numbers of a step are for a call in a workspace, as staged() asks.
+template <class Step, class Workspace> struct SentNumbers {
+  const Step& step;
+  const Workspace& workspace;
+  const Index* whole;  ///< the origins of the call of which the step is a piece, which its policies have; or null
+
+  const Index* operator()(const Index* list) const { return step.sent(list, workspace); }
+};
 template <class Memory, class Workspace>
 auto sent_numbers([[maybe_unused]] const Memory& memory, [[maybe_unused]] const Workspace& workspace) {
   if constexpr (LayerStepArgument<Memory>)
-    return [&](const Index* list) { return memory.sent(list, workspace); };
+    return SentNumbers<Memory, Workspace>{memory, workspace,
+                                          memory.whole() != nullptr ? memory.whole()->origin.each : nullptr};
   else
     return [](const Index*) -> const Index* { return nullptr; };
 }
