@@ -55,8 +55,7 @@ template <class Scalar, class X, class... Extra> Refused refuse_sequence() {
       "mha::into(y) (see mha/layer/multi_head_attention.hpp)");
   static_assert(!Sequence<X> || misplaced,
                 "mha: the layer's scalar and the input's differ: convert the input, such as layer(x.cast<T>().eval()) "
-                "for a layer of T "
-                "(see mha/layer/multi_head_attention.hpp)");
+                "for a layer of T (see mha/layer/multi_head_attention.hpp)");
   return {};
 }
 

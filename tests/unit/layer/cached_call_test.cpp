@@ -417,6 +417,17 @@ TEST(CachedCall, AStepDoesNotOutliveTheCacheItIsOf) {
   EXPECT_EQ(message_of([&] { static_cast<void>(none[0]); }), "step: there is no layer 0, the cache has 0");
 }
 
+TEST(CachedCall, RaggedRowsDoNotAttendToAProjectedBatch) {
+  const Layer layer = drawn(1);
+  Tensor<float, 3> memory(3, 5, E);
+  std::ranges::copy(random_rows(15, 3), memory.begin());
+  const auto kept = layer.project_memory(memory);
+  const std::vector<int> offsets{0, 2, 4, 7};
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(random_rows(7, 4), kept, mha::Ragged{offsets})); }),
+            "layer: the memory was projected as a batch of 3, but Ragged cuts the rows of one: project its rows one "
+            "after another, with the same Ragged");
+}
+
 TEST(CachedCall, ARingGoesBackWhereItKeepsAll) {
   const Layer layer = drawn(2);
   using Windowed = mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::SlidingWindow, mha::Rotary<>>;
@@ -439,6 +450,16 @@ TEST(CachedCall, ARingGoesBackWhereItKeepsAll) {
       EXPECT_EQ(furthest(y, expected), 0) << "back to " << back << " of " << length;
       EXPECT_EQ(cache.oldest(id), fresh.oldest(fresh.ids()[0]));
     }
+    // So does a fork.
+    auto two = mha::make_cache(windowed, Ring{.left = 5, .rows = 4, .first = 2}, {.sequences = 2});
+    const SequenceId whole = two.add();
+    static_cast<void>(windowed.prefill(part(x, 0, length), two));
+    static_cast<void>(two.fork(whole, 1));
+    two.remove(whole);
+    auto fresh = mha::make_cache(windowed, Ring{.left = 5, .rows = 4, .first = 2});
+    fresh.add();
+    static_cast<void>(windowed.prefill(part(x, 0, 1), fresh));
+    EXPECT_EQ(furthest(windowed.prefill(part(x, 8, 24), two), windowed.prefill(part(x, 8, 24), fresh)), 0);
   }
 }
 
