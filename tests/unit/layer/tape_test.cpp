@@ -218,7 +218,7 @@ void expect_score_of_call(const char* name, const Score& score, const std::tuple
     EXPECT_NEAR(found[i], expected, 2e-7 * (1 + std::abs(expected))) << i;
     largest = std::max(largest, std::abs(found[i]));
   }
-  EXPECT_GT(largest, 1e-3);
+  EXPECT_GT(largest, 0);  // of one number, as a cap's, it may be small
 }
 
 template <class B> void expect_scores_of_calls() {
