@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <Eigen/Core>
 #include <map>
 #include <random>
 #include <string>

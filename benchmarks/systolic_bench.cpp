@@ -2,6 +2,7 @@
 // Dense products on the matrix unit: against the unit's measured peak, against Cpu in float32 and against Eigen in the
 // same rounds, one thread. Random numbers throughout: on zeros a matrix unit draws less power and runs faster.
 #include <cstdio>
+#include <Eigen/Core>
 #include <random>
 #include <span>
 #include <string>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The models of examples/models as a shared library, for checkpoints.py: each of a folder as Hugging Face writes it.
 #include <cstddef>
+#include <Eigen/Core>
 #include <span>
 #include <stdexcept>
 #include <string>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: mha: borrow() of temporary weights
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 void run(mha::MultiHeadAttention<float>& layer, const Eigen::MatrixXf& query) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: mha: borrow() takes weights of the layer's scalar
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 void run(mha::MultiHeadAttention<float>& layer, [[maybe_unused]] const Eigen::MatrixXd& wide,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: numbers to add are an mha::AdditiveBias
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 const Eigen::MatrixXf numbers(4, 4);

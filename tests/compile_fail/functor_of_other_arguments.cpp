@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect only: mha: a functor is neither a mask, 'bool operator()(Index b, Index h, Index q, Index k)
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 struct OfTwo {

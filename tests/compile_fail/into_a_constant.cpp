@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: mha: into(y) of a constant y
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 using Layer = mha::MultiHeadAttention<float>;

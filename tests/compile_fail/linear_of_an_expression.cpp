@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: mha: a Linear or FeedForward takes x with 2 or 3 axes
+#include <Eigen/Core>
+
 #include <mha/block.hpp>
 
 Eigen::MatrixXf result(const mha::FeedForward<float>& ff, const Eigen::MatrixXf& x) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect only: mha: the norm's scalar and the input's differ
+#include <Eigen/Core>
+
 #include <mha/block.hpp>
 
 auto result(const mha::RmsNorm<float>& norm, const Eigen::MatrixXd& x) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect only: mha: the layer's scalar and the input's differ
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 auto run(const mha::MultiHeadAttention<float>& layer, const Eigen::MatrixXd& x) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect only: mha: score(f) needs a functor
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 auto run(const Eigen::MatrixXf& x) {

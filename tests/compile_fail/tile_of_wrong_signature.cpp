@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect only: mha: a mask's member tile takes
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 // A tile of four numbers: it would never be asked.

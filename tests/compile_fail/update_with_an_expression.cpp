@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect only: mha: p.query, key, value and output are written from a matrix
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 void run(mha::MultiHeadAttention<float>& layer, const Eigen::MatrixXf& m) {

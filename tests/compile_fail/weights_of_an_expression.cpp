@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: mha: attention takes tensors with 2 to 4 axes
+#include <Eigen/Core>
+
 #include <mha/mha.hpp>
 
 auto result(const Eigen::MatrixXf& q, const Eigen::MatrixXf& k) {

@@ -2,6 +2,7 @@
 // The layer on Cpu and on the plain backend against the layer on the reference in double.
 #include <cmath>
 #include <cstddef>
+#include <Eigen/Core>
 #include <limits>
 #include <memory>
 #include <optional>

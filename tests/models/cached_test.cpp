@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <Eigen/Core>
 #include <exception>
 #include <random>
 #include <span>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <Eigen/Core>
+
 #include <gtest/gtest.h>
 
 #include <mha/backend/executor.hpp>

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <Eigen/Core>
 #include <memory>
 #include <stdexcept>
 #include <string>

@@ -9,6 +9,9 @@
 
 #include <mha/core/tensor.hpp>
 #include <mha/interop/eigen.hpp>
+// clang-format off
+#include <Eigen/Core>  // after ours here, before it in other tests
+// clang-format on
 
 namespace {
 
@@ -200,6 +203,13 @@ TEST(EigenResult, IsARowMajorMatrixOfTheInputsScalar) {
   EXPECT_EQ(made.cols(), 4);
   using OfRef = decltype(mha::detail::ResultOf<Eigen::Ref<const Eigen::MatrixXf>>::make(1, 1));
   static_assert(std::same_as<OfRef, RowMajor>, "an owner, whatever the input was");
+}
+
+TEST(EigenNames, AreDeclaredAsEigenHasThem) {
+  using namespace mha::detail;
+  static_assert(eigen_dynamic == Eigen::Dynamic && eigen_row_major == Eigen::RowMajor);
+  static_assert(eigen_lvalue == Eigen::LvalueBit);
+  static_assert(alignment_of_eigen<float>() == EIGEN_DEFAULT_ALIGN_BYTES);
 }
 
 TEST(EigenScalars, AreAccumulatedInFloat) {

@@ -42,7 +42,7 @@ template <Executor Threads> class EigenCpuWith {
 
   template <class T> void gemm(const GemmCall<T>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
-      detail::one_alignment_of_eigen();  // Eigen packs large operands in memory of its own
+      detail::one_alignment_of_eigen<T>();  // Eigen packs large operands in memory of its own
       detail::eigen::gemm(call, workspace, threads_);
     }
   }
@@ -53,7 +53,7 @@ template <Executor Threads> class EigenCpuWith {
   template <class T, class Source, class M, class S>
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_scalar<T>()) {
-      detail::one_alignment_of_eigen();
+      detail::one_alignment_of_eigen<T>();
       detail::eigen::attend(call, workspace, threads_);
     }
   }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <Eigen/Core>
 #include <string>
 #include <type_traits>
 #include <utility>
