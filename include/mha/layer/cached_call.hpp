@@ -136,6 +136,18 @@ void require_residual(const B& backend, const TensorView<const T, 3>& x, Index w
     require_reachable(backend, "layer", "the residual", residual);
   }
 }
+/// What a call writes is where the backend reaches it. A log-sum-exp lies apart from the result and from a residual,
+/// which are written and read after it.
+template <class B, class T, class A, class... Extra>
+void require_written(const B& backend, const TensorView<T, 3>& y, const TensorView<A, 3>& log_sum_exp,
+                     const Extra&... extra) {
+  require_reachable(backend, "layer", "the result", y);
+  require_reachable(backend, "layer", "log-sum-exp", log_sum_exp);
+  const NamedArray first[] = {{"log-sum-exp", footprint(log_sum_exp)}};
+  const NamedArray later[] = {{"the result", footprint(y)},
+                              {"the residual", footprint(find_rows<Residual, const T>(extra...))}};
+  require_apart("layer", first, later);
+}
 
 /// Checks that all rows of a call fit that is made in steps of at most so many.
 template <class T, class Cache>

@@ -66,7 +66,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///           residual(r), which is added last and may be y itself, into(y), where y may be x itself, LogSumExp, a
   ///           DropoutSeed, without which a layer with Dropout drops nothing, a Workspace, another value of the
   ///           backend's type. The scale is Config::scale.
-  /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights
+  /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights, or a LogSumExp overlaps y
+  ///           or r
   template <SequenceOf<T> X, class... Extra>
   requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::CallTapeArgument<Extra>) ||
              ...)) [[nodiscard]] auto
@@ -282,8 +283,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", x);
     detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
-    detail::require_reachable(backend, "layer", "the result", y);
-    detail::require_reachable(backend, "layer", "log-sum-exp", checked.log_sum_exp);
+    detail::require_written(backend, y, checked.log_sum_exp, extra...);
 
     const auto call =
         detail::staged(backend, std::move(checked), frame, workspace, detail::sent_numbers(memory, workspace));

@@ -287,7 +287,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     detail::require_supported(backend, "layer");
     detail::require_reachable(backend, "layer", "x", x);
     detail::require_reachable(backend, "layer", "memory", memory);
-    detail::require_reachable(backend, "layer", "the result", y);
+    detail::require_written(backend, y, checked.log_sum_exp, extra...);
     const auto& score = score_.there();
     const auto& sink = sink_.there();
     detail::PoliciesOf<T, B, std::remove_const_t<decltype(mask)>, std::remove_cvref_t<decltype(score)>,

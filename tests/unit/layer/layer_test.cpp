@@ -883,6 +883,11 @@ TEST(Layer, ErrorsNameTheSizeAndWriteNothing) {
             support::overlaps_itself("layer: the result", "batch", 2));
   EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{support::repeated(lse.view(), 1)}),
             support::overlaps_itself("layer: log-sum-exp", "heads", 2));
+  mha::Tensor<double, 3> r(2, 3, 8);
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::LogSumExp{mha::view(&y(1, 0, 0), 2, 2, 3)}),
+            "layer: log-sum-exp overlaps the result, expected separate memory");
+  EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(r), mha::LogSumExp{mha::view(&r(1, 0, 0), 2, 2, 3)}),
+            "layer: log-sum-exp overlaps the residual, expected separate memory");
   const mha::Tensor<double, 3> few(1, 3, 8), short_r(2, 2, 8), narrow(2, 3, 7);
   EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(few)), "layer: x has batch 2 but the residual has batch 1");
   EXPECT_EQ(error(x, memory, mha::into(y), mha::residual(short_r)),

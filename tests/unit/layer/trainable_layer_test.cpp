@@ -656,6 +656,7 @@ TEST(TrainableLayer, RefusesToWriteOverWhatTheTapesBackwardPassReads) {
     for (const int other : {of_x, of_memory, of_bias})
       EXPECT_EQ(call(written, other), std::string("layer: ") + name[written] + " overlaps " + name[other] +
                                           ", which the backward pass of the tape reads");
+  EXPECT_EQ(call(of_lse, of_y), "layer: log-sum-exp overlaps the result, expected separate memory");
   EXPECT_FALSE(tape.recorded());
   EXPECT_EQ(call(arrays, 0), "");
   EXPECT_TRUE(tape.recorded());

@@ -36,13 +36,20 @@ template <class T> struct RoundRowsBody {
   MHA_ALWAYS_INLINE static void run(StridedRows<const T> from, bfloat16* to, std::ptrdiff_t row_stride,
                                     std::ptrdiff_t chunk_stride, std::ptrdiff_t ahead) {
     for (Index i = 0; i < from.count; ++i) {
-      const T* row = from.first + i * from.row_stride;
       bfloat16* chunk = to + i * row_stride;
-      for (Index d = 0; d < from.width; d += tile_depth, row += tile_depth * from.stride, chunk += chunk_stride) {
-        __builtin_prefetch(row + ahead * from.row_stride);
-        round_elements<1, Isa>(row, from.stride, std::min(tile_depth, from.width - d), chunk, 0);
+      for (Index d = 0; d < from.width; d += tile_depth, chunk += chunk_stride) {
+        const T* const first = from.first + i * from.row_stride + d * from.stride;
+        fetch(first, static_cast<std::uintptr_t>(ahead) * static_cast<std::uintptr_t>(from.row_stride));
+        round_elements<1, Isa>(first, from.stride, std::min(tile_depth, from.width - d), chunk, 0);
       }
     }
+  }
+
+ private:
+  /// Asks for the number `ahead` of this one; where there is none, a prefetch of an invalid address does not fault.
+  MHA_ALWAYS_INLINE static void fetch(const T* number, std::uintptr_t ahead) {
+    const std::uintptr_t line = reinterpret_cast<std::uintptr_t>(number) + ahead * sizeof(T);
+    __builtin_prefetch(reinterpret_cast<const void*>(line));
   }
 };
 
