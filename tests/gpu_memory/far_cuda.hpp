@@ -86,7 +86,7 @@ struct FarCuda {
   template <class T, class Source, class M, class S>
   void attend(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     const auto held = enter(workspace);
-    mha::cuda::require_data_here(device, call);
+    mha::cuda::require_data_here(call);
     want_far(call);
     auto frame = workspace.frame();
     std::vector<FarLaunch> launched;
@@ -102,7 +102,7 @@ struct FarCuda {
   template <class T, class Source, class M, class S>
   void attend_recorded(const mha::AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     const auto held = enter(workspace);
-    mha::cuda::require_data_here(device, call);
+    mha::cuda::require_data_here(call);
     want_far(call);
     want_far("the tape", call.states.level);
     FarStream::catch_up();
@@ -115,7 +115,7 @@ struct FarCuda {
   template <class T, class Source, class M, class S, class Wanted>
   void attend_backward(const mha::AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
     const auto held = enter(workspace);
-    mha::cuda::require_data_here(device, call.forward);
+    mha::cuda::require_data_here(call.forward);
     want_far(call.forward);
     for (const void* p : {static_cast<const void*>(call.out.data), static_cast<const void*>(call.d_out.data),
                           static_cast<const void*>(call.d_log_sum_exp.data)})
@@ -136,7 +136,7 @@ struct FarCuda {
   void weights(const mha::AttendCall<T, Source, M, S>& call, const mha::TensorView<mha::Accumulator<T>, 4>& to,
                Workspace& workspace) const {
     const auto held = enter(workspace);
-    mha::cuda::require_data_here(device, call);
+    mha::cuda::require_data_here(call);
     want_far(call);
     want_far("the weights", to.data);
     gpu::with_guarded_policies(call, [&](const auto& any) {

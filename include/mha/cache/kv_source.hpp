@@ -36,10 +36,11 @@ struct KvRoom {
 ///           KvRun<Scalar> run(b, g, begin, end) const   rows of key/value head g from position `begin` on at one
 ///                                                   stride: at least one, at most end − begin, the same
 ///                                                   numbers for as long as a call runs
-/// On Cuda   trivially copyable, its members MHA_HOST_DEVICE: kernels call them, and the host all but run() and held()
+/// On Cuda   trivially copyable, its members MHA_HOST_DEVICE: kernels call them, and the host all but run() and held().
+///           They ask run() for dropped positions too: it gives rows that are in memory, whatever they hold
 /// Optional  Index held(b, k) const                  the first position from k on that is still there, keys(b) or more
 ///                                                   if there is none. Dropped positions are hidden from all queries;
-///                                                   run() is asked for none, and ends before the next
+///                                                   run() is asked for none but on Cuda, and ends before the next
 ///           Index held_end(b, k) const              where the positions end that are held from k on; without it
 ///                                                   the runs are walked along
 ///           KvRoom room() const                     memory of a call is reserved for so much, so that later calls of

@@ -224,6 +224,7 @@ template <class F, class B> class CacheMemory {
     if constexpr (computes_on_host<B>) {
       fill_from(layer, rows, from.data());
     } else {
+      [[maybe_unused]] const auto held = entered(backend_, workspace_);
       const auto there = backend_.upload(from);
       fill_from(layer, rows, there.data());
     }

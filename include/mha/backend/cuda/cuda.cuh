@@ -139,7 +139,7 @@ struct Cuda {
   void attend(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {
       const auto held = enter(workspace);
-      cuda::require_data_here(device, call);
+      cuda::require_data_here(call);
       auto frame = workspace.frame();
       cuda::attend(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
@@ -149,7 +149,7 @@ struct Cuda {
   void attend_recorded(const AttendCall<T, Source, M, S>& call, Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {
       const auto held = enter(workspace);
-      cuda::require_data_here(device, call);
+      cuda::require_data_here(call);
       auto frame = workspace.frame();
       cuda::attend_recorded(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
@@ -160,7 +160,7 @@ struct Cuda {
   void attend_backward(const AttendBackwardCall<T, Source, M, S, Wanted>& call, Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {
       const auto held = enter(workspace);
-      cuda::require_data_here(device, call.forward);
+      cuda::require_data_here(call.forward);
       auto frame = workspace.frame();
       cuda::attend_backward(call, device_facts(), cuda::DeviceLauncher{workspace, frame});
     }
@@ -172,7 +172,7 @@ struct Cuda {
                Workspace& workspace) const {
     if constexpr (check_call<T, Source, M, S>()) {
       const auto held = enter(workspace);
-      cuda::require_data_here(device, call);
+      cuda::require_data_here(call);
       detail::run_softmax(call, to, detail::ItemsOn<Cuda>{*this, workspace});
     }
   }
@@ -225,10 +225,10 @@ struct Cuda {
 
   /// The kernel of such a call on the device, or on an H100 where there is none.
   template <class T> std::string explain(const AttendPlan& plan) const {
-    const bool here = supported().ok;
-    const std::string text = cuda::explain<T>(plan, here ? device_facts() : cuda::DeviceFacts{});
-    if (!here) return "Cuda: " + text + ", planned for an H100: no device is here";
+    if (!supported().ok)
+      return "Cuda: " + cuda::explain<T>(plan, cuda::DeviceFacts{}) + ", planned for an H100: no device is here";
     const auto held = enter();
+    const std::string text = cuda::explain<T>(plan, device_facts());
     const bool without = cuda::on_tensor_cores<T> && !cuda::runs_warpgroup_products() &&
                          cuda::device_attribute(cudaDevAttrComputeCapabilityMajor, device) == 9;
     return "Cuda: " + text + (without ? "; this program has no code for sm_90a, which is faster on this device" : "");

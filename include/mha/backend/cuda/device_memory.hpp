@@ -72,6 +72,13 @@ template <class T> class DeviceArray {
     check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
+  DeviceArray(DeviceArray&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    size_ = std::exchange(other.size_, 0);
+    data_ = std::move(other.data_);
+    return *this;
+  }
+
   const T* data() const { return data_.get(); }
   T* data() { return data_.get(); }
   std::size_t size() const { return size_; }

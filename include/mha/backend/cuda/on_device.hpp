@@ -100,12 +100,10 @@ template <class P> class OnDevice {
   P host_;
 };
 
-/// What a kernel of the call reads beside tensors is on the current device. Asked of CUDA only where a backend names
-/// its device.
+/// What a kernel of the call reads beside tensors is on the current device.
 ///
 /// Errors    ShapeError that names both devices
-template <class Call> void require_data_here(int device, const Call& call) {
-  if (device == any_device) return;
+template <class Call> void require_data_here(const Call& call) {
   const auto check_at = [](const char* what, const void* p) {
     if (p != nullptr) require_device_pointer("attention", what, p);
   };

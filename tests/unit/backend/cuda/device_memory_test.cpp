@@ -3,6 +3,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -32,6 +33,18 @@ TEST(DeviceMemory, AnArrayIsACopy) {
   std::vector<int> back(5);
   check(cudaMemcpy(back.data(), there.data(), 20, cudaMemcpyDeviceToHost), "cudaMemcpy");
   EXPECT_EQ(back, numbers);
+}
+
+TEST(DeviceMemory, AnArrayThatWasMovedFromHasNothing) {
+  MHA_NEEDS_GPU();
+  mha::cuda::DeviceArray<int> from(5);
+  mha::cuda::DeviceArray<int> to(std::move(from));
+  EXPECT_EQ(from.size(), 0u);
+  EXPECT_EQ(from.data(), nullptr);
+  EXPECT_EQ(to.size(), 5u);
+  from = std::move(to);
+  EXPECT_EQ(to.size(), 0u);
+  EXPECT_EQ(from.size(), 5u);
 }
 
 TEST(DeviceMemory, FeedsAnArena) {

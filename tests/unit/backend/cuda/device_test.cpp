@@ -14,6 +14,7 @@
 #include <mha/block.hpp>
 #include <mha/mha.hpp>
 #include <mha/policy/mask/padding.hpp>
+#include <mha/policy/score/alibi_slopes.hpp>
 #include <mha/policy/sink.hpp>
 
 #include "../../../gpu_memory/far_cuda.hpp"
@@ -147,6 +148,24 @@ TEST(Devices, WhatIsOnAnotherIsRefusedByNameBeforeAnythingIsComputed) {
   EXPECT_EQ(current(), 0);
 }
 
+// Of a call that names no device too: the data of a policy on another is memory that its kernels may not read.
+TEST(Devices, PoliciesOfAnotherAreRefusedWhereNoneIsNamed) {
+  support::Random random("devices policies");
+  const Attention a(random);
+  const auto q = mha::to_device(a.in.q), k = mha::to_device(a.in.k), v = mha::to_device(a.in.v);
+  const std::vector<Index> lengths{5, 3};
+  const auto said_of = [&](const auto& policy) {
+    return message_of<mha::ShapeError>([&] { static_cast<void>(mha::attention<FarCuda>(q, k, v, policy)); });
+  };
+  EXPECT_EQ(said_of(mha::on_device(mha::Padding{lengths}, second)),
+            "attention: the data of a mask or score is on device 1, but the call computes on device 0");
+  EXPECT_EQ(said_of(mha::on_device(mha::AlibiSlopes({1, 2}), second)),
+            "attention: the data of a mask or score is on device 1, but the call computes on device 0");
+  EXPECT_EQ(said_of(mha::on_device(mha::Sink({0, 1}), second)),
+            "attention: a Sink is on device 1, but the call computes on device 0");
+  EXPECT_EQ(said_of(mha::on_device(mha::Padding{lengths})), "");
+}
+
 /// A block of each device and the tensors of its calls there.
 template <class Block> struct OnDevice {
   const FarCuda cuda;
@@ -235,6 +254,29 @@ TEST(Devices, AnAttentionTapeStaysOnThatOfItsCall) {
       "attention" + names);
   EXPECT_NO_THROW(static_cast<void>(mha::attention_backward(out, q, k, v, out, tape)));
   EXPECT_EQ(current(), 0);
+}
+
+// A longer sequence than the last makes the cache's workspace grow, on the device of the cache.
+TEST(Devices, ACacheRestoresOnThatOfItsLayer) {
+  support::Random random("devices restore");
+  mha::MultiHeadAttention<float, FarCuda> layer({.d_model = 8, .num_heads = 2}, second);
+  layer.initialize(mha::XavierUniform{.seed = 1});
+  auto cache = mha::make_cache(layer, mha::Contiguous{.length = 1024}, {.sequences = 3});
+  for (const Index rows : {3, 900, 1000}) {
+    const auto id = cache.add();
+    mha::Tensor<float, 3> key(rows, 2, 4), value(rows, 2, 4);
+    random.fill(key);
+    random.fill(value);
+    auto step = cache.step(id, rows);
+    step.append(0, mha::to_device(key, second), mha::to_device(value, second));
+    step.commit();
+  }
+  auto other = mha::make_cache(layer, mha::Contiguous{.length = 1024}, {.sequences = 3});
+  for (const auto id : cache.ids()) {
+    const auto bytes = cache.save(id);
+    EXPECT_EQ(other.save(other.restore(bytes)), bytes);
+    EXPECT_EQ(current(), 0);
+  }
 }
 
 TEST(Devices, AWorkspaceStaysOnThatOfItsFirstCall) {

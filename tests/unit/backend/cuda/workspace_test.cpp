@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -79,6 +80,16 @@ TEST(CudaWorkspace, StagesNumbersAndCountsFromZero) {
   check(cudaMemcpy(counters.data(), workspace.counters(100), 400, cudaMemcpyDeviceToHost), "cudaMemcpy");
   EXPECT_EQ(counters, std::vector<unsigned>(100, 0u));
   EXPECT_EQ(workspace.counters(50), workspace.counters(100));
+}
+
+TEST(CudaWorkspace, OneThatWasMovedFromServesAgain) {
+  MHA_NEEDS_GPU();
+  Workspace from;
+  const unsigned* const counters = from.counters(8);
+  Workspace to = std::move(from);
+  EXPECT_EQ(to.counters(8), counters);
+  EXPECT_NE(from.counters(8), nullptr);
+  EXPECT_NE(from.counters(8), counters);
 }
 
 }  // namespace
