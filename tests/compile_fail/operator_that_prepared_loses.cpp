@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: mha: a policy has an operator() of its own and a prepared() that returns what it inherits from
+#include <mha/mha.hpp>
+
+// A cap with something added, which prepared() of the cap knows nothing of.
+struct Inherits : mha::SoftCap {
+  template <class T> T operator()(T s, int b, int h, int q, int k) const {
+    return mha::SoftCap::operator()(s, b, h, q, k) + 1;
+  }
+};
+struct Holds {
+  mha::SoftCap cap;
+  template <class T> T operator()(T s, int b, int h, int q, int k) const { return cap(s, b, h, q, k) + 1; }
+};
+
+const mha::Tensor<float, 2> x(3, 4);
+
+#ifdef MHA_FAIL
+const auto y = mha::attention(x, x, x, Inherits{{2.f}});
+#else
+const auto y = mha::attention(x, x, x, Holds{{2.f}});
+#endif
