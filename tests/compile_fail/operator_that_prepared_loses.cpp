@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: a policy has an operator() of its own and a prepared() that returns what it inherits from
+// expect: mha: a policy has an operator() of its own and inherits a prepared() that does not return it
 #include <mha/mha.hpp>
 
 // A cap with something added, which prepared() of the cap knows nothing of.

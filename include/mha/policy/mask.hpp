@@ -39,13 +39,14 @@ concept Mask = plays<P, Role::mask> && MaskFunctor<std::remove_cvref_t<P>>;
 
 namespace detail {
 
-/// Own inherits from another mask.
+/// Own inherits from another mask or score.
 template <class Own, class Other>
-concept IsAnotherMask = !std::same_as<Own, Other> && std::derived_from<Own, Other> && MaskFunctor<Other>;
+concept InheritsFrom =
+    !std::same_as<Own, Other> && std::derived_from<Own, Other> && (MaskFunctor<Other> || ScoreFunctor<Other>);
 
 /// A mask with an operator() of its own and the tile() of another that it inherits from, which tells nothing of it.
 template <class M>
-concept InheritsTile = IsAnotherMask<decltype(class_of_member(&M::operator())), decltype(class_of_member(&M::tile))>;
+concept InheritsTile = InheritsFrom<decltype(class_of_member(&M::operator())), decltype(class_of_member(&M::tile))>;
 
 /// Whether P calls what Base calls.
 template <class P, class Base>
@@ -56,13 +57,24 @@ concept InheritsCall = requires {
   requires std::same_as<decltype(&P::template operator()<float>), decltype(&Base::template operator()<float>)>;
 };
 
-/// The sentence for a policy whose prepared() returns what it inherits from, which calls another operator().
+/// Whether prepared() is that of another policy, which P inherits from, and P has an operator() of its own.
+template <class P> constexpr bool inherits_prepared() {
+  const auto of = []<class Base>(std::type_identity<Base>) { return InheritsFrom<P, Base> && !InheritsCall<P, Base>; };
+  if constexpr (requires { class_of_member(&P::prepared); })
+    return of(std::type_identity<decltype(class_of_member(&P::prepared))>{});
+  else if constexpr (requires { class_of_member(&P::template prepared<>); })
+    return of(std::type_identity<decltype(class_of_member(&P::template prepared<>))>{});
+  else
+    return false;
+}
+
+/// The sentence for a policy whose own operator() is not in what its prepared() returns.
 template <class P, class Ready> constexpr void check_prepared() {
-  constexpr bool calls_own = std::same_as<P, Ready> || !std::derived_from<P, Ready> || InheritsCall<P, Ready>;
+  constexpr bool calls_own = !inherits_prepared<P>() || std::derived_from<Ready, P>;
   static_assert(calls_own,
-                "mha: a policy has an operator() of its own and a prepared() that returns what it inherits from, so "
-                "that its operator() would never be called: make the other policy a member, or compose them with &&, "
-                "Chain and the like (see mha/policy/mask.hpp)");
+                "mha: a policy has an operator() of its own and inherits a prepared() that does not return it, so that "
+                "it would never be called: make the other policy a member, compose them with &&, Chain and the like, "
+                "or write prepared() too (see mha/policy/mask.hpp)");
 }
 
 }  // namespace detail

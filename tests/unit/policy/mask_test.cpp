@@ -90,6 +90,11 @@ TEST(Prepared, OfWhatIsInheritedWithItsOperator) {
   struct Wide : SlidingWindow {};
   const auto ready = mha::prepared(Wide{{.left = 3}}, mha::CallShape{});
   EXPECT_TRUE(ready(0, 0, 5, 2) && !ready(0, 0, 5, 1));
+  struct Own : SlidingWindow {
+    bool operator()(int b, int h, int q, int k) const { return q != 5 && SlidingWindow::operator()(b, h, q, k); }
+    Own prepared(const mha::CallShape&) const { return *this; }
+  };
+  EXPECT_FALSE(mha::prepared(Own{{.left = 3}}, mha::CallShape{})(0, 0, 5, 2));
 }
 
 TEST(Prepared, IsThePolicyItselfUnlessItAsksForTheCall) {
