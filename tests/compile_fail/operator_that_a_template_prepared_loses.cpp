@@ -10,10 +10,10 @@ struct Inherits : mha::RelativeBias {
   template <class T> T operator()(T s, int, int, int, int) const { return s + 1; }
 };
 
-const mha::Tensor<float, 2> x(3, 4);
-
+void call(const mha::Tensor<float, 2>& x) {
 #ifdef MHA_FAIL
-const auto y = mha::attention(x, x, x, Inherits(std::vector<float>(32)));
+  static_cast<void>(mha::attention(x, x, x, Inherits(std::vector<float>(32))));
 #else
-const auto y = mha::attention(x, x, x, mha::RelativeBias(std::vector<float>(32)));
+  static_cast<void>(mha::attention(x, x, x, mha::RelativeBias(std::vector<float>(32))));
 #endif
+}

@@ -13,10 +13,10 @@ struct Holds {
   template <class T> T operator()(T s, int b, int h, int q, int k) const { return cap(s, b, h, q, k) + 1; }
 };
 
-const mha::Tensor<float, 2> x(3, 4);
-
+void call(const mha::Tensor<float, 2>& x) {
 #ifdef MHA_FAIL
-const auto y = mha::attention(x, x, x, Inherits{{2.f}});
+  static_cast<void>(mha::attention(x, x, x, Inherits{{2.f}}));
 #else
-const auto y = mha::attention(x, x, x, Holds{{2.f}});
+  static_cast<void>(mha::attention(x, x, x, Holds{{2.f}}));
 #endif
+}
