@@ -313,7 +313,7 @@ detail::Refused attention_weights(detail::Anything, detail::Anything, const Extr
 ///
 /// Shapes    out, other_out (B, Lq, H, Dv)  log_sum_exp, other_log_sum_exp (B, H, Lq), natural; an empty part changes
 ///           nothing
-/// Errors    ShapeError if the sizes do not agree, or out or log_sum_exp overlaps itself
+/// Errors    ShapeError if the sizes do not agree, or out or log_sum_exp overlaps itself or another of the four
 /// Source    Dao et al. 2023 (FlashAttention-2), §3.1
 template <ViewableOfRank<4> Out, ViewableOfRank<3> Lse, ViewableOfRank<4> OtherOut, ViewableOfRank<3> OtherLse>
 void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherLse& other_log_sum_exp) {
@@ -338,6 +338,10 @@ void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherL
   detail::require_data("merge", "the other log-sum-exp", m);
   detail::require_own_memory("merge", "out", o, detail::axes_of_heads);
   detail::require_own_memory("merge", "log-sum-exp", l, detail::axes_of_logits);
+  const detail::NamedArray written[] = {{"out", detail::footprint(o)}, {"log-sum-exp", detail::footprint(l)}};
+  const detail::NamedArray read[] = {{"the other out", detail::footprint(p)},
+                                     {"the other log-sum-exp", detail::footprint(m)}};
+  detail::require_apart("merge", written, read);
   for (Index b = 0; b < o.batch(); ++b)
     for (Index h = 0; h < o.heads(); ++h)
       for (Index i = 0; i < o.length(); ++i) {

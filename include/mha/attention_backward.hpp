@@ -60,7 +60,7 @@ void require_backward(const char* call, const AttendBackwardCall<T, Source, M, S
   rows("out", c.out);
   rows("d_out", c.d_out);
   const auto destination = [&](const char* name, const GradientTo<T>& to, const char* of, const auto& tensor) {
-    if (!to.wanted()) return;
+    if (!to.given()) return;
     to.require_valid(call, name);
     require_axes(call, of, tensor, name, to.axes());
     to.require_own_memory(call, name);

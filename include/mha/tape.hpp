@@ -20,7 +20,7 @@ namespace detail {
 
 /// What a tape knows of the call that it recorded.
 struct RecordedCall {
-  Index batch, sequences, queries, keys, heads, kv_heads, head_dim;
+  Index batch, sequences, queries, keys, heads, kv_heads, head_dim, value_dim;
   double scale;
   DropoutDraws dropout;
 };
@@ -40,6 +40,7 @@ inline void require_recorded(const char* name, const RecordedCall& was, const Re
   same("query heads", was.heads, is.heads);
   same("key heads", was.kv_heads, is.kv_heads);
   same("head size", was.head_dim, is.head_dim);
+  same("value head size", was.value_dim, is.value_dim);
   require(was.scale == is.scale, name, ": the tape is of a call with scale ", was.scale, " but this one has ",
           is.scale);
   require(was.dropout == is.dropout, name, ": the tape is of a call with ",
@@ -167,7 +168,7 @@ template <class T, class B> class AttentionTape {
   }
   template <class Call> static detail::RecordedCall recorded_call(const Call& call) {
     return {call.q.batch(), call.shape.batch, call.q.length(), call.shape.keys, call.q.heads(),
-            call.kv_heads,  call.head_dim,    of(call.scale),  call.dropout};
+            call.kv_heads,  call.head_dim,    call.value_dim,  of(call.scale),  call.dropout};
   }
   template <class Call> static detail::RecordedSequence recorded_sequence(const Call& call, Index b) {
     return {call.queries(b), call.keys(b), call.position(b, 0)};

@@ -426,6 +426,19 @@ TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {
   } catch (const mha::ShapeError& e) {
     EXPECT_STREQ(e.what(), "attention_backward: q has head size 3 but the gradient of q has head size 2");
   }
+  Tensor4 none;
+  const auto without_elements = [&](const mha::AttentionGradientsTo<double>& to) {
+    return support::message_of([&] { mha::attention_backward_into(to, c.d_out, c.q, c.k, c.v, out, tape); });
+  };
+  EXPECT_EQ(without_elements({none, {}, {}}), "attention_backward: q has batch 2 but the gradient of q has batch 0");
+  EXPECT_EQ(without_elements({dq, mha::add_to(none), {}}),
+            "attention_backward: k has batch 2 but the gradient of k has batch 0");
+  EXPECT_EQ(without_elements({dq, {}, none}), "attention_backward: v has batch 2 but the gradient of v has batch 0");
+  EXPECT_EQ(dq(0, 0, 0, 0), 42);
+  const Tensor4 narrow(2, 7, 2, 2);
+  EXPECT_EQ(message(shorter, c.q, c.k, narrow, shorter, tape),
+            "attention_backward: the tape is of a call with value head size 4 but this one has 2");
+  EXPECT_EQ(dq(0, 0, 0, 0), 42);
   EXPECT_EQ(message(c.d_out, c.q, c.k, c.v, out, tape), "no error");
 }
 

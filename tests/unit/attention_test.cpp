@@ -323,6 +323,16 @@ TEST_F(AttentionErrors, OfOutputsThatOverlapThemselves) {
             support::overlaps_itself("merge: out", "heads", 4));
   EXPECT_EQ(support::message_of([&] { mha::merge(out, support::repeated(lse.view(), 2), other, other_lse); }),
             support::overlaps_itself("merge: log-sum-exp", "length", 3));
+  // Rows of a result that is merged with the rows before them would be merged with what was just written.
+  const auto shifted = mha::view(out.data() + 1, 2, 3, 4, 5), first = mha::view(out.data(), 2, 3, 4, 5);
+  EXPECT_EQ(support::message_of([&] { mha::merge(shifted, lse, first, other_lse); }),
+            "merge: out overlaps the other out, expected separate memory");
+  EXPECT_EQ(support::message_of([&] { mha::merge(out, lse, other, mha::view(out.data(), 2, 4, 3)); }),
+            "merge: out overlaps the other log-sum-exp, expected separate memory");
+  EXPECT_EQ(support::message_of([&] { mha::merge(out, mha::view(out.data(), 2, 4, 3), other, other_lse); }),
+            "merge: out overlaps log-sum-exp, expected separate memory");
+  EXPECT_EQ(support::message_of([&] { mha::merge(out, lse, other, lse); }),
+            "merge: log-sum-exp overlaps the other log-sum-exp, expected separate memory");
   EXPECT_EQ(support::differing(out, before), 0U);
   EXPECT_EQ(support::differing(lse, lse_before), 0U);
 }

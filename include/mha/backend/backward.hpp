@@ -20,7 +20,7 @@ template <detail::LastingView Owner> [[nodiscard]] constexpr auto add_to(Owner&&
 }
 
 /// Where a gradient goes: a tensor like the one that it is the gradient of, of the call's scalar or of its
-/// accumulator, or add_to() of one. Without data, as GradientTo<T>{}, it is not computed.
+/// accumulator, or add_to() of one. Without a tensor, as GradientTo<T>{}, it is not computed.
 ///
 /// Shapes    (L, D), (L, H, D) or (B, L, H, D), any strides
 template <class T> class GradientTo {
@@ -34,6 +34,9 @@ template <class T> class GradientTo {
   }
   template <class View> constexpr GradientTo(const AddTo<View>& sum) : adds_(true) { set(sum.to); }
 
+  /// Whether it has a tensor, if only one without elements.
+  constexpr bool given() const { return given_; }
+  /// Whether there is anything to write.
   constexpr bool wanted() const { return data_ != nullptr; }
   // How a kernel of another machine finds it: elements of the accumulator if it is wide.
   constexpr void* data() const { return data_; }
@@ -126,6 +129,7 @@ template <class T> class GradientTo {
       else
         v = {given.data, {1, given.extent[0], 1, given.extent[1]}, {0, given.stride[0], 0, given.stride[1]}};
       data_ = v.data;
+      given_ = true;
       wide_ = std::is_same_v<E, A>;
       for (int a = 0; a < 4; ++a) {
         axes_.extent[a] = v.extent[a];
@@ -135,7 +139,7 @@ template <class T> class GradientTo {
   }
 
   void* data_ = nullptr;
-  bool wide_ = false, adds_ = false;
+  bool given_ = false, wide_ = false, adds_ = false;
   TensorView<const T, 4> axes_{};
 };
 

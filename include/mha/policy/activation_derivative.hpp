@@ -9,8 +9,6 @@
 /// What a backward pass needs of an activation.
 namespace mha::inline MHA_NAMESPACE::detail {
 
-template <class C, class R, class... Arguments> C class_of_member(R (C::*)(Arguments...) const);
-
 /// A functor of its own with the derivative of the one that it inherits from, which is not its own's.
 template <class F>
 concept InheritsDerivative = !std::same_as<decltype(class_of_member(&F::template derivative<float>)),

@@ -20,7 +20,8 @@ enum class TileVisibility : unsigned char { none, partial, full };
 /// MHA_HOST_DEVICE before the operator where CUDA is wanted. Optional members:
 ///   TileVisibility tile(b, h, q_begin, q_end, k_begin, k_end) const   lets kernels skip hidden tiles and leave visible
 ///                                                                     ones untested; without it a mask is right,
-///                                                                     slower
+///                                                                     slower. That of a mask which is inherited from,
+///                                                                     but for operator(), is not asked
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
 ///   void check(Index heads) const               when a layer is made of it: checks what does not depend on a call
 ///   Mask with_data(f) const                     its Borrowed and Origins members replaced by f(member): how data moves
@@ -36,13 +37,57 @@ enum class TileVisibility : unsigned char { none, partial, full };
 template <class P>
 concept Mask = plays<P, Role::mask> && MaskFunctor<std::remove_cvref_t<P>>;
 
+namespace detail {
+
+/// Own inherits from another mask or score.
+template <class Own, class Other>
+concept InheritsFrom =
+    !std::same_as<Own, Other> && std::derived_from<Own, Other> && (MaskFunctor<Other> || ScoreFunctor<Other>);
+
+/// A mask with an operator() of its own and the tile() of another that it inherits from, which tells nothing of it.
+template <class M>
+concept InheritsTile = InheritsFrom<decltype(class_of_member(&M::operator())), decltype(class_of_member(&M::tile))>;
+
+/// Whether P calls what Base calls.
+template <class P, class Base>
+concept InheritsCall = requires {
+  requires std::same_as<decltype(&P::operator()), decltype(&Base::operator())>;
+}
+|| requires {
+  requires std::same_as<decltype(&P::template operator()<float>), decltype(&Base::template operator()<float>)>;
+};
+
+/// Whether prepared() is that of another policy, which P inherits from, and P has an operator() of its own.
+template <class P> constexpr bool inherits_prepared() {
+  const auto of = []<class Base>(std::type_identity<Base>) { return InheritsFrom<P, Base> && !InheritsCall<P, Base>; };
+  if constexpr (requires { class_of_member(&P::prepared); })
+    return of(std::type_identity<decltype(class_of_member(&P::prepared))>{});
+  else if constexpr (requires { class_of_member(&P::template prepared<>); })
+    return of(std::type_identity<decltype(class_of_member(&P::template prepared<>))>{});
+  else
+    return false;
+}
+
+/// The sentence for a policy whose own operator() is not in what its prepared() returns.
+template <class P, class Ready> constexpr void check_prepared() {
+  constexpr bool calls_own = !inherits_prepared<P>() || std::derived_from<Ready, P>;
+  static_assert(calls_own,
+                "mha: a policy has an operator() of its own and inherits a prepared() that does not return it, so that "
+                "it would never be called: make the other policy a member, compose them with &&, Chain and the like, "
+                "or write prepared() too (see mha/policy/mask.hpp)");
+}
+
+}  // namespace detail
+
 /// What `mask` says of queries [q_begin, q_end) × keys [k_begin, k_end); `partial` if it has no opinion.
 template <class M>
 MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, Index q_begin, Index q_end,
                                               Index k_begin, Index k_end) {
-  if constexpr (requires {
-                  { mask.tile(b, h, q_begin, q_end, k_begin, k_end) } -> std::convertible_to<TileVisibility>;
-                }) {
+  if constexpr (detail::InheritsTile<M>) {
+    return TileVisibility::partial;
+  } else if constexpr (requires {
+                         { mask.tile(b, h, q_begin, q_end, k_begin, k_end) } -> std::convertible_to<TileVisibility>;
+                       }) {
     return mask.tile(b, h, q_begin, q_end, k_begin, k_end);
   } else {
     static_assert(
@@ -59,11 +104,13 @@ MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, I
 ///           prepared()
 template <class P, class... Frame>
 constexpr auto prepared(const P& policy, const CallShape& shape, [[maybe_unused]] Frame&... frame) {
-  if constexpr (requires { policy.prepared(shape, frame...); })
+  if constexpr (requires { policy.prepared(shape, frame...); }) {
+    detail::check_prepared<P, std::remove_cvref_t<decltype(policy.prepared(shape, frame...))>>();
     return policy.prepared(shape, frame...);
-  else if constexpr (requires { policy.prepared(shape); })
+  } else if constexpr (requires { policy.prepared(shape); }) {
+    detail::check_prepared<P, std::remove_cvref_t<decltype(policy.prepared(shape))>>();
     return policy.prepared(shape);
-  else {
+  } else {
     detail::require_function(plays<P, Role::mask> ? "mask" : "score", policy);
     return policy;
   }

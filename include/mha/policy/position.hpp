@@ -9,6 +9,7 @@
 
 #include "../core/check.hpp"
 #include "../core/items.hpp"
+#include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "call_shape.hpp"
@@ -48,7 +49,8 @@ struct Interleaved {  ///< (2d, 2d + 1): GPT-J, Meta LLaMA
 ///           changes the frequencies, YarnScaling and LongRopeScaling the lengths too
 /// Shapes    (B, L, H, D) in place; the first r = dims coordinates turn (all of D if 0), the rest stay
 /// Numerics  angles in double precision, their sine and cosine rounded to the accumulator
-/// Errors    ShapeError if dims is odd, negative or larger than D, or base or the scaling is out of range
+/// Errors    ShapeError if dims is odd, negative or larger than D, or base or the scaling is out of range; of apply()
+///           also if x overlaps itself
 /// Source    Su et al. 2021, eq. 34
 template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   static_assert(
@@ -199,6 +201,9 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   }
 
   template <class T> void apply(const TensorView<T, 4>& x, const Origins& first) const {
+    detail::require_data("Rotary", "x", x);
+    detail::require_own_memory("Rotary", "x", x, detail::axes_of_heads);
+    check(x.dim());
     for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
   }
 

@@ -77,6 +77,9 @@ namespace detail {
 
 struct NoType {};
 
+/// The class that a member function is declared in, as decltype(class_of_member(&F::member)).
+template <class C, class R, class... Arguments> C class_of_member(R (C::*)(Arguments...) const);
+
 template <class P>
 concept AlmostMask = requires(P& p, Index i) {
   p(i, i, i, i);

@@ -16,7 +16,9 @@ TEST(GradientTo, WritesOrAddsInEitherPrecision) {
   const GradientTo<mha::bfloat16> to = narrow, wider = wide, sum = mha::add_to(narrow), none;
   EXPECT_TRUE(to.wanted());
   EXPECT_FALSE(none.wanted());
-  EXPECT_FALSE(GradientTo<float>(mha::TensorView<float, 2>{}).wanted());
+  const GradientTo<float> empty = mha::TensorView<float, 2>{};
+  EXPECT_TRUE(empty.given() && !empty.wanted());
+  EXPECT_TRUE(to.given() && sum.given() && !none.given());
 
   to.put(to.row(0, 1, 2), 3, 1.0009765625f);  // rounded to bfloat16
   EXPECT_EQ(float(narrow(1, 2, 3)), 1.f);

@@ -57,6 +57,46 @@ TEST(Tile, IsPartialForAMaskWithoutAnOpinion) {
   EXPECT_EQ(tile_of(Says{full}), full);
 }
 
+TEST(Tile, OfAMaskThatIsInheritedFromIsAskedForItsOwnPairsAlone) {
+  struct Near : Causal {
+    bool operator()(int b, int h, int q, int k) const { return Causal::operator()(b, h, q, k) && q - k < 2; }
+  };
+  struct Named : Causal {};
+  struct Own : Near {
+    TileVisibility tile(int, int, int, int, int, int) const { return none; }
+  };
+  EXPECT_EQ(mha::tile(Causal{}, 0, 0, 8, 12, 0, 4), full);
+  EXPECT_EQ(mha::tile(Near{}, 0, 0, 8, 12, 0, 4), partial);
+  EXPECT_EQ(mha::tile(And{Near{}, Causal{}}, 0, 0, 8, 12, 0, 4), partial);
+  EXPECT_EQ(mha::tile(Named{}, 0, 0, 8, 12, 0, 4), full);
+  EXPECT_EQ(mha::tile(Own{}, 0, 0, 8, 12, 0, 4), none);
+}
+
+/// What classifies tiles for any mask is no mask itself.
+template <class M> struct ByCorners {
+  TileVisibility tile(int b, int h, int q_begin, int, int k_begin, int) const {
+    return static_cast<const M&>(*this)(b, h, q_begin, k_begin) ? full : none;
+  }
+};
+TEST(Tile, OfWhatIsNoMaskIsInherited) {
+  struct Past : ByCorners<Past> {
+    bool operator()(int, int, int q, int k) const { return k <= q; }
+  };
+  EXPECT_EQ(mha::tile(Past{}, 0, 0, 8, 12, 0, 4), full);
+  EXPECT_EQ(mha::tile(Past{}, 0, 0, 0, 4, 8, 12), none);
+}
+
+TEST(Prepared, OfWhatIsInheritedWithItsOperator) {
+  struct Wide : SlidingWindow {};
+  const auto ready = mha::prepared(Wide{{.left = 3}}, mha::CallShape{});
+  EXPECT_TRUE(ready(0, 0, 5, 2) && !ready(0, 0, 5, 1));
+  struct Own : SlidingWindow {
+    bool operator()(int b, int h, int q, int k) const { return q != 5 && SlidingWindow::operator()(b, h, q, k); }
+    Own prepared(const mha::CallShape&) const { return *this; }
+  };
+  EXPECT_FALSE(mha::prepared(Own{{.left = 3}}, mha::CallShape{})(0, 0, 5, 2));
+}
+
 TEST(Prepared, IsThePolicyItselfUnlessItAsksForTheCall) {
   const mha::CallShape s{.keys = 9};
   static_assert(std::same_as<decltype(mha::prepared(Even{}, s)), Even>);

@@ -8,6 +8,7 @@
 #include <mha/core/tensor.hpp>
 #include <mha/policy/position.hpp>
 
+#include "message_of.hpp"
 #include "random.hpp"
 #include "rotary_checks.hpp"
 #include "scratch.hpp"
@@ -207,6 +208,25 @@ TEST(Rotary, WantsAPositiveFiniteBase) {
   EXPECT_EQ(refusal(Rotary<>{.base = -2}, 8), "Rotary: base is -2, it must be a positive finite number");
   EXPECT_NE(refusal(Rotary<>{.base = std::numeric_limits<double>::infinity()}, 8), "");
   EXPECT_NE(refusal(Rotary<>{.base = std::numeric_limits<double>::quiet_NaN()}, 8), "");
+}
+
+TEST(Rotary, TurnsNoRowsThatItDoesNotFitNorTheSameRowTwice) {
+  auto x = random_rows("no fit", 2, 3, 1, 8);
+  const auto before = x;
+  const auto message = [](const auto& rotary, const mha::TensorView<double, 4>& rows) {
+    return support::message_of([&] { rotary.apply(rows, 1); });
+  };
+  auto narrow = x.view(), repeated = x.view();
+  narrow.extent[3] = 4;
+  EXPECT_EQ(message(Rotary<>{.dims = 6}, narrow), "Rotary: dims is 6 but the head size is 4");
+  EXPECT_EQ(message(Rotary<>{.base = 0}, narrow), "Rotary: base is 0, it must be a positive finite number");
+  repeated.stride[0] = 0;
+  EXPECT_EQ(message(Rotary<>{}, repeated),
+            "Rotary: x overlaps itself: its axis batch has 2 elements and stride 0, expected memory of its own for "
+            "each element");
+  EXPECT_EQ(message(Rotary<>{}, mha::TensorView<double, 4>{nullptr, {1, 1, 1, 2}, {2, 2, 2, 1}}),
+            "Rotary: x has 2 elements but its data is null");
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x.data()[i], before.data()[i]);
 }
 
 TEST(Rotary, TurnsBackByTheSameAngles) {
