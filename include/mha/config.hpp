@@ -52,6 +52,11 @@
 #include <mha needs g++ 12, clang 14 or newer>
 #endif
 
+#if defined(min) || defined(max) || defined(near) || defined(far) || defined(small)
+#error "mha: include it before <windows.h>, whose macros min, max, near, far and small are names here, or undefine them"
+#include <mha needs min, max, near, far and small to be no macros>
+#endif
+
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "mha: needs IEEE arithmetic: compile without -ffast-math, -funsafe-math-optimizations and -fassociative-math"
 #endif

@@ -315,6 +315,7 @@ elseif(CONSUMER STREQUAL "find_package")
   must_fail("component openmp: the compiler has no OpenMP" ${configure} -B "${WORK}/openmp" -DCOMPONENTS=openmp)
   must_fail("component cellar: this installation of mha was made without it" ${configure} -B "${WORK}/cellar"
                      -DCOMPONENTS=cellar)
+  run(${configure} -B "${WORK}/own_eigen" -DCMAKE_DISABLE_FIND_PACKAGE_Eigen3=ON)
 endif()
 
 run(${configure} -B "${WORK}/build")

@@ -41,7 +41,7 @@ requires(!computes_on_host<B>) struct UploadedBy<T, B> {
 template <class T, class B> class LayerProducts {
   using Packed = PackedMatrices<T, B>;
   using Uploaded = typename UploadedBy<T, B>::type;
-  struct None {};
+  struct Absent {};
 
  public:
   LayerProducts() = default;
@@ -228,7 +228,7 @@ template <class T, class B> class LayerProducts {
   }
 
   Packed packed_;
-  [[no_unique_address]] std::conditional_t<computes_on_host<B>, None, std::shared_ptr<const Uploaded>> vectors_;
+  [[no_unique_address]] std::conditional_t<computes_on_host<B>, Absent, std::shared_ptr<const Uploaded>> vectors_;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail
