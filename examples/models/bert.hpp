@@ -82,7 +82,15 @@ template <mha::Backend B = mha::Cpu> class Bert {
   }
 
   /// What the model says of each text as a whole: x (ΣL, E) → (texts, E), which is work.logits. x may be work.x.
+  ///
+  /// Errors    std::invalid_argument if the offsets are not those of x, or a text has no token
   const Rows& pool(const Rows& x, std::span<const int> offsets, Work& work) const {
+    if (offsets.empty() || offsets.front() != 0 || offsets.back() != x.rows())
+      throw std::invalid_argument("the offsets of texts begin with 0 and end with the number of rows, " +
+                                  std::to_string(x.rows()));
+    for (std::size_t t = 0; t + 1 < offsets.size(); ++t)
+      if (offsets[t] >= offsets[t + 1])
+        throw std::invalid_argument("text " + std::to_string(t) + " has no token to be pooled by");
     work.h.resize(static_cast<Eigen::Index>(offsets.size()) - 1, x.cols());
     for (Eigen::Index t = 0; t < work.h.rows(); ++t) work.h.row(t) = x.row(offsets[static_cast<std::size_t>(t)]);
     work.logits.resizeLike(work.h);

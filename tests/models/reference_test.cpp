@@ -122,6 +122,17 @@ TEST(Models, RefuseInputsThatDoNotFit) {
   for (const std::vector<int>& offsets : {std::vector<int>{1, 3}, std::vector<int>{0, 7, 2, 3}})
     EXPECT_EQ(refusal([&] { (void)bert(three, three, offsets); }),
               "the offsets of texts begin with 0 and never decrease");
+  // A text of no token has hidden rows, none, but nothing to be pooled by: not the first row of the next.
+  const std::vector<int> gap{0, 2, 2, 3};
+  const Rows hidden = bert(three, three, gap);
+  EXPECT_EQ(refusal([&] { (void)bert.pool(hidden, gap); }), "text 1 has no token to be pooled by");
+  EXPECT_EQ(refusal([&] {
+              (void)bert.pool(hidden, std::vector<int>{0, 3, 3});
+            }),
+            "text 1 has no token to be pooled by");
+  for (const std::vector<int>& offsets : {std::vector<int>{}, std::vector<int>{1, 3}, std::vector<int>{0, 2, 4}})
+    EXPECT_EQ(refusal([&] { (void)bert.pool(hidden, offsets); }),
+              "the offsets of texts begin with 0 and end with the number of rows, 3");
 
   const Vit<On> vit{mha::Vit<float>(models::testing::data("vit"))};
   const std::vector<float> pixels(3 * 12 * 16);

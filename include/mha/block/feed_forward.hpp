@@ -72,7 +72,8 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   const FeedForwardConfig& config() const { return config_; }
   const On& backend() const { return up_.backend(); }
 
-  /// Its Linears, whose weights can be updated, initialized and borrowed apart too.
+  /// Its Linears, whose weights can be updated, initialized and borrowed apart too. One that is assigned has to have
+  /// the sizes of the configuration, or calls refuse it.
   Up& up() { return up_; }
   const Up& up() const { return up_; }
   Down& down() { return down_; }
@@ -169,6 +170,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     detail::check_linear_arguments<On, X, Extra...>();
     const auto from = detail::read_sequence(x);
     const On& backend = detail::backend_or(up_.backend(), extra...);
+    require_sizes("feed_forward");
     up_.require_weights("feed_forward: up()");
     down_.require_weights("feed_forward: down()");
     up_.check("feed_forward", "d_model", backend, from);
@@ -216,6 +218,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
       detail::check_linear_arguments<On, std::remove_cvref_t<X>, Extra...>();
       const auto from = detail::read_sequence(x);
       const On& backend = detail::backend_or(up_.backend(), extra...);
+      require_sizes("feed_forward");
       up_.require_trainable("feed_forward: up()");
       down_.require_trainable("feed_forward: down()");
       up_.check("feed_forward", "d_model", backend, from);
@@ -294,6 +297,17 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     return c;
   }
 
+  /// Its Linears are as the configuration says: another may have been assigned to one.
+  void require_sizes(const char* call) const {
+    const auto same = [call](const char* part, const char* axis, Index is, const char* name, Index expected) {
+      detail::require(is == expected, call, ": ", part, " has ", is, " ", axis, " but ", name, " is ", expected);
+    };
+    same("up()", "inputs", up_.config().inputs, "d_model", config_.d_model);
+    same("up()", "outputs", up_.config().outputs, "d_hidden", config_.d_hidden);
+    same("down()", "inputs", down_.config().inputs, "d_hidden", config_.d_hidden);
+    same("down()", "outputs", down_.config().outputs, "d_model", config_.d_model);
+  }
+
   template <class W> void require_shapes(const FeedForwardViews<const W>& w) const {
     static_cast<void>(up_.parameters_.checked(w.up, "borrow: up()"));
     static_cast<void>(down_.parameters_.checked(w.down, "borrow: down()"));
@@ -341,6 +355,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, Gradients& gradients,
                           const TensorView<T, 3>& dx, Extra&... extra) const {
     const On& backend = detail::backend_or(up_.backend(), extra...);
+    require_sizes("backward");
     up_.require_trainable("backward: up()");
     down_.require_trainable("backward: down()");
     detail::require_recorded(tape.recorded(), up_.made(tape.up_) && down_.made(tape.down_), "FeedForward");

@@ -228,6 +228,43 @@ TEST(FeedForwardErrors, NameTheAxisAndBothValues) {
             "FeedForward: d_model is 0, it must be at least 1");
 }
 
+TEST(FeedForwardErrors, AssignedLinearsOfOtherSizesAreRefused) {
+  using FF = mha::FeedForward<float>;
+  const Tensor<float, 2> x(5, 4);
+  const auto expect = [&](Index model_in, Index hidden_out, Index hidden_in, Index model_out, const std::string& text) {
+    FF ff({.d_model = 4, .d_hidden = 6});
+    ff.up() = FF::Up({.inputs = model_in, .outputs = hidden_out});
+    ff.down() = FF::Down({.inputs = hidden_in, .outputs = model_out});
+    ff.initialize(mha::XavierUniform{.seed = 1});
+    auto tape = ff.tape();
+    EXPECT_EQ(message_of([&] { static_cast<void>(ff(x)); }), "feed_forward: " + text);
+    EXPECT_EQ(message_of([&] { static_cast<void>(ff(x, tape)); }), "feed_forward: " + text);
+    EXPECT_FALSE(tape.recorded());
+  };
+  expect(5, 6, 6, 4, "up() has 5 inputs but d_model is 4");
+  expect(4, 3, 6, 4, "up() has 3 outputs but d_hidden is 6");
+  expect(4, 70, 70, 4, "up() has 70 outputs but d_hidden is 6");
+  expect(4, 6, 7, 4, "down() has 7 inputs but d_hidden is 6");
+  expect(4, 6, 6, 3, "down() has 3 outputs but d_model is 4");
+
+  FF ff({.d_model = 4, .d_hidden = 6});  // of a trained one: as it is
+  FF::Up up({.inputs = 4, .outputs = 6});
+  ff.initialize(mha::XavierUniform{.seed = 1});
+  up.initialize(mha::XavierUniform{.seed = 1});
+  const Tensor<float, 2> before = ff(x);
+  ff.up() = up;
+  const Tensor<float, 2> after = ff(x);
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), after.begin()));
+
+  auto tape = ff.tape();
+  auto gradients = ff.gradients();
+  const Tensor<float, 2> y = ff(x, tape);
+  ff.down() = FF::Down({.inputs = 7, .outputs = 4});
+  ff.down().initialize(mha::XavierUniform{.seed = 1});
+  EXPECT_EQ(message_of([&] { static_cast<void>(ff.backward(y, tape, gradients)); }),
+            "backward: down() has 7 inputs but d_hidden is 6");
+}
+
 TEST(FeedForwardErrors, ANullActivationIsRefusedAtConstruction) {
   using F = mha::Gated<float (*)(float)>;
   EXPECT_EQ(message_of([] { mha::FeedForward<float, mha::Cpu, F>({.d_model = 2, .d_hidden = 2}); }),
