@@ -157,14 +157,14 @@ TEST(Tokenizer, FindsManyAddedTokensInALongText) {
   const mha_test::Scratch scratch;
   nlohmann::json file;
   std::ifstream(file_of("gpt2")) >> file;
-  for (int id = 503; id < 3503; ++id)
+  for (int id = 503; id < 1503; ++id)
     file["added_tokens"].push_back({{"id", id}, {"content", "the unused " + std::to_string(id)}});
-  file["added_tokens"].push_back({{"id", 3503}, {"content", "\n\n"}});
+  file["added_tokens"].push_back({{"id", 1503}, {"content", "\n\n"}});
   const Tokenizer tokenizer(scratch.write("tokenizer.json", file.dump()));
   std::string text;
   for (int i = 0; i < 500; ++i) text += "the attention of the unused derivative work\n\n";
   const std::vector<int> ids = tokenizer.encode(text);
-  EXPECT_EQ(std::count(ids.begin(), ids.end(), 3503), 500);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 1503), 500);
   EXPECT_EQ(decoded(tokenizer, ids), text);
 }
 
