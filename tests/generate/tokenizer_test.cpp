@@ -138,17 +138,17 @@ TEST(Tokenizer, FindsAddedTokensBeforeAndBehindTheNormalizer) {
   const auto add = [&](int id, const char* content, bool normalized) {
     file["added_tokens"].push_back({{"id", id}, {"content", content}, {"normalized", normalized}});
   };
-  add(503, "ab", false);
-  add(504, "xab", true);
+  add(503, "qj", false);
+  add(504, "xqj", true);
   add(505, "cafe\xCC\x81", true);
   add(506, "e\xCC\x81x", false);
   const Tokenizer tokenizer(scratch.write("tokenizer.json", file.dump()));
   const std::vector<int> x = tokenizer.encode("x");
   ASSERT_EQ(x.size(), 1u);
-  EXPECT_EQ(tokenizer.encode("xab"), (std::vector<int>{x[0], 503}));
+  EXPECT_EQ(tokenizer.encode("xqj"), (std::vector<int>{x[0], 503}));
   for (const char* cafe : {"cafe\xCC\x81", "caf\xC3\xA9"}) EXPECT_EQ(tokenizer.encode(cafe), std::vector<int>{505});
   EXPECT_EQ(tokenizer.encode("xe\xCC\x81x"), (std::vector<int>{x[0], 506}));
-  EXPECT_EQ(tokenizer.encode("\xC3\xA9x").front(), tokenizer.encode("\xC3\xA9").front());
+  EXPECT_EQ(tokenizer.encode("\xC3\xA9x"), (std::vector<int>{127, 102, x[0]}));
 }
 
 // Gemma has thousands of added tokens, two line breaks among them: for each the text is searched once, not once for
