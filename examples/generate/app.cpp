@@ -182,6 +182,7 @@ void go_on(const Options& o, std::ostream& out, std::ostream& log, bool terminal
                                               [&](int token) { stream.write(tokenizer.bytes(token)); });
   stream.finish();
   out << '\n' << std::flush;
+  if (!out) throw std::runtime_error("the text could not be written");
   report(log, o, times, *model, *text);
 }
 

@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
 #include <functional>
-#include <memory>
 #include <queue>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -21,36 +18,28 @@ std::uint64_t pair_key(int left, int right) {
   return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
 }
 
-std::string composed(std::string_view text) {
-  utf8proc_uint8_t* out = nullptr;
-  const auto size =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-                   &out, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owned(out, &std::free);
-  if (size < 0) throw std::runtime_error("the text is not UTF-8, which this tokenizer needs to compose characters");
-  return {reinterpret_cast<const char*>(out), static_cast<std::size_t>(size)};
-}
-
 /// Up to the next added token a text is a piece; the token itself is one id, the longest of those that begin there, and
 /// the blanks beside it that it strips are no part of a piece.
 template <class F>
 void cut(std::string_view text, const TokenizerFile::Added& added, std::vector<int>& ids, const F& append_piece) {
-  while (!text.empty()) {
+  std::vector<std::size_t> places;  // where each is found next: none is looked for twice in the same bytes
+  for (const auto& one : added) places.push_back(text.find(one.content));
+  for (std::size_t from = 0; from < text.size();) {
     std::size_t begin = text.size();
     const TokenizerFile::AddedToken* token = nullptr;
-    for (const auto& one : added) {
-      const std::size_t at = text.find(one.content);
-      if (at == text.npos) continue;
-      if (at < begin || (token != nullptr && at == begin && one.content.size() > token->content.size()))
-        begin = at, token = &one;
+    for (std::size_t i = 0; i < added.size(); ++i) {
+      if (places[i] < from) places[i] = text.find(added[i].content, from);
+      if (places[i] == text.npos) continue;
+      const bool longer = token != nullptr && places[i] == begin && added[i].content.size() > token->content.size();
+      if (places[i] < begin || longer) begin = places[i], token = &added[i];
     }
-    std::string_view piece = text.substr(0, begin);
+    std::string_view piece = text.substr(from, begin - from);
     if (token != nullptr && token->strips_left) piece.remove_suffix(spaces_behind(piece));
     if (!piece.empty()) append_piece(piece);
     if (token == nullptr) return;
     ids.push_back(token->id);
-    text.remove_prefix(begin + token->content.size());
-    if (token->strips_right) text.remove_prefix(spaces_in_front(text));
+    from = begin + token->content.size();
+    if (token->strips_right) from += spaces_in_front(text.substr(from));
   }
 }
 
@@ -74,7 +63,7 @@ const Tokenizer::Merge* Tokenizer::merge_of(int left, int right) const {
 std::vector<int> Tokenizer::encode(std::string_view text) const {
   std::vector<int> ids = file_.prefix;
   cut(text, file_.added, ids, [&](std::string_view piece) {
-    const std::string normal = file_.nfc ? composed(piece) : normalized_by(file_, piece);
+    const std::string normal = normalized_by(file_, piece);
     cut(normal, file_.normalized, ids, [&](std::string_view part) {
       append_text(part, piece.data() == text.data() && part.data() == normal.data(), ids);
     });

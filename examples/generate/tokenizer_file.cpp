@@ -2,8 +2,11 @@
 #include "tokenizer_file.hpp"
 
 #include <charconv>
+#include <cstdlib>
 #include <iterator>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -63,6 +66,16 @@ std::string name_of(int byte) {
   constexpr std::string_view digits = "0123456789ABCDEF";
   const auto b = static_cast<std::size_t>(byte);
   return {'<', '0', 'x', digits[b / 16], digits[b % 16], '>'};
+}
+
+std::string composed(std::string_view text) {
+  utf8proc_uint8_t* out = nullptr;
+  const auto size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &out, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owned(out, &std::free);
+  if (size < 0) throw std::runtime_error("the text is not UTF-8, which this tokenizer needs to compose characters");
+  return {reinterpret_cast<const char*>(out), static_cast<std::size_t>(size)};
 }
 
 /// Reads the members of the file into a TokenizerFile, one function each.
@@ -211,10 +224,9 @@ class Reader {
   void add(TokenizerFile::AddedToken token, bool normalized) {
     const auto i = static_cast<std::size_t>(token.id);
     if (into_.tokens.size() <= i) into_.tokens.resize(i + 1);
-    const bool second = normalized && into_.characters;
-    if (second) token.content = normalized_by(into_, token.content);
+    if (normalized) token.content = normalized_by(into_, token.content);
     into_.tokens[i] = written_as(token.content);
-    (second ? into_.normalized : into_.added).push_back(std::move(token));
+    (normalized ? into_.normalized : into_.added).push_back(std::move(token));
   }
 
   void read_normalizer() {
@@ -384,6 +396,7 @@ TokenizerFile::TokenizerFile(const std::filesystem::path& path, int vocabulary) 
 }
 
 std::string normalized_by(const TokenizerFile& file, std::string_view text) {
+  if (file.nfc) return composed(text);
   if (file.blanks != Blanks::by_normalizer) return std::string(text);
   return std::string(file.lead == Lead::none ? "" : kBlank) + replaced(text, " ", kBlank);
 }

@@ -70,7 +70,9 @@ struct TokenizerFile {
   bool fuse_unknown = false;     // one for several in a row
 };
 
-/// What the normalizer makes of a text over characters.
+/// What the normalizer makes of a text.
+///
+/// Errors    std::runtime_error, one sentence, if the text has to be composed (NFC) and is not UTF-8
 std::string normalized_by(const TokenizerFile& file, std::string_view text);
 /// Writes b for every a.
 std::string replaced(std::string_view text, std::string_view a, std::string_view b);

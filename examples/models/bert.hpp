@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -58,13 +59,14 @@ template <mha::Backend B = mha::Cpu> class Bert {
         positions_(weights.position_embeddings()),
         types_(weights.token_type_embeddings()),
         file_(weights.mapping()),
-        norm_(weights.config().norm, backend),
-        pooler_({.inputs = norm_.config().width, .outputs = norm_.config().width}, backend) {
+        norm_(weights.config().norm, backend) {
     const mha::BertConfig& c = weights.config();
     c.require_activation<mha::Gelu>();
     norm_.borrow(weights.embedding_norm(), weights.mapping());
     for (int i = 0; i < c.layers; ++i) blocks_.emplace_back(c, weights.block(i), weights.mapping(), backend);
-    if (weights.has_pooler()) pooler_.borrow(weights.pooler(), weights.mapping());
+    if (!weights.has_pooler()) return;
+    pooler_.emplace(mha::LinearConfig{.inputs = c.norm.width, .outputs = c.norm.width}, backend);
+    pooler_->borrow(weights.pooler(), weights.mapping());
   }
 
   /// Texts of different lengths need no padding: text t is rows offsets[t] to offsets[t + 1] − 1.
@@ -83,18 +85,17 @@ template <mha::Backend B = mha::Cpu> class Bert {
 
   /// What the model says of each text as a whole: x (ΣL, E) → (texts, E), which is work.logits. x may be work.x.
   ///
-  /// Errors    std::invalid_argument if the offsets are not those of x, or a text has no token
+  /// Errors    std::invalid_argument if the checkpoint has no pooler or a text has no token
   const Rows& pool(const Rows& x, std::span<const int> offsets, Work& work) const {
-    if (offsets.empty() || offsets.front() != 0 || offsets.back() != x.rows())
-      throw std::invalid_argument("the offsets of texts begin with 0 and end with the number of rows, " +
-                                  std::to_string(x.rows()));
-    for (std::size_t t = 0; t + 1 < offsets.size(); ++t)
-      if (offsets[t] >= offsets[t + 1])
-        throw std::invalid_argument("text " + std::to_string(t) + " has no token to be pooled by");
+    if (!pooler_) throw std::invalid_argument("the checkpoint has no pooler");
+    require_offsets(offsets, x.rows());
     work.h.resize(static_cast<Eigen::Index>(offsets.size()) - 1, x.cols());
-    for (Eigen::Index t = 0; t < work.h.rows(); ++t) work.h.row(t) = x.row(offsets[static_cast<std::size_t>(t)]);
+    for (std::size_t t = 0; t + 1 < offsets.size(); ++t) {
+      if (offsets[t] == offsets[t + 1]) throw std::invalid_argument("text " + std::to_string(t) + " has no token");
+      work.h.row(static_cast<Eigen::Index>(t)) = x.row(offsets[t]);
+    }
     work.logits.resizeLike(work.h);
-    pooler_(work.h, mha::into(work.logits), work.workspace);
+    (*pooler_)(work.h, mha::into(work.logits), work.workspace);
     return work.logits = work.logits.array().tanh();
   }
   Rows pool(const Rows& x, std::span<const int> offsets) const {
@@ -121,8 +122,7 @@ template <mha::Backend B = mha::Cpu> class Bert {
       throw std::invalid_argument("there are " + std::to_string(ids.size()) + " ids, " + std::to_string(types.size()) +
                                   " token types and texts of " + std::to_string(offsets.empty() ? 0 : offsets.back()) +
                                   " tokens together");
-    if (offsets.front() != 0 || !std::ranges::is_sorted(offsets))
-      throw std::invalid_argument("the offsets of texts begin with 0 and never decrease");
+    require_offsets(offsets, static_cast<Eigen::Index>(ids.size()));
     Rows& x = work.x;
     embed_into(x, words_, ids);
     embed_into(work.r, types_, types);
@@ -132,11 +132,17 @@ template <mha::Backend B = mha::Cpu> class Bert {
     norm_(x, mha::into(x), work.workspace);
   }
 
+  static void require_offsets(std::span<const int> offsets, Eigen::Index rows) {
+    if (offsets.empty() || offsets.front() != 0 || !std::ranges::is_sorted(offsets) || offsets.back() != rows)
+      throw std::invalid_argument("the offsets of texts begin with 0, never decrease and end with the rows, " +
+                                  std::to_string(rows));
+  }
+
   Table words_, positions_, types_;
   std::shared_ptr<const void> file_;  // which they are in
   mha::LayerNorm<float, B> norm_;
   std::vector<Block> blocks_;
-  mha::Linear<float, B> pooler_;
+  std::optional<mha::Linear<float, B>> pooler_;
 };
 
 }  // namespace models

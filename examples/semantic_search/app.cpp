@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <utf8proc.h>
 
 #include "heatmap.hpp"
 #include "model.hpp"
@@ -103,14 +104,28 @@ void draw_heatmap(const SentenceModel& model, const Options& o, std::ostream& lo
   log << "wrote " << o.heatmap[1] << '\n';
 }
 
-/// Text of a file on a terminal: wrapped at blanks, and no control character gets through.
+/// Text of a file on a terminal: a control character, or a byte that is not UTF-8, is a question mark.
+std::string printable(std::string_view text) {
+  std::string shown;
+  while (!text.empty()) {
+    utf8proc_int32_t c = 0;
+    const auto read = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                       static_cast<utf8proc_ssize_t>(text.size()), &c);
+    const std::string_view bytes = text.substr(0, read > 0 ? static_cast<std::size_t>(read) : 1);
+    shown += read <= 0 || utf8proc_category(c) == UTF8PROC_CATEGORY_CC ? "?" : bytes;
+    text.remove_prefix(bytes.size());
+  }
+  return shown;
+}
+
+/// Wrapped at blanks.
 void print_wrapped(std::ostream& out, std::string_view text, std::size_t width, const std::string& indent) {
   std::size_t column = 0;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
     if (column > 0 && column + 1 + end > width) column = 0;
     out << (column > 0 ? std::string(" ") : "\n" + indent);
-    for (const char c : text.substr(0, end)) out << (static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c);
+    out << text.substr(0, end);
     column += (column > 0 ? 1 : 0) + end;
     text.remove_prefix(std::min(end + 1, text.size()));
   }
@@ -144,9 +159,11 @@ void search(const SentenceModel& model, const Options& o, std::ostream& out, std
   for (const Hit& hit : rank(question.row(0), vectors, o.top)) {
     const Passage& p = passages[hit.index];
     out << ++place << ". " << std::fixed << std::setprecision(3) << hit.score << "  " << p.file << ':' << p.line;
-    if (!p.heading.empty()) out << "  (" << p.heading << ')';
-    print_wrapped(out, p.text, 100, "   ");
+    if (!p.heading.empty()) out << "  (" << printable(p.heading) << ')';
+    print_wrapped(out, printable(p.text), 100, "   ");
   }
+  out << std::flush;
+  if (!out) throw std::runtime_error("the answers could not be written");
   if (full > 0)
     log << full << " of " << texts.size() << " passages fill the model's " << model.max_tokens()
         << " tokens; what is beyond was not read\n";

@@ -135,6 +135,7 @@ void train(const Options& o, std::ostream& out, std::ostream& log, bool terminal
                                               .continuation = all.substr(o.prompt.size()),
                                               .maps = head_maps(model, all.substr(0, kMapped))}));
   log << "wrote " << o.out << ": config.json, tokenizer.json, model.safetensors, loss.svg, page.html\n";
+  if (!out) throw std::runtime_error("the text that the model goes on with could not be written");
 }
 
 }  // namespace

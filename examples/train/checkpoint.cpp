@@ -130,7 +130,8 @@ void write_file(const std::filesystem::path& path, const std::string& bytes) {
 }
 
 void write_checkpoint(const Model<float>& model, const std::filesystem::path& folder, const std::string& made_by) {
-  write_file(folder / "config.json", config_of(model.config(), made_by).dump(2) + '\n');
+  write_file(folder / "config.json",
+             config_of(model.config(), made_by).dump(2, ' ', false, Json::error_handler_t::replace) + '\n');
   write_file(folder / "tokenizer.json", tokenizer().dump(1) + '\n');
   write_file(folder / "model.safetensors", tensors_of(model));
 }

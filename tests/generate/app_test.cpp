@@ -55,6 +55,15 @@ TEST(GenerateApp, ContinuesThePromptAndReports) {
       << r.log;
 }
 
+TEST(GenerateApp, SaysThatItsTextIsNotWritten) {
+  const std::string folder = kRandomBytes.string();
+  const std::vector<const char*> argv{"generate", "--model", folder.c_str(), "--tokens", "3"};
+  std::ostringstream out, log;
+  out.setstate(std::ios::badbit);  // as where the disk is full
+  EXPECT_EQ(generate::run(static_cast<int>(argv.size()), argv.data(), out, log, false), 1);
+  EXPECT_EQ(log.str(), kRandom + "generate: the text could not be written\n");
+}
+
 TEST(GenerateApp, RunsTheTrainedModelOfTheRepositoryByDefault) {
   std::ostringstream out, log;
   const std::vector<const char*> argv{"generate", "--temperature", "0", "--tokens", "60"};

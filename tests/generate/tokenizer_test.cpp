@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tokenizer.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -126,6 +127,45 @@ TEST(Tokenizer, TokensAreTheBytesOfTheText) {
     }
   }
   EXPECT_EQ(decoded(Tokenizer(file_of("qwen2")), Tokenizer(file_of("qwen2")).encode("cafe\xCC\x81")), "caf\xC3\xA9");
+}
+
+// The normalizer sees a text before added tokens with `normalized` are found, and those without are found before it:
+// the ids are those of Hugging Face's tokenizers.
+TEST(Tokenizer, FindsAddedTokensBeforeAndBehindTheNormalizer) {
+  const mha_test::Scratch scratch;
+  nlohmann::json file;
+  std::ifstream(file_of("qwen2")) >> file;
+  const auto add = [&](int id, const char* content, bool normalized) {
+    file["added_tokens"].push_back({{"id", id}, {"content", content}, {"normalized", normalized}});
+  };
+  add(503, "qj", false);
+  add(504, "xqj", true);
+  add(505, "cafe\xCC\x81", true);
+  add(506, "e\xCC\x81x", false);
+  const Tokenizer tokenizer(scratch.write("tokenizer.json", file.dump()));
+  const std::vector<int> x = tokenizer.encode("x");
+  ASSERT_EQ(x.size(), 1u);
+  EXPECT_EQ(tokenizer.encode("xqj"), (std::vector<int>{x[0], 503}));
+  for (const char* cafe : {"cafe\xCC\x81", "caf\xC3\xA9"}) EXPECT_EQ(tokenizer.encode(cafe), std::vector<int>{505});
+  EXPECT_EQ(tokenizer.encode("xe\xCC\x81x"), (std::vector<int>{x[0], 506}));
+  EXPECT_EQ(tokenizer.encode("\xC3\xA9x"), (std::vector<int>{127, 102, x[0]}));
+}
+
+// Gemma has thousands of added tokens, two line breaks among them: for each the text is searched once, not once for
+// each paragraph.
+TEST(Tokenizer, FindsManyAddedTokensInALongText) {
+  const mha_test::Scratch scratch;
+  nlohmann::json file;
+  std::ifstream(file_of("gpt2")) >> file;
+  for (int id = 503; id < 1503; ++id)
+    file["added_tokens"].push_back({{"id", id}, {"content", "the unused " + std::to_string(id)}});
+  file["added_tokens"].push_back({{"id", 1503}, {"content", "\n\n"}});
+  const Tokenizer tokenizer(scratch.write("tokenizer.json", file.dump()));
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += "the attention of the unused derivative work\n\n";
+  const std::vector<int> ids = tokenizer.encode(text);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 1503), 500);
+  EXPECT_EQ(decoded(tokenizer, ids), text);
 }
 
 TEST(Tokenizer, OfBytesHasThem) {

@@ -3,6 +3,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -121,23 +122,34 @@ TEST(Models, RefuseInputsThatDoNotFit) {
             "there are 3 ids, 3 token types and texts of 2 tokens together");
   for (const std::vector<int>& offsets : {std::vector<int>{1, 3}, std::vector<int>{0, 7, 2, 3}})
     EXPECT_EQ(refusal([&] { (void)bert(three, three, offsets); }),
-              "the offsets of texts begin with 0 and never decrease");
-  // A text of no token has hidden rows, none, but nothing to be pooled by: not the first row of the next.
-  const std::vector<int> gap{0, 2, 2, 3};
-  const Rows hidden = bert(three, three, gap);
-  EXPECT_EQ(refusal([&] { (void)bert.pool(hidden, gap); }), "text 1 has no token to be pooled by");
-  EXPECT_EQ(refusal([&] {
-              (void)bert.pool(hidden, std::vector<int>{0, 3, 3});
-            }),
-            "text 1 has no token to be pooled by");
-  for (const std::vector<int>& offsets : {std::vector<int>{}, std::vector<int>{1, 3}, std::vector<int>{0, 2, 4}})
-    EXPECT_EQ(refusal([&] { (void)bert.pool(hidden, offsets); }),
-              "the offsets of texts begin with 0 and end with the number of rows, 3");
+              "the offsets of texts begin with 0, never decrease and end with the rows, 3");
+  const Rows x = Rows::Zero(3, bert(three, three, std::vector<int>{0, 3}).cols());
+  EXPECT_EQ(refusal([&] { (void)bert.pool(x, std::vector<int>{0, 3, 3}); }), "text 1 has no token");
+  for (const std::vector<int>& offsets : {std::vector<int>{}, std::vector<int>{0, 2}, std::vector<int>{0, 4}})
+    EXPECT_EQ(refusal([&] { (void)bert.pool(x, offsets); }),
+              "the offsets of texts begin with 0, never decrease and end with the rows, 3");
 
   const Vit<On> vit{mha::Vit<float>(models::testing::data("vit"))};
   const std::vector<float> pixels(3 * 12 * 16);
   EXPECT_EQ(refusal([&] { (void)vit(mha::view(pixels.data(), 3, 12, 16)); }),
             "axis 2 of the pixels is 16, the model's images have 12");
+}
+
+// Such a checkpoint gives rows all the same.
+TEST(Models, RefuseToPoolWithoutAPooler) {
+  const auto from = models::testing::data("bert");
+  std::ostringstream stored;
+  stored << std::ifstream(from / "model.safetensors", std::ios::binary).rdbuf();
+  std::string bytes = stored.str();
+  for (std::size_t at; (at = bytes.find("pooler.dense")) != bytes.npos;) bytes.replace(at, 6, "pooled");
+  const mha_test::Scratch scratch;
+  scratch.write("model.safetensors", bytes);
+  std::filesystem::copy_file(from / "config.json", scratch.root() / "config.json");
+  const Bert<On> bert{mha::Bert<float>(scratch.root())};
+  const std::vector<int> three(3, 0), offsets{0, 3};
+  const Rows x = bert(three, three, offsets);
+  EXPECT_TRUE(x == Bert<On>(mha::Bert<float>(from))(three, three, offsets));
+  EXPECT_EQ(refusal([&] { (void)bert.pool(x, offsets); }), "the checkpoint has no pooler");
 }
 
 TEST(Models, RefuseWeightsOfAnotherGemma) {

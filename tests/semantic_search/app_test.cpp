@@ -96,11 +96,22 @@ TEST_F(App, DrawsAHead) {
 }
 
 TEST_F(App, NoControlCharacterReachesTheTerminal) {
-  const auto odd = model.scratch.write("odd.txt", "the \x1b[31mcat\n");
+  // U+009B begins a command as ESC [ does, and so does its byte alone where a terminal does not read UTF-8.
+  const auto odd = model.scratch.write(
+      "odd.txt",
+      "# a \x1b]0;title\x07 of \xC2\x9Bthe \xC3\xA9\n\nthe \x1b[31mcat \xC2\x9B\x31m\x9B\x31m\xE2\x82\xAC\n");
   const Result result = search({"-q", "cat", odd.string()});
   EXPECT_EQ(result.code, 0) << result.log;
-  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
-  EXPECT_NE(result.out.find("the ?[31mcat"), std::string::npos) << result.out;
+  EXPECT_TRUE(result.out.ends_with(":3  (a ?]0;title? of ?the \xC3\xA9)\n   the ?[31mcat ?1m?1m\xE2\x82\xAC\n"))
+      << result.out;
+}
+
+TEST_F(App, SaysThatItsAnswersAreNotWritten) {
+  const std::vector<const char*> argv{"semantic_search", "--model", folder.c_str(), "-q", "cat", text.c_str()};
+  std::ostringstream out, log;
+  out.setstate(std::ios::badbit);  // as where the disk is full
+  EXPECT_EQ(semantic_search::run(static_cast<int>(argv.size()), argv.data(), out, log, false), 1);
+  EXPECT_EQ(log.str(), "semantic_search: the answers could not be written\n");
 }
 
 TEST_F(App, FaultsAreOneSentenceAndExitCodeOne) {

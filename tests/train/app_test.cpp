@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -79,6 +80,28 @@ TEST_F(TrainApp, MakesTheSameModelWithAnyThreads) {
     EXPECT_TRUE(file("more", name) == file("one", name)) << name;
   ASSERT_EQ(train("other", {"--steps", "2", "--seed", "2"}).code, 0);
   EXPECT_FALSE(file("other", "model.safetensors") == file("one", "model.safetensors"));
+}
+
+// A training is not lost for the name of its text.
+TEST_F(TrainApp, TakesATextWhoseNameIsNotUtf8) {
+  const fs::path odd = scratch.root() / "b\xFFy.txt";
+  std::error_code error;
+  fs::copy_file(text, odd, error);
+  if (error) GTEST_SKIP() << "this file system has no such names";
+  text = odd.string();
+  const Result r = train("out", {"--steps", "1"});
+  EXPECT_EQ(r.code, 0) << r.log;
+  EXPECT_NE(file("out", "config.json").find("--text b\xEF\xBF\xBDy.txt\""), std::string::npos);
+}
+
+TEST_F(TrainApp, SaysThatItsTextIsNotWritten) {
+  const std::string folder = (scratch.root() / "out").string();
+  const std::vector<const char*> argv{"train", "--text", text.c_str(), "--out", folder.c_str(), "--steps", "1"};
+  std::ostringstream out, log;
+  out.setstate(std::ios::badbit);  // as where the disk is full
+  EXPECT_EQ(train::run(static_cast<int>(argv.size()), argv.data(), out, log, false), 1);
+  EXPECT_TRUE(log.str().ends_with("train: the text that the model goes on with could not be written\n")) << log.str();
+  EXPECT_TRUE(fs::exists(scratch.root() / "out" / "page.html"));
 }
 
 TEST_F(TrainApp, ShowsProgressOnATerminalAlone) {
