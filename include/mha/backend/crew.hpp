@@ -253,10 +253,10 @@ bool PoolThreads<Unit>::share(std::atomic<Crew*>& place, Index size, Index tasks
 }
 
 template <class Unit> void PoolThreads<Unit>::end(Crew* crew) {
-  if (crew->process == ForkCount::now())
-    delete crew;
-  else
-    abandon(crew);
+  // At the end of the program a thread that nobody waits for may be in a call.
+  if (crew->process != ForkCount::now() || !crew->turn.try_lock()) return abandon(crew);
+  crew->turn.unlock();
+  delete crew;
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

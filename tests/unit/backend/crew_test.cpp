@@ -60,6 +60,24 @@ TEST(Crew, SleepsUntilASlowTaskOfAnotherThreadIsDone) {
   }
 }
 
+TEST(Crew, IsLeftToACallThatThePoolDoesNotOutlive) {
+  auto pool = std::make_unique<Pool>(2);
+  std::atomic<bool> inside{false}, gone{false}, waited{false};
+  std::thread caller([&] {
+    auto task = [&](Index, Index) {
+      inside = true;
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (!gone && !waited) waited = std::chrono::steady_clock::now() > limit;
+    };
+    pool->run(2, task);
+  });
+  while (!inside) std::this_thread::yield();
+  pool.reset();
+  gone = true;
+  caller.join();
+  EXPECT_FALSE(waited);
+}
+
 TEST(Crew, ThreadsWithoutWorkTakeNoTime) {
   Pool pool(4);
   ASSERT_TRUE(runs_at_once(pool, 4));
