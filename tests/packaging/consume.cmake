@@ -15,7 +15,7 @@ endfunction()
 
 # How a unit with this flag aligns Eigen's memory, and its namespace.
 function(compiled_for flag alignment namespace)
-  file(WRITE "${WORK}/probe.cpp" "#include <mha/interop/eigen.hpp>\nalignment EIGEN_DEFAULT_ALIGN_BYTES, namespace_name MHA_NAMESPACE,")
+  file(WRITE "${WORK}/probe.cpp" "#include <Eigen/Core>\n#include <mha/interop/eigen.hpp>\nalignment EIGEN_DEFAULT_ALIGN_BYTES, namespace_name MHA_NAMESPACE,")
   execute_process(COMMAND "${COMPILER}" -std=c++20 ${flag} ${includes} -E -P "${WORK}/probe.cpp" OUTPUT_VARIABLE text
                           COMMAND_ERROR_IS_FATAL ANY)
   if(NOT text MATCHES "alignment ([0-9]+), namespace_name ([a-z0-9_]+),")

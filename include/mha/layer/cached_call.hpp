@@ -142,11 +142,13 @@ template <class B, class T, class A, class... Extra>
 void require_written(const B& backend, const TensorView<T, 3>& y, const TensorView<A, 3>& log_sum_exp,
                      const Extra&... extra) {
   require_reachable(backend, "layer", "the result", y);
-  require_reachable(backend, "layer", "log-sum-exp", log_sum_exp);
-  const NamedArray first[] = {{"log-sum-exp", footprint(log_sum_exp)}};
-  const NamedArray later[] = {{"the result", footprint(y)},
-                              {"the residual", footprint(find_rows<Residual, const T>(extra...))}};
-  require_apart("layer", first, later);
+  if constexpr ((LogSumExpArgument<Extra> || ...)) {
+    require_reachable(backend, "layer", "log-sum-exp", log_sum_exp);
+    const NamedArray first[] = {{"log-sum-exp", footprint(log_sum_exp)}};
+    const NamedArray later[] = {{"the result", footprint(y)},
+                                {"the residual", footprint(find_rows<Residual, const T>(extra...))}};
+    require_apart("layer", first, later);
+  }
 }
 
 /// Checks that all rows of a call fit that is made in steps of at most so many.
