@@ -13,6 +13,14 @@
 /// A checked call as a backend gets it, whose memory may be its own.
 namespace mha::inline MHA_NAMESPACE::detail {
 
+/// The origins, on the host, of the call of which this one is a piece, if `sent` has such a call.
+template <class Sent> const Index* whole_of(const Sent& sent) {
+  if constexpr (requires { sent.whole; })
+    return sent.whole;
+  else
+    return nullptr;
+}
+
 /// The call as a backend gets it that does not reach the host's memory: its offsets, origins and the numbers of its
 /// source in memory of its own, where sent(list) says, or, if that is null, copied for this call.
 template <class B, class Call, class Frame, class Sent>
@@ -42,8 +50,7 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
     const auto moved = [&](const auto& data) {
       auto result = data;
       if constexpr (std::is_same_v<decltype(result), Origins>) {
-        bool whole = false;  // of the call of which this one is a piece
-        if constexpr (requires { sent.whole; }) whole = data.each == sent.whole;
+        const bool whole = data.each == whole_of(sent);
         if (data.each != nullptr) result = whole ? Origins(there(data.each, batch)) : call.shape.origin;
       }
       return result;
