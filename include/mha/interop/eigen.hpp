@@ -9,8 +9,8 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 
-/// What is named of Eigen here. Its headers take a second to compile: a unit that has Eigen objects includes them
-/// itself, before this file or after it.
+/// What is named of Eigen here. Its headers take time to compile: a unit that has Eigen objects includes them itself,
+/// before this file or after it.
 namespace Eigen {
 template <class> class DenseBase;
 template <class> class PlainObjectBase;
