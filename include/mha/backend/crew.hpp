@@ -209,8 +209,8 @@ struct Crew {
   }
 };
 
-/// A crew cannot be destroyed while it is in a call, nor the parent's in its child, where its threads do not exist; leak
-/// checkers see it here.
+/// A crew cannot be destroyed while it is in a call, nor the parent's in its child, where its threads do not exist;
+/// leak checkers see it here.
 inline void abandon(Crew* crew) { crew->abandoned_before = Crew::abandoned.exchange(crew); }
 
 /// This process's: a forked child leaves its parent's and takes new ones.
