@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -56,12 +57,13 @@ template <class Book> void require_rewind(const char* call, const Book& book, In
 /// rows agree modulo `together`, of which a block has whole multiples.
 ///
 /// All books have these members. reserve() gives memory to all growths or throws and changes nothing; commit() or
-/// drop() follows it, and nothing else comes between.
-class BlockBook {
+/// drop() follows it, and nothing else comes between. They are templates over their storage, so that a file without a
+/// cache compiles nothing of them.
+template <class Storage> class BlockBook {
  public:
-  BlockBook(const Contiguous& s, Index sequences, Index together = 1)
+  BlockBook(const Storage& s, Index sequences, Index together = 1) requires std::same_as<Storage, Contiguous>
       : BlockBook(sequences, {s.length, s.length}, s.length, s.length, together) {}
-  BlockBook(const Ring& s, Index sequences, Index together = 1)
+  BlockBook(const Storage& s, Index sequences, Index together = 1) requires std::same_as<Storage, Ring>
       : BlockBook(sequences, {s.first + s.left + s.rows, s.first}, s.rows, longest_axis, together, s.rows) {}
 
   BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), rows_.rows, rows_.size()}; }
@@ -192,9 +194,9 @@ class BlockBook {
 };
 
 /// Books of pages with reference counts.
-class PageBook {
+template <class Storage> class PageBook {
  public:
-  PageBook(const Paged& s, Index sequences)
+  PageBook(const Storage& s, Index sequences)
       : references_(static_cast<std::size_t>(s.pages)),
         page_(s.page),
         limit_(s.length),

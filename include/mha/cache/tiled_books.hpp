@@ -28,58 +28,60 @@ struct TileExtents {
 /// There are pages of tiles enough for all that rows have pages for. Of one that is full to an owner the last page of
 /// rows is nobody's who has another in its place; so there are as many as last pages, which are one of every n pages
 /// and one more for each place where sequences part. Of those that are full to nobody every sequence has one at most.
-class TiledPageBook : public PageBook {
+template <class Storage> class TiledPageBook : public PageBook<Storage> {
  public:
-  TiledPageBook(const Paged& s, Index sequences, Index positions) : PageBook(s, sequences) {
+  using Book = PageBook<Storage>;
+
+  TiledPageBook(const Storage& s, Index sequences, Index positions) : Book(s, sequences) {
     if (s.page < positions) tiles_.emplace(checked(pages_of_tiles(s, sequences, positions), sequences), sequences);
     tile_copies_.reserve(static_cast<std::size_t>(sequences));
   }
 
   /// Where tiles are kept, and whether that is not where rows are.
-  const PageBook& tile_pages() const { return tiles_ ? *tiles_ : *this; }
+  const Book& tile_pages() const { return tiles_ ? *tiles_ : *this; }
   bool has_tile_pages() const { return tiles_.has_value(); }
   /// What is to be copied of tiles when `rows` are.
   RowCopies& copies_of_tiles(RowCopies& rows) { return tiles_ ? tile_copies_ : rows; }
 
   void add(Index slot) {
-    both([&](PageBook& book) { book.add(slot); });
+    both([&](Book& book) { book.add(slot); });
   }
   void remove(Index slot) {
-    both([&](PageBook& book) { book.remove(slot); });
+    both([&](Book& book) { book.remove(slot); });
   }
   void truncate(Index slot, Index length) {
-    both([&](PageBook& book) { book.truncate(slot, length); });
+    both([&](Book& book) { book.truncate(slot, length); });
   }
   void fork(Index from, Index to, Index length, RowCopies& copies) {
-    both([&](PageBook& book) { book.fork(from, to, length, of(book, copies)); });
+    both([&](Book& book) { book.fork(from, to, length, of(book, copies)); });
   }
   template <class Copy>
   void reorder(std::span<const Index> slots, std::span<const Index> from, std::span<const Index> lengths,
                RowCopies& copies, const Copy& copy) {
-    both([&](PageBook& book) { book.reorder(slots, from, lengths, of(book, copies), copy); });
+    both([&](Book& book) { book.reorder(slots, from, lengths, of(book, copies), copy); });
   }
   void fill(Index slot, Index length, const Gone& gone) {
-    both([&](PageBook& book) { book.fill(slot, length, gone); });
+    both([&](Book& book) { book.fill(slot, length, gone); });
   }
   void reserve(std::span<const Growth> growths, RowCopies& copies) {
-    both([&](PageBook& book) { book.reserve(growths, of(book, copies)); });
+    both([&](Book& book) { book.reserve(growths, of(book, copies)); });
   }
   void commit(std::span<const Growth> growths) {
-    both([&](PageBook& book) { book.commit(growths); });
+    both([&](Book& book) { book.commit(growths); });
   }
   void drop() {
-    both([](PageBook& book) { book.drop(); });
+    both([](Book& book) { book.drop(); });
   }
 
  private:
-  static Paged pages_of_tiles(const Paged& s, Index sequences, Index positions) {
+  static Storage pages_of_tiles(const Storage& s, Index sequences, Index positions) {
     const std::int64_t shared = std::int64_t{blocks_of(s.pages, positions / s.page)} + 2 * std::int64_t{sequences},
                        alone = std::int64_t{blocks_of(s.length, positions)} * sequences;
     return {.pages = static_cast<Index>(std::min({shared, alone, std::int64_t{longest_axis}})),
             .length = s.length,
             .page = positions};
   }
-  static const Paged& checked(const Paged& s, Index sequences) {
+  static const Storage& checked(const Storage& s, Index sequences) {
     check_storage(s, sequences);
     return s;
   }
@@ -89,9 +91,9 @@ class TiledPageBook : public PageBook {
     f(*this);
     if (tiles_) f(*tiles_);
   }
-  RowCopies& of(const PageBook& book, RowCopies& rows) { return &book == this ? rows : tile_copies_; }
+  RowCopies& of(const Book& book, RowCopies& rows) { return &book == this ? rows : tile_copies_; }
 
-  std::optional<PageBook> tiles_;
+  std::optional<Book> tiles_;
   RowCopies tile_copies_;
 };
 
@@ -104,11 +106,13 @@ template <class Storage> auto book_of(const Storage& storage, Index sequences, c
 }
 template <class Storage> using BookOf = decltype(book_of(std::declval<const Storage&>(), Index{}, TileExtents{}));
 
-inline BlockExtents extents_of_tiles(const BlockBook& book) { return book.extents(); }
-inline BlockExtents extents_of_tiles(const TiledPageBook& book) { return book.tile_pages().extents(); }
+template <class S> BlockExtents extents_of_tiles(const BlockBook<S>& book) { return book.extents(); }
+template <class S> BlockExtents extents_of_tiles(const TiledPageBook<S>& book) { return book.tile_pages().extents(); }
 
 /// What is to be copied of tiles when rows are.
-inline RowCopies& copies_of_tiles(BlockBook&, RowCopies& rows) { return rows; }
-inline RowCopies& copies_of_tiles(TiledPageBook& book, RowCopies& rows) { return book.copies_of_tiles(rows); }
+template <class S> RowCopies& copies_of_tiles(BlockBook<S>&, RowCopies& rows) { return rows; }
+template <class S> RowCopies& copies_of_tiles(TiledPageBook<S>& book, RowCopies& rows) {
+  return book.copies_of_tiles(rows);
+}
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -55,10 +55,9 @@ template <class T> Footprint footprint(const T* objects, std::ptrdiff_t count) {
 /// with one step are one, so that where arrays are parts of one matrix few are left.
 class Distances {
  public:
-  Distances(const Footprint& a, const Footprint& b) {
+  MHA_COLD Distances(const Footprint& a, const Footprint& b) {
     for (int i = 0; i < a.axes; ++i) add(a.axis[i].step, 1 - a.axis[i].count, 0);
     for (int i = 0; i < b.axes; ++i) add(b.axis[i].step, 0, b.axis[i].count - 1);
-    std::sort(axis_, axis_ + axes_, [](const Axis& x, const Axis& y) { return x.step > y.step; });
     for (int i = axes_ - 1; i >= 0; --i) {
       reach_[i].low = reach_[i + 1].low + axis_[i].least * axis_[i].step;
       reach_[i].high = reach_[i + 1].high + axis_[i].most * axis_[i].step;
@@ -67,7 +66,7 @@ class Distances {
 
   /// Whether one of them is from `low` to `high`. A search of more than `tries_` steps, which only arrays make whose
   /// strides do not nest, ends with yes.
-  bool meet(std::ptrdiff_t low, std::ptrdiff_t high, int i = 0) {
+  MHA_COLD bool meet(std::ptrdiff_t low, std::ptrdiff_t high, int i = 0) {
     if (i == axes_) return low <= 0 && 0 <= high;
     if (--tries_ < 0) return true;
     const Axis& axis = axis_[i];
@@ -88,10 +87,14 @@ class Distances {
 
   static std::ptrdiff_t floor(std::ptrdiff_t x, std::ptrdiff_t step) { return x / step - (x % step < 0 ? 1 : 0); }
 
+  /// The largest steps come first.
   void add(std::ptrdiff_t step, std::ptrdiff_t least, std::ptrdiff_t most) {
     int i = 0;
-    while (i < axes_ && axis_[i].step != step) ++i;
-    if (i == axes_) axis_[axes_++].step = step;
+    while (i < axes_ && axis_[i].step > step) ++i;
+    if (i == axes_ || axis_[i].step != step) {
+      for (int j = axes_++; j > i; --j) axis_[j] = axis_[j - 1];
+      axis_[i] = {step, 0, 0};
+    }
     axis_[i].least += least;
     axis_[i].most += most;
   }

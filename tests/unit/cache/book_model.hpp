@@ -27,7 +27,7 @@ inline std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 /// rows of the cache are one list of numbers. So are its tiles, if it has pages of them: those of a page are written
 /// from the rows of a sequence.
 template <class Book> class Model {
-  static constexpr bool tiled = std::same_as<Book, mha::detail::TiledPageBook>;
+  static constexpr bool tiled = std::same_as<Book, mha::detail::TiledPageBook<mha::Paged>>;
 
  public:
   template <class Storage, class... Tiles>

@@ -24,13 +24,13 @@ using mha::detail::RowCopies;
 using namespace books;
 
 TEST(BlockBook, KeepsEveryPositionOfContiguousSequences) {
-  random_operations(Model<BlockBook>(Contiguous{.length = 24}, sequences), 5,
+  random_operations(Model<BlockBook<Contiguous>>(Contiguous{.length = 24}, sequences), 5,
                     [](auto&, int refused) { ASSERT_EQ(refused, 0); });
 }
 
 TEST(BlockBook, KeepsWhatARingHasNotDropped) {
   const Ring ring{.left = 5, .rows = 4, .first = 3};
-  random_operations(Model<BlockBook>(ring, sequences), 4, [](auto& model, int refused) {
+  random_operations(Model<BlockBook<Ring>>(ring, sequences), 4, [](auto& model, int refused) {
     ASSERT_EQ(refused, 0);
     for (Index slot = 0; slot < 6; ++slot) {
       if (!model.live(slot)) continue;
@@ -72,7 +72,7 @@ TEST(BlockBook, RefusesAStepLongerThanTheRingsRows) {
 }
 
 TEST(BlockBook, ARingGoesBackByItsRows) {
-  Model<BlockBook> model(Ring{.left = 2, .rows = 3}, 1);
+  Model<BlockBook<Ring>> model(Ring{.left = 2, .rows = 3}, 1);
   model.add(0);
   for (int i = 0; i < 4; ++i) model.step({{0, model.length(0), 3}}, true, true);  // length 12
   EXPECT_TRUE(model.book().can_truncate(0, 9));
@@ -84,7 +84,7 @@ TEST(BlockBook, ARingGoesBackByItsRows) {
 }
 
 TEST(BlockBook, AStepThatIsDroppedGoesOverNothingThatARingKeeps) {
-  Model<BlockBook> model(Ring{.left = 2, .rows = 3, .first = 1}, 1);
+  Model<BlockBook<Ring>> model(Ring{.left = 2, .rows = 3, .first = 1}, 1);
   model.add(0);
   for (int i = 0; i < 4; ++i) model.step({{0, model.length(0), 3}}, true, true);
   const Index oldest = model.book().gone(0, 0).oldest;
@@ -106,13 +106,13 @@ template <class Model> void expect_pages_add_up(Model& model, Index pages) {
 
 TEST(PageBook, KeepsEveryPositionAndEveryPage) {
   // A fork at another length, a reorder or a truncated sequence leaves partly filled pages with several owners.
-  random_operations(Model<PageBook>(Paged{.pages = 400, .length = 900, .page = 16}, sequences), 21,
+  random_operations(Model<PageBook<Paged>>(Paged{.pages = 400, .length = 900, .page = 16}, sequences), 21,
                     [](auto& model, int) { expect_pages_add_up(model, 400); });
 }
 
 TEST(PageBook, RefusesStepsWithoutPagesAndChangesNothing) {
   int most = 0;
-  random_operations(Model<PageBook>(Paged{.pages = 14, .length = 120, .page = 16}, sequences), 21,
+  random_operations(Model<PageBook<Paged>>(Paged{.pages = 14, .length = 120, .page = 16}, sequences), 21,
                     [&](auto& model, int refused) {
                       expect_pages_add_up(model, 14);
                       most = std::max(most, refused);

@@ -24,12 +24,13 @@ TEST(TiledPageBook, KeepsTheTilesOfEveryPosition) {
     SCOPED_TRACE(positions);
     int refusals = 0;
     for (const Index pages : {14, 40, 400})
-      random_operations(Model<TiledPageBook>(Paged{.pages = pages, .length = 400, .page = 16}, sequences, positions),
-                        positions / 2, [&](auto& model, int refused) {
-                          ASSERT_TRUE(model.book().has_tile_pages());
-                          ASSERT_GE(model.book().tile_pages().free_pages(), 0);
-                          refusals += refused;
-                        });
+      random_operations(
+          Model<TiledPageBook<Paged>>(Paged{.pages = pages, .length = 400, .page = 16}, sequences, positions),
+          positions / 2, [&](auto& model, int refused) {
+            ASSERT_TRUE(model.book().has_tile_pages());
+            ASSERT_GE(model.book().tile_pages().free_pages(), 0);
+            refusals += refused;
+          });
     EXPECT_GT(refusals, 0);
   }
 }
@@ -53,7 +54,7 @@ TEST(TiledPageBook, KeepsTilesOfLongPagesWhereRowsAre) {
 
 // Two sequences that share 40 positions: 48 is the end of a page of rows, but not of one of tiles.
 TEST(TiledPageBook, CopiesTilesThatAreSharedBeforeItWrites) {
-  Model<TiledPageBook> model(Paged{.pages = 8, .length = 128, .page = 16}, 2, 64);
+  Model<TiledPageBook<Paged>> model(Paged{.pages = 8, .length = 128, .page = 16}, 2, 64);
   model.add(0);
   model.step({{0, 0, 48}}, true, true);
   model.fork(0, 1, 48);
@@ -90,7 +91,7 @@ TEST(BlockBook, KeepsPositionsAndRowsEqualModuloTheirTiles) {
 
 TEST(BlockBook, KeepsWhatARingInTilesHasNotDropped) {
   const Ring ring{.left = 5, .rows = 4, .first = 3};
-  random_operations(Model<BlockBook>(ring, sequences, 8), 4, [](auto& model, int refused) {
+  random_operations(Model<BlockBook<Ring>>(ring, sequences, 8), 4, [](auto& model, int refused) {
     ASSERT_EQ(refused, 0);
     for (Index slot = 0; slot < sequences; ++slot) {
       if (!model.live(slot)) continue;
