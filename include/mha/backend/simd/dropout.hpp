@@ -138,6 +138,19 @@ template <class A, class Isa> class DropoutFactors {
 template <class A> struct DropBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(A* p, std::ptrdiff_t stride, Index n, Index count, Index first, LaneDraws of) {
+    if constexpr (Isa::minimal) {  // one after another: little code for a level that few machines run
+      for (Index k = first; k < first + n; ++k, p += stride)
+        for (Index lane = 0; lane < count; ++lane)
+          p[lane] *= static_cast<A>(of.draws.factor(of.row[lane], static_cast<Index>(of.position[lane]), k));
+    } else {
+      each_register<Isa>(p, stride, n, count, first, of);
+    }
+  }
+
+ private:
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void each_register(A* p, std::ptrdiff_t stride, Index n, Index count, Index first,
+                                              const LaneDraws& of) {
     using V = vector_t<A, Isa>;
     constexpr int W = Vector<A, Isa>::width;
     for (Index lane = 0; lane < count; lane += W) {

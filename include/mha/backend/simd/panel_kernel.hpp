@@ -156,9 +156,9 @@ template <class A, class S> struct PanelBody {
 
   template <class Isa, int Vectors> MHA_ALWAYS_INLINE static void all_rows(const PanelArgs<A, S>& p) {
     constexpr int most = panel_rows<Isa>;
-    // Tiles of nearly the same height: a last one of one row would be as slow as a whole one. A level that few
-    // machines run has powers of two instead.
-    constexpr bool all_heights = !Isa::minimal;
+    // Tiles of nearly the same height: a last one of one row would be as slow as a whole one. What is left of a panel,
+    // and a level that few machines run, has powers of two instead.
+    constexpr bool all_heights = !Isa::minimal && Vectors == panel_registers<Isa>;
     const Index left = p.n % most;
     const Index tiles = p.n / most + (all_heights ? (left > 0 ? 1 : 0) : std::popcount(static_cast<unsigned>(left)));
     if (tiles == 0) return;
@@ -169,20 +169,21 @@ template <class A, class S> struct PanelBody {
       const Index more = p.n - first;
       const Index rows = all_heights
                              ? (more + (tiles - t) - 1) / (tiles - t)
-                             : static_cast<Index>(std::bit_floor(static_cast<unsigned>(std::min(more, Index{most}))));
-      tile_of<Isa, most, Vectors>(rows, p, first, next, step);
+                             : (more >= most ? most : static_cast<Index>(std::bit_floor(static_cast<unsigned>(more))));
+      tile_of<Isa, most, Vectors, all_heights>(rows, p, first, next, step);
       first += rows;
     }
   }
 
   /// The tile of so many rows, at most RowCount.
-  template <class Isa, int RowCount, int Vectors>
+  template <class Isa, int RowCount, int Vectors, bool AllHeights>
   MHA_ALWAYS_INLINE static void tile_of(Index rows, const PanelArgs<A, S>& p, Index first, const char* next,
                                         std::ptrdiff_t step) {
     if (rows == RowCount)
       tile<Isa, RowCount, Vectors>(p, first, next, step);
     else if constexpr (RowCount > 1)
-      tile_of<Isa, Isa::minimal ? RowCount / 2 : RowCount - 1, Vectors>(rows, p, first, next, step);
+      tile_of<Isa, AllHeights ? RowCount - 1 : int{std::bit_floor(RowCount - 1u)}, Vectors, AllHeights>(rows, p, first,
+                                                                                                        next, step);
   }
 
   /// One step of the depth: sum[i] += rows[i · rows_stride] · a row of the panel. The first row's number may come
