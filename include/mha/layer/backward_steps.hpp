@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <type_traits>
 
 #include "../backend/backend.hpp"
 #include "../backend/row_sums.hpp"
@@ -10,6 +11,7 @@
 #include "../block/rows.hpp"
 #include "../core/copy.hpp"
 #include "../core/view.hpp"
+#include "../policy/position.hpp"
 #include "../score_gradients.hpp"
 #include "backward_items.hpp"
 #include "gradients.hpp"
@@ -27,10 +29,9 @@ void run_position_backward(const Position& position, const TensorView<A, 4>& gra
   if constexpr (requires { position.for_each_items_back(gradient, at, run); }) {
     position.for_each_items_back(gradient, at, run);
   } else {
-    static_assert(
-        !requires { position.for_each_items(gradient, at, run); } && !requires { position.apply(gradient, at.first); },
-        "mha: this position has no backward pass: it has no member for_each_items_back(gradient, at, f) "
-        "(see mha/policy/position.hpp)");
+    static_assert(std::is_same_v<Position, NoPosition>,
+                  "mha: this position has no backward pass: it has no member for_each_items_back(gradient, at, f) "
+                  "(see mha/policy/position.hpp)");
   }
 }
 

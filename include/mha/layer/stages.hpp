@@ -16,6 +16,7 @@
 #include "../core/copy.hpp"
 #include "../policy/call_shape.hpp"
 #include "../policy/mask.hpp"
+#include "../policy/position.hpp"
 #include "config.hpp"
 #include "products.hpp"
 #include "sequence.hpp"
@@ -138,6 +139,10 @@ void run_position(const Position& position, const TensorView<T, 4>& x, const Row
       sequence.extent[1] = at.offsets[b + 1] - at.offsets[b];
       position.apply(sequence, Origins(at.first[b]));
     }
+  } else {
+    static_assert(std::is_same_v<Position, NoPosition>,
+                  "mha: this position turns no rows of the layer's scalar: it has no member apply(x, first) const and "
+                  "no for_each_items(x, at, f) const that takes them (see mha/policy/position.hpp)");
   }
 }
 
