@@ -127,6 +127,11 @@ template <class T> class Gemma : public DecoderWeights<T, GemmaConfig> {
       return;
     }
     detail::refuse_two_scalings(file);
+    // transformers 5 overlooks a type by its older name here.
+    const auto* const scaling = file.find("rope_scaling");
+    if (scaling != nullptr && scaling->is_object() && ConfigFile::found_in(*scaling, "type") != nullptr &&
+        ConfigFile::found_in(*scaling, "rope_type") == nullptr)
+      file.fail("'rope_scaling' has 'type', expected 'rope_type'");
     // One set for each type of layer; before transformers 5 the scaling was of the layers without a window.
     constexpr const char *full = "full_attention", *sliding = "sliding_attention";
     const auto* const both = file.find("rope_parameters");

@@ -86,6 +86,10 @@ template <class T> class Gpt2 {
     detail::size_of(file, "c_attn", {3, c.norm.width});
     c.vocabulary = file.positive("vocab_size");
     c.positions = file.positive("n_positions");
+    detail::require_same_size(file, "num_hidden_layers", "n_layer", c.layers);
+    detail::require_same_size(file, "hidden_size", "n_embd", c.norm.width);
+    detail::require_same_size(file, "num_attention_heads", "n_head", c.attention.num_heads);
+    detail::require_same_size(file, "max_position_embeddings", "n_positions", c.positions);
     c.activation = detail::activation_of(file, "activation_function", file.text("activation_function"));
     c.attention.bias = c.feed_forward.bias = true;
     c.tied = file.flag_or("tie_word_embeddings", true);

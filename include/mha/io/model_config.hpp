@@ -80,6 +80,13 @@ inline void require_causal(const ConfigFile& file) {
   file.only("is_causal", true);
 }
 
+/// A size by the name that transformers has for all families, which it takes before the family's own.
+inline void require_same_size(const ConfigFile& file, const char* common, const char* own, Index size) {
+  const auto* const found = file.find(common);
+  if (found != nullptr && *found != ConfigFile::Json(size))
+    file.refuse(common, *found, std::to_string(size) + " as '" + own + "' is");
+}
+
 /// The product of sizes, which is one too.
 inline Index size_of(const ConfigFile& file, const char* name, std::initializer_list<Index> sizes) {
   std::int64_t product = 1;

@@ -179,6 +179,8 @@ class RotaryReader {
     if (const auto* const rounded = member("truncate")) {
       if (!rounded->is_boolean()) file_.refuse("truncate", *rounded, "true or false");
       yarn.rounded = rounded->get<bool>();
+      // transformers 5 looks for it beside the kinds alone.
+      if (of_ == RotaryOf::kind && !yarn.rounded) file_.refuse("truncate", *rounded, "true for a kind of layers");
     }
     c.scaling = yarn;
   }

@@ -147,6 +147,10 @@ template <class T> class T5 {
     detail::require_causal(file);
     detail::read_sizes(file, {"num_layers", "d_model", "num_heads", "d_ff", "layer_norm_epsilon"}, c,
                        file.positive("d_kv"));
+    detail::require_same_size(file, "num_hidden_layers", "num_layers", c.layers);
+    detail::require_same_size(file, "hidden_size", "d_model", c.norm.width);
+    detail::require_same_size(file, "num_attention_heads", "num_heads", c.attention.num_heads);
+    detail::require_same_size(file, "head_dim", "d_kv", c.attention.head_dim);
     c.attention.scale = 1;
     c.feed_forward.bias = false;
     c.decoder_layers = detail::layers_of(file, "num_decoder_layers", file.positive_or("num_decoder_layers", c.layers));
@@ -170,7 +174,9 @@ template <class T> class T5 {
     refuse_another(file, "is_gated_act", gated, kind);
     c.tied = file.flag_or("tie_word_embeddings", true);
     // T5 1.1 said by untied embeddings that nothing is scaled; since transformers 5 a key of its own does.
-    if (file.flag_or("scale_decoder_outputs", c.tied)) c.output_scale = 1 / std::sqrt(double(c.norm.width));
+    const char* const scaled = "scale_decoder_outputs";
+    if (file.has(scaled) && file.find(scaled) == nullptr) file.refuse(scaled, nullptr, "true or false");
+    if (file.flag_or(scaled, c.tied)) c.output_scale = 1 / std::sqrt(double(c.norm.width));
     return c;
   }
 

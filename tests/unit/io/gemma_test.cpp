@@ -291,6 +291,13 @@ TEST(Gemma, CapsWindowsAndPositionsThatAreNotKnownAreOneSentence) {
             "DIR/config.json: 'rope_parameters.full_attention' has no 'factor'");
   EXPECT_EQ(fault_of("rope_parameters", {{"full_attention", {{"rope_type", "linear"}, {"factor", 8}}}}),
             "DIR/config.json: 'rope_parameters' has 'full_attention', expected one set and none for a kind of layers");
+  // transformers 4 takes these two into account, transformers 5 does not.
+  EXPECT_EQ(fault_of("rope_scaling", {{"type", "linear"}, {"factor", 8}}, "gemma3_text"),
+            "DIR/config.json: 'rope_scaling' has 'type', expected 'rope_type'");
+  EXPECT_EQ(fault_of("rope_scaling", {{"type", "linear"}, {"rope_type", "linear"}, {"factor", 8}}, "gemma3_text"), "");
+  EXPECT_EQ(fault_of("rope_scaling", {{"rope_type", "yarn"}, {"factor", 8}, {"truncate", false}}, "gemma3_text"),
+            "DIR/config.json: 'truncate' is false, expected true for a kind of layers");
+  EXPECT_EQ(fault_of("rope_scaling", {{"rope_type", "yarn"}, {"factor", 8}, {"truncate", true}}, "gemma3_text"), "");
   EXPECT_EQ(fault_of("rope_scaling", {{"full_attention", {{"rope_type", "linear"}, {"factor", 8}}}}, "gemma3_text"),
             "DIR/config.json: 'rope_scaling' has 'full_attention', expected one set and none for a kind of layers");
   for (const std::string type : {"gemma2", "gemma3_text"})

@@ -98,6 +98,18 @@ TEST(ModelConfig, ChangesThatNoFamilyReadsAreRefused) {
             "c: 'quantization_config' is {\"quant_method\":\"gptq\"}, but quantized weights are not read");
 }
 
+TEST(ModelConfig, ASizeByTwoNamesIsTheSame) {
+  const auto beside = [](std::string_view text) {
+    return mha_test::message_of<mha::SafetensorsError>(
+        [&] { mha::detail::require_same_size(ConfigFile("c", text), "num_attention_heads", "n_head", 4); });
+  };
+  EXPECT_EQ(beside("{}"), "");
+  EXPECT_EQ(beside(R"({"num_attention_heads":null})"), "");
+  EXPECT_EQ(beside(R"({"num_attention_heads":4})"), "");
+  EXPECT_EQ(beside(R"({"num_attention_heads":2})"), "c: 'num_attention_heads' is 2, expected 4 as 'n_head' is");
+  EXPECT_EQ(beside(R"({"num_attention_heads":"4"})"), "c: 'num_attention_heads' is \"4\", expected 4 as 'n_head' is");
+}
+
 TEST(ModelConfig, ADecoderThatSeesWhatFollowsIsRefused) {
   const auto causal = [](std::string_view text) {
     return mha_test::message_of<mha::SafetensorsError>([&] { mha::detail::require_causal(ConfigFile("c", text)); });

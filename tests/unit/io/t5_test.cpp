@@ -2,6 +2,7 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -218,6 +219,8 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
             }),
             "DIR/model.safetensors: tensor 'decoder.embed_tokens.weight' is no copy of 'encoder.embed_tokens.weight', "
             "expected the same embeddings in both stacks");
+  EXPECT_EQ(fault([](Folder& f) { f.config["scale_decoder_outputs"] = nullptr; }),
+            "DIR/config.json: 'scale_decoder_outputs' is null, expected true or false");
   EXPECT_EQ(fault([](Folder& f) { f.config["num_decoder_layers"] = 2147483647; }),
             "DIR/config.json: 'num_decoder_layers' is 2147483647, expected at most 100000");
   EXPECT_EQ(fault([](Folder& f) { f.config["num_layers"] = 100001; }),
@@ -237,6 +240,17 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       fault([](Folder& f) { f.config["feed_forward_proj"] = "gated-mish"; }),
       "DIR/config.json: 'feed_forward_proj' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, "
       "silu, swish");
+  // transformers takes the names that all families have before T5's own.
+  for (const auto& [common, own] : {std::pair{"num_hidden_layers", "num_layers"}, std::pair{"hidden_size", "d_model"},
+                                    std::pair{"num_attention_heads", "num_heads"}, std::pair{"head_dim", "d_kv"}}) {
+    EXPECT_EQ(fault([&](Folder& f) { f.config[common] = f.config.at(own); }), "") << common;
+    std::string size;
+    const std::string said = fault([&](Folder& f) {
+      size = f.config.at(own).dump();
+      f.config[common] = 1;
+    });
+    EXPECT_EQ(said, "DIR/config.json: '" + std::string(common) + "' is 1, expected " + size + " as '" + own + "' is");
+  }
   const auto beside = [](const char* kind, const char* key, const nlohmann::json& value) {
     return fault([&](Folder& f) {
       f.file.tensors = Folder(std::string(kind).starts_with("gated")).file.tensors;
