@@ -81,7 +81,9 @@ template <class T> FmaPlan fma_plan(const CallFacts& call, const DeviceFacts& de
       plan.shape = i;
       plan.value_parts = (call.value_dim + Shape::values - 1) / Shape::values;
       plan.threads = Shape::threads;
-      plan.q_stays = Shape::bytes(call.head_dim, true) <= device.shared_bytes;
+      // Asked first, because the bytes of wider heads may be more than a Shared holds.
+      const Index widest = device.shared_bytes / Shape::q_slice * Shape::depth;
+      plan.q_stays = call.head_dim <= widest && Shape::bytes(call.head_dim, true) <= device.shared_bytes;
       plan.shared_bytes = Shape::bytes(call.head_dim, plan.q_stays);
       plan.blocks.row_tiles = (call.shape.queries + Shape::rows - 1) / Shape::rows;
     });

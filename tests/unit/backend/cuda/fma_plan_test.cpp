@@ -112,4 +112,19 @@ TEST(FmaPlan, ColumnsAreSharedOutOnlyBeyondTheWidestShape) {
   EXPECT_FALSE(fma_plan<float>(sizes(1, 64, 64, 1, 1, 2000, 64), device).q_stays);
 }
 
+TEST(FmaPlan, QueriesOfTheWidestHeadsDoNotStay) {
+  const DeviceFacts device;
+  const auto check = [&](const FmaPlan& plan, Index dim) {
+    ASSERT_TRUE(plan) << dim;
+    EXPECT_FALSE(plan.q_stays) << dim;
+    EXPECT_GT(plan.shared_bytes, 0) << dim;
+    EXPECT_LE(plan.shared_bytes, device.shared_bytes) << dim;
+  };
+  // All queries of a block take more bytes than an int holds, in float 2^32 + 2048 at 14913088.
+  for (const Index dim : {7456544, 14913088, mha::detail::longest_axis}) {
+    check(fma_plan<float>(sizes(1, 64, 64, 1, 1, dim, 64), device), dim);
+    check(fma_plan<double>(sizes(1, 64, 64, 1, 1, dim, 64), device), dim);
+  }
+}
+
 }  // namespace
