@@ -211,8 +211,12 @@ namespace detail {
 /// clang has no macro for sums in any order, which make exp wrong by 40 %: it is caught when it takes x + 1 - x for 1.
 void require_ieee_sums() __attribute__((error(
     "mha: needs IEEE arithmetic: compile without -ffast-math, -funsafe-math-optimizations and -fassociative-math")));
+/// Nor for infinities alone, or NaNs alone, that are taken not to be: it knows then without x whether x is one.
+void require_infinities() __attribute__((
+    error("mha: needs IEEE arithmetic: compile without -ffast-math, -fno-honor-infinities and -fno-honor-nans")));
 __attribute__((used)) inline void check_arithmetic(float x) {
   if (__builtin_constant_p((x + 1.f) - x)) require_ieee_sums();
+  if (__builtin_constant_p(__builtin_isinf(x)) || __builtin_constant_p(__builtin_isnan(x))) require_infinities();
 }
 
 }  // namespace detail
