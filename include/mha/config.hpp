@@ -61,6 +61,11 @@
 #error "mha: needs IEEE arithmetic: compile without -ffast-math, -funsafe-math-optimizations and -fassociative-math"
 #endif
 
+#if defined(__FLT_EVAL_METHOD__) && (__FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2)
+#error "mha: needs sums that are rounded to their type: on 32-bit x86 compile with -msse2 -mfpmath=sse"
+#include <mha needs -msse2 -mfpmath=sse>
+#endif
+
 /// Whether errors are thrown. Under -fno-exceptions an error prints its sentence and ends the program.
 #if defined(__cpp_exceptions)
 #define MHA_EXCEPTIONS 1
