@@ -61,6 +61,11 @@
 #error "mha: needs IEEE arithmetic: compile without -ffast-math, -funsafe-math-optimizations and -fassociative-math"
 #endif
 
+#if defined(__FLT_EVAL_METHOD__) && (__FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2)
+#error "mha: needs sums that are rounded to their type: on 32-bit x86 compile with -msse2 -mfpmath=sse"
+#include <mha needs -msse2 -mfpmath=sse>
+#endif
+
 /// Whether errors are thrown. Under -fno-exceptions an error prints its sentence and ends the program.
 #if defined(__cpp_exceptions)
 #define MHA_EXCEPTIONS 1
@@ -211,8 +216,12 @@ namespace detail {
 /// clang has no macro for sums in any order, which make exp wrong by 40 %: it is caught when it takes x + 1 - x for 1.
 void require_ieee_sums() __attribute__((error(
     "mha: needs IEEE arithmetic: compile without -ffast-math, -funsafe-math-optimizations and -fassociative-math")));
+/// Nor for infinities alone, or NaNs alone, that are taken not to be: it knows then without x whether x is one.
+void require_infinities() __attribute__((
+    error("mha: needs IEEE arithmetic: compile without -ffast-math, -fno-honor-infinities and -fno-honor-nans")));
 __attribute__((used)) inline void check_arithmetic(float x) {
   if (__builtin_constant_p((x + 1.f) - x)) require_ieee_sums();
+  if (__builtin_constant_p(__builtin_isinf(x)) || __builtin_constant_p(__builtin_isnan(x))) require_infinities();
 }
 
 }  // namespace detail

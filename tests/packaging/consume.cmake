@@ -96,6 +96,16 @@ if(CONSUMER STREQUAL "two_units")
   return()
 endif()
 
+if(CONSUMER STREQUAL "two_libraries")
+  foreach(library IN ITEMS first second)
+    run("${COMPILER}" -std=c++20 -O2 -fPIC -shared ${includes} "${here}/two_libraries/library.cpp" -pthread -o
+        "${WORK}/${library}.so")
+  endforeach()
+  run("${COMPILER}" -std=c++20 "${here}/two_libraries/main.cpp" -ldl -o "${WORK}/consumer")
+  run("${WORK}/consumer" "${WORK}/first.so" "${WORK}/second.so")
+  return()
+endif()
+
 if(CONSUMER STREQUAL "two_flags")
   foreach(unit IN ITEMS main other)
     run("${COMPILER}" -std=c++20 -O2 -DMHA_ISA_MAX=1 ${includes} -c "${here}/two_flags/${unit}.cpp" -o "${WORK}/${unit}_plain.o")
