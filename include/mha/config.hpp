@@ -79,6 +79,13 @@
 #define MHA_RETHROW static_cast<void>(0)
 #endif
 
+/// Of a variable that each shared library has its own of, because one that is closed takes with it what it points to.
+#if defined(__ELF__) || defined(__APPLE__)
+#define MHA_OF_LIBRARY __attribute__((visibility("hidden")))
+#else
+#define MHA_OF_LIBRARY
+#endif
+
 /// Whether the compiler has what the kernels of backend/simd, cpu and systolic are written in: vector types and
 /// attributes of functions. Everything else, EigenCpu among it, does without.
 #if defined(__GNUC__)

@@ -43,10 +43,8 @@ class ForkCount {
 
  private:
   static inline std::atomic<unsigned> count_{0};
-#if defined(__unix__) || defined(__APPLE__)
-  // Each shared library has its own: a handler goes with the library that gave it, while others may share the count.
-  __attribute__((visibility("hidden"))) static inline std::atomic<bool> watched_{false};
-#endif
+  // A handler goes with the library that gave it, while others may share the count.
+  MHA_OF_LIBRARY static inline std::atomic<bool> watched_{false};
 };
 
 /// How long a thread looks out for another one before it sleeps, from which it takes longer to wake than a short

@@ -61,8 +61,9 @@ class Pool {
   std::atomic<Crew*> crew_{nullptr};
 };
 
-/// Of all calls of the program that name no other. Not a static of a function, for the sake of a forked child.
-inline constinit Pool shared_pool;
+/// Of all calls of the program, or of a shared library, that name no other: its threads run the library's code. Not a
+/// static of a function, for the sake of a forked child.
+MHA_OF_LIBRARY inline constinit Pool shared_pool;
 
 }  // namespace detail
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// main FIRST SECOND: two shared libraries that have mha. The second is gone, and a forked child computes by the first.
+// main FIRST SECOND: two shared libraries that have mha. The second computes and is closed, and the first and a forked
+// child of it go on.
 #include <cstdio>
 #include <cstdlib>
 
@@ -29,7 +30,7 @@ int main(int, char** arguments) {
   void* const first = opened(arguments[1]);
   void* const second = opened(arguments[2]);
   if (first == nullptr || second == nullptr) return 1;
-  if (!sums(second, "on_own_pool")) return 2;
+  if (!sums(second, "on_own_pool") || !sums(second, "on_shared_pool")) return 2;
   ::dlclose(second);
   if (!sums(first, "on_shared_pool")) return 3;
   const pid_t child = ::fork();
