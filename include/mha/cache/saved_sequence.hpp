@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <span>
@@ -100,8 +101,8 @@ template <class F> class SavedRows {
             ", outside [0, ", longest_axis, "]");
     require(header_.first_gone >= 0 && header_.oldest >= 0 && header_.oldest <= header_.length &&
                 (header_.oldest == 0 ? header_.first_gone == 0 : header_.first_gone < header_.oldest),
-            "restore: the saved sequence says that positions ", header_.first_gone, " to ", header_.oldest - 1,
-            " are gone of ", header_.length);
+            "restore: the saved sequence says that positions ", header_.first_gone, " to ",
+            std::int64_t{header_.oldest} - 1, " are gone of ", header_.length);
     row_bytes_ = shape.row_elements() * sizeof(F);
     layer_bytes_ = kept_positions(header_.length, gone()) * row_bytes_;
     const std::size_t expected = sizeof header_ + static_cast<std::size_t>(layers) * layer_bytes_;

@@ -94,6 +94,8 @@ TEST(SavedSequence, RefusesWhatItIsNot) {
     EXPECT_NE(refusal(with(good, &SavedHeader::oldest, gone)), "");
     EXPECT_NE(refusal(with(good, &SavedHeader::first_gone, gone)), "");
   }
+  EXPECT_EQ(refusal(with(good, &SavedHeader::oldest, -2147483647 - 1)),
+            "restore: the saved sequence says that positions 0 to -2147483649 are gone of 5");
   EXPECT_NE(refusal(with(good, &SavedHeader::scalar_bytes, 2)), "");
   auto unterminated = good;
   for (std::size_t i = 8; i < 24; ++i) unterminated[i] = std::byte{'f'};
