@@ -3,7 +3,7 @@
 //
 // You learn   to run a layer as a TPU would by changing one type, what that costs in digits, and why head sizes are so
 //             often 64 or 128: an array works on whole tiles, and what does not fill one is multiplied by zeros
-// The maths   x ≈ bf16(x), |x − bf16(x)| ≤ 2⁻⁹|x|; a product of (M, K) by (K, N) takes ⌈M/R⌉·⌈N/C⌉·⌈K/d⌉ passes of an
+// The maths   x ≈ bf16(x), |x − bf16(x)| ≤ 2⁻⁸|x|; a product of (M, K) by (K, N) takes ⌈M/R⌉·⌈N/C⌉·⌈K/d⌉ passes of an
 //             R × C array of depth d, and fills M·N·K of the R·C·d multiply-adds of each
 // Symbols     L = 256 tokens, E = 256, 4 heads; X, Y (L, E)  Q Kᵀ: (L, d_k) by (d_k, L)   P V: (L, L) by (L, d_k)
 // Output      which matrix unit ran, and for AMX's tiles and a TPU's 128 × 128 array

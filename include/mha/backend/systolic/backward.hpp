@@ -195,7 +195,7 @@ template <class T> class BackwardMachine {
 ///             D̂ = d_out · out is of the same weights, which add up to 1: |D̂ − D| ≤ δ Σ w |dP − D|, so that
 ///             |dS error| ≤ B = δ w (|dP − D| + (1 + δ) Σ w |dP − D|), and rounded (1 + u) B + u |dS|;
 ///             dQ and dK have Σ |k| or |q| times that. Beside them stand (Lk + Lq + Dv) · 2⁻²³ of float sums, and where
-///             out is 16 bits wide its rounding, w |d_out| |out| 2⁻⁹ in dS. ∂t/∂s of a score multiplies B.
+///             out is 16 bits wide its rounding, w |d_out| |out| 2⁻⁸ in dS. ∂t/∂s of a score multiplies B.
 ///           Tests hold it to that
 /// Bits      a dQ row depends on its query and what that sees, a dK or dV row on its key and all queries of its
 ///           sequence and head group, and all on the unit; none on threads

@@ -6,7 +6,7 @@
 /// How many bfloat16 products stand for one product of floats, named as on TPUs. An operand x is split into bfloat16
 /// parts x₀ = round(x), x₁ = round(x − x₀), x₂ = round(x − x₀ − x₁); the products of parts are added, small ones first.
 ///
-/// Numerics  relative error of one operand: 2⁻⁹ with one part, 2⁻¹⁷ or less with two, 2⁻²⁵ or less with three.
+/// Numerics  relative error of one operand: 2⁻⁸ or less with one part, 2⁻¹⁷ with two, 2⁻²⁵ with three.
 ///           With more than one part of both, an infinite operand gives NaN (∞ · 0), and so does one that rounds to
 ///           infinity
 namespace mha::inline MHA_NAMESPACE {

@@ -37,7 +37,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// weights · v, are single products of bfloat16 whatever the Precision.
 ///
 /// Scalars   float, bfloat16, half: rounded to bfloat16 on entry, results in the same scalar
-/// Numerics  relative error of a rounded operand 2⁻⁹. Subnormal numbers count as zero in products on hardware,
+/// Numerics  relative error of a rounded operand 2⁻⁸ or less. Subnormal numbers count as zero in products on hardware,
 ///           and so do results in bfloat16 of dense products where the level is avx512. Gradients: as
 ///           detail::systolic::attend_backward() says
 /// Bits      an output row depends on its own query, keys and mask and on the unit, not on the threads or on other rows

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 
@@ -52,6 +53,21 @@ TEST(Precision, EachKeepsTheDigitsItSays) {
   EXPECT_LT(largest_miss<mha::HighPrecision>(), 2 * 0x1p-17 + 1.01 * 0x1p-16);
   EXPECT_GT(largest_miss<mha::HighPrecision>(), 0x1p-19);
   EXPECT_LT(largest_miss<mha::HighestPrecision>(), 2.1 * 0x1p-24);
+}
+
+TEST(Precision, AnOperandMissesByAtMostWhatItsPartsLeave) {
+  constexpr double least[] = {0x1p-8, 0x1p-17, 0x1p-25};
+  double worst[3] = {};
+  for (int i = 0; i < 1 << 16; ++i) {
+    const float x = 1 + static_cast<float>(i) * 0x1.0081p-16f;
+    float rest = x;
+    for (double& w : worst) {
+      rest -= float(mha::bfloat16(rest));
+      w = std::max(w, std::abs(double{rest} / x));
+    }
+  }
+  for (int parts = 0; parts < 3; ++parts) EXPECT_LE(worst[parts], least[parts]) << parts + 1;
+  EXPECT_GT(worst[0], 0.99 * 0x1p-8);
 }
 
 template <class Precision> void expect_small_products_first() {
