@@ -14,6 +14,8 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,7 +32,9 @@ void check(const char* claim, bool holds) {
 
 // What PyTorch would have saved for nn.MultiheadAttention(16, 4): a header in JSON behind its length, then the numbers.
 std::filesystem::path saved_checkpoint() {
-  const auto path = std::filesystem::temp_directory_path() / "mha_18_checkpoint.safetensors";
+  // A name of its own: a mapped file must not change, and another run of this program may be writing.
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("mha_18_checkpoint_" + std::to_string(std::random_device{}()) + ".safetensors");
   std::vector<float> numbers;
   std::string header = "{";
   const auto add = [&](const char* name, const char* shape, int size) {
@@ -51,6 +55,7 @@ std::filesystem::path saved_checkpoint() {
   file.write(reinterpret_cast<const char*>(&length), sizeof length);
   file.write(header.data(), std::streamsize(header.size()));
   file.write(reinterpret_cast<const char*>(numbers.data()), std::streamsize(numbers.size() * sizeof(float)));
+  if (!file.flush()) throw std::runtime_error("cannot write " + path.string());
   return path;
 }
 
