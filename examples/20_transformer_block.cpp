@@ -89,7 +89,8 @@ int main() {
   const Rows<double> hidden =
       linear_by_hand(norm_by_hand(expected, block.norm2.parameters()), block.feed_forward.up().parameters(), true);
   expected += linear_by_hand(hidden, block.feed_forward.down().parameters(), false);
-  check("four calls are a block of GPT-2", (x.cast<double>() - expected).cwiseAbs().maxCoeff() < 1e-5);
+  check("four calls are a block of GPT-2",
+        (x.cast<double>() - expected).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-5);
 
   const int allocations = workspace.allocations();
   block(x, h, r, workspace);
@@ -99,7 +100,7 @@ int main() {
   const mha::RmsNorm<float> rms({.width = E});
   const Rows<float> y = rms(x);
   check("RmsNorm makes every row's mean square 1",
-        (y.rowwise().squaredNorm().array() / E - 1).abs().maxCoeff() < 1e-4f);
+        (y.rowwise().squaredNorm().array() / E - 1).abs().maxCoeff<Eigen::PropagateNaN>() < 1e-4f);
 
   std::printf("\n%s", block.norm1.explain(L).c_str());
   return failures == 0 ? 0 : 1;
