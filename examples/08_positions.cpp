@@ -7,8 +7,8 @@
 //             (x, y) → (x cos a − y sin a, x sin a + y cos a);  then q·k depends on p_q − p_k only.
 //             Alibi: logit − slope_h·|p_q − p_k|
 // Symbols     L = 12 tokens of E = 32, H = 4 heads of D = 8; X, Y (L, E)  one query or key (1, 1, 1, D)
-// Output      eleven lines that end in "yes"; by how much three scalings slow each pair, of which pair 1 is
-//                  1                2.037              4.000   1.587   1.963
+// Output      twelve lines that end in "yes"; by how much four scalings slow each pair, of which pair 1 is
+//                  1                2.037              4.000   1.587   1.963   1.600
 // Next        09_write_a_score.cpp
 #include <cmath>
 #include <cstdio>

@@ -35,7 +35,7 @@ double milliseconds(const Layer& layer, const Rows& x) {
   return times[3];
 }
 
-// How many of a token's distributions differ: the mean over tokens of the distance between the first and last head's.
+// How far a token's distributions are apart: the mean over tokens of the distance between the first and last head's.
 double disagreement(const mha::Tensor<float, 4>& weights) {
   double sum = 0;
   for (int i = 0; i < L; ++i)

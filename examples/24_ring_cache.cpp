@@ -3,7 +3,8 @@
 //
 // You learn   to go on for ever in fixed memory: a window of the last tokens, and a few first ones that stay
 // The maths   query q sees key k ≤ q if q − k ≤ 31, or k < 4: Mistral's window with StreamingLLM's "attention sinks"
-// Symbols     E = 32 model width, 4 heads; Ring{.left = 31, .rows = 16, .first = 4} for 4 + 31 + 16 positions
+// Symbols     E = 32 model width, 4 heads; Ring{.left = 31, .rows = 16, .first = 4} keeps 4 + 31 + 16 positions and has
+//             memory for the 16 of the next step
 // Output      lines that end in "yes", and the sentence of a mask that needs more than the ring keeps
 // Next        25_paged_cache.cpp, many sequences that share a prompt
 #include <cmath>
