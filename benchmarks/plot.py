@@ -83,7 +83,7 @@ def escape(text):
 def steps(top):
     """Round numbers from 0 to top, four or five of them."""
     size = 10 ** math.floor(math.log10(top))
-    step = next(s * size for s in (0.1, 0.2, 0.25, 0.5, 1) if top / (s * size) <= 5)
+    step = next(s * size for s in (0.1, 0.2, 0.25, 0.5, 1, 2) if top / (s * size) <= 5)
     return [i * step for i in range(int(top / step) + 1)]
 
 

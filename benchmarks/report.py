@@ -223,6 +223,9 @@ def main():
     options = parser.parse_args()
 
     pieces = CUDA_PIECES if options.cuda else PIECES
+    for name in options.piece:
+        if name not in pieces:
+            parser.error("there is no piece '%s': --list names them" % name)
     building = not (options.no_build or options.pages or options.list)
     if options.cuda and not (options.pages or options.list) and missing_gpu():
         sys.exit("report.py: nothing is measured: " + missing_gpu())

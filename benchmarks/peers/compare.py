@@ -10,7 +10,7 @@ Needs      numpy, and the libraries mha_peer, mha_peer_native and, for the group
 Compares   pip install torch==2.15.0 onnxruntime==1.31.1 onnx==1.23.2 (the versions measured), openvino==2026.4.1 for
            the group `model`. FlexAttention and torch.compile want a C++ compiler and half a minute for each case, the
            first time: --check compiles and checks and times nothing.
-Usage      python3 benchmarks/peers/compare.py [--group attention masks …] [--threads 1 2] [--filter REGEX]
+Usage      python3 benchmarks/peers/compare.py [--group attention masks …] [--threads 1 0] [--filter REGEX]
                                               [--peers REGEX] [--check] [--json FILE]
 """
 
@@ -204,18 +204,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release", help="where the libraries are, in any folder below")
     parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer training backward linear model; all if not given")
-    parser.add_argument("--threads", type=int, nargs="*", help="1 and all of them (0) if not given")
+    parser.add_argument("--threads", type=int, nargs="*", help="1, all of ours (0) or both, which are the default; MHA_NUM_THREADS says how many these are")
     parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
     parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
     parser.add_argument("--check", action="store_true", help="compute and check, time nothing")
     parser.add_argument("--json", help="write the rows there")
     options = parser.parse_args()
+    everything = (*cases.all_cases(), *blocks.all_cases())
+    for group in options.group or ():
+        if group not in {c.group for c in everything}:
+            parser.error("there is no group '%s'" % group)
     chosen = [
         c
-        for c in (*cases.all_cases(), *blocks.all_cases())
+        for c in everything
         if (not options.group or c.group in options.group) and re.search(options.filter, c.name)
     ]
     library, present, absent = everybody(options.build)
+    every_thread = library.threads()
+    for n in options.threads or ():
+        if n not in (0, 1, every_thread):  # ours would have more threads than the others
+            parser.error("--threads is %d, but ours has 1 or %d: set MHA_NUM_THREADS" % (n, every_thread))
     of_blocks = {}
     if any(case.group == "model" for case in chosen):
         of_blocks, absent_there = everybody_of_blocks(options.build, library)
@@ -228,7 +236,6 @@ def main():
     with_versions = [library.description(), *("%s %s" % item for item in versions.items())]
     print("; ".join(with_versions), flush=True)
     rows = []
-    every_thread = library.threads()
     for threads in dict.fromkeys(n or every_thread for n in options.threads or (1, 0)):
         for case in chosen:
             row = measure(case, threads, library, of_blocks if case.group == "model" else present, options.check)

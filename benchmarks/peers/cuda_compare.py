@@ -409,6 +409,10 @@ def main():
     parser.add_argument("--check", action="store_true", help="compute and check, time nothing")
     parser.add_argument("--json", help="write the rows there")
     options = parser.parse_args()
+    everything = list(all_cases())
+    for group in options.group or ():
+        if group not in {c.group for c in everything}:
+            parser.error("there is no group '%s'" % group)
     library = Library(options.build)
     why = library.missing().decode()
     if not why:
@@ -420,7 +424,7 @@ def main():
     present = {OURS: Ours(library), **{n: make() for n, make in PEERS.items() if re.search(options.peers, n)}}
     chosen = [
         c
-        for c in all_cases()
+        for c in everything
         if (not options.group or c.group in options.group) and re.search(options.filter, c.name)
     ]
     print("%s; torch %s with cuDNN %s" % (library.card().decode(), torch.__version__, torch.backends.cudnn.version()))
