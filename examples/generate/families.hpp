@@ -3,6 +3,7 @@
 // compiles every family.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <span>

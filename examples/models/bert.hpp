@@ -125,7 +125,7 @@ template <mha::Backend B = mha::Cpu> class Bert {
     require_offsets(offsets, static_cast<Eigen::Index>(ids.size()));
     Rows& x = work.x;
     embed_into(x, words_, ids);
-    embed_into(work.r, types_, types);
+    embed_into(work.r, types_, types, "token type");
     x += work.r;
     for (std::size_t t = 0; t + 1 < offsets.size(); ++t)
       add_positions(x.middleRows(offsets[t], offsets[t + 1] - offsets[t]), positions_);

@@ -33,16 +33,17 @@ using Table = std::variant<mha::TensorView<const float, 2>, mha::TensorView<cons
 
 /// x ← the rows of the table (V, E) that the ids (L) name: (L, E).
 ///
+/// called    what an id is
 /// Errors    std::invalid_argument if an id is not one of the V
-inline void embed_into(Rows& x, const Table& table, std::span<const int> ids) {
+inline void embed_into(Rows& x, const Table& table, std::span<const int> ids, const char* called = "token") {
   std::visit(
       [&](const auto& rows) {
         x.resize(static_cast<Eigen::Index>(ids.size()), rows.extent[1]);
         for (int i = 0; i < x.rows(); ++i) {
           const int id = ids[static_cast<std::size_t>(i)];
           if (id < 0 || id >= rows.extent[0])
-            throw std::invalid_argument("token " + std::to_string(id) + " is outside the vocabulary of " +
-                                        std::to_string(rows.extent[0]));
+            throw std::invalid_argument(std::string(called) + ' ' + std::to_string(id) +
+                                        " is outside the vocabulary of " + std::to_string(rows.extent[0]));
           for (int j = 0; j < x.cols(); ++j) x(i, j) = rows(id, j);
         }
       },

@@ -35,13 +35,13 @@ std::string squeezed(std::string_view text) {
   return result;
 }
 
-/// "# Title" to "######  Title ##" → the title; anything else → nothing.
+/// "# Title" to "######  Title ##" → the title; anything else → nothing. A # that is not behind a blank is the title's.
 std::string_view heading_of(std::string_view line) {
   const std::size_t level = std::min(line.find_first_not_of('#'), line.size());
   if (level < 1 || level > 6 || level == line.size() || !is_blank(line[level])) return {};
   line = trimmed(line.substr(level));
-  while (!line.empty() && line.back() == '#') line.remove_suffix(1);
-  return trimmed(line);
+  const std::size_t end = line.find_last_not_of('#') + 1;
+  return end == 0 || is_blank(line[end - 1]) ? trimmed(line.substr(0, end)) : line;
 }
 
 bool starts_item(std::string_view line) {
@@ -54,10 +54,11 @@ bool starts_item(std::string_view line) {
 
 bool starts_row(std::string_view line) { return line.size() > 1 && line[0] == '|'; }
 
-/// The run of ``` or ~~~ that begins a fenced block; empty if the line begins none.
+/// The run of ``` or ~~~ that begins a fenced block; empty if the line begins none, as one with ``` on both sides.
 std::string_view fence_of(std::string_view line) {
   if (line.empty() || (line[0] != '`' && line[0] != '~')) return {};
   const std::size_t run = std::min(line.find_first_not_of(line[0]), line.size());
+  if (line[0] == '`' && line.find('`', run) != line.npos) return {};
   return run >= 3 ? line.substr(0, run) : std::string_view();
 }
 

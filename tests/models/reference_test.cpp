@@ -120,6 +120,10 @@ TEST(Models, RefuseInputsThatDoNotFit) {
               (void)bert(three, three, std::vector<int>{0, 2});
             }),
             "there are 3 ids, 3 token types and texts of 2 tokens together");
+  EXPECT_EQ(refusal([&] {
+              (void)bert(three, std::vector<int>{0, 1, 9}, std::vector<int>{0, 3});
+            }),
+            "token type 9 is outside the vocabulary of 2");
   for (const std::vector<int>& offsets : {std::vector<int>{1, 3}, std::vector<int>{0, 7, 2, 3}})
     EXPECT_EQ(refusal([&] { (void)bert(three, three, offsets); }),
               "the offsets of texts begin with 0, never decrease and end with the rows, 3");

@@ -42,6 +42,8 @@ TEST(Passages, HeadingsBelongToWhatFollows) {
           {"f", 1, "", "Title"}, {"f", 3, "Masks", "first"}, {"f", 5, "Masks", "second"}, {"f", 6, "", "Empty"}}));
   EXPECT_EQ(paragraphs("#hashtag is text\n####### seven too"),
             (Passages{{"f", 1, "", "#hashtag is text ####### seven too"}}));
+  EXPECT_EQ(paragraphs("# In C#\n## ##\ntext\n# F# ###"),
+            (Passages{{"f", 2, "In C#", "## ## text"}, {"f", 4, "", "F#"}}));
   EXPECT_EQ((Passage{"f", 3, "Masks", "first"}.searchable()), "Masks: first");
   EXPECT_EQ((Passage{"f", 3, "", "first"}.searchable()), "first");
 }
@@ -61,6 +63,7 @@ TEST(Passages, FencedCodeStaysWhole) {
             (Passages{{"f", 1, "", "text"}, {"f", 3, "", "# not a heading - not an item ~~~"}, {"f", 8, "", "after"}}));
   EXPECT_EQ(paragraphs("````\na\n```\nb\n````\nc"), (Passages{{"f", 2, "", "a ``` b"}, {"f", 6, "", "c"}}));
   EXPECT_EQ(paragraphs("```\nnever closed\n\n# still code"), (Passages{{"f", 2, "", "never closed # still code"}}));
+  EXPECT_EQ(paragraphs("```a ``` in a line\n\nb"), (Passages{{"f", 1, "", "```a ``` in a line"}, {"f", 3, "", "b"}}));
 }
 
 TEST(Passages, WordsOfAnyScriptCount) {
