@@ -210,6 +210,10 @@ if(CONSUMER STREQUAL "cuda_off")
   # The cache of a tree that was configured with the component mha::cuda, and then without it.
   run("${CMAKE_COMMAND}" -S "${SOURCE}" -B "${WORK}/build" -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${COMPILER}"
       -DCMAKE_CUDA_COMPILER=nvcc -DMHA_WITH_CUDA=OFF -DMHA_BUILD_BENCHMARKS=OFF)
+  foreach(component IN ITEMS OPENMP IO CUDA)
+    must_fail("MHA_WITH_${component} is 'off', expected AUTO, ON or OFF" "${CMAKE_COMMAND}" -S "${SOURCE}" -B "${WORK}/no_${component}"
+              -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${COMPILER}" -DMHA_WITH_${component}=off)
+  endforeach()
   return()
 endif()
 
