@@ -13,6 +13,7 @@
 //             and a table of one number for each distance, which sums up its own gradients, comes as near:
 //               table: 0.4 % of the loss is left
 // Next        27_train_a_layer.cpp, a layer that learns
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -33,14 +34,14 @@ template <class T = float> struct Distance {
 
 // Many numbers, of which a pair needs one: the score says itself what a pair adds to their gradients.
 struct ByDistance {
-  std::array<float, 48> table{};  // what is added at a distance of 0, 1, …
+  std::array<float, 48> table{};  // what is added at a distance of 0, 1, … 46, and from 47 on
   std::span<float> numbers() { return table; }
   std::span<const float> numbers() const { return table; }
   template <class S> S operator()(S s, int, int, int q, int k) const { return s + table[at(q, k)]; }
   template <class G, class S> void accumulate(G gradient, S dt, S, int, int, int q, int k) const {
     gradient[at(q, k)] += dt;
   }
-  static std::size_t at(int q, int k) { return static_cast<std::size_t>(mha::abs(q - k)); }
+  static std::size_t at(int q, int k) { return static_cast<std::size_t>(std::min(mha::abs(q - k), 47)); }
 };
 
 int main() {
