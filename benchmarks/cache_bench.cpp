@@ -238,7 +238,7 @@ std::vector<StorageRow> storage_rows;
 /// Two caches in turns, and reading as many bytes as a row reads of each.
 template <class Threads, class T, class One, class Other>
 void in_turns(benchmark::State& state, StorageRow row, One&& one, Other&& other, int seen) {
-  const std::vector<float> memory(std::size_t(seen) * kv_heads * dim * 2 * sizeof(T) / sizeof(float), 1.f);
+  const auto memory = bench::numbers_to_read(std::size_t(seen) * kv_heads * dim * 2 * sizeof(T) / sizeof(float));
   const auto read = [&] { bench::read_all<Threads>(memory.data(), memory.size()); };
   const bench::Clock clock = bench::clock_of<Threads>();
   const int calls = bench::calls_per_sample(clock, other), reads = bench::calls_per_sample(clock, read);

@@ -19,6 +19,7 @@
 #include <mha/backend/executor.hpp>
 #include <mha/backend/simd/isa.hpp>
 #include <mha/backend/simd/vector.hpp>
+#include <mha/core/tensor.hpp>
 
 namespace bench {
 
@@ -141,6 +142,14 @@ template <class Threads = mha::Serial> void read_all(const float* from, std::siz
     });
     asm volatile("" : : "r"(+sink) : "memory");  // the sums are of no use to anybody else
   });
+}
+
+/// So many numbers in memory as the library takes its own, in huge pages where there are any: what it is measured
+/// against. Those of a vector are in small pages, which are read up to one and a half times as slowly.
+inline mha::Tensor<float, 1> numbers_to_read(std::size_t count) {
+  mha::Tensor<float, 1> numbers(static_cast<mha::Index>(count));
+  std::fill(numbers.begin(), numbers.end(), 1.f);
+  return numbers;
 }
 
 /// GB/s at which one thread reads these numbers again and again: that of the cache they fit in, or of memory.

@@ -76,6 +76,7 @@ void measure(benchmark::State& state, int rows, int d) {
   eigen();
   if (!((p.y - p.expected).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-3f * static_cast<float>(d)))
     return state.SkipWithError("the results differ");
+  const auto numbers = bench::numbers_to_read(static_cast<std::size_t>(p.w.size()));
   const auto sample = [](std::vector<double>& to, const auto& f) {
     to.push_back(bench::seconds_per_call(bench::thread_seconds, bench::calls_per_sample(bench::thread_seconds, f), f));
   };
@@ -84,7 +85,7 @@ void measure(benchmark::State& state, int rows, int d) {
     sample(row.packed, packed);
     sample(row.eigen, eigen);
     sample(row.loose, loose);
-    row.bandwidth.push_back(bench::read_gbps(p.w.data(), static_cast<std::size_t>(p.w.size())));
+    row.bandwidth.push_back(bench::read_gbps(numbers.data(), numbers.size()));
     state.SetIterationTime(row.packed.back());
   }
 }

@@ -126,7 +126,7 @@ void decode(benchmark::State& state, const std::string& name, int heads, int kv_
     mha::attention_into<Systolic<Threads>>(out, q, given(k), given(v), mha::Causal{}, workspace);
   };
   const std::size_t count = std::size_t(keys) * std::size_t(kv_heads) * dim;  // numbers of 16 bits, twice
-  const std::vector<float> memory(count);
+  const auto memory = bench::numbers_to_read(count);
   const auto read = [&] { bench::read_all<Threads>(memory.data(), count); };
 
   if (!results.count(name)) order.push_back(name);

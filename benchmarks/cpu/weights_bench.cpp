@@ -53,7 +53,7 @@ template <class Threads>
 void measure(benchmark::State& state, const std::string& what, double bytes, const std::function<void()>& f,
              const std::function<void()>& wide) {
   const bench::Clock clock = bench::clock_of<Threads>();
-  static const std::vector<float> memory(std::size_t{1} << 25, 1.f);
+  static const auto memory = bench::numbers_to_read(std::size_t{1} << 25);
   const auto read = [&] { bench::read_all<Threads>(memory.data(), memory.size()); };
   const auto sample = [&](const auto& g, int calls) { return bench::seconds_per_call(clock, calls, g); };
   const int calls = bench::calls_per_sample(clock, f), wide_calls = bench::calls_per_sample(clock, wide),

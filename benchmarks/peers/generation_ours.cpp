@@ -4,7 +4,6 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <mha/mha.hpp>
 #include <mha/systolic.hpp>
@@ -84,7 +83,7 @@ MHA_PEER const char* peer_text_read(Text* text, int position, const int* ids, in
 MHA_PEER double peer_text_bytes(const Text* text) { return static_cast<double>(text->bytes()); }
 /// GB/s at which so many threads read as many bytes again and again.
 MHA_PEER double peer_text_reading(const Text* text, int threads) {
-  const std::vector<float> numbers(text->bytes() / sizeof(float), 1.f);
+  const auto numbers = bench::numbers_to_read(text->bytes() / sizeof(float));
   if (threads == 1) return bench::read_gbps(numbers.data(), numbers.size());
   const auto read = [&] { bench::read_all<mha::ThreadPool>(numbers.data(), numbers.size()); };
   read();
