@@ -35,9 +35,10 @@ void measure(benchmark::State& state, const std::string& what, double bytes, con
              const std::function<bool()>& right) {
   f();
   if (!right()) return state.SkipWithError("the result is wrong");
-  std::vector<char> from(static_cast<std::size_t>(bytes / 2), 1), to(from.size());
+  const auto from = bench::numbers_to_read(static_cast<std::size_t>(bytes / 2) / sizeof(float));
+  auto to = from;
   const auto copy = [&] {
-    std::memcpy(to.data(), from.data(), from.size());
+    std::memcpy(to.data(), from.data(), from.size() * sizeof(float));
     benchmark::DoNotOptimize(to.data());
     benchmark::ClobberMemory();
   };
