@@ -200,7 +200,7 @@ void require_kv_arrays(const char* call, const char* source, const TensorView<co
                        const TensorView<const T, 4>& value) {
   require_data(call, "key", key);
   require_data(call, "value", value);
-  const char* const axis[] = {"extent 0", "extent 1", "heads"};
+  const char* const axis[] = {"axis 0 of extent", "axis 1 of extent", "heads"};
   for (int a = 0; a < 3; ++a) require_equal(call, axis[a], "key", key.extent[a], "value", value.extent[a]);
   const auto unit = [&](const char* name, const TensorView<const T, 4>& v) {
     require(v.stride[3] == 1 || v.extent[3] <= 1, call, ": ", source, "'s ", name, " has stride ", v.stride[3],

@@ -35,7 +35,8 @@ struct Padding {
 /// is as without padding.
 ///
 /// Shapes    lengths (B)
-/// Errors    as for Padding; and if the batch is ragged, which has no padding
+/// Errors    as for Padding; and if the batch is ragged, which has no padding, or its sequences have different numbers
+///           of keys
 struct LeftPadding {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "LeftPadding";
