@@ -129,7 +129,7 @@ template <class S, class F> constexpr S source_with_data(const S& source, F&& f)
 ///
 /// Shapes    key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv), both contiguous along the last axis. Ragged: (1, ΣLk, Hkv, ·)
 ///           and offsets (B + 1), sequence b in rows offsets[b] … offsets[b + 1] − 1. lengths (B): of each sequence the
-///           first lengths[b] rows are filled; all if not given
+///           first lengths[b] rows are filled; all if not given. Both are on the host
 /// Errors    ShapeError if the sizes do not agree, as of a call that is given it
 template <class T> struct ContiguousKv {
   using Scalar = T;
