@@ -88,8 +88,9 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 ///           so far, where a key/value head has at least 10 tiles of queries, which read each key at least 5 times on
 ///           average under the mask, a sequence has at most 4 keys for each query of each head that reads them, and
 ///           the source drops none; keys in one array that all sequences read are copied once, and all queries count
-/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, or out or a
-///           LogSumExp overlaps itself, the other, q, k, v, the Sink, or, where a tape is given, an AdditiveBias
+/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite in
+///           Accumulator<T>, or out or a LogSumExp overlaps itself, the other, q, k, v, the Sink, or, where a tape is
+///           given, an AdditiveBias
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
           class... Extra>

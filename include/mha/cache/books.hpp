@@ -264,7 +264,7 @@ template <class Storage> class PageBook {
 
   void reserve(std::span<const Growth> growths, RowCopies& copies) {
     const Index wanted = pages_for(growths);
-    require_free(wanted <= free_pages(), "cache: the step needs ", wanted, " pages of ", page_, " positions, ",
+    require_free(wanted <= free_pages(), "cache: ", wanted, " pages of ", page_, " positions are needed, ",
                  free_pages(), " of ", references_.size(),
                  " are free: remove() or truncate() sequences, or make the cache with more pages");
     // Of the owners of a page, the last one left writes to it. That is the longest one, so that what it writes is

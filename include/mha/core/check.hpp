@@ -162,10 +162,10 @@ inline constexpr std::ptrdiff_t most_elements = std::numeric_limits<std::ptrdiff
 inline constexpr Index longest_axis = std::numeric_limits<Index>::max() / 2;
 
 /// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0.
-template <class I> constexpr Index as_extent(I n) {
+template <class I> constexpr Index as_extent(I n, const char* call = "view") {
   if constexpr (std::integral<I> && sizeof(I) >= sizeof(Index))
     if (!std::in_range<Index>(n))
-      fail("view: an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());
+      fail(call, ": an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());
   return static_cast<Index>(n);
 }
 

@@ -118,10 +118,11 @@ template <class T, int Rank> void require_data(const char* call, const char* nam
 /// Memory with these extents, row-major.
 ///
 /// Errors    ShapeError if they are too many elements
-template <int Rank, class T> constexpr TensorView<T, Rank> row_major(T* data, const Index* extents) {
+template <int Rank, class T>
+constexpr TensorView<T, Rank> row_major(T* data, const Index* extents, const char* call = "view") {
   TensorView<T, Rank> v{data, {}, {}};
   for (int a = 0; a < Rank; ++a) v.extent[a] = extents[a];
-  checked_elements("view", "a tensor", v);
+  checked_elements(call, "a tensor", v);
   std::ptrdiff_t stride = 1;
   for (int a = Rank - 1; a >= 0; --a) {
     v.stride[a] = stride;
