@@ -334,6 +334,9 @@ template <ViewableOfRank<4> Out, ViewableOfRank<3> Lse, ViewableOfRank<4> OtherO
 void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherLse& other_log_sum_exp) {
   using T = ScalarOf<Out>;
   using A = ScalarOf<Lse>;
+  static_assert(detail::view_lasts<Out>() && detail::view_lasts<Lse>(),
+                "mha: merge() into a temporary: the result would be gone: name out and log_sum_exp first (see "
+                "mha/attention.hpp)");
   detail::check_memory_of<Cpu, Out, Lse, OtherOut, OtherLse>();
   const TensorView<T, 4> o = ViewTraits<std::remove_cvref_t<Out>>::view(out);
   const TensorView<A, 3> l = ViewTraits<std::remove_cvref_t<Lse>>::view(log_sum_exp);
