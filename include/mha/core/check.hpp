@@ -161,8 +161,12 @@ inline constexpr std::ptrdiff_t most_elements = std::numeric_limits<std::ptrdiff
 /// The longest axis that kernels cut into blocks: the end of the last block is an Index too.
 inline constexpr Index longest_axis = std::numeric_limits<Index>::max() / 2;
 
-/// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0.
+/// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0, and 2.5 be 2.
 template <class I> constexpr Index as_extent(I n, const char* call = "view") {
+  if constexpr (std::floating_point<I>)
+    if (!(n > -2147483649. && n < 2147483648.) || static_cast<I>(static_cast<Index>(n)) != n)
+      fail(call, ": an extent is ", n, ", it must be a whole number, the largest is ",
+           std::numeric_limits<Index>::max());
   if constexpr (std::integral<I> && sizeof(I) >= sizeof(Index))
     if (!std::in_range<Index>(n))
       fail(call, ": an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());

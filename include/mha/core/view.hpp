@@ -145,7 +145,8 @@ template <class T, int Rank> constexpr TensorView<T, 4> four_axes(const TensorVi
 
 /// Dense row-major memory: view(p, 3, 4) has axes (3, 4) and strides (4, 1).
 ///
-/// Errors    ShapeError if an extent is beyond what an Index holds, or all together are beyond any memory
+/// Errors    ShapeError if an extent is no whole number or beyond what an Index holds, or all together are beyond any
+///           memory
 template <class T, std::convertible_to<Index>... I>
 requires(sizeof...(I) >= 1 && sizeof...(I) <= 5)
     [[nodiscard]] constexpr TensorView<T, static_cast<int>(sizeof...(I))> view(T* data, I... extents) {
@@ -154,16 +155,19 @@ requires(sizeof...(I) >= 1 && sizeof...(I) <= 5)
 }
 
 /// Memory ordered (batch, length, heads, dim), heads side by side in a row: what a projection writes.
-template <class T>
-[[nodiscard]] constexpr TensorView<T, 4> view_blhd(T* data, Index batch, Index length, Index heads, Index dim) {
+template <class T, std::convertible_to<Index> B, std::convertible_to<Index> L, std::convertible_to<Index> H,
+          std::convertible_to<Index> D>
+[[nodiscard]] constexpr TensorView<T, 4> view_blhd(T* data, B batch, L length, H heads, D dim) {
   return view(data, batch, length, heads, dim);
 }
 
 /// Memory ordered (batch, heads, length, dim), one head after another; the axes are (batch, length, heads, dim) too.
-template <class T>
-[[nodiscard]] constexpr TensorView<T, 4> view_bhld(T* data, Index batch, Index heads, Index length, Index dim) {
+template <class T, std::convertible_to<Index> B, std::convertible_to<Index> H, std::convertible_to<Index> L,
+          std::convertible_to<Index> D>
+[[nodiscard]] constexpr TensorView<T, 4> view_bhld(T* data, B batch, H heads, L length, D dim) {
   const auto v = view(data, batch, heads, length, dim);
-  return {data, {batch, length, heads, dim}, {v.stride[0], v.stride[2], v.stride[1], v.stride[3]}};
+  return {
+      data, {v.extent[0], v.extent[2], v.extent[1], v.extent[3]}, {v.stride[0], v.stride[2], v.stride[1], v.stride[3]}};
 }
 
 /// The two axes exchanged, no copy: an (out, in) weight of a checkpoint read as (in, out).

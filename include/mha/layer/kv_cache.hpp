@@ -132,7 +132,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// Whether truncate() and fork() may go back to this length. A Ring goes back by its `rows`, counted from the last
   /// position that the sequence, or the one that it was forked from, ever had; to its `first` positions; and to any
   /// while it has dropped none.
-  bool can_truncate(SequenceId id, Index length) const {
+  [[nodiscard]] bool can_truncate(SequenceId id, Index length) const {
     const Index slot = sequences_.slot("can_truncate", id);
     return length >= 0 && length <= sequences_.length(slot) && book_.can_truncate(slot, length);
   }
@@ -193,7 +193,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
 
   /// A sequence as bytes that restore() reads, in this or another cache: of any storage that keeps what there is.
-  std::vector<std::byte> save(SequenceId id) const {
+  [[nodiscard]] std::vector<std::byte> save(SequenceId id) const {
     require_closed("save");
     const Index slot = sequences_.slot("save", id), length = sequences_.length(slot);
     const detail::Gone gone = book_.gone(slot, 0);

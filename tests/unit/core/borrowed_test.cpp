@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstddef>
+#include <Eigen/Core>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -40,6 +41,28 @@ TEST(Borrowed, PointsAtNamedContainers) {
   EXPECT_EQ(of_a.size, 2);
   EXPECT_EQ(of_s.data, v.data() + 1);
   EXPECT_EQ(of_v.memory, mha::Memory::host);
+}
+
+// A row of a matrix stored by columns has its elements apart.
+TEST(Borrowed, RefusesElementsThatLieApart) {
+  Eigen::MatrixXi m(2, 3);
+  m << 1, 2, 3, 10, 20, 30;
+  const auto row = m.row(0);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(Borrowed<Index>(row)); }),
+            "Borrowed: 3 elements have strides 2 and 1, expected one after another: copy them first");
+  const auto corner = m.topRows(1);
+  EXPECT_THROW(static_cast<void>(Borrowed<Index>(corner)), mha::ShapeError);
+  const auto column = m.col(1), one = m.col(2);
+  const auto last = m.rightCols(2);
+  const Eigen::VectorXi vector = row;
+  const auto single = m.block(1, 2, 1, 1);
+  EXPECT_EQ(Borrowed<Index>(column)[1], 20);
+  EXPECT_EQ(Borrowed<Index>(one)[0], 3);
+  EXPECT_EQ(Borrowed<Index>(last).size, 4);
+  EXPECT_EQ(Borrowed<Index>(last)[3], 30);
+  EXPECT_EQ(Borrowed<Index>(vector)[2], 3);
+  EXPECT_EQ(Borrowed<Index>(m).size, 6);
+  EXPECT_EQ(Borrowed<Index>(single)[0], 30);
 }
 
 // A span owns nothing, so that one without a name is as good.
