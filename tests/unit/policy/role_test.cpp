@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include <gtest/gtest.h>
 
+#include <mha/core/check.hpp>
 #include <mha/core/view.hpp>
 #include <mha/policy/role.hpp>
 
@@ -127,6 +130,15 @@ struct Reach {
   Required<int> left;
   int right = 0;
 };
+
+TEST(Required, TakesAnyIntegerThatFits) {
+  const std::int64_t four = 4, many = std::int64_t{1} << 32;
+  EXPECT_EQ((Reach{.left = four}.left), 4);
+  EXPECT_EQ((Reach{.left = std::size_t{4}}.left), 4);
+  EXPECT_EQ((Reach{.left = static_cast<short>(4)}.left), 4);
+  EXPECT_THROW(static_cast<void>(Reach{.left = many + 4}), mha::ShapeError);
+  EXPECT_THROW(static_cast<void>(Reach{.left = static_cast<unsigned>(many - 1)}), mha::ShapeError);
+}
 
 TEST(Required, HasNoDefault) {
   static_assert(!std::is_default_constructible_v<Required<int>> && !std::is_default_constructible_v<Reach>);
