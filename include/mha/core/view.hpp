@@ -177,11 +177,11 @@ template <class T> [[nodiscard]] constexpr TensorView<T, 2> transposed(const Ten
 
 /// How a foreign type becomes a view: specialised for Tensor and TensorView here, for Eigen in interop/eigen.hpp.
 ///
-/// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`; with
-/// `static auto make(extents...)` attention and the layer return that type, else the backend's Tensor; with
-/// `static constexpr Memory memory` an owner that lies in memory of another machine than the backend's does not
-/// compile; with `static constexpr bool borrows = true`, for a type that points at memory it does not own, temporaries
-/// have a view too.
+/// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`, of a const Owner
+/// too, as which calls take what they read; with `static auto make(extents...)` attention and the layer return that
+/// type, else the backend's Tensor; with `static constexpr Memory memory` an owner that lies in memory of another
+/// machine than the backend's does not compile; with `static constexpr bool borrows = true`, for a type that points at
+/// memory it does not own, temporaries have a view too.
 template <class Owner> struct ViewTraits;
 
 template <class T, int Rank> struct ViewTraits<TensorView<T, Rank>> {
