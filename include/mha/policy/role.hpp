@@ -2,12 +2,9 @@
 #pragma once
 
 #include <concepts>
-#include <limits>
 #include <type_traits>
-#include <utility>
 
 #include "../config.hpp"
-#include "../core/check.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -66,26 +63,6 @@ template <class P> constexpr const char* policy_name() {
   else
     return "functor";
 }
-
-/// A member that has no default: SlidingWindow{.left = 4} compiles, SlidingWindow{} does not, nor does one of 2.5.
-///
-/// Errors    ShapeError if an integer is beyond what T, an integer too, holds
-template <class T> struct Required {
-  T value;
-
-  Required() = delete;
-  MHA_HOST_DEVICE constexpr Required(T v) : value(v) {}
-  template <class U>
-  requires(std::integral<T>&& std::is_arithmetic_v<U> && !std::same_as<T, U>) constexpr Required(U v)
-      : value(static_cast<T>(v)) {
-    static_assert(std::integral<U>,
-                  "mha: a number of rows, positions or pages is an integer (see mha/policy/role.hpp)");
-    if constexpr (std::integral<U> && sizeof(U) >= sizeof(T))
-      if (!std::in_range<T>(v))
-        detail::fail("a number of rows, positions or pages is ", v, ", the largest is ", std::numeric_limits<T>::max());
-  }
-  MHA_HOST_DEVICE constexpr operator T() const { return value; }
-};
 
 namespace detail {
 

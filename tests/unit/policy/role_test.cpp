@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 #include <gtest/gtest.h>
 
-#include <mha/core/check.hpp>
 #include <mha/core/view.hpp>
 #include <mha/policy/role.hpp>
 
 namespace {
 
-using mha::Required;
 using mha::Role;
 using mha::role_of;
 using mha::detail::FirstFaulty;
@@ -124,28 +120,6 @@ TEST(PickRole, FindsThePolicyInAnyOrderOrTheDefault) {
   static_assert(std::same_as<PickRole<Role::score, Nothing, ScoreLike, MaskLike>::type, ScoreLike>);
   static_assert(std::same_as<PickRole<Role::score, Nothing, const ScoreLike&>::type, ScoreLike>);
   static_assert(std::same_as<PickRole<Role::heads, Nothing, MaskLike, ScoreLike>::type, Nothing>);
-}
-
-struct Reach {
-  Required<int> left;
-  int right = 0;
-};
-
-TEST(Required, TakesAnyIntegerThatFits) {
-  const std::int64_t four = 4, many = std::int64_t{1} << 32;
-  EXPECT_EQ((Reach{.left = four}.left), 4);
-  EXPECT_EQ((Reach{.left = std::size_t{4}}.left), 4);
-  EXPECT_EQ((Reach{.left = static_cast<short>(4)}.left), 4);
-  EXPECT_THROW(static_cast<void>(Reach{.left = many + 4}), mha::ShapeError);
-  EXPECT_THROW(static_cast<void>(Reach{.left = static_cast<unsigned>(many - 1)}), mha::ShapeError);
-}
-
-TEST(Required, HasNoDefault) {
-  static_assert(!std::is_default_constructible_v<Required<int>> && !std::is_default_constructible_v<Reach>);
-  static_assert(!std::is_aggregate_v<Required<int>>, "Required<int>{} must not compile");
-  constexpr Reach reach{.left = 4};
-  static_assert(reach.left == 4 && reach.left.value == 4 && reach.right == 0);
-  static_assert(std::is_trivially_copyable_v<Reach>);
 }
 
 }  // namespace
