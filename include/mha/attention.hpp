@@ -44,6 +44,19 @@ template <class... Extra> constexpr void check_no_into() {
                 "attention to y (see mha/attention.hpp)");
 }
 
+/// The sentences for an `out` that is written for nothing, or cannot be.
+template <class Out> constexpr bool check_out() {
+  constexpr bool lasts = view_lasts<Out>();
+  constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(ViewOf<Out>::data)>>;
+  static_assert(lasts,
+                "mha: attention_into() of a temporary out: the result would be gone: name out first (see "
+                "mha/attention.hpp)");
+  static_assert(writable,
+                "mha: attention_into() of a constant out: the result cannot be written to it (see "
+                "mha/attention.hpp)");
+  return lasts && writable;
+}
+
 /// The sentences for the scalars of a call over a source.
 template <class T, class Out, class Stored> constexpr bool check_source_scalars() {
   constexpr bool one_scalar = std::is_same_v<T, Out>,
@@ -88,8 +101,9 @@ template <class B, class Q> auto attention_result(const Q& q, Index value_dim) {
 ///           so far, where a key/value head has at least 10 tiles of queries, which read each key at least 5 times on
 ///           average under the mask, a sequence has at most 4 keys for each query of each head that reads them, and
 ///           the source drops none; keys in one array that all sequences read are copied once, and all queries count
-/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite, or out or a
-///           LogSumExp overlaps itself, the other, q, k, v, the Sink, or, where a tape is given, an AdditiveBias
+/// Errors    ShapeError if the sizes do not agree, Hq % Hkv != 0, data is null, the scale is not finite in
+///           Accumulator<T>, or out or a LogSumExp overlaps itself, the other, q, k, v, the Sink, or, where a tape is
+///           given, an AdditiveBias
 /// Source    Vaswani et al. 2017, §3.2.1, eq. 1; Dao et al. 2022
 template <class OnBackend = void, AttentionTensor Out, AttentionTensor Q, AttentionTensor K, AttentionTensor V,
           class... Extra>
@@ -99,7 +113,7 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
   constexpr bool one_scalar =
       std::is_same_v<T, ScalarOf<K>> && std::is_same_v<T, ScalarOf<V>> && std::is_same_v<T, ScalarOf<Out>>;
   static_assert(one_scalar, "mha: attention needs q, k, v and out of one scalar type (see mha/attention.hpp)");
-  if constexpr (one_scalar) {
+  if constexpr (one_scalar && detail::check_out<Out>()) {
     detail::check_call_arguments<Extra...>();
     detail::check_no_into<Extra...>();
     detail::check_drops<B, Extra...>();
@@ -169,7 +183,8 @@ void attention_into(Out&& out, const Q& q, const Kv& kv, Extra&&... extra) {
   constexpr bool records = (detail::TapeArgument<Extra> || ...);
   static_assert(!records,
                 "mha: attention over a source records no tape: its backward pass takes tensors (see mha/tape.hpp)");
-  if constexpr (!records && detail::check_source_scalars<T, ScalarOf<Out>, typename Kv::Scalar>()) {
+  if constexpr (!records && detail::check_out<Out>() &&
+                detail::check_source_scalars<T, ScalarOf<Out>, typename Kv::Scalar>()) {
     detail::check_call_arguments<Extra...>();
     detail::check_no_into<Extra...>();
     detail::check_drops<B, Extra...>();
@@ -319,6 +334,9 @@ template <ViewableOfRank<4> Out, ViewableOfRank<3> Lse, ViewableOfRank<4> OtherO
 void merge(Out&& out, Lse&& log_sum_exp, const OtherOut& other_out, const OtherLse& other_log_sum_exp) {
   using T = ScalarOf<Out>;
   using A = ScalarOf<Lse>;
+  static_assert(detail::view_lasts<Out>() && detail::view_lasts<Lse>(),
+                "mha: merge() into a temporary: the result would be gone: name out and log_sum_exp first (see "
+                "mha/attention.hpp)");
   detail::check_memory_of<Cpu, Out, Lse, OtherOut, OtherLse>();
   const TensorView<T, 4> o = ViewTraits<std::remove_cvref_t<Out>>::view(out);
   const TensorView<A, 3> l = ViewTraits<std::remove_cvref_t<Lse>>::view(log_sum_exp);

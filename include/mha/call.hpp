@@ -42,7 +42,7 @@ struct Origin {
 /// A ragged batch: sequences of different lengths, one after another in rows (ΣL, …), sequence b in rows offsets[b] …
 /// offsets[b + 1] − 1. Each attends within itself; with key offsets too, sequence b's queries attend sequence b's keys.
 ///
-/// Shapes    offsets (B + 1), from 0 to ΣL, not decreasing
+/// Shapes    offsets (B + 1), from 0 to ΣL, not decreasing, on the host
 struct Ragged {
   Borrowed<Index> query_offsets;
   Borrowed<Index> key_offsets{};  ///< if empty, those of keys that were projected with some, else the queries'

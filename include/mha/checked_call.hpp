@@ -101,8 +101,9 @@ void require_positions(const char* call, const Origins& first, Index batch, Inde
   const bool each = first.each != nullptr;
   for (Index b = 0; b < (each ? batch : 1); ++b) {
     const Index count = each ? rows_of(b) : rows;
-    require(std::int64_t{first[b]} + count <= furthest && first[b] >= -furthest, call, ": the origin ", first[b],
-            " puts ", count, " ", of_rows, " beyond position ", furthest);
+    require(first[b] >= -furthest, call, ": the origin is ", first[b], ", the least is ", -furthest);
+    require(std::int64_t{first[b]} + count <= furthest, call, ": the origin ", first[b], " puts ", count, " ", of_rows,
+            " beyond position ", furthest);
   }
 }
 

@@ -189,7 +189,7 @@ TYPED_TEST(CacheRefusals, OfSequencesThatItDoesNotHave) {
                                                   : " was removed, or is of another cache";
       h.refuses("length: the sequence" + what, [&] { h.cache.length(id); });
       h.refuses("oldest: the sequence" + what, [&] { h.cache.oldest(id); });
-      h.refuses("can_truncate: the sequence" + what, [&] { h.cache.can_truncate(id, 0); });
+      h.refuses("can_truncate: the sequence" + what, [&] { static_cast<void>(h.cache.can_truncate(id, 0)); });
       h.refuses("truncate: the sequence" + what, [&] { h.cache.truncate(id, 0); });
       h.refuses("remove: the sequence" + what, [&] { h.cache.remove(id); });
       h.refuses("save: the sequence" + what, [&] { static_cast<void>(h.cache.save(id)); });

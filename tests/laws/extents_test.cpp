@@ -132,8 +132,8 @@ TEST(Extents, TheRowsOfACallAreCountedBeforeTheyAreTaken) {
   EXPECT_EQ(message_of([&] {
               layer(everywhere_one<3>({1, wide, 1}), mha::into(y));
             }),
-            "layer: the rows of a call is (1, 536870912, 1610612736), more than 36028797018963967 elements, an empty "
-            "axis counted as 1");
+            "layer: the memory of a call's rows is (1, 536870912, 1610612736), more than 36028797018963967 elements, "
+            "an empty axis counted as 1");
 }
 
 TYPED_TEST(ExtentsOn, ViewsThatLeaveTheAddressSpaceAreRefused) {

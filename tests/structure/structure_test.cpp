@@ -51,6 +51,22 @@ TEST(Headers, IncludeOnlyFromRoomsAbove) { EXPECT_NO_FINDINGS(layer_violations(h
 TEST(Headers, HaveNoIncludeCycles) { EXPECT_NO_FINDINGS(cycles(headers())); }
 TEST(Headers, KeepHeavyDependenciesOut) { EXPECT_NO_FINDINGS(foreign_violations(headers())); }
 TEST(Headers, FrontDoorsOnlyInclude) { EXPECT_NO_FINDINGS(front_door_violations(headers())); }
+/// A program on another machine finds there what one on Cpu finds in mha.hpp.
+TEST(Headers, FrontDoorsOfMachinesHaveAllPoliciesAndSources) {
+  const Tree tree = headers();
+  const auto reached = [&](const std::string& door) {
+    std::set<std::string> ours, foreign;
+    reach(tree, door, ours, foreign);
+    return ours;
+  };
+  for (const std::string door : {"eigen.hpp", "cuda.cuh"}) {
+    const std::set<std::string> has = reached(door);
+    for (const std::string& file : reached("mha.hpp")) {
+      const std::string room = room_of(file);
+      if (room == "policy" || room == "cache" || room == "layer") EXPECT_TRUE(has.count(file)) << door << ": " << file;
+    }
+  }
+}
 TEST(Headers, KeepTheHouseRules) { EXPECT_NO_FINDINGS(header_violations(headers())); }
 TEST(Headers, IncludeWhatTheyName) { EXPECT_NO_FINDINGS(include_violations(headers())); }
 TEST(Headers, HaveUnitTests) { EXPECT_NO_FINDINGS(missing_unit_tests(headers(), files_below("tests/unit"))); }

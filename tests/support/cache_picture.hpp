@@ -27,9 +27,8 @@ template <class Cache> std::string picture(const Cache& cache) {
 
 /// That a step wants more pages of 16 positions than are free.
 inline std::string too_few_pages(int wanted, int free, int all) {
-  return "cache: the step needs " + std::to_string(wanted) + " pages of 16 positions, " + std::to_string(free) +
-         " of " + std::to_string(all) +
-         " are free: remove() or truncate() sequences, or make the cache with more pages";
+  return "cache: " + std::to_string(wanted) + " pages of 16 positions are needed, " + std::to_string(free) + " of " +
+         std::to_string(all) + " are free: remove() or truncate() sequences, or make the cache with more pages";
 }
 
 /// A committed step of a sequence whose keys and values are all one number.

@@ -161,7 +161,9 @@ TEST(CallShape, RefusesPositionsThatWouldOverflow) {
   EXPECT_EQ(refusal(most / 2 - 8), "");
   EXPECT_EQ(refusal(most / 2 - 7), "call: the origin 1073741816 puts 8 queries beyond position 1073741823");
   EXPECT_NE(refusal(most), "");
-  EXPECT_NE(refusal(std::numeric_limits<Index>::min()), "");
+  EXPECT_EQ(refusal(-(most / 2)), "");
+  EXPECT_EQ(refusal(-(most / 2) - 1), "call: the origin is -1073741824, the least is -1073741823");
+  EXPECT_EQ(refusal(std::numeric_limits<Index>::min()), "call: the origin is -2147483648, the least is -1073741823");
 }
 
 TEST(CallShape, TakesAnOriginForEachSequence) {

@@ -65,7 +65,8 @@ template <Items I, Executor Threads> void run_items(const I& items, const Thread
 }  // namespace detail
 
 /// Standard threads that wait for work, and a value: `mha::Cpu` calls run on `ThreadPool{}`, the pool that all calls of
-/// the program share, or on a pool of your own, `ThreadPool(4)`, whose copies share its threads.
+/// the program share, and those of a shared library among themselves, or on a pool of your own, `ThreadPool(4)`, whose
+/// copies share its threads.
 ///
 /// Threads   ThreadPool{}: MHA_NUM_THREADS, else one for each processor that the affinity mask allows and the CPU quota
 ///           of the container pays for. ThreadPool(n): n, the caller's among them. They start at the first call that is

@@ -156,7 +156,7 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   /// Shapes    x (L, in) or (B, L, in)  →  the same, the last axis out
   /// Then      in any order: residual(r), which is added last and may be y itself; into(y), where y may be x itself,
   ///           for the price of a copy; a DropoutSeed; a Workspace; another value of the backend's type
-  /// Errors    ShapeError if a size is not the configuration's, or there are no weights
+  /// Errors    ShapeError if a size is not the configuration's, there are no weights, or a DropoutSeed and no Dropout
   template <SequenceOf<T> X, class... Extra>
   requires(!detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(const X& x, Extra&&... extra) const {
     detail::check_linear_arguments<On, X, Extra...>();

@@ -94,7 +94,7 @@ void linear_backward(const B& backend, const F& activation, const LinearViews<co
   TensorView<const R, 2> d = dense.gradient(as_rows(dy, frame, items), frame);
   if constexpr (!std::is_same_v<F, Identity>) {
     const Index rows = d.extent[0], columns = d.extent[1], width = is_gated<F> ? 2 * columns : columns;
-    checked_product("backward", "the gradients of the sums", {rows, width});
+    checked_product("backward", "the memory of the sums' gradients", {rows, width});
     R* const at = frame.template take<R>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width));
     // Side by side, so that one product makes the gradients of both matrices.
     const TensorView<R, 2> d_gate{is_gated<F> ? at : nullptr, {rows, columns}, {width, 1}},

@@ -114,7 +114,8 @@ template <class T, bool gated> class LinearParameters {
       require(size > 0, "Linear: ", name, " is ", size, ", it must be at least 1");
       require(size <= longest_axis, "Linear: ", name, " is ", size, ", the limit is ", longest_axis);
     }
-    checked_product("Linear", "the matrices", {gated ? 2 : 1, std::int64_t{config.inputs} + 1, config.outputs});
+    checked_product("Linear", "the memory of the matrices",
+                    {gated ? 2 : 1, std::int64_t{config.inputs} + 1, config.outputs});
   }
 
   const LinearConfig& config() const { return config_; }

@@ -34,6 +34,7 @@ template <class B> constexpr bool check_norm_backend() {
 ///           is. Where squares overflow, in float from |x − mean| of 1e19 on, a row becomes its bias, further up NaN
 /// Bits      a row's depend on itself, the parameters and the machine's kernel only, not on its place, the other rows
 ///           or the threads; x + r is not rounded to T before it is normed
+/// Errors    ShapeError if the configuration's width is less than 1, or its eps negative or not finite
 /// Source    Ba, Kiros & Hinton 2016
 ///
 ///   mha::LayerNorm<float> norm({.width = 768});
@@ -52,7 +53,7 @@ class LayerNorm : public detail::TrainableNorm<Scalar, detail::OrNoBackend<B>, d
 /// Numerics  sums in Accumulator<T>; a row of zeros stays 0, also for eps 0; a row with a NaN is NaN. Where squares
 ///           overflow, in float from |x| of 1e19 on, a row becomes its bias or 0; one with an infinity too, but for the
 ///           infinity, which becomes NaN
-/// Bits      as LayerNorm's
+/// Bits, Errors   as LayerNorm's
 /// Source    Zhang & Sennrich 2019
 template <class Scalar, class B = Cpu>
 class RmsNorm : public detail::TrainableNorm<Scalar, detail::OrNoBackend<B>, detail::RootMeanSquare> {

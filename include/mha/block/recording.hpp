@@ -145,6 +145,7 @@ void require_apart(const char* name, const TensorView<T, 3>& to, const TensorVie
   require(!share_elements(to, dy), "backward: ", name, " overlaps dy");
   require(!may_overlap(to, gradients), "backward: ", name, " overlaps the gradients");
   require(!may_overlap(dy, gradients), "backward: dy overlaps the gradients");
+  require(!may_overlap(x, gradients), "backward: x overlaps the gradients");
 }
 
 /// What a backward pass writes overlaps no parameter; `of` follows the name of one.

@@ -107,7 +107,7 @@ constexpr bool parts_beside<B> = B::side_by_side;
 /// Shapes    sums[i] (rows, columns)
 template <class B, class S, class Frame>
 void take_sums(Frame& frame, Index rows, Index columns, std::span<TensorView<S, 2>> sums) {
-  const std::ptrdiff_t size = checked_product("linear", "the sums of the call", {rows, columns}),
+  const std::ptrdiff_t size = checked_product("linear", "the memory of the call's sums", {rows, columns}),
                        count = static_cast<std::ptrdiff_t>(sums.size());
   const std::ptrdiff_t row = parts_beside<B> ? columns * count : std::ptrdiff_t{columns};
   S* at = frame.template take<S>(static_cast<std::size_t>(size) * sums.size());

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -61,10 +60,7 @@ template <class Book> void require_rewind(const char* call, const Book& book, In
 /// cache compiles nothing of them.
 template <class Storage> class BlockBook {
  public:
-  BlockBook(const Storage& s, Index sequences, Index together = 1) requires std::same_as<Storage, Contiguous>
-      : BlockBook(sequences, {s.length, s.length}, s.length, s.length, together) {}
-  BlockBook(const Storage& s, Index sequences, Index together = 1) requires std::same_as<Storage, Ring>
-      : BlockBook(sequences, {s.first + s.left + s.rows, s.first}, s.rows, longest_axis, together, s.rows) {}
+  BlockBook(const Storage& s, Index sequences, Index together = 1) : BlockBook(sequences, extent_of(s), together) {}
 
   BlockExtents extents() const { return {static_cast<Index>(block_of_.size()), rows_.rows, rows_.size()}; }
   /// The most positions that a sequence may have.
@@ -163,14 +159,24 @@ template <class Storage> class BlockBook {
   void drop() {}
 
  private:
-  /// `open` rows more than are kept, for a step to write before its commit makes others dispensable.
-  BlockBook(Index sequences, const RingRows& kept, Index rewind, Index limit, Index together, Index open = 0)
+  /// What a sequence has: `open` rows more than are kept, for a step to write before its commit makes others
+  /// dispensable.
+  struct Extent {
+    RingRows kept;
+    Index rewind, limit, open = 0;
+  };
+  static Extent extent_of(const Contiguous& s) { return {{s.length, s.length}, s.length, s.length}; }
+  static Extent extent_of(const Ring& s) {
+    return {{s.first + s.left + s.rows, s.first}, s.rows, longest_axis, s.rows};
+  }
+
+  BlockBook(Index sequences, const Extent& of, Index together)
       : block_of_(static_cast<std::size_t>(sequences)),
         written_(static_cast<std::size_t>(sequences)),
-        ring_(kept),
-        rows_(RingRows{kept.rows + open, kept.first}.in_multiples(together)),
-        rewind_(rewind),
-        limit_(limit) {
+        ring_(of.kept),
+        rows_(RingRows{of.kept.rows + of.open, of.kept.first}.in_multiples(together)),
+        rewind_(of.rewind),
+        limit_(of.limit) {
     for (Index slot = 0; slot < sequences; ++slot) at(block_of_, slot) = slot;
     scratch_.reserve(block_of_.size() * 2);
   }
@@ -264,7 +270,7 @@ template <class Storage> class PageBook {
 
   void reserve(std::span<const Growth> growths, RowCopies& copies) {
     const Index wanted = pages_for(growths);
-    require_free(wanted <= free_pages(), "cache: the step needs ", wanted, " pages of ", page_, " positions, ",
+    require_free(wanted <= free_pages(), "cache: ", wanted, " pages of ", page_, " positions are needed, ",
                  free_pages(), " of ", references_.size(),
                  " are free: remove() or truncate() sequences, or make the cache with more pages");
     // Of the owners of a page, the last one left writes to it. That is the longest one, so that what it writes is

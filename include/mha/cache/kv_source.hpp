@@ -129,7 +129,7 @@ template <class S, class F> constexpr S source_with_data(const S& source, F&& f)
 ///
 /// Shapes    key (B, Lk, Hkv, D)  value (B, Lk, Hkv, Dv), both contiguous along the last axis. Ragged: (1, ΣLk, Hkv, ·)
 ///           and offsets (B + 1), sequence b in rows offsets[b] … offsets[b + 1] − 1. lengths (B): of each sequence the
-///           first lengths[b] rows are filled; all if not given
+///           first lengths[b] rows are filled; all if not given. Both are on the host
 /// Errors    ShapeError if the sizes do not agree, as of a call that is given it
 template <class T> struct ContiguousKv {
   using Scalar = T;
@@ -200,7 +200,7 @@ void require_kv_arrays(const char* call, const char* source, const TensorView<co
                        const TensorView<const T, 4>& value) {
   require_data(call, "key", key);
   require_data(call, "value", value);
-  const char* const axis[] = {"extent 0", "extent 1", "heads"};
+  const char* const axis[] = {"axis 0 of extent", "axis 1 of extent", "heads"};
   for (int a = 0; a < 3; ++a) require_equal(call, axis[a], "key", key.extent[a], "value", value.extent[a]);
   const auto unit = [&](const char* name, const TensorView<const T, 4>& v) {
     require(v.stride[3] == 1 || v.extent[3] <= 1, call, ": ", source, "'s ", name, " has stride ", v.stride[3],

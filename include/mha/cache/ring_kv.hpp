@@ -14,7 +14,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// A dropped position is hidden from every query. A mask that shows the last l + 1 keys and the first f, such as
 /// Causal{} && (SlidingWindow{.left = l} || FirstKeys{.count = f}), loses nothing by a step of n queries if
 /// rows ≥ f + l + n.
-/// Shapes    key (B, rows, Hkv, D)  value (B, rows, Hkv, Dv), both contiguous along the last axis  lengths (B)
+/// Shapes    key (B, rows, Hkv, D)  value (B, rows, Hkv, Dv), both contiguous along the last axis  lengths (B), on the
+///           host
 /// Errors    ShapeError if the sizes do not agree, or no row is left for the ring, as of a call that is given it
 template <class T> struct RingKv {
   using Scalar = T;

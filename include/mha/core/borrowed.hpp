@@ -31,6 +31,9 @@ concept Container = requires(Range& r) {
 ///
 /// Made from a pointer and a size, from a named container or array of T, or from a std::span, which owns nothing and
 /// needs no name; `memory` is the memory that the data is in.
+///
+/// Errors    ShapeError if an Eigen object's elements do not lie one after another, by rows, or are more than an Index
+///           counts
 template <class T> struct Borrowed {
   const T* data = nullptr;
   Index size = 0;
@@ -42,7 +45,9 @@ template <class T> struct Borrowed {
 
   template <detail::Container<T> Range>
   requires(!std::same_as<std::remove_cv_t<Range>, Borrowed>) constexpr Borrowed(Range& range)
-      : data(range.data()), size(counted(range.size())) {}
+      : data(range.data()), size(counted(range.size())) {
+    require_adjacent(range);
+  }
   template <class U, std::size_t count>
   requires std::same_as<std::remove_cv_t<U>, T>
   constexpr Borrowed(U (&array)[count]) : data(array), size(counted(count)) {}
@@ -76,6 +81,21 @@ template <class T> struct Borrowed {
   MHA_HOST_DEVICE constexpr const T& operator[](Index i) const { return data[i]; }
 
  private:
+  /// A row, a column or a block of an Eigen matrix may have its elements apart, and a matrix may have them by columns.
+  template <class Range> static constexpr void require_adjacent([[maybe_unused]] const Range& range) {
+    if constexpr (requires {
+                    range.innerStride() + range.outerStride() + range.innerSize() + range.outerSize();
+                    Range::IsRowMajor;
+                  }) {
+      const auto inner = range.innerSize(), outer = range.outerSize();
+      detail::require(inner * outer <= 1 || ((inner == 1 || range.innerStride() == 1) &&
+                                             (outer == 1 || range.outerStride() == inner * range.innerStride())),
+                      "Borrowed: ", inner * outer, " elements have strides ", range.innerStride(), " and ",
+                      range.outerStride(), ", expected one after another: copy them first");
+      detail::require(Range::IsRowMajor || inner <= 1 || outer <= 1, "Borrowed: ", inner, " rows of ", outer,
+                      " elements lie by columns, expected by rows: copy them into a row-major matrix first");
+    }
+  }
   template <class Size> static constexpr Index counted(Size n) {
     if (!std::in_range<Index>(n))
       detail::fail("Borrowed: a container has ", n, " elements, the limit is ", std::numeric_limits<Index>::max());

@@ -161,11 +161,15 @@ inline constexpr std::ptrdiff_t most_elements = std::numeric_limits<std::ptrdiff
 /// The longest axis that kernels cut into blocks: the end of the last block is an Index too.
 inline constexpr Index longest_axis = std::numeric_limits<Index>::max() / 2;
 
-/// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0.
-template <class I> constexpr Index as_extent(I n) {
+/// A number of elements along an axis, which an Index must hold: a std::size_t of 2³² would become 0, and 2.5 be 2.
+template <class I> constexpr Index as_extent(I n, const char* call = "view") {
+  if constexpr (std::floating_point<I>)
+    if (!(n > -2147483649. && n < 2147483648.) || static_cast<I>(static_cast<Index>(n)) != n)
+      fail(call, ": an extent is ", n, ", it must be a whole number, the largest is ",
+           std::numeric_limits<Index>::max());
   if constexpr (std::integral<I> && sizeof(I) >= sizeof(Index))
     if (!std::in_range<Index>(n))
-      fail("view: an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());
+      fail(call, ": an extent is ", n, ", the largest is ", std::numeric_limits<Index>::max());
   return static_cast<Index>(n);
 }
 
@@ -199,5 +203,24 @@ constexpr std::ptrdiff_t checked_product(const char* call, const char* name,
 constexpr Index blocks_of(Index n, Index size) { return n / size + (n % size != 0 ? 1 : 0); }
 
 }  // namespace detail
+
+/// A member that has no default: SlidingWindow{.left = 4} compiles, SlidingWindow{} does not, nor does one of 2.5.
+///
+/// Errors    ShapeError if an integer is beyond what T, an integer too, holds
+template <class T> struct Required {
+  T value;
+
+  Required() = delete;
+  MHA_HOST_DEVICE constexpr Required(T v) : value(v) {}
+  template <class U>
+  requires(std::integral<T>&& std::is_arithmetic_v<U> && !std::same_as<T, U>) constexpr Required(U v)
+      : value(static_cast<T>(v)) {
+    static_assert(std::integral<U>, "mha: a number of rows, positions or pages is an integer (see mha/core/check.hpp)");
+    if constexpr (std::integral<U> && sizeof(U) >= sizeof(T))
+      if (!std::in_range<T>(v))
+        detail::fail("a number of rows, positions or pages is ", v, ", the largest is ", std::numeric_limits<T>::max());
+  }
+  MHA_HOST_DEVICE constexpr operator T() const { return value; }
+};
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -108,3 +108,31 @@ template <class T> constexpr const char* scalar_name() {
 template <class A> using LongSum = std::conditional_t<std::is_same_v<A, float>, double, A>;
 
 }  // namespace mha::inline MHA_NAMESPACE
+
+/// As of any scalar, so that a table of bfloat16 or half may be filled with minus infinity.
+template <> struct std::numeric_limits<mha::bfloat16> : std::numeric_limits<float> {
+  static constexpr bool is_iec559 = false;
+  static constexpr int digits = 8, digits10 = 2, max_digits10 = 4;
+  static constexpr mha::bfloat16 min() { return mha::bfloat16::from_bits(0x0080); }
+  static constexpr mha::bfloat16 max() { return mha::bfloat16::from_bits(0x7f7f); }
+  static constexpr mha::bfloat16 lowest() { return mha::bfloat16::from_bits(0xff7f); }
+  static constexpr mha::bfloat16 epsilon() { return mha::bfloat16::from_bits(0x3c00); }
+  static constexpr mha::bfloat16 round_error() { return mha::bfloat16::from_bits(0x3f00); }
+  static constexpr mha::bfloat16 infinity() { return mha::bfloat16::from_bits(0x7f80); }
+  static constexpr mha::bfloat16 quiet_NaN() { return mha::bfloat16::from_bits(0x7fc0); }
+  static constexpr mha::bfloat16 signaling_NaN() { return mha::bfloat16::from_bits(0x7fa0); }
+  static constexpr mha::bfloat16 denorm_min() { return mha::bfloat16::from_bits(0x0001); }
+};
+template <> struct std::numeric_limits<mha::half> : std::numeric_limits<float> {
+  static constexpr int digits = 11, digits10 = 3, max_digits10 = 5;
+  static constexpr int min_exponent = -13, min_exponent10 = -4, max_exponent = 16, max_exponent10 = 4;
+  static constexpr mha::half min() { return mha::half::from_bits(0x0400); }
+  static constexpr mha::half max() { return mha::half::from_bits(0x7bff); }
+  static constexpr mha::half lowest() { return mha::half::from_bits(0xfbff); }
+  static constexpr mha::half epsilon() { return mha::half::from_bits(0x1400); }
+  static constexpr mha::half round_error() { return mha::half::from_bits(0x3800); }
+  static constexpr mha::half infinity() { return mha::half::from_bits(0x7c00); }
+  static constexpr mha::half quiet_NaN() { return mha::half::from_bits(0x7e00); }
+  static constexpr mha::half signaling_NaN() { return mha::half::from_bits(0x7d00); }
+  static constexpr mha::half denorm_min() { return mha::half::from_bits(0x0001); }
+};

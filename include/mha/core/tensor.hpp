@@ -39,10 +39,10 @@ template <class T> std::unique_ptr<T[], AlignedDelete> aligned_array(std::size_t
 
 /// The row-major view of an owner of this name, without data yet.
 template <class T, class... I> TensorView<T, int{sizeof...(I)}> owned_shape(const char* name, I... extents) {
+  const Index all[] = {as_extent(extents, name)...};
   int axis = 0;
-  for (const Index extent : {as_extent(extents)...})
-    require(extent >= 0, name, ": extent ", extent, " on axis ", axis++);
-  return mha::view(static_cast<T*>(nullptr), extents...);
+  for (const Index extent : all) require(extent >= 0, name, ": extent ", extent, " on axis ", axis++);
+  return row_major<int{sizeof...(I)}>(static_cast<T*>(nullptr), all, name);
 }
 
 }  // namespace detail

@@ -118,10 +118,11 @@ template <class T, int Rank> void require_data(const char* call, const char* nam
 /// Memory with these extents, row-major.
 ///
 /// Errors    ShapeError if they are too many elements
-template <int Rank, class T> constexpr TensorView<T, Rank> row_major(T* data, const Index* extents) {
+template <int Rank, class T>
+constexpr TensorView<T, Rank> row_major(T* data, const Index* extents, const char* call = "view") {
   TensorView<T, Rank> v{data, {}, {}};
   for (int a = 0; a < Rank; ++a) v.extent[a] = extents[a];
-  checked_elements("view", "a tensor", v);
+  checked_elements(call, "a tensor", v);
   std::ptrdiff_t stride = 1;
   for (int a = Rank - 1; a >= 0; --a) {
     v.stride[a] = stride;
@@ -144,7 +145,8 @@ template <class T, int Rank> constexpr TensorView<T, 4> four_axes(const TensorVi
 
 /// Dense row-major memory: view(p, 3, 4) has axes (3, 4) and strides (4, 1).
 ///
-/// Errors    ShapeError if an extent is beyond what an Index holds, or all together are beyond any memory
+/// Errors    ShapeError if an extent is no whole number or beyond what an Index holds, or all together are beyond any
+///           memory
 template <class T, std::convertible_to<Index>... I>
 requires(sizeof...(I) >= 1 && sizeof...(I) <= 5)
     [[nodiscard]] constexpr TensorView<T, static_cast<int>(sizeof...(I))> view(T* data, I... extents) {
@@ -153,16 +155,19 @@ requires(sizeof...(I) >= 1 && sizeof...(I) <= 5)
 }
 
 /// Memory ordered (batch, length, heads, dim), heads side by side in a row: what a projection writes.
-template <class T>
-[[nodiscard]] constexpr TensorView<T, 4> view_blhd(T* data, Index batch, Index length, Index heads, Index dim) {
+template <class T, std::convertible_to<Index> B, std::convertible_to<Index> L, std::convertible_to<Index> H,
+          std::convertible_to<Index> D>
+[[nodiscard]] constexpr TensorView<T, 4> view_blhd(T* data, B batch, L length, H heads, D dim) {
   return view(data, batch, length, heads, dim);
 }
 
 /// Memory ordered (batch, heads, length, dim), one head after another; the axes are (batch, length, heads, dim) too.
-template <class T>
-[[nodiscard]] constexpr TensorView<T, 4> view_bhld(T* data, Index batch, Index heads, Index length, Index dim) {
+template <class T, std::convertible_to<Index> B, std::convertible_to<Index> H, std::convertible_to<Index> L,
+          std::convertible_to<Index> D>
+[[nodiscard]] constexpr TensorView<T, 4> view_bhld(T* data, B batch, H heads, L length, D dim) {
   const auto v = view(data, batch, heads, length, dim);
-  return {data, {batch, length, heads, dim}, {v.stride[0], v.stride[2], v.stride[1], v.stride[3]}};
+  return {
+      data, {v.extent[0], v.extent[2], v.extent[1], v.extent[3]}, {v.stride[0], v.stride[2], v.stride[1], v.stride[3]}};
 }
 
 /// The two axes exchanged, no copy: an (out, in) weight of a checkpoint read as (in, out).
@@ -172,11 +177,11 @@ template <class T> [[nodiscard]] constexpr TensorView<T, 2> transposed(const Ten
 
 /// How a foreign type becomes a view: specialised for Tensor and TensorView here, for Eigen in interop/eigen.hpp.
 ///
-/// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`; with
-/// `static auto make(extents...)` attention and the layer return that type, else the backend's Tensor; with
-/// `static constexpr Memory memory` an owner that lies in memory of another machine than the backend's does not
-/// compile; with `static constexpr bool borrows = true`, for a type that points at memory it does not own, temporaries
-/// have a view too.
+/// A specialisation has `using Scalar`, `static constexpr int rank` and `static auto view(Owner&)`, of a const Owner
+/// too, as which calls take what they read; with `static auto make(extents...)` attention and the layer return that
+/// type, else the backend's Tensor; with `static constexpr Memory memory` an owner that lies in memory of another
+/// machine than the backend's does not compile; with `static constexpr bool borrows = true`, for a type that points at
+/// memory it does not own, temporaries have a view too.
 template <class Owner> struct ViewTraits;
 
 template <class T, int Rank> struct ViewTraits<TensorView<T, Rank>> {

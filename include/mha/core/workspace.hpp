@@ -68,7 +68,7 @@ template <class Source> class Arena {
     std::size_t block_, used_;
   };
 
-  Frame frame() { return Frame(*this); }
+  [[nodiscard]] Frame frame() { return Frame(*this); }
 
  private:
   struct Free {

@@ -57,6 +57,11 @@ class Checkpoint {
       open_one(file);
   }
 
+  // And no moves: one that is moved from stays as it is.
+  Checkpoint(const Checkpoint&) = default;
+  Checkpoint& operator=(const Checkpoint&) = default;
+  ~Checkpoint() = default;
+
   /// Of what is stored, sorted: without further names of tied tensors, but for those of the index.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;

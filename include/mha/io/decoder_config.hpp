@@ -21,6 +21,8 @@ struct DecoderConfig : ModelConfig {
   std::vector<Index> windows;  ///< of each layer: how many keys a query sees, its own among them; 0 for all before it
 
   /// The mask of a layer: as Causal where it has no window.
+  ///
+  /// Errors    ShapeError if there is no such layer
   SlidingWindow window(Index layer) const {
     detail::require(layer >= 0 && layer < layers, "window: there is no layer ", layer, " among the ", layers);
     const Index keys = windows[static_cast<std::size_t>(layer)];

@@ -112,6 +112,7 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
     require(!share_elements(to, recorded.memory), "backward: ", name, " overlaps the memory");
   };
   apart("dx", dx);
+  require(!may_overlap(recorded.memory, numbers), "backward: the memory overlaps the gradients");
   if (d_memory.data != nullptr) apart("d_memory", d_memory);
   require(d_memory.data == nullptr || !share_elements(dx, d_memory), "backward: dx overlaps d_memory");
   const NamedArray others[] = {

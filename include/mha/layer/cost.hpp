@@ -107,10 +107,12 @@ double visible_pairs(const Ready& ready, const CallShape& shape, const KeysOf& k
 
 /// How many (query, key) pairs of a call a mask shows, summed over the batch, the mean of the heads.
 ///
-/// Cost      Full, Causal, CausalTopLeft, SlidingWindow, Padding, LeftPadding, Prefix and what &&, || and ! make of
-///           them: a formula for each sequence. Others: one classification per tile, where small partial tiles are
-///           counted pair by pair; that is linear in the length for a mask with tile(), and every pair for one without
-/// Errors    ShapeError if such a mask would be asked about the largest Index or beyond
+/// Cost      Full, Causal, CausalTopLeft, SlidingWindow, Padding, LeftPadding, FirstKeys, Prefix and what &&, || and !
+///           make of them: a formula for each sequence. Others: one classification per tile, where small partial tiles
+///           are counted pair by pair; that is linear in the length for a mask with tile(), and every pair for one
+///           without
+/// Errors    ShapeError if the mask's data does not fit the call or is in device memory, or a mask that is counted by
+///           tiles would be asked about the largest Index or beyond
 template <Mask M> [[nodiscard]] double visible_pairs(const M& mask, const CallShape& shape) {
   return detail::visible_pairs(mha::prepared(mask, shape), shape, [&](Index) { return shape.keys; });
 }
@@ -237,7 +239,8 @@ Cost step_cost(const Config& c, const Step& step, const M& mask, std::size_t wei
 ///
 /// Formula   parameters E·Hq·D + E_kv·Hkv·(D + Dv) + Hq·Dv·E (+ biases) · projections 2 per parameter and row ·
 ///           attention 2·pairs·Hq·(D + Dv) · cache Hkv·(D + Dv) per key
-/// Errors    ShapeError if the configuration does not fit together or a size is negative
+/// Errors    ShapeError if the configuration does not fit together, a size is negative, or the mask's data does not fit
+///           it or is in device memory
 template <Heads H = GroupedQuery<Dynamic>, class T = float, Mask M = Full>
 [[nodiscard]] Cost cost(Config config, Index batch, Index queries, Index keys, const M& mask = {}) {
   if (H::kv_heads(1) == Dynamic && config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;

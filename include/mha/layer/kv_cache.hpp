@@ -100,7 +100,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// A new sequence with the first `length` positions of another, all if not given. Paged shares them; other storages
   /// copy.
   ///
-  /// Errors    ShapeError if the other is shorter, or a Ring no longer has what a query at `length` may need
+  /// Errors    CacheFull as add(); ShapeError if the other is shorter, or a Ring lacks what a query at `length` needs
   SequenceId fork(SequenceId id, std::optional<Index> length = {}) {
     require_closed("fork");
     if (!std::is_same_v<Storage, Paged>) require_sendable();  // rows are copied
@@ -132,7 +132,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// Whether truncate() and fork() may go back to this length. A Ring goes back by its `rows`, counted from the last
   /// position that the sequence, or the one that it was forked from, ever had; to its `first` positions; and to any
   /// while it has dropped none.
-  bool can_truncate(SequenceId id, Index length) const {
+  [[nodiscard]] bool can_truncate(SequenceId id, Index length) const {
     const Index slot = sequences_.slot("can_truncate", id);
     return length >= 0 && length <= sequences_.length(slot) && book_.can_truncate(slot, length);
   }
@@ -164,7 +164,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them.
   ///
   /// Errors    CacheFull if there is not enough memory for all; ShapeError if a sequence is not of this cache or named
-  ///           twice, would become longer than the storage allows, or a step is open
+  ///           twice, gets more than max_rows(), would become longer than the storage allows, or a step is open
   [[nodiscard]] Step step(std::span<const SequenceId> sequences, std::span<const Index> rows) {
     require_closed("step");
     open(sequences, rows);
@@ -193,7 +193,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
 
   /// A sequence as bytes that restore() reads, in this or another cache: of any storage that keeps what there is.
-  std::vector<std::byte> save(SequenceId id) const {
+  [[nodiscard]] std::vector<std::byte> save(SequenceId id) const {
     require_closed("save");
     const Index slot = sequences_.slot("save", id), length = sequences_.length(slot);
     const detail::Gone gone = book_.gone(slot, 0);
@@ -204,8 +204,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
 
   /// A new sequence with the positions of a saved one.
   ///
-  /// Errors    ShapeError if it was saved by another version, of other layers, sizes or scalar, is cut short, longer
-  ///           than this cache allows, or without positions that this storage keeps
+  /// Errors    CacheFull as add() and step(); ShapeError if it was saved by another version, of other layers, sizes or
+  ///           scalar, is cut short, longer than this cache allows, or without positions that this storage keeps
   SequenceId restore(std::span<const std::byte> bytes) {
     require_closed("restore");
     detail::SavedRows<F> saved(bytes, shape_, sizes_.layers);

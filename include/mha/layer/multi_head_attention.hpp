@@ -167,7 +167,7 @@ template <class... P> struct PolicyList {
 
 /// A layer whose policies, and backend, are deduced from values: make_attention<float>({...}, mha::mask([](…) { … })).
 template <class Scalar, class OnBackend = void, class... Values>
-auto make_attention(const Config& config, const Values&... values) {
+[[nodiscard]] auto make_attention(const Config& config, const Values&... values) {
   using B = detail::CallBackend<OnBackend, Cpu, Values...>;
   using Policies = typename detail::WithoutBackends<detail::PolicyList<>, Values...>::type;
   return typename Policies::template Layer<Scalar, B>(config, values...);

@@ -30,7 +30,7 @@ template <class T> struct LinearWeights {
 
   /// Writes the matrix (in, out) from one of any scalar: p.output = m.
   ///
-  /// Errors    ShapeError if it has another shape; nothing is written then
+  /// Errors    ShapeError if it has another shape or lies in these weights; nothing is written then
   template <class Matrix>
   requires(!std::convertible_to<const Matrix&, LinearWeights> ||
            std::same_as<Matrix, LinearWeights>) const LinearWeights&

@@ -35,7 +35,7 @@ std::array<TensorView<T, 4>, Count> head_buffers(Frame& frame, Index batch, Inde
   std::array<TensorView<T, 4>, Count> buffers;
   std::ptrdiff_t width = 0;
   for (const HeadSizes& s : sizes) width += std::ptrdiff_t{s.heads} * s.dim;
-  if (width > 0) checked_product("layer", "the rows of a call", {batch, length, width});
+  if (width > 0) checked_product("layer", "the memory of a call's rows", {batch, length, width});
   T* at = frame.template take<T>(static_cast<std::size_t>(batch) * static_cast<std::size_t>(length) *
                                  static_cast<std::size_t>(width));
   for (std::size_t n = 0; n < Count; ++n) {

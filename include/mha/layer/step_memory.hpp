@@ -37,7 +37,7 @@ template <class B> class StepMemory {
  public:
   /// For so many sequences at most, each of so many pages.
   StepMemory(Index sequences, Index width)
-      : fixed_(checked_product("KvCache", "the numbers of a step", {sequences, std::int64_t{width} + 5}) + 1) {}
+      : fixed_(checked_product("KvCache", "the list of a step's numbers", {sequences, std::int64_t{width} + 5}) + 1) {}
 
   /// Throws what send() would of a stream that takes no numbers, such as one that is being recorded: asked before a
   /// step changes or enqueues anything.

@@ -28,6 +28,7 @@ struct NoNorm {
 /// Root-mean-square norm of q and k over the head's axis, with a learned weight (D) each.
 ///
 /// Formula   x / √(mean(x²) + eps) · weight;  with zero_centered · (1 + weight)
+/// Errors    ShapeError if eps is negative or not finite, when a layer is made of it
 /// Source    Dehghani et al. 2023 §2; as in Qwen 3 and, zero-centred, Gemma 3
 struct QkNorm {
   static constexpr Role role = Role::norm;

@@ -64,15 +64,6 @@ template <class P> constexpr const char* policy_name() {
     return "functor";
 }
 
-/// A member that has no default: SlidingWindow{.left = 4} compiles, SlidingWindow{} does not.
-template <class T> struct Required {
-  T value;
-
-  Required() = delete;
-  MHA_HOST_DEVICE constexpr Required(T v) : value(v) {}
-  MHA_HOST_DEVICE constexpr operator T() const { return value; }
-};
-
 namespace detail {
 
 struct NoType {};

@@ -61,7 +61,7 @@ struct NtkScaling {
 /// Llama 3.1: wavelengths beyond original_length / low_frequency are stretched by the factor, those below
 /// original_length / high_frequency stay, between them the frequency is interpolated.
 ///
-/// Source    Llama 3 herd of models 2024, §3.4.3, and the published checkpoints' rope_scaling
+/// Source    Llama 3 herd of models 2024, §3.4.2, and the published checkpoints' rope_scaling
 struct Llama3Scaling {
   static constexpr const char* name = "Llama3Scaling";
   double factor = 8, low_frequency = 1, high_frequency = 4;

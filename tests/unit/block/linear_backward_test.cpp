@@ -339,6 +339,11 @@ TEST(LinearBackward, RefusesWhatDoesNotFitAndChangesNothing) {
             "backward: dx overlaps the gradients");
   EXPECT_EQ(message_of([&] { static_cast<void>(linear.backward(mha::view(g.flat().data(), 1, 5, 8), own, g)); }),
             "backward: dy overlaps the gradients");
+  const auto x_in_gradients = mha::view(g.flat().data(), 1, 5, 8);
+  auto of_gradients = linear.tape();
+  static_cast<void>(linear(x_in_gradients, of_gradients));
+  EXPECT_EQ(message_of([&] { static_cast<void>(linear.backward(Rows(1, 5, 8), of_gradients, g)); }),
+            "backward: x overlaps the gradients");
   Linear borrowing({.inputs = 8, .outputs = 8});
   mha::Tensor<double, 2> borrowed(8, 8);
   borrowing.borrow({.weight = borrowed, .bias = linear.parameters().bias});

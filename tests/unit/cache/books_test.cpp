@@ -154,7 +154,7 @@ TEST(PageBook, NamesThePagesThatAreMissing) {
     book.reserve(growths, copies);
     FAIL();
   } catch (const mha::CacheFull& e) {
-    EXPECT_NE(std::string(e.what()).find("needs 5 pages of 16 positions, 3 of 3 are free"), std::string::npos)
+    EXPECT_NE(std::string(e.what()).find("5 pages of 16 positions are needed, 3 of 3 are free"), std::string::npos)
         << e.what();
   }
 }

@@ -76,7 +76,8 @@ TEST(PagedKv, RefusesWhatDoesNotFit) {
             "call: PagedKv has pages of 24 rows, expected a power of two from 16 on");
   EXPECT_EQ(refusal({small.view(), small.view(), table, lengths}),
             "call: PagedKv has pages of 8 rows, expected a power of two from 16 on");
-  EXPECT_EQ(refusal({k, fewer.view(), table, lengths}), "call: key has extent 0 4 but value has extent 0 3");
+  EXPECT_EQ(refusal({k, fewer.view(), table, lengths}),
+            "call: key has axis 0 of extent 4 but value has axis 0 of extent 3");
   EXPECT_EQ(refusal({k, v, outside, lengths}), "call: page 0 of sequence 1 of PagedKv is 4, the pool has 4");
   EXPECT_EQ(refusal({k, v, below, lengths}), "call: page 1 of sequence 0 of PagedKv is -1, the pool has 4");
   EXPECT_EQ(refusal({k, v, uneven, lengths}),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstddef>
+#include <Eigen/Core>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -40,6 +41,45 @@ TEST(Borrowed, PointsAtNamedContainers) {
   EXPECT_EQ(of_a.size, 2);
   EXPECT_EQ(of_s.data, v.data() + 1);
   EXPECT_EQ(of_v.memory, mha::Memory::host);
+}
+
+// A row of a matrix stored by columns has its elements apart.
+TEST(Borrowed, RefusesElementsThatLieApart) {
+  Eigen::MatrixXi m(2, 3);
+  m << 1, 2, 3, 10, 20, 30;
+  const auto row = m.row(0);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(Borrowed<Index>(row)); }),
+            "Borrowed: 3 elements have strides 2 and 1, expected one after another: copy them first");
+  const auto corner = m.topRows(1);
+  EXPECT_THROW(static_cast<void>(Borrowed<Index>(corner)), mha::ShapeError);
+  const auto column = m.col(1), one = m.col(2);
+  const Eigen::VectorXi vector = row;
+  const auto single = m.block(1, 2, 1, 1);
+  EXPECT_EQ(Borrowed<Index>(column)[1], 20);
+  EXPECT_EQ(Borrowed<Index>(one)[0], 3);
+  EXPECT_EQ(Borrowed<Index>(vector)[2], 3);
+  EXPECT_EQ(Borrowed<Index>(single)[0], 30);
+}
+
+// Ids (B, L) and pages (B, n) are read by rows: those of one sequence would be taken for another's.
+TEST(Borrowed, RefusesAMatrixByColumns) {
+  Eigen::MatrixXi m(2, 3);
+  m << 0, 0, 1, 0, 1, 1;
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(Borrowed<Index>(m)); }),
+            "Borrowed: 2 rows of 3 elements lie by columns, expected by rows: copy them into a row-major matrix first");
+  const auto right = m.rightCols(2);
+  EXPECT_THROW(static_cast<void>(Borrowed<Index>(right)), mha::ShapeError);
+  using Rows = Eigen::Matrix<Index, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const Rows rows = m;
+  const auto lower = rows.bottomRows(1);
+  const auto turned = m.transpose();
+  const Eigen::MatrixXi one_row = m.row(1), one_column = m.col(1), nothing(0, 3);
+  EXPECT_EQ(Borrowed<Index>(rows)[2], 1);
+  EXPECT_EQ(Borrowed<Index>(lower)[1], 1);
+  EXPECT_EQ(Borrowed<Index>(turned).size, 6);
+  EXPECT_EQ(Borrowed<Index>(one_row)[1], 1);
+  EXPECT_EQ(Borrowed<Index>(one_column).size, 2);
+  EXPECT_EQ(Borrowed<Index>(nothing).size, 0);
 }
 
 // A span owns nothing, so that one without a name is as good.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <stdexcept>
@@ -16,6 +17,7 @@
 namespace {
 
 using mha::Index;
+using mha::Required;
 using mha::ShapeError;
 using mha::detail::blocks_of;
 using mha::detail::checked_product;
@@ -125,6 +127,28 @@ TEST(RequireFunction, RefusesOneThatIsNull) {
 TEST(BlocksOf, RoundsUpWhereASumWouldOverflow) {
   static_assert(blocks_of(0, 4) == 0 && blocks_of(1, 4) == 1 && blocks_of(4, 4) == 1 && blocks_of(5, 4) == 2);
   static_assert(blocks_of(most, 64) == 1 << 25 && blocks_of(most, most) == 1 && blocks_of(most, 1) == most);
+}
+
+struct Reach {
+  Required<int> left;
+  int right = 0;
+};
+
+TEST(Required, TakesAnyIntegerThatFits) {
+  const std::int64_t four = 4, many = std::int64_t{1} << 32;
+  EXPECT_EQ((Reach{.left = four}.left), 4);
+  EXPECT_EQ((Reach{.left = std::size_t{4}}.left), 4);
+  EXPECT_EQ((Reach{.left = static_cast<short>(4)}.left), 4);
+  EXPECT_THROW(static_cast<void>(Reach{.left = many + 4}), mha::ShapeError);
+  EXPECT_THROW(static_cast<void>(Reach{.left = static_cast<unsigned>(many - 1)}), mha::ShapeError);
+}
+
+TEST(Required, HasNoDefault) {
+  static_assert(!std::is_default_constructible_v<Required<int>> && !std::is_default_constructible_v<Reach>);
+  static_assert(!std::is_aggregate_v<Required<int>>, "Required<int>{} must not compile");
+  constexpr Reach reach{.left = 4};
+  static_assert(reach.left == 4 && reach.left.value == 4 && reach.right == 0);
+  static_assert(std::is_trivially_copyable_v<Reach>);
 }
 
 }  // namespace

@@ -179,4 +179,33 @@ TEST(ScalarName, IsTheNameAUserWrites) {
   EXPECT_STREQ(mha::detail::scalar_name<Fixed>(), "user scalar");
 }
 
+template <class T> void expect_limits_of_the_format() {
+  using F = Format<T>;
+  using Limits = std::numeric_limits<T>;
+  static_assert(Limits::is_specialized && Limits::has_infinity && !Limits::is_integer);
+  EXPECT_EQ(Limits::digits, F::digits);
+  EXPECT_EQ(Limits::min_exponent, F::min_exponent + 1);
+  EXPECT_EQ(Limits::max_exponent, F::bias + 1);
+  EXPECT_EQ(static_cast<double>(Limits::max()), F::largest);
+  EXPECT_EQ(static_cast<double>(Limits::lowest()), -F::largest);
+  EXPECT_EQ(static_cast<double>(Limits::min()), std::ldexp(1.0, F::min_exponent));
+  EXPECT_EQ(static_cast<double>(Limits::denorm_min()), std::ldexp(1.0, F::min_exponent - F::digits + 1));
+  EXPECT_EQ(static_cast<double>(Limits::epsilon()), std::ldexp(1.0, 1 - F::digits));
+  EXPECT_EQ(static_cast<double>(Limits::round_error()), 0.5);
+  EXPECT_EQ(static_cast<float>(Limits::infinity()), infinity);
+  EXPECT_TRUE(std::isnan(static_cast<float>(Limits::quiet_NaN())));
+  EXPECT_EQ(Limits::quiet_NaN().bits & F::quiet, F::quiet);
+  EXPECT_TRUE(std::isnan(static_cast<float>(Limits::signaling_NaN())));
+  EXPECT_EQ(Limits::signaling_NaN().bits & F::quiet, 0u);
+  EXPECT_EQ(Limits::digits10, static_cast<int>((F::digits - 1) * 0.30103));
+  EXPECT_EQ(Limits::max_digits10, 2 + static_cast<int>(F::digits * 0.30103));
+  EXPECT_EQ(Limits::max_exponent10, static_cast<int>(std::log10(F::largest)));
+  EXPECT_EQ(Limits::min_exponent10, static_cast<int>(F::min_exponent * 0.30103));
+}
+
+TEST(Scalar, LimitsAreThoseOfTheFormat) {
+  expect_limits_of_the_format<mha::half>();
+  expect_limits_of_the_format<mha::bfloat16>();
+}
+
 }  // namespace

@@ -89,6 +89,21 @@ TEST(View, RefusesAnExtentBeyondAnIndex) {
   static_assert(none.extent[0] == 3);
 }
 
+TEST(View, RefusesAnExtentThatIsNoWholeNumber) {
+  int memory[6] = {};
+  const auto refusal = [&](auto extent) {
+    return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::view(+memory, 1, extent)); });
+  };
+  const std::string whole = ", it must be a whole number, the largest is 2147483647";
+  EXPECT_EQ(refusal(2.5), "view: an extent is 2.5" + whole);
+  EXPECT_EQ(refusal(4e9f), "view: an extent is 4e+09" + whole);
+  EXPECT_EQ(refusal(-2147483648.5), "view: an extent is -2.14748365e+09" + whole);
+  EXPECT_EQ(refusal(std::numeric_limits<float>::quiet_NaN()), "view: an extent is nan" + whole);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([] { mha::Tensor<int, 1> t(0.5); }),
+            "Tensor: an extent is 0.5" + whole);
+  EXPECT_EQ(mha::view(memory, 2.0, 3.f).extent[0], 2);
+}
+
 // The strides of the outer axes would not fit, though there is no element.
 TEST(View, RefusesExtentsWhoseProductOverflows) {
   constexpr mha::Index most = std::numeric_limits<mha::Index>::max();
@@ -183,6 +198,17 @@ TEST(ViewBlhd, AndBhldOfTheSameNumbersAgreeElementByElement) {
           EXPECT_EQ(rows(b, l, h, d), value(b, l, h, d));
           EXPECT_EQ(heads(b, l, h, d), value(b, l, h, d));
         }
+}
+
+TEST(ViewBlhd, AndBhldRefuseAnExtentBeyondAnIndex) {
+  const std::size_t wide = (std::size_t{1} << 32) + 2;
+  int memory[2] = {};
+  const char* const refusal = "view: an extent is 4294967298, the largest is 2147483647";
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::view_blhd(memory, wide, 1, 1, 1)); }),
+            refusal);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(mha::view_bhld(memory, 1, 1, wide, 1)); }),
+            refusal);
+  EXPECT_EQ(mha::view_bhld(memory, std::size_t{1}, 1u, 2L, 1).length(), 2);
 }
 
 TEST(Transposed, SwapsTheAxesAndCopiesNothing) {

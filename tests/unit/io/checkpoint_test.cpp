@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -88,6 +89,16 @@ TEST(Checkpoint, TheMappingKeepsEveryShard) {
   EXPECT_EQ(keep.use_count(), 1);
   EXPECT_EQ(a(1, 2), files.first.tensors.at("a").values[5]);
   EXPECT_EQ(b(4, 0), files.second.tensors.at("b").values[4]);
+}
+
+TEST(Checkpoint, OneThatWasMovedFromIsAsItWas) {
+  const Sharded files;
+  files.write();
+  Checkpoint from(files.scratch.root());
+  Checkpoint to = std::move(from);
+  EXPECT_EQ(from.names(), to.names());
+  to = std::move(from);
+  EXPECT_EQ((from.view<float, 2>("a").data), (to.view<float, 2>("a").data));
 }
 
 TEST(Checkpoint, AnIndexThatDoesNotFitItsShardsIsRefused) {

@@ -197,8 +197,14 @@ TEST(MultiHeadAttention, RefusesAPolicyOutOfRangeWhenItIsMade) {
   EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, SlidingWindow>(config, SlidingWindow{.left = -2}); }),
             window);
   EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, SoftCap>(config, SoftCap{-2.f}); }), cap);
-  EXPECT_EQ(message_of([] { mha::make_attention<float>(config, mha::Causal{} && SlidingWindow{.left = -2}); }), window);
-  EXPECT_EQ(message_of([] { mha::make_attention<float>(config, mha::Chain{mha::Alibi{}, SoftCap{-2.f}}); }), cap);
+  EXPECT_EQ(message_of([] {
+              static_cast<void>(mha::make_attention<float>(config, mha::Causal{} && SlidingWindow{.left = -2}));
+            }),
+            window);
+  EXPECT_EQ(message_of([] {
+              static_cast<void>(mha::make_attention<float>(config, mha::Chain{mha::Alibi{}, SoftCap{-2.f}}));
+            }),
+            cap);
   EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, EveryNth<-1>>{config}; }),
             "EveryNth: the step of 4 heads is -1, it must be at least 1");
   EXPECT_EQ(message_of([] { mha::MultiHeadAttention<float, Cpu, EveryNth<2>>{config}; }), "");

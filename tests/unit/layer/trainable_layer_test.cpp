@@ -561,6 +561,11 @@ TEST(TrainableLayer, RefusesWhatDoesNotFitAndChangesNothing) {
   const auto into_gradients = mha::view(g.flat().data(), 2, 5, 8);
   EXPECT_EQ(backward(dy, tape, g, mha::into(into_gradients)), "backward: dx overlaps the gradients");
   EXPECT_EQ(backward(into_gradients, tape, g), "backward: dy overlaps the gradients");
+  auto of_gradients = layer.tape();
+  static_cast<void>(layer(into_gradients, of_gradients));
+  EXPECT_EQ(backward(dy, of_gradients, g), "backward: x overlaps the gradients");
+  static_cast<void>(layer(x, mha::view(g.flat().data(), 2, 3, 8), of_gradients));
+  EXPECT_EQ(backward(dy, of_gradients, g, mha::memory_into(of_memory)), "backward: the memory overlaps the gradients");
   EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::into(x))); }),
             "layer: the result overlaps x, which the backward pass of the tape reads");
   EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, tape, mha::Ragged{offsets})); }),

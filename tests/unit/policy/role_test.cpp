@@ -9,7 +9,6 @@
 
 namespace {
 
-using mha::Required;
 using mha::Role;
 using mha::role_of;
 using mha::detail::FirstFaulty;
@@ -121,19 +120,6 @@ TEST(PickRole, FindsThePolicyInAnyOrderOrTheDefault) {
   static_assert(std::same_as<PickRole<Role::score, Nothing, ScoreLike, MaskLike>::type, ScoreLike>);
   static_assert(std::same_as<PickRole<Role::score, Nothing, const ScoreLike&>::type, ScoreLike>);
   static_assert(std::same_as<PickRole<Role::heads, Nothing, MaskLike, ScoreLike>::type, Nothing>);
-}
-
-struct Reach {
-  Required<int> left;
-  int right = 0;
-};
-
-TEST(Required, HasNoDefault) {
-  static_assert(!std::is_default_constructible_v<Required<int>> && !std::is_default_constructible_v<Reach>);
-  static_assert(!std::is_aggregate_v<Required<int>>, "Required<int>{} must not compile");
-  constexpr Reach reach{.left = 4};
-  static_assert(reach.left == 4 && reach.left.value == 4 && reach.right == 0);
-  static_assert(std::is_trivially_copyable_v<Reach>);
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// any other: what stands in its row of the result means nothing, and may be NaN if its x was.
 ///
 /// Shapes    lengths (B)
-/// Errors    ShapeError if there is not one length per sequence, or one is negative or above Lk
+/// Errors    ShapeError if there is not one length per sequence, or one is negative or above Lk; lengths in device
+///           memory are taken on trust
 struct Padding {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "Padding";
@@ -35,7 +36,8 @@ struct Padding {
 /// is as without padding.
 ///
 /// Shapes    lengths (B)
-/// Errors    as for Padding; and if the batch is ragged, which has no padding
+/// Errors    as for Padding; and if the batch is ragged, which has no padding, or its sequences have different numbers
+///           of keys
 struct LeftPadding {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "LeftPadding";

@@ -11,7 +11,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// The first lengths[b] keys are visible to every query, the rest causally: a prefix language model.
 ///
 /// Shapes    lengths (B)
-/// Errors    ShapeError if there is not one length per sequence, or one is negative or above Lk
+/// Errors    as for Padding
 /// Source    Raffel et al. 2020 (T5), §3.2.1
 struct Prefix {
   static constexpr Role role = Role::mask;

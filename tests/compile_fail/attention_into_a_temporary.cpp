@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect only: mha: attention_into() of a temporary out
+#include <mha/mha.hpp>
+
+using Tensor = mha::Tensor<float, 2>;
+
+void run(const Tensor& q, [[maybe_unused]] Tensor& out, [[maybe_unused]] const Tensor& constant) {
+#ifdef MHA_FAIL
+  mha::attention_into(Tensor(3, 4), q, q, q);
+#else
+  mha::attention_into(out, q, q, q);
+#endif
+}
