@@ -29,7 +29,7 @@ if command -v dpkg-query >/dev/null 2>&1; then
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
   fi
 else
-  # Elsewhere the names differ; CMake downloads the libraries it does not find.
+  # Elsewhere the names differ; CMake downloads the libraries it does not find, but for CLI11 and utf8proc.
   for program in c++ cmake git ninja; do
     command -v $program >/dev/null 2>&1 || {
       echo "mha: $program is missing; install it first (on Debian: $(echo $packages))" >&2
