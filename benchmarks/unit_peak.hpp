@@ -15,8 +15,32 @@
 
 namespace bench {
 
-/// GFLOP/s of one thread on a unit with its operands at hand: in tile registers, or in the first cache where the unit
-/// has none. Random numbers, because a unit that multiplies zeros draws less power and runs faster.
+#if defined(__x86_64__)
+/// Dot products that depend on nothing but registers: as many chains as hide the latency.
+struct DotPeakBody {
+  static constexpr int chains = 12;
+  template <class Isa>
+  MHA_TARGET_DOT_PRODUCT MHA_ALWAYS_INLINE static void run(mha::Index steps, const std::uint32_t* pairs, float* out) {
+    typedef float V __attribute__((vector_size(64)));
+    typedef std::uint32_t I __attribute__((vector_size(64)));
+    V sum[chains];
+    I left, right;
+    mha::detail::simd::load(left, pairs);
+    mha::detail::simd::load(right, pairs + 16);
+#pragma GCC unroll 16
+    for (int c = 0; c < chains; ++c) mha::detail::simd::load(sum[c], out + c);  // all different
+    for (mha::Index i = 0; i < steps; ++i)
+#pragma GCC unroll 16
+      for (int c = 0; c < chains; ++c) mha::detail::systolic::add_dot_products(sum[c], left, right);
+#pragma GCC unroll 16
+    for (int c = 1; c < chains; ++c) sum[0] = sum[0] + sum[c];
+    mha::detail::simd::store(out, sum[0]);
+  }
+};
+#endif
+
+/// GFLOP/s of one thread on a unit with its operands in registers, or in the first cache where it is emulated. Random
+/// numbers, because a unit that multiplies zeros draws less power and runs faster.
 inline double unit_peak_gflops(const mha::detail::systolic::ProductUnit& unit, Clock clock = thread_seconds) {
   namespace systolic = mha::detail::systolic;
   using mha::Index;
@@ -33,6 +57,7 @@ inline double unit_peak_gflops(const mha::detail::systolic::ProductUnit& unit, C
   const auto number = [&] { return mha::bfloat16(normal(gen)); };
   for (Index i = 0; i < 2 * steps * systolic::tile_size; ++i) a[i] = number();
   for (std::size_t i = 0; i < words; ++i) b[i] = number().bits | std::uint32_t{number().bits} << 16;
+  for (Index i = 0; i < 32 * unit.lanes; ++i) c[i] = normal(gen);
 #if defined(__x86_64__)
   if (unit.unit == mha::MatrixUnit::amx) {
     namespace amx = systolic::amx;
@@ -50,6 +75,11 @@ inline double unit_peak_gflops(const mha::detail::systolic::ProductUnit& unit, C
     };
     tiles();
     return 2e-9 * calls * 32 * 32 * 32 / seconds_per_call(clock, 1, tiles);
+  }
+  if (unit.unit == mha::MatrixUnit::dot_product) {
+    const auto products = [&] { systolic::Avx512Bf16::run<DotPeakBody>(10 * calls, b, c); };
+    products();
+    return 2e-9 * (10 * calls) * DotPeakBody::chains * 32 / seconds_per_call(clock, 1, products);
   }
 #endif
   const auto run = [&] {
