@@ -171,9 +171,10 @@ TEST(Gpt2, WhatDoesNotFitIsOneSentence) {
   EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
             "DIR/config.json: 'is_causal' is false, expected true");
   // transformers takes the names that all families have before GPT-2's own.
-  for (const auto& [common, own] :
+  for (const auto& names :
        {std::pair{"num_hidden_layers", "n_layer"}, std::pair{"hidden_size", "n_embd"},
         std::pair{"num_attention_heads", "n_head"}, std::pair{"max_position_embeddings", "n_positions"}}) {
+    const char *const common = names.first, *const own = names.second;
     EXPECT_EQ(fault([&](Folder& f) { f.config[common] = f.config.at(own); }), "") << common;
     std::string size;
     const std::string said = fault([&](Folder& f) {

@@ -241,8 +241,9 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       "DIR/config.json: 'feed_forward_proj' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, "
       "silu, swish");
   // transformers takes the names that all families have before T5's own.
-  for (const auto& [common, own] : {std::pair{"num_hidden_layers", "num_layers"}, std::pair{"hidden_size", "d_model"},
-                                    std::pair{"num_attention_heads", "num_heads"}, std::pair{"head_dim", "d_kv"}}) {
+  for (const auto& names : {std::pair{"num_hidden_layers", "num_layers"}, std::pair{"hidden_size", "d_model"},
+                            std::pair{"num_attention_heads", "num_heads"}, std::pair{"head_dim", "d_kv"}}) {
+    const char *const common = names.first, *const own = names.second;
     EXPECT_EQ(fault([&](Folder& f) { f.config[common] = f.config.at(own); }), "") << common;
     std::string size;
     const std::string said = fault([&](Folder& f) {
