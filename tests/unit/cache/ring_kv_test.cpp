@@ -80,7 +80,8 @@ TEST(RingKv, RefusesWhatDoesNotFit) {
             "call: RingKv keeps the first 8 positions in 8 rows, which leaves none for the ring");
   EXPECT_EQ(refusal({k.view(), k.view(), two, -1}),
             "call: RingKv keeps the first -1 positions in 8 rows, which leaves none for the ring");
-  EXPECT_EQ(refusal({k.view(), short_v.view(), two}), "call: key has axis 1 of extent 8 but value has axis 1 of extent 7");
+  EXPECT_EQ(refusal({k.view(), short_v.view(), two}),
+            "call: key has axis 1 of extent 8 but value has axis 1 of extent 7");
   EXPECT_EQ(refusal({k.view(), fewer.view(), two}), "call: key has 2 heads but value has 1");
   EXPECT_EQ(refusal({k.view(), k.view(), three}), "call: RingKv has 3 lengths for 2 sequences");
   EXPECT_EQ(refusal({k.view(), k.view(), negative}),
