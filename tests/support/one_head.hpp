@@ -52,7 +52,7 @@ void run_in_pieces(const Head& head, const Scratch& scratch, const Order& order)
   ASSERT_GE(head.key_pieces(), 3);
   for (Index t = 0; t < head.tiles(); ++t) head.prepare_queries(t);
   for (Index m = 0; m < head.key_pieces(); ++m) head.prepare_keys(m);
-  order(head.query_pieces(), head.key_pieces(), [&](Index n, Index m) { head.pieces(n, n + 1, m, scratch); });
+  order(head.query_pieces(), head.key_pieces(), [&](Index n, Index m) { head.pieces(n, n + 1, m, m + 1, scratch); });
   for (Index t = 0; t < head.tiles(); ++t) head.store_queries(t);
   for (Index m = 0; m < head.key_pieces(); ++m) head.store_keys(m);
 }

@@ -42,17 +42,12 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     const Index lanes = tiling_.lanes, first = t * lanes, count = std::min(lanes, queries_ - first);
     A* const q = rows(at_.q, first, tiling_.query_dim);
     A* const d_out = rows(at_.d_out, first, tiling_.value_dim);
-    for (Index i = 0; i < lanes; ++i) {
-      A* const to[] = {q + std::ptrdiff_t{i} * tiling_.query_dim, d_out + std::ptrdiff_t{i} * tiling_.value_dim};
-      if (i >= count) {
-        std::fill_n(to[0], tiling_.query_dim, A(0));
-        std::fill_n(to[1], tiling_.value_dim, A(0));
-        continue;
-      }
-      pack_row(f_.query(b_, first + i, h_), f_.q.stride[3], f_.head_dim, tiling_.query_dim, to[0]);
-      pack_row(call_.row(call_.d_out, b_, first + i, h_), call_.d_out.stride[3], f_.value_dim, tiling_.value_dim,
-               to[1]);
-    }
+    const auto pack = [&](const T* from, const TensorView<const T, 4>& of, Index dim, Index padded, A* to) {
+      pack_rows(from, of.stride[1], of.stride[3], count, dim, padded, to);
+      std::fill_n(rows(to, count, padded), std::ptrdiff_t{lanes - count} * padded, A(0));
+    };
+    pack(f_.query(b_, first, h_), f_.q, f_.head_dim, tiling_.query_dim, q);
+    pack(call_.row(call_.d_out, b_, first, h_), call_.d_out, f_.value_dim, tiling_.value_dim, d_out);
     pairs_.prepare(t, count, d_out, tiling_.value_dim);
     at_.finite[t] = finite(q, std::ptrdiff_t{lanes} * tiling_.query_dim) &&
                     finite(d_out, std::ptrdiff_t{lanes} * tiling_.value_dim);
@@ -66,11 +61,11 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
     for (Index key = first; key < end;) {
       const KvRun<T> run = f_.kv.run(b_, f_.kv_head(h_), key, end);
-      for (Index i = 0; i < run.count; ++i, ++key) {
-        pack_row(run.key + i * run.key_stride, 1, f_.head_dim, tiling_.query_dim, rows(at_.k, key, tiling_.query_dim));
-        pack_row(run.value + i * run.value_stride, 1, f_.value_dim, tiling_.value_dim,
-                 rows(at_.v, key, tiling_.value_dim));
-      }
+      pack_rows(run.key, run.key_stride, 1, run.count, f_.head_dim, tiling_.query_dim,
+                rows(at_.k, key, tiling_.query_dim));
+      pack_rows(run.value, run.value_stride, 1, run.count, f_.value_dim, tiling_.value_dim,
+                rows(at_.v, key, tiling_.value_dim));
+      key += run.count;
     }
     const std::ptrdiff_t n = end - first;
     at_.finite[tiles_ + m] = finite(rows(at_.k, first, tiling_.query_dim), n * tiling_.query_dim) &&
@@ -79,14 +74,16 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     std::fill_n(rows(at_.dv, first, tiling_.value_dim), n * tiling_.value_dim, A(0));
   }
 
-  /// Pieces [n, end) of the queries against piece m of the keys.
-  void pieces(Index n, Index end, Index m, const BackwardScratch<A>& scratch) const {
-    const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
-    for (; n < end; ++n) {
-      const Index tiles_end = std::min(tiles_, (n + 1) * tiling_.query_piece);
-      for (Index t = n * tiling_.query_piece; t < tiles_end; t += together)
-        for (Index k = m * BackwardTiling::key_piece; k < keys_end; k += block)
-          some_tiles(t, std::min(together, tiles_end - t), k, std::min(block, keys_end - k), scratch);
+  /// Pieces [n, end) of the queries against pieces [m, m_end) of the keys.
+  void pieces(Index n, Index end, Index m, Index m_end, const BackwardScratch<A>& scratch) const {
+    for (; m < m_end; ++m) {
+      const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
+      for (Index i = n; i < end; ++i) {
+        const Index tiles_end = std::min(tiles_, (i + 1) * tiling_.query_piece);
+        for (Index t = i * tiling_.query_piece; t < tiles_end; t += together)
+          for (Index k = m * BackwardTiling::key_piece; k < keys_end; k += block)
+            some_tiles(t, std::min(together, tiles_end - t), k, std::min(block, keys_end - k), scratch);
+      }
     }
   }
 
@@ -104,8 +101,8 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     });
     for (Index i = 0; i < lanes; i += kernels_.tile.width)
       unpack(from + i, lanes, scale, f_.head_dim, to + std::ptrdiff_t{i} * tiling_.query_dim, tiling_.query_dim);
-    simd::put_rows(level_, call_.query, to, tiling_.query_dim, count, 0, f_.head_dim, A(1),
-                   [&](Index i) { return call_.query_row(b_, first + i, h_); });
+    simd::put_rows(level_, call_.query, to, tiling_.query_dim, count, call_.query_row(b_, first, h_), 0, f_.head_dim,
+                   A(1));
   }
 
   /// The sums over piece m of the keys += those of another head that reads them.
@@ -123,8 +120,8 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
     const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
     const auto store = [&](const GradientTo<T>& to, A* from, Index padded, Index dim, A scale) {
       if (to.wanted())
-        simd::put_rows(level_, to, rows(from, first, padded), padded, end - first, 0, dim, scale,
-                       [&](Index i) { return call_.key_row(to, b_, first + i, f_.kv_head(h_)); });
+        simd::put_rows(level_, to, rows(from, first, padded), padded, end - first,
+                       call_.key_row(to, b_, first, f_.kv_head(h_)), 0, dim, scale);
     };
     store(call_.key, at_.dk, tiling_.query_dim, f_.head_dim, f_.scale);
     store(call_.value, at_.dv, tiling_.value_dim, f_.value_dim, A(1));
@@ -133,12 +130,17 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
  private:
   static A* rows(A* all, Index first, Index dim) { return all + std::ptrdiff_t{first} * dim; }
 
-  void pack_row(const T* from, std::ptrdiff_t step, Index dim, Index padded, A* to) const {
-    if (step == 1)
-      simd::widen(level_, from, 0, 1, dim, to);
-    else
-      for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(from[d * step]);
-    std::fill_n(to + dim, padded - dim, A(0));
+  /// to (n, padded) = n rows at a stride, their elements `step` apart, and zeros.
+  void pack_rows(const T* from, std::ptrdiff_t stride, std::ptrdiff_t step, Index n, Index dim, Index padded,
+                 A* to) const {
+    if (step == 1 && dim == padded) return simd::widen(level_, from, stride, n, dim, to);
+    for (Index i = 0; i < n; ++i, from += stride, to += padded) {
+      if (step == 1)
+        simd::widen(level_, from, 0, 1, dim, to);
+      else
+        for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(from[d * step]);
+      std::fill_n(to + dim, padded - dim, A(0));
+    }
   }
 
   /// to (dim, lanes) = a tile's rows.

@@ -77,13 +77,11 @@ template <class Call> struct TileLayout {
 
   /// The same from a state (rows, value_dim).
   void store_rows(const simd::TileState<A>& state, const A* factor) const {
-    const auto store = simd::with_isa(
-        level, [](auto isa) { return &decltype(isa)::template run<simd::StoreRowBody<A, T>, const A*, A, Index, T*>; });
     rows.for_each([&](Index h, Index i, Index lane) {
       const A* const from = state.out + std::ptrdiff_t{lane} * call.value_dim;
       T* const to = call.output(rows.b, i, h);
       if (call.out.stride[3] == 1)
-        store(from, factor[lane], call.value_dim, to);
+        simd::store_rows(level, from, 0, 1, factor[lane], call.value_dim, to, 0);
       else
         for (Index d = 0; d < call.value_dim; ++d) to[d * call.out.stride[3]] = scaled(from[d], factor[lane]);
       zero_empty(state, lane, to);

@@ -23,8 +23,8 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 /// keys are computed, any of them after (n − 1, m) and (n, m − 1), and the sums are stored. It has call(), an
 /// AnyBackwardCall, tiling(), which cuts the work, the type Scratch of a worker's memory, memory(frame) of a head and
 /// head(memory, b, h), which has tiles(), query_pieces(), key_pieces(), prepare_queries(tile), prepare_keys(m),
-/// pieces(n, end, m, scratch), for those from n on, store_queries(tile), add_keys(m, memory of another head),
-/// store_keys(m), sink() and store_slots().
+/// pieces(n, end, m, m_end, scratch), for those [n, end) × [m, m_end), store_queries(tile), add_keys(m, memory of
+/// another head), store_keys(m), sink() and store_slots().
 template <class Machine> class BackwardHeads {
   using T = typename Machine::Scalar;
   using A = Accumulator<T>;
@@ -97,7 +97,7 @@ void whole_group(const BackwardHeads<Machine>& heads, std::int64_t g, const type
     const auto head = heads.head(g, i, memory);
     for (Index t = 0; t < head.tiles(); ++t) head.prepare_queries(t);
     for (Index m = 0; m < head.key_pieces(); ++m) head.prepare_keys(m);
-    for (Index m = 0; m < head.key_pieces(); ++m) head.pieces(0, head.query_pieces(), m, scratch);
+    head.pieces(0, head.query_pieces(), 0, head.key_pieces(), scratch);
     for (Index t = 0; t < head.tiles(); ++t) head.store_queries(t);
     for (Index m = 0; i > 0 && m < head.key_pieces(); ++m) sums.add_keys(m, other);
     sinks[i] = head.sink();
@@ -161,7 +161,8 @@ void backward_in_waves(const BackwardHeads<Machine>& heads, Workspace::Frame& fr
         threads.run(at_once * n, [&](Index task, Index worker) MHA_NO_INLINE {
           const auto h = head(from + task / n);
           const Index row = first + task % n, column = wave - row;
-          if (row < h.query_pieces() && column < h.key_pieces()) h.pieces(row, row + 1, column, scratch[worker]);
+          if (row < h.query_pieces() && column < h.key_pieces())
+            h.pieces(row, row + 1, column, column + 1, scratch[worker]);
         });
       }
     threads.run(count * tiles + groups * columns, [&](Index task, Index) MHA_NO_INLINE {

@@ -13,6 +13,8 @@
 #include "score_derivative.hpp"
 #include "score_gradient.hpp"
 #include "tile_policies.hpp"
+#include "vector.hpp"
+#include "widen.hpp"
 
 /// What of a head's backward pass is no product, on tiles (keys, lanes) with queries in lanes: what every machine with
 /// such tiles shares.
@@ -167,15 +169,20 @@ template <class T> class PairGradients {
 
   template <class E> A dot_out(Index i, const E* d_out) const {
     const T* const out = call_.row(call_.out, b_, i, h_);
-    constexpr Index parts = 8;
-    A sums[parts] = {};
-    const auto product = [&](Index d) {
-      return static_cast<A>(d_out[d]) * static_cast<A>(out[d * call_.out.stride[3]]);
-    };
+    constexpr Index parts = 8, W = Vector<A, Baseline>::width;
+    const Index whole = f_.value_dim / parts * parts;
+    vector_t<A, Baseline> x, y, sum[std::size_t{parts / W}] = {};
     Index d = 0;
-    for (; d + parts <= f_.value_dim; d += parts)
-      for (Index j = 0; j < parts; ++j) sums[j] += product(d + j);
-    for (; d < f_.value_dim; ++d) sums[0] += product(d);
+    for (; call_.out.stride[3] == 1 && d < whole; d += parts)
+      for (Index j = 0; j < parts; j += W) {
+        load_widened<A, Baseline>(x, d_out + d + j);
+        load_widened<A, Baseline>(y, out + d + j);
+        sum[j / W] = sum[j / W] + x * y;
+      }
+    A sums[parts];
+    for (Index j = 0; j < parts; j += W) store(sums + j, sum[j / W]);
+    for (; d < f_.value_dim; ++d)
+      sums[d < whole ? d % parts : 0] += static_cast<A>(d_out[d]) * static_cast<A>(out[d * call_.out.stride[3]]);
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }
 

@@ -182,21 +182,35 @@ template <class A, class T> NarrowKernel<A, T> narrow_kernel(IsaLevel level) {
   });
 }
 
-/// to (dim) = row (dim) · factor in storage precision; zeros are +0. dim is a multiple of W.
-template <class A, class T> struct StoreRowBody {
-  template <class Isa> MHA_ALWAYS_INLINE static void run(const A* row, A factor, Index dim, T* to) {
+/// to (n, dim), rows `to_stride` apart, = n rows at a stride · factor in storage precision; zeros are +0. dim is a
+/// multiple of W.
+template <class A, class T> struct StoreRowsBody {
+  template <class Isa>
+  MHA_ALWAYS_INLINE static void run(const A* from, std::ptrdiff_t stride, Index n, A factor, Index dim, T* to,
+                                    std::ptrdiff_t to_stride) {
     using V = vector_t<A, Isa>;
     V scale;
     broadcast(scale, factor);
-    for (Index d = 0; d < dim; d += Vector<A, Isa>::width) {
-      V x;
-      load(x, row + d);
-      x = x * scale;
-      round_here(x);
-      x = x + A(0);
-      store_narrowed<A, Isa>(to + d, x);
-    }
+    for (Index i = 0; i < n; ++i, from += stride, to += to_stride)
+      for (Index d = 0; d < dim; d += Vector<A, Isa>::width) {
+        V x;
+        load(x, from + d);
+        x = x * scale;
+        round_here(x);
+        x = x + A(0);
+        store_narrowed<A, Isa>(to + d, x);
+      }
   }
 };
+/// The same at the level.
+template <class A, class T>
+void store_rows(IsaLevel level, const A* from, std::ptrdiff_t stride, Index n, A factor, Index dim, T* to,
+                std::ptrdiff_t to_stride) {
+  const auto kernel = with_isa(level, [](auto isa) {
+    return &decltype(isa)::template run<StoreRowsBody<A, T>, const A*, std::ptrdiff_t, Index, A, Index, T*,
+                                        std::ptrdiff_t>;
+  });
+  kernel(from, stride, n, factor, dim, to, to_stride);
+}
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -109,8 +109,8 @@ template <class T> class HeadBackward : public BackwardPieces<simd::BackwardHead
                                               sums_columns);
           return 0;
         });
-        simd::put_rows(level(), call_.query, rows[0], sums_columns, std::min<Index>(16, count - i), d, n, 1.f,
-                       [&](Index j) { return call_.query_row(b_, first + i + j, h_); });
+        simd::put_rows(level(), call_.query, rows[0], sums_columns, std::min<Index>(16, count - i),
+                       call_.query_row(b_, first + i, h_), d, n, 1.f);
       }
   }
 
@@ -131,9 +131,8 @@ template <class T> class HeadBackward : public BackwardPieces<simd::BackwardHead
     const Index first = m * BackwardTiling::key_piece, end = std::min(keys_, first + BackwardTiling::key_piece);
     const auto store = [&](const GradientTo<T>& to, float* from, Index dim, float scale) {
       for (Index d = 0; to.wanted() && d < dim; d += sums_columns)
-        simd::put_rows(level(), to, sums_at(from, d / sums_columns, first), sums_columns, end - first, d,
-                       std::min(sums_columns, dim - d), scale,
-                       [&](Index i) { return call_.key_row(to, b_, first + i, f_.kv_head(h_)); });
+        simd::put_rows(level(), to, sums_at(from, d / sums_columns, first), sums_columns, end - first,
+                       call_.key_row(to, b_, first, f_.kv_head(h_)), d, std::min(sums_columns, dim - d), scale);
     };
     store(call_.key, at_.dk, f_.head_dim, f_.scale);
     store(call_.value, at_.dv, f_.value_dim, 1.f);

@@ -55,15 +55,31 @@ template <class Base> class BackwardPieces : public Base {
   static constexpr float hidden = -std::numeric_limits<float>::infinity();
 
  public:
-  /// Pieces [n, end) of the queries against piece m of the keys.
-  void pieces(Index n, Index end, Index m, const BackwardScratch& scratch) const {
+  /// Pieces [n, end) of the queries against pieces [m, m_end) of the keys, one after another.
+  void pieces(Index n, Index end, Index m, Index m_end, const BackwardScratch& scratch) const {
     const UnitScope unit(kernels_.product.unit);
-    const Index tiles_end = std::min(tiles_, end * BackwardTiling::query_piece);
-    const Index keys_end = std::min(keys_, (m + 1) * BackwardTiling::key_piece);
     Course course{scratch, WaitingProducts(kernels_.interleaves)};
-    const Index k = m * BackwardTiling::key_piece;
-    for (Index t = n * BackwardTiling::query_piece; t < tiles_end; t += together)
-      some_tiles(t, std::min(together, tiles_end - t), k, keys_end, course);
+    const Index first = n * BackwardTiling::query_piece,
+                tiles_end = std::min(tiles_, end * BackwardTiling::query_piece);
+    Index t = first;
+    const auto next = [&](Block& in) {
+      for (; m < m_end; ++m, t = first)
+        while (t < tiles_end) {
+          in.tile = t;
+          in.tiles = std::min(together, tiles_end - t);
+          t += together;
+          if (look(m, in)) return true;
+        }
+      return false;
+    };
+    Block blocks[2];
+    bool more = next(blocks[0]);
+    if (more) start(blocks[0].steps[0], course);
+    course.waiting.run();
+    for (Index i = 0; more; i = 1 - i) {
+      more = next(blocks[1 - i]);
+      compute(blocks[i], more ? &blocks[1 - i].steps[0] : nullptr, course);
+    }
     finish(course);
   }
 
@@ -130,19 +146,6 @@ template <class Base> class BackwardPieces : public Base {
     Index due = 0;                           ///< tiles × depth of these sums that have to be computed now
   };
 
-  /// What some tiles and the keys from k on have in common.
-  struct Block {
-    Index k, first;  ///< `first` tile
-    bool guarded;
-    const BackwardScratch::Rows* rows;
-    std::uint8_t* visible;
-
-    /// In rows, where pairs of key k and query q of the block lie.
-    static std::ptrdiff_t at(Index k, Index q) {
-      return q / tile_depth * query_step + std::ptrdiff_t{k} * tile_depth + q % tile_depth;
-    }
-  };
-
   /// 32 keys of a tile.
   struct Step {
     Index tile, before;  ///< whose queries are `before` queries after the first of the block
@@ -151,71 +154,94 @@ template <class Base> class BackwardPieces : public Base {
     Index next;         ///< the key with which the next one begins
   };
 
+  /// What `tiles` tiles from `tile` on see of keys [key, end) of a piece.
+  struct Block {
+    Index tile = 0, tiles = 0, key = 0, end = 0;
+    bool guarded = false;
+    Index size = 0;  ///< steps
+    Step steps[std::size_t{together * key_steps}];
+    bool sees[std::size_t{together}][std::size_t{key_steps}];
+
+    /// In rows, where pairs of key k and query q of the block lie.
+    static std::ptrdiff_t at(Index k, Index q) {
+      return q / tile_depth * query_step + std::ptrdiff_t{k} * tile_depth + q % tile_depth;
+    }
+  };
+
   /// A product of which (m, k) · (k, n) are of the call.
   void add(Course& course, const ProductUnit& unit, const TileProduct& product, Index m, Index n, Index k) const {
     course.waiting.add(unit, product);
     if (metered_) count_use(kernels_.use(m, n, k));
   }
 
-  /// Tiles [t, t + count) against keys [k, end) of a piece.
-  void some_tiles(Index t, Index count, Index k, Index end, Course& course) const {
-    const Index lanes = tiling_.lanes, depth = blocks_of(end - k, tile_depth);
-    Block in{k, t, false, &course.scratch.rows[course.blocks % 2], course.scratch.visible};
-    for (Index g = 0; g < count; ++g) in.guarded = in.guarded || !at_.finite[t + g];
-    for (Index j = k / key_block; j < blocks_of(end, key_block); ++j)
+  /// The steps of a block whose tiles are given against piece m of the keys. Whether there is any.
+  bool look(Index m, Block& in) const {
+    in.key = m * BackwardTiling::key_piece;
+    in.end = std::min(keys_, in.key + BackwardTiling::key_piece);
+    in.size = 0;
+    in.guarded = false;
+    for (Index g = 0; g < in.tiles; ++g) in.guarded = in.guarded || !at_.finite[in.tile + g];
+    for (Index j = in.key / key_block; j < blocks_of(in.end, key_block); ++j)
       in.guarded = in.guarded || !at_.finite[tiles_ + j];
-    Step steps[std::size_t{together * key_steps}];
-    bool sees[std::size_t{together}][std::size_t{key_steps}] = {};
-    Index size = 0;
-    for (Index g = 0; g < count; ++g) {
-      const Index from = size;
-      for (Index j = 0; j < depth; ++j) {
-        const Index key = k + j * tile_depth;
+    for (Index g = 0; g < in.tiles; ++g) {
+      const Index from = in.size;
+      for (Index key = in.key, j = 0; key < in.end; key += tile_depth, ++j) {
         const simd::KeyRange keys =
-            f_.mask.visible(pairs_.queries(t + g), key, std::min(key + tile_depth, end), tile_depth);
-        if (keys.seen == TileVisibility::none) continue;
-        sees[g][j] = true;
-        if (size > from) steps[size - 1].next = key;
-        steps[size] = {t + g, g * lanes, keys, size > from ? steps[from].first : key, 0, key + tile_depth};
-        ++size;
+            f_.mask.visible(pairs_.queries(in.tile + g), key, std::min(key + tile_depth, in.end), tile_depth);
+        in.sees[g][j] = keys.seen != TileVisibility::none;
+        if (!in.sees[g][j]) continue;
+        if (in.size > from) in.steps[in.size - 1].next = key;
+        in.steps[in.size] = {in.tile + g, g * tiling_.lanes, keys, in.size > from ? in.steps[from].first : key,
+                             0,           key + tile_depth};
+        ++in.size;
       }
-      for (Index i = from; i < size; ++i) steps[i].left = size - 1 - i;
+      for (Index i = from; i < in.size; ++i) in.steps[i].left = in.size - 1 - i;
     }
-    if (size == 0) return;
-    ++course.blocks;
-    if (in.guarded) std::fill_n(in.visible, Block::at(0, together * lanes), std::uint8_t{0});
-    Sums sums;
-    Index rows = 0;
-    for (Index j = 0; j < depth; ++j) {
-      Index first = 0, last = count;
-      while (first < last && !sees[first][j]) ++first;
-      while (first < last && !sees[last - 1][j]) --last;
-      if (first == last) continue;
-      const Index from = first * lanes / tile_depth, to = blocks_of(last * lanes, tile_depth), key = j * tile_depth;
-      clear(key, from * tile_depth, first * lanes, in);
-      for (Index g = first; g < last; ++g)
-        if (!sees[g][j]) clear(key, g * lanes, (g + 1) * lanes, in);
-      clear(key, last * lanes, to * tile_depth, in);
-      sums.keys[rows++] = {key, std::min(tile_depth, end - k - key), from, to - from,
-                           std::min((last - first) * lanes, queries_ - (t + first) * lanes)};
-    }
-    sums.rows = in.rows;
-    sums.key = k;
-    sums.query = t * lanes;
-    sums.count = rows * (value_sums() + key_sums());
-    start(steps[0], course);
-    course.waiting.run();
-    for (Index i = 0; i < size; ++i) {
-      if (i + 1 < size) start(steps[i + 1], course);
-      add_due(course, size - i, steps[i].left + 1);
-      if (steps[i].left == 0) add_query_sums(course);
-      if (i + 1 == size) add_sums(course);
-      one_step(steps[i], in, course, course.scratch.steps[(course.steps - (i + 1 < size ? 2 : 1)) % 2]);
+    return in.size > 0;
+  }
+
+  /// A block of which the first step has begun; begins `next`, that of the block after it, if there is one.
+  void compute(const Block& in, const Step* next, Course& course) const {
+    const Sums sums = begin_sums(in, course.scratch.rows[course.blocks++ % 2]);
+    if (in.guarded) std::fill_n(course.scratch.visible, Block::at(0, together * tiling_.lanes), std::uint8_t{0});
+    for (Index i = 0; i < in.size; ++i) {
+      const Step* const after = i + 1 < in.size ? &in.steps[i + 1] : next;
+      const BackwardScratch::Step& scratch = course.scratch.steps[(course.steps - 1) % 2];
+      if (after != nullptr) start(*after, course);
+      add_due(course, in.size - i, in.steps[i].left + 1);
+      if (in.steps[i].left == 0) add_query_sums(course);
+      if (i + 1 == in.size) add_sums(course);
+      one_step(in.steps[i], in, *sums.rows, course, scratch);
     }
     course.sums = sums;
     if (!in.guarded) return;
     finish(course);
-    add_non_finite(in, count, end);
+    add_non_finite(in, *sums.rows, course.scratch.visible);
+  }
+
+  /// What a block will add to dK and dV. Pairs that no step computes weigh nothing there.
+  Sums begin_sums(const Block& in, const BackwardScratch::Rows& rows) const {
+    const Index lanes = tiling_.lanes;
+    Sums sums;
+    Index size = 0;
+    for (Index key = 0, j = 0; in.key + key < in.end; key += tile_depth, ++j) {
+      Index first = 0, last = in.tiles;
+      while (first < last && !in.sees[first][j]) ++first;
+      while (first < last && !in.sees[last - 1][j]) --last;
+      if (first == last) continue;
+      const Index from = first * lanes / tile_depth, to = blocks_of(last * lanes, tile_depth);
+      clear(key, from * tile_depth, first * lanes, rows);
+      for (Index g = first; g < last; ++g)
+        if (!in.sees[g][j]) clear(key, g * lanes, (g + 1) * lanes, rows);
+      clear(key, last * lanes, to * tile_depth, rows);
+      sums.keys[size++] = {key, std::min(tile_depth, in.end - in.key - key), from, to - from,
+                           std::min((last - first) * lanes, queries_ - (in.tile + first) * lanes)};
+    }
+    sums.rows = &rows;
+    sums.key = in.key;
+    sums.query = in.tile * lanes;
+    sums.count = size * (value_sums() + key_sums());
+    return sums;
   }
 
   Index value_sums() const { return call_.value.wanted() ? tiling_.value_dim / sums_columns : 0; }
@@ -284,13 +310,13 @@ template <class Base> class BackwardPieces : public Base {
   }
 
   /// Pairs of 32 keys from k on and queries [from, to) of the block weigh nothing.
-  void clear(Index k, Index from, Index to, const Block& in) const {
+  void clear(Index k, Index from, Index to, const BackwardScratch::Rows& rows) const {
     for (Index q = from; q < to;) {
       const Index next = std::min(to, (q / tile_depth + 1) * tile_depth);
       for (Index i = k; i < k + tile_depth; ++i) {
         const std::ptrdiff_t at = Block::at(i, q);
-        std::fill_n(in.rows->p + at, next - q, bfloat16{});
-        std::fill_n(in.rows->ds + at, next - q, bfloat16{});
+        std::fill_n(rows.p + at, next - q, bfloat16{});
+        std::fill_n(rows.ds + at, next - q, bfloat16{});
       }
       q = next;
     }
@@ -316,14 +342,15 @@ template <class Base> class BackwardPieces : public Base {
   }
 
   /// P and dS of a step, and what its tile adds to dQ if it is the last.
-  void one_step(const Step& step, const Block& in, Course& course, const BackwardScratch::Step& scratch) const {
+  void one_step(const Step& step, const Block& in, const BackwardScratch::Rows& rows, Course& course,
+                const BackwardScratch::Step& scratch) const {
     const Index lanes = tiling_.lanes, t = step.tile, begin = step.keys.begin, seen = step.keys.end - begin;
     const simd::TileQueries of = pairs_.queries(t);
     pairs_.logits({t, 0, lanes, step.keys, 0}, scratch.s, tile_depth, course.scratch.pairs);
     // A lane without a query weighs nothing, whatever the key it meets.
     for (Index i = 0; of.count < lanes && i < seen; ++i)
       std::fill(scratch.s + std::ptrdiff_t{i} * lanes + of.count, scratch.s + std::ptrdiff_t{i + 1} * lanes, hidden);
-    if (in.guarded) note_visible(scratch.s, seen, in, begin - in.k, step.before);
+    if (in.guarded) note_visible(scratch.s, seen, course.scratch.visible, begin - in.key, step.before);
     const bool alone = pairs_.weighs_alone();
     if (begin == step.first) {
       ++course.tiles;
@@ -333,8 +360,8 @@ template <class Base> class BackwardPieces : public Base {
     const auto tile_of = [&](Index key) {
       return ds_tiles + (key - step.first) / tile_depth * (lanes / tile_side) * tile_words;
     };
-    const std::ptrdiff_t row = std::ptrdiff_t{begin - in.k} * tile_depth;
-    const PairOperands to{in.rows->p + row, in.rows->ds + row, query_step, step.before, tile_of(begin)};
+    const std::ptrdiff_t row = std::ptrdiff_t{begin - in.key} * tile_depth;
+    const PairOperands to{rows.p + row, rows.ds + row, query_step, step.before, tile_of(begin)};
     const std::ptrdiff_t tail = std::ptrdiff_t{seen} * lanes, size = std::ptrdiff_t{tile_depth} * lanes;
     if (alone) {
       std::fill(scratch.s + tail, scratch.s + size, hidden);
@@ -356,38 +383,39 @@ template <class Base> class BackwardPieces : public Base {
   }
 
   /// Which pairs of 32 keys from k on, of which the first `seen` have logits s, are visible.
-  void note_visible(const float* s, Index seen, const Block& in, Index k, Index before) const {
+  void note_visible(const float* s, Index seen, std::uint8_t* visible, Index k, Index before) const {
     const Index lanes = tiling_.lanes;
     for (Index j = 0; j < tile_depth; ++j)
       for (Index i = 0; i < lanes; ++i)
-        in.visible[Block::at(k + j, before + i)] = j < seen && s[std::ptrdiff_t{j} * lanes + i] != hidden;
+        visible[Block::at(k + j, before + i)] = j < seen && s[std::ptrdiff_t{j} * lanes + i] != hidden;
   }
 
-  /// What the numbers that are not finite add to the sums of visible pairs, of keys before `end` and `tiles` tiles.
-  MHA_NO_INLINE void add_non_finite(const Block& in, Index tiles, Index end) const {
-    const Index lanes = tiling_.lanes, row = in.first * lanes;
-    for (Index k = 0; k < end - in.k; ++k)
-      for (Index i = 0; i < std::min(tiles * lanes, queries_ - row); ++i) {
+  /// What the numbers that are not finite add to the sums of visible pairs.
+  MHA_NO_INLINE void add_non_finite(const Block& in, const BackwardScratch::Rows& rows,
+                                    const std::uint8_t* visible) const {
+    const Index lanes = tiling_.lanes, row = in.tile * lanes;
+    for (Index k = 0; k < in.end - in.key; ++k)
+      for (Index i = 0; i < std::min(in.tiles * lanes, queries_ - row); ++i) {
         const std::ptrdiff_t at = Block::at(k, i);
-        if (in.visible[at] == 0) continue;
-        const auto p = static_cast<float>(in.rows->p[at]);
+        if (visible[at] == 0) continue;
+        const auto p = static_cast<float>(rows.p[at]);
         const auto add = [&](const bfloat16* x, Index dim, float by, auto&& to) {
           for (Index d = 0; d < dim; ++d)
             if (!is_finite(x[d])) to(d) += by * static_cast<float>(x[d]);
         };
         const auto sums = [&](float* all) {
-          return [this, all, key = in.k + k](Index d) -> float& {
+          return [this, all, key = in.key + k](Index d) -> float& {
             return sums_at(all, d / sums_columns, key)[d % sums_columns];
           };
         };
         if (call_.value.wanted())
           add(at_.d_out + std::ptrdiff_t{row + i} * tiling_.value_dim, f_.value_dim, p, sums(at_.dv));
         if (!pairs_.wants_ds()) continue;
-        const auto ds = static_cast<float>(in.rows->ds[at]);
+        const auto ds = static_cast<float>(rows.ds[at]);
         if (call_.key.wanted()) add(at_.q + std::ptrdiff_t{row + i} * tiling_.query_dim, f_.head_dim, ds, sums(at_.dk));
         if (call_.query.wanted())
-          add(key_row(at_.k, in.k + k), f_.head_dim, ds,
-              [&](Index d) -> float& { return dq_of(in.first + i / lanes)[std::ptrdiff_t{d} * lanes + i % lanes]; });
+          add(key_row(at_.k, in.key + k), f_.head_dim, ds,
+              [&](Index d) -> float& { return dq_of(in.tile + i / lanes)[std::ptrdiff_t{d} * lanes + i % lanes]; });
       }
   }
 

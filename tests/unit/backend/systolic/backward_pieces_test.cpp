@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -51,11 +52,11 @@ TEST(WaitingProducts, DoNotWaitWhereNoneCan) {
   EXPECT_EQ(multiplied(), std::vector<Index>{3});
 }
 
-/// One head, piece by piece or all queries against a piece of the keys in one go.
+/// One head, in calls of so many pieces of the queries and of the keys.
 struct Head : support::OneHead<One> {
   Head() : OneHead(support::BackwardCase<float>("array, strips", {1, 700, 800, 1, 1, 72, 40})) {}
 
-  void run(Index at_once) {
+  void run(Index rows, Index columns) {
     const auto own = call();
     const auto kernels = systolic::backward_kernels_of<mha::AmxArray>();
     const systolic::AnyBackwardCall<float> any(own, kernels.level);
@@ -67,21 +68,33 @@ struct Head : support::OneHead<One> {
     const systolic::HeadBackward<float> head(any, kernels, tiling, memory, 0, 0);
     for (Index t = 0; t < head.tiles(); ++t) head.prepare_queries(t);
     for (Index m = 0; m < head.key_pieces(); ++m) head.prepare_keys(m);
-    for (Index m = 0; m < head.key_pieces(); ++m)
-      for (Index n = 0; n < head.query_pieces(); n += at_once)
-        head.pieces(n, std::min(n + at_once, head.query_pieces()), m, scratch);
+    for (Index m = 0; m < head.key_pieces(); m += columns)
+      for (Index n = 0; n < head.query_pieces(); n += rows)
+        head.pieces(n, std::min(n + rows, head.query_pieces()), m, std::min(m + columns, head.key_pieces()), scratch);
     for (Index t = 0; t < head.tiles(); ++t) head.store_queries(t);
     for (Index m = 0; m < head.key_pieces(); ++m) head.store_keys(m);
   }
 };
 
 TEST(BackwardPieces, HaveTheSameBitsApartAndInOneGo) {
-  Head apart, together;
-  apart.run(1);
-  together.run(100);
-  EXPECT_EQ(support::differing(apart.dq, together.dq), 0u);
-  EXPECT_EQ(support::differing(apart.dk, together.dk), 0u);
-  EXPECT_EQ(support::differing(apart.dv, together.dv), 0u);
+  for (const bool finite : {true, false}) {
+    Head apart, together[3];
+    if (!finite)
+      for (Head* head : {&apart, &together[0], &together[1], &together[2]}) {
+        head->c.q(0, 300, 0, 3) = std::numeric_limits<float>::infinity();
+        head->c.k(0, 500, 0, 7) = -std::numeric_limits<float>::infinity();
+        head->c.d_out(0, 699, 0, 1) = std::numeric_limits<float>::quiet_NaN();
+      }
+    apart.run(1, 1);
+    together[0].run(100, 1);
+    together[1].run(1, 100);
+    together[2].run(100, 100);
+    for (const Head& head : together) {
+      EXPECT_EQ(support::differing(apart.dq, head.dq), 0u);
+      EXPECT_EQ(support::differing(apart.dk, head.dk), 0u);
+      EXPECT_EQ(support::differing(apart.dv, head.dv), 0u);
+    }
+  }
 }
 
 /// Keys that a tile sees with hidden ones between them, other keys for each tile.
