@@ -141,8 +141,8 @@ TYPED_TEST(CacheRefusals, OfStepsThatDoNotFit) {
     refuses("step: sequence 1 has -1 rows, the least is 0", {h.b, h.a}, {2, -1});
     if constexpr (H::turns)
       refuses(
-          "cache: a step adds 12 rows to a sequence, the limit of this Ring is 11: raise Ring::rows, or give the rows "
-          "in several steps",
+          "step: sequence 1 gets 12 rows, the limit of this Ring is 11: raise Ring::rows, or give the rows in several "
+          "steps",
           {h.a, h.c}, {1, 12});
     else
       refuses("step: sequence 1 of length 70 and 11 rows more would be longer than the cache's 80", {h.c, h.a},
@@ -265,7 +265,8 @@ TYPED_TEST(CacheRefusals, OfLayersThatAreNotThoseOfTheStep) {
     if constexpr (H::turns)
       refuses(
           "layer: the mask may show positions 3 to 24, which the Ring has dropped, to the queries from position 70 on: "
-          "use a mask that hides them, such as SlidingWindow, or a Ring with a larger left",
+          "use a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring with a "
+          "larger left",
           h.layer, h.rows(7), {3, 4}, 0);
   });
 }
@@ -379,7 +380,7 @@ TYPED_TEST(CacheRefusals, OfSavedSequencesThatDoNotFit) {
     refuses("the bytes are not a saved sequence", changed);
     if constexpr (H::has_pages) {
       const auto of_a = h.cache.save(h.a);
-      h.refuses(too_few_pages(5, 1, 8), [&] { static_cast<void>(h.cache.restore(of_a)); });
+      h.refuses(too_few_pages(5, 1, 8, "restore"), [&] { static_cast<void>(h.cache.restore(of_a)); });
     }
   });
 }
@@ -424,11 +425,13 @@ TYPED_TEST(CacheRefusals, OfPromptsThatDoNotFit) {
         if constexpr (H::turns) {
           refuses(
               "layer: the mask may show positions 3 to 32, which the Ring has dropped, to the queries from position 70 "
-              "on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left",
+              "on: use a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring "
+              "with a larger left",
               h.rows(20));
           refuses(
               "layer: the mask may show positions 3 to 43, which the Ring has dropped, to the queries from position 81 "
-              "on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left",
+              "on: use a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring "
+              "with a larger left",
               h.rows(22), shown || (mha::FirstKeys{.count = 40} && !mha::FirstKeys{.count = 33}));
           h.refuses(
               "prefill: the result overlaps x and is not x itself: an earlier piece would be written over rows still "

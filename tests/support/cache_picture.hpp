@@ -25,9 +25,9 @@ template <class Cache> std::string picture(const Cache& cache) {
   return all;
 }
 
-/// That a step wants more pages of 16 positions than are free.
-inline std::string too_few_pages(int wanted, int free, int all) {
-  return "cache: " + std::to_string(wanted) + " pages of 16 positions are needed, " + std::to_string(free) + " of " +
+/// That a step or another call wants more pages of 16 positions than are free.
+inline std::string too_few_pages(int wanted, int free, int all, const std::string& call = "step") {
+  return call + ": " + std::to_string(wanted) + " pages of 16 positions are needed, " + std::to_string(free) + " of " +
          std::to_string(all) + " are free: remove() or truncate() sequences, or make the cache with more pages";
 }
 

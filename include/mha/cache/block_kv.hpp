@@ -54,7 +54,8 @@ void require_dropped_hidden(const char* call, const M& mask, const CallShape& sh
       require(asked.tile(b, h, begin, end, first, oldest[b]) == TileVisibility::none, call,
               ": the mask may show positions ", first, " to ", oldest[b] - 1,
               ", which the Ring has dropped, to the queries from position ", begin,
-              " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+              " on: use a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring "
+              "with a larger left");
   }
 }
 

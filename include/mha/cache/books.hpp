@@ -149,9 +149,9 @@ template <class Storage> class BlockBook {
   }
 
   void reserve(std::span<const Growth> growths, RowCopies&) {
-    for (const Growth& g : growths)
-      require(g.rows <= rewind_, "cache: a step adds ", g.rows, " rows to a sequence, the limit of this Ring is ",
-              rewind_, ": raise Ring::rows, or give the rows in several steps");
+    for (std::size_t i = 0; i < growths.size(); ++i)
+      require(growths[i].rows <= rewind_, "step: sequence ", i, " gets ", growths[i].rows,
+              " rows, the limit of this Ring is ", rewind_, ": raise Ring::rows, or give the rows in several steps");
   }
   void commit(std::span<const Growth> growths) {
     for (const Growth& g : growths) at(written_, g.slot) = std::max(at(written_, g.slot), g.length + g.rows);
@@ -264,13 +264,13 @@ template <class Storage> class PageBook {
     require_all(gone.oldest == 0, gone);
     RowCopies none;
     const Growth all[] = {{slot, 0, length}};
-    reserve(all, none);
+    reserve(all, none, "restore");
     commit(all);
   }
 
-  void reserve(std::span<const Growth> growths, RowCopies& copies) {
+  void reserve(std::span<const Growth> growths, RowCopies& copies, const char* call = "step") {
     const Index wanted = pages_for(growths);
-    require_free(wanted <= free_pages(), "cache: ", wanted, " pages of ", page_, " positions are needed, ",
+    require_free(wanted <= free_pages(), call, ": ", wanted, " pages of ", page_, " positions are needed, ",
                  free_pages(), " of ", references_.size(),
                  " are free: remove() or truncate() sequences, or make the cache with more pages");
     // Of the owners of a page, the last one left writes to it. That is the longest one, so that what it writes is

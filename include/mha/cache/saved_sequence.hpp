@@ -37,8 +37,9 @@ inline std::size_t kept_positions(Index length, const Gone& gone) {
 template <class Book> std::vector<Index> kept_rows(const Book& book, Index slot, Index length, const Gone& gone) {
   std::vector<Index> rows;
   rows.reserve(kept_positions(length, gone));
-  for (Index p = 0; p < length; ++p)
-    if (p < gone.first || p >= gone.oldest) rows.push_back(book.row(slot, p));
+  const Index before = gone.oldest == 0 ? length : std::min(gone.first, length);
+  for (Index p = 0; p < before; ++p) rows.push_back(book.row(slot, p));
+  for (Index p = std::max(before, gone.oldest); p < length; ++p) rows.push_back(book.row(slot, p));
   return rows;
 }
 

@@ -89,7 +89,8 @@ TEST(BlockKv, RefusesAMaskThatMayShowWhatWasWrittenOver) {
   };
   EXPECT_EQ(refusal(mha::Full{}),
             "call: the mask may show positions 2 to 4, which the Ring has dropped, to the queries from position 9 on: "
-            "use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+            "use a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring with a "
+            "larger left");
   EXPECT_NE(refusal(mha::SlidingWindow{.left = 5}), "");  // the query at 9 sees position 4
   // Nothing of the first sequence is gone, and the last has no query.
   EXPECT_EQ(refusal(mha::SlidingWindow{.left = 4}), "");

@@ -59,14 +59,15 @@ TEST(BlockBook, SaysWhereItsRowsAre) {
 }
 
 TEST(BlockBook, RefusesAStepLongerThanTheRingsRows) {
-  BlockBook book(Ring{.left = 5, .rows = 4}, 1);
+  BlockBook book(Ring{.left = 5, .rows = 4}, 2);
   RowCopies copies;
-  const Growth growths[] = {{0, 0, 5}};
+  const Growth growths[] = {{1, 0, 4}, {0, 0, 5}};
   try {
     book.reserve(growths, copies);
     FAIL();
   } catch (const ShapeError& e) {
-    EXPECT_NE(std::string(e.what()).find("adds 5 rows to a sequence, the limit of this Ring is 4"), std::string::npos)
+    EXPECT_NE(std::string(e.what()).find("step: sequence 1 gets 5 rows, the limit of this Ring is 4"),
+              std::string::npos)
         << e.what();
   }
 }
@@ -154,7 +155,16 @@ TEST(PageBook, NamesThePagesThatAreMissing) {
     book.reserve(growths, copies);
     FAIL();
   } catch (const mha::CacheFull& e) {
-    EXPECT_NE(std::string(e.what()).find("5 pages of 16 positions are needed, 3 of 3 are free"), std::string::npos)
+    EXPECT_NE(std::string(e.what()).find("step: 5 pages of 16 positions are needed, 3 of 3 are free"),
+              std::string::npos)
+        << e.what();
+  }
+  try {
+    book.fill(0, 49, Gone{});
+    FAIL();
+  } catch (const mha::CacheFull& e) {
+    EXPECT_NE(std::string(e.what()).find("restore: 4 pages of 16 positions are needed, 3 of 3 are free"),
+              std::string::npos)
         << e.what();
   }
 }

@@ -343,13 +343,15 @@ TEST(CachedCall, PrefillChecksAllPiecesFirst) {
   };
   refuses(
       "layer: the mask may show positions 0 to 4, which the Ring has dropped, to the queries from position 8 on: use a "
-      "mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+      "mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring with a larger "
+      "left");
   ring.remove(a);
   const SequenceId c = ring.add();
   const auto fresh = picture(ring);
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(next, ring)); }),
             "layer: the mask may show positions 0 to 0, which the Ring has dropped, to the queries from position 4 on: "
-            "use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+            "use a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring with a "
+            "larger left");
   EXPECT_EQ(picture(ring), fresh);
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.prefill(next, ring, window, ScoreOfSixKeys{})); }), "8 keys");
   EXPECT_EQ(picture(ring), fresh);
@@ -485,18 +487,21 @@ TEST(CachedCall, ARingRefusesAMaskThatShowsWhatItDropped) {
   refuses(
       mha::Causal{}, 4,
       "layer: the mask may show positions 0 to 3, which the Ring has dropped, to the queries from position 9 on: use "
-      "a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+      "a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring with a larger "
+      "left");
   refuses(
       far, 4,
       "layer: the mask may show positions 0 to 3, which the Ring has dropped, to the queries from position 9 on: use "
-      "a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+      "a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring with a larger "
+      "left");
   EXPECT_EQ(message_of([&] { static_cast<void>(layer.step(part(x, 9, 13), cache, fits)); }), "");
   // A functor of the user's has no tile(), so that it may show anything.
   before = picture(cache);
   refuses(
       mha::mask([](int, int, int q, int k) { return q - k <= 5; }), 1,
       "layer: the mask may show positions 0 to 4, which the Ring has dropped, to the queries from position 13 on: use "
-      "a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+      "a mask that hides them, such as SlidingWindow or one of your own with a member tile, or a Ring with a larger "
+      "left");
 }
 
 // So it is with keys and values that were made elsewhere: whoever reads them says by a mask what is needed.
@@ -514,11 +519,12 @@ TEST(CachedCall, AppendedRowsOfARingAreReadByAMaskThatHidesWhatItDropped) {
     };
     EXPECT_EQ(read(window), "");
     // Five positions stay: from the sixth on the causal mask shows one that is gone.
-    EXPECT_EQ(read(mha::Causal{}),
-              i < 5 ? ""
-                    : "attention: the mask may show positions 1 to " + std::to_string(i - 4) +
-                          ", which the Ring has dropped, to the queries from position " + std::to_string(i) +
-                          " on: use a mask that hides them, such as SlidingWindow, or a Ring with a larger left");
+    EXPECT_EQ(read(mha::Causal{}), i < 5 ? ""
+                                         : "attention: the mask may show positions 1 to " + std::to_string(i - 4) +
+                                               ", which the Ring has dropped, to the queries from position " +
+                                               std::to_string(i) +
+                                               " on: use a mask that hides them, such as SlidingWindow or one of your "
+                                               "own with a member tile, or a Ring with a larger left");
     const auto weights = [&] { static_cast<void>(mha::attention_weights(q, step.source(0), mha::Causal{})); };
     EXPECT_EQ(message_of(weights) == "", i < 5);
     step.commit();

@@ -70,7 +70,7 @@ TEST(KvCache, SavedSequencesGoFromStorageToStorage) {
       "on");
   KvCache<Contiguous, float> shorter(shape, Contiguous{.length = 29}, sizes);
   EXPECT_EQ(refused(shorter, saved), "restore: the saved sequence has length 30, the cache's limit is 29");
-  EXPECT_EQ(refused(paged, saved), too_few_pages(2, 1, 3)) << "two are taken";
+  EXPECT_EQ(refused(paged, saved), too_few_pages(2, 1, 3, "restore")) << "two are taken";
   KvCache<Contiguous, mha::bfloat16> narrow(shape, Contiguous{.length = 40}, sizes);
   EXPECT_EQ(refused(narrow, saved),
             "restore: the sequence was saved in float of 4 bytes, the cache stores bfloat16 of 2");
@@ -381,8 +381,7 @@ TEST(KvCache, GoesBackNoFurtherThanThereArePositions) {
   EXPECT_EQ(picture(cache), before);
   EXPECT_EQ(
       message_of([&] { static_cast<void>(cache.step(a, 4)); }),
-      "cache: a step adds 4 rows to a sequence, the limit of this Ring is 3: raise Ring::rows, or give the rows in "
-      "several steps");
+      "step: sequence 0 gets 4 rows, the limit of this Ring is 3: raise Ring::rows, or give the rows in several steps");
 }
 
 TEST(KvCache, ReordersOnlyBeamsOfItsOwn) {
@@ -504,7 +503,7 @@ TEST(KvCache, RefusesSequencesItHasNoMemoryFor) {
     EXPECT_EQ(message_of(f), sentence);
     EXPECT_EQ(picture(cache), before);
   };
-  refuses([&] { static_cast<void>(cache.restore(saved)); }, too_few_pages(2, 1, 3));
+  refuses([&] { static_cast<void>(cache.restore(saved)); }, too_few_pages(2, 1, 3, "restore"));
   refuses([&] { static_cast<void>(cache.fork(a, 21)); },
           "fork: length 21 is outside [0, 20], the length of the sequence");
   refuses([&] { static_cast<void>(cache.fork(SequenceId{})); },
