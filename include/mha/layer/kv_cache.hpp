@@ -70,16 +70,16 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   KvCache(KvCache&&) = default;
   KvCache& operator=(KvCache&&) = default;
 
-  const KvShape& shape() const { return shape_; }
-  const Storage& storage() const { return storage_; }
-  Index layers() const { return static_cast<Index>(written_.size()); }
+  [[nodiscard]] const KvShape& shape() const { return shape_; }
+  [[nodiscard]] const Storage& storage() const { return storage_; }
+  [[nodiscard]] Index layers() const { return static_cast<Index>(written_.size()); }
   /// The number of sequences, and the most that there is memory for.
-  Index sequences() const { return sequences_.size(); }
-  Index max_sequences() const { return sequences_.capacity(); }
+  [[nodiscard]] Index sequences() const { return sequences_.size(); }
+  [[nodiscard]] Index max_sequences() const { return sequences_.capacity(); }
   /// In the order in which they were added; layer.prefill() and layer.step() read their rows so.
-  std::span<const SequenceId> ids() const { return sequences_.all(); }
+  [[nodiscard]] std::span<const SequenceId> ids() const { return sequences_.all(); }
   /// The most rows that a step adds to a sequence.
-  Index max_rows() const { return book_.rewind(); }
+  [[nodiscard]] Index max_rows() const { return book_.rewind(); }
   /// Errors    ShapeError if so many rows more would make one of the sequences longer than the storage allows
   void require_room(Index rows) const {
     for (std::size_t i = 0; i < ids().size(); ++i) require_room("prefill", i, length(ids()[i]), rows);
@@ -87,10 +87,10 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// Errors    ShapeError if the cache's stream is being recorded, as of step(), reorder() and a fork() that copies
   void require_sendable() const { sent_.check(memory_.items()); }
   /// The memory of keys and values, and of what a matrix unit keeps beside them.
-  std::size_t bytes() const { return memory_.bytes(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   /// What the rows of a position's key and value take in all layers, without what a matrix unit keeps beside them.
-  std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
-  Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
+  [[nodiscard]] std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
+  [[nodiscard]] Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
 
   /// A new sequence without positions. Errors: CacheFull if there is no memory for one more.
   SequenceId add() {
@@ -156,9 +156,9 @@ template <class Storage, class F, class B = OnHost> class KvCache {
       sequences_.set_length(now_.slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
   }
 
-  Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
+  [[nodiscard]] Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
   /// The first position behind those that a Ring has dropped, or will have with so many rows more; 0 if none.
-  Index oldest(SequenceId id, Index rows = 0) const {
+  [[nodiscard]] Index oldest(SequenceId id, Index rows = 0) const {
     const Index slot = sequences_.slot("oldest", id), length = sequences_.length(slot);
     return book_.gone(slot, length + std::min(rows, book_.limit() - length)).oldest;
   }
