@@ -35,6 +35,14 @@ template <class A> struct SinkGradient {
   template <ViewableOfRank<1> Owner>
   requires(!std::same_as<std::remove_cvref_t<Owner>, SinkGradient>) constexpr explicit SinkGradient(Owner&& owner)
       : to(view(std::forward<Owner>(owner))) {}
+  /// Refused in one sentence.
+  template <Viewable Owner>
+  requires(!ViewableOfRank<Owner, 1> &&
+           !std::same_as<std::remove_cvref_t<Owner>, SinkGradient>) constexpr explicit SinkGradient(Owner&&) {
+    static_assert(detail::valid<Owner>,
+                  "mha: SinkGradient takes a tensor of one axis (Hq): of an Eigen vector mha::view(g.data(), g.size()) "
+                  "(see mha/attention_backward.hpp)");
+  }
 };
 template <Viewable Owner> SinkGradient(Owner&&) -> SinkGradient<ElementOf<Owner>>;
 

@@ -67,13 +67,14 @@ template <class A> constexpr TensorView<A, 3> row_axes(const TensorView<A, 1>& v
 ///
 /// Shapes    (B, Hq, Lq); (Hq, Lq) for a call without a batch, (Lq) for one head; ragged: (Hq, ΣLq)
 template <class A> struct LogSumExp {
+  static_assert(!std::is_const_v<A>, "mha: LogSumExp writes its tensor, and this one is const (see mha/call.hpp)");
   TensorView<A, 3> to;
 
   template <ViewableOfRank<1, 2, 3> Owner>
   requires(!std::same_as<std::remove_cvref_t<Owner>, LogSumExp>) constexpr explicit LogSumExp(Owner&& owner)
       : to(detail::row_axes(view(std::forward<Owner>(owner)))) {}
 };
-template <Viewable Owner> LogSumExp(Owner&&) -> LogSumExp<ScalarOf<Owner>>;
+template <Viewable Owner> LogSumExp(Owner&&) -> LogSumExp<ElementOf<Owner>>;
 
 template <class T, class B = Cpu> class AttentionTape;
 /// See record() in tape.hpp.
@@ -282,7 +283,7 @@ template <class A, class... Extra> CallOptions<A> collect_options(const Extra&..
     else if constexpr (DropoutPolicy<Given>)
       options.dropout = probability(e);
     else if constexpr (LogSumExpArgument<Given>) {
-      static_assert(std::same_as<Given, LogSumExp<A>>,
+      static_assert(std::same_as<Given, LogSumExp<A>> || std::same_as<Given, LogSumExp<const A>>,
                     "mha: LogSumExp has the accumulator's scalar: float for half, bfloat16 and float, else the scalar "
                     "itself (see mha/call.hpp)");
       if constexpr (std::same_as<Given, LogSumExp<A>>) options.log_sum_exp = e.to;

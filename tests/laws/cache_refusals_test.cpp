@@ -187,8 +187,8 @@ TYPED_TEST(CacheRefusals, OfSequencesThatItDoesNotHave) {
     for (const SequenceId id : {h.removed, h.foreign, SequenceId{}}) {
       const std::string what = id == SequenceId{} ? " is an empty SequenceId: add() and fork() return one"
                                                   : " was removed, or is of another cache";
-      h.refuses("length: the sequence" + what, [&] { h.cache.length(id); });
-      h.refuses("oldest: the sequence" + what, [&] { h.cache.oldest(id); });
+      h.refuses("length: the sequence" + what, [&] { static_cast<void>(h.cache.length(id)); });
+      h.refuses("oldest: the sequence" + what, [&] { static_cast<void>(h.cache.oldest(id)); });
       h.refuses("can_truncate: the sequence" + what, [&] { static_cast<void>(h.cache.can_truncate(id, 0)); });
       h.refuses("truncate: the sequence" + what, [&] { h.cache.truncate(id, 0); });
       h.refuses("remove: the sequence" + what, [&] { h.cache.remove(id); });

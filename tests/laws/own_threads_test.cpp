@@ -65,7 +65,8 @@ TEST_P(OwnThreads, LayersHaveTheBitsOfOneThread) {
   layer.borrow(alone);
   by_call.borrow(alone);
   EXPECT_EQ(layer.backend().threads().workers(), GetParam());
-  EXPECT_NE(layer.explain(1, 5, 5).find("ThreadPool with " + std::to_string(GetParam()) + " workers"),
+  EXPECT_NE(layer.explain(1, 5, 5).find("ThreadPool with " + std::to_string(GetParam()) +
+                                        (GetParam() == 1 ? " worker," : " workers")),
             std::string::npos);
   EXPECT_EQ(support::differing(layer(x), expected), 0u);
   mha::Workspace workspace;

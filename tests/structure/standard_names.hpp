@@ -62,11 +62,12 @@ inline const std::map<std::string, std::string>& standard_headers() {
       {"thread", "this_thread thread"},
       {"type_traits",
        "conditional_t false_type integral_constant is_arithmetic_v is_class_v is_const_v is_copy_assignable_v "
-       "is_empty_v is_final_v is_integral_v is_lvalue_reference_v is_move_assignable_v is_same_v is_signed_v "
+       "is_empty_v is_final_v is_floating_point_v is_integral_v is_lvalue_reference_v is_move_assignable_v is_same_v "
+       "is_signed_v "
        "is_trivially_copyable_v is_trivially_destructible_v is_void_v make_unsigned_t remove_const_t remove_cv_t "
        "remove_cvref_t remove_pointer_t remove_reference_t true_type type_identity type_identity_t"},
       {"utility", "as_const declval exchange forward in_range index_sequence make_index_sequence move pair swap"},
-      {"vector", "vector"},
+      {"vector", "hash vector"},
   };
   static const std::map<std::string, std::string> headers = [] {
     std::map<std::string, std::string> result;

@@ -12,6 +12,16 @@ TEST(Version, IsTheOneOfTheBuild) {
   EXPECT_EQ(version, MHA_PROJECT_VERSION);
 }
 
+#if MHA_VERSION < 100 || MHA_VERSION >= 10000000
+#error "MHA_VERSION is to be compared by the preprocessor"
+#endif
+
+TEST(Version, HasAnOrder) {
+  EXPECT_EQ(MHA_VERSION / 10000, MHA_VERSION_MAJOR);
+  EXPECT_EQ(MHA_VERSION / 100 % 100, MHA_VERSION_MINOR);
+  EXPECT_EQ(MHA_VERSION % 100, MHA_VERSION_PATCH);
+}
+
 // Minor versions below 1.0 are not compatible, so that two of them in one process must share no symbol.
 TEST(Version, TheInlineNamespaceTellsTheMinorVersion) {
   const std::string name = MHA_TEXT_OF(MHA_NAMESPACE);

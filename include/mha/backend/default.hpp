@@ -5,7 +5,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
-template <Executor Threads> class CpuWith;
+template <class Threads> class CpuWith;
 
 /// The default backend, by name only: all threads of the machine, or MHA_NUM_THREADS. backend/cpu/cpu.hpp defines it,
 /// so that a program on another backend compiles none of its kernels.
@@ -15,7 +15,7 @@ using Cpu = CpuWith<ThreadPool>;
 template <Index Rows, Index Columns, Index Depth> struct SystolicArray;
 using AmxArray = SystolicArray<16, 16, 32>;
 struct DefaultPrecision;
-template <class Array = AmxArray, class Precision = DefaultPrecision, Executor Threads = ThreadPool> class Systolic;
+template <class Array = AmxArray, class Precision = DefaultPrecision, class Threads = ThreadPool> class Systolic;
 struct Cuda;
 
 namespace detail {

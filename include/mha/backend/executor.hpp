@@ -39,13 +39,22 @@ struct Serial {
 
 namespace detail {
 
+/// The sentence for an executor; what takes one below is not constrained, so that no other error follows it.
+template <class E> constexpr bool check_executor() {
+  static_assert(Executor<E>,
+                "mha: an executor has `static constexpr const char* name`, `int workers() const` and a template "
+                "`void run(int tasks, f) const` (see mha/backend/executor.hpp)");
+  return true;
+}
+
 /// "ThreadPool with 2 workers".
-template <Executor Threads> std::string workers_in_words(const Threads& threads) {
-  return std::string(Threads::name) + " with " + std::to_string(threads.workers()) + " workers";
+template <class Threads> std::string workers_in_words(const Threads& threads) {
+  const Index n = threads.workers();
+  return std::string(Threads::name) + " with " + std::to_string(n) + (n == 1 ? " worker" : " workers");
 }
 
 /// The tasks on the calling thread if `alone`, else on these threads.
-template <Executor Threads, class F> void run_tasks(bool alone, const Threads& threads, Index tasks, F&& f) {
+template <class Threads, class F> void run_tasks(bool alone, const Threads& threads, Index tasks, F&& f) {
   if (alone)
     Serial{}.run(tasks, f);
   else
@@ -53,7 +62,7 @@ template <Executor Threads, class F> void run_tasks(bool alone, const Threads& t
 }
 
 /// Every item once, rows shared among the workers where there is enough to do.
-template <Items I, Executor Threads> void run_items(const I& items, const Threads& threads) {
+template <Items I, class Threads> void run_items(const I& items, const Threads& threads) {
   constexpr double enough = 1 << 18;  // below, waking threads takes longer than the work
   constexpr Index tasks_per_worker = 4;
   if (double(items.rows) * items.columns * items.cost < enough) return run_serially(items);

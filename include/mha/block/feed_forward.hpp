@@ -69,21 +69,21 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     down_.dropout_ = detail::given_dropout(values...);
   }
 
-  const FeedForwardConfig& config() const { return config_; }
-  const On& backend() const { return up_.backend(); }
+  [[nodiscard]] const FeedForwardConfig& config() const { return config_; }
+  [[nodiscard]] const On& backend() const { return up_.backend(); }
 
   /// Its Linears, whose weights can be updated, initialized and borrowed apart too. One that is assigned has to have
   /// the sizes of the configuration, or calls refuse it.
   Up& up() { return up_; }
-  const Up& up() const { return up_; }
+  [[nodiscard]] const Up& up() const { return up_; }
   Down& down() { return down_; }
-  const Down& down() const { return down_; }
+  [[nodiscard]] const Down& down() const { return down_; }
 
   /// Read-only named views of the weights, .up and .down as their Linears' parameters().
   [[nodiscard]] FeedForwardViews<const T> parameters() const { return {up_.parameters(), down_.parameters(), {}}; }
-  std::int64_t parameter_count() const { return up_.parameter_count() + down_.parameter_count(); }
+  [[nodiscard]] std::int64_t parameter_count() const { return up_.parameter_count() + down_.parameter_count(); }
   /// The memory of the weights that the backend packed; 0 if there are none.
-  std::size_t packed_bytes() const { return up_.packed_bytes() + down_.packed_bytes(); }
+  [[nodiscard]] std::size_t packed_bytes() const { return up_.packed_bytes() + down_.packed_bytes(); }
 
   /// f(const FeedForwardViews<T>&): changes the weights of both, as Linear::update() does.
   ///

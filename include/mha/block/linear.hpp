@@ -71,16 +71,16 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
     detail::check_linear_values<B, F, Values...>();
   }
 
-  const LinearConfig& config() const { return parameters_.config(); }
+  [[nodiscard]] const LinearConfig& config() const { return parameters_.config(); }
   /// What it computes on, unless a call is given another.
-  const On& backend() const { return backend_; }
-  const F& activation() const { return activation_; }
+  [[nodiscard]] const On& backend() const { return backend_; }
+  [[nodiscard]] const F& activation() const { return activation_; }
 
   /// Read-only named views of the weights; null data while there are none, or only packed ones.
   [[nodiscard]] LinearViews<const T> parameters() const { return parameters_.views(); }
-  std::int64_t parameter_count() const { return parameters_.size(); }
+  [[nodiscard]] std::int64_t parameter_count() const { return parameters_.size(); }
   /// The memory of those that the backend packed; 0 if there are none.
-  std::size_t packed_bytes() const { return products_.bytes(); }
+  [[nodiscard]] std::size_t packed_bytes() const { return products_.bytes(); }
 
   /// f(const LinearViews<T>&): the only way to change weights, element by element. Backends that pack weights do so
   /// here and in borrow(), once for all calls. If f throws, what it has written stays; if there were none before, there

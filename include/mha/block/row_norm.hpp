@@ -104,17 +104,17 @@ template <class T, Backend B, class Kind> class RowNorm {
   ~RowNorm() = default;
 
   /// The configuration with everything filled in.
-  const NormConfig& config() const { return config_; }
+  [[nodiscard]] const NormConfig& config() const { return config_; }
 
   /// What it computes on, unless a call is given another.
-  const B& backend() const { return backend_; }
+  [[nodiscard]] const B& backend() const { return backend_; }
 
   /// Read-only named views. At first the norm alone: weight 1, or 0 if zero_centered, and bias 0; null data in a norm
   /// that was moved from.
   [[nodiscard]] NormViews<const T> parameters() const {
     return borrowed_ ? borrowed_->views : carve<const T>(own_.data());
   }
-  std::int64_t parameter_count() const { return std::int64_t{config_.width} * (*config_.bias ? 2 : 1); }
+  [[nodiscard]] std::int64_t parameter_count() const { return std::int64_t{config_.width} * (*config_.bias ? 2 : 1); }
 
   /// f(const NormViews<T>&): the only way to change them, element by element. They stay where they are; nothing changes
   /// if f throws.

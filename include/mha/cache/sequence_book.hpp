@@ -24,6 +24,7 @@ class SequenceId {
 
  private:
   friend class detail::SequenceBook;
+  friend struct std::hash<SequenceId>;
   Index slot_ = -1;
   std::uint64_t serial_ = 0;  ///< no other sequence of the process has it
 };
@@ -102,3 +103,8 @@ class SequenceBook {
 }  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE
+
+/// A SequenceId may be the key of a std::unordered_map.
+template <> struct std::hash<mha::SequenceId> {
+  std::size_t operator()(const mha::SequenceId& id) const noexcept { return static_cast<std::size_t>(id.serial_); }
+};

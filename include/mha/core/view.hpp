@@ -30,6 +30,7 @@ template <class T, int Rank> struct TensorView {
   /// Where an element lies; of a view without elements, where it would.
   template <class... I>
   requires(sizeof...(I) == Rank) MHA_HOST_DEVICE constexpr T* pointer(I... i) const {
+    static_assert((!std::is_floating_point_v<I> && ...), "mha: an index is an integer (see mha/core/view.hpp)");
     std::ptrdiff_t offset = 0;
     int axis = 0;
     ((offset += static_cast<std::ptrdiff_t>(i) * stride[axis++]), ...);
@@ -202,8 +203,6 @@ template <class T, int... Ranks>
 concept ViewableOfRank = Viewable<T> &&((ViewTraits<std::remove_cvref_t<T>>::rank == Ranks) || ...);
 
 template <class T> using ScalarOf = typename ViewTraits<std::remove_cvref_t<T>>::Scalar;
-/// The same, const where a view of such a tensor is not to be written.
-template <class T> using ElementOf = std::remove_pointer_t<decltype(view(std::declval<T>()).data)>;
 
 namespace detail {
 
@@ -232,6 +231,13 @@ template <class T>
 concept LastingView = Viewable<T> && view_lasts<T>();
 
 template <class Owner> using ViewOf = decltype(ViewTraits<std::remove_cvref_t<Owner>>::view(std::declval<Owner&>()));
+
+}  // namespace detail
+
+/// ScalarOf, const where a view of such a tensor is not to be written.
+template <class T> using ElementOf = std::remove_pointer_t<decltype(detail::ViewOf<T>::data)>;
+
+namespace detail {
 
 /// Whether two views may show one element: their addresses from the first to the last meet.
 template <class A, int RankA, class B, int RankB>

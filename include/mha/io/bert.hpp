@@ -41,30 +41,32 @@ template <class T> class Bert {
     if (has_pooler()) static_cast<void>(pooler());
   }
 
-  const BertConfig& config() const { return config_; }
+  [[nodiscard]] const BertConfig& config() const { return config_; }
   /// Keeps the memory of all weights alive.
-  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
+  [[nodiscard]] std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
 
   /// (vocabulary, E)
-  TensorView<const T, 2> word_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> word_embeddings() const {
     return tensors_.matrix("embeddings.word_embeddings.weight", config_.vocabulary, config_.norm.width);
   }
   /// (positions, E)
-  TensorView<const T, 2> position_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> position_embeddings() const {
     return tensors_.matrix("embeddings.position_embeddings.weight", config_.positions, config_.norm.width);
   }
   /// (token_types, E)
-  TensorView<const T, 2> token_type_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> token_type_embeddings() const {
     return tensors_.matrix("embeddings.token_type_embeddings.weight", config_.token_types, config_.norm.width);
   }
-  BorrowedNorm<T> embedding_norm() const { return tensors_.norm("embeddings.LayerNorm", config_.norm.width, true); }
-  BlockWeights<T> block(Index i) const {
+  [[nodiscard]] BorrowedNorm<T> embedding_norm() const {
+    return tensors_.norm("embeddings.LayerNorm", config_.norm.width, true);
+  }
+  [[nodiscard]] BlockWeights<T> block(Index i) const {
     tensors_.require_block(i, config_.layers);
     return tensors_.block(names, config_, i, true, false);
   }
   /// The linear of the first token, whose results go through tanh.
-  bool has_pooler() const { return tensors_.contains("pooler.dense.weight"); }
-  BorrowedLinear<T> pooler() const {
+  [[nodiscard]] bool has_pooler() const { return tensors_.contains("pooler.dense.weight"); }
+  [[nodiscard]] BorrowedLinear<T> pooler() const {
     return tensors_.linear("pooler.dense", config_.norm.width, config_.norm.width, true);
   }
 

@@ -35,33 +35,33 @@ class ConfigFile {
   /// The text of such a file.
   ConfigFile(std::string path, std::string_view text) : path_(std::move(path)) { read(text); }
 
-  const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
 
   /// A member; null if there is none, or it is null.
-  const Json* find(const char* key) const { return found_in(object_, key); }
+  [[nodiscard]] const Json* find(const char* key) const { return found_in(object_, key); }
 
   /// Whether there is one, even null.
-  bool has(const char* key) const { return object_.contains(key); }
+  [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
 
-  Index positive(const char* key) const { return positive_of(wanted(key), key); }
+  [[nodiscard]] Index positive(const char* key) const { return positive_of(wanted(key), key); }
   /// What stands there, or `otherwise` where nothing does.
-  Index positive_or(const char* key, Index otherwise) const {
+  [[nodiscard]] Index positive_or(const char* key, Index otherwise) const {
     const Json* const value = find(key);
     return value == nullptr ? otherwise : positive_of(*value, key);
   }
-  Index natural_or(const char* key, Index otherwise) const {
+  [[nodiscard]] Index natural_or(const char* key, Index otherwise) const {
     const Json* const value = find(key);
     return value == nullptr ? otherwise : positive_of(*value, key, 0);
   }
-  double number(const char* key) const { return number_of(wanted(key), key); }
-  bool flag_or(const char* key, bool otherwise) const {
+  [[nodiscard]] double number(const char* key) const { return number_of(wanted(key), key); }
+  [[nodiscard]] bool flag_or(const char* key, bool otherwise) const {
     const Json* const value = find(key);
     if (value == nullptr) return otherwise;
     if (!value->is_boolean()) refuse(key, *value, "true or false");
     return value->get<bool>();
   }
-  std::string text(const char* key) const { return text_of(wanted(key), key); }
-  std::string text_or(const char* key, const char* otherwise) const {
+  [[nodiscard]] std::string text(const char* key) const { return text_of(wanted(key), key); }
+  [[nodiscard]] std::string text_or(const char* key, const char* otherwise) const {
     const Json* const value = find(key);
     return value == nullptr ? otherwise : text_of(*value, key);
   }
@@ -72,18 +72,18 @@ class ConfigFile {
   }
 
   // The same of a value found elsewhere in the file, which messages call `key`.
-  Index positive_of(const Json& value, const char* key, Index least = 1) const {
+  [[nodiscard]] Index positive_of(const Json& value, const char* key, Index least = 1) const {
     constexpr auto most = std::numeric_limits<Index>::max();
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() < static_cast<std::uint64_t>(least) ||
         value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))
       refuse(key, value, "an integer from " + std::to_string(least) + " to " + std::to_string(most));
     return static_cast<Index>(value.get<std::uint64_t>());
   }
-  double number_of(const Json& value, const char* key) const {
+  [[nodiscard]] double number_of(const Json& value, const char* key) const {
     if (!value.is_number()) refuse(key, value, "a number");
     return value.get<double>();
   }
-  std::string text_of(const Json& value, const char* key) const {
+  [[nodiscard]] std::string text_of(const Json& value, const char* key) const {
     if (!value.is_string()) refuse(key, value, "a text");
     return value.get<std::string>();
   }

@@ -23,7 +23,7 @@ struct DecoderConfig : ModelConfig {
   /// The mask of a layer: as Causal where it has no window.
   ///
   /// Errors    ShapeError if there is no such layer
-  SlidingWindow window(Index layer) const {
+  [[nodiscard]] SlidingWindow window(Index layer) const {
     detail::require(layer >= 0 && layer < layers, "window: there is no layer ", layer, " among the ", layers);
     const Index keys = windows[static_cast<std::size_t>(layer)];
     return {.left = keys == 0 ? std::numeric_limits<Index>::max() : keys - 1};

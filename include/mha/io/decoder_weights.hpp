@@ -35,22 +35,22 @@ inline BlockNames decoder_names() {
 /// Config is a DecoderConfig.
 template <class T, class Config> class DecoderWeights {
  public:
-  const Config& config() const { return config_; }
+  [[nodiscard]] const Config& config() const { return config_; }
   /// Keeps the memory of all weights alive.
-  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
+  [[nodiscard]] std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
 
   /// (vocabulary, E)
-  TensorView<const T, 2> token_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> token_embeddings() const {
     return tensors_.matrix("embed_tokens.weight", config_.vocabulary, config_.norm.width);
   }
-  BlockWeights<T> block(Index i) const {
+  [[nodiscard]] BlockWeights<T> block(Index i) const {
     tensors_.require_block(i, config_.layers);
     return tensors_.block(names_, config_, i, false, config_.qk_norm);
   }
-  BorrowedNorm<T> final_norm() const { return tensors_.norm("norm", config_.norm.width, false); }
+  [[nodiscard]] BorrowedNorm<T> final_norm() const { return tensors_.norm("norm", config_.norm.width, false); }
   /// The linear from rows to logits, (E, vocabulary) without a bias.
-  bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
-  BorrowedLinear<T> output() const {
+  [[nodiscard]] bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
+  [[nodiscard]] BorrowedLinear<T> output() const {
     return tensors_.head("lm_head", config_.tied, "embed_tokens.weight", token_embeddings());
   }
 

@@ -30,11 +30,11 @@ struct GemmaConfig : DecoderConfig {
   RotaryConfig rope_of_windows;          ///< of the others, which Gemma 3 turns by another base
 
   /// What Gemma 3's layers do to queries and keys.
-  QkNorm query_key_norm() const { return {.eps = *norm.eps, .zero_centered = norm.zero_centered}; }
+  [[nodiscard]] QkNorm query_key_norm() const { return {.eps = *norm.eps, .zero_centered = norm.zero_centered}; }
   /// The positions of a layer, for texts of at most `length` tokens; 0 is as many as there are positions.
   ///
   /// Errors    ShapeError if there is no such layer
-  Rotary<Halves, AnyScaling> scaled_rotary(Index layer, Index length = 0) const {
+  [[nodiscard]] Rotary<Halves, AnyScaling> scaled_rotary(Index layer, Index length = 0) const {
     detail::require(layer >= 0 && layer < layers, "scaled_rotary: there is no layer ", layer, " among the ", layers);
     const RotaryConfig& of = windows[static_cast<std::size_t>(layer)] == 0 ? rope : rope_of_windows;
     return of.rotary(length == 0 ? positions : length);

@@ -37,26 +37,28 @@ template <class T> class Gpt2 {
     if (has_output()) static_cast<void>(output());
   }
 
-  const Gpt2Config& config() const { return config_; }
+  [[nodiscard]] const Gpt2Config& config() const { return config_; }
   /// Keeps the memory of all weights alive.
-  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
+  [[nodiscard]] std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
 
   /// (vocabulary, E)
-  TensorView<const T, 2> token_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> token_embeddings() const {
     return tensors_.matrix("wte.weight", config_.vocabulary, config_.norm.width);
   }
   /// (positions, E)
-  TensorView<const T, 2> position_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> position_embeddings() const {
     return tensors_.matrix("wpe.weight", config_.positions, config_.norm.width);
   }
-  BlockWeights<T> block(Index i) const {
+  [[nodiscard]] BlockWeights<T> block(Index i) const {
     tensors_.require_block(i, config_.layers);
     return tensors_.block(names, config_, i, true, false);
   }
-  BorrowedNorm<T> final_norm() const { return tensors_.norm("ln_f", config_.norm.width, true); }
+  [[nodiscard]] BorrowedNorm<T> final_norm() const { return tensors_.norm("ln_f", config_.norm.width, true); }
   /// The linear from rows to logits, (E, vocabulary) without a bias.
-  bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
-  BorrowedLinear<T> output() const { return tensors_.head("lm_head", config_.tied, "wte.weight", token_embeddings()); }
+  [[nodiscard]] bool has_output() const { return config_.tied || tensors_.has_head("lm_head"); }
+  [[nodiscard]] BorrowedLinear<T> output() const {
+    return tensors_.head("lm_head", config_.tied, "wte.weight", token_embeddings());
+  }
 
  private:
   static constexpr detail::BlockNames names{.block = "h.",

@@ -55,32 +55,38 @@ template <class T> class T5 {
     static_cast<void>(decoder_bias());
   }
 
-  const T5Config& config() const { return config_; }
+  [[nodiscard]] const T5Config& config() const { return config_; }
   /// Keeps the memory of all weights alive.
-  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
+  [[nodiscard]] std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
 
   /// (vocabulary, E), of both stacks
-  TensorView<const T, 2> token_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> token_embeddings() const {
     return tensors_.matrix(table(), config_.vocabulary, config_.norm.width);
   }
-  BlockWeights<T> encoder_block(Index i) const {
+  [[nodiscard]] BlockWeights<T> encoder_block(Index i) const {
     tensors_.require_block(i, config_.layers);
     return tensors_.block(names("encoder"), config_, i, false, false);
   }
-  BorrowedNorm<T> encoder_norm() const { return tensors_.norm("encoder.final_layer_norm", config_.norm.width, false); }
+  [[nodiscard]] BorrowedNorm<T> encoder_norm() const {
+    return tensors_.norm("encoder.final_layer_norm", config_.norm.width, false);
+  }
   /// The score of every self-attention of the encoder.
-  RelativeBias encoder_bias() const { return bias("encoder", true); }
+  [[nodiscard]] RelativeBias encoder_bias() const { return bias("encoder", true); }
 
-  bool has_decoder() const { return has_decoder_; }
-  BlockWeights<T> decoder_block(Index i) const {
+  [[nodiscard]] bool has_decoder() const { return has_decoder_; }
+  [[nodiscard]] BlockWeights<T> decoder_block(Index i) const {
     tensors_.require_block(i, has_decoder() ? config_.decoder_layers : 0);
     return tensors_.block(names("decoder"), config_, i, false, false);
   }
-  BorrowedNorm<T> decoder_norm() const { return tensors_.norm("decoder.final_layer_norm", config_.norm.width, false); }
+  [[nodiscard]] BorrowedNorm<T> decoder_norm() const {
+    return tensors_.norm("decoder.final_layer_norm", config_.norm.width, false);
+  }
   /// The score of every self-attention of the decoder; its cross-attention has none.
-  RelativeBias decoder_bias() const { return bias("decoder", false); }
+  [[nodiscard]] RelativeBias decoder_bias() const { return bias("decoder", false); }
   /// The linear from rows, times output_scale, to logits, (E, vocabulary) without a bias: lm_head, or the embeddings.
-  BorrowedLinear<T> output() const { return tensors_.head(head, config_.tied, table(), token_embeddings()); }
+  [[nodiscard]] BorrowedLinear<T> output() const {
+    return tensors_.head(head, config_.tied, table(), token_embeddings());
+  }
 
  private:
   static constexpr const char *shared = "shared.weight", *head = "lm_head";

@@ -16,9 +16,9 @@ struct VitConfig : ModelConfig {
   Index image_height = 0, image_width = 0, patch_height = 0, patch_width = 0, channels = 0;  ///< in pixels
   Index labels = 0;                                                                          ///< of the classifier
 
-  Index patches() const { return (image_height / patch_height) * (image_width / patch_width); }
+  [[nodiscard]] Index patches() const { return (image_height / patch_height) * (image_width / patch_width); }
   /// Numbers of a patch, (channels, patch_height, patch_width) in a row.
-  Index patch_size() const { return channels * patch_height * patch_width; }
+  [[nodiscard]] Index patch_size() const { return channels * patch_height * patch_width; }
 };
 
 /// The weights of a vision transformer by Hugging Face's names, from a folder with config.json; with or without "vit."
@@ -43,12 +43,12 @@ template <class T> class Vit {
     if (has_classifier()) static_cast<void>(classifier());
   }
 
-  const VitConfig& config() const { return config_; }
+  [[nodiscard]] const VitConfig& config() const { return config_; }
   /// Keeps the memory of all weights alive.
-  std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
+  [[nodiscard]] std::shared_ptr<const void> mapping() const { return tensors_.mapping(); }
 
   /// The linear from a patch (channels, patch_height, patch_width) in a row to E, stored as a convolution.
-  BorrowedLinear<T> patches() const {
+  [[nodiscard]] BorrowedLinear<T> patches() const {
     const std::string name = "embeddings.patch_embeddings.projection";
     const Index E = config_.norm.width;
     BorrowedLinear<T> w;
@@ -59,22 +59,22 @@ template <class T> class Vit {
     return w;
   }
   /// (E), the row before the patches
-  TensorView<const T, 1> class_token() const {
+  [[nodiscard]] TensorView<const T, 1> class_token() const {
     return mha::view(tensors_.data("embeddings.cls_token", {1, 1, config_.norm.width}), config_.norm.width);
   }
   /// (1 + patches, E)
-  TensorView<const T, 2> position_embeddings() const {
+  [[nodiscard]] TensorView<const T, 2> position_embeddings() const {
     const Index rows = 1 + config_.patches(), E = config_.norm.width;
     return mha::view(tensors_.data("embeddings.position_embeddings", {1, rows, E}), rows, E);
   }
-  BlockWeights<T> block(Index i) const {
+  [[nodiscard]] BlockWeights<T> block(Index i) const {
     tensors_.require_block(i, config_.layers);
     return tensors_.block(names, config_, i, true, false);
   }
-  BorrowedNorm<T> final_norm() const { return tensors_.norm("layernorm", config_.norm.width, true); }
+  [[nodiscard]] BorrowedNorm<T> final_norm() const { return tensors_.norm("layernorm", config_.norm.width, true); }
   /// The linear from the class token's row to labels.
-  bool has_classifier() const { return tensors_.has_head("classifier"); }
-  BorrowedLinear<T> classifier() const {
+  [[nodiscard]] bool has_classifier() const { return tensors_.has_head("classifier"); }
+  [[nodiscard]] BorrowedLinear<T> classifier() const {
     return tensors_.bare().linear("classifier", config_.norm.width, config_.labels, true);
   }
 

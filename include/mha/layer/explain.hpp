@@ -47,6 +47,7 @@ template <class A, class B> struct InWords<Chain<A, B>> {
 };
 
 inline std::string heads_of(const Config& c) {
+  if (c.num_heads == 1) return "1 query head with 1 key/value head";
   const std::string own = std::to_string(c.num_heads) + " query heads";
   if (c.num_kv_heads == c.num_heads) return own + " with a key/value head each";
   if (c.num_kv_heads == 1) return own + " share 1 key/value head";

@@ -37,8 +37,8 @@ namespace mha::inline MHA_NAMESPACE {
 ///           Systolic, whatever storage, steps (but for CausalTopLeft and the like, which count from each), forks and
 ///           other sequences. In the layer's own scalar: as layer(x)
 /// Threads   one at a time
-/// Errors    every call that throws leaves the cache as it was, but for a CudaError. While a step is open, every call
-///           that would change the cache throws, a move from it or to it too
+/// Errors    every call that throws leaves the cache as it was, but for a CudaError. ShapeError if a sequence is not of
+///           this cache, and of calls and moves that would change the cache while a step is open
 /// Moves     SequenceIds and RecordedSteps are of the cache that has the sequences now; one moved from has no layer
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
@@ -48,6 +48,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   using Scalar = F;
   using Workspace = typename B::Workspace;
   using Step = CacheStep<KvCache>;
+  template <class T> using List = std::initializer_list<T>;
 
   /// Errors    ShapeError if a size is below 1 or all together are beyond the limits; std::bad_alloc
   KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {}, const B& backend = {},
@@ -69,16 +70,16 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   KvCache(KvCache&&) = default;
   KvCache& operator=(KvCache&&) = default;
 
-  const KvShape& shape() const { return shape_; }
-  const Storage& storage() const { return storage_; }
-  Index layers() const { return static_cast<Index>(written_.size()); }
+  [[nodiscard]] const KvShape& shape() const { return shape_; }
+  [[nodiscard]] const Storage& storage() const { return storage_; }
+  [[nodiscard]] Index layers() const { return static_cast<Index>(written_.size()); }
   /// The number of sequences, and the most that there is memory for.
-  Index sequences() const { return sequences_.size(); }
-  Index max_sequences() const { return sequences_.capacity(); }
+  [[nodiscard]] Index sequences() const { return sequences_.size(); }
+  [[nodiscard]] Index max_sequences() const { return sequences_.capacity(); }
   /// In the order in which they were added; layer.prefill() and layer.step() read their rows so.
-  std::span<const SequenceId> ids() const { return sequences_.all(); }
+  [[nodiscard]] std::span<const SequenceId> ids() const { return sequences_.all(); }
   /// The most rows that a step adds to a sequence.
-  Index max_rows() const { return book_.rewind(); }
+  [[nodiscard]] Index max_rows() const { return book_.rewind(); }
   /// Errors    ShapeError if so many rows more would make one of the sequences longer than the storage allows
   void require_room(Index rows) const {
     for (std::size_t i = 0; i < ids().size(); ++i) require_room("prefill", i, length(ids()[i]), rows);
@@ -86,10 +87,10 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// Errors    ShapeError if the cache's stream is being recorded, as of step(), reorder() and a fork() that copies
   void require_sendable() const { sent_.check(memory_.items()); }
   /// The memory of keys and values, and of what a matrix unit keeps beside them.
-  std::size_t bytes() const { return memory_.bytes(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   /// What the rows of a position's key and value take in all layers, without what a matrix unit keeps beside them.
-  std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
-  Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
+  [[nodiscard]] std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
+  [[nodiscard]] Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
 
   /// A new sequence without positions. Errors: CacheFull if there is no memory for one more.
   SequenceId add() {
@@ -121,7 +122,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     sequences_.remove(slot);
   }
 
-  /// Takes positions back: the sequence has its first `length` ones.
+  /// Takes positions back: the sequence has its first `length` ones. Errors: ShapeError unless can_truncate().
   void truncate(SequenceId id, Index length) {
     require_closed("truncate");
     const Index slot = sequences_.slot("truncate", id);
@@ -139,6 +140,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
 
   /// Beam search: beams[i] becomes what beams[from[i]] was. Paged copies nothing; other storages copy those that are
   /// taken more than once, over those that are not taken: if copying fails on a device, nothing else has changed.
+  /// Errors: ShapeError if there are not as many sources as beams, a source is none of them, or a beam is named twice.
   void reorder(std::span<const SequenceId> beams, std::span<const Index> from) {
     require_closed("reorder");
     detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");
@@ -154,14 +156,14 @@ template <class Storage, class F, class B = OnHost> class KvCache {
       sequences_.set_length(now_.slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
   }
 
-  Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
+  [[nodiscard]] Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
   /// The first position behind those that a Ring has dropped, or will have with so many rows more; 0 if none.
-  Index oldest(SequenceId id, Index rows = 0) const {
+  [[nodiscard]] Index oldest(SequenceId id, Index rows = 0) const {
     const Index slot = sequences_.slot("oldest", id), length = sequences_.length(slot);
     return book_.gone(slot, length + std::min(rows, book_.limit() - length)).oldest;
   }
 
-  /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them.
+  /// Rows for sequences, rows[i] for sequences[i], arrays or lists in braces: memory is reserved for all of them.
   ///
   /// Errors    CacheFull if there is not enough memory for all; ShapeError if a sequence is not of this cache or named
   ///           twice, gets more than max_rows(), would become longer than the storage allows, or a step is open
@@ -175,9 +177,9 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     even_.assign(ids().size(), rows);
     return step(ids(), even_);
   }
-  [[nodiscard]] Step step(std::initializer_list<SequenceId> sequences, std::initializer_list<Index> rows) {
-    return step(std::span(sequences), std::span(rows));
-  }
+  [[nodiscard]] Step step(List<SequenceId> s, List<Index> n) { return step(std::span(s), std::span(n)); }
+  [[nodiscard]] Step step(std::span<const SequenceId> s, List<Index> n) { return step(s, std::span(n)); }
+  [[nodiscard]] Step step(List<SequenceId> s, std::span<const Index> n) { return step(std::span(s), n); }
   [[nodiscard]] Step step(SequenceId sequence, Index rows) { return step({sequence}, {rows}); }
   /// The recorded step's rows for as many sequences: what was recorded writes and reads them when it is replayed.
   ///
@@ -258,13 +260,14 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void enter(const char* call, std::span<const SequenceId> sequences) {
     require_sendable();
     now_.slots.clear();
-    for (std::size_t i = 0; i < sequences.size(); ++i) now_.slots.push_back(sequences_.slot(call, sequences[i], i));
     std::fill(in_step_.begin(), in_step_.end(), false);
-    for (std::size_t i = 0; i < now_.slots.size(); ++i) {
-      detail::require(!in_step_[static_cast<std::size_t>(now_.slots[i])], call, ": sequences ",
-                      std::find(now_.slots.begin(), now_.slots.end(), now_.slots[i]) - now_.slots.begin(), " and ", i,
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const Index slot = sequences_.slot(call, sequences[i], i);
+      detail::require(!in_step_[static_cast<std::size_t>(slot)], call, ": sequences ",
+                      std::find(now_.slots.begin(), now_.slots.end(), slot) - now_.slots.begin(), " and ", i,
                       " are the same one");
-      in_step_[static_cast<std::size_t>(now_.slots[i])] = true;
+      in_step_[static_cast<std::size_t>(slot)] = true;
+      now_.slots.push_back(slot);
     }
   }
 
@@ -363,7 +366,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   detail::StepMemory<B> sent_;
 
   std::uint64_t serial_ = detail::next_serial();  ///< of this cache alone
-
   // Of the open step.
   std::uint64_t steps_ = 0;
   detail::StepNumbers now_;
@@ -386,8 +388,7 @@ template <class F = void, class L, class Storage, class B = detail::CacheBackend
 [[nodiscard]] auto make_cache(const L& layer, const Storage& storage, const CacheSizes& sizes = {},
                               typename B::Workspace workspace = typename B::Workspace()) {
   using Stored = std::conditional_t<std::is_void_v<F>, typename L::Scalar, F>;
-  const Config& c = layer.config();
-  const KvShape shape{c.num_kv_heads, c.head_dim, c.value_dim};
+  const KvShape shape{layer.config().num_kv_heads, layer.config().head_dim, layer.config().value_dim};
   if constexpr (!detail::check_storage_type<Storage>())
     return detail::Refused{};
   else if constexpr (std::derived_from<B, OnHost>)

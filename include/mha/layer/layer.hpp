@@ -66,8 +66,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///           residual(r), which is added last and may be y itself, into(y), where y may be x itself, LogSumExp, a
   ///           DropoutSeed, without which a layer with Dropout drops nothing, a Workspace, another value of the
   ///           backend's type. The scale is Config::scale.
-  /// Errors    ShapeError if a size is not the configuration's, or the layer has no weights, or a LogSumExp overlaps y
-  ///           or r
+  /// Errors    ShapeError if a size is not the configuration's, weights are missing, or a LogSumExp overlaps y or r
   template <SequenceOf<T> X, class... Extra>
   requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::CallTapeArgument<Extra>) ||
              ...)) [[nodiscard]] auto
@@ -101,13 +100,14 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// The short form of a step for a cache of one layer: rows for all its sequences, committed.
   ///
   /// Shapes    x (n, E) for one sequence, (B·n, E) or (B, n, E) for B in the order in which they were added
+  /// Errors    as cache.step() and layer(x, step[i]); ShapeError if the cache has more than one layer or no sequence
   template <SequenceOf<T> X, class Cache, class... Extra>
   [[nodiscard]] auto step(const X& x, Cache& cache, Extra&&... extra) const {
     detail::require_short_form("step", cache);
     return in_steps(x, cache, detail::longest_axis, extra...);
   }
-  /// The same for prompts of any length: a Ring is given its `rows` at a time, each piece committed, after masks and
-  /// scores were checked for all of them. y may be x itself, or be apart from it.
+  /// The same, errors too, for prompts of any length: a Ring is given its `rows` at a time, each piece committed, after
+  /// masks and scores were checked for all of them. y may be x itself, or be apart from it.
   template <SequenceOf<T> X, class Cache, class... Extra>
   [[nodiscard]] auto prefill(const X& x, Cache& cache, Extra&&... extra) const {
     static_assert(!(detail::LogSumExpArgument<Extra> || ...),
@@ -122,6 +122,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
   /// Then      Ragged; Origin, the position that each sequence's first key is turned to, 0 if not given: for keys that
   ///           are to stand further on among others, because masks count keys from 0; a Workspace, a backend
+  /// Errors    ShapeError if memory has not kv_model columns, the layer no weights, or Ragged or Origin not its sizes
   template <SequenceOf<T> Memory, class... Extra>
   [[nodiscard]] MHA_NO_INLINE KeyValues project_memory(const Memory& memory, Extra&&... extra) const {
     detail::check_project_arguments<Extra...>();
@@ -346,9 +347,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
                Workspace& workspace) const {
     const detail::ItemsOn<B> items{backend, workspace};
     const TensorView<T, 2> results[] = {detail::rows_of(p.q), detail::rows_of(p.to_key), detail::rows_of(p.to_value)};
-    const std::span<const TensorView<T, 2>> to(results, p.to_key.data == nullptr     ? 1u
-                                                        : p.to_value.data == nullptr ? 2u
-                                                                                     : 3u);
+    const unsigned made = p.to_key.data == nullptr ? 1 : p.to_value.data == nullptr ? 2 : 3;
+    const std::span<const TensorView<T, 2>> to(results, made);
     const auto rows = detail::as_rows(x, frame, items);
     if (to.size() > 1 && !detail::same_view(x, p.rows)) {
       products_.run(backend, rows, w, Matrix::query, to.first(1), workspace);

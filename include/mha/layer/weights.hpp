@@ -29,17 +29,17 @@ template <class T, Backend B, class Policies> class LayerWeights {
 
  public:
   /// The configuration with every size filled in.
-  const Config& config() const { return config_; }
+  [[nodiscard]] const Config& config() const { return config_; }
 
   /// What it computes on, unless a call is given another.
-  const B& backend() const { return backend_; }
+  [[nodiscard]] const B& backend() const { return backend_; }
 
   /// Read-only named views of the weights; null data while the layer has none, and for matrices
   /// and biases of which only packed ones are left.
   [[nodiscard]] ParameterViews<const T> parameters() const { return parameters_.views(); }
-  std::int64_t parameter_count() const { return parameters_.size(); }
+  [[nodiscard]] std::int64_t parameter_count() const { return parameters_.size(); }
   /// The memory of the matrices that the backend packed, which layers share after borrow(layer); 0 if there are none.
-  std::size_t packed_bytes() const { return products_.bytes(); }
+  [[nodiscard]] std::size_t packed_bytes() const { return products_.bytes(); }
 
   /// f(const ParameterViews<T>&): the only way to change weights, so that nothing made from them can go stale: element
   /// by element, or p.query = matrix. Backends that pack weights do so here and in borrow(), once for all calls. Where

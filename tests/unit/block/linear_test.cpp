@@ -468,7 +468,8 @@ TEST(LinearExplain, SaysWhatRuns) {
   linear.initialize(mha::XavierUniform{.seed = 1});
   EXPECT_NE(linear.explain(7).find("220 float, owned, packed in "), std::string::npos);
   const std::string kernel = std::string("kernel:      Cpu: float, kernel ") + to_string(mha::current_isa()) +
-                             ", ThreadPool with " + std::to_string(mha::ThreadPool{}.workers()) + " workers";
+                             ", ThreadPool with " + std::to_string(mha::ThreadPool{}.workers()) +
+                             (mha::ThreadPool{}.workers() == 1 ? " worker" : " workers");
   EXPECT_NE(linear.explain(7).find(kernel + ", fused epilogue\n"), std::string::npos) << linear.explain(7);
   EXPECT_NE((mha::Linear<float, mha::Reference, Gated<Bent>>({.inputs = 1, .outputs = 1}).explain(1))
                 .find("activation:  gated Bent"),

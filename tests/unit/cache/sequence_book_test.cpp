@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
+#include <unordered_map>
 
 #include <gtest/gtest.h>
 
@@ -25,6 +26,17 @@ TEST(SequenceBook, KnowsItsOwnSequencesOnly) {
   EXPECT_NE(book.slot("length", a), book.slot("length", b));
   EXPECT_EQ(refusal(book, of_other), "length: the sequence was removed, or is of another cache");
   EXPECT_EQ(refusal(book, SequenceId{}), "length: the sequence is an empty SequenceId: add() and fork() return one");
+}
+
+TEST(SequenceBook, ASequenceIsAKeyOfAnUnorderedMap) {
+  SequenceBook book(2);
+  const SequenceId a = book.add("add"), b = book.add("add");
+  std::unordered_map<SequenceId, int> requests{{a, 1}, {b, 2}};
+  EXPECT_EQ(requests.at(a), 1);
+  EXPECT_EQ(requests.at(b), 2);
+  EXPECT_FALSE(requests.contains(SequenceId{}));
+  const std::hash<SequenceId> hash;
+  EXPECT_NE(hash(a), hash(b));
 }
 
 TEST(SequenceBook, ARemovedSequenceIsNeverTakenForAnother) {

@@ -49,7 +49,9 @@ TEST(ConfigFile, ReadsWhatIsThere) {
 TEST(ConfigFile, ValuesOfAnotherKindAreRefused) {
   const char* const text =
       R"({"minus":-3,"zero":0,"real":1.5,"large":2147483648,"word":"x","on":true,"long":[0,0,0],"none":null})";
-  const auto positive = [&](const char* key) { return says(text, [&](const ConfigFile& f) { f.positive(key); }); };
+  const auto positive = [&](const char* key) {
+    return says(text, [&](const ConfigFile& f) { return f.positive(key); });
+  };
   EXPECT_EQ(positive("minus"), "c: 'minus' is -3, expected an integer from 1 to 2147483647");
   EXPECT_EQ(positive("zero"), "c: 'zero' is 0, expected an integer from 1 to 2147483647");
   EXPECT_EQ(positive("real"), "c: 'real' is 1.5, expected an integer from 1 to 2147483647");
@@ -59,11 +61,12 @@ TEST(ConfigFile, ValuesOfAnotherKindAreRefused) {
   EXPECT_EQ(positive("long"), "c: 'long' is [0,0,0], expected an integer from 1 to 2147483647");
   EXPECT_EQ(positive("absent"), "c: there is no 'absent'");
   EXPECT_EQ(positive("none"), "c: there is no 'none'");
-  EXPECT_EQ(says(text, [](const ConfigFile& f) { f.natural_or("minus", 1); }),
+  EXPECT_EQ(says(text, [](const ConfigFile& f) { return f.natural_or("minus", 1); }),
             "c: 'minus' is -3, expected an integer from 0 to 2147483647");
-  EXPECT_EQ(says(text, [](const ConfigFile& f) { f.number("word"); }), "c: 'word' is \"x\", expected a number");
-  EXPECT_EQ(says(text, [](const ConfigFile& f) { f.flag_or("zero", true); }), "c: 'zero' is 0, expected true or false");
-  EXPECT_EQ(says(text, [](const ConfigFile& f) { f.text("on"); }), "c: 'on' is true, expected a text");
+  EXPECT_EQ(says(text, [](const ConfigFile& f) { return f.number("word"); }), "c: 'word' is \"x\", expected a number");
+  EXPECT_EQ(says(text, [](const ConfigFile& f) { return f.flag_or("zero", true); }),
+            "c: 'zero' is 0, expected true or false");
+  EXPECT_EQ(says(text, [](const ConfigFile& f) { return f.text("on"); }), "c: 'on' is true, expected a text");
   EXPECT_EQ(says(text, [](const ConfigFile& f) { f.only("word", "absolute"); }),
             "c: 'word' is \"x\", expected \"absolute\"");
   EXPECT_EQ(says(text, [](const ConfigFile& f) { f.only("on", false); }), "c: 'on' is true, expected false");

@@ -61,6 +61,7 @@ TEST(ExplainLayer, SaysHowHeadsShareKeys) {
   EXPECT_EQ(heads_of({.num_heads = 8, .num_kv_heads = 8}), "8 query heads with a key/value head each");
   EXPECT_EQ(heads_of({.num_heads = 8, .num_kv_heads = 2}), "8 query heads share 2 key/value heads");
   EXPECT_EQ(heads_of({.num_heads = 8, .num_kv_heads = 1}), "8 query heads share 1 key/value head");
+  EXPECT_EQ(heads_of({.num_heads = 1, .num_kv_heads = 1}), "1 query head with 1 key/value head");
 }
 
 TEST(ExplainLayer, SaysWhichProjectionsAddABias) {

@@ -238,6 +238,12 @@ TEST(KvCache, TakesTheSequencesOfAStepInBraces) {
   EXPECT_EQ(offsets(cache.step({a, b}, {3, 1})), (std::vector<Index>{0, 3, 4}));
   EXPECT_EQ(offsets(cache.step({b, a}, {3, 1})), (std::vector<Index>{0, 3, 4}));
   EXPECT_EQ(offsets(cache.step({b}, {2})), (std::vector<Index>{0, 2}));
+  const std::vector<SequenceId> who{b, a};
+  const std::vector<Index> rows{4, 1};
+  EXPECT_EQ(offsets(cache.step(who, {3, 1})), (std::vector<Index>{0, 3, 4}));
+  EXPECT_EQ(offsets(cache.step({b, a}, rows)), (std::vector<Index>{0, 4, 5}));
+  EXPECT_EQ(offsets(cache.step(who, rows)), (std::vector<Index>{0, 4, 5}));
+  EXPECT_EQ(offsets(cache.step({}, {})), (std::vector<Index>{0}));
   const auto step = cache.step({b, a}, {2, 4});
   EXPECT_EQ(step[0].positions()[0], 2);
   EXPECT_EQ(step[0].positions()[1], 0);

@@ -954,7 +954,7 @@ TEST(Layer, ExplainNamesThePoliciesAndTheKernel) {
                {"8 query heads share 2 key/value heads, head_dim 64, value_dim 32", "mask:        Full",
                 "sink:        none", "491520 double, owned", "FusedProjection", "ConcatHeads", "LinearOutput",
                 "projections: 144.2 MFLOP", "attention:   30.72 MFLOP", "20000 of 20000 pairs",
-                "output:      52.43 MFLOP", "Cpu: fused online softmax in double", "Serial with 1 workers"});
+                "output:      52.43 MFLOP", "Cpu: fused online softmax in double", "Serial with 1 worker"});
   // Every second key, so that the pairs are not those of a full call.
   const auto half = mha::mask([](int, int, int, int k) { return k % 2 == 0; });
   expect_facts(plain.explain(1, 200, 300, half),

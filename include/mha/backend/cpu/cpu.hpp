@@ -31,7 +31,8 @@ namespace mha::inline MHA_NAMESPACE {
 /// Bits      an output row depends on its own query, keys and mask only, not on the threads or on other rows
 /// Range     values are weighted and summed before the division by the sum of weights, of which each is 1 at most:
 ///           finite values above the accumulator's largest number / Lk may make a result infinite
-template <Executor Threads> class CpuWith {
+template <class Threads> class CpuWith {
+  static_assert(detail::check_executor<Threads>());
   template <class T>
   static constexpr bool computes = std::is_same_v<Accumulator<T>, float> || std::is_same_v<Accumulator<T>, double>;
 

@@ -23,7 +23,8 @@ namespace mha::inline MHA_NAMESPACE {
 ///           Eigen::setNbThreads; -DEIGEN_DONT_PARALLELIZE forbids it for good
 /// Scalars   float, double, long double; half and bfloat16 in storage, computed in float
 /// Bits      the same call has the same bits for any number of threads
-template <Executor Threads> class EigenCpuWith {
+template <class Threads> class EigenCpuWith {
+  static_assert(detail::check_executor<Threads>());
   template <class T> static constexpr bool computes = std::floating_point<Accumulator<T>>;
 
  public:

@@ -41,7 +41,9 @@ namespace mha::inline MHA_NAMESPACE {
 ///           and so do results in bfloat16 of dense products where the level is avx512. Gradients: as
 ///           detail::systolic::attend_backward() says
 /// Bits      an output row depends on its own query, keys and mask and on the unit, not on the threads or on other rows
-template <class Array, class Precision, Executor Threads> class Systolic {
+template <class Array, class Precision, class Threads> class Systolic {
+  static_assert(detail::check_executor<Threads>());
+
  public:
   static constexpr const char* name = "Systolic";
   static constexpr bool drops = true;

@@ -26,7 +26,7 @@ TEST(Cpu, ExplainsItsKernel) {
   const std::string text = mha::CpuWith<mha::Serial>{}.explain<mha::bfloat16>(plan);
   mha::force_isa(before);
   for (const char* const part : {"kernel baseline", "bfloat16 widened block by block", "online softmax in float",
-                                 "tiles of 8 queries x 128 keys", "Serial with 1 workers"})
+                                 "tiles of 8 queries x 128 keys", "Serial with 1 worker"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
   EXPECT_EQ(mha::CpuWith<mha::Serial>{}.explain<double>(plan).find("widened"), std::string::npos);
 }

@@ -33,7 +33,7 @@ TEST(EigenCpu, ExplainsItsTiles) {
   for (const char* const part :
        {"EigenCpu: fused online softmax in float",
         mha::detail::eigen::panel == 24 ? "tiles of 100 queries x 264 keys" : "tiles of 100 queries x 192 keys",
-        "Serial with 1 workers"})
+        "Serial with 1 worker"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
 }
 

@@ -50,7 +50,7 @@ TEST(Systolic, ExplainsUnitArrayAndHowFullItIs) {
   EXPECT_TRUE(contains(on_tpu, "Systolic: bfloat16, sums in float")) << on_tpu;
   EXPECT_TRUE(contains(on_tpu, "128 x 128 x 128 emulated (no hardware has this shape)")) << on_tpu;
   EXPECT_TRUE(contains(on_tpu, "head size 80 fills 62 %")) << on_tpu;
-  EXPECT_TRUE(contains(on_tpu, "high precision, Serial with 1 workers")) << on_tpu;
+  EXPECT_TRUE(contains(on_tpu, "high precision, Serial with 1 worker")) << on_tpu;
   EXPECT_TRUE(contains(on_tpu, "attention's own products in bfloat16 whatever the precision")) << on_tpu;
 }
 
