@@ -113,7 +113,6 @@ TEST(BlockKv, RefusesAMaskThatMayShowWhatWasWrittenOver) {
 }
 
 struct OneHeadSeesAll {
-  static constexpr mha::Role role = mha::Role::mask;
   Index head;
   bool operator()(Index, Index h, Index q, Index k) const { return k <= q && (h == head || k + 4 >= q); }
   mha::TileVisibility tile(Index, Index h, Index q_begin, Index, Index, Index k_end) const {
