@@ -88,8 +88,8 @@ template <class T> struct Borrowed {
                     Range::IsRowMajor;
                   }) {
       const auto inner = range.innerSize(), outer = range.outerSize();
-      detail::require(inner * outer <= 1 || ((inner == 1 || range.innerStride() == 1) &&
-                                             (outer == 1 || range.outerStride() == inner * range.innerStride())),
+      detail::require(inner * outer <= 1 ||
+                          ((inner == 1 || range.innerStride() == 1) && (outer == 1 || range.outerStride() == inner)),
                       "Borrowed: ", inner * outer, " elements have strides ", range.innerStride(), " and ",
                       range.outerStride(), ", expected one after another: copy them first");
       detail::require(Range::IsRowMajor || inner <= 1 || outer <= 1, "Borrowed: ", inner, " rows of ", outer,

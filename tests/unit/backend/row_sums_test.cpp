@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <type_traits>
 #include <utility>
 
@@ -78,6 +80,38 @@ TEST(AddRowSums, AddsInDoubleWithTheSameBitsForAnyThreads) {
     double sum = 0;
     for (Index i = 0; i < m; ++i) sum += double(d(i, j));
     EXPECT_EQ(one(j), (j == 1 ? 5.f : 0.f) + float(sum)) << j;
+  }
+}
+
+// The last block is not whole, and the memory of the sums has numbers of an earlier call.
+TEST(AddRowSums, AddsEveryRowOnceWhateverTheirNumber) {
+  mha::Tensor<float, 2> d(400, 2);
+  support::Random("row sums of any number").fill(d);
+  std::ptrdiff_t last = 0;
+  const auto row = [&last, v = std::as_const(d).view()](std::ptrdiff_t i, double* sums) {
+    last = std::max(last, i);
+    if (i < 400)
+      for (Index j = 0; j < 2; ++j) sums[j] += double(v(static_cast<Index>(i), j));
+  };
+  for (const Index rows : {0, 1, 63, 64, 65, 127, 128, 129, 300}) {
+    mha::Workspace workspace;
+    {
+      auto frame = workspace.frame();
+      std::fill_n(frame.take<double>(64), 64, 1e30);
+    }
+    const mha::Reference backend;
+    mha::Tensor<float, 2> to(2, 3);
+    to(1, 0) = 5;
+    last = -1;
+    mha::detail::add_row_sums<float>(rows, 1, row, mha::TensorView<float, 1>{to.data(), {2}, {3}},
+                                     mha::detail::ItemsOn<mha::Reference>{backend, workspace});
+    EXPECT_EQ(last, rows - 1);
+    for (Index j = 0; j < 2; ++j) {
+      double sum = 0;
+      for (Index i = 0; i < rows; ++i) sum += double(d(i, j));
+      EXPECT_NEAR(to(j, 0), sum + 5 * j, 1e-5) << rows;
+      EXPECT_EQ(to(j, 1), 0) << "between the results";
+    }
   }
 }
 

@@ -23,13 +23,14 @@ static_assert(!mha::DropsKeys<BlockKv<float, false>> && mha::DropsKeys<BlockKv<f
 float number(Index block, Index row, Index g) { return static_cast<float>(100 * block + 10 * g + row); }
 
 struct Memory {
-  mha::Tensor<float, 4> key{3, 9, 2, 1}, value{3, 9, 2, 1};
+  mha::Tensor<float, 4> key{3, 9, 2, 1}, value{3, 9, 2, 2};
   Memory() {
     for (Index block = 0; block < 3; ++block)
       for (Index row = 0; row < 9; ++row)
         for (Index g = 0; g < 2; ++g) {
           key(block, row, g, 0) = number(block, row, g);
           value(block, row, g, 0) = -number(block, row, g);
+          value(block, row, g, 1) = 1000;
         }
   }
 };
@@ -50,6 +51,8 @@ TEST(BlockKv, ReadsTheBlocksOfItsSequences) {
   EXPECT_EQ(kv.run(1, 0, 2, 30).count, 7) << "rows behind the end, as many as there are";
   EXPECT_EQ(kv.in_block(0, 7).block, 2);
   EXPECT_EQ(kv.in_block(0, 7).position, 7);
+  EXPECT_EQ(kv.room().keys, 9);
+  EXPECT_EQ(kv.room().all, 2 * 9) << "of the two sequences, whatever the blocks";
 }
 
 // Nine rows, of which the first two stay: a ring of seven.
@@ -68,9 +71,21 @@ TEST(BlockKv, TurnsBehindTheFirstPositions) {
       const auto run = kv.run(b, 1, begin, end);
       ASSERT_GE(run.count, 1);
       ASSERT_LE(run.count, end - begin);
-      for (Index i = 0; i < run.count; ++i)
+      for (Index i = 0; i < run.count; ++i) {
         EXPECT_EQ(run.key[i * run.key_stride], number(blocks[static_cast<std::size_t>(b)], row_of(begin + i), 1));
+        EXPECT_EQ(run.value[i * run.value_stride], -number(blocks[static_cast<std::size_t>(b)], row_of(begin + i), 1));
+      }
     }
+}
+
+// Of tiles the rows that stay are filled up to whole ones: position 2 goes round, in row 4 at first.
+TEST(BlockKv, TurnsBehindTheRowsThatStay) {
+  const Memory memory;
+  const std::vector<Index> blocks{1}, lengths{14}, oldest{9};
+  const BlockKv<float, true> kv{memory.key.view(), memory.value.view(), blocks, lengths, oldest, 2, 4};
+  EXPECT_EQ(kv.held(0, 1), 1);
+  EXPECT_EQ(kv.held(0, 2), 9);
+  for (Index p = 9; p < 14; ++p) EXPECT_EQ(*kv.run(0, 0, p, 14).key, number(1, 4 + (p - 4) % 5, 0)) << p;
 }
 
 TEST(BlockKv, RefusesAMaskThatMayShowWhatWasWrittenOver) {
@@ -96,6 +111,32 @@ TEST(BlockKv, RefusesAMaskThatMayShowWhatWasWrittenOver) {
   EXPECT_EQ(refusal(mha::SlidingWindow{.left = 4}), "");
   EXPECT_EQ(refusal(mha::SlidingWindow{.left = 4} || mha::FirstKeys{.count = 2}), "");
   EXPECT_NE(refusal(mha::SlidingWindow{.left = 4} || mha::FirstKeys{.count = 3}), "");
+}
+
+struct OneHeadSeesAll {
+  Index head;
+  bool operator()(Index, Index h, Index q, Index k) const { return k <= q && (h == head || k + 4 >= q); }
+  mha::TileVisibility tile(Index, Index h, Index q_begin, Index, Index, Index k_end) const {
+    return h != head && k_end + 4 <= q_begin ? mha::TileVisibility::none : mha::TileVisibility::partial;
+  }
+};
+
+TEST(BlockKv, AsksTheMaskOfEveryHeadAndEverySequenceWithQueries) {
+  const Memory memory;
+  const std::vector<Index> blocks{0, 1}, lengths{12, 12}, oldest{5, 5}, offsets{0, 0, 2};
+  const BlockKv<float, true> kv{memory.key.view(), memory.value.view(), blocks, lengths, oldest, 2};
+  const std::vector<Index> origins{0, 10};
+  const mha::CallShape shape{.batch = 2,
+                             .heads = 3,
+                             .queries = 2,
+                             .keys = 12,
+                             .origin = mha::Origins(origins.data()),
+                             .query_offsets = offsets.data()};
+  const auto hides = [&](const auto& mask) {
+    return mha_test::message_of<mha::ShapeError>([&] { kv.require_hidden("call", mask, shape); }).empty();
+  };
+  for (const Index head : {0, 1, 2}) EXPECT_FALSE(hides(OneHeadSeesAll{head})) << head;
+  EXPECT_TRUE(hides(OneHeadSeesAll{3})) << "the first sequence, at whose origin all is seen, has no query";
 }
 
 // The host may not read what a mask has in the memory of a device: such a mask may show anything, beside another one

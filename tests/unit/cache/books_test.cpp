@@ -84,6 +84,43 @@ TEST(BlockBook, ARingGoesBackByItsRows) {
   model.expect_right();
 }
 
+TEST(BlockBook, ARingGoesBackAnyWayWhereItHasWrittenOverNothing) {
+  Model<BlockBook<Ring>> model(Ring{.left = 2, .rows = 3}, 1);
+  model.add(0);
+  model.step({{0, 0, 3}}, true, true);
+  model.step({{0, 3, 2}}, true, true);  // as many as it keeps
+  EXPECT_TRUE(model.book().can_truncate(0, 1));
+  model.truncate(0, 1);
+  model.step({{0, 1, 3}}, true, true);
+  model.step({{0, 4, 2}}, true, true);
+  EXPECT_EQ(model.book().gone(0, 0).oldest, 1) << "of six positions the last five are kept";
+  EXPECT_FALSE(model.book().can_truncate(0, 2));
+  model.expect_right();
+}
+
+// Of the first positions nothing is ever gone, nor of what a fork or the sequence itself writes behind them.
+TEST(BlockBook, AForkOfTheFirstPositionsHasNothingGone) {
+  Model<BlockBook<Ring>> model(Ring{.left = 2, .rows = 3, .first = 4}, 2);
+  const auto expect_all = [&](Index slot, Index length) {
+    EXPECT_EQ(model.book().gone(slot, 0).oldest, 0) << length;
+    model.step({{slot, length, 3}}, true, true);
+    EXPECT_EQ(model.book().gone(slot, 0).oldest, 0) << length;
+    model.expect_right();
+  };
+  model.add(0);
+  for (int i = 0; i < 5; ++i) model.step({{0, model.length(0), 3}}, true, true);
+  ASSERT_GT(model.book().gone(0, 0).oldest, 4);
+  for (const Index length : {0, 2, 4}) {
+    ASSERT_TRUE(model.book().can_truncate(0, length));
+    model.fork(0, 1, length);
+    expect_all(1, length);
+    model.remove(1);
+  }
+  EXPECT_FALSE(model.book().can_truncate(0, 5));
+  model.truncate(0, 4);
+  expect_all(0, 4);
+}
+
 TEST(BlockBook, AStepThatIsDroppedGoesOverNothingThatARingKeeps) {
   Model<BlockBook<Ring>> model(Ring{.left = 2, .rows = 3, .first = 1}, 1);
   model.add(0);

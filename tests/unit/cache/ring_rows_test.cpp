@@ -29,6 +29,7 @@ TEST(RingRows, KeepTheFirstPositionsAndTheLatest) {
           *(free != kept.end() ? free : std::min_element(kept.begin() + first, kept.end())) = written - 1;
         }
         const Index oldest = ring.oldest(written);
+        EXPECT_EQ(oldest == 0, first == rows || written <= rows) << written << " written, " << first << " of " << rows;
         for (Index p = 0; p < written; ++p) {
           Index next = p;
           while (row_of(next) == rows) ++next;

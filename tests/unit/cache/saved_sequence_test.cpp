@@ -111,6 +111,10 @@ TEST(SavedSequence, RefusesWhatItIsNot) {
   }
   EXPECT_EQ(refusal(with(good, &SavedHeader::oldest, -2147483647 - 1)),
             "restore: the saved sequence says that positions 0 to -2147483649 are gone of 5");
+  EXPECT_EQ(refusal(with(good, &SavedHeader::oldest, 6)),
+            "restore: the saved sequence says that positions 0 to 5 are gone of 5");
+  EXPECT_EQ(refusal(with(with(good, &SavedHeader::oldest, 3), &SavedHeader::first_gone, 3)),
+            "restore: the saved sequence says that positions 3 to 2 are gone of 5");
   EXPECT_NE(refusal(with(good, &SavedHeader::scalar_bytes, 2)), "");
   auto unterminated = good;
   for (std::size_t i = 8; i < 24; ++i) unterminated[i] = std::byte{'f'};

@@ -50,6 +50,14 @@ TEST(Borrowed, RefusesElementsThatLieApart) {
   const auto row = m.row(0);
   EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(Borrowed<Index>(row)); }),
             "Borrowed: 3 elements have strides 2 and 1, expected one after another: copy them first");
+  const auto two = m.row(0).head(2);
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(Borrowed<Index>(two)); }),
+            "Borrowed: 2 elements have strides 2 and 1, expected one after another: copy them first");
+  // One column of a table whose every second number is wanted.
+  using Rows = Eigen::Matrix<Index, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const Eigen::Map<const Rows, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>> apart(m.data(), 3, 1, {2, 2});
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(Borrowed<Index>(apart)); }),
+            "Borrowed: 3 elements have strides 2 and 2, expected one after another: copy them first");
   const auto corner = m.topRows(1);
   EXPECT_THROW(static_cast<void>(Borrowed<Index>(corner)), mha::ShapeError);
   const auto column = m.col(1), one = m.col(2);

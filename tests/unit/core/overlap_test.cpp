@@ -87,6 +87,7 @@ TEST(Overlap, IsExactForViewsOfAnyShapesStridesAndScalars) {
     check(TensorView<float, 3>{}, TensorView<const float, 3>{});
     check(TensorView<double, 2>{}, TensorView<const float, 4>{});
     check(TensorView<mha::bfloat16, 4>{}, TensorView<float, 2>{});
+    check(TensorView<char, 3>{}, TensorView<const mha::bfloat16, 2>{});
   }
   EXPECT_GT(shared, 100);
   EXPECT_GT(interleaved, 100);

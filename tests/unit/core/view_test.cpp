@@ -144,6 +144,12 @@ TEST(RequireData, ChecksSizesAndStrides) {
                                                         " on axis 1 of extent 2, which leads out of the address "
                                                         "space");
   EXPECT_NE(refusal({&one, {2, 2}, {far / 5, far / 5}}), "") << "each fits alone";
+  const char byte = 1;  // the farthest that fits: with its own byte as many as a std::ptrdiff_t counts
+  for (const std::ptrdiff_t stride : {far - 1, far})
+    EXPECT_EQ(mha_test::message_of<mha::ShapeError>([&] {
+                mha::detail::require_data("call", "x", TensorView<const char, 1>{&byte, {2}, {stride}});
+              }).empty(),
+              stride == far - 1);
 }
 
 TEST(View, NamesItsAxes) {

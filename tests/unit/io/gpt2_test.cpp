@@ -25,7 +25,8 @@ struct Folder : mha_test::ModelFolder<float> {
   explicit Folder(std::string before = "") : prefix(std::move(before)) {
     config = {{"model_type", "gpt2"}, {"n_layer", 2},       {"n_embd", E},
               {"n_head", 3},          {"n_inner", nullptr}, {"layer_norm_epsilon", 1e-5},
-              {"n_positions", P},     {"vocab_size", V},    {"activation_function", "gelu_new"}};
+              {"n_positions", P},     {"vocab_size", V},    {"activation_function", "gelu_new"},
+              {"n_ctx", P + 1}};
     add(prefix + "wte.weight", {V, E});
     add(prefix + "wpe.weight", {P, E});
     for (const char* i : {"0", "1"}) {

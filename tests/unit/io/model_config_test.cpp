@@ -64,6 +64,7 @@ TEST(ModelConfig, ActivationsHaveTheNamesOfTheirTypes) {
   EXPECT_EQ(is(mha::GeluTanh{}, "gelu_pytorch_tanh"), "");
   EXPECT_EQ(is(mha::Relu{}, "relu"), "");
   EXPECT_EQ(is(mha::Silu{}, "silu"), "");
+  EXPECT_EQ(is(mha::Silu{}, "swish"), "");
   EXPECT_EQ(is(mha::SwiGlu{}, "silu", "gated "), "");
   EXPECT_EQ(is(mha::Gated<mha::GeluTanh>{}, "gelu_new", "gated "), "");
   EXPECT_EQ(is(mha::Gelu{}, "gelu_new"), "c: the activation is gelu_tanh, but the model is made with gelu");

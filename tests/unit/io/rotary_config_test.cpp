@@ -115,6 +115,11 @@ TEST(RotaryConfig, LongRopeHasFactorsForShortAndForLongTexts) {
   config["rope_parameters"]["attention_factor"] = 1.25;
   expect(read(config), 32, LongRopeScaling{near.factors, 1.25}, LongRopeScaling{far.factors, 1.25});
   expect(read_parameters(longrope), 512, LongRopeScaling{near.factors}, LongRopeScaling{far.factors});
+  config = {{"original_max_position_embeddings", 100}, {"rope_parameters", longrope}};
+  const double broken = std::sqrt(1 + std::log(5.12) / std::log(100.0));
+  expect(read(config), 100, LongRopeScaling{near.factors, broken}, LongRopeScaling{far.factors, broken});
+  config["original_max_position_embeddings"] = 1;  // its logarithm is 0
+  expect(read(config), 1, LongRopeScaling{near.factors}, LongRopeScaling{far.factors});
 }
 
 // The first files call it "su", others "yarn"; both mean "longrope". 4096 tokens unless the file says otherwise beside
@@ -172,6 +177,34 @@ TEST(RotaryConfig, TheOriginalLengthStandsInOneOfTwoPlaces) {
   const Json lengths{{"original_max_position_embeddings", 64}, {"rope_scaling", {{"type", "yarn"}}}};
   EXPECT_EQ(read(lengths).scaling, AnyScaling(mha::YarnScaling{.factor = 8.0, .original_length = 64.0}));
   EXPECT_EQ(says_of({{"type", "yarn"}}), "c: 'rope_parameters' has no 'factor'");
+  const Json broken{{"original_max_position_embeddings", 100}, {"rope_scaling", {{"type", "yarn"}}}};
+  EXPECT_EQ(read(broken).scaling, AnyScaling(mha::YarnScaling{.factor = 5.12, .original_length = 100.0}));
+}
+
+// As transformers reads them: one number alone says nothing of the others.
+TEST(RotaryConfig, NumbersOfYarnThatStandAlone) {
+  const auto with = [](const char* key, const Json& value) {
+    return read_parameters({{"rope_type", "yarn"}, {"factor", 4}, {key, value}}).scaling;
+  };
+  const mha::YarnScaling plain{.factor = 4.0, .original_length = 512.0};
+  EXPECT_EQ(with("mscale", 0.5), AnyScaling(plain));
+  EXPECT_EQ(with("mscale_all_dim", 0.5), AnyScaling(plain));
+  mha::YarnScaling of_fast = plain, of_slow = plain, exact = plain;
+  of_fast.fast = 16;
+  of_slow.slow = 2;
+  exact.rounded = false;
+  EXPECT_EQ(with("beta_fast", 16), AnyScaling(of_fast));
+  EXPECT_EQ(with("beta_slow", 2), AnyScaling(of_slow));
+  EXPECT_EQ(with("truncate", false), AnyScaling(exact));
+  mha::YarnScaling both = plain;
+  both.attention_factor = (0.1 * 0.5 * std::log(4.0) + 1) / (0.1 * 2 * std::log(4.0) + 1);
+  EXPECT_EQ(read_parameters({{"rope_type", "yarn"}, {"factor", 4}, {"mscale", 0.5}, {"mscale_all_dim", 2}}).scaling,
+            AnyScaling(both));
+}
+
+TEST(RotaryConfig, TheTypesNewerNameCounts) {
+  EXPECT_EQ(read_parameters({{"rope_type", "linear"}, {"type", "default"}, {"factor", 2}}).scaling,
+            AnyScaling(mha::LinearScaling{.factor = 2.0}));
 }
 
 TEST(RotaryConfig, ParametersOfTwoGenerationsOrOfKindsOfLayersAreRefused) {

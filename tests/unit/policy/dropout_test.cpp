@@ -42,6 +42,24 @@ TEST(Dropout, KeepsAPairByItsWordOfPhilox) {
   }
 }
 
+// The threshold itself is kept, one word in 2³².
+TEST(Dropout, KeepsAWordThatIsTheThreshold) {
+  DropoutDraws draws = dropout_draws(0.5, DropoutSeed{7, 1});
+  for (Index k = 0; k < 8; ++k) {
+    draws.threshold = draws.words(3, 5, k / 4).word[k % 4];
+    EXPECT_EQ(draws.factor(3, 5, k), 2) << k;
+    ++draws.threshold;
+    EXPECT_EQ(draws.factor(3, 5, k), 0) << k;
+  }
+}
+
+TEST(Dropout, RoundsItsProbability) {
+  const auto threshold = [](double p) { return dropout_draws(p, DropoutSeed{7, 1}).threshold; };
+  EXPECT_EQ(threshold(0.75 / 4294967296.), 1u);
+  EXPECT_EQ(threshold(0.25 / 4294967296.), 0u);
+  EXPECT_EQ(threshold(1e-4), 429497u);  // 429496.7296
+}
+
 TEST(Dropout, DropsAtItsRate) {
   for (const float p : {0.001f, 0.1f, 0.5f, 0.9f, 0.999f}) {
     const DropoutSeed seed{support::seed(), 3};

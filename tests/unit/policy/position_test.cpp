@@ -127,6 +127,33 @@ TEST(Rotary, EachSequenceHasItsFirstPosition) {
   }
 }
 
+// Of a ragged batch each sequence is turned as it is alone, and no row of it as one of the next.
+TEST(Rotary, RaggedSequencesTurnAsEachAlone) {
+  constexpr int rows = 45, H = 2, D = 6;
+  const Index offsets[] = {0, 20, 20, 23, 45}, origins[] = {5, 7, 40, -3};
+  const auto x = random_rows("ragged", 1, rows, H, D);
+  const auto turn_all = [&](auto&& run) {
+    auto turned = x;
+    Rotary<Interleaved>{}.for_each_items(turned.view(), {mha::Origins(origins), offsets, 4, 22}, run);
+    return turned;
+  };
+  const auto together = turn_all([](const auto& turn) { mha::detail::run_serially(turn); });
+  const auto one_by_one = turn_all([](const auto& turn) {
+    for (std::ptrdiff_t row = 0; row < turn.rows; ++row)
+      for (Index column = 0; column < turn.columns; ++column) turn(row, column);
+  });
+  for (int b = 0; b < 4; ++b) {
+    auto alone = x;
+    Rotary<Interleaved>{}.apply(alone.view(), origins[b] - offsets[b]);
+    for (Index l = offsets[b]; l < offsets[b + 1]; ++l)
+      for (int h = 0; h < H; ++h)
+        for (int d = 0; d < D; ++d) {
+          EXPECT_NEAR(together(0, l, h, d), alone(0, l, h, d), 1e-14) << b << ' ' << l;
+          EXPECT_NEAR(one_by_one(0, l, h, d), alone(0, l, h, d), 1e-14) << b << ' ' << l;
+        }
+  }
+}
+
 TEST(Rotary, FollowsStrides) {
   const auto x = random_rows("strides", 1, 3, 2, 4);
   auto rows = x;

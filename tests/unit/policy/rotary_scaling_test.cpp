@@ -117,6 +117,33 @@ TEST(YarnScaling, StretchesSlowPairsAndSharpens) {
   EXPECT_EQ((YarnScaling{.factor = 16.0, .original_length = length, .attention_factor = 0.75}.magnitude()), 0.75);
 }
 
+// Where the pair that turns once lies behind the last one the share grows towards it all the same: as transformers has
+// it, at most the number of coordinates less one.
+TEST(YarnScaling, TheSlowestPairMayLieBehindTheLast) {
+  constexpr int D = 8;
+  const auto f = frequencies(10000, D, YarnScaling{.factor = 4.0, .original_length = 32768.0});
+  // 32 turns: 8 ln(32768 / 64π) / (2 ln 10000) = 2.2; one: 3.7
+  const double share[] = {0, 0, 0, 0.5};
+  for (int i = 0; i < D / 2; ++i) {
+    const double plain = plain_frequency(10000, i, D);
+    EXPECT_NEAR(f[static_cast<std::size_t>(i)] / ((1 - share[i]) * plain + share[i] * plain / 4), 1, 1e-12) << i;
+  }
+}
+
+// Of a head that turns in part the frequencies are those of a head of so many coordinates.
+TEST(YarnScaling, CountsTheCoordinatesThatTurn) {
+  constexpr int D = 24, r = 16;
+  const YarnScaling scaling{.factor = 8.0, .original_length = 2048.0};
+  auto x = random_rows("yarn in part", 1, 5, 1, D);
+  mha::Tensor<double, 4> part(1, 5, 1, r);
+  for (int l = 0; l < 5; ++l)
+    for (int d = 0; d < r; ++d) part(0, l, 0, d) = x(0, l, 0, d);
+  Rotary<Halves, YarnScaling>{.dims = r, .scaling = scaling}.apply(x.view(), 100);
+  Rotary<Halves, YarnScaling>{.scaling = scaling}.apply(part.view(), 100);
+  for (int l = 0; l < 5; ++l)
+    for (int d = 0; d < r; ++d) EXPECT_EQ(x(0, l, 0, d), part(0, l, 0, d)) << l << ' ' << d;
+}
+
 TEST(LongRopeScaling, DividesEachFrequencyByItsFactor) {
   const LongRopeScaling scaling{.factors = {1, 1.5, 4, 0.5}};
   const auto f = frequencies(10000, 8, scaling);

@@ -67,6 +67,43 @@ TEST(FmaPlan, DecodingFillsTheDevice) {
   EXPECT_EQ(few_plan<mha::bfloat16>(sizes(1, 1, 100, 64, 8, 128, 128), device).splits, 1);
 }
 
+// Chunks are as many as a device of so many multiprocessors asks for, however little memory its blocks have.
+template <class T> void check_split_plans() {
+  for (Index bytes = 4096; bytes <= 232448; bytes += 4096)
+    for (const Index dim : {64, 128, 256}) {
+      const FewPlan plan = few_plan<T>(sizes(1, 1, 1 << 20, 1, 1, dim, dim), {1000, bytes});
+      EXPECT_LE(plan.shared_bytes, bytes) << dim;
+      EXPECT_TRUE(!plan || plan.splits == SplitLimits{}.most_chunks) << dim;
+    }
+}
+TEST(FmaPlan, TheMostChunksFitTheDevice) {
+  check_split_plans<mha::bfloat16>();
+  check_split_plans<float>();
+  check_split_plans<double>();
+}
+
+TEST(FmaPlan, ACallWithoutColumnsOfValuesHasBlocksForItsLogSumExp) {
+  const FmaPlan plan = fma_plan<float>(sizes(2, 5, 7, 3, 3, 8, 0), {});
+  EXPECT_EQ(plan.value_parts, 1);
+  EXPECT_EQ(plan.grid, 6);
+}
+
+// Of a ragged call: the sequences of at most eight queries, whatever the fewest are, if others have more.
+TEST(FmaPlan, SequencesOfFewQueriesHaveALaunchBesideTheOthers) {
+  const auto beside = [](Index fewest, Index most) {
+    CallFacts call = sizes(4, most, 1000, 8, 2, 64, 64);
+    call.shape.fewest_queries = fewest;
+    const FewPlan plan = few_plan_beside<float>(call, {});
+    return plan ? plan.most : 0;
+  };
+  for (const Index fewest : {1, 3, 7, 8}) EXPECT_EQ(beside(fewest, 9), 8) << fewest;
+  EXPECT_EQ(beside(3, 1000), 8);
+  EXPECT_EQ(beside(9, 1000), 0);
+  EXPECT_EQ(beside(0, 1000), 0) << "not ragged";
+  EXPECT_EQ(beside(3, 8), 0) << "they have the launch of the whole call";
+  EXPECT_EQ(few_plan<float>(sizes(4, 3, 1000, 8, 2, 64, 64), {}).most, 3);
+}
+
 TEST(FmaPlan, ManyQueriesAndWideHeadsAreForOtherBodies) {
   const DeviceFacts device;
   EXPECT_TRUE(few_plan<float>(sizes(1, 8, 1000, 64, 8, 64, 64), device));
@@ -91,6 +128,10 @@ template <class T> void check_fma_plans() {
       EXPECT_EQ(plan.shared_bytes, Shape::bytes(call.head_dim, plan.q_stays));
       EXPECT_LE(plan.shared_bytes, device.shared_bytes);
       EXPECT_GE(plan.blocks.row_tiles * Shape::rows, call.shape.queries);
+      EXPECT_LT((plan.blocks.row_tiles - 1) * Shape::rows, call.shape.queries);
+      EXPECT_EQ(plan.blocks.heads, 6);
+      EXPECT_EQ(plan.blocks.all, 6 * call.shape.batch);
+      EXPECT_EQ(plan.blocks.together, 2) << "the heads of a group";
       EXPECT_EQ(plan.grid, plan.blocks.row_tiles * plan.value_parts * call.shape.batch * 6);
       EXPECT_EQ(plan.threads, Shape::threads);
     });

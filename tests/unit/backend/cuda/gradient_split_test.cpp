@@ -100,6 +100,23 @@ TEST(SharedGradients, OfARaggedSequenceHaveTheBitsOfItAlone) {
   }
 }
 
+// The last sequence has fewer keys than another: what lies behind its last row stays.
+TEST(SharedGradients, EndWithTheKeysOfTheirSequence) {
+  const std::vector<Index> q_offsets{0, 40, 80}, k_offsets{0, 70, 90};
+  const BackwardCase<float> c("shared gradients, behind the last", {1, 80, 90, 4, 1, 8, 8});
+  const Limits limits(40, 1 << 20);
+  const mha::Ragged ragged{q_offsets, k_offsets};
+  mha::AttentionTape<float, BackwardModel<>> tape;
+  const auto out = mha::attention<BackwardModel<>>(c.q, c.k, c.v, ragged, mha::record(tape));
+  mha::Tensor<float, 4> value(1, 95, 1, 8);
+  for (std::size_t i = 0; i < value.size(); ++i) value.data()[i] = 3;
+  const mha::TensorView<float, 4> rows{value.data(), {1, 90, 1, 8}, {95 * 8, 8, 8, 1}};
+  mha::attention_backward_into({{}, {}, rows}, c.d_out, c.q, c.k, c.v, out, tape, ragged);
+  EXPECT_EQ(launches("shares"), 1);
+  for (Index k = 90; k < 95; ++k)
+    for (Index d = 0; d < 8; ++d) EXPECT_EQ(value(0, k, 0, d), 3) << k;
+}
+
 TEST(SharedGradients, AreAddedToWhatIsThere) {
   const BackwardCase<float> c("shared gradients, added", {1, 40, 50, 4, 1, 8, 8});
   const Limits limits(40, 1 << 20);

@@ -121,6 +121,20 @@ TEST(Facts, TellAlignedRowsFromOthers) {
   EXPECT_EQ(layout(0, 36, 40, 1), RowLayout::any);
   EXPECT_EQ(layout(0, 64, 68, 1), RowLayout::any);
   EXPECT_EQ(layout(0, 32, 64, 2), RowLayout::any);
+  EXPECT_EQ(layout(4, 64, 64, 1), RowLayout::any) << "eight bytes behind a multiple of 16";
+}
+
+TEST(Facts, AskEveryTensorOfACall) {
+  alignas(16) static bfloat16 memory[512];
+  for (int n = 0; n < 5; ++n) {  // one of them begins between multiples of 16 bytes, or none
+    const auto view = [&](int tensor) {
+      return TensorView<bfloat16, 4>{memory + (tensor == n ? 1 : 0), {1, 3, 2, 8}, {1, 16, 8, 1}};
+    };
+    AttendCall<bfloat16, ContiguousKv<bfloat16>, Full, NoScore> c{};
+    c.q = view(0), c.kv = {view(1), view(2)}, c.out = view(3);
+    c.shape = {1, 2, 3, 3}, c.kv_heads = 2, c.head_dim = c.value_dim = 8;
+    EXPECT_EQ(cuda::facts(c).layout, n == 4 ? RowLayout::aligned : RowLayout::any) << n;
+  }
 }
 
 }  // namespace

@@ -53,6 +53,27 @@ TYPED_TEST(DropKernel, MultipliesByTheFactorsOfEveryPair) {
   });
 }
 
+TYPED_TEST(DropKernel, KeepsAWordThatIsTheThreshold) {
+  using A = TypeParam;
+  unit::for_each_level([](auto isa) {
+    using Isa = decltype(isa);
+    const Index width = simd::Vector<A, Isa>::width;
+    simd::DroppingLanes lanes;
+    for (Index i = 0; i < width; ++i) {
+      lanes.position[i] = static_cast<std::uint32_t>(40 + i);
+      lanes.row[i] = 3;
+    }
+    mha::DropoutDraws draws = mha::detail::dropout_draws(0.5, mha::DropoutSeed{7, 1});
+    for (Index k = 0; k < 4; ++k)
+      for (const std::uint32_t above : {0u, 1u}) {
+        draws.threshold = draws.words(3, 40, 2).word[k] + above;
+        std::vector<A> p(static_cast<std::size_t>(width), A(1));
+        simd::drop_kernel<A>(Isa::level)(p.data(), width, 1, width, 8 + k, lanes.of(draws));
+        EXPECT_EQ(p[0], above == 0 ? A(2) : A(0)) << k;
+      }
+  });
+}
+
 TEST(DroppingLanes, CountPositionsOnFromTheFirst) {
   struct {
     mha::CallShape shape;

@@ -477,6 +477,37 @@ TEST_P(SystolicBackward, ANonFiniteNumberReachesItsOwnColumnOfVisiblePairs) {
     }
 }
 
+/// The same of a key or a query, of the first block or of a later one: a cap makes finite logits of it.
+TEST_P(SystolicBackward, AnInfiniteKeyOrQueryUnderACapReachesItsOwnColumn) {
+  const mha::SoftCap cap{.cap = 5};
+  for (const Index key : {10, 270}) {
+    BackwardCase<float> c("capped", {1, 300, 300, 1, 1, 20, 12});
+    const auto clean = c.gradients<One>(mha::Causal{}, cap);
+    c.k(0, key, 0, 5) = std::numeric_limits<float>::infinity();
+    const auto found = c.gradients<One>(mha::Causal{}, cap);
+    for (Index i = 0; i < 300; ++i)
+      for (Index d = 0; d < 20; ++d) {
+        if (i < key)
+          EXPECT_EQ(found.query(0, i, 0, d), clean.query(0, i, 0, d)) << i;
+        else
+          EXPECT_EQ(std::isfinite(found.query(0, i, 0, d)), d != 5) << key << ' ' << i << ' ' << d;
+      }
+  }
+  for (const Index query : {10, 270}) {
+    BackwardCase<float> c("capped", {1, 300, 300, 1, 1, 20, 12});
+    const auto clean = c.gradients<One>(mha::Causal{}, cap);
+    c.q(0, query, 0, 5) = std::numeric_limits<float>::infinity();
+    const auto found = c.gradients<One>(mha::Causal{}, cap);
+    for (Index k = 0; k < 300; ++k)
+      for (Index d = 0; d < 20; ++d) {
+        if (k > query)
+          EXPECT_EQ(found.key(0, k, 0, d), clean.key(0, k, 0, d)) << k;
+        else
+          EXPECT_EQ(std::isfinite(found.key(0, k, 0, d)), d != 5) << query << ' ' << k << ' ' << d;
+      }
+  }
+}
+
 TEST_P(SystolicBackward, EmptyRowsGiveExactlyNothing) {
   BackwardCase<float> c("empty", {2, 90, 40, 2, 1, 8, 8});  // 50 queries see no key
   const auto clean = c.gradients<One>(mha::Causal{});
