@@ -216,10 +216,6 @@ template <class T, Memory where> constexpr bool may_lie_in() {
     return true;
 }
 
-}  // namespace detail
-
-namespace detail {
-
 /// Whether a view of an argument of this type outlives the argument: it has a name, or it points at memory that it
 /// does not own, as a TensorView and Eigen's Block do.
 template <class T> constexpr bool view_lasts() {
