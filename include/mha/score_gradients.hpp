@@ -146,7 +146,7 @@ template <class A, class E> class TableSums {
     });
   }
 
-  PairTable<A, Sum> table;
+  TableGradient<A, Sum> table;
 
  private:
   template <class F> void for_each(F&& f) const {
@@ -192,7 +192,7 @@ template <class A, class S, class... Extra> constexpr void check_bias_gradient()
 /// Shapes    slots (B, Hq, count), from `own` on those of scores that accumulate
 template <class A> struct ScoreSums {
   const LongSum<A>* slots = nullptr;
-  const PairTable<A, LongSum<A>>* tables = nullptr;
+  const TableGradient<A, LongSum<A>>* tables = nullptr;
   CallShape shape{};
   int count = 0, own = 0;
 
@@ -209,7 +209,7 @@ template <class A> struct ScoreSums {
 };
 
 /// The sums of a RelativeBias' gradient for each head of each sequence and distance.
-template <class A, class Frame> PairTable<A, LongSum<A>> distance_sums(const CallShape& shape, Frame& frame) {
+template <class A, class Frame> TableGradient<A, LongSum<A>> distance_sums(const CallShape& shape, Frame& frame) {
   const auto [least, count] = RelativeBias::distances_of(shape);
   const std::size_t n =
       static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(count);
@@ -257,7 +257,7 @@ template <class Wanted, class S, class G, class A> void add_all_gradients(G& to,
 
 /// The tables of a score's gradients, in the order of its parts.
 template <class Wanted, class A, class S, class Frame, class Bias>
-void place_tables(const S& score, PairTable<A, LongSum<A>>*& next, const CallShape& shape, Frame& frame,
+void place_tables(const S& score, TableGradient<A, LongSum<A>>*& next, const CallShape& shape, Frame& frame,
                   const Bias& bias) {
   if constexpr (is_chain<S>) {
     place_tables<typename Wanted::First, A>(score.first, next, shape, frame, bias);

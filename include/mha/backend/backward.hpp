@@ -153,8 +153,8 @@ template <class A> struct ScoreGradientsTo {
   static constexpr int most_tables = 4;
   LongSum<A>* slots = nullptr;
   int count = 0;
-  detail::PairTable<A, LongSum<A>> tables[std::size_t{most_tables}]{};
-  detail::PairTable<A, LongSum<A>> bias{};  ///< without elements there is nothing to write
+  detail::TableGradient<A, LongSum<A>> tables[std::size_t{most_tables}]{};
+  detail::TableGradient<A, LongSum<A>> bias{};  ///< without elements there is nothing to write
 };
 
 /// The backward pass of one attention call as a backend gets it: checked, with its policies prepared. `Wanted` says

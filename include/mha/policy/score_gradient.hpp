@@ -330,7 +330,7 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
 /// element has one pair at most.
 ///
 /// Shapes    strides of (B, Hq, Lq, Lk), 0 of an axis that the table repeats
-template <class A, class Sum> struct PairTable {
+template <class A, class Sum> struct TableGradient {
   Sum* sums = nullptr;
   A* elements = nullptr;
   std::ptrdiff_t stride[4] = {};
