@@ -368,10 +368,7 @@ auto score_gradient_sums(const S& score, const Bias& bias, const CallShape& shap
 /// The sentences for a score that a backward pass differentiates.
 template <class A, class S, bool Parameters> constexpr bool check_differentiated_score() {
   constexpr bool has = has_derivative<A, S, Parameters>();
-  static_assert(has,
-                "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-                "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like "
-                "(see mha/policy/score.hpp)");
+  check_derivative<has>();
   static_assert(!has_wrong_accumulate<S>(),
                 "mha: accumulate(gradient, dt, s, b, h, q, k) of a score takes a span of doubles, two numbers and four "
                 "indices, is const, and stands beside numbers(), a span; or 'static constexpr bool trainable = false' "

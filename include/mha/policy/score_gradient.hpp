@@ -317,11 +317,7 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
   } else if constexpr (HasOwnDerivative<S>) {
     return WithOwnDerivative<S>{score};
   } else {
-    static_assert(
-        requires(D x) { score(x, Index{}, Index{}, Index{}, Index{}); },
-        "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-        "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like (see "
-        "mha/policy/score.hpp)");
+    check_derivative<TakesLogit<S, D>>();
     return score;
   }
 }
