@@ -25,10 +25,7 @@ template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
   require(present,
           "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
           "borrow), or only those that the backend packed (call borrow)");
-  require(!all.empty(),
-          "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read "
-          "them by name");
-  return all;
+  return in_one_row(all);
 }
 
 /// A borrowed matrix or vector has the shape that a configuration says; `remedy` is for a vector that is not expected.
