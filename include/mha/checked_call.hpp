@@ -45,9 +45,7 @@ template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 4>&
 template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 2>& v) {
   return {v.data, {1, v.extent[0], 1, v.extent[1]}, {0, v.stride[0], 0, v.stride[1]}};
 }
-template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 3>& v) {
-  return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
-}
+template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 3>& v) { return four_axes(v); }
 
 /// The same; of a view without elements no address but its first, which may be null, can be computed.
 template <class T, int Rank> constexpr TensorView<T, 4> four_heads(const TensorView<T, Rank>& owner) {
