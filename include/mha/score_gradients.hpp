@@ -63,11 +63,9 @@ template <class A, class S, bool Parameters> constexpr bool has_derivative() {
   if constexpr (is_chain<S>)
     return has_derivative<A, decltype(S::first), Parameters>() && has_derivative<A, decltype(S::second), Parameters>();
   else if constexpr (Parameters && is_trained_template<S>())
-    return requires(const typename ScoreTemplate<S>::template On<Dual<A, 2>>& score, Dual<A, 2> x, Index i) {
-      score(x, i, i, i, i);
-    };
+    return TakesLogit<typename ScoreTemplate<S>::template On<Dual<A, 2>>, Dual<A, 2>>;
   else
-    return HasOwnDerivative<S> || requires(const S& score, Dual<A> x, Index i) { score(x, i, i, i, i); };
+    return HasOwnDerivative<S> || TakesLogit<S, Dual<A>>;
 }
 template <class S> constexpr bool has_wrong_accumulate() {
   if constexpr (is_chain<S>)

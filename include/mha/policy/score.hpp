@@ -149,7 +149,7 @@ template <class F> [[nodiscard]] constexpr auto score(F f) {
 namespace detail {
 
 template <class S, class D>
-concept TakesLogit = requires(const S& score, const D& logit, Index i) {
+concept TakesLogit = requires(const S& score, D logit, Index i) {
   score(logit, i, i, i, i);
 };
 /// The sentence for a score that is differentiated and has no derivative.
