@@ -139,6 +139,21 @@ void require_gradient_reachable(const B& backend, const char* call, const char* 
     if (to.wanted() && to.axes().size() > 0) backend.require_reachable(call, name, to.data());
 }
 
+/// The tensors of a backward pass are where the backend reaches them.
+template <class B, class T, class Source, class M, class S, class Wanted>
+void require_tensors_reachable(const B& backend, const char* call, const AttendBackwardCall<T, Source, M, S, Wanted>& c,
+                               const TensorView<const T, 4>& k, const TensorView<const T, 4>& v) {
+  require_reachable(backend, call, "q", c.forward.q);
+  require_reachable(backend, call, "k", k);
+  require_reachable(backend, call, "v", v);
+  require_reachable(backend, call, "out", c.out);
+  require_reachable(backend, call, "d_out", c.d_out);
+  require_reachable(backend, call, "LogSumExpGradient", c.d_log_sum_exp);
+  require_gradient_reachable(backend, call, "the gradient of q", c.query);
+  require_gradient_reachable(backend, call, "the gradient of k", c.key);
+  require_gradient_reachable(backend, call, "the gradient of v", c.value);
+}
+
 /// A result like this input, and its extents.
 template <class B, class Owner> auto gradient_like(const Owner& owner) {
   using Result = ResultOn<B, Owner>;
@@ -222,15 +237,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     tape.require_of(backend, name, forward);
     detail::require_supported(backend, name);
     detail::require_backward_fits(backend, name, forward.shape);
-    detail::require_reachable(backend, name, "q", queries);
-    detail::require_reachable(backend, name, "k", keys);
-    detail::require_reachable(backend, name, "v", values);
-    detail::require_reachable(backend, name, "out", call.out);
-    detail::require_reachable(backend, name, "d_out", call.d_out);
-    detail::require_reachable(backend, name, "LogSumExpGradient", call.d_log_sum_exp);
-    detail::require_gradient_reachable(backend, name, "the gradient of q", to.query);
-    detail::require_gradient_reachable(backend, name, "the gradient of k", to.key);
-    detail::require_gradient_reachable(backend, name, "the gradient of v", to.value);
+    detail::require_tensors_reachable(backend, name, call, keys, values);
     const detail::ItemsOn<B> items{backend, workspace};
     detail::with_sink_gradient(
         [&](const auto& sink) {

@@ -40,16 +40,7 @@ template <class B, class... Owners> constexpr void check_memory_of() {
       "mha/backend/cuda/device_tensor.hpp)");
 }
 
-/// One head (L, D), one sequence (L, H, D) or a batch (B, L, H, D), as four axes.
-template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 4>& v) { return v; }
-template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 2>& v) {
-  return {v.data, {1, v.extent[0], 1, v.extent[1]}, {0, v.stride[0], 0, v.stride[1]}};
-}
-template <class T> constexpr TensorView<T, 4> with_heads(const TensorView<T, 3>& v) {
-  return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
-}
-
-/// The same; of a view without elements no address but its first, which may be null, can be computed.
+/// with_heads(); of a view without elements no address but its first, which may be null, can be computed.
 template <class T, int Rank> constexpr TensorView<T, 4> four_heads(const TensorView<T, Rank>& owner) {
   TensorView<T, 4> v = with_heads(owner);
   if (v.size() == 0) v.stride[0] = v.stride[1] = v.stride[2] = 0;

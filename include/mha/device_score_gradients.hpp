@@ -97,7 +97,7 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
   template <class F> void with_sums_on_host(const B& backend, typename B::Workspace& workspace, const F& f) const {
     const std::vector<Sum> slots = fetched(backend, workspace, to.slots, slots_);
     std::vector<Sum> sums[std::size_t{ScoreGradientsTo<A>::most_tables}];
-    PairTable<A, Sum> tables[std::size_t{ScoreGradientsTo<A>::most_tables}];
+    TableGradient<A, Sum> tables[std::size_t{ScoreGradientsTo<A>::most_tables}];
     for (int t = 0; t < Tables<Numbers, Head>::count(); ++t) {
       tables[t] = to.tables[t];
       sums[t] = fetched(backend, workspace, tables[t].sums + tables[t].least,
@@ -129,7 +129,7 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
 
   /// The sums of a RelativeBias by distance: as far as its buckets tell distances apart.
   template <class W, class Part, class Frame>
-  void place_tables(const Part& score, PairTable<A, Sum>*& next, Frame& frame) const {
+  void place_tables(const Part& score, TableGradient<A, Sum>*& next, Frame& frame) const {
     if constexpr (is_chain<Part>) {
       place_tables<typename W::First>(score.first, next, frame);
       place_tables<typename W::Second>(score.second, next, frame);

@@ -63,11 +63,9 @@ template <class A, class S, bool Parameters> constexpr bool has_derivative() {
   if constexpr (is_chain<S>)
     return has_derivative<A, decltype(S::first), Parameters>() && has_derivative<A, decltype(S::second), Parameters>();
   else if constexpr (Parameters && is_trained_template<S>())
-    return requires(const typename ScoreTemplate<S>::template On<Dual<A, 2>>& score, Dual<A, 2> x, Index i) {
-      score(x, i, i, i, i);
-    };
+    return TakesLogit<typename ScoreTemplate<S>::template On<Dual<A, 2>>, Dual<A, 2>>;
   else
-    return HasOwnDerivative<S> || requires(const S& score, Dual<A> x, Index i) { score(x, i, i, i, i); };
+    return HasOwnDerivative<S> || TakesLogit<S, Dual<A>>;
 }
 template <class S> constexpr bool has_wrong_accumulate() {
   if constexpr (is_chain<S>)
@@ -146,7 +144,7 @@ template <class A, class E> class TableSums {
     });
   }
 
-  PairTable<A, Sum> table;
+  TableGradient<A, Sum> table;
 
  private:
   template <class F> void for_each(F&& f) const {
@@ -192,7 +190,7 @@ template <class A, class S, class... Extra> constexpr void check_bias_gradient()
 /// Shapes    slots (B, Hq, count), from `own` on those of scores that accumulate
 template <class A> struct ScoreSums {
   const LongSum<A>* slots = nullptr;
-  const PairTable<A, LongSum<A>>* tables = nullptr;
+  const TableGradient<A, LongSum<A>>* tables = nullptr;
   CallShape shape{};
   int count = 0, own = 0;
 
@@ -209,7 +207,7 @@ template <class A> struct ScoreSums {
 };
 
 /// The sums of a RelativeBias' gradient for each head of each sequence and distance.
-template <class A, class Frame> PairTable<A, LongSum<A>> distance_sums(const CallShape& shape, Frame& frame) {
+template <class A, class Frame> TableGradient<A, LongSum<A>> distance_sums(const CallShape& shape, Frame& frame) {
   const auto [least, count] = RelativeBias::distances_of(shape);
   const std::size_t n =
       static_cast<std::size_t>(shape.batch) * static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(count);
@@ -257,7 +255,7 @@ template <class Wanted, class S, class G, class A> void add_all_gradients(G& to,
 
 /// The tables of a score's gradients, in the order of its parts.
 template <class Wanted, class A, class S, class Frame, class Bias>
-void place_tables(const S& score, PairTable<A, LongSum<A>>*& next, const CallShape& shape, Frame& frame,
+void place_tables(const S& score, TableGradient<A, LongSum<A>>*& next, const CallShape& shape, Frame& frame,
                   const Bias& bias) {
   if constexpr (is_chain<S>) {
     place_tables<typename Wanted::First, A>(score.first, next, shape, frame, bias);
@@ -368,10 +366,7 @@ auto score_gradient_sums(const S& score, const Bias& bias, const CallShape& shap
 /// The sentences for a score that a backward pass differentiates.
 template <class A, class S, bool Parameters> constexpr bool check_differentiated_score() {
   constexpr bool has = has_derivative<A, S, Parameters>();
-  static_assert(has,
-                "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-                "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like "
-                "(see mha/policy/score.hpp)");
+  check_derivative<has>();
   static_assert(!has_wrong_accumulate<S>(),
                 "mha: accumulate(gradient, dt, s, b, h, q, k) of a score takes a span of doubles, two numbers and four "
                 "indices, is const, and stands beside numbers(), a span; or 'static constexpr bool trainable = false' "

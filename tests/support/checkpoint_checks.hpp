@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -69,6 +71,21 @@ template <class Model, class Folder> std::string fault_after(const std::function
   std::string message = message_of<mha::SafetensorsError>([&] { Model{mha::Checkpoint(path)}; });
   if (const auto at = message.find(path.string()); at != message.npos) message.replace(at, path.string().size(), "DIR");
   return message;
+}
+
+/// A family's own names for sizes give way to those that transformers has for all families: {all, own} each.
+template <class Model, class Folder>
+void expect_common_names(std::initializer_list<std::pair<const char*, const char*>> names) {
+  for (const auto& name : names) {
+    const char *const common = name.first, *const own = name.second;
+    EXPECT_EQ((fault_after<Model, Folder>([&](Folder& f) { f.config[common] = f.config.at(own); })), "") << common;
+    std::string size;
+    const std::string said = fault_after<Model, Folder>([&](Folder& f) {
+      size = f.config.at(own).dump();
+      f.config[common] = 1;
+    });
+    EXPECT_EQ(said, "DIR/config.json: '" + std::string(common) + "' is 1, expected " + size + " as '" + own + "' is");
+  }
 }
 
 }  // namespace mha_test

@@ -119,15 +119,7 @@ template <class T> class GradientTo {
                   "mha: a gradient goes to a tensor, not a constant one, of the call's scalar or of its accumulator "
                   "(see mha/backend/backward.hpp)");
     if constexpr (fits) {
-      TensorView<E, 4> v;
-      if constexpr (Rank == 4)
-        v = given;
-      else if constexpr (Rank == 3)
-        v = {given.data,
-             {1, given.extent[0], given.extent[1], given.extent[2]},
-             {0, given.stride[0], given.stride[1], given.stride[2]}};
-      else
-        v = {given.data, {1, given.extent[0], 1, given.extent[1]}, {0, given.stride[0], 0, given.stride[1]}};
+      const TensorView<E, 4> v = detail::with_heads(given);
       data_ = v.data;
       given_ = true;
       wide_ = std::is_same_v<E, A>;
@@ -153,8 +145,8 @@ template <class A> struct ScoreGradientsTo {
   static constexpr int most_tables = 4;
   LongSum<A>* slots = nullptr;
   int count = 0;
-  detail::PairTable<A, LongSum<A>> tables[std::size_t{most_tables}]{};
-  detail::PairTable<A, LongSum<A>> bias{};  ///< without elements there is nothing to write
+  detail::TableGradient<A, LongSum<A>> tables[std::size_t{most_tables}]{};
+  detail::TableGradient<A, LongSum<A>> bias{};  ///< without elements there is nothing to write
 };
 
 /// The backward pass of one attention call as a backend gets it: checked, with its policies prepared. `Wanted` says

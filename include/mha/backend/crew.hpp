@@ -235,7 +235,7 @@ template <class Unit> Index PoolThreads<Unit>::default_size() {
   const char* const end = asked + std::strlen(asked);
   const auto [stopped, error] = std::from_chars(asked, end, n);
   require(error == std::errc{} && stopped == end && n >= 1 && n <= most_threads, "MHA_NUM_THREADS: '", asked,
-          "' is not a number of threads between 1 and 4096");
+          "' is not a number of threads between 1 and ", most_threads);
   return n;
 }
 

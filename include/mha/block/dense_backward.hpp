@@ -170,23 +170,7 @@ template <class T, class B> class DenseBackward {
       });
       first += part.columns();
     }
-    first = 0;
-    for (const DensePart<T>& part : parts) {
-      const Index columns = part.columns();
-      if (part.gradient.bias.data != nullptr) {
-        const auto own = columns_of<const A>(d, first, columns);
-        const auto row = [own](std::ptrdiff_t i, LongSum<A>* sums) {
-          const A* const from = own.data + i * own.stride[0];
-          Index j = 0;
-          if (own.stride[1] == 1)
-            for (; j + 8 <= own.extent[1]; j += 8)  // so many are vector code
-              for (Index e = 0; e < 8; ++e) sums[j + e] += LongSum<A>(from[j + e]);
-          for (; j < own.extent[1]; ++j) sums[j] += LongSum<A>(from[j * own.stride[1]]);
-        };
-        add_row_sums<A>(m, columns, row, part.gradient.bias_row(), items_);
-      }
-      first += columns;
-    }
+    add_biases(d, parts);
   }
 
   /// to (M, K) = Σ d_n · W_nᵀ.
@@ -222,6 +206,27 @@ template <class T, class B> class DenseBackward {
   template <class Frame> TensorView<const A, 2> of_sums(const TensorView<const A, 2>& d, Frame&) const { return d; }
 
  private:
+  /// db_n += Σ_i d_n(i).
+  void add_biases(const TensorView<const A, 2>& d, Parts parts) const {
+    Index first = 0;
+    for (const DensePart<T>& part : parts) {
+      const Index columns = part.columns();
+      if (part.gradient.bias.data != nullptr) {
+        const auto own = columns_of<const A>(d, first, columns);
+        const auto row = [own](std::ptrdiff_t i, LongSum<A>* sums) {
+          const A* const from = own.data + i * own.stride[0];
+          Index j = 0;
+          if (own.stride[1] == 1)
+            for (; j + 8 <= own.extent[1]; j += 8)  // so many are vector code
+              for (Index e = 0; e < 8; ++e) sums[j + e] += LongSum<A>(from[j + e]);
+          for (; j < own.extent[1]; ++j) sums[j] += LongSum<A>(from[j * own.stride[1]]);
+        };
+        add_row_sums<A>(d.extent[0], columns, row, part.gradient.bias_row(), items_);
+      }
+      first += columns;
+    }
+  }
+
   template <class Frame> static TensorView<A, 2> take(Frame& frame, Index rows, Index columns) {
     checked_product("backward", "a matrix of the call", {rows, columns});
     return view(frame.template take<A>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns)), rows,

@@ -313,17 +313,22 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     static_cast<void>(down_.parameters_.checked(w.down, "borrow: down()"));
   }
 
+  /// Memory of the frame for the hidden rows of x, (B, L, d_hidden).
+  template <class Frame> TensorView<T, 3> take_hidden(const TensorView<const T, 3>& x, Frame& frame) const {
+    const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
+    return detail::take_like<T>(frame, detail::row_major<3>(static_cast<T*>(nullptr), extents));
+  }
+
   template <class... Extra>
   MHA_NO_INLINE void run(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
                          Extra&... extra) const {
     const auto residual = down_.checked_residual("feed_forward", backend, x, y, extra...);
     const DropoutDraws draws = detail::draws_of("feed_forward", down_.dropout_, extra...);
-    const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
-    const auto hidden = detail::take_like<T>(frame, detail::row_major<3>(static_cast<T*>(nullptr), extents));
+    const auto hidden = take_hidden(x, frame);
     up_.multiply(backend, x, hidden, {}, {}, workspace);
     down_.multiply(backend, hidden, y, residual, draws, workspace);
   }
@@ -336,13 +341,12 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
                     "feed_forward: the result overlaps x, which the backward pass of the tape reads");
     Tape& tape = detail::given_tape<Tape>(extra...);
     const DropoutDraws draws = detail::draws_of("feed_forward", down_.dropout_, extra...);
-    const Index extents[] = {x.extent[0], x.extent[1], config_.d_hidden};
     Workspace own;
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     typename detail::KeptArrays<T, On>::Draft hidden_rows(tape.hidden_, backend, "feed_forward");
     typename detail::KeptArrays<Accumulator<T>, On>::Draft kept(tape.up_.arrays_, backend, "feed_forward");
-    const auto hidden = detail::take_like<T>(hidden_rows, detail::row_major<3>(static_cast<T*>(nullptr), extents));
+    const auto hidden = take_hidden(x, hidden_rows);
     const auto sums = up_.sums_on(kept, x);
     hidden_rows.keep();
     kept.keep();

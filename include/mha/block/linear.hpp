@@ -20,7 +20,6 @@
 #include "../core/scalar.hpp"
 #include "../policy/activation.hpp"
 #include "../policy/dropout.hpp"
-#include "../policy/role.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"
 #include "device_gradients.hpp"

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "../backend/epilogue_backward.hpp"
-#include "../core/copy.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation_derivative.hpp"
 #include "../policy/dropout.hpp"

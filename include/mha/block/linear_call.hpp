@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstdint>
 #include <cstdlib>
 
 #include "../backend/backend.hpp"
@@ -119,8 +118,7 @@ template <class T, class B>
 void check_linear_rows(const char* call, const char* width, const B& backend, const TensorView<const T, 3>& x,
                        Index inputs) {
   require_data(call, "x", x);
-  require(std::int64_t{x.extent[0]} * x.extent[1] <= longest_axis, call, ": x has ", x.extent[0], " sequences of ",
-          x.extent[1], " rows, the limit is ", longest_axis);
+  require_row_count(call, "x", x);
   require(x.extent[2] == inputs, call, ": x has width ", x.extent[2], " but ", width, " is ", inputs);
   require_supported(backend, call);
   require_reachable(backend, call, "x", x);

@@ -12,6 +12,7 @@
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
+#include "narrow_weights.hpp"
 #include "parts.hpp"
 #include "weight_view.hpp"
 #include "weights_version.hpp"
@@ -25,10 +26,7 @@ template <class T> std::span<T> flat_of(bool present, std::span<T> all) {
   require(present,
           "parameters: flat() has nothing to show, because there are no weights yet (call initialize, update or "
           "borrow), or only those that the backend packed (call borrow)");
-  require(!all.empty(),
-          "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read "
-          "them by name");
-  return all;
+  return in_one_row(all);
 }
 
 /// A borrowed matrix or vector has the shape that a configuration says; `remedy` is for a vector that is not expected.
@@ -218,17 +216,10 @@ template <class T, bool gated> class LinearParameters {
     require_one_allocation("borrow");
     copy = Tensor<T, 1>(static_cast<Index>(size()));
     const LinearViews<T> to = carve<T>(copy.data(), copy.size());
-    const auto widen = [](const TensorView<const W, 2>& w, const TensorView<T, 2>& wide) {
-      for (Index i = 0; i < wide.extent[0]; ++i)
-        for (Index j = 0; j < wide.extent[1]; ++j) wide(i, j) = static_cast<T>(w(i, j));
-    };
-    const auto widen_row = [](const TensorView<const W, 1>& w, const TensorView<T, 1>& wide) {
-      for (Index j = 0; j < wide.extent[0]; ++j) wide(j) = static_cast<T>(w(j));
-    };
     widen(from.weight, to.weight);
-    widen_row(from.bias, to.bias);
+    widen(from.bias, to.bias);
     widen(from.gate, to.gate);
-    widen_row(from.gate_bias, to.gate_bias);
+    widen(from.gate_bias, to.gate_bias);
     return {to.weight, to.bias, to.gate, to.gate_bias, {}};
   }
 

@@ -8,6 +8,7 @@
 
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
+#include "../core/view.hpp"
 
 /// Weights in 16 bits under wider activations, as checkpoints store them.
 namespace mha::inline MHA_NAMESPACE {
@@ -25,6 +26,17 @@ template <class T, class W> constexpr bool check_narrow() {
                 "mha: borrow() takes weights of the layer's scalar, or half and bfloat16 ones under float or double: "
                 "convert these first (see mha/block/narrow_weights.hpp)");
   return fits;
+}
+
+/// to = from in another scalar.
+///
+/// Shapes    the same
+template <class W, class T> void widen(const TensorView<const W, 1>& from, const TensorView<T, 1>& to) {
+  for (Index i = 0; i < from.extent[0]; ++i) to(i) = static_cast<T>(from(i));
+}
+template <class W, class T> void widen(const TensorView<const W, 2>& from, const TensorView<T, 2>& to) {
+  for (Index i = 0; i < from.extent[0]; ++i)
+    for (Index j = 0; j < from.extent[1]; ++j) to(i, j) = static_cast<T>(from(i, j));
 }
 
 /// "bfloat16, packed only, in 64 bytes", of parameters and the products that are made of them.

@@ -31,10 +31,7 @@ template <class T> struct NormViews {
   /// Errors    ShapeError if they are borrowed: those have names only; or if the norm was moved from
   std::span<T> flat() const {
     detail::require(weight.data != nullptr, "parameters: flat() has nothing to show, because the norm was moved from");
-    detail::require(!all.empty(),
-                    "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one "
-                    "row: read them by name");
-    return all;
+    return detail::in_one_row(all);
   }
 
   /// step(numbers, their gradients), spans of one length, as for_each() of a layer's parameters.

@@ -13,6 +13,16 @@ namespace mha::inline MHA_NAMESPACE::detail {
 /// each(f, v...) calls f(name, a view of each v...) for all views of these named views.
 template <class Views> struct PartsOf;
 
+/// All numbers of named views, an empty span if they are borrowed.
+///
+/// Errors    ShapeError if it is empty
+template <class T> std::span<T> in_one_row(std::span<T> all) {
+  require(!all.empty(),
+          "parameters: flat() has nothing to show, because the weights are borrowed and need not be in one row: read "
+          "them by name");
+  return all;
+}
+
 /// Whether G has the names of Views.
 template <template <class> class Views, class A> void take_views(const Views<A>&);
 template <class G, template <class> class Views>

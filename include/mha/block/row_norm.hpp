@@ -294,8 +294,7 @@ template <class T, Backend B, class Kind> class RowNorm {
   }
   void check_x(const TensorView<const T, 3>& x) const {
     require_data(Kind::name, "x", x);
-    require(std::int64_t{x.extent[0]} * x.extent[1] <= longest_axis, Kind::name, ": x has ", x.extent[0],
-            " sequences of ", x.extent[1], " rows, the limit is ", longest_axis);
+    require_row_count(Kind::name, "x", x);
     require_equal(Kind::name, "width", "x", x.extent[2], "the norm", config_.width);
   }
   template <class View> static void check_like(const char* name, const TensorView<const T, 3>& x, const View& v) {

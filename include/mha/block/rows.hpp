@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "../backend/backend.hpp"
@@ -54,6 +55,12 @@ template <class T> constexpr bool same_view(const TensorView<T, 3>& a, const Ten
   for (int axis = 0; axis < 3; ++axis)
     same = same && a.extent[axis] == b.extent[axis] && a.stride[axis] == b.stride[axis];
   return same;
+}
+
+/// The rows of all sequences together are no more than an axis may have.
+template <class T> void require_row_count(const char* call, const char* name, const TensorView<T, 3>& v) {
+  require(std::int64_t{v.extent[0]} * v.extent[1] <= longest_axis, call, ": ", name, " has ", v.extent[0],
+          " sequences of ", v.extent[1], " rows, the limit is ", longest_axis, " rows");
 }
 
 /// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.

@@ -142,6 +142,14 @@ template <class T, int Rank> constexpr TensorView<T, 4> four_axes(const TensorVi
   return r;
 }
 
+/// One head (L, D), one sequence (L, H, D) or a batch (B, L, H, D), as four axes.
+template <class T, int Rank> constexpr TensorView<T, 4> with_heads(const TensorView<T, Rank>& v) {
+  if constexpr (Rank == 2)
+    return {v.data, {1, v.extent[0], 1, v.extent[1]}, {0, v.stride[0], 0, v.stride[1]}};
+  else
+    return four_axes(v);
+}
+
 }  // namespace detail
 
 /// Dense row-major memory: view(p, 3, 4) has axes (3, 4) and strides (4, 1).
@@ -214,10 +222,6 @@ template <class T, Memory where> constexpr bool may_lie_in() {
   else
     return true;
 }
-
-}  // namespace detail
-
-namespace detail {
 
 /// Whether a view of an argument of this type outlives the argument: it has a name, or it points at memory that it
 /// does not own, as a TensorView and Eigen's Block do.

@@ -18,6 +18,7 @@
 #include "../core/view.hpp"
 #include "mapped_file.hpp"
 #include "safetensors.hpp"
+#include "safetensors_header.hpp"
 #include "safetensors_index.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -110,7 +111,7 @@ class Checkpoint {
   }
 
   void open_shards() {
-    const MappedFile text(path_, [](const std::system_error& e) { detail::throw_error(SafetensorsError(e.what())); });
+    const MappedFile text(path_, detail::fail_file);
     const auto index = detail::read_safetensors_index(path_, {reinterpret_cast<const char*>(text.data()), text.size()});
     auto files = std::make_shared<Files>();
     std::map<std::string, std::size_t, std::less<>> numbers;  // of the shards, by name

@@ -8,7 +8,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -27,7 +26,7 @@ class ConfigFile {
   using Json = nlohmann::json;
 
   explicit ConfigFile(const std::filesystem::path& path) : path_(path.string()) {
-    const MappedFile file(path_, [](const std::system_error& e) { detail::throw_error(SafetensorsError(e.what())); });
+    const MappedFile file(path_, detail::fail_file);
     if (file.size() > largest)
       fail("the file has " + std::to_string(file.size()) + " bytes, the limit is " + std::to_string(largest));
     read({reinterpret_cast<const char*>(file.data()), file.size()});

@@ -15,7 +15,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -78,7 +77,7 @@ class Safetensors {
 
  public:
   explicit Safetensors(const std::filesystem::path& path)
-      : path_(path.string()), file_(std::make_shared<const MappedFile>(path, fail_file)) {
+      : path_(path.string()), file_(std::make_shared<const MappedFile>(path, detail::fail_file)) {
     header_ = detail::read_safetensors_header(path_, file_->bytes());
   }
 
@@ -134,9 +133,6 @@ class Safetensors {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  [[noreturn]] static void fail_file(const std::system_error& error) {
-    detail::throw_error(SafetensorsError(error.what()));
-  }
   [[noreturn]] void fail(std::string_view name, const std::string& fault) const {
     detail::fail_safetensors(path_, name, fault);
   }

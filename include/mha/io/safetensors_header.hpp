@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -28,9 +29,9 @@ class SafetensorsError : public std::runtime_error {
 
 /// What the header says of one tensor.
 struct SafetensorInfo {
-  std::string dtype;                 // "F32", "BF16", …
-  std::vector<std::uint64_t> shape;  // row-major
-  std::uint64_t begin = 0;           // bytes, counted from the first byte after the header
+  std::string dtype;                 ///< "F32", "BF16", …
+  std::vector<std::uint64_t> shape;  ///< row-major
+  std::uint64_t begin = 0;           ///< bytes, counted from the first byte after the header
   std::uint64_t end = 0;
 };
 
@@ -85,6 +86,9 @@ inline std::size_t control_bytes(std::string_view text) {
 [[noreturn]] inline void fail_safetensors(const std::string& path, std::string_view tensor, const std::string& fault) {
   fail_safetensors(path, "tensor '" + safetensors_excerpt(tensor) + "' " + fault);
 }
+
+/// What MappedFile does with a file that cannot be read.
+[[noreturn]] inline void fail_file(const std::system_error& error) { throw_error(SafetensorsError(error.what())); }
 
 /// What a file whose first 8 bytes are no header length seems to be, and what to do with it; empty if unknown.
 inline std::string_view safetensors_lookalike(std::string_view file) {

@@ -268,15 +268,15 @@ template <class F, class B> class CacheMemory {
   void read_into(Index layer, std::span<const Index> rows, F* to) const {
     with_numbers(items(), rows, [&](const Index* from_row) {
       const auto key = key_rows(layer), value = value_rows(layer);
-      items()(move_rows<F, F>(size(rows), one_sequence(key), one_sequence(value), keys_of_saved(to, size(rows)),
+      items()(move_rows<F, F>(size(rows), four_axes(key), four_axes(value), keys_of_saved(to, size(rows)),
                               values_of_saved(to, size(rows)), from_row, nullptr));
     });
   }
   void fill_from(Index layer, std::span<const Index> rows, const F* from) {
     with_numbers(items(), rows, [&](const Index* to_row) {
       const auto key = keys_of_saved(from, size(rows)), value = values_of_saved(from, size(rows));
-      items()(move_rows<F, F>(size(rows), one_sequence(key), one_sequence(value), key_rows(layer), value_rows(layer),
-                              nullptr, to_row));
+      items()(move_rows<F, F>(size(rows), four_axes(key), four_axes(value), key_rows(layer), value_rows(layer), nullptr,
+                              to_row));
     });
   }
 
@@ -290,9 +290,6 @@ template <class F, class B> class CacheMemory {
     return {data,
             {static_cast<Index>(rows), shape_.heads, dim},
             {static_cast<std::ptrdiff_t>(shape_.row_elements()), dim, 1}};
-  }
-  static TensorView<const F, 4> one_sequence(const TensorView<const F, 3>& v) {
-    return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
   }
 
   template <class T> static TensorView<T, 4> blocks_of(const TensorView<T, 5>& all, Index layer, Index dim) {

@@ -30,10 +30,7 @@ template <class T, class F> constexpr bool stores = std::same_as<Accumulator<T>,
 /// Rows (Σn, Hkv, ·) or (B, n, Hkv, ·) as (B, n, Hkv, ·).
 template <class T, class Owner> TensorView<const T, 4> cached_rows(const Owner& owner) {
   const TensorView<const T, ViewTraits<Owner>::rank> v = ViewTraits<Owner>::view(owner);
-  if constexpr (ViewTraits<Owner>::rank == 4)
-    return v;
-  else
-    return {v.data, {1, v.extent[0], v.extent[1], v.extent[2]}, {0, v.stride[0], v.stride[1], v.stride[2]}};
+  return four_axes(v);
 }
 
 /// Checks that a tensor (B, n, …) has the step's rows: all of them one after another, or n for each sequence.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../block/linear_weights.hpp"
+#include "../block/narrow_weights.hpp"
 #include "../block/parts.hpp"
 #include "../block/weights_version.hpp"
 #include "../core/check.hpp"
@@ -234,18 +235,18 @@ template <class T, class Policies> class Parameters {
     const ParameterViews<T> to = writable();
     const auto heads = [](const HeadWeights<const W>& w, const HeadWeights<T>& wide) {
       for (Index h = 0; h < wide.head_count(); ++h) {
-        widen(w.head(h), wide.head(h));
-        if (w.bias.data != nullptr) widen(w.head_bias(h), wide.head_bias(h));
+        detail::widen(w.head(h), wide.head(h));
+        if (w.bias.data != nullptr) detail::widen(w.head_bias(h), wide.head_bias(h));
       }
     };
     heads(from.query, to.query);
     heads(from.key, to.key);
     heads(from.value, to.value);
-    widen(from.output.weight, to.output.weight);
-    widen(from.output.bias, to.output.bias);
-    widen(from.query_norm, to.query_norm);
-    widen(from.key_norm, to.key_norm);
-    widen(from.gate, to.gate);
+    detail::widen(from.output.weight, to.output.weight);
+    detail::widen(from.output.bias, to.output.bias);
+    detail::widen(from.query_norm, to.query_norm);
+    detail::widen(from.key_norm, to.key_norm);
+    detail::widen(from.gate, to.gate);
   }
 
   /// The packed matrices are enough: of these weights, which are checked, it keeps the norms' and the gates, as T.
@@ -256,7 +257,7 @@ template <class T, class Policies> class Parameters {
     T* at = kept->data();
     const auto keep = [&](const TensorView<const W, 1>& from, TensorView<const T, 1>& to) {
       if (from.extent[0] == 0) return;
-      widen(from, view(at, from.extent[0]));
+      detail::widen(from, view(at, from.extent[0]));
       to = view(std::as_const(at), from.extent[0]);
       at += from.extent[0];
     };
@@ -316,14 +317,6 @@ template <class T, class Policies> class Parameters {
     borrowed_ = std::move(kept);
     own_ = {};
     version_ = version;
-  }
-
-  template <class W> static void widen(const TensorView<const W, 1>& from, const TensorView<T, 1>& to) {
-    for (Index i = 0; i < from.extent[0]; ++i) to(i) = static_cast<T>(from(i));
-  }
-  template <class W> static void widen(const TensorView<const W, 2>& from, const TensorView<T, 2>& to) {
-    for (Index i = 0; i < from.extent[0]; ++i)
-      for (Index j = 0; j < from.extent[1]; ++j) to(i, j) = static_cast<T>(from(i, j));
   }
 
   template <class U> ParameterViews<U> carve(U* data, std::size_t size) const {

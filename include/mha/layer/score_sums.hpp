@@ -78,7 +78,7 @@ template <class A, class S> class HeadScoreSums {
   void store(const A* from, Trained<S>& to) {
     wide_.assign(from, from + size());
     Sum* next = wide_.data() + std::ptrdiff_t{heads_} * slots;
-    std::array<PairTable<A, Sum>, std::size_t{tables}> placed;
+    std::array<TableGradient<A, Sum>, std::size_t{tables}> placed;
     for (std::size_t t = 0; t < reach_.size(); ++t) {
       const std::ptrdiff_t width = width_of(reach_[t]);
       placed[t] = {next + reach_[t], nullptr, {heads_ * width, width, -1, 1}, Origins(Index{0}), -reach_[t], width};

@@ -101,8 +101,7 @@ template <class T> constexpr TensorView<T, 2> rows_of(const TensorView<T, 4>& x)
 template <class T>
 void require_rows(const char* call, const char* name, const TensorView<T, 3>& v, const char* member, Index width) {
   require_data(call, name, v);
-  require(std::int64_t{v.extent[0]} * v.extent[1] <= longest_axis, call, ": ", name, " has ", v.extent[0],
-          " sequences of ", v.extent[1], " rows, the limit is ", longest_axis, " rows");
+  require_row_count(call, name, v);
   require(v.extent[2] == width, call, ": ", name, " has width ", v.extent[2], " but ", member, " is ", width);
 }
 

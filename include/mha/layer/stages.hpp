@@ -74,16 +74,11 @@ template <class T> struct Projected {
   TensorView<T, 4> q_before_norm{}, key_before_norm{};  // null data: not wanted
 };
 
-template <class B> constexpr bool lays_side_by_side = false;
-template <class B>
-requires requires { B::side_by_side; }
-constexpr bool lays_side_by_side<B> = B::side_by_side;
-
 /// Buffers for queries from x and for keys, and values if wanted, from the rows of memory.
 template <class B, class T, class Frame>
 Projected<T> projected(const Config& c, const TensorView<const T, 3>& x, const TensorView<const T, 3>& memory,
                        bool values, Frame& frame) {
-  constexpr bool beside = lays_side_by_side<B>;
+  constexpr bool beside = parts_beside<B>;
   const HeadSizes q{c.num_heads, c.head_dim}, k{c.num_kv_heads, c.head_dim},
       v{values ? c.num_kv_heads : 0, values ? c.value_dim : 0};
   Projected<T> p;

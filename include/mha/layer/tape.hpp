@@ -55,8 +55,7 @@ template <class Base> class InPlace {
   template <class D> void emplace(D&& value) {
     using Value = std::remove_cvref_t<D>;
     static_assert(alignof(Value) <= alignment,
-                  "mha: a policy is aligned to more than mha::alignment (see "
-                  "mha/config.hpp)");
+                  "mha: a policy is aligned to more than mha::alignment (see mha/config.hpp)");
     reset();
     if (sizeof(Value) > size_) {
       memory_ = aligned_array<std::byte>(sizeof(Value));

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalings of Rotary: how its frequencies change so that a model reads longer texts than it was trained on.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "../core/check.hpp"
 #include "role.hpp"
 
+/// Scalings of Rotary: how its frequencies change so that a model reads longer texts than it was trained on.
 namespace mha::inline MHA_NAMESPACE {
 
 /// Two coordinates that turn together, as a scaling meets them.
@@ -178,4 +178,5 @@ template <class Scaling> std::string scaling_in_words(const Scaling& scaling) {
 }
 
 }  // namespace detail
+
 }  // namespace mha::inline MHA_NAMESPACE

@@ -146,14 +146,26 @@ template <class F> [[nodiscard]] constexpr auto score(F f) {
     return NoScore{};
 }
 
+namespace detail {
+
+template <class S, class D>
+concept TakesLogit = requires(const S& score, D logit, Index i) {
+  score(logit, i, i, i, i);
+};
+/// The sentence for a score that is differentiated and has no derivative.
+template <bool has_derivative> MHA_HOST_DEVICE constexpr void check_derivative() {
+  static_assert(has_derivative,
+                "mha: this score takes one number type only, so it has no derivative: make the logit a template "
+                "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like "
+                "(see mha/policy/score.hpp)");
+}
+
+}  // namespace detail
+
 /// The score and its derivative with respect to the logit, by one evaluation on a dual number.
 template <class T, class S>
 [[nodiscard]] MHA_HOST_DEVICE Dual<T> differentiate(const S& score, T logit, Index b, Index h, Index q, Index k) {
-  static_assert(
-      requires(Dual<T> x) { score(x, b, h, q, k); },
-      "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-      "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like (see "
-      "mha/policy/score.hpp)");
+  detail::check_derivative<detail::TakesLogit<S, Dual<T>>>();
   return score(Dual<T>::variable(logit), b, h, q, k);
 }
 

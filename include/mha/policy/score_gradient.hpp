@@ -317,11 +317,7 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
   } else if constexpr (HasOwnDerivative<S>) {
     return WithOwnDerivative<S>{score};
   } else {
-    static_assert(
-        requires(D x) { score(x, Index{}, Index{}, Index{}, Index{}); },
-        "mha: this score takes one number type only, so it has no derivative: make the logit a template "
-        "parameter, 'template <class T> T operator()(T s, ...) const', and use mha::exp, mha::abs and the like (see "
-        "mha/policy/score.hpp)");
+    check_derivative<TakesLogit<S, D>>();
     return score;
   }
 }
@@ -330,7 +326,7 @@ MHA_HOST_DEVICE auto lifted(const S& score, [[maybe_unused]] int first_slot, [[m
 /// element has one pair at most.
 ///
 /// Shapes    strides of (B, Hq, Lq, Lk), 0 of an axis that the table repeats
-template <class A, class Sum> struct PairTable {
+template <class A, class Sum> struct TableGradient {
   Sum* sums = nullptr;
   A* elements = nullptr;
   std::ptrdiff_t stride[4] = {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -48,7 +49,8 @@ class Sink {
     const Borrowed<float> all(per_head());
     detail::require(all.size == heads, "Sink: ", all.size, " logits for ", heads, " heads");
     for (Index h = 0; h < all.size; ++h)
-      detail::require(all[h] < INFINITY, "Sink: the logit of head ", h, " is ", all[h], ", it must be below infinity");
+      detail::require(all[h] < std::numeric_limits<float>::infinity(), "Sink: the logit of head ", h, " is ", all[h],
+                      ", it must be below infinity");
     return all;
   }
 

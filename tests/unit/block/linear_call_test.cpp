@@ -49,4 +49,15 @@ TEST(LinearCall, RowsAreAsManyAsXHasAndOfTheirWidth) {
   EXPECT_EQ(message(longer, 5), "linear: x has length 3 but the result has length 4");
 }
 
+TEST(LinearCall, RowsOfAllSequencesAreCounted) {
+  const mha::Cpu backend;
+  const float number = 0;
+  const auto message = [&](mha::Index batch, mha::Index length) {
+    const mha::TensorView<const float, 3> x{&number, {batch, length, 1}, {0, 0, 1}};
+    return support::message_of([&] { mha::detail::check_linear_rows<float>("linear", "inputs", backend, x, 1); });
+  };
+  EXPECT_EQ(message(1 << 15, (1 << 15) - 1), "");
+  EXPECT_EQ(message(1 << 15, 1 << 15), "linear: x has 32768 sequences of 32768 rows, the limit is 1073741823 rows");
+}
+
 }  // namespace

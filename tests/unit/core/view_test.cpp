@@ -321,4 +321,21 @@ TEST(MayOverlap, AsksWhetherAddressesMeet) {
   EXPECT_FALSE(overlap(first, mha::TensorView<float, 2>{memory, {0, 5}, {5, 1}}));
 }
 
+TEST(WithHeads, OneHeadAndOneSequenceAreFourAxes) {
+  float numbers[24] = {};
+  const auto head = mha::detail::with_heads(mha::view(numbers, 4, 6));
+  EXPECT_EQ(head.batch(), 1);
+  EXPECT_EQ(head.length(), 4);
+  EXPECT_EQ(head.heads(), 1);
+  EXPECT_EQ(head.dim(), 6);
+  EXPECT_EQ(&head(0, 3, 0, 5), numbers + 23);
+  const auto sequence = mha::detail::with_heads(mha::view(numbers, 4, 2, 3));
+  EXPECT_EQ(sequence.batch(), 1);
+  EXPECT_EQ(sequence.length(), 4);
+  EXPECT_EQ(sequence.heads(), 2);
+  EXPECT_EQ(&sequence(0, 2, 1, 0), numbers + 15);
+  const auto batch = mha::detail::with_heads(mha::view(numbers, 2, 3, 2, 2));
+  EXPECT_EQ(&batch(1, 2, 1, 1), numbers + 23);
+}
+
 }  // namespace

@@ -171,19 +171,10 @@ TEST(Gpt2, WhatDoesNotFitIsOneSentence) {
             "DIR/config.json: 'scale_attn_by_inverse_layer_idx' is true, expected false");
   EXPECT_EQ(fault([](Folder& f) { f.config["is_causal"] = false; }),
             "DIR/config.json: 'is_causal' is false, expected true");
-  // transformers takes the names that all families have before GPT-2's own.
-  for (const auto& names :
-       {std::pair{"num_hidden_layers", "n_layer"}, std::pair{"hidden_size", "n_embd"},
-        std::pair{"num_attention_heads", "n_head"}, std::pair{"max_position_embeddings", "n_positions"}}) {
-    const char *const common = names.first, *const own = names.second;
-    EXPECT_EQ(fault([&](Folder& f) { f.config[common] = f.config.at(own); }), "") << common;
-    std::string size;
-    const std::string said = fault([&](Folder& f) {
-      size = f.config.at(own).dump();
-      f.config[common] = 1;
-    });
-    EXPECT_EQ(said, "DIR/config.json: '" + std::string(common) + "' is 1, expected " + size + " as '" + own + "' is");
-  }
+  mha_test::expect_common_names<mha::Gpt2<float>, Folder>({{"num_hidden_layers", "n_layer"},
+                                                           {"hidden_size", "n_embd"},
+                                                           {"num_attention_heads", "n_head"},
+                                                           {"max_position_embeddings", "n_positions"}});
   EXPECT_EQ(fault([](Folder& f) {
               f.config["n_embd"] = 300'000'000;
               f.config["n_head"] = 1;

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <functional>
 #include <string>
-#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -241,18 +240,10 @@ TEST(T5, WhatDoesNotFitIsOneSentence) {
       fault([](Folder& f) { f.config["feed_forward_proj"] = "gated-mish"; }),
       "DIR/config.json: 'feed_forward_proj' is \"mish\", expected one of gelu, gelu_new, gelu_pytorch_tanh, relu, "
       "silu, swish");
-  // transformers takes the names that all families have before T5's own.
-  for (const auto& names : {std::pair{"num_hidden_layers", "num_layers"}, std::pair{"hidden_size", "d_model"},
-                            std::pair{"num_attention_heads", "num_heads"}, std::pair{"head_dim", "d_kv"}}) {
-    const char *const common = names.first, *const own = names.second;
-    EXPECT_EQ(fault([&](Folder& f) { f.config[common] = f.config.at(own); }), "") << common;
-    std::string size;
-    const std::string said = fault([&](Folder& f) {
-      size = f.config.at(own).dump();
-      f.config[common] = 1;
-    });
-    EXPECT_EQ(said, "DIR/config.json: '" + std::string(common) + "' is 1, expected " + size + " as '" + own + "' is");
-  }
+  mha_test::expect_common_names<mha::T5<float>, Folder>({{"num_hidden_layers", "num_layers"},
+                                                         {"hidden_size", "d_model"},
+                                                         {"num_attention_heads", "num_heads"},
+                                                         {"head_dim", "d_kv"}});
   const auto beside = [](const char* kind, const char* key, const nlohmann::json& value) {
     return fault([&](Folder& f) {
       f.file.tensors = Folder(std::string(kind).starts_with("gated")).file.tensors;

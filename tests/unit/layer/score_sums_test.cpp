@@ -43,8 +43,8 @@ TEST(HeadScoreSums, AddCallsOfAnyLength) {
   const mha::detail::ItemsOn<mha::Reference> run{backend, workspace};
   const auto add = [&](Index least, Index count, std::vector<double> by_distance) {  // (1, 2, count)
     const double slots[] = {5, 50};
-    mha::detail::PairTable<float, double> table{by_distance.data() - least, nullptr, {2 * count, count, -1, 1},
-                                                mha::Origins(Index{0}),     least,   count};
+    mha::detail::TableGradient<float, double> table{by_distance.data() - least, nullptr, {2 * count, count, -1, 1},
+                                                    mha::Origins(Index{0}),     least,   count};
     sums.add(mha::detail::ScoreSums<float>{slots, &table, {1, 2, 3, 3}, 1, 1}, host.writable().data(), run);
   };
   add(-2, 4, {1, 2, 4, 8, 10, 20, 40, 80});
@@ -67,7 +67,7 @@ TEST(HeadScoreSums, HaveAPlaceForEachTable) {
   mha::Workspace workspace;
   const mha::Reference backend;
   std::vector<double> of_near{1, 2, 4, 8, 10, 20}, of_bias{3, 5, 7, 11, 13, 17};  // (1, 2, 3) each
-  const mha::detail::PairTable<float, double> tables[] = {
+  const mha::detail::TableGradient<float, double> tables[] = {
       {of_near.data() + 1, nullptr, {6, 3, -1, 1}, mha::Origins(Index{0}), -1, 3},
       {of_bias.data() + 1, nullptr, {6, 3, -1, 1}, mha::Origins(Index{0}), -1, 3}};
   sums.add(mha::detail::ScoreSums<float>{nullptr, tables, {1, 2, 2, 2}, 0, 0}, host.writable().data(),

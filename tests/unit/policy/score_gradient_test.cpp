@@ -110,9 +110,9 @@ TEST(ScoreGradient, TakesAScoresOwnDerivative) {
   EXPECT_NEAR(t.derivative[0], (7 * e + 0.5) * (1 - cap * cap), 1e-13);
 }
 
-TEST(PairTable, AddsOrSetsElements) {
+TEST(TableGradient, AddsOrSetsElements) {
   double sums[6] = {};
-  detail::PairTable<float, double> table{sums, nullptr, {0, 3, 0, 1}, mha::Origins(10)};
+  detail::TableGradient<float, double> table{sums, nullptr, {0, 3, 0, 1}, mha::Origins(10)};
   EXPECT_EQ(table.at(7, 1, 12, 2), 5);
   table.add(5, 1.5f);
   table.add(5, 2.f);

@@ -22,6 +22,7 @@
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
 
 using simd::depth_block;
+
 /// c[i] = a · part i + bias for the parts of some columns, cut into tasks of a block of rows × a group of panels, which
 /// end with the epilogue of their results. Of a gated one, parts 0 and 1 are the gate and what it is applied to: a
 /// group has the same panels of both, and c is one.
@@ -200,6 +201,7 @@ template <class T, class S> class DenseProduct {
     const A* data;
     std::ptrdiff_t stride;
   };
+  /// Where a panel's results are computed: in c, or in a slot of the scratch.
   struct Target {
     A* c;
     std::ptrdiff_t stride;

@@ -50,7 +50,7 @@ template <class Machine> class BackwardHeads {
     const Index all = f_.shape.batch * f_.shape.heads;
     Index n = all;
     for (int j = 0; j < call_.score_gradient.tables(); ++j) {
-      const PairTable<A, double>& table = call_.call.score.tables[j];
+      const TableGradient<A, double>& table = call_.call.score.tables[j];
       if (table.elements != nullptr) continue;
       if (f_.shape.heads > 1 && table.stride[1] == 0)
         n = 1;

@@ -366,15 +366,19 @@ template <class A, class T, int Rows> struct FewValuesBody {
     constexpr int W = Vector<A, Isa>::width;
     MHA_UNROLL_8
     for (std::size_t j = 0; j < Vectors; ++j) load(v[j], from + static_cast<int>(j) * W);
-    if constexpr (in_pairs && Vectors > 1) MHA_UNROLL_4
-    for (std::size_t j = 0; j < Vectors; j += 2) unzip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+    if constexpr (in_pairs && Vectors > 1) {
+      MHA_UNROLL_4
+      for (std::size_t j = 0; j < Vectors; j += 2) unzip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+    }
   }
 
   template <class Isa, std::size_t Vectors>
   MHA_ALWAYS_INLINE static void store_row(vector_t<A, Isa> (&v)[Vectors], A* to) {
     constexpr int W = Vector<A, Isa>::width;
-    if constexpr (in_pairs && Vectors > 1) MHA_UNROLL_4
-    for (std::size_t j = 0; j < Vectors; j += 2) zip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+    if constexpr (in_pairs && Vectors > 1) {
+      MHA_UNROLL_4
+      for (std::size_t j = 0; j < Vectors; j += 2) zip(v[j], v[j + 1], std::make_index_sequence<std::size_t{W}>{});
+    }
     MHA_UNROLL_8
     for (std::size_t j = 0; j < Vectors; ++j) store(to + static_cast<int>(j) * W, v[j]);
   }

@@ -244,7 +244,7 @@ template <class T> class PairGradients {
       score_gradient_.apply(of, scratch.dots + pairs.apart, ds, lanes_, pairs.count, f_.scale, key, n, wants_dots_,
                             slots_of(pairs.tile), scratch.tables, pairs.apart);
     for (int j = 0; j < score_gradient_.tables(); ++j) {
-      const PairTable<A, double>& table = call_.score.tables[j];
+      const TableGradient<A, double>& table = call_.score.tables[j];
       const A* const from = score_gradient_.evaluates() ? scratch.tables[j] + pairs.apart : ds;
       for (Index i = 0; i < of.count; ++i) {
         std::ptrdiff_t at = table.at(b_, h_, of.begin + i, key);

@@ -320,11 +320,14 @@ template <class T, class Isa, int Rows, int Vectors> constexpr TileKernels<T> ma
           Vector<T, Isa>::width};
 }
 
+/// Registers that the queries of the widest tile are in.
+template <class Isa> inline constexpr int widest_registers = Isa::level == IsaLevel::baseline ? 2 : 3;
+
 /// Queries of the widest tile.
 template <class T> Index widest_tile(IsaLevel level) {
   return with_isa(level, [](auto isa) {
     using Isa = decltype(isa);
-    return Index{(Isa::level == IsaLevel::baseline ? 2 : 3) * Vector<T, Isa>::width};
+    return Index{widest_registers<Isa> * Vector<T, Isa>::width};
   });
 }
 
@@ -336,10 +339,9 @@ template <class T> TileKernels<T> tile_kernels(IsaLevel level, Index queries) {
     // Accumulators, a row of queries and a broadcast value fill the registers.
     constexpr int rows = Isa::registers == 32 ? 8 : 4;
     if constexpr (Isa::minimal) return make_tile_kernels<T, Isa, rows, 2>();
-    constexpr int widest = Isa::level == IsaLevel::baseline ? 2 : 3;
     if (queries <= width) return make_tile_kernels<T, Isa, 8, 1>();
     if (queries <= 2 * width) return make_tile_kernels<T, Isa, rows, 2>();
-    return make_tile_kernels<T, Isa, rows, widest>();
+    return make_tile_kernels<T, Isa, rows, widest_registers<Isa>>();
   });
 }
 
