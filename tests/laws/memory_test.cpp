@@ -275,6 +275,35 @@ TYPED_TEST(Memory, DecodingAllocatesNothingAfterTheFirstToken) {
       mha::Ring{.left = 2 * chunk, .rows = 20, .first = 5}, 40, 2 * chunk, mha::SlidingWindow{.left = 2 * chunk});
 }
 
+// Beside short sequences, threads share the keys of one that grows, in ever more chunks.
+TEST(Decoding, AllocatesNothingAfterTheFirstTokenOfSequencesOfUnevenLengths) {
+  constexpr Index chunk = mha::detail::simd::key_chunk, sequences = 12, before = 2 * chunk - 4;
+  const mha::ThreadPool pool(3);
+  pool.run(100, [](Index, Index) {});  // its threads start
+  mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(
+      {.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 64}, mha::Cpu(pool));
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  auto cache =
+      mha::make_cache(layer, mha::Paged{.pages = 64, .length = 3 * chunk, .page = 64}, {.sequences = sequences});
+  support::Random random("uneven tokens without allocation");
+  mha::Tensor<float, 3> all(before, 2, 64), x(sequences, 1, 16), y(sequences, 1, 16);
+  random.fill(all);
+  random.fill(x);
+  for (Index b = 0; b < sequences; ++b) cache.add();
+  {
+    auto step = cache.step(cache.ids()[0], before);
+    step.append(0, all, all);
+    step.commit();
+  }
+  mha::Workspace workspace;
+  const auto token = [&] { layer.step(x, cache, mha::into(y), workspace); };
+  token();
+  const Counted later = count([&] {
+    for (int i = 1; i < 20; ++i) token();
+  });
+  EXPECT_EQ(later.calls, 0u) << later.bytes << " bytes";
+}
+
 template <class T, class... Policies> void expect_no_allocation_in_a_second_step(const Policies&... policies) {
   mha::MultiHeadAttention<T, mha::Cpu, Policies...> layer({.d_model = 32, .num_heads = 4, .bias = true}, policies...);
   layer.initialize(mha::XavierUniform{.seed = 5});

@@ -57,6 +57,10 @@ inline Index divided_rows(const SequenceTiles& cut, Index width, Index chunks, s
   return SequenceTiles(cut.all_queries, cut.group, fewer).tiles() <= tiles ? fewer : cut.most;
 }
 
+/// Passes over tiles: every part of those whose keys are shared and every other one whole; then the former's parts
+/// together.
+enum class Pass { attend, merge };
+
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
 class Tiling {
  public:
@@ -82,18 +86,65 @@ class Tiling {
     cut(call, level);
   }
 
-  /// Of how many chunks of a sequence's keys each is a task of its own, 1 where whole tiles are enough for so many
-  /// workers. Where tasks are few all the same, tiles are divided.
-  template <class Call> Index share(const Call& call, IsaLevel level, Index workers) {
-    if (!parallel || !simd::too_few_tiles(tiles, workers)) return 1;
-    const Index chunks = simd::most_chunks(call);
-    Index b = 0;
-    for (Index other = 1; other < call.shape.batch; ++other)
-      if (call.queries(other) > call.queries(b)) b = other;
-    const Index width = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, 1).lanes;
-    most_ = divided_rows(of(call, b), width, chunks, tiles * chunks, workers);
-    cut(call, level);
-    return chunks;
+  /// Has so many workers share the keys of tiles, each chunk a part and a task of its own, where whole tiles would
+  /// leave workers idle: of all tiles where these are few, else of those that read more keys than a worker's share
+  /// allows. Where tasks are few all the same, tiles are divided.
+  template <class Call> void share(const Call& call, IsaLevel level, Index workers, Workspace::Frame& frame) {
+    if (!parallel || workers == 1) return;
+    double most_keys = -1;  // of a tile that is not shared
+    if (simd::too_few_tiles(tiles, workers)) {
+      const Index chunks = simd::most_chunks(call);
+      Index b = 0;
+      for (Index other = 1; other < call.shape.batch; ++other)
+        if (call.queries(other) > call.queries(b)) b = other;
+      const Index width = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, 1).lanes;
+      most_ = divided_rows(of(call, b), width, chunks, tiles * chunks, workers);
+      cut(call, level);
+    } else {
+      most_keys = 0;
+      for (Index b = 0; b < call.shape.batch; ++b) most_keys += double(per_sequence(of(call, b))) * call.keys(b);
+      most_keys /= double(simd::tiles_per_worker) * workers;
+    }
+    if (call.shape.keys > most_keys && simd::most_chunks(call) > 1) take_parts(call, most_keys, frame);
+  }
+
+  /// A chunk of a tile's keys: the n-th of those that are not dropped.
+  struct Part {
+    Index tile, n;
+  };
+  /// Those of a tile, or none; later chunks, which are longer, come first.
+  struct Parts {
+    std::int64_t first;
+    Index count;
+    std::int64_t of_chunk(Index n) const { return first + count - 1 - n; }
+  };
+  std::int64_t parts() const { return parts_; }
+  template <class Call> Part part(const Call& call, std::int64_t i) const {
+    const auto b =
+        static_cast<Index>(std::upper_bound(first_part_, first_part_ + call.shape.batch, i) - first_part_) - 1;
+    const std::int64_t first = first_tile(b, of(call, b));
+    const Index count = parts_of(call, static_cast<Index>(first)).count;
+    const std::int64_t at = i - first_part_[b];
+    return {static_cast<Index>(first + at / count), count - 1 - static_cast<Index>(at % count)};
+  }
+  template <class Call> Parts parts_of(const Call& call, Index t) const {
+    if (parts_ == 0) return {0, 0};
+    const Index b = sequence_of(call, t);
+    const SequenceTiles cut = of(call, b);
+    const std::int64_t count = (first_part_[b + 1] - first_part_[b]) / per_sequence(cut);
+    return {first_part_[b] + (t - first_tile(b, cut)) * count, static_cast<Index>(count)};
+  }
+
+  /// How many tasks a pass has, and the tile of one, −1 if there is nothing to do.
+  std::int64_t tasks(Pass pass) const { return pass == Pass::attend ? parts_ + tiles : tiles; }
+  template <class Call> Index tile_of(const Call& call, Pass pass, Index task) const {
+    if (parts_ == 0) return task;
+    if (pass == Pass::attend) {
+      if (task < parts_) return part(call, task).tile;
+      task -= static_cast<Index>(parts_);
+    }
+    const bool shared = parts_of(call, task).count > 0;
+    return shared == (pass == Pass::merge) ? task : -1;
   }
 
   /// Whether the tiles of the first key/value head, of all sequences, read about so many keys or more: a key counts
@@ -147,6 +198,16 @@ class Tiling {
     }
     lanes = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, most_rows).lanes;
   }
+  /// Parts of the tiles of sequences that have more keys.
+  template <class Call> void take_parts(const Call& call, double keys, Workspace::Frame& frame) {
+    first_part_ = frame.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch) + 1);
+    first_part_[0] = 0;
+    for (Index b = 0; b < call.shape.batch; ++b) {
+      const Index chunks = call.keys(b) > keys ? simd::held_chunks(call, b) : 1;
+      first_part_[b + 1] = first_part_[b] + (chunks > 1 ? chunks * per_sequence(of(call, b)) : 0);
+    }
+    parts_ = first_part_[call.shape.batch];
+  }
   std::int64_t per_sequence(const SequenceTiles& cut) const {
     return std::int64_t{kv_heads_} * cut.head_tiles * cut.query_tiles;
   }
@@ -160,7 +221,9 @@ class Tiling {
   }
 
   Index most_, kv_heads_, group_;
-  std::int64_t* first_ = nullptr;  ///< of a ragged call: each sequence's first tile
+  std::int64_t* first_ = nullptr;       ///< of a ragged call: each sequence's first tile
+  std::int64_t* first_part_ = nullptr;  ///< where there are parts: each sequence's first, and their number
+  std::int64_t parts_ = 0;
 };
 
 /// What is done with a tile in a task: a reference to a function object, so that the loop over tiles is compiled once.
@@ -178,12 +241,12 @@ template <class T, class Stored> class TileTask {
   void (*run_)(const void*, QueryTile<T, Stored>&, Index);
 };
 
-/// f(tile, task) for every tile of the call, shared among the executor's workers.
+/// f(tile, task) for the tasks of a pass, shared among the executor's workers.
 template <class T, class Stored, class Threads>
-void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLevel level, Index tasks_per_tile,
+void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLevel level, Pass pass,
                    Workspace& workspace, const Threads& threads, const TileTask<T, Stored>& f) {
   using A = Accumulator<T>;
-  const std::int64_t tasks = tiling.tiles * tasks_per_tile;
+  const std::int64_t tasks = tiling.tasks(pass);
   require(tasks <= std::numeric_limits<Index>::max(), "attention: ", tasks, " query tiles, the limit is ",
           std::numeric_limits<Index>::max());
   const bool parallel = tiling.parallel && tasks > 1;
@@ -192,9 +255,11 @@ void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLeve
   TileScratch<A>* const scratch = frame.template take<TileScratch<A>>(static_cast<std::size_t>(workers));
   for (Index w = 0; w < workers; ++w)
     scratch[w] = TileScratch<A>(frame, tiling.lanes, call.head_dim, call.value_dim, !std::is_same_v<Stored, A>);
-  const auto task = [&](Index t, Index worker) MHA_NO_INLINE {
-    QueryTile<T, Stored> query_tile(call, level, scratch[worker], tiling.rows(call, t / tasks_per_tile));
-    f(query_tile, t);
+  const auto task = [&](Index i, Index worker) MHA_NO_INLINE {
+    const Index t = tiling.tile_of(call, pass, i);
+    if (t < 0) return;
+    QueryTile<T, Stored> query_tile(call, level, scratch[worker], tiling.rows(call, t));
+    f(query_tile, i);
   };
   run_tasks(!parallel, threads, static_cast<Index>(tasks), task);
 }
@@ -213,9 +278,16 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
   const std::size_t used = static_cast<std::size_t>(parallel ? workers : 1);
   const std::int64_t chunks = simd::all_chunks(keys) + (call.kv.drops() ? 2 : 0);
   std::size_t parts = 0;
-  if (parallel && chunks > 1 && simd::too_few_tiles(tiling.tiles, workers))
-    // Tiles are divided where they and their chunks are fewer than workers, into fewer than twice as many.
-    parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, std::int64_t{2} * workers));
+  if (parallel && workers > 1 && chunks > 1) {
+    // Tiles are divided where they and their chunks are fewer than workers, into fewer than twice as many. Of many
+    // tiles fewer than `shared` read more than their share of the keys.
+    const std::int64_t shared = std::int64_t{simd::tiles_per_worker} * workers;
+    if (simd::too_few_tiles(tiling.tiles, workers))
+      parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, std::int64_t{2} * workers));
+    else if (call.shape.batch > 1)
+      parts = static_cast<std::size_t>(shared * chunks);
+    lists.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch) + 1);
+  }
   lists.take<TileScratch<A>>(used);
   lists.take<simd::TileState<A>>(parts);
   NearKv<Stored, AnyCall<T, Stored>>::take_growth(call, tiling.tiles, near);
@@ -224,31 +296,26 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
   MHA_CATCH(const std::bad_alloc&) {}  // this call does without
 }
 
-/// Every tile; the keys are shared among the workers too where there are fewer tiles than would keep them busy.
+/// Every tile; the keys are shared among the workers too where whole tiles would not keep them busy.
 template <class T, class Stored, class Threads>
 void attend_tiles(const AnyCall<T, Stored>& call, Tiling& tiling, IsaLevel level, Workspace& workspace,
                   const Threads& threads) {
   using A = Accumulator<T>;
   auto frame = workspace.frame();
-  const Index chunks = tiling.share(call, level, threads.workers());
-  if (chunks == 1) {
-    for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [](auto& tile, Index) { tile.attend(); });
-    return;
-  }
-  const std::size_t parts = static_cast<std::size_t>(tiling.tiles) * static_cast<std::size_t>(chunks);
+  tiling.share(call, level, threads.workers(), frame);
+  const auto parts = static_cast<std::size_t>(tiling.parts());
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
-  for_each_tile<T, Stored>(call, tiling, level, chunks, workspace, threads, [&](auto& tile, Index t) {
-    const Index n = chunks - 1 - t % chunks;  // later chunks are longer
-    const Index b = tile.rows().b, chunk = simd::held_chunk(call, b, n);
-    if (n == 0 || simd::chunk_begin(chunk) < call.keys(b)) tile.attend_chunk(chunk, state[t - t % chunks + n]);
+  for_each_tile<T, Stored>(call, tiling, level, Pass::attend, workspace, threads, [&](auto& tile, Index task) {
+    if (task >= tiling.parts()) return tile.attend();
+    tile.attend_chunk(simd::held_chunk(call, tile.rows().b, tiling.part(call, task).n), state[task]);
   });
-  for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index t) {
-    simd::TileState<A>* const part = state + std::ptrdiff_t{t} * chunks;
-    const Index b = tile.rows().b;
-    for (Index n = 1; n < chunks && simd::chunk_begin(simd::held_chunk(call, b, n)) < call.keys(b); ++n)
-      tile.merge(part[0], part[n]);
-    tile.finish(part[0]);
+  if (parts == 0) return;
+  for_each_tile<T, Stored>(call, tiling, level, Pass::merge, workspace, threads, [&](auto& tile, Index t) {
+    const Tiling::Parts of = tiling.parts_of(call, t);
+    const simd::TileState<A>& total = state[of.of_chunk(0)];
+    for (Index n = 1; n < of.count; ++n) tile.merge(total, state[of.of_chunk(n)]);
+    tile.finish(total);
   });
 }
 
@@ -275,7 +342,8 @@ void weights(const AnyCall<T, Stored>& call, IsaLevel level, const TensorView<Ac
   auto frame = workspace.frame();
   const Tiling tiling(call, level, frame);
   if (tiling.tiles == 0) return;
-  for_each_tile<T, Stored>(call, tiling, level, 1, workspace, threads, [&](auto& tile, Index) { tile.weights(to); });
+  for_each_tile<T, Stored>(call, tiling, level, Pass::attend, workspace, threads,
+                           [&](auto& tile, Index) { tile.weights(to); });
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -25,9 +25,10 @@ constexpr Index chunk_of(Index key) {
   return key < from ? key / key_chunk : short_chunks + (key - from) / long_chunk;
 }
 
+/// Tiles of queries of one length that keep a worker as busy as the others.
+inline constexpr Index tiles_per_worker = 4;
 /// Whether so many tiles of queries are too few to keep workers busy.
 constexpr bool too_few_tiles(std::int64_t tiles, Index workers) {
-  constexpr Index tiles_per_worker = 4;
   return tiles < std::int64_t{tiles_per_worker} * workers;
 }
 
@@ -47,13 +48,19 @@ constexpr Index chunk_end(Index chunk, Index keys) { return std::min(chunk_begin
 /// Chunks of the longest sequence's keys; 1 at least.
 constexpr Index all_chunks(Index keys) { return keys == 0 ? 1 : chunk_of(keys - 1) + 1; }
 
-/// The most chunks of a sequence's keys that are not all dropped; 1 at least.
-template <class Call> Index most_chunks(const Call& call) {
-  const Index all = all_chunks(call.shape.keys);
+/// The chunks of sequence b's keys that are not all dropped; 1 at least.
+template <class Call> Index held_chunks(const Call& call, Index b) {
+  const Index all = all_chunks(call.keys(b));
   if (!call.kv.drops()) return all;
+  Index n = 1;
+  while (n < all && chunk_begin(held_chunk(call, b, n)) < call.keys(b)) ++n;
+  return n;
+}
+/// The most of any sequence.
+template <class Call> Index most_chunks(const Call& call) {
+  if (!call.kv.drops()) return all_chunks(call.shape.keys);
   Index most = 1;
-  for (Index b = 0; b < call.shape.batch; ++b)
-    while (most < all && chunk_begin(held_chunk(call, b, most)) < call.keys(b)) ++most;
+  for (Index b = 0; b < call.shape.batch; ++b) most = std::max(most, held_chunks(call, b));
   return most;
 }
 

@@ -101,11 +101,12 @@ Index few_rows_run(Index queries, Index keys, Index heads, Index kv_heads, Index
   const mha::IsaLevel level = mha::current_isa();
   const auto any = mha::detail::cpu::any_call(call, level);
   mha::detail::cpu::Tiling tiling(any, level, frame);
-  tiling.share(any, level, workers);
+  tiling.share(any, level, workers, frame);
   Index most = 0;
-  mha::detail::cpu::for_each_tile<T, Stored>(any, tiling, level, 1, workspace, mha::Serial{}, [&](auto& tile, Index t) {
-    if (t == 0 || tile.few_rows() == 0) most = tile.few_rows();
-  });
+  mha::detail::cpu::for_each_tile<T, Stored>(any, tiling, level, mha::detail::cpu::Pass::attend, workspace,
+                                             mha::Serial{}, [&](auto& tile, Index t) {
+                                               if (t == 0 || tile.few_rows() == 0) most = tile.few_rows();
+                                             });
   return most;
 }
 template <class T, class Stored>
@@ -284,15 +285,15 @@ template <class M> struct Step {
   auto call() { return call_of(q, mha::ContiguousKv<float>{k.view(), v.view()}, out, lse, kv_heads, keys, mask); }
 };
 
-/// f(tiling, call, chunks) for a step as so many workers share it.
+/// f(tiling, call) for a step as so many workers share it.
 template <class M, class F> void shared(Step<M>& step, mha::IsaLevel level, Index workers, F&& f) {
   const auto typed = step.call();
   const auto call = mha::detail::cpu::any_call(typed, level);
   mha::Workspace workspace;
   auto frame = workspace.frame();
   mha::detail::cpu::Tiling tiling(call, level, frame);
-  const Index chunks = tiling.share(call, level, workers);
-  f(tiling, call, chunks);
+  tiling.share(call, level, workers, frame);
+  f(tiling, call);
 }
 
 TEST(Tiling, HasEveryRowOfAChunkInOneTask) {
@@ -302,16 +303,19 @@ TEST(Tiling, HasEveryRowOfAChunkInOneTask) {
       for (const Index workers : {1, 2, 3, 5, 16})
         for (const Index queries : {1, 3, 50}) {
           Step<mha::Causal> step{group, 2 * cpu::key_chunk + 5, queries, 2, {}};
-          shared(step, isa.level, workers, [&](const cpu::Tiling& tiling, const auto& call, Index chunks) {
+          shared(step, isa.level, workers, [&](const cpu::Tiling& tiling, const auto& call) {
+            const Index chunks = 3;
             std::vector<int> times(static_cast<std::size_t>(2 * queries * group * chunks));
             mha::Workspace workspace;
-            cpu::for_each_tile<float, float>(call, tiling, isa.level, chunks, workspace, mha::Serial{},
-                                             [&](auto& tile, Index t) {
-                                               const Index chunk = t % chunks;
+            cpu::for_each_tile<float, float>(call, tiling, isa.level, cpu::Pass::attend, workspace, mha::Serial{},
+                                             [&](auto& tile, Index task) {
                                                EXPECT_LE(tile.rows().count(), tiling.lanes);
+                                               const bool whole = task >= tiling.parts();
+                                               const Index chunk = whole ? 0 : tiling.part(call, task).n;
                                                tile.rows().for_each([&](Index h, Index i, Index) {
                                                  const Index row = (tile.rows().b * group + h) * queries + i;
-                                                 ++times[static_cast<std::size_t>(row * chunks + chunk)];
+                                                 for (Index n = 0; n < (whole ? chunks : 1); ++n)
+                                                   ++times[static_cast<std::size_t>(row * chunks + chunk + n)];
                                                });
                                              });
             EXPECT_EQ(std::count(times.begin(), times.end(), 1), static_cast<std::ptrdiff_t>(times.size()))
@@ -326,8 +330,8 @@ TEST(Tiling, DividesTheHeadsOfAGroupWhereChunksAreFew) {
   const mha::IsaLevel level = mha::current_isa();
   const auto tasks = [&](auto&& step, Index workers) {
     Index n = 0;
-    shared(step, level, workers, [&](const cpu::Tiling& tiling, const auto&, Index chunks) {
-      n = static_cast<Index>(tiling.tiles) * chunks;
+    shared(step, level, workers, [&](const cpu::Tiling& tiling, const auto&) {
+      n = static_cast<Index>(std::max(tiling.parts(), tiling.tiles));
     });
     return n;
   };
@@ -337,6 +341,99 @@ TEST(Tiling, DividesTheHeadsOfAGroupWhereChunksAreFew) {
 
   const Index group = mha::detail::simd::widest_tile<float>(level);
   EXPECT_EQ(tasks(Step<mha::Causal>{group, 4 * cpu::key_chunk, 1, 1, {}}, 2), 4) << "chunks enough";
+}
+
+/// One query for each of many sequences of so many keys, ragged.
+struct RaggedStep {
+  static constexpr Index heads = 14, kv_heads = 2, dim = 16;
+  std::vector<Index> queries, keys;
+  Tensor<float, 4> q, k, v, out;
+  Tensor<float, 3> lse;
+
+  explicit RaggedStep(const std::vector<Index>& lengths) : queries{0}, keys{0} {
+    for (const Index n : lengths) {
+      queries.push_back(queries.back() + 1);
+      keys.push_back(keys.back() + n);
+    }
+    q = out = Tensor<float, 4>(1, queries.back(), heads, dim);
+    k = v = Tensor<float, 4>(1, keys.back(), kv_heads, dim);
+    lse = Tensor<float, 3>(1, heads, queries.back());
+    support::Random random("steps of uneven lengths");
+    for (auto* t : {&q, &k, &v}) random.fill(*t);
+  }
+
+  auto call() {
+    const Index batch = static_cast<Index>(queries.size()) - 1;
+    Index longest = 0;
+    for (Index b = 0; b < batch; ++b)
+      longest = std::max(longest, keys[static_cast<std::size_t>(b) + 1] - keys[static_cast<std::size_t>(b)]);
+    auto call = call_of(q, mha::ContiguousKv<float>{k.view(), v.view(), {keys.data(), batch + 1}}, out, lse, kv_heads,
+                        longest, mha::Full{});
+    call.log_sum_exp = {};
+    call.shape.batch = batch;
+    call.shape.queries = 1;
+    call.shape.origin = {};
+    call.q_offsets = queries.data();
+    return call;
+  }
+};
+
+/// The keys that each task of the first pass over a call's tiles reads, after all rows were found to see all chunks
+/// once.
+std::vector<Index> keys_of_tasks(RaggedStep& step, Index workers) {
+  namespace cpu = mha::detail::cpu;
+  namespace simd = mha::detail::simd;
+  const auto typed = step.call();
+  const auto call = cpu::any_call(typed, mha::current_isa());
+  mha::Workspace workspace;
+  auto frame = workspace.frame();
+  cpu::Tiling tiling(call, mha::current_isa(), frame);
+  tiling.share(call, mha::current_isa(), workers, frame);
+  std::vector<Index> read, seen(static_cast<std::size_t>(call.shape.batch));
+  cpu::for_each_tile<float, float>(
+      call, tiling, mha::current_isa(), cpu::Pass::attend, workspace, mha::Serial{}, [&](auto& tile, Index task) {
+        const Index b = tile.rows().b;
+        const bool whole = task >= tiling.parts();
+        const Index n = whole ? 0 : tiling.part(call, task).n;
+        const Index keys = whole ? call.keys(b) : simd::chunk_end(n, call.keys(b)) - simd::chunk_begin(n);
+        if (!whole) {
+          const cpu::Tiling::Part part = tiling.part(call, task);
+          EXPECT_EQ(tiling.rows(call, part.tile).b, b);
+          EXPECT_EQ(tiling.parts_of(call, part.tile).of_chunk(n), task);
+        }
+        read.push_back(keys);
+        seen[static_cast<std::size_t>(b)] += keys * tile.rows().count();
+      });
+  for (Index b = 0; b < call.shape.batch; ++b)
+    EXPECT_EQ(seen[static_cast<std::size_t>(b)], call.keys(b) * RaggedStep::heads) << "sequence " << b;
+  std::vector<int> merged(static_cast<std::size_t>(tiling.tiles));
+  cpu::for_each_tile<float, float>(call, tiling, mha::current_isa(), cpu::Pass::merge, workspace, mha::Serial{},
+                                   [&](auto&, Index t) { ++merged[static_cast<std::size_t>(t)]; });
+  for (Index t = 0; tiling.parts() > 0 && t < tiling.tiles; ++t)
+    EXPECT_EQ(merged[static_cast<std::size_t>(t)], tiling.parts_of(call, t).count > 0 ? 1 : 0) << "tile " << t;
+  return read;
+}
+
+TEST(Tiling, SharesTheKeysOfSequencesThatAreMuchLonger) {
+  std::vector<Index> lengths(40, 60);
+  lengths[7] = 20000;
+  lengths[30] = 9000;
+  for (const Index workers : {1, 2, 3, 5, 12}) {
+    RaggedStep step(lengths);
+    const std::vector<Index> read = keys_of_tasks(step, workers);
+    const Index all = 2 * (20000 + 9000 + 38 * 60), most = *std::max_element(read.begin(), read.end());
+    EXPECT_LE(most, all / workers) << workers << " workers";
+    EXPECT_EQ(most == 20000, workers == 1);
+  }
+}
+
+TEST(Tiling, LeavesSequencesOfLikeLengthsWhole) {
+  std::vector<Index> lengths(40, 2000);
+  for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] += 40 * static_cast<Index>(i);
+  for (const Index workers : {2, 5}) {
+    RaggedStep step(lengths);
+    EXPECT_EQ(keys_of_tasks(step, workers).size(), 2 * lengths.size()) << workers << " workers";
+  }
 }
 
 TEST(DividedRows, AreThoseOfAsManyTilesAsWorkersNeed) {
@@ -410,6 +507,24 @@ TEST(Attend, HasTheSameBitsHoweverHeadsAreDivided) {
     expect_same_bits(9, 2 * chunk + 1, 2, 1, mha::SlidingWindow{.left = 700});
   });
   mha::force_isa(before);
+}
+
+TEST(Attend, HasTheSameBitsWhereOnlyLongSequencesAreShared) {
+  std::vector<Index> lengths(30, 70);
+  lengths[0] = 5000;
+  lengths[11] = 0;
+  lengths[29] = 3100;
+  RaggedStep step(lengths);
+  mha::Workspace workspace;
+  support::poison_all(step.out);
+  Cpu{}.attend(step.call(), workspace);
+  const Tensor<float, 4> alone = step.out;
+  for (const float x : alone) EXPECT_FALSE(std::isnan(x));
+  for (const Index workers : {2, 3, 7, 16}) {
+    support::poison_all(step.out);
+    mha::CpuWith<mha::ThreadPool>(mha::ThreadPool(workers)).attend(step.call(), workspace);
+    EXPECT_EQ(support::differing(step.out, alone), 0u) << workers << " threads";
+  }
 }
 
 TEST(Attend, DividesTilesOfSequencesOfAllLengths) {
