@@ -418,12 +418,14 @@ TEST(Tiling, SharesTheKeysOfSequencesThatAreMuchLonger) {
   std::vector<Index> lengths(40, 60);
   lengths[7] = 20000;
   lengths[30] = 9000;
+  lengths[12] = 1500;  // two chunks
   for (const Index workers : {1, 2, 3, 5, 12}) {
     RaggedStep step(lengths);
     const std::vector<Index> read = keys_of_tasks(step, workers);
-    const Index all = 2 * (20000 + 9000 + 38 * 60), most = *std::max_element(read.begin(), read.end());
+    const Index all = 2 * (20000 + 9000 + 1500 + 37 * 60), most = *std::max_element(read.begin(), read.end());
     EXPECT_LE(most, all / workers) << workers << " workers";
     EXPECT_EQ(most == 20000, workers == 1);
+    EXPECT_EQ(std::count(read.begin(), read.end(), 1500), workers == 12 ? 0 : 2) << workers << " workers";
   }
 }
 
