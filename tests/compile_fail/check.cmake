@@ -2,7 +2,7 @@
 # cmake -D CASE=… -D COMPILER=… -D COMPILER_ID=… -D INCLUDES=a|b [-D PRECOMPILED=header] [-D FAILS_ONLY=ON] -P check.cmake
 # With FAILS_ONLY, the variant without MHA_FAIL has been compiled elsewhere.
 # With ONLY_ERROR, or where the case says `// expect only: sentence`, no other error may stand beside the sentence.
-# With TOGETHER="a.cpp|b.cpp" it compiles these sources of many cases with MHA_FAIL and writes each case's errors to
+# With TOGETHER="a.cpp|b.cpp" it compiles these sources of many cases with MHA_FAIL, by g++, and writes each case's errors to
 # FOLDER/name.txt. A case given that FOLDER is compiled alone only if it did not find what it expects there.
 # Without a CASE it precompiles the header, which cases given it then begin with: most of them spend their time reading
 # the same headers.
@@ -35,41 +35,21 @@ if(PRECOMPILED)
   list(APPEND command -include "${PRECOMPILED}")
 endif()
 
-# An error belongs to the case that its line names, or else, of g++, to the one that was named last before it and, of clang,
-# to the first that a note behind it names.
+# An error of g++ belongs to the case that its line names, or else to the one that was named last before it.
 if(TOGETHER)
   file(REMOVE_RECURSE "${FOLDER}")
   string(REPLACE "|" ";" sources "${TOGETHER}")
-  set(limit)
-  if(COMPILER_ID MATCHES "Clang")
-    set(limit -ferror-limit=0)
-  endif()
   foreach(source IN LISTS sources)
-    execute_process(COMMAND ${command} ${limit} -DMHA_FAIL "${source}" ERROR_VARIABLE output)
+    execute_process(COMMAND ${command} -DMHA_FAIL "${source}" ERROR_VARIABLE output)
     string(REGEX REPLACE "[][;]" "." output "${output}")
     string(REPLACE "\n" ";" lines "${output}")
     set(name "")
-    set(waiting "")
     foreach(line IN LISTS lines)
-      set(named "")
-      if(line MATCHES "/compile_fail/([a-z0-9_]+)\\.cpp:[0-9]")
-        set(named "${CMAKE_MATCH_1}")
+      if(line MATCHES "/(compile_fail|harness)/([a-z0-9_]+)\\.cpp:[0-9]" AND (line MATCHES "error:" OR NOT line MATCHES "note:"))
+        set(name "${CMAKE_MATCH_2}")
       endif()
       if(line MATCHES "error:")
-        if(named OR NOT COMPILER_ID MATCHES "Clang")
-          if(named)
-            set(name "${named}")
-          endif()
-          file(APPEND "${FOLDER}/${name}.txt" "${line}\n")
-          set(waiting "")
-        else()
-          set(waiting "${line}")
-        endif()
-      elseif(named AND waiting)
-        file(APPEND "${FOLDER}/${named}.txt" "${waiting}\n")
-        set(waiting "")
-      elseif(named AND NOT line MATCHES "note:")
-        set(name "${named}")
+        file(APPEND "${FOLDER}/${name}.txt" "${line}\n")
       endif()
     endforeach()
   endforeach()
