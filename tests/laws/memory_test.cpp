@@ -275,6 +275,36 @@ TYPED_TEST(Memory, DecodingAllocatesNothingAfterTheFirstToken) {
       mha::Ring{.left = 2 * chunk, .rows = 20, .first = 5}, 40, 2 * chunk, mha::SlidingWindow{.left = 2 * chunk});
 }
 
+// Where the longest sequence has all it may have, threads share ever more chunks of the others.
+TEST(Decoding, AllocatesNothingBesideASequenceThatIsFull) {
+  constexpr Index chunk = mha::detail::simd::key_chunk, full = 2 * chunk;
+  const mha::ThreadPool pool(3);
+  pool.run(100, [](Index, Index) {});  // its threads start
+  mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(
+      {.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 64}, mha::Cpu(pool));
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  auto cache = mha::make_cache(layer, mha::Contiguous{.length = full}, {.sequences = 2});
+  support::Random random("a full sequence without allocation");
+  mha::Tensor<float, 3> rows(full - 1, 2, 64), x(2, 1, 16), y(2, 1, 16);
+  random.fill(rows);
+  random.fill(x);
+  const auto grow = [&](mha::SequenceId id, Index n) {
+    auto step = cache.step(id, n);
+    step.append(0, mha::view(std::as_const(rows).data(), n, 2, 64), mha::view(std::as_const(rows).data(), n, 2, 64));
+    step.commit();
+  };
+  const mha::SequenceId longest = cache.add(), other = cache.add();
+  grow(longest, full - 1);
+  grow(other, 10);
+  mha::Workspace workspace;
+  const auto token = [&] { layer.step(x, cache, mha::into(y), workspace); };
+  token();
+  grow(other, chunk);
+  cache.truncate(longest, full - 1);
+  const Counted later = count(token);
+  EXPECT_EQ(later.calls, 0u) << later.bytes << " bytes";
+}
+
 // Beside short sequences, threads share the keys of one that grows, in ever more chunks.
 TEST(Decoding, AllocatesNothingAfterTheFirstTokenOfSequencesOfUnevenLengths) {
   constexpr Index chunk = mha::detail::simd::key_chunk, sequences = 12, before = 2 * chunk - 4;

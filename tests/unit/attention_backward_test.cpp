@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -373,6 +374,66 @@ TEST(AttentionBackward, RaggedSequencesAreSequencesApart) {
     EXPECT_EQ(support::differing(rows(g.key, k0, k1), alone.key), 0u);
     EXPECT_EQ(support::differing(rows(g.value, k0, k1), alone.value), 0u);
   }
+}
+
+/// A view whose axis of rows, which has one element, has the largest stride there is.
+template <class E> mha::TensorView<E, 3> of_one_row(mha::TensorView<E, 3> v) {
+  v.stride[0] = std::numeric_limits<std::ptrdiff_t>::max();
+  return v;
+}
+template <class B> void expect_one_row_of_any_stride() {
+  SCOPED_TRACE(B::name);
+  using Tensor = mha::Tensor<float, 3>;
+  for (const Index dim : {3, 64, 70}) {
+    Tensor q(1, 2, dim), k = q, v = q, d_out = q, out = q, dq = q, dk = q, dv = q;
+    support::Random random("one row");
+    for (Tensor* t : {&q, &k, &v, &d_out}) random.fill(*t);
+    for (Tensor* t : {&dq, &dk, &dv}) support::poison_all(*t);
+    mha::AttentionTape<float, B> tape, far_tape;
+    mha::attention_into<B>(out, q, k, v, mha::record(tape));
+    const auto expected = mha::attention_backward(d_out, q, k, v, out, tape);
+    const auto far_q = of_one_row(std::as_const(q).view()), far_k = of_one_row(std::as_const(k).view()),
+               far_v = of_one_row(std::as_const(v).view());
+    mha::attention_into<B>(of_one_row(out.view()), far_q, far_k, far_v, mha::record(far_tape));
+    mha::attention_backward_into({of_one_row(dq.view()), of_one_row(dk.view()), of_one_row(dv.view())},
+                                 of_one_row(std::as_const(d_out).view()), far_q, far_k, far_v,
+                                 of_one_row(std::as_const(out).view()), far_tape);
+    EXPECT_EQ(support::differing(dq, expected.query), 0u) << dim;
+    EXPECT_EQ(support::differing(dk, expected.key), 0u) << dim;
+    EXPECT_EQ(support::differing(dv, expected.value), 0u) << dim;
+  }
+}
+TEST(AttentionBackward, WalksNoAxisOfOneElement) {
+  expect_one_row_of_any_stride<Reference>();
+  expect_one_row_of_any_stride<mha::Cpu>();
+  expect_one_row_of_any_stride<mha::Systolic<>>();
+}
+
+/// Gradients whatever the stride of out's elements: their bits are the same.
+template <class B, class T> void expect_the_bits_of_any_out() {
+  SCOPED_TRACE(B::name);
+  for (const Index dim : {5, 8, 31, 64}) {
+    const auto c = BackwardCase<double>("strides of out", {1, 20, 30, 2, 1, dim, dim}).template as<T>();
+    mha::AttentionTape<T, B> tape;
+    const auto out = mha::attention<B>(c.q, c.k, c.v, mha::record(tape));
+    mha::Tensor<T, 4> wide(out.extent(0), out.extent(1), out.extent(2), 2 * dim);
+    auto apart = std::as_const(wide).view();
+    apart.extent[3] = dim;
+    apart.stride[3] = 2;
+    for (Index i = 0; i < out.extent(1); ++i)
+      for (Index h = 0; h < out.extent(2); ++h)
+        for (Index d = 0; d < dim; ++d) wide(0, i, h, 2 * d) = out(0, i, h, d);
+    const auto one = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape);
+    const auto other = mha::attention_backward(c.d_out, c.q, c.k, c.v, apart, tape);
+    EXPECT_EQ(support::differing(one.query, other.query), 0u) << dim;
+    EXPECT_EQ(support::differing(one.key, other.key), 0u) << dim;
+  }
+}
+TEST(AttentionBackward, HasTheBitsOfAnyStrideOfOut) {
+  expect_the_bits_of_any_out<mha::Cpu, float>();
+  expect_the_bits_of_any_out<mha::Cpu, double>();
+  expect_the_bits_of_any_out<mha::Cpu, mha::bfloat16>();
+  expect_the_bits_of_any_out<mha::Systolic<>, mha::bfloat16>();
 }
 
 TEST(AttentionBackward, SaysWhatDoesNotFitAndWritesNothing) {

@@ -27,8 +27,8 @@ class ShapeError : public std::invalid_argument {
 };
 
 /// A key/value cache has no page, or no place for a sequence, left. Nothing has changed, and the same call may succeed
-/// once sequences are removed or truncated. One handler of ShapeError has all that a call refuses; a loop that makes
-/// room and calls again catches CacheFull before it.
+/// once sequences are removed or truncated. A handler of ShapeError catches it too: a loop that makes room and calls
+/// again has one of CacheFull before that.
 class CacheFull : public ShapeError {
  public:
   using ShapeError::ShapeError;

@@ -30,7 +30,8 @@ template <class T, int Rank> struct TensorView {
   /// Where an element lies; of a view without elements, where it would.
   template <class... I>
   requires(sizeof...(I) == Rank) MHA_HOST_DEVICE constexpr T* pointer(I... i) const {
-    static_assert((!std::is_floating_point_v<I> && ...), "mha: an index is an integer (see mha/core/view.hpp)");
+    static_assert(((std::numeric_limits<I>::is_integer || !std::numeric_limits<I>::is_specialized) && ...),
+                  "mha: an index is an integer (see mha/core/view.hpp)");
     std::ptrdiff_t offset = 0;
     int axis = 0;
     ((offset += static_cast<std::ptrdiff_t>(i) * stride[axis++]), ...);

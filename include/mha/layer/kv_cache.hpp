@@ -38,17 +38,18 @@ namespace mha::inline MHA_NAMESPACE {
 ///           other sequences. In the layer's own scalar: as layer(x)
 /// Threads   one at a time
 /// Errors    every call that throws leaves the cache as it was, but for a CudaError. ShapeError if a sequence is not of
-///           this cache, and of calls and moves that would change the cache while a step is open
+///           this cache, and while a step is open of save() and of every call or move that would change the cache
 /// Moves     SequenceIds and RecordedSteps are of the cache that has the sequences now; one moved from has no layer
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache {
+  template <class T> using List = std::initializer_list<T>;
+
  public:
   static constexpr Memory memory = detail::memory_of<B>;
   using Scalar = F;
   using Workspace = typename B::Workspace;
   using Step = CacheStep<KvCache>;
-  template <class T> using List = std::initializer_list<T>;
 
   /// Errors    ShapeError if a size is below 1 or all together are beyond the limits; std::bad_alloc
   KvCache(const KvShape& shape, const Storage& storage, const CacheSizes& sizes = {}, const B& backend = {},
@@ -98,8 +99,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     return made("add", [](Index) {});
   }
 
-  /// A new sequence with the first `length` positions of another, all if not given. Paged shares them; other storages
-  /// copy.
+  /// A new sequence with the first `length` positions of another, or with all. Paged shares them, others copy them.
   ///
   /// Errors    CacheFull as add(); ShapeError if the other is shorter, or a Ring lacks what a query at `length` needs
   SequenceId fork(SequenceId id, std::optional<Index> length = {}) {

@@ -116,7 +116,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// Shapes    memory (Lk, E_kv) or (B, Lk, E_kv)
   /// Then      Ragged; Origin, the position that each sequence's first key is turned to, 0 if not given: for keys that
   ///           are to stand further on among others, because masks count keys from 0; a Workspace, a backend
-  /// Errors    ShapeError if memory has not kv_model columns, the layer no weights, or Ragged or Origin not its sizes
+  /// Errors    ShapeError if memory has not kv_model columns, a Ragged or an Origin is of other sizes, or there are no
+  ///           weights yet
   template <SequenceOf<T> Memory, class... Extra>
   [[nodiscard]] MHA_NO_INLINE KeyValues project_memory(const Memory& memory, Extra&&... extra) const {
     detail::check_project_arguments<Extra...>();

@@ -22,6 +22,11 @@ using mha::Index;
 // Before main, and so before the pool starts: more threads than a small machine has, unless the caller says otherwise.
 [[maybe_unused]] const int four_threads = setenv("MHA_NUM_THREADS", "4", 0);
 
+TEST(Workers, AreCountedInWords) {
+  EXPECT_EQ(mha::detail::workers_in_words(mha::Serial{}), "Serial with 1 worker");
+  EXPECT_EQ(mha::detail::workers_in_words(mha::ThreadPool(2)), "ThreadPool with 2 workers");
+}
+
 template <class E> class ExecutorContract : public testing::Test {};
 struct PoolOfThree : mha::ThreadPool {
   PoolOfThree() : ThreadPool(3) {}

@@ -87,8 +87,8 @@ class Tiling {
   }
 
   /// Has so many workers share the keys of tiles, each chunk a part and a task of its own, where whole tiles would
-  /// leave workers idle: of all tiles where these are few, else of those that read more keys than a worker's share
-  /// allows. Where tasks are few all the same, tiles are divided.
+  /// leave workers idle: of all tiles where these are few, else of those that read more than half of a worker's share.
+  /// Where tasks are few all the same, tiles are divided.
   template <class Call> void share(const Call& call, IsaLevel level, Index workers, Workspace::Frame& frame) {
     if (!parallel || workers == 1) return;
     double most_keys = -1;  // of a tile that is not shared
@@ -103,7 +103,7 @@ class Tiling {
     } else {
       most_keys = 0;
       for (Index b = 0; b < call.shape.batch; ++b) most_keys += double(per_sequence(of(call, b))) * call.keys(b);
-      most_keys /= double(simd::tiles_per_worker) * workers;
+      most_keys /= 2. * workers;
     }
     if (call.shape.keys > most_keys && simd::most_chunks(call) > 1) take_parts(call, most_keys, frame);
   }
@@ -270,7 +270,9 @@ template <class T, class Stored>
 void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index workers, Workspace& workspace) {
   using A = Accumulator<T>;
   const Index keys = call.kv.room().keys;
-  if (keys <= call.shape.keys && !call.kv.drops()) return;
+  bool grows = call.kv.drops();
+  for (Index b = 0; b < call.shape.batch; ++b) grows = grows || call.keys(b) < keys;
+  if (!grows) return;
   const bool parallel = enough_work(tiling.flop_per_key * std::max(keys, call.shape.keys));
   SizeOfFrame scratch, state, lists, near;
   TileScratch<A>(scratch, tiling.lanes, call.head_dim, call.value_dim, !std::is_same_v<Stored, A>);
@@ -280,12 +282,12 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
   std::size_t parts = 0;
   if (parallel && workers > 1 && chunks > 1) {
     // Tiles are divided where they and their chunks are fewer than workers, into fewer than twice as many. Of many
-    // tiles fewer than `shared` read more than their share of the keys.
-    const std::int64_t shared = std::int64_t{simd::tiles_per_worker} * workers;
+    // tiles fewer than two a worker read more than half of its share.
+    const std::int64_t two = std::int64_t{2} * workers;
     if (simd::too_few_tiles(tiling.tiles, workers))
-      parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, std::int64_t{2} * workers));
+      parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, two));
     else if (call.shape.batch > 1)
-      parts = static_cast<std::size_t>(shared * chunks);
+      parts = static_cast<std::size_t>(two * chunks);
     lists.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch) + 1);
   }
   lists.take<TileScratch<A>>(used);

@@ -134,11 +134,12 @@ template <class T> class HeadBackward : public simd::BackwardHead<T, BackwardTil
   void pack_rows(const T* from, std::ptrdiff_t stride, std::ptrdiff_t step, Index n, Index dim, Index padded,
                  A* to) const {
     if (step == 1 && dim == padded) return simd::widen(level_, from, stride, n, dim, to);
-    for (Index i = 0; i < n; ++i, from += stride, to += padded) {
+    for (Index i = 0; i < n; ++i, to += padded) {
+      const T* const row = from + i * stride;  // the stride of a single row may be any
       if (step == 1)
-        simd::widen(level_, from, 0, 1, dim, to);
+        simd::widen(level_, row, 0, 1, dim, to);
       else
-        for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(from[d * step]);
+        for (Index d = 0; d < dim; ++d) to[d] = static_cast<A>(row[d * step]);
       std::fill_n(to + dim, padded - dim, A(0));
     }
   }

@@ -15,16 +15,18 @@ namespace mha::inline MHA_NAMESPACE::detail::simd {
 template <class T>
 void put_rows(IsaLevel level, const GradientTo<T>& to, Accumulator<T>* sums, std::ptrdiff_t stride, Index rows,
               std::ptrdiff_t first, Index d, Index n, Accumulator<T> factor) {
-  constexpr Index whole = 64 / sizeof(Accumulator<T>);  // registers of every level
+  using A = Accumulator<T>;
+  constexpr Index whole = 64 / sizeof(A);  // registers of every level
   const std::ptrdiff_t row_stride = to.axes().stride[1], column = to.axes().stride[3];
   first += d * column;
   T* const plain = to.plain_row(first);
   const Index at_once = plain == nullptr ? 0 : n / whole * whole;
   if (at_once > 0) store_rows(level, sums, stride, rows, factor, at_once, plain, row_stride);
   if (at_once == n) return;
-  for (Index i = 0; i < rows; ++i, sums += stride, first += row_stride) {
-    for (Index j = at_once; j < n; ++j) sums[j] *= factor;
-    to.put_row(first + at_once * column, sums + at_once, n - at_once);
+  for (Index i = 0; i < rows; ++i) {
+    A* const rest = sums + i * stride + at_once;
+    for (Index j = 0; j < n - at_once; ++j) rest[j] *= factor;
+    to.put_row(first + i * row_stride + at_once * column, rest, n - at_once);
   }
 }
 

@@ -177,12 +177,17 @@ template <class T> class PairGradients {
       for (Index j = 0; j < parts; j += W) {
         load_widened<A, Baseline>(x, d_out + d + j);
         load_widened<A, Baseline>(y, out + d + j);
-        sum[j / W] = sum[j / W] + x * y;
+        x = x * y;
+        round_here(x);
+        sum[j / W] = sum[j / W] + x;
       }
     A sums[parts];
     for (Index j = 0; j < parts; j += W) store(sums + j, sum[j / W]);
-    for (; d < f_.value_dim; ++d)
-      sums[d < whole ? d % parts : 0] += static_cast<A>(d_out[d]) * static_cast<A>(out[d * call_.out.stride[3]]);
+    for (; d < f_.value_dim; ++d) {
+      A product = static_cast<A>(d_out[d]) * static_cast<A>(out[d * call_.out.stride[3]]);
+      round_here(product);
+      sums[d < whole ? d % parts : 0] += product;
+    }
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }
 

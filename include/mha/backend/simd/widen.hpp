@@ -129,19 +129,20 @@ template <class A, class Isa, class T> MHA_ALWAYS_INLINE void store_narrowed(T* 
   }
 }
 
-/// to (n, dim), rows one after another, from n rows of storage at a stride.
+/// to (n, dim), rows one after another, from n rows of storage at a stride, which of a single row may be any.
 template <class A, class T> struct WidenBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const T* from, std::ptrdiff_t stride, Index n, Index dim, A* to) {
     constexpr int W = Vector<A, Isa>::width;
-    for (Index i = 0; i < n; ++i, from += stride, to += dim) {
+    for (Index i = 0; i < n; ++i, to += dim) {
+      const T* const row = from + i * stride;
       Index d = 0;
       for (; d + W <= dim; d += W) {
         vector_t<A, Isa> v;
-        load_widened<A, Isa>(v, from + d);
+        load_widened<A, Isa>(v, row + d);
         store(to + d, v);
       }
-      for (; d < dim; ++d) to[d] = static_cast<A>(from[d]);
+      for (; d < dim; ++d) to[d] = static_cast<A>(row[d]);
     }
   }
 };
@@ -183,7 +184,7 @@ template <class A, class T> NarrowKernel<A, T> narrow_kernel(IsaLevel level) {
 }
 
 /// to (n, dim), rows `to_stride` apart, = n rows at a stride · factor in storage precision; zeros are +0. dim is a
-/// multiple of W.
+/// multiple of W. Strides of a single row may be any.
 template <class A, class T> struct StoreRowsBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const A* from, std::ptrdiff_t stride, Index n, A factor, Index dim, T* to,
@@ -191,14 +192,14 @@ template <class A, class T> struct StoreRowsBody {
     using V = vector_t<A, Isa>;
     V scale;
     broadcast(scale, factor);
-    for (Index i = 0; i < n; ++i, from += stride, to += to_stride)
+    for (Index i = 0; i < n; ++i)
       for (Index d = 0; d < dim; d += Vector<A, Isa>::width) {
         V x;
-        load(x, from + d);
+        load(x, from + i * stride + d);
         x = x * scale;
         round_here(x);
         x = x + A(0);
-        store_narrowed<A, Isa>(to + d, x);
+        store_narrowed<A, Isa>(to + i * to_stride + d, x);
       }
   }
 };
