@@ -60,9 +60,10 @@ struct Recorder {
     void prepare_keys(Index m) const {
       note([&](Log::Head& l) { l.keys.push_back(m); });
     }
-    void pieces(Index first, Index end, Index m, const Scratch&) const {
+    void pieces(Index first, Index end, Index m, Index m_end, const Scratch&) const {
       note([&](Log::Head& l) {
-        for (Index n = first; n < end; ++n) l.pieces.push_back({n, m});
+        for (; m < m_end; ++m)
+          for (Index n = first; n < end; ++n) l.pieces.push_back({n, m});
       });
     }
     void store_queries(Index t) const {
