@@ -25,10 +25,9 @@ constexpr Index chunk_of(Index key) {
   return key < from ? key / key_chunk : short_chunks + (key - from) / long_chunk;
 }
 
-/// Tiles of queries of one length that keep a worker as busy as the others.
-inline constexpr Index tiles_per_worker = 4;
 /// Whether so many tiles of queries are too few to keep workers busy.
 constexpr bool too_few_tiles(std::int64_t tiles, Index workers) {
+  constexpr Index tiles_per_worker = 4;
   return tiles < std::int64_t{tiles_per_worker} * workers;
 }
 
@@ -45,7 +44,7 @@ template <class Call> Index held_chunk(const Call& call, Index b, Index n) {
 /// Where a chunk of so many keys ends.
 constexpr Index chunk_end(Index chunk, Index keys) { return std::min(chunk_begin(chunk + 1), keys); }
 
-/// Chunks of the longest sequence's keys; 1 at least.
+/// Chunks of so many keys; 1 at least.
 constexpr Index all_chunks(Index keys) { return keys == 0 ? 1 : chunk_of(keys - 1) + 1; }
 
 /// The chunks of sequence b's keys that are not all dropped; 1 at least.

@@ -21,37 +21,6 @@ using mha::Index;
 namespace systolic = mha::detail::systolic;
 using One = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, mha::Serial>;
 
-/// The tiles of c that products had, in order.
-std::vector<Index>& multiplied() {
-  static std::vector<Index> tiles;
-  return tiles;
-}
-const systolic::ProductUnit noting{mha::MatrixUnit::portable, 32,
-                                   [](const systolic::TileProduct& p) { multiplied().push_back(p.tiles); }};
-systolic::TileProduct of_tiles(Index n) { return {nullptr, 0, nullptr, nullptr, n, 1, false}; }
-
-TEST(WaitingProducts, AreComputedInOrderHoweverManyThereAre) {
-  multiplied().clear();
-  systolic::WaitingProducts waiting(true);
-  std::vector<Index> expected;
-  for (Index i = 0; i < 40; ++i) {
-    waiting.add(noting, of_tiles(i));
-    expected.push_back(i);
-  }
-  EXPECT_LT(multiplied().size(), 40u);
-  waiting.run();
-  EXPECT_EQ(multiplied(), expected);
-  waiting.run();
-  EXPECT_EQ(multiplied(), expected);
-}
-
-TEST(WaitingProducts, DoNotWaitWhereNoneCan) {
-  multiplied().clear();
-  systolic::WaitingProducts waiting(false);
-  waiting.add(noting, of_tiles(3));
-  EXPECT_EQ(multiplied(), std::vector<Index>{3});
-}
-
 /// One head, in calls of so many pieces of the queries and of the keys.
 struct Head : support::OneHead<One> {
   Head() : OneHead(support::BackwardCase<float>("array, strips", {1, 700, 800, 1, 1, 72, 40})) {}
