@@ -99,7 +99,18 @@ template <class Storage, class B> class Model {
       ids.push_back(sequences[who[i]].id);
       for (Index n = 0; n < rows[i]; ++n) contents.push_back(++written_);
     }
-    auto step = cache.step(ids, rows);
+    const Index needed = pages_needed(ids, rows), free = free_pages();
+    auto step = [&] {
+      try {
+        return cache.step(ids, rows);
+      } catch (const mha::CacheFull& full) {
+        EXPECT_EQ(full.needed, needed);
+        EXPECT_EQ(full.free, free);
+        EXPECT_GT(needed, free);
+        throw;
+      }
+    }();
+    EXPECT_EQ(free - free_pages(), needed);
     Tensor<float, 3> key(static_cast<Index>(contents.size()), heads, dim),
         value(static_cast<Index>(contents.size()), heads, value_dim);
     for (Index layer = 0; layer < layers_written; ++layer) {
@@ -159,11 +170,51 @@ template <class Storage, class B> class Model {
     }
   }
 
+  /// Removing these sequences frees what the cache says.
+  void remove(const std::vector<std::size_t>& who) {
+    std::vector<SequenceId> ids;
+    for (const std::size_t i : who) ids.push_back(sequences[i].id);
+    Index expected = free_pages();
+    if constexpr (paged) expected += cache.pages_freed(ids);
+    for (const SequenceId id : ids) {
+      cache.remove(id);
+      EXPECT_NE(message_of([&] { static_cast<void>(cache.length(id)); }), "");
+    }
+    EXPECT_EQ(free_pages(), expected);
+    const auto gone = [&](const Sequence& s) { return std::find(ids.begin(), ids.end(), s.id) != ids.end(); };
+    sequences.erase(std::remove_if(sequences.begin(), sequences.end(), gone), sequences.end());
+  }
+  /// So does taking positions back.
+  void truncate(std::size_t one, Index length) {
+    Sequence& s = sequences[one];
+    Index expected = free_pages();
+    if constexpr (paged) expected += cache.pages_freed(s.id, length);
+    cache.truncate(s.id, length);
+    EXPECT_EQ(free_pages(), expected);
+    s.content.resize(at(length));
+    s.pages = first_pages(s, length);
+  }
+
   void set_first(Index first) { first_ = first; }
 
   static constexpr bool paged = std::is_same_v<Storage, Paged>;
 
  private:
+  Index free_pages() const {
+    if constexpr (paged)
+      return cache.free_pages();
+    else
+      return 0;
+  }
+  /// None where the step itself says what is wrong with it.
+  Index pages_needed(const std::vector<SequenceId>& ids, const std::vector<Index>& rows) const {
+    if constexpr (paged) {
+      for (std::size_t i = 0; i < ids.size(); ++i)
+        if (rows[i] > cache.storage().length - cache.length(ids[i])) return 0;
+      return cache.pages_needed(ids, rows);
+    }
+    return 0;
+  }
   static PageModel pages_of(const Storage& storage) {
     if constexpr (paged)
       return {storage.pages, storage.page};
@@ -193,9 +244,11 @@ void random_operations_on(const Storage& storage, Index most_rows, Index first, 
         break;
       case 1:
         if (!all.empty() && below(3) == 0) {
-          model.cache.remove(all[one].id);
-          EXPECT_NE(message_of([&] { static_cast<void>(model.cache.length(all[one].id)); }), "");
-          all.erase(all.begin() + static_cast<std::ptrdiff_t>(one));
+          std::vector<std::size_t> who{one};
+          if (below(4) == 0)
+            for (std::size_t i = 0; i < all.size(); ++i)
+              if (i != one && below(2) == 0) who.push_back(i);
+          model.remove(who);
         }
         break;
       case 2:
@@ -205,11 +258,7 @@ void random_operations_on(const Storage& storage, Index most_rows, Index first, 
                          model.first_pages(all[one], back)});
         break;
       case 3:
-        if (!all.empty() && model.cache.can_truncate(all[one].id, back)) {
-          model.cache.truncate(all[one].id, back);
-          all[one].content.resize(at(back));
-          all[one].pages = model.first_pages(all[one], back);
-        }
+        if (!all.empty() && model.cache.can_truncate(all[one].id, back)) model.truncate(one, back);
         break;
       case 4:
         if (!all.empty() && below(3) == 0) {

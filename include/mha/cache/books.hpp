@@ -204,6 +204,7 @@ template <class Storage> class PageBook {
  public:
   PageBook(const Storage& s, Index sequences)
       : references_(static_cast<std::size_t>(s.pages)),
+        counted_(references_.size()),
         page_(s.page),
         limit_(s.length),
         width_(blocks_of(s.length, s.page)),
@@ -231,6 +232,30 @@ template <class Storage> class PageBook {
     return {&entry(slot, 0), static_cast<std::size_t>(blocks_of(length, page_))};
   }
   Index width() const { return width_; }
+
+  /// How many pages reserve() takes for the growths. Of those that write to a shared page all but its last owner copy
+  /// it.
+  Index pages_needed(std::span<const Growth> growths) const {
+    std::int64_t needed = 0;
+    for (const Growth& g : growths) {
+      needed += blocks_of(g.length + g.rows, page_) - blocks_of(g.length, page_);
+      if (writes_to_filled(g) && ++counted(last_page(g)) < references(last_page(g))) ++needed;
+    }
+    for (const Growth& g : growths)
+      if (writes_to_filled(g)) counted(last_page(g)) = 0;
+    return static_cast<Index>(std::min<std::int64_t>(needed, longest_axis));
+  }
+  /// How many pages become free if all of the sequences go back to `length`.
+  Index pages_freed(std::span<const Index> slots, Index length) const {
+    const Index first = blocks_of(length, page_);
+    Index freed = 0;
+    for (const Index slot : slots)
+      for (Index n = first; n < used(slot); ++n)
+        if (++counted(entry(slot, n)) == references(entry(slot, n))) ++freed;
+    for (const Index slot : slots)
+      for (Index n = first; n < used(slot); ++n) counted(entry(slot, n)) = 0;
+    return freed;
+  }
 
   void add(Index) {}
   void remove(Index slot) { keep(slot, 0); }
@@ -269,10 +294,9 @@ template <class Storage> class PageBook {
   }
 
   void reserve(std::span<const Growth> growths, RowCopies& copies, const char* call = "step") {
-    const Index wanted = pages_for(growths);
-    require_free(wanted <= free_pages(), call, ": ", wanted, " pages of ", page_, " positions are needed, ",
-                 free_pages(), " of ", references_.size(),
-                 " are free: remove() or truncate() sequences, or make the cache with more pages");
+    const CacheRoom room{CacheRoom::pages, pages_needed(growths), free_pages(), static_cast<Index>(references_.size())};
+    require_free(room, call, ": ", room.needed, " pages of ", page_, " positions are needed, ", room.free, " of ",
+                 room.total, " are free: remove() or truncate() sequences, or make the cache with more pages");
     // Of the owners of a page, the last one left writes to it. That is the longest one, so that what it writes is
     // behind the positions of the others, to which the page returns if the step is dropped.
     sorted_.assign(growths.begin(), growths.end());
@@ -280,7 +304,7 @@ template <class Storage> class PageBook {
     for (const Growth& g : sorted_) {
       if (g.rows == 0) continue;
       const Index last = g.length / page_, filled = g.length % page_;
-      if (filled > 0 && references(entry(g.slot, last)) > 1) {
+      if (writes_to_filled(g) && references(entry(g.slot, last)) > 1) {
         const Index shared = entry(g.slot, last);
         take(g.slot, last);
         copies.push_back({shared * page_, entry(g.slot, last) * page_, filled});
@@ -309,31 +333,22 @@ template <class Storage> class PageBook {
     Index slot, index, before;  ///< the page that stood there, -1 for none
   };
 
-  Index& references(Index page) { return references_[static_cast<std::size_t>(page)]; }
-  Index& used(Index slot) { return used_[static_cast<std::size_t>(slot)]; }
+  static Index& at(std::vector<Index>& v, Index i) { return v[static_cast<std::size_t>(i)]; }
+  static const Index& at(const std::vector<Index>& v, Index i) { return v[static_cast<std::size_t>(i)]; }
+  Index& references(Index page) { return at(references_, page); }
+  const Index& references(Index page) const { return at(references_, page); }
+  Index& counted(Index page) const { return at(counted_, page); }
+  Index& used(Index slot) { return at(used_, slot); }
+  const Index& used(Index slot) const { return at(used_, slot); }
   std::size_t place(Index slot, Index n) const {
     return static_cast<std::size_t>(slot) * static_cast<std::size_t>(width_) + static_cast<std::size_t>(n);
   }
   Index& entry(Index slot, Index n) { return table_[place(slot, n)]; }
   const Index& entry(Index slot, Index n) const { return table_[place(slot, n)]; }
 
-  /// How many pages the growths need. Of those that share a partly filled page, the last one left may write to it.
-  Index pages_for(std::span<const Growth> growths) {
-    std::int64_t wanted = 0;
-    spare_.clear();
-    for (const Growth& g : growths) {
-      wanted += blocks_of(g.length + g.rows, page_) - blocks_of(g.length, page_);
-      if (g.rows == 0 || g.length % page_ == 0) continue;
-      Index& owners = references(entry(g.slot, g.length / page_));
-      if (owners > 1) {
-        ++wanted;
-        --owners;
-        spare_.push_back(entry(g.slot, g.length / page_));
-      }
-    }
-    for (const Index page : spare_) ++references(page);
-    return static_cast<Index>(std::min<std::int64_t>(wanted, longest_axis));
-  }
+  /// Whether the first row of a growth goes to a page that has positions already, and which page that is.
+  bool writes_to_filled(const Growth& g) const { return g.rows > 0 && g.length % page_ > 0; }
+  Index last_page(const Growth& g) const { return entry(g.slot, g.length / page_); }
 
   void take(Index slot, Index n) {
     const Index page = free_.back();
@@ -351,6 +366,7 @@ template <class Storage> class PageBook {
   }
 
   std::vector<Index> references_, free_;
+  mutable std::vector<Index> counted_;  ///< (pages): 0, but within a call
   Index page_, limit_, width_;
   std::vector<Index> table_;  ///< (sequences, width)
   std::vector<Index> used_;   ///< pages of each sequence

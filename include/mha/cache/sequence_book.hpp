@@ -49,7 +49,8 @@ class SequenceBook {
   ///
   /// Errors    CacheFull if the cache has all the sequences that it has memory for
   SequenceId add(const char* call) {
-    require_free(!free_.empty(), call, ": the cache has ", size(), " sequences, the limit is ", capacity(),
+    require_free({CacheRoom::sequences, 1, static_cast<Index>(free_.size()), capacity()}, call, ": the cache has ",
+                 size(), " sequences, the limit is ", capacity(),
                  ": remove one first, or make the cache with CacheSizes{.sequences = more}");
     static std::atomic<std::uint64_t> serial{0};
     SequenceId id;

@@ -26,12 +26,19 @@ class ShapeError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// A key/value cache has no page, or no place for a sequence, left. Nothing has changed, and the same call may succeed
-/// once sequences are removed or truncated. A handler of ShapeError catches it too: a loop that makes room and calls
-/// again has one of CacheFull before that.
-class CacheFull : public ShapeError {
+/// How many pages, or places for sequences, a call needs of a key/value cache, how many are free, and how many it has.
+struct CacheRoom {
+  enum Of : unsigned char { pages, sequences };
+  Of of;
+  Index needed, free, total;
+};
+
+/// A key/value cache has too few pages, or no place for a sequence, left. Nothing has changed, and the same call may
+/// succeed once sequences are removed or truncated, but not if needed > total. A handler of ShapeError catches it too:
+/// a loop that makes room and calls again has one of CacheFull before that.
+class CacheFull : public ShapeError, public CacheRoom {
  public:
-  using ShapeError::ShapeError;
+  CacheFull(const std::string& message, const CacheRoom& room) : ShapeError(message), CacheRoom(room) {}
 };
 
 namespace detail {
@@ -106,25 +113,27 @@ template <class Error> [[noreturn]] MHA_COLD MHA_NO_INLINE void throw_error(cons
 }
 
 /// The same code for every message: the checks of a call are many, and each would bring its own.
-template <class Error>
-[[noreturn]] MHA_COLD MHA_NO_INLINE void throw_message(std::initializer_list<MessagePiece> pieces) {
+MHA_COLD MHA_NO_INLINE inline std::string joined(std::initializer_list<MessagePiece> pieces) {
   std::string message;
   for (const MessagePiece& piece : pieces) piece.append_to(message);
-  throw_error(Error(message));
+  return message;
+}
+[[noreturn]] MHA_COLD MHA_NO_INLINE inline void throw_message(std::initializer_list<MessagePiece> pieces) {
+  throw_error(ShapeError(joined(pieces)));
 }
 
 /// throw ShapeError("attention: k has 6 heads, …") from its pieces.
 template <class... Pieces> [[noreturn]] MHA_COLD void fail(const Pieces&... pieces) {
-  throw_message<ShapeError>({MessagePiece(pieces)...});
+  throw_message({MessagePiece(pieces)...});
 }
 
 /// fail(pieces...) unless the condition holds; the message is only built when it is needed.
 template <class... Pieces> void require(bool holds, const Pieces&... pieces) {
   if (!holds) fail(pieces...);
 }
-/// The same with a CacheFull.
-template <class... Pieces> void require_free(bool holds, const Pieces&... pieces) {
-  if (!holds) throw_message<CacheFull>({MessagePiece(pieces)...});
+/// A CacheFull of the pieces unless what is needed is free.
+template <class... Pieces> void require_free(const CacheRoom& room, const Pieces&... pieces) {
+  if (room.needed > room.free) throw_error(CacheFull(joined({MessagePiece(pieces)...}), room));
 }
 
 /// "SoftCap: cap is -1, it must be a positive finite number".

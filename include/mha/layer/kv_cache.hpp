@@ -16,9 +16,11 @@
 #include "../cache/kv_shape.hpp"
 #include "../cache/saved_sequence.hpp"
 #include "../cache/sequence_book.hpp"
+#include "../cache/step_plan.hpp"
 #include "../cache/tiled_books.hpp"
 #include "../cache/version_book.hpp"
 #include "cache_memory.hpp"
+#include "cache_pages.hpp"
 #include "cache_step.hpp"
 #include "recorded_step.hpp"
 #include "step_memory.hpp"
@@ -38,11 +40,12 @@ namespace mha::inline MHA_NAMESPACE {
 ///           other sequences. In the layer's own scalar: as layer(x)
 /// Threads   one at a time
 /// Errors    every call that throws leaves the cache as it was, but for a CudaError. ShapeError if a sequence is not of
-///           this cache, and while a step is open of save() and of every call or move that would change the cache
+///           this cache, and while a step is open of save(), pages_needed(), pages_freed() and of every call or move
+///           that would change the cache
 /// Moves     SequenceIds and RecordedSteps are of the cache that has the sequences now; one moved from has no layer
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
-template <class Storage, class F, class B = OnHost> class KvCache {
+template <class Storage, class F, class B = OnHost> class KvCache : public CachePages<KvCache<Storage, F, B>, Storage> {
   template <class T> using List = std::initializer_list<T>;
 
  public:
@@ -62,11 +65,10 @@ template <class Storage, class F, class B = OnHost> class KvCache {
         memory_(shape, sizes.layers, book_.extents(), detail::extents_of_tiles(book_), backend, std::move(workspace)),
         versions_(sizes.sequences, sizes.layers),
         sent_(sizes.sequences, detail::table_width(book_)),
+        plan_(sizes.sequences),
         now_(static_cast<std::size_t>(sizes.sequences)) {
     written_.resize(static_cast<std::size_t>(sizes.layers));
-    in_step_.resize(static_cast<std::size_t>(sizes.sequences));
-    even_.reserve(in_step_.size());
-    copies_.reserve(in_step_.size());
+    copies_.reserve(static_cast<std::size_t>(sizes.sequences));
   }
   KvCache(KvCache&&) = default;
   KvCache& operator=(KvCache&&) = default;
@@ -83,7 +85,8 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   [[nodiscard]] Index max_rows() const { return book_.rewind(); }
   /// Errors    ShapeError if so many rows more would make one of the sequences longer than the storage allows
   void require_room(Index rows) const {
-    for (std::size_t i = 0; i < ids().size(); ++i) require_room("prefill", i, length(ids()[i]), rows);
+    for (std::size_t i = 0; i < ids().size(); ++i)
+      detail::require_room("prefill", i, length(ids()[i]), rows, book_.limit());
   }
   /// Errors    ShapeError if the cache's stream is being recorded, as of step(), reorder() and a fork() that copies
   void require_sendable() const { sent_.check(memory_.items()); }
@@ -91,7 +94,6 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   /// What the rows of a position's key and value take in all layers, without what a matrix unit keeps beside them.
   [[nodiscard]] std::size_t position_bytes() const { return detail::position_bytes<F>(shape_, sizes_); }
-  [[nodiscard]] Index free_pages() const requires(std::same_as<Storage, Paged>) { return book_.free_pages(); }
 
   /// A new sequence without positions. Errors: CacheFull if there is no memory for one more.
   SequenceId add() {
@@ -104,7 +106,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   /// Errors    CacheFull as add(); ShapeError if the other is shorter, or a Ring lacks what a query at `length` needs
   SequenceId fork(SequenceId id, std::optional<Index> length = {}) {
     require_closed("fork");
-    if (!std::is_same_v<Storage, Paged>) require_sendable();  // rows are copied
+    if (!std::same_as<Storage, Paged>) require_sendable();  // rows are copied
     const Index from = sequences_.slot("fork", id), all = sequences_.length(from), count = length.value_or(all);
     detail::require_rewind("fork", book_, from, all, count);
     return made("fork", [&](Index to) {
@@ -144,16 +146,17 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   void reorder(std::span<const SequenceId> beams, std::span<const Index> from) {
     require_closed("reorder");
     detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");
-    enter("reorder", beams);
+    require_sendable();
+    const std::span<const Index> slots = plan_.slots("reorder", sequences_, beams);
     now_.lengths.clear();
-    for (const Index slot : now_.slots) now_.lengths.push_back(sequences_.length(slot));
+    for (const Index slot : slots) now_.lengths.push_back(sequences_.length(slot));
     for (const Index source : from)
       detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
                       " is outside [0, ", beams.size(), "), the number of beams");
-    book_.reorder(now_.slots, from, now_.lengths, copies_, [&] { copy(); });
-    versions_.reorder(now_.slots, from);
+    book_.reorder(slots, from, now_.lengths, copies_, [&] { copy(); });
+    versions_.reorder(slots, from);
     for (std::size_t i = 0; i < from.size(); ++i)
-      sequences_.set_length(now_.slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
+      sequences_.set_length(slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
   }
 
   [[nodiscard]] Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
@@ -173,10 +176,7 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     return Step(*this);
   }
   /// So many rows for every sequence, in the order of ids().
-  [[nodiscard]] Step step(Index rows) {
-    even_.assign(ids().size(), rows);
-    return step(ids(), even_);
-  }
+  [[nodiscard]] Step step(Index rows) { return step(ids(), plan_.even(sequences_, rows)); }
   [[nodiscard]] Step step(List<SequenceId> s, List<Index> n) { return step(std::span(s), std::span(n)); }
   [[nodiscard]] Step step(std::span<const SequenceId> s, List<Index> n) { return step(s, std::span(n)); }
   [[nodiscard]] Step step(List<SequenceId> s, std::span<const Index> n) { return step(std::span(s), n); }
@@ -229,14 +229,11 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   }
 
  private:
+  friend CachePages<KvCache, Storage>;
   friend LayerStep<KvCache>;
   friend CacheStep<KvCache>;
 
   void require_closed(const char* call) const { open_.require_none(call); }
-  void require_room(const char* call, std::size_t i, Index length, Index rows) const {
-    detail::require(rows <= book_.limit() - length, call, ": sequence ", i, " of length ", length, " and ", rows,
-                    " rows more would be longer than the cache's ", book_.limit());
-  }
   void require_layer(const char* call, Index layer) const {
     detail::require(layer >= 0 && layer < layers(), call, ": there is no layer ", layer, ", the cache has ", layers());
   }
@@ -256,42 +253,20 @@ template <class Storage, class F, class B = OnHost> class KvCache {
     return id;
   }
 
-  /// now_.slots of the sequences, each of which is named once.
-  void enter(const char* call, std::span<const SequenceId> sequences) {
-    require_sendable();
-    now_.slots.clear();
-    std::fill(in_step_.begin(), in_step_.end(), false);
-    for (std::size_t i = 0; i < sequences.size(); ++i) {
-      const Index slot = sequences_.slot(call, sequences[i], i);
-      detail::require(!in_step_[static_cast<std::size_t>(slot)], call, ": sequences ",
-                      std::find(now_.slots.begin(), now_.slots.end(), slot) - now_.slots.begin(), " and ", i,
-                      " are the same one");
-      in_step_[static_cast<std::size_t>(slot)] = true;
-      now_.slots.push_back(slot);
-    }
+  std::span<const detail::Growth> planned(const char* call, std::span<const SequenceId> sequences,
+                                          std::span<const Index> rows) const {
+    return plan_.growths(call, sequences_, sequences, rows, book_.limit());
   }
-
   /// Reserves memory for a step's rows, or throws and changes nothing. `versions`: of the weights that will make them,
   /// of each layer, if they are known.
   void open(std::span<const SequenceId> sequences, std::span<const Index> rows,
             std::span<const std::uint64_t> versions = {}) {
-    detail::require(sequences.size() == rows.size(), "step: ", sequences.size(), " sequences, but ", rows.size(),
-                    " numbers of rows");
-    enter("step", sequences);
-    now_.growths.clear();
-    std::int64_t all = 0;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const Index slot = now_.slots[i], length = sequences_.length(slot);
-      detail::require(rows[i] >= 0, "step: sequence ", i, " has ", rows[i], " rows, the least is 0");
-      require_room("step", i, length, rows[i]);
-      now_.growths.push_back({slot, length, rows[i]});
-      all += rows[i];
-    }
-    detail::require(all <= detail::longest_axis, "step: ", all, " rows, the limit is ", detail::longest_axis);
+    require_sendable();
+    const std::span<const detail::Growth> growths = planned("step", sequences, rows);
     for (std::size_t layer = 0; layer < versions.size(); ++layer)
-      versions_.check(now_.growths, static_cast<Index>(layer), versions[layer]);
-    now_.reserve_rows(book_, static_cast<std::size_t>(all));  // what may throw comes before anything changes
-    book_.reserve(now_.growths, copies_);
+      versions_.check(growths, static_cast<Index>(layer), versions[layer]);
+    now_.begin(book_, growths);  // what may throw comes before anything changes
+    book_.reserve(growths, copies_);
     MHA_TRY {
       copy();
       now_.describe(book_);
@@ -366,13 +341,12 @@ template <class Storage, class F, class B = OnHost> class KvCache {
   detail::StepMemory<B> sent_;
 
   std::uint64_t serial_ = detail::next_serial();  ///< of this cache alone
+  mutable detail::StepPlan plan_;                 ///< of the call that is made
   // Of the open step.
   std::uint64_t steps_ = 0;
   detail::StepNumbers now_;
   detail::RowCopies copies_;
-  std::vector<Index> even_;
   std::vector<bool> written_;  ///< (layers)
-  std::vector<bool> in_step_;  ///< (sequences)
 };
 
 /// What make_cache(layer, storage) returns: mha::CacheOf<decltype(layer), mha::Contiguous>.

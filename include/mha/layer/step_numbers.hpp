@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "../cache/books.hpp"
@@ -44,7 +45,19 @@ struct StepNumbers {
     growths.reserve(sequences);
   }
 
-  /// Memory for so many rows, so that describe() cannot throw.
+  /// Those of a step of the growths, and memory for their rows, so that describe() cannot throw.
+  template <class Book> void begin(const Book& book, std::span<const Growth> of) {
+    growths.assign(of.begin(), of.end());
+    slots.clear();
+    std::size_t rows = 0;
+    for (const Growth& g : of) {
+      slots.push_back(g.slot);
+      rows += static_cast<std::size_t>(g.rows);
+    }
+    reserve_rows(book, rows);
+  }
+
+  /// Memory for so many rows.
   template <class Book> void reserve_rows(const Book& book, std::size_t rows) {
     to_row.reserve(rows);
     if constexpr (has_pages<Book>) table.resize(growths.size() * static_cast<std::size_t>(book.width()));
@@ -55,9 +68,8 @@ struct StepNumbers {
 
   /// Those of one sequence that has so many positions and gets no more.
   template <class Book> void describe(const Book& book, Index slot, Index length) {
-    growths.assign(1, {slot, length, 0});
-    slots.assign(1, slot);
-    reserve_rows(book, 0);
+    const Growth none[] = {{slot, length, 0}};
+    begin(book, none);
     describe(book);
   }
 

@@ -27,6 +27,7 @@ inline std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 /// rows of the cache are one list of numbers. So are its tiles, if it has pages of them: those of a page are written
 /// from the rows of a sequence.
 template <class Book> class Model {
+  static constexpr bool paged = requires(const Book& book) { book.free_pages(); };
   static constexpr bool tiled = std::same_as<Book, mha::detail::TiledPageBook<mha::Paged>>;
 
  public:
@@ -48,12 +49,12 @@ template <class Book> class Model {
     live_[at(slot)] = true;
   }
   void remove(Index slot) {
-    book_.remove(slot);
+    expect_freed(slot, 0, [&] { book_.remove(slot); });
     sequences_[at(slot)].clear();
     live_[at(slot)] = false;
   }
   void truncate(Index slot, Index length) {
-    book_.truncate(slot, length);
+    expect_freed(slot, length, [&] { book_.truncate(slot, length); });
     sequences_[at(slot)].resize(at(length));
   }
   void fork(Index from, Index to, Index length) {
@@ -75,10 +76,25 @@ template <class Book> class Model {
     for (std::size_t i = 0; i < slots.size(); ++i) sequences_[at(slots[i])] = before[at(from[i])];
   }
 
-  /// A step that is committed or dropped, after it wrote or before.
+  /// A step that is committed or dropped, after it wrote or before. It takes the pages that it was said to need, or is
+  /// refused for want of them.
   void step(const std::vector<Growth>& growths, bool wrote, bool committed) {
     RowCopies copies;
-    book_.reserve(growths, copies);
+    if constexpr (paged) {
+      const Index needed = book_.pages_needed(growths), free = book_.free_pages();
+      try {
+        book_.reserve(growths, copies);
+      } catch (const mha::CacheFull& full) {
+        EXPECT_EQ(full.needed, needed);
+        EXPECT_GT(full.needed, full.free);
+        EXPECT_EQ(full.free, free);
+        EXPECT_EQ(full.total, book_.extents().blocks);
+        throw;
+      }
+      EXPECT_EQ(free - book_.free_pages(), needed);
+    } else {
+      book_.reserve(growths, copies);
+    }
     run(copies);
     for (const Growth& g : growths)
       for (Index i = 0; wrote && i < g.rows; ++i) {
@@ -114,6 +130,16 @@ template <class Book> class Model {
   }
 
  private:
+  /// That a call frees the pages that it was said to free.
+  template <class Call> void expect_freed([[maybe_unused]] Index slot, [[maybe_unused]] Index length, Call&& call) {
+    if constexpr (paged) {
+      const Index slots[] = {slot}, freed = book_.pages_freed(slots, length), free = book_.free_pages();
+      call();
+      EXPECT_EQ(book_.free_pages() - free, freed);
+    } else {
+      call();
+    }
+  }
   mha::detail::BlockExtents tile_extents() const {
     if constexpr (tiled)
       return book_.tile_pages().extents();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -184,6 +185,51 @@ TEST(PageBook, CopiesASharedPageAtTheFirstWriteOnly) {
   EXPECT_TRUE(copies.empty());
 }
 
+TEST(PageBook, CountsThePagesOfAStep) {
+  PageBook book(Paged{.pages = 9, .length = 64, .page = 16}, 4);
+  RowCopies copies;
+  const auto needed = [&](const std::vector<Growth>& growths) { return book.pages_needed(growths); };
+  EXPECT_EQ(needed({}), 0);
+  EXPECT_EQ(needed({{0, 0, 0}}), 0);
+  EXPECT_EQ(needed({{0, 0, 16}, {1, 0, 17}}), 3);
+  const Growth first[] = {{0, 0, 20}};
+  book.reserve(first, copies);
+  book.commit(first);
+  EXPECT_EQ(needed({{0, 20, 12}}), 0);
+  EXPECT_EQ(needed({{0, 20, 13}}), 1);
+  for (const Index length : {20, 18}) book.fork(0, length == 20 ? 1 : 2, length, copies);
+  book.fork(0, 3, 16, copies);
+  EXPECT_EQ(needed({{1, 20, 1}}), 1) << "a copy of the page that has 4 positions";
+  EXPECT_EQ(needed({{1, 20, 13}}), 2);
+  EXPECT_EQ(needed({{1, 20, 0}, {2, 18, 1}}), 1);
+  EXPECT_EQ(needed({{1, 20, 1}, {2, 18, 1}}), 2);
+  EXPECT_EQ(needed({{1, 20, 1}, {2, 18, 1}, {0, 20, 1}}), 2) << "one of three owners needs no copy";
+  EXPECT_EQ(needed({{1, 20, 1}, {2, 18, 1}, {0, 20, 1}}), 2) << "the question changes nothing";
+  EXPECT_EQ(needed({{3, 16, 1}}), 1) << "its page is full";
+  EXPECT_EQ(book.free_pages(), 7);
+}
+
+TEST(PageBook, CountsThePagesThatNobodyElseHas) {
+  PageBook book(Paged{.pages = 9, .length = 64, .page = 16}, 3);
+  RowCopies copies;
+  const Growth first[] = {{0, 0, 40}};
+  book.reserve(first, copies);
+  book.commit(first);
+  const auto freed = [&](const std::vector<Index>& slots, Index length) { return book.pages_freed(slots, length); };
+  EXPECT_EQ(freed({0}, 0), 3);
+  EXPECT_EQ(freed({0}, 16), 2);
+  EXPECT_EQ(freed({0}, 17), 1);
+  EXPECT_EQ(freed({0}, 40), 0);
+  book.fork(0, 1, 20, copies);
+  book.fork(0, 2, 16, copies);
+  EXPECT_EQ(freed({0}, 0), 1);
+  EXPECT_EQ(freed({1}, 0), 0);
+  EXPECT_EQ(freed({1, 0}, 0), 2);
+  EXPECT_EQ(freed({0, 1, 2}, 0), 3);
+  EXPECT_EQ(freed({0, 1, 2}, 0), 3) << "the question changes nothing";
+  EXPECT_EQ(freed({}, 0), 0);
+}
+
 TEST(PageBook, NamesThePagesThatAreMissing) {
   PageBook book(Paged{.pages = 3, .length = 160, .page = 16}, 1);
   RowCopies copies;
@@ -195,6 +241,10 @@ TEST(PageBook, NamesThePagesThatAreMissing) {
     EXPECT_NE(std::string(e.what()).find("step: 5 pages of 16 positions are needed, 3 of 3 are free"),
               std::string::npos)
         << e.what();
+    EXPECT_EQ(e.of, mha::CacheFull::pages);
+    EXPECT_EQ(e.needed, 5);
+    EXPECT_EQ(e.free, 3);
+    EXPECT_EQ(e.total, 3);
   }
   try {
     book.fill(0, 49, Gone{});

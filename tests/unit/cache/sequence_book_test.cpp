@@ -61,6 +61,10 @@ TEST(SequenceBook, SaysHowManyItHasMemoryFor) {
     EXPECT_STREQ(e.what(),
                  "fork: the cache has 3 sequences, the limit is 3: remove one first, or make the cache with "
                  "CacheSizes{.sequences = more}");
+    EXPECT_EQ(e.of, mha::CacheFull::sequences);
+    EXPECT_EQ(e.needed, 1);
+    EXPECT_EQ(e.free, 0);
+    EXPECT_EQ(e.total, 3);
   }
 }
 

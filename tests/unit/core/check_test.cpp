@@ -44,15 +44,31 @@ TEST(Fail, WritesNumbersShort) {
 }
 
 TEST(RequireFree, ThrowsWhatACallerCanTellFromAFault) {
+  using mha::CacheRoom;
   static_assert(std::is_base_of_v<ShapeError, mha::CacheFull>);
-  EXPECT_NO_THROW(mha::detail::require_free(true, "never"));
-  EXPECT_EQ(message_of<mha::CacheFull>([] { mha::detail::require_free(false, "pages ", 0); }), "pages 0");
+  EXPECT_NO_THROW(mha::detail::require_free({CacheRoom::pages, 3, 3, 8}, "never"));
+  EXPECT_EQ(message_of<mha::CacheFull>([] {
+              mha::detail::require_free({CacheRoom::pages, 1, 0, 8}, "pages ", 0);
+            }),
+            "pages 0");
   try {
     mha::detail::require(false, "a fault");
   } catch (const mha::CacheFull&) {
     FAIL();
   } catch (const ShapeError&) {
   }
+}
+
+TEST(RequireFree, SaysHowManyInNumbers) {
+  for (const auto of : {mha::CacheRoom::pages, mha::CacheRoom::sequences}) try {
+      mha::detail::require_free({of, 4, 3, 8}, "full");
+      FAIL();
+    } catch (const mha::CacheFull& full) {
+      EXPECT_EQ(full.of, of);
+      EXPECT_EQ(full.needed, 4);
+      EXPECT_EQ(full.free, 3);
+      EXPECT_EQ(full.total, 8);
+    }
 }
 
 TEST(Require, ThrowsOnlyIfTheConditionDoesNotHold) {

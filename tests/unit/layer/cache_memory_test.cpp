@@ -4,6 +4,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -124,6 +125,11 @@ template <class Storage> void expect_all_or_nothing_when_short_of_memory(const S
   none([](auto& c, auto& ids) { c.truncate(ids[0], 19); });
   none([&](auto& c, auto& ids) { c.reorder(ids, one); });
   none([&](auto& c, auto& ids) { c.reorder(ids, permuted); });
+  if constexpr (std::is_same_v<Storage, Paged>) {
+    none([&](auto& c, auto& ids) { EXPECT_EQ(c.pages_needed(ids, even), 3); });
+    none([&](auto& c, auto&) { EXPECT_EQ(c.pages_needed(4), 3); });
+    none([&](auto& c, auto& ids) { EXPECT_EQ(c.pages_freed(ids), 3); });
+  }
 }
 
 TEST(KvCacheShortOfMemory, ContiguousIsAsItWas) {

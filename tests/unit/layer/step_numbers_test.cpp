@@ -50,6 +50,19 @@ TEST(StepNumbers, OfBlocks) {
   }
 }
 
+TEST(StepNumbers, BeginsWithTheGrowthsAndMemoryForTheirRows) {
+  mha::detail::StepNumbers now(4);
+  const mha::detail::Growth growths[] = {{3, 5, 2}, {1, 0, 17}};
+  for (int again = 0; again < 2; ++again) {
+    now.begin(Pages{}, growths);
+    EXPECT_EQ(now.slots, (List{3, 1}));
+    ASSERT_EQ(now.growths.size(), 2u);
+    EXPECT_EQ(now.growths[1].rows, 17);
+    EXPECT_GE(now.to_row.capacity(), 19u);
+    EXPECT_EQ(now.table.size(), 6u);
+  }
+}
+
 TEST(StepNumbers, OfPages) {
   auto now = two_sequences();
   now.reserve_rows(Pages{}, 19);

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "../core/check.hpp"
+#include "books.hpp"
+#include "sequence_book.hpp"
+
+namespace mha::inline MHA_NAMESPACE::detail {
+
+/// Checks that sequence i of a call, of this length, may get rows.
+inline void require_room(const char* call, std::size_t i, Index length, Index rows, Index limit) {
+  require(rows <= limit - length, call, ": sequence ", i, " of length ", length, " and ", rows,
+          " rows more would be longer than the cache's ", limit);
+}
+
+/// The sequences of a call and the rows that a step adds to them, checked. Lists last until the next call, and keep
+/// their memory.
+class StepPlan {
+ public:
+  explicit StepPlan(Index sequences) : named_(static_cast<std::size_t>(sequences)) {
+    slots_.reserve(named_.size());
+    even_.reserve(named_.size());
+    growths_.reserve(named_.size());
+  }
+
+  /// The slots of sequences, each of which is named once.
+  std::span<const Index> slots(const char* call, const SequenceBook& book, std::span<const SequenceId> sequences) {
+    slots_.clear();
+    std::fill(named_.begin(), named_.end(), false);
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const Index slot = book.slot(call, sequences[i], i);
+      require(!named_[static_cast<std::size_t>(slot)], call, ": sequences ",
+              std::find(slots_.begin(), slots_.end(), slot) - slots_.begin(), " and ", i, " are the same one");
+      named_[static_cast<std::size_t>(slot)] = true;
+      slots_.push_back(slot);
+    }
+    return slots_;
+  }
+
+  /// What a step adds to them, none of which becomes longer than `limit`.
+  std::span<const Growth> growths(const char* call, const SequenceBook& book, std::span<const SequenceId> sequences,
+                                  std::span<const Index> rows, Index limit) {
+    require(sequences.size() == rows.size(), call, ": ", sequences.size(), " sequences, but ", rows.size(),
+            " numbers of rows");
+    slots(call, book, sequences);
+    growths_.clear();
+    std::int64_t all = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const Index length = book.length(slots_[i]);
+      require(rows[i] >= 0, call, ": sequence ", i, " has ", rows[i], " rows, the least is 0");
+      require_room(call, i, length, rows[i], limit);
+      growths_.push_back({slots_[i], length, rows[i]});
+      all += rows[i];
+    }
+    require(all <= longest_axis, call, ": ", all, " rows, the limit is ", longest_axis);
+    return growths_;
+  }
+
+  /// So many rows for each of all sequences.
+  std::span<const Index> even(const SequenceBook& book, Index rows) {
+    even_.assign(book.all().size(), rows);
+    return even_;
+  }
+
+ private:
+  std::vector<Index> slots_, even_;
+  std::vector<Growth> growths_;
+  std::vector<bool> named_;  ///< (sequences): whether the call has named it
+};
+
+}  // namespace mha::inline MHA_NAMESPACE::detail
