@@ -2,7 +2,7 @@
 // 25: many sequences, one prompt
 //
 // You learn   to serve several sequences of a model with two layers from one pool of pages: a shared prompt, chunks and
-//             single tokens in one step, and beams
+//             single tokens in one step, beams, and to ask whether a step fits before it is made
 // The maths   position p of a sequence is in row p mod 16 of its page p / 16; a page may belong to several sequences
 // Symbols     E = 32 model width, 4 heads, S = 40 tokens of the shared prompt
 // Output      lines that end in "yes", and how the pages are used
@@ -84,7 +84,26 @@ int main() {
   const Rows z = run({a, b}, {1, 1}, both);
   check("two beams of one parent agree", z.row(0) == z.row(1));
 
-  for (const mha::SequenceId id : {shared, a, b, c}) cache.remove(id);
+  // Admission: does a prompt of 100 tokens fit beside the beams? add() and fork() take no page, so ask about what they
+  // return. Pages that a sequence shares with another are not freed by its removal.
+  const mha::SequenceId late = cache.add();
+  const std::vector<mha::SequenceId> who{a, b, late};
+  const std::vector<int> rows{1, 1, 100};
+  check("7 pages are needed, 5 are free", cache.pages_needed(who, rows) == 7 && cache.free_pages() == 5);
+  check("removing c would free 2, the prompt that a and b share 1",
+        cache.pages_freed(c) == 2 && cache.pages_freed(shared) == 1);
+  if (cache.pages_needed(who, rows) > cache.free_pages()) cache.remove(c);
+  run(who, rows, some_rows(102, 6.0f));
+  check("without c it fits", cache.free_pages() == 0);
+
+  try {
+    run({late}, {13}, some_rows(13, 7.0f));
+    check("a step beyond the last page is refused", false);
+  } catch (const mha::CacheFull& full) {
+    check("without a page left step() says how many", full.needed == 1 && full.free == 0 && full.total == 12);
+  }
+
+  for (const mha::SequenceId id : {shared, a, b, late}) cache.remove(id);
   check("removed sequences give all pages back", cache.free_pages() == 12);
   try {
     run({a}, {1}, next);
