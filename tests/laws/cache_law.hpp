@@ -265,7 +265,10 @@ Events one_answer(const Layer& layer, const Storage& storage, Index length, unsi
       case 3: {
         const auto saved = cache.save(all[one].id);
         cache.remove(all[one].id);
-        all[one].id = cache.restore(saved);
+        if constexpr (std::is_same_v<Storage, Paged>)
+          all[one].id = cache.restore(saved, all[(one + 1) % all.size()].id);
+        else
+          all[one].id = cache.restore(saved);
         break;
       }
       case 4: {

@@ -135,9 +135,24 @@ template <class Storage, class B> class Model {
   PageModel::Pages first_pages(const Sequence& s, Index length) const {
     return paged ? pages.first(s.pages, length) : PageModel::Pages{};
   }
-  /// For a sequence whose pages are all its own.
-  void take_pages(Sequence& s) const {
-    if (paged) pages.grow(s.pages, 0, static_cast<Index>(s.content.size()));
+  /// A sequence of bytes, which stand for a content; it shares pages with one that is like it, if that is given.
+  Sequence restored(const std::vector<std::byte>& bytes, const std::vector<int>& content, const Sequence* like) {
+    Sequence s{{}, content};
+    if constexpr (paged) {
+      const Index length = static_cast<Index>(content.size());
+      Index same = 0;
+      if (like != nullptr) {
+        const auto& other = like->content;
+        while (same < length && at(same) < other.size() && content[at(same)] == other[at(same)]) ++same;
+        if (same < length) same -= same % cache.storage().page;
+        s.pages = first_pages(*like, same);
+      }
+      s.id = like == nullptr ? cache.restore(bytes) : cache.restore(bytes, like->id);
+      pages.grow(s.pages, same, length - same);
+    } else {
+      s.id = cache.restore(bytes);
+    }
+    return s;
   }
 
   /// Every position that the cache still has, read by the source that a layer gets.
@@ -280,9 +295,9 @@ void random_operations_on(const Storage& storage, Index most_rows, Index first, 
         if (!all.empty() && all.size() < at(most_sequences)) {
           const auto bytes = model.cache.save(all[one].id);
           const Index before = model.cache.sequences();
+          const std::size_t like = at(below(all.size()));
           try {
-            all.push_back({model.cache.restore(bytes), all[one].content});
-            model.take_pages(all.back());
+            all.push_back(model.restored(bytes, all[one].content, below(2) == 0 ? nullptr : &all[like]));
           } catch (const ShapeError&) {
             EXPECT_EQ(model.cache.sequences(), before);
             ++refused;

@@ -285,12 +285,12 @@ template <class Storage> class PageBook {
     }
   }
 
-  void fill(Index slot, Index length, const Gone& gone) {
+  /// Memory for `length` positions of a new sequence, or of a fork of another's first `from` ones; of none may be gone.
+  void fill(Index slot, Index from, Index length, const Gone& gone, RowCopies& copies) {
     require_all(gone.oldest == 0, gone);
-    RowCopies none;
-    const Growth all[] = {{slot, 0, length}};
-    reserve(all, none, "restore");
-    commit(all);
+    const Growth rest[] = {{slot, from, length - from}};
+    reserve(rest, copies, "restore");
+    commit(rest);
   }
 
   void reserve(std::span<const Growth> growths, RowCopies& copies, const char* call = "step") {

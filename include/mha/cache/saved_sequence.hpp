@@ -114,6 +114,20 @@ template <class F> class SavedRows {
   Index length() const { return header_.length; }
   Gone gone() const { return {header_.first_gone, header_.oldest}; }
 
+  /// How many positions the sequence begins with that stand in these rows of a cache's memory, bit for bit in all
+  /// layers; 0 if any are gone.
+  template <class Memory> Index same(const Memory& memory, std::vector<Index> rows) const {
+    rows.resize(gone().oldest > 0 ? 0 : std::min(rows.size(), static_cast<std::size_t>(length())));
+    std::size_t same = rows.size() * row_bytes_, layer = sizeof header_;
+    memory.read(rows, [&](std::span<const F> there) {
+      const auto* const p = reinterpret_cast<const std::byte*>(there.data());
+      for (std::size_t at = 0; at < same; at += row_bytes_)
+        if (std::memcmp(bytes_.data() + layer + at, p + at, row_bytes_) != 0) same = at;
+      layer += layer_bytes_;
+    });
+    return static_cast<Index>(same / row_bytes_);
+  }
+
   /// The keys and values of the next layer, of the positions that are not gone; these are those that gone() names and
   /// perhaps more before and behind them.
   void take(std::span<F> kept, const Gone& gone) {

@@ -60,8 +60,8 @@ template <class Storage> class TiledPageBook : public PageBook<Storage> {
                RowCopies& copies, const Copy& copy) {
     both([&](Book& book) { book.reorder(slots, from, lengths, of(book, copies), copy); });
   }
-  void fill(Index slot, Index length, const Gone& gone) {
-    both([&](Book& book) { book.fill(slot, length, gone); });
+  void fill(Index slot, Index from, Index length, const Gone& gone, RowCopies& copies) {
+    both([&](Book& book) { book.fill(slot, from, length, gone, of(book, copies)); });
   }
   void reserve(std::span<const Growth> growths, RowCopies& copies) {
     both([&](Book& book) { book.reserve(growths, of(book, copies)); });

@@ -208,24 +208,11 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   ///
   /// Errors    CacheFull as add() and step(); ShapeError if it was saved by another version, of other layers, sizes or
   ///           scalar, is cut short, longer than this cache allows, or without positions that this storage keeps
-  SequenceId restore(std::span<const std::byte> bytes) {
-    require_closed("restore");
-    detail::SavedRows<F> saved(bytes, shape_, sizes_.layers);
-    detail::require(saved.length() <= book_.limit(), "restore: the saved sequence has length ", saved.length(),
-                    ", the cache's limit is ", book_.limit());
-    return made("restore", [&](Index slot) {
-      book_.fill(slot, saved.length(), saved.gone());
-      now_.describe(book_, slot, saved.length());
-      const detail::Gone gone = book_.gone(slot, 0);  // of a smaller Ring more than were gone
-      const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), gone);
-      Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
-      for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
-        saved.take(of_layer, gone);
-        memory_.fill(layer, rows, of_layer);
-        keep_tiles(layer, std::array{Index{0}}, memory_.items());
-      }
-      sequences_.set_length(slot, saved.length());
-    });
+  SequenceId restore(std::span<const std::byte> bytes) { return restored(bytes, {}); }
+  /// The same, which shares the pages of another sequence as far as both begin with the same numbers, bit for bit in
+  /// all layers: so are a fork and what it was made of, saved and restored one by one.
+  SequenceId restore(std::span<const std::byte> bytes, SequenceId like) requires(std::same_as<Storage, Paged>) {
+    return restored(bytes, like);
   }
 
  private:
@@ -251,6 +238,42 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
       MHA_RETHROW;
     }
     return id;
+  }
+
+  SequenceId restored(std::span<const std::byte> bytes, std::optional<SequenceId> like) {
+    require_closed("restore");
+    detail::SavedRows<F> saved(bytes, shape_, sizes_.layers);
+    detail::require(saved.length() <= book_.limit(), "restore: the saved sequence has length ", saved.length(),
+                    ", the cache's limit is ", book_.limit());
+    const Index source = like ? sequences_.slot("restore", *like) : -1;
+    return made("restore", [&](Index slot) {
+      Index shared = 0;
+      if constexpr (std::same_as<Storage, Paged>) {
+        if (like) shared = share(source, slot, saved);
+        book_.fill(slot, shared, saved.length(), saved.gone(), copies_);
+        copy();
+      } else {
+        book_.fill(slot, saved.length(), saved.gone());
+      }
+      now_.describe(book_, slot, saved.length());
+      const detail::Gone gone = book_.gone(slot, 0);  // of a smaller Ring more than were gone
+      const detail::Gone but = shared > 0 ? detail::Gone{0, shared} : gone;
+      const std::vector<Index> rows = detail::kept_rows(book_, slot, saved.length(), but);
+      Tensor<F, 2> of_layer(static_cast<Index>(rows.size()), static_cast<Index>(shape_.row_elements()));
+      for (Index layer = 0; layer < sizes_.layers && !rows.empty(); ++layer) {
+        saved.take(of_layer, but);
+        memory_.fill(layer, rows, of_layer);
+        keep_tiles(layer, std::array{shared}, memory_.items());
+      }
+      sequences_.set_length(slot, saved.length());
+    });
+  }
+  /// A new sequence's first positions, in the pages of another that has the same: whole pages, or all there are.
+  Index share(Index from, Index to, const detail::SavedRows<F>& saved) {
+    const Index same = saved.same(memory_, detail::kept_rows(book_, from, sequences_.length(from), {}));
+    const Index shared = same < saved.length() ? same - same % storage_.page : same;
+    book_.fork(from, to, shared, copies_);
+    return shared;
   }
 
   std::span<const detail::Growth> planned(const char* call, std::span<const SequenceId> sequences,

@@ -247,7 +247,7 @@ TEST(PageBook, NamesThePagesThatAreMissing) {
     EXPECT_EQ(e.total, 3);
   }
   try {
-    book.fill(0, 49, Gone{});
+    book.fill(0, 0, 49, Gone{}, copies);
     FAIL();
   } catch (const mha::CacheFull& e) {
     EXPECT_NE(std::string(e.what()).find("restore: 4 pages of 16 positions are needed, 3 of 3 are free"),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -75,6 +77,50 @@ TEST(SavedSequence, ReadsWhatWasWritten) {
         EXPECT_EQ(at, rows.size());
       }
     }
+}
+
+/// The rows of each layer.
+struct Memory {
+  std::vector<std::vector<float>> layers;
+  template <class To> void read(const std::vector<Index>& rows, const To& to) const {
+    if (rows.empty()) return;
+    for (const auto& layer : layers) {
+      std::vector<float> some;
+      for (const Index row : rows)
+        some.insert(some.end(), &layer[std::size_t(row) * 6], &layer[std::size_t(row) * 6] + 6);
+      to(std::span<const float>(some));
+    }
+  }
+};
+
+// Rows of two layers, from the bytes themselves, in which one number differs.
+TEST(SavedSequence, TellsHowManyPositionsAreTheSame) {
+  const auto bytes = saved(5, Gone{});
+  SavedRows<float> whole(bytes, shape, layers);
+  Memory memory;
+  for (Index layer = 0; layer < layers; ++layer) {
+    memory.layers.emplace_back(5 * 6);
+    whole.take(memory.layers.back(), Gone{});
+  }
+  const SavedRows<float> from(bytes, shape, layers);
+  const std::vector<Index> rows{0, 1, 2, 3, 4};
+  EXPECT_EQ(from.same(memory, rows), 5);
+  EXPECT_EQ(from.same(memory, {0, 1, 2}), 3) << "the other is shorter";
+  EXPECT_EQ(from.same(memory, {0, 1, 2, 3, 4, 0, 1}), 5) << "or longer";
+  EXPECT_EQ(from.same(memory, {0, 1, 1, 3}), 2);
+  EXPECT_EQ(from.same(memory, {}), 0);
+  for (Index row = 0; row < 5; ++row)
+    for (std::size_t layer = 0; layer < 2; ++layer) {
+      Memory other = memory;
+      other.layers[layer][std::size_t(row) * 6 + 5] += 1;
+      EXPECT_EQ(from.same(other, rows), row);
+    }
+  Memory zeros = memory;
+  ASSERT_EQ(zeros.layers[0][4], 0.0f);
+  zeros.layers[0][4] = std::signbit(zeros.layers[0][4]) ? 0.0f : -0.0f;
+  EXPECT_EQ(from.same(zeros, rows), 0) << "bits, not values";
+  const auto without = saved(6, Gone{1, 4});
+  EXPECT_EQ(SavedRows<float>(without, shape, layers).same(memory, rows), 0);
 }
 
 TEST(SavedSequence, HasTheRowsThatAreKeptOfALongText) {

@@ -125,6 +125,47 @@ TEST(KvCache, SavedSequencesGoFromMachineToMachine) {
   EXPECT_EQ(far.length(far.restore(here.save(empty))), 0);
 }
 
+/// A prompt of 40 positions, a fork that wrote 3 more, and one of its first 20 that wrote 15.
+template <class B> void restores_forks() {
+  const Paged storage{.pages = 7, .length = 64, .page = 16};
+  KvCache<Paged, float, B> before(shape, storage, sizes), after(shape, storage, sizes), alone(shape, storage, sizes);
+  const SequenceId prompt = before.add();
+  write(before, prompt, 40, 1);
+  const SequenceId a = before.fork(prompt), b = before.fork(prompt, 20), same = before.fork(prompt);
+  write(before, a, 3, 2);
+  write(before, b, 15, 3);
+  EXPECT_EQ(before.free_pages(), 7 - 3 - 1 - 2);
+  const SequenceId first = after.restore(before.save(prompt));
+  for (const SequenceId id : {a, b, same}) {
+    const SequenceId restored = after.restore(before.save(id), first);
+    EXPECT_EQ(after.save(restored), before.save(id));
+  }
+  EXPECT_EQ(after.save(first), before.save(prompt));
+  EXPECT_EQ(after.free_pages(), before.free_pages());
+  const std::string full = picture(after);
+  EXPECT_EQ(message_of([&] { static_cast<void>(after.restore(before.save(a))); }), too_few_pages(3, 1, 7, "restore"));
+  EXPECT_EQ(picture(after), full);
+
+  // One that begins otherwise shares nothing, and a refusal leaves what is shared as it was.
+  const SequenceId other = alone.add();
+  write(alone, other, 50, 5);
+  static_cast<void>(alone.restore(before.save(prompt), other));
+  EXPECT_EQ(alone.free_pages(), 0);
+  const std::string two = picture(alone);
+  EXPECT_EQ(message_of([&] { static_cast<void>(alone.restore(before.save(b), other)); }),
+            too_few_pages(3, 0, 7, "restore"));
+  EXPECT_EQ(message_of([&] { static_cast<void>(alone.restore(before.save(a), alone.ids()[1])); }),
+            too_few_pages(1, 0, 7, "restore"));
+  EXPECT_EQ(message_of([&] { static_cast<void>(alone.restore(before.save(a), prompt)); }),
+            "restore: the sequence was removed, or is of another cache");
+  EXPECT_EQ(picture(alone), two);
+}
+
+TEST(KvCache, RestoredForksShareThePagesThatAreTheSame) {
+  restores_forks<mha::OnHost>();
+  restores_forks<support::Far>();
+}
+
 TEST(KvCache, StoresOtherScalarsOfTheSameAccumulator) {
   KvCache<Contiguous, mha::bfloat16> cache(shape, Contiguous{.length = 4}, {.layers = 1, .sequences = 1});
   EXPECT_EQ(cache.bytes(), at(4 * heads * (dim + value_dim) * 2));
