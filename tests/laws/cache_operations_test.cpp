@@ -144,7 +144,6 @@ template <class Storage, class B> class Model {
       if (like != nullptr) {
         const auto& other = like->content;
         while (same < length && at(same) < other.size() && content[at(same)] == other[at(same)]) ++same;
-        if (same < length) same -= same % cache.storage().page;
         s.pages = first_pages(*like, same);
       }
       s.id = like == nullptr ? cache.restore(bytes) : cache.restore(bytes, like->id);

@@ -240,16 +240,20 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
     return id;
   }
 
+  /// A sequence of bytes; of a Paged a fork of the one that is like it, as far as they are the same.
   SequenceId restored(std::span<const std::byte> bytes, std::optional<SequenceId> like) {
     require_closed("restore");
     detail::SavedRows<F> saved(bytes, shape_, sizes_.layers);
     detail::require(saved.length() <= book_.limit(), "restore: the saved sequence has length ", saved.length(),
                     ", the cache's limit is ", book_.limit());
-    const Index source = like ? sequences_.slot("restore", *like) : -1;
+    const Index source = like ? sequences_.slot("restore", *like) : 0;
     return made("restore", [&](Index slot) {
       Index shared = 0;
       if constexpr (std::same_as<Storage, Paged>) {
-        if (like) shared = share(source, slot, saved);
+        if (like) {
+          shared = saved.same(memory_, detail::kept_rows(book_, source, sequences_.length(source), {}));
+          book_.fork(source, slot, shared, copies_);
+        }
         book_.fill(slot, shared, saved.length(), saved.gone(), copies_);
         copy();
       } else {
@@ -268,14 +272,6 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
       sequences_.set_length(slot, saved.length());
     });
   }
-  /// A new sequence's first positions, in the pages of another that has the same: whole pages, or all there are.
-  Index share(Index from, Index to, const detail::SavedRows<F>& saved) {
-    const Index same = saved.same(memory_, detail::kept_rows(book_, from, sequences_.length(from), {}));
-    const Index shared = same < saved.length() ? same - same % storage_.page : same;
-    book_.fork(from, to, shared, copies_);
-    return shared;
-  }
-
   std::span<const detail::Growth> planned(const char* call, std::span<const SequenceId> sequences,
                                           std::span<const Index> rows) const {
     return plan_.growths(call, sequences_, sequences, rows, book_.limit());
