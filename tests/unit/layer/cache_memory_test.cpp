@@ -126,6 +126,7 @@ template <class Storage> void expect_all_or_nothing_when_short_of_memory(const S
   none([&](auto& c, auto& ids) { c.reorder(ids, one); });
   none([&](auto& c, auto& ids) { c.reorder(ids, permuted); });
   if constexpr (std::is_same_v<Storage, Paged>) {
+    EXPECT_GT(short_of_memory(storage, [&](auto& c, auto& ids) { static_cast<void>(c.restore(saved, ids[0])); }), 0);
     none([&](auto& c, auto& ids) { EXPECT_EQ(c.pages_needed(ids, even), 1); });
     none([&](auto& c, auto&) { EXPECT_EQ(c.pages_needed(4), 1); });
     none([&](auto& c, auto& ids) { EXPECT_EQ(c.pages_freed(ids), 3); });
