@@ -210,7 +210,7 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   ///           scalar, is cut short, longer than this cache allows, or without positions that this storage keeps
   SequenceId restore(std::span<const std::byte> bytes) { return restored(bytes, {}); }
   /// The same, which shares the pages of another sequence as far as both begin with the same numbers, bit for bit in
-  /// all layers: so are a fork and what it was made of, saved and restored one by one.
+  /// all layers: a fork that was saved shares again what it shared with `like`.
   SequenceId restore(std::span<const std::byte> bytes, SequenceId like) requires(std::same_as<Storage, Paged>) {
     return restored(bytes, like);
   }
@@ -272,6 +272,7 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
       sequences_.set_length(slot, saved.length());
     });
   }
+  /// What a step adds, or throws.
   std::span<const detail::Growth> planned(const char* call, std::span<const SequenceId> sequences,
                                           std::span<const Index> rows) const {
     return plan_.growths(call, sequences_, sequences, rows, book_.limit());
