@@ -27,7 +27,6 @@ inline const std::map<std::string, std::string>& standard_headers() {
       {"charconv", "from_chars to_chars"},
       {"chrono", "chrono"},
       {"cmath", "copysign cos erf erfc exp exp2 fma isfinite isnan log log2 pow sin sqrt tanh"},
-      {"compare", "strong_ordering"},
       {"concepts",
        "convertible_to default_initializable derived_from equality_comparable floating_point integral same_as"},
       {"condition_variable", "condition_variable"},

@@ -52,8 +52,8 @@ template <class B> struct AdditiveBias {
   template <detail::NoTableOfNumbers NoTable> explicit AdditiveBias(NoTable&&) {
     static_assert(detail::valid<NoTable>,
                   "mha: AdditiveBias takes a table of numbers with 2 to 4 axes: mha::Tensor<float, 2>, an Eigen matrix "
-                  "or mha::view(pointer, Lq, Lk); an Eigen expression is computed and named first, Eigen::MatrixXf "
-                  "table = expression (see mha/policy/score/additive_bias.hpp)");
+                  "or mha::view(pointer, Lq, Lk); an Eigen expression is computed and named first, const auto table = "
+                  "expression.eval() (see mha/policy/score/additive_bias.hpp)");
   }
 
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
