@@ -203,8 +203,8 @@ template <class... Extra> constexpr void check_layer_arguments() {
       whole_cache ||
           ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
       "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, mha::residual(r), mha::into(y), "
-      "LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink and a Dropout are named "
-      "in the layer's type (see mha/call.hpp)");
+      "LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink, a Dropout and "
+      "positions are named in the layer's type, and layer.tape() makes the tape of layer(x, tape) (see mha/call.hpp)");
   static_assert((0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
                 "mha: two seeds of one Dropout: keep one (see mha/policy/dropout.hpp)");
   static_assert(

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -21,6 +22,8 @@ class SequenceId {
  public:
   SequenceId() = default;  ///< no sequence
   friend bool operator==(const SequenceId&, const SequenceId&) = default;
+  /// By the time of add(), the earliest first.
+  friend std::strong_ordering operator<=>(const SequenceId& a, const SequenceId& b) { return a.serial_ <=> b.serial_; }
 
  private:
   friend class detail::SequenceBook;

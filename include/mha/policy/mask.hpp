@@ -16,7 +16,8 @@ enum class TileVisibility : unsigned char { none, partial, full };
 
 /// Which keys a query sees: `bool operator()(Index b, Index h, Index q, Index k) const`, true = visible.
 ///
-/// Positions are absolute (CallShape): the same mask serves a whole prompt, a chunk of it and a single step. Write
+/// Positions are absolute (CallShape): the same mask serves a whole prompt, a chunk of it and a single step. Without an
+/// Origin the query of row i is at q = i + Lk − Lq, which may be below 0; Origin{0} makes q the row. Write
 /// MHA_HOST_DEVICE before the operator where CUDA is wanted. Optional members:
 ///   TileVisibility tile(b, h, q_begin, q_end, k_begin, k_end) const   lets kernels skip hidden tiles and leave visible
 ///                                                                     ones untested; without it a mask is right,

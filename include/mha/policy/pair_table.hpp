@@ -18,15 +18,24 @@ template <class T, int Rank> constexpr TensorView<const T, 4> as_pair_table(cons
   return four_axes(v);
 }
 
+/// What the error of an axis adds where that is an axis of sequences in a table of fewer than four.
+template <class T> constexpr const char* as_sequences(const TensorView<const T, 4>& v, const CallShape& s, int axis) {
+  if (v.extent[0] != 1 || v.extent[axis] != s.batch) return "";
+  if (axis == 1) return ": three axes are (H, Lq, Lk), a table for each sequence has four, (B, 1, Lq, Lk)";
+  if (axis == 2 && v.extent[1] == 1)
+    return ": two axes are (Lq, Lk), a row of keys for each sequence has four, (B, 1, 1, Lk)";
+  return "";
+}
+
 /// The table for one call: axes of extent 1 are repeated (stride 0), all others must have the call's size.
 template <class T>
 TensorView<const T, 4> broadcast_to_call(TensorView<const T, 4> v, const CallShape& s, const char* policy) {
   const Index expected[4] = {s.batch, s.heads, s.queries, s.keys};
-  const char* const axis[4] = {"batch", "heads", "queries", "keys"};
+  const char* const axis[4] = {"sequences", "heads", "queries", "keys"};
   require_data(policy, "the table", v);
   for (int a = 0; a < 4; ++a) {
     require(v.extent[a] == expected[a] || v.extent[a] == 1, policy, ": the table has ", v.extent[a], " ", axis[a],
-            " but the call has ", expected[a]);
+            " but the call has ", expected[a], as_sequences(v, s, a));
     if (v.extent[a] == 1) v.stride[a] = 0;
   }
   return v;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
 #include <string>
 #include <unordered_map>
 
@@ -37,6 +38,17 @@ TEST(SequenceBook, ASequenceIsAKeyOfAnUnorderedMap) {
   EXPECT_FALSE(requests.contains(SequenceId{}));
   const std::hash<SequenceId> hash;
   EXPECT_NE(hash(a), hash(b));
+}
+
+TEST(SequenceBook, ASequenceIsAKeyOfAMapInTheOrderOfAdd) {
+  SequenceBook book(2), other(1);
+  const SequenceId dead = book.add("add"), second = book.add("add"), third = other.add("add");
+  book.remove(book.slot("remove", dead));
+  const SequenceId last = book.add("add");  // in dead's slot
+  const std::map<SequenceId, int> requests{{last, 4}, {second, 2}, {third, 3}, {dead, 1}, {SequenceId{}, 0}};
+  int place = 0;
+  for (const auto& [id, number] : requests) EXPECT_EQ(number, place++);
+  EXPECT_EQ(place, 5);
 }
 
 TEST(SequenceBook, ARemovedSequenceIsNeverTakenForAnother) {

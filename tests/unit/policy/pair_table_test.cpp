@@ -61,11 +61,27 @@ TEST(BroadcastToCall, NamesThePolicyTheAxisAndBothValues) {
     const mha::TensorView<const int, 4> table = mha::view(memory.data(), b, h, q, k);
     return mha_test::message_of<mha::ShapeError>([&] { broadcast_to_call(table, call, "Table"); });
   };
-  EXPECT_EQ(message(3, 3, 4, 5), "Table: the table has 3 batch but the call has 2");
+  EXPECT_EQ(message(3, 3, 4, 5), "Table: the table has 3 sequences but the call has 2");
   EXPECT_EQ(message(2, 6, 4, 5), "Table: the table has 6 heads but the call has 3");
   EXPECT_EQ(message(2, 3, 2, 5), "Table: the table has 2 queries but the call has 4");
   EXPECT_EQ(message(2, 3, 4, 6), "Table: the table has 6 keys but the call has 5");
   EXPECT_EQ(message(2, 3, 4, 5), "");
+}
+
+TEST(BroadcastToCall, SaysHowAnAxisOfSequencesIsGiven) {
+  auto memory = counted(2 * 4 * 5);
+  const auto message = [&](const auto& table, const mha::CallShape& shape) {
+    return mha_test::message_of<mha::ShapeError>([&] { broadcast_to_call(as_pair_table(table), shape, "Table"); });
+  };
+  EXPECT_EQ(
+      message(mha::view(memory.data(), 2, 4, 5), call),
+      "Table: the table has 2 heads but the call has 3: three axes are (H, Lq, Lk), a table for each sequence has "
+      "four, (B, 1, Lq, Lk)");
+  EXPECT_EQ(message(mha::view(memory.data(), 2, 5), call),
+            "Table: the table has 2 queries but the call has 4: two axes are (Lq, Lk), a row of keys for each sequence "
+            "has four, (B, 1, 1, Lk)");
+  EXPECT_EQ(message(mha::view(memory.data(), 1, 4, 5), call), "");
+  EXPECT_EQ(message(mha::view(memory.data(), 4, 4, 2), call), "Table: the table has 4 heads but the call has 3");
 }
 
 TEST(BroadcastToCall, WantsMemory) {

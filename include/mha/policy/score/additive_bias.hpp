@@ -10,6 +10,15 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+namespace detail {
+
+template <class T>
+concept NoTableOfNumbers = !Viewable<T> && !requires {
+  std::remove_cvref_t<T>::role;  // an AdditiveBias to copy
+};
+
+}  // namespace detail
+
 /// A table added to the scaled logits; −∞ hides the pair, a large finite number does not.
 ///
 /// Shapes    (Lq, Lk), (H, Lq, Lk) or (B, H, Lq, Lk); an axis of extent 1 is repeated. Rows are the call's queries.
@@ -40,6 +49,12 @@ template <class B> struct AdditiveBias {
                   "mha: AdditiveBias borrows its table, and a temporary one would be gone before the call reads it: "
                   "name it first (see mha/policy/score/additive_bias.hpp)");
   }
+  template <detail::NoTableOfNumbers NoTable> explicit AdditiveBias(NoTable&&) {
+    static_assert(detail::valid<NoTable>,
+                  "mha: AdditiveBias takes a table of numbers with 2 to 4 axes: mha::Tensor<float, 2>, an Eigen matrix "
+                  "or mha::view(pointer, Lq, Lk); an Eigen expression is computed and named first, const auto table = "
+                  "expression.eval() (see mha/policy/score/additive_bias.hpp)");
+  }
 
   template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index b, Index h, Index q, Index k) const {
     using A = Accumulator<B>;
@@ -62,5 +77,6 @@ template <class B> struct AdditiveBias {
   }
 };
 template <Viewable Table> AdditiveBias(Table&&) -> AdditiveBias<ScalarOf<Table>>;
+template <detail::NoTableOfNumbers NoTable> AdditiveBias(NoTable&&) -> AdditiveBias<float>;
 
 }  // namespace mha::inline MHA_NAMESPACE

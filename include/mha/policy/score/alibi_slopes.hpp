@@ -20,7 +20,7 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// Formula   s − slope_h · |q − k|
 /// Shapes    slopes (Hq)
-/// Numerics  slopes and their gradients are float in a double call too
+/// Numerics  slopes and their gradients are float in a double call too; their products with distances are double there
 /// Errors    ShapeError if there is not one slope per head, or one is not finite
 /// Source    Press et al. 2022, §3, which tries slopes that are trained
 class AlibiSlopes {
@@ -43,7 +43,7 @@ class AlibiSlopes {
     static constexpr int parameters = 1;
     float slope;
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
-      return s - slope * static_cast<float>(mha::abs(q - k));
+      return s - static_cast<T>(slope) * static_cast<float>(mha::abs(q - k));
     }
     /// The same with a slope that a dual number of value 0 changes: the value is rounded as without.
     template <class D> struct Shifted {

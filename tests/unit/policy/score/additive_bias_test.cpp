@@ -122,7 +122,7 @@ template <class View> std::string refusal(const View& v) {
 }
 
 TEST(AdditiveBias, NamesTheAxisThatDoesNotFit) {
-  EXPECT_EQ(refusal(table(3, 3, 4, 5)), "AdditiveBias: the table has 3 batch but the call has 2");
+  EXPECT_EQ(refusal(table(3, 3, 4, 5)), "AdditiveBias: the table has 3 sequences but the call has 2");
   EXPECT_EQ(refusal(table(2, 2, 4, 5)), "AdditiveBias: the table has 2 heads but the call has 3");
   EXPECT_EQ(refusal(table(2, 3, 5, 5)), "AdditiveBias: the table has 5 queries but the call has 4");
   EXPECT_EQ(refusal(table(2, 3, 4, 4)), "AdditiveBias: the table has 4 keys but the call has 5");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -28,6 +29,21 @@ TEST(AlibiSlopes, TakesTheDistanceAwayAtTheRateOfTheHead) {
         EXPECT_EQ(mha::at_head(ready, 0, h)(1.f, 0, h, q, k), float(score(1.0, 0, h, q, k)));
       }
     }
+}
+
+TEST(AlibiSlopes, MultipliesInTheScalarOfTheLogit) {
+  const AlibiSlopes score({0.1f});  // 0.1f · 37 has more digits than a float
+  const auto ready = score.prepared({.batch = 1, .heads = 1, .queries = 40, .keys = 40});
+  EXPECT_EQ(score(1., 0, 0, 39, 2), 1 - double(0.1f) * 37);
+  EXPECT_EQ(ready(1., 0, 0, 39, 2), 1 - double(0.1f) * 37);
+  EXPECT_EQ(score(1.L, 0, 0, 39, 2), 1 - static_cast<long double>(0.1f) * 37);
+  using D = mha::Dual<double, 1>;
+  const D at_slope = score(D::variable(1.), 0, 0, 39, 2);
+  EXPECT_EQ(at_slope.value, 1 - double(0.1f) * 37);
+  EXPECT_EQ(at_slope.derivative[0], 1);
+  const D by_slope = mha::at_head(ready, 0, 0).shifted(std::array{D::variable(0.)})(D(1.), 0, 0, 39, 2);
+  EXPECT_EQ(by_slope.value, 1 - double(0.1f) * 37);
+  EXPECT_EQ(by_slope.derivative[0], -37);
 }
 
 TEST(AlibiSlopes, OfThePaperAreAlibi) {
