@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <limits>
+#include <span>
 #include <stdexcept>
+#include <vector>
 
 namespace generate {
 namespace {
@@ -15,25 +16,30 @@ void require(bool holds, const char* sentence) {
   if (!holds) throw std::runtime_error(sentence);
 }
 
+/// The order of the cuts: probabilities of different logits may be equal, as at a high temperature.
+struct Likelier {
+  std::span<const float> logits;
+  float logit(const Candidate& c) const { return logits[static_cast<std::size_t>(c.id)]; }
+  bool operator()(const Candidate& a, const Candidate& b) const { return logit(a) > logit(b); }
+};
+
 double sum_of(const std::vector<Candidate>& all) {
   double sum = 0;
   for (const Candidate& c : all) sum += c.probability;
   return sum;
 }
 
-void keep_top_k(std::vector<Candidate>& all, int k) {
+void keep_top_k(std::vector<Candidate>& all, int k, const Likelier& likelier) {
   if (k == 0 || all.size() <= static_cast<std::size_t>(k)) return;
-  std::vector<double> sorted;
-  for (const Candidate& c : all) sorted.push_back(c.probability);
+  std::vector<Candidate> sorted = all;
   const auto last = sorted.begin() + (k - 1);
-  std::nth_element(sorted.begin(), last, sorted.end(), std::greater<>());
-  std::erase_if(all, [least = *last](const Candidate& c) { return c.probability < least; });
+  std::nth_element(sorted.begin(), last, sorted.end(), likelier);
+  std::erase_if(all, [&](const Candidate& c) { return likelier(*last, c); });
 }
 
-void keep_top_p(std::vector<Candidate>& all, double p) {
+void keep_top_p(std::vector<Candidate>& all, double p, const Likelier& likelier) {
   if (p >= 1) return;
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.probability > b.probability; });
+  std::stable_sort(all.begin(), all.end(), likelier);
   const double enough = p * sum_of(all);
   double sum = 0;
   std::size_t kept = 0;
@@ -58,8 +64,8 @@ std::vector<Candidate> candidates(std::span<const float> logits, const Sampling&
   for (std::size_t i = 0; i < logits.size(); ++i)
     if (logits[i] > -infinity)
       all.push_back({static_cast<int>(i), std::exp((double{logits[i]} - double{*likeliest}) / how.temperature)});
-  keep_top_k(all, how.top_k);
-  keep_top_p(all, how.top_p);
+  keep_top_k(all, how.top_k, {logits});
+  keep_top_p(all, how.top_p, {logits});
   const double sum = sum_of(all);
   for (Candidate& c : all) c.probability /= sum;
   return all;

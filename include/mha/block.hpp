@@ -2,6 +2,10 @@
 #pragma once
 
 /// Front door: attention's neighbours in a transformer.
+// clang-format off
+#include "macros_begin.hpp"
+// clang-format on
+
 #include "block/arguments.hpp"
 #include "block/cost.hpp"
 #include "block/feed_forward.hpp"
@@ -10,3 +14,7 @@
 #include "block/norm.hpp"
 #include "mha.hpp"
 #include "policy/activation.hpp"
+
+// clang-format off
+#include "macros_end.hpp"
+// clang-format on

@@ -125,7 +125,7 @@ CallShape call_shape(const CallNames& names, Index batch, Index heads, Index que
     const Borrowed<Index>& q = ragged->query_offsets;
     require_no_batch(names.call, batch);
     require_offsets(names.call, names.q, q, queries);
-    shape = {q.size - 1, heads, longest(q), kv.longest, 0, q.data, false, shortest(q)};
+    shape = {q.size - 1, heads, longest(q), kv.longest, 0, q.data, false, false, shortest(q)};
   }
   require_equal(names.call, "batch", names.q, shape.batch, names.k, kv.batch);
   for (Index b = 0; b < kv.batch; ++b) {
@@ -148,6 +148,7 @@ CallShape call_shape(const CallNames& names, Index batch, Index heads, Index que
     for (Index b = 0; b < shape.batch; ++b)
       each[b] = kv.keys(b) - (ragged ? ragged->query_offsets[b + 1] - ragged->query_offsets[b] : queries);
     shape.origin = Origins(each);
+    shape.last_meets_last = true;
   } else {
     shape.origin = shape.keys - queries;
   }
@@ -265,8 +266,8 @@ template <class Frame> CallShape planned_shape(const char* call, CallShape shape
   checked_product(call, "a batch of the longest sequence of keys", {shape.batch, keys, shape.heads});
   Index* const last = frame.template take_host<Index>(static_cast<std::size_t>(shape.batch));
   for (Index b = 0; b < shape.batch; ++b) last[b] = keys - shape.queries_of(b);
-  return {shape.batch,   shape.heads,         shape.queries, keys,
-          Origins(last), shape.query_offsets, true,          shape.fewest_queries};
+  return {shape.batch, shape.heads, shape.queries,       keys, Origins(last), shape.query_offsets,
+          true,        false,       shape.fewest_queries};
 }
 
 /// Checks q and a source against each other and prepares the policies: everything of a call but its outputs.

@@ -4,6 +4,10 @@
 /// Front door of a program that compiles its kernels once: all its units are compiled with -DMHA_COMPILED, and one of
 /// them includes this, which defines what mha.hpp and systolic.hpp then only declare. The CMake target mha::compiled
 /// does both.
+// clang-format off
+#include "macros_begin.hpp"
+// clang-format on
+
 #include "config.hpp"
 
 #if defined(MHA_COMPILED) && MHA_NVCC
@@ -25,3 +29,7 @@
 
 MHA_CPU_KERNELS()
 MHA_SYSTOLIC_KERNELS()
+
+// clang-format off
+#include "macros_end.hpp"
+// clang-format on

@@ -52,9 +52,11 @@
 #include <mha needs g++ 12, clang 14 or newer>
 #endif
 
-#if defined(min) || defined(max) || defined(near) || defined(far) || defined(small)
-#error "mha: include it before <windows.h>, whose macros min, max, near, far and small are names here, or undefine them"
-#include <mha needs min, max, near, far and small to be no macros>
+#if defined(min) || defined(max) || defined(near) || defined(far) || defined(small) || defined(slots) || defined(I) || \
+    defined(check) || defined(require)
+#error \
+    "mha: min, max, near, far, small, slots, I, check and require are names in this header: include mha/mha.hpp, which puts macros of these names aside"
+#include <mha needs min, max, near, far, small, slots, I, check and require to be no macros>
 #endif
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)

@@ -3,6 +3,10 @@
 
 /// Front door of the component mha::cuda: the backend Cuda, with everything of attention and the layer but Eigen.
 
+// clang-format off
+#include "macros_begin.hpp"
+// clang-format on
+
 #include "attention.hpp"
 #include "attention_backward.hpp"
 #include "backend/cpu/cpu.hpp"
@@ -23,3 +27,7 @@
 #include "policy/score/relative_bias.hpp"
 #include "policy/score/softcap.hpp"
 #include "policy/sink.hpp"
+
+// clang-format off
+#include "macros_end.hpp"
+// clang-format on

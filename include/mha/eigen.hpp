@@ -4,6 +4,10 @@
 /// Front door: attention, layers, caches and dense blocks on EigenCpu, without the kernels of other backends, for any
 /// processor and without extensions of g++ and clang++. It leaves out mha::Cpu, so a call names its backend:
 /// mha::attention<mha::EigenCpu>(q, k, v).
+// clang-format off
+#include "macros_begin.hpp"
+// clang-format on
+
 #include "attention.hpp"
 #include "backend/eigen/eigen_cpu.hpp"
 #include "backend/reference/reference.hpp"
@@ -53,3 +57,7 @@
 #include "policy/score/softcap.hpp"
 #include "policy/sink.hpp"
 #include "version.hpp"
+
+// clang-format off
+#include "macros_end.hpp"
+// clang-format on

@@ -2,6 +2,10 @@
 #pragma once
 
 /// Front door of the component mha::io: checkpoints from files. Needs nlohmann_json.
+// clang-format off
+#include "macros_begin.hpp"
+// clang-format on
+
 #include "io/bert.hpp"
 #include "io/checkpoint.hpp"
 #include "io/config_file.hpp"
@@ -14,3 +18,7 @@
 #include "io/safetensors.hpp"
 #include "io/t5.hpp"
 #include "io/vit.hpp"
+
+// clang-format off
+#include "macros_end.hpp"
+// clang-format on

@@ -2,6 +2,10 @@
 #pragma once
 
 /// Front door: attention on the processor, and everything it is made of.
+// clang-format off
+#include "macros_begin.hpp"
+// clang-format on
+
 #include "attention.hpp"
 #include "attention_backward.hpp"
 #include "backend/cpu/cpu.hpp"
@@ -50,3 +54,7 @@
 #if MHA_KERNELS_ELSEWHERE
 #include "compiled/cpu.hpp"
 #endif
+
+// clang-format off
+#include "macros_end.hpp"
+// clang-format on

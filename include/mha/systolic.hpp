@@ -2,6 +2,10 @@
 #pragma once
 
 /// Front door: attention and layers as a TPU computes them, on the matrix unit of this processor where it has one.
+// clang-format off
+#include "macros_begin.hpp"
+// clang-format on
+
 #include "backend/systolic/array.hpp"
 #include "backend/systolic/emulation.hpp"
 #include "backend/systolic/precision.hpp"
@@ -12,3 +16,7 @@
 #if MHA_KERNELS_ELSEWHERE
 #include "compiled/systolic.hpp"
 #endif
+
+// clang-format off
+#include "macros_end.hpp"
+// clang-format on

@@ -64,6 +64,16 @@ TEST(Sampler, TopKKeepsTheLikeliest) {
   EXPECT_EQ(candidates(logits, {.top_k = 100}).size(), 6u);
 }
 
+// Above a temperature of 10^17 all probabilities are equal; the cuts go by the logits.
+TEST(Sampler, CutsByLogitsHoweverHighTheTemperature) {
+  const std::vector<float> logits{1, 5, 3, 4, 3, 0};
+  for (const double temperature : {1e6, 1e18, 1e300}) {
+    EXPECT_EQ(ids_of(candidates(logits, {.temperature = temperature, .top_k = 1})), (std::vector<int>{1}));
+    EXPECT_EQ(ids_of(candidates(logits, {.temperature = temperature, .top_k = 3})), (std::vector<int>{1, 2, 3, 4}));
+    EXPECT_EQ(ids_of(candidates(logits, {.temperature = temperature, .top_p = 0.3})), (std::vector<int>{1, 3}));
+  }
+}
+
 // TopPLogitsWarper keeps a token if those that are likelier are together less than p, and always the likeliest.
 TEST(Sampler, TopPKeepsTheNucleus) {
   const std::vector<float> logits = logits_of({0.1, 0.4, 0.2, 0.3});

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include <mha/mha.hpp>
 #include <mha/systolic.hpp>
 
+#include "compare.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
 
@@ -149,6 +151,60 @@ TYPED_TEST(ExtentsOn, ViewsThatLeaveTheAddressSpaceAreRefused) {
     const TensorView<const float, 2> many{ones.data(), {300, 1}, {1, 1}};
     EXPECT_EQ(attend(many, single)(299, 0), 1) << "nor where keys are copied";
   }
+}
+
+/// The view with the largest stride there is along every axis of one element.
+template <class E, int Rank> TensorView<E, Rank> far_along_single_axes(TensorView<E, Rank> v) {
+  for (int a = 0; a < Rank; ++a)
+    if (v.extent[a] == 1) v.stride[a] = std::numeric_limits<std::ptrdiff_t>::max();
+  return v;
+}
+
+/// A key and its value at a time, at strides that no second one could have.
+struct OneByOne : mha::ContiguousKv<float> {
+  mha::KvRun<float> run(Index b, Index g, Index begin, Index) const {
+    constexpr std::ptrdiff_t far = std::numeric_limits<std::ptrdiff_t>::max();
+    return {key.pointer(b, begin, g, 0), value.pointer(b, begin, g, 0), far, far, 1};
+  }
+};
+
+TYPED_TEST(ExtentsOn, AttentionTakesAnyStrideOfASingleElement) {
+  for (const Index batch : {1, 2})
+    for (const Index queries : {1, 40})
+      for (const Index keys : {1, 2, 70})
+        for (const Index heads : {1, 2, 16})
+          for (const Index dim : {1, 3, 64}) {
+            mha::Tensor<float, 4> q(batch, queries, heads, dim), k(batch, keys, 1, dim), v = k, out = q, far = q;
+            support::Random random("one element");
+            for (auto* t : {&q, &k, &v}) random.fill(*t);
+            mha::attention_into<TypeParam>(out, q, k, v);
+            mha::attention_into<TypeParam>(
+                far_along_single_axes(far.view()), far_along_single_axes(std::as_const(q).view()),
+                far_along_single_axes(std::as_const(k).view()), far_along_single_axes(std::as_const(v).view()));
+            EXPECT_EQ(support::differing(far, out), 0u)
+                << batch << ' ' << queries << ' ' << keys << ' ' << heads << ' ' << dim;
+            const OneByOne kv{{std::as_const(k).view(), std::as_const(v).view()}};
+            mha::attention_into<TypeParam>(far, q, kv);
+            EXPECT_LT(support::largest_difference(far, out), 1e-5) << keys << ' ' << dim;
+          }
+}
+
+TYPED_TEST(ExtentsOn, ALayerTakesAnyStrideOfASingleElement) {
+  for (const Index width : {1, 6, 64})
+    for (const Index batch : {1, 2})
+      for (const Index length : {1, 9}) {
+        mha::MultiHeadAttention<float, TypeParam> layer(
+            {.d_model = width, .num_heads = width == 1 ? 1 : 2, .bias = true});
+        layer.initialize(mha::XavierUniform{.seed = 1});
+        mha::Tensor<float, 3> x(batch, length, width), memory = x, residual = x, y = x, far = x;
+        support::Random random("one element");
+        for (auto* t : {&x, &memory, &residual}) random.fill(*t);
+        layer(x, memory, mha::into(y), mha::residual(residual));
+        layer(far_along_single_axes(std::as_const(x).view()), far_along_single_axes(std::as_const(memory).view()),
+              mha::into(far_along_single_axes(far.view())),
+              mha::residual(far_along_single_axes(std::as_const(residual).view())));
+        EXPECT_EQ(support::differing(far, y), 0u) << width << ' ' << batch << ' ' << length;
+      }
 }
 
 TEST(Extents, RaggedBatchesAreCheckedToo) {

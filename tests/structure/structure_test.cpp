@@ -183,10 +183,17 @@ TEST(Rules, ComponentsStayOutOfTheMainDoor) {
 }
 
 TEST(Rules, AFrontDoorOnlyIncludes) {
-  EXPECT_EQ(front_door_violations({{"mha.hpp", "// all\n#pragma once\n\n#include <mha/config.hpp>\n"}}).size(), 0u);
-  EXPECT_EQ(front_door_violations({{"mha.hpp", "inline int x;\n"}}).size(), 1u);
-  EXPECT_EQ(front_door_violations({{"mha.hpp", "#if MHA_KERNELS_ELSEWHERE\n#include \"a.hpp\"\n#endif\n"}}).size(), 0u);
-  EXPECT_EQ(front_door_violations({{"mha.hpp", "#if MHA_EXCEPTIONS\n#include \"a.hpp\"\n#endif\n"}}).size(), 1u);
+  const auto found = [](const std::string& text) {
+    return front_door_violations(
+               {{"mha.hpp", "#include \"macros_begin.hpp\"\n" + text + "#include \"macros_end.hpp\"\n"}})
+        .size();
+  };
+  EXPECT_EQ(found("// all\n#pragma once\n\n#include <mha/config.hpp>\n"), 0u);
+  EXPECT_EQ(found("inline int x;\n"), 1u);
+  EXPECT_EQ(found("#if MHA_KERNELS_ELSEWHERE\n#include \"a.hpp\"\n#endif\n"), 0u);
+  EXPECT_EQ(found("#if MHA_EXCEPTIONS\n#include \"a.hpp\"\n#endif\n"), 1u);
+  for (const char* const text : {"#include \"macros_begin.hpp\"\n", "#include \"macros_end.hpp\"\n", ""})
+    EXPECT_EQ(front_door_violations({{"compiled.hpp", text}}).size(), 1u) << text;
   EXPECT_EQ(front_door_violations({{"attention.hpp", "inline int x;\n"}}).size(), 0u);
 }
 

@@ -15,6 +15,7 @@
 #include <mha/interop/eigen.hpp>
 #include <mha/policy/mask/dense.hpp>
 #include <mha/policy/mask/padding.hpp>
+#include <mha/policy/mask/prefix.hpp>
 #include <mha/policy/score/additive_bias.hpp>
 #include <mha/policy/score/softcap.hpp>
 
@@ -356,6 +357,16 @@ TEST_F(AttentionErrors, OfExtras) {
   EXPECT_EQ(error(q, k, v, mha::Dense{table}), "Dense: the table has 4 keys but the call has 5");
   const mha::Tensor<double, 3> bias(3, 3, 5);
   EXPECT_EQ(error(q, k, v, mha::AdditiveBias{bias}), "AdditiveBias: the table has 3 heads but the call has 4");
+  const std::vector<mha::Index> offsets{0, 2, 5}, longer{3, 3}, own{2, 3};
+  const Tensor4 packed(1, 5, 2, 4);
+  const auto ragged = [&](const auto&... extra) {
+    return support::message_of(
+        [&] { static_cast<void>(mha::attention(packed, packed, packed, mha::Ragged{offsets}, extra...)); });
+  };
+  EXPECT_EQ(ragged(mha::Padding{own}), "");
+  EXPECT_EQ(ragged(mha::Padding{longer}), "Padding: length 3 of sequence 0 is outside [0, 2], the number of keys");
+  EXPECT_EQ(ragged(mha::Prefix{longer}), "Prefix: length 3 of sequence 0 is outside [0, 2], the number of keys");
+  EXPECT_EQ(ragged(mha::Padding{longer}, mha::Origin{0}), "") << "how many keys a sequence has is not known then";
   const mha::Padding on_device{{three.data(), 2, mha::Memory::device}};
   EXPECT_EQ(error(q, k, v, on_device),
             "attention: a policy borrows device memory, but the backend computes on the host");

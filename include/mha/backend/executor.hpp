@@ -75,7 +75,7 @@ template <Items I, class Threads> void run_items(const I& items, const Threads& 
 
 /// Standard threads that wait for work, and a value: `mha::Cpu` calls run on `ThreadPool{}`, the pool that all calls of
 /// the program share, and those of a shared library among themselves, or on a pool of your own, `ThreadPool(4)`, whose
-/// copies share its threads.
+/// copies share its threads; one that is moved from stays a copy.
 ///
 /// Threads   ThreadPool{}: MHA_NUM_THREADS, else one for each processor that the affinity mask allows and the CPU quota
 ///           of the container pays for. ThreadPool(n): n, the caller's among them. They start at the first call that is
@@ -94,6 +94,8 @@ class ThreadPool {
  public:
   static constexpr const char* name = "ThreadPool";
   ThreadPool() = default;
+  ThreadPool(const ThreadPool&) = default;  // a move copies: what it leaves must not become the shared pool
+  ThreadPool& operator=(const ThreadPool&) = default;
   explicit ThreadPool(Index threads) {
     detail::require(threads >= 1 && threads <= detail::most_threads, "ThreadPool: the number of threads is ", threads,
                     ", it must be from 1 to ", detail::most_threads);

@@ -26,12 +26,13 @@ concept SequenceOf = Sequence<X> && std::same_as<ScalarOf<X>, T>;
 
 namespace detail {
 
-template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 3>& v) { return v; }
-template <class T> constexpr TensorView<T, 3> with_batch(const TensorView<T, 2>& v) {
-  return {v.data, {1, v.extent[0], v.extent[1]}, {0, v.stride[0], v.stride[1]}};
+template <class T, int Rank> constexpr TensorView<T, 3> with_batch(const TensorView<T, Rank>& v) {
+  const TensorView<T, 4> all = four_axes(v);
+  return {v.data, {all.extent[1], all.extent[2], all.extent[3]}, {all.stride[1], all.stride[2], all.stride[3]}};
 }
 template <class Owner> constexpr TensorView<const ScalarOf<Owner>, 3> read_sequence(const Owner& owner) {
-  return with_batch<const ScalarOf<Owner>>(ViewTraits<Owner>::view(owner));
+  const TensorView<const ScalarOf<Owner>, ViewTraits<Owner>::rank> rows = ViewTraits<Owner>::view(owner);
+  return with_batch(rows);
 }
 
 /// What a call without into(y) returns.

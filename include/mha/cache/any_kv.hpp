@@ -76,7 +76,10 @@ template <class T> class AnyKv {
   template <class S> static const S& as(const void* source) { return *static_cast<const S*>(source); }
   template <class S> static Index keys_of(const void* source, Index b) { return as<S>(source).keys(b); }
   template <class S> static KvRun<T> run_of(const void* source, Index b, Index g, Index begin, Index end) {
-    return as<S>(source).run(b, g, begin, end);
+    KvRun<T> run = as<S>(source).run(b, g, begin, end);
+    run.key_stride = step_of_axis(run.count, run.key_stride);
+    run.value_stride = step_of_axis(run.count, run.value_stride);
+    return run;
   }
   template <class S> static Index held_of(const void* source, Index b, Index k) { return as<S>(source).held(b, k); }
   template <class S> static Index held_end_of(const void* source, Index b, Index k, Index end) {

@@ -11,7 +11,7 @@ namespace mha::inline MHA_NAMESPACE {
 
 /// Every sequence of a cache has memory for this many positions.
 struct Contiguous {
-  Required<Index> length;
+  Required<Index, "Contiguous: length"> length;
 };
 
 /// Every sequence has memory for the window of a mask alone, first + left + 2·rows positions, and may grow to 2³⁰ − 1:
@@ -22,14 +22,15 @@ struct Contiguous {
 /// to a sequence at most, and as many can be taken back. A layer, and attention over a step's source, refuse a call
 /// whose mask may show a position that is gone.
 struct Ring {
-  Required<Index> left;
+  Required<Index, "Ring: left"> left;
   Index rows = 1, first = 0;
 };
 
 /// All sequences share a pool of pages, each of `page` positions, a power of two from 16 on. A sequence takes one page
 /// after another as it grows to `length` positions at most. Forks share pages; the first to write to one copies it.
 struct Paged {
-  Required<Index> pages, length;
+  Required<Index, "Paged: pages"> pages;
+  Required<Index, "Paged: length"> length;
   Index page = 64;
 };
 

@@ -214,21 +214,36 @@ constexpr Index blocks_of(Index n, Index size) { return n / size + (n % size != 
 
 }  // namespace detail
 
+namespace detail {
+
+/// A text as an argument of a template.
+template <std::size_t Size> struct Text {
+  char text[Size] = {};
+  consteval Text(const char (&from)[Size]) {
+    for (std::size_t i = 0; i < Size; ++i) text[i] = from[i];
+  }
+};
+
+}  // namespace detail
+
 /// A member that has no default: SlidingWindow{.left = 4} compiles, SlidingWindow{} does not, nor does one of 2.5.
+/// Messages have its Name.
 ///
 /// Errors    ShapeError if an integer is beyond what T, an integer too, holds
-template <class T> struct Required {
+template <class T, detail::Text Name = "a number of rows, positions or pages"> struct Required {
   T value;
 
   Required() = delete;
   MHA_HOST_DEVICE constexpr Required(T v) : value(v) {}
+  template <class Other>
+  requires std::same_as<decltype(Other::value), T> MHA_HOST_DEVICE constexpr Required(const Other& v)
+      : value(v.value) {}
   template <class U>
   requires(std::integral<T>&& std::is_arithmetic_v<U> && !std::same_as<T, U>) constexpr Required(U v)
       : value(static_cast<T>(v)) {
     static_assert(std::integral<U>, "mha: a number of rows, positions or pages is an integer (see mha/core/check.hpp)");
     if constexpr (std::integral<U> && sizeof(U) >= sizeof(T))
-      if (!std::in_range<T>(v))
-        detail::fail("a number of rows, positions or pages is ", v, ", the largest is ", std::numeric_limits<T>::max());
+      if (!std::in_range<T>(v)) detail::fail(Name.text, " is ", v, ", the largest is ", std::numeric_limits<T>::max());
   }
   MHA_HOST_DEVICE constexpr operator T() const { return value; }
 };

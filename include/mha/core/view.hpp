@@ -133,22 +133,30 @@ constexpr TensorView<T, Rank> row_major(T* data, const Index* extents, const cha
   return v;
 }
 
+/// The stride of an axis, or 0 where it is beyond any memory, as that of an axis of one element may be: a loop that
+/// steps by it past its last element stays in the address space.
+constexpr std::ptrdiff_t step_of_axis(Index extent, std::ptrdiff_t stride) {
+  constexpr std::ptrdiff_t most = most_elements / 256;
+  return extent <= 1 && (stride > most || stride < -most) ? 0 : stride;
+}
+
 /// Up to four axes as four, the absent ones in front of extent 1.
 template <class T, int Rank> constexpr TensorView<T, 4> four_axes(const TensorView<T, Rank>& v) {
   TensorView<T, 4> r{v.data, {1, 1, 1, 1}, {}};
   for (int a = 0; a < Rank; ++a) {
     r.extent[4 - Rank + a] = v.extent[a];
-    r.stride[4 - Rank + a] = v.stride[a];
+    r.stride[4 - Rank + a] = step_of_axis(v.extent[a], v.stride[a]);
   }
   return r;
 }
 
 /// One head (L, D), one sequence (L, H, D) or a batch (B, L, H, D), as four axes.
 template <class T, int Rank> constexpr TensorView<T, 4> with_heads(const TensorView<T, Rank>& v) {
+  const TensorView<T, 4> all = four_axes(v);
   if constexpr (Rank == 2)
-    return {v.data, {1, v.extent[0], 1, v.extent[1]}, {0, v.stride[0], 0, v.stride[1]}};
+    return {v.data, {1, v.extent[0], 1, v.extent[1]}, {0, all.stride[2], 0, all.stride[3]}};
   else
-    return four_axes(v);
+    return all;
 }
 
 }  // namespace detail

@@ -97,6 +97,7 @@ template <class Cache> class LayerStep {
       all.keys = std::max(all.keys, g.length + g.rows);
     }
     if (all.query_offsets != nullptr) all.fewest_queries = detail::shortest(offsets());
+    all.last_meets_last = true;
     return all;
   }
   /// The keys that a recordable cache plans the step for; 0 of others: those there are.
@@ -112,6 +113,7 @@ template <class Cache> class LayerStep {
   CallShape planned(CallShape shape) const {
     shape.keys = std::max(shape.keys, planned_keys());
     shape.uneven_keys = shape.uneven_keys || planned_keys() > 0;
+    shape.last_meets_last = shape.last_meets_last && planned_keys() == 0;
     return shape;
   }
   /// Of queries and keys.

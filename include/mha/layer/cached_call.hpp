@@ -190,6 +190,7 @@ class WholeCall {
       shape_.uneven_keys = shape_.uneven_keys || position != positions_[0];
       shape_.keys = std::max(shape_.keys, position + rows);
     }
+    shape_.last_meets_last = true;
   }
   WholeCall(WholeCall&&) = default;
   WholeCall& operator=(WholeCall&&) = default;

@@ -31,11 +31,14 @@ struct CallShape {
   Origins origin{};                      ///< keys − queries if not given, so that the last query meets the last key
   const Index* query_offsets = nullptr;  ///< of a ragged call, (batch + 1)
   bool uneven_keys = false;              ///< not every sequence has `keys` keys
+  bool last_meets_last = false;          ///< in each sequence the last query stands at the last key
   Index fewest_queries = 0;              ///< of a sequence of a ragged call that has some; 0: not known
 
   MHA_HOST_DEVICE constexpr Index queries_of(Index b) const {
     return query_offsets != nullptr ? query_offsets[b + 1] - query_offsets[b] : queries;
   }
+  /// Where it is not known, of the longest sequence.
+  MHA_HOST_DEVICE constexpr Index keys_of(Index b) const { return last_meets_last ? queries_end(b) : keys; }
   /// Pairs of a query and a key in all heads, hidden ones too, as if every sequence had the length of the longest.
   MHA_HOST_DEVICE constexpr double pairs() const { return double(batch) * heads * queries * keys; }
   /// One past the position of sequence b's last query.

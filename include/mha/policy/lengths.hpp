@@ -7,14 +7,14 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// One length in [0, Lk] per sequence; lengths on a device are taken on trust.
+/// One length in [0, Lk] per sequence, Lk its own if it is known; lengths on a device are taken on trust.
 inline void require_lengths(const char* policy, const Borrowed<Index>& lengths, const CallShape& s) {
   require(lengths.size == s.batch, policy, ": ", lengths.size, " lengths for a batch of ", s.batch);
   require(lengths.data != nullptr || lengths.size == 0, policy, ": the data of ", lengths.size, " lengths is null");
   if (lengths.memory != Memory::host) return;
   for (Index b = 0; b < lengths.size; ++b)
-    require(lengths[b] >= 0 && lengths[b] <= s.keys, policy, ": length ", lengths[b], " of sequence ", b,
-            " is outside [0, ", s.keys, "], the number of keys");
+    require(lengths[b] >= 0 && lengths[b] <= s.keys_of(b), policy, ": length ", lengths[b], " of sequence ", b,
+            " is outside [0, ", s.keys_of(b), "], the number of keys");
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

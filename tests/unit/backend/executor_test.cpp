@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -144,6 +146,19 @@ TEST(ThreadPool, OfYourOwnHasItsSizeAndSharesItsThreadsWithCopies) {
     others.erase(std::this_thread::get_id());
     for (const auto id : others) EXPECT_EQ(seen.count(id), 0u);
   }
+}
+
+TEST(ThreadPool, OfYourOwnStaysItselfWhenItIsMovedFrom) {
+  const Index more = mha::ThreadPool{}.workers() + 1;
+  mha::ThreadPool pool(more), assigned;
+  const mha::ThreadPool moved = std::move(pool);
+  EXPECT_EQ(moved.workers(), more);
+  EXPECT_EQ(pool.workers(), more);
+  assigned = std::move(pool);
+  EXPECT_EQ(assigned.workers(), more);
+  EXPECT_EQ(pool.workers(), more);
+  static_assert(std::is_nothrow_move_constructible_v<mha::ThreadPool> &&
+                std::is_nothrow_move_assignable_v<mha::ThreadPool>);
 }
 
 TEST(ThreadPool, OfYourOwnIsNotBoundByTheEnvironment) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
+#include <limits>
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -21,6 +22,16 @@ TEST(Rows, OneSequenceIsABatchOfOne) {
   EXPECT_EQ(&v(0, 2, 3), numbers + 11);
   mha::Tensor<double, 3> t(2, 3, 4);
   EXPECT_EQ(mha::detail::read_sequence(t).data, t.data());
+}
+
+TEST(Rows, NoStrideOfASingleRowLeadsOutOfTheAddressSpace) {
+  constexpr std::ptrdiff_t far = std::numeric_limits<std::ptrdiff_t>::max();
+  double number = 0;
+  const View3 v = mha::detail::with_batch(View3{&number, {1, 1, 1}, {far, -far, 3}});
+  EXPECT_EQ(v.stride[0], 0);
+  EXPECT_EQ(v.stride[1], 0);
+  EXPECT_EQ(v.stride[2], 3);
+  EXPECT_EQ(mha::detail::with_batch(View3{&number, {2, 1, 1}, {far, 1, 1}}).stride[0], far) << "it is to be refused";
 }
 
 TEST(Rows, RowsCollapseOnlyWhenSequencesFollowEachOther) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstddef>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -37,6 +39,24 @@ TEST(AnyKv, IsTheSourceWithoutItsType) {
   EXPECT_EQ(run.key, kv.run(1, 2, 7, 30).key);
   EXPECT_EQ(run.value, kv.run(1, 2, 7, 30).value);
   EXPECT_EQ(run.count, 23);
+}
+
+/// A key and its value at a time, at strides that no second one could have.
+struct OneByOne : mha::ContiguousKv<float> {
+  mha::KvRun<float> run(Index b, Index g, Index begin, Index) const {
+    constexpr std::ptrdiff_t far = std::numeric_limits<std::ptrdiff_t>::max();
+    return {key.pointer(b, begin, g, 0), value.pointer(b, begin, g, 0), far, -far, 1};
+  }
+};
+
+TEST(AnyKv, NoStrideOfASingleRowLeadsOutOfTheAddressSpace) {
+  const mha::Tensor<float, 4> k(1, 3, 1, 4);
+  const OneByOne kv{{k.view(), k.view()}};
+  const auto run = AnyKv<float>(kv).run(0, 0, 1, 3);
+  EXPECT_EQ(run.key, &k(0, 1, 0, 0));
+  EXPECT_EQ(run.count, 1);
+  EXPECT_EQ(run.key_stride, 0);
+  EXPECT_EQ(run.value_stride, 0);
 }
 
 /// One that keeps tiles.

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
 #include <string>
 
 #include <gtest/gtest.h>
 
 #include <mha/cache/storage.hpp>
+
+#include "scratch.hpp"
 
 namespace {
 
@@ -41,6 +44,16 @@ TEST(Storage, RefusesSizesInOneSentence) {
   EXPECT_EQ(refusal(mha::Ring{.left = 1 << 20, .rows = 5, .first = 3}, 1 << 20),
             "Ring: 1048576 sequences of 1048589 positions are 1099525259264, the limit is 1073741823");
   EXPECT_NE(refusal(mha::Paged{.pages = 1 << 30, .length = 1}).find("the limit is"), std::string::npos);
+}
+
+TEST(Storage, NamesASizeThatIsNoIndex) {
+  constexpr std::int64_t many = std::int64_t{1} << 32;
+  const auto said = [](auto make) { return mha_test::message_of<mha::ShapeError>([&] { static_cast<void>(make()); }); };
+  const std::string largest = " is 4294967296, the largest is 2147483647";
+  EXPECT_EQ(said([] { return mha::Contiguous{.length = many}; }), "Contiguous: length" + largest);
+  EXPECT_EQ(said([] { return mha::Ring{.left = many}; }), "Ring: left" + largest);
+  EXPECT_EQ(said([] { return mha::Paged{.pages = many, .length = 1}; }), "Paged: pages" + largest);
+  EXPECT_EQ(said([] { return mha::Paged{.pages = 1, .length = many}; }), "Paged: length" + largest);
 }
 
 TEST(Storage, InWords) {

@@ -163,6 +163,16 @@ TEST(Required, TakesAnyIntegerThatFits) {
   EXPECT_EQ(refusal(static_cast<unsigned>(many - 1)), "a number of rows, positions or pages is 4294967295" + largest);
 }
 
+struct Window {
+  Required<int, "Window: left"> left;
+};
+
+TEST(Required, IsRefusedByItsName) {
+  EXPECT_EQ(message_of<ShapeError>([] { static_cast<void>(Window{.left = std::int64_t{1} << 31}); }),
+            "Window: left is 2147483648, the largest is 2147483647");
+  EXPECT_EQ((Window{.left = Reach{.left = 4}.left}.left), 4) << "one of another name is an integer that fits";
+}
+
 TEST(Required, HasNoDefault) {
   static_assert(!std::is_default_constructible_v<Required<int>> && !std::is_default_constructible_v<Reach>);
   static_assert(!std::is_aggregate_v<Required<int>>, "Required<int>{} must not compile");

@@ -338,4 +338,16 @@ TEST(WithHeads, OneHeadAndOneSequenceAreFourAxes) {
   EXPECT_EQ(&batch(1, 2, 1, 1), numbers + 23);
 }
 
+TEST(WithHeads, NoStrideOfASingleRowLeadsOutOfTheAddressSpace) {
+  constexpr std::ptrdiff_t far = std::numeric_limits<std::ptrdiff_t>::max();
+  float number = 0;
+  const auto head = mha::detail::with_heads(mha::TensorView<float, 2>{&number, {1, 1}, {far, -far - 1}});
+  for (const std::ptrdiff_t stride : head.stride) EXPECT_EQ(stride, 0);
+  const auto batch = mha::detail::with_heads(mha::TensorView<float, 4>{&number, {1, 2, 1, 1}, {far, far, 1 << 20, 5}});
+  EXPECT_EQ(batch.stride[0], 0);
+  EXPECT_EQ(batch.stride[1], far) << "it is to be refused";
+  EXPECT_EQ(batch.stride[2], 1 << 20);
+  EXPECT_EQ(batch.stride[3], 5);
+}
+
 }  // namespace

@@ -17,6 +17,15 @@ TEST(CallShape, CountsThePairsOfAllHeads) {
   EXPECT_EQ((mha::CallShape{.batch = 1 << 20, .heads = 1 << 10, .queries = 1 << 20, .keys = 1 << 20}.pairs()), 0x1p70);
 }
 
+TEST(CallShape, KnowsTheKeysOfASequenceByItsLastQuery) {
+  static constexpr int offsets[3] = {0, 2, 5}, origins[2] = {-1, 4};
+  mha::CallShape s{.batch = 2, .keys = 7, .origin = mha::Origins(origins), .query_offsets = offsets};
+  EXPECT_EQ(s.keys_of(0), 7);
+  s.last_meets_last = true;
+  EXPECT_EQ(s.keys_of(0), 1);
+  EXPECT_EQ(s.keys_of(1), 7);
+}
+
 TEST(Origins, AreOneForAllSequencesOrOneEach) {
   static constexpr int each[3] = {4, -1, 0};
   constexpr mha::Origins common = -3, ragged(each);

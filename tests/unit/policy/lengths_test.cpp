@@ -32,6 +32,18 @@ TEST(Lengths, LieBetweenNothingAndAllKeys) {
   EXPECT_EQ(refusal(above, 2, 4), "Some: length 5 of sequence 0 is outside [0, 4], the number of keys");
 }
 
+TEST(Lengths, AreNoMoreThanTheKeysOfTheirSequence) {
+  const std::vector<int> offsets{0, 2, 5}, origins{0, 4};
+  mha::CallShape s{.batch = 2, .keys = 7, .origin = mha::Origins(origins.data()), .query_offsets = offsets.data()};
+  const auto refused = [&](const std::vector<int>& lengths) {
+    return mha_test::message_of<mha::ShapeError>([&] { mha::detail::require_lengths("Some", lengths, s); });
+  };
+  EXPECT_EQ(refused({7, 7}), "") << "the origin says nothing of the keys";
+  s.last_meets_last = true;
+  EXPECT_EQ(refused({2, 7}), "");
+  EXPECT_EQ(refused({3, 7}), "Some: length 3 of sequence 0 is outside [0, 2], the number of keys");
+}
+
 TEST(Lengths, HaveMemory) { EXPECT_EQ(refusal({nullptr, 2}, 2, 4), "Some: the data of 2 lengths is null"); }
 
 TEST(Lengths, OfADeviceAreCountedButNotRead) {

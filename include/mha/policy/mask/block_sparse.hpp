@@ -45,9 +45,9 @@ struct BlockSparseView {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "BlockSparse";
   static constexpr bool borrows = true;
-  Required<Index> block;
-  Required<Index> query_blocks;  ///< Nq
-  Required<Index> key_blocks;    ///< Nk
+  Required<Index, "BlockSparse: block"> block;
+  Required<Index, "BlockSparse: query_blocks"> query_blocks;  ///< Nq
+  Required<Index, "BlockSparse: key_blocks"> key_blocks;      ///< Nk
   Borrowed<std::uint8_t> map;
   std::ptrdiff_t head_stride = 0;  ///< set by prepared()
   detail::Divisor by_block{block.value};
@@ -115,9 +115,9 @@ class BlockSparse {
   static constexpr const char* name = "BlockSparse";
 
   struct Blocks {
-    Required<Index> block;
-    Required<Index> query_blocks;  ///< Nq
-    Required<Index> key_blocks;    ///< Nk
+    Required<Index, "BlockSparse: block"> block;
+    Required<Index, "BlockSparse: query_blocks"> query_blocks;  ///< Nq
+    Required<Index, "BlockSparse: key_blocks"> key_blocks;      ///< Nk
   };
 
   BlockSparse(const Blocks& blocks, std::vector<std::uint8_t> map)

@@ -14,7 +14,7 @@ namespace mha::inline MHA_NAMESPACE {
 struct FirstKeys {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "FirstKeys";
-  Required<Index> count;
+  Required<Index, "FirstKeys: count"> count;
 
   MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index, Index k) const { return k < count.value; }
   MHA_HOST_DEVICE constexpr TileVisibility tile(Index, Index, Index, Index, Index k_begin, Index k_end) const {

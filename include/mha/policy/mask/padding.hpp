@@ -11,8 +11,9 @@ namespace mha::inline MHA_NAMESPACE {
 /// any other: what stands in its row of the result means nothing, and may be NaN if its x was.
 ///
 /// Shapes    lengths (B)
-/// Errors    ShapeError if there is not one length per sequence, or one is negative or above Lk; lengths in device
-///           memory are taken on trust
+/// Errors    ShapeError if there is not one length per sequence, or one is negative or above the Lk of its sequence, of
+///           the longest in a call with an Origin and in steps of a recordable cache; lengths in device memory are
+///           taken on trust
 struct Padding {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "Padding";

@@ -53,7 +53,7 @@ struct CausalTopLeft {
 struct SlidingWindow {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "SlidingWindow";
-  Required<Index> left;
+  Required<Index, "SlidingWindow: left"> left;
   Index right = 0;
 
   MHA_HOST_DEVICE constexpr bool operator()(Index, Index, Index q, Index k) const {

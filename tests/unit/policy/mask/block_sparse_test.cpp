@@ -110,6 +110,18 @@ TEST(BlockSparse, WantsAMapOfTheRightSize) {
             "BlockSparse: the map has 5 elements for 2 x 3 blocks and 4 heads: give 6 or 24");
 }
 
+TEST(BlockSparse, NamesANumberThatIsNoIndex) {
+  const auto said = [](long long block, long long queries, long long keys) {
+    return mha_test::message_of<mha::ShapeError>(
+        [&] { static_cast<void>(BlockSparse::Blocks{.block = block, .query_blocks = queries, .key_blocks = keys}); });
+  };
+  constexpr long long many = 1LL << 31;
+  const std::string largest = " is 2147483648, the largest is 2147483647";
+  EXPECT_EQ(said(many, 1, 1), "BlockSparse: block" + largest);
+  EXPECT_EQ(said(1, many, 1), "BlockSparse: query_blocks" + largest);
+  EXPECT_EQ(said(1, 1, many), "BlockSparse: key_blocks" + largest);
+}
+
 TEST(BlockSparse, WantsAMapThatCoversTheCall) {
   const Map six(6);
   const auto call = [](int queries, int keys, int origin) {

@@ -34,6 +34,8 @@ TEST(FirstKeys, WantsACount) {
   };
   EXPECT_EQ(refusal(0), "");
   EXPECT_EQ(refusal(-1), "FirstKeys: count is -1, it must be at least 0");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([] { static_cast<void>(FirstKeys{.count = 1LL << 31}); }),
+            "FirstKeys: count is 2147483648, the largest is 2147483647");
 }
 
 }  // namespace

@@ -121,6 +121,8 @@ TEST(SlidingWindow, RefusesANegativeReach) {
   EXPECT_EQ(message(-1, 0), "SlidingWindow: left is -1, it must be at least 0");
   EXPECT_EQ(message(0, -2), "SlidingWindow: right is -2, it must be at least 0");
   EXPECT_EQ(message(0, 0), "");
+  EXPECT_EQ(mha_test::message_of<mha::ShapeError>([] { static_cast<void>(SlidingWindow{.left = 1LL << 31}); }),
+            "SlidingWindow: left is 2147483648, the largest is 2147483647");
 }
 
 TEST(SlidingWindow, HasNoDefaultReach) {
