@@ -346,6 +346,41 @@ TEST(Decoding, AllocatesNothingAfterTheFirstTokenOfSequencesOfUnevenLengths) {
   expect_no_allocation_of_uneven_lengths<mha::bfloat16, mha::Systolic<>>();
 }
 
+// Of sequences that were short together, threads share the keys of those that have grown.
+template <class T, class B> void expect_no_allocation_of_sequences_that_have_grown() {
+  constexpr Index length = 17 * mha::detail::simd::key_chunk, sequences = 8, grown = 3;
+  const mha::ThreadPool pool(2);
+  pool.run(100, [](Index, Index) {});  // its threads start
+  mha::MultiHeadAttention<T, B, mha::GroupedQuery<1>, mha::Causal> layer(
+      {.d_model = 16, .num_heads = 32, .head_dim = 32, .value_dim = 128}, B(pool));
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  auto cache =
+      mha::make_cache(layer, mha::Paged{.pages = grown * length / 64 + sequences, .length = length, .page = 64},
+                      {.sequences = sequences});
+  support::Random random("grown sequences without allocation");
+  mha::Tensor<T, 3> keys(length - 2, 1, 32), values(length - 2, 1, 128), x(sequences, 1, 16), y(sequences, 1, 16);
+  random.fill(keys);
+  random.fill(values);
+  random.fill(x);
+  for (Index b = 0; b < sequences; ++b) cache.add();
+  mha::Workspace workspace;
+  const auto token = [&] { layer.step(x, cache, mha::into(y), workspace); };
+  token();
+  for (Index b = 0; b < grown; ++b) {
+    auto step = cache.step(cache.ids()[static_cast<std::size_t>(2 * b)], length - 2);
+    step.append(0, keys, values);
+    step.commit();
+  }
+  const Counted later = count(token);
+  EXPECT_EQ(later.calls, 0u) << later.bytes << " bytes";
+}
+
+TEST(Decoding, AllocatesNothingOnceSomeSequencesHaveGrown) {
+  expect_no_allocation_of_sequences_that_have_grown<float, mha::Cpu>();
+  expect_no_allocation_of_sequences_that_have_grown<float, mha::Systolic<>>();
+  expect_no_allocation_of_sequences_that_have_grown<mha::bfloat16, mha::Systolic<>>();
+}
+
 template <class T, class... Policies> void expect_no_allocation_in_a_second_step(const Policies&... policies) {
   mha::MultiHeadAttention<T, mha::Cpu, Policies...> layer({.d_model = 32, .num_heads = 4, .bias = true}, policies...);
   layer.initialize(mha::XavierUniform{.seed = 5});
