@@ -276,16 +276,16 @@ TYPED_TEST(Memory, DecodingAllocatesNothingAfterTheFirstToken) {
 }
 
 // Where the longest sequence has all it may have, threads share ever more chunks of the others.
-TEST(Decoding, AllocatesNothingBesideASequenceThatIsFull) {
+template <class T, class B> void expect_no_allocation_beside_a_full_sequence() {
   constexpr Index chunk = mha::detail::simd::key_chunk, full = 2 * chunk;
   const mha::ThreadPool pool(3);
   pool.run(100, [](Index, Index) {});  // its threads start
-  mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(
-      {.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 64}, mha::Cpu(pool));
+  mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(
+      {.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 64}, B(pool));
   layer.initialize(mha::XavierUniform{.seed = 3});
   auto cache = mha::make_cache(layer, mha::Contiguous{.length = full}, {.sequences = 2});
   support::Random random("a full sequence without allocation");
-  mha::Tensor<float, 3> rows(full - 1, 2, 64), x(2, 1, 16), y(2, 1, 16);
+  mha::Tensor<T, 3> rows(full - 1, 2, 64), x(2, 1, 16), y(2, 1, 16);
   random.fill(rows);
   random.fill(x);
   const auto grow = [&](mha::SequenceId id, Index n) {
@@ -305,18 +305,24 @@ TEST(Decoding, AllocatesNothingBesideASequenceThatIsFull) {
   EXPECT_EQ(later.calls, 0u) << later.bytes << " bytes";
 }
 
+TEST(Decoding, AllocatesNothingBesideASequenceThatIsFull) {
+  expect_no_allocation_beside_a_full_sequence<float, mha::Cpu>();
+  expect_no_allocation_beside_a_full_sequence<float, mha::Systolic<>>();
+  expect_no_allocation_beside_a_full_sequence<mha::bfloat16, mha::Systolic<>>();
+}
+
 // Beside short sequences, threads share the keys of one that grows, in ever more chunks.
-TEST(Decoding, AllocatesNothingAfterTheFirstTokenOfSequencesOfUnevenLengths) {
+template <class T, class B> void expect_no_allocation_of_uneven_lengths() {
   constexpr Index chunk = mha::detail::simd::key_chunk, sequences = 12, before = 2 * chunk - 4;
   const mha::ThreadPool pool(3);
   pool.run(100, [](Index, Index) {});  // its threads start
-  mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(
-      {.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 64}, mha::Cpu(pool));
+  mha::MultiHeadAttention<T, B, mha::GroupedQuery<mha::Dynamic>, mha::Causal> layer(
+      {.d_model = 16, .num_heads = 32, .num_kv_heads = 2, .head_dim = 64}, B(pool));
   layer.initialize(mha::XavierUniform{.seed = 3});
   auto cache =
       mha::make_cache(layer, mha::Paged{.pages = 64, .length = 3 * chunk, .page = 64}, {.sequences = sequences});
   support::Random random("uneven tokens without allocation");
-  mha::Tensor<float, 3> all(before, 2, 64), x(sequences, 1, 16), y(sequences, 1, 16);
+  mha::Tensor<T, 3> all(before, 2, 64), x(sequences, 1, 16), y(sequences, 1, 16);
   random.fill(all);
   random.fill(x);
   for (Index b = 0; b < sequences; ++b) cache.add();
@@ -332,6 +338,47 @@ TEST(Decoding, AllocatesNothingAfterTheFirstTokenOfSequencesOfUnevenLengths) {
     for (int i = 1; i < 20; ++i) token();
   });
   EXPECT_EQ(later.calls, 0u) << later.bytes << " bytes";
+}
+
+TEST(Decoding, AllocatesNothingAfterTheFirstTokenOfSequencesOfUnevenLengths) {
+  expect_no_allocation_of_uneven_lengths<float, mha::Cpu>();
+  expect_no_allocation_of_uneven_lengths<float, mha::Systolic<>>();
+  expect_no_allocation_of_uneven_lengths<mha::bfloat16, mha::Systolic<>>();
+}
+
+// Of sequences that were short together, threads share the keys of those that have grown.
+template <class T, class B> void expect_no_allocation_of_sequences_that_have_grown() {
+  constexpr Index length = 17 * mha::detail::simd::key_chunk, sequences = 8, grown = 3;
+  const mha::ThreadPool pool(2);
+  pool.run(100, [](Index, Index) {});  // its threads start
+  mha::MultiHeadAttention<T, B, mha::GroupedQuery<1>, mha::Causal> layer(
+      {.d_model = 16, .num_heads = 32, .head_dim = 32, .value_dim = 128}, B(pool));
+  layer.initialize(mha::XavierUniform{.seed = 3});
+  auto cache =
+      mha::make_cache(layer, mha::Paged{.pages = grown * length / 64 + sequences, .length = length, .page = 64},
+                      {.sequences = sequences});
+  support::Random random("grown sequences without allocation");
+  mha::Tensor<T, 3> keys(length - 2, 1, 32), values(length - 2, 1, 128), x(sequences, 1, 16), y(sequences, 1, 16);
+  random.fill(keys);
+  random.fill(values);
+  random.fill(x);
+  for (Index b = 0; b < sequences; ++b) cache.add();
+  mha::Workspace workspace;
+  const auto token = [&] { layer.step(x, cache, mha::into(y), workspace); };
+  token();
+  for (Index b = 0; b < grown; ++b) {
+    auto step = cache.step(cache.ids()[static_cast<std::size_t>(2 * b)], length - 2);
+    step.append(0, keys, values);
+    step.commit();
+  }
+  const Counted later = count(token);
+  EXPECT_EQ(later.calls, 0u) << later.bytes << " bytes";
+}
+
+TEST(Decoding, AllocatesNothingOnceSomeSequencesHaveGrown) {
+  expect_no_allocation_of_sequences_that_have_grown<float, mha::Cpu>();
+  expect_no_allocation_of_sequences_that_have_grown<float, mha::Systolic<>>();
+  expect_no_allocation_of_sequences_that_have_grown<mha::bfloat16, mha::Systolic<>>();
 }
 
 template <class T, class... Policies> void expect_no_allocation_in_a_second_step(const Policies&... policies) {

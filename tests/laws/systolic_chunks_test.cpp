@@ -119,6 +119,29 @@ TEST_P(SystolicChunks, RaggedEqualsEachSequenceAlone) {
                             [](Index, const auto&... qkv) { return attend<Systolic>(qkv..., mha::Causal{}); });
 }
 
+TEST_P(SystolicChunks, LongSequencesAmongManyEqualEachAlone) {
+  support::Random random("chunks, uneven");
+  std::vector<Index> queries, keys;
+  for (Index b = 0; b < 16; ++b) {
+    queries.push_back(b == 5 ? 40 : b == 15 ? 0 : 1);
+    keys.push_back(b == 5 ? 3 * chunk + 99 : b == 9 ? 2 * chunk + 1 : b == 11 ? 0 : 30 + b);
+  }
+  const laws::Sequences r{queries, keys};
+  const Inputs<float> in({.batch = 1,
+                          .heads = 4,
+                          .kv_heads = 1,
+                          .queries = 54,
+                          .keys = r.k_offsets.back(),
+                          .head_dim = 72,
+                          .value_dim = 65},
+                         random);
+  for (const Index threads : {2, 3, 5}) {
+    const auto together = attend<WithThreads>(in, mha::Causal{}, r.ragged(), WithThreads{laws::NewThreads{threads}});
+    laws::expect_rows_of_each(r, in, together, std::to_string(threads) + " threads",
+                              [](Index, const auto&... qkv) { return attend<Systolic>(qkv..., mha::Causal{}); });
+  }
+}
+
 /// A step through a cache on threads against rows in plain memory on one; bfloat16 has its values in tiles.
 template <class T, class Storage, class... Policies>
 void expect_steps_of_a_cache(const Storage& storage, const char* name, const Policies&... policies) {

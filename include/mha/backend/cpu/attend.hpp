@@ -11,6 +11,7 @@
 #include "../executor.hpp"
 #include "../simd/key_chunks.hpp"
 #include "../simd/tile_lanes.hpp"
+#include "../simd/tile_tasks.hpp"
 #include "near_kv.hpp"
 #include "tile.hpp"
 #include "tile_keys.hpp"
@@ -57,24 +58,23 @@ inline Index divided_rows(const SequenceTiles& cut, Index width, Index chunks, s
   return SequenceTiles(cut.all_queries, cut.group, fewer).tiles() <= tiles ? fewer : cut.most;
 }
 
-/// Passes over tiles: every part of those whose keys are shared and every other one whole; then the former's parts
-/// together.
-enum class Pass { attend, merge };
+using simd::Pass;
+using simd::TileTask;
 
 /// The tiles of a call, each sequence cut by itself: a single token beside a long prompt is cut as it is alone.
 class Tiling {
  public:
   Index lanes = 0;  ///< the most of a tile's kernels
-  std::int64_t tiles = 0;
+  simd::TileTasks tasks;
   double flop_per_key;  ///< if all sequences have as many
   bool parallel;
 
   template <class Call>
   Tiling(const Call& call, IsaLevel level, Workspace::Frame& frame)
-      : most_(simd::widest_tile<Accumulator<typename Call::Scalar>>(level)),
+      : tasks(call.shape.batch, frame),
+        most_(simd::widest_tile<Accumulator<typename Call::Scalar>>(level)),
         kv_heads_(call.kv_heads),
         group_(call.shape.heads / call.kv_heads) {
-    if (call.q_offsets != nullptr) first_ = frame.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch));
     const double flop = 2.0 * call.shape.heads * (double(call.head_dim) + call.value_dim);  // of a query and a key
     double queries = 0, pairs = 0;
     for (Index b = 0; b < call.shape.batch; ++b) {
@@ -86,96 +86,51 @@ class Tiling {
     cut(call, level);
   }
 
-  /// Has so many workers share the keys of tiles, each chunk a part and a task of its own, where whole tiles would
-  /// leave workers idle: of all tiles where these are few, else of those that read more than half of a worker's share.
-  /// Where tasks are few all the same, tiles are divided.
-  template <class Call> void share(const Call& call, IsaLevel level, Index workers, Workspace::Frame& frame) {
+  std::int64_t tiles() const { return tasks.tiles(); }
+
+  /// Has so many workers share the keys of tiles, where whole tiles would leave workers idle: of all tiles where these
+  /// are few, else of those that read more than half of a worker's share. Where tasks are few all the same, tiles are
+  /// divided.
+  template <class Call> void share(const Call& call, IsaLevel level, Index workers) {
     if (!parallel || workers == 1) return;
-    double most_keys = -1;  // of a tile that is not shared
-    if (simd::too_few_tiles(tiles, workers)) {
-      const Index chunks = simd::most_chunks(call);
-      Index b = 0;
-      for (Index other = 1; other < call.shape.batch; ++other)
-        if (call.queries(other) > call.queries(b)) b = other;
-      const Index width = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, 1).lanes;
-      most_ = divided_rows(of(call, b), width, chunks, tiles * chunks, workers);
-      cut(call, level);
-    } else {
-      most_keys = 0;
-      for (Index b = 0; b < call.shape.batch; ++b) most_keys += double(per_sequence(of(call, b))) * call.keys(b);
-      most_keys /= 2. * workers;
-    }
-    if (call.shape.keys > most_keys && simd::most_chunks(call) > 1) take_parts(call, most_keys, frame);
-  }
-
-  /// A chunk of a tile's keys: the n-th of those that are not dropped.
-  struct Part {
-    Index tile, n;
-  };
-  /// Those of a tile, or none; later chunks, which are longer, come first.
-  struct Parts {
-    std::int64_t first;
-    Index count;
-    std::int64_t of_chunk(Index n) const { return first + count - 1 - n; }
-  };
-  std::int64_t parts() const { return parts_; }
-  template <class Call> Part part(const Call& call, std::int64_t i) const {
-    const auto b =
-        static_cast<Index>(std::upper_bound(first_part_, first_part_ + call.shape.batch, i) - first_part_) - 1;
-    const std::int64_t first = first_tile(b, of(call, b));
-    const Index count = parts_of(call, static_cast<Index>(first)).count;
-    const std::int64_t at = i - first_part_[b];
-    return {static_cast<Index>(first + at / count), count - 1 - static_cast<Index>(at % count)};
-  }
-  template <class Call> Parts parts_of(const Call& call, Index t) const {
-    if (parts_ == 0) return {0, 0};
-    const Index b = sequence_of(call, t);
-    const SequenceTiles cut = of(call, b);
-    const std::int64_t count = (first_part_[b + 1] - first_part_[b]) / per_sequence(cut);
-    return {first_part_[b] + (t - first_tile(b, cut)) * count, static_cast<Index>(count)};
-  }
-
-  /// How many tasks a pass has, and the tile of one, −1 if there is nothing to do.
-  std::int64_t tasks(Pass pass) const { return pass == Pass::attend ? parts_ + tiles : tiles; }
-  template <class Call> Index tile_of(const Call& call, Pass pass, Index task) const {
-    if (parts_ == 0) return task;
-    if (pass == Pass::attend) {
-      if (task < parts_) return part(call, task).tile;
-      task -= static_cast<Index>(parts_);
-    }
-    const bool shared = parts_of(call, task).count > 0;
-    return shared == (pass == Pass::merge) ? task : -1;
+    if (!simd::too_few_tiles(tiles(), workers)) return tasks.share_longest(call, workers, [](Index) { return 1; });
+    const Index chunks = simd::most_chunks(call);
+    Index b = 0;
+    for (Index other = 1; other < call.shape.batch; ++other)
+      if (call.queries(other) > call.queries(b)) b = other;
+    const Index width = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, 1).lanes;
+    most_ = divided_rows(of(call, b), width, chunks, tiles() * chunks, workers);
+    cut(call, level);
+    tasks.share(call, [](Index) { return true; });
   }
 
   /// Whether the tiles of the first key/value head, of all sequences, read about so many keys or more: a key counts
   /// once for each tile that reads it. Of many tiles some are asked, which count for their neighbours.
   template <class Call> bool reads_at_least(const Call& call, double keys) const {
     constexpr std::int64_t asked = 64;
-    if (tiles > std::numeric_limits<Index>::max()) return false;  // the call is refused
-    const std::int64_t every = std::max<std::int64_t>(tiles / kv_heads_ / asked, 1);
+    if (tiles() > std::numeric_limits<Index>::max()) return false;  // the call is refused
+    const std::int64_t every = std::max<std::int64_t>(tiles() / kv_heads_ / asked, 1);
     keys /= static_cast<double>(every);
     std::int64_t next = every / 2;  // among the tiles from those of sequence b on
     for (Index b = 0; b < call.shape.batch; ++b) {
-      const SequenceTiles cut = of(call, b);
-      for (; next < cut.tiles(); next += every) {
-        const TileKeys<Call> seen(call, rows(call, static_cast<Index>(first_tile(b, cut) + next)), smallest_gap);
+      const std::int64_t of_head = of(call, b).tiles();
+      for (; next < of_head; next += every) {
+        const TileKeys<Call> seen(call, rows(call, b, static_cast<Index>(next)), smallest_gap);
         for (Index k = 0; k < seen.count(); k += key_block)
           for (const simd::KeyRange& range : seen.segments(k, std::min(k + key_block, seen.count())))
             keys -= range.end - range.begin;
         if (keys <= 0) return true;
       }
-      next -= cut.tiles();
+      next -= of_head;
     }
     return false;
   }
 
-  /// Tile t, of its sequence the heaviest first: late queries of a causal mask see the most keys.
-  template <class Call> simd::TileLanes rows(const Call& call, Index t) const {
-    const Index b = sequence_of(call, t);
+  /// Tile t of sequence b, of each key/value head the heaviest first: late queries of a causal mask see the most keys.
+  template <class Call> simd::TileLanes rows(const Call& call, Index b, Index t) const {
     const SequenceTiles cut = of(call, b);
-    const Index at = static_cast<Index>(t - first_tile(b, cut));
-    const Index first = (cut.query_tiles - 1 - at % cut.query_tiles) * cut.queries;
-    const Index head_tile = at / cut.query_tiles % cut.head_tiles, kv_head = at / cut.query_tiles / cut.head_tiles;
+    const Index first = (cut.query_tiles - 1 - t % cut.query_tiles) * cut.queries;
+    const Index head_tile = t / cut.query_tiles % cut.head_tiles, kv_head = t / cut.query_tiles / cut.head_tiles;
     const Index in_group = head_tile * cut.heads;
     return {b,
             kv_head * group_ + in_group,
@@ -189,64 +144,39 @@ class Tiling {
   template <class Call> SequenceTiles of(const Call& call, Index b) const { return {call.queries(b), group_, most_}; }
   template <class Call> void cut(const Call& call, IsaLevel level) {
     Index most_rows = 0;
-    tiles = 0;
-    for (Index b = 0; b < call.shape.batch; ++b) {
+    tasks.cut([&](Index b) {
       const SequenceTiles sequence = of(call, b);
-      if (first_ != nullptr) first_[b] = tiles;
-      tiles += per_sequence(sequence);
       most_rows = std::max(most_rows, sequence.rows());
-    }
+      return kv_heads_ * sequence.tiles();
+    });
     lanes = simd::tile_kernels<Accumulator<typename Call::Scalar>>(level, most_rows).lanes;
-  }
-  /// Parts of the tiles of sequences that have more keys.
-  template <class Call> void take_parts(const Call& call, double keys, Workspace::Frame& frame) {
-    first_part_ = frame.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch) + 1);
-    first_part_[0] = 0;
-    for (Index b = 0; b < call.shape.batch; ++b) {
-      const Index chunks = call.keys(b) > keys ? simd::held_chunks(call, b) : 1;
-      first_part_[b + 1] = first_part_[b] + (chunks > 1 ? chunks * per_sequence(of(call, b)) : 0);
-    }
-    parts_ = first_part_[call.shape.batch];
-  }
-  std::int64_t per_sequence(const SequenceTiles& cut) const {
-    return std::int64_t{kv_heads_} * cut.head_tiles * cut.query_tiles;
-  }
-  std::int64_t first_tile(Index b, const SequenceTiles& cut) const {
-    return first_ != nullptr ? first_[b] : b * per_sequence(cut);
-  }
-  template <class Call> Index sequence_of(const Call& call, Index t) const {
-    if (first_ == nullptr) return static_cast<Index>(t / per_sequence(of(call, 0)));
-    // The last that begins at t or before: those before it that begin there are empty.
-    return static_cast<Index>(std::upper_bound(first_, first_ + call.shape.batch, std::int64_t{t}) - first_) - 1;
   }
 
   Index most_, kv_heads_, group_;
-  std::int64_t* first_ = nullptr;       ///< of a ragged call: each sequence's first tile
-  std::int64_t* first_part_ = nullptr;  ///< where there are parts: each sequence's first, and their number
-  std::int64_t parts_ = 0;
 };
 
 /// What is done with a tile in a task: a reference to a function object, so that the loop over tiles is compiled once.
-template <class T, class Stored> class TileTask {
+template <class T, class Stored> class TileFunction {
  public:
   template <class F>
-  TileTask(const F& f)
-      : f_(&f),
-        run_([](const void* g, QueryTile<T, Stored>& tile, Index task) { (*static_cast<const F*>(g))(tile, task); }) {}
+  TileFunction(const F& f)
+      : f_(&f), run_([](const void* g, QueryTile<T, Stored>& tile, const TileTask& task) {
+          (*static_cast<const F*>(g))(tile, task);
+        }) {}
 
-  void operator()(QueryTile<T, Stored>& tile, Index task) const { run_(f_, tile, task); }
+  void operator()(QueryTile<T, Stored>& tile, const TileTask& task) const { run_(f_, tile, task); }
 
  private:
   const void* f_;
-  void (*run_)(const void*, QueryTile<T, Stored>&, Index);
+  void (*run_)(const void*, QueryTile<T, Stored>&, const TileTask&);
 };
 
 /// f(tile, task) for the tasks of a pass, shared among the executor's workers.
 template <class T, class Stored, class Threads>
 void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLevel level, Pass pass,
-                   Workspace& workspace, const Threads& threads, const TileTask<T, Stored>& f) {
+                   Workspace& workspace, const Threads& threads, const TileFunction<T, Stored>& f) {
   using A = Accumulator<T>;
-  const std::int64_t tasks = tiling.tasks(pass);
+  const std::int64_t tasks = tiling.tasks.count(pass);
   require(tasks <= std::numeric_limits<Index>::max(), "attention: ", tasks, " query tiles, the limit is ",
           std::numeric_limits<Index>::max());
   const bool parallel = tiling.parallel && tasks > 1;
@@ -255,13 +185,12 @@ void for_each_tile(const AnyCall<T, Stored>& call, const Tiling& tiling, IsaLeve
   TileScratch<A>* const scratch = frame.template take<TileScratch<A>>(static_cast<std::size_t>(workers));
   for (Index w = 0; w < workers; ++w)
     scratch[w] = TileScratch<A>(frame, tiling.lanes, call.head_dim, call.value_dim, !std::is_same_v<Stored, A>);
-  const auto task = [&](Index i, Index worker) MHA_NO_INLINE {
-    const Index t = tiling.tile_of(call, pass, i);
-    if (t < 0) return;
-    QueryTile<T, Stored> query_tile(call, level, scratch[worker], tiling.rows(call, t));
-    f(query_tile, i);
+  const auto run = [&](Index i, Index worker) MHA_NO_INLINE {
+    const TileTask task = tiling.tasks.task(pass, i);
+    QueryTile<T, Stored> query_tile(call, level, scratch[worker], tiling.rows(call, task.b, task.tile));
+    f(query_tile, task);
   };
-  run_tasks(!parallel, threads, static_cast<Index>(tasks), task);
+  run_tasks(!parallel, threads, static_cast<Index>(tasks), run);
 }
 
 /// Takes the memory that the call will need once its source has grown to all that it has room for, and gives it back,
@@ -281,18 +210,15 @@ void reserve_growth(const AnyCall<T, Stored>& call, const Tiling& tiling, Index 
   const std::int64_t chunks = simd::all_chunks(keys) + (call.kv.drops() ? 2 : 0);
   std::size_t parts = 0;
   if (parallel && workers > 1 && chunks > 1) {
-    // Tiles are divided where they and their chunks are fewer than workers, into fewer than twice as many. Of many
-    // tiles fewer than two a worker read more than half of its share.
-    const std::int64_t two = std::int64_t{2} * workers;
-    if (simd::too_few_tiles(tiling.tiles, workers))
-      parts = static_cast<std::size_t>(std::max(tiling.tiles * chunks, two));
+    // Tiles are divided where they and their chunks are fewer than workers, into fewer than twice as many.
+    if (simd::too_few_tiles(tiling.tiles(), workers))
+      parts = static_cast<std::size_t>(std::max(tiling.tiles() * chunks, std::int64_t{2} * workers));
     else if (call.shape.batch > 1)
-      parts = static_cast<std::size_t>(two * chunks);
-    lists.take<std::int64_t>(static_cast<std::size_t>(call.shape.batch) + 1);
+      parts = static_cast<std::size_t>(simd::TileTasks::most_longest(workers) * chunks);
   }
   lists.take<TileScratch<A>>(used);
   lists.take<simd::TileState<A>>(parts);
-  NearKv<Stored, AnyCall<T, Stored>>::take_growth(call, tiling.tiles, near);
+  NearKv<Stored, AnyCall<T, Stored>>::take_growth(call, tiling.tiles(), near);
   auto frame = workspace.frame();
   MHA_TRY { frame.take<std::byte>(lists.bytes() + near.bytes() + used * scratch.bytes() + parts * state.bytes()); }
   MHA_CATCH(const std::bad_alloc&) {}  // this call does without
@@ -304,19 +230,18 @@ void attend_tiles(const AnyCall<T, Stored>& call, Tiling& tiling, IsaLevel level
                   const Threads& threads) {
   using A = Accumulator<T>;
   auto frame = workspace.frame();
-  tiling.share(call, level, threads.workers(), frame);
-  const auto parts = static_cast<std::size_t>(tiling.parts());
+  tiling.share(call, level, threads.workers());
+  const auto parts = static_cast<std::size_t>(tiling.tasks.parts());
   simd::TileState<A>* const state = frame.template take<simd::TileState<A>>(parts);
   for (std::size_t i = 0; i < parts; ++i) state[i] = take_state<A>(frame, tiling.lanes, call.value_dim);
-  for_each_tile<T, Stored>(call, tiling, level, Pass::attend, workspace, threads, [&](auto& tile, Index task) {
-    if (task >= tiling.parts()) return tile.attend();
-    tile.attend_chunk(simd::held_chunk(call, tile.rows().b, tiling.part(call, task).n), state[task]);
+  for_each_tile<T, Stored>(call, tiling, level, Pass::attend, workspace, threads, [&](auto& tile, const auto& task) {
+    if (task.parts == 0) return tile.attend();
+    tile.attend_chunk(simd::held_chunk(call, task.b, task.chunk), state[task.part(task.chunk)]);
   });
   if (parts == 0) return;
-  for_each_tile<T, Stored>(call, tiling, level, Pass::merge, workspace, threads, [&](auto& tile, Index t) {
-    const Tiling::Parts of = tiling.parts_of(call, t);
-    const simd::TileState<A>& total = state[of.of_chunk(0)];
-    for (Index n = 1; n < of.count; ++n) tile.merge(total, state[of.of_chunk(n)]);
+  for_each_tile<T, Stored>(call, tiling, level, Pass::merge, workspace, threads, [&](auto& tile, const auto& task) {
+    const simd::TileState<A>& total = state[task.part(0)];
+    for (Index n = 1; n < task.parts; ++n) tile.merge(total, state[task.part(n)]);
     tile.finish(total);
   });
 }
@@ -326,10 +251,10 @@ template <class T, class Stored, class Threads>
 void attend(const AnyCall<T, Stored>& call, IsaLevel level, Workspace& workspace, const Threads& threads) {
   auto frame = workspace.frame();
   Tiling tiling(call, level, frame);
-  if (tiling.tiles == 0) return;
+  if (tiling.tiles() == 0) return;
   reserve_growth<T, Stored>(call, tiling, threads.workers(), workspace);
   const NearKv<Stored, AnyCall<T, Stored>> near(
-      call, tiling.tiles, [&](double keys) { return tiling.reads_at_least(call, keys); }, frame);
+      call, tiling.tiles(), [&](double keys) { return tiling.reads_at_least(call, keys); }, frame);
   if (!near.exists()) return attend_tiles<T, Stored>(call, tiling, level, workspace, threads);
   run_tasks(!tiling.parallel, threads, near.heads(), [&](Index head, Index) { near.copy(head); });
   AnyCall<T, Stored> of_near = call;
@@ -343,9 +268,9 @@ void weights(const AnyCall<T, Stored>& call, IsaLevel level, const TensorView<Ac
              Workspace& workspace, const Threads& threads) {
   auto frame = workspace.frame();
   const Tiling tiling(call, level, frame);
-  if (tiling.tiles == 0) return;
+  if (tiling.tiles() == 0) return;
   for_each_tile<T, Stored>(call, tiling, level, Pass::attend, workspace, threads,
-                           [&](auto& tile, Index) { tile.weights(to); });
+                           [&](auto& tile, const auto&) { tile.weights(to); });
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::cpu

@@ -11,6 +11,7 @@
 #include "../backend.hpp"
 #include "../executor.hpp"
 #include "../simd/key_chunks.hpp"
+#include "../simd/tile_tasks.hpp"
 #include "held_blocks.hpp"
 #include "kernels.hpp"
 #include "kv_tiles.hpp"
@@ -19,6 +20,9 @@
 #include "query_tile.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::systolic {
+
+using simd::Pass;
+using simd::TileTask;
 
 /// Below this much work of the array, empty lanes included, a call stays on the calling thread.
 inline constexpr double enough_flop = 1e7;
@@ -58,9 +62,12 @@ struct GroupPlan {
     return std::min(TileLanes::heads_together(ratio, queries, lanes), blocks_of(ratio, shares));
   }
   Index head_tiles(Index queries) const { return blocks_of(ratio, heads_together(queries)); }
+  /// What they and the queries make, and the tiles of the largest.
+  Index query_groups(Index queries) const { return blocks_of(queries, rows()); }
   std::int64_t groups(Index queries) const {
-    return std::int64_t{kv_heads} * head_tiles(queries) * blocks_of(queries, rows());
+    return std::int64_t{kv_heads} * head_tiles(queries) * query_groups(queries);
   }
+  Index most_tiles(Index queries) const { return std::min(together, blocks_of(queries, lanes)); }
 
   /// Has workers share chunks of keys, if they gain by it. groups_of(plan): of all sequences; parts(): pairs of a group
   /// and a chunk of which a query sees a key.
@@ -92,67 +99,53 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
         value_dim_(WithValues ? call.value_dim : 0),
         frame_(workspace),
         held_(call, frame_),
-        plan_(plan_of(std::min(held_.most() * value_block, call.shape.keys))) {
-    if constexpr (WithValues) share_chunks();
-    const CallShape& shape = call.shape;
-    groups_ = blocks_of(shape.queries, plan_.rows());
-    head_tiles_ = plan_.head_tiles(shape.queries);
-    blocks_ = held_.most();
-    const std::int64_t kv_pairs = std::int64_t{shape.batch} * call.kv_heads;
-    const std::int64_t tasks = kv_pairs * head_tiles_ * groups_ * plan_.chunks, packs = kv_pairs * blocks_;
-    require(std::max(tasks, packs) <= std::numeric_limits<Index>::max(), "attention: ", std::max(tasks, packs),
-            " tiles, the limit is ", std::numeric_limits<Index>::max());
-    tasks_ = static_cast<Index>(tasks / plan_.chunks);
+        plan_(plan_of(std::min(held_.most() * value_block, call.shape.keys))),
+        tasks_(call.shape.batch, frame_) {
+    share();
+    const std::int64_t packs = held_.all() * call.kv_heads;
+    require_most(tasks_.tiles(), " groups of query tiles");
+    require_most(packs, " blocks of keys");
     packs_ = static_cast<Index>(packs);
-    if (tasks_ == 0) return;
+    if (tasks_.tiles() == 0) return;
     packed_.emplace(call, held_, WithValues, plan_.workers == 1);
     if (call.kv.room().keys > 0) reserve(workspace);
     packed_->take(call, frame_);
     scratch_ = frame_.template take<Worker>(static_cast<std::size_t>(plan_.workers));
-    const bool has_chunks = WithValues && plan_.chunks == 1 && simd::most_chunks(call) > 1;
+    const bool has_chunks = WithValues && simd::most_chunks(call) > 1;
     for (Index w = 0; w < plan_.workers; ++w) take_worker(frame_, plan_, has_chunks, scratch_[w]);
   }
 
   const HeldBlocks& held() const { return held_; }
 
-  /// f(tiles, how many) for every group, the heaviest first.
+  /// f(tiles, how many) for every group, of each head the heaviest first.
   template <class F> void run(F&& f) {
-    if (tasks_ == 0) return;
+    if (tasks_.tiles() == 0) return;
     if (plan_.workers == 1) return run_head_by_head(f);
     pack_all();
-    for_each_task(1, [&](const Group& group, Index, Index, Tiles& tiles) { f(tiles, group.tiles); });
+    for_each_task(Pass::attend, [&](const Group& group, const TileTask&, Tiles& tiles) { f(tiles, group.tiles); });
   }
-
-  /// Whether run_chunks() is to be called in the place of run().
-  bool in_chunks() const { return plan_.chunks > 1; }
-
-  /// f(tiles, how many, first key, end) for every group and chunk of its keys, which leaves the chunk's part in the
-  /// tiles, then g(tiles, how many) for every group, whose tiles have been given all their chunks.
-  template <class F, class G> void run_chunks(F&& f, G&& g) {
-    if (tasks_ == 0) return;
-    const Index together = plan_.together, chunks = plan_.chunks;
-    const auto parts_of = [&](Index task) { return std::ptrdiff_t{task} * together * chunks; };
-    TilePart* const parts = frame_.template take<TilePart>(static_cast<std::size_t>(parts_of(tasks_)));
-    for (Index task = 0; task < tasks_; ++task)
-      for (Index i = 0, count = group_of(task).tiles; i < count * chunks; ++i)
-        parts[parts_of(task) + i] = take_part(frame_, plan_.lanes, value_dim_);
+  /// The same for groups whose keys are not shared. For the others part(tiles, how many, first key, end) for every
+  /// chunk of keys, which leaves the chunk's part in the tiles, then merged(tiles, how many), whose tiles have been
+  /// given all their chunks.
+  template <class F, class G, class H> void run(F&& whole, G&& part, H&& merged) {
+    if (tasks_.parts() == 0) return run(whole);
+    TilePart* const parts = take_parts();
     pack_all();
-    for_each_task(chunks, [&](const Group& group, Index task, Index n, Tiles& tiles) {
-      const Index keys = call_.keys(group.b), chunk = simd::held_chunk(call_, group.b, n);
-      if (simd::chunk_begin(chunk) >= keys) return;
-      TilePart* const part = parts + parts_of(task) + n;
-      for (Index i = 0; i < group.tiles; ++i) tiles[i]->begin(part[i * chunks]);
-      f(tiles, group.tiles, simd::chunk_begin(chunk), simd::chunk_end(chunk, keys));
+    for_each_task(Pass::attend, [&](const Group& group, const TileTask& task, Tiles& tiles) {
+      if (task.parts == 0) return whole(tiles, group.tiles);
+      const Index chunk = simd::held_chunk(call_, group.b, task.chunk);
+      TilePart* const to = parts + task.part(task.chunk) * plan_.together;
+      for (Index i = 0; i < group.tiles; ++i) tiles[i]->begin(to[i]);
+      part(tiles, group.tiles, simd::chunk_begin(chunk), simd::chunk_end(chunk, call_.keys(group.b)));
       for (Index i = 0; i < group.tiles; ++i) {
         tiles[i]->count();
-        part[i * chunks] = tiles[i]->part();
+        to[i] = tiles[i]->part();
       }
     });
-    for_each_task(1, [&](const Group& group, Index task, Index, Tiles& tiles) {
-      const TilePart* const part = parts + parts_of(task);
+    for_each_task(Pass::merge, [&](const Group& group, const TileTask& task, Tiles& tiles) {
       for (Index i = 0; i < group.tiles; ++i)
-        for (Index n = 0; n < chunks; ++n) tiles[i]->add_chunk(part[i * chunks + n]);
-      g(tiles, group.tiles);
+        for (Index n = 0; n < task.parts; ++n) tiles[i]->add_chunk(parts[task.part(n) * plan_.together + i]);
+      merged(tiles, group.tiles);
     });
   }
 
@@ -163,7 +156,7 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     TileState* states;
     KvTiles kv;  ///< of its tiles
   };
-  /// Tiles of the rows [first, ...) of the heads [head, head + heads); none where a sequence has fewer than another.
+  /// Tiles of the rows [first, ...) of the heads [head, head + heads).
   struct Group {
     Index b, head, heads, first, tiles;
   };
@@ -174,7 +167,14 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     return n;
   }
 
-  void share_chunks() {
+  static void require_most(std::int64_t n, const char* what) {
+    constexpr Index most = std::numeric_limits<Index>::max();
+    require(n <= most, "attention: ", n, what, ", the limit is ", most);
+  }
+
+  /// Cuts sequences into groups, and has workers share keys where whole groups would leave some idle: of all groups
+  /// where these are few, else of those that are more than half of a worker's share.
+  void share() {
     const AnyCall<T, Stored>& call = call_;
     const auto groups = [&](const GroupPlan& plan) { return groups_of_all(plan); };
     const auto parts = [&](const GroupPlan& plan) {
@@ -182,7 +182,13 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
       for (Index b = 0; b < call.shape.batch; ++b) n += seen_parts(plan, b);
       return n;
     };
-    plan_.share_chunks(simd::most_chunks(call), groups, parts);
+    if constexpr (WithValues) plan_.share_chunks(simd::most_chunks(call), groups, parts);
+    tasks_.cut([&](Index b) { return plan_.groups(call.queries(b)); });
+    if (!WithValues || plan_.workers == 1) return;
+    if (plan_.chunks > 1)
+      tasks_.share(call, [](Index) { return true; });
+    else if (!simd::too_few_tiles(tasks_.tiles(), plan_.workers))
+      tasks_.share_longest(call, plan_.workers, [&](Index b) { return plan_.most_tiles(call.queries(b)); });
   }
 
   /// Of sequence b: the pairs of a group and a chunk of its keys, where a query sees one of them.
@@ -204,47 +210,47 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     return chunks * plan.groups(queries);
   }
 
-  /// f(group, task, chunk, its tiles) for every group with queries and each of so many chunks, among the workers.
-  template <class F> void for_each_task(Index chunks, F&& f) {
-    threads_.run(tasks_ * chunks, [&](Index t, Index worker) {
+  /// f(group, task, its tiles) for the tasks of a pass, among the workers.
+  template <class F> void for_each_task(Pass pass, F&& f) {
+    threads_.run(static_cast<Index>(tasks_.count(pass)), [&](Index i, Index worker) {
       const UnitScope unit(kernels_.product.unit);
-      const Index task = t / chunks;
+      const TileTask task = tasks_.task(pass, i);
       const Group group = group_of(task);
-      if (group.tiles == 0) return;
       Tiles tiles;
       make(group, worker, -plan_.rows(), tiles);
-      f(group, task, chunks - 1 - t % chunks, tiles);  // later chunks are longer
+      f(group, task, tiles);
     });
   }
 
   template <class F> void run_head_by_head(F&& f) {
     const UnitScope unit(kernels_.product.unit);
-    for (Index b = 0; b < call_.shape.batch; ++b)
+    for (Index b = 0; b < call_.shape.batch; ++b) {
+      const Index queries = call_.queries(b);
       for (Index g = 0; g < call_.kv_heads; ++g) {
         packed_->turn_to(call_, b, g);
         for (Index i = 0; i < held_.count(b); ++i) pack(b, g, i, 0);
-        for (Index i = 0; i < head_tiles_; ++i)
-          for (Index t = 0; t < groups_; ++t) {
-            const Group group = group_of(b, g, i, t * plan_.rows());
-            if (group.tiles == 0) continue;
+        for (Index i = 0; i < plan_.head_tiles(queries); ++i)
+          for (Index t = 0; t < plan_.query_groups(queries); ++t) {
+            const Group group = group_of(b, g, i, t);
             Tiles tiles;
             make(group, 0, plan_.rows(), tiles);
             f(tiles, group.tiles);
           }
       }
+    }
   }
 
-  Group group_of(Index task) const {
+  Group group_of(const TileTask& task) const {
+    const Index queries = call_.queries(task.b), groups = plan_.query_groups(queries),
+                head_tiles = plan_.head_tiles(queries), at = task.tile / groups;
     // Late queries of a causal mask see the most keys.
-    const Index at = task / groups_, pair = at / head_tiles_;
-    return group_of(pair / call_.kv_heads, pair % call_.kv_heads, at % head_tiles_,
-                    (groups_ - 1 - task % groups_) * plan_.rows());
+    return group_of(task.b, at / head_tiles, at % head_tiles, groups - 1 - task.tile % groups);
   }
-  Group group_of(Index b, Index g, Index head_tile, Index first) const {
-    const Index queries = call_.queries(b), most = plan_.heads_together(queries), in_ratio = head_tile * most;
-    if (first >= queries || in_ratio >= plan_.ratio) return {b, 0, 0, 0, 0};
+  Group group_of(Index b, Index g, Index head_tile, Index query_group) const {
+    const Index queries = call_.queries(b), most = plan_.heads_together(queries), in_ratio = head_tile * most,
+                first = query_group * plan_.rows();
     return {b, g * plan_.ratio + in_ratio, std::min(most, plan_.ratio - in_ratio), first,
-            std::min(plan_.together, blocks_of(queries - first, plan_.lanes))};
+            plan_.most_tiles(queries - first)};
   }
 
   void make(const Group& group, Index worker, Index to_next, Tiles& tiles) {
@@ -265,13 +271,13 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
 
   void pack_all() {
     threads_.run(packs_, [&](Index t, Index worker) {
-      const Index pair = t / blocks_;
-      pack(pair / call_.kv_heads, pair % call_.kv_heads, t % blocks_, worker);
+      const Index b = held_.sequence_of(t / call_.kv_heads);
+      const auto at = static_cast<Index>(t - held_.before(b) * call_.kv_heads);
+      pack(b, at / held_.count(b), at % held_.count(b), worker);
     });
   }
   /// The i-th block of a head that is held.
   void pack(Index b, Index g, Index i, Index worker) {
-    if (i >= held_.count(b)) return;
     const Index n = call_.keys(b), first = held_.key(b, i);
     for (Index k = first; k < std::min(n, first + value_block); k += key_block) {
       if (call_.kv.held(b, k, std::min(n, k + key_block)) == std::min(n, k + key_block)) continue;  // all dropped
@@ -301,31 +307,52 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
     }
   }
 
+  /// Of the groups whose keys are shared.
+  TilePart* take_parts() {
+    TilePart* const parts = frame_.template take<TilePart>(static_cast<std::size_t>(tasks_.parts()) *
+                                                           static_cast<std::size_t>(plan_.together));
+    for (std::int64_t i = 0; i < tasks_.count(Pass::merge); ++i) {
+      const TileTask task = tasks_.task(Pass::merge, i);
+      const Index tiles = group_of(task).tiles;
+      for (Index n = 0; n < task.parts; ++n)
+        for (Index t = 0; t < tiles; ++t)
+          parts[task.part(n) * plan_.together + t] = take_part(frame_, plan_.lanes, value_dim_);
+    }
+    return parts;
+  }
+
   /// Has the workspace keep what calls will take as the source grows, so that none of them allocates.
   void reserve(Workspace& workspace) const {
     const KvRoom& room = call_.kv.room();
     const GroupPlan later = plan_of(held_.room() * value_block);
     const Index chunks = simd::all_chunks(room.keys) + (call_.kv.drops() ? 2 : 0);
-    SizeOfFrame worker, part;
+    SizeOfFrame worker, part, lists;
     Worker unused;
     take_worker(worker, later, chunks > 1, unused);
-    std::size_t bytes = (worker.bytes() + sizeof(Worker)) * static_cast<std::size_t>(later.workers) + alignment +
-                        packed_->room(call_.shape.batch, later.workers == 1);
-    GroupPlan whole_heads = later;
-    whole_heads.shares = 1;
-    if (later.workers > 1 && chunks > 1 && simd::too_few_tiles(groups_of_all(whole_heads), later.workers)) {
-      take_part(part, later.lanes, value_dim_);
-      std::int64_t tiles = 0;
+    lists.take<Worker>(static_cast<std::size_t>(later.workers));
+    std::size_t bytes =
+        worker.bytes() * static_cast<std::size_t>(later.workers) + packed_->room(call_.shape.batch, later.workers == 1);
+    if (WithValues && later.workers > 1 && chunks > 1) {
+      std::int64_t groups = 0, tiles = 0;  // that are shared at most
+      Index most = 0;
       for (Index b = 0; b < call_.shape.batch; ++b) {
-        const Index queries = call_.queries(b);
-        tiles += later.groups(queries) * std::min(later.together, blocks_of(queries, later.lanes));
+        const Index of_group = later.most_tiles(call_.queries(b));
+        groups += later.groups(call_.queries(b));
+        tiles += later.groups(call_.queries(b)) * of_group;
+        most = std::max(most, of_group);
       }
-      const std::int64_t places = call_.shape.batch * later.groups(call_.shape.queries) * later.together;
-      bytes += static_cast<std::size_t>(tiles * chunks) * part.bytes() +
-               static_cast<std::size_t>(places * chunks) * sizeof(TilePart);
+      GroupPlan whole_heads = later;
+      whole_heads.shares = 1;
+      if (!simd::too_few_tiles(groups_of_all(whole_heads), later.workers)) {
+        groups = call_.shape.batch > 1 ? simd::TileTasks::most_longest(later.workers) : 0;
+        tiles = groups * most;
+      }
+      take_part(part, later.lanes, value_dim_);
+      lists.take<TilePart>(static_cast<std::size_t>(groups * later.together * chunks));
+      bytes += static_cast<std::size_t>(tiles * chunks) * part.bytes();
     }
     Workspace::Frame frame(workspace);
-    MHA_TRY { frame.template take<std::byte>(bytes); }
+    MHA_TRY { frame.template take<std::byte>(bytes + lists.bytes()); }
     MHA_CATCH(const std::bad_alloc&) {}  // this call may do with less
   }
 
@@ -336,8 +363,8 @@ template <bool WithValues, class T, class Stored, class Threads> class TileGroup
   Workspace::Frame frame_;
   const HeldBlocks held_;
   GroupPlan plan_;
-  Index groups_ = 0, head_tiles_ = 0, blocks_ = 0;  ///< of the longest sequence
-  Index tasks_ = 0, packs_ = 0;
+  simd::TileTasks tasks_;  ///< of groups
+  Index packs_ = 0;        ///< blocks of all heads
   std::optional<PackedCall> packed_;
   Worker* scratch_ = nullptr;
 };
@@ -370,8 +397,7 @@ void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& w
   const auto finish = [](auto& tiles, Index count) {
     for (Index i = 0; i < count; ++i) tiles[i]->finish();
   };
-  if (groups.in_chunks()) return groups.run_chunks(attend, finish);
-  groups.run([&](auto& tiles, Index count) {
+  const auto whole = [&](auto& tiles, Index count) {
     const Index keys = tiles[0]->keys(), b = tiles[0]->sequence();
     for (Index n = 0, end = 0; n < held.count(b); n = held.from(b, end)) {
       if (n > 0)
@@ -381,7 +407,8 @@ void attend(const AnyCall<T, Stored>& call, const Kernels& kernels, Workspace& w
       attend(tiles, count, simd::chunk_begin(chunk), end);
     }
     finish(tiles, count);
-  });
+  };
+  groups.run(whole, attend, finish);
 }
 
 /// The softmax itself, (B, Hq, Lq, Lk).

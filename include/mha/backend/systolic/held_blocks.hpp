@@ -45,6 +45,10 @@ class HeldBlocks {
   Index most() const { return most_; }
   std::int64_t all() const { return first_[batch_]; }
   std::int64_t before(Index b) const { return first_[b]; }
+  /// That of a block among those of all.
+  Index sequence_of(std::int64_t block) const {
+    return static_cast<Index>(std::upper_bound(first_, first_ + batch_, block) - first_) - 1;
+  }
   /// The most that later calls have, as the source grows to its room: of a sequence, and of all.
   Index room() const { return room_; }
   std::int64_t room_of_all() const { return room_of_all_; }

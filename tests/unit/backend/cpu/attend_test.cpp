@@ -101,11 +101,12 @@ Index few_rows_run(Index queries, Index keys, Index heads, Index kv_heads, Index
   const mha::IsaLevel level = mha::current_isa();
   const auto any = mha::detail::cpu::any_call(call, level);
   mha::detail::cpu::Tiling tiling(any, level, frame);
-  tiling.share(any, level, workers, frame);
+  tiling.share(any, level, workers);
   Index most = 0;
   mha::detail::cpu::for_each_tile<T, Stored>(any, tiling, level, mha::detail::cpu::Pass::attend, workspace,
-                                             mha::Serial{}, [&](auto& tile, Index t) {
-                                               if (t == 0 || tile.few_rows() == 0) most = tile.few_rows();
+                                             mha::Serial{}, [&](auto& tile, const auto& task) {
+                                               const bool first = task.b == 0 && task.tile == 0;
+                                               if (first || tile.few_rows() == 0) most = tile.few_rows();
                                              });
   return most;
 }
@@ -256,8 +257,10 @@ TEST(Tiling, CutsEverySequenceByItself) {
       auto frame = workspace.frame();
       const cpu::Tiling tiling(call, level, frame);
       std::vector<int> times(static_cast<std::size_t>(offsets.back()) * heads);
-      for (Index t = 0; t < tiling.tiles; ++t) {
-        const mha::detail::simd::TileLanes rows = tiling.rows(call, t);
+      for (std::int64_t t = 0; t < tiling.tiles(); ++t) {
+        const mha::detail::simd::TileTask task = tiling.tasks.task(cpu::Pass::attend, t);
+        const mha::detail::simd::TileLanes rows = tiling.rows(call, task.b, task.tile);
+        EXPECT_EQ(task.parts, 0);
         const Index queries = call.queries(rows.b), most = mha::detail::simd::widest_tile<float>(level);
         EXPECT_GT(rows.rows, 0);
         EXPECT_LE(rows.count(), tiling.lanes);
@@ -292,7 +295,7 @@ template <class M, class F> void shared(Step<M>& step, mha::IsaLevel level, Inde
   mha::Workspace workspace;
   auto frame = workspace.frame();
   mha::detail::cpu::Tiling tiling(call, level, frame);
-  tiling.share(call, level, workers, frame);
+  tiling.share(call, level, workers);
   f(tiling, call);
 }
 
@@ -308,10 +311,10 @@ TEST(Tiling, HasEveryRowOfAChunkInOneTask) {
             std::vector<int> times(static_cast<std::size_t>(2 * queries * group * chunks));
             mha::Workspace workspace;
             cpu::for_each_tile<float, float>(call, tiling, isa.level, cpu::Pass::attend, workspace, mha::Serial{},
-                                             [&](auto& tile, Index task) {
+                                             [&](auto& tile, const auto& task) {
                                                EXPECT_LE(tile.rows().count(), tiling.lanes);
-                                               const bool whole = task >= tiling.parts();
-                                               const Index chunk = whole ? 0 : tiling.part(call, task).n;
+                                               const bool whole = task.parts == 0;
+                                               const Index chunk = whole ? 0 : task.chunk;
                                                tile.rows().for_each([&](Index h, Index i, Index) {
                                                  const Index row = (tile.rows().b * group + h) * queries + i;
                                                  for (Index n = 0; n < (whole ? chunks : 1); ++n)
@@ -331,7 +334,7 @@ TEST(Tiling, DividesTheHeadsOfAGroupWhereChunksAreFew) {
   const auto tasks = [&](auto&& step, Index workers) {
     Index n = 0;
     shared(step, level, workers, [&](const cpu::Tiling& tiling, const auto&) {
-      n = static_cast<Index>(std::max(tiling.parts(), tiling.tiles));
+      n = static_cast<Index>(tiling.tasks.count(mha::detail::cpu::Pass::attend));
     });
     return n;
   };
@@ -379,7 +382,7 @@ struct RaggedStep {
 };
 
 /// The keys that each task of the first pass over a call's tiles reads, after all rows were found to see all chunks
-/// once.
+/// once, and the tiles of the second pass all their parts.
 std::vector<Index> keys_of_tasks(RaggedStep& step, Index workers) {
   namespace cpu = mha::detail::cpu;
   namespace simd = mha::detail::simd;
@@ -388,29 +391,28 @@ std::vector<Index> keys_of_tasks(RaggedStep& step, Index workers) {
   mha::Workspace workspace;
   auto frame = workspace.frame();
   cpu::Tiling tiling(call, mha::current_isa(), frame);
-  tiling.share(call, mha::current_isa(), workers, frame);
+  tiling.share(call, mha::current_isa(), workers);
   std::vector<Index> read, seen(static_cast<std::size_t>(call.shape.batch));
+  std::vector<int> parts(static_cast<std::size_t>(tiling.tasks.parts()));
   cpu::for_each_tile<float, float>(
-      call, tiling, mha::current_isa(), cpu::Pass::attend, workspace, mha::Serial{}, [&](auto& tile, Index task) {
-        const Index b = tile.rows().b;
-        const bool whole = task >= tiling.parts();
-        const Index n = whole ? 0 : tiling.part(call, task).n;
+      call, tiling, mha::current_isa(), cpu::Pass::attend, workspace, mha::Serial{}, [&](auto& tile, const auto& task) {
+        const Index b = tile.rows().b, n = task.chunk;
+        EXPECT_EQ(task.b, b);
+        const bool whole = task.parts == 0;
         const Index keys = whole ? call.keys(b) : simd::chunk_end(n, call.keys(b)) - simd::chunk_begin(n);
-        if (!whole) {
-          const cpu::Tiling::Part part = tiling.part(call, task);
-          EXPECT_EQ(tiling.rows(call, part.tile).b, b);
-          EXPECT_EQ(tiling.parts_of(call, part.tile).of_chunk(n), task);
-        }
+        if (!whole) ++parts[static_cast<std::size_t>(task.part(n))];
         read.push_back(keys);
         seen[static_cast<std::size_t>(b)] += keys * tile.rows().count();
       });
   for (Index b = 0; b < call.shape.batch; ++b)
     EXPECT_EQ(seen[static_cast<std::size_t>(b)], call.keys(b) * RaggedStep::heads) << "sequence " << b;
-  std::vector<int> merged(static_cast<std::size_t>(tiling.tiles));
   cpu::for_each_tile<float, float>(call, tiling, mha::current_isa(), cpu::Pass::merge, workspace, mha::Serial{},
-                                   [&](auto&, Index t) { ++merged[static_cast<std::size_t>(t)]; });
-  for (Index t = 0; tiling.parts() > 0 && t < tiling.tiles; ++t)
-    EXPECT_EQ(merged[static_cast<std::size_t>(t)], tiling.parts_of(call, t).count > 0 ? 1 : 0) << "tile " << t;
+                                   [&](auto& tile, const auto& task) {
+                                     EXPECT_EQ(task.parts, simd::all_chunks(call.keys(tile.rows().b)));
+                                     for (Index n = 0; n < task.parts; ++n)
+                                       ++parts[static_cast<std::size_t>(task.part(n))];
+                                   });
+  EXPECT_EQ(std::count(parts.begin(), parts.end(), 2), static_cast<std::ptrdiff_t>(parts.size()));
   return read;
 }
 

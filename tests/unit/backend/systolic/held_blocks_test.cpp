@@ -42,6 +42,7 @@ TEST(HeldBlocks, AreAllOfASourceThatDropsNothing) {
   EXPECT_EQ(blocks.most(), 3);
   EXPECT_EQ(blocks.all(), 4);
   EXPECT_EQ(blocks.before(2), 3);
+  for (Index block = 0; block < 4; ++block) EXPECT_EQ(blocks.sequence_of(block), block < 3 ? 0 : 2) << "1 has none";
   EXPECT_EQ(blocks.from(0, 512), 2);
   EXPECT_EQ(blocks.from(0, 4096), 3);
   EXPECT_EQ(blocks.room(), 3) << "700 rows";

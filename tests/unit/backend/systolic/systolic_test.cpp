@@ -99,6 +99,44 @@ TEST(Systolic, SharesTheKeysThatAreSeen) {
   EXPECT_FALSE(contains(backend.explain<float>({{1, 8, 1, chunk, chunk - 1}, 1, 64, 64}), "share"));
 }
 
+TEST(Systolic, SharesTheKeysOfSequencesThatAreMuchLonger) {
+  constexpr Index chunk = mha::detail::simd::key_chunk, others = 20, heads = 4;
+  std::vector<Index> tasks;
+  const Systolic<mha::AmxArray, mha::DefaultPrecision, Counting> backend(Counting{&tasks});
+  using Backend = std::remove_const_t<decltype(backend)>;
+  support::Random random("a long sequence among short ones");
+  /// A sequence of so many queries and keys amid others of one query.
+  const auto tasks_of = [&](Index queries, Index keys, Index others_keys) {
+    std::vector<Index> q_offsets{0}, k_offsets{0};
+    for (Index b = 0; b <= others; ++b) {
+      const bool longest = b == others / 2;
+      q_offsets.push_back(q_offsets.back() + (longest ? queries : 1));
+      k_offsets.push_back(k_offsets.back() + (longest ? keys : others_keys));
+    }
+    Tensor<float, 3> q(q_offsets.back(), heads, 64), k(k_offsets.back(), 1, 64), v(k_offsets.back(), 1, 64);
+    Tensor<float, 3> out(q_offsets.back(), heads, 64), want = out;
+    for (auto* t : {&q, &k, &v}) random.fill(*t);
+    support::poison_all(out);
+    tasks.clear();
+    mha::attention_into<Backend>(out, q, k, v, mha::Ragged{q_offsets, k_offsets}, backend);
+    mha::attention_into<Systolic<mha::AmxArray, mha::DefaultPrecision, Serial>>(want, q, k, v,
+                                                                                mha::Ragged{q_offsets, k_offsets});
+    EXPECT_EQ(support::differing(out, want), 0u);
+    return tasks;
+  };
+  const auto blocks = [](Index keys) { return (keys + 255) / 256; };
+  Index keys = 5 * chunk + 1;
+  EXPECT_EQ(tasks_of(1, keys, 300), (std::vector<Index>{blocks(keys) + 2 * others, 6 + others, 1}));
+  EXPECT_EQ(tasks_of(0, keys, 300)[1], others) << "of no queries";
+  EXPECT_EQ(tasks_of(1, 2 * chunk, 2000), (std::vector<Index>{8 + 8 * others, others + 1})) << "nothing to gain";
+  // Groups of several tiles, one for each head.
+  keys = 9 * chunk;
+  const auto prompt = tasks_of(100, keys, 1500);
+  ASSERT_EQ(prompt.size(), 3u);
+  EXPECT_EQ(prompt[1], heads * 9 + others) << "four tiles of a group take as long as four others";
+  EXPECT_EQ(prompt[2], heads);
+}
+
 TEST(Systolic, CountsTheArrayOfEveryChunk) {
   constexpr Index keys = 5 * mha::detail::simd::key_chunk;
   std::vector<Index> tasks;
