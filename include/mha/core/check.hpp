@@ -231,12 +231,14 @@ template <std::size_t Size> struct Text {
 ///
 /// Errors    ShapeError if an integer is beyond what T, an integer too, holds
 template <class T, detail::Text Name = "a number of rows, positions or pages"> struct Required {
+  using RequiredNumber = T;
   T value;
 
   Required() = delete;
   MHA_HOST_DEVICE constexpr Required(T v) : value(v) {}
+  /// One of another Name, which nvcc does not deduce.
   template <class Other>
-  requires std::same_as<decltype(Other::value), T> MHA_HOST_DEVICE constexpr Required(const Other& v)
+  requires std::same_as<typename Other::RequiredNumber, T> MHA_HOST_DEVICE constexpr Required(const Other& v)
       : value(v.value) {}
   template <class U>
   requires(std::integral<T>&& std::is_arithmetic_v<U> && !std::same_as<T, U>) constexpr Required(U v)

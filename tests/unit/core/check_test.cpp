@@ -171,6 +171,12 @@ TEST(Required, IsRefusedByItsName) {
   EXPECT_EQ(message_of<ShapeError>([] { static_cast<void>(Window{.left = std::int64_t{1} << 31}); }),
             "Window: left is 2147483648, the largest is 2147483647");
   EXPECT_EQ((Window{.left = Reach{.left = 4}.left}.left), 4) << "one of another name is an integer that fits";
+  struct Metres {
+    int value;
+  };
+  static_assert(std::is_convertible_v<Required<int>, Required<int, "Window: left">>);
+  static_assert(!std::is_convertible_v<Metres, Required<int>> && !std::is_convertible_v<Required<long>, Required<int>>,
+                "what merely has a value is no number");
 }
 
 TEST(Required, HasNoDefault) {
