@@ -148,12 +148,14 @@ CallShape call_shape(const CallNames& names, Index batch, Index heads, Index que
     for (Index b = 0; b < shape.batch; ++b)
       each[b] = kv.keys(b) - (ragged ? ragged->query_offsets[b + 1] - ragged->query_offsets[b] : queries);
     shape.origin = Origins(each);
-    shape.last_meets_last = true;
   } else {
     shape.origin = shape.keys - queries;
   }
   require_positions(names.call, shape.origin, shape.batch, shape.queries, "queries",
                     [&](Index b) { return shape.queries_of(b); });
+  shape.last_meets_last = true;  // unless an origin moves a query
+  for (Index b = 0; b < shape.batch; ++b)
+    shape.last_meets_last = shape.last_meets_last && shape.queries_end(b) == kv.keys(b);
   return shape;
 }
 

@@ -586,6 +586,20 @@ TEST(CachedCall, CostTakesTheMasksOfAnEvenStep) {
   EXPECT_NE(message_of([&] { static_cast<void>(layer.cost(cache.step(who, rows)[0], uneven)); }), "");
 }
 
+TEST(CachedCall, LengthsAreNoMoreThanTheKeysOfTheirSequence) {
+  const Layer layer = drawn(27);
+  const auto x = random_rows(8, 28);
+  auto cache = mha::make_cache(layer, Contiguous{.length = 8}, {.sequences = 2});
+  const SequenceId who[] = {cache.add(), cache.add()};
+  const Index rows[] = {2, 6};
+  const std::vector<Index> own{2, 6}, longer{3, 6};
+  auto step = cache.step(who, rows);
+  const std::string refused = "Padding: length 3 of sequence 0 is outside [0, 2], the number of keys";
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, step[0], mha::Padding{longer})); }), refused);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer.explain(step[0], mha::Padding{longer})); }), refused);
+  EXPECT_EQ(message_of([&] { static_cast<void>(layer(x, step[0], mha::Padding{own})); }), "");
+}
+
 TEST(CachedCall, EmptyPartsOfAStepAreFine) {
   const Layer layer = drawn(21);
   const auto x = random_rows(5, 22);

@@ -12,8 +12,8 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// Shapes    lengths (B)
 /// Errors    ShapeError if there is not one length per sequence, or one is negative or above the Lk of its sequence, of
-///           the longest in a call with an Origin and in steps of a recordable cache; lengths in device memory are
-///           taken on trust
+///           the longest where an Origin puts a last query elsewhere than at the last key and in steps of a recordable
+///           cache; lengths in device memory are taken on trust
 struct Padding {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "Padding";
