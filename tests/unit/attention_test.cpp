@@ -368,7 +368,7 @@ TEST_F(AttentionErrors, OfExtras) {
   EXPECT_EQ(ragged(mha::Prefix{longer}), "Prefix: length 3 of sequence 0 is outside [0, 2], the number of keys");
   EXPECT_EQ(ragged(mha::Padding{longer}, mha::Origin{0}),
             "Padding: length 3 of sequence 0 is outside [0, 2], the number of keys");
-  EXPECT_EQ(ragged(mha::Padding{longer}, mha::Origin{1}), "") << "how many keys a sequence has is not known then";
+  EXPECT_EQ(ragged(mha::Padding{longer}, mha::Origin{-1}), "") << "how many keys a sequence has is not known then";
   const mha::Padding on_device{{three.data(), 2, mha::Memory::device}};
   EXPECT_EQ(error(q, k, v, on_device),
             "attention: a policy borrows device memory, but the backend computes on the host");
