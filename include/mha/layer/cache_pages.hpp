@@ -13,6 +13,8 @@ namespace mha::inline MHA_NAMESPACE {
 
 /// What a cache is asked about its pages, if its storage has them: whether a step fits before it is made, and which
 /// sequences to remove. The answers are exact. Nothing is allocated.
+///
+/// Threads   one at a time, as of all that a cache does: a question keeps its lists in the cache
 template <class Cache, class Storage> class CachePages {};
 
 template <class Cache> class CachePages<Cache, Paged> {
