@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "backend/backward.hpp"
+#include "core/add_to.hpp"
 #include "core/scalar.hpp"
 #include "core/view.hpp"
 #include "policy/call_shape.hpp"

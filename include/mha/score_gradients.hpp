@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <concepts>
 #include <cstddef>
 #include <type_traits>
 #include <utility>

@@ -38,7 +38,7 @@ template <class T> class ElementList {
                   "them (see mha/cache/step_lists.hpp)");
     static_assert(!std::same_as<T, Index> || valid<Given>,
                   "mha: the rows of a step and the sources of reorder() are mha::Index (int): copy yours into a "
-                  "std::vector<mha::Index> (see mha/cache/step_lists.hpp)");
+                  "container of that type (see mha/cache/step_lists.hpp)");
   }
 
   std::span<const T> all_;
