@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstddef>
 #include <initializer_list>
-#include <optional>
 #include <span>
 
 #include "../core/check.hpp"
@@ -17,19 +16,22 @@ namespace mha::inline MHA_NAMESPACE::detail {
 template <class R, class T>
 concept ListOf = std::convertible_to<const R&, std::span<const T>>;
 
-/// A list of SequenceId or Index, in braces too.
-template <class T> class ElementList {
+/// What each sequence of a call is or has: a list of SequenceId or Index, in braces too, or one for all.
+template <class T> class ListOrOne {
  public:
-  template <ListOf<T> R> ElementList(const R& list) : all_(list) {}
-  ElementList(std::initializer_list<T> list) : all_(list.begin(), list.size()) {}
+  template <ListOf<T> R> ListOrOne(const R& list) : all_(list) {}
+  ListOrOne(std::initializer_list<T> list) : all_(list.begin(), list.size()) {}
+  ListOrOne(const T& one) : all_(&one, 1), is_list_(false) {}
 
   // Refused in one sentence.
   template <class R>
-  requires(!ListOf<R, T> && !std::convertible_to<const R&, T>) ElementList(const R&) { refuse<R>(); }
+  requires(!ListOf<R, T> && !std::convertible_to<const R&, T>) ListOrOne(const R&) { refuse<R>(); }
   template <class E>
-  requires(!std::convertible_to<const E&, T>) ElementList(std::initializer_list<E>) { refuse<E>(); }
+  requires(!std::convertible_to<const E&, T>) ListOrOne(std::initializer_list<E>) { refuse<E>(); }
 
+  bool is_list() const { return is_list_; }
   std::span<const T> all() const { return all_; }
+  const T& operator[](std::size_t sequence) const { return all_[is_list_ ? sequence : 0]; }
 
  private:
   template <class Given> static void refuse() {
@@ -42,30 +44,10 @@ template <class T> class ElementList {
   }
 
   std::span<const T> all_;
+  bool is_list_ = true;
 };
 
-/// The sequences of a call: a list, or one.
-class SequenceList : public ElementList<SequenceId> {
- public:
-  using ElementList::ElementList;
-  SequenceList(const SequenceId& one) : ElementList(std::span(&one, 1)) {}
-};
-
-/// How many rows each sequence of a call gets: a list, or one number for each.
-class RowCounts : public ElementList<Index> {
- public:
-  using ElementList::ElementList;
-  RowCounts(Index each) : ElementList({}), each_(each) {}
-
-  /// Errors    ShapeError if the list is not of so many sequences
-  void require_for(const char* call, std::size_t sequences) const {
-    require(each_ || all().size() == sequences, call, ": sequences has size ", sequences, " but rows has size ",
-            all().size());
-  }
-  Index operator[](std::size_t sequence) const { return each_ ? *each_ : all()[sequence]; }
-
- private:
-  std::optional<Index> each_;
-};
+using SequenceList = ListOrOne<SequenceId>;
+using RowCounts = ListOrOne<Index>;
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

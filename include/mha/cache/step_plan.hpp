@@ -55,7 +55,8 @@ class StepPlan {
   /// What a step adds to them, none of which becomes longer than `limit`.
   std::span<const Growth> growths(const char* call, const SequenceBook& book, std::span<const SequenceId> sequences,
                                   const RowCounts& rows, Index limit) {
-    rows.require_for(call, sequences.size());
+    require(!rows.is_list() || rows.all().size() == sequences.size(), call, ": sequences has size ", sequences.size(),
+            " but rows has size ", rows.all().size());
     slots(call, book, sequences);
     growths_.clear();
     std::int64_t all = 0;

@@ -141,7 +141,7 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   /// Beam search: beams[i] becomes what beams[from[i]] was. Paged copies nothing; other storages copy those that are
   /// taken more than once, over those that are not taken: if copying fails on a device, nothing else has changed.
   /// Errors: ShapeError if there are not as many sources as beams, a source is none of them, or a beam is named twice.
-  void reorder(const detail::SequenceList& beams, const detail::ElementList<Index>& from) {
+  void reorder(const detail::SequenceList& beams, const detail::ListOrOne<Index>& from) {
     require_closed("reorder");
     const std::span<const Index> sources = plan_.sources(beams.all().size(), from.all());
     require_sendable();

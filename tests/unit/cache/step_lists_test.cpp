@@ -2,14 +2,11 @@
 #include <array>
 #include <cstddef>
 #include <span>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <mha/cache/step_lists.hpp>
-
-#include "message_of.hpp"
 
 namespace {
 
@@ -17,12 +14,10 @@ using mha::Index;
 using mha::SequenceId;
 using mha::detail::RowCounts;
 using mha::detail::SequenceList;
-using support::message_of;
 
 std::vector<SequenceId> ids(const SequenceList& list) { return {list.all().begin(), list.all().end()}; }
-/// What the first n sequences get, if the list is for n.
+/// What the first n sequences get.
 std::vector<Index> rows(const RowCounts& counts, std::size_t n) {
-  counts.require_for("step", n);
   std::vector<Index> each;
   for (std::size_t i = 0; i < n; ++i) each.push_back(counts[i]);
   return each;
@@ -60,15 +55,8 @@ TEST(RowCounts, AreAListOrOneNumberForEach) {
   EXPECT_EQ(rows(4L, 1), std::vector{4});
   EXPECT_TRUE(rows(4, 0).empty());
   EXPECT_TRUE(rows({}, 0).empty());
-}
-
-TEST(RowCounts, NamesBothSizes) {
-  const auto refused = [](const RowCounts& counts, std::size_t n) {
-    return message_of([&] { static_cast<void>(rows(counts, n)); });
-  };
-  EXPECT_EQ(refused({4}, 2), "step: sequences has size 2 but rows has size 1");
-  EXPECT_EQ(refused({4, 4}, 1), "step: sequences has size 1 but rows has size 2");
-  EXPECT_EQ(refused({}, 1), "step: sequences has size 1 but rows has size 0");
+  EXPECT_TRUE(RowCounts({4}).is_list() && RowCounts(list).is_list());
+  EXPECT_FALSE(RowCounts(4).is_list()) << "one for all";
 }
 
 }  // namespace
