@@ -104,10 +104,6 @@ template <class T> constexpr bool is_into = false;
 template <class V> constexpr bool is_into<Into<V>> = true;
 
 template <class E>
-concept WorkspaceArgument = requires {
-  requires std::remove_cvref_t<E>::is_workspace;
-};
-template <class E>
 concept ResidualArgument = std::remove_cvref_t<E>::is_residual;  // block/arguments.hpp
 template <class E>
 concept ScaleArgument = std::same_as<std::remove_cvref_t<E>, Scale>;
@@ -379,18 +375,6 @@ AttentionTape<T, B>& call_tape(const E& first, const Rest&... rest) {
       std::abort();  // never run: the assertion has failed
   } else {
     return call_tape<T, B>(rest...);
-  }
-}
-
-/// The call's workspace, or the fallback.
-template <class Workspace> Workspace& workspace_or(Workspace& own) { return own; }
-template <class Workspace, class E, class... Rest> Workspace& workspace_or(Workspace& own, E& first, Rest&... rest) {
-  if constexpr (WorkspaceArgument<E>) {
-    static_assert(std::same_as<E, Workspace>,
-                  "mha: this backend has a Workspace type of its own: B::Workspace (see mha/backend/backend.hpp)");
-    return first;
-  } else {
-    return workspace_or(own, rest...);
   }
 }
 

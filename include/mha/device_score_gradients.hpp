@@ -18,7 +18,7 @@
 /// The gradients of a score's own numbers on a backend that sums them itself, in memory of its own.
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// A table, rounded once.
+/// A table, rounded once; `adds`: to what is there.
 ///
 /// Shapes    from as to, row-major; rows are those of the first three axes
 template <class A, class E> struct RoundedTable {
@@ -26,10 +26,13 @@ template <class A, class E> struct RoundedTable {
   Index columns, cost;
   const A* from;
   TensorView<E, 4> to;
+  bool adds = false;
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index k) const {
     const std::ptrdiff_t head = row / to.extent[2];
-    to(static_cast<Index>(head / to.extent[1]), static_cast<Index>(head % to.extent[1]),
-       static_cast<Index>(row % to.extent[2]), k) = static_cast<E>(from[row * columns + k]);
+    E& x = to(static_cast<Index>(head / to.extent[1]), static_cast<Index>(head % to.extent[1]),
+              static_cast<Index>(row % to.extent[2]), k);
+    const A& sum = from[row * columns + k];
+    x = static_cast<E>(adds ? static_cast<A>(x) + sum : sum);
   }
 };
 
@@ -54,10 +57,10 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
                        const Extra&... extra)
       : score_(score), shape_(shape) {
     if constexpr (Wanted::bias && count_biases<S> == 1) {
-      const auto& table = given_bias_gradient(extra...).to;
-      require_bias_gradient(call, bias_of(score).bias, table);
-      require_reachable(backend, call, "BiasGradient", table);
-      place_bias(table, frame);
+      const auto& given = given_bias_gradient(extra...);
+      require_bias_gradient(call, bias_of(score).bias, given.to);
+      require_reachable(backend, call, "BiasGradient", given.to);
+      place_bias(given, frame);
     }
     to.count = Slots<Numbers, Head>::count();
     slots_ = heads() * static_cast<std::size_t>(to.count);
@@ -81,13 +84,12 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
   void store_bias([[maybe_unused]] const B& backend, [[maybe_unused]] typename B::Workspace& workspace,
                   const Extra&... extra) const {
     if constexpr (Wanted::bias && count_biases<S> == 1) {
-      const auto& table = given_bias_gradient(extra...).to;
-      using E = ScalarOf<decltype(table)>;
-      if constexpr (!std::is_same_v<E, A>)
-        if (to.bias.elements != nullptr)
-          ItemsOn<B>{backend,
-                     workspace}(RoundedTable<A, E>{std::ptrdiff_t{table.extent[0]} * table.extent[1] * table.extent[2],
-                                                   table.extent[3], 1, to.bias.elements, table});
+      const auto& given = given_bias_gradient(extra...);
+      if (to.bias.elements == nullptr || holds_sums(given)) return;
+      const auto& table = given.to;
+      ItemsOn<B>{backend, workspace}(RoundedTable<A, ScalarOf<decltype(table)>>{
+          std::ptrdiff_t{table.extent[0]} * table.extent[1] * table.extent[2], table.extent[3], 1, to.bias.elements,
+          table, given.adds});
     }
   }
 
@@ -112,19 +114,22 @@ template <class A, class Wanted, class Head, class S, class B> class DeviceScore
  private:
   std::size_t heads() const { return static_cast<std::size_t>(shape_.batch) * static_cast<std::size_t>(shape_.heads); }
 
-  /// The gradient itself, if it has the accumulator's scalar, else a table of the frame.
-  template <class E, class Frame> void place_bias(const TensorView<E, 4>& table, Frame& frame) {
+  /// Whether the gradient itself holds the sums, and no table of the frame.
+  template <class E> static bool holds_sums(const BiasGradient<E>& given) {
+    return std::is_same_v<E, A> && !given.adds;
+  }
+  template <class E, class Frame> void place_bias(const BiasGradient<E>& given, Frame& frame) {
+    const TensorView<E, 4>& table = given.to;
     if (table.size() == 0) return;
     std::ptrdiff_t size = 1;
     for (int a = 3; a >= 0; --a) {
-      const std::ptrdiff_t step = std::is_same_v<E, A> ? table.stride[a] : size;
+      const std::ptrdiff_t step = holds_sums(given) ? table.stride[a] : size;
       to.bias.stride[a] = table.extent[a] == 1 ? 0 : step;
       size *= table.extent[a];
     }
     if constexpr (std::is_same_v<E, A>)
-      to.bias.elements = table.data;
-    else
-      to.bias.elements = frame.template take<A>(static_cast<std::size_t>(size));
+      if (holds_sums(given)) to.bias.elements = table.data;
+    if (!holds_sums(given)) to.bias.elements = frame.template take<A>(static_cast<std::size_t>(size));
   }
 
   /// The sums of a RelativeBias by distance: as far as its buckets tell distances apart.

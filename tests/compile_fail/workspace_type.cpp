@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: this backend has a Workspace type of its own
+// expect only: mha: this backend has a Workspace type of its own
 #include <mha/attention.hpp>
 
 struct DeviceScratch {

@@ -220,7 +220,8 @@ TEST(FarCache, WhatCannotBeReplayedSaysSo) {
     recorded = step.recorded();
     step.commit();
   }
-  says([&] { static_cast<void>(cache.step(recorded, ids)); }, "step: 3 sequences, but the recorded step has 2");
+  says([&] { static_cast<void>(cache.step(recorded, ids)); },
+       "step: sequences has size 3 but the recorded step has size 2");
   {
     auto step = cache.step(ids, long_one);
     static_cast<void>(layer(mha::to_device(drawn<float, 2>(random, 38, 256)), step[0], workspace));

@@ -241,6 +241,17 @@ TEST(SimulatedScores, WritesTheElementsOfTheTableAlone) {
   for (std::size_t i = 0; i < memory.size(); i += 2) ASSERT_TRUE(std::isnan(memory[i])) << "between the elements";
 }
 
+TEST(SimulatedScores, AddsToWhatTheTableHolds) {
+  const BackwardCase<float> c("simulated bias added", sizes);
+  const BackwardCase<mha::bfloat16> narrow("simulated bias added", sizes);
+  for (const int axes : {0, 1, 7}) {
+    const auto bias = support::repeated_bias<float>("added", sizes, axes);
+    EXPECT_TRUE((support::adds_bias_gradient<SimulatedCuda, float>(c, bias, bent, causal))) << axes;
+    const auto narrow_bias = support::repeated_bias<mha::bfloat16>("added", sizes, axes);
+    EXPECT_TRUE((support::adds_bias_gradient<SimulatedCuda, mha::bfloat16>(narrow, narrow_bias, bent, causal))) << axes;
+  }
+}
+
 TEST(SimulatedScores, HiddenPairsAndEmptyRowsAddExactlyNothing) {
   BackwardCase<float> c("simulated hidden", sizes);
   const std::vector<Index> lengths{70, 31};

@@ -133,7 +133,7 @@ TYPED_TEST(CacheRefusals, OfStepsThatDoNotFit) {
                              const std::vector<Index>& rows) {
       h.refuses(sentence, [&] { static_cast<void>(h.step(ids, rows)); });
     };
-    refuses("step: 2 sequences, but 1 numbers of rows", {h.a, h.b}, {1});
+    refuses("step: sequences has size 2 but rows has size 1", {h.a, h.b}, {1});
     refuses("step: sequences 0 and 1 are the same one", {h.a, h.a}, {1, 1});
     refuses("step: sequence 1 was removed, or is of another cache", {h.a, h.removed}, {1, 1});
     refuses("step: sequence 1 was removed, or is of another cache", {h.a, h.foreign}, {1, 1});
@@ -218,7 +218,7 @@ TYPED_TEST(CacheRefusals, OfLengthsAndBeamsThatThereAreNot) {
                              const std::vector<Index>& from) {
       h.refuses("reorder: " + sentence, [&] { h.cache.reorder(beams, from); });
     };
-    reorder("2 beams, but 1 sources", {h.a, h.c}, {0});
+    reorder("beams has size 2 but from has size 1", {h.a, h.c}, {0});
     reorder("source 2 is outside [0, 2), the number of beams", {h.a, h.c}, {1, 2});
     reorder("source -1 is outside [0, 2), the number of beams", {h.a, h.c}, {1, -1});
     reorder("sequences 0 and 1 are the same one", {h.a, h.a}, {1, 0});

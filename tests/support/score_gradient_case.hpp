@@ -46,6 +46,24 @@ ScoreGradients<E> score_gradients(const BackwardCase<T>& c, const Bias& bias, co
   return g;
 }
 
+/// Whether that of a bias that is added to a table of E is what stood there + the gradient.
+template <class B, class E, class T, class Bias, class Score, class... Extra>
+bool adds_bias_gradient(const BackwardCase<T>& c, const Bias& bias, const Score& score, const Extra&... extra) {
+  using A = mha::Accumulator<T>;
+  const auto gradient = score_gradients<B, A>(c, bias, score, extra...).bias;
+  mha::Tensor<E, 4> sum(bias.extent(0), bias.extent(1), bias.extent(2), bias.extent(3));
+  Random("added to").fill(sum);
+  auto expected = sum;
+  for (std::size_t i = 0; i < sum.size(); ++i)
+    expected.data()[i] = static_cast<E>(static_cast<A>(sum.data()[i]) + gradient.data()[i]);
+  mha::AttentionTape<T, B> tape;
+  const mha::AdditiveBias added(bias);
+  const auto out = mha::attention<B>(c.q, c.k, c.v, added, score, extra..., mha::record(tape));
+  static_cast<void>(mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, added, score, extra...,
+                                            mha::BiasGradient(mha::add_to(sum))));
+  return differing(sum, expected) == 0;
+}
+
 /// What gradients are beside, whose terms may cancel.
 template <class T> double gradient_scale(const BackwardCase<T>& c) { return std::sqrt(inner(c.d_out, c.d_out)); }
 

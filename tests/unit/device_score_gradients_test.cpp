@@ -82,6 +82,7 @@ TEST(DeviceScoreGradients, AreThoseThatTheBackendHasSummed) {
     const auto found = support::score_gradients<OwnSums, float>(c, bias, score, mha::Causal{});
     EXPECT_LE(support::relative_error(found.bias, expected.bias, 1), 1e-5);
     EXPECT_LE(support::relative_error(found.numbers, expected.numbers, 1), 1e-6);
+    EXPECT_TRUE((support::adds_bias_gradient<OwnSums, float>(c, bias, score, mha::Causal{}))) << axes;
   }
 }
 
@@ -136,6 +137,10 @@ TEST(RoundedTable, RoundsEachElementToItsPlace) {
   mha::detail::run_serially(items);
   EXPECT_EQ(static_cast<float>(to(0, 0, 0, 1)), 2.f);
   EXPECT_EQ(static_cast<float>(to(0, 2, 0, 0)), 5.f);
+  const mha::detail::RoundedTable<float, mha::half> more{3, 2, 1, from.data(), to.view(), true};
+  mha::detail::run_serially(more);
+  EXPECT_EQ(static_cast<float>(to(0, 0, 0, 1)), 4.f);
+  EXPECT_EQ(static_cast<float>(to(0, 2, 0, 0)), 10.f);
 }
 
 }  // namespace

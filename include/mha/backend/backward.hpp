@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../core/add_to.hpp"
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -12,12 +13,6 @@
 #include "backend.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
-
-template <class View> struct AddTo { View to; };
-/// As a destination of gradients: they are added to what x holds.
-template <detail::LastingView Owner> [[nodiscard]] constexpr auto add_to(Owner&& owner) {
-  return AddTo<detail::ViewOf<Owner>>{view(std::forward<Owner>(owner))};
-}
 
 /// Where a gradient goes: a tensor like the one that it is the gradient of, of the call's scalar or of its
 /// accumulator, or add_to() of one. Without a tensor, as GradientTo<T>{}, it is not computed.

@@ -10,6 +10,7 @@
 #include "../core/check.hpp"
 #include "books.hpp"
 #include "sequence_book.hpp"
+#include "step_lists.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
@@ -25,7 +26,6 @@ class StepPlan {
  public:
   explicit StepPlan(Index sequences) : named_(static_cast<std::size_t>(sequences)) {
     slots_.reserve(named_.size());
-    even_.reserve(named_.size());
     growths_.reserve(named_.size());
   }
 
@@ -43,15 +43,24 @@ class StepPlan {
     return slots_;
   }
 
+  /// Which of so many beams each of them becomes.
+  static std::span<const Index> sources(std::size_t beams, std::span<const Index> from) {
+    require(from.size() == beams, "reorder: beams has size ", beams, " but from has size ", from.size());
+    for (const Index source : from)
+      require(source >= 0 && source < static_cast<Index>(beams), "reorder: source ", source, " is outside [0, ", beams,
+              "), the number of beams");
+    return from;
+  }
+
   /// What a step adds to them, none of which becomes longer than `limit`.
   std::span<const Growth> growths(const char* call, const SequenceBook& book, std::span<const SequenceId> sequences,
-                                  std::span<const Index> rows, Index limit) {
-    require(sequences.size() == rows.size(), call, ": ", sequences.size(), " sequences, but ", rows.size(),
-            " numbers of rows");
+                                  const RowCounts& rows, Index limit) {
+    require(!rows.is_list() || rows.all().size() == sequences.size(), call, ": sequences has size ", sequences.size(),
+            " but rows has size ", rows.all().size());
     slots(call, book, sequences);
     growths_.clear();
     std::int64_t all = 0;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
       const Index length = book.length(slots_[i]);
       require(rows[i] >= 0, call, ": sequence ", i, " has ", rows[i], " rows, the least is 0");
       require_room(call, i, length, rows[i], limit);
@@ -62,14 +71,8 @@ class StepPlan {
     return growths_;
   }
 
-  /// So many rows for each of all sequences.
-  std::span<const Index> even(const SequenceBook& book, Index rows) {
-    even_.assign(book.all().size(), rows);
-    return even_;
-  }
-
  private:
-  std::vector<Index> slots_, even_;
+  std::vector<Index> slots_;
   std::vector<Growth> growths_;
   std::vector<bool> named_;  ///< (sequences): whether the call has named it
 };

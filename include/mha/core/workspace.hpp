@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <type_traits>
@@ -143,6 +144,28 @@ class SizeOfFrame {
  private:
   std::size_t bytes_ = 0;
 };
+
+template <class E>
+concept WorkspaceArgument = requires {
+  requires std::remove_cvref_t<E>::is_workspace;
+};
+
+/// The call's workspace, or the fallback.
+template <class Workspace> Workspace& workspace_or(Workspace& own) { return own; }
+template <class Workspace, class E, class... Rest> Workspace& workspace_or(Workspace& own, E& first, Rest&... rest) {
+  if constexpr (WorkspaceArgument<E>) {
+    static_assert(std::same_as<std::remove_const_t<E>, Workspace>,
+                  "mha: this backend has a Workspace type of its own: B::Workspace (see mha/backend/backend.hpp)");
+    static_assert(std::same_as<E, Workspace> || !std::same_as<std::remove_const_t<E>, Workspace>,
+                  "mha: a call writes to its Workspace, and this one is const (see mha/core/workspace.hpp)");
+    if constexpr (std::same_as<E, Workspace>)
+      return first;
+    else
+      return own;
+  } else {
+    return workspace_or(own, rest...);
+  }
+}
 
 }  // namespace detail
 

@@ -75,7 +75,7 @@ template <class T, class E, class... Rest> constexpr BiasTo<T> find_bias_gradien
     static_assert(wide || std::is_same_v<Scalar, T>,
                   "mha: the BiasGradient of a layer has the layer's scalar or its accumulator's "
                   "(see mha/layer/backward_call.hpp)");
-    BiasTo<T> to;
+    BiasTo<T> to{.adds = first.adds};
     if constexpr (wide)
       to.wide = first.to, to.to_wide = true;
     else if constexpr (std::is_same_v<Scalar, T>)

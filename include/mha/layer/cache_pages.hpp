@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <initializer_list>
-#include <span>
-
 #include "../cache/books.hpp"
 #include "../cache/sequence_book.hpp"
+#include "../cache/step_lists.hpp"
 #include "../cache/storage.hpp"
 #include "../config.hpp"
 
@@ -18,8 +16,6 @@ namespace mha::inline MHA_NAMESPACE {
 template <class Cache, class Storage> class CachePages {};
 
 template <class Cache> class CachePages<Cache, Paged> {
-  template <class T> using List = std::initializer_list<T>;
-
  public:
   [[nodiscard]] Index free_pages() const { return cache().book_.free_pages(); }
 
@@ -27,35 +23,22 @@ template <class Cache> class CachePages<Cache, Paged> {
   /// CacheFull if free_pages() are fewer. add() and fork() take none, and may come before the question.
   ///
   /// Errors    ShapeError as step()
-  [[nodiscard]] Index pages_needed(std::span<const SequenceId> sequences, std::span<const Index> rows) const {
+  [[nodiscard]] Index pages_needed(const detail::SequenceList& sequences, const detail::RowCounts& rows) const {
     cache().require_closed("pages_needed");
-    return cache().book_.pages_needed(cache().planned("pages_needed", sequences, rows));
+    return cache().book_.pages_needed(cache().planned("pages_needed", sequences.all(), rows));
   }
   /// So many rows for every sequence.
-  [[nodiscard]] Index pages_needed(Index rows) const {
-    return pages_needed(cache().ids(), cache().plan_.even(cache().sequences_, rows));
-  }
-  [[nodiscard]] Index pages_needed(List<SequenceId> s, List<Index> n) const {
-    return pages_needed(std::span(s), std::span(n));
-  }
-  [[nodiscard]] Index pages_needed(std::span<const SequenceId> s, List<Index> n) const {
-    return pages_needed(s, std::span(n));
-  }
-  [[nodiscard]] Index pages_needed(List<SequenceId> s, std::span<const Index> n) const {
-    return pages_needed(std::span(s), n);
-  }
-  [[nodiscard]] Index pages_needed(SequenceId sequence, Index rows) const { return pages_needed({sequence}, {rows}); }
+  [[nodiscard]] Index pages_needed(Index rows) const { return pages_needed(cache().ids(), rows); }
 
   /// How many pages become free if all of these sequences are removed: those that no other one shares.
   ///
   /// Errors    ShapeError if a sequence is not of this cache or named twice, or a step is open
-  [[nodiscard]] Index pages_freed(std::span<const SequenceId> sequences) const {
+  [[nodiscard]] Index pages_freed(const detail::SequenceList& sequences) const {
     cache().require_closed("pages_freed");
-    return cache().book_.pages_freed(cache().plan_.slots("pages_freed", cache().sequences_, sequences), 0);
+    return cache().book_.pages_freed(cache().plan_.slots("pages_freed", cache().sequences_, sequences.all()), 0);
   }
-  [[nodiscard]] Index pages_freed(List<SequenceId> sequences) const { return pages_freed(std::span(sequences)); }
-  /// The same of one that is removed, or truncated to a length.
-  [[nodiscard]] Index pages_freed(SequenceId id, Index length = 0) const {
+  /// The same of one that is truncated to a length.
+  [[nodiscard]] Index pages_freed(SequenceId id, Index length) const {
     cache().require_closed("pages_freed");
     const Index slot[] = {cache().sequences_.slot("pages_freed", id)};
     detail::require_rewind("pages_freed", cache().book_, slot[0], cache().length(id), length);

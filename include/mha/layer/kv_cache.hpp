@@ -6,7 +6,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -16,6 +15,7 @@
 #include "../cache/kv_shape.hpp"
 #include "../cache/saved_sequence.hpp"
 #include "../cache/sequence_book.hpp"
+#include "../cache/step_lists.hpp"
 #include "../cache/step_plan.hpp"
 #include "../cache/tiled_books.hpp"
 #include "../cache/version_book.hpp"
@@ -46,8 +46,6 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 ///   auto cache = mha::make_cache(layer, mha::Contiguous{.length = 4096});
 template <class Storage, class F, class B = OnHost> class KvCache : public CachePages<KvCache<Storage, F, B>, Storage> {
-  template <class T> using List = std::initializer_list<T>;
-
  public:
   static constexpr Memory memory = detail::memory_of<B>;
   using Scalar = F;
@@ -143,20 +141,17 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   /// Beam search: beams[i] becomes what beams[from[i]] was. Paged copies nothing; other storages copy those that are
   /// taken more than once, over those that are not taken: if copying fails on a device, nothing else has changed.
   /// Errors: ShapeError if there are not as many sources as beams, a source is none of them, or a beam is named twice.
-  void reorder(std::span<const SequenceId> beams, std::span<const Index> from) {
+  void reorder(const detail::SequenceList& beams, const detail::ListOrOne<Index>& from) {
     require_closed("reorder");
-    detail::require(beams.size() == from.size(), "reorder: ", beams.size(), " beams, but ", from.size(), " sources");
+    const std::span<const Index> sources = plan_.sources(beams.all().size(), from.all());
     require_sendable();
-    const std::span<const Index> slots = plan_.slots("reorder", sequences_, beams);
+    const std::span<const Index> slots = plan_.slots("reorder", sequences_, beams.all());
     now_.lengths.clear();
     for (const Index slot : slots) now_.lengths.push_back(sequences_.length(slot));
-    for (const Index source : from)
-      detail::require(source >= 0 && source < static_cast<Index>(beams.size()), "reorder: source ", source,
-                      " is outside [0, ", beams.size(), "), the number of beams");
-    book_.reorder(slots, from, now_.lengths, copies_, [&] { copy(); });
-    versions_.reorder(slots, from);
-    for (std::size_t i = 0; i < from.size(); ++i)
-      sequences_.set_length(slots[i], now_.lengths[static_cast<std::size_t>(from[i])]);
+    book_.reorder(slots, sources, now_.lengths, copies_, [&] { copy(); });
+    versions_.reorder(slots, sources);
+    for (std::size_t i = 0; i < slots.size(); ++i)
+      sequences_.set_length(slots[i], now_.lengths[static_cast<std::size_t>(sources[i])]);
   }
 
   [[nodiscard]] Index length(SequenceId id) const { return sequences_.length(sequences_.slot("length", id)); }
@@ -166,29 +161,27 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
     return book_.gone(slot, length + std::min(rows, book_.limit() - length)).oldest;
   }
 
-  /// Rows for sequences, rows[i] for sequences[i], arrays or lists in braces: memory is reserved for all of them.
+  /// Rows for sequences, rows[i] for sequences[i]: memory is reserved for all of them. Both are an array, such as a
+  /// std::vector, or a list in braces; `sequences` may be one SequenceId, and `rows` a number, that of each.
   ///
   /// Errors    CacheFull if there is not enough memory for all; ShapeError if a sequence is not of this cache or named
   ///           twice, gets more than max_rows(), would become longer than the storage allows, or a step is open
-  [[nodiscard]] Step step(std::span<const SequenceId> sequences, std::span<const Index> rows) {
+  [[nodiscard]] Step step(const detail::SequenceList& sequences, const detail::RowCounts& rows) {
     require_closed("step");
-    open(sequences, rows);
+    open(sequences.all(), rows);
     return Step(*this);
   }
   /// So many rows for every sequence, in the order of ids().
-  [[nodiscard]] Step step(Index rows) { return step(ids(), plan_.even(sequences_, rows)); }
-  [[nodiscard]] Step step(List<SequenceId> s, List<Index> n) { return step(std::span(s), std::span(n)); }
-  [[nodiscard]] Step step(std::span<const SequenceId> s, List<Index> n) { return step(s, std::span(n)); }
-  [[nodiscard]] Step step(List<SequenceId> s, std::span<const Index> n) { return step(std::span(s), n); }
-  [[nodiscard]] Step step(SequenceId sequence, Index rows) { return step({sequence}, {rows}); }
+  [[nodiscard]] Step step(Index rows) { return step(ids(), rows); }
   /// The recorded step's rows for as many sequences: what was recorded writes and reads them when it is replayed.
   ///
   /// Errors    as above; ShapeError too if the step was another cache's or of another number of sequences, or a
   ///           sequence was made by other weights
-  [[nodiscard]] Step step(const RecordedStep& recorded, std::span<const SequenceId> sequences) {
+  template <std::same_as<RecordedStep> Recorded>
+  [[nodiscard]] Step step(const Recorded& recorded, const detail::SequenceList& sequences) {
     require_closed("step");
-    recorded.check(serial_, sequences.size());
-    open(sequences, recorded.rows_, recorded.versions_);
+    recorded.check(serial_, sequences.all().size());
+    open(sequences.all(), recorded.rows_, recorded.versions_);
     for (Index layer = 0; layer < sizes_.layers; ++layer)
       wrote(layer, recorded.versions_[static_cast<std::size_t>(layer)]);
     return Step(*this);
@@ -274,12 +267,12 @@ template <class Storage, class F, class B = OnHost> class KvCache : public Cache
   }
   /// What a step adds, or throws.
   std::span<const detail::Growth> planned(const char* call, std::span<const SequenceId> sequences,
-                                          std::span<const Index> rows) const {
+                                          const detail::RowCounts& rows) const {
     return plan_.growths(call, sequences_, sequences, rows, book_.limit());
   }
   /// Reserves memory for a step's rows, or throws and changes nothing. `versions`: of the weights that will make them,
   /// of each layer, if they are known.
-  void open(std::span<const SequenceId> sequences, std::span<const Index> rows,
+  void open(std::span<const SequenceId> sequences, const detail::RowCounts& rows,
             std::span<const std::uint64_t> versions = {}) {
     require_sendable();
     const std::span<const detail::Growth> growths = planned("step", sequences, rows);

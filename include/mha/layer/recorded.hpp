@@ -18,6 +18,7 @@ template <class T> struct BiasTo {
   TensorView<T, 4> own{};
   TensorView<Accumulator<T>, 4> wide{};
   bool to_own = false, to_wide = false;  ///< whether it is given: a table without elements has no data either
+  bool adds = false;                     ///< to what is there
 
   bool wanted() const { return to_own || to_wide; }
 };

@@ -57,8 +57,8 @@ class RecordedStep {
   void check(std::uint64_t cache, std::size_t sequences) const {
     detail::require(cache_ != 0, "step: the RecordedStep is of no step: step.recorded() returns one");
     detail::require(cache_ == cache, "step: the RecordedStep is of another cache");
-    detail::require(sequences == rows_.size(), "step: ", sequences, " sequences, but the recorded step has ",
-                    rows_.size());
+    detail::require(sequences == rows_.size(), "step: sequences has size ", sequences,
+                    " but the recorded step has size ", rows_.size());
   }
 
   std::uint64_t cache_ = 0;  ///< no other cache of the process has it

@@ -170,9 +170,13 @@ class PoliciesOf final : public RecordedPolicies<T, B> {
   void run_any(const B& backend, const AttentionTape<T, B>& tape, const HeadGradients<T>& heads, Steps& steps,
                Workspace& workspace) const {
     if constexpr (has_bias) {
-      if (heads.bias.to_wide) return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.wide));
+      const auto run_to = [&](auto to) {
+        to.adds = heads.bias.adds;
+        run<OfCall>(backend, tape, heads, steps, workspace, to);
+      };
+      if (heads.bias.to_wide) return run_to(BiasGradient(heads.bias.wide));
       if constexpr (!std::is_same_v<T, A>)
-        if (heads.bias.to_own) return run<OfCall>(backend, tape, heads, steps, workspace, BiasGradient(heads.bias.own));
+        if (heads.bias.to_own) return run_to(BiasGradient(heads.bias.own));
     }
     run<OfCall>(backend, tape, heads, steps, workspace);
   }

@@ -13,8 +13,9 @@ namespace mha::inline MHA_NAMESPACE {
 /// What happens to a scaled logit before mask and softmax:
 ///   T operator()(T s, Index b, Index h, Index q, Index k) const
 ///
-/// Make the logit a template parameter and use the maths of mha:: (abs, exp, log, tanh, sqrt): it then works in every
-/// scalar and on dual numbers, which is how its derivative is had. A result of −∞ hides the pair. Optional members:
+/// Make the logit a template parameter and use the maths of mha:: (abs, exp, log, tanh, sqrt), not that of std::, which
+/// takes no dual numbers: it then works in every scalar and on dual numbers, which is how its derivative is had.
+/// A result of −∞ hides the pair. Optional members:
 ///   prepared(const CallShape&) const   as for masks: checks its data, takes what it needs from the call
 ///   void check(Index heads) const      as for masks: checks what does not depend on a call
 ///   at_head(Index b, Index h) const    a score for that head, so that what depends on the head is computed once

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstddef>
 #include <limits>
 #include <span>
 #include <string>
@@ -57,8 +59,22 @@ TEST(StepPlan, HasTheGrowthsOfSequencesInTheirOrder) {
 TEST(StepPlan, HasAsManyRowsForEach) {
   const Three three;
   StepPlan plan(4);
-  const auto even = plan.even(three.book, 7);
-  EXPECT_EQ(std::vector<Index>(even.begin(), even.end()), (std::vector<Index>{7, 7, 7}));
+  const auto growths = plan.growths("step", three.book, std::array{three.b, three.a}, 7, limit);
+  ASSERT_EQ(growths.size(), 2u);
+  EXPECT_EQ(growths[0].rows, 7);
+  EXPECT_EQ(growths[1].rows, 7);
+  EXPECT_TRUE(plan.growths("step", three.book, {}, 7, limit).empty());
+}
+
+TEST(StepPlan, HasASourceForEachBeam) {
+  const auto refused = [](std::size_t beams, const std::vector<Index>& from) {
+    return message_of([&] { static_cast<void>(StepPlan::sources(beams, from)); });
+  };
+  const Index from[] = {1, 1, 0};
+  EXPECT_EQ(StepPlan::sources(3, from).data(), from);
+  EXPECT_EQ(refused(2, {0}), "reorder: beams has size 2 but from has size 1");
+  EXPECT_EQ(refused(2, {0, 2}), "reorder: source 2 is outside [0, 2), the number of beams");
+  EXPECT_EQ(refused(2, {-1, 0}), "reorder: source -1 is outside [0, 2), the number of beams");
 }
 
 TEST(StepPlan, NamesWhatItRefuses) {
@@ -68,7 +84,7 @@ TEST(StepPlan, NamesWhatItRefuses) {
     return message_of([&] { static_cast<void>(plan.growths("ask", three.book, who, rows, limit)); });
   };
   const auto a = three.a, b = three.b, full = three.full;
-  EXPECT_EQ(refused({a, b}, {1}), "ask: 2 sequences, but 1 numbers of rows");
+  EXPECT_EQ(refused({a, b}, {1}), "ask: sequences has size 2 but rows has size 1");
   EXPECT_EQ(refused({a, b, a}, {1, 1, 1}), "ask: sequences 0 and 2 are the same one");
   EXPECT_EQ(refused({a, SequenceId{}}, {1, 1}), "ask: sequence 1 is an empty SequenceId: add() and fork() return one");
   EXPECT_EQ(refused({a, b}, {1, -1}), "ask: sequence 1 has -1 rows, the least is 0");

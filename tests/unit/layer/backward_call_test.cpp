@@ -29,6 +29,9 @@ TEST(BiasTo, IsWhatIsGivenWithOrWithoutElements) {
   EXPECT_TRUE(to_own.wanted() && to_own.to_own && !to_own.to_wide);
   EXPECT_TRUE(find_bias_gradient<float>(mha::BiasGradient(wide)).to_wide);
   EXPECT_FALSE(find_bias_gradient<float>().wanted());
+  EXPECT_FALSE(to_wide.adds);
+  const auto sum = find_bias_gradient<mha::bfloat16>(mha::BiasGradient(mha::add_to(own)));
+  EXPECT_TRUE(sum.to_own && sum.adds);
 }
 
 }  // namespace

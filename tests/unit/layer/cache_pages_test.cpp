@@ -119,7 +119,7 @@ TEST(CachePages, RefusesWhatTheCallsRefuse) {
   refuses([&] { return cache.pages_freed(f.b, 21); },
           "pages_freed: length 21 is outside [0, 20], the length of the sequence");
   refuses([&] { return cache.pages_freed(SequenceId{}); },
-          "pages_freed: the sequence is an empty SequenceId: add() and fork() return one");
+          "pages_freed: sequence 0 is an empty SequenceId: add() and fork() return one");
   const auto step = f.cache.step(f.b, 1);
   const std::string open = ": a step is open: commit it or let it end first";
   refuses([&] { return cache.pages_needed(f.b, 1); }, "pages_needed" + open);

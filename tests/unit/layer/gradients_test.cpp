@@ -330,6 +330,14 @@ template <class B, class T, class E> void expect_bias(const char* name, const mh
   const auto dx = layer.backward(dy, tape, g, mha::BiasGradient(d));
   EXPECT_EQ(support::differing(dx, without), 0u);
   EXPECT_TRUE(std::equal(g.flat().begin(), g.flat().end(), alone.flat().begin()));
+  using A = mha::Accumulator<T>;
+  mha::Tensor<A, 4> rounded_once(d.extent(0), d.extent(1), d.extent(2), d.extent(3));
+  static_cast<void>(layer.backward(dy, tape, alone, mha::BiasGradient(rounded_once)));
+  auto sum = d, expected_sum = d;
+  for (std::size_t i = 0; i < d.size(); ++i)
+    expected_sum.data()[i] = static_cast<E>(static_cast<A>(d.data()[i]) + rounded_once.data()[i]);
+  static_cast<void>(layer.backward(dy, tape, alone, mha::BiasGradient(mha::add_to(sum))));
+  EXPECT_EQ(support::differing(sum, expected_sum), 0u);
   const double bound = std::is_same_v<T, double> ? 1e-7 : 0.05;
   for (std::size_t i = 0; i < bias.size(); ++i) {
     const double expected = support::quotient([&] { return inner(wide_dy, wide(wide_x, mha::AdditiveBias{bias})); },

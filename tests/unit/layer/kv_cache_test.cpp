@@ -285,6 +285,9 @@ TEST(KvCache, TakesTheSequencesOfAStepInBraces) {
   EXPECT_EQ(offsets(cache.step({b, a}, rows)), (std::vector<Index>{0, 4, 5}));
   EXPECT_EQ(offsets(cache.step(who, rows)), (std::vector<Index>{0, 4, 5}));
   EXPECT_EQ(offsets(cache.step({}, {})), (std::vector<Index>{0}));
+  EXPECT_EQ(offsets(cache.step(a, {3})), (std::vector<Index>{0, 3}));
+  EXPECT_EQ(offsets(cache.step(who, 3)), (std::vector<Index>{0, 3, 6}));
+  EXPECT_EQ(offsets(cache.step({b}, 3)), (std::vector<Index>{0, 3}));
   const auto step = cache.step({b, a}, {2, 4});
   EXPECT_EQ(step[0].positions()[0], 2);
   EXPECT_EQ(step[0].positions()[1], 0);
@@ -362,7 +365,7 @@ TEST(KvCache, RefusesBadStepsAndIsAsItWas) {
     EXPECT_EQ(message_of([&] { static_cast<void>(cache.step(ids, rows)); }), sentence);
     EXPECT_EQ(picture(cache), before);
   };
-  refuses({a, b}, {1}, "step: 2 sequences, but 1 numbers of rows");
+  refuses({a, b}, {1}, "step: sequences has size 2 but rows has size 1");
   refuses({a, a}, {1, 1}, "step: sequences 0 and 1 are the same one");
   refuses({a, dead}, {1, 1}, "step: sequence 1 was removed, or is of another cache");
   refuses({a, SequenceId{}}, {1, 1}, "step: sequence 1 is an empty SequenceId: add() and fork() return one");
@@ -442,7 +445,7 @@ TEST(KvCache, ReordersOnlyBeamsOfItsOwn) {
     EXPECT_EQ(message_of([&] { cache.reorder(beams, from); }), sentence);
     EXPECT_EQ(picture(cache), before);
   };
-  refuses({a, b}, {0}, "reorder: 2 beams, but 1 sources");
+  refuses({a, b}, {0}, "reorder: beams has size 2 but from has size 1");
   refuses({a, b}, {0, 2}, "reorder: source 2 is outside [0, 2), the number of beams");
   refuses({a, b}, {-1, 0}, "reorder: source -1 is outside [0, 2), the number of beams");
   refuses({a, a}, {1, 0}, "reorder: sequences 0 and 1 are the same one");
