@@ -21,6 +21,7 @@
 #include "backward.hpp"
 #include "cached_tiles.hpp"
 #include "gemm.hpp"
+#include "group_plan.hpp"
 #include "kernels.hpp"
 #include "precision.hpp"
 #include "tile_product.hpp"

@@ -318,42 +318,6 @@ TEST(Emulation, HasTheBitsOfAmx) { expect_bits_of_emulation<SumOrder::split_chai
 TEST(Emulation, HasTheBitsOfDotProducts) { expect_bits_of_emulation<SumOrder::pairs>(MatrixUnit::dot_product); }
 TEST(Emulation, HasTheBitsOfPortableCode) { expect_bits_of_emulation<SumOrder::chained>(MatrixUnit::portable); }
 
-/// One sequence, head size 128, on a unit of 32 lanes, or of 16 where so few are needed.
-systolic::GroupPlan plan_of(Index queries, Index keys, Index heads, Index kv_heads, Index workers, Index seen,
-                            bool has_choice = true) {
-  static constexpr systolic::ProductUnit half{.unit = MatrixUnit::portable, .lanes = 16, .multiply = nullptr};
-  const systolic::ProductUnit unit{
-      .unit = MatrixUnit::portable, .lanes = 32, .multiply = nullptr, .fewer = has_choice ? &half : nullptr};
-  systolic::GroupPlan plan({1, heads, queries, keys, keys - queries}, kv_heads, 128, 128, unit, workers);
-  const auto groups = [&](const systolic::GroupPlan& of) { return of.groups(queries); };
-  plan.share_chunks(keys / mha::detail::simd::key_chunk, groups,
-                    [&](const systolic::GroupPlan& of) { return groups(of) * seen; });
-  return plan;
-}
-
-TEST(GroupPlan, SharesChunksWhereGroupsAreFew) {
-  constexpr Index keys = 8 * mha::detail::simd::key_chunk;
-  const auto decode = plan_of(1, keys, 32, 1, 2, 8);
-  EXPECT_EQ(decode.chunks, 8);
-  EXPECT_EQ(decode.heads_together(1), 32);
-  const auto window = plan_of(1, keys, 32, 1, 2, 2);  // two chunks in a window: halves of the heads are as good
-  EXPECT_EQ(window.chunks, 1);
-  EXPECT_EQ(window.heads_together(1), 16);
-  EXPECT_EQ(plan_of(1, keys, 32, 1, 2, 2, false).chunks, 8) << "half of the lanes take as long as all";
-  EXPECT_EQ(plan_of(1, keys, 1, 1, 2, 2).chunks, 8) << "one head has no halves";
-  EXPECT_EQ(plan_of(1, keys, 32, 8, 2, 8).chunks, 1) << "a group for each key/value head is enough";
-  EXPECT_EQ(plan_of(1, keys, 32, 8, 3, 8).chunks, 8);
-  EXPECT_EQ(plan_of(2000, keys, 4, 1, 2, 8).chunks, 1) << "so are groups of queries";
-  EXPECT_EQ(plan_of(1, keys, 32, 1, 1, 8).chunks, 1) << "one worker";
-  EXPECT_EQ(plan_of(1, keys / 8, 32, 1, 2, 1).chunks, 1) << "one chunk";
-}
-
-TEST(GroupPlan, StaysOnOneThreadForLittle) {
-  EXPECT_EQ(plan_of(1, 1000, 1, 1, 4, 2).workers, 1);
-  EXPECT_EQ(plan_of(1, 1000, 1, 1, 4, 2, false).workers, 4) << "empty lanes are work too";
-  EXPECT_EQ(plan_of(1, 1000, 32, 1, 4, 2).workers, 4);
-}
-
 TEST(Counters, BothProductsRunOnTheArray) {
   const Case<bfloat16> c({1, 64, 128, 2, 1, 64, 32}, "counters");
   const mha::ArrayMeter meter;
