@@ -46,12 +46,11 @@ template <class Logit> bool rows_are(View y, View q, View k, View v, int b, cons
   return same;
 }
 
-// PyTorch: tensors (B, H, L, D), attn_mask (B·H, Lq, Lk) to add, key_padding_mask (B, Lk) true = hidden,
-// is_causal=True.
+// PyTorch: q, k, v (B, H, L, D), attn_mask (B·H, Lq, Lk) to add, key_padding_mask (B, Lk) true = hidden, is_causal=True
 bool pytorch() {
   constexpr int Lq = 5, Lk = 7;
-  const auto qs = numbers(B * H * Lq * D, 1.3f), ks = numbers(B * Hkv * Lk * D, 0.7f),
-             vs = numbers(B * Hkv * Lk * D, 2.1f);
+  constexpr int kv = B * Hkv * Lk * D;
+  const auto qs = numbers(B * H * Lq * D, 1.3f), ks = numbers(kv, 0.7f), vs = numbers(kv, 2.1f);
   const auto attn_mask = numbers(B * H * Lq * Lk, 0.9f);
   const bool key_padding_mask[B * Lk] = {0, 0, 0, 0, 0, 0, 0, /**/ 0, 0, 0, 0, 1, 1, 1};
   const View q = mha::view_bhld(qs.data(), B, H, Lq, D);
@@ -71,8 +70,8 @@ bool pytorch() {
 bool flash_attn_varlen() {
   const std::vector<int> cu_seqlens_q{0, 4, 5}, cu_seqlens_k{0, 6, 15};
   const auto qs = numbers(5 * H * D, 1.1f), ks = numbers(15 * Hkv * D, 0.6f), vs = numbers(15 * Hkv * D, 1.9f);
-  const auto q = mha::view(qs.data(), 5, H, D), k = mha::view(ks.data(), 15, Hkv, D),
-             v = mha::view(vs.data(), 15, Hkv, D);
+  const auto q = mha::view(qs.data(), 5, H, D);
+  const auto k = mha::view(ks.data(), 15, Hkv, D), v = mha::view(vs.data(), 15, Hkv, D);
   const auto y =
       mha::attention(q, k, v, mha::Ragged{cu_seqlens_q, cu_seqlens_k}, mha::SlidingWindow{.left = 3}, mha::SoftCap{5});
   bool same = true;
@@ -91,11 +90,11 @@ bool flash_attn_varlen() {
 // flex_attention(q, k, v, score_mod, block_mask, return_lse=True): functions of rows that capture a table and documents
 bool flex_attention() {
   constexpr int Lq = 6, Lk = 9;
-  const auto qs = numbers(B * H * Lq * D, 1.2f), ks = numbers(B * Hkv * Lk * D, 0.5f),
-             vs = numbers(B * Hkv * Lk * D, 1.4f);
+  constexpr int kv = B * Hkv * Lk * D;
+  const auto qs = numbers(B * H * Lq * D, 1.2f), ks = numbers(kv, 0.5f), vs = numbers(kv, 1.4f);
   const auto bias = numbers(H * (Lq + Lk), 0.3f);
-  const std::vector<int> of_query{0, 1, 1, 0, 4, 2},
-      of_key{1, 0, 2, 0, 1, 3, 0, 0, 1};  // in any order: no mha::Document
+  // Documents of queries and of keys, in any order; mha::Document has one list, which does not decrease.
+  const std::vector<int> of_query{0, 1, 1, 0, 4, 2}, of_key{1, 0, 2, 0, 1, 3, 0, 0, 1};
   const View q = mha::view_bhld(qs.data(), B, H, Lq, D);
   const View k = mha::view_bhld(ks.data(), B, Hkv, Lk, D), v = mha::view_bhld(vs.data(), B, Hkv, Lk, D);
   const auto score_mod = [&](auto s, int, int h, int i, int j) {

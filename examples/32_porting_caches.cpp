@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <vector>
 
@@ -51,8 +52,7 @@ double turned(const float* x, int d, int position) {
                     : x[d - 1] * std::sin(angle) + x[d] * std::cos(angle);
 }
 
-// flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, sin, cache_seqlens=…, block_table=…, causal=True): one new
-// row
+// flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, sin, cache_seqlens=…, block_table=…, causal=True): a row each
 bool flash_attn_with_kvcache() {
   constexpr int B = 2, pages = 6, page = 16;
   const std::vector<int> cache_seqlens{15, 33};                // before this call
@@ -92,17 +92,19 @@ bool flash_attn_with_kvcache() {
   return same;
 }
 
-// A tensor of ggml, with ne[0] the innermost axis and nb in bytes, such as q, k and v of ggml_flash_attn_ext:
-// ne = {D, L, H, B}; its rows of all heads stand side by side, as ggml_permute(…, 0, 2, 1, 3) leaves them.
+// A tensor of ggml: ne[0] counts the innermost axis, nb is in bytes. q, k and v of ggml_flash_attn_ext have
+// ne = {D, L, H, B}; in memory the heads of a row stand side by side, as ggml_permute(…, 0, 2, 1, 3) leaves them.
 struct Ggml {
   const void* data;
-  int ne[4];
+  std::int64_t ne[4];
   std::size_t nb[4];
 };
 template <class T> mha::TensorView<const T, 4> view_of(const Ggml& t, int b, int l, int h, int d) {
-  const auto step = [&](int axis) { return std::ptrdiff_t(t.nb[axis] / sizeof(T)); };
-  return {static_cast<const T*>(t.data), {t.ne[b], t.ne[l], t.ne[h], t.ne[d]}, {step(b), step(l), step(h), step(d)}};
+  const auto ne = [&](int axis) { return mha::Index(t.ne[axis]); };
+  const auto nb = [&](int axis) { return std::ptrdiff_t(t.nb[axis] / sizeof(T)); };
+  return {static_cast<const T*>(t.data), {ne(b), ne(l), ne(h), ne(d)}, {nb(b), nb(l), nb(h), nb(d)}};
 }
+
 // ggml_flash_attn_ext(q, k, v, mask, 1/√D, 0, 0) and ggml_flash_attn_ext_add_sinks(…, sinks): a cache and a mask of F16
 bool llama_cpp() {
   constexpr int Lq = 3, Lk = 9, seen = 7;  // row i of the mask shows keys 0 to seen + i − 1

@@ -191,7 +191,9 @@ CallShape checked_shape(const CallNames& names, const TensorView<const T, 4>& q,
   require(q.dim() > 0, names.call, ": ", names.q, " has head size 0, it must be at least 1");
   require_head_size(names.call, names.q, q.dim());
   require(q.heads() == 0 || (kv.heads > 0 && q.heads() % kv.heads == 0), names.call, ": ", names.k, " has ", kv.heads,
-          " heads, which does not divide ", names.q, "'s ", q.heads());
+          " heads, which does not divide ", names.q, "'s ", q.heads(),
+          kv.heads > q.heads() ? ": axes are (B, L, H, D), memory in the order (B, H, L, D) is read by mha::view_bhld"
+                               : "");
   const CallShape shape =
       call_shape(names, q.batch(), q.heads(), q.length(), kv, options.origin, options.ragged, frame);
   if (options.scale) {

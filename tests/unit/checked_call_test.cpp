@@ -256,6 +256,12 @@ TEST_F(CheckedCall, RefusesWhatDoesNotFit) {
   k = mha::Tensor<float, 4>(2, 6, 3, 5);
   v = mha::Tensor<float, 4>(2, 6, 3, 7);
   EXPECT_EQ(refusal(), "call: k has 3 heads, which does not divide q's 4");
+  k = mha::Tensor<float, 4>(2, 2, 6, 5);  // (B, Hkv, Lk, D)
+  v = mha::Tensor<float, 4>(2, 2, 6, 7);
+  EXPECT_EQ(
+      refusal(),
+      "call: k has 6 heads, which does not divide q's 4: axes are (B, L, H, D), memory in the order (B, H, L, D) is "
+      "read by mha::view_bhld");
   k = mha::Tensor<float, 4>(2, 6, 2, 4);
   v = mha::Tensor<float, 4>(2, 6, 2, 7);
   EXPECT_EQ(refusal(), "call: q has head size 5 but k has head size 4");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
@@ -18,9 +19,13 @@ template <class T, int Rank> constexpr TensorView<const T, 4> as_pair_table(cons
   return four_axes(v);
 }
 
-/// What the error of an axis adds where that is an axis of sequences in a table of fewer than four.
+/// What the error of an axis adds where that is an axis of sequences in a table of fewer than four, or one of
+/// sequences and heads.
 template <class T> constexpr const char* as_sequences(const TensorView<const T, 4>& v, const CallShape& s, int axis) {
-  if (v.extent[0] != 1 || v.extent[axis] != s.batch) return "";
+  if (v.extent[0] != 1) return "";
+  if (axis == 1 && s.batch > 1 && v.extent[1] == std::int64_t{s.batch} * s.heads)
+    return ": three axes are (H, Lq, Lk), a table (B * H, Lq, Lk) is the view mha::view(p, B, H, Lq, Lk)";
+  if (v.extent[axis] != s.batch) return "";
   if (axis == 1) return ": three axes are (H, Lq, Lk), a table for each sequence has four, (B, 1, Lq, Lk)";
   if (axis == 2 && v.extent[1] == 1)
     return ": two axes are (Lq, Lk), a row of keys for each sequence has four, (B, 1, 1, Lk)";

@@ -69,7 +69,7 @@ TEST(BroadcastToCall, NamesThePolicyTheAxisAndBothValues) {
 }
 
 TEST(BroadcastToCall, SaysHowAnAxisOfSequencesIsGiven) {
-  auto memory = counted(2 * 4 * 5);
+  auto memory = counted(2 * 4 * 5), many = counted(6 * 4 * 5);
   const auto message = [&](const auto& table, const mha::CallShape& shape) {
     return mha_test::message_of<mha::ShapeError>([&] { broadcast_to_call(as_pair_table(table), shape, "Table"); });
   };
@@ -80,6 +80,11 @@ TEST(BroadcastToCall, SaysHowAnAxisOfSequencesIsGiven) {
   EXPECT_EQ(message(mha::view(memory.data(), 2, 5), call),
             "Table: the table has 2 queries but the call has 4: two axes are (Lq, Lk), a row of keys for each sequence "
             "has four, (B, 1, 1, Lk)");
+  EXPECT_EQ(
+      message(mha::view(many.data(), 6, 4, 5), call),
+      "Table: the table has 6 heads but the call has 3: three axes are (H, Lq, Lk), a table (B * H, Lq, Lk) is the "
+      "view mha::view(p, B, H, Lq, Lk)");
+  EXPECT_EQ(message(mha::view(many.data(), 3, 2, 4, 5), call), "Table: the table has 3 sequences but the call has 2");
   EXPECT_EQ(message(mha::view(memory.data(), 1, 4, 5), call), "");
   EXPECT_EQ(message(mha::view(memory.data(), 4, 4, 2), call), "Table: the table has 4 heads but the call has 3");
 }
