@@ -64,8 +64,8 @@ bool flash_attn_with_kvcache() {
   auto q_turned = q_row, k_turned = k_row;
   const auto q = mha::view(q_turned.data(), B, 1, H, D), k = mha::view(k_turned.data(), B, 1, Hkv, D);
   const mha::Rotary<mha::Interleaved> rotary;  // Halves where rotary_interleaved=False
-  rotary.apply(q, mha::Origins(cache_seqlens.data()));
-  rotary.apply(k, mha::Origins(cache_seqlens.data()));
+  rotary.apply(q, cache_seqlens);
+  rotary.apply(k, cache_seqlens);
   const auto row = [&](const auto& cache, int b, int p) {
     return &cache(block_table[std::size_t(b * 3 + p / page)], p % page, 0, 0);
   };
@@ -76,7 +76,7 @@ bool flash_attn_with_kvcache() {
     std::copy_n(&v_row[std::size_t(b * Hkv * D)], Hkv * D, row(v_cache, b, at));
     lengths.push_back(at + 1);
   }
-  const auto y = mha::attention(q, mha::PagedKv<float>{k_cache, v_cache, block_table, lengths}, mha::Causal{});
+  const auto y = mha::attention(q, mha::PagedKv{k_cache, v_cache, block_table, lengths}, mha::Causal{});
 
   bool same = true;
   for (int b = 0; b < B; ++b)
@@ -118,7 +118,7 @@ bool llama_cpp() {
   const Ggml v{vs.data(), {D, Lk, Hkv, 1}, {2, Hkv * D * 2, D * 2, Lk * Hkv * D * 2}};
   const Ggml mask{masks.data(), {Lk, Lq, 1, 1}, {2, Lk * 2, Lq * Lk * 2, Lq * Lk * 2}};
 
-  const mha::ContiguousKv<mha::half> cache{view_of<mha::half>(k, 3, 1, 2, 0), view_of<mha::half>(v, 3, 1, 2, 0)};
+  const mha::ContiguousKv cache{view_of<mha::half>(k, 3, 1, 2, 0), view_of<mha::half>(v, 3, 1, 2, 0)};
   const auto table = view_of<mha::half>(mask, 3, 2, 1, 0);  // (B or 1, H or 1, Lq, Lk)
   const auto y = mha::attention(view_of<float>(q, 3, 1, 2, 0), cache, mha::AdditiveBias{table}, mha::Sink{sinks});
 

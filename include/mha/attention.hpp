@@ -112,7 +112,9 @@ void attention_into(Out&& out, const Q& q, const K& k, const V& v, Extra&&... ex
   using T = ScalarOf<Q>;
   constexpr bool one_scalar =
       std::is_same_v<T, ScalarOf<K>> && std::is_same_v<T, ScalarOf<V>> && std::is_same_v<T, ScalarOf<Out>>;
-  static_assert(one_scalar, "mha: attention needs q, k, v and out of one scalar type (see mha/attention.hpp)");
+  static_assert(one_scalar,
+                "mha: attention needs q, k, v and out of one scalar type; keys and values in 16 bits under a float q "
+                "are a source, mha::ContiguousKv{k, v} (see mha/attention.hpp)");
   if constexpr (one_scalar && detail::check_out<Out>()) {
     detail::check_call_arguments<Extra...>();
     detail::check_no_into<Extra...>();

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
@@ -163,6 +164,9 @@ template <class T> struct ContiguousKv {
     return offsets.data != nullptr ? offsets[b + 1] - offsets[b] : key.extent[1];
   }
 };
+template <class K, class V>
+ContiguousKv(TensorView<K, 4>, TensorView<V, 4>, Borrowed<Index> = {}, Borrowed<Index> = {})
+    -> ContiguousKv<std::remove_const_t<K>>;
 
 namespace detail {
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kv_source.hpp"
 
@@ -73,5 +74,7 @@ template <class T> struct PagedKv {
   }
   template <class F> constexpr PagedKv with_data(F&& f) const { return {key, value, f(table), f(lengths)}; }
 };
+template <class K, class V>
+PagedKv(TensorView<K, 4>, TensorView<V, 4>, Borrowed<Index>, Borrowed<Index>) -> PagedKv<std::remove_const_t<K>>;
 
 }  // namespace mha::inline MHA_NAMESPACE

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kv_source.hpp"
 #include "ring_rows.hpp"
@@ -60,5 +61,7 @@ template <class T> struct RingKv {
  private:
   MHA_HOST_DEVICE constexpr detail::RingRows ring() const { return {key.extent[1], first}; }
 };
+template <class K, class V>
+RingKv(TensorView<K, 4>, TensorView<V, 4>, Borrowed<Index>, Index = 0) -> RingKv<std::remove_const_t<K>>;
 
 }  // namespace mha::inline MHA_NAMESPACE

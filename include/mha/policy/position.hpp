@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <string>
 
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/items.hpp"
 #include "../core/overlap.hpp"
@@ -50,7 +51,7 @@ struct Interleaved {  ///< (2d, 2d + 1): GPT-J, Meta LLaMA
 /// Shapes    (B, L, H, D) in place; the first r = dims coordinates turn (all of D if 0), the rest stay
 /// Numerics  angles in double precision, their sine and cosine rounded to the accumulator
 /// Errors    ShapeError if dims is odd, negative or larger than D, or base or the scaling is out of range; of apply()
-///           also if x overlaps itself
+///           also if x overlaps itself, or there is not one position per sequence
 /// Source    Su et al. 2021, eq. 34
 template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
   static_assert(
@@ -205,6 +206,15 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     detail::require_own_memory("Rotary", "x", x, detail::axes_of_heads);
     check(x.dim());
     for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
+  }
+  /// The same with a position for the first row of each sequence.
+  template <class T> void apply(const TensorView<T, 4>& x, const Borrowed<Index>& positions) const {
+    detail::require(positions.memory == Memory::host,
+                    "Rotary: positions are in device memory, they are read on the host");
+    detail::require(positions.size == x.batch() && (positions.data != nullptr || positions.size == 0),
+                    "Rotary: ", positions.data == nullptr ? 0 : positions.size, " positions for ", x.batch(),
+                    " sequences");
+    apply(x, Origins(positions.data));
   }
 
  private:

@@ -67,6 +67,16 @@ TEST(ContiguousKv, ReadsValuesInsideTheKeysMemory) {
   expect_runs(ContiguousKv<float>{key, value}, B, L, G, D, Dv);
 }
 
+TEST(ContiguousKv, TakesItsScalarFromTheRows) {
+  mha::Tensor<float, 4> rows(B, L, G, D);
+  const mha::Tensor<float, 4>& constant = rows;
+  const std::vector<Index> lengths(B, 1);
+  static_assert(std::is_same_v<decltype(mha::ContiguousKv{rows.view(), rows.view()}), ContiguousKv<float>>);
+  static_assert(
+      std::is_same_v<decltype(mha::ContiguousKv{constant.view(), rows.view(), {}, lengths}), ContiguousKv<float>>);
+  EXPECT_EQ((mha::ContiguousKv{rows.view(), rows.view(), {}, lengths}.keys(0)), 1);
+}
+
 TEST(ContiguousKv, CutsPackedRowsByOffsets) {
   const Index offsets[4] = {0, 3, 3, 7};
   mha::Tensor<float, 4> key(1, 7, G, D), value(1, 7, G, Dv);

@@ -65,6 +65,15 @@ TEST(PagedKv, HasRoomForItsTableAndNotMoreThanItsPool) {
   EXPECT_EQ(shared.all, 80);
 }
 
+TEST(PagedKv, TakesItsScalarFromThePages) {
+  Tensor<float, 4> pool(5, 16, 1, 1);
+  const Tensor<float, 4>& constant = pool;
+  const std::vector<Index> table{0, 1}, lengths{1, 1};
+  static_assert(std::is_same_v<decltype(mha::PagedKv{pool.view(), pool.view(), table, lengths}), PagedKv<float>>);
+  static_assert(std::is_same_v<decltype(mha::PagedKv{constant.view(), pool.view(), table, lengths}), PagedKv<float>>);
+  EXPECT_EQ((mha::PagedKv{pool.view(), pool.view(), table, lengths}.key.data), pool.data());
+}
+
 TEST(PagedKv, RefusesWhatDoesNotFit) {
   const Tensor<float, 4> pool(4, 16, 2, 8), other(4, 16, 2, 8), odd(4, 24, 2, 8), small(4, 8, 2, 8), fewer(3, 16, 2, 8);
   const std::vector<Index> table{0, 3, 1, 2}, outside{0, 3, 4, 2}, below{0, -1, 1, 2}, uneven{0, 3, 1}, lengths{32, 17},

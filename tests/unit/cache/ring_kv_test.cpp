@@ -70,6 +70,15 @@ TEST(RingKv, HasRoomForItsRows) {
   EXPECT_EQ(room.all, 14);
 }
 
+TEST(RingKv, TakesItsScalarFromTheRows) {
+  mha::Tensor<float, 4> rows(2, 7, 1, 1);
+  const mha::Tensor<float, 4>& constant = rows;
+  const std::vector<mha::Index> lengths{1000, 3};
+  static_assert(std::is_same_v<decltype(mha::RingKv{rows.view(), rows.view(), lengths}), RingKv<float>>);
+  static_assert(std::is_same_v<decltype(mha::RingKv{constant.view(), rows.view(), lengths, 2}), RingKv<float>>);
+  EXPECT_EQ((mha::RingKv{rows.view(), constant.view(), lengths, 2}.first), 2);
+}
+
 TEST(RingKv, RefusesWhatDoesNotFit) {
   const Tensor<float, 4> k(2, 8, 2, 4), short_v(2, 7, 2, 4), fewer(2, 8, 1, 4);
   const std::vector<Index> two{3, 100}, three{1, 1, 1}, negative{-1, 2};

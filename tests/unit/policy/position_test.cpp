@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -125,6 +126,18 @@ TEST(Rotary, EachSequenceHasItsFirstPosition) {
     for (int l = 0; l < 2; ++l)
       for (int d = 0; d < 4; ++d) EXPECT_EQ(each(b, l, 0, d), one(b, l, 0, d));
   }
+  const std::vector<Index> positions{0, 9, -4}, two{0, 9};
+  auto listed = x;
+  Rotary<>{}.apply(listed.view(), positions);
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(listed.data()[i], each.data()[i]);
+  const auto message = [&](const mha::Borrowed<Index>& p) {
+    return support::message_of([&] { Rotary<>{}.apply(listed.view(), p); });
+  };
+  EXPECT_EQ(message(two), "Rotary: 2 positions for 3 sequences");
+  EXPECT_EQ(message({nullptr, 3}), "Rotary: 0 positions for 3 sequences");
+  EXPECT_EQ(message({first, 3, mha::Memory::device}),
+            "Rotary: positions are in device memory, they are read on the host");
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(listed.data()[i], each.data()[i]);
 }
 
 // Of a ragged batch each sequence is turned as it is alone, and no row of it as one of the next.
