@@ -256,8 +256,8 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   void drop_unpacked() {
     up_.require_packed("drop_unpacked: up()");
     down_.require_packed("drop_unpacked: down()");
-    up_.parameters_.keep_packed_only();
-    down_.parameters_.keep_packed_only();
+    up_.parameters_.keep_packed_only(up_.parameters_.version());
+    down_.parameters_.keep_packed_only(down_.parameters_.version());
   }
 
   /// What a call on this many rows costs; the activation is not counted.

@@ -147,7 +147,7 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   ///           last update() threw
   void drop_unpacked() {
     require_packed("drop_unpacked");
-    parameters_.keep_packed_only();
+    parameters_.keep_packed_only(parameters_.version());
   }
 
   /// The rows of x through the Linear.
@@ -257,7 +257,10 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
 
   /// The same of its backward pass.
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
-    return detail::linear_backward_cost<T, On, F>(cost(rows), config(), rows, dropout_.has_value());
+    BackwardStageCost c = detail::linear_backward_cost<T, On, F>(cost(rows), config(), rows, dropout_.has_value());
+    if (detail::computes_on_host<On> && parameters_.packed_only())
+      c.scratch_bytes += sizeof(T) * (gated ? 2.0 : 1.0) * config().inputs * config().outputs;
+    return c;
   }
   [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 

@@ -199,8 +199,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Errors    as cost()
   template <Mask... Masks>
   [[nodiscard]] BackwardCost backward_cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    return detail::layer_backward_cost<T, Policies, !detail::computes_on_host<B>>(
+    constexpr bool on_device = !detail::computes_on_host<B>;
+    BackwardCost cost = detail::layer_backward_cost<T, Policies, on_device>(
         config_, detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...)));
+    if (!on_device && parameters_.packed_only()) cost.scratch_bytes += sizeof(T) * double(cost.parameters());
+    return cost;
   }
   /// Its masks, products, bytes and memory, and what of the layer's score is trained, one fact a line.
   template <Mask... Masks>
