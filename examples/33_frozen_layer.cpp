@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 31: adapt a frozen layer
+// 33: adapt a frozen layer
 //
 // You learn   how to train what stands around a layer whose weights stay as they are, here in bfloat16 as in a
 //             checkpoint: a low-rank adapter (LoRA) before it
