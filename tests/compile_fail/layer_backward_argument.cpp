@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: mha: after the gradients backward() takes
+// expect: mha: after the tape backward() takes gradients
 #include <mha/mha.hpp>
 
 auto result(const mha::MultiHeadAttention<float>& layer, const mha::Tensor<float, 2>& dy,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect only: mha: after the gradients backward() of a norm takes mha::into(dx) or mha::add_to(dx)
+// expect only: mha: after the tape backward() of a norm takes gradients, mha::into(dx) or mha::add_to(dx)
 #include <mha/block.hpp>
 
 auto result(const mha::LayerNorm<float>& norm, const mha::Tensor<float, 2>& dy,

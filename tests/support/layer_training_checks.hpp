@@ -134,6 +134,26 @@ void expect_layer(There& there, Here& here, Index batch, Index queries, Index ke
       EXPECT_EQ(support::differing(all, first), 0u) << "step " << step;
       gradients.clear(workspace);
     }
+    // The same without gradients, and where no weights are left but the packed ones.
+    const auto expect_again = [&](const There& layer, auto&... wanted) {
+      Rows<T> dx(batch, queries, c.d_model), dm(batch, keys, c.kv_model);
+      dx.send(), dm.send();
+      if (keys > 0) {
+        const auto rows = memory.view();
+        layer(x.view(), rows, tape, far..., mha::into(y), workspace);
+        layer.backward(dy.view(), tape, wanted..., mha::into(dx.view()), mha::memory_into(dm.view()), workspace);
+      } else {
+        layer(x.view(), tape, far..., mha::into(y), workspace);
+        layer.backward(dy.view(), tape, wanted..., mha::into(dx.view()), workspace);
+      }
+      EXPECT_EQ(support::differing(dx.fetched(), first_dx), 0u);
+    };
+    expect_again(there);
+    There packed = there;
+    packed.drop_unpacked();
+    expect_again(packed, gradients);
+    const auto& host = gradients.to_host(workspace);
+    EXPECT_TRUE(std::equal(first.begin(), first.end(), host.memory().data));
   };
   steps(there_of(extra)...);
 }

@@ -150,6 +150,21 @@ void expect_block(There& there, Here& here, Index inputs, Index outputs, support
     gradients.clear(workspace);
     for (const auto d : gradients.to_host(workspace).flat()) EXPECT_EQ(d, mha::Accumulator<T>(0));
   }
+  // The same without gradients, and where no weights are left but the packed ones.
+  const auto expect_again = [&](auto&... wanted) {
+    Rows<T> dx(batch, length, inputs);
+    dx.send();
+    there(x.view(), tape, mha::into(y), workspace);
+    for (int twice = 0; twice < 2; ++twice) there.backward(dy.view(), tape, wanted..., mha::into(dx.view()), workspace);
+    EXPECT_EQ(support::differing(dx.fetched(), first_dx), 0u);
+  };
+  expect_again();
+  if constexpr (requires { there.drop_unpacked(); }) {
+    there.drop_unpacked();
+    expect_again(gradients);
+    const auto& host = gradients.to_host(workspace);
+    EXPECT_TRUE(std::equal(host.flat().begin(), host.flat().end(), first.begin(), first.end()));
+  }
   static_cast<void>(there(x.view(), mha::into(plain), workspace));
   const auto recorded = mha::to_host(y), not_recorded = mha::to_host(plain);
   for (std::size_t i = 0; i < recorded.size(); ++i) {

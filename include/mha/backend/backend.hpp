@@ -161,6 +161,9 @@ struct Support {
 /// A layer packs its matrices once, of whatever K each; the parts of one call share theirs. If it takes rows of float
 /// by weights packed of half or bfloat16, a layer keeps borrowed ones so. With both, optional too:
 ///   void gemm(const PackedGemmCall<T, Packed>&, const Epilogue<T, Activation>&, Workspace&) const
+///   void unpack(const Packed&, Index part, const TensorView<T, 2>&) const   a matrix of it: what the backward pass of
+///   a
+///                                                      layer reads of which only packed weights are left
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
 /// softmax before any is dropped, over 0 in the host's memory and over anything in another (backend/weights.hpp has it
 /// as items); `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them; `void
@@ -313,6 +316,13 @@ concept WidensWeights = PacksWeights<B, W> &&
     requires(const B backend, const PackedGemmCall<T, typename detail::PackedBy<W, B>::type>& call,
              typename B::Workspace& workspace) {
   backend.gemm(call, workspace);
+};
+
+/// One that writes a matrix that it packed of W as rows of T again.
+template <class B, class T, class W>
+concept UnpacksWeights = PacksWeights<B, W> &&
+    requires(const B backend, const typename detail::PackedBy<W, B>::type& packed, const TensorView<T, 2>& to) {
+  backend.unpack(packed, Index{}, to);
 };
 
 /// One that also applies an epilogue before it stores the results. Such a gemm() may return false, and compute nothing,

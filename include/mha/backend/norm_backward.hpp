@@ -18,7 +18,8 @@ namespace mha::inline MHA_NAMESPACE {
 ///
 /// Formula   g = dy ∘ weight;  dz = (g − mean(g) − n mean(g ∘ n)) / √(var(z) + eps), without mean(g) unless centred;
 ///           d_weight += Σ dy ∘ n,  d_bias += Σ dy, over the rows
-/// Shapes    z, dy, dz (M, E), rows contiguous  weight, d_weight, d_bias (E), null for no bias
+/// Shapes    z, dy, dz (M, E), rows contiguous  weight, d_weight, d_bias (E), null for no bias; d_weight null too if
+///           neither is wanted
 /// Numerics  sums over a row in A, over rows in A within 64 and in LongSum<A> above; where a row of dy is exactly
 ///           0, its dz is 0, and it adds nothing, whatever stands in z
 template <class A> struct NormBackwardCall {
@@ -119,8 +120,7 @@ void run_norm_backward_there(const B& backend, const NormBackwardCall<A>& call, 
     const ItemsOn<B> items{backend, workspace};
     add_column_sums(rows, NormWeightTerm<A>{call.z, call.dy, facts}, TensorView<A, 1>{call.d_weight, {width}, {1}},
                     items);
-    if (call.d_bias != nullptr)
-      add_column_sums(rows, ElementTerm<A>{call.dy}, TensorView<A, 1>{call.d_bias, {width}, {1}}, items);
+    add_column_sums(rows, ElementTerm<A>{call.dy}, TensorView<A, 1>{call.d_bias, {width}, {1}}, items);
   }
 }
 

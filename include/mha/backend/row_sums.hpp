@@ -48,14 +48,15 @@ template <class Sum, class A> struct JoinSums {
   }
 };
 
-/// to(j) += Σ term(i, j) over `length` rows. A term is trivially copyable and called where the backend computes.
+/// to(j) += Σ term(i, j) over `length` rows; nothing where `to` has null data. A term is trivially copyable and called
+/// where the backend computes.
 ///
 /// Numerics  sums in LongSum<A>, rounded once; the same bits run after run
 template <class A, class B, class Term>
 void add_column_sums(std::ptrdiff_t length, const Term& term, const TensorView<A, 1>& to, const ItemsOn<B>& items) {
   using Sum = LongSum<A>;
   const Index columns = to.extent[0];
-  if (length == 0 || columns == 0) return;
+  if (length == 0 || columns == 0 || to.data == nullptr) return;
   auto frame = items.workspace.frame();
   const std::ptrdiff_t blocks = (length - 1) / sum_block + 1;
   Sum* const partial = frame.template take<Sum>(static_cast<std::size_t>(blocks) * static_cast<std::size_t>(columns));
@@ -86,7 +87,8 @@ template <class Sum, class Row> struct BlockSums {
   }
 };
 
-/// to += Σ over `length` rows of what row(i, sums) adds to as many sums, on the host; `cost` is that of a row.
+/// to += Σ over `length` rows of what row(i, sums) adds to as many sums, on the host; `cost` is that of a row. Where
+/// `to` has null data the rows run and their sums are left.
 ///
 /// Numerics  sums in LongSum<A>, rounded once; the same bits for any number of threads
 template <class A, class B, class Row>
@@ -101,6 +103,7 @@ void add_row_sums(std::ptrdiff_t length, Index cost, const Row& row, const Tenso
   items(BlockSums<Sum, Row>{blocks, 1,
                             static_cast<Index>(std::min<std::ptrdiff_t>(cost, longest_axis / sum_block) * sum_block),
                             length, count, partial, row});
+  if (to.data == nullptr) return;
   for (std::ptrdiff_t n = 1; n < blocks; ++n)
     for (std::size_t j = 0; j < count; ++j) partial[j] += partial[static_cast<std::size_t>(n) * count + j];
   for (Index j = 0; j < to.extent[0]; ++j) to(j) += static_cast<A>(partial[j]);

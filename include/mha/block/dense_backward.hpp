@@ -98,6 +98,8 @@ template <class T> struct DensePart {
   HeadWeights<Accumulator<T>> gradient;
 
   Index columns() const { return gradient.head_count() * gradient.head_dim(); }
+  /// Whether the gradient is computed: with null data it has the shape alone.
+  bool learns() const { return gradient.heads.data != nullptr; }
 };
 
 /// f(first column, matrix) for the weights of a product: once for all heads that lie side by side.
@@ -118,9 +120,9 @@ DensePart<T> output_part(const TensorView<const T, 2>& w, const TensorView<Accum
 
 /// The backward pass of products rows · W_n + b_n of the same rows, the gradients of whose results lie side by side.
 ///
-/// Formula   dW_n += rowsᵀ · d_n,  db_n += Σ_i d_n(i),  d_rows = Σ_n d_n · W_nᵀ
-/// Shapes    rows (M, K)  d (M, Σ N)  W_n (K, N) by heads  b_n (N)
-/// Numerics  in Accumulator<T>; the bits do not depend on the threads; a row whose gradient is exactly 0 adds
+/// Formula   dW_n += rowsᵀ · d_n,  db_n += Σ_i d_n(i),  d_rows = Σ_n d_n · W_nᵀ; of parts that do not learn d_rows
+/// alone Shapes    rows (M, K)  d (M, Σ N)  W_n (K, N) by heads  b_n (N) Numerics  in Accumulator<T>; the bits do not
+/// depend on the threads; a row whose gradient is exactly 0 adds
 ///           nothing to dW, whatever stands in it
 template <class T, class B> class DenseBackward {
   using A = Accumulator<T>;
@@ -135,7 +137,7 @@ template <class T, class B> class DenseBackward {
 
   void add_weights(const TensorView<const T, 2>& rows, const TensorView<const A, 2>& d, Parts parts) const {
     const Index m = d.extent[0], k = rows.extent[1], n = d.extent[1];
-    if (m == 0) return;
+    if (m == 0 || !parts.front().learns()) return;
     auto frame = workspace_.frame();
     const TensorView<const A, 2> wide = widened(rows, frame, items_);
     bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));
@@ -268,7 +270,7 @@ requires(!computes_on_host<B>) class DenseBackward<T, B> {
 
   void add_weights(const TensorView<const T, 2>& rows, const TensorView<const T, 2>& d, Parts parts) const {
     const Index m = d.extent[0];
-    if (m == 0) return;
+    if (m == 0 || !parts.front().learns()) return;
     auto frame = workspace_.frame();
     // The host cannot ask whether one is marked before it goes on.
     bool* const zero = frame.template take<bool>(static_cast<std::size_t>(m));

@@ -137,12 +137,18 @@ template <class G> const auto& shaped(const G& gradients) {
 }
 /// Their named views.
 template <class G> const typename G::Named& shapes_of(const G& gradients) { return shaped(gradients); }
-/// Named views that a backward pass adds to.
-template <class G> typename G::Named named_there(G& gradients) {
-  if constexpr (requires { gradients.there(); })
-    return gradients.there();
+
+/// All numbers of gradients that are given; null data for none.
+template <class G> auto memory_of_given(const G* gradients) {
+  return gradients != nullptr ? gradients->memory() : decltype(gradients->memory()){};
+}
+/// Named views that a backward pass adds to; without gradients these, which have shapes and null data.
+template <class G> typename G::Named named_there(G* gradients, const typename G::Named& shapes) {
+  if (gradients == nullptr) return shapes;
+  if constexpr (requires { gradients->there(); })
+    return gradients->there();
   else
-    return gradients;
+    return *gradients;
 }
 
 }  // namespace detail

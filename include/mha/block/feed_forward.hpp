@@ -206,8 +206,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   /// same.
   ///
   /// Then      what a call without a tape is given; x stays as it is until the backward pass has run
-  /// Errors    as without, and ShapeError if only packed weights are left or the result overlaps x; the tape is as it
-  ///           was then
+  /// Errors    as without, and ShapeError if the result overlaps x; the tape is as it was then
   template <class X, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(
       X&& x, Extra&&... extra) const {
@@ -232,35 +231,33 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   /// to `gradients`, that of x is returned, or written to mha::into(dx). That of a residual is dy itself.
   ///
   /// Shapes    dy as y  →  dx as x
-  /// Then      mha::into(dx), a Workspace, another value of the backend's type
+  /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
+  /// value
+  ///           of the backend's type
   /// Errors    as Linear::backward()
   template <SequenceOf<T> DY, class... Extra>
-  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
-                Extra&&... extra) const {
-    if constexpr (!Up::differentiates()) {
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {
+    if constexpr (!Up::differentiates() || !detail::check_block_backward_arguments<Gradients, Extra...>()) {
       return detail::Refused{};
     } else {
-      detail::check_block_backward_arguments<Extra...>();
       detail::check_memory_of<On, DY>();
       const auto given = detail::read_sequence(dy);
       return detail::into_or_returned<DY, T>(
-          backend(), given, config_.d_model,
-          [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, extra...); }, extra...);
+          backend(), given, config_.d_model, [&](const TensorView<T, 3>& dx) { back(given, tape, dx, extra...); },
+          extra...);
     }
   }
   // Refused in one sentence.
-  template <class DY, class OfTape, class To, class... Extra>
-  detail::Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
-      requires(!detail::takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
-    return detail::refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
-  }
+  template <class DY, class OfTape, class... Extra>
+  requires(!detail::takes_backward<T, Tape, DY, OfTape>) detail::Refused backward(const DY&, const OfTape&, Extra&&...)
+  const { return detail::refuse_backward<T, Tape, DY, OfTape>(); }
 
   /// What Linear::drop_unpacked() does, for both or, if one refuses, for neither.
   void drop_unpacked() {
     up_.require_packed("drop_unpacked: up()");
     down_.require_packed("drop_unpacked: down()");
-    up_.parameters_.keep_packed_only();
-    down_.parameters_.keep_packed_only();
+    up_.parameters_.keep_packed_only(up_.parameters_.version());
+    down_.parameters_.keep_packed_only(down_.parameters_.version());
   }
 
   /// What a call on this many rows costs; the activation is not counted.
@@ -356,19 +353,22 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   }
 
   template <class... Extra>
-  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, Gradients& gradients,
-                          const TensorView<T, 3>& dx, Extra&... extra) const {
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, const TensorView<T, 3>& dx,
+                          Extra&... extra) const {
+    Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
     const On& backend = detail::backend_or(up_.backend(), extra...);
     require_sizes("backward");
     up_.require_trainable("backward: up()");
     down_.require_trainable("backward: down()");
     detail::require_recorded(tape.recorded(), up_.made(tape.up_) && down_.made(tape.down_), "FeedForward");
     const TensorView<const T, 3>& x = tape.up_.x_;
-    const auto numbers = std::as_const(gradients).memory();
+    const auto numbers = detail::memory_of_given(gradients);
     detail::require_backward_rows(backend, x, dy, config_.d_model, dx, config_.d_model, numbers, tape.hidden_,
                                   tape.up_.arrays_);
-    detail::require_gradients("backward: up", detail::shapes_of(gradients).up, up_.shapes());
-    detail::require_gradients("backward: down", detail::shapes_of(gradients).down, down_.shapes());
+    if (gradients != nullptr) {
+      detail::require_gradients("backward: up", detail::shapes_of(*gradients).up, up_.shapes());
+      detail::require_gradients("backward: down", detail::shapes_of(*gradients).down, down_.shapes());
+    }
     detail::require_apart("dx", dx, x, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), up_.parameters(), " of up()");
     detail::require_apart_from_parameters("dx", detail::footprint(dx), down_.parameters(), " of down()");
@@ -376,7 +376,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     Workspace& workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
-    const auto to = detail::named_there(gradients);
+    const auto to = detail::named_there(gradients, {up_.shapes(), down_.shapes(), {}});
     const auto d_hidden = detail::take_like<T>(frame, tape.down_.x_);
     down_.back(backend, tape.down_, dy, to.down, d_hidden, workspace);
     up_.back(backend, tape.up_, d_hidden, to.up, dx, workspace);

@@ -147,7 +147,7 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   ///           last update() threw
   void drop_unpacked() {
     require_packed("drop_unpacked");
-    parameters_.keep_packed_only();
+    parameters_.keep_packed_only(parameters_.version());
   }
 
   /// The rows of x through the Linear.
@@ -190,8 +190,7 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   /// linear(x, tape, …): the call without a tape, which leaves on it what backward() needs. Its bits are the same.
   ///
   /// Then      what a call without a tape is given; x stays as it is until the backward pass has run
-  /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
-  ///           float, or the result overlaps x; the tape is as it was then
+  /// Errors    as without, and ShapeError if the result overlaps x; the tape is as it was then
   template <class X, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(
       X&& x, Extra&&... extra) const {
@@ -214,7 +213,9 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   /// returned, or written to mha::into(dx). That of a residual is dy itself.
   ///
   /// Shapes    dy as y  →  dx as x
-  /// Then      mha::into(dx), a Workspace, another value of the backend's type
+  /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
+  /// value
+  ///           of the backend's type
   /// Numerics  sums in Accumulator<T>, those of a bias in double for float; the same bits for any number of threads; a
   ///           row of dy that is exactly 0 adds nothing, whatever stands in x
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
@@ -222,25 +223,21 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   ///           Linear has now, a size is not the call's, gradients are of other sizes, or dx or they overlap what is
   ///           read. After any other exception, such as of memory that gave out, they may have part of a step
   template <SequenceOf<T> DY, class... Extra>
-  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
-                Extra&&... extra) const {
-    if constexpr (!differentiates()) {
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {
+    if constexpr (!differentiates() || !detail::check_block_backward_arguments<Gradients, Extra...>()) {
       return detail::Refused{};
     } else {
-      detail::check_block_backward_arguments<Extra...>();
       detail::check_memory_of<On, DY>();
       const auto given = detail::read_sequence(dy);
       return detail::into_or_returned<DY, T>(
-          backend_, given, config().inputs,
-          [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, extra...); }, extra...);
+          backend_, given, config().inputs, [&](const TensorView<T, 3>& dx) { back(given, tape, dx, extra...); },
+          extra...);
     }
   }
   // Refused in one sentence.
-  template <class DY, class OfTape, class To, class... Extra>
-  detail::Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
-      requires(!detail::takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
-    return detail::refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
-  }
+  template <class DY, class OfTape, class... Extra>
+  requires(!detail::takes_backward<T, Tape, DY, OfTape>) detail::Refused backward(const DY&, const OfTape&, Extra&&...)
+  const { return detail::refuse_backward<T, Tape, DY, OfTape>(); }
 
   /// What a call on this many rows costs; the activation is not counted.
   ///
@@ -260,7 +257,10 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
 
   /// The same of its backward pass.
   [[nodiscard]] BackwardStageCost backward_cost(Index rows) const {
-    return detail::linear_backward_cost<T, On, F>(cost(rows), config(), rows, dropout_.has_value());
+    BackwardStageCost c = detail::linear_backward_cost<T, On, F>(cost(rows), config(), rows, dropout_.has_value());
+    if (detail::computes_on_host<On> && parameters_.packed_only())
+      c.scratch_bytes += sizeof(T) * (gated ? 2.0 : 1.0) * config().inputs * config().outputs;
+    return c;
   }
   [[nodiscard]] std::string explain_backward(Index n) const { return detail::backward_in_words(backward_cost(n)); }
 
@@ -300,8 +300,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   }
   void require_trainable(const char* call) const {
     require_weights(call);
-    detail::require(!parameters_.packed_only(), call, ": of the Linear's ", parameter_count(),
-                    " parameters only the packed ones are left, which a backward pass does not read");
+    detail::require(!parameters_.packed_only() || products_.unpacks(), call, ": of the Linear's ", parameter_count(),
+                    " parameters only the packed ones are left, which ", On::name, " does not unpack");
   }
   template <class... Extra>
   MHA_NO_INLINE void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,
@@ -337,24 +337,25 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   }
 
   template <class... Extra>
-  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, Gradients& gradients,
-                          const TensorView<T, 3>& dx, Extra&... extra) const {
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, const TensorView<T, 3>& dx,
+                          Extra&... extra) const {
+    Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
     const On& backend = detail::backend_or(backend_, extra...);
     require_trainable("backward");
     detail::require_recorded(tape.recorded(), made(tape), "Linear");
-    const auto numbers = std::as_const(gradients).memory();
+    const auto numbers = detail::memory_of_given(gradients);
     detail::require_backward_rows(backend, tape.x_, dy, config().outputs, dx, config().inputs, numbers, tape.arrays_);
-    detail::require_gradients("backward", detail::shapes_of(gradients), shapes());
+    if (gradients != nullptr) detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
     detail::require_apart("dx", dx, tape.x_, dy, numbers);
     detail::require_apart_from_parameters("dx", detail::footprint(dx), parameters_.views());
     Workspace own, &workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    back(backend, tape, dy, detail::named_there(gradients), dx, workspace);
+    back(backend, tape, dy, detail::named_there(gradients, shapes()), dx, workspace);
   }
   void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
             const LinearViews<Accumulator<T>>& gradients, const TensorView<T, 3>& dx, Workspace& workspace) const {
-    const auto w = products_.readable(parameters_.views());
     auto frame = workspace.frame();
+    const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(), config(), frame);
     const auto d = detail::dropped_gradient(backend, tape.draws_, dy, frame, workspace);
     detail::linear_backward<T>(backend, activation_, w, tape.x_, tape.sums_, d, gradients, dx, workspace);
   }

@@ -56,12 +56,23 @@ template <class T, class B, class F> class LinearProduct {
   const char* weight_scalar() const { return packed_.scalar(); }
   std::size_t weight_size() const { return packed_.scalar_size(); }
 
-  /// Matrices and biases where the backend's products read them.
+  /// Whether readable() has the matrices of which only the packed ones are left.
+  bool unpacks() const { return !computes_on_host<B> || packed_.unpacks(); }
+  /// Matrices and biases where the backend's products read them; of matrices that are only packed copies in memory of
+  /// the frame, without biases.
   ///
   /// Errors    ShapeError if they are on another device
-  LinearViews<const T> readable(const LinearViews<const T>& w) const {
+  template <class Frame>
+  LinearViews<const T> readable(const B& backend, const LinearViews<const T>& w, bool packed_only,
+                                const LinearConfig& sizes, Frame& frame) const {
     if constexpr (computes_on_host<B>) {
-      return w;
+      if (!packed_only) return w;
+      const auto matrix = [&](std::size_t i) {
+        return packed_.unpack(backend, static_cast<Index>(i), sizes.inputs, sizes.outputs, frame);
+      };
+      LinearViews<const T> there{matrix(parts - 1), {}, {}, {}, {}};
+      if (gated) there.gate = matrix(0);
+      return there;
     } else {
       if (!packed()) refuse_unpacked();
       packed_.require_here();

@@ -224,11 +224,11 @@ template <class T, bool gated> class LinearParameters {
   }
 
   /// The packed weights are enough: forgets its own, or those that it borrows.
-  void keep_packed_only() noexcept {
+  void keep_packed_only(std::uint64_t version = next_version()) noexcept {
     static const Borrowed nothing{{}, {}, true};
     own_ = {};
     borrowed_ = std::shared_ptr<const Borrowed>(std::shared_ptr<const void>(), &nothing);  // allocates nothing
-    version_ = next_version();
+    version_ = version;
   }
 
  private:

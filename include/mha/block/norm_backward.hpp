@@ -119,17 +119,17 @@ template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_add_t
   }
 }
 
-/// The sentences for what a norm's backward() may be given after the gradients.
-template <class B, class DY, class... Extra> constexpr void check_norm_backward_arguments() {
-  check_memory_of<B, DY>();
-  static_assert(
-      ((IntoArgument<Extra> || AddToArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-      "mha: after the gradients backward() of a norm takes mha::into(dx) or mha::add_to(dx), a Workspace and a "
-      "backend; a residual has the gradient of x (see mha/block/norm_backward.hpp)");
+/// The sentences for what a norm's backward() may be given after the tape.
+template <class Gradients, class... Extra> constexpr bool check_norm_backward_arguments() {
+  static_assert(((GradientsArgument<Extra> || IntoArgument<Extra> || AddToArgument<Extra> || WorkspaceArgument<Extra> ||
+                  BackendArgument<Extra>)&&...),
+                "mha: after the tape backward() of a norm takes gradients, mha::into(dx) or mha::add_to(dx), a "
+                "Workspace and a backend; a residual has the gradient of x (see mha/block/norm_backward.hpp)");
   static_assert((0 + ... + int(IntoArgument<Extra> || AddToArgument<Extra>)) <= 1 &&
                     (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
                 "mha: one of mha::into(dx) and mha::add_to(dx), a Workspace and a backend may be given once each "
                 "(see mha/block/norm_backward.hpp)");
+  return check_gradients<Gradients, Extra...>();
 }
 
 /// A norm of rows with its backward pass, which costs a program nothing that does not call it.
@@ -206,7 +206,8 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   /// Formula   g = dy ∘ weight;  dx = (g − mean(g) − n mean(g ∘ n)) / √(var + eps), n being the norm of the
   ///           row; without mean(g) for RmsNorm;  d_weight = Σ dy ∘ n, d_bias = Σ dy
   /// Shapes    dy as y  →  dx as x
-  /// Then      mha::into(dx) or mha::add_to(dx), a Workspace, another value of the backend's type
+  /// Then      gradients, without which those of weight and bias are left out; mha::into(dx) or mha::add_to(dx), a
+  ///           Workspace, another value of the backend's type
   /// Numerics  in Accumulator<T>, sums over up to 64 rows in it, of these in double for float; the same bits for
   ///           any number of threads; a row of dy that is exactly 0 has the gradient 0 and adds nothing, whatever
   ///           stands in x
@@ -214,27 +215,24 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
   /// Errors    before anything is computed, ShapeError if nothing is on the tape, or it is of other parameters than the
   ///           norm has now, a size is not the call's, gradients are of other sizes, or dx overlaps what is read
   template <SequenceOf<T> DY, class... Extra>
-  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
-                Extra&&... extra) const {
-    if constexpr (!differentiates()) {
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {
+    if constexpr (!differentiates() || !check_norm_backward_arguments<Gradients, Extra...>()) {
       return Refused{};
     } else {
-      check_norm_backward_arguments<B, DY, Extra...>();
+      check_memory_of<B, DY>();
       const auto given = read_sequence(dy);
       if constexpr ((AddToArgument<Extra> || ...))
-        back<true>(given, tape, gradients, find_add_to<T>(extra...), extra...);
+        back<true>(given, tape, find_add_to<T>(extra...), extra...);
       else
         return into_or_returned<DY, T>(
-            backend_, given, config_.width,
-            [&](const TensorView<T, 3>& dx) { back<false>(given, tape, gradients, dx, extra...); }, extra...);
+            backend_, given, config_.width, [&](const TensorView<T, 3>& dx) { back<false>(given, tape, dx, extra...); },
+            extra...);
     }
   }
   // Refused in one sentence.
-  template <class DY, class OfTape, class To, class... Extra>
-  Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
-      requires(!takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
-    return refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
-  }
+  template <class DY, class OfTape, class... Extra>
+  requires(!takes_backward<T, Tape, DY, OfTape>) Refused backward(const DY&, const OfTape&, Extra&&...)
+  const { return refuse_backward<T, Tape, DY, OfTape>(); }
 
   /// What the backward pass of a call on this many rows costs; it has no products. mha::add_to(dx) reads dx too.
   ///
@@ -252,19 +250,20 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
 
  private:
   template <bool adds, class... Extra>
-  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, Gradients& gradients,
-                          const TensorView<T, 3>& dx, Extra&... extra) const {
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, const TensorView<T, 3>& dx,
+                          Extra&... extra) const {
+    Gradients* const gradients = find_gradients<Gradients>(extra...);
     const B& backend = backend_or(backend_, extra...);
     this->require_present("backward");
     require_recorded(tape.recorded(), tape.version_ == version_, "norm");
     const TensorView<const A, 3> rows_kept = tape.rows_;
-    const auto sums = std::as_const(gradients).memory();
+    const auto sums = memory_of_given(gradients);
     require_backward_rows(backend, rows_kept, dy, config_.width, dx, config_.width, sums, tape.memory_);
     const auto shape = [](Index n) { return TensorView<A, 1>{nullptr, {n}, {1}}; };
     require_reachable(backend, "backward", "the norm's weight",
                       TensorView<const A, 1>{numbers(), {config_.width}, {1}});
-    require_gradients("backward", shapes_of(gradients),
-                      NormViews<A>{shape(config_.width), shape(*config_.bias ? config_.width : 0), {}});
+    const NormViews<A> shapes{shape(config_.width), shape(*config_.bias ? config_.width : 0), {}};
+    if (gradients != nullptr) require_gradients("backward", shapes_of(*gradients), shapes);
     require_apart("dx", dx, TensorView<const T, 3>{}, dy, sums);
     require_apart_from_parameters("dx", footprint(dx), this->parameters());
     if (dx.size() == 0) return;
@@ -273,7 +272,7 @@ template <class T, Backend B, class Kind> class TrainableNorm : public RowNorm<T
     [[maybe_unused]] const auto held = entered(backend, workspace);
     auto frame = workspace.frame();
     const ItemsOn<B> items{backend, workspace};
-    const auto added = named_there(gradients);
+    const auto added = named_there(gradients, shapes);
     const TensorView<const A, 2> d = widened(as_rows(dy, frame, items), frame, items);
     const auto differentiate = [&](const TensorView<A, 2>& to) {
       run_norm_backward(backend,

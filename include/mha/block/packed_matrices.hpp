@@ -36,7 +36,8 @@ template <class T, class B, class F = Identity> class NarrowWeights {
  public:
   using Workspace = typename B::Workspace;
 
-  NarrowWeights(const char* scalar, std::size_t size) : scalar_name(scalar), scalar_size(size) {}
+  NarrowWeights(const char* scalar, std::size_t size, bool can_unpack)
+      : scalar_name(scalar), scalar_size(size), unpacks(can_unpack) {}
   virtual ~NarrowWeights() = default;
 
   virtual std::size_t bytes() const = 0;
@@ -48,8 +49,12 @@ template <class T, class B, class F = Identity> class NarrowWeights {
   virtual bool multiply(const B& backend, const TensorView<const T, 2>& x, Index first, const TensorView<T, 2>& to,
                         const Epilogue<T, F>& epilogue, Workspace& workspace) const = 0;
 
+  /// to (K, N), in rows = the matrix of a part, if the backend unpacks.
+  virtual void unpack(const B& backend, Index part, const TensorView<T, 2>& to) const = 0;
+
   const char* const scalar_name;
   const std::size_t scalar_size;  ///< bytes
+  const bool unpacks;
 };
 
 template <class T, class B, class F, class W> class NarrowWeightsOf final : public NarrowWeights<T, B, F> {
@@ -58,7 +63,8 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
 
  public:
   NarrowWeightsOf(const B& backend, std::span<const DenseWeights<W>> parts)
-      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), sizeof(W)), packed_(backend.pack(parts)) {}
+      : NarrowWeights<T, B, F>(mha::detail::scalar_name<W>(), sizeof(W), UnpacksWeights<B, T, W>),
+        packed_(backend.pack(parts)) {}
 
   std::size_t bytes() const override { return packed_.bytes(); }
 
@@ -75,6 +81,10 @@ template <class T, class B, class F, class W> class NarrowWeightsOf final : publ
       return gemm_with_epilogue(backend, Call{x, packed_, first, {&to, 1}}, epilogue, workspace);
     else
       return false;
+  }
+
+  void unpack(const B& backend, Index part, const TensorView<T, 2>& to) const override {
+    if constexpr (UnpacksWeights<B, T, W>) backend.unpack(packed_, part, to);
   }
 
  private:
@@ -150,6 +160,20 @@ template <class T, class B, class F = Identity> class PackedMatrices {
     if constexpr (PacksWeights<B, T>)
       if (own_ != nullptr) return own_->bytes();
     return 0;
+  }
+
+  /// Whether unpack() writes them.
+  bool unpacks() const { return narrow_ != nullptr ? narrow_->unpacks : UnpacksWeights<B, T, T> && own_ != nullptr; }
+  /// A matrix in rows, in memory of the frame.
+  template <class Frame>
+  TensorView<const T, 2> unpack(const B& backend, Index part, Index rows, Index columns, Frame& frame) const {
+    const TensorView<T, 2> to =
+        view(frame.template take<T>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns)), rows, columns);
+    if (narrow_ != nullptr)
+      narrow_->unpack(backend, part, to);
+    else if constexpr (UnpacksWeights<B, T, T>)
+      backend.unpack(*own_, part, to);
+    return to;
   }
 
   /// to[i] = x · matrix first + i with its bias, in one pass over x. False, and nothing is computed, if there are none.

@@ -61,24 +61,52 @@ template <class Tape, class E, class... Rest> Tape& given_tape(E& first, Rest&..
     return given_tape<Tape>(rest...);
 }
 
-/// The sentences for what backward() may be given after the gradients.
-template <class... Extra> constexpr void check_block_backward_arguments() {
-  static_assert(((IntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-                "mha: after the gradients backward() takes mha::into(dx), a Workspace and a backend; a residual has "
-                "the gradient dy (see mha/block/recording.hpp)");
+/// Gradients that backward() adds to, among what it is given after the tape.
+template <class E>
+concept GradientsArgument = requires {
+  typename std::remove_cvref_t<E>::Named;
+};
+/// The sentences for them, one at a time.
+template <class Gradients, class... Extra> constexpr bool check_gradients() {
+  constexpr bool one = (0 + ... + int(GradientsArgument<Extra>)) <= 1;
+  static_assert(one, "mha: backward() adds to one object of gradients (see mha/block/recording.hpp)");
+  constexpr bool same = ((!GradientsArgument<Extra> || std::is_same_v<std::remove_cvref_t<Extra>, Gradients>)&&...);
+  static_assert(same,
+                "mha: backward() takes gradients that gradients() of what is called has made: these are of another "
+                "scalar, backend, score or kind (see mha/block/recording.hpp)");
+  constexpr bool named = ((!GradientsArgument<Extra> || std::is_same_v<Extra, Gradients&>)&&...);
+  static_assert(named || !same,
+                "mha: backward() adds to gradients that have a name and are not const: auto gradients = "
+                "layer.gradients() (see mha/block/recording.hpp)");
+  return one && same && named;
+}
+/// The gradients among what backward() is given; null if there are none, so that none of weights are computed.
+template <class Gradients> Gradients* find_gradients() { return nullptr; }
+template <class Gradients, class E, class... Rest> Gradients* find_gradients(E& first, Rest&... rest) {
+  if constexpr (GradientsArgument<E>)
+    return &first;
+  else
+    return find_gradients<Gradients>(rest...);
+}
+
+/// The sentences for what backward() may be given after the tape.
+template <class Gradients, class... Extra> constexpr bool check_block_backward_arguments() {
+  static_assert(
+      ((GradientsArgument<Extra> || IntoArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
+      "mha: after the tape backward() takes gradients, mha::into(dx), a Workspace and a backend; a residual has the "
+      "gradient dy (see mha/block/recording.hpp)");
   static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
                     (0 + ... + int(BackendArgument<Extra>)) <= 1,
                 "mha: mha::into(dx), a Workspace and a backend may be given once each (see mha/block/recording.hpp)");
+  return check_gradients<Gradients, Extra...>();
 }
 
-/// Whether backward() of what has this scalar, tape and gradients takes these.
-template <class T, class Tape, class Gradients, class DY, class OfTape, class To>
-constexpr bool takes_backward =
-    SequenceOf<DY, T>&& std::is_convertible_v<const OfTape&, const Tape&>&& std::is_convertible_v<To, Gradients&>;
+/// Whether backward() of what has this scalar and tape takes these.
+template <class T, class Tape, class DY, class OfTape>
+constexpr bool takes_backward = SequenceOf<DY, T>&& std::is_convertible_v<const OfTape&, const Tape&>;
 /// The sentences for what it does not take, one at a time.
-template <class T, class Tape, class Gradients, class DY, class OfTape, class To> Refused refuse_backward() {
-  constexpr bool rows = SequenceOf<DY, T>, same_tape = std::is_convertible_v<const OfTape&, const Tape&>,
-                 same_gradients = std::is_convertible_v<std::remove_cvref_t<To>&, Gradients&>;
+template <class T, class Tape, class DY, class OfTape> Refused refuse_backward() {
+  constexpr bool rows = SequenceOf<DY, T>, same_tape = std::is_convertible_v<const OfTape&, const Tape&>;
   static_assert(rows,
                 "mha: backward() takes dy with 2 or 3 axes and the scalar of what is called: an Eigen matrix (an "
                 "expression is computed first: .eval()), an mha::Tensor or a view of a pointer, mha::view(p, L, E) "
@@ -86,12 +114,6 @@ template <class T, class Tape, class Gradients, class DY, class OfTape, class To
   static_assert(!rows || same_tape,
                 "mha: backward() takes a tape that tape() of what is called has made: this one is of another scalar, "
                 "backend or kind (see mha/block/recording.hpp)");
-  static_assert(!rows || !same_tape || same_gradients,
-                "mha: backward() takes gradients that gradients() of what is called has made: these are of another "
-                "scalar, backend, score or kind (see mha/block/recording.hpp)");
-  static_assert(!rows || !same_tape || !same_gradients || std::is_convertible_v<To, Gradients&>,
-                "mha: backward() adds to gradients that have a name and are not const: auto gradients = "
-                "layer.gradients() (see mha/block/recording.hpp)");
   return {};
 }
 

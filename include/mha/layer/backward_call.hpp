@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../block/arguments.hpp"
+#include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../checked_call.hpp"
@@ -103,9 +104,9 @@ template <class E, class... Rest> ScoreTo find_score_gradient(const E& first, co
 /// What a layer's backward pass writes shares no memory with what else it writes, nor with what it reads.
 template <class T, class Gradients>
 void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<const T, 3>& dy,
-                         const ParameterViews<const T>& w, const Gradients& gradients, const TensorView<T, 3>& dx,
+                         const ParameterViews<const T>& w, const Gradients* gradients, const TensorView<T, 3>& dx,
                          const TensorView<T, 3>& d_memory, const BiasTo<T>& d_bias, const ScoreTo& d_score) {
-  const auto numbers = gradients.memory();
+  const auto numbers = memory_of_given(gradients);
   const auto apart = [&](const char* name, const TensorView<T, 3>& to) {
     require_apart(name, to, recorded.x, dy, numbers);
     require_apart_from_parameters(name, footprint(to), w);
@@ -122,8 +123,8 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
     for (const NamedArray& other : others)
       require(!share_bytes(to, other.at), "backward: ", name, " overlaps ", other.name);
     require_apart_from_parameters(name, to, w);
-    if constexpr (requires { gradients.score; })
-      require(!share_bytes(to, footprint(&gradients.score, 1)), "backward: ", name,
+    if constexpr (requires { gradients->score; })
+      require(gradients == nullptr || !share_bytes(to, footprint(&gradients->score, 1)), "backward: ", name,
               " overlaps the gradients of the layer's score");
   };
   score_apart("the BiasGradient", footprint(d_bias.own));
@@ -133,12 +134,12 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
           "backward: the ScoreGradient overlaps the BiasGradient");
 }
 
-/// The sentences for what backward() may be given after the gradients.
-template <class... Extra> constexpr void check_layer_backward_arguments() {
+/// The sentences for what backward() may be given after the tape.
+template <class Gradients, class... Extra> constexpr bool check_layer_backward_arguments() {
   static_assert(
-      ((IntoArgument<Extra> || MemoryIntoArgument<Extra> || BiasGradientArgument<Extra> ||
+      ((GradientsArgument<Extra> || IntoArgument<Extra> || MemoryIntoArgument<Extra> || BiasGradientArgument<Extra> ||
         ScoreGradientArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-      "mha: after the gradients backward() takes mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a "
+      "mha: after the tape backward() takes gradients, mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a "
       "ScoreGradient, a Workspace and a backend; masks and scores are those that the tape has recorded "
       "(see mha/layer/backward_call.hpp)");
   static_assert(
@@ -147,6 +148,7 @@ template <class... Extra> constexpr void check_layer_backward_arguments() {
           (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
       "mha: mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a Workspace and a backend may "
       "be given once each (see mha/layer/backward_call.hpp)");
+  return check_gradients<Gradients, Extra...>();
 }
 
 /// Whether it is the ScoreGradient of a score that the backend computes none of.

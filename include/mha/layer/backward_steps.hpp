@@ -49,8 +49,9 @@ template <class T> struct BackwardTensors {
 };
 
 /// All of a layer's backward pass but the attention itself, which is where the types of masks and scores are. Score is
-/// what the gradients of the layer's score are added to: their numbers, or on a device its ScoreSumsTo.
-template <class T, class B, class Policies, class Score = TrainedOn<B, T, typename Policies::Score>>
+/// what the gradients of the layer's score are added to: a pointer to their numbers, or on a device its ScoreSumsTo.
+/// Gradients with null data have shapes alone and are not computed.
+template <class T, class B, class Policies, class Score = TrainedOn<B, T, typename Policies::Score>*>
 class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   using A = Accumulator<T>;
   using Workspace = typename B::Workspace;
@@ -63,7 +64,7 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
 
  public:
   LayerBackwardSteps(const Norm& norm, const Position& position, const ParameterViews<const T>& w,
-                     const BackwardTensors<T>& tensors, const Gradients& gradients, Score& score, const B& backend,
+                     const BackwardTensors<T>& tensors, const Gradients& gradients, Score score, const B& backend,
                      Workspace& workspace, typename Workspace::Frame& frame)
       : norm_(norm),
         position_(position),
@@ -80,7 +81,8 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
         d_q_(tensors.d_q),
         d_key_(tensors.d_key),
         d_value_(tensors.d_value) {
-    sinks_ = recorded_.sinks > 0 ? frame.template take<LongSum<A>>(static_cast<std::size_t>(recorded_.sinks)) : nullptr;
+    if (gradients.sink.data == nullptr) return;
+    sinks_ = frame.template take<LongSum<A>>(static_cast<std::size_t>(recorded_.sinks));
     if constexpr (computes_on_host<B>)
       for (Index h = 0; h < recorded_.sinks; ++h) sinks_[h] = LongSum<A>(0);
   }
@@ -106,12 +108,13 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   void score([[maybe_unused]] const ScoreSums<A>& sums) override {
     using Own = typename Policies::Score;
     if constexpr (trains_on<B, T, Own> && !computes_on_host<B>) {
-      score_.sums.add(sums, score_.to, items_);
+      if (score_.sums != nullptr) score_.sums->add(sums, score_.to, items_);
     } else if constexpr (trains_on<B, T, Own>) {
+      if (score_ == nullptr) return;
       if constexpr (count_biases < Own >> 0 && !sums_scores<B>)
         if (tensors_.of_bias)  // its table is among those of the sums
-          return add_all_gradients<WantedScoreGradients<true, true>, Own>(score_, sums);
-      add_all_gradients<WantedScoreGradients<false, true>, Own>(score_, sums);
+          return add_all_gradients<WantedScoreGradients<true, true>, Own>(*score_, sums);
+      add_all_gradients<WantedScoreGradients<false, true>, Own>(*score_, sums);
     }
   }
 
@@ -131,7 +134,7 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
       project(recorded_.x, d_q_, all.first(1), tensors_.dx);
       project(recorded_.memory, d_key_, all.subspan(1), tensors_.d_memory);
     }
-    if (recorded_.sinks > 0) items_(JoinSums<LongSum<A>, A>{1, recorded_.sinks, 1, 1, sinks_, gradients_.sink});
+    if (sinks_ != nullptr) items_(JoinSums<LongSum<A>, A>{1, recorded_.sinks, 1, 1, sinks_, gradients_.sink});
   }
 
  private:
@@ -216,14 +219,14 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
   const BackwardTensors<T> tensors_;
   const RecordedTensors<T>& recorded_;
   const Gradients gradients_;
-  Score& score_;
+  const Score score_;
   const B& backend_;
   Workspace& workspace_;
   const ItemsOn<B> items_;
   const DenseBackward<T, B> dense_;
   const TensorView<T, 4> d_heads_;
   const TensorView<A, 4> d_q_, d_key_, d_value_;
-  LongSum<A>* sinks_;
+  LongSum<A>* sinks_ = nullptr;
 };
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -116,12 +116,30 @@ template <class T, class B> class LayerProducts {
     return v;
   }
 
-  /// All weights where the backend's products and items read them; matrices of heads as one, biases not.
+  /// Whether readable() has the matrices of which only the packed ones are left.
+  bool unpacks() const { return !computes_on_host<B> || packed_.unpacks(); }
+  /// All weights where the backend's products and items read them; matrices of heads as one, biases not. Of matrices
+  /// that are only packed, of these shapes, copies in memory of the frame.
   ///
   /// Errors    ShapeError if they are on another device
-  ParameterViews<const T> readable(const ParameterViews<const T>& w) const {
+  template <class Frame>
+  ParameterViews<const T> readable(const B& backend, const ParameterViews<const T>& w, bool packed_only,
+                                   const ParameterViews<const T>& shapes, Frame& frame) const {
     if constexpr (computes_on_host<B>) {
-      return w;
+      if (!packed_only) return w;
+      ParameterViews<const T> there = w;
+      const auto matrix = [&](LayerMatrix which, Index rows, Index columns) {
+        return packed_.unpack(backend, static_cast<Index>(which), rows, columns, frame);
+      };
+      const auto heads = [&](LayerMatrix which, const HeadWeights<const T>& of) {
+        return one_head(matrix(which, of.model(), of.head_count() * of.head_dim()));
+      };
+      there.query.heads = heads(LayerMatrix::query, shapes.query);
+      there.key.heads = heads(LayerMatrix::key, shapes.key);
+      there.value.heads = heads(LayerMatrix::value, shapes.value);
+      if (const Index* const output = shapes.output.weight.extent; output[0] > 0)
+        there.output.weight = matrix(LayerMatrix::output, output[0], output[1]);
+      return there;
     } else {
       require_uploaded();
       packed_.require_here();
@@ -130,14 +148,10 @@ template <class T, class B> class LayerProducts {
         const auto part = static_cast<std::size_t>(which);
         return packed_.own()->columns(part, part + 1).matrix;
       };
-      const auto heads = [&](LayerMatrix which) {
-        const TensorView<const T, 2> m = matrix(which);
-        return TensorView<const T, 3>{m.data, {1, m.extent[0], m.extent[1]}, {0, m.stride[0], m.stride[1]}};
-      };
-      there.query.heads = heads(LayerMatrix::query);
-      there.key.heads = heads(LayerMatrix::key);
-      there.value.heads = heads(LayerMatrix::value);
-      if (w.output.weight.data != nullptr) there.output.weight = matrix(LayerMatrix::output);
+      there.query.heads = one_head(matrix(LayerMatrix::query));
+      there.key.heads = one_head(matrix(LayerMatrix::key));
+      there.value.heads = one_head(matrix(LayerMatrix::value));
+      if (shapes.output.weight.extent[0] > 0) there.output.weight = matrix(LayerMatrix::output);
       const LayerVectors<T> own = vectors(w);
       there.query_norm = own.query_norm;
       there.key_norm = own.key_norm;
@@ -184,6 +198,10 @@ template <class T, class B> class LayerProducts {
   }
 
  private:
+  static TensorView<const T, 3> one_head(const TensorView<const T, 2>& m) {
+    return {m.data, {1, m.extent[0], m.extent[1]}, {0, m.stride[0], m.stride[1]}};
+  }
+
   template <class W, class... Old>
   static Packed pack(const B& backend, const ParameterViews<const W>& w, bool has_output, Old&&... old) {
     Tensor<W, 2> side_by_side[3];  // heads with memory of their own

@@ -103,10 +103,10 @@ template <class A, class S> class HeadScoreSums {
   std::vector<Sum> wide_;                           // the sums, while they are read
 };
 
-/// Where a backward pass adds the sums of a layer's score.
+/// Where a backward pass adds the sums of a layer's score; null: nowhere.
 template <class A, class S> struct ScoreSumsTo {
-  const HeadScoreSums<A, S>& sums;
-  A* to;
+  const HeadScoreSums<A, S>* sums = nullptr;
+  A* to = nullptr;
 };
 
 /// The gradients of a layer on a device as the host has them: the sums of its score's numbers lie behind the
@@ -124,7 +124,7 @@ template <class A, class S> class SummedLayerGradients : public LayerGradients<A
 
   const HeadScoreSums<A, S>& sums() const { return sums_; }
   /// Where they are in a memory() that begins here.
-  ScoreSumsTo<A, S> sums_at(A* memory) const { return {sums_, memory + first_}; }
+  ScoreSumsTo<A, S> sums_at(A* memory) const { return {&sums_, memory + first_}; }
 
  private:
   template <class Layout>
@@ -162,14 +162,17 @@ LayerGradientsOn<B, T, S> layer_gradients(const B& backend, std::int64_t size, c
     return make_gradients<Host>(backend, size, layout, score, heads);
 }
 
-/// The gradients of a layer's score among its own, as its backward pass adds to them.
-template <class G> decltype(auto) score_of(G& gradients) {
-  if constexpr (requires { gradients.score; })
-    return (gradients.score);
-  else if constexpr (requires { gradients.on_host().sums(); })
-    return gradients.on_host().sums_at(gradients.memory().data);
-  else
-    return NoScore{};
+/// Where a backward pass adds those of a layer's score: their numbers, or on a device their sums; null without
+/// gradients.
+template <class G> auto score_of(G* gradients) {
+  if constexpr (requires { gradients->score; }) {
+    return gradients != nullptr ? &gradients->score : nullptr;
+  } else if constexpr (requires { gradients->on_host().sums(); }) {
+    using To = decltype(gradients->on_host().sums_at(gradients->memory().data));
+    return gradients != nullptr ? gradients->on_host().sums_at(gradients->memory().data) : To{};
+  } else {
+    return static_cast<NoScore*>(nullptr);
+  }
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

@@ -137,8 +137,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///
   /// Then      what a call without a tape is given. What it borrows, x and the memory stay as they are until the
   ///           backward pass has run; the result and a LogSumExp are no part of them. The memory has x's batch
-  /// Errors    as without, and ShapeError if only packed weights are left, such as those borrowed in 16 bits under
-  ///           float; the tape is as it was then, or, if memory ran out or a policy threw, has nothing recorded
+  /// Errors    as without; the tape is as it was then, or, if memory ran out or a policy threw, has nothing recorded
   // First is apart from Extra, because clang 14 takes (X&&, Extra&&...) for the refusal of MultiHeadAttention.
   template <class X, class First, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<First, Extra...> &&
@@ -155,7 +154,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// returned, or written to mha::into(dx).
   ///
   /// Shapes    dy as y  →  dx as x; mha::memory_into(d_memory) as the memory, which a call with one needs
-  /// Then      mha::into(dx), mha::memory_into(d_memory), BiasGradient(table), which writes the gradient of the call's
+  /// Then      gradients, without which those of the parameters are not computed; mha::into(dx),
+  ///           mha::memory_into(d_memory), BiasGradient(table), which writes the gradient of the call's
   ///           AdditiveBias, ScoreGradient(score), which writes those of the numbers of the call's score, a Workspace,
   ///           another value of the backend's type. Masks, scores and all else of the call are on the tape
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
@@ -169,18 +169,17 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   ///           BiasGradient without an AdditiveBias in the call, or a ScoreGradient without a trained score of its type
   ///           there. After any other exception, such as of a functor that threw, gradients may have part of a step
   template <SequenceOf<T> DY, class... Extra>
-  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, std::type_identity_t<Gradients>& gradients,
-                Extra&&... extra) const {
-    if constexpr (!differentiates()) {
+  auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {
+    if constexpr (!differentiates() || !detail::check_layer_backward_arguments<Gradients, Extra...>()) {
       return detail::Refused{};
     } else {
-      detail::check_layer_backward_arguments<Extra...>();
       detail::check_memory_of<B, DY>();
       const auto given = detail::read_sequence(dy);
       detail::check_score_destinations<B, Extra...>();
       const B& backend = detail::backend_or(backend_, extra...);
       Workspace own;
       Workspace& workspace = detail::workspace_or(own, extra...);
+      Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
       const ScoreDestinations d_score{detail::find_bias_gradient<T>(extra...), detail::find_score_gradient(extra...)};
       const detail::MemoryTo<T> d_memory = detail::find_memory_into<T>(extra...);
       return detail::into_or_returned<DY, T>(
@@ -190,11 +189,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     }
   }
   // Refused in one sentence.
-  template <class DY, class OfTape, class To, class... Extra>
-  detail::Refused backward(const DY&, const OfTape&, To&&, Extra&&...) const
-      requires(!detail::takes_backward<T, Tape, Gradients, DY, OfTape, To>) {
-    return detail::refuse_backward<T, Tape, Gradients, DY, OfTape, To>();
-  }
+  template <class DY, class OfTape, class... Extra>
+  requires(!detail::takes_backward<T, Tape, DY, OfTape>) detail::Refused backward(const DY&, const OfTape&, Extra&&...)
+  const { return detail::refuse_backward<T, Tape, DY, OfTape>(); }
 
   /// What the backward pass of a call of this shape costs, stage by stage; masks of the call intersect with the
   /// layer's.
@@ -202,8 +199,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   /// Errors    as cost()
   template <Mask... Masks>
   [[nodiscard]] BackwardCost backward_cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
-    return detail::layer_backward_cost<T, Policies, !detail::computes_on_host<B>>(
+    constexpr bool on_device = !detail::computes_on_host<B>;
+    BackwardCost cost = detail::layer_backward_cost<T, Policies, on_device>(
         config_, detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...)));
+    if (!on_device && parameters_.packed_only()) cost.scratch_bytes += sizeof(T) * double(cost.parameters());
+    return cost;
   }
   /// Its masks, products, bytes and memory, and what of the layer's score is trained, one fact a line.
   template <Mask... Masks>
@@ -223,6 +223,10 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   };
 
   Index sinks() const { return has_sink ? config_.num_heads : 0; }
+  /// Those of the gradients, with null data.
+  LayerGradientViews<A> shapes() const {
+    return {parameters_.layout(static_cast<A*>(nullptr)), TensorView<A, 1>{nullptr, {sinks()}, {1}}};
+  }
 
   template <class X, class First, class... Extra> auto record_call(const X& x, First& first, Extra&... extra) const {
     const Rows from = detail::read_sequence(x);
@@ -235,8 +239,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
 
   void require_trainable(const char* call) const {
     this->require_weights(call);
-    detail::require(!parameters_.packed_only(), call, ": of the layer's ", parameters_.size(),
-                    " parameters only the packed ones are left, which a backward pass does not read");
+    detail::require(!parameters_.packed_only() || products_.unpacks(), call, ": of the layer's ", parameters_.size(),
+                    " parameters only the packed ones are left, which ", B::name, " does not unpack");
   }
 
   template <class X, class... Extra>
@@ -319,7 +323,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     tape.attention_.end();
   }
 
-  void check_backward(const Rows& dy, const Tape& tape, const Gradients& gradients, const TensorView<T, 3>& dx,
+  void check_backward(const Rows& dy, const Tape& tape, const Gradients* gradients, const TensorView<T, 3>& dx,
                       const detail::MemoryTo<T>& d_memory, const ScoreDestinations& d_score) const {
     using detail::require;
     const auto& recorded = tape.recorded_;
@@ -336,22 +340,22 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     require(!recorded.cross || d_memory.wanted || memory.size() == 0,
             "backward: the call on the tape had a memory: give mha::memory_into(d_memory) for its gradient");
     if (d_memory.wanted) detail::require_gradient_rows("memory", memory, "d_memory", d_memory.to, config_.kv_model);
-    const TensorView<A, 1> of_sink{nullptr, {sinks()}, {1}};
-    const LayerGradientViews<A> own{parameters_.layout(static_cast<A*>(nullptr)), of_sink};
-    detail::require_gradients("backward", detail::shapes_of(gradients), own);
-    if constexpr (trains) detail::require_score_gradients("backward", score_.own(), detail::shaped(gradients).score);
-    detail::require_layer_apart(recorded, dy, parameters_.views(), std::as_const(gradients), dx, d_memory.to,
-                                d_score.bias, d_score.numbers);
+    if (gradients != nullptr) {
+      detail::require_gradients("backward", detail::shapes_of(*gradients), shapes());
+      if constexpr (trains) detail::require_score_gradients("backward", score_.own(), detail::shaped(*gradients).score);
+    }
+    detail::require_layer_apart(recorded, dy, parameters_.views(), gradients, dx, d_memory.to, d_score.bias,
+                                d_score.numbers);
   }
 
-  MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients& gradients, const TensorView<T, 3>& dx,
+  MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients* gradients, const TensorView<T, 3>& dx,
                           const detail::MemoryTo<T>& memory_to, const ScoreDestinations& d_score, const B& backend,
                           Workspace& workspace) const {
     check_backward(dy, tape, gradients, dx, memory_to, d_score);
     const TensorView<T, 3>& d_memory = memory_to.to;
     detail::require_supported(backend, "backward");
     tape.require_reachable(backend);
-    detail::require_backward_reachable(backend, dy, dx, std::as_const(gradients).memory());
+    detail::require_backward_reachable(backend, dy, dx, detail::memory_of_given(gradients));
     detail::require_reachable(backend, "backward", "d_memory", d_memory);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
     auto frame = workspace.frame();
@@ -359,7 +363,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto& recorded = tape.recorded_;
     const detail::HeadSizes q{c.num_heads, c.head_dim}, k{c.num_kv_heads, c.head_dim}, v{c.num_kv_heads, c.value_dim},
         heads{c.num_heads, c.value_dim};
-    const auto w = products_.readable(parameters_.views());
+    const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
+                                      parameters_.layout(static_cast<const T*>(nullptr)), frame);
     const detail::ItemsOn<B> items{backend, workspace};
     detail::BackwardTensors<T> tensors{recorded, dy, dx, d_memory, {}, {}, {}, {}, {}, d_score.bias.wanted()};
     tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, frame, items);
@@ -374,10 +379,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       const auto both = detail::head_buffers<A, true>(frame, memory[0], memory[1], {k, v});
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
-    auto&& of_score = detail::score_of(gradients);
-    using ScoreTo = std::remove_reference_t<decltype(of_score)>;
-    detail::LayerBackwardSteps<T, B, Policies, ScoreTo> steps(
-        norm_, position_, w, tensors, detail::named_there(gradients), of_score, backend, workspace, frame);
+    const auto of_score = detail::score_of(gradients);
+    detail::LayerBackwardSteps<T, B, Policies, std::remove_const_t<decltype(of_score)>> steps(
+        norm_, position_, w, tensors, detail::named_there(gradients, shapes()), of_score, backend, workspace, frame);
     const detail::HeadGradients<T> attention{
         recorded.q,     recorded.key,    recorded.value,
         recorded.heads, tensors.d_heads, tensors.d_q,

@@ -22,9 +22,8 @@ TEST(LayerBackwardSteps, HandTheGradientOfTheRowsToTheHeads) {
   const mha::Reference backend;
   mha::Workspace workspace;
   auto frame = workspace.frame();
-  mha::NoScore score;
-  mha::detail::LayerBackwardSteps<float, mha::Reference, Policies> steps(norm, position, {}, tensors, gradients, score,
-                                                                         backend, workspace, frame);
+  mha::detail::LayerBackwardSteps<float, mha::Reference, Policies> steps(norm, position, {}, tensors, gradients,
+                                                                         nullptr, backend, workspace, frame);
   steps.before();
   const auto d_heads = tensors.d_heads;
   for (int i = 0; i < 3; ++i)

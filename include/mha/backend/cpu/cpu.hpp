@@ -65,6 +65,11 @@ template <class Threads> class CpuWith {
   bool pack_into(detail::cpu::PackedWeights<T>& packed, std::span<const DenseWeights<T>> parts) const {
     return packed.rewrite(parts, threads_);
   }
+  /// to (K, N), in rows = the matrix of a part, in T: W or its accumulator.
+  template <class T, class W>
+  void unpack(const detail::cpu::PackedWeights<W>& packed, Index part, const TensorView<T, 2>& to) const {
+    packed.unpack(part, to, current_isa(), threads_);
+  }
   /// Rows of T by weights packed from W of the same accumulator, such as bfloat16 weights under float.
   ///
   /// Numerics  the bits of weights that were converted to T first, where T is the accumulator

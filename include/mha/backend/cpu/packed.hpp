@@ -5,10 +5,13 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "../../core/tensor.hpp"
 #include "../executor.hpp"
+#include "../simd/isa.hpp"
+#include "../simd/widen.hpp"
 #include "product.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {
@@ -46,6 +49,26 @@ template <class T> class PackedWeights {
     if (!std::equal(parts_.begin(), parts_.end(), parts.begin(), parts.end(), fits)) return false;
     write(parts, threads);
     return true;
+  }
+
+  /// to = the matrix of a part, in U, T or its accumulator.
+  ///
+  /// Shapes    to (K, columns), in rows
+  template <class U, class Threads>
+  void unpack(Index part, const TensorView<U, 2>& to, IsaLevel level, const Threads& threads) const {
+    const Part& own = of(part);
+    const auto task = [&](Index p, Index) {
+      const Index first = p * panel_columns<T>, count = std::min(panel_columns<T>, own.columns - first);
+      for (Index k = 0; k < own.depth; ++k) {
+        const T* const from = panel(part, p, k);
+        if constexpr (std::is_same_v<T, U>)
+          std::copy_n(from, count, &to(k, first));
+        else
+          simd::widen<U, T>(level, from, 0, 1, count, &to(k, first));
+      }
+    };
+    const bool alone = panel_size(own.depth) * static_cast<std::size_t>(panels_of<T>(own.columns)) < enough_weights;
+    run_tasks(alone, threads, panels_of<T>(own.columns), task);
   }
 
   std::size_t bytes() const { return weight_count_ * sizeof(T) + bias_count_ * sizeof(A); }

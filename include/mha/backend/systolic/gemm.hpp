@@ -53,6 +53,28 @@ WeightTiles pack_weights(const DenseWeights<T>& from, bfloat16* tiles, float* bi
   return {k, n, parts, tiles, part_size, bias};
 }
 
+/// to (K, N), in rows = a packed matrix, the sum of its parts in each element, small ones first.
+template <class T, class Threads>
+void unpack_weights(const WeightTiles& from, const TensorView<T, 2>& to, const Threads& threads) {
+  run_tasks(static_cast<double>(from.part_size) < enough_work, threads, panels(from.n), [&](Index panel, Index) {
+    const bfloat16* const tiles = from.tiles + panel_size(from.k) * static_cast<std::size_t>(panel);
+    const Index first = panel * block_side, count = std::min(block_side, from.n - first);
+    for (Index k = 0; k < from.k; ++k) {
+      const Index depth = k % tile_depth;
+      const bfloat16* const row =
+          tiles + std::ptrdiff_t{k / tile_depth} * 2 * tile_size + (depth - depth % 2) * tile_side + depth % 2;
+      T* const out = &to(k, first);
+      for (Index j = 0; j < count; ++j) {
+        const bfloat16* const x = row + (j / tile_side) * tile_size + 2 * (j % tile_side);
+        float sum = 0;
+        for (Index part = from.parts; part-- > 0;)
+          sum += static_cast<float>(x[static_cast<std::size_t>(part) * from.part_size]);
+        out[j] = static_cast<T>(sum);
+      }
+    }
+  });
+}
+
 /// Matrices packed once, kept by a layer.
 template <class T, class Precision> class PackedWeights {
  public:
@@ -77,6 +99,11 @@ template <class T, class Precision> class PackedWeights {
     if (!std::equal(matrices_.begin(), matrices_.end(), matrices.begin(), matrices.end(), fits)) return false;
     write(matrices, threads);
     return true;
+  }
+
+  /// to (K, N), in rows = the matrix of a part.
+  template <class U, class Threads> void unpack(Index part, const TensorView<U, 2>& to, const Threads& threads) const {
+    unpack_weights(matrices_[static_cast<std::size_t>(part)], to, threads);
   }
 
   std::size_t bytes() const { return bytes_; }

@@ -78,6 +78,14 @@ template <class Array, class Precision, class Threads> class Systolic {
   bool pack_into(detail::systolic::PackedWeights<T, Precision>& packed, std::span<const DenseWeights<T>> parts) const {
     return packed.rewrite(parts, threads_);
   }
+  /// to (K, N), in rows = the matrix of a part, in T.
+  ///
+  /// Numerics  as the products read it: rounded to the parts of the Precision
+  template <class T, class W>
+  void unpack(const detail::systolic::PackedWeights<W, Precision>& packed, Index part,
+              const TensorView<T, 2>& to) const {
+    packed.unpack(part, to, threads_);
+  }
   /// Rows of T by weights packed from W, such as bfloat16 weights under float, which have one part in any precision.
   ///
   /// Numerics  the bits of weights that were converted to float first, unless a weight or a number of a row is infinite

@@ -167,6 +167,28 @@ TYPED_TEST(PackedProduct, TakesTheMemoryOfItsPanels) {
   EXPECT_EQ(pack(std::vector<DenseWeights<T>>{}).bytes(), 0u);
 }
 
+TYPED_TEST(PackedProduct, UnpacksItsMatricesAtEveryLevel) {
+  using T = TypeParam;
+  support::Random random("unpacked");
+  const Weights<T> weights(37, random);
+  const auto parts = weights.parts();
+  const Packed<T> packed = pack(parts);
+  const auto expect = [&]<class U>(U) {
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      const auto& matrix = parts[part].matrix;
+      Tensor<U, 2> to(matrix.extent[0], matrix.extent[1]);
+      support::poison_all(to);
+      Cpu{}.unpack(packed, static_cast<Index>(part), to.view());
+      for (Index k = 0; k < to.extent(0); ++k)
+        for (Index j = 0; j < to.extent(1); ++j) ASSERT_EQ(to(k, j), static_cast<U>(matrix(k, j))) << part;
+    }
+  };
+  at_every_isa([&] {
+    expect(T{});
+    expect(mha::Accumulator<T>{});
+  });
+}
+
 TYPED_TEST(PackedProduct, OutlivesTheMatricesAndMoves) {
   using T = TypeParam;
   support::Random random("packed moves");

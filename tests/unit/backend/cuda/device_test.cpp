@@ -232,7 +232,10 @@ TEST(Devices, WeightsOfAnotherAreRefusedInABackwardPass) {
   const OnDevice<Linear> first(0, sizes, rows);
   const mha::detail::LinearProduct<float, FarCuda, mha::Identity> product(FarCuda{.device = 1},
                                                                           first.block.parameters());
-  EXPECT_EQ(message_of<mha::ShapeError>([&] { static_cast<void>(product.readable(first.block.parameters())); }),
+  FarCuda::Workspace workspace;
+  auto frame = workspace.frame();
+  EXPECT_EQ(message_of<mha::ShapeError>(
+                [&] { static_cast<void>(product.readable(FarCuda{}, first.block.parameters(), false, sizes, frame)); }),
             "Cuda: the weights were packed on device 1, but the call computes on device 0");
 }
 

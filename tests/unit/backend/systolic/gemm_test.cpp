@@ -410,6 +410,31 @@ TEST_P(GemmOnUnit, ShowsNowhereHowItWasCutIntoTasks) {
   }
 }
 
+/// Matrices as their products read them: three parts are a float, of one its first 8 digits are left.
+TEST(Gemm, UnpacksTheSumOfTheParts) {
+  support::Random random("unpacked");
+  Tensor<float, 2> b(75, 50), turned(33, 75), to(75, 50), other(75, 33);
+  random.fill(b), random.fill(turned);
+  const mha::DenseWeights<float> weights[] = {{read(b), {}}, {mha::transposed(read(turned)), {}}};
+  const auto check = [&]<class Precision>(Precision, double error) {
+    const mha::Systolic<AmxArray, Precision> systolic;
+    const auto packed = systolic.pack(std::span<const mha::DenseWeights<float>>(weights));
+    support::poison_all(to), support::poison_all(other);
+    systolic.unpack(packed, 0, to.view());
+    systolic.unpack(packed, 1, other.view());
+    for (Index k = 0; k < 75; ++k) {
+      for (Index j = 0; j < 50; ++j) ASSERT_LE(std::abs(to(k, j) - b(k, j)), error * std::abs(b(k, j)));
+      for (Index j = 0; j < 33; ++j) ASSERT_LE(std::abs(other(k, j) - turned(j, k)), error * std::abs(turned(j, k)));
+      if (Precision::parts == 1) {
+        ASSERT_EQ(to(k, 0), float(bfloat16(b(k, 0))));
+      }
+    }
+  };
+  check(DefaultPrecision{}, 0x1p-8);
+  check(HighPrecision{}, 0x1p-17);
+  check(HighestPrecision{}, 0);
+}
+
 TEST(Gemm, EveryArrayAddsPerItsDepth) {
   support::Random random("arrays");
   const auto a = unit::operands(unit::Operands::wide, 20, 600, random),
