@@ -9,6 +9,7 @@
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
+#include "../policy/call_shape.hpp"
 #include "../policy/score_gradient.hpp"
 #include "backend.hpp"
 

@@ -11,9 +11,12 @@
 #include "../block/arguments.hpp"
 #include "../block/rows.hpp"
 #include "../cache/block_kv.hpp"
+#include "../cache/storage.hpp"
 #include "../call.hpp"
 #include "../checked_call.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
+#include "../core/overlap.hpp"
 #include "cache_step.hpp"
 #include "sequence.hpp"
 

@@ -10,6 +10,7 @@
 
 #include "../block/rows.hpp"
 #include "../call.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"

@@ -13,6 +13,8 @@
 #include "../block/kept_arrays.hpp"
 #include "../call.hpp"
 #include "../checked_call.hpp"
+#include "../core/check.hpp"
+#include "../core/math.hpp"
 #include "../core/overlap.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "../../core/scalar.hpp"
 #include "fma_body.hpp"
 #include "gradient_params.hpp"
 

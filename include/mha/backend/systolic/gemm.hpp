@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../../core/check.hpp"
 #include "../../core/tensor.hpp"
 #include "../../core/workspace.hpp"
 #include "../backend.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/borrowed.hpp"
+#include "../../core/check.hpp"
 #include "../lengths.hpp"
 #include "../mask.hpp"
 
