@@ -13,9 +13,9 @@
 #include "../score_gradients.hpp"
 #include "cache_step.hpp"
 #include "gradients.hpp"
+#include "key_values.hpp"
 #include "parameters.hpp"
 #include "recorded.hpp"
-#include "sequence.hpp"
 
 /// What a layer's backward() and a call that records are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE {

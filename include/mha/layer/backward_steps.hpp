@@ -17,7 +17,6 @@
 #include "gradients.hpp"
 #include "parameters.hpp"
 #include "recorded.hpp"
-#include "sequence.hpp"
 
 /// The backward pass of what a layer does before and after its attention.
 namespace mha::inline MHA_NAMESPACE::detail {

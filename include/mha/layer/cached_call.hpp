@@ -18,7 +18,7 @@
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "cache_step.hpp"
-#include "sequence.hpp"
+#include "key_values.hpp"
 
 /// What a layer call does otherwise where its keys and values go through a cache.
 namespace mha::inline MHA_NAMESPACE::detail {

@@ -10,6 +10,7 @@
 #include "../backend/backward.hpp"
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
+#include "../block/rows.hpp"
 #include "../block/trainable.hpp"
 #include "../block/weights_version.hpp"
 #include "../checked_call.hpp"
