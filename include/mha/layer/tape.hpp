@@ -21,8 +21,8 @@
 #include "../score_gradients.hpp"
 #include "../staged.hpp"
 #include "../tape.hpp"
+#include "backward_interface.hpp"
 #include "gradients.hpp"
-#include "recorded.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 

@@ -380,8 +380,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       tensors.d_key = both[0], tensors.d_value = both[1];
     }
     auto&& of_score = detail::score_of(gradients);
-    using ScoreTo = std::remove_reference_t<decltype(of_score)>;
-    detail::LayerBackwardSteps<T, B, Policies, ScoreTo> steps(
+    using ToScore = std::remove_reference_t<decltype(of_score)>;
+    detail::LayerBackwardSteps<T, B, Policies, ToScore> steps(
         norm_, position_, w, tensors, detail::named_there(gradients), of_score, backend, workspace, frame);
     const detail::HeadGradients<T> attention{
         recorded.q,     recorded.key,    recorded.value,
