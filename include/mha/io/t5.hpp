@@ -94,7 +94,7 @@ template <class T> class T5 {
                               *decoder_table = "decoder.embed_tokens.weight";
 
   const char* table() const { return tensors_.contains(shared) ? shared : encoder_table; }
-  /// A stack may have the embeddings once more.
+  /// A stack may have a copy of the embeddings.
   void require_copy(const char* name) const {
     if (name != std::string_view(table()) && tensors_.contains(name) && !tensors_.is_copy(name, table()))
       tensors_.fail(name, std::string("is no copy of '") + table() + "', expected the same embeddings in both stacks");

@@ -65,7 +65,7 @@ template <class S> constexpr bool declines_training() {
 
 }  // namespace detail
 
-/// A score whose copies might allocate, where it is.
+/// A score by reference, for one whose copies might allocate.
 template <class S> struct ScoreInPlace {
   static constexpr Role role = Role::score;
   static constexpr bool trainable = !detail::declines_training<S>();
