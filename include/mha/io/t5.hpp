@@ -18,6 +18,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The config.json of T5; `layers` are those of the encoder.
 struct T5Config : ModelConfig {
   Index decoder_layers = 0;
   RelativeBuckets buckets{};  ///< of the encoder; the decoder's are not bidirectional

@@ -236,7 +236,7 @@ struct RefusedMask {
 
 }  // namespace detail
 
-/// A lambda, or a pointer to a function, as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
+/// What mha::mask() makes of a lambda or of a pointer to a function.
 template <class F> struct FunctionMask : F { static constexpr Role role = Role::mask; };
 template <class F>
 requires(std::is_pointer_v<F>) struct FunctionMask<F> {
@@ -245,6 +245,7 @@ requires(std::is_pointer_v<F>) struct FunctionMask<F> {
   bool operator()(Index b, Index h, Index q, Index k) const { return function(b, h, q, k); }
   friend bool operator==(const FunctionMask& m, std::nullptr_t) { return m.function == nullptr; }
 };
+/// A lambda, or a pointer to a function, as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
 template <class F> [[nodiscard]] constexpr auto mask(F f) {
   static_assert(MaskFunctor<F>,
                 "mha: mask(f) needs a functor 'bool operator()(Index b, Index h, Index q, Index k) const' that returns "
