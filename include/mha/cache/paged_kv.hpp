@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
 #include "kv_source.hpp"
 
 namespace mha::inline MHA_NAMESPACE {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
 #include "kv_source.hpp"
 #include "ring_rows.hpp"
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "../../core/scalar.hpp"
 #include "../../core/tensor.hpp"
 #include "../executor.hpp"
 #include "product.hpp"

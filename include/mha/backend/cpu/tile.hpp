@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../simd/dropout.hpp"
 #include "../simd/few_rows.hpp"
