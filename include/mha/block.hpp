@@ -13,7 +13,6 @@
 #include "block/linear.hpp"
 #include "block/norm.hpp"
 #include "mha.hpp"
-#include "policy/activation.hpp"
 
 // clang-format off
 #include "macros_end.hpp"

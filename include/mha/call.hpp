@@ -11,6 +11,7 @@
 #include "backend/backend.hpp"
 #include "backend/default.hpp"
 #include "core/borrowed.hpp"
+#include "core/check.hpp"
 #include "core/view.hpp"
 #include "core/workspace.hpp"
 #include "policy/dropout.hpp"

@@ -12,9 +12,13 @@
 #include "backend/backend.hpp"
 #include "backend/weights.hpp"
 #include "call.hpp"
+#include "core/borrowed.hpp"
 #include "core/check.hpp"
 #include "core/copy.hpp"
+#include "core/items.hpp"
+#include "core/math.hpp"
 #include "core/overlap.hpp"
+#include "policy/call_shape.hpp"
 
 /// From what a caller hands over to what a backend gets: views with four axes, checked sizes, prepared policies.
 namespace mha::inline MHA_NAMESPACE {

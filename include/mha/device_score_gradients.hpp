@@ -10,6 +10,7 @@
 #include "backend/backward.hpp"
 #include "core/scalar.hpp"
 #include "core/view.hpp"
+#include "policy/call_shape.hpp"
 #include "policy/score/relative_bias.hpp"
 #include "policy/score_gradient.hpp"
 #include "policy/trained_score.hpp"

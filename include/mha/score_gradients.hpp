@@ -11,6 +11,7 @@
 #include "bias_gradient.hpp"
 #include "call.hpp"
 #include "core/check.hpp"
+#include "core/dual.hpp"
 #include "core/overlap.hpp"
 #include "core/view.hpp"
 #include "policy/score/additive_bias.hpp"

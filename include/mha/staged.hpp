@@ -55,22 +55,10 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
       }
       return result;
     };
-    // Made anew: a policy of the user's may have no assignment.
-    return {call.q,
-            kv,
-            with_data(call.mask, moved),
-            with_data(call.score, moved),
-            call.out,
-            call.log_sum_exp,
-            call.shape,
-            call.kv_heads,
-            call.head_dim,
-            call.value_dim,
-            call.scale,
-            call.sink,
-            q_offsets,
-            call.states,
-            call.dropout};
+    auto mask = with_data(call.mask, moved);
+    auto score = with_data(call.score, moved);
+    call.q_offsets = q_offsets;
+    return call.with(kv, std::move(mask), std::move(score));  // a policy of the user's may have no assignment
   } else {
     return call;
   }
@@ -84,18 +72,7 @@ Call staged(const B& backend, Call call, Frame& frame, typename B::Workspace& wo
 template <class B, class T, class Source, class M, class S, class Wanted, class Frame>
 auto staged_backward(const B& backend, const AttendBackwardCall<T, Source, M, S, Wanted>& c, Frame& frame,
                      typename B::Workspace& workspace) {
-  AttendBackwardCall<T, Source, M, S, Wanted> there{staged(backend, c.forward, frame, workspace),
-                                                    c.out,
-                                                    c.d_out,
-                                                    c.d_log_sum_exp,
-                                                    c.level,
-                                                    c.sum,
-                                                    c.query,
-                                                    c.key,
-                                                    c.value,
-                                                    c.sink,
-                                                    nullptr,
-                                                    c.score};
+  auto there = c.with(staged(backend, c.forward, frame, workspace));
   there.key_offsets = there.forward.kv.offsets.data;
   return there;
 }

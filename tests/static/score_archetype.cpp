@@ -64,6 +64,6 @@ static_assert(std::same_as<decltype(mha::SoftCap{1.f}(mha::Dual<float>(1), 0, 0,
 static_assert(std::is_empty_v<mha::NoScore>);
 static_assert(std::is_trivially_copyable_v<mha::Chain<mha::SoftCap, mha::Alibi>>);
 static_assert(std::is_trivially_copyable_v<mha::Chain<mha::SoftCap, mha::AdditiveBias<float>>>);
-static_assert(sizeof(mha::SoftCap) == sizeof(float) && sizeof(mha::Alibi::Slope) == sizeof(double));
+static_assert(sizeof(mha::SoftCap) == sizeof(float) && sizeof(mha::Alibi::OfHead) == sizeof(double));
 
 }  // namespace score_archetype

@@ -59,6 +59,11 @@ TEST(Headers, FrontDoorsOfMachinesHaveAllPoliciesAndSources) {
     reach(tree, door, ours, foreign);
     return ours;
   };
+  const std::set<std::string> listed = reached("policy/all.hpp");
+  for (const auto& [file, text] : tree) {
+    const bool policy = file.rfind("policy/mask/", 0) == 0 || file.rfind("policy/score/", 0) == 0;
+    EXPECT_TRUE(!policy || file == "policy/mask/bands.hpp" || listed.count(file) > 0) << "policy/all.hpp: " << file;
+  }
   for (const std::string door : {"eigen.hpp", "cuda.cuh"}) {
     const std::set<std::string> has = reached(door);
     for (const std::string& file : reached("mha.hpp")) {

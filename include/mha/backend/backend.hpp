@@ -61,6 +61,27 @@ template <class T, class Source, class M, class S> struct AttendCall {
   RowStates<Accumulator<T>> states{};
   DropoutDraws dropout{};
 
+  /// The same call with keys and values from another source, and with other policies.
+  template <class OtherSource, class OtherMask, class OtherScore>
+  constexpr AttendCall<T, OtherSource, OtherMask, OtherScore> with(OtherSource source, OtherMask other_mask,
+                                                                   OtherScore other_score) const {
+    return {q,
+            std::move(source),
+            std::move(other_mask),
+            std::move(other_score),
+            out,
+            log_sum_exp,
+            shape,
+            kv_heads,
+            head_dim,
+            value_dim,
+            scale,
+            sink,
+            q_offsets,
+            states,
+            dropout};
+  }
+
   /// The key/value head that query head h reads.
   MHA_HOST_DEVICE constexpr Index kv_head(Index h) const { return h / (shape.heads / kv_heads); }
 

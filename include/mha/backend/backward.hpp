@@ -9,6 +9,7 @@
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
+#include "../policy/call_shape.hpp"
 #include "../policy/score_gradient.hpp"
 #include "backend.hpp"
 
@@ -170,6 +171,13 @@ template <class T, class Source, class M, class S, class Wanted = NoScoreGradien
   LongSum<Accumulator<T>>* sink = nullptr;
   const Index* key_offsets = nullptr;  ///< of a ragged batch
   ScoreGradientsTo<Accumulator<T>> score{};
+
+  /// The same call with another forward part, such as one whose policies have lost their types.
+  template <class OtherWanted = Wanted, class OtherSource, class OtherMask, class OtherScore>
+  constexpr AttendBackwardCall<T, OtherSource, OtherMask, OtherScore, OtherWanted> with(
+      AttendCall<T, OtherSource, OtherMask, OtherScore> other) const {
+    return {std::move(other), out, d_out, d_log_sum_exp, level, sum, query, key, value, sink, key_offsets, score};
+  }
 
   /// Row i of sequence b of out or d_out (Dv).
   constexpr const T* row(const TensorView<const T, 4>& v, Index b, Index i, Index h) const {

@@ -3,9 +3,12 @@
 
 #include <cstddef>
 
+#include "../core/borrowed.hpp"
 #include "../core/dual.hpp"
+#include "../core/philox.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
+#include "../policy/call_shape.hpp"
 #include "backend.hpp"
 
 /// The materialised softmax as items, for a backend that runs items and wants no kernel of its own for it.

@@ -10,6 +10,7 @@
 #include "../backend/backend.hpp"
 #include "../backend/gemm_sum.hpp"
 #include "../backend/row_sums.hpp"
+#include "../core/check.hpp"
 #include "../core/copy.hpp"
 #include "../core/items.hpp"
 #include "../core/scalar.hpp"

@@ -17,6 +17,7 @@
 #include "../call.hpp"
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
+#include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../policy/activation.hpp"
 #include "../policy/dropout.hpp"

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../backend/epilogue_backward.hpp"
+#include "../core/check.hpp"
 #include "../core/view.hpp"
 #include "../policy/activation_derivative.hpp"
 #include "../policy/dropout.hpp"

@@ -117,9 +117,7 @@ void require_like(const char* call, const B& backend, const char* name, const Te
 template <class T, class B>
 void check_linear_rows(const char* call, const char* width, const B& backend, const TensorView<const T, 3>& x,
                        Index inputs) {
-  require_data(call, "x", x);
-  require_row_count(call, "x", x);
-  require(x.extent[2] == inputs, call, ": x has width ", x.extent[2], " but ", width, " is ", inputs);
+  require_rows(call, "x", x, width, inputs);
   require_supported(backend, call);
   require_reachable(backend, call, "x", x);
 }

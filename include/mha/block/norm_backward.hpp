@@ -12,6 +12,8 @@
 #include "../backend/norm_backward.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
+#include "../core/overlap.hpp"
+#include "../core/workspace.hpp"
 #include "cost.hpp"
 #include "dense_backward.hpp"
 #include "device_gradients.hpp"

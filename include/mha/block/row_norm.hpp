@@ -19,6 +19,7 @@
 #include "../checked_call.hpp"
 #include "../core/check.hpp"
 #include "../core/copy.hpp"
+#include "../core/overlap.hpp"
 #include "../core/tensor.hpp"
 #include "arguments.hpp"
 #include "cost.hpp"

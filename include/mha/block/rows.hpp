@@ -64,6 +64,14 @@ template <class T> void require_row_count(const char* call, const char* name, co
           " sequences of ", v.extent[1], " rows, the limit is ", longest_axis, " rows");
 }
 
+/// Rows of the width that the configuration says: "layer: memory has width 8 but kv_model is 6".
+template <class T>
+void require_rows(const char* call, const char* name, const TensorView<T, 3>& v, const char* member, Index width) {
+  require_data(call, name, v);
+  require_row_count(call, name, v);
+  require(v.extent[2] == width, call, ": ", name, " has width ", v.extent[2], " but ", member, " is ", width);
+}
+
 /// Whether (B, L, E) can be read as (B·L, E): the sequences follow each other at the stride of the rows.
 template <class T> constexpr bool rows_collapse(const TensorView<T, 3>& v) {
   return v.extent[0] <= 1 || v.extent[1] == 0 ||
@@ -71,6 +79,11 @@ template <class T> constexpr bool rows_collapse(const TensorView<T, 3>& v) {
 }
 template <class T> constexpr TensorView<T, 2> collapsed(const TensorView<T, 3>& v) {
   return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
+}
+
+/// A projection's result (B, L, H, D), heads side by side in rows that follow each other, as rows (B·L, H·D).
+template <class T> constexpr TensorView<T, 2> rows_of(const TensorView<T, 4>& x) {
+  return {x.data, {x.batch() * x.length(), x.heads() * x.dim()}, {x.stride[1], x.stride[3]}};
 }
 
 /// (B, L, E) as (B·L, E), rows contiguous; copied once if the sequences do not follow each other or rows are scattered.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../policy/mask.hpp"
 #include "kv_source.hpp"

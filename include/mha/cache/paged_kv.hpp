@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
 #include "kv_source.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
@@ -16,7 +18,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Shapes    key (pages, page, Hkv, D)  value (pages, page, Hkv, Dv), both contiguous along the last axis; `page` is a
 ///           power of two, 16 at least. table (B, pages of a sequence) in rows; lengths (B), on the host
 /// Errors    ShapeError if the sizes do not agree, or a length or a page number is beyond its memory, as of a call that
-///           is given it. A table in device memory is taken on trust
+///           is given it. A table in device memory is not checked
 template <class T> struct PagedKv {
   using Scalar = T;
   TensorView<const T, 4> key, value;

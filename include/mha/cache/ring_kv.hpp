@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
 #include "kv_source.hpp"
 #include "ring_rows.hpp"
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "../core/check.hpp"
 #include "books.hpp"
 #include "storage.hpp"
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "../core/check.hpp"
 #include "books.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail {

@@ -112,7 +112,7 @@ template <class T> struct BorrowedTable {
 
 namespace detail {
 
-/// Any data as it is: what stands for f where a type is asked whether it has a with_data(f).
+/// Any data as it is: an f to ask whether a type has a with_data(f).
 struct SameData {
   template <class Data> Data operator()(const Data& data) const { return data; }
 };

@@ -212,10 +212,6 @@ constexpr std::ptrdiff_t checked_product(const char* call, const char* name,
 /// How many blocks of `size` hold n; n + size − 1 would not fit for the largest n.
 constexpr Index blocks_of(Index n, Index size) { return n / size + (n % size != 0 ? 1 : 0); }
 
-}  // namespace detail
-
-namespace detail {
-
 /// A text as an argument of a template.
 template <std::size_t Size> struct Text {
   char text[Size] = {};

@@ -275,13 +275,14 @@ template <class T> MHA_ALWAYS_INLINE constexpr T erf_by_bits(T x) {
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// A number of C++ itself: no dual number, half or bfloat16.
 template <class T>
 concept Arithmetic = std::is_arithmetic_v<T>;
 
 // The maths a score may use on numbers, of integers in double; core/dual.hpp has the same names for dual numbers.
 
 namespace detail {
-/// What the maths of an integer is computed in: a distance q − k has a logarithm that is none.
+/// What the maths of T is computed in, double for integers: the logarithm of a distance q − k is not an integer.
 template <Arithmetic T> using Real = std::conditional_t<std::is_integral_v<T>, double, T>;
 }  // namespace detail
 

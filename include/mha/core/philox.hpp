@@ -13,6 +13,7 @@ struct PhiloxConstants {
   static constexpr std::uint32_t step[2] = {0x9E3779B9u, 0xBB67AE85u};
 };
 
+/// A counter of Philox4x32, or the bits that it makes of one.
 struct PhiloxWords {
   std::uint32_t word[4];
   friend constexpr bool operator==(const PhiloxWords&, const PhiloxWords&) = default;

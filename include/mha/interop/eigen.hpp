@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../config.hpp"
+#include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 

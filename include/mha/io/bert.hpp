@@ -11,6 +11,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The config.json of BERT.
 struct BertConfig : ModelConfig {
   Index positions = 0;    ///< the longest input
   Index token_types = 0;  ///< segments

@@ -21,6 +21,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The config.json of Gemma, Gemma 2 or Gemma 3.
 struct GemmaConfig : DecoderConfig {
   bool post_norms = false;               ///< Gemma 2 and 3: block(i) has attention_post_norm and feed_forward_post_norm
   double embedding_scale = 1;            ///< times the rows of token_embeddings(): √E

@@ -11,6 +11,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The config.json of GPT-2.
 struct Gpt2Config : ModelConfig {
   Index positions = 0;  ///< the longest input
   bool tied = true;     ///< output() is the token embeddings, unless the file has an lm_head with other numbers

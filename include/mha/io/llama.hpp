@@ -16,17 +16,20 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The config.json of LLaMA or of a relative.
 struct LlamaConfig : DecoderConfig {
   RotaryConfig rope;  ///< of every layer
 
+  /// The positions of a model without scaling.
+  ///
   /// Errors    SafetensorsError if config.json asks for a scaling
   [[nodiscard]] Rotary<> rotary() const {
     if (rope.type != "default")
       detail::fail_safetensors(path, "the rope_type is '" + rope.type + "', but the model is made without scaling");
     return {.base = rope.base, .dims = rope.dims};
   }
-  /// The same with the scaling that config.json asks for, if any, for texts of at most `length` tokens; 0 is as many as
-  /// there are positions. "dynamic" and "longrope" depend on it, as RotaryConfig says.
+  /// The positions with the scaling that config.json asks for, if any, for texts of at most `length` tokens; 0 is as
+  /// many as there are positions. "dynamic" and "longrope" depend on it, as RotaryConfig says.
   [[nodiscard]] Rotary<Halves, AnyScaling> scaled_rotary(Index length = 0) const {
     return rope.rotary(length == 0 ? positions : length);
   }

@@ -45,7 +45,7 @@ struct RotaryConfig {
 
 namespace detail {
 
-/// Refuses a file with both generations' parameters, of which transformers reads now the one and now the other.
+/// Refuses a file with both rope_scaling and rope_parameters: which of them transformers reads depends on its version.
 inline void refuse_two_scalings(const ConfigFile& file) {
   const auto* const scaling = file.find("rope_scaling");
   if (file.find("rope_parameters") == nullptr || scaling == nullptr) return;

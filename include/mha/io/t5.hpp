@@ -18,6 +18,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The config.json of T5; `layers` are those of the encoder.
 struct T5Config : ModelConfig {
   Index decoder_layers = 0;
   RelativeBuckets buckets{};  ///< of the encoder; the decoder's are not bidirectional
@@ -94,7 +95,7 @@ template <class T> class T5 {
                               *decoder_table = "decoder.embed_tokens.weight";
 
   const char* table() const { return tensors_.contains(shared) ? shared : encoder_table; }
-  /// A stack may have the embeddings once more.
+  /// A stack may have a copy of the embeddings.
   void require_copy(const char* name) const {
     if (name != std::string_view(table()) && tensors_.contains(name) && !tensors_.is_copy(name, table()))
       tensors_.fail(name, std::string("is no copy of '") + table() + "', expected the same embeddings in both stacks");

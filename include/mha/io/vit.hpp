@@ -12,10 +12,13 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// The config.json of a vision transformer.
 struct VitConfig : ModelConfig {
-  Index image_height = 0, image_width = 0, patch_height = 0, patch_width = 0, channels = 0;  ///< in pixels
-  Index labels = 0;                                                                          ///< of the classifier
+  Index image_height = 0, image_width = 0, patch_height = 0, patch_width = 0;  ///< in pixels
+  Index channels = 0;                                                          ///< of a pixel
+  Index labels = 0;                                                            ///< of the classifier
 
+  /// How many patches an image has.
   [[nodiscard]] Index patches() const { return (image_height / patch_height) * (image_width / patch_width); }
   /// Numbers of a patch, (channels, patch_height, patch_width) in a row.
   [[nodiscard]] Index patch_size() const { return channels * patch_height * patch_width; }

@@ -12,11 +12,11 @@
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
 #include "../score_gradients.hpp"
+#include "backward_interface.hpp"
 #include "cache_step.hpp"
 #include "gradients.hpp"
+#include "key_values.hpp"
 #include "parameters.hpp"
-#include "recorded.hpp"
-#include "sequence.hpp"
 
 /// What a layer's backward() and a call that records are given, and what is refused.
 namespace mha::inline MHA_NAMESPACE {

@@ -13,11 +13,10 @@
 #include "../core/view.hpp"
 #include "../policy/position.hpp"
 #include "../score_gradients.hpp"
+#include "backward_interface.hpp"
 #include "backward_items.hpp"
 #include "gradients.hpp"
 #include "parameters.hpp"
-#include "recorded.hpp"
-#include "sequence.hpp"
 
 /// The backward pass of what a layer does before and after its attention.
 namespace mha::inline MHA_NAMESPACE::detail {

@@ -17,6 +17,8 @@
 #include "../cache/paged_kv.hpp"
 #include "../cache/storage.hpp"
 #include "../cache/tiled_books.hpp"
+#include "../core/borrowed.hpp"
+#include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/tensor.hpp"
 #include "cache_rows.hpp"

@@ -11,11 +11,14 @@
 #include "../block/arguments.hpp"
 #include "../block/rows.hpp"
 #include "../cache/block_kv.hpp"
+#include "../cache/storage.hpp"
 #include "../call.hpp"
 #include "../checked_call.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
+#include "../core/overlap.hpp"
 #include "cache_step.hpp"
-#include "sequence.hpp"
+#include "key_values.hpp"
 
 /// What a layer call does otherwise where its keys and values go through a cache.
 namespace mha::inline MHA_NAMESPACE::detail {

@@ -12,7 +12,7 @@ namespace mha::inline MHA_NAMESPACE {
 
 namespace detail {
 
-/// A member of Config for what is a policy, so that naming it is one sentence.
+/// A member of Config under the name of a policy: setting it is refused in one sentence.
 struct NoMember {
   constexpr NoMember() = default;
   template <class T> constexpr NoMember(const T&) {

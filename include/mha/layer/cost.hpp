@@ -10,6 +10,7 @@
 
 #include "../block/cost.hpp"
 #include "../core/check.hpp"
+#include "../core/scalar.hpp"
 #include "../policy/mask.hpp"
 #include "../policy/mask/bands.hpp"
 #include "../policy/mask/positional.hpp"

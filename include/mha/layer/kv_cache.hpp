@@ -19,6 +19,7 @@
 #include "../cache/step_plan.hpp"
 #include "../cache/tiled_books.hpp"
 #include "../cache/version_book.hpp"
+#include "../core/check.hpp"
 #include "cache_memory.hpp"
 #include "cache_pages.hpp"
 #include "cache_step.hpp"

@@ -16,10 +16,11 @@
 #include "config.hpp"
 #include "cost.hpp"
 #include "explain.hpp"
+#include "key_values.hpp"
+#include "mean_over_heads.hpp"
 #include "parameters.hpp"
 #include "policies.hpp"
 #include "products.hpp"
-#include "sequence.hpp"
 #include "stages.hpp"
 #include "weights.hpp"
 

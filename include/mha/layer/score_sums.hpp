@@ -11,6 +11,7 @@
 #include "../backend/backend.hpp"
 #include "../block/device_gradients.hpp"
 #include "../core/scalar.hpp"
+#include "../policy/call_shape.hpp"
 #include "../policy/score/relative_bias.hpp"
 #include "../policy/score_gradient.hpp"
 #include "../policy/trained_score.hpp"

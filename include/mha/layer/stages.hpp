@@ -18,8 +18,8 @@
 #include "../policy/mask.hpp"
 #include "../policy/position.hpp"
 #include "config.hpp"
+#include "key_values.hpp"
 #include "products.hpp"
-#include "sequence.hpp"
 
 /// What a layer does between its products, on whatever machine: where Q, K and V lie, norm, position, gates.
 namespace mha::inline MHA_NAMESPACE::detail {

@@ -13,14 +13,16 @@
 #include "../block/kept_arrays.hpp"
 #include "../call.hpp"
 #include "../checked_call.hpp"
+#include "../core/check.hpp"
+#include "../core/math.hpp"
 #include "../core/overlap.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
 #include "../score_gradients.hpp"
 #include "../staged.hpp"
 #include "../tape.hpp"
+#include "backward_interface.hpp"
 #include "gradients.hpp"
-#include "recorded.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 

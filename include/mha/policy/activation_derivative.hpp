@@ -9,7 +9,7 @@
 /// What a backward pass needs of an activation.
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// A functor of its own with the derivative of the one that it inherits from, which is not its own's.
+/// A functor whose operator() is its own and whose derivative() is that of a base, and so of another function.
 template <class F>
 concept InheritsDerivative = !std::same_as<decltype(class_of_member(&F::template derivative<float>)),
                                            decltype(class_of_member(&F::template operator()<float>))>;

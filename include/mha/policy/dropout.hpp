@@ -13,6 +13,7 @@
 
 namespace mha::inline MHA_NAMESPACE {
 
+/// No weight is dropped: the default.
 struct NoDropout {
   static constexpr Role role = Role::dropout;
   static constexpr const char* name = "none";

@@ -7,7 +7,7 @@
 
 namespace mha::inline MHA_NAMESPACE::detail {
 
-/// One length in [0, Lk] per sequence, Lk its own if it is known; lengths on a device are taken on trust.
+/// One length in [0, Lk] per sequence, Lk its own if it is known; lengths in device memory are not checked.
 inline void require_lengths(const char* policy, const Borrowed<Index>& lengths, const CallShape& s) {
   require(lengths.size == s.batch, policy, ": ", lengths.size, " lengths for a batch of ", s.batch);
   require(lengths.data != nullptr || lengths.size == 0, policy, ": the data of ", lengths.size, " lengths is null");

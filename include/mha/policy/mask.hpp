@@ -21,8 +21,8 @@ enum class TileVisibility : unsigned char { none, partial, full };
 /// MHA_HOST_DEVICE before the operator where CUDA is wanted. Optional members:
 ///   TileVisibility tile(b, h, q_begin, q_end, k_begin, k_end) const   lets kernels skip hidden tiles and leave visible
 ///                                                                     ones untested; without it a mask is right,
-///                                                                     slower. That of a mask which is inherited from,
-///                                                                     but for operator(), is not asked
+///                                                                     slower. A tile() that is inherited beside an
+///                                                                     operator() of the mask's own is not called
 ///   Mask prepared(const CallShape&) const       once per call, on the host: checks its data, takes what it needs
 ///   void check(Index heads) const               when a layer is made of it: checks what does not depend on a call
 ///   Mask with_data(f) const                     its Borrowed and Origins members replaced by f(member): how data moves
@@ -80,7 +80,7 @@ template <class P, class Ready> constexpr void check_prepared() {
 
 }  // namespace detail
 
-/// What `mask` says of queries [q_begin, q_end) × keys [k_begin, k_end); `partial` if it has no opinion.
+/// What `mask` says of queries [q_begin, q_end) × keys [k_begin, k_end); `partial` if it has no tile().
 template <class M>
 MHA_HOST_DEVICE constexpr TileVisibility tile(const M& mask, Index b, Index h, Index q_begin, Index q_end,
                                               Index k_begin, Index k_end) {
@@ -236,7 +236,7 @@ struct RefusedMask {
 
 }  // namespace detail
 
-/// A lambda, or a pointer to a function, as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
+/// What mha::mask() makes of a lambda or of a pointer to a function.
 template <class F> struct FunctionMask : F { static constexpr Role role = Role::mask; };
 template <class F>
 requires(std::is_pointer_v<F>) struct FunctionMask<F> {
@@ -245,6 +245,7 @@ requires(std::is_pointer_v<F>) struct FunctionMask<F> {
   bool operator()(Index b, Index h, Index q, Index k) const { return function(b, h, q, k); }
   friend bool operator==(const FunctionMask& m, std::nullptr_t) { return m.function == nullptr; }
 };
+/// A lambda, or a pointer to a function, as a mask: mha::mask([](int, int, int q, int k) { return k <= q; }).
 template <class F> [[nodiscard]] constexpr auto mask(F f) {
   static_assert(MaskFunctor<F>,
                 "mha: mask(f) needs a functor 'bool operator()(Index b, Index h, Index q, Index k) const' that returns "

@@ -65,7 +65,7 @@ template <class S> constexpr bool declines_training() {
 
 }  // namespace detail
 
-/// A score whose copies might allocate, where it is.
+/// A score by reference, for one whose copies might allocate.
 template <class S> struct ScoreInPlace {
   static constexpr Role role = Role::score;
   static constexpr bool trainable = !detail::declines_training<S>();
@@ -133,8 +133,9 @@ template <class A, class B> struct Chain {
 };
 template <class A, class B> Chain(A, B) -> Chain<A, B>;
 
-/// A lambda as a score: mha::score([](auto s, int, int, int q, int k) { return s - 0.1f * float(q - k); }).
+/// What mha::score() makes of a lambda.
 template <class F> struct FunctionScore : F { static constexpr Role role = Role::score; };
+/// A lambda as a score: mha::score([](auto s, int, int, int q, int k) { return s - 0.1f * float(q - k); }).
 template <class F> [[nodiscard]] constexpr auto score(F f) {
   static_assert(ScoreFunctor<F>,
                 "mha: score(f) needs a functor 'template <class T> T operator()(T s, Index b, Index h, Index q, Index "

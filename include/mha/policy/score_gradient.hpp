@@ -78,8 +78,8 @@ template <class S> constexpr bool asks_training() {
   return false;
 }
 
-/// All members of a score that asks for training have its scalar: its size is a multiple of the scalar's, whatever that
-/// is.
+/// Whether all members of a trained score have its scalar: its size is the same multiple of the scalar's with every
+/// scalar.
 template <class S> constexpr bool has_scalars_only() {
   using Template = ScoreTemplate<S>;
   using X = typename Template::Scalar;

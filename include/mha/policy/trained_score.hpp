@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../core/check.hpp"
+#include "../core/math.hpp"
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "score.hpp"

@@ -6,6 +6,8 @@
 #include <mha/backend/backend.hpp>
 #include <mha/backend/cpu/cpu.hpp>
 #include <mha/backend/reference/reference.hpp>
+#include <mha/policy/mask/positional.hpp>
+#include <mha/policy/score/softcap.hpp>
 
 #include "plain_backend.hpp"
 
@@ -44,6 +46,39 @@ TEST(AttendCall, SharesKeyHeadsAmongContiguousGroups) {
   EXPECT_EQ(call.kv_head(5), 0);
   call.kv_heads = 6;
   EXPECT_EQ(call.kv_head(5), 5);
+}
+
+TEST(AttendCall, KeepsAllButItsSourceAndPoliciesWithOthers) {
+  float q[4] = {}, out[4] = {}, lse[2] = {}, maximum[2] = {}, sum[2] = {}, sink[2] = {};
+  const mha::Index offsets[] = {0, 1, 2};
+  Call call;
+  call.q = mha::view(static_cast<const float*>(q), 1, 2, 1, 2);
+  call.out = mha::view(out, 1, 2, 1, 2);
+  call.log_sum_exp = mha::view(lse, 1, 1, 2);
+  call.shape = {2, 1, 2, 7, 4};
+  call.kv_heads = 3, call.head_dim = 4, call.value_dim = 5, call.scale = 0.5f;
+  call.sink = {sink, 2};
+  call.q_offsets = offsets;
+  call.states = {maximum, sum};
+  call.dropout.seed = 9;
+  mha::ContiguousKv<float> source;
+  source.key.extent[1] = 7;
+  const auto other = call.with(source, mha::SlidingWindow{.left = 3}, mha::SoftCap{.cap = 2.f});
+  EXPECT_EQ(other.kv.keys(0), 7);
+  EXPECT_EQ(other.mask.left.value, 3);
+  EXPECT_EQ(other.score.cap.value, 2.f);
+  EXPECT_EQ(other.q.data, q);
+  EXPECT_EQ(other.out.data, out);
+  EXPECT_EQ(other.log_sum_exp.data, lse);
+  EXPECT_EQ(other.shape.origin[0], 4);
+  EXPECT_EQ(other.kv_heads, 3);
+  EXPECT_EQ(other.head_dim, 4);
+  EXPECT_EQ(other.value_dim, 5);
+  EXPECT_EQ(other.scale, 0.5f);
+  EXPECT_EQ(other.sink.data, sink);
+  EXPECT_EQ(other.q_offsets, offsets);
+  EXPECT_EQ(other.states.level, maximum);
+  EXPECT_EQ(other.dropout.seed, 9u);
 }
 
 TEST(AttendCall, ReachesTheRowsOfABatch) {

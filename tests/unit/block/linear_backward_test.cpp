@@ -13,6 +13,7 @@
 
 #include "block_backward_checks.hpp"
 #include "compare.hpp"
+#include "every_isa.hpp"
 #include "linear_oracle.hpp"
 #include "random.hpp"
 
@@ -160,17 +161,8 @@ const auto silu_slope = [](double x) {
   return s * (1 + x * (1 - s));
 };
 
-template <class F> void at_every_level(const F& f) {
-  const mha::IsaLevel before = mha::current_isa();
-  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
-    mha::force_isa(static_cast<mha::IsaLevel>(level));
-    f();
-  }
-  mha::force_isa(before);
-}
-
 TEST(LinearBackward, EqualsLoopsAtEveryLevel) {
-  at_every_level([] {
+  support::at_every_isa([] {
     for (const support::Lie lie : support::lies) {
       expect_loops<float, mha::Cpu>("gelu float", 2e-6, mha::Gelu{}, gelu_slope, lie);
       expect_loops<float, mha::Cpu>("swiglu float", 2e-6, mha::SwiGlu{}, silu_slope, lie);
@@ -201,7 +193,7 @@ template <class T, class B, class F> void expect_bits(const char* name) {
 }
 
 TEST(LinearBackward, ACallOnATapeHasTheBitsOfOneWithout) {
-  at_every_level([] {
+  support::at_every_isa([] {
     expect_bits<float, mha::Cpu, mha::Gelu>("gelu");
     expect_bits<float, mha::Cpu, mha::Identity>("plain");
     expect_bits<double, mha::Cpu, mha::SwiGlu>("swiglu");

@@ -15,6 +15,7 @@
 #include <mha/mha.hpp>
 #include <mha/systolic.hpp>
 
+#include "every_isa.hpp"
 #include "far_backend.hpp"
 #include "linear_oracle.hpp"
 #include "message_of.hpp"
@@ -35,16 +36,6 @@ using support::Rows;
 static_assert(mha::WidensWeights<mha::Cpu, float, mha::bfloat16> && mha::WidensWeights<mha::Cpu, float, mha::half>);
 static_assert(!mha::WidensWeights<mha::Cpu, double, mha::half> &&
               !mha::WidensWeights<mha::Reference, float, mha::half>);
-
-template <class F> void at_every_isa(F&& f) {
-  const mha::IsaLevel before = mha::current_isa();
-  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
-    mha::force_isa(static_cast<mha::IsaLevel>(level));
-    SCOPED_TRACE(mha::to_string(mha::current_isa()));
-    f();
-  }
-  mha::force_isa(before);
-}
 
 /// Weights in W as a checkpoint has them, (out, in), subnormal numbers among them.
 template <class W> struct Checkpoint {
@@ -141,7 +132,7 @@ using Scalars = testing::Types<mha::half, mha::bfloat16>;
 TYPED_TEST_SUITE(NarrowWeights, Scalars, );
 
 TYPED_TEST(NarrowWeights, AgreeWithLoopsAndWithWideOnesAtEveryLevel) {
-  at_every_isa([] { expect_right_with_every_activation<mha::Cpu, float, TypeParam>(6); });
+  support::at_every_isa([] { expect_right_with_every_activation<mha::Cpu, float, TypeParam>(6); });
 }
 TYPED_TEST(NarrowWeights, AgreeOnOtherBackendsAndScalars) {
   expect_right_with_every_activation<mha::CpuWith<mha::Serial>, float, TypeParam>(2);
@@ -161,7 +152,7 @@ TYPED_TEST(NarrowWeights, ARowDependsOnItselfAlone) {
   linear.borrow(checkpoint.borrowed());
   Tensor<float, 2> x(300, 530);
   random.fill(x);
-  at_every_isa([&] {
+  support::at_every_isa([&] {
     const auto all = linear(x, mha::Cpu(mha::ThreadPool(3)));
     EXPECT_EQ(support::differing(all, linear(x, mha::Cpu(mha::ThreadPool(1)))), 0u);
     for (const Index n : {1, 5, 33}) {

@@ -14,6 +14,7 @@
 
 #include "block_backward_checks.hpp"
 #include "compare.hpp"
+#include "every_isa.hpp"
 #include "linear_oracle.hpp"
 #include "random.hpp"
 
@@ -136,17 +137,8 @@ void expect_loops(const char* name, double bound, bool centred, Index width, sup
   EXPECT_LT(of_b.error(), bound) << name;
 }
 
-template <class F> void at_every_level(const F& f) {
-  const mha::IsaLevel before = mha::current_isa();
-  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
-    mha::force_isa(static_cast<mha::IsaLevel>(level));
-    f();
-  }
-  mha::force_isa(before);
-}
-
 TEST(NormBackward, EqualsLoopsAtEveryLevel) {
-  at_every_level([] {
+  support::at_every_isa([] {
     for (const support::Lie lie : support::lies) {
       expect_loops<float, mha::LayerNorm>("layer norm float", 2e-6, true, 37, lie);
       expect_loops<float, mha::RmsNorm>("rms norm float", 2e-6, false, 64, lie);

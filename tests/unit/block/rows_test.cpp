@@ -9,6 +9,8 @@
 #include <mha/core/tensor.hpp>
 #include <mha/core/workspace.hpp>
 
+#include "message_of.hpp"
+
 namespace {
 
 using mha::TensorView;
@@ -116,6 +118,22 @@ TEST(Rows, ViewsAreTheSameIfTheyShowTheSameElements) {
   EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory + 1, 2, 3, 4)));
   EXPECT_FALSE(mha::detail::same_view(a, mha::view(memory, 1, 3, 4)));
   EXPECT_FALSE(mha::detail::same_view(a, mha::TensorView<float, 3>{memory, {2, 3, 4}, {4, 8, 1}}));
+}
+
+TEST(Rows, ResultsOfAProjectionAreRowsOfTheSameMemory) {
+  mha::Tensor<float, 1> memory(2 * 3 * 4 * 5);
+  const auto rows = mha::detail::rows_of(mha::view_blhd(memory.data(), 2, 3, 4, 5));
+  EXPECT_EQ(rows.extent[0], 6);
+  EXPECT_EQ(rows.extent[1], 20);
+  EXPECT_EQ(&rows(4, 7), memory.data() + 4 * 20 + 7);
+}
+
+TEST(Rows, AreAsWideAsTheConfigurationSays) {
+  float memory[24] = {};
+  const auto x = mha::view(memory, 2, 3, 4);
+  EXPECT_EQ(support::message_of([&] { mha::detail::require_rows("layer", "memory", x, "kv_model", 4); }), "");
+  EXPECT_EQ(support::message_of([&] { mha::detail::require_rows("layer", "memory", x, "kv_model", 6); }),
+            "layer: memory has width 4 but kv_model is 6");
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include <mha/systolic.hpp>
 
 #include "compare.hpp"
+#include "every_isa.hpp"
 #include "message_of.hpp"
 #include "random.hpp"
 
@@ -133,16 +134,6 @@ TEST(Products, SayHowManyBytesArePacked) {
   EXPECT_EQ((LayerProducts<double, mha::Reference>(mha::Reference{}, w, true).bytes()), 0u);
 }
 
-template <class F> void at_every_isa(F&& f) {
-  const mha::IsaLevel before = mha::current_isa();
-  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
-    mha::force_isa(static_cast<mha::IsaLevel>(level));
-    SCOPED_TRACE(mha::to_string(mha::current_isa()));
-    f();
-  }
-  mha::force_isa(before);
-}
-
 const mha::Config narrow_config{.d_model = 70,
                                 .num_heads = 6,
                                 .num_kv_heads = 2,
@@ -236,7 +227,7 @@ using Narrow = testing::Types<mha::half, mha::bfloat16>;
 TYPED_TEST_SUITE(NarrowLayerWeights, Narrow, );
 
 TYPED_TEST(NarrowLayerWeights, AgreeWithTheFormulaAndWithWideOnes) {
-  at_every_isa([] { expect_narrow_right<mha::Cpu, TypeParam>(2e-4); });
+  support::at_every_isa([] { expect_narrow_right<mha::Cpu, TypeParam>(2e-4); });
   expect_narrow_right<mha::CpuWith<mha::Serial>, TypeParam>(2e-4);
   expect_narrow_right<mha::Reference, TypeParam>(2e-4);
   expect_narrow_right<mha::EigenCpu, TypeParam>(2e-4);

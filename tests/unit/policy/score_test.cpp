@@ -81,8 +81,8 @@ TEST(Chain, BorrowsIfAPartDoes) {
 
 TEST(AtHead, IsTheScoreItselfUnlessItHasOnePerHead) {
   static_assert(std::same_as<decltype(mha::at_head(Distance{1}, 0, 0)), Distance>);
-  static_assert(std::same_as<decltype(mha::at_head(Alibi{}, 0, 0)), Alibi::Slope>);
-  static_assert(std::same_as<decltype(mha::at_head(Chain<Distance, Alibi>{}, 0, 0)), Chain<Distance, Alibi::Slope>>);
+  static_assert(std::same_as<decltype(mha::at_head(Alibi{}, 0, 0)), Alibi::OfHead>);
+  static_assert(std::same_as<decltype(mha::at_head(Chain<Distance, Alibi>{}, 0, 0)), Chain<Distance, Alibi::OfHead>>);
 }
 
 /// A user's score with a table of its own.

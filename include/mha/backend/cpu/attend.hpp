@@ -8,7 +8,12 @@
 #include <new>
 #include <type_traits>
 
+#include "../../cache/any_kv.hpp"
+#include "../../core/check.hpp"
+#include "../../core/scalar.hpp"
+#include "../../core/view.hpp"
 #include "../executor.hpp"
+#include "../simd/isa.hpp"
 #include "../simd/key_chunks.hpp"
 #include "../simd/tile_lanes.hpp"
 #include "../simd/tile_tasks.hpp"

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <limits>
 
+#include "../../cache/kv_source.hpp"
 #include "../backward.hpp"
 #include "../simd/backward_kernels.hpp"
 #include "../simd/backward_plan.hpp"
 #include "../simd/gradient_rows.hpp"
 #include "../simd/pair_gradients.hpp"
+#include "../simd/tile_lanes.hpp"
 #include "../simd/transpose.hpp"
 #include "../simd/widen.hpp"
 #include "head_memory.hpp"

@@ -8,19 +8,25 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../core/items.hpp"
+#include "../../policy/call_shape.hpp"
 #include "../backend.hpp"
 #include "../default.hpp"
 #include "../epilogue_backward.hpp"
 #include "../executor.hpp"
 #include "../norm.hpp"
 #include "../norm_backward.hpp"
+#include "../simd/epilogue.hpp"
 #include "../simd/epilogue_backward.hpp"
 #include "../simd/norm.hpp"
 #include "../simd/norm_backward.hpp"
+#include "../simd/tile_kernels.hpp"
+#include "../simd/tile_policies.hpp"
 #include "attend.hpp"
 #include "backward.hpp"
 #include "gemm.hpp"
 #include "packed.hpp"
+#include "tile_scratch.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <span>
 
+#include "../../core/scalar.hpp"
+#include "../../core/view.hpp"
 #include "product.hpp"
 
 namespace mha::inline MHA_NAMESPACE::detail::cpu {

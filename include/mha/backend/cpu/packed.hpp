@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../../core/scalar.hpp"
 #include "../../core/tensor.hpp"
 #include "../executor.hpp"
 #include "../simd/isa.hpp"

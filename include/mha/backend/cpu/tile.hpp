@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../simd/dropout.hpp"
 #include "../simd/few_rows.hpp"
@@ -229,8 +230,8 @@ template <class T, class Stored = T> class QueryTile {
     }
   }
 
-  /// What a wide tile asks for ahead: nothing that stays in a core's second cache. Rows that are widened later are
-  /// asked for as so many bytes.
+  /// The rows that a wide tile prefetches, none if all keys and values stay in a core's second-level cache. Rows that
+  /// are widened later are described as rows of A with as many bytes.
   simd::NextRows<A> far(const simd::NextRows<Stored>& next) const {
     constexpr std::int64_t near = 512 << 10;  // bytes
     constexpr int narrow = sizeof(A) / sizeof(Stored);
@@ -323,7 +324,7 @@ template <class T, class Stored = T> class QueryTile {
   const TileKeys<AnyCall<T, Stored>> keys_;
   const TileLayout<AnyCall<T, Stored>> layout_;
   KeyRuns<Stored> runs_, next_runs_;                    ///< of a block by rows, and of the next
-  simd::LineRange next_lines_[std::size_t{key_block}];  ///< what a kernel of few rows asks for meanwhile
+  simd::LineRange next_lines_[std::size_t{key_block}];  ///< what a kernel of few rows prefetches
   const simd::LogitScale<A> scale_;
 };
 

@@ -6,11 +6,13 @@
 #include <limits>
 #include <type_traits>
 
+#include "../../core/check.hpp"
 #include "../backward.hpp"
 #include "fma_gradient_body.hpp"
 #include "gradient_split.hpp"
 #include "mma_gradient_body.hpp"
 #include "plan.hpp"
+#include "row_blocks.hpp"
 #include "row_facts_body.hpp"
 #include "score_gradient_launch.hpp"
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <type_traits>
 
+#include "../../core/check.hpp"
+#include "../../core/items.hpp"
 #include "../backend.hpp"
 #include "../weights.hpp"
 #include "backward.hpp"

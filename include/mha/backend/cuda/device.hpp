@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../../core/check.hpp"
 #include "../backend.hpp"
 #include "error.hpp"
 

@@ -4,6 +4,11 @@
 #include <string>
 #include <type_traits>
 
+#include "../../cache/kv_source.hpp"
+#include "../../core/check.hpp"
+#include "../../core/scalar.hpp"
+#include "../../policy/mask.hpp"
+#include "../../policy/role.hpp"
 #include "fma_plan.hpp"
 #include "forward_body.hpp"
 #include "plan.hpp"

@@ -143,7 +143,7 @@ template <class Machine, class Shape, class Call> class FewBlock {
       m.commit();
       ask_stage = ask_stage + 1 == Shape::stages ? 0 : ask_stage + 1;
     };
-    /// The next panel is here for the warp, and the one before is read: what is asked for next takes its place.
+    /// Waits until the warp has the next panel and has read the one before, whose place the next copy takes.
     const auto turn = [&] {
       m.template wait<Shape::stages - 2>();
       m.sync_warp();

@@ -111,7 +111,7 @@ template <class Machine, class Shape, class Call> class FmaBlock {
     };
     int stage = 0;
     const auto at_stage = [&] { return stages + stage * Shape::stage(p.q_stays); };
-    /// What was asked for last is here for all, and what was there before is read: `ask` fills its place.
+    /// Waits until all threads have the last copy and have read the one before, whose place `ask` fills.
     const auto turn = [&](const auto& ask) {
       m.template wait<0>();
       m.sync();

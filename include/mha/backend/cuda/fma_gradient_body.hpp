@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "../../core/scalar.hpp"
 #include "fma_body.hpp"
 #include "gradient_params.hpp"
 
@@ -63,7 +64,7 @@ template <class Machine, class Shape, GradientOf Of, class Call> class FmaGradie
     };
     int stage_number = 0;
     const auto at_stage = [&] { return stages + stage_number * Shape::stage(false); };
-    /// What was asked for last is here for all, and what was there before is read: `ask` fills its place.
+    /// Waits until all threads have the last copy and have read the one before, whose place `ask` fills.
     const auto turn = [&](const auto& ask) {
       m.template wait<0>();
       m.sync();

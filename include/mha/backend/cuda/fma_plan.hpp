@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../../core/scalar.hpp"
 #include "few_queries_body.hpp"
 #include "fma_body.hpp"
 #include "plan.hpp"
+#include "row_blocks.hpp"
 #include "split.hpp"
 
 /// The launches of the bodies on multiply-adds and of those for few queries: host code without the toolkit.

@@ -4,7 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../policy/mask.hpp"
 #include "forward_rows.hpp"
+#include "machine.hpp"
+#include "tiles.hpp"
 
 namespace mha::inline MHA_NAMESPACE::cuda {
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../../cache/kv_source.hpp"
+#include "../../policy/mask.hpp"
 #include "finite.hpp"
 #include "forward_shape.hpp"
 #include "scores.hpp"

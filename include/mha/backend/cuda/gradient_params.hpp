@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../../core/dual.hpp"
+#include "../../core/view.hpp"
 #include "../../policy/score_gradient.hpp"
 #include "../backend.hpp"
 #include "machine.hpp"

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../core/scalar.hpp"
 #include "gradient_params.hpp"
 
 /// How the query heads that read a key/value head are shared out to the blocks of its dK and dV.

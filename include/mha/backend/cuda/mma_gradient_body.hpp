@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../core/scalar.hpp"
 #include "finite.hpp"
 #include "gradient_params.hpp"
 

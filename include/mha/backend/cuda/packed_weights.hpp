@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "../../core/check.hpp"
+#include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "device_memory.hpp"
 

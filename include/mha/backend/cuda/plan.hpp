@@ -7,8 +7,11 @@
 #include <type_traits>
 
 #include "../../core/check.hpp"
+#include "../../core/view.hpp"
+#include "../../policy/call_shape.hpp"
 #include "../backend.hpp"
 #include "forward_shape.hpp"
+#include "machine.hpp"
 
 /// Which kernel a call gets, with which grid: host code without the toolkit, asked by the launcher, by explain() and by
 /// the tests alike.

@@ -11,6 +11,7 @@
 #include <string>
 #include <type_traits>
 
+#include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
 #include "../../core/view.hpp"
 #include "device.hpp"

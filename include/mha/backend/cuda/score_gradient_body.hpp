@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../core/dual.hpp"
+#include "../../core/scalar.hpp"
 #include "../../policy/score_gradient.hpp"
 #include "fma_body.hpp"
 #include "gradient_params.hpp"

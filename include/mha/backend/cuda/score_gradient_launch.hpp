@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "../../core/check.hpp"
+#include "../../policy/call_shape.hpp"
+#include "../../policy/score.hpp"
 #include "../backward.hpp"
 #include "part_sum_body.hpp"
 #include "plan.hpp"

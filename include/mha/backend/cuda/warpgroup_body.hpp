@@ -5,6 +5,8 @@
 #include <cstdint>
 
 #include "forward_rows.hpp"
+#include "machine.hpp"
+#include "tiles.hpp"
 
 namespace mha::inline MHA_NAMESPACE::cuda {
 

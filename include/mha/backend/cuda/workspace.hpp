@@ -5,6 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "../../core/check.hpp"
+#include "../../core/host_memory.hpp"
 #include "device_memory.hpp"
 #include "products.hpp"
 

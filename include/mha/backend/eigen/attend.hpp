@@ -8,7 +8,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "../../core/check.hpp"
 #include "../../core/dual.hpp"
+#include "../../core/philox.hpp"
+#include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"
 #include "product.hpp"

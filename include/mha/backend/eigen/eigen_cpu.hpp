@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "../../core/items.hpp"
 #include "../../interop/eigen.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"

@@ -8,6 +8,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "../../core/check.hpp"
+#include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"
 

@@ -8,7 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "../../cache/kv_source.hpp"
 #include "../../core/dual.hpp"
+#include "../../policy/score.hpp"
 #include "../backward.hpp"
 
 /// The backward pass exactly as AttendBackwardCall writes it, in any scalar.

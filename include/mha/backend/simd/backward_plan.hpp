@@ -8,7 +8,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../core/check.hpp"
 #include "../../core/workspace.hpp"
+#include "../../policy/call_shape.hpp"
 #include "../backward.hpp"
 #include "../executor.hpp"
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../../core/scalar.hpp"
+#include "../../core/view.hpp"
 #include "../../core/workspace.hpp"
 #include "../../policy/activation.hpp"
 #include "../backend.hpp"

@@ -30,18 +30,7 @@ template <class T> struct AnyBackwardCall {
   /// The call must outlive this.
   template <class Source, class M, class S, class Wanted>
   AnyBackwardCall(const AttendBackwardCall<T, Source, M, S, Wanted>& c, IsaLevel level)
-      : call{any_call(c.forward, level),
-             c.out,
-             c.d_out,
-             c.d_log_sum_exp,
-             c.level,
-             c.sum,
-             c.query,
-             c.key,
-             c.value,
-             c.sink,
-             c.key_offsets,
-             c.score},
+      : call(c.template with<NoScoreGradients>(any_call(c.forward, level))),
         derivative(c.forward.score, level),
         score_gradient(Wanted{}, c.forward.score, level) {}
 

@@ -72,7 +72,7 @@ template <class A, class S> struct PanelBody {
       p.before_stride = 0;
     }
     if (p.side_by_side != 0) return one_row<Isa>(p);
-    p.next_row = p.next_row * wide * W / panel_columns<A>;  // the share of the next panel that each asks for
+    p.next_row = p.next_row * wide * W / panel_columns<A>;  // the share of the next panel that each prefetches
     for (; registers >= wide; registers -= wide) {
       all_rows<Isa, wide>(p);
       p.panel += wide * W;

@@ -27,7 +27,7 @@ template <int Count, class T> MHA_ALWAYS_INLINE void prefetch(const T* row, Inde
 }
 
 /// Where the operands of one product lie: c (n, lanes) = rows (n, depth) · columns (depth, lanes), each with the
-/// distance between its rows. `add` keeps what c held; `next` is asked for meanwhile.
+/// distance between its rows. `add` keeps what c held; `next` is prefetched meanwhile.
 template <class T> struct ProductArgs {
   const T* rows;
   std::ptrdiff_t rows_stride;

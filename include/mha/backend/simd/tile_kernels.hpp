@@ -69,7 +69,7 @@ template <class T, int Vectors> struct SoftmaxBody {
   }
 };
 
-/// out (dim, lanes) = out · rescale + valuesᵀ (dim, n) · p (n, lanes). `next` is asked for meanwhile.
+/// out (dim, lanes) = out · rescale + valuesᵀ (dim, n) · p (n, lanes). `next` is prefetched meanwhile.
 template <class T, int Rows, int Vectors> struct ValuesBody {
   template <class Isa>
   MHA_ALWAYS_INLINE static void run(const T* values, std::ptrdiff_t stride, Index n, const T* p, const T* rescale,
@@ -109,7 +109,7 @@ template <class T, int Rows, int Vectors> struct ValuesBody {
     constexpr std::ptrdiff_t lanes = Vectors * W;
     Index k = 0;
     if constexpr (RowCount == Rows) {
-      // A line of `next` is asked for by all the passes that read such a line of values, each for its share of the
+      // A line of `next` is prefetched by all the passes that read such a line of values, by each for its share of the
       // rows.
       constexpr Index line = 64 / static_cast<Index>(sizeof(T)), group = 16;
       constexpr Index share = std::max(group * RowCount / line, Index{1});

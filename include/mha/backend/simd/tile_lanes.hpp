@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "../../config.hpp"
+#include "../../core/check.hpp"
 #include "../../policy/mask.hpp"
 #include "dropout.hpp"
 

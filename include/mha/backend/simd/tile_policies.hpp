@@ -267,21 +267,9 @@ using AnyCall = AttendCall<T, AnyKv<Stored>, AnyMask<Accumulator<T>>, AnyScore<A
 /// The same call, which must outlive it.
 template <class T, class Source, class M, class S>
 AnyCall<T, typename Source::Scalar> any_call(const AttendCall<T, Source, M, S>& call, IsaLevel level) {
-  return {call.q,
-          AnyKv<typename Source::Scalar>(call.kv),
-          {call.mask, level},
-          {call.score, level},
-          call.out,
-          call.log_sum_exp,
-          call.shape,
-          call.kv_heads,
-          call.head_dim,
-          call.value_dim,
-          call.scale,
-          call.sink,
-          call.q_offsets,
-          call.states,
-          call.dropout};
+  using A = Accumulator<T>;
+  return call.with(AnyKv<typename Source::Scalar>(call.kv), AnyMask<A>(call.mask, level),
+                   AnyScore<A>(call.score, level));
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail::simd

@@ -8,6 +8,8 @@
 #include <new>
 #include <optional>
 
+#include "../../core/check.hpp"
+#include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../executor.hpp"
 #include "../simd/key_chunks.hpp"

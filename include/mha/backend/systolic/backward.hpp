@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../cache/kv_source.hpp"
 #include "../../core/workspace.hpp"
+#include "../../policy/call_shape.hpp"
 #include "../backward.hpp"
 #include "../simd/backward_plan.hpp"
 #include "../simd/gradient_rows.hpp"

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "../../core/check.hpp"
 #include "../simd/tile_lanes.hpp"
 #include "array.hpp"
 #include "backward_memory.hpp"

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../../core/check.hpp"
 #include "../../core/tensor.hpp"
 #include "../../core/workspace.hpp"
 #include "../backend.hpp"
@@ -290,8 +291,8 @@ template <class Array, class Precision, class T> class ArrayProduct {
     }
   }
 
-  /// Where a block finds its share of the panel of weights that comes next, of which each block of rows asks for some:
-  /// eight of them for all.
+  /// The address of a block's share of the next panel of weights. Each block of rows prefetches a share, and eight
+  /// shares are the panel.
   static std::uintptr_t next_weights(const Part& p, Index weight_part, Index i, Index j, Index k, Index step) {
     const Index tiles = depth_tiles(p.w.k), after = j + block_side;
     const std::uint32_t* panel = weight_pairs(p.w, weight_part, p.columns.begin + after, 0);

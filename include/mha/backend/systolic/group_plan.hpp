@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../core/check.hpp"
 #include "../../policy/call_shape.hpp"
 #include "../simd/key_chunks.hpp"
 #include "../simd/tile_lanes.hpp"

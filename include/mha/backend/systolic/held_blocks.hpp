@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../../cache/kv_source.hpp"
+#include "../../core/check.hpp"
 #include "../../core/workspace.hpp"
 #include "tiles.hpp"
 

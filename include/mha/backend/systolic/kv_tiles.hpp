@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../../cache/any_kv.hpp"
+#include "../../core/check.hpp"
 #include "tile_rows.hpp"
 #include "tiles.hpp"
 

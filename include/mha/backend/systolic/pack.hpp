@@ -7,6 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "../../core/check.hpp"
 #include "../../core/scalar.hpp"
 #include "../../core/view.hpp"
 #include "../simd/isa.hpp"

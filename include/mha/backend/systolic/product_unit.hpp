@@ -27,8 +27,8 @@ struct TileProduct {
   bool add;
   std::ptrdiff_t step_stride = tile_size, row_stride = tile_depth;
   Index rows = tiles * tile_side;  ///< of c that are wanted, more than 16·(tiles − 1); what the others get is undefined
-  std::uintptr_t next = 0;         ///< with passes_by, address of what a later product reads: each step asks for
-                                   ///< next_lines of it
+  std::uintptr_t next = 0;         ///< with passes_by, address of what a later product reads: each step
+                                   ///< prefetches next_lines of it
   bool passes_by = false;          ///< a is read once while b serves again, and need not stay in the first-level cache
 };
 

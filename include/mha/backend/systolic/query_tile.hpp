@@ -8,6 +8,7 @@
 #include <limits>
 #include <numbers>
 
+#include "../../core/view.hpp"
 #include "../backend.hpp"
 #include "../simd/dropout.hpp"
 #include "../simd/logit_scale.hpp"

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../core/items.hpp"
 #include "../backend.hpp"
 #include "../default.hpp"
 #include "../executor.hpp"
@@ -16,6 +17,7 @@
 #include "../simd/epilogue_backward.hpp"
 #include "../simd/norm.hpp"
 #include "../simd/norm_backward.hpp"
+#include "../simd/tile_policies.hpp"
 #include "array.hpp"
 #include "attend.hpp"
 #include "backward.hpp"

@@ -11,7 +11,7 @@
 #include "positional.hpp"
 #include "prefix.hpp"
 
-/// How many pairs positional masks and what is composed of them show, without a look at the pairs.
+/// How many pairs are visible under positional masks and their compositions, in closed form.
 namespace mha::inline MHA_NAMESPACE::detail {
 
 /// The pairs (q, k) with first <= k − q <= last and k < end, counted `sign` times.

@@ -15,7 +15,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Shapes    ids (L) for all sequences or (B·L), one row each; non-decreasing along a row. Self-attention: the ids of
 ///           queries and keys are the same row. A query before position 0 sees nothing.
 /// Errors    ShapeError if there are not L or B·L ids, a query lies beyond them, or ids decrease; ids in device memory
-///           are taken on trust
+///           are not checked
 struct Document {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "Document";

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/borrowed.hpp"
+#include "../../core/check.hpp"
 #include "../lengths.hpp"
 #include "../mask.hpp"
 
@@ -13,7 +14,7 @@ namespace mha::inline MHA_NAMESPACE {
 /// Shapes    lengths (B)
 /// Errors    ShapeError if there is not one length per sequence, or one is negative or above the Lk of its sequence, of
 ///           the longest where an Origin puts a last query elsewhere than at the last key and in steps of a recordable
-///           cache; lengths in device memory are taken on trust
+///           cache; lengths in device memory are not checked
 struct Padding {
   static constexpr Role role = Role::mask;
   static constexpr const char* name = "Padding";

@@ -27,7 +27,7 @@ struct Alibi {
   }
 
   /// One head's bias.
-  struct Slope {
+  struct OfHead {
     static constexpr Role role = Role::score;
     double slope;
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
@@ -35,7 +35,7 @@ struct Alibi {
     }
   };
 
-  MHA_HOST_DEVICE Slope at_head(Index, Index h) const { return {slope(h, heads)}; }
+  MHA_HOST_DEVICE OfHead at_head(Index, Index h) const { return {slope(h, heads)}; }
 
   template <class T> MHA_HOST_DEVICE T operator()(T s, Index b, Index h, Index q, Index k) const {
     return at_head(b, h)(s, b, h, q, k);

@@ -70,7 +70,7 @@ class RelativeBias {
   const RelativeBuckets& buckets() const { return buckets_; }
 
   /// One head's bias by distance; beyond the ends of the table it is that of an end.
-  struct Head {
+  struct OfHead {
     static constexpr Role role = Role::score;
     static constexpr bool adds_table = true;
     const float* by_distance;  ///< of k − q = 0
@@ -89,7 +89,7 @@ class RelativeBias {
     static constexpr bool additive = true;
     Prepared(const float* by_distance, std::shared_ptr<const void> owner, Index least, Index most)
         : by_distance_(by_distance), owner_(std::move(owner)), least_(least), most_(most) {}
-    Head at_head(Index, Index h) const {
+    OfHead at_head(Index, Index h) const {
       return {by_distance_ + h * (std::ptrdiff_t{most_} - least_ + 1) - least_, least_, most_};
     }
     template <class T> T operator()(T s, Index b, Index h, Index q, Index k) const {

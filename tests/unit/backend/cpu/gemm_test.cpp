@@ -10,58 +10,24 @@
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
+#include "every_isa.hpp"
 #include "random.hpp"
+#include "strided_matrix.hpp"
 
 namespace {
 
 using mha::Index;
 using mha::TensorView;
+using support::Layout;
+using support::layouts;
 using support::Random;
 
-/// How a matrix lies in memory.
-enum class Lie { rows, columns, gaps, every_second, reversed, overlapping };
-constexpr Lie lies[] = {Lie::rows, Lie::columns, Lie::gaps, Lie::every_second, Lie::reversed, Lie::overlapping};
-
-template <class T> struct Matrix {
-  std::vector<T> memory;
-  TensorView<T, 2> view;
-
-  Matrix(Lie lie, Index n, Index m) : memory(static_cast<std::size_t>((n + 2) * (2 * m + 5) + 4)) {
-    support::poison_all(memory);
-    T* const p = memory.data() + 1;
-    switch (lie) {
-      case Lie::rows:
-        view = {p, {n, m}, {m, 1}};
-        break;
-      case Lie::columns:
-        view = {p, {n, m}, {1, n}};
-        break;
-      case Lie::gaps:
-        view = {p, {n, m}, {m + 3, 1}};
-        break;
-      case Lie::every_second:
-        view = {p, {n, m}, {2 * m + 1, 2}};
-        break;
-      case Lie::reversed:
-        view = {p + (n > 0 ? (n - 1) * std::ptrdiff_t{m} : 0), {n, m}, {-m, 1}};
-        break;
-      case Lie::overlapping:
-        view = {p, {n, m}, {1, 1}};
-        break;  // a window sliding over one row
-    }
-  }
-  void fill(Random& random) {
-    for (Index i = 0; i < view.extent[0]; ++i)
-      for (Index j = 0; j < view.extent[1]; ++j) view(i, j) = random.rounded<T>(random.normal());
-  }
-};
-
 template <class T, class Backend>
-void expect_product(Index m, Index n, Index k, Lie of_a, Lie of_b, Lie of_c, bool with_bias, Random& random) {
+void expect_product(Index m, Index n, Index k, Layout of_a, Layout of_b, Layout of_c, bool with_bias, Random& random) {
   SCOPED_TRACE("(" + std::to_string(m) + ", " + std::to_string(k) + ") x (" + std::to_string(k) + ", " +
                std::to_string(n) + "), a " + std::to_string(int(of_a)) + ", b " + std::to_string(int(of_b)) + ", c " +
                std::to_string(int(of_c)));
-  Matrix<T> a(of_a, m, k), b(of_b, k, n), c(of_c, m, n);
+  support::StridedMatrix<T> a(of_a, m, k), b(of_b, k, n), c(of_c, m, n);
   a.fill(random);
   b.fill(random);
   std::vector<T> bias(static_cast<std::size_t>(2 * n));
@@ -96,37 +62,34 @@ TYPED_TEST_SUITE(Gemm, Scalars);
 
 TYPED_TEST(Gemm, MultipliesEveryShapeAndLayoutAtEveryLevel) {
   Random random("gemm");
-  const mha::IsaLevel before = mha::current_isa();
-  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
-    mha::force_isa(static_cast<mha::IsaLevel>(level));
-    SCOPED_TRACE(mha::to_string(mha::current_isa()));
+  support::at_every_isa([&] {
     for (const Index m : {1, 2, 4, 5, 17, 70})
       for (const Index n : {1, 3, 16, 50})
         for (const Index k : {1, 7, 300}) {
-          const Lie of_a = lies[random.below(6)], of_b = lies[random.below(6)], of_c = lies[random.below(5)];
+          const Layout of_a = layouts[random.below(6)], of_b = layouts[random.below(6)],
+                       of_c = layouts[random.below(5)];
           expect_product<TypeParam, mha::CpuWith<mha::Serial>>(m, n, k, of_a, of_b, of_c, random.chance(0.5), random);
         }
-    for (const Lie of_a : lies)
-      for (const Lie of_b : lies)
-        expect_product<TypeParam, mha::CpuWith<mha::Serial>>(9, 8, 11, of_a, of_b, Lie::gaps, true, random);
-  }
-  mha::force_isa(before);
+    for (const Layout of_a : layouts)
+      for (const Layout of_b : layouts)
+        expect_product<TypeParam, mha::CpuWith<mha::Serial>>(9, 8, 11, of_a, of_b, Layout::gaps, true, random);
+  });
 }
 
 TYPED_TEST(Gemm, SharesLargeProductsAmongThreads) {
   Random random("parallel gemm");
-  expect_product<TypeParam, mha::Cpu>(130, 140, 150, Lie::rows, Lie::rows, Lie::rows, true, random);
-  expect_product<TypeParam, mha::Cpu>(3, 700, 1000, Lie::rows, Lie::columns, Lie::gaps, true, random);
-  expect_product<TypeParam, mha::Cpu>(150, 130, 140, Lie::gaps, Lie::columns, Lie::columns, false, random);
+  expect_product<TypeParam, mha::Cpu>(130, 140, 150, Layout::rows, Layout::rows, Layout::rows, true, random);
+  expect_product<TypeParam, mha::Cpu>(3, 700, 1000, Layout::rows, Layout::columns, Layout::gaps, true, random);
+  expect_product<TypeParam, mha::Cpu>(150, 130, 140, Layout::gaps, Layout::columns, Layout::columns, false, random);
 }
 
 TYPED_TEST(Gemm, ManyRowsMeetAMatrixOfAnyLayout) {
   Random random("gemm of many rows");
-  for (const Lie of_b : lies) {
-    expect_product<TypeParam, mha::CpuWith<mha::Serial>>(129, 37, 270, Lie::rows, of_b, Lie::gaps, true, random);
-    expect_product<TypeParam, mha::Cpu>(260, 19, 1, lies[random.below(6)], of_b, Lie::columns, false, random);
-    expect_product<TypeParam, mha::Cpu>(131, 5, 0, Lie::rows, of_b, Lie::rows, true, random);
-    expect_product<TypeParam, mha::Cpu>(131, 0, 5, Lie::rows, of_b, Lie::rows, false, random);
+  for (const Layout of_b : layouts) {
+    expect_product<TypeParam, mha::CpuWith<mha::Serial>>(129, 37, 270, Layout::rows, of_b, Layout::gaps, true, random);
+    expect_product<TypeParam, mha::Cpu>(260, 19, 1, layouts[random.below(6)], of_b, Layout::columns, false, random);
+    expect_product<TypeParam, mha::Cpu>(131, 5, 0, Layout::rows, of_b, Layout::rows, true, random);
+    expect_product<TypeParam, mha::Cpu>(131, 0, 5, Layout::rows, of_b, Layout::rows, false, random);
   }
 }
 

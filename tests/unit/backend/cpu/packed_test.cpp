@@ -14,6 +14,7 @@
 #include <mha/core/tensor.hpp>
 
 #include "compare.hpp"
+#include "every_isa.hpp"
 #include "random.hpp"
 
 namespace {
@@ -61,16 +62,6 @@ template <class T> Packed<T> pack(const std::vector<DenseWeights<T>>& parts) {
   return Cpu{}.pack(std::span<const DenseWeights<T>>(parts));
 }
 
-template <class F> void at_every_isa(F&& f) {
-  const mha::IsaLevel before = mha::current_isa();
-  for (int level = 0; level <= static_cast<int>(mha::best_isa()); ++level) {
-    mha::force_isa(static_cast<mha::IsaLevel>(level));
-    SCOPED_TRACE(mha::to_string(mha::current_isa()));
-    f();
-  }
-  mha::force_isa(before);
-}
-
 template <class T> class PackedProduct : public testing::Test {};
 using Scalars = testing::Types<float, double, mha::half, mha::bfloat16>;
 TYPED_TEST_SUITE(PackedProduct, Scalars, );
@@ -84,7 +75,7 @@ TYPED_TEST(PackedProduct, IsTheSumOfProductsForEveryRangeOfPartsAtEveryLevel) {
     const Weights<T> weights(depth, random);
     const auto parts = weights.parts();
     const Packed<T> packed = pack(parts);
-    at_every_isa([&] {
+    support::at_every_isa([&] {
       for (const Index m : {0, 1, 3, 8, 19, 140})
         for (const auto& [first, count] : {std::pair<Index, Index>{0, 3}, {1, 2}, {2, 1}, {3, 1}}) {
           const Index k = parts[static_cast<std::size_t>(first)].matrix.extent[0];
@@ -141,7 +132,7 @@ TYPED_TEST(PackedProduct, GivesTheBitsOfTheUnpackedProduct) {
   const Weights<T> weights(530, random);
   const auto parts = weights.parts();
   const Packed<T> packed = pack(parts);
-  at_every_isa([&] {
+  support::at_every_isa([&] {
     for (const Index m : {1, 5, 131})
       for (const Index part : {0, 1, 2}) {
         const auto& w = parts[static_cast<std::size_t>(part)];
@@ -303,7 +294,7 @@ void expect_epilogue(support::Random& random, const mha::CpuWith<Threads>& cpu, 
 TYPED_TEST(PackedProduct, EndsWithItsEpilogue) {
   using T = TypeParam;
   support::Random random("epilogue");
-  at_every_isa([&] {
+  support::at_every_isa([&] {
     for (const Index m : {1, 5, 33, 200}) {
       const Index k = 250 + random.below(60), n = 40 + random.below(30);
       expect_epilogue<T>(random, Cpu{}, m, k, n, mha::Gelu{}, {false, Residual::none});
@@ -373,7 +364,7 @@ template <class T, class F> void expect_same_bits(F f) {
 
 TYPED_TEST(PackedProduct, EpilogueGivesTheSameBitsForAnyRowsAndThreads) {
   using T = TypeParam;
-  at_every_isa([] {
+  support::at_every_isa([] {
     expect_same_bits<T>(mha::Identity{});
     expect_same_bits<T>(mha::Gelu{});
     expect_same_bits<T>(Wavy{});
@@ -413,7 +404,7 @@ template <class W> void expect_the_bits_of_wide_weights() {
       pack(std::vector<DenseWeights<float>>{{wide_gate.view(), wide_bias.view()}, {wide_up.view(), {}}});
   EXPECT_LT(narrow.bytes(), 0.51 * double(same.bytes()));
   const mha::CpuWith<mha::ThreadPool> threads(mha::ThreadPool(3));
-  at_every_isa([&] {
+  support::at_every_isa([&] {
     for (const Index m : {1, 7, 32, 33, 150}) {
       Tensor<float, 2> a(m, k), c(m, n), d(m, n), expected(m, n), other(m, n);
       random.fill(a);
@@ -451,7 +442,7 @@ TEST(PackedProductOf, AStorageScalarOfTheUsers) {
   for (std::size_t i = 0; i < b.size(); ++i) bf.data()[i] = b.data()[i] = Short(static_cast<float>(random.normal()));
   const Packed<Short> packed = pack(std::vector<DenseWeights<Short>>{{b.view(), {}}});
   const Packed<float> packed_float = pack(std::vector<DenseWeights<float>>{{bf.view(), {}}});
-  at_every_isa([&] {
+  support::at_every_isa([&] {
     mha::Workspace workspace;
     const TensorView<Short, 2> to[] = {c.view()};
     const TensorView<float, 2> to_float[] = {cf.view()};

@@ -11,44 +11,23 @@
 
 #include "compare.hpp"
 #include "random.hpp"
+#include "strided_matrix.hpp"
 
 namespace {
 
 using mha::Index;
 using mha::TensorView;
-
-enum class Lie { rows, columns, gaps, every_second, reversed, overlapping };
-constexpr Lie lies[] = {Lie::rows, Lie::columns, Lie::gaps, Lie::every_second, Lie::reversed, Lie::overlapping};
-
-template <class T> struct Matrix {
-  std::vector<T> memory;
-  TensorView<T, 2> view;
-
-  Matrix(Lie lie, Index n, Index m) : memory(static_cast<std::size_t>((n + 2) * (2 * m + 5) + 4)) {
-    support::poison_all(memory);
-    T* const p = memory.data() + 1;
-    const std::ptrdiff_t last = n > 0 ? n - 1 : 0;
-    view = lie == Lie::rows           ? TensorView<T, 2>{p, {n, m}, {m, 1}}
-           : lie == Lie::columns      ? TensorView<T, 2>{p, {n, m}, {1, n}}
-           : lie == Lie::gaps         ? TensorView<T, 2>{p, {n, m}, {m + 3, 1}}
-           : lie == Lie::every_second ? TensorView<T, 2>{p, {n, m}, {2 * m + 1, 2}}
-           : lie == Lie::reversed     ? TensorView<T, 2>{p + last * m, {n, m}, {-m, 1}}
-                                      : TensorView<T, 2>{p, {n, m}, {1, 1}};
-  }
-  void fill(support::Random& random) {
-    for (Index i = 0; i < view.extent[0]; ++i)
-      for (Index j = 0; j < view.extent[1]; ++j)
-        view(i, j) = static_cast<T>(static_cast<mha::Accumulator<T>>(random.normal()));
-  }
-};
+using support::Layout;
+using support::layouts;
 
 /// Against sums in long double, nothing beside the result written.
 template <class T>
-void expect_product(Index m, Index n, Index k, Lie of_a, Lie of_b, Lie of_c, bool with_bias, support::Random& random) {
+void expect_product(Index m, Index n, Index k, Layout of_a, Layout of_b, Layout of_c, bool with_bias,
+                    support::Random& random) {
   SCOPED_TRACE("(" + std::to_string(m) + ", " + std::to_string(k) + ") x (" + std::to_string(k) + ", " +
                std::to_string(n) + "), a " + std::to_string(int(of_a)) + ", b " + std::to_string(int(of_b)) + ", c " +
                std::to_string(int(of_c)));
-  Matrix<T> a(of_a, m, k), b(of_b, k, n), c(of_c, m, n);
+  support::StridedMatrix<T> a(of_a, m, k), b(of_b, k, n), c(of_c, m, n);
   a.fill(random);
   b.fill(random);
   std::vector<T> bias(static_cast<std::size_t>(2 * n));
@@ -81,10 +60,10 @@ TYPED_TEST_SUITE(EigenGemm, Scalars);
 
 TYPED_TEST(EigenGemm, AnyStridesAgreeWithSums) {
   support::Random random("Eigen's products");
-  for (const Lie a : lies)
-    for (const Lie b : lies)
-      for (const Lie c : lies) {
-        if (c == Lie::overlapping) continue;
+  for (const Layout a : layouts)
+    for (const Layout b : layouts)
+      for (const Layout c : layouts) {
+        if (c == Layout::overlapping) continue;
         expect_product<TypeParam>(1 + random.below(9), 1 + random.below(9), random.below(9), a, b, c,
                                   random.chance(0.5), random);
       }
@@ -94,8 +73,8 @@ TYPED_TEST(EigenGemm, EdgesOfTilesAgreeWithSums) {
   support::Random random("edges of Eigen's products");
   constexpr Index shapes[][3] = {{1, 300, 7}, {257, 2, 65}, {3, 257, 129}, {0, 5, 3}, {4, 0, 3}, {255, 3, 128}};
   for (const auto& [m, n, k] : shapes)
-    for (const Lie b : {Lie::rows, Lie::columns, Lie::gaps})
-      expect_product<TypeParam>(m, n, k, Lie::rows, b, Lie::rows, true, random);
+    for (const Layout b : {Layout::rows, Layout::columns, Layout::gaps})
+      expect_product<TypeParam>(m, n, k, Layout::rows, b, Layout::rows, true, random);
 }
 
 TEST(EigenRows, AreReadWhereTheyLieOrCopied) {

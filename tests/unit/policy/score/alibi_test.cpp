@@ -72,7 +72,7 @@ TEST(Alibi, HasSlopesOfTheLogitsScalar) {
 }
 
 TEST(Alibi, IsAPlainScoreWithoutDefaults) {
-  static_assert(mha::Score<Alibi> && mha::Score<Alibi::Slope> && std::is_trivially_copyable_v<Alibi::Slope>);
+  static_assert(mha::Score<Alibi> && mha::Score<Alibi::OfHead> && std::is_trivially_copyable_v<Alibi::OfHead>);
   mha_test::expect_derivatives(Alibi{8});
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <mha/layer/recorded.hpp>
+#include <mha/layer/backward_interface.hpp>
 
 namespace {
 

@@ -10,6 +10,7 @@
 
 #include "../block/rows.hpp"
 #include "../call.hpp"
+#include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/tensor.hpp"
 #include "../core/view.hpp"
@@ -90,37 +91,6 @@ TensorView<const T, 4> shared_by(const TensorView<const T, 4>& queries, TensorVi
   rows.extent[0] = queries.batch();
   rows.stride[0] = 0;
   return rows;
-}
-
-/// A projection's result (B, L, H, D), heads side by side in rows that follow each other, as rows (B·L, H·D).
-template <class T> constexpr TensorView<T, 2> rows_of(const TensorView<T, 4>& x) {
-  return {x.data, {x.batch() * x.length(), x.heads() * x.dim()}, {x.stride[1], x.stride[3]}};
-}
-
-/// Rows of the width that the configuration says: "layer: memory has width 8 but kv_model is 6".
-template <class T>
-void require_rows(const char* call, const char* name, const TensorView<T, 3>& v, const char* member, Index width) {
-  require_data(call, name, v);
-  require_row_count(call, name, v);
-  require(v.extent[2] == width, call, ": ", name, " has width ", v.extent[2], " but ", member, " is ", width);
-}
-
-/// mean (B, Lq, Lk) = each (B, H, Lq, Lk) averaged over H: Items whose rows are those of queries.
-template <class A> struct MeanOverHeads {
-  std::ptrdiff_t rows;
-  Index columns, cost;
-  TensorView<const A, 4> each;
-  TensorView<A, 3> mean;
-
-  MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index k) const {
-    const Index b = static_cast<Index>(row / mean.extent[1]), i = static_cast<Index>(row % mean.extent[1]);
-    A sum(0);
-    for (Index h = 0; h < each.extent[1]; ++h) sum += each(b, h, i, k);
-    mean(b, i, k) = sum / A(each.extent[1]);
-  }
-};
-template <class A> MeanOverHeads<A> mean_over_heads(const TensorView<const A, 4>& each, const TensorView<A, 3>& mean) {
-  return {std::ptrdiff_t{mean.extent[0]} * mean.extent[1], mean.extent[2], each.extent[1], each, mean};
 }
 
 }  // namespace detail
