@@ -7,7 +7,7 @@
 //             O ← O·exp(m − m′) + P V; at the end O/l. No matrix of L × L numbers
 // Symbols     L = 300 tokens, E = 32 numbers each, H = 4 heads of D = 8; X, Y (L, E)
 // Output      three lines that end in "yes"
-// Next        models/, whole models
+// Next        31_tree_drafts.cpp, several drafts of a text in one step
 #include <cmath>
 #include <cstdio>
 #include <Eigen/Core>
