@@ -19,6 +19,7 @@
 #include "policy/mask/positional.hpp"
 #include "policy/role.hpp"
 #include "policy/score.hpp"
+#include "positions.hpp"
 
 namespace mha::inline MHA_NAMESPACE {
 
@@ -177,9 +178,9 @@ template <class... Extra> constexpr void check_weights_arguments() {
 template <class E>
 concept RefusedArgument = std::same_as<std::remove_cvref_t<E>, Refused>;
 template <class E>
-concept LayerArgument =
-    RefusedArgument<E> || Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> || LogSumExpArgument<E> ||
-    RaggedArgument<E> || OriginArgument<E> || BackendArgument<E> || DropoutSeedArgument<E> || ResidualArgument<E>;
+concept LayerArgument = RefusedArgument<E> || Mask<E> || Score<E> || WorkspaceArgument<E> || IntoArgument<E> ||
+    LogSumExpArgument<E> || RaggedArgument<E> || OriginArgument<E> || PositionsArgument<E> || BackendArgument<E> ||
+    DropoutSeedArgument<E> || ResidualArgument<E>;
 
 /// A whole KvCache, or the step of all its layers, where it is no LayerArgument.
 template <class E>
@@ -199,18 +200,20 @@ template <class... Extra> constexpr void check_layer_arguments() {
   static_assert(
       whole_cache ||
           ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
-      "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, mha::residual(r), mha::into(y), "
-      "LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink, a Dropout and "
-      "positions are named in the layer's type, and layer.tape() makes the tape of layer(x, tape) (see mha/call.hpp)");
+      "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, Positions, mha::residual(r), "
+      "mha::into(y), LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink, a "
+      "Dropout "
+      "and a Rotary are named in the layer's type, and layer.tape() makes the tape of layer(x, tape) (see "
+      "mha/call.hpp)");
   static_assert((0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
                 "mha: two seeds of one Dropout: keep one (see mha/policy/dropout.hpp)");
-  static_assert(
-      (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
-          (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
-          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
-          (0 + ... + int(ResidualArgument<Extra>)) <= 1,
-      "mha: Ragged, Origin, mha::residual(r), mha::into(y), LogSumExp, a Workspace and a backend may be given "
-      "once each (see mha/call.hpp)");
+  static_assert((0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(OriginArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(LogSumExpArgument<Extra>)) <= 1 && (0 + ... + int(RaggedArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
+                    (0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(PositionsArgument<Extra>)) <= 1,
+                "mha: Ragged, Origin, Positions, mha::residual(r), mha::into(y), LogSumExp, a Workspace and a backend "
+                "may be given "
+                "once each (see mha/call.hpp)");
 }
 template <class... Extra> constexpr void check_layer_weights_arguments() {
   check_layer_arguments<Extra...>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: a Sink, a Dropout and positions are named in the layer's type
+// expect: a Sink, a Dropout and a Rotary are named in the layer's type
 #include <mha/mha.hpp>
 
 auto result(const mha::MultiHeadAttention<float, mha::Cpu, mha::Dropout>& layer, const mha::Tensor<float, 3>& x) {

@@ -124,6 +124,17 @@ template <class Storage> void expect_steps(const Storage& storage) {
   static_cast<void>(here.fork(here.ids()[0])), static_cast<void>(there.fork(there.ids()[0]));
   both({1, 0, 3});
   both({2, 2, 2});
+  {
+    const auto drafts = drawn<2>(random, 6, 24);
+    const std::vector<Index> positions{9, 8, 8, 3, 5, 5};
+    auto step = here.step(here.ids(), {2, 3, 1}), far_step = there.step(there.ids(), {2, 3, 1});
+    const auto y = twins.here(drafts, step[0], mha::Positions{positions});
+    EXPECT_EQ(
+        support::differing(twins.there(FarTensor<T, 2>(drafts), far_step[0], mha::Positions{positions}).near(), y), 0u);
+    step.commit({1, 2, 4});
+    far_step.commit({1, 2, 4});
+    for (std::size_t b = 0; b < 3; ++b) EXPECT_EQ(there.save(there.ids()[b]), here.save(here.ids()[b]));
+  }
   const auto x = drawn<3>(random, 3, 2, 24);
   EXPECT_EQ(support::differing(twins.there.step(FarTensor<T, 3>(x), there).near(), twins.here.step(x, here)), 0u);
   EXPECT_EQ(there.save(there.ids()[2]), here.save(here.ids()[2]));

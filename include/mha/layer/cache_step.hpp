@@ -11,6 +11,7 @@
 
 #include "../cache/books.hpp"
 #include "../cache/kv_source.hpp"
+#include "../cache/step_lists.hpp"
 #include "../core/check.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -249,6 +250,28 @@ template <class Cache> class CacheStep {
   /// Errors    ShapeError if a layer has not written; the step stays open
   void commit() {
     open("commit").commit();
+    cache_ = nullptr;
+  }
+  /// Makes these rows part of their sequences, the i-th of a sequence's as its i-th new position, and drops the others:
+  /// of a tree of drafts the branch that was accepted.
+  ///
+  /// Shapes    rows: numbers of rows of x, all sequences' one after another, ascending; in braces too
+  /// Errors    ShapeError as commit(), or if a row is not of the step or does not follow the one before, or the cache's
+  ///           stream is being recorded; the step stays open
+  void commit(const detail::RowCounts& rows) {
+    Cache& cache = open("commit");
+    cache.require_written("commit");
+    cache.now_.check_kept(rows.all());
+    cache.require_sendable();
+    cache.copies_.reserve(rows.all().size());
+    cache.now_.keep(rows.all(), cache.copies_);
+    detail::RowCopies of_tiles;  // none: tiles are made again
+    cache.memory_.copy(cache.copies_, of_tiles);
+    cache.now_.describe(cache.book_);
+    for (Index layer = 0; layer < cache.layers(); ++layer)
+      cache.keep_tiles(layer, cache.now_.positions, cache.memory_.items());
+    cache.commit();
+    for (const detail::Growth& g : cache.now_.growths) cache.book_.truncate(g.slot, g.length + g.rows);
     cache_ = nullptr;
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -17,6 +18,8 @@
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
+#include "../policy/position.hpp"
+#include "../positions.hpp"
 #include "cache_step.hpp"
 #include "key_values.hpp"
 
@@ -30,6 +33,14 @@ template <class... Extra> constexpr void check_cached_arguments() {
       !((RaggedArgument<Extra> || OriginArgument<Extra>) || ...),
       "mha: a step of a cache knows the rows and positions of its sequences: give the layer neither Ragged nor "
       "Origin (see mha/layer/cache_step.hpp)");
+}
+template <class... Extra> constexpr void check_prefill_arguments() {
+  static_assert(!(LogSumExpArgument<Extra> || ...),
+                "mha: prefill() may take several steps and writes no log-sum-exp: give it to a step, "
+                "layer(x, step[i], mha::LogSumExp{…}) (see mha/layer/layer.hpp)");
+  static_assert(!(PositionsArgument<Extra> || ...),
+                "mha: prefill() may take several steps, Positions are those of one: give them to layer.step(x, cache, "
+                "…) or layer(x, step[i], …) (see mha/positions.hpp)");
 }
 
 template <class T, LayerStepArgument Step> CallNames layer_names(const TensorView<const T, 3>&, const Step&) {
@@ -85,11 +96,48 @@ auto source_of(const CallNames& names, const TensorView<const T, 4>& q, const Te
   else
     return kv_of(names, q, shared_by(q, key), shared_by(q, value), ragged);
 }
-template <class Call, class Memory> RowPositions key_positions_of(const Call& call, const Memory&) {
+
+/// Where a call's queries stand, and the keys that it makes.
+struct CallPositions {
+  RowPositions queries, keys;
+};
+template <class Memory, class Call> CallPositions positions_of(const Call& call) {
+  const RowPositions queries{call.shape.origin, call.q_offsets, call.shape.batch, call.shape.queries};
   if constexpr (LayerStepArgument<Memory>)
-    return {call.shape.origin, call.q_offsets, call.shape.batch, call.shape.queries};
+    return {queries, queries};
   else
-    return {Origins(Index{0}), call.kv.offsets.data, call.shape.batch, call.shape.keys};
+    return {queries, {Origins(Index{0}), call.kv.offsets.data, call.shape.batch, call.shape.keys}};
+}
+
+inline const Positions& given_positions(const Positions& found, const auto&...) { return found; }
+template <class Other, class... Rest> const Positions& given_positions(const Other&, const Rest&... rest) {
+  return given_positions(rest...);
+}
+/// The same with the Positions of x among a call's arguments, which are those of keys that are made from x too: each
+/// row is then a sequence of its own.
+template <class Position, class B, class T, class Call, class Memory, class... Extra>
+CallPositions positions_of(const B& backend, const TensorView<const T, 3>& x, const TensorView<const T, 3>& made_from,
+                           const Call& call, const Memory&, [[maybe_unused]] typename B::Workspace& workspace,
+                           [[maybe_unused]] typename B::Workspace::Frame& frame, const Extra&... extra) {
+  CallPositions at = positions_of<Memory>(call);
+  if constexpr ((PositionsArgument<Extra> || ...)) {
+    static_assert(
+        !std::same_as<Position, NoPosition>,
+        "mha: Positions for a layer whose type names no policy of positions, such as mha::Rotary<>: masks and "
+        "scores count rows (see mha/positions.hpp)");
+    const Borrowed<Index>& of_rows = given_positions(extra...).rows;
+    require_row_positions(of_rows, x.extent[0], x.extent[1]);
+    const std::size_t rows = static_cast<std::size_t>(of_rows.size);
+    Index* const each = frame.template take_host<Index>(rows + 1);
+    std::iota(each, each + rows + 1, Index{0});
+    at.queries = {Origins(of_rows.data), each, of_rows.size, 1};
+    if constexpr (!computes_on_host<B>) {
+      at.queries.first = Origins(backend.stage(of_rows.data, of_rows.size, frame, workspace));
+      at.queries.offsets = backend.stage(each, of_rows.size + 1, frame, workspace);
+    }
+    if (same_view(x, made_from)) at.keys = at.queries;
+  }
+  return at;
 }
 
 /// Where the numbers of a step are for a call in a workspace, as staged() asks.

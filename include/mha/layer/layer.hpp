@@ -36,6 +36,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   using Weights = LayerWeights<T, B, Policies>;
   using Concat = typename Policies::Concat;
   using Output = typename Policies::Output;
+  using Position = typename Policies::Position;
   using Matrix = detail::LayerMatrix;
 
  public:
@@ -58,9 +59,9 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   ///
   /// Shapes    x (L, E) or (B, L, E)  →  the same; with NoOutput the last axis is Hq·Dv. Ragged: (ΣL, E)
   /// Then      in any order: masks (they intersect with the layer's), scores (after the layer's), Ragged, Origin,
-  ///           residual(r), which is added last and may be y itself, into(y), where y may be x itself, LogSumExp, a
-  ///           DropoutSeed, without which a layer with Dropout drops nothing, a Workspace, another value of the
-  ///           backend's type. The scale is Config::scale.
+  ///           Positions, residual(r), which is added last and may be y itself, into(y), where y may be x itself,
+  ///           LogSumExp, a DropoutSeed, without which a layer with Dropout drops nothing, a Workspace, another value
+  ///           of the backend's type. The scale is Config::scale.
   /// Errors    ShapeError if a size is not the configuration's, weights are missing, or a LogSumExp overlaps y or r
   template <SequenceOf<T> X, class... Extra>
   requires(!((detail::MemoryArgument<Extra> || detail::LayerStepArgument<Extra> || detail::CallTapeArgument<Extra>) ||
@@ -82,7 +83,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// cache, then they attend to all that it holds. See mha/layer/cache_step.hpp.
   ///
   /// Shapes    x (Σn, E), sequence by sequence as the step names them, or (B, n, E)  →  the same
-  /// Then      masks, scores, residual(r), into(y), LogSumExp, a Workspace, a backend; positions are the cache's
+  /// Then      masks, scores, Positions, without which rows follow each other, residual(r), into(y), LogSumExp, a
+  ///           Workspace, a backend
   /// Errors    ShapeError if a size is not the configuration's, the step's or the cache's, or the mask may show what
   ///           a Ring has dropped; the step can be ended then as if nothing had happened
   template <SequenceOf<T> X, detail::LayerStepArgument Step, class... Extra>
@@ -105,9 +107,7 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   /// masks and scores were checked for all of them. y may be x itself, or be apart from it.
   template <SequenceOf<T> X, class Cache, class... Extra>
   [[nodiscard]] auto prefill(const X& x, Cache& cache, Extra&&... extra) const {
-    static_assert(!(detail::LogSumExpArgument<Extra> || ...),
-                  "mha: prefill() may take several steps and writes no log-sum-exp: give it to a step, "
-                  "layer(x, step[i], mha::LogSumExp{…}) (see mha/layer/layer.hpp)");
+    detail::check_prefill_arguments<Extra...>();
     detail::require_short_form("prefill", cache);
     return in_steps(x, cache, cache.max_rows(), extra...);
   }
@@ -286,7 +286,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         detail::staged(backend, std::move(checked), frame, workspace, detail::sent_numbers(memory, workspace));
     const auto w = parameters_.views();
     const detail::ItemsOn<B> items{backend, workspace};
-    project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
+    const auto at = detail::positions_of<Position>(backend, x, made.rows, call, memory, workspace, frame, extra...);
+    project(backend, x, made, at, w, frame, workspace);
     if constexpr (detail::LayerStepArgument<Memory>) memory.write(made.key, made.value, parameters_.version(), items);
     detail::run(backend, call, workspace);
     detail::run_gates<B, Concat, T>(heads, products_.vectors(w).gate, items);
@@ -317,7 +318,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
     detail::require_reachable(backend, "layer", "x", from);
     detail::require_memory_reachable(backend, made.rows, memory, checked.kv);
     const auto call = detail::staged(backend, std::move(checked), frame, workspace);
-    project(backend, from, made, call, detail::key_positions_of(call, memory), parameters_.views(), frame, workspace);
+    const auto at = detail::positions_of<Position>(backend, from, made.rows, call, memory, workspace, frame, extra...);
+    project(backend, from, made, at, parameters_.views(), frame, workspace);
     return detail::run_weights(backend, call, workspace);
   }
 
@@ -337,9 +339,8 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
   Index output_width() const { return Output::width(config_.concat_width(), config_.d_model); }
 
   /// Q, K and V of a call, normalised and turned; one product where they are made from the same rows.
-  template <class Call>
-  void project(const B& backend, const TensorView<const T, 3>& x, const detail::Projected<T>& p, const Call& call,
-               const RowPositions& keys, const ParameterViews<const T>& w, typename Workspace::Frame& frame,
+  void project(const B& backend, const TensorView<const T, 3>& x, const detail::Projected<T>& p,
+               const detail::CallPositions& at, const ParameterViews<const T>& w, typename Workspace::Frame& frame,
                Workspace& workspace) const {
     const detail::ItemsOn<B> items{backend, workspace};
     const TensorView<T, 2> results[] = {detail::rows_of(p.q), detail::rows_of(p.to_key), detail::rows_of(p.to_value)};
@@ -357,10 +358,9 @@ template <class T, Backend B, class Policies> class Layer : public LayerWeights<
         items(detail::copy_items(TensorView<const T, 4>(p.q), p.q_before_norm));
         items(detail::copy_items(TensorView<const T, 4>(p.to_key), p.key_before_norm));
       }
-    const CallShape& shape = call.shape;
     detail::run_norm<B, T>(norm_, p.q, products_.vectors(w).query_norm, items);
-    detail::run_position<B, T>(position_, p.q, {shape.origin, call.q_offsets, shape.batch, shape.queries}, items);
-    if (to.size() > 1) finish_keys(p.to_key, w, keys, items);
+    detail::run_position<B, T>(position_, p.q, at.queries, items);
+    if (to.size() > 1) finish_keys(p.to_key, w, at.keys, items);
   }
 
   void check_rows(const char* call, const char* name, const TensorView<const T, 3>& v, const char* member,

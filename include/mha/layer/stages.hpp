@@ -119,8 +119,11 @@ void run_norm(const Norm& norm, const TensorView<T, 4>& x, const TensorView<cons
 }
 
 /// Lets the position of every row enter, sequence by sequence where the batch is ragged.
+///
+/// Shapes    x (B, L, H, D) of head_buffers(), with offsets (1, B·L, H, D) as well
 template <class B, class T, class Position>
-void run_position(const Position& position, const TensorView<T, 4>& x, const RowPositions& at, const ItemsOn<B>& run) {
+void run_position(const Position& position, TensorView<T, 4> x, const RowPositions& at, const ItemsOn<B>& run) {
+  if (at.offsets != nullptr) x.extent[1] *= std::exchange(x.extent[0], 1);
   if constexpr (requires { position.for_each_items(x, at, run); }) {
     position.for_each_items(x, at, run);
   } else if constexpr (requires { position.apply(x, at.first); }) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdlib>
 #include <span>
 #include <vector>
 
@@ -95,6 +96,36 @@ struct StepNumbers {
         slots[b] = book.block(growths[b].slot);
         oldest.push_back(book.gone(growths[b].slot, lengths[b]).oldest);
       }
+    }
+  }
+
+  /// Checks a list of rows of the step: ascending, each once.
+  void check_kept(std::span<const Index> kept) const {
+    const Index rows = static_cast<Index>(to_row.size());
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      require(kept[i] >= 0 && kept[i] < rows, "commit: row ", kept[i], " is outside [0, ", rows,
+              "), the rows of the step");
+      require(i == 0 || kept[i - 1] < kept[i], "commit: row ", kept[i], " is named after row ", kept[i - 1],
+              ", expected ascending rows");
+    }
+  }
+  /// Takes from the growths the rows that are not kept. The others close up behind what their sequences had, by copies
+  /// in the order of the list, none of which overlaps itself or writes what a later one reads. The list has memory for
+  /// as many copies as rows are kept.
+  void keep(std::span<const Index> kept, RowCopies& copies) {
+    std::size_t next = 0;
+    for (std::size_t b = 0; b < growths.size(); ++b) {
+      std::size_t row = static_cast<std::size_t>(offsets[b]);
+      for (; next < kept.size() && kept[next] < offsets[b + 1]; ++next, ++row) {
+        const Index from = to_row[static_cast<std::size_t>(kept[next])], to = to_row[row];
+        RowCopy* const last = copies.empty() ? nullptr : &copies.back();
+        if (last != nullptr && last->from + last->count == from && last->to + last->count == to &&
+            last->count < std::abs(from - to))
+          ++last->count;
+        else if (from != to)
+          copies.push_back({from, to, 1});
+      }
+      growths[b].rows = static_cast<Index>(row) - offsets[b];
     }
   }
 

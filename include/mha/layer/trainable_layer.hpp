@@ -321,7 +321,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto call = detail::staged(backend, std::move(checked), frame, workspace);
     const auto w = parameters_.views();
     const detail::ItemsOn<B> items{backend, workspace};
-    this->project(backend, x, made, call, detail::key_positions_of(call, memory), w, frame, workspace);
+    this->project(backend, x, made, detail::positions_of<Rows>(call), w, frame, workspace);
     detail::run<true>(backend, call, workspace);
     const auto rows = detail::gated_rows<B, Concat, T>(heads, products_.vectors(w).gate, frame, items);
     detail::finish_rows<Output>(products_, rows, w, y, frame, items, extra...);

@@ -9,6 +9,9 @@
 #include <mha/layer/cache_step.hpp>
 #include <mha/layer/kv_cache.hpp>
 
+#include "cache_picture.hpp"
+#include "message_of.hpp"
+
 namespace {
 
 using mha::Index;
@@ -43,6 +46,82 @@ TEST(CacheStep, TellsWhereTheRowsOfEachSequenceAre) {
   EXPECT_EQ(std::vector<Index>(offsets.begin(), offsets.end()), (std::vector<Index>{0, 2, 2, 6}));
   EXPECT_EQ(step[0].rows(), 6);
   EXPECT_EQ(step[0].sequences(), 3);
+}
+
+template <class Cache> void append_numbered(Cache& cache, const mha::CacheStep<Cache>& step) {
+  for (Index layer = 0; layer < cache.layers(); ++layer) {
+    const Index rows = step[layer].rows();
+    Tensor<float, 3> key(rows, 1, 2), value(rows, 1, 2);
+    for (Index i = 0; i < rows; ++i) key(i, 0, 0) = value(i, 0, 1) = float(100 * layer + i);
+    step.append(layer, key, value);
+  }
+}
+
+// Two sequences, one with rows before: what stays of a step is what a step of these rows alone would have left.
+template <class Storage> void keeps_rows(const Storage& storage) {
+  using Cache = mha::KvCache<Storage, float>;
+  Cache cache({1, 2, 2}, storage, {.layers = 2, .sequences = 3});
+  const auto a = cache.add(), b = cache.add();
+  {
+    auto step = cache.step({a, b}, {14, 0});
+    append_numbered(cache, step);
+    step.commit();
+  }
+  const std::string before = support::picture(cache);
+  const auto refused = [&](const std::vector<Index>& rows) {
+    auto step = cache.step({a, b}, {6, 3});
+    append_numbered(cache, step);
+    return support::message_of([&] { step.commit(rows); });
+  };
+  EXPECT_EQ(refused({0, 9}), "commit: row 9 is outside [0, 9), the rows of the step");
+  EXPECT_EQ(refused({-1}), "commit: row -1 is outside [0, 9), the rows of the step");
+  EXPECT_EQ(refused({2, 1}), "commit: row 1 is named after row 2, expected ascending rows");
+  EXPECT_EQ(refused({2, 2}), "commit: row 2 is named after row 2, expected ascending rows");
+  {
+    auto step = cache.step({a, b}, {6, 3});
+    EXPECT_EQ(support::message_of([&] { step.commit({0}); }),
+              "commit: layer 0 of the cache has not written its keys and values");
+  }
+  EXPECT_EQ(support::picture(cache), before);
+
+  // The first 3 rows of a forked cache's step are rows 1, 2 and 5 of a, then row 7 of b.
+  auto step = cache.step({a, b}, {6, 3});
+  append_numbered(cache, step);
+  step.commit({1, 2, 5, 7});
+  EXPECT_EQ(support::message_of([&] { step.commit({0}); }), "commit: the step was committed");
+  EXPECT_EQ(cache.length(a), 17);
+  EXPECT_EQ(cache.length(b), 1);
+  Cache straight({1, 2, 2}, storage, {.layers = 2, .sequences = 3});
+  const auto c = straight.add(), d = straight.add();
+  {
+    auto prompt = straight.step({c, d}, {14, 0});
+    append_numbered(straight, prompt);
+    prompt.commit();
+  }
+  {
+    auto rest = straight.step({c, d}, {3, 1});
+    for (Index layer = 0; layer < 2; ++layer) {
+      Tensor<float, 3> key(4, 1, 2), value(4, 1, 2);
+      Index i = 0;
+      for (const Index row : {1, 2, 5, 7}) key(i, 0, 0) = value(i, 0, 1) = float(100 * layer + row), ++i;
+      rest.append(layer, key, value);
+    }
+    rest.commit();
+  }
+  EXPECT_EQ(support::picture(cache), support::picture(straight));
+
+  {
+    auto none = cache.step({a, b}, {6, 3});
+    append_numbered(cache, none);
+    none.commit({});
+  }
+  EXPECT_EQ(support::picture(cache), support::picture(straight));
+}
+
+TEST(CacheStep, KeepsSomeOfItsRows) {
+  keeps_rows(mha::Contiguous{.length = 32});
+  keeps_rows(mha::Paged{.pages = 6, .length = 32, .page = 16});
+  keeps_rows(mha::Ring{.left = 5, .rows = 14, .first = 2});
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstddef>
+#include <cstdlib>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -123,6 +126,36 @@ TEST(OpenStep, KeepsACacheWhereItIs) {
   EXPECT_THROW(open = std::move(none), mha::ShapeError);
   EXPECT_TRUE(open.there);
   EXPECT_FALSE(none.there);
+}
+
+// What is kept closes up: done in their order, the copies put each kept row where it belongs.
+TEST(StepNumbers, KeptRowsCloseUp) {
+  mha::detail::StepNumbers now(4);
+  const mha::detail::Growth growths[] = {{0, 5, 4}, {1, 2, 0}, {2, 7, 6}};
+  const auto kept_of = [&](const List& kept) {
+    now.begin(Blocks{}, growths);
+    now.describe(Blocks{});
+    mha::detail::RowCopies copies;
+    copies.reserve(kept.size());
+    now.keep(kept, copies);
+    List memory(1000);
+    std::iota(memory.begin(), memory.end(), 0);
+    for (const auto& c : copies) {
+      EXPECT_LE(c.count, std::abs(c.from - c.to)) << "the threads of a device copy the rows of one at once";
+      std::copy_n(memory.begin() + c.from, c.count, memory.begin() + c.to);
+    }
+    List rows;
+    for (const auto& g : now.growths)
+      for (Index i = 0; i < g.rows; ++i) rows.push_back(memory[static_cast<std::size_t>(100 * g.slot + g.length + i)]);
+    return rows;
+  };
+  EXPECT_EQ(kept_of({}), List{});
+  EXPECT_EQ(kept_of({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}), (List{5, 6, 7, 8, 207, 208, 209, 210, 211, 212}));
+  EXPECT_EQ(kept_of({1, 2, 3, 7, 8, 9}), (List{6, 7, 8, 210, 211, 212}));
+  EXPECT_EQ(kept_of({0, 3, 4, 6, 9}), (List{5, 8, 207, 209, 212}));
+  EXPECT_EQ(now.growths[0].rows, 2);
+  EXPECT_EQ(now.growths[1].rows, 0);
+  EXPECT_EQ(now.growths[2].rows, 3);
 }
 
 }  // namespace

@@ -37,13 +37,21 @@ class AlibiSlopes {
   std::span<float> numbers() { return slopes_.writable(); }
   std::span<const float> numbers() const { return slopes_.get(); }
 
+  /// |q − k| as a factor of a T: in its scalar, and of a dual number the integer, which has no derivative to multiply.
+  template <class T> MHA_HOST_DEVICE static constexpr auto distance(Index q, Index k) {
+    if constexpr (std::is_floating_point_v<T>)
+      return static_cast<T>(mha::abs(q - k));
+    else
+      return mha::abs(q - k);
+  }
+
   /// One head's bias.
   struct OfHead {
     static constexpr Role role = Role::score;
     static constexpr int parameters = 1;
     float slope;
     template <class T> MHA_HOST_DEVICE constexpr T operator()(T s, Index, Index, Index q, Index k) const {
-      return s - static_cast<T>(slope) * static_cast<float>(mha::abs(q - k));
+      return s - static_cast<T>(slope) * distance<T>(q, k);
     }
     /// The same with a slope that a dual number of value 0 changes: the value is rounded as without.
     template <class D> struct Shifted {
@@ -51,7 +59,7 @@ class AlibiSlopes {
       float slope;
       D by;
       MHA_HOST_DEVICE D operator()(const D& s, Index b, Index h, Index q, Index k) const {
-        return OfHead{slope}(s, b, h, q, k) - by * static_cast<float>(mha::abs(q - k));
+        return OfHead{slope}(s, b, h, q, k) - by * distance<D>(q, k);
       }
     };
     template <class Duals> MHA_HOST_DEVICE auto shifted(const Duals& by) const {

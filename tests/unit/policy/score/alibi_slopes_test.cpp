@@ -46,6 +46,18 @@ TEST(AlibiSlopes, MultipliesInTheScalarOfTheLogit) {
   EXPECT_EQ(by_slope.derivative[0], -37);
 }
 
+TEST(AlibiSlopes, TakesDistancesThatAFloatRounds) {
+  constexpr int far = (1 << 24) + 1;
+  const AlibiSlopes score({1.f});
+  const auto head = mha::at_head(score.prepared({.batch = 1, .heads = 1, .queries = 1, .keys = far + 1}), 0, 0);
+  EXPECT_EQ(score(0., 0, 0, far, 0), -16777217.);
+  EXPECT_EQ(score(0.f, 0, 0, far, 0), -16777216.f);
+  using D = mha::Dual<double, 1>;
+  const D by_slope = head.shifted(std::array{D::variable(0.)})(D(0.), 0, 0, far, 0);
+  EXPECT_EQ(by_slope.value, -16777217.);
+  EXPECT_EQ(by_slope.derivative[0], -16777217.);
+}
+
 TEST(AlibiSlopes, OfThePaperAreAlibi) {
   std::vector<float> slopes;
   for (int h = 0; h < 12; ++h) slopes.push_back(static_cast<float>(mha::Alibi::slope(h, 12)));
