@@ -5,7 +5,7 @@
 // The maths   y = Σ exp(s_j) v_j / (Σ exp(s_j) + exp(sink)) over the visible keys j, s_j = q·k_j / √D
 // Symbols     H = 4 heads, Hkv = 2, D = 8; one new row for each of two sequences, or one sequence of three queries
 // Output      two lines that end in "yes"
-// Next        models/, whole models
+// Next        33_frozen_layer.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -13,6 +13,7 @@
 //               step 150: error 0.10
 //               step 300: error 0.05
 // Source      Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", §4.1
+// Next        34_tree_drafts.cpp
 #include <cmath>
 #include <cstddef>
 #include <cstdio>

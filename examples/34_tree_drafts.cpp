@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// 31: a tree of drafts
+// 34: a tree of drafts
 //
 // You learn   to verify several drafts of one text in one step (Medusa, EAGLE, SpecInfer), and to keep the branch that
 //             was accepted
-// The maths   a node's row attends to the text and to its ancestors; its query and key are turned to position P +
-// depth,
-//             so that each node's row is the last row of layer(text, path to the node)
-// Symbols     E = 32 model width, P = 9 tokens of text, N = 6 nodes: 0 and 1 follow the text, 2 and 3 follow 0, 4
-// follows
-//             1, 5 follows 3
+// The maths   a node's row attends to the text and to its ancestors; its query and key are turned to position
+//             P + depth, so that each node's row is the last row of layer(text, path to the node)
+// Symbols     E = 32 model width, P = 9 tokens of text, N = 6 nodes: 0 and 1 follow the text, 2 and 3 follow 0,
+//             4 follows 1, 5 follows 3
 // Output      lines that end in "yes"
 // Next        models/, whole models
 #include <cmath>
