@@ -32,7 +32,7 @@ using mha::Index;
 using Cpu = mha::CpuWith<OneOrAll>;
 using Systolic = mha::Systolic<mha::AmxArray, mha::DefaultPrecision, OneOrAll>;
 using Lengths = std::vector<Index>;
-constexpr int rounds = 9, heads = 2, token_heads = 32, kv_heads = 8, token_dim = 128;
+constexpr int rounds = 9, heads = 2, token_heads = 32, token_dim = 128;
 
 /// Sixteen quantiles of a lognormal distribution, in no order, as texts come: the longest has two thirds of the pairs.
 Lengths prompts() { return {51, 69, 89, 684, 253, 34, 138, 169, 17, 2048, 313, 1016, 506, 111, 393, 206}; }
@@ -46,7 +46,7 @@ Lengths even_prompts() {
 /// Keys of sequences that go on by a token each: one has four fifths of all.
 Lengths texts() { return {640, 128, 1024, 320, 896, 64, 512, 1536, 256, 32768, 448, 192, 384, 768, 832, 192}; }
 Lengths even_texts() {
-  const auto all = texts();
+  const Lengths all = texts();
   return Lengths(all.size(), std::accumulate(all.begin(), all.end(), 0) / static_cast<Index>(all.size()));
 }
 
@@ -183,12 +183,12 @@ void prompt(benchmark::State& state, const std::string& name, int dim, const Mas
 /// A cache in pages that holds these keys, and a row for each sequence: the last of its keys is appended by every call,
 /// none is committed.
 template <class T, class Backend> class Tokens {
-  using Layer = mha::MultiHeadAttention<T, Backend, mha::GroupedQuery<kv_heads>, mha::Causal>;
+  using Layer = mha::MultiHeadAttention<T, Backend, mha::GroupedQuery<mha::Dynamic>, mha::Causal>;
   static constexpr Index page = 64;
 
  public:
-  explicit Tokens(const Lengths& keys)
-      : layer_({.d_model = 64, .num_heads = token_heads, .head_dim = token_dim}),
+  Tokens(const Lengths& keys, int kv_heads)
+      : layer_({.d_model = 64, .num_heads = token_heads, .num_kv_heads = kv_heads, .head_dim = token_dim}),
         cache_(mha::make_cache(layer_, storage(keys), {.sequences = static_cast<Index>(keys.size())})),
         ones_(keys.size(), 1),
         row_(static_cast<Index>(keys.size()), kv_heads, token_dim),
@@ -232,8 +232,8 @@ template <class T, class Backend> class Tokens {
   mha::Workspace workspace_;
 };
 
-template <class T, class Backend> void tokens(benchmark::State& state, const std::string& name) {
-  Tokens<T, Backend> uneven(texts()), even(even_texts());
+template <class T, class Backend> void tokens(benchmark::State& state, const std::string& name, int kv_heads) {
+  Tokens<T, Backend> uneven(texts(), kv_heads), even(even_texts(), kv_heads);
   const Lengths all_keys = texts();
   const double keys = std::accumulate(all_keys.begin(), all_keys.end(), 0.0);
   const double bytes = 2 * keys * kv_heads * token_dim * sizeof(T), flop = 4 * keys * token_heads * token_dim;
@@ -306,7 +306,10 @@ template <class T, class Backend> void add_prompts(const std::string& name) {
   }
 }
 template <class T, class Backend> void add_tokens(const std::string& name) {
-  bench::add("tokens/" + name, rounds, tokens<T, Backend>, "tokens/" + name);
+  for (const int kv_heads : {8, 1}) {
+    const std::string all = "tokens/" + name + "/heads:" + std::to_string(token_heads) + "/" + std::to_string(kv_heads);
+    bench::add(all, rounds, tokens<T, Backend>, all, kv_heads);
+  }
 }
 
 }  // namespace
