@@ -66,6 +66,8 @@ PIECES = {
     "cache": bench("cache", "^(books|prompt|mixture|generation)", 40),
     "cache-storage": bench("cache", "^(storage|ring)/", 40),
     "sources": bench("sources", "", 40),
+    "uneven-prompts": bench("uneven", "^prompt/", 40),
+    "uneven-tokens": bench("uneven", "^tokens/", 40),
     "systolic-decode": bench("systolic_decode", "", 30),
     "weights": bench("weights", "", 40),
     "projection": bench("projection", "", 50),
@@ -76,6 +78,7 @@ PIECES = {
     "peers-masks-1": peers("masks", "1", 30),
     "peers-bfloat16-1": peers("bfloat16", "1", 30),
     "peers-short-1": peers("short", "1", 20),
+    "peers-uneven-1": peers("uneven", "1", 40),
     "peers-layer-1": peers("layer", "1", 20),
     "peers-training-1": peers("training", "1", 30),
     "peers-backward-64-1": peers("backward", "1", 60, "D64,"),
@@ -89,6 +92,7 @@ PIECES = {
     "peers-masks-all": peers("masks", "0", 30),
     "peers-bfloat16-all": peers("bfloat16", "0", 25),
     "peers-short-all": peers("short", "0", 20),
+    "peers-uneven-all": peers("uneven", "0", 30),
     "peers-layer-all": peers("layer", "0", 20),
     "peers-training-all": peers("training", "0", 25),
     "peers-backward-all": peers("backward", "0", 40, "L2048"),
@@ -237,7 +241,7 @@ def main():
         subprocess.run(["cmake", "--preset", "release"], cwd=HERE.parent, check=True)
         subprocess.run(["cmake", "--build", str(options.build), "--target", "measured"], check=True)
         compiled = ["--peers", "FlexAttention|torch.compile", "--check", "--build", str(options.build)]
-        groups = ["--group", "attention", "masks", "bfloat16", "model"]
+        groups = ["--group", "attention", "masks", "bfloat16", "uneven", "model"]
         subprocess.run([sys.executable, str(HERE / "peers/compare.py"), *groups, *compiled])
         subprocess.run([sys.executable, str(HERE / "peers/checkpoints.py"), *compiled])
     if options.list:

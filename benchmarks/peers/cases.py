@@ -5,6 +5,7 @@ import numpy as np
 
 
 PASSES = ("backward", "both")  # of attention alone
+RAGGED = ("uneven", "tokens")  # of sequences of different lengths
 
 
 class Case:
@@ -12,6 +13,8 @@ class Case:
 
     attention  queries, keys, heads, kv_heads, dim    q (1, Hq, Lq, D)  k, v (1, Hkv, Lk, D)
     short      the same: one query, as in decoding, at the end of the keys
+    uneven     the same and lengths of sequences          q, k, v (ΣL, H, D), one sequence after another
+    tokens     the same: one query of each sequence, at the end of its keys
     layer      model, length, heads                   x (L, E), weights with biases as PyTorch stores them
     step       the same and dropout                   forward and backward pass of such a layer, dy = x
     backward   as attention and dropout               its backward pass alone, of do (1, H, L, D)
@@ -37,6 +40,9 @@ class Case:
             return "D %d, L %d" % (self.dim, self.keys)
         if self.kind == "short":
             return "%d/%d heads, D %d, %d keys" % (self.heads, self.kv_heads, self.dim, self.keys)
+        if self.kind in RAGGED:
+            sizes = (len(self.lengths), min(self.lengths), max(self.lengths), self.heads, self.kv_heads, self.dim)
+            return "%d × %d to %d, %d/%d heads, D %d" % sizes
         if self.kind in ("layer", "step"):
             dropped = ", dropout %g" % self.dropout if self.kind == "step" and self.dropout else ""
             return "E %d, L %d%s" % (self.model, self.length, dropped)
@@ -48,12 +54,21 @@ class Case:
 
     @property
     def unit(self):
-        return "GB/s" if self.kind == "short" else "GFLOP/s"
+        return "GB/s" if self.kind in ("short", "tokens") else "GFLOP/s"
+
+    @property
+    def query_offsets(self):
+        """Where the rows of q of each sequence begin, and where all end."""
+        return offsets([1] * len(self.lengths) if self.kind == "tokens" else self.lengths)
+
+    @property
+    def key_offsets(self):
+        return offsets(self.lengths)
 
     @property
     def on_matrix_unit(self):
         """Whether ours runs on Systolic. Few queries do not: memory is their limit, and Cpu reads bfloat16 as well."""
-        return self.group == "bfloat16"
+        return self.scalar == "bfloat16" and self.unit == "GFLOP/s"
 
     def work(self, visible_pairs):
         """1e9 FLOP of visible work, or 1e9 bytes of keys and values; visible_pairs(pattern, queries, keys)."""
@@ -62,7 +77,10 @@ class Case:
             return 1e-9 * (10 if self.kind == "backward" else 14) * pairs * self.heads * self.dim
         if self.kind == "attention":
             return 4e-9 * visible_pairs(self.pattern, self.queries, self.keys) * self.heads * self.dim
-        if self.kind == "short":
+        if self.kind == "uneven":
+            pairs = sum(visible_pairs(self.pattern, length, length) for length in self.lengths)
+            return 4e-9 * pairs * self.heads * self.dim
+        if self.unit == "GB/s":
             return 2e-9 * self.keys * self.kv_heads * self.dim * (2 if self.scalar == "bfloat16" else 4)
         if self.kind == "layer":
             pairs = visible_pairs(self.pattern, self.length, self.length)
@@ -99,6 +117,18 @@ def all_cases():
     for scalar in ("float32", "bfloat16"):
         for keys in (1024, 4096, 32768):
             yield Case("short", "short", scalar, queries=1, keys=keys, heads=32, kv_heads=8, dim=128)
+    # The lengths of uneven_bench.cpp. The tokens have fewer heads: PyTorch's padded keys take 1 GiB so.
+    prompts = (51, 69, 89, 684, 253, 34, 138, 169, 17, 2048, 313, 1016, 506, 111, 393, 206)
+    texts = (640, 128, 1024, 320, 896, 64, 512, 1536, 256, 32768, 448, 192, 384, 768, 832, 192)
+
+    def ragged(kind, lengths, scalar, pattern, queries, heads, kv_heads, dim):
+        sizes = {"lengths": lengths, "queries": queries, "keys": sum(lengths)}
+        return Case("uneven", kind, scalar, pattern, **sizes, heads=heads, kv_heads=kv_heads, dim=dim)
+
+    for scalar in ("float32", "bfloat16"):
+        for mask in plain:
+            yield ragged("uneven", prompts, scalar, mask, sum(prompts), 2, 2, 64)
+        yield ragged("tokens", texts, scalar, "full", len(texts), 8, 2, 128)
     for group, scalar in (("layer", "float32"), ("bfloat16", "bfloat16")):
         for model, length in ((512, 512), (1024, 2048)):
             for mask in plain:
@@ -151,7 +181,7 @@ def as_float32(x):
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 
-LIKE = {"short": "attention", "backward": "attention", "both": "attention", "step": "layer"}
+LIKE = {"short": "attention", "backward": "attention", "both": "attention", "step": "layer", "tokens": "uneven"}
 
 
 class Data(dict):
@@ -165,6 +195,11 @@ class Data(dict):
                 "k": (1, c.kv_heads, c.keys, c.dim),
                 "v": (1, c.kv_heads, c.keys, c.dim),
                 **({"do": (1, c.heads, c.queries, c.dim)} if c.kind in PASSES else {}),
+            },
+            "uneven": lambda c: {
+                "q": (c.queries, c.heads, c.dim),
+                "k": (c.keys, c.kv_heads, c.dim),
+                "v": (c.keys, c.kv_heads, c.dim),
             },
             "layer": lambda c: {
                 "x": (c.length, c.model),
@@ -183,6 +218,28 @@ class Data(dict):
 
 
 # ---- the formula ----
+
+
+def offsets(lengths):
+    """Where each of these begins, and where all end."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def expected_of_sequences(case, data):
+    """(rows, values (1, H, rows, D)): the last row of every sequence, and a few others."""
+    q, k, v = (as_float32(data[n]) for n in "qkv")
+    queries, keys = case.query_offsets, case.key_offsets
+    rows = np.unique(np.append(np.random.default_rng(11).integers(0, case.queries, 7), queries[1:] - 1))
+    values = []
+    for row in rows:
+        b = np.searchsorted(queries, row, "right") - 1
+        position = row - queries[b + 1] + case.lengths[b]
+        own = slice(keys[b], keys[b + 1])
+        k_own, v_own = (x[own].repeat(case.heads // case.kv_heads, 1).astype(np.float64) for x in (k, v))
+        s = np.einsum("hd,jhd->hj", q[row], k_own) / case.dim**0.5
+        s = np.where(visible(case, position, np.arange(case.lengths[b])), s, -np.inf)
+        values.append(np.einsum("hj,jhd->hd", softmax(s), v_own))
+    return rows, np.stack(values, axis=1)[None]
 
 
 def softmax(s):
@@ -232,6 +289,8 @@ def expected(case, data):
             LAST.clear()
             LAST[key] = expected_gradients(case, data)
         return None, LAST[key]
+    if case.kind in RAGGED:
+        return expected_of_sequences(case, data)
     if case.kind == "linear":
         x, w, b = (as_float32(data[n]) for n in "xwb")
         return np.arange(case.rows), x.astype(np.float64) @ w.T + b

@@ -203,7 +203,7 @@ def print_missing(rows, absent):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release", help="where the libraries are, in any folder below")
-    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short layer training backward linear model; all if not given")
+    parser.add_argument("--group", nargs="*", help="attention masks bfloat16 short uneven layer training backward linear model; all if not given")
     parser.add_argument("--threads", type=int, nargs="*", help="1, all of ours (0) or both, which are the default; MHA_NUM_THREADS says how many these are")
     parser.add_argument("--filter", default="", help="a regular expression that the names of the cases match")
     parser.add_argument("--peers", default="", help="a regular expression for the names of those beside ours")
@@ -242,8 +242,8 @@ def main():
             rows.append(row)
             print(case.name, "threads:%d" % threads, turns.in_words(row, OURS, options.check), flush=True)
     if not options.check:
-        for group in dict.fromkeys(row["group"] for row in rows):
-            print_group([row for row in rows if row["group"] == group])
+        for table in dict.fromkeys((row["group"], row["unit"]) for row in rows):
+            print_group([row for row in rows if (row["group"], row["unit"]) == table])
         print_stages(rows)
         print()
         print_kernels(rows)

@@ -43,6 +43,17 @@ void attend(const Shape& s, const void* q, const void* k, const void* v, void* o
                          score, workspace);
 }
 
+template <class B, class T, class Mask>
+void attend_ragged(const Shape& s, const void* q, const void* k, const void* v, void* out, const mha::Ragged& ragged,
+                   const Mask& mask) {
+  static mha::Workspace workspace;
+  const auto read = [&](const void* data, int rows, int heads) {
+    return mha::view(static_cast<const T*>(data), rows, heads, s.dim);
+  };
+  mha::attention_into<B>(mha::view(static_cast<T*>(out), s.queries, s.heads, s.dim), read(q, s.queries, s.heads),
+                         read(k, s.keys, s.kv_heads), read(v, s.keys, s.kv_heads), ragged, mask, workspace);
+}
+
 /// y (rows, …) from x (rows, …), weights prepared before.
 struct Module {
   virtual ~Module() = default;
@@ -319,6 +330,24 @@ MHA_PEER const char* peer_unit_attention(const Shape* shape, int causal, int all
     const mha::NoScore none;
     causal != 0 ? attend<OnUnit, mha::bfloat16>(*shape, q, k, v, out, mha::Causal{}, none)
                 : attend<OnUnit, mha::bfloat16>(*shape, q, k, v, out, mha::Full{}, none);
+  });
+}
+
+/// Attention of a ragged batch, full or causal, on Cpu or on the matrix unit: shape has the rows of all sequences, in
+/// memory (ΣL, H, D), and offsets where each begins.
+MHA_PEER const char* peer_ragged(const Shape* shape, int batch, const int* query_offsets, const int* key_offsets,
+                                 int causal, const char* scalar, int on_unit, int all_threads, const void* q,
+                                 const void* k, const void* v, void* out) {
+  return bench::attempt([&] {
+    bench::OneOrAll::all = all_threads != 0;
+    const auto offsets = [&](const int* of) { return std::span(of, static_cast<std::size_t>(batch) + 1); };
+    const mha::Ragged ragged{offsets(query_offsets), offsets(key_offsets)};
+    const auto with_mask = [&]<class B, class T>(B, T) {
+      causal != 0 ? attend_ragged<B, T>(*shape, q, k, v, out, ragged, mha::Causal{})
+                  : attend_ragged<B, T>(*shape, q, k, v, out, ragged, mha::Full{});
+    };
+    if (on_unit != 0) return with_mask(OnUnit{}, mha::bfloat16{});
+    is_bfloat16(scalar) ? with_mask(Backend{}, mha::bfloat16{}) : with_mask(Backend{}, float{});
   });
 }
 

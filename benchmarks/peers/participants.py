@@ -8,7 +8,7 @@ from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
 import numpy as np
 
 import bound
-from cases import PASSES, as_float32, visible
+from cases import PASSES, RAGGED, as_float32, visible
 from turns import Missing
 
 try:
@@ -43,6 +43,7 @@ class Library:
             ("read", c_double, [c_int, c_void_p, c_void_p, c_size_t]),
             ("attention", c_char_p, [c_void_p, c_char_p, c_char_p, c_int] + 4 * [c_void_p]),
             ("unit_attention", c_char_p, [c_void_p, c_int, c_int] + 4 * [c_void_p]),
+            ("ragged", c_char_p, [c_void_p, c_int] + 2 * [c_void_p] + [c_int, c_char_p] + 2 * [c_int] + 4 * [c_void_p]),
             ("eigen_attention", c_char_p, [c_void_p, c_int] + 4 * [c_void_p]),
             ("layer", c_void_p, 3 * [c_int] + [c_char_p] + 4 * [c_void_p]),
             ("step", c_void_p, 3 * [c_int] + [c_double] + 4 * [c_void_p]),
@@ -58,7 +59,7 @@ class Library:
 
     def limit(self, case, data, threads):
         """What the machine can do at most: GB/s of reading keys and values, or GFLOP/s of the unit or of Cpu."""
-        if case.kind == "short":
+        if case.unit == "GB/s":
             return self.read(int(threads > 1), *addresses(data["k"], data["v"]), data["k"].nbytes // 4)
         return self.unit_peak(threads) if case.on_matrix_unit else self.peak(threads)
 
@@ -105,6 +106,12 @@ class Ours:
             return call(self.kernels.run, *arguments), lambda: as_float32(y)
         out = np.empty_like(data["q"])
         pointers = addresses(data["q"], data["k"], data["v"], out)
+        if case.kind in RAGGED:
+            self.offsets = case.query_offsets, case.key_offsets  # the call reads them
+            sequences = (len(case.lengths), *addresses(*self.offsets))
+            which = (int(case.pattern == "causal"), case.scalar.encode(), int(case.on_matrix_unit), many)
+            run = call(self.kernels.ragged, self.kernels.shape(case), *sequences, *which, *pointers)
+            return run, lambda: by_head(as_float32(out))
         if case.on_matrix_unit:
             arguments = (self.kernels.shape(case), int(case.pattern == "causal"), many, *pointers)
             return call(self.kernels.unit_attention, *arguments), lambda: as_float32(out)
@@ -193,11 +200,22 @@ class Eigen:
         return call(self.kernels.eigen_attention, self.kernels.shape(case), causal, *pointers), lambda: out
 
 
+def by_head(rows):
+    """(ΣL, H, D) → (1, H, ΣL, D)."""
+    return rows.swapaxes(0, 1)[None]
+
+
 # ---- PyTorch ----
+
+
+def parts(tensor, offsets):
+    """The rows of each sequence."""
+    return [tensor[begin:end] for begin, end in zip(offsets, offsets[1:])]
 
 
 class Torch:
     kinds = ()
+    rest = 20e-3  # its OpenMP threads spin 300,000 times: 6 ms on a Zen 4
 
     def __init__(self):
         if torch is None:
@@ -214,7 +232,12 @@ class Torch:
         def run():
             last[:] = [function()]
 
-        return run, lambda: last[0].float().numpy()
+        return run, lambda: self.rows(case, last[0]).float().numpy()
+
+    @staticmethod
+    def rows(case, result):
+        """The result in the shape of cases.py."""
+        return result
 
     @staticmethod
     def tensor(array):
@@ -238,19 +261,85 @@ class Sdpa(Torch):
         return lambda: torch.nn.functional.scaled_dot_product_attention(data["q"], data["k"], data["v"], **options)
 
 
-class Flex(Torch):
-    """Compiled FlexAttention of fixed shapes. Each takes half a minute to compile, so that not all are."""
+class SdpaPadded(Torch):
+    """A rectangle of all sequences, padded behind. A causal mask hides the padding from the rows that count."""
 
-    kinds = ("attention",)
+    kinds = RAGGED
 
     def function(self, case, data):
-        if case.keys > 4096 or (case.keys != 2048 and torch.get_num_threads() > 1):
+        offsets = {"q": case.query_offsets, "k": case.key_offsets, "v": case.key_offsets}
+        q, k, v = (torch.nn.utils.rnn.pad_sequence(parts(data[n], at), True) for n, at in offsets.items())
+        options = {"enable_gqa": case.heads != case.kv_heads}
+        if case.pattern == "causal":
+            options["is_causal"] = True
+        else:
+            own = torch.arange(max(case.lengths)) < torch.tensor(case.lengths)[:, None]
+            options["attn_mask"] = own[:, None, None, :]
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    @staticmethod
+    def rows(case, result):
+        lengths = np.diff(case.query_offsets)
+        return torch.cat([result[b, :, :length] for b, length in enumerate(lengths)], dim=1)[None]
+
+
+class SdpaEach(Torch):
+    """A call for each sequence."""
+
+    kinds = RAGGED
+
+    def function(self, case, data):
+        offsets = {"q": case.query_offsets, "k": case.key_offsets, "v": case.key_offsets}
+        sequences = list(zip(*([x.transpose(0, 1)[None] for x in parts(data[n], at)] for n, at in offsets.items())))
+        options = {"enable_gqa": case.heads != case.kv_heads, "is_causal": case.pattern == "causal"}
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return lambda: [attend(*qkv, **options) for qkv in sequences]
+
+    @staticmethod
+    def rows(case, result):
+        return torch.cat(result, dim=2)
+
+
+class SdpaNested(Torch):
+    """Nested tensors in the layout `jagged`."""
+
+    kinds = RAGGED
+
+    def function(self, case, data):
+        if case.heads != case.kv_heads:
+            raise Missing("no key/value heads that query heads share")
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(data[n], torch.from_numpy(at)).transpose(1, 2)
+            for n, at in (("q", case.query_offsets), ("k", case.key_offsets), ("v", case.key_offsets))
+        )
+        causal = case.pattern == "causal"
+        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    @staticmethod
+    def rows(case, result):
+        return by_head(result.transpose(1, 2).values())
+
+
+class Flex(Torch):
+    """Compiled FlexAttention of fixed shapes. Each takes half a minute to compile, so that not all are. Sequences of a
+    ragged batch are documents of one row of tokens."""
+
+    kinds = ("attention", "uneven")
+
+    def function(self, case, data):
+        if case.kind == "attention" and case.keys > 4096 or (case.keys != 2048 and torch.get_num_threads() > 1):
             raise Missing("compiled here for L up to 4096 only, on several threads L 2048")
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         torch._dynamo.reset()
         options = {}
-        if case.pattern == "softcap":
+        if case.kind == "uneven":
+            data = {n: by_head(x) for n, x in data.items()}
+            document = torch.repeat_interleave(torch.arange(len(case.lengths)), torch.tensor(case.lengths))
+            shown = lambda b, h, q, k: (document[q] == document[k]) & visible(case, q, k)
+            options["block_mask"] = create_block_mask(shown, None, None, case.keys, case.keys, device="cpu")
+        elif case.pattern == "softcap":
             options["score_mod"] = lambda s, b, h, q, k: 30 * torch.tanh(s / 30)
         elif case.pattern != "full":
             shown = lambda b, h, q, k: visible(case, q, k)
@@ -524,6 +613,9 @@ class OnnxLinear(Onnx):
 
 PEERS = {
     "PyTorch SDPA": Sdpa,
+    "PyTorch SDPA, padded": SdpaPadded,
+    "PyTorch SDPA, one by one": SdpaEach,
+    "PyTorch SDPA, nested": SdpaNested,
     "FlexAttention, compiled": Flex,
     "nn.MultiheadAttention": TorchLayer,
     "nn.MultiheadAttention, forward and backward": TorchStep,

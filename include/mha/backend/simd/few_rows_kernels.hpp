@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -35,10 +36,15 @@ template <class T> struct RowRuns {
   Index count = 0;
 };
 
-/// Memory without a gap, in whole lines of the cache.
+/// Memory without a gap, in whole lines of the cache; `begin` is the first line's, or inside it where the memory ends
+/// in one line more than there are from `begin` to `end`.
 struct LineRange {
   static constexpr std::ptrdiff_t line = 64;  // bytes
   const char *begin, *end;
+
+  MHA_ALWAYS_INLINE static std::ptrdiff_t in_line(const void* at) {
+    return static_cast<std::ptrdiff_t>(reinterpret_cast<std::uintptr_t>(at) % line);
+  }
 };
 
 /// What will be wanted soon: ranges of lines, in the order of memory, which is what the hardware goes on with.
@@ -55,10 +61,14 @@ template <class T> LineRanges line_ranges(const RowRuns<T>& rows, Index dim, Lin
     const bool joined = run->stride == dim;  // rows without a gap are one
     const Index ranges = joined ? std::min(run->count, Index{1}) : run->count;
     const std::ptrdiff_t elements = joined ? std::ptrdiff_t{dim} * run->count : dim;
-    const std::ptrdiff_t bytes = (elements * static_cast<std::ptrdiff_t>(sizeof(T)) + line - 1) / line * line;
+    const std::ptrdiff_t bytes = elements * static_cast<std::ptrdiff_t>(sizeof(T));
+    const std::ptrdiff_t whole = (bytes + line - 1) / line * line;
     const T* row = run->data;
-    for (LineRange* const end = at + ranges; at != end; ++at, row += run->stride)
-      *at = {reinterpret_cast<const char*>(row), reinterpret_cast<const char*>(row) + bytes};
+    for (LineRange* const end = at + ranges; at != end; ++at, row += run->stride) {
+      const std::ptrdiff_t before = LineRange::in_line(row);
+      const char* const begin = reinterpret_cast<const char*>(row) - (before + bytes > whole ? 0 : before);
+      *at = {begin, begin + whole};
+    }
   }
   return {to, static_cast<Index>(at - to)};
 }
@@ -77,6 +87,7 @@ class Ahead {
         line_ = range_->begin;
         end_ = range_->end;
         ++range_;
+        if (LineRange::in_line(line_) != 0) __builtin_prefetch(end_ - 1, 0, 2);  // the one line more
       }
       __builtin_prefetch(line_, 0, 2);
       line_ += line;
