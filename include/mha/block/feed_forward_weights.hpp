@@ -36,8 +36,8 @@ template <class T> struct FeedForwardViews {
     } else {
       const auto of_up = detail::checked_gradients("for_each: up", up, gradients.up);
       const auto of_down = detail::checked_gradients("for_each: down", down, gradients.down);
-      step(up.flat(), of_up);
-      step(down.flat(), of_down);
+      detail::run_step(step, up.flat(), of_up);
+      detail::run_step(step, down.flat(), of_down);
     }
   }
 };

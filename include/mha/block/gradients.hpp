@@ -67,6 +67,11 @@ template <class A, class Views> class BlockGradients : public Views {
   }
   ~BlockGradients() = default;
 
+  using Views::for_each;
+  /// f(numbers), a span of all that they are of: for their norm, or to scale them.
+  template <class F> void for_each(F&& f) { f(this->flat()); }
+  template <class F> void for_each(F&& f) const { f(std::span<const A>(this->flat())); }
+
   /// All ← 0, as a new step begins.
   void clear() { std::fill(memory_.begin(), memory_.end(), A(0)); }
 

@@ -76,7 +76,7 @@ template <class T> struct LinearViews {
   /// Errors    as flat(); ShapeError for gradients of other sizes, before the first step
   template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
     const auto d = detail::checked_gradients("for_each", *this, gradients);
-    step(flat(), d);
+    detail::run_step(step, flat(), d);
   }
 };
 

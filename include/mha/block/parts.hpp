@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <utility>
 
 #include "../core/check.hpp"
 #include "../core/view.hpp"
@@ -57,6 +58,16 @@ auto checked_gradients(const char* call, const Views<T>& own, const Gradients& g
   if constexpr (HasNamesOf<Gradients, Views>) require_gradients(call, gradients, own);
   require(d.size() == expected, call, ": the gradients are ", d.size(), " numbers, expected ", expected);
   return std::span<const typename decltype(d)::element_type>(d);
+}
+
+/// step(numbers, their gradients), or the sentence for another step.
+template <class T, class A, class Step> void run_step(Step& step, std::span<T> numbers, std::span<const A> gradients) {
+  constexpr bool takes_spans = requires { step(std::move(numbers), std::move(gradients)); };
+  static_assert(takes_spans,
+                "mha: for_each(gradients, step) calls step(numbers, of_numbers) with two spans, std::span<T> and "
+                "std::span<const A>, of which the second is only read: [&](auto numbers, auto of_numbers) { … } (see "
+                "mha/block/parts.hpp)");
+  if constexpr (takes_spans) step(std::move(numbers), std::move(gradients));
 }
 
 }  // namespace mha::inline MHA_NAMESPACE::detail

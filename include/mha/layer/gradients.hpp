@@ -34,8 +34,42 @@ template <class A> struct PartsOf<LayerGradientViews<A>> {
 };
 
 /// The elements of an owner's vector.
-template <class A> std::span<const A> as_span(const TensorView<A, 1>& v) {
+template <class A> std::span<A> as_span(const TensorView<A, 1>& v) {
   return {v.data, static_cast<std::size_t>(v.extent[0])};
+}
+/// Numbers as a step reads them.
+template <class A> std::span<const A> to_read(const std::span<A>& numbers) { return numbers; }
+
+/// The gradients of a layer's RelativeBias have its buckets.
+template <class S, class G> void require_buckets(const char* call, const S& own, const G& given) {
+  if constexpr (is_chain<S> && is_chain<G>) {
+    require_buckets(call, own.first, given.first);
+    require_buckets(call, own.second, given.second);
+  } else if constexpr (std::is_same_v<S, RelativeBias> && std::is_same_v<G, RelativeBias>) {
+    const RelativeBuckets &expected = own.buckets(), &found = given.buckets();
+    const auto same = [call](const char* of, Index is, Index should) {
+      require(is == should, call, ": the gradients are of another RelativeBias: its ", of, " is ", is, ", expected ",
+              should);
+    };
+    same("count", found.count, expected.count);
+    same("max_distance", found.max_distance, expected.max_distance);
+    same("bidirectional", found.bidirectional, expected.bidirectional);
+  }
+}
+/// The gradients of a layer's score are of that score, as far as sizes tell.
+///
+/// Errors    ShapeError that names the size and both values
+template <class S, class G> void require_score_gradients(const char* call, const S& own, const G& given) {
+  require_buckets(call, own, given);
+  for_each_numbers(own, given, [call](const auto& numbers, const auto& gradients) {
+    require(numbers.size() == gradients.size(), call, ": the gradients are of other sizes: their score has ",
+            gradients.size(), " numbers, expected ", numbers.size());
+  });
+}
+/// The gradients have as many logits of a Sink.
+template <class A> void require_sink_gradients(std::size_t logits, const TensorView<A, 1>& given) {
+  require(logits == as_span(given).size(), "for_each: the gradients are of other sizes: their sink has ",
+          given.extent[0], " numbers, expected ", logits);
 }
 
 }  // namespace detail
@@ -63,6 +97,29 @@ template <class A, class S = NoScore> class LayerGradients : public BlockGradien
   /// As BlockGradients, and with a score whose numbers are 0.
   template <class Layout>
   LayerGradients(std::int64_t size, const Layout& layout, S zero = {}) : Base(size, layout), score(std::move(zero)) {}
+
+  /// f(numbers) for all of them, in the order of p.for_each(): a span of those of the weights, then, where there are
+  /// any, of those of the score and of the Sink.
+  template <class F> void for_each(F&& f) {
+    Base::for_each(f);
+    detail::for_each_numbers(score, std::as_const(score), [&f](const auto& numbers, const auto&) { f(numbers); });
+    if (this->sink.data != nullptr) f(detail::as_span(this->sink));
+  }
+  template <class F> void for_each(F&& f) const {
+    Base::for_each(f);
+    detail::for_each_numbers(score, score, [&f](const auto& numbers, const auto&) { f(numbers); });
+    if (this->sink.data != nullptr) f(detail::to_read(detail::as_span(this->sink)));
+  }
+  /// step(numbers, the same of the other) likewise: to add up the gradients of several threads or processes.
+  ///
+  /// Errors    ShapeError for gradients of other sizes, before the first step
+  template <class Step> void for_each(const LayerGradients& other, Step&& step) {
+    detail::require_score_gradients("for_each", score, other.score);
+    detail::require_sink_gradients(detail::as_span(this->sink).size(), other.sink);
+    Base::for_each(other, step);
+    detail::for_each_numbers(score, other.score, step);
+    if (this->sink.data != nullptr) step(detail::as_span(this->sink), detail::to_read(detail::as_span(other.sink)));
+  }
 
   /// All ← 0, as a new step begins.
   void clear() {
@@ -96,33 +153,6 @@ template <class B, class T, class S> constexpr bool check_trains_score() {
   return !trains || trains_on<B, T, S>;
 }
 
-/// The gradients of a layer's RelativeBias have its buckets.
-template <class S, class G> void require_buckets(const char* call, const S& own, const G& given) {
-  if constexpr (is_chain<S> && is_chain<G>) {
-    require_buckets(call, own.first, given.first);
-    require_buckets(call, own.second, given.second);
-  } else if constexpr (std::is_same_v<S, RelativeBias> && std::is_same_v<G, RelativeBias>) {
-    const RelativeBuckets &expected = own.buckets(), &found = given.buckets();
-    const auto same = [call](const char* of, Index is, Index should) {
-      require(is == should, call, ": the gradients are of another RelativeBias: its ", of, " is ", is, ", expected ",
-              should);
-    };
-    same("count", found.count, expected.count);
-    same("max_distance", found.max_distance, expected.max_distance);
-    same("bidirectional", found.bidirectional, expected.bidirectional);
-  }
-}
-/// The gradients of a layer's score are of that score, as far as sizes tell.
-///
-/// Errors    ShapeError that names the size and both values
-template <class S, class G> void require_score_gradients(const char* call, const S& own, const G& given) {
-  require_buckets(call, own, given);
-  for_each_numbers(own, given, [call](const auto& numbers, const auto& gradients) {
-    require(numbers.size() == gradients.size(), call, ": the gradients are of other sizes: their score has ",
-            gradients.size(), " numbers, expected ", numbers.size());
-  });
-}
-
 }  // namespace detail
 
 /// What layer.update() writes of a layer with a score that is trained, or a Sink: `score` and `sink` are the layer's.
@@ -132,14 +162,19 @@ template <class T, class S, class Sink> struct TrainedParameters : ParameterView
 
   /// step(numbers, their gradients), as ParameterViews has it, for the score and the Sink too.
   template <class Gradients, class Step> void for_each(const Gradients& gradients, Step&& step) const {
-    if constexpr (requires { gradients.score; }) detail::require_score_gradients("for_each", score, gradients.score);
-    if constexpr (requires { sink.numbers(); })
-      detail::require(sink.numbers().size() == detail::as_span(gradients.sink).size(),
-                      "for_each: the gradients are of other sizes: their sink has ", gradients.sink.extent[0],
-                      " numbers, expected ", sink.numbers().size());
-    ParameterViews<T>::for_each(gradients, step);
-    if constexpr (requires { gradients.score; }) detail::for_each_numbers(score, gradients.score, step);
-    if constexpr (requires { sink.numbers(); }) step(sink.numbers(), detail::as_span(gradients.sink));
+    constexpr bool weights_alone = detail::HasNamesOf<Gradients, ParameterViews> && !requires { gradients.score; };
+    static_assert(!weights_alone,
+                  "mha: for_each() of a layer with a trained score or a Sink is given weights alone, such as "
+                  "parameters(): give it gradients, or take p.flat(), p.score and p.sink by themselves (see "
+                  "mha/layer/gradients.hpp)");
+    if constexpr (!weights_alone) {
+      if constexpr (requires { gradients.score; }) detail::require_score_gradients("for_each", score, gradients.score);
+      if constexpr (requires { sink.numbers(); }) detail::require_sink_gradients(sink.numbers().size(), gradients.sink);
+      ParameterViews<T>::for_each(gradients, step);
+      if constexpr (requires { gradients.score; }) detail::for_each_numbers(score, gradients.score, step);
+      if constexpr (requires { sink.numbers(); })
+        step(sink.numbers(), detail::to_read(detail::as_span(gradients.sink)));
+    }
   }
 };
 

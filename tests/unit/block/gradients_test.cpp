@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -52,6 +54,29 @@ TEST(BlockGradients, CopiesHaveMemoryOfTheirOwn) {
   EXPECT_NE(copy.flat().data(), data);
   copy = std::move(moved);
   EXPECT_EQ(copy.flat().data(), data);
+}
+
+TEST(BlockGradients, ForEachPassesAllNumbers) {
+  const auto expect = [](auto g) {
+    std::size_t count = 0;
+    g.for_each([&](const auto& numbers) {
+      for (auto& number : numbers) number = static_cast<float>(++count);
+    });
+    EXPECT_EQ(count, g.memory().extent[0]);
+    float sum = 0;
+    std::as_const(g).for_each([&](const std::span<const float>& numbers) {
+      for (const float number : numbers) sum += number;
+    });
+    EXPECT_EQ(sum, float(count * (count + 1) / 2));
+    auto twice = g;
+    twice.for_each(g, [](const auto& to, const auto& from) {
+      for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+    });
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(twice.flat()[i], 2 * g.flat()[i]);
+  };
+  expect(Linear({.inputs = 6, .outputs = 5}).gradients());
+  expect(mha::FeedForward<float>({.d_model = 3, .d_hidden = 4}).gradients());
+  expect(mha::LayerNorm<float>({.width = 7}).gradients());
 }
 
 TEST(BlockGradients, AreRefusedByALinearOfOtherSizes) {

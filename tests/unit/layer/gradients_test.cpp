@@ -91,6 +91,81 @@ TEST(LayerGradients, AreRefusedByALayerOfOtherSizes) {
   EXPECT_EQ(refusal(apart.gradients()), sizes + "0 their query has stride 18, expected 3");
 }
 
+template <class Layer> void draw(Layer& layer, const std::string& stream) {
+  support::Random random(stream);
+  layer.update([&](auto& p) {
+    for (auto& w : p.flat())
+      w = random.rounded<std::remove_reference_t<decltype(w)>>(random.normal() / std::sqrt(layer.config().d_model));
+  });
+}
+
+TEST(LayerGradients, ForEachPassesTheWeightsTheScoreAndTheSink) {
+  using Score = mha::Chain<mha::RelativeBias, mha::Chain<mha::SoftCap, BentScore<>>>;
+  using Own = mha::MultiHeadAttention<double, mha::Cpu, Score, mha::Sink>;
+  const auto of = [](Index buckets, Index heads) {
+    return Own({.d_model = 6, .num_heads = heads},
+               Score{mha::RelativeBias(std::vector<float>(static_cast<std::size_t>(buckets * heads)),
+                                       {.count = buckets, .max_distance = 16}),
+                     {mha::SoftCap{2.f}, BentScore<>{}}},
+               mha::Sink(std::vector<float>(static_cast<std::size_t>(heads))));
+  };
+  Own layer = of(8, 2);
+  draw(layer, "each");
+  auto g = layer.gradients();
+  std::vector<std::size_t> sizes;
+  double next = 0;
+  g.for_each([&](const auto& numbers) {
+    sizes.push_back(numbers.size());
+    for (auto& number : numbers) number = static_cast<std::remove_reference_t<decltype(number)>>(++next);
+  });
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{g.flat().size(), 16, 1, 2, 2}));
+  EXPECT_EQ(g.flat()[0], 1);
+  EXPECT_EQ(g.score.first.numbers()[3], float(g.flat().size() + 4));
+  EXPECT_EQ(g.score.second.second.bend, float(g.flat().size() + 19));
+  EXPECT_EQ(g.sink(1), next);
+  std::vector<double> read, stepped;
+  std::as_const(g).for_each([&](const auto& numbers) {
+    static_assert(std::is_const_v<typename std::remove_cvref_t<decltype(numbers)>::element_type>);
+    read.insert(read.end(), numbers.begin(), numbers.end());
+  });
+  for (std::size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i], double(i + 1));
+  EXPECT_EQ(double(read.size()), next);
+  layer.update([&](auto& p) {
+    p.for_each(
+        g, [&](const auto&, const auto& numbers) { stepped.insert(stepped.end(), numbers.begin(), numbers.end()); });
+  });
+  EXPECT_EQ(stepped, read);
+
+  // Those of two threads.
+  const auto add = [](const auto& to, const auto& from) {
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] += 2 * from[i];
+  };
+  auto sum = g;
+  sum.for_each(g, add);
+  std::size_t at = 0;
+  sum.for_each([&](const auto& numbers) {
+    for (const double number : numbers) EXPECT_EQ(number, 3 * read[at++]);
+  });
+  EXPECT_EQ(g.sink(1), next);
+  const auto refusal = [&](const Own& other) {
+    return message_of(
+        [&, theirs = other.gradients()] { sum.for_each(theirs, [](const auto&, const auto&) { FAIL(); }); });
+  };
+  EXPECT_EQ(refusal(of(10, 2)), "for_each: the gradients are of another RelativeBias: its count is 10, expected 8");
+  const auto sinks = [](std::vector<float> logits) {
+    const Index heads = static_cast<Index>(logits.size());
+    return mha::MultiHeadAttention<float, mha::Cpu, mha::Sink>({.d_model = 6, .num_heads = heads, .head_dim = 3},
+                                                               mha::Sink(std::move(logits)))
+        .gradients();
+  };
+  auto two = sinks({1, 2});
+  EXPECT_EQ(message_of([&] {
+              two.for_each(sinks({1, 2, 3}), add);
+            }),
+            "for_each: the gradients are of other sizes: their sink has 3 numbers, expected 2");
+  two.for_each([](const auto& numbers) { EXPECT_FALSE(numbers.empty()); });
+}
+
 /// A BentScore with one of its numbers a variable.
 struct BentByDuals {
   BentScore<double> score;
@@ -106,13 +181,6 @@ struct BentByDuals {
   }
 };
 
-template <class Layer> void draw(Layer& layer, const std::string& stream) {
-  support::Random random(stream);
-  layer.update([&](auto& p) {
-    for (auto& w : p.flat())
-      w = random.rounded<std::remove_reference_t<decltype(w)>>(random.normal() / std::sqrt(layer.config().d_model));
-  });
-}
 /// Number i of them += by.
 template <class Layer, class G> void change(Layer& layer, const G& of_its_type, std::size_t i, double by) {
   layer.update([&](auto& p) {
