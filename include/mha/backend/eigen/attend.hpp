@@ -152,8 +152,8 @@ template <class Call> class Tile {
         read_rows<A>(TensorView<const Stored, 2>{run.key, {n, call_.head_dim}, {run.key_stride, 1}}, scratch_.key);
     Map<A> s(scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys));
     std::fill_n(scratch_.logits, std::ptrdiff_t{rows_} * tiling_.keys, A(0));
-    add_product<A, Eigen::RowMajor>(call_.scale, {key.data, n, call_.head_dim, key.outer()},
-                                    {scratch_.query, call_.head_dim, rows_, Eigen::OuterStride<>(call_.head_dim)}, s);
+    add_product<A>(call_.scale, {key.data, n, call_.head_dim, key.outer()},
+                   {scratch_.query, call_.head_dim, rows_, Eigen::OuterStride<>(call_.head_dim)}, s);
     score_and_mask(begin, begin + n);
     Rows<A> value = read_rows<A>(TensorView<const Stored, 2>{run.value, {n, call_.value_dim}, {run.value_stride, 1}},
                                  scratch_.value);
@@ -167,8 +167,8 @@ template <class Call> class Tile {
       value = finite_part(v, begin);  // what it adds is of the new maximum
       for (Index r = 0; r < rows_; ++r) weigh(r, begin, n);
     }
-    add_product<A, Eigen::ColMajor>(A(1), {value.data, call_.value_dim, n, value.outer()},
-                                    {scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys)}, out());
+    add_product<A>({value.data, call_.value_dim, n, value.outer()},
+                   {scratch_.logits, n, rows_, Eigen::OuterStride<>(tiling_.keys)}, out());
     return n;
   }
 

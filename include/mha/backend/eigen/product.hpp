@@ -40,11 +40,19 @@ class OneThread {
 #endif
 };
 
-/// c += scale · a · b. Of each scalar and order one function, so that Eigen's kernels are compiled once.
-template <class A, int Order>
-MHA_NO_INLINE void add_product(A scale, const ConstMap<A, Order>& a, const ConstMap<A>& b, Map<A> c) {
+// Of each scalar and order of a one function, so that Eigen's kernels are compiled once. A scale that is always 1 would
+// have Eigen compile more of them.
+
+/// c += scale · a · b.
+template <class A>
+MHA_NO_INLINE void add_product(A scale, const ConstMap<A, Eigen::RowMajor>& a, const ConstMap<A>& b, Map<A> c) {
   [[maybe_unused]] const OneThread one_thread;
   c.noalias() += (scale * a) * b;
+}
+/// c += a · b.
+template <class A> MHA_NO_INLINE void add_product(const ConstMap<A>& a, const ConstMap<A>& b, Map<A> c) {
+  [[maybe_unused]] const OneThread one_thread;
+  c.noalias() += a * b;
 }
 
 /// Rows of contiguous numbers, `stride` apart.
@@ -115,10 +123,10 @@ template <class T, class Threads> void gemm(const GemmCall<T>& call, Workspace& 
       const TensorView<const T, 2> b = block(call.b, k, d, j, n), turned{b.data, {n, d}, {b.stride[1], b.stride[0]}};
       if (b.stride[0] == 1 && b.stride[1] != 1) {
         const Rows<A> columns_of_b = read_rows(turned, own.b);
-        add_product<A, Eigen::RowMajor>(A(1), {columns_of_b.data, n, d, columns_of_b.outer()}, right, c);
+        add_product<A>(A(1), {columns_of_b.data, n, d, columns_of_b.outer()}, right, c);
       } else {
         const Rows<A> rows_of_b = read_rows(b, own.b);
-        add_product<A, Eigen::ColMajor>(A(1), {rows_of_b.data, n, d, rows_of_b.outer()}, right, c);
+        add_product<A>({rows_of_b.data, n, d, rows_of_b.outer()}, right, c);
       }
     }
     if (!in_place)

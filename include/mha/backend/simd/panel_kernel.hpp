@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 #include "../../config.hpp"
 #include "isa.hpp"
@@ -170,20 +171,29 @@ template <class A, class S> struct PanelBody {
       const Index rows = all_heights
                              ? (more + (tiles - t) - 1) / (tiles - t)
                              : (more >= most ? most : static_cast<Index>(std::bit_floor(static_cast<unsigned>(more))));
-      tile_of<Isa, most, Vectors, all_heights>(rows, p, first, next, step);
+      tile_of<Isa, Vectors, all_heights>(rows, p, first, next, step, std::make_integer_sequence<int, most>{});
       first += rows;
     }
   }
 
-  /// The tile of so many rows, at most RowCount.
-  template <class Isa, int RowCount, int Vectors, bool AllHeights>
+  /// The tile of so many rows. All heights are tried in one function: the compiler optimizes a body once more in each
+  /// function that it is inlined into on its way to the kernel.
+  template <class Isa, int Vectors, bool AllHeights, int... Fewer>
   MHA_ALWAYS_INLINE static void tile_of(Index rows, const PanelArgs<A, S>& p, Index first, const char* next,
+                                        std::ptrdiff_t step, std::integer_sequence<int, Fewer...>) {
+    constexpr int most = panel_rows<Isa>;
+    static_cast<void>((tile_if<Isa, Vectors, AllHeights, most - Fewer>(rows, p, first, next, step) || ...));
+  }
+  /// That of RowCount rows, if they are so many and such a tile is compiled.
+  template <class Isa, int Vectors, bool AllHeights, int RowCount>
+  MHA_ALWAYS_INLINE static bool tile_if(Index rows, const PanelArgs<A, S>& p, Index first, const char* next,
                                         std::ptrdiff_t step) {
-    if (rows == RowCount)
-      tile<Isa, RowCount, Vectors>(p, first, next, step);
-    else if constexpr (RowCount > 1)
-      tile_of<Isa, AllHeights ? RowCount - 1 : int{std::bit_floor(RowCount - 1u)}, Vectors, AllHeights>(rows, p, first,
-                                                                                                        next, step);
+    if constexpr (AllHeights || RowCount == panel_rows<Isa> || std::has_single_bit(unsigned{RowCount})) {
+      if (rows == RowCount) tile<Isa, RowCount, Vectors>(p, first, next, step);
+      return rows == RowCount;
+    } else {
+      return false;
+    }
   }
 
   /// One step of the depth: sum[i] += rows[i · rows_stride] · a row of the panel. The first row's number may come
