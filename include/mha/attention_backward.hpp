@@ -124,14 +124,16 @@ void require_destinations_apart(const char* call, const AttendBackwardCall<T, So
   require_apart(call, {written, last_written}, {read, last_read});
 }
 
-/// The gradient of the sink from its sums.
+/// The gradient of the sink from its sums, and from what it is added to.
 template <class Sum, class E> struct SinkItems {
   std::ptrdiff_t rows;
   Index columns, cost;
   const Sum* sums;
   TensorView<E, 1> to;
+  bool adds;
   MHA_HOST_DEVICE void operator()(std::ptrdiff_t row, Index) const {
-    to(static_cast<Index>(row)) = static_cast<E>(sums[row]);
+    E& x = to(static_cast<Index>(row));
+    x = static_cast<E>(adds ? static_cast<Sum>(static_cast<Accumulator<E>>(x)) + sums[row] : sums[row]);
   }
 };
 
@@ -243,7 +245,7 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     detail::require_tensors_reachable(backend, name, call, keys, values);
     const detail::ItemsOn<B> items{backend, workspace};
     detail::with_sink_gradient(
-        [&](const auto& sink) {
+        [&](const auto& sink, bool) {
           detail::require_data(name, "SinkGradient", sink);
           detail::require_equal(name, "heads", "q", forward.shape.heads, "SinkGradient", sink.extent[0]);
           detail::require_own_memory(name, "SinkGradient", sink, {"heads"});
@@ -267,8 +269,8 @@ void attention_backward_into(const AttentionGradientsTo<std::type_identity_t<T>>
     else
       score.store(extra...);
     detail::with_sink_gradient(
-        [&](const auto& sink) {
-          items(detail::SinkItems<LongSum<A>, ScalarOf<decltype(sink)>>{sink.extent[0], 1, 1, call.sink, sink});
+        [&](const auto& sink, bool adds) {
+          items(detail::SinkItems<LongSum<A>, ScalarOf<decltype(sink)>>{sink.extent[0], 1, 1, call.sink, sink, adds});
         },
         extra...);
   }

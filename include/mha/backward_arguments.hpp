@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "call.hpp"
+#include "core/add_to.hpp"
 #include "score_gradients.hpp"
 #include "tape.hpp"
 
@@ -24,14 +25,17 @@ template <class A> struct LogSumExpGradient {
 };
 template <Viewable Owner> LogSumExpGradient(Owner&&) -> LogSumExpGradient<ScalarOf<Owner>>;
 
-/// Where attention_backward() writes the gradient of the Sink's logits.
+/// Where attention_backward() writes the gradient of the Sink's logits: SinkGradient(logits), or adds it to what they
+/// hold: SinkGradient(mha::add_to(logits)).
 ///
 /// Shapes    to (Hq), in the backend's memory
 template <class A> struct SinkGradient {
   static_assert(!std::is_const_v<A>,
                 "mha: SinkGradient writes its tensor, and this one is const (see mha/attention_backward.hpp)");
   TensorView<A, 1> to;
+  bool adds = false;
 
+  template <ViewableOfRank<1> View> constexpr explicit SinkGradient(const AddTo<View>& sum) : to(sum.to), adds(true) {}
   template <ViewableOfRank<1> Owner>
   requires(!std::same_as<std::remove_cvref_t<Owner>, SinkGradient>) constexpr explicit SinkGradient(Owner&& owner)
       : to(view(std::forward<Owner>(owner))) {}
@@ -45,6 +49,7 @@ template <class A> struct SinkGradient {
   }
 };
 template <Viewable Owner> SinkGradient(Owner&&) -> SinkGradient<ElementOf<Owner>>;
+template <class View> SinkGradient(AddTo<View>) -> SinkGradient<ElementOf<View>>;
 
 namespace detail {
 
@@ -107,10 +112,10 @@ constexpr TensorView<const A, 3> given_d_log_sum_exp(const E& first, const Rest&
   }
 }
 
-/// f(the call's SinkGradient), if there is one.
+/// f(the call's SinkGradient, whether it is added to), if there is one.
 template <class F, class... Extra> void with_sink_gradient(F&& f, const Extra&... extra) {
   [[maybe_unused]] const auto look = [&](const auto& e) {
-    if constexpr (SinkGradientArgument<decltype(e)>) f(e.to);
+    if constexpr (SinkGradientArgument<decltype(e)>) f(e.to, e.adds);
   };
   (look(extra), ...);
 }

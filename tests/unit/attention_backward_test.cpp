@@ -216,6 +216,23 @@ TEST(AttentionBackward, DifferentiatesTheLogitsOfASink) {
   expect("sink, dropout", mha::Dropout{.p = 0.4f}, mha::DropoutSeed{support::seed()});
 }
 
+template <class B> void adds_to_the_gradient_of_a_sink() {
+  const BackwardSizes n;
+  BackwardCase<float> c("sums of sinks", n);
+  const mha::Sink sink({0.5f, -1.f, 2.f, 0.f});
+  mha::AttentionTape<float, B> tape;
+  const auto out = mha::attention<B>(c.q, c.k, c.v, sink, mha::record(tape));
+  const auto gradient = mha::attention_backward(c.d_out, c.q, c.k, c.v, out, tape, sink).sink;
+  mha::Tensor<float, 1> sums(n.heads);
+  for (Index h = 0; h < n.heads; ++h) sums(h) = static_cast<float>(h - 1);
+  mha::attention_backward_into({}, c.d_out, c.q, c.k, c.v, out, tape, sink, mha::SinkGradient(mha::add_to(sums)));
+  for (Index h = 0; h < n.heads; ++h) EXPECT_NEAR(sums(h), h - 1 + gradient(h), 1e-6 * (2 + std::abs(gradient(h))));
+}
+TEST(AttentionBackward, AddsToTheGradientOfASink) {
+  adds_to_the_gradient_of_a_sink<Reference>();
+  adds_to_the_gradient_of_a_sink<mha::Cpu>();
+}
+
 TEST(AttentionBackward, EqualsDifferenceQuotients) {
   const BackwardSizes n;
   BackwardCase<double> c("quotients", n);

@@ -28,6 +28,9 @@ TEST(SinkGradient, WritesToTensorsAndViews) {
   Tensor<float, 1> to(4);
   EXPECT_EQ(SinkGradient(to).to.data, to.data());
   EXPECT_EQ(SinkGradient(to.view()).to.data, to.data());
+  EXPECT_FALSE(SinkGradient(to).adds);
+  EXPECT_EQ(SinkGradient(mha::add_to(to)).to.data, to.data());
+  EXPECT_TRUE(SinkGradient(mha::add_to(to.view())).adds);
 }
 
 TEST(BackwardArguments, AreFoundAmongOthers) {
@@ -38,9 +41,10 @@ TEST(BackwardArguments, AreFoundAmongOthers) {
   EXPECT_EQ((mha::detail::given_d_log_sum_exp<float>(to, mha::Scale{2}, gradient).data), sums.data());
   EXPECT_EQ((mha::detail::given_d_log_sum_exp<float>(to).data), nullptr);
   int found = 0;
-  const auto look = [&](const auto& v) {
+  const auto look = [&](const auto& v, bool adds) {
     ++found;
     EXPECT_EQ(v.data, sink.data());
+    EXPECT_FALSE(adds);
   };
   mha::detail::with_sink_gradient(look, gradient, to);
   EXPECT_EQ(found, 1);
