@@ -301,8 +301,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   }
   void require_trainable(const char* call) const {
     require_weights(call);
-    detail::require(!parameters_.packed_only() || products_.unpacks(), call, ": of the Linear's ", parameter_count(),
-                    " parameters only the packed ones are left, which ", On::name, " does not unpack");
+    detail::require_unpackable_weights(!parameters_.packed_only() || products_.unpacks(), call, "Linear",
+                                       parameter_count(), On::name);
   }
   template <class... Extra>
   MHA_NO_INLINE void record(const On& backend, const TensorView<const T, 3>& x, const TensorView<T, 3>& y,

@@ -58,6 +58,13 @@ inline void require_packed_weights(bool packed, bool packs, const char* call, co
           " parameters are not packed, because the last update() threw: call it again");
 }
 
+/// What a backward pass says of weights of which a backend packed the only ones and does not unpack them.
+inline void require_unpackable_weights(bool readable, const char* call, const char* what, std::int64_t count,
+                                       const char* backend) {
+  require(readable, call, ": of the ", what, "'s ", count, " parameters only the packed ones are left, which ", backend,
+          " does not unpack");
+}
+
 }  // namespace detail
 
 }  // namespace mha::inline MHA_NAMESPACE

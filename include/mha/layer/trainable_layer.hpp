@@ -205,8 +205,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   template <Mask... Masks>
   [[nodiscard]] BackwardCost backward_cost(Index batch, Index queries, Index keys, const Masks&... masks) const {
     constexpr bool on_device = !detail::computes_on_host<B>;
-    BackwardCost cost = detail::layer_backward_cost<T, Policies, on_device>(
-        config_, detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...)));
+    const detail::CallRows rows = detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...));
+    BackwardCost cost = detail::layer_backward_cost<T, Policies, on_device>(config_, rows);
     if (!on_device && parameters_.packed_only()) cost.scratch_bytes += sizeof(T) * double(cost.parameters());
     return cost;
   }
@@ -244,8 +244,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
 
   void require_trainable(const char* call) const {
     this->require_weights(call);
-    detail::require(!parameters_.packed_only() || products_.unpacks(), call, ": of the layer's ", parameters_.size(),
-                    " parameters only the packed ones are left, which ", B::name, " does not unpack");
+    detail::require_unpackable_weights(!parameters_.packed_only() || products_.unpacks(), call, "layer",
+                                       parameters_.size(), B::name);
   }
 
   template <class X, class... Extra>
