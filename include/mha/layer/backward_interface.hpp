@@ -36,6 +36,12 @@ struct ScoreTo {
   Footprint at{};
 };
 
+/// Where the gradients of the call's scores go.
+template <class T> struct ScoreDestinations {
+  BiasTo<T> bias;
+  ScoreTo numbers;
+};
+
 /// The tensors of a recorded call.
 ///
 /// Shapes    x (B, Lq, E)  memory (B, Lk, E_kv), x itself if not cross-attention  q, key, value, heads (B, L, H, D), of

@@ -76,6 +76,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   using Score = typename Policies::Score;
   using Sink = typename Policies::Sink;
   using Rows = TensorView<const T, 3>;
+  using ScoreDestinations = detail::ScoreDestinations<T>;
   using Base::backend_, Base::config_, Base::norm_, Base::parameters_, Base::position_, Base::products_, Base::mask_,
       Base::score_, Base::sink_;
 
@@ -220,12 +221,6 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
 
  private:
   static constexpr bool trains = detail::trains_on<B, T, Score>, has_sink = !std::is_same_v<Sink, NoSink>;
-
-  /// Where the gradients of the call's scores go.
-  struct ScoreDestinations {
-    detail::BiasTo<T> bias;
-    detail::ScoreTo numbers;
-  };
 
   Index sinks() const { return has_sink ? config_.num_heads : 0; }
   /// Those of the gradients, with null data.
