@@ -66,7 +66,9 @@ inline const std::map<std::string, std::string>& standard_headers() {
        "is_signed_v "
        "is_trivially_copyable_v is_trivially_destructible_v is_void_v make_unsigned_t remove_const_t remove_cv_t "
        "remove_cvref_t remove_pointer_t remove_reference_t true_type type_identity type_identity_t"},
-      {"utility", "as_const declval exchange forward in_range index_sequence make_index_sequence move pair swap"},
+      {"utility",
+       "as_const declval exchange forward in_range index_sequence integer_sequence make_index_sequence "
+       "make_integer_sequence move pair swap"},
       {"vector", "hash vector"},
   };
   static const std::map<std::string, std::string> headers = [] {
