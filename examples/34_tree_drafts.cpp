@@ -69,12 +69,12 @@ int main() {
   }
 
   // All nodes in one step. Nodes of one depth have rows of their own in the cache and one position.
-  const std::vector<int> parent{-1, -1, 0, 0, 1, 3};
-  std::vector<int> positions(N);
+  const int parent[N] = {-1, -1, 0, 0, 1, 3};
+  int positions[N];
   for (int n = 0; n < N; ++n) positions[n] = parent[n] < 0 ? P : positions[parent[n]] + 1;
 
   auto step = cache.step(id, N);
-  const Ancestors tree{parent.data(), P};
+  const Ancestors tree{parent, P};
   const Rows h = first(drafts, step[0], mha::Positions{positions}, tree);
   const Rows y = second(h, step[1], mha::Positions{positions}, tree);  // (N, E)
 
