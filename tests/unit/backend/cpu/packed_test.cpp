@@ -174,7 +174,7 @@ TYPED_TEST(PackedProduct, UnpacksItsMatricesAtEveryLevel) {
         for (Index j = 0; j < to.extent(1); ++j) ASSERT_EQ(to(k, j), static_cast<U>(matrix(k, j))) << part;
     }
   };
-  at_every_isa([&] {
+  support::at_every_isa([&] {
     expect(T{});
     expect(mha::Accumulator<T>{});
   });
