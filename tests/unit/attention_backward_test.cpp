@@ -226,7 +226,8 @@ template <class B> void adds_to_the_gradient_of_a_sink() {
   mha::Tensor<float, 1> sums(n.heads);
   for (Index h = 0; h < n.heads; ++h) sums(h) = static_cast<float>(h - 1);
   mha::attention_backward_into({}, c.d_out, c.q, c.k, c.v, out, tape, sink, mha::SinkGradient(mha::add_to(sums)));
-  for (Index h = 0; h < n.heads; ++h) EXPECT_NEAR(sums(h), float(h - 1) + gradient(h), 1e-6 * (2 + std::abs(gradient(h))));
+  for (Index h = 0; h < n.heads; ++h)
+    EXPECT_NEAR(sums(h), float(h - 1) + gradient(h), 1e-6 * (2 + std::abs(gradient(h))));
 }
 TEST(AttentionBackward, AddsToTheGradientOfASink) {
   adds_to_the_gradient_of_a_sink<Reference>();
