@@ -202,8 +202,7 @@ template <class... Extra> constexpr void check_layer_arguments() {
           ((LayerArgument<Extra> || has_fault<Fault::almost, Extra>() || has_fault<Fault::ambiguous, Extra>()) && ...),
       "mha: after its tensors a layer call takes masks, scores, Ragged, Origin, Positions, mha::residual(r), "
       "mha::into(y), LogSumExp, a DropoutSeed, a Workspace and a backend; the scale is Config::scale, a Sink, a "
-      "Dropout "
-      "and a Rotary are named in the layer's type, and layer.tape() makes the tape of layer(x, tape) (see "
+      "Dropout and a Rotary are named in the layer's type, and layer.tape() makes the tape of layer(x, tape) (see "
       "mha/call.hpp)");
   static_assert((0 + ... + int(DropoutSeedArgument<Extra>)) <= 1,
                 "mha: two seeds of one Dropout: keep one (see mha/policy/dropout.hpp)");
@@ -212,8 +211,7 @@ template <class... Extra> constexpr void check_layer_arguments() {
                     (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1 &&
                     (0 + ... + int(ResidualArgument<Extra>)) <= 1 && (0 + ... + int(PositionsArgument<Extra>)) <= 1,
                 "mha: Ragged, Origin, Positions, mha::residual(r), mha::into(y), LogSumExp, a Workspace and a backend "
-                "may be given "
-                "once each (see mha/call.hpp)");
+                "may be given once each (see mha/call.hpp)");
 }
 template <class... Extra> constexpr void check_layer_weights_arguments() {
   check_layer_arguments<Extra...>();

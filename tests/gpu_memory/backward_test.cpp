@@ -90,7 +90,7 @@ TEST(FarBackward, OfAScoreIsRefusedUnderARecordingBeforeAnythingIsEnqueued) {
   const std::size_t recorded = support::FarStream::recorded();
   mha::cuda::check(cudaStreamEndCapture(nullptr, &graph), "cudaStreamEndCapture");
   mha::cuda::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  EXPECT_NE(said.find("is being recorded: record no ragged call, no Origin{positions}, no ScoreGradient"),
+  EXPECT_NE(said.find("is being recorded: record no ragged call, no Origin{positions}, no Positions, no ScoreGradient"),
             std::string::npos)
       << said;
   EXPECT_EQ(recorded, 0u);

@@ -182,9 +182,8 @@ struct Support {
 /// A layer packs its matrices once, of whatever K each; the parts of one call share theirs. If it takes rows of float
 /// by weights packed of half or bfloat16, a layer keeps borrowed ones so. With both, optional too:
 ///   void gemm(const PackedGemmCall<T, Packed>&, const Epilogue<T, Activation>&, Workspace&) const
-///   void unpack(const Packed&, Index part, const TensorView<T, 2>&) const   a matrix of it: what the backward pass of
-///   a
-///                                                      layer reads of which only packed weights are left
+///   void unpack(const Packed&, Index part, const TensorView<T, 2>&) const   a matrix of it, as the backward pass reads
+///                                                      it of a layer that has packed weights only
 /// Optional: `void weights(const AttendCall&, TensorView<Accumulator<T>, 4>, Workspace&) const`, the materialised
 /// softmax before any is dropped, over 0 in the host's memory and over anything in another (backend/weights.hpp has it
 /// as items); `void for_each_item(const Items&, Workspace&) const` (core/items.hpp), else a plain loop runs them; `void

@@ -122,9 +122,10 @@ DensePart<T> output_part(const TensorView<const T, 2>& w, const TensorView<Accum
 /// The backward pass of products rows · W_n + b_n of the same rows, the gradients of whose results lie side by side.
 ///
 /// Formula   dW_n += rowsᵀ · d_n,  db_n += Σ_i d_n(i),  d_rows = Σ_n d_n · W_nᵀ; of parts that do not learn d_rows
-/// alone Shapes    rows (M, K)  d (M, Σ N)  W_n (K, N) by heads  b_n (N) Numerics  in Accumulator<T>; the bits do not
-/// depend on the threads; a row whose gradient is exactly 0 adds
-///           nothing to dW, whatever stands in it
+///           alone
+/// Shapes    rows (M, K)  d (M, Σ N)  W_n (K, N) by heads  b_n (N)
+/// Numerics  in Accumulator<T>; the bits do not depend on the threads; a row whose gradient is exactly 0 adds nothing
+///           to dW, whatever stands in it
 template <class T, class B> class DenseBackward {
   using A = Accumulator<T>;
   using Workspace = typename B::Workspace;

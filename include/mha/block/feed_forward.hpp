@@ -234,8 +234,7 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   ///
   /// Shapes    dy as y  →  dx as x
   /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
-  /// value
-  ///           of the backend's type
+  ///           value of the backend's type
   /// Errors    as Linear::backward()
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {

@@ -215,8 +215,7 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   ///
   /// Shapes    dy as y  →  dx as x
   /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
-  /// value
-  ///           of the backend's type
+  ///           value of the backend's type
   /// Numerics  sums in Accumulator<T>, those of a bias in double for float; the same bits for any number of threads; a
   ///           row of dy that is exactly 0 adds nothing, whatever stands in x
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape

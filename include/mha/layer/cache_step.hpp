@@ -255,7 +255,7 @@ template <class Cache> class CacheStep {
   /// Makes these rows part of their sequences, the i-th of a sequence's as its i-th new position, and drops the others:
   /// of a tree of drafts the branch that was accepted.
   ///
-  /// Shapes    rows: numbers of rows of x, all sequences' one after another, ascending; in braces too
+  /// Shapes    rows: numbers of rows of x, all sequences' one after another, ascending: a list, in braces too
   /// Errors    ShapeError as commit(), or if a row is not of the step or does not follow the one before, or the cache's
   ///           stream is being recorded; the step stays open
   void commit(const detail::RowCounts& rows) {
@@ -273,6 +273,12 @@ template <class Cache> class CacheStep {
     cache.commit();
     for (const detail::Growth& g : cache.now_.growths) cache.book_.truncate(g.slot, g.length + g.rows);
     cache_ = nullptr;
+  }
+  // Refused in one sentence.
+  template <std::integral Number> void commit(Number) {
+    static_assert(detail::valid<Number>,
+                  "mha: step.commit(rows) takes the numbers of the rows that are kept, not how many they are: a list, "
+                  "step.commit({0, 3, 5}), in braces for one row too (see mha/layer/cache_step.hpp)");
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <string>
+#include <utility>
 
 #include "../core/borrowed.hpp"
 #include "../core/check.hpp"
@@ -208,7 +209,10 @@ template <class Pairing = Halves, class Scaling = Unscaled> struct Rotary {
     for_each_items(x, {first}, [](const Turn<T>& turn) { detail::run_serially(turn); });
   }
   /// The same with a position for the first row of each sequence.
-  template <class T> void apply(const TensorView<T, 4>& x, const Borrowed<Index>& positions) const {
+  template <class T, std::convertible_to<Borrowed<Index>> Container>
+  requires(!std::convertible_to<Container, Origins>) void apply(const TensorView<T, 4>& x,
+                                                                Container&& container) const {
+    const Borrowed<Index> positions = std::forward<Container>(container);
     detail::require(positions.memory == Memory::host,
                     "Rotary: positions are in device memory, they are read on the host");
     detail::require(positions.size == x.batch() && (positions.data != nullptr || positions.size == 0),

@@ -134,6 +134,10 @@ TEST(Rotary, EachSequenceHasItsFirstPosition) {
     return support::message_of([&] { Rotary<>{}.apply(listed.view(), p); });
   };
   EXPECT_EQ(message(two), "Rotary: 2 positions for 3 sequences");
+  auto common = x, in_braces = x;  // one position in braces is that of all
+  Rotary<>{}.apply(common.view(), 5);
+  Rotary<>{}.apply(in_braces.view(), {5});
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(in_braces.data()[i], common.data()[i]);
   EXPECT_EQ(message({nullptr, 3}), "Rotary: 0 positions for 3 sequences");
   EXPECT_EQ(message({first, 3, mha::Memory::device}),
             "Rotary: positions are in device memory, they are read on the host");

@@ -103,9 +103,9 @@ inline void require_not_recorded(cudaStream_t stream) {
     check(status, "cudaStreamIsCapturing");
   mha::detail::require(!beside && recorded == cudaStreamCaptureStatusNone,
                        "Cuda: numbers go between the host and a stream that is being recorded: record no ragged call, "
-                       "no Origin{positions}, no ScoreGradient, no gradients.score of attention_backward() and no "
-                       "to_host(), and make a cache's step before the recording, forks and reorders too: call layer(x, "
-                       "step[i], mha::into(y)) in it");
+                       "no Origin{positions}, no Positions, no ScoreGradient, no gradients.score of "
+                       "attention_backward() and no to_host(), and make a cache's step before the recording, forks and "
+                       "reorders too: call layer(x, step[i], mha::into(y)) in it");
 }
 
 /// Elements of the device's to the host's, once the stream has done what it was given; waits for that.
