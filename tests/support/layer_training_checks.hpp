@@ -149,6 +149,14 @@ void expect_layer(There& there, Here& here, Index batch, Index queries, Index ke
       EXPECT_EQ(support::differing(dx.fetched(), first_dx), 0u);
     };
     expect_again(there);
+    if (keys == 0) {
+      Rows<T> twice(batch, queries, c.d_model);
+      twice.send();
+      const auto sum = twice.view();
+      there.backward(dy.view(), tape, mha::into(sum), workspace);
+      there.backward(dy.view(), tape, mha::add_to(sum), workspace);
+      expect_doubled(twice.fetched(), first_dx);
+    }
     There packed = there;
     packed.drop_unpacked();
     expect_again(packed, gradients);

@@ -95,6 +95,14 @@ template <class T> struct Rows {
   }
 };
 
+/// Every element is twice the other's.
+template <class T> void expect_doubled(const Tensor<T, 3>& given, const Tensor<T, 3>& once) {
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const double found = to_double(given.data()[i]), expected = 2 * to_double(once.data()[i]);
+    EXPECT_TRUE(found == expected || (std::isnan(found) && std::isnan(expected))) << "added, element " << i;
+  }
+}
+
 /// Allocations of the device's memory so far, those of no workspace among them, where they can be counted.
 template <class B> int device_allocations() { return 0; }
 
@@ -159,6 +167,12 @@ void expect_block(There& there, Here& here, Index inputs, Index outputs, support
     EXPECT_EQ(support::differing(dx.fetched(), first_dx), 0u);
   };
   expect_again();
+  Rows<T> twice(batch, length, inputs);
+  twice.send();
+  const auto sum = twice.view();
+  there.backward(dy.view(), tape, mha::into(sum), workspace);
+  there.backward(dy.view(), tape, mha::add_to(sum), workspace);
+  expect_doubled(twice.fetched(), first_dx);
   if constexpr (requires { there.drop_unpacked(); }) {
     there.drop_unpacked();
     expect_again(gradients);

@@ -16,6 +16,8 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/projection.hpp"
+#include "recording.hpp"
+#include "rows.hpp"
 
 /// The backward pass of dense products, by the backend's own products.
 namespace mha::inline MHA_NAMESPACE::detail {
@@ -60,6 +62,20 @@ template <class From, class To, bool adds = false> struct ConvertItems {
 template <bool adds, class From, class To>
 ConvertItems<From, To, adds> convert_items(const TensorView<const From, 2>& from, const TensorView<To, 2>& to) {
   return {to.extent[0], to.extent[1], 1, from, to};
+}
+
+/// f writes (B·L, E); it ends up in the destination, or is added to what is there, in T.
+template <class T, class Frame, class F, class B>
+void into_rows(const RowGradient<T>& d, Frame& frame, const F& f, const ItemsOn<B>& items) {
+  if (!d.adds) return into_rows(d.to, frame, f, items);
+  const TensorView<T, 3> rows = take_like<T>(frame, d.to);
+  f(collapsed(rows));
+  const auto sequence = [](const auto& v, Index b) {
+    return TensorView<std::remove_pointer_t<decltype(v.data)>, 2>{
+        v.data + b * v.stride[0], {v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
+  };
+  for (Index b = 0; b < d.to.extent[0]; ++b)
+    items(convert_items<true>(sequence(TensorView<const T, 3>(rows), b), sequence(d.to, b)));
 }
 
 /// Rows as accumulators: where they are, or in memory of the frame.

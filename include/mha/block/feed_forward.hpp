@@ -230,7 +230,8 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   }
 
   /// The gradients of ⟨dy, y⟩ for the call on the tape, as Linear::backward() has them: those of the weights are added
-  /// to `gradients`, that of x is returned, or written to mha::into(dx). That of a residual is dy itself.
+  /// to `gradients`, that of x is returned, or written to mha::into(dx), or added to what mha::add_to(dx) holds. That
+  /// of a residual is dy itself.
   ///
   /// Shapes    dy as y  →  dx as x
   /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
@@ -243,9 +244,8 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     } else {
       detail::check_memory_of<On, DY>();
       const auto given = detail::read_sequence(dy);
-      return detail::into_or_returned<DY, T>(
-          backend(), given, config_.d_model, [&](const TensorView<T, 3>& dx) { back(given, tape, dx, extra...); },
-          extra...);
+      return detail::gradient_of_rows<DY, T>(
+          backend(), given, config_.d_model, [&](const auto& dx) { back(given, tape, dx, extra...); }, extra...);
     }
   }
   // Refused in one sentence.
@@ -354,8 +354,9 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   }
 
   template <class... Extra>
-  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, const TensorView<T, 3>& dx,
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, const detail::RowGradient<T>& d_x,
                           Extra&... extra) const {
+    const TensorView<T, 3>& dx = d_x.to;
     Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
     const On& backend = detail::backend_or(up_.backend(), extra...);
     require_sizes("backward");
@@ -379,8 +380,8 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
     auto frame = workspace.frame();
     const auto to = detail::named_there(gradients, {up_.shapes(), down_.shapes(), {}});
     const auto d_hidden = detail::take_like<T>(frame, tape.down_.x_);
-    down_.back(backend, tape.down_, dy, to.down, d_hidden, workspace);
-    up_.back(backend, tape.up_, d_hidden, to.up, dx, workspace);
+    down_.back(backend, tape.down_, dy, to.down, {d_hidden}, workspace);
+    up_.back(backend, tape.up_, d_hidden, to.up, d_x, workspace);
   }
 
   FeedForwardConfig config_;

@@ -211,7 +211,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   }
 
   /// The gradients of ⟨dy, y⟩ for the call on the tape: those of the weights are added to `gradients`, that of x is
-  /// returned, or written to mha::into(dx). That of a residual is dy itself.
+  /// returned, or written to mha::into(dx), or added, in T, to what mha::add_to(dx) holds. That of a residual is dy
+  /// itself.
   ///
   /// Shapes    dy as y  →  dx as x
   /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
@@ -229,9 +230,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
     } else {
       detail::check_memory_of<On, DY>();
       const auto given = detail::read_sequence(dy);
-      return detail::into_or_returned<DY, T>(
-          backend_, given, config().inputs, [&](const TensorView<T, 3>& dx) { back(given, tape, dx, extra...); },
-          extra...);
+      return detail::gradient_of_rows<DY, T>(
+          backend_, given, config().inputs, [&](const auto& dx) { back(given, tape, dx, extra...); }, extra...);
     }
   }
   // Refused in one sentence.
@@ -337,8 +337,9 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   }
 
   template <class... Extra>
-  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, const TensorView<T, 3>& dx,
+  MHA_NO_INLINE void back(const TensorView<const T, 3>& dy, const Tape& tape, const detail::RowGradient<T>& d_x,
                           Extra&... extra) const {
+    const TensorView<T, 3>& dx = d_x.to;
     Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
     const On& backend = detail::backend_or(backend_, extra...);
     require_trainable("backward");
@@ -350,10 +351,11 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
     detail::require_apart_from_parameters("dx", detail::footprint(dx), parameters_.views());
     Workspace own, &workspace = detail::workspace_or(own, extra...);
     [[maybe_unused]] const auto held = detail::entered(backend, workspace);
-    back(backend, tape, dy, detail::named_there(gradients, shapes()), dx, workspace);
+    back(backend, tape, dy, detail::named_there(gradients, shapes()), d_x, workspace);
   }
   void back(const On& backend, const Tape& tape, const TensorView<const T, 3>& dy,
-            const LinearViews<Accumulator<T>>& gradients, const TensorView<T, 3>& dx, Workspace& workspace) const {
+            const LinearViews<Accumulator<T>>& gradients, const detail::RowGradient<T>& dx,
+            Workspace& workspace) const {
     auto frame = workspace.frame();
     const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(), config(), frame);
     const auto d = detail::dropped_gradient(backend, tape.draws_, dy, frame, workspace);

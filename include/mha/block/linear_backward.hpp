@@ -85,7 +85,7 @@ template <class T, class B, class F>
 void linear_backward(const B& backend, const F& activation, const LinearViews<const T>& w,
                      const TensorView<const T, 3>& x, const std::array<TensorView<Accumulator<T>, 2>, 2>& sums,
                      const TensorView<const T, 3>& dy, const LinearViews<Accumulator<T>>& gradients,
-                     const TensorView<T, 3>& dx, typename B::Workspace& workspace) {
+                     const RowGradient<T>& dx, typename B::Workspace& workspace) {
   using R = typename DenseBackward<T, B>::Gradient;
   if (dy.extent[0] * dy.extent[1] == 0) return;
   auto frame = workspace.frame();

@@ -98,29 +98,6 @@ template <class T> struct NormedRows {
   }
 };
 
-template <class E> constexpr bool is_add_to = false;
-template <class View> constexpr bool is_add_to<AddTo<View>> = true;
-template <class E>
-concept AddToArgument = is_add_to<std::remove_cvref_t<E>>;
-
-/// Where add_to(dx) among a call's arguments adds the gradient, (B, L, E); null data without one.
-template <class T> constexpr TensorView<T, 3> find_add_to() { return {}; }
-template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_add_to(const E& first, const Rest&... rest) {
-  if constexpr (AddToArgument<E>) {
-    constexpr int rank = std::remove_cvref_t<decltype(first.to)>::rank;
-    constexpr bool fits = std::is_same_v<decltype(first.to.data), T*> && (rank == 2 || rank == 3);
-    static_assert(fits,
-                  "mha: add_to(dx) of a norm takes rows of the norm's scalar, not constant, with 2 or 3 axes "
-                  "(see mha/block/norm_backward.hpp)");
-    if constexpr (fits)
-      return with_batch(first.to);
-    else
-      return {};
-  } else {
-    return find_add_to<T>(rest...);
-  }
-}
-
 /// The sentences for what a norm's backward() may be given after the tape.
 template <class Gradients, class... Extra> constexpr bool check_norm_backward_arguments() {
   static_assert(((GradientsArgument<Extra> || IntoArgument<Extra> || AddToArgument<Extra> || WorkspaceArgument<Extra> ||

@@ -8,6 +8,7 @@
 #include "../block/recording.hpp"
 #include "../call.hpp"
 #include "../checked_call.hpp"
+#include "../core/add_to.hpp"
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
@@ -23,10 +24,17 @@ namespace mha::inline MHA_NAMESPACE {
 
 template <class T, class B> class LayerTape;
 
-/// Where backward() writes the gradient of a memory: layer.backward(dy, tape, gradients, mha::memory_into(d_memory)).
+/// Where backward() writes the gradient of a memory: layer.backward(dy, tape, gradients, mha::memory_into(d_memory)),
+/// or adds it to those of other layers: mha::memory_into(mha::add_to(d_memory)).
 ///
 /// Shapes    those of the memory
-template <class View> struct MemoryInto { View to; };
+template <class View> struct MemoryInto {
+  View to;
+  bool adds = false;
+};
+template <class View> [[nodiscard]] constexpr MemoryInto<View> memory_into(const AddTo<View>& sum) {
+  return {sum.to, true};
+}
 template <Viewable Owner> [[nodiscard]] constexpr auto memory_into(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
   constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(detail::ViewOf<Owner>::data)>>;
@@ -59,7 +67,7 @@ template <class T, class E, class... Rest> constexpr MemoryTo<T> find_memory_int
     static_assert(fits || !Sequence<Rows>,
                   "mha: memory_into(m) has another scalar than the layer (see mha/layer/backward_call.hpp)");
     if constexpr (fits)
-      return {with_batch(first.to), true};
+      return {{with_batch(first.to), first.adds}, true};
     else
       return {};
   } else {
@@ -137,17 +145,19 @@ void require_layer_apart(const RecordedTensors<T>& recorded, const TensorView<co
 /// The sentences for what backward() may be given after the tape.
 template <class Gradients, class... Extra> constexpr bool check_layer_backward_arguments() {
   static_assert(
-      ((GradientsArgument<Extra> || IntoArgument<Extra> || MemoryIntoArgument<Extra> || BiasGradientArgument<Extra> ||
-        ScoreGradientArgument<Extra> || WorkspaceArgument<Extra> || BackendArgument<Extra>)&&...),
-      "mha: after the tape backward() takes gradients, mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a "
-      "ScoreGradient, a Workspace and a backend; masks and scores are those that the tape has recorded "
+      ((GradientsArgument<Extra> || IntoArgument<Extra> || AddToArgument<Extra> || MemoryIntoArgument<Extra> ||
+        BiasGradientArgument<Extra> || ScoreGradientArgument<Extra> || WorkspaceArgument<Extra> ||
+        BackendArgument<Extra>)&&...),
+      "mha: after the tape backward() takes gradients, mha::into(dx) or mha::add_to(dx), mha::memory_into(d_memory), a "
+      "BiasGradient, a ScoreGradient, a Workspace and a backend; masks and scores are those that the tape has recorded "
       "(see mha/layer/backward_call.hpp)");
   static_assert(
-      (0 + ... + int(IntoArgument<Extra>)) <= 1 && (0 + ... + int(MemoryIntoArgument<Extra>)) <= 1 &&
-          (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 && (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 &&
-          (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 && (0 + ... + int(BackendArgument<Extra>)) <= 1,
-      "mha: mha::into(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a Workspace and a backend may "
-      "be given once each (see mha/layer/backward_call.hpp)");
+      (0 + ... + int(IntoArgument<Extra> || AddToArgument<Extra>)) <= 1 &&
+          (0 + ... + int(MemoryIntoArgument<Extra>)) <= 1 && (0 + ... + int(BiasGradientArgument<Extra>)) <= 1 &&
+          (0 + ... + int(ScoreGradientArgument<Extra>)) <= 1 && (0 + ... + int(WorkspaceArgument<Extra>)) <= 1 &&
+          (0 + ... + int(BackendArgument<Extra>)) <= 1,
+      "mha: one of mha::into(dx) and mha::add_to(dx), mha::memory_into(d_memory), a BiasGradient, a ScoreGradient, a "
+      "Workspace and a backend may be given once each (see mha/layer/backward_call.hpp)");
   return check_gradients<Gradients, Extra...>();
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../block/recording.hpp"
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
@@ -23,11 +24,8 @@ template <class T> struct BiasTo {
   bool wanted() const { return to_own || to_wide; }
 };
 
-/// Where the gradient of the call's memory goes, (B, L, E).
-template <class T> struct MemoryTo {
-  TensorView<T, 3> to{};
-  bool wanted = false;
-};
+/// Where the gradient of the call's memory goes.
+template <class T> struct MemoryTo : RowGradient<T> { bool wanted = false; };
 
 /// Where the gradients of the numbers of the call's score go, a score of the type whose TypeKey this is; null: nowhere.
 struct ScoreTo {

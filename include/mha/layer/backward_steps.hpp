@@ -40,7 +40,7 @@ template <class T> struct BackwardTensors {
 
   const RecordedTensors<T>& recorded;
   TensorView<const T, 3> dy;
-  TensorView<T, 3> dx, d_memory;
+  RowGradient<T> dx, d_memory;
   TensorView<const T, 2> gated;  ///< the heads' outputs as they enter the output projection (B·L, Hq·Dv)
   TensorView<T, 4> d_heads;
   TensorView<A, 4> d_q, d_key, d_value;  ///< side by side where they are made from the same rows
@@ -201,13 +201,13 @@ class LayerBackwardSteps final : public BackwardSteps<Accumulator<T>> {
 
   /// What was made from these rows by `parts`, the gradients of which lie beside each other from `first` on.
   void project(const TensorView<const T, 3>& from, const TensorView<A, 4>& first, std::span<const Part> parts,
-               const TensorView<T, 3>& to) const {
+               const RowGradient<T>& to) const {
     auto frame = workspace_.frame();
     Index width = 0;
     for (const Part& part : parts) width += part.columns();
     const auto d = dense_.of_sums({first.data, {from.extent[0] * from.extent[1], width}, {width, 1}}, frame);
     dense_.add_weights(as_rows(from, frame, items_), d, parts);
-    if (to.size() == 0) return;
+    if (to.to.size() == 0) return;
     into_rows(
         to, frame, [&](const TensorView<T, 2>& rows) { dense_.rows(d, parts, rows); }, items_);
   }

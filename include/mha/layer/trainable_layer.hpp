@@ -157,13 +157,14 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
   }
 
   /// The gradients of ⟨dy, y⟩ for the call on the tape: those of the parameters are added to `gradients`, that of x is
-  /// returned, or written to mha::into(dx).
+  /// returned, or written to mha::into(dx), or added, in T, to what mha::add_to(dx) holds.
   ///
   /// Shapes    dy as y  →  dx as x; mha::memory_into(d_memory) as the memory, which a call with one needs
-  /// Then      gradients, without which those of the parameters are not computed; mha::into(dx),
-  ///           mha::memory_into(d_memory), BiasGradient(table), which writes the gradient of the call's
-  ///           AdditiveBias, ScoreGradient(score), which writes those of the numbers of the call's score, a Workspace,
-  ///           another value of the backend's type. Masks, scores and all else of the call are on the tape
+  /// Then      gradients, without which those of the parameters are not computed; mha::into(dx) or mha::add_to(dx),
+  ///           mha::memory_into(d_memory) or mha::memory_into(mha::add_to(d_memory)), BiasGradient(table), which writes
+  ///           the gradient of the call's AdditiveBias, ScoreGradient(score), which writes those of the numbers of the
+  ///           call's score, a Workspace, another value of the backend's type. Masks, scores and all else of the call
+  ///           are on the tape
   /// Numerics  sums in Accumulator<T>, over rows of bias, norm and gates in double for float; the same bits for any
   ///           number of threads; a row whose gradient is exactly 0, as that of a hidden key, adds nothing, whatever
   ///           stands in it. A NaN in dy reaches the gradients of W_O and of gates, even where the row sees no key
@@ -188,10 +189,9 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
       Gradients* const gradients = detail::find_gradients<Gradients>(extra...);
       const ScoreDestinations d_score{detail::find_bias_gradient<T>(extra...), detail::find_score_gradient(extra...)};
       const detail::MemoryTo<T> d_memory = detail::find_memory_into<T>(extra...);
-      return detail::into_or_returned<DY, T>(
+      return detail::gradient_of_rows<DY, T>(
           backend, given, config_.d_model,
-          [&](const TensorView<T, 3>& dx) { back(given, tape, gradients, dx, d_memory, d_score, backend, workspace); },
-          extra...);
+          [&](const auto& dx) { back(given, tape, gradients, dx, d_memory, d_score, backend, workspace); }, extra...);
     }
   }
   // Refused in one sentence.
@@ -348,11 +348,11 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
                                 d_score.numbers);
   }
 
-  MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients* gradients, const TensorView<T, 3>& dx,
+  MHA_NO_INLINE void back(const Rows& dy, const Tape& tape, Gradients* gradients, const detail::RowGradient<T>& d_x,
                           const detail::MemoryTo<T>& memory_to, const ScoreDestinations& d_score, const B& backend,
                           Workspace& workspace) const {
+    const TensorView<T, 3>&dx = d_x.to, &d_memory = memory_to.to;
     check_backward(dy, tape, gradients, dx, memory_to, d_score);
-    const TensorView<T, 3>& d_memory = memory_to.to;
     detail::require_supported(backend, "backward");
     tape.require_reachable(backend);
     detail::require_backward_reachable(backend, dy, dx, detail::memory_of_given(gradients));
@@ -366,7 +366,7 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     const auto w = products_.readable(backend, parameters_.views(), parameters_.packed_only(),
                                       parameters_.layout(static_cast<const T*>(nullptr)), frame);
     const detail::ItemsOn<B> items{backend, workspace};
-    detail::BackwardTensors<T> tensors{recorded, dy, dx, d_memory, {}, {}, {}, {}, {}, d_score.bias.wanted()};
+    detail::BackwardTensors<T> tensors{recorded, dy, d_x, memory_to, {}, {}, {}, {}, {}, d_score.bias.wanted()};
     tensors.gated = detail::gated_rows<B, Concat, T>(recorded.heads, w.gate, frame, items);
     const Index *const x = recorded.x.extent, *const memory = recorded.memory.extent;
     tensors.d_heads = detail::head_buffers<T, false>(frame, x[0], x[1], {heads})[0];

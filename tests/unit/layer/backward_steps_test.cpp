@@ -17,7 +17,7 @@ TEST(LayerBackwardSteps, HandTheGradientOfTheRowsToTheHeads) {
   const mha::NoPosition position;
   mha::detail::RecordedTensors<float> recorded;
   recorded.x = recorded.memory = std::as_const(x).view();
-  mha::detail::BackwardTensors<float> tensors{recorded, std::as_const(dy).view(), dx.view(), {}, {}, {}, {}, {}, {}};
+  mha::detail::BackwardTensors<float> tensors{recorded, std::as_const(dy).view(), {dx.view()}, {}, {}, {}, {}, {}, {}};
   tensors.d_heads = mha::view(d_memory.data(), 1, 3, 2, 2);
   const mha::Reference backend;
   mha::Workspace workspace;
