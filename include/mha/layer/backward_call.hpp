@@ -32,8 +32,16 @@ template <class View> struct MemoryInto {
   View to;
   bool adds = false;
 };
-template <class View> [[nodiscard]] constexpr MemoryInto<View> memory_into(const AddTo<View>& sum) {
-  return {sum.to, true};
+template <class View> [[nodiscard]] constexpr auto memory_into(const AddTo<View>& sum) {
+  constexpr bool writable = !std::is_const_v<std::remove_pointer_t<decltype(View::data)>>;
+  static_assert(writable,
+                "mha: memory_into(add_to(m)) of a constant m: the gradient cannot be added there: name an m that is "
+                "not const (see mha/layer/backward_call.hpp)");
+  using Result = MemoryInto<TensorView<std::remove_cv_t<ScalarOf<View>>, View::rank>>;
+  if constexpr (writable)
+    return Result{sum.to, true};
+  else
+    return Result{};
 }
 template <Viewable Owner> [[nodiscard]] constexpr auto memory_into(Owner&& owner) {
   constexpr bool lasts = detail::view_lasts<Owner>();
