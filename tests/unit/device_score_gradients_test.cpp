@@ -119,7 +119,7 @@ TEST(DeviceScoreGradients, ATableByDistanceReachesAsFarAsItsBucketsAndTheCall) {
   const auto table = [&](Index queries, Index keys, Index reach) {
     const mha::RelativeBias bias(std::vector<float>(16, 0.f), {8, reach, true});
     const mha::CallShape shape{1, 2, queries, keys, mha::Origins(keys - queries)};
-    using Head = mha::RelativeBias::Head;
+    using Head = mha::RelativeBias::OfHead;
     return mha::detail::DeviceScoreGradients<float, Wanted, Head, mha::RelativeBias, OwnSums>("call", OwnSums{}, bias,
                                                                                               shape, frame)
         .to.tables[0];
