@@ -43,7 +43,14 @@ template <class A> struct SinkGradient {
   template <Viewable Owner>
   requires(!ViewableOfRank<Owner, 1> &&
            !std::same_as<std::remove_cvref_t<Owner>, SinkGradient>) constexpr explicit SinkGradient(Owner&&) {
-    static_assert(detail::valid<Owner>,
+    refuse<Owner>();
+  }
+  template <class View>
+  requires(!ViewableOfRank<View, 1>) constexpr explicit SinkGradient(const AddTo<View>&) { refuse<View>(); }
+
+ private:
+  template <class Given> static constexpr void refuse() {
+    static_assert(detail::valid<Given>,
                   "mha: SinkGradient takes a tensor of one axis (Hq): of an Eigen vector mha::view(g.data(), g.size()) "
                   "(see mha/attention_backward.hpp)");
   }
