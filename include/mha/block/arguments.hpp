@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../call.hpp"
+#include "../core/add_to.hpp"
 #include "../core/view.hpp"
 #include "rows.hpp"
 
@@ -110,6 +111,36 @@ auto into_or_returned(const B& backend, const auto& from, Index width, const F& 
     f(with_batch(view(y)));
     return y;
   }
+}
+
+/// Where add_to(dx) among a call's arguments adds the gradient, (B, L, E); null data without one.
+template <class T> constexpr TensorView<T, 3> find_add_to() { return {}; }
+template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_add_to(const E& first, const Rest&... rest) {
+  if constexpr (AddToArgument<E>) {
+    constexpr int rank = std::remove_cvref_t<decltype(first.to)>::rank;
+    constexpr bool fits = std::is_same_v<decltype(first.to.data), T*> && (rank == 2 || rank == 3);
+    static_assert(fits,
+                  "mha: add_to(dx) of a backward pass takes rows of the scalar of what is called, not constant, with 2 "
+                  "or 3 axes (see mha/block/arguments.hpp)");
+    if constexpr (fits)
+      return with_batch(first.to);
+    else
+      return {};
+  } else {
+    return find_add_to<T>(rest...);
+  }
+}
+
+/// f(a RowGradient) with where mha::into(dx) or mha::add_to(dx) sends that of x; without either, f writes rows like dy,
+/// of this width, which are returned.
+template <class DY, class T, class B, class F, class... Extra>
+auto gradient_of_rows(const B& backend, const TensorView<const T, 3>& dy, Index width, const F& f,
+                      const Extra&... extra) {
+  if constexpr ((AddToArgument<Extra> || ...))
+    f(RowGradient<T>{find_add_to<T>(extra...), true});
+  else
+    return into_or_returned<DY, T>(
+        backend, dy, width, [&](const TensorView<T, 3>& dx) { f(RowGradient<T>{dx}); }, extra...);
 }
 
 }  // namespace detail

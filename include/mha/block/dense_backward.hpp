@@ -16,7 +16,6 @@
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"
 #include "../policy/projection.hpp"
-#include "recording.hpp"
 #include "rows.hpp"
 
 /// The backward pass of dense products, by the backend's own products.

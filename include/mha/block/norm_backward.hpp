@@ -14,6 +14,7 @@
 #include "../core/copy.hpp"
 #include "../core/overlap.hpp"
 #include "../core/workspace.hpp"
+#include "arguments.hpp"
 #include "cost.hpp"
 #include "dense_backward.hpp"
 #include "device_gradients.hpp"

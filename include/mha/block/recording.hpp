@@ -9,7 +9,6 @@
 #include "../core/check.hpp"
 #include "../core/overlap.hpp"
 #include "../core/view.hpp"
-#include "arguments.hpp"
 #include "gradients.hpp"
 #include "rows.hpp"
 
@@ -89,46 +88,6 @@ template <class Gradients, class E, class... Rest> Gradients* find_gradients(E& 
     return &first;
   else
     return find_gradients<Gradients>(rest...);
-}
-
-template <class E> constexpr bool is_add_to = false;
-template <class View> constexpr bool is_add_to<AddTo<View>> = true;
-template <class E>
-concept AddToArgument = is_add_to<std::remove_cvref_t<E>>;
-
-/// Where add_to(dx) among a call's arguments adds the gradient, (B, L, E); null data without one.
-template <class T> constexpr TensorView<T, 3> find_add_to() { return {}; }
-template <class T, class E, class... Rest> constexpr TensorView<T, 3> find_add_to(const E& first, const Rest&... rest) {
-  if constexpr (AddToArgument<E>) {
-    constexpr int rank = std::remove_cvref_t<decltype(first.to)>::rank;
-    constexpr bool fits = std::is_same_v<decltype(first.to.data), T*> && (rank == 2 || rank == 3);
-    static_assert(fits,
-                  "mha: add_to(dx) of a backward pass takes rows of the scalar of what is called, not constant, with 2 "
-                  "or 3 axes (see mha/block/recording.hpp)");
-    if constexpr (fits)
-      return with_batch(first.to);
-    else
-      return {};
-  } else {
-    return find_add_to<T>(rest...);
-  }
-}
-
-/// Where a gradient of rows goes, (B, L, E): it is written there or, with `adds`, added to what is there.
-template <class T> struct RowGradient {
-  TensorView<T, 3> to{};
-  bool adds = false;
-};
-/// f(a RowGradient) with where mha::into(dx) or mha::add_to(dx) sends that of x; without either, f writes rows like dy,
-/// of this width, which are returned.
-template <class DY, class T, class B, class F, class... Extra>
-auto gradient_of_rows(const B& backend, const TensorView<const T, 3>& dy, Index width, const F& f,
-                      const Extra&... extra) {
-  if constexpr ((AddToArgument<Extra> || ...))
-    f(RowGradient<T>{find_add_to<T>(extra...), true});
-  else
-    return into_or_returned<DY, T>(
-        backend, dy, width, [&](const TensorView<T, 3>& dx) { f(RowGradient<T>{dx}); }, extra...);
 }
 
 /// The sentences for what backward() may be given after the tape.

@@ -64,6 +64,12 @@ template <class T> void require_row_count(const char* call, const char* name, co
           " sequences of ", v.extent[1], " rows, the limit is ", longest_axis, " rows");
 }
 
+/// Where a gradient of rows goes, (B, L, E): it is written there or, with `adds`, added to what is there.
+template <class T> struct RowGradient {
+  TensorView<T, 3> to{};
+  bool adds = false;
+};
+
 /// Rows of the width that the configuration says: "layer: memory has width 8 but kv_model is 6".
 template <class T>
 void require_rows(const char* call, const char* name, const TensorView<T, 3>& v, const char* member, Index width) {

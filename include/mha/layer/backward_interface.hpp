@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../block/recording.hpp"
+#include "../block/rows.hpp"
 #include "../core/overlap.hpp"
 #include "../core/scalar.hpp"
 #include "../core/view.hpp"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../backend/backward.hpp"
+#include "../block/arguments.hpp"
 #include "../block/device_gradients.hpp"
 #include "../block/recording.hpp"
 #include "../block/rows.hpp"
