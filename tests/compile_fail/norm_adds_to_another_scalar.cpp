@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect only: mha: add_to(dx) of a norm takes rows of the norm's scalar
+// expect only: mha: add_to(dx) of a backward pass takes rows of the scalar of what is called
 #include <mha/block.hpp>
 
 void use(const mha::LayerNorm<float>& norm, const mha::Tensor<float, 2>& dy, const mha::NormTape<float, mha::Cpu>& tape,
