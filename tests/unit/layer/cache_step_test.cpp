@@ -124,4 +124,39 @@ TEST(CacheStep, KeepsSomeOfItsRows) {
   keeps_rows(mha::Ring{.left = 5, .rows = 14, .first = 2});
 }
 
+// A fork and what it was forked from share a page that is begun: what either keeps of a step is not the other's.
+TEST(CacheStep, KeptRowsOfAForkAreItsOwn) {
+  mha::KvCache<mha::Paged, float> cache({1, 2, 2}, {.pages = 8, .length = 64, .page = 16},
+                                        {.layers = 2, .sequences = 2});
+  const auto a = cache.add();
+  {
+    auto step = cache.step(a, 21);
+    append_numbered(cache, step);
+    step.commit();
+  }
+  const auto b = cache.fork(a);
+  const auto before = cache.save(a);
+  const auto keep = [&](const std::vector<Index>& rows) {
+    auto step = cache.step({a, b}, {13, 14});
+    append_numbered(cache, step);
+    step.commit(rows);
+  };
+  keep({14, 20, 26});
+  EXPECT_EQ(cache.save(a), before);
+  EXPECT_EQ(cache.length(b), 24);
+  const auto of_b = cache.save(b);
+  keep({0, 2, 3, 12});
+  EXPECT_EQ(cache.save(b), of_b);
+  EXPECT_EQ(cache.length(a), 25);
+  EXPECT_NE(cache.save(a), before);
+  keep({});
+  EXPECT_EQ(cache.save(b), of_b);
+  EXPECT_EQ(cache.free_pages(), 8 - 3);  // the first page is shared
+  cache.truncate(a, 21);
+  EXPECT_EQ(cache.save(a), before);
+  cache.remove(a);
+  cache.remove(b);
+  EXPECT_EQ(cache.free_pages(), 8);
+}
+
 }  // namespace
