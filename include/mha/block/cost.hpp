@@ -24,7 +24,8 @@ struct StageCost {
 /// What the backward pass of a stage costs.
 struct BackwardStageCost : StageCost {
   double tape_bytes = 0;     ///< what the call leaves on its tape, beside what that borrows
-  double scratch_bytes = 0;  ///< gradients in the Workspace; what products and kernels take for their own use is apart
+  double scratch_bytes = 0;  ///< gradients, and matrices that are only packed, in the Workspace; what products take for
+                             ///< their own use is apart
 };
 
 namespace detail {

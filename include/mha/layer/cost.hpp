@@ -45,8 +45,8 @@ struct BackwardCost {
   Stage projection, score, value, output;
   double visible_pairs = 0;  ///< as in Cost
   double tape_bytes = 0;     ///< what the call leaves on its tape, beside what that borrows
-  double scratch_bytes = 0;  ///< gradients in the Workspace; what products and kernels take for their own use is apart,
-                             ///< but for a device's copies of rows
+  double scratch_bytes = 0;  ///< gradients, and matrices that are only packed, in the Workspace; what products and
+                             ///< kernels take for their own use is apart, but for a device's copies of rows
 
   /// Numbers that have gradients, but for a Sink's and a score's.
   std::int64_t parameters() const { return projection.parameters + output.parameters; }
@@ -158,6 +158,13 @@ template <class T, class Policies> Cost layer_cost(const Config& c, const CallRo
   cost.activation_elements = q_rows * (q_width + concat) + rows.made * (k_width + v_width);
   cost.crossover_length = (q_weights + kv_weights + out_weights) / (q_width + concat);
   return cost;
+}
+
+/// How many numbers a layer's matrices have, without biases.
+template <class Output> double matrix_numbers(const Config& c) {
+  const double of_heads = double(c.kv_model) * c.num_kv_heads * (double(c.head_dim) + c.value_dim);
+  return double(c.d_model) * c.query_width() + of_heads +
+         (Output::has_weights ? double(c.concat_width()) * c.d_model : 0);
 }
 
 /// The cost of a layer's backward pass. Products on a device read copies of their rows, and gradients in T; those of

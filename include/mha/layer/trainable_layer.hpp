@@ -209,7 +209,8 @@ template <class T, Backend B, class Policies> class TrainableLayer : public Laye
     constexpr bool on_device = !detail::computes_on_host<B>;
     const detail::CallRows rows = detail::call_rows<T>(config_, batch, queries, keys, this->all_masks(masks...));
     BackwardCost cost = detail::layer_backward_cost<T, Policies, on_device>(config_, rows);
-    if (!on_device && parameters_.packed_only()) cost.scratch_bytes += sizeof(T) * double(cost.parameters());
+    if (!on_device && parameters_.packed_only())
+      cost.scratch_bytes += sizeof(T) * detail::matrix_numbers<Output>(config_);
     return cost;
   }
   /// Its masks, products, bytes and memory, and what of the layer's score is trained, one fact a line.

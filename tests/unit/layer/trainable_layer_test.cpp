@@ -187,6 +187,19 @@ TEST(TrainableLayer, DropsWithASeedAlone) {
                     mha::dropout_keeps(mha::Dropout{.p = 0.5f}, seed, 4, b, h, q, k) ? 2 * all(b, h, q, k) : 0.f);
 }
 
+TEST(TrainableLayer, CountsTheMatricesThatItsBackwardPassUnpacks) {
+  const auto unpacked = [](auto layer) {
+    layer.initialize(mha::XavierUniform{.seed = 1});
+    const double before = layer.backward_cost(1, 4, 4).scratch_bytes;
+    layer.drop_unpacked();
+    return layer.backward_cost(1, 4, 4).scratch_bytes - before;
+  };
+  const mha::Config config{.d_model = 8, .num_heads = 4, .head_dim = 3, .value_dim = 5, .kv_model = 7, .bias = true};
+  const double made = 8 * 12 + 7 * 2 * (3 + 5);
+  EXPECT_EQ(unpacked(mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>>(config)), 4 * (made + 20 * 8));
+  EXPECT_EQ(unpacked(mha::MultiHeadAttention<float, mha::Cpu, mha::GroupedQuery<2>, mha::NoOutput>(config)), 4 * made);
+}
+
 TEST(TrainableLayer, RefusesAScoreThatUpdateMadeInvalid) {
   mha::MultiHeadAttention<float, mha::Cpu, mha::AlibiSlopes> layer({.d_model = 4, .num_heads = 2},
                                                                    mha::AlibiSlopes({1, 2}));
