@@ -127,7 +127,8 @@ template <class Storage> void expect_steps(const Storage& storage) {
   {
     const auto drafts = drawn<2>(random, 6, 24);
     const std::vector<Index> positions{9, 8, 8, 3, 5, 5};
-    auto step = here.step(here.ids(), {2, 3, 1}), far_step = there.step(there.ids(), {2, 3, 1});
+    auto step = here.step(here.ids(), {2, 3, 1});
+    auto far_step = there.step(there.ids(), {2, 3, 1});
     const auto y = twins.here(drafts, step[0], mha::Positions{positions});
     EXPECT_EQ(
         support::differing(twins.there(FarTensor<T, 2>(drafts), far_step[0], mha::Positions{positions}).near(), y), 0u);
