@@ -2,8 +2,10 @@
 // A Linear by loops in double with a bound of its error, and rows in memory of any strides.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -90,22 +92,27 @@ struct Bounded {
   double value = 0, error = 0;
 };
 
-/// Element (b, l, j) of activation(x W + bias), `operand` being the relative error of a factor as the backend reads it.
+/// Element (b, l, j) of activation(x W + bias), `operand` being the relative error of a factor as the backend reads it;
+/// a number below `zero_below` may count as zero.
 template <class T, class F>
 Bounded linear_oracle(const mha::TensorView<const T, 3>& x, const mha::LinearViews<const T>& p, const F& activation,
-                      Index b, Index l, Index j, double operand) {
+                      Index b, Index l, Index j, double operand, double zero_below = 0) {
+  // What a rounding of a subnormal number may miss it by at most.
+  const double least = std::max<double>(std::numeric_limits<mha::Accumulator<T>>::denorm_min(), zero_below);
   const auto sum = [&](const mha::TensorView<const T, 2>& w, const mha::TensorView<const T, 1>& bias) {
     Bounded s;
-    double size = 0;
+    double size = 0, factors = 0;
     for (Index k = 0; k < w.extent[0]; ++k) {
       const double term = to_double(x(b, l, k)) * to_double(w(k, j));
       s.value += term;
       size += std::abs(term);
+      factors += std::abs(to_double(x(b, l, k))) + std::abs(to_double(w(k, j)));
     }
     if (bias.data != nullptr) s.value += to_double(bias(j));
     if (bias.data != nullptr) size += std::abs(to_double(bias(j)));
-    s.error =
-        size * ((w.extent[0] + 4) * unit_roundoff<mha::Accumulator<T>>() + 2 * operand) + storage_error<T>(s.value);
+    const double roundings = w.extent[0] + 4;
+    s.error = size * (roundings * unit_roundoff<mha::Accumulator<T>>() + 2 * operand) + roundings * least +
+              factors * zero_below + storage_error<T>(s.value);
     return s;
   };
   constexpr double own = 16 * unit_roundoff<mha::Accumulator<T>>();  // an activation's
@@ -113,11 +120,11 @@ Bounded linear_oracle(const mha::TensorView<const T, 3>& x, const mha::LinearVie
   if constexpr (mha::detail::is_gated<F>) {
     const Bounded g = sum(p.gate, p.gate_bias);
     const double f = activation.activation(g.value);
-    return {f * s.value,
-            std::abs(f) * (s.error + own * std::abs(s.value)) + (std::abs(s.value) + s.error) * 1.2 * g.error};
+    return {f * s.value, std::abs(f) * (s.error + own * std::abs(s.value)) +
+                             (std::abs(s.value) + s.error) * 1.2 * g.error + 4 * least};
   } else {
     const double f = activation(s.value);
-    return {f, 1.2 * s.error + own * std::abs(f)};  // 1.2: no activation of ours is steeper
+    return {f, 1.2 * s.error + own * std::abs(f) + 4 * least};  // 1.2: no activation of ours is steeper
   }
 }
 
@@ -125,6 +132,11 @@ Bounded linear_oracle(const mha::TensorView<const T, 3>& x, const mha::LinearVie
 template <class B, class T> constexpr double operand_error() {
   return std::string_view(B::name) == "Systolic" && !std::is_same_v<T, mha::bfloat16> ? unit_roundoff<mha::bfloat16>()
                                                                                       : 0;
+}
+
+/// Below what products may take a number for zero: the matrix units do so with subnormal ones.
+template <class B> constexpr double zero_below() {
+  return std::string_view(B::name) == "Systolic" ? double(std::numeric_limits<float>::min()) : 0;
 }
 
 }  // namespace support

@@ -105,7 +105,8 @@ template <class B, class T, class W, class F> void expect_right(support::Random&
   support::Worst worst;
   std::size_t other_bits = 0;
   y.each([&](Index b, Index l, Index j) {
-    auto expected = support::linear_oracle(x.read(), wide.parameters(), wide.activation(), b, l, j, operand);
+    auto expected = support::linear_oracle(x.read(), wide.parameters(), wide.activation(), b, l, j, operand,
+                                           support::zero_below<B>());
     if (adds) expected.value += support::to_double(r.view(b, l, j));
     const double bound = expected.error + 4 * support::unit_roundoff<T>() * std::abs(expected.value);
     worst.see(support::to_double(y.view(b, l, j)), expected.value, bound, {b, l, j});
