@@ -4,7 +4,7 @@
 // You learn   how to train what stands around a layer whose weights stay as they are, here in bfloat16 as in a
 //             checkpoint: a low-rank adapter (LoRA) before it
 // The maths   X′ = X + X A B, Y = attention(X′), L = ½ ‖Y − T‖². A backward pass without gradients gives dL/dX′ alone,
-//             and half of the products are not made; A and B learn from it
+//             and half of the products by weights are not made; A and B learn from it
 // Symbols     L = 12 tokens, E = 32 numbers per token, R = 2 the rank: X, X′, Y, T (L, E), A (E, R), B (R, E); T is
 //             what the layer makes of X + X A* B* with an A* and a B* that are to be found
 // Output      the same dL/dX′ as with gradients, and the error as A and B learn:

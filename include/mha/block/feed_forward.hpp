@@ -208,7 +208,8 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   /// same.
   ///
   /// Then      what a call without a tape is given; x stays as it is until the backward pass has run
-  /// Errors    as without, and ShapeError if the result overlaps x; the tape is as it was then
+  /// Errors    as without, and ShapeError if the result overlaps x, or only packed weights are left and the backend
+  ///           does not unpack them; the tape is as it was then
   template <class X, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(
       X&& x, Extra&&... extra) const {
@@ -230,12 +231,12 @@ template <class T, class B = Cpu, class F = Gelu, class... Others> class FeedFor
   }
 
   /// The gradients of ⟨dy, y⟩ for the call on the tape, as Linear::backward() has them: those of the weights are added
-  /// to `gradients`, that of x is returned, or written to mha::into(dx), or added to what mha::add_to(dx) holds. That
-  /// of a residual is dy itself.
+  /// to `gradients`, that of x is returned, or written to mha::into(dx), or added, in T, to what mha::add_to(dx) holds.
+  /// That of a residual is dy itself.
   ///
   /// Shapes    dy as y  →  dx as x
-  /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
-  ///           value of the backend's type
+  /// Then      gradients, without which those of the weights are not computed; mha::into(dx) or mha::add_to(dx), a
+  ///           Workspace, another value of the backend's type
   /// Errors    as Linear::backward()
   template <SequenceOf<T> DY, class... Extra>
   auto backward(const DY& dy, const std::type_identity_t<Tape>& tape, Extra&&... extra) const {

@@ -191,7 +191,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   /// linear(x, tape, …): the call without a tape, which leaves on it what backward() needs. Its bits are the same.
   ///
   /// Then      what a call without a tape is given; x stays as it is until the backward pass has run
-  /// Errors    as without, and ShapeError if the result overlaps x; the tape is as it was then
+  /// Errors    as without, and ShapeError if the result overlaps x, or only packed weights are left and the backend
+  ///           does not unpack them; the tape is as it was then
   template <class X, class... Extra>
   requires(SequenceOf<std::remove_cvref_t<X>, T>&& detail::has_call_tape<Extra...>) [[nodiscard]] auto operator()(
       X&& x, Extra&&... extra) const {
@@ -215,8 +216,8 @@ template <class T, class B = Cpu, class F = Identity, class... Others> class Lin
   /// itself.
   ///
   /// Shapes    dy as y  →  dx as x
-  /// Then      gradients, without which those of the weights are not computed; mha::into(dx), a Workspace, another
-  ///           value of the backend's type
+  /// Then      gradients, without which those of the weights are not computed; mha::into(dx) or mha::add_to(dx), a
+  ///           Workspace, another value of the backend's type
   /// Numerics  sums in Accumulator<T>, those of a bias in double for float; the same bits for any number of threads; a
   ///           row of dy that is exactly 0 adds nothing, whatever stands in x
   /// Memory    with a Workspace and mha::into() nothing is allocated after the first step of a shape
