@@ -182,17 +182,17 @@ template <class B, class W> void expect_as_wide() {
   wide.update([&](auto& p) {
     for (std::size_t i = 0; i < p.flat().size(); ++i) p.flat()[i] = float(views.flat()[i]);
   });
-  const auto x = drawn<float>("x", 1, 50, 70), dy = drawn<float>("dy", 1, 50, 45);
-  const auto run = [&](const auto& block) {
+  const auto run = [](const auto& block, const Rows<float>& x, const Rows<float>& dy) {
     return results<true>(
-        block, Results<float>{Rows<float>(1, 50, 45), Rows<float>(1, 50, 70), Rows<float>(1, 1, 1), {}},
+        block, Results<float>{dy, x, Rows<float>(1, 1, 1), {}},
         [&](auto& y, auto& tape, auto& workspace) { block(x, tape, mha::into(y), workspace); },
         [&](auto& dx, auto& nothing, auto& tape, auto& workspace, auto& gradients) {
           nothing(0, 0, 0) = 0;
           block.backward(dy, tape, gradients, mha::into(dx), workspace);
         });
   };
-  const auto of_narrow = run(narrow), of_wide = run(wide);
+  const auto x = drawn<float>("x", 1, 50, 70), dy = drawn<float>("dy", 1, 50, 45);
+  const auto of_narrow = run(narrow, x, dy), of_wide = run(wide, x, dy);
   expect_same(of_narrow, of_wide);
   EXPECT_EQ(of_narrow.gradients, of_wide.gradients);
 
@@ -206,16 +206,7 @@ template <class B, class W> void expect_as_wide() {
     for (std::size_t i = 0; i < p.flat().size(); ++i) p.flat()[i] = float(numbers[i]);
   });
   const auto rows = drawn<float>("rows", 2, 21, 33), d_rows = drawn<float>("d_rows", 2, 21, 33);
-  const auto run_layer = [&](const auto& layer) {
-    return results<true>(
-        layer, Results<float>{Rows<float>(2, 21, 33), Rows<float>(2, 21, 33), Rows<float>(1, 1, 1), {}},
-        [&](auto& y, auto& tape, auto& workspace) { layer(rows, tape, mha::into(y), workspace); },
-        [&](auto& dx, auto& nothing, auto& tape, auto& workspace, auto& gradients) {
-          nothing(0, 0, 0) = 0;
-          layer.backward(d_rows, tape, gradients, mha::into(dx), workspace);
-        });
-  };
-  const auto of_thin = run_layer(thin), of_thick = run_layer(thick);
+  const auto of_thin = run(thin, rows, d_rows), of_thick = run(thick, rows, d_rows);
   expect_same(of_thin, of_thick);
   EXPECT_EQ(of_thin.gradients, of_thick.gradients);
 }
